@@ -62,8 +62,11 @@ pub const MSG_STDIO: u32 = 11;
 /// without an answer may be lost: ask again.
 pub const MSG_RENEWED: u32 = 12;
 /// Come to rest at once, whatever the threads are doing, and report with
-/// [`MSG_ENTRY_POINT`]; no body. The sandbox goes on afterwards as if nothing had been.
+/// [`MSG_ENTRY_POINT`]: [`Checkpoint`], or no body for one without flags. The sandbox goes on
+/// afterwards as if nothing had been.
 pub const MSG_CHECKPOINT: u32 = 13;
+/// The memory of the twin ([`EntryPoint::process`]) has been read: end it. No body.
+pub const MSG_TWIN_READ: u32 = 14;
 
 // Host → sandbox, to hibernate it in place (Hibernate Container, §3.1).
 
@@ -86,7 +89,7 @@ pub const MSG_READY: u32 = 101;
 /// the sandbox first waits, whichever comes first.
 pub const MSG_BOOTED: u32 = 102;
 /// All guest threads wait at the entry point: [`EntryPoint`]. The sandbox does
-/// nothing until [`MSG_RESUME`].
+/// nothing until [`MSG_RESUME`], unless it has a twin.
 pub const MSG_ENTRY_POINT: u32 = 103;
 /// The guest has closed a connection: [`ConnectionClosed`].
 pub const MSG_CONNECTION_CLOSED: u32 = 104;
@@ -171,6 +174,8 @@ pub const FLAG_NO_PATCHING: u32 = 1 << 5;
 pub const FLAG_NO_LAZY: u32 = 1 << 6;
 /// Map lazily page by page, so that it can be seen from outside which pages are touched.
 pub const FLAG_BY_PAGE: u32 = 1 << 7;
+// Bits 8 and 9: [`crate::cpu::Baseline`].
+
 /// The sandbox may have outgoing connections: [`MSG_OPEN_SOCKET`], and the
 /// addresses of [`crate::network`].
 pub const FLAG_EGRESS: u32 = 1 << 16;
@@ -286,7 +291,7 @@ pub struct Identity {
     pub memory_limit: u64,
     /// `FLAG_*`.
     pub flags: u32,
-    /// Number of connections handed in, 0 or 1.
+    /// Number of connections handed in: those that go on ([`CONNECTION_GOES_ON`]), then 0 or 1.
     pub connection_count: u32,
     /// Bytes of the host name; 0 keeps the frozen one.
     pub hostname_len: u32,
@@ -337,6 +342,10 @@ pub struct Address {
     /// Zero.
     pub reserved: u32,
 }
+
+/// Added to [`Connection::id`] in a boot command: the sandbox had the connection of this number
+/// when it was frozen, and has it still. The host's numbers never have this bit.
+pub const CONNECTION_GOES_ON: u64 = 1 << 63;
 
 /// Body of [`MSG_CONNECTION`]; the descriptor is the connected socket,
 /// non-blocking.
@@ -431,9 +440,24 @@ pub struct EntryPoint {
     pub report_len: u64,
     /// Why: `CAUSE_*`.
     pub cause: u32,
+    /// 0: the sandbox waits, and its memory does not change. Otherwise it has gone on, and a
+    /// process with this number in the sandbox' pid namespace, its *twin*, holds a copy of its
+    /// memory until [`MSG_TWIN_READ`].
+    pub process: u32,
+}
+
+/// Body of [`MSG_CHECKPOINT`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Checkpoint {
+    /// `CHECKPOINT_*`.
+    pub flags: u32,
     /// Zero.
     pub reserved: u32,
 }
+
+/// The sandbox may make a twin ([`EntryPoint::process`]), where it can, and go on at once.
+pub const CHECKPOINT_TWIN: u32 = 1 << 0;
 
 /// The program waits for its first client.
 pub const CAUSE_WAITS: u32 = 1;
@@ -519,6 +543,9 @@ pub struct Awake {
     pub woken_ns: u64,
     /// When its memory was in place again, the same.
     pub ready_ns: u64,
+    /// When it had sent the first bytes of an answer, the same; 0 if it waits before it has
+    /// answered anybody.
+    pub answered_ns: u64,
     /// Why: `AWAKE_*`.
     pub cause: u32,
     /// Whether it had been hibernated, 0 or 1.

@@ -4,11 +4,13 @@
 
 pub mod bind;
 pub mod control;
+pub mod cpu;
 pub mod filter;
 pub mod freeze;
 pub mod image;
 pub mod layout;
 pub mod network;
+pub mod protocol;
 pub mod rootfs;
 
 /// Size of a page of memory, in bytes.

@@ -10,9 +10,12 @@ use super::{BenchError, OnProgress, Percentiles};
 use serde::Serialize;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::num::NonZeroU32;
 use std::time::Instant;
+use thaw_node::asleep::AsleepSpace;
 use thaw_node::boots::BootKind;
 use thaw_node::config::Isolation;
+use thaw_node::daemon::ServeError;
 use thaw_node::home::Home;
 use thaw_node::instance::InstanceState;
 use thaw_node::service::InstanceInfo;
@@ -25,6 +28,8 @@ const WARMING: usize = 5;
 const FAULTING: usize = 20;
 /// Native starts; each takes as long as the program does to start.
 const COLD: usize = 5;
+/// Copies of an instance that are made and put to sleep at a time.
+const COPIES: usize = 8;
 /// Bursts of requests that are to bring about all instances whose memory is measured.
 const BURSTS: usize = 200;
 
@@ -35,6 +40,8 @@ pub struct HibernateOptions {
     pub count: usize,
     /// Instances whose memory is measured, at the same time.
     pub instances: usize,
+    /// Instances that are asleep at the same time when their memory is measured.
+    pub asleep: usize,
     /// Path of the requests.
     pub path: String,
 }
@@ -105,18 +112,23 @@ pub fn hibernate(
     let request = get(name, &options.path);
     progress(&format!("{name}, cold"));
     let cold = cold(home, &function, &request);
+    let asleep_in = home.work("bench-asleep").map_err(ServeError::from)?;
     let subject = |instances: usize| -> Result<Subject, BenchError> {
         let instances = u32::try_from(instances).unwrap_or(u32::MAX).max(1);
         let single = RigOptions::single(BootKind::Warm);
         let rig_options = RigOptions { isolation: Isolation::Instance, instances, ..single };
         let rig = Rig::start(home, &store, &function, rig_options)?;
         rig.shared.hibernate_in(SwapSpace::begin(home.swap()?)?);
+        rig.shared.sleep_in(AsleepSpace::at(asleep_in.clone()));
         Ok(Subject { rig, request: request.clone() })
     };
     let (first_byte_us, stored, write_ms) = latency(&subject(1)?, options, cold, name, progress)?;
     progress(&format!("{name}, memory of {} instances", options.instances));
-    let (memory_kib, kernel_kib, instances) =
+    let (mut memory_kib, kernel_kib, instances) =
         memory(&subject(options.instances)?, options.instances)?;
+    progress(&format!("{name}, memory of {} that are asleep", options.asleep));
+    let subject = subject(options.asleep + COPIES + WARMING)?;
+    memory_kib.asleep = Some(memory_asleep(&subject, options.asleep, name, progress)?);
     let function = name.to_owned();
     Ok(HibernateReport {
         function,
@@ -209,8 +221,15 @@ impl Subject {
         Ok((done.stored, done.write_ms))
     }
 
+    /// Puts an instance to sleep.
+    fn put_to_sleep(&self, id: u64) -> Result<(), BenchError> {
+        let done = self.rig.block_on(self.rig.service.put_to_sleep(Some(id)));
+        done.map(drop).map_err(|why| BenchError::NotHibernated { why })
+    }
+
     /// A new instance, warm; its number.
     fn begin(&self) -> Result<u64, BenchError> {
+        self.rig.service.end_all_asleep();
         self.rig.service.kill_all();
         self.rig.wait_empty()?;
         for _ in 0..WARMING {
@@ -246,6 +265,13 @@ fn latency(
         woken.push(subject.ask()?);
         subject.idle()?;
     }
+    let mut asleep = vec![];
+    for number in 0..options.count {
+        progress(&format!("{name}, woken from sleep: {number} of {}", options.count));
+        let id = subject.idle()?.id;
+        subject.put_to_sleep(id)?;
+        asleep.push(subject.ask()?);
+    }
     subject.begin()?;
     for _ in warm.len()..options.count {
         warm.push(subject.ask()?);
@@ -256,7 +282,7 @@ fn latency(
         warm: Percentiles::of_ns(&mut warm),
         hibernated_faults: Percentiles::of_ns(&mut faults),
         hibernated_reap: Percentiles::of_ns(&mut reap),
-        asleep: None,
+        asleep: Some(Percentiles::of_ns(&mut asleep)),
         woken_up: Percentiles::of_ns(&mut woken),
     };
     Ok((latency, stored, write_ms))
@@ -283,6 +309,48 @@ fn memory(subject: &Subject, wanted: usize) -> Result<(StateMemory, f64, usize),
     })?;
     let woken_up = own_memory(&instances)? + kernel_kib;
     Ok((StateMemory { warm, hibernated, asleep: None, woken_up }, kernel_kib, count))
+}
+
+/// What one of so many instances that are asleep takes, in KiB: of this process, which stands for
+/// the daemon, and of the host's kernel. Pages of its file in the page cache do not count: they are
+/// clean, and the host takes them when it wants them.
+fn memory_asleep(
+    subject: &Subject,
+    wanted: usize,
+    name: &str,
+    progress: &mut OnProgress<'_>,
+) -> Result<f64, BenchError> {
+    let original = subject.begin()?;
+    let service = &subject.rig.service;
+    let awake = service.instance_count();
+    let mut before = None;
+    let mut asleep = 0;
+    while asleep < wanted {
+        progress(&format!("{name}, asleep: {asleep} of {wanted}"));
+        let copies = NonZeroU32::MIN.saturating_add(COPIES as u32 - 1);
+        let forked = subject.rig.block_on(service.fork(original, copies));
+        let forked = forked.map_err(|why| BenchError::NotHibernated { why })?;
+        for id in forked.ids {
+            subject.put_to_sleep(id)?;
+        }
+        // The first round makes what the others use again.
+        match before {
+            None => {
+                service.end_all_asleep();
+                eventually(|| (service.instance_count() == awake).then_some(()))
+                    .ok_or(BenchError::NoPhase("their end"))?;
+                before = Some((HostMemory::now()?, ProcessMemory::of(std::process::id())?));
+            }
+            Some(_) => asleep += COPIES,
+        }
+    }
+    let Some((host, own)) = before else { return Ok(0.0) };
+    eventually(|| (service.instance_count() == awake).then_some(()))
+        .ok_or(BenchError::NoPhase("that they are asleep"))?;
+    let host = HostMemory::now()?.since(host);
+    let own_kib = ProcessMemory::of(std::process::id())?.pss_kib as f64 - own.pss_kib as f64;
+    let of_kernel = host.slab_kib + host.kernel_stacks_kib + host.per_cpu_kib;
+    Ok(((own_kib + of_kernel as f64) / asleep as f64 * 10.0).round() / 10.0)
 }
 
 /// Asks many times at once, again and again, until the instances are as wanted and idle.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use thaw_node::boots::BootKind;
 use thaw_node::config::Isolation;
 use thaw_node::home::Home;
-use thaw_node::instance::BootPolicy;
+use thaw_node::instance::{BootPolicy, RewindPolicy};
 use thaw_store::Store;
 
 /// Zygotes and instances kept ready, as `thaw serve` does by default.
@@ -86,7 +86,8 @@ impl Served {
         let mut options = RigOptions { isolation, zygotes: READY, instances: INSTANCES, ..single };
         options.launch.policy = BootPolicy {
             ready,
-            rewind: (self == Self::Rewind).then_some(INSTANCES as usize),
+            rewind: (self == Self::Rewind)
+                .then_some(RewindPolicy { most: INSTANCES as usize, where_it_wins: false }),
             template: self == Self::Fork,
             automatic: true,
         };

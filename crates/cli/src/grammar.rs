@@ -10,12 +10,23 @@ use clap::{ArgAction, Parser, Subcommand};
 #[command(name = "thaw", version, arg_required_else_help = true)]
 pub struct Command {
     /// Say more about what goes on; twice for everything.
-    #[arg(short, long, global = true, action = ArgAction::Count)]
-    pub verbose: u8,
+    #[arg(long, global = true, action = ArgAction::Count)]
+    verbose: u8,
+
+    /// The same, before the verb: behind `run` it is that of docker(1).
+    #[arg(short, action = ArgAction::Count)]
+    v: u8,
 
     /// What to do.
     #[command(subcommand)]
     pub verb: Verb,
+}
+
+impl Command {
+    /// How much more is to be said.
+    pub fn verbosity(&self) -> u8 {
+        self.verbose.saturating_add(self.v)
+    }
 }
 
 /// The verbs.
@@ -32,6 +43,7 @@ pub enum Verb {
     Restore(verbs::restore::Arguments),
     Freeze(verbs::freeze::Arguments),
     Hibernate(verbs::hibernate::Arguments),
+    Sleep(verbs::sleep::Arguments),
     Wake(verbs::wake::Arguments),
     Ps(verbs::ps::Arguments),
     Tenants(verbs::tenants::Arguments),
@@ -39,6 +51,7 @@ pub enum Verb {
     Inspect(verbs::inspect::Arguments),
     Logs(verbs::logs::Arguments),
     Import(verbs::import::Arguments),
+    Pull(verbs::pull::Arguments),
     Remove(verbs::remove::Arguments),
     Gc(verbs::gc::Arguments),
     Bench(verbs::bench::Arguments),
@@ -62,6 +75,7 @@ impl Verb {
             Self::Restore(arguments) => verbs::restore::run(&arguments),
             Self::Freeze(arguments) => verbs::freeze::run(&arguments),
             Self::Hibernate(arguments) => verbs::hibernate::run(&arguments),
+            Self::Sleep(arguments) => verbs::sleep::run(&arguments),
             Self::Wake(arguments) => verbs::wake::run(&arguments),
             Self::Ps(arguments) => verbs::ps::run(&arguments),
             Self::Tenants(arguments) => verbs::tenants::run(&arguments),
@@ -69,6 +83,7 @@ impl Verb {
             Self::Inspect(arguments) => verbs::inspect::run(&arguments),
             Self::Logs(arguments) => verbs::logs::run(&arguments),
             Self::Import(arguments) => verbs::import::run(&arguments),
+            Self::Pull(arguments) => verbs::pull::run(&arguments),
             Self::Remove(arguments) => verbs::remove::run(&arguments),
             Self::Gc(arguments) => verbs::gc::run(&arguments),
             Self::Bench(arguments) => verbs::bench::run(&arguments),

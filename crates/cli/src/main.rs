@@ -21,7 +21,7 @@ fn main() -> ExitCode {
     // single-threaded and know nothing of what follows.
     thaw_sandbox::zygote_parent_main();
     let command = grammar::Command::parse();
-    start_logging(command.verbose);
+    start_logging(command.verbosity());
     let outcome = command.verb.run();
     thaw_sandbox::limits::finish_removal(REMOVAL_PATIENCE);
     match outcome {

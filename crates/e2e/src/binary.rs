@@ -56,6 +56,17 @@ pub fn kernel_symbol(name: &str) -> u64 {
         .address()
 }
 
+/// The kernel that the binary has inside, changed in a few bytes: a kernel build of its own.
+/// `change` gets the file and the place behind the owner of the note of this type.
+pub fn changed_kernel(note: u32, owner: &[u8], change: impl FnOnce(&mut [u8])) -> Vec<u8> {
+    let mut bytes = embedded_kernel();
+    let head = [&note.to_le_bytes()[..], owner].concat();
+    let is_head = |window: &[u8]| window == head;
+    let at = bytes.windows(head.len()).position(is_head).expect("the kernel has that note");
+    change(&mut bytes[at + head.len()..]);
+    bytes
+}
+
 fn embedded_kernel() -> Vec<u8> {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let path = directory.path().join("kernel.elf");

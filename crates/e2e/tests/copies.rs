@@ -3,7 +3,7 @@
 use serde_json::Value;
 use std::collections::HashSet;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use thaw_e2e::{
     Daemon, DaemonOptions, Outcome, built_home, get, repository, run, thaw, wait_until,
 };
@@ -12,21 +12,28 @@ use thaw_e2e::{
 /// `quiet` it is idle.
 fn home(label: &str) -> PathBuf {
     let home = built_home(label, &[]);
-    let program = repository().join("tests/guest/functions/alive/app.py");
     let variants = [("alone", ""), ("two", ", \"worker\""), ("quiet", ", \"quiet\"")];
     for (name, argument) in variants {
-        let directory = tempfile::tempdir().expect("a directory");
-        fs::copy(&program, directory.path().join("app.py")).expect("a program");
-        let text = format!(
-            "name = \"{name}\"\ncommand = [\"python3\", \"app.py\"{argument}]\nport = 8080\n\
-             files = [\"app.py\"]\nisolation = \"instance\"\n\
-             [limits]\ninstances = 12\nkeep_alive = \"10m\"\n\
-             [runtime]\nkind = \"python3\"\ninterpreter = \"/usr/bin/python3\"\n",
-        );
-        fs::write(directory.path().join("thaw.toml"), text).expect("thaw.toml");
-        run(thaw().env("THAW_HOME", &home).arg("build").arg(directory.path())).success();
+        build(&home, name, argument, "instance", &[]);
     }
     home
+}
+
+/// Builds the server as a function.
+fn build(home: &Path, name: &str, argument: &str, isolation: &str, options: &[&str]) {
+    let directory = tempfile::tempdir().expect("a directory");
+    let program = repository().join("tests/guest/functions/alive/app.py");
+    fs::copy(program, directory.path().join("app.py")).expect("a program");
+    let text = format!(
+        "name = \"{name}\"\ncommand = [\"python3\", \"app.py\"{argument}]\nport = 8080\n\
+         files = [\"app.py\"]\nisolation = \"{isolation}\"\n\
+         [limits]\ninstances = 12\nkeep_alive = \"10m\"\n\
+         [runtime]\nkind = \"python3\"\ninterpreter = \"/usr/bin/python3\"\n",
+    );
+    fs::write(directory.path().join("thaw.toml"), text).expect("thaw.toml");
+    let mut building = thaw();
+    building.env("THAW_HOME", home).arg("build").args(options).arg(directory.path());
+    run(&mut building).success();
 }
 
 fn command(daemon: &Daemon, arguments: &[&str]) -> Outcome {
@@ -51,11 +58,18 @@ fn begin(daemon: &Daemon, function: &str) -> u64 {
 
 #[track_caller]
 fn fork(daemon: &Daemon, instance: u64, copies: usize) -> Vec<u64> {
+    fork_and_tell(daemon, instance, copies).0
+}
+
+/// The copies, and what is said of them.
+#[track_caller]
+fn fork_and_tell(daemon: &Daemon, instance: u64, copies: usize) -> (Vec<u64>, Value) {
     let (instance, copies) = (instance.to_string(), copies.to_string());
     let said = command(daemon, &["fork", &instance, "-n", &copies, "--json"]).success();
     let said: Value = serde_json::from_str(&said).expect("JSON");
     assert!(said["pause_us"].as_u64() <= said["running_us"].as_u64(), "{said}");
-    said["ids"].as_array().expect("ids").iter().filter_map(Value::as_u64).collect()
+    let ids = said["ids"].as_array().expect("ids").iter().filter_map(Value::as_u64).collect();
+    (ids, said)
 }
 
 /// Waits until all that the server does beside its requests has gone on.
@@ -112,7 +126,9 @@ fn copies_of_several_processes_talk_to_each_other() {
     let original = begin(&daemon, "two");
     goes_on(&daemon, "two", original);
     assert_eq!(ask(&daemon, "two", original, "/worker")["asked"], 1);
-    let copies = fork(&daemon, original, 2);
+    // Memory that processes share is not copied by a fork of one of them.
+    let (copies, said) = fork_and_tell(&daemon, original, 2);
+    assert_eq!(said["twin"], false, "{said}");
     for &instance in copies.iter().chain([&original]) {
         goes_on(&daemon, "two", instance);
         assert_eq!(ask(&daemon, "two", instance, "/worker")["asked"], 2, "{instance}");
@@ -321,4 +337,352 @@ fn checkpoints_count_in_the_quota_of_their_tenant() {
     ask(&daemon, "quiet", original, "/");
     let other = command(&daemon, &["checkpoints"]).success();
     assert!(other.contains("counted"), "{other}");
+}
+
+#[test]
+fn a_checkpoint_is_restored_for_its_own_tenant_and_where_it_can_serve() {
+    let home = home("copies-elsewhere");
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let original = begin(&daemon, "quiet");
+    checkpoint(&daemon, original, "mine");
+    for (isolation, options, reason) in [
+        ("request", &[][..], "set isolation = \"instance\""),
+        ("instance", &["--domain", "other"][..], "in another sharing domain by now"),
+    ] {
+        build(&home, "quiet", ", \"quiet\"", isolation, options);
+        let refused = command(&daemon, &["restore", "mine"]);
+        assert_eq!(refused.code, Some(1), "{}", refused.stdout);
+        assert!(refused.stderr.contains(reason), "{}", refused.stderr);
+    }
+    command(&daemon, &["remove", "quiet"]).success();
+    let gone = command(&daemon, &["restore", "mine"]);
+    assert!(gone.stderr.contains("is not served; build that again"), "{}", gone.stderr);
+    build(&home, "quiet", ", \"quiet\"", "instance", &[]);
+    let restored = restore(&daemon, "mine");
+    ask(&daemon, "quiet", restored, "/");
+}
+
+/// Builds the server that changes `mib` MiB of its memory all the time, within `limits`.
+fn build_writer(home: &Path, name: &str, mib: u32, limits: &str) {
+    let directory = tempfile::tempdir().expect("a directory");
+    let program = repository().join("tests/guest/functions/writer/app.py");
+    fs::copy(program, directory.path().join("app.py")).expect("a program");
+    let text = format!(
+        "name = \"{name}\"\ncommand = [\"python3\", \"app.py\", \"{mib}\"]\nport = 8080\n\
+         files = [\"app.py\"]\nisolation = \"instance\"\n\
+         [limits]\ninstances = 12\nkeep_alive = \"10m\"\n{limits}\n\
+         [runtime]\nkind = \"python3\"\ninterpreter = \"/usr/bin/python3\"\n",
+    );
+    fs::write(directory.path().join("thaw.toml"), text).expect("thaw.toml");
+    run(thaw().env("THAW_HOME", home).arg("build").arg(directory.path())).success();
+}
+
+/// Waits until the writer has gone through all of its memory, and finds nothing wrong with it.
+#[track_caller]
+fn is_consistent(daemon: &Daemon, function: &str, instance: u64) {
+    let before = ask(daemon, function, instance, "/")["rounds"].as_u64().expect("a count");
+    wait_until("it has written everything twice", || {
+        ask(daemon, function, instance, "/")["rounds"].as_u64() >= Some(before + 2)
+    });
+    let said = ask(daemon, function, instance, "/");
+    assert_eq!((&said["torn"], &said["unequal"]), (&0.into(), &0.into()), "{instance}: {said}");
+    assert_eq!(said["still"], true, "{instance}: {said}");
+}
+
+#[test]
+fn memory_that_changes_all_the_time_is_copied_as_it_was_at_one_moment() {
+    let home = built_home("copies-writer", &[]);
+    build_writer(&home, "writer", 24, "cpu = 2");
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let original = begin(&daemon, "writer");
+    is_consistent(&daemon, "writer", original);
+    for round in 0..4 {
+        let (copies, said) = fork_and_tell(&daemon, original, 2);
+        assert_eq!(said["twin"], true, "{said}");
+        let name = format!("writer-{round}");
+        let taken = checkpoint(&daemon, original, &name);
+        assert_eq!(taken["twin"], true, "{taken}");
+        let restored = restore(&daemon, &name);
+        // A copy of a copy, too.
+        let second = fork(&daemon, copies[0], 1)[0];
+        for instance in copies.into_iter().chain([restored, second]) {
+            is_consistent(&daemon, "writer", instance);
+            kill(&daemon, "writer", instance);
+        }
+    }
+    is_consistent(&daemon, "writer", original);
+    wait_until("the twin has ended", || children(pid_of(&daemon, "writer", original)).is_empty());
+}
+
+/// Process id of an instance.
+#[track_caller]
+fn pid_of(daemon: &Daemon, function: &str, instance: u64) -> i32 {
+    let instances = daemon.instances(function);
+    let known = instances.iter().find(|known| known["id"] == instance);
+    known.and_then(|known| known["pid"].as_u64()).expect("it lives") as i32
+}
+
+fn kill_process(pid: i32) {
+    let pid = rustix::process::Pid::from_raw(pid).expect("a process id");
+    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+}
+
+/// Ends an instance, to make room for others.
+fn kill(daemon: &Daemon, function: &str, instance: u64) {
+    kill_process(pid_of(daemon, function, instance));
+    wait_until("it is gone", || {
+        !daemon.instances(function).iter().any(|known| known["id"] == instance)
+    });
+}
+
+/// The children of a process.
+fn children(pid: i32) -> Vec<i32> {
+    let text = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    text.split_whitespace().filter_map(|child| child.parse().ok()).collect()
+}
+
+/// Kills what `find` finds while an instance is copied.
+fn kill_while_copied(
+    daemon: &Daemon,
+    arguments: &[&str],
+    find: impl Fn() -> Option<i32> + Sync,
+) -> (Outcome, bool) {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let killing = scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                if let Some(found) = find() {
+                    kill_process(found);
+                    return true;
+                }
+            }
+            false
+        });
+        let outcome = command(daemon, arguments);
+        is_over.store(true, Ordering::Relaxed);
+        (outcome, killing.join().expect("no panic"))
+    })
+}
+
+#[test]
+fn a_copy_survives_the_end_of_the_twin() {
+    let home = built_home("copies-twin", &[]);
+    build_writer(&home, "writer", 100, "");
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let original = begin(&daemon, "writer");
+    is_consistent(&daemon, "writer", original);
+    let (pid, number) = (pid_of(&daemon, "writer", original), original.to_string());
+    let mut at_rest = 0;
+    for round in 0..3 {
+        let twin = || children(pid).first().copied();
+        let (outcome, _) =
+            kill_while_copied(&daemon, &["fork", &number, "-n", "1", "--json"], twin);
+        let said: Value = serde_json::from_str(&outcome.success()).expect("JSON");
+        at_rest += usize::from(said["twin"] == false);
+        let copy = said["ids"][0].as_u64().expect("a number");
+        is_consistent(&daemon, "writer", copy);
+        kill(&daemon, "writer", copy);
+        let name = format!("twin-{round}");
+        let (outcome, _) = kill_while_copied(&daemon, &["checkpoint", &number, &name], twin);
+        outcome.success();
+    }
+    assert!(at_rest > 0, "no twin was killed before it was read");
+    is_consistent(&daemon, "writer", original);
+    assert_eq!(pid_of(&daemon, "writer", original), pid);
+}
+
+#[test]
+fn an_instance_survives_the_end_of_who_reads_its_twin() {
+    let home = built_home("copies-reader", &[]);
+    build_writer(&home, "writer", 100, "");
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let original = begin(&daemon, "writer");
+    let (pid, number) = (pid_of(&daemon, "writer", original), original.to_string());
+    // A worker: the helper itself has been there before.
+    let worker = || {
+        let twin = children(pid).first().copied()?;
+        let helper = helper_of(pid)?;
+        children(helper).last().copied().filter(|_| twin > 0)
+    };
+    fork(&daemon, original, 1);
+    let mut refused = 0;
+    for _ in 0..4 {
+        let (outcome, was_killed) =
+            kill_while_copied(&daemon, &["fork", &number, "-n", "1"], worker);
+        if was_killed && outcome.code != Some(0) {
+            refused += 1;
+            assert!(outcome.stderr.contains("try again"), "{}", outcome.stderr);
+        }
+        wait_until("the twin has ended", || children(pid).is_empty());
+    }
+    assert!(refused > 0, "nobody was killed while reading");
+    is_consistent(&daemon, "writer", original);
+    let copy = fork(&daemon, original, 1)[0];
+    is_consistent(&daemon, "writer", copy);
+}
+
+/// The state helper of the sandboxes among which `pid` is one: in the same pid namespace above.
+fn helper_of(pid: i32) -> Option<i32> {
+    let namespace = |of: &str, kind: &str| fs::read_link(format!("/proc/{of}/ns/{kind}")).ok();
+    let own = namespace(&pid.to_string(), "user")?;
+    fs::read_dir("/proc").ok()?.flatten().find_map(|entry| {
+        let name = entry.file_name().into_string().ok()?;
+        let number = name.parse().ok()?;
+        let comm = fs::read_to_string(entry.path().join("comm")).ok()?;
+        let is_helper = comm.trim_end() == "thaw-state" && !children(number).is_empty();
+        (is_helper && namespace(&name, "user")? == own).then_some(number)
+    })
+}
+
+#[test]
+fn a_twin_takes_no_memory_from_its_instance() {
+    let home = built_home("copies-memory", &[]);
+    // All of it a second time does not fit the limit.
+    build_writer(&home, "writer", 80, "memory = \"128MiB\"\ncpu = 2");
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let original = begin(&daemon, "writer");
+    is_consistent(&daemon, "writer", original);
+    let pid = pid_of(&daemon, "writer", original);
+    let usual = memory_limit(pid);
+    for round in 0..3 {
+        let (copies, said) = fork_and_tell(&daemon, original, 1);
+        assert_eq!(said["twin"], true, "{said}");
+        kill(&daemon, "writer", copies[0]);
+        wait_until("the limit is as before", || memory_limit(pid) == usual);
+        let taken = checkpoint(&daemon, original, &format!("memory-{round}"));
+        assert_eq!(taken["twin"], true, "{taken}");
+        wait_until("the limit is as before", || memory_limit(pid) == usual);
+    }
+    is_consistent(&daemon, "writer", original);
+    assert_eq!(pid_of(&daemon, "writer", original), pid);
+}
+
+/// The memory limit of the control group of a process.
+#[track_caller]
+fn memory_limit(pid: i32) -> String {
+    let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("it lives");
+    let of = |controller: &str| {
+        let line = groups.lines().find(|line| line.split(':').nth(1) == Some(controller))?;
+        line.split(':').nth(2)
+    };
+    let file = match (of("memory"), of("")) {
+        (Some(group), _) => format!("/sys/fs/cgroup/memory{group}/memory.limit_in_bytes"),
+        (None, Some(group)) => format!("/sys/fs/cgroup{group}/memory.max"),
+        (None, None) => panic!("it is in no group: {groups}"),
+    };
+    fs::read_to_string(file).expect("a limit")
+}
+
+#[test]
+fn a_tenant_without_room_has_its_instances_rest() {
+    let home = built_home("copies-room", &[]);
+    build_writer(&home, "writer", 8, "memory = \"128MiB\"");
+    fs::write(home.join("tenants.toml"), "[default]\nmemory = \"200MiB\"\n").expect("writable");
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let original = begin(&daemon, "writer");
+    let taken = checkpoint(&daemon, original, "at-rest");
+    assert_eq!(taken["twin"], false, "{taken}");
+    is_consistent(&daemon, "writer", original);
+    kill(&daemon, "writer", original);
+    is_consistent(&daemon, "writer", restore(&daemon, "at-rest"));
+}
+
+/// A PostgreSQL server with a cluster of its own; it ends with this.
+struct PostgreSql {
+    server: std::process::Child,
+    port: u16,
+    _cluster: tempfile::TempDir,
+}
+
+impl PostgreSql {
+    fn start() -> Self {
+        use std::process::{Command, Stdio};
+        let programs = fs::read_dir("/usr/lib/postgresql").expect("PostgreSQL is installed");
+        let newest = programs.flatten().map(|entry| entry.path()).max().expect("a version");
+        let cluster = tempfile::Builder::new().tempdir_in("/tmp").expect("a directory");
+        let as_user = |program: &str| {
+            let mut command = Command::new("setpriv");
+            command.args(["--reuid=postgres", "--regid=postgres", "--clear-groups"]);
+            command.arg(newest.join("bin").join(program)).stdout(Stdio::null());
+            command
+        };
+        let owner = Command::new("chown").arg("postgres:postgres").arg(cluster.path()).status();
+        assert!(owner.expect("chown").success());
+        let mut making = as_user("initdb");
+        making.args(["--username=thaw", "--auth=trust", "--no-sync", "-D"]).arg(cluster.path());
+        assert!(making.status().expect("initdb").success());
+        let free = std::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let port = free.local_addr().expect("an address").port();
+        drop(free);
+        let mut serving = as_user("postgres");
+        let sockets = format!("unix_socket_directories={}", cluster.path().display());
+        serving.args(["-c", &sockets, "-p", &port.to_string(), "-D"]).arg(cluster.path());
+        let server = serving.stderr(Stdio::null()).spawn().expect("a server");
+        wait_until("PostgreSQL listens", || {
+            std::net::TcpStream::connect((std::net::Ipv4Addr::LOCALHOST, port)).is_ok()
+        });
+        Self { server, port, _cluster: cluster }
+    }
+}
+
+impl Drop for PostgreSql {
+    fn drop(&mut self) {
+        // Its "immediate shutdown": nobody wants the cluster any more.
+        let pid = rustix::process::Pid::from_child(&self.server);
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::QUIT);
+        let _ = self.server.wait();
+    }
+}
+
+#[test]
+#[ignore = "needs PostgreSQL and numpy; make runtimes"]
+fn a_session_with_bash_a_repl_and_a_pool_of_connections_goes_on_in_every_copy() {
+    let server = PostgreSql::start();
+    let home = built_home("copies-session", &[]);
+    let directory = tempfile::tempdir().expect("a directory");
+    for file in ["app.py", "requirements.txt"] {
+        let from = repository().join("tests/guest/functions/session").join(file);
+        fs::copy(from, directory.path().join(file)).expect("a copy");
+    }
+    let text = format!(
+        "name = \"session\"\ncommand = [\"python3\", \"app.py\"]\nport = 8080\nfiles = [\"app.py\"]\n\
+         isolation = \"instance\"\nenv = {{ PGPORT = \"{port}\" }}\n\
+         [limits]\ninstances = 12\nkeep_alive = \"10m\"\nmemory = \"512MiB\"\n\
+         [egress]\nallow = [\"host.thaw.internal:{port}\"]\n\
+         [runtime]\nkind = \"python3\"\ninterpreter = \"/usr/bin/python3\"\nprograms = [\"bash\"]\n\
+         packages = \"build/site\"\n\
+         [build]\ncommand = [\"{install}\", \"python\"]\n\
+         egress = [\"pypi.org:443\", \"files.pythonhosted.org:443\"]\n",
+        port = server.port,
+        install = repository().join("scripts/install").display(),
+    );
+    fs::write(directory.path().join("thaw.toml"), text).expect("thaw.toml");
+    run(thaw().env("THAW_HOME", &home).arg("build").arg(directory.path())).success();
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let repl = |instance: u64, expression: &str| {
+        ask(&daemon, "session", instance, &format!("/repl?{expression}"))
+    };
+    let pool = |instance: u64| ask(&daemon, "session", instance, "/pool");
+
+    assert_eq!(get(daemon.gateway(), "session", "/pool").status, 200);
+    let original = daemon.instances("session")[0]["id"].as_u64().expect("a number");
+    let before = pool(original);
+    assert_eq!(repl(original, "squares.sum()"), "333328333350000");
+    assert_eq!(repl(original, "(number:=41)"), "41");
+
+    let copies = fork(&daemon, original, 3);
+    let mut servers = HashSet::new();
+    for &instance in &copies {
+        assert_eq!(repl(instance, "number%2Bint(squares[1])"), "42");
+        let said = pool(instance);
+        assert_eq!(said["made_anew"], 3, "{said}");
+        assert!(servers.insert(said["servers"].to_string()), "{said}");
+        assert_eq!(pool(instance), said, "the new ones stay");
+        assert_eq!(ask(&daemon, "session", instance, "/bash"), "of-bash");
+    }
+    // The original has its connections still, and all else.
+    assert_eq!(pool(original), before);
+    assert!(servers.insert(before["servers"].to_string()), "{before}");
+    assert_eq!(repl(original, "number"), "41");
 }

@@ -208,6 +208,49 @@ fn it_outlives_its_daemon() {
     assert_eq!(count(&daemon, "told"), 3);
 }
 
+#[test]
+fn swap_files_have_a_quota() {
+    let daemon = daemon("quota");
+    assert_eq!(count(&daemon, "told"), 1);
+    assert_eq!(get(daemon.gateway(), "told", "/grow/24").status, 200);
+    wait_for_state(&daemon, "told", "idle");
+    let set_quota = |text: &str| {
+        fs::write(daemon.home().join("tenants.toml"), text).expect("the file");
+        daemon.signal(Signal::HUP);
+        wait_until("the quota is known", || {
+            let metrics = daemon.admin("/metrics").text();
+            let bytes = text.rsplit('"').nth(1).and_then(|size| size.strip_suffix("MiB"));
+            let bytes = bytes.and_then(|size| size.parse::<u64>().ok()).expect("a size") << 20;
+            metrics.contains(&format!("quota=\"swap\"}} {bytes}"))
+        });
+    };
+    set_quota("[default]\nswap = \"16MiB\"\n");
+    let refused = command(&daemon, &["hibernate", "told"]);
+    assert_eq!(refused.code, Some(1), "{}", refused.stdout);
+    assert!(refused.stderr.contains("16.0 MiB of swap files"), "{}", refused.stderr);
+    assert!(refused.stderr.contains("raise `swap` in tenants.toml"), "{}", refused.stderr);
+    // It has kept its memory, and serves.
+    assert_eq!(count(&daemon, "told"), 3);
+    wait_for_state(&daemon, "told", "idle");
+    set_quota("[default]\nswap = \"64MiB\"\n");
+    // The file of one that hibernates again takes the place of the one before.
+    for round in 4..7 {
+        hibernate(&daemon, "told");
+        let used = daemon.admin("/metrics").text();
+        let used = used.lines().find(|line| line.starts_with("thaw_tenant_swap_bytes"));
+        let used = used.and_then(|line| line.rsplit(' ').next()?.parse::<u64>().ok());
+        assert!(used.is_some_and(|used| (24 << 20..48 << 20).contains(&used)), "{used:?}");
+        assert_eq!(count(&daemon, "told"), round);
+        wait_for_state(&daemon, "told", "woken-up");
+    }
+    kill(instance(&daemon, "told").0);
+    wait_until("its file is gone", || {
+        let metrics = daemon.admin("/metrics").text();
+        let is_of_swap = |line: &&str| line.starts_with("thaw_tenant_swap_bytes");
+        metrics.lines().find(is_of_swap).is_some_and(|line| line.ends_with(" 0"))
+    });
+}
+
 /// Nothing of the memory is left where somebody could find it.
 #[test]
 fn swap_files_have_no_names() {

@@ -2,6 +2,8 @@
 //! left, whatever the guest did, behind its kernel's back, too.
 
 use serde_json::Value;
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 use thaw_e2e::{
@@ -184,12 +186,40 @@ fn a_python_function_is_another_each_time() {
     let home = built_home("rewind-python", &[function]);
     let daemon = Daemon::start(&home, &DaemonOptions::default());
     settle(&daemon, "rewound");
-    let mut seen = std::collections::BTreeSet::new();
+    let mut seen = BTreeSet::new();
     for _ in 0..20 {
         let (text, fate) = ask(&daemon, "rewound", "/");
         assert_eq!(fate, Fate::Rewound);
         assert!(seen.insert(text), "two lives are equal");
     }
+}
+
+#[test]
+fn without_a_word_it_is_measured_whether_instances_are_put_back() {
+    let function = Function::PythonVariant { program: "copies", name: "measured", keys: "" };
+    let home = built_home("rewind-measured", &[function]);
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let standby = || daemon.admin("/functions/measured").json()["standby"].clone();
+    get(daemon.gateway(), "measured", "/");
+    assert_eq!(standby()["ready"].as_array().map(Vec::len), Some(0), "nobody asks for more");
+    let seen = RefCell::new(BTreeSet::new());
+    wait_until("it is measured", || {
+        for _ in 0..10 {
+            let text = get(daemon.gateway(), "measured", "/").text();
+            assert!(seen.borrow_mut().insert(text), "two lives are equal");
+        }
+        standby()["rewinds"]["measured"].is_object()
+    });
+    let measured = standby()["rewinds"]["measured"].clone();
+    let micros = |key: &str| measured[key].as_u64().expect("microseconds");
+    assert!(micros("new_us") > 0 && micros("rewound_us") > 0);
+    assert_eq!(measured["wins"], micros("rewound_us") < micros("new_us"), "{measured}");
+    assert!(standby()["rewinds"]["done"].as_u64() >= Some(32));
+    let inspected = run(thaw().env("THAW_HOME", daemon.home()).args(["inspect", "measured"]));
+    assert!(inspected.success().contains("us of processor time with a new instance"));
+    wait_until("nothing is kept for nobody", || {
+        standby()["ready"].as_array().is_some_and(Vec::is_empty)
+    });
 }
 
 /// The rewinder of a daemon that has rewound something.

@@ -10,8 +10,8 @@ use std::sync::OnceLock;
 use std::thread;
 use std::time::Duration;
 use thaw_e2e::{
-    Function, Outcome, User, built_home, children, descendants, exists, get, kill, repository, run,
-    run_within, skip, wait_until,
+    Function, Outcome, User, built_home, changed_kernel, children, descendants, exists, get, kill,
+    repository, run, run_within, skip, wait_until,
 };
 
 /// Where the units say that `thaw` is.
@@ -131,17 +131,24 @@ impl Node {
     /// `None` where this user has no privileges to be separated.
     fn new() -> Option<Self> {
         static HOME: OnceLock<PathBuf> = OnceLock::new();
+        Self::of(|| {
+            HOME.get_or_init(|| built_home("units", &[Function::Example("hello-c")])).clone()
+        })
+    }
+
+    /// The same with a copy of another home.
+    fn of(built: impl FnOnce() -> PathBuf) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             skip("only root has rights that a monitor could keep");
             return None;
         }
-        let built = HOME.get_or_init(|| built_home("units", &[Function::Example("hello-c")]));
+        let built = built();
         // Nobody but root can look for it in root's directories.
         let directory = tempfile::Builder::new().prefix("thaw-units-").tempdir().expect("/tmp");
         let mode = fs::Permissions::from_mode(0o755);
         fs::set_permissions(directory.path(), mode).expect("its mode");
         let home = directory.path().join("home");
-        let copied = run(Command::new("cp").arg("-a").args([built, &home]));
+        let copied = run(Command::new("cp").arg("-a").args([&built, &home]));
         assert_eq!(copied.code, Some(0), "{}", copied.stderr);
         let (uid, gid) = (54_321, 54_322);
         let given = run(Command::new("chown").arg("-R").arg(format!("{uid}:{gid}")).arg(&home));
@@ -198,8 +205,12 @@ impl Node {
     }
 
     fn start_daemon(&self, name: &str) -> Process {
+        self.start_as_daemon(&mut self.daemon(), name)
+    }
+
+    fn start_as_daemon(&self, command: &mut Command, name: &str) -> Process {
         let log = self.directory.path().join(name);
-        let daemon = Process::start(&mut self.daemon(), log);
+        let daemon = Process::start(command, log);
         wait_until("the daemon serves", || daemon.log().contains("serving 1 functions on"));
         daemon
     }
@@ -256,6 +267,41 @@ fn clients_wait_for_the_next_daemon() {
     let second = node.start_daemon("second.log");
     assert_eq!(node.gateway(&second), gateway);
     assert_eq!(client.join().expect("a client"), 200);
+}
+
+/// An upgrade under live instances: the monitor stays, and the next daemon has another kernel.
+#[test]
+fn a_newer_daemon_goes_on_with_what_lives_under_the_monitor() {
+    let function = Function::PythonVariant {
+        program: "survivor",
+        name: "survivor",
+        keys: "isolation = \"instance\"\n[limits]\nkeep_alive = \"10m\"",
+    };
+    let Some(node) = Node::of(|| built_home("units-upgrade", &[function])) else { return };
+    // In the linker's name of the build.
+    let newer = changed_kernel(3, b"GNU\0", |id| id[0] = !id[0]);
+    let path = node.home().join("newer.elf");
+    fs::write(&path, newer).expect("a kernel");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).expect("its mode");
+    let count = |gateway| {
+        let response = get(gateway, "survivor", "/count");
+        assert_eq!(response.status, 200, "{}", response.text());
+        response.text().trim().parse::<u32>().expect("a number")
+    };
+
+    let _monitor = node.start_monitor();
+    let first = node.start_daemon("first.log");
+    let gateway = node.gateway(&first);
+    let counted = [count(gateway), count(gateway)];
+    assert_eq!(counted[1], counted[0] + 1);
+    // What is younger ends with its daemon.
+    thread::sleep(Duration::from_secs(1));
+    drop(first);
+    let second = node.start_as_daemon(node.daemon().env("THAW_KERNEL", &path), "second.log");
+    assert_eq!(node.gateway(&second), gateway);
+    assert!(second.log().contains("took over 1 of 1 instances"), "{}", second.log());
+    assert_eq!(count(gateway), counted[1] + 1, "the same instance, with its memory");
+    assert!(second.log().contains("an image of an older build"), "{}", second.log());
 }
 
 #[test]

@@ -18,6 +18,11 @@ core::arch::global_asm!(
     start = sym thaw_kernel::boot::start,
 );
 
+/// By this a host knows whether it can talk to this build.
+#[used]
+#[unsafe(link_section = ".note.thaw")]
+static PROTOCOL: thaw_abi::protocol::ProtocolNote = thaw_abi::protocol::ProtocolNote::OWN;
+
 #[global_allocator]
 static HEAP: thaw_kernel::mm::heap::KernelHeap = thaw_kernel::mm::heap::KernelHeap;
 

@@ -2,13 +2,14 @@
 
 use bytemuck::Pod;
 use thaw_abi::control::{
-    Connection, MSG_CHECKPOINT, MSG_CONNECTION, MSG_FREEZE, MSG_HIBERNATE, MSG_RENEWED, MSG_REPLY,
-    MSG_REST, MSG_SIGNAL, MSG_WAKE, MSG_WINDOW_SIZE, Rest, Signal as SignalMessage, WindowSize,
+    Checkpoint, Connection, MSG_CHECKPOINT, MSG_CONNECTION, MSG_FREEZE, MSG_HIBERNATE, MSG_RENEWED,
+    MSG_REPLY, MSG_REST, MSG_SIGNAL, MSG_TWIN_READ, MSG_WAKE, MSG_WINDOW_SIZE, Rest,
+    Signal as SignalMessage, WindowSize,
 };
 
 use crate::console;
 use crate::host::control::Kept;
-use crate::platform::machine::{HostFd, HostFiles, Machine};
+use crate::platform::machine::{HostFd, HostFiles, Machine, Processes};
 use crate::state::kernel;
 use crate::task::process::FIRST_PID;
 use crate::task::signal::{SI_KERNEL, SIGWINCH, Signal, SignalInfo, send_to_process};
@@ -32,10 +33,18 @@ pub fn handle(message: &Kept) {
         }
         MSG_FREEZE => freeze_request::request(),
         MSG_CHECKPOINT => {
-            freeze_request::request_at_once();
+            // An older host says nothing about it.
+            let is_said = message.body.len() >= size_of::<Checkpoint>();
+            let checkpoint = if is_said { body(message) } else { Checkpoint::default() };
+            freeze_request::request_at_once(&checkpoint);
             host_process::interrupt_everybody();
         }
-        MSG_RENEWED => crate::net::host_renewed(),
+        MSG_TWIN_READ => Machine::end_twin(),
+        MSG_RENEWED => {
+            // Nobody reads it any more.
+            Machine::end_twin();
+            crate::net::host_renewed();
+        }
         MSG_REST => freeze_request::request_rest(&body::<Rest>(message)),
         MSG_WAKE => freeze_request::withdraw_rest(),
         // The sandbox has gone on since it was at rest: the file is out of date.

@@ -9,9 +9,11 @@ use crate::freeze;
 use crate::fs::{locks, tty};
 use crate::ipc::sysv;
 use crate::mm::{AddressSpace, lazy, shared};
+use crate::platform::cpu;
 use crate::platform::machine::{Patched, Patience, SystemCallSites};
 use crate::platform::registers::{Frame, SIGSEGV, is_memory_fault};
 use crate::platform::upcalls::Upcalls;
+use crate::platform::user::UserAddress;
 use crate::state::kernel;
 use crate::syscall::trace;
 use crate::task::hooks::Hooks;
@@ -43,6 +45,10 @@ impl Upcalls for Kernel {
         }
         if frame.signal() == SIGSEGV && space.gate.is_being_written(frame, &**space) {
             frame.set_rip(space.gate.relocated(frame.rip()));
+            return;
+        }
+        if cpu::is_remembered() && is_at_cpuid(frame) {
+            answer_cpuid(frame);
             return;
         }
         signal::guest_fault(frame);
@@ -115,4 +121,24 @@ fn patch(frame: &Frame) {
             }
         }
     }
+}
+
+/// Whether the guest's `cpuid` instruction has faulted: a general protection fault at these two
+/// bytes.
+fn is_at_cpuid(frame: &Frame) -> bool {
+    const GENERAL_PROTECTION: u64 = 13;
+    const CPUID: [u8; 2] = [0x0f, 0xa2];
+    frame.signal() == SIGSEGV
+        && frame.trap() == GENERAL_PROTECTION
+        && UserAddress(frame.rip()).read::<[u8; 2]>() == Ok(CPUID)
+}
+
+/// Does what the instruction does. It clears the upper halves of the registers.
+fn answer_cpuid(frame: &Frame) {
+    let found = cpu::cpuid(frame.rax() as u32, frame.rcx() as u32);
+    frame.set_rax(found.eax.into());
+    frame.set_rbx(found.ebx.into());
+    frame.set_rcx(found.ecx.into());
+    frame.set_rdx(found.edx.into());
+    frame.set_rip(frame.rip() + 2);
 }

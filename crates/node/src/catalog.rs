@@ -1,11 +1,11 @@
 //! The functions of the store, made into services.
 
-use crate::build::{self, BuildOptions, FreezeFailure, open_image};
-use crate::config::FunctionName;
+use crate::build::{self, BuildError, BuildOptions, FreezeFailure, open_image_of_any_build};
+use crate::config::{FunctionConfig, FunctionName};
 use crate::function::{BuiltFunction, FunctionError};
 use crate::instance::{
-    BootPolicy, Client, LaunchError, LaunchOptions, Launched, Launcher, SandboxLauncher,
-    Techniques, WorkingSetUse,
+    BootPolicy, Client, LaunchError, LaunchOptions, Launched, Launcher, RewindPolicy,
+    SandboxLauncher, Techniques, WorkingSetUse,
 };
 use crate::logs::{FunctionLog, Logs};
 use crate::node::NodeState;
@@ -17,18 +17,23 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::num::NonZero;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use thaw_sandbox::{CoreError, ImageError, PlanError, ZygotePool};
-use thaw_store::{ImageId, Name, Store, StoreError};
+use thaw_sandbox::{
+    BuildError as KernelBuildError, BuildPools, CoreError, Image, ImageError, PlanError, ZygotePool,
+};
+use thaw_store::{ImageId, KernelId, Name, Store, StoreError};
 use tokio::task::JoinSet;
 
 /// How often the age of images is looked at.
 const LOOK_FOR_OLD: Duration = Duration::from_secs(15);
+/// Time between two attempts to freeze a function anew that is served from an image of an older
+/// kernel build.
+const OLDER_BUILD_PAUSE: Duration = Duration::from_secs(60);
 
 /// Turns stored functions into services and keeps them so.
 pub struct Catalog {
     store: Store,
     logs: Arc<Logs>,
-    pool: Arc<ZygotePool>,
+    pools: BuildPools,
     shared: Arc<NodeState>,
     working_set: WorkingSetUse,
     known: Mutex<BTreeMap<FunctionName, Known>>,
@@ -43,6 +48,19 @@ struct Known {
     tried_ms: u64,
     /// Why it cannot be served, if so.
     problem: Option<String>,
+    /// Which kernel build its image needs.
+    build: Build,
+    /// It was last to be frozen anew for its kernel's age only.
+    waits_for_instances: bool,
+}
+
+/// The kernel build that an image needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Build {
+    /// That of this program.
+    Present,
+    /// An older one, which the store has.
+    Older,
 }
 
 /// What a reload changed.
@@ -65,12 +83,23 @@ pub enum LoadError {
     /// Its record or files are not usable.
     #[error(transparent)]
     Function(#[from] FunctionError),
+    /// A checkpoint cannot be restored.
+    #[error("checkpoint `{name}` cannot be restored: {reason}")]
+    Checkpoint {
+        /// The checkpoint.
+        name: Name,
+        /// Why.
+        reason: String,
+    },
     /// Its files are missing or damaged.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// Its image cannot be used here.
     #[error(transparent)]
     Image(#[from] FreezeFailure),
+    /// The kernel build that its image needs is not to be had.
+    #[error("its image needs another build of the Thaw kernel: {0}")]
+    Kernel(#[from] KernelBuildError<StoreError>),
     /// Its image cannot be booted.
     #[error(transparent)]
     Plan(#[from] PlanError),
@@ -85,6 +114,7 @@ impl LoadError {
         match self {
             Self::Image(FreezeFailure::Image(error)) => !matches!(error, ImageError::Read(_)),
             Self::Image(FreezeFailure::Store(error)) => error.is_not_found(),
+            Self::Kernel(error) => !matches!(error, KernelBuildError::Zygote(_)),
             _ => false,
         }
     }
@@ -117,7 +147,7 @@ impl Catalog {
         Arc::new(Self {
             store,
             logs,
-            pool,
+            pools: BuildPools::new(pool),
             shared,
             working_set,
             known: Mutex::default(),
@@ -130,9 +160,9 @@ impl Catalog {
         &self.store
     }
 
-    /// The zygotes.
+    /// The zygotes of the present kernel build.
     pub fn pool(&self) -> &Arc<ZygotePool> {
-        &self.pool
+        self.pools.present()
     }
 
     /// Why a function cannot be served, if it cannot.
@@ -204,8 +234,8 @@ impl Catalog {
             }
             return;
         }
-        let (launcher, problem): (Arc<dyn Launcher>, _) = match self.launcher(function) {
-            Ok(launcher) => (Arc::new(launcher), None),
+        let (launcher, problem, build): (Arc<dyn Launcher>, _, _) = match self.launcher(function) {
+            Ok((launcher, build)) => (Arc::new(launcher), None, build),
             Err(error) => {
                 let mut reason = error.to_string();
                 if error.is_mended_by_freezing() {
@@ -213,7 +243,7 @@ impl Catalog {
                     self.freeze_anew(&name);
                 }
                 tracing::error!(function = %name, "cannot serve the function: {reason}");
-                (Arc::new(Broken { reason: reason.clone() }), Some(reason))
+                (Arc::new(Broken { reason: reason.clone() }), Some(reason), Build::Present)
             }
         };
         match &problem {
@@ -226,16 +256,33 @@ impl Catalog {
         let image = function.image.to_string();
         self.shared.install(Service::new(config, image, launcher, self.shared.clone()));
         let (image, created_ms) = (function.image, function.created_ms);
-        let known = Known { image, created_ms, tried_ms: 0, problem };
+        if build == Build::Older {
+            tracing::info!(function = %name, "serves from an image of an older build of Thaw");
+        }
+        let known =
+            Known { image, created_ms, tried_ms: 0, problem, build, waits_for_instances: false };
         self.known.lock().expect("no holder panics").insert(name, known);
     }
 
-    fn launcher(&self, function: &BuiltFunction) -> Result<SandboxLauncher, LoadError> {
+    /// Opens an image, with the zygotes of the kernel build that it needs.
+    fn open(
+        &self,
+        id: ImageId,
+        rootfs: &StoredRootfs,
+    ) -> Result<(Image, Arc<ZygotePool>, Build), LoadError> {
+        let image = open_image_of_any_build(&self.store, id, rootfs)?;
+        let build = image.header().kernel_build;
+        let pool = self.pools.of(build, || self.store.kernel(KernelId(build)))?;
+        let is_present = self.pools.is_present(build);
+        Ok((image, pool, if is_present { Build::Present } else { Build::Older }))
+    }
+
+    fn launcher(&self, function: &BuiltFunction) -> Result<(SandboxLauncher, Build), LoadError> {
         let config = &function.function.config;
         let rootfs = function.rootfs(&self.store)?;
-        let image = open_image(&self.store, function.image, &rootfs)?;
-        Ok(SandboxLauncher::new(
-            self.pool.clone(),
+        let (image, pool, build) = self.open(function.image, &rootfs)?;
+        let launcher = SandboxLauncher::new(
+            pool,
             &self.store,
             rootfs,
             function.image,
@@ -248,13 +295,14 @@ impl Catalog {
                 working_set: self.working_set,
                 policy: BootPolicy {
                     ready: config.ready.into(),
-                    rewind: config.rewind.then(|| config.limits.instances.get() as usize),
+                    rewind: RewindPolicy::of(config),
                     template: config.template,
                     automatic: true,
                 },
                 techniques: Techniques::default(),
             },
-        )?)
+        )?;
+        Ok((launcher, build))
     }
 
     /// What boots instances of a checkpoint, and the function that they belong to. Reads the
@@ -264,24 +312,37 @@ impl Catalog {
     /// There is no such checkpoint, its function is not served, or its image does not fit.
     pub fn checkpoint(&self, name: &Name) -> Result<(Arc<Service>, Arc<dyn Launcher>), LoadError> {
         let record = self.store.get_checkpoint(name)?;
-        let unusable = |reason: String| FunctionError::Record { name: name.to_string(), reason };
-        let of: CheckpointOf =
+        let unusable = |reason: String| LoadError::Checkpoint { name: name.clone(), reason };
+        let CheckpointOf { function, config } =
             serde_json::from_value(record.config).map_err(|error| unusable(error.to_string()))?;
-        let service = self.shared.route(of.function.as_str()).ok_or_else(|| {
-            unusable(format!("its function `{}` is not served any more", of.function))
+        let service = self.shared.route(function.as_str()).ok_or_else(|| {
+            unusable(format!("its function `{function}` is not served; build that again"))
         })?;
+        // The memory of one tenant must not serve the clients of another.
+        let domain = service.tenant().name().domain().map(|domain| domain.name().clone());
+        if record.owner != domain {
+            let reason =
+                format!("`{function}` is in another sharing domain by now; restore it there");
+            return Err(unusable(reason));
+        }
+        // What it may use and reach is what its function may now.
+        let FunctionConfig { limits, egress, .. } = service.config().clone();
+        let config = FunctionConfig { limits, egress, ..config };
         let rootfs = StoredRootfs::open(&self.store, record.index)?;
-        let image = open_image(&self.store, record.image, &rootfs)?;
+        let (image, pool, _) = self.open(record.image, &rootfs).map_err(|error| match error {
+            error @ LoadError::Kernel(_) => unusable(error.to_string()),
+            error => error,
+        })?;
         let launcher = SandboxLauncher::new(
-            self.pool.clone(),
+            pool,
             &self.store,
             rootfs,
             record.image,
             image,
             self.logs.clone(),
-            self.log(&of.function),
+            self.log(&function),
             service.tenant().clone(),
-            &of.config,
+            &config,
             LaunchOptions {
                 working_set: WorkingSetUse::Off,
                 policy: BootPolicy::NONE,
@@ -301,7 +362,10 @@ impl Catalog {
         let mut in_work = BTreeSet::new();
         loop {
             tokio::select! {
-                _ = ticks.tick() => self.want_old_ones_fresh(),
+                _ = ticks.tick() => {
+                    self.want_old_ones_fresh();
+                    self.want_older_builds_fresh();
+                }
                 name = self.shared.refreshes().next(), if at_work.len() < most => {
                     // One that is being frozen anew is not begun a second time.
                     if in_work.insert(name.clone()) {
@@ -318,7 +382,7 @@ impl Catalog {
     /// Has the images frozen anew that have reached the age that `refresh` names. One that
     /// could not be frozen is tried again when it is as much older.
     fn want_old_ones_fresh(&self) {
-        let now_ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
+        let now_ms = u128::from(now_ms());
         let mut known = self.known.lock().expect("no holder panics");
         for service in self.shared.services() {
             let (Some(age), Some(known)) =
@@ -329,8 +393,39 @@ impl Catalog {
             let fresh_ms = u128::from(known.created_ms.max(known.tried_ms));
             if now_ms.saturating_sub(fresh_ms) >= age.0.as_millis() {
                 known.tried_ms = now_ms as u64;
+                known.waits_for_instances = false;
                 self.shared.refreshes().want(service.name().clone());
             }
+        }
+    }
+
+    /// Has functions frozen anew that are served from images of older kernel builds. Where
+    /// instances stay, a new image ends them, so it waits until there are none.
+    fn want_older_builds_fresh(&self) {
+        let now_ms = now_ms();
+        let mut known = self.known.lock().expect("no holder panics");
+        for service in self.shared.services() {
+            let Some(known) = known.get_mut(service.name()) else { continue };
+            let pause_ms = OLDER_BUILD_PAUSE.as_millis() as u64;
+            let is_due = now_ms.saturating_sub(known.tried_ms) >= pause_ms;
+            if known.build == Build::Older && is_due && live_and_staying(&service) == 0 {
+                known.tried_ms = now_ms;
+                known.waits_for_instances = true;
+                self.shared.refreshes().want(service.name().clone());
+            }
+        }
+    }
+
+    /// Whether a function may have a new image now, which ends its instances.
+    fn may_replace(&self, name: &FunctionName) -> Result<(), BuildError> {
+        let known = self.known.lock().expect("no holder panics");
+        if !known.get(name).is_some_and(|known| known.waits_for_instances) {
+            return Ok(());
+        }
+        drop(known);
+        match self.shared.route(name.as_str()).map_or(0, |service| live_and_staying(&service)) {
+            0 => Ok(()),
+            live => Err(BuildError::InUse(live)),
         }
     }
 
@@ -343,11 +438,12 @@ impl Catalog {
     async fn refreeze(self: Arc<Self>, name: FunctionName) -> FunctionName {
         let (catalog, function) = (self.clone(), name.clone());
         let refrozen = tokio::task::spawn_blocking(move || {
-            let weak_limits = catalog.pool.weak_limits();
+            let weak_limits = catalog.pool().weak_limits();
             let service = catalog.shared.route(function.as_str());
             let cores = service.and_then(|service| service.tenant().cores().cloned());
             let options = BuildOptions { weak_limits, cores, ..BuildOptions::default() };
-            build::refreeze(&catalog.store, function.as_str(), &options, &mut |_| {})
+            let may_replace = || catalog.may_replace(&function);
+            build::refreeze(&catalog.store, function.as_str(), &options, &may_replace, &mut |_| {})
                 .map_err(|error| error.to_string())?;
             catalog.reload().map_err(|error| error.to_string())
         });
@@ -364,4 +460,14 @@ impl Catalog {
         }
         name
     }
+}
+
+/// Instances that more than one client may use, those that are asleep too: a new image ends them.
+fn live_and_staying(service: &Service) -> usize {
+    if service.is_single_use() { 0 } else { service.instance_count() + service.asleep_count() }
+}
+
+/// Milliseconds since the epoch.
+fn now_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
 }

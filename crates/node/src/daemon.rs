@@ -3,6 +3,7 @@
 use crate::admin::{
     Admin, AdminAddress, AdminToken, LocalListener, RemoteAccess, TokenError, listen_at,
 };
+use crate::asleep::AsleepSpace;
 use crate::catalog::Catalog;
 use crate::config::{EntryKind, FunctionName, QUOTAS_FILE, QuotasError};
 use crate::gateway::{Gateway, GatewayConfig};
@@ -242,10 +243,14 @@ pub async fn serve(
     }
     shared.tenants().read_from(home.root().join(QUOTAS_FILE))?;
     shared.hibernate_in(SwapSpace::begin(home.swap()?)?);
+    let asleep = AsleepSpace::at(home.asleep()?);
+    let left_asleep = asleep.left()?;
+    shared.sleep_in(asleep);
     if let Some(link) = monitor::of_this_process() {
         shared.number_life(link.grant().life());
     }
     let waiting = legacy::reserve(&shared, legacy);
+    shared.wake_up_with(left_asleep);
     warn_of_uncounted_cpu_time(&shared, &pool);
     let logs = Arc::new(Logs::start(&home.logs()?)?);
     let catalog = Catalog::new(store, logs.clone(), pool, shared.clone(), options.working_set);
@@ -256,12 +261,14 @@ pub async fn serve(
         tracing::warn!("{}: {error}; periods of CPU time begin anew", periods.display());
     }
     legacy::take_over(&shared, waiting);
+    shared.forget_left_asleep();
 
     let gateway = Gateway::new(shared.clone(), options.gateway);
     let mut tasks = vec![tokio::spawn(gateway.clone().listen(gateway_listener, None))];
     let freshness = tokio::spawn(catalog.clone().keep_fresh());
     let cpu_watch = tokio::spawn(watch_cpu_time(shared.clone(), periods.clone()));
     let pressure_watch = tokio::spawn(watch_pressure(shared.clone()));
+    let sleepers_watch = tokio::spawn(shared.clone().end_old_sleepers());
     let refusals_watch = monitor::of_this_process().map(|link| tokio::spawn(watch_refusals(link)));
     let own = Arc::new(OwnListeners::new(gateway, shared.clone()));
     own.update();
@@ -297,6 +304,11 @@ pub async fn serve(
     freshness.abort();
     cpu_watch.abort();
     pressure_watch.abort();
+    sleepers_watch.abort();
+    let kept = shared.keep_asleep();
+    if kept > 0 {
+        tracing::info!(instances = kept, "left instances asleep for the next daemon");
+    }
     if let Some(watch) = refusals_watch {
         watch.abort();
     }
@@ -354,7 +366,7 @@ fn start_pool_with(
         ..ZygoteConfig::new(crate::debug::kernel()?, console)
     };
     let pool = ZygotePool::new(PoolConfig { size, zygotes })?;
-    let parent = pool.parent();
+    let parent = pool.parent()?;
     if !parent.missing_controllers().is_empty() {
         let (limits, reason) = limits::describe(parent.missing_controllers());
         tracing::warn!("this host does not enforce limits of {limits}: {reason}");
@@ -366,8 +378,8 @@ fn start_pool_with(
 fn warn_of_uncounted_cpu_time(shared: &NodeState, pool: &ZygotePool) {
     let is_missing =
         |missing: &limits::Missing| missing.controller == limits::Controller::CpuAccounting;
-    let parent = pool.parent();
     if shared.tenants().bound_cpu_time()
+        && let Ok(parent) = pool.parent()
         && let Some(missing) =
             parent.missing_controllers().iter().find(|missing| is_missing(missing))
     {

@@ -1,5 +1,6 @@
 //! Environment variables that change how sandboxes run, for finding faults.
 
+use std::sync::OnceLock;
 use thaw_abi::control::{FLAG_NO_PATCHING, FLAG_TRACE_SYSCALLS};
 use thaw_sandbox::{ConsoleRate, Kernel, KernelError};
 
@@ -27,13 +28,15 @@ pub fn console_rate() -> ConsoleRate {
 }
 
 /// The kernel to run: the one inside this program, or the ELF file that
-/// `THAW_KERNEL` names, for kernel development.
+/// `THAW_KERNEL` names, for kernel development. It is read once.
 ///
 /// # Errors
 /// The file is not a kernel.
 pub fn kernel() -> Result<Kernel, KernelError> {
-    match std::env::var_os("THAW_KERNEL").filter(|path| !path.is_empty()) {
+    static KERNEL: OnceLock<Result<Kernel, KernelError>> = OnceLock::new();
+    let read = || match std::env::var_os("THAW_KERNEL").filter(|path| !path.is_empty()) {
         Some(path) => Kernel::from_elf(std::fs::read(path).unwrap_or_default()),
         None => Kernel::embedded(),
-    }
+    };
+    KERNEL.get_or_init(read).clone()
 }

@@ -1,6 +1,6 @@
 //! What the store keeps of a built function.
 
-use crate::config::{FunctionConfig, HIDDEN, RuntimeConfig};
+use crate::config::{CpuBaseline, FunctionConfig, HIDDEN, RuntimeConfig};
 use crate::rootfs::StoredRootfs;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -16,6 +16,9 @@ pub struct StoredFunction {
     pub environment: BTreeMap<String, String>,
     /// Where it was built from, for people.
     pub source: PathBuf,
+    /// What the program sees of the processor until it is frozen.
+    #[serde(default)]
+    pub cpu_baseline: CpuBaseline,
 }
 
 /// A function of the store with the names of its parts.

@@ -6,6 +6,7 @@
 //!   logs/NAME.log    what a function printed
 //!   work/NAME/       host-side build results, such as installed packages
 //!   swap/            memory of hibernated instances; its files have no names
+//!   asleep/          instances that are asleep: an image and a note each
 //!   tenants.toml     what tenants may use, written by the operator
 //!   daemon.lock      locked by the one daemon that serves this directory
 //!   daemon.json      how to reach that daemon
@@ -212,12 +213,37 @@ impl Home {
         Ok(path)
     }
 
+    /// Where an image is downloaded to: a directory of its own for each name, made if it is missing.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub fn pull(&self, name: &str) -> Result<PathBuf, HomeError> {
+        let path = self.root.join("pulls").join(name);
+        self.make_directory(&path)?;
+        Ok(path)
+    }
+
+    /// What is known of registries.
+    pub fn registries(&self) -> PathBuf {
+        self.root.join("registries.toml")
+    }
+
     /// The directory for the memory of hibernated instances, made if missing.
     ///
     /// # Errors
     /// It cannot be made.
     pub fn swap(&self) -> Result<PathBuf, HomeError> {
         let path = self.root.join("swap");
+        self.make_directory(&path)?;
+        Ok(path)
+    }
+
+    /// The directory for instances that are asleep, made if missing.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub fn asleep(&self) -> Result<PathBuf, HomeError> {
+        let path = self.root.join("asleep");
         self.make_directory(&path)?;
         Ok(path)
     }

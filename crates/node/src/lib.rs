@@ -2,12 +2,14 @@
 
 pub mod admin;
 pub mod admission;
+pub mod asleep;
 mod beneath;
 pub mod boots;
 pub mod build;
 pub mod catalog;
 pub mod clock;
 pub mod config;
+pub mod container;
 pub mod crashes;
 pub mod daemon;
 pub mod debug;

@@ -27,6 +27,9 @@ pub struct Metrics {
     backoffs: Family<FunctionLabels, Counter>,
     hibernations: Family<FunctionLabels, Counter>,
     wakes: Family<FunctionLabels, Counter>,
+    sleeps: Family<FunctionLabels, Counter>,
+    sleep_wakes: Family<FunctionLabels, Counter>,
+    sleep_losses: Family<FunctionLabels, Counter>,
     rewinds: Family<FunctionLabels, Counter>,
     rewinds_refused: Family<ReasonLabels, Counter>,
     instances: Family<InstanceLabels, Gauge>,
@@ -101,6 +104,7 @@ impl Default for Metrics {
         let egress_denied = Family::default();
         let backoffs = Family::default();
         let (hibernations, wakes) = (Family::default(), Family::default());
+        let [sleeps, sleep_wakes, sleep_losses] = [(); 3].map(|()| Family::default());
         let rewinds = Family::default();
         let rewinds_refused = Family::default();
         let instances = Family::default();
@@ -140,6 +144,21 @@ impl Default for Metrics {
         );
         registry.register("wakes", "Times that a hibernated instance has woken", wakes.clone());
         registry.register(
+            "sleeps",
+            "Times that an instance was put to sleep: its process ended, and a file was left",
+            sleeps.clone(),
+        );
+        registry.register(
+            "sleep_wakes",
+            "Times that an instance that was asleep was booted again",
+            sleep_wakes.clone(),
+        );
+        registry.register(
+            "sleep_losses",
+            "Instances that were asleep and could not be booted again",
+            sleep_losses.clone(),
+        );
+        registry.register(
             "rewinds",
             "Instances that were put back into the state before their request",
             rewinds.clone(),
@@ -167,6 +186,9 @@ impl Default for Metrics {
             backoffs,
             hibernations,
             wakes,
+            sleeps,
+            sleep_wakes,
+            sleep_losses,
             rewinds,
             rewinds_refused,
             instances,
@@ -236,6 +258,24 @@ impl Metrics {
     pub fn hibernated(&self, function: &FunctionName) {
         let labels = FunctionLabels { function: function.to_string() };
         self.hibernations.get_or_create(&labels).inc();
+    }
+
+    /// An instance of a function was put to sleep.
+    pub fn fell_asleep(&self, function: &FunctionName) {
+        let labels = FunctionLabels { function: function.to_string() };
+        self.sleeps.get_or_create(&labels).inc();
+    }
+
+    /// An instance of a function that was asleep is booted again.
+    pub fn woken_from_sleep(&self, function: &FunctionName) {
+        let labels = FunctionLabels { function: function.to_string() };
+        self.sleep_wakes.get_or_create(&labels).inc();
+    }
+
+    /// One could not be.
+    pub fn lost_asleep(&self, function: &FunctionName) {
+        let labels = FunctionLabels { function: function.to_string() };
+        self.sleep_losses.get_or_create(&labels).inc();
     }
 
     /// A hibernated instance of a function has woken.

@@ -1,6 +1,7 @@
 //! The node: all functions that are served here, and what they share.
 
 use crate::admission::Admission;
+use crate::asleep::{AsleepSpace, Left};
 use crate::boots::{BootRecord, RecentBoots};
 use crate::config::FunctionName;
 use crate::crashes::{Crashes, Refreshes};
@@ -9,6 +10,7 @@ use crate::service::{InstanceInfo, Service};
 use crate::swap::SwapSpace;
 use crate::tenants::{Taken, Tenant, Tenants};
 use std::collections::HashMap;
+use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use std::time::Duration;
@@ -35,6 +37,10 @@ pub struct NodeState {
     tenants: Tenants,
     /// Where the memory of hibernated instances goes.
     swap_space: OnceLock<Arc<SwapSpace>>,
+    /// Instances that an earlier daemon has put to sleep, of functions that cannot be served yet.
+    left_asleep: Mutex<Vec<Left>>,
+    /// Where instances sleep.
+    asleep_space: OnceLock<Arc<AsleepSpace>>,
     services: RwLock<HashMap<FunctionName, Arc<Service>>>,
     /// Replaced or removed services whose last instances still work.
     retired: Mutex<Vec<Arc<Service>>>,
@@ -42,6 +48,8 @@ pub struct NodeState {
 
 /// Each daemon has so many bits of numbers for connections.
 const CONNECTIONS_OF_A_LIFE: u32 = 40;
+/// How often it is looked for instances that have been asleep for too long.
+const LOOK_FOR_OLD_SLEEPERS: Duration = Duration::from_secs(1);
 /// Each daemon has so many numbers for instances.
 const INSTANCES_OF_A_LIFE: u64 = 1_000_000;
 
@@ -71,6 +79,8 @@ impl NodeState {
             refreshes: Refreshes::default(),
             tenants: Tenants::default(),
             swap_space: OnceLock::new(),
+            left_asleep: Mutex::default(),
+            asleep_space: OnceLock::new(),
             services: RwLock::default(),
             retired: Mutex::default(),
         })
@@ -141,6 +151,17 @@ impl NodeState {
         self.swap_space.get().cloned()
     }
 
+    /// Lets instances sleep, in this directory. The first one stays.
+    pub fn sleep_in(&self, space: Arc<AsleepSpace>) {
+        // Only a daemon that begins twice has two.
+        let _ = self.asleep_space.set(space);
+    }
+
+    /// Where instances sleep; `None`: they cannot.
+    pub(crate) fn asleep_space(&self) -> Option<&Arc<AsleepSpace>> {
+        self.asleep_space.get()
+    }
+
     /// Finds the function that a client asks for.
     pub fn route(&self, name: &str) -> Option<Arc<Service>> {
         self.services.read().expect("no holder panics").get(name).cloned()
@@ -158,6 +179,7 @@ impl NodeState {
     /// one's instances end after their last connection.
     pub fn install(&self, service: Arc<Service>) {
         let name = service.name().clone();
+        self.take_over_asleep(&service);
         let old = self.services.write().expect("no holder panics").insert(name, service);
         self.retire(old);
     }
@@ -177,6 +199,7 @@ impl NodeState {
 
     fn retire(&self, old: Option<Arc<Service>>) {
         let Some(old) = old else { return };
+        old.end_sleep();
         old.retire_all();
         let launcher = old.launcher();
         let is_in_use = self.services().iter().any(|new| Arc::ptr_eq(&new.launcher(), &launcher));
@@ -209,6 +232,70 @@ impl NodeState {
         self.draining.load(Ordering::Relaxed)
     }
 
+    /// Instances that an earlier daemon has put to sleep; each is taken over when its function is
+    /// served. To be called before that.
+    pub(crate) fn wake_up_with(&self, left: Vec<Left>) {
+        left.iter().for_each(|one| self.note_instance(one.note.id));
+        *self.left_asleep.lock().expect("no holder panics") = left;
+    }
+
+    /// Those of them that belong to a function that can be served now are taken over, or end.
+    fn take_over_asleep(&self, service: &Service) {
+        if service.launcher().index().is_none() {
+            // It may be served when it was frozen anew.
+            return;
+        }
+        let mut left = self.left_asleep.lock().expect("no holder panics");
+        let (own, others) =
+            mem::take(&mut *left).into_iter().partition(|one| one.note.function == *service.name());
+        *left = others;
+        drop(left);
+        let own: Vec<Left> = own;
+        for one in own {
+            let (function, instance) = (service.name(), one.note.id);
+            match service.take_over_asleep(one) {
+                Ok(()) => {
+                    tracing::info!(%function, instance, "an instance of an earlier daemon is asleep")
+                }
+                Err(why) => {
+                    tracing::warn!(%function, instance, "ended an instance that was asleep: {why}")
+                }
+            }
+        }
+    }
+
+    /// Ends those of functions that are gone.
+    pub(crate) fn forget_left_asleep(&self) {
+        let mut left = self.left_asleep.lock().expect("no holder panics");
+        left.retain(|one| {
+            let is_known = self.route(one.note.function.as_str()).is_some();
+            if !is_known {
+                let (function, instance) = (&one.note.function, one.note.id);
+                tracing::warn!(%function, instance, "ended an instance that was asleep: its function is gone");
+            }
+            is_known
+        });
+    }
+
+    /// Leaves instances that are asleep to the next daemon, where their functions want that; how
+    /// many there are.
+    pub(crate) fn keep_asleep(&self) -> usize {
+        let services = self.services();
+        let persistent = services.iter().filter(|service| service.persists());
+        let left = mem::take(&mut *self.left_asleep.lock().expect("no holder panics"));
+        left.iter().for_each(Left::keep);
+        persistent.map(|service| service.keep_asleep()).sum::<usize>() + left.len()
+    }
+
+    /// Ends instances that have been asleep for longer than their functions keep them, for as long
+    /// as the node lives.
+    pub(crate) async fn end_old_sleepers(self: Arc<Self>) {
+        loop {
+            sleep(LOOK_FOR_OLD_SLEEPERS).await;
+            self.services().iter().for_each(|service| service.end_old_sleepers());
+        }
+    }
+
     /// Takes no more requests, lets instances finish for at most `patience`,
     /// and ends them all.
     pub async fn drain(&self, patience: Duration) {
@@ -218,7 +305,12 @@ impl NodeState {
             // Clients that ask nothing now will not be served.
             self.admission.let_go_of_waiting();
             let services = self.everything();
-            services.iter().for_each(|service| service.retire_all());
+            for service in &services {
+                match service.persists() {
+                    true => service.send_all_to_sleep(),
+                    false => service.retire_all(),
+                }
+            }
             let instances: usize = services.iter().map(|service| service.instance_count()).sum();
             // Answers may still be on their way when the instances are gone.
             let left = instances + self.admission.busy();
@@ -288,6 +380,21 @@ impl NodeState {
         idle.sort_by_key(|(since, id, _)| (*since, *id));
         idle.truncate(most);
         idle.iter().for_each(|(_, id, service)| service.relieve(*id));
+        idle.len()
+    }
+
+    /// Puts hibernated instances to sleep, those first that have been idle longest; how many were
+    /// asked, `most` at most.
+    pub(crate) fn put_idlest_to_sleep(&self, most: usize) -> usize {
+        let services = self.services();
+        let hibernated = services.iter().flat_map(|service| {
+            let idle = service.idle_hibernated().into_iter();
+            idle.map(move |(since, id)| (since, id, service))
+        });
+        let mut idle: Vec<_> = hibernated.collect();
+        idle.sort_by_key(|(since, id, _)| (*since, *id));
+        idle.truncate(most);
+        idle.iter().for_each(|(_, id, service)| service.send_to_sleep(*id));
         idle.len()
     }
 

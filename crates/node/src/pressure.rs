@@ -1,4 +1,4 @@
-//! Hibernating idle instances while the host is short of memory.
+//! Hibernating idle instances, and putting them to sleep, while the host is short of memory.
 //!
 //! The host's kernel says for how much of the time somebody has waited for memory (pressure stall
 //! information, Documentation/accounting/psi.rst). As long as that is too much, the instances that
@@ -31,11 +31,21 @@ pub(crate) async fn watch_pressure(node: Arc<NodeState>) {
     loop {
         sleep(LOOK_EVERY).await;
         if memory_pressure().is_ok_and(|percent| percent >= TOO_MUCH) {
-            let asked = node.hibernate_idlest(AT_A_TIME);
-            if asked > 0 {
-                tracing::info!(instances = asked, "memory is short: hibernating idle instances");
-            }
+            relieve(&node);
         }
+    }
+}
+
+/// Hibernates idle instances; if all are, puts them to sleep. One that can do neither ends.
+fn relieve(node: &NodeState) {
+    let asked = node.hibernate_idlest(AT_A_TIME);
+    if asked > 0 {
+        tracing::info!(instances = asked, "memory is short: hibernating idle instances");
+        return;
+    }
+    let asked = node.put_idlest_to_sleep(AT_A_TIME);
+    if asked > 0 {
+        tracing::info!(instances = asked, "memory is short: putting hibernated instances to sleep");
     }
 }
 

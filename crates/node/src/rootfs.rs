@@ -148,6 +148,14 @@ impl StoredRootfs {
         Arc::new(self.clone())
     }
 
+    /// The content of one of its files.
+    ///
+    /// # Errors
+    /// It is missing, or cannot be opened.
+    pub fn open_content(&self, hash: BlobHash) -> Result<File, StoreError> {
+        self.store.open_blob(hash)
+    }
+
     /// The form in which programs are started over it.
     pub fn rootfs(&self) -> Rootfs {
         Rootfs::Index { file: self.file(), len: self.file_len(), blobs: self.blobs() }

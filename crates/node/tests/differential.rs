@@ -140,6 +140,7 @@ impl Bench {
             max_stored: 1 << 30,
             merge: self.merge,
             base,
+            identity: None,
         };
         let mut session = self.store.session().unwrap();
         let new = session.new_image_file().unwrap();
@@ -214,6 +215,7 @@ fn options(egress: &Arc<thaw_sandbox::EgressPolicy>) -> ThawOptions<'_> {
         limits: Default::default(),
         cpu_time_limit: None,
         flags: 0,
+        resumed: &[],
         hostname: "",
         egress,
         cores: None,

@@ -45,11 +45,16 @@ pub struct OfProcess {
     /// Bit n: vCPU n is there no more. Its host thread uses the stack until the host has
     /// ended it, which nobody sees.
     pub(crate) ended: AtomicU64,
+    /// Number of the twin, 0 if there is none, or [`TWIN_TO_BE`].
+    pub(crate) twin: AtomicU32,
     /// There is a [`crate::memory::Window`].
     pub(crate) window_is_used: AtomicBool,
     /// Bit n: buffer n of [`crate::message`] is in use.
     pub(crate) messages_used: AtomicU32,
 }
+
+/// A twin is being forked, whose number nobody knows yet.
+pub(crate) const TWIN_TO_BE: u32 = u32::MAX;
 
 /// That of the calling host process.
 pub fn of_process() -> &'static OfProcess {

@@ -6,8 +6,10 @@
 #![allow(unsafe_code)]
 
 use alloc::alloc::{Layout, alloc_zeroed, dealloc};
-use core::arch::x86_64::{__cpuid_count, _xgetbv};
+use core::arch::x86_64::_xgetbv;
 use core::sync::atomic::{AtomicU32, Ordering};
+
+use crate::cpu;
 
 /// Bytes of the legacy area and the header of an `xsave` area.
 pub const LEGACY_AND_HEADER: usize = 576;
@@ -22,15 +24,26 @@ pub fn size() -> usize {
     if known != 0 {
         return known as usize;
     }
-    let size = __cpuid_count(0xd, 0).ebx;
+    let size = cpu::area_size();
     SIZE.store(size, Ordering::Relaxed);
     size as usize
 }
 
-/// The enabled state components (`XCR0`).
+/// Other components are saved from now on.
+pub(crate) fn forget_size() {
+    SIZE.store(0, Ordering::Relaxed);
+}
+
+/// The state components (`XCR0`) that are enabled and that guest threads may have.
 pub fn components() -> u64 {
     // SAFETY: XSAVE is a requirement, checked by `thaw doctor`.
-    unsafe { xcr0() }
+    unsafe { xcr0() & cpu::components() }
+}
+
+/// Halves of the mask of components to save and load, as the instructions take it.
+fn mask() -> (u32, u32) {
+    let mask = cpu::components();
+    (mask as u32, (mask >> 32) as u32)
 }
 
 #[target_feature(enable = "xsave")]
@@ -82,24 +95,43 @@ impl FpuState {
 
     /// Saves the registers here.
     pub fn save(&mut self) {
+        self.grow(size());
+        let (low, high) = mask();
         // SAFETY: the area is large enough and aligned.
         unsafe {
-            core::arch::asm!("xsave64 [{}]", in(reg) self.area, in("eax") u32::MAX, in("edx") u32::MAX, options(nostack));
+            core::arch::asm!("xsave64 [{}]", in(reg) self.area, in("eax") low, in("edx") high, options(nostack));
+        }
+    }
+
+    /// Has at least `len` bytes from now on. The image of a processor that has fewer components
+    /// has shorter areas. Those that it lacks are initial, as the zeros say that they get.
+    fn grow(&mut self, len: usize) {
+        if self.len < len {
+            // SAFETY: the size is not zero.
+            let area = unsafe { alloc_zeroed(Self::layout(len)) };
+            assert!(!area.is_null(), "out of kernel memory");
+            let mut grown = Self { area, len };
+            grown.bytes_mut()[..self.len].copy_from_slice(self.bytes());
+            *self = grown;
         }
     }
 
     /// Becomes a copy of `other`.
     pub fn copy_from(&mut self, other: &Self) {
-        self.bytes_mut().copy_from_slice(other.bytes());
+        self.grow(other.len);
+        // Where this one is longer, the other lacks those components.
+        self.bytes_mut()[other.len..].fill(0);
+        self.bytes_mut()[..other.len].copy_from_slice(other.bytes());
     }
 
     /// Loads the registers from here. The area must be valid, as `save` and
     /// [`FpuState::sanitize`] leave it.
     pub fn load(&self) {
+        let (low, high) = mask();
         // SAFETY: valid by the above; kernel code keeps nothing in the registers
         // across this call, since it clobbers them.
         unsafe {
-            core::arch::asm!("xrstor64 [{}]", in(reg) self.area, in("eax") u32::MAX, in("edx") u32::MAX,
+            core::arch::asm!("xrstor64 [{}]", in(reg) self.area, in("eax") low, in("edx") high,
                 out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
                 out("xmm4") _, out("xmm5") _, out("xmm6") _, out("xmm7") _,
                 out("xmm8") _, out("xmm9") _, out("xmm10") _, out("xmm11") _,
@@ -128,5 +160,46 @@ impl Drop for FpuState {
     fn drop(&mut self) {
         // SAFETY: allocated in `initial` with the same layout.
         unsafe { dealloc(self.area, Self::layout(self.len)) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An area as the image of a lesser processor has it.
+    fn short() -> FpuState {
+        let mut short = FpuState::initial();
+        let whole = core::mem::replace(&mut short.len, 0);
+        // SAFETY: allocated with that length, and not used any more.
+        unsafe { dealloc(short.area, FpuState::layout(whole)) };
+        let len = LEGACY_AND_HEADER;
+        // SAFETY: the size is not zero.
+        (short.area, short.len) = (unsafe { alloc_zeroed(FpuState::layout(len)) }, len);
+        short.bytes_mut()[24..28].copy_from_slice(&0x1f80u32.to_le_bytes());
+        short
+    }
+
+    #[test]
+    fn the_area_of_a_lesser_processor_grows_when_it_is_saved() {
+        let mut state = short();
+        state.save();
+        assert_eq!(state.bytes().len(), size().max(LEGACY_AND_HEADER));
+        let mut present = [0u8; 8];
+        present.copy_from_slice(&state.bytes()[512..520]);
+        assert_eq!(u64::from_le_bytes(present) & !components(), 0);
+    }
+
+    #[test]
+    fn areas_of_different_lengths_are_copied() {
+        let (mut long, mut other) = (FpuState::initial(), short());
+        let last = long.bytes().len() - 1;
+        long.bytes_mut()[last] = 7;
+        other.bytes_mut()[24] = 0x81;
+        long.copy_from(&other);
+        assert_eq!((long.bytes()[24], long.bytes()[last]), (0x81, 0));
+        long.bytes_mut()[last] = 7;
+        other.copy_from(&long);
+        assert_eq!(other.bytes(), long.bytes());
     }
 }

@@ -4,6 +4,7 @@
 extern crate alloc;
 
 pub mod boot_area;
+pub mod cpu;
 pub mod errno;
 pub mod fpu;
 pub mod io;

@@ -184,6 +184,9 @@ pub enum Kinship {
     Sibling,
     /// As [`Kinship::Sibling`], and process 1 of a sandbox of its own: a copy of a template.
     Sandbox,
+    /// A child that runs nothing and only holds its copy of the memory ([`Processes::be_twin`]).
+    /// However it ends, the sandbox goes on. There is one at a time.
+    Twin,
 }
 
 /// Which side of a fork this is.
@@ -212,6 +215,13 @@ pub trait Processes {
     /// The host has no memory or no process for it, or the sandbox may have only one
     /// ([`Processes::may_fork`]).
     fn fork(kinship: Kinship) -> Result<Forked>;
+
+    /// What a new [`Kinship::Twin`] does after [`Vcpus::begin_forked`]: waits for its end, and
+    /// changes no memory but its stacks and the first vCPU's part of the per-boot area.
+    fn be_twin() -> !;
+
+    /// Ends the twin of this host process, if there is one.
+    fn end_twin();
 
     /// Whether the sandbox may have more than one host process and vCPU. It does not change
     /// after [`Processes::confine`].
@@ -329,6 +339,13 @@ pub trait Threads {
     /// Makes system calls and faults of guest code come to the kernel on the first vCPU. To be
     /// called once, before there is guest code.
     fn catch_guest() -> Result<()>;
+
+    /// Makes each `cpuid` instruction fault from now on, the kernel's own as well, in this host
+    /// process and all that it makes.
+    ///
+    /// # Errors
+    /// The processor, or who shows it, cannot do that (`ENODEV`).
+    fn fault_on_cpuid() -> Result<()>;
 
     /// Saves all that the processor holds of guest threads, so that memory holds all of every
     /// thread that has run on this vCPU, which is idle.

@@ -134,6 +134,7 @@ macro_rules! registers {
 
 registers! {
     rax, set_rax: u64;
+    rbx, set_rbx: u64;
     rcx, set_rcx: u64;
     rdx, set_rdx: u64;
     rsi, set_rsi: u64;
@@ -150,6 +151,7 @@ registers! {
     signal, set_signal: u32;
     code, set_code: i32;
     address, set_address: u64;
+    trap, set_trap: u64;
     error, set_error: u64;
 }
 

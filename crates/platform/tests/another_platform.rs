@@ -132,6 +132,8 @@ impl Memory for Nowhere {
 impl Processes for Nowhere {
     missing! {
         fn fork(Kinship) -> Result<Forked>;
+        fn be_twin() -> !;
+        fn end_twin();
         fn may_fork() -> bool;
         fn confine(List) -> Result<()>;
         fn set_ids(u32) -> Result<()>;
@@ -171,6 +173,7 @@ impl Threads for Nowhere {
 
     missing! {
         fn catch_guest() -> Result<()>;
+        fn fault_on_cpuid() -> Result<()>;
         fn put_registers_away();
         fn fs_base() -> u64;
         fn set_fs_base(u64);

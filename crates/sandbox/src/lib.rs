@@ -36,8 +36,8 @@ mod sys;
 mod text;
 
 pub use boot::{
-    BootError, BootFlags, BootPlan, Mount, MountKind, PlanError, Rootfs, StartSpec, ThawOptions,
-    connection,
+    BootError, BootFlags, BootPlan, Mount, MountKind, PlanError, RESUMED_MAX, Rootfs, StartSpec,
+    ThawOptions, connection,
 };
 pub use broker::{
     BlobSource, BoundAccess, BoundDirectory, FileRights, FuseAccess, HostDirectory, HostPolicy,
@@ -50,24 +50,28 @@ pub use egress::{
 };
 pub use event::{BootTimes, Event, GuestExit, Progress, Violation};
 pub use freeze::{
-    FreezeBase, FreezeError, FreezeReport, FreezeSpec, MergePolicy, freeze, freeze_live,
+    FreezeBase, FreezeError, FreezeReport, FreezeSpec, Freezer, MergePolicy, freeze, freeze_live,
 };
 pub use hibernate::{
     Awake, AwakeCause, Deflated, HibernateError, HibernateSpec, Hibernator, SwapFile, Swapped,
     Timers,
 };
-pub use image::{AncestorFile, Fit, Image, ImageError, cpu_features};
+pub use image::{
+    AncestorFile, Fit, Image, ImageError, can_mask_cpuid, cpu_features, cpu_features_of, lacking,
+    level_of,
+};
 pub use kernel::{KERNEL_ELF, Kernel, KernelError, kernel_build_id};
-pub use limits::{LimitReached, Meter, ResourceLimits, WeakLimits};
+pub use limits::{LimitReached, Lowered, Meter, RaisedMemory, ResourceLimits, WeakLimits};
 pub use prefetch::{CacheProbe, PrefetchLayout};
 pub use rewind::{Effort, Reason as RewindRefusal, RewindError};
-pub use sandbox::{Connector, Sandbox};
+pub use sandbox::{Connector, Sandbox, Twin};
 pub use state::StateError;
 pub use sys::{set_terminal_mode, terminal_mode};
 pub use text::escape;
 pub use working_set::{PopulatePolicy, Recorder, WorkingSet, WorkingSetError};
 pub use zygote::{
-    Adopted, KeptForSuccessor, Legacy, Orphan, OrphanConnection, PoolConfig, PoolStats, Processes,
-    ReadySandbox, Template, TemplateError, UserIds, Zygote, ZygoteConfig, ZygoteError,
-    ZygoteParent, ZygotePool, keep_connection, take_over, zygote_parent_main,
+    Adopted, BuildError, BuildPools, KeptForSuccessor, Legacy, OLDER_BUILDS_MAX, Orphan,
+    OrphanConnection, PoolConfig, PoolStats, Processes, ReadySandbox, Template, TemplateError,
+    UserIds, Zygote, ZygoteConfig, ZygoteError, ZygoteParent, ZygotePool, keep_connection,
+    take_over, zygote_parent_main,
 };

@@ -11,16 +11,17 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use thaw_abi::control::{
-    Connection, MSG_CHECKPOINT, MSG_CONNECTION, MSG_FREEZE, MSG_READY, MSG_RENEWED, MSG_RESUME,
-    MSG_SIGNAL, MSG_WINDOW_SIZE, Signal, WindowSize,
+    CHECKPOINT_TWIN, Checkpoint, Connection, MSG_CHECKPOINT, MSG_CONNECTION, MSG_FREEZE, MSG_READY,
+    MSG_RENEWED, MSG_RESUME, MSG_SIGNAL, MSG_TWIN_READ, MSG_WINDOW_SIZE, Signal, WindowSize,
 };
+use thaw_abi::cpu::Baseline;
 
 use crate::boot::{BootError, BootPlan, Rootfs};
 use crate::broker::{Broker, QueueFull};
 use crate::console::HostEnd;
 use crate::egress::Denials;
 use crate::event::{Event, Incoming, Progress, Violation, parse};
-use crate::limits::{LimitReached, Meter};
+use crate::limits::{LimitReached, Meter, RaisedMemory};
 use crate::message::{self, Outbox, OutboxFull};
 use crate::rewind::{Effort, Reason, RewindError, TakenDown};
 use crate::state::{StateError, Subject};
@@ -49,6 +50,8 @@ pub struct Sandbox {
     state: State,
     /// Checksum of the image that it is a copy of, if it is one.
     thawed_from: Option<[u8; 32]>,
+    /// The level of the instruction set that its program is held to.
+    baseline: Option<Baseline>,
     /// The state that it can be put back into.
     held: Option<(TakenDown, Arc<BootPlan>)>,
 }
@@ -67,6 +70,15 @@ struct Line {
 
 /// Hands connections to a sandbox, beside its owner.
 pub struct Connector(Arc<Line>);
+
+/// Whether a sandbox that is asked to rest may go on before its memory is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Twin {
+    /// It may fork a process that holds its memory, where it can, and go on at once.
+    Allowed,
+    /// It waits until its memory has been read.
+    Refused,
+}
 
 /// How far the conversation has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,17 +108,41 @@ impl Sandbox {
     ) -> Self {
         let line = Arc::new(Line::new(Arc::new(control)));
         let state = State::Open;
-        Self { process, line, console, broker, state, thawed_from: None, held: None }
+        Self {
+            process,
+            line,
+            console,
+            broker,
+            state,
+            thawed_from: None,
+            baseline: None,
+            held: None,
+        }
     }
 
     /// Notes that it is a copy of the image of a plan.
-    pub(crate) fn thawed_from(mut self, plan: &BootPlan) -> Self {
-        self.thawed_from = Some(plan.image_checksum);
+    pub(crate) fn thawed_from(self, plan: &BootPlan) -> Self {
+        self.thawed_as(Some(plan.image_checksum))
+    }
+
+    /// Notes that it is a copy of the image with this checksum, or of one that is not known.
+    pub(crate) fn thawed_as(mut self, checksum: Option<[u8; 32]>) -> Self {
+        self.thawed_from = checksum;
         self
     }
 
+    /// Notes the level of the instruction set that its program was started for.
+    pub(crate) fn hold_to(&mut self, baseline: Option<Baseline>) {
+        self.baseline = baseline;
+    }
+
+    /// The level of the instruction set that its program is held to.
+    pub(crate) fn baseline(&self) -> Option<Baseline> {
+        self.baseline
+    }
+
     /// Checksum of the image that it is a copy of; `None`: it was started without one.
-    pub(crate) fn image_checksum(&self) -> Option<[u8; 32]> {
+    pub fn image_checksum(&self) -> Option<[u8; 32]> {
         self.thawed_from
     }
 
@@ -384,10 +420,28 @@ impl Sandbox {
     }
 
     /// Asks the sandbox to come to rest at once, whatever its threads are doing, and report
-    /// [`Event::EntryPoint`]. After [`Sandbox::resume`] it goes on as if nothing had been.
-    pub fn request_checkpoint(&mut self) -> io::Result<()> {
-        self.send(message::message(MSG_CHECKPOINT, &()), Vec::new())?;
+    /// [`Event::EntryPoint`]. After [`Sandbox::resume`] it goes on as if nothing had been, or
+    /// before, if it may have a twin and has made one ([`thaw_abi::control::EntryPoint::process`]).
+    pub fn request_checkpoint(&mut self, twin: Twin) -> io::Result<()> {
+        let flags = if twin == Twin::Allowed { CHECKPOINT_TWIN } else { 0 };
+        let checkpoint = Checkpoint { flags, reserved: 0 };
+        self.send(message::message(MSG_CHECKPOINT, &checkpoint), Vec::new())?;
         self.process.ring()
+    }
+
+    /// The memory of its twin has been read, or is not wanted any more.
+    pub fn end_twin(&mut self) -> io::Result<()> {
+        self.send(message::message(MSG_TWIN_READ, &()), Vec::new())?;
+        self.process.ring()
+    }
+
+    /// Lets it have more memory as long as it has a twin: each page that it writes meanwhile is
+    /// there twice. It may have all that it has now a second time.
+    ///
+    /// # Errors
+    /// The host refuses; the limit is as before.
+    pub fn allow_twin_memory(&self) -> io::Result<RaisedMemory> {
+        RaisedMemory::of(&self.process.limits)
     }
 
     /// Lets the sandbox go on after [`Event::EntryPoint`].

@@ -27,6 +27,15 @@ pub(crate) fn cached_pages(file: BorrowedFd<'_>, offset: u64, len: u64) -> io::R
     if result == 0 { Ok(found[0]) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Processor time of this thread, in nanoseconds. The wrapper of `rustix` asks prctl(2) for a vdso,
+/// which processes behind a filter may not.
+pub(crate) fn thread_processor_time() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the call writes one `timespec`. It cannot fail for this clock, clock_gettime(2).
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
 /// The modes of a terminal, as the kernel has them.
 pub fn terminal_mode(terminal: BorrowedFd<'_>) -> io::Result<TerminalMode> {
     let mut mode = TerminalMode::zeroed();

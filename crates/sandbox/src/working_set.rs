@@ -440,9 +440,24 @@ impl WorkingSet {
         })
     }
 
+    /// The ranges to populate so that what was written of a range is there.
+    pub(crate) fn written(&self, start: u64, end: u64) -> impl Iterator<Item = PopulateRange> {
+        let written = self.within(start, end).filter(|run| run.how == Use::Written);
+        written.map(|Run { start, end, .. }| PopulateRange {
+            start,
+            len: end - start,
+            how: POPULATE_WRITE,
+        })
+    }
+
+    /// The first page of a range that was touched.
+    pub(crate) fn first_within(&self, start: u64, end: u64) -> Option<u64> {
+        self.within(start, end).next().map(|run| run.start)
+    }
+
     /// Whether any page of a range was touched.
     pub(crate) fn touches(&self, start: u64, end: u64) -> bool {
-        self.within(start, end).next().is_some()
+        self.first_within(start, end).is_some()
     }
 
     /// The ranges to populate in these mappings, `room` at most: the longest.

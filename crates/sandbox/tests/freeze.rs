@@ -34,6 +34,7 @@ fn spec() -> FreezeSpec {
         max_stored: 1 << 30,
         merge: MergePolicy { clean_gap_pages: 0, zero_gap_pages: 4 },
         base: None,
+        identity: None,
     }
 }
 
@@ -75,6 +76,7 @@ fn thaw(plan: &thaw_sandbox::BootPlan) -> Sandbox {
         limits: Default::default(),
         cpu_time_limit: None,
         flags: 0,
+        resumed: &[],
         hostname: "copy",
         egress: &Default::default(),
         cores: None,

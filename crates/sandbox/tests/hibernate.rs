@@ -366,6 +366,37 @@ fn a_full_disk_leaves_it_as_it_was() {
     assert_eq!(client.ask("sum"), expected);
 }
 
+/// Where there were zeros when it was hibernated, there is memory now that nobody has touched
+/// since it came from the swap file.
+#[test]
+fn memory_that_was_moved_between_two_hibernations_is_kept() {
+    let mut running = Running::start(1);
+    let mut client = running.connect();
+    let expected = client.ask("moved");
+    running.hibernate();
+    assert_eq!(client.ask("move"), "here");
+    running.awake();
+    running.hibernate();
+    assert_eq!(client.ask("moved"), expected);
+    running.awake();
+}
+
+/// It says that it is awake when it has answered, and when that was.
+#[test]
+fn it_says_when_it_has_answered() {
+    let mut running = Running::start(1);
+    let mut client = running.connect();
+    client.ask("count");
+    running.hibernate();
+    client.ask("count");
+    let awake = running.awake();
+    assert!(awake.answered_ns.is_some_and(|at| at >= awake.ready_ns), "{awake:?}");
+    running.hibernate();
+    running.sandbox.wake().unwrap();
+    let awake = running.awake();
+    assert_eq!((awake.answered_ns, awake.was_hibernated), (None, true));
+}
+
 #[test]
 fn a_truncated_swap_file_ends_it_with_a_reason() {
     for len in [0, 4096, 1 << 20] {

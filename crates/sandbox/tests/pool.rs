@@ -54,7 +54,7 @@ fn a_pool_starts_another_parent_whenever_one_is_killed_while_it_starts() {
         let (known, is_over) = (children(), AtomicBool::new(false));
         std::thread::scope(|scope| {
             let killer = scope.spawn(|| strike_newcomers(known, after, &is_over));
-            kill(pool.parent().pid());
+            kill(pool.parent().unwrap().pid());
             let taken = pool.take();
             is_over.store(true, Ordering::Relaxed);
             struck += killer.join().unwrap();

@@ -37,6 +37,7 @@ fn spec() -> FreezeSpec {
         max_stored: 1 << 30,
         merge: MergePolicy::default(),
         base: None,
+        identity: None,
     }
 }
 
@@ -152,6 +153,7 @@ fn thawed(parent: &ZygoteParent, plan: &BootPlan) -> Sandbox {
         limits: Default::default(),
         cpu_time_limit: None,
         flags: 0,
+        resumed: &[],
         hostname: "copy",
         egress: &Default::default(),
         cores: None,

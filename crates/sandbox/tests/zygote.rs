@@ -401,7 +401,7 @@ fn a_pool_stays_full_and_never_runs_dry() {
 fn a_pool_survives_the_death_of_its_parent() {
     let pool = ZygotePool::new(PoolConfig { size: 2, zygotes: config() }).unwrap();
     pool.wait_full().unwrap();
-    let first = pool.parent().pid();
+    let first = pool.parent().unwrap().pid();
     let pid = rustix::process::Pid::from_raw(first as i32).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
     // Zygotes that nobody has noticed to be dead yet may still be handed out,
@@ -409,7 +409,7 @@ fn a_pool_survives_the_death_of_its_parent() {
     while exists(first) {
         std::thread::sleep(Duration::from_millis(5));
     }
-    while !pool.parent().has_ended() && pool.parent().pid() == first {
+    while !pool.parent().unwrap().has_ended() && pool.parent().unwrap().pid() == first {
         std::thread::sleep(Duration::from_millis(5));
     }
     let mut sandbox = loop {
@@ -421,7 +421,7 @@ fn a_pool_survives_the_death_of_its_parent() {
     };
     sandbox.resume().unwrap();
     assert_eq!(said(&mut sandbox), "resumed");
-    assert_ne!(pool.parent().pid(), first);
+    assert_ne!(pool.parent().unwrap().pid(), first);
     assert_eq!(pool.stats().parent_restarts, 1);
 }
 
@@ -447,7 +447,7 @@ fn strike(parent: u32, after: Duration, strikes_parent: bool) {
 fn a_pool_gives_a_zygote_whatever_is_killed_while_it_is_made() {
     let pool = ZygotePool::new(PoolConfig { size: 0, zygotes: config() }).unwrap();
     for round in 0..120 {
-        let parent = pool.parent().pid();
+        let parent = pool.parent().unwrap().pid();
         let after = Duration::from_micros(100 * (round % 30));
         std::thread::scope(|scope| {
             scope.spawn(|| strike(parent, after, round % 4 == 0));
@@ -462,7 +462,7 @@ fn zygotes_that_died_with_their_parent_can_be_discarded_at_once() {
     for _ in 0..20 {
         let pool = ZygotePool::new(PoolConfig { size: 4, zygotes: config() }).unwrap();
         pool.wait_full().unwrap();
-        let parent = pool.parent().pid();
+        let parent = pool.parent().unwrap().pid();
         kill(parent);
         while fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"))
             .is_ok_and(|children| !children.is_empty())

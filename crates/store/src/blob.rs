@@ -124,6 +124,30 @@ impl Session {
         Err(StoreError::Changing { path: path.to_owned() })
     }
 
+    /// Stores what can be read from `source`, up to its end. Pages of zeros become holes.
+    pub fn put_stream(&mut self, source: &mut dyn Read, domain: &Domain) -> Result<Option<Blob>> {
+        let _acting = self.layout.act()?;
+        let mut start = Vec::new();
+        source.take(SMALL).read_to_end(&mut start).map_err(StoreError::Source)?;
+        if (start.len() as u64) < SMALL {
+            return self.put_blob(&start, domain);
+        }
+        let (file, path) = self.stage.create_file()?;
+        let mut hasher = domain.hasher();
+        let mut size = 0;
+        let mut chunk = start;
+        while !chunk.is_empty() {
+            hasher.update(&chunk);
+            write_sparsely(&file, &chunk, size).context("write", &path)?;
+            size += chunk.len() as u64;
+            chunk.clear();
+            source.take(CHUNK as u64).read_to_end(&mut chunk).map_err(StoreError::Source)?;
+        }
+        file.set_len(size).context("write", &path)?;
+        let blob = Blob { hash: hasher.finalize().into(), size };
+        self.stage_large(file, &path, blob, domain).map(Some)
+    }
+
     /// Clones the file where the file system can; elsewhere hashes it first, so
     /// that content which is here already is not written again.
     fn put_large(&mut self, file: &File, path: &Path, domain: &Domain) -> Result<Option<Blob>> {
@@ -234,6 +258,20 @@ impl Session {
         shards.insert(layout.blobs());
         sync_all(&shards.iter().map(|path| path.as_path()).collect::<Vec<_>>())
     }
+}
+
+/// Writes those pages of a chunk that are not zero.
+fn write_sparsely(file: &File, chunk: &[u8], at: u64) -> io::Result<()> {
+    const PAGE: usize = 4096;
+    if chunk.chunks(PAGE).all(|page| page.iter().any(|&byte| byte != 0)) {
+        return file.write_all_at(chunk, at);
+    }
+    for (number, page) in chunk.chunks(PAGE).enumerate() {
+        if page.iter().any(|&byte| byte != 0) {
+            file.write_all_at(page, at + (number * PAGE) as u64)?;
+        }
+    }
+    Ok(())
 }
 
 /// Makes files or directories of the store durable.

@@ -31,6 +31,10 @@ pub enum Kind {
     Prefetch,
     /// The record of the images that an image differs from.
     Ancestors,
+    /// A build of the Thaw kernel.
+    Kernel,
+    /// The record of the kernel that an image needs.
+    ImageKernel,
     /// A checkpoint's record.
     Checkpoint,
 }
@@ -46,6 +50,8 @@ impl std::fmt::Display for Kind {
             Kind::WorkingSet => "working set",
             Kind::Prefetch => "prefetch file",
             Kind::Ancestors => "list of the ancestors of image",
+            Kind::Kernel => "kernel build",
+            Kind::ImageKernel => "record of the kernel of image",
             Kind::Checkpoint => "checkpoint",
         })
     }
@@ -64,6 +70,9 @@ pub enum StoreError {
         /// The host's reason.
         source: io::Error,
     },
+    /// What was to be stored cannot be read.
+    #[error("it cannot be read: {0}")]
+    Source(io::Error),
     /// The store's file system or the quota is full. Nothing was published.
     #[error(
         "the disk that holds {} is full: free some space on it or remove functions that are no \
@@ -211,6 +220,11 @@ pub(crate) fn way_out(kind: Kind) -> &'static str {
         Kind::Function | Kind::Image => "build the function again",
         Kind::WorkingSet => "it can be removed: the next boot records a new one",
         Kind::Prefetch => "it can be removed: cold boots read the image instead",
+        Kind::Kernel => {
+            "build any function with the version of Thaw that it belongs to, or build again what \
+             needs it and remove its checkpoints"
+        }
+        Kind::ImageKernel => "build the function again, or remove the checkpoint",
         Kind::Ancestors => "remove the checkpoint whose image that is",
         Kind::Checkpoint => "remove the checkpoint, or restore its record",
     }

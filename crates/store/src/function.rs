@@ -106,6 +106,10 @@ pub struct RootfsRecord {
     pub index: IndexId,
     /// When this record was written, milliseconds since the epoch.
     pub created_ms: u64,
+    /// What is known of the container image that it was made from, of which the store understands
+    /// nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<serde_json::Value>,
 }
 
 impl Session {
@@ -194,6 +198,16 @@ impl Session {
 
     /// Gives an index a name, which it takes away from another index.
     pub fn put_rootfs(&mut self, name: &Name, index: IndexId) -> Result<RootfsRecord> {
+        self.put_rootfs_of(name, index, None)
+    }
+
+    /// The same, with what is known of the container image that it was made from.
+    pub fn put_rootfs_of(
+        &mut self,
+        name: &Name,
+        index: IndexId,
+        image: Option<serde_json::Value>,
+    ) -> Result<RootfsRecord> {
         let _acting = self.layout.act()?;
         drop(self.open_index(index)?);
         let record = RootfsRecord {
@@ -201,6 +215,7 @@ impl Session {
             name: name.clone(),
             index,
             created_ms: now_ms(),
+            image,
         };
         let to = self.layout.rootfs(name);
         self.write_record(&to, &[&to_json(&record)], Existing::Replace)?;

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use crate::error::{Context, Result, StoreError};
 use crate::function::names;
-use crate::id::{BlobHash, ImageId, IndexId};
+use crate::id::{BlobHash, ImageId, IndexId, KernelId};
 use crate::image::list;
 use crate::layout::ImageFile;
 use crate::lock::{lock_exclusive_within, try_lock_exclusive};
@@ -34,8 +34,10 @@ pub struct GcReport {
     pub indexes: Vec<IndexId>,
     /// Contents of regular files.
     pub blobs: Vec<BlobHash>,
-    /// Images that are gone, of which working sets, the files of their pages or lists of
-    /// ancestors were left.
+    /// Builds of the Thaw kernel.
+    pub kernels: Vec<KernelId>,
+    /// Images that are gone, of which working sets, the files of their pages, lists of
+    /// ancestors or records of their kernels were left.
     pub working_sets: Vec<ImageId>,
     /// Directories of sessions that did not end well.
     pub left_overs: Vec<PathBuf>,
@@ -63,19 +65,30 @@ impl Store {
     /// not. Removes nothing when a record or an index in use is damaged, because
     /// then it is not known what they refer to.
     pub fn gc(&self, removal: Removal) -> Result<GcReport> {
-        self.gc_within(removal, PATIENCE)
+        self.gc_keeping(removal, &[])
+    }
+
+    /// The same, but these images stay, with all that they need.
+    pub fn gc_keeping(&self, removal: Removal, images: &[ImageId]) -> Result<GcReport> {
+        self.gc_as(removal, PATIENCE, images)
     }
 
     /// The same, waiting for sessions no longer than `patience`.
     pub fn gc_within(&self, removal: Removal, patience: Duration) -> Result<GcReport> {
+        self.gc_as(removal, patience, &[])
+    }
+
+    fn gc_as(&self, removal: Removal, patience: Duration, kept: &[ImageId]) -> Result<GcReport> {
         let _acting = self.layout.act()?;
         let _lock = self.lock_all(patience)?;
         let mut live = self.live()?;
+        live.images.extend(kept.iter().filter(|id| self.layout.image(**id).exists()));
         let mut report = GcReport::default();
         let images = self.unused_images(&mut live)?;
         let indexes = self.unused_indexes(&mut live)?;
         // Everything that could fail for damage is read before the first removal.
         let blobs = self.unused_blobs(&live)?;
+        let kernels = self.unused_kernels(&live)?;
         for left_over in clean(&self.layout, removal)? {
             report.left_overs.push(left_over.path);
             report.bytes += left_over.bytes;
@@ -97,6 +110,10 @@ impl Store {
         for hash in blobs {
             report.bytes += remove(&self.layout.blob(hash), removal)?;
             report.blobs.push(hash);
+        }
+        for id in kernels {
+            report.bytes += remove(&self.layout.kernel(id), removal)?;
+            report.kernels.push(id);
         }
         if removal == Removal::Remove {
             self.remove_empty_functions()?;
@@ -194,14 +211,22 @@ impl Store {
         Ok(unused)
     }
 
-    /// Files of working sets, and lists of ancestors, without their images.
+    /// Kernel builds that no image needs which is in use. Sessions are kept out, so nobody is
+    /// about to store an image of one of them; zygotes of one have a file of their own.
+    fn unused_kernels(&self, live: &Live) -> Result<Vec<KernelId>> {
+        let used = self.kernels_of(&live.images)?;
+        let all = self.list_kernels()?.into_iter().map(|kernel| kernel.id);
+        Ok(all.filter(|id| !used.contains_key(id)).collect())
+    }
+
+    /// Files of working sets, lists of ancestors and records of kernels without their images.
     fn records_without(&self, removed: &[(ImageId, File)]) -> Result<Vec<(ImageId, PathBuf)>> {
         let mut orphans = Vec::new();
         for (path, file) in self.image_files()? {
             let id = match file {
                 ImageFile::Image(_) => continue,
                 ImageFile::WorkingSet(id) | ImageFile::Prefetch(id) => id,
-                ImageFile::Ancestors(id) => id,
+                ImageFile::Ancestors(id) | ImageFile::Kernel(id) => id,
             };
             if removed.iter().any(|(image, _)| *image == id) || !self.layout.image(id).exists() {
                 orphans.push((id, path));

@@ -85,6 +85,16 @@ hash_type! {
     ImageId
 }
 
+hash_type! {
+    /// Name of a build of the Thaw kernel: BLAKE3 of its ELF file.
+    KernelId
+}
+
+/// A dozen hexadecimal digits that stand for some bytes, to tell names apart.
+pub fn short_hash(bytes: &[u8]) -> String {
+    blake3::hash(bytes).to_hex()[..12].to_owned()
+}
+
 /// Upper-case digits are refused: a hash is a file name, and one file has one name.
 fn parse_hex(text: &str) -> Result<[u8; 32], InvalidHash> {
     if text.len() != 64 || text.bytes().any(|byte| byte.is_ascii_uppercase()) {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use bytemuck::{Pod, Zeroable};
 
 use crate::error::{Context, Kind, Result, StoreError};
-use crate::id::ImageId;
+use crate::id::{ImageId, KernelId};
 use crate::layout::{ImageFile as NamedFile, parse_image_name};
 use crate::lock::lock_shared;
 use crate::session::Session;
@@ -28,9 +28,15 @@ const WORKING_SET_VERSION: u32 = 1;
 pub struct NewImage {
     file: File,
     path: PathBuf,
+    kernel: Option<KernelId>,
 }
 
 impl NewImage {
+    /// Says which build of the Thaw kernel it needs, which is kept as long as the image.
+    pub fn needs(&mut self, kernel: KernelId) {
+        self.kernel = Some(kernel);
+    }
+
     /// The file, empty at first, open for reading and writing. Leave zero pages
     /// out as holes.
     pub fn file(&self) -> &File {
@@ -68,7 +74,7 @@ impl Session {
     pub fn new_image_file(&mut self) -> Result<NewImage> {
         let _acting = self.layout.act()?;
         let (file, path) = self.stage.create_file()?;
-        Ok(NewImage { file, path })
+        Ok(NewImage { file, path, kernel: None })
     }
 
     /// Makes a finished image durable, read-only and visible under its name.
@@ -83,7 +89,7 @@ impl Session {
     /// it does.
     ///
     /// # Errors
-    /// One of them is not in the store.
+    /// One of them, or the kernel that the image needs, is not in the store.
     pub fn commit_checkpoint_image(
         &mut self,
         image: NewImage,
@@ -94,11 +100,14 @@ impl Session {
 
     fn commit(&mut self, image: NewImage, ancestors: &[ImageId], mode: u32) -> Result<ImageId> {
         let _acting = self.layout.act()?;
-        let NewImage { file, path } = image;
+        let NewImage { file, path, kernel } = image;
         let id = image_id(&file).context("read", &path)?;
         if !ancestors.is_empty() {
             // First: an image without its record would lose its ancestors.
             self.put_ancestors(id, ancestors)?;
+        }
+        if let Some(kernel) = kernel {
+            self.put_image_kernel(id, kernel)?;
         }
         seal_as(&file, &path, mode)?;
         file.sync_all().context("sync", &path)?;

@@ -11,6 +11,8 @@
 //! images/<hash>.workingset       recorded working set of that image
 //! images/<hash>.prefetch         its pages, one after the other, with a checksum
 //! images/<hash>.ancestors        the images that it differs from, 0600
+//! images/<hash>.kernel           the build of the Thaw kernel that it needs, 0600
+//! kernels/<hash>                 ELF files of builds of the Thaw kernel, 0444
 //! checkpoints/<name>             JSON record of a checkpoint, 0600
 //! domains/<name>                 empty file: a sharing domain that was used
 //! tmp/<session>/                 what a session has not published yet; flock(2)ed while it lives
@@ -19,7 +21,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::error::{Context, Result};
-use crate::id::{BlobHash, ImageId, IndexId, Name};
+use crate::id::{BlobHash, ImageId, IndexId, KernelId, Name};
 use crate::owner::{Acting, Owner};
 
 /// Content of the version file.
@@ -31,6 +33,8 @@ const WORKING_SET_SUFFIX: &str = ".workingset";
 const PREFETCH_SUFFIX: &str = ".prefetch";
 /// End of the name of a record of ancestors.
 const ANCESTORS_SUFFIX: &str = ".ancestors";
+/// End of the name of a record of the kernel that an image needs.
+const KERNEL_SUFFIX: &str = ".kernel";
 
 /// Paths below the root of a store.
 #[derive(Clone, Debug)]
@@ -59,9 +63,19 @@ impl Layout {
     }
 
     /// Every directory that an open store has.
-    pub(crate) fn directories(&self) -> [PathBuf; 8] {
-        ["blobs", "indexes", "rootfs", "functions", "checkpoints", "images", "domains", "tmp"]
-            .map(|name| self.root.join(name))
+    pub(crate) fn directories(&self) -> [PathBuf; 9] {
+        [
+            "blobs",
+            "indexes",
+            "rootfs",
+            "functions",
+            "checkpoints",
+            "images",
+            "kernels",
+            "domains",
+            "tmp",
+        ]
+        .map(|name| self.root.join(name))
     }
 
     pub(crate) fn version(&self) -> PathBuf {
@@ -137,6 +151,18 @@ impl Layout {
         self.root.join("images").join(format!("{id}{ANCESTORS_SUFFIX}"))
     }
 
+    pub(crate) fn image_kernel(&self, id: ImageId) -> PathBuf {
+        self.root.join("images").join(format!("{id}{KERNEL_SUFFIX}"))
+    }
+
+    pub(crate) fn kernels(&self) -> PathBuf {
+        self.root.join("kernels")
+    }
+
+    pub(crate) fn kernel(&self, id: KernelId) -> PathBuf {
+        self.root.join("kernels").join(id.to_string())
+    }
+
     pub(crate) fn checkpoints(&self) -> PathBuf {
         self.root.join("checkpoints")
     }
@@ -164,6 +190,7 @@ pub(crate) enum ImageFile {
     WorkingSet(ImageId),
     Prefetch(ImageId),
     Ancestors(ImageId),
+    Kernel(ImageId),
 }
 
 /// Reads a file name in `images/`; `None` for a file that the store did not put there.
@@ -173,6 +200,9 @@ pub(crate) fn parse_image_name(name: &str) -> Option<ImageFile> {
     }
     if let Some(hex) = name.strip_suffix(ANCESTORS_SUFFIX) {
         return hex.parse().ok().map(ImageFile::Ancestors);
+    }
+    if let Some(hex) = name.strip_suffix(KERNEL_SUFFIX) {
+        return hex.parse().ok().map(ImageFile::Kernel);
     }
     match name.strip_suffix(PREFETCH_SUFFIX) {
         Some(hex) => hex.parse().ok().map(ImageFile::Prefetch),

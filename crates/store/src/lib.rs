@@ -15,6 +15,7 @@ mod id;
 mod image;
 pub mod import;
 pub mod index;
+mod kernel;
 mod layout;
 mod lock;
 mod owner;
@@ -33,9 +34,10 @@ pub use function::{
     FunctionList, FunctionRecord, FunctionVersion, NewFunction, PreviousVersion, RootfsRecord,
 };
 pub use gc::GcReport;
-pub use id::{BlobHash, ImageId, IndexId, InvalidHash, InvalidName, Name};
+pub use id::{BlobHash, ImageId, IndexId, InvalidHash, InvalidName, KernelId, Name, short_hash};
 pub use image::{ImageInfo, NewImage};
 pub use index::{OpenIndex, Tree};
+pub use kernel::{KERNEL_MAX, KernelInfo};
 pub use owner::{Acting, Owner};
 pub use prefetch::{PREFETCH_HEAD, PREFETCH_MAX, Prefetch};
 pub use session::Session;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::blob::{Blob, Domain, hash_file};
 use crate::error::{Context, Kind, Result, StoreError, way_out};
 use crate::function::names;
-use crate::id::{BlobHash, ImageId, IndexId, Name};
+use crate::id::{BlobHash, ImageId, IndexId, KernelId, Name};
 use crate::index::check_structure;
 use crate::layout::ImageFile;
 use crate::sparse::image_id;
@@ -61,6 +61,7 @@ struct Users {
     indexes: BTreeMap<IndexId, BTreeSet<Name>>,
     images: BTreeMap<ImageId, BTreeSet<Name>>,
     blobs: BTreeMap<BlobHash, BTreeSet<IndexId>>,
+    kernels: BTreeMap<KernelId, BTreeSet<Name>>,
 }
 
 struct Check<'s> {
@@ -93,6 +94,7 @@ impl Store {
         check.indexes(progress)?;
         check.blobs(progress)?;
         check.images(progress)?;
+        check.kernels(progress)?;
         Ok(check.report)
     }
 }
@@ -251,13 +253,14 @@ impl Check<'_> {
     fn images(&mut self, progress: &mut dyn FnMut(&VerifyReport)) -> Result<()> {
         let mut images: BTreeSet<ImageId> = self.users.images.keys().copied().collect();
         let (mut working_sets, mut prefetches) = (BTreeSet::new(), BTreeSet::new());
-        let mut ancestors = BTreeSet::new();
+        let (mut ancestors, mut kernels) = (BTreeSet::new(), BTreeSet::new());
         for (_, file) in self.store.image_files()? {
             match file {
                 ImageFile::Image(id) => images.insert(id),
                 ImageFile::WorkingSet(id) => working_sets.insert(id),
                 ImageFile::Prefetch(id) => prefetches.insert(id),
                 ImageFile::Ancestors(id) => ancestors.insert(id),
+                ImageFile::Kernel(id) => kernels.insert(id),
             };
         }
         for id in images {
@@ -304,6 +307,22 @@ impl Check<'_> {
                 Err(error) => return Err(error),
             }
         }
+        for id in kernels {
+            self.report.files += 1;
+            match self.store.image_kernel(id) {
+                Ok(Some(kernel)) => {
+                    let used_by = self.users_of_image(id);
+                    self.users.kernels.entry(kernel).or_default().extend(used_by);
+                }
+                Ok(None) => {}
+                Err(StoreError::Damaged { why, .. }) => {
+                    // Without it the collector does not know what to keep, so it stays.
+                    let used_by = self.users_of_image(id);
+                    self.problem(Kind::ImageKernel, id.to_string(), &why, used_by, false);
+                }
+                Err(error) => return Err(error),
+            }
+        }
         for id in prefetches {
             self.report.files += 1;
             match self.store.open_prefetch(id) {
@@ -315,6 +334,29 @@ impl Check<'_> {
                 }
                 Err(error) => return Err(error),
             }
+        }
+        Ok(())
+    }
+
+    /// Kernel builds that are there, and those that should be.
+    fn kernels(&mut self, progress: &mut dyn FnMut(&VerifyReport)) -> Result<()> {
+        let mut ids: BTreeSet<KernelId> = self.users.kernels.keys().copied().collect();
+        ids.extend(self.store.list_kernels()?.into_iter().map(|kernel| kernel.id));
+        for id in ids {
+            self.report.files += 1;
+            let used_by = self.users.kernels.get(&id).cloned().unwrap_or_default();
+            match self.store.kernel(id) {
+                Ok(elf) => self.report.bytes += elf.len() as u64,
+                Err(StoreError::Damaged { why, .. }) => {
+                    let removed = self.remove(&self.store.layout.kernel(id))?;
+                    self.problem(Kind::Kernel, id.to_string(), &why, used_by, removed);
+                }
+                Err(StoreError::NotFound { .. }) => {
+                    self.problem(Kind::Kernel, id.to_string(), "it is missing", used_by, false);
+                }
+                Err(error) => return Err(error),
+            }
+            progress(&self.report);
         }
         Ok(())
     }

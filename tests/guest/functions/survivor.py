@@ -1,9 +1,11 @@
 """Remembers how often it was asked: /count answers at once, /hold/SECONDS takes its time,
 /later/SECONDS/PORT then says hello to a server of the host, /grow/MEBIBYTES takes memory,
 /open/PORT/N opens connections to a server of the host and says how that went, /close closes
-them."""
+them, /draw/MEBIBYTES keeps random bytes and answers with the digest of all that is kept, /digest
+does that."""
 
 import errno
+import hashlib
 import http.server
 import os
 import socket
@@ -13,6 +15,8 @@ import time
 asked = 0
 lock = threading.Lock()
 kept = []
+# In the image of the function already.
+before = bytearray(1 << 20)
 opened = []
 
 
@@ -52,6 +56,16 @@ def grow(mebibytes):
     kept.append(memory)
 
 
+def draw(mebibytes):
+    kept.append(os.urandom(int(mebibytes) << 20))
+    before[:] = os.urandom(len(before))
+    return digest()
+
+
+def digest():
+    return hashlib.sha256(b"".join([*kept, before])).hexdigest()
+
+
 DEEDS = {
     "count": lambda: None,
     "hold": hold,
@@ -59,6 +73,8 @@ DEEDS = {
     "grow": grow,
     "open": open_some,
     "close": close_all,
+    "draw": draw,
+    "digest": digest,
 }
 
 

@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use thaw_node::build::{BuildEvent, BuildOptions, Built, Training, Trust, build};
 use thaw_node::catalog::Reload;
-use thaw_node::config::{DomainName, TimeSpan};
+use thaw_node::config::{CpuBaseline, DomainName, TimeSpan};
 use thaw_node::home::Home;
 
 /// Build a function: import its files, run it to its entry point, freeze it.
@@ -56,6 +56,11 @@ pub struct Arguments {
     /// thaw.toml says.
     #[arg(long, value_name = "NAME")]
     domain: Option<DomainName>,
+    /// Show the program no more of the processor than this level has, until it is frozen:
+    /// x86-64-v2, x86-64-v3, x86-64-v4, or host for all. The image runs on every machine of
+    /// that level. The host must be able to intercept CPUID (`cpuid_fault` in /proc/cpuinfo).
+    #[arg(long, value_name = "LEVEL", default_value = "host")]
+    cpu_baseline: CpuBaseline,
     /// Print JSON about the result.
     #[arg(long)]
     json: bool,
@@ -110,6 +115,7 @@ fn options(arguments: &Arguments) -> Result<BuildOptions, Failure> {
         tools: tools.into_iter().flatten().collect(),
         domain: arguments.domain.clone(),
         weak_limits: arguments.weak_limits.chosen(),
+        cpu_baseline: arguments.cpu_baseline,
         ..BuildOptions::default()
     })
 }

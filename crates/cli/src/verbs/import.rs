@@ -1,5 +1,6 @@
-//! `thaw import`: a directory becomes a stored root file system.
+//! `thaw import`: a directory or a container image becomes a stored root file system.
 
+use super::download::{self, ProgressLine, SizeArguments};
 use crate::failure::Outcome;
 use crate::output;
 use clap::Args;
@@ -7,22 +8,30 @@ use serde_json::json;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use thaw_node::home::Home;
-use thaw_node::rootfs;
-use thaw_store::Store;
+use thaw_node::{container, rootfs};
+use thaw_oci::Layout;
+use thaw_store::{Name, Store};
 
-/// Import a directory as a root file system with a name.
+/// Import a directory or a container image as a root file system with a name.
 ///
-/// Functions and `thaw run` then use it by that name, and share its files.
+/// Container images come as OCI layouts (directories, or archives of them) and as archives of
+/// `docker save` or `podman save`. Functions and `thaw run` then use them by their name, and share
+/// their files.
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Example:\n  thaw import ./alpine alpine && thaw run --rootfs alpine -- /bin/sh"
-)]
+#[command(after_help = "Examples:\n  \
+    thaw import ./alpine alpine && thaw run alpine -- /bin/sh\n  \
+    docker save -o app.tar app:1 && thaw import app.tar app && thaw run app")]
 pub struct Arguments {
-    /// The directory.
-    #[arg(value_name = "DIR")]
-    directory: PathBuf,
+    /// The directory or archive.
+    #[arg(value_name = "PATH")]
+    path: PathBuf,
     /// The name.
     name: String,
+    /// Which image, if there are several: its tag.
+    #[arg(long)]
+    tag: Option<String>,
+    #[command(flatten)]
+    size: SizeArguments,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -30,8 +39,26 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> Outcome {
     let store = Store::open(&Home::from_environment()?.store())?;
-    let (index, report) =
-        rootfs::import(&store, &arguments.directory, &arguments.name, &mut |_| {})?;
+    match arguments.path.is_dir() && !Layout::is_layout(&arguments.path) {
+        true => directory(arguments, &store),
+        false => image(arguments, &store),
+    }
+}
+
+fn image(arguments: &Arguments, store: &Store) -> Outcome {
+    let Arguments { path, name, tag, size, json } = arguments;
+    let mut line = ProgressLine::new();
+    let name = Name::new(name)?;
+    let show = &mut |progress| line.show(&progress);
+    let imported = container::import(store, path, tag.as_deref(), &name, size.limits(), show);
+    line.finish();
+    let (image, report) = imported?;
+    download::report(&image, &report, *json)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn directory(arguments: &Arguments, store: &Store) -> Outcome {
+    let (index, report) = rootfs::import(store, &arguments.path, &arguments.name, &mut |_| {})?;
     if arguments.json {
         output::print_json(&json!({
             "name": arguments.name,

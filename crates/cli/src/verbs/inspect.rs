@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use thaw_abi::cpu::Baseline;
 use thaw_abi::image::{Mapping, SOURCE_BLOB, SOURCE_IMAGE, SOURCE_ZERO, ancestor_depth};
 use thaw_node::admin::FunctionDetail;
 use thaw_node::boots::BootRecord;
@@ -17,10 +18,10 @@ use thaw_node::build::open_ancestor;
 use thaw_node::config::{FunctionConfig, FunctionName};
 use thaw_node::function::BuiltFunction;
 use thaw_node::home::Home;
-use thaw_node::instance::{RewindInfo, StandbyInfo};
+use thaw_node::instance::{RewindInfo, RewindVerdict, StandbyInfo};
 use thaw_node::service::InstanceInfo;
-use thaw_sandbox::{Fit, Image, cpu_features, escape};
-use thaw_store::{ImageId, Store};
+use thaw_sandbox::{Fit, Image, ImageError, Kernel, cpu_features, escape, level_of};
+use thaw_store::{ImageId, KernelId, Store};
 
 /// Boots that people are shown; the JSON has all that the daemon remembers.
 const BOOTS_SHOWN: usize = 10;
@@ -95,6 +96,12 @@ struct ImageFacts {
     ancestors: Vec<String>,
     blobs: usize,
     working_set_bytes: Option<usize>,
+    /// The build of the Thaw kernel that it needs.
+    kernel: String,
+    /// Whether that is another one than this program's.
+    kernel_is_older: bool,
+    /// The level of the x86-64 instruction set that it needs, if one says it all.
+    cpu_level: Option<&'static str>,
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
@@ -168,8 +175,10 @@ impl ImageReport {
         let image = Image::open_with(file, &mut |ancestor| open_ancestor(store, ancestor))
             .map_err(|error| error.to_string())?;
         let kernel = thaw_node::debug::kernel().map_err(|error| error.to_string())?;
+        let own_build = image.header().kernel_build;
+        let is_older = own_build != kernel.build_id();
         let fit = Fit {
-            kernel_build: kernel.build_id(),
+            kernel_build: own_build,
             index_hash: *function.index.as_bytes(),
             cpu_features: cpu_features(),
         };
@@ -193,9 +202,24 @@ impl ImageReport {
             bytes_of_zeros: bytes(SOURCE_ZERO),
             blobs: image.blobs().len(),
             working_set_bytes: working_set.map(|set| set.len()),
+            kernel: KernelId(own_build).to_string(),
+            kernel_is_older: is_older,
+            cpu_level: level_of(&image.header().cpu_features).map(Baseline::name),
         };
-        Ok((facts, image.check_fit(&fit).err().map(|error| error.to_string())))
+        let misfit = image.check_fit(&fit).err().map(|error| error.to_string());
+        let unusable = || is_older.then(|| check_kernel(store, own_build).err()).flatten();
+        Ok((facts, misfit.or_else(unusable)))
     }
+}
+
+/// Checks that an older kernel build can be used here.
+fn check_kernel(store: &Store, build: [u8; 32]) -> Result<(), String> {
+    let elf = store.kernel(KernelId(build)).map_err(|error| match error.is_not_found() {
+        // Of a version that did not store its kernel.
+        true => ImageError::OtherKernel.to_string(),
+        false => error.to_string(),
+    })?;
+    Kernel::of_build(elf, build).map(drop).map_err(|error| error.to_string())
 }
 
 fn text(report: &Report) -> Result<String, Failure> {
@@ -253,6 +277,12 @@ fn summary(report: &Report) -> String {
                 size(zeros)
             ),
         );
+        let level = facts.cpu_level.unwrap_or("this machine's, and more than x86-64-v4");
+        row("PROCESSOR", format!("needs {level}"));
+        if facts.kernel_is_older {
+            let kernel = short(&facts.kernel);
+            row("KERNEL", format!("{kernel}, an older build, which runs it"));
+        }
         if !facts.ancestors.is_empty() {
             let names: Vec<String> =
                 facts.ancestors.iter().map(|name| short(name).to_owned()).collect();
@@ -271,10 +301,15 @@ fn summary(report: &Report) -> String {
             format!("template {pid}, {ahead} of its copies forked ahead")
         });
         row("STANDBY", format!("{} ready instances, {template}", ready.len()));
-        if let Some(RewindInfo { done, lent, refused, last_refusal, .. }) = rewinds {
+        if let Some(RewindInfo { done, lent, refused, last_refusal, measured, .. }) = rewinds {
             let why = last_refusal.as_ref().map_or(String::new(), |why| format!("; last: {why}"));
             let text = format!("{done} times, {lent} are lent, refused {refused} times{why}");
             row("REWOUND", text);
+            if let Some(RewindVerdict { new_us, rewound_us, wins }) = measured {
+                let so = if *wins { "so they are put back" } else { "so they are ended" };
+                let new = format!("{new_us} us of processor time with a new instance");
+                row("", format!("a request takes {new}, {rewound_us} with one put back, {so}"));
+            }
         }
     }
     table.text()

@@ -1,4 +1,4 @@
-//! `thaw ps`: live instances.
+//! `thaw ps`: live instances, and those that are asleep.
 
 use crate::client::{Daemon, DaemonArguments};
 use crate::failure::Outcome;
@@ -7,7 +7,7 @@ use clap::Args;
 use std::process::ExitCode;
 use thaw_node::service::InstanceInfo;
 
-/// List the live instances.
+/// List the live instances, and those that are asleep.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  thaw ps --json")]
 pub struct Arguments {
@@ -36,7 +36,7 @@ pub fn table(instances: &[InstanceInfo]) -> String {
             instance.id.to_string(),
             instance.function.to_string(),
             instance.state.name().to_owned(),
-            instance.pid.to_string(),
+            if instance.pid == 0 { "-".to_owned() } else { instance.pid.to_string() },
             instance.connections.to_string(),
             instance.served.to_string(),
             format!("{}s", instance.age_s),

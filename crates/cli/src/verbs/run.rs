@@ -1,5 +1,6 @@
 //! `thaw run`: any program in a sandbox, as if it were started directly.
 
+use super::download::ProgressLine;
 use super::limits::WeakLimitsArgument;
 use super::{mounts, terminal};
 use crate::failure::{Failure, Outcome};
@@ -12,18 +13,20 @@ use std::num::NonZeroU32;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{ExitCode, ExitStatus};
-use std::str::FromStr;
 use std::time::Duration;
 use thaw_abi::control::{FLAG_STDERR_TTY, FLAG_STDIN_TTY, FLAG_STDOUT_TTY, WindowSize};
 use thaw_node::config::{ByteSize, Egress, EgressRule, TimeSpan};
+use thaw_node::container::{self, Account, StoredImage};
 use thaw_node::home::Home;
 use thaw_node::reactor::watch_sandbox;
-use thaw_node::rootfs;
+use thaw_node::rootfs::{self, StoredRootfs};
+use thaw_oci::{Limits, Reference, Settings};
 use thaw_sandbox::limits::{self, Controller, Missing, PROCESSES_MAX};
 use thaw_sandbox::{
     Console, ConsoleOutput, ConsoleRate, Event, FileRights, FuseAccess, GuestExit, HostPolicy,
-    Progress, Sandbox, StartSpec, WeakLimits, ZygoteConfig, ZygoteParent,
+    Progress, Rootfs, Sandbox, StartSpec, WeakLimits, ZygoteConfig, ZygoteParent,
 };
+use thaw_store::Store;
 use tokio::io::unix::AsyncFd;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -33,6 +36,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 /// program; death by signal N is exit code 128+N.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
+    thaw run python:3.12-slim -- python3 -c 'print(\"hello\")'\n  \
+    thaw run -it -v .:/work -w /work debian:12 -- bash\n  \
     thaw run --rootfs / -- python3 -c 'print(\"hello\")'\n  \
     thaw run --rootfs / --allow-egress '*:443' -- curl https://example.com/\n  \
     thaw run --rootfs / --bind .:/work:rw --workdir /work -- make\n  \
@@ -47,8 +52,13 @@ pub struct Arguments {
     /// Files are opened under your rights, for root under those of `nobody` (see
     /// --as-root). Thaw's own state ($THAW_HOME) and file systems that show the
     /// host's state (such as /proc) look empty.
-    #[arg(long, value_name = "DIR|NAME")]
-    rootfs: String,
+    #[arg(
+        long,
+        value_name = "DIR|NAME",
+        required_unless_present = "image",
+        conflicts_with = "image"
+    )]
+    rootfs: Option<String>,
     /// Mount a directory of this host in the sandbox, read-only; with :rw,
     /// the program's changes are made on this host.
     ///
@@ -70,9 +80,13 @@ pub struct Arguments {
     /// Set an environment variable; without =VALUE take it from here.
     #[arg(long, short, value_name = "NAME[=VALUE]")]
     env: Vec<String>,
-    /// Working directory in the sandbox.
-    #[arg(long, short, value_name = "DIR", default_value = "/")]
-    workdir: OsString,
+    /// Mount a directory of this host in the sandbox, to be written; with :ro, read-only. As --bind
+    /// otherwise.
+    #[arg(long, short, value_name = "HOST:GUEST[:ro]")]
+    volume: Vec<String>,
+    /// Working directory in the sandbox [default: that of the image, or /]
+    #[arg(long, short, value_name = "DIR")]
+    workdir: Option<OsString>,
     /// Host name that the program sees.
     #[arg(long, value_name = "NAME", default_value = "thaw")]
     hostname: OsString,
@@ -91,9 +105,15 @@ pub struct Arguments {
     cpu_time: Option<TimeSpan>,
     #[command(flatten)]
     weak_limits: WeakLimitsArgument,
-    /// User and group that the program sees itself as.
-    #[arg(long, value_name = "UID[:GID]", default_value = "0:0")]
-    user: User,
+    /// User and group that the program sees itself as; names are those of the image [default: those
+    /// of the image, or 0:0]
+    #[arg(long, short, value_name = "USER[:GROUP]")]
+    user: Option<String>,
+    /// Program to run instead of the image's entry point.
+    #[arg(long, value_name = "PROGRAM", requires = "image")]
+    entrypoint: Option<String>,
+    #[command(flatten)]
+    _docker: DockerArguments,
     /// Port on which the program serves; needed only to try a function by hand.
     #[arg(long, value_name = "PORT", default_value = "0")]
     port: u16,
@@ -103,9 +123,29 @@ pub struct Arguments {
     /// public addresses); may be given several times.
     #[arg(long, value_name = "TARGET:PORTS")]
     allow_egress: Vec<EgressRule>,
-    /// The program and its arguments.
-    #[arg(required = true, last = true, value_name = "PROGRAM")]
+    /// A container image: a name that `thaw import` gave, or one of a registry, such as
+    /// python:3.12-slim, which is pulled if it is not here.
+    #[arg(value_name = "IMAGE")]
+    image: Option<String>,
+    /// The program and its arguments; for an image, what its entry point gets instead of the
+    /// image's arguments.
+    #[arg(required_unless_present = "image", last = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
+}
+
+/// What people are used to write. Standard input is always the program's, its terminal is yours if
+/// you have one, and nothing of it is left afterwards.
+#[derive(Debug, Args)]
+struct DockerArguments {
+    /// Accepted as by docker(1): standard input is always the program's.
+    #[arg(long, short, hide = true)]
+    interactive: bool,
+    /// Accepted as by docker(1): a terminal is passed on if there is one.
+    #[arg(long, short, hide = true)]
+    tty: bool,
+    /// Accepted as by docker(1): nothing is left of a sandbox.
+    #[arg(long, hide = true)]
+    rm: bool,
 }
 
 /// Limits that nobody has asked for, which the host need not enforce.
@@ -156,29 +196,11 @@ fn check_limits(
     Ok(())
 }
 
-/// A user and a group id.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct User {
-    uid: u32,
-    gid: u32,
-}
-
-impl FromStr for User {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (uid, gid) = text.split_once(':').unwrap_or((text, text));
-        match (uid.parse(), gid.parse()) {
-            (Ok(uid), Ok(gid)) => Ok(Self { uid, gid }),
-            _ => Err("give numbers, as in 1000 or 1000:1000".to_owned()),
-        }
-    }
-}
-
 pub fn run(arguments: Arguments) -> Outcome {
     let asked_limits = arguments.asked_limits();
+    let hint = rights_hint(&arguments);
     let policy = host_policy(&arguments);
-    let rootfs = rootfs::open(&arguments.rootfs, &policy, Home::from_environment)?;
+    let Program { rootfs, argv, env, cwd, account } = program(&arguments, &policy)?;
     let stdio = [io::stdin().as_fd(), io::stdout().as_fd(), io::stderr().as_fd()]
         .map(|fd| fd.try_clone_to_owned());
     let [stdin, stdout, stderr] = stdio;
@@ -186,12 +208,12 @@ pub fn run(arguments: Arguments) -> Outcome {
     let stdio = [stdio[0].as_fd(), stdio[1].as_fd(), stdio[2].as_fd()];
     let spec = StartSpec {
         program: None,
-        argv: arguments.command,
-        env: environment(&arguments.env),
-        cwd: arguments.workdir,
-        hostname: arguments.hostname,
-        uid: arguments.user.uid,
-        gid: arguments.user.gid,
+        argv,
+        env,
+        cwd,
+        hostname: arguments.hostname.clone(),
+        uid: account.uid,
+        gid: account.gid,
         port: arguments.port,
         entry_signal: 0,
         cpus: arguments.cpus.map_or(1, NonZeroU32::get),
@@ -201,7 +223,7 @@ pub fn run(arguments: Arguments) -> Outcome {
         flags: flags(stdio),
         rootfs,
         egress: Egress { allow: arguments.allow_egress.clone(), ..Egress::default() }.policy(),
-        mounts: mounts::open(&arguments.bind, &arguments.tmpfs, &policy)?,
+        mounts: mounts::open(&binds(&arguments), &arguments.tmpfs, &policy)?,
         stdio,
         window: window(stdio),
     };
@@ -218,12 +240,110 @@ pub fn run(arguments: Arguments) -> Outcome {
         // Signals that arrive from here on are the program's.
         let mut signals = Signals::listen()?;
         let outcome = match parent.create() {
-            Ok(zygote) => attend(zygote.start(&spec)?, &mut signals, &policy).await,
+            Ok(zygote) => attend(zygote.start(&spec)?, &mut signals, hint).await,
             Err(error) => Err(error.into()),
         };
         last_words(&console, &mut signals).await;
         outcome
     })
+}
+
+/// What is started, and over which files.
+struct Program {
+    rootfs: Rootfs,
+    argv: Vec<OsString>,
+    env: Vec<OsString>,
+    cwd: OsString,
+    account: Account,
+}
+
+fn program(arguments: &Arguments, policy: &HostPolicy) -> Result<Program, Failure> {
+    let Some(image) = &arguments.image else {
+        let rootfs = arguments.rootfs.as_deref().expect("one of them is given");
+        return Ok(Program {
+            rootfs: rootfs::open(rootfs, policy, Home::from_environment)?,
+            argv: arguments.command.clone(),
+            env: environment(&[], &arguments.env),
+            cwd: arguments.workdir.clone().unwrap_or_else(|| "/".into()),
+            account: numbers(arguments.user.as_deref().unwrap_or("0:0"))?,
+        });
+    };
+    let home = Home::from_environment()?;
+    let store = Store::open(&home.store())?;
+    let StoredImage { index, settings, .. } = match container::find(&store, image)? {
+        Some(found) => found,
+        None => pull(&home, &store, image)?,
+    };
+    let stored = StoredRootfs::open(&store, index)?;
+    let user = arguments.user.as_ref().unwrap_or(&settings.user);
+    let account = container::account(&stored, user)?;
+    let home_directory = account.home.iter().map(|home| format!("HOME={home}"));
+    // One without a value would be taken from here, where it is none of the image's business.
+    let set = settings.env.iter().filter(|variable| variable.contains('='));
+    let of_image: Vec<String> = home_directory.chain(set.cloned()).collect();
+    let workdir = Some(settings.workdir.as_str()).filter(|workdir| !workdir.is_empty());
+    let cwd = arguments.workdir.clone().or_else(|| workdir.map(Into::into));
+    Ok(Program {
+        rootfs: stored.rootfs(),
+        argv: image_command(arguments, &settings, image)?,
+        env: environment(&of_image, &arguments.env),
+        cwd: cwd.unwrap_or_else(|| "/".into()),
+        account,
+    })
+}
+
+/// Pulls an image that is not in the store.
+fn pull(home: &Home, store: &Store, image: &str) -> Result<StoredImage, Failure> {
+    let reference: Reference = image.parse().map_err(|error| {
+        Failure::failed(format!("there is no image `{image}` in the store, and {error}"))
+    })?;
+    eprintln!("thaw: pulling {reference}");
+    let mut line = ProgressLine::new();
+    let show = &mut |progress| line.show(&progress);
+    let name = reference.store_name();
+    let pulled = container::pull(home, store, &reference, &name, Limits::default(), show);
+    line.finish();
+    Ok(pulled?.0)
+}
+
+/// The entry point and its arguments.
+fn image_command(
+    arguments: &Arguments,
+    settings: &Settings,
+    image: &str,
+) -> Result<Vec<OsString>, Failure> {
+    let entrypoint = match &arguments.entrypoint {
+        Some(program) => std::slice::from_ref(program),
+        None => &settings.entrypoint,
+    };
+    // The image's arguments are for its own entry point.
+    let has_own = !arguments.command.is_empty() || arguments.entrypoint.is_some();
+    let image_arguments = if has_own { &[][..] } else { &settings.command };
+    let parts = entrypoint.iter().chain(image_arguments).map(OsString::from);
+    let command: Vec<OsString> = parts.chain(arguments.command.iter().cloned()).collect();
+    if command.is_empty() {
+        let advice = format!("give one, as in `thaw run {image} -- /bin/sh`");
+        return Err(Failure::misused(format!("image {image} names no program; {advice}")));
+    }
+    Ok(command)
+}
+
+/// A user and a group by number, where there is no image that could name them.
+fn numbers(text: &str) -> Result<Account, Failure> {
+    let (uid, gid) = text.split_once(':').unwrap_or((text, text));
+    match (uid.parse(), gid.parse()) {
+        (Ok(uid), Ok(gid)) => Ok(Account { uid, gid, home: None }),
+        _ => Err(Failure::misused(format!("--user {text}: give numbers, as in 1000 or 1000:1000"))),
+    }
+}
+
+/// Directories to be mounted; those of `--volume` may be written unless they say otherwise.
+fn binds(arguments: &Arguments) -> Vec<String> {
+    let volume = |text: &String| match text.ends_with(":ro") || text.ends_with(":rw") {
+        true => text.clone(),
+        false => format!("{text}:rw"),
+    };
+    arguments.bind.iter().cloned().chain(arguments.volume.iter().map(volume)).collect()
 }
 
 /// How directories of this host are served.
@@ -265,7 +385,7 @@ async fn last_words(console: &Console, signals: &mut Signals) {
 }
 
 /// Serves the sandbox and passes signals on until the program has ended.
-async fn attend(sandbox: Sandbox, signals: &mut Signals, policy: &HostPolicy) -> Outcome {
+async fn attend(sandbox: Sandbox, signals: &mut Signals, hint: &str) -> Outcome {
     let mut sandbox = watch_sandbox(sandbox)?;
     let mut exit = None;
     loop {
@@ -273,7 +393,6 @@ async fn attend(sandbox: Sandbox, signals: &mut Signals, policy: &HostPolicy) ->
         match progress {
             Progress::Event(Event::Exit(guest)) => exit = Some(guest),
             Progress::Event(Event::Failed(reason)) => {
-                let hint = rights_hint(policy);
                 let text = format!("the program could not be started: {reason}{hint}");
                 return Err(Failure::failed(text));
             }
@@ -310,8 +429,9 @@ async fn attend(sandbox: Sandbox, signals: &mut Signals, policy: &HostPolicy) ->
 }
 
 /// What to do about a program that root can see and `nobody` cannot.
-fn rights_hint(policy: &HostPolicy) -> &'static str {
-    if policy.rights == FileRights::Caller || !rustix::process::geteuid().is_root() {
+fn rights_hint(arguments: &Arguments) -> &'static str {
+    let is_served = arguments.rootfs.as_deref().is_some_and(rootfs::is_directory_name);
+    if !is_served || arguments.as_root || !rustix::process::geteuid().is_root() {
         return "";
     }
     " (files are opened under the rights of nobody; --as-root opens them under root's)"
@@ -408,8 +528,8 @@ impl Signals {
     }
 }
 
-/// The program's environment: a minimal one, then what the user adds.
-fn environment(additions: &[String]) -> Vec<OsString> {
+/// The program's environment: a minimal one, then what the image says, then what the user adds.
+fn environment(of_image: &[String], additions: &[String]) -> Vec<OsString> {
     let term = std::env::var_os("TERM").unwrap_or_else(|| "dumb".into());
     let mut variables: Vec<(OsString, OsString)> = vec![
         ("PATH".into(), thaw_node::DEFAULT_PATH.into()),
@@ -417,7 +537,7 @@ fn environment(additions: &[String]) -> Vec<OsString> {
         ("TERM".into(), term),
         ("LANG".into(), "C.UTF-8".into()),
     ];
-    for addition in additions {
+    for addition in of_image.iter().chain(additions) {
         let (name, value) = match addition.split_once('=') {
             Some((name, value)) => (name, Some(value.into())),
             None => (addition.as_str(), std::env::var_os(addition)),
@@ -453,18 +573,20 @@ mod tests {
 
     #[test]
     fn users_are_numbers() {
-        assert_eq!("5".parse(), Ok(User { uid: 5, gid: 5 }));
-        assert_eq!("5:6".parse(), Ok(User { uid: 5, gid: 6 }));
-        assert!("root".parse::<User>().is_err());
+        let ids = |text| numbers(text).map(|account| (account.uid, account.gid));
+        assert_eq!((ids("5"), ids("5:6")), (Ok((5, 5)), Ok((5, 6))));
+        assert!(ids("root").is_err());
     }
 
     #[test]
     fn added_variables_replace_the_usual_ones() {
-        let environment =
-            environment(&["HOME=/x".into(), "A=b=c".into(), "THAW_TEST_UNSET".into()]);
+        let environment = environment(
+            &["HOME=/y".into(), "OF=image".into()],
+            &["HOME=/x".into(), "A=b=c".into(), "THAW_TEST_UNSET".into()],
+        );
         assert!(environment.contains(&"HOME=/x".into()));
         assert!(!environment.contains(&"HOME=/root".into()));
-        assert!(environment.contains(&"A=b=c".into()));
+        assert!(environment.contains(&"A=b=c".into()) && environment.contains(&"OF=image".into()));
         assert!(!environment.iter().any(|v| v.to_string_lossy().contains("THAW_TEST_UNSET")));
     }
 }

@@ -83,6 +83,7 @@ fn table(tenants: &[TenantReport]) -> String {
         "USED",
         "CPU TIME",
         "STORE",
+        "SWAP",
         "EGRESS",
         "REFUSED",
     ]);
@@ -99,6 +100,7 @@ fn table(tenants: &[TenantReport]) -> String {
             size(tenant.memory_used),
             cpu_time(tenant),
             of(&size(tenant.store), quota.store.map(ByteSize::bytes).map(size)),
+            of(&size(tenant.swap), quota.swap.map(ByteSize::bytes).map(size)),
             of(&tenant.egress_connections.to_string(), quota.egress_connections),
             tenant.refused.values().sum::<u64>().to_string(),
         ]);

@@ -1,4 +1,4 @@
-//! `thaw wake`: a hibernated instance takes its memory back.
+//! `thaw wake`: a hibernated instance takes its memory back; one that is asleep runs again.
 
 use crate::client::{Daemon, DaemonArguments};
 use crate::failure::Outcome;
@@ -7,9 +7,11 @@ use clap::Args;
 use std::process::ExitCode;
 use thaw_node::admin::Woken;
 
-/// Have a hibernated instance take its memory back, before a request does.
+/// Have a hibernated instance take its memory back, or one that is asleep run, before a request
+/// does.
 ///
-/// Pages that it has needed after an earlier wake come back at once, all others when they
+/// Without a number, one that is asleep wakes only if none is hibernated: the one that was used
+/// last. Pages that it has needed after an earlier wake come back at once, all others when they
 /// are touched.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \

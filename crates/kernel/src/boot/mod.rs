@@ -15,6 +15,7 @@ use core::ffi::CStr;
 use thaw_abi::control::{
     MSG_FAILED, MSG_READY, MSG_START, MSG_THAW, SINGLE_PROCESS_NAME, TEMPLATE_NAME,
 };
+use thaw_abi::cpu::MASKED_NAME;
 use thaw_abi::filter::List;
 
 use crate::errno::Result;
@@ -22,6 +23,7 @@ use crate::host::{control, phases};
 use crate::mm::{arena, heap};
 use crate::platform;
 use crate::platform::boot_area::{BLOBS, MAPPINGS, RANGES};
+use crate::platform::cpu;
 use crate::platform::machine::{Clocks, Machine, Memory, Populate, Processes, Threads, Vcpus};
 use crate::platform::message;
 use crate::platform::panic;
@@ -49,6 +51,7 @@ fn list_of_name(name: &CStr) -> List {
     } else if name == SINGLE_PROCESS_NAME {
         List::SingleProcess
     } else {
+        // That of a masked one, too.
         List::General
     }
 }
@@ -90,6 +93,11 @@ fn become_zygote(stack: &InitialStack) -> Result<()> {
     host_process::map_first()?;
     Machine::find_clocks(stack.vdso());
     Machine::catch_guest()?;
+    if stack.name() == MASKED_NAME {
+        // The filter would not let it.
+        cpu::remember();
+        Machine::fault_on_cpuid()?;
+    }
     touch(stack.segments(), list);
     if list == List::Templates {
         template::keep_capabilities()?;

@@ -5,6 +5,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use thaw_abi::control::{FLAG_ENTRY_STDIN, FLAG_TRACE_SYSCALLS, MSG_STDIO, ROOTFS_INDEX, Start};
+use thaw_abi::cpu::Baseline;
 
 use crate::errno::{Errno, Result};
 use crate::exec::Program;
@@ -16,6 +17,7 @@ use crate::host::{blobs, phases, stdio};
 use crate::mm::pages::PageAllocator;
 use crate::mm::{heap, lazy};
 use crate::net::outside;
+use crate::platform::cpu;
 use crate::platform::machine::{HostFd, HostFiles, Machine};
 use crate::state::{Config, Kernel, ProcessFiles, install, kernel};
 use crate::sync::KernelCell;
@@ -52,6 +54,13 @@ pub fn start(message: &Message) -> Result<()> {
     let strings = parse_strings(tail, &command).ok_or(Errno::EINVAL)?;
     let index = message.fds().first().copied();
     take_standard_streams(command.flags)?;
+    if let Some(level) = Baseline::from_flags(command.flags) {
+        // Without its own answers, the program would see the processor's.
+        if !cpu::is_remembered() {
+            return Err(Errno::EINVAL);
+        }
+        cpu::hold_to(level);
+    }
     crate::syscall::trace::enable(command.flags & FLAG_TRACE_SYSCALLS != 0);
 
     let lower = if command.rootfs == ROOTFS_INDEX {

@@ -8,8 +8,8 @@
 use alloc::sync::Arc;
 
 use thaw_abi::control::{
-    Connection, FLAG_TRACE_SYSCALLS, Identity, MSG_GO, MSG_READY, PopulateRange, THAW_AND_HOLD,
-    THAW_AND_RUN, THAW_AS_TEMPLATE, Thaw,
+    CONNECTION_GOES_ON, Connection, FLAG_TRACE_SYSCALLS, Identity, MSG_GO, MSG_READY,
+    PopulateRange, THAW_AND_HOLD, THAW_AND_RUN, THAW_AS_TEMPLATE, Thaw,
 };
 use thaw_abi::image::{MAPPING_KERNEL, Mapping};
 
@@ -131,7 +131,7 @@ fn take_streams<'a>(identity: &Identity, fds: &'a [i32]) -> Result<&'a [i32]> {
 fn go_on<'a>(
     identity: &Identity,
     hostname: &[u8],
-    connections: impl Iterator<Item = (&'a Connection, &'a i32)>,
+    connections: impl Iterator<Item = (&'a Connection, &'a i32)> + Clone,
 ) {
     phases::mapped();
     if identity.connection_count == 0 {
@@ -140,10 +140,18 @@ fn go_on<'a>(
     crate::syscall::trace::enable(identity.flags & FLAG_TRACE_SYSCALLS != 0);
     renew(identity, hostname);
     crate::task::freeze_request::happened().wake_all(crate::task::wait::Events::OUT);
+    for (connection, &fd) in connections.clone().filter(|(connection, _)| goes_on(connection)) {
+        let number = connection.id & !CONNECTION_GOES_ON;
+        kernel().net.clients.go_on(number, HostFd::new(fd));
+    }
     crate::net::reset_connections();
-    for (connection, &fd) in connections {
+    for (connection, &fd) in connections.filter(|(connection, _)| !goes_on(connection)) {
         crate::net::deliver_connection(connection, HostFd::new(fd));
     }
+}
+
+fn goes_on(connection: &Connection) -> bool {
+    connection.id & CONNECTION_GOES_ON != 0
 }
 
 /// Finds the kernel's state in the memory of an image and takes it over.

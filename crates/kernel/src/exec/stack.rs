@@ -153,7 +153,7 @@ fn joined(strings: &[Vec<u8>]) -> Vec<u8> {
 
 /// `AT_HWCAP` on x86: edx of CPUID leaf 1.
 fn hardware_capabilities() -> u64 {
-    core::arch::x86_64::__cpuid(1).edx as u64
+    crate::platform::cpu::cpuid(1, 0).edx as u64
 }
 
 /// A stack that is being filled from the top.

@@ -17,7 +17,7 @@ use thaw_abi::control::{
 
 use report::Use;
 
-use crate::host::control;
+use crate::host::{control, phases};
 use crate::mm::vma::VmaFlags;
 use crate::mm::{arena, lazy};
 use crate::platform::machine::ThreadState;
@@ -56,6 +56,7 @@ pub fn freeze_if_due() -> bool {
 /// Reports to the host and waits until it says how to go on. A copy does not
 /// come back here: it begins in [`crate::boot::thaw`].
 fn freeze(cause: u32) {
+    phases::say_awake();
     let is_checkpoint = cause == CAUSE_CHECKPOINT;
     freeze_request::clear();
     if !is_checkpoint {
@@ -63,14 +64,18 @@ fn freeze(cause: u32) {
     }
     crate::net::prepare_freeze();
     let report = come_to_rest(Use::Copies);
+    let may_go_on = is_checkpoint && freeze_request::may_have_twin();
+    let twin = may_go_on.then(host_process::fork_twin).flatten();
     let entry = EntryPoint {
         report_address: report.as_ptr() as u64,
         report_len: report.len() as u64,
         cause,
-        reserved: 0,
+        process: twin.unwrap_or(0),
     };
     control::send(MSG_ENTRY_POINT, 0, bytemuck::bytes_of(&entry), &[]);
-    control::wait_for(MSG_RESUME);
+    if twin.is_none() {
+        control::wait_for(MSG_RESUME);
+    }
     if is_checkpoint {
         // Time has passed, and nothing else has happened here.
         host_process::go_on();

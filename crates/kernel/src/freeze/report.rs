@@ -7,6 +7,7 @@ use thaw_abi::freeze::{
     FrozenRegion, FrozenThread, NO_ORIGIN, REGION_FROM_IMAGE, REGION_IN_PLACE, REGION_KERNEL,
     REGION_SHARED, REGION_STACK, REGION_WIPE, REPORT_MAGIC, ReportHeader,
 };
+use thaw_abi::image::{Mapping, SOURCE_BLOB, SOURCE_ZERO};
 use thaw_abi::layout::{HEAP_BASE, HEAP_FRONT, SHM_BASE};
 use thaw_abi::rootfs::NO_BLOB;
 
@@ -15,7 +16,7 @@ use crate::mm::arena;
 use crate::mm::backing::MmapSource;
 use crate::mm::provenance::Provenance;
 use crate::mm::vma::{Vma, VmaFlags};
-use crate::mm::{AddressSpace, heap, shm};
+use crate::mm::{AddressSpace, heap, lazy, shm};
 use crate::platform::machine::{PROT_EXEC, PROT_READ, PROT_WRITE, SystemCallSites, ThreadState};
 use crate::state::kernel;
 use crate::task::Space;
@@ -139,9 +140,17 @@ fn add_space(
         }
         let whole = guest_region(&vma, strings);
         for (start, end, provenance) in space.provenance(&vma) {
-            let part = part_of(&whole, start, end);
-            let flags = part.flags | flags_of(provenance, part.flags);
-            regions.push(FrozenRegion { space: number, flags, ..part });
+            let part = FrozenRegion { space: number, ..part_of(&whole, start, end) };
+            if hibernate::has_been_hibernated() {
+                // Nobody notes what was moved in a sandbox that is no copy of an image.
+                let is_noted = kernel().generation.get() > 0 && provenance != Provenance::Moved;
+                add_awake(regions, &part, is_noted);
+                continue;
+            }
+            regions.push(FrozenRegion {
+                flags: part.flags | flags_of(provenance, part.flags),
+                ..part
+            });
         }
     }
 }
@@ -151,12 +160,45 @@ fn part_of(whole: &FrozenRegion, start: u64, end: u64) -> FrozenRegion {
     FrozenRegion { start, len: end - start, blob_offset: whole.blob_offset + inside, ..*whole }
 }
 
+/// Adds a part of an area of a sandbox that has been hibernated. All memory has come from the
+/// swap file since, but what the plan of its waking says is a blob's or zero can be told from
+/// what was written, so that the host need not read it: programs reserve gigabytes.
+fn add_awake(regions: &mut Vec<FrozenRegion>, part: &FrozenRegion, was_not_moved: bool) {
+    let end = part.start + part.len;
+    let mut at = part.start;
+    let mut add = |to: u64, flags: u32| {
+        if to > at {
+            regions.push(FrozenRegion { flags: part.flags | flags, ..part_of(part, at, to) });
+            at = to;
+        }
+    };
+    // Pages that were moved, or that others may have written, are not what the plan says.
+    if was_not_moved && part.flags & REGION_SHARED == 0 {
+        for mapping in lazy::planned(part.start, end).filter(|mapping| is_known(mapping, part)) {
+            add(mapping.start.min(end), REGION_FROM_IMAGE);
+            add((mapping.start + mapping.len).min(end), 0);
+        }
+    }
+    add(end, REGION_FROM_IMAGE);
+}
+
+/// Whether the pages of a mapping that nobody has written are what the host takes them for in
+/// this part of an area: the blob's that the area shows, or zero if it shows none.
+fn is_known(mapping: &Mapping, part: &FrozenRegion) -> bool {
+    match mapping.source {
+        SOURCE_ZERO => part.blob == NO_BLOB,
+        SOURCE_BLOB => {
+            let shown = part.blob_offset.wrapping_add(mapping.start).wrapping_sub(part.start);
+            part.blob == mapping.blob && shown == mapping.offset
+        }
+        _ => false,
+    }
+}
+
 /// The flags of a part of an area with these flags: pages that are not present have no content
 /// of their own only where the mapping was made by this sandbox.
 fn flags_of(provenance: Provenance, flags: u32) -> u32 {
     match provenance {
-        // Whatever was mapped then has come from the swap file since.
-        _ if hibernate::has_been_hibernated() => REGION_FROM_IMAGE,
         // Pages that were shared may have been written through another mapping.
         Provenance::Image if flags & REGION_SHARED != 0 => REGION_FROM_IMAGE,
         Provenance::Image => REGION_FROM_IMAGE | REGION_IN_PLACE,
@@ -266,6 +308,7 @@ fn frozen_thread(thread: &Thread) -> FrozenThread {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use thaw_abi::image::SOURCE_IMAGE;
 
     #[test]
     fn a_part_of_a_mapped_file_keeps_its_place_in_the_file() {
@@ -284,6 +327,53 @@ mod tests {
 
     fn kernel_region_of_nobody() -> FrozenRegion {
         bytemuck::Zeroable::zeroed()
+    }
+
+    #[test]
+    fn of_an_awakened_sandbox_zeros_and_blobs_need_not_be_read() {
+        use crate::testing::Sandbox;
+        let _sandbox = Sandbox::new();
+        let mapping = |start: u64, source, blob, offset| Mapping {
+            start,
+            len: 0x1000,
+            offset,
+            source,
+            blob,
+            prot: 3,
+            flags: 0,
+        };
+        let plan = [
+            mapping(0x10_1000, SOURCE_ZERO, 0, 0),
+            mapping(0x10_2000, SOURCE_IMAGE, 0, 0x5000),
+            mapping(0x10_3000, SOURCE_BLOB, 3, 0x3000),
+            mapping(0x10_4000, SOURCE_BLOB, 3, 0x9000),
+        ];
+        lazy::initialize(plan.into_iter(), lazy::Granularity::Mapping).unwrap();
+        let area = FrozenRegion { start: 0x10_0000, len: 0x6000, ..kernel_region_of_nobody() };
+        let found = |area: &FrozenRegion, was_not_moved| {
+            let mut regions = Vec::new();
+            add_awake(&mut regions, area, was_not_moved);
+            let about = |region: &FrozenRegion| {
+                (region.start & 0xffff, region.len, region.flags & REGION_FROM_IMAGE == 0)
+            };
+            regions.iter().map(about).collect::<Vec<_>>()
+        };
+        let none = FrozenRegion { blob: NO_BLOB, ..area };
+        assert_eq!(
+            found(&none, true),
+            [(0, 0x1000, false), (0x1000, 0x1000, true), (0x2000, 0x4000, false)]
+        );
+        let of_blob = FrozenRegion { blob: 3, ..area };
+        assert_eq!(
+            found(&of_blob, true),
+            [(0, 0x3000, false), (0x3000, 0x1000, true), (0x4000, 0x2000, false)]
+        );
+        assert_eq!(found(&none, false), [(0, 0x6000, false)]);
+        let shared = FrozenRegion { flags: REGION_SHARED, ..none };
+        assert_eq!(found(&shared, true), [(0, 0x6000, false)]);
+        let inside = FrozenRegion { start: 0x10_1000, len: 0x1000, ..none };
+        assert_eq!(found(&inside, true), [(0x1000, 0x1000, true)]);
+        lazy::initialize(core::iter::empty(), lazy::Granularity::Mapping).unwrap();
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! When each phase of this boot ended.
+//! When each phase of this boot ended, and of waking up.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use thaw_abi::control::{Booted, MSG_BOOTED};
+use thaw_abi::control::{AWAKE_DESCRIPTOR, Awake, Booted, MSG_AWAKE, MSG_BOOTED};
 
 use super::control;
 use crate::platform::machine::{Clocks, Machine};
@@ -14,6 +14,12 @@ static FIRST_BYTE: AtomicU64 = AtomicU64::new(0);
 static REPORTED: AtomicBool = AtomicBool::new(false);
 /// Nobody waits for an answer: the first instruction is what is reported.
 static REPORTS_START: AtomicBool = AtomicBool::new(false);
+
+/// How the sandbox woke: number, times, cause and whether it was hibernated.
+static AWAKE: [AtomicU64; 5] = [const { AtomicU64::new(0) }; 5];
+static IS_AWAKE_TO_BE_SAID: AtomicBool = AtomicBool::new(false);
+/// What has woken the sandbox is only found by its next wait.
+static IS_TO_LOOK: AtomicBool = AtomicBool::new(false);
 
 fn note(phase: &AtomicU64) -> bool {
     let first = phase.load(Relaxed) == 0;
@@ -52,6 +58,7 @@ pub fn first_byte() {
     if note(&FIRST_BYTE) {
         report();
     }
+    say_awake_at(Machine::monotonic_ns);
 }
 
 /// Longest first request for which anything waits, in nanoseconds: some programs never
@@ -71,9 +78,42 @@ pub fn report_if_due() {
         // All of its threads wait: it is as far as it gets by itself.
         first_instruction();
     }
+    if !IS_TO_LOOK.swap(false, Relaxed) {
+        say_awake();
+    }
     if !REPORTED.load(Relaxed) && FIRST_INSTRUCTION.load(Relaxed) != 0 {
         report();
     }
+}
+
+/// The sandbox goes on. It says so when it has sent the first bytes of an answer, or when it
+/// first waits: whoever hears of it would take the processor that the answer needs.
+pub fn awake(awake: Awake) {
+    let Awake { number, woken_ns, ready_ns, cause, was_hibernated, .. } = awake;
+    let all = [number, woken_ns, ready_ns, cause.into(), was_hibernated.into()];
+    for (noted, value) in AWAKE.iter().zip(all) {
+        noted.store(value, Relaxed);
+    }
+    IS_TO_LOOK.store(cause == AWAKE_DESCRIPTOR, Relaxed);
+    IS_AWAKE_TO_BE_SAID.store(true, Relaxed);
+}
+
+/// Says that the sandbox goes on, if it has not said so yet. It has answered nobody.
+pub fn say_awake() {
+    say_awake_at(|| 0);
+}
+
+fn say_awake_at(answered_ns: impl Fn() -> u64) {
+    if !IS_AWAKE_TO_BE_SAID.load(Relaxed) {
+        return;
+    }
+    IS_AWAKE_TO_BE_SAID.store(false, Relaxed);
+    let [number, woken_ns, ready_ns, cause, was_hibernated] =
+        AWAKE.each_ref().map(|noted| noted.load(Relaxed));
+    let (cause, was_hibernated) = (cause as u32, was_hibernated as u32);
+    let answered_ns = answered_ns();
+    let awake = Awake { number, woken_ns, ready_ns, answered_ns, cause, was_hibernated };
+    control::send(MSG_AWAKE, 0, bytemuck::bytes_of(&awake), &[]);
 }
 
 fn report() {

@@ -314,6 +314,13 @@ fn end_of(mapping: &Mapping) -> u64 {
     mapping.start + mapping.len
 }
 
+/// The mappings of the plan that overlap a range, made or not, in order.
+pub fn planned(start: u64, end: u64) -> impl Iterator<Item = Mapping> {
+    let plan = plan();
+    let first = plan.partition_point(|entry| end_of(&entry.get()) <= start);
+    plan[first..].iter().map(Cell::get).take_while(move |mapping| mapping.start < end)
+}
+
 /// Maps everything that is left.
 pub fn map_all() {
     map_range(0, u64::MAX);

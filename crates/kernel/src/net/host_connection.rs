@@ -3,7 +3,8 @@
 //! Addresses come from the host's message, options are kept here: the host
 //! needs none.
 
-use alloc::sync::Arc;
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
 
 use super::address::{Endpoint, SocketAddress};
 use super::host_stream::{Ending, HostStream};
@@ -17,7 +18,9 @@ use crate::fs::file::Events;
 use crate::host::control;
 use crate::host::phases;
 use crate::io::{Sink, Source};
-use crate::platform::machine::HostFd;
+use crate::platform::machine::{HostFd, HostFiles, Machine};
+use crate::state::kernel;
+use crate::sync::KernelCell;
 use crate::task::host_poll::Kind;
 
 /// A client of the function.
@@ -43,13 +46,44 @@ impl HostConnection {
         let common = Common::new(family, SocketType::Stream, IPPROTO_TCP, ino);
         *common.options.borrow_mut() = options;
         let stream = HostStream::of_this_boot(fd, Kind::Socket, common.queue.clone());
-        Arc::new(Self {
+        let connection = Arc::new(Self {
             common,
             stream,
             id: connection.id,
             peer: Endpoint::from_host(&connection.peer),
             local: Endpoint::from_host(&connection.local),
-        })
+        });
+        kernel().net.clients.note(&connection);
+        connection
+    }
+}
+
+/// The connections of clients that somebody has. Saved.
+#[derive(Default)]
+pub struct Clients(KernelCell<Vec<Weak<HostConnection>>>);
+
+impl Clients {
+    fn note(&self, connection: &Arc<HostConnection>) {
+        let mut all = self.0.borrow_mut();
+        // Each is looked at again when the list has doubled only.
+        if all.len() == all.capacity() {
+            all.retain(|other| other.strong_count() > 0);
+        }
+        all.push(Arc::downgrade(connection));
+    }
+
+    /// After a thaw: a connection that the sandbox had when it was frozen goes on over `fd`. If it
+    /// was closed by then, the host hears of that.
+    pub fn go_on(&self, id: u64, fd: HostFd) {
+        let found = {
+            let all = self.0.borrow_mut();
+            all.iter().filter_map(Weak::upgrade).find(|one| one.id == id && one.stream.goes_on(fd))
+        };
+        if found.is_none() {
+            let _ = Machine::shutdown(fd, ShutdownHow::Both as u32);
+            Machine::close(fd);
+            control::connection_closed(id);
+        }
     }
 }
 

@@ -4,7 +4,7 @@
 //! The bytes go straight between guest memory and the host's socket.
 
 use alloc::sync::Arc;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::socket::{IN, MessageFlags, OUT, Outgoing, Received, ShutdownHow};
 use crate::errno::{Errno, Result};
@@ -18,7 +18,7 @@ use crate::task::wait::WaitQueue;
 /// A stream over a host descriptor.
 pub struct HostStream {
     host: Arc<HostFile>,
-    generation: u64,
+    generation: AtomicU64,
     reading_shut: AtomicBool,
     writing_shut: AtomicBool,
     closed: AtomicBool,
@@ -41,7 +41,7 @@ impl HostStream {
     fn of_boot(host: Arc<HostFile>, generation: u64) -> Self {
         Self {
             host,
-            generation,
+            generation: AtomicU64::new(generation),
             reading_shut: AtomicBool::new(false),
             writing_shut: AtomicBool::new(false),
             closed: AtomicBool::new(false),
@@ -62,7 +62,21 @@ impl HostStream {
 
     /// Whether it belongs to this boot and is open.
     pub fn is_live(&self) -> bool {
-        self.generation == state::generation() && !self.closed.load(Ordering::Relaxed)
+        self.generation.load(Ordering::Relaxed) == state::generation()
+            && !self.closed.load(Ordering::Relaxed)
+    }
+
+    /// The stream, which was live when the sandbox was frozen, is `fd` in this boot; `false` if it
+    /// was not live.
+    pub fn goes_on(&self, fd: HostFd) -> bool {
+        let frozen = state::generation().wrapping_sub(1);
+        if self.generation.load(Ordering::Relaxed) != frozen || self.closed.load(Ordering::Relaxed)
+        {
+            return false;
+        }
+        self.generation.store(state::generation(), Ordering::Relaxed);
+        self.host.goes_on(fd);
+        true
     }
 
     /// How the connect of a fresh socket has ended; `EAGAIN` if it has not.

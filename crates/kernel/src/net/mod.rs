@@ -47,7 +47,7 @@ use crate::host::control;
 use crate::platform::machine::{HostFd, HostFiles, Machine};
 use crate::state::OfBoot;
 use crate::sync::KernelCell;
-use host_connection::HostConnection;
+use host_connection::{Clients, HostConnection};
 use netlink::NetlinkNetwork;
 use socket::Protocol;
 use tcp::TcpNetwork;
@@ -72,6 +72,8 @@ pub struct Network {
     pub outside: outside::Outside,
     /// Inode numbers of sockets and pipes.
     pub inodes: Arc<InodeNumbers>,
+    /// Connections of clients.
+    pub clients: Clients,
     early: KernelCell<Early>,
 }
 
@@ -111,6 +113,7 @@ impl Network {
             fifos: Fifos::new(),
             outside: outside::Outside::new(),
             inodes: Arc::new(InodeNumbers::new()),
+            clients: Clients::default(),
             early: KernelCell::default(),
         }
     }
@@ -299,6 +302,56 @@ mod tests {
         tcp.bind(&SocketAddress::V4(Endpoint::wildcard(AF_INET).with_port(port))).unwrap();
         tcp.listen(5).unwrap();
         Socket::new(tcp)
+    }
+
+    /// A client that was accepted, and what the program has of it.
+    fn accepted(network: &Network) -> (Arc<Socket>, Arc<Socket>) {
+        let listener = listening(network, 8080);
+        let (_, ours) = UnixStream::pair().unwrap();
+        network.deliver(8080, &connection(), HostFd::new(ours.into_raw_fd()));
+        let file = Socket::new(listener.protocol.accept().unwrap());
+        (listener, file)
+    }
+
+    #[test]
+    fn a_client_goes_on_over_the_socket_of_the_next_boot() {
+        let _sandbox = Sandbox::new();
+        let network = &kernel().net;
+        let (listener, file) = accepted(network);
+        *kernel().generation.borrow_mut() += 1;
+        let mut bytes = [0; 10];
+        assert_eq!(file.read(&mut Sink::kernel(&mut bytes), 0), Err(Errno::ECONNRESET));
+        drop((listener, file));
+
+        let (_listener, file) = accepted(network);
+        *kernel().generation.borrow_mut() += 1;
+        let (mut client, ours) = UnixStream::pair().unwrap();
+        network.clients.go_on(7, HostFd::new(ours.into_raw_fd()));
+        reset_connections();
+        assert!(file.protocol.peer_address().is_ok());
+        assert_eq!(file.read(&mut Sink::kernel(&mut bytes), 0), Err(Errno::EAGAIN));
+        client.write_all(b"GET").unwrap();
+        kernel().host_poll.look(None);
+        assert_eq!(file.read(&mut Sink::kernel(&mut bytes), 0), Ok(3));
+        assert_eq!(file.write(&mut Source::kernel(b"200"), 0), Ok(3));
+        drop(file);
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).unwrap();
+        assert_eq!(answer, "200");
+    }
+
+    #[test]
+    fn one_that_was_closed_does_not_go_on_and_the_host_is_told() {
+        let sandbox = Sandbox::new();
+        let network = &kernel().net;
+        let (_listener, file) = accepted(network);
+        drop(file);
+        assert_eq!(closed(&sandbox), 7);
+        *kernel().generation.borrow_mut() += 1;
+        let (mut client, ours) = UnixStream::pair().unwrap();
+        network.clients.go_on(7, HostFd::new(ours.into_raw_fd()));
+        assert_eq!(closed(&sandbox), 7);
+        assert_eq!(client.read(&mut [0]).unwrap(), 0);
     }
 
     #[test]

@@ -19,8 +19,10 @@ pub(super) struct Outside {
     pub stream: Arc<HostStream>,
     pub peer: Endpoint,
     pub stage: Stage,
-    /// Whether copies of what is frozen now make it again.
+    /// Whether the policy lets copies make it again.
     reconnects: bool,
+    /// Whether copies of what is frozen now do so.
+    sleeps: bool,
 }
 
 /// A connection of the frozen time that is made again when it is first used
@@ -108,7 +110,7 @@ impl TcpSocket {
                 let queue = self.common.queue.clone();
                 let stream = Arc::new(HostStream::of_this_boot(fd, Kind::Connecting, queue));
                 *self.state.borrow_mut() =
-                    State::Outside(Outside { stream, peer, stage, reconnects });
+                    State::Outside(Outside { stream, peer, stage, reconnects, sleeps: false });
                 if reconnects {
                     kernel().net.outside.may_sleep(&self.this);
                 }
@@ -144,20 +146,25 @@ impl TcpSocket {
     /// The connection to `peer` is one that was reset.
     fn lose(&self, peer: Endpoint) {
         let stream = HostStream::lost(self.common.queue.clone());
-        let stage = Stage::Announced;
-        *self.state.borrow_mut() =
-            State::Outside(Outside { stream: Arc::new(stream), peer, stage, reconnects: false });
+        *self.state.borrow_mut() = State::Outside(Outside {
+            stream: Arc::new(stream),
+            peer,
+            stage: Stage::Announced,
+            reconnects: false,
+            sleeps: false,
+        });
     }
 
     /// Before a freeze: copies are to make this connection again only if nothing
-    /// is on its way in either direction, which would be lost.
+    /// is on its way in either direction, which would be lost. The next freeze asks again.
     pub(super) fn prepare_for_sleep(&self) {
         if let State::Outside(link) = &mut *self.state.borrow_mut() {
-            link.reconnects &= match link.stage {
+            let loses_nothing = match link.stage {
                 Stage::Connected | Stage::Announced => link.stream.is_at_rest(),
                 Stage::Reconnecting => true,
                 Stage::Connecting => false,
             };
+            link.sleeps = link.reconnects && loses_nothing;
         }
     }
 
@@ -166,7 +173,7 @@ impl TcpSocket {
     pub(super) fn fall_asleep(&self) -> bool {
         let mut state = self.state.borrow_mut();
         let peer = match &*state {
-            State::Outside(link) if link.reconnects => link.peer,
+            State::Outside(link) if link.sleeps => link.peer,
             State::Dormant(dormant) => dormant.peer,
             _ => return false,
         };
@@ -213,5 +220,45 @@ fn connect_error(error: Errno) -> Errno {
         // Too many sockets in too short a time: the same as no port left.
         Errno::EAGAIN => Errno::EADDRNOTAVAIL,
         error => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::address::AF_INET;
+    use crate::net::tcp::TcpNetwork;
+    use crate::platform::machine::HostFd;
+    use crate::testing::Sandbox;
+    use std::io::{Read, Write};
+    use std::os::fd::IntoRawFd;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn a_freeze_in_the_middle_of_a_conversation_says_nothing_about_the_next() {
+        let _sandbox = Sandbox::new();
+        let (mut own, mut peer) = UnixStream::pair().unwrap();
+        own.set_nonblocking(true).unwrap();
+        let socket = Arc::new(TcpNetwork::new()).socket(AF_INET, &Arc::default());
+        let queue = socket.common.queue.clone();
+        let fd = HostFd::new(own.try_clone().unwrap().into_raw_fd());
+        let link = Outside {
+            stream: Arc::new(HostStream::of_this_boot(fd, Kind::Socket, queue)),
+            peer: Endpoint { ip: std::net::Ipv4Addr::LOCALHOST.into(), port: 5432 },
+            stage: Stage::Announced,
+            reconnects: true,
+            sleeps: false,
+        };
+        *socket.state.borrow_mut() = State::Outside(link);
+        let sleeps = || {
+            socket.prepare_for_sleep();
+            socket.outside().unwrap().sleeps
+        };
+        assert!(sleeps());
+        peer.write_all(b"half an answer").unwrap();
+        assert!(!sleeps(), "copies would lose what is on its way");
+        own.read_exact(&mut [0; 14]).unwrap();
+        assert!(sleeps());
+        assert!(socket.fall_asleep());
     }
 }

@@ -1,18 +1,13 @@
 //! `/proc/cpuinfo`, from the processor itself.
 
-use alloc::format;
-use alloc::string::String;
-use alloc::vec::Vec;
-use core::arch::x86_64::{__cpuid_count, CpuidResult};
-
 use crate::errno::Result;
+use crate::platform::cpu::cpuid;
 use crate::state::kernel;
 use crate::task::Thread;
 use crate::task::sched_attributes::present_cpus;
-
-fn cpuid(leaf: u32, sub: u32) -> CpuidResult {
-    __cpuid_count(leaf, sub)
-}
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
 
 /// The processors that a thread may run on, a bit for each.
 pub(super) fn allowed_cpus(thread: &Thread) -> u64 {

@@ -1,10 +1,10 @@
 //! Who asks for the sandbox to be frozen, and who waits for it.
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use thaw_abi::control::{
-    CAUSE_ASKED, CAUSE_CHECKPOINT, CAUSE_HOST, CAUSE_SIGNAL, FLAG_ENTRY_ASKED,
-    FLAG_FREEZE_AT_ENTRY, Rest,
+    CAUSE_ASKED, CAUSE_CHECKPOINT, CAUSE_HOST, CAUSE_SIGNAL, CHECKPOINT_TWIN, Checkpoint,
+    FLAG_ENTRY_ASKED, FLAG_FREEZE_AT_ENTRY, Rest,
 };
 
 use super::signal::Signal;
@@ -14,6 +14,9 @@ use crate::state::{Config, kernel};
 
 /// Why a freeze was asked for (`CAUSE_*`); 0 if none was.
 static REQUESTED: AtomicU32 = AtomicU32::new(0);
+
+/// Whether the sandbox may go on while a twin is read.
+static MAY_HAVE_TWIN: AtomicBool = AtomicBool::new(false);
 
 /// The number of the rest that the host asks for; 0 if it asks for none.
 static REST: AtomicU64 = AtomicU64::new(0);
@@ -46,8 +49,14 @@ pub fn request() {
 }
 
 /// The host asks for a freeze at once: no thread is to run until it has happened.
-pub fn request_at_once() {
+pub fn request_at_once(checkpoint: &Checkpoint) {
+    MAY_HAVE_TWIN.store(checkpoint.flags & CHECKPOINT_TWIN != 0, Relaxed);
     REQUESTED.store(CAUSE_CHECKPOINT, Relaxed);
+}
+
+/// Whether the host lets the sandbox go on at once, and reads the memory of a twin.
+pub fn may_have_twin() -> bool {
+    MAY_HAVE_TWIN.load(Relaxed)
 }
 
 /// Whether threads that could run are to rest until the sandbox is frozen.

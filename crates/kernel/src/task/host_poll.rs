@@ -68,7 +68,7 @@ pub enum Kind {
 
 /// A file on the host, with what is known about its readiness.
 pub struct HostFile {
-    handle: Handle,
+    handle: KernelCell<Handle>,
     kind: Kind,
     /// Events known to be possible.
     known: AtomicU32,
@@ -87,7 +87,7 @@ impl HostFile {
             Kind::Connecting | Kind::MayBlock => (Events::empty(), IN | OUT),
         };
         Arc::new(Self {
-            handle,
+            handle: KernelCell::new(handle),
             kind,
             known: AtomicU32::new(known.bits()),
             doubtful: AtomicU32::new(doubtful.bits()),
@@ -102,10 +102,16 @@ impl HostFile {
         file
     }
 
+    /// A socket of an earlier boot is `fd` in this one. Nothing is known of it.
+    pub fn goes_on(&self, fd: HostFd) {
+        self.handle.set(Handle::OfBoot(OfBoot::new(fd)));
+        self.set(OUT, IN);
+    }
+
     /// The descriptor; `ECONNRESET` if it belonged to another boot, `EIO` if
     /// this boot has no such standard descriptor.
     pub fn fd(&self) -> Result<HostFd> {
-        match self.handle {
+        match self.handle.get() {
             Handle::OfBoot(fd) => fd.get().copied().ok_or(Errno::ECONNRESET),
             Handle::Lost => Err(Errno::ECONNRESET),
             Handle::Standard(index) => {
@@ -116,7 +122,8 @@ impl HostFile {
 
     /// Whether it is the socket of a client, who brings standard input.
     fn is_client(&self) -> bool {
-        matches!(self.handle, Handle::Standard(0 | 1)) && kernel().config.get().reads_requests()
+        matches!(self.handle.get(), Handle::Standard(0 | 1))
+            && kernel().config.get().reads_requests()
     }
 
     /// Where to wait for changes.
@@ -557,7 +564,7 @@ impl HostPoll {
     fn standard(&self, stream: u8) -> Vec<Arc<HostFile>> {
         let files = self.files.borrow_mut();
         let all = files.iter().filter_map(Weak::upgrade);
-        all.filter(|file| file.handle == Handle::Standard(stream)).collect()
+        all.filter(|file| file.handle.get() == Handle::Standard(stream)).collect()
     }
 
     /// Whether a socket has something to read, as of a look made now.

@@ -112,6 +112,9 @@ async fn invoke_instance(admin: &Admin, name: &str, id: u64, request: Request) -
         Ok(ends) => ends,
         Err(error) => return refused(error),
     };
+    if let Err(reason) = service.wake_if_asleep(Some(id)).await {
+        return problem(StatusCode::SERVICE_UNAVAILABLE, "cannot_wake", reason);
+    }
     if let Err(reason) = service.place_at(id, &client, Box::new(|_, _| {})).await {
         return problem(StatusCode::CONFLICT, "not_placed", reason);
     }

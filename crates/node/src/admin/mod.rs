@@ -17,7 +17,8 @@
 //! | `POST /functions/NAME/invoke?method=M&path=P&timings=true` | the function's own response |
 //! | `POST /functions/NAME/freeze?instance=ID` | [`Frozen`]: an idle instance is the new image |
 //! | `POST /functions/NAME/hibernate?instance=ID` | [`Hibernated`]: an idle instance has given up its memory |
-//! | `POST /functions/NAME/wake?instance=ID` | [`Woken`]: a hibernated instance has its memory back |
+//! | `POST /functions/NAME/sleep?instance=ID` | [`FellAsleep`]: an idle instance is asleep |
+//! | `POST /functions/NAME/wake?instance=ID` | [`Woken`]: a hibernated instance has its memory back, or one that was asleep runs |
 //! | `GET /instances` | [`InstanceInfo`](crate::service::InstanceInfo) of each |
 //! | `GET /tenants` | [`TenantReport`](crate::tenants::TenantReport) of each |
 //! | `GET /images` | [`ImageSummary`] of each |
@@ -35,8 +36,8 @@ pub use address::{AdminAddress, connect_unix};
 pub use invoke::{BOOT_HEADER, PHASES_HEADER};
 pub use listen::{LocalListener, listen_at};
 pub use types::{
-    CheckpointInfo, Frozen, FunctionDetail, FunctionInfo, Hibernated, ImageSummary, Problem, Woken,
-    summarize_images,
+    CheckpointInfo, FellAsleep, Frozen, FunctionDetail, FunctionInfo, Hibernated, ImageSummary,
+    Problem, Woken, summarize_images,
 };
 
 use crate::catalog::Catalog;

@@ -4,7 +4,7 @@ use super::Admin;
 use super::access::{Denied, RemoteAccess, check_origin};
 use super::invoke::invoke;
 use super::types::{
-    CheckpointInfo, Frozen, FunctionDetail, FunctionInfo, Hibernated, Problem, Woken,
+    CheckpointInfo, FellAsleep, Frozen, FunctionDetail, FunctionInfo, Hibernated, Problem, Woken,
     summarize_images,
 };
 use crate::logs::{Follower, Line};
@@ -39,6 +39,7 @@ pub(super) fn router(admin: Admin, access: Option<Arc<RemoteAccess>>) -> Router 
         .route("/functions/{name}/invoke", post(invoke))
         .route("/functions/{name}/freeze", post(freeze))
         .route("/functions/{name}/hibernate", post(hibernate))
+        .route("/functions/{name}/sleep", post(put_to_sleep))
         .route("/functions/{name}/wake", post(wake))
         .route("/instances", get(instances))
         .route("/instances/{id}/fork", post(fork))
@@ -210,12 +211,44 @@ async fn hibernate(
     }
 }
 
+async fn put_to_sleep(
+    State(admin): State<Admin>,
+    Path(name): Path<String>,
+    Query(query): Query<InstanceQuery>,
+) -> Response {
+    let Some(service) = admin.shared.route(&name) else { return unknown_function(&name) };
+    match service.put_to_sleep(query.instance).await {
+        Ok((instance, asleep)) => {
+            Json(FellAsleep { function: service.name().clone(), instance, asleep }).into_response()
+        }
+        Err(reason) => problem(StatusCode::CONFLICT, "not_asleep", reason),
+    }
+}
+
+/// Has an instance run if it is asleep: nothing else can be asked of one that is.
+async fn awake(service: &Arc<Service>, id: u64) -> Result<(), Response> {
+    let woken = service.wake_if_asleep(Some(id)).await;
+    woken.map(drop).map_err(|reason| problem(StatusCode::CONFLICT, "not_woken", reason))
+}
+
 async fn wake(
     State(admin): State<Admin>,
     Path(name): Path<String>,
     Query(query): Query<InstanceQuery>,
 ) -> Response {
     let Some(service) = admin.shared.route(&name) else { return unknown_function(&name) };
+    let is_none_hibernated = !service.has_hibernated();
+    if query.instance.is_some() || is_none_hibernated {
+        match service.wake_if_asleep(query.instance).await {
+            Ok(None) => {}
+            Ok(Some((instance, took))) => {
+                let wake_us = u64::try_from(took.as_micros()).ok();
+                return Json(Woken { function: service.name().clone(), instance, wake_us })
+                    .into_response();
+            }
+            Err(reason) => return problem(StatusCode::CONFLICT, "not_woken", reason),
+        }
+    }
     match service.wake(query.instance).await {
         Ok((instance, awake)) => {
             let took = |awake: Awake| awake.ready_ns.saturating_sub(awake.woken_ns) / 1000;
@@ -232,6 +265,11 @@ async fn freeze(
     Query(query): Query<InstanceQuery>,
 ) -> Response {
     let Some(service) = admin.shared.route(&name) else { return unknown_function(&name) };
+    if let Some(id) = query.instance
+        && let Err(refused) = awake(&service, id).await
+    {
+        return refused;
+    }
     let (instance, frozen) = match service.freeze(query.instance).await {
         Ok(done) => done,
         Err(reason) => return problem(StatusCode::CONFLICT, "not_frozen", reason),
@@ -261,6 +299,9 @@ async fn fork(
     Query(query): Query<ForkQuery>,
 ) -> Response {
     let Some(service) = admin.shared.service_of(id) else { return unknown_instance(id) };
+    if let Err(refused) = awake(&service, id).await {
+        return refused;
+    }
     match service.fork(id, query.copies).await {
         Ok(forked) => Json(forked).into_response(),
         Err(reason) => problem(StatusCode::CONFLICT, "not_forked", reason),
@@ -282,6 +323,9 @@ async fn checkpoint(
         Err(error) => return problem(StatusCode::BAD_REQUEST, "bad_name", error),
     };
     let Some(service) = admin.shared.service_of(id) else { return unknown_instance(id) };
+    if let Err(refused) = awake(&service, id).await {
+        return refused;
+    }
     match service.checkpoint(id, name).await {
         Ok(taken) => Json(taken).into_response(),
         Err(reason) => problem(StatusCode::CONFLICT, "no_checkpoint", reason),

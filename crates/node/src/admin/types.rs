@@ -4,7 +4,7 @@ use crate::boots::BootRecord;
 use crate::catalog::Catalog;
 use crate::config::{FunctionConfig, FunctionName, Isolation};
 use crate::function::BuiltFunction;
-use crate::instance::{FrozenInstance, HibernatedInstance, StandbyInfo};
+use crate::instance::{FrozenInstance, HibernatedInstance, SleepingInstance, StandbyInfo};
 use crate::service::{InstanceInfo, Service};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
@@ -99,18 +99,15 @@ impl CheckpointInfo {
             tracing::warn!("checkpoint {name} cannot be read: {error}");
         }
         let images = store.list_images()?;
-        list.records.into_iter().map(|record| Self::of(store, &images, record)).collect()
+        Ok(list.records.into_iter().map(|record| Self::of(store, &images, record)).collect())
     }
 
-    fn of(
-        store: &Store,
-        images: &[ImageInfo],
-        record: CheckpointRecord,
-    ) -> Result<Self, StoreError> {
+    fn of(store: &Store, images: &[ImageInfo], record: CheckpointRecord) -> Self {
         let function = record.config["function"].as_str().unwrap_or_default().to_owned();
-        let ancestors = store.image_ancestors(record.image)?;
+        // One that is damaged does not hide the others; restoring says what is wrong.
+        let ancestors = store.image_ancestors(record.image).unwrap_or_default();
         let of_image = images.iter().find(|image| image.id == record.image);
-        Ok(Self {
+        Self {
             name: record.name.to_string(),
             function,
             domain: record.owner.map(|owner| owner.to_string()),
@@ -118,7 +115,7 @@ impl CheckpointInfo {
             ancestors: ancestors.iter().map(ToString::to_string).collect(),
             allocated: of_image.map_or(0, |image| image.allocated),
             created_ms: record.created_ms,
-        })
+        }
     }
 }
 
@@ -134,6 +131,18 @@ pub struct Hibernated {
     pub hibernated: HibernatedInstance,
 }
 
+/// An instance that was put to sleep.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FellAsleep {
+    /// The function.
+    pub function: FunctionName,
+    /// The instance.
+    pub instance: u64,
+    /// What was written.
+    #[serde(flatten)]
+    pub asleep: SleepingInstance,
+}
+
 /// An instance that is awake.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Woken {
@@ -141,7 +150,8 @@ pub struct Woken {
     pub function: FunctionName,
     /// The instance.
     pub instance: u64,
-    /// Microseconds until its memory was in place again; `None`: it was awake.
+    /// Microseconds until its memory was in place again, or until it ran if it was asleep;
+    /// `None`: it was awake.
     pub wake_us: Option<u64>,
 }
 

@@ -16,7 +16,7 @@ use thaw_sandbox::{
     AncestorFile, BootError, Fit, FreezeError, FreezeReport, FreezeSpec, Image, ImageError,
     KernelError, MergePolicy, PlanError, Sandbox, ZygoteError, cpu_features,
 };
-use thaw_store::{ImageId, IndexId, Name, NewFunction, Session, Store, StoreError};
+use thaw_store::{ImageId, IndexId, KernelId, Name, NewFunction, Session, Store, StoreError};
 
 /// How a program was frozen.
 #[derive(Clone, Debug)]
@@ -190,13 +190,31 @@ fn write_image(
         max_stored: config.limits.memory.bytes(),
         merge,
         base: None,
+        identity: None,
     };
-    let new = session.new_image_file()?;
+    let kernel = store_kernel(session, sandbox.kernel_build_id())?;
+    let mut new = session.new_image_file()?;
+    new.needs(kernel);
     let report = thaw_sandbox::freeze(sandbox, entry, &spec, new.file())?;
     let id = session.commit_image(new)?;
     // What cannot be booted must not be stored as a function.
-    open_image(session, id, rootfs)?.plan(rootfs.file(), rootfs.file_len(), rootfs.blobs())?;
+    let image = open_image_of_any_build(session, id, rootfs)?;
+    image.plan(rootfs.file(), rootfs.file_len(), rootfs.blobs())?;
     Ok((id, report))
+}
+
+/// Stores the kernel build of a sandbox that is to be frozen, unless it is there: the image can
+/// be run by no other.
+///
+/// # Errors
+/// The store is full, or it is an older build, which the store has lost.
+pub(crate) fn store_kernel(session: &mut Session, build: [u8; 32]) -> Result<KernelId, StoreError> {
+    let id = KernelId(build);
+    match crate::debug::kernel() {
+        // Written again where it is damaged.
+        Ok(present) if present.build_id() == build => session.put_kernel(present.elf()),
+        _ => session.kernel(id).map(|_| id),
+    }
 }
 
 /// What an image says of its function to people. Instances map the image and can read
@@ -250,12 +268,18 @@ pub fn open_ancestor(
     ancestor: &Ancestor,
 ) -> Result<AncestorFile, ImageError> {
     let failed = |why: String| ImageError::NoAncestor { depth: ancestor.depth, why };
-    let file =
-        store.open_image(ImageId(ancestor.name)).map_err(|error| failed(error.to_string()))?;
-    AncestorFile::open(file).map_err(|error| failed(error.to_string()))
+    let file = store.open_image(ImageId(ancestor.name)).map_err(|error| match error {
+        // The host may be out of descriptors: that passes.
+        StoreError::Io { source, .. } => ImageError::Read(source),
+        error => failed(error.to_string()),
+    })?;
+    AncestorFile::open(file).map_err(|error| match error {
+        ImageError::Read(_) => error,
+        error => failed(error.to_string()),
+    })
 }
 
-/// Opens a stored image and checks that it can be booted here.
+/// Opens a stored image and checks that it can be booted here by the present kernel build.
 ///
 /// # Errors
 /// It is missing, damaged, or does not fit the kernel, the machine or the files.
@@ -264,10 +288,28 @@ pub fn open_image(
     id: ImageId,
     rootfs: &StoredRootfs,
 ) -> Result<Image, FreezeFailure> {
+    let image = open_image_of_any_build(store, id, rootfs)?;
+    let present = crate::debug::kernel()?.build_id();
+    match image.header().kernel_build == present {
+        true => Ok(image),
+        false => Err(ImageError::OtherKernel.into()),
+    }
+}
+
+/// Opens a stored image and checks that it can be booted here by the kernel build that it was
+/// frozen under.
+///
+/// # Errors
+/// It is missing, damaged, or does not fit the machine or the files.
+pub fn open_image_of_any_build(
+    store: &thaw_store::Store,
+    id: ImageId,
+    rootfs: &StoredRootfs,
+) -> Result<Image, FreezeFailure> {
     let image =
         Image::open_with(store.open_image(id)?, &mut |ancestor| open_ancestor(store, ancestor))?;
     image.check_fit(&Fit {
-        kernel_build: crate::debug::kernel()?.build_id(),
+        kernel_build: image.header().kernel_build,
         index_hash: *rootfs.id().as_bytes(),
         cpu_features: cpu_features(),
     })?;

@@ -2,6 +2,7 @@
 //! what they need.
 
 use super::command::{CommandFailure, Commands, Task};
+use super::image::Base;
 use super::{BuildEvent, BuildOptions, OnEvent, Trust, packages};
 use crate::config::{FileEntry, FunctionConfig, RuntimeConfig, RuntimeKind};
 use crate::home::{Home, HomeError};
@@ -120,6 +121,8 @@ pub(super) struct Import<'a> {
     config: &'a FunctionConfig,
     trust: Trust,
     domain: Domain,
+    /// The files of the function's container image.
+    base: Option<Base>,
 }
 
 /// What was imported.
@@ -142,13 +145,14 @@ impl<'a> Import<'a> {
         directory: &'a Path,
         config: &'a FunctionConfig,
         options: &'a BuildOptions,
+        base: Option<Base>,
     ) -> Result<Self, ImportFailure> {
         let opened = beneath::open_directory(directory).map_err(|error| {
             ImportFailure::Missing { key: "files", path: directory.to_owned(), error }
         })?;
         let commands = Commands { home, directory, config, options };
         let (trust, domain) = (options.trust, config.domain());
-        Ok(Self { commands, directory, opened, config, trust, domain })
+        Ok(Self { commands, directory, opened, config, trust, domain, base })
     }
 
     pub(super) fn run(
@@ -168,7 +172,15 @@ impl<'a> Import<'a> {
             ("HOME".to_owned(), "/root".to_owned()),
             ("LANG".to_owned(), "C.UTF-8".to_owned()),
         ]);
-        if let Some(runtime) = &self.config.runtime {
+        let of_image = self.base.iter().flat_map(|base| &base.environment);
+        let variable = |text: &String| {
+            let (name, value) = text.split_once('=')?;
+            Some((name.to_owned(), value.to_owned()))
+        };
+        environment.extend(of_image.filter_map(variable));
+        if let Some(runtime) = &self.config.runtime
+            && runtime.kind != RuntimeKind::Image
+        {
             self.runtime(runtime, session, &mut tree, &mut environment, on_event)?;
         }
         for entry in &self.config.files {
@@ -229,16 +241,15 @@ impl<'a> Import<'a> {
         session: &mut Session,
         on_event: &mut OnEvent<'_>,
     ) -> Result<Tree, ImportFailure> {
+        if let Some(Base { index, .. }) = &self.base {
+            self.note_sharing(self.config.image().unwrap_or_default(), on_event);
+            return Ok(StoredRootfs::open(session, *index)?.tree()?);
+        }
         let Some(rootfs) = &self.config.rootfs else { return Ok(Tree::new()) };
         if !rootfs::is_directory_name(rootfs) {
             let name = Name::new(rootfs).map_err(RootfsError::from)?;
             let index = session.get_rootfs(&name)?.index;
-            if !self.config.sharing.is_default() {
-                on_event(BuildEvent::Note(&format!(
-                    "the files of the stored root file system {name} stay in the domain that they \
-                     were imported in"
-                )));
-            }
+            self.note_sharing(rootfs, on_event);
             return Ok(StoredRootfs::open(session, index)?.tree()?);
         }
         let named = self.named("rootfs", Path::new(rootfs))?;
@@ -246,6 +257,15 @@ impl<'a> Import<'a> {
         let options = self.import_options(&named);
         self.import(named, Path::new("/"), &options, session, &mut tree, on_event)?;
         Ok(tree)
+    }
+
+    fn note_sharing(&self, rootfs: &str, on_event: &mut OnEvent<'_>) {
+        if !self.config.sharing.is_default() {
+            on_event(BuildEvent::Note(&escaped(&format!(
+                "the files of the stored root file system {rootfs} stay in the domain that they were \
+                 imported in"
+            ))));
+        }
     }
 
     /// Collects a runtime from the host.

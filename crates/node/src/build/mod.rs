@@ -8,6 +8,7 @@
 
 mod command;
 mod freeze;
+mod image;
 mod import;
 mod output;
 mod packages;
@@ -16,15 +17,17 @@ mod train;
 
 pub use command::CommandFailure;
 pub use freeze::{FreezeFailure, Frozen};
-pub(crate) use freeze::{about, freeze_instance};
-pub use freeze::{open_ancestor, open_image};
+pub(crate) use freeze::{about, freeze_instance, store_kernel};
+pub use freeze::{open_ancestor, open_image, open_image_of_any_build};
+pub use image::ImageFailure;
 pub use import::ImportFailure;
 pub use import::PACKAGES;
 pub use program::Awaited;
 pub use train::Training;
 
 use crate::config::{
-    CONFIG_FILE, ConfigError, DomainName, FunctionConfig, QUOTAS_FILE, Quotas, QuotasError,
+    BaselineError, CONFIG_FILE, ConfigError, CpuBaseline, DomainName, FunctionConfig, QUOTAS_FILE,
+    Quotas, QuotasError,
 };
 use crate::function::{BuiltFunction, FunctionError, StoredFunction};
 use crate::home::{Home, HomeError};
@@ -102,6 +105,8 @@ pub struct BuildOptions {
     pub weak_limits: WeakLimits,
     /// With whom the program may share a core; `None`: with everybody.
     pub cores: Option<CoreGroup>,
+    /// What the program sees of the processor. A function that is frozen anew keeps its own.
+    pub cpu_baseline: CpuBaseline,
 }
 
 impl Default for BuildOptions {
@@ -115,6 +120,7 @@ impl Default for BuildOptions {
             merge: MergePolicy::default(),
             weak_limits: WeakLimits::default(),
             cores: None,
+            cpu_baseline: CpuBaseline::default(),
         }
     }
 }
@@ -155,9 +161,20 @@ pub enum BuildError {
     /// The quotas of tenants are not usable.
     #[error(transparent)]
     Quotas(#[from] QuotasError),
+    /// The program cannot be held to the level that was asked for.
+    #[error(transparent)]
+    Baseline(#[from] BaselineError),
+    /// Somebody uses what the new image would end.
+    #[error(
+        "{0} instances live, which a new image would end; it is tried again when there are none"
+    )]
+    InUse(usize),
     /// The function's tenant may not have so much in the store.
     #[error(transparent)]
     StoreQuota(#[from] StoreQuotaError),
+    /// Its container image cannot be used.
+    #[error(transparent)]
+    Image(#[from] ImageFailure),
 }
 
 /// Builds the function in `directory` and stores it.
@@ -178,14 +195,19 @@ pub fn build(
     if let Some(domain) = &options.domain {
         config.sharing.domain = Some(domain.clone());
     }
+    options.cpu_baseline.check()?;
     let quotas = Quotas::load(&home.root().join(QUOTAS_FILE))?;
     let store = Store::open(&home.store())?;
+    let base = image::resolve(home, &store, &mut config, options.trust, on_event)?;
     let mut session = store.session()?;
     let imported = {
         let _alone = alone_in(&directory, on_event);
-        import::Import::new(home, &directory, &config, options)?.run(&mut session, on_event)?
+        let import = import::Import::new(home, &directory, &config, options, base)?;
+        import.run(&mut session, on_event)?
     };
-    let function = StoredFunction { config, environment: imported.environment, source: directory };
+    image::number_user(&session, imported.index, &mut config)?;
+    let (environment, cpu_baseline) = (imported.environment, options.cpu_baseline);
+    let function = StoredFunction { config, environment, source: directory, cpu_baseline };
     // Nothing runs for a build that cannot be stored.
     check_store(&store, &quotas, &planned(&function.config, imported.index, None))?;
     let place = Place::New(&quotas);
@@ -222,22 +244,24 @@ fn alone_in(directory: &Path, on_event: &mut OnEvent<'_>) -> Option<File> {
     }
 }
 
-/// Freezes a stored function anew, over the files of its last build.
+/// Freezes a stored function anew, over the files of its last build. `may_replace` is asked when
+/// the new image is there, which may be minutes later, and before it is the function's.
 ///
 /// # Errors
-/// The function is not in the store, cannot be frozen, or was built anew meanwhile; the
-/// image that is there stays.
+/// The function is not in the store, cannot be frozen, was built anew meanwhile, or
+/// `may_replace` refuses; the image that is there stays.
 pub fn refreeze(
     store: &Store,
     name: &str,
     options: &BuildOptions,
+    may_replace: &dyn Fn() -> Result<(), BuildError>,
     on_event: &mut OnEvent<'_>,
 ) -> Result<Built, BuildError> {
     let record = store.get_function(&Name::new(name).map_err(StoreError::from)?)?;
     let version = record.version();
     let old = BuiltFunction::from_record(record)?;
     let mut session = store.session()?;
-    let place = Place::Of(&version);
+    let place = Place::Of(&version, may_replace);
     freeze_and_store(&mut session, old.function, old.index, place, options, on_event)
 }
 
@@ -263,8 +287,8 @@ enum Place<'a> {
     /// In the place of whatever is there, if the tenant may have so much.
     New(&'a Quotas),
     /// In the place of this version and no other. Its owner has not asked for it, so no
-    /// quota refuses it.
-    Of(&'a FunctionVersion),
+    /// quota refuses it. The function is asked first whether it may.
+    Of(&'a FunctionVersion, &'a dyn Fn() -> Result<(), BuildError>),
 }
 
 /// Freezes a function and stores it.
@@ -281,7 +305,10 @@ fn freeze_and_store(
     let config = serde_json::to_value(&function).expect("a function is plain data");
     let new = NewFunction { name, config, index, image: Some(image) };
     let record = match place {
-        Place::Of(old) => session.replace_function(old, new)?,
+        Place::Of(old, may_replace) => {
+            may_replace()?;
+            session.replace_function(old, new)?
+        }
         Place::New(quotas) => {
             let _turn = session.counting_turn()?;
             check_store(session, quotas, &planned(&function.config, index, Some(image)))?;

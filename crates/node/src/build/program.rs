@@ -105,14 +105,15 @@ impl Program {
         };
 
         let parent = start_parent(console, options.weak_limits)?;
+        let (uid, gid) = config.ids();
         let spec = StartSpec {
             program: None,
             argv: config.command.iter().map(Into::into).collect(),
             env: function.environment_strings(),
             cwd: config.workdir.clone().into(),
             hostname: config.name.as_str().into(),
-            uid: 0,
-            gid: 0,
+            uid,
+            gid,
             port: config.port_number(),
             entry_signal: config.entry.freeze.signal_number(),
             cpus: config.limits.cpu.get(),
@@ -123,6 +124,7 @@ impl Program {
             flags: FLAG_FREEZE_AT_ENTRY
                 | config.entry_flags()
                 | config.entry.freeze.flags()
+                | function.cpu_baseline.flags()
                 | crate::debug::flags(),
             rootfs: rootfs.rootfs(),
             egress: config.egress.policy(),
@@ -131,7 +133,10 @@ impl Program {
             window: None,
         };
         // Afterwards the program alone holds the write ends.
-        let zygote = parent.create_with(config.processes())?;
+        let zygote = match function.cpu_baseline.level() {
+            None => parent.create_with(config.processes())?,
+            Some(_) => parent.create_masked()?,
+        };
         zygote.join(options.cores.as_ref())?;
         let sandbox = zygote.start(&spec)?;
         let (flow, awaited) = (Flow::Calm, Awaited::new(config));

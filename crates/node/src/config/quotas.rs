@@ -57,6 +57,7 @@ struct QuotaTable {
     memory: Option<Bound<ByteSize>>,
     cpu_time: Option<Bound<CpuQuota>>,
     store: Option<Bound<ByteSize>>,
+    swap: Option<Bound<ByteSize>>,
     egress: EgressTable,
 }
 
@@ -78,6 +79,9 @@ pub struct Quota {
     pub cpu_time: Option<CpuQuota>,
     /// Bytes of images, indexes and files in the store.
     pub store: Option<ByteSize>,
+    /// Bytes of swap files, the memory of hibernated instances.
+    #[serde(default)]
+    pub swap: Option<ByteSize>,
     /// Outgoing connections at a time.
     pub egress_connections: Option<u32>,
     /// Outgoing connections that may be asked for in a second.
@@ -157,6 +161,7 @@ impl QuotaTable {
             memory: self.memory.or(default.memory),
             cpu_time: self.cpu_time.or(default.cpu_time),
             store: self.store.or(default.store),
+            swap: self.swap.or(default.swap),
             egress: EgressTable {
                 connections: self.egress.connections.or(default.egress.connections),
                 per_second: self.egress.per_second.or(default.egress.per_second),
@@ -170,6 +175,7 @@ impl QuotaTable {
             memory: self.memory.and_then(Bound::get),
             cpu_time: self.cpu_time.and_then(Bound::get),
             store: self.store.and_then(Bound::get),
+            swap: self.swap.and_then(Bound::get),
             egress_connections: self.egress.connections.and_then(Bound::get),
             egress_per_second: self.egress.per_second.and_then(Bound::get),
         }
@@ -318,6 +324,7 @@ mod tests {
             instances = 0
             cpu_time = "10m per 1h"
             store = "1.5GiB"
+            swap = "512MiB"
             egress.connections = "unlimited"
             "#,
         )
@@ -337,6 +344,7 @@ mod tests {
             instances: Some(0),
             cpu_time: Some(cpu_time),
             store: Some(ByteSize::mebibytes(1536)),
+            swap: Some(ByteSize::mebibytes(512)),
             egress_connections: None,
             ..default
         };

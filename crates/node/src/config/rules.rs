@@ -5,6 +5,9 @@ use std::time::Duration;
 use thaw_sandbox::Processes;
 use thaw_sandbox::limits::PROCESSES_MAX;
 
+/// Longest working directory (`PATH_MAX`, limits.h).
+const WORKDIR_MAX: usize = 4096;
+
 /// The keys that lead to the wrong value, and what is wrong with it.
 type Contradiction = (&'static [&'static str], String);
 
@@ -12,35 +15,43 @@ impl FunctionConfig {
     /// The first rule between keys that does not hold: where, and what to do.
     pub(super) fn contradiction(&self) -> Option<Contradiction> {
         self.wrong_files()
+            .or_else(|| self.wrong_image())
             .or_else(|| self.wrong_command())
             .or_else(|| self.wrong_limits())
             .or_else(|| self.wrong_processes())
             .or_else(|| self.wrong_rewind())
             .or_else(|| self.wrong_hibernation())
+            .or_else(|| self.wrong_sleep())
             .or_else(|| self.wrong_entry())
             .or_else(|| self.wrong_training())
             .or_else(|| self.wrong_build())
     }
 
-    /// An instance that is put back must not owe anything to its earlier life, nor be owed.
     fn wrong_rewind(&self) -> Option<Contradiction> {
-        if !self.rewind {
-            return None;
-        }
-        let other = if self.isolation != Isolation::Request {
-            "`rewind` is for isolation = \"request\", under which no instance serves twice"
+        let why = self.no_rewind().filter(|_| self.rewind == Some(true))?;
+        Some((&["rewind"], format!("{why}; remove one of them")))
+    }
+
+    /// Why instances cannot be put back, if so: one that is must not owe anything to its earlier
+    /// life, nor be owed.
+    pub fn no_rewind(&self) -> Option<&'static str> {
+        if self.isolation != Isolation::Request {
+            Some("`rewind` is for isolation = \"request\", under which no instance serves twice")
         } else if matches!(self.entry.kind, EntryKind::Stdin | EntryKind::Udp) {
-            "`rewind` is for kind = \"http\" and \"tcp\""
+            Some("`rewind` is for kind = \"http\" and \"tcp\"")
         } else if !self.egress.is_closed() {
-            "`rewind` is not for functions with [egress]: their connections outlive a request"
+            Some("`rewind` is not for functions with [egress]: their connections outlive a request")
         } else if self.limits.cpu_time.is_some() {
-            "`rewind` is not for functions with `cpu_time`, which bounds the whole life of an instance"
+            Some(
+                "`rewind` is not for functions with `cpu_time`, which bounds the whole life of an instance",
+            )
         } else if self.template {
-            "`rewind` and `template` exclude each other: instances that were put back are ready sooner than a fork"
+            Some(
+                "`rewind` and `template` exclude each other: instances that were put back are ready sooner than a fork",
+            )
         } else {
-            return None;
-        };
-        Some((&["rewind"], format!("{other}; remove one of them")))
+            None
+        }
     }
 
     /// Only an instance that waits for a second request is ever idle.
@@ -55,6 +66,27 @@ impl FunctionConfig {
         };
         let keys: &[&str] = &["limits", "hibernate_after"];
         Some((keys, format!("{why}; change one of them")))
+    }
+
+    /// The same for sleep, and a state that a request alone would reach is no state to persist.
+    fn wrong_sleep(&self) -> Option<Contradiction> {
+        let stays = self.isolation == Isolation::Instance;
+        if self.persist && !stays {
+            let why = "`persist` is for isolation = \"instance\", under which instances outlive a request";
+            return Some((&["persist"], format!("{why}; change one of them")));
+        }
+        let limits = &self.limits;
+        let after = limits.sleep_after?;
+        let why = if !stays {
+            "`sleep_after` is for isolation = \"instance\", under which instances wait for a second request"
+        } else if after.0 >= limits.keep_alive.0 {
+            "`sleep_after` is not shorter than `keep_alive`, after which the instance ends"
+        } else if limits.hibernate_after.is_some_and(|hibernate| hibernate.0 >= after.0) {
+            "`sleep_after` is not longer than `hibernate_after`, which would never come"
+        } else {
+            return None;
+        };
+        Some((&["limits", "sleep_after"], format!("{why}; change one of them")))
     }
 
     fn wrong_build(&self) -> Option<Contradiction> {
@@ -127,8 +159,44 @@ impl FunctionConfig {
         None
     }
 
+    /// A runtime is collected from this host, or is a container image.
+    fn wrong_image(&self) -> Option<Contradiction> {
+        let runtime = self.runtime.as_ref()?;
+        let is_image = runtime.kind == RuntimeKind::Image;
+        let of_host =
+            [(!runtime.include.is_empty(), "include"), (!runtime.programs.is_empty(), "programs")];
+        if is_image && runtime.image.is_none() {
+            let message = "[runtime] says neither what to collect nor which image to take; set `kind`, such \
+                           as \"python3\", or `image`";
+            return Some((&["runtime"], message.to_owned()));
+        }
+        if !is_image && runtime.image.is_some() {
+            let message = "`image` and `kind` exclude each other; keep one of them";
+            return Some((&["runtime", "image"], message.to_owned()));
+        }
+        let (_, key) = of_host.into_iter().find(|(is_set, _)| is_image && *is_set)?;
+        let message = format!("`{key}` is for files of this host, not for images; remove it");
+        Some((&["runtime", "image"], message))
+    }
+
     fn wrong_command(&self) -> Option<Contradiction> {
-        if !self.workdir.starts_with('/') {
+        if self.command.is_empty() && self.image().is_none() {
+            let message = "missing `command`, the program and its arguments; set it, such as \
+                           [\"python3\", \"server.py\"]";
+            return Some((&[], message.to_owned()));
+        }
+        if self.workdir.len() > WORKDIR_MAX {
+            let message = format!("it is longer than {WORKDIR_MAX} bytes; shorten it");
+            return Some((&["workdir"], message));
+        }
+        if let Some(user) = &self.user
+            && (user.is_empty() || user.contains(['\0', '\n']))
+        {
+            let message = "`user` is a user and perhaps a group, as in \"app:staff\" or \"1000\"";
+            return Some((&["user"], message.to_owned()));
+        }
+        let is_the_images = self.workdir.is_empty() && self.image().is_some();
+        if !is_the_images && !self.workdir.starts_with('/') {
             return Some((
                 &["workdir"],
                 format!("`{}` is not absolute; begin the path with a slash", self.workdir),
@@ -229,7 +297,7 @@ impl FunctionConfig {
 
     fn wrong_entry(&self) -> Option<Contradiction> {
         let kind = self.entry.kind;
-        if self.port.is_none() && kind != EntryKind::Stdin {
+        if self.port.is_none() && kind != EntryKind::Stdin && self.image().is_none() {
             return Some((
                 &[],
                 "missing `port`, on which the program listens; set it, or [entry] kind = \"stdin\" \

@@ -101,7 +101,9 @@ fn wrong_values_name_the_place() {
 
 #[test]
 fn only_what_leaves_nothing_behind_is_rewound() {
-    assert!(parse(&format!("rewind = true\n{MINIMAL}")).unwrap().rewind);
+    assert_eq!(parse(&format!("rewind = true\n{MINIMAL}")).unwrap().rewind, Some(true));
+    let other = parse(&format!("rewind = false\nisolation = \"instance\"\n{MINIMAL}")).unwrap();
+    assert_eq!(other.rewind, Some(false));
     for (keys, tables) in [
         ("isolation = \"instance\"", ""),
         ("template = true", ""),
@@ -110,6 +112,30 @@ fn only_what_leaves_nothing_behind_is_rewound() {
     ] {
         let error = parse(&format!("rewind = true\n{keys}\n{MINIMAL}\n{tables}\n")).unwrap_err();
         assert!(error.to_string().starts_with("f/thaw.toml:1:1: `rewind`"), "{error}");
+    }
+}
+
+#[test]
+fn only_instances_that_stay_sleep_and_in_this_order() {
+    let with =
+        |keys: &str| parse(&MINIMAL.replacen("\n[runtime]", &format!("{keys}\n[runtime]"), 1));
+    let stays = "isolation = \"instance\"\npersist = true\n";
+    let limits = |limits: &str| format!("{stays}limits = {{ {limits} }}\n");
+    let fits = limits("hibernate_after = \"1s\", sleep_after = \"2s\", keep_alive = \"3s\"");
+    let config = with(&fits).unwrap();
+    assert!(config.persist);
+    assert_eq!(config.limits.sleep_after, Some(TimeSpan::seconds(2)));
+    for (keys, reason) in [
+        ("persist = true\n".to_owned(), "`persist` is for isolation"),
+        ("limits = { sleep_after = \"2s\" }\n".to_owned(), "`sleep_after` is for isolation"),
+        (limits("sleep_after = \"1m\""), "not shorter than `keep_alive`"),
+        (
+            limits("hibernate_after = \"2s\", sleep_after = \"2s\""),
+            "not longer than `hibernate_after`",
+        ),
+    ] {
+        let error = with(&keys).unwrap_err();
+        assert!(error.contains(reason), "{keys}: {error}");
     }
 }
 

@@ -39,6 +39,13 @@ pub enum Refusal {
         /// What was wrong.
         reason: String,
     },
+    /// 503: the instance that was asleep cannot be woken.
+    CannotWake {
+        /// The function.
+        function: String,
+        /// What is wrong.
+        reason: String,
+    },
     /// 503: every instance is busy and no more may be started.
     NoCapacity {
         /// The function.
@@ -81,6 +88,7 @@ impl Refusal {
         let function = service.name().to_string();
         match error {
             PlaceError::InstanceDied(reason) => Self::InstanceDied { function, reason },
+            PlaceError::CannotWake(reason) => Self::CannotWake { function, reason },
             PlaceError::NoCapacity { reason, retry_after } => {
                 Self::NoCapacity { function, reason, retry_after }
             }
@@ -101,7 +109,8 @@ impl Refusal {
             Self::HeadTooSlow(_) | Self::BodyTooSlow(_) => 408,
             Self::NotHttp { .. } => 421,
             Self::InstanceDied { .. } | Self::BadResponse { .. } => 502,
-            Self::NoCapacity { .. }
+            Self::CannotWake { .. }
+            | Self::NoCapacity { .. }
             | Self::QuotaReached { .. }
             | Self::BackingOff { .. }
             | Self::Draining => 503,
@@ -120,6 +129,7 @@ impl Refusal {
             Self::NotHttp { .. } => "not_http",
             Self::InstanceDied { .. } => "instance_died",
             Self::BadResponse { .. } => "bad_response",
+            Self::CannotWake { .. } => "cannot_wake",
             Self::NoCapacity { .. } => "no_capacity",
             Self::QuotaReached { .. } => "quota_reached",
             Self::BackingOff { .. } => "backing_off",
@@ -150,6 +160,7 @@ impl Refusal {
             }
             Self::InstanceDied { reason, .. }
             | Self::BadResponse { reason, .. }
+            | Self::CannotWake { reason, .. }
             | Self::NoCapacity { reason, .. }
             | Self::QuotaReached { reason, .. } => reason.clone(),
             Self::BackingOff { .. } => {
@@ -183,6 +194,7 @@ impl Refusal {
         match self {
             Self::InstanceDied { function, .. }
             | Self::BadResponse { function, .. }
+            | Self::CannotWake { function, .. }
             | Self::NoCapacity { function, .. }
             | Self::QuotaReached { function, .. }
             | Self::BackingOff { function, .. }
@@ -200,7 +212,7 @@ impl Refusal {
             Self::NoCapacity { retry_after, .. }
             | Self::QuotaReached { retry_after, .. }
             | Self::BackingOff { retry_after, .. } => Some(retry_after.as_secs().max(1)),
-            Self::Draining => Some(1),
+            Self::Draining | Self::CannotWake { .. } => Some(1),
             _ => None,
         }
     }

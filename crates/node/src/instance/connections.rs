@@ -16,7 +16,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
-use thaw_sandbox::{KeptForSuccessor, keep_connection};
+use thaw_sandbox::{KeptForSuccessor, RESUMED_MAX, keep_connection};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::time::Instant;
 
@@ -111,6 +111,48 @@ impl OpenConnection {
         drop(self.watch);
         (self.done)(self.placed, outcome);
         self.permit
+    }
+}
+
+/// Connections of clients, by number, that an instance has while it is asleep. Each keeps its share
+/// of the function's capacity. They end with this value.
+#[derive(Default)]
+pub(crate) struct KeptConnections(HashMap<u64, OpenConnection>);
+
+impl KeptConnections {
+    /// Number of connections.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The clients.
+    pub fn clients(&self) -> Vec<Arc<Client>> {
+        let client = |held: &OpenConnection| match &held.watch {
+            Watch::Client(client) => Some(client.clone()),
+            Watch::Gateway | Watch::Guest(_) => None,
+        };
+        self.0.values().filter_map(client).collect()
+    }
+
+    /// Ends them all: their clients are told what became of the instance, or see the end.
+    pub fn end(mut self, outcome: &Outcome) {
+        for (_, held) in self.0.drain() {
+            drop(held.end(outcome.clone()));
+        }
+    }
+}
+
+impl fmt::Debug for KeptConnections {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("KeptConnections").field(&self.len()).finish()
+    }
+}
+
+impl Drop for KeptConnections {
+    fn drop(&mut self) {
+        for (_, held) in self.0.drain() {
+            drop(held.end(Outcome::Closed));
+        }
     }
 }
 
@@ -357,6 +399,44 @@ impl ConnectionTable {
         let mut open = self.open();
         open.is_closed = true;
         mem::take(&mut open.held)
+    }
+
+    /// For how long the instance has had nothing to do for any client, as far as their sockets
+    /// tell; `None`: somebody waits for something, or there are more than go on after a sleep.
+    pub(super) fn silent_for(&self, patience: Option<Patience>) -> Option<Duration> {
+        let open = self.open();
+        let mut shortest = Duration::MAX;
+        let mut clients = 0;
+        for held in open.held.values() {
+            match &held.watch {
+                Watch::Client(client) => {
+                    clients += 1;
+                    shortest = shortest.min(patience?.silent_for(client)?);
+                }
+                // The gateway ends those on which there is no request, and the guest has no
+                // part in what it was told to close.
+                Watch::Gateway | Watch::Guest(_) if held.permit.is_none() => {}
+                Watch::Gateway | Watch::Guest(_) => return None,
+            }
+        }
+        (clients <= RESUMED_MAX).then_some(shortest)
+    }
+
+    /// Takes out the connections of clients that an instance has which is about to sleep.
+    pub(super) fn take_clients(&self) -> KeptConnections {
+        let mut open = self.open();
+        let is_clients = |held: &mut OpenConnection| matches!(held.watch, Watch::Client(_));
+        KeptConnections(open.held.extract_if(|_, held| is_clients(held)).collect())
+    }
+
+    /// Puts them in again, here or for the instance that is booted in its place.
+    pub(crate) fn put_back(&self, mut kept: KeptConnections) {
+        let look_at = self.first_look.map(|after| Instant::now() + after);
+        let mut open = self.open();
+        open.look_no_later_than(look_at);
+        for (id, held) in mem::take(&mut kept.0) {
+            open.held.insert(id, OpenConnection { look_at, ..held });
+        }
     }
 
     /// When a connection has to be looked at.

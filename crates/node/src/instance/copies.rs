@@ -2,25 +2,27 @@
 //! store, by a name.
 
 use super::cold::ColdBoots;
-use super::launch::{Checkpoint, Checkpointed, Launcher};
+use super::launch::{Checkpoint, Checkpointed, Client, Launcher, Unread};
 use super::sandboxed::{ImageBoots, SandboxLauncher, WorkingSetState};
 use super::standby::{BootPolicy, Standby};
-use crate::build::about;
+use crate::build::{about, store_kernel};
 use crate::tenants::check_file;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use rustix::rand::GetRandomFlags;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, RwLock};
 use thaw_abi::control::EntryPoint;
+use thaw_abi::image::Ancestor;
 use thaw_sandbox::{
-    AncestorFile, FreezeBase, FreezeReport, FreezeSpec, Image, ImageError, MergePolicy, Sandbox,
-    freeze_live,
+    AncestorFile, FreezeBase, FreezeError, FreezeReport, FreezeSpec, Freezer, Image, ImageError,
+    MergePolicy, Sandbox, freeze_live,
 };
-use thaw_store::{ImageId, NewCheckpoint};
+use thaw_store::{ImageId, NewCheckpoint, StoreError};
 
-/// Few clean pages are stored to save mappings: what matters is how long the instance rests.
+/// Few clean pages are stored to save mappings: what matters is how long reading takes.
 const MERGE: MergePolicy = MergePolicy { clean_gap_pages: 2, zero_gap_pages: 4 };
 
 /// The last image of an instance in the store: the next one holds what differs from it.
@@ -38,48 +40,55 @@ impl LastCheckpoint {
 }
 
 impl ImageBoots {
-    /// Copies the memory of an instance of these that is at rest into memory; calls
-    /// `is_read` as soon as it may go on. What is returned prepares boots from there.
-    ///
-    /// # Errors
-    /// One sentence for the operator.
+    /// Copies the memory of an instance of these, which is at rest or has a twin, into memory;
+    /// calls `is_read` as soon as that has been read. What is returned prepares boots from there.
     pub fn copy(
         self: &Arc<Self>,
-        sandbox: &Sandbox,
+        freezer: &Freezer,
         rest: EntryPoint,
         is_read: &mut dyn FnMut(),
-    ) -> Result<impl FnOnce() -> Result<Arc<dyn Launcher>, String> + Send + use<>, String> {
-        let cannot = |error: io::Error| format!("cannot keep its memory for copies ({error})");
+    ) -> Result<impl FnOnce() -> Result<Arc<dyn Launcher>, String> + Send + use<>, Unread> {
+        let cannot = |error: io::Error| {
+            Unread::Failed(format!("cannot keep its memory for copies ({error})"))
+        };
         let file = memory_file().map_err(cannot)?;
         let base = self.base();
-        let report = self.write_difference(sandbox, rest, base.clone(), &file, is_read)?;
+        // A file in memory that is sealed has this in place of a checksum.
+        let identity = random_bytes().map_err(cannot)?;
+        let spec = self.spec(base.clone(), Some(identity));
+        freezer.write(rest, &spec, &file, is_read).map_err(unread)?;
         seal(&file).map_err(cannot)?;
         let boots = self.clone();
         Ok(move || {
-            let launcher = boots.launcher_of(open_child(file, &base)?, report.checksum)?;
+            let image = Image::open_sealed(file, &identity, &mut |named| ancestor(&base, named));
+            let image = image.map_err(|error| error.to_string())?;
+            let launcher = boots.launcher_of(image, identity, boots.stored.clone(), Vec::new())?;
             Ok(Arc::new(launcher) as Arc<dyn Launcher>)
         })
     }
 
-    /// Writes the memory of an instance of these that is at rest to the store; calls
-    /// `is_read` as soon as it may go on. What is returned makes the image durable and names it.
-    ///
-    /// # Errors
-    /// One sentence for the operator.
+    /// Writes the memory of an instance of these, which is at rest or has a twin, to the store;
+    /// calls `is_read` as soon as that has been read. What is returned makes the image durable and
+    /// names it.
     pub fn checkpoint(
         &self,
-        sandbox: &Sandbox,
+        freezer: &Freezer,
         rest: EntryPoint,
         last: &LastCheckpoint,
         new: Checkpoint,
         is_read: &mut dyn FnMut(),
-    ) -> Result<impl FnOnce() -> Result<Checkpointed, String> + Send + use<>, String> {
-        let mut session = self.store.session().map_err(|error| error.to_string())?;
-        let file = session.new_image_file().map_err(|error| error.to_string())?;
+    ) -> Result<impl FnOnce() -> Result<Checkpointed, String> + Send + use<>, Unread> {
+        let failed = |error: StoreError| Unread::Failed(error.to_string());
+        let mut session = self.store.session().map_err(failed)?;
+        let file = session.new_image_file().map_err(failed)?;
         let base = last.get().unwrap_or_else(|| self.stored.clone());
-        let report = self.write_difference(sandbox, rest, base.clone(), file.file(), is_read)?;
+        let spec = self.spec(base.clone(), None);
+        let report: FreezeReport =
+            freezer.write(rest, &spec, file.file(), is_read).map_err(unread)?;
         let (last, index) = (last.clone(), self.rootfs.id());
         let (store, tenant) = (self.store.clone(), self.terms.tenant.clone());
+        let build = freezer.kernel_build_id();
+        let mut file = file;
         Ok(move || {
             // Nobody else finds room meanwhile that is there once.
             let _turn = store.counting_turn().map_err(|error| error.to_string())?;
@@ -89,6 +98,8 @@ impl ImageBoots {
             let opened = file.file().try_clone().map_err(|error| error.to_string())?;
             let image = open_child(opened, &base)?;
             let ancestors: Vec<_> = image.ancestors().iter().map(|of| ImageId(of.name)).collect();
+            let kernel = store_kernel(&mut session, build).map_err(|error| error.to_string())?;
+            file.needs(kernel);
             let Checkpoint { name, owner, config } = new;
             let stored = session.commit_checkpoint_image(file, &ancestors).and_then(|id| {
                 let new = NewCheckpoint { name: name.clone(), owner, config, index, image: id };
@@ -112,7 +123,7 @@ impl ImageBoots {
     }
 
     /// Writes how the memory of an instance of these that is at rest differs from `base`.
-    fn write_difference(
+    pub(super) fn write_difference(
         &self,
         sandbox: &Sandbox,
         rest: EntryPoint,
@@ -120,8 +131,14 @@ impl ImageBoots {
         file: &File,
         is_read: &mut dyn FnMut(),
     ) -> Result<FreezeReport, String> {
+        let written = freeze_live(sandbox, rest, &self.spec(base, None), file, is_read);
+        written.map_err(|error| error.to_string())
+    }
+
+    /// How to write what the memory of an instance of these has that `base` has not.
+    fn spec(&self, base: FreezeBase, identity: Option<[u8; 32]>) -> FreezeSpec {
         let terms = &self.terms;
-        let spec = FreezeSpec {
+        FreezeSpec {
             index_hash: *self.rootfs.id().as_bytes(),
             program: terms.command[0].clone(),
             arguments: terms.command.join(" "),
@@ -129,13 +146,20 @@ impl ImageBoots {
             max_stored: terms.limits.memory,
             merge: MERGE,
             base: Some(base),
-        };
-        freeze_live(sandbox, rest, &spec, file, is_read).map_err(|error| error.to_string())
+            identity,
+        }
     }
 
-    /// Boots of an image of an instance of these. Nothing is kept ready for them, and no
-    /// working set is recorded.
-    fn launcher_of(&self, image: Image, name: [u8; 32]) -> Result<SandboxLauncher, String> {
+    /// Boots of an image of an instance of these, whose nearest image in the store is `stored`; the
+    /// first of them has these clients again.
+    /// Nothing is kept ready for them, and no working set is recorded.
+    pub(super) fn launcher_of(
+        &self,
+        image: Image,
+        name: [u8; 32],
+        stored: FreezeBase,
+        resumed: Vec<Arc<Client>>,
+    ) -> Result<SandboxLauncher, String> {
         let rootfs = self.rootfs.clone();
         let plan = image.plan(rootfs.file(), rootfs.file_len(), rootfs.blobs());
         let plan = Arc::new(self.techniques.reduce(plan.map_err(|error| error.to_string())?));
@@ -145,7 +169,7 @@ impl ImageBoots {
             output: self.output.clone(),
             image: Arc::new(image),
             image_name: name,
-            stored: self.stored.clone(),
+            stored,
             rootfs,
             store: self.store.clone(),
             image_id: self.image_id,
@@ -158,19 +182,41 @@ impl ImageBoots {
             cold: ColdBoots::default(),
             image_boots: AtomicU64::new(0),
             recordings_timed_out: AtomicU32::new(0),
+            resumed: Mutex::new(resumed),
         }))
     }
 }
 
 /// Opens an image that holds how something differs from `base`.
 fn open_child(file: File, base: &FreezeBase) -> Result<Image, String> {
-    let image = Image::open_with(file, &mut |ancestor| -> Result<AncestorFile, ImageError> {
-        base.ancestor(&ancestor.name).ok_or_else(|| ImageError::NoAncestor {
-            depth: ancestor.depth,
-            why: "it is none of those that the image was made from".to_owned(),
-        })
-    });
+    let image = Image::open_with(file, &mut |named| ancestor(base, named));
     image.map_err(|error| error.to_string())
+}
+
+/// An image that one refers to which holds how something differs from `base`.
+fn ancestor(base: &FreezeBase, named: &Ancestor) -> Result<AncestorFile, ImageError> {
+    base.ancestor(&named.name).ok_or_else(|| ImageError::NoAncestor {
+        depth: named.depth,
+        why: "it is none of those that the image was made from".to_owned(),
+    })
+}
+
+/// Why the memory of an instance was not read.
+fn unread(error: FreezeError) -> Unread {
+    let why = error.to_string();
+    match error {
+        // The memory of a process that is ending can be forbidden before the process has ended.
+        FreezeError::SandboxEnded | FreezeError::Memory(_) => Unread::Ended(why),
+        _ => Unread::Failed(why),
+    }
+}
+
+/// Bytes that nobody has had before.
+fn random_bytes() -> io::Result<[u8; 32]> {
+    let mut bytes = [0; 32];
+    // So few come at once (getrandom(2)).
+    rustix::rand::getrandom(&mut bytes, GetRandomFlags::empty())?;
+    Ok(bytes)
 }
 
 /// A file in memory for an image.

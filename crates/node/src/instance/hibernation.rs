@@ -5,16 +5,17 @@
 
 use crate::clock::monotonic_ns;
 use crate::swap::SwapSpace;
+use crate::tenants::{SwapLease, SwapRoom};
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use thaw_abi::control::Resting;
 use thaw_sandbox::{
-    Awake, Deflated, FreezeBase, HibernateError, HibernateSpec, Hibernator, Recorder, Sandbox,
-    Swapped, Timers, WorkingSet,
+    Awake, Deflated, FreezeBase, FreezeError, HibernateError, HibernateSpec, Hibernator, Recorder,
+    Sandbox, Swapped, Timers, WorkingSet,
 };
 use tokio::task::JoinHandle;
 
@@ -44,6 +45,8 @@ impl Drop for Turn {
 pub struct HibernationTerms {
     /// Where its memory goes.
     pub space: Arc<SwapSpace>,
+    /// What its tenant may have there.
+    pub room: Arc<SwapRoom>,
     /// Most bytes of it.
     pub max_stored: u64,
     /// What due timers of the program do.
@@ -58,15 +61,49 @@ enum Phase {
     Asked(HibernationTerms, FreezeBase, Turn),
     /// It rests, and is written.
     Writing(JoinHandle<Result<Written, HibernateError>>, Turn),
-    /// It was told to give up what was written.
-    Told(Turn),
+    /// It was told to give up what was written, to this file. It keeps what it has if it goes on
+    /// before it hears that.
+    Told(Box<Swapped>, Arc<SwapLease>, Turn),
     /// It has done so.
     Hibernated,
+}
+
+/// How long an instance took to answer after it woke in one way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Wakes {
+    count: u32,
+    /// In nanoseconds.
+    shortest: u64,
+}
+
+impl Wakes {
+    /// Wakes of one way from which on it is known how long they take.
+    const ENOUGH: u32 = 2;
+
+    fn note(&mut self, took_ns: u64) {
+        self.shortest = if self.count == 0 { took_ns } else { self.shortest.min(took_ns) };
+        self.count = self.count.saturating_add(1);
+    }
+
+    fn is_known(self) -> bool {
+        self.count >= Self::ENOUGH
+    }
+}
+
+/// Whether to bring pages back at once: programs that write few pages answer sooner without.
+/// Each way is tried, then it is the one that took less.
+fn is_batch_better(batch: Wakes, faults: Wakes) -> bool {
+    match (batch.is_known(), faults.is_known()) {
+        (false, _) => true,
+        (true, false) => false,
+        (true, true) => batch.shortest <= faults.shortest,
+    }
 }
 
 /// What a writer brings.
 struct Written {
     deflated: Deflated,
+    lease: Arc<SwapLease>,
     /// The pages that it has needed since it last woke.
     set: Option<Arc<WorkingSet>>,
 }
@@ -78,9 +115,21 @@ pub(super) struct Hibernation {
     rest: u64,
     /// The swap file that it has memory in.
     swapped: Option<Swapped>,
+    /// The room of that file.
+    lease: Option<Arc<SwapLease>>,
     /// The pages that come back at once when it wakes (REAP).
     set: Option<Arc<WorkingSet>>,
+    /// The same, as it is being recorded.
+    recorded: Option<Recorded>,
+    /// Whether the file that it was hibernated over last brings them back.
+    is_batch: bool,
+    /// How long it took to answer with them, and without.
+    batch: Wakes,
+    faults: Wakes,
 }
+
+/// A recording in the making: nothing in it yet, or none could be made.
+type Recorded = Arc<Mutex<Option<WorkingSet>>>;
 
 /// What has come of a hibernation.
 #[derive(Debug)]
@@ -93,7 +142,17 @@ pub(super) enum Outcome {
 
 impl Default for Hibernation {
     fn default() -> Self {
-        Self { phase: Phase::Awake, rest: 0, swapped: None, set: None }
+        Self {
+            phase: Phase::Awake,
+            rest: 0,
+            swapped: None,
+            lease: None,
+            set: None,
+            recorded: None,
+            is_batch: false,
+            batch: Wakes::default(),
+            faults: Wakes::default(),
+        }
     }
 }
 
@@ -123,7 +182,7 @@ impl Hibernation {
         match self.phase {
             Phase::Awake => Ok(()),
             // It says when it is there again.
-            Phase::Hibernated | Phase::Told(_) => sandbox.wake(),
+            Phase::Hibernated | Phase::Told(..) => sandbox.wake(),
             Phase::Asked(..) | Phase::Writing(..) => {
                 self.phase = Phase::Awake;
                 sandbox.wake()
@@ -149,15 +208,22 @@ impl Hibernation {
         else {
             return Ok(());
         };
-        let spec = HibernateSpec { max_stored: terms.max_stored, base: Some(base) };
+        let max_stored = terms.max_stored.min(terms.room.left(self.lease.as_deref()));
+        let spec = HibernateSpec { max_stored, base: Some(base) };
         let hibernator = sandbox.hibernator(resting, spec)?;
+        if let Some(recorded) = self.recorded.take() {
+            let set = recorded.lock().expect("nobody panics with it").take();
+            self.set = set.map(Arc::new);
+        }
         // Pages that come back at once are needed again for that reason alone.
         let recorder = match (&self.swapped, &self.set) {
             (Some(swapped), None) => Some((WorkingSet::recorder(sandbox)?, swapped.clone())),
             _ => None,
         };
         let set = self.set.clone();
-        let write = move || write(hibernator, &terms, recorder, set);
+        let old = self.lease.clone();
+        let is_batch = is_batch_better(self.batch, self.faults);
+        let write = move || write(hibernator, &terms, recorder, set, is_batch, old);
         self.phase = Phase::Writing(tokio::task::spawn_blocking(write), turn);
         Ok(())
     }
@@ -172,12 +238,11 @@ impl Hibernation {
         let written = joined.unwrap_or_else(|error| Err(io::Error::other(error).into()));
         let told = written.and_then(|written| {
             self.set = written.set;
-            self.swapped = Some(sandbox.hibernate(written.deflated)?);
-            Ok(())
+            Ok((sandbox.hibernate(written.deflated)?, written.lease))
         });
         match told {
-            Ok(()) => {
-                self.phase = Phase::Told(turn);
+            Ok((swapped, lease)) => {
+                self.phase = Phase::Told(Box::new(swapped), lease, turn);
                 Poll::Pending
             }
             Err(error) => {
@@ -190,21 +255,51 @@ impl Hibernation {
 
     /// The sandbox has given up its memory; `None`: nobody has told it to.
     pub fn hibernated(&mut self) -> Option<Outcome> {
-        match (&self.phase, &self.swapped) {
-            (Phase::Told(_), Some(swapped)) => {
-                let outcome = Outcome::Hibernated(swapped.clone());
+        match std::mem::replace(&mut self.phase, Phase::Awake) {
+            Phase::Told(swapped, lease, _) => {
+                let outcome = Outcome::Hibernated((*swapped).clone());
+                self.is_batch = swapped.is_batch();
+                (self.swapped, self.lease) = (Some(*swapped), Some(lease));
                 self.phase = Phase::Hibernated;
                 Some(outcome)
             }
-            _ => None,
+            other => {
+                self.phase = other;
+                None
+            }
         }
     }
 
-    /// The sandbox goes on. An earlier rest may have ended long ago.
-    pub fn awake(&mut self, awake: Awake) {
-        if awake.rest == self.rest {
-            self.phase = Phase::Awake;
+    /// The sandbox has answered somebody. If it has woken by page faults for that, what it has
+    /// needed is recorded now: later it has also written what the next answer need not wait for.
+    pub fn served(&mut self, sandbox: &Sandbox) {
+        let is_first = matches!(self.phase, Phase::Awake) && self.set.is_none();
+        let Some(swapped) = self.swapped.clone().filter(|_| is_first && self.recorded.is_none())
+        else {
+            return;
+        };
+        // One that has ended needs no recording.
+        let Ok(recorder) = WorkingSet::recorder(sandbox) else { return };
+        let recorded = Recorded::default();
+        self.recorded = Some(recorded.clone());
+        tokio::task::spawn_blocking(move || match recorder.record_swap(&swapped) {
+            Ok(set) => *recorded.lock().expect("nobody panics with it") = Some(set),
+            Err(error) => tracing::debug!("could not record a working set: {error}"),
+        });
+    }
+
+    /// The sandbox goes on; false: not from the rest that it was asked for last. Before the first
+    /// it may be one of an earlier daemon.
+    pub fn awake(&mut self, awake: Awake) -> bool {
+        if awake.rest != self.rest {
+            return self.rest == 0;
         }
+        self.phase = Phase::Awake;
+        if let Some(answered_ns) = awake.answered_ns.filter(|_| awake.was_hibernated) {
+            let wakes = if self.is_batch { &mut self.batch } else { &mut self.faults };
+            wakes.note(answered_ns.saturating_sub(awake.woken_ns));
+        }
+        true
     }
 }
 
@@ -214,6 +309,8 @@ fn write(
     terms: &HibernationTerms,
     recorder: Option<(Recorder, Swapped)>,
     mut set: Option<Arc<WorkingSet>>,
+    is_batch: bool,
+    old: Option<Arc<SwapLease>>,
 ) -> Result<Written, HibernateError> {
     if let Some((recorder, swapped)) = recorder {
         match recorder.record_swap(&swapped) {
@@ -222,14 +319,42 @@ fn write(
             Err(error) => tracing::debug!("could not record a working set: {error}"),
         }
     }
-    let swap = terms.space.new_file(terms.max_stored)?;
-    let deflated = hibernator.write(swap, set.as_deref())?;
-    Ok(Written { deflated, set })
+    let old = old.as_deref();
+    let swap = terms.space.new_file(terms.max_stored.min(terms.room.left(old)))?;
+    let deflated = match hibernator.write(swap, set.as_deref().filter(|_| is_batch)) {
+        Err(HibernateError::Write(FreezeError::TooLarge { needed, .. }))
+            if needed <= terms.max_stored =>
+        {
+            // It was stopped at the end of its tenant's room.
+            terms.room.take(needed, old)?;
+            return Err(io::Error::from(io::ErrorKind::QuotaExceeded).into());
+        }
+        deflated => deflated?,
+    };
+    // Others of the tenant may have taken the room meanwhile.
+    let lease = Arc::new(terms.room.take(deflated.swapped.file_len, old)?);
+    Ok(Written { deflated, lease, set })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_way_to_wake_is_tried_and_then_the_shorter_one_stays() {
+        let wakes = |times: &[u64]| {
+            let mut wakes = Wakes::default();
+            times.iter().for_each(|&took| wakes.note(took));
+            wakes
+        };
+        assert!(is_batch_better(Wakes::default(), wakes(&[900])));
+        assert!(is_batch_better(wakes(&[1000]), wakes(&[900])));
+        assert!(!is_batch_better(wakes(&[1000, 1000]), wakes(&[900])));
+        assert!(!is_batch_better(wakes(&[1000, 950]), wakes(&[900, 1200])));
+        assert!(is_batch_better(wakes(&[1000, 850]), wakes(&[900, 1200])));
+        // A later, shorter one changes it.
+        assert!(!is_batch_better(wakes(&[1000, 850]), wakes(&[900, 1200, 840])));
+    }
 
     #[test]
     fn so_many_are_written_at_a_time_at_most() {

@@ -3,11 +3,13 @@
 
 use super::hibernation::HibernationTerms;
 use crate::admission::Admitted;
+use crate::asleep::AsleepImage;
 use crate::boots::BootKind;
 use crate::tenants::Lease;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::fs::File;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -15,10 +17,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::task::{Context, Poll};
-use std::time::Instant;
 use thaw_abi::control::EntryPoint;
-use thaw_sandbox::{Awake, BootTimes, Denials, GuestExit, LimitReached, Orphan};
-use thaw_store::Name;
+use thaw_sandbox::{Awake, BootTimes, Denials, FreezeBase, GuestExit, LimitReached, Orphan, Twin};
+use thaw_store::{ImageId, IndexId, KernelId, Name};
 
 /// A client's connection on its way into an instance. The gateway keeps its own
 /// descriptor of the socket, to answer in the instance's place if need be.
@@ -85,12 +86,43 @@ pub trait Launcher: Send + Sync {
         None
     }
 
-    /// Takes over a sandbox of an earlier daemon that was booted from the same image.
+    /// Takes over a sandbox of an earlier daemon over the same files, which was booted from the
+    /// image with this checksum, if that is known.
     ///
     /// # Errors
     /// It has ended, or the host is out of resources.
-    fn take_over(&self, _orphan: Orphan) -> Result<Box<dyn Instance>, LaunchError> {
+    fn take_over(
+        &self,
+        _orphan: Orphan,
+        _thawed: Option<ImageId>,
+    ) -> Result<Box<dyn Instance>, LaunchError> {
         Err(LaunchError("this launcher takes nothing over".to_owned()))
+    }
+
+    /// Prepares the boot of an instance that sleeps in a file, whose image has this checksum and
+    /// differs from `base`, if that is still open. The clients are connected to it in the image,
+    /// and will be again. Reads the whole file, so it may block.
+    ///
+    /// # Errors
+    /// The file is damaged or fits nothing here, or cannot be read now.
+    fn waken(
+        &self,
+        _file: File,
+        _checksum: ImageId,
+        _base: Option<&FreezeBase>,
+        _clients: Vec<Arc<Client>>,
+    ) -> Result<Arc<dyn Launcher>, WakeError> {
+        Err(WakeError::Lost("this launcher wakes nothing".to_owned()))
+    }
+
+    /// The root file system of its instances; `None`: it is not in the store.
+    fn index(&self) -> Option<IndexId> {
+        None
+    }
+
+    /// The kernel build that its instances run under; `None`: they are no sandboxes.
+    fn kernel_build(&self) -> Option<KernelId> {
+        None
     }
 
     /// Whether there is something to boot from now, without blocking. It may be gone when it
@@ -155,6 +187,21 @@ pub struct RewindInfo {
     pub reasons: BTreeMap<String, u64>,
     /// Why, the last time.
     pub last_refusal: Option<String>,
+    /// Whether it is worth it, if that is to be measured and was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured: Option<RewindVerdict>,
+}
+
+/// Whether it takes less processor time to put instances back than to make new ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RewindVerdict {
+    /// Processor time of a request with a new instance, in microseconds, without what the host
+    /// takes to end it.
+    pub new_us: u64,
+    /// The same with one that was put back, and with that.
+    pub rewound_us: u64,
+    /// Whether instances are put back, as long as requests come often.
+    pub wins: bool,
 }
 
 /// An instance whose boot command has been sent.
@@ -177,6 +224,17 @@ impl fmt::Debug for Launched {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct LaunchError(pub String);
+
+/// Why an instance that is asleep cannot be booted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WakeError {
+    /// It never can.
+    #[error("{0}")]
+    Lost(String),
+    /// It may be possible later.
+    #[error("{0}")]
+    Later(String),
+}
 
 /// Why no instance could be booted without blocking.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -223,6 +281,12 @@ pub trait Instance: Send {
         Ok(None)
     }
 
+    /// What it was booted from, and the root file system that it has, if it is known: not those of
+    /// its function if it was forked, restored or asleep.
+    fn origin(&self) -> Origin {
+        Origin::default()
+    }
+
     /// Called when the instance has served its first connection and still
     /// lives. It may be looked at for a moment afterwards: [`Instance::kill`] waits
     /// for that, two seconds at most.
@@ -264,27 +328,25 @@ pub trait Instance: Send {
     fn request_rest(&mut self) -> io::Result<()>;
 
     /// Asks the instance to come to rest at once, whatever it is doing; [`Report::AtRest`]
-    /// follows.
+    /// follows. With a twin it has gone on by then ([`EntryPoint::process`]).
     ///
     /// # Errors
     /// The instance has ended, or cannot be copied.
-    fn request_checkpoint(&mut self) -> io::Result<()> {
+    fn request_checkpoint(&mut self, _twin: Twin) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Copies the memory of the instance, which is at rest, and lets it go on as soon as that has
-    /// been read. What is returned makes the copy what boots instances that begin where this one
-    /// was. May block for as long as that takes.
+    /// What copies the memory of the instance, which is at rest or has a twin. Its result makes the
+    /// copy what boots instances that begin where this one was.
     ///
     /// # Errors
     /// One sentence for the operator.
-    fn copy(&mut self, _rest: EntryPoint) -> Result<Read<Arc<dyn Launcher>>, String> {
+    fn copy(&mut self, _rest: EntryPoint) -> Result<Reading<Arc<dyn Launcher>>, String> {
         Err("this instance cannot be copied".to_owned())
     }
 
-    /// Writes the memory of the instance, which is at rest, to the store, and lets it go on as soon
-    /// as that has been read. What is returned makes the image durable and names it; it may
-    /// block, too.
+    /// What writes the memory of the instance, which is at rest or has a twin, to the store. Its
+    /// result makes the image durable and names it.
     ///
     /// # Errors
     /// One sentence for the operator.
@@ -292,8 +354,20 @@ pub trait Instance: Send {
         &mut self,
         _rest: EntryPoint,
         _new: Checkpoint,
-    ) -> Result<Read<Checkpointed>, String> {
+    ) -> Result<Reading<Checkpointed>, String> {
         Err("this instance cannot be checkpointed".to_owned())
+    }
+
+    /// The memory of the instance's twin has been read, or is not wanted any more.
+    fn end_twin(&mut self) {}
+
+    /// Writes the memory of the instance, which is at rest and does not go on, to a file. May
+    /// block for as long as that takes.
+    ///
+    /// # Errors
+    /// One sentence for the operator.
+    fn write_asleep(&mut self, _rest: EntryPoint, _file: &File) -> Result<AsleepImage, String> {
+        Err("this instance cannot sleep".to_owned())
     }
 
     /// Lets the instance go on if it is at rest.
@@ -307,8 +381,17 @@ pub trait Instance: Send {
     fn freeze(&mut self, rest: EntryPoint) -> Result<FrozenInstance, String>;
 }
 
+/// What an instance was made of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Origin {
+    /// Checksum of the image that it was booted from.
+    pub image: Option<ImageId>,
+    /// Its root file system.
+    pub index: Option<IndexId>,
+}
+
 /// A checkpoint that is wanted.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Checkpoint {
     /// Its name.
     pub name: Name,
@@ -318,15 +401,22 @@ pub struct Checkpoint {
     pub config: serde_json::Value,
 }
 
-/// What is left to do of a copy when its original has gone on. It may block.
+/// Reads the memory of an instance, on any thread, and says when that is done: from then on the
+/// instance may go on, or its twin end. It blocks for as long as that takes.
+pub type Reading<T> = Box<dyn FnOnce(&mut dyn FnMut()) -> Result<Finish<T>, Unread> + Send>;
+
+/// What is left to do of a copy when its memory has been read. It may block.
 pub type Finish<T> = Box<dyn FnOnce() -> Result<T, String> + Send>;
 
-/// An instance whose memory has been read.
-pub struct Read<T> {
-    /// When it went on.
-    pub gone_on: Instant,
-    /// What is left to do.
-    pub finish: Finish<T>,
+/// Why the memory of an instance was not read: one sentence for the operator.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unread {
+    /// Who had it has ended, as it seems: the instance, or only its twin.
+    #[error("{0}")]
+    Ended(String),
+    /// Anything else.
+    #[error("{0}")]
+    Failed(String),
 }
 
 /// A checkpoint in the store.
@@ -376,6 +466,17 @@ pub struct HibernatedInstance {
     /// Ranges of pages that come back at once when it wakes; 0: they come back when they are
     /// touched.
     pub ranges: usize,
+    /// Milliseconds that writing took.
+    pub write_ms: f64,
+}
+
+/// What became of an instance that was put to sleep.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SleepingInstance {
+    /// Bytes of memory in its file.
+    pub stored: u64,
+    /// Bytes of its file on disk.
+    pub on_disk: u64,
     /// Milliseconds that writing took.
     pub write_ms: f64,
 }

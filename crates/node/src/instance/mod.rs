@@ -1,5 +1,6 @@
 //! Instances: one thawed copy of a function each.
 
+mod asleep;
 mod cold;
 mod connections;
 mod copies;
@@ -7,6 +8,7 @@ mod hibernation;
 mod launch;
 mod options;
 mod patience;
+mod rewinding;
 mod sandbox_instance;
 mod sandboxed;
 mod standby;
@@ -14,15 +16,18 @@ mod state;
 mod supervisor;
 mod terms;
 
-pub(crate) use connections::{ConnectionNote, ConnectionTable, Delivery, Done, LetGo};
+pub(crate) use connections::{
+    ConnectionNote, ConnectionTable, Delivery, Done, KeptConnections, LetGo,
+};
 pub use connections::{Outcome, Placed};
 pub use hibernation::HibernationTerms;
 pub use launch::{
     Checkpoint, Checkpointed, Client, ComingBack, Connector, End, Finish, FrozenInstance,
-    HibernatedInstance, Instance, LaunchError, Launched, Launcher, NotNow, Read, Report,
-    RewindInfo, StandbyInfo, Way,
+    HibernatedInstance, Instance, LaunchError, Launched, Launcher, NotNow, Reading, Report,
+    RewindInfo, RewindVerdict, SleepingInstance, StandbyInfo, Unread, WakeError, Way,
 };
 pub use options::{LaunchOptions, Techniques, WorkingSetUse};
+pub use rewinding::RewindPolicy;
 pub use sandboxed::SandboxLauncher;
 pub use standby::BootPolicy;
 pub use state::{Change, InstanceState};

@@ -1,7 +1,8 @@
 //! How long a connection may be silent: judged by what its socket has carried.
 
+use super::launch::Client;
 use crate::config::{EntryKind, FunctionConfig};
-use crate::socket::Traffic;
+use crate::socket::{Traffic, traffic, unread};
 use std::time::Duration;
 
 /// What a connection's silence means.
@@ -38,6 +39,26 @@ impl Patience {
             EntryKind::Tcp => Some(Self { answer: None, first_look, keep_alive }),
             EntryKind::Stdin | EntryKind::Udp => None,
         }
+    }
+
+    /// For how long neither side of a connection waits for the other; `None`: one does, or there
+    /// is something that the instance has not read.
+    pub(super) fn silent_for(&self, client: &Client) -> Option<Duration> {
+        let traffic = traffic(&client.socket).ok()?;
+        let is_read = unread(&client.socket).is_ok_and(|bytes| bytes == 0);
+        self.silence(traffic).filter(|_| is_read)
+    }
+
+    /// The same by what it has carried, if all was read.
+    fn silence(&self, traffic: Traffic) -> Option<Duration> {
+        let Traffic { sent, last_sent_ms, last_received_ms, .. } = traffic;
+        let is_answered = sent > 0 && last_sent_ms <= last_received_ms;
+        let last_ms = match (self.answer, sent) {
+            (Some(_), _) => is_answered.then_some(last_sent_ms)?,
+            (None, 0) => last_received_ms,
+            (None, _) => last_received_ms.min(last_sent_ms),
+        };
+        Some(Duration::from_millis(last_ms.into()))
     }
 
     /// Judges a connection by what it has carried.
@@ -116,6 +137,21 @@ mod tests {
         assert_eq!(verdict(0, 0, 59_000), Verdict::Fine(Duration::from_secs(1)));
         assert_eq!(verdict(5, 1_000, 90_000), Verdict::Fine(Duration::from_secs(59)));
         assert_eq!(verdict(5, 61_000, 90_000), Verdict::Idle);
+    }
+
+    #[test]
+    fn a_request_without_an_answer_is_no_silence() {
+        let silence = |answer, sent, last_sent_ms, last_received_ms| {
+            let patience = Patience { answer, first_look: LIMIT, keep_alive: KEEP };
+            let traffic = Traffic { received: 10, sent, last_sent_ms, last_received_ms };
+            patience.silence(traffic).map(|silence| silence.as_millis())
+        };
+        assert_eq!(silence(Some(LIMIT), 0, 0, 500), None);
+        assert_eq!(silence(Some(LIMIT), 5, 900, 500), None, "the second request");
+        assert_eq!(silence(Some(LIMIT), 5, 400, 500), Some(400));
+        // Nobody knows whose turn it is.
+        assert_eq!(silence(None, 0, 0, 500), Some(500));
+        assert_eq!(silence(None, 5, 900, 500), Some(500));
     }
 
     #[test]

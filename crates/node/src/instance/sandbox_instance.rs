@@ -3,15 +3,16 @@
 use super::copies::LastCheckpoint;
 use super::hibernation::{Hibernation, HibernationTerms, Outcome};
 use super::launch::{
-    Checkpoint, Checkpointed, Client, Connector, End, FrozenInstance, HibernatedInstance, Instance,
-    Launcher, Read, Report,
+    Checkpoint, Checkpointed, Client, Connector, End, Finish, FrozenInstance, HibernatedInstance,
+    Instance, Launcher, Origin, Reading, Report,
 };
 use super::sandboxed::ImageBoots;
 use super::standby::{Lent, Spent, Standby};
+use crate::asleep::AsleepImage;
 use crate::logs::{InstanceLog, InstancePipes};
 use crate::reactor::watch_sandbox;
 use crate::tenants::Lease;
-use std::cell::Cell;
+use std::fs::File;
 use std::future::Future;
 use std::io;
 use std::os::fd::AsFd;
@@ -20,9 +21,13 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::task::{Context, Poll, ready};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use thaw_abi::control::EntryPoint;
-use thaw_sandbox::{BootPlan, Event, KeptForSuccessor, Progress, Sandbox, connection};
+use thaw_sandbox::{
+    BootPlan, Event, Freezer, KeptForSuccessor, Lowered, Progress, RaisedMemory, Sandbox, Twin,
+    connection,
+};
+use thaw_store::ImageId;
 use tokio::io::unix::AsyncFd;
 use tokio::task::JoinHandle;
 use tokio::time::{Sleep, sleep};
@@ -44,8 +49,14 @@ pub(super) struct SandboxInstance {
     end: Option<End>,
     /// It was asked to come to rest.
     asked_to_rest: bool,
-    /// When its last rest has ended, if it has.
-    gone_on: Cell<Option<Instant>>,
+    /// Whether it may have a twin when it rests.
+    twin: Twin,
+    /// It is at rest, and waits to be told to go on.
+    is_at_rest: bool,
+    /// Its memory limit is raised for its twin.
+    raised: Option<RaisedMemory>,
+    /// The limit is to be as before soon: its twin ends.
+    lowering: Option<Looks>,
     /// This node has ended it, or does so after the recording.
     killed: bool,
     gone: bool,
@@ -54,7 +65,7 @@ pub(super) struct SandboxInstance {
     /// When it is ended although its working set is still being recorded.
     last_moment: Option<Pin<Box<Sleep>>>,
     /// It has hung up, and how it ended is not known yet.
-    parting: Option<Parting>,
+    parting: Option<Looks>,
     /// It outlives this daemon.
     kept: Option<KeptForSuccessor>,
     /// It will be ready again.
@@ -64,14 +75,32 @@ pub(super) struct SandboxInstance {
     hibernation: Hibernation,
 }
 
-/// The zygote parent tells a moment later how a process has ended.
-struct Parting {
+/// Looks whether something has happened of which nobody tells.
+struct Looks {
     next_look: Pin<Box<Sleep>>,
     looks_left: u32,
 }
 
-/// How often it is looked how a process has ended, and how long between two looks.
+impl Looks {
+    fn new((count, between): (u32, Duration)) -> Self {
+        Self { next_look: Box::pin(sleep(between)), looks_left: count }
+    }
+
+    /// Ready when it is time for the next look.
+    fn poll(&mut self, context: &mut Context<'_>, (_, between): (u32, Duration)) -> Poll<()> {
+        ready!(self.next_look.as_mut().poll(context));
+        self.looks_left = self.looks_left.saturating_sub(1);
+        self.next_look = Box::pin(sleep(between));
+        Poll::Ready(())
+    }
+}
+
+/// How often it is looked how a process has ended, of which the zygote parent tells a moment
+/// later, and how long between two looks.
 const PARTING_LOOKS: (u32, Duration) = (20, Duration::from_millis(1));
+/// How often it is looked whether a sandbox has given back what its twin had, and how long
+/// between two looks.
+const LOWERING_LOOKS: (u32, Duration) = (1000, Duration::from_millis(10));
 
 /// Hands connections to a sandbox.
 struct SandboxConnector {
@@ -109,7 +138,10 @@ impl SandboxInstance {
             log,
             end: None,
             asked_to_rest: false,
-            gone_on: Cell::default(),
+            twin: Twin::Refused,
+            is_at_rest: false,
+            raised: None,
+            lowering: None,
             killed: false,
             gone: false,
             recording: None,
@@ -164,7 +196,7 @@ impl SandboxInstance {
         if let Some(end) = self.end.take() {
             return Poll::Ready(end);
         }
-        let (looks, between) = PARTING_LOOKS;
+        let (looks, _) = PARTING_LOOKS;
         loop {
             let status = self.sandbox.get_ref().try_wait();
             let left = self.parting.as_ref().map_or(looks, |parting| parting.looks_left);
@@ -174,14 +206,45 @@ impl SandboxInstance {
                 let killed = || End::Killed(status.and_then(|status| status.signal()));
                 return Poll::Ready(limit.map_or_else(killed, End::LimitReached));
             }
-            let parting = self.parting.get_or_insert_with(|| Parting {
-                next_look: Box::pin(sleep(between)),
-                looks_left: looks,
-            });
-            ready!(parting.next_look.as_mut().poll(context));
-            parting.looks_left -= 1;
-            parting.next_look = Box::pin(sleep(between));
+            let parting = self.parting.get_or_insert_with(|| Looks::new(PARTING_LOOKS));
+            ready!(parting.poll(context, PARTING_LOOKS));
         }
+    }
+
+    /// Puts the usual memory limit in force again as soon as the memory of the twin has been given
+    /// back. A sandbox that keeps more for itself is ended, as it would have been without the twin.
+    fn poll_lowering(&mut self, context: &mut Context<'_>) {
+        while let (Some(raised), Some(looks)) = (&self.raised, &mut self.lowering) {
+            if looks.poll(context, LOWERING_LOOKS).is_pending() {
+                return;
+            }
+            match raised.lower() {
+                Ok(Lowered::TooMuchInUse) if looks.looks_left > 0 => continue,
+                Ok(Lowered::TooMuchInUse) => {
+                    raised.note_not_given_back();
+                    self.end_process();
+                }
+                Ok(Lowered::Done) => {}
+                Err(error) => {
+                    tracing::warn!(pid = self.pid, "cannot lower a memory limit again: {error}");
+                    self.end_process();
+                }
+            }
+            (self.raised, self.lowering) = (None, None);
+        }
+    }
+
+    /// Lets it have the memory of a twin, if the host has a way; whether it may have one.
+    fn allow_twin(&mut self) -> Twin {
+        if let Some(raised) = &self.raised
+            && !matches!(raised.lower(), Ok(Lowered::Done))
+        {
+            // An earlier twin has its memory still.
+            return Twin::Refused;
+        }
+        self.lowering = None;
+        self.raised = self.sandbox().allow_twin_memory().ok();
+        if self.raised.is_some() { Twin::Allowed } else { Twin::Refused }
     }
 
     /// It has hung up: says how it ended, as soon as that is known.
@@ -205,15 +268,9 @@ impl SandboxInstance {
         }
     }
 
-    /// Ends its rest, unless that has ended; when that was.
-    fn go_on(&self) -> Instant {
-        let gone_on = self.gone_on.get().unwrap_or_else(|| {
-            // One that has ended says so itself.
-            let _ = self.sandbox().resume();
-            Instant::now()
-        });
-        self.gone_on.set(Some(gone_on));
-        gone_on
+    /// What reads its memory.
+    fn freezer(&self) -> Result<Freezer, String> {
+        Freezer::new(self.sandbox()).map_err(|error| error.to_string())
     }
 
     fn end_process(&self) {
@@ -268,6 +325,7 @@ impl Instance for SandboxInstance {
             return Poll::Pending;
         }
         self.poll_recording(context);
+        self.poll_lowering(context);
         if self.parting.is_some() {
             return self.part(context);
         }
@@ -294,6 +352,7 @@ impl Instance for SandboxInstance {
                     return Poll::Ready(Report::Booted(times));
                 }
                 Progress::Event(Event::ConnectionClosed { id }) => {
+                    self.hibernation.served(ready.get_ref().get_ref());
                     return Poll::Ready(Report::ConnectionClosed(id));
                 }
                 Progress::Event(Event::Exit(exit)) => self.end = Some(End::Exited(exit)),
@@ -305,10 +364,21 @@ impl Instance for SandboxInstance {
                     self.end = Some(End::Violation("it was prepared twice".into()));
                     self.kill();
                 }
+                // It would be asked again and again for the memory of what is no twin.
+                Progress::Event(Event::EntryPoint(rest))
+                    if rest.process != 0 && self.twin == Twin::Refused =>
+                {
+                    self.end = Some(End::Violation("it made a twin unasked".into()));
+                    self.kill();
+                }
                 // A thawed copy reports its entry point only if asked to freeze.
                 Progress::Event(Event::EntryPoint(rest)) if self.asked_to_rest => {
                     self.asked_to_rest = false;
-                    self.gone_on.set(None);
+                    self.is_at_rest = rest.process == 0;
+                    if self.is_at_rest && self.raised.is_some() {
+                        self.lowering = Some(Looks::new(LOWERING_LOOKS));
+                        context.waker().wake_by_ref();
+                    }
                     return Poll::Ready(Report::AtRest(rest));
                 }
                 Progress::Event(Event::EntryPoint(_)) => {
@@ -332,8 +402,10 @@ impl Instance for SandboxInstance {
                     }
                 },
                 Progress::Event(Event::Awake(awake)) => {
-                    self.hibernation.awake(awake);
-                    return Poll::Ready(Report::Awake(awake));
+                    // An earlier rest may have ended long ago; a sandbox may say what it likes.
+                    if self.hibernation.awake(awake) {
+                        return Poll::Ready(Report::Awake(awake));
+                    }
                 }
                 Progress::Event(Event::Hangup) => return self.part(context),
                 Progress::Busy => {
@@ -351,6 +423,11 @@ impl Instance for SandboxInstance {
                 }
             }
         }
+    }
+
+    fn origin(&self) -> Origin {
+        let image = self.sandbox().image_checksum().map(ImageId);
+        Origin { image, index: Some(self.boots.rootfs.id()) }
     }
 
     fn first_request_done(&mut self) {
@@ -390,42 +467,52 @@ impl Instance for SandboxInstance {
     fn request_rest(&mut self) -> io::Result<()> {
         self.hibernation.end(self.sandbox.get_mut())?;
         self.asked_to_rest = true;
+        self.twin = Twin::Refused;
         self.kept = None;
         self.sandbox.get_mut().request_freeze()
     }
 
-    fn request_checkpoint(&mut self) -> io::Result<()> {
+    fn request_checkpoint(&mut self, twin: Twin) -> io::Result<()> {
         self.asked_to_rest = true;
         // The next daemon would not know that it waits.
         self.kept = None;
-        self.sandbox.get_mut().request_checkpoint()
+        self.twin = if twin == Twin::Allowed { self.allow_twin() } else { twin };
+        let twin = self.twin;
+        self.sandbox.get_mut().request_checkpoint(twin)
     }
 
-    fn copy(&mut self, rest: EntryPoint) -> Result<Read<Arc<dyn Launcher>>, String> {
-        let this = &*self;
-        let mut go_on = || {
-            this.go_on();
-        };
-        let finish = this.boots.copy(this.sandbox(), rest, &mut go_on)?;
-        Ok(Read { gone_on: this.go_on(), finish: Box::new(finish) })
+    fn copy(&mut self, rest: EntryPoint) -> Result<Reading<Arc<dyn Launcher>>, String> {
+        let (freezer, boots) = (self.freezer()?, self.boots.clone());
+        Ok(Box::new(move |is_read| Ok(Box::new(boots.copy(&freezer, rest, is_read)?) as Finish<_>)))
     }
 
     fn checkpoint(
         &mut self,
         rest: EntryPoint,
         new: Checkpoint,
-    ) -> Result<Read<Checkpointed>, String> {
-        let this = &*self;
-        let mut go_on = || {
-            this.go_on();
-        };
-        let last = &this.last_checkpoint;
-        let finish = this.boots.checkpoint(this.sandbox(), rest, last, new, &mut go_on)?;
-        Ok(Read { gone_on: this.go_on(), finish: Box::new(finish) })
+    ) -> Result<Reading<Checkpointed>, String> {
+        let (freezer, boots) = (self.freezer()?, self.boots.clone());
+        let last = self.last_checkpoint.clone();
+        Ok(Box::new(move |is_read| {
+            Ok(Box::new(boots.checkpoint(&freezer, rest, &last, new, is_read)?) as Finish<_>)
+        }))
+    }
+
+    fn end_twin(&mut self) {
+        // One that has ended says so itself.
+        let _ = self.sandbox.get_mut().end_twin();
+        self.lowering = Some(Looks::new(LOWERING_LOOKS));
+    }
+
+    fn write_asleep(&mut self, rest: EntryPoint, file: &File) -> Result<AsleepImage, String> {
+        self.boots.write_asleep(self.sandbox(), rest, file)
     }
 
     fn resume(&mut self) {
-        self.go_on();
+        if std::mem::take(&mut self.is_at_rest) {
+            // As above.
+            let _ = self.sandbox().resume();
+        }
     }
 
     fn freeze(&mut self, rest: EntryPoint) -> Result<FrozenInstance, String> {

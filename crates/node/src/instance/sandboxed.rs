@@ -3,7 +3,7 @@
 use super::cold::{ColdBoots, Plans, in_background};
 use super::launch::{
     Client, ComingBack, FrozenInstance, Instance, LaunchError, Launched, Launcher, NotNow,
-    StandbyInfo,
+    StandbyInfo, WakeError,
 };
 use super::options::{LaunchOptions, Techniques, WorkingSetUse};
 use super::sandbox_instance::SandboxInstance;
@@ -16,7 +16,9 @@ use crate::config::FunctionConfig;
 use crate::logs::{FunctionLog, Logs};
 use crate::rootfs::StoredRootfs;
 use crate::tenants::{Lease, Tenant};
+use std::fs::File;
 use std::io;
+use std::mem;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
@@ -26,7 +28,7 @@ use thaw_sandbox::{
     BootError, BootPlan, FreezeBase, Image, Orphan, PlanError, PopulatePolicy, Recorder, Sandbox,
     ThawOptions, WorkingSet, Zygote, ZygotePool, connection,
 };
-use thaw_store::{ImageId, Store};
+use thaw_store::{ImageId, IndexId, KernelId, Store};
 use tokio::task::JoinHandle;
 
 /// Zygotes that are tried for one boot: they may die while they wait.
@@ -69,6 +71,9 @@ pub(super) struct ImageBoots {
     pub(super) image_boots: AtomicU64,
     /// How often there was no time to record a working set.
     pub(super) recordings_timed_out: AtomicU32,
+    /// Clients that are connected to it in the image and will be again in the next boot from
+    /// there, which is the only one.
+    pub(super) resumed: Mutex<Vec<Arc<Client>>>,
 }
 
 pub(super) enum WorkingSetState {
@@ -141,6 +146,7 @@ impl SandboxLauncher {
             cold: ColdBoots::default(),
             image_boots: AtomicU64::new(0),
             recordings_timed_out: AtomicU32::new(0),
+            resumed: Mutex::default(),
         };
         shared.pool.keep(shared.terms.processes);
         let launcher = Self::from(shared);
@@ -188,16 +194,13 @@ impl SandboxLauncher {
 impl SandboxLauncher {
     /// A client's connection as the sandbox sees it.
     fn handed<'a>(&self, client: Option<&'a Client>) -> Handed<'a> {
-        client.map(|client| {
-            // The guest listens on its own port, whatever the gateway's is.
-            let local = (client.local.ip(), self.shared.terms.port).into();
-            (connection(client.id, client.peer, local), client.socket.as_fd())
-        })
+        client.map(|client| self.shared.hand(client))
     }
 
     /// Watches a sandbox whose boot has begun, and makes what was used for it again.
     fn launched(&self, boot: Boot) -> Result<Launched, LaunchError> {
         let shared = &self.shared;
+        shared.standby.request(shared);
         shared.replenish();
         let Boot { sandbox, plan, kind, taken_ns, output, lent } = boot;
         let instance =
@@ -244,12 +247,16 @@ impl Launcher for SandboxLauncher {
         self.shared.standby.coming_back()
     }
 
-    fn take_over(&self, orphan: Orphan) -> Result<Box<dyn Instance>, LaunchError> {
+    fn take_over(
+        &self,
+        orphan: Orphan,
+        thawed: Option<ImageId>,
+    ) -> Result<Box<dyn Instance>, LaunchError> {
         let failed = |error: &dyn std::fmt::Display| LaunchError(error.to_string());
         let shared = self.shared.clone();
         let (plan, terms) = (shared.plan(), &shared.terms);
         let adopted = orphan
-            .adopt(&plan, terms.limits, terms.cpu_time_limit, &terms.egress)
+            .adopt(&plan, terms.limits, terms.cpu_time_limit, &terms.egress, thawed.map(|id| id.0))
             .map_err(|error| failed(&error))?;
         let readers = <[OwnedFd; 2]>::try_from(adopted.descriptors)
             .map_err(|_| failed(&"the pipes of its output are missing"))?;
@@ -261,6 +268,24 @@ impl Launcher for SandboxLauncher {
         let counted = instance.sandbox().count_from_now_by(meter);
         counted.map_err(|error| failed(&error))?;
         Ok(Box::new(instance))
+    }
+
+    fn waken(
+        &self,
+        file: File,
+        checksum: ImageId,
+        base: Option<&FreezeBase>,
+        clients: Vec<Arc<Client>>,
+    ) -> Result<Arc<dyn Launcher>, WakeError> {
+        self.shared.waken(file, checksum, base, clients)
+    }
+
+    fn index(&self) -> Option<IndexId> {
+        Some(self.shared.rootfs.id())
+    }
+
+    fn kernel_build(&self) -> Option<KernelId> {
+        Some(KernelId(self.shared.image.header().kernel_build))
     }
 
     fn is_ready(&self) -> bool {
@@ -307,6 +332,13 @@ pub(super) struct Boot {
 pub(super) type Handed<'a> = Option<(Connection, BorrowedFd<'a>)>;
 
 impl ImageBoots {
+    /// A client's connection as the sandbox sees it.
+    fn hand<'a>(&self, client: &'a Client) -> (Connection, BorrowedFd<'a>) {
+        // The guest listens on its own port, whatever the gateway's is.
+        let local = (client.local.ip(), self.terms.port).into();
+        (connection(client.id, client.peer, local), client.socket.as_fd())
+    }
+
     /// Boots from the image in a zygote that `take` takes.
     fn boot_from_image<E: From<LaunchError>>(
         self: &Arc<Self>,
@@ -317,6 +349,9 @@ impl ImageBoots {
         let cold = self.cold.wanted(may_be_gone);
         let plan = cold.as_ref().map_or_else(|| self.plan(), |cold| cold.plan());
         let pipes = self.output.pipes()?;
+        // Its own sockets stay open no longer than those of who keeps them.
+        let clients = mem::take(&mut *self.resumed.lock().expect("no holder panics"));
+        let resumed: Vec<_> = clients.iter().map(|client| self.hand(client)).collect();
         let mut tried = 0;
         let booted = loop {
             let zygote = match take() {
@@ -328,7 +363,7 @@ impl ImageBoots {
             zygote.label(&self.terms.label);
             let options = self.terms.options(Some(&pipes));
             let flags = options.flags | self.recording_flags();
-            match zygote.thaw(&plan, handed, &ThawOptions { flags, ..options }) {
+            match zygote.thaw(&plan, handed, &ThawOptions { flags, resumed: &resumed, ..options }) {
                 Ok(sandbox) => break Ok((sandbox, taken_ns)),
                 Err(BootError::ZygoteDied) if tried < ZYGOTES_TRIED => self.pool.discard_dead(),
                 Err(error) => break Err(LaunchError(error.to_string()).into()),

@@ -2,6 +2,7 @@
 //! booted ahead, and a live template.
 
 use super::launch::{ComingBack, LaunchError, RewindInfo, StandbyInfo};
+use super::rewinding::{Fate, IDLE, RewindPolicy, Served, Trial, processor_time};
 use super::sandboxed::{Boot, Handed, ImageBoots};
 use super::terms::Output;
 use crate::boots::BootKind;
@@ -35,9 +36,8 @@ const RETRY: Duration = Duration::from_secs(5);
 pub struct BootPolicy {
     /// Instances that are kept booted ahead, at least.
     pub ready: usize,
-    /// Whether instances that have served their request are put back into the state before it,
-    /// and how many of them wait at most.
-    pub rewind: Option<usize>,
+    /// Which instances that have served their request are put back into the state before it.
+    pub rewind: Option<RewindPolicy>,
     /// Whether boots fork from a live template.
     pub template: bool,
     /// Whether what was used is made again by itself.
@@ -65,7 +65,7 @@ impl BootPolicy {
 
     /// Most instances that are kept ready.
     fn most(self) -> usize {
-        self.ready.saturating_mul(GROWTH_MAX).max(self.rewind.unwrap_or(0))
+        self.ready.saturating_mul(GROWTH_MAX).max(self.rewind.map_or(0, |rewind| rewind.most))
     }
 }
 
@@ -74,6 +74,7 @@ pub(super) struct Standby {
     policy: BootPolicy,
     state: Mutex<State>,
     rewinds: Rewinds,
+    trial: Trial,
     /// One of those that were being put back is ready, or has ended.
     came_back: Notify,
     /// Instances that run and will be ready again.
@@ -89,21 +90,27 @@ struct Ready {
     /// Its share of what the tenant may have, unless a boot that is about to use it has
     /// taken it.
     lease: Option<Lease>,
+    /// Processor time that it had had when it was put back, if that counts.
+    time: Option<Duration>,
 }
 
 /// Counts an instance that runs and will be ready again, until it is, or has ended.
-pub(super) struct Lent(Arc<AtomicUsize>);
+pub(super) struct Lent {
+    count: Arc<AtomicUsize>,
+    /// Processor time that it had had when it was put back; `None`: it is new.
+    time: Option<Duration>,
+}
 
 impl Lent {
-    fn new(count: &Arc<AtomicUsize>) -> Self {
+    fn new(count: &Arc<AtomicUsize>, time: Option<Duration>) -> Self {
         count.fetch_add(1, Ordering::Relaxed);
-        Self(count.clone())
+        Self { count: count.clone(), time }
     }
 }
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.count.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -139,6 +146,7 @@ impl Rewinds {
             refused: refusals.by_reason.values().sum(),
             reasons: reasons.collect(),
             last_refusal: refusals.last.clone(),
+            measured: None,
         }
     }
 }
@@ -212,8 +220,44 @@ impl Standby {
         };
         let rewinds = Rewinds::default();
         let (lent, busy) = (Arc::default(), AtomicBool::new(false));
-        let came_back = Notify::new();
-        Self { policy, state: Mutex::new(state), rewinds, came_back, lent, busy }
+        let (trial, came_back) = (Trial::default(), Notify::new());
+        Self { policy, state: Mutex::new(state), rewinds, trial, came_back, lent, busy }
+    }
+
+    /// How boots are chosen now.
+    fn policy(&self) -> BootPolicy {
+        let is_on = |rewind: &RewindPolicy| !rewind.where_it_wins || self.trial.is_on();
+        BootPolicy { rewind: self.policy.rewind.filter(is_on), ..self.policy }
+    }
+
+    /// Whether it is measured which instances are worth putting back.
+    fn measures(&self) -> bool {
+        self.policy.rewind.is_some_and(|rewind| rewind.where_it_wins)
+    }
+
+    /// Notes that somebody wanted an instance.
+    pub fn request(&self, boots: &Arc<ImageBoots>) {
+        if self.measures() && self.trial.request(Instant::now()) {
+            let boots = Arc::downgrade(boots);
+            // Without a runtime nothing is kept for later either.
+            let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+            runtime.spawn(async move {
+                loop {
+                    tokio::time::sleep(IDLE).await;
+                    let Some(boots) = boots.upgrade() else { return };
+                    if boots.standby().trial.is_over(Instant::now()) {
+                        return boots.standby().trim(&boots);
+                    }
+                }
+            });
+        }
+    }
+
+    /// Ends the instances that are not wanted any more.
+    fn trim(&self, boots: &ImageBoots) {
+        let surplus = self.state().prune(self.policy(), || boots.terms.lease());
+        // Ended outside the lock.
+        drop(surplus);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -227,7 +271,10 @@ impl Standby {
             ready: state.ready.iter().map(|ready| ready.held.pid()).collect(),
             template: state.template.as_ref().map(|leased| leased.template.pid()),
             forked: state.forked.iter().map(|forked| forked.held.pid()).collect(),
-            rewinds: self.policy.rewind.map(|_| self.rewinds.info(self.lent())),
+            rewinds: self.policy.rewind.map(|_| RewindInfo {
+                measured: self.trial.verdict().filter(|_| self.measures()),
+                ..self.rewinds.info(self.lent())
+            }),
         }
     }
 
@@ -304,13 +351,14 @@ impl Standby {
     }
 
     fn boot_ready(&self, boots: &ImageBoots, handed: Handed<'_>) -> Option<Boot> {
-        if self.policy.least() == 0 {
+        let policy = self.policy();
+        if policy.least() == 0 {
             return None;
         }
         loop {
             // Who boots has a lease.
             let comes_back = self.is_rewinding();
-            let Ready { held, log, lease: _ } = self.state().take(self.policy, comes_back)?;
+            let Ready { held, log, lease: _, time } = self.state().take(policy, comes_back)?;
             let taken_ns = monotonic_ns();
             let plan = held.plan().clone();
             log.begins();
@@ -318,7 +366,7 @@ impl Standby {
                 Ok(sandbox) => {
                     let output = Output { log, pipes: None };
                     let kind = BootKind::Ready;
-                    let lent = sandbox.can_rewind().then(|| Lent::new(&self.lent));
+                    let lent = sandbox.can_rewind().then(|| Lent::new(&self.lent, time));
                     return Some(Boot { sandbox, plan, kind, taken_ns, output, lent });
                 }
                 Err(error) => tracing::debug!("an instance that was ready is of no use: {error}"),
@@ -373,7 +421,7 @@ impl Standby {
 
     /// Whether there is something to be made in the background.
     pub fn is_wanting(&self, boots: &ImageBoots) -> bool {
-        let policy = self.policy;
+        let policy = self.policy();
         policy.automatic
             && (policy.least() > 0 || policy.template && boots.is_settled())
             && !self.busy.load(Ordering::Relaxed)
@@ -411,13 +459,12 @@ impl Standby {
     /// Boots instances ahead until there are as many as wanted of the newest plan. Older
     /// ones are kept until there are: the next boot must find something.
     pub fn fill_ready(&self, boots: &ImageBoots) -> Result<(), Unready> {
-        if self.policy.least() == 0 {
+        let policy = self.policy();
+        if policy.least() == 0 {
             return Ok(());
         }
         let plan = boots.ready_plan();
-        let surplus = self.state().prune(self.policy, || boots.terms.lease());
-        // Ended outside the lock.
-        drop(surplus);
+        self.trim(boots);
         while self.state().wants_more(&plan, self.lent()) {
             let lease = boots.terms.lease().ok_or(Unready::NoRoom)?;
             let zygote = boots
@@ -429,12 +476,13 @@ impl Standby {
                 .hold(&plan, &boots.terms.options(Some(&pipes)))
                 .map_err(|error| LaunchError(error.to_string()))?;
             held.label(&boots.terms.label);
-            if self.policy.rewind.is_some() {
+            if policy.rewind.is_some() {
                 self.take_down(&mut held)?;
             }
             let log = pipes.log();
             pipes.handed_over();
-            self.keep(boots, |state| state.add(Ready { held, log, lease: Some(lease) }));
+            let ready = Ready { held, log, lease: Some(lease), time: None };
+            self.keep(boots, |state| state.add(ready));
         }
         Ok(())
     }
@@ -454,22 +502,41 @@ impl Standby {
 
     /// Whether instances are put back when they have served their request.
     pub fn rewinds(&self) -> bool {
-        self.policy.rewind.is_some()
+        self.policy().rewind.is_some()
     }
 
     /// Puts an instance back into the state before its request, elsewhere, and keeps it ready
-    /// with this lease.
+    /// with this lease, or ends it where it is worth no more.
     pub fn rewind(boots: Arc<ImageBoots>, spent: Spent) {
-        boots.standby().rewinds.under_way.fetch_add(1, Ordering::Relaxed);
         let Spent { sandbox, log, lease, lent } = spent;
+        let measures = boots.standby().measures();
+        let time = if measures { processor_time(sandbox.pid()) } else { None };
+        if measures {
+            let before = lent.as_ref().and_then(|lent| lent.time);
+            let served = time.map(|now| Served { now, before });
+            if boots.standby().trial.served(served, Instant::now()) == Fate::End {
+                return;
+            }
+        }
+        boots.standby().rewinds.under_way.fetch_add(1, Ordering::Relaxed);
         let begun = Instant::now();
         sandbox.rewind(move |result| {
             let standby = boots.standby();
+            let took = result.as_ref().ok().map(|(_, effort)| effort.processor_time);
+            standby.trial.rewound(took, Instant::now());
             match result {
-                Ok((held, Effort { pages, calls })) => {
+                Ok((held, Effort { pages, calls, .. })) => {
                     tracing::debug!(pages, calls, took = ?begun.elapsed(), "an instance was put back");
                     standby.rewinds.done.fetch_add(1, Ordering::Relaxed);
-                    standby.keep(&boots, |state| state.add(Ready { held, log, lease: Some(lease) }));
+                    let ready = Ready { held, log, lease: Some(lease), time };
+                    match standby.rewinds() {
+                        true => standby.keep(&boots, |state| state.add(ready)),
+                        // It was not worth it, and so are the others.
+                        false => {
+                            drop(ready);
+                            standby.trim(&boots);
+                        }
+                    }
                 }
                 Err(error) => {
                     standby.rewinds.refuse(&error);
@@ -491,7 +558,7 @@ impl Standby {
     /// ended. To wait for it takes less of the processors than to boot another one, which would
     /// have to be ended in their place. `None`: none is being put back.
     pub fn coming_back(&self) -> Option<ComingBack<'_>> {
-        self.policy.rewind?;
+        self.policy().rewind?;
         // From now on it is told, even if it does not wait yet.
         let mut told = Box::pin(self.came_back.notified());
         told.as_mut().enable();
@@ -536,7 +603,7 @@ impl Standby {
         if lease.is_none() && !has_room {
             return Ok(());
         }
-        let parent = boots.pool.parent();
+        let parent = boots.pool.parent().map_err(|error| failed(&error))?;
         let template =
             parent.template(&plan, &boots.terms.options(None)).map_err(|error| failed(&error))?;
         template.label(&boots.terms.label);

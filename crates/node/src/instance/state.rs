@@ -19,6 +19,8 @@ pub enum InstanceState {
     /// It waits for a connection with that part of its memory that it has needed since it was
     /// hibernated.
     WokenUp,
+    /// Its process has ended, and a file is left from which the next connection boots it again.
+    Asleep,
     /// It has been told to end, or has ended; it gets no more connections.
     Ending,
 }
@@ -83,6 +85,7 @@ impl InstanceState {
             Self::Hibernated => "hibernated",
             Self::HibernateRunning => "hibernate-running",
             Self::WokenUp => "woken-up",
+            Self::Asleep => "asleep",
             Self::Ending => "ending",
         }
     }

@@ -66,6 +66,7 @@ impl InstanceTerms {
             cpu_time_limit: self.cpu_time_limit,
             flags: self.flags,
             hostname: "",
+            resumed: &[],
             egress: &self.egress,
             cores: self.tenant.cores(),
         }

@@ -26,6 +26,7 @@ pub(super) struct TenantMetrics {
     memory_used: TenantGauge,
     cpu: SecondsGauge,
     store: TenantGauge,
+    swap: TenantGauge,
     egress: TenantGauge,
     refused: Family<RefusedLabels, Gauge>,
     quotas: Family<QuotaLabels, Gauge<f64, AtomicU64>>,
@@ -68,6 +69,7 @@ impl TenantMetrics {
         let memory_reserved = bytes("memory_reserved", "Sum of the instances' memory limits");
         let memory_used = bytes("memory_used", "Memory that the instances have");
         let store = bytes("store", "Files, indexes and images in the store");
+        let swap = bytes("swap", "Swap files of hibernated instances");
         let (cpu, refused, quotas) =
             (SecondsGauge::default(), Family::default(), Family::default());
         let help = "CPU time used since the daemon started; never falls";
@@ -84,6 +86,7 @@ impl TenantMetrics {
             memory_used,
             cpu,
             store,
+            swap,
             egress,
             refused,
             quotas,
@@ -111,6 +114,7 @@ impl TenantMetrics {
             &self.memory_reserved,
             &self.memory_used,
             &self.store,
+            &self.swap,
             &self.egress,
         ] {
             family.clear();
@@ -131,6 +135,7 @@ impl TenantMetrics {
         add(&self.memory_reserved, tenant.memory_reserved);
         add(&self.memory_used, tenant.memory_used);
         add(&self.store, tenant.store);
+        add(&self.swap, tenant.swap);
         add(&self.egress, tenant.egress_connections as u64);
         self.cpu.get_or_create(&labels).inc_by(tenant.cpu_ms as f64 / 1e3);
         for (quota, count) in &tenant.refused {
@@ -147,6 +152,7 @@ impl TenantMetrics {
             ("memory", quota.memory.map(|size| size.bytes() as f64)),
             ("cpu_time", cpu),
             ("store", quota.store.map(|size| size.bytes() as f64)),
+            ("swap", quota.swap.map(|size| size.bytes() as f64)),
             ("egress_connections", quota.egress_connections.map(f64::from)),
             ("egress_per_second", quota.egress_per_second.map(f64::from)),
         ] {
@@ -175,6 +181,7 @@ mod tests {
             cpu_ms: 1500,
             cpu_period: None,
             store: 6,
+            swap: 10,
             egress_connections: 7,
             refused: BTreeMap::from([("memory".to_owned(), 8)]),
             quota: Quota { memory: Some(ByteSize(9)), ..Quota::default() },
@@ -193,6 +200,7 @@ mod tests {
             "thaw_tenant_instances{domain=\"\"} 2",
             "thaw_tenant_instances{domain=\"a\"} 2",
             "thaw_tenant_memory_used_bytes{domain=\"a\"} 5",
+            "thaw_tenant_swap_bytes{domain=\"a\"} 10",
             "thaw_tenant_cpu_seconds{domain=\"a\"} 1.5",
             "thaw_tenant_refused{domain=\"a\",quota=\"memory\"} 8",
             "thaw_tenant_quota{domain=\"a\",quota=\"memory\"} 9",

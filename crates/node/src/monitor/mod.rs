@@ -55,6 +55,8 @@ const SANDBOXES_PATIENCE: Duration = Duration::from_secs(10);
 /// The text with which a daemon starts. Its descriptors are those of [`Prepared`].
 #[derive(Debug, Serialize, Deserialize)]
 struct Start {
+    /// [`monitor::VERSION`] of the monitor.
+    version: u32,
     grant: Grant,
     user: DaemonUser,
     home: Home,
@@ -62,6 +64,13 @@ struct Start {
     linked: Vec<PathBuf>,
     /// What clients of the admin API over TCP must show, if there is one.
     access: Option<RemoteAccess>,
+}
+
+/// The part of [`Start`] that every version has.
+#[derive(Debug, Deserialize)]
+struct Version {
+    #[serde(default)]
+    version: u32,
 }
 
 /// Serves `home` with a daemon of this user. Returns the code to exit with, or `None` if this
@@ -232,6 +241,7 @@ impl Watch<'_> {
         // A daemon that does not read its answers is not waited for.
         rustix::io::ioctl_fionbio(&socket, true).map_err(io::Error::from)?;
         let start = Start {
+            version: monitor::VERSION,
             grant: self.monitor.grant(),
             user: self.user,
             home: self.home.clone(),

@@ -5,7 +5,9 @@
 //! root's rights, so it cannot make itself a root directory ([`super::jail`]): whoever
 //! starts it does (`contrib/systemd/thaw.service`).
 
-use super::{CRASHES_WITH_INSTANCES, DaemonProcess, Inherited, LONG_LIFE, Start, Watch, reap};
+use super::{
+    CRASHES_WITH_INSTANCES, DaemonProcess, Inherited, LONG_LIFE, Start, Version, Watch, reap,
+};
 use crate::daemon::{ListenOptions, Prepared, ServeError};
 use crate::home::Home;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -117,6 +119,19 @@ pub enum RendezvousError {
         path: PathBuf,
         /// The host's error.
         error: io::Error,
+    },
+    /// The monitor is of another version of Thaw.
+    #[error(
+        "the monitor on {} is of another version of Thaw (it speaks version {found}, this daemon \
+         {}); start it again with this one, which ends the instances that it keeps: those that are to \
+         go on need a checkpoint first",
+        path.display(), monitor::VERSION
+    )]
+    Version {
+        /// The socket.
+        path: PathBuf,
+        /// What it speaks.
+        found: u32,
     },
     /// This process cannot become what the daemon has to be.
     #[error("cannot give up what rights are left ({0}); `thaw doctor` says what this host lacks")]
@@ -318,6 +333,7 @@ pub fn connect_daemon(path: &Path) -> Result<Inherited, ServeError> {
         return Err(RendezvousError::Busy { path: path.to_owned() }.into());
     }
     let (text, descriptors) = monitor::receive_start(&socket).map_err(refused)?;
+    check_version(&text, path)?;
     let mut start: Start = serde_json::from_slice(&text).map_err(io::Error::from)?;
     let watched = socket.try_clone()?;
     // Stays open from here on until this process has ended, so that the monitor does not
@@ -328,6 +344,15 @@ pub fn connect_daemon(path: &Path) -> Result<Inherited, ServeError> {
     super::filter::install(super::UserKind::Other).map_err(RendezvousError::Rights)?;
     thread::Builder::new().name("monitor-watch".to_owned()).spawn(move || end_with(&watched))?;
     Ok(Inherited { home: start.home, prepared })
+}
+
+/// Refuses a monitor with which this daemon cannot talk, by what it says first.
+fn check_version(text: &[u8], path: &Path) -> Result<(), ServeError> {
+    let Version { version: found } = serde_json::from_slice(text).map_err(io::Error::from)?;
+    match found == monitor::VERSION {
+        true => Ok(()),
+        false => Err(RendezvousError::Version { path: path.to_owned(), found }.into()),
+    }
 }
 
 /// A connection to the monitor at `path`, which may be just being started.
@@ -412,5 +437,23 @@ fn end_with(monitor: &OwnedFd) {
             tracing::error!("the monitor has ended, and the daemon ends with it");
             monitor::exit_at_once(1);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_monitor_of_another_version_is_refused_whatever_else_it_says() {
+        let path = Path::new("/run/monitor.sock");
+        let own = format!("{{\"version\":{},\"grant\":{{}}}}", monitor::VERSION);
+        check_version(own.as_bytes(), path).unwrap();
+        // Those that did not say so yet, and later ones.
+        for (text, found) in [("{\"grant\":{}}", "0"), ("{\"version\":77,\"new\":[]}", "77")] {
+            let refused = check_version(text.as_bytes(), path).unwrap_err().to_string();
+            assert!(refused.contains(&format!("it speaks version {found}, this")), "{refused}");
+        }
+        check_version(b"not JSON", path).unwrap_err();
     }
 }

@@ -29,6 +29,8 @@ pub struct Forked {
     pub instance: u64,
     /// For how long it rested, in microseconds.
     pub pause_us: u64,
+    /// It went on at once, and a process that held its memory as it was was read.
+    pub twin: bool,
     /// Time until all copies ran, from the request on, in microseconds.
     pub running_us: u64,
     /// The copies.
@@ -44,6 +46,8 @@ pub struct CheckpointTaken {
     pub instance: u64,
     /// For how long it rested, in microseconds.
     pub pause_us: u64,
+    /// It went on at once, and a process that held its memory as it was was read.
+    pub twin: bool,
     /// The checkpoint.
     #[serde(flatten)]
     pub checkpoint: Checkpointed,
@@ -87,7 +91,8 @@ impl Service {
         Ok(Forked {
             function: self.name().clone(),
             instance: id,
-            pause_us: as_us(pause),
+            pause_us: as_us(pause.time),
+            twin: pause.had_twin,
             running_us: as_us(began.elapsed()),
             ids,
         })
@@ -105,10 +110,13 @@ impl Service {
             CheckpointOf { function: self.name().clone(), config: self.config.without_secrets() };
         let config = serde_json::to_value(config).expect("plain data");
         let new = Checkpoint { name, owner, config };
-        self.table_of_live(id)?.tell(Command::Checkpoint(new, reply));
+        // As long as its twin is read it may have its memory twice.
+        let room = self.tenant.room().try_enter(self.config.limits.memory.bytes());
+        self.table_of_live(id)?.tell(Command::Checkpoint(new, reply, room));
         let (checkpoint, pause) = self.rested(id, done).await?;
         let function = self.name().clone();
-        Ok(CheckpointTaken { function, instance: id, pause_us: as_us(pause), checkpoint })
+        let (pause_us, twin) = (as_us(pause.time), pause.had_twin);
+        Ok(CheckpointTaken { function, instance: id, pause_us, twin, checkpoint })
     }
 
     /// Boots instances that begin where another one was when it was checkpointed.
@@ -121,6 +129,7 @@ impl Service {
         count: NonZeroU32,
     ) -> Result<Restored, String> {
         let began = Instant::now();
+        self.check_serves_several("one that is restored has none")?;
         let places = self.places_for(count)?;
         let ids = self.boot_copies(&launcher, places).await.map_err(|error| error.to_string())?;
         self.wait_until_running(&ids).await?;
@@ -142,7 +151,7 @@ impl Service {
     /// Room for more instances, within all limits.
     fn places_for(&self, count: NonZeroU32) -> Result<Vec<Place>, String> {
         let most = self.config.limits.instances;
-        let live = self.instance_count();
+        let live = self.instance_count() + self.asleep_count();
         if live as u64 + u64::from(count.get()) > u64::from(most.get()) {
             return Err(format!(
                 "`{}` may have {most} instances and has {live}; raise `instances` in [limits] of \
@@ -184,7 +193,8 @@ impl Service {
             Ok(Ok(outcome)) => outcome,
             Ok(Err(_)) => Err(format!("instance {id} has ended before it could be copied")),
             Err(_) => Err(format!(
-                "instance {id} did not come to rest within {} s",
+                "instance {id} did not come to rest, or was not written, within {} s; see `thaw ps` and \
+                 `thaw checkpoints`",
                 REST_PATIENCE.as_secs()
             )),
         }

@@ -17,6 +17,7 @@
 //! Lock order: `Service::slots` is the only lock here, and no other is taken
 //! while it is held.
 
+mod asleep;
 mod copies;
 mod place;
 mod request;
@@ -26,6 +27,7 @@ pub use place::Placement;
 pub(crate) use place::{Found, PlaceError, Reuse};
 
 use crate::admission::OUTPUT_SHARE;
+use crate::asleep::Asleep;
 use crate::boots::BootRecord;
 use crate::clock::monotonic_ns;
 use crate::config::{EntryKind, FunctionConfig, FunctionName, Isolation};
@@ -38,6 +40,7 @@ use crate::metrics::ConnectionCounters;
 use crate::node::NodeState;
 use crate::tenants::{Taken, Tenant, TenantName};
 use crate::upstream::Upstream;
+use asleep::Sleepers;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
@@ -80,6 +83,10 @@ struct Slots {
     /// Those among which every free place is: boots beside a thousand busy
     /// instances must not look at each of them.
     perhaps_free: BTreeSet<u64>,
+    /// Those that are asleep.
+    asleep: Sleepers,
+    /// Those that are being put to sleep to make room for others.
+    leaving: BTreeSet<u64>,
 }
 
 impl Deref for Slots {
@@ -100,7 +107,7 @@ impl Slots {
     /// An instance that takes a connection where `most` may be at a time: the
     /// one that was used last.
     fn take_free(&mut self, most: u32) -> Option<(u64, &mut Slot)> {
-        let Self { all, perhaps_free } = self;
+        let Self { all, perhaps_free, .. } = self;
         perhaps_free.retain(|id| {
             let is_free = |slot: &Slot| slot.state.takes_connections() && slot.connections < most;
             all.get(id).is_some_and(is_free)
@@ -113,6 +120,7 @@ impl Slots {
     /// behind it.
     fn remove(&mut self, id: &u64) -> Option<Slot> {
         self.perhaps_free.remove(id);
+        self.leaving.remove(id);
         self.all.remove(id)
     }
 }
@@ -140,7 +148,7 @@ pub struct InstanceInfo {
     pub id: u64,
     /// The function.
     pub function: FunctionName,
-    /// Process id on the host.
+    /// Process id on the host; 0: it is asleep and has no process.
     pub pid: u32,
     /// What it does.
     pub state: InstanceState,
@@ -232,7 +240,7 @@ impl Service {
         self.config.isolation == Isolation::Request
     }
 
-    /// The live instances.
+    /// The live instances, and those that are asleep.
     pub fn instances(&self) -> Vec<InstanceInfo> {
         let slots = self.slots();
         let info = |(id, slot): (&u64, &Slot)| InstanceInfo {
@@ -245,7 +253,17 @@ impl Service {
             age_s: slot.started.elapsed().as_secs(),
             kept: slot.table.kept(),
         };
-        slots.iter().map(info).collect()
+        let asleep = |asleep: &Asleep| InstanceInfo {
+            id: asleep.id(),
+            function: self.name().clone(),
+            pid: 0,
+            state: InstanceState::Asleep,
+            connections: slots.asleep.connections(asleep.id()) as u32,
+            served: asleep.served,
+            age_s: now_ms().saturating_sub(asleep.booted_ms) / 1000,
+            kept: Some(0),
+        };
+        slots.iter().map(info).chain(slots.asleep.iter().map(asleep)).collect()
     }
 
     /// When an instance was booted, in milliseconds since 1970.
@@ -258,10 +276,11 @@ impl Service {
 
     /// Whether one of its live instances has this number.
     pub(crate) fn has_instance(&self, id: u64) -> bool {
-        self.slots().contains_key(&id)
+        let slots = self.slots();
+        slots.contains_key(&id) || slots.asleep.contains(id)
     }
 
-    /// Number of live instances.
+    /// Number of live instances, without those that are asleep.
     pub fn instance_count(&self) -> usize {
         self.slots().len()
     }
@@ -269,7 +288,8 @@ impl Service {
     /// Since when the instance that has been idle longest is idle.
     pub(crate) fn idlest(&self) -> Option<(Instant, u64)> {
         let slots = self.slots();
-        slots.iter().filter_map(|(id, slot)| Some((slot.idle_since?, *id))).min()
+        let stay = slots.iter().filter(|(id, _)| !slots.leaving.contains(id));
+        stay.filter_map(|(id, slot)| Some((slot.idle_since?, *id))).min()
     }
 
     /// Instances that are idle with memory to give up, and since when they are idle.
@@ -290,8 +310,12 @@ impl Service {
         }
     }
 
-    /// Ends the instance if it is idle; says whether it was.
+    /// Ends the instance if it is idle, or puts it to sleep where its function wants that in the
+    /// end; says whether it was.
     pub(crate) fn evict(&self, id: u64) -> bool {
+        if self.config.limits.sleep_after.is_some() {
+            return self.put_to_sleep_or_end(id);
+        }
         let retired = self.retire_if_idle(id);
         if retired && let Some(slot) = self.slots().get(&id) {
             slot.table.tell(Command::End);
@@ -299,8 +323,9 @@ impl Service {
         retired
     }
 
-    /// Ends all idle instances, and every other one after its last connection.
+    /// Ends all idle instances, those that are asleep, and every other one after its last connection.
     pub fn retire_all(&self) {
+        self.end_all_asleep();
         let mut slots = self.slots();
         for slot in slots.values_mut() {
             if slot.connections == 0 {
@@ -310,15 +335,26 @@ impl Service {
         }
     }
 
+    /// One that was to be frozen stays, if it has not ended.
+    fn reprieve(&self, id: u64) {
+        if let Some(slot) = self.slots().get_mut(&id) {
+            slot.reprieve();
+        }
+        self.freed.notify_waiters();
+    }
+
     /// Ends one instance, whatever it does.
     pub fn kill(&self, id: u64) {
+        if self.end_asleep(id) {
+            return;
+        }
         if let Some(slot) = self.slots().get_mut(&id) {
             slot.end();
             slot.table.tell(Command::End);
         }
     }
 
-    /// Ends all instances, whatever they do; how many there are.
+    /// Ends all instances but those that are asleep, whatever they do; how many there are.
     pub fn kill_all(&self) -> usize {
         let mut slots = self.slots();
         for slot in slots.values_mut() {
@@ -352,7 +388,12 @@ impl Service {
         // The image has no connection in it that the guest can see the end of.
         drop(upstreams);
         match timeout(REST_PATIENCE, frozen).await {
-            Ok(Ok(outcome)) => outcome.map(|frozen| (id, frozen)),
+            Ok(Ok(Ok(frozen))) => Ok((id, frozen)),
+            Ok(Ok(Err(why))) => {
+                // If it has not ended, it is as it was.
+                self.reprieve(id);
+                Err(why)
+            }
             Ok(Err(_)) => Err(format!("instance {id} has ended before it could be frozen")),
             Err(_) => {
                 self.kill(id);
@@ -407,6 +448,9 @@ impl Service {
         })?;
         match timeout(HIBERNATE_PATIENCE, woken).await {
             Ok(Ok(outcome)) => outcome.map(|awake| (id, awake)),
+            _ if self.is_asleep(id) => {
+                Err(format!("instance {id} has just fallen asleep; try again"))
+            }
             _ => Err(format!("instance {id} has ended, or did not wake")),
         }
     }
@@ -581,6 +625,12 @@ impl Service {
     }
 }
 
+/// Milliseconds since 1970.
+fn now_ms() -> u64 {
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX)
+}
+
 impl Slot {
     fn change(&mut self, change: Change) {
         self.state = self.state.after(change);
@@ -591,6 +641,14 @@ impl Slot {
 
     fn end(&mut self) {
         self.change(Change::End);
+    }
+
+    /// It was idle and about to end, and does not.
+    fn reprieve(&mut self) {
+        if self.connections == 0 && self.state == InstanceState::Ending {
+            self.state = InstanceState::Idle;
+            self.idle_since = Some(Instant::now());
+        }
     }
 
     /// One connection less; says whether none is left.

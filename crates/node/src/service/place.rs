@@ -1,5 +1,6 @@
 //! Finding an instance for a connection.
 
+use super::asleep::Beginning;
 use super::{Service, Slot};
 use crate::boots::BootKind;
 use crate::instance::{
@@ -42,6 +43,8 @@ pub(crate) enum Found {
 pub(crate) enum PlaceError {
     /// The instance has ended, or could not be booted; with the reason.
     InstanceDied(String),
+    /// An instance that is asleep cannot be booted; with the reason.
+    CannotWake(String),
     /// Every instance is busy and no more may be started.
     NoCapacity {
         /// Which limit is reached.
@@ -111,6 +114,10 @@ impl Service {
             Ok(Found::Idle(upstream)) => return Placement::Idle(upstream),
             Err(delivery) => delivery,
         };
+        if !self.is_single_use() && self.asleep_count() > 0 {
+            // To wake one takes reading its file.
+            return Placement::Later;
+        }
         let Ok(capacity) = self.shared.capacity().try_acquire_owned() else {
             return Placement::Later;
         };
@@ -153,21 +160,44 @@ impl Service {
             )));
         };
         let permit = permit.expect("the semaphore is never closed");
-        let delivery = Delivery { client: client.clone(), permit, done };
-        let (delivery, lease) = match self.wait_for_tenant(delivery, reuse, deadline).await? {
-            Waited::Found(found) => return Ok(found),
-            Waited::Room(delivery, lease) => (delivery, lease),
-        };
-        let (delivery, capacity) = match self.wait_for_node(delivery, reuse, deadline).await? {
-            Waited::Found(found) => return Ok(found),
-            Waited::Room(delivery, capacity) => (delivery, capacity),
-        };
-        // It may have been spent meanwhile.
-        self.solvent()?;
-        let place = Place { _capacity: capacity, lease };
-        match self.launch(client).await {
-            Ok(launched) => Ok(Found::Placed(self.adopt(launched, delivery, place))),
-            Err(error) => Err(PlaceError::InstanceDied(error.to_string())),
+        let mut delivery = Delivery { client: client.clone(), permit, done };
+        loop {
+            self.wait_for_waking(deadline).await;
+            let lease = match self.wait_for_tenant(delivery, reuse, deadline).await? {
+                Waited::Found(found) => return Ok(found),
+                Waited::Room(unplaced, lease) => {
+                    delivery = unplaced;
+                    lease
+                }
+            };
+            let capacity = match self.wait_for_node(delivery, reuse, deadline).await? {
+                Waited::Found(found) => return Ok(found),
+                Waited::Room(unplaced, capacity) => {
+                    delivery = unplaced;
+                    capacity
+                }
+            };
+            // It may have been spent meanwhile.
+            self.solvent()?;
+            let place = Place { _capacity: capacity, lease };
+            match self.beginning() {
+                Beginning::Image => {
+                    return match self.launch(client).await {
+                        Ok(launched) => Ok(Found::Placed(self.adopt(launched, delivery, place))),
+                        Err(error) => Err(PlaceError::InstanceDied(error.to_string())),
+                    };
+                }
+                Beginning::File(waking) => {
+                    return self.wake_up(waking, Some(delivery), place).await.map(Found::Placed);
+                }
+                Beginning::Later if tokio::time::Instant::now() >= deadline => {
+                    return Err(self.no_capacity(
+                        "instances that were asleep take too long to wake".to_owned(),
+                    ));
+                }
+                // Whoever wakes them has to have a turn.
+                Beginning::Later => tokio::task::yield_now().await,
+            }
         }
     }
 
@@ -527,7 +557,13 @@ impl Service {
         let permit = |_: &_| self.permits.clone().try_acquire_owned().ok();
         let permits: Option<Vec<_>> = connections.iter().map(permit).collect();
         let permits = permits.ok_or_else(|| no("its function serves as many as it may"))?;
-        let instance = self.launcher.take_over(orphan)?;
+        // It was restored from a checkpoint of other files.
+        if note.origin.index.is_some_and(|index| self.launcher.index() != Some(index)) {
+            return Err(no("its files are not those of its function"));
+        }
+        let instance = self.launcher.take_over(orphan, note.origin.image)?;
+        // Its daemon was killed when it had just woken, and its files were left.
+        self.end_asleep(note.id);
 
         let id = note.id;
         let placed = Placed { instance: id, waited: false };

@@ -35,7 +35,7 @@ impl Service {
         // Otherwise the guest has closed it, and the supervisor has freed its place.
         let Some(permit) = table.vacate(upstream.connection) else { return };
         let mut slots = self.slots();
-        let Slots { all, perhaps_free } = &mut *slots;
+        let Slots { all, perhaps_free, .. } = &mut *slots;
         let id = upstream.instance;
         let Some(slot) = all.get_mut(&id) else { return };
         let is_idle = slot.disconnected();

@@ -11,6 +11,7 @@
 //! | `room` | instances, and the sum of their memory limits |
 //! | `cpu`, `watch`, `carried` | CPU time in a period, which outlasts the daemon |
 //! | `store` | bytes in the store, counted when a function is built |
+//! | `swap` | bytes in swap files, counted when an instance hibernates |
 //! | `report` | all of it, to be shown |
 //!
 //! Outgoing connections are bounded by [`EgressQuota`], where they are made.
@@ -20,6 +21,7 @@ mod cpu;
 mod report;
 mod room;
 mod store;
+mod swap;
 mod watch;
 
 pub use carried::{CARRIED_FILE, read_periods, write_periods};
@@ -27,6 +29,7 @@ pub use cpu::{CpuAccount, PeriodUse};
 pub use report::{CpuPeriod, TenantReport};
 pub use room::{Lease, Room, Taken};
 pub use store::{StoreQuotaError, StoreUse, TenantStore};
+pub use swap::{SwapLease, SwapRoom};
 pub use watch::{watch_cpu_time, write_down};
 
 pub(crate) use cpu::Standing;
@@ -103,9 +106,12 @@ pub struct Tenant {
     name: TenantName,
     quota: Mutex<Quota>,
     room: Arc<Room>,
+    swap: Arc<SwapRoom>,
     cpu: CpuAccount,
     egress: Arc<EgressQuota>,
     refused: [AtomicU64; REFUSED_NAMES.len()],
+    /// Bytes on disk of its instances that are asleep.
+    asleep: AtomicU64,
     /// Made with its first function, if tenants are kept apart on cores.
     cores: OnceLock<CoreGroup>,
 }
@@ -116,9 +122,11 @@ impl Tenant {
             name,
             quota: Mutex::default(),
             room: Arc::default(),
+            swap: Arc::default(),
             cpu: CpuAccount::default(),
             egress: Arc::default(),
             refused: Default::default(),
+            asleep: AtomicU64::new(0),
             cores: OnceLock::new(),
         };
         tenant.set(quota);
@@ -140,6 +148,11 @@ impl Tenant {
         &self.room
     }
 
+    /// Room for its swap files.
+    pub fn swap(&self) -> &Arc<SwapRoom> {
+        &self.swap
+    }
+
     /// Its CPU time.
     pub fn cpu(&self) -> &CpuAccount {
         &self.cpu
@@ -155,6 +168,21 @@ impl Tenant {
         self.cores.get()
     }
 
+    /// Bytes on disk of its instances that are asleep.
+    pub fn asleep_bytes(&self) -> u64 {
+        self.asleep.load(Ordering::Relaxed)
+    }
+
+    /// An instance more is asleep, with so many bytes.
+    pub(crate) fn asleep_more(&self, bytes: u64) {
+        self.asleep.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// It is not any more.
+    pub(crate) fn asleep_less(&self, bytes: u64) {
+        self.asleep.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
     pub(crate) fn note_refused(&self, why: Refused) {
         self.refused[why as usize].fetch_add(1, Ordering::Relaxed);
     }
@@ -164,6 +192,7 @@ impl Tenant {
         let mut current = self.quota.lock().expect("no holder panics");
         *current = quota;
         self.room.set(&quota);
+        self.swap.set(quota.swap);
         self.egress.set(quota.egress_connections, quota.egress_per_second);
         self.cpu.set(quota.cpu_time);
     }

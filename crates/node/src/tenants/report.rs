@@ -29,8 +29,11 @@ pub struct TenantReport {
     pub cpu_ms: u64,
     /// The present period, if CPU time has a quota.
     pub cpu_period: Option<CpuPeriod>,
-    /// Files, indexes and images in the store.
+    /// Files, indexes and images in the store, and the files of instances that are asleep.
     pub store: u64,
+    /// Swap files of its hibernated instances.
+    #[serde(default)]
+    pub swap: u64,
     /// Outgoing connections.
     pub egress_connections: usize,
     /// Requests that were refused, by the quota that was reached.
@@ -71,7 +74,8 @@ impl TenantReport {
             memory_used: meter.memory(),
             cpu_ms: meter.cpu_time().as_millis() as u64,
             cpu_period: period,
-            store: store.bytes,
+            store: store.bytes + tenant.asleep_bytes(),
+            swap: tenant.swap().taken(),
             egress_connections: tenant.egress().connections(),
             refused,
             quota: tenant.quota(),

@@ -155,7 +155,8 @@ pub fn check(store: &Store, quotas: &Quotas, planned: &Planned<'_>) -> Result<()
     within(&tenant, "this build", quota, footprint.bytes())
 }
 
-/// Whether a tenant may have a file of `bytes` bytes beside what it has. To be asked during a
+/// Whether a tenant may have a file of `bytes` bytes beside what it has, its instances that are
+/// asleep included. To be asked during a
 /// [`Store::counting_turn`] that lasts until the file is there.
 ///
 /// # Errors
@@ -173,7 +174,8 @@ pub fn check_file(
         add_all(store, &mut footprint, of_tenant)?;
     }
     add_checkpoints(store, &mut footprint, tenant.name())?;
-    within(tenant.name(), with, quota, footprint.bytes().saturating_add(bytes))
+    let more = bytes.saturating_add(tenant.asleep_bytes());
+    within(tenant.name(), with, quota, footprint.bytes().saturating_add(more))
 }
 
 fn within(

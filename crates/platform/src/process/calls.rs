@@ -74,6 +74,7 @@ pub(super) mod nr {
     pub const EXIT: u64 = 60;
     pub const FUTEX: u64 = 202;
     pub const TGKILL: u64 = 234;
+    pub const ARCH_PRCTL: u64 = 158;
     pub const EXIT_GROUP: u64 = 231;
     pub const PPOLL: u64 = 271;
     pub const PROCESS_MADVISE: u64 = 440;

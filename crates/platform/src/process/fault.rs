@@ -10,6 +10,7 @@ use thaw_abi::layout::{KERNEL_BASE, LAYOUT_END};
 use super::calls::{hostcall, nr};
 use super::segment::Interrupted;
 use super::{HostProcesses, copies, entry, segment, vcpu};
+use crate::boot_area::{TWIN_TO_BE, of_process};
 use crate::errno::Result;
 use crate::machine::{ThreadState, Threads};
 use crate::registers::{
@@ -124,6 +125,12 @@ pub(crate) extern "C" fn prologue(
 /// else: the sandbox ends with it.
 fn child_ended(info: &HostSignalInfo) {
     const CLD_EXITED: i32 = 1;
+    let twin = of_process().twin.load(Relaxed);
+    // `si_pid` lies where other signals have an address. A twin holds nothing.
+    if twin != 0 && (twin == TWIN_TO_BE || twin == info.address as u32) {
+        let _ = of_process().twin.compare_exchange(info.address as u32, 0, Relaxed, Relaxed);
+        return;
+    }
     if info.code == CLD_EXITED && info.status == 0 {
         return;
     }
@@ -320,6 +327,13 @@ pub(super) fn use_signal_stack(vcpu: u32) -> Result<()> {
     let stack = Stack { base: vcpu::signal_stack(vcpu), flags: 0, size: vcpu::SIGNAL_STACK_SIZE };
     // SAFETY: the signal stack is mapped and used for nothing else.
     unsafe { hostcall(nr::SIGALTSTACK, [&raw const stack as u64, 0, 0, 0, 0, 0]) }.map(drop)
+}
+
+/// Makes `cpuid` fault (arch_prctl(2)): a general protection fault, and so a `SIGSEGV`.
+pub(super) fn on_cpuid() -> Result<()> {
+    const ARCH_CPUID_FAULT: u64 = 0x1012;
+    // SAFETY: changes what an instruction does that the kernel does not use any more.
+    unsafe { hostcall(nr::ARCH_PRCTL, [ARCH_CPUID_FAULT, 0, 0, 0, 0, 0]) }.map(drop)
 }
 
 /// Installs the trapped entry for all signals that can mean something.

@@ -3,22 +3,56 @@
 
 use thaw_abi::filter::{CLONE_COPY, CLONE_PROCESS, CLONE_SIBLING, List};
 
+use core::sync::atomic::Ordering::Relaxed;
+
 use super::calls::{hostcall, nr};
 use super::{HostProcesses, filter};
+use crate::boot_area::{TWIN_TO_BE, of_process};
 use crate::errno::Result;
-use crate::machine::{Forked, Kinship, Processes};
+use crate::machine::{Forked, HostFiles, Kinship, Processes, Vcpus};
+
+/// How often a twin looks whether it is to end: a signal that comes between a look and the wait
+/// does not end the wait.
+const TWIN_LOOKS_NS: u64 = 20_000_000;
 
 impl Processes for HostProcesses {
     fn fork(kinship: Kinship) -> Result<Forked> {
         let flags = match kinship {
-            Kinship::Child => CLONE_PROCESS,
+            Kinship::Child | Kinship::Twin => CLONE_PROCESS,
             Kinship::Sibling => CLONE_SIBLING,
             Kinship::Sandbox => CLONE_COPY,
         };
+        let is_twin = kinship == Kinship::Twin;
+        if is_twin {
+            // It can be killed before this process knows its number.
+            of_process().twin.store(TWIN_TO_BE, Relaxed);
+        }
         // SAFETY: no flag shares memory; the caller is on memory of its own process.
-        match unsafe { hostcall(nr::CLONE, [flags as u64, 0, 0, 0, 0, 0]) }? {
+        let forked = unsafe { hostcall(nr::CLONE, [flags as u64, 0, 0, 0, 0, 0]) };
+        if is_twin {
+            // A child has the number of its parent's, which it must not end.
+            let number = forked.as_ref().map_or(0, |&pid| pid as u32);
+            of_process().twin.store(number, Relaxed);
+        }
+        match forked? {
             0 => Ok(Forked::Child),
             pid => Ok(Forked::Parent { pid: pid as u32 }),
+        }
+    }
+
+    fn be_twin() -> ! {
+        while !Self::has_signal() {
+            // Whatever ends the wait, it looks again.
+            let _ = Self::poll(&mut [], Some(TWIN_LOOKS_NS));
+        }
+        Self::exit(0)
+    }
+
+    fn end_twin() {
+        // It is forgotten when it has ended, of which the host tells.
+        match of_process().twin.load(Relaxed) {
+            0 | TWIN_TO_BE => {}
+            pid => Self::interrupt(pid, pid),
         }
     }
 

@@ -160,6 +160,10 @@ impl Threads for HostProcesses {
         fault::install_handlers()
     }
 
+    fn fault_on_cpuid() -> Result<()> {
+        fault::on_cpuid()
+    }
+
     fn put_registers_away() {
         // SAFETY: the owner is alive, as `switch_from_idle` was promised.
         if let Some(owner) = unsafe { block().fpu_owner.get().as_ref() } {

@@ -261,6 +261,7 @@ impl Vcpus for HostProcesses {
         of_process().vcpus.store(1 << block.index.get(), Relaxed);
         of_process().ended.store(0, Relaxed);
         of_process().alarm_at.store(0, Relaxed);
+        of_process().twin.store(0, Relaxed);
     }
 
     fn start(index: u32, number: usize) -> Result<u32> {

@@ -6,7 +6,7 @@ mod thaw;
 
 pub use plan::{BootPlan, PlanError};
 pub use start::{Mount, MountKind, Rootfs, StartSpec};
-pub use thaw::ThawOptions;
+pub use thaw::{RESUMED_MAX, ThawOptions};
 
 pub(crate) use start::encode as encode_start;
 pub(crate) use thaw::send_identity;

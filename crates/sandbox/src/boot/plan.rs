@@ -78,7 +78,7 @@ pub struct BootPlan {
 
 /// Most blobs whose descriptors travel with a boot command; the sandbox asks
 /// for the others when it needs them.
-const BLOBS_MAX: usize = MESSAGE_MAX_FDS - FIXED_DESCRIPTORS;
+pub(super) const BLOBS_MAX: usize = MESSAGE_MAX_FDS - FIXED_DESCRIPTORS;
 /// Bytes of a boot command besides mappings, ranges and blob numbers: headers,
 /// a connection, a host name.
 const FIXED_BYTES: usize =

@@ -7,9 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytemuck::{bytes_of, cast_slice};
-use thaw_abi::control::{Connection, Identity, MESSAGE_MAX, MSG_GO, MSG_THAW, MessageHeader, Thaw};
+use thaw_abi::control::{
+    CONNECTION_GOES_ON, Connection, Identity, MESSAGE_MAX, MSG_GO, MSG_THAW, MessageHeader, Thaw,
+};
 
-use super::plan::FIXED_DESCRIPTORS;
+use super::plan::{BLOBS_MAX, FIXED_DESCRIPTORS};
 use super::{BootFlags, BootPlan, Rootfs, fresh_seed};
 use crate::cores::CoreGroup;
 use crate::egress::EgressPolicy;
@@ -35,9 +37,17 @@ pub struct ThawOptions<'a> {
     pub hostname: &'a str,
     /// What the program may connect to.
     pub egress: &'a Arc<EgressPolicy>,
+    /// Connections that the sandbox had when it was frozen, by the numbers of that time, and has
+    /// still; duplicated, not consumed. Only for a copy that goes on in its place, and as many as
+    /// [`RESUMED_MAX`] at most.
+    pub resumed: &'a [(Connection, BorrowedFd<'a>)],
     /// With whom the sandbox may share a core; `None`: with everybody who is in no group.
     pub cores: Option<&'a CoreGroup>,
 }
+
+/// Most connections of a sandbox that go on in another boot: their descriptors travel with the
+/// boot command.
+pub const RESUMED_MAX: usize = 64;
 
 impl BootPlan {
     /// The rootfs that the plan's image was frozen over.
@@ -54,23 +64,34 @@ impl BootPlan {
         connection: Handed<'_>,
         options: &ThawOptions<'_>,
     ) -> io::Result<()> {
+        if options.resumed.len() > RESUMED_MAX {
+            return Err(io::Error::from(io::ErrorKind::ArgumentListTooLong));
+        }
+        // The sandbox asks for the others when it needs them. Ancestors, which it cannot ask for,
+        // come first, and are fewer.
+        let blobs = self.blob_numbers.len().min(BLOBS_MAX - options.resumed.len());
+        let resumed: Vec<_> = options.resumed.iter().map(|(about, _)| going_on(about)).collect();
         let body = Thaw {
             index_len: self.index_len,
             mappings_at: self.mappings_at.unwrap_or(0),
             mode,
             mapping_count: self.mappings.len() as u32,
             populate_count: self.populate.len() as u32,
-            blob_count: self.blob_numbers.len() as u32,
+            blob_count: blobs as u32,
             index_blobs: self.index_blobs,
             prefetch_count: self.prefetch.is_some().into(),
-            identity: identity(connection, options)?,
+            identity: Identity {
+                connection_count: (resumed.len() + usize::from(connection.is_some())) as u32,
+                ..identity(connection, options)?
+            },
         };
-        let tail: [&[u8]; 5] = [
+        let tail: [&[u8]; 6] = [
             self.carried_mappings(),
             cast_slice(&self.populate),
+            cast_slice(&resumed),
             connections(&connection),
             &padded(options.hostname),
-            cast_slice(&self.blob_numbers),
+            cast_slice(&self.blob_numbers[..blobs]),
         ];
         let len = size_of::<Thaw>() + tail.iter().map(|part| part.len()).sum::<usize>();
         if size_of::<MessageHeader>() + len > MESSAGE_MAX {
@@ -85,13 +106,15 @@ impl BootPlan {
             IoSlice::new(tail[2]),
             IoSlice::new(tail[3]),
             IoSlice::new(tail[4]),
+            IoSlice::new(tail[5]),
         ];
 
         let mut descriptors = Vec::with_capacity(FIXED_DESCRIPTORS + self.blob_files.len());
         descriptors.extend([self.image.as_fd(), self.index.as_fd()]);
         descriptors.extend(self.prefetch.as_ref().map(AsFd::as_fd));
-        descriptors.extend(self.blob_files.iter().map(AsFd::as_fd));
+        descriptors.extend(self.blob_files[..blobs].iter().map(AsFd::as_fd));
         descriptors.extend(options.streams.into_iter().flatten());
+        descriptors.extend(options.resumed.iter().map(|(_, socket)| socket));
         descriptors.extend(connection.map(|(_, socket)| socket));
         message::send(control, &parts, &descriptors)
     }
@@ -131,6 +154,11 @@ fn identity(connection: Handed<'_>, options: &ThawOptions<'_>) -> io::Result<Ide
         hostname_len: options.hostname.len() as u32,
         stream_count: options.streams.map_or(0, |streams| streams.len() as u32),
     })
+}
+
+/// What a boot command says of a connection that goes on.
+fn going_on(about: &Connection) -> Connection {
+    Connection { id: about.id | CONNECTION_GOES_ON, ..*about }
 }
 
 fn connections<'a>(connection: &'a Handed<'_>) -> &'a [u8] {

@@ -5,6 +5,7 @@
 
 mod chart;
 mod layout;
+mod mate;
 pub(crate) mod report;
 mod scan;
 mod write;
@@ -18,28 +19,31 @@ use std::time::{Duration, Instant};
 
 use bytemuck::{bytes_of, cast_slice};
 use thaw_abi::control::EntryPoint;
+use thaw_abi::cpu::Baseline;
 use thaw_abi::image::{
     Ancestor, DEPTH_MAX, SOURCE_BLOB, SOURCE_ZERO, ancestor_depth, ancestor_number,
 };
 
 use crate::boot::Rootfs;
 use crate::broker::BlobSource;
+use crate::image::cpu_features_of;
 use crate::image::parse::{Bytes, parse};
 use crate::image::{AncestorFile, Ancestors, BlobsAndAncestors, Image, most_mappings};
 use crate::sandbox::Sandbox;
 use crate::state::protocol::{
     ABOUT_MAX, ANSWER_BLOB, ANSWER_DONE, ANSWER_READ, Answer, BLOBS_MAX as BLOBS_ASKED_MAX,
     BlobReply, ERROR_BASE, ERROR_BLOB, ERROR_HOST, ERROR_MEMORY, ERROR_REPORT, ERROR_SANDBOX_ENDED,
-    ERROR_TOO_LARGE, ERROR_TOO_MANY_MAPPINGS, ERROR_WRITE, FreezeRequest, NOT_A_COPY, REPLY_BLOB,
-    REQUEST_FREEZE, errno_of, padded,
+    ERROR_TOO_LARGE, ERROR_TOO_MANY_MAPPINGS, ERROR_WRITE, FREEZE_IN_MEMORY, FreezeRequest,
+    NOT_A_COPY, REPLY_BLOB, REQUEST_FREEZE, errno_of, padded,
 };
-use crate::state::{Conversation, StateError, Subject};
+use crate::state::{Conversation, FIRST_PROCESS, StateError, Subject};
 use chart::Chart;
 use layout::{Scanned, lay_out};
 use report::{Region, Report};
 use scan::{Base, Scanner};
 use write::write;
 
+pub(crate) use mate::serve_mate;
 pub(crate) use scan::Source;
 
 /// What the image is to say about the function, and limits.
@@ -59,6 +63,10 @@ pub struct FreezeSpec {
     pub merge: MergePolicy,
     /// The image to store the difference to; `None`: the image is to hold everything.
     pub base: Option<FreezeBase>,
+    /// `Some`: the image is a file in memory, for this host only. That is written faster: pages
+    /// that the sandbox has written are stored without comparing them with anything, and these
+    /// bytes, which no other image has, stand in it for a checksum. See [`Image::open_sealed`].
+    pub identity: Option<[u8; 32]>,
 }
 
 /// The image that a new one is to store the difference to, its parent: the one that the
@@ -259,13 +267,56 @@ pub fn freeze_live(
     image: &File,
     is_read: &mut dyn FnMut(),
 ) -> Result<FreezeReport, FreezeError> {
-    let Rootfs::Index { blobs, .. } = sandbox.rootfs() else {
-        return Err(FreezeError::HostDirectory);
-    };
-    let subject = &sandbox.subject().map_err(FreezeError::Memory)?;
-    let kernel_build = sandbox.kernel_build_id();
-    let (blobs, thawed) = (Some(blobs.clone()), sandbox.image_checksum());
-    Frozen { subject, blobs, kernel_build, thawed }.write(entry, spec, image, is_read)
+    Freezer::new(sandbox)?.write(entry, spec, image, is_read)
+}
+
+/// Writes the memory of a sandbox from another thread than the one that serves the sandbox.
+pub struct Freezer {
+    subject: Subject,
+    blobs: Arc<dyn BlobSource>,
+    kernel_build: [u8; 32],
+    baseline: Option<Baseline>,
+    thawed: Option<[u8; 32]>,
+}
+
+impl Freezer {
+    /// For a sandbox that is at rest, or has a twin.
+    ///
+    /// # Errors
+    /// The sandbox has a host directory as its rootfs, or has ended.
+    pub fn new(sandbox: &Sandbox) -> Result<Self, FreezeError> {
+        let Rootfs::Index { blobs, .. } = sandbox.rootfs() else {
+            return Err(FreezeError::HostDirectory);
+        };
+        Ok(Self {
+            subject: sandbox.subject().map_err(FreezeError::Memory)?,
+            blobs: blobs.clone(),
+            kernel_build: sandbox.kernel_build_id(),
+            baseline: sandbox.baseline(),
+            thawed: sandbox.image_checksum(),
+        })
+    }
+
+    /// Build of its kernel.
+    pub fn kernel_build_id(&self) -> [u8; 32] {
+        self.kernel_build
+    }
+
+    /// Writes its memory as [`freeze_live`] does.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn write(
+        &self,
+        entry: EntryPoint,
+        spec: &FreezeSpec,
+        image: &File,
+        is_read: &mut dyn FnMut(),
+    ) -> Result<FreezeReport, FreezeError> {
+        let (subject, blobs) = (&self.subject, Some(self.blobs.clone()));
+        let Self { kernel_build, baseline, thawed, .. } = *self;
+        Frozen { subject, blobs, kernel_build, baseline, thawed }.write(entry, spec, image, is_read)
+    }
 }
 
 /// A sandbox at rest.
@@ -274,6 +325,8 @@ pub(crate) struct Frozen<'a> {
     /// The blobs of its rootfs; `None`: it has none.
     pub blobs: Option<Arc<dyn BlobSource>>,
     pub kernel_build: [u8; 32],
+    /// The level of the instruction set that its program is held to.
+    pub baseline: Option<Baseline>,
     /// Checksum of the image that it is a copy of.
     pub thawed: Option<[u8; 32]>,
 }
@@ -319,6 +372,7 @@ impl Frozen<'_> {
             about_len: spec.about.len() as u32,
             index_hash: spec.index_hash,
             kernel_build: self.kernel_build,
+            cpu_features: cpu_features_of(self.baseline),
             program: padded(&spec.program),
             arguments: padded(&spec.arguments),
             report_address: entry.report_address,
@@ -328,6 +382,9 @@ impl Frozen<'_> {
             zero_gap_pages: spec.merge.zero_gap_pages,
             ancestor_count: ancestors.named().len() as u32,
             thawed_depth: thawed.map_or(NOT_A_COPY, |ancestor| ancestor.depth),
+            process: if entry.process == 0 { FIRST_PROCESS } else { entry.process },
+            flags: if spec.identity.is_some() { FREEZE_IN_MEMORY } else { 0 },
+            identity: spec.identity.unwrap_or_default(),
         };
         let named: &[u8] = cast_slice(ancestors.named());
         let packet = [bytes_of(&request), spec.about.as_bytes(), named].concat();
@@ -487,6 +544,13 @@ pub(crate) struct Order<'a> {
     pub ancestors: &'a [Ancestor],
 }
 
+impl Order<'_> {
+    /// Whether the image is a file in memory, for this host only.
+    pub fn is_in_memory(&self) -> bool {
+        self.request.flags & FREEZE_IN_MEMORY != 0
+    }
+}
+
 /// Writes the memory of a sandbox at rest to `image`: what the state helper does.
 pub(crate) fn write_image(
     source: &mut dyn Source,
@@ -494,7 +558,10 @@ pub(crate) fn write_image(
     image: &File,
 ) -> Result<FreezeReport, FreezeError> {
     let request = &order.request;
-    let mut scanner = Scanner::open(source, request.max_stored)?;
+    let mut scanner = Scanner::open(source, request.process, request.max_stored)?;
+    if order.is_in_memory() {
+        scanner.trust_page_map();
+    }
     let report = read_report(&scanner, request.report_address, request.report_len)?;
     scanner.take_spaces(&report.processes)?;
     let blobs = blobs_in_use(&report);

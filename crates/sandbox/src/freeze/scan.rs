@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 
 use rustix::io::Errno;
@@ -73,7 +74,7 @@ const CHUNK: u64 = 1 << 20;
 /// Most bytes of memory that are read although no page is known to be there.
 const UNKNOWN_MAX: u64 = 64 << 30;
 
-const ZEROS: [u8; PAGE_SIZE as usize] = [0; PAGE_SIZE as usize];
+pub(super) const ZEROS: [u8; PAGE_SIZE as usize] = [0; PAGE_SIZE as usize];
 
 /// Where the memory of a frozen sandbox and its blobs come from.
 pub(crate) trait Source {
@@ -85,6 +86,11 @@ pub(crate) trait Source {
     /// # Errors
     /// The first that cannot be opened, and why.
     fn blobs(&mut self, numbers: &[u32]) -> Result<Vec<File>, (u32, io::Error)>;
+
+    /// The socket of another worker that copies, once; `None`: there is none.
+    fn take_mate(&mut self) -> Option<OwnedFd> {
+        None
+    }
 
     /// All memory has been read that the image takes.
     ///
@@ -109,6 +115,8 @@ pub(crate) struct Scanner<'a> {
     source: &'a mut dyn Source,
     /// Of the processes that have the address spaces; so far, of the first.
     spaces: Vec<Space>,
+    /// Their numbers, in the same order.
+    processes: Vec<u32>,
     blobs: HashMap<u32, File>,
     base: Base,
     /// Number of each address space in the image that the sandbox is a copy of.
@@ -119,29 +127,67 @@ pub(crate) struct Scanner<'a> {
     max_stored: u64,
     /// Bytes read so far without knowing that a page is there.
     unknown: u64,
+    /// Pages that were written are stored, whatever they hold.
+    trusts_page_map: bool,
 }
 
 impl<'a> Scanner<'a> {
-    pub fn open(source: &'a mut dyn Source, max_stored: u64) -> Result<Self, FreezeError> {
-        let spaces = vec![source.take_space(FIRST_PROCESS).map_err(FreezeError::Memory)?];
+    /// Begins with the memory of the process that has the report: the first one, or a twin that
+    /// stands for it.
+    pub fn open(
+        source: &'a mut dyn Source,
+        process: u32,
+        max_stored: u64,
+    ) -> Result<Self, FreezeError> {
+        let spaces = vec![source.take_space(process).map_err(FreezeError::Memory)?];
         let (base, origins) = (Base::default(), Vec::new());
         let (blobs, stored, unknown) = (HashMap::new(), 0, 0);
-        Ok(Self { source, spaces, blobs, base, origins, stored, max_stored, unknown })
+        let trusts_page_map = false;
+        Ok(Self {
+            source,
+            spaces,
+            processes: vec![process],
+            blobs,
+            base,
+            origins,
+            stored,
+            max_stored,
+            unknown,
+            trusts_page_map,
+        })
+    }
+
+    /// Stores all pages that were written from now on, without looking whether they hold something
+    /// that is to be had elsewhere: looking takes as long as storing.
+    pub fn trust_page_map(&mut self) {
+        self.trusts_page_map = true;
     }
 
     /// Takes the memory of all address spaces: `processes` as the sandbox' pid
     /// namespace numbers them. That of the first process was there before: it
-    /// is the sandbox itself, or one of several that share the report.
+    /// is the sandbox itself or its twin, or one of several that share the report.
     pub fn take_spaces(&mut self, processes: &[u32]) -> Result<(), FreezeError> {
-        let mut first = self.spaces.pop();
+        let mut first = self.spaces.pop().zip(self.processes.pop());
         for &process in processes {
-            let space = match process {
+            let (space, process) = match process {
                 FIRST_PROCESS => first.take().ok_or_else(|| Errno::SRCH.into()),
-                process => self.source.take_space(process),
-            };
-            self.spaces.push(space.map_err(FreezeError::Memory)?);
+                process => self.source.take_space(process).map(|space| (space, process)),
+            }
+            .map_err(FreezeError::Memory)?;
+            self.spaces.push(space);
+            self.processes.push(process);
         }
         Ok(())
+    }
+
+    /// The process that has an address space.
+    pub fn process(&self, space: u32) -> u32 {
+        self.processes[space as usize]
+    }
+
+    /// The socket of another worker that copies, if there is one.
+    pub fn take_mate(&mut self) -> Option<OwnedFd> {
+        self.source.take_mate()
     }
 
     /// Says that no more memory is read.
@@ -198,7 +244,7 @@ impl<'a> Scanner<'a> {
         }
         for changed in self.private_runs(region)? {
             runs.push(changed.start, untouched);
-            self.examine(region, changed.start, changed.end, &mut runs)?;
+            self.take_written(region, changed, &mut runs)?;
         }
         runs.push(region.end(), untouched);
         Ok(runs.list)
@@ -230,9 +276,31 @@ impl<'a> Scanner<'a> {
     ) -> Result<(), FreezeError> {
         for written in self.private_runs(region)? {
             self.take_from(thawed, region, written.start, runs)?;
-            self.examine(region, written.start, written.end, runs)?;
+            self.take_written(region, written, runs)?;
         }
         self.take_from(thawed, region, region.end(), runs)
+    }
+
+    /// Adds pages that were written.
+    fn take_written(
+        &mut self,
+        region: &Region,
+        written: Range<u64>,
+        runs: &mut Runs,
+    ) -> Result<(), FreezeError> {
+        if !self.trusts_page_map {
+            return self.examine(region, written.start, written.end, runs);
+        }
+        self.stored += written.end - written.start;
+        runs.push(written.end, Content::Own);
+        self.check_stored()
+    }
+
+    fn check_stored(&self) -> Result<(), FreezeError> {
+        if self.stored > self.max_stored {
+            return Err(FreezeError::TooLarge { needed: self.stored, limit: self.max_stored });
+        }
+        Ok(())
     }
 
     /// Adds what an image says of a region, from where the runs end up to `end`.
@@ -330,9 +398,7 @@ impl<'a> Scanner<'a> {
                 };
                 runs.push(at + first as u64 + PAGE_SIZE, content);
             }
-            if self.stored > self.max_stored {
-                return Err(FreezeError::TooLarge { needed: self.stored, limit: self.max_stored });
-            }
+            self.check_stored()?;
             at += len as u64;
         }
         Ok(())
@@ -497,7 +563,7 @@ mod tests {
     /// First page and content of each run.
     fn scan(images: Vec<File>, base: Base, region: &Region) -> Vec<(u64, Content)> {
         let mut source = Own(images);
-        let mut scanner = Scanner::open(&mut source, 1 << 30).unwrap();
+        let mut scanner = Scanner::open(&mut source, FIRST_PROCESS, 1 << 30).unwrap();
         scanner.compare_with(base, vec![Some(0)]);
         let runs = scanner.runs(region).unwrap();
         assert_eq!(runs.last().map(|run| run.end), Some(region.end()));
@@ -536,6 +602,32 @@ mod tests {
     }
 
     #[test]
+    fn what_was_written_is_stored_unseen_if_the_page_map_is_trusted_and_bounded_all_the_same() {
+        let file = image(1);
+        let start = memory(Some(&file));
+        // Equal to what the image has, and zero: nobody looks.
+        fill(start, 5, 6);
+        fill(start, 7, 0);
+        let both = || chart(0, start, SOURCE_IMAGE);
+        let mut source = Own(vec![file]);
+        for (max_stored, fits) in [(2 * P, true), (P, false)] {
+            let mut scanner = Scanner::open(&mut source, FIRST_PROCESS, max_stored).unwrap();
+            scanner.compare_with(base(both(), both()), vec![Some(0)]);
+            scanner.trust_page_map();
+            match scanner.runs(&region(start, IN_PLACE)) {
+                Ok(runs) => {
+                    let own = runs.iter().filter(|run| run.content == Content::Own);
+                    let pages: Vec<u64> = own.map(|run| (run.start - start) / P).collect();
+                    assert!(fits && pages == [5, 7], "{pages:?}");
+                }
+                Err(error) => {
+                    assert!(!fits && matches!(error, FreezeError::TooLarge { .. }), "{error}");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn pieces_of_an_image_are_bounded_however_many_have_them() {
         let start = 1 << 20;
         let mapping = |page: u64| Mapping {
@@ -550,7 +642,7 @@ mod tests {
         };
         let mappings: Vec<Mapping> = (0..PAGES).map(mapping).collect();
         let mut source = Own(Vec::new());
-        let mut scanner = Scanner::open(&mut source, 1 << 30).unwrap();
+        let mut scanner = Scanner::open(&mut source, FIRST_PROCESS, 1 << 30).unwrap();
         scanner.spaces.push(Own(Vec::new()).take_space(1).unwrap());
         let thawed = Some(Chart::new(&mappings, 0, |_| true));
         // Two address spaces come from the same one, as a kernel may claim of a thousand.

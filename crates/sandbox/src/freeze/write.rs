@@ -15,11 +15,11 @@ use thaw_abi::image::{
 use thaw_abi::{PAGE_SIZE, page_align_up};
 
 use super::layout::{Layout, Segment};
+use super::mate::{Mate, Part};
 use super::report::Report;
-use super::scan::Scanner;
+use super::scan::{Scanner, ZEROS};
 use super::{FreezeError, Order};
 use crate::image::checksum;
-use crate::image::cpu_features;
 use crate::image::elf::{
     CORE_OWNER, EM_X86_64, ET_CORE, FileHeader, IDENT, NT_AUXV, NT_FILE, NT_PRPSINFO, NT_PRSTATUS,
     PT_LOAD, PT_NOTE, ProcessInfo, ProgramHeader, ThreadStatus, push_note,
@@ -27,7 +27,7 @@ use crate::image::elf::{
 
 /// Bytes copied at a time, and their alignment in the file. The page cache keeps what
 /// is written at once in pages as large (folios), and maps large ones faster.
-const CHUNK: u64 = 2 << 20;
+pub(super) const CHUNK: u64 = 2 << 20;
 /// Pages of zeros between stored ones that become a hole; fewer are written.
 const HOLE_PAGES: usize = 16;
 
@@ -60,7 +60,7 @@ pub(crate) fn write(
         file_len: 0,
         kernel_build: order.request.kernel_build,
         index: order.request.index_hash,
-        cpu_features: cpu_features(),
+        cpu_features: order.request.cpu_features,
         checksum: [0; 32],
     };
 
@@ -89,7 +89,10 @@ pub(crate) fn write(
 
     let checksum_offset =
         notes_offset + (header_offset + std::mem::offset_of!(ImageHeader, checksum)) as u64;
-    let checksum = checksum(image, file_len, checksum_offset).map_err(failed)?;
+    let checksum = match order.is_in_memory() {
+        true => order.request.identity,
+        false => checksum(image, file_len, checksum_offset).map_err(failed)?,
+    };
     image.write_all_at(&checksum, checksum_offset).map_err(failed)?;
     Ok(Written { file_len, stored, depth, checksum })
 }
@@ -105,48 +108,89 @@ fn ancestors_in_use(mappings: &[Mapping], ancestors: &[Ancestor]) -> Vec<Ancesto
     ancestors.iter().filter(is_used).copied().collect()
 }
 
+/// The chunks of an image that nobody copies yet.
+struct Chunks {
+    start: u64,
+    end: u64,
+}
+
+impl Chunks {
+    fn of(segments: &[Segment]) -> Self {
+        let start = segments.first().map_or(0, |first| first.offset);
+        Self { start, end: segments.last().map_or(start, |last| last.offset + last.len()) }
+    }
+
+    fn take_first(&mut self) -> Option<Range<u64>> {
+        let chunk = self.start..(self.start + 1).next_multiple_of(CHUNK).min(self.end);
+        self.start = chunk.end;
+        (!chunk.is_empty()).then_some(chunk)
+    }
+
+    fn take_last(&mut self) -> Option<Range<u64>> {
+        let start = self.end.saturating_sub(1) / CHUNK * CHUNK;
+        let chunk = start.max(self.start)..self.end;
+        self.end = chunk.start;
+        (!chunk.is_empty()).then_some(chunk)
+    }
+}
+
 /// Copies the stored memory, which the segments cover without a gap; many pages of
 /// zeros in a row become holes.
 fn copy_memory(
     image: &File,
     segments: &[Segment],
-    memory: &Scanner<'_>,
+    memory: &mut Scanner<'_>,
 ) -> Result<u64, FreezeError> {
+    let mut mate = memory.take_mate().map(Mate::new);
     let mut buffer = Vec::with_capacity(CHUNK as usize);
-    let mut stored = 0;
-    let end = segments.last().map_or(0, |last| last.offset + last.len());
-    let mut at = segments.first().map_or(0, |first| first.offset);
-    while at < end {
-        let next = (at + 1).next_multiple_of(CHUNK).min(end);
-        buffer.resize((next - at) as usize, 0);
-        for segment in segments {
-            read_part(memory, segment, at, &mut buffer).map_err(FreezeError::Memory)?;
+    let (mut chunks, mut stored) = (Chunks::of(segments), 0);
+    while let Some(chunk) = chunks.take_first() {
+        while let Some(mate) = &mut mate
+            && mate.is_free()?
+            && let Some(chunk) = chunks.take_last()
+        {
+            let parts: Vec<Part> = parts_of(segments, &chunk)
+                .map(|(space, part)| Part { process: memory.process(space), ..part })
+                .collect();
+            mate.copy(chunk.start, chunk.end - chunk.start, &parts)?;
         }
-        for pages in runs_with_content(&buffer) {
-            let offset = at + pages.start as u64;
-            image.write_all_at(&buffer[pages.clone()], offset).map_err(FreezeError::Write)?;
-            stored += pages.len() as u64;
+        buffer.resize((chunk.end - chunk.start) as usize, 0);
+        for (space, part) in parts_of(segments, &chunk) {
+            let place = &mut buffer[part.at as usize..(part.at + part.len) as usize];
+            memory.read(space, part.address, place).map_err(FreezeError::Memory)?;
         }
-        at = next;
+        stored += write_content(image, &buffer, chunk.start)?;
     }
-    Ok(stored)
+    Ok(stored + mate.map_or(Ok(0), Mate::finish)?)
 }
 
-/// Reads that part of a segment's memory which lies in the file where `buffer` does,
-/// from offset `at` on.
-fn read_part(
-    memory: &Scanner<'_>,
-    segment: &Segment,
-    at: u64,
-    buffer: &mut [u8],
-) -> io::Result<()> {
-    let start = segment.offset.max(at);
-    let end = (segment.offset + segment.len()).min(at + buffer.len() as u64);
-    if start >= end {
-        return Ok(());
+/// What lies in a chunk, with the number of the address space that has it.
+fn parts_of<'a>(
+    segments: &'a [Segment],
+    chunk: &Range<u64>,
+) -> impl Iterator<Item = (u32, Part)> + use<'a> {
+    let first = segments.partition_point(|segment| segment.offset + segment.len() <= chunk.start);
+    let chunk = chunk.clone();
+    segments[first..].iter().take_while(move |segment| segment.offset < chunk.end).map(
+        move |segment| {
+            let start = segment.offset.max(chunk.start);
+            let end = (segment.offset + segment.len()).min(chunk.end);
+            let address = segment.start + (start - segment.offset);
+            let (at, len) = ((start - chunk.start) as u32, (end - start) as u32);
+            (segment.space, Part { address, at, len, process: 0, reserved: 0 })
+        },
+    )
+}
+
+/// Writes a chunk of the image but for its holes; how many bytes.
+pub(super) fn write_content(image: &File, chunk: &[u8], offset: u64) -> Result<u64, FreezeError> {
+    let mut stored = 0;
+    for pages in runs_with_content(chunk) {
+        let at = offset + pages.start as u64;
+        image.write_all_at(&chunk[pages.clone()], at).map_err(FreezeError::Write)?;
+        stored += pages.len() as u64;
     }
-    let address = segment.start + (start - segment.offset);
-    memory.read(segment.space, address, &mut buffer[(start - at) as usize..(end - at) as usize])
+    Ok(stored)
 }
 
 /// What is to be written: all pages but those of zeros that are many in a row, or at
@@ -154,8 +198,7 @@ fn read_part(
 fn runs_with_content(bytes: &[u8]) -> Vec<Range<usize>> {
     let page = PAGE_SIZE as usize;
     let mut runs: Vec<Range<usize>> = Vec::new();
-    let with_content =
-        (0..bytes.len()).step_by(page).filter(|&at| bytes[at..at + page].iter().any(|&b| b != 0));
+    let with_content = (0..bytes.len()).step_by(page).filter(|&at| bytes[at..at + page] != ZEROS);
     for start in with_content {
         match runs.last_mut() {
             Some(run) if start - run.end < HOLE_PAGES * page => run.end = start + page,
@@ -291,6 +334,46 @@ fn mapped_files(report: &Report) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn segment(offset: u64, pages: u64) -> Segment {
+        let start = offset + (1 << 40);
+        Segment { start, end: start + pages * PAGE_SIZE, offset, space: 3 }
+    }
+
+    #[test]
+    fn every_byte_belongs_to_one_chunk_from_whichever_end() {
+        let pages = CHUNK / PAGE_SIZE;
+        for (first, count) in [(1, 3 * pages), (pages, 2 * pages), (2, 1), (pages - 1, 2)] {
+            let segments = [segment(first * PAGE_SIZE, count)];
+            for turns in [[true, true], [false, false], [true, false]] {
+                let mut chunks = Chunks::of(&segments);
+                let mut found = Vec::new();
+                for from_front in turns.into_iter().cycle() {
+                    let chunk = if from_front { chunks.take_first() } else { chunks.take_last() };
+                    let Some(chunk) = chunk else { break };
+                    assert_eq!(chunk.start / CHUNK, (chunk.end - 1) / CHUNK, "{chunk:?}");
+                    found.push(chunk);
+                }
+                found.sort_by_key(|chunk| chunk.start);
+                assert_eq!(found[0].start, first * PAGE_SIZE);
+                assert_eq!(found.last().unwrap().end, (first + count) * PAGE_SIZE);
+                assert!(found.windows(2).all(|pair| pair[0].end == pair[1].start), "{found:?}");
+            }
+        }
+        assert!(Chunks::of(&[]).take_first().is_none() && Chunks::of(&[]).take_last().is_none());
+    }
+
+    #[test]
+    fn a_chunk_has_the_parts_of_segments_that_lie_in_it() {
+        let segments = [segment(0, 2), segment(2 * PAGE_SIZE, 4), segment(6 * PAGE_SIZE, 1)];
+        let parts: Vec<_> = parts_of(&segments, &(PAGE_SIZE..4 * PAGE_SIZE)).collect();
+        let page = PAGE_SIZE as u32;
+        let part = |first: u64, at: u32, pages: u32| {
+            let address = (1 << 40) + first * PAGE_SIZE;
+            (3, Part { address, at, len: pages * page, process: 0, reserved: 0 })
+        };
+        assert_eq!(parts, [part(1, 0, 1), part(2, page, 2)]);
+    }
 
     #[test]
     fn protections_become_segment_flags() {

@@ -3,6 +3,8 @@
 
 use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
 
+use thaw_abi::cpu::Baseline;
+
 /// What each word of [`thaw_abi::image::ImageHeader::cpu_features`] is, with
 /// names for the bits that people know.
 const WORDS: [(&str, &[(u32, &str)]); 7] = [
@@ -94,6 +96,63 @@ pub fn cpu_features() -> [u32; 8] {
     [one.ecx, one.edx, seven.ebx, seven.ecx, seven.edx, extension.eax & 0xf, xcr0 as u32, state.ebx]
 }
 
+/// CPU features of this machine that a program sees which is held to a level.
+pub fn cpu_features_of(baseline: Option<Baseline>) -> [u32; 8] {
+    let machine = cpu_features();
+    let Some(baseline) = baseline else { return machine };
+    let visible = visible(baseline);
+    let mut features: [u32; 8] = std::array::from_fn(|word| machine[word] & visible[word]);
+    features[7] = area(features[6]);
+    features
+}
+
+/// The words of [`cpu_features`] that a level shows at most; not the bytes of an area.
+fn visible(baseline: Baseline) -> [u32; 8] {
+    let visible = baseline.visible();
+    let components = visible.components as u32;
+    let (ecx, edx) = (visible.leaf_1_ecx & !IGNORED[0], visible.leaf_1_edx);
+    [ecx, edx, visible.leaf_7_ebx, 0, 0, 0, components, u32::MAX]
+}
+
+/// Bytes of an `xsave` area with these components (Intel SDM vol. 1, 13.4).
+fn area(components: u32) -> u32 {
+    let end = |component: u32| {
+        let place = __cpuid_count(0xd, component);
+        place.eax.saturating_add(place.ebx)
+    };
+    let ends = (2..32).filter(|component| components >> component & 1 != 0).map(end);
+    // The legacy area and the header.
+    ends.max().unwrap_or(0).max(576)
+}
+
+/// What this machine lacks of a level, in words; `None` if it has all.
+pub fn lacking(baseline: Baseline) -> Option<String> {
+    let required = baseline.required();
+    let components = required.components as u32;
+    let (ecx, edx) = (required.leaf_1_ecx, required.leaf_1_edx);
+    let wanted = [ecx, edx, required.leaf_7_ebx, 0, 0, 0, components, 0];
+    let words = missing(&wanted, &cpu_features());
+    let extended = __cpuid(0x8000_0001).ecx;
+    let lacks_extended = required.extended_ecx & !extended != 0;
+    words.or_else(|| lacks_extended.then(|| "lahf or lzcnt".to_owned()))
+}
+
+/// Whether this machine can have `cpuid` instructions of a sandbox answered by its kernel.
+pub fn can_mask_cpuid() -> bool {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let flags = text.lines().find(|line| line.starts_with("flags"));
+    flags.is_some_and(|line| line.split_whitespace().any(|flag| flag == "cpuid_fault"))
+}
+
+/// The lowest level that shows all of these features; `None`: no level does.
+pub fn level_of(features: &[u32; 8]) -> Option<Baseline> {
+    let shows = |level: &Baseline| {
+        let visible = visible(*level);
+        (0..7).all(|word| features[word] & !visible[word] & !IGNORED[word] == 0)
+    };
+    Baseline::ALL.into_iter().find(shows)
+}
+
 /// # Safety
 ///
 /// The CPU and the operating system must support `xgetbv`.
@@ -144,6 +203,29 @@ mod tests {
         let mut machine = image;
         machine[7] -= 1;
         assert!(missing(&image, &machine).unwrap().contains("xsave area"));
+    }
+
+    #[test]
+    fn what_a_level_shows_is_of_that_level() {
+        for level in Baseline::ALL.into_iter().filter(|&level| lacking(level).is_none()) {
+            let features = cpu_features_of(Some(level));
+            assert_eq!(level_of(&features), Some(level));
+            assert_eq!(missing(&features, &cpu_features()), None, "it runs here");
+            assert_eq!(cpu_features_of(None), cpu_features());
+        }
+        let mut more = cpu_features_of(Some(Baseline::V4));
+        more[3] |= 1 << 11;
+        assert_eq!(level_of(&more), None);
+    }
+
+    #[test]
+    fn a_lesser_machine_is_told_what_it_lacks() {
+        let image = visible(Baseline::V3);
+        let machine = visible(Baseline::V2);
+        let missing = missing(&image, &machine).unwrap();
+        for name in ["avx", "fma", "avx2", "bmi2", "avx state"] {
+            assert!(missing.split(", ").any(|word| word == name), "{missing}");
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ pub(crate) mod parse;
 
 pub use ancestors::AncestorFile;
 pub(crate) use ancestors::{Ancestors, BlobsAndAncestors};
-pub use cpu::cpu_features;
+pub use cpu::{can_mask_cpuid, cpu_features, cpu_features_of, lacking, level_of};
 
 use std::fs::File;
 use std::io;
@@ -142,7 +142,34 @@ impl Image {
         file: File,
         find: &mut dyn FnMut(&Ancestor) -> Result<AncestorFile, ImageError>,
     ) -> Result<Self, ImageError> {
-        let parsed = parse::parse(&file, parse::len_of(&file)?, parse::Bytes::Checked)?;
+        Self::open_as(file, parse::Bytes::Checked, find)
+    }
+
+    /// The same for a file in memory that was written with [`crate::FreezeSpec::identity`] and
+    /// then sealed against writing. Its bytes are not compared with a checksum, which guards
+    /// against disks that fail and files that were replaced: since it was written, nobody could
+    /// change it.
+    ///
+    /// # Errors
+    /// It is not an image, is not the one with this identity, or an ancestor is not to be had.
+    pub fn open_sealed(
+        file: File,
+        identity: &[u8; 32],
+        find: &mut dyn FnMut(&Ancestor) -> Result<AncestorFile, ImageError>,
+    ) -> Result<Self, ImageError> {
+        let image = Self::open_as(file, parse::Bytes::Known, find)?;
+        match image.header.checksum == *identity {
+            true => Ok(image),
+            false => Err(ImageError::Damaged(parse::WRONG_CHECKSUM)),
+        }
+    }
+
+    fn open_as(
+        file: File,
+        bytes: parse::Bytes,
+        find: &mut dyn FnMut(&Ancestor) -> Result<AncestorFile, ImageError>,
+    ) -> Result<Self, ImageError> {
+        let parsed = parse::parse(&file, parse::len_of(&file)?, bytes)?;
         Ok(Self {
             ancestors: Ancestors::find(parsed.ancestors, find)?,
             file: Arc::new(file),

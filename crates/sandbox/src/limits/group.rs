@@ -383,6 +383,26 @@ impl Group {
         place.map(|(directory, version)| memory_in_use(&directory, version)).transpose()
     }
 
+    /// The memory limit in force, in bytes. `None`: there is none, or nothing enforces one.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub(super) fn memory_limit(&self) -> io::Result<Option<u64>> {
+        let Some(memory) = &self.memory else { return Ok(None) };
+        let text = fs::read_to_string(&memory.path)?;
+        // Of version 1, no limit is the largest number of pages.
+        const NONE_FROM: u64 = i64::MAX as u64 / 4096 * 4096;
+        Ok(text.trim().parse().ok().filter(|&bytes| bytes < NONE_FROM))
+    }
+
+    /// Sets the memory limit, in bytes, if there is a controller for it.
+    ///
+    /// # Errors
+    /// The host kernel refuses.
+    pub(super) fn set_memory(&self, bytes: u64) -> io::Result<()> {
+        self.memory.as_ref().map_or(Ok(()), |memory| memory.set(bytes, memory_text))
+    }
+
     /// Has `meter` told what the group has used when it is removed; whether it is the
     /// first meter, which stays.
     pub(super) fn count_by(&self, meter: &Arc<Meter>) -> bool {

@@ -16,6 +16,7 @@ mod discover;
 mod group;
 mod hierarchy;
 mod meter;
+mod raised;
 mod rlimits;
 mod stock;
 mod supervisor;
@@ -24,6 +25,7 @@ pub use discover::discover;
 pub use group::{CPU_PERIOD, Group};
 pub use hierarchy::{Controller, Hierarchy, Missing, Place, Version};
 pub use meter::Meter;
+pub use raised::{Lowered, RaisedMemory};
 pub use supervisor::finish_removal;
 
 pub(crate) use group::GroupName;
@@ -111,12 +113,15 @@ pub struct Limits {
     group: Group,
     /// Whether the supervisor has ended it because its CPU time is spent.
     cpu_time_spent: AtomicBool,
+    /// Whether it is ended because it has more memory than its usual limit allows.
+    memory_kept: AtomicBool,
 }
 
 impl Limits {
     /// Limits that are set through these groups, where they can be.
     pub fn new(group: Group) -> Self {
-        Self { group, cpu_time_spent: AtomicBool::new(false) }
+        let (cpu_time_spent, memory_kept) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { group, cpu_time_spent, memory_kept }
     }
 
     /// The control groups.
@@ -166,7 +171,8 @@ impl Limits {
         if self.cpu_time_spent.load(Ordering::Acquire) {
             return Some(LimitReached::CpuTime);
         }
-        self.group.has_run_out_of_memory().then_some(LimitReached::Memory)
+        let is_out = self.memory_kept.load(Ordering::Acquire) || self.group.has_run_out_of_memory();
+        is_out.then_some(LimitReached::Memory)
     }
 
     /// Has `meter` count what the sandbox uses, from its beginning. The first meter
@@ -185,6 +191,10 @@ impl Limits {
         meter.leave_out(self.group.cpu_time()?.unwrap_or_default());
         self.count_by(meter);
         Ok(())
+    }
+
+    fn note_memory_kept(&self) {
+        self.memory_kept.store(true, Ordering::Release);
     }
 
     pub(crate) fn note_cpu_time_spent(&self) {

@@ -29,7 +29,7 @@ mod store;
 
 pub use client::{MonitorLink, adopt, has_monitor};
 pub use namespace::UserNamespace;
-pub use protocol::{Grant, receive_start, send_start, socket_pair};
+pub use protocol::{Grant, VERSION, receive_start, send_start, socket_pair};
 pub use server::{DaemonIds, Monitor, NoNamespaces};
 
 pub use crate::confine::{

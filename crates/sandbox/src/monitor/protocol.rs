@@ -14,6 +14,13 @@ use crate::egress::Transport;
 use crate::limits::{GroupName, Missing, Place};
 use crate::message;
 
+/// Version of all that a monitor and its daemon, and the helpers that the monitor starts for
+/// it, say to each other: these packets, the notes of what is kept, and the packets of zygote
+/// parents, state helpers, rewinders and resolver processes. The monitor starts those from its own
+/// executable, which may be of another version of Thaw than the daemon. Change it with any of
+/// them.
+pub const VERSION: u32 = 1;
+
 /// Daemon → monitor: start a zygote parent. Attached: its control socket and the kernel.
 pub const REQUEST_PARENT: u32 = 1;
 /// Daemon → monitor: make the control groups with the number [`Request::number`]. The

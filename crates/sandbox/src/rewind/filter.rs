@@ -79,7 +79,11 @@ static CALLS: &[Call] = &[
     ),
     call(libc::SYS_madvise, &[], "gives memory back"),
     call(libc::SYS_brk, &[], "grows the heap"),
-    call(libc::SYS_clock_gettime, &[], "looks at the clock where the vdso cannot"),
+    call(
+        libc::SYS_clock_gettime,
+        &[],
+        "says what a rewind took, and looks at the clock where the vdso cannot",
+    ),
     call(libc::SYS_getrandom, &[], "seeds hash tables"),
     call(libc::SYS_exit_group, &[], "ends the process"),
 ];

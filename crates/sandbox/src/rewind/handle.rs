@@ -284,7 +284,11 @@ impl Session {
                 return StateError::Nonsense("nobody has asked for an answer");
             };
             reply(match answer.outcome {
-                OUTCOME_DONE => Ok(Effort { pages: answer.pages, calls: answer.calls }),
+                OUTCOME_DONE => Ok(Effort {
+                    pages: answer.pages,
+                    calls: answer.calls,
+                    processor_time: Duration::from_nanos(answer.nanoseconds),
+                }),
                 _ => Err(RewindError::Refused(Reason::from_number(answer.reason), text)),
             });
         }

@@ -103,6 +103,8 @@ pub struct Effort {
     pub pages: u64,
     /// Host calls made in the name of the process.
     pub calls: u64,
+    /// Processor time of the rewinder.
+    pub processor_time: Duration,
 }
 
 type Page = Rc<[u8; PAGE_SIZE as usize]>;

@@ -87,12 +87,14 @@ pub struct Answer {
     pub pages: u64,
     /// Host calls that were made in its name.
     pub calls: u64,
+    /// Processor time that a rewind took, in nanoseconds.
+    pub nanoseconds: u64,
 }
 
 impl Answer {
     /// That it was done.
     pub fn done(pages: u64, calls: u64) -> Self {
-        Self { outcome: OUTCOME_DONE, reason: 0, pages, calls }
+        Self { outcome: OUTCOME_DONE, reason: 0, pages, calls, nanoseconds: 0 }
     }
 
     /// The packet with a text, of which as much is kept as fits.

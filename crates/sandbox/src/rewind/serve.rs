@@ -10,7 +10,7 @@ use rustix::fs::readlinkat;
 use super::held::{Held, PAGES_MAX};
 use super::process::Process;
 use super::protocol::{Answer, REQUEST_FORGET, REQUEST_REWIND, REQUEST_TAKE_DOWN, Reason, Request};
-use crate::message;
+use crate::{message, sys};
 
 /// Most pages that are kept of all sandboxes together, 1 GiB.
 const ALL_PAGES_MAX: usize = 32 * PAGES_MAX;
@@ -90,8 +90,12 @@ impl Rewinder {
         let Some(held) = self.held.get_mut(&key) else {
             return Answer::refused(Reason::Other, "its state was not taken down");
         };
+        let begin = sys::thread_processor_time();
         match held.rewind() {
-            Ok(effort) => Answer::done(effort.pages, effort.calls).with_text(""),
+            Ok(effort) => {
+                let nanoseconds = sys::thread_processor_time().saturating_sub(begin);
+                Answer { nanoseconds, ..Answer::done(effort.pages, effort.calls) }.with_text("")
+            }
             Err(refusal) => {
                 self.held.remove(&key);
                 Answer::refused(refusal.reason(), &refusal.to_string())

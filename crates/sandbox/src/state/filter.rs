@@ -81,12 +81,21 @@ static HELPER_CALLS: &[Call] = &[
          but processes of the sandboxes' user namespace",
     ),
     call(libc::SYS_read, &[], "reads small files of /proc"),
+    call(libc::SYS_getdents64, &[], "lists the threads of a process of a sandbox"),
     call(
         libc::SYS_clone,
         &[&[is(0, libc::SIGCHLD as u64)]],
         "forks a worker, which inherits this filter and shares no memory",
     ),
     call(libc::SYS_wait4, &[], "waits for the worker"),
+    call(
+        libc::SYS_socketpair,
+        &[&[
+            is(0, libc::AF_UNIX as u64),
+            is(1, (libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC) as u64),
+        ]],
+        "connects a worker with its mate; the pair leads nowhere else",
+    ),
     call(libc::SYS_capset, &[], "a worker gives up the capabilities; no call gives any"),
     call(
         libc::SYS_prctl,
@@ -179,12 +188,14 @@ mod tests {
     #[test]
     fn the_filter_kills_for_any_other_call_or_argument() {
         use List::{Helper, Worker};
+        const SEQPACKET: u64 = (libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC) as u64;
         let at_cwd = libc::AT_FDCWD as u64;
         let (read, write) = (libc::O_CLOEXEC as u64, (libc::O_CLOEXEC | libc::O_RDWR) as u64);
         let (anonymous, executable) = (ANONYMOUS, (libc::PROT_READ | libc::PROT_EXEC) as u64);
         for (list, number, arguments) in [
             (Helper, libc::SYS_openat, [at_cwd, 0, read, 0]),
             (Helper, libc::SYS_prctl, [libc::PR_SET_PDEATHSIG as u64, 0, 0, 0]),
+            (Helper, libc::SYS_socketpair, [libc::AF_UNIX as u64, SEQPACKET, 0, 0]),
             (Worker, libc::SYS_ioctl, [9999, PAGEMAP_SCAN, 0, 0]),
             (Worker, libc::SYS_mmap, [0, 0, READ_WRITE, anonymous]),
             (Worker, libc::SYS_getrandom, [0, 0, 0, 0]),
@@ -197,6 +208,12 @@ mod tests {
             (Helper, libc::SYS_openat, [at_cwd, 0, read | libc::O_CREAT as u64, 0]),
             (Helper, libc::SYS_clone, [libc::CLONE_NEWNS as u64, 0, 0, 0]),
             (Helper, libc::SYS_prctl, [libc::PR_SET_MM as u64, 0, 0, 0]),
+            (
+                Helper,
+                libc::SYS_socketpair,
+                [libc::AF_NETLINK as u64, libc::SOCK_DGRAM as u64, 0, 0],
+            ),
+            (Worker, libc::SYS_socketpair, [libc::AF_UNIX as u64, SEQPACKET, 0, 0]),
             (Helper, libc::SYS_seccomp, [libc::SECCOMP_GET_NOTIF_SIZES as u64, 0, 0, 0]),
             (Worker, libc::SYS_ioctl, [9999, libc::TIOCSTI, 0, 0]),
             (Worker, libc::SYS_mmap, [0, 0, executable, anonymous]),

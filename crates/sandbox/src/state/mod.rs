@@ -33,5 +33,5 @@ mod serve;
 pub use handle::StateError;
 pub(crate) use handle::{Conversation, Running, StateHelper, Subject};
 pub(crate) use launch::{helper_main, launcher};
-pub(crate) use processes::{FIRST_PROCESS, Space, number_of};
+pub(crate) use processes::{FIRST_PROCESS, Sandbox, Space, number_of};
 pub(crate) use protocol::Task;

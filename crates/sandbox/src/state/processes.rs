@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{Mode, OFlags, openat};
+use rustix::fs::{Mode, OFlags, RawDir, openat};
 use rustix::io::Errno;
 use thaw_abi::image::MAX_SPACES;
 
@@ -21,6 +21,8 @@ use crate::pagemap::PageMap;
 const SMALL_MAX: u64 = 64 * 1024;
 /// Bytes of `/proc/PID/status` that are looked at: what is wanted comes first.
 const STATUS_MAX: usize = 4096;
+/// Bytes of the entries of a directory that are read at once.
+const ENTRIES_AT_ONCE: usize = 4096;
 /// Most processes of a sandbox beside its first: as many as an image has address spaces.
 const MEMBERS_MAX: usize = MAX_SPACES as usize - 1;
 /// Number of the sandbox' own process in its pid namespace.
@@ -51,6 +53,31 @@ impl Directory {
 
     fn file(&self, name: &str) -> io::Result<File> {
         open(&self.path, name)
+    }
+
+    /// The numbers of its children: each thread has those that it has made.
+    fn children(&self) -> io::Result<Vec<u32>> {
+        let threads = open(&self.path, "task")?;
+        let mut buffer = Vec::with_capacity(ENTRIES_AT_ONCE);
+        let mut entries = RawDir::new(&threads, buffer.spare_capacity_mut());
+        let mut children = Vec::new();
+        while let Some(entry) = entries.next() {
+            let entry = entry?;
+            let name = entry.file_name().to_str().unwrap_or_default();
+            if name.starts_with('.') {
+                continue;
+            }
+            match self.file(&format!("task/{name}/children")).and_then(read_small) {
+                Ok(list) => {
+                    let numbers = list.split_whitespace();
+                    children.extend(numbers.filter_map(|child| child.parse::<u32>().ok()));
+                }
+                // It has ended meanwhile, and its children are another thread's.
+                Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(children)
     }
 
     fn space(&self) -> io::Result<Space> {
@@ -104,10 +131,12 @@ pub(crate) struct Sandbox {
     pidfd: OwnedFd,
     number: u32,
     first: Directory,
-    /// By the number in the pid namespace of the sandbox.
+    /// Memory that was not taken yet, by the number in the pid namespace of the sandbox.
     spaces: HashMap<u32, Space>,
-    /// `/proc/PID/status` of all but the first process.
-    members: Vec<File>,
+    /// `/proc/PID/status` of all but the first process, by the same.
+    members: HashMap<u32, File>,
+    /// Those of them whose memory was taken.
+    taken: Vec<File>,
 }
 
 impl Sandbox {
@@ -119,19 +148,23 @@ impl Sandbox {
         let number = number_of(proc, &pidfd)?;
         let first = Directory::open(proc, number)?;
         let spaces = HashMap::from([(FIRST_PROCESS, first.space()?)]);
-        let sandbox = Self { pidfd, number, first, spaces, members: Vec::new() };
+        let (members, taken) = (HashMap::new(), Vec::new());
+        let sandbox = Self { pidfd, number, first, spaces, members, taken };
         // Its number is its own as long as it runs, so the directory is.
         if sandbox.runs()? { Ok(sandbox) } else { Err(Errno::SRCH.into()) }
     }
 
     /// Opens the memory of its other processes, too.
     pub fn open_members(&mut self, proc: &OwnedFd) -> io::Result<()> {
-        let children = read_small(self.first.file(&format!("task/{}/children", self.number))?)?;
-        let numbers = children.split_whitespace().filter_map(|child| child.parse().ok());
-        for number in numbers.take(MEMBERS_MAX) {
+        for number in self.first.children()?.into_iter().take(MEMBERS_MAX) {
             match self.open_member(proc, number) {
-                // It has ended meanwhile.
-                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+                // It has ended meanwhile, or is ending: its memory is forbidden before it is gone. If
+                // it is missed, that is an error then.
+                Err(error)
+                    if matches!(
+                        error.raw_os_error(),
+                        Some(libc::ESRCH | libc::ENOENT | libc::EACCES)
+                    ) => {}
                 result => result?,
             }
         }
@@ -146,7 +179,7 @@ impl Sandbox {
         // A child of somebody else may have got the number meanwhile.
         if status.parent == self.number && !status.has_ended {
             self.spaces.insert(status.inner, directory.space()?);
-            self.members.push(file);
+            self.members.insert(status.inner, file);
         }
         Ok(())
     }
@@ -156,14 +189,15 @@ impl Sandbox {
     /// # Errors
     /// `ESRCH`: there is none, or it was taken before.
     pub fn take_space(&mut self, number: u32) -> io::Result<Space> {
+        self.taken.extend(self.members.remove(&number));
         self.spaces.remove(&number).ok_or_else(|| Errno::SRCH.into())
     }
 
-    /// Whether all of its processes run still. The memory of one that has ended reads as
-    /// if it had never been touched.
+    /// Whether its first process and all whose memory was taken run still. The memory of one that
+    /// has ended reads as if it had never been touched.
     pub fn is_whole(&self) -> io::Result<bool> {
         let runs = |member: &File| Status::read(member).is_ok_and(|status| !status.has_ended);
-        Ok(self.members.iter().all(runs) && self.runs()?)
+        Ok(self.taken.iter().all(runs) && self.runs()?)
     }
 
     fn runs(&self) -> io::Result<bool> {
@@ -226,6 +260,29 @@ mod tests {
     }
 
     #[test]
+    fn children_of_every_thread_are_members() {
+        let (send, child) = std::sync::mpsc::channel();
+        let (go_on, wait) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+            send.send(child.id()).unwrap();
+            let _ = wait.recv();
+            child.kill().unwrap();
+            child.wait().unwrap();
+        });
+        let child = child.recv().unwrap();
+        let own = rustix::process::getpid();
+        let pidfd = pidfd_open(own, PidfdFlags::empty()).unwrap();
+        let proc = proc();
+        let mut sandbox = Sandbox::open(&proc, pidfd).unwrap();
+        sandbox.open_members(&proc).unwrap();
+        let found = sandbox.take_space(child);
+        drop(go_on);
+        thread.join().unwrap();
+        found.unwrap();
+    }
+
+    #[test]
     fn a_member_that_ends_is_missed() {
         let mut shell = std::process::Command::new("sh")
             .args(["-c", "sleep 60 & sleep 60 & echo; wait"])
@@ -240,6 +297,9 @@ mod tests {
         let mut members: Vec<u32> =
             sandbox.spaces.keys().copied().filter(|&number| number != FIRST_PROCESS).collect();
         assert_eq!(members.len(), 2);
+        for &member in &members {
+            sandbox.take_space(member).unwrap();
+        }
         assert!(sandbox.is_whole().unwrap());
         let kill = |number: u32| {
             let pid = Pid::from_raw(number as i32).unwrap();

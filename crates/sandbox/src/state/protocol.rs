@@ -76,6 +76,8 @@ pub struct FreezeRequest {
     pub index_hash: [u8; 32],
     /// Build id of the kernel that the sandbox runs.
     pub kernel_build: [u8; 32],
+    /// What [`thaw_abi::image::ImageHeader::cpu_features`] is to say.
+    pub cpu_features: [u32; 8],
     /// Name of the program, with a terminator.
     pub program: [u8; 16],
     /// Its arguments, with a terminator.
@@ -94,7 +96,18 @@ pub struct FreezeRequest {
     pub ancestor_count: u32,
     /// Depth of the one that the sandbox is a copy of, or [`NOT_A_COPY`].
     pub thawed_depth: u32,
+    /// The process of the sandbox in whose memory the report lies, as the sandbox' pid namespace
+    /// numbers it: the first, or its twin, whose memory is read in place of the first one's.
+    pub process: u32,
+    /// `FREEZE_*`.
+    pub flags: u32,
+    /// With [`FREEZE_IN_MEMORY`]: stands in the image for its checksum.
+    pub identity: [u8; 32],
 }
+
+/// The image is a file in memory, for this host only: pages that were written are stored without
+/// comparing them with anything, and nobody takes a checksum of it.
+pub const FREEZE_IN_MEMORY: u32 = 1 << 0;
 
 /// The sandbox is not a copy of an ancestor of its image.
 pub const NOT_A_COPY: u32 = u32::MAX;

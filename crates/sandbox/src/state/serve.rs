@@ -13,6 +13,7 @@ use std::time::Instant;
 
 use bytemuck::{Pod, pod_read_unaligned};
 use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, WaitOptions, waitpid};
 use thaw_abi::image::{Ancestor, Mapping};
 
@@ -21,11 +22,11 @@ use super::processes::{FIRST_PROCESS, Sandbox, Space};
 use super::protocol::{
     ANSWER_DONE, ANSWER_FAILED, ANSWER_IDLE, ANSWER_READ, Answer, BLOBS_AT_ONCE, BLOBS_MAX,
     BlobReply, ERROR_BASE, ERROR_BLOB, ERROR_HOST, ERROR_MEMORY, ERROR_PANIC, ERROR_REPORT,
-    ERROR_SANDBOX_ENDED, ERROR_TOO_LARGE, ERROR_TOO_MANY_MAPPINGS, ERROR_WRITE, FreezeRequest,
-    PACKET_MAX, PIECE_MAX, REPLY_BLOB, REQUEST_CHECK, REQUEST_FREEZE, REQUEST_RECORD,
-    RecordRequest, errno_of,
+    ERROR_SANDBOX_ENDED, ERROR_TOO_LARGE, ERROR_TOO_MANY_MAPPINGS, ERROR_WRITE, FREEZE_IN_MEMORY,
+    FreezeRequest, PACKET_MAX, PIECE_MAX, REPLY_BLOB, REQUEST_CHECK, REQUEST_FREEZE,
+    REQUEST_RECORD, RecordRequest, errno_of,
 };
-use crate::freeze::{FreezeError, FreezeReport, Order, Source, write_image};
+use crate::freeze::{FreezeError, FreezeReport, Order, Source, serve_mate, write_image};
 use crate::message;
 use crate::sys;
 use crate::working_set::{RECORDING_MAX, record};
@@ -52,19 +53,37 @@ pub(super) fn serve(control: OwnedFd, proc: OwnedFd) -> i32 {
         let (Some(socket), Some(pidfd)) = (socket, pidfd) else { return 1 };
         let Some(work) = Work::of(&packet[..len], file) else { return 1 };
         let opened = open(&work, &proc, pidfd).and_then(|sandbox| {
+            let (mate, remote) = match work.wants_mate().then(fork_mate).transpose()? {
+                Some(Mate::Itself(own)) => return Ok(Made::Mate(own, sandbox)),
+                Some(Mate::Of(mate, remote)) => (Some(mate), Some(remote)),
+                None => (None, None),
+            };
             // SAFETY: the helper has one thread.
-            unsafe { sys::fork() }.map(|forked| (sandbox, forked))
+            match unsafe { sys::fork() } {
+                Ok(None) => Ok(Made::Worker(sandbox, remote)),
+                Ok(Some(worker)) => Ok(Made::Both(worker, mate)),
+                Err(error) => {
+                    // It sees the end of its socket.
+                    drop(remote);
+                    mate.map(has_done);
+                    Err(error)
+                }
+            }
         });
         match opened {
-            Ok((sandbox, None)) => {
-                // A worker that was taken over must not speak for the helper.
+            // A worker that was taken over must not speak for the helper.
+            Ok(Made::Worker(sandbox, mate)) => {
                 drop((control, proc));
-                return i32::from(run_worker(socket, work, sandbox).is_err());
+                return i32::from(run_worker(socket, work, sandbox, mate).is_err());
             }
-            Ok((sandbox, Some(worker))) => {
-                drop((sandbox, socket, work));
+            Ok(Made::Mate(own, sandbox)) => {
+                drop((control, proc, socket));
+                return i32::from(run_mate(&own, work, sandbox).is_err());
+            }
+            Ok(Made::Both(worker, mate)) => {
+                drop((socket, work));
                 // The caller sees the end of the worker's socket, and starts another helper.
-                if !has_done(worker) {
+                if !has_done(worker) || mate.is_some_and(|mate| !has_done(mate)) {
                     return 1;
                 }
             }
@@ -82,16 +101,62 @@ pub(super) fn serve(control: OwnedFd, proc: OwnedFd) -> i32 {
     }
 }
 
+/// What a process is after the forks for a request.
+enum Made {
+    /// A worker, with the socket of its mate if it has one.
+    Worker(Sandbox, Option<OwnedFd>),
+    /// Its mate.
+    Mate(OwnedFd, Sandbox),
+    /// The helper.
+    Both(Pid, Option<Pid>),
+}
+
+/// Which side of the fork of a mate this is.
+enum Mate {
+    /// The mate, with its end of the socket.
+    Itself(OwnedFd),
+    /// The helper, with the mate's process and the worker's end.
+    Of(Pid, OwnedFd),
+}
+
+/// Forks a second worker, which copies what the first one says.
+fn fork_mate() -> io::Result<Mate> {
+    let kind = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    let (remote, own) = socketpair(kind.0, kind.1, SocketFlags::CLOEXEC, None)?;
+    // SAFETY: the helper has one thread.
+    Ok(match unsafe { sys::fork() }? {
+        None => Mate::Itself(own),
+        Some(mate) => Mate::Of(mate, remote),
+    })
+}
+
 /// The life of a worker.
 ///
 /// # Errors
 /// The caller is gone, or has sent what no caller sends.
-fn run_worker(socket: OwnedFd, work: Work, sandbox: Sandbox) -> io::Result<()> {
+fn run_worker(
+    socket: OwnedFd,
+    work: Work,
+    sandbox: Sandbox,
+    mate: Option<OwnedFd>,
+) -> io::Result<()> {
     let socket = Arc::new(socket);
     tell_of_panics(&socket);
     become_worker()?;
-    let answers = work.answer(&socket, sandbox)?;
+    let answers = work.answer(&socket, sandbox, mate)?;
     send_all(&socket, &answers)
+}
+
+/// The life of a worker's mate.
+///
+/// # Errors
+/// The worker has sent what none sends.
+fn run_mate(own: &OwnedFd, work: Work, sandbox: Sandbox) -> io::Result<()> {
+    become_worker()?;
+    match work {
+        Work::Freeze { image, .. } => serve_mate(own, sandbox, &image),
+        _ => Ok(()),
+    }
 }
 
 /// Waits for the end of a worker; false if it has crashed or was killed.
@@ -134,13 +199,24 @@ impl Work {
         }
     }
 
+    /// Whether two are to do it: where nothing but processors limits how fast that is.
+    fn wants_mate(&self) -> bool {
+        matches!(self, Self::Freeze { request, .. } if request.flags & FREEZE_IN_MEMORY != 0)
+    }
+
     /// Does it: what a worker is for.
-    fn answer(self, socket: &OwnedFd, sandbox: Sandbox) -> io::Result<Answers> {
+    fn answer(
+        self,
+        socket: &OwnedFd,
+        sandbox: Sandbox,
+        mate: Option<OwnedFd>,
+    ) -> io::Result<Answers> {
         match self {
             Self::Check => Ok(vec![Answer::new(ANSWER_DONE).with_text("")]),
             Self::Freeze { request, about, ancestors, image } => {
                 let order = Order { request: *request, about: &about, ancestors: &ancestors };
-                Ok(freeze(socket, sandbox, &order, &image))
+                let source = Frozen { socket, sandbox, mate, blobs: 0, is_read: false };
+                Ok(freeze(source, &order, &image))
             }
             Self::Record { request, mappings } => working_set(sandbox, &request, &mappings),
         }
@@ -194,8 +270,7 @@ fn host_error(error: &io::Error) -> Answers {
     vec![answer.with_text(&error.to_string())]
 }
 
-fn freeze(socket: &OwnedFd, sandbox: Sandbox, order: &Order<'_>, image: &File) -> Answers {
-    let mut source = Frozen { socket, sandbox, blobs: 0, is_read: false };
+fn freeze(mut source: Frozen<'_>, order: &Order<'_>, image: &File) -> Answers {
     let result = write_image(&mut source, order, image);
     // The memory of a process that has ended cannot be read, or reads as if it had never
     // been touched. So neither an image nor an error of then means what it says.
@@ -268,6 +343,8 @@ fn failed(error: &FreezeError) -> Vec<u8> {
 struct Frozen<'a> {
     socket: &'a OwnedFd,
     sandbox: Sandbox,
+    /// The socket of another worker that copies.
+    mate: Option<OwnedFd>,
     /// Blobs asked for so far.
     blobs: usize,
     /// Its memory has been read, and it may go on.
@@ -285,6 +362,10 @@ impl Source for Frozen<'_> {
             files.extend(self.some_blobs(part)?);
         }
         Ok(files)
+    }
+
+    fn take_mate(&mut self) -> Option<OwnedFd> {
+        self.mate.take()
     }
 
     fn memory_is_read(&mut self) -> Result<(), FreezeError> {
@@ -367,7 +448,7 @@ mod tests {
         let proc: OwnedFd = File::open("/proc").unwrap().into();
         let pidfd = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
         let sandbox = Sandbox::open(&proc, pidfd).unwrap();
-        act(&mut Frozen { socket: &helper, sandbox, blobs, is_read: false }, &caller)
+        act(&mut Frozen { socket: &helper, sandbox, mate: None, blobs, is_read: false }, &caller)
     }
 
     #[test]

@@ -265,8 +265,9 @@ impl Orphan {
         &self.note
     }
 
-    /// Takes the sandbox over, which was booted from `plan` or another one of the same image: a
-    /// freeze of it relies on that. It hears of it, and asks again what nobody has answered.
+    /// Takes the sandbox over, over the files of `plan`. `thawed` is the checksum of the image that
+    /// it was booted from, if that is known: a freeze of it relies on that. It hears of it, and asks
+    /// again what nobody has answered.
     ///
     /// # Errors
     /// It has ended, or its limits cannot be kept.
@@ -276,6 +277,7 @@ impl Orphan {
         limits: ResourceLimits,
         cpu_time_limit: Option<Duration>,
         egress: &Arc<EgressPolicy>,
+        thawed: Option<[u8; 32]>,
     ) -> Result<Adopted, BootError> {
         let Self { process, control, console, connections, descriptors, note: _, keep } = self;
         process.set_limits(limits, cpu_time_limit).map_err(BootError::Limits)?;
@@ -284,7 +286,7 @@ impl Orphan {
             broker.take_over_connections(left);
         }
         console.set_pid(process.pid);
-        let mut sandbox = Sandbox::new(process, control, console, broker).thawed_from(plan);
+        let mut sandbox = Sandbox::new(process, control, console, broker).thawed_as(thawed);
         sandbox.renew().map_err(BootError::Send)?;
         Ok(Adopted { sandbox, descriptors, kept: KeptForSuccessor(keep) })
     }

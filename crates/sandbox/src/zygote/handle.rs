@@ -24,8 +24,8 @@ use super::process::{ExitCell, KnownAs, Numbers, Process, affinity_of, pid_of};
 use super::protocol::{
     Failure, PARENT_ARGUMENT, REPORT_COPY_EXITED, REPORT_CREATE_FAILED, REPORT_CREATED,
     REPORT_EXITED, REPORT_FAILED, REPORT_SERVING, REPORT_STARTED, REQUEST_CREATE,
-    REQUEST_CREATE_SINGLE, REQUEST_CREATE_TEMPLATE, REQUEST_SETUP, REQUEST_SETUP_INSIDE, Report,
-    Request, Step, UserIds, receive, send,
+    REQUEST_CREATE_MASKED, REQUEST_CREATE_SINGLE, REQUEST_CREATE_TEMPLATE, REQUEST_SETUP,
+    REQUEST_SETUP_INSIDE, Report, Request, Step, UserIds, receive, send,
 };
 use super::verify::{verify, verify_template};
 use super::{FIND_PARENT, Processes, Zygote, ZygoteConfig, ZygoteError, kernel_file};
@@ -247,6 +247,19 @@ impl ZygoteParent {
         Ok(zygote)
     }
 
+    /// Makes a zygote for a program that is held to a level of the instruction set
+    /// ([`thaw_abi::cpu::Baseline::to_flags`]), which may have several processes.
+    ///
+    /// # Errors
+    /// None can be made, as where the host cannot have `cpuid` answered ([`can_mask_cpuid`]).
+    ///
+    /// [`can_mask_cpuid`]: crate::can_mask_cpuid
+    pub fn create_masked(&self) -> Result<Zygote, ZygoteError> {
+        let zygote = self.create_for(REQUEST_CREATE_MASKED)?;
+        zygote.verify()?;
+        Ok(zygote)
+    }
+
     /// Makes a zygote that can become a template, and verifies what it may do.
     pub(super) fn create_for_template(&self) -> Result<Zygote, ZygoteError> {
         let zygote = self.create_for(REQUEST_CREATE_TEMPLATE)?;
@@ -358,6 +371,11 @@ impl ZygoteParent {
     /// Process id of the zygote parent, as seen by the caller's `/proc`.
     pub fn pid(&self) -> u32 {
         self.connected.pid
+    }
+
+    /// Build id of the kernel that its zygotes run.
+    pub fn kernel_build_id(&self) -> [u8; 32] {
+        self.connected.kernel_build_id
     }
 
     /// Whether the parent has ended, and all sandboxes with it.

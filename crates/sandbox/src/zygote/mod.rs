@@ -1,6 +1,7 @@
 //! Zygotes: processes with all done that does not depend on the function.
 
 mod adopt;
+mod builds;
 mod handle;
 mod id_range;
 mod kernel_file;
@@ -15,6 +16,7 @@ mod verify;
 pub use adopt::{
     Adopted, KeptForSuccessor, Legacy, Orphan, OrphanConnection, keep_connection, take_over,
 };
+pub use builds::{BuildError, BuildPools, OLDER_BUILDS_MAX};
 pub use handle::ZygoteParent;
 pub use parent::zygote_parent_main;
 pub use pool::{PoolConfig, PoolStats, ZygotePool};
@@ -37,6 +39,7 @@ use std::time::Duration;
 
 use bytemuck::bytes_of;
 use thaw_abi::control::{Connection, MSG_STDIO, THAW_AND_HOLD, THAW_AND_RUN};
+use thaw_abi::cpu::Baseline;
 
 use crate::boot::{BootError, BootPlan, MountKind, Rootfs, StartSpec, ThawOptions};
 use crate::broker::{Broker, Directories};
@@ -265,7 +268,9 @@ impl Zygote {
             .map_err(boot_error)?;
         // It has come up while the sandbox did.
         broker.wait_for_files().map_err(BootError::Files)?;
-        Ok(self.into_sandbox(broker))
+        let mut sandbox = self.into_sandbox(broker);
+        sandbox.hold_to(Baseline::from_flags(spec.flags));
+        Ok(sandbox)
     }
 
     /// Becomes a copy of a frozen image, with a client's connected,

@@ -56,6 +56,9 @@ const DECAY: Duration = Duration::from_secs(5);
 /// Zygotes kept ready in the background. Starts its own [`ZygoteParent`], and
 /// another one if that dies. Dropping the pool ends the waiting zygotes;
 /// sandboxes live on.
+///
+/// A pool for an older kernel build ([`ZygotePool::on_demand`]) keeps nothing ready: it makes
+/// each zygote when it is taken, and its parent when there is none.
 #[derive(Debug)]
 pub struct ZygotePool {
     shared: Arc<Shared>,
@@ -70,8 +73,18 @@ struct Shared {
     wanted: Condvar,
     /// A zygote was added, or making one failed.
     changed: Condvar,
-    /// Held while the parent is replaced, so that only one caller does it.
-    parent: Mutex<Arc<ZygoteParent>>,
+    /// Held while the parent is started or replaced, so that only one caller does it.
+    parent: Mutex<Parent>,
+    /// How long the parent is kept while nobody takes a zygote; `None`: always.
+    idle_after: Option<Duration>,
+}
+
+/// The zygote parent of a pool.
+#[derive(Debug)]
+struct Parent {
+    /// `None`: nobody has needed it, lately.
+    running: Option<Arc<ZygoteParent>>,
+    used: Instant,
 }
 
 #[derive(Debug)]
@@ -102,6 +115,20 @@ impl ZygotePool {
     /// Starts the zygote parent and fills the pool in the background.
     pub fn new(config: PoolConfig) -> Result<Self, ZygoteError> {
         let parent = ZygoteParent::start(config.zygotes.clone())?;
+        Self::with(config, Some(Arc::new(parent)), None)
+    }
+
+    /// A pool that keeps no zygotes ready, and ends its parent when nobody has taken a zygote
+    /// for `idle_after`; sandboxes live on. Starts nothing but a thread.
+    pub fn on_demand(zygotes: ZygoteConfig, idle_after: Duration) -> Result<Self, ZygoteError> {
+        Self::with(PoolConfig { size: 0, zygotes }, None, Some(idle_after))
+    }
+
+    fn with(
+        config: PoolConfig,
+        parent: Option<Arc<ZygoteParent>>,
+        idle_after: Option<Duration>,
+    ) -> Result<Self, ZygoteError> {
         let state = State {
             // Others are kept when somebody says that they will be wanted.
             stocks: [Stock::new(config.size), Stock::new(0)],
@@ -114,7 +141,8 @@ impl ZygotePool {
             state: Mutex::new(state),
             wanted: Condvar::new(),
             changed: Condvar::new(),
-            parent: Mutex::new(Arc::new(parent)),
+            parent: Mutex::new(Parent { running: parent, used: Instant::now() }),
+            idle_after,
         });
         let filler = std::thread::Builder::new()
             .name("zygote-pool".into())
@@ -231,9 +259,22 @@ impl ZygotePool {
         self.shared.config.weak_limits
     }
 
-    /// The present zygote parent.
-    pub fn parent(&self) -> Arc<ZygoteParent> {
+    /// The present zygote parent, started if there is none.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn parent(&self) -> Result<Arc<ZygoteParent>, ZygoteError> {
         self.shared.parent()
+    }
+
+    /// Whether it has a zygote parent now.
+    pub fn has_parent(&self) -> bool {
+        self.shared.lock_parent().running.is_some()
+    }
+
+    /// How its zygotes are made.
+    pub(super) fn zygotes(&self) -> &ZygoteConfig {
+        &self.shared.config
     }
 
     /// A zygote was dead when it was used: lets go of the others that are, which nobody
@@ -362,7 +403,10 @@ impl Shared {
     /// reason why there can be no zygote.
     fn make(&self, processes: Processes) -> Result<Zygote, ZygoteError> {
         for _ in 1..ATTEMPTS {
-            let parent = self.parent();
+            let parent = match self.parent() {
+                Err(error) if error.is_end_of_parent() => continue,
+                parent => parent?,
+            };
             match parent.create_with(processes) {
                 Err(ZygoteError::ParentDied) => parent.wait_ended(END_PATIENCE),
                 Err(ZygoteError::Killed) => {}
@@ -374,14 +418,36 @@ impl Shared {
                 _ => {}
             }
         }
-        let parent = self.parent();
+        let parent = self.parent()?;
         // Says why there is none, if no parent has lived long enough.
         self.replace_ended(&parent)?;
-        self.parent().create_with(processes)
+        self.parent()?.create_with(processes)
     }
 
-    fn parent(&self) -> Arc<ZygoteParent> {
-        self.parent.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    fn lock_parent(&self) -> MutexGuard<'_, Parent> {
+        self.parent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn parent(&self) -> Result<Arc<ZygoteParent>, ZygoteError> {
+        let mut parent = self.lock_parent();
+        parent.used = Instant::now();
+        if let Some(running) = &parent.running {
+            return Ok(running.clone());
+        }
+        let started = Arc::new(ZygoteParent::start(self.config.clone())?);
+        Ok(parent.running.insert(started).clone())
+    }
+
+    /// Lets go of the parent if nobody has used it for long. It ends with the last sandbox that
+    /// it has made.
+    fn end_idle_parent(&self) {
+        let Some(idle_after) = self.idle_after else { return };
+        let mut parent = self.lock_parent();
+        let is_idle = parent.used.elapsed() >= idle_after;
+        let idle = parent.running.take_if(|_| is_idle);
+        drop(parent);
+        // Its control groups and ids are given back outside the lock.
+        drop(idle);
     }
 
     /// Starts another parent in place of this one if it has ended.
@@ -389,10 +455,10 @@ impl Shared {
         if !parent.has_ended() {
             return Ok(());
         }
-        let mut current = self.parent.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.lock_parent();
         // Somebody else may have replaced it in the meantime.
-        if Arc::ptr_eq(&current, parent) {
-            *current = Arc::new(ZygoteParent::start(self.config.clone())?);
+        if current.running.as_ref().is_some_and(|running| Arc::ptr_eq(running, parent)) {
+            current.running = Some(Arc::new(ZygoteParent::start(self.config.clone())?));
             self.lock().stats.parent_restarts += 1;
         }
         Ok(())
@@ -414,6 +480,11 @@ impl Shared {
                     .wanted
                     .wait_timeout(state, INSPECTION)
                     .unwrap_or_else(PoisonError::into_inner);
+                if self.idle_after.is_some() {
+                    drop(state);
+                    self.end_idle_parent();
+                    state = self.lock();
+                }
                 continue;
             };
             if haste == Haste::None {

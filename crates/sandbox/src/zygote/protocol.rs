@@ -1,6 +1,7 @@
 //! Messages between the library and its zygote parent. Both ends are this same
-//! executable, so there is no version and no distrust; the packets have a fixed
-//! size.
+//! executable, or that of a monitor which speaks the same version
+//! ([`crate::monitor::VERSION`]: change it with these). There is no distrust; the packets have
+//! a fixed size.
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,6 +22,9 @@ pub const REQUEST_CREATE: u32 = 2;
 pub const REQUEST_CREATE_TEMPLATE: u32 = 3;
 /// Library → parent: as [`REQUEST_CREATE`], with the filter of a single process.
 pub const REQUEST_CREATE_SINGLE: u32 = 4;
+/// Library → parent: as [`REQUEST_CREATE`], for a program that is held to a level of the
+/// instruction set.
+pub const REQUEST_CREATE_MASKED: u32 = 6;
 /// Library → parent, in place of [`REQUEST_SETUP`]: the parent is root of its user
 /// namespace already. [`Request::first`] is the id before that of the first sandbox, as
 /// the namespace numbers them.

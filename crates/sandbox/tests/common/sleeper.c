@@ -8,6 +8,8 @@
  *   thread     another thread, which waits for it, answers
  *   timer      whether a timer that was due in 300 ms has fired, and how often
  *   clock      the monotonic clock, in milliseconds
+ *   move       moves memory to where there were zeros, without looking at it
+ *   moved      a checksum of that memory
  *   fork       has a child, and waits for its end
  */
 #define _GNU_SOURCE
@@ -29,7 +31,7 @@
 
 enum { HEAP = 24 << 20, PAGE = 4096 };
 
-static unsigned char *heap, *shared, *wiped;
+static unsigned char *heap, *shared, *wiped, *moving, *zeros;
 static int file, timer;
 static int counter;
 static __thread int own_counter;
@@ -95,6 +97,13 @@ static void answer(const char *command, char *to) {
         sprintf(to, "set\n");
     } else if (!strcmp(command, "clock")) {
         sprintf(to, "%ld\n", now_ms());
+    } else if (!strcmp(command, "move")) {
+        moving = mremap(moving, 8 * PAGE, 8 * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, zeros);
+        if (moving != zeros)
+            abort();
+        sprintf(to, "here\n");
+    } else if (!strcmp(command, "moved")) {
+        sprintf(to, "%lx\n", sum_of(moving, 8 * PAGE));
     } else if (!strcmp(command, "fork")) {
         pid_t child = fork();
         if (child == 0)
@@ -114,6 +123,9 @@ int main(void) {
         heap[at] = at * 2654435761u >> 13;
     shared = mmap(0, 4 * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     wiped = mmap(0, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    moving = mmap(0, 8 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    zeros = mmap(0, 8 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    memset(moving, 'm', 8 * PAGE);
     memset(shared, 's', 4 * PAGE);
     memset(wiped, 'w', 2 * PAGE);
     if (madvise(wiped, 2 * PAGE, MADV_WIPEONFORK))

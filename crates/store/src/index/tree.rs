@@ -25,6 +25,9 @@ pub enum TreeError {
     /// A path leads through too many symbolic links.
     #[error("{} leads through more than {MAX_LINKS} symbolic links", .0.display())]
     TooManyLinks(PathBuf),
+    /// A directory lies in too many others.
+    #[error("a directory would lie in more than {0} others")]
+    TooDeep(usize),
     /// A hard link to a directory.
     #[error("a directory cannot have a second name")]
     LinkedDirectory,
@@ -166,6 +169,25 @@ impl Tree {
         }
     }
 
+    /// How many files and directories were ever added.
+    pub fn nodes(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Directories that the deepest file lies in, the root among them.
+    pub fn depth(&self) -> usize {
+        let mut deepest = 0;
+        let mut ahead = vec![(Self::ROOT, 1)];
+        while let Some((directory, depth)) = ahead.pop() {
+            deepest = deepest.max(depth);
+            if let Content::Directory(entries) = &self.node(directory).content {
+                let inside = entries.values().filter(|&&id| self.node(id).content.is_directory());
+                ahead.extend(inside.map(|&id| (id, depth + 1)));
+            }
+        }
+        deepest
+    }
+
     /// Adds a file under a new name. A directory merges with one that is there:
     /// it takes the new attributes and keeps its entries. Anything else replaces
     /// what is there, unless that is a directory. Returns the file's number.
@@ -238,25 +260,41 @@ impl Tree {
 
     /// The directory at `path`, following symbolic links inside the tree.
     pub(crate) fn find_directory(&self, path: &Path) -> Option<NodeId> {
-        match self.walk(path) {
-            Ok(Walk::Found(id)) => Some(id),
-            _ => None,
+        let mut walk = Walk::new(path);
+        while let Some(name) = walk.ahead.pop() {
+            if !self.step(&mut walk, &name).ok()? {
+                return None;
+            }
         }
+        Some(walk.here())
     }
 
     /// The directory at `path`, following symbolic links inside the tree. Those
     /// that are missing are made, mode 0755, owned by root.
     pub fn make_directories(&mut self, path: &Path) -> Result<NodeId, TreeError> {
-        loop {
-            match self.walk(path)? {
-                Walk::Found(id) => return Ok(id),
-                Walk::Missing { directory, name } => {
-                    let attributes = Attributes::root(0o755);
-                    let node = Node { content: Content::directory(), attributes };
-                    self.add(directory, &name, node)?;
-                }
+        self.make_directories_within(path, usize::MAX)
+    }
+
+    /// The same, but none lies in more than `depth` others.
+    pub fn make_directories_within(
+        &mut self,
+        path: &Path,
+        depth: usize,
+    ) -> Result<NodeId, TreeError> {
+        let mut walk = Walk::new(path);
+        while let Some(name) = walk.ahead.pop() {
+            if self.step(&mut walk, &name)? {
+                continue;
             }
+            if walk.trail.len() > depth {
+                return Err(TreeError::TooDeep(depth));
+            }
+            let attributes = Attributes::root(0o755);
+            let node = Node { content: Content::directory(), attributes };
+            let made = self.add(walk.here(), &name, node)?;
+            walk.trail.push(made);
         }
+        Ok(walk.here())
     }
 
     /// Adds a file at a path from the root, making the directories above it.
@@ -276,45 +314,53 @@ impl Tree {
         Ok((directory, name))
     }
 
-    /// Resolves a path to a directory as far as it exists.
-    fn walk(&self, path: &Path) -> Result<Walk, TreeError> {
-        let mut links = 0;
-        let mut trail = vec![Self::ROOT];
-        // Components still to go, the next one last.
-        let mut ahead = reversed_components(path.as_os_str());
-        while let Some(name) = ahead.pop() {
-            if name == b".." {
-                if trail.len() > 1 {
-                    trail.pop();
-                }
-                continue;
+    /// Goes one component further; false: it is not there.
+    fn step(&self, walk: &mut Walk<'_>, name: &[u8]) -> Result<bool, TreeError> {
+        if name == b".." {
+            if walk.trail.len() > 1 {
+                walk.trail.pop();
             }
-            let here = *trail.last().expect("the root is never popped");
-            let Some(next) = self.lookup(here, &name) else {
-                return Ok(Walk::Missing { directory: here, name });
-            };
-            match &self.node(next).content {
-                Content::Directory(_) => trail.push(next),
-                Content::Symlink(target) => {
-                    links += 1;
-                    if links > MAX_LINKS {
-                        return Err(TreeError::TooManyLinks(path.to_owned()));
-                    }
-                    if target.starts_with(b"/") {
-                        trail.truncate(1);
-                    }
-                    ahead.extend(reversed_components(OsStr::from_bytes(target)));
-                }
-                _ => return Err(TreeError::NotADirectory(path.to_owned())),
-            }
+            return Ok(true);
         }
-        Ok(Walk::Found(*trail.last().expect("the root is never popped")))
+        let Some(next) = self.lookup(walk.here(), name) else { return Ok(false) };
+        match &self.node(next).content {
+            Content::Directory(_) => walk.trail.push(next),
+            Content::Symlink(target) => {
+                walk.links += 1;
+                if walk.links > MAX_LINKS {
+                    return Err(TreeError::TooManyLinks(walk.path.to_owned()));
+                }
+                if target.starts_with(b"/") {
+                    walk.trail.truncate(1);
+                }
+                walk.ahead.extend(reversed_components(OsStr::from_bytes(target)));
+            }
+            _ => return Err(TreeError::NotADirectory(walk.path.to_owned())),
+        }
+        Ok(true)
     }
 }
 
-enum Walk {
-    Found(NodeId),
-    Missing { directory: NodeId, name: Vec<u8> },
+/// On the way to the directory at a path.
+struct Walk<'a> {
+    path: &'a Path,
+    /// The directories that lead to where it is, the root first.
+    trail: Vec<NodeId>,
+    /// Components still to go, the next one last.
+    ahead: Vec<Vec<u8>>,
+    /// Symbolic links so far.
+    links: usize,
+}
+
+impl<'a> Walk<'a> {
+    fn new(path: &'a Path) -> Self {
+        let ahead = reversed_components(path.as_os_str());
+        Self { path, trail: vec![Tree::ROOT], ahead, links: 0 }
+    }
+
+    fn here(&self) -> NodeId {
+        *self.trail.last().expect("the root is never popped")
+    }
 }
 
 /// Components of a path without `.` and empty ones, last first.

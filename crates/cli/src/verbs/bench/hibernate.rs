@@ -24,6 +24,9 @@ pub struct Arguments {
     /// Instances whose memory is measured.
     #[arg(long, value_name = "N", default_value = "10")]
     instances: NonZeroUsize,
+    /// Instances that are asleep when their memory is measured.
+    #[arg(long, value_name = "N", default_value = "80")]
+    asleep: NonZeroUsize,
     /// Path of the requests.
     #[arg(long, default_value = "/")]
     path: String,
@@ -36,6 +39,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let options = HibernateOptions {
         count: arguments.n.get(),
         instances: arguments.instances.get(),
+        asleep: arguments.asleep.get(),
         path: arguments.path.clone(),
     };
     let mut progress = Progress::new();

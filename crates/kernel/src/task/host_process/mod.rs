@@ -16,7 +16,7 @@ mod load;
 mod table;
 mod vcpus;
 
-pub use fork::{ForkRequest, begin_others, fork, move_to_new_space};
+pub use fork::{ForkRequest, begin_others, fork, fork_twin, move_to_new_space};
 pub use load::count_call;
 pub use table::{HostProcess, Served, first_range, map_first};
 pub use vcpus::{Vcpu, add_if_wanted, may_grow};
@@ -221,6 +221,8 @@ pub fn run() -> ! {
         // Whoever watches sees the message that the host has rung for.
         if Machine::take_doorbell() && !is_somebody_watching() {
             control::handle_messages();
+            // A thread that can run now would wait for the next tick of the clock.
+            continue;
         }
         if Machine::take_alarm() {
             // It was for a vCPU that is busy; the timers have been fired.

@@ -166,10 +166,12 @@ fn restore_vector_state(thread: &Thread, frame: &mut TrapFrame, from: UserAddres
     let mut state = thread.context.fpu().borrow_mut();
     *state = FpuState::initial();
     if !from.is_null() {
-        let size = fpu::size();
         let mut marks = [0u32; 2];
         from.offset(464).read_bytes(bytemuck::cast_slice_mut(&mut marks))?;
-        let extended = marks == [XSTATE_MAGIC1, size as u32 + 4]
+        // A frame that was frozen on a processor with fewer components is shorter.
+        let size = (marks[1] as usize).saturating_sub(4);
+        let extended = marks[0] == XSTATE_MAGIC1
+            && (fpu::LEGACY_AND_HEADER..=fpu::size()).contains(&size)
             && from.offset(size as u64).read::<u32>() == Ok(XSTATE_MAGIC2);
         if extended {
             from.read_bytes(&mut state.bytes_mut()[..size])?;

@@ -2,14 +2,16 @@
 //! connections, and ends it when its time has come. Connections do not pass through
 //! here: whoever accepts one hands it over by [`ConnectionTable`].
 
+mod asleep;
 mod rest;
 mod sleep;
 
 pub(crate) use rest::Copied;
 
 use super::connections::{ConnectionTable, Due, LetGo, Outcome};
-use super::launch::{Checkpoint, Client, End, Instance, Launched, Report};
+use super::launch::{Checkpoint, Client, End, Instance, Launched, Origin, Report};
 use super::patience::{Patience, Verdict};
+use asleep::{SleepReply, Sleepiness};
 use rest::{CheckpointReply, CopyReply, FreezeReply, Rest};
 use sleep::{HibernateReply, Sleep, WakeReply};
 
@@ -26,7 +28,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use thaw_sandbox::monitor::has_monitor;
-use thaw_sandbox::{BootTimes, Denials};
+use thaw_sandbox::{BootTimes, Denials, Twin};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::time::{Instant, sleep as wait};
 
@@ -56,6 +58,9 @@ pub(crate) struct InstanceNote {
     pub domain: Option<DomainName>,
     /// Bytes of memory that it may use.
     pub memory: u64,
+    /// What it was made of.
+    #[serde(default)]
+    pub origin: Origin,
 }
 
 /// What a supervisor can be told.
@@ -71,14 +76,22 @@ pub(crate) enum Command {
     Freeze(FreezeReply),
     /// Copy its memory; it goes on.
     Copy(CopyReply),
-    /// Write its memory to the store; it goes on.
-    Checkpoint(Checkpoint, CheckpointReply),
+    /// Write its memory to the store; it goes on. There may be room for its memory a second time.
+    Checkpoint(Checkpoint, CheckpointReply, Option<Lease>),
+    /// The memory of its twin was read.
+    TwinRead,
+    /// The twin has ended before its memory was read: copy it once more, while it rests.
+    CopyAtRest(Rest),
     /// Give up its memory; it is idle.
     Hibernate(HibernateReply),
     /// Give up its memory if it is idle; nobody waits for that.
     Relieve,
     /// Take its memory back.
     Wake(WakeReply),
+    /// Leave a file and end, if it is idle; perhaps nobody waits for that.
+    Sleep(Option<SleepReply>),
+    /// The same for others who want its room: end if it cannot.
+    SleepOrEnd,
     End,
 }
 
@@ -108,6 +121,8 @@ pub(crate) struct Supervisor {
     boot: Option<Boot>,
     /// Who waits for it to come to rest.
     rest: Option<Rest>,
+    /// Its twin is being read, which may take this room.
+    twin: Option<Option<Lease>>,
     /// Who wants it to be hibernated.
     hibernate: Vec<HibernateReply>,
     /// Who wants it to be awake.
@@ -118,6 +133,8 @@ pub(crate) struct Supervisor {
     hibernate_again: Option<Instant>,
     /// Not before this is it tried to hibernate it.
     hibernate_not_before: Option<Instant>,
+    /// Whether it is on its way to sleep, or from there.
+    sleepiness: Sleepiness,
     /// Denied connections that were logged.
     denials_logged: usize,
     served: u64,
@@ -189,11 +206,13 @@ impl Supervisor {
             retained: Vec::new(),
             boot: None,
             rest: None,
+            twin: None,
             hibernate: Vec::new(),
             wake: Vec::new(),
             sleep: Sleep::Awake,
             hibernate_again: None,
             hibernate_not_before: None,
+            sleepiness: Sleepiness::default(),
             denials_logged: 0,
             served: 0,
             idle_look,
@@ -229,6 +248,11 @@ impl Supervisor {
                 }
                 Step::Report(Report::Denied(denials)) => self.denied(&denials),
                 Step::Report(Report::Gone(end)) => return self.gone(end),
+                Step::Report(Report::AtRest(rest)) if self.sleepiness.is_asked() => {
+                    if self.at_rest_to_sleep(rest) {
+                        return self.lie_down().await;
+                    }
+                }
                 Step::Report(Report::AtRest(rest)) => self.at_rest(rest),
                 Step::Report(Report::Hibernated(hibernated)) => self.hibernated(&hibernated),
                 Step::Report(Report::NotHibernated(why)) => self.not_hibernated(&why),
@@ -241,17 +265,26 @@ impl Supervisor {
                 Step::Command(Some(Command::Look)) => {}
                 Step::Command(Some(Command::Served)) => self.served(),
                 Step::Command(Some(Command::Freeze(reply))) => {
-                    self.ask_to_rest(Rest::Freeze(reply))
+                    self.ask_to_rest(Rest::Freeze(reply), Twin::Refused);
                 }
                 Step::Command(Some(Command::Copy(reply))) => {
-                    self.ask_to_rest(Rest::Copy(reply, Instant::now()));
+                    // The copies have room, and its twin is gone before they are there.
+                    self.ask_to_rest(Rest::Copy(reply, Instant::now()), Twin::Allowed);
                 }
-                Step::Command(Some(Command::Checkpoint(new, reply))) => {
-                    self.ask_to_rest(Rest::Checkpoint(new, reply, Instant::now()));
+                Step::Command(Some(Command::Checkpoint(new, reply, room))) => {
+                    let twin = if room.is_some() { Twin::Allowed } else { Twin::Refused };
+                    self.ask_to_rest(Rest::Checkpoint(new, reply, Instant::now(), room), twin);
+                }
+                Step::Command(Some(Command::TwinRead)) => self.twin_read(),
+                Step::Command(Some(Command::CopyAtRest(rest))) => {
+                    self.ask_to_rest(rest, Twin::Refused);
                 }
                 Step::Command(Some(Command::Hibernate(reply))) => self.hibernate_for(reply),
                 Step::Command(Some(Command::Relieve)) => self.relieve(Instant::now()),
                 Step::Command(Some(Command::Wake(reply))) => self.wake_for(reply),
+                Step::Command(Some(Command::Sleep(Some(reply)))) => self.sleep_for(reply),
+                Step::Command(Some(Command::SleepOrEnd)) => self.make_room(Instant::now()),
+                Step::Command(Some(Command::Sleep(None))) => self.sleep_now(Instant::now()),
                 Step::Command(Some(Command::End) | None) => self.instance.kill(),
                 Step::Alarm => self.alarm(Instant::now()),
             }
@@ -265,6 +298,7 @@ impl Supervisor {
             self.keep_at,
             self.idle_look,
             self.hibernate_again,
+            self.sleepiness.again,
             self.connections.next_look(),
         ];
         looks.into_iter().flatten().min()
@@ -286,6 +320,9 @@ impl Supervisor {
         if is_due(self.hibernate_again) {
             self.hibernate_if_wanted();
         }
+        if is_due(self.sleepiness.again) {
+            self.sleep_if_wanted();
+        }
         if is_due(self.idle_look) {
             self.end_if_idle(now);
         }
@@ -300,6 +337,7 @@ impl Supervisor {
             booted_ms: self.service.booted_ms(self.id),
             domain: self.service.tenant().name().domain().cloned(),
             memory: self.service.config().limits.memory.bytes(),
+            origin: self.instance.origin(),
         };
         let note = serde_json::to_string(&note).expect("plain data");
         let kept = self.instance.keep(&note);
@@ -321,6 +359,7 @@ impl Supervisor {
     fn end_if_idle(&mut self, now: Instant) {
         let since = self.service.idle_since(self.id);
         let until = since.map(|since| since + self.service.keep_alive());
+        let sleep = self.sleep_if_silent(now);
         self.idle_look = match until {
             // Only if no connection is on its way does the instance end.
             Some(until) if until <= now.into_std() && self.service.retire_if_idle(self.id) => {
@@ -329,9 +368,9 @@ impl Supervisor {
             }
             Some(until) if until > now.into_std() => {
                 let hibernation = since.and_then(|since| self.hibernate_if_idle(since, now));
-                [Some(Instant::from_std(until)), hibernation].into_iter().flatten().min()
+                [Some(Instant::from_std(until)), hibernation, sleep].into_iter().flatten().min()
             }
-            _ => Some(now + idle_check(&self.service)),
+            _ => [Some(now + idle_check(&self.service)), sleep].into_iter().flatten().min(),
         };
     }
 
@@ -409,6 +448,7 @@ impl Supervisor {
     /// waits for something or another of its processes answers; a later one
     /// completes it.
     fn booted(&mut self, times: &BootTimes) {
+        self.runs_again();
         let Some(boot) = &mut self.boot else { return self.service.came_up(self.id) };
         let record = BootRecord {
             function: self.service.name().clone(),
@@ -494,9 +534,12 @@ impl Supervisor {
         self.service.tenant().cpu().spent_for().is_some()
     }
 
-    fn gone(self, end: End) {
+    fn gone(mut self, end: End) {
         let end = self.how_it_ended(end);
         self.service.remove(self.id, &end);
+        if let Some(asleep) = self.sleepiness.woken_from.take() {
+            self.service.did_not_wake(asleep, &end);
+        }
         for (connection, held) in self.connections.close() {
             let outcome = match self.late.contains(&connection) {
                 true => Outcome::Late,
@@ -514,7 +557,8 @@ fn keep_time() -> Option<Instant> {
 
 /// How long an instance that is busy now is not asked whether it is idle.
 fn idle_check(service: &Service) -> Duration {
-    let hibernate_after = service.config().limits.hibernate_after;
-    let after = hibernate_after.map_or(service.keep_alive(), |after| after.0);
+    let limits = &service.config().limits;
+    let afters = [limits.hibernate_after, limits.sleep_after].into_iter().flatten();
+    let after = afters.map(|after| after.0).min().unwrap_or(service.keep_alive());
     after.min(service.keep_alive()).max(IDLE_CHECK_MIN)
 }

@@ -1,11 +1,15 @@
 //! An instance that rests for somebody: to be frozen, copied or checkpointed.
 
-use super::{Supervisor, keep_time};
-use crate::instance::launch::{Checkpoint, Checkpointed, FrozenInstance, Launcher, Read};
+use super::{Command, Supervisor, keep_time};
+use crate::instance::launch::{
+    Checkpoint, Checkpointed, FrozenInstance, Launcher, Reading, Unread,
+};
+use crate::tenants::Lease;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 use thaw_abi::control::EntryPoint;
+use thaw_sandbox::Twin;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -14,15 +18,24 @@ pub(crate) type FreezeReply = oneshot::Sender<Result<FrozenInstance, String>>;
 /// Where to say how copying went.
 pub(crate) type CopyReply = oneshot::Sender<Result<Copied, String>>;
 
-/// Where to say how a checkpoint went, and for how long the instance rested.
-pub(crate) type CheckpointReply = oneshot::Sender<Result<(Checkpointed, Duration), String>>;
+/// Where to say how a checkpoint went, and how the instance rested.
+pub(crate) type CheckpointReply = oneshot::Sender<Result<(Checkpointed, Pause), String>>;
+
+/// How an instance rested whose memory was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pause {
+    /// For how long, from the moment at which it was asked to.
+    pub time: Duration,
+    /// It went on at once, and a twin was read.
+    pub had_twin: bool,
+}
 
 /// The copied memory of an instance that has gone on.
 pub(crate) struct Copied {
     /// Boots instances that begin where that one was.
     pub launcher: Arc<dyn Launcher>,
-    /// For how long it rested, from the moment at which it was asked to.
-    pub pause: Duration,
+    /// How it rested.
+    pub pause: Pause,
 }
 
 impl fmt::Debug for Copied {
@@ -32,10 +45,12 @@ impl fmt::Debug for Copied {
 }
 
 /// Who wants the instance to come to rest.
-pub(super) enum Rest {
+#[derive(Debug)]
+pub(crate) enum Rest {
     Freeze(FreezeReply),
     Copy(CopyReply, Instant),
-    Checkpoint(Checkpoint, CheckpointReply, Instant),
+    /// With room for a twin, if there is any.
+    Checkpoint(Checkpoint, CheckpointReply, Instant, Option<Lease>),
 }
 
 impl Rest {
@@ -49,7 +64,7 @@ impl Rest {
         match self {
             Self::Freeze(reply) => !reply.is_closed(),
             Self::Copy(reply, _) => !reply.is_closed(),
-            Self::Checkpoint(_, reply, _) => !reply.is_closed(),
+            Self::Checkpoint(_, reply, ..) => !reply.is_closed(),
         }
     }
 
@@ -59,21 +74,28 @@ impl Rest {
         match self {
             Self::Freeze(reply) => drop(reply.send(Err(reason))),
             Self::Copy(reply, _) => drop(reply.send(Err(reason))),
-            Self::Checkpoint(_, reply, _) => drop(reply.send(Err(reason))),
+            Self::Checkpoint(_, reply, ..) => drop(reply.send(Err(reason))),
         }
     }
 }
 
 impl Supervisor {
     /// Asks the instance to come to rest, for one who wants it at a time.
-    pub(super) fn ask_to_rest(&mut self, rest: Rest) {
+    pub(super) fn ask_to_rest(&mut self, rest: Rest, twin: Twin) {
+        if self.sleepiness.is_asked() {
+            return rest.refuse("it is being put to sleep; try again".to_owned());
+        }
+        let is_taken = match &self.rest {
+            Some(earlier) => earlier.is_wanted() || !rest.is_checkpoint(),
+            None => self.twin.is_some(),
+        };
+        if is_taken {
+            return rest.refuse("it is being copied already; try again".to_owned());
+        }
         let asked = match &self.rest {
-            Some(earlier) if earlier.is_wanted() || !rest.is_checkpoint() => {
-                return rest.refuse("it is being copied already; try again".to_owned());
-            }
             // It was asked, and its rest is for somebody else now.
             Some(_) => Ok(()),
-            None if rest.is_checkpoint() => self.instance.request_checkpoint(),
+            None if rest.is_checkpoint() => self.instance.request_checkpoint(twin),
             None => self.instance.request_rest(),
         };
         match asked {
@@ -83,33 +105,39 @@ impl Supervisor {
         }
     }
 
-    /// The instance rests, as somebody has asked, who may have lost patience.
+    /// The instance rests, as somebody has asked, who may have lost patience. With a twin it has
+    /// gone on already.
     pub(super) fn at_rest(&mut self, rest: EntryPoint) {
-        let wanted = self.rest.take();
-        // Others of the runtime's tasks go on elsewhere meanwhile.
-        match wanted {
-            Some(lost) if lost.is_checkpoint() && !lost.is_wanted() => self.go_on(),
-            Some(Rest::Copy(reply, since)) => {
-                let copied = tokio::task::block_in_place(|| self.instance.copy(rest));
+        let has_twin = rest.process != 0;
+        match self.rest.take() {
+            Some(lost) if lost.is_checkpoint() && !lost.is_wanted() => {
+                if has_twin {
+                    self.instance.end_twin();
+                }
                 self.go_on();
-                tokio::task::spawn_blocking(move || {
-                    let done = copied.and_then(|Read { gone_on, finish }| {
-                        let pause = gone_on.saturating_duration_since(since.into_std());
-                        finish().map(|launcher| Copied { launcher, pause })
-                    });
-                    let _ = reply.send(done);
-                });
             }
-            Some(Rest::Checkpoint(new, reply, since)) => {
-                let written = tokio::task::block_in_place(|| self.instance.checkpoint(rest, new));
-                self.go_on();
-                tokio::task::spawn_blocking(move || {
-                    let done = written.and_then(|Read { gone_on, finish }| {
-                        let pause = gone_on.saturating_duration_since(since.into_std());
-                        finish().map(|checkpoint| (checkpoint, pause))
-                    });
-                    let _ = reply.send(done);
-                });
+            Some(Rest::Copy(reply, since)) => match self.instance.copy(rest) {
+                Err(error) => self.not_copied(Rest::Copy(reply, since), error, has_twin),
+                Ok(reading) if has_twin => {
+                    self.go_on();
+                    let again = move |reply| Rest::Copy(reply, since);
+                    self.read_twin(reading, reply, since, copied, again);
+                }
+                Ok(reading) => self.read_at_rest(reading, reply, since, copied),
+            },
+            Some(Rest::Checkpoint(new, reply, since, room)) => {
+                match self.instance.checkpoint(rest, new.clone()) {
+                    Err(error) => {
+                        self.not_copied(Rest::Checkpoint(new, reply, since, room), error, has_twin);
+                    }
+                    Ok(reading) if has_twin => {
+                        self.go_on();
+                        let again = move |reply| Rest::Checkpoint(new, reply, since, None);
+                        self.read_twin(reading, reply, since, with_pause, again);
+                        self.twin = Some(room);
+                    }
+                    Ok(reading) => self.read_at_rest(reading, reply, since, with_pause),
+                }
             }
             Some(Rest::Freeze(reply)) => {
                 let _ = reply.send(tokio::task::block_in_place(|| self.instance.freeze(rest)));
@@ -119,9 +147,87 @@ impl Supervisor {
         }
     }
 
+    /// Nobody can read its memory.
+    fn not_copied(&mut self, rest: Rest, error: String, has_twin: bool) {
+        if has_twin {
+            self.instance.end_twin();
+        }
+        self.go_on();
+        rest.refuse(error);
+    }
+
+    /// Reads the memory of the instance, which goes on as soon as that is done.
+    fn read_at_rest<T: Send + 'static, R: Send + 'static>(
+        &mut self,
+        reading: Reading<T>,
+        reply: oneshot::Sender<Result<R, String>>,
+        since: Instant,
+        result: fn(T, Pause) -> R,
+    ) {
+        let mut pause = None;
+        // Others of the runtime's tasks go on elsewhere meanwhile.
+        let read = tokio::task::block_in_place(|| {
+            reading(&mut || {
+                self.instance.resume();
+                pause = Some(since.elapsed());
+            })
+        });
+        self.go_on();
+        let time = pause.unwrap_or_else(|| since.elapsed());
+        let pause = Pause { time, had_twin: false };
+        tokio::task::spawn_blocking(move || {
+            let finished = read.map_err(|error| error.to_string()).and_then(|finish| finish());
+            let _ = reply.send(finished.map(|made| result(made, pause)));
+        });
+    }
+
+    /// Has the memory of the instance's twin read, while the instance goes on. If the twin ends
+    /// before that is done, the instance is asked `again`, and rests.
+    fn read_twin<T: Send + 'static, R: Send + 'static>(
+        &mut self,
+        reading: Reading<T>,
+        reply: oneshot::Sender<Result<R, String>>,
+        since: Instant,
+        result: fn(T, Pause) -> R,
+        again: impl FnOnce(oneshot::Sender<Result<R, String>>) -> Rest + Send + 'static,
+    ) {
+        self.twin = Some(None);
+        let pause = Pause { time: since.elapsed(), had_twin: true };
+        let table = self.connections.clone();
+        tokio::task::spawn_blocking(move || {
+            let mut is_read = false;
+            let read = reading(&mut || {
+                is_read = true;
+                table.tell(Command::TwinRead);
+            });
+            if !is_read {
+                table.tell(Command::TwinRead);
+            }
+            if let (Err(Unread::Ended(_)), false) = (&read, is_read) {
+                return table.tell(Command::CopyAtRest(again(reply)));
+            }
+            let finished = read.map_err(|error| error.to_string()).and_then(|finish| finish());
+            let _ = reply.send(finished.map(|made| result(made, pause)));
+        });
+    }
+
+    /// Nobody reads the memory of the instance's twin any more.
+    pub(super) fn twin_read(&mut self) {
+        self.twin = None;
+        self.instance.end_twin();
+    }
+
     /// Ends the rest of the instance.
     pub(super) fn go_on(&mut self) {
         self.instance.resume();
         self.keep_at = keep_time();
     }
+}
+
+fn copied(launcher: Arc<dyn Launcher>, pause: Pause) -> Copied {
+    Copied { launcher, pause }
+}
+
+fn with_pause(checkpoint: Checkpointed, pause: Pause) -> (Checkpointed, Pause) {
+    (checkpoint, pause)
 }

@@ -60,7 +60,14 @@ impl Supervisor {
     /// Has the instance give up its memory now, unless that has failed a short while ago.
     pub(super) fn relieve(&mut self, now: Instant) {
         let is_too_early = self.hibernate_not_before.is_some_and(|not_before| not_before > now);
-        if self.sleep != Sleep::Awake || is_too_early {
+        if self.sleep == Sleep::Awake && is_too_early {
+            // It cannot hibernate now; perhaps it may sleep.
+            if self.service.config().limits.sleep_after.is_some() {
+                self.make_room(now);
+            }
+            return;
+        }
+        if self.sleep != Sleep::Awake {
             return;
         }
         match self.begin_hibernation() {
@@ -77,6 +84,7 @@ impl Supervisor {
         })?;
         let terms = HibernationTerms {
             space,
+            room: self.service.tenant().swap().clone(),
             max_stored: self.service.config().limits.memory.bytes(),
             timers: match self.service.config().hibernate.timers {
                 true => Timers::Wake,

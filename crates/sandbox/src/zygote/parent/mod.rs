@@ -20,16 +20,17 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Signal, WaitOptions, wait};
+use thaw_abi::control::SINGLE_PROCESS_NAME;
+use thaw_abi::cpu::MASKED_NAME;
 
 pub(crate) use ids::{Subordinate, map_to_themselves, set_ids};
 pub(super) use ids::{subordinate_window, window_of_namespace};
 
-use super::Processes;
 use super::protocol::{
     During, Failure, PARENT_ARGUMENT, REPORT_COPY_EXITED, REPORT_CREATE_FAILED, REPORT_CREATED,
     REPORT_EXITED, REPORT_FAILED, REPORT_SERVING, REPORT_STARTED, REQUEST_CREATE,
-    REQUEST_CREATE_SINGLE, REQUEST_CREATE_TEMPLATE, REQUEST_SETUP, REQUEST_SETUP_INSIDE, Report,
-    Request, Step, receive, send,
+    REQUEST_CREATE_MASKED, REQUEST_CREATE_SINGLE, REQUEST_CREATE_TEMPLATE, REQUEST_SETUP,
+    REQUEST_SETUP_INSIDE, Report, Request, Step, receive, send,
 };
 use crate::broker;
 use crate::confine::enter_empty_root;
@@ -40,7 +41,7 @@ use crate::resolver;
 use crate::state;
 use crate::sys::{self, CloseOnExec};
 use priority::Priority;
-use zygote::{Maker, Purpose};
+use zygote::{Maker, PROGRAM_NAME, Purpose};
 
 /// Entry of the zygote parent: to be called first thing in `main`, before any
 /// thread is started. Returns at once unless this process was spawned as a
@@ -197,11 +198,11 @@ fn serve(
             else {
                 return Ok(());
             };
-            let sandbox =
-                |processes| Purpose::Sandbox { id: maker.ids().of_slot(request.first), processes };
+            let sandbox = |name| Purpose::Sandbox { id: maker.ids().of_slot(request.first), name };
             let purpose = match request.kind {
-                REQUEST_CREATE => sandbox(Processes::Several),
-                REQUEST_CREATE_SINGLE => sandbox(Processes::One),
+                REQUEST_CREATE => sandbox(PROGRAM_NAME),
+                REQUEST_CREATE_SINGLE => sandbox(SINGLE_PROCESS_NAME),
+                REQUEST_CREATE_MASKED => sandbox(MASKED_NAME),
                 REQUEST_CREATE_TEMPLATE => Purpose::Template,
                 _ => return Err(io::Error::from(Errno::PROTO)).during(Step::Receive),
             };

@@ -11,7 +11,7 @@ use rustix::thread::{
     configure_capability_in_ambient_set, remove_capability_from_bounding_set, set_capabilities,
     set_capabilities_secure_bits, set_no_new_privs, set_thread_groups,
 };
-use thaw_abi::control::{MSG_FAILED, SINGLE_PROCESS_NAME, TEMPLATE_NAME};
+use thaw_abi::control::{MSG_FAILED, TEMPLATE_NAME};
 use thaw_abi::layout::{CONSOLE_FD, CONTROL_FD};
 
 use super::ids::{self, IdMap};
@@ -20,11 +20,10 @@ use crate::confine::{hold_capabilities, shrink_bounding_set};
 use crate::limits;
 use crate::message;
 use crate::sys::{self, ChildStack, CloseOnExec, PipeSignal};
-use crate::zygote::Processes;
 use crate::zygote::protocol::{During, Failure, Step, UserIds};
 
 /// Name of the kernel process, its only argument.
-const PROGRAM_NAME: &CStr = c"thaw-kernel";
+pub(super) const PROGRAM_NAME: &CStr = c"thaw-kernel";
 /// Where the kernel ELF lies until it is executed.
 const KERNEL_FD: RawFd = 5;
 
@@ -48,8 +47,8 @@ pub enum Purpose {
     Sandbox {
         /// Its user and group id.
         id: u32,
-        /// Which filter it gets.
-        processes: Processes,
+        /// Its name, by which the kernel knows which filter it gets and what it is for.
+        name: &'static CStr,
     },
     /// To fork sandboxes.
     Template,
@@ -147,8 +146,7 @@ fn become_kernel<'a>(
     let (control, kernel) =
         unsafe { (BorrowedFd::borrow_raw(CONTROL_FD), BorrowedFd::borrow_raw(KERNEL_FD)) };
     let name = match purpose {
-        Purpose::Sandbox { processes: Processes::Several, .. } => PROGRAM_NAME,
-        Purpose::Sandbox { processes: Processes::One, .. } => SINGLE_PROCESS_NAME,
+        Purpose::Sandbox { name, .. } => name,
         Purpose::Template => TEMPLATE_NAME,
     };
     let source = sys::execute(kernel, name);

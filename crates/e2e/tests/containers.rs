@@ -1,0 +1,361 @@
+//! Container images, made by `buildah`: imported, pulled from a real registry, run, and frozen as
+//! functions.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use tempfile::TempDir;
+use thaw_e2e::{
+    Daemon, DaemonOptions, Outcome, built_home, free_port, get, repository, run, thaw, wait_until,
+};
+
+/// The line of htpasswd(1) of user `thaw` with password `thaw-test`.
+const PASSWORDS: &str = "thaw:$2b$04$YjD8LzqrnjNlsUgLz66x1eOkPdxuc1PoC8jTrwRopR0Fmr5LLnfLG\n";
+/// What a client of `docker login` notes of that: base64 of `thaw:thaw-test`.
+const LOGIN: &str = "dGhhdzp0aGF3LXRlc3Q=";
+
+/// A place for images, with `buildah`'s state.
+struct Workshop {
+    directory: TempDir,
+}
+
+impl Workshop {
+    fn new() -> Self {
+        Self { directory: tempfile::tempdir().expect("a directory") }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn buildah(&self, arguments: &[&str]) -> String {
+        let mut command = Command::new("buildah");
+        command.arg("--root").arg(self.path("root")).arg("--runroot").arg(self.path("run"));
+        command.args(["--storage-driver", "vfs"]).args(arguments);
+        command.env("BUILDAH_ISOLATION", "chroot").env("HOME", self.directory.path());
+        run(&mut command).success().trim().to_owned()
+    }
+
+    /// Builds `image`: busybox, users, a large file, and how it is run.
+    fn build(&self, image: &str) {
+        let container = self.buildah(&["from", "scratch"]);
+        let files = self.path("files");
+        fs::create_dir_all(files.join("etc")).expect("a directory");
+        fs::write(
+            files.join("etc/passwd"),
+            "root:x:0:0::/root:/bin/sh\napp:x:1000:50::/srv:/bin/sh\n",
+        )
+        .expect("users");
+        fs::write(files.join("gone"), "gone").expect("a file");
+        let noise: Vec<u8> =
+            (0..4_000_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        fs::write(files.join("large"), noise).expect("a large file");
+        let files = files.to_str().expect("UTF-8").to_owned();
+        self.buildah(&["copy", &container, "/bin/busybox", "/bin/busybox"]);
+        self.buildah(&["copy", &container, &files, "/"]);
+        self.buildah(&[
+            "config",
+            "--workingdir",
+            "/srv",
+            "--user",
+            "app",
+            "--env",
+            "COLOUR=blue",
+            "--entrypoint",
+            "[\"/bin/busybox\"]",
+            "--cmd",
+            "id",
+            &container,
+        ]);
+        self.buildah(&["commit", &container, "lower"]);
+        let upper = self.buildah(&["from", "--pull-never", "lower"]);
+        // A layer of its own that takes something away.
+        let root = self.buildah(&["mount", &upper]);
+        fs::remove_file(Path::new(&root).join("gone")).expect("it is there");
+        self.buildah(&["umount", &upper]);
+        self.buildah(&["commit", "--format", "docker", &upper, image]);
+    }
+}
+
+/// A registry that keeps its images in the workshop.
+struct Registry {
+    child: Child,
+    port: u16,
+}
+
+impl Registry {
+    fn start(workshop: &Workshop, with_passwords: bool) -> Self {
+        let port = free_port();
+        let storage = workshop.path("registry");
+        let mut text = format!(
+            "version: 0.1\nstorage:\n  filesystem:\n    rootdirectory: {}\nhttp:\n  addr: 127.0.0.1:{port}\n",
+            storage.display()
+        );
+        if with_passwords {
+            let passwords = workshop.path("passwords");
+            fs::write(&passwords, PASSWORDS).expect("passwords");
+            text += &format!(
+                "auth:\n  htpasswd:\n    realm: thaw\n    path: {}\n",
+                passwords.display()
+            );
+        }
+        let config = workshop.path(&format!("registry-{port}.yml"));
+        fs::write(&config, text).expect("a configuration");
+        let mut command = Command::new("docker-registry");
+        command.arg("serve").arg(&config).stdout(Stdio::null()).stderr(Stdio::null());
+        let registry = Self { child: command.spawn().expect("docker-registry"), port };
+        wait_until("the registry listens", || TcpStream::connect(registry.address()).is_ok());
+        registry
+    }
+
+    fn address(&self) -> SocketAddr {
+        ([127, 0, 0, 1], self.port).into()
+    }
+
+    fn image(&self, name: &str) -> String {
+        format!("localhost:{}/{name}", self.port)
+    }
+}
+
+impl Drop for Registry {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn in_home(home: &Path, arguments: &[&str]) -> Outcome {
+    run(thaw().env("THAW_HOME", home).env_remove("DOCKER_CONFIG").args(arguments))
+}
+
+#[test]
+fn images_are_imported_pulled_and_run() {
+    let workshop = Workshop::new();
+    workshop.build("app:1");
+    let home = built_home("containers", &[]);
+    let archive = workshop.path("app.tar");
+    let archive = archive.to_str().expect("UTF-8");
+    workshop.buildah(&["push", "app:1", &format!("docker-archive:{archive}:app:1")]);
+    let layout = workshop.path("layout");
+    let layout = layout.to_str().expect("UTF-8");
+    workshop.buildah(&["push", "app:1", &format!("oci:{layout}:app")]);
+    let registry = Registry::start(&workshop, false);
+    let image = registry.image("team/app:1");
+    workshop.buildah(&["push", "--tls-verify=false", "app:1", &format!("docker://{image}")]);
+
+    in_home(&home, &["import", archive, "from-archive"]).success();
+    in_home(&home, &["import", layout, "from-layout"]).success();
+    let ran = in_home(&home, &["run", &image]);
+    assert!(ran.stderr.contains("pulling"), "{}", ran.stderr);
+    assert_eq!(ran.success(), "uid=1000(app) gid=50\n");
+    // It is in the store now, under each way to write its name.
+    drop(registry);
+    for name in ["from-archive", "from-layout", &image] {
+        let busybox = |arguments: &[&str]| {
+            let start = ["run", "-it", "--rm", "-e", "SIZE=large", name, "--"];
+            in_home(&home, &[&start[..], arguments].concat())
+        };
+        let env = busybox(&["env"]).success();
+        for variable in ["COLOUR=blue", "SIZE=large", "HOME=/srv"] {
+            assert!(env.lines().any(|line| line == variable), "{name}: {env}");
+        }
+        assert_eq!(busybox(&["pwd"]).success(), "/srv\n");
+        assert_eq!(busybox(&["wc", "-c", "/large"]).success(), "4000000 /large\n");
+        let gone = busybox(&["cat", "/gone"]);
+        assert!(gone.code == Some(1) && gone.stderr.contains("No such file"), "{}", gone.stderr);
+    }
+    let other = in_home(
+        &home,
+        &[
+            "run",
+            "-u",
+            "5:6",
+            "-w",
+            "/",
+            "--entrypoint",
+            "/bin/busybox",
+            "from-layout",
+            "--",
+            "id",
+            "-g",
+        ],
+    );
+    assert_eq!(other.success(), "6\n");
+    let nobody = in_home(&home, &["run", "-u", "stranger", "from-layout"]);
+    assert!(nobody.stderr.contains("no user or group `stranger`"), "{}", nobody.stderr);
+    let missing = in_home(&home, &["run", &image.replace(":1", ":2")]);
+    assert_eq!(missing.code, Some(1));
+    assert!(missing.stderr.contains("cannot be reached"), "{}", missing.stderr);
+}
+
+#[test]
+fn a_function_may_be_a_container_image() {
+    let workshop = Workshop::new();
+    let program = workshop.path("hello");
+    let source = repository().join("examples/hello-c/hello.c");
+    run(Command::new("cc").args(["-static", "-O1", "-o"]).arg(&program).arg(source)).success();
+    let container = workshop.buildah(&["from", "scratch"]);
+    workshop.buildah(&["copy", &container, program.to_str().expect("UTF-8"), "/srv/hello"]);
+    workshop.buildah(&[
+        "config",
+        "--workingdir",
+        "/srv",
+        "--cmd",
+        "./hello",
+        "--port",
+        "8080",
+        &container,
+    ]);
+    workshop.buildah(&["commit", &container, "hello"]);
+    let layout = workshop.path("layout");
+    workshop.buildah(&["push", "hello", &format!("oci:{}:hello", layout.display())]);
+    let home = built_home("containers-function", &[]);
+    in_home(&home, &["import", layout.to_str().expect("UTF-8"), "hello"]).success();
+    let directory = workshop.path("function");
+    fs::create_dir(&directory).expect("a directory");
+    let build = |text: &str| {
+        fs::write(directory.join("thaw.toml"), text).expect("thaw.toml");
+        in_home(&home, &["build", directory.to_str().expect("UTF-8")])
+    };
+    build("name = \"contained\"\n[runtime]\nimage = \"hello\"\n").success();
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    assert_eq!(get(daemon.gateway(), "contained", "/").status, 200);
+    let elsewhere = build("name = \"other\"\n[runtime]\nimage = \"registry.invalid/x\"\n");
+    assert!(elsewhere.stderr.contains("is not in the store"), "{}", elsewhere.stderr);
+    let both = build("name = \"other\"\n[runtime]\nkind = \"python3\"\nimage = \"hello\"\n");
+    assert!(both.stderr.contains("exclude each other"), "{}", both.stderr);
+}
+
+/// How connections to a registry are cut.
+#[derive(Clone, Copy)]
+enum Cut {
+    /// The first ones, after so many bytes of answers.
+    Some { times: usize, after: usize },
+    /// Each one that asks for a blob.
+    Blobs,
+}
+
+/// Passes what is asked on, unless it is to be cut.
+fn pass_requests(mut from: TcpStream, mut to: TcpStream, cut: Cut) {
+    let mut buffer = vec![0; 16 << 10];
+    while let Ok(read @ 1..) = from.read(&mut buffer) {
+        let asks_for_blob = buffer[..read].windows(7).any(|part| part == b"/blobs/");
+        if matches!(cut, Cut::Blobs) && asks_for_blob || to.write_all(&buffer[..read]).is_err() {
+            break;
+        }
+    }
+    let _ = to.shutdown(std::net::Shutdown::Both);
+    let _ = from.shutdown(std::net::Shutdown::Both);
+}
+
+/// Passes connections on to a registry, and cuts some of them.
+fn cutting_proxy(to: SocketAddr, how: Cut) -> (SocketAddr, Arc<AtomicUsize>) {
+    let (cuts, after) = match how {
+        Cut::Some { times, after } => (times, after),
+        Cut::Blobs => (0, 0),
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let passed = Arc::new(AtomicUsize::new(0));
+    let count = passed.clone();
+    std::thread::spawn(move || {
+        let cut = AtomicUsize::new(0);
+        let cut = Arc::new(cut);
+        for client in listener.incoming().flatten() {
+            let (cut, count) = (cut.clone(), count.clone());
+            std::thread::spawn(move || {
+                let server = TcpStream::connect(to).expect("the registry");
+                let up = (client.try_clone().expect("a copy"), server.try_clone().expect("a copy"));
+                std::thread::spawn(move || pass_requests(up.0, up.1, how));
+                let (mut from, mut to) = (server, client);
+                let (mut buffer, mut bytes) = (vec![0; 16 << 10], 0);
+                while let Ok(read @ 1..) = from.read(&mut buffer) {
+                    if to.write_all(&buffer[..read]).is_err() {
+                        break;
+                    }
+                    bytes += read;
+                    count.fetch_add(read, Ordering::Relaxed);
+                    if bytes > after && cut.fetch_add(1, Ordering::Relaxed) < cuts {
+                        break;
+                    }
+                }
+                let _ = to.shutdown(std::net::Shutdown::Both);
+                let _ = from.shutdown(std::net::Shutdown::Both);
+            });
+        }
+    });
+    (address, passed)
+}
+
+#[test]
+fn an_interrupted_pull_goes_on_where_it_ended() {
+    let workshop = Workshop::new();
+    workshop.build("app:1");
+    let registry = Registry::start(&workshop, false);
+    let image = registry.image("app:1");
+    workshop.buildah(&["push", "--tls-verify=false", "app:1", &format!("docker://{image}")]);
+    let home = built_home("containers-cut", &[]);
+    let (proxy, passed) =
+        cutting_proxy(registry.address(), Cut::Some { times: 6, after: 300 << 10 });
+    let through = format!("localhost:{}/app:1", proxy.port());
+    in_home(&home, &["pull", &through, "--name", "cut"]).success();
+    assert_eq!(
+        in_home(&home, &["run", "cut", "--", "wc", "-c", "/large"]).success(),
+        "4000000 /large\n"
+    );
+    // Two megabytes or so: each of six interruptions would have cost what came before it.
+    let whole: u64 = walk(&workshop.path("registry"));
+    let passed = passed.load(Ordering::Relaxed) as u64;
+    assert!(passed < whole + (2 << 20), "{passed} bytes for {whole}");
+    // One that never sends a byte of a blob is not asked for ever.
+    let (hopeless, _) = cutting_proxy(registry.address(), Cut::Blobs);
+    let refused = in_home(&home, &["pull", &format!("localhost:{}/app:1", hopeless.port())]);
+    assert!(refused.stderr.contains("cannot pull"), "{}", refused.stderr);
+}
+
+/// Bytes of all files below a directory.
+fn walk(directory: &Path) -> u64 {
+    let entries = fs::read_dir(directory).expect("a directory").flatten();
+    entries
+        .map(|entry| match entry.path().is_dir() {
+            true => walk(&entry.path()),
+            false => entry.metadata().expect("a file").len(),
+        })
+        .sum()
+}
+
+#[test]
+fn mirrors_and_logins_are_as_configured() {
+    let workshop = Workshop::new();
+    workshop.build("app:1");
+    let closed = Registry::start(&workshop, true);
+    let image = closed.image("app:1");
+    let to = format!("docker://{image}");
+    workshop.buildah(&["push", "--tls-verify=false", "--creds", "thaw:thaw-test", "app:1", &to]);
+    let home = built_home("containers-login", &[]);
+    let refused = in_home(&home, &["pull", &image]);
+    assert!(refused.stderr.contains("docker login"), "{}", refused.stderr);
+    let login =
+        format!("{{\"auths\": {{\"localhost:{}\": {{\"auth\": \"{LOGIN}\"}}}}}}", closed.port);
+    fs::write(workshop.path("config.json"), login).expect("a login");
+    let mut pulling = thaw();
+    pulling.env("THAW_HOME", &home).env("DOCKER_CONFIG", workshop.directory.path());
+    run(pulling.args(["pull", &image, "--json"])).success();
+
+    let open = Registry::start(&workshop, false);
+    let rules = format!(
+        "[[registry]]\nhost = \"registry.invalid\"\nmirrors = [\"localhost:1\", \"localhost:{}\"]\n",
+        open.port
+    );
+    fs::write(home.join("registries.toml"), rules).expect("a configuration");
+    in_home(&home, &["pull", "registry.invalid/app:1", "--name", "mirrored"]).success();
+    let all = in_home(&home, &["pull", "registry.invalid/none"]);
+    assert!(all.stderr.contains("cannot pull registry.invalid/none"), "{}", all.stderr);
+    fs::write(home.join("registries.toml"), "[[registry]]\nhots = 1\n").expect("a configuration");
+    let wrong = in_home(&home, &["pull", "registry.invalid/app:1"]);
+    assert!(wrong.stderr.contains("registries.toml makes no sense"), "{}", wrong.stderr);
+}

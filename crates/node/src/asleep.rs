@@ -1,0 +1,531 @@
+//! What is left of instances that are asleep: for each an image in a file, and a note beside it.
+//!
+//! ```text
+//! $THAW_HOME/asleep/17.image   how its memory differs from the image of its function
+//! $THAW_HOME/asleep/17.json    the note; an image without one does not count
+//! ```
+//!
+//! The image is written and on disk before the note gets its name, and the note goes first when
+//! the instance wakes. So a daemon that is killed between two host calls leaves an instance that
+//! is asleep as a whole, or not at all; the next daemon takes the former over, and removes the rest.
+
+use crate::config::{DomainName, FunctionName};
+use crate::tenants::Tenant;
+use rustix::fs::statvfs;
+use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use thaw_sandbox::FreezeBase;
+use thaw_store::{ImageId, IndexId, KernelId};
+
+/// The format of notes.
+const NOTE_VERSION: u32 = 1;
+/// Most bytes of a note.
+const NOTE_MAX: u64 = 16 << 10;
+/// Most instances of a node that are asleep: each costs some hundred bytes of the daemon, and
+/// two names on disk.
+const ASLEEP_MAX: usize = 65_536;
+/// Bytes of the file system that sleeping instances leave to others: where there are no more,
+/// no further instance falls asleep.
+const LEFT_TO_OTHERS: u64 = 64 << 20;
+
+/// A directory for instances that are asleep.
+#[derive(Debug)]
+pub struct AsleepSpace {
+    directory: PathBuf,
+    /// Files of instances that exist, or are being written.
+    count: AtomicUsize,
+}
+
+/// What has to be known of an instance that is asleep, by this daemon or the next.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AsleepNote {
+    version: u32,
+    /// Number of the instance.
+    pub id: u64,
+    /// Its function.
+    pub function: FunctionName,
+    /// The function's tenant.
+    pub domain: Option<DomainName>,
+    /// The function's root file system: an image fits no other.
+    pub index: IndexId,
+    /// Checksum of the image.
+    pub image: ImageId,
+    /// The image of the store that it differs from, which must stay there.
+    #[serde(default)]
+    pub base: Option<ImageId>,
+    /// The kernel build that it needs.
+    #[serde(default)]
+    pub kernel: Option<KernelId>,
+    /// When it was booted, in milliseconds since 1970.
+    pub booted_ms: u64,
+    /// Since when it has been idle, in milliseconds since 1970.
+    pub idle_since_ms: u64,
+    /// Requests that it has served.
+    pub served: u64,
+}
+
+/// An instance that is about to sleep, as the one says who puts it there.
+#[derive(Clone, Debug)]
+pub(crate) struct Going {
+    pub id: u64,
+    pub function: FunctionName,
+    pub tenant: Arc<Tenant>,
+    pub booted_ms: u64,
+    pub idle_since: Instant,
+    pub served: u64,
+}
+
+/// What was written of its memory.
+#[derive(Clone, Debug)]
+pub struct AsleepImage {
+    /// Bytes of memory in the image.
+    pub stored: u64,
+    /// Checksum of the image.
+    pub checksum: ImageId,
+    /// The root file system.
+    pub index: IndexId,
+    /// The kernel build.
+    pub kernel: KernelId,
+    /// What the image differs from.
+    pub base: FreezeBase,
+}
+
+/// An instance that is asleep. Its files go with this value, unless they are kept for the next
+/// daemon.
+#[derive(Debug)]
+pub(crate) struct Asleep {
+    files: Files,
+    /// What the image differs from, open; `None`: an earlier daemon has written it, and the store
+    /// has what it differs from.
+    base: Option<FreezeBase>,
+    checksum: ImageId,
+    /// Its bytes count in what the tenant has stored.
+    tenant: Arc<Tenant>,
+    bytes: u64,
+    /// When it was booted, in milliseconds since 1970.
+    pub booted_ms: u64,
+    /// Since when it has been idle.
+    pub idle_since: Instant,
+    /// Requests that it has served.
+    pub served: u64,
+}
+
+/// The files of one instance, removed when this is dropped.
+#[derive(Debug)]
+struct Files {
+    space: Arc<AsleepSpace>,
+    id: u64,
+    is_kept: AtomicBool,
+}
+
+/// The image of an instance that is being written.
+#[derive(Debug)]
+pub(crate) struct NewAsleep {
+    files: Files,
+    file: File,
+}
+
+/// An instance that an earlier daemon has put to sleep.
+#[derive(Debug)]
+pub(crate) struct Left {
+    pub note: AsleepNote,
+    files: Files,
+    bytes: u64,
+}
+
+/// The images of the store that instances which are asleep in a directory differ from: nothing
+/// else may refer to them.
+///
+/// # Errors
+/// The directory or a note cannot be read; notes that make no sense are left out, as the next
+/// daemon leaves them out.
+pub fn images_of_sleepers(directory: &Path) -> io::Result<Vec<ImageId>> {
+    let mut images = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let path = entry?.path();
+        if path.extension().is_none_or(|extension| extension != "json") {
+            continue;
+        }
+        let note = match fs::read(&path) {
+            // It has just been woken.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            read => serde_json::from_slice::<AsleepNote>(&read?),
+        };
+        images.extend(note.ok().and_then(|note| note.base));
+    }
+    Ok(images)
+}
+
+impl AsleepSpace {
+    /// The instances of a daemon, in a directory that no other daemon uses.
+    pub fn at(directory: PathBuf) -> Arc<Self> {
+        Arc::new(Self { directory, count: AtomicUsize::new(0) })
+    }
+
+    /// The instances that an earlier daemon has put to sleep here. What else is there is removed.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub(crate) fn left(self: &Arc<Self>) -> io::Result<Vec<Left>> {
+        let mut left = Vec::new();
+        let mut names = Vec::new();
+        for entry in fs::read_dir(&self.directory)? {
+            names.push(entry?.path());
+        }
+        for path in names.iter().filter(|path| path.extension().is_some_and(|e| e == "json")) {
+            match self.left_at(path) {
+                Ok(found) => left.push(found),
+                Err(error) => {
+                    tracing::warn!("{}: not an instance that is asleep: {error}", path.display());
+                }
+            }
+        }
+        let of_one: HashSet<PathBuf> = left.iter().flat_map(|one| one.files.paths()).collect();
+        for path in names.iter().filter(|path| !of_one.contains(*path)) {
+            // It may have gone with the file beside it.
+            match fs::remove_file(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(left)
+    }
+
+    fn left_at(self: &Arc<Self>, path: &Path) -> io::Result<Left> {
+        let bad = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why.to_owned());
+        if fs::symlink_metadata(path)?.len() > NOTE_MAX {
+            return Err(bad("its note is too long"));
+        }
+        let note: AsleepNote = serde_json::from_slice(&fs::read(path)?)?;
+        if note.version != NOTE_VERSION {
+            return Err(bad("another version of Thaw wrote its note"));
+        }
+        let files = self.files(note.id).ok_or_else(|| bad("there are too many"))?;
+        let [own, image] = files.paths();
+        if own != path {
+            files.keep();
+            return Err(bad("its note has another number"));
+        }
+        let bytes = fs::symlink_metadata(image)?.blocks() * 512;
+        Ok(Left { note, files, bytes })
+    }
+
+    /// The files of one more instance.
+    fn files(self: &Arc<Self>, id: u64) -> Option<Files> {
+        let more = |count| (count < ASLEEP_MAX).then_some(count + 1);
+        self.count.fetch_update(Relaxed, Relaxed, more).ok()?;
+        Some(Files { space: self.clone(), id, is_kept: AtomicBool::new(false) })
+    }
+
+    /// A file for the memory of an instance, which may have so many bytes of it.
+    ///
+    /// # Errors
+    /// The disk is full, or is about to be; as many are asleep as may be.
+    pub(crate) fn new_file(self: &Arc<Self>, id: u64, most: u64) -> io::Result<NewAsleep> {
+        self.require_room(most)?;
+        let too_many = || {
+            io::Error::other(format!(
+                "{ASLEEP_MAX} instances of this node are asleep, as many as may be"
+            ))
+        };
+        let files = self.files(id).ok_or_else(too_many)?;
+        let [_, image] = files.paths();
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(image)?;
+        Ok(NewAsleep { files, file })
+    }
+
+    fn require_room(&self, bytes: u64) -> io::Result<()> {
+        let file_system = statvfs(&self.directory)?;
+        let left = file_system.f_bavail.saturating_mul(file_system.f_frsize);
+        match left.checked_sub(bytes) {
+            Some(left) if left >= LEFT_TO_OTHERS => Ok(()),
+            _ => Err(io::Error::from_raw_os_error(libc::ENOSPC)),
+        }
+    }
+
+    fn path(&self, id: u64, extension: &str) -> PathBuf {
+        self.directory.join(format!("{id}.{extension}"))
+    }
+}
+
+impl Files {
+    /// The note, and the image.
+    fn paths(&self) -> [PathBuf; 2] {
+        ["json", "image"].map(|extension| self.space.path(self.id, extension))
+    }
+
+    fn keep(&self) {
+        self.is_kept.store(true, Relaxed);
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        self.space.count.fetch_sub(1, Relaxed);
+        if self.is_kept.load(Relaxed) {
+            return;
+        }
+        for path in self.paths() {
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    tracing::warn!("cannot remove {}: {error}", path.display());
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+impl NewAsleep {
+    /// Where the image is to be written.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Bytes of the image on disk.
+    ///
+    /// # Errors
+    /// The host's.
+    pub fn bytes(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.blocks() * 512)
+    }
+
+    /// Makes it an instance that is asleep: from now on the next daemon finds it, too.
+    ///
+    /// # Errors
+    /// The disk is full or fails; nothing is left then.
+    pub fn commit(self, going: &Going, image: &AsleepImage) -> io::Result<Asleep> {
+        // A full disk may be noticed only now.
+        self.file.sync_data()?;
+        let bytes = self.bytes()?;
+        let note = AsleepNote {
+            version: NOTE_VERSION,
+            id: going.id,
+            function: going.function.clone(),
+            domain: going.tenant.name().domain().cloned(),
+            index: image.index,
+            image: image.checksum,
+            base: Some(ImageId(image.base.name)),
+            kernel: Some(image.kernel),
+            booted_ms: going.booted_ms,
+            idle_since_ms: ms_of(going.idle_since),
+            served: going.served,
+        };
+        self.files.write_note(&note)?;
+        let Self { files, .. } = self;
+        let asleep = Asleep {
+            files,
+            base: Some(image.base.clone()),
+            checksum: image.checksum,
+            tenant: going.tenant.clone(),
+            bytes,
+            booted_ms: going.booted_ms,
+            idle_since: going.idle_since,
+            served: going.served,
+        };
+        asleep.tenant.asleep_more(bytes);
+        Ok(asleep)
+    }
+}
+
+impl Files {
+    /// The name comes last, and with it the whole note.
+    fn write_note(&self, note: &AsleepNote) -> io::Result<()> {
+        let new = self.space.path(self.id, "new");
+        let text = serde_json::to_vec(note).expect("plain data");
+        let written = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&new)
+            .and_then(|mut file| io::Write::write_all(&mut file, &text))
+            .and_then(|()| fs::rename(&new, self.space.path(self.id, "json")));
+        if written.is_err() {
+            // It has been removed, or the next daemon removes it.
+            let _ = fs::remove_file(&new);
+        }
+        written
+    }
+}
+
+impl Left {
+    /// Leaves it to the next daemon.
+    pub fn keep(&self) {
+        self.files.keep();
+    }
+
+    /// Takes it over for a tenant.
+    pub fn take_over(self, tenant: Arc<Tenant>) -> Asleep {
+        let Self { note, files, bytes } = self;
+        tenant.asleep_more(bytes);
+        Asleep {
+            files,
+            base: None,
+            checksum: note.image,
+            tenant,
+            bytes,
+            booted_ms: note.booted_ms,
+            idle_since: instant_of(note.idle_since_ms),
+            served: note.served,
+        }
+    }
+}
+
+impl Asleep {
+    /// Number of the instance.
+    pub fn id(&self) -> u64 {
+        self.files.id
+    }
+
+    /// Bytes of its files on disk.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Its image, for reading only.
+    ///
+    /// # Errors
+    /// The host's.
+    pub fn open(&self) -> io::Result<File> {
+        let [_, image] = self.files.paths();
+        File::open(image)
+    }
+
+    /// What its image must have for a checksum.
+    pub fn checksum(&self) -> ImageId {
+        self.checksum
+    }
+
+    /// What its image differs from, if this daemon has it open.
+    pub fn base(&self) -> Option<&FreezeBase> {
+        self.base.as_ref()
+    }
+
+    /// Leaves its files to the next daemon, durably.
+    ///
+    /// # Errors
+    /// They may not outlive a loss of power.
+    pub fn keep(&self) -> io::Result<()> {
+        self.files.keep();
+        let [note, _] = self.files.paths();
+        File::open(note)?.sync_all()?;
+        File::open(&self.files.space.directory)?.sync_all()
+    }
+}
+
+impl Drop for Asleep {
+    fn drop(&mut self) {
+        self.tenant.asleep_less(self.bytes);
+    }
+}
+
+/// A moment of this process in milliseconds since 1970.
+fn ms_of(moment: Instant) -> u64 {
+    let then = SystemTime::now().checked_sub(moment.elapsed());
+    let since_epoch = then.and_then(|then| then.duration_since(UNIX_EPOCH).ok());
+    since_epoch.and_then(|since| u64::try_from(since.as_millis()).ok()).unwrap_or_default()
+}
+
+/// The reverse. What lies in the future, or before this machine was started, is taken for now.
+fn instant_of(ms: u64) -> Instant {
+    let now = Instant::now();
+    let then = UNIX_EPOCH.checked_add(Duration::from_millis(ms));
+    let age = then.and_then(|then| then.elapsed().ok()).unwrap_or_default();
+    now.checked_sub(age).unwrap_or(now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn note(id: u64) -> AsleepNote {
+        AsleepNote {
+            version: NOTE_VERSION,
+            id,
+            function: "f".parse().unwrap(),
+            domain: None,
+            index: IndexId([1; 32]),
+            image: ImageId([2; 32]),
+            base: None,
+            kernel: None,
+            booted_ms: 1,
+            idle_since_ms: 2,
+            served: 3,
+        }
+    }
+
+    fn names(directory: &Path) -> Vec<String> {
+        let entries = fs::read_dir(directory).unwrap();
+        let mut names: Vec<_> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn what_is_whole_is_found_by_the_next_daemon_and_the_rest_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        let space = AsleepSpace::at(directory.path().to_owned());
+        let whole = space.new_file(7, 0).unwrap();
+        whole.files.write_note(&note(7)).unwrap();
+        whole.files.keep();
+        // Killed before the note, in the middle of it, and with another's number in it.
+        space.new_file(8, 0).unwrap().files.keep();
+        fs::write(path("9.image"), "").unwrap();
+        fs::write(path("9.json"), "{").unwrap();
+        fs::write(path("10.image"), "").unwrap();
+        fs::write(path("10.json"), serde_json::to_vec(&note(7)).unwrap()).unwrap();
+        let old = AsleepNote { version: NOTE_VERSION + 1, ..note(11) };
+        fs::write(path("11.json"), serde_json::to_vec(&old).unwrap()).unwrap();
+        fs::write(path("12.json"), vec![b' '; NOTE_MAX as usize + 1]).unwrap();
+        fs::write(path("13.new"), "{").unwrap();
+
+        let next = AsleepSpace::at(directory.path().to_owned());
+        let left = next.left().unwrap();
+        assert_eq!(left.iter().map(|one| one.note.clone()).collect::<Vec<_>>(), [note(7)]);
+        assert_eq!(names(directory.path()), ["7.image", "7.json"]);
+        let mode = fs::metadata(path("7.json")).unwrap().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        drop(left);
+        assert!(names(directory.path()).is_empty());
+    }
+
+    #[test]
+    fn no_file_is_begun_for_which_there_is_no_room_or_no_place() {
+        let directory = tempfile::tempdir().unwrap();
+        let space = AsleepSpace::at(directory.path().to_owned());
+        let error = space.new_file(1, u64::MAX).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
+        space.count.store(ASLEEP_MAX, Relaxed);
+        let error = space.new_file(1, 0).unwrap_err();
+        assert!(error.to_string().contains("as many as may be"), "{error}");
+        assert!(names(directory.path()).is_empty());
+        space.count.store(ASLEEP_MAX - 1, Relaxed);
+        drop(space.new_file(1, 0).unwrap());
+        assert!(names(directory.path()).is_empty());
+    }
+
+    #[test]
+    fn moments_outlast_the_process_that_noted_them() {
+        let then = Instant::now().checked_sub(Duration::from_secs(5)).unwrap();
+        let again = instant_of(ms_of(then));
+        let apart = again.max(then) - again.min(then);
+        assert!(apart < Duration::from_secs(1), "{apart:?}");
+        assert!(instant_of(u64::MAX) <= Instant::now());
+    }
+}

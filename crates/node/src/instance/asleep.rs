@@ -1,0 +1,95 @@
+//! Images of instances that sleep: written to a file, and booted from it.
+
+use super::launch::{Client, Launcher, WakeError};
+use super::sandboxed::ImageBoots;
+use crate::asleep::AsleepImage;
+use crate::build::open_ancestor;
+use crate::tenants::check_file;
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+use thaw_abi::control::EntryPoint;
+use thaw_sandbox::{Fit, FreezeBase, Image, ImageError, Sandbox, cpu_features};
+use thaw_store::{ImageId, KernelId};
+
+impl ImageBoots {
+    /// Writes the memory of an instance of these that is at rest, and that does not go on. What it
+    /// differs from lies in the store.
+    ///
+    /// # Errors
+    /// One sentence for the operator.
+    pub fn write_asleep(
+        &self,
+        sandbox: &Sandbox,
+        rest: EntryPoint,
+        file: &File,
+    ) -> Result<AsleepImage, String> {
+        let base = self.stored.clone();
+        let report = self.write_difference(sandbox, rest, base.clone(), file, &mut || {})?;
+        self.check_quota(file)?;
+        Ok(AsleepImage {
+            stored: report.stored,
+            checksum: ImageId(report.checksum),
+            index: self.rootfs.id(),
+            kernel: KernelId(sandbox.kernel_build_id()),
+            base,
+        })
+    }
+
+    /// An error if the tenant may not have such a file.
+    fn check_quota(&self, file: &File) -> Result<(), String> {
+        if self.terms.tenant.quota().store.is_none() {
+            return Ok(());
+        }
+        // Nobody else finds room meanwhile that is there once.
+        let _turn = self.store.counting_turn().map_err(|error| error.to_string())?;
+        let bytes = file.metadata().map_err(|error| error.to_string())?.blocks() * 512;
+        check_file(&self.store, &self.terms.tenant, "this sleeping instance", bytes)
+            .map_err(|error| error.to_string())
+    }
+
+    /// Boots of an instance that sleeps in a file, with what its image differs from, if that is
+    /// open.
+    ///
+    /// # Errors
+    /// See [`Launcher::waken`].
+    pub fn waken(
+        &self,
+        file: File,
+        checksum: ImageId,
+        base: Option<&FreezeBase>,
+        clients: Vec<Arc<Client>>,
+    ) -> Result<Arc<dyn Launcher>, WakeError> {
+        let stored = base.unwrap_or(&self.stored);
+        let image = Image::open_with(file, &mut |ancestor| {
+            let open = stored.ancestor(&ancestor.name);
+            open.map_or_else(|| open_ancestor(&self.store, ancestor), Ok)
+        });
+        let image = image.and_then(|image| self.check(&image, checksum).map(|()| image))?;
+        let launcher = self.launcher_of(image, checksum.0, stored.clone(), clients);
+        Ok(Arc::new(launcher.map_err(WakeError::Later)?))
+    }
+
+    /// Checks that an image is the one that was written, and fits.
+    fn check(&self, image: &Image, checksum: ImageId) -> Result<(), ImageError> {
+        if image.header().checksum != checksum.0 {
+            return Err(ImageError::Damaged("it is another image"));
+        }
+        image.check_fit(&Fit {
+            // Zygotes are of the build that the function's image needs.
+            kernel_build: self.image.header().kernel_build,
+            index_hash: *self.rootfs.id().as_bytes(),
+            cpu_features: cpu_features(),
+        })
+    }
+}
+
+impl From<ImageError> for WakeError {
+    fn from(error: ImageError) -> Self {
+        match error {
+            // The host may be out of descriptors or memory.
+            ImageError::Read(error) => Self::Later(format!("its file cannot be read: {error}")),
+            error => Self::Lost(error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! Falling asleep: when the process of an instance ends, and a file is left of it.
+//!
+//! The instance rests while its memory is written. Clients may still be given to it, and wait. Only
+//! if none has come when the file is whole does the process end; otherwise the instance goes on,
+//! and the file is thrown away.
+
+use super::{IDLE_CHECK_MIN, Supervisor};
+use crate::asleep::{Asleep, Going};
+use crate::instance::connections::Outcome;
+use crate::instance::launch::{Report, SleepingInstance};
+use std::future::poll_fn;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::task::Poll;
+use std::time::Duration;
+use thaw_abi::control::EntryPoint;
+use thaw_sandbox::Twin;
+use tokio::sync::oneshot;
+use tokio::time::{Instant, timeout};
+
+use super::sleep::Sleep;
+
+/// Where to say how it went.
+pub(crate) type SleepReply = oneshot::Sender<Result<SleepingInstance, String>>;
+
+/// How long until it is tried again to put an instance to sleep.
+const SLEEP_AGAIN: Duration = Duration::from_millis(100);
+/// The same after it has failed.
+const SLEEP_AFTER_FAILURE: Duration = Duration::from_secs(60);
+/// How long the process of an instance may take to be gone.
+const GONE_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Most instances that are written at a time: each takes a processor, and the disk.
+const WRITERS_MAX: usize = 2;
+static WRITERS: AtomicUsize = AtomicUsize::new(0);
+
+/// Leave to write an instance, given back when it is dropped.
+#[derive(Debug)]
+pub(super) struct Turn;
+
+impl Turn {
+    fn take() -> Option<Self> {
+        let more = |count| (count < WRITERS_MAX).then_some(count + 1);
+        WRITERS.fetch_update(Relaxed, Relaxed, more).ok().map(|_| Self)
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        WRITERS.fetch_sub(1, Relaxed);
+    }
+}
+
+/// How far an instance is on its way to sleep.
+#[derive(Debug, Default)]
+pub(super) struct Sleepiness {
+    /// It was asked to come to rest.
+    asked: Option<Turn>,
+    /// Who wants it to sleep.
+    replies: Vec<SleepReply>,
+    /// When to try again what somebody waits for.
+    pub again: Option<Instant>,
+    /// Not before this is it tried again for nobody in particular.
+    not_before: Option<Instant>,
+    /// Others want its room: it ends if it cannot sleep.
+    ends_otherwise: bool,
+    /// What it was booted from, until it is known to run.
+    pub woken_from: Option<Arc<Asleep>>,
+}
+
+impl Sleepiness {
+    /// Whether its next rest is for its sleep.
+    pub fn is_asked(&self) -> bool {
+        self.asked.is_some()
+    }
+
+    fn answer(&mut self, outcome: &Result<SleepingInstance, String>) {
+        for reply in self.replies.drain(..) {
+            // Who has asked may have lost patience.
+            let _ = reply.send(outcome.clone());
+        }
+    }
+}
+
+/// Why an instance does not sleep.
+enum Refusal {
+    /// Somebody wants it.
+    Wanted,
+    /// Something is wrong: one sentence for the operator.
+    Failed(String),
+}
+
+impl From<io::Error> for Refusal {
+    fn from(error: io::Error) -> Self {
+        Self::Failed(format!("its memory cannot be written ({error}); make room on the disk"))
+    }
+}
+
+impl Supervisor {
+    /// The same for an instance that was asleep.
+    pub(crate) fn woken_from(mut self, asleep: Arc<Asleep>) -> Self {
+        self.sleepiness.woken_from = Some(asleep);
+        self
+    }
+
+    /// Since when it has had nothing to do for anybody, with or without clients that are connected
+    /// to it.
+    fn silent_since(&self, now: Instant) -> Option<std::time::Instant> {
+        if let Some(since) = self.service.idle_since(self.id) {
+            return Some(since);
+        }
+        let silent_for = self.connections.silent_for(self.patience)?;
+        now.into_std().checked_sub(silent_for)
+    }
+
+    /// Puts an instance that has had nothing to do for long to sleep. When to look again.
+    pub(super) fn sleep_if_silent(&mut self, now: Instant) -> Option<Instant> {
+        let after = self.service.config().limits.sleep_after?.0;
+        let Some(since) = self.silent_since(now) else {
+            return Some(now + after.max(IDLE_CHECK_MIN));
+        };
+        let due = Instant::from_std(since + after);
+        let due = self.sleepiness.not_before.map_or(due, |not_before| due.max(not_before));
+        if due > now {
+            return Some(due);
+        }
+        let again = match self.fall_asleep() {
+            Ok(()) => after.max(IDLE_CHECK_MIN),
+            Err(_) => SLEEP_AGAIN,
+        };
+        Some(now + again)
+    }
+
+    /// Puts the instance to sleep now, unless that has failed a short while ago. Nobody waits.
+    pub(super) fn sleep_now(&mut self, now: Instant) {
+        if self.sleepiness.not_before.is_none_or(|not_before| not_before <= now) {
+            // Where there are many, some wait for their turn.
+            let _ = self.fall_asleep();
+        }
+    }
+
+    /// Puts the instance to sleep for others who want its room. If it cannot sleep, it ends.
+    pub(super) fn make_room(&mut self, now: Instant) {
+        self.sleepiness.ends_otherwise = true;
+        let failed_lately = self.sleepiness.not_before.is_some_and(|not_before| not_before > now);
+        if failed_lately || self.service.shared().asleep_space().is_none() {
+            return self.leave();
+        }
+        if self.fall_asleep().is_err() {
+            self.sleepiness.again = Some(now + SLEEP_AGAIN);
+        }
+    }
+
+    /// Ends it, unless somebody has come meanwhile.
+    fn leave(&mut self) {
+        self.sleepiness.ends_otherwise = false;
+        match self.service.retire_if_idle(self.id) {
+            true => self.instance.kill(),
+            false => self.service.stays(self.id),
+        }
+    }
+
+    /// Puts the instance to sleep for somebody who waits.
+    pub(super) fn sleep_for(&mut self, reply: SleepReply) {
+        self.sleepiness.replies.push(reply);
+        self.sleep_if_wanted();
+    }
+
+    /// The same, if it is still wanted.
+    pub(super) fn sleep_if_wanted(&mut self) {
+        self.sleepiness.again = None;
+        self.sleepiness.replies.retain(|reply| !reply.is_closed());
+        let is_wanted = !self.sleepiness.replies.is_empty() || self.sleepiness.ends_otherwise;
+        if is_wanted && self.fall_asleep().is_err() {
+            self.sleepiness.again = Some(Instant::now() + SLEEP_AGAIN);
+        }
+    }
+
+    /// Asks the instance to come to rest for its sleep.
+    ///
+    /// # Errors
+    /// Something else is done with it now, or too many are written.
+    fn fall_asleep(&mut self) -> Result<(), ()> {
+        if self.sleepiness.is_asked() {
+            return Ok(());
+        }
+        let is_looked_at = self.rest.is_some() || self.twin.is_some() || self.sleep == Sleep::Begun;
+        if is_looked_at || self.sleepiness.woken_from.is_some() {
+            return Err(());
+        }
+        if self.going_to_sleep().is_none() {
+            self.stays_awake(Refusal::Wanted);
+            return Ok(());
+        }
+        let turn = Turn::take().ok_or(())?;
+        match self.instance.request_checkpoint(Twin::Refused) {
+            Ok(()) => self.sleepiness.asked = Some(turn),
+            Err(error) => self.stays_awake(Refusal::Failed(format!("it has ended ({error})"))),
+        }
+        Ok(())
+    }
+
+    /// The instance rests. Whether it sleeps now: its process is to end.
+    pub(super) fn at_rest_to_sleep(&mut self, rest: EntryPoint) -> bool {
+        let turn = self.sleepiness.asked.take();
+        // Others of the runtime's tasks go on elsewhere meanwhile.
+        let written = tokio::task::block_in_place(|| self.write_asleep(rest));
+        drop(turn);
+        let refusal = match written {
+            Ok((asleep, done)) => {
+                let clients = self.connections.take_clients();
+                match self.service.falls_asleep(asleep, clients) {
+                    Ok(()) => {
+                        self.sleepiness.answer(&Ok(done));
+                        return true;
+                    }
+                    Err(clients) => {
+                        self.connections.put_back(clients);
+                        Refusal::Wanted
+                    }
+                }
+            }
+            Err(refusal) => refusal,
+        };
+        self.go_on();
+        self.stays_awake(refusal);
+        false
+    }
+
+    /// What there is to say of it; `None`: some client waits for it.
+    fn going_to_sleep(&self) -> Option<Going> {
+        let silent_for = self.connections.silent_for(self.patience)?;
+        self.service.going_to_sleep(self.id, silent_for)
+    }
+
+    fn write_asleep(&mut self, rest: EntryPoint) -> Result<(Asleep, SleepingInstance), Refusal> {
+        let began = Instant::now();
+        let going = self.going_to_sleep().ok_or(Refusal::Wanted)?;
+        let space = self.service.shared().asleep_space().ok_or_else(|| {
+            Refusal::Failed("this daemon has no directory for sleeping instances".to_owned())
+        })?;
+        let new = space.new_file(self.id, self.service.config().limits.memory.bytes())?;
+        let image = self.instance.write_asleep(rest, new.file()).map_err(Refusal::Failed)?;
+        let launcher = self.service.launcher();
+        if launcher.index() != Some(image.index) || launcher.kernel_build() != Some(image.kernel) {
+            // Its function's zygotes could not boot it.
+            let why = "it was restored from a checkpoint of other files or of another kernel build";
+            return Err(Refusal::Failed(why.to_owned()));
+        }
+        // Whoever has come meanwhile does not wait for the disk.
+        if self.going_to_sleep().is_none() {
+            return Err(Refusal::Wanted);
+        }
+        let asleep = new.commit(&going, &image)?;
+        let write_ms = began.elapsed().as_secs_f64() * 1e3;
+        let (stored, on_disk) = (image.stored, asleep.bytes());
+        Ok((asleep, SleepingInstance { stored, on_disk, write_ms }))
+    }
+
+    /// It keeps its process; it is tried again later.
+    fn stays_awake(&mut self, refusal: Refusal) {
+        let why = match refusal {
+            Refusal::Wanted => {
+                self.sleepiness.ends_otherwise = false;
+                self.service.stays(self.id);
+                "a client waits for it; try again when it is idle".to_owned()
+            }
+            Refusal::Failed(why) => {
+                tracing::warn!(function = %self.service.name(), instance = self.id, "cannot put an instance to sleep, which stays as it is: {why}");
+                self.sleepiness.not_before = Some(Instant::now() + SLEEP_AFTER_FAILURE);
+                // There is no later for it.
+                if self.sleepiness.ends_otherwise || self.service.shared().is_draining() {
+                    self.leave();
+                }
+                why
+            }
+        };
+        self.sleepiness.answer(&Err(why));
+    }
+
+    /// Ends the process of an instance that is asleep, which nobody knows by its number any more.
+    pub(super) async fn lie_down(mut self) {
+        for (_, held) in self.connections.close() {
+            drop(held.end(Outcome::Closed));
+        }
+        self.instance.kill();
+        let gone = poll_fn(|context| match self.instance.poll_report(context) {
+            Poll::Ready(Report::Gone(_)) => Poll::Ready(()),
+            Poll::Ready(_) => {
+                context.waker().wake_by_ref();
+                Poll::Pending
+            }
+            Poll::Pending => Poll::Pending,
+        });
+        if timeout(GONE_PATIENCE, gone).await.is_err() {
+            tracing::warn!(function = %self.service.name(), instance = self.id, "the process of an instance that is asleep does not end");
+        }
+        // Its room is free only now.
+    }
+
+    /// It runs again after it was asleep: its files go, as soon as it outlives this daemon itself.
+    pub(super) fn runs_again(&mut self) {
+        if let Some(asleep) = self.sleepiness.woken_from.take() {
+            self.keep();
+            drop(asleep);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn so_many_are_written_at_a_time_at_most() {
+        let turns: Vec<_> = (0..WRITERS_MAX).map(|_| Turn::take().unwrap()).collect();
+        assert!(Turn::take().is_none());
+        drop(turns);
+        assert!(Turn::take().is_some());
+    }
+}
