@@ -414,6 +414,28 @@ fn memory_that_changes_all_the_time_is_copied_as_it_was_at_one_moment() {
     wait_until("the twin has ended", || children(pid_of(&daemon, "writer", original)).is_empty());
 }
 
+/// A copy brings all threads to rest: that is no moment to hibernate, with the copy still owed.
+#[test]
+fn an_instance_that_is_to_hibernate_is_copied_first() {
+    let home = built_home("copies-hibernating", &[]);
+    build_writer(&home, "writer", 4, "cpu = 2");
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let original = begin(&daemon, "writer");
+    let mut hibernating = thaw();
+    hibernating.env("THAW_HOME", daemon.home());
+    hibernating.args(["hibernate", "writer", "--instance", &original.to_string()]);
+    // It never has the time.
+    let mut waiting = hibernating.spawn().expect("thaw runs");
+    for _ in 0..5 {
+        let copy = fork(&daemon, original, 1)[0];
+        is_consistent(&daemon, "writer", copy);
+        kill(&daemon, "writer", copy);
+    }
+    is_consistent(&daemon, "writer", original);
+    waiting.kill().expect("it is ours");
+    waiting.wait().expect("it is ours");
+}
+
 /// Process id of an instance.
 #[track_caller]
 fn pid_of(daemon: &Daemon, function: &str, instance: u64) -> i32 {

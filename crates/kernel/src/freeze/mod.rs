@@ -43,14 +43,15 @@ fn waits_for_clients() -> bool {
     }
 }
 
-/// Freezes the sandbox if this is the moment; whether it has.
+/// Freezes the sandbox if this is the moment, or lets it rest if the host wants that; whether it
+/// has. A freeze comes first: nobody would ask for it again, and what ends a rest may never come.
 pub fn freeze_if_due() -> bool {
-    if let Some(rest) = freeze_request::take_rest() {
-        hibernate::rest(&rest);
+    if let Some(cause) = is_due() {
+        freeze(cause);
         return true;
     }
-    let cause = is_due();
-    cause.inspect(|&cause| freeze(cause)).is_some()
+    let rest = freeze_request::take_rest();
+    rest.inspect(hibernate::rest).is_some()
 }
 
 /// Reports to the host and waits until it says how to go on. A copy does not
