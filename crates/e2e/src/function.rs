@@ -211,3 +211,10 @@ pub fn copy_home(home: &Path, label: &str) -> PathBuf {
     run(Command::new("cp").args(["-a", "--reflink=auto"]).arg(home).arg(&copy)).success();
     copy
 }
+
+/// The prefetch file of some function, which is stored in the background after its first request.
+pub fn prefetch_file(home: &Path) -> Option<PathBuf> {
+    let files = fs::read_dir(home.join("store/images")).expect("images");
+    let mut paths = files.map(|file| file.expect("an entry").path());
+    paths.find(|path| path.extension().is_some_and(|extension| extension == "prefetch"))
+}

@@ -15,7 +15,7 @@ mod user;
 
 pub use binary::{changed_kernel, kernel_symbol, repository, thaw, thaw_binary};
 pub use daemon::{Daemon, DaemonOptions, wait_until};
-pub use function::{Function, Language, built_home, copy_home};
+pub use function::{Function, Language, built_home, copy_home, prefetch_file};
 pub use guest::{Fixture, Linking, compare_c, compare_python, compile, programs, python};
 pub use http::{Heard, Raw, Response, get, post, request, request_local};
 pub use outcome::{Outcome, run, run_with_input, run_within};

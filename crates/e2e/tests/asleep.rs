@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 use thaw_e2e::{
     Daemon, DaemonOptions, Function, Heard, Outcome, Raw, Response, built_home, copy_home, exists,
-    free_port, get, kill, request, run, skip, thaw, wait_until,
+    free_port, get, kill, prefetch_file, request, run, skip, thaw, wait_until,
 };
 
 const ALONE: &str = "isolation = \"instance\"\n[limits]\nconcurrency = 8\ninstances = 1\n\
@@ -563,6 +563,7 @@ fn sleepers_count_in_the_quota_of_their_tenant() {
         of_all.filter_map(|tenant| tenant["store"].as_u64()).sum::<u64>()
     };
     count(&daemon, "several");
+    wait_until("its prefetch file is stored, which counts, too", || prefetch_file(&home).is_some());
     let done = put_to_sleep(&daemon, "several");
     let on_disk = done["on_disk"].as_u64().expect("bytes");
     let asleep = stored();

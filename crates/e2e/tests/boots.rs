@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 use thaw_e2e::{
-    Daemon, DaemonOptions, Function, built_home, descendants, exists, get, kill, process,
-    repository, run, wait_until,
+    Daemon, DaemonOptions, Function, built_home, descendants, exists, get, kill, prefetch_file,
+    process, repository, run, wait_until,
 };
 
 const WARM: &str = "template = false";
@@ -535,12 +535,6 @@ fn drop_from_page_cache(directory: &Path) {
             fadvise(&file, 0, None, Advice::DontNeed).expect("advice");
         }
     }
-}
-
-fn prefetch_file(home: &Path) -> Option<PathBuf> {
-    let files = fs::read_dir(home.join("store/images")).expect("images");
-    let mut paths = files.map(|file| file.expect("an entry").path());
-    paths.find(|path| path.extension().is_some_and(|extension| extension == "prefetch"))
 }
 
 /// Bytes of the only tenant in the store.

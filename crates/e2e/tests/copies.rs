@@ -4,6 +4,7 @@ use serde_json::Value;
 use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
 use thaw_e2e::{
     Daemon, DaemonOptions, Outcome, built_home, get, repository, run, thaw, wait_until,
 };
@@ -414,6 +415,36 @@ fn memory_that_changes_all_the_time_is_copied_as_it_was_at_one_moment() {
     wait_until("the twin has ended", || children(pid_of(&daemon, "writer", original)).is_empty());
 }
 
+/// A command that has the writer hibernate, which never has the time.
+fn hibernating(daemon: &Daemon, instance: u64) -> Child {
+    let mut command = thaw();
+    command.env("THAW_HOME", daemon.home()).stderr(Stdio::null());
+    command.args(["hibernate", "writer", "--instance", &instance.to_string()]);
+    command.spawn().expect("thaw runs")
+}
+
+#[test]
+fn busy_instances_take_no_place_of_those_that_hibernate() {
+    let home = built_home("copies-busy", &[]);
+    build_writer(&home, "writer", 4, "cpu = 2");
+    build(&home, "quiet", ", \"quiet\"", "instance", &[]);
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let original = begin(&daemon, "writer");
+    let mut busy = vec![original];
+    busy.extend(fork(&daemon, original, 3));
+    begin(&daemon, "quiet");
+    let mut waiting: Vec<_> = busy.iter().map(|&one| hibernating(&daemon, one)).collect();
+    // At some time all of them were asked.
+    for _ in 0..10 {
+        command(&daemon, &["hibernate", "quiet"]).success();
+        command(&daemon, &["wake", "quiet"]).success();
+    }
+    for one in &mut waiting {
+        one.kill().expect("it is ours");
+        one.wait().expect("it is ours");
+    }
+}
+
 /// A copy brings all threads to rest: that is no moment to hibernate, with the copy still owed.
 #[test]
 fn an_instance_that_is_to_hibernate_is_copied_first() {
@@ -421,11 +452,7 @@ fn an_instance_that_is_to_hibernate_is_copied_first() {
     build_writer(&home, "writer", 4, "cpu = 2");
     let daemon = Daemon::start(&home, &DaemonOptions::default());
     let original = begin(&daemon, "writer");
-    let mut hibernating = thaw();
-    hibernating.env("THAW_HOME", daemon.home());
-    hibernating.args(["hibernate", "writer", "--instance", &original.to_string()]);
-    // It never has the time.
-    let mut waiting = hibernating.spawn().expect("thaw runs");
+    let mut waiting = hibernating(&daemon, original);
     for _ in 0..5 {
         let copy = fork(&daemon, original, 1)[0];
         is_consistent(&daemon, "writer", copy);

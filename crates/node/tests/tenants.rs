@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
+use thaw_node::asleep::AsleepSpace;
 use thaw_node::config::Quotas;
 
 /// Instances that serve one request after the other.
@@ -167,6 +168,22 @@ fn a_tenant_at_its_bound_ends_its_own_idle_instance_and_nobody_elses() {
         assert!(instances.iter().any(|instance| instance.function.as_str() == "other"));
     }
     eventually(|| node.shared.instances().len() == 2);
+}
+
+#[test]
+fn an_instance_that_never_comes_to_rest_keeps_nobody_elses_room() {
+    let node = Node::new(100);
+    let directory = tempfile::tempdir().unwrap();
+    node.shared.sleep_in(AsleepSpace::at(directory.path().to_owned()));
+    set(&node, "[domain.full]\ninstances = 1");
+    let limits = "queue = \"30s\"\nkeep_alive = \"60s\"";
+    let sleeps = format!("{limits}\nsleep_after = \"50s\"");
+    node.serve("sleeper", &of("full", KEPT, &sleeps), answering);
+    node.serve("other", &of("full", KEPT, limits), answering);
+    assert_eq!(node.connect().get("sleeper", "/").status, 200);
+    assert_eq!(node.connect().get("other", "/").status, 200);
+    let instances = node.shared.instances();
+    assert!(instances.iter().all(|instance| instance.function.as_str() == "other"));
 }
 
 #[test]

@@ -9,7 +9,6 @@ use crate::tenants::{SwapLease, SwapRoom};
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use thaw_abi::control::Resting;
@@ -17,26 +16,30 @@ use thaw_sandbox::{
     Awake, Deflated, FreezeBase, FreezeError, HibernateError, HibernateSpec, Hibernator, Recorder,
     Sandbox, Swapped, Timers, WorkingSet,
 };
-use tokio::task::JoinHandle;
+use tokio::sync::Semaphore;
+use tokio::task::{JoinHandle, spawn_blocking};
 
-/// Most instances that are written at a time: each takes a processor, and the disk.
+/// Most instances that are written at a time: each takes a processor, and the disk. No sandbox can
+/// keep a place: one that has come to rest waits for it, and gives it back when it is written.
 const WRITERS_MAX: usize = 2;
-static WRITERS: AtomicUsize = AtomicUsize::new(0);
+static WRITERS: Semaphore = Semaphore::const_new(WRITERS_MAX);
 
-/// Leave to give up memory, given back when it is dropped.
-struct Turn;
+/// An instance that is written, or waits for that. What it writes is thrown away if nobody wants
+/// it any more.
+struct Writer(JoinHandle<Result<Written, HibernateError>>);
 
-impl Turn {
-    fn take() -> Option<Self> {
-        let more = |count| (count < WRITERS_MAX).then_some(count + 1);
-        let relaxed = Ordering::Relaxed;
-        WRITERS.fetch_update(relaxed, relaxed, more).ok().map(|_| Self)
+impl Writer {
+    fn new(write: impl FnOnce() -> Result<Written, HibernateError> + Send + 'static) -> Self {
+        Self(tokio::spawn(async move {
+            let _place = WRITERS.acquire().await.map_err(io::Error::other)?;
+            spawn_blocking(write).await.map_err(io::Error::other)?
+        }))
     }
 }
 
-impl Drop for Turn {
+impl Drop for Writer {
     fn drop(&mut self) {
-        WRITERS.fetch_sub(1, Ordering::Relaxed);
+        self.0.abort();
     }
 }
 
@@ -58,12 +61,12 @@ enum Phase {
     /// It runs, or waits with its memory.
     Awake,
     /// It was asked to rest.
-    Asked(HibernationTerms, FreezeBase, Turn),
+    Asked(HibernationTerms, FreezeBase),
     /// It rests, and is written.
-    Writing(JoinHandle<Result<Written, HibernateError>>, Turn),
+    Writing(Writer),
     /// It was told to give up what was written, to this file. It keeps what it has if it goes on
     /// before it hears that.
-    Told(Box<Swapped>, Arc<SwapLease>, Turn),
+    Told(Box<Swapped>, Arc<SwapLease>),
     /// It has done so.
     Hibernated,
 }
@@ -160,20 +163,20 @@ impl Hibernation {
     /// Asks the sandbox to rest.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`]: it is on its way, or too many others are; others: it has
-    /// ended.
+    /// [`io::ErrorKind::WouldBlock`]: it is on its way; others: it has ended.
     pub fn begin(
         &mut self,
         sandbox: &mut Sandbox,
         terms: HibernationTerms,
         base: FreezeBase,
     ) -> io::Result<()> {
-        let turn = matches!(self.phase, Phase::Awake).then(Turn::take).flatten();
-        let turn = turn.ok_or(io::ErrorKind::WouldBlock)?;
+        if !matches!(self.phase, Phase::Awake) {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
         // No daemon before this one had the same moment.
         self.rest = monotonic_ns().max(self.rest + 1);
         sandbox.request_rest(self.rest, terms.timers)?;
-        self.phase = Phase::Asked(terms, base, turn);
+        self.phase = Phase::Asked(terms, base);
         Ok(())
     }
 
@@ -204,8 +207,7 @@ impl Hibernation {
             // It was not wanted any more; the sandbox hears that, too.
             return Ok(());
         }
-        let Phase::Asked(terms, base, turn) = std::mem::replace(&mut self.phase, Phase::Awake)
-        else {
+        let Phase::Asked(terms, base) = std::mem::replace(&mut self.phase, Phase::Awake) else {
             return Ok(());
         };
         let max_stored = terms.max_stored.min(terms.room.left(self.lease.as_deref()));
@@ -224,17 +226,15 @@ impl Hibernation {
         let old = self.lease.clone();
         let is_batch = is_batch_better(self.batch, self.faults);
         let write = move || write(hibernator, &terms, recorder, set, is_batch, old);
-        self.phase = Phase::Writing(tokio::task::spawn_blocking(write), turn);
+        self.phase = Phase::Writing(Writer::new(write));
         Ok(())
     }
 
     /// Passes on what was written; what has failed.
     pub fn poll(&mut self, sandbox: &mut Sandbox, context: &mut Context<'_>) -> Poll<Outcome> {
-        let Phase::Writing(writer, _) = &mut self.phase else { return Poll::Pending };
-        let Poll::Ready(joined) = Pin::new(writer).poll(context) else { return Poll::Pending };
-        let Phase::Writing(_, turn) = std::mem::replace(&mut self.phase, Phase::Awake) else {
-            return Poll::Pending;
-        };
+        let Phase::Writing(Writer(writing)) = &mut self.phase else { return Poll::Pending };
+        let Poll::Ready(joined) = Pin::new(writing).poll(context) else { return Poll::Pending };
+        self.phase = Phase::Awake;
         let written = joined.unwrap_or_else(|error| Err(io::Error::other(error).into()));
         let told = written.and_then(|written| {
             self.set = written.set;
@@ -242,7 +242,7 @@ impl Hibernation {
         });
         match told {
             Ok((swapped, lease)) => {
-                self.phase = Phase::Told(Box::new(swapped), lease, turn);
+                self.phase = Phase::Told(Box::new(swapped), lease);
                 Poll::Pending
             }
             Err(error) => {
@@ -256,7 +256,7 @@ impl Hibernation {
     /// The sandbox has given up its memory; `None`: nobody has told it to.
     pub fn hibernated(&mut self) -> Option<Outcome> {
         match std::mem::replace(&mut self.phase, Phase::Awake) {
-            Phase::Told(swapped, lease, _) => {
+            Phase::Told(swapped, lease) => {
                 let outcome = Outcome::Hibernated((*swapped).clone());
                 self.is_batch = swapped.is_batch();
                 (self.swapped, self.lease) = (Some(*swapped), Some(lease));
@@ -282,7 +282,7 @@ impl Hibernation {
         let Ok(recorder) = WorkingSet::recorder(sandbox) else { return };
         let recorded = Recorded::default();
         self.recorded = Some(recorded.clone());
-        tokio::task::spawn_blocking(move || match recorder.record_swap(&swapped) {
+        spawn_blocking(move || match recorder.record_swap(&swapped) {
             Ok(set) => *recorded.lock().expect("nobody panics with it") = Some(set),
             Err(error) => tracing::debug!("could not record a working set: {error}"),
         });
@@ -354,13 +354,5 @@ mod tests {
         assert!(is_batch_better(wakes(&[1000, 850]), wakes(&[900, 1200])));
         // A later, shorter one changes it.
         assert!(!is_batch_better(wakes(&[1000, 850]), wakes(&[900, 1200, 840])));
-    }
-
-    #[test]
-    fn so_many_are_written_at_a_time_at_most() {
-        let turns: Vec<_> = (0..WRITERS_MAX).map(|_| Turn::take().unwrap()).collect();
-        assert!(Turn::take().is_none());
-        drop(turns);
-        assert!(Turn::take().is_some());
     }
 }

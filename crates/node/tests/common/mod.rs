@@ -19,7 +19,7 @@ use thaw_node::instance::{
 };
 use thaw_node::node::NodeState;
 use thaw_node::service::Service;
-use thaw_sandbox::{BootTimes, GuestExit};
+use thaw_sandbox::{BootTimes, GuestExit, Twin};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 
@@ -209,6 +209,11 @@ impl Instance for ThreadInstance {
 
     fn request_rest(&mut self) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// It hears that, and never comes to rest.
+    fn request_checkpoint(&mut self, _: Twin) -> io::Result<()> {
+        Ok(())
     }
 
     fn freeze(&mut self, _: thaw_abi::control::EntryPoint) -> Result<FrozenInstance, String> {

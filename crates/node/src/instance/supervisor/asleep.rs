@@ -11,12 +11,11 @@ use crate::instance::launch::{Report, SleepingInstance};
 use std::future::poll_fn;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::task::Poll;
 use std::time::Duration;
 use thaw_abi::control::EntryPoint;
 use thaw_sandbox::Twin;
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
 use tokio::time::{Instant, timeout};
 
 use super::sleep::Sleep;
@@ -31,32 +30,21 @@ const SLEEP_AFTER_FAILURE: Duration = Duration::from_secs(60);
 /// How long the process of an instance may take to be gone.
 const GONE_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Most instances that are written at a time: each takes a processor, and the disk.
+/// How long an instance may take to come to rest.
+const REST_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Most instances that are written at a time: each takes a processor, and the disk. No sandbox can
+/// keep a place: it has one only while it is written.
 const WRITERS_MAX: usize = 2;
-static WRITERS: AtomicUsize = AtomicUsize::new(0);
-
-/// Leave to write an instance, given back when it is dropped.
-#[derive(Debug)]
-pub(super) struct Turn;
-
-impl Turn {
-    fn take() -> Option<Self> {
-        let more = |count| (count < WRITERS_MAX).then_some(count + 1);
-        WRITERS.fetch_update(Relaxed, Relaxed, more).ok().map(|_| Self)
-    }
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        WRITERS.fetch_sub(1, Relaxed);
-    }
-}
+static WRITERS: Semaphore = Semaphore::const_new(WRITERS_MAX);
 
 /// How far an instance is on its way to sleep.
 #[derive(Debug, Default)]
 pub(super) struct Sleepiness {
-    /// It was asked to come to rest.
-    asked: Option<Turn>,
+    /// It was asked to come to rest, until then.
+    pub asked: Option<Instant>,
+    /// It was asked, and has not come to rest in time.
+    pub is_late: bool,
     /// Who wants it to sleep.
     replies: Vec<SleepReply>,
     /// When to try again what somebody waits for.
@@ -186,27 +174,40 @@ impl Supervisor {
             return Ok(());
         }
         let is_looked_at = self.rest.is_some() || self.twin.is_some() || self.sleep == Sleep::Begun;
-        if is_looked_at || self.sleepiness.woken_from.is_some() {
+        let is_owed = self.sleepiness.is_late || self.sleepiness.woken_from.is_some();
+        if is_looked_at || is_owed || WRITERS.available_permits() == 0 {
             return Err(());
         }
         if self.going_to_sleep().is_none() {
             self.stays_awake(Refusal::Wanted);
             return Ok(());
         }
-        let turn = Turn::take().ok_or(())?;
         match self.instance.request_checkpoint(Twin::Refused) {
-            Ok(()) => self.sleepiness.asked = Some(turn),
+            Ok(()) => self.sleepiness.asked = Some(Instant::now() + REST_PATIENCE),
             Err(error) => self.stays_awake(Refusal::Failed(format!("it has ended ({error})"))),
         }
         Ok(())
     }
 
+    /// It has not come to rest in time, and may never do so: others do not wait for it.
+    pub(super) fn does_not_rest(&mut self) {
+        self.sleepiness.asked = None;
+        self.sleepiness.is_late = true;
+        let patience = REST_PATIENCE.as_secs();
+        self.stays_awake(Refusal::Failed(format!("it did not come to rest within {patience} s")));
+    }
+
     /// The instance rests. Whether it sleeps now: its process is to end.
     pub(super) fn at_rest_to_sleep(&mut self, rest: EntryPoint) -> bool {
-        let turn = self.sleepiness.asked.take();
+        self.sleepiness.asked = None;
+        let Ok(place) = WRITERS.try_acquire() else {
+            self.go_on();
+            self.sleepiness.again = Some(Instant::now() + SLEEP_AGAIN);
+            return false;
+        };
         // Others of the runtime's tasks go on elsewhere meanwhile.
         let written = tokio::task::block_in_place(|| self.write_asleep(rest));
-        drop(turn);
+        drop(place);
         let refusal = match written {
             Ok((asleep, done)) => {
                 let clients = self.connections.take_clients();
@@ -305,18 +306,5 @@ impl Supervisor {
             self.keep();
             drop(asleep);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn so_many_are_written_at_a_time_at_most() {
-        let turns: Vec<_> = (0..WRITERS_MAX).map(|_| Turn::take().unwrap()).collect();
-        assert!(Turn::take().is_none());
-        drop(turns);
-        assert!(Turn::take().is_some());
     }
 }

@@ -253,6 +253,10 @@ impl Supervisor {
                         return self.lie_down().await;
                     }
                 }
+                Step::Report(Report::AtRest(_)) if self.sleepiness.is_late => {
+                    self.sleepiness.is_late = false;
+                    self.go_on();
+                }
                 Step::Report(Report::AtRest(rest)) => self.at_rest(rest),
                 Step::Report(Report::Hibernated(hibernated)) => self.hibernated(&hibernated),
                 Step::Report(Report::NotHibernated(why)) => self.not_hibernated(&why),
@@ -299,6 +303,7 @@ impl Supervisor {
             self.idle_look,
             self.hibernate_again,
             self.sleepiness.again,
+            self.sleepiness.asked,
             self.connections.next_look(),
         ];
         looks.into_iter().flatten().min()
@@ -319,6 +324,9 @@ impl Supervisor {
         }
         if is_due(self.hibernate_again) {
             self.hibernate_if_wanted();
+        }
+        if is_due(self.sleepiness.asked) {
+            self.does_not_rest();
         }
         if is_due(self.sleepiness.again) {
             self.sleep_if_wanted();

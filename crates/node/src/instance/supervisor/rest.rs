@@ -82,7 +82,7 @@ impl Rest {
 impl Supervisor {
     /// Asks the instance to come to rest, for one who wants it at a time.
     pub(super) fn ask_to_rest(&mut self, rest: Rest, twin: Twin) {
-        if self.sleepiness.is_asked() {
+        if self.sleepiness.is_asked() || self.sleepiness.is_late {
             return rest.refuse("it is being put to sleep; try again".to_owned());
         }
         let is_taken = match &self.rest {
