@@ -1,8 +1,9 @@
 //! Printing what verbs found: tables for people, JSON for programs.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, Outcome};
 use serde::Serialize;
 use std::io::{self, ErrorKind, Write};
+use std::process::ExitCode;
 
 /// Writes text to standard output.
 pub fn print(text: &str) -> Result<(), Failure> {
@@ -18,6 +19,19 @@ pub fn print(text: &str) -> Result<(), Failure> {
 pub fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     let text = serde_json::to_string_pretty(value)?;
     print(&format!("{text}\n"))
+}
+
+/// Tells what a verb has done: all of it as JSON, or a line for people.
+pub fn print_done<T: Serialize>(
+    as_json: bool,
+    done: &T,
+    line: impl FnOnce(&T) -> String,
+) -> Outcome {
+    match as_json {
+        true => print_json(done)?,
+        false => print(&format!("{}\n", line(done)))?,
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// A table whose columns are as wide as their widest cell.
@@ -52,6 +66,11 @@ impl Table {
         }
         text
     }
+}
+
+/// Numbers for people.
+pub fn list(numbers: &[u64]) -> String {
+    numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// A number of bytes for people.

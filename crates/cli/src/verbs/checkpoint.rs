@@ -1,10 +1,9 @@
 //! `thaw checkpoint`: a live instance, written to the store.
 
-use crate::client::{Daemon, DaemonArguments};
+use super::instance::{Telling, mib};
 use crate::failure::Outcome;
 use crate::output;
 use clap::Args;
-use std::process::ExitCode;
 use thaw_node::service::CheckpointTaken;
 
 /// Write a live instance to the store, by a name.
@@ -24,31 +23,23 @@ pub struct Arguments {
     instance: u64,
     /// Name of the checkpoint.
     name: String,
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    daemon: DaemonArguments,
+    telling: Telling,
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
-    let daemon = Daemon::find(&arguments.daemon)?;
     let (instance, name) = (arguments.instance, output::escape(&arguments.name));
-    let done: CheckpointTaken =
-        daemon.post(&format!("/instances/{instance}/checkpoint?name={name}"))?;
-    if arguments.json {
-        output::print_json(&serde_json::to_value(&done).expect("plain data"))?;
-    } else {
-        output::print(&format!(
+    let path = format!("/instances/{instance}/checkpoint?name={name}");
+    arguments.telling.post(&path, |done: &CheckpointTaken| {
+        format!(
             "wrote instance {} of {} as {}: {:.1} MiB that differ from {} image(s); it rested for \
-             {:.1} ms\n",
+             {:.1} ms",
             done.instance,
             done.function,
             done.checkpoint.name,
-            done.checkpoint.stored as f64 / f64::from(1 << 20),
+            mib(done.checkpoint.stored),
             done.checkpoint.ancestors,
             done.pause_us as f64 / 1e3,
-        ))?;
-    }
-    Ok(ExitCode::SUCCESS)
+        )
+    })
 }

@@ -1,11 +1,10 @@
 //! `thaw fork`: copies of a live instance.
 
-use crate::client::{Daemon, DaemonArguments};
+use super::instance::Telling;
 use crate::failure::Outcome;
 use crate::output;
 use clap::Args;
 use std::num::NonZeroU32;
-use std::process::ExitCode;
 use thaw_node::service::Forked;
 
 /// Copy a live instance with all that it has in memory.
@@ -26,29 +25,21 @@ pub struct Arguments {
     /// How many copies.
     #[arg(short = 'n', long = "copies", value_name = "N", default_value = "1")]
     copies: NonZeroU32,
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    daemon: DaemonArguments,
+    telling: Telling,
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
-    let daemon = Daemon::find(&arguments.daemon)?;
     let (instance, copies) = (arguments.instance, arguments.copies);
-    let done: Forked = daemon.post(&format!("/instances/{instance}/fork?copies={copies}"))?;
-    if arguments.json {
-        output::print_json(&serde_json::to_value(&done).expect("plain data"))?;
-    } else {
-        let ids: Vec<_> = done.ids.iter().map(u64::to_string).collect();
-        output::print(&format!(
-            "copied instance {} of {} as {}; it rested for {:.1} ms, and all ran after {:.1} ms\n",
+    let path = format!("/instances/{instance}/fork?copies={copies}");
+    arguments.telling.post(&path, |done: &Forked| {
+        format!(
+            "copied instance {} of {} as {}; it rested for {:.1} ms, and all ran after {:.1} ms",
             done.instance,
             done.function,
-            ids.join(", "),
+            output::list(&done.ids),
             done.pause_us as f64 / 1e3,
             done.running_us as f64 / 1e3,
-        ))?;
-    }
-    Ok(ExitCode::SUCCESS)
+        )
+    })
 }

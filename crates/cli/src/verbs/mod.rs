@@ -28,6 +28,7 @@ pub mod sleep;
 pub mod tenants;
 pub mod wake;
 
+mod instance;
 mod limits;
 mod listen;
 mod mounts;

@@ -435,8 +435,8 @@ impl Service {
         }
     }
 
-    /// Has a hibernated instance take its memory back, the given one or else the one that was
-    /// used last; `None`: it was awake.
+    /// Has a hibernated instance take its memory back, the given one or else the one that has been
+    /// idle longest; `None`: it was awake.
     ///
     /// # Errors
     /// One sentence for the operator.
