@@ -251,6 +251,34 @@ fn swap_files_have_a_quota() {
     });
 }
 
+/// The swap file that a process has open.
+fn swap_file(pid: u32) -> fs::File {
+    let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).expect("root may read this");
+    let paths = descriptors.map(|entry| entry.expect("an entry").path());
+    let is_swap = |path: &PathBuf| {
+        fs::read_link(path).is_ok_and(|link| link.to_string_lossy().contains("/swap/"))
+    };
+    let found = paths.into_iter().find(is_swap).expect("it has one");
+    fs::File::open(found).expect("root may open it")
+}
+
+/// Whoever keeps a descriptor of a file that was replaced keeps no disk by that.
+#[test]
+fn a_swap_file_that_was_replaced_takes_no_disk() {
+    let daemon = daemon("replaced");
+    count(&daemon, "told");
+    wait_for_state(&daemon, "told", "idle");
+    hibernate(&daemon, "told");
+    let kept = swap_file(instance(&daemon, "told").0);
+    assert!(kept.metadata().expect("metadata").len() > 1 << 20);
+    for round in 2..5 {
+        assert_eq!(count(&daemon, "told"), round);
+        wait_for_state(&daemon, "told", "woken-up");
+        hibernate(&daemon, "told");
+        assert_eq!(kept.metadata().expect("metadata").len(), 0);
+    }
+}
+
 /// Nothing of the memory is left where somebody could find it.
 #[test]
 fn swap_files_have_no_names() {

@@ -6,6 +6,7 @@
 use crate::clock::monotonic_ns;
 use crate::swap::SwapSpace;
 use crate::tenants::{SwapLease, SwapRoom};
+use std::fs::File;
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
@@ -66,7 +67,7 @@ enum Phase {
     Writing(Writer),
     /// It was told to give up what was written, to this file. It keeps what it has if it goes on
     /// before it hears that.
-    Told(Box<Swapped>, Arc<SwapLease>),
+    Told(Box<Swapped>, Arc<Given>),
     /// It has done so.
     Hibernated,
 }
@@ -103,10 +104,26 @@ fn is_batch_better(batch: Wakes, faults: Wakes) -> bool {
     }
 }
 
+/// A swap file that a sandbox was given.
+struct Given {
+    /// Its room.
+    lease: SwapLease,
+    file: File,
+}
+
+impl Given {
+    /// Gives the disk back, whoever keeps a descriptor of the file: the sandbox does not need it.
+    fn discard(&self) {
+        if let Err(error) = self.file.set_len(0) {
+            tracing::warn!("a swap file that was replaced keeps its disk: {error}");
+        }
+    }
+}
+
 /// What a writer brings.
 struct Written {
     deflated: Deflated,
-    lease: Arc<SwapLease>,
+    given: Given,
     /// The pages that it has needed since it last woke.
     set: Option<Arc<WorkingSet>>,
 }
@@ -118,8 +135,8 @@ pub(super) struct Hibernation {
     rest: u64,
     /// The swap file that it has memory in.
     swapped: Option<Swapped>,
-    /// The room of that file.
-    lease: Option<Arc<SwapLease>>,
+    /// That file.
+    given: Option<Arc<Given>>,
     /// The pages that come back at once when it wakes (REAP).
     set: Option<Arc<WorkingSet>>,
     /// The same, as it is being recorded.
@@ -149,7 +166,7 @@ impl Default for Hibernation {
             phase: Phase::Awake,
             rest: 0,
             swapped: None,
-            lease: None,
+            given: None,
             set: None,
             recorded: None,
             is_batch: false,
@@ -210,7 +227,8 @@ impl Hibernation {
         let Phase::Asked(terms, base) = std::mem::replace(&mut self.phase, Phase::Awake) else {
             return Ok(());
         };
-        let max_stored = terms.max_stored.min(terms.room.left(self.lease.as_deref()));
+        let max_stored =
+            terms.max_stored.min(terms.room.left(self.given.as_ref().map(|given| &given.lease)));
         let spec = HibernateSpec { max_stored, base: Some(base) };
         let hibernator = sandbox.hibernator(resting, spec)?;
         if let Some(recorded) = self.recorded.take() {
@@ -223,7 +241,7 @@ impl Hibernation {
             _ => None,
         };
         let set = self.set.clone();
-        let old = self.lease.clone();
+        let old = self.given.clone();
         let is_batch = is_batch_better(self.batch, self.faults);
         let write = move || write(hibernator, &terms, recorder, set, is_batch, old);
         self.phase = Phase::Writing(Writer::new(write));
@@ -238,11 +256,11 @@ impl Hibernation {
         let written = joined.unwrap_or_else(|error| Err(io::Error::other(error).into()));
         let told = written.and_then(|written| {
             self.set = written.set;
-            Ok((sandbox.hibernate(written.deflated)?, written.lease))
+            Ok((sandbox.hibernate(written.deflated)?, written.given))
         });
         match told {
-            Ok((swapped, lease)) => {
-                self.phase = Phase::Told(Box::new(swapped), lease);
+            Ok((swapped, given)) => {
+                self.phase = Phase::Told(Box::new(swapped), Arc::new(given));
                 Poll::Pending
             }
             Err(error) => {
@@ -256,10 +274,13 @@ impl Hibernation {
     /// The sandbox has given up its memory; `None`: nobody has told it to.
     pub fn hibernated(&mut self) -> Option<Outcome> {
         match std::mem::replace(&mut self.phase, Phase::Awake) {
-            Phase::Told(swapped, lease) => {
+            Phase::Told(swapped, given) => {
                 let outcome = Outcome::Hibernated((*swapped).clone());
                 self.is_batch = swapped.is_batch();
-                (self.swapped, self.lease) = (Some(*swapped), Some(lease));
+                self.swapped = Some(*swapped);
+                if let Some(old) = self.given.replace(given) {
+                    old.discard();
+                }
                 self.phase = Phase::Hibernated;
                 Some(outcome)
             }
@@ -294,7 +315,10 @@ impl Hibernation {
         if awake.rest != self.rest {
             return self.rest == 0;
         }
-        self.phase = Phase::Awake;
+        if let Phase::Told(_, given) = std::mem::replace(&mut self.phase, Phase::Awake) {
+            // It has gone on before it took the file.
+            given.discard();
+        }
         if let Some(answered_ns) = awake.answered_ns.filter(|_| awake.was_hibernated) {
             let wakes = if self.is_batch { &mut self.batch } else { &mut self.faults };
             wakes.note(answered_ns.saturating_sub(awake.woken_ns));
@@ -310,7 +334,7 @@ fn write(
     recorder: Option<(Recorder, Swapped)>,
     mut set: Option<Arc<WorkingSet>>,
     is_batch: bool,
-    old: Option<Arc<SwapLease>>,
+    old: Option<Arc<Given>>,
 ) -> Result<Written, HibernateError> {
     if let Some((recorder, swapped)) = recorder {
         match recorder.record_swap(&swapped) {
@@ -319,8 +343,9 @@ fn write(
             Err(error) => tracing::debug!("could not record a working set: {error}"),
         }
     }
-    let old = old.as_deref();
+    let old = old.as_ref().map(|old| &old.lease);
     let swap = terms.space.new_file(terms.max_stored.min(terms.room.left(old)))?;
+    let file = swap.write.try_clone()?;
     let deflated = match hibernator.write(swap, set.as_deref().filter(|_| is_batch)) {
         Err(HibernateError::Write(FreezeError::TooLarge { needed, .. }))
             if needed <= terms.max_stored =>
@@ -332,8 +357,8 @@ fn write(
         deflated => deflated?,
     };
     // Others of the tenant may have taken the room meanwhile.
-    let lease = Arc::new(terms.room.take(deflated.swapped.file_len, old)?);
-    Ok(Written { deflated, lease, set })
+    let lease = terms.room.take(deflated.swapped.file_len, old)?;
+    Ok(Written { deflated, given: Given { lease, file }, set })
 }
 
 #[cfg(test)]

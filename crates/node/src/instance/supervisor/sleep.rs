@@ -79,6 +79,10 @@ impl Supervisor {
     }
 
     pub(super) fn begin_hibernation(&mut self) -> std::io::Result<()> {
+        if self.twin.is_some() {
+            // It has memory in the swap file that would be replaced.
+            return Err(std::io::ErrorKind::WouldBlock.into());
+        }
         let space = self.service.shared().swap_space().ok_or_else(|| {
             std::io::Error::other("this daemon has no directory for swap files; see its log")
         })?;
