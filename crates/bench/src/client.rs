@@ -49,7 +49,7 @@ pub(crate) fn exchange(
 
 /// Asks again and again until there is an answer.
 pub(crate) fn eventually<T>(question: impl Fn() -> Option<T>) -> Option<T> {
-    let deadline = Instant::now() + Duration::from_secs(5);
+    let deadline = Instant::now() + Duration::from_secs(30);
     loop {
         if let Some(answer) = question() {
             return Some(answer);

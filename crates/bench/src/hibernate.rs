@@ -208,8 +208,8 @@ impl Subject {
     /// The only instance, once it is idle.
     fn idle(&self) -> Result<InstanceInfo, BenchError> {
         let idle = || {
-            let all = self.instances();
-            all.into_iter().find(|instance| instance.state.may_hibernate())
+            let [only] = <[InstanceInfo; 1]>::try_from(self.instances()).ok()?;
+            only.state.may_hibernate().then_some(only)
         };
         eventually(idle).ok_or(BenchError::NoPhase("that it is idle"))
     }
@@ -234,6 +234,8 @@ impl Subject {
         self.rig.wait_empty()?;
         for _ in 0..WARMING {
             self.ask()?;
+            // Another one would be booted beside one that is still busy.
+            self.idle()?;
         }
         Ok(self.idle()?.id)
     }

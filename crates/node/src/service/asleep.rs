@@ -473,6 +473,9 @@ impl Service {
             slot.connections += sleeper.clients.len() as u32;
             slot.idle_since = slot.idle_since.filter(|_| slot.connections == 0);
             table.put_back(mem::take(&mut sleeper.clients));
+        } else {
+            // Its function was removed meanwhile, or it was to end.
+            table.tell(Command::End);
         }
         slots.insert(id, slot);
         slots.perhaps_free.insert(id);
