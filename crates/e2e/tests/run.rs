@@ -11,8 +11,8 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 use thaw_e2e::{
-    Linking, Outcome, compile, descendants, exists, process, python, run, run_with_input, thaw,
-    thaw_binary, wait_until,
+    Linking, Outcome, compile, descendants, exists, free_port, get, process, python, run,
+    run_with_input, thaw, thaw_binary, wait_until,
 };
 
 fn sandboxed(arguments: &[&str], command: &[&str]) -> Outcome {
@@ -121,6 +121,46 @@ fn converse(cpus: &str, command: &[&str]) {
     }
     drop(stdin);
     assert!(child.wait().expect("our child").success());
+}
+
+/// Clients of two ports, some of them there before the program listens.
+#[test]
+fn published_ports_lead_to_the_program() {
+    let script = "import http.server, threading, time\n\
+                  time.sleep(0.3)\n\
+                  for port in (8000, 8001):\n    \
+                      handler = http.server.SimpleHTTPRequestHandler\n    \
+                      server = http.server.ThreadingHTTPServer(('0.0.0.0', port), handler)\n    \
+                      threading.Thread(target=server.serve_forever).start()";
+    let ports = [free_port(), free_port()].map(|port| port.to_string());
+    let [first, second] = &ports;
+    let mut child = thaw()
+        .args(["run", "--as-root", "--rootfs", "/", "-w", "/usr"])
+        .args(["-p", &format!("{first}:8000"), "--publish", &format!("127.0.0.1:{second}:8001")])
+        .arg("--")
+        .arg(python())
+        .args(["-c", script])
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("thaw");
+    let addresses = ports.clone().map(|port| format!("127.0.0.1:{port}").parse().expect("one"));
+    wait_until("it is there", || std::net::TcpStream::connect(addresses[1]).is_ok());
+    thread::scope(|scope| {
+        for _ in 0..8 {
+            for address in addresses {
+                scope.spawn(move || {
+                    let listing = get(address, "localhost", "/");
+                    assert_eq!(listing.status, 200);
+                    assert!(listing.text().contains("bin/"), "{}", listing.text());
+                });
+            }
+        }
+    });
+    let taken = sandboxed(&["-p", &format!("{first}:80")], &["/bin/true"]);
+    assert_eq!(taken.code, Some(1), "{}", taken.stdout);
+    assert!(taken.stderr.contains("choose another port"), "{}", taken.stderr);
+    kill_process(Pid::from_child(&child), Signal::TERM).expect("it runs");
+    assert_eq!(child.wait().expect("our child").code(), Some(128 + 15));
 }
 
 #[test]

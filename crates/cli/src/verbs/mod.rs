@@ -32,4 +32,5 @@ mod instance;
 mod limits;
 mod listen;
 mod mounts;
+mod publish;
 mod terminal;

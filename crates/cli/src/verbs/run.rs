@@ -2,6 +2,7 @@
 
 use super::download::ProgressLine;
 use super::limits::WeakLimitsArgument;
+use super::publish::{Publish, Published};
 use super::{mounts, terminal};
 use crate::failure::{Failure, Outcome};
 use clap::Args;
@@ -38,6 +39,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 #[command(after_help = "Examples:\n  \
     thaw run python:3.12-slim -- python3 -c 'print(\"hello\")'\n  \
     thaw run -it -v .:/work -w /work debian:12 -- bash\n  \
+    thaw run -p 8080:80 nginx\n  \
     thaw run --rootfs / -- python3 -c 'print(\"hello\")'\n  \
     thaw run --rootfs / --allow-egress '*:443' -- curl https://example.com/\n  \
     thaw run --rootfs / --bind .:/work:rw --workdir /work -- make\n  \
@@ -84,6 +86,10 @@ pub struct Arguments {
     /// otherwise.
     #[arg(long, short, value_name = "HOST:GUEST[:ro]")]
     volume: Vec<String>,
+    /// Pass clients of a port of this host on to a port that the program listens on. They come from
+    /// this host only, unless an address is given: 0.0.0.0 lets everybody in.
+    #[arg(long, short, value_name = "[ADDRESS:]PORT:PORT")]
+    publish: Vec<Publish>,
     /// Working directory in the sandbox [default: that of the image, or /]
     #[arg(long, short, value_name = "DIR")]
     workdir: Option<OsString>,
@@ -239,8 +245,9 @@ pub fn run(arguments: Arguments) -> Outcome {
     runtime.block_on(async {
         // Signals that arrive from here on are the program's.
         let mut signals = Signals::listen()?;
+        let published = Published::open(&arguments.publish).await?;
         let outcome = match parent.create() {
-            Ok(zygote) => attend(zygote.start(&spec)?, &mut signals, hint).await,
+            Ok(zygote) => attend(zygote.start(&spec)?, &mut signals, published, hint).await,
             Err(error) => Err(error.into()),
         };
         last_words(&console, &mut signals).await;
@@ -385,7 +392,12 @@ async fn last_words(console: &Console, signals: &mut Signals) {
 }
 
 /// Serves the sandbox and passes signals on until the program has ended.
-async fn attend(sandbox: Sandbox, signals: &mut Signals, hint: &str) -> Outcome {
+async fn attend(
+    sandbox: Sandbox,
+    signals: &mut Signals,
+    mut published: Published,
+    hint: &str,
+) -> Outcome {
     let mut sandbox = watch_sandbox(sandbox)?;
     let mut exit = None;
     loop {
@@ -411,7 +423,7 @@ async fn attend(sandbox: Sandbox, signals: &mut Signals, hint: &str) -> Outcome 
                 | Event::ConnectionClosed { .. },
             ) => {}
             Progress::Busy => tokio::task::yield_now().await,
-            Progress::Idle => wait(&mut sandbox, signals).await?,
+            Progress::Idle => wait(&mut sandbox, signals, &mut published).await?,
         }
     }
     // Version 1 of control groups kills one process of several, and the program that
@@ -438,11 +450,16 @@ fn rights_hint(arguments: &Arguments) -> &'static str {
 }
 
 /// Waits until the sandbox has something to say, passing signals on meanwhile.
-async fn wait(sandbox: &mut AsyncFd<Sandbox>, signals: &mut Signals) -> io::Result<()> {
+async fn wait(
+    sandbox: &mut AsyncFd<Sandbox>,
+    signals: &mut Signals,
+    published: &mut Published,
+) -> io::Result<()> {
     let wants_write = sandbox.get_ref().wants_write();
     tokio::select! {
         ready = sandbox.readable() => ready?.clear_ready(),
         ready = sandbox.writable(), if wants_write => ready?.clear_ready(),
+        wanted = published.wanted() => ignore_end(published.serve(sandbox.get_ref(), wanted))?,
         number = signals.next() => {
             let sandbox = sandbox.get_mut();
             let terminal = window([io::stdin().as_fd(), io::stdout().as_fd(), io::stderr().as_fd()]);

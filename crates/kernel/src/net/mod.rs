@@ -77,12 +77,46 @@ pub struct Network {
     early: KernelCell<Early>,
 }
 
-/// Connections that came before the program has listened for the first time: it
-/// was frozen earlier than that, through `/dev/thaw`.
+/// Connections that came before the program has listened on their port for the first time: it has
+/// just been started, or was frozen earlier than that, through `/dev/thaw`.
 #[derive(Default)]
 struct Early {
-    has_listened: bool,
+    /// The ports of clients that somebody has listened on.
+    listened: Vec<u16>,
     waiting: Vec<(thaw_abi::control::Connection, OfBoot<HostFd>)>,
+}
+
+impl Early {
+    /// Keeps a connection to `port` if nobody has listened there yet; whether it does.
+    fn keep(&mut self, connection: &thaw_abi::control::Connection, port: u16, fd: HostFd) -> bool {
+        let keeps = port != 0 && !self.listened.contains(&port) && self.waiting.len() < EARLY_MAX;
+        if keeps {
+            self.waiting.push((*connection, OfBoot::new(fd)));
+        }
+        keeps
+    }
+
+    /// Who is waiting for ports that somebody listens on now: the function's `own` one or others
+    /// that clients have come to.
+    fn take(
+        &mut self,
+        own: u16,
+        is_listening: impl Fn(u16) -> bool,
+    ) -> Vec<(thaw_abi::control::Connection, OfBoot<HostFd>)> {
+        let came_to = self.waiting.iter().map(|(connection, _)| connection.local.port);
+        let mut new: Vec<u16> = core::iter::once(own).chain(came_to).collect();
+        new.retain(|&port| port != 0 && !self.listened.contains(&port) && is_listening(port));
+        new.sort_unstable();
+        new.dedup();
+        // No host has more ports for clients.
+        let room = EARLY_MAX.saturating_sub(self.listened.len());
+        self.listened.extend(new.iter().take(room));
+        let (ready, waiting) = core::mem::take(&mut self.waiting)
+            .into_iter()
+            .partition(|(connection, _)| new.contains(&connection.local.port));
+        self.waiting = waiting;
+        ready
+    }
 }
 
 /// Those that are still there.
@@ -118,20 +152,15 @@ impl Network {
         }
     }
 
-    /// Puts a connection that the host handed in into the accept queue of the
-    /// socket that listens on `port`. Without one, it waits if there never was
-    /// one, and is closed otherwise.
-    pub fn deliver(&self, port: u16, connection: &thaw_abi::control::Connection, fd: HostFd) {
+    /// Puts a connection that the host handed in into the accept queue of the socket that listens
+    /// on its port. Without one, it waits if there never was one, and is closed otherwise.
+    pub fn deliver(&self, connection: &thaw_abi::control::Connection, fd: HostFd) {
+        let port = connection.local.port;
         let Some(listener) = self.tcp.ports.listeners_at(port).filter(|_| port != 0) else {
-            let mut early = self.early.borrow_mut();
-            if port != 0 && !early.has_listened && early.waiting.len() < EARLY_MAX {
-                early.waiting.push((*connection, OfBoot::new(fd)));
-                return;
+            if !self.early.borrow_mut().keep(connection, port, fd) {
+                let _ = Machine::shutdown(fd, socket::ShutdownHow::Both as u32);
+                turn_away(connection, fd);
             }
-            drop(early);
-            let _ = Machine::shutdown(fd, socket::ShutdownHow::Both as u32);
-            Machine::close(fd);
-            control::connection_closed(connection.id);
             return;
         };
         let family = listener.common().family;
@@ -141,54 +170,33 @@ impl Network {
         drop(listener.deliver(connection));
     }
 
-    /// Gives a client whose datagrams come over `fd` to the socket that is bound
-    /// to `port`. Without one, it waits if there never was one, and is let go of
-    /// otherwise.
-    pub fn deliver_datagrams(
-        &self,
-        port: u16,
-        connection: &thaw_abi::control::Connection,
-        fd: HostFd,
-    ) {
-        if let Some(socket) = self.udp.ports.bound_to(port).filter(|_| port != 0) {
-            return socket.add_client(connection, fd);
+    /// Gives a client whose datagrams come over `fd` to the socket that is bound to its port.
+    /// Without one, it waits if there never was one, and is let go of otherwise.
+    pub fn deliver_datagrams(&self, connection: &thaw_abi::control::Connection, fd: HostFd) {
+        let port = connection.local.port;
+        match self.udp.ports.bound_to(port).filter(|_| port != 0) {
+            Some(socket) => socket.add_client(connection, fd),
+            None if self.early.borrow_mut().keep(connection, port, fd) => {}
+            None => turn_away(connection, fd),
         }
-        let mut early = self.early.borrow_mut();
-        if port != 0 && !early.has_listened && early.waiting.len() < EARLY_MAX {
-            early.waiting.push((*connection, OfBoot::new(fd)));
-            return;
-        }
-        drop(early);
-        Machine::close(fd);
-        control::connection_closed(connection.id);
     }
 
     /// A UDP socket was bound: as [`Network::listening`].
-    pub fn bound(&self, port: u16) {
-        let mut early = self.early.borrow_mut();
-        if early.has_listened || port == 0 || self.udp.ports.bound_to(port).is_none() {
-            return;
-        }
-        early.has_listened = true;
-        let waiting = core::mem::take(&mut early.waiting);
-        drop(early);
-        for (connection, fd) in of_this_boot(&waiting) {
-            self.deliver_datagrams(port, connection, fd);
+    pub fn bound(&self, own: u16) {
+        let is_bound = |port| self.udp.ports.bound_to(port).is_some();
+        let ready = self.early.borrow_mut().take(own, is_bound);
+        for (connection, fd) in of_this_boot(&ready) {
+            self.deliver_datagrams(connection, fd);
         }
     }
 
-    /// A socket has begun to listen: if it is on `port`, those who came early
-    /// have somebody to wait for.
-    pub fn listening(&self, port: u16) {
-        let mut early = self.early.borrow_mut();
-        if early.has_listened || port == 0 || self.tcp.ports.listeners_at(port).is_none() {
-            return;
-        }
-        early.has_listened = true;
-        let waiting = core::mem::take(&mut early.waiting);
-        drop(early);
-        for (connection, fd) in of_this_boot(&waiting) {
-            self.deliver(port, connection, fd);
+    /// A socket has begun to listen: those who came early to its port have somebody to wait for.
+    /// `own` is the function's port.
+    pub fn listening(&self, own: u16) {
+        let is_listening = |port| self.tcp.ports.listeners_at(port).is_some();
+        let ready = self.early.borrow_mut().take(own, is_listening);
+        for (connection, fd) in of_this_boot(&ready) {
+            self.deliver(connection, fd);
         }
     }
 
@@ -203,14 +211,20 @@ impl Network {
     }
 }
 
+/// Lets go of a client whom nobody waits for.
+fn turn_away(connection: &thaw_abi::control::Connection, fd: HostFd) {
+    Machine::close(fd);
+    control::connection_closed(connection.id);
+}
+
 /// A client has come, in the way that the function's clients do.
 pub fn deliver_connection(connection: &thaw_abi::control::Connection, fd: HostFd) {
     let kernel = crate::state::kernel();
     let config = kernel.config.get();
     match config.flags & (FLAG_ENTRY_UDP | FLAG_ENTRY_STDIN) {
-        FLAG_ENTRY_UDP => kernel.net.deliver_datagrams(config.port, connection, fd),
+        FLAG_ENTRY_UDP => kernel.net.deliver_datagrams(connection, fd),
         FLAG_ENTRY_STDIN => crate::fs::stdio::deliver_request(fd),
-        _ => kernel.net.deliver(config.port, connection, fd),
+        _ => kernel.net.deliver(connection, fd),
     }
 }
 
@@ -308,7 +322,7 @@ mod tests {
     fn accepted(network: &Network) -> (Arc<Socket>, Arc<Socket>) {
         let listener = listening(network, 8080);
         let (_, ours) = UnixStream::pair().unwrap();
-        network.deliver(8080, &connection(), HostFd::new(ours.into_raw_fd()));
+        network.deliver(&connection(), HostFd::new(ours.into_raw_fd()));
         let file = Socket::new(listener.protocol.accept().unwrap());
         (listener, file)
     }
@@ -361,7 +375,7 @@ mod tests {
         let listener = listening(network, 8080);
         assert!(network.waits_for_clients(8080));
         let (mut client, ours) = UnixStream::pair().unwrap();
-        network.deliver(8080, &connection(), HostFd::new(ours.into_raw_fd()));
+        network.deliver(&connection(), HostFd::new(ours.into_raw_fd()));
         assert!(listener.poll().contains(Events::IN));
         assert!(!network.waits_for_clients(8080));
 
@@ -386,7 +400,7 @@ mod tests {
         let _sandbox = Sandbox::new();
         let network = &kernel().net;
         let (_client, ours) = UnixStream::pair().unwrap();
-        network.deliver(8080, &connection(), HostFd::new(ours.into_raw_fd()));
+        network.deliver(&connection(), HostFd::new(ours.into_raw_fd()));
         // Listening elsewhere changes nothing.
         let _other = listening(network, 8081);
         network.listening(8080);
@@ -398,13 +412,39 @@ mod tests {
     }
 
     #[test]
+    fn clients_of_several_ports_wait_for_their_own() {
+        let sandbox = Sandbox::new();
+        let network = &kernel().net;
+        let mut second = connection();
+        (second.id, second.local.port) = (8, 9090);
+        let clients = [connection(), second].map(|connection| {
+            let (client, ours) = UnixStream::pair().unwrap();
+            network.deliver(&connection, HostFd::new(ours.into_raw_fd()));
+            client
+        });
+        let listener = listening(network, 9090);
+        network.listening(8080);
+        assert!(!network.waits_for_clients(9090), "somebody waits to be accepted");
+        listener.protocol.accept().unwrap();
+        assert!(!network.early.borrow_mut().listened.contains(&8080));
+        drop(listening(network, 8080));
+        assert_eq!(network.early.borrow_mut().waiting.len(), 1);
+        // Whoever comes when nobody listens any more is turned away.
+        drop(listener);
+        let (_client, ours) = UnixStream::pair().unwrap();
+        network.deliver(&second, HostFd::new(ours.into_raw_fd()));
+        assert_eq!(closed(&sandbox), 8);
+        drop(clients);
+    }
+
+    #[test]
     fn without_a_listener_the_client_is_turned_away() {
         let sandbox = Sandbox::new();
         let network = &kernel().net;
         drop(listening(network, 8080));
-        network.early.borrow_mut().has_listened = true;
+        network.early.borrow_mut().listened.push(8080);
         let (mut client, ours) = UnixStream::pair().unwrap();
-        network.deliver(8080, &connection(), HostFd::new(ours.into_raw_fd()));
+        network.deliver(&connection(), HostFd::new(ours.into_raw_fd()));
         assert_eq!(client.read(&mut [0; 1]).unwrap(), 0);
         assert_eq!(closed(&sandbox), 7);
     }
@@ -416,7 +456,7 @@ mod tests {
         let network = &kernel().net;
         let (client, ours) = std::os::unix::net::UnixDatagram::pair().unwrap();
         client.send(b"question").unwrap();
-        network.deliver_datagrams(8080, &connection(), HostFd::new(ours.into_raw_fd()));
+        network.deliver_datagrams(&connection(), HostFd::new(ours.into_raw_fd()));
         let socket = network.udp.socket(AF_INET, &network.inodes);
         socket.bind(&SocketAddress::V4(Endpoint::wildcard(AF_INET).with_port(8080))).unwrap();
         network.bound(8080);
@@ -443,7 +483,7 @@ mod tests {
         let network = &kernel().net;
         let listener = listening(network, 8080);
         let (mut client, ours) = UnixStream::pair().unwrap();
-        network.deliver(8080, &connection(), HostFd::new(ours.into_raw_fd()));
+        network.deliver(&connection(), HostFd::new(ours.into_raw_fd()));
         drop(listener);
         assert_eq!(client.read(&mut [0; 1]).unwrap(), 0);
         assert_eq!(closed(&sandbox), 7);
