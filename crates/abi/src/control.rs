@@ -67,6 +67,8 @@ pub const MSG_RENEWED: u32 = 12;
 pub const MSG_CHECKPOINT: u32 = 13;
 /// The memory of the twin ([`EntryPoint::process`]) has been read: end it. No body.
 pub const MSG_TWIN_READ: u32 = 14;
+/// Say what the program does ([`MSG_DESCRIBED`]); no body.
+pub const MSG_DESCRIBE: u32 = 15;
 
 // Host → sandbox, to hibernate it in place (Hibernate Container, §3.1).
 
@@ -97,6 +99,8 @@ pub const MSG_CONNECTION_CLOSED: u32 = 104;
 pub const MSG_EXIT: u32 = 105;
 /// The host refused or the kernel failed to start or thaw: UTF-8 text, one sentence.
 pub const MSG_FAILED: u32 = 106;
+/// What the program does, as [`MSG_DESCRIBE`] has asked: [`Described`].
+pub const MSG_DESCRIBED: u32 = 107;
 
 /// All guest threads wait, as [`MSG_REST`] has asked: [`Resting`]. Nothing of the memory
 /// changes until the sandbox says [`MSG_AWAKE`].
@@ -358,6 +362,20 @@ pub struct Connection {
     pub peer: Address,
     /// Address that the client connected to; its port is the function's own.
     pub local: Address,
+}
+
+/// Body of [`MSG_DESCRIBED`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Described {
+    /// TCP ports on which the program listens, the lowest ones in ascending order; 0 behind them.
+    pub ports: [u16; 8],
+    /// How many threads can run.
+    pub runnable: u32,
+    /// The process id of one of them.
+    pub process: u32,
+    /// Its own name (`comm`, proc_pid_comm(5)), with zeros behind it.
+    pub name: [u8; 16],
 }
 
 /// Body of [`MSG_REPLY`], answering the request with the header's `sequence`.

@@ -83,6 +83,7 @@ mod tests {
             ("Resting", size_of::<Resting>(), 24),
             ("Hibernate", size_of::<Hibernate>(), 48),
             ("Awake", size_of::<Awake>(), 40),
+            ("Described", size_of::<Described>(), 40),
             ("ConnectionClosed", size_of::<ConnectionClosed>(), 8),
             ("Exit", size_of::<Exit>(), 8),
             ("OpenBlob", size_of::<OpenBlob>(), 8),

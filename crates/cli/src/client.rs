@@ -59,10 +59,17 @@ impl Daemon {
         }
         let home = Home::from_environment()?;
         Self::running(&home).ok_or_else(|| {
-            Failure::failed(format!(
-                "no daemon serves {}; start one with `thaw serve`, or name one with --admin",
-                home.root().display()
-            ))
+            Failure::failed(match home.hidden_daemon() {
+                Some((path, owner)) => format!(
+                    "permission denied on {}, which belongs to user {owner}; run this as the user \
+                     who runs the daemon, or name one with --admin",
+                    path.display()
+                ),
+                None => format!(
+                    "no daemon serves {}; start one with `thaw serve`, or name one with --admin",
+                    home.root().display()
+                ),
+            })
         })
     }
 

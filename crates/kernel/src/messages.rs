@@ -2,16 +2,17 @@
 
 use bytemuck::Pod;
 use thaw_abi::control::{
-    Checkpoint, Connection, MSG_CHECKPOINT, MSG_CONNECTION, MSG_FREEZE, MSG_HIBERNATE, MSG_RENEWED,
-    MSG_REPLY, MSG_REST, MSG_SIGNAL, MSG_TWIN_READ, MSG_WAKE, MSG_WINDOW_SIZE, Rest,
-    Signal as SignalMessage, WindowSize,
+    Checkpoint, Connection, Described, MSG_CHECKPOINT, MSG_CONNECTION, MSG_DESCRIBE, MSG_DESCRIBED,
+    MSG_FREEZE, MSG_HIBERNATE, MSG_RENEWED, MSG_REPLY, MSG_REST, MSG_SIGNAL, MSG_TWIN_READ,
+    MSG_WAKE, MSG_WINDOW_SIZE, Rest, Signal as SignalMessage, WindowSize,
 };
 
 use crate::console;
-use crate::host::control::Kept;
+use crate::host::control::{self, Kept};
 use crate::platform::machine::{HostFd, HostFiles, Machine, Processes};
 use crate::state::kernel;
 use crate::task::process::FIRST_PID;
+use crate::task::scheduler::RunState;
 use crate::task::signal::{SI_KERNEL, SIGWINCH, Signal, SignalInfo, send_to_process};
 use crate::task::{freeze_request, host_process};
 
@@ -46,6 +47,7 @@ pub fn handle(message: &Kept) {
             crate::net::host_renewed();
         }
         MSG_REST => freeze_request::request_rest(&body::<Rest>(message)),
+        MSG_DESCRIBE => describe(),
         MSG_WAKE => freeze_request::withdraw_rest(),
         // The sandbox has gone on since it was at rest: the file is out of date.
         MSG_HIBERNATE => message.fds.iter().for_each(|&fd| Machine::close(HostFd::new(fd))),
@@ -63,6 +65,21 @@ fn signal_from_host(signal: Signal) {
     if let Some(process) = kernel().tasks.process(FIRST_PID) {
         send_to_process(&process, SignalInfo::new(signal, SI_KERNEL));
     }
+}
+
+/// Tells the host what the program does, for people who wait for its entry point.
+fn describe() {
+    let kernel = kernel();
+    let mut described = Described::default();
+    for (place, port) in described.ports.iter_mut().zip(kernel.net.tcp.ports.listened()) {
+        *place = port;
+    }
+    let threads = kernel.tasks.all_threads().into_iter();
+    for thread in threads.filter(|thread| thread.sched.get().state == RunState::Runnable) {
+        described.runnable += 1;
+        (described.process, described.name) = (thread.process.pid, thread.name.get());
+    }
+    control::send(MSG_DESCRIBED, 0, bytemuck::bytes_of(&described), &[]);
 }
 
 fn body<T: Pod>(message: &Kept) -> T {

@@ -72,6 +72,9 @@ pub struct Reload {
     pub removed: Vec<String>,
     /// Functions that cannot be served, with the reason.
     pub broken: BTreeMap<String, String>,
+    /// Functions that are not reached at the address that they want, with the reason.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub unreachable: BTreeMap<String, String>,
     /// Why the quotas of tenants are still the old ones, if they should have changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quotas: Option<String>,

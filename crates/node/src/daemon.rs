@@ -17,7 +17,7 @@ use crate::successor::watch_refusals;
 use crate::swap::SwapSpace;
 use crate::tenants::{CARRIED_FILE, read_periods, watch_cpu_time, write_down};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::future::{Future, poll_fn};
 use std::io;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
@@ -470,18 +470,21 @@ impl OwnListeners {
         Self { gateway, shared, tasks: Mutex::default() }
     }
 
-    /// Listens where the present functions want it, and nowhere else.
-    fn update(&self) {
-        let mut wanted = HashMap::new();
+    /// Listens where the present functions want it, and nowhere else. Functions for which that is
+    /// not possible, with the reason.
+    fn update(&self) -> BTreeMap<String, String> {
+        let mut problems = BTreeMap::new();
+        let mut wanted: HashMap<SocketAddr, Wanted> = HashMap::new();
         for service in self.shared.services() {
             let wants = (service.name().clone(), service.config().entry.kind);
-            if let Some(address) = service.config().listen
-                && let Some((other, _)) = wanted.insert(address, wants)
-            {
-                tracing::error!(
-                    "`{other}` and `{}` both want {address}; change `listen` of one of them",
-                    service.name()
+            let Some(address) = service.config().listen else { continue };
+            if let Some((other, _)) = wanted.insert(address, wants) {
+                let name = service.name();
+                let problem = format!(
+                    "`{other}` and `{name}` both want {address}; change `listen` of one of them"
                 );
+                tracing::error!("{problem}");
+                problems.insert(other.to_string(), problem);
             }
         }
         let mut tasks = self.tasks.lock().expect("no holder panics");
@@ -501,9 +504,16 @@ impl OwnListeners {
                     tasks.insert(address, (wants, task));
                 }
                 // A function that speaks HTTP is still served by name.
-                Err(error) => tracing::error!(function = %wants.0, "{error}"),
+                Err(error) => {
+                    tracing::error!(function = %wants.0, "{error}");
+                    problems.insert(wants.0.to_string(), error.to_string());
+                }
             }
         }
+        for service in self.shared.services() {
+            service.set_unreachable(problems.get(service.name().as_str()).cloned());
+        }
+        problems
     }
 
     fn listen(&self, address: SocketAddr, (name, kind): &Wanted) -> Result<ListenTask, ServeError> {

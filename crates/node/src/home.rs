@@ -23,7 +23,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
@@ -333,6 +333,20 @@ impl Home {
         let address: DaemonAddress = serde_json::from_slice(&text).ok()?;
         // A killed daemon leaves the file but not the lock.
         matches!(self.try_lock(), Err(HomeError::Locked { .. })).then_some(address)
+    }
+}
+
+impl Home {
+    /// The file that keeps this user from seeing whether a daemon is running, and the user id of
+    /// its owner; `None`: nothing does.
+    pub fn hidden_daemon(&self) -> Option<(PathBuf, u32)> {
+        let path = self.root.join("daemon.lock");
+        let denied = |path: &Path| {
+            fs::File::open(path).is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
+        };
+        let hidden = [self.root.clone(), path].into_iter().find(|path| denied(path))?;
+        let owner = fs::metadata(&hidden).map_or(0, |metadata| metadata.uid());
+        Some((hidden, owner))
     }
 }
 

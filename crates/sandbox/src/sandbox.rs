@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use thaw_abi::control::{
-    CHECKPOINT_TWIN, Checkpoint, Connection, MSG_CHECKPOINT, MSG_CONNECTION, MSG_FREEZE, MSG_READY,
-    MSG_RENEWED, MSG_RESUME, MSG_SIGNAL, MSG_TWIN_READ, MSG_WINDOW_SIZE, Signal, WindowSize,
+    CHECKPOINT_TWIN, Checkpoint, Connection, MSG_CHECKPOINT, MSG_CONNECTION, MSG_DESCRIBE,
+    MSG_FREEZE, MSG_READY, MSG_RENEWED, MSG_RESUME, MSG_SIGNAL, MSG_TWIN_READ, MSG_WINDOW_SIZE,
+    Signal, WindowSize,
 };
 use thaw_abi::cpu::Baseline;
 
@@ -411,6 +412,12 @@ impl Sandbox {
     /// Tells the guest that its terminal has another size.
     pub fn send_window_size(&mut self, window: WindowSize) -> io::Result<()> {
         self.send(message::message(MSG_WINDOW_SIZE, &window), Vec::new())
+    }
+
+    /// Asks what the program does, which [`Event::Described`] says.
+    pub fn request_description(&mut self) -> io::Result<()> {
+        self.send(message::message(MSG_DESCRIBE, &()), Vec::new())?;
+        self.process.ring()
     }
 
     /// Asks the sandbox to come to rest and report [`Event::EntryPoint`].

@@ -38,9 +38,10 @@ pub struct Arguments {
     /// The directory with the function's thaw.toml.
     #[arg(value_name = "DIR")]
     directory: PathBuf,
-    /// How long the program may take until it waits for clients.
-    #[arg(long, value_name = "DURATION", default_value = "60s")]
-    timeout: TimeSpan,
+    /// How long the program may take until it waits for clients [default: 60s, less if it is seen
+    /// to wait on another port]
+    #[arg(long, value_name = "DURATION")]
+    timeout: Option<TimeSpan>,
     /// How long it may take to answer the requests of [train].
     #[arg(long, value_name = "DURATION", default_value = "15m")]
     training_timeout: TimeSpan,
@@ -92,6 +93,12 @@ pub fn run(arguments: &Arguments) -> Outcome {
                 "the daemon cannot serve the new image: {reason}"
             )));
         }
+        if let Some(reason) = reload.unreachable.get(config.name.as_str()) {
+            return Err(Failure::failed(format!(
+                "the new version of {} is not reached at its own address: {reason}",
+                config.name
+            )));
+        }
         if !arguments.quiet {
             eprintln!("the daemon serves the new version of {}", config.name);
         }
@@ -109,7 +116,7 @@ fn options(arguments: &Arguments) -> Result<BuildOptions, Failure> {
     };
     let tools = arguments.tools.iter().map(paths).collect::<Result<Vec<_>, _>>()?;
     Ok(BuildOptions {
-        entry_timeout: arguments.timeout.0,
+        entry_timeout: arguments.timeout.map(|timeout| timeout.0),
         training_timeout: arguments.training_timeout.0,
         trust: if arguments.trust_build { Trust::Trusted } else { Trust::Untrusted },
         tools: tools.into_iter().flatten().collect(),

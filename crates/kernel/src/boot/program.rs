@@ -8,7 +8,7 @@ use thaw_abi::control::{FLAG_ENTRY_STDIN, FLAG_TRACE_SYSCALLS, MSG_STDIO, ROOTFS
 use thaw_abi::cpu::Baseline;
 
 use crate::errno::{Errno, Result};
-use crate::exec::Program;
+use crate::exec::{Program, script};
 use crate::fs::fd_table::OnExec;
 use crate::fs::walk::Follow;
 use crate::fs::{CGROUP_FS, Context, FileSystems, LowerLayer, PROC_FS, SYS_FS, Views};
@@ -196,11 +196,7 @@ fn load(process: &Arc<Process>, strings: Strings, thread: &Arc<Thread>) -> Resul
             &name,
             b" is not a program that this machine can run; give a 64-bit x86 ELF file or a script",
         ),
-        Err(Errno::ENOENT) => say(
-            b"",
-            &name,
-            b" needs an interpreter that the rootfs does not have; add it to the rootfs",
-        ),
+        Err(Errno::ENOENT) => lacks_interpreter(&name, b"that its ELF header names"),
         Err(Errno::EACCES | Errno::EPERM) => say(
             b"the host does not let ",
             &name,
@@ -243,7 +239,11 @@ fn find_program(context: &Context, strings: Strings) -> Result<Program> {
             strings.envp.clone(),
         ) {
             Ok(program) => return Ok(program),
-            Err(Errno::ENOENT | Errno::ENOTDIR) => {}
+            Err(Errno::ENOENT | Errno::ENOTDIR) => {
+                if let Some(missing) = script::missing_interpreter(context, &candidate) {
+                    lacks_interpreter(&candidate, &missing);
+                }
+            }
             Err(error) => problem = error,
         }
     }
@@ -254,6 +254,17 @@ fn find_program(context: &Context, strings: Strings) -> Result<Program> {
         Errno::EACCES => say(b"", &name, b" may not be executed; check its permissions"),
         error => say(b"", &name, &[b" cannot be opened: ", error.name().as_bytes()].concat()),
     }
+}
+
+/// The program cannot start without another file.
+fn lacks_interpreter(name: &[u8], missing: &[u8]) -> ! {
+    let after: [&[u8]; 3] = [
+        b" needs the interpreter ",
+        missing,
+        b", which the sandbox does not have; add it to the root file system, for a function by \
+          `programs` in [runtime] of thaw.toml",
+    ];
+    say(b"", name, &after.concat())
 }
 
 /// Tells the host why the program cannot start, and ends the sandbox.

@@ -33,6 +33,21 @@ pub fn resolve(context: &Context, mut program: Program) -> Result<Program> {
     Err(Errno::ELOOP)
 }
 
+/// The interpreter of a script, or of a script that is its interpreter, that does not exist.
+pub fn missing_interpreter(context: &Context, program: &[u8]) -> Option<Vec<u8>> {
+    let mut file = open_program(context, &context.cwd, program, Follow::Yes).ok()?;
+    for _ in 0..=DEPTH_MAX {
+        let mut head = [0u8; LINE_MAX];
+        let len = file.file.read(&mut Sink::kernel(&mut head), 0).ok()?;
+        let (interpreter, _) = parse(head[..len].strip_prefix(b"#!")?)?;
+        file = match open_program(context, &context.cwd, interpreter, Follow::Yes) {
+            Err(Errno::ENOENT) => return Some(interpreter.to_vec()),
+            opened => opened.ok()?,
+        };
+    }
+    None
+}
+
 /// Interpreter and optional argument of a first line without its `#!`.
 fn parse(line: &[u8]) -> Option<(&[u8], Option<&[u8]>)> {
     let end = line.iter().position(|&b| b == b'\n').unwrap_or(line.len());

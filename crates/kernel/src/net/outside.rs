@@ -9,10 +9,11 @@ use alloc::collections::BTreeMap;
 use alloc::sync::Weak;
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use thaw_abi::control::{
-    Address, FLAG_EGRESS, FLAG_EGRESS_V6, MSG_OPEN_SOCKET, OpenSocket, OpenedSocket, Reply,
-    SOCKET_RECONNECTS, TRANSPORT_DATAGRAM, TRANSPORT_STREAM,
+    Address, FLAG_EGRESS, FLAG_EGRESS_V6, FLAG_FREEZE_AT_ENTRY, MSG_OPEN_SOCKET, OpenSocket,
+    OpenedSocket, Reply, SOCKET_RECONNECTS, TRANSPORT_DATAGRAM, TRANSPORT_STREAM,
 };
 use thaw_abi::network;
 
@@ -59,6 +60,30 @@ pub fn reach() -> Reach {
 /// there is no way there.
 pub fn source_address(to: IpAddr) -> Result<IpAddr> {
     reach().own_address(to).ok_or(Errno::ENETUNREACH)
+}
+
+/// Where names are looked up (RFC 1035).
+pub const DNS_PORT: u16 = 53;
+/// Whether whoever builds a function was told that its program has no way out.
+static IS_TOLD: AtomicBool = AtomicBool::new(false);
+
+/// There is no way to `to`. Whoever builds the function hears of the first one.
+pub fn no_way_to(to: Endpoint) {
+    let is_built = kernel().config.get().flags & FLAG_FREEZE_AT_ENTRY != 0;
+    if !is_built || IS_TOLD.swap(true, Relaxed) {
+        return;
+    }
+    match to.port {
+        DNS_PORT => crate::console!(
+            "thaw: the program could not look up a name: no rule of [egress] in thaw.toml allows \
+             connections by name"
+        ),
+        port => crate::console!(
+            "thaw: the connection to {} port {port} was denied: no rule of [egress] in thaw.toml \
+             allows it",
+            to.ip
+        ),
+    }
 }
 
 /// Whether `ip` is the sandbox's own address on its way out.

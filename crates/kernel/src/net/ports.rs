@@ -167,6 +167,15 @@ impl<S> PortTable<S> {
         ports.by_port.get(&port)?.iter().find_map(|entry| entry.owner.upgrade())
     }
 
+    /// The ports on which somebody listens, in ascending order, each once.
+    pub fn listened(&self) -> Vec<u16> {
+        let ports = self.ports.borrow_mut();
+        let listening = ports.by_port.iter().filter(|(_, entries)| {
+            entries.iter().any(|entry| entry.listening && entry.owner.strong_count() > 0)
+        });
+        listening.map(|(port, _)| *port).collect()
+    }
+
     /// All listening sockets at `port`, whatever their address.
     pub fn listeners_at(&self, port: u16) -> Option<Arc<S>> {
         let ports = self.ports.borrow_mut();

@@ -86,7 +86,7 @@ impl Dormant {
 impl TcpSocket {
     /// Begins to connect to an address outside; `EINPROGRESS` if that goes well.
     pub(super) fn connect_outside(&self, to: Endpoint) -> Result<()> {
-        let source = outside::source_address(to.ip)?;
+        let source = outside::source_address(to.ip).inspect_err(|_| outside::no_way_to(to))?;
         self.bind_source(source)?;
         let sequence = outside::ask_for_stream(to, self.this.clone());
         *self.state.borrow_mut() = State::Asking { to, sequence };

@@ -255,6 +255,9 @@ impl Protocol for UdpSocket {
                 Arrival::from_sender(to.ip, &message.departure, &self.common, &socket.common);
             socket.deliver(from, bytes, arrival)
         });
+        if !delivered && to.port == super::outside::DNS_PORT {
+            super::outside::no_way_to(to);
+        }
         if !delivered && state.peer == Some(to) {
             // "Port unreachable" comes back, and a connected socket hears of it.
             *self.common.error.borrow_mut() = Some(Errno::ECONNREFUSED);

@@ -42,6 +42,7 @@ pub use types::{
 
 use crate::catalog::Catalog;
 use crate::node::NodeState;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -55,5 +56,5 @@ pub struct Admin {
     /// Where the shared gateway listens.
     pub gateway: SocketAddr,
     /// Called after functions have come or gone.
-    pub on_reload: Arc<dyn Fn() + Send + Sync>,
+    pub on_reload: Arc<dyn Fn() -> BTreeMap<String, String> + Send + Sync>,
 }

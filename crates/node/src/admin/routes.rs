@@ -181,8 +181,8 @@ async fn images(State(admin): State<Admin>) -> Response {
 async fn reload(State(admin): State<Admin>) -> Response {
     let catalog = admin.catalog.clone();
     match tokio::task::spawn_blocking(move || catalog.reload()).await {
-        Ok(Ok(report)) => {
-            (admin.on_reload)();
+        Ok(Ok(mut report)) => {
+            report.unreachable = (admin.on_reload)();
             Json(report).into_response()
         }
         Ok(Err(error)) => problem(StatusCode::INTERNAL_SERVER_ERROR, "store", error),

@@ -186,7 +186,7 @@ impl FunctionInfo {
             listen: config.listen,
             isolation: config.isolation,
             instances: service.instance_count(),
-            problem: catalog.problem(&config.name),
+            problem: catalog.problem(&config.name).or_else(|| service.unreachable()),
         }
     }
 }

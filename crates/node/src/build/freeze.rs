@@ -4,7 +4,7 @@
 use super::program::{Awaited, Program};
 use super::train::{Course, Training};
 use super::{BuildError, BuildEvent, BuildOptions, OnEvent};
-use crate::config::FreezeAt;
+use crate::config::{ByteSize, FreezeAt};
 use crate::function::{BuiltFunction, StoredFunction};
 use crate::rootfs::StoredRootfs;
 use std::io;
@@ -43,12 +43,14 @@ pub enum FreezeFailure {
         output: Vec<String>,
     },
     /// The program does not come to its entry point.
-    #[error("the program did not {} within {} s; {}, and is `--timeout` long enough? {}", .awaited.infinitive, timeout.as_secs_f64(), .awaited.doubt, last(.output))]
+    #[error("the program did not {awaited} within {:.0} s: {why}; {}", waited.as_secs_f64(), last(.output))]
     NoEntryPoint {
         /// What it should have done.
-        awaited: Awaited,
+        awaited: String,
         /// How long it had.
-        timeout: Duration,
+        waited: Duration,
+        /// What it did instead, or what to look at.
+        why: String,
         /// Its last lines of output.
         output: Vec<String>,
     },
@@ -82,6 +84,16 @@ pub enum FreezeFailure {
         /// How.
         reason: String,
         /// What was printed.
+        output: Vec<String>,
+    },
+    /// The program needs more memory than it may have.
+    #[error("the program reached `limits.memory` of {memory} before it {awaited}; raise that in thaw.toml; {}", last(.output))]
+    OutOfMemory {
+        /// What it should have done.
+        awaited: String,
+        /// What it may have.
+        memory: ByteSize,
+        /// Its last lines of output.
         output: Vec<String>,
     },
     /// There is no kernel.

@@ -7,6 +7,7 @@
 //! machine.
 
 mod command;
+mod doubt;
 mod freeze;
 mod image;
 mod import;
@@ -88,8 +89,9 @@ pub enum Trust {
 /// How to build.
 #[derive(Clone, Debug)]
 pub struct BuildOptions {
-    /// How long the program may take to its entry point.
-    pub entry_timeout: Duration,
+    /// How long the program may take to its entry point; `None`: a minute, and less if it is seen
+    /// that it will not come there.
+    pub entry_timeout: Option<Duration>,
     /// How long it may take to answer the requests of `[train]`.
     pub training_timeout: Duration,
     /// Whether the author of the function is trusted.
@@ -112,7 +114,7 @@ pub struct BuildOptions {
 impl Default for BuildOptions {
     fn default() -> Self {
         Self {
-            entry_timeout: Duration::from_secs(60),
+            entry_timeout: None,
             training_timeout: Duration::from_secs(15 * 60),
             trust: Trust::default(),
             tools: Vec::new(),

@@ -1,10 +1,11 @@
 //! The program that is being built: running in a sandbox, watched until it is at
 //! its entry point.
 
+use super::doubt::{Doubt, Reason};
 use super::freeze::FreezeFailure;
 use super::output::{Flow, Output};
 use super::{BuildOptions, OnEvent};
-use crate::config::{EntryKind, FreezeAt, FunctionConfig};
+use crate::config::{ByteSize, EntryKind, FreezeAt, FunctionConfig};
 use crate::function::StoredFunction;
 use crate::rootfs::StoredRootfs;
 use std::fs::File;
@@ -15,8 +16,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 use thaw_abi::control::{EntryPoint, FLAG_FREEZE_AT_ENTRY};
 use thaw_sandbox::{
-    Console, ConsoleOutput, Event, GuestExit, Sandbox, StartSpec, WeakLimits, ZygoteConfig,
-    ZygoteParent,
+    Console, ConsoleOutput, Event, GuestExit, LimitReached, Sandbox, StartSpec, WeakLimits,
+    ZygoteConfig, ZygoteParent,
 };
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -24,6 +25,8 @@ use tokio::signal::unix::{SignalKind, signal};
 pub(super) const TICK: Duration = Duration::from_millis(50);
 /// The same while the program prints faster than that.
 pub(super) const TICK_IN_A_FLOOD: Duration = Duration::from_millis(1);
+/// How long a program may take to its entry point, unless the user says otherwise.
+const ENTRY_TIMEOUT: Duration = Duration::from_secs(60);
 /// Signals to this process that may wait to be passed on.
 const SIGNALS_MAX: usize = 8;
 
@@ -36,6 +39,8 @@ pub struct Awaited {
     pub(super) infinitive: String,
     /// What to look at if it does not.
     pub(super) doubt: &'static str,
+    /// Where it has to listen, if it has to.
+    port: Option<u16>,
 }
 
 impl Awaited {
@@ -63,16 +68,24 @@ impl Awaited {
             "get" => "got",
             _ => "waited",
         };
-        Self { past: format!("{past}{rest}"), infinitive: format!("{verb}{rest}"), doubt }
+        let listens = config.entry.freeze == FreezeAt::Wait
+            && matches!(config.entry.kind, EntryKind::Http | EntryKind::Tcp);
+        Self {
+            past: format!("{past}{rest}"),
+            infinitive: format!("{verb}{rest}"),
+            doubt,
+            port: listens.then_some(port),
+        }
     }
 }
 
 /// Why the program did not come to where it should.
 pub(super) enum Stop {
     Ended(GuestExit),
-    NoEntryPoint(Duration),
+    NoEntryPoint(Duration, Option<Reason>),
     NotStarted(String),
     Died(String),
+    OutOfMemory,
     Training(String),
     Io(io::Error),
 }
@@ -84,6 +97,8 @@ pub(super) struct Program {
     output: Output,
     flow: Flow,
     awaited: Awaited,
+    /// What it may use.
+    memory: ByteSize,
     /// The number of the signal that freezes it, whenever this process gets it.
     signals: Option<mpsc::Receiver<u32>>,
 }
@@ -140,7 +155,7 @@ impl Program {
         zygote.join(options.cores.as_ref())?;
         let sandbox = zygote.start(&spec)?;
         let (flow, awaited) = (Flow::Calm, Awaited::new(config));
-        Ok(Self { sandbox, parent, output, flow, awaited, signals })
+        Ok(Self { sandbox, parent, output, flow, awaited, memory: config.limits.memory, signals })
     }
 
     /// The sandbox that it runs in.
@@ -148,19 +163,29 @@ impl Program {
         &mut self.sandbox
     }
 
-    /// Waits until the program is at its entry point.
+    /// Waits until the program is at its entry point; without a time of the user's, not for longer
+    /// than that can be expected.
     pub(super) fn run_to_entry(
         &mut self,
-        timeout: Duration,
+        timeout: Option<Duration>,
         on_event: &mut OnEvent<'_>,
     ) -> Result<EntryPoint, Stop> {
-        let deadline = Instant::now() + timeout;
+        let began = Instant::now();
+        let mut doubt = Doubt::new(self.awaited.port);
         loop {
             match self.step(on_event)? {
                 Some(Event::EntryPoint(entry)) => return Ok(entry),
+                Some(Event::Described(described)) => doubt.heard(&described),
                 // Events of other kinds may come without end.
-                _ if Instant::now() >= deadline => return Err(Stop::NoEntryPoint(timeout)),
                 _ => {}
+            }
+            let waited = began.elapsed();
+            let is_vain = timeout.is_none() && doubt.is_certain();
+            if is_vain || waited >= timeout.unwrap_or(ENTRY_TIMEOUT) {
+                return Err(Stop::NoEntryPoint(waited, doubt.reason()));
+            }
+            if doubt.asks(waited) {
+                self.sandbox.request_description().map_err(Stop::Io)?;
             }
         }
     }
@@ -183,8 +208,11 @@ impl Program {
             Some(Event::Violation(violation)) => Err(Stop::Died(violation.to_string())),
             Some(Event::Hangup) => {
                 let status = self.sandbox.wait().to_string();
-                let limit = self.sandbox.limit_reached();
-                Err(Stop::Died(limit.map_or(status, |limit| limit.to_string())))
+                Err(match self.sandbox.limit_reached() {
+                    Some(LimitReached::Memory) => Stop::OutOfMemory,
+                    Some(limit) => Stop::Died(limit.to_string()),
+                    None => Stop::Died(status),
+                })
             }
             event => Ok(event),
         }
@@ -192,7 +220,7 @@ impl Program {
 
     /// Ends it and says what went wrong.
     pub(super) fn fail(self, stop: Stop, on_event: &mut OnEvent<'_>) -> FreezeFailure {
-        let Self { sandbox, parent, output, awaited, .. } = self;
+        let Self { sandbox, parent, output, awaited, memory, .. } = self;
         drop((sandbox, parent));
         let output = output.finish(on_event);
         match stop {
@@ -203,9 +231,17 @@ impl Program {
                 };
                 FreezeFailure::Ended { how, awaited, output }
             }
-            Stop::NoEntryPoint(timeout) => FreezeFailure::NoEntryPoint { awaited, timeout, output },
+            Stop::NoEntryPoint(waited, reason) => {
+                let Awaited { infinitive, doubt, .. } = awaited;
+                let or_else = || format!("{doubt}, and is `--timeout` long enough?");
+                let why = reason.map_or_else(or_else, |reason| reason.to_string());
+                FreezeFailure::NoEntryPoint { awaited: infinitive, waited, why, output }
+            }
             Stop::NotStarted(reason) => FreezeFailure::NotStarted { reason, output },
             Stop::Died(reason) => FreezeFailure::Died { reason, output },
+            Stop::OutOfMemory => {
+                FreezeFailure::OutOfMemory { awaited: awaited.past, memory, output }
+            }
             Stop::Training(reason) => FreezeFailure::Training { reason, output },
             Stop::Io(error) => FreezeFailure::Io(error),
         }

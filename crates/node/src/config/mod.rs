@@ -23,6 +23,7 @@ pub use error::ConfigError;
 pub use files::FileEntry;
 pub use name::{FunctionName, NameError};
 pub use quantity::{ByteSize, QuantityError, TimeSpan};
+use quantity::{positive, positive_if_any};
 pub use quotas::{CpuQuota, QUOTAS_FILE, Quota, Quotas, QuotasError};
 pub use train::{Train, TrainingRequest};
 
@@ -52,7 +53,11 @@ pub struct FunctionConfig {
     pub command: Vec<String>,
     /// Port on which the program listens; none for one that reads its requests
     /// from standard input.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        deserialize_with = "positive_if_any",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub port: Option<NonZeroU16>,
     /// How requests reach the program, and what freezes it.
     #[serde(default)]
@@ -201,10 +206,12 @@ pub struct Limits {
     pub memory: ByteSize,
     /// Virtual CPUs of one instance, and the processors' worth of CPU time that the host
     /// gives it.
+    #[serde(deserialize_with = "positive")]
     pub cpu: NonZeroU32,
     /// Host processes of one instance, with each further virtual CPU of a process counted
     /// as one. With 1, the host lets it have one process with one virtual CPU, by a shorter
     /// list of host calls.
+    #[serde(deserialize_with = "positive")]
     pub processes: NonZeroU32,
     /// CPU time that one instance may use in its life, with all its processes; none: no
     /// limit.
@@ -217,6 +224,7 @@ pub struct Limits {
     /// of a routed request may stop in the middle.
     pub timeout: TimeSpan,
     /// Connections, or routed requests, that one instance serves at a time.
+    #[serde(deserialize_with = "positive")]
     pub concurrency: NonZeroU32,
     /// How long an idle instance, or an idle connection, is kept.
     pub keep_alive: TimeSpan,
@@ -228,6 +236,7 @@ pub struct Limits {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sleep_after: Option<TimeSpan>,
     /// Instances of the function at a time, those that are asleep included.
+    #[serde(deserialize_with = "positive")]
     pub instances: NonZeroU32,
     /// How long a connection waits for an instance when all are busy.
     pub queue: TimeSpan,

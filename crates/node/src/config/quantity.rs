@@ -3,6 +3,7 @@
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 use serde::{Serialize, Serializer};
 use std::fmt;
+use std::num::NonZeroU32;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -165,6 +166,29 @@ where
     fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
         text.parse().map_err(E::custom)
     }
+}
+
+/// Reads a whole number that is not 0.
+///
+/// # Errors
+/// It is 0, too large, or no number: says which ones fit.
+pub(super) fn positive<'de, D: Deserializer<'de>, T: TryFrom<NonZeroU32>>(
+    deserializer: D,
+) -> Result<T, D::Error> {
+    let number = i64::deserialize(deserializer)?;
+    let fitting = u32::try_from(number).ok().and_then(NonZeroU32::new);
+    fitting.and_then(|number| T::try_from(number).ok()).ok_or_else(|| {
+        // All that are used here are unsigned.
+        let most = (1u64 << (8 * size_of::<T>())) - 1;
+        de::Error::custom(format!("{number} is not a number from 1 to {most}"))
+    })
+}
+
+/// The same for one that may be missing.
+pub(super) fn positive_if_any<'de, D: Deserializer<'de>, T: TryFrom<NonZeroU32>>(
+    deserializer: D,
+) -> Result<Option<T>, D::Error> {
+    positive(deserializer).map(Some)
 }
 
 /// Splits `"1.5 MiB"` into 1.5 and `"MiB"`; `None` without a finite,

@@ -83,7 +83,10 @@ fn wrong_values_name_the_place() {
         broken("\"hello\"", "\"He llo\"")
             .starts_with("f/thaw.toml:2:8: `He llo` is not a function name;")
     );
-    assert!(broken("8000", "0").starts_with("f/thaw.toml:4:8: "));
+    for wrong in ["0", "70000", "-1"] {
+        let expected = format!("f/thaw.toml:4:8: {wrong} is not a number from 1 to 65535");
+        assert!(broken("8000", wrong).starts_with(&expected), "{}", broken("8000", wrong));
+    }
     assert!(broken("8000", "\"x\"").starts_with("f/thaw.toml:4:8: "));
     assert!(
         broken("[\"python3\", \"server.py\"]", "[]")
@@ -281,7 +284,7 @@ fn training_requests_are_checked() {
         ("{ headers = { \"a b\" = \"c\" } }", "`a b` cannot name a header"),
         ("{ headers = { a = \"c\\n\" } }", "cannot be the value of a header"),
         ("{ expect = 99 }", "`99` is not a status"),
-        ("{ repeat = 0 }", "nonzero"),
+        ("{ repeat = 0 }", "0 is not a number from 1 to 4294967295"),
         ("{ paht = \"/\" }", "did you mean `path`?"),
         ("{ body = \"x\", file = \"y\" }", "`body` and `file` exclude each other"),
         ("{ file = \"../y\" }", "does not lie in the function's directory"),

@@ -43,7 +43,7 @@ pub struct TrainingRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<PathBuf>,
     /// How often it is sent.
-    #[serde(default = "once")]
+    #[serde(default = "once", deserialize_with = "super::quantity::positive")]
     pub repeat: NonZeroU32,
     /// The status that must come back; default: any from 200 to 299.
     #[serde(default, skip_serializing_if = "Option::is_none")]

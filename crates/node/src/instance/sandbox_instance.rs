@@ -407,6 +407,7 @@ impl Instance for SandboxInstance {
                         return Poll::Ready(Report::Awake(awake));
                     }
                 }
+                Progress::Event(Event::Described(_)) => {}
                 Progress::Event(Event::Hangup) => return self.part(context),
                 Progress::Busy => {
                     context.waker().wake_by_ref();

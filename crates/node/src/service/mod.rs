@@ -46,7 +46,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use thaw_sandbox::Awake;
+use thaw_sandbox::{Awake, LimitReached};
 use tokio::sync::{Notify, Semaphore, oneshot};
 use tokio::time::timeout;
 
@@ -74,6 +74,8 @@ pub struct Service {
     changed: Notify,
     /// An instance has a free place: for all who wait for one in particular.
     freed: Notify,
+    /// Why nobody listens at its own address.
+    unreachable: Mutex<Option<String>>,
 }
 
 /// The live instances, by number.
@@ -191,12 +193,22 @@ impl Service {
             slots: Mutex::default(),
             changed: Notify::new(),
             freed: Notify::new(),
+            unreachable: Mutex::default(),
         })
     }
 
     /// The function's name.
     pub fn name(&self) -> &FunctionName {
         &self.config.name
+    }
+
+    /// Why nobody listens at the function's own address; `None`: somebody does, or it has none.
+    pub fn unreachable(&self) -> Option<String> {
+        self.unreachable.lock().expect("no holder panics").clone()
+    }
+
+    pub(crate) fn set_unreachable(&self, problem: Option<String>) {
+        *self.unreachable.lock().expect("no holder panics") = problem;
     }
 
     /// What all functions of the node share.
@@ -588,7 +600,14 @@ impl Service {
             self.config.entry.kind == EntryKind::Stdin && matches!(end, End::Exited(_));
         let expected = slot.is_none_or(|slot| !slot.state.takes_connections()) || has_done_its_work;
         if !expected {
-            tracing::warn!(function = %self.name(), instance = id, "an instance ended: {end}");
+            let limits = &self.config.limits;
+            let limit = match end {
+                End::LimitReached(LimitReached::Memory) => {
+                    format!(", `limits.memory` of {}", limits.memory)
+                }
+                _ => String::new(),
+            };
+            tracing::warn!(function = %self.name(), instance = id, "an instance ended: {end}{limit}");
         }
         self.shared.ended(self.name(), expected);
         if !expected && is_crash(end) {

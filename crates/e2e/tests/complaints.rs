@@ -1,0 +1,168 @@
+//! What a build says when a program does not come to its entry point: the cause, and the way out.
+
+use serde_json::Value;
+use std::fs::{self, Permissions};
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use tempfile::TempDir;
+use thaw_e2e::{
+    Daemon, DaemonOptions, Function, Outcome, User, built_home, has_controller, python, run, skip,
+    thaw,
+};
+
+const SERVE: &str = "import http.server\n\
+    http.server.HTTPServer(('', PORT), http.server.SimpleHTTPRequestHandler).serve_forever()\n";
+
+/// A function's directory with one program.
+struct Complaining {
+    directory: TempDir,
+}
+
+impl Complaining {
+    /// A Python program, and further keys of its `thaw.toml`.
+    fn python(program: &str, keys: &str) -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        fs::write(directory.path().join("app.py"), program).expect("a program");
+        let text = format!(
+            "name = \"complaining\"\ncommand = [\"python3\", \"app.py\"]\nfiles = [\"app.py\"]\n\
+             {keys}\n[runtime]\nkind = \"python3\"\ninterpreter = \"{}\"\n",
+            python().display()
+        );
+        fs::write(directory.path().join("thaw.toml"), text).expect("thaw.toml");
+        Self { directory }
+    }
+
+    fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    fn build(&self, home: &Path, options: &[&str]) -> Outcome {
+        run(thaw().env("THAW_HOME", home).arg("build").args(options).arg(self.path()))
+    }
+
+    /// Builds it in a new home, in vain.
+    #[track_caller]
+    fn complaint(&self, options: &[&str]) -> String {
+        let home = tempfile::tempdir().expect("a directory");
+        let outcome = self.build(home.path(), options);
+        assert_eq!(outcome.code, Some(1), "{}", outcome.stdout);
+        outcome.stderr
+    }
+}
+
+#[test]
+fn who_listens_on_another_port_hears_which_one() {
+    let function = Complaining::python(&SERVE.replace("PORT", "9000"), "port = 8000");
+    // Sooner than the minute that a program has.
+    let complaint = function.complaint(&[]);
+    let expected = "it listens on port 9000; set `port = 9000` in thaw.toml";
+    assert!(complaint.contains(expected), "{complaint}");
+}
+
+#[test]
+fn a_program_may_take_as_long_as_the_user_says() {
+    let late = format!(
+        "import socket, time\nother = socket.create_server(('', 9000))\ntime.sleep(9)\n{}",
+        SERVE.replace("PORT", "8000")
+    );
+    let home = tempfile::tempdir().expect("a directory");
+    let function = Complaining::python(&late, "port = 8000");
+    function.build(home.path(), &["--timeout", "25s"]).success();
+}
+
+#[test]
+fn a_thread_that_never_rests_is_named() {
+    let spin = "import threading\n\
+        def spin():\n    while True: pass\n\
+        threading.Thread(target=spin, daemon=True).start()\n";
+    let function =
+        Complaining::python(&format!("{spin}{}", SERVE.replace("PORT", "8000")), "port = 8000");
+    let complaint = function.complaint(&["--timeout", "6s"]);
+    assert!(complaint.contains("it listens there, but its thread `"), "{complaint}");
+    assert!(complaint.contains("set `freeze = \"program\"` in [entry]"), "{complaint}");
+}
+
+#[test]
+fn what_a_program_waits_for_instead_is_said() {
+    let function = Complaining::python("import time; time.sleep(100)\n", "port = 8000");
+    let complaint = function.complaint(&["--timeout", "3s"]);
+    assert!(complaint.contains("it listens on no port, and waits for something"), "{complaint}");
+    let function = Complaining::python("while True: pass\n", "port = 8000");
+    let complaint = function.complaint(&["--timeout", "3s"]);
+    assert!(complaint.contains("it listens on no port yet, and its thread"), "{complaint}");
+}
+
+#[test]
+fn a_script_without_its_interpreter_names_it() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| directory.path().join(name);
+    fs::create_dir(path("root")).expect("a directory");
+    fs::write(path("run.sh"), "#!/bin/sh\nexec true\n").expect("a script");
+    fs::set_permissions(path("run.sh"), Permissions::from_mode(0o755)).expect("permissions");
+    let text = "name = \"complaining\"\ncommand = [\"./run.sh\"]\nport = 8000\n\
+                files = [\"run.sh\"]\nrootfs = \"./root\"\n";
+    fs::write(path("thaw.toml"), text).expect("thaw.toml");
+    let complaint = Complaining { directory }.complaint(&[]);
+    assert!(complaint.contains("./run.sh needs the interpreter /bin/sh"), "{complaint}");
+    assert!(complaint.contains("by `programs` in [runtime]"), "{complaint}");
+}
+
+#[test]
+fn connections_that_are_denied_are_named() {
+    let connect = "import socket; socket.create_connection(('192.0.2.1', 80))\n";
+    let complaint = Complaining::python(connect, "port = 8000").complaint(&[]);
+    let expected = "the connection to 192.0.2.1 port 80 was denied: no rule of [egress]";
+    assert!(complaint.contains(expected), "{complaint}");
+    let name = "import socket; socket.getaddrinfo('example.com', 80)\n";
+    let complaint = Complaining::python(name, "port = 8000").complaint(&[]);
+    assert!(complaint.contains("could not look up a name: no rule of [egress]"), "{complaint}");
+}
+
+#[test]
+fn a_memory_limit_that_is_reached_is_named_with_its_value() {
+    let grow = "all = []\nwhile True: all.append(bytearray(1 << 20))\n";
+    // Without control groups, the program hears of the limit itself.
+    if !has_controller("memory") {
+        return skip("there is no control group for memory");
+    }
+    let function = Complaining::python(grow, "port = 8000\nlimits = { memory = \"64MiB\" }");
+    let complaint = function.complaint(&[]);
+    assert!(complaint.contains("reached `limits.memory` of 64MiB before it waited"), "{complaint}");
+}
+
+#[test]
+fn an_address_that_is_taken_fails_the_build() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = taken.local_addr().expect("an address");
+    let daemon = Daemon::start(&built_home("complaints", &[]), &DaemonOptions::default());
+    let keys = format!("port = 8000\nlisten = \"{address}\"");
+    let function = Complaining::python(&SERVE.replace("PORT", "8000"), &keys);
+    let outcome = function.build(daemon.home(), &[]);
+    assert_eq!(outcome.code, Some(1), "{}", outcome.stderr);
+    let expected = format!("is not reached at its own address: cannot listen on {address}");
+    assert!(outcome.stderr.contains(&expected), "{}", outcome.stderr);
+    let problem = || {
+        let functions: Value = daemon.admin("/functions").json();
+        functions[0]["problem"].as_str().map(str::to_owned)
+    };
+    assert!(problem().is_some_and(|problem| problem.contains("choose another address")));
+    drop(taken);
+    function.build(daemon.home(), &[]).success();
+    assert_eq!(problem(), None);
+}
+
+/// Whoever may not see whether a daemon is running is not told that there is none.
+#[test]
+fn the_daemon_of_another_user_is_not_called_missing() {
+    if !rustix::process::geteuid().is_root() {
+        return skip("only root can act as another user");
+    }
+    let daemon = Daemon::start(
+        &built_home("complaints-other", &[Function::Example("hello-c")]),
+        &DaemonOptions::default(),
+    );
+    let outcome = run(User::nobody().thaw().env("THAW_HOME", daemon.home()).arg("ps"));
+    assert_eq!(outcome.code, Some(1), "{}", outcome.stdout);
+    assert!(outcome.stderr.contains("permission denied on "), "{}", outcome.stderr);
+}
