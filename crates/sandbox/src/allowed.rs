@@ -58,6 +58,34 @@ pub const fn call(
     Call { number, rules, reason }
 }
 
+/// Which some libraries set to open files, and which means nothing on this architecture.
+pub(crate) const O_LARGEFILE: u64 = 0o100_000;
+
+/// Memory that can be read and written; never executed.
+pub(crate) const READ_WRITE: Check =
+    has_no_bits_but(2, (libc::PROT_READ | libc::PROT_WRITE) as u64);
+/// Memory of no file, that nobody shares.
+const ANONYMOUS: Check =
+    has_no_bits_but(3, (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64);
+/// A process that maps nothing but its own memory.
+pub(crate) const MAPS_ITS_OWN: Call = call(
+    libc::SYS_mmap,
+    &[&[READ_WRITE, ANONYMOUS]],
+    "memory for the allocator, of no file and not to be executed",
+);
+/// What every allocator needs, besides mmap(2).
+pub(crate) static ALLOCATOR: &[Call] = &[
+    call(libc::SYS_munmap, &[], "gives memory back"),
+    call(libc::SYS_mremap, &[], "grows memory of the allocator"),
+    call(
+        libc::SYS_mprotect,
+        &[&[READ_WRITE]],
+        "grows a heap of the allocator; never makes memory executable",
+    ),
+    call(libc::SYS_madvise, &[], "gives memory back"),
+    call(libc::SYS_brk, &[], "grows the heap"),
+];
+
 /// What becomes of a process that makes another call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Otherwise {

@@ -8,10 +8,10 @@ use std::io;
 
 use seccompiler::{BpfProgram, apply_filter};
 
-use crate::allowed::{Call, Check, Otherwise, call, has_no_bits_but, is, program};
+use crate::allowed::{
+    ALLOCATOR, Call, Check, O_LARGEFILE, Otherwise, READ_WRITE, call, has_no_bits_but, is, program,
+};
 
-/// Which some libraries set, and which means nothing on this architecture.
-const O_LARGEFILE: u64 = 0o100_000;
 /// To read a file; nothing is opened for writing, or made.
 const fn opens_to_read(argument: u8) -> Check {
     const HARMLESS: u64 = (libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY) as u64;
@@ -21,8 +21,6 @@ const fn opens_to_read(argument: u8) -> Check {
 const fn is_kind(kind: i32) -> Check {
     Check { argument: 1, mask: 0xf, value: kind as u64 }
 }
-const READ_WRITE: u64 = (libc::PROT_READ | libc::PROT_WRITE) as u64;
-const ANONYMOUS_OR_READ: Check = has_no_bits_but(2, READ_WRITE);
 
 const INTERNET: [[Check; 2]; 4] = [
     [is(0, libc::AF_INET as u64), is_kind(libc::SOCK_DGRAM)],
@@ -59,7 +57,7 @@ impl List {
         let kinds = if service == LocalService::Reachable { WITH } else { WITHOUT };
         let more: &[Call] = if self == Self::Resolver { RESOLVER_CALLS } else { &[] };
         let socket = call(libc::SYS_socket, kinds, SOCKETS);
-        std::iter::once(socket).chain(WORKER_CALLS.iter().copied()).chain(more.iter().copied())
+        std::iter::once(socket).chain(WORKER_CALLS.iter().chain(ALLOCATOR).chain(more).copied())
     }
 }
 
@@ -107,14 +105,9 @@ static WORKER_CALLS: &[Call] = &[
     // Itself.
     call(
         libc::SYS_mmap,
-        &[&[ANONYMOUS_OR_READ]],
+        &[&[READ_WRITE]],
         "memory for the allocator; nothing that can be executed",
     ),
-    call(libc::SYS_mprotect, &[&[ANONYMOUS_OR_READ]], "never makes memory executable"),
-    call(libc::SYS_munmap, &[], "gives memory back"),
-    call(libc::SYS_mremap, &[], "grows memory of the allocator"),
-    call(libc::SYS_madvise, &[], "gives memory back"),
-    call(libc::SYS_brk, &[], "grows the heap"),
     call(libc::SYS_futex, &[], "locks, which nobody else holds"),
     call(libc::SYS_rt_sigprocmask, &[], "modules of systemd block signals for a moment"),
     call(libc::SYS_clock_gettime, &[], "time-outs where the vdso cannot"),

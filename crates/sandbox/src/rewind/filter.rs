@@ -2,20 +2,15 @@
 
 use std::io;
 
-use crate::allowed::{Call, Check, Otherwise, call, has_no_bits_but, install_list, is};
+use crate::allowed::{
+    ALLOCATOR, Call, Check, MAPS_ITS_OWN, O_LARGEFILE, Otherwise, call, install_list, is,
+};
 use crate::pagemap::PAGEMAP_SCAN;
-
-/// Which some libraries set, and which means nothing on this architecture.
-const O_LARGEFILE: u64 = 0o100_000;
 
 /// A file is opened with these flags, and never made.
 const fn open_with(flags: i32) -> Check {
     Check { argument: 2, mask: 0xffff_ffff & !O_LARGEFILE, value: (flags | libc::O_CLOEXEC) as u64 }
 }
-
-/// Memory that can be read and written; never executed.
-const READ_WRITE: u64 = (libc::PROT_READ | libc::PROT_WRITE) as u64;
-const ANONYMOUS: u64 = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
 
 static CALLS: &[Call] = &[
     call(
@@ -65,20 +60,7 @@ static CALLS: &[Call] = &[
     call(libc::SYS_sendmsg, &[], "answers; there is no socket but the caller's"),
     call(libc::SYS_poll, &[], "asks a pidfd whether its process runs"),
     call(libc::SYS_ppoll, &[], "as poll"),
-    call(
-        libc::SYS_mmap,
-        &[&[has_no_bits_but(2, READ_WRITE), has_no_bits_but(3, ANONYMOUS)]],
-        "memory for the allocator, of no file and not to be executed",
-    ),
-    call(libc::SYS_munmap, &[], "gives memory back"),
-    call(libc::SYS_mremap, &[], "grows memory of the allocator"),
-    call(
-        libc::SYS_mprotect,
-        &[&[has_no_bits_but(2, READ_WRITE)]],
-        "grows a heap of the allocator; never makes memory executable",
-    ),
-    call(libc::SYS_madvise, &[], "gives memory back"),
-    call(libc::SYS_brk, &[], "grows the heap"),
+    MAPS_ITS_OWN,
     call(
         libc::SYS_clock_gettime,
         &[],
@@ -90,7 +72,7 @@ static CALLS: &[Call] = &[
 
 /// Forbids new privileges and everything that is not on the list, for good.
 pub(crate) fn install() -> io::Result<()> {
-    install_list(CALLS.iter().copied(), Otherwise::Kill)
+    install_list(CALLS.iter().chain(ALLOCATOR).copied(), Otherwise::Kill)
 }
 
 #[cfg(test)]

@@ -2,11 +2,11 @@
 
 use std::io;
 
-use crate::allowed::{Call, Check, Otherwise, call, has_no_bits_but, install_list, is};
+use crate::allowed::{
+    ALLOCATOR, Call, Check, MAPS_ITS_OWN, O_LARGEFILE, Otherwise, call, install_list, is,
+};
 use crate::pagemap::PAGEMAP_SCAN;
 
-/// Which some libraries set, and which means nothing on this architecture.
-const O_LARGEFILE: u64 = 0o100_000;
 /// To read a file, and to name a directory. Nothing is opened for writing, or made.
 const OPEN_TO_READ: Check = Check {
     argument: 2,
@@ -18,9 +18,6 @@ const OPEN_DIRECTORY: Check = Check {
     mask: 0xffff_ffff & !O_LARGEFILE,
     value: (libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC) as u64,
 };
-/// Memory that can be read and written; never executed.
-const READ_WRITE: u64 = (libc::PROT_READ | libc::PROT_WRITE) as u64;
-const ANONYMOUS: u64 = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
 
 /// Which calls a process may make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +32,7 @@ impl List {
     /// The calls on it; any other kills.
     fn calls(self) -> impl Iterator<Item = &'static Call> {
         let more: &[Call] = if self == Self::Helper { HELPER_CALLS } else { &[] };
-        WORKER_CALLS.iter().chain(more)
+        WORKER_CALLS.iter().chain(ALLOCATOR).chain(more)
     }
 }
 
@@ -54,20 +51,7 @@ static WORKER_CALLS: &[Call] = &[
     call(libc::SYS_sendmsg, &[], "answers; there is no socket but the caller's"),
     call(libc::SYS_poll, &[], "asks a pidfd whether its process runs"),
     call(libc::SYS_ppoll, &[], "as poll"),
-    call(
-        libc::SYS_mmap,
-        &[&[has_no_bits_but(2, READ_WRITE), has_no_bits_but(3, ANONYMOUS)]],
-        "memory for the allocator, of no file and not to be executed",
-    ),
-    call(libc::SYS_munmap, &[], "gives memory back"),
-    call(libc::SYS_mremap, &[], "grows memory of the allocator"),
-    call(
-        libc::SYS_mprotect,
-        &[&[has_no_bits_but(2, READ_WRITE)]],
-        "grows a heap of the allocator; never makes memory executable",
-    ),
-    call(libc::SYS_madvise, &[], "gives memory back"),
-    call(libc::SYS_brk, &[], "grows the heap"),
+    MAPS_ITS_OWN,
     call(libc::SYS_clock_gettime, &[], "looks at the clock where the vdso cannot"),
     call(libc::SYS_getrandom, &[], "seeds hash tables"),
     call(libc::SYS_exit_group, &[], "ends the process"),
@@ -191,13 +175,15 @@ mod tests {
         const SEQPACKET: u64 = (libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC) as u64;
         let at_cwd = libc::AT_FDCWD as u64;
         let (read, write) = (libc::O_CLOEXEC as u64, (libc::O_CLOEXEC | libc::O_RDWR) as u64);
-        let (anonymous, executable) = (ANONYMOUS, (libc::PROT_READ | libc::PROT_EXEC) as u64);
+        let anonymous = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
+        let executable = (libc::PROT_READ | libc::PROT_EXEC) as u64;
+        let read_write = (libc::PROT_READ | libc::PROT_WRITE) as u64;
         for (list, number, arguments) in [
             (Helper, libc::SYS_openat, [at_cwd, 0, read, 0]),
             (Helper, libc::SYS_prctl, [libc::PR_SET_PDEATHSIG as u64, 0, 0, 0]),
             (Helper, libc::SYS_socketpair, [libc::AF_UNIX as u64, SEQPACKET, 0, 0]),
             (Worker, libc::SYS_ioctl, [9999, PAGEMAP_SCAN, 0, 0]),
-            (Worker, libc::SYS_mmap, [0, 0, READ_WRITE, anonymous]),
+            (Worker, libc::SYS_mmap, [0, 0, read_write, anonymous]),
             (Worker, libc::SYS_getrandom, [0, 0, 0, 0]),
         ] {
             assert_eq!(fate(list, number, arguments).code(), Some(7), "{number}");
@@ -217,7 +203,7 @@ mod tests {
             (Helper, libc::SYS_seccomp, [libc::SECCOMP_GET_NOTIF_SIZES as u64, 0, 0, 0]),
             (Worker, libc::SYS_ioctl, [9999, libc::TIOCSTI, 0, 0]),
             (Worker, libc::SYS_mmap, [0, 0, executable, anonymous]),
-            (Worker, libc::SYS_mmap, [0, 0, READ_WRITE, libc::MAP_SHARED as u64]),
+            (Worker, libc::SYS_mmap, [0, 0, read_write, libc::MAP_SHARED as u64]),
             (Worker, libc::SYS_mprotect, [0, 0, executable, 0]),
             (Worker, libc::SYS_socket, [1, 1, 0, 0]),
             (Worker, libc::SYS_fcntl, [0, libc::F_SETFD as u64, 0, 0]),

@@ -3,7 +3,8 @@
 use std::io;
 
 use crate::allowed::{
-    Call, Check, Otherwise, call, has_bits, has_no_bits_but, install_list, is, refuse_call,
+    ALLOCATOR, Call, Check, O_LARGEFILE, Otherwise, READ_WRITE, call, has_bits, has_no_bits_but,
+    install_list, is, refuse_call,
 };
 use crate::broker::BoundAccess;
 
@@ -13,9 +14,6 @@ const NEW_THREAD: Check = has_bits(
     (libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_FILES | libc::CLONE_SIGHAND | libc::CLONE_THREAD)
         as u64,
 );
-const READ_WRITE: Check = has_no_bits_but(2, (libc::PROT_READ | libc::PROT_WRITE) as u64);
-/// Which some libraries set, and which means nothing on this architecture.
-const O_LARGEFILE: u64 = 0o100_000;
 /// Nothing is opened for writing, or made.
 const OPENS_TO_READ: Check = has_no_bits_but(
     2,
@@ -61,11 +59,6 @@ static CALLS: &[Call] = &[
     call(libc::SYS_prctl, &[&[is(0, libc::PR_SET_NAME as u64)]], "names of threads"),
     call(libc::SYS_futex, &[], "threads wait for each other"),
     call(libc::SYS_mmap, &[&[READ_WRITE]], "memory, never to be executed"),
-    call(libc::SYS_mprotect, &[&[READ_WRITE]], "never makes memory executable"),
-    call(libc::SYS_munmap, &[], "gives memory back"),
-    call(libc::SYS_mremap, &[], "grows memory"),
-    call(libc::SYS_madvise, &[], "gives memory back"),
-    call(libc::SYS_brk, &[], "grows the heap"),
     call(libc::SYS_getrandom, &[], "seeds hash tables"),
     call(libc::SYS_clock_gettime, &[], "how long a request takes"),
     call(libc::SYS_getpid, &[], "itself"),
@@ -96,7 +89,7 @@ fn calls(access: BoundAccess) -> impl Iterator<Item = Call> {
         BoundAccess::Read => std::slice::from_ref(&READ_ONLY),
         BoundAccess::Write => WRITING,
     };
-    CALLS.iter().chain(more).copied()
+    CALLS.iter().chain(ALLOCATOR).chain(more).copied()
 }
 
 /// Let through by the filter of the list, and refused by another.
