@@ -35,7 +35,7 @@ pub struct PullOptions {
 }
 
 /// What happens during a pull.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub enum PullEvent<'a> {
     /// Something is downloaded or unpacked.
     Progress(ImageProgress),

@@ -54,6 +54,7 @@ impl Source {
         host: &str,
         action: &'static str,
     ) -> Result<Self, OciError> {
+        choose_cryptography();
         let failed = |reason| {
             let image = reference.to_string();
             OciError::Registry { action, image, reason }
@@ -280,7 +281,6 @@ fn innermost(error: &dyn std::error::Error) -> String {
 /// # Errors
 /// The host has no more descriptors.
 pub(crate) fn on_this_thread() -> std::io::Result<tokio::runtime::Runtime> {
-    choose_cryptography();
     tokio::runtime::Builder::new_current_thread().enable_all().build()
 }
 
@@ -289,7 +289,6 @@ pub(crate) fn on_this_thread() -> std::io::Result<tokio::runtime::Runtime> {
 /// # Errors
 /// The host has no more threads or descriptors.
 pub(crate) fn on_another_thread() -> std::io::Result<tokio::runtime::Runtime> {
-    choose_cryptography();
     tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()
 }
 
