@@ -140,4 +140,3 @@ pub fn cutting_proxy(to: SocketAddr, how: Cut) -> (SocketAddr, Arc<AtomicUsize>)
     });
     (address, passed)
 }
-

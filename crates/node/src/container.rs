@@ -378,6 +378,27 @@ mod tests {
         assert!(own.exists() && new.exists() && !old.exists());
     }
 
+    /// As in images whose `/etc` is elsewhere.
+    #[test]
+    fn accounts_are_found_behind_links() {
+        use thaw_store::index::{Attributes, Node};
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(&directory.path().join("store")).unwrap();
+        let mut session = store.session().unwrap();
+        let text = b"app:x:1000:50::/srv:/bin/sh\n";
+        let blob = session.put_blob(text, &Domain::shared()).unwrap();
+        let mut tree = thaw_store::Tree::new();
+        let node = |content| Node { content, attributes: Attributes::root(0o644) };
+        tree.add_at(Path::new("/usr/share/passwd"), node(Content::Regular(blob))).unwrap();
+        let link = Content::Symlink(b"../usr/share/passwd".to_vec());
+        tree.add_at(Path::new("/etc/passwd"), node(link)).unwrap();
+        let index = session.put_index(&tree).unwrap();
+        let rootfs = StoredRootfs::open(&store, index).unwrap();
+        let found = account(&rootfs, "app").unwrap();
+        assert_eq!((found.uid, found.gid, found.home.as_deref()), (1000, 50, Some("/srv")));
+        assert!(account(&rootfs, "stranger").is_err());
+    }
+
     #[test]
     fn lines_are_found_by_name_and_by_number() {
         let text = "root:x:0:0::/root:/bin/sh\napp:x:1000:50::/home/app:/bin/sh\n\nbroken\n";

@@ -117,7 +117,9 @@ pub enum OciError {
         why: String,
     },
     /// It is a function, where an image was wanted.
-    #[error("{name} is a frozen function and no container image; `thaw pull` it, and call it by its name")]
+    #[error(
+        "{name} is a frozen function and no container image; `thaw pull` it, and call it by its name"
+    )]
     Function {
         /// Its name in the registry.
         name: String,

@@ -238,8 +238,8 @@ impl Files {
         // Long names and extended headers are read as a whole.
         let allowance = Allowance::new(HEADERS_MAX);
         let mut archive = Archive::new(Metered::new(&file, allowance.clone()));
-        let mut entries = archive.entries_with_seek().map_err(unreadable)?;
-        while let Some(entry) = entries.next() {
+        let entries = archive.entries_with_seek().map_err(unreadable)?;
+        for entry in entries {
             let entry = entry.map_err(|error| not_an_image(&error))?;
             allowance.set(HEADERS_MAX);
             let start = entry.raw_file_position();

@@ -8,7 +8,8 @@ use crate::error::{OciError, escaped};
 use crate::layer::digest;
 use ring::rand::SystemRandom;
 use ring::signature::{
-    ECDSA_P256_SHA256_ASN1, ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair, KeyPair, UnparsedPublicKey,
+    ECDSA_P256_SHA256_ASN1, ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair, KeyPair,
+    UnparsedPublicKey,
 };
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{PrivatePkcs8KeyDer, SubjectPublicKeyInfoDer};
@@ -80,7 +81,10 @@ impl VerifyKey {
         let point = information.strip_prefix(&P256_INFO).filter(|point| point.len() == 65);
         match point {
             Some(point) => Ok(Self { point: point.to_vec() }),
-            None => Err(wrong(path, "it is no key of ECDSA over P-256; make one with `cosign generate-key-pair`")),
+            None => Err(wrong(
+                path,
+                "it is no key of ECDSA over P-256; make one with `cosign generate-key-pair`",
+            )),
         }
     }
 
@@ -144,8 +148,11 @@ impl SigningKey {
         let der = der.secret_pkcs8_der();
         let pair = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, der, &random);
         let pair = pair.map_err(|_| {
-            wrong(path, "it is no key of ECDSA over P-256; make one with `openssl genpkey -algorithm EC \
-                         -pkeyopt ec_paramgen_curve:P-256`")
+            wrong(
+                path,
+                "it is no key of ECDSA over P-256; make one with `openssl genpkey -algorithm EC \
+                         -pkeyopt ec_paramgen_curve:P-256`",
+            )
         })?;
         Ok(Self { pair, random })
     }
@@ -250,7 +257,8 @@ mod tests {
 
         fn openssl(&self, arguments: &[&str]) {
             let mut command = Command::new("openssl");
-            let output = command.current_dir(self.directory.path()).args(arguments).output().unwrap();
+            let output =
+                command.current_dir(self.directory.path()).args(arguments).output().unwrap();
             assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         }
 
@@ -274,7 +282,10 @@ mod tests {
         key.check(&payload, &signature, DIGEST).unwrap();
         assert_eq!(other.check(&payload, &signature, DIGEST), Err("it is another key's"));
         let elsewhere = DIGEST.replace('0', "1");
-        assert_eq!(key.check(&payload, &signature, &elsewhere), Err("it is one for something else"));
+        assert_eq!(
+            key.check(&payload, &signature, &elsewhere),
+            Err("it is one for something else")
+        );
         assert_eq!(key.check(&payload, "%", DIGEST), Err("it makes no sense"));
         assert_eq!(key.check(&payload, &"A".repeat(2000), DIGEST), Err("it makes no sense"));
         for at in 0..payload.len() {
@@ -303,14 +314,18 @@ mod tests {
     fn signed_words_that_mean_something_else_are_refused() {
         let keys = Keys::new();
         let (private, public) = keys.pair("one", "P-256");
-        let (signing, key) = (SigningKey::read(&private).unwrap(), VerifyKey::read(&public).unwrap());
+        let (signing, key) =
+            (SigningKey::read(&private).unwrap(), VerifyKey::read(&public).unwrap());
         let refused = |payload: &str| {
             let signature = signing.sign(payload.as_bytes()).unwrap();
             key.check(payload.as_bytes(), &signature, DIGEST).unwrap_err()
         };
         assert_eq!(refused("{}"), "its document makes no sense");
         let good = String::from_utf8(payload("a", DIGEST)).unwrap();
-        assert_eq!(refused(&good.replace("container image", "other")), "it is no signature of an image");
+        assert_eq!(
+            refused(&good.replace("container image", "other")),
+            "it is no signature of an image"
+        );
     }
 
     #[test]

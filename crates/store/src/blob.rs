@@ -72,8 +72,8 @@ impl Domain {
     }
 
     /// Names what is read through the result, as a blob of this domain.
-    pub fn naming<R: Read>(&self, source: R) -> Naming<R> {
-        Naming { source, hasher: self.hasher(), size: 0 }
+    pub fn naming<R: Read>(&self, source: R) -> NamingReader<R> {
+        NamingReader { source, hasher: self.hasher(), size: 0 }
     }
 
     fn hash(&self, bytes: &[u8]) -> BlobHash {
@@ -83,13 +83,13 @@ impl Domain {
 
 /// A reader that names what is read through it: [`Domain::naming`].
 #[derive(Debug)]
-pub struct Naming<R> {
+pub struct NamingReader<R> {
     source: R,
     hasher: blake3::Hasher,
     size: u64,
 }
 
-impl<R> Naming<R> {
+impl<R> NamingReader<R> {
     /// What is read.
     pub fn source(&self) -> &R {
         &self.source
@@ -101,7 +101,7 @@ impl<R> Naming<R> {
     }
 }
 
-impl<R: Read> Read for Naming<R> {
+impl<R: Read> Read for NamingReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.source.read(buffer)?;
         self.hasher.update(&buffer[..count]);

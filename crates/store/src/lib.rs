@@ -26,7 +26,7 @@ mod stage;
 mod store;
 mod verify;
 
-pub use blob::{Blob, Domain, Naming};
+pub use blob::{Blob, Domain, NamingReader};
 pub use checkpoint::{CheckpointList, CheckpointRecord, NewCheckpoint};
 pub use error::{Kind, Result, StoreError};
 pub use footprint::Footprint;

@@ -207,7 +207,14 @@ fn links_are_followed_to_the_file_that_they_mean() {
     ] {
         tree.add_at(Path::new(name), link(target)).unwrap();
     }
-    for name in ["usr/lib/passwd", "etc/absolute", "etc/relative", "/etc/twice", "etc/outside", "lib/passwd"] {
+    for name in [
+        "usr/lib/passwd",
+        "etc/absolute",
+        "etc/relative",
+        "/etc/twice",
+        "etc/outside",
+        "lib/passwd",
+    ] {
         assert_eq!(tree.find_followed(Path::new(name)), Some(file), "{name}");
     }
     for name in ["etc/ring", "etc/nowhere", "none"] {

@@ -107,7 +107,8 @@ fn report(installed: &Installed, as_json: bool) -> Result<(), Failure> {
             "refrozen": refrozen,
         }));
     }
-    let signed = if *is_signed { "signed by the key of its registry" } else { "not verified by a key" };
+    let signed =
+        if *is_signed { "signed by the key of its registry" } else { "not verified by a key" };
     output::print(&format!(
         "pulled function {}: {}, of which {} were moved, {signed}\n{digest}\n",
         config.name,

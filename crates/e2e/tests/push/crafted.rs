@@ -87,7 +87,8 @@ impl<'a> Crafted<'a> {
 
     /// Replaces a piece, as it travels.
     pub fn replace_packed(&mut self, number: usize, packed: &[u8]) {
-        let kind = self.manifest["layers"][number]["mediaType"].as_str().expect("a kind").to_owned();
+        let kind =
+            self.manifest["layers"][number]["mediaType"].as_str().expect("a kind").to_owned();
         self.manifest["layers"][number] = self.put_blob(&kind, packed);
     }
 

@@ -47,7 +47,9 @@ pub(super) fn accept(offer: &Offer<'_>, options: &PullOptions) -> Result<Accepte
     if !config.egress.is_closed() && !may_connect {
         let rules = config.egress.allow.iter().chain(&config.egress.reconnect);
         let rules = rules.map(ToString::to_string).collect::<Vec<_>>().join(", ");
-        return Err(format!("the function wants to connect to {rules}; if it may, give --allow-egress"));
+        return Err(format!(
+            "the function wants to connect to {rules}; if it may, give --allow-egress"
+        ));
     }
     if has_files(&function) {
         notes.push(
@@ -121,7 +123,11 @@ mod tests {
         })
     }
 
-    fn accepted(function: Value, options: &PullOptions, is_signed: bool) -> Result<Accepted, String> {
+    fn accepted(
+        function: Value,
+        options: &PullOptions,
+        is_signed: bool,
+    ) -> Result<Accepted, String> {
         accept(&Offer { document: &document(function), is_signed }, options)
     }
 
@@ -134,7 +140,8 @@ mod tests {
     #[test]
     fn places_of_this_machine_are_decided_here() {
         let options = PullOptions::default();
-        let Accepted { function, notes } = accepted(super::tests::function(), &options, false).unwrap();
+        let Accepted { function, notes } =
+            accepted(super::tests::function(), &options, false).unwrap();
         let config = &function.config;
         assert_eq!(config.sharing.domain, None, "not the tenant that it names");
         assert_eq!(config.sharing.private.len(), 1);

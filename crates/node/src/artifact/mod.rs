@@ -74,6 +74,9 @@ impl ArtifactError {
 
     /// Whether what was sent is to blame, so that it need not be kept for another try.
     fn is_refusal(&self) -> bool {
-        matches!(self, Self::Refused(_) | Self::Oci(OciError::Refused(_) | OciError::Document { .. }))
+        matches!(
+            self,
+            Self::Refused(_) | Self::Oci(OciError::Refused(_) | OciError::Document { .. })
+        )
     }
 }

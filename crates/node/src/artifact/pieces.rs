@@ -25,21 +25,19 @@ pub(super) struct Pieces {
 impl Pieces {
     /// That of a domain; waits until no other pull uses it.
     pub fn open(home: &Home, domain: Option<&DomainName>) -> Result<Self, ArtifactError> {
-        let name = domain.map_or_else(
-            || "shared".to_owned(),
-            |domain| format!("domain.{}", domain.name()),
-        );
-        let path = home.pieces(&name)?;
+        let path = home.pieces(&name_of(domain))?;
         let _acting = home.act()?;
         let lock = path.join("lock");
         let opened = OpenOptions::new().create(true).append(true).open(&lock);
         let locked = opened.and_then(|file| file.lock().map(|()| file));
-        let locked = locked.map_err(|source| StoreError::Io { action: "lock", path: lock, source })?;
+        let locked =
+            locked.map_err(|source| StoreError::Io { action: "lock", path: lock, source })?;
         Ok(Self { path, _lock: locked })
     }
 
-    pub fn path(&self) -> &Path {
-        &self.path
+    /// Where that of a domain lies, whether it is there or not.
+    pub fn path(home: &Home, domain: Option<&DomainName>) -> PathBuf {
+        home.root().join("pieces").join(name_of(domain))
     }
 
     /// Removes those that have not been used for long, and the oldest ones of too many.
@@ -48,6 +46,11 @@ impl Pieces {
             prune(&self.path, KEPT_BYTES);
         }
     }
+}
+
+/// No name of a domain is that of the shared one.
+fn name_of(domain: Option<&DomainName>) -> String {
+    domain.map_or_else(|| "shared".to_owned(), |domain| format!("domain.{}", domain.name()))
 }
 
 fn prune(path: &Path, most: u64) {
@@ -90,8 +93,10 @@ mod tests {
             write(name, Duration::from_secs(1000 * number as u64));
         }
         prune(directory.path(), 200);
-        let mut left: Vec<_> =
-            fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        let mut left: Vec<_> = fs::read_dir(directory.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .collect();
         left.sort();
         assert_eq!(left, ["lock", "new", "older"]);
     }

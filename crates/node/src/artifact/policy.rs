@@ -139,7 +139,10 @@ mod tests {
     fn an_unknown_kernel_is_taken_from_a_trusted_signer_only() {
         let decide = |kernel, is_signed| decide(Refreeze::Auto, &facts(kernel, is_signed)).unwrap();
         for is_signed in [false, true] {
-            assert_eq!(decide(KnownKernel::Usable, is_signed), Decision::Image { with_kernel: false });
+            assert_eq!(
+                decide(KnownKernel::Usable, is_signed),
+                Decision::Image { with_kernel: false }
+            );
             for kernel in [KnownKernel::Absent, KnownKernel::Unusable("old".to_owned())] {
                 assert!(matches!(decide(kernel, is_signed), Decision::Freeze(_)));
             }

@@ -10,9 +10,10 @@ use crate::build::{
 };
 use crate::config::DomainName;
 use crate::container::{self, Fetched, ImageProgress, StoredImage};
-use crate::function::{BuiltFunction, StoredFunction};
+use crate::function::{BuiltFunction, Origin, StoredFunction};
 use crate::home::Home;
 use crate::rootfs::StoredRootfs;
+use thaw_oci::artifact::Section;
 use thaw_oci::{FunctionPull, Limits, Offer, PulledFunction, Reference, UnpackReport};
 use thaw_sandbox::{Kernel, WeakLimits, missing_here};
 use thaw_store::{ImageId, KernelId, Name, Session, Store};
@@ -52,7 +53,7 @@ pub type OnEvent<'a> = dyn FnMut(PullEvent<'_>) + 'a;
 #[derive(Debug)]
 pub enum Pulled {
     /// A container image.
-    Image(StoredImage, UnpackReport),
+    Image(Box<StoredImage>, UnpackReport),
     /// A function.
     Function(Box<Installed>),
 }
@@ -85,51 +86,88 @@ pub fn pull(
     on_event: &mut OnEvent<'_>,
 ) -> Result<Pulled, ArtifactError> {
     let store = Store::open(&home.store())?;
-    let pieces = Pieces::open(home, options.domain.as_ref())?;
-    let mut chosen: Option<(Accepted, Decision)> = None;
-    let mut choose = |offer: &Offer<'_>| {
-        let accepted = accept(offer, options)?;
-        let decision = decide(options.refreeze, &facts(&store, offer)?)?;
+    let mut offered = Offered { home, store: &store, options, chosen: None, pieces: None };
+    let pulled = fetch(home, reference, options, &mut offered, on_event);
+    let Offered { chosen, pieces, .. } = offered;
+    let stored = pulled.and_then(|fetched| match fetched {
+        Fetched::Image(image) => {
+            let name = options.name.clone().unwrap_or_else(|| reference.store_name());
+            let progress = &mut |progress| on_event(PullEvent::Progress(progress));
+            let (image, report) = image.unpack(&store, &name, options.limits, progress)?;
+            Ok(Pulled::Image(Box::new(image), report))
+        }
+        Fetched::Function(pulled) => {
+            let (accepted, decision) = chosen.expect("whoever pulls a function has chosen");
+            let install = Install { home, reference, store: &store, options, pulled: &pulled };
+            let installed = install.run(accepted, decision, on_event);
+            if installed.as_ref().is_err_and(ArtifactError::is_refusal)
+                && let Ok(_acting) = home.act()
+            {
+                pulled.forget();
+            }
+            Ok(Pulled::Function(Box::new(installed?)))
+        }
+    });
+    // Whatever became of it: nobody fills the disk with pieces of what is refused.
+    if let Some(pieces) = pieces {
+        pieces.prune(home);
+    }
+    stored
+}
+
+/// Downloads what a reference names.
+fn fetch(
+    home: &Home,
+    reference: &Reference,
+    options: &PullOptions,
+    offered: &mut Offered<'_>,
+    on_event: &mut OnEvent<'_>,
+) -> Result<Fetched, ArtifactError> {
+    let path = Pieces::path(home, options.domain.as_ref());
+    let mut choose = |offer: &Offer<'_>| offered.choose(offer);
+    let function = FunctionPull { pieces: &path, choose: &mut choose };
+    let progress = &mut |progress| on_event(PullEvent::Progress(progress));
+    Ok(container::fetch(home, reference, options.limits, Some(function), progress)?)
+}
+
+/// What becomes of a function that a registry offers.
+struct Offered<'a> {
+    home: &'a Home,
+    store: &'a Store,
+    options: &'a PullOptions,
+    chosen: Option<(Accepted, Decision)>,
+    /// Nobody else uses its pieces.
+    pieces: Option<Pieces>,
+}
+
+impl Offered<'_> {
+    fn choose(&mut self, offer: &Offer<'_>) -> Result<Vec<Section>, String> {
+        let accepted = accept(offer, self.options)?;
+        let decision = decide(self.options.refreeze, &facts(self.store, offer))?;
         if let Decision::Freeze(_) = decision {
             let baseline = accepted.function.cpu_baseline.check();
             baseline.map_err(|error| format!("the function cannot be frozen anew: {error}"))?;
         }
-        let sections = decision.sections();
-        chosen = Some((accepted, decision));
-        Ok(sections)
-    };
-    let function = FunctionPull { pieces: pieces.path(), choose: &mut choose };
-    let progress = &mut |progress| on_event(PullEvent::Progress(progress));
-    let fetched = container::fetch(home, reference, options.limits, Some(function), progress)?;
-    let pulled = match fetched {
-        Fetched::Image(image) => {
-            let name = options.name.clone().unwrap_or_else(|| reference.store_name());
-            let (image, report) = image.unpack(&store, &name, options.limits, progress)?;
-            return Ok(Pulled::Image(image, report));
+        // A mirror may have offered it before.
+        if self.pieces.is_none() {
+            let pieces = Pieces::open(self.home, self.options.domain.as_ref());
+            self.pieces = Some(pieces.map_err(|error| error.to_string())?);
         }
-        Fetched::Function(pulled) => pulled,
-    };
-    let (accepted, decision) = chosen.expect("whoever pulls a function has chosen");
-    let install = Install { home, store: &store, options, pulled: &pulled };
-    let installed = install.run(accepted, decision, on_event);
-    if installed.as_ref().is_err_and(ArtifactError::is_refusal)
-        && let Ok(_acting) = home.act()
-    {
-        pulled.forget();
+        let sections = decision.sections();
+        self.chosen = Some((accepted, decision));
+        Ok(sections)
     }
-    pieces.prune(home);
-    installed.map(|installed| Pulled::Function(Box::new(installed)))
 }
 
 /// What is known here of what a function needs.
-fn facts(store: &Store, offer: &Offer<'_>) -> Result<Facts, String> {
+fn facts(store: &Store, offer: &Offer<'_>) -> Facts {
     let image = &offer.document.image;
     let kernel = match known_kernel(store, image.kernel) {
         KnownKernel::Absent if offer.document.kernel.is_some() => KnownKernel::Offered,
         known => known,
     };
     let lacking = missing_here(&image.cpu_features);
-    Ok(Facts { kernel, is_signed: offer.is_signed, lacking })
+    Facts { kernel, is_signed: offer.is_signed, lacking }
 }
 
 fn known_kernel(store: &Store, id: KernelId) -> KnownKernel {
@@ -148,6 +186,7 @@ fn known_kernel(store: &Store, id: KernelId) -> KnownKernel {
 /// Storing a function whose pieces are here.
 struct Install<'a> {
     home: &'a Home,
+    reference: &'a Reference,
     store: &'a Store,
     options: &'a PullOptions,
     pulled: &'a PulledFunction,
@@ -160,7 +199,12 @@ impl Install<'_> {
         decision: Decision,
         on_event: &mut OnEvent<'_>,
     ) -> Result<Installed, ArtifactError> {
-        let Accepted { function, notes } = accepted;
+        let Accepted { mut function, notes } = accepted;
+        function.origin = Some(Origin {
+            reference: self.reference.to_string(),
+            digest: self.pulled.digest.clone(),
+            is_signed: self.pulled.is_signed,
+        });
         for note in &notes {
             on_event(PullEvent::Note(note));
         }
@@ -172,7 +216,9 @@ impl Install<'_> {
                 (self.with_image(&mut session, function, &files, with_kernel)?, None)
             }
             Decision::Freeze(why) => {
-                on_event(PullEvent::Note(&format!("the function is frozen anew on this machine: {why}")));
+                on_event(PullEvent::Note(&format!(
+                    "the function is frozen anew on this machine: {why}"
+                )));
                 (self.frozen_anew(&mut session, function, &files, on_event)?, Some(why))
             }
         };

@@ -10,7 +10,9 @@ use std::path::PathBuf;
 use thaw_oci::artifact::{
     Cutter, DOCUMENT_VERSION, FunctionDocument, ImagePart, IndexPart, Naming, NamingRun, Section,
 };
-use thaw_oci::{OciError, Push, PushProgress, PushReport, Reference, Registries, SigningKey, Upload};
+use thaw_oci::{
+    OciError, Push, PushProgress, PushReport, Reference, Registries, SigningKey, Upload,
+};
 use thaw_sandbox::Image;
 use thaw_store::{Blob, Domain, KernelId, Name, OpenIndex, Store, StoreError};
 
@@ -52,7 +54,8 @@ pub fn push(
         Ok(elf) => Some(elf),
         Err(error) if error.is_not_found() => {
             notes.push(
-                "its kernel build is not in the store: where that is not known, it is frozen anew".to_owned(),
+                "its kernel build is not in the store: where that is not known, it is frozen anew"
+                    .to_owned(),
             );
             None
         }
@@ -111,7 +114,7 @@ fn open_whole(store: &Store, function: &BuiltFunction) -> Result<Image, Artifact
 
 /// Paths of this host are none of anybody's business.
 fn without_source(function: &StoredFunction) -> serde_json::Value {
-    let function = StoredFunction { source: PathBuf::new(), ..function.clone() };
+    let function = StoredFunction { source: PathBuf::new(), origin: None, ..function.clone() };
     serde_json::to_value(function).expect("a function is plain data")
 }
 

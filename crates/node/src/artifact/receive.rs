@@ -6,8 +6,8 @@ use crate::config::FunctionConfig;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
-use thaw_oci::artifact::{Naming, PieceReader, Section};
 use thaw_oci::PulledFunction;
+use thaw_oci::artifact::{Naming, PieceReader, Section};
 use thaw_sandbox::{Image, Kernel};
 use thaw_store::{
     Blob, Domain, ForeignIndex, IndexId, KERNEL_MAX, KernelId, NewImage, Session, StoreError,
@@ -52,11 +52,12 @@ pub(super) fn files(
     }
     let contents: u64 = index.blobs().map(|blob| blob.size).sum();
     if contents != part.contents {
-        return Err(ArtifactError::refused("its files are larger or smaller than its document says"));
+        return Err(ArtifactError::refused(
+            "its files are larger or smaller than its document says",
+        ));
     }
-    let namings = part.naming.iter().flat_map(|run| {
-        std::iter::repeat_n(&run.naming, run.count as usize)
-    });
+    let namings =
+        part.naming.iter().flat_map(|run| std::iter::repeat_n(&run.naming, run.count as usize));
     let mut names = Vec::with_capacity(index.blobs().len());
     let mut namings = namings.fuse();
     for blob in index.blobs() {
@@ -97,7 +98,9 @@ fn content(
     })?;
     match stored {
         Some(stored) if source.blob() == blob => Ok(stored),
-        _ => Err(ArtifactError::refused(format!("content {} is not what its name says", blob.hash))),
+        _ => {
+            Err(ArtifactError::refused(format!("content {} is not what its name says", blob.hash)))
+        }
     }
 }
 
@@ -114,10 +117,13 @@ pub(super) fn kernel(pulled: &PulledFunction) -> Result<Kernel, ArtifactError> {
     let elf = exactly(&mut reader, size, "the kernel build")?;
     reader.finish(Section::Kernel)?;
     let wanted = pulled.document.image.kernel;
-    let kernel = Kernel::from_elf(elf).map_err(|_| ArtifactError::refused("its kernel build is no kernel"))?;
+    let kernel = Kernel::from_elf(elf)
+        .map_err(|_| ArtifactError::refused("its kernel build is no kernel"))?;
     match KernelId(kernel.build_id()) == wanted {
         true => Ok(kernel),
-        false => Err(ArtifactError::refused("its kernel build is another one than its image needs")),
+        false => {
+            Err(ArtifactError::refused("its kernel build is another one than its image needs"))
+        }
     }
 }
 

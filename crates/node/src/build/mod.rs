@@ -37,7 +37,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use thaw_sandbox::{CoreGroup, MergePolicy, WeakLimits};
 use thaw_store::{
-    FunctionRecord, FunctionVersion, ImageId, IndexId, Name, NewFunction, Session, Store, StoreError,
+    FunctionRecord, FunctionVersion, ImageId, IndexId, Name, NewFunction, Session, Store,
+    StoreError,
 };
 
 /// What happens during a build.
@@ -207,7 +208,8 @@ pub fn build(
     };
     image::number_user(&session, imported.index, &mut config)?;
     let (environment, cpu_baseline) = (imported.environment, options.cpu_baseline);
-    let function = StoredFunction { config, environment, source: directory, cpu_baseline };
+    let function =
+        StoredFunction { config, environment, source: directory, origin: None, cpu_baseline };
     // Nothing runs for a build that cannot be stored.
     check_store(&store, &quotas, &planned(&function.config, imported.index, None))?;
     let place = Place::New(&quotas);

@@ -150,7 +150,8 @@ mod tests {
     #[test]
     fn others_are_refused() {
         let text = String::from_utf8(sample().to_json()).unwrap();
-        let refused = |text: &str| FunctionDocument::parse(text.as_bytes()).unwrap_err().to_string();
+        let refused =
+            |text: &str| FunctionDocument::parse(text.as_bytes()).unwrap_err().to_string();
         let newer = refused(&text.replace("\"version\":1", "\"version\":2"));
         assert!(newer.contains("version 2, this Thaw knows 1"), "{newer}");
         refused(&text.replace("\"size\":100", "\"size\":-1"));

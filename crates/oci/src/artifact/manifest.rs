@@ -86,9 +86,7 @@ pub(crate) fn new_manifest(
         let reason = format!("it has more than {PIECES_MAX} pieces, which no registry takes");
         return Err(OciError::document("the function", reason));
     }
-    let descriptor = |kind: &str, sent: &Sent| {
-        json!({ "mediaType": kind, "digest": sent.digest, "size": sent.size })
-    };
+    let descriptor = |kind: &str, sent: &Sent| json!({ "mediaType": kind, "digest": sent.digest, "size": sent.size });
     let layers: Vec<_> =
         pieces.iter().map(|(section, sent)| descriptor(section.media_type(), sent)).collect();
     let manifest = json!({
@@ -118,7 +116,8 @@ mod tests {
 
     #[test]
     fn manifests_are_read_back_and_bad_ones_refused() {
-        let pieces = [(Section::Files, sent(10)), (Section::Files, sent(11)), (Section::Image, sent(12))];
+        let pieces =
+            [(Section::Files, sent(10)), (Section::Files, sent(11)), (Section::Image, sent(12))];
         let text = String::from_utf8(new_manifest("shop", &sent(5), &pieces).unwrap()).unwrap();
         let manifest = parse(&text).unwrap();
         assert_eq!(manifest.pieces(Section::Files).count(), 2);

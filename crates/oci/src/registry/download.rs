@@ -148,7 +148,8 @@ impl Source {
         }
         loop {
             let next = tokio::time::timeout(PROGRESS_INTERVAL, tasks.join_next()).await;
-            let (bytes, moved) = (counters.here.load(Ordering::Relaxed), counters.moved.load(Ordering::Relaxed));
+            let (bytes, moved) =
+                (counters.here.load(Ordering::Relaxed), counters.moved.load(Ordering::Relaxed));
             progress(PullProgress { bytes, of, moved });
             match next {
                 Ok(None) => return Ok(moved),
@@ -263,7 +264,9 @@ impl Source {
         let mut stream = answer.map_err(|error| self.failed(&error))?.stream;
         let mut bytes = Vec::new();
         while let Some(chunk) = stream.next().await {
-            let chunk = chunk.map_err(|error| self.refused(format!("{} broke off ({error}); try again", self.host)))?;
+            let chunk = chunk.map_err(|error| {
+                self.refused(format!("{} broke off ({error}); try again", self.host))
+            })?;
             if (bytes.len() + chunk.len()) as u64 > blob.size() {
                 return Err(OciError::document(what, "it is longer than the manifest says"));
             }
@@ -272,7 +275,11 @@ impl Source {
         let found = crate::layer::digest(&bytes);
         match found == wanted {
             true => Ok(bytes),
-            false => Err(OciError::Digest { what: what.to_owned(), found, wanted: crate::error::escaped(wanted.as_bytes()) }),
+            false => Err(OciError::Digest {
+                what: what.to_owned(),
+                found,
+                wanted: crate::error::escaped(wanted.as_bytes()),
+            }),
         }
     }
 }

@@ -233,8 +233,7 @@ impl Pull<'_> {
         let moved = source.fetch(all.clone(), &blobs, progress).await?;
         let pieces = wanted().filter_map(|(section, piece)| Some((section, path(piece)?)));
         let (pieces, digest) = (pieces.collect(), manifest.digest.clone());
-        let pulled =
-            PulledFunction { document, digest, is_signed, bytes, moved, pieces, fresh };
+        let pulled = PulledFunction { document, digest, is_signed, bytes, moved, pieces, fresh };
         Ok(Pulled::Function(Box::new(pulled)))
     }
 

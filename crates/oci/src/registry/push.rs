@@ -4,7 +4,7 @@
 use super::mounts::Mounts;
 use super::settings::Registries;
 use super::source::{Source, on_another_thread};
-use crate::artifact::{FunctionDocument, Sent, Section, new_manifest, packed};
+use crate::artifact::{FunctionDocument, Section, Sent, new_manifest, packed};
 use crate::error::OciError;
 use crate::layer::digest;
 use crate::reference::Reference;
@@ -89,7 +89,9 @@ impl Push<'_> {
         let host = self.reference.registry().to_owned();
         let source = Source::new(self.registries, self.reference, &host, "push")?;
         if source.reference.digest().is_some() {
-            return Err(source.refused("a digest is no place for something new; give a tag".to_owned()));
+            return Err(
+                source.refused("a digest is no place for something new; give a tag".to_owned())
+            );
         }
         let runtime = on_another_thread().map_err(|error| source.refused(error.to_string()))?;
         runtime.block_on(async {
@@ -215,7 +217,8 @@ impl Source {
         }
         if let Some(from) = from {
             let registry = self.reference.registry().to_owned();
-            let from = oci_client::Reference::with_tag(registry, from.to_owned(), "latest".to_owned());
+            let from =
+                oci_client::Reference::with_tag(registry, from.to_owned(), "latest".to_owned());
             // What is not there any more, or may not be seen, is sent.
             if self.client.mount_blob(&self.reference, &from, digest).await.is_ok() {
                 return Ok(How::Mounted);

@@ -217,8 +217,10 @@ async fn bounded(
 
 fn client(is_http: bool, ca: Option<&[u8]>) -> Result<Client, OciDistributionError> {
     let encoding = oci_client::client::CertificateEncoding::Pem;
-    let certificate =
-        |data: &[u8]| oci_client::client::Certificate { encoding: encoding.clone(), data: data.to_vec() };
+    let certificate = |data: &[u8]| oci_client::client::Certificate {
+        encoding: encoding.clone(),
+        data: data.to_vec(),
+    };
     Client::try_from(ClientConfig {
         protocol: if is_http { ClientProtocol::Http } else { ClientProtocol::Https },
         read_timeout: Some(SILENCE),

@@ -52,10 +52,7 @@ impl ForeignIndex {
     ///
     /// # Errors
     /// They do not describe a root file system.
-    pub fn parse(
-        bytes: &[u8],
-        files_max: usize,
-    ) -> std::result::Result<Self, ForeignIndexError> {
+    pub fn parse(bytes: &[u8], files_max: usize) -> std::result::Result<Self, ForeignIndexError> {
         let mut words = vec![0u64; bytes.len().div_ceil(8)];
         bytemuck::cast_slice_mut(&mut words)[..bytes.len()].copy_from_slice(bytes);
         let foreign = Self { len: bytes.len(), words };
@@ -64,7 +61,8 @@ impl ForeignIndex {
     }
 
     fn check(&self, files_max: usize) -> std::result::Result<(), ForeignIndexError> {
-        let index = Index::parse(self.bytes()).map_err(|_: IndexError| ForeignIndexError::Format)?;
+        let index =
+            Index::parse(self.bytes()).map_err(|_: IndexError| ForeignIndexError::Format)?;
         if checksum(self.bytes()) != index.header().checksum {
             return Err(ForeignIndexError::Checksum);
         }
@@ -113,10 +111,7 @@ impl ForeignIndex {
     ///
     /// # Panics
     /// There must be a name for each content.
-    pub fn renamed(
-        &self,
-        names: &[BlobHash],
-    ) -> std::result::Result<Self, ForeignIndexError> {
+    pub fn renamed(&self, names: &[BlobHash]) -> std::result::Result<Self, ForeignIndexError> {
         let header = *self.index().header();
         assert_eq!(names.len(), header.blob_count as usize, "a name for each content");
         let mut renamed = self.clone();
