@@ -116,6 +116,7 @@ mod tests {
         json!({
             "config": {
                 "name": "shop", "command": ["/srv/shop"], "port": 80, "listen": "0.0.0.0:22",
+                "runtime": { "kind": "binary" },
                 "sharing": { "domain": "customer-7", "private": ["keys/*"] },
             },
             "environment": { "PATH": "/bin" },
@@ -179,6 +180,15 @@ mod tests {
         refused(with("/environment", "A", json!("\0")));
         refused(with("/environment", "A", json!("x".repeat(VARIABLE_MAX + 1))));
         accepted(with("/config", "user", json!("5:6")), &PullOptions::default(), true).unwrap();
+    }
+
+    #[test]
+    fn functions_of_container_images_are_accepted() {
+        let image = json!({ "kind": "image", "image": "registry.example/shop:3" });
+        let mut function = with("/config", "runtime", image);
+        function["config"]["files"] = json!([]);
+        function["config"]["workdir"] = json!("/srv");
+        accepted(function, &PullOptions::default(), false).unwrap();
     }
 
     #[test]

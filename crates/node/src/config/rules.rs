@@ -34,9 +34,7 @@ impl FunctionConfig {
     pub fn check(&self) -> Result<(), String> {
         match self.contradiction() {
             None => Ok(()),
-            Some((keys, message)) => {
-                Err(format!("`{}` of the function is wrong: {message}", keys.join(".")))
-            }
+            Some((_, message)) => Err(format!("the function's configuration is wrong: {message}")),
         }
     }
 
