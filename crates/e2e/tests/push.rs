@@ -15,7 +15,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use thaw_e2e::{
     Cut, Daemon, DaemonOptions, Outcome, Registry, built_home, changed_kernel, cutting_proxy, get,
-    run, thaw,
+    run, run_within, thaw,
 };
 use thaw_store::{Domain, Name, Repair, Store};
 
@@ -32,8 +32,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
 http.server.ThreadingHTTPServer(("", 8080), Handler).serve_forever()
 "#;
 
+/// How long a command may take that makes a thousand files durable while others do, too.
+const PATIENCE: Duration = Duration::from_secs(300);
+
 fn in_home(home: &Path, arguments: &[&str]) -> Outcome {
-    run(thaw().env("THAW_HOME", home).env_remove("DOCKER_CONFIG").args(arguments))
+    let mut command = thaw();
+    command.env("THAW_HOME", home).env_remove("DOCKER_CONFIG").args(arguments);
+    run_within(PATIENCE, &mut command, b"")
 }
 
 #[track_caller]
@@ -61,7 +66,7 @@ fn build(home: &Path, name: &str, keys: &str, kernel: Option<&Path>) {
     if let Some(kernel) = kernel {
         building.env("THAW_KERNEL", kernel);
     }
-    run(&mut building).success();
+    run_within(PATIENCE, &mut building, b"").success();
 }
 
 /// The same with a C program, which is built at once.
