@@ -483,17 +483,28 @@ fn images_that_lie_are_refused() {
     let before = content_of(&victim);
     let piece = good.pieces("function.image")[0];
     assert_eq!(good.pieces("function.image").len(), 1, "a small image");
-    for (name, header_offset, expected) in [
-        // `file_len`, `kernel_build` and `index` of the header (thaw_abi::image::ImageHeader).
-        ("length", 8, "truncated"),
-        ("kernel", 16, "another kernel build"),
-        ("index", 48, "other files"),
-        ("checksum", 112, "checksum"),
-    ] {
+    // Fields of the header (thaw_abi::image::ImageHeader).
+    let changes: [(&str, fn(&mut [u8]), &str); 6] = [
+        ("length", |header| header[8 + 2] ^= 0x55, "truncated"),
+        (
+            "depth",
+            |header| header[..8].copy_from_slice(b"\x02\0\0\0\x01\0\0\0"),
+            "stands on others",
+        ),
+        (
+            "chain",
+            |header| header[..8].copy_from_slice(b"\x02\0\0\0\xff\0\0\0"),
+            "depth is impossible",
+        ),
+        ("kernel", |header| header[16] ^= 0x55, "another kernel build"),
+        ("index", |header| header[48] ^= 0x55, "other files"),
+        ("checksum", |header| header[112] ^= 0x55, "checksum"),
+    ];
+    for (name, change, expected) in changes {
         let mut crafted = good.clone();
         let mut image = crafted.piece(piece);
         let header = header_of(&image);
-        image[header + header_offset + 2] ^= 0x55;
+        change(&mut image[header..]);
         if name != "checksum" {
             mend(&mut image, header + 112);
         }

@@ -1,7 +1,7 @@
 //! Pulling whatever a reference names: a container image, or a frozen function.
 
 use super::ArtifactError;
-use super::accept::{Accepted, accept};
+use super::accept::{Accepted, accept, has_files};
 use super::pieces::Pieces;
 use super::policy::{Decision, Facts, KnownKernel, Refreeze, decide};
 use super::receive::{self, ReceivedFiles};
@@ -144,7 +144,13 @@ impl Offered<'_> {
     fn choose(&mut self, offer: &Offer<'_>) -> Result<Vec<Section>, String> {
         let accepted = accept(offer, self.options)?;
         let decision = decide(self.options.refreeze, &facts(self.store, offer))?;
-        if let Decision::Freeze(_) = decision {
+        if let Decision::Freeze(why) = &decision {
+            if has_files(&accepted.function) {
+                return Err(format!(
+                    "{why}, and the function cannot be frozen anew, since bodies of its training requests are \
+                     files, which do not come along; build it here"
+                ));
+            }
             let baseline = accepted.function.cpu_baseline.check();
             baseline.map_err(|error| format!("the function cannot be frozen anew: {error}"))?;
         }
