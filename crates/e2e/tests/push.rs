@@ -326,6 +326,11 @@ fn a_machine_that_lacks_what_an_image_needs_freezes_anew() {
     assert!(never.stderr.contains("CPU features that this machine lacks"), "{}", never.stderr);
     let pulled = json_of(&elsewhere, &["pull", &reference]);
     assert!(pulled["refrozen"].as_str().expect("a reason").contains("CPU features"), "{pulled}");
+    // What it was trained with is not there.
+    crafted.document["function"]["config"]["train"] =
+        json!({ "requests": [{ "path": "/", "file": "body" }] });
+    let trained = in_home(&elsewhere, &["pull", &crafted.push("trained")]);
+    assert!(trained.stderr.contains("build it here"), "{}", trained.stderr);
     let always = json_of(&elsewhere, &["pull", &registry.image("small:1"), "--refreeze", "always"]);
     assert!(always["refrozen"].as_str().expect("a reason").contains("always"), "{always}");
     let daemon = Daemon::start(&elsewhere, &DaemonOptions::default());
@@ -469,6 +474,9 @@ fn hostile_artifacts_are_refused_and_leave_nothing() {
     verify(&victim);
 }
 
+/// A change of an image's header, and what is said of it.
+type Lie = (&'static str, fn(&mut [u8]), &'static str);
+
 /// An image whose own words are changed so that its checksum and its name are right.
 #[test]
 fn images_that_lie_are_refused() {
@@ -484,7 +492,7 @@ fn images_that_lie_are_refused() {
     let piece = good.pieces("function.image")[0];
     assert_eq!(good.pieces("function.image").len(), 1, "a small image");
     // Fields of the header (thaw_abi::image::ImageHeader).
-    let changes: [(&str, fn(&mut [u8]), &str); 6] = [
+    let changes: [Lie; 6] = [
         ("length", |header| header[8 + 2] ^= 0x55, "truncated"),
         (
             "depth",

@@ -233,7 +233,7 @@ mod tests {
         assert!(all.iter().all(|packed| packed.len() as u64 <= PACKED_MAX));
         let (_directory, mut reader) = written(&all);
         let mut read = Vec::new();
-        (&mut reader).read_to_end(&mut read).unwrap();
+        reader.read_to_end(&mut read).unwrap();
         assert_eq!(read, pieces.concat());
         reader.finish(super::super::Section::Files).unwrap();
         let (_directory, reader) = written(&all);
