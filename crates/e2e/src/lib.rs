@@ -8,6 +8,7 @@ mod http;
 mod outcome;
 mod ports;
 mod processes;
+mod registry;
 mod rights;
 mod runtime;
 mod skip;
@@ -23,6 +24,7 @@ pub use ports::{free_port, free_privileged_port, listening_ports};
 pub use processes::{
     Descriptor, Process, children, descendants, descriptors, exists, kill, process, resident_bytes,
 };
+pub use registry::{Cut, Registry, cutting_proxy};
 pub use rights::{check_has_no_rights, check_sees_its_home_only, names_in_root, namespace, status};
 pub use runtime::{RuntimeProgram, compare_runtime};
 pub use skip::{has_controller, skip};

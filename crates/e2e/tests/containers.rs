@@ -2,19 +2,15 @@
 //! functions.
 
 use std::fs;
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::process::Command;
+use std::sync::atomic::Ordering;
 use tempfile::TempDir;
 use thaw_e2e::{
-    Daemon, DaemonOptions, Outcome, built_home, free_port, get, repository, run, thaw, wait_until,
+    Cut, Daemon, DaemonOptions, Outcome, Registry, built_home, cutting_proxy, get, repository, run,
+    thaw,
 };
 
-/// The line of htpasswd(1) of user `thaw` with password `thaw-test`.
-const PASSWORDS: &str = "thaw:$2b$04$YjD8LzqrnjNlsUgLz66x1eOkPdxuc1PoC8jTrwRopR0Fmr5LLnfLG\n";
 /// What a client of `docker login` notes of that: base64 of `thaw:thaw-test`.
 const LOGIN: &str = "dGhhdzp0aGF3LXRlc3Q=";
 
@@ -81,53 +77,6 @@ impl Workshop {
     }
 }
 
-/// A registry that keeps its images in the workshop.
-struct Registry {
-    child: Child,
-    port: u16,
-}
-
-impl Registry {
-    fn start(workshop: &Workshop, with_passwords: bool) -> Self {
-        let port = free_port();
-        let storage = workshop.path("registry");
-        let mut text = format!(
-            "version: 0.1\nstorage:\n  filesystem:\n    rootdirectory: {}\nhttp:\n  addr: 127.0.0.1:{port}\n",
-            storage.display()
-        );
-        if with_passwords {
-            let passwords = workshop.path("passwords");
-            fs::write(&passwords, PASSWORDS).expect("passwords");
-            text += &format!(
-                "auth:\n  htpasswd:\n    realm: thaw\n    path: {}\n",
-                passwords.display()
-            );
-        }
-        let config = workshop.path(&format!("registry-{port}.yml"));
-        fs::write(&config, text).expect("a configuration");
-        let mut command = Command::new("docker-registry");
-        command.arg("serve").arg(&config).stdout(Stdio::null()).stderr(Stdio::null());
-        let registry = Self { child: command.spawn().expect("docker-registry"), port };
-        wait_until("the registry listens", || TcpStream::connect(registry.address()).is_ok());
-        registry
-    }
-
-    fn address(&self) -> SocketAddr {
-        ([127, 0, 0, 1], self.port).into()
-    }
-
-    fn image(&self, name: &str) -> String {
-        format!("localhost:{}/{name}", self.port)
-    }
-}
-
-impl Drop for Registry {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 fn in_home(home: &Path, arguments: &[&str]) -> Outcome {
     run(thaw().env("THAW_HOME", home).env_remove("DOCKER_CONFIG").args(arguments))
 }
@@ -143,7 +92,7 @@ fn images_are_imported_pulled_and_run() {
     let layout = workshop.path("layout");
     let layout = layout.to_str().expect("UTF-8");
     workshop.buildah(&["push", "app:1", &format!("oci:{layout}:app")]);
-    let registry = Registry::start(&workshop, false);
+    let registry = Registry::start(workshop.directory.path(), false);
     let image = registry.image("team/app:1");
     workshop.buildah(&["push", "--tls-verify=false", "app:1", &format!("docker://{image}")]);
 
@@ -230,72 +179,11 @@ fn a_function_may_be_a_container_image() {
     assert!(both.stderr.contains("exclude each other"), "{}", both.stderr);
 }
 
-/// How connections to a registry are cut.
-#[derive(Clone, Copy)]
-enum Cut {
-    /// The first ones, after so many bytes of answers.
-    Some { times: usize, after: usize },
-    /// Each one that asks for a blob.
-    Blobs,
-}
-
-/// Passes what is asked on, unless it is to be cut.
-fn pass_requests(mut from: TcpStream, mut to: TcpStream, cut: Cut) {
-    let mut buffer = vec![0; 16 << 10];
-    while let Ok(read @ 1..) = from.read(&mut buffer) {
-        let asks_for_blob = buffer[..read].windows(7).any(|part| part == b"/blobs/");
-        if matches!(cut, Cut::Blobs) && asks_for_blob || to.write_all(&buffer[..read]).is_err() {
-            break;
-        }
-    }
-    let _ = to.shutdown(std::net::Shutdown::Both);
-    let _ = from.shutdown(std::net::Shutdown::Both);
-}
-
-/// Passes connections on to a registry, and cuts some of them.
-fn cutting_proxy(to: SocketAddr, how: Cut) -> (SocketAddr, Arc<AtomicUsize>) {
-    let (cuts, after) = match how {
-        Cut::Some { times, after } => (times, after),
-        Cut::Blobs => (0, 0),
-    };
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let address = listener.local_addr().expect("an address");
-    let passed = Arc::new(AtomicUsize::new(0));
-    let count = passed.clone();
-    std::thread::spawn(move || {
-        let cut = AtomicUsize::new(0);
-        let cut = Arc::new(cut);
-        for client in listener.incoming().flatten() {
-            let (cut, count) = (cut.clone(), count.clone());
-            std::thread::spawn(move || {
-                let server = TcpStream::connect(to).expect("the registry");
-                let up = (client.try_clone().expect("a copy"), server.try_clone().expect("a copy"));
-                std::thread::spawn(move || pass_requests(up.0, up.1, how));
-                let (mut from, mut to) = (server, client);
-                let (mut buffer, mut bytes) = (vec![0; 16 << 10], 0);
-                while let Ok(read @ 1..) = from.read(&mut buffer) {
-                    if to.write_all(&buffer[..read]).is_err() {
-                        break;
-                    }
-                    bytes += read;
-                    count.fetch_add(read, Ordering::Relaxed);
-                    if bytes > after && cut.fetch_add(1, Ordering::Relaxed) < cuts {
-                        break;
-                    }
-                }
-                let _ = to.shutdown(std::net::Shutdown::Both);
-                let _ = from.shutdown(std::net::Shutdown::Both);
-            });
-        }
-    });
-    (address, passed)
-}
-
 #[test]
 fn an_interrupted_pull_goes_on_where_it_ended() {
     let workshop = Workshop::new();
     workshop.build("app:1");
-    let registry = Registry::start(&workshop, false);
+    let registry = Registry::start(workshop.directory.path(), false);
     let image = registry.image("app:1");
     workshop.buildah(&["push", "--tls-verify=false", "app:1", &format!("docker://{image}")]);
     let home = built_home("containers-cut", &[]);
@@ -332,7 +220,7 @@ fn walk(directory: &Path) -> u64 {
 fn mirrors_and_logins_are_as_configured() {
     let workshop = Workshop::new();
     workshop.build("app:1");
-    let closed = Registry::start(&workshop, true);
+    let closed = Registry::start(workshop.directory.path(), true);
     let image = closed.image("app:1");
     let to = format!("docker://{image}");
     workshop.buildah(&["push", "--tls-verify=false", "--creds", "thaw:thaw-test", "app:1", &to]);
@@ -340,16 +228,16 @@ fn mirrors_and_logins_are_as_configured() {
     let refused = in_home(&home, &["pull", &image]);
     assert!(refused.stderr.contains("docker login"), "{}", refused.stderr);
     let login =
-        format!("{{\"auths\": {{\"localhost:{}\": {{\"auth\": \"{LOGIN}\"}}}}}}", closed.port);
+        format!("{{\"auths\": {{\"localhost:{}\": {{\"auth\": \"{LOGIN}\"}}}}}}", closed.port());
     fs::write(workshop.path("config.json"), login).expect("a login");
     let mut pulling = thaw();
     pulling.env("THAW_HOME", &home).env("DOCKER_CONFIG", workshop.directory.path());
     run(pulling.args(["pull", &image, "--json"])).success();
 
-    let open = Registry::start(&workshop, false);
+    let open = Registry::start(workshop.directory.path(), false);
     let rules = format!(
         "[[registry]]\nhost = \"registry.invalid\"\nmirrors = [\"localhost:1\", \"localhost:{}\"]\n",
-        open.port
+        open.port()
     );
     fs::write(home.join("registries.toml"), rules).expect("a configuration");
     in_home(&home, &["pull", "registry.invalid/app:1", "--name", "mirrored"]).success();

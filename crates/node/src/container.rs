@@ -7,8 +7,10 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use thaw_oci::{Image, Layout, Limits, OciError, Pull, Registries, Settings, UnpackReport};
-use thaw_oci::{PullProgress, Reference};
+use thaw_oci::{
+    FunctionPull, Image, Layout, Limits, OciError, Pull, PullProgress, Pulled, PulledFunction,
+    Reference, Registries, Settings, UnpackReport,
+};
 use thaw_store::index::{Content, TreeError};
 use thaw_store::{Domain, IndexId, InvalidName, Name, RootfsRecord, Store, StoreError};
 
@@ -115,23 +117,89 @@ pub fn pull(
     limits: Limits,
     progress: &mut OnProgress<'_>,
 ) -> Result<(StoredImage, UnpackReport), ContainerError> {
+    match fetch(home, reference, limits, None, progress)? {
+        Fetched::Image(image) => image.unpack(store, name, limits, progress),
+        Fetched::Function(_) => Err(OciError::Function { name: reference.to_string() }.into()),
+    }
+}
+
+/// What was downloaded.
+#[derive(Debug)]
+pub(crate) enum Fetched {
+    /// An image, which has to be unpacked.
+    Image(FetchedImage),
+    /// The pieces of a function.
+    Function(Box<PulledFunction>),
+}
+
+/// An image that was downloaded.
+#[derive(Debug)]
+pub(crate) struct FetchedImage {
+    reference: Reference,
+    directory: PathBuf,
+    /// Two pulls of one image must not write to the same files.
+    _alone: File,
+    home: Home,
+}
+
+/// Downloads what a reference names.
+///
+/// # Errors
+/// The registry has no such thing or cannot be reached.
+pub(crate) fn fetch(
+    home: &Home,
+    reference: &Reference,
+    limits: Limits,
+    function: Option<FunctionPull<'_>>,
+    progress: &mut OnProgress<'_>,
+) -> Result<Fetched, ContainerError> {
     let registries = Registries::read(&home.registries())?;
     let directory = home.pull(reference.store_name().as_str())?;
-    forget_old_pulls(&directory);
-    // Two pulls of one image must not write to the same files.
-    let _alone = alone_in(&directory)?;
-    fs::create_dir_all(&directory).map_err(|source| StoreError::Io {
-        action: "make",
-        path: directory.clone(),
-        source,
-    })?;
-    let pull = Pull { reference, registries: &registries, directory: &directory, limits };
-    pull.run(&mut |done| progress(ImageProgress::Pulling(done)))?;
-    let image = Layout::open(&directory)?.image(None)?;
-    let unpacked = unpack(store, &image, name, Some(reference), limits, progress)?;
-    // Its content is in the store. What cannot be removed now is, after the next pull.
-    let _ = fs::remove_dir_all(&directory);
-    Ok(unpacked)
+    let alone = {
+        let _acting = home.act()?;
+        forget_old_pulls(&directory);
+        alone_in(&directory)?
+    };
+    let (owner, registries) = (home.owner()?, &registries);
+    let pull = Pull { reference, registries, directory: &directory, owner, limits };
+    let pulled = pull.run(function, &mut |done| progress(ImageProgress::Pulling(done)))?;
+    let (reference, home) = (reference.clone(), home.clone());
+    let image = FetchedImage { reference, directory, _alone: alone, home };
+    match pulled {
+        Pulled::Image => Ok(Fetched::Image(image)),
+        Pulled::Function(function) => {
+            // Nothing is in it.
+            image.forget();
+            Ok(Fetched::Function(function))
+        }
+    }
+}
+
+impl FetchedImage {
+    /// Unpacks the image into the store.
+    ///
+    /// # Errors
+    /// As for [`import`].
+    pub fn unpack(
+        self,
+        store: &Store,
+        name: &Name,
+        limits: Limits,
+        progress: &mut OnProgress<'_>,
+    ) -> Result<(StoredImage, UnpackReport), ContainerError> {
+        let image = Layout::open(&self.directory)?.image(None)?;
+        let unpacked = unpack(store, &image, name, Some(&self.reference), limits, progress)?;
+        // Its content is in the store.
+        self.forget();
+        Ok(unpacked)
+    }
+
+    /// Removes its files. What cannot be removed now is, after the next pull.
+    fn forget(&self) {
+        if let Ok(_acting) = self.home.act() {
+            let _ = fs::remove_dir_all(&self.directory);
+        }
+    }
 }
 
 /// Waits until nobody else pulls into a directory; it is free again when the file is closed.
@@ -282,7 +350,7 @@ fn line(text: &str, account: &str) -> Option<Vec<String>> {
 /// A text file of an image; empty if there is none.
 fn read(rootfs: &StoredRootfs, path: &str) -> Result<String, ContainerError> {
     let tree = rootfs.tree()?;
-    let Some(node) = tree.find(Path::new(path)) else { return Ok(String::new()) };
+    let Some(node) = tree.find_followed(Path::new(path)) else { return Ok(String::new()) };
     let Content::Regular(Some(blob)) = tree.node(node).content else { return Ok(String::new()) };
     let mut bytes = Vec::new();
     let read = rootfs.open_content(blob.hash)?.take(ACCOUNTS_MAX).read_to_end(&mut bytes);
@@ -308,6 +376,27 @@ mod tests {
         }
         forget_old_pulls(&own);
         assert!(own.exists() && new.exists() && !old.exists());
+    }
+
+    /// As in images whose `/etc` is elsewhere.
+    #[test]
+    fn accounts_are_found_behind_links() {
+        use thaw_store::index::{Attributes, Node};
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(&directory.path().join("store")).unwrap();
+        let mut session = store.session().unwrap();
+        let text = b"app:x:1000:50::/srv:/bin/sh\n";
+        let blob = session.put_blob(text, &Domain::shared()).unwrap();
+        let mut tree = thaw_store::Tree::new();
+        let node = |content| Node { content, attributes: Attributes::root(0o644) };
+        tree.add_at(Path::new("/usr/share/passwd"), node(Content::Regular(blob))).unwrap();
+        let link = Content::Symlink(b"../usr/share/passwd".to_vec());
+        tree.add_at(Path::new("/etc/passwd"), node(link)).unwrap();
+        let index = session.put_index(&tree).unwrap();
+        let rootfs = StoredRootfs::open(&store, index).unwrap();
+        let found = account(&rootfs, "app").unwrap();
+        assert_eq!((found.uid, found.gid, found.home.as_deref()), (1000, 50, Some("/srv")));
+        assert!(account(&rootfs, "stranger").is_err());
     }
 
     #[test]

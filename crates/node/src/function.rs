@@ -14,11 +14,25 @@ pub struct StoredFunction {
     pub config: FunctionConfig,
     /// The whole environment of the program.
     pub environment: BTreeMap<String, String>,
-    /// Where it was built from, for people.
+    /// Where it was built from, for people; empty: it was pulled.
     pub source: PathBuf,
+    /// Where it was pulled from, if it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<Origin>,
     /// What the program sees of the processor until it is frozen.
     #[serde(default)]
     pub cpu_baseline: CpuBaseline,
+}
+
+/// What a function was pulled as.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Origin {
+    /// Its name in the registry.
+    pub reference: String,
+    /// Digest of its manifest.
+    pub digest: String,
+    /// Whether a key had signed it that registries.toml named for its registry.
+    pub is_signed: bool,
 }
 
 /// A function of the store with the names of its parts.

@@ -6,6 +6,8 @@
 //!   logs/NAME.log    what a function printed
 //!   work/NAME/       host-side build results, such as installed packages
 //!   swap/            memory of hibernated instances; its files have no names
+//!   pulls/           container images that are being pulled, and what registries have
+//!   pieces/          pieces of functions that were pulled, a directory for each sharing domain
 //!   asleep/          instances that are asleep: an image and a note each
 //!   tenants.toml     what tenants may use, written by the operator
 //!   daemon.lock      locked by the one daemon that serves this directory
@@ -223,6 +225,34 @@ impl Home {
         Ok(path)
     }
 
+    /// The directory that keeps pieces of functions under a name, made if it is missing.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub fn pieces(&self, name: &str) -> Result<PathBuf, HomeError> {
+        let path = self.root.join("pieces").join(name);
+        self.make_directory(&path)?;
+        Ok(path)
+    }
+
+    /// The file that notes which repositories have what, in a directory that is made if missing.
+    ///
+    /// # Errors
+    /// The directory cannot be made.
+    pub fn mounts(&self) -> Result<PathBuf, HomeError> {
+        let path = self.root.join("pulls");
+        self.make_directory(&path)?;
+        Ok(path.join("mounts.json"))
+    }
+
+    /// With whose rights files in it are written.
+    ///
+    /// # Errors
+    /// It cannot be looked at.
+    pub(crate) fn owner(&self) -> Result<Owner, HomeError> {
+        Owner::of(&self.root).map_err(|error| self.unusable(error))
+    }
+
     /// What is known of registries.
     pub fn registries(&self) -> PathBuf {
         self.root.join("registries.toml")
@@ -281,9 +311,8 @@ impl Home {
 
     /// Acts with the rights of the owner of the directory, if this process is root and they
     /// are not, until the result is dropped: the owner may have put links in it.
-    fn act(&self) -> Result<Acting, HomeError> {
-        let acting = Owner::of(&self.root).and_then(Owner::act);
-        acting.map_err(|error| self.unusable(error))
+    pub(crate) fn act(&self) -> Result<Acting, HomeError> {
+        self.owner()?.act().map_err(|error| self.unusable(error))
     }
 
     /// The Unix socket of the daemon's admin API.

@@ -2,6 +2,7 @@
 
 pub mod admin;
 pub mod admission;
+pub mod artifact;
 pub mod asleep;
 mod beneath;
 pub mod boots;

@@ -78,7 +78,7 @@ pub enum OciError {
         reason: String,
     },
     /// It is larger than it may be.
-    #[error("the image has more than {limit} {what}; import a smaller one")]
+    #[error("it has more than {limit} {what}; {}", smaller(what))]
     TooLarge {
         /// The bound.
         limit: u64,
@@ -96,13 +96,45 @@ pub enum OciError {
         reason: String,
     },
     /// A registry refuses, or cannot be reached.
-    #[error("cannot pull {image}: {reason}")]
+    #[error("cannot {action} {image}: {reason}")]
     Registry {
+        /// What was tried: `pull` or `push`.
+        action: &'static str,
         /// The image.
         image: String,
         /// What the registry said, and the way out.
         reason: String,
     },
+    /// Who should have signed it has not.
+    #[error(
+        "{image} is not signed by the `verify_key` of its registry in registries.toml: {why}; have it signed, \
+         or correct `verify_key`"
+    )]
+    Unsigned {
+        /// The image.
+        image: String,
+        /// What is wrong with its signatures.
+        why: String,
+    },
+    /// It is a function, where an image was wanted.
+    #[error(
+        "{name} is a frozen function and no container image; `thaw pull` it, and call it by its name"
+    )]
+    Function {
+        /// Its name in the registry.
+        name: String,
+    },
+    /// A key cannot be used.
+    #[error("{} is no usable key: {reason}", path.display())]
+    Key {
+        /// The file.
+        path: PathBuf,
+        /// Why not, and the way out.
+        reason: String,
+    },
+    /// Whoever pulls does not take it; one sentence.
+    #[error("{0}")]
+    Refused(String),
     /// A configuration file makes no sense.
     #[error("{} makes no sense ({reason}); correct or remove it", path.display())]
     Configuration {
@@ -123,6 +155,13 @@ fn has(tags: &[String]) -> String {
     match tags {
         [] => "; its images have no tags".to_owned(),
         tags => format!(", but {}", tags.join(", ")),
+    }
+}
+
+fn smaller(what: &str) -> &'static str {
+    match what.starts_with("bytes") {
+        true => "take a smaller one, or allow more with --max-size",
+        false => "take a smaller one",
     }
 }
 

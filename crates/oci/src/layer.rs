@@ -2,7 +2,7 @@
 
 use sha2::{Digest as _, Sha256};
 use std::cell::{Cell, RefCell};
-use std::io::{self, Read};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::rc::Rc;
 
 /// Beginnings of compressed files.
@@ -88,6 +88,10 @@ impl Allowance {
     pub fn set(&self, bytes: u64) {
         self.0.set(bytes);
     }
+
+    pub fn left(&self) -> u64 {
+        self.0.get()
+    }
 }
 
 impl<R> Metered<R> {
@@ -106,6 +110,13 @@ impl<R: Read> Read for Metered<R> {
         let count = self.inner.read(&mut buffer[..most])?;
         self.left.0.set(left - count as u64);
         Ok(count)
+    }
+}
+
+/// Skipping costs nothing: nothing is read.
+impl<R: Seek> Seek for Metered<R> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.inner.seek(to)
     }
 }
 

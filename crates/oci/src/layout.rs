@@ -1,8 +1,9 @@
 //! Images on this host: OCI layouts, as directories or archives, and archives of `docker save`.
 
 use crate::error::{OciError, escaped};
-use crate::layer::digest;
+use crate::layer::{Allowance, Metered, digest};
 use crate::settings::{Configuration, Settings};
+use crate::unpack::HEADERS_MAX;
 use oci_spec::image::{Arch, Descriptor, Digest, ImageIndex, ImageManifest, MediaType, Os};
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use serde::Deserialize;
@@ -234,9 +235,13 @@ impl Files {
             return Err(not_an_image(&"it is neither a file nor a directory"));
         }
         let mut members = HashMap::new();
-        let mut archive = Archive::new(&file);
-        for entry in archive.entries_with_seek().map_err(unreadable)? {
+        // Long names and extended headers are read as a whole.
+        let allowance = Allowance::new(HEADERS_MAX);
+        let mut archive = Archive::new(Metered::new(&file, allowance.clone()));
+        let entries = archive.entries_with_seek().map_err(unreadable)?;
+        for entry in entries {
             let entry = entry.map_err(|error| not_an_image(&error))?;
+            allowance.set(HEADERS_MAX);
             let start = entry.raw_file_position();
             if entry.header().entry_type().is_file() {
                 let name = entry.path_bytes();

@@ -12,6 +12,7 @@
 //! Specification: OCI image format 1.1, OCI distribution 1.1, Docker image specification 1.2.
 
 mod apply;
+pub mod artifact;
 mod credentials;
 mod error;
 mod layer;
@@ -19,11 +20,16 @@ mod layout;
 mod reference;
 mod registry;
 mod settings;
+mod signature;
 mod unpack;
 
 pub use error::OciError;
 pub use layout::{Image, Layout};
 pub use reference::{Reference, default_tag};
-pub use registry::{Pull, PullProgress, Registries, RegistryRule};
+pub use registry::{
+    Choose, FunctionPull, Offer, Pull, PullProgress, Pulled, PulledFunction, Push, PushProgress,
+    PushReport, Registries, RegistryRule, Upload,
+};
 pub use settings::Settings;
+pub use signature::{SigningKey, VerifyKey};
 pub use unpack::{Limits, UnpackReport, Unpacked};

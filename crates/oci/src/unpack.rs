@@ -12,7 +12,7 @@ use thaw_store::index::{Attributes, Content, DeviceNumber, Node, Timestamp};
 use thaw_store::{Domain, Session, StoreError, Tree};
 
 /// Most bytes of the headers of one entry: long names and attributes.
-const HEADERS_MAX: u64 = 1 << 20;
+pub(crate) const HEADERS_MAX: u64 = 1 << 20;
 /// Bytes that an archive is made of multiples of.
 const BLOCK: u64 = 512;
 /// Deepest directory: so many can be named by a path (`PATH_MAX`, limits.h).
@@ -23,7 +23,7 @@ const LAYERS_MAX: usize = 1000;
 /// What an image may take.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Bytes of all files of all layers.
+    /// Bytes of all layers, and of all that is in them: each may have as many.
     pub bytes: u64,
     /// Entries of all layers.
     pub entries: u64,
@@ -79,6 +79,7 @@ impl Image {
             progress,
             tree: Tree::new(),
             report: UnpackReport::default(),
+            headers: 0,
         };
         for layer in self.layers() {
             unpacker.report.layers += 1;
@@ -106,6 +107,8 @@ struct Unpacker<'a> {
     progress: &'a mut dyn FnMut(&UnpackReport),
     tree: Tree,
     report: UnpackReport,
+    /// Bytes of headers, and of what was skipped: they are unpacked, too.
+    headers: u64,
 }
 
 impl Unpacker<'_> {
@@ -131,6 +134,9 @@ impl Unpacker<'_> {
             allowance.set(HEADERS_MAX);
             let Some(entry) = entries.next() else { break };
             let entry = entry.map_err(unreadable)?;
+            self.headers = self.headers.saturating_add(HEADERS_MAX - allowance.left());
+            self.check_bytes()?;
+            allowance.set(HEADERS_MAX);
             self.entry(&mut layer, entry, &allowance)?;
             // Directories that no entry names count as well.
             if layer.nodes() > self.limits.entries {
@@ -138,12 +144,24 @@ impl Unpacker<'_> {
             }
         }
         // The digests are of all bytes, those behind the last entry, too.
-        allowance.set(self.limits.bytes.saturating_sub(self.report.bytes));
+        allowance.set(self.limits.bytes.saturating_sub(self.bytes()));
         let mut rest = archive.into_inner();
         let behind = io::copy(&mut rest, &mut io::sink()).map_err(unreadable)?;
         self.report.bytes = self.report.bytes.saturating_add(behind.saturating_sub(3 * BLOCK));
         self.tree = tree;
         source.check(number, &compressed_hash.digest(), &plain_hash.digest())
+    }
+
+    /// All bytes that were unpacked.
+    fn bytes(&self) -> u64 {
+        self.report.bytes.saturating_add(self.headers)
+    }
+
+    fn check_bytes(&self) -> Result<(), OciError> {
+        match self.bytes() > self.limits.bytes {
+            true => Err(OciError::TooLarge { limit: self.limits.bytes, what: "bytes of files" }),
+            false => Ok(()),
+        }
     }
 
     fn too_many(&self) -> OciError {
@@ -188,10 +206,7 @@ impl Unpacker<'_> {
                     ));
                 }
                 self.report.bytes = self.report.bytes.saturating_add(entry.size());
-                if self.report.bytes > self.limits.bytes {
-                    let (limit, what) = (self.limits.bytes, "bytes of files");
-                    return Err(OciError::TooLarge { limit, what });
-                }
+                self.check_bytes()?;
                 let size = entry.size();
                 // Of a sparse file, the archive has less.
                 allowance.set(size.saturating_add(HEADERS_MAX));

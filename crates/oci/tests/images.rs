@@ -363,6 +363,42 @@ fn what_is_larger_than_it_may_be_is_refused() {
     );
 }
 
+/// Headers that belong to nothing are unpacked all the same, so they count.
+#[test]
+fn headers_count_as_bytes() {
+    let of = |tar: &mut Builder<_>| {
+        for number in 0..8 {
+            let name = vec![b'a'; 1000];
+            entry(tar, "././@LongLink", EntryType::GNULongName, 0o644, &name);
+            let comment = vec![b' '; 300 << 10];
+            entry(tar, "g", EntryType::XGlobalHeader, 0o644, &comment);
+            entry(tar, &number.to_string(), EntryType::Regular, 0o644, b"");
+        }
+    };
+    let message = Bench::refusal(of, Limits { bytes: 2 << 20, entries: 100 });
+    assert!(message.contains("2097152 bytes of files"), "{message}");
+    assert!(message.contains("--max-size"), "{message}");
+    let mut bench = Bench::new();
+    bench.write(&[(layer(of), Packing::Gzip)]);
+    bench.unpack_from(&bench.layout(), Limits { bytes: 4 << 20, entries: 100 }).unwrap();
+}
+
+/// An archive of an image has headers, too, which are read into memory.
+#[test]
+fn headers_of_archives_have_a_bound() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("image.tar");
+    for kind in [EntryType::GNULongName, EntryType::GNULongLink, EntryType::XHeader] {
+        let long = layer(|tar| {
+            entry(tar, "x", kind, 0o644, &vec![b'a'; 8 << 20]);
+            entry(tar, "x", EntryType::Regular, 0o644, b"");
+        });
+        fs::write(&path, long).unwrap();
+        let message = Layout::open(&path).expect_err("a refusal").to_string();
+        assert!(message.contains("longer than it may be"), "{message}");
+    }
+}
+
 #[test]
 fn behind_the_last_entry_there_is_an_end() {
     let mut bench = Bench::new();

@@ -322,6 +322,29 @@ mod tests {
     }
 
     #[test]
+    fn an_image_is_moved_to_another_index_and_names_no_other_contents() {
+        use thaw_abi::image::{Ancestor, SOURCE_BLOB, ancestor_depth};
+        let mut file = tempfile::tempfile().unwrap();
+        std::io::Write::write_all(&mut file, &sample_image()).unwrap();
+        image::parse::mend_checksum(&file).unwrap();
+        let open = || {
+            let find = &mut |named: &Ancestor| Ok(image::AncestorFile::that_is(named));
+            image::Image::open_with(file.try_clone().unwrap(), find).unwrap()
+        };
+        let image = open();
+        let mapped = image.mappings().iter().filter(|mapping| mapping.source == SOURCE_BLOB);
+        let named = mapped.map(|mapping| mapping.blob).chain(image.blobs().iter().copied());
+        let most = named.filter(|&number| ancestor_depth(number).is_none()).max().unwrap();
+        image.check_contents(most as usize + 1).unwrap();
+        image.check_contents(most as usize).unwrap_err();
+        let before = *image.header();
+        image.move_to_index([7; 32]).unwrap();
+        let after = *open().header();
+        assert_eq!((after.index, after.kernel_build), ([7; 32], before.kernel_build));
+        assert_ne!(after.checksum, before.checksum);
+    }
+
+    #[test]
     fn the_sample_image_passes() {
         use thaw_abi::image::Ancestor;
         let mut file = tempfile::tempfile().unwrap();

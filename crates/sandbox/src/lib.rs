@@ -58,7 +58,7 @@ pub use hibernate::{
 };
 pub use image::{
     AncestorFile, Fit, Image, ImageError, can_mask_cpuid, cpu_features, cpu_features_of, lacking,
-    level_of,
+    level_of, missing_here,
 };
 pub use kernel::{KERNEL_ELF, Kernel, KernelError, kernel_build_id};
 pub use limits::{LimitReached, Lowered, Meter, RaisedMemory, ResourceLimits, WeakLimits};

@@ -71,8 +71,42 @@ impl Domain {
         }
     }
 
+    /// Names what is read through the result, as a blob of this domain.
+    pub fn naming<R: Read>(&self, source: R) -> NamingReader<R> {
+        NamingReader { source, hasher: self.hasher(), size: 0 }
+    }
+
     fn hash(&self, bytes: &[u8]) -> BlobHash {
         self.hasher().update(bytes).finalize().into()
+    }
+}
+
+/// A reader that names what is read through it: [`Domain::naming`].
+#[derive(Debug)]
+pub struct NamingReader<R> {
+    source: R,
+    hasher: blake3::Hasher,
+    size: u64,
+}
+
+impl<R> NamingReader<R> {
+    /// What is read.
+    pub fn source(&self) -> &R {
+        &self.source
+    }
+
+    /// The name and size of what was read.
+    pub fn blob(&self) -> Blob {
+        Blob { hash: self.hasher.finalize().into(), size: self.size }
+    }
+}
+
+impl<R: Read> Read for NamingReader<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.source.read(buffer)?;
+        self.hasher.update(&buffer[..count]);
+        self.size += count as u64;
+        Ok(count)
     }
 }
 
@@ -202,7 +236,7 @@ impl Session {
 
     /// Whether the content is here, published or staged. A published file of
     /// another size is damaged and does not count, so that it gets replaced.
-    fn has(&self, blob: Blob) -> Result<bool> {
+    pub(crate) fn has(&self, blob: Blob) -> Result<bool> {
         if self.staged.contains_key(&blob.hash) {
             return Ok(true);
         }

@@ -26,7 +26,7 @@ mod stage;
 mod store;
 mod verify;
 
-pub use blob::{Blob, Domain};
+pub use blob::{Blob, Domain, NamingReader};
 pub use checkpoint::{CheckpointList, CheckpointRecord, NewCheckpoint};
 pub use error::{Kind, Result, StoreError};
 pub use footprint::Footprint;
@@ -36,7 +36,7 @@ pub use function::{
 pub use gc::GcReport;
 pub use id::{BlobHash, ImageId, IndexId, InvalidHash, InvalidName, KernelId, Name, short_hash};
 pub use image::{ImageInfo, NewImage};
-pub use index::{OpenIndex, Tree};
+pub use index::{ForeignIndex, ForeignIndexError, OpenIndex, Tree};
 pub use kernel::{KERNEL_MAX, KernelInfo};
 pub use owner::{Acting, Owner};
 pub use prefetch::{PREFETCH_HEAD, PREFETCH_MAX, Prefetch};

@@ -189,3 +189,35 @@ proptest! {
         prop_assert!(store.open_index(id).is_ok());
     }
 }
+
+#[test]
+fn links_are_followed_to_the_file_that_they_mean() {
+    let mut tree = Tree::new();
+    let node = |content| Node { content, attributes: Attributes::root(0o644) };
+    let link = |target: &str| node(Content::Symlink(target.as_bytes().to_vec()));
+    let file = tree.add_at(Path::new("/usr/lib/passwd"), node(Content::Regular(None))).unwrap();
+    for (name, target) in [
+        ("/etc/absolute", "/usr/lib/passwd"),
+        ("/etc/relative", "../usr/lib/passwd"),
+        ("/etc/twice", "absolute"),
+        ("/etc/outside", "../../../../usr/lib/passwd"),
+        ("/lib", "usr/lib"),
+        ("/etc/ring", "ring"),
+        ("/etc/nowhere", "/usr/lib/none"),
+    ] {
+        tree.add_at(Path::new(name), link(target)).unwrap();
+    }
+    for name in [
+        "usr/lib/passwd",
+        "etc/absolute",
+        "etc/relative",
+        "/etc/twice",
+        "etc/outside",
+        "lib/passwd",
+    ] {
+        assert_eq!(tree.find_followed(Path::new(name)), Some(file), "{name}");
+    }
+    for name in ["etc/ring", "etc/nowhere", "none"] {
+        assert_eq!(tree.find_followed(Path::new(name)), None, "{name}");
+    }
+}

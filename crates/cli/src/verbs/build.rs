@@ -86,24 +86,26 @@ pub fn run(arguments: &Arguments) -> Outcome {
     } else {
         output::print(&summary(&built, started.elapsed()))?;
     }
-    if let Some(daemon) = Daemon::running(&home) {
-        let reload: Reload = daemon.post("/reload")?;
-        if let Some(reason) = reload.broken.get(config.name.as_str()) {
-            return Err(Failure::failed(format!(
-                "the daemon cannot serve the new image: {reason}"
-            )));
-        }
-        if let Some(reason) = reload.unreachable.get(config.name.as_str()) {
-            return Err(Failure::failed(format!(
-                "the new version of {} is not reached at its own address: {reason}",
-                config.name
-            )));
-        }
-        if !arguments.quiet {
-            eprintln!("the daemon serves the new version of {}", config.name);
-        }
-    }
+    serve_new_version(&home, config.name.as_str(), !arguments.quiet)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Has a running daemon serve the version of a function that is in the store now.
+pub(super) fn serve_new_version(home: &Home, name: &str, is_told: bool) -> Result<(), Failure> {
+    let Some(daemon) = Daemon::running(home) else { return Ok(()) };
+    let reload: Reload = daemon.post("/reload")?;
+    if let Some(reason) = reload.broken.get(name) {
+        return Err(Failure::failed(format!("the daemon cannot serve the new image: {reason}")));
+    }
+    if let Some(reason) = reload.unreachable.get(name) {
+        return Err(Failure::failed(format!(
+            "the new version of {name} is not reached at its own address: {reason}"
+        )));
+    }
+    if is_told {
+        eprintln!("the daemon serves the new version of {name}");
+    }
+    Ok(())
 }
 
 fn options(arguments: &Arguments) -> Result<BuildOptions, Failure> {
@@ -170,7 +172,7 @@ fn summary(built: &Built, took: Duration) -> String {
 }
 
 /// Shows what a build does on standard error.
-struct Display {
+pub(super) struct Display {
     quiet: bool,
     /// Whether lines can be drawn over.
     live: bool,
@@ -180,11 +182,11 @@ struct Display {
 }
 
 impl Display {
-    fn new(quiet: bool) -> Self {
+    pub(super) fn new(quiet: bool) -> Self {
         Self { quiet, live: stderr().is_terminal(), drawn: Instant::now(), counting: None }
     }
 
-    fn show(&mut self, event: &BuildEvent<'_>) {
+    pub(super) fn show(&mut self, event: &BuildEvent<'_>) {
         if self.quiet {
             return;
         }
@@ -219,7 +221,7 @@ impl Display {
     }
 
     /// Ends a line that is being drawn over.
-    fn finish(&mut self) {
+    pub(super) fn finish(&mut self) {
         if let Some(text) = self.counting.take()
             && !self.quiet
         {

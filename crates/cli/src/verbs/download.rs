@@ -5,7 +5,6 @@ use crate::output;
 use clap::Args;
 use serde_json::json;
 use std::io::{self, IsTerminal, Write};
-use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 use thaw_node::config::ByteSize;
 use thaw_node::container::{ImageProgress, StoredImage};
@@ -17,7 +16,7 @@ const INTERVAL: Duration = Duration::from_millis(100);
 /// What an image may take.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct SizeArguments {
-    /// Most bytes that the image may have, packed and unpacked [default: 64GiB]
+    /// Refuse what has more bytes than this, compressed or uncompressed [default: 64GiB]
     #[arg(long, value_name = "SIZE")]
     max_size: Option<ByteSize>,
 }
@@ -26,8 +25,7 @@ impl SizeArguments {
     /// As limits of an import.
     pub fn limits(self) -> Limits {
         let default = Limits::default();
-        let asked = self.max_size.and_then(|size| NonZeroU64::new(size.bytes()));
-        Limits { bytes: asked.map_or(default.bytes, NonZeroU64::get), ..default }
+        Limits { bytes: self.max_size.map_or(default.bytes, ByteSize::bytes), ..default }
     }
 }
 

@@ -16,7 +16,7 @@ use thaw_node::admin::FunctionDetail;
 use thaw_node::boots::BootRecord;
 use thaw_node::build::open_ancestor;
 use thaw_node::config::{FunctionConfig, FunctionName};
-use thaw_node::function::BuiltFunction;
+use thaw_node::function::{BuiltFunction, Origin};
 use thaw_node::home::Home;
 use thaw_node::instance::{RewindInfo, RewindVerdict, StandbyInfo};
 use thaw_node::service::InstanceInfo;
@@ -44,6 +44,8 @@ pub struct Arguments {
 struct Report {
     name: FunctionName,
     built_from: PathBuf,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pulled_as: Option<Origin>,
     built_ms: u64,
     config: FunctionConfig,
     environment: BTreeMap<String, String>,
@@ -129,6 +131,7 @@ impl Report {
         Self {
             name: stored.config.name.clone(),
             built_from: stored.source.clone(),
+            pulled_as: stored.origin.clone(),
             built_ms: function.created_ms,
             config: stored.config.without_secrets(),
             environment: stored.environment_without_secrets(),
@@ -252,7 +255,7 @@ fn summary(report: &Report) -> String {
     let mut table = Table::default();
     let mut row = |name: &str, value: String| table.row(vec![name.to_owned(), value]);
     row("FUNCTION", report.name.to_string());
-    row("BUILT", format!("{} ago from {}", ago(report.built_ms), report.built_from.display()));
+    row("BUILT", built(report));
     let rootfs = &report.rootfs;
     if let Some(RootfsFacts { files, blobs, bytes }) = &rootfs.facts {
         let index = short(&rootfs.index);
@@ -316,6 +319,18 @@ fn summary(report: &Report) -> String {
 }
 
 /// The configuration as in `thaw.toml`, with all defaults.
+/// When it was made, and from what.
+fn built(report: &Report) -> String {
+    let ago = ago(report.built_ms);
+    match &report.pulled_as {
+        None => format!("{ago} ago from {}", report.built_from.display()),
+        Some(Origin { reference, digest, is_signed }) => {
+            let signed = if *is_signed { "signed" } else { "not signed" };
+            format!("{ago} ago, pulled as {reference}, {signed}, {digest}")
+        }
+    }
+}
+
 fn configuration(report: &Report) -> Result<String, Failure> {
     toml::to_string(&report.config).map_err(Failure::failed)
 }
@@ -374,6 +389,7 @@ mod tests {
         Report {
             name: "f".parse().unwrap(),
             built_from: "/home/\u{1b}[31m/f".into(),
+            pulled_as: None,
             built_ms: 0,
             config: FunctionConfig::parse(Path::new("thaw.toml"), text).unwrap(),
             environment: BTreeMap::from([("TERM".to_owned(), "a\u{1b}\nb".to_owned())]),
@@ -408,6 +424,15 @@ mod tests {
         }
         assert!(text.contains("\n  TERM=a\\x1b\\x0ab\n"), "{text}");
         assert!(!text.contains('\u{1b}'), "{text:?}");
+    }
+
+    #[test]
+    fn a_function_that_was_pulled_says_from_where() {
+        let (reference, digest) = ("registry.example/f:1".to_owned(), "sha256:ab".to_owned());
+        let origin = Origin { reference, digest, is_signed: false };
+        let report = Report { pulled_as: Some(origin), ..report() };
+        let text = text(&report).unwrap();
+        assert!(text.contains("pulled as registry.example/f:1, not signed, sha256:ab"), "{text}");
     }
 
     #[test]

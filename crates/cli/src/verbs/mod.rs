@@ -20,6 +20,7 @@ pub mod man;
 pub mod monitor;
 pub mod ps;
 pub mod pull;
+pub mod push;
 pub mod remove;
 pub mod restore;
 pub mod run;

@@ -38,7 +38,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use thaw_sandbox::{CoreGroup, MergePolicy, WeakLimits};
 use thaw_store::{
-    FunctionVersion, ImageId, IndexId, Name, NewFunction, Session, Store, StoreError,
+    FunctionRecord, FunctionVersion, ImageId, IndexId, Name, NewFunction, Session, Store,
+    StoreError,
 };
 
 /// What happens during a build.
@@ -209,11 +210,67 @@ pub fn build(
     };
     image::number_user(&session, imported.index, &mut config)?;
     let (environment, cpu_baseline) = (imported.environment, options.cpu_baseline);
-    let function = StoredFunction { config, environment, source: directory, cpu_baseline };
+    let function =
+        StoredFunction { config, environment, source: directory, origin: None, cpu_baseline };
     // Nothing runs for a build that cannot be stored.
     check_store(&store, &quotas, &planned(&function.config, imported.index, None))?;
     let place = Place::New(&quotas);
     freeze_and_store(&mut session, function, imported.index, place, options, on_event)
+}
+
+/// Freezes a function over files that were pulled, and stores it.
+///
+/// # Errors
+/// It cannot be frozen, or its tenant may not have so much.
+pub(crate) fn freeze_pulled(
+    home: &Home,
+    session: &mut Session,
+    function: StoredFunction,
+    index: IndexId,
+    options: &BuildOptions,
+    on_event: &mut OnEvent<'_>,
+) -> Result<Built, BuildError> {
+    let quotas = Quotas::load(&home.root().join(QUOTAS_FILE))?;
+    check_store(session, &quotas, &planned(&function.config, index, None))?;
+    freeze_and_store(session, function, index, Place::New(&quotas), options, on_event)
+}
+
+/// Stores a function whose image was pulled.
+///
+/// # Errors
+/// Its tenant may not have so much.
+pub(crate) fn store_pulled(
+    home: &Home,
+    session: &mut Session,
+    function: StoredFunction,
+    index: IndexId,
+    image: ImageId,
+) -> Result<BuiltFunction, BuildError> {
+    let quotas = Quotas::load(&home.root().join(QUOTAS_FILE))?;
+    Ok(BuiltFunction::from_record(put_new(session, &function, index, image, &quotas)?)?)
+}
+
+/// Stores a version of a function in the place of whatever is there, if its tenant may have so much.
+fn put_new(
+    session: &mut Session,
+    function: &StoredFunction,
+    index: IndexId,
+    image: ImageId,
+    quotas: &Quotas,
+) -> Result<FunctionRecord, BuildError> {
+    let _turn = session.counting_turn()?;
+    check_store(session, quotas, &planned(&function.config, index, Some(image)))?;
+    Ok(session.put_function(new_version(function, index, image)?)?)
+}
+
+fn new_version(
+    function: &StoredFunction,
+    index: IndexId,
+    image: ImageId,
+) -> Result<NewFunction, StoreError> {
+    let name = Name::new(function.config.name.as_str())?;
+    let config = serde_json::to_value(function).expect("a function is plain data");
+    Ok(NewFunction { name, config, index, image: Some(image) })
 }
 
 fn planned(config: &FunctionConfig, index: IndexId, image: Option<ImageId>) -> Planned<'_> {
@@ -303,19 +360,12 @@ fn freeze_and_store(
     on_event: &mut OnEvent<'_>,
 ) -> Result<Built, BuildError> {
     let (image, frozen) = freeze::freeze(session, &function, index, options, on_event)?;
-    let name = Name::new(function.config.name.as_str()).map_err(StoreError::from)?;
-    let config = serde_json::to_value(&function).expect("a function is plain data");
-    let new = NewFunction { name, config, index, image: Some(image) };
     let record = match place {
         Place::Of(old, may_replace) => {
             may_replace()?;
-            session.replace_function(old, new)?
+            session.replace_function(old, new_version(&function, index, image)?)?
         }
-        Place::New(quotas) => {
-            let _turn = session.counting_turn()?;
-            check_store(session, quotas, &planned(&function.config, index, Some(image)))?;
-            session.put_function(new)?
-        }
+        Place::New(quotas) => put_new(session, &function, index, image, quotas)?,
     };
     Ok(Built { function: BuiltFunction::from_record(record)?, frozen })
 }

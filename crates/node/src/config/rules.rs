@@ -27,6 +27,17 @@ impl FunctionConfig {
             .or_else(|| self.wrong_build())
     }
 
+    /// Checks the rules between keys of a configuration that was in no `thaw.toml`.
+    ///
+    /// # Errors
+    /// One sentence: which one does not hold.
+    pub fn check(&self) -> Result<(), String> {
+        match self.contradiction() {
+            None => Ok(()),
+            Some((_, message)) => Err(format!("the function's configuration is wrong: {message}")),
+        }
+    }
+
     fn wrong_rewind(&self) -> Option<Contradiction> {
         let why = self.no_rewind().filter(|_| self.rewind == Some(true))?;
         Some((&["rewind"], format!("{why}; remove one of them")))

@@ -163,6 +163,11 @@ unsafe fn xcr0() -> u64 {
     unsafe { _xgetbv(0) }
 }
 
+/// Which of some features this machine lacks, in words; `None`: it has all.
+pub fn missing_here(features: &[u32; 8]) -> Option<String> {
+    missing(features, &cpu_features())
+}
+
 /// The features that the image may use and this machine lacks, in words;
 /// `None` if there are none.
 pub(super) fn missing(image: &[u32; 8], machine: &[u32; 8]) -> Option<String> {

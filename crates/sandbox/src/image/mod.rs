@@ -8,14 +8,17 @@ pub(crate) mod parse;
 
 pub use ancestors::AncestorFile;
 pub(crate) use ancestors::{Ancestors, BlobsAndAncestors};
-pub use cpu::{can_mask_cpuid, cpu_features, cpu_features_of, lacking, level_of};
+pub use cpu::{can_mask_cpuid, cpu_features, cpu_features_of, lacking, level_of, missing_here};
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use thaw_abi::image::{Ancestor, IMAGE_VERSION, IMAGE_VERSION_DIFFERENTIAL, ImageHeader, Mapping};
+use thaw_abi::image::{
+    Ancestor, IMAGE_VERSION, IMAGE_VERSION_DIFFERENTIAL, ImageHeader, Mapping, SOURCE_BLOB,
+    ancestor_depth,
+};
 
 use crate::boot::{BootPlan, PlanError};
 use crate::broker::BlobSource;
@@ -192,6 +195,33 @@ impl Image {
         match cpu::missing(&self.header.cpu_features, &fit.cpu_features) {
             None => Ok(()),
             Some(missing) => Err(ImageError::Cpu(missing)),
+        }
+    }
+
+    /// Writes into the file of a verified image that it belongs over another index, which has the
+    /// same files with the same numbers of their contents, under other names. The image has to be
+    /// opened anew.
+    ///
+    /// # Errors
+    /// The file cannot be read or written.
+    pub fn move_to_index(self, index: [u8; 32]) -> Result<(), ImageError> {
+        parse::write_index(&self.file, &index)
+    }
+
+    /// Checks that all contents of its rootfs that it names are among the first `count`.
+    ///
+    /// # Errors
+    /// It names others.
+    pub fn check_contents(&self, count: usize) -> Result<(), ImageError> {
+        let mapped = self.mappings.iter().filter(|mapping| mapping.source == SOURCE_BLOB);
+        let named = mapped.map(|mapping| mapping.blob).chain(self.blobs.iter().copied());
+        let is_there = |number: u32| match ancestor_depth(number) {
+            Some(_) => true,
+            None => (number as usize) < count,
+        };
+        match named.into_iter().all(is_there) {
+            true => Ok(()),
+            false => Err(ImageError::Damaged("it names a content that its rootfs does not have")),
         }
     }
 

@@ -127,15 +127,33 @@ fn end_of_blob(number: u32, ancestors: &[Ancestor]) -> Option<u64> {
     }
 }
 
-/// Makes the checksum of an image fit its bytes; `None` if it has no header.
-#[cfg(any(test, feature = "fuzzing"))]
-pub(crate) fn mend_checksum(file: &File) -> Option<()> {
-    let len = file.metadata().ok()?.len();
-    let (notes_offset, bytes) = read_notes(file, len).ok()?;
+/// Where the header of an image lies in its file.
+fn header_at(file: &File) -> Result<u64, ImageError> {
+    let (notes_offset, bytes) = read_notes(file, len_of(file)?)?;
+    let notes = notes(&bytes).ok_or(Damaged("its notes do not fit their lengths"))?;
     let is_header = |note: &&Note<'_>| note.owner == NOTE_OWNER && note.kind == NOTE_HEADER;
-    let offset = notes(&bytes)?.iter().find(is_header)?.offset;
-    let at = notes_offset + (offset + std::mem::offset_of!(ImageHeader, checksum)) as u64;
-    file.write_all_at(&checksum(file, len, at).ok()?, at).ok()
+    let note = notes.iter().find(is_header).ok_or(NotAnImage("it has no header"))?;
+    Ok(notes_offset + note.offset as u64)
+}
+
+/// Makes the checksum of an image fit its bytes.
+///
+/// # Errors
+/// It has no header, or cannot be read or written.
+pub(crate) fn mend_checksum(file: &File) -> Result<(), ImageError> {
+    let at = header_at(file)? + std::mem::offset_of!(ImageHeader, checksum) as u64;
+    let sum = checksum(file, len_of(file)?, at).map_err(Read)?;
+    file.write_all_at(&sum, at).map_err(Read)
+}
+
+/// Says of an image that it was frozen over another index.
+///
+/// # Errors
+/// It has no header, or cannot be read or written.
+pub(super) fn write_index(file: &File, index: &[u8; 32]) -> Result<(), ImageError> {
+    let at = header_at(file)? + std::mem::offset_of!(ImageHeader, index) as u64;
+    file.write_all_at(index, at).map_err(Read)?;
+    mend_checksum(file)
 }
 
 /// The notes of a core file, and where they lie in it.

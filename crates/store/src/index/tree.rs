@@ -258,6 +258,18 @@ impl Tree {
         self.lookup(directory, name.as_bytes())
     }
 
+    /// The same, following symbolic links in the last component, too.
+    pub fn find_followed(&self, path: &Path) -> Option<NodeId> {
+        let mut path = path.to_owned();
+        for _ in 0..=MAX_LINKS {
+            let found = self.find(&path)?;
+            let Content::Symlink(target) = &self.node(found).content else { return Some(found) };
+            // A target that begins at the root replaces the whole path.
+            path = path.parent().unwrap_or(Path::new("/")).join(OsStr::from_bytes(target));
+        }
+        None
+    }
+
     /// The directory at `path`, following symbolic links inside the tree.
     pub(crate) fn find_directory(&self, path: &Path) -> Option<NodeId> {
         let mut walk = Walk::new(path);

@@ -1,0 +1,143 @@
+//! The manifest of an artifact (OCI image manifest with an `artifactType`).
+
+use super::pieces::PACKED_MAX;
+use super::{FUNCTION_ARTIFACT, FUNCTION_DOCUMENT, Section};
+use crate::error::OciError;
+use oci_spec::image::{Descriptor, ImageManifest, MediaType};
+use serde_json::json;
+
+/// Longest document: a run of contents takes some 30 bytes.
+pub(crate) const DOCUMENT_MAX: u64 = 4 << 20;
+/// Most pieces: what fits into a manifest of 4 MiB.
+pub(crate) const PIECES_MAX: usize = 20_000;
+const WHAT: &str = "the function's manifest";
+
+/// Whether a manifest is that of a function.
+pub(crate) fn is_function(manifest: &ImageManifest) -> bool {
+    let named = |media_type: &MediaType, name: &str| media_type.to_string() == name;
+    manifest.artifact_type().as_ref().is_some_and(|kind| named(kind, FUNCTION_ARTIFACT))
+        || named(manifest.config().media_type(), FUNCTION_DOCUMENT)
+}
+
+/// What a manifest says of a function, checked as far as it can be without the pieces.
+#[derive(Clone, Debug)]
+pub(crate) struct FunctionManifest {
+    pub document: Descriptor,
+    pieces: Vec<(Section, Descriptor)>,
+}
+
+impl FunctionManifest {
+    /// Interprets a manifest of which [`is_function`] is true.
+    ///
+    /// # Errors
+    /// It has pieces that cannot be, or too many.
+    pub fn of(manifest: &ImageManifest) -> Result<Self, OciError> {
+        let wrong = |reason: String| OciError::document(WHAT, reason);
+        if manifest.layers().len() > PIECES_MAX {
+            return Err(wrong(format!("it has more than {PIECES_MAX} pieces")));
+        }
+        let document = manifest.config().clone();
+        if document.media_type().to_string() != FUNCTION_DOCUMENT {
+            return Err(wrong("its document is of another kind".to_owned()));
+        }
+        if document.size() > DOCUMENT_MAX {
+            return Err(wrong("its document is longer than 4 MiB".to_owned()));
+        }
+        let mut pieces = Vec::with_capacity(manifest.layers().len());
+        let mut before = Section::Files;
+        for layer in manifest.layers() {
+            let kind = layer.media_type().to_string();
+            let section = Section::ALL.into_iter().find(|section| section.media_type() == kind);
+            let section = section.filter(|&section| section >= before).ok_or_else(|| {
+                wrong("a piece is of an unknown kind, or out of order".to_owned())
+            })?;
+            if layer.size() == 0 || layer.size() > PACKED_MAX {
+                return Err(wrong("a piece has an impossible size".to_owned()));
+            }
+            before = section;
+            pieces.push((section, layer.clone()));
+        }
+        Ok(Self { document, pieces })
+    }
+
+    /// The pieces of a section, in order.
+    pub fn pieces(&self, section: Section) -> impl Iterator<Item = &Descriptor> {
+        self.pieces.iter().filter(move |(of, _)| *of == section).map(|(_, piece)| piece)
+    }
+}
+
+/// The digest and size of something in a registry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Sent {
+    pub digest: String,
+    pub size: u64,
+}
+
+/// The JSON of a manifest. Equal functions give equal bytes.
+///
+/// # Errors
+/// There are more pieces than a manifest can name.
+pub(crate) fn new_manifest(
+    name: &str,
+    document: &Sent,
+    pieces: &[(Section, Sent)],
+) -> Result<Vec<u8>, OciError> {
+    if pieces.len() > PIECES_MAX {
+        let reason = format!("it has more than {PIECES_MAX} pieces, which no registry takes");
+        return Err(OciError::document("the function", reason));
+    }
+    let descriptor = |kind: &str, sent: &Sent| json!({ "mediaType": kind, "digest": sent.digest, "size": sent.size });
+    let layers: Vec<_> =
+        pieces.iter().map(|(section, sent)| descriptor(section.media_type(), sent)).collect();
+    let manifest = json!({
+        "schemaVersion": 2,
+        "mediaType": oci_client::manifest::OCI_IMAGE_MEDIA_TYPE,
+        "artifactType": FUNCTION_ARTIFACT,
+        "config": descriptor(FUNCTION_DOCUMENT, document),
+        "layers": layers,
+        "annotations": { "org.opencontainers.image.title": name },
+    });
+    Ok(manifest.to_string().into_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sent(size: u64) -> Sent {
+        Sent { digest: crate::layer::digest(&size.to_le_bytes()), size }
+    }
+
+    fn parse(text: &str) -> Result<FunctionManifest, OciError> {
+        let manifest: ImageManifest = serde_json::from_str(text).unwrap();
+        assert!(is_function(&manifest));
+        FunctionManifest::of(&manifest)
+    }
+
+    #[test]
+    fn manifests_are_read_back_and_bad_ones_refused() {
+        let pieces =
+            [(Section::Files, sent(10)), (Section::Files, sent(11)), (Section::Image, sent(12))];
+        let text = String::from_utf8(new_manifest("shop", &sent(5), &pieces).unwrap()).unwrap();
+        let manifest = parse(&text).unwrap();
+        assert_eq!(manifest.pieces(Section::Files).count(), 2);
+        assert_eq!(manifest.pieces(Section::Image).next().unwrap().size(), 12);
+        assert_eq!(manifest.pieces(Section::Kernel).count(), 0);
+        let refused = |from: &str, to: &str| {
+            let changed = text.replace(from, to);
+            assert_ne!(changed, text, "{from}");
+            parse(&changed).unwrap_err().to_string()
+        };
+        assert!(refused("\"size\":12", "\"size\":5000000").contains("impossible size"));
+        assert!(refused("\"size\":12", "\"size\":0").contains("impossible size"));
+        assert!(refused("\"size\":5}", "\"size\":99999999}").contains("4 MiB"));
+        assert!(refused(Section::Image.media_type(), "text/plain").contains("unknown kind"));
+        let pieces = [(Section::Image, sent(10)), (Section::Files, sent(11))];
+        let text = String::from_utf8(new_manifest("shop", &sent(5), &pieces).unwrap()).unwrap();
+        assert!(parse(&text).unwrap_err().to_string().contains("out of order"));
+        let many = vec![(Section::Files, sent(1)); PIECES_MAX + 1];
+        assert!(new_manifest("shop", &sent(5), &many).is_err());
+        let most = new_manifest("shop", &sent(5), &many[1..]).unwrap();
+        assert!(most.len() <= crate::registry::MANIFEST_MAX, "{}", most.len());
+    }
+}

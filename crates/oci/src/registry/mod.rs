@@ -1,0 +1,16 @@
+//! Registries (OCI distribution specification): pulling images and functions, and pushing functions.
+
+mod download;
+mod mounts;
+mod pull;
+mod push;
+mod settings;
+mod signatures;
+mod source;
+
+pub use download::PullProgress;
+pub use pull::{Choose, FunctionPull, Offer, Pull, Pulled, PulledFunction};
+pub use push::{Push, PushProgress, PushReport, Upload};
+pub use settings::{Registries, RegistryRule};
+#[cfg(test)]
+pub(crate) use source::MANIFEST_MAX;

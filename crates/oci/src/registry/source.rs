@@ -1,0 +1,300 @@
+//! One registry, or a mirror of it, and what is asked of it.
+
+use super::settings::Registries;
+use crate::credentials;
+use crate::error::{OciError, escaped};
+use crate::layer::digest;
+use crate::reference::Reference;
+use oci_client::RegistryOperation;
+use oci_client::client::{Client, ClientConfig, ClientProtocol};
+use oci_client::errors::{OciDistributionError, OciErrorCode};
+use oci_client::secrets::RegistryAuth;
+use reqwest::StatusCode;
+use reqwest::header::{ACCEPT, HeaderMap};
+use std::fs;
+use std::time::Duration;
+
+/// Longest manifest, as in the specification.
+pub(crate) const MANIFEST_MAX: usize = 4 << 20;
+/// How long a registry may be silent.
+const SILENCE: Duration = Duration::from_secs(30);
+/// Who we say we are.
+const USER_AGENT: &str = concat!("thaw/", env!("CARGO_PKG_VERSION"));
+
+/// A manifest, or another document that is found by a tag.
+#[derive(Clone, Debug)]
+pub(crate) struct Document {
+    pub bytes: Vec<u8>,
+    /// Digest of the bytes.
+    pub digest: String,
+}
+
+/// A registry, or a mirror of it.
+#[derive(Clone)]
+pub(crate) struct Source {
+    pub client: Client,
+    /// For documents, whose length `oci-client` does not bound.
+    http: reqwest::Client,
+    scheme: &'static str,
+    pub auth: RegistryAuth,
+    pub reference: oci_client::Reference,
+    pub host: String,
+    /// What is tried, for errors: `pull` or `push`.
+    action: &'static str,
+}
+
+impl Source {
+    /// Prepares to talk to `host` about `reference`. Nothing is asked yet.
+    ///
+    /// # Errors
+    /// The certificates or credentials for it cannot be read.
+    pub fn new(
+        registries: &Registries,
+        reference: &Reference,
+        host: &str,
+        action: &'static str,
+    ) -> Result<Self, OciError> {
+        choose_cryptography();
+        let failed = |reason| {
+            let image = reference.to_string();
+            OciError::Registry { action, image, reason }
+        };
+        let mut named = reference.inner().clone();
+        if host != reference.registry() {
+            named.set_mirror_registry(host.to_owned());
+        }
+        let is_http = registries.speaks_http(host);
+        let ca = registries.rule(host).and_then(|rule| rule.ca.as_ref());
+        let ca = ca.map(|path| fs::read(path).map_err(|error| OciError::file("read", path, error)));
+        let ca = ca.transpose()?;
+        Ok(Self {
+            client: client(is_http, ca.as_deref()).map_err(|error| failed(error.to_string()))?,
+            http: http_client(ca.as_deref()).map_err(|error| failed(error.to_string()))?,
+            scheme: if is_http { "http" } else { "https" },
+            auth: credentials::find(host).map_err(failed)?,
+            reference: named,
+            host: host.to_owned(),
+            action,
+        })
+    }
+
+    /// An error that says why this was not possible.
+    pub fn refused(&self, reason: String) -> OciError {
+        OciError::Registry { action: self.action, image: self.reference.whole(), reason }
+    }
+
+    /// An error that repeats what went wrong.
+    pub fn failed(&self, error: &OciDistributionError) -> OciError {
+        let reason = match error {
+            OciDistributionError::UnauthorizedError { .. }
+            | OciDistributionError::AuthenticationFailure(_)
+            | OciDistributionError::ServerError { code: 401 | 403, .. } => self.not_allowed(),
+            OciDistributionError::RegistryError { envelope, .. }
+                if envelope.errors.iter().any(|error| is_unknown(&error.code)) =>
+            {
+                self.unknown()
+            }
+            OciDistributionError::ImageManifestNotFoundError(_)
+            | OciDistributionError::ServerError { code: 404, .. } => self.unknown(),
+            OciDistributionError::RequestError(error) => match error.status() {
+                Some(StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => self.not_allowed(),
+                Some(StatusCode::NOT_FOUND) => self.unknown(),
+                _ => self.unreachable(error),
+            },
+            error => format!("{} says: {}", self.host, excerpt(&error.to_string())),
+        };
+        self.refused(reason)
+    }
+
+    fn not_allowed(&self) -> String {
+        let host = &self.host;
+        format!("{host} does not let you; check the name, or log in with `docker login {host}`")
+    }
+
+    fn unknown(&self) -> String {
+        format!("{} has no such image; check its name and tag", self.host)
+    }
+
+    fn unreachable(&self, error: &reqwest::Error) -> String {
+        format!(
+            "{} cannot be reached ({}); check the name and the network, or set `http = true` in \
+             registries.toml if it speaks plain HTTP",
+            self.host,
+            innermost(error)
+        )
+    }
+
+    /// A manifest or index.
+    ///
+    /// # Errors
+    /// There is none, it is not what its digest says, or it is longer than [`MANIFEST_MAX`].
+    pub async fn document(
+        &self,
+        reference: &oci_client::Reference,
+        accepted: &[&str],
+    ) -> Result<Document, OciError> {
+        let found = self.find_document(reference, accepted).await?;
+        found.ok_or_else(|| self.refused(self.unknown()))
+    }
+
+    /// The same; `None` if there is none.
+    ///
+    /// # Errors
+    /// As above.
+    pub async fn find_document(
+        &self,
+        reference: &oci_client::Reference,
+        accepted: &[&str],
+    ) -> Result<Option<Document>, OciError> {
+        let response = self.ask_for_document(reference, accepted).await?;
+        match response.status() {
+            StatusCode::OK => {}
+            StatusCode::NOT_FOUND => return Ok(None),
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                return Err(self.refused(self.not_allowed()));
+            }
+            status => {
+                // Some of what it says is enough for an error.
+                let text = bounded(response, 1024).await;
+                let text = match &text {
+                    Ok((bytes, _)) => excerpt(&String::from_utf8_lossy(bytes)),
+                    Err(_) => String::new(),
+                };
+                return Err(self.refused(format!("{} says: {status} {text}", self.host)));
+            }
+        }
+        let read = bounded(response, MANIFEST_MAX).await;
+        let (bytes, is_whole) = read.map_err(|error| self.refused(self.unreachable(&error)))?;
+        if !is_whole {
+            return Err(OciError::document("the manifest", "it is longer than 4 MiB"));
+        }
+        let found = digest(&bytes);
+        if let Some(wanted) = reference.digest() {
+            check_digest(&found, wanted)?;
+        }
+        Ok(Some(Document { bytes, digest: found }))
+    }
+
+    async fn ask_for_document(
+        &self,
+        reference: &oci_client::Reference,
+        accepted: &[&str],
+    ) -> Result<reqwest::Response, OciError> {
+        let operation = RegistryOperation::Pull;
+        let token = self.client.auth(reference, &self.auth, operation).await;
+        let token = token.map_err(|error| self.failed(&error))?;
+        let Self { scheme, .. } = self;
+        let (registry, repository) = (reference.resolve_registry(), reference.repository());
+        let version = reference.digest().or(reference.tag()).unwrap_or("latest");
+        let namespace = reference.namespace().map(|name| format!("?ns={name}")).unwrap_or_default();
+        let url = format!("{scheme}://{registry}/v2/{repository}/manifests/{version}{namespace}");
+        let mut headers = HeaderMap::new();
+        headers.insert(ACCEPT, accepted.join(", ").parse().expect("media types are plain text"));
+        let request = self.http.get(url).headers(headers);
+        let request = match (token, &self.auth) {
+            (Some(token), _) => request.bearer_auth(token),
+            (None, RegistryAuth::Basic(name, password)) => request.basic_auth(name, Some(password)),
+            (None, _) => request,
+        };
+        request.send().await.map_err(|error| self.refused(self.unreachable(&error)))
+    }
+}
+
+/// The beginning of a body, and whether it is all of it.
+async fn bounded(
+    mut response: reqwest::Response,
+    most: usize,
+) -> Result<(Vec<u8>, bool), reqwest::Error> {
+    let mut bytes = Vec::new();
+    while let Some(chunk) = response.chunk().await? {
+        if bytes.len() + chunk.len() > most {
+            return Ok((bytes, false));
+        }
+        bytes.extend_from_slice(&chunk);
+    }
+    Ok((bytes, true))
+}
+
+fn client(is_http: bool, ca: Option<&[u8]>) -> Result<Client, OciDistributionError> {
+    let encoding = oci_client::client::CertificateEncoding::Pem;
+    let certificate = |data: &[u8]| oci_client::client::Certificate {
+        encoding: encoding.clone(),
+        data: data.to_vec(),
+    };
+    Client::try_from(ClientConfig {
+        protocol: if is_http { ClientProtocol::Http } else { ClientProtocol::Https },
+        read_timeout: Some(SILENCE),
+        connect_timeout: Some(SILENCE),
+        user_agent: USER_AGENT,
+        extra_root_certificates: ca.map(certificate).into_iter().collect(),
+        // One request fewer for each blob, all of which are short.
+        use_monolithic_push: true,
+        ..ClientConfig::default()
+    })
+}
+
+fn http_client(ca: Option<&[u8]>) -> Result<reqwest::Client, reqwest::Error> {
+    let mut builder = reqwest::Client::builder()
+        .read_timeout(SILENCE)
+        .connect_timeout(SILENCE)
+        .user_agent(USER_AGENT);
+    if let Some(ca) = ca {
+        builder = builder.tls_certs_merge([reqwest::Certificate::from_pem(ca)?]);
+    }
+    builder.build()
+}
+
+/// Compares the digest of a manifest with the one that was asked for.
+pub(crate) fn check_digest(found: &str, wanted: &str) -> Result<(), OciError> {
+    if found == wanted {
+        return Ok(());
+    }
+    Err(OciError::Digest {
+        what: "the manifest".to_owned(),
+        found: found.to_owned(),
+        wanted: escaped(wanted.as_bytes()),
+    })
+}
+
+/// Whether a registry does not have what was asked for.
+fn is_unknown(code: &OciErrorCode) -> bool {
+    matches!(
+        code,
+        OciErrorCode::ManifestUnknown | OciErrorCode::NameUnknown | OciErrorCode::NotFound
+    )
+}
+
+/// The beginning of what a registry said.
+fn excerpt(text: &str) -> String {
+    escaped(text.chars().take(300).collect::<String>().as_bytes())
+}
+
+/// The cause that says most.
+fn innermost(error: &dyn std::error::Error) -> String {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
+}
+
+/// A runtime for one pull. All of it runs on this thread, which may act as somebody else.
+///
+/// # Errors
+/// The host has no more descriptors.
+pub(crate) fn on_this_thread() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()
+}
+
+/// A runtime for one push: another thread sends while this one compresses.
+///
+/// # Errors
+/// The host has no more threads or descriptors.
+pub(crate) fn on_another_thread() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()
+}
+
+fn choose_cryptography() {
+    // Whoever came first has set the same one.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+}
