@@ -2,12 +2,13 @@
 
 mod common;
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -148,17 +149,51 @@ impl Running {
 
     /// Bytes of memory that are the sandbox' own: pages of no file, and page tables.
     fn own_memory(&self) -> u64 {
-        let field = |file: &str, name: &str| -> u64 {
-            let text = fs::read_to_string(format!("/proc/{}/{file}", self.sandbox.pid())).unwrap();
-            let line = text.lines().find(|line| line.starts_with(name)).unwrap().to_owned();
-            line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
-        };
-        field("smaps_rollup", "Anonymous:") + field("status", "VmPTE:")
+        memory_of(self.sandbox.pid())
+    }
+
+    /// The same of all host processes of the sandbox, with the file that holds what they share,
+    /// and how many those are. Pages that two have from a fork count twice.
+    fn family_memory(&self) -> (u64, usize) {
+        let processes = self.host_processes();
+        let own: u64 = processes.iter().map(|&pid| memory_of(pid)).sum();
+        (own + self.arena_memory(), processes.len())
+    }
+
+    /// Bytes of the memory file that the host processes share.
+    fn arena_memory(&self) -> u64 {
+        let descriptors = fs::read_dir(format!("/proc/{}/fd", self.sandbox.pid())).unwrap();
+        let descriptors = descriptors.map(|entry| entry.unwrap().path());
+        let is_memory = |path: &PathBuf| fs::read_link(path).unwrap().starts_with("/memfd:thaw-arena");
+        let files: BTreeMap<u64, u64> = descriptors
+            .filter(is_memory)
+            .map(|path| fs::metadata(path).unwrap())
+            .map(|about| (about.ino(), about.blocks() * 512))
+            .collect();
+        assert!(files.len() < 2, "{files:?}");
+        files.into_values().sum()
+    }
+
+    /// The first host process and its children, which all others are.
+    fn host_processes(&self) -> Vec<u32> {
+        let first = self.sandbox.pid();
+        let children = fs::read_to_string(format!("/proc/{first}/task/{first}/children")).unwrap();
+        let children = children.split_whitespace().map(|pid| pid.parse().unwrap());
+        std::iter::once(first).chain(children).collect()
     }
 
     fn is_running(&self) -> bool {
         self.sandbox.try_wait().is_none()
     }
+}
+
+fn memory_of(pid: u32) -> u64 {
+    let field = |file: &str, name: &str| -> u64 {
+        let text = fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap();
+        let line = text.lines().find(|line| line.starts_with(name)).unwrap().to_owned();
+        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
+    };
+    field("smaps_rollup", "Anonymous:") + field("status", "VmPTE:")
 }
 
 impl Client {
@@ -332,15 +367,69 @@ fn a_request_during_the_writing_is_answered_at_once() {
 }
 
 #[test]
-fn who_has_had_a_child_is_refused_and_goes_on() {
+fn who_has_had_a_child_hibernates_too() {
     let mut running = Running::start(1);
     let mut client = running.connect();
     assert_eq!(running.serve(&mut client, "fork"), "forked");
-    running.rests += 1;
-    running.sandbox.request_rest(running.rests, Timers::Wait).unwrap();
-    let awake = running.awake();
-    assert_eq!((awake.cause, awake.was_hibernated), (AwakeCause::SeveralProcesses, false));
-    assert_eq!(client.ask("count"), "1 1");
+    let sums = client.ask("sum");
+    for round in 1..=3 {
+        let warm = running.own_memory();
+        running.hibernate();
+        assert!(running.own_memory() < 600 << 10, "{} of {warm}", running.own_memory());
+        assert_eq!(client.ask("count"), format!("{round} {round}"));
+        assert!(running.awake().was_hibernated);
+        assert_eq!(client.ask("sum"), sums);
+    }
+}
+
+/// Each process has its own memory again, and they share what they did.
+#[test]
+fn several_processes_hibernate_together() {
+    for cpus in [1, 2] {
+        let mut running = Running::start(cpus);
+        let mut client = running.connect();
+        assert_eq!(running.serve(&mut client, "workers"), "hired");
+        let all = ["sum", "1 sum", "2 sum"];
+        client.ask("share");
+        client.ask("1 write");
+        let sums = all.map(|command| client.ask(command));
+        let (warm, _) = running.family_memory();
+        for round in 1..=4 {
+            running.hibernate();
+            let (left, processes) = running.family_memory();
+            assert_eq!(processes, 3);
+            assert!(left * 100 < warm * 7, "{left} of {warm}");
+            assert_eq!(client.ask("1 count"), format!("{round} {}", 100 + round));
+            assert!(running.awake().was_hibernated);
+            if round % 2 == 0 {
+                // In the others nobody has looked at anything since.
+                running.hibernate();
+                assert_eq!(
+                    client.ask("thread"),
+                    format!("{} {:.1}", round / 2, 1.5 * f64::from(2 << (round / 2 - 1)))
+                );
+                assert!(running.awake().was_hibernated);
+            }
+            assert_eq!(all.map(|command| client.ask(command)), sums);
+        }
+        assert_eq!(client.ask("2 share"), "shared");
+        let after = all.map(|command| client.ask(command));
+        let part = |sums: &str, number: usize| sums.split(' ').nth(number).map(str::to_owned);
+        for (before, after) in sums.iter().zip(&after) {
+            // The heap is each one's own; shared memory and the file are not.
+            assert_eq!(part(before, 0), part(after, 0));
+            assert_ne!(part(before, 1), part(after, 1));
+            assert_ne!(part(before, 3), part(after, 3));
+            assert_eq!(part(after, 1), part(&client.ask("sum"), 1));
+        }
+        // One more, and one less.
+        assert_eq!(client.ask("1 write"), "written");
+        assert_eq!(running.serve(&mut client, "fork"), "forked");
+        assert_eq!(client.ask("2 end"), "none");
+        let sums = ["sum", "1 sum"].map(|command| client.ask(command));
+        running.hibernate();
+        assert_eq!(["sum", "1 sum"].map(|command| client.ask(command)), sums);
+    }
 }
 
 #[test]

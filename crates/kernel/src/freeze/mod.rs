@@ -18,8 +18,8 @@ use thaw_abi::control::{
 use report::Use;
 
 use crate::host::{control, phases};
+use crate::mm::arena;
 use crate::mm::vma::VmaFlags;
-use crate::mm::{arena, lazy};
 use crate::platform::machine::ThreadState;
 use crate::state::kernel;
 use crate::task::wait::Events;
@@ -45,6 +45,10 @@ fn waits_for_clients() -> bool {
 
 /// Freezes the sandbox if this is the moment; whether it has.
 pub fn freeze_if_due() -> bool {
+    let is_wanted = freeze_request::wants_rest() || is_due().is_some();
+    if !is_wanted || !host_process::has_all_memory() {
+        return false;
+    }
     if let Some(rest) = freeze_request::take_rest() {
         hibernate::rest(&rest);
         return true;
@@ -87,7 +91,7 @@ fn freeze(cause: u32) {
 
 /// Brings all state into memory, notes the time, and describes what to save.
 fn come_to_rest(saved_for: Use) -> Vec<u8> {
-    lazy::map_all();
+    host_process::complete_memory();
     let spaces = kernel().tasks.spaces();
     let threads = kernel().tasks.all_threads();
     if !arena::is_shared() {

@@ -143,7 +143,10 @@ fn add_space(
             let part = FrozenRegion { space: number, ..part_of(&whole, start, end) };
             if hibernate::has_been_hibernated() {
                 // Nobody notes what was moved in a sandbox that is no copy of an image.
-                let is_noted = kernel().generation.get() > 0 && provenance != Provenance::Moved;
+                // And the plan is that of the calling host process.
+                let is_noted = kernel().generation.get() > 0
+                    && provenance != Provenance::Moved
+                    && !arena::is_shared();
                 add_awake(regions, &part, is_noted);
                 continue;
             }

@@ -5,7 +5,9 @@
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::{HostProcess, halt, is_first, own_host_process, own_space, own_vcpu, run, serve};
+use super::{
+    HostProcess, complete_memory, halt, is_first, own_host_process, own_space, own_vcpu, run, serve,
+};
 use crate::errno::{Errno, Result};
 use crate::mm::arena;
 use crate::platform::kernel_lock;
@@ -111,6 +113,8 @@ pub(super) fn run_fork_request() -> Option<Forked> {
 /// Forks the host process of a space. The new one serves it; the old one has noted its id
 /// before anybody else comes into the kernel.
 fn fork_host_process(space: &Arc<Space>) -> Result<Forked> {
+    // The new one has no plan of what is to be mapped.
+    complete_memory();
     let host_process = HostProcess::begin(space)?;
     let kinship = if is_first() { Kinship::Child } else { Kinship::Sibling };
     let forked = Machine::fork(kinship).inspect_err(|_| host_process.end())?;

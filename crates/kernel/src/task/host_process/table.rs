@@ -3,12 +3,14 @@
 #![allow(unsafe_code)]
 
 use alloc::sync::Arc;
+use core::cell::Cell;
 use core::ops::Deref;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use bytemuck::Zeroable;
 
+use super::residence::{Asked, Held};
 use super::{Activity, Vcpu, is_own};
 use crate::errno::{Errno, Result};
 use crate::platform::boot_area;
@@ -57,6 +59,12 @@ pub struct HostProcess {
     /// When the host was last looked at beside a running thread, on the host's
     /// monotonic clock in nanoseconds.
     pub(super) looked_at: AtomicU64,
+    /// What it has of its memory.
+    pub(super) held: Cell<Held>,
+    /// What it is asked to do with that.
+    pub(super) asked: Cell<Asked>,
+    /// The number of its address space in the swap file that the sandbox was hibernated over last.
+    pub(super) number_in_swap: AtomicU32,
     vcpus: [Vcpu; VCPUS],
     _of_host: OfHost,
 }
@@ -114,6 +122,12 @@ impl HostProcess {
         (found.space.load(Relaxed) == space).then_some(found)
     }
 
+    /// All that serve an address space.
+    pub(super) fn all() -> impl Iterator<Item = &'static HostProcess> {
+        let used = TABLE.cells(USED.load(Relaxed) as usize).iter();
+        used.filter(|host_process| host_process.space.load(Relaxed) != 0)
+    }
+
     /// The first one of this boot, which serves `space`.
     pub(super) fn begin_first(space: &Arc<Space>) -> &'static HostProcess {
         USED.store(1, Relaxed);
@@ -161,6 +175,8 @@ impl HostProcess {
         self.there.store(0, Relaxed);
         self.judged_at.store(0, Relaxed);
         self.looked_at.store(0, Relaxed);
+        self.held.set(Held::All);
+        self.asked.set(Asked::Nothing);
         space.host_process.store(number, Relaxed);
         self
     }
