@@ -164,7 +164,9 @@ impl Running {
     fn arena_memory(&self) -> u64 {
         let descriptors = fs::read_dir(format!("/proc/{}/fd", self.sandbox.pid())).unwrap();
         let descriptors = descriptors.map(|entry| entry.unwrap().path());
-        let is_memory = |path: &PathBuf| fs::read_link(path).unwrap().starts_with("/memfd:thaw-arena");
+        let is_memory = |path: &PathBuf| {
+            fs::read_link(path).unwrap().to_string_lossy().starts_with("/memfd:thaw-arena")
+        };
         let files: BTreeMap<u64, u64> = descriptors
             .filter(is_memory)
             .map(|path| fs::metadata(path).unwrap())
