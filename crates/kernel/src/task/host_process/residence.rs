@@ -44,7 +44,7 @@ pub(super) enum Asked {
 }
 
 /// How long the others have to give up their memory: unmapping gigabytes takes less than a second.
-const COLLECT_NS: u64 = 10_000_000_000;
+const COLLECT_NS: u64 = 5_000_000_000;
 
 /// Whether a vCPU waits for others to give up their memory: nobody else goes on meanwhile.
 static COLLECTING: AtomicU32 = AtomicU32::new(0);
