@@ -1,0 +1,100 @@
+"""A server of four processes, as many servers are: a first one that takes requests, and three
+workers. Each says what it has of its own and of what all share, as JSON.
+
+  GET /            of all of them
+  GET /N           of worker N alone
+  GET /grow/MIB    each worker has so much more memory of its own
+  GET /share       a worker writes to shared memory
+  GET /fork        the first one has a child, and waits for its end
+"""
+
+import http.server
+import json
+import mmap
+import os
+import socket
+import zlib
+
+WORKERS = 3
+inherited = os.urandom(24 << 20)
+shared = mmap.mmap(-1, 1 << 20)
+with open("/tmp/file", "wb") as written:
+    written.write(bytes(1 << 16))
+file = mmap.mmap(os.open("/tmp/file", os.O_RDWR), 1 << 16)
+own = bytearray(b"own")
+asked = 0
+
+
+def said():
+    return {
+        "pid": os.getpid(),
+        "asked": asked,
+        "inherited": zlib.crc32(inherited),
+        "own": zlib.crc32(own),
+        "shared": zlib.crc32(shared),
+        "file": zlib.crc32(file),
+    }
+
+
+def serve_worker(ends):
+    global asked
+    while True:
+        what, _, amount = ends.recv(64).decode().partition(" ")
+        asked += 1
+        if what == "grow":
+            own.extend(os.urandom(int(amount) << 20))
+        elif what == "share":
+            for memory in (shared, file):
+                memory[asked % len(memory)] = (memory[asked % len(memory)] + 1) % 256
+        elif what == "":
+            os._exit(0)
+        ends.send(json.dumps(said()).encode())
+
+
+def hire():
+    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork() == 0:
+        serve_worker(its)
+    its.close()
+    return mine
+
+
+workers = [hire() for _ in range(WORKERS)]
+
+
+def ask(worker, what="tell"):
+    worker.send(what.encode())
+    return json.loads(worker.recv(4096))
+
+
+class Server(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        global asked
+        asked += 1
+        _, what, *amount = self.path.split("/")
+        if what == "":
+            answer = [said()] + [ask(worker) for worker in workers]
+        elif what == "grow":
+            answer = [ask(worker, f"grow {amount[0]}") for worker in workers]
+        elif what == "share":
+            answer = ask(workers[0], "share")
+        elif what == "fork":
+            child = os.fork()
+            if child == 0:
+                os._exit(7)
+            answer = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        else:
+            answer = ask(workers[int(what)])
+        body = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+http.server.ThreadingHTTPServer(("0.0.0.0", 8080), Server).serve_forever()
