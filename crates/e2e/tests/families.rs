@@ -186,7 +186,9 @@ fn one_with_workers_falls_asleep_and_is_copied_whatever_it_has_of_its_memory() {
         let copied: Value = serde_json::from_str(&copied).expect("JSON");
         let copy = copied["ids"][0].as_u64().expect("a number");
         assert_eq!(memory(&said_by(&daemon, copy, "/")), before);
-        command(&daemon, &["kill", &copy.to_string()]).success();
+        let instances = daemon.instances("family");
+        let copy = instances.iter().find(|instance| instance["id"] == copy).expect("the copy");
+        kill(copy["pid"].as_u64().expect("a pid") as u32);
         wait_until("the copy is gone", || daemon.instances("family").len() == 1);
         wait_for_state(&daemon, "family", &["hibernated", "woken-up", "idle"]);
         let outcome = command(&daemon, &["sleep", "family"]);
