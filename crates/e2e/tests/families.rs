@@ -184,6 +184,7 @@ fn one_with_workers_falls_asleep_and_is_copied_whatever_it_has_of_its_memory() {
         let number = id.to_string();
         let copied = command(&daemon, &["fork", &number, "-n", "1", "--json"]).success();
         let copied: Value = serde_json::from_str(&copied).expect("JSON");
+        assert_eq!(copied["twin"], true, "{copied}");
         let copy = copied["ids"][0].as_u64().expect("a number");
         assert_eq!(memory(&said_by(&daemon, copy, "/")), before);
         let instances = daemon.instances("family");

@@ -22,8 +22,9 @@ use crate::mm::arena;
 use crate::mm::vma::VmaFlags;
 use crate::platform::machine::ThreadState;
 use crate::state::kernel;
+use crate::task::freeze_request;
+use crate::task::host_process::{self, twins};
 use crate::task::wait::Events;
-use crate::task::{freeze_request, host_process};
 
 /// Whether now, while no thread can run, is the moment to freeze, and why.
 fn is_due() -> Option<u32> {
@@ -67,9 +68,10 @@ fn freeze(cause: u32) {
         kernel().config.borrow_mut().flags &= !FLAG_FREEZE_AT_ENTRY;
     }
     crate::net::prepare_freeze();
-    let report = come_to_rest(Use::Copies);
+    let mut report = come_to_rest(Use::Copies);
     let may_go_on = is_checkpoint && freeze_request::may_have_twin();
-    let twin = may_go_on.then(host_process::fork_twin).flatten();
+    let name = |number, process| report::name_process(&mut report, number, process);
+    let twin = may_go_on.then(|| twins::fork(name)).flatten();
     let entry = EntryPoint {
         report_address: report.as_ptr() as u64,
         report_len: report.len() as u64,
@@ -104,6 +106,7 @@ fn come_to_rest(saved_for: Use) -> Vec<u8> {
         let all = thaw_abi::layout::GUEST_MAX;
         space.change_flags(0, all, VmaFlags::FROM_IMAGE, VmaFlags::empty());
     }
+    host_process::number(&spaces);
     // Nothing may be allocated from here on: the report says where the heap ends.
     let report = report::build(&spaces, &threads, saved_for);
     kernel().clocks.freeze();

@@ -107,6 +107,12 @@ pub fn build(spaces: &[Arc<Space>], threads: &[Arc<Thread>], saved_for: Use) -> 
     report
 }
 
+/// Names the host process that has an address space of a report.
+pub fn name_process(report: &mut [u8], number: u32, process: u32) {
+    let at = size_of::<ReportHeader>() + number as usize * 4;
+    report[at..at + 4].copy_from_slice(&process.to_le_bytes());
+}
+
 /// Adds the kernel's heap. A thaw reads its front into other memory instead of mapping it.
 fn add_heap(regions: &mut Vec<FrozenRegion>, start: u64, end: u64) {
     const FRONT_END: u64 = HEAP_BASE + HEAP_FRONT;

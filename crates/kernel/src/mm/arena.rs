@@ -195,6 +195,35 @@ pub fn saved_in_use() -> [(u64, u64); 3] {
     [(PAGES_BASE, pages), heap::used_range(), (SHM_BASE, shared_memory)]
 }
 
+/// Bytes of the shared arena that may hold data.
+pub fn bytes_in_use() -> u64 {
+    let pages = kernel().pages.borrow_mut().bytes_in_use();
+    pages + heap::used_range().1 + kernel().shared_memory.end()
+}
+
+/// Gives this host process, a twin, a copy of the shared arena for itself, which nobody changes
+/// meanwhile. Allocates nothing.
+pub fn make_private() -> Result<()> {
+    let file = HostFd::new(FILE.load(Relaxed));
+    for ((start, len), offset) in SAVED_AREAS {
+        // SAFETY: the file holds the same bytes.
+        let area = unsafe { KernelRange::new(start, len) };
+        Machine::map_file(file, area, WRITABLE, Sharing::Private, offset)?;
+    }
+    // A page that is written is copied, and so is one of which that is only said.
+    let mut outcome = Ok(());
+    let mut copy = |start, len| {
+        if len > 0 {
+            outcome = outcome.and_then(|()| Machine::populate(start, len, Populate::Write));
+        }
+    };
+    let (heap, len) = heap::used_range();
+    copy(heap, len);
+    copy(SHM_BASE, kernel().shared_memory.end());
+    kernel().pages.borrow_mut().for_each_used_run(&mut copy);
+    outcome
+}
+
 /// Gives the memory of parts of the shared arena back to the host. They read as zeros then.
 pub fn discard(parts: &[(u64, u64)]) -> Result<()> {
     parts.iter().filter(|(_, len)| *len > 0).try_for_each(|&(start, len)| {

@@ -131,7 +131,7 @@ fn child_ended(info: &HostSignalInfo) {
         let _ = of_process().twin.compare_exchange(info.address as u32, 0, Relaxed, Relaxed);
         return;
     }
-    if info.code == CLD_EXITED && info.status == 0 {
+    if info.code == CLD_EXITED && info.status == 0 || is_twin(info.address as u32) {
         return;
     }
     if info.code != CLD_EXITED {
@@ -142,6 +142,10 @@ fn child_ended(info: &HostSignalInfo) {
     }
     crate::panic::tell_others();
     crate::panic::end_all()
+}
+
+fn is_twin(pid: u32) -> bool {
+    upcalls::registered().is_some_and(|kernel| kernel.twin_ended(pid))
 }
 
 /// Goes on with `frame` at the top of the running thread's kernel stack, which

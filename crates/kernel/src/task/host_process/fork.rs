@@ -129,27 +129,6 @@ fn fork_host_process(space: &Arc<Space>) -> Result<Forked> {
     Ok(forked)
 }
 
-/// Forks a twin of the sandbox, which is at rest: a process that only holds a copy of all memory
-/// as it is now, for the host to read. Its number in the sandbox' pid namespace; `None`: memory is
-/// or was shared by several processes, and no fork would copy that, or the host has no room for
-/// the twin, or lets the sandbox have one process only.
-pub fn fork_twin() -> Option<u32> {
-    if arena::is_shared() || !Machine::may_fork() {
-        return None;
-    }
-    // The daemon that has read an earlier one may have ended without saying so.
-    Machine::end_twin();
-    match Machine::fork(Kinship::Twin).ok()? {
-        Forked::Parent { pid } => Some(pid),
-        Forked::Child => {
-            Machine::begin_forked();
-            // A signal finds no vCPU to wake: the words for that are shared.
-            Machine::set_number(0);
-            Machine::be_twin()
-        }
-    }
-}
-
 fn share_arena() -> Result<()> {
     if kernel_lock::is_enabled() && !arena::is_shared() {
         halt::others_during(|| arena::share(None))

@@ -15,12 +15,13 @@ mod halt;
 mod load;
 mod residence;
 mod table;
+pub mod twins;
 mod vcpus;
 
-pub use fork::{ForkRequest, begin_others, fork, fork_twin, move_to_new_space};
+pub use fork::{ForkRequest, begin_others, fork, move_to_new_space};
 pub use load::count_call;
 pub use residence::{complete_memory, has_all_memory, others_give_up, settle, take_back_first};
-pub use table::{HostProcess, Served, first_range, map_first};
+pub use table::{HostProcess, Served, first_range, map_first, number};
 pub use vcpus::{Vcpu, add_if_wanted, may_grow};
 
 use alloc::sync::Arc;

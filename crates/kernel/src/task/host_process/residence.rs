@@ -13,8 +13,11 @@
 
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 
-use super::{Activity, HostProcess, WATCHER, own_host_process, own_vcpu, wake_vcpu, wake_watcher};
-use crate::errno::Result;
+use super::{
+    Activity, HostProcess, WATCHER, own_host_process, own_vcpu, table, twins, wake_vcpu,
+    wake_watcher,
+};
+use crate::errno::{Errno, Result};
 use crate::mm::{arena, lazy, swap};
 use crate::platform::kernel_lock;
 use crate::platform::machine::{Clocks, Machine, Vcpus};
@@ -39,6 +42,8 @@ pub(super) enum Held {
 pub(super) enum Asked {
     Nothing = 0,
     GiveUp,
+    /// To fork a twin.
+    Fork,
     /// To map all of its memory.
     TakeBack,
 }
@@ -54,13 +59,15 @@ static COLLECTOR: AtomicUsize = AtomicUsize::new(0);
 /// Has all other host processes of a sandbox at rest give up their memory; whether they have.
 /// Where one does not answer, some may have, and take it back when they need it.
 pub fn others_give_up() -> bool {
-    for (number, space) in kernel().tasks.spaces().iter().enumerate() {
-        let Some(host_process) = space.host_process() else { continue };
-        host_process.number_in_swap.store(number as u32, Relaxed);
-        if !core::ptr::eq(host_process, own_host_process()) {
-            host_process.ask(Asked::GiveUp);
-        }
-    }
+    others_do(Asked::GiveUp)
+}
+
+/// Has a vCPU of each other host process in the last report do something; whether all have.
+/// Nothing is allocated.
+pub(super) fn others_do(what: Asked) -> bool {
+    let own = own_host_process();
+    let others = HostProcess::all().filter(|&host_process| !core::ptr::eq(host_process, own));
+    others.filter(|other| other.number_in_report().is_some()).for_each(|other| other.ask(what));
     COLLECTOR.store(Machine::number(), Relaxed);
     COLLECTING.store(1, Relaxed);
     let has_all = wait_for_answers(Machine::monotonic_ns() + COLLECT_NS);
@@ -71,7 +78,9 @@ pub fn others_give_up() -> bool {
 
 /// Waits until nobody is asked any more; whether all have answered.
 fn wait_for_answers(deadline_ns: u64) -> bool {
-    let is_asked = |host_process: &&HostProcess| host_process.asked.get() == Asked::GiveUp;
+    let is_asked = |host_process: &&HostProcess| {
+        matches!(host_process.asked.get(), Asked::GiveUp | Asked::Fork)
+    };
     while HostProcess::all().any(|host_process| is_asked(&host_process)) {
         let left = deadline_ns.saturating_sub(Machine::monotonic_ns());
         if left == 0 {
@@ -124,6 +133,10 @@ pub fn settle() -> bool {
             give_up_own(own);
             has_slept = true;
             sleep_without_memory();
+        } else if own.asked.get() == Asked::Fork {
+            own.asked.set(Asked::Nothing);
+            twins::fork_own();
+            tell_collector();
         } else if COLLECTING.load(Relaxed) != 0 && COLLECTOR.load(Relaxed) != Machine::number() {
             // One that another vCPU has given up the memory of has nothing to do.
             if own.held.get() != Held::Nothing || !sleep_without_memory() {
@@ -153,7 +166,11 @@ fn give_up_own(own: &HostProcess) {
     if swap::give_up().is_err() {
         panic::die_with("the memory of a process cannot be given up");
     }
-    if let Some(collector) = super::table::vcpu(COLLECTOR.load(Relaxed)) {
+    tell_collector();
+}
+
+fn tell_collector() {
+    if let Some(collector) = table::vcpu(COLLECTOR.load(Relaxed)) {
         wake_vcpu(collector);
     }
 }
@@ -161,7 +178,8 @@ fn give_up_own(own: &HostProcess) {
 /// The arena is there.
 fn take_back_own() -> Result<()> {
     let own = own_host_process();
-    swap::take_back(&own.served(), own.number_in_swap.load(Relaxed))?;
+    let number = own.number_in_report().ok_or(Errno::EINVAL)?;
+    swap::take_back(&own.served(), number)?;
     own.held.set(Held::Planned);
     if own.vcpu_count() > 1 {
         // Two vCPUs that touch the same page would both take its fault.

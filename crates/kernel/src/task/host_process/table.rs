@@ -35,6 +35,24 @@ static USED: AtomicU32 = AtomicU32::new(0);
 /// One that is free again; 0, which never is, if there is none.
 static FREE: AtomicU32 = AtomicU32::new(0);
 
+/// In [`HostProcess::number_in_report`]: it was not in that.
+const NO_NUMBER: u32 = u32::MAX;
+
+/// Notes which numbers address spaces have in a report.
+pub fn number(spaces: &[Arc<Space>]) {
+    HostProcess::all().for_each(|all| all.number_in_report.store(NO_NUMBER, Relaxed));
+    for (number, space) in spaces.iter().enumerate() {
+        if let Some(host_process) = space.host_process() {
+            host_process.number_in_report.store(number as u32, Relaxed);
+        }
+    }
+}
+
+/// Whether there is a host process that serves something.
+pub(super) fn has_begun() -> bool {
+    USED.load(Relaxed) > 0
+}
+
 /// The host process of a space. It is of this boot:
 ///
 /// ```compile_fail
@@ -63,8 +81,11 @@ pub struct HostProcess {
     pub(super) held: Cell<Held>,
     /// What it is asked to do with that.
     pub(super) asked: Cell<Asked>,
-    /// The number of its address space in the swap file that the sandbox was hibernated over last.
-    pub(super) number_in_swap: AtomicU32,
+    /// The number of its address space in the last report, and so in the file that was written
+    /// then; or [`NO_NUMBER`].
+    number_in_report: AtomicU32,
+    /// Number of its twin in the sandbox' pid namespace ([`super::twins`]); 0 if it has none.
+    pub(super) twin: AtomicU32,
     vcpus: [Vcpu; VCPUS],
     _of_host: OfHost,
 }
@@ -128,6 +149,11 @@ impl HostProcess {
         used.filter(|host_process| host_process.space.load(Relaxed) != 0)
     }
 
+    /// The number of its address space in the last report, if it was in that.
+    pub(super) fn number_in_report(&self) -> Option<u32> {
+        Some(self.number_in_report.load(Relaxed)).filter(|&number| number != NO_NUMBER)
+    }
+
     /// The first one of this boot, which serves `space`.
     pub(super) fn begin_first(space: &Arc<Space>) -> &'static HostProcess {
         USED.store(1, Relaxed);
@@ -175,6 +201,8 @@ impl HostProcess {
         self.there.store(0, Relaxed);
         self.judged_at.store(0, Relaxed);
         self.looked_at.store(0, Relaxed);
+        self.number_in_report.store(NO_NUMBER, Relaxed);
+        self.twin.store(0, Relaxed);
         self.held.set(Held::All);
         self.asked.set(Asked::Nothing);
         space.host_process.store(number, Relaxed);
