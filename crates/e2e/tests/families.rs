@@ -22,7 +22,11 @@ fn family(name: &'static str, keys: &'static str) -> Function {
 fn daemon(label: &str) -> Daemon {
     static HOME: OnceLock<PathBuf> = OnceLock::new();
     let home = HOME.get_or_init(|| {
-        built_home("families", &[family("family", KEYS), family("idle", BY_ITSELF)])
+        let few = format!("{KEYS}processes = 6\n");
+        built_home(
+            "families",
+            &[family("family", KEYS), family("idle", BY_ITSELF), family("few", few.leak())],
+        )
     });
     Daemon::start(&copy_home(home, &format!("families-{label}")), &DaemonOptions::default())
 }
@@ -41,8 +45,13 @@ fn said(daemon: &Daemon, function: &str, path: &str) -> Value {
 /// What one instance says.
 #[track_caller]
 fn said_by(daemon: &Daemon, instance: u64, path: &str) -> Value {
+    said_by_one_of(daemon, "family", instance, path)
+}
+
+#[track_caller]
+fn said_by_one_of(daemon: &Daemon, function: &str, instance: u64, path: &str) -> Value {
     let instance = instance.to_string();
-    let arguments = ["invoke", "family", "--instance", &instance, "--path", path];
+    let arguments = ["invoke", function, "--instance", &instance, "--path", path];
     serde_json::from_str(&command(daemon, &arguments).success()).expect("JSON")
 }
 
@@ -104,6 +113,28 @@ fn own_memory(first: u32) -> u64 {
     });
     let shared = fs::metadata(arena.expect("several processes share it")).expect("a file");
     host_processes(first).into_iter().map(of_process).sum::<u64>() + shared.blocks() * 512
+}
+
+/// Copies an instance; the number of the copy, and whether a twin was read.
+#[track_caller]
+fn fork(daemon: &Daemon, instance: u64) -> (u64, bool) {
+    let copied = command(daemon, &["fork", &instance.to_string(), "-n", "1", "--json"]).success();
+    let copied: Value = serde_json::from_str(&copied).expect("JSON");
+    (
+        copied["ids"][0].as_u64().expect("a number"),
+        copied["twin"].as_bool().expect("a twin or none"),
+    )
+}
+
+/// Ends an instance.
+#[track_caller]
+fn end(daemon: &Daemon, function: &str, instance: u64) {
+    let instances = daemon.instances(function);
+    let found = instances.iter().find(|known| known["id"] == instance).expect("the instance");
+    kill(found["pid"].as_u64().expect("a pid") as u32);
+    wait_until("it is gone", || {
+        !daemon.instances(function).iter().any(|known| known["id"] == instance)
+    });
 }
 
 #[test]
@@ -181,16 +212,10 @@ fn one_with_workers_falls_asleep_and_is_copied_whatever_it_has_of_its_memory() {
         }
         let (id, ..) = instance(&daemon, "family");
         wait_for_state(&daemon, "family", &["hibernated", "woken-up"]);
-        let number = id.to_string();
-        let copied = command(&daemon, &["fork", &number, "-n", "1", "--json"]).success();
-        let copied: Value = serde_json::from_str(&copied).expect("JSON");
-        assert_eq!(copied["twin"], true, "{copied}");
-        let copy = copied["ids"][0].as_u64().expect("a number");
+        let (copy, had_twin) = fork(&daemon, id);
+        assert!(had_twin);
         assert_eq!(memory(&said_by(&daemon, copy, "/")), before);
-        let instances = daemon.instances("family");
-        let copy = instances.iter().find(|instance| instance["id"] == copy).expect("the copy");
-        kill(copy["pid"].as_u64().expect("a pid") as u32);
-        wait_until("the copy is gone", || daemon.instances("family").len() == 1);
+        end(&daemon, "family", copy);
         wait_for_state(&daemon, "family", &["hibernated", "woken-up", "idle"]);
         let outcome = command(&daemon, &["sleep", "family"]);
         assert_eq!(outcome.code, Some(0), "{}\n{}", outcome.stderr, daemon.log());
@@ -219,4 +244,104 @@ fn one_with_workers_outlives_its_daemon() {
     assert_eq!(instance(&daemon, "family").1, pid);
     hibernate(&daemon, "family");
     assert_eq!(memory(&said(&daemon, "family", "/")), before);
+}
+
+/// What workers share and what each has for itself, in a copy of one that is at work.
+#[test]
+fn copies_of_one_that_is_at_work_are_of_one_moment() {
+    let daemon = daemon("moment");
+    let before = memory(&said(&daemon, "family", "/"));
+    said(&daemon, "family", "/play");
+    let (original, ..) = instance(&daemon, "family");
+    let score_of = |instance: u64| -> u64 {
+        let workers = said_by(&daemon, instance, "/played");
+        let played = of_each(&workers, "played");
+        let score = workers[2]["score"].as_array().expect("numbers");
+        for (number, played) in played.iter().enumerate() {
+            // The last to be asked has the latest of the others.
+            let score = score[number].as_u64().expect("a number");
+            assert!(*played <= score, "{workers}");
+        }
+        played.iter().sum()
+    };
+    for _ in 0..4 {
+        let at_fork = score_of(original);
+        let (copy, had_twin) = fork(&daemon, original);
+        assert!(had_twin);
+        for instance in [copy, original] {
+            // They count in turn, which a token more or less would end or speed up.
+            let first = score_of(instance);
+            assert!(first >= at_fork);
+            wait_until("it goes on", || score_of(instance) > first);
+            let scores = said_by(&daemon, instance, "/played")[0]["score"].clone();
+            let scores: Vec<u64> = serde_json::from_value(scores).expect("numbers");
+            let spread = scores.iter().max().zip(scores.iter().min());
+            assert!(spread.is_some_and(|(most, least)| most - least <= 1), "{scores:?}");
+            let same = memory(&said_by(&daemon, instance, "/"));
+            assert_eq!((&same[0], &same[1]), (&before[0], &before[1]));
+        }
+        end(&daemon, "family", copy);
+    }
+}
+
+#[test]
+fn an_instance_and_its_copy_survive_the_end_of_any_twin() {
+    let daemon = daemon("twins");
+    said(&daemon, "family", "/grow/20");
+    let before = memory(&said(&daemon, "family", "/"));
+    let (original, pid, _) = instance(&daemon, "family");
+    let own = host_processes(pid);
+    let mut at_rest = 0;
+    for number in 0..8 {
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        let relaxed = std::sync::atomic::Ordering::Relaxed;
+        let (copy, had_twin) = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(relaxed) {
+                    let all = host_processes(pid);
+                    let twins: Vec<_> = all.into_iter().filter(|it| !own.contains(it)).collect();
+                    if let Some(&twin) = twins.get(number % 4) {
+                        kill(twin);
+                        return;
+                    }
+                }
+            });
+            let copied = fork(&daemon, original);
+            is_over.store(true, relaxed);
+            copied
+        });
+        at_rest += usize::from(!had_twin);
+        for instance in [copy, original] {
+            assert_eq!(memory(&said_by(&daemon, instance, "/")), before, "{}", daemon.log());
+        }
+        end(&daemon, "family", copy);
+        wait_until("the twins are gone", || host_processes(pid).len() == 4);
+    }
+    assert!(at_rest > 0, "no twin was killed before it was read");
+    assert_eq!(instance(&daemon, "family").1, pid);
+}
+
+#[test]
+fn one_rests_where_twins_would_be_too_many_or_would_share_too_much() {
+    let daemon = daemon("rests");
+    // There is room for two of four twins.
+    let before = memory(&said(&daemon, "few", "/"));
+    let (original, pid, _) = instance(&daemon, "few");
+    for _ in 0..3 {
+        let (copy, had_twin) = fork(&daemon, original);
+        assert!(!had_twin);
+        for instance in [copy, original] {
+            assert_eq!(memory(&said_by_one_of(&daemon, "few", instance, "/")), before);
+        }
+        end(&daemon, "few", copy);
+        wait_until("what there was of twins is gone", || host_processes(pid).len() == 4);
+    }
+    // A copy of the files would take longer than a pause may.
+    let sum = said(&daemon, "family", "/keep/80");
+    let (original, ..) = instance(&daemon, "family");
+    let (copy, had_twin) = fork(&daemon, original);
+    assert!(!had_twin);
+    for instance in [copy, original] {
+        assert_eq!(said_by(&daemon, instance, "/kept"), sum);
+    }
 }

@@ -11,10 +11,10 @@ use crate::console;
 use crate::host::control::Kept;
 use crate::platform::machine::{HostFd, HostFiles, Machine, Processes};
 use crate::state::kernel;
-use crate::task::process::FIRST_PID;
-use crate::task::signal::{SI_KERNEL, SIGWINCH, Signal, SignalInfo, send_to_process};
 use crate::task::freeze_request;
 use crate::task::host_process::{self, twins};
+use crate::task::process::FIRST_PID;
+use crate::task::signal::{SI_KERNEL, SIGWINCH, Signal, SignalInfo, send_to_process};
 
 /// Does what a message says.
 pub fn handle(message: &Kept) {

@@ -6,6 +6,10 @@ workers. Each says what it has of its own and of what all share, as JSON.
   GET /grow/MIB    each worker has so much more memory of its own
   GET /share       a worker writes to shared memory
   GET /fork        the first one has a child, and waits for its end
+  GET /play        the workers count from now on, in turn, in memory of their own and in shared memory
+  GET /played      how far each has come, in both
+  GET /keep/MIB    so much more is in a file
+  GET /kept        a checksum of that file
 """
 
 import http.server
@@ -13,6 +17,8 @@ import json
 import mmap
 import os
 import socket
+import struct
+import threading
 import zlib
 
 WORKERS = 3
@@ -22,6 +28,9 @@ with open("/tmp/file", "wb") as written:
     written.write(bytes(1 << 16))
 file = mmap.mmap(os.open("/tmp/file", os.O_RDWR), 1 << 16)
 own = bytearray(b"own")
+score = mmap.mmap(-1, 4096)
+ring = [socket.socketpair() for _ in range(WORKERS)]
+played = 0
 asked = 0
 
 
@@ -33,10 +42,24 @@ def said():
         "own": zlib.crc32(own),
         "shared": zlib.crc32(shared),
         "file": zlib.crc32(file),
+        "played": played,
+        "score": struct.unpack_from("3q", score),
     }
 
 
-def serve_worker(ends):
+def play(number):
+    """Counts whenever the worker before has counted."""
+    global played
+    before, behind = ring[number][0], ring[(number + 1) % WORKERS][1]
+    if number == 0:
+        behind.send(b"!")
+    while before.recv(1):
+        played += 1
+        struct.pack_into("q", score, number * 8, played)
+        behind.send(b"!")
+
+
+def serve_worker(number, ends):
     global asked
     while True:
         what, _, amount = ends.recv(64).decode().partition(" ")
@@ -46,25 +69,32 @@ def serve_worker(ends):
         elif what == "share":
             for memory in (shared, file):
                 memory[asked % len(memory)] = (memory[asked % len(memory)] + 1) % 256
+        elif what == "play":
+            threading.Thread(target=play, args=(number,), daemon=True).start()
         elif what == "":
             os._exit(0)
         ends.send(json.dumps(said()).encode())
 
 
-def hire():
+def hire(number):
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork() == 0:
-        serve_worker(its)
+        serve_worker(number, its)
     its.close()
     return mine
 
 
-workers = [hire() for _ in range(WORKERS)]
+workers = [hire(number) for number in range(WORKERS)]
 
 
 def ask(worker, what="tell"):
     worker.send(what.encode())
     return json.loads(worker.recv(4096))
+
+
+def kept_sum():
+    with open("/tmp/kept", "rb") as kept:
+        return zlib.crc32(kept.read())
 
 
 class Server(http.server.BaseHTTPRequestHandler):
@@ -80,6 +110,14 @@ class Server(http.server.BaseHTTPRequestHandler):
             answer = [ask(worker, f"grow {amount[0]}") for worker in workers]
         elif what == "share":
             answer = ask(workers[0], "share")
+        elif what in ("play", "played"):
+            answer = [ask(worker, what) for worker in workers]
+        elif what == "keep":
+            with open("/tmp/kept", "wb") as kept:
+                kept.write(os.urandom(int(amount[0]) << 20))
+            answer = kept_sum()
+        elif what == "kept":
+            answer = kept_sum()
         elif what == "fork":
             child = os.fork()
             if child == 0:
