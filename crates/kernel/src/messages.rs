@@ -9,7 +9,7 @@ use thaw_abi::control::{
 
 use crate::console;
 use crate::host::control::Kept;
-use crate::platform::machine::{HostFd, HostFiles, Machine, Processes};
+use crate::platform::machine::{HostFd, HostFiles, Machine};
 use crate::state::kernel;
 use crate::task::freeze_request;
 use crate::task::host_process::{self, twins};
