@@ -322,6 +322,26 @@ fn an_instance_and_its_copy_survive_the_end_of_any_twin() {
 }
 
 #[test]
+fn the_twin_of_a_process_that_has_ended_ends_too() {
+    let daemon = daemon("outlives");
+    said(&daemon, "family", "/grow/20");
+    let (original, pid, _) = instance(&daemon, "family");
+    std::thread::scope(|scope| {
+        let copying = scope.spawn(|| fork(&daemon, original));
+        wait_until("there are twins", || host_processes(pid).len() > 4 || copying.is_finished());
+        assert_eq!(said_by(&daemon, original, "/end/2"), true);
+        let (copy, _) = copying.join().expect("a copy");
+        assert_eq!(said_by(&daemon, copy, "/0")["asked"], 2);
+        end(&daemon, "family", copy);
+    });
+    wait_until("there are three processes", || host_processes(pid).len() == 3);
+    let (copy, had_twin) = fork(&daemon, original);
+    assert!(had_twin);
+    assert_eq!(said_by(&daemon, copy, "/1")["asked"], 2);
+    wait_until("there are three processes", || host_processes(pid).len() == 3);
+}
+
+#[test]
 fn one_rests_where_twins_would_be_too_many_or_would_share_too_much() {
     let daemon = daemon("rests");
     // There is room for two of four twins.

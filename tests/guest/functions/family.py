@@ -5,6 +5,7 @@ workers. Each says what it has of its own and of what all share, as JSON.
   GET /N           of worker N alone
   GET /grow/MIB    each worker has so much more memory of its own
   GET /share       a worker writes to shared memory
+  GET /end/N       worker N ends
   GET /fork        the first one has a child, and waits for its end
   GET /play        the workers count from now on, in turn, in memory of their own and in shared memory
   GET /played      how far each has come, in both
@@ -71,7 +72,7 @@ def serve_worker(number, ends):
                 memory[asked % len(memory)] = (memory[asked % len(memory)] + 1) % 256
         elif what == "play":
             threading.Thread(target=play, args=(number,), daemon=True).start()
-        elif what == "":
+        elif what in ("", "end"):
             os._exit(0)
         ends.send(json.dumps(said()).encode())
 
@@ -118,6 +119,9 @@ class Server(http.server.BaseHTTPRequestHandler):
             answer = kept_sum()
         elif what == "kept":
             answer = kept_sum()
+        elif what == "end":
+            workers[int(amount[0])].send(b"end")
+            answer = workers[int(amount[0])].recv(1) == b""
         elif what == "fork":
             child = os.fork()
             if child == 0:

@@ -14,8 +14,8 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use thaw_abi::control::Resting;
 use thaw_sandbox::{
-    Awake, Deflated, FreezeBase, FreezeError, HibernateError, HibernateSpec, Hibernator, Recorder,
-    Sandbox, Swapped, Timers, WorkingSet,
+    Awake, AwakeCause, Deflated, FreezeBase, FreezeError, HibernateError, HibernateSpec,
+    Hibernator, Recorder, Sandbox, Swapped, Timers, WorkingSet,
 };
 use tokio::task::JoinHandle;
 
@@ -294,7 +294,11 @@ impl Hibernation {
         if awake.rest != self.rest {
             return self.rest == 0;
         }
-        self.phase = Phase::Awake;
+        let phase = std::mem::replace(&mut self.phase, Phase::Awake);
+        if let (Phase::Told(swapped, lease, _), AwakeCause::Unanswered) = (phase, awake.cause) {
+            // Some of its processes have given up their memory.
+            (self.swapped, self.lease) = (Some(*swapped), Some(lease));
+        }
         if let Some(answered_ns) = awake.answered_ns.filter(|_| awake.was_hibernated) {
             let wakes = if self.is_batch { &mut self.batch } else { &mut self.faults };
             wakes.note(answered_ns.saturating_sub(awake.woken_ns));

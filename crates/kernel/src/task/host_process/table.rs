@@ -48,11 +48,6 @@ pub fn number(spaces: &[Arc<Space>]) {
     }
 }
 
-/// Whether there is a host process that serves something.
-pub(super) fn has_begun() -> bool {
-    USED.load(Relaxed) > 0
-}
-
 /// The host process of a space. It is of this boot:
 ///
 /// ```compile_fail
@@ -149,6 +144,11 @@ impl HostProcess {
         used.filter(|host_process| host_process.space.load(Relaxed) != 0)
     }
 
+    /// All, and those that were in use: their twins may outlive them.
+    pub(super) fn all_that_were() -> impl Iterator<Item = &'static HostProcess> {
+        TABLE.cells(USED.load(Relaxed) as usize).iter()
+    }
+
     /// The number of its address space in the last report, if it was in that.
     pub(super) fn number_in_report(&self) -> Option<u32> {
         Some(self.number_in_report.load(Relaxed)).filter(|&number| number != NO_NUMBER)
@@ -202,7 +202,6 @@ impl HostProcess {
         self.judged_at.store(0, Relaxed);
         self.looked_at.store(0, Relaxed);
         self.number_in_report.store(NO_NUMBER, Relaxed);
-        self.twin.store(0, Relaxed);
         self.held.set(Held::All);
         self.asked.set(Asked::Nothing);
         space.host_process.store(number, Relaxed);

@@ -13,7 +13,7 @@
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use super::residence::{self, Asked};
-use super::{HostProcess, own_host_process, table};
+use super::{HostProcess, own_host_process};
 use crate::errno::{Errno, Result};
 use crate::mm::arena;
 use crate::platform::machine::{Clocks, Forked, Kinship, Machine, Processes, Vcpus};
@@ -30,13 +30,27 @@ const LOOKS_NS: u64 = 20_000_000;
 /// In [`HostProcess::twin`]: one is being forked, whose number nobody knows yet.
 const TO_BE: u32 = u32::MAX;
 
-/// How far the copy of the arena is.
-static COPY: AtomicU32 = AtomicU32::new(IDLE);
-const IDLE: u32 = 0;
+/// How far the copy of the arena is, and behind that how often there was one, so that a twin that
+/// was given up does not take part in the next.
+static COPY: AtomicU32 = AtomicU32::new(0);
 /// The first twin waits for it to begin.
 const AWAITED: u32 = 1;
 const BEGUN: u32 = 2;
 const DONE: u32 = 3;
+/// Nobody makes one.
+const IDLE: u32 = 0;
+const ONE_MORE: u32 = 4;
+
+/// Sets how far the copy is.
+fn set_copy(step: u32) {
+    COPY.store(COPY.load(Relaxed) / ONE_MORE * ONE_MORE + step, Relaxed);
+    Machine::wake(&COPY, i32::MAX as u32);
+}
+
+/// How far it is.
+fn copy_step() -> u32 {
+    COPY.load(Relaxed) % ONE_MORE
+}
 
 /// Forks twins of all host processes. `name` is told, for each address space in the report, the
 /// number of the host process that has it: of a twin, or, if nothing came of them, of the process
@@ -53,9 +67,10 @@ pub fn fork(mut name: impl FnMut(u32, u32)) -> Option<u32> {
     if named().count() > FAMILY_MAX || arena::bytes_in_use() > ARENA_MAX {
         return None;
     }
-    COPY.store(AWAITED, Relaxed);
+    COPY.fetch_add(ONE_MORE, Relaxed);
+    set_copy(AWAITED);
     let first = fork_all().and_then(|()| copy_arena(&mut name));
-    COPY.store(IDLE, Relaxed);
+    set_copy(IDLE);
     first.inspect_err(|_| end()).ok()
 }
 
@@ -78,12 +93,13 @@ fn fork_all() -> Result<()> {
 pub(super) fn fork_own() {
     let own = own_host_process();
     let kinship = if own.is_first() { Kinship::Twin } else { Kinship::SiblingTwin };
+    let awaited = COPY.load(Relaxed);
     // It can be killed before anybody knows its number.
     own.twin.store(TO_BE, Relaxed);
     match Machine::fork(kinship) {
         Ok(Forked::Parent { pid }) => own.twin.store(pid, Relaxed),
         Ok(Forked::Child) => match own.number_in_report() {
-            Some(0) => be_first_twin(),
+            Some(0) => be_first_twin(awaited),
             _ => be_twin(),
         },
         Err(_) => own.twin.store(0, Relaxed),
@@ -98,14 +114,15 @@ fn be_twin() -> ! {
 }
 
 /// The twin of the first address space, which has the arena, too.
-fn be_first_twin() -> ! {
+fn be_first_twin(awaited: u32) -> ! {
     Machine::begin_forked();
     Machine::set_number(0);
-    while COPY.load(Relaxed) == AWAITED && !Machine::has_signal() {
-        Machine::wait(&COPY, AWAITED, Some(LOOKS_NS));
+    while COPY.load(Relaxed) == awaited && !Machine::has_signal() {
+        Machine::wait(&COPY, awaited, Some(LOOKS_NS));
     }
-    if COPY.load(Relaxed) == BEGUN && arena::make_private().is_ok() {
-        let _ = COPY.compare_exchange(BEGUN, DONE, Relaxed, Relaxed);
+    let (begun, done) = (awaited - AWAITED + BEGUN, awaited - AWAITED + DONE);
+    if COPY.load(Relaxed) == begun && arena::make_private().is_ok() {
+        let _ = COPY.compare_exchange(begun, done, Relaxed, Relaxed);
         Machine::wake(&COPY, i32::MAX as u32);
     }
     Machine::be_twin()
@@ -119,19 +136,19 @@ fn copy_arena(name: &mut impl FnMut(u32, u32)) -> Result<u32> {
         let twin = if number == 0 { FIRST_PROCESS } else { host_process.twin.load(Relaxed) };
         name(number, twin);
     }
-    COPY.store(BEGUN, Relaxed);
-    Machine::wake(&COPY, i32::MAX as u32);
+    let first = first_twin();
+    set_copy(BEGUN);
     let deadline_ns = Machine::monotonic_ns() + COPY_NS;
-    while COPY.load(Relaxed) == BEGUN {
+    while copy_step() == BEGUN {
         let left = deadline_ns.saturating_sub(Machine::monotonic_ns());
         let is_there = first_twin() != 0;
         if left == 0 || !is_there {
             named().for_each(|(number, host_process)| name(number, host_process.host_pid()));
             return Err(Errno::EAGAIN);
         }
-        Machine::wait(&COPY, BEGUN, Some(left.min(LOOKS_NS)));
+        Machine::wait(&COPY, COPY.load(Relaxed), Some(left.min(LOOKS_NS)));
     }
-    Ok(first_twin())
+    Ok(first)
 }
 
 /// Number of the twin of the first address space; 0 if it has ended.
@@ -150,7 +167,7 @@ fn named() -> impl Iterator<Item = (u32, &'static HostProcess)> {
 /// process.
 pub fn end() {
     Machine::end_twin();
-    for host_process in HostProcess::all() {
+    for host_process in HostProcess::all_that_were() {
         match host_process.twin.load(Relaxed) {
             0 | TO_BE => {}
             twin => Machine::interrupt(twin, twin),
@@ -163,7 +180,7 @@ pub fn end() {
 pub fn has_ended(pid: u32) -> bool {
     let is_it =
         |host_process: &&HostProcess| [pid, TO_BE].contains(&host_process.twin.load(Relaxed));
-    let found = table::has_begun().then(|| HostProcess::all().find(is_it)).flatten();
+    let found = HostProcess::all_that_were().find(is_it);
     if let Some(host_process) = found {
         let _ = host_process.twin.compare_exchange(pid, 0, Relaxed, Relaxed);
     }
