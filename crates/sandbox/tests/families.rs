@@ -151,6 +151,8 @@ fn a_process_that_does_not_answer_keeps_the_sandbox_awake_and_unharmed() {
             // It is the one that asks the others, and goes on with that.
             signal(pid, 18);
             assert_eq!(running.next(), Event::Hibernated);
+            assert_eq!(ALL.map(|command| client.ask(command)), sums);
+            running.awake();
             continue;
         };
         let Event::Awake(awake) = event else { panic!("{event:?}") };
