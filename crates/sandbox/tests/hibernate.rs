@@ -2,15 +2,14 @@
 
 mod common;
 
-use std::fs::{self, File};
-use std::io::{Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::File;
+use std::io::Read;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::sleeper::{LONG, Running, SPEC, reopened, swap_file, swap_file_in};
+use common::sleeper::{Client, LONG, Running, SPEC, swap_file};
 use thaw_sandbox::{
-    Awake, AwakeCause, Event, FreezeError, HibernateError, HibernateSpec, SwapFile, Timers,
-    WorkingSet,
+    AwakeCause, Event, FreezeError, HibernateError, HibernateSpec, SwapFile, Timers, WorkingSet,
 };
 
 #[test]

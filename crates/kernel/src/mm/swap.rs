@@ -73,7 +73,7 @@ pub fn give_up() -> Result<()> {
 }
 
 /// The mappings of the file. No more than one caller has them at a time in a host process.
-fn table() -> Result<Mappings<'static>> {
+pub fn table() -> Result<Mappings<'static>> {
     let (at, len) = (TABLE_AT.load(Relaxed), TABLE_LEN.load(Relaxed));
     Ok(Mappings::in_file(lazy::file(), at, len, 0)?.0)
 }

@@ -59,6 +59,7 @@ static COLLECTOR: AtomicUsize = AtomicUsize::new(0);
 /// Has all other host processes of a sandbox at rest give up their memory; whether they have.
 /// Where one does not answer, some may have, and take it back when they need it.
 pub fn others_give_up() -> bool {
+    HostProcess::all().for_each(HostProcess::note_swap);
     others_do(Asked::GiveUp)
 }
 
@@ -178,7 +179,7 @@ fn tell_collector() {
 /// The arena is there.
 fn take_back_own() -> Result<()> {
     let own = own_host_process();
-    let number = own.number_in_report().ok_or(Errno::EINVAL)?;
+    let number = own.number_in_swap().ok_or(Errno::EINVAL)?;
     swap::take_back(&own.served(), number)?;
     own.held.set(Held::Planned);
     if own.vcpu_count() > 1 {

@@ -79,6 +79,8 @@ pub struct HostProcess {
     /// The number of its address space in the last report, and so in the file that was written
     /// then; or [`NO_NUMBER`].
     number_in_report: AtomicU32,
+    /// Its number in the swap file that the sandbox was hibernated over last, or [`NO_NUMBER`].
+    number_in_swap: AtomicU32,
     /// Number of its twin in the sandbox' pid namespace ([`super::twins`]); 0 if it has none.
     pub(super) twin: AtomicU32,
     vcpus: [Vcpu; VCPUS],
@@ -154,6 +156,16 @@ impl HostProcess {
         Some(self.number_in_report.load(Relaxed)).filter(|&number| number != NO_NUMBER)
     }
 
+    /// The number of its address space in the swap file, if it was in that.
+    pub fn number_in_swap(&self) -> Option<u32> {
+        Some(self.number_in_swap.load(Relaxed)).filter(|&number| number != NO_NUMBER)
+    }
+
+    /// The last report was that of the swap file.
+    pub(super) fn note_swap(&self) {
+        self.number_in_swap.store(self.number_in_report.load(Relaxed), Relaxed);
+    }
+
     /// The first one of this boot, which serves `space`.
     pub(super) fn begin_first(space: &Arc<Space>) -> &'static HostProcess {
         USED.store(1, Relaxed);
@@ -202,6 +214,7 @@ impl HostProcess {
         self.judged_at.store(0, Relaxed);
         self.looked_at.store(0, Relaxed);
         self.number_in_report.store(NO_NUMBER, Relaxed);
+        self.number_in_swap.store(NO_NUMBER, Relaxed);
         self.held.set(Held::All);
         self.asked.set(Asked::Nothing);
         space.host_process.store(number, Relaxed);
