@@ -15,6 +15,7 @@ use thaw_abi::freeze::{
 
 use super::FreezeError;
 use super::chart::{Chart, Origin};
+use super::relatives::{Earlier, StoredBySpace, relatives};
 use super::report::Region;
 use crate::state::{FIRST_PROCESS, Space};
 
@@ -501,67 +502,6 @@ fn is_private(region: &Region) -> bool {
     !region.has(REGION_KERNEL) && !region.has(REGION_SHARED)
 }
 
-/// The address spaces before one that it was probably forked from: the first process or its child,
-/// where a shell has started the server, or else the one before.
-fn relatives(space: u32) -> impl Iterator<Item = u32> {
-    let last = space.checked_sub(1).filter(|&last| last > 1);
-    (0..space.min(2)).chain(last)
-}
-
-/// Private memory of the guest that is stored: ranges by address space, in order.
-#[derive(Default)]
-struct StoredBySpace(Vec<Vec<Range<u64>>>);
-
-impl StoredBySpace {
-    fn add(&mut self, space: u32, runs: &[Run]) {
-        let missing = (space as usize + 1).saturating_sub(self.0.len());
-        self.0.extend(std::iter::repeat_n(Vec::new(), missing));
-        let ranges = &mut self.0[space as usize];
-        for run in runs.iter().filter(|run| run.content == Content::Own) {
-            match ranges.last_mut() {
-                Some(last) if last.end == run.start => last.end = run.end,
-                _ => ranges.push(run.start..run.end),
-            }
-        }
-    }
-
-    /// The ranges that overlap one.
-    fn within<'a>(
-        &'a self,
-        space: u32,
-        part: &'a Range<u64>,
-    ) -> impl Iterator<Item = &'a Range<u64>> {
-        let all = self.0.get(space as usize).map_or(&[][..], Vec::as_slice);
-        let first = all.partition_point(|range| range.end <= part.start);
-        all[first..].iter().take_while(|range| range.start < part.end)
-    }
-
-    /// Whether a relative of an address space has stored some of a range.
-    fn may_have(&self, space: u32, part: &Range<u64>) -> bool {
-        relatives(space).any(|relative| self.within(relative, part).next().is_some())
-    }
-}
-
-/// What an earlier address space has at some addresses.
-struct Earlier {
-    space: u32,
-    at: u64,
-    /// What is stored of it.
-    stored: Vec<Range<u64>>,
-    memory: Vec<u8>,
-}
-
-impl Earlier {
-    /// Whether its page of this number is stored, and is the same.
-    fn has(&self, number: usize, page: &[u8]) -> bool {
-        let first = number * PAGE_SIZE as usize;
-        let address = self.at + first as u64;
-        let after = self.stored.partition_point(|range| range.end <= address);
-        let is_stored = self.stored.get(after).is_some_and(|range| range.start <= address);
-        is_stored && self.memory[first..first + page.len()] == *page
-    }
-}
-
 /// What the image's parent has, page by page, and where that is to be had from.
 #[derive(Default)]
 struct Expected {
@@ -833,13 +773,6 @@ mod tests {
             let shared = Region { space: 1, flags: REGION_SHARED, ..first };
             assert!(scanner.earlier(&shared, start, P as usize).is_empty());
         }
-    }
-
-    #[test]
-    fn relatives_are_the_first_two_and_the_one_before() {
-        let of = |space| relatives(space).collect::<Vec<_>>();
-        assert_eq!((of(0), of(1), of(2)), (vec![], vec![0], vec![0, 1]));
-        assert_eq!((of(3), of(9)), (vec![0, 1, 2], vec![0, 1, 8]));
     }
 
     #[test]

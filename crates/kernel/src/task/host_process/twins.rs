@@ -16,7 +16,7 @@ use super::residence::{self, Asked};
 use super::{HostProcess, own_host_process};
 use crate::errno::{Errno, Result};
 use crate::mm::arena;
-use crate::platform::machine::{Clocks, Forked, Kinship, Machine, Processes, Vcpus};
+use crate::platform::machine::{Clocks, Forked, HostFiles, Kinship, Machine, Processes, Vcpus};
 
 /// Bytes of the arena that are copied at most: some milliseconds.
 const ARENA_MAX: u64 = 64 << 20;
@@ -40,6 +40,13 @@ const DONE: u32 = 3;
 /// Nobody makes one.
 const IDLE: u32 = 0;
 const ONE_MORE: u32 = 4;
+/// The last ones that were wanted, by the same count. A signal alone would not do: one that comes
+/// before a twin has begun is lost.
+static OVER: AtomicU32 = AtomicU32::new(0);
+
+fn round() -> u32 {
+    COPY.load(Relaxed) / ONE_MORE
+}
 
 /// Sets how far the copy is.
 fn set_copy(step: u32) {
@@ -78,7 +85,10 @@ pub fn fork(mut name: impl FnMut(u32, u32)) -> Option<u32> {
 fn fork_only() -> Option<u32> {
     match Machine::fork(Kinship::Twin).ok()? {
         Forked::Parent { pid } => Some(pid),
-        Forked::Child => be_twin(),
+        Forked::Child => {
+            begin();
+            Machine::be_twin()
+        }
     }
 }
 
@@ -100,23 +110,33 @@ pub(super) fn fork_own() {
         Ok(Forked::Parent { pid }) => own.twin.store(pid, Relaxed),
         Ok(Forked::Child) => match own.number_in_report() {
             Some(0) => be_first_twin(awaited),
-            _ => be_twin(),
+            _ => {
+                begin();
+                be_twin(awaited / ONE_MORE)
+            }
         },
         Err(_) => own.twin.store(0, Relaxed),
     }
 }
 
-fn be_twin() -> ! {
+fn begin() {
     Machine::begin_forked();
     // A signal finds no vCPU to wake: the words for that are shared.
     Machine::set_number(0);
-    Machine::be_twin()
+}
+
+/// Waits until those of a round are not wanted any more. The count is one for all host processes.
+fn be_twin(round: u32) -> ! {
+    while !Machine::has_signal() && OVER.load(Relaxed) < round {
+        // Whatever ends the wait, it looks again.
+        let _ = Machine::poll(&mut [], Some(LOOKS_NS));
+    }
+    Machine::exit(0)
 }
 
 /// The twin of the first address space, which has the arena, too.
 fn be_first_twin(awaited: u32) -> ! {
-    Machine::begin_forked();
-    Machine::set_number(0);
+    begin();
     while COPY.load(Relaxed) == awaited && !Machine::has_signal() {
         Machine::wait(&COPY, awaited, Some(LOOKS_NS));
     }
@@ -125,7 +145,7 @@ fn be_first_twin(awaited: u32) -> ! {
         let _ = COPY.compare_exchange(begun, done, Relaxed, Relaxed);
         Machine::wake(&COPY, i32::MAX as u32);
     }
-    Machine::be_twin()
+    be_twin(awaited / ONE_MORE)
 }
 
 /// Has the first twin copy the arena, in which the twins have been named; its number.
@@ -166,6 +186,7 @@ fn named() -> impl Iterator<Item = (u32, &'static HostProcess)> {
 /// Ends all twins. They are forgotten when they have ended, of which the host tells the first
 /// process.
 pub fn end() {
+    OVER.store(round(), Relaxed);
     Machine::end_twin();
     for host_process in HostProcess::all_that_were() {
         match host_process.twin.load(Relaxed) {
