@@ -101,8 +101,12 @@ mod tests {
         assert_eq!((within(1, 6, 7), within(0, 0, 99), within(2, 0, 99)), (vec![], vec![], vec![]));
         assert!(stored.may_have(2, &(5 * P..6 * P)) && !stored.may_have(1, &(5 * P..6 * P)));
         let page = [7; P as usize];
-        let earlier =
-            Earlier { space: 1, at: 5 * P, stored: vec![5 * P..6 * P], memory: page.repeat(2) };
+        let earlier = Earlier {
+            space: 1,
+            at: 5 * P,
+            stored: vec![5 * P..6 * P, 8 * P..9 * P],
+            memory: page.repeat(2),
+        };
         assert!(earlier.has(0, &page) && !earlier.has(1, &page), "the second one is not stored");
         assert!(!earlier.has(0, &[8; P as usize]));
     }
