@@ -548,8 +548,8 @@ pub const AWAKE_MESSAGE: u32 = 1;
 pub const AWAKE_DESCRIPTOR: u32 = 2;
 /// A timer of the guest is due.
 pub const AWAKE_TIMER: u32 = 3;
-/// It cannot be hibernated: it has several processes, or memory that they share.
-pub const AWAKE_SEVERAL_PROCESSES: u32 = 4;
+/// One of its host processes has not given up its memory in time.
+pub const AWAKE_UNANSWERED: u32 = 4;
 
 /// Body of [`MSG_AWAKE`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]

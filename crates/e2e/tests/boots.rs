@@ -4,7 +4,7 @@ use rustix::fs::{Advice, fadvise};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::sync::OnceLock;
 use thaw_e2e::{

@@ -127,9 +127,9 @@ fn copies_of_several_processes_talk_to_each_other() {
     let original = begin(&daemon, "two");
     goes_on(&daemon, "two", original);
     assert_eq!(ask(&daemon, "two", original, "/worker")["asked"], 1);
-    // Memory that processes share is not copied by a fork of one of them.
+    // Each process has a twin, and one of these a copy of what they share.
     let (copies, said) = fork_and_tell(&daemon, original, 2);
-    assert_eq!(said["twin"], false, "{said}");
+    assert_eq!(said["twin"], true, "{said}");
     for &instance in copies.iter().chain([&original]) {
         goes_on(&daemon, "two", instance);
         assert_eq!(ask(&daemon, "two", instance, "/worker")["asked"], 2, "{instance}");

@@ -9,12 +9,13 @@ use thaw_abi::control::{
 
 use crate::console;
 use crate::host::control::{self, Kept};
-use crate::platform::machine::{HostFd, HostFiles, Machine, Processes};
+use crate::platform::machine::{HostFd, HostFiles, Machine};
 use crate::state::kernel;
+use crate::task::freeze_request;
+use crate::task::host_process::{self, twins};
 use crate::task::process::FIRST_PID;
 use crate::task::scheduler::RunState;
 use crate::task::signal::{SI_KERNEL, SIGWINCH, Signal, SignalInfo, send_to_process};
-use crate::task::{freeze_request, host_process};
 
 /// Does what a message says.
 pub fn handle(message: &Kept) {
@@ -40,10 +41,10 @@ pub fn handle(message: &Kept) {
             freeze_request::request_at_once(&checkpoint);
             host_process::interrupt_everybody();
         }
-        MSG_TWIN_READ => Machine::end_twin(),
+        MSG_TWIN_READ => twins::end(),
         MSG_RENEWED => {
             // Nobody reads it any more.
-            Machine::end_twin();
+            twins::end();
             crate::net::host_renewed();
         }
         MSG_REST => freeze_request::request_rest(&body::<Rest>(message)),

@@ -74,6 +74,10 @@ impl Upcalls for Kernel {
         host_process::end_wait(vcpu);
     }
 
+    fn twin_ended(&self, pid: u32) -> bool {
+        host_process::twins::has_ended(pid)
+    }
+
     fn panicked(&self) {
         host_process::tell_of_panic();
     }

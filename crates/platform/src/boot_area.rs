@@ -51,6 +51,12 @@ pub struct OfProcess {
     pub(crate) window_is_used: AtomicBool,
     /// Bit n: buffer n of [`crate::message`] is in use.
     pub(crate) messages_used: AtomicU32,
+    /// Mappings in [`MAPPINGS`].
+    pub planned: AtomicU64,
+    /// How many of them are still to be made.
+    pub pending: AtomicU64,
+    /// Faults make single pages of them.
+    pub maps_by_page: AtomicBool,
 }
 
 /// A twin is being forked, whose number nobody knows yet.

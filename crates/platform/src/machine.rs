@@ -187,6 +187,9 @@ pub enum Kinship {
     /// A child that runs nothing and only holds its copy of the memory ([`Processes::be_twin`]).
     /// However it ends, the sandbox goes on. There is one at a time.
     Twin,
+    /// The same of a process that is not the sandbox' first, and a child of its parent. The
+    /// kernel knows its number ([`crate::upcalls::Upcalls::twin_ended`]).
+    SiblingTwin,
 }
 
 /// Which side of a fork this is.

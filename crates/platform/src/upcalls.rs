@@ -48,6 +48,10 @@ pub trait Upcalls: Sync {
     /// ([`crate::machine::Vcpus::number`]). Without the kernel lock.
     fn interrupt_idle(&self, vcpu: usize);
 
+    /// A host process of the sandbox has ended, in the middle of anything: whether it was a twin
+    /// ([`crate::machine::Kinship::SiblingTwin`]). Without the kernel lock.
+    fn twin_ended(&self, pid: u32) -> bool;
+
     /// The kernel has panicked in this host process: tells the others.
     fn panicked(&self);
 }

@@ -50,8 +50,8 @@ pub enum AwakeCause {
     Connection,
     /// A timer of the program is due.
     Timer,
-    /// It was never at rest: it cannot be hibernated, since it has or has had several processes.
-    SeveralProcesses,
+    /// One of its host processes has not given up its memory in time.
+    Unanswered,
 }
 
 /// A sandbox that was at rest, or hibernated, goes on. It comes from the sandbox.
@@ -75,14 +75,12 @@ pub struct Awake {
 impl Awake {
     /// `None` if the sandbox has said what none says.
     pub(crate) fn of(message: &AwakeMessage) -> Option<Self> {
-        use thaw_abi::control::{
-            AWAKE_DESCRIPTOR, AWAKE_MESSAGE, AWAKE_SEVERAL_PROCESSES, AWAKE_TIMER,
-        };
+        use thaw_abi::control::{AWAKE_DESCRIPTOR, AWAKE_MESSAGE, AWAKE_TIMER, AWAKE_UNANSWERED};
         let cause = match message.cause {
             AWAKE_MESSAGE => AwakeCause::Message,
             AWAKE_DESCRIPTOR => AwakeCause::Connection,
             AWAKE_TIMER => AwakeCause::Timer,
-            AWAKE_SEVERAL_PROCESSES => AwakeCause::SeveralProcesses,
+            AWAKE_UNANSWERED => AwakeCause::Unanswered,
             _ => return None,
         };
         let was_hibernated = match message.was_hibernated {
@@ -282,7 +280,9 @@ impl Hibernator {
         });
         let image = image.map_err(HibernateError::Unreadable)?;
         let mut mappings = image.mappings().to_vec();
-        let ranges = populated(working_set, &mut mappings);
+        // What was recorded is of the first process.
+        let is_of_several = mappings.iter().any(|mapping| mapping.space() > 0);
+        let ranges = populated(working_set.filter(|_| !is_of_several), &mut mappings);
         let mappings_at = page_align_up(report.file_len)
             .ok_or_else(|| io::Error::from(io::ErrorKind::FileTooLarge))?;
         let table: &[u8] = cast_slice(&mappings);

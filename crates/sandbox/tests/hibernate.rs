@@ -2,206 +2,15 @@
 
 mod common;
 
-use std::fs::{self, File};
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
-use std::os::fd::AsFd;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::fs::File;
+use std::io::Read;
 use std::process::Command;
-use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use common::{config, host_rootfs, start_with};
-use tempfile::TempDir;
+use common::sleeper::{Client, LONG, Running, SPEC, swap_file};
 use thaw_sandbox::{
-    Awake, AwakeCause, Deflated, Event, FreezeError, HibernateError, HibernateSpec, Kernel,
-    Sandbox, SwapFile, Swapped, Timers, WorkingSet, ZygoteConfig, ZygoteParent, connection,
+    AwakeCause, Event, FreezeError, HibernateError, HibernateSpec, SwapFile, Timers, WorkingSet,
 };
-
-/// The port of the program.
-const PORT: u16 = 8080;
-/// For what comes sooner or later.
-const LONG: Duration = Duration::from_secs(20);
-
-/// A directory that holds the program and nothing else.
-fn rootfs() -> &'static Path {
-    static ROOTFS: OnceLock<TempDir> = OnceLock::new();
-    ROOTFS
-        .get_or_init(|| {
-            let directory = tempfile::tempdir().unwrap();
-            let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/common/sleeper.c");
-            let status = Command::new("cc")
-                .args(["-O1", "-static", "-pthread", "-o"])
-                .arg(directory.path().join("sleeper"))
-                .arg(source)
-                .status()
-                .expect("a C compiler is installed");
-            assert!(status.success());
-            directory
-        })
-        .path()
-}
-
-/// A running program.
-struct Running {
-    sandbox: Sandbox,
-    connections: u64,
-    rests: u64,
-    timers: Timers,
-    _parent: ZygoteParent,
-}
-
-/// A client of it.
-struct Client(TcpStream);
-
-impl Running {
-    fn start(cpus: u32) -> Self {
-        let config = ZygoteConfig { kernel: Kernel::embedded().unwrap(), ..config() };
-        let parent = ZygoteParent::start(config).unwrap();
-        let zygote = parent.create().unwrap();
-        let mut sandbox = start_with(zygote, "/sleeper", "", host_rootfs(rootfs()), |spec| {
-            (spec.port, spec.cpus) = (PORT, cpus);
-        });
-        let booted = sandbox.wait_event(Some(LONG)).unwrap();
-        assert!(matches!(booted, Some(Event::Booted(_))), "{booted:?}");
-        Self { sandbox, connections: 0, rests: 0, timers: Timers::Wait, _parent: parent }
-    }
-
-    /// Connects a client, whose end the sandbox gets as the gateway hands it in.
-    fn connect(&mut self) -> Client {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        client.set_read_timeout(Some(LONG)).unwrap();
-        let (socket, peer) = listener.accept().unwrap();
-        socket.set_nonblocking(true).unwrap();
-        self.connections += 1;
-        let about = connection(self.connections, peer, ([127, 0, 0, 1], PORT).into());
-        self.sandbox.connector().send_connection(&about, socket.as_fd()).unwrap();
-        Client(client)
-    }
-
-    /// The next event but those of the boot and of connections.
-    fn next(&mut self) -> Event {
-        loop {
-            match self.sandbox.wait_event(Some(LONG)).unwrap().expect("an event") {
-                Event::Booted(_) | Event::ConnectionClosed { .. } => {}
-                event => return event,
-            }
-        }
-    }
-
-    /// Whether it says nothing for a while.
-    fn is_quiet(&mut self) -> bool {
-        self.sandbox.wait_event(Some(Duration::from_millis(100))).unwrap().is_none()
-    }
-
-    /// Has it come to rest, and writes its memory.
-    fn deflate(
-        &mut self,
-        spec: HibernateSpec,
-        swap: SwapFile,
-        set: Option<&WorkingSet>,
-    ) -> Result<Deflated, HibernateError> {
-        self.rests += 1;
-        self.sandbox.request_rest(self.rests, self.timers).unwrap();
-        let event = self.next();
-        let Event::Resting(resting) = event else { panic!("{event:?}") };
-        assert_eq!(resting.number, self.rests);
-        self.sandbox.hibernator(resting, spec).unwrap().write(swap, set)
-    }
-
-    fn hibernate_with(&mut self, spec: HibernateSpec, set: Option<&WorkingSet>) -> Swapped {
-        let deflated = self.deflate(spec, swap_file(), set).unwrap();
-        let swapped = self.sandbox.hibernate(deflated).unwrap();
-        assert_eq!(self.next(), Event::Hibernated);
-        swapped
-    }
-
-    fn hibernate(&mut self) -> Swapped {
-        self.hibernate_with(SPEC, None)
-    }
-
-    fn awake(&mut self) -> Awake {
-        let event = self.next();
-        let Event::Awake(awake) = event else { panic!("{event:?}") };
-        assert_eq!(awake.rest, self.rests);
-        assert!(awake.woken_ns <= awake.ready_ns);
-        awake
-    }
-
-    /// Has a request answered for which the sandbox needs its broker.
-    fn serve(&mut self, client: &mut Client, command: &str) -> String {
-        client.send(command);
-        client.0.set_nonblocking(true).unwrap();
-        let begun = Instant::now();
-        let answer = loop {
-            if let Some(answer) = client.receive() {
-                break answer;
-            }
-            assert!(begun.elapsed() < LONG, "no answer to {command}");
-            self.sandbox.wait_event(Some(Duration::from_millis(10))).unwrap();
-        };
-        client.0.set_nonblocking(false).unwrap();
-        answer
-    }
-
-    /// Bytes of memory that are the sandbox' own: pages of no file, and page tables.
-    fn own_memory(&self) -> u64 {
-        let field = |file: &str, name: &str| -> u64 {
-            let text = fs::read_to_string(format!("/proc/{}/{file}", self.sandbox.pid())).unwrap();
-            let line = text.lines().find(|line| line.starts_with(name)).unwrap().to_owned();
-            line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
-        };
-        field("smaps_rollup", "Anonymous:") + field("status", "VmPTE:")
-    }
-
-    fn is_running(&self) -> bool {
-        self.sandbox.try_wait().is_none()
-    }
-}
-
-impl Client {
-    #[track_caller]
-    fn ask(&mut self, command: &str) -> String {
-        self.send(command);
-        self.receive().expect("an answer")
-    }
-
-    fn send(&mut self, command: &str) {
-        self.0.write_all(format!("{command}\n").as_bytes()).unwrap();
-    }
-
-    fn receive(&mut self) -> Option<String> {
-        let mut answer = [0; 256];
-        let len = self.0.read(&mut answer).ok()?;
-        Some(String::from_utf8_lossy(&answer[..len]).trim().to_owned())
-    }
-}
-
-const SPEC: HibernateSpec = HibernateSpec { max_stored: 1 << 30, base: None };
-
-/// A swap file without a name.
-fn swap_file() -> SwapFile {
-    swap_file_in(&std::env::temp_dir())
-}
-
-fn swap_file_in(directory: &Path) -> SwapFile {
-    let write = File::options()
-        .read(true)
-        .write(true)
-        .mode(0o600)
-        .custom_flags(libc::O_TMPFILE)
-        .open(directory)
-        .unwrap();
-    let read = reopened(&write);
-    SwapFile { write, read }
-}
-
-fn reopened(file: &File) -> File {
-    let number = std::os::fd::AsRawFd::as_raw_fd(file);
-    File::open(format!("/proc/self/fd/{number}")).unwrap()
-}
 
 #[test]
 fn a_server_keeps_its_state_over_hibernations_and_is_woken_by_a_client() {
@@ -329,18 +138,6 @@ fn a_request_during_the_writing_is_answered_at_once() {
     assert_eq!(client.ask("sum"), expected);
     running.hibernate();
     assert_eq!(client.ask("count"), "3 3");
-}
-
-#[test]
-fn who_has_had_a_child_is_refused_and_goes_on() {
-    let mut running = Running::start(1);
-    let mut client = running.connect();
-    assert_eq!(running.serve(&mut client, "fork"), "forked");
-    running.rests += 1;
-    running.sandbox.request_rest(running.rests, Timers::Wait).unwrap();
-    let awake = running.awake();
-    assert_eq!((awake.cause, awake.was_hibernated), (AwakeCause::SeveralProcesses, false));
-    assert_eq!(client.ask("count"), "1 1");
 }
 
 #[test]

@@ -16,29 +16,22 @@
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use thaw_abi::control::{
-    AWAKE_DESCRIPTOR, AWAKE_MESSAGE, AWAKE_SEVERAL_PROCESSES, AWAKE_TIMER, Awake, Hibernate,
-    MSG_FAILED, MSG_HIBERNATE, MSG_HIBERNATED, MSG_RESTING, MSG_WAKE, NO_DEPTH, PopulateRange,
-    REST_TIMERS, Rest, Resting,
+    AWAKE_DESCRIPTOR, AWAKE_MESSAGE, AWAKE_TIMER, AWAKE_UNANSWERED, Awake, Hibernate, MSG_FAILED,
+    MSG_HIBERNATE, MSG_HIBERNATED, MSG_RESTING, MSG_WAKE, NO_DEPTH, PopulateRange, REST_TIMERS,
+    Rest, Resting,
 };
 use thaw_abi::image::Mapping;
-use thaw_abi::layout::{
-    GATE_BASE, GATE_END, HEAP_BASE, HEAP_MAX, INDEX_BASE, INDEX_MAX, MAPPINGS_BASE, MAPPINGS_MAX,
-    PAGES_BASE, PAGES_MAX,
-};
 
 use super::report::Use;
 use crate::errno::{Errno, Result};
 use crate::host::{control, phases};
 use crate::mm::image::{Mappings, Memory};
-use crate::mm::{arena, heap, lazy, populate};
+use crate::mm::{arena, heap, lazy, populate, swap};
 use crate::platform::boot_area::AWAITED;
-use crate::platform::machine::{
-    Clocks, HostFd, HostFiles, Machine, Memory as _, PollFd, Processes, Vcpus,
-};
-use crate::platform::memory::{GuestRange, KernelRange};
-use crate::platform::{kernel_lock, message, panic};
+use crate::platform::machine::{Clocks, HostFd, HostFiles, Machine, PollFd, Processes};
+use crate::platform::{kernel_lock, panic};
 use crate::state::kernel;
-use crate::task::host_poll;
+use crate::task::{host_poll, host_process};
 use crate::time::timer;
 
 /// Memory may come from a swap file since the sandbox has been hibernated.
@@ -78,11 +71,7 @@ impl Woken {
 /// sandbox goes on, whatever the reason.
 pub(super) fn rest(rest: &Rest) {
     phases::say_awake();
-    let woken = if arena::is_shared() || kernel().tasks.spaces().len() > 1 {
-        Woken::by(AWAKE_SEVERAL_PROCESSES)
-    } else {
-        rest_alone(rest)
-    };
+    let woken = rest_until_woken(rest);
     phases::awake(Awake {
         number: rest.number,
         woken_ns: woken.at_ns,
@@ -94,7 +83,7 @@ pub(super) fn rest(rest: &Rest) {
     });
 }
 
-fn rest_alone(&Rest { number, flags, .. }: &Rest) -> Woken {
+fn rest_until_woken(&Rest { number, flags, .. }: &Rest) -> Woken {
     let awaited = Awaited::now(flags);
     let report = super::come_to_rest(Use::Itself);
     let resting =
@@ -197,49 +186,36 @@ fn image_depth(command: &Hibernate) -> Option<u32> {
 }
 
 /// Gives up the memory that the file holds, waits, and takes it back. On the way there is no
-/// heap, and no memory of the guest.
+/// heap, and no memory of the guest. If a host process does not give up its own, the sandbox goes
+/// on.
 fn hibernate(command: &Hibernate, file: HostFd, awaited: &Awaited) -> Woken {
-    let is_there = is_whole(command, file).and_then(|()| give_up_memory());
-    is_there.unwrap_or_else(|error| fail("its memory cannot be given up", error));
     lazy::replace_files(file, image_depth(command));
+    swap::note(command);
     HAS_BEEN.store(true, Relaxed);
-    populate::forget();
-    message::discard_buffers();
-    Machine::discard_stacks();
+    let given_up = swap::is_whole().and_then(|()| give_up_memory());
+    if !given_up.unwrap_or_else(|error| fail("its memory cannot be given up", error)) {
+        return Woken::by(AWAKE_UNANSWERED);
+    }
     control::send(MSG_HIBERNATED, 0, &[], &[]);
     let woken = Woken { was_hibernated: true, ..Woken::by(awaited.wait()) };
-    let is_back = is_whole(command, file).and_then(|()| take_back_memory(command, file));
+    let is_back = swap::is_whole().and_then(|()| match arena::is_shared() {
+        true => host_process::take_back_first(),
+        false => take_back_memory(command, file),
+    });
     is_back.unwrap_or_else(|error| fail("its swap file cannot be read", error));
     woken
 }
 
-/// An error if the file is shorter than it was: a touch of what is missing would end the
-/// program, or this kernel, without a reason.
-fn is_whole(command: &Hibernate, file: HostFd) -> Result<()> {
-    let mut last = [0u8];
-    let last_at = command.file_len.checked_sub(1).ok_or(Errno::EINVAL)?;
-    match Machine::pread(file, last[..].as_mut().into(), last_at)? {
-        0 => Err(Errno::EIO),
-        _ => Ok(()),
+/// Gives up the memory of all host processes, and that which they share; whether they have.
+fn give_up_memory() -> Result<bool> {
+    if arena::is_shared() {
+        if !host_process::others_give_up() {
+            return Ok(false);
+        }
+        arena::discard(&arena::saved_in_use())?;
     }
-}
-
-/// Unmaps all that a freeze saves, page tables included.
-fn give_up_memory() -> Result<()> {
-    Machine::unmap(GuestRange::ALL)?;
-    for (start, len) in [
-        (GATE_BASE, GATE_END - GATE_BASE),
-        (INDEX_BASE, INDEX_MAX),
-        (PAGES_BASE, PAGES_MAX),
-        (HEAP_BASE, HEAP_MAX),
-        // The table of the file that it was hibernated over before.
-        (MAPPINGS_BASE, MAPPINGS_MAX),
-    ] {
-        // SAFETY: the file holds all that anybody refers to in there, and it is back before
-        // anybody uses it: the vCPU has the kernel lock, and is in its idle loop.
-        Machine::unmap(unsafe { KernelRange::new(start, len) })?;
-    }
-    Ok(())
+    swap::give_up()?;
+    Ok(true)
 }
 
 /// Maps everything as it was, or has it mapped when it is first touched. The table of mappings
@@ -292,22 +268,6 @@ mod tests {
     use super::*;
     use crate::testing::Sandbox;
     use alloc::sync::Arc;
-    use std::fs::File;
-    use std::os::fd::AsRawFd;
-    use std::os::unix::fs::FileExt;
-
-    #[test]
-    fn a_swap_file_that_was_cut_off_is_noticed_before_it_is_mapped() {
-        let _sandbox = Sandbox::new();
-        let file = tempfile();
-        file.write_all_at(&[7; 5000], 0).unwrap();
-        let fd = HostFd::new(file.as_raw_fd());
-        let command = |file_len| Hibernate { file_len, ..bytemuck::Zeroable::zeroed() };
-        is_whole(&command(5000), fd).unwrap();
-        assert_eq!(is_whole(&command(5001), fd), Err(Errno::EIO));
-        assert_eq!(is_whole(&command(u64::MAX / 2), fd), Err(Errno::EIO));
-        assert_eq!(is_whole(&command(0), fd), Err(Errno::EINVAL));
-    }
 
     #[test]
     fn a_due_timer_ends_the_wait_only_if_it_matters() {
@@ -332,12 +292,5 @@ mod tests {
 
     impl crate::time::timer::TimerCallback for Nothing {
         fn fire(&self, _: crate::time::Instant) {}
-    }
-
-    fn tempfile() -> File {
-        let path = std::env::temp_dir().join(std::format!("thaw-swap-{}", std::process::id()));
-        let file = File::options().read(true).write(true).create(true).truncate(true).open(&path);
-        std::fs::remove_file(&path).unwrap();
-        file.unwrap()
     }
 }

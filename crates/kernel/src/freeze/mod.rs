@@ -18,12 +18,13 @@ use thaw_abi::control::{
 use report::Use;
 
 use crate::host::{control, phases};
+use crate::mm::arena;
 use crate::mm::vma::VmaFlags;
-use crate::mm::{arena, lazy};
 use crate::platform::machine::ThreadState;
 use crate::state::kernel;
+use crate::task::freeze_request;
+use crate::task::host_process::{self, twins};
 use crate::task::wait::Events;
-use crate::task::{freeze_request, host_process};
 
 /// Whether now, while no thread can run, is the moment to freeze, and why.
 fn is_due() -> Option<u32> {
@@ -46,7 +47,12 @@ fn waits_for_clients() -> bool {
 /// Freezes the sandbox if this is the moment, or lets it rest if the host wants that; whether it
 /// has. A freeze comes first: nobody would ask for it again, and what ends a rest may never come.
 pub fn freeze_if_due() -> bool {
-    if let Some(cause) = is_due() {
+    let cause = is_due();
+    let is_wanted = cause.is_some() || freeze_request::wants_rest();
+    if !is_wanted || !host_process::has_all_memory() {
+        return false;
+    }
+    if let Some(cause) = cause {
         freeze(cause);
         return true;
     }
@@ -64,9 +70,10 @@ fn freeze(cause: u32) {
         kernel().config.borrow_mut().flags &= !FLAG_FREEZE_AT_ENTRY;
     }
     crate::net::prepare_freeze();
-    let report = come_to_rest(Use::Copies);
+    let mut report = come_to_rest(Use::Copies);
     let may_go_on = is_checkpoint && freeze_request::may_have_twin();
-    let twin = may_go_on.then(host_process::fork_twin).flatten();
+    let name = |number, process| report::name_process(&mut report, number, process);
+    let twin = may_go_on.then(|| twins::fork(name)).flatten();
     let entry = EntryPoint {
         report_address: report.as_ptr() as u64,
         report_len: report.len() as u64,
@@ -88,7 +95,7 @@ fn freeze(cause: u32) {
 
 /// Brings all state into memory, notes the time, and describes what to save.
 fn come_to_rest(saved_for: Use) -> Vec<u8> {
-    lazy::map_all();
+    host_process::complete_memory();
     let spaces = kernel().tasks.spaces();
     let threads = kernel().tasks.all_threads();
     if !arena::is_shared() {
@@ -101,6 +108,7 @@ fn come_to_rest(saved_for: Use) -> Vec<u8> {
         let all = thaw_abi::layout::GUEST_MAX;
         space.change_flags(0, all, VmaFlags::FROM_IMAGE, VmaFlags::empty());
     }
+    host_process::number(&spaces);
     // Nothing may be allocated from here on: the report says where the heap ends.
     let report = report::build(&spaces, &threads, saved_for);
     kernel().clocks.freeze();

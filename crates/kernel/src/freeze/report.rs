@@ -14,9 +14,10 @@ use thaw_abi::rootfs::NO_BLOB;
 use super::hibernate;
 use crate::mm::arena;
 use crate::mm::backing::MmapSource;
+use crate::mm::image::Mappings;
 use crate::mm::provenance::Provenance;
 use crate::mm::vma::{Vma, VmaFlags};
-use crate::mm::{AddressSpace, heap, lazy, shm};
+use crate::mm::{heap, lazy, shm, swap};
 use crate::platform::machine::{PROT_EXEC, PROT_READ, PROT_WRITE, SystemCallSites, ThreadState};
 use crate::state::kernel;
 use crate::task::Space;
@@ -38,10 +39,12 @@ pub fn build(spaces: &[Arc<Space>], threads: &[Arc<Thread>], saved_for: Use) -> 
     let mut strings: Vec<u8> = Vec::new();
     let mut regions: Vec<FrozenRegion> = Vec::new();
     let mut others: Vec<FrozenRegion> = Vec::new();
+    let plans = Plans::now();
     for (number, space) in spaces.iter().enumerate() {
         let list = if number == 0 { &mut regions } else { &mut others };
-        add_space(list, space, number as u32, &mut strings);
+        add_space(list, space, number as u32, &plans, &mut strings);
     }
+    plans.forget();
     if saved_for == Use::Itself {
         let all = regions.iter_mut().chain(&mut others);
         all.for_each(|region| region.flags &= !REGION_WIPE);
@@ -107,6 +110,12 @@ pub fn build(spaces: &[Arc<Space>], threads: &[Arc<Thread>], saved_for: Use) -> 
     report
 }
 
+/// Names the host process that has an address space of a report.
+pub fn name_process(report: &mut [u8], number: u32, process: u32) {
+    let at = size_of::<ReportHeader>() + number as usize * 4;
+    report[at..at + 4].copy_from_slice(&process.to_le_bytes());
+}
+
 /// Adds the kernel's heap. A thaw reads its front into other memory instead of mapping it.
 fn add_heap(regions: &mut Vec<FrozenRegion>, start: u64, end: u64) {
     const FRONT_END: u64 = HEAP_BASE + HEAP_FRONT;
@@ -121,8 +130,9 @@ fn add_heap(regions: &mut Vec<FrozenRegion>, start: u64, end: u64) {
 /// Adds the gate and the guest's mappings of an address space.
 fn add_space(
     regions: &mut Vec<FrozenRegion>,
-    space: &AddressSpace,
+    space: &Space,
     number: u32,
+    plans: &Plans,
     strings: &mut Vec<u8>,
 ) {
     let (gate, gate_len) = space.gate.mapped_range();
@@ -144,7 +154,8 @@ fn add_space(
             if hibernate::has_been_hibernated() {
                 // Nobody notes what was moved in a sandbox that is no copy of an image.
                 let is_noted = kernel().generation.get() > 0 && provenance != Provenance::Moved;
-                add_awake(regions, &part, is_noted);
+                let planned = if is_noted { plans.within(space, start, end) } else { Vec::new() };
+                add_awake(regions, &part, &planned);
                 continue;
             }
             regions.push(FrozenRegion {
@@ -160,10 +171,52 @@ fn part_of(whole: &FrozenRegion, start: u64, end: u64) -> FrozenRegion {
     FrozenRegion { start, len: end - start, blob_offset: whole.blob_offset + inside, ..*whole }
 }
 
+/// What the last swap file has where, which all memory has come from since.
+enum Plans {
+    /// That of the only host process.
+    Own,
+    /// Those of all.
+    All(Mappings<'static>),
+    /// It is not known, or nothing is.
+    Unknown,
+}
+
+impl Plans {
+    fn now() -> Self {
+        if !hibernate::has_been_hibernated() {
+            return Self::Unknown;
+        }
+        match arena::is_shared() {
+            true => swap::table().map_or(Self::Unknown, Self::All),
+            false => Self::Own,
+        }
+    }
+
+    /// The mappings of a range of an address space, in order, unless the plan is not about it.
+    fn within(&self, space: &Space, start: u64, end: u64) -> Vec<Mapping> {
+        let number = || space.host_process()?.number_in_swap();
+        match self {
+            Self::Own => lazy::planned(start, end).collect(),
+            Self::All(table) => {
+                number().map_or(Vec::new(), |number| table.within(number, start, end).collect())
+            }
+            Self::Unknown => Vec::new(),
+        }
+    }
+
+    fn forget(self) {
+        if let Self::All(mut table) = self {
+            // What stays mapped is mapped over by the next one.
+            let _ = table.forget();
+        }
+    }
+}
+
 /// Adds a part of an area of a sandbox that has been hibernated. All memory has come from the
-/// swap file since, but what the plan of its waking says is a blob's or zero can be told from
-/// what was written, so that the host need not read it: programs reserve gigabytes.
-fn add_awake(regions: &mut Vec<FrozenRegion>, part: &FrozenRegion, was_not_moved: bool) {
+/// swap file since, but what that has as a blob's or zero can be told from
+/// what was written, so that the host need not read it: programs reserve gigabytes. Nothing is
+/// `planned` of pages that were moved.
+fn add_awake(regions: &mut Vec<FrozenRegion>, part: &FrozenRegion, planned: &[Mapping]) {
     let end = part.start + part.len;
     let mut at = part.start;
     let mut add = |to: u64, flags: u32| {
@@ -172,9 +225,9 @@ fn add_awake(regions: &mut Vec<FrozenRegion>, part: &FrozenRegion, was_not_moved
             at = to;
         }
     };
-    // Pages that were moved, or that others may have written, are not what the plan says.
-    if was_not_moved && part.flags & REGION_SHARED == 0 {
-        for mapping in lazy::planned(part.start, end).filter(|mapping| is_known(mapping, part)) {
+    // Pages that others may have written are not what the plan says.
+    if part.flags & REGION_SHARED == 0 {
+        for mapping in planned.iter().filter(|mapping| is_known(mapping, part)) {
             add(mapping.start.min(end), REGION_FROM_IMAGE);
             add((mapping.start + mapping.len).min(end), 0);
         }
@@ -348,11 +401,16 @@ mod tests {
             mapping(0x10_3000, SOURCE_BLOB, 3, 0x3000),
             mapping(0x10_4000, SOURCE_BLOB, 3, 0x9000),
         ];
-        lazy::initialize(plan.into_iter(), lazy::Granularity::Mapping).unwrap();
         let area = FrozenRegion { start: 0x10_0000, len: 0x6000, ..kernel_region_of_nobody() };
         let found = |area: &FrozenRegion, was_not_moved| {
             let mut regions = Vec::new();
-            add_awake(&mut regions, area, was_not_moved);
+            let end = area.start + area.len;
+            let is_in = |mapping: &&Mapping| {
+                mapping.start < end && mapping.start + mapping.len > area.start
+            };
+            let planned: Vec<Mapping> =
+                plan.iter().filter(is_in).filter(|_| was_not_moved).copied().collect();
+            add_awake(&mut regions, area, &planned);
             let about = |region: &FrozenRegion| {
                 (region.start & 0xffff, region.len, region.flags & REGION_FROM_IMAGE == 0)
             };
@@ -373,7 +431,6 @@ mod tests {
         assert_eq!(found(&shared, true), [(0, 0x6000, false)]);
         let inside = FrozenRegion { start: 0x10_1000, len: 0x1000, ..none };
         assert_eq!(found(&inside, true), [(0x1000, 0x1000, true)]);
-        lazy::initialize(core::iter::empty(), lazy::Granularity::Mapping).unwrap();
     }
 
     #[test]

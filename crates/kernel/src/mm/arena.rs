@@ -136,24 +136,101 @@ pub fn share(image: Option<&Mappings<'_>>) -> Result<()> {
     let variables = (VARIABLES_START.load(Relaxed), VARIABLES_LEN.load(Relaxed));
     copy(file, heap::used_range(), ARENA_HEAP)?;
     copy(file, variables, ARENA_VARIABLES)?;
-    for ((start, len), offset) in [
-        ((PAGES_BASE, PAGES_MAX), ARENA_PAGES),
+    let kept = [
         ((blob_table, blob_len), ARENA_BLOBS),
         (HOST_PROCESSES, ARENA_HOST_PROCESSES),
-        ((HEAP_BASE, HEAP_MAX), ARENA_HEAP),
         (variables, ARENA_VARIABLES),
-        ((SHM_BASE, SHM_MAX), ARENA_SHM),
-    ] {
-        if len > 0 {
-            // SAFETY: the file holds the same bytes, so that whoever refers to a value finds
-            // it unchanged; nothing has been changed since they were copied.
-            let area = unsafe { KernelRange::new(start, len) };
-            Machine::map_file(file, area, WRITABLE, Sharing::Shared, offset)?;
-        }
-    }
+    ];
+    // SAFETY: the file holds the same bytes, so that whoever refers to a value finds
+    // it unchanged; nothing has been changed since they were copied.
+    unsafe { map_areas(&SAVED_AREAS).and_then(|()| map_areas(&kept)) }?;
     heap::mapped_whole();
     SHARED.store(true, Relaxed);
     areas.iter().try_for_each(shm::map)
+}
+
+/// Memory of a start and a length, and where it lies in the file.
+type Area = ((u64, u64), u64);
+
+/// What images and swap files hold of the arena.
+const SAVED_AREAS: [Area; 3] = [
+    ((PAGES_BASE, PAGES_MAX), ARENA_PAGES),
+    ((HEAP_BASE, HEAP_MAX), ARENA_HEAP),
+    ((SHM_BASE, SHM_MAX), ARENA_SHM),
+];
+
+/// Maps areas of the file.
+///
+/// # Safety
+/// Whoever refers to a value in them finds it unchanged.
+unsafe fn map_areas(areas: &[Area]) -> Result<()> {
+    let file = HostFd::new(FILE.load(Relaxed));
+    for &((start, len), offset) in areas.iter().filter(|((_, len), _)| *len > 0) {
+        // SAFETY: the caller's promise.
+        let area = unsafe { KernelRange::new(start, len) };
+        Machine::map_file(file, area, WRITABLE, Sharing::Shared, offset)?;
+    }
+    Ok(())
+}
+
+/// Maps what this host process has unmapped of a shared arena when it gave up its memory.
+pub fn map_saved() -> Result<()> {
+    // SAFETY: nothing is mapped there, and the file is what it was, or nobody uses it yet.
+    unsafe { map_areas(&SAVED_AREAS) }
+}
+
+/// Unmaps what images and swap files hold of the arena in this host process.
+pub fn unmap_saved() -> Result<()> {
+    SAVED_AREAS.iter().try_for_each(|&((start, len), _)| {
+        // SAFETY: a swap file holds all that anybody refers to in there, and it is back before
+        // anybody of this host process uses it.
+        Machine::unmap(unsafe { KernelRange::new(start, len) })
+    })
+}
+
+/// The parts of the shared arena that may hold data: starts and bytes.
+pub fn saved_in_use() -> [(u64, u64); 3] {
+    let pages = kernel().pages.borrow_mut().end() - PAGES_BASE;
+    let shared_memory = kernel().shared_memory.end();
+    [(PAGES_BASE, pages), heap::used_range(), (SHM_BASE, shared_memory)]
+}
+
+/// Bytes of the shared arena that may hold data.
+pub fn bytes_in_use() -> u64 {
+    let pages = kernel().pages.borrow_mut().bytes_in_use();
+    pages + heap::used_range().1 + kernel().shared_memory.end()
+}
+
+/// Gives this host process, a twin, a copy of the shared arena for itself, which nobody changes
+/// meanwhile. Allocates nothing.
+pub fn make_private() -> Result<()> {
+    let file = HostFd::new(FILE.load(Relaxed));
+    for ((start, len), offset) in SAVED_AREAS {
+        // SAFETY: the file holds the same bytes.
+        let area = unsafe { KernelRange::new(start, len) };
+        Machine::map_file(file, area, WRITABLE, Sharing::Private, offset)?;
+    }
+    // A page that is written is copied, and so is one of which that is only said.
+    let mut outcome = Ok(());
+    let mut copy = |start, len| {
+        if len > 0 {
+            outcome = outcome.and_then(|()| Machine::populate(start, len, Populate::Write));
+        }
+    };
+    let (heap, len) = heap::used_range();
+    copy(heap, len);
+    copy(SHM_BASE, kernel().shared_memory.end());
+    kernel().pages.borrow_mut().for_each_used_run(&mut copy);
+    outcome
+}
+
+/// Gives the memory of parts of the shared arena back to the host. They read as zeros then.
+pub fn discard(parts: &[(u64, u64)]) -> Result<()> {
+    parts.iter().filter(|(_, len)| *len > 0).try_for_each(|&(start, len)| {
+        // SAFETY: a swap file holds all that anybody refers to in there, and it is back before
+        // anybody uses it.
+        Machine::remove(unsafe { KernelRange::new(start, len) })
+    })
 }
 
 /// Reads shared anonymous memory from the image, or an ancestor, into the file.

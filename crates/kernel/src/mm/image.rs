@@ -64,6 +64,18 @@ impl<'a> Mappings<'a> {
         self.bytes.chunks_exact(size_of::<Mapping>()).map(bytemuck::pod_read_unaligned)
     }
 
+    /// Those of an address space that overlap a range of addresses, in order.
+    pub fn within(&self, space: u32, start: u64, end: u64) -> impl Iterator<Item = Mapping> {
+        let (entries, _) = self.bytes.as_chunks::<{ size_of::<Mapping>() }>();
+        let read =
+            |entry: &[u8; size_of::<Mapping>()]| -> Mapping { bytemuck::pod_read_unaligned(entry) };
+        let is_before =
+            |mapping: Mapping| (mapping.space(), mapping.start + mapping.len) <= (space, start);
+        let first = entries.partition_point(|entry| is_before(read(entry)));
+        let is_inside = move |mapping: &Mapping| mapping.space() == space && mapping.start < end;
+        entries[first..].iter().map(read).take_while(is_inside)
+    }
+
     /// Unmaps them in this host process, which does not need them any more.
     pub fn forget(&mut self) -> Result<()> {
         self.bytes = &[];
@@ -191,6 +203,25 @@ fn map_page_blocks(mappings: &Mappings<'_>) -> Result<()> {
 mod tests {
     use super::*;
     use thaw_abi::image::SOURCE_IMAGE;
+
+    #[test]
+    fn the_mappings_of_an_address_space_are_found() {
+        let at = |space: u32, page: u64, pages: u64| Mapping {
+            start: page << 12,
+            len: pages << 12,
+            flags: space << thaw_abi::image::MAPPING_SPACE_SHIFT,
+            ..bytemuck::Zeroable::zeroed()
+        };
+        let all = [at(0, 16, 4), at(0, 30, 2), at(1, 16, 1), at(1, 17, 3), at(1, 40, 1)];
+        let mappings = Mappings { bytes: bytemuck::cast_slice(&all), len: 0 };
+        let found = |space, from: u64, to: u64| {
+            mappings.within(space, from << 12, to << 12).collect::<alloc::vec::Vec<_>>()
+        };
+        assert_eq!(found(1, 17, 40), [all[3]]);
+        assert_eq!(found(1, 0, 99), all[2..]);
+        assert_eq!(found(0, 19, 31), all[..2]);
+        assert_eq!((found(0, 20, 30), found(2, 0, 99)), (alloc::vec![], alloc::vec![]));
+    }
 
     #[test]
     fn the_front_of_the_heap_is_cut_out_of_what_lies_across_its_end() {

@@ -1,7 +1,7 @@
 //! Mappings that a thaw leaves out until they are touched.
 //!
 //! Every `mmap` costs microseconds, and a copy touches few of its mappings. The
-//! plan of a thaw is kept in the per-boot area; the fault handler maps an entry
+//! plan of a thaw is kept in the per-boot area, a plan for each host process; the fault handler maps an entry
 //! when the guest, or the kernel on its behalf, first touches it, and every
 //! operation on a range maps it first.
 //!
@@ -22,7 +22,7 @@ use thaw_abi::page_align_up;
 use crate::errno::{Errno, Result};
 use crate::host::blobs;
 use crate::io::IoSliceMut;
-use crate::platform::boot_area::MAPPINGS;
+use crate::platform::boot_area::{MAPPINGS, of_process};
 use crate::platform::machine::{HostFd, HostFiles, Machine, Memory, PROT_READ, Processes, Sharing};
 use crate::platform::memory::{GuestRange, KernelRange, Pages};
 
@@ -40,9 +40,6 @@ pub enum Granularity {
     Page,
 }
 
-static COUNT: AtomicU64 = AtomicU64::new(0);
-static BY_PAGE: AtomicBool = AtomicBool::new(false);
-static LEFT: AtomicU64 = AtomicU64::new(0);
 static IMAGE: AtomicI32 = AtomicI32::new(-1);
 static INDEX: AtomicI32 = AtomicI32::new(-1);
 /// Bytes of the index; 0 if there is none.
@@ -58,12 +55,12 @@ const SOURCE_INDEX: u32 = u32::MAX;
 /// The plan: mappings sorted by address; `flags` is [`DONE`] once mapped. A fault in the
 /// middle of anything here changes it, too.
 fn plan() -> &'static [Cell<Mapping>] {
-    MAPPINGS.cells(COUNT.load(Relaxed) as usize)
+    MAPPINGS.cells(of_process().planned.load(Relaxed) as usize)
 }
 
 /// Notes the mappings that are still to be made.
 pub fn initialize(pending: impl Iterator<Item = Mapping>, granularity: Granularity) -> Result<()> {
-    BY_PAGE.store(granularity == Granularity::Page, Relaxed);
+    of_process().maps_by_page.store(granularity == Granularity::Page, Relaxed);
     let room = MAPPINGS.cells(MAX_MAPPINGS);
     let mut count = 0;
     for mapping in pending {
@@ -74,8 +71,8 @@ pub fn initialize(pending: impl Iterator<Item = Mapping>, granularity: Granulari
         room[count].set(mapping);
         count += 1;
     }
-    COUNT.store(count as u64, Relaxed);
-    LEFT.store(count as u64, Relaxed);
+    of_process().planned.store(count as u64, Relaxed);
+    of_process().pending.store(count as u64, Relaxed);
     Ok(())
 }
 
@@ -155,8 +152,7 @@ pub fn has_image_of(depth: u32) -> bool {
 }
 
 /// Takes a swap file in place of the image, from which everything is mapped from now on. What
-/// there was before is closed, but for the image itself if it is an ancestor of the file, and
-/// nothing is pending any more.
+/// there was before is closed, but for the image itself if it is an ancestor of the file.
 pub fn replace_files(swap: HostFd, image_depth: Option<u32>) {
     let old = [IMAGE.swap(swap.0, Relaxed), PREFETCH.swap(-1, Relaxed)];
     let is_image = !IS_SWAP.swap(true, Relaxed) && old[0] >= 0;
@@ -166,11 +162,21 @@ pub fn replace_files(swap: HostFd, image_depth: Option<u32>) {
     for file in old.into_iter().skip(is_kept.into()).filter(|&file| file >= 0) {
         Machine::close(HostFd::new(file));
     }
-    COUNT.store(0, Relaxed);
-    LEFT.store(0, Relaxed);
+}
+
+/// Forgets the plan of this host process, none of whose memory is mapped, and gives back the
+/// memory of the table.
+pub fn forget_plan() {
+    of_process().planned.store(0, Relaxed);
+    of_process().pending.store(0, Relaxed);
     let (start, len) = MAPPINGS.range(MAPPINGS.capacity());
     // SAFETY: the table is empty, and its values may change at any time.
     let _ = Machine::discard(unsafe { KernelRange::new(start, len) });
+}
+
+/// The image, or the swap file that has taken its place.
+pub fn file() -> HostFd {
+    HostFd::new(IMAGE.load(Relaxed))
 }
 
 /// Sets the index' descriptor; its mapping, of `len` bytes.
@@ -216,7 +222,7 @@ pub fn index_bytes(len: u64) -> Result<&'static [u8]> {
 /// Maps what a fault at `address` waits for; `false` if nothing does.
 pub fn map_page(address: u64) -> bool {
     let page = address & !4095;
-    if BY_PAGE.load(Relaxed) {
+    if of_process().maps_by_page.load(Relaxed) {
         cut_out(page);
     }
     map_range(page, page.saturating_add(4096))
@@ -224,7 +230,7 @@ pub fn map_page(address: u64) -> bool {
 
 /// Whether faults map single pages, and anything is left for them to map.
 pub fn maps_pages() -> bool {
-    BY_PAGE.load(Relaxed) && LEFT.load(Relaxed) > 0
+    of_process().maps_by_page.load(Relaxed) && of_process().pending.load(Relaxed) > 0
 }
 
 /// Makes an entry of its own of a page that is still to be mapped, if there is room.
@@ -244,8 +250,8 @@ fn cut_out(page: u64) {
     for (entry, piece) in room[at..].iter().zip(&pieces[..of_it]) {
         entry.set(*piece);
     }
-    COUNT.store((count + of_it - 1) as u64, Relaxed);
-    LEFT.fetch_add(of_it as u64 - 1, Relaxed);
+    of_process().planned.store((count + of_it - 1) as u64, Relaxed);
+    of_process().pending.fetch_add(of_it as u64 - 1, Relaxed);
 }
 
 /// The parts of a mapping before a page of it, the page, and after it; how many there are.
@@ -265,7 +271,7 @@ fn cut(whole: &Mapping, page: u64) -> ([Mapping; 3], usize) {
 
 /// Maps everything pending that overlaps a range; `false` if nothing did.
 pub fn map_range(start: u64, end: u64) -> bool {
-    if LEFT.load(Relaxed) == 0 {
+    if of_process().pending.load(Relaxed) == 0 {
         return false;
     }
     let plan = plan();
@@ -292,7 +298,7 @@ pub fn map_range(start: u64, end: u64) -> bool {
 /// Makes a range ready to be replaced or removed: entries inside it need no
 /// mapping any more, entries that reach beyond it are mapped.
 pub fn forget(start: u64, end: u64) {
-    if LEFT.load(Relaxed) == 0 {
+    if of_process().pending.load(Relaxed) == 0 {
         return;
     }
     for entry in plan() {
@@ -307,7 +313,7 @@ pub fn forget(start: u64, end: u64) {
 fn note_done(entry: &Cell<Mapping>) {
     let mapping = entry.get();
     entry.set(Mapping { flags: mapping.flags | DONE, ..mapping });
-    LEFT.fetch_sub(1, Relaxed);
+    of_process().pending.fetch_sub(1, Relaxed);
 }
 
 fn end_of(mapping: &Mapping) -> u64 {

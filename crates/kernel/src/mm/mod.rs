@@ -13,6 +13,7 @@ pub mod provenance;
 pub mod shared;
 pub mod shm;
 pub mod space;
+pub mod swap;
 pub mod vma;
 
 pub use space::{AddressSpace, MapRequest};

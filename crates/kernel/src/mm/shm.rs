@@ -52,6 +52,11 @@ impl SharedMemory {
         Ok(start)
     }
 
+    /// The end of those in use.
+    pub fn end(&self) -> u64 {
+        self.state.borrow_mut().end
+    }
+
     /// Gives offsets back.
     pub fn give_back(&self, start: u64, len: u64) {
         let mut state = self.state.borrow_mut();

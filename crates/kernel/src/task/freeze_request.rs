@@ -34,6 +34,11 @@ pub fn withdraw_rest() {
     REST.store(0, Relaxed);
 }
 
+/// Whether the host asks for a rest.
+pub fn wants_rest() -> bool {
+    REST.load(Relaxed) != 0
+}
+
 /// Takes the rest that the host asks for, if it does.
 pub fn take_rest() -> Option<Rest> {
     if REST.load(Relaxed) == 0 {

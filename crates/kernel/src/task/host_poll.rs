@@ -21,6 +21,7 @@ use crate::platform::machine::{HostFd, HostFiles, Machine, Peek, PollFd};
 use crate::platform::user::UserAddress;
 use crate::state::{OfBoot, kernel};
 use crate::sync::KernelCell;
+use crate::task::host_process;
 use crate::task::wait::{Events, WaitQueue};
 
 const IN: Events = Events::IN.union(Events::RDNORM);
@@ -451,8 +452,12 @@ impl HostPoll {
             watched.extend(requests.fds.iter().map(|request| (request.fd, request.events)));
         }
         kernel_lock::release();
-        let outcome = Machine::poll(&mut requests.fds, timeout_ns);
+        let mut outcome = Machine::poll(&mut requests.fds, timeout_ns);
         kernel_lock::acquire();
+        if host_process::settle() {
+            // What was found then does not hold any more.
+            outcome = Err(Errno::EINTR);
+        }
         if let Some(wake_socket) = wake_socket
             && outcome.is_ok()
             && requests.fds.last().is_some_and(|request| request.revents != 0)

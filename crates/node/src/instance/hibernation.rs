@@ -14,8 +14,8 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use thaw_abi::control::Resting;
 use thaw_sandbox::{
-    Awake, Deflated, FreezeBase, FreezeError, HibernateError, HibernateSpec, Hibernator, Recorder,
-    Sandbox, Swapped, Timers, WorkingSet,
+    Awake, AwakeCause, Deflated, FreezeBase, FreezeError, HibernateError, HibernateSpec,
+    Hibernator, Recorder, Sandbox, Swapped, Timers, WorkingSet,
 };
 use tokio::sync::Semaphore;
 use tokio::task::{JoinHandle, spawn_blocking};
@@ -137,6 +137,8 @@ pub(super) struct Hibernation {
     swapped: Option<Swapped>,
     /// That file.
     given: Option<Arc<Given>>,
+    /// Those from before it that some of its processes may have memory in. They keep their room.
+    earlier: Vec<Arc<Given>>,
     /// The pages that come back at once when it wakes (REAP).
     set: Option<Arc<WorkingSet>>,
     /// The same, as it is being recorded.
@@ -167,6 +169,7 @@ impl Default for Hibernation {
             rest: 0,
             swapped: None,
             given: None,
+            earlier: Vec::new(),
             set: None,
             recorded: None,
             is_batch: false,
@@ -278,9 +281,8 @@ impl Hibernation {
                 let outcome = Outcome::Hibernated((*swapped).clone());
                 self.is_batch = swapped.is_batch();
                 self.swapped = Some(*swapped);
-                if let Some(old) = self.given.replace(given) {
-                    old.discard();
-                }
+                let old = self.given.replace(given).into_iter().chain(self.earlier.drain(..));
+                old.for_each(|old| old.discard());
                 self.phase = Phase::Hibernated;
                 Some(outcome)
             }
@@ -315,9 +317,15 @@ impl Hibernation {
         if awake.rest != self.rest {
             return self.rest == 0;
         }
-        if let Phase::Told(_, given) = std::mem::replace(&mut self.phase, Phase::Awake) {
+        match (std::mem::replace(&mut self.phase, Phase::Awake), awake.cause) {
+            // Some of its processes have given up their memory; others may have the earlier file.
+            (Phase::Told(swapped, given), AwakeCause::Unanswered) => {
+                self.swapped = Some(*swapped);
+                self.earlier.extend(self.given.replace(given));
+            }
             // It has gone on before it took the file.
-            given.discard();
+            (Phase::Told(_, given), _) => given.discard(),
+            _ => {}
         }
         if let Some(answered_ns) = awake.answered_ns.filter(|_| awake.was_hibernated) {
             let wakes = if self.is_batch { &mut self.batch } else { &mut self.faults };

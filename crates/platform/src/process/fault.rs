@@ -125,13 +125,16 @@ pub(crate) extern "C" fn prologue(
 /// else: the sandbox ends with it.
 fn child_ended(info: &HostSignalInfo) {
     const CLD_EXITED: i32 = 1;
+    // `si_pid` lies where other signals have an address.
+    let pid = info.address as u32;
+    let is_twin = upcalls::registered().is_some_and(|kernel| kernel.twin_ended(pid));
     let twin = of_process().twin.load(Relaxed);
-    // `si_pid` lies where other signals have an address. A twin holds nothing.
-    if twin != 0 && (twin == TWIN_TO_BE || twin == info.address as u32) {
-        let _ = of_process().twin.compare_exchange(info.address as u32, 0, Relaxed, Relaxed);
+    // A twin holds nothing.
+    if twin != 0 && (twin == TWIN_TO_BE || twin == pid) {
+        let _ = of_process().twin.compare_exchange(pid, 0, Relaxed, Relaxed);
         return;
     }
-    if info.code == CLD_EXITED && info.status == 0 {
+    if info.code == CLD_EXITED && info.status == 0 || is_twin {
         return;
     }
     if info.code != CLD_EXITED {

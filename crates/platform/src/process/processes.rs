@@ -19,7 +19,7 @@ impl Processes for HostProcesses {
     fn fork(kinship: Kinship) -> Result<Forked> {
         let flags = match kinship {
             Kinship::Child | Kinship::Twin => CLONE_PROCESS,
-            Kinship::Sibling => CLONE_SIBLING,
+            Kinship::Sibling | Kinship::SiblingTwin => CLONE_SIBLING,
             Kinship::Sandbox => CLONE_COPY,
         };
         let is_twin = kinship == Kinship::Twin;

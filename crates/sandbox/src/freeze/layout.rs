@@ -94,7 +94,7 @@ impl Effort {
     /// A run, stored if it is one of those that are.
     fn copied(self, run: Run, stored_clean: &mut u64) -> Run {
         let is_short = run.len() <= self.copied_pages * PAGE_SIZE;
-        if !is_short || !matches!(run.content, Content::File { .. }) {
+        if !is_short || !matches!(run.content, Content::File { .. } | Content::Same { .. }) {
             return run;
         }
         *stored_clean += run.len();
@@ -147,7 +147,9 @@ fn longest_gap((region, run): &Part<'_>, policy: MergePolicy) -> u64 {
     match run.content {
         Content::Own => u64::MAX,
         Content::Zero if is_mapped_whole(region) => u64::MAX,
-        Content::Blob | Content::File { .. } => policy.clean_gap_pages * PAGE_SIZE,
+        Content::Blob | Content::File { .. } | Content::Same { .. } => {
+            policy.clean_gap_pages * PAGE_SIZE
+        }
         Content::Zero => policy.zero_gap_pages * PAGE_SIZE,
     }
 }
@@ -171,7 +173,7 @@ fn merge<'a>(parts: &[Part<'a>], policy: MergePolicy, stored_clean: &mut u64) ->
             follows_stored && run.len() <= longest_gap(part, policy) && (is_hole || leads);
         match merged.last_mut() {
             Some((_, last)) if absorbed => {
-                if matches!(run.content, Content::Blob | Content::File { .. }) {
+                if !matches!(run.content, Content::Own | Content::Zero) {
                     *stored_clean += run.len();
                 }
                 last.end = run.end;
@@ -204,6 +206,10 @@ impl Layout {
             // A scan finds blob content in blob regions only.
             (Content::Zero | Content::Blob, _) => (SOURCE_ZERO, 0, 0),
             (Content::Own, _) => (SOURCE_IMAGE, 0, self.store(run, region.space)),
+            (Content::Same { space }, _) => {
+                let stored = self.place_of(run, space);
+                (SOURCE_IMAGE, 0, stored.unwrap_or_else(|| self.store(run, region.space)))
+            }
         };
         let mut flags = region.space << MAPPING_SPACE_SHIFT;
         if region.has(REGION_KERNEL) {
@@ -237,6 +243,14 @@ impl Layout {
             _ => self.segments.push(Segment { start: run.start, end: run.end, offset, space }),
         }
         offset
+    }
+
+    /// Where a run lies in the file as an address space that comes before has it.
+    fn place_of(&self, run: Run, space: u32) -> Option<u64> {
+        let behind = |segment: &Segment| (segment.space, segment.end) <= (space, run.start);
+        let found = self.segments.get(self.segments.partition_point(behind))?;
+        let is_in = found.space == space && found.start <= run.start && run.end <= found.end;
+        is_in.then(|| found.offset + (run.start - found.start))
     }
 
     /// Whether some of the memory comes from ancestors.
@@ -309,6 +323,35 @@ mod tests {
 
     use Content::{Blob, File, Own, Zero};
     use thaw_abi::image::ANCESTOR_FIRST;
+
+    #[test]
+    fn what_two_processes_have_is_mapped_from_one_place() {
+        let same = Content::Same { space: 0 };
+        let first = scanned(1000 * P, 3, None, &[(1, Zero), (4, Own), (1, Zero)]);
+        let mut second = scanned(1000 * P, 3, None, &[(2, Zero), (2, same), (1, Own), (1, Zero)]);
+        second.region.space = 1;
+        let layout = lay_out(&[first.clone(), second.clone()], NO_MERGING, 100).unwrap();
+        let image = SOURCE_IMAGE;
+        let zero = SOURCE_ZERO;
+        assert_eq!(
+            summary(&layout),
+            [
+                (1000, 1, zero, 0),
+                (1001, 4, image, 0),
+                (1005, 1, zero, 0),
+                (1000, 2, zero, 0),
+                (1002, 2, image, 1),
+                (1004, 1, image, 4),
+                (1005, 1, zero, 0)
+            ]
+        );
+        assert_eq!((layout.image_len, layout.stored_clean), (5 * P, 0));
+        // Where that makes too many mappings it is stored once more, and so it is if nobody has it.
+        let fewer = lay_out(&[first, second.clone()], NO_MERGING, 6).unwrap();
+        assert!(fewer.mappings.len() <= 6 && fewer.stored_clean > 0, "{fewer:?}");
+        let alone = lay_out(&[second], NO_MERGING, 100).unwrap();
+        assert_eq!(alone.image_len, 3 * P);
+    }
 
     #[test]
     fn runs_become_mappings() {

@@ -6,6 +6,7 @@
 mod chart;
 mod layout;
 mod mate;
+mod relatives;
 pub(crate) mod report;
 mod scan;
 mod write;

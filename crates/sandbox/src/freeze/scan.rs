@@ -15,6 +15,7 @@ use thaw_abi::freeze::{
 
 use super::FreezeError;
 use super::chart::{Chart, Origin};
+use super::relatives::{Earlier, StoredBySpace, relatives};
 use super::report::Region;
 use crate::state::{FIRST_PROCESS, Space};
 
@@ -33,6 +34,12 @@ pub(crate) enum Content {
         number: u32,
         /// Offset of the first byte.
         offset: u64,
+    },
+    /// The image has it, since an earlier address space has the same at the same address: processes
+    /// share what they had before a fork.
+    Same {
+        /// Number of that address space.
+        space: u32,
     },
 }
 
@@ -129,6 +136,8 @@ pub(crate) struct Scanner<'a> {
     unknown: u64,
     /// Pages that were written are stored, whatever they hold.
     trusts_page_map: bool,
+    /// Private memory of the guest that is stored, by address space.
+    stored_by_space: StoredBySpace,
 }
 
 impl<'a> Scanner<'a> {
@@ -154,6 +163,7 @@ impl<'a> Scanner<'a> {
             max_stored,
             unknown,
             trusts_page_map,
+            stored_by_space: StoredBySpace::default(),
         })
     }
 
@@ -221,8 +231,17 @@ impl<'a> Scanner<'a> {
         Ok(&self.blobs[&number])
     }
 
-    /// The runs that cover a region, in order; neighbours differ.
+    /// The runs that cover a region, in order; neighbours differ. Regions come in the order of
+    /// their address spaces.
     pub fn runs(&mut self, region: &Region) -> Result<Vec<Run>, FreezeError> {
+        let runs = self.find_runs(region)?;
+        if is_private(region) {
+            self.stored_by_space.add(region.space, &runs);
+        }
+        Ok(runs)
+    }
+
+    fn find_runs(&mut self, region: &Region) -> Result<Vec<Run>, FreezeError> {
         let untouched = if region.blob.is_some() { Content::Blob } else { Content::Zero };
         let mut runs = Runs::new(region.start);
         if region.has(REGION_WIPE) {
@@ -291,9 +310,60 @@ impl<'a> Scanner<'a> {
         if !self.trusts_page_map {
             return self.examine(region, written.start, written.end, runs);
         }
+        if is_private(region) && self.stored_by_space.may_have(region.space, &written) {
+            return self.take_unless_same(region, written, runs);
+        }
         self.stored += written.end - written.start;
         runs.push(written.end, Content::Own);
         self.check_stored()
+    }
+
+    /// Adds pages that were written, of which an earlier address space may have some.
+    fn take_unless_same(
+        &mut self,
+        region: &Region,
+        written: Range<u64>,
+        runs: &mut Runs,
+    ) -> Result<(), FreezeError> {
+        let mut memory = vec![0; (written.end - written.start).min(CHUNK) as usize];
+        let mut at = written.start;
+        while at < written.end {
+            let memory = &mut memory[..(written.end - at).min(CHUNK) as usize];
+            self.read(region.space, at, memory).map_err(FreezeError::Memory)?;
+            let earlier = self.earlier(region, at, memory.len());
+            for (number, page) in memory.chunks_exact(PAGE_SIZE as usize).enumerate() {
+                let content = self.own_or_same(&earlier, number, page);
+                runs.push(at + (number as u64 + 1) * PAGE_SIZE, content);
+            }
+            self.check_stored()?;
+            at += memory.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// What is to be said of a page that is to be had from no file: it is stored, unless an
+    /// earlier address space has stored the same.
+    fn own_or_same(&mut self, earlier: &[Earlier], number: usize, page: &[u8]) -> Content {
+        if let Some(same) = earlier.iter().find(|earlier| earlier.has(number, page)) {
+            return Content::Same { space: same.space };
+        }
+        self.stored += PAGE_SIZE;
+        Content::Own
+    }
+
+    /// What earlier address spaces have stored of this part of a region.
+    fn earlier(&self, region: &Region, at: u64, len: usize) -> Vec<Earlier> {
+        let mut found = Vec::new();
+        for space in relatives(region.space).filter(|_| is_private(region)) {
+            let stored: Vec<Range<u64>> =
+                self.stored_by_space.within(space, &(at..at + len as u64)).cloned().collect();
+            let mut memory = vec![0; if stored.is_empty() { 0 } else { len }];
+            // Where it has gaps, nothing is to be had from it.
+            if !memory.is_empty() && self.read(space, at, &mut memory).is_ok() {
+                found.push(Earlier { space, at, stored, memory });
+            }
+        }
+        found
     }
 
     fn check_stored(&self) -> Result<(), FreezeError> {
@@ -384,6 +454,7 @@ impl<'a> Scanner<'a> {
                     .map_err(|source| FreezeError::Blob { blob: number, source })?;
             }
             let expected = self.expected(region.space, at, len)?;
+            let earlier = self.earlier(region, at, len);
             for (number, page) in memory.chunks_exact(PAGE_SIZE as usize).enumerate() {
                 let first = number * PAGE_SIZE as usize;
                 let same = original.get(first..first + page.len()).is_some_and(|same| same == page);
@@ -391,10 +462,7 @@ impl<'a> Scanner<'a> {
                     Some(content) => content,
                     None if same => Content::Blob,
                     None if page == ZEROS => Content::Zero,
-                    None => {
-                        self.stored += PAGE_SIZE;
-                        Content::Own
-                    }
+                    None => self.own_or_same(&earlier, number, page),
                 };
                 runs.push(at + first as u64 + PAGE_SIZE, content);
             }
@@ -426,6 +494,12 @@ impl<'a> Scanner<'a> {
         self.base.parent = Some(parent);
         read.map(|()| expected)
     }
+}
+
+/// Whether a region is memory that a process has for itself, and shares after a fork only as long
+/// as nobody writes.
+fn is_private(region: &Region) -> bool {
+    !region.has(REGION_KERNEL) && !region.has(REGION_SHARED)
 }
 
 /// What the image's parent has, page by page, and where that is to be had from.
@@ -654,6 +728,51 @@ mod tests {
         assert_eq!(scanned.iter().map(|region| region.runs.len()).sum::<usize>(), runs);
         let refused = crate::freeze::scan(&mut scanner, &regions, runs - 1).unwrap_err();
         assert!(matches!(refused, FreezeError::TooManyMappings { .. }), "{refused}");
+    }
+
+    /// Two processes after a fork: what neither has written since is stored once.
+    #[test]
+    fn what_an_earlier_process_has_stored_is_not_stored_again() {
+        for trusts in [false, true] {
+            let start = memory(None);
+            for page in [1, 2, 3, 6] {
+                fill(start, page, 7 + page as u8);
+            }
+            let mut source = Own(Vec::new());
+            let mut scanner = Scanner::open(&mut source, FIRST_PROCESS, 5 * P).unwrap();
+            scanner.spaces.push(Own(Vec::new()).take_space(1).unwrap());
+            if trusts {
+                scanner.trust_page_map();
+            }
+            let first = region(start, 0);
+            let own: Vec<Run> = scanner.runs(&Region { len: 3 * P, ..first.clone() }).unwrap();
+            assert_eq!(
+                own.iter().map(|run| run.content).collect::<Vec<_>>(),
+                [Content::Zero, Content::Own]
+            );
+            assert_eq!(scanner.stored, 2 * P);
+            // This test has one process: the second one is the same memory.
+            let second = scanner.runs(&Region { space: 1, ..first.clone() }).unwrap();
+            let found: Vec<_> =
+                second.iter().map(|run| ((run.start - start) / P, run.content)).collect();
+            let same = Content::Same { space: 0 };
+            let own = Content::Own;
+            assert_eq!(
+                found,
+                [
+                    (0, Content::Zero),
+                    (1, same),
+                    (3, own),
+                    (4, Content::Zero),
+                    (6, own),
+                    (7, Content::Zero)
+                ]
+            );
+            assert_eq!(scanner.stored, 4 * P);
+            // Memory that processes share is no matter of a fork.
+            let shared = Region { space: 1, flags: REGION_SHARED, ..first };
+            assert!(scanner.earlier(&shared, start, P as usize).is_empty());
+        }
     }
 
     #[test]

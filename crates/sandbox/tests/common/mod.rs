@@ -2,6 +2,8 @@
 //! and a pool of its zygotes.
 #![allow(unsafe_code, dead_code)]
 
+pub mod sleeper;
+
 use std::ffi::OsString;
 use std::fs::File;
 use std::io;

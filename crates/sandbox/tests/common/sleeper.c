@@ -11,12 +11,17 @@
  *   move       moves memory to where there were zeros, without looking at it
  *   moved      a checksum of that memory
  *   fork       has a child, and waits for its end
+ *   workers    has two children that stay
+ *   1 COMMAND  has the first of them answer, 2 COMMAND the second
+ *   share      changes memory that all processes share, and the file, by a mapping of it
+ *   end        ends the process that answers
  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,7 +36,8 @@
 
 enum { HEAP = 24 << 20, PAGE = 4096 };
 
-static unsigned char *heap, *shared, *wiped, *moving, *zeros;
+static unsigned char *heap, *shared, *wiped, *moving, *zeros, *mapped;
+static int workers[3];
 static int file, timer;
 static int counter;
 static __thread int own_counter;
@@ -69,8 +75,55 @@ static long now_ms(void) {
     return now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
+static void answer(const char *command, char *to);
+
+/* A process that answers one command after the other. */
+static void work(int commands) {
+    char command[128];
+    ssize_t len;
+    while ((len = read(commands, command, sizeof command - 1)) > 0) {
+        char text[256] = "";
+        command[len] = 0;
+        answer(command, text);
+        if (write(commands, text, strlen(text)) < 0)
+            break;
+    }
+    _exit(0);
+}
+
+static void hire(void) {
+    for (int number = 1; number <= 2; number++) {
+        int ends[2];
+        if (socketpair(AF_UNIX, SOCK_STREAM, 0, ends))
+            abort();
+        pid_t child = fork();
+        if (child == 0) {
+            own_counter = 100 * number;
+            work(ends[1]);
+        }
+        close(ends[1]);
+        workers[number] = ends[0];
+    }
+}
+
 static void answer(const char *command, char *to) {
-    if (!strcmp(command, "count")) {
+    if ((command[0] == '1' || command[0] == '2') && command[1] == ' ') {
+        int worker = workers[command[0] - '0'];
+        ssize_t len = -1;
+        if (write(worker, command + 2, strlen(command + 2)) > 0)
+            len = read(worker, to, 255);
+        if (len <= 0)
+            sprintf(to, "none\n");
+    } else if (!strcmp(command, "workers")) {
+        hire();
+        sprintf(to, "hired\n");
+    } else if (!strcmp(command, "share")) {
+        shared[PAGE]++;
+        mapped[PAGE]++;
+        sprintf(to, "shared\n");
+    } else if (!strcmp(command, "end")) {
+        _exit(0);
+    } else if (!strcmp(command, "count")) {
         sprintf(to, "%d %d\n", ++counter, ++own_counter);
     } else if (!strcmp(command, "sum")) {
         unsigned char inside[3 * PAGE];
@@ -108,7 +161,8 @@ static void answer(const char *command, char *to) {
         pid_t child = fork();
         if (child == 0)
             _exit(0);
-        if (waitpid(child, 0, 0) != child)
+        /* Whoever ignores SIGCHLD waits for all (wait(2)). */
+        if (workers[1] ? 0 : waitpid(child, 0, 0) != -1 || errno != ECHILD)
             abort();
         sprintf(to, "forked\n");
     } else {
@@ -137,6 +191,10 @@ int main(void) {
         if (write(file, content, PAGE) != PAGE)
             abort();
     }
+    mapped = mmap(0, 3 * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (mapped[0] != 'a')
+        abort();
+    signal(SIGCHLD, SIG_IGN);
     pthread_t thread;
     pthread_create(&thread, 0, other, 0);
     timer = timerfd_create(CLOCK_MONOTONIC, 0);

@@ -5,7 +5,9 @@
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::{HostProcess, halt, is_first, own_host_process, own_space, own_vcpu, run, serve};
+use super::{
+    HostProcess, complete_memory, halt, is_first, own_host_process, own_space, own_vcpu, run, serve,
+};
 use crate::errno::{Errno, Result};
 use crate::mm::arena;
 use crate::platform::kernel_lock;
@@ -111,6 +113,8 @@ pub(super) fn run_fork_request() -> Option<Forked> {
 /// Forks the host process of a space. The new one serves it; the old one has noted its id
 /// before anybody else comes into the kernel.
 fn fork_host_process(space: &Arc<Space>) -> Result<Forked> {
+    // The new one has no plan of what is to be mapped.
+    complete_memory();
     let host_process = HostProcess::begin(space)?;
     let kinship = if is_first() { Kinship::Child } else { Kinship::Sibling };
     let forked = Machine::fork(kinship).inspect_err(|_| host_process.end())?;
@@ -123,27 +127,6 @@ fn fork_host_process(space: &Arc<Space>) -> Result<Forked> {
         }
     }
     Ok(forked)
-}
-
-/// Forks a twin of the sandbox, which is at rest: a process that only holds a copy of all memory
-/// as it is now, for the host to read. Its number in the sandbox' pid namespace; `None`: memory is
-/// or was shared by several processes, and no fork would copy that, or the host has no room for
-/// the twin, or lets the sandbox have one process only.
-pub fn fork_twin() -> Option<u32> {
-    if arena::is_shared() || !Machine::may_fork() {
-        return None;
-    }
-    // The daemon that has read an earlier one may have ended without saying so.
-    Machine::end_twin();
-    match Machine::fork(Kinship::Twin).ok()? {
-        Forked::Parent { pid } => Some(pid),
-        Forked::Child => {
-            Machine::begin_forked();
-            // A signal finds no vCPU to wake: the words for that are shared.
-            Machine::set_number(0);
-            Machine::be_twin()
-        }
-    }
 }
 
 fn share_arena() -> Result<()> {

@@ -13,12 +13,15 @@
 mod fork;
 mod halt;
 mod load;
+mod residence;
 mod table;
+pub mod twins;
 mod vcpus;
 
-pub use fork::{ForkRequest, begin_others, fork, fork_twin, move_to_new_space};
+pub use fork::{ForkRequest, begin_others, fork, move_to_new_space};
 pub use load::count_call;
-pub use table::{HostProcess, Served, first_range, map_first};
+pub use residence::{complete_memory, has_all_memory, others_give_up, settle, take_back_first};
+pub use table::{HostProcess, Served, first_range, map_first, number};
 pub use vcpus::{Vcpu, add_if_wanted, may_grow};
 
 use alloc::sync::Arc;
@@ -284,7 +287,11 @@ fn others_rest() -> bool {
     }
     kernel().tasks.spaces().iter().all(|space| {
         let rests = |vcpu: &Vcpu| is_own(vcpu) || vcpu.activity.get() != Activity::Active;
-        space.host_process().is_none_or(|host_process| host_process.vcpus().all(rests))
+        // One without a vCPU is about to begin.
+        let at_rest = |host_process: &HostProcess| {
+            host_process.vcpu_count() > 0 && host_process.vcpus().all(rests)
+        };
+        space.host_process().is_none_or(at_rest)
             && (space.run_queue.is_empty() || freeze_request::is_at_once())
     })
 }
@@ -303,7 +310,8 @@ fn watch() {
     own_vcpu().activity.set(Activity::Active);
     // What has been found to run is at hand here.
     own_vcpu().park(Machine::has_signal() || !own_host_process().wants_own_help());
-    WATCHER.store(0, Relaxed);
+    // Somebody else may watch by now.
+    let _ = WATCHER.compare_exchange(Machine::number(), 0, Relaxed, Relaxed);
     if has_message {
         control::handle_messages();
     }
@@ -347,6 +355,7 @@ fn sleep_until_woken(seen: u32) {
     kernel_lock::release();
     Machine::wait(own.wake_word(), seen, None);
     kernel_lock::acquire();
+    settle();
     own.activity.set(Activity::Active);
 }
 

@@ -3,12 +3,14 @@
 #![allow(unsafe_code)]
 
 use alloc::sync::Arc;
+use core::cell::Cell;
 use core::ops::Deref;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use bytemuck::Zeroable;
 
+use super::residence::{Asked, Held};
 use super::{Activity, Vcpu, is_own};
 use crate::errno::{Errno, Result};
 use crate::platform::boot_area;
@@ -32,6 +34,19 @@ static TABLE: Table<HostProcess> = unsafe { Table::new(boot_area::HOST_PROCESSES
 static USED: AtomicU32 = AtomicU32::new(0);
 /// One that is free again; 0, which never is, if there is none.
 static FREE: AtomicU32 = AtomicU32::new(0);
+
+/// In [`HostProcess::number_in_report`]: it was not in that.
+const NO_NUMBER: u32 = u32::MAX;
+
+/// Notes which numbers address spaces have in a report.
+pub fn number(spaces: &[Arc<Space>]) {
+    HostProcess::all().for_each(|all| all.number_in_report.store(NO_NUMBER, Relaxed));
+    for (number, space) in spaces.iter().enumerate() {
+        if let Some(host_process) = space.host_process() {
+            host_process.number_in_report.store(number as u32, Relaxed);
+        }
+    }
+}
 
 /// The host process of a space. It is of this boot:
 ///
@@ -57,6 +72,17 @@ pub struct HostProcess {
     /// When the host was last looked at beside a running thread, on the host's
     /// monotonic clock in nanoseconds.
     pub(super) looked_at: AtomicU64,
+    /// What it has of its memory.
+    pub(super) held: Cell<Held>,
+    /// What it is asked to do with that.
+    pub(super) asked: Cell<Asked>,
+    /// The number of its address space in the last report, and so in the file that was written
+    /// then; or [`NO_NUMBER`].
+    number_in_report: AtomicU32,
+    /// Its number in the swap file that the sandbox was hibernated over last, or [`NO_NUMBER`].
+    number_in_swap: AtomicU32,
+    /// Number of its twin in the sandbox' pid namespace ([`super::twins`]); 0 if it has none.
+    pub(super) twin: AtomicU32,
     vcpus: [Vcpu; VCPUS],
     _of_host: OfHost,
 }
@@ -114,6 +140,32 @@ impl HostProcess {
         (found.space.load(Relaxed) == space).then_some(found)
     }
 
+    /// All that serve an address space.
+    pub(super) fn all() -> impl Iterator<Item = &'static HostProcess> {
+        let used = TABLE.cells(USED.load(Relaxed) as usize).iter();
+        used.filter(|host_process| host_process.space.load(Relaxed) != 0)
+    }
+
+    /// All, and those that were in use: their twins may outlive them.
+    pub(super) fn all_that_were() -> impl Iterator<Item = &'static HostProcess> {
+        TABLE.cells(USED.load(Relaxed) as usize).iter()
+    }
+
+    /// The number of its address space in the last report, if it was in that.
+    pub(super) fn number_in_report(&self) -> Option<u32> {
+        Some(self.number_in_report.load(Relaxed)).filter(|&number| number != NO_NUMBER)
+    }
+
+    /// The number of its address space in the swap file, if it was in that.
+    pub fn number_in_swap(&self) -> Option<u32> {
+        Some(self.number_in_swap.load(Relaxed)).filter(|&number| number != NO_NUMBER)
+    }
+
+    /// The last report was that of the swap file.
+    pub(super) fn note_swap(&self) {
+        self.number_in_swap.store(self.number_in_report.load(Relaxed), Relaxed);
+    }
+
     /// The first one of this boot, which serves `space`.
     pub(super) fn begin_first(space: &Arc<Space>) -> &'static HostProcess {
         USED.store(1, Relaxed);
@@ -161,6 +213,10 @@ impl HostProcess {
         self.there.store(0, Relaxed);
         self.judged_at.store(0, Relaxed);
         self.looked_at.store(0, Relaxed);
+        self.number_in_report.store(NO_NUMBER, Relaxed);
+        self.number_in_swap.store(NO_NUMBER, Relaxed);
+        self.held.set(Held::All);
+        self.asked.set(Asked::Nothing);
         space.host_process.store(number, Relaxed);
         self
     }

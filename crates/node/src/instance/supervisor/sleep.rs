@@ -163,8 +163,8 @@ impl Supervisor {
         if awake.was_hibernated {
             self.service.woken(self.id);
             self.idle_look = Some(Instant::now() + idle_check(&self.service));
-        } else if awake.cause == AwakeCause::SeveralProcesses {
-            return self.not_hibernated("it has, or has had, several processes");
+        } else if awake.cause == AwakeCause::Unanswered {
+            return self.not_hibernated("one of its processes does not answer");
         }
         self.answer_hibernation(&Err(format!(
             "{} before its memory was written; try again",
@@ -181,6 +181,6 @@ fn cause_of(cause: AwakeCause) -> &'static str {
     match cause {
         AwakeCause::Connection => "bytes came on one of its connections",
         AwakeCause::Timer => "a timer of the program was due",
-        AwakeCause::Message | AwakeCause::SeveralProcesses => "it was asked something else",
+        AwakeCause::Message | AwakeCause::Unanswered => "it was asked something else",
     }
 }
