@@ -24,8 +24,8 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use thaw_abi::control::EntryPoint;
 use thaw_sandbox::{
-    BootPlan, Event, Freezer, KeptForSuccessor, Lowered, Progress, RaisedMemory, Sandbox, Twin,
-    connection,
+    BootPlan, Event, Freezer, KeptForSuccessor, Lowered, MemoryReader, Progress, RaisedMemory,
+    Sandbox, Twin, connection,
 };
 use thaw_store::ImageId;
 use tokio::io::unix::AsyncFd;
@@ -428,6 +428,10 @@ impl Instance for SandboxInstance {
     fn origin(&self) -> Origin {
         let image = self.sandbox().image_checksum().map(ImageId);
         Origin { image, index: Some(self.boots.rootfs.id()) }
+    }
+
+    fn memory_reader(&self) -> io::Result<MemoryReader> {
+        MemoryReader::new(self.sandbox())
     }
 
     fn first_request_done(&mut self) {
