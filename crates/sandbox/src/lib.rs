@@ -30,6 +30,7 @@ mod join;
 mod memory;
 mod message;
 mod pagemap;
+mod recordings;
 mod resolver;
 mod rewind;
 mod state;
