@@ -18,7 +18,9 @@ use bytemuck::bytes_of;
 use rustix::fs::{Advice, MemfdFlags, fadvise, memfd_create};
 use thaw_abi::PAGE_SIZE;
 use thaw_abi::control::{POPULATE_READ, POPULATE_WRITE, PopulateRange};
-use thaw_abi::image::{Mapping, SOURCE_BLOB, SOURCE_IMAGE, SOURCE_ZERO, ancestor_depth};
+use thaw_abi::image::{
+    Mapping, SOURCE_BLOB, SOURCE_IMAGE, SOURCE_PREFETCH, SOURCE_ZERO, ancestor_depth,
+};
 use thaw_abi::layout::{HEAP_BASE, HEAP_FRONT};
 
 use crate::boot::BootPlan;
@@ -159,6 +161,18 @@ impl Recorder {
     /// The sandbox has ended ([`io::ErrorKind::NotFound`]), or the host's error.
     pub fn record(self, plan: &BootPlan) -> io::Result<WorkingSet> {
         self.record_of(plan.mappings(), plan.image_checksum())
+    }
+
+    /// Records what the sandbox, which was booted cold, has touched beside the pages of its
+    /// prefetch file.
+    ///
+    /// # Errors
+    /// As [`Recorder::record`]; one that has written to nothing else counts as ended.
+    pub fn record_misses(self, plan: &BootPlan) -> io::Result<WorkingSet> {
+        let is_elsewhere = |mapping: &&Mapping| mapping.source != SOURCE_PREFETCH;
+        let elsewhere: Vec<Mapping> =
+            plan.mappings().iter().filter(is_elsewhere).copied().collect();
+        self.record_of(&elsewhere, plan.image_checksum())
     }
 
     /// The same of a sandbox that has woken, once it has served a request: what it needs of its
@@ -582,6 +596,28 @@ pub(crate) fn joined(ranges: impl IntoIterator<Item = Range<u64>>, gap: u64) -> 
         }
     }
     joined
+}
+
+impl Image {
+    /// Brings the image's own pages into the page cache in large requests, `most` bytes at most,
+    /// without waiting: what can be done at a boot of which no working set is known. Returns the
+    /// bytes asked for.
+    ///
+    /// # Errors
+    /// The host's error.
+    pub fn read_ahead(&self, most: u64) -> io::Result<u64> {
+        let own = self.mappings().iter().filter(|mapping| mapping.source == SOURCE_IMAGE);
+        let mut ranges: Vec<_> = own.map(|own| own.offset..own.offset + own.len).collect();
+        ranges.sort_by_key(|range| range.start);
+        let mut left = most;
+        let mut ranges = joined(ranges, READ_AHEAD_GAP);
+        ranges.retain_mut(|range| {
+            range.end = range.start + (range.end - range.start).min(left);
+            left -= range.end - range.start;
+            !range.is_empty()
+        });
+        read_ahead(self.file(), ranges)
+    }
 }
 
 fn read_ahead(file: &impl std::os::fd::AsFd, ranges: Vec<Range<u64>>) -> io::Result<u64> {
