@@ -4,14 +4,14 @@
 //! | a copy | shows |
 //! | --- | --- |
 //! | that is booted while no working set is known | all that it touches |
-//! | of every 256th boot from the image, and of two before that | the same: it is booted as if no working set were known, which takes its request some milliseconds; fewer than one in a hundred, so that the 99th percentile does not know it |
+//! | of every 256th boot, and of the 64th | the same: it is booted from the image as if no working set were known, which takes its request some milliseconds; fewer than one in a hundred, so that the 99th percentile does not know it |
 //! | that is booted cold, from the prefetch file | the pages that it misses there; if it misses none, one of the next 2, 4, up to 64 cold boots is looked at again |
 
 use super::cold::Prefetched;
 use super::sandboxed::ImageBoots;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use thaw_abi::control::FLAG_BY_PAGE;
 use thaw_sandbox::{BootPlan, PopulatePolicy, Recorder, Sandbox, WorkingSet};
 use thaw_store::{ImageId, Store};
@@ -21,9 +21,9 @@ use tokio::task::JoinHandle;
 const RECORDINGS_TRIED: u32 = 3;
 /// Most working sets that are recorded at a time: each takes a processor.
 const RECORDINGS_MAX: usize = 2;
-/// Boots from the image after which one shows its working set again, besides every
-/// [`SAMPLE_EVERY`]th.
-const FIRST_SAMPLES: [u64; 2] = [16, 128];
+/// The boot that shows its working set again first, and how many there are from one to the next
+/// afterwards.
+const FIRST_SAMPLE: u64 = 64;
 const SAMPLE_EVERY: u64 = 256;
 /// Most cold boots from one that is looked at to the next.
 const LOOK_MAX: u32 = 64;
@@ -36,6 +36,8 @@ pub(super) enum WorkingSetState {
     Known(Arc<WorkingSet>, PopulatePolicy),
     /// It is not used, or could not be recorded.
     Off,
+    /// It is never recorded, and every boot is done as if it were to be.
+    Unknown,
 }
 
 /// What the first request of a copy shows of the working set.
@@ -57,7 +59,20 @@ pub(super) struct Recordings {
     timed_out: AtomicU32,
     /// One is under way.
     is_busy: AtomicBool,
+    /// Boots of any kind.
+    boots: AtomicU64,
+    /// The next boot is to show its whole working set.
+    is_due: AtomicBool,
     looks: Looks,
+}
+
+impl Recordings {
+    /// A boot that was to show something has failed.
+    pub(super) fn not_shown(&self, shows: Shows) {
+        if shows == Shows::Whole {
+            self.is_due.store(true, Ordering::Relaxed);
+        }
+    }
 }
 
 /// Which cold boots are looked at.
@@ -86,20 +101,32 @@ impl Looks {
     }
 }
 
-/// Whether the boot from the image that has so many before it shows its whole working set.
+/// Whether the boot that has so many before it shows its whole working set.
 fn is_sample(boots: u64) -> bool {
-    FIRST_SAMPLES.contains(&boots) || boots > 0 && boots.is_multiple_of(SAMPLE_EVERY)
+    boots == FIRST_SAMPLE || boots > 0 && boots.is_multiple_of(SAMPLE_EVERY)
 }
 
 impl ImageBoots {
+    /// A boot begins: whether it has to be from the image, to show its working set. Most boots of a
+    /// busy function are not from there.
+    pub(super) fn begins_sample(&self) -> bool {
+        let recordings = &self.recordings;
+        if self.standby.is_automatic()
+            && is_sample(recordings.boots.fetch_add(1, Ordering::Relaxed))
+            && self.known_working_set().is_some()
+        {
+            recordings.is_due.store(true, Ordering::Relaxed);
+        }
+        recordings.is_due.load(Ordering::Relaxed)
+    }
+
     /// How the next boot from the image is done, and what it shows.
     pub(super) fn showing_plan(&self, cold: Option<&Prefetched>) -> (Arc<BootPlan>, Shows) {
         if let Some(cold) = cold {
             let shows = if self.recordings.looks.is_due() { Shows::Misses } else { Shows::First };
             return (cold.plan(), shows);
         }
-        let is_due = is_sample(self.image_boots.load(Ordering::Relaxed));
-        if is_due && self.known_working_set().is_some() {
+        if self.recordings.is_due.swap(false, Ordering::Relaxed) {
             match self.bare_plan() {
                 Ok(plan) => return (Arc::new(plan), Shows::Whole),
                 Err(error) => tracing::debug!("no working set is recorded: {error}"),
@@ -112,9 +139,15 @@ impl ImageBoots {
     /// microseconds a page.
     pub(super) fn recording_flags(&self, shows: Shows) -> u32 {
         match shows {
-            Shows::First if self.is_settled() => 0,
+            Shows::First if self.is_settled() && !self.is_unknown() => 0,
             _ => FLAG_BY_PAGE,
         }
+    }
+
+    /// Whether every boot is taken for the first.
+    pub(super) fn is_unknown(&self) -> bool {
+        let state = self.working_set.lock().expect("no holder panics");
+        matches!(*state, WorkingSetState::Unknown)
     }
 
     /// The working set that is in use, if there is one.
@@ -314,7 +347,7 @@ mod tests {
 
     #[test]
     fn fewer_than_one_boot_in_a_hundred_is_a_sample() {
-        assert!(!is_sample(0) && is_sample(16) && is_sample(128) && is_sample(256));
+        assert!(!is_sample(0) && is_sample(64) && is_sample(256) && !is_sample(257));
         for boots in [100, 1000, 100_000] {
             let samples = (0..boots).filter(|boot| is_sample(*boot)).count() as u64;
             assert!(samples >= 1 && samples * 100 <= boots, "{samples} of {boots}");

@@ -107,6 +107,7 @@ impl SandboxLauncher {
         let LaunchOptions { working_set, policy: boots, techniques } = options;
         let working_set = match working_set {
             WorkingSetUse::Off => WorkingSetState::Off,
+            WorkingSetUse::Unknown => WorkingSetState::Unknown,
             WorkingSetUse::Populate(policy) => match stored_working_set(store, image_id) {
                 Some(set)
                     if plan.apply_working_set(&set, policy).is_ok()
@@ -209,12 +210,16 @@ impl SandboxLauncher {
 impl Launcher for SandboxLauncher {
     fn launch(&self, client: Option<&Client>) -> Result<Launched, LaunchError> {
         let (shared, handed) = (&self.shared, self.handed(client));
-        let boot = shared.standby.boot_waiting(shared, handed);
+        let is_sample = shared.begins_sample();
+        let of_standby = || {
+            let waiting = shared.standby.boot_waiting(shared, handed);
+            waiting.or_else(|| shared.standby.boot_fork(shared, handed))
+        };
         let take = || {
             let zygote = shared.pool.take_in_haste(shared.terms.limits);
             zygote.map_err(|error| LaunchError(error.to_string()))
         };
-        let boot = match boot.or_else(|| shared.standby.boot_fork(shared, handed)) {
+        let boot = match if is_sample { None } else { of_standby() } {
             Some(boot) => boot,
             None => shared.boot_from_image(handed, take)?,
         };
@@ -224,8 +229,11 @@ impl Launcher for SandboxLauncher {
     fn launch_now(&self, client: Option<&Client>) -> Result<Launched, NotNow> {
         let (shared, handed) = (&self.shared, self.handed(client));
         let take = || shared.pool.take_ready_in_haste(shared.terms.limits).ok_or(NotNow::WouldWait);
-        let boot = match shared.standby.boot_waiting(shared, handed) {
+        let is_sample = shared.begins_sample();
+        let waiting = || shared.standby.boot_waiting(shared, handed);
+        let boot = match if is_sample { None } else { waiting() } {
             Some(boot) => boot,
+            None if is_sample => shared.boot_from_image(handed, take)?,
             None if !self.is_ready() || shared.standby.is_rewinding() => {
                 return Err(NotNow::WouldWait);
             }
@@ -338,7 +346,7 @@ impl ImageBoots {
         handed: Handed<'_>,
         take: impl Fn() -> Result<Zygote, E>,
     ) -> Result<Boot, E> {
-        let may_be_gone = self.is_first_for_long();
+        let may_be_gone = self.is_first_for_long() || self.is_unknown();
         let cold = self.cold.wanted(may_be_gone);
         let (plan, shows) = self.showing_plan(cold.as_deref());
         let pipes = self.output.pipes()?;
@@ -367,7 +375,7 @@ impl ImageBoots {
             cold.read_ahead();
         }
         self.pool.replenish();
-        let (sandbox, taken_ns) = booted?;
+        let (sandbox, taken_ns) = booted.inspect_err(|_| self.recordings.not_shown(shows))?;
         self.image_boots.fetch_add(1, Ordering::Relaxed);
         let is_cold = cold.is_some() || may_be_gone && self.read_ahead(&plan);
         let kind = if is_cold { BootKind::Cold } else { BootKind::Warm };
@@ -445,7 +453,7 @@ impl ImageBoots {
         let set = match &*self.working_set.lock().expect("no holder panics") {
             WorkingSetState::Known(set, _) => set.clone(),
             // Nobody has seen it yet. Most of an image is needed by its first request.
-            WorkingSetState::Wanted(_) => {
+            WorkingSetState::Wanted(_) | WorkingSetState::Unknown => {
                 let image = self.image.clone();
                 in_background(move || image.read_ahead(UNKNOWN_MAX).map(drop));
                 return true;

@@ -437,6 +437,11 @@ impl Standby {
         }
     }
 
+    /// Whether boots are chosen here, and not by who measures them.
+    pub fn is_automatic(&self) -> bool {
+        self.policy().automatic
+    }
+
     /// Whether there is something to be made in the background.
     pub fn is_wanting(&self, boots: &ImageBoots) -> bool {
         let policy = self.policy();
