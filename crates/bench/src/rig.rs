@@ -142,7 +142,9 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        self.shared.services().iter().for_each(|service| drop(service.kill_all()));
+        for service in self.shared.services() {
+            service.kill_all();
+        }
         self.runtime.block_on(self.shared.drain(DRAIN));
         // Services and the node refer to each other.
         self.shared.forget_all();
