@@ -280,10 +280,8 @@ fn a_mix_is_served_by_all_sides() {
         thaw_e2e::skip("to enter the networks of other processes takes root");
         return;
     }
-    let variant =
-        |example, name| Function::Variant { example, name, keys: String::new(), limits: "" };
-    let functions =
-        [variant("hello-c", "one"), variant("hello-c", "two"), variant("hello-python", "three")];
+    // Native runs need the directories that the functions were built from.
+    let functions = ["hello-c", "hello-c-dynamic", "hello-python"].map(Function::Example);
     let home = built_home("bench-mix", &functions);
     let mut command = bench(&home);
     command.args(["mix", "--clients", "2", "--seconds", "1", "--exponent", "0"]);
