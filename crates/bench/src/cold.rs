@@ -2,6 +2,7 @@
 
 use super::BenchError;
 use super::native::native_root;
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io;
@@ -88,11 +89,13 @@ impl PageCache {
             let file = match mapping.source {
                 SOURCE_IMAGE => &self.image,
                 SOURCE_BLOB if (mapping.blob as usize) < self.blobs.len() => {
-                    if !files.contains_key(&mapping.blob) {
-                        let file = File::open(&self.blobs[mapping.blob as usize])?;
-                        files.insert(mapping.blob, file);
+                    match files.entry(mapping.blob) {
+                        Entry::Occupied(known) => &*known.into_mut(),
+                        Entry::Vacant(unknown) => {
+                            let path = &self.blobs[mapping.blob as usize];
+                            &*unknown.insert(File::open(path)?)
+                        }
                     }
-                    &files[&mapping.blob]
                 }
                 _ => continue,
             };
