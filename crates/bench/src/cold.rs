@@ -116,10 +116,12 @@ impl PageCache {
     fn drop_with(&self, blobs: &[File]) -> Result<(), BenchError> {
         let prefetch = self.store.open_prefetch(self.image_id)?.map(|found| found.into_file());
         let files = [&self.image, &self.index].into_iter().chain(&prefetch).chain(blobs);
+        let mut left: Vec<&File> = files.collect();
         let (tries, between) = DROPS;
         for _ in 0..tries {
-            files.clone().try_for_each(drop_from_page_cache)?;
-            if !files.clone().any(|file| is_cached(file) == Some(true)) {
+            left.iter().try_for_each(|file| drop_from_page_cache(file))?;
+            left.retain(|file| is_cached(file) == Some(true));
+            if left.is_empty() {
                 break;
             }
             std::thread::sleep(between);
