@@ -117,7 +117,12 @@ impl ImageBoots {
         {
             recordings.is_due.store(true, Ordering::Relaxed);
         }
-        recordings.is_due.load(Ordering::Relaxed)
+        self.is_sample_due()
+    }
+
+    /// Whether the next boot has to be from the image, to show its working set.
+    pub(super) fn is_sample_due(&self) -> bool {
+        self.recordings.is_due.load(Ordering::Relaxed)
     }
 
     /// How the next boot from the image is done, and what it shows.

@@ -229,11 +229,12 @@ impl Launcher for SandboxLauncher {
     fn launch_now(&self, client: Option<&Client>) -> Result<Launched, NotNow> {
         let (shared, handed) = (&self.shared, self.handed(client));
         let take = || shared.pool.take_ready_in_haste(shared.terms.limits).ok_or(NotNow::WouldWait);
-        let is_sample = shared.begins_sample();
-        let waiting = || shared.standby.boot_waiting(shared, handed);
-        let boot = match if is_sample { None } else { waiting() } {
+        if shared.begins_sample() {
+            // Its plan has to be made, which opens files.
+            return Err(NotNow::WouldWait);
+        }
+        let boot = match shared.standby.boot_waiting(shared, handed) {
             Some(boot) => boot,
-            None if is_sample => shared.boot_from_image(handed, take)?,
             None if !self.is_ready() || shared.standby.is_rewinding() => {
                 return Err(NotNow::WouldWait);
             }
@@ -243,7 +244,9 @@ impl Launcher for SandboxLauncher {
     }
 
     fn coming_back(&self) -> Option<ComingBack<'_>> {
-        self.shared.standby.coming_back()
+        // One that is to show its working set does not come back.
+        let waits = !self.shared.is_sample_due();
+        waits.then(|| self.shared.standby.coming_back()).flatten()
     }
 
     fn take_over(
