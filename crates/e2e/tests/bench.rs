@@ -226,12 +226,12 @@ fn paging_strategies_are_compared_and_a_neighbour_is_found() {
     let python =
         |name| Function::Variant { example: "hello-python", name, keys: String::new(), limits: "" };
     let home = built_home("bench-paging", &[python("one"), python("two")]);
-    let report = report(bench(&home).args(["paging", "-n", "2"]), "paging", &home);
-    assert_eq!((&report["n"], &report["failures"]), (&2.into(), &serde_json::json!([])));
+    let report = report(bench(&home).args(["paging", "one", "-n", "1"]), "paging", &home);
+    assert_eq!((&report["n"], &report["failures"]), (&1.into(), &serde_json::json!([])));
     let functions = report["functions"].as_array().expect("a list");
     let pairs: Vec<_> = functions.iter().map(|one| (&one["function"], &one["neighbour"])).collect();
     let [one, two] = ["one", "two"].map(Value::from);
-    assert_eq!(pairs, [(&one, &two), (&two, &one)], "{report}");
+    assert_eq!(pairs, [(&one, &two)], "{report}");
     for function in functions {
         assert!(function["neighbour_bytes"].as_u64().is_some_and(|bytes| bytes > 1 << 20));
         let strategies = function["strategies"].as_array().expect("a list");
