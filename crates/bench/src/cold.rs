@@ -2,12 +2,15 @@
 
 use super::BenchError;
 use super::native::native_root;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use thaw_abi::image::{Mapping, SOURCE_BLOB, SOURCE_IMAGE};
 use thaw_abi::rootfs::{Index, ROOT_INODE};
 use thaw_node::function::BuiltFunction;
 use thaw_node::home::Home;
@@ -56,14 +59,69 @@ impl PageCache {
 
     /// What a thaw needs.
     pub(crate) fn drop_image_and_blobs(&self) -> Result<(), BenchError> {
-        let prefetch = self.store.open_prefetch(self.image_id)?.map(|found| found.into_file());
         let blobs: io::Result<Vec<File>> = self.blobs.iter().map(File::open).collect();
-        let blobs = blobs?;
-        let files = [&self.image, &self.index].into_iter().chain(&prefetch).chain(&blobs);
+        self.drop_with(&blobs?)
+    }
+
+    /// What no other function has: the image, what was recorded of it, and files that are not
+    /// among `others`.
+    pub(crate) fn drop_own(&self, others: &Self) -> Result<(), BenchError> {
+        let is_own = |path: &&PathBuf| !others.blobs.contains(path);
+        let own: io::Result<Vec<File>> = self.blobs.iter().filter(is_own).map(File::open).collect();
+        self.drop_with(&own?)
+    }
+
+    /// Bytes of files that another function has, too.
+    pub(crate) fn bytes_shared_with(&self, other: &Self) -> Result<u64, BenchError> {
+        let others: HashSet<&PathBuf> = other.blobs.iter().collect();
+        let shared = self.blobs.iter().filter(|path| others.contains(path));
+        let bytes = shared.map(|path| Ok(path.metadata()?.len())).sum::<io::Result<u64>>();
+        Ok(bytes?)
+    }
+
+    /// Reads all memory of the image, one part after the other, that of its own file and that of
+    /// blobs; how many bytes that was.
+    pub(crate) fn read_all(&self, mappings: &[Mapping]) -> Result<u64, BenchError> {
+        let mut files: HashMap<u32, File> = HashMap::new();
+        let mut buffer = vec![0; REQUEST];
+        let mut bytes = 0;
+        for mapping in mappings {
+            let file = match mapping.source {
+                SOURCE_IMAGE => &self.image,
+                SOURCE_BLOB if (mapping.blob as usize) < self.blobs.len() => {
+                    match files.entry(mapping.blob) {
+                        Entry::Occupied(known) => &*known.into_mut(),
+                        Entry::Vacant(unknown) => {
+                            let path = &self.blobs[mapping.blob as usize];
+                            &*unknown.insert(File::open(path)?)
+                        }
+                    }
+                }
+                _ => continue,
+            };
+            let end = mapping.offset + mapping.len;
+            let mut at = mapping.offset;
+            while at < end {
+                let part = REQUEST.min((end - at) as usize);
+                match file.read_at(&mut buffer[..part], at)? {
+                    0 => break,
+                    read => at += read as u64,
+                }
+            }
+            bytes += at - mapping.offset;
+        }
+        Ok(bytes)
+    }
+
+    fn drop_with(&self, blobs: &[File]) -> Result<(), BenchError> {
+        let prefetch = self.store.open_prefetch(self.image_id)?.map(|found| found.into_file());
+        let files = [&self.image, &self.index].into_iter().chain(&prefetch).chain(blobs);
+        let mut left: Vec<&File> = files.collect();
         let (tries, between) = DROPS;
         for _ in 0..tries {
-            files.clone().try_for_each(drop_from_page_cache)?;
-            if !files.clone().any(|file| is_cached(file) == Some(true)) {
+            left.iter().try_for_each(|file| drop_from_page_cache(file))?;
+            left.retain(|file| is_cached(file) == Some(true));
+            if left.is_empty() {
                 break;
             }
             std::thread::sleep(between);

@@ -26,6 +26,12 @@ pub(crate) fn enter_own_network() -> io::Result<()> {
     bring_up_loopback()
 }
 
+/// Moves this thread into a network namespace: what it connects from now on is there.
+pub(crate) fn enter_network(namespace: &std::fs::File) -> io::Result<()> {
+    let kind = Some(rustix::thread::LinkNameSpaceType::Network);
+    Ok(rustix::thread::move_into_link_name_space(namespace.as_fd(), kind)?)
+}
+
 /// Sets `IFF_UP` on `lo` (netdevice(7)).
 fn bring_up_loopback() -> io::Result<()> {
     let socket = std::net::UdpSocket::bind("0.0.0.0:0")?;

@@ -5,12 +5,15 @@ mod boot;
 pub mod bounds;
 mod client;
 mod cold;
+mod density;
 mod figure;
 mod handoff;
 mod hibernate;
 mod isolate;
 mod memory;
+mod mix;
 mod native;
+mod paging;
 mod rig;
 mod scale;
 mod stats;
@@ -23,11 +26,14 @@ pub use boot::{
     BenchOptions, BenchReport, BootsFailure, BootsReport, NativePercentiles, PhasePercentiles,
     boot, boots,
 };
+pub use density::{DensityReport, DensityStep, density};
 pub use figure::FigureError;
 pub use handoff::{Comparison, HandoffOptions, HandoffReport, Way, handoff};
 pub use hibernate::{HibernateOptions, HibernateReport, StateLatency, StateMemory, hibernate};
 pub use memory::{HostMemory, ProcessMemory};
+pub use mix::{MixOptions, MixReport, Mixed, Side, mix};
 pub use native::NativeError;
+pub use paging::{Paged, PagedFunction, PagingOptions, PagingReport, Strategy, paging};
 pub use scale::{Group, Growth, ScaleMemory, ScaleOptions, ScaleReport, scale};
 pub use stats::Percentiles;
 pub use throughput::{BootCounts, Rate, Served, ThroughputOptions, ThroughputReport, throughput};
@@ -49,6 +55,36 @@ fn http_server(store: &Store, name: &str) -> Result<BuiltFunction, BenchError> {
     match function.function.config.entry.kind {
         EntryKind::Http => Ok(function),
         kind => Err(BenchError::Kind { function: name.to_owned(), kind: kind.name() }),
+    }
+}
+
+/// The stored functions with these names, or all, that can be measured, and those that cannot.
+fn http_servers(
+    store: &Store,
+    names: &[String],
+) -> Result<(Vec<BuiltFunction>, Vec<BootsFailure>), BenchError> {
+    let list = store.list_functions()?;
+    let mut failures = Vec::new();
+    let mut fail = |function: String, reason: String| {
+        failures.push(BootsFailure { function, boot: None, reason });
+    };
+    let names = match names {
+        [] => {
+            list.damaged.iter().for_each(|(name, error)| fail(name.to_string(), error.to_string()));
+            list.records.iter().map(|record| record.name.to_string()).collect()
+        }
+        names => names.to_vec(),
+    };
+    let mut functions = Vec::new();
+    for name in names {
+        match http_server(store, &name) {
+            Ok(function) => functions.push(function),
+            Err(error) => fail(name, error.to_string()),
+        }
+    }
+    match functions.is_empty() && failures.is_empty() {
+        true => Err(BenchError::NoFunctions),
+        false => Ok((functions, failures)),
     }
 }
 

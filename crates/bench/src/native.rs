@@ -2,15 +2,17 @@
 //! response byte.
 //!
 //! A worker does it, in a network namespace of its own. It reads one specification and
-//! then one line for each start, and writes one line for each result.
+//! then one line for each start, which may be the specification of another program, and writes
+//! one line for each result. Another kind of worker keeps programs running.
 
 use super::isolate::enter_own_network;
 use super::worker::Worker;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread::sleep;
@@ -99,13 +101,20 @@ impl NativeProgram {
         function: &BuiltFunction,
         request: &[u8],
     ) -> Result<Self, NativeError> {
-        let specification = specify(home, &function.function, request)?;
+        Self::of(&specify(home, &function.function, request)?)
+    }
+
+    /// Prepares native starts of a program.
+    ///
+    /// # Errors
+    /// The worker cannot be started.
+    pub(crate) fn of(specification: &Specification) -> Result<Self, NativeError> {
         let mut worker =
             Worker::Starts.command()?.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let missing = || io::Error::from(ErrorKind::BrokenPipe);
         let mut orders = worker.stdin.take().ok_or_else(missing)?;
         let results = BufReader::new(worker.stdout.take().ok_or_else(missing)?);
-        let mut line = serde_json::to_vec(&specification).map_err(io::Error::from)?;
+        let mut line = serde_json::to_vec(specification).map_err(io::Error::from)?;
         line.push(b'\n');
         orders.write_all(&line)?;
         Ok(Self { worker, orders, results })
@@ -116,7 +125,21 @@ impl NativeProgram {
     /// # Errors
     /// It did not answer.
     pub fn sample(&mut self) -> Result<u64, NativeError> {
-        self.orders.write_all(b"\n")?;
+        self.ordered(b"\n")
+    }
+
+    /// The same with another program.
+    ///
+    /// # Errors
+    /// It did not answer.
+    pub(crate) fn sample_of(&mut self, other: &Specification) -> Result<u64, NativeError> {
+        let mut order = serde_json::to_vec(other).map_err(io::Error::from)?;
+        order.push(b'\n');
+        self.ordered(&order)
+    }
+
+    fn ordered(&mut self, order: &[u8]) -> Result<u64, NativeError> {
+        self.orders.write_all(order)?;
         let mut line = String::new();
         self.results.read_line(&mut line)?;
         line.trim().parse().map_err(|_| NativeError::NoAnswer(line.trim().to_owned()))
@@ -223,13 +246,88 @@ pub(crate) fn serve_starts() -> io::Result<()> {
     let specification: Specification = serde_json::from_str(&first?)?;
     enter_own_network()?;
     for order in orders {
-        order?;
-        match start_once(&specification) {
+        let order = order?;
+        let other: Option<Specification> = match order.is_empty() {
+            true => None,
+            false => Some(serde_json::from_str(&order)?),
+        };
+        match start_once(other.as_ref().unwrap_or(&specification)) {
             Ok(ns) => println!("{ns}"),
             Err(error) => println!("{error}"),
         }
     }
     Ok(())
+}
+
+/// Programs that run natively, each in a network namespace of its own.
+pub(crate) struct NativeServers {
+    worker: Child,
+    /// Taken at the end.
+    orders: Option<ChildStdin>,
+    /// The network namespaces, in the order of the programs.
+    pub networks: Vec<File>,
+    /// Process ids of the programs.
+    pub pids: Vec<u32>,
+}
+
+impl NativeServers {
+    /// Starts programs and waits until each has answered its first request.
+    ///
+    /// # Errors
+    /// One of them did not.
+    pub fn start(programs: &[Specification]) -> Result<Self, NativeError> {
+        let mut worker =
+            Worker::Servers.command()?.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let missing = || io::Error::from(ErrorKind::BrokenPipe);
+        let orders = worker.stdin.take().ok_or_else(missing)?;
+        let mut results = BufReader::new(worker.stdout.take().ok_or_else(missing)?);
+        let (networks, pids) = (Vec::new(), Vec::new());
+        let mut servers = Self { worker, orders: Some(orders), networks, pids };
+        for program in programs {
+            let mut order = serde_json::to_vec(program).map_err(io::Error::from)?;
+            order.push(b'\n');
+            servers.orders.as_mut().ok_or_else(missing)?.write_all(&order)?;
+            let mut line = String::new();
+            results.read_line(&mut line)?;
+            let pid: Result<u32, _> = line.trim().parse();
+            let pid = pid.map_err(|_| NativeError::NoAnswer(line.trim().to_owned()))?;
+            servers.pids.push(pid);
+            servers.networks.push(File::open(format!("/proc/{pid}/ns/net"))?);
+        }
+        Ok(servers)
+    }
+}
+
+impl Drop for NativeServers {
+    fn drop(&mut self) {
+        // Without further orders it ends the programs and then itself.
+        self.orders = None;
+        let _ = self.worker.wait();
+    }
+}
+
+/// Starts a program for each order and keeps it until standard input ends.
+pub(crate) fn serve_servers() -> io::Result<()> {
+    let mut running: Vec<Child> = Vec::new();
+    let mut serve = || -> io::Result<()> {
+        for order in io::stdin().lock().lines() {
+            let program: Specification = serde_json::from_str(&order?)?;
+            enter_own_network()?;
+            running.push(program.command().process_group(0).spawn()?);
+            let server = running.last_mut().expect("it was just added");
+            first_byte(&program, server)?;
+            println!("{}", server.id());
+        }
+        Ok(())
+    };
+    let outcome = serve();
+    for mut server in running {
+        // Some have workers of their own.
+        let group = rustix::process::Pid::from_child(&server);
+        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+        server.wait()?;
+    }
+    outcome
 }
 
 fn start_once(specification: &Specification) -> io::Result<u64> {

@@ -1,4 +1,4 @@
-//! A node of one function, made to be measured: the gateway, the life cycle and
+//! A node of one function or several, made to be measured: the gateway, the life cycle and
 //! the zygotes of `thaw serve`, without its listeners and its admin API.
 
 use super::BenchError;
@@ -61,9 +61,99 @@ impl RigOptions {
     }
 }
 
+/// A node, with nothing to serve at first.
+pub(crate) struct Node {
+    store: Store,
+    logs: Arc<Logs>,
+    pub runtime: Runtime,
+    pub shared: Arc<NodeState>,
+    pub pool: Arc<ZygotePool>,
+}
+
+impl Node {
+    /// A node that keeps so many zygotes ready and runs at most so many instances.
+    pub(crate) fn start(
+        home: &Home,
+        store: &Store,
+        zygotes: usize,
+        instances: u32,
+    ) -> Result<Self, BenchError> {
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+        let entered = runtime.enter();
+        let pool = start_pool(home, zygotes, WeakLimits::Accept)?;
+        // Some of an earlier service may still be ending when the next begins.
+        let shared = NodeState::new(instances as usize + 64);
+        let logs = Arc::new(Logs::start(&home.logs().map_err(ServeError::from)?)?);
+        drop(entered);
+        Ok(Self { store: store.clone(), logs, runtime, shared, pool })
+    }
+
+    /// Serves a function from now on.
+    pub(crate) fn serve(
+        &self,
+        function: &BuiltFunction,
+        options: RigOptions,
+    ) -> Result<(Arc<Service>, Arc<SandboxLauncher>), BenchError> {
+        let _entered = self.runtime.enter();
+        let launcher = self.launcher(function, options)?;
+        let image = function.image.to_string();
+        let service =
+            Service::new(options.config(function), image, launcher.clone(), self.shared.clone());
+        self.shared.install(service.clone());
+        Ok((service, launcher))
+    }
+
+    /// Begins to listen; `own`: for this function only.
+    pub(crate) fn listen(&self, own: Option<String>) -> Result<SocketAddr, BenchError> {
+        let _entered = self.runtime.enter();
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let address = listener.local_addr()?;
+        let gateway = Gateway::new(self.shared.clone(), GatewayConfig::default());
+        self.runtime.spawn(gateway.listen(listener, own));
+        Ok(address)
+    }
+
+    fn launcher(
+        &self,
+        function: &BuiltFunction,
+        options: RigOptions,
+    ) -> Result<Arc<SandboxLauncher>, BenchError> {
+        let load = |error: thaw_node::catalog::LoadError| BenchError::Load(error);
+        let config = &function.function.config;
+        let rootfs = function.rootfs(&self.store)?;
+        let image = thaw_node::build::open_image(&self.store, function.image, &rootfs)
+            .map_err(|error| load(error.into()))?;
+        let log = self.logs.open(&format!("{}.bench", config.name));
+        let launcher = SandboxLauncher::new(
+            self.pool.clone(),
+            &self.store,
+            rootfs,
+            function.image,
+            image,
+            self.logs.clone(),
+            log,
+            Tenants::default().of(TenantName::default()),
+            config,
+            options.launch,
+        );
+        Ok(Arc::new(launcher.map_err(|error| load(error.into()))?))
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        for service in self.shared.services() {
+            service.kill_all();
+        }
+        self.runtime.block_on(self.shared.drain(DRAIN));
+        // Services and the node refer to each other.
+        self.shared.forget_all();
+    }
+}
+
 /// A node of one function.
 pub(crate) struct Rig {
-    runtime: Runtime,
+    node: Node,
     pub shared: Arc<NodeState>,
     pub pool: Arc<ZygotePool>,
     pub service: Arc<Service>,
@@ -79,24 +169,12 @@ impl Rig {
         function: &BuiltFunction,
         options: RigOptions,
     ) -> Result<Self, BenchError> {
-        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-        let entered = runtime.enter();
-        let pool = start_pool(home, options.zygotes, WeakLimits::Accept)?;
-        // Some of an earlier service may still be ending when the next begins.
-        let shared = NodeState::new(options.instances as usize + 64);
-        let launcher = launcher(home, store, function, &pool, options)?;
-        let config = options.config(function);
-        let image = function.image.to_string();
-        let service = Service::new(config, image, launcher.clone(), shared.clone());
-        shared.install(service.clone());
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-        let address = listener.local_addr()?;
+        let node = Node::start(home, store, options.zygotes, options.instances)?;
+        let (service, launcher) = node.serve(function, options)?;
         let handover = options.connections == Connections::Handover;
-        let own = handover.then(|| service.name().to_string());
-        let gateway = Gateway::new(shared.clone(), GatewayConfig::default());
-        runtime.spawn(gateway.listen(listener, own));
-        drop(entered);
-        Ok(Self { runtime, shared, pool, service, launcher, address })
+        let address = node.listen(handover.then(|| service.name().to_string()))?;
+        let (shared, pool) = (node.shared.clone(), node.pool.clone());
+        Ok(Self { node, shared, pool, service, launcher, address })
     }
 
     /// Serves the function under other rules from now on; instances of before
@@ -130,22 +208,13 @@ impl Rig {
 
     /// Waits for something that the node does.
     pub(crate) fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
-        self.runtime.block_on(future)
+        self.node.runtime.block_on(future)
     }
 
     /// Waits until no instance lives.
     pub(crate) fn wait_empty(&self) -> Result<(), BenchError> {
         eventually(|| (self.service.instance_count() == 0).then_some(()))
             .ok_or(BenchError::NoPhase("its end"))
-    }
-}
-
-impl Drop for Rig {
-    fn drop(&mut self) {
-        self.service.kill_all();
-        self.runtime.block_on(self.shared.drain(DRAIN));
-        // Services and the node refer to each other.
-        self.shared.forget_all();
     }
 }
 
@@ -162,34 +231,4 @@ impl RigOptions {
         limits.queue = TimeSpan(PATIENCE);
         config
     }
-}
-
-fn launcher(
-    home: &Home,
-    store: &Store,
-    function: &BuiltFunction,
-    pool: &Arc<ZygotePool>,
-    options: RigOptions,
-) -> Result<Arc<SandboxLauncher>, BenchError> {
-    let load = |error: thaw_node::catalog::LoadError| BenchError::Load(error);
-    let config = &function.function.config;
-    let rootfs = function.rootfs(store)?;
-    let image = thaw_node::build::open_image(store, function.image, &rootfs)
-        .map_err(|error| load(error.into()))?;
-    let logs = home.logs().map_err(ServeError::from)?;
-    let logs = Arc::new(Logs::start(&logs)?);
-    let log = logs.open(&format!("{}.bench", config.name));
-    let launcher = SandboxLauncher::new(
-        pool.clone(),
-        store,
-        rootfs,
-        function.image,
-        image,
-        logs,
-        log,
-        Tenants::default().of(TenantName::default()),
-        config,
-        options.launch,
-    );
-    Ok(Arc::new(launcher.map_err(|error| load(error.into()))?))
 }

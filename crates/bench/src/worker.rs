@@ -24,11 +24,13 @@ pub enum Worker {
     Calls,
     /// Runs a server on the host and asks it with `wrk`.
     Server,
+    /// Runs many servers on the host, each in a network of its own.
+    Servers,
 }
 
 impl Worker {
     /// Every kind.
-    pub const ALL: [Self; 3] = [Self::Starts, Self::Calls, Self::Server];
+    pub const ALL: [Self; 4] = [Self::Starts, Self::Calls, Self::Server, Self::Servers];
 
     /// The name on the command line.
     pub fn name(self) -> &'static str {
@@ -36,6 +38,7 @@ impl Worker {
             Self::Starts => "starts",
             Self::Calls => "calls",
             Self::Server => "server",
+            Self::Servers => "servers",
         }
     }
 
@@ -55,7 +58,7 @@ impl Worker {
 
 /// No kind of worker has that name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no such worker; the workers are starts, calls and server")]
+#[error("there is no such worker; the workers are starts, calls, server and servers")]
 pub struct UnknownWorker;
 
 impl FromStr for Worker {
@@ -75,6 +78,7 @@ pub fn run(worker: Worker) -> ExitCode {
         Worker::Starts => native::serve_starts(),
         Worker::Calls => syscalls::serve_calls(),
         Worker::Server => syscalls::serve_server(),
+        Worker::Servers => native::serve_servers(),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

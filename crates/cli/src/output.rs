@@ -78,7 +78,8 @@ pub fn size(bytes: u64) -> String {
     let (number, unit) = match bytes {
         0 => return "0".to_owned(),
         bytes if bytes >= 1 << 30 => (bytes as f64 / f64::from(1 << 30), "GiB"),
-        bytes => (bytes as f64 / f64::from(1 << 20), "MiB"),
+        bytes if bytes >= 1 << 20 => (bytes as f64 / f64::from(1 << 20), "MiB"),
+        bytes => (bytes as f64 / f64::from(1 << 10), "KiB"),
     };
     format!("{number:.1}{unit}")
 }
@@ -101,6 +102,12 @@ mod tests {
         table.row(vec!["a".into(), "1".into()]);
         table.row(vec!["längst".into(), "22".into()]);
         assert_eq!(table.text(), "NAME    N\na       1\nlängst  22\n");
+    }
+
+    #[test]
+    fn sizes_have_the_unit_that_fits() {
+        let sizes = [0, 512, 4096, (1 << 20) - 1, 1 << 20, 3 << 29].map(size);
+        assert_eq!(sizes, ["0", "0.5KiB", "4.0KiB", "1024.0KiB", "1.0MiB", "1.5GiB"]);
     }
 
     #[test]

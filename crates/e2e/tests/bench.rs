@@ -220,3 +220,86 @@ fn both_sides_of_every_system_call_are_measured() {
         }
     }
 }
+
+#[test]
+fn paging_strategies_are_compared_and_a_neighbour_is_found() {
+    let python =
+        |name| Function::Variant { example: "hello-python", name, keys: String::new(), limits: "" };
+    let home = built_home("bench-paging", &[python("one"), python("two")]);
+    let report = report(bench(&home).args(["paging", "one", "-n", "1"]), "paging", &home);
+    assert_eq!((&report["n"], &report["failures"]), (&1.into(), &serde_json::json!([])));
+    let functions = report["functions"].as_array().expect("a list");
+    let pairs: Vec<_> = functions.iter().map(|one| (&one["function"], &one["neighbour"])).collect();
+    let [one, two] = ["one", "two"].map(Value::from);
+    assert_eq!(pairs, [(&one, &two)], "{report}");
+    for function in functions {
+        assert!(function["neighbour_bytes"].as_u64().is_some_and(|bytes| bytes > 1 << 20));
+        let strategies = function["strategies"].as_array().expect("a list");
+        let names: Vec<_> = strategies.iter().map(|one| one["strategy"].as_str()).collect();
+        let all = ["eager", "lazy", "prefault", "first", "shared", "resident"];
+        assert_eq!(names, all.map(Some), "{function}");
+        for strategy in strategies {
+            positive(&strategy["response_us"]);
+            let reads_all = strategy["strategy"] == "eager";
+            assert_eq!(strategy["read_bytes"].as_u64().is_some_and(|bytes| bytes > 0), reads_all);
+        }
+        assert_eq!(strategies[5]["ratio"], 1.0, "{function}");
+    }
+    // What cannot be measured is named.
+    let mut unknown = bench(&home);
+    let outcome = run(unknown.args(["paging", "nobody", "-n", "1", "--strategy", "lazy"]));
+    assert!(outcome.code == Some(1) && outcome.stderr.contains("nobody"), "{}", outcome.stderr);
+}
+
+#[test]
+fn density_counts_what_is_shared_once() {
+    let python =
+        |name| Function::Variant { example: "hello-python", name, keys: String::new(), limits: "" };
+    let functions = [python("a"), python("b"), Function::Example("hello-c")];
+    let home = built_home("bench-density", &functions);
+    let report = report(bench(&home).arg("density"), "density", &home);
+    assert_eq!((&report["functions"], &report["failures"]), (&3.into(), &serde_json::json!([])));
+    let steps = report["steps"].as_array().expect("a list");
+    let bytes = |step: usize, key: &str| steps[step][key].as_u64().expect("a number");
+    assert_eq!(bytes(0, "disk_bytes"), bytes(0, "alone_bytes"), "{report}");
+    // The second one's interpreter is there already.
+    let second = bytes(1, "disk_bytes") - bytes(0, "disk_bytes");
+    assert!(second < bytes(1, "alone_bytes") / 2 && second >= bytes(1, "own_bytes"), "{report}");
+    assert!(bytes(2, "disk_bytes") > bytes(1, "disk_bytes"), "{report}");
+    let each = |key: &str| report[key].as_u64().expect("a number");
+    assert!(each("disk_bytes_each") < each("disk_bytes_each_alone"), "{report}");
+    assert_eq!(each("disk_bytes_each"), bytes(2, "disk_bytes") / 3);
+    for step in steps {
+        assert!(step["pss_kib"].as_u64().is_some_and(|kib| kib > 0), "{step}");
+    }
+}
+
+#[test]
+fn a_mix_is_served_by_all_sides() {
+    if !rustix::process::geteuid().is_root() {
+        thaw_e2e::skip("to enter the networks of other processes takes root");
+        return;
+    }
+    // Native runs need the directories that the functions were built from.
+    let functions = ["hello-c", "hello-c-dynamic", "hello-python"].map(Function::Example);
+    let home = built_home("bench-mix", &functions);
+    let mut command = bench(&home);
+    command.args(["mix", "--clients", "2", "--seconds", "1", "--exponent", "0"]);
+    let report = report(&mut command, "mix", &home);
+    assert_eq!((&report["functions"], &report["clients"]), (&3.into(), &2.into()), "{report}");
+    let sides = report["sides"].as_array().expect("a list");
+    let names: Vec<_> = sides.iter().map(|side| side["side"].as_str()).collect();
+    assert_eq!(names, ["thaw", "processes", "process-per-request"].map(Some));
+    for side in sides {
+        assert!(side["failure"].is_null(), "{side}");
+        assert!(side["requests_per_s"].as_f64().is_some_and(|rate| rate > 0.0), "{side}");
+        positive(&side["latency_us"]);
+    }
+    for side in &sides[..2] {
+        assert_eq!(side["functions_asked"], 3, "{side}");
+    }
+    let misused = run(bench(&home).args(["mix", "--exponent", "-1"]));
+    assert_eq!(misused.code, Some(2), "{}", misused.stderr);
+    let unknown = run(bench(&home).args(["mix", "nobody"]));
+    assert!(unknown.code == Some(1) && unknown.stderr.contains("nobody"), "{}", unknown.stderr);
+}

@@ -618,3 +618,44 @@ fn a_cold_boot_takes_its_pages_from_the_prefetch_file() {
     let log = daemon.log();
     assert!(log.contains("without a prefetch file") && log.contains("damaged"), "{log}");
 }
+
+/// Requests differ: pages that later ones touch join the recorded working set, both those of warm
+/// boots now and then and those that a cold boot did not find in its file.
+#[test]
+fn a_working_set_is_the_union_of_what_several_requests_touch() {
+    const BLOCK: u64 = 256 << 10;
+    let function = Function::PythonVariant { program: "wanderer", name: "union", keys: WARM };
+    let home = built_home("boots-union", &[function]);
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let ask = |block: u64| {
+        let response = get(daemon.gateway(), "union", &format!("/{block}"));
+        assert_eq!(response.text(), (block + 1).to_string(), "{}", daemon.log());
+    };
+    let stored = || prefetch_file(&home).map_or(0, |path| path.metadata().expect("a file").len());
+    ask(0);
+    wait_until("its prefetch file is stored", || stored() > 0);
+    let first = stored();
+    wait_until("the file has what a later request touches, too", || {
+        ask(7);
+        stored() >= first + BLOCK
+    });
+    // All others of these requests have touched the same.
+    let second = stored();
+    assert!(second < first + 2 * BLOCK, "{first} {second}");
+    wait_until("the file has what a cold boot has missed, too", || {
+        drop_from_page_cache(&home.join("store"));
+        ask(30);
+        stored() >= second + BLOCK
+    });
+    let third = stored();
+    daemon.stop();
+    // The next daemon uses the file, and what is not in it is right all the same.
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    for block in [0, 7, 30, 50] {
+        drop_from_page_cache(&home.join("store"));
+        let response = get(daemon.gateway(), "union", &format!("/{block}"));
+        assert_eq!(response.text(), (block + 1).to_string(), "{}", daemon.log());
+    }
+    assert!(!daemon.log().contains("prefetch file"), "{}", daemon.log());
+    assert!(stored() >= third);
+}

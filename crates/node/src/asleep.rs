@@ -163,6 +163,46 @@ pub fn images_of_sleepers(directory: &Path) -> io::Result<Vec<ImageId>> {
     Ok(images)
 }
 
+/// An instance that is asleep, as its files say it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sleeper {
+    /// Its function.
+    pub function: FunctionName,
+    /// The function's tenant.
+    pub domain: Option<DomainName>,
+    /// Its root file system.
+    pub index: IndexId,
+    /// The image of the store that its own differs from.
+    pub base: Option<ImageId>,
+    /// Bytes of its files on disk.
+    pub bytes: u64,
+}
+
+/// The instances that are asleep in a directory, most of them at a time.
+///
+/// # Errors
+/// The directory cannot be read; notes that make no sense are left out, as the next daemon leaves
+/// them out.
+pub fn sleepers_in(directory: &Path) -> io::Result<Vec<Sleeper>> {
+    let mut sleepers = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let path = entry?.path();
+        let is_note = path.extension().is_some_and(|extension| extension == "json");
+        // It may just have been woken.
+        let size = |path: &Path| fs::symlink_metadata(path).map_or(0, |found| found.blocks() * 512);
+        let is_short = || fs::symlink_metadata(&path).is_ok_and(|found| found.len() <= NOTE_MAX);
+        if !is_note || !is_short() || sleepers.len() == ASLEEP_MAX {
+            continue;
+        }
+        let Ok(text) = fs::read(&path) else { continue };
+        let Ok(note) = serde_json::from_slice::<AsleepNote>(&text) else { continue };
+        let bytes = size(&path) + size(&path.with_extension("image"));
+        let AsleepNote { function, domain, index, base, .. } = note;
+        sleepers.push(Sleeper { function, domain, index, base, bytes });
+    }
+    Ok(sleepers)
+}
+
 impl AsleepSpace {
     /// The instances of a daemon, in a directory that no other daemon uses.
     pub fn at(directory: PathBuf) -> Arc<Self> {
@@ -518,6 +558,22 @@ mod tests {
         space.count.store(ASLEEP_MAX - 1, Relaxed);
         drop(space.new_file(1, 0).unwrap());
         assert!(names(directory.path()).is_empty());
+    }
+
+    #[test]
+    fn sleepers_are_found_by_their_notes() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        let note = AsleepNote { base: Some(ImageId([9; 32])), ..note(7) };
+        fs::write(path("7.json"), serde_json::to_vec(&note).unwrap()).unwrap();
+        fs::write(path("7.image"), vec![1; 65_536]).unwrap();
+        fs::write(path("8.image"), vec![1; 65_536]).unwrap();
+        fs::write(path("9.json"), "{").unwrap();
+        fs::write(path("10.json"), vec![b' '; NOTE_MAX as usize + 1]).unwrap();
+        let found = sleepers_in(directory.path()).unwrap();
+        assert_eq!(found.len(), 1);
+        assert_eq!((found[0].function.as_str(), found[0].base), ("f", Some(ImageId([9; 32]))));
+        assert!((65_536..131_072).contains(&found[0].bytes), "{found:?}");
     }
 
     #[test]

@@ -277,6 +277,8 @@ pub async fn serve(
         shared: shared.clone(),
         catalog: catalog.clone(),
         gateway: reachable(gateway_address),
+        home: home.clone(),
+        counting: Arc::default(),
         on_reload: Arc::new(move || updated.update()),
     };
     if let Some((listener, access)) = remote_admin {

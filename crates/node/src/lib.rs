@@ -34,6 +34,7 @@ mod successor;
 pub mod swap;
 pub mod tenants;
 pub mod upstream;
+pub mod usage;
 
 /// `PATH` of programs in sandboxes, unless their author sets another.
 pub const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";

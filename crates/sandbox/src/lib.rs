@@ -27,8 +27,10 @@ mod area;
 mod becomes;
 mod confine;
 mod join;
+mod memory;
 mod message;
 mod pagemap;
+mod recordings;
 mod resolver;
 mod rewind;
 mod state;
@@ -62,6 +64,7 @@ pub use image::{
 };
 pub use kernel::{KERNEL_ELF, Kernel, KernelError, kernel_build_id};
 pub use limits::{LimitReached, Lowered, Meter, RaisedMemory, ResourceLimits, WeakLimits};
+pub use memory::{MemoryReader, SandboxMemory};
 pub use prefetch::{CacheProbe, PrefetchLayout};
 pub use rewind::{Effort, Reason as RewindRefusal, RewindError};
 pub use sandbox::{Connector, Sandbox, Twin};

@@ -1,4 +1,5 @@
-//! The working set: which memory the first request of a thawed copy touched.
+//! The working set: which memory the first requests of thawed copies touched. It is the union of
+//! the last recordings ([`crate::recordings`]).
 //!
 //! Read from outside, through the page map of a copy that was booted without
 //! population. Written pages are exact. Read pages are more than were touched:
@@ -17,13 +18,16 @@ use bytemuck::bytes_of;
 use rustix::fs::{Advice, MemfdFlags, fadvise, memfd_create};
 use thaw_abi::PAGE_SIZE;
 use thaw_abi::control::{POPULATE_READ, POPULATE_WRITE, PopulateRange};
-use thaw_abi::image::{Mapping, SOURCE_BLOB, SOURCE_IMAGE, SOURCE_ZERO, ancestor_depth};
+use thaw_abi::image::{
+    Mapping, SOURCE_BLOB, SOURCE_IMAGE, SOURCE_PREFETCH, SOURCE_ZERO, ancestor_depth,
+};
 use thaw_abi::layout::{HEAP_BASE, HEAP_FRONT};
 
 use crate::boot::BootPlan;
 use crate::hibernate::Swapped;
 use crate::image::Image;
 use crate::pagemap::{PageKind, PageMap};
+use crate::recordings::{RECORDINGS_MAX, Recent};
 use crate::sandbox::Sandbox;
 use crate::state::protocol::{ANSWER_DONE, REQUEST_RECORD, RecordRequest};
 use crate::state::{StateError, Subject};
@@ -84,25 +88,37 @@ pub(crate) enum Use {
 pub(crate) struct Run {
     pub(crate) start: u64,
     pub(crate) end: u64,
-    how: Use,
+    pub(crate) recent: Recent,
+    /// Follows from `recent` and the number of recordings.
+    pub(crate) how: Use,
 }
 
-/// Which memory the first request of a thawed copy touched.
+impl Run {
+    /// As one recording has it.
+    pub(crate) fn recorded(start: u64, end: u64, how: Use) -> Self {
+        Self { start, end, recent: Recent::once(how), how }
+    }
+}
+
+/// Which memory the first requests of thawed copies touched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkingSet {
-    image_checksum: [u8; 32],
+    pub(crate) image_checksum: [u8; 32],
+    /// How many recordings it is the union of: 1 to [`RECORDINGS_MAX`].
+    pub(crate) recordings: u8,
     /// Sorted, not overlapping.
-    runs: Vec<Run>,
-    /// The I/O cache: blobs that were mapped or read, each once.
-    blobs: Vec<u32>,
+    pub(crate) runs: Vec<Run>,
+    /// The I/O cache: blobs that were mapped or read, each once, those of the last recording first.
+    pub(crate) blobs: Vec<u32>,
 }
 
 /// First bytes of a stored working set.
 const MAGIC: [u8; 8] = *b"THAWWSET";
 /// Version of the stored form: magic, version, number of runs, number of blobs
-/// (each `u32`), zero (`u32`), image checksum, runs (start, pages, use; each
-/// `u64`), blobs (each `u32`), BLAKE3 of all before.
-const VERSION: u32 = 2;
+/// (each `u32`), recordings (`u32`), image checksum, runs (start, pages, use; each
+/// `u64`), blobs (each `u32`), BLAKE3 of all before. The use: in which recordings the pages were
+/// touched, and from bit 8 on in which they were written, bit 0 the latest.
+const VERSION: u32 = 3;
 const HEAD: usize = 8 + 4 + 4 + 4 + 4 + 32;
 const RUN: usize = 24;
 const BLOB: usize = 4;
@@ -110,12 +126,12 @@ const CHECKSUM: usize = 32;
 
 /// Most runs of a set. A guest decides how many it makes; beyond this, those that are
 /// nearest to each other become one.
-const RUNS_MAX: usize = 4096;
+pub(crate) const RUNS_MAX: usize = 4096;
 /// Most bytes of memory in the runs of a set: more is not brought in faster at boot
 /// than when it is needed.
 const BYTES_MAX: u64 = 1 << 30;
 /// Most blobs of a set.
-const BLOBS_MAX: usize = 4096;
+pub(crate) const BLOBS_MAX: usize = 4096;
 /// How long recording may take: a guest can have more pages than anybody has time for.
 pub(crate) const RECORDING_MAX: Duration = Duration::from_secs(1);
 /// How long the state helper may take for it.
@@ -145,6 +161,18 @@ impl Recorder {
     /// The sandbox has ended ([`io::ErrorKind::NotFound`]), or the host's error.
     pub fn record(self, plan: &BootPlan) -> io::Result<WorkingSet> {
         self.record_of(plan.mappings(), plan.image_checksum())
+    }
+
+    /// Records what the sandbox, which was booted cold, has touched beside the pages of its
+    /// prefetch file.
+    ///
+    /// # Errors
+    /// As [`Recorder::record`]; one that has written to nothing else counts as ended.
+    pub fn record_misses(self, plan: &BootPlan) -> io::Result<WorkingSet> {
+        let is_elsewhere = |mapping: &&Mapping| mapping.source != SOURCE_PREFETCH;
+        let elsewhere: Vec<Mapping> =
+            plan.mappings().iter().filter(is_elsewhere).copied().collect();
+        self.record_of(&elsewhere, plan.image_checksum())
     }
 
     /// The same of a sandbox that has woken, once it has served a request: what it needs of its
@@ -225,7 +253,7 @@ pub(crate) fn record(
         None => false,
     };
     match is_there {
-        true => Ok(WorkingSet { image_checksum, runs, blobs: Vec::new() }),
+        true => Ok(WorkingSet { image_checksum, recordings: 1, runs, blobs: Vec::new() }),
         false => Err(io::ErrorKind::NotFound.into()),
     }
 }
@@ -239,25 +267,25 @@ fn record_mapping(map: &mut PageMap, mapping: &Mapping, runs: &mut Runs) -> io::
             PageKind::File | PageKind::Zero => Use::Read,
         };
         has_content = true;
-        runs.push(Run { start: found.start.max(first), end: found.end.min(end), how });
+        runs.push(Run::recorded(found.start.max(first), found.end.min(end), how));
     })?;
     // Where only zeros were read there is nothing to bring in, but the mapping was used.
     if !has_content && let Some(zeros) = map.first(first, end)? {
         let start = zeros.start.max(first);
-        runs.push(Run { start, end: start + PAGE_SIZE, how: Use::Read });
+        runs.push(Run::recorded(start, start + PAGE_SIZE, Use::Read));
     }
     Ok(())
 }
 
 /// Runs that are being recorded: sorted, and never more than twice those of a set.
 #[derive(Default)]
-struct Runs(Vec<Run>);
+pub(crate) struct Runs(Vec<Run>);
 
 impl Runs {
-    fn push(&mut self, run: Run) {
+    pub(crate) fn push(&mut self, run: Run) {
         match self.0.last_mut() {
             _ if run.start >= run.end => {}
-            Some(last) if last.end == run.start && last.how == run.how => last.end = run.end,
+            Some(last) if last.end == run.start && last.recent == run.recent => last.end = run.end,
             _ => self.0.push(run),
         }
         if self.0.len() >= 2 * RUNS_MAX {
@@ -265,7 +293,7 @@ impl Runs {
         }
     }
 
-    fn finish(mut self) -> Vec<Run> {
+    pub(crate) fn finish(mut self) -> Vec<Run> {
         if self.0.len() > RUNS_MAX {
             self.join_nearest();
         }
@@ -302,6 +330,7 @@ impl Runs {
                 if run.how != last.how {
                     last.how = Use::Read;
                 }
+                last.recent = last.recent.joined(run.recent, last.how);
                 last.end = run.end;
             } else {
                 joined.push(run);
@@ -326,14 +355,10 @@ impl WorkingSet {
         bytes.extend_from_slice(&VERSION.to_le_bytes());
         bytes.extend_from_slice(&(self.runs.len() as u32).to_le_bytes());
         bytes.extend_from_slice(&(self.blobs.len() as u32).to_le_bytes());
-        bytes.extend_from_slice(&0_u32.to_le_bytes());
+        bytes.extend_from_slice(&u32::from(self.recordings).to_le_bytes());
         bytes.extend_from_slice(&self.image_checksum);
         for run in &self.runs {
-            let how = match run.how {
-                Use::Read => POPULATE_READ,
-                Use::Written => POPULATE_WRITE,
-            };
-            for number in [run.start, (run.end - run.start) / PAGE_SIZE, how] {
+            for number in [run.start, (run.end - run.start) / PAGE_SIZE, run.recent.word()] {
                 bytes.extend_from_slice(&number.to_le_bytes());
             }
         }
@@ -362,7 +387,11 @@ impl WorkingSet {
         }
         let run_count = word(12).ok_or(damaged)? as usize;
         let blob_count = word(16).ok_or(damaged)? as usize;
-        if run_count > RUNS_MAX || blob_count > BLOBS_MAX {
+        let recordings = word(20).and_then(|count| u8::try_from(count).ok()).ok_or(damaged)?;
+        if run_count > RUNS_MAX
+            || blob_count > BLOBS_MAX
+            || !(1..=RECORDINGS_MAX).contains(&recordings)
+        {
             return Err(damaged);
         }
         let runs_end = HEAD + run_count * RUN;
@@ -375,22 +404,19 @@ impl WorkingSet {
         image_checksum.copy_from_slice(&body[24..HEAD]);
         let mut runs: Vec<Run> = Vec::with_capacity(run_count);
         for run in body[HEAD..runs_end].chunks_exact(RUN) {
-            let [start, pages, how] = [0, 8, 16].map(|at| {
+            let [start, pages, recent] = [0, 8, 16].map(|at| {
                 let mut number = [0; 8];
                 number.copy_from_slice(&run[at..at + 8]);
                 u64::from_le_bytes(number)
             });
-            let how = match how {
-                POPULATE_READ => Use::Read,
-                POPULATE_WRITE => Use::Written,
-                _ => return Err(damaged),
-            };
+            let recent = Recent::from_word(recent, recordings).ok_or(damaged)?;
+            let how = recent.how(recordings);
             let end = pages.checked_mul(PAGE_SIZE).and_then(|len| len.checked_add(start));
             let end = end.filter(|&end| end > start && start % PAGE_SIZE == 0).ok_or(damaged)?;
             if runs.last().is_some_and(|last| last.end > start) {
                 return Err(damaged);
             }
-            runs.push(Run { start, end, how });
+            runs.push(Run { start, end, recent, how });
         }
         let bytes = runs.iter().try_fold(0_u64, |sum, run| sum.checked_add(run.end - run.start));
         if bytes.is_none_or(|bytes| bytes > BYTES_MAX) {
@@ -400,15 +426,16 @@ impl WorkingSet {
             .chunks_exact(BLOB)
             .map(|blob| u32::from_le_bytes([blob[0], blob[1], blob[2], blob[3]]))
             .collect();
-        Ok(Self { image_checksum, runs, blobs })
+        Ok(Self { image_checksum, recordings, runs, blobs })
     }
 
     /// A set of runs: first byte, end, and what was done (`POPULATE_*`).
     #[cfg(test)]
     pub(crate) fn of_runs(runs: &[(u64, u64, u64)]) -> Self {
         let how = |how| if how == POPULATE_WRITE { Use::Written } else { Use::Read };
-        let runs = runs.iter().map(|&(start, end, what)| Run { start, end, how: how(what) });
-        Self { image_checksum: [0; 32], runs: runs.collect(), blobs: Vec::new() }
+        let runs = runs.iter().map(|&(start, end, what)| Run::recorded(start, end, how(what)));
+        let (recordings, blobs) = (1, Vec::new());
+        Self { image_checksum: [0; 32], recordings, runs: runs.collect(), blobs }
     }
 
     /// Checksum of the image that the set belongs to.
@@ -436,7 +463,7 @@ impl WorkingSet {
         self.runs[first..].iter().take_while(move |run| run.start < end).map(move |run| Run {
             start: run.start.max(start),
             end: run.end.min(end),
-            how: run.how,
+            ..*run
         })
     }
 
@@ -571,6 +598,28 @@ pub(crate) fn joined(ranges: impl IntoIterator<Item = Range<u64>>, gap: u64) -> 
     joined
 }
 
+impl Image {
+    /// Brings the image's own pages into the page cache in large requests, `most` bytes at most,
+    /// without waiting: what can be done at a boot of which no working set is known. Returns the
+    /// bytes asked for.
+    ///
+    /// # Errors
+    /// The host's error.
+    pub fn read_ahead(&self, most: u64) -> io::Result<u64> {
+        let own = self.mappings().iter().filter(|mapping| mapping.source == SOURCE_IMAGE);
+        let mut ranges: Vec<_> = own.map(|own| own.offset..own.offset + own.len).collect();
+        ranges.sort_by_key(|range| range.start);
+        let mut left = most;
+        let mut ranges = joined(ranges, READ_AHEAD_GAP);
+        ranges.retain_mut(|range| {
+            range.end = range.start + (range.end - range.start).min(left);
+            left -= range.end - range.start;
+            !range.is_empty()
+        });
+        read_ahead(self.file(), ranges)
+    }
+}
+
 fn read_ahead(file: &impl std::os::fd::AsFd, ranges: Vec<Range<u64>>) -> io::Result<u64> {
     let mut total = 0;
     for range in ranges {
@@ -608,9 +657,9 @@ pub(crate) mod tests {
     pub(crate) fn set(runs: &[(u64, u64, Use)]) -> WorkingSet {
         let runs = runs
             .iter()
-            .map(|&(page, pages, how)| Run { start: page * P, end: (page + pages) * P, how })
+            .map(|&(page, pages, how)| Run::recorded(page * P, (page + pages) * P, how))
             .collect();
-        WorkingSet { image_checksum: [7; 32], runs, blobs: vec![3, 70_000] }
+        WorkingSet { image_checksum: [7; 32], recordings: 1, runs, blobs: vec![3, 70_000] }
     }
 
     /// A set as one is recorded.
@@ -645,7 +694,7 @@ pub(crate) mod tests {
         let mut runs = Runs::default();
         for page in 0..count {
             let start = 2 * page * P;
-            runs.push(Run { start, end: start + P, how: Use::Written });
+            runs.push(Run::recorded(start, start + P, Use::Written));
         }
         runs
     }
@@ -660,7 +709,7 @@ pub(crate) mod tests {
         assert!(runs.windows(2).all(|pair| pair[0].end < pair[1].start));
         assert!(runs.iter().all(|run| run.how == Use::Written));
         assert_eq!(alternating(RUNS_MAX as u64).finish().len(), RUNS_MAX);
-        let set = WorkingSet { image_checksum: [0; 32], runs, blobs: Vec::new() };
+        let set = WorkingSet { image_checksum: [0; 32], recordings: 1, runs, blobs: Vec::new() };
         assert_eq!(WorkingSet::from_bytes(&set.to_bytes()), Ok(set));
     }
 
@@ -669,25 +718,25 @@ pub(crate) mod tests {
         let mut runs = Runs::default();
         let far = |page: u64| 1000 * page * P;
         for page in 0..RUNS_MAX as u64 {
-            runs.push(Run { start: far(page), end: far(page) + P, how: Use::Written });
+            runs.push(Run::recorded(far(page), far(page) + P, Use::Written));
         }
         let last = far(RUNS_MAX as u64 - 1);
         for (page, how) in [(2, Use::Written), (4, Use::Read)] {
             let start = last + page * P;
-            runs.push(Run { start, end: start + P, how });
+            runs.push(Run::recorded(start, start + P, how));
         }
         let runs = runs.finish();
         assert_eq!(runs.len(), RUNS_MAX);
-        assert_eq!(runs[RUNS_MAX - 1], Run { start: last, end: last + 5 * P, how: Use::Read });
-        assert_eq!(runs[0], Run { start: 0, end: P, how: Use::Written });
+        assert_eq!(runs[RUNS_MAX - 1], Run::recorded(last, last + 5 * P, Use::Read));
+        assert_eq!(runs[0], Run::recorded(0, P, Use::Written));
     }
 
     #[test]
     fn a_set_has_so_much_memory_however_much_the_guest_touches() {
         let mut runs = Runs::default();
-        runs.push(Run { start: 0, end: BYTES_MAX - P, how: Use::Written });
-        runs.push(Run { start: BYTES_MAX, end: BYTES_MAX + 9 * P, how: Use::Written });
-        runs.push(Run { start: 2 * BYTES_MAX, end: 3 * BYTES_MAX, how: Use::Read });
+        runs.push(Run::recorded(0, BYTES_MAX - P, Use::Written));
+        runs.push(Run::recorded(BYTES_MAX, BYTES_MAX + 9 * P, Use::Written));
+        runs.push(Run::recorded(2 * BYTES_MAX, 3 * BYTES_MAX, Use::Read));
         let runs = runs.finish();
         assert_eq!(runs.iter().map(|run| run.end - run.start).sum::<u64>(), BYTES_MAX);
         assert_eq!(runs.len(), 2);
@@ -720,13 +769,13 @@ pub(crate) mod tests {
             assert!(WorkingSet::from_bytes(&bytes).is_err(), "{position}");
         }
         let mut newer = bytes.clone();
-        newer[8] = 3;
-        assert_eq!(WorkingSet::from_bytes(&newer), Err(WorkingSetError::Version(3)));
+        newer[8] = 4;
+        assert_eq!(WorkingSet::from_bytes(&newer), Err(WorkingSetError::Version(4)));
     }
 
     #[test]
     fn format_tripwire() {
-        assert_eq!((VERSION, HEAD, RUN, BLOB), (2, 56, 24, 4));
+        assert_eq!((VERSION, HEAD, RUN, BLOB), (3, 56, 24, 4));
     }
 
     #[test]

@@ -18,8 +18,9 @@ use tempfile::NamedTempFile;
 use thaw_abi::control::EntryPoint;
 use thaw_abi::rootfs::{INDEX_MAGIC, IndexHeader};
 use thaw_sandbox::{
-    BlobSource, BootPlan, Event, FreezeError, FreezeReport, FreezeSpec, Image, MergePolicy, Rootfs,
-    Sandbox, StateError, ThawOptions, UserIds, WorkingSet, ZygoteParent, freeze,
+    BlobSource, BootPlan, Event, FreezeError, FreezeReport, FreezeSpec, Image, MemoryReader,
+    MergePolicy, Rootfs, Sandbox, StateError, ThawOptions, UserIds, WorkingSet, ZygoteParent,
+    freeze,
 };
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -291,6 +292,31 @@ fn one_helper_serves_all_sandboxes_of_a_zygote_parent() {
     assert_eq!(helpers(&parent), [pid]);
     // Nothing of what it was given stays open.
     assert_eq!(descriptors(pid).len(), 5);
+}
+
+#[test]
+fn the_memory_of_a_sandbox_is_counted_and_an_ended_one_has_none() {
+    let parent = parent();
+    let (first, entry) = at_entry_point(&parent, index_rootfs(vec![blob()]));
+    let (image, _) = frozen(&first, entry);
+    let plan = plan(&image);
+    let alone = thawed(&parent, &plan);
+    let reader = MemoryReader::new(&alone).unwrap();
+    let memory = reader.read().unwrap();
+    assert_eq!(memory.processes, 1);
+    assert!(memory.private > 0 && memory.pss >= memory.private, "{memory:?}");
+    // The pages of the image that another copy has mapped, too, are not its own any more.
+    let other = thawed(&parent, &plan);
+    let beside = reader.read().unwrap();
+    assert!(beside.shared >= memory.shared && beside.pss <= memory.pss, "{beside:?} {memory:?}");
+    assert_eq!(helpers(&parent).len(), 1);
+    assert_eq!(descriptors(helper(&parent)).len(), 5);
+    drop(other);
+    signal(alone.pid(), Signal::KILL);
+    wait_until("it has ended", || !proc(alone.pid(), "status").exists());
+    assert_eq!(reader.read().unwrap_err().kind(), io::ErrorKind::NotFound);
+    // Others are served all the same.
+    MemoryReader::new(&first).unwrap().read().unwrap();
 }
 
 #[test]

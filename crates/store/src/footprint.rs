@@ -3,14 +3,12 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fs;
-use std::io::ErrorKind;
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 
 use crate::error::{Context, Result, StoreError};
 use crate::id::{BlobHash, ImageId, IndexId};
 use crate::lock::lock_exclusive;
 use crate::store::Store;
+use crate::usage::allocated;
 
 /// What versions of functions need, each file once: equal files are one blob, and versions
 /// may have an index or an image in common.
@@ -64,15 +62,6 @@ impl Footprint {
     pub fn bytes(&self) -> u64 {
         let all = self.indexes.values().chain(self.images.values()).chain(self.blobs.values());
         all.fold(0, |sum, bytes| sum.saturating_add(*bytes))
-    }
-}
-
-/// Bytes that a file occupies on disk; none if it is not there.
-fn allocated(path: &Path) -> Result<u64> {
-    match fs::symlink_metadata(path) {
-        Ok(metadata) => Ok(metadata.blocks() * 512),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(0),
-        Err(error) => Err(StoreError::io("inspect", path, error)),
     }
 }
 

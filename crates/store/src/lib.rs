@@ -24,6 +24,7 @@ mod session;
 mod sparse;
 mod stage;
 mod store;
+mod usage;
 mod verify;
 
 pub use blob::{Blob, Domain, NamingReader};
@@ -44,4 +45,5 @@ pub use session::Session;
 pub use sparse::image_id;
 pub use stage::{LeftOver, Removal};
 pub use store::Store;
+pub use usage::{KernelUse, OtherUser, Sizes, StoreUsage, StoredBytes, User, UserKind};
 pub use verify::{Problem, Repair, VerifyReport};

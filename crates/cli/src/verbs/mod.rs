@@ -5,6 +5,7 @@ pub mod build;
 pub mod checkpoint;
 pub mod checkpoints;
 pub mod completions;
+pub mod df;
 pub mod doctor;
 mod download;
 pub mod fork;

@@ -20,6 +20,7 @@
 //! | `POST /functions/NAME/sleep?instance=ID` | [`FellAsleep`]: an idle instance is asleep |
 //! | `POST /functions/NAME/wake?instance=ID` | [`Woken`]: a hibernated instance has its memory back, or one that was asleep runs |
 //! | `GET /instances` | [`InstanceInfo`](crate::service::InstanceInfo) of each |
+//! | `GET /df` | [`UsageReport`](crate::usage::UsageReport): what is stored and shared |
 //! | `GET /tenants` | [`TenantReport`](crate::tenants::TenantReport) of each |
 //! | `GET /images` | [`ImageSummary`] of each |
 //! | `POST /reload` | [`Reload`](crate::catalog::Reload): serves what is new in the store |
@@ -41,10 +42,12 @@ pub use types::{
 };
 
 use crate::catalog::Catalog;
+use crate::home::Home;
 use crate::node::NodeState;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use tokio::sync::Mutex;
 
 /// What handlers work with.
 #[derive(Clone)]
@@ -55,6 +58,10 @@ pub struct Admin {
     pub catalog: Arc<Catalog>,
     /// Where the shared gateway listens.
     pub gateway: SocketAddr,
+    /// The node's state directory.
+    pub home: Home,
+    /// Held by the one request that counts what is stored: that reads many files.
+    pub counting: Arc<Mutex<()>>,
     /// Called after functions have come or gone.
     pub on_reload: Arc<dyn Fn() -> BTreeMap<String, String> + Send + Sync>,
 }

@@ -10,6 +10,7 @@ use super::types::{
 use crate::logs::{Follower, Line};
 use crate::service::{InstanceInfo, Service};
 use crate::tenants::TenantReport;
+use crate::usage::{UsageReport, measure_memory};
 use axum::body::Body;
 use axum::extract::{Path, Query, Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
@@ -47,6 +48,7 @@ pub(super) fn router(admin: Admin, access: Option<Arc<RemoteAccess>>) -> Router 
         .route("/checkpoints", get(checkpoints))
         .route("/checkpoints/{name}", delete(remove_checkpoint))
         .route("/checkpoints/{name}/restore", post(restore))
+        .route("/df", get(usage))
         .route("/tenants", get(tenants))
         .route("/images", get(images))
         .route("/reload", post(reload))
@@ -149,6 +151,18 @@ async fn function(State(admin): State<Admin>, Path(name): Path<String>) -> Respo
 
 async fn instances(State(admin): State<Admin>) -> Json<Vec<InstanceInfo>> {
     Json(admin.shared.instances())
+}
+
+async fn usage(State(admin): State<Admin>) -> Response {
+    let _turn = admin.counting.lock().await;
+    let (home, store) = (admin.home.clone(), admin.catalog.store().clone());
+    let on_disk = tokio::task::spawn_blocking(move || UsageReport::of_disk(&home, &store));
+    let memory = measure_memory(&admin.shared).await;
+    match on_disk.await {
+        Ok(Ok(report)) => Json(report.with_memory(&admin.shared, &memory)).into_response(),
+        Ok(Err(error)) => problem(StatusCode::INTERNAL_SERVER_ERROR, "store", error),
+        Err(error) => problem(StatusCode::INTERNAL_SERVER_ERROR, "internal", error),
+    }
 }
 
 async fn tenants(State(admin): State<Admin>) -> Response {

@@ -60,7 +60,7 @@ impl ColdBoots {
     }
 
     /// Uses the stored prefetch file of the image from now on, if it belongs to the working
-    /// set. Reads all of it to see that it is intact. `Ok(false)`: there is none.
+    /// set. Reads all of it to see that it is intact. `Ok(false)`: there is none of this set.
     ///
     /// # Errors
     /// One sentence that says what went wrong; boots go on without.
@@ -78,7 +78,8 @@ impl ColdBoots {
         let stored = store.open_prefetch(image).map_err(|error| error.to_string())?;
         let Some(stored) = stored else { return Ok(false) };
         if stored.layout() != layout.name() || stored.len() != PREFETCH_HEAD + layout.len() {
-            return Err("the prefetch file belongs to another working set".to_owned());
+            // A daemon has ended between storing the two: it is written anew.
+            return Ok(false);
         }
         let file = Arc::new(stored.into_file());
         cold.prefetch(file.clone(), layout, set, policy).map_err(|error| error.to_string())?;

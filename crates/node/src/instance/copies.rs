@@ -3,7 +3,8 @@
 
 use super::cold::ColdBoots;
 use super::launch::{Checkpoint, Checkpointed, Client, Launcher, Unread};
-use super::sandboxed::{ImageBoots, SandboxLauncher, WorkingSetState};
+use super::recording::{Recordings, WorkingSetState};
+use super::sandboxed::{ImageBoots, SandboxLauncher};
 use super::standby::{BootPolicy, Standby};
 use crate::build::{about, store_kernel};
 use crate::tenants::check_file;
@@ -12,7 +13,7 @@ use rustix::rand::GetRandomFlags;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, RwLock};
 use thaw_abi::control::EntryPoint;
 use thaw_abi::image::Ancestor;
@@ -181,7 +182,7 @@ impl ImageBoots {
             last_boot_ns: AtomicU64::new(0),
             cold: ColdBoots::default(),
             image_boots: AtomicU64::new(0),
-            recordings_timed_out: AtomicU32::new(0),
+            recordings: Recordings::default(),
             resumed: Mutex::new(resumed),
         }))
     }

@@ -18,7 +18,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::task::{Context, Poll};
 use thaw_abi::control::EntryPoint;
-use thaw_sandbox::{Awake, BootTimes, Denials, FreezeBase, GuestExit, LimitReached, Orphan, Twin};
+use thaw_sandbox::{
+    Awake, BootTimes, Denials, FreezeBase, GuestExit, LimitReached, MemoryReader, Orphan, Twin,
+};
 use thaw_store::{ImageId, IndexId, KernelId, Name};
 
 /// A client's connection on its way into an instance. The gateway keeps its own
@@ -285,6 +287,14 @@ pub trait Instance: Send {
     /// its function if it was forked, restored or asleep.
     fn origin(&self) -> Origin {
         Origin::default()
+    }
+
+    /// What counts its memory, on any thread.
+    ///
+    /// # Errors
+    /// The host has no descriptors left, or does not count.
+    fn memory_reader(&self) -> io::Result<MemoryReader> {
+        Err(io::ErrorKind::Unsupported.into())
     }
 
     /// Called when the instance has served its first connection and still

@@ -8,6 +8,7 @@ mod hibernation;
 mod launch;
 mod options;
 mod patience;
+mod recording;
 mod rewinding;
 mod sandbox_instance;
 mod sandboxed;

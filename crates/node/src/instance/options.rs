@@ -11,6 +11,9 @@ pub enum WorkingSetUse {
     Populate(PopulatePolicy),
     /// Neither recorded nor used.
     Off,
+    /// Every boot is as the first one of the image on this machine, of which nothing is known. Only
+    /// for measuring.
+    Unknown,
 }
 
 /// Techniques that shorten boots. Each can be left out, to measure what it is

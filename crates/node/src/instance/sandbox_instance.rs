@@ -6,6 +6,7 @@ use super::launch::{
     Checkpoint, Checkpointed, Client, Connector, End, Finish, FrozenInstance, HibernatedInstance,
     Instance, Launcher, Origin, Reading, Report,
 };
+use super::recording::Shows;
 use super::sandboxed::ImageBoots;
 use super::standby::{Lent, Spent, Standby};
 use crate::asleep::AsleepImage;
@@ -24,8 +25,8 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use thaw_abi::control::EntryPoint;
 use thaw_sandbox::{
-    BootPlan, Event, Freezer, KeptForSuccessor, Lowered, Progress, RaisedMemory, Sandbox, Twin,
-    connection,
+    BootPlan, Event, Freezer, KeptForSuccessor, Lowered, MemoryReader, Progress, RaisedMemory,
+    Sandbox, Twin, connection,
 };
 use thaw_store::ImageId;
 use tokio::io::unix::AsyncFd;
@@ -60,6 +61,8 @@ pub(super) struct SandboxInstance {
     /// This node has ended it, or does so after the recording.
     killed: bool,
     gone: bool,
+    /// What its first request shows of the working set.
+    shows: Shows,
     /// Its working set is being recorded.
     recording: Option<JoinHandle<()>>,
     /// When it is ended although its working set is still being recorded.
@@ -144,6 +147,7 @@ impl SandboxInstance {
             lowering: None,
             killed: false,
             gone: false,
+            shows: Shows::default(),
             recording: None,
             last_moment: None,
             parting: None,
@@ -167,6 +171,11 @@ impl SandboxInstance {
     /// The same for one that outlives this daemon.
     pub fn kept_as(self, kept: KeptForSuccessor) -> Self {
         Self { kept: Some(kept), ..self }
+    }
+
+    /// The same for one that shows something of the working set.
+    pub fn showing(self, shows: Shows) -> Self {
+        Self { shows, ..self }
     }
 
     pub fn sandbox(&self) -> &Sandbox {
@@ -431,8 +440,13 @@ impl Instance for SandboxInstance {
         Origin { image, index: Some(self.boots.rootfs.id()) }
     }
 
+    fn memory_reader(&self) -> io::Result<MemoryReader> {
+        MemoryReader::new(self.sandbox())
+    }
+
     fn first_request_done(&mut self) {
-        self.recording = self.boots.begin_recording(self.sandbox.get_ref(), &self.plan);
+        let sandbox = self.sandbox.get_ref();
+        self.recording = self.boots.begin_recording(sandbox, &self.plan, self.shows);
         if self.plan.prefetches() {
             self.boots.fill_cache_behind();
         }

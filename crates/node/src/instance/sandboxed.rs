@@ -6,6 +6,7 @@ use super::launch::{
     StandbyInfo, WakeError,
 };
 use super::options::{LaunchOptions, Techniques, WorkingSetUse};
+use super::recording::{Recordings, Shows, WorkingSetState, stored_working_set};
 use super::sandbox_instance::SandboxInstance;
 use super::standby::{Lent, Standby, Unready};
 use super::terms::{FunctionOutput, InstanceTerms, Output};
@@ -17,24 +18,24 @@ use crate::logs::{FunctionLog, Logs};
 use crate::rootfs::StoredRootfs;
 use crate::tenants::{Lease, Tenant};
 use std::fs::File;
-use std::io;
 use std::mem;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
-use thaw_abi::control::{Connection, EntryPoint, FLAG_BY_PAGE};
+use thaw_abi::control::{Connection, EntryPoint};
 use thaw_sandbox::{
-    BootError, BootPlan, FreezeBase, Image, Orphan, PlanError, PopulatePolicy, Recorder, Sandbox,
+    BootError, BootPlan, FreezeBase, Image, Orphan, PlanError, PopulatePolicy, Sandbox,
     ThawOptions, WorkingSet, Zygote, ZygotePool, connection,
 };
 use thaw_store::{ImageId, IndexId, KernelId, Store};
-use tokio::task::JoinHandle;
 
 /// Zygotes that are tried for one boot: they may die while they wait.
 const ZYGOTES_TRIED: u32 = 3;
 /// After so many boots from the image nobody waits for a working set any more.
 const BOOTS_UNTIL_SETTLED: u64 = 3;
+/// Most bytes of an image that are read ahead at a boot before its working set is known.
+const UNKNOWN_MAX: u64 = 64 << 20;
 /// After this long without a boot, the image may have left the page cache.
 const COLD_AFTER: Duration = Duration::from_secs(30);
 
@@ -69,20 +70,11 @@ pub(super) struct ImageBoots {
     pub(super) cold: ColdBoots,
     /// Boots from the image so far.
     pub(super) image_boots: AtomicU64,
-    /// How often there was no time to record a working set.
-    pub(super) recordings_timed_out: AtomicU32,
+    /// What further boots show of the working set.
+    pub(super) recordings: Recordings,
     /// Clients that are connected to it in the image and will be again in the next boot from
     /// there, which is the only one.
     pub(super) resumed: Mutex<Vec<Arc<Client>>>,
-}
-
-pub(super) enum WorkingSetState {
-    /// The next instance that has served a request shows it.
-    Wanted(PopulatePolicy),
-    /// It is in the plan.
-    Known(Arc<WorkingSet>),
-    /// It is not used, or could not be recorded.
-    Off,
 }
 
 impl From<ImageBoots> for SandboxLauncher {
@@ -112,16 +104,16 @@ impl SandboxLauncher {
     ) -> Result<Self, PlanError> {
         let new_plan = || image.plan(rootfs.file(), rootfs.file_len(), rootfs.blobs());
         let (mut plan, mut ready_plan) = (new_plan()?, new_plan()?);
-        let LaunchOptions { working_set, policy, techniques } = options;
-        let working_set_use = working_set;
+        let LaunchOptions { working_set, policy: boots, techniques } = options;
         let working_set = match working_set {
             WorkingSetUse::Off => WorkingSetState::Off,
+            WorkingSetUse::Unknown => WorkingSetState::Unknown,
             WorkingSetUse::Populate(policy) => match stored_working_set(store, image_id) {
                 Some(set)
                     if plan.apply_working_set(&set, policy).is_ok()
                         && ready_plan.apply_working_set(&set, PopulatePolicy::Both).is_ok() =>
                 {
-                    WorkingSetState::Known(Arc::new(set))
+                    WorkingSetState::Known(Arc::new(set), policy)
                 }
                 _ => WorkingSetState::Wanted(policy),
             },
@@ -139,18 +131,18 @@ impl SandboxLauncher {
             image_id,
             plan: RwLock::new(Arc::new(techniques.reduce(plan))),
             ready_plan: RwLock::new(Arc::new(techniques.reduce(ready_plan))),
-            standby: Standby::new(policy),
+            standby: Standby::new(boots),
             techniques,
             working_set: Mutex::new(working_set),
             last_boot_ns: AtomicU64::new(0),
             cold: ColdBoots::default(),
             image_boots: AtomicU64::new(0),
-            recordings_timed_out: AtomicU32::new(0),
+            recordings: Recordings::default(),
             resumed: Mutex::default(),
         };
         shared.pool.keep(shared.terms.processes);
         let launcher = Self::from(shared);
-        if let Some((set, policy)) = launcher.shared.known_working_set(working_set_use)
+        if let Some((set, policy)) = launcher.shared.known_working_set()
             && !launcher.shared.use_prefetch_file(&set, policy)
         {
             let shared = launcher.shared.clone();
@@ -182,7 +174,7 @@ impl SandboxLauncher {
     /// Whether a working set is in use.
     pub fn has_working_set(&self) -> bool {
         let state = self.shared.working_set.lock().expect("no holder panics");
-        matches!(*state, WorkingSetState::Known(_))
+        matches!(*state, WorkingSetState::Known(..))
     }
 
     /// The image that is booted.
@@ -202,14 +194,14 @@ impl SandboxLauncher {
         let shared = &self.shared;
         shared.standby.request(shared);
         shared.replenish();
-        let Boot { sandbox, plan, kind, taken_ns, output, lent } = boot;
+        let Boot { sandbox, plan, kind, taken_ns, output, lent, shows } = boot;
         let instance =
             SandboxInstance::new(sandbox, plan, shared.clone(), output.log).map_err(|error| {
                 LaunchError(format!(
                     "cannot watch the new instance ({error}); raise the limit of open files"
                 ))
             })?;
-        let instance = instance.with_pipes(output.pipes).lent(lent);
+        let instance = instance.with_pipes(output.pipes).lent(lent).showing(shows);
         instance.sandbox().count_by(shared.terms.tenant.cpu().meter());
         Ok(Launched { instance: Box::new(instance), kind, zygote_ns: taken_ns })
     }
@@ -218,12 +210,16 @@ impl SandboxLauncher {
 impl Launcher for SandboxLauncher {
     fn launch(&self, client: Option<&Client>) -> Result<Launched, LaunchError> {
         let (shared, handed) = (&self.shared, self.handed(client));
-        let boot = shared.standby.boot_waiting(shared, handed);
+        let is_sample = shared.begins_sample();
+        let of_standby = || {
+            let waiting = shared.standby.boot_waiting(shared, handed);
+            waiting.or_else(|| shared.standby.boot_fork(shared, handed))
+        };
         let take = || {
             let zygote = shared.pool.take_in_haste(shared.terms.limits);
             zygote.map_err(|error| LaunchError(error.to_string()))
         };
-        let boot = match boot.or_else(|| shared.standby.boot_fork(shared, handed)) {
+        let boot = match if is_sample { None } else { of_standby() } {
             Some(boot) => boot,
             None => shared.boot_from_image(handed, take)?,
         };
@@ -233,6 +229,10 @@ impl Launcher for SandboxLauncher {
     fn launch_now(&self, client: Option<&Client>) -> Result<Launched, NotNow> {
         let (shared, handed) = (&self.shared, self.handed(client));
         let take = || shared.pool.take_ready_in_haste(shared.terms.limits).ok_or(NotNow::WouldWait);
+        if shared.begins_sample() {
+            // Its plan has to be made, which opens files.
+            return Err(NotNow::WouldWait);
+        }
         let boot = match shared.standby.boot_waiting(shared, handed) {
             Some(boot) => boot,
             None if !self.is_ready() || shared.standby.is_rewinding() => {
@@ -244,7 +244,9 @@ impl Launcher for SandboxLauncher {
     }
 
     fn coming_back(&self) -> Option<ComingBack<'_>> {
-        self.shared.standby.coming_back()
+        // One that is to show its working set does not come back.
+        let waits = !self.shared.is_sample_due();
+        waits.then(|| self.shared.standby.coming_back()).flatten()
     }
 
     fn take_over(
@@ -326,6 +328,8 @@ pub(super) struct Boot {
     pub output: Output,
     /// It will be ready again.
     pub lent: Option<Lent>,
+    /// What it shows of the working set.
+    pub shows: Shows,
 }
 
 /// A client's socket on its way into a sandbox.
@@ -345,9 +349,9 @@ impl ImageBoots {
         handed: Handed<'_>,
         take: impl Fn() -> Result<Zygote, E>,
     ) -> Result<Boot, E> {
-        let may_be_gone = self.is_first_for_long();
+        let may_be_gone = self.is_first_for_long() || self.is_unknown();
         let cold = self.cold.wanted(may_be_gone);
-        let plan = cold.as_ref().map_or_else(|| self.plan(), |cold| cold.plan());
+        let (plan, shows) = self.showing_plan(cold.as_deref());
         let pipes = self.output.pipes()?;
         // Its own sockets stay open no longer than those of who keeps them.
         let clients = mem::take(&mut *self.resumed.lock().expect("no holder panics"));
@@ -362,7 +366,7 @@ impl ImageBoots {
             tried += 1;
             zygote.label(&self.terms.label);
             let options = self.terms.options(Some(&pipes));
-            let flags = options.flags | self.recording_flags();
+            let flags = options.flags | self.recording_flags(shows);
             match zygote.thaw(&plan, handed, &ThawOptions { flags, resumed: &resumed, ..options }) {
                 Ok(sandbox) => break Ok((sandbox, taken_ns)),
                 Err(BootError::ZygoteDied) if tried < ZYGOTES_TRIED => self.pool.discard_dead(),
@@ -374,11 +378,11 @@ impl ImageBoots {
             cold.read_ahead();
         }
         self.pool.replenish();
-        let (sandbox, taken_ns) = booted?;
+        let (sandbox, taken_ns) = booted.inspect_err(|_| self.recordings.not_shown(shows))?;
         self.image_boots.fetch_add(1, Ordering::Relaxed);
         let is_cold = cold.is_some() || may_be_gone && self.read_ahead(&plan);
         let kind = if is_cold { BootKind::Cold } else { BootKind::Warm };
-        Ok(Boot { sandbox, plan, kind, taken_ns, output: pipes.into(), lent: None })
+        Ok(Boot { sandbox, plan, kind, taken_ns, output: pipes.into(), lent: None, shows })
     }
 
     /// Makes the memory of an instance that is at rest the image of the function.
@@ -424,14 +428,8 @@ impl ImageBoots {
         !matches!(*state, WorkingSetState::Wanted(_))
     }
 
-    /// One of the first copies shows its working set, page by page: that takes its first
-    /// request a few microseconds a page.
-    fn recording_flags(&self) -> u32 {
-        if self.is_settled() { 0 } else { FLAG_BY_PAGE }
-    }
-
     /// Makes in the background what the next boots are to begin from.
-    fn replenish(self: &Arc<Self>) {
+    pub(super) fn replenish(self: &Arc<Self>) {
         if !self.standby.is_wanting(self) {
             return;
         }
@@ -456,27 +454,20 @@ impl ImageBoots {
             return false;
         }
         let set = match &*self.working_set.lock().expect("no holder panics") {
-            WorkingSetState::Known(set) => set.clone(),
-            _ => return true,
+            WorkingSetState::Known(set, _) => set.clone(),
+            // Nobody has seen it yet. Most of an image is needed by its first request.
+            WorkingSetState::Wanted(_) | WorkingSetState::Unknown => {
+                let image = self.image.clone();
+                in_background(move || image.read_ahead(UNKNOWN_MAX).map(drop));
+                return true;
+            }
+            WorkingSetState::Off => return true,
         };
         let (image, plan) = (self.image.clone(), plan.clone());
         in_background(move || {
             set.read_ahead(&image).and_then(|_| set.read_ahead_blobs(&plan)).map(drop)
         });
         true
-    }
-
-    /// The stored working set that is in use, if there is one.
-    fn known_working_set(
-        &self,
-        chosen: WorkingSetUse,
-    ) -> Option<(Arc<WorkingSet>, PopulatePolicy)> {
-        match (&*self.working_set.lock().expect("no holder panics"), chosen) {
-            (WorkingSetState::Known(set), WorkingSetUse::Populate(policy)) => {
-                Some((set.clone(), policy))
-            }
-            _ => None,
-        }
     }
 
     /// Makes cold boots begin from the stored prefetch file. False: there is none, not even one
@@ -494,89 +485,22 @@ impl ImageBoots {
         })
     }
 
+    /// A plan that uses no working set.
+    pub(super) fn bare_plan(&self) -> Result<BootPlan, PlanError> {
+        let (file, len) = (self.rootfs.file(), self.rootfs.file_len());
+        Ok(self.techniques.reduce(self.image.plan(file, len, self.rootfs.blobs())?))
+    }
+
     /// A plan that uses a working set.
-    fn plan_with(&self, set: &WorkingSet, policy: PopulatePolicy) -> Result<BootPlan, PlanError> {
+    pub(super) fn plan_with(
+        &self,
+        set: &WorkingSet,
+        policy: PopulatePolicy,
+    ) -> Result<BootPlan, PlanError> {
         let (file, len) = (self.rootfs.file(), self.rootfs.file_len());
         let mut plan = self.image.plan(file, len, self.rootfs.blobs())?;
         plan.apply_working_set(set, policy)?;
         Ok(self.techniques.reduce(plan))
-    }
-
-    /// Begins to record what `sandbox`, booted from `plan`, has touched, on a thread
-    /// that may wait. `None`: nobody wants to know, or others are asked just now.
-    pub fn begin_recording(
-        self: &Arc<Self>,
-        sandbox: &Sandbox,
-        plan: &Arc<BootPlan>,
-    ) -> Option<JoinHandle<()>> {
-        let mut state = self.working_set.lock().expect("no holder panics");
-        let WorkingSetState::Wanted(policy) = *state else { return None };
-        let turn = RecordingTurn::take()?;
-        let recorder = match WorkingSet::recorder(sandbox) {
-            Ok(recorder) => recorder,
-            Err(error) => {
-                // The instance may just have ended; the next one will do.
-                tracing::debug!("could not record a working set: {error}");
-                return None;
-            }
-        };
-        // Only one instance is asked; if it fails, boots go on without.
-        *state = WorkingSetState::Off;
-        drop(state);
-        let (shared, plan) = (self.clone(), plan.clone());
-        let record = move || {
-            shared.record(recorder, &plan, policy);
-            drop(turn);
-        };
-        match tokio::runtime::Handle::try_current() {
-            Ok(runtime) => Some(runtime.spawn_blocking(record)),
-            // Without a runtime there is nobody whom this holds up.
-            Err(_) => {
-                record();
-                None
-            }
-        }
-    }
-
-    /// Records a working set, stores it, and makes later boots use it.
-    fn record(self: &Arc<Self>, recorder: Recorder, plan: &BootPlan, policy: PopulatePolicy) {
-        let set = match recorder.record(plan) {
-            Ok(set) => set,
-            // Every instance would take as long, unless the host was busy.
-            Err(error)
-                if error.kind() == io::ErrorKind::TimedOut
-                    && self.recordings_timed_out.fetch_add(1, Ordering::Relaxed)
-                        == RECORDINGS_TRIED - 1 =>
-            {
-                let function = self.terms.function.as_str();
-                tracing::warn!(function, "it touches too much memory to record a working set");
-                return;
-            }
-            Err(error) => {
-                // The instance may just have ended; the next one will do.
-                tracing::debug!("could not record a working set: {error}");
-                *self.working_set.lock().expect("no holder panics") =
-                    WorkingSetState::Wanted(policy);
-                return;
-            }
-        };
-        if let Err(error) = self.store.put_working_set(self.image_id, &set.to_bytes()) {
-            tracing::warn!("could not store a working set: {error}");
-        }
-        let new_plan = |policy| self.plan_with(&set, policy).map(Arc::new);
-        match new_plan(policy).and_then(|plan| Ok((plan, new_plan(PopulatePolicy::Both)?))) {
-            Ok((plan, ready_plan)) => {
-                tracing::debug!(ranges = plan.populate().len(), "recorded a working set");
-                *self.plan.write().expect("no holder panics") = plan;
-                *self.ready_plan.write().expect("no holder panics") = ready_plan;
-                let set = Arc::new(set);
-                *self.working_set.lock().expect("no holder panics") =
-                    WorkingSetState::Known(set.clone());
-                self.store_prefetch_file(&set, policy);
-            }
-            Err(error) => tracing::warn!("a working set cannot be used: {error}"),
-        }
-        self.replenish();
     }
 
     /// Lets the page cache fill with what a cold boot has not read.
@@ -585,7 +509,7 @@ impl ImageBoots {
     }
 
     /// Writes the pages of a new working set to a file for cold boots.
-    fn store_prefetch_file(&self, set: &Arc<WorkingSet>, policy: PopulatePolicy) {
+    pub(super) fn store_prefetch_file(&self, set: &Arc<WorkingSet>, policy: PopulatePolicy) {
         let tenant = &self.terms.tenant;
         match ColdBoots::store(&self.store, tenant, self.image_id, &self.plan(), set) {
             Ok(true) => drop(self.use_prefetch_file(set, policy)),
@@ -594,46 +518,6 @@ impl ImageBoots {
                 let function = self.terms.function.as_str();
                 tracing::warn!(function, "cold boots go on without a prefetch file: {error}");
             }
-        }
-    }
-}
-
-/// How often it is tried to record the working set of a function that takes too long.
-const RECORDINGS_TRIED: u32 = 3;
-/// Most working sets that are recorded at a time: each takes a processor.
-const RECORDINGS_MAX: usize = 2;
-static RECORDINGS: AtomicUsize = AtomicUsize::new(0);
-
-/// Leave to record a working set, given back when it is dropped.
-struct RecordingTurn;
-
-impl RecordingTurn {
-    fn take() -> Option<Self> {
-        let more = |count| (count < RECORDINGS_MAX).then_some(count + 1);
-        let relaxed = Ordering::Relaxed;
-        RECORDINGS.fetch_update(relaxed, relaxed, more).ok().map(|_| Self)
-    }
-}
-
-impl Drop for RecordingTurn {
-    fn drop(&mut self) {
-        RECORDINGS.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-fn stored_working_set(store: &Store, image: ImageId) -> Option<WorkingSet> {
-    let bytes = match store.working_set(image) {
-        Ok(bytes) => bytes?,
-        Err(error) => {
-            tracing::warn!("{error}");
-            return None;
-        }
-    };
-    match WorkingSet::from_bytes(&bytes) {
-        Ok(set) => Some(set),
-        Err(error) => {
-            tracing::warn!("{error}");
-            None
         }
     }
 }

@@ -2,6 +2,7 @@
 //! booted ahead, and a live template.
 
 use super::launch::{ComingBack, LaunchError, RewindInfo, StandbyInfo};
+use super::recording::Shows;
 use super::rewinding::{Fate, IDLE, RewindPolicy, Served, Trial, processor_time};
 use super::sandboxed::{Boot, Handed, ImageBoots};
 use super::terms::Output;
@@ -367,7 +368,8 @@ impl Standby {
                     let output = Output { log, pipes: None };
                     let kind = BootKind::Ready;
                     let lent = sandbox.can_rewind().then(|| Lent::new(&self.lent, time));
-                    return Some(Boot { sandbox, plan, kind, taken_ns, output, lent });
+                    let shows = Shows::default();
+                    return Some(Boot { sandbox, plan, kind, taken_ns, output, lent, shows });
                 }
                 Err(error) => tracing::debug!("an instance that was ready is of no use: {error}"),
             }
@@ -384,7 +386,15 @@ impl Standby {
             match held.go(handed, &boots.terms.options(Some(&pipes))) {
                 Ok(sandbox) => {
                     let (kind, output) = (BootKind::Fork, pipes.into());
-                    return Some(Boot { sandbox, plan, kind, taken_ns, output, lent: None });
+                    return Some(Boot {
+                        sandbox,
+                        plan,
+                        kind,
+                        taken_ns,
+                        output,
+                        lent: None,
+                        shows: Shows::default(),
+                    });
                 }
                 Err(error) => tracing::debug!("a copy forked ahead is of no use: {error}"),
             }
@@ -407,7 +417,15 @@ impl Standby {
             Ok(sandbox) => {
                 let (plan, output) = (template.plan().clone(), pipes.into());
                 let kind = BootKind::Fork;
-                Some(Boot { sandbox, plan, kind, taken_ns, output, lent: None })
+                Some(Boot {
+                    sandbox,
+                    plan,
+                    kind,
+                    taken_ns,
+                    output,
+                    lent: None,
+                    shows: Shows::default(),
+                })
             }
             Err(error) => {
                 tracing::warn!("a template is given up: {error}");
@@ -417,6 +435,11 @@ impl Standby {
                 None
             }
         }
+    }
+
+    /// Whether boots are chosen here, and not by who measures them.
+    pub fn is_automatic(&self) -> bool {
+        self.policy().automatic
     }
 
     /// Whether there is something to be made in the background.

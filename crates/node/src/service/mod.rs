@@ -46,7 +46,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use thaw_sandbox::{Awake, LimitReached};
+use thaw_sandbox::{Awake, LimitReached, MemoryReader};
 use tokio::sync::{Notify, Semaphore, oneshot};
 use tokio::time::timeout;
 
@@ -55,6 +55,9 @@ const REST_PATIENCE: Duration = Duration::from_secs(60);
 
 /// How long an instance may take to be hibernated, or to wake.
 const HIBERNATE_PATIENCE: Duration = Duration::from_secs(60);
+
+/// How long the supervisor of an instance may take to say what counts its memory.
+const MEMORY_PATIENCE: Duration = Duration::from_secs(1);
 
 /// A function that is being served.
 pub struct Service {
@@ -465,6 +468,13 @@ impl Service {
             }
             _ => Err(format!("instance {id} has ended, or did not wake")),
         }
+    }
+
+    /// What counts the memory of a live instance; `None`: it has ended, or nothing counts it.
+    pub(crate) async fn memory_reader(&self, id: u64) -> Option<MemoryReader> {
+        let (reply, reader) = oneshot::channel();
+        self.slots().get(&id)?.table.tell(Command::Memory(reply));
+        timeout(MEMORY_PATIENCE, reader).await.ok()?.ok()
     }
 
     /// Tells the given instance something, or the one that has been idle longest of those in a

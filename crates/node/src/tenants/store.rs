@@ -131,7 +131,7 @@ fn measure(
 
 /// The tenant that the stored configuration of a function, or of a checkpoint, names. A record of another version of Thaw may
 /// have no domain that this one can read: it is one without.
-fn tenant_of(stored: &Value) -> TenantName {
+pub(crate) fn tenant_of(stored: &Value) -> TenantName {
     let domain = stored.pointer("/config/sharing/domain").and_then(Value::as_str);
     TenantName(domain.and_then(|domain| domain.parse().ok()))
 }

@@ -25,6 +25,8 @@ const STATUS_MAX: usize = 4096;
 const ENTRIES_AT_ONCE: usize = 4096;
 /// Most processes of a sandbox beside its first: as many as an image has address spaces.
 const MEMBERS_MAX: usize = MAX_SPACES as usize - 1;
+/// The file of a process that sums its memory up (proc_pid_smaps(5)).
+const SUMMARY: &str = "smaps_rollup";
 /// Number of the sandbox' own process in its pid namespace.
 pub(crate) const FIRST_PROCESS: u32 = 1;
 
@@ -137,6 +139,8 @@ pub(crate) struct Sandbox {
     members: HashMap<u32, File>,
     /// Those of them whose memory was taken.
     taken: Vec<File>,
+    /// `/proc/PID/smaps_rollup` of each process that was there when they were opened.
+    summaries: Vec<File>,
 }
 
 impl Sandbox {
@@ -148,16 +152,43 @@ impl Sandbox {
         let number = number_of(proc, &pidfd)?;
         let first = Directory::open(proc, number)?;
         let spaces = HashMap::from([(FIRST_PROCESS, first.space()?)]);
-        let (members, taken) = (HashMap::new(), Vec::new());
-        let sandbox = Self { pidfd, number, first, spaces, members, taken };
+        let (members, taken, summaries) = Default::default();
+        let sandbox = Self { pidfd, number, first, spaces, members, taken, summaries };
         // Its number is its own as long as it runs, so the directory is.
         if sandbox.runs()? { Ok(sandbox) } else { Err(Errno::SRCH.into()) }
     }
 
     /// Opens the memory of its other processes, too.
     pub fn open_members(&mut self, proc: &OwnedFd) -> io::Result<()> {
+        self.for_each_member(proc, |sandbox, directory, status, file| {
+            sandbox.spaces.insert(status.inner, directory.space()?);
+            sandbox.members.insert(status.inner, file);
+            Ok(())
+        })
+    }
+
+    /// Opens what the host says of the memory of all its processes.
+    pub fn open_summaries(&mut self, proc: &OwnedFd) -> io::Result<()> {
+        self.summaries.push(self.first.file(SUMMARY)?);
+        self.for_each_member(proc, |sandbox, directory, _, _| {
+            sandbox.summaries.push(directory.file(SUMMARY)?);
+            Ok(())
+        })
+    }
+
+    /// `/proc/PID/smaps_rollup` of its processes, the first one's first.
+    pub fn summaries(&self) -> &[File] {
+        &self.summaries
+    }
+
+    /// Looks at each of its processes but the first.
+    fn for_each_member(
+        &mut self,
+        proc: &OwnedFd,
+        mut visit: impl FnMut(&mut Self, &Directory, &Status, File) -> io::Result<()>,
+    ) -> io::Result<()> {
         for number in self.first.children()?.into_iter().take(MEMBERS_MAX) {
-            match self.open_member(proc, number) {
+            match self.visit_member(proc, number, &mut visit) {
                 // It has ended meanwhile, or is ending: its memory is forbidden before it is gone. If
                 // it is missed, that is an error then.
                 Err(error)
@@ -172,16 +203,20 @@ impl Sandbox {
         if self.runs()? { Ok(()) } else { Err(Errno::SRCH.into()) }
     }
 
-    fn open_member(&mut self, proc: &OwnedFd, number: u32) -> io::Result<()> {
+    fn visit_member(
+        &mut self,
+        proc: &OwnedFd,
+        number: u32,
+        visit: &mut impl FnMut(&mut Self, &Directory, &Status, File) -> io::Result<()>,
+    ) -> io::Result<()> {
         let directory = Directory::open(proc, number)?;
         let file = directory.file("status")?;
         let status = Status::read(&file)?;
         // A child of somebody else may have got the number meanwhile.
-        if status.parent == self.number && !status.has_ended {
-            self.spaces.insert(status.inner, directory.space()?);
-            self.members.insert(status.inner, file);
+        match status.parent == self.number && !status.has_ended {
+            true => visit(self, &directory, &status, file),
+            false => Ok(()),
         }
-        Ok(())
     }
 
     /// The memory of the process that is `number` in the pid namespace of the sandbox.

@@ -59,6 +59,8 @@ pub const REQUEST_CHECK: u32 = 1;
 pub const REQUEST_FREEZE: u32 = 2;
 /// Caller → helper: a [`RecordRequest`]. With a file that holds the mappings of the image.
 pub const REQUEST_RECORD: u32 = 3;
+/// Caller → helper: how much memory do the processes of the sandbox have?
+pub const REQUEST_MEMORY: u32 = 5;
 /// Caller → worker: a [`BlobReply`], with the blobs that were opened.
 pub const REPLY_BLOB: u32 = 4;
 

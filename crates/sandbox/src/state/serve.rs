@@ -24,9 +24,10 @@ use super::protocol::{
     BlobReply, ERROR_BASE, ERROR_BLOB, ERROR_HOST, ERROR_MEMORY, ERROR_PANIC, ERROR_REPORT,
     ERROR_SANDBOX_ENDED, ERROR_TOO_LARGE, ERROR_TOO_MANY_MAPPINGS, ERROR_WRITE, FREEZE_IN_MEMORY,
     FreezeRequest, PACKET_MAX, PIECE_MAX, REPLY_BLOB, REQUEST_CHECK, REQUEST_FREEZE,
-    REQUEST_RECORD, RecordRequest, errno_of,
+    REQUEST_MEMORY, REQUEST_RECORD, RecordRequest, errno_of,
 };
 use crate::freeze::{FreezeError, FreezeReport, Order, Source, serve_mate, write_image};
+use crate::memory::SandboxMemory;
 use crate::message;
 use crate::sys;
 use crate::working_set::{RECORDING_MAX, record};
@@ -174,6 +175,7 @@ enum Work {
     Check,
     Freeze { request: Box<FreezeRequest>, about: Vec<u8>, ancestors: Vec<Ancestor>, image: File },
     Record { request: RecordRequest, mappings: File },
+    Memory,
 }
 
 impl Work {
@@ -181,6 +183,7 @@ impl Work {
     fn of(packet: &[u8], file: Option<OwnedFd>) -> Option<Self> {
         match (kind_of(packet), file.map(File::from)) {
             (REQUEST_CHECK, None) => Some(Self::Check),
+            (REQUEST_MEMORY, None) => Some(Self::Memory),
             (REQUEST_FREEZE, Some(image)) => {
                 let (request, tail) = parse::<FreezeRequest>(packet)?;
                 let (about, tail) = tail.split_at_checked(request.about_len as usize)?;
@@ -219,6 +222,7 @@ impl Work {
                 Ok(freeze(source, &order, &image))
             }
             Self::Record { request, mappings } => working_set(sandbox, &request, &mappings),
+            Self::Memory => Ok(memory(&sandbox)),
         }
     }
 }
@@ -226,10 +230,20 @@ impl Work {
 /// Opens what a worker will read.
 fn open(work: &Work, proc: &OwnedFd, pidfd: OwnedFd) -> io::Result<Sandbox> {
     let mut sandbox = Sandbox::open(proc, pidfd)?;
-    if matches!(work, Work::Freeze { .. }) {
-        sandbox.open_members(proc)?;
+    match work {
+        Work::Freeze { .. } => sandbox.open_members(proc)?,
+        Work::Memory => sandbox.open_summaries(proc)?,
+        Work::Check | Work::Record { .. } => {}
     }
     Ok(sandbox)
+}
+
+/// Sums up the memory of the processes of a sandbox.
+fn memory(sandbox: &Sandbox) -> Answers {
+    match SandboxMemory::sum(sandbox.summaries()) {
+        Ok(memory) => vec![memory.answer().with_text("")],
+        Err(error) => host_error(&error),
+    }
 }
 
 fn send_all(socket: &OwnedFd, answers: &Answers) -> io::Result<()> {

@@ -3,8 +3,11 @@
 mod ablation;
 mod boot;
 mod check;
+mod density;
 mod handoff;
 mod hibernate;
+mod mix;
+mod paging;
 mod report;
 mod scale;
 mod syscalls;
@@ -14,7 +17,7 @@ mod worker;
 use crate::failure::Outcome;
 use clap::{Args, Subcommand};
 
-/// Measure boots, memory, throughput and system calls.
+/// Measure boots, memory, density, throughput and system calls.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  thaw bench boot hello-python --boot warm -n 1000 --json\n  \
     thaw bench boot --all --output results")]
@@ -31,6 +34,9 @@ enum Subject {
     Handoff(handoff::Arguments),
     Hibernate(hibernate::Arguments),
     Ablation(ablation::Arguments),
+    Paging(paging::Arguments),
+    Density(density::Arguments),
+    Mix(mix::Arguments),
     Syscalls(syscalls::Arguments),
     Check(check::Arguments),
     Worker(worker::Arguments),
@@ -44,6 +50,9 @@ pub fn run(arguments: &Arguments) -> Outcome {
         Subject::Handoff(arguments) => handoff::run(arguments),
         Subject::Hibernate(arguments) => hibernate::run(arguments),
         Subject::Ablation(arguments) => ablation::run(arguments),
+        Subject::Paging(arguments) => paging::run(arguments),
+        Subject::Density(arguments) => density::run(arguments),
+        Subject::Mix(arguments) => mix::run(arguments),
         Subject::Syscalls(arguments) => syscalls::run(arguments),
         Subject::Check(arguments) => check::run(arguments),
         Subject::Worker(arguments) => Ok(worker::run(arguments)),

@@ -28,8 +28,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use thaw_sandbox::monitor::has_monitor;
-use thaw_sandbox::{BootTimes, Denials, Twin};
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use thaw_sandbox::{BootTimes, Denials, MemoryReader, Twin};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::time::{Instant, sleep as wait};
 
 /// Most denied outgoing connections of one instance that are logged.
@@ -92,6 +92,8 @@ pub(crate) enum Command {
     Sleep(Option<SleepReply>),
     /// The same for others who want its room: end if it cannot.
     SleepOrEnd,
+    /// Say what counts its memory.
+    Memory(oneshot::Sender<MemoryReader>),
     End,
 }
 
@@ -289,6 +291,10 @@ impl Supervisor {
                 Step::Command(Some(Command::Sleep(Some(reply)))) => self.sleep_for(reply),
                 Step::Command(Some(Command::SleepOrEnd)) => self.make_room(Instant::now()),
                 Step::Command(Some(Command::Sleep(None))) => self.sleep_now(Instant::now()),
+                Step::Command(Some(Command::Memory(reply))) => {
+                    // Who has asked may have gone.
+                    let _ = self.instance.memory_reader().map(|reader| reply.send(reader));
+                }
                 Step::Command(Some(Command::End) | None) => self.instance.kill(),
                 Step::Alarm => self.alarm(Instant::now()),
             }
