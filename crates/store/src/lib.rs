@@ -4,6 +4,7 @@
 mod ancestors;
 mod blob;
 mod checkpoint;
+mod template;
 pub mod collect;
 mod error;
 mod footprint;
@@ -27,6 +28,7 @@ mod store;
 mod verify;
 
 pub use blob::{Blob, Domain};
+pub use template::TemplateRecord;
 pub use checkpoint::{CheckpointList, CheckpointRecord, NewCheckpoint};
 pub use error::{Kind, Result, StoreError};
 pub use footprint::Footprint;

@@ -13,6 +13,7 @@ mod import;
 mod output;
 mod packages;
 mod program;
+mod template;
 mod train;
 
 pub use command::CommandFailure;
@@ -31,6 +32,8 @@ use crate::config::{
 };
 use crate::function::{BuiltFunction, FunctionError, StoredFunction};
 use crate::home::{Home, HomeError};
+use import::Imported;
+use template::{Files, Template};
 use crate::tenants::{Planned, StoreQuotaError, check_store};
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
@@ -205,13 +208,33 @@ pub fn build(
         let import = import::Import::new(home, &directory, &config, options, base)?;
         import.run(&mut session, on_event)?
     };
-    image::number_user(&session, imported.index, &mut config)?;
-    let (environment, cpu_baseline) = (imported.environment, options.cpu_baseline);
+    let Imported { tree, environment, runtime, libraries } = imported;
+    // Names of users are looked up in the files; a function over a template extends its index.
+    let plain = session.put_index(&tree)?;
+    image::number_user(&session, plain, &mut config)?;
+    let cpu_baseline = options.cpu_baseline;
     let function = StoredFunction { config, environment, source: directory, cpu_baseline };
     // Nothing runs for a build that cannot be stored.
-    check_store(&store, &quotas, &planned(&function.config, imported.index, None))?;
+    check_store(&store, &quotas, &planned(&function.config, plain, None))?;
     let place = Place::New(&quotas);
-    freeze_and_store(&mut session, function, imported.index, place, options, on_event)
+    let files =
+        Files { tree: &tree, runtime: runtime.as_ref(), libraries: libraries.as_ref() };
+    if let Some((index, template)) =
+        template::of_function(&mut session, &function, files, options, on_event)?
+    {
+        let way = Way::Template(&template);
+        match freeze_and_store(&mut session, function.clone(), index, place, way, options, on_event)
+        {
+            Err(BuildError::Freeze(failure)) if failure.is_of_program() => {
+                on_event(BuildEvent::Note(&format!(
+                    "it cannot be built from its runtime template ({failure}); it is started from \
+                     nothing instead"
+                )));
+            }
+            outcome => return outcome,
+        }
+    }
+    freeze_and_store(&mut session, function, plain, place, Way::Start, options, on_event)
 }
 
 fn planned(config: &FunctionConfig, index: IndexId, image: Option<ImageId>) -> Planned<'_> {
@@ -262,7 +285,8 @@ pub fn refreeze(
     let old = BuiltFunction::from_record(record)?;
     let mut session = store.session()?;
     let place = Place::Of(&version, may_replace);
-    freeze_and_store(&mut session, old.function, old.index, place, options, on_event)
+    // From nothing, since a template would give it the addresses that its images had before.
+    freeze_and_store(&mut session, old.function, old.index, place, Way::Start, options, on_event)
 }
 
 /// Freezes a stored function another way, for measuring: its own image stays,
@@ -277,7 +301,8 @@ pub fn freeze_aside(
 ) -> Result<BuiltFunction, BuildError> {
     let mut session = store.session()?;
     let (index, stored) = (function.index, &function.function);
-    let (image, _) = freeze::freeze(&mut session, stored, index, options, &mut |_| {})?;
+    let way = Way::Start;
+    let (image, _) = freeze::freeze(&mut session, stored, index, way, options, &mut |_| {})?;
     Ok(BuiltFunction { image, ..function.clone() })
 }
 
@@ -291,16 +316,26 @@ enum Place<'a> {
     Of(&'a FunctionVersion, &'a dyn Fn() -> Result<(), BuildError>),
 }
 
+/// What a program begins as.
+#[derive(Clone, Copy)]
+enum Way<'a> {
+    /// It is started.
+    Start,
+    /// It is given to a copy of a runtime template.
+    Template(&'a Template),
+}
+
 /// Freezes a function and stores it.
 fn freeze_and_store(
     session: &mut Session,
     function: StoredFunction,
     index: IndexId,
     place: Place<'_>,
+    way: Way<'_>,
     options: &BuildOptions,
     on_event: &mut OnEvent<'_>,
 ) -> Result<Built, BuildError> {
-    let (image, frozen) = freeze::freeze(session, &function, index, options, on_event)?;
+    let (image, frozen) = freeze::freeze(session, &function, index, way, options, on_event)?;
     let name = Name::new(function.config.name.as_str()).map_err(StoreError::from)?;
     let config = serde_json::to_value(&function).expect("a function is plain data");
     let new = NewFunction { name, config, index, image: Some(image) };

@@ -6,12 +6,12 @@ use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use super::Node;
 use super::node::Body;
+use super::{LowerDirectory, Node};
 use crate::errno::{Errno, Result};
 use crate::fs::file::{Dirent, Events, File, Stat};
 use crate::fs::inode::{FileType, Inode, RenameMode};
-use crate::fs::lower::LowerId;
+use crate::fs::lower::{LowerAttributes, LowerId};
 use crate::io::{Sink, Source};
 use crate::sync::KernelCell;
 
@@ -153,6 +153,42 @@ impl Node {
             }
             _ => true,
         });
+    }
+
+    /// Adds all directories below this one that stand for one of the lower layer.
+    pub(super) fn note_directories(
+        self: &Arc<Self>,
+        known: &mut Vec<(Arc<Node>, LowerDirectory)>,
+        depth: usize,
+    ) -> Result<()> {
+        let Body::Directory(entries) = &self.body else { return Ok(()) };
+        let (id, nodes) = {
+            let entries = entries.borrow_mut();
+            let nodes = entries.changed.values().filter_map(|entry| match entry {
+                Entry::Node(node) if node.file_type() == FileType::Directory => Some(node.clone()),
+                _ => None,
+            });
+            (entries.lower, nodes.collect::<Vec<_>>())
+        };
+        if let (Some(id), Some(lower)) = (id, self.lower()) {
+            let nlink = lower.0.attributes(id)?.nlink;
+            known.push((self.clone(), LowerDirectory { id, nlink }));
+        }
+        match depth {
+            0 if !nodes.is_empty() => Err(Errno::ELOOP),
+            _ => nodes.iter().try_for_each(|node| node.note_directories(known, depth - 1)),
+        }
+    }
+
+    /// Takes over what the lower layer now says of this directory, which had `nlink` links
+    /// there before.
+    pub(super) fn follow_lower(&self, nlink: u32, now: &LowerAttributes) {
+        let mut meta = self.meta.borrow_mut();
+        meta.nlink = meta.nlink.saturating_add(now.nlink).saturating_sub(nlink);
+        if !meta.changed {
+            (meta.atime, meta.mtime, meta.ctime, meta.btime) =
+                (now.mtime, now.mtime, now.mtime, now.mtime);
+        }
     }
 
     /// Whether a node made anew from the lower layer would be the same.

@@ -17,6 +17,7 @@ mod pages;
 
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 pub use directory::DirectoryFile;
@@ -25,7 +26,7 @@ pub use node::Node;
 
 use super::inode::{FilesystemId, Inode, NewInode, NewKind, Statfs};
 use super::lower::{LowerId, LowerLayer};
-use crate::errno::Result;
+use crate::errno::{Errno, Result};
 use crate::sync::KernelCell;
 
 /// First inode number of files that do not come from the lower layer: beyond
@@ -129,6 +130,28 @@ impl Node {
         self.fs.made.store(0, Ordering::Relaxed);
         self.prune_entries(PRUNE_DEPTH);
     }
+}
+
+impl Node {
+    /// Goes over to another index below ([`Lower::rebase`](super::lower::Lower::rebase)): this
+    /// is the root directory. Directories that are known may have more names there.
+    pub fn rebase(self: &Arc<Self>, index_len: u64) -> Result<()> {
+        let lower = self.fs.lower.as_ref().ok_or(Errno::EINVAL)?;
+        let mut known = Vec::new();
+        self.note_directories(&mut known, PRUNE_DEPTH)?;
+        lower.0.rebase(index_len)?;
+        known.into_iter().try_for_each(|(node, before)| {
+            let now = lower.0.attributes(before.id)?;
+            node.follow_lower(before.nlink, &now);
+            Ok(())
+        })
+    }
+}
+
+/// A directory of the lower layer that a node stands for.
+struct LowerDirectory {
+    id: LowerId,
+    nlink: u32,
 }
 
 /// Nodes of lower files that may be made before unused ones are looked for:
