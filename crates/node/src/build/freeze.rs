@@ -211,7 +211,8 @@ pub(super) fn write_image(
     sandbox: &Sandbox,
     order: &ImageOrder<'_>,
 ) -> Result<(ImageId, FreezeReport), FreezeFailure> {
-    let ImageOrder { entry, function, rootfs, merge, .. } = *order;
+    let ImageOrder { entry, function, rootfs, mut merge, .. } = *order;
+    if let Ok(gap) = std::env::var("TPL_GAP") && order.base.is_some() { merge.clean_gap_pages = gap.parse().unwrap(); }
     let config = &function.config;
     let spec = FreezeSpec {
         index_hash: *rootfs.id().as_bytes(),
