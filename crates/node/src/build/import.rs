@@ -187,11 +187,12 @@ impl<'a> Import<'a> {
         if let Some(runtime) = &self.config.runtime
             && runtime.kind != RuntimeKind::Image
         {
+            let mut language = None;
             if self.config.template.from.is_some() {
-                self.language(runtime, session, &mut tree, on_event)?;
+                language = Some(self.language(runtime, session, &mut tree, on_event)?);
                 runtime_files = Some(tree.clone());
             }
-            self.runtime(runtime, session, &mut tree, &mut environment, on_event)?;
+            self.runtime(runtime, language, session, &mut tree, &mut environment, on_event)?;
         } else if self.config.template.from.is_some() {
             runtime_files = Some(tree.clone());
         }
@@ -211,7 +212,7 @@ impl<'a> Import<'a> {
         session: &mut Session,
         tree: &mut Tree,
         on_event: &mut OnEvent<'_>,
-    ) -> Result<(), ImportFailure> {
+    ) -> Result<Collected, ImportFailure> {
         let request = CollectRequest {
             domain: self.domain.clone(),
             readers: self.readers(),
@@ -221,8 +222,7 @@ impl<'a> Import<'a> {
         };
         let progress = &mut |progress: Progress<'_>| imported(progress, on_event);
         let ask = &mut |question: &Question<'_>| self.ask(question);
-        session.collect_asking(tree, &request, ask, progress)?;
-        Ok(())
+        Ok(session.collect_asking(tree, &request, ask, progress)?)
     }
 
     /// How the interpreter of the language is collected with its library.
@@ -308,10 +308,12 @@ impl<'a> Import<'a> {
         }
     }
 
-    /// Collects a runtime from the host.
+    /// Collects a runtime from the host, or what it has besides the language that was
+    /// collected before.
     fn runtime(
         &self,
         runtime: &RuntimeConfig,
+        language: Option<Collected>,
         session: &mut Session,
         tree: &mut Tree,
         environment: &mut BTreeMap<String, String>,
@@ -332,6 +334,7 @@ impl<'a> Import<'a> {
         }
         request.programs.extend(runtime.programs.iter().map(|program| self.program_of(program)));
         match self.request_of_language(runtime) {
+            Some(_) if language.is_some() => {}
             Some(wanted) => request.runtimes.push(wanted),
             // A program among the function's files only needs its libraries.
             None if self.is_own(&self.config.command[0]) => {}
@@ -353,9 +356,11 @@ impl<'a> Import<'a> {
         let progress = &mut |progress: Progress<'_>| imported(progress, on_event);
         let ask = &mut |question: &Question<'_>| self.ask(question);
         let collected = session.collect_asking(tree, &request, ask, progress)?;
-        self.note_gaps(&collected, on_event);
-        if !collected.search_path.is_empty() {
-            let first = collected.search_path.iter().map(|path| path.to_string_lossy());
+        let all = language.iter().chain([&collected]);
+        all.clone().for_each(|collected| self.note_gaps(collected, on_event));
+        let search_path: Vec<_> = all.flat_map(|collected| &collected.search_path).collect();
+        if !search_path.is_empty() {
+            let first = search_path.iter().map(|path| path.to_string_lossy());
             let path = first.collect::<Vec<_>>().join(":");
             environment.insert("PATH".to_owned(), format!("{path}:{DEFAULT_PATH}"));
         }

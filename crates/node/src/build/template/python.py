@@ -125,38 +125,8 @@ def _become(modules):
         sys.orig_argv[:] = [arguments[0]] + words
         sys.modules["runpy"] = _Runner(prepare)
 
-    def warm_up():
-        """Answers some requests of its own, so that copies need not compile what that takes.
-
-        The interpreter specializes code while it runs (PEP 659), and libraries fill caches.
-        """
-        server = sys.modules.get("http.server")
-        if server is None:
-            return
-        import socket
-
-        class Handler(server.BaseHTTPRequestHandler):
-            def do_GET(self):
-                body = b"{}"
-                self.send_response(200)
-                self.send_header("Content-Type", "text/plain")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *words):
-                self.log_date_time_string()
-
-        for _ in range(20):
-            client, served = socket.socketpair()
-            with client, served:
-                client.sendall(b"GET /?a=b HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
-                Handler(served, ("127.0.0.1", 1), None)
-                client.recv(4096)
-
     customized = load_customization()
     load(modules)
-    warm_up()
     while True:
         freeze()
         take_over()
