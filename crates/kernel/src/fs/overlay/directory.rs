@@ -6,12 +6,12 @@ use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use super::Node;
 use super::node::Body;
-use super::{LowerDirectory, Node};
 use crate::errno::{Errno, Result};
 use crate::fs::file::{Dirent, Events, File, Stat};
 use crate::fs::inode::{FileType, Inode, RenameMode};
-use crate::fs::lower::{LowerAttributes, LowerId};
+use crate::fs::lower::LowerId;
 use crate::io::{Sink, Source};
 use crate::sync::KernelCell;
 
@@ -155,14 +155,11 @@ impl Node {
         });
     }
 
-    /// Adds all directories below this one that stand for one of the lower layer.
-    pub(super) fn note_directories(
-        self: &Arc<Self>,
-        known: &mut Vec<(Arc<Node>, LowerDirectory)>,
-        depth: usize,
-    ) -> Result<()> {
+    /// Takes over what the lower layer now says of this directory, and of those below it that
+    /// have nodes: more names, and other times if nothing was changed above it.
+    pub(super) fn follow_lower(&self, depth: usize) -> Result<()> {
         let Body::Directory(entries) = &self.body else { return Ok(()) };
-        let (id, nodes) = {
+        let (below, nodes) = {
             let entries = entries.borrow_mut();
             let nodes = entries.changed.values().filter_map(|entry| match entry {
                 Entry::Node(node) if node.file_type() == FileType::Directory => Some(node.clone()),
@@ -170,24 +167,21 @@ impl Node {
             });
             (entries.lower, nodes.collect::<Vec<_>>())
         };
-        if let (Some(id), Some(lower)) = (id, self.lower()) {
-            let nlink = lower.0.attributes(id)?.nlink;
-            known.push((self.clone(), LowerDirectory { id, nlink }));
+        if let (Some(id), Some(lower)) = (below, self.lower()) {
+            let mut subdirectories = 0;
+            self.list_entries(&mut |_, _, kind| {
+                subdirectories += u32::from(kind == FileType::Directory);
+            })?;
+            let mtime = lower.0.attributes(id)?.mtime;
+            let mut meta = self.meta.borrow_mut();
+            meta.nlink = 2 + subdirectories;
+            if !meta.changed {
+                (meta.atime, meta.mtime, meta.ctime, meta.btime) = (mtime, mtime, mtime, mtime);
+            }
         }
         match depth {
             0 if !nodes.is_empty() => Err(Errno::ELOOP),
-            _ => nodes.iter().try_for_each(|node| node.note_directories(known, depth - 1)),
-        }
-    }
-
-    /// Takes over what the lower layer now says of this directory, which had `nlink` links
-    /// there before.
-    pub(super) fn follow_lower(&self, nlink: u32, now: &LowerAttributes) {
-        let mut meta = self.meta.borrow_mut();
-        meta.nlink = meta.nlink.saturating_add(now.nlink).saturating_sub(nlink);
-        if !meta.changed {
-            (meta.atime, meta.mtime, meta.ctime, meta.btime) =
-                (now.mtime, now.mtime, now.mtime, now.mtime);
+            _ => nodes.iter().try_for_each(|node| node.follow_lower(depth - 1)),
         }
     }
 

@@ -17,7 +17,6 @@ mod pages;
 
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 pub use directory::DirectoryFile;
@@ -134,24 +133,12 @@ impl Node {
 
 impl Node {
     /// Goes over to another index below ([`Lower::rebase`](super::lower::Lower::rebase)): this
-    /// is the root directory. Directories that are known may have more names there.
+    /// is the root directory. Directories that are known may have more names there. `EINVAL`
+    /// if there is no index below.
     pub fn rebase(self: &Arc<Self>, index_len: u64) -> Result<()> {
-        let lower = self.fs.lower.as_ref().ok_or(Errno::EINVAL)?;
-        let mut known = Vec::new();
-        self.note_directories(&mut known, PRUNE_DEPTH)?;
-        lower.0.rebase(index_len)?;
-        known.into_iter().try_for_each(|(node, before)| {
-            let now = lower.0.attributes(before.id)?;
-            node.follow_lower(before.nlink, &now);
-            Ok(())
-        })
+        self.fs.lower.as_ref().ok_or(Errno::EINVAL)?.0.rebase(index_len)?;
+        self.follow_lower(PRUNE_DEPTH)
     }
-}
-
-/// A directory of the lower layer that a node stands for.
-struct LowerDirectory {
-    id: LowerId,
-    nlink: u32,
 }
 
 /// Nodes of lower files that may be made before unused ones are looked for:
