@@ -4,7 +4,6 @@
 mod ancestors;
 mod blob;
 mod checkpoint;
-mod template;
 pub mod collect;
 mod error;
 mod footprint;
@@ -25,10 +24,10 @@ mod session;
 mod sparse;
 mod stage;
 mod store;
+mod template;
 mod verify;
 
 pub use blob::{Blob, Domain};
-pub use template::TemplateRecord;
 pub use checkpoint::{CheckpointList, CheckpointRecord, NewCheckpoint};
 pub use error::{Kind, Result, StoreError};
 pub use footprint::Footprint;
@@ -46,4 +45,5 @@ pub use session::Session;
 pub use sparse::image_id;
 pub use stage::{LeftOver, Removal};
 pub use store::Store;
+pub use template::TemplateRecord;
 pub use verify::{Problem, Repair, VerifyReport};

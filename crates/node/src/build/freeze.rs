@@ -13,10 +13,12 @@ use std::time::{Duration, Instant};
 use thaw_abi::control::EntryPoint;
 use thaw_abi::image::Ancestor;
 use thaw_sandbox::{
-    AncestorFile, BootError, Fit, FreezeBase, FreezeError, FreezeReport, FreezeSpec, Image, ImageError,
-    KernelError, MergePolicy, PlanError, Sandbox, ZygoteError, cpu_features,
+    AncestorFile, BootError, Fit, FreezeBase, FreezeError, FreezeReport, FreezeSpec, Image,
+    ImageError, KernelError, MergePolicy, PlanError, Sandbox, ZygoteError, cpu_features,
 };
-use thaw_store::{ImageId, IndexId, KernelId, Name, NewFunction, NewImage, Session, Store, StoreError};
+use thaw_store::{
+    ImageId, IndexId, KernelId, Name, NewFunction, NewImage, Session, Store, StoreError,
+};
 
 /// How a program was frozen.
 #[derive(Clone, Debug)]

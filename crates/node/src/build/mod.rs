@@ -32,12 +32,12 @@ use crate::config::{
 };
 use crate::function::{BuiltFunction, FunctionError, StoredFunction};
 use crate::home::{Home, HomeError};
-use import::Imported;
-use template::{Files, Template};
 use crate::tenants::{Planned, StoreQuotaError, check_store};
+use import::Imported;
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use template::{Files, Template};
 use thaw_sandbox::{CoreGroup, MergePolicy, WeakLimits};
 use thaw_store::{
     FunctionVersion, ImageId, IndexId, Name, NewFunction, Session, Store, StoreError,
@@ -217,8 +217,7 @@ pub fn build(
     // Nothing runs for a build that cannot be stored.
     check_store(&store, &quotas, &planned(&function.config, plain, None))?;
     let place = Place::New(&quotas);
-    let files =
-        Files { tree: &tree, runtime: runtime.as_ref(), libraries: libraries.as_ref() };
+    let files = Files { tree: &tree, runtime: runtime.as_ref(), libraries: libraries.as_ref() };
     if let Some((index, template)) =
         template::of_function(&mut session, &function, files, options, on_event)?
     {

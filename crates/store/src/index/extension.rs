@@ -11,9 +11,7 @@ use std::path::{Path, PathBuf};
 use thaw_abi::rootfs::{Index, IndexInode, NO_BLOB, ROOT_INODE};
 
 use super::tree::{Attributes, Content, NodeId, Tree, TreeError};
-use super::write::{
-    S_IFBLK, S_IFCHR, S_IFDIR, S_IFIFO, S_IFLNK, S_IFREG, S_IFSOCK, encode_device,
-};
+use super::write::{S_IFBLK, S_IFCHR, S_IFDIR, S_IFIFO, S_IFLNK, S_IFREG, S_IFSOCK, encode_device};
 
 /// The inode numbers that the files of `tree` have in `base`.
 ///

@@ -8,6 +8,7 @@ import json
 import os
 import posix
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -39,8 +40,8 @@ def words(path):
 
 MAIN = {name: repr(value) for name, value in globals().items() if name.startswith("__")}
 MAIN.pop("__builtins__")
-# An address.
-MAIN["__loader__"] = MAIN["__loader__"].split(" at ")[0]
+# Addresses are others in each image.
+MAIN = {name: re.sub(" at 0x[0-9a-f]+", "", text) for name, text in MAIN.items()}
 LOADED = set(sys.modules)
 # A child gets the environment that the C library has.
 CHILD = "import os, sys; print(sorted(os.environ.items()), sys.path, sys.argv)"

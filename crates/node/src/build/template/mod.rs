@@ -274,6 +274,8 @@ impl Wanted<'_> {
             "command": program.config.command,
             "environment": self.environment,
             "user": program.config.ids(),
+            // What is in memory is shared with nobody else, either.
+            "domain": program.config.sharing.domain,
             "index": index.to_string(),
         })
     }
