@@ -252,6 +252,11 @@ pub const THAW_AND_HOLD: u32 = 1;
 /// Map the image, read nothing of it, say [`MSG_READY`], and fork a copy for
 /// each [`MSG_FORK`].
 pub const THAW_AS_TEMPLATE: u32 = 2;
+/// Become a copy of a runtime template, take the program of the [`MSG_START`] that follows
+/// (without descriptors, and without mounts), and go on as that. The index is the program's
+/// own; it has all inodes and blobs of the template's under the same numbers. Kernels that do
+/// not know of it refuse it.
+pub const THAW_AND_START: u32 = 3;
 
 /// Body of [`MSG_THAW`].
 ///

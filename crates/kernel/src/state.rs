@@ -54,6 +54,9 @@ pub struct Kernel {
     pub timers: crate::time::timer::Timers,
     /// How often this state has been thawed on the way to this copy.
     pub generation: KernelCell<u64>,
+    /// The generation in which the program was started: not the first, if the interpreter
+    /// comes from a runtime template.
+    pub started_in: KernelCell<u64>,
     /// Those who wait for a freeze that they have asked for.
     pub frozen: crate::task::wait::WaitQueue,
     /// Size of the terminal.
@@ -106,6 +109,7 @@ impl Kernel {
             timers: Default::default(),
             host_poll: Default::default(),
             generation: KernelCell::new(0),
+            started_in: KernelCell::new(0),
             frozen: Default::default(),
             window: KernelCell::new(bytemuck::Zeroable::zeroed()),
             config: KernelCell::new(config),
@@ -180,6 +184,11 @@ pub fn install(kernel: Kernel) -> u64 {
 /// `address` must come from `install` in the sandbox that the heap was frozen from.
 pub unsafe fn restore(address: u64) {
     ROOT.store(address as *mut Kernel, Ordering::Relaxed);
+}
+
+/// How often the program has been thawed on the way to this copy.
+pub fn thaws_of_program() -> u64 {
+    generation() - kernel().started_in.get()
 }
 
 /// Number of this boot of the saved state: 0 for a fresh sandbox, and before there is any

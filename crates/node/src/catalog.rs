@@ -299,7 +299,7 @@ impl Catalog {
                 policy: BootPolicy {
                     ready: config.ready.into(),
                     rewind: RewindPolicy::of(config),
-                    template: config.template,
+                    template: config.template.fork,
                     automatic: true,
                 },
                 techniques: Techniques::default(),

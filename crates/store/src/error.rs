@@ -37,6 +37,8 @@ pub enum Kind {
     ImageKernel,
     /// A checkpoint's record.
     Checkpoint,
+    /// A runtime template's record.
+    Template,
 }
 
 impl std::fmt::Display for Kind {
@@ -53,6 +55,7 @@ impl std::fmt::Display for Kind {
             Kind::Kernel => "kernel build",
             Kind::ImageKernel => "record of the kernel of image",
             Kind::Checkpoint => "checkpoint",
+            Kind::Template => "template",
         })
     }
 }
@@ -227,6 +230,7 @@ pub(crate) fn way_out(kind: Kind) -> &'static str {
         Kind::ImageKernel => "build the function again, or remove the checkpoint",
         Kind::Ancestors => "remove the checkpoint whose image that is",
         Kind::Checkpoint => "remove the checkpoint, or restore its record",
+        Kind::Template => "build a function from it again",
     }
 }
 

@@ -139,6 +139,9 @@ impl Session {
         drop(self.open_index(new.index)?);
         if let Some(image) = new.image {
             drop(self.open_image(image)?);
+            for ancestor in self.image_ancestors(image)? {
+                drop(self.open_image(ancestor)?);
+            }
         }
         let _lock = self.lock_function(&new.name)?;
         let found = self.get_function(&new.name);

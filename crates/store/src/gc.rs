@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use crate::error::{Context, Result, StoreError};
 use crate::function::names;
-use crate::id::{BlobHash, ImageId, IndexId, KernelId};
+use crate::id::{BlobHash, ImageId, IndexId, KernelId, Name};
 use crate::image::list;
 use crate::layout::ImageFile;
 use crate::lock::{lock_exclusive_within, try_lock_exclusive};
@@ -39,6 +39,8 @@ pub struct GcReport {
     /// Images that are gone, of which working sets, the files of their pages, lists of
     /// ancestors or records of their kernels were left.
     pub working_sets: Vec<ImageId>,
+    /// Runtime templates: nothing was built from them, or it is gone.
+    pub templates: Vec<Name>,
     /// Directories of sessions that did not end well.
     pub left_overs: Vec<PathBuf>,
     /// Bytes on disk that all of it occupied.
@@ -85,6 +87,7 @@ impl Store {
         live.images.extend(kept.iter().filter(|id| self.layout.image(**id).exists()));
         let mut report = GcReport::default();
         let images = self.unused_images(&mut live)?;
+        let templates = self.unused_templates(&mut live)?;
         let indexes = self.unused_indexes(&mut live)?;
         // Everything that could fail for damage is read before the first removal.
         let blobs = self.unused_blobs(&live)?;
@@ -92,6 +95,10 @@ impl Store {
         for left_over in clean(&self.layout, removal)? {
             report.left_overs.push(left_over.path);
             report.bytes += left_over.bytes;
+        }
+        for name in templates {
+            report.bytes += remove(&self.layout.template(&name), removal)?;
+            report.templates.push(name);
         }
         for (id, _in_use_check) in &images {
             report.bytes += remove(&self.layout.image(*id), removal)?;
@@ -181,6 +188,20 @@ impl Store {
         self.add_ancestors(&mut live.images)?;
         unused.retain(|(id, _)| !live.images.contains(id));
         Ok(unused)
+    }
+
+    /// Templates whose images no other image refers to, and those whose records are damaged. The
+    /// root file systems of the others join the live ones: what is built next extends them.
+    fn unused_templates(&self, live: &mut Live) -> Result<Vec<Name>> {
+        let mut kept = BTreeSet::new();
+        for template in self.list_templates()? {
+            if live.images.contains(&template.image) {
+                live.indexes.insert(template.index);
+                kept.insert(template.name);
+            }
+        }
+        let all = names(&self.layout.templates())?;
+        Ok(all.into_iter().filter(|name| !kept.contains(name)).collect())
     }
 
     /// The same for indexes; those that are open join the live ones.

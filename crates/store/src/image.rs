@@ -84,6 +84,15 @@ impl Session {
         self.commit(image, &[], SHARED_MODE)
     }
 
+    /// The same with an image that refers to others: `ancestors` are all of them. They stay as
+    /// long as it does.
+    ///
+    /// # Errors
+    /// One of them, or the kernel that the image needs, is not in the store.
+    pub fn commit_image_over(&mut self, image: NewImage, ancestors: &[ImageId]) -> Result<ImageId> {
+        self.commit(image, ancestors, SHARED_MODE)
+    }
+
     /// The same with the image of a checkpoint, which only the store's owner may read and which
     /// may differ from others only: `ancestors` are all that it refers to. They stay as long as
     /// it does.

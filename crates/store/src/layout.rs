@@ -14,6 +14,7 @@
 //! images/<hash>.kernel           the build of the Thaw kernel that it needs, 0600
 //! kernels/<hash>                 ELF files of builds of the Thaw kernel, 0444
 //! checkpoints/<name>             JSON record of a checkpoint, 0600
+//! templates/<name>               JSON record of a runtime template, 0600
 //! domains/<name>                 empty file: a sharing domain that was used
 //! tmp/<session>/                 what a session has not published yet; flock(2)ed while it lives
 //! ```
@@ -63,13 +64,14 @@ impl Layout {
     }
 
     /// Every directory that an open store has.
-    pub(crate) fn directories(&self) -> [PathBuf; 9] {
+    pub(crate) fn directories(&self) -> [PathBuf; 10] {
         [
             "blobs",
             "indexes",
             "rootfs",
             "functions",
             "checkpoints",
+            "templates",
             "images",
             "kernels",
             "domains",
@@ -161,6 +163,14 @@ impl Layout {
 
     pub(crate) fn kernel(&self, id: KernelId) -> PathBuf {
         self.root.join("kernels").join(id.to_string())
+    }
+
+    pub(crate) fn templates(&self) -> PathBuf {
+        self.root.join("templates")
+    }
+
+    pub(crate) fn template(&self, name: &Name) -> PathBuf {
+        self.root.join("templates").join(name.as_str())
     }
 
     pub(crate) fn checkpoints(&self) -> PathBuf {

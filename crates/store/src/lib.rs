@@ -24,6 +24,7 @@ mod session;
 mod sparse;
 mod stage;
 mod store;
+mod template;
 mod usage;
 mod verify;
 
@@ -45,5 +46,6 @@ pub use session::Session;
 pub use sparse::image_id;
 pub use stage::{LeftOver, Removal};
 pub use store::Store;
+pub use template::TemplateRecord;
 pub use usage::{KernelUse, OtherUser, Sizes, StoreUsage, StoredBytes, User, UserKind};
 pub use verify::{Problem, Repair, VerifyReport};

@@ -36,6 +36,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
             "rootfs_indexes": report.indexes.len(),
             "blobs": report.blobs.len(),
             "kernels": report.kernels.len(),
+            "templates": report.templates.len(),
             "working_sets": report.working_sets.len(),
             "left_overs": report.left_overs.len(),
             "bytes": report.bytes,
@@ -51,12 +52,14 @@ fn summary(report: &GcReport, dry_run: bool) -> String {
         return "nothing to remove\n".to_owned();
     }
     format!(
-        "{} {} images, {} rootfs indexes, {} files, {} kernel builds and {} left-overs: {:.1} MiB\n",
+        "{} {} images, {} rootfs indexes, {} files, {} kernel builds, {} runtime templates and {} \
+         left-overs: {:.1} MiB\n",
         if dry_run { "would remove" } else { "removed" },
         report.images.len(),
         report.indexes.len(),
         report.blobs.len(),
         report.kernels.len(),
+        report.templates.len(),
         report.left_overs.len() + report.working_sets.len(),
         report.bytes as f64 / f64::from(1 << 20),
     )

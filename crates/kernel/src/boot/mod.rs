@@ -7,6 +7,7 @@
 #![allow(unsafe_code)]
 
 pub mod program;
+mod runtime;
 mod template;
 pub mod thaw;
 

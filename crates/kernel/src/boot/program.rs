@@ -27,14 +27,14 @@ use crate::task::{Process, Thread, host_process, scheduler};
 use crate::time::random::Generator;
 
 /// Strings of a start command.
-struct Strings {
-    hostname: Vec<u8>,
-    workdir: Vec<u8>,
+pub(super) struct Strings {
+    pub hostname: Vec<u8>,
+    pub workdir: Vec<u8>,
     path: Vec<u8>,
-    argv: Vec<Vec<u8>>,
-    envp: Vec<Vec<u8>>,
+    pub argv: Vec<Vec<u8>>,
+    pub envp: Vec<Vec<u8>>,
     /// A letter and a path each.
-    mounts: Vec<Vec<u8>>,
+    pub mounts: Vec<Vec<u8>>,
 }
 
 /// What the kernel shows as files.
@@ -127,7 +127,7 @@ fn map_index(fd: HostFd, len: u64) -> Result<()> {
     blobs::initialize(index.blobs().len() as u32)
 }
 
-fn parse_strings(tail: &[u8], command: &Start) -> Option<Strings> {
+pub(super) fn parse_strings(tail: &[u8], command: &Start) -> Option<Strings> {
     let mut parts = tail.split(|&b| b == 0).map(<[u8]>::to_vec);
     let (hostname, workdir, path) = (parts.next()?, parts.next()?, parts.next()?);
     let argv: Vec<_> = parts.by_ref().take(command.argv_count as usize).collect();
@@ -154,21 +154,22 @@ fn first_thread(command: &Start, strings: Strings) -> Result<Arc<Thread>> {
     Ok(thread)
 }
 
-fn load(process: &Arc<Process>, strings: Strings, thread: &Arc<Thread>) -> Result<()> {
+/// Gives the process its working directory, and the sandbox the files that say where names
+/// are looked up; how its paths are walked then.
+pub(super) fn surroundings(process: &Process, workdir: &[u8]) -> Context {
     let mut context = Context::current();
-    if !strings.workdir.is_empty() {
-        let Ok(cwd) = crate::fs::walk::walk(&context, &context.root, &strings.workdir, Follow::Yes)
-        else {
+    if !workdir.is_empty() {
+        let Ok(cwd) = crate::fs::walk::walk(&context, &context.root, workdir, Follow::Yes) else {
             say(
                 b"the working directory ",
-                &strings.workdir,
+                workdir,
                 b" does not exist in the sandbox; name one that does",
             )
         };
         if !cwd.is_directory() {
             say(
                 b"the working directory ",
-                &strings.workdir,
+                workdir,
                 b" is not a directory in the sandbox; name one that is",
             )
         }
@@ -183,6 +184,11 @@ fn load(process: &Arc<Process>, strings: Strings, thread: &Arc<Thread>) -> Resul
     } else if let Err(error) = crate::net::resolver_files::provide_own_name(&context, &hostname) {
         say(b"/etc/hosts", b" cannot be made: ", error.name().as_bytes());
     }
+    context
+}
+
+fn load(process: &Arc<Process>, strings: Strings, thread: &Arc<Thread>) -> Result<()> {
+    let context = surroundings(process, &strings.workdir);
     for stream in 0..3 {
         let file = crate::fs::stdio::open(crate::fs::stdio::Stream(stream));
         process.files.borrow_mut().borrow_mut().insert(file, OnExec::Keep, u64::MAX)?;

@@ -9,11 +9,11 @@ use alloc::sync::Arc;
 
 use thaw_abi::control::{
     CONNECTION_GOES_ON, Connection, FLAG_TRACE_SYSCALLS, Identity, MSG_GO, MSG_READY,
-    PopulateRange, THAW_AND_HOLD, THAW_AND_RUN, THAW_AS_TEMPLATE, Thaw,
+    PopulateRange, THAW_AND_HOLD, THAW_AND_RUN, THAW_AND_START, THAW_AS_TEMPLATE, Thaw,
 };
 use thaw_abi::image::{MAPPING_KERNEL, Mapping};
 
-use super::template;
+use super::{runtime, template};
 use crate::errno::{Errno, Result};
 use crate::host::control::{self, Message};
 use crate::host::{blobs, phases, stdio};
@@ -70,6 +70,13 @@ pub fn thaw(message: &Message) -> Result<()> {
             let message = control::receive_second_command();
             phases::received();
             go_on_as_told(&message)?;
+        }
+        THAW_AND_START => {
+            memory.map()?;
+            memory.read_front()?;
+            adopt(&mut memory)?;
+            runtime::take_program(&control::receive_second_command())?;
+            go_on(&command.identity, hostname, connections.iter().zip(connection_fds));
         }
         THAW_AS_TEMPLATE => {
             memory.map()?;

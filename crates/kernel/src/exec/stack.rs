@@ -142,7 +142,8 @@ pub fn build(
     Ok(rsp)
 }
 
-fn joined(strings: &[Vec<u8>]) -> Vec<u8> {
+/// Strings one after the other, each NUL-terminated, as `/proc/PID/cmdline` shows them.
+pub fn joined(strings: &[Vec<u8>]) -> Vec<u8> {
     let mut all = Vec::new();
     for string in strings {
         all.extend_from_slice(string);

@@ -201,6 +201,13 @@ impl FileSystems {
         }
     }
 
+    /// Goes over to another index: what was looked up in the old one and not found may be there.
+    /// `EINVAL` if it is none, or the root file system was none.
+    pub fn rebase(&self, index_len: u64) -> Result<()> {
+        self.prune();
+        self.root_node.rebase(index_len)
+    }
+
     fn prune(&self) {
         self.root.dentry().prune();
         self.root_node.prune();

@@ -215,7 +215,7 @@ pub fn index_bytes(len: u64) -> Result<&'static [u8]> {
     }
     // SAFETY: the area holds nothing but the index, which is mapped before it is read or
     // when it is first touched, read-only and for as long as there is a sandbox; a thaw maps
-    // the same one again. Bytes behind its end fault.
+    // the same one again, or one that whoever keeps such bytes takes anew (`Lower::rebase`). Bytes behind its end fault.
     Ok(unsafe { core::slice::from_raw_parts(INDEX_BASE as *const u8, len as usize) })
 }
 

@@ -20,7 +20,7 @@ use thaw_sandbox::BoundAccess;
 use thaw_store::collect::{CollectRequest, Collected, Question, RuntimeRequest, ask_on_host};
 use thaw_store::import::{Exclude, ImportOptions, Ownership, Progress, Readers};
 use thaw_store::index::{Attributes, Content, Node, Timestamp, TreeError};
-use thaw_store::{Domain, IndexId, Name, Session, StoreError, Tree};
+use thaw_store::{Domain, Name, Session, StoreError, Tree};
 
 /// Where Python packages lie in the sandbox.
 pub const PACKAGES: &str = "/opt/packages";
@@ -127,8 +127,13 @@ pub(super) struct Import<'a> {
 
 /// What was imported.
 pub(super) struct Imported {
-    pub index: IndexId,
+    pub tree: Tree,
     pub environment: BTreeMap<String, String>,
+    /// The files of the language alone, without the function's own: those of a runtime
+    /// template.
+    pub runtime: Option<Tree>,
+    /// These, and what the function's own need besides: shared libraries, packages.
+    pub libraries: Option<Tree>,
 }
 
 /// A directory or file that the configuration names, open.
@@ -167,6 +172,7 @@ impl<'a> Import<'a> {
         }
         on_event(BuildEvent::Stage("importing files"));
         let mut tree = self.base(session, on_event)?;
+        let mut runtime_files = None;
         let mut environment = BTreeMap::from([
             ("PATH".to_owned(), DEFAULT_PATH.to_owned()),
             ("HOME".to_owned(), "/root".to_owned()),
@@ -181,15 +187,49 @@ impl<'a> Import<'a> {
         if let Some(runtime) = &self.config.runtime
             && runtime.kind != RuntimeKind::Image
         {
-            self.runtime(runtime, session, &mut tree, &mut environment, on_event)?;
+            let mut language = None;
+            if self.config.template.from.is_some() {
+                language = Some(self.language(runtime, session, &mut tree, on_event)?);
+                runtime_files = Some(tree.clone());
+            }
+            self.runtime(runtime, language, session, &mut tree, &mut environment, on_event)?;
+        } else if self.config.template.from.is_some() {
+            runtime_files = Some(tree.clone());
         }
+        let libraries = runtime_files.is_some().then(|| tree.clone());
         for entry in &self.config.files {
             self.entry(entry, session, &mut tree, on_event)?;
         }
         tree.make_directories(Path::new(&self.config.workdir))?;
         environment.extend(self.config.env.clone());
-        let index = session.put_index(&tree)?;
-        Ok(Imported { index, environment })
+        Ok(Imported { tree, environment, runtime: runtime_files, libraries })
+    }
+
+    /// Collects the language alone: what all its functions have.
+    fn language(
+        &self,
+        runtime: &RuntimeConfig,
+        session: &mut Session,
+        tree: &mut Tree,
+        on_event: &mut OnEvent<'_>,
+    ) -> Result<Collected, ImportFailure> {
+        let request = CollectRequest {
+            domain: self.domain.clone(),
+            readers: self.readers(),
+            granted: vec![self.directory.to_owned()],
+            runtimes: self.request_of_language(runtime).into_iter().collect(),
+            ..CollectRequest::default()
+        };
+        let progress = &mut |progress: Progress<'_>| imported(progress, on_event);
+        let ask = &mut |question: &Question<'_>| self.ask(question);
+        Ok(session.collect_asking(tree, &request, ask, progress)?)
+    }
+
+    /// How the interpreter of the language is collected with its library.
+    fn request_of_language(&self, runtime: &RuntimeConfig) -> Option<RuntimeRequest> {
+        let mut wanted = RuntimeRequest::new(runtime.kind.language()?);
+        wanted.interpreter = runtime.interpreter.as_ref().map(|path| self.directory.join(path));
+        Some(wanted)
     }
 
     fn build_command(
@@ -268,10 +308,12 @@ impl<'a> Import<'a> {
         }
     }
 
-    /// Collects a runtime from the host.
+    /// Collects a runtime from the host, or what it has besides the language that was
+    /// collected before.
     fn runtime(
         &self,
         runtime: &RuntimeConfig,
+        language: Option<Collected>,
         session: &mut Session,
         tree: &mut Tree,
         environment: &mut BTreeMap<String, String>,
@@ -291,13 +333,9 @@ impl<'a> Import<'a> {
             request.libraries_of.push(self.own("files", &entry.from)?.path);
         }
         request.programs.extend(runtime.programs.iter().map(|program| self.program_of(program)));
-        match runtime.kind.language() {
-            Some(language) => {
-                let mut wanted = RuntimeRequest::new(language);
-                wanted.interpreter =
-                    runtime.interpreter.as_ref().map(|path| self.directory.join(path));
-                request.runtimes.push(wanted);
-            }
+        match self.request_of_language(runtime) {
+            Some(_) if language.is_some() => {}
+            Some(wanted) => request.runtimes.push(wanted),
             // A program among the function's files only needs its libraries.
             None if self.is_own(&self.config.command[0]) => {}
             None => request.programs.push(self.config.command[0].clone().into()),
@@ -318,9 +356,11 @@ impl<'a> Import<'a> {
         let progress = &mut |progress: Progress<'_>| imported(progress, on_event);
         let ask = &mut |question: &Question<'_>| self.ask(question);
         let collected = session.collect_asking(tree, &request, ask, progress)?;
-        self.note_gaps(&collected, on_event);
-        if !collected.search_path.is_empty() {
-            let first = collected.search_path.iter().map(|path| path.to_string_lossy());
+        let all = language.iter().chain([&collected]);
+        all.clone().for_each(|collected| self.note_gaps(collected, on_event));
+        let search_path: Vec<_> = all.flat_map(|collected| &collected.search_path).collect();
+        if !search_path.is_empty() {
+            let first = search_path.iter().map(|path| path.to_string_lossy());
             let path = first.collect::<Vec<_>>().join(":");
             environment.insert("PATH".to_owned(), format!("{path}:{DEFAULT_PATH}"));
         }

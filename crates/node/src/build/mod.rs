@@ -14,6 +14,7 @@ mod import;
 mod output;
 mod packages;
 mod program;
+mod template;
 mod train;
 
 pub use command::CommandFailure;
@@ -33,9 +34,11 @@ use crate::config::{
 use crate::function::{BuiltFunction, FunctionError, StoredFunction};
 use crate::home::{Home, HomeError};
 use crate::tenants::{Planned, StoreQuotaError, check_store};
+use import::Imported;
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use template::{Files, Template};
 use thaw_sandbox::{CoreGroup, MergePolicy, WeakLimits};
 use thaw_store::{
     FunctionRecord, FunctionVersion, ImageId, IndexId, Name, NewFunction, Session, Store,
@@ -208,14 +211,33 @@ pub fn build(
         let import = import::Import::new(home, &directory, &config, options, base)?;
         import.run(&mut session, on_event)?
     };
-    image::number_user(&session, imported.index, &mut config)?;
-    let (environment, cpu_baseline) = (imported.environment, options.cpu_baseline);
+    let Imported { tree, environment, runtime, libraries } = imported;
+    // Names of users are looked up in the files; a function over a template extends its index.
+    let plain = session.put_index(&tree)?;
+    image::number_user(&session, plain, &mut config)?;
+    let cpu_baseline = options.cpu_baseline;
     let function =
         StoredFunction { config, environment, source: directory, origin: None, cpu_baseline };
     // Nothing runs for a build that cannot be stored.
-    check_store(&store, &quotas, &planned(&function.config, imported.index, None))?;
+    check_store(&store, &quotas, &planned(&function.config, plain, None))?;
     let place = Place::New(&quotas);
-    freeze_and_store(&mut session, function, imported.index, place, options, on_event)
+    let files = Files { tree: &tree, runtime: runtime.as_ref(), libraries: libraries.as_ref() };
+    if let Some((index, template)) =
+        template::of_function(&mut session, &function, files, options, on_event)?
+    {
+        let way = Way::Template(&template);
+        match freeze_and_store(&mut session, function.clone(), index, place, way, options, on_event)
+        {
+            Err(BuildError::Freeze(failure)) if failure.is_of_program() => {
+                on_event(BuildEvent::Note(&format!(
+                    "it cannot be built from its runtime template ({failure}); it is started from \
+                     nothing instead"
+                )));
+            }
+            outcome => return outcome,
+        }
+    }
+    freeze_and_store(&mut session, function, plain, place, Way::Start, options, on_event)
 }
 
 /// Freezes a function over files that were pulled, and stores it.
@@ -232,7 +254,8 @@ pub(crate) fn freeze_pulled(
 ) -> Result<Built, BuildError> {
     let quotas = Quotas::load(&home.root().join(QUOTAS_FILE))?;
     check_store(session, &quotas, &planned(&function.config, index, None))?;
-    freeze_and_store(session, function, index, Place::New(&quotas), options, on_event)
+    let place = Place::New(&quotas);
+    freeze_and_store(session, function, index, place, Way::Start, options, on_event)
 }
 
 /// Stores a function whose image was pulled.
@@ -321,7 +344,8 @@ pub fn refreeze(
     let old = BuiltFunction::from_record(record)?;
     let mut session = store.session()?;
     let place = Place::Of(&version, may_replace);
-    freeze_and_store(&mut session, old.function, old.index, place, options, on_event)
+    // From nothing, since a template would give it the addresses that its images had before.
+    freeze_and_store(&mut session, old.function, old.index, place, Way::Start, options, on_event)
 }
 
 /// Freezes a stored function another way, for measuring: its own image stays,
@@ -336,7 +360,8 @@ pub fn freeze_aside(
 ) -> Result<BuiltFunction, BuildError> {
     let mut session = store.session()?;
     let (index, stored) = (function.index, &function.function);
-    let (image, _) = freeze::freeze(&mut session, stored, index, options, &mut |_| {})?;
+    let way = Way::Start;
+    let (image, _) = freeze::freeze(&mut session, stored, index, way, options, &mut |_| {})?;
     Ok(BuiltFunction { image, ..function.clone() })
 }
 
@@ -350,16 +375,26 @@ enum Place<'a> {
     Of(&'a FunctionVersion, &'a dyn Fn() -> Result<(), BuildError>),
 }
 
+/// What a program begins as.
+#[derive(Clone, Copy)]
+enum Way<'a> {
+    /// It is started.
+    Start,
+    /// It is given to a copy of a runtime template.
+    Template(&'a Template),
+}
+
 /// Freezes a function and stores it.
 fn freeze_and_store(
     session: &mut Session,
     function: StoredFunction,
     index: IndexId,
     place: Place<'_>,
+    way: Way<'_>,
     options: &BuildOptions,
     on_event: &mut OnEvent<'_>,
 ) -> Result<Built, BuildError> {
-    let (image, frozen) = freeze::freeze(session, &function, index, options, on_event)?;
+    let (image, frozen) = freeze::freeze(session, &function, index, way, options, on_event)?;
     let record = match place {
         Place::Of(old, may_replace) => {
             may_replace()?;

@@ -4,6 +4,7 @@
 use super::doubt::{Doubt, Reason};
 use super::freeze::FreezeFailure;
 use super::output::{Flow, Output};
+use super::template::Template;
 use super::{BuildOptions, OnEvent};
 use crate::config::{ByteSize, EntryKind, FreezeAt, FunctionConfig};
 use crate::function::StoredFunction;
@@ -110,6 +111,25 @@ impl Program {
         rootfs: &StoredRootfs,
         options: &BuildOptions,
     ) -> Result<Self, FreezeFailure> {
+        Self::begin(None, function, rootfs, options)
+    }
+
+    /// The same in a copy of a runtime template, whose files `rootfs` extends.
+    pub(super) fn start_in(
+        template: &Template,
+        function: &StoredFunction,
+        rootfs: &StoredRootfs,
+        options: &BuildOptions,
+    ) -> Result<Self, FreezeFailure> {
+        Self::begin(Some(template), function, rootfs, options)
+    }
+
+    fn begin(
+        template: Option<&Template>,
+        function: &StoredFunction,
+        rootfs: &StoredRootfs,
+        options: &BuildOptions,
+    ) -> Result<Self, FreezeFailure> {
         let mut output = Output::new("program");
         let (stdout, stderr, console) = (output.pipe()?, output.pipe()?, output.pipe()?);
         let stdin = File::open("/dev/null")?;
@@ -153,7 +173,10 @@ impl Program {
             Some(_) => parent.create_masked()?,
         };
         zygote.join(options.cores.as_ref())?;
-        let sandbox = zygote.start(&spec)?;
+        let sandbox = match template {
+            None => zygote.start(&spec)?,
+            Some(template) => zygote.start_in(&template.plan_over(rootfs)?, &spec)?,
+        };
         let (flow, awaited) = (Flow::Calm, Awaited::new(config));
         Ok(Self { sandbox, parent, output, flow, awaited, memory: config.limits.memory, signals })
     }

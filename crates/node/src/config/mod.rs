@@ -13,6 +13,7 @@ mod name;
 mod quantity;
 mod quotas;
 mod rules;
+mod template;
 mod train;
 
 pub use baseline::{BaselineError, CpuBaseline, UnknownBaseline};
@@ -25,6 +26,7 @@ pub use name::{FunctionName, NameError};
 pub use quantity::{ByteSize, QuantityError, TimeSpan};
 use quantity::{positive, positive_if_any};
 pub use quotas::{CpuQuota, QUOTAS_FILE, Quota, Quotas, QuotasError};
+pub use template::{TemplateConfig, TemplateLanguage};
 pub use train::{Train, TrainingRequest};
 
 use crate::beneath;
@@ -100,10 +102,10 @@ pub struct FunctionConfig {
     /// measurement says that it takes less processor time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rewind: Option<bool>,
-    /// Whether a live template of the function is kept, from which instances
-    /// are forked instead of booted from the image.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub template: bool,
+    /// Whether copies are forked from a live template, and which runtime template the
+    /// function is built from.
+    #[serde(default, skip_serializing_if = "TemplateConfig::is_default")]
+    pub template: TemplateConfig,
     /// Whether instances are put to sleep when the daemon stops, and are asleep in the next one.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub persist: bool,

@@ -56,7 +56,7 @@ impl FunctionConfig {
             Some(
                 "`rewind` is not for functions with `cpu_time`, which bounds the whole life of an instance",
             )
-        } else if self.template {
+        } else if self.template.fork {
             Some(
                 "`rewind` and `template` exclude each other: instances that were put back are ready sooner than a fork",
             )
@@ -295,7 +295,7 @@ impl FunctionConfig {
     }
 
     fn wrong_processes(&self) -> Option<Contradiction> {
-        if self.processes() == Processes::Several || !self.template {
+        if self.processes() == Processes::Several || !self.template.fork {
             return None;
         }
         Some((

@@ -38,7 +38,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytemuck::bytes_of;
-use thaw_abi::control::{Connection, MSG_STDIO, THAW_AND_HOLD, THAW_AND_RUN};
+use thaw_abi::control::{Connection, MSG_STDIO, THAW_AND_HOLD, THAW_AND_RUN, THAW_AND_START};
 use thaw_abi::cpu::Baseline;
 
 use crate::boot::{BootError, BootPlan, MountKind, Rootfs, StartSpec, ThawOptions};
@@ -287,6 +287,39 @@ impl Zygote {
         let send = || plan.send(&self.control, THAW_AND_RUN, connection, options);
         self.process.woken_here(send).map_err(boot_error)?;
         let broker = self.broker(plan.rootfs(), options.egress)?;
+        Ok(self.into_sandbox(broker).thawed_from(plan))
+    }
+
+    /// Becomes a copy of a runtime template and starts a program in it: `plan` is that of the
+    /// template's image over the program's own index, which has all inodes and blobs of the
+    /// template's under the same numbers. The program reads nothing from standard input.
+    ///
+    /// # Errors
+    /// As [`Zygote::start`]; nothing can be mounted.
+    pub fn start_in(self, plan: &BootPlan, spec: &StartSpec<'_>) -> Result<Sandbox, BootError> {
+        if !spec.mounts.is_empty() {
+            return Err(BootError::NotPrepared("a copy of a template has no mounts".to_owned()));
+        }
+        let message = crate::boot::encode_start(spec)?;
+        let limits = ResourceLimits {
+            memory: spec.memory_limit,
+            cpus: spec.cpus,
+            processes: spec.process_limit,
+        };
+        let options = ThawOptions {
+            streams: Some([spec.stdio[1], spec.stdio[2]]),
+            limits,
+            cpu_time_limit: spec.cpu_time_limit,
+            flags: spec.flags,
+            hostname: "",
+            egress: &spec.egress,
+            resumed: &[],
+            cores: None,
+        };
+        self.set_limits(limits, spec.cpu_time_limit)?;
+        plan.send(&self.control, THAW_AND_START, None, &options).map_err(boot_error)?;
+        message::send(&self.control, &[IoSlice::new(&message)], &[]).map_err(boot_error)?;
+        let broker = self.broker(spec.rootfs.clone(), &spec.egress)?;
         Ok(self.into_sandbox(broker).thawed_from(plan))
     }
 

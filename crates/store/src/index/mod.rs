@@ -1,6 +1,7 @@
 //! Rootfs indexes: building them from a tree of files, reading and checking them.
 
 mod check;
+mod extension;
 mod foreign;
 mod open;
 mod tree;

@@ -8,6 +8,8 @@ use std::os::unix::fs::MetadataExt;
 use thaw_abi::rootfs::{Index, IndexError};
 
 use super::tree::Tree;
+#[cfg(doc)]
+use super::tree::TreeError;
 use crate::blob::Blob;
 use crate::error::{Context, Kind, Result, StoreError};
 use crate::id::{BlobHash, IndexId};
@@ -70,16 +72,28 @@ impl AsFd for OpenIndex {
 impl Session {
     /// Publishes all blobs of this session, then the tree as an index of them.
     pub fn put_index(&mut self, tree: &Tree) -> Result<IndexId> {
+        self.put_index_bytes(&tree.to_index()?)
+    }
+
+    /// The same as an index that extends `base`: it has all inodes and blobs of that under the
+    /// same numbers ([`Tree::to_index_over`]).
+    ///
+    /// # Errors
+    /// [`TreeError::Extends`] if the tree lacks a file of `base`; nothing is stored then.
+    pub fn put_index_over(&mut self, tree: &Tree, base: &OpenIndex) -> Result<IndexId> {
+        self.put_index_bytes(&tree.to_index_over(&base.index())?)
+    }
+
+    fn put_index_bytes(&mut self, bytes: &[u8]) -> Result<IndexId> {
         let _acting = self.layout.act()?;
         self.publish_blobs()?;
-        let bytes = tree.to_index()?;
-        let id = IndexId::from(blake3::hash(&bytes));
+        let id = IndexId::from(blake3::hash(bytes));
         let to = self.layout.index(id);
         let intact = self.store.open_index(id).is_ok();
         // A damaged file of the same name is replaced, an intact one is kept,
         // because sandboxes share its pages.
         let existing = if intact { Existing::Keep } else { Existing::Replace };
-        self.write_record(&to, &[&bytes], existing)?;
+        self.write_record(&to, &[bytes], existing)?;
         Ok(id)
     }
 }

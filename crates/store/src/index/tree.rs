@@ -37,6 +37,9 @@ pub enum TreeError {
     /// A symbolic link's target is empty or longer than a page.
     #[error("a symbolic link's target has 1 to 4095 bytes, not {0}")]
     BadTarget(usize),
+    /// The tree does not have a file of the index that it is to extend, or another one there.
+    #[error("{} is not as in the root file system that is to be extended", .0.display())]
+    Extends(PathBuf),
     /// The tree has more of something than the format can count.
     #[error("the tree has too many {0} for a rootfs index: import fewer files")]
     TooMany(&'static str),
@@ -117,6 +120,17 @@ pub struct Node {
     pub content: Content,
     /// Its attributes.
     pub attributes: Attributes,
+}
+
+impl Node {
+    /// The same, but a directory without its entries.
+    fn shallow(&self) -> Self {
+        let content = match &self.content {
+            Content::Directory(_) => Content::directory(),
+            other => other.clone(),
+        };
+        Self { content, attributes: self.attributes }
+    }
 }
 
 /// Number of a node in its tree.
@@ -313,6 +327,31 @@ impl Tree {
     pub fn add_at(&mut self, path: &Path, node: Node) -> Result<NodeId, TreeError> {
         let (directory, name) = self.make_parent(path)?;
         self.add(directory, &name, node).map_err(|error| with_path(error, path))
+    }
+
+    /// Copies what another tree has at a path, with everything below it and the directories
+    /// above it, which take the attributes that they have there. Nothing if it has nothing
+    /// there. Symbolic links are copied and not followed, and hard links become files.
+    ///
+    /// # Errors
+    /// Something of another kind is there.
+    pub fn copy_below(&mut self, from: &Tree, path: &Path) -> Result<(), TreeError> {
+        let (mut here, mut there) = (Self::ROOT, Self::ROOT);
+        for component in path.components() {
+            let Component::Normal(name) = component else { continue };
+            let Some(next) = from.lookup(there, name.as_bytes()) else { return Ok(()) };
+            there = next;
+            here = self.add(here, name.as_bytes(), from.node(there).shallow())?;
+        }
+        let mut ahead = vec![(there, here)];
+        while let Some((there, here)) = ahead.pop() {
+            let Content::Directory(entries) = &from.node(there).content else { continue };
+            for (name, &child) in entries {
+                let copy = self.add(here, name, from.node(child).shallow())?;
+                ahead.push((child, copy));
+            }
+        }
+        Ok(())
     }
 
     /// Makes the directories above `path`; returns the last of them and the

@@ -5,25 +5,44 @@ use std::collections::{HashMap, VecDeque};
 
 use bytemuck::Zeroable;
 use thaw_abi::rootfs::{
-    INDEX_MAGIC, INDEX_VERSION, IndexBlob, IndexDirent, IndexHeader, IndexInode, NO_BLOB,
+    INDEX_MAGIC, INDEX_VERSION, Index, IndexBlob, IndexDirent, IndexHeader, IndexInode, NO_BLOB,
 };
 
+use super::extension;
 use super::tree::{Content, DeviceNumber, NodeId, Tree, TreeError};
 use crate::blob::Blob;
 
-const S_IFIFO: u32 = 0o010000;
-const S_IFCHR: u32 = 0o020000;
-const S_IFDIR: u32 = 0o040000;
-const S_IFBLK: u32 = 0o060000;
-const S_IFREG: u32 = 0o100000;
-const S_IFLNK: u32 = 0o120000;
-const S_IFSOCK: u32 = 0o140000;
+pub(super) const S_IFIFO: u32 = 0o010000;
+pub(super) const S_IFCHR: u32 = 0o020000;
+pub(super) const S_IFDIR: u32 = 0o040000;
+pub(super) const S_IFBLK: u32 = 0o060000;
+pub(super) const S_IFREG: u32 = 0o100000;
+pub(super) const S_IFLNK: u32 = 0o120000;
+pub(super) const S_IFSOCK: u32 = 0o140000;
 
 impl Tree {
     /// The tree as the bytes of a rootfs index.
     pub fn to_index(&self) -> Result<Vec<u8>, TreeError> {
         let mut writer = Writer::new(self);
         writer.walk()?;
+        writer.finish()
+    }
+
+    /// The tree as the bytes of an index that has all inodes and blobs of `base` under the same
+    /// numbers: whoever knows the files of `base` by number finds them there.
+    ///
+    /// # Errors
+    /// [`TreeError::Extends`] if the tree does not have a file of `base`, or has another one in
+    /// its place. Only the times of directories, and what is in them besides, may differ.
+    pub fn to_index_over(&self, base: &Index<'_>) -> Result<Vec<u8>, TreeError> {
+        let mut writer = Writer::new(self);
+        writer.reserved = extension::match_files(self, base)?;
+        writer.inodes = vec![IndexInode::zeroed(); base.inodes().len()];
+        for blob in base.blobs() {
+            writer.add_blob(Blob { hash: blob.hash.into(), size: blob.size })?;
+        }
+        writer.walk()?;
+        extension::check_links(&writer.inodes, base)?;
         writer.finish()
     }
 
@@ -44,6 +63,8 @@ struct Writer<'t> {
     /// Inode number of a node; `u32::MAX` if it has none yet.
     numbers: Vec<u32>,
     blob_numbers: HashMap<Blob, u32>,
+    /// Inode numbers that nodes must get; those below the table's length when it begins.
+    reserved: HashMap<NodeId, u32>,
     /// Where a string lies: `__init__.py` is stored once.
     string_offsets: HashMap<&'t [u8], u32>,
 }
@@ -58,6 +79,7 @@ impl<'t> Writer<'t> {
             strings: Vec::new(),
             numbers: vec![u32::MAX; tree.capacity()],
             blob_numbers: HashMap::new(),
+            reserved: HashMap::new(),
             string_offsets: HashMap::new(),
         }
     }
@@ -102,7 +124,8 @@ impl<'t> Writer<'t> {
     }
 
     fn add_inode(&mut self, id: NodeId) -> Result<u32, TreeError> {
-        let number = count(self.inodes.len(), "files")?;
+        let reserved = self.reserved.get(&id).copied();
+        let number = reserved.map_or_else(|| count(self.inodes.len(), "files"), Ok)?;
         let tree = self.tree;
         let node = tree.node(id);
         let mut inode = IndexInode {
@@ -137,7 +160,10 @@ impl<'t> Writer<'t> {
                 S_IFBLK
             }
         };
-        self.inodes.push(inode);
+        match reserved {
+            Some(number) => self.inodes[number as usize] = inode,
+            None => self.inodes.push(inode),
+        }
         self.numbers[id.0 as usize] = number;
         Ok(number)
     }
@@ -205,7 +231,7 @@ fn count(value: usize, what: &'static str) -> Result<u32, TreeError> {
 
 /// The kernel's 32-bit encoding (`new_encode_dev`), which is also the low half
 /// of glibc's `dev_t` for numbers of this size.
-fn encode_device(number: DeviceNumber) -> u32 {
+pub(super) fn encode_device(number: DeviceNumber) -> u32 {
     (number.minor & 0xff) | (number.major << 8) | ((number.minor & !0xff) << 12)
 }
 

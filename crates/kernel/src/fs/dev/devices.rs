@@ -8,6 +8,7 @@ use crate::fs::file::{File, Stat};
 use crate::fs::inode::Inode;
 use crate::io::{Sink, Source};
 use crate::mm::backing::MmapSource;
+use crate::sync::KernelCell;
 use crate::task::wait::WaitQueue;
 
 /// The parts of `File` that all devices share.
@@ -147,23 +148,38 @@ impl File for Random {
 /// asks for a freeze and returns when it has happened.
 pub struct Thaw {
     inode: Arc<dyn Inode>,
+    /// The generation in which a write has asked for a freeze that has not answered it yet.
+    asked_in: KernelCell<Option<u64>>,
 }
 
 impl Thaw {
     /// An open `/dev/thaw`.
     pub fn new(inode: Arc<dyn Inode>) -> Self {
-        Self { inode }
+        Self { inode, asked_in: KernelCell::new(None) }
+    }
+
+    /// Asks for a freeze; `EAGAIN` until it has happened. A copy that may be frozen again
+    /// must not take the same write for another question.
+    fn ask(&self) -> Result<()> {
+        let now = crate::state::generation();
+        if self.asked_in.get().is_some_and(|asked| asked != now) {
+            self.asked_in.set(None);
+            return Ok(());
+        }
+        let outcome = crate::task::freeze_request::ask();
+        self.asked_in.set(outcome.is_err().then_some(now));
+        outcome
     }
 }
 
 impl File for Thaw {
     fn read(&self, sink: &mut Sink<'_>, offset: u64) -> Result<usize> {
-        let text = alloc::format!("{}\n", crate::state::generation());
+        let text = alloc::format!("{}\n", crate::state::thaws_of_program());
         let rest = usize::try_from(offset).ok().and_then(|offset| text.as_bytes().get(offset..));
         sink.put(rest.unwrap_or(&[]))
     }
     fn write(&self, source: &mut Source<'_>, _: u64) -> Result<usize> {
-        crate::task::freeze_request::ask()?;
+        self.ask()?;
         Ok(swallow(source))
     }
     fn wait_queue(&self) -> Option<&WaitQueue> {

@@ -12,6 +12,7 @@ use crate::fs::lower::host_file;
 use crate::io::Sink;
 use crate::mm::backing::MmapSource;
 use crate::mm::lazy;
+use crate::sync::KernelCell;
 
 /// Inode numbers start here: 0 is no inode, and 1 is what many expect of a root.
 const FIRST_INO: u64 = 1;
@@ -19,7 +20,7 @@ const FIRST_INO: u64 = 1;
 /// The lower layer that an index describes. It points into the mapping of the
 /// index, which lies at the same address in every boot.
 pub struct IndexLower {
-    index: Index<'static>,
+    index: KernelCell<Index<'static>>,
 }
 
 impl IndexLower {
@@ -30,11 +31,15 @@ impl IndexLower {
 
     /// The lower layer of a parsed index.
     pub fn new(index: Index<'static>) -> Self {
-        Self { index }
+        Self { index: KernelCell::new(index) }
+    }
+
+    fn index(&self) -> Index<'static> {
+        self.index.get()
     }
 
     fn inode(&self, id: LowerId) -> Result<&'static IndexInode> {
-        self.index.inode(id.0).ok_or(Errno::EIO)
+        self.index().inode(id.0).ok_or(Errno::EIO)
     }
 }
 
@@ -64,19 +69,19 @@ impl Lower for IndexLower {
 
     fn lookup(&self, directory: LowerId, name: &[u8]) -> Result<Option<LowerId>> {
         let directory = self.inode(directory)?;
-        Ok(self.index.lookup(directory, name).map(|entry| LowerId(entry.inode)))
+        Ok(self.index().lookup(directory, name).map(|entry| LowerId(entry.inode)))
     }
 
     fn list(&self, directory: LowerId, emit: &mut dyn FnMut(&[u8], u64, FileType)) -> Result<()> {
-        for entry in self.index.entries(self.inode(directory)?) {
+        for entry in self.index().entries(self.inode(directory)?) {
             let kind = FileType::from_mode(u32::from(entry.file_type) << 12).ok_or(Errno::EIO)?;
-            emit(self.index.name(entry), ino(entry.inode), kind);
+            emit(self.index().name(entry), ino(entry.inode), kind);
         }
         Ok(())
     }
 
     fn read_link(&self, id: LowerId) -> Result<Vec<u8>> {
-        Ok(self.index.link_target(self.inode(id)?).to_vec())
+        Ok(self.index().link_target(self.inode(id)?).to_vec())
     }
 
     fn read(&self, id: LowerId, sink: &mut Sink<'_>, offset: u64, len: usize) -> Result<usize> {
@@ -93,5 +98,11 @@ impl Lower for IndexLower {
             NO_BLOB => Ok(MmapSource::Zero),
             blob => Ok(MmapSource::Blob(blob)),
         }
+    }
+
+    fn rebase(&self, len: u64) -> Result<()> {
+        let index = Index::parse(lazy::index_bytes(len)?).map_err(|_| Errno::EINVAL)?;
+        self.index.set(index);
+        Ok(())
     }
 }

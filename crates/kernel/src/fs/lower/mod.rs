@@ -62,6 +62,12 @@ pub trait Lower: Saved + Send + Sync {
 
     /// What a memory mapping of a regular file is made of.
     fn mmap_source(&self, id: LowerId) -> Result<MmapSource>;
+
+    /// Goes over to the index that is mapped now, `len` bytes, which has all files of the one
+    /// before under the same numbers, and maybe more. `EINVAL` if the layer is no index.
+    fn rebase(&self, _len: u64) -> Result<()> {
+        Err(Errno::EINVAL)
+    }
 }
 
 /// The lower layer of a sandbox.

@@ -155,6 +155,36 @@ impl Node {
         });
     }
 
+    /// Takes over what the lower layer now says of this directory, and of those below it that
+    /// have nodes: more names, and other times if nothing was changed above it.
+    pub(super) fn follow_lower(&self, depth: usize) -> Result<()> {
+        let Body::Directory(entries) = &self.body else { return Ok(()) };
+        let (below, nodes) = {
+            let entries = entries.borrow_mut();
+            let nodes = entries.changed.values().filter_map(|entry| match entry {
+                Entry::Node(node) if node.file_type() == FileType::Directory => Some(node.clone()),
+                _ => None,
+            });
+            (entries.lower, nodes.collect::<Vec<_>>())
+        };
+        if let (Some(id), Some(lower)) = (below, self.lower()) {
+            let mut subdirectories = 0;
+            self.list_entries(&mut |_, _, kind| {
+                subdirectories += u32::from(kind == FileType::Directory);
+            })?;
+            let mtime = lower.0.attributes(id)?.mtime;
+            let mut meta = self.meta.borrow_mut();
+            meta.nlink = 2 + subdirectories;
+            if !meta.changed {
+                (meta.atime, meta.mtime, meta.ctime, meta.btime) = (mtime, mtime, mtime, mtime);
+            }
+        }
+        match depth {
+            0 if !nodes.is_empty() => Err(Errno::ELOOP),
+            _ => nodes.iter().try_for_each(|node| node.follow_lower(depth - 1)),
+        }
+    }
+
     /// Whether a node made anew from the lower layer would be the same.
     fn is_as_below(&self) -> bool {
         if self.meta.borrow_mut().changed {

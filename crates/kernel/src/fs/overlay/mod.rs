@@ -25,7 +25,7 @@ pub use node::Node;
 
 use super::inode::{FilesystemId, Inode, NewInode, NewKind, Statfs};
 use super::lower::{LowerId, LowerLayer};
-use crate::errno::Result;
+use crate::errno::{Errno, Result};
 use crate::sync::KernelCell;
 
 /// First inode number of files that do not come from the lower layer: beyond
@@ -128,6 +128,16 @@ impl Node {
     pub fn prune(&self) {
         self.fs.made.store(0, Ordering::Relaxed);
         self.prune_entries(PRUNE_DEPTH);
+    }
+}
+
+impl Node {
+    /// Goes over to another index below ([`Lower::rebase`](super::lower::Lower::rebase)): this
+    /// is the root directory. Directories that are known may have more names there. `EINVAL`
+    /// if there is no index below.
+    pub fn rebase(self: &Arc<Self>, index_len: u64) -> Result<()> {
+        self.fs.lower.as_ref().ok_or(Errno::EINVAL)?.0.rebase(index_len)?;
+        self.follow_lower(PRUNE_DEPTH)
     }
 }
 

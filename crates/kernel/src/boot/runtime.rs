@@ -1,0 +1,61 @@
+//! Giving a program to a copy of a runtime template.
+//!
+//! A runtime template is an interpreter that was frozen before it has seen a program. The
+//! copy gets what a start command fixes: arguments, environment, working directory, port,
+//! and a root file system with more files. Its interpreter finds the arguments in
+//! `/proc/self/cmdline` and the environment in `/proc/self/environ`, as everybody does.
+
+use alloc::sync::Arc;
+
+use thaw_abi::control::{MSG_START, ROOTFS_INDEX, Start};
+
+use super::program::{Strings, parse_strings, surroundings};
+use crate::errno::{Errno, Result};
+use crate::exec::stack::joined;
+use crate::host::control::Message;
+use crate::state::kernel;
+use crate::task::Process;
+use crate::task::process::FIRST_PID;
+
+/// Carries out the start command that follows [`thaw_abi::control::THAW_AND_START`]. `EINVAL`
+/// if it is none, or asks for what a copy cannot have.
+pub fn take_program(message: &Message) -> Result<()> {
+    if message.kind != MSG_START {
+        return Err(Errno::EINVAL);
+    }
+    let (command, tail) = message.split::<Start>()?;
+    let strings = parse_strings(tail, command).ok_or(Errno::EINVAL)?;
+    if command.rootfs != ROOTFS_INDEX || !strings.mounts.is_empty() {
+        return Err(Errno::EINVAL);
+    }
+    let process = kernel().tasks.process(FIRST_PID).ok_or(Errno::EINVAL)?;
+    kernel().fs.rebase(command.index_len)?;
+    configure(command, &strings);
+    become_program(&process, &strings)
+}
+
+/// Notes what the start command says of the sandbox as a whole.
+fn configure(command: &Start, strings: &Strings) {
+    let kernel = kernel();
+    let mut config = kernel.config.borrow_mut();
+    config.port = command.port as u16;
+    config.cpus = command.cpus.max(1);
+    config.entry_signal = command.entry_signal;
+    // Limits and flags of the identity are the same; files that are made now need them.
+    config.memory_limit = command.memory_limit;
+    config.flags = command.flags;
+    drop(config);
+    *kernel.hostname.borrow_mut() = strings.hostname.clone();
+    // To the program, this is the start.
+    kernel.started_in.set(kernel.generation.get());
+}
+
+/// Gives the first process the arguments, the environment and the directory of the program.
+fn become_program(process: &Arc<Process>, strings: &Strings) -> Result<()> {
+    *process.command_line.borrow_mut() = joined(&strings.argv);
+    *process.environment.borrow_mut() = joined(&strings.envp);
+    let thread = process.threads.borrow_mut().first().cloned().ok_or(Errno::EINVAL)?;
+    // File systems ask who is calling.
+    thread.with_identity(|| drop(surroundings(process, &strings.workdir)));
+    Ok(())
+}

@@ -1,0 +1,330 @@
+//! Runtime templates: frozen interpreters from which functions are built that store only how
+//! they differ.
+//!
+//! ```text
+//! python3-…     the interpreter and the usual modules, over the files of the language alone
+//!   └─ python3-…     the same with the modules of `[template] modules`, over those and packages
+//!        └─ the function: its program, run in a copy of that, over all its files
+//! ```
+//!
+//! A template is known by what it was made of, so that functions which want the same one share
+//! it. It is not to be mistaken for the live template that copies are forked from
+//! (`thaw_sandbox::Template`).
+
+mod fit;
+
+use super::freeze::{ImageOrder, open_ancestor, write_image};
+use super::program::Program;
+use super::{BuildError, BuildEvent, BuildOptions, FreezeFailure, OnEvent, Way};
+use crate::config::{ByteSize, EntryKind, FreezeAt, FunctionConfig, Limits, TemplateConfig};
+use crate::function::StoredFunction;
+use crate::rootfs::StoredRootfs;
+use fit::{Unfit, interpreter_environment};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use thaw_sandbox::{BootPlan, Fit, FreezeBase, Image, PlanError, cpu_features};
+use thaw_store::index::{Attributes, Content, Node, TreeError};
+use thaw_store::{
+    Domain, ImageId, IndexId, Name, OpenIndex, Session, StoreError, TemplateRecord, Tree,
+};
+
+/// The program that makes an interpreter a template.
+const BOOTSTRAP: &[u8] = include_bytes!("python.py");
+/// Where the interpreter finds it; it removes itself.
+const BOOTSTRAP_DIRECTORY: &str = "/.thaw-template";
+/// What a bootstrap takes for the wish to become another template.
+const TEMPLATE_MODULE: &str = "thaw-template";
+/// Memory that an interpreter may take until it is a template.
+const MEMORY: ByteSize = ByteSize::mebibytes(2048);
+
+/// Modules of Python's library that servers usually load.
+const USUAL_MODULES: [&str; 26] = [
+    "asyncio",
+    "base64",
+    "concurrent.futures.thread",
+    "contextlib",
+    "dataclasses",
+    "datetime",
+    "email.message",
+    "functools",
+    "hashlib",
+    "http.client",
+    "http.server",
+    "inspect",
+    "json",
+    "logging",
+    "pathlib",
+    "random",
+    "secrets",
+    "shutil",
+    "socketserver",
+    "ssl",
+    "subprocess",
+    "tempfile",
+    "threading",
+    "typing",
+    "urllib.request",
+    "uuid",
+];
+
+/// The files of a function, as far as templates have them.
+#[derive(Clone, Copy)]
+pub(super) struct Files<'a> {
+    /// All.
+    pub tree: &'a Tree,
+    /// Those of the language alone; `None`: it is not known which these are.
+    pub runtime: Option<&'a Tree>,
+    /// Those, and what packages need besides themselves.
+    pub libraries: Option<&'a Tree>,
+}
+
+/// A runtime template that can be thawed here.
+pub(super) struct Template {
+    image: Arc<Image>,
+    id: ImageId,
+    index: OpenIndex,
+}
+
+impl Template {
+    /// The image that what is made of a copy of it is compared with.
+    pub fn base(&self) -> FreezeBase {
+        FreezeBase { image: self.image.clone(), name: *self.id.as_bytes() }
+    }
+
+    /// How to boot a copy of it over a root file system that extends its own.
+    pub fn plan_over(&self, rootfs: &StoredRootfs) -> Result<BootPlan, PlanError> {
+        self.image.plan(rootfs.file(), rootfs.file_len(), rootfs.blobs())
+    }
+
+    /// Opens a template that was made before; `None`: there is none that can be used.
+    fn find(session: &Session, name: &Name) -> Option<Self> {
+        let record = session.get_template(name).ok()?;
+        Self::open(session, &record).ok()
+    }
+
+    fn open(session: &Session, record: &TemplateRecord) -> Result<Self, FreezeFailure> {
+        let index = session.open_index(record.index)?;
+        let file = session.open_image(record.image)?;
+        let image = Image::open_with(file, &mut |ancestor| open_ancestor(session, ancestor))?;
+        image.check_fit(&Fit {
+            kernel_build: crate::debug::kernel()?.build_id(),
+            // That of the bootstrap, besides.
+            index_hash: image.header().index,
+            cpu_features: cpu_features(),
+        })?;
+        Ok(Self { image: Arc::new(image), id: record.image, index })
+    }
+}
+
+/// The template that a function is to be built from, and the index of its files that extends the
+/// template's. `None`: it wants none, or it is to be built the ordinary way, and `on_event` is
+/// told why.
+///
+/// # Errors
+/// The store refuses something.
+pub(super) fn of_function(
+    session: &mut Session,
+    function: &StoredFunction,
+    files: Files<'_>,
+    options: &BuildOptions,
+    on_event: &mut OnEvent<'_>,
+) -> Result<Option<(IndexId, Template)>, BuildError> {
+    if function.config.template.from.is_none() {
+        return Ok(None);
+    }
+    let mut note = |why: String| {
+        let text = format!("it is not built from a runtime template: {why}");
+        on_event(BuildEvent::Note(&thaw_sandbox::escape(text.as_bytes())));
+    };
+    if let Err(Unfit(why)) = fit::check(function, &files) {
+        note(why);
+        return Ok(None);
+    }
+    let template = match chain(session, function, files, options, on_event) {
+        Ok(template) => template,
+        Err(BuildError::Freeze(failure)) if failure.is_of_program() => {
+            let text = format!("no runtime template could be made: {failure}");
+            on_event(BuildEvent::Note(&text));
+            return Ok(None);
+        }
+        Err(error) => return Err(error),
+    };
+    match session.put_index_over(files.tree, &template.index) {
+        Ok(index) => Ok(Some((index, template))),
+        Err(StoreError::Tree(TreeError::Extends(path))) => {
+            let text = format!(
+                "it is not built from a runtime template: it has another {}",
+                path.display()
+            );
+            on_event(BuildEvent::Note(&thaw_sandbox::escape(text.as_bytes())));
+            Ok(None)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The template at the end of the chain that a function asks for.
+fn chain(
+    session: &mut Session,
+    function: &StoredFunction,
+    files: Files<'_>,
+    options: &BuildOptions,
+    on_event: &mut OnEvent<'_>,
+) -> Result<Template, BuildError> {
+    let runtime = files.runtime.expect("a fitting function has such files");
+    let language = Wanted {
+        parent: None,
+        modules: USUAL_MODULES.map(str::to_owned).to_vec(),
+        environment: interpreter_environment(function, false),
+    };
+    let (name, template) = language.make(session, function, runtime, options, on_event)?;
+    let modules = &function.config.template.modules;
+    if modules.is_empty() {
+        return Ok(template);
+    }
+    let environment = interpreter_environment(function, true);
+    let packages = with_packages(&files, &environment)?;
+    let framework =
+        Wanted { parent: Some((&name, &template)), modules: modules.clone(), environment };
+    Ok(framework.make(session, function, &packages, options, on_event)?.1)
+}
+
+/// The files of the language, and those that `PYTHONPATH` leads to.
+fn with_packages(
+    files: &Files<'_>,
+    environment: &BTreeMap<String, String>,
+) -> Result<Tree, StoreError> {
+    let base = files.libraries.or(files.runtime).expect("a fitting function has such files");
+    let mut tree = base.clone();
+    for path in environment.get("PYTHONPATH").into_iter().flat_map(|paths| paths.split(':')) {
+        if path.starts_with('/') {
+            tree.copy_below(files.tree, Path::new(path))?;
+        }
+    }
+    Ok(tree)
+}
+
+/// A template that is made unless it is there.
+struct Wanted<'a> {
+    /// The template that it is made of a copy of; `None`: the interpreter is started.
+    parent: Option<(&'a Name, &'a Template)>,
+    modules: Vec<String>,
+    /// The environment, as far as the interpreter looks at it when it starts.
+    environment: BTreeMap<String, String>,
+}
+
+impl Wanted<'_> {
+    /// Finds or makes it over the files of `tree`.
+    fn make(
+        &self,
+        session: &mut Session,
+        function: &StoredFunction,
+        tree: &Tree,
+        options: &BuildOptions,
+        on_event: &mut OnEvent<'_>,
+    ) -> Result<(Name, Template), BuildError> {
+        let index = match self.parent {
+            None => session.put_index(tree)?,
+            Some((_, parent)) => session.put_index_over(tree, &parent.index)?,
+        };
+        let program = self.program(function);
+        let config = self.made_of(&program, index);
+        let name = name_of(&config);
+        if let Some(template) = Template::find(session, &name) {
+            return Ok((name, template));
+        }
+        on_event(BuildEvent::Stage(&format!("making the runtime template {name}")));
+        let image = self.freeze(session, &program, tree, index, options, on_event)?;
+        let record = session.put_template(&name, config, index, image)?;
+        Ok((name, Template::open(session, &record)?))
+    }
+
+    /// The interpreter on its way to become the template, as a function.
+    fn program(&self, function: &StoredFunction) -> StoredFunction {
+        let mut command = vec![function.config.command[0].clone()];
+        command.extend(["-m", TEMPLATE_MODULE].map(str::to_owned));
+        command.extend(self.modules.clone());
+        let mut environment = self.environment.clone();
+        if self.parent.is_none() {
+            environment.insert("PYTHONPATH".to_owned(), BOOTSTRAP_DIRECTORY.to_owned());
+        }
+        let mut config = FunctionConfig {
+            // Every root file system knows this host.
+            name: "localhost".parse().expect("it is a name"),
+            command,
+            port: None,
+            workdir: "/".to_owned(),
+            env: BTreeMap::new(),
+            limits: Limits { memory: MEMORY, ..Limits::default() },
+            template: TemplateConfig::default(),
+            train: None,
+            egress: Default::default(),
+            ..function.config.clone()
+        };
+        config.entry.kind = EntryKind::Http;
+        config.entry.freeze = FreezeAt::Program;
+        StoredFunction { config, environment, ..function.clone() }
+    }
+
+    /// All that makes a difference to what is in the template's memory.
+    fn made_of(&self, program: &StoredFunction, index: IndexId) -> serde_json::Value {
+        serde_json::json!({
+            "parent": self.parent.map(|(name, _)| name.to_string()),
+            "command": program.config.command,
+            "environment": self.environment,
+            "user": program.config.ids(),
+            // What is in memory is shared with nobody else, either.
+            "domain": program.config.sharing.domain,
+            "index": index.to_string(),
+        })
+    }
+
+    fn freeze(
+        &self,
+        session: &mut Session,
+        program: &StoredFunction,
+        tree: &Tree,
+        index: IndexId,
+        options: &BuildOptions,
+        on_event: &mut OnEvent<'_>,
+    ) -> Result<ImageId, BuildError> {
+        let (index, way, base) = match self.parent {
+            Some((_, parent)) => (index, Way::Template(parent), Some(parent.base())),
+            None => (with_bootstrap(session, tree, index)?, Way::Start, None),
+        };
+        let rootfs = StoredRootfs::open(session, index)?;
+        let mut running = match way {
+            Way::Start => Program::start(program, &rootfs, options)?,
+            Way::Template(parent) => Program::start_in(parent, program, &rootfs, options)?,
+        };
+        let entry = match running.run_to_entry(options.entry_timeout, on_event) {
+            Ok(entry) => entry,
+            Err(stop) => return Err(running.fail(stop, on_event).into()),
+        };
+        let (sandbox, _parent) = running.into_sandbox(on_event);
+        let order =
+            ImageOrder { entry, function: program, rootfs: &rootfs, merge: options.merge, base };
+        Ok(write_image(session, &sandbox, &order)?.0)
+    }
+}
+
+/// The index of a tree with the bootstrap, which goes away before anybody sees it.
+fn with_bootstrap(
+    session: &mut Session,
+    tree: &Tree,
+    index: IndexId,
+) -> Result<IndexId, StoreError> {
+    let mut tree = tree.clone();
+    let path = Path::new(BOOTSTRAP_DIRECTORY).join("sitecustomize.py");
+    let blob = session.put_blob(BOOTSTRAP, &Domain::default())?;
+    let attributes = Attributes::root(0o644);
+    tree.add_at(&path, Node { content: Content::Regular(blob), attributes })?;
+    let plain = session.open_index(index)?;
+    session.put_index_over(&tree, &plain)
+}
+
+fn name_of(config: &serde_json::Value) -> Name {
+    let text = serde_json::to_vec(config).expect("it is plain data");
+    TemplateRecord::name_of("python3", &[&text, BOOTSTRAP])
+}
