@@ -142,6 +142,7 @@ impl FreezeFailure {
                 | Self::Training { .. }
                 | Self::NotStarted { .. }
                 | Self::Died { .. }
+                | Self::OutOfMemory { .. }
         )
     }
 }
