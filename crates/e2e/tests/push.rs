@@ -153,6 +153,14 @@ fn a_second_function_moves_what_differs_and_is_served_elsewhere() {
     assert!(number(&two, "moved") * 2 < number(&one, "moved"), "{one} {two}");
     let again = json_of(&other, &["pull", &first]);
     assert_eq!(number(&again, "moved"), 0);
+    // Whoever pushes a function has chosen its name: it does not take another one's place.
+    let elsewhere = registry.image("other/first:1");
+    in_home(&home, &["push", "first", &elsewhere]).success();
+    let refused = in_home(&other, &["pull", &elsewhere]);
+    assert_eq!(refused.code, Some(1), "{}", refused.stdout);
+    assert!(refused.stderr.contains("there is a function `first` already"), "{}", refused.stderr);
+    in_home(&other, &["pull", &elsewhere, "--name", "first"]).success();
+    in_home(&other, &["pull", &first, "--name", "first"]).success();
     let record = |home: &Path, name: &str| {
         let store = Store::open(&home.join("store")).expect("a store");
         store.get_function(&Name::new(name).expect("a name")).expect("a function")

@@ -12,7 +12,7 @@ use crate::mm::{AddressSpace, lazy, shared};
 use crate::platform::cpu;
 use crate::platform::machine::{Patched, Patience, SystemCallSites};
 use crate::platform::registers::{Frame, SIGSEGV, is_memory_fault};
-use crate::platform::upcalls::Upcalls;
+use crate::platform::upcalls::{Ended, Upcalls};
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
 use crate::syscall::trace;
@@ -74,7 +74,7 @@ impl Upcalls for Kernel {
         host_process::end_wait(vcpu);
     }
 
-    fn twin_ended(&self, pid: u32) -> bool {
+    fn child_ended(&self, pid: u32) -> Ended {
         host_process::twins::has_ended(pid)
     }
 

@@ -24,6 +24,11 @@ impl Reference {
         self.0.registry()
     }
 
+    /// The registry with the repository, without tag and digest.
+    pub fn repository(&self) -> String {
+        format!("{}/{}", self.0.registry(), self.0.repository())
+    }
+
     /// A name for the store, by which the image is found again: what one reads, and a hash of the
     /// whole reference, since different ones must not have the same.
     pub fn store_name(&self) -> Name {

@@ -48,12 +48,23 @@ pub trait Upcalls: Sync {
     /// ([`crate::machine::Vcpus::number`]). Without the kernel lock.
     fn interrupt_idle(&self, vcpu: usize);
 
-    /// A host process of the sandbox has ended, in the middle of anything: whether it was a twin
-    /// ([`crate::machine::Kinship::SiblingTwin`]). Without the kernel lock.
-    fn twin_ended(&self, pid: u32) -> bool;
+    /// A host process of the sandbox has ended, in the middle of anything: what it was. Without
+    /// the kernel lock.
+    fn child_ended(&self, pid: u32) -> Ended;
 
     /// The kernel has panicked in this host process: tells the others.
     fn panicked(&self);
+}
+
+/// What a process that has ended was to the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// One that has an address space of the guest, and may have had the kernel lock.
+    HostProcess,
+    /// A twin ([`crate::machine::Kinship::SiblingTwin`]).
+    Twin,
+    /// Neither, as far as the kernel knows.
+    Unknown,
 }
 
 static KERNEL: Late<&'static dyn Upcalls> = Late::empty();

@@ -152,12 +152,13 @@ fn totals(report: &UsageReport) -> String {
     );
     let home = &report.home;
     text += &format!(
-        "beside it: asleep {}, swap {}, kept by builds {}{}, interrupted pulls {}, logs {}\n",
+        "beside it: asleep {}, swap {}, kept by builds {}{}, interrupted pulls {}, pieces of functions {}, logs {}\n",
         size(home.asleep.bytes),
         home.swap_bytes.map_or_else(|| "-".to_owned(), size),
         size(home.work_bytes),
         if home.is_partial { " or more" } else { "" },
         size(home.pulls_bytes),
+        size(home.pieces_bytes),
         size(home.logs_bytes),
     );
     if store.unused_bytes > 0 {

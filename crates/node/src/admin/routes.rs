@@ -154,9 +154,13 @@ async fn instances(State(admin): State<Admin>) -> Json<Vec<InstanceInfo>> {
 }
 
 async fn usage(State(admin): State<Admin>) -> Response {
-    let _turn = admin.counting.lock().await;
+    // One count at a time, also if clients go away.
+    let turn = admin.counting.clone().lock_owned().await;
     let (home, store) = (admin.home.clone(), admin.catalog.store().clone());
-    let on_disk = tokio::task::spawn_blocking(move || UsageReport::of_disk(&home, &store));
+    let on_disk = tokio::task::spawn_blocking(move || {
+        let _turn = turn;
+        UsageReport::of_disk(&home, &store)
+    });
     let memory = measure_memory(&admin.shared).await;
     match on_disk.await {
         Ok(Ok(report)) => Json(report.with_memory(&admin.shared, &memory)).into_response(),

@@ -10,13 +10,13 @@ use crate::build::{
 };
 use crate::config::DomainName;
 use crate::container::{self, Fetched, ImageProgress, StoredImage};
-use crate::function::{BuiltFunction, Origin, StoredFunction};
+use crate::function::{BuiltFunction, FunctionError, Origin, StoredFunction};
 use crate::home::Home;
 use crate::rootfs::StoredRootfs;
 use thaw_oci::artifact::Section;
 use thaw_oci::{FunctionPull, Limits, Offer, PulledFunction, Reference, UnpackReport};
 use thaw_sandbox::{Kernel, WeakLimits, missing_here};
-use thaw_store::{ImageId, KernelId, Name, Session, Store};
+use thaw_store::{ImageId, KernelId, Name, Session, Store, StoreError};
 
 /// How to pull.
 #[derive(Clone, Debug, Default)]
@@ -86,7 +86,8 @@ pub fn pull(
     on_event: &mut OnEvent<'_>,
 ) -> Result<Pulled, ArtifactError> {
     let store = Store::open(&home.store())?;
-    let mut offered = Offered { home, store: &store, options, chosen: None, pieces: None };
+    let mut offered =
+        Offered { home, store: &store, reference, options, chosen: None, pieces: None };
     let pulled = fetch(home, reference, options, &mut offered, on_event);
     let Offered { chosen, pieces, .. } = offered;
     let stored = pulled.and_then(|fetched| match fetched {
@@ -134,6 +135,7 @@ fn fetch(
 struct Offered<'a> {
     home: &'a Home,
     store: &'a Store,
+    reference: &'a Reference,
     options: &'a PullOptions,
     chosen: Option<(Accepted, Decision)>,
     /// Nobody else uses its pieces.
@@ -143,6 +145,9 @@ struct Offered<'a> {
 impl Offered<'_> {
     fn choose(&mut self, offer: &Offer<'_>) -> Result<Vec<Section>, String> {
         let accepted = accept(offer, self.options)?;
+        if self.options.name.is_none() {
+            self.check_replaces_its_own(&accepted.function)?;
+        }
         let decision = decide(self.options.refreeze, &facts(self.store, offer))?;
         if let Decision::Freeze(why) = &decision {
             if has_files(&accepted.function) {
@@ -162,6 +167,27 @@ impl Offered<'_> {
         let sections = decision.sections();
         self.chosen = Some((accepted, decision));
         Ok(sections)
+    }
+
+    /// The name is whoever's who has pushed the function: it takes the place of none but an earlier
+    /// version from the same repository.
+    fn check_replaces_its_own(&self, function: &StoredFunction) -> Result<(), String> {
+        let name = function.config.name.as_str();
+        let present = match BuiltFunction::read(self.store, name) {
+            Ok(present) => present.function,
+            Err(FunctionError::Store(StoreError::NotFound { .. })) => return Ok(()),
+            Err(error) => return Err(error.to_string()),
+        };
+        let from = present.origin.and_then(|origin| origin.reference.parse::<Reference>().ok());
+        let is_its_own = from.is_some_and(|from| from.repository() == self.reference.repository())
+            && present.config.sharing.domain == function.config.sharing.domain;
+        match is_its_own {
+            true => Ok(()),
+            false => Err(format!(
+                "there is a function `{name}` already, which was not pulled from there into this \
+                 sharing domain; give --name {name} to replace it, or another name"
+            )),
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::ArtifactError;
 use super::accept::has_files;
+use crate::config::RuntimeConfig;
 use crate::function::{BuiltFunction, StoredFunction};
 use crate::home::Home;
 use std::fs::File;
@@ -112,9 +113,28 @@ fn open_whole(store: &Store, function: &BuiltFunction) -> Result<Image, Artifact
     Ok(Image::open(store.open_image(function.image)?)?)
 }
 
-/// Paths of this host are none of anybody's business.
+/// In place of the root file system that a function was built over.
+const PUSHED_ROOTFS: &str = "pushed";
+
+/// How it was built, with paths of this host, is none of anybody's business: its files are there.
 fn without_source(function: &StoredFunction) -> serde_json::Value {
-    let function = StoredFunction { source: PathBuf::new(), origin: None, ..function.clone() };
+    let mut function = StoredFunction { source: PathBuf::new(), origin: None, ..function.clone() };
+    let config = &mut function.config;
+    config.build = None;
+    config.files.clear();
+    config.rootfs = config.rootfs.take().map(|_| PUSHED_ROOTFS.to_owned());
+    if let Some(runtime) = &mut config.runtime {
+        let (kind, image) = (runtime.kind, runtime.image.take());
+        *runtime = RuntimeConfig {
+            kind,
+            image,
+            include: Vec::new(),
+            programs: Vec::new(),
+            interpreter: None,
+            requirements: None,
+            packages: None,
+        };
+    }
     serde_json::to_value(function).expect("a function is plain data")
 }
 
@@ -243,5 +263,28 @@ impl Candidates {
             private: config.private_domain(),
             name: Name::new(config.name.as_str()).map_err(StoreError::from)?,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn how_a_function_was_built_is_not_told() {
+        let function = serde_json::json!({
+            "config": {
+                "name": "shop", "command": ["/srv/shop"], "port": 80,
+                "files": [{ "from": "alice/secret", "to": "/srv" }],
+                "runtime": { "kind": "binary", "include": ["/home/alice/x"], "programs": ["/home/alice/y"] },
+            },
+            "environment": {},
+            "source": "/home/alice/shop",
+        });
+        let function: StoredFunction = serde_json::from_value(function).unwrap();
+        let told = without_source(&function);
+        assert!(!told.to_string().contains("alice"), "{told}");
+        let back: StoredFunction = serde_json::from_value(told).unwrap();
+        back.config.check().unwrap();
     }
 }

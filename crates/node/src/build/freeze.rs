@@ -143,6 +143,7 @@ impl FreezeFailure {
                 | Self::NotStarted { .. }
                 | Self::Died { .. }
                 | Self::OutOfMemory { .. }
+                | Self::Freeze(FreezeError::TooLarge { .. } | FreezeError::TooManyMappings { .. })
         )
     }
 }

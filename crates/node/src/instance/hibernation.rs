@@ -44,6 +44,10 @@ impl Drop for Writer {
     }
 }
 
+/// Most files besides the last one that an instance keeps disk in: one is left whenever some of its
+/// processes do not give up their memory, as it says.
+const EARLIER_MAX: usize = 1;
+
 /// What an instance hibernates with.
 #[derive(Clone, Debug)]
 pub struct HibernationTerms {
@@ -192,6 +196,11 @@ impl Hibernation {
     ) -> io::Result<()> {
         if !matches!(self.phase, Phase::Awake) {
             return Err(io::ErrorKind::WouldBlock.into());
+        }
+        if self.earlier.len() > EARLIER_MAX {
+            return Err(io::Error::other(
+                "some of its processes did not give up their memory when they were asked before",
+            ));
         }
         // No daemon before this one had the same moment.
         self.rest = monotonic_ns().max(self.rest + 1);

@@ -200,6 +200,8 @@ pub struct HomeUsage {
     pub swap_bytes: Option<u64>,
     /// Layers of container images whose pull was interrupted.
     pub pulls_bytes: u64,
+    /// Pieces of functions that were pulled, kept for those that have them in common.
+    pub pieces_bytes: u64,
     /// What builds keep, such as installed packages.
     pub work_bytes: u64,
     /// What functions have printed.
@@ -374,13 +376,15 @@ fn home_usage(home: &Home, sleepers: &[Sleeper]) -> Result<HomeUsage, UsageError
         let path = home.root().join(name);
         DirectoryUse::of(&path).map_err(|error| UsageError::Directory { path, error })
     };
-    let (pulls, work, logs) = (below("pulls")?, below("work")?, below("logs")?);
+    let (pulls, pieces) = (below("pulls")?, below("pieces")?);
+    let (work, logs) = (below("work")?, below("logs")?);
     Ok(HomeUsage {
         asleep,
         swap_bytes: None,
         pulls_bytes: pulls.bytes,
+        pieces_bytes: pieces.bytes,
         work_bytes: work.bytes,
         logs_bytes: logs.bytes,
-        is_partial: [pulls, work, logs].iter().any(|found| found.is_partial),
+        is_partial: [pulls, pieces, work, logs].iter().any(|found| found.is_partial),
     })
 }

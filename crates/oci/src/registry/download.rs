@@ -180,23 +180,29 @@ impl Source {
             len = 0;
         }
         counters.here.fetch_add(len, Ordering::Relaxed);
-        let mut attempts = 0;
+        // A registry that begins again and again does not get on.
+        let (mut attempts, mut longest) = (0, len);
         while len < blob.size() {
             let result = self.go_on(blob, (&mut file, &part), len, counters).await;
             let now = file.metadata().map_err(unusable)?.len();
-            attempts = if now > len { 0 } else { attempts + 1 };
-            len = now;
-            match result {
-                Err(Broken::Network(reason)) if attempts == ATTEMPTS => {
+            attempts = if now > longest { 0 } else { attempts + 1 };
+            (len, longest) = (now, longest.max(now));
+            let broken = match result {
+                Err(Broken::Final(error)) => return Err(error),
+                Err(Broken::Network(reason)) => Some(reason),
+                Ok(()) if len < blob.size() => Some("it sends no more".to_owned()),
+                Ok(()) => None,
+            };
+            match broken {
+                Some(reason) if attempts >= ATTEMPTS => {
                     let host = &self.host;
                     return Err(self.refused(format!(
                         "the connection to {host} broke {ATTEMPTS} times ({reason}); try again, it goes on \
                          where it ended"
                     )));
                 }
-                Err(Broken::Network(_)) => tokio::time::sleep(PAUSE * 2_u32.pow(attempts)).await,
-                Err(Broken::Final(error)) => return Err(error),
-                Ok(()) => {}
+                Some(_) => tokio::time::sleep(PAUSE * 2_u32.pow(attempts)).await,
+                None => {}
             }
         }
         directory.complete(&hex)

@@ -17,6 +17,7 @@ use crate::registers::{
     Frame, MachineContext, RETURN_FULL, SIGBUS, SIGSEGV, TRAP_FLAG, TrapFrame, is_memory_fault,
 };
 use crate::thread::KERNEL_STACK_SIZE;
+use crate::upcalls::Ended;
 use crate::{kernel_lock, upcalls};
 
 const SIGILL: u32 = 4;
@@ -127,14 +128,14 @@ fn child_ended(info: &HostSignalInfo) {
     const CLD_EXITED: i32 = 1;
     // `si_pid` lies where other signals have an address.
     let pid = info.address as u32;
-    let is_twin = upcalls::registered().is_some_and(|kernel| kernel.twin_ended(pid));
+    let ended = upcalls::registered().map_or(Ended::Unknown, |kernel| kernel.child_ended(pid));
     let twin = of_process().twin.load(Relaxed);
+    // The first process may just be forking one; a number may have been that of a twin once.
+    let is_own_twin = twin != 0 && (twin == TWIN_TO_BE || twin == pid);
+    let _ = of_process().twin.compare_exchange(pid, 0, Relaxed, Relaxed);
+    let is_twin = ended == Ended::Twin || ended == Ended::Unknown && is_own_twin;
     // A twin holds nothing.
-    if twin != 0 && (twin == TWIN_TO_BE || twin == pid) {
-        let _ = of_process().twin.compare_exchange(pid, 0, Relaxed, Relaxed);
-        return;
-    }
-    if info.code == CLD_EXITED && info.status == 0 || is_twin {
+    if is_twin || info.code == CLD_EXITED && info.status == 0 {
         return;
     }
     if info.code != CLD_EXITED {

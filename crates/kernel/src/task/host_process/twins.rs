@@ -17,6 +17,7 @@ use super::{HostProcess, own_host_process};
 use crate::errno::{Errno, Result};
 use crate::mm::arena;
 use crate::platform::machine::{Clocks, Forked, HostFiles, Kinship, Machine, Processes, Vcpus};
+use crate::platform::upcalls::Ended;
 
 /// Bytes of the arena that are copied at most: some milliseconds.
 const ARENA_MAX: u64 = 64 << 20;
@@ -196,14 +197,20 @@ pub fn end() {
     }
 }
 
-/// A process of the sandbox has ended, in the handler of that signal: whether it was a twin, which
-/// is forgotten then.
-pub fn has_ended(pid: u32) -> bool {
+/// A process of the sandbox has ended, in the handler of that signal: what it was. A twin is
+/// forgotten then. A host process is one also while it forks a twin, and if its number was once that
+/// of a twin whose end nobody has heard of.
+pub fn has_ended(pid: u32) -> Ended {
+    let is_host_process = HostProcess::all().any(|host_process| host_process.host_pid() == pid);
     let is_it =
         |host_process: &&HostProcess| [pid, TO_BE].contains(&host_process.twin.load(Relaxed));
     let found = HostProcess::all_that_were().find(is_it);
     if let Some(host_process) = found {
         let _ = host_process.twin.compare_exchange(pid, 0, Relaxed, Relaxed);
     }
-    found.is_some()
+    match (is_host_process, found) {
+        (true, _) => Ended::HostProcess,
+        (false, Some(_)) => Ended::Twin,
+        (false, None) => Ended::Unknown,
+    }
 }

@@ -133,19 +133,20 @@ pub(super) fn of_function(
     if function.config.template.from.is_none() {
         return Ok(None);
     }
-    let mut note = |why: String| {
-        let text = format!("it is not built from a runtime template: {why}");
-        on_event(BuildEvent::Note(&thaw_sandbox::escape(text.as_bytes())));
-    };
     if let Err(Unfit(why)) = fit::check(function, &files) {
-        note(why);
+        no_template(&why, on_event);
         return Ok(None);
     }
     let template = match chain(session, function, files, options, on_event) {
         Ok(template) => template,
         Err(BuildError::Freeze(failure)) if failure.is_of_program() => {
-            let text = format!("no runtime template could be made: {failure}");
-            on_event(BuildEvent::Note(&text));
+            no_template(&format!("none could be made ({failure})"), on_event);
+            return Ok(None);
+        }
+        Err(BuildError::Store(StoreError::Tree(
+            error @ (TreeError::Extends(_) | TreeError::Occupied(_)),
+        ))) => {
+            no_template(&error.to_string(), on_event);
             return Ok(None);
         }
         Err(error) => return Err(error),
@@ -153,15 +154,17 @@ pub(super) fn of_function(
     match session.put_index_over(files.tree, &template.index) {
         Ok(index) => Ok(Some((index, template))),
         Err(StoreError::Tree(TreeError::Extends(path))) => {
-            let text = format!(
-                "it is not built from a runtime template: it has another {}",
-                path.display()
-            );
-            on_event(BuildEvent::Note(&thaw_sandbox::escape(text.as_bytes())));
+            no_template(&format!("it has another {}", path.display()), on_event);
             Ok(None)
         }
         Err(error) => Err(error.into()),
     }
+}
+
+/// Tells why a function is built the ordinary way.
+fn no_template(why: &str, on_event: &mut OnEvent<'_>) {
+    let text = format!("it is not built from a runtime template: {why}");
+    on_event(BuildEvent::Note(&thaw_sandbox::escape(text.as_bytes())));
 }
 
 /// The template at the end of the chain that a function asks for.
