@@ -272,6 +272,8 @@ impl Service {
         for id in ids {
             match slots.get(id).map(|slot| slot.state) {
                 Some(InstanceState::Booting) => booting += 1,
+                // It has come up, and has had nothing to do since.
+                None if slots.asleep.contains(*id) => {}
                 None | Some(InstanceState::Ending) => gone += 1,
                 Some(_) => {}
             }
