@@ -249,6 +249,15 @@ impl Daemon {
         all.as_array().expect("an array").iter().filter(of).cloned().collect()
     }
 
+    /// Number, process id and state of the only live instance of a function.
+    #[track_caller]
+    pub fn instance(&self, function: &str) -> (u64, u32, String) {
+        let instances = self.instances(function);
+        let [only] = &instances[..] else { panic!("{instances:?}\n{}", self.log()) };
+        let number = |name: &str| only[name].as_u64().expect("a number");
+        (number("id"), number("pid") as u32, only["state"].as_str().expect("a state").to_owned())
+    }
+
     /// All processes besides the daemon and its monitor: the zygote parent, zygotes,
     /// instances, helpers.
     pub fn sandboxes(&self) -> Vec<Process> {

@@ -82,15 +82,6 @@ fn count_at(daemon: &Daemon, function: &str, instance: u64) -> u32 {
     said.success().trim().parse().expect("a number")
 }
 
-/// The only instance of a function.
-#[track_caller]
-fn instance(daemon: &Daemon, function: &str) -> (u64, u32, String) {
-    let instances = daemon.instances(function);
-    let [only] = &instances[..] else { panic!("{instances:?}\n{}", daemon.log()) };
-    let number = |name: &str| only[name].as_u64().expect("a number");
-    (number("id"), number("pid") as u32, only["state"].as_str().expect("a state").to_owned())
-}
-
 #[track_caller]
 fn wait_for_state(daemon: &Daemon, function: &str, state: &str) {
     wait_until(&format!("{function} is {state}"), || {
@@ -103,7 +94,7 @@ fn wait_for_state(daemon: &Daemon, function: &str, state: &str) {
 #[track_caller]
 fn put_to_sleep(daemon: &Daemon, function: &str) -> Value {
     wait_until("it is idle", || {
-        ["idle", "hibernated", "woken-up"].contains(&&*instance(daemon, function).2)
+        ["idle", "hibernated", "woken-up"].contains(&&*daemon.instance(function).2)
     });
     let outcome = command(daemon, &["sleep", function, "--json"]);
     assert_eq!(outcome.code, Some(0), "{}\n{}", outcome.stderr, daemon.log());
@@ -124,17 +115,17 @@ fn an_instance_keeps_its_state_and_its_number_over_three_sleeps() {
     assert_eq!(count(&daemon, "alone"), 1);
     assert_eq!(get(daemon.gateway(), "alone", "/grow/24").status, 200);
     wait_for_state(&daemon, "alone", "idle");
-    let (id, mut pid, _) = instance(&daemon, "alone");
+    let (id, mut pid, _) = daemon.instance("alone");
     for round in 1..=3 {
         let done = put_to_sleep(&daemon, "alone");
         assert_eq!(done["instance"].as_u64(), Some(id), "{done}");
         assert!(done["stored"].as_u64().expect("bytes") > 24 << 20, "{done}");
-        assert_eq!(instance(&daemon, "alone"), (id, 0, "asleep".to_owned()));
+        assert_eq!(daemon.instance("alone"), (id, 0, "asleep".to_owned()));
         wait_until("its process is gone", || !exists(pid));
         let left = files(daemon.home());
         assert_eq!(left.len(), 2, "{left:?}");
         assert_eq!(count(&daemon, "alone"), 2 + round);
-        let (same, new, _) = instance(&daemon, "alone");
+        let (same, new, _) = daemon.instance("alone");
         assert_eq!(same, id);
         pid = new;
         wait_until("its files are gone", || files(daemon.home()).is_empty());
@@ -152,7 +143,7 @@ fn it_is_woken_by_the_control_plane_and_by_whoever_names_it() {
     let daemon = daemon("woken");
     assert_eq!(count(&daemon, "several"), 1);
     wait_for_state(&daemon, "several", "idle");
-    let (id, ..) = instance(&daemon, "several");
+    let (id, ..) = daemon.instance("several");
     put_to_sleep(&daemon, "several");
     let twice = command(&daemon, &["sleep", "several"]);
     assert_eq!(twice.code, Some(1), "{}", twice.stdout);
@@ -162,7 +153,7 @@ fn it_is_woken_by_the_control_plane_and_by_whoever_names_it() {
 
     let woken = command(&daemon, &["wake", "several"]).success();
     assert!(woken.starts_with(&format!("woke instance {id} of several")), "{woken}");
-    assert_eq!(instance(&daemon, "several").2, "idle");
+    assert_eq!(daemon.instance("several").2, "idle");
     assert_eq!(count(&daemon, "several"), 2);
 
     let number = id.to_string();
@@ -214,12 +205,12 @@ fn connections_that_the_program_has_itself_go_on_after_the_sleep() {
     let connections = || daemon.instances("whole")[0]["connections"].as_u64();
     let mut first = Raw::connect(address);
     assert_eq!(ask(&mut first), 1);
-    let (id, ..) = instance(&daemon, "whole");
+    let (id, ..) = daemon.instance("whole");
     for round in 0..3 {
         wait_for_state(&daemon, "whole", "asleep");
         assert_eq!(connections(), Some(1));
         assert_eq!(ask(&mut first), 2 + round, "{}", daemon.log());
-        assert_eq!(instance(&daemon, "whole").0, id);
+        assert_eq!(daemon.instance("whole").0, id);
     }
     // A second client comes while the first is connected to one that is asleep.
     wait_for_state(&daemon, "whole", "asleep");
@@ -230,16 +221,16 @@ fn connections_that_the_program_has_itself_go_on_after_the_sleep() {
     assert_eq!(connections(), Some(2));
     // Half a request wakes it, and keeps it awake for the rest.
     second.send("GET /count HTTP/1.1\r\n");
-    wait_until("it is awake", || instance(&daemon, "whole").2 == "busy");
+    wait_until("it is awake", || daemon.instance("whole").2 == "busy");
     std::thread::sleep(std::time::Duration::from_millis(600));
-    assert_eq!(instance(&daemon, "whole").2, "busy");
+    assert_eq!(daemon.instance("whole").2, "busy");
     second.send("Host: whole\r\n\r\n");
     assert_eq!(counted(&second.response().expect("an answer"), &daemon), 7);
     // The end of a connection is seen by the program, which lets go of it.
     wait_for_state(&daemon, "whole", "asleep");
     drop(second);
     wait_until("one connection is left", || {
-        instance(&daemon, "whole").2 == "asleep" && connections() == Some(1)
+        daemon.instance("whole").2 == "asleep" && connections() == Some(1)
     });
     assert_eq!(ask(&mut first), 8);
     // Who is connected when the instance ends sees that.
@@ -252,7 +243,7 @@ fn connections_that_the_program_has_itself_go_on_after_the_sleep() {
 fn many_who_come_at_once_wake_the_same_instance() {
     let daemon = daemon("at-once");
     count(&daemon, "alone");
-    let (id, ..) = instance(&daemon, "alone");
+    let (id, ..) = daemon.instance("alone");
     for round in 0..5 {
         put_to_sleep(&daemon, "alone");
         std::thread::scope(|scope| {
@@ -260,7 +251,7 @@ fn many_who_come_at_once_wake_the_same_instance() {
             let asked = [(); 8].map(|()| scope.spawn(ask));
             asked.into_iter().for_each(|asked| assert_eq!(asked.join().expect("an answer"), 200));
         });
-        assert_eq!(instance(&daemon, "alone").0, id, "{round}");
+        assert_eq!(daemon.instance("alone").0, id, "{round}");
     }
     assert_eq!(count(&daemon, "alone"), 42);
 }
@@ -316,14 +307,14 @@ fn it_is_asleep_in_the_next_daemon() {
     let daemon = Daemon::start(&home, &DaemonOptions::default());
     assert_eq!(count(&daemon, "alone"), 1);
     put_to_sleep(&daemon, "alone");
-    let (id, ..) = instance(&daemon, "alone");
+    let (id, ..) = daemon.instance("alone");
     // What a daemon leaves that is killed while it writes.
     fs::write(home.join("asleep/77.image"), "begun").expect("root may");
     fs::write(home.join("asleep/78.json"), "{").expect("root may");
     daemon.kill();
     drop(daemon);
     let daemon = Daemon::start(&home, &DaemonOptions::default());
-    assert_eq!(instance(&daemon, "alone"), (id, 0, "asleep".to_owned()));
+    assert_eq!(daemon.instance("alone"), (id, 0, "asleep".to_owned()));
     assert_eq!(files(&home).len(), 2);
     assert_eq!(count(&daemon, "alone"), 2);
     put_to_sleep(&daemon, "alone");
@@ -340,11 +331,11 @@ fn one_that_was_woken_keeps_its_memory_under_the_next_daemon() {
     let digest = ask(&daemon, "/draw/4");
     put_to_sleep(&daemon, "alone");
     assert_eq!(ask(&daemon, "/digest"), digest);
-    let (id, pid, _) = instance(&daemon, "alone");
+    let (id, pid, _) = daemon.instance("alone");
     // It is kept for the next daemon only when it is somewhat old, which nobody can see.
     std::thread::sleep(std::time::Duration::from_millis(600));
     daemon.kill_and_await_next();
-    let taken_over = instance(&daemon, "alone");
+    let taken_over = daemon.instance("alone");
     assert_eq!((taken_over.0, taken_over.1), (id, pid), "{}", daemon.log());
     for _ in 0..2 {
         put_to_sleep(&daemon, "alone");
@@ -391,12 +382,12 @@ fn persistent_instances_are_asleep_after_a_restart() {
             // It may be asleep already.
             put_to_sleep(&daemon, "persistent");
         }
-        let (id, ..) = instance(&daemon, "persistent");
+        let (id, ..) = daemon.instance("persistent");
         assert_eq!(daemon.stop(), Some(0));
         assert_eq!(files(&home).len(), 2, "{:?}", files(&home));
         daemon = Daemon::start(&home, &DaemonOptions::default());
         assert!(daemon.instances("alone").is_empty());
-        assert_eq!(instance(&daemon, "persistent"), (id, 0, "asleep".to_owned()));
+        assert_eq!(daemon.instance("persistent"), (id, 0, "asleep".to_owned()));
     }
 }
 
@@ -435,7 +426,7 @@ fn one_that_is_killed_while_it_wakes_sleeps_on_or_is_answered() {
 fn nothing_is_lost_under_load() {
     let daemon = daemon("load");
     count(&daemon, "alone");
-    let (id, ..) = instance(&daemon, "alone");
+    let (id, ..) = daemon.instance("alone");
     let is_over = std::sync::atomic::AtomicBool::new(false);
     let relaxed = std::sync::atomic::Ordering::Relaxed;
     let asked: u32 = std::thread::scope(|scope| {
@@ -460,7 +451,7 @@ fn nothing_is_lost_under_load() {
         clients.into_iter().map(|client| client.join().expect("answers")).sum()
     });
     assert_eq!(count(&daemon, "alone"), asked + 2);
-    assert_eq!(instance(&daemon, "alone").0, id);
+    assert_eq!(daemon.instance("alone").0, id);
 }
 
 #[test]
@@ -469,7 +460,7 @@ fn one_that_is_killed_while_it_is_put_to_sleep_is_replaced_or_asleep() {
     for round in 0..16 {
         count(&daemon, "alone");
         wait_for_state(&daemon, "alone", "idle");
-        let (_, pid, _) = instance(&daemon, "alone");
+        let (_, pid, _) = daemon.instance("alone");
         let outcome = std::thread::scope(|scope| {
             let asked = scope.spawn(|| command(&daemon, &["sleep", "alone"]));
             std::thread::sleep(std::time::Duration::from_millis(round * 4));
@@ -484,7 +475,7 @@ fn one_that_is_killed_while_it_is_put_to_sleep_is_replaced_or_asleep() {
         }
         let counted = count(&daemon, "alone");
         assert_eq!(counted > 1, is_asleep, "{round}: {counted} {}", outcome.stderr);
-        kill(instance(&daemon, "alone").1);
+        kill(daemon.instance("alone").1);
         wait_until("it is gone", || daemon.instances("alone").is_empty());
         assert!(files(daemon.home()).is_empty(), "{round}");
     }
@@ -533,7 +524,7 @@ fn a_full_disk_is_a_clear_error_and_the_instance_goes_on() {
     let daemon = Daemon::start(&home, &DaemonOptions::default());
     let ask = || assert_eq!(get(daemon.gateway(), "hello", "/").status, 200);
     ask();
-    let (id, ..) = instance(&daemon, "hello");
+    let (id, ..) = daemon.instance("hello");
     let filler = disk.0.join("filler");
     // 64 MiB are left to others before anything is written.
     fs::write(&filler, vec![0; 50 << 20]).expect("room");
@@ -541,13 +532,13 @@ fn a_full_disk_is_a_clear_error_and_the_instance_goes_on() {
     assert_eq!(refused.code, Some(1), "{}", refused.stdout);
     assert!(refused.stderr.contains("make room on the disk"), "{}", refused.stderr);
     ask();
-    assert_eq!(instance(&daemon, "hello").0, id);
+    assert_eq!(daemon.instance("hello").0, id);
     assert!(files(&home).is_empty());
     fs::remove_file(&filler).expect("removable");
     wait_for_state(&daemon, "hello", "idle");
     command(&daemon, &["sleep", "hello"]).success();
     ask();
-    assert_eq!(instance(&daemon, "hello").0, id);
+    assert_eq!(daemon.instance("hello").0, id);
 }
 
 #[test]
@@ -597,7 +588,7 @@ fn a_thousand_are_asleep_at_once_and_each_wakes() {
     );
     let daemon = Daemon::start(&home, &DaemonOptions::default());
     assert_eq!(get(daemon.gateway(), "hello", "/").status, 200);
-    let (original, ..) = instance(&daemon, "hello");
+    let (original, ..) = daemon.instance("hello");
     let before = anonymous(daemon.pid());
     for _ in 0..20 {
         command(&daemon, &["fork", &original.to_string(), "-n", "50"]).success();

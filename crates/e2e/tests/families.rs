@@ -66,19 +66,10 @@ fn memory(said: &Value) -> [Vec<u64>; 4] {
     ["inherited", "own", "shared", "file"].map(|what| of_each(said, what))
 }
 
-/// Number, process id and state of the only instance.
-#[track_caller]
-fn instance(daemon: &Daemon, function: &str) -> (u64, u32, String) {
-    let instances = daemon.instances(function);
-    let [only] = &instances[..] else { panic!("{instances:?}\n{}", daemon.log()) };
-    let number = |name: &str| only[name].as_u64().expect("a number");
-    (number("id"), number("pid") as u32, only["state"].as_str().expect("a state").to_owned())
-}
-
 #[track_caller]
 fn wait_for_state(daemon: &Daemon, function: &str, states: &[&str]) {
     wait_until(&format!("{function} is {states:?}"), || {
-        states.contains(&&*instance(daemon, function).2)
+        states.contains(&&*daemon.instance(function).2)
     });
 }
 
@@ -144,7 +135,7 @@ fn a_server_with_workers_keeps_its_memory_over_hibernations() {
     said(&daemon, "family", "/share");
     let before = memory(&said(&daemon, "family", "/"));
     wait_for_state(&daemon, "family", &["idle"]);
-    let (_, pid, _) = instance(&daemon, "family");
+    let (_, pid, _) = daemon.instance("family");
     let warm = own_memory(pid);
     assert!(warm > 24 << 20, "{warm}");
     for round in 1..=4 {
@@ -190,7 +181,7 @@ fn the_end_of_a_worker_s_host_process_ends_a_hibernated_instance() {
     for number in 0..4 {
         said(&daemon, "family", "/");
         hibernate(&daemon, "family");
-        let processes = host_processes(instance(&daemon, "family").1);
+        let processes = host_processes(daemon.instance("family").1);
         assert_eq!(processes.len(), 4);
         kill(processes[number]);
         wait_until("it is gone", || daemon.instances("family").is_empty());
@@ -210,7 +201,7 @@ fn one_with_workers_falls_asleep_and_is_copied_whatever_it_has_of_its_memory() {
             // Two of the workers are still without.
             said(&daemon, "family", "/0");
         }
-        let (id, ..) = instance(&daemon, "family");
+        let (id, ..) = daemon.instance("family");
         wait_for_state(&daemon, "family", &["hibernated", "woken-up"]);
         let (copy, had_twin) = fork(&daemon, id);
         assert!(had_twin);
@@ -221,7 +212,7 @@ fn one_with_workers_falls_asleep_and_is_copied_whatever_it_has_of_its_memory() {
         assert_eq!(outcome.code, Some(0), "{}\n{}", outcome.stderr, daemon.log());
         wait_for_state(&daemon, "family", &["asleep"]);
         assert_eq!(memory(&said(&daemon, "family", "/")), before);
-        assert_eq!(instance(&daemon, "family").0, id);
+        assert_eq!(daemon.instance("family").0, id);
     }
 }
 
@@ -237,11 +228,11 @@ fn one_with_workers_outlives_its_daemon() {
         daemon.instances("family").iter().all(|instance| instance["kept"].is_u64())
     });
     hibernate(&daemon, "family");
-    let (_, pid, _) = instance(&daemon, "family");
+    let (_, pid, _) = daemon.instance("family");
     daemon.kill_and_await_next();
     wait_until("it is taken over", || daemon.instances("family").len() == 1);
     assert_eq!(memory(&said(&daemon, "family", "/")), before);
-    assert_eq!(instance(&daemon, "family").1, pid);
+    assert_eq!(daemon.instance("family").1, pid);
     hibernate(&daemon, "family");
     assert_eq!(memory(&said(&daemon, "family", "/")), before);
 }
@@ -252,7 +243,7 @@ fn copies_of_one_that_is_at_work_are_of_one_moment() {
     let daemon = daemon("moment");
     let before = memory(&said(&daemon, "family", "/"));
     said(&daemon, "family", "/play");
-    let (original, ..) = instance(&daemon, "family");
+    let (original, ..) = daemon.instance("family");
     let score_of = |instance: u64| -> u64 {
         let workers = said_by(&daemon, instance, "/played");
         let played = of_each(&workers, "played");
@@ -289,7 +280,7 @@ fn an_instance_and_its_copy_survive_the_end_of_any_twin() {
     let daemon = daemon("twins");
     said(&daemon, "family", "/grow/20");
     let before = memory(&said(&daemon, "family", "/"));
-    let (original, pid, _) = instance(&daemon, "family");
+    let (original, pid, _) = daemon.instance("family");
     let own = host_processes(pid);
     let mut at_rest = 0;
     for number in 0..8 {
@@ -318,14 +309,14 @@ fn an_instance_and_its_copy_survive_the_end_of_any_twin() {
         wait_until("the twins are gone", || host_processes(pid).len() == 4);
     }
     assert!(at_rest > 0, "no twin was killed before it was read");
-    assert_eq!(instance(&daemon, "family").1, pid);
+    assert_eq!(daemon.instance("family").1, pid);
 }
 
 #[test]
 fn the_twin_of_a_process_that_has_ended_ends_too() {
     let daemon = daemon("outlives");
     said(&daemon, "family", "/grow/20");
-    let (original, pid, _) = instance(&daemon, "family");
+    let (original, pid, _) = daemon.instance("family");
     std::thread::scope(|scope| {
         let copying = scope.spawn(|| fork(&daemon, original));
         wait_until("there are twins", || host_processes(pid).len() > 4 || copying.is_finished());
@@ -346,7 +337,7 @@ fn one_rests_where_twins_would_be_too_many_or_would_share_too_much() {
     let daemon = daemon("rests");
     // There is room for two of four twins.
     let before = memory(&said(&daemon, "few", "/"));
-    let (original, pid, _) = instance(&daemon, "few");
+    let (original, pid, _) = daemon.instance("few");
     for _ in 0..3 {
         let (copy, had_twin) = fork(&daemon, original);
         assert!(!had_twin);
@@ -358,7 +349,7 @@ fn one_rests_where_twins_would_be_too_many_or_would_share_too_much() {
     }
     // A copy of the files would take longer than a pause may.
     let sum = said(&daemon, "family", "/keep/80");
-    let (original, ..) = instance(&daemon, "family");
+    let (original, ..) = daemon.instance("family");
     let (copy, had_twin) = fork(&daemon, original);
     assert!(!had_twin);
     for instance in [copy, original] {

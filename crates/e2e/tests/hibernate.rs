@@ -59,13 +59,11 @@ fn hibernate(daemon: &Daemon, function: &str) -> Value {
     serde_json::from_str(&outcome.stdout).expect("JSON")
 }
 
-/// The only instance of a function.
+/// Process id and state of the only instance of a function.
 #[track_caller]
 fn instance(daemon: &Daemon, function: &str) -> (u32, String) {
-    let instances = daemon.instances(function);
-    let [only] = &instances[..] else { panic!("{instances:?}\n{}", daemon.log()) };
-    let pid = only["pid"].as_u64().expect("a pid") as u32;
-    (pid, only["state"].as_str().expect("a state").to_owned())
+    let (_, pid, state) = daemon.instance(function);
+    (pid, state)
 }
 
 #[track_caller]

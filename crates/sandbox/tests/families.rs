@@ -3,11 +3,10 @@
 
 mod common;
 
-use std::fs::File;
 use std::time::{Duration, Instant};
 
 use common::sleeper::{Client, LONG, Running, SPEC, swap_file};
-use thaw_sandbox::{AwakeCause, Event, FreezeError, HibernateError, HibernateSpec, SwapFile};
+use thaw_sandbox::{AwakeCause, Event};
 
 /// What all processes are asked for: checksums of their memory.
 const ALL: [&str; 3] = ["sum", "1 sum", "2 sum"];
@@ -182,18 +181,9 @@ fn a_full_disk_leaves_several_processes_as_they_were() {
     let (mut running, mut client) = family(2);
     let sums = ALL.map(|command| client.ask(command));
     for round in 0..3 {
-        let full = SwapFile {
-            write: File::options().read(true).write(true).open("/dev/full").unwrap(),
-            read: File::open("/dev/full").unwrap(),
-        };
-        let error = running.deflate(SPEC, full, None).unwrap_err();
-        assert!(matches!(error, HibernateError::Write(FreezeError::Write(_))), "{error}");
-        running.sandbox.wake().unwrap();
+        running.deflate_without_room();
         assert!(!running.awake().was_hibernated);
-        let little = HibernateSpec { max_stored: 1 << 20, base: None };
-        let error = running.deflate(little, swap_file(), None).unwrap_err();
-        assert!(matches!(error, HibernateError::Write(FreezeError::TooLarge { .. })), "{error}");
-        running.sandbox.wake().unwrap();
+        running.deflate_over_the_limit();
         running.awake();
         assert_eq!(ALL.map(|command| client.ask(command)), sums);
         // The next time most of it has not come back since.

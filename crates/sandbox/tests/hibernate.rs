@@ -2,15 +2,12 @@
 
 mod common;
 
-use std::fs::File;
 use std::io::Read;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use common::sleeper::{Client, LONG, Running, SPEC, swap_file};
-use thaw_sandbox::{
-    AwakeCause, Event, FreezeError, HibernateError, HibernateSpec, SwapFile, Timers, WorkingSet,
-};
+use thaw_sandbox::{AwakeCause, Event, Timers, WorkingSet};
 
 #[test]
 fn a_server_keeps_its_state_over_hibernations_and_is_woken_by_a_client() {
@@ -145,20 +142,11 @@ fn a_full_disk_leaves_it_as_it_was() {
     let mut running = Running::start(1);
     let mut client = running.connect();
     let expected = client.ask("sum");
-    let full = SwapFile {
-        write: File::options().read(true).write(true).open("/dev/full").unwrap(),
-        read: File::open("/dev/full").unwrap(),
-    };
-    let error = running.deflate(SPEC, full, None).unwrap_err();
-    assert!(matches!(error, HibernateError::Write(FreezeError::Write(_))), "{error}");
-    running.sandbox.wake().unwrap();
+    running.deflate_without_room();
     assert!(!running.awake().was_hibernated);
     assert_eq!(client.ask("sum"), expected);
 
-    let little = HibernateSpec { max_stored: 1 << 20, base: None };
-    let error = running.deflate(little, swap_file(), None).unwrap_err();
-    assert!(matches!(error, HibernateError::Write(FreezeError::TooLarge { .. })), "{error}");
-    running.sandbox.wake().unwrap();
+    running.deflate_over_the_limit();
     running.awake();
     assert_eq!(client.ask("sum"), expected);
 }

@@ -327,6 +327,21 @@ mod tests {
         (listener, file)
     }
 
+    /// A client asks, the program answers and closes.
+    #[track_caller]
+    fn exchange(mut client: UnixStream, file: Arc<Socket>) {
+        client.write_all(b"GET").unwrap();
+        kernel().host_poll.look(None);
+        let mut bytes = [0; 10];
+        assert_eq!(file.read(&mut Sink::kernel(&mut bytes), 0), Ok(3));
+        assert_eq!(file.read(&mut Sink::kernel(&mut bytes), 0), Err(Errno::EAGAIN));
+        assert_eq!(file.write(&mut Source::kernel(b"200"), 0), Ok(3));
+        drop(file);
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).unwrap();
+        assert_eq!(answer, "200");
+    }
+
     #[test]
     fn a_client_goes_on_over_the_socket_of_the_next_boot() {
         let _sandbox = Sandbox::new();
@@ -339,19 +354,12 @@ mod tests {
 
         let (_listener, file) = accepted(network);
         *kernel().generation.borrow_mut() += 1;
-        let (mut client, ours) = UnixStream::pair().unwrap();
+        let (client, ours) = UnixStream::pair().unwrap();
         network.clients.go_on(7, HostFd::new(ours.into_raw_fd()));
         reset_connections();
         assert!(file.protocol.peer_address().is_ok());
         assert_eq!(file.read(&mut Sink::kernel(&mut bytes), 0), Err(Errno::EAGAIN));
-        client.write_all(b"GET").unwrap();
-        kernel().host_poll.look(None);
-        assert_eq!(file.read(&mut Sink::kernel(&mut bytes), 0), Ok(3));
-        assert_eq!(file.write(&mut Source::kernel(b"200"), 0), Ok(3));
-        drop(file);
-        let mut answer = String::new();
-        client.read_to_string(&mut answer).unwrap();
-        assert_eq!(answer, "200");
+        exchange(client, file);
     }
 
     #[test]
@@ -374,7 +382,7 @@ mod tests {
         let network = &kernel().net;
         let listener = listening(network, 8080);
         assert!(network.waits_for_clients(8080));
-        let (mut client, ours) = UnixStream::pair().unwrap();
+        let (client, ours) = UnixStream::pair().unwrap();
         network.deliver(&connection(), HostFd::new(ours.into_raw_fd()));
         assert!(listener.poll().contains(Events::IN));
         assert!(!network.waits_for_clients(8080));
@@ -382,17 +390,7 @@ mod tests {
         let accepted = listener.protocol.accept().unwrap();
         let SocketAddress::V4(peer) = accepted.peer_address().unwrap() else { panic!() };
         assert_eq!((peer.ip.to_string(), peer.port), ("10.0.0.1".to_string(), 5000));
-        let file = Socket::new(accepted);
-        client.write_all(b"GET").unwrap();
-        kernel().host_poll.look(None);
-        let mut bytes = [0; 10];
-        assert_eq!(file.read(&mut Sink::kernel(&mut bytes), 0), Ok(3));
-        assert_eq!(file.read(&mut Sink::kernel(&mut bytes), 0), Err(Errno::EAGAIN));
-        assert_eq!(file.write(&mut Source::kernel(b"200"), 0), Ok(3));
-        drop(file);
-        let mut answer = String::new();
-        client.read_to_string(&mut answer).unwrap();
-        assert_eq!(answer, "200");
+        exchange(client, Socket::new(accepted));
     }
 
     #[test]

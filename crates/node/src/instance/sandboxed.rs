@@ -332,6 +332,14 @@ pub(super) struct Boot {
     pub shows: Shows,
 }
 
+impl Boot {
+    /// A copy of a template.
+    pub fn fork(sandbox: Sandbox, plan: Arc<BootPlan>, taken_ns: u64, output: Output) -> Self {
+        let (kind, shows) = (BootKind::Fork, Shows::default());
+        Self { sandbox, plan, kind, taken_ns, output, lent: None, shows }
+    }
+}
+
 /// A client's socket on its way into a sandbox.
 pub(super) type Handed<'a> = Option<(Connection, BorrowedFd<'a>)>;
 

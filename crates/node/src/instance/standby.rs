@@ -385,16 +385,7 @@ impl Standby {
             let plan = held.plan().clone();
             match held.go(handed, &boots.terms.options(Some(&pipes))) {
                 Ok(sandbox) => {
-                    let (kind, output) = (BootKind::Fork, pipes.into());
-                    return Some(Boot {
-                        sandbox,
-                        plan,
-                        kind,
-                        taken_ns,
-                        output,
-                        lent: None,
-                        shows: Shows::default(),
-                    });
+                    return Some(Boot::fork(sandbox, plan, taken_ns, pipes.into()));
                 }
                 Err(error) => tracing::debug!("a copy forked ahead is of no use: {error}"),
             }
@@ -416,16 +407,7 @@ impl Standby {
         match template.fork(handed, &boots.terms.options(Some(&pipes))) {
             Ok(sandbox) => {
                 let (plan, output) = (template.plan().clone(), pipes.into());
-                let kind = BootKind::Fork;
-                Some(Boot {
-                    sandbox,
-                    plan,
-                    kind,
-                    taken_ns,
-                    output,
-                    lent: None,
-                    shows: Shows::default(),
-                })
+                Some(Boot::fork(sandbox, plan, taken_ns, output))
             }
             Err(error) => {
                 tracing::warn!("a template is given up: {error}");

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use thaw_sandbox::{
-    Awake, Deflated, Event, HibernateError, HibernateSpec, Kernel, Sandbox, SwapFile, Swapped,
-    Timers, WorkingSet, ZygoteConfig, ZygoteParent, connection,
+    Awake, Deflated, Event, FreezeError, HibernateError, HibernateSpec, Kernel, Sandbox, SwapFile,
+    Swapped, Timers, WorkingSet, ZygoteConfig, ZygoteParent, connection,
 };
 
 use super::{config, host_rootfs, start_with};
@@ -109,6 +109,27 @@ impl Running {
         let Event::Resting(resting) = event else { panic!("{event:?}") };
         assert_eq!(resting.number, self.rests);
         self.sandbox.hibernator(resting, spec).unwrap().write(swap, set)
+    }
+
+    /// A disk that is full: it is woken.
+    #[track_caller]
+    pub fn deflate_without_room(&mut self) {
+        let full = SwapFile {
+            write: File::options().read(true).write(true).open("/dev/full").unwrap(),
+            read: File::open("/dev/full").unwrap(),
+        };
+        let error = self.deflate(SPEC, full, None).unwrap_err();
+        assert!(matches!(error, HibernateError::Write(FreezeError::Write(_))), "{error}");
+        self.sandbox.wake().unwrap();
+    }
+
+    /// More memory than may be stored: it is woken.
+    #[track_caller]
+    pub fn deflate_over_the_limit(&mut self) {
+        let little = HibernateSpec { max_stored: 1 << 20, base: None };
+        let error = self.deflate(little, swap_file(), None).unwrap_err();
+        assert!(matches!(error, HibernateError::Write(FreezeError::TooLarge { .. })), "{error}");
+        self.sandbox.wake().unwrap();
     }
 
     pub fn hibernate_with(&mut self, spec: HibernateSpec, set: Option<&WorkingSet>) -> Swapped {
