@@ -45,6 +45,8 @@ pub enum Verb {
     Hibernate(verbs::hibernate::Arguments),
     Sleep(verbs::sleep::Arguments),
     Wake(verbs::wake::Arguments),
+    #[command(visible_alias = "ls")]
+    List(verbs::list::Arguments),
     Ps(verbs::ps::Arguments),
     Df(verbs::df::Arguments),
     Tenants(verbs::tenants::Arguments),
@@ -54,6 +56,7 @@ pub enum Verb {
     Import(verbs::import::Arguments),
     Pull(verbs::pull::Arguments),
     Push(verbs::push::Arguments),
+    #[command(visible_alias = "rm")]
     Remove(verbs::remove::Arguments),
     Gc(verbs::gc::Arguments),
     Bench(verbs::bench::Arguments),
@@ -79,6 +82,7 @@ impl Verb {
             Self::Hibernate(arguments) => verbs::hibernate::run(&arguments),
             Self::Sleep(arguments) => verbs::sleep::run(&arguments),
             Self::Wake(arguments) => verbs::wake::run(&arguments),
+            Self::List(arguments) => verbs::list::run(&arguments),
             Self::Ps(arguments) => verbs::ps::run(&arguments),
             Self::Df(arguments) => verbs::df::run(&arguments),
             Self::Tenants(arguments) => verbs::tenants::run(&arguments),

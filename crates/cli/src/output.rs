@@ -4,6 +4,7 @@ use crate::failure::{Failure, Outcome};
 use serde::Serialize;
 use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Writes text to standard output.
 pub fn print(text: &str) -> Result<(), Failure> {
@@ -68,6 +69,18 @@ impl Table {
     }
 }
 
+/// How long ago a time was, in its largest unit.
+pub fn ago(ms: u64) -> String {
+    let then = UNIX_EPOCH + Duration::from_millis(ms);
+    let seconds = SystemTime::now().duration_since(then).unwrap_or_default().as_secs();
+    match seconds {
+        0..60 => format!("{seconds} s"),
+        60..3600 => format!("{} min", seconds / 60),
+        3600..172_800 => format!("{} h", seconds / 3600),
+        _ => format!("{} days", seconds / 86_400),
+    }
+}
+
 /// Numbers for people.
 pub fn list(numbers: &[u64]) -> String {
     numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
@@ -113,5 +126,15 @@ mod tests {
     #[test]
     fn queries_are_escaped() {
         assert_eq!(escape("/a b?c=d&e"), "%2Fa%20b%3Fc%3Dd%26e");
+    }
+
+    #[test]
+    fn ages_are_in_their_largest_unit() {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64;
+        for (seconds, shown) in
+            [(5, "5 s"), (65, "1 min"), (7300, "2 h"), (86_400 * 3 + 9, "3 days")]
+        {
+            assert_eq!(ago(now - seconds * 1000), shown);
+        }
     }
 }

@@ -126,6 +126,10 @@ fn invoke_gives_data_and_returns_output_and_exit_code() {
     assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
     assert_eq!(outcome.stdout, "2 words in 3 characters, request 1\n");
     assert_eq!(invoke("exit 7").code, Some(7));
+    let mut piped = thaw_e2e::thaw();
+    piped.env("THAW_HOME", daemon.home()).args(["invoke", "words"]);
+    let outcome = thaw_e2e::run_with_input(&mut piped, b"a b c");
+    assert!(outcome.stdout.starts_with("3 words in 5 characters"), "{}", outcome.stdout);
 }
 
 #[test]

@@ -441,6 +441,13 @@ fn the_verbs_tell_about_the_functions() {
     let ps = cli(&["ps", "--json"]).success();
     let ps: serde_json::Value = serde_json::from_str(&ps).expect("JSON");
     assert!(ps.to_string().contains("reused"), "{ps}");
+    let list = cli(&["ls", "--json"]).success();
+    let list: serde_json::Value = serde_json::from_str(&list).expect("JSON");
+    let python = list.as_array().expect("a list").iter().find(|one| one["name"] == "hello-python");
+    let python = python.expect("it is listed");
+    assert_eq!((&python["kind"], &python["state"]), (&"http".into(), &"served".into()), "{list}");
+    let list = cli(&["list"]).success();
+    assert!(list.lines().any(|line| line.starts_with("hello-python  ")), "{list}");
     let images = cli(&["images"]).success();
     for name in ["hello-c", "hello-python", "thumbnail-python"] {
         assert!(images.contains(name), "{images}");

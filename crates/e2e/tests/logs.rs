@@ -1,11 +1,12 @@
 //! What functions print: who printed it, and what becomes of one that prints too much.
 
 use serde_json::Value;
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 use thaw_e2e::{
-    Daemon, DaemonOptions, Function, built_home, get, request, resident_bytes, run, thaw,
-    wait_until,
+    Daemon, DaemonOptions, Function, built_home, get, has_controller, request, resident_bytes, run,
+    thaw, wait_until,
 };
 
 /// A daemon that may grow by so much while guests flood their logs.
@@ -49,7 +50,12 @@ fn lines_say_which_instance_printed_them_however_it_was_booted() {
                     get(daemon.gateway(), kind, "/");
                     false
                 }
-                "ready" => standby["ready"].as_array().is_some_and(|ready| !ready.is_empty()),
+                "ready" => {
+                    let ps = run(thaw().env("THAW_HOME", &home).args(["ps", "--json"])).success();
+                    let ps: Vec<Value> = serde_json::from_str(&ps).expect("JSON");
+                    let ready = ps.iter().filter(|one| one["state"] == "ready").count();
+                    ready > 0 && standby["ready"].as_array().is_some_and(|r| !r.is_empty())
+                }
                 _ => true,
             }
         });
@@ -70,12 +76,81 @@ fn lines_say_which_instance_printed_them_however_it_was_booted() {
         // The first boot of an image for a while counts as cold.
         assert!(boot["kind"] == kind || kind == "warm" && boot["kind"] == "cold", "{boot}");
         // The files have the same, and one instance's lines can be had alone.
-        let logs = |more: &[&str]| {
-            run(thaw().env("THAW_HOME", &home).args(["logs", kind]).args(more)).success()
-        };
+        let logs = |more: &[&str]| logs(&home, kind, more);
         wait_until("it is in the file", || logs(&[]).contains(&format!("[{}] out one\n", said[0])));
         let one = logs(&["--instance", &said[1].to_string()]);
         assert!(one.contains("out two\n") && !one.contains("one"), "{one}");
+    }
+    assert_eq!(daemon.stop(), Some(0));
+}
+
+/// The lines of `thaw logs`.
+fn logs(home: &Path, function: &str, more: &[&str]) -> String {
+    run(thaw().env("THAW_HOME", home).args(["logs", function]).args(more)).success()
+}
+
+#[test]
+fn the_end_of_an_instance_stands_in_the_log_behind_what_it_has_printed() {
+    let keys = "limits.timeout = \"1s\"\nlimits.memory = \"128MiB\"";
+    let home = built_home("logs-ends", &[printer("ending", keys)]);
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let mut ends = vec![
+        ("/exit", 502, "the program ended with exit code 3"),
+        ("/hang", 504, "no answer within 1 s, ending the instance"),
+    ];
+    let limited = has_controller("memory");
+    if limited {
+        ends.push(("/eat", 502, "it reached its memory limit, `limits.memory` of 128MiB"));
+    }
+    for (path, status, said) in &ends {
+        assert_eq!(get(daemon.gateway(), "ending", path).status, *status, "{path}");
+        wait_until("it is in the file", || logs(&home, "ending", &[]).contains(said));
+    }
+    let all = logs(&home, "ending", &[]);
+    let mut lines = all.lines();
+    let last_words = lines.next().expect("a line");
+    let (origin, text) = last_words.split_once(' ').expect("its instance");
+    assert_eq!(text, "last words, without an end", "{all}");
+    let id = origin.trim_matches(['[', ']']);
+    let end = format!("[thaw] instance {id}: {}", ends[0].2);
+    assert_eq!(lines.next(), Some(&*end), "{all}");
+    let one = logs(&home, "ending", &["--instance", id]);
+    assert_eq!(one, format!("{text}\n{end}\n"));
+    let json: Value =
+        logs(&home, "ending", &["--json", "--grep", "exit code"]).parse().expect("one line");
+    assert_eq!((&json["stream"], &json["instance"].to_string()[..]), (&"thaw".into(), id));
+    if limited {
+        assert!(lines.last().is_some_and(|line| line.contains(ends[2].2)), "{all}");
+    }
+    assert_eq!(daemon.stop(), Some(0));
+}
+
+#[test]
+fn lines_are_chosen_by_their_time_and_text() {
+    let home = built_home("logs-chosen", &[printer("chosen", "isolation = \"instance\"")]);
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    for word in ["first", "second"] {
+        assert_eq!(get(daemon.gateway(), "chosen", &format!("/say/{word}")).status, 200);
+    }
+    wait_until("all is in the file", || logs(&home, "chosen", &[]).contains("err second"));
+    let chosen = |more: &[&str]| -> Vec<String> {
+        let text = logs(&home, "chosen", more);
+        text.lines().filter_map(|line| Some(line.split_once(' ')?.1.to_owned())).collect()
+    };
+    assert_eq!(chosen(&["--grep", "^out .*t$"]), ["out first"]);
+    assert_eq!(chosen(&["-g", "second", "-n", "1"]), ["err second"]);
+    assert_eq!(chosen(&["--since", "1h"]).len(), 4);
+    assert!(chosen(&["--since", "2999-01-01T00:00:00Z"]).is_empty());
+    let line: Value =
+        serde_json::from_str(logs(&home, "chosen", &["--json", "--grep", "out second"]).trim())
+            .expect("one line");
+    let stamped = logs(&home, "chosen", &["-t", "--grep", "out second"]);
+    let time = stamped.split(' ').next().expect("a time");
+    let from = logs(&home, "chosen", &["--json", "--since", time, "--grep", "second"]);
+    assert!(from.contains(&line["time_ms"].to_string()), "{from}");
+    for wrong in [&["--since", "yesterday"][..], &["--grep", "("]] {
+        let outcome = run(thaw().args(["logs", "chosen"]).args(wrong));
+        assert_eq!(outcome.code, Some(2), "{wrong:?}: {}", outcome.stdout);
     }
     assert_eq!(daemon.stop(), Some(0));
 }
@@ -86,9 +161,8 @@ fn what_guests_print_cannot_drive_a_terminal_or_pass_for_another() {
     let daemon = Daemon::start(&home, &DaemonOptions::default());
     let said = "/say/%1b%5b2J%1b%5d0;owned%07%0a%5bthaw%5d%20all%20is%20well";
     assert_eq!(get(daemon.gateway(), "rude", said).status, 200);
-    let logs = || run(thaw().env("THAW_HOME", &home).args(["logs", "rude"])).success();
-    wait_until("it is in the file", || logs().contains("all is well"));
-    let shown = logs();
+    wait_until("it is in the file", || logs(&home, "rude", &[]).contains("all is well"));
+    let shown = logs(&home, "rude", &[]);
     assert!(!shown.bytes().any(|byte| byte < b' ' && byte != b'\n'), "{shown:?}");
     assert!(shown.contains("\\x1b[2J\\x1b]0;owned\\x07\n"), "{shown}");
     assert!(!shown.lines().any(|line| line.starts_with("[thaw]")), "{shown}");

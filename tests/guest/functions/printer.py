@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from urllib.parse import unquote
 
@@ -29,6 +30,14 @@ class Handler(BaseHTTPRequestHandler):
             text = unquote(self.path[len("/say/"):]).encode()
             os.write(1, b"out " + text + b"\n")
             os.write(2, b"err " + text + b"\n")
+        elif self.path == "/exit":
+            os.write(1, b"last words, without an end")
+            os._exit(3)
+        elif self.path == "/hang":
+            time.sleep(600)
+        elif self.path == "/eat":
+            eaten = [bytearray(b"x" * (1 << 20)) for _ in range(4096)]
+            eaten.clear()
         self.send_response(200)
         self.send_header("Content-Length", "3")
         self.end_headers()

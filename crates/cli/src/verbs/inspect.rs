@@ -3,13 +3,12 @@
 use super::ps;
 use crate::client::Daemon;
 use crate::failure::{Failure, Outcome};
-use crate::output::{self, Table, size};
+use crate::output::{self, Table, ago, size};
 use clap::Args;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use thaw_abi::cpu::Baseline;
 use thaw_abi::image::{Mapping, SOURCE_BLOB, SOURCE_IMAGE, SOURCE_ZERO, ancestor_depth};
 use thaw_node::admin::FunctionDetail;
@@ -233,7 +232,7 @@ fn text(report: &Report) -> Result<String, Failure> {
     sections.push(section("ENVIRONMENT", &environment));
     match (&report.instances, &report.boots_ns) {
         (Some(instances), Some(boots)) => {
-            sections.push(section("INSTANCES", &ps::table(instances)));
+            sections.push(section("INSTANCES", &ps::table(instances, &[])));
             let shown = boots.len().min(BOOTS_SHOWN);
             let title = format!("BOOTS, the last {shown}, µs since the connection was accepted");
             sections.push(section(&title, &boot_table(&boots[..shown])));
@@ -366,18 +365,6 @@ fn short(hash: &str) -> &str {
     hash.get(..16).unwrap_or(hash)
 }
 
-/// How long ago a time was, in its largest unit.
-fn ago(ms: u64) -> String {
-    let then = UNIX_EPOCH + Duration::from_millis(ms);
-    let seconds = SystemTime::now().duration_since(then).unwrap_or_default().as_secs();
-    match seconds {
-        0..60 => format!("{seconds} s"),
-        60..3600 => format!("{} min", seconds / 60),
-        3600..172_800 => format!("{} h", seconds / 3600),
-        _ => format!("{} days", seconds / 86_400),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -444,15 +431,5 @@ mod tests {
         assert!(json["image"].get("path").is_none());
         assert!(json["instances"].is_null() && json["boots_ns"].is_null());
         assert_eq!(json["config"]["env"]["KEY"], "***");
-    }
-
-    #[test]
-    fn ages_are_in_their_largest_unit() {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64;
-        for (seconds, shown) in
-            [(5, "5 s"), (65, "1 min"), (7300, "2 h"), (86_400 * 3 + 9, "3 days")]
-        {
-            assert_eq!(ago(now - seconds * 1000), shown);
-        }
     }
 }

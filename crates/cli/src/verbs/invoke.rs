@@ -4,17 +4,22 @@ use crate::client::{Daemon, DaemonArguments};
 use crate::failure::{Failure, Outcome};
 use crate::output::{self, escape};
 use clap::Args;
+use rustix::fs::{FileType, fstat};
 use serde_json::{Value, json};
 use std::io::{self, Read, Write};
 use std::process::ExitCode;
 use std::str::FromStr;
-use thaw_node::admin::{BOOT_HEADER, PHASES_HEADER};
+use thaw_node::admin::{BOOT_HEADER, FunctionDetail, PHASES_HEADER};
 use thaw_node::boots::Phases;
+use thaw_node::config::EntryKind;
 use thaw_node::gateway::{EXIT_CODE_HEADER, SIGNAL_HEADER};
 use ureq::Body;
 use ureq::http::Response;
 
 /// Call a function through the daemon and print its response.
+///
+/// Without --data and --method, a file that is redirected into it is the body of a POST, and so is
+/// what is piped into it for a function that reads standard input (kind = "stdin").
 ///
 /// Exit code 1 means that the response's status is 400 or more. A function that
 /// reads standard input (kind = "stdin") gets the data there. `thaw invoke` prints its
@@ -23,6 +28,7 @@ use ureq::http::Response;
 #[command(after_help = "Examples:\n  \
     thaw invoke hello-python --timings\n  \
     thaw invoke words-perl --data 'b a b'\n  \
+    echo b a b | thaw invoke words-perl\n  \
     thaw invoke thumbnail-python --data @photo.jpg --header content-type:image/jpeg > small.jpg")]
 pub struct Arguments {
     /// The function.
@@ -30,7 +36,7 @@ pub struct Arguments {
     /// Body of the request; @FILE for a file's content, @- for standard input.
     #[arg(long, short, value_name = "TEXT|@FILE")]
     data: Option<String>,
-    /// Method; default: POST with --data, GET without.
+    /// Method; default: POST with a body, GET without.
     #[arg(long, short = 'X')]
     method: Option<String>,
     /// Path and query.
@@ -71,15 +77,16 @@ impl FromStr for Header {
 pub fn run(arguments: &Arguments) -> Outcome {
     let daemon = Daemon::find(&arguments.daemon)?;
     let body = match &arguments.data {
-        Some(data) => read_data(data)?,
-        None => Vec::new(),
+        Some(data) => Some(read_data(data)?),
+        None if arguments.method.is_none() => redirected(&daemon, &arguments.name)?,
+        None => None,
     };
     let headers: Vec<_> =
         arguments.header.iter().map(|Header(name, value)| (name.clone(), value.clone())).collect();
     let method = arguments
         .method
         .clone()
-        .unwrap_or_else(|| if arguments.data.is_some() { "POST" } else { "GET" }.to_owned());
+        .unwrap_or_else(|| if body.is_some() { "POST" } else { "GET" }.to_owned());
     let timings = arguments.timings || arguments.json;
     let instance = arguments.instance.map(|id| format!("&instance={id}")).unwrap_or_default();
     let url = format!(
@@ -88,7 +95,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         escape(&method),
         escape(&arguments.path)
     );
-    let mut response = daemon.post_raw(&url, &headers, &body)?;
+    let mut response = daemon.post_raw(&url, &headers, &body.unwrap_or_default())?;
     let status = response.status();
     if arguments.json {
         let value = as_json(&mut response)?;
@@ -119,14 +126,34 @@ pub fn run(arguments: &Arguments) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
+/// What comes from a file or a pipe that is standard input. A pipe may belong to somebody who never
+/// writes to it, so it is read only for a function that wants to read.
+fn redirected(daemon: &Daemon, function: &str) -> Result<Option<Vec<u8>>, Failure> {
+    let input = io::stdin().lock();
+    let kind = FileType::from_raw_mode(fstat(&input).map_err(io::Error::from)?.st_mode);
+    let is_body = match kind {
+        FileType::RegularFile => true,
+        FileType::Fifo => {
+            let detail: Option<FunctionDetail> =
+                daemon.get(&format!("/functions/{}", escape(function))).ok();
+            detail.is_some_and(|detail| detail.info.kind == EntryKind::Stdin)
+        }
+        _ => false,
+    };
+    let body = if is_body { read_all(input)? } else { Vec::new() };
+    Ok(Some(body).filter(|body| !body.is_empty()))
+}
+
+fn read_all(mut input: impl Read) -> Result<Vec<u8>, Failure> {
+    let mut bytes = Vec::new();
+    input.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
 fn read_data(data: &str) -> Result<Vec<u8>, Failure> {
     match data.strip_prefix('@') {
         None => Ok(data.as_bytes().to_vec()),
-        Some("-") => {
-            let mut bytes = Vec::new();
-            io::stdin().lock().read_to_end(&mut bytes)?;
-            Ok(bytes)
-        }
+        Some("-") => read_all(io::stdin().lock()),
         Some(path) => std::fs::read(path).map_err(|error| {
             Failure::failed(format!("cannot read {path} ({error}); name another file after @"))
         }),

@@ -4,10 +4,13 @@ use crate::client::{Daemon, DaemonArguments};
 use crate::failure::{Failure, Outcome};
 use crate::output;
 use clap::Args;
+use humantime::format_rfc3339_millis;
+use regex::Regex;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::process::ExitCode;
+use std::time::{Duration, SystemTime};
 use thaw_node::config::FunctionName;
 use thaw_node::home::Home;
 use thaw_node::logs::{Line, Stream, log_path, rotated_path};
@@ -16,12 +19,15 @@ use thaw_sandbox::escape;
 /// Print what a function wrote to its standard output and error.
 ///
 /// Each line begins with the number of the instance that printed it, in brackets, unless
-/// --instance names one. Control characters are written as escapes; --json has every
-/// character, in JSON's own escapes.
+/// --instance names one. Lines that begin with [thaw] are remarks of Thaw's own: that an
+/// instance crashed, reached a limit or took too long to answer, or that lines are missing.
+/// Control characters are written as escapes; --json has every character, in JSON's own
+/// escapes.
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Examples:\n  thaw logs -f hello-python\n  thaw logs hello-python --instance 17"
-)]
+#[command(after_help = "Examples:\n  \
+    thaw logs -f hello-python\n  \
+    thaw logs hello-python --instance 17\n  \
+    thaw logs hello-python --since 10m --grep 'error|panic' -t")]
 pub struct Arguments {
     /// The function.
     name: FunctionName,
@@ -34,11 +40,39 @@ pub struct Arguments {
     /// Only what this instance printed, by its number in `thaw ps`.
     #[arg(long, value_name = "ID")]
     instance: Option<u64>,
+    /// Only what was printed since then: a time ago, as in 90s, 10m or "2h 30m", or a time of day
+    /// in UTC, as in 2026-01-31T12:00:00Z.
+    #[arg(long, value_name = "WHEN", value_parser = parse_since)]
+    since: Option<SystemTime>,
+    /// Only lines in which this regular expression is found.
+    #[arg(long, short, value_name = "REGEX")]
+    grep: Option<Regex>,
+    /// Print the time of each line, in UTC.
+    #[arg(long, short, conflicts_with = "json")]
+    timestamps: bool,
     /// Print a JSON object for each line, with its time, stream, instance and process id.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     daemon: DaemonArguments,
+}
+
+impl Arguments {
+    fn wants(&self, line: &Line) -> bool {
+        line.is_of(self.instance)
+            && self.since.is_none_or(|since| line.time() >= since)
+            && self.grep.as_ref().is_none_or(|regex| regex.is_match(&line.text))
+    }
+}
+
+/// A time, or how long ago it was.
+fn parse_since(text: &str) -> Result<SystemTime, String> {
+    let ago = |ago: Duration| SystemTime::now().checked_sub(ago);
+    let time = match humantime::parse_duration(text) {
+        Ok(duration) => ago(duration),
+        Err(_) => humantime::parse_rfc3339_weak(text).ok(),
+    };
+    time.ok_or_else(|| "write a time ago, as in 10m, or 2026-01-31T12:00:00Z".to_owned())
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
@@ -61,7 +95,7 @@ fn follow(arguments: &Arguments) -> Result<(), Failure> {
     let mut response = Daemon::find(&arguments.daemon)?.stream(&path)?;
     let reader = BufReader::new(response.body_mut().as_reader());
     for line in reader.lines() {
-        if let Some(line) = parse(&line?) {
+        if let Some(line) = parse(&line?).filter(|line| arguments.wants(line)) {
             print_line(&line, arguments)?;
         }
     }
@@ -78,10 +112,7 @@ fn print_past(arguments: &Arguments) -> Result<(), Failure> {
         let Ok(file) = File::open(&path) else { continue };
         found = true;
         for line in BufReader::new(file).lines() {
-            let Some(line) = parse(&line?) else { continue };
-            if line.is_of(arguments.instance) {
-                kept.push_back(line);
-            }
+            kept.extend(parse(&line?).filter(|line| arguments.wants(line)));
             if kept.len() > most {
                 kept.pop_front();
             }
@@ -105,7 +136,9 @@ fn print_line(line: &Line, arguments: &Arguments) -> Result<(), Failure> {
     if arguments.json {
         return output::print(&String::from_utf8_lossy(&line.to_json()));
     }
-    output::print(&for_people(line, arguments.instance.is_some()))
+    let time = arguments.timestamps.then(|| format_rfc3339_millis(line.time()).to_string() + " ");
+    let text = for_people(line, arguments.instance.is_some());
+    output::print(&(time.unwrap_or_default() + &text))
 }
 
 /// The line for a terminal: nothing in it moves the cursor, and no guest can make it look
@@ -113,7 +146,8 @@ fn print_line(line: &Line, arguments: &Arguments) -> Result<(), Failure> {
 fn for_people(line: &Line, is_of_one: bool) -> String {
     let text = escape(line.text.as_bytes());
     match (line.stream, line.origin) {
-        (Stream::Thaw, _) => format!("[thaw] {text}\n"),
+        (Stream::Thaw, Some(origin)) => format!("[thaw] instance {}: {text}\n", origin.instance),
+        (Stream::Thaw, None) => format!("[thaw] {text}\n"),
         (_, Some(origin)) if !is_of_one => format!("[{}] {text}\n", origin.instance),
         // Of a version that did not note the instance.
         (_, None) if !is_of_one => format!("[?] {text}\n"),
@@ -136,5 +170,18 @@ mod tests {
         assert_eq!(for_people(&line, true), shown);
         let remark = Line { stream: Stream::Thaw, origin: None, text: "gone".to_owned(), ..line };
         assert_eq!(for_people(&remark, false), "[thaw] gone\n");
+        let remark = Line { origin, ..remark };
+        assert_eq!(for_people(&remark, false), "[thaw] instance 7: gone\n");
+    }
+
+    #[test]
+    fn a_time_is_one_or_how_long_ago_it_was() {
+        let tenth = SystemTime::UNIX_EPOCH + Duration::from_secs(10);
+        assert_eq!(parse_since("1970-01-01T00:00:10Z"), Ok(tenth));
+        let ago = SystemTime::now().duration_since(parse_since("2h 5m").unwrap()).unwrap();
+        assert!(ago >= Duration::from_secs(7500), "{ago:?}");
+        for wrong in ["", "yesterday", "10", "9999999999999999999y"] {
+            assert!(parse_since(wrong).is_err(), "{wrong}");
+        }
     }
 }

@@ -16,6 +16,7 @@ pub mod images;
 pub mod import;
 pub mod inspect;
 pub mod invoke;
+pub mod list;
 pub mod logs;
 pub mod man;
 pub mod monitor;

@@ -1,13 +1,18 @@
-//! `thaw ps`: live instances, and those that are asleep.
+//! `thaw ps`: live instances, those that are asleep, and those that are ready.
 
 use crate::client::{Daemon, DaemonArguments};
-use crate::failure::Outcome;
+use crate::failure::{Failure, Outcome};
 use crate::output::{self, Table};
 use clap::Args;
+use serde_json::{Value, json};
 use std::process::ExitCode;
+use thaw_node::admin::FunctionInfo;
 use thaw_node::service::InstanceInfo;
 
-/// List the live instances, and those that are asleep.
+/// List the live instances, those that are asleep, and those that are ready for a request.
+///
+/// An instance that is ready has been booted ahead, and has no number until it gets its first
+/// connection.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  thaw ps --json")]
 pub struct Arguments {
@@ -18,18 +23,36 @@ pub struct Arguments {
     daemon: DaemonArguments,
 }
 
+/// State of an instance that was booted ahead.
+const READY: &str = "ready";
+
 pub fn run(arguments: &Arguments) -> Outcome {
-    let instances: Vec<InstanceInfo> = Daemon::find(&arguments.daemon)?.get("/instances")?;
+    let daemon = Daemon::find(&arguments.daemon)?;
+    let instances: Vec<InstanceInfo> = daemon.get("/instances")?;
+    let functions: Vec<FunctionInfo> = daemon.get("/functions")?;
     if arguments.json {
-        output::print_json(&instances)?;
+        output::print_json(&as_json(&instances, &functions)?)?;
     } else {
-        output::print(&table(&instances))?;
+        output::print(&table(&instances, &functions))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// The instances, one a line.
-pub fn table(instances: &[InstanceInfo]) -> String {
+fn as_json(instances: &[InstanceInfo], functions: &[FunctionInfo]) -> Result<Value, Failure> {
+    let mut all = instances.iter().map(serde_json::to_value).collect::<Result<Vec<_>, _>>()?;
+    all.extend(functions.iter().flat_map(|function| {
+        function.ready.iter().map(|pid| {
+            json!({
+                "id": null, "function": function.name, "pid": pid, "state": READY,
+                "connections": 0, "served": 0, "age_s": null, "kept": null
+            })
+        })
+    }));
+    Ok(Value::Array(all))
+}
+
+/// The instances, one a line, and those of `functions` that are ready.
+pub fn table(instances: &[InstanceInfo], functions: &[FunctionInfo]) -> String {
     let mut table = Table::new(&["ID", "FUNCTION", "STATE", "PID", "CONNECTIONS", "SERVED", "AGE"]);
     for instance in instances {
         table.row(vec![
@@ -41,6 +64,14 @@ pub fn table(instances: &[InstanceInfo]) -> String {
             instance.served.to_string(),
             format!("{}s", instance.age_s),
         ]);
+    }
+    for function in functions {
+        for pid in &function.ready {
+            let name = function.name.to_string();
+            let [none, zero] = ["-", "0"].map(str::to_owned);
+            let pid = pid.to_string();
+            table.row(vec![none.clone(), name, READY.to_owned(), pid, zero.clone(), zero, none]);
+        }
     }
     table.text()
 }

@@ -2,7 +2,7 @@
 
 use crate::boots::BootRecord;
 use crate::catalog::Catalog;
-use crate::config::{FunctionConfig, FunctionName, Isolation};
+use crate::config::{EntryKind, FunctionConfig, FunctionName, Isolation};
 use crate::function::BuiltFunction;
 use crate::instance::{FrozenInstance, HibernatedInstance, SleepingInstance, StandbyInfo};
 use crate::service::{InstanceInfo, Service};
@@ -35,8 +35,15 @@ pub struct FunctionInfo {
     pub listen: Option<SocketAddr>,
     /// When an instance may serve a second connection.
     pub isolation: Isolation,
+    /// How clients reach it.
+    pub kind: EntryKind,
     /// Live instances.
     pub instances: usize,
+    /// Process ids of the instances that were booted ahead.
+    pub ready: Vec<u32>,
+    /// Milliseconds for which it still gets no request, since its instances have crashed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backs_off_ms: Option<u64>,
     /// Why it cannot be served, if so.
     pub problem: Option<String>,
 }
@@ -185,7 +192,10 @@ impl FunctionInfo {
             port: config.port_number(),
             listen: config.listen,
             isolation: config.isolation,
+            kind: config.entry.kind,
             instances: service.instance_count(),
+            ready: service.launcher().standby().ready,
+            backs_off_ms: service.backs_off().map(|left| left.as_millis() as u64),
             problem: catalog.problem(&config.name).or_else(|| service.unreachable()),
         }
     }

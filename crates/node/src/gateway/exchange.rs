@@ -78,8 +78,8 @@ impl Lease {
     fn end_late(&mut self, what: &str) {
         if let Some(upstream) = self.upstream.take() {
             let limit = self.service.config().limits.timeout.0.as_secs_f64();
-            tracing::warn!(function = %self.service.name(), instance = upstream.instance, "no {what} within {limit} s, ending the instance");
-            self.service.kill(upstream.instance);
+            let why = format!("no {what} within {limit} s, ending the instance");
+            self.service.kill_late(upstream.instance, why);
         }
     }
 }

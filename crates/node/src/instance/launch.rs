@@ -261,6 +261,12 @@ pub trait Instance: Send {
     /// Tells the instance its number on this node, with which its lines are logged.
     fn identify(&mut self, _id: u64) {}
 
+    /// Says something about the instance in its function's log.
+    fn remark(&self, _text: &str) {}
+
+    /// Says there how the instance has ended, behind all that it has printed.
+    fn log_end(&self, _how: String) {}
+
     /// What hands further connections to the guest, from anywhere.
     fn connector(&self) -> Arc<dyn Connector>;
 

@@ -298,6 +298,14 @@ impl Instance for SandboxInstance {
         self.log.identify(id, self.pid);
     }
 
+    fn remark(&self, text: &str) {
+        self.log.remark(text);
+    }
+
+    fn log_end(&self, how: String) {
+        self.log.ended(how);
+    }
+
     fn connector(&self) -> Arc<dyn Connector> {
         let connector = self.sandbox.get_ref().connector();
         Arc::new(SandboxConnector { connector, port: self.boots.terms.port })

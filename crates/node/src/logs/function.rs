@@ -118,6 +118,13 @@ impl FunctionLog {
         self.put(Line::now(stream, origin, text));
     }
 
+    /// Adds a remark of Thaw's on an instance, however much the function logs: each costs
+    /// the function more time than it costs the log.
+    pub fn remark(self: &Arc<Self>, origin: Option<Origin>, text: &str) {
+        self.put(Line::now(Stream::Thaw, origin, text.to_owned()));
+        self.publish();
+    }
+
     /// Whether a line may be added now; one that may not is counted.
     fn admit(&self, now: Instant) -> bool {
         let mut state = self.state();

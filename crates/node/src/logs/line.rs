@@ -37,7 +37,7 @@ pub struct Line {
     pub time_ms: u64,
     /// Where it came from.
     pub stream: Stream,
-    /// Who printed it; `None` for Thaw's own remarks.
+    /// Who printed it, or whom it is about; `None` for Thaw's remarks on the log.
     #[serde(flatten)]
     pub origin: Option<Origin>,
     /// The text, without its line end. Written by a guest: escape it before a
@@ -57,7 +57,12 @@ impl Line {
         LINE_COST + self.text.len()
     }
 
-    /// Whether an instance printed it; with `None` every line is wanted.
+    /// When it was read.
+    pub fn time(&self) -> SystemTime {
+        UNIX_EPOCH + Duration::from_millis(self.time_ms)
+    }
+
+    /// Whether an instance printed it, or it is about that one; with `None` every line is wanted.
     pub fn is_of(&self, instance: Option<u64>) -> bool {
         instance.is_none() || self.origin.map(|origin| origin.instance) == instance
     }

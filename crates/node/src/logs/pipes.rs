@@ -24,13 +24,25 @@ pub(super) struct Binding {
     pid: AtomicU32,
     /// The instance has ended: there is nobody who would wait for room.
     gone: AtomicBool,
+    /// How it has ended, which is logged behind all that it has printed.
+    end: OnceLock<String>,
+}
+
+impl Drop for Binding {
+    /// Its pipes have been read to their ends.
+    fn drop(&mut self) {
+        if let Some(end) = self.end.take() {
+            self.log.remark(self.origin(), &end);
+        }
+    }
 }
 
 impl Binding {
     fn new(log: Arc<FunctionLog>) -> Self {
         let (instance, pid) = (AtomicU64::new(0), AtomicU32::new(0));
         let began_ns = AtomicU64::new(monotonic_ns());
-        Self { log, began_ns, instance, pid, gone: AtomicBool::new(false) }
+        let (gone, end) = (AtomicBool::new(false), OnceLock::new());
+        Self { log, began_ns, instance, pid, gone, end }
     }
 
     /// The instance, as soon as its number is known.
@@ -139,6 +151,16 @@ impl InstanceLog {
     /// Tells that the instance, which was booted ahead, is about to run.
     pub fn begins(&self) {
         self.binding.began_ns.store(monotonic_ns(), Ordering::Release);
+    }
+
+    /// Adds a remark of Thaw's on the instance.
+    pub fn remark(&self, text: &str) {
+        self.binding.log.remark(self.binding.origin(), text);
+    }
+
+    /// Tells how the instance has ended. The log says so when all that it had printed is there.
+    pub fn ended(&self, how: String) {
+        let _ = self.binding.end.set(how);
     }
 
     /// Tells who prints the lines.

@@ -369,6 +369,14 @@ impl Service {
         }
     }
 
+    /// Ends one instance that has taken too long.
+    pub(crate) fn kill_late(&self, id: u64, why: String) {
+        if let Some(slot) = self.slots().get_mut(&id) {
+            slot.end();
+            slot.table.tell(Command::EndLate(why));
+        }
+    }
+
     /// Ends all instances but those that are asleep, whatever they do; how many there are.
     pub fn kill_all(&self) -> usize {
         let mut slots = self.slots();
@@ -602,22 +610,16 @@ impl Service {
         }
     }
 
-    /// An instance is gone.
-    pub(crate) fn remove(&self, id: u64, end: &End) {
+    /// An instance is gone. Gives what there is to say if nobody has expected that.
+    pub(crate) fn remove(&self, id: u64, end: &End) -> Option<String> {
         let slot = self.slots().remove(&id);
         // A program that has read its standard input ends; how is its client's matter.
         let has_done_its_work =
             self.config.entry.kind == EntryKind::Stdin && matches!(end, End::Exited(_));
         let expected = slot.is_none_or(|slot| !slot.state.takes_connections()) || has_done_its_work;
-        if !expected {
-            let limits = &self.config.limits;
-            let limit = match end {
-                End::LimitReached(LimitReached::Memory) => {
-                    format!(", `limits.memory` of {}", limits.memory)
-                }
-                _ => String::new(),
-            };
-            tracing::warn!(function = %self.name(), instance = id, "an instance ended: {end}{limit}");
+        let unexpected = (!expected).then(|| format!("{end}{}", self.limit_of(end)));
+        if let Some(why) = &unexpected {
+            tracing::warn!(function = %self.name(), instance = id, "an instance ended: {why}");
         }
         self.shared.ended(self.name(), expected);
         if !expected && is_crash(end) {
@@ -625,6 +627,21 @@ impl Service {
         }
         self.freed.notify_waiters();
         self.changed.notify_waiters();
+        unexpected
+    }
+
+    /// Which setting has ended an instance, and its value, if one has.
+    fn limit_of(&self, end: &End) -> String {
+        let limits = &self.config.limits;
+        match (end, limits.cpu_time) {
+            (End::LimitReached(LimitReached::Memory), _) => {
+                format!(", `limits.memory` of {}", limits.memory)
+            }
+            (End::LimitReached(LimitReached::CpuTime), Some(time)) => {
+                format!(", `limits.cpu_time` of {time}")
+            }
+            _ => String::new(),
+        }
     }
 
     /// How long the function still backs off after many crashes, if it does.

@@ -95,6 +95,8 @@ pub(crate) enum Command {
     /// Say what counts its memory.
     Memory(oneshot::Sender<MemoryReader>),
     End,
+    /// The same, since it has taken too long, as the text says.
+    EndLate(String),
 }
 
 /// How the boot came about.
@@ -296,6 +298,7 @@ impl Supervisor {
                     let _ = self.instance.memory_reader().map(|reader| reply.send(reader));
                 }
                 Step::Command(Some(Command::End) | None) => self.instance.kill(),
+                Step::Command(Some(Command::EndLate(why))) => self.end_late(&why),
                 Step::Alarm => self.alarm(Instant::now()),
             }
         }
@@ -435,9 +438,15 @@ impl Supervisor {
     /// A request has waited for too long: ends the instance. Only when it is gone can it
     /// answer no more.
     fn late(&mut self, connection: u64, limit: Duration) {
-        tracing::warn!(function = %self.service.name(), instance = self.id, "no answer within {} s, ending the instance", limit.as_secs_f64());
         self.late.insert(connection);
         self.service.retire(self.id);
+        let limit = limit.as_secs_f64();
+        self.end_late(&format!("no answer within {limit} s, ending the instance"));
+    }
+
+    fn end_late(&mut self, why: &str) {
+        tracing::warn!(function = %self.service.name(), instance = self.id, "{why}");
+        self.instance.remark(why);
         self.instance.kill();
     }
 
@@ -448,12 +457,17 @@ impl Supervisor {
         self.service.egress_denied(denials.total);
         let left = DENIALS_LOGGED.saturating_sub(self.denials_logged);
         for denied in denials.recent.iter().take(left) {
-            tracing::warn!(%function, instance = self.id, "denied an outgoing connection to {denied}; see [egress] in its thaw.toml");
+            let text =
+                format!("denied an outgoing connection to {denied}; see [egress] in its thaw.toml");
+            tracing::warn!(%function, instance = self.id, "{text}");
+            self.instance.remark(&text);
             self.denials_logged += 1;
         }
         let left = DENIALS_LOGGED.saturating_sub(self.denials_logged);
         for failure in denials.failures.iter().take(left) {
-            tracing::warn!(%function, instance = self.id, "could not look up {failure}");
+            let text = format!("could not look up {failure}");
+            tracing::warn!(%function, instance = self.id, "{text}");
+            self.instance.remark(&text);
             self.denials_logged += 1;
         }
     }
@@ -550,7 +564,9 @@ impl Supervisor {
 
     fn gone(mut self, end: End) {
         let end = self.how_it_ended(end);
-        self.service.remove(self.id, &end);
+        if let Some(unexpected) = self.service.remove(self.id, &end) {
+            self.instance.log_end(unexpected);
+        }
         if let Some(asleep) = self.sleepiness.woken_from.take() {
             self.service.did_not_wake(asleep, &end);
         }

@@ -1,0 +1,151 @@
+//! `thaw list`: the functions.
+
+use crate::client::Daemon;
+use crate::failure::{Failure, Outcome};
+use crate::output::{self, Table, ago};
+use clap::Args;
+use serde::Serialize;
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use thaw_node::admin::FunctionInfo;
+use thaw_node::config::EntryKind;
+use thaw_node::function::BuiltFunction;
+use thaw_node::home::Home;
+use thaw_sandbox::escape;
+use thaw_store::{FunctionRecord, Store};
+
+/// List the functions: how clients reach them, and what the daemon makes of them.
+///
+/// The names, kinds, addresses and times of the builds are of the store, so that they are shown
+/// without a daemon, too.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  thaw list\n  thaw ls --json | jq -r '.[].name'")]
+pub struct Arguments {
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Listed {
+    name: String,
+    kind: Option<EntryKind>,
+    /// Its own address; without one, requests find it by its host name, at the gateway's.
+    listen: Option<SocketAddr>,
+    state: State,
+    /// Live instances.
+    instances: usize,
+    /// Instances that were booted ahead.
+    ready: usize,
+    /// When it was built, in milliseconds since 1970.
+    built_ms: u64,
+    /// Why it is not served as it should be, if so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    problem: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum State {
+    /// The daemon has it.
+    Served,
+    /// It gets no requests for a while, since its instances have crashed again and again.
+    BacksOff,
+    /// The daemon cannot serve it, or its newest build.
+    Problem,
+    /// No daemon serves it.
+    NotServed,
+}
+
+impl State {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Served => "served",
+            Self::BacksOff => "backs off",
+            Self::Problem => "problem",
+            Self::NotServed => "not served",
+        }
+    }
+}
+
+pub fn run(arguments: &Arguments) -> Outcome {
+    let home = Home::from_environment()?;
+    let found = Store::open(&home.store())?.list_functions()?;
+    let mut served: HashMap<String, FunctionInfo> = match Daemon::running(&home) {
+        Some(daemon) => {
+            let all: Vec<FunctionInfo> = daemon.get("/functions")?;
+            all.into_iter().map(|info| (info.name.to_string(), info)).collect()
+        }
+        None => HashMap::new(),
+    };
+    let listed = found.records.into_iter().map(|record| {
+        let info = served.remove(record.name.as_str());
+        Listed::new(record, info)
+    });
+    let mut listed: Vec<Listed> = listed.collect();
+    listed.sort_by(|one, other| one.name.cmp(&other.name));
+    print(arguments, &listed)?;
+    for (name, error) in found.damaged {
+        eprintln!("thaw: `{name}` cannot be read ({error}); build it again, or remove it");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print(arguments: &Arguments, listed: &[Listed]) -> Result<(), Failure> {
+    if arguments.json {
+        return output::print_json(&listed);
+    }
+    output::print(&table(listed))?;
+    for one in listed {
+        if let Some(problem) = &one.problem {
+            output::print(&format!("\n{}: {}\n", one.name, escape(problem.as_bytes())))?;
+        }
+    }
+    Ok(())
+}
+
+impl Listed {
+    fn new(record: FunctionRecord, info: Option<FunctionInfo>) -> Self {
+        let (name, built_ms) = (record.name.to_string(), record.created_ms);
+        let built = BuiltFunction::from_record(record);
+        let (config, damage) = match built {
+            Ok(built) => (Some(built.function.config), None),
+            Err(error) => (None, Some(error.to_string())),
+        };
+        let problem = damage.or_else(|| info.as_ref().and_then(|info| info.problem.clone()));
+        let state = match &info {
+            _ if problem.is_some() => State::Problem,
+            Some(info) if info.backs_off_ms.is_some() => State::BacksOff,
+            Some(_) => State::Served,
+            None => State::NotServed,
+        };
+        Self {
+            name,
+            kind: config.as_ref().map(|config| config.entry.kind),
+            listen: config.and_then(|config| config.listen),
+            state,
+            instances: info.as_ref().map_or(0, |info| info.instances),
+            ready: info.map_or(0, |info| info.ready.len()),
+            built_ms,
+            problem,
+        }
+    }
+}
+
+fn table(listed: &[Listed]) -> String {
+    let titles = ["NAME", "KIND", "ADDRESS", "STATE", "INSTANCES", "READY", "BUILT"];
+    let mut table = Table::new(&titles);
+    for one in listed {
+        table.row(vec![
+            one.name.clone(),
+            one.kind.map_or("-", EntryKind::name).to_owned(),
+            one.listen.map_or("-".to_owned(), |address| address.to_string()),
+            one.state.name().to_owned(),
+            one.instances.to_string(),
+            one.ready.to_string(),
+            format!("{} ago", ago(one.built_ms)),
+        ]);
+    }
+    table.text()
+}
