@@ -20,7 +20,7 @@ PREFIX ?= /usr/local
 # Where the files of a package are put together; nothing otherwise.
 DESTDIR ?=
 
-.PHONY: help setup build install run test ci check all-tests unit e2e examples runtimes bench bench-check stress \
+.PHONY: help setup build install deb run test ci check all-tests unit e2e examples runtimes bench bench-check stress \
 	fuzz miri conformance chaos \
 	soak clean
 
@@ -38,7 +38,7 @@ build: setup ## Build target/release/thaw
 
 install: build ## Install the binary, manual pages and completions (PREFIX=/usr/local)
 	@scripts/say "Installing below $(DESTDIR)$(PREFIX)"
-	install -D -m 755 $(THAW) $(DESTDIR)$(PREFIX)/bin/thaw
+	install -D -s -m 755 $(THAW) $(DESTDIR)$(PREFIX)/bin/thaw
 	$(THAW) man --output $(DESTDIR)$(PREFIX)/share/man/man1
 	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions \
 		$(DESTDIR)$(PREFIX)/share/zsh/site-functions \
@@ -46,6 +46,10 @@ install: build ## Install the binary, manual pages and completions (PREFIX=/usr/
 	$(THAW) completions bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/thaw
 	$(THAW) completions zsh > $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_thaw
 	$(THAW) completions fish > $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/thaw.fish
+
+deb: build ## Build a Debian package below target/debian
+	@scripts/say "Building a Debian package"
+	scripts/make-deb
 
 run: build ## Build the examples, serve them, call each once, keep serving
 	@THAW=$(abspath $(THAW)) scripts/run-examples $(EXAMPLES)

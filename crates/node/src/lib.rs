@@ -2,6 +2,7 @@
 
 pub mod admin;
 pub mod admission;
+mod allowance;
 pub mod artifact;
 pub mod asleep;
 mod beneath;

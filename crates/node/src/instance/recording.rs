@@ -9,9 +9,11 @@
 
 use super::cold::Prefetched;
 use super::sandboxed::ImageBoots;
+use crate::allowance::Allowance;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
 use thaw_abi::control::FLAG_BY_PAGE;
 use thaw_sandbox::{BootPlan, PopulatePolicy, Recorder, Sandbox, WorkingSet};
 use thaw_store::{ImageId, Store};
@@ -25,6 +27,10 @@ const RECORDINGS_MAX: usize = 2;
 /// afterwards.
 const FIRST_SAMPLE: u64 = 64;
 const SAMPLE_EVERY: u64 = 256;
+/// Working sets that are taken in place of a known one: so many at once, and then one in so many
+/// seconds. Each writes up to 48 MiB, and a guest chooses what its requests touch.
+const RENEWALS: usize = 8;
+const RENEWED_EVERY: f64 = 30.0;
 /// Most cold boots from one that is looked at to the next.
 const LOOK_MAX: u32 = 64;
 
@@ -53,7 +59,6 @@ pub(super) enum Shows {
 }
 
 /// Recordings of an image, beside the first.
-#[derive(Default)]
 pub(super) struct Recordings {
     /// How often there was no time to record a working set.
     timed_out: AtomicU32,
@@ -64,9 +69,33 @@ pub(super) struct Recordings {
     /// The next boot is to show its whole working set.
     is_due: AtomicBool,
     looks: Looks,
+    renewals: Mutex<Allowance>,
+}
+
+impl Default for Recordings {
+    fn default() -> Self {
+        let renewals = Allowance::new(1.0 / RENEWED_EVERY, RENEWALS as f64, Instant::now());
+        Self {
+            timed_out: AtomicU32::new(0),
+            is_busy: AtomicBool::new(false),
+            boots: AtomicU64::new(0),
+            is_due: AtomicBool::new(false),
+            looks: Looks::default(),
+            renewals: Mutex::new(renewals),
+        }
+    }
 }
 
 impl Recordings {
+    /// Whether another working set may take the place of the known one at `now`.
+    fn may_renew(&self, now: Instant) -> bool {
+        self.renewals.lock().expect("no holder panics").left(now) >= 1.0
+    }
+
+    fn renewed(&self) {
+        self.renewals.lock().expect("no holder panics").spend(1);
+    }
+
     /// A boot that was to show something has failed.
     pub(super) fn not_shown(&self, shows: Shows) {
         if shows == Shows::Whole {
@@ -208,7 +237,9 @@ impl ImageBoots {
                 *state = WorkingSetState::Off;
                 Some(turn)
             }
-            WorkingSetState::Known(..) if shows != Shows::First => {
+            WorkingSetState::Known(..)
+                if shows != Shows::First && self.recordings.may_renew(Instant::now()) =>
+            {
                 RecordingTurn::take(self, Of::More)
             }
             _ => None,
@@ -259,6 +290,7 @@ impl ImageBoots {
             (_, recorded) => recorded.ok().map(|recorded| known.after(&recorded)),
         };
         if let Some(united) = united {
+            self.recordings.renewed();
             self.adopt_working_set(united, policy);
         }
     }
@@ -349,6 +381,7 @@ pub(super) fn stored_working_set(store: &Store, image: ImageId) -> Option<Workin
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     #[test]
     fn fewer_than_one_boot_in_a_hundred_is_a_sample() {
@@ -357,6 +390,20 @@ mod tests {
             let samples = (0..boots).filter(|boot| is_sample(*boot)).count() as u64;
             assert!(samples >= 1 && samples * 100 <= boots, "{samples} of {boots}");
         }
+    }
+
+    #[test]
+    fn working_sets_are_renewed_at_a_bounded_rate() {
+        let recordings = Recordings::default();
+        let begin = Instant::now();
+        let renewed = (0..100)
+            .filter(|_| recordings.may_renew(begin))
+            .inspect(|_| recordings.renewed())
+            .count();
+        assert_eq!(renewed, RENEWALS);
+        let soon = begin + Duration::from_secs_f64(RENEWED_EVERY / 2.0);
+        let later = begin + Duration::from_secs_f64(RENEWED_EVERY + 1.0);
+        assert!(!recordings.may_renew(soon) && recordings.may_renew(later));
     }
 
     #[test]

@@ -2,9 +2,9 @@
 //! way to its file.
 
 use super::NodeLogs;
-use super::allowance::Allowance;
 use super::file::LogFile;
 use super::line::{LINE_COST, Line, Origin, Stream};
+use crate::allowance::Allowance;
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};

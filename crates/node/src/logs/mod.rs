@@ -19,7 +19,6 @@
 //! - Files are written by a thread of their own. A slow or full disk costs lines, which
 //!   are counted, and holds up nobody.
 
-mod allowance;
 mod collector;
 mod file;
 mod function;

@@ -2,13 +2,13 @@
 
 use std::time::Instant;
 
-/// Bytes that may be spent, earned at a steady rate and saved up to a limit. A
+/// Something that may be spent (bytes, turns), earned at a steady rate and saved up to a limit. A
 /// spender may go into debt once and then has to wait until it is paid.
 #[derive(Debug)]
-pub(super) struct Allowance {
-    /// Bytes a second.
+pub(crate) struct Allowance {
+    /// So much a second.
     rate: f64,
-    /// Bytes that are saved at most.
+    /// What is saved at most.
     most: f64,
     left: f64,
     earned: Instant,
@@ -20,7 +20,7 @@ impl Allowance {
         Self { rate, most, left: most, earned: now }
     }
 
-    /// What is left at `now`, in bytes; less than zero is a debt.
+    /// What is left at `now`; less than zero is a debt.
     pub fn left(&mut self, now: Instant) -> f64 {
         let earned = now.saturating_duration_since(self.earned).as_secs_f64() * self.rate;
         self.left = (self.left + earned).min(self.most);
@@ -29,8 +29,8 @@ impl Allowance {
     }
 
     /// Takes some off.
-    pub fn spend(&mut self, bytes: usize) {
-        self.left -= bytes as f64;
+    pub fn spend(&mut self, amount: usize) {
+        self.left -= amount as f64;
     }
 }
 
