@@ -136,6 +136,8 @@ enum Key {
     Image(ImageId),
     Index(IndexId),
     Blob(BlobHash),
+    /// Record of the runtime template with this image.
+    Template(ImageId),
 }
 
 impl StoreUsage {
@@ -192,6 +194,7 @@ impl Store {
     pub fn usage(&self, others: &[OtherUser]) -> Result<StoreUsage> {
         let _acting = self.layout.act()?;
         let mut census = Census::new(self);
+        census.find_templates()?;
         census.add_functions()?;
         census.add_checkpoints()?;
         census.add_rootfs()?;
@@ -218,12 +221,22 @@ struct Census<'a> {
     /// The parts of root file systems that were read, by index: of versions and copies they are
     /// the same.
     indexes: HashMap<IndexId, Vec<u32>>,
+    /// Runtime templates, by image: their indexes, and bytes of their records.
+    templates: HashMap<ImageId, (IndexId, u64)>,
 }
 
 impl<'a> Census<'a> {
     fn new(store: &'a Store) -> Self {
-        let (usage, numbers, indexes) = Default::default();
-        Self { store, usage, numbers, indexes }
+        let (usage, numbers, indexes, templates) = Default::default();
+        Self { store, usage, numbers, indexes, templates }
+    }
+
+    fn find_templates(&mut self) -> Result<()> {
+        for template in self.store.list_templates()? {
+            let record = allocated(&self.store.layout.template(&template.name))?;
+            self.templates.insert(template.image, (template.index, record));
+        }
+        Ok(())
     }
 
     fn add_functions(&mut self) -> Result<()> {
@@ -301,7 +314,16 @@ impl<'a> Census<'a> {
             let number = self.image(ancestor)?;
             user.parts.insert(number);
             user.ancestors.insert(number);
+            self.need_template(user, ancestor)?;
         }
+        Ok(())
+    }
+
+    /// A runtime template stays, with its index, as long as an image differs from its own.
+    fn need_template(&mut self, user: &mut User, image: ImageId) -> Result<()> {
+        let Some(&(index, record)) = self.templates.get(&image) else { return Ok(()) };
+        user.parts.extend(self.parts_of(index)?);
+        user.parts.insert(self.part(Key::Template(image), || Ok(record))?);
         Ok(())
     }
 
@@ -390,6 +412,10 @@ impl<'a> Census<'a> {
         }
         self.count_kernels(&images, &mut stored, &mut unused)?;
         stored.records += self.usage.users.iter().map(|user| user.record).sum::<u64>();
+        for (image, (_, record)) in &self.templates {
+            stored.records += record;
+            unused += if self.numbers.contains_key(&Key::Template(*image)) { 0 } else { *record };
+        }
         stored.unpublished = below(&self.store.layout.temporary())?;
         self.usage.stored = StoredBytes { unused, ..stored };
         Ok(())

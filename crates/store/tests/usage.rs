@@ -154,6 +154,29 @@ fn images_that_others_differ_from_are_their_base() {
 }
 
 #[test]
+fn a_runtime_template_is_of_those_who_were_built_from_it() {
+    let (_directory, store) = empty_store();
+    let mut session = store.session().unwrap();
+    let language = index_of(&mut session, &[(b'l', 512), (b't', 128)]);
+    let template = image_of(&mut session, b't', 1024, &[]);
+    session.put_template(&name("python3-1"), json!({}), language, template).unwrap();
+    assert!(store.usage(&[]).unwrap().stored().unused > 1664 * KIB);
+    // A function's index has the template's files of its own accord, or has others.
+    let index = index_of(&mut session, &[(b'l', 512), (b'f', 64)]);
+    let image = image_of(&mut session, b'f', 32, &[template]);
+    drop(session);
+    put(&store, "f", index, image);
+    let usage = store.usage(&[]).unwrap();
+    assert_eq!((usage.stored().unused, sizes(&usage, "f").shared), (0, 0));
+    near(sizes(&usage, "f").own, 512 + 128 + 1024 + 64 + 32);
+    near(blocks(store.root()), usage.stored().total() / KIB);
+    let (own, record) = (sizes(&usage, "f").own, store.root().join("functions/f/record.json"));
+    let record = fs::metadata(record).unwrap().blocks() * 512;
+    store.remove_function(&name("f")).unwrap();
+    assert_eq!(store.gc(Removal::Remove).unwrap().bytes, own - record);
+}
+
+#[test]
 fn others_than_records_keep_files_too() {
     let (_directory, store) = empty_store();
     let mut session = store.session().unwrap();
