@@ -180,10 +180,19 @@ impl Function {
     }
 }
 
+/// The homes of this test program: `scripts/run-tests` removes them when it has passed, since all of
+/// them together take 20 GB.
+fn homes() -> PathBuf {
+    let program = std::env::current_exe().expect("a program");
+    let name = program.file_stem().and_then(|name| name.to_str()).expect("a name");
+    let name = name.rsplit_once('-').map_or(name, |(name, _hash)| name);
+    build_directory().join("homes").join(name)
+}
+
 /// A fresh `THAW_HOME` below the build directory with these functions built; an
 /// older one with the same label is removed.
 pub fn built_home(label: &str, functions: &[Function]) -> PathBuf {
-    let home = build_directory().join("homes").join(label);
+    let home = homes().join(label);
     if home.exists() {
         fs::remove_dir_all(&home).expect("the old home is removable");
     }
@@ -204,10 +213,11 @@ pub fn built_home(label: &str, functions: &[Function]) -> PathBuf {
 
 /// A copy of a home, for a test that damages it.
 pub fn copy_home(home: &Path, label: &str) -> PathBuf {
-    let copy = build_directory().join("homes").join(label);
+    let copy = homes().join(label);
     if copy.exists() {
         fs::remove_dir_all(&copy).expect("the old copy is removable");
     }
+    fs::create_dir_all(homes()).expect("a directory");
     run(Command::new("cp").args(["-a", "--reflink=auto"]).arg(home).arg(&copy)).success();
     copy
 }
