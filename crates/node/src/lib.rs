@@ -14,6 +14,7 @@ pub mod container;
 pub mod crashes;
 pub mod daemon;
 pub mod debug;
+pub mod edge;
 pub mod function;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;

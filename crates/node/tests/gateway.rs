@@ -483,7 +483,7 @@ fn unknown_functions_are_404() {
     for host in ["g", "127.0.0.1:80", ""] {
         let response =
             fixture.exchange(format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n").as_bytes());
-        assert_eq!((response.status, response.error().as_str()), (404, "unknown_function"));
+        assert_eq!((response.status, response.error().as_str()), (404, "not_found"));
     }
     for connection in ["close", "keep-alive"] {
         let request = format!("GET / HTTP/1.1\r\nHost: g\r\nConnection: {connection}\r\n\r\n");
@@ -533,7 +533,7 @@ fn slow_heads_are_408_and_silent_clients_are_let_go() {
 fn an_instance_that_dies_before_its_answer_is_502() {
     let fixture = fixture(Behaviour::Die, USUAL, "request");
     for response in fixture.get_both("/") {
-        assert_eq!((response.status, response.error().as_str()), (502, "instance_died"));
+        assert_eq!((response.status, response.error().as_str()), (502, "bad_gateway"));
         assert!(response.body.contains("by signal 11"), "{}", response.body);
     }
     let head = b"HEAD / HTTP/1.1\r\nHost: f\r\nConnection: close\r\n\r\n";
@@ -550,7 +550,7 @@ fn an_instance_that_dies_in_its_answer_leaves_it_cut_short_where_it_was_handed_t
     client.read_to_end(&mut bytes).unwrap();
     assert_eq!(bytes, b"HTTP/1.1 2");
     // The gateway can tell where it routes.
-    assert_eq!(fixture.get_routed("/").error(), "instance_died");
+    assert_eq!(fixture.get_routed("/").error(), "bad_gateway");
 }
 
 #[test]
@@ -603,7 +603,7 @@ fn a_connection_whose_zygote_was_killed_before_its_guest_ran_is_placed_anew() {
 fn a_connection_whose_zygotes_are_always_killed_is_502() {
     let fixture = fixture(Behaviour::DieInBoot(u32::MAX), USUAL, "request");
     let response = fixture.get("/");
-    assert_eq!((response.status, response.error().as_str()), (502, "instance_died"));
+    assert_eq!((response.status, response.error().as_str()), (502, "bad_gateway"));
     assert_eq!(fixture.launcher.launched.load(Ordering::SeqCst), 3);
 }
 
@@ -627,7 +627,7 @@ fn too_many_connections_are_503_with_retry_after() {
     hanging.write_all(b"GET / HTTP/1.1\r\nHost: f\r\n\r\n").unwrap();
     fixture.eventually(|| fixture.service.instance_count() == 1);
     for response in fixture.get_both("/") {
-        assert_eq!((response.status, response.error().as_str()), (503, "no_capacity"));
+        assert_eq!((response.status, response.error().as_str()), (503, "unavailable"));
         assert!(response.head.contains("Retry-After: 1"), "{}", response.head);
     }
 }
@@ -704,7 +704,7 @@ fn a_draining_node_answers_503_and_finishes_its_work() {
     fixture.runtime.spawn(async move { shared.drain(Duration::from_millis(200)).await });
     fixture.eventually(|| fixture.shared.is_draining());
     for response in fixture.get_both("/") {
-        assert_eq!((response.status, response.error().as_str()), (503, "shutting_down"));
+        assert_eq!((response.status, response.error().as_str()), (503, "unavailable"));
     }
     fixture.eventually(|| fixture.service.instance_count() == 0);
     assert_eq!(Response::read(hanging).status, 502);

@@ -49,7 +49,7 @@ fn two_requests_of_a_connection_reach_the_functions_that_they_name() {
             client.send(format!("GET / HTTP/1.1\r\nHost: {name}\r\nCookie: of-{name}\r\n\r\n"));
             let response = client.response().expect("an answer");
             match name {
-                "nobody" => assert_eq!(response.error(), "unknown_function"),
+                "nobody" => assert_eq!(response.error(), "not_found"),
                 _ => assert_eq!(response.text(), format!("{name} saw Some(\"of-{name}\")")),
             }
         }
@@ -472,7 +472,7 @@ fn an_instance_may_refuse_to_change_the_protocol_and_may_not_change_it_unasked()
     client.send("GET / HTTP/1.1\r\nHost: f\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n");
     assert_eq!(client.response().unwrap().text(), "no");
     let response = client.get("g", "/");
-    assert_eq!((response.status, response.error().as_str()), (502, "bad_response"));
+    assert_eq!((response.status, response.error().as_str()), (502, "bad_gateway"));
 }
 
 /// Answers that are none, by path.
@@ -513,7 +513,7 @@ fn answers_that_are_none_are_502_and_the_connection_goes_on() {
         for name in ["f", "g"] {
             let response = client.get(name, path);
             assert_eq!(response.status, 502, "{path}: {response:?}");
-            assert_eq!(response.error(), "bad_response", "{path}");
+            assert_eq!(response.error(), "bad_gateway", "{path}");
         }
     }
 }
