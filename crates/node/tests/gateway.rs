@@ -336,6 +336,19 @@ impl Fixture {
         self.exchange(format!("GET {path} HTTP/1.1\r\nHost: f\r\n\r\n").as_bytes())
     }
 
+    /// The same by the admin API, which is told what went wrong.
+    fn get_both_as_operator(&self, path: &str) -> [Response; 2] {
+        ["close", "keep-alive"].map(|connection| {
+            let mut client = self.connect();
+            let address = client.local_addr().unwrap();
+            let _trust = self.shared.edge().operators().trust(address);
+            let head =
+                format!("GET {path} HTTP/1.1\r\nHost: f\r\nConnection: {connection}\r\n\r\n");
+            client.write_all(head.as_bytes()).unwrap();
+            Response::read(client)
+        })
+    }
+
     /// The request in both ways.
     fn get_both(&self, path: &str) -> [Response; 2] {
         [self.get(path), self.get_routed(path)]
@@ -534,6 +547,10 @@ fn an_instance_that_dies_before_its_answer_is_502() {
     let fixture = fixture(Behaviour::Die, USUAL, "request");
     for response in fixture.get_both("/") {
         assert_eq!((response.status, response.error().as_str()), (502, "bad_gateway"));
+        assert!(!response.body.contains("signal"), "{}", response.body);
+    }
+    for response in fixture.get_both_as_operator("/") {
+        assert_eq!((response.status, response.error().as_str()), (502, "instance_died"));
         assert!(response.body.contains("by signal 11"), "{}", response.body);
     }
     let head = b"HEAD / HTTP/1.1\r\nHost: f\r\nConnection: close\r\n\r\n";
@@ -556,7 +573,7 @@ fn an_instance_that_dies_in_its_answer_leaves_it_cut_short_where_it_was_handed_t
 #[test]
 fn an_image_that_does_not_boot_is_502() {
     let fixture = fixture(Behaviour::NoBoot, USUAL, "request");
-    for response in fixture.get_both("/") {
+    for response in fixture.get_both_as_operator("/") {
         assert_eq!(response.status, 502);
         assert!(response.body.contains("there is no image"), "{}", response.body);
     }

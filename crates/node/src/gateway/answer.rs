@@ -26,6 +26,8 @@ pub(super) async fn refuse(client: &Client, refusal: &Refusal, id: RequestId, au
 
 async fn send(client: &Client, response: &[u8]) -> io::Result<()> {
     let socket = StdStream::from(client.socket.try_clone()?);
+    // Whoever had the connection shares this flag.
+    socket.set_nonblocking(true)?;
     let mut stream = TcpStream::from_std(socket)?;
     stream.write_all(response).await?;
     stream.shutdown().await?;

@@ -68,6 +68,8 @@ struct Course {
     /// The page that has made it.
     origin: Option<HeaderValue>,
     passed: Option<Passed>,
+    /// The answer says it already.
+    is_preflight: bool,
     account: Account,
 }
 
@@ -110,6 +112,7 @@ impl Course {
             since_ns,
             origin: request.headers().get(ORIGIN).cloned(),
             passed: None,
+            is_preflight: false,
             account: Account::begin(shared, since_ns, record),
         }
     }
@@ -149,7 +152,7 @@ impl Course {
     fn mark(&mut self, response: &mut Response<AnswerBody>) {
         let policy = self.passed.as_ref().and_then(|passed| passed.policy.as_ref());
         if let Some(cors) = policy.and_then(|policy| policy.cors.as_ref())
-            && response.status() != StatusCode::NO_CONTENT
+            && !self.is_preflight
         {
             cors.mark(self.origin.as_ref(), response.headers_mut());
         }
@@ -188,7 +191,10 @@ async fn dispatch(
     client.set_write_patience(service.config().limits.timeout.0);
     let granted = match passed.admit(client, &head)? {
         Admittance::Granted(granted) => granted,
-        Admittance::Preflight(headers) => return Ok(preflight(headers)),
+        Admittance::Preflight(headers) => {
+            course.is_preflight = true;
+            return Ok(preflight(headers));
+        }
     };
     let body_max = passed.body_max();
     if let Some(most) = body_max

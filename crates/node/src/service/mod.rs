@@ -349,7 +349,7 @@ impl Service {
         for slot in slots.values_mut() {
             if slot.connections == 0 {
                 slot.end();
-                slot.table.tell(Command::End);
+                slot.table.tell(Command::Stop);
             }
         }
     }
