@@ -157,3 +157,16 @@ fn a_wrong_file_keeps_the_daemon_from_starting_and_the_old_rules_in_force() {
     let said = Daemon::try_start(&home, &DaemonOptions::default()).expect_err("it is wrong");
     assert!(said.contains("gateway.toml") && said.contains("ratee"), "{said}");
 }
+
+#[test]
+fn the_daemons_log_is_json_if_that_is_asked_for() {
+    let home = built_home("tls-json-log", &[]);
+    let program = ["/usr/bin/env".to_owned(), "THAW_LOG_FORMAT=json".to_owned()];
+    let daemon = Daemon::start_by(&program, &home, &DaemonOptions::default());
+    let refused = get(daemon.gateway(), "nobody", "/");
+    let line = daemon.explain(&refused);
+    let line: serde_json::Value = serde_json::from_str(&line).expect("JSON");
+    assert_eq!(line["request"], refused.json()["request_id"]);
+    assert_eq!(line["error"], "unknown_function");
+    assert!(line["message"].as_str().is_some_and(|text| text.contains("`nobody`")), "{line}");
+}

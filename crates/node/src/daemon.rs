@@ -6,7 +6,7 @@ use crate::admin::{
 use crate::asleep::AsleepSpace;
 use crate::catalog::Catalog;
 use crate::config::{EntryKind, FunctionName, QUOTAS_FILE, QuotasError};
-use crate::edge::{GATEWAY_FILE, GatewayFileError, TlsListeners, watch_files};
+use crate::edge::{GATEWAY_FILE, GatewayFileError};
 use crate::gateway::{Gateway, GatewayConfig};
 use crate::home::{DaemonAddress, DaemonLock, Home, HomeError};
 use crate::instance::WorkingSetUse;
@@ -17,6 +17,7 @@ use crate::pressure::watch_pressure;
 use crate::successor::watch_refusals;
 use crate::swap::SwapSpace;
 use crate::tenants::{CARRIED_FILE, read_periods, watch_cpu_time, write_down};
+use crate::tls_listeners::{TlsListeners, watch_files};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::collections::{BTreeMap, HashMap};
 use std::future::{Future, poll_fn};

@@ -34,6 +34,7 @@ pub mod socket;
 mod successor;
 pub mod swap;
 pub mod tenants;
+mod tls_listeners;
 pub mod upstream;
 pub mod usage;
 

@@ -149,6 +149,15 @@ fn every_request_to_a_guarded_function_has_to_show_a_secret() {
     assert_eq!(seen.status, 200);
     assert_eq!(field(&seen.text(), "authorization"), None, "the function learns no secret");
     assert_eq!(client.get("f", "/").status, 401, "the next one on the connection has to, too");
+    // The admin API's calls go past all of it, by the function's name.
+    let secret = format!("by_name = false\n[function.f]\nauth.bearer = [\"{SESAME}\"]");
+    node.rule(here(), &secret);
+    assert_eq!(node.connect().get("f", "/").status, 404);
+    for connection in ["keep-alive", "close"] {
+        let mut operator = node.operator();
+        operator.send(format!("GET / HTTP/1.1\r\nHost: f\r\nConnection: {connection}\r\n\r\n"));
+        assert_eq!(operator.response().unwrap().status, 200);
+    }
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! The access log: a line for each request when it is over. Clients choose most of what is
 //! in a line, so every part of it has a bound, and nothing of it can end the line.
 
+use super::request_id::RequestId;
 use crate::config::FunctionName;
-use crate::gateway::RequestId;
 use hyper::header::{HeaderMap, HeaderName, REFERER, USER_AGENT};
 use serde::Deserialize;
 use serde_json::json;

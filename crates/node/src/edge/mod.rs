@@ -10,10 +10,10 @@ mod certificates;
 mod cors;
 mod file;
 mod jwt;
-mod listeners;
 mod operators;
 mod rate;
 mod refusals;
+mod request_id;
 mod routes;
 mod rules;
 
@@ -21,15 +21,16 @@ pub(crate) use access::{AccessRecord, Passage};
 pub(crate) use auth::{Granted, Unauthorized};
 pub(crate) use certificates::Certificates;
 pub use file::{GATEWAY_FILE, GatewayFileError};
-pub(crate) use listeners::TlsListeners;
 pub use operators::{Operators, Trust};
+pub(crate) use request_id::RequestId;
 pub(crate) use routes::{Asked, Target};
+pub(crate) use rules::Policy;
 pub use rules::Rules;
-pub(crate) use rules::{Policy, watch_files};
 
 use crate::config::FunctionName;
 use crate::logs::AccessFile;
 use access::Format;
+use file::Stamp;
 use rate::Rates;
 use refusals::RefusalLog;
 use std::collections::BTreeMap;
@@ -56,6 +57,15 @@ pub struct Edge {
     deaf: Mutex<BTreeMap<SocketAddr, String>>,
 }
 
+/// The files that the rules name, as they were when somebody looked.
+pub(crate) struct Seen(Vec<Stamp>);
+
+impl Seen {
+    fn is_of(&self, files: &[Stamp]) -> bool {
+        self.0.iter().map(|stamp| &stamp.path).eq(files.iter().map(|stamp| &stamp.path))
+    }
+}
+
 impl Edge {
     /// Reads the rules in the file at `path`, from now on; without a file there are the usual ones.
     ///
@@ -76,6 +86,24 @@ impl Edge {
             self.set(Rules::load(&file)?);
         }
         Ok(())
+    }
+
+    /// Reads the rules again if a certificate or a key set has changed since it was `seen`; what is
+    /// seen now. On an error the old rules stay, and all is read again after the next change.
+    pub(crate) fn look_at_files(&self, seen: Option<Seen>) -> Option<Seen> {
+        let rules = self.rules()?;
+        let before = seen.filter(|seen| seen.is_of(rules.files()));
+        let before = before.map_or_else(|| rules.files().to_vec(), |seen| seen.0);
+        let now: Vec<_> = before.iter().map(|stamp| Stamp::of(stamp.path.clone())).collect();
+        if now != before {
+            match self.reload() {
+                Ok(()) => tracing::info!("read certificates and key sets again"),
+                Err(error) => {
+                    tracing::error!("certificates and key sets stay what they were: {error}");
+                }
+            }
+        }
+        Some(Seen(now))
     }
 
     /// Goes by these rules from now on.
@@ -150,5 +178,47 @@ impl Edge {
         if let (Some(file), Some(format)) = (self.access.get(), self.access_format()) {
             file.add(record.line(passage, format).as_bytes());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::jwt::tests::{claims, key, sign};
+    use super::*;
+    use hyper::header::{AUTHORIZATION, HeaderMap};
+
+    fn lets_in(edge: &Edge, token: &str) -> bool {
+        let policy = edge.rules().unwrap().policy(&"f".parse().unwrap()).unwrap();
+        let mut headers = HeaderMap::new();
+        headers.insert(AUTHORIZATION, format!("Bearer {token}").parse().unwrap());
+        policy.authenticate(&headers).unwrap().is_ok()
+    }
+
+    #[test]
+    fn files_that_change_are_read_again_and_wrong_ones_change_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let keys = directory.path().join("keys.json");
+        let file = directory.path().join(GATEWAY_FILE);
+        let jwt = "{ keys = \"keys.json\", issuer = \"https://issuer\", audience = \"api\" }";
+        std::fs::write(&file, format!("[function.f]\nauth.jwt = {jwt}")).unwrap();
+        let (old, set) = key();
+        std::fs::write(&keys, set).unwrap();
+        let edge = Edge::default();
+        edge.read_from(file).unwrap();
+        let header = serde_json::json!({"alg": "ES256"});
+        let (new, set) = key();
+        let [of_old, of_new] = [&old, &new].map(|key| sign(key, &header, &claims()));
+
+        let seen = edge.look_at_files(None);
+        assert!(lets_in(&edge, &of_old) && !lets_in(&edge, &of_new));
+        // As editors and ACME clients do.
+        let beside = directory.path().join("new");
+        std::fs::write(&beside, set).unwrap();
+        std::fs::rename(beside, &keys).unwrap();
+        let seen = edge.look_at_files(seen);
+        assert!(!lets_in(&edge, &of_old) && lets_in(&edge, &of_new));
+        std::fs::write(&keys, "{}").unwrap();
+        assert!(edge.look_at_files(seen).is_some());
+        assert!(lets_in(&edge, &of_new));
     }
 }

@@ -9,7 +9,6 @@ use super::rate::Rate;
 use super::routes::{Asked, RouteTable, Routes, Target};
 use super::{Granted, Unauthorized};
 use crate::config::{ByteSize, ConfigError, FunctionName};
-use crate::node::NodeState;
 use hyper::header::HeaderMap;
 use rustls::ServerConfig;
 use serde::Deserialize;
@@ -19,12 +18,9 @@ use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Most addresses for TLS.
 const LISTENERS_MAX: usize = 16;
-/// How often certificates and key sets are looked at.
-const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// The file, as it is written.
 #[derive(Debug, Deserialize)]
@@ -163,6 +159,11 @@ impl Rules {
             && self.policies.is_empty()
     }
 
+    /// The files that they name.
+    pub(super) fn files(&self) -> &[Stamp] {
+        &self.files
+    }
+
     /// Where and as whom TLS is spoken.
     pub(crate) fn tls(&self) -> Option<&Tls> {
         self.tls.as_ref()
@@ -236,41 +237,6 @@ impl Policy {
     pub fn authenticate(&self, headers: &HeaderMap) -> Option<Result<Granted, Unauthorized>> {
         self.auth.as_ref().map(|auth| auth.check(headers))
     }
-}
-
-/// Reads certificates and key sets again when they have changed. On an error the old ones
-/// stay, and the files are read again when they have changed again.
-pub(crate) async fn watch_files(shared: Arc<NodeState>) {
-    let mut seen: Option<Vec<Stamp>> = None;
-    loop {
-        tokio::time::sleep(LOOK_EVERY).await;
-        let Some(rules) = shared.edge().rules().filter(|rules| !rules.files.is_empty()) else {
-            continue;
-        };
-        let shared = shared.clone();
-        let before = seen.take().filter(|seen| is_of(seen, &rules.files));
-        let before = before.unwrap_or_else(|| rules.files.clone());
-        let look = tokio::task::spawn_blocking(move || look_again(&shared, before));
-        seen = look.await.ok();
-    }
-}
-
-/// Whether both are of the same files.
-fn is_of(one: &[Stamp], other: &[Stamp]) -> bool {
-    one.iter().map(|stamp| &stamp.path).eq(other.iter().map(|stamp| &stamp.path))
-}
-
-fn look_again(shared: &NodeState, before: Vec<Stamp>) -> Vec<Stamp> {
-    let now: Vec<_> = before.iter().map(|stamp| Stamp::of(stamp.path.clone())).collect();
-    if now != before {
-        match shared.edge().reload() {
-            Ok(()) => tracing::info!("read certificates and key sets again"),
-            Err(error) => {
-                tracing::error!("certificates and key sets stay what they were: {error}");
-            }
-        }
-    }
-    now
 }
 
 #[cfg(test)]

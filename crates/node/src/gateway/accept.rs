@@ -7,10 +7,10 @@ use super::exchange::Prepared;
 use super::head::{self, Announcement, HEAD_MAX, Head, HeadError, Progress};
 use super::refusal::Refusal;
 use super::report;
-use super::request_id::RequestId;
 use crate::admission::{Admission, Admitted, Entrance};
 use crate::clock::monotonic_ns;
 use crate::config::{Connections, EntryKind};
+use crate::edge::RequestId;
 use crate::edge::{AccessRecord, Asked, Target};
 use crate::instance::{Client, Way};
 use crate::node::NodeState;
@@ -161,7 +161,7 @@ impl Gateway {
         function: Option<&Arc<str>>,
         entrance: &Entrance,
     ) {
-        let (service, is_plain) = self.destination(head, function);
+        let (service, is_plain) = self.destination(arrival.peer, head, function);
         let is_whole = |service: &Arc<Service>| {
             let entry = service.config().entry;
             let is_own = function.is_some() && entry.connections == Connections::Handover;
@@ -185,8 +185,13 @@ impl Gateway {
 
     /// The function that a request is for, and whether it may have the connection as it is:
     /// none of its requests has to be looked at or changed.
-    fn destination(&self, head: &Head, own: Option<&Arc<str>>) -> (Option<Arc<Service>>, bool) {
-        let rules = self.shared.edge().rules();
+    fn destination(
+        &self,
+        peer: SocketAddr,
+        head: &Head,
+        own: Option<&Arc<str>>,
+    ) -> (Option<Arc<Service>>, bool) {
+        let rules = report::rules_for(&self.shared, peer);
         let (name, is_whole) = match (own, &rules) {
             (Some(own), _) => (Some(own.to_string()), true),
             (None, None) => {

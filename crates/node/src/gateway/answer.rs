@@ -1,7 +1,7 @@
 //! Answering a client in a function's place.
 
 use super::refusal::{Audience, Refusal};
-use super::request_id::RequestId;
+use crate::edge::RequestId;
 use crate::instance::Client;
 use std::io;
 use std::net::{Shutdown, TcpStream as StdStream};

@@ -4,9 +4,9 @@
 use super::answer::refuse;
 use super::refusal::Refusal;
 use super::report::{self, Account};
-use super::request_id::RequestId;
 use crate::clock::monotonic_ns;
 use crate::config::EntryKind;
+use crate::edge::RequestId;
 use crate::edge::{AccessRecord, Passage};
 use crate::instance::{Client, Done, End, Outcome, Placed};
 use crate::service::{PlaceError, Placement, Reuse, Service};

@@ -4,7 +4,7 @@
 use super::client::RoutedClient;
 use super::head::{HeadError, first_label};
 use super::message;
-use super::refusal::{Audience, Refusal};
+use super::refusal::Refusal;
 use super::report;
 use crate::edge::{Asked, Granted, Policy, Rules, Target, Unauthorized};
 use crate::service::Service;
@@ -57,7 +57,7 @@ pub(super) fn way(client: &RoutedClient, head: &Parts, host: Option<&str>) -> Re
     {
         return Err(Refusal::OtherCertificate);
     }
-    let rules = shared.edge().rules();
+    let rules = report::rules_for(shared, client.peer);
     let named = host.map(first_label);
     let (name, strip) = match (&client.function, &rules) {
         (Some(own), _) => (Some(own.to_string()), 0),
@@ -91,17 +91,13 @@ fn redirect(location: &str, status: u16) -> Result<Way, Refusal> {
 }
 
 impl Passed {
-    /// Holds a request against what is said of the function's clients. Who has called the
-    /// function through the admin API has shown that he may.
+    /// Holds a request against what is said of the function's clients.
     ///
     /// # Errors
     /// It does not come to the function.
     pub fn admit(&self, client: &RoutedClient, head: &Parts) -> Result<Admittance, Refusal> {
         let Some(policy) = &self.policy else { return Ok(Admittance::Granted(None)) };
         let shared = client.gateway.shared();
-        if report::audience(shared, client.peer) == Audience::Operator {
-            return Ok(Admittance::Granted(None));
-        }
         let function = || self.service.name().to_string();
         if let Err(retry_after) = shared.edge().count(self.service.name(), policy, client.peer) {
             return Err(Refusal::TooManyRequests { function: function(), retry_after });

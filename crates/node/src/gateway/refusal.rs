@@ -2,7 +2,7 @@
 //! id of its request; for the operator, and for the log beside that id, what went wrong.
 
 use super::head::HeadError;
-use super::request_id::RequestId;
+use crate::edge::RequestId;
 use crate::service::{PlaceError, Service};
 use serde_json::json;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The addresses at which the node speaks TLS.
+//! The addresses at which the node speaks TLS, and its certificates as time goes by.
 
 use crate::daemon::{listen_for, with_guard};
 use crate::gateway::Gateway;
@@ -7,7 +7,23 @@ use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
-use tokio::task::JoinHandle;
+use std::time::Duration;
+use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::time::sleep;
+
+/// How often certificates and key sets are looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// Reads certificates and key sets again when they have changed.
+pub(crate) async fn watch_files(shared: Arc<NodeState>) {
+    let mut seen = None;
+    loop {
+        sleep(LOOK_EVERY).await;
+        let shared = shared.clone();
+        let look = spawn_blocking(move || shared.edge().look_at_files(seen));
+        seen = look.await.ok().flatten();
+    }
+}
 
 /// The listeners; each has a task.
 pub(crate) struct TlsListeners {
