@@ -143,9 +143,17 @@ impl AccessRecord {
     }
 }
 
-/// The beginning of a text.
 fn cut(text: &str) -> String {
-    text[..text.floor_char_boundary(PART_MAX)].to_owned()
+    beginning(text, PART_MAX).to_owned()
+}
+
+/// The beginning of a text, of at most so many bytes.
+pub(crate) fn beginning(text: &str, most: usize) -> &str {
+    let mut end = text.len().min(most);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
 }
 
 /// Text between quotation marks.

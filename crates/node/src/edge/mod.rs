@@ -17,7 +17,7 @@ mod request_id;
 mod routes;
 mod rules;
 
-pub(crate) use access::{AccessRecord, Passage};
+pub(crate) use access::{AccessRecord, Passage, beginning};
 pub(crate) use auth::{Granted, Unauthorized};
 pub(crate) use certificates::Certificates;
 pub use file::{GATEWAY_FILE, GatewayFileError};

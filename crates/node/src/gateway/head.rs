@@ -157,7 +157,8 @@ fn target_of(target: &str) -> &str {
 
 fn split_scheme(target: &str) -> Option<(&str, &str)> {
     let (scheme, rest) = target.split_once("://")?;
-    scheme.eq_ignore_ascii_case("http").then_some((scheme, rest))
+    let is_ours = ["http", "https"].iter().any(|known| scheme.eq_ignore_ascii_case(known));
+    is_ours.then_some((scheme, rest))
 }
 
 /// The host that an authority names, in lower case; none if it is an IP address.
@@ -256,6 +257,7 @@ mod tests {
             pair("a.example", "/x?y")
         );
         assert_eq!(asked(b"GET http://b/x?y HTTP/1.1\r\nHost: a\r\n\r\n"), pair("b", "/x?y"));
+        assert_eq!(asked(b"GET HTTPS://b/x HTTP/1.1\r\nHost: a\r\n\r\n"), pair("b", "/x"));
         assert_eq!(asked(b"GET http://b?y HTTP/1.1\r\nHost: a\r\n\r\n"), pair("b", "?y"));
         assert_eq!(asked(b"GET http://b HTTP/1.1\r\nHost: a\r\n\r\n"), pair("b", "/"));
         assert_eq!(asked(b"OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n"), pair("a", "*"));

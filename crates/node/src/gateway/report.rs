@@ -4,8 +4,7 @@
 use super::refusal::{Audience, Refusal};
 use crate::clock::monotonic_ns;
 use crate::config::FunctionName;
-use crate::edge::RequestId;
-use crate::edge::{AccessRecord, Passage, Rules};
+use crate::edge::{AccessRecord, Passage, RequestId, Rules, beginning};
 use crate::node::NodeState;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -40,8 +39,7 @@ pub(super) fn refused(
 /// A detail without what a terminal would act on, and its beginning only: it may repeat what
 /// the client has sent.
 fn harmless(detail: &str) -> String {
-    let beginning = &detail[..detail.floor_char_boundary(DETAIL_MAX)];
-    thaw_sandbox::escape(beginning.as_bytes())
+    thaw_sandbox::escape(beginning(detail, DETAIL_MAX).as_bytes())
 }
 
 /// Who reads what a client at this address is told.
