@@ -193,9 +193,8 @@ mod tests {
 
     fn auth(text: &str) -> Result<Auth, String> {
         let directory = tempfile::tempdir().unwrap();
-        let (pair, set) = key();
+        let (_, set) = key();
         std::fs::write(directory.path().join("keys.json"), set).unwrap();
-        drop(pair);
         let table: AuthTable = toml::from_str(text).map_err(|error| error.to_string())?;
         table.load(&mut Reader::new(directory.path()))
     }
