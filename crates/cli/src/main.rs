@@ -43,7 +43,7 @@ fn harmless(message: &str) -> String {
 }
 
 /// Diagnostics go to standard error; `THAW_LOG` selects them as in
-/// `THAW_LOG=thaw_node=debug`.
+/// `THAW_LOG=thaw_node=debug`, and `THAW_LOG_FORMAT=json` makes each a line of JSON.
 fn start_logging(verbose: u8) {
     let default = match verbose {
         0 => "warn,thaw_node=info",
@@ -52,9 +52,18 @@ fn start_logging(verbose: u8) {
     };
     let filter = tracing_subscriber::EnvFilter::try_from_env("THAW_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .init();
+    let logging = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match std::env::var("THAW_LOG_FORMAT").as_deref() {
+        Ok("json") => logging.json().flatten_event(true).init(),
+        format => {
+            logging.with_ansi(std::io::stderr().is_terminal()).init();
+            if let Ok(wrong) = format
+                && !["", "text"].contains(&wrong)
+            {
+                tracing::warn!(
+                    "THAW_LOG_FORMAT is neither `text` nor `json`; it is taken for `text`"
+                );
+            }
+        }
+    }
 }

@@ -235,6 +235,22 @@ impl Daemon {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
+    /// The line of its log about a request that it has refused: a client is told only the id.
+    #[track_caller]
+    pub fn explain(&self, refused: &Response) -> String {
+        let body = refused.json();
+        let id = body["request_id"].as_str().unwrap_or_else(|| panic!("no id in {body}"));
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let log = self.log();
+            if let Some(line) = log.lines().find(|line| line.contains(id)) {
+                return line.to_owned();
+            }
+            assert!(Instant::now() < deadline, "nothing of request {id} in\n{log}");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
     /// Asks the admin API.
     #[track_caller]
     pub fn admin(&self, path: &str) -> Response {

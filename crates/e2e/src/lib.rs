@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod binary;
+mod calls;
 mod daemon;
 mod function;
 mod guest;
@@ -15,6 +16,7 @@ mod skip;
 mod user;
 
 pub use binary::{changed_kernel, kernel_symbol, repository, thaw, thaw_binary};
+pub use calls::{ask, begin, command};
 pub use daemon::{Daemon, DaemonOptions, wait_until};
 pub use function::{Function, Language, built_home, copy_home, prefetch_file};
 pub use guest::{Fixture, Linking, compare_c, compare_python, compile, programs, python};

@@ -6,7 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use thaw_e2e::{
-    Daemon, DaemonOptions, Outcome, built_home, get, repository, run, thaw, wait_until,
+    Daemon, DaemonOptions, Outcome, ask, begin, built_home, command, get, repository, run, thaw,
+    wait_until,
 };
 
 /// A store with the server that is never idle, as `alone` and with a second process as `two`; as
@@ -35,26 +36,6 @@ fn build(home: &Path, name: &str, argument: &str, isolation: &str, options: &[&s
     let mut building = thaw();
     building.env("THAW_HOME", home).arg("build").args(options).arg(directory.path());
     run(&mut building).success();
-}
-
-fn command(daemon: &Daemon, arguments: &[&str]) -> Outcome {
-    run(thaw().env("THAW_HOME", daemon.home()).args(arguments))
-}
-
-/// What one instance says.
-#[track_caller]
-fn ask(daemon: &Daemon, function: &str, instance: u64, path: &str) -> Value {
-    let instance = instance.to_string();
-    let said = command(daemon, &["invoke", function, "--instance", &instance, "--path", path]);
-    serde_json::from_str(&said.success()).expect("JSON")
-}
-
-/// Boots an instance that is at work; its number.
-fn begin(daemon: &Daemon, function: &str) -> u64 {
-    assert_eq!(get(daemon.gateway(), function, "/").status, 200);
-    let instances = daemon.instances(function);
-    assert_eq!(instances.len(), 1, "{instances:?}");
-    instances[0]["id"].as_u64().expect("a number")
 }
 
 #[track_caller]

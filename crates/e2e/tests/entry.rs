@@ -177,7 +177,7 @@ fn each_client_that_sends_datagrams_has_an_instance() {
     wait_until("the instance has ended", || daemon.instances("datagrams").is_empty());
     assert_eq!(ask(&first, "anew"), format!("anew: datagram 1 of 1 from port {a}"));
     let refused = get(daemon.gateway(), "datagrams", "/");
-    assert_eq!((refused.status, refused.json()["error"].clone()), (421, "not_http".into()));
+    assert_eq!((refused.status, refused.json()["error"].clone()), (421, "misdirected".into()));
 }
 
 #[test]

@@ -120,7 +120,7 @@ fn many_crashes_give_a_function_another_layout() {
     }
     let answer = ask("/");
     if answer.status == 503 {
-        assert!(answer.text().contains("backing_off"), "{}", answer.text());
+        assert!(daemon.explain(&answer).contains("backing_off"), "{}", answer.text());
         assert!(answer.header("retry-after").is_some());
     }
     wait_until("it answers again, from elsewhere", || {

@@ -211,8 +211,8 @@ fn an_idle_instance_ends_after_keep_alive() {
 
 #[test]
 fn unknown_functions_are_404() {
-    assert_refused(&get(gateway(), "nobody", "/"), 404, "unknown_function");
-    assert_refused(&get(gateway(), "", "/"), 404, "unknown_function");
+    assert_refused(&get(gateway(), "nobody", "/"), 404, "not_found");
+    assert_refused(&get(gateway(), "", "/"), 404, "not_found");
 }
 
 #[test]
@@ -267,7 +267,7 @@ fn a_client_that_leaves_early_harms_nobody() {
 
 #[test]
 fn an_instance_that_dies_before_it_answers_is_502() {
-    assert_refused(&get(gateway(), "hello-python", "/exit"), 502, "instance_died");
+    assert_refused(&get(gateway(), "hello-python", "/exit"), 502, "bad_gateway");
     assert_eq!(get(gateway(), "hello-python", "/").status, 200);
 }
 
@@ -276,7 +276,7 @@ fn no_capacity_is_503_with_retry_after() {
     let slow = thread::spawn(|| get(gateway(), "alone", "/slow?seconds=2"));
     wait_until("the only instance is busy", || served().daemon.instances("alone").len() == 1);
     let response = get(gateway(), "alone", "/");
-    assert_refused(&response, 503, "no_capacity");
+    assert_refused(&response, 503, "unavailable");
     let seconds = response.header("retry-after").expect("Retry-After");
     assert!(seconds.parse::<u64>().is_ok_and(|seconds| seconds >= 1));
     assert_eq!(slow.join().expect("the slow request").status, 200);
@@ -336,7 +336,7 @@ fn requests_of_a_connection_reach_the_functions_that_they_name() {
         let text = ask(&mut client, "hello-c", &path).text();
         assert_eq!(text, format!("Hello from C! You asked for {path}.\n"));
         assert!(ask(&mut client, "hello-python", "/").text().starts_with("Hello from Python!"));
-        assert_refused(&ask(&mut client, "nobody", "/"), 404, "unknown_function");
+        assert_refused(&ask(&mut client, "nobody", "/"), 404, "not_found");
         assert_eq!(ask(&mut client, "reused", "/").status, 200);
     }
 }
@@ -380,7 +380,7 @@ fn a_connection_to_an_instance_serves_many_clients() {
 #[test]
 fn routed_requests_that_fail_say_why_and_the_connection_goes_on() {
     let mut client = Raw::connect(gateway());
-    assert_refused(&ask(&mut client, "hello-python", "/exit"), 502, "instance_died");
+    assert_refused(&ask(&mut client, "hello-python", "/exit"), 502, "bad_gateway");
     assert_refused(&ask(&mut client, "impatient", "/slow?seconds=50"), 504, "timeout");
     assert_eq!(ask(&mut client, "hello-python", "/").status, 200);
 }

@@ -56,7 +56,7 @@ fn assert_refused(home: &Path) {
         let response = request(daemon.gateway(), "hello-c", "/", None).expect("an answer");
         if response.status != 200 {
             assert!(response.status >= 500, "{} {}", response.status, response.text());
-            let reason = response.json()["reason"].to_string();
+            let reason = daemon.explain(&response);
             assert!(reason.contains("image"), "{reason}");
         }
         response.status == 200

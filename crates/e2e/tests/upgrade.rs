@@ -7,8 +7,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use thaw_e2e::{
-    Daemon, DaemonOptions, Outcome, built_home, changed_kernel, get, repository, run, skip, thaw,
-    wait_until,
+    Daemon, DaemonOptions, ask, begin, built_home, changed_kernel, command, get, repository, run,
+    skip, thaw, wait_until,
 };
 
 /// `NT_GNU_BUILD_ID`: the linker's name for a build.
@@ -88,26 +88,6 @@ fn foreign_kernel(home: &Path) -> PathBuf {
 fn daemon_with(home: &Path, kernel: &Path) -> Daemon {
     let program = ["/usr/bin/env".to_owned(), format!("THAW_KERNEL={}", kernel.display())];
     Daemon::start_by(&program, home, &DaemonOptions::default())
-}
-
-fn command(daemon: &Daemon, arguments: &[&str]) -> Outcome {
-    run(thaw().env("THAW_HOME", daemon.home()).args(arguments))
-}
-
-/// What one instance says.
-#[track_caller]
-fn ask(daemon: &Daemon, function: &str, instance: u64, path: &str) -> Value {
-    let instance = instance.to_string();
-    let said = command(daemon, &["invoke", function, "--instance", &instance, "--path", path]);
-    serde_json::from_str(&said.success()).expect("JSON")
-}
-
-/// Boots an instance; its number.
-fn begin(daemon: &Daemon, function: &str) -> u64 {
-    assert_eq!(get(daemon.gateway(), function, "/").status, 200);
-    let instances = daemon.instances(function);
-    assert_eq!(instances.len(), 1, "{instances:?}");
-    instances[0]["id"].as_u64().expect("a number")
 }
 
 fn checkpoint(daemon: &Daemon, instance: u64, name: &str) {

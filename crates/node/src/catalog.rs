@@ -78,6 +78,10 @@ pub struct Reload {
     /// Why the quotas of tenants are still the old ones, if they should have changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quotas: Option<String>,
+    /// Why what is said of clients (`gateway.toml`) is still the old, if it should have changed,
+    /// or why nobody listens where it says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gateway: Option<String>,
 }
 
 /// Why a function cannot be served.
@@ -189,7 +193,8 @@ impl Catalog {
         // Functions that are loaded below come under the new quotas.
         let quotas = self.reload_quotas();
         let list = self.store.list_functions()?;
-        let mut report = Reload { quotas, ..Reload::default() };
+        let gateway = self.reload_gateway();
+        let mut report = Reload { quotas, gateway, ..Reload::default() };
         for (name, error) in list.damaged {
             report.broken.insert(name.to_string(), error.to_string());
         }
@@ -223,6 +228,13 @@ impl Catalog {
         let problem = self.shared.tenants().reload().err()?;
         let problem = problem.to_string();
         tracing::error!("the quotas of tenants stay what they were: {problem}");
+        Some(problem)
+    }
+
+    /// Reads again what is said of clients; why not, if that failed.
+    fn reload_gateway(&self) -> Option<String> {
+        let problem = self.shared.edge().reload().err()?.to_string();
+        tracing::error!("what is said of clients stays what it was: {problem}");
         Some(problem)
     }
 

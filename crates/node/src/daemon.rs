@@ -6,16 +6,18 @@ use crate::admin::{
 use crate::asleep::AsleepSpace;
 use crate::catalog::Catalog;
 use crate::config::{EntryKind, FunctionName, QUOTAS_FILE, QuotasError};
+use crate::edge::{GATEWAY_FILE, GatewayFileError};
 use crate::gateway::{Gateway, GatewayConfig};
 use crate::home::{DaemonAddress, DaemonLock, Home, HomeError};
 use crate::instance::WorkingSetUse;
 use crate::legacy;
-use crate::logs::Logs;
+use crate::logs::{AccessFile, Logs};
 use crate::node::NodeState;
 use crate::pressure::watch_pressure;
 use crate::successor::watch_refusals;
 use crate::swap::SwapSpace;
 use crate::tenants::{CARRIED_FILE, read_periods, watch_cpu_time, write_down};
+use crate::tls_listeners::{TlsListeners, watch_files};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::collections::{BTreeMap, HashMap};
 use std::future::{Future, poll_fn};
@@ -129,6 +131,9 @@ pub enum ServeError {
     /// There is no token for the admin API.
     #[error(transparent)]
     Token(#[from] TokenError),
+    /// What is said of clients is not usable.
+    #[error(transparent)]
+    Gateway(#[from] GatewayFileError),
     /// The quotas of tenants are not usable.
     #[error(transparent)]
     Quotas(#[from] QuotasError),
@@ -242,6 +247,8 @@ pub async fn serve(
         shared.tenants().keep_apart(CoreScheduling::start()?);
     }
     shared.tenants().read_from(home.root().join(QUOTAS_FILE))?;
+    shared.edge().read_from(home.root().join(GATEWAY_FILE))?;
+    shared.edge().log_to(AccessFile::start(&home.logs()?)?);
     shared.hibernate_in(SwapSpace::begin(home.swap()?)?);
     let asleep = AsleepSpace::at(home.asleep()?);
     let left_asleep = asleep.left()?;
@@ -267,6 +274,7 @@ pub async fn serve(
     let mut tasks = vec![tokio::spawn(gateway.clone().listen(gateway_listener, None))];
     let freshness = tokio::spawn(catalog.clone().keep_fresh());
     let cpu_watch = tokio::spawn(watch_cpu_time(shared.clone(), periods.clone()));
+    let files_watch = tokio::spawn(watch_files(shared.clone()));
     let pressure_watch = tokio::spawn(watch_pressure(shared.clone()));
     let sleepers_watch = tokio::spawn(shared.clone().end_old_sleepers());
     let refusals_watch = monitor::of_this_process().map(|link| tokio::spawn(watch_refusals(link)));
@@ -305,6 +313,7 @@ pub async fn serve(
     shared.drain(options.drain).await;
     freshness.abort();
     cpu_watch.abort();
+    files_watch.abort();
     pressure_watch.abort();
     sleepers_watch.abort();
     let kept = shared.keep_asleep();
@@ -330,7 +339,10 @@ pub async fn serve(
     shared.forget_all();
     drop((catalog, own));
     // The last words of those that were ended just now.
-    let written = tokio::task::spawn_blocking(move || logs.finish(LOGS_PATIENCE)).await;
+    let written = tokio::task::spawn_blocking(move || {
+        shared.edge().finish_log(LOGS_PATIENCE) & logs.finish(LOGS_PATIENCE)
+    })
+    .await;
     if !written.unwrap_or(false) {
         tracing::warn!("the last lines of functions may be missing from their logs");
     }
@@ -460,6 +472,7 @@ struct OwnListeners {
     gateway: Gateway,
     shared: Arc<NodeState>,
     tasks: Mutex<HashMap<SocketAddr, (Wanted, ListenTask)>>,
+    tls: TlsListeners,
 }
 
 /// Who is to be reached at an address, and how.
@@ -469,12 +482,14 @@ type ListenTask = JoinHandle<io::Result<()>>;
 
 impl OwnListeners {
     fn new(gateway: Gateway, shared: Arc<NodeState>) -> Self {
-        Self { gateway, shared, tasks: Mutex::default() }
+        let tls = TlsListeners::new(gateway.clone(), shared.clone());
+        Self { gateway, shared, tasks: Mutex::default(), tls }
     }
 
     /// Listens where the present functions want it, and nowhere else. Functions for which that is
     /// not possible, with the reason.
     fn update(&self) -> BTreeMap<String, String> {
+        self.tls.update();
         let mut problems = BTreeMap::new();
         let mut wanted: HashMap<SocketAddr, Wanted> = HashMap::new();
         for service in self.shared.services() {
@@ -545,6 +560,7 @@ impl OwnListeners {
     }
 
     fn stop(&self) {
+        self.tls.stop();
         for (_, (_, task)) in self.tasks.lock().expect("no holder panics").drain() {
             task.abort();
         }
@@ -571,6 +587,15 @@ fn bind(address: SocketAddr, option: &'static str) -> Result<TcpListener, ServeE
     bound.map_err(|error| ServeError::Listen { address, option, error })
 }
 
+/// A listener at an address that `option` names, which sandboxes are kept from.
+pub(crate) fn listen_for(
+    address: SocketAddr,
+    option: &'static str,
+) -> Result<(TcpListener, GuardedPort), ServeError> {
+    let guarded = guarded(address, Transport::Tcp, PortGuard::IfWrittenOut);
+    Ok((bind(address, option)?, guarded))
+}
+
 /// Has the monitor bind what this process may not, if there is one.
 fn bind_for_us(address: SocketAddr, transport: Transport, error: io::Error) -> io::Result<OwnedFd> {
     match monitor::of_this_process() {
@@ -587,7 +612,7 @@ fn guarded(address: SocketAddr, transport: Transport, guard: PortGuard) -> Guard
 }
 
 /// Serves for as long as `serving` does, with a port guarded.
-async fn with_guard(
+pub(crate) async fn with_guard(
     _guarded: GuardedPort,
     serving: impl Future<Output = io::Result<()>>,
 ) -> io::Result<()> {

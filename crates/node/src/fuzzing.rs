@@ -10,7 +10,7 @@ use crate::gateway::head;
 /// The first bytes of a connection of a client.
 pub fn http_head(bytes: &[u8]) {
     let Ok(head::Progress::Complete(found)) = head::parse(bytes) else { return };
-    if let Some(function) = &found.function {
+    if let Some(function) = found.function() {
         assert!(!function.contains('.'), "{function}");
     }
     // Bytes that follow do not change where a request goes.

@@ -15,6 +15,7 @@ pub mod container;
 pub mod crashes;
 pub mod daemon;
 pub mod debug;
+pub mod edge;
 pub mod function;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
@@ -34,6 +35,7 @@ pub mod socket;
 mod successor;
 pub mod swap;
 pub mod tenants;
+mod tls_listeners;
 pub mod upstream;
 pub mod usage;
 

@@ -1,5 +1,6 @@
 //! What the node counts, in the form that Prometheus reads.
 
+mod requests;
 mod tenants;
 
 use crate::boots::BootRecord;
@@ -10,9 +11,11 @@ use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
+use requests::RequestMetrics;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 use tenants::TenantMetrics;
 
 /// Counters of a node.
@@ -35,6 +38,7 @@ pub struct Metrics {
     instances: Family<InstanceLabels, Gauge>,
     zygotes: Gauge,
     monitor_refusals: Counter,
+    requests: RequestMetrics,
     tenants: TenantMetrics,
 }
 
@@ -95,8 +99,8 @@ struct InstanceLabels {
 impl Default for Metrics {
     fn default() -> Self {
         let mut registry = Registry::with_prefix("thaw");
-        // From 10 µs to 10 s: a boot takes some hundred microseconds.
-        let histogram = || Histogram::new(exponential_buckets(10e-6, 10f64.powf(0.25), 25));
+        // A boot takes some hundred microseconds.
+        let histogram = || Histogram::new(requests::BUCKETS);
         let phases = Family::new_with_constructor(histogram as fn() -> Histogram);
         let connections = Family::default();
         let refusals = Family::default();
@@ -175,6 +179,7 @@ impl Default for Metrics {
             "Instances and connections that the monitor did not keep for the next daemon",
             monitor_refusals.clone(),
         );
+        let requests = RequestMetrics::register(&mut registry);
         let tenants = TenantMetrics::register(&mut registry);
         Self {
             registry,
@@ -194,6 +199,7 @@ impl Default for Metrics {
             instances,
             zygotes,
             monitor_refusals,
+            requests,
             tenants,
         }
     }
@@ -214,6 +220,16 @@ impl Metrics {
         // Names that clients make up do not become labels.
         let function = function.map(ToString::to_string).unwrap_or_default();
         self.refusals.get_or_create(&RefusalLabels { function, status, error }).inc();
+    }
+
+    /// A routed request was answered, by a function or in its place, so long after it had come.
+    pub fn responded(&self, function: Option<&FunctionName>, status: u16, duration: Duration) {
+        self.requests.responded(function, status, duration);
+    }
+
+    /// An instance has a request, or a connection, so long after it had come.
+    pub fn placed(&self, function: &FunctionName, waited: Duration) {
+        self.requests.placed(function, waited);
     }
 
     /// A boot is complete.

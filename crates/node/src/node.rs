@@ -5,6 +5,7 @@ use crate::asleep::{AsleepSpace, Left};
 use crate::boots::{BootRecord, RecentBoots};
 use crate::config::FunctionName;
 use crate::crashes::{Crashes, Refreshes};
+use crate::edge::Edge;
 use crate::metrics::Metrics;
 use crate::service::{InstanceInfo, Service};
 use crate::swap::SwapSpace;
@@ -31,6 +32,8 @@ pub struct NodeState {
     boots: RecentBoots,
     metrics: Metrics,
     draining: AtomicBool,
+    /// What is said of clients.
+    edge: Edge,
     /// Crashes outlast the service: a new image does not make them undone.
     crashes: Mutex<HashMap<FunctionName, Arc<Crashes>>>,
     refreshes: Refreshes,
@@ -75,6 +78,7 @@ impl NodeState {
             boots: RecentBoots::default(),
             metrics: Metrics::default(),
             draining: AtomicBool::new(false),
+            edge: Edge::default(),
             crashes: Mutex::default(),
             refreshes: Refreshes::default(),
             tenants: Tenants::default(),
@@ -114,6 +118,11 @@ impl NodeState {
     /// Counters for the outside.
     pub fn metrics(&self) -> &Metrics {
         &self.metrics
+    }
+
+    /// What is said of clients, and what is written down of them.
+    pub fn edge(&self) -> &Edge {
+        &self.edge
     }
 
     /// What is known of recent boots.

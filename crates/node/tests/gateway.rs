@@ -336,6 +336,19 @@ impl Fixture {
         self.exchange(format!("GET {path} HTTP/1.1\r\nHost: f\r\n\r\n").as_bytes())
     }
 
+    /// The same by the admin API, which is told what went wrong.
+    fn get_both_as_operator(&self, path: &str) -> [Response; 2] {
+        ["close", "keep-alive"].map(|connection| {
+            let mut client = self.connect();
+            let address = client.local_addr().unwrap();
+            let _trust = self.shared.edge().operators().trust(address);
+            let head =
+                format!("GET {path} HTTP/1.1\r\nHost: f\r\nConnection: {connection}\r\n\r\n");
+            client.write_all(head.as_bytes()).unwrap();
+            Response::read(client)
+        })
+    }
+
     /// The request in both ways.
     fn get_both(&self, path: &str) -> [Response; 2] {
         [self.get(path), self.get_routed(path)]
@@ -483,7 +496,7 @@ fn unknown_functions_are_404() {
     for host in ["g", "127.0.0.1:80", ""] {
         let response =
             fixture.exchange(format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n").as_bytes());
-        assert_eq!((response.status, response.error().as_str()), (404, "unknown_function"));
+        assert_eq!((response.status, response.error().as_str()), (404, "not_found"));
     }
     for connection in ["close", "keep-alive"] {
         let request = format!("GET / HTTP/1.1\r\nHost: g\r\nConnection: {connection}\r\n\r\n");
@@ -533,6 +546,10 @@ fn slow_heads_are_408_and_silent_clients_are_let_go() {
 fn an_instance_that_dies_before_its_answer_is_502() {
     let fixture = fixture(Behaviour::Die, USUAL, "request");
     for response in fixture.get_both("/") {
+        assert_eq!((response.status, response.error().as_str()), (502, "bad_gateway"));
+        assert!(!response.body.contains("signal"), "{}", response.body);
+    }
+    for response in fixture.get_both_as_operator("/") {
         assert_eq!((response.status, response.error().as_str()), (502, "instance_died"));
         assert!(response.body.contains("by signal 11"), "{}", response.body);
     }
@@ -550,13 +567,13 @@ fn an_instance_that_dies_in_its_answer_leaves_it_cut_short_where_it_was_handed_t
     client.read_to_end(&mut bytes).unwrap();
     assert_eq!(bytes, b"HTTP/1.1 2");
     // The gateway can tell where it routes.
-    assert_eq!(fixture.get_routed("/").error(), "instance_died");
+    assert_eq!(fixture.get_routed("/").error(), "bad_gateway");
 }
 
 #[test]
 fn an_image_that_does_not_boot_is_502() {
     let fixture = fixture(Behaviour::NoBoot, USUAL, "request");
-    for response in fixture.get_both("/") {
+    for response in fixture.get_both_as_operator("/") {
         assert_eq!(response.status, 502);
         assert!(response.body.contains("there is no image"), "{}", response.body);
     }
@@ -603,7 +620,7 @@ fn a_connection_whose_zygote_was_killed_before_its_guest_ran_is_placed_anew() {
 fn a_connection_whose_zygotes_are_always_killed_is_502() {
     let fixture = fixture(Behaviour::DieInBoot(u32::MAX), USUAL, "request");
     let response = fixture.get("/");
-    assert_eq!((response.status, response.error().as_str()), (502, "instance_died"));
+    assert_eq!((response.status, response.error().as_str()), (502, "bad_gateway"));
     assert_eq!(fixture.launcher.launched.load(Ordering::SeqCst), 3);
 }
 
@@ -627,7 +644,7 @@ fn too_many_connections_are_503_with_retry_after() {
     hanging.write_all(b"GET / HTTP/1.1\r\nHost: f\r\n\r\n").unwrap();
     fixture.eventually(|| fixture.service.instance_count() == 1);
     for response in fixture.get_both("/") {
-        assert_eq!((response.status, response.error().as_str()), (503, "no_capacity"));
+        assert_eq!((response.status, response.error().as_str()), (503, "unavailable"));
         assert!(response.head.contains("Retry-After: 1"), "{}", response.head);
     }
 }
@@ -704,7 +721,7 @@ fn a_draining_node_answers_503_and_finishes_its_work() {
     fixture.runtime.spawn(async move { shared.drain(Duration::from_millis(200)).await });
     fixture.eventually(|| fixture.shared.is_draining());
     for response in fixture.get_both("/") {
-        assert_eq!((response.status, response.error().as_str()), (503, "shutting_down"));
+        assert_eq!((response.status, response.error().as_str()), (503, "unavailable"));
     }
     fixture.eventually(|| fixture.service.instance_count() == 0);
     assert_eq!(Response::read(hanging).status, 502);

@@ -9,6 +9,7 @@ const BELOW: &[&str] = &[
     "boots.rs",
     "config",
     "crashes.rs",
+    "edge",
     "function.rs",
     "instance",
     "logs",

@@ -42,9 +42,9 @@ fn answering(guest: &mut Guest) {
     }
 }
 
-/// Sends a request whose answer is read later.
+/// Sends a request of the operator's whose answer, which is read later, says what went wrong.
 fn ask(node: &Node, host: &str) -> Wire {
-    let mut wire = node.connect();
+    let mut wire = node.operator();
     wire.send(format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n"));
     wire
 }
@@ -123,7 +123,7 @@ fn who_waits_for_too_long_hears_which_quota_is_reached() {
     let busy = ["a", "b"].map(|name| ask(&node, name));
     eventually(|| taken(&node, "a") == 1 && taken(&node, "b") == 1);
     for (name, expected) in [("a", "is 1 instance"), ("b", "is 100MiB of memory")] {
-        let refused = node.connect().get(name, "/");
+        let refused = node.operator().get(name, "/");
         assert_eq!((refused.status, refused.error().as_str()), (503, "quota_reached"));
         let reason = reason(&refused);
         assert!(reason.contains(&format!("domain `{name}` {expected}")), "{reason}");
@@ -145,7 +145,7 @@ fn an_instance_that_never_fits_is_refused_at_once() {
     node.serve("never", &of("none", "", "queue = \"60s\"\nmemory = \"8MiB\""), answering);
     for (name, expected) in [("large", "may use 101MiB"), ("never", "is 0 instances")] {
         let begun = Instant::now();
-        let refused = node.connect().get(name, "/");
+        let refused = node.operator().get(name, "/");
         assert_eq!((refused.status, refused.error().as_str()), (503, "quota_reached"));
         assert!(reason(&refused).contains(expected), "{}", reason(&refused));
         assert!(begun.elapsed() < PATIENCE, "it has waited for nothing");
@@ -307,11 +307,11 @@ fn a_tenant_without_cpu_time_is_refused_until_its_period_turns() {
     let keys = of("a", KEPT, "queue = \"60s\"\nkeep_alive = \"60s\"");
     node.serve("f", &keys, answering);
     node.serve("other", "", answering);
-    let mut kept = node.connect();
+    let mut kept = node.operator();
     assert_eq!(kept.get("f", "/").status, 200);
     set(&node, "[domain.a]\ncpu_time = \"0s per 1h\"");
     // Neither a new client, nor one whose instance is there.
-    for refused in [node.connect().get("f", "/"), kept.get("f", "/")] {
+    for refused in [node.operator().get("f", "/"), kept.get("f", "/")] {
         assert_eq!((refused.status, refused.error().as_str()), (503, "quota_reached"));
         let reason = reason(&refused);
         assert!(reason.contains("CPU time of domain `a` is spent, 0s per 1h"), "{reason}");

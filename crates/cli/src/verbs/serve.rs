@@ -20,8 +20,10 @@ use thaw_sandbox::{PopulatePolicy, WeakLimits};
 /// Serve the built functions over HTTP.
 ///
 /// Runs in the foreground. SIGTERM and SIGINT end it after the requests that
-/// are being served; SIGHUP looks for new builds and for
-/// new quotas of tenants (thaw tenants --help).
+/// are being served; SIGHUP looks for new builds, for
+/// new quotas of tenants (thaw tenants --help) and for new routes, certificates and rules of
+/// clients in $THAW_HOME/gateway.toml (docs/gateway.md). THAW_LOG_FORMAT=json makes the
+/// daemon's log lines of JSON.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  thaw serve --listen 127.0.0.1:8080\n  \
     curl http://127.0.0.1:8080/ -H 'Host: hello-python'\n  \

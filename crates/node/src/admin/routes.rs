@@ -201,6 +201,7 @@ async fn reload(State(admin): State<Admin>) -> Response {
     match tokio::task::spawn_blocking(move || catalog.reload()).await {
         Ok(Ok(mut report)) => {
             report.unreachable = (admin.on_reload)();
+            report.gateway = report.gateway.or_else(|| admin.shared.edge().deaf());
             Json(report).into_response()
         }
         Ok(Err(error)) => problem(StatusCode::INTERNAL_SERVER_ERROR, "store", error),

@@ -7,6 +7,7 @@
 //! machine.
 
 mod command;
+mod contract;
 mod doubt;
 mod freeze;
 mod image;
@@ -211,10 +212,11 @@ pub fn build(
         let import = import::Import::new(home, &directory, &config, options, base)?;
         import.run(&mut session, on_event)?
     };
-    let Imported { tree, environment, runtime, libraries } = imported;
+    let Imported { tree, mut environment, runtime, libraries } = imported;
     // Names of users are looked up in the files; a function over a template extends its index.
     let plain = session.put_index(&tree)?;
     image::number_user(&session, plain, &mut config)?;
+    contract::complete(&mut environment, &config, plain);
     let cpu_baseline = options.cpu_baseline;
     let function =
         StoredFunction { config, environment, source: directory, origin: None, cpu_baseline };

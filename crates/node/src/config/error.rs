@@ -35,7 +35,7 @@ impl ConfigError {
     }
 
     /// Translates what the TOML reader says into one sentence with a hint.
-    pub(super) fn from_toml(path: &Path, text: &str, error: &toml::de::Error) -> Self {
+    pub(crate) fn from_toml(path: &Path, text: &str, error: &toml::de::Error) -> Self {
         let offset = error.span().map_or(0, |span| span.start);
         Self::at(path, text, offset, explain(error.message()))
     }

@@ -237,6 +237,9 @@ pub struct Limits {
     /// never sleeps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sleep_after: Option<TimeSpan>,
+    /// How long an instance may go on after SIGTERM when it is to end and nobody waits for its
+    /// room; 0: it ends at once, without a signal.
+    pub grace: TimeSpan,
     /// Instances of the function at a time, those that are asleep included.
     #[serde(deserialize_with = "positive")]
     pub instances: NonZeroU32,
@@ -260,6 +263,7 @@ impl Default for Limits {
             keep_alive: TimeSpan::seconds(60),
             hibernate_after: None,
             sleep_after: None,
+            grace: TimeSpan::seconds(0),
             instances: count(64),
             queue: TimeSpan::seconds(5),
         }

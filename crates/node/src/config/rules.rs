@@ -7,6 +7,8 @@ use thaw_sandbox::limits::PROCESSES_MAX;
 
 /// Longest working directory (`PATH_MAX`, limits.h).
 const WORKDIR_MAX: usize = 4096;
+/// Longest time that an instance may go on after SIGTERM.
+const GRACE_MAX: Duration = Duration::from_secs(60);
 
 /// The keys that lead to the wrong value, and what is wrong with it.
 type Contradiction = (&'static [&'static str], String);
@@ -22,6 +24,7 @@ impl FunctionConfig {
             .or_else(|| self.wrong_rewind())
             .or_else(|| self.wrong_hibernation())
             .or_else(|| self.wrong_sleep())
+            .or_else(|| self.wrong_grace())
             .or_else(|| self.wrong_entry())
             .or_else(|| self.wrong_training())
             .or_else(|| self.wrong_build())
@@ -98,6 +101,19 @@ impl FunctionConfig {
             return None;
         };
         Some((&["limits", "sleep_after"], format!("{why}; change one of them")))
+    }
+
+    /// Only an instance that waits for a second request can be told to end.
+    fn wrong_grace(&self) -> Option<Contradiction> {
+        let grace = self.limits.grace.0;
+        let why = if grace > GRACE_MAX {
+            "`grace` is longer than 1m"
+        } else if !grace.is_zero() && self.isolation == Isolation::Request {
+            "`grace` is for isolation = \"instance\"; other instances end with their request"
+        } else {
+            return None;
+        };
+        Some((&["limits", "grace"], format!("{why}; change one of them")))
     }
 
     fn wrong_build(&self) -> Option<Contradiction> {

@@ -136,6 +136,8 @@ fn only_instances_that_stay_sleep_and_in_this_order() {
             limits("hibernate_after = \"2s\", sleep_after = \"2s\""),
             "not longer than `hibernate_after`",
         ),
+        ("limits = { grace = \"1s\" }\n".to_owned(), "`grace` is for isolation"),
+        (limits("grace = \"61s\""), "longer than 1m"),
     ] {
         let error = with(&keys).unwrap_err();
         assert!(error.contains(reason), "{keys}: {error}");

@@ -6,9 +6,11 @@ use super::client;
 use super::exchange::Prepared;
 use super::head::{self, Announcement, HEAD_MAX, Head, HeadError, Progress};
 use super::refusal::Refusal;
+use super::report;
 use crate::admission::{Admission, Admitted, Entrance};
 use crate::clock::monotonic_ns;
 use crate::config::{Connections, EntryKind};
+use crate::edge::{AccessRecord, Asked, RequestId, Target};
 use crate::instance::{Client, Way};
 use crate::node::NodeState;
 use crate::reactor::{watch, watch_listener};
@@ -108,9 +110,24 @@ impl Gateway {
     pub async fn listen_raw(self, listener: TcpListener, function: String) -> io::Result<()> {
         let admission = self.shared.admission().clone();
         accept_all(listener, &admission, |arrival| match self.shared.route(&function) {
-            Some(service) => self.place(arrival, &service, false),
+            Some(service) => self.place(arrival, &service, None),
             // The function has just been removed, and this listener with it.
             None => drop(arrival),
+        })
+        .await
+    }
+
+    /// Accepts clients that speak TLS until the task is dropped.
+    ///
+    /// # Errors
+    /// The listener cannot be used at all.
+    pub async fn listen_tls(self, listener: TcpListener) -> io::Result<()> {
+        defer_accept(&listener, 1)?;
+        // No function can be called so.
+        let entrance: Entrance = "(TLS)".into();
+        let admission = self.shared.admission().clone();
+        accept_all(listener, &admission, |arrival| {
+            tokio::spawn(self.clone().shake_hands(arrival, entrance.clone()));
         })
         .await
     }
@@ -125,6 +142,7 @@ impl Gateway {
         };
         match parsed {
             Ok(Progress::Complete(head)) => self.begin(arrival, &head, function, entrance),
+            Ok(Progress::Http2) => self.begin_http2(arrival, function, entrance),
             Ok(Progress::Partial) => {
                 let (function, entrance) = (function.cloned(), entrance.clone());
                 tokio::spawn(self.clone().await_head(arrival, function, entrance));
@@ -142,21 +160,21 @@ impl Gateway {
         function: Option<&Arc<str>>,
         entrance: &Entrance,
     ) {
-        let name = function.map(AsRef::as_ref).or(head.function.as_deref());
-        let service = name.and_then(|name| self.shared.route(name));
+        let (service, is_plain) = self.destination(arrival.peer, head, function);
         let is_whole = |service: &Arc<Service>| {
             let entry = service.config().entry;
             let is_own = function.is_some() && entry.connections == Connections::Handover;
             entry.kind == EntryKind::Http && (head.announces == Announcement::Last || is_own)
         };
         match service {
-            Some(service) if is_whole(&service) => {
-                self.place(arrival, &service, head.wants_head_only);
+            Some(service) if is_plain && is_whole(&service) => {
+                self.place(arrival, &service, Some(head));
             }
             service => {
                 // A boot goes on while the request is parsed.
-                let prepared =
-                    service.and_then(|service| Prepared::begin(&self.shared, &service, &arrival));
+                let prepared = service
+                    .filter(|_| is_plain)
+                    .and_then(|service| Prepared::begin(&self.shared, &service, &arrival));
                 let (function, entrance) = (function.cloned(), entrance.clone());
                 let serving = client::serve(self.clone(), arrival, function, entrance, prepared);
                 begin_at_once(serving);
@@ -164,9 +182,49 @@ impl Gateway {
         }
     }
 
+    /// The function that a request is for, and whether it may have the connection as it is:
+    /// none of its requests has to be looked at or changed.
+    fn destination(
+        &self,
+        peer: SocketAddr,
+        head: &Head,
+        own: Option<&Arc<str>>,
+    ) -> (Option<Arc<Service>>, bool) {
+        let rules = report::rules_for(&self.shared, peer);
+        let (name, is_whole) = match (own, &rules) {
+            (Some(own), _) => (Some(own.to_string()), true),
+            (None, None) => {
+                let service = head.function().and_then(|name| self.shared.route(name));
+                return (service, true);
+            }
+            (None, Some(rules)) => {
+                let asked =
+                    Asked { host: head.host.as_deref(), target: &head.target, is_tls: false };
+                match rules.target(asked, head.function()) {
+                    Target::Function { name, strip } => (Some(name.to_string()), strip == 0),
+                    Target::Redirect { .. } | Target::None => (None, false),
+                }
+            }
+        };
+        let service = name.and_then(|name| self.shared.route(&name));
+        let has_policy = service.as_ref().is_some_and(|service| {
+            rules.as_ref().is_some_and(|rules| rules.policy(service.name()).is_some())
+        });
+        (service, is_whole && !has_policy)
+    }
+
+    fn begin_http2(&self, arrival: Arrival, function: Option<&Arc<str>>, entrance: &Entrance) {
+        let (function, entrance) = (function.cloned(), entrance.clone());
+        tokio::spawn(client::serve_http2(self.clone(), arrival, function, entrance));
+    }
+
     /// Gives the connection to an instance, and follows it to its end.
-    fn place(&self, arrival: Arrival, service: &Arc<Service>, wants_head_only: bool) {
-        attend(service, arrival.into_client(&self.shared, wants_head_only));
+    fn place(&self, arrival: Arrival, service: &Arc<Service>, head: Option<&Head>) {
+        let record = head
+            .filter(|_| self.shared.edge().logs_requests())
+            .map(|head| Arc::new(record(&arrival, head)));
+        let wants_head_only = head.is_some_and(Head::wants_head_only);
+        attend(service, arrival.into_client(&self.shared, wants_head_only), record);
     }
 
     /// Waits for the rest of the head, without consuming any of it.
@@ -184,8 +242,11 @@ impl Gateway {
         let socket = watched.into_inner();
         let arrival = Arrival { socket, peer, local, accepted_ns, admitted };
         match found {
-            Some(Ok(Ok(Some(Ok(head))))) => {
+            Some(Ok(Ok(Some(Ok(Some(head)))))) => {
                 self.begin(arrival, &head, function.as_ref(), &entrance);
+            }
+            Some(Ok(Ok(Some(Ok(None))))) => {
+                self.begin_http2(arrival, function.as_ref(), &entrance);
             }
             Some(Ok(Ok(Some(Err(error))))) => self.refuse(arrival, Refusal::BadHead(error)),
             // The client has gone away before it asked anything, or has to make room.
@@ -195,9 +256,11 @@ impl Gateway {
     }
 
     fn refuse(&self, arrival: Arrival, refusal: Refusal) {
-        self.shared.metrics().refused(None, refusal.status(), refusal.error());
+        let id = RequestId::new();
+        report::refused(&self.shared, id, arrival.peer, None, &refusal);
+        let audience = report::audience(&self.shared, arrival.peer);
         let client = arrival.into_client(&self.shared, false);
-        tokio::spawn(async move { refuse(&client, &refusal).await });
+        tokio::spawn(async move { refuse(&client, &refusal, id, audience).await });
     }
 }
 
@@ -256,9 +319,19 @@ async fn accept_all(
     }
 }
 
-/// Peeks until the head is complete; `None` if the client sends nothing at all
-/// before it ends its side.
-async fn read_head(socket: &AsyncFd<OwnedFd>) -> io::Result<Option<Result<Head, HeadError>>> {
+/// A request on a connection that is handed over, for the access log.
+fn record(arrival: &Arrival, head: &Head) -> AccessRecord {
+    let host = head.host.as_deref().unwrap_or_default();
+    let line = (head.method.as_str(), host, head.target.as_str());
+    let version = if head.is_1_1 { "HTTP/1.1" } else { "HTTP/1.0" };
+    AccessRecord::new(RequestId::new(), (arrival.peer, false), line, version, None)
+}
+
+/// Peeks until the head is complete, or it is known to be HTTP/2, which has none. `None` if
+/// the client sends nothing at all before it ends its side.
+async fn read_head(
+    socket: &AsyncFd<OwnedFd>,
+) -> io::Result<Option<Result<Option<Head>, HeadError>>> {
     let mut buffer = vec![0; HEAD_MAX];
     let mut seen = 0;
     loop {
@@ -273,7 +346,8 @@ async fn read_head(socket: &AsyncFd<OwnedFd>) -> io::Result<Option<Result<Head, 
             Err(error) => return Err(error),
         };
         match head::parse(&buffer[..count]) {
-            Ok(Progress::Complete(head)) => return Ok(Some(Ok(head))),
+            Ok(Progress::Complete(head)) => return Ok(Some(Ok(Some(head)))),
+            Ok(Progress::Http2) => return Ok(Some(Ok(None))),
             Err(error) => return Ok(Some(Err(error))),
             Ok(Progress::Partial) if count == 0 => return Ok(None),
             Ok(Progress::Partial) if ended && count == seen => {

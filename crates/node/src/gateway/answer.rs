@@ -1,6 +1,7 @@
 //! Answering a client in a function's place.
 
-use super::refusal::Refusal;
+use super::refusal::{Audience, Refusal};
+use crate::edge::RequestId;
 use crate::instance::Client;
 use std::io;
 use std::net::{Shutdown, TcpStream as StdStream};
@@ -16,8 +17,8 @@ const DISCARD_MAX: usize = 1 << 20;
 
 /// Sends the refusal and closes the client's connection. A client that has gone
 /// away is nobody's error.
-pub(super) async fn refuse(client: &Client, refusal: &Refusal) {
-    let response = refusal.response(client.wants_head_only);
+pub(super) async fn refuse(client: &Client, refusal: &Refusal, id: RequestId, audience: Audience) {
+    let response = refusal.response(id, audience, client.wants_head_only);
     if let Err(error) = timeout(PATIENCE, send(client, &response)).await.unwrap_or(Ok(())) {
         tracing::debug!(peer = %client.peer, "could not answer a client: {error}");
     }
@@ -25,6 +26,8 @@ pub(super) async fn refuse(client: &Client, refusal: &Refusal) {
 
 async fn send(client: &Client, response: &[u8]) -> io::Result<()> {
     let socket = StdStream::from(client.socket.try_clone()?);
+    // Whoever had the connection shares this flag.
+    socket.set_nonblocking(true)?;
     let mut stream = TcpStream::from_std(socket)?;
     stream.write_all(response).await?;
     stream.shutdown().await?;

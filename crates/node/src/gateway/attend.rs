@@ -3,22 +3,30 @@
 
 use super::answer::refuse;
 use super::refusal::Refusal;
+use super::report::{self, Account};
+use crate::clock::monotonic_ns;
 use crate::config::EntryKind;
+use crate::edge::{AccessRecord, Passage, RequestId};
 use crate::instance::{Client, Done, End, Outcome, Placed};
 use crate::service::{PlaceError, Placement, Reuse, Service};
 use crate::socket::{Traffic, traffic, unread};
 use rustix::net::{Shutdown, shutdown};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// How often a connection that no instance has touched is placed anew.
 const PLACEMENTS_MAX: u32 = 3;
 
 /// Gives a connection to an instance, and sees that its client gets an answer. Only a
 /// connection that has to wait, or whose instance fails, has a task of its own.
-pub(super) fn attend(service: &Arc<Service>, client: Arc<Client>) {
-    let attendant = Attendant { service: service.clone(), client, placements: 1 };
+pub(super) fn attend(
+    service: &Arc<Service>,
+    client: Arc<Client>,
+    record: Option<Arc<AccessRecord>>,
+) {
+    let attendant = Attendant { service: service.clone(), client, record, placements: 1 };
     match service.place_now(&attendant.client, Reuse::None, attendant.clone().done()) {
-        Placement::Placed(_) => {}
+        Placement::Placed(_) => attendant.note_placed(),
         Placement::Idle(_) => unreachable!("no other connection was asked for"),
         Placement::Later => {
             tokio::spawn(attendant.place());
@@ -33,7 +41,7 @@ pub(super) fn attend(service: &Arc<Service>, client: Arc<Client>) {
 /// What becomes of a connection that an instance has had since an earlier daemon: its client
 /// gets an answer, and no other instance gets it.
 pub(crate) fn attend_inherited(service: &Arc<Service>, client: Arc<Client>) -> Done {
-    Attendant { service: service.clone(), client, placements: PLACEMENTS_MAX }.done()
+    Attendant { service: service.clone(), client, record: None, placements: PLACEMENTS_MAX }.done()
 }
 
 /// Who follows a connection.
@@ -41,24 +49,26 @@ pub(crate) fn attend_inherited(service: &Arc<Service>, client: Arc<Client>) -> D
 struct Attendant {
     service: Arc<Service>,
     client: Arc<Client>,
+    /// Its first request, if requests are logged.
+    record: Option<Arc<AccessRecord>>,
     /// How often it was placed, this time included.
     placements: u32,
 }
 
 impl Attendant {
     fn done(self) -> Done {
-        Box::new(move |placed, outcome| {
-            if outcome != Outcome::Closed {
-                tokio::spawn(self.make_good(placed, outcome));
-            }
+        Box::new(move |placed, outcome| match outcome {
+            Outcome::Closed => self.log(None),
+            outcome => drop(tokio::spawn(self.make_good(placed, outcome))),
         })
     }
 
     /// Waits until an instance can have the connection.
     async fn place(self) {
         let done = self.clone().done();
-        if let Err(error) = self.service.place(&self.client, Reuse::None, done).await {
-            self.refuse(&Refusal::of(&self.service, error)).await;
+        match self.service.place(&self.client, Reuse::None, done).await {
+            Ok(_) => self.note_placed(),
+            Err(error) => self.refuse(&Refusal::of(&self.service, error)).await,
         }
     }
 
@@ -67,7 +77,7 @@ impl Attendant {
         let carried = traffic(&self.client.socket).ok();
         let end = match (outcome, carried) {
             // Something was answered; the client sees where it stops.
-            (Outcome::Closed, _) | (_, Some(Traffic { sent: 1.., .. })) => return,
+            (Outcome::Closed, _) | (_, Some(Traffic { sent: 1.., .. })) => return self.log(None),
             (Outcome::Late, _) => {
                 let timeout = self.service.config().limits.timeout.0;
                 let function = self.service.name().to_string();
@@ -94,16 +104,40 @@ impl Attendant {
     }
 
     async fn refuse(&self, refusal: &Refusal) {
-        let service = &self.service;
-        let metrics = service.shared().metrics();
-        metrics.refused(Some(service.name()), refusal.status(), refusal.error());
+        let (service, client) = (&self.service, &self.client);
+        let shared = service.shared();
+        let id = self.record.as_ref().map_or_else(RequestId::new, |record| record.id);
+        report::refused(shared, id, client.peer, Some(service.name()), refusal);
+        self.log(Some(refusal));
         match service.config().entry.kind {
             // Its client would not understand; that it is closed says enough.
             EntryKind::Tcp => {
-                let _ = shutdown(&self.client.socket, Shutdown::Both);
+                let _ = shutdown(&client.socket, Shutdown::Both);
             }
-            _ => refuse(&self.client, refusal).await,
+            _ => refuse(client, refusal, id, report::audience(shared, client.peer)).await,
         }
+    }
+
+    /// An instance has the connection.
+    fn note_placed(&self) {
+        let shared = self.service.shared();
+        let waited_ns = monotonic_ns().saturating_sub(self.client.accepted_ns);
+        shared.metrics().placed(self.service.name(), Duration::from_nanos(waited_ns));
+    }
+
+    /// The connection is over: an instance has answered by itself, or the gateway refuses.
+    fn log(&self, refusal: Option<&Refusal>) {
+        let Some(record) = &self.record else { return };
+        let sent = traffic(&self.client.socket).map_or(0, |traffic| traffic.sent);
+        let mut account =
+            Account::begin(self.service.shared(), self.client.accepted_ns, Some(record.clone()));
+        account.passage = Passage {
+            function: Some(self.service.name().clone()),
+            status: refusal.map(Refusal::status),
+            error: refusal.map(Refusal::error),
+            sent,
+            ..Passage::default()
+        };
     }
 }
 

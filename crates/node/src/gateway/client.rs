@@ -1,27 +1,28 @@
 //! A client's connection on which the gateway itself speaks HTTP, from the first request
-//! to the last.
+//! to the last. With HTTP/1.1 one request is under way at a time; with HTTP/2 several are, and
+//! each beyond the first counts as a client of the node, since it has descriptors of its own.
 
 use super::accept::{Arrival, Gateway};
 use super::exchange::Prepared;
 use super::head::HEAD_MAX;
 use super::routed;
+use super::wire::{ClientIo, Wire};
 use crate::admission::{Admission, Admitted, Busy, Entrance};
-use hyper::server::conn::http1::Builder;
+use crate::edge::Certificates;
+use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
-use hyper_util::rt::TokioIo;
-use rustix::net::RecvFlags;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use std::collections::HashMap;
 use std::future::{Future, poll_fn};
-use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::task::{Context, Poll, ready};
+use std::task::Poll;
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
-use tokio::time::{Instant, Sleep, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 
 /// Most fields in the head of a request.
 const FIELDS_MAX: usize = 128;
@@ -33,16 +34,28 @@ const IDLE: Duration = Duration::from_secs(60);
 /// something else.
 const WRITE_PATIENCE: Duration = Duration::from_secs(30);
 
-/// How long a client may take to end its side after the gateway has ended its own.
-const LINGER: Duration = Duration::from_secs(1);
-/// Most bytes that are thrown away meanwhile.
-const DISCARD_MAX: usize = 1 << 20;
+/// Requests of an HTTP/2 connection that are under way at a time.
+const STREAMS_MAX: u32 = 64;
+/// Bytes that a client of HTTP/2 may send ahead on a stream, and on all of a connection.
+const STREAM_WINDOW: u32 = 64 << 10;
+const CONNECTION_WINDOW: u32 = 1 << 20;
+/// Streams that a client has begun and given up, and that are not cleared away yet. More end
+/// the connection (CVE-2023-44487).
+const RESETS_MAX: usize = 32;
+/// How often a silent client of HTTP/2 is asked whether it is there, and how long it may take
+/// to say so.
+const PING: Duration = Duration::from_secs(20);
+/// How long a client of HTTP/2 may take to finish when it was told to go.
+const LEAVING: Duration = Duration::from_secs(1);
 
 /// A client whose requests are routed one by one.
 pub(super) struct RoutedClient {
     pub gateway: Gateway,
     /// The function whose own listener this is; without it, each request says.
     pub function: Option<Arc<str>>,
+    /// What was agreed on if its bytes are TLS.
+    pub secured: Option<Secured>,
+    protocol: Protocol,
     pub peer: SocketAddr,
     pub local: SocketAddr,
     /// When the connection was accepted, for the first request; 0 afterwards.
@@ -56,7 +69,39 @@ pub(super) struct RoutedClient {
     /// Hears that the connection has to end while it waits for its client.
     displaced: Arc<Notify>,
     phase: Mutex<Phase>,
+    /// Answers of which the client was given a piece and has not taken it yet, by number.
+    untaken: Mutex<HashMap<u64, Instant>>,
+    next_answer: AtomicU64,
     _admitted: Option<Admitted>,
+}
+
+/// What a client speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Protocol {
+    Http1,
+    Http2,
+}
+
+/// A client that was shown a certificate.
+pub(super) struct Secured {
+    pub certificates: Arc<Certificates>,
+    /// The host that it has asked for.
+    pub name: Option<String>,
+}
+
+/// The two ends of a connection.
+pub(super) struct Ends {
+    pub peer: SocketAddr,
+    pub local: SocketAddr,
+    pub accepted_ns: u64,
+    pub admitted: Option<Admitted>,
+}
+
+/// How a client has come.
+pub(super) struct Coming {
+    pub protocol: Protocol,
+    pub secured: Option<Secured>,
+    pub entrance: Entrance,
 }
 
 /// What a connection does.
@@ -65,13 +110,16 @@ enum Phase {
     Idle { since: Instant, number: u64 },
     /// It waits for the rest of a head.
     Head { since: Instant, number: u64 },
-    /// A request is under way.
-    Busy,
+    /// So many requests are under way.
+    Busy(u32),
 }
 
 /// A request that is under way. When it is dropped, the connection waits for its client.
 pub(super) struct Active {
     client: Arc<RoutedClient>,
+    /// The node has room for it.
+    pub has_room: bool,
+    _admitted: Option<Admitted>,
     _busy: Busy,
 }
 
@@ -82,6 +130,10 @@ impl RoutedClient {
 
     fn phase(&self) -> MutexGuard<'_, Phase> {
         self.phase.lock().expect("no holder panics")
+    }
+
+    pub fn speaks_http1(&self) -> bool {
+        self.protocol == Protocol::Http1
     }
 
     /// When the connection was accepted, if this is asked for the first request.
@@ -100,26 +152,69 @@ impl RoutedClient {
         self.write_patience_ms.store(ms, Relaxed);
     }
 
-    /// A request begins.
-    pub fn begin(self: &Arc<Self>) -> Active {
-        let before = std::mem::replace(&mut *self.phase(), Phase::Busy);
-        if let Phase::Idle { number, .. } | Phase::Head { number, .. } = before {
-            self.admission().stop_waiting(&self.entrance, number);
-        }
-        Active { client: self.clone(), _busy: self.admission().begin() }
+    pub fn write_patience(&self) -> Duration {
+        Duration::from_millis(self.write_patience_ms.load(Relaxed))
     }
 
-    fn wait(&self) {
-        let number = self.admission().wait(&self.entrance, &self.displaced);
-        *self.phase() = Phase::Idle { since: Instant::now(), number };
+    /// A request begins.
+    pub fn begin(self: &Arc<Self>) -> Active {
+        let admission = self.admission();
+        let (is_first, waited) = self.phase().begin();
+        if let Some(number) = waited {
+            admission.stop_waiting(&self.entrance, number);
+        }
+        // The connection itself was taken in with room for one.
+        let admitted = if is_first { None } else { admission.admit() };
+        let has_room = is_first || admitted.is_some();
+        Active { client: self.clone(), has_room, _admitted: admitted, _busy: admission.begin() }
+    }
+
+    fn end(&self) {
+        let mut phase = self.phase();
+        if let Phase::Busy(count @ 2..) = &mut *phase {
+            *count -= 1;
+        } else {
+            let number = self.admission().wait(&self.entrance, &self.displaced);
+            *phase = Phase::Idle { since: Instant::now(), number };
+        }
     }
 
     /// The client has sent something.
-    fn heard(&self) {
+    pub fn heard(&self) {
         let mut phase = self.phase();
-        if let Phase::Idle { number, .. } = *phase {
-            *phase = Phase::Head { since: Instant::now(), number };
+        // Of HTTP/2 it need not be a request: the connection is as idle as before.
+        if let (Phase::Idle { number, .. }, Protocol::Http1) = (&*phase, self.protocol) {
+            *phase = Phase::Head { since: Instant::now(), number: *number };
         }
+    }
+
+    /// A number for an answer, of which the client is to take the first piece from now on.
+    /// HTTP/1.1 needs none: all that the client has not taken is in its socket.
+    pub fn answer(&self) -> Option<u64> {
+        if self.protocol == Protocol::Http1 {
+            return None;
+        }
+        let number = self.next_answer.fetch_add(1, Relaxed);
+        self.is_to_take(Some(number));
+        Some(number)
+    }
+
+    /// A piece of an answer is there for the client.
+    pub fn is_to_take(&self, answer: Option<u64>) {
+        if let Some(number) = answer {
+            self.untaken().insert(number, Instant::now());
+        }
+    }
+
+    /// The client has taken it, or there is no more of it.
+    pub fn has_taken(&self, answer: Option<u64>) {
+        if let Some(number) = answer {
+            self.untaken().remove(&number);
+        }
+    }
+
+    fn untaken(&self) -> MutexGuard<'_, HashMap<u64, Instant>> {
+        self.untaken.lock().expect("no holder panics")
     }
 
     /// When the client has been silent for too long.
@@ -127,7 +222,33 @@ impl RoutedClient {
         match *self.phase() {
             Phase::Idle { since, .. } => Some(since + IDLE),
             Phase::Head { since, .. } => Some(since + self.head_timeout),
-            Phase::Busy => None,
+            Phase::Busy(_) => {
+                let oldest = self.untaken().values().min().copied();
+                oldest.map(|oldest| oldest + self.write_patience())
+            }
+        }
+    }
+
+    /// It waits for its client.
+    fn is_waiting(&self) -> bool {
+        !matches!(*self.phase(), Phase::Busy(_))
+    }
+}
+
+impl Phase {
+    /// One request more; whether it is the only one, and the number of the connection among
+    /// those that waited if it did.
+    fn begin(&mut self) -> (bool, Option<u64>) {
+        match self {
+            Self::Idle { number, .. } | Self::Head { number, .. } => {
+                let number = *number;
+                *self = Self::Busy(1);
+                (true, Some(number))
+            }
+            Self::Busy(count) => {
+                *count += 1;
+                (*count == 1, None)
+            }
         }
     }
 }
@@ -142,11 +263,12 @@ impl Drop for RoutedClient {
 
 impl Drop for Active {
     fn drop(&mut self) {
-        self.client.wait();
+        self.client.end();
     }
 }
 
-/// Serves a client to the end of its connection.
+/// Serves a client of HTTP/1.1 to the end of its connection. The head of its first request
+/// is there.
 pub(super) async fn serve(
     gateway: Gateway,
     arrival: Arrival,
@@ -154,33 +276,105 @@ pub(super) async fn serve(
     entrance: Entrance,
     prepared: Option<Prepared>,
 ) {
+    let Some((wire, ends)) = plain(arrival) else { return };
+    let coming = Coming { protocol: Protocol::Http1, secured: None, entrance };
+    let client = RoutedClient::new(gateway, ends, coming, (function, prepared));
+    drive(wire, client).await;
+}
+
+/// The same for a client that has begun to speak HTTP/2.
+pub(super) async fn serve_http2(
+    gateway: Gateway,
+    arrival: Arrival,
+    function: Option<Arc<str>>,
+    entrance: Entrance,
+) {
+    let Some((wire, ends)) = plain(arrival) else { return };
+    let coming = Coming { protocol: Protocol::Http2, secured: None, entrance };
+    let client = RoutedClient::new(gateway, ends, coming, (function, None));
+    client.await_first();
+    drive(wire, client).await;
+}
+
+/// The same for a client of which nothing was read yet.
+pub(super) async fn serve_wire(gateway: Gateway, wire: Wire, ends: Ends, coming: Coming) {
+    let client = RoutedClient::new(gateway, ends, coming, (None, None));
+    client.await_first();
+    drive(wire, client).await;
+}
+
+fn plain(arrival: Arrival) -> Option<(Wire, Ends)> {
     let Arrival { socket, peer, local, accepted_ns, admitted } = arrival;
-    let Ok(stream) = TcpStream::from_std(socket.into()) else { return };
-    let head_timeout = gateway.config().head_timeout;
-    let client = Arc::new(RoutedClient {
-        gateway,
-        function,
-        peer,
-        local,
-        accepted_ns: AtomicU64::new(accepted_ns),
-        prepared: Mutex::new(prepared),
-        entrance,
-        head_timeout,
-        write_patience_ms: AtomicU64::new(WRITE_PATIENCE.as_millis() as u64),
-        displaced: Arc::default(),
-        phase: Mutex::new(Phase::Busy),
-        _admitted: admitted,
-    });
-    // The first head is there: nobody waits for this client now.
-    let io = ClientIo {
-        stream,
-        client: client.clone(),
-        is_first_read: true,
-        stalled: None,
-        lingering: None,
-    };
+    let stream = TcpStream::from_std(socket.into()).ok()?;
+    Some((Wire::Plain(stream), Ends { peer, local, accepted_ns, admitted }))
+}
+
+impl RoutedClient {
+    fn new(
+        gateway: Gateway,
+        ends: Ends,
+        coming: Coming,
+        (function, prepared): (Option<Arc<str>>, Option<Prepared>),
+    ) -> Arc<Self> {
+        let Ends { peer, local, accepted_ns, admitted } = ends;
+        let Coming { protocol, secured, entrance } = coming;
+        Arc::new(Self {
+            head_timeout: gateway.config().head_timeout,
+            gateway,
+            function,
+            secured,
+            protocol,
+            peer,
+            local,
+            accepted_ns: AtomicU64::new(accepted_ns),
+            prepared: Mutex::new(prepared),
+            entrance,
+            write_patience_ms: AtomicU64::new(WRITE_PATIENCE.as_millis() as u64),
+            displaced: Arc::default(),
+            // Nobody waits for a client whose first head is there.
+            phase: Mutex::new(Phase::Busy(0)),
+            untaken: Mutex::default(),
+            next_answer: AtomicU64::new(0),
+            _admitted: admitted,
+        })
+    }
+
+    /// The first request is still to come.
+    fn await_first(&self) {
+        let number = self.admission().wait(&self.entrance, &self.displaced);
+        *self.phase() = Phase::Head { since: Instant::now(), number };
+    }
+}
+
+type Http2Connection<S> = http2::Connection<TokioIo<ClientIo>, S, TokioExecutor>;
+
+/// Speaks HTTP with a client to the end of its connection.
+async fn drive(wire: Wire, client: Arc<RoutedClient>) {
+    let io = TokioIo::new(ClientIo::new(wire, client.clone()));
     let asked = client.clone();
-    let connection = Builder::new()
+    let service = service_fn(move |request| routed::answer(asked.clone(), request));
+    match client.protocol {
+        Protocol::Http1 => {
+            let connection = http1_server().serve_connection(io, service).with_upgrades();
+            let connection = std::pin::pin!(connection);
+            // What is not answered yet has no place to go.
+            let _ = attend(&client, connection).await;
+        }
+        Protocol::Http2 => {
+            let connection: Http2Connection<_> = http2_server().serve_connection(io, service);
+            let mut connection = std::pin::pin!(connection);
+            if attend(&client, connection.as_mut()).await == Ending::Silent {
+                // The client learns which requests were not begun (RFC 9113 §6.8).
+                connection.as_mut().graceful_shutdown();
+                let _ = timeout(LEAVING, connection).await;
+            }
+        }
+    }
+}
+
+fn http1_server() -> http1::Builder {
+    let mut builder = http1::Builder::new();
+    builder
         .half_close(true)
         .max_buf_size(BUFFER)
         .max_header_size(HEAD_MAX)
@@ -188,13 +382,41 @@ pub(super) async fn serve(
         .header_read_timeout(None)
         .preserve_header_case(true)
         .title_case_headers(true)
-        .auto_date_header(false)
-        .serve_connection(
-            TokioIo::new(io),
-            service_fn(move |request| routed::answer(asked.clone(), request)),
-        )
-        .with_upgrades();
-    let mut connection = std::pin::pin!(connection);
+        .auto_date_header(false);
+    builder
+}
+
+fn http2_server() -> http2::Builder<TokioExecutor> {
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    builder
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(STREAMS_MAX)
+        .max_header_list_size(HEAD_MAX as u32)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_send_buf_size(BUFFER)
+        .max_pending_accept_reset_streams(RESETS_MAX)
+        .max_local_error_reset_streams(RESETS_MAX)
+        .keep_alive_interval(PING)
+        .keep_alive_timeout(PING)
+        .auto_date_header(false);
+    builder
+}
+
+/// How a connection has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    /// One side has ended it.
+    Ended,
+    /// The client was silent for too long, or has to make room.
+    Silent,
+}
+
+/// Follows a connection until it ends, or its client has been silent for too long.
+async fn attend(
+    client: &RoutedClient,
+    mut connection: Pin<&mut impl Future<Output = hyper::Result<()>>>,
+) -> Ending {
     let mut alarm = std::pin::pin!(sleep_until(Instant::now() + IDLE));
     let mut displaced = std::pin::pin!(client.displaced.notified());
     loop {
@@ -213,16 +435,16 @@ pub(super) async fn serve(
             alarm.as_mut().poll(context).map(|()| Step::Alarm)
         });
         match step.await {
-            Step::Ended(Ok(())) => return,
+            Step::Ended(Ok(())) => return Ending::Ended,
             Step::Ended(Err(error)) => {
-                tracing::debug!(%peer, "a client's connection ended: {error}");
-                return;
+                tracing::debug!(peer = %client.peer, "a client's connection ended: {error}");
+                return Ending::Ended;
             }
-            Step::Displaced if client.due().is_some() => return,
+            Step::Displaced if client.is_waiting() => return Ending::Silent,
             // Its next request began at the same time.
             Step::Displaced => displaced.set(client.displaced.notified()),
             Step::Alarm => match client.due() {
-                Some(due) if due <= Instant::now() => return,
+                Some(due) if due <= Instant::now() => return Ending::Silent,
                 Some(due) => alarm.as_mut().reset(due),
                 None => alarm.as_mut().reset(Instant::now() + IDLE),
             },
@@ -234,120 +456,4 @@ enum Step {
     Ended(hyper::Result<()>),
     Displaced,
     Alarm,
-}
-
-/// A client's socket, whose use is noticed.
-struct ClientIo {
-    stream: TcpStream,
-    client: Arc<RoutedClient>,
-    /// The runtime does not know yet that there is something to read.
-    is_first_read: bool,
-    /// Until when the client has to read something.
-    stalled: Option<Pin<Box<Sleep>>>,
-    /// The gateway has said all.
-    lingering: Option<Lingering>,
-}
-
-/// The end of a connection on which the client may still be sending.
-struct Lingering {
-    until: Pin<Box<Sleep>>,
-    /// Bytes that may still be thrown away.
-    left: usize,
-}
-
-impl ClientIo {
-    /// Ends a connection whose client does not read.
-    fn judge<T>(
-        &mut self,
-        context: &mut Context<'_>,
-        written: Poll<io::Result<T>>,
-    ) -> Poll<io::Result<T>> {
-        if written.is_ready() {
-            self.stalled = None;
-            return written;
-        }
-        let patience = Duration::from_millis(self.client.write_patience_ms.load(Relaxed));
-        let until = || Box::pin(sleep_until(Instant::now() + patience));
-        match self.stalled.get_or_insert_with(until).as_mut().poll(context) {
-            Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
-            Poll::Pending => Poll::Pending,
-        }
-    }
-}
-
-impl AsyncRead for ClientIo {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
-        if std::mem::take(&mut self.is_first_read) {
-            // The head of the first request is there; to hear so from the runtime takes a
-            // turn of its reactor.
-            let read =
-                rustix::net::recv(&self.stream, buffer.initialize_unfilled(), RecvFlags::DONTWAIT);
-            if let Ok((count @ 1.., _)) = read {
-                buffer.advance(count);
-                return Poll::Ready(Ok(()));
-            }
-        }
-        let result = Pin::new(&mut self.stream).poll_read(context, buffer);
-        if buffer.filled().len() > before {
-            self.client.heard();
-        }
-        result
-    }
-}
-
-impl AsyncWrite for ClientIo {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
-        self.judge(context, written)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.stream).poll_write_vectored(context, bytes);
-        self.judge(context, written)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    /// Closing a socket with unread bytes resets the connection, and the reset overtakes
-    /// the answer (RFC 9112 §9.6): what still comes is thrown away, within limits.
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.lingering.is_none() {
-            ready!(Pin::new(&mut self.stream).poll_shutdown(context))?;
-            let until = Box::pin(sleep_until(Instant::now() + LINGER));
-            self.lingering = Some(Lingering { until, left: DISCARD_MAX });
-        }
-        let Self { stream, lingering: Some(lingering), .. } = &mut *self else {
-            return Poll::Ready(Ok(()));
-        };
-        let mut bytes = [0; 4096];
-        while lingering.left > 0 && lingering.until.as_mut().poll(context).is_pending() {
-            let mut buffer = ReadBuf::new(&mut bytes);
-            match ready!(Pin::new(&mut *stream).poll_read(context, &mut buffer)) {
-                Ok(()) if !buffer.filled().is_empty() => {
-                    lingering.left = lingering.left.saturating_sub(buffer.filled().len());
-                }
-                _ => break,
-            }
-        }
-        Poll::Ready(Ok(()))
-    }
 }

@@ -168,7 +168,7 @@ fn share(
 /// There is no answer that every protocol over UDP would understand.
 fn refuse(shared: &NodeState, service: &Service, refusals: &Refusals, refusal: &Refusal) {
     shared.metrics().refused(Some(service.name()), refusal.status(), refusal.error());
-    refusals.add(service, &refusal.reason());
+    refusals.add(service, &refusal.detail());
 }
 
 fn lock(flows: &Flows) -> std::sync::MutexGuard<'_, HashMap<SocketAddr, mpsc::Sender<Vec<u8>>>> {

@@ -10,7 +10,7 @@ use super::attend::died;
 use super::head::HeadError;
 use super::message::{self, Afterwards};
 use super::refusal::Refusal;
-use super::routed::{AnswerBody, Asked};
+use super::routed::{AnswerBody, Asked, too_large};
 use super::ticket::{Seat, Ticket};
 use super::upgrade;
 use crate::clock::monotonic_ns;
@@ -124,12 +124,14 @@ pub(super) async fn answer(
     let (mut head, body) = request.into_parts();
     let wants_upgrade = message::wants_upgrade(&head);
     message::to_instance(&mut head, service.name().as_str(), afterwards)?;
-    let (upload, state) = Upload::new(body);
+    let (upload, state) = Upload::new(body, asked.body_max);
     let mut request = Request::from_parts(head.clone(), upload);
     let mut placements = 1;
     let mut reuse = Reuse::Any;
     loop {
         let (lease, reply) = send(asked, request, &head, &state, reuse).await?;
+        let waited = Duration::from_nanos(monotonic_ns().saturating_sub(asked.since_ns));
+        service.shared().metrics().placed(service.name(), waited);
         match ask(lease, reply, &state).await {
             Ok((response, lease)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
                 if !wants_upgrade {
@@ -138,6 +140,9 @@ pub(super) async fn answer(
                 return Ok(upgrade::switch(response, lease, switch, service.keep_alive()));
             }
             Ok((response, lease)) => return Ok(respond(response, lease, state)),
+            Err(Failure::Refused(_)) if state.is_too_large() => {
+                return Err(too_large(service, asked.body_max.unwrap_or_default()));
+            }
             Err(Failure::Refused(refusal)) => return Err(refusal),
             Err(Failure::Untouched) if placements < PLACEMENTS_MAX && state.is_replayable() => {
                 placements += 1;

@@ -1,22 +1,41 @@
 //! Reads the head of an HTTP/1 request far enough to route it.
 
+use hyper::http::Method;
 use std::net::IpAddr;
 
 /// Largest request head, in bytes.
 pub const HEAD_MAX: usize = 16 * 1024;
+/// What a client sends first that speaks HTTP/2.
+const HTTP2: &[u8] = b"PRI * HTTP/2.0\r\n";
 /// Most header fields in a head.
 const FIELDS_MAX: usize = 128;
 
 /// What the gateway wants to know of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Head {
-    /// The name that the client asked for: the first label of the host, in
-    /// lower case; `None` if the host is an IP address or missing.
-    pub function: Option<String>,
-    /// The request's method is `HEAD`, so that an answer has no body.
-    pub wants_head_only: bool,
+    /// The host that the client asked for, in lower case and without a port; `None` if it
+    /// is an IP address or missing.
+    pub host: Option<String>,
+    /// The path and the query.
+    pub target: String,
+    /// The method.
+    pub method: Method,
+    /// HTTP/1.1, not HTTP/1.0.
+    pub is_1_1: bool,
     /// What the client says of its connection.
     pub announces: Announcement,
+}
+
+impl Head {
+    /// The name of the function that the host begins with.
+    pub fn function(&self) -> Option<&str> {
+        self.host.as_deref().map(first_label)
+    }
+
+    /// An answer has no body.
+    pub fn wants_head_only(&self) -> bool {
+        self.method == Method::HEAD
+    }
 }
 
 /// What a client says will follow its first request on the connection.
@@ -34,6 +53,8 @@ pub enum Announcement {
 pub enum Progress {
     /// All of the head is there.
     Complete(Head),
+    /// They begin HTTP/2 with prior knowledge (RFC 9113 §3.3).
+    Http2,
     /// More bytes are needed.
     Partial,
 }
@@ -60,8 +81,8 @@ pub enum HeadError {
 /// # Errors
 /// The bytes cannot become a request that can be routed, whatever follows.
 pub fn parse(bytes: &[u8]) -> Result<Progress, HeadError> {
-    if bytes.starts_with(b"PRI * HTTP/2") {
-        return Err(HeadError::Malformed("it is HTTP/2"));
+    if bytes.starts_with(HTTP2) {
+        return Ok(Progress::Http2);
     }
     if bytes.first() == Some(&0x16) {
         return Err(HeadError::Malformed("it is TLS"));
@@ -69,21 +90,21 @@ pub fn parse(bytes: &[u8]) -> Result<Progress, HeadError> {
     let mut fields = [httparse::EMPTY_HEADER; FIELDS_MAX];
     let mut request = httparse::Request::new(&mut fields);
     match request.parse(bytes) {
-        Ok(httparse::Status::Complete(len)) if len <= HEAD_MAX => {
-            let function = function_of(&request)?;
-            Ok(Progress::Complete(Head {
-                function,
-                wants_head_only: request.method == Some("HEAD"),
-                announces: announcement(&request),
-            }))
-        }
+        Ok(httparse::Status::Complete(len)) if len <= HEAD_MAX => Ok(Progress::Complete(Head {
+            host: host_of(&request)?,
+            target: target_of(request.path.unwrap_or_default()).to_owned(),
+            method: Method::from_bytes(request.method.unwrap_or_default().as_bytes())
+                .map_err(|_| HeadError::Malformed("its method is not one"))?,
+            is_1_1: request.version == Some(1),
+            announces: announcement(&request),
+        })),
         Ok(httparse::Status::Partial) if bytes.len() < HEAD_MAX => Ok(Progress::Partial),
         Ok(_) | Err(httparse::Error::TooManyHeaders) => Err(HeadError::TooLarge),
         Err(error) => Err(HeadError::Malformed(describe(error))),
     }
 }
 
-fn function_of(request: &httparse::Request<'_, '_>) -> Result<Option<String>, HeadError> {
+fn host_of(request: &httparse::Request<'_, '_>) -> Result<Option<String>, HeadError> {
     let mut hosts = request.headers.iter().filter(|f| f.name.eq_ignore_ascii_case("host"));
     let field = hosts.next();
     if hosts.next().is_some() {
@@ -98,13 +119,11 @@ fn function_of(request: &httparse::Request<'_, '_>) -> Result<Option<String>, He
             // RFC 9112 §3.2: a missing header is an error from HTTP/1.1 on.
             None if request.version == Some(0) => return Ok(None),
             None => {
-                return Err(HeadError::Host(
-                    "the request has no Host header; name the function in it",
-                ));
+                return Err(HeadError::Host("the request has no Host header; send one"));
             }
         },
     };
-    Ok(name_in_authority(authority.trim()))
+    Ok(host_in_authority(authority.trim()))
 }
 
 /// The last request of a connection says `close`, or is of HTTP/1.0 and does not say
@@ -123,25 +142,41 @@ fn announcement(request: &httparse::Request<'_, '_>) -> Announcement {
 }
 
 fn authority_of(target: &str) -> Option<&str> {
-    let (scheme, rest) = target.split_once("://")?;
-    if !scheme.eq_ignore_ascii_case("http") {
-        return None;
-    }
+    let (_, rest) = split_scheme(target)?;
     let authority = rest.split(['/', '?']).next()?;
     Some(authority.rsplit_once('@').map_or(authority, |(_, host)| host))
 }
 
-/// The function that an authority names: its first label in lower case; none if it is an
-/// IP address.
-pub(super) fn name_in_authority(authority: &str) -> Option<String> {
+/// The path and the query of a request's target.
+fn target_of(target: &str) -> &str {
+    match split_scheme(target) {
+        Some((_, rest)) => rest.find(['/', '?']).map_or("/", |at| &rest[at..]),
+        None => target,
+    }
+}
+
+fn split_scheme(target: &str) -> Option<(&str, &str)> {
+    let (scheme, rest) = target.split_once("://")?;
+    let is_ours = ["http", "https"].iter().any(|known| scheme.eq_ignore_ascii_case(known));
+    is_ours.then_some((scheme, rest))
+}
+
+/// The host that an authority names, in lower case; none if it is an IP address.
+pub(super) fn host_in_authority(authority: &str) -> Option<String> {
     if authority.starts_with('[') {
         return None;
     }
     let host = authority.rsplit_once(':').map_or(authority, |(host, _)| host);
+    let host = host.strip_suffix('.').unwrap_or(host);
     if host.is_empty() || host.parse::<IpAddr>().is_ok() {
         return None;
     }
-    host.split('.').next().map(str::to_ascii_lowercase)
+    Some(host.to_ascii_lowercase())
+}
+
+/// The part of a host that names a function.
+pub(super) fn first_label(host: &str) -> &str {
+    host.split('.').next().unwrap_or_default()
 }
 
 fn describe(error: httparse::Error) -> &'static str {
@@ -161,8 +196,8 @@ mod tests {
 
     fn function(bytes: &[u8]) -> Option<String> {
         match parse(bytes).unwrap() {
-            Progress::Complete(head) => head.function,
-            Progress::Partial => panic!("the head is complete"),
+            Progress::Complete(head) => head.function().map(str::to_owned),
+            other => panic!("the head is complete: {other:?}"),
         }
     }
 
@@ -187,7 +222,7 @@ mod tests {
             let head = format!("GET / HTTP/{version}\r\nHost: a\r\n{fields}\r\n");
             match parse(head.as_bytes()).unwrap() {
                 Progress::Complete(head) => head.announces,
-                Progress::Partial => panic!("the head is complete"),
+                other => panic!("the head is complete: {other:?}"),
             }
         };
         for (version, fields) in [
@@ -211,6 +246,31 @@ mod tests {
     }
 
     #[test]
+    fn hosts_and_targets_are_those_of_the_client() {
+        let asked = |bytes: &[u8]| match parse(bytes).unwrap() {
+            Progress::Complete(head) => (head.host.unwrap_or_default(), head.target),
+            other => panic!("the head is complete: {other:?}"),
+        };
+        let pair = |host: &str, target: &str| (host.to_owned(), target.to_owned());
+        assert_eq!(
+            asked(b"GET /x?y HTTP/1.1\r\nHost: A.Example.:80\r\n\r\n"),
+            pair("a.example", "/x?y")
+        );
+        assert_eq!(asked(b"GET http://b/x?y HTTP/1.1\r\nHost: a\r\n\r\n"), pair("b", "/x?y"));
+        assert_eq!(asked(b"GET HTTPS://b/x HTTP/1.1\r\nHost: a\r\n\r\n"), pair("b", "/x"));
+        assert_eq!(asked(b"GET http://b?y HTTP/1.1\r\nHost: a\r\n\r\n"), pair("b", "?y"));
+        assert_eq!(asked(b"GET http://b HTTP/1.1\r\nHost: a\r\n\r\n"), pair("b", "/"));
+        assert_eq!(asked(b"OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n"), pair("a", "*"));
+    }
+
+    #[test]
+    fn http2_is_known_by_its_first_line() {
+        let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+        assert_eq!(parse(preface), Ok(Progress::Http2));
+        assert_eq!(parse(&preface[..10]), Ok(Progress::Partial));
+    }
+
+    #[test]
     fn every_prefix_of_a_head_is_partial() {
         let head = b"POST /x?y HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\n";
         for end in 0..head.len() {
@@ -229,7 +289,6 @@ mod tests {
     fn what_cannot_become_a_request_is_refused_at_once() {
         for bytes in [
             &b"\x16\x03\x01\x02\x00"[..],
-            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
             b"\0\0\0",
             b"GET / HTTP/9.9\r\n\r\n",
             b"GET / HTTP/1.1\r\nbad header\r\n\r\n",

@@ -5,9 +5,9 @@
 //! hyper has parsed each message, and writes it anew. Of several ways to write the same,
 //! only one reaches an instance.
 
-use super::head::{HeadError, name_in_authority};
+use super::head::{HeadError, host_in_authority};
 use hyper::header::{
-    CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, TE,
+    CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, TE,
     TRANSFER_ENCODING, UPGRADE,
 };
 use hyper::http::request::Parts;
@@ -31,33 +31,34 @@ pub(super) enum Afterwards {
     KeepAlive,
 }
 
-/// The function that a request names: by the authority of its target, or else by its
-/// `Host` field (RFC 9112 §3.2.2). `None`: by neither.
+/// The host that a request names: by the authority of its target, or else by its
+/// `Host` field (RFC 9112 §3.2.2). `None`: by neither, or it is an IP address.
 ///
 /// # Errors
 /// The request does not say clearly what it is for.
-pub(super) fn function_of(head: &Parts) -> Result<Option<String>, HeadError> {
+pub(super) fn host_of(head: &Parts) -> Result<Option<String>, HeadError> {
     let mut hosts = head.headers.get_all(HOST).iter();
     let host = hosts.next();
     if hosts.next().is_some() {
         return Err(HeadError::Host("the request has two Host headers; send one"));
     }
     if let Some(authority) = authority_of(&head.uri) {
-        return Ok(name_in_authority(authority));
+        return Ok(host_in_authority(authority));
     }
     match host {
         Some(host) => {
             let host = std::str::from_utf8(host.as_bytes())
                 .map_err(|_| HeadError::Host("the Host header is not text; send a host name"))?;
-            Ok(name_in_authority(host.trim()))
+            Ok(host_in_authority(host.trim()))
         }
         None if head.version < Version::HTTP_11 => Ok(None),
-        None => Err(HeadError::Host("the request has no Host header; name the function in it")),
+        None => Err(HeadError::Host("the request has no Host header; send one")),
     }
 }
 
 fn authority_of(target: &Uri) -> Option<&str> {
-    let authority = target.authority().filter(|_| target.scheme_str() == Some("http"))?.as_str();
+    let is_ours = matches!(target.scheme_str(), Some("http" | "https"));
+    let authority = target.authority().filter(|_| is_ours)?.as_str();
     Some(authority.rsplit_once('@').map_or(authority, |(_, host)| host))
 }
 
@@ -81,6 +82,9 @@ pub(super) fn to_instance(
         return Err(HeadError::Malformed("CONNECT is for proxies"));
     }
     let is_chunked = is_chunked(&head.headers)?;
+    if head.version == Version::HTTP_2 {
+        join_cookies(&mut head.headers);
+    }
     let wants_upgrade = wants_upgrade(head);
     let wants_trailers = head.headers.get_all(TE).iter().any(|value| has_token(value, "trailers"));
     remove_hop_by_hop(&mut head.headers);
@@ -111,6 +115,16 @@ pub(super) fn to_instance(
     normalise_target(head, function);
     head.version = Version::HTTP_11;
     Ok(())
+}
+
+/// HTTP/2 may send a cookie in pieces; before, it was one field (RFC 9113 §8.2.3).
+fn join_cookies(headers: &mut HeaderMap) {
+    let pieces: Vec<&[u8]> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
+    if pieces.len() > 1
+        && let Ok(whole) = HeaderValue::from_bytes(&pieces.join(&b"; "[..]))
+    {
+        headers.insert(COOKIE, whole);
+    }
 }
 
 /// Servers get the path only, and the authority as `Host` (RFC 9112 §3.2.1).
@@ -281,7 +295,7 @@ mod tests {
     #[test]
     fn servers_get_the_path_and_the_host() {
         let mut head = request("GET", "http://u:p@a.b:8080/x?y", &[("host", "other")]);
-        assert_eq!(function_of(&head).unwrap().as_deref(), Some("a"));
+        assert_eq!(host_of(&head).unwrap().as_deref(), Some("a.b"));
         to_instance(&mut head, "a", Afterwards::KeepAlive).unwrap();
         assert_eq!(head.uri, "/x?y");
         assert_eq!(head.headers[HOST], "a.b:8080");
@@ -296,10 +310,20 @@ mod tests {
     #[test]
     fn requests_that_name_nobody_or_two_are_refused() {
         let two = request("GET", "/", &[("host", "f"), ("host", "g")]);
-        assert!(matches!(function_of(&two), Err(HeadError::Host(_))));
-        assert!(matches!(function_of(&request("GET", "/", &[])), Err(HeadError::Host(_))));
+        assert!(matches!(host_of(&two), Err(HeadError::Host(_))));
+        assert!(matches!(host_of(&request("GET", "/", &[])), Err(HeadError::Host(_))));
         let mut connect = request("CONNECT", "a:1", &[("host", "f")]);
         assert!(to_instance(&mut connect, "f", Afterwards::Close).is_err());
+    }
+
+    #[test]
+    fn a_cookie_of_http2_is_one_field_again() {
+        let fields = [("host", "f"), ("cookie", "a=1"), ("cookie", "b=2")];
+        let mut head = request("GET", "https://f/", &fields);
+        head.version = Version::HTTP_2;
+        to_instance(&mut head, "f", Afterwards::KeepAlive).unwrap();
+        assert_eq!(self::fields(&head.headers), ["cookie: a=1; b=2", "host: f"]);
+        assert_eq!((head.version, head.uri.to_string()), (Version::HTTP_11, "/".to_owned()));
     }
 
     #[test]

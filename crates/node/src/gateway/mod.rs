@@ -15,13 +15,17 @@ mod attend;
 mod client;
 mod datagrams;
 mod exchange;
+mod handshake;
 pub mod head;
 mod message;
+mod passing;
 pub mod refusal;
+mod report;
 mod routed;
 mod stdin;
 mod ticket;
 mod upgrade;
+mod wire;
 
 pub use accept::{Gateway, GatewayConfig};
 pub(crate) use attend::attend_inherited;

@@ -1,6 +1,8 @@
-//! What a client gets when no function answers it.
+//! What a client gets when no function answers it: for the public a general reason and the
+//! id of its request; for the operator, and for the log beside that id, what went wrong.
 
 use super::head::HeadError;
+use crate::edge::RequestId;
 use crate::service::{PlaceError, Service};
 use serde_json::json;
 use std::time::Duration;
@@ -10,18 +12,43 @@ use std::time::Duration;
 pub enum Refusal {
     /// 400: the head is not HTTP/1, or cannot be routed.
     BadHead(HeadError),
+    /// 401: the client has to show who it is.
+    Unauthorized {
+        /// The function.
+        function: String,
+        /// How to.
+        challenge: &'static str,
+        /// What is wrong with what it has shown.
+        why: String,
+    },
     /// 404: no function has that name.
     UnknownFunction(Option<String>),
     /// 408: the head did not arrive in time.
     HeadTooSlow(Duration),
     /// 408: the body of the request stopped coming.
     BodyTooSlow(Duration),
+    /// 413: the body of the request is larger than the function takes.
+    BodyTooLarge {
+        /// The function.
+        function: String,
+        /// Bytes that it takes.
+        most: u64,
+    },
+    /// 421: the host's certificate is not the one that the client was shown.
+    OtherCertificate,
     /// 421: the function does not speak HTTP.
     NotHttp {
         /// The function.
         function: String,
         /// How it is reached.
         way: String,
+    },
+    /// 429: the client has used up what the function takes of it.
+    TooManyRequests {
+        /// The function.
+        function: String,
+        /// When to try again.
+        retry_after: Duration,
     },
     /// 431.
     HeadTooLarge,
@@ -71,6 +98,8 @@ pub enum Refusal {
         /// When to try again.
         retry_after: Duration,
     },
+    /// 503: as many requests are under way on the node as it has descriptors for.
+    NodeFull,
     /// 503: the node is going down.
     Draining,
     /// 504: no response byte within the function's timeout.
@@ -80,6 +109,15 @@ pub enum Refusal {
         /// The timeout.
         timeout: Duration,
     },
+}
+
+/// Who reads a refusal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Audience {
+    /// Anybody.
+    Public,
+    /// Who has called the function through the admin API.
+    Operator,
 }
 
 impl Refusal {
@@ -105,14 +143,18 @@ impl Refusal {
         match self {
             Self::BadHead(HeadError::TooLarge) | Self::HeadTooLarge => 431,
             Self::BadHead(_) => 400,
+            Self::Unauthorized { .. } => 401,
             Self::UnknownFunction(_) => 404,
             Self::HeadTooSlow(_) | Self::BodyTooSlow(_) => 408,
-            Self::NotHttp { .. } => 421,
+            Self::BodyTooLarge { .. } => 413,
+            Self::NotHttp { .. } | Self::OtherCertificate => 421,
+            Self::TooManyRequests { .. } => 429,
             Self::InstanceDied { .. } | Self::BadResponse { .. } => 502,
             Self::CannotWake { .. }
             | Self::NoCapacity { .. }
             | Self::QuotaReached { .. }
             | Self::BackingOff { .. }
+            | Self::NodeFull
             | Self::Draining => 503,
             Self::Timeout { .. } => 504,
         }
@@ -133,13 +175,65 @@ impl Refusal {
             Self::NoCapacity { .. } => "no_capacity",
             Self::QuotaReached { .. } => "quota_reached",
             Self::BackingOff { .. } => "backing_off",
+            Self::Unauthorized { .. } => "unauthorized",
+            Self::BodyTooLarge { .. } => "body_too_large",
+            Self::OtherCertificate => "other_certificate",
+            Self::TooManyRequests { .. } => "too_many_requests",
+            Self::NodeFull => "node_full",
             Self::Draining => "shutting_down",
             Self::Timeout { .. } => "timeout",
         }
     }
 
-    /// One sentence.
+    /// The kind, as anybody may know it: what a client can do about it.
+    pub fn public_error(&self) -> &'static str {
+        match self {
+            Self::UnknownFunction(_) => "not_found",
+            Self::NotHttp { .. } | Self::OtherCertificate => "misdirected",
+            Self::InstanceDied { .. } | Self::BadResponse { .. } => "bad_gateway",
+            Self::CannotWake { .. }
+            | Self::NoCapacity { .. }
+            | Self::QuotaReached { .. }
+            | Self::BackingOff { .. }
+            | Self::NodeFull
+            | Self::Draining => "unavailable",
+            other => other.error(),
+        }
+    }
+
+    /// One sentence that names nothing of this node.
     pub fn reason(&self) -> String {
+        let reason = match self {
+            // About the client's own bytes.
+            Self::BadHead(error) => return error.to_string(),
+            Self::HeadTooLarge => return HeadError::TooLarge.to_string(),
+            Self::UnknownFunction(_) => {
+                "nothing is served here; check the host name and the path of the address"
+            }
+            Self::HeadTooSlow(_) => "the head of the request did not arrive in time; send it again",
+            Self::BodyTooSlow(_) => "the body of the request did not arrive in time; send it again",
+            Self::NotHttp { .. } => "this name does not speak HTTP",
+            Self::OtherCertificate => {
+                "this host has another certificate; ask for it on a connection of its own"
+            }
+            Self::Unauthorized { .. } => "show who you are in an Authorization header",
+            Self::BodyTooLarge { .. } => "the body of the request is too large",
+            Self::TooManyRequests { .. } => "there were too many requests; try again later",
+            Self::InstanceDied { .. } => "the service failed while it handled the request",
+            Self::BadResponse { .. } => "the service gave no valid answer",
+            Self::CannotWake { .. }
+            | Self::NoCapacity { .. }
+            | Self::QuotaReached { .. }
+            | Self::BackingOff { .. }
+            | Self::NodeFull
+            | Self::Draining => "the service cannot take the request now; try again later",
+            Self::Timeout { .. } => "the service did not answer in time",
+        };
+        reason.to_owned()
+    }
+
+    /// One sentence for the operator.
+    pub fn detail(&self) -> String {
         match self {
             Self::BadHead(error) => error.to_string(),
             Self::HeadTooLarge => HeadError::TooLarge.to_string(),
@@ -168,6 +262,20 @@ impl Refusal {
                  again later"
                     .to_owned()
             }
+            Self::Unauthorized { why, .. } => why.clone(),
+            Self::BodyTooLarge { most, .. } => {
+                format!("the body of the request is larger than `body_max`, {most} bytes")
+            }
+            Self::OtherCertificate => {
+                "the client was shown the certificate of another host; see [tls] in gateway.toml"
+                    .to_owned()
+            }
+            Self::TooManyRequests { retry_after, .. } => {
+                format!("the client is over its `rate` for {} s", retry_after.as_secs_f64())
+            }
+            Self::NodeFull => "as many requests are under way as there are descriptors for; raise \
+                               the limit of open files"
+                .to_owned(),
             Self::Draining => "the node is shutting down".to_owned(),
             Self::Timeout { timeout, .. } => {
                 format!("the function did not answer within {} s", timeout.as_secs_f64())
@@ -178,9 +286,12 @@ impl Refusal {
     fn reason_phrase(&self) -> &'static str {
         match self.status() {
             400 => "Bad Request",
+            401 => "Unauthorized",
             404 => "Not Found",
             408 => "Request Timeout",
+            413 => "Content Too Large",
             421 => "Misdirected Request",
+            429 => "Too Many Requests",
             431 => "Request Header Fields Too Large",
             502 => "Bad Gateway",
             503 => "Service Unavailable",
@@ -189,8 +300,20 @@ impl Refusal {
     }
 
     /// The body of the response: JSON, and a line feed.
-    pub fn body(&self) -> String {
-        let mut body = json!({"error": self.error(), "reason": self.reason()});
+    pub(crate) fn body(&self, id: RequestId, audience: Audience) -> String {
+        let id = id.to_string();
+        let body = match audience {
+            Audience::Public => {
+                json!({"error": self.public_error(), "reason": self.reason(), "request_id": id})
+            }
+            Audience::Operator => self.operators_body(&id),
+        };
+        format!("{body}\n")
+    }
+
+    fn operators_body(&self, id: &str) -> serde_json::Value {
+        let reason = self.detail();
+        let mut body = json!({"error": self.error(), "reason": reason, "request_id": id});
         match self {
             Self::InstanceDied { function, .. }
             | Self::BadResponse { function, .. }
@@ -199,11 +322,14 @@ impl Refusal {
             | Self::QuotaReached { function, .. }
             | Self::BackingOff { function, .. }
             | Self::NotHttp { function, .. }
+            | Self::Unauthorized { function, .. }
+            | Self::BodyTooLarge { function, .. }
+            | Self::TooManyRequests { function, .. }
             | Self::Timeout { function, .. }
             | Self::UnknownFunction(Some(function)) => body["function"] = json!(function),
             _ => {}
         }
-        format!("{body}\n")
+        body
     }
 
     /// After how many seconds to try again, if that may help.
@@ -211,20 +337,36 @@ impl Refusal {
         match self {
             Self::NoCapacity { retry_after, .. }
             | Self::QuotaReached { retry_after, .. }
-            | Self::BackingOff { retry_after, .. } => Some(retry_after.as_secs().max(1)),
-            Self::Draining | Self::CannotWake { .. } => Some(1),
+            | Self::TooManyRequests { retry_after, .. }
+            | Self::BackingOff { retry_after, .. } => {
+                Some(retry_after.as_secs_f64().ceil().max(1.0) as u64)
+            }
+            Self::Draining | Self::NodeFull | Self::CannotWake { .. } => Some(1),
+            _ => None,
+        }
+    }
+
+    /// Nobody knows where the next request of such a client begins.
+    pub(crate) fn ends_connection(&self) -> bool {
+        matches!(self, Self::BadHead(_) | Self::BodyTooSlow(_) | Self::BodyTooLarge { .. })
+    }
+
+    /// `WWW-Authenticate` of the answer.
+    pub(crate) fn challenge(&self) -> Option<&'static str> {
+        match self {
+            Self::Unauthorized { challenge, .. } => Some(challenge),
             _ => None,
         }
     }
 
     /// The whole HTTP response.
-    pub fn response(&self, head_only: bool) -> Vec<u8> {
-        let body = self.body();
+    pub(crate) fn response(&self, id: RequestId, audience: Audience, head_only: bool) -> Vec<u8> {
+        let body = self.body(id, audience);
         let retry = self.retry_after();
         let retry = retry.map_or(String::new(), |seconds| format!("Retry-After: {seconds}\r\n"));
         let head = format!(
             "HTTP/1.1 {} {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n{retry}\
-             Connection: close\r\n\r\n",
+             Thaw-Request-Id: {id}\r\nConnection: close\r\n\r\n",
             self.status(),
             self.reason_phrase(),
             body.len(),
@@ -241,22 +383,71 @@ impl Refusal {
 mod tests {
     use super::*;
 
+    fn parts(refusal: &Refusal, audience: Audience) -> (String, serde_json::Value) {
+        let id = RequestId::new();
+        let text = String::from_utf8(refusal.response(id, audience, false)).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        assert!(head.contains(&format!("\r\nContent-Length: {}\r\n", body.len())), "{head}");
+        assert!(head.contains(&format!("\r\nThaw-Request-Id: {id}\r\n")), "{head}");
+        let body: serde_json::Value = serde_json::from_str(body).unwrap();
+        assert_eq!(body["request_id"], id.to_string());
+        assert!(refusal.response(id, audience, true).ends_with(b"\r\n\r\n"));
+        (head.to_owned(), body)
+    }
+
+    /// One of each, whose parts say `secret`.
+    fn all() -> Vec<Refusal> {
+        let (function, reason) = ("secret".to_owned(), "secret".to_owned());
+        let (retry_after, timeout) = (Duration::from_millis(10), Duration::from_secs(7777));
+        let (f, r) = (|| function.clone(), || reason.clone());
+        vec![
+            Refusal::BadHead(HeadError::Body),
+            Refusal::UnknownFunction(Some(f())),
+            Refusal::HeadTooSlow(timeout),
+            Refusal::BodyTooSlow(timeout),
+            Refusal::NotHttp { function: f(), way: r() },
+            Refusal::HeadTooLarge,
+            Refusal::InstanceDied { function: f(), reason: r() },
+            Refusal::BadResponse { function: f(), reason: r() },
+            Refusal::CannotWake { function: f(), reason: r() },
+            Refusal::NoCapacity { function: f(), reason: r(), retry_after },
+            Refusal::QuotaReached { function: f(), reason: r(), retry_after },
+            Refusal::BackingOff { function: f(), retry_after },
+            Refusal::Draining,
+            Refusal::NodeFull,
+            Refusal::OtherCertificate,
+            Refusal::Unauthorized { function: f(), challenge: "Bearer", why: r() },
+            Refusal::BodyTooLarge { function: f(), most: 7777 },
+            Refusal::TooManyRequests { function: f(), retry_after },
+            Refusal::Timeout { function: f(), timeout },
+        ]
+    }
+
     #[test]
-    fn refusals_are_small_json_with_a_reason() {
+    fn the_public_learns_a_reason_and_nothing_of_the_node() {
+        for refusal in all() {
+            let (_, body) = parts(&refusal, Audience::Public);
+            let keys: Vec<_> = body.as_object().unwrap().keys().cloned().collect();
+            assert_eq!(keys, ["error", "reason", "request_id"]);
+            assert!(body["reason"].as_str().unwrap().len() > 10, "{body}");
+            for internal in ["secret", "7777", "instance", "quota", "thaw", "function"] {
+                assert!(!body.to_string().contains(internal), "{internal} in {body}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_operator_learns_what_went_wrong() {
         let refusal = Refusal::NoCapacity {
             function: "a".into(),
             reason: "all 2 instances are busy".into(),
             retry_after: Duration::from_millis(10),
         };
-        let text = String::from_utf8(refusal.response(false)).unwrap();
-        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        let (head, body) = parts(&refusal, Audience::Operator);
         assert!(head.starts_with("HTTP/1.1 503 Service Unavailable\r\n"), "{head}");
         assert!(head.contains("\r\nRetry-After: 1\r\n"), "{head}");
-        assert!(head.contains(&format!("\r\nContent-Length: {}\r\n", body.len())), "{head}");
-        let body: serde_json::Value = serde_json::from_str(body).unwrap();
         assert_eq!(body["error"], "no_capacity");
         assert_eq!(body["reason"], "all 2 instances are busy");
         assert_eq!(body["function"], "a");
-        assert!(refusal.response(true).ends_with(b"\r\n\r\n"));
     }
 }

@@ -4,26 +4,37 @@
 use super::client::{Active, RoutedClient};
 use super::exchange::{self, InstanceBody};
 use super::head::HeadError;
-use super::message;
+use super::passing::{self, Admittance, Passed, Way};
 use super::refusal::Refusal;
+use super::report::{self, Account};
 use super::stdin::{self, OutputBody};
 use crate::clock::monotonic_ns;
-use crate::config::EntryKind;
-use crate::config::FunctionName;
+use crate::config::{EntryKind, FunctionName};
+use crate::edge::{AccessRecord, RequestId};
 use crate::service::Service;
 use http_body_util::Full;
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
-use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
-use hyper::{Request, Response, StatusCode};
+use hyper::header::{
+    CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, LOCATION, ORIGIN, RETRY_AFTER,
+    WWW_AUTHENTICATE,
+};
+use hyper::{Request, Response, StatusCode, Version};
 use std::convert::Infallible;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+/// The id of a request, in the gateway's own answers.
+const REQUEST_ID: HeaderName = HeaderName::from_static("thaw-request-id");
+
 /// The body of an answer, and the request that it answers.
 pub(super) struct Answer {
     body: AnswerBody,
+    account: Account,
+    client: Arc<RoutedClient>,
+    /// Its number, if it is looked at whether the client takes it.
+    number: Option<u64>,
     /// Declared last: the connection is idle when the body has let go of everything.
     _active: Active,
 }
@@ -45,6 +56,20 @@ pub(super) struct Asked {
     /// When its connection was accepted, or when it was read, in nanoseconds of
     /// `CLOCK_MONOTONIC`.
     pub since_ns: u64,
+    /// Most bytes of its body.
+    pub body_max: Option<u64>,
+}
+
+/// What is known of a request from its head.
+struct Course {
+    id: RequestId,
+    since_ns: u64,
+    /// The page that has made it.
+    origin: Option<HeaderValue>,
+    passed: Option<Passed>,
+    /// The answer says it already.
+    is_preflight: bool,
+    account: Account,
 }
 
 /// Answers a request.
@@ -53,45 +78,157 @@ pub(super) async fn answer(
     request: Request<Incoming>,
 ) -> Result<Response<Answer>, Infallible> {
     let active = client.begin();
-    let answered = dispatch(&client, request).await;
+    let is_http1 = request.version() < Version::HTTP_2;
+    let mut course = Course::new(&client, &request);
+    let answered = match active.has_room {
+        true => dispatch(&client, request, &mut course).await,
+        false => Err(Refusal::NodeFull),
+    };
     // The first request may not have wanted it.
     drop(client.take_prepared());
     let mut response = match answered {
         Ok(response) => response,
-        Err((function, refusal)) => {
-            let metrics = client.gateway.shared().metrics();
-            metrics.refused(function.as_ref(), refusal.status(), refusal.error());
-            refuse(&refusal)
-        }
+        Err(refusal) => course.refuse(&client, &refusal),
     };
-    if client.gateway.shared().is_draining() && response.status() != StatusCode::SWITCHING_PROTOCOLS
-    {
+    course.mark(&mut response);
+    let shared = client.gateway.shared();
+    if is_http1 && shared.is_draining() && response.status() != StatusCode::SWITCHING_PROTOCOLS {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
-    Ok(response.map(|body| Answer { body, _active: active }))
+    let number = client.answer();
+    let account = course.account;
+    Ok(response.map(|body| Answer { body, account, client, number, _active: active }))
+}
+
+impl Course {
+    fn new(client: &RoutedClient, request: &Request<Incoming>) -> Self {
+        let id = RequestId::of(request.headers());
+        let since_ns = client.take_accepted_ns().unwrap_or_else(monotonic_ns);
+        let shared = client.gateway.shared();
+        let record = shared.edge().logs_requests().then(|| Arc::new(record(client, id, request)));
+        Self {
+            id,
+            since_ns,
+            origin: request.headers().get(ORIGIN).cloned(),
+            passed: None,
+            is_preflight: false,
+            account: Account::begin(shared, since_ns, record),
+        }
+    }
+
+    fn function(&self) -> Option<&FunctionName> {
+        self.passed.as_ref().map(|passed| passed.service.name())
+    }
+
+    /// The answer to a request that no function answers.
+    fn refuse(&mut self, client: &RoutedClient, refusal: &Refusal) -> Response<AnswerBody> {
+        let shared = client.gateway.shared();
+        report::refused(shared, self.id, client.peer, self.function(), refusal);
+        self.account.passage.error = Some(refusal.error());
+        let body = refusal.body(self.id, report::audience(shared, client.peer));
+        let mut response = Response::new(AnswerBody::Own(Full::new(Bytes::from(body))));
+        let status = StatusCode::from_u16(refusal.status());
+        *response.status_mut() = status.unwrap_or(StatusCode::BAD_GATEWAY);
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if let Ok(id) = HeaderValue::try_from(self.id.to_string()) {
+            headers.insert(REQUEST_ID, id);
+        }
+        if let Some(seconds) = refusal.retry_after() {
+            headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if let Some(challenge) = refusal.challenge() {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
+        }
+        // Nobody knows where the next request of such a client begins.
+        if refusal.ends_connection() && client.speaks_http1() {
+            headers.insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+
+    /// Says in an answer, whoever has given it, which pages may read it.
+    fn mark(&mut self, response: &mut Response<AnswerBody>) {
+        let policy = self.passed.as_ref().and_then(|passed| passed.policy.as_ref());
+        if let Some(cors) = policy.and_then(|policy| policy.cors.as_ref())
+            && !self.is_preflight
+        {
+            cors.mark(self.origin.as_ref(), response.headers_mut());
+        }
+        self.account.passage.function = self.function().cloned();
+        self.account.passage.status = Some(response.status().as_u16());
+    }
+}
+
+/// A request, for the access log.
+fn record(client: &RoutedClient, id: RequestId, request: &Request<Incoming>) -> AccessRecord {
+    let version = match request.version() {
+        Version::HTTP_2 => "HTTP/2.0",
+        Version::HTTP_10 => "HTTP/1.0",
+        _ => "HTTP/1.1",
+    };
+    let authority = request.uri().authority().map(|authority| authority.as_str());
+    let host = request.headers().get(hyper::header::HOST).and_then(|host| host.to_str().ok());
+    let target = request.uri().path_and_query().map_or("*", |target| target.as_str());
+    let line = (request.method().as_str(), authority.or(host).unwrap_or_default(), target);
+    let came = (client.peer, client.secured.is_some());
+    AccessRecord::new(id, came, line, version, Some(request.headers()))
 }
 
 async fn dispatch(
     client: &Arc<RoutedClient>,
     request: Request<Incoming>,
-) -> Result<Response<AnswerBody>, (Option<FunctionName>, Refusal)> {
-    let since_ns = client.take_accepted_ns().unwrap_or_else(monotonic_ns);
-    let (head, body) = request.into_parts();
-    let named = message::function_of(&head).map_err(|error| (None, Refusal::BadHead(error)))?;
-    let name = client.function.as_deref().map(str::to_owned).or(named);
-    let found = name.as_deref().and_then(|name| client.gateway.shared().route(name));
-    let Some(service) = found else {
-        return Err((None, Refusal::UnknownFunction(name)));
+    course: &mut Course,
+) -> Result<Response<AnswerBody>, Refusal> {
+    let (mut head, body) = request.into_parts();
+    let host = passing::host_of(&head)?;
+    let passed = match passing::way(client, &head, host.as_deref())? {
+        Way::Service(passed) => course.passed.insert(passed),
+        Way::Redirect { location, status } => return Ok(redirect(location, status)),
     };
+    let service = passed.service.clone();
     client.set_write_patience(service.config().limits.timeout.0);
-    let function = Some(service.name().clone());
-    let asked = Asked { client: client.clone(), service, since_ns };
-    let answered = match asked.service.config().entry.kind {
+    let granted = match passed.admit(client, &head)? {
+        Admittance::Granted(granted) => granted,
+        Admittance::Preflight(headers) => {
+            course.is_preflight = true;
+            return Ok(preflight(headers));
+        }
+    };
+    let body_max = passed.body_max();
+    if let Some(most) = body_max
+        && body.size_hint().lower() > most
+    {
+        return Err(too_large(&service, most));
+    }
+    passed.prepare(client, &mut head, granted.as_ref());
+    course.account.passage.user = granted.and_then(|granted| granted.user);
+    course.id.write(&mut head.headers);
+    let asked = Asked { client: client.clone(), service, since_ns: course.since_ns, body_max };
+    match asked.service.config().entry.kind {
         EntryKind::Http => exchange::answer(&asked, Request::from_parts(head, body)).await,
         EntryKind::Stdin => stdin::answer(&asked, head, body).await,
         EntryKind::Tcp | EntryKind::Udp => Err(not_http(&asked.service)),
-    };
-    answered.map_err(|refusal| (function, refusal))
+    }
+}
+
+fn redirect(location: HeaderValue, status: StatusCode) -> Response<AnswerBody> {
+    let mut response = Response::new(AnswerBody::Own(Full::default()));
+    *response.status_mut() = status;
+    response.headers_mut().insert(LOCATION, location);
+    response
+}
+
+fn preflight(headers: hyper::HeaderMap) -> Response<AnswerBody> {
+    let mut response = Response::new(AnswerBody::Own(Full::default()));
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    *response.headers_mut() = headers;
+    response
+}
+
+/// The body of a request is larger than its function takes.
+pub(super) fn too_large(service: &Service, most: u64) -> Refusal {
+    Refusal::BodyTooLarge { function: service.name().to_string(), most }
 }
 
 fn not_http(service: &Service) -> Refusal {
@@ -99,23 +236,6 @@ fn not_http(service: &Service) -> Refusal {
     let address = service.config().listen.map(|address| address.to_string());
     let way = format!("{} at {}", kind.name(), address.unwrap_or_default());
     Refusal::NotHttp { function: service.name().to_string(), way }
-}
-
-fn refuse(refusal: &Refusal) -> Response<AnswerBody> {
-    let body = Bytes::from(refusal.body());
-    let mut response = Response::new(AnswerBody::Own(Full::new(body)));
-    let status = StatusCode::from_u16(refusal.status());
-    *response.status_mut() = status.unwrap_or(StatusCode::BAD_GATEWAY);
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    if let Some(seconds) = refusal.retry_after() {
-        headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
-    }
-    // Nobody knows where the next request of such a client begins.
-    if matches!(refusal, Refusal::BadHead(_) | Refusal::BodyTooSlow(_)) {
-        headers.insert(CONNECTION, HeaderValue::from_static("close"));
-    }
-    response
 }
 
 impl From<HeadError> for Refusal {
@@ -132,13 +252,19 @@ impl Body for Answer {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        match &mut self.body {
+        self.client.has_taken(self.number);
+        let frame = match &mut self.body {
             AnswerBody::Own(body) => {
                 Pin::new(body).poll_frame(context).map_err(|never| match never {})
             }
             AnswerBody::Instance(body) => Pin::new(body.as_mut()).poll_frame(context),
             AnswerBody::Output(body) => body.poll_frame(),
+        };
+        if let Poll::Ready(Some(Ok(frame))) = &frame {
+            self.account.passage.sent += frame.data_ref().map_or(0, |data| data.len() as u64);
+            self.client.is_to_take(self.number);
         }
+        frame
     }
 
     fn is_end_stream(&self) -> bool {
@@ -155,5 +281,11 @@ impl Body for Answer {
             AnswerBody::Instance(body) => body.size_hint(),
             AnswerBody::Output(body) => SizeHint::with_exact(body.left() as u64),
         }
+    }
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        self.client.has_taken(self.number);
     }
 }

@@ -10,7 +10,7 @@
 
 use super::attend::died;
 use super::refusal::Refusal;
-use super::routed::{AnswerBody, Asked};
+use super::routed::{AnswerBody, Asked, too_large};
 use super::ticket::Ticket;
 use crate::admission::OUTPUT_UNIT;
 use crate::instance::{Client, End, Outcome, Way};
@@ -117,7 +117,7 @@ async fn exchange(
 ) -> Result<OutputBody, Refusal> {
     let service = &asked.service;
     let limit = service.config().limits.timeout.0;
-    let (body, state) = Upload::new(body);
+    let (body, state) = Upload::new(body, asked.body_max);
     let upload = send(body, writer);
     let download = receive(asked, reader);
     tokio::pin!(upload, download);
@@ -128,6 +128,9 @@ async fn exchange(
             // A program that is killed may leave its end unread: no error.
             output = &mut download => return output,
             writer = &mut upload, if sent.is_none() => {
+                if state.is_too_large() {
+                    return Err(too_large(service, asked.body_max.unwrap_or_default()));
+                }
                 if state.has_failed() {
                     return Err(Refusal::BadHead(super::head::HeadError::Body));
                 }

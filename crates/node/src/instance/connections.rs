@@ -6,6 +6,7 @@ use super::patience::Patience;
 use super::supervisor::Command;
 use crate::clock::monotonic_ns;
 use crate::config::FunctionConfig;
+use rustix::net::{Shutdown, shutdown};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::fmt;
@@ -92,6 +93,8 @@ pub(super) struct OpenConnection {
     done: Done,
     /// It outlives this daemon.
     kept: Option<KeptForSuccessor>,
+    /// The guest was told to close it, since others wait for its place.
+    is_crowded_out: bool,
 }
 
 /// Who knows how a connection goes.
@@ -255,7 +258,15 @@ impl ConnectionTable {
         let watch = if look_at.is_some() { Watch::Client(client) } else { Watch::Gateway };
         open.held.insert(
             id,
-            OpenConnection { watch, look_at, permit: Some(permit), placed, done, kept: None },
+            OpenConnection {
+                watch,
+                look_at,
+                permit: Some(permit),
+                placed,
+                done,
+                kept: None,
+                is_crowded_out: false,
+            },
         );
         Ok(())
     }
@@ -343,6 +354,40 @@ impl ConnectionTable {
             open.look_no_later_than(Some(at));
         }
         self.tell(Command::Look);
+    }
+
+    /// Connections that were handed over, whose last request was answered at least `after` ago and
+    /// on which the client has asked nothing since; and for how long.
+    pub(crate) fn idle_for(
+        &self,
+        config: &FunctionConfig,
+        after: Duration,
+    ) -> Vec<(Duration, Arc<Client>)> {
+        // Of a protocol that is not known nobody can say that it is nobody's turn.
+        let Some(patience) = Patience::of(config).filter(|patience| patience.answer.is_some())
+        else {
+            return Vec::new();
+        };
+        let open = self.open();
+        let handed_over = open.held.values().filter(|held| !held.is_crowded_out);
+        let idle = handed_over.filter_map(|held| match &held.watch {
+            Watch::Client(client) => {
+                patience.silent_for(client).map(|silence| (silence, client.clone()))
+            }
+            Watch::Gateway | Watch::Guest(_) => None,
+        });
+        idle.filter(|(silence, _)| *silence >= after).collect()
+    }
+
+    /// Has the guest close a connection: it sees the end of the stream. Whether it has it.
+    pub(crate) fn crowd_out(&self, id: u64) -> bool {
+        let mut open = self.open();
+        let Some(held) = open.held.get_mut(&id) else { return false };
+        let Watch::Client(client) = &held.watch else { return false };
+        // A client that has gone has ended it already.
+        let _ = shutdown(&client.socket, Shutdown::Read);
+        held.is_crowded_out = true;
+        true
     }
 
     /// A request was answered; the supervisor wants to know of the first one.

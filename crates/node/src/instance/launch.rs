@@ -277,6 +277,14 @@ pub trait Instance: Send {
     /// Ends the instance at once; [`Report::Gone`] follows.
     fn kill(&mut self);
 
+    /// Asks the program to end (SIGTERM). Whoever asks ends the instance if it does not.
+    ///
+    /// # Errors
+    /// It cannot be asked.
+    fn terminate(&mut self) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
     /// The next report; after [`Report::Gone`] there is none.
     fn poll_report(&mut self, context: &mut Context<'_>) -> Poll<Report>;
 

@@ -327,6 +327,10 @@ impl Instance for SandboxInstance {
         }
     }
 
+    fn terminate(&mut self) -> io::Result<()> {
+        self.sandbox.get_mut().send_signal(libc::SIGTERM.unsigned_abs())
+    }
+
     fn kill(&mut self) {
         self.killed = true;
         // An instance that serves one request shows its working set before it ends.

@@ -19,12 +19,14 @@
 //! - Files are written by a thread of their own. A slow or full disk costs lines, which
 //!   are counted, and holds up nobody.
 
+mod access;
 mod collector;
 mod file;
 mod function;
 mod line;
 mod pipes;
 
+pub use access::{AccessFile, access_log_path};
 pub use function::{Follower, FunctionLog};
 pub use line::{Line, LineSplitter, Origin, Stream};
 pub use pipes::{InstanceLog, InstancePipes};

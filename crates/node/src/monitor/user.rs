@@ -115,11 +115,13 @@ pub fn give_home(home: &Home, user: DaemonIds) -> Result<(), HomeError> {
 /// things: it may be a directory of the system's, of which nothing must be given away.
 fn parts_to_give(home: &Home) -> Result<Vec<PathBuf>, HomeError> {
     let is_ours = |name: &str| {
-        ["store", "logs", "work", "swap", "asleep", "pulls", "pieces"].contains(&name)
+        ["store", "logs", "work", "swap", "asleep", "pulls", "pieces", "tls"].contains(&name)
             || ["daemon.", "admin."].iter().any(|prefix| name.starts_with(prefix))
     };
     // Those that people put there.
-    let is_usual = |name: &str| ["tenants.toml", "registries.toml", "lost+found"].contains(&name);
+    let is_usual = |name: &str| {
+        ["tenants.toml", "registries.toml", "gateway.toml", "lost+found"].contains(&name)
+    };
     let mut ours = Vec::new();
     for entry in fs::read_dir(home.root()).map_err(|error| home.unusable(error))? {
         let entry = entry.map_err(|error| home.unusable(error))?;

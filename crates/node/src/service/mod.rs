@@ -19,6 +19,7 @@
 
 mod asleep;
 mod copies;
+mod crowding;
 mod place;
 mod request;
 
@@ -41,6 +42,7 @@ use crate::node::NodeState;
 use crate::tenants::{Taken, Tenant, TenantName};
 use crate::upstream::Upstream;
 use asleep::Sleepers;
+use crowding::Crowding;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
@@ -73,6 +75,7 @@ pub struct Service {
     /// The function's share of the output that the node keeps for clients.
     output: Arc<Semaphore>,
     slots: Mutex<Slots>,
+    crowding: Crowding,
     /// An instance of this function has a free place, or is gone.
     changed: Notify,
     /// An instance has a free place: for all who wait for one in particular.
@@ -194,6 +197,7 @@ impl Service {
             output: Arc::new(Semaphore::new(OUTPUT_SHARE)),
             permits: Arc::new(Semaphore::new(places)),
             slots: Mutex::default(),
+            crowding: Crowding::default(),
             changed: Notify::new(),
             freed: Notify::new(),
             unreachable: Mutex::default(),
@@ -345,7 +349,7 @@ impl Service {
         for slot in slots.values_mut() {
             if slot.connections == 0 {
                 slot.end();
-                slot.table.tell(Command::End);
+                slot.table.tell(Command::Stop);
             }
         }
     }

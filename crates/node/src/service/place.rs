@@ -152,14 +152,12 @@ impl Service {
             return Err(PlaceError::BackingOff { retry_after });
         }
         self.solvent()?;
-        let permit = self.permits.clone().acquire_owned();
-        let Ok(permit) = timeout_at(deadline, permit).await else {
+        let Some(permit) = self.wait_for_place(deadline).await else {
             return Err(self.no_capacity(format!(
                 "all {} instances are busy, {} connections each",
                 self.config.limits.instances, self.config.limits.concurrency
             )));
         };
-        let permit = permit.expect("the semaphore is never closed");
         let mut delivery = Delivery { client: client.clone(), permit, done };
         loop {
             self.wait_for_waking(deadline).await;

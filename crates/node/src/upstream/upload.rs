@@ -1,6 +1,7 @@
 //! The body of a client's request on its way to an instance.
 
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
+use std::io;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, ready};
@@ -25,6 +26,9 @@ struct Source {
     is_replayable: bool,
     is_complete: bool,
     has_failed: bool,
+    /// Bytes that may still come; `None`: any number.
+    left: Option<u64>,
+    is_too_large: bool,
     waits_for_client: bool,
     last_progress: Instant,
 }
@@ -34,8 +38,8 @@ struct Source {
 pub(crate) struct UploadState(Arc<Mutex<Source>>);
 
 impl Upload {
-    /// The first way of a body.
-    pub fn new(body: Incoming) -> (Self, UploadState) {
+    /// The first way of a body of at most so many bytes.
+    pub fn new(body: Incoming, most: Option<u64>) -> (Self, UploadState) {
         let source = Source {
             is_complete: body.is_end_stream(),
             body,
@@ -43,6 +47,8 @@ impl Upload {
             kept_len: 0,
             is_replayable: true,
             has_failed: false,
+            left: most,
+            is_too_large: false,
             waits_for_client: false,
             last_progress: Instant::now(),
         };
@@ -78,6 +84,11 @@ impl UploadState {
         self.source().has_failed
     }
 
+    /// Whether there was more of it than the function takes.
+    pub fn is_too_large(&self) -> bool {
+        self.source().is_too_large
+    }
+
     fn source(&self) -> MutexGuard<'_, Source> {
         self.0.lock().expect("no holder panics")
     }
@@ -85,12 +96,12 @@ impl UploadState {
 
 impl Body for Upload {
     type Data = Bytes;
-    type Error = hyper::Error;
+    type Error = io::Error;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         let shared = self.source.clone();
         let mut source = shared.lock().expect("no holder panics");
         if source.is_replayable
@@ -107,6 +118,11 @@ impl Body for Upload {
         source.waits_for_client = false;
         source.last_progress = Instant::now();
         match frame {
+            Some(Ok(frame)) if !source.has_room(&frame) => {
+                (source.is_complete, source.has_failed) = (true, true);
+                source.is_too_large = true;
+                Poll::Ready(Some(Err(io::ErrorKind::FileTooLarge.into())))
+            }
             Some(Ok(frame)) => {
                 self.sent += 1;
                 source.keep(&frame);
@@ -116,7 +132,7 @@ impl Body for Upload {
             end => {
                 source.is_complete = true;
                 source.has_failed = end.is_some();
-                Poll::Ready(end)
+                Poll::Ready(end.map(|end| end.map_err(io::Error::other)))
             }
         }
     }
@@ -138,6 +154,15 @@ impl Body for Upload {
 }
 
 impl Source {
+    /// Counts a piece, if the body may have it.
+    fn has_room(&mut self, frame: &Frame<Bytes>) -> bool {
+        let len = frame.data_ref().map_or(0, |data| data.len() as u64);
+        match &mut self.left {
+            None => true,
+            Some(left) => left.checked_sub(len).map(|rest| *left = rest).is_some(),
+        }
+    }
+
     fn keep(&mut self, frame: &Frame<Bytes>) {
         match frame.data_ref() {
             Some(data) if self.is_replayable && self.kept_len + data.len() <= REPLAY_MAX => {

@@ -276,6 +276,20 @@ impl Node {
         address
     }
 
+    /// A listener for clients that speak TLS.
+    pub fn listen_tls(&self) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        self.runtime.spawn(self.gateway.clone().listen_tls(listener));
+        address
+    }
+
+    /// Goes by the text of a `gateway.toml` in a directory.
+    pub fn rule(&self, directory: &std::path::Path, text: &str) {
+        let rules = thaw_node::edge::Rules::parse(&directory.join("gateway.toml"), text);
+        self.shared.edge().set(rules.unwrap());
+    }
+
     /// A socket for datagrams of a function.
     pub fn receive_for(&self, name: &str) -> SocketAddr {
         let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -286,6 +300,14 @@ impl Node {
 
     pub fn connect(&self) -> Wire {
         Wire::connect(self.address)
+    }
+
+    /// A client that is the admin API's, and is told what went wrong.
+    pub fn operator(&self) -> Wire {
+        let wire = self.connect();
+        let address = wire.stream.local_addr().unwrap();
+        std::mem::forget(self.shared.edge().operators().trust(address));
+        wire
     }
 }
 

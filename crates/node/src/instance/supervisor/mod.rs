@@ -3,6 +3,7 @@
 //! here: whoever accepts one hands it over by [`ConnectionTable`].
 
 mod asleep;
+mod ending;
 mod rest;
 mod sleep;
 
@@ -94,6 +95,8 @@ pub(crate) enum Command {
     SleepOrEnd,
     /// Say what counts its memory.
     Memory(oneshot::Sender<MemoryReader>),
+    /// Have the program end by itself, if its function gives it time for that.
+    Stop,
     End,
     /// The same, since it has taken too long, as the text says.
     EndLate(String),
@@ -148,6 +151,8 @@ pub(crate) struct Supervisor {
     ring_at: Option<Instant>,
     /// When to have it and its connections kept for the next daemon.
     keep_at: Option<Instant>,
+    /// When to end it if it has not ended by itself.
+    kill_at: Option<Instant>,
     place: Place,
 }
 
@@ -222,6 +227,7 @@ impl Supervisor {
             idle_look,
             ring_at: None,
             keep_at: keep_time(),
+            kill_at: None,
             place,
         }
     }
@@ -297,6 +303,7 @@ impl Supervisor {
                     // Who has asked may have gone.
                     let _ = self.instance.memory_reader().map(|reader| reply.send(reader));
                 }
+                Step::Command(Some(Command::Stop)) => self.stop(Instant::now()),
                 Step::Command(Some(Command::End) | None) => self.instance.kill(),
                 Step::Command(Some(Command::EndLate(why))) => self.end_late(&why),
                 Step::Alarm => self.alarm(Instant::now()),
@@ -309,6 +316,7 @@ impl Supervisor {
         let looks = [
             self.ring_at,
             self.keep_at,
+            self.kill_at,
             self.idle_look,
             self.hibernate_again,
             self.sleepiness.again,
@@ -327,6 +335,9 @@ impl Supervisor {
         }
         if is_due(self.keep_at) {
             self.keep();
+        }
+        if is_due(self.kill_at) {
+            self.out_of_grace();
         }
         if is_due(self.connections.next_look()) {
             self.look_at_connections(now);
@@ -380,7 +391,7 @@ impl Supervisor {
         self.idle_look = match until {
             // Only if no connection is on its way does the instance end.
             Some(until) if until <= now.into_std() && self.service.retire_if_idle(self.id) => {
-                self.instance.kill();
+                self.stop(now);
                 None
             }
             Some(until) if until > now.into_std() => {

@@ -1,0 +1,170 @@
+//! A client's connection as bytes, plain or within TLS.
+
+use super::client::RoutedClient;
+use rustix::net::RecvFlags;
+use std::future::Future;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, Sleep, sleep_until};
+use tokio_rustls::server::TlsStream;
+
+/// How long a client may take to end its side after the gateway has ended its own.
+const LINGER: Duration = Duration::from_secs(1);
+/// Most bytes that are thrown away meanwhile.
+const DISCARD_MAX: usize = 1 << 20;
+
+/// A client's socket.
+pub(super) enum Wire {
+    /// Its bytes are HTTP.
+    Plain(TcpStream),
+    /// They are TLS.
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+/// Does the same with either.
+macro_rules! either {
+    ($wire:expr, $stream:ident => $do:expr) => {
+        match $wire {
+            Wire::Plain($stream) => $do,
+            Wire::Tls($stream) => $do,
+        }
+    };
+}
+
+/// A client's socket, whose use is noticed.
+pub(super) struct ClientIo {
+    wire: Wire,
+    client: Arc<RoutedClient>,
+    /// The runtime does not know yet that there is something to read.
+    is_first_read: bool,
+    /// Until when the client has to read something.
+    stalled: Option<Pin<Box<Sleep>>>,
+    /// The gateway has said all.
+    lingering: Option<Lingering>,
+}
+
+/// The end of a connection on which the client may still be sending.
+struct Lingering {
+    until: Pin<Box<Sleep>>,
+    /// Bytes that may still be thrown away.
+    left: usize,
+}
+
+impl ClientIo {
+    pub fn new(wire: Wire, client: Arc<RoutedClient>) -> Self {
+        Self { wire, client, is_first_read: true, stalled: None, lingering: None }
+    }
+
+    /// Ends a connection whose client does not read.
+    fn judge<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        written: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        if written.is_ready() {
+            self.stalled = None;
+            return written;
+        }
+        let until = || Box::pin(sleep_until(Instant::now() + self.client.write_patience()));
+        match self.stalled.get_or_insert_with(until).as_mut().poll(context) {
+            Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+impl AsyncRead for ClientIo {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        if std::mem::take(&mut self.is_first_read)
+            && let Wire::Plain(stream) = &self.wire
+        {
+            // The head of the first request is there; to hear so from the runtime takes a
+            // turn of its reactor.
+            let read = rustix::net::recv(stream, buffer.initialize_unfilled(), RecvFlags::DONTWAIT);
+            if let Ok((count @ 1.., _)) = read {
+                buffer.advance(count);
+                return Poll::Ready(Ok(()));
+            }
+        }
+        let result = either!(&mut self.wire, stream => Pin::new(stream).poll_read(context, buffer));
+        if buffer.filled().len() > before {
+            self.client.heard();
+        }
+        result
+    }
+}
+
+impl AsyncWrite for ClientIo {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written =
+            either!(&mut self.wire, stream => Pin::new(stream).poll_write(context, bytes));
+        self.judge(context, written)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written =
+            either!(&mut self.wire, stream => Pin::new(stream).poll_write_vectored(context, bytes));
+        self.judge(context, written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        either!(&self.wire, stream => stream.is_write_vectored())
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.wire {
+            // It keeps nothing: this says nothing of the client.
+            Wire::Plain(stream) => Pin::new(stream).poll_flush(context),
+            // Bytes that were taken may still wait to be sent.
+            Wire::Tls(stream) => {
+                let flushed = Pin::new(stream).poll_flush(context);
+                self.judge(context, flushed)
+            }
+        }
+    }
+
+    /// Closing a socket with unread bytes resets the connection, and the reset overtakes
+    /// the answer (RFC 9112 §9.6): what still comes is thrown away, within limits.
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.lingering.is_none() {
+            let ended = either!(&mut self.wire, stream => Pin::new(stream).poll_shutdown(context));
+            ready!(self.judge(context, ended))?;
+            let until = Box::pin(sleep_until(Instant::now() + LINGER));
+            self.lingering = Some(Lingering { until, left: DISCARD_MAX });
+        }
+        let Self { wire, lingering: Some(lingering), .. } = &mut *self else {
+            return Poll::Ready(Ok(()));
+        };
+        let mut bytes = [0; 4096];
+        while lingering.left > 0 && lingering.until.as_mut().poll(context).is_pending() {
+            let mut buffer = ReadBuf::new(&mut bytes);
+            let read =
+                either!(&mut *wire, stream => Pin::new(stream).poll_read(context, &mut buffer));
+            match ready!(read) {
+                Ok(()) if !buffer.filled().is_empty() => {
+                    lingering.left = lingering.left.saturating_sub(buffer.filled().len());
+                }
+                _ => break,
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+}

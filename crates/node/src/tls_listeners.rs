@@ -1,0 +1,75 @@
+//! The addresses at which the node speaks TLS, and its certificates as time goes by.
+
+use crate::daemon::{listen_for, with_guard};
+use crate::gateway::Gateway;
+use crate::node::NodeState;
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::time::sleep;
+
+/// How often certificates and key sets are looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// Reads certificates and key sets again when they have changed.
+pub(crate) async fn watch_files(shared: Arc<NodeState>) {
+    let mut seen = None;
+    loop {
+        sleep(LOOK_EVERY).await;
+        let shared = shared.clone();
+        let look = spawn_blocking(move || shared.edge().look_at_files(seen));
+        seen = look.await.ok().flatten();
+    }
+}
+
+/// The listeners; each has a task.
+pub(crate) struct TlsListeners {
+    gateway: Gateway,
+    shared: Arc<NodeState>,
+    tasks: Mutex<HashMap<SocketAddr, JoinHandle<io::Result<()>>>>,
+}
+
+impl TlsListeners {
+    pub fn new(gateway: Gateway, shared: Arc<NodeState>) -> Self {
+        Self { gateway, shared, tasks: Mutex::default() }
+    }
+
+    /// Listens where the present rules want it, and nowhere else.
+    pub fn update(&self) {
+        let rules = self.shared.edge().rules();
+        let tls = rules.as_ref().and_then(|rules| rules.tls());
+        let wanted = tls.map(|tls| tls.listen.clone()).unwrap_or_default();
+        let mut tasks = self.tasks.lock().expect("no holder panics");
+        tasks.retain(|address, task| {
+            let stays = wanted.contains(address) && !task.is_finished();
+            if !stays {
+                task.abort();
+            }
+            stays
+        });
+        self.shared.edge().forget_deaf();
+        for address in wanted {
+            if tasks.contains_key(&address) {
+                continue;
+            }
+            match listen_for(address, "`listen` of [tls] in gateway.toml") {
+                Ok((listener, guarded)) => {
+                    let listening = self.gateway.clone().listen_tls(listener);
+                    tasks.insert(address, tokio::spawn(with_guard(guarded, listening)));
+                }
+                Err(error) => {
+                    self.shared.edge().note_deaf(address, error.to_string());
+                    tracing::error!("{error}");
+                }
+            }
+        }
+    }
+
+    /// Accepts nobody from now on.
+    pub fn stop(&self) {
+        self.tasks.lock().expect("no holder panics").drain().for_each(|(_, task)| task.abort());
+    }
+}

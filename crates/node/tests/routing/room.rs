@@ -1,0 +1,127 @@
+//! Whole connections, and room for clients.
+
+use crate::common::{Node, PATIENCE, Wire, eventually};
+use crate::{SHARED, echo_path};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+use thaw_node::node::NodeState;
+
+#[test]
+fn a_function_may_have_whole_connections_at_its_own_address() {
+    let node = Node::new(10);
+    let keys = "listen = \"127.0.0.1:1\"\nentry = { connections = \"handover\" }\n\
+                isolation = \"instance\"";
+    let (_, threads) = node.serve("f", keys, |guest| {
+        // Sockets of clients are non-blocking for everybody who has them.
+        guest.socket.get_ref().set_nonblocking(false).unwrap();
+        echo_path(guest);
+    });
+    let mut own = Wire::connect(node.listen_for("f"));
+    for host in ["f", "other"] {
+        assert_eq!(own.get(host, "/").text(), "1 /");
+    }
+    assert_eq!(threads.connections.load(Ordering::SeqCst), 1);
+    // At the common address other functions can be meant.
+    let mut shared = node.connect();
+    assert_eq!(shared.get("other", "/").status, 404);
+}
+
+#[test]
+fn a_draining_node_lets_go_of_idle_clients_and_finishes_what_it_answers() {
+    let node = Node::new(10);
+    node.serve("f", "", |guest| {
+        guest.request();
+        guest.send("HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\nhalf");
+        thread::sleep(Duration::from_millis(300));
+        guest.send("half");
+    });
+    let mut idle = node.connect();
+    assert_eq!(idle.get("f", "/").status, 200);
+    let mut busy = node.connect();
+    busy.send("GET / HTTP/1.1\r\nHost: f\r\n\r\n");
+    assert!(busy.head().is_some());
+    let shared = node.shared.clone();
+    let drained = node.runtime.spawn(async move { shared.drain(PATIENCE).await });
+    let asked = Instant::now();
+    assert_eq!(idle.rest(), b"");
+    assert!(asked.elapsed() < PATIENCE);
+    assert_eq!(busy.exactly(8).unwrap(), b"halfhalf");
+    node.runtime.block_on(drained).unwrap();
+    assert_eq!(busy.rest(), b"");
+}
+
+#[test]
+fn the_oldest_of_too_many_silent_clients_make_room() {
+    let node = Node::over(NodeState::with_clients(10, 8), PATIENCE * 2);
+    node.serve("f", "", echo_path);
+    let mut first = node.connect();
+    first.send("GET / HTTP/1.1\r\nHo");
+    let mut idle = node.connect();
+    assert_eq!(idle.get("f", "/").status, 200);
+    let silent: Vec<_> = (0..20)
+        .map(|_| {
+            let mut client = node.connect();
+            client.send("GET");
+            client
+        })
+        .collect();
+    assert_eq!(first.rest(), b"", "the oldest has ended");
+    assert_eq!(idle.rest(), b"");
+    assert_eq!(node.connect().get("f", "/").status, 200);
+    drop(silent);
+}
+
+#[test]
+fn clients_beyond_what_there_is_room_for_wait_to_be_accepted() {
+    let node = Node::over(NodeState::with_clients(10, 2), PATIENCE * 2);
+    let (_, threads) = node.serve("f", "[limits]\ntimeout = \"20s\"", |guest| {
+        guest.request();
+        thread::sleep(Duration::from_millis(300));
+        guest.answer("x");
+    });
+    let clients: Vec<_> = (0..6)
+        .map(|_| {
+            let address = node.address;
+            thread::spawn(move || Wire::connect(address).get("f", "/").status)
+        })
+        .collect();
+    eventually(|| threads.launched.load(Ordering::SeqCst) == 2);
+    for client in clients {
+        assert_eq!(client.join().unwrap(), 200);
+    }
+}
+
+#[test]
+fn who_waits_for_a_full_node_hears_of_an_instance_that_becomes_idle() {
+    let node = Node::new(1);
+    let limits = "[limits]\nqueue = \"15s\"\nkeep_alive = \"60s\"";
+    let release = Arc::new(AtomicBool::new(false));
+    let released = release.clone();
+    for name in ["f", "g"] {
+        let released = released.clone();
+        node.serve(name, &format!("{SHARED}\n{limits}"), move |guest| {
+            while guest.request().is_some() {
+                while !released.load(Ordering::SeqCst) {
+                    thread::sleep(Duration::from_millis(5));
+                }
+                guest.answer("x");
+            }
+        });
+    }
+    for (busy, waiting) in [("f", "g"), ("g", "f")] {
+        release.store(false, Ordering::SeqCst);
+        let mut first = node.connect();
+        first.send(format!("GET / HTTP/1.1\r\nHost: {busy}\r\n\r\n"));
+        eventually(|| node.shared.instances().iter().any(|instance| instance.connections == 1));
+        let mut second = node.connect();
+        second.send(format!("GET / HTTP/1.1\r\nHost: {waiting}\r\n\r\n"));
+        thread::sleep(Duration::from_millis(100));
+        let begun = Instant::now();
+        release.store(true, Ordering::SeqCst);
+        assert_eq!(first.response().unwrap().status, 200);
+        assert_eq!(second.response().unwrap().status, 200);
+        assert!(begun.elapsed() < Duration::from_secs(10), "it was found by chance");
+    }
+}
