@@ -6,6 +6,7 @@ use crate::admin::{
 use crate::asleep::AsleepSpace;
 use crate::catalog::Catalog;
 use crate::config::{EntryKind, FunctionName, QUOTAS_FILE, QuotasError};
+use crate::deploy::take_out_failing;
 use crate::gateway::{Gateway, GatewayConfig};
 use crate::home::{DaemonAddress, DaemonLock, Home, HomeError};
 use crate::instance::WorkingSetUse;
@@ -273,6 +274,11 @@ pub async fn serve(
     let own = Arc::new(OwnListeners::new(gateway, shared.clone()));
     own.update();
     let updated = own.clone();
+    let failures_watch = {
+        let own = own.clone();
+        let on_change = move || drop(own.update());
+        tokio::spawn(take_out_failing(catalog.clone(), shared.clone(), on_change))
+    };
     let admin = Admin {
         shared: shared.clone(),
         catalog: catalog.clone(),
@@ -304,6 +310,7 @@ pub async fn serve(
     own.stop();
     shared.drain(options.drain).await;
     freshness.abort();
+    failures_watch.abort();
     cpu_watch.abort();
     pressure_watch.abort();
     sleepers_watch.abort();
@@ -477,7 +484,7 @@ impl OwnListeners {
     fn update(&self) -> BTreeMap<String, String> {
         let mut problems = BTreeMap::new();
         let mut wanted: HashMap<SocketAddr, Wanted> = HashMap::new();
-        for service in self.shared.services() {
+        for service in self.shared.functions() {
             let wants = (service.name().clone(), service.config().entry.kind);
             let Some(address) = service.config().listen else { continue };
             if let Some((other, _)) = wanted.insert(address, wants) {
@@ -512,7 +519,7 @@ impl OwnListeners {
                 }
             }
         }
-        for service in self.shared.services() {
+        for service in self.shared.functions() {
             service.set_unreachable(problems.get(service.name().as_str()).cloned());
         }
         problems

@@ -30,11 +30,13 @@ pub fn run(arguments: &Arguments) -> Outcome {
 
 /// The instances, one a line.
 pub fn table(instances: &[InstanceInfo]) -> String {
-    let mut table = Table::new(&["ID", "FUNCTION", "STATE", "PID", "CONNECTIONS", "SERVED", "AGE"]);
+    let mut table =
+        Table::new(&["ID", "FUNCTION", "VERSION", "STATE", "PID", "CONNECTIONS", "SERVED", "AGE"]);
     for instance in instances {
         table.row(vec![
             instance.id.to_string(),
             instance.function.to_string(),
+            instance.version.to_string(),
             instance.state.name().to_owned(),
             if instance.pid == 0 { "-".to_owned() } else { instance.pid.to_string() },
             instance.connections.to_string(),

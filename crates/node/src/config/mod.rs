@@ -12,6 +12,7 @@ mod files;
 mod name;
 mod quantity;
 mod quotas;
+mod rollback;
 mod rules;
 mod template;
 mod train;
@@ -26,6 +27,7 @@ pub use name::{FunctionName, NameError};
 pub use quantity::{ByteSize, QuantityError, TimeSpan};
 use quantity::{positive, positive_if_any};
 pub use quotas::{CpuQuota, QUOTAS_FILE, Quota, Quotas, QuotasError};
+pub use rollback::Rollback;
 pub use template::{TemplateConfig, TemplateLanguage};
 pub use train::{Train, TrainingRequest};
 
@@ -129,6 +131,9 @@ pub struct FunctionConfig {
     /// Who shares equal files.
     #[serde(default, skip_serializing_if = "Sharing::is_default")]
     pub sharing: Sharing,
+    /// When a new version is taken out of service by itself; none: never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollback: Option<Rollback>,
 }
 
 /// `[runtime]`: a root file system made of files of this host, or of a container image.
@@ -242,6 +247,9 @@ pub struct Limits {
     pub instances: NonZeroU32,
     /// How long a connection waits for an instance when all are busy.
     pub queue: TimeSpan,
+    /// How long what an instance serves may go on after its version has been replaced or
+    /// removed.
+    pub grace: TimeSpan,
 }
 
 impl Default for Limits {
@@ -262,6 +270,7 @@ impl Default for Limits {
             sleep_after: None,
             instances: count(64),
             queue: TimeSpan::seconds(5),
+            grace: TimeSpan::seconds(30),
         }
     }
 }

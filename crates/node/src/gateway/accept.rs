@@ -2,7 +2,7 @@
 
 use super::answer::refuse;
 use super::attend::attend;
-use super::client;
+use super::client::{self, First};
 use super::exchange::Prepared;
 use super::head::{self, Announcement, HEAD_MAX, Head, HeadError, Progress};
 use super::refusal::Refusal;
@@ -107,7 +107,7 @@ impl Gateway {
     /// The listener cannot be used at all.
     pub async fn listen_raw(self, listener: TcpListener, function: String) -> io::Result<()> {
         let admission = self.shared.admission().clone();
-        accept_all(listener, &admission, |arrival| match self.shared.route(&function) {
+        accept_all(listener, &admission, |arrival| match self.shared.route_by_chance(&function) {
             Some(service) => self.place(arrival, &service, false),
             // The function has just been removed, and this listener with it.
             None => drop(arrival),
@@ -143,7 +143,7 @@ impl Gateway {
         entrance: &Entrance,
     ) {
         let name = function.map(AsRef::as_ref).or(head.function.as_deref());
-        let service = name.and_then(|name| self.shared.route(name));
+        let service = name.and_then(|name| self.choose(name, &arrival));
         let is_whole = |service: &Arc<Service>| {
             let entry = service.config().entry;
             let is_own = function.is_some() && entry.connections == Connections::Handover;
@@ -155,13 +155,27 @@ impl Gateway {
             }
             service => {
                 // A boot goes on while the request is parsed.
-                let prepared =
-                    service.and_then(|service| Prepared::begin(&self.shared, &service, &arrival));
+                let prepared = service
+                    .as_ref()
+                    .and_then(|service| Prepared::begin(&self.shared, service, &arrival));
                 let (function, entrance) = (function.cloned(), entrance.clone());
-                let serving = client::serve(self.clone(), arrival, function, entrance, prepared);
+                let first = First { service, prepared };
+                let serving = client::serve(self.clone(), arrival, function, entrance, first);
                 begin_at_once(serving);
             }
         }
+    }
+
+    /// The version of a function for the first request of a connection.
+    fn choose(&self, name: &str, arrival: &Arrival) -> Option<Arc<Service>> {
+        let served = self.shared.served(name)?;
+        if !served.looks_at_headers() {
+            return Some(served.choose(|_| false));
+        }
+        // Nothing of the head was consumed.
+        let mut buffer = vec![0; HEAD_MAX];
+        let count = peek(&arrival.socket, &mut buffer).unwrap_or(0);
+        Some(served.choose(|rule| head::has_field(&buffer[..count], &rule.name, &rule.value)))
     }
 
     /// Gives the connection to an instance, and follows it to its end.

@@ -4,6 +4,7 @@
 use super::answer::refuse;
 use super::refusal::Refusal;
 use crate::config::EntryKind;
+use crate::health::Verdict;
 use crate::instance::{Client, Done, End, Outcome, Placed};
 use crate::service::{PlaceError, Placement, Reuse, Service};
 use crate::socket::{Traffic, traffic, unread};
@@ -48,6 +49,9 @@ struct Attendant {
 impl Attendant {
     fn done(self) -> Done {
         Box::new(move |placed, outcome| {
+            if outcome == Outcome::Closed {
+                self.service.note(Verdict::Served);
+            }
             if outcome != Outcome::Closed {
                 tokio::spawn(self.make_good(placed, outcome));
             }
@@ -67,7 +71,8 @@ impl Attendant {
         let carried = traffic(&self.client.socket).ok();
         let end = match (outcome, carried) {
             // Something was answered; the client sees where it stops.
-            (Outcome::Closed, _) | (_, Some(Traffic { sent: 1.., .. })) => return,
+            (Outcome::Closed, _) => return,
+            (_, Some(Traffic { sent: 1.., .. })) => return self.service.note(Verdict::Failed),
             (Outcome::Late, _) => {
                 let timeout = self.service.config().limits.timeout.0;
                 let function = self.service.name().to_string();
@@ -95,6 +100,9 @@ impl Attendant {
 
     async fn refuse(&self, refusal: &Refusal) {
         let service = &self.service;
+        if let Some(verdict) = refusal.verdict() {
+            service.note(verdict);
+        }
         let metrics = service.shared().metrics();
         metrics.refused(Some(service.name()), refusal.status(), refusal.error());
         match service.config().entry.kind {

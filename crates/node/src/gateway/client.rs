@@ -6,6 +6,7 @@ use super::exchange::Prepared;
 use super::head::HEAD_MAX;
 use super::routed;
 use crate::admission::{Admission, Admitted, Busy, Entrance};
+use crate::service::Service;
 use hyper::server::conn::http1::Builder;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
@@ -47,8 +48,8 @@ pub(super) struct RoutedClient {
     pub local: SocketAddr,
     /// When the connection was accepted, for the first request; 0 afterwards.
     accepted_ns: AtomicU64,
-    /// What was begun for the first request.
-    prepared: Mutex<Option<Prepared>>,
+    /// What was begun for the first request, and where it is to go.
+    first: Mutex<First>,
     entrance: Entrance,
     head_timeout: Duration,
     /// How long the client may take to read a piece of an answer, in milliseconds.
@@ -57,6 +58,15 @@ pub(super) struct RoutedClient {
     displaced: Arc<Notify>,
     phase: Mutex<Phase>,
     _admitted: Option<Admitted>,
+}
+
+/// What is known of the first request of a connection before it was parsed as a whole.
+#[derive(Default)]
+pub(super) struct First {
+    /// The version of the function that is to have it.
+    pub service: Option<Arc<Service>>,
+    /// What was begun for it.
+    pub prepared: Option<Prepared>,
 }
 
 /// What a connection does.
@@ -91,7 +101,12 @@ impl RoutedClient {
 
     /// What was begun for the first request, if this is asked for it.
     pub fn take_prepared(&self) -> Option<Prepared> {
-        self.prepared.lock().expect("no holder panics").take()
+        self.first.lock().expect("no holder panics").prepared.take()
+    }
+
+    /// Where the first request is to go, if this is asked for it.
+    pub fn take_service(&self) -> Option<Arc<Service>> {
+        self.first.lock().expect("no holder panics").service.take()
     }
 
     /// How long the client may take to read a piece of an answer.
@@ -152,7 +167,7 @@ pub(super) async fn serve(
     arrival: Arrival,
     function: Option<Arc<str>>,
     entrance: Entrance,
-    prepared: Option<Prepared>,
+    first: First,
 ) {
     let Arrival { socket, peer, local, accepted_ns, admitted } = arrival;
     let Ok(stream) = TcpStream::from_std(socket.into()) else { return };
@@ -163,7 +178,7 @@ pub(super) async fn serve(
         peer,
         local,
         accepted_ns: AtomicU64::new(accepted_ns),
-        prepared: Mutex::new(prepared),
+        first: Mutex::new(first),
         entrance,
         head_timeout,
         write_patience_ms: AtomicU64::new(WRITE_PATIENCE.as_millis() as u64),

@@ -1,6 +1,7 @@
 //! What a client gets when no function answers it.
 
 use super::head::HeadError;
+use crate::health::Verdict;
 use crate::service::{PlaceError, Service};
 use serde_json::json;
 use std::time::Duration;
@@ -97,6 +98,27 @@ impl Refusal {
             }
             PlaceError::BackingOff { retry_after } => Self::BackingOff { function, retry_after },
             PlaceError::Draining => Self::Draining,
+        }
+    }
+
+    /// What it says of the function; `None`: nothing, it is the client's fault or there was no
+    /// room.
+    pub(super) fn verdict(&self) -> Option<Verdict> {
+        match self {
+            Self::InstanceDied { .. }
+            | Self::BadResponse { .. }
+            | Self::CannotWake { .. }
+            | Self::Timeout { .. } => Some(Verdict::Failed),
+            Self::BadHead(_)
+            | Self::UnknownFunction(_)
+            | Self::HeadTooSlow(_)
+            | Self::BodyTooSlow(_)
+            | Self::NotHttp { .. }
+            | Self::HeadTooLarge
+            | Self::NoCapacity { .. }
+            | Self::QuotaReached { .. }
+            | Self::BackingOff { .. }
+            | Self::Draining => None,
         }
     }
 

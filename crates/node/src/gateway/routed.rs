@@ -10,10 +10,12 @@ use super::stdin::{self, OutputBody};
 use crate::clock::monotonic_ns;
 use crate::config::EntryKind;
 use crate::config::FunctionName;
+use crate::health::Verdict;
 use crate::service::Service;
 use http_body_util::Full;
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use hyper::http::request::Parts;
 use hyper::{Request, Response, StatusCode};
 use std::convert::Infallible;
 use std::io;
@@ -79,7 +81,7 @@ async fn dispatch(
     let (head, body) = request.into_parts();
     let named = message::function_of(&head).map_err(|error| (None, Refusal::BadHead(error)))?;
     let name = client.function.as_deref().map(str::to_owned).or(named);
-    let found = name.as_deref().and_then(|name| client.gateway.shared().route(name));
+    let found = name.as_deref().and_then(|name| choose(client, name, &head));
     let Some(service) = found else {
         return Err((None, Refusal::UnknownFunction(name)));
     };
@@ -91,7 +93,28 @@ async fn dispatch(
         EntryKind::Stdin => stdin::answer(&asked, head, body).await,
         EntryKind::Tcp | EntryKind::Udp => Err(not_http(&asked.service)),
     };
+    let verdict = match &answered {
+        Ok(response) => Some(Verdict::of_status(response.status().as_u16())),
+        Err(refusal) => refusal.verdict(),
+    };
+    if let Some(verdict) = verdict {
+        asked.service.note(verdict);
+    }
     answered.map_err(|refusal| (function, refusal))
+}
+
+/// The version of a function for a request: for the first one of a connection it was chosen when
+/// that came.
+fn choose(client: &RoutedClient, name: &str, head: &Parts) -> Option<Arc<Service>> {
+    let chosen = client.take_service().filter(|service| service.name().as_str() == name);
+    if let Some(service) = chosen.filter(|service| !service.is_retired()) {
+        return Some(service);
+    }
+    let served = client.gateway.shared().served(name)?;
+    Some(served.choose(|rule| {
+        let mut values = head.headers.get_all(rule.name.as_str()).iter();
+        values.any(|value| value.as_bytes() == rule.value.as_bytes())
+    }))
 }
 
 fn not_http(service: &Service) -> Refusal {
