@@ -412,6 +412,7 @@ impl Catalog {
                 techniques: Techniques::default(),
             },
         )?;
+        launcher.read_secrets_from(self.shared.secrets());
         Ok((launcher, build))
     }
 
@@ -459,6 +460,7 @@ impl Catalog {
                 techniques: Techniques::default(),
             },
         )?;
+        launcher.read_secrets_from(self.shared.secrets());
         Ok((service, Arc::new(launcher)))
     }
 

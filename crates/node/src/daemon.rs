@@ -14,6 +14,7 @@ use crate::legacy;
 use crate::logs::Logs;
 use crate::node::NodeState;
 use crate::pressure::watch_pressure;
+use crate::secrets::SecretStore;
 use crate::successor::watch_refusals;
 use crate::swap::SwapSpace;
 use crate::tenants::{CARRIED_FILE, read_periods, watch_cpu_time, write_down};
@@ -247,6 +248,7 @@ pub async fn serve(
     let asleep = AsleepSpace::at(home.asleep()?);
     let left_asleep = asleep.left()?;
     shared.sleep_in(asleep);
+    shared.read_secrets_from(SecretStore::of(home.clone()));
     if let Some(link) = monitor::of_this_process() {
         shared.number_life(link.grant().life());
     }

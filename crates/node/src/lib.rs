@@ -31,6 +31,7 @@ mod pressure;
 pub mod reactor;
 pub mod rollout;
 pub mod rootfs;
+pub mod secrets;
 pub mod service;
 pub mod socket;
 mod successor;

@@ -8,6 +8,7 @@ use crate::crashes::{Crashes, Refreshes};
 use crate::health::Failures;
 use crate::metrics::Metrics;
 use crate::rollout::Served;
+use crate::secrets::SecretStore;
 use crate::service::{InstanceInfo, Service};
 use crate::swap::SwapSpace;
 use crate::tenants::{Taken, Tenant, Tenants};
@@ -43,6 +44,8 @@ pub struct NodeState {
     swap_space: OnceLock<Arc<SwapSpace>>,
     /// Instances that an earlier daemon has put to sleep, of functions that cannot be served yet.
     left_asleep: Mutex<Vec<Left>>,
+    /// Where secrets of functions are.
+    secrets: OnceLock<Arc<SecretStore>>,
     /// Where instances sleep.
     asleep_space: OnceLock<Arc<AsleepSpace>>,
     services: RwLock<HashMap<FunctionName, Served>>,
@@ -85,6 +88,7 @@ impl NodeState {
             tenants: Tenants::default(),
             swap_space: OnceLock::new(),
             left_asleep: Mutex::default(),
+            secrets: OnceLock::new(),
             asleep_space: OnceLock::new(),
             services: RwLock::default(),
             retired: Mutex::default(),
@@ -166,6 +170,17 @@ impl NodeState {
     pub fn sleep_in(&self, space: Arc<AsleepSpace>) {
         // Only a daemon that begins twice has two.
         let _ = self.asleep_space.set(space);
+    }
+
+    /// Lets functions have these secrets. The first store stays.
+    pub fn read_secrets_from(&self, store: SecretStore) {
+        // Only a daemon that begins twice has two.
+        let _ = self.secrets.set(Arc::new(store));
+    }
+
+    /// Where secrets of functions are; `None`: there are none.
+    pub(crate) fn secrets(&self) -> Option<&Arc<SecretStore>> {
+        self.secrets.get()
     }
 
     /// Where instances sleep; `None`: they cannot.

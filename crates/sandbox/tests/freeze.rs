@@ -78,6 +78,8 @@ fn thaw(plan: &thaw_sandbox::BootPlan) -> Sandbox {
         flags: 0,
         resumed: &[],
         hostname: "copy",
+        secrets: None,
+        secrets: None,
         egress: &Default::default(),
         cores: None,
     };

@@ -156,6 +156,8 @@ fn thawed(parent: &ZygoteParent, plan: &BootPlan) -> Sandbox {
         flags: 0,
         resumed: &[],
         hostname: "copy",
+        secrets: None,
+        secrets: None,
         egress: &Default::default(),
         cores: None,
     };

@@ -27,6 +27,7 @@ pub mod remove;
 pub mod restore;
 pub mod rollback;
 pub mod run;
+pub mod secret;
 pub mod serve;
 pub mod sleep;
 pub mod split;

@@ -72,7 +72,7 @@ fn note(deployment: &Deployment, version: &VersionInfo) -> String {
 }
 
 /// How long ago a time was, in its largest unit.
-fn ago(ms: u64) -> String {
+pub(super) fn ago(ms: u64) -> String {
     let then = UNIX_EPOCH + Duration::from_millis(ms);
     let seconds = SystemTime::now().duration_since(then).unwrap_or_default().as_secs();
     match seconds {

@@ -194,9 +194,19 @@ impl FunctionInfo {
             listen: config.listen,
             isolation: config.isolation,
             instances: service.instance_count(),
-            problem: catalog.problem(&config.name).or_else(|| service.unreachable()),
+            problem: catalog
+                .problem(&config.name)
+                .or_else(|| service.unreachable())
+                .or_else(|| missing_secret(service)),
         }
     }
+}
+
+/// Why copies cannot be thawed for want of a secret, if so.
+fn missing_secret(service: &Service) -> Option<String> {
+    let config = service.config();
+    let missing = service.shared().secrets()?.missing(&config.name, &config.secrets.names)?;
+    Some(missing.to_string())
 }
 
 impl FunctionDetail {

@@ -14,6 +14,7 @@ mod quantity;
 mod quotas;
 mod rollback;
 mod rules;
+mod secrets;
 mod template;
 mod train;
 
@@ -28,6 +29,7 @@ pub use quantity::{ByteSize, QuantityError, TimeSpan};
 use quantity::{positive, positive_if_any};
 pub use quotas::{CpuQuota, QUOTAS_FILE, Quota, Quotas, QuotasError};
 pub use rollback::Rollback;
+pub use secrets::SecretsConfig;
 pub use template::{TemplateConfig, TemplateLanguage};
 pub use train::{Train, TrainingRequest};
 
@@ -38,6 +40,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::num::{NonZeroU16, NonZeroU32};
 use std::path::{Path, PathBuf};
+use thaw_abi::control::FLAG_SECRETS;
 use thaw_sandbox::{Processes, ResourceLimits};
 
 /// Name of the file in a function's directory.
@@ -89,6 +92,9 @@ pub struct FunctionConfig {
     /// Environment, added to `PATH`, `HOME` and `LANG`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
+    /// Secrets, which are in no image: each copy gets the values of the moment as files.
+    #[serde(default, skip_serializing_if = "SecretsConfig::is_default")]
+    pub secrets: SecretsConfig,
     /// What an instance may use, and how many there may be.
     #[serde(default)]
     pub limits: Limits,
@@ -402,9 +408,10 @@ impl FunctionConfig {
         Processes::of(self.limits.of_an_instance())
     }
 
-    /// `FLAG_*` of the control protocol by which a sandbox knows how requests come.
+    /// `FLAG_*` of the control protocol by which a sandbox knows how requests come, and whether
+    /// there are secrets.
     pub fn entry_flags(&self) -> u32 {
-        self.entry.kind.flags()
+        self.entry.kind.flags() | if self.secrets.is_default() { 0 } else { FLAG_SECRETS }
     }
 }
 
