@@ -9,6 +9,7 @@
 mod command;
 mod doubt;
 mod freeze;
+mod ignore;
 mod image;
 mod import;
 mod output;

@@ -379,6 +379,11 @@ impl FunctionConfig {
         self.runtime.as_ref()?.image.as_deref()
     }
 
+    /// Whether nobody has said which of the function's own files it needs.
+    pub fn takes_all_files(&self) -> bool {
+        self.files == whole_directory()
+    }
+
     /// User and group id of the program. Names were replaced when the function was built.
     pub fn ids(&self) -> (u32, u32) {
         let text = self.user.as_deref().unwrap_or("0:0");
