@@ -13,11 +13,16 @@ const VALUE: &str = "hunter2-5b1f0c6e-in-no-image";
 
 /// Builds the server that tells its secrets.
 fn build(home: &Path, name: &str, keys: &str) -> Outcome {
+    build_with(home, name, keys, "")
+}
+
+/// The same with an argument.
+fn build_with(home: &Path, name: &str, keys: &str, argument: &str) -> Outcome {
     let directory = tempfile::tempdir().expect("a directory");
     let program = repository().join("tests/guest/functions/secretive.py");
     fs::copy(program, directory.path().join("app.py")).expect("a copy");
     let text = format!(
-        "name = \"{name}\"\ncommand = [\"python3\", \"app.py\"]\nport = 8080\n\
+        "name = \"{name}\"\ncommand = [\"python3\", \"app.py\"{argument}]\nport = 8080\n\
          files = [\"app.py\"]\n{keys}\n[secrets]\nnames = [\"database\", \"api-key\"]\n\
          [runtime]\nkind = \"python3\"\ninterpreter = \"/usr/bin/python3\"\n"
     );
@@ -58,6 +63,9 @@ fn each_copy_has_the_values_of_the_moment() {
     for (name, keys) in [("warm", ""), ("ready", "ready = 2"), ("forked", "template = true")] {
         build(&home, name, keys).success();
     }
+    for (name, keys) in [("workers", ""), ("readyworkers", "ready = 2")] {
+        build_with(&home, name, keys, ", \"worker\"").success();
+    }
     let daemon = Daemon::start(&home, &DaemonOptions::default());
     let refused = get(daemon.gateway(), "warm", "/");
     assert_eq!(refused.status, 502);
@@ -66,7 +74,7 @@ fn each_copy_has_the_values_of_the_moment() {
     let functions = daemon.admin("/functions").json();
     let warm = functions.as_array().unwrap().iter().find(|found| found["name"] == "warm").unwrap();
     assert_eq!(warm["problem"], why);
-    for function in ["warm", "ready", "forked"] {
+    for function in ["warm", "ready", "forked", "workers", "readyworkers"] {
         set(&home, function, "database", "one\n");
         set(&home, function, "api-key", "");
         has(&daemon, function, "one", "");
@@ -172,9 +180,9 @@ fn no_image_and_nothing_that_is_shown_has_a_value() {
     let said = command(&home, &["invoke", "stays", "--instance", &newest]).success();
     let said: Value = serde_json::from_str(&said).expect("JSON");
     assert_eq!(said["now"]["api-key"], "newer");
-    // A frozen one that has not read it either.
-    let quiet = command(&home, &["freeze", "stays", "--instance", &instance]);
-    assert!(quiet.code == Some(0), "{quiet:?}");
+    // A program's own memory is in its images: this one has read the value by now.
+    command(&home, &["checkpoint", &newest, "after"]).success();
+    assert!(!files_with(&home.join("store"), VALUE).is_empty());
 }
 
 #[test]

@@ -7,6 +7,7 @@
 
 import json
 import os
+import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 PLACE = "/run/secrets"
@@ -65,4 +66,9 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-HTTPServer(("0.0.0.0", 8080), Handler).serve_forever()
+server = HTTPServer(("0.0.0.0", 8080), Handler)
+# With an argument, a worker serves that is a process of its own.
+if len(sys.argv) > 1 and (worker := os.fork()):
+    os.waitpid(worker, 0)
+else:
+    server.serve_forever()

@@ -33,7 +33,6 @@ pub fn thaw(message: &Message) -> Result<()> {
     let (ranges, tail) = control::array::<PopulateRange>(tail, command.populate_count)?;
     let (connections, hostname, tail) = tail_of(&command.identity, tail)?;
     let (blob_numbers, secrets) = control::array::<u32>(tail, command.blob_count)?;
-    // Before there are other host processes, which have them, too.
     crate::secrets::set(secrets)?;
     let [image, index, rest @ ..] = message.fds() else { return Err(Errno::EINVAL) };
     let (prefetch, rest) = match (command.prefetch_count, rest) {

@@ -182,13 +182,13 @@ mod tests {
         }
         let note = ignored.note().unwrap();
         assert!(note.starts_with("left out .env, .env.local, sub/tls.key"), "{note}");
-        (0..20).for_each(|_| drop(ignored.leaves_out(Path::new("x.key"), false)));
+        assert!((0..20).all(|_| ignored.leaves_out(Path::new("x.key"), false)));
         assert!(ignored.note().unwrap().contains("and 18 more"));
     }
 
     #[test]
     fn a_line_that_is_no_rule_is_named() {
-        let error = ignored("ok\na[\n", true).unwrap_err().to_string();
+        let error = ignored("ok\na[z-a]\n", true).unwrap_err().to_string();
         assert!(
             error.contains(".thawignore:2: ") && error.contains("as in a .gitignore"),
             "{error}"
