@@ -317,3 +317,75 @@ fn is_watched(record: &FunctionRecord) -> Result<bool, DeployError> {
     let active_for = now.saturating_sub(Duration::from_millis(record.activated_ms));
     Ok(active_for <= rollback.watch.0)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::FunctionConfig;
+    use serde_json::json;
+    use std::os::unix::fs::FileExt;
+    use thaw_store::{NewFunction, Tree};
+
+    /// A function whose versions have these further keys; the last one is active.
+    fn store(versions: &[&str]) -> (tempfile::TempDir, Store) {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(directory.path()).unwrap();
+        let mut session = store.session().unwrap();
+        for (number, keys) in versions.iter().enumerate() {
+            let text =
+                format!("name = \"f\"\ncommand = [\"x\"]\nport = 80\nrootfs = \"./r\"\n{keys}");
+            let config = FunctionConfig::parse("thaw.toml".as_ref(), &text).unwrap();
+            let config = json!({ "config": config, "environment": {}, "source": "/s" });
+            let index = session.put_index(&Tree::new()).unwrap();
+            let image = session.new_image_file().unwrap();
+            image.file().write_all_at(&[number as u8 + 1], 0).unwrap();
+            let image = Some(session.commit_image(image).unwrap());
+            let name = Name::new("f").unwrap();
+            session.put_function(NewFunction { name, config, index, image }).unwrap();
+        }
+        drop(session);
+        (directory, store)
+    }
+
+    fn canary() -> Option<HeaderRule> {
+        Some(HeaderRule::parse("x=y").unwrap())
+    }
+
+    #[test]
+    fn a_share_needs_requests_that_come_the_same_way() {
+        let (_directory, store) = store(&["listen = \"127.0.0.1:1\"", "", ""]);
+        let error = split(&store, "f", "1", 5, None).unwrap_err().to_string();
+        assert!(error.contains("`kind` or `listen`") && error.contains("activate it"), "{error}");
+        let deployment = split(&store, "f", "2", 5, canary()).unwrap();
+        let shares: Vec<_> = deployment.versions.iter().map(|version| version.percent).collect();
+        assert_eq!((shares, deployment.before), (vec![0, 5, 95], Some(2)));
+        assert!(split(&store, "f", "9", 5, None).unwrap_err().is_not_found());
+        assert!(activate(&store, "g", "1").unwrap_err().is_not_found());
+    }
+
+    #[test]
+    fn clients_without_headers_are_chosen_by_chance_only() {
+        let tcp = "listen = \"127.0.0.1:1\"\nentry = { kind = \"tcp\" }";
+        let (_directory, store) = store(&[tcp, tcp]);
+        let error = split(&store, "f", "1", 5, canary()).unwrap_err().to_string();
+        assert!(error.contains("send no headers"), "{error}");
+        split(&store, "f", "1", 5, None).unwrap();
+    }
+
+    #[test]
+    fn an_active_version_is_watched_for_a_while_only() {
+        let (_directory, store) =
+            store(&["", "[rollback]\nwatch = \"1h\"", "[rollback]\nwatch = \"0s\""]);
+        let name: FunctionName = "f".parse().unwrap();
+        // The clock has to go on.
+        std::thread::sleep(Duration::from_millis(2));
+        let taken = |version| take_out_of_store(&store, &name, version, "it failed").unwrap();
+        assert!(matches!(taken(3), Taken::Kept(why) if why.contains("`watch`")));
+        activate(&store, "f", "2").unwrap();
+        assert_eq!(taken(2), Taken::Out { to: 3 });
+        let known = versions(&store, "f").unwrap();
+        assert_eq!((known.active, known.rolled_back.unwrap().version), (3, 2));
+        assert_eq!(known.versions[1].problem.as_deref(), Some("it failed"));
+        assert_eq!(taken(2), Taken::Kept("no other version was active before it"));
+    }
+}

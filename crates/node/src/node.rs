@@ -263,8 +263,11 @@ impl NodeState {
             launcher.stand_down();
         }
         self.retired.lock().expect("no holder panics").push(old.clone());
-        // Without a runtime there are no connections to wait for.
-        let Ok(runtime) = Handle::try_current() else { return };
+        let Ok(runtime) = Handle::try_current() else {
+            // Without a runtime there are no connections to wait for.
+            let mut retired = self.retired.lock().expect("no holder panics");
+            return retired.retain(|service| service.instance_count() > 0);
+        };
         let shared = old.shared().clone();
         runtime.spawn(async move {
             // This task has it, and the list; a request that was on its way is a third.

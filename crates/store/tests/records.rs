@@ -244,8 +244,10 @@ fn the_newest_versions_are_kept_and_those_in_use() {
     let (_directory, store) = empty_store();
     let all = ["one", "two", "three", "four", "five"].map(|content| put(&store, "f", content));
     let mut session = store.session().unwrap();
-    let share =
-        |record: &mut FunctionRecord| Ok::<_, StoreError>(record.share(1, 5, None).unwrap());
+    let share = |record: &mut FunctionRecord| {
+        record.share(1, 5, None).unwrap();
+        Ok::<_, StoreError>(())
+    };
     session.change_function(&name("f"), share).unwrap();
     drop(session);
     let would = store.gc(Removal::DryRun).unwrap();
@@ -312,7 +314,10 @@ fn versions_wait_to_be_activated() {
     let label = parse_label("next").unwrap();
     let record = session.put_version(new, Some(label), Activation::Later).unwrap();
     assert_eq!((record.number, record.find("next")), (1, Ok(2)));
-    let activate = |record: &mut FunctionRecord| Ok::<_, StoreError>(record.activate(2).unwrap());
+    let activate = |record: &mut FunctionRecord| {
+        record.activate(2).unwrap();
+        Ok::<_, StoreError>(())
+    };
     let record = session.change_function(&name("f"), activate).unwrap();
     assert_eq!((record.index, record.image), (index, image));
     assert_eq!(store.get_function(&name("f")).unwrap(), record);
