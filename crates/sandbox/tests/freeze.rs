@@ -79,7 +79,6 @@ fn thaw(plan: &thaw_sandbox::BootPlan) -> Sandbox {
         resumed: &[],
         hostname: "copy",
         secrets: None,
-        secrets: None,
         egress: &Default::default(),
         cores: None,
     };

@@ -157,7 +157,6 @@ fn thawed(parent: &ZygoteParent, plan: &BootPlan) -> Sandbox {
         resumed: &[],
         hostname: "copy",
         secrets: None,
-        secrets: None,
         egress: &Default::default(),
         cores: None,
     };
