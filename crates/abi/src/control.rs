@@ -195,6 +195,27 @@ pub const FLAG_ENTRY_STDIN: u32 = 1 << 19;
 /// `/dev/thaw`, [`Start::entry_signal`] and [`MSG_FREEZE`] are.
 pub const FLAG_ENTRY_ASKED: u32 = 1 << 20;
 
+/// The sandbox has a directory for secrets ([`SECRETS_DIRECTORY`]), which is empty until a copy
+/// gets some.
+pub const FLAG_SECRETS: u32 = 1 << 21;
+/// Where a program finds its secrets, one a file.
+pub const SECRETS_DIRECTORY: &str = "/run/secrets";
+/// Most bytes of the secrets of one copy, as they are said.
+pub const SECRETS_MAX: usize = 32 << 10;
+
+/// One secret. Its name and its value follow, without anything between them or behind them.
+///
+/// Secrets are the end of the tails of [`MSG_THAW`] and [`MSG_GO`]. Kernels that do not know of
+/// them, which also do not know of [`FLAG_SECRETS`], do not look there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Secret {
+    /// Bytes of the name.
+    pub name_len: u32,
+    /// Bytes of the value.
+    pub value_len: u32,
+}
+
 /// Body of [`MSG_START`].
 ///
 /// Descriptors: standard input, output and error, then, for [`ROOTFS_INDEX`],
@@ -262,7 +283,7 @@ pub const THAW_AND_START: u32 = 3;
 ///
 /// Descriptors: image, index, the prefetch file if there is one, then `blob_count` blobs, then those of `identity`. Tail: `mapping_count`
 /// [`crate::image::Mapping`], unless they are read from the image, `populate_count` [`PopulateRange`], the tail of
-/// `identity`, then `blob_count` `u32` blob numbers.
+/// `identity`, then `blob_count` `u32` blob numbers, then each [`Secret`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Thaw {
@@ -290,7 +311,8 @@ pub struct Thaw {
 /// What one copy does not share with the others. Body of [`MSG_GO`].
 ///
 /// Descriptors: `stream_count` standard streams, then one per connection. Tail: `connection_count` [`Connection`],
-/// then `hostname_len` bytes of host name, padded with zeros to a multiple of 8.
+/// then `hostname_len` bytes of host name, padded with zeros to a multiple of 8, then, in
+/// [`MSG_GO`], each [`Secret`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Identity {

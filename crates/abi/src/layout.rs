@@ -50,6 +50,8 @@ pub const ARENA_HEAP: u64 = 0;
 pub const ARENA_PAGES: u64 = ARENA_HEAP + HEAP_MAX;
 /// Offset of the kernel's own variables.
 pub const ARENA_VARIABLES: u64 = ARENA_PAGES + PAGES_MAX;
+/// Offset of the secrets.
+pub const ARENA_SECRETS: u64 = ARENA_VARIABLES + (1 << 23);
 /// Offset of the table of open blobs.
 pub const ARENA_BLOBS: u64 = ARENA_VARIABLES + (1 << 24);
 /// Offset of the table of host processes.

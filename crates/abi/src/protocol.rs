@@ -73,6 +73,7 @@ mod tests {
             ("Start", size_of::<Start>(), 96),
             ("Thaw", size_of::<Thaw>(), 96),
             ("Identity", size_of::<Identity>(), 56),
+            ("Secret", size_of::<Secret>(), 8),
             ("Fork", size_of::<Fork>(), 8),
             ("PopulateRange", size_of::<PopulateRange>(), 24),
             ("Connection", size_of::<Connection>(), 56),

@@ -9,6 +9,7 @@ use crate::instance::{
 };
 use crate::logs::{FunctionLog, Logs};
 use crate::node::NodeState;
+use crate::rollout::{Served, ShareOf};
 use crate::rootfs::StoredRootfs;
 use crate::service::{CheckpointOf, Service};
 use crate::tenants::TenantName;
@@ -20,7 +21,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use thaw_sandbox::{
     BuildError as KernelBuildError, BuildPools, CoreError, Image, ImageError, PlanError, ZygotePool,
 };
-use thaw_store::{ImageId, KernelId, Name, Store, StoreError};
+use thaw_store::{FunctionRecord, ImageId, KernelId, Name, RolledBack, Share, Store, StoreError};
 use tokio::task::JoinSet;
 
 /// How often the age of images is looked at.
@@ -36,11 +37,26 @@ pub struct Catalog {
     pools: BuildPools,
     shared: Arc<NodeState>,
     working_set: WorkingSetUse,
-    known: Mutex<BTreeMap<FunctionName, Known>>,
+    known: Mutex<BTreeMap<FunctionName, KnownFunction>>,
+    /// Held by the one who compares: what was read later from the store is installed later.
+    reloading: Mutex<()>,
     function_logs: Mutex<HashMap<FunctionName, Arc<FunctionLog>>>,
 }
 
-/// What the catalog has installed.
+/// What the catalog has installed of a function.
+#[derive(Default)]
+struct KnownFunction {
+    /// The number of the active version.
+    active: u32,
+    /// The versions that get requests, by number.
+    versions: BTreeMap<u32, Known>,
+    /// Who gets a share of them.
+    split: Vec<Share>,
+    /// Which version was taken out of service, and why.
+    rolled_back: Option<String>,
+}
+
+/// What the catalog has installed of a version.
 struct Known {
     image: ImageId,
     created_ms: u64,
@@ -158,6 +174,7 @@ impl Catalog {
             shared,
             working_set,
             known: Mutex::default(),
+            reloading: Mutex::default(),
             function_logs: Mutex::default(),
         })
     }
@@ -172,9 +189,13 @@ impl Catalog {
         self.pools.present()
     }
 
-    /// Why a function cannot be served, if it cannot.
+    /// What is wrong with a function, if something is: it cannot be served, or a version of it
+    /// was taken out of service.
     pub fn problem(&self, name: &FunctionName) -> Option<String> {
-        self.known.lock().expect("no holder panics").get(name)?.problem.clone()
+        let known = self.known.lock().expect("no holder panics");
+        let function = known.get(name)?;
+        let active = function.versions.get(&function.active)?;
+        active.problem.clone().or_else(|| function.rolled_back.clone())
     }
 
     /// The log of a function, opened if it was not.
@@ -190,6 +211,7 @@ impl Catalog {
     /// # Errors
     /// The store cannot be read at all.
     pub fn reload(self: &Arc<Self>) -> Result<Reload, StoreError> {
+        let _reloading = self.reloading.lock().expect("no holder panics");
         // Functions that are loaded below come under the new quotas.
         let quotas = self.reload_quotas();
         let list = self.store.list_functions()?;
@@ -201,10 +223,10 @@ impl Catalog {
         let mut present = Vec::new();
         for record in list.records {
             let name = record.name.to_string();
-            match BuiltFunction::from_record(record) {
+            match BuiltFunction::from_version(&record.name, record.active()) {
                 Ok(function) => {
                     present.push(function.function.config.name.clone());
-                    self.refresh(&function, &mut report);
+                    self.refresh(&record, &function, &mut report);
                 }
                 Err(error) => {
                     report.broken.insert(name, error.to_string());
@@ -238,26 +260,109 @@ impl Catalog {
         Some(problem)
     }
 
-    fn refresh(self: &Arc<Self>, function: &BuiltFunction, report: &mut Reload) {
-        let name = function.function.config.name.clone();
-        if let Some(known) = self.known.lock().expect("no holder panics").get(&name)
+    /// Serves the versions of a function that are to be served.
+    fn refresh(
+        self: &Arc<Self>,
+        record: &FunctionRecord,
+        active: &BuiltFunction,
+        report: &mut Reload,
+    ) {
+        let name = active.function.config.name.clone();
+        let before = self.shared.served(name.as_str());
+        let was_active = before.as_ref().map(|served| served.active().clone());
+        let service = self.version(active, before.as_ref(), report);
+        let shares = self.shares(record, &service, before.as_ref(), report);
+        let numbers: Vec<u32> =
+            shares.iter().map(|share| share.service.version()).chain([active.number]).collect();
+        let mut all_known = self.known.lock().expect("no holder panics");
+        let known = all_known.entry(name.clone()).or_default();
+        known.versions.retain(|number, _| *number == active.number || record.shares(*number));
+        known.rolled_back = record.rolled_back.as_ref().map(describe);
+        let new: Vec<_> = [&service].into_iter().chain(shares.iter().map(|s| &s.service)).collect();
+        let old: Vec<_> = before.iter().flat_map(Served::services).collect();
+        let is_same = known.split == record.split
+            && old.len() == new.len()
+            && old.iter().zip(&new).all(|(old, new)| Arc::ptr_eq(old, new));
+        known.active = active.number;
+        known.split = record.split.clone();
+        drop(all_known);
+        if is_same {
+            return;
+        }
+        if was_active.is_some_and(|was| was.version() != service.version()) {
+            service.watch_anew();
+        }
+        self.shared.deploy(Served::split(service, shares));
+        self.shared.forget_crashes_of_others(&name, &numbers);
+    }
+
+    /// The versions that get a share, as far as they can be served.
+    fn shares(
+        self: &Arc<Self>,
+        record: &FunctionRecord,
+        active: &Service,
+        before: Option<&Served>,
+        report: &mut Reload,
+    ) -> Vec<ShareOf> {
+        let versions = record.versions();
+        let mut shares = Vec::new();
+        for Share { version, percent, header } in &record.split {
+            let found = versions.iter().find(|found| found.number == *version).cloned();
+            let Some(found) = found else { continue };
+            let opened = BuiltFunction::from_version(&record.name, found)
+                .map_err(|error| error.to_string())
+                .and_then(|function| {
+                    check_share(active.config(), &function.function.config)?;
+                    Ok(self.version(&function, before, report))
+                });
+            match opened {
+                // Its clients would be refused: the active one serves them.
+                Ok(service) if service.launcher().index().is_none() => {}
+                Ok(service) => {
+                    shares.push(ShareOf { service, percent: *percent, header: header.clone() });
+                }
+                Err(error) => {
+                    let reason = format!("version {version} gets no requests: {error}");
+                    tracing::error!(function = %record.name, "{reason}");
+                    report.broken.entry(record.name.to_string()).or_insert(reason);
+                }
+            }
+        }
+        shares
+    }
+
+    /// A version as a service: the one that is there, or a new one.
+    fn version(
+        self: &Arc<Self>,
+        function: &BuiltFunction,
+        before: Option<&Served>,
+        report: &mut Reload,
+    ) -> Arc<Service> {
+        let (name, number) = (function.function.config.name.clone(), function.number);
+        let is_served = |served: &Served| {
+            served.services().find(|service| service.version() == number).cloned()
+        };
+        let all_known = self.known.lock().expect("no holder panics");
+        if let Some(known) = all_known.get(&name).and_then(|known| known.versions.get(&number))
             && known.image == function.image
             && known.created_ms == function.created_ms
+            && let Some(service) = before.and_then(is_served)
         {
             if let Some(problem) = &known.problem {
                 report.broken.insert(name.to_string(), problem.clone());
             }
-            return;
+            return service;
         }
+        drop(all_known);
         let (launcher, problem, build): (Arc<dyn Launcher>, _, _) = match self.launcher(function) {
             Ok((launcher, build)) => (Arc::new(launcher), None, build),
             Err(error) => {
                 let mut reason = error.to_string();
                 if error.is_mended_by_freezing() {
                     reason.push_str("; this is being done now");
-                    self.freeze_anew(&name);
+                    self.shared.refreshes().want(name.clone(), number);
                 }
-                tracing::error!(function = %name, "cannot serve the function: {reason}");
+                tracing::error!(function = %name, version = number, "cannot serve the function: {reason}");
                 (Arc::new(Broken { reason: reason.clone() }), Some(reason), Build::Present)
             }
         };
@@ -265,18 +370,20 @@ impl Catalog {
             Some(reason) => {
                 report.broken.insert(name.to_string(), reason.clone());
             }
+            None if report.loaded.last() == Some(&name.to_string()) => {}
             None => report.loaded.push(name.to_string()),
         }
-        let config = function.function.config.clone();
-        let image = function.image.to_string();
-        self.shared.install(Service::new(config, image, launcher, self.shared.clone()));
-        let (image, created_ms) = (function.image, function.created_ms);
         if build == Build::Older {
             tracing::info!(function = %name, "serves from an image of an older build of Thaw");
         }
+        let (image, created_ms) = (function.image, function.created_ms);
         let known =
             Known { image, created_ms, tried_ms: 0, problem, build, waits_for_instances: false };
-        self.known.lock().expect("no holder panics").insert(name, known);
+        let mut all_known = self.known.lock().expect("no holder panics");
+        all_known.entry(name).or_default().versions.insert(number, known);
+        drop(all_known);
+        let config = function.function.config.clone();
+        Service::of_version(config, number, image.to_string(), launcher, self.shared.clone())
     }
 
     /// Opens an image, with the zygotes of the kernel build that it needs.
@@ -317,6 +424,7 @@ impl Catalog {
                 techniques: Techniques::default(),
             },
         )?;
+        launcher.read_secrets_from(self.shared.secrets());
         Ok((launcher, build))
     }
 
@@ -364,6 +472,7 @@ impl Catalog {
                 techniques: Techniques::default(),
             },
         )?;
+        launcher.read_secrets_from(self.shared.secrets());
         Ok((service, Arc::new(launcher)))
     }
 
@@ -381,14 +490,14 @@ impl Catalog {
                     self.want_old_ones_fresh();
                     self.want_older_builds_fresh();
                 }
-                name = self.shared.refreshes().next(), if at_work.len() < most => {
+                (name, number) = self.shared.refreshes().next(), if at_work.len() < most => {
                     // One that is being frozen anew is not begun a second time.
-                    if in_work.insert(name.clone()) {
-                        at_work.spawn(self.clone().refreeze(name));
+                    if in_work.insert((name.clone(), number)) {
+                        at_work.spawn(self.clone().refreeze(name, number));
                     }
                 }
-                Some(Ok(name)) = at_work.join_next() => {
-                    in_work.remove(&name);
+                Some(Ok(version)) = at_work.join_next() => {
+                    in_work.remove(&version);
                 }
             }
         }
@@ -400,16 +509,16 @@ impl Catalog {
         let now_ms = u128::from(now_ms());
         let mut known = self.known.lock().expect("no holder panics");
         for service in self.shared.services() {
-            let (Some(age), Some(known)) =
-                (service.config().refresh, known.get_mut(service.name()))
-            else {
+            let known = known.get_mut(service.name());
+            let known = known.and_then(|known| known.versions.get_mut(&service.version()));
+            let (Some(age), Some(known)) = (service.config().refresh, known) else {
                 continue;
             };
             let fresh_ms = u128::from(known.created_ms.max(known.tried_ms));
             if now_ms.saturating_sub(fresh_ms) >= age.0.as_millis() {
                 known.tried_ms = now_ms as u64;
                 known.waits_for_instances = false;
-                self.shared.refreshes().want(service.name().clone());
+                self.shared.refreshes().want(service.name().clone(), service.version());
             }
         }
     }
@@ -420,52 +529,57 @@ impl Catalog {
         let now_ms = now_ms();
         let mut known = self.known.lock().expect("no holder panics");
         for service in self.shared.services() {
-            let Some(known) = known.get_mut(service.name()) else { continue };
+            let known = known.get_mut(service.name());
+            let known = known.and_then(|known| known.versions.get_mut(&service.version()));
+            let Some(known) = known else { continue };
             let pause_ms = OLDER_BUILD_PAUSE.as_millis() as u64;
             let is_due = now_ms.saturating_sub(known.tried_ms) >= pause_ms;
             if known.build == Build::Older && is_due && live_and_staying(&service) == 0 {
                 known.tried_ms = now_ms;
                 known.waits_for_instances = true;
-                self.shared.refreshes().want(service.name().clone());
+                self.shared.refreshes().want(service.name().clone(), service.version());
             }
         }
     }
 
-    /// Whether a function may have a new image now, which ends its instances.
-    fn may_replace(&self, name: &FunctionName) -> Result<(), BuildError> {
+    /// Whether a version may have a new image now, which ends its instances.
+    fn may_replace(&self, name: &FunctionName, number: u32) -> Result<(), BuildError> {
         let known = self.known.lock().expect("no holder panics");
-        if !known.get(name).is_some_and(|known| known.waits_for_instances) {
+        let version = known.get(name).and_then(|known| known.versions.get(&number));
+        if !version.is_some_and(|known| known.waits_for_instances) {
             return Ok(());
         }
         drop(known);
-        match self.shared.route(name.as_str()).map_or(0, |service| live_and_staying(&service)) {
+        match self.served_version(name, number).map_or(0, |service| live_and_staying(&service)) {
             0 => Ok(()),
             live => Err(BuildError::InUse(live)),
         }
     }
 
-    /// Has a function frozen anew in the background, to serve the new image.
-    fn freeze_anew(&self, name: &FunctionName) {
-        self.shared.refreshes().want(name.clone());
+    /// A version of a function, if it gets requests.
+    fn served_version(&self, name: &FunctionName, number: u32) -> Option<Arc<Service>> {
+        let served = self.shared.served(name.as_str())?;
+        served.services().find(|service| service.version() == number).cloned()
     }
 
-    /// Freezes a function anew and serves the new image. Returns its name.
-    async fn refreeze(self: Arc<Self>, name: FunctionName) -> FunctionName {
+    /// Freezes a version of a function anew and serves the new image. Returns which it was.
+    async fn refreeze(self: Arc<Self>, name: FunctionName, number: u32) -> (FunctionName, u32) {
         let (catalog, function) = (self.clone(), name.clone());
         let refrozen = tokio::task::spawn_blocking(move || {
             let weak_limits = catalog.pool().weak_limits();
-            let service = catalog.shared.route(function.as_str());
+            let service = catalog.served_version(&function, number);
             let cores = service.and_then(|service| service.tenant().cores().cloned());
             let options = BuildOptions { weak_limits, cores, ..BuildOptions::default() };
-            let may_replace = || catalog.may_replace(&function);
-            build::refreeze(&catalog.store, function.as_str(), &options, &may_replace, &mut |_| {})
+            let may_replace = || catalog.may_replace(&function, number);
+            let (store, name) = (&catalog.store, function.as_str());
+            build::refreeze(store, name, number, &options, &may_replace, &mut |_| {})
                 .map_err(|error| error.to_string())?;
             catalog.reload().map_err(|error| error.to_string())
         });
         match refrozen.await.map_err(|error| error.to_string()).flatten() {
             Ok(_) => {
                 tracing::info!(function = %name, "froze the function anew");
-                if let Some(service) = self.shared.route(name.as_str()) {
+                if let Some(service) = self.served_version(&name, number) {
                     service.end_backoff();
                 }
             }
@@ -473,8 +587,25 @@ impl Catalog {
                 tracing::error!(function = %name, "could not freeze the function anew: {error}");
             }
         }
-        name
+        (name, number)
     }
+}
+
+/// Whether requests of a function can also go to this version: they come the same way.
+fn check_share(active: &FunctionConfig, other: &FunctionConfig) -> Result<(), String> {
+    match (active.entry.kind, active.listen) == (other.entry.kind, other.listen) {
+        true => Ok(()),
+        false => Err("its `kind` or `listen` is not that of the active version; activate it \
+                      instead"
+            .to_owned()),
+    }
+}
+
+fn describe(rolled_back: &RolledBack) -> String {
+    let RolledBack { version, to, reason, .. } = rolled_back;
+    format!(
+        "version {version} was taken out of service, and version {to} gets its requests: {reason}"
+    )
 }
 
 /// Instances that more than one client may use, those that are asleep too: a new image ends them.

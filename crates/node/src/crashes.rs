@@ -127,26 +127,26 @@ impl Crashes {
     }
 }
 
-/// Functions whose image is to be frozen anew, each once.
+/// Versions of functions whose image is to be frozen anew, each once.
 #[derive(Debug, Default)]
 pub struct Refreshes {
-    wanted: Mutex<BTreeSet<FunctionName>>,
+    wanted: Mutex<BTreeSet<(FunctionName, u32)>>,
     news: Notify,
 }
 
 impl Refreshes {
-    /// Has the image of a function frozen anew, soon.
-    pub fn want(&self, function: FunctionName) {
-        self.wanted.lock().expect("no holder panics").insert(function);
+    /// Has the image of a version of a function frozen anew, soon.
+    pub fn want(&self, function: FunctionName, version: u32) {
+        self.wanted.lock().expect("no holder panics").insert((function, version));
         self.news.notify_one();
     }
 
-    /// The next function, when there is one.
-    pub async fn next(&self) -> FunctionName {
+    /// The next version of a function, when there is one.
+    pub async fn next(&self) -> (FunctionName, u32) {
         loop {
             let news = self.news.notified();
-            if let Some(function) = self.wanted.lock().expect("no holder panics").pop_first() {
-                return function;
+            if let Some(version) = self.wanted.lock().expect("no holder panics").pop_first() {
+                return version;
             }
             news.await;
         }
@@ -201,9 +201,10 @@ mod tests {
         let refreshes = Refreshes::default();
         let name = |text: &str| text.parse::<FunctionName>().unwrap();
         for text in ["b", "a", "b"] {
-            refreshes.want(name(text));
+            refreshes.want(name(text), 1);
         }
-        assert_eq!([refreshes.next().await, refreshes.next().await], [name("a"), name("b")]);
+        let wanted = [refreshes.next().await, refreshes.next().await];
+        assert_eq!(wanted, [(name("a"), 1), (name("b"), 1)]);
         let none = tokio::time::timeout(Duration::from_millis(20), refreshes.next());
         none.await.unwrap_err();
     }

@@ -6,6 +6,7 @@ use crate::admin::{
 use crate::asleep::AsleepSpace;
 use crate::catalog::Catalog;
 use crate::config::{EntryKind, FunctionName, QUOTAS_FILE, QuotasError};
+use crate::deploy::take_out_failing;
 use crate::edge::{GATEWAY_FILE, GatewayFileError};
 use crate::gateway::{Gateway, GatewayConfig};
 use crate::home::{DaemonAddress, DaemonLock, Home, HomeError};
@@ -14,6 +15,7 @@ use crate::legacy;
 use crate::logs::{AccessFile, Logs};
 use crate::node::NodeState;
 use crate::pressure::watch_pressure;
+use crate::secrets::SecretStore;
 use crate::successor::watch_refusals;
 use crate::swap::SwapSpace;
 use crate::tenants::{CARRIED_FILE, read_periods, watch_cpu_time, write_down};
@@ -253,6 +255,7 @@ pub async fn serve(
     let asleep = AsleepSpace::at(home.asleep()?);
     let left_asleep = asleep.left()?;
     shared.sleep_in(asleep);
+    shared.read_secrets_from(SecretStore::of(home.clone()));
     if let Some(link) = monitor::of_this_process() {
         shared.number_life(link.grant().life());
     }
@@ -281,6 +284,11 @@ pub async fn serve(
     let own = Arc::new(OwnListeners::new(gateway, shared.clone()));
     own.update();
     let updated = own.clone();
+    let failures_watch = {
+        let own = own.clone();
+        let on_change = move || drop(own.update());
+        tokio::spawn(take_out_failing(catalog.clone(), shared.clone(), on_change))
+    };
     let admin = Admin {
         shared: shared.clone(),
         catalog: catalog.clone(),
@@ -312,6 +320,7 @@ pub async fn serve(
     own.stop();
     shared.drain(options.drain).await;
     freshness.abort();
+    failures_watch.abort();
     cpu_watch.abort();
     files_watch.abort();
     pressure_watch.abort();
@@ -492,7 +501,7 @@ impl OwnListeners {
         self.tls.update();
         let mut problems = BTreeMap::new();
         let mut wanted: HashMap<SocketAddr, Wanted> = HashMap::new();
-        for service in self.shared.services() {
+        for service in self.shared.functions() {
             let wants = (service.name().clone(), service.config().entry.kind);
             let Some(address) = service.config().listen else { continue };
             if let Some((other, _)) = wanted.insert(address, wants) {
@@ -527,7 +536,7 @@ impl OwnListeners {
                 }
             }
         }
-        for service in self.shared.services() {
+        for service in self.shared.functions() {
             service.set_unreachable(problems.get(service.name().as_str()).cloned());
         }
         problems

@@ -5,7 +5,7 @@ use crate::rootfs::StoredRootfs;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use thaw_store::{ImageId, IndexId, Name, Store, StoreError};
+use thaw_store::{ImageId, IndexId, Name, Store, StoreError, Version};
 
 /// A built function: its author's configuration and what the build added.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -46,6 +46,8 @@ pub struct BuiltFunction {
     pub image: ImageId,
     /// When it was built, milliseconds since the epoch.
     pub created_ms: u64,
+    /// The number of the version.
+    pub number: u32,
 }
 
 /// Why a stored function cannot be used.
@@ -80,17 +82,26 @@ impl BuiltFunction {
         Self::from_record(store.get_function(&name)?)
     }
 
-    /// Interprets a function's record.
+    /// Interprets the active version in a function's record.
     ///
     /// # Errors
     /// The record is not usable.
     pub fn from_record(record: thaw_store::FunctionRecord) -> Result<Self, FunctionError> {
-        let name = record.name.to_string();
-        let function: StoredFunction = serde_json::from_value(record.config).map_err(|error| {
+        Self::from_version(&record.name, record.active())
+    }
+
+    /// Interprets a version of a function.
+    ///
+    /// # Errors
+    /// It is not usable.
+    pub fn from_version(name: &Name, version: Version) -> Result<Self, FunctionError> {
+        let Version { config, index, image, created_ms, number, .. } = version;
+        let name = name.to_string();
+        let function: StoredFunction = serde_json::from_value(config).map_err(|error| {
             FunctionError::Record { name: name.clone(), reason: error.to_string() }
         })?;
-        let image = record.image.ok_or(FunctionError::NoImage { name })?;
-        Ok(Self { function, index: record.index, image, created_ms: record.created_ms })
+        let image = image.ok_or(FunctionError::NoImage { name })?;
+        Ok(Self { function, index, image, created_ms, number })
     }
 
     /// Opens the function's root file system.

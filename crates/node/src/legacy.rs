@@ -96,17 +96,17 @@ fn take_over_one(
 ) -> Option<()> {
     let WaitingInstance { orphan, note, lease, tenant } = instance;
     let (function, instance) = (&note.function, note.id);
-    let service = shared.route(function.as_str())?;
-    if service.image() != note.image {
+    let served = shared.served(function.as_str())?;
+    let Some(service) = served.services().find(|service| service.image() == note.image) else {
         tracing::info!(%function, instance, "ended an instance of an older image");
         return None;
-    }
+    };
     if !Arc::ptr_eq(service.tenant(), &tenant) {
         tracing::info!(%function, instance, "ended an instance of another tenant");
         return None;
     }
     let connections = connections.remove(&note.id).unwrap_or_default();
-    let attend = |client| attend_inherited(&service, client);
+    let attend = |client| attend_inherited(service, client);
     match service.take_over(&note, lease, orphan, connections, attend) {
         Ok(()) => Some(()),
         Err(error) => {

@@ -28,6 +28,7 @@ pub struct Metrics {
     ended: Family<EndLabels, Counter>,
     egress_denied: Family<FunctionLabels, Counter>,
     backoffs: Family<FunctionLabels, Counter>,
+    rollbacks: Family<FunctionLabels, Counter>,
     hibernations: Family<FunctionLabels, Counter>,
     wakes: Family<FunctionLabels, Counter>,
     sleeps: Family<FunctionLabels, Counter>,
@@ -107,6 +108,7 @@ impl Default for Metrics {
         let ended = Family::default();
         let egress_denied = Family::default();
         let backoffs = Family::default();
+        let rollbacks = Family::default();
         let (hibernations, wakes) = (Family::default(), Family::default());
         let [sleeps, sleep_wakes, sleep_losses] = [(); 3].map(|()| Family::default());
         let rewinds = Family::default();
@@ -140,6 +142,11 @@ impl Default for Metrics {
             "crash_backoffs",
             "Times that a function has backed off after many crashes",
             backoffs.clone(),
+        );
+        registry.register(
+            "rollbacks",
+            "Times that a version of a function was taken out of service for its failures",
+            rollbacks.clone(),
         );
         registry.register(
             "hibernations",
@@ -189,6 +196,7 @@ impl Default for Metrics {
             ended,
             egress_denied,
             backoffs,
+            rollbacks,
             hibernations,
             wakes,
             sleeps,
@@ -304,6 +312,12 @@ impl Metrics {
     pub fn backed_off(&self, function: &FunctionName) {
         let labels = FunctionLabels { function: function.to_string() };
         self.backoffs.get_or_create(&labels).inc();
+    }
+
+    /// A version of a function was taken out of service.
+    pub fn rolled_back(&self, function: &FunctionName) {
+        let labels = FunctionLabels { function: function.to_string() };
+        self.rollbacks.get_or_create(&labels).inc();
     }
 
     /// Sets how often the monitor of this process has refused to keep something so far.

@@ -6,7 +6,10 @@ use crate::boots::{BootRecord, RecentBoots};
 use crate::config::FunctionName;
 use crate::crashes::{Crashes, Refreshes};
 use crate::edge::Edge;
+use crate::health::Failures;
 use crate::metrics::Metrics;
+use crate::rollout::Served;
+use crate::secrets::SecretStore;
 use crate::service::{InstanceInfo, Service};
 use crate::swap::SwapSpace;
 use crate::tenants::{Taken, Tenant, Tenants};
@@ -15,6 +18,7 @@ use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use std::time::Duration;
+use tokio::runtime::Handle;
 use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::{Instant, sleep};
@@ -35,16 +39,19 @@ pub struct NodeState {
     /// What is said of clients.
     edge: Edge,
     /// Crashes outlast the service: a new image does not make them undone.
-    crashes: Mutex<HashMap<FunctionName, Arc<Crashes>>>,
+    crashes: Mutex<HashMap<(FunctionName, u32), Arc<Crashes>>>,
     refreshes: Refreshes,
+    failures: Failures,
     tenants: Tenants,
     /// Where the memory of hibernated instances goes.
     swap_space: OnceLock<Arc<SwapSpace>>,
     /// Instances that an earlier daemon has put to sleep, of functions that cannot be served yet.
     left_asleep: Mutex<Vec<Left>>,
+    /// Where secrets of functions are.
+    secrets: OnceLock<Arc<SecretStore>>,
     /// Where instances sleep.
     asleep_space: OnceLock<Arc<AsleepSpace>>,
-    services: RwLock<HashMap<FunctionName, Arc<Service>>>,
+    services: RwLock<HashMap<FunctionName, Served>>,
     /// Replaced or removed services whose last instances still work.
     retired: Mutex<Vec<Arc<Service>>>,
 }
@@ -81,9 +88,11 @@ impl NodeState {
             edge: Edge::default(),
             crashes: Mutex::default(),
             refreshes: Refreshes::default(),
+            failures: Failures::default(),
             tenants: Tenants::default(),
             swap_space: OnceLock::new(),
             left_asleep: Mutex::default(),
+            secrets: OnceLock::new(),
             asleep_space: OnceLock::new(),
             services: RwLock::default(),
             retired: Mutex::default(),
@@ -130,18 +139,24 @@ impl NodeState {
         &self.boots
     }
 
-    /// The crashes of a function that backs off after `limit` of them in a minute.
-    pub fn crashes_of(&self, function: &FunctionName, limit: u32) -> Arc<Crashes> {
+    /// The crashes of a version of a function that backs off after `limit` of them in a minute.
+    pub fn crashes_of(&self, function: &FunctionName, version: u32, limit: u32) -> Arc<Crashes> {
         let mut all = self.crashes.lock().expect("no holder panics");
-        let known = all.get(function).filter(|crashes| crashes.limit() == limit);
+        let version = (function.clone(), version);
+        let known = all.get(&version).filter(|crashes| crashes.limit() == limit);
         let crashes = known.cloned().unwrap_or_else(|| Arc::new(Crashes::new(limit)));
-        all.insert(function.clone(), crashes.clone());
+        all.insert(version, crashes.clone());
         crashes
     }
 
-    /// Functions that are to be frozen anew.
+    /// Versions of functions that are to be frozen anew.
     pub fn refreshes(&self) -> &Refreshes {
         &self.refreshes
+    }
+
+    /// Versions of functions that fail.
+    pub(crate) fn failures(&self) -> &Failures {
+        &self.failures
     }
 
     /// Those who share functions' quotas.
@@ -166,38 +181,81 @@ impl NodeState {
         let _ = self.asleep_space.set(space);
     }
 
+    /// Lets functions have these secrets. The first store stays.
+    pub fn read_secrets_from(&self, store: SecretStore) {
+        // Only a daemon that begins twice has two.
+        let _ = self.secrets.set(Arc::new(store));
+    }
+
+    /// Where secrets of functions are; `None`: there are none.
+    pub(crate) fn secrets(&self) -> Option<&Arc<SecretStore>> {
+        self.secrets.get()
+    }
+
     /// Where instances sleep; `None`: they cannot.
     pub(crate) fn asleep_space(&self) -> Option<&Arc<AsleepSpace>> {
         self.asleep_space.get()
     }
 
-    /// Finds the function that a client asks for.
+    /// The active version of the function that a client asks for.
     pub fn route(&self, name: &str) -> Option<Arc<Service>> {
+        let services = self.services.read().expect("no holder panics");
+        Some(services.get(name)?.active().clone())
+    }
+
+    /// The versions of a function that get requests.
+    pub fn served(&self, name: &str) -> Option<Served> {
         self.services.read().expect("no holder panics").get(name).cloned()
     }
 
-    /// All functions, sorted by name.
-    pub fn services(&self) -> Vec<Arc<Service>> {
+    /// The version of a function that gets a request of which nothing else is known.
+    pub(crate) fn route_by_chance(&self, name: &str) -> Option<Arc<Service>> {
         let services = self.services.read().expect("no holder panics");
-        let mut all: Vec<_> = services.values().cloned().collect();
+        Some(services.get(name)?.choose(|_| false))
+    }
+
+    /// The active versions of all functions, sorted by name.
+    pub fn functions(&self) -> Vec<Arc<Service>> {
+        let services = self.services.read().expect("no holder panics");
+        let mut all: Vec<_> = services.values().map(|served| served.active().clone()).collect();
         all.sort_by(|a, b| a.name().cmp(b.name()));
         all
     }
 
-    /// Serves a function, in place of an older one of the same name. The older
-    /// one's instances end after their last connection.
+    /// All versions of all functions that get requests, sorted by name.
+    pub fn services(&self) -> Vec<Arc<Service>> {
+        let services = self.services.read().expect("no holder panics");
+        let mut all: Vec<_> = services.values().flat_map(Served::services).cloned().collect();
+        all.sort_by_key(|service| (service.name().clone(), service.version()));
+        all
+    }
+
+    /// Serves a function that has one version, in place of an older one of the same name.
     pub fn install(&self, service: Arc<Service>) {
-        let name = service.name().clone();
-        self.take_over_asleep(&service);
-        let old = self.services.write().expect("no holder panics").insert(name, service);
-        self.retire(old);
+        self.deploy(Served::whole(service));
+    }
+
+    /// Serves a function. Versions that were served before and are not now get no more requests;
+    /// their instances end when they are idle, at the latest after the function's `limits.drain`.
+    pub fn deploy(&self, served: Served) {
+        let name = served.active().name().clone();
+        self.take_over_asleep(&served);
+        let new: Vec<_> = served.services().cloned().collect();
+        let old = self.services.write().expect("no holder panics").insert(name, served);
+        for old in old.iter().flat_map(Served::services) {
+            if !new.iter().any(|new| Arc::ptr_eq(new, old)) {
+                self.retire(old.clone());
+            }
+        }
     }
 
     /// Serves a function no longer.
     pub fn remove(&self, name: &str) {
         let old = self.services.write().expect("no holder panics").remove(name);
-        self.crashes.lock().expect("no holder panics").remove(name);
-        self.retire(old);
+        let mut crashes = self.crashes.lock().expect("no holder panics");
+        crashes.retain(|(function, _), _| function.as_str() != name);
+        drop(crashes);
+        old.iter().flat_map(Served::services).for_each(|old| self.retire(old.clone()));
     }
 
     /// Lets go of all functions, and so of what boots their instances.
@@ -206,18 +264,32 @@ impl NodeState {
         self.retired.lock().expect("no holder panics").clear();
     }
 
-    fn retire(&self, old: Option<Arc<Service>>) {
-        let Some(old) = old else { return };
-        old.end_sleep();
-        old.retire_all();
+    fn retire(&self, old: Arc<Service>) {
+        old.retire_from_service();
         let launcher = old.launcher();
         let is_in_use = self.services().iter().any(|new| Arc::ptr_eq(&new.launcher(), &launcher));
         if !is_in_use {
             launcher.stand_down();
         }
-        let mut retired = self.retired.lock().expect("no holder panics");
-        retired.retain(|service| service.instance_count() > 0);
-        retired.push(old);
+        self.retired.lock().expect("no holder panics").push(old.clone());
+        let Ok(runtime) = Handle::try_current() else {
+            // Without a runtime there are no connections to wait for.
+            let mut retired = self.retired.lock().expect("no holder panics");
+            return retired.retain(|service| service.instance_count() > 0);
+        };
+        let shared = old.shared().clone();
+        runtime.spawn(async move {
+            // This task has it, and the list; a request that was on its way is a third.
+            old.clone().wind_up(|service| Arc::strong_count(service) > 3).await;
+            let mut retired = shared.retired.lock().expect("no holder panics");
+            retired.retain(|service| !Arc::ptr_eq(service, &old));
+        });
+    }
+
+    /// Forgets the crashes of versions that are not served any more.
+    pub(crate) fn forget_crashes_of_others(&self, name: &FunctionName, served: &[u32]) {
+        let mut crashes = self.crashes.lock().expect("no holder panics");
+        crashes.retain(|(function, version), _| function != name || served.contains(version));
     }
 
     /// All live instances.
@@ -249,18 +321,22 @@ impl NodeState {
     }
 
     /// Those of them that belong to a function that can be served now are taken over, or end.
-    fn take_over_asleep(&self, service: &Service) {
-        if service.launcher().index().is_none() {
+    fn take_over_asleep(&self, served: &Served) {
+        let active = served.active();
+        if active.launcher().index().is_none() {
             // It may be served when it was frozen anew.
             return;
         }
         let mut left = self.left_asleep.lock().expect("no holder panics");
         let (own, others) =
-            mem::take(&mut *left).into_iter().partition(|one| one.note.function == *service.name());
+            mem::take(&mut *left).into_iter().partition(|one| one.note.function == *active.name());
         *left = others;
         drop(left);
         let own: Vec<Left> = own;
         for one in own {
+            let has_files =
+                |service: &&Arc<Service>| service.launcher().index() == Some(one.note.index);
+            let service = served.services().find(has_files).unwrap_or(active);
             let (function, instance) = (service.name(), one.note.id);
             match service.take_over_asleep(one) {
                 Ok(()) => {
@@ -445,7 +521,7 @@ impl NodeState {
     fn services_of(&self, tenant: &Arc<Tenant>) -> Vec<Arc<Service>> {
         let services = self.services.read().expect("no holder panics");
         let of_tenant = |service: &&Arc<Service>| Arc::ptr_eq(service.tenant(), tenant);
-        services.values().filter(of_tenant).cloned().collect()
+        services.values().flat_map(Served::services).filter(of_tenant).cloned().collect()
     }
 
     pub(crate) fn booted(&self, boot: BootRecord) {

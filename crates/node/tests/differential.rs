@@ -217,6 +217,7 @@ fn options(egress: &Arc<thaw_sandbox::EgressPolicy>) -> ThawOptions<'_> {
         flags: 0,
         resumed: &[],
         hostname: "",
+        secrets: None,
         egress,
         cores: None,
     }

@@ -6,6 +6,7 @@
 //! 0x0009_0000  page of [`crate::machine::Memory::barrier`]
 //! 0x000a_0000  words of [`crate::kernel_lock`]
 //! 0x000b_0000  descriptors that a hibernated sandbox waits for
+//! 0x000e_0000  secrets
 //! 0x0010_0000  buffers of [`crate::message`]
 //! 0x0030_0000  tables
 //! 0x1000_0000  the other vCPUs
@@ -29,6 +30,7 @@ use crate::memory::Table;
 pub const FIRST_SIZE: u64 = 8 << 20;
 const OF_PROCESS_AT: u64 = BOOT_BASE + 0x800;
 const AWAITED_AT: u64 = BOOT_BASE + 0xb_0000;
+const SECRETS_AT: u64 = BOOT_BASE + 0xe_0000;
 const MAPPINGS_AT: u64 = BOOT_BASE + 0x30_0000;
 const RANGES_AT: u64 = BOOT_BASE + 0x38_0000;
 const BLOBS_AT: u64 = BOOT_BASE + 0x40_0000;
@@ -80,6 +82,11 @@ const fn room<T>(start: u64, end: u64) -> usize {
 // SAFETY: this part of the area is the table's alone, and mapped from the beginning.
 pub static AWAITED: Table<Cell<PollFd>> =
     unsafe { Table::new(AWAITED_AT, room::<PollFd>(AWAITED_AT, BOOT_BASE + 0xc_0000)) };
+
+/// The secrets of this boot, as the host has said them, behind their length.
+// SAFETY: this part of the area is the table's alone, and mapped from the beginning.
+pub static SECRETS: Table<Cell<u8>> =
+    unsafe { Table::new(SECRETS_AT, room::<u8>(SECRETS_AT, BOOT_BASE + 0x10_0000)) };
 
 /// Mappings that a thaw has left out.
 // SAFETY: this part of the area is the table's alone, and mapped from the beginning.

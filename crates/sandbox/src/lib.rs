@@ -38,8 +38,8 @@ mod sys;
 mod text;
 
 pub use boot::{
-    BootError, BootFlags, BootPlan, Mount, MountKind, PlanError, RESUMED_MAX, Rootfs, StartSpec,
-    ThawOptions, connection,
+    BootError, BootFlags, BootPlan, Mount, MountKind, PlanError, RESUMED_MAX, Rootfs, Secrets,
+    StartSpec, ThawOptions, TooManySecrets, connection,
 };
 pub use broker::{
     BlobSource, BoundAccess, BoundDirectory, FileRights, FuseAccess, HostDirectory, HostPolicy,

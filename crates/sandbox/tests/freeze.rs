@@ -78,6 +78,7 @@ fn thaw(plan: &thaw_sandbox::BootPlan) -> Sandbox {
         flags: 0,
         resumed: &[],
         hostname: "copy",
+        secrets: None,
         egress: &Default::default(),
         cores: None,
     };

@@ -156,6 +156,7 @@ fn thawed(parent: &ZygoteParent, plan: &BootPlan) -> Sandbox {
         flags: 0,
         resumed: &[],
         hostname: "copy",
+        secrets: None,
         egress: &Default::default(),
         cores: None,
     };

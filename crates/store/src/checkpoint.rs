@@ -166,8 +166,7 @@ impl Store {
             all.push((checkpoint.name, checkpoint.image));
         }
         for function in self.list_functions()?.records {
-            let previous = function.previous.and_then(|previous| previous.image);
-            let images = function.image.into_iter().chain(previous);
+            let images = function.versions().into_iter().filter_map(|version| version.image);
             all.extend(images.map(|image| (function.name.clone(), image)));
         }
         let mut found = Vec::new();

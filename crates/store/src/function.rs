@@ -3,6 +3,7 @@
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
+use std::ops::RangeInclusive;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::SystemTime;
@@ -17,32 +18,62 @@ use crate::lock::lock_exclusive;
 use crate::session::Session;
 use crate::stage::{Existing, sync_directory};
 use crate::store::Store;
+use crate::version::{RolledBack, Share, Version};
 
-/// Version of the JSON records.
+/// Version of the JSON records, but those of functions.
 pub(crate) const RECORD_VERSION: u32 = 1;
+/// Version of the records of functions. The one before it had a present version and a previous
+/// one, without numbers.
+const FUNCTION_VERSION: u32 = 2;
 
 /// What the store knows about a function.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FunctionRecord {
-    /// [`RECORD_VERSION`]; another one is refused.
+    /// [`FUNCTION_VERSION`]; a later one is refused.
     version: u32,
     /// The function's name.
     pub name: Name,
-    /// Its configuration, of which the store understands nothing.
+    /// The configuration of the active version, of which the store understands nothing.
     pub config: serde_json::Value,
     /// Its root file system.
     pub index: IndexId,
     /// Its snapshot; `None` before the first freeze.
     pub image: Option<ImageId>,
-    /// When this record was written, milliseconds since the epoch.
+    /// When it was stored, milliseconds since the epoch.
     pub created_ms: u64,
-    /// What the function was before; the garbage collector keeps it.
-    pub previous: Option<PreviousVersion>,
+    /// Its number.
+    #[serde(default)]
+    pub number: u32,
+    /// A name for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub label: Option<Name>,
+    /// Since when it is active, milliseconds since the epoch.
+    #[serde(default)]
+    pub activated_ms: u64,
+    /// The other versions, by number; the garbage collector keeps them.
+    #[serde(default)]
+    pub others: Vec<Version>,
+    /// Those of them that get requests, too.
+    #[serde(default)]
+    pub split: Vec<Share>,
+    /// Versions that were active before, the last one last.
+    #[serde(default)]
+    pub(crate) history: Vec<u32>,
+    /// The number of the next version.
+    #[serde(default)]
+    pub(crate) next: u32,
+    /// What was taken out of service for its failures, since somebody last changed this.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rolled_back: Option<RolledBack>,
+    /// The version before, in records of the version before.
+    #[serde(default, skip_serializing)]
+    previous: Option<Version>,
 }
 
-/// Which version of a function a record is.
+/// Which version of a function something was made from.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FunctionVersion {
+    number: u32,
     config: serde_json::Value,
     index: IndexId,
     image: Option<ImageId>,
@@ -50,28 +81,66 @@ pub struct FunctionVersion {
 }
 
 impl FunctionRecord {
-    /// Tells this version of the function from all others.
+    /// Tells the active version of the function from all others, and from itself with another
+    /// image or configuration.
     pub fn version(&self) -> FunctionVersion {
-        FunctionVersion {
-            config: self.config.clone(),
-            index: self.index,
-            image: self.image,
-            created_ms: self.created_ms,
+        (&self.active()).into()
+    }
+
+    /// A function without versions, which [`FunctionRecord::add`] changes at once.
+    fn first(name: Name, version: Version) -> Self {
+        let Version { label, config, index, image, created_ms, .. } = version;
+        Self {
+            version: FUNCTION_VERSION,
+            name,
+            config,
+            index,
+            image,
+            created_ms,
+            number: 1,
+            label,
+            activated_ms: now_ms(),
+            others: Vec::new(),
+            split: Vec::new(),
+            history: Vec::new(),
+            next: 2,
+            rolled_back: None,
+            previous: None,
         }
+    }
+
+    /// Numbers the versions of a record of the version before.
+    pub(crate) fn upgrade(&mut self) {
+        if self.version >= FUNCTION_VERSION {
+            return;
+        }
+        self.version = FUNCTION_VERSION;
+        self.activated_ms = self.created_ms;
+        self.number = 1;
+        if let Some(previous) = self.previous.take() {
+            self.others = vec![Version { number: 1, ..previous }];
+            self.history = vec![1];
+            self.number = 2;
+        }
+        self.next = self.number + 1;
     }
 }
 
-/// The version of a function that the current one replaced.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct PreviousVersion {
-    /// Its configuration.
-    pub config: serde_json::Value,
-    /// Its root file system.
-    pub index: IndexId,
-    /// Its snapshot.
-    pub image: Option<ImageId>,
-    /// When it was written, milliseconds since the epoch.
-    pub created_ms: u64,
+impl From<&Version> for FunctionVersion {
+    fn from(version: &Version) -> Self {
+        let Version { number, config, index, image, created_ms, .. } = version.clone();
+        Self { number, config, index, image, created_ms }
+    }
+}
+
+/// What becomes of a version that is stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Activation {
+    /// All requests go to it.
+    #[default]
+    Now,
+    /// It gets none until it is activated. A function's first version is active in any case.
+    Later,
 }
 
 /// What a caller says about a function in order to store it.
@@ -112,30 +181,140 @@ pub struct RootfsRecord {
     pub image: Option<serde_json::Value>,
 }
 
-impl Session {
-    /// Stores a function or a new version of it. The version that it replaces is
-    /// kept as `previous`, unless that was the same or never had an image.
-    pub fn put_function(&mut self, new: NewFunction) -> Result<FunctionRecord> {
-        self.put_function_over(new, None)
+impl FunctionRecord {
+    /// A version that is to be added. Versions that are stored within one millisecond are told
+    /// apart, too.
+    fn newest(&self, new: NewFunction, label: Option<Name>) -> Version {
+        let NewFunction { config, index, image, .. } = new;
+        let created_ms = now_ms().max(self.newest_ms() + 1);
+        Version { number: 0, label, config, index, image, created_ms, problem: None }
     }
 
-    /// Stores a new version of a function, made from `old`. If that is not the
-    /// function's version any more, nothing is stored and the error is
-    /// [`StoreError::Replaced`].
+    /// When the newest version was stored.
+    fn newest_ms(&self) -> u64 {
+        let others = self.others.iter().map(|other| other.created_ms);
+        others.chain([self.created_ms]).max().unwrap_or_default()
+    }
+
+    /// Gives a version other contents.
+    fn replace(&mut self, number: u32, new: NewFunction) {
+        let Version { config, index, image, created_ms, .. } = self.newest(new, None);
+        if number == self.number {
+            (self.config, self.index) = (config, index);
+            (self.image, self.created_ms) = (image, created_ms);
+        } else if let Some(other) = self.others.iter_mut().find(|other| other.number == number) {
+            (other.config, other.index) = (config, index);
+            (other.image, other.created_ms) = (image, created_ms);
+        }
+    }
+}
+
+impl Session {
+    /// Stores a function or a new version of it, to which all requests go.
+    pub fn put_function(&mut self, new: NewFunction) -> Result<FunctionRecord> {
+        self.put_version(new, None, Activation::Now)
+    }
+
+    /// Stores a function or a new version of it. The same files and image as those of the active
+    /// version are that version, with another configuration.
+    pub fn put_version(
+        &mut self,
+        new: NewFunction,
+        label: Option<Name>,
+        activation: Activation,
+    ) -> Result<FunctionRecord> {
+        let _acting = self.layout.act()?;
+        self.check_is_there(&new)?;
+        let _lock = self.lock_function(&new.name)?;
+        let name = new.name.clone();
+        let record = match self.get_function(&name) {
+            Ok(mut old) => {
+                if old.index == new.index && old.image == new.image || old.image.is_none() {
+                    let number = old.number;
+                    old.replace(number, new);
+                    old.label = label.or(old.label);
+                } else {
+                    let version = old.newest(new, label);
+                    let number = old.add(version);
+                    if activation == Activation::Now {
+                        old.activate(number).expect("it was added with its image");
+                    }
+                }
+                old
+            }
+            // Storing the function again is the way out of a damaged record.
+            Err(StoreError::NotFound { .. } | StoreError::Damaged { .. }) => {
+                let NewFunction { config, index, image, .. } = new;
+                let (created_ms, problem) = (now_ms(), None);
+                let number = 1;
+                let first = Version { number, label, config, index, image, created_ms, problem };
+                FunctionRecord::first(name, first)
+            }
+            Err(error) => return Err(error),
+        };
+        self.write_function(record)
+    }
+
+    /// Gives a version another image or configuration; it keeps its number. If `old` is not in
+    /// the record any more, nothing is stored and the error is [`StoreError::Replaced`].
     pub fn replace_function(
         &mut self,
         old: &FunctionVersion,
         new: NewFunction,
     ) -> Result<FunctionRecord> {
-        self.put_function_over(new, Some(old))
+        let _acting = self.layout.act()?;
+        self.check_is_there(&new)?;
+        let _lock = self.lock_function(&new.name)?;
+        let mut record = self.get_if_there(old, &new.name)?;
+        record.replace(old.number, new);
+        self.write_function(record)
     }
 
-    fn put_function_over(
+    /// Stores a version that was made from `old`, and makes it active in its place. If `old` is
+    /// not active any more, nothing is stored and the error is [`StoreError::Replaced`].
+    pub fn put_version_from(
         &mut self,
+        old: &FunctionVersion,
         new: NewFunction,
-        expected: Option<&FunctionVersion>,
     ) -> Result<FunctionRecord> {
         let _acting = self.layout.act()?;
+        self.check_is_there(&new)?;
+        let _lock = self.lock_function(&new.name)?;
+        let mut record = self.get_if_there(old, &new.name)?;
+        if record.number != old.number {
+            return Err(StoreError::Replaced { name: new.name });
+        }
+        let version = record.newest(new, None);
+        let number = record.add(version);
+        record.activate(number).expect("it was added with its image");
+        self.write_function(record)
+    }
+
+    /// Changes which versions of a function get its requests.
+    ///
+    /// # Errors
+    /// There is no such function, or `change` refuses; the record is as before then.
+    pub fn change_function<E: From<StoreError>>(
+        &mut self,
+        name: &Name,
+        change: impl FnOnce(&mut FunctionRecord) -> std::result::Result<(), E>,
+    ) -> std::result::Result<FunctionRecord, E> {
+        let _acting = self.layout.act()?;
+        let directory = self.layout.function(name);
+        let Some(_lock) = lock_directory(&directory)? else {
+            return Err(StoreError::not_found(Kind::Function, name).into());
+        };
+        let mut record = self.get_function(name)?;
+        let before = record.clone();
+        change(&mut record)?;
+        match record == before {
+            true => Ok(record),
+            false => Ok(self.write_function(record)?),
+        }
+    }
+
+    /// What a record refers to must be in the store.
+    fn check_is_there(&self, new: &NewFunction) -> Result<()> {
         drop(self.open_index(new.index)?);
         if let Some(image) = new.image {
             drop(self.open_image(image)?);
@@ -143,43 +322,22 @@ impl Session {
                 drop(self.open_image(ancestor)?);
             }
         }
-        let _lock = self.lock_function(&new.name)?;
-        let found = self.get_function(&new.name);
-        // Under the lock: nobody stores another version before this one.
-        if let Some(expected) = expected {
-            let is_same = match &found {
-                Ok(found) => found.version() == *expected,
-                Err(StoreError::NotFound { .. }) => false,
-                Err(_) => return Err(found.expect_err("an error")),
-            };
-            if !is_same {
-                return Err(StoreError::Replaced { name: new.name });
-            }
-        }
-        let newest = found.as_ref().map_or(0, |old| old.created_ms + 1);
-        let previous = match found {
-            Ok(old) if old.index == new.index && old.image == new.image => old.previous,
-            Ok(old) if old.image.is_none() => old.previous,
-            Ok(old) => Some(PreviousVersion {
-                config: old.config,
-                index: old.index,
-                image: old.image,
-                created_ms: old.created_ms,
-            }),
-            // Storing the function again is the way out of a damaged record.
-            Err(StoreError::NotFound { .. } | StoreError::Damaged { .. }) => None,
-            Err(error) => return Err(error),
+        Ok(())
+    }
+
+    /// The record of a function, under its lock, if it has this version still.
+    fn get_if_there(&self, version: &FunctionVersion, name: &Name) -> Result<FunctionRecord> {
+        let found = match self.get_function(name) {
+            Err(StoreError::NotFound { .. }) => None,
+            found => Some(found?),
         };
-        let record = FunctionRecord {
-            version: RECORD_VERSION,
-            name: new.name,
-            config: new.config,
-            index: new.index,
-            image: new.image,
-            // Versions that are stored within one millisecond are told apart, too.
-            created_ms: now_ms().max(newest),
-            previous,
+        let has_it = |record: &FunctionRecord| {
+            record.versions().iter().any(|found| FunctionVersion::from(found) == *version)
         };
+        found.filter(has_it).ok_or_else(|| StoreError::Replaced { name: name.clone() })
+    }
+
+    fn write_function(&mut self, record: FunctionRecord) -> Result<FunctionRecord> {
         let to = self.layout.function_record(&record.name);
         self.write_record(&to, &[&to_json(&record)], Existing::Replace)?;
         sync_directory(&self.layout.functions())?;
@@ -231,8 +389,15 @@ impl Store {
     pub fn get_function(&self, name: &Name) -> Result<FunctionRecord> {
         let _acting = self.layout.act()?;
         let path = self.layout.function_record(name);
-        let record: FunctionRecord = read_record(&path, Kind::Function, name)?;
-        check_record(record.version, &record.name, Kind::Function, name)?;
+        let mut record: FunctionRecord = read_record(&path, Kind::Function, name)?;
+        check_versions(
+            record.version,
+            &(1..=FUNCTION_VERSION),
+            &record.name,
+            Kind::Function,
+            name,
+        )?;
+        record.upgrade();
         Ok(record)
     }
 
@@ -337,8 +502,18 @@ pub(crate) fn read_record<T: DeserializeOwned>(path: &Path, kind: Kind, name: &N
 }
 
 pub(crate) fn check_record(version: u32, found: &Name, kind: Kind, name: &Name) -> Result<()> {
-    if version != RECORD_VERSION {
-        let why = format!("its record has version {version}, this program knows {RECORD_VERSION}");
+    check_versions(version, &(RECORD_VERSION..=RECORD_VERSION), found, kind, name)
+}
+
+fn check_versions(
+    version: u32,
+    known: &RangeInclusive<u32>,
+    found: &Name,
+    kind: Kind,
+    name: &Name,
+) -> Result<()> {
+    if !known.contains(&version) {
+        let why = format!("its record has version {version}, this program knows {}", known.end());
         return Err(StoreError::damaged(kind, name, why));
     }
     if found != name {

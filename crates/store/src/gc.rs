@@ -1,6 +1,6 @@
 //! The garbage collector: removes what no record leads to.
 //!
-//! Roots are the functions (their current and previous versions), the checkpoints, the
+//! Roots are the functions (those of their versions that stay), the checkpoints, the
 //! named root file systems, and every index and image that some process has open: those
 //! carry a shared flock(2), which also travels with a descriptor into a sandbox.
 //! Nothing of what a crash leaves behind is ever referred to, so a collection
@@ -14,13 +14,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::error::{Context, Result, StoreError};
-use crate::function::names;
+use crate::function::{FunctionRecord, names, to_json};
 use crate::id::{BlobHash, ImageId, IndexId, KernelId, Name};
 use crate::image::list;
 use crate::layout::ImageFile;
 use crate::lock::{lock_exclusive_within, try_lock_exclusive};
-use crate::stage::{Removal, clean};
+use crate::stage::{Existing, Removal, SHARED_MODE, Stage, clean};
 use crate::store::Store;
+use crate::version::VERSIONS_KEPT;
 
 /// How long to wait for sessions to end.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -41,6 +42,8 @@ pub struct GcReport {
     pub working_sets: Vec<ImageId>,
     /// Runtime templates: nothing was built from them, or it is gone.
     pub templates: Vec<Name>,
+    /// Versions of functions: neither among the newest nor in use.
+    pub versions: Vec<(Name, u32)>,
     /// Directories of sessions that did not end well.
     pub left_overs: Vec<PathBuf>,
     /// Bytes on disk that all of it occupied.
@@ -72,26 +75,46 @@ impl Store {
 
     /// The same, but these images stay, with all that they need.
     pub fn gc_keeping(&self, removal: Removal, images: &[ImageId]) -> Result<GcReport> {
-        self.gc_as(removal, PATIENCE, images)
+        self.gc_as(removal, PATIENCE, images, VERSIONS_KEPT)
+    }
+
+    /// The same, and of each function the `versions` newest stay, besides those in use.
+    pub fn gc_keeping_versions(
+        &self,
+        removal: Removal,
+        images: &[ImageId],
+        versions: usize,
+    ) -> Result<GcReport> {
+        self.gc_as(removal, PATIENCE, images, versions)
     }
 
     /// The same, waiting for sessions no longer than `patience`.
     pub fn gc_within(&self, removal: Removal, patience: Duration) -> Result<GcReport> {
-        self.gc_as(removal, patience, &[])
+        self.gc_as(removal, patience, &[], VERSIONS_KEPT)
     }
 
-    fn gc_as(&self, removal: Removal, patience: Duration, kept: &[ImageId]) -> Result<GcReport> {
+    fn gc_as(
+        &self,
+        removal: Removal,
+        patience: Duration,
+        kept: &[ImageId],
+        versions: usize,
+    ) -> Result<GcReport> {
         let _acting = self.layout.act()?;
         let _lock = self.lock_all(patience)?;
-        let mut live = self.live()?;
-        live.images.extend(kept.iter().filter(|id| self.layout.image(**id).exists()));
         let mut report = GcReport::default();
+        let records = self.records_without_surplus(versions, &mut report)?;
+        let mut live = self.live(&records)?;
+        live.images.extend(kept.iter().filter(|id| self.layout.image(**id).exists()));
         let images = self.unused_images(&mut live)?;
         let templates = self.unused_templates(&mut live)?;
         let indexes = self.unused_indexes(&mut live)?;
         // Everything that could fail for damage is read before the first removal.
         let blobs = self.unused_blobs(&live)?;
         let kernels = self.unused_kernels(&live)?;
+        if removal == Removal::Remove {
+            self.forget_versions(&records, &report.versions)?;
+        }
         for left_over in clean(&self.layout, removal)? {
             report.left_overs.push(left_over.path);
             report.bytes += left_over.bytes;
@@ -139,19 +162,44 @@ impl Store {
         Err(StoreError::Busy { path: self.root().to_owned() })
     }
 
-    fn live(&self) -> Result<Live> {
-        let mut live = Live::default();
+    /// The functions without the versions that go; which those are joins the report.
+    fn records_without_surplus(
+        &self,
+        keep: usize,
+        report: &mut GcReport,
+    ) -> Result<Vec<FunctionRecord>> {
         let functions = self.list_functions()?;
         if let Some((_, error)) = functions.damaged.into_iter().next() {
             return Err(error);
         }
-        for function in functions.records {
-            live.indexes.insert(function.index);
-            live.images.extend(function.image);
-            if let Some(previous) = function.previous {
-                live.indexes.insert(previous.index);
-                live.images.extend(previous.image);
+        let mut records = functions.records;
+        for record in &mut records {
+            let surplus = record.surplus(keep);
+            record.forget(&surplus);
+            report.versions.extend(surplus.into_iter().map(|number| (record.name.clone(), number)));
+        }
+        Ok(records)
+    }
+
+    /// Writes the records that have lost versions. Sessions are kept out, so nobody else changes
+    /// them.
+    fn forget_versions(&self, records: &[FunctionRecord], gone: &[(Name, u32)]) -> Result<()> {
+        for record in records {
+            if gone.iter().any(|(name, _)| *name == record.name) {
+                let path = self.layout.function_record(&record.name);
+                let json = to_json(record);
+                let mut stage = Stage::create(&self.layout)?;
+                stage.write_record(&path, &[&json], Existing::Replace, SHARED_MODE)?;
             }
+        }
+        Ok(())
+    }
+
+    fn live(&self, functions: &[FunctionRecord]) -> Result<Live> {
+        let mut live = Live::default();
+        for version in functions.iter().flat_map(FunctionRecord::versions) {
+            live.indexes.insert(version.index);
+            live.images.extend(version.image);
         }
         let checkpoints = self.list_checkpoints()?;
         if let Some((_, error)) = checkpoints.damaged.into_iter().next() {

@@ -27,13 +27,14 @@ mod store;
 mod template;
 mod usage;
 mod verify;
+mod version;
 
 pub use blob::{Blob, Domain, NamingReader};
 pub use checkpoint::{CheckpointList, CheckpointRecord, NewCheckpoint};
 pub use error::{Kind, Result, StoreError};
 pub use footprint::Footprint;
 pub use function::{
-    FunctionList, FunctionRecord, FunctionVersion, NewFunction, PreviousVersion, RootfsRecord,
+    Activation, FunctionList, FunctionRecord, FunctionVersion, NewFunction, RootfsRecord,
 };
 pub use gc::GcReport;
 pub use id::{BlobHash, ImageId, IndexId, InvalidHash, InvalidName, KernelId, Name, short_hash};
@@ -49,3 +50,7 @@ pub use store::Store;
 pub use template::TemplateRecord;
 pub use usage::{KernelUse, OtherUser, Sizes, StoreUsage, StoredBytes, User, UserKind};
 pub use verify::{Problem, Repair, VerifyReport};
+pub use version::{
+    HeaderRule, RolledBack, SHARES_MAX, Share, VERSIONS_KEPT, VERSIONS_MAX, Version, VersionError,
+    parse_label,
+};

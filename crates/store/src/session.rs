@@ -2,14 +2,13 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File};
-use std::io::Write;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Context, Result};
 use crate::id::{BlobHash, Name};
 use crate::lock::lock_shared;
-use crate::stage::{Existing, SHARED_MODE, Stage, publish, seal_as, sync_directory};
+use crate::stage::{Existing, SHARED_MODE, Stage, sync_directory};
 use crate::store::Store;
 
 /// The right to add to the store. While a session lives, the garbage collector
@@ -71,14 +70,7 @@ impl Session {
         existing: Existing,
         mode: u32,
     ) -> Result<()> {
-        let (mut file, from) = self.stage.create_file()?;
-        for part in content {
-            file.write_all(part).context("write", &from)?;
-        }
-        seal_as(&file, &from, mode)?;
-        file.sync_all().context("sync", &from)?;
-        publish(&from, to, existing)?;
-        sync_directory(parent(to))
+        self.stage.write_record(to, content, existing, mode)
     }
 
     /// Removes a file and makes that durable; says whether it was there.

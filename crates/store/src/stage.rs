@@ -3,7 +3,7 @@
 //! A directory that nobody has locked belongs to a dead process and is removed.
 
 use std::fs::{self, File, OpenOptions, Permissions};
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -71,6 +71,25 @@ impl Stage {
             .open(&path)
             .context("create", &path)?;
         Ok((file, path))
+    }
+
+    /// Writes a small file so that its name stands for either its old or its
+    /// whole new content, whenever the machine stops.
+    pub(crate) fn write_record(
+        &mut self,
+        to: &Path,
+        content: &[&[u8]],
+        existing: Existing,
+        mode: u32,
+    ) -> Result<()> {
+        let (mut file, from) = self.create_file()?;
+        for part in content {
+            file.write_all(part).context("write", &from)?;
+        }
+        seal_as(&file, &from, mode)?;
+        file.sync_all().context("sync", &from)?;
+        publish(&from, to, existing)?;
+        sync_directory(to.parent().expect("every file of the store lies below its root"))
     }
 }
 

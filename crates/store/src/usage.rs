@@ -244,10 +244,10 @@ impl<'a> Census<'a> {
         self.usage.damaged.extend(functions.damaged.iter().map(|(_, error)| error.to_string()));
         for function in functions.records {
             let record = allocated(&self.store.layout.function_record(&function.name))?;
-            let FunctionRecord { name, config, index, image, previous, .. } = function;
+            let FunctionRecord { name, config, index, image, others, .. } = function;
             let mut user = new_user(UserKind::Function, &name, config, record);
-            if let Some(previous) = previous {
-                self.need(&mut user, previous.index, previous.image)?;
+            for other in others {
+                self.need(&mut user, other.index, other.image)?;
             }
             user.base = None;
             self.need(&mut user, index, image)?;

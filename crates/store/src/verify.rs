@@ -13,6 +13,7 @@ use crate::index::check_structure;
 use crate::layout::ImageFile;
 use crate::sparse::image_id;
 use crate::store::Store;
+use crate::version::Version;
 
 /// How long a repair waits for sessions to end.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -108,9 +109,7 @@ impl Check<'_> {
         }
         for function in functions.records {
             self.report.files += 1;
-            let mut versions = vec![(function.index, function.image)];
-            versions.extend(function.previous.map(|previous| (previous.index, previous.image)));
-            for (index, image) in versions {
+            for Version { index, image, .. } in function.versions() {
                 self.users.indexes.entry(index).or_default().insert(function.name.clone());
                 if let Some(image) = image {
                     self.users.images.entry(image).or_default().insert(function.name.clone());

@@ -12,8 +12,9 @@ use common::empty_store;
 use serde_json::json;
 use thaw_store::index::{Attributes, Content, Node};
 use thaw_store::{
-    Domain, Footprint, ImageId, IndexId, Kind, Name, NewCheckpoint, NewFunction, PREFETCH_HEAD,
-    PREFETCH_MAX, Removal, Repair, Session, Store, StoreError, Tree,
+    Activation, Domain, Footprint, FunctionRecord, ImageId, IndexId, Kind, Name, NewCheckpoint,
+    NewFunction, PREFETCH_HEAD, PREFETCH_MAX, Removal, Repair, Session, Store, StoreError, Tree,
+    parse_label,
 };
 
 fn index_of(session: &mut Session, text: &str) -> IndexId {
@@ -74,12 +75,13 @@ fn functions_come_and_go() {
     let record = store.get_function(&name("f")).unwrap();
     assert_eq!((record.index, record.image.unwrap()), first);
     assert_eq!(record.config, json!({ "port": 8000 }));
-    assert_eq!(record.previous, None);
+    assert_eq!((record.number, record.others.len()), (1, 0));
     let second = put(&store, "f", "two");
     let record = store.get_function(&name("f")).unwrap();
     assert_eq!((record.index, record.image.unwrap()), second);
-    let previous = record.previous.unwrap();
-    assert_eq!((previous.index, previous.image.unwrap()), first);
+    assert_eq!((record.number, record.before()), (2, Some(1)));
+    let before = &record.others[0];
+    assert_eq!((before.number, before.index, before.image.unwrap()), (1, first.0, first.1));
     put(&store, "g", "one");
     let listed = store.list_functions().unwrap();
     assert!(listed.damaged.is_empty());
@@ -238,11 +240,89 @@ fn garbage_goes_and_the_rest_stays() {
 }
 
 #[test]
-fn the_previous_version_is_kept_and_the_one_before_is_not() {
+fn the_newest_versions_are_kept_and_those_in_use() {
     let (_directory, store) = empty_store();
-    let versions = ["one", "two", "three"].map(|content| put(&store, "f", content));
+    let all = ["one", "two", "three", "four", "five"].map(|content| put(&store, "f", content));
+    let mut session = store.session().unwrap();
+    let share = |record: &mut FunctionRecord| {
+        record.share(1, 5, None).unwrap();
+        Ok::<_, StoreError>(())
+    };
+    session.change_function(&name("f"), share).unwrap();
+    drop(session);
+    let would = store.gc(Removal::DryRun).unwrap();
+    assert_eq!(would.versions, [(name("f"), 2)]);
+    assert_eq!(store.get_function(&name("f")).unwrap().versions().len(), 5);
     let removed = store.gc(Removal::Remove).unwrap();
-    assert_eq!((removed.images, removed.indexes), (vec![versions[0].1], vec![versions[0].0]));
+    assert_eq!((removed.images, removed.indexes), (vec![all[1].1], vec![all[1].0]));
+    let numbers = |store: &Store| {
+        let versions = store.get_function(&name("f")).unwrap().versions();
+        versions.iter().map(|version| version.number).collect::<Vec<_>>()
+    };
+    assert_eq!(numbers(&store), [1, 3, 4, 5]);
+    assert_eq!(damaged(&store), []);
+    // The version before the active one stays, too.
+    store.gc_keeping_versions(Removal::Remove, &[], 1).unwrap();
+    assert_eq!(numbers(&store), [1, 4, 5]);
+}
+
+/// A record as the version before this one has written it.
+fn old_record(store: &Store, with_previous: bool) -> (IndexId, ImageId) {
+    let (index, image) = put(store, "f", "present");
+    let (older, older_image) = put(store, "g", "before");
+    let mut record = json!({
+        "version": 1, "name": "f", "config": { "port": 8000 }, "index": index, "image": image,
+        "created_ms": 7, "previous": null,
+    });
+    if with_previous {
+        record["previous"] = json!({
+            "config": {}, "index": older, "image": older_image, "created_ms": 3,
+        });
+    }
+    let path = store.root().join("functions/f/record.json");
+    fs::remove_file(&path).unwrap();
+    fs::write(&path, record.to_string()).unwrap();
+    store.remove_function(&name("g")).unwrap();
+    (older, older_image)
+}
+
+#[test]
+fn records_of_the_version_before_have_numbers() {
+    let (_directory, store) = empty_store();
+    old_record(&store, false);
+    let record = store.get_function(&name("f")).unwrap();
+    assert_eq!((record.number, record.others.len(), record.created_ms), (1, 0, 7));
+    let (index, image) = old_record(&store, true);
+    let record = store.get_function(&name("f")).unwrap();
+    assert_eq!((record.number, record.before()), (2, Some(1)));
+    assert_eq!((record.others[0].index, record.others[0].image), (index, Some(image)));
+    assert!(store.gc(Removal::Remove).unwrap().images.is_empty());
+    put(&store, "f", "next");
+    let record = store.get_function(&name("f")).unwrap();
+    assert_eq!((record.number, record.before()), (3, Some(2)));
+    assert_eq!(damaged(&store), []);
+}
+
+#[test]
+fn versions_wait_to_be_activated() {
+    let (_directory, store) = empty_store();
+    put(&store, "f", "one");
+    let mut session = store.session().unwrap();
+    let index = index_of(&mut session, "two");
+    let image = Some(image_of(&mut session, "two"));
+    let new = NewFunction { name: name("f"), config: json!({}), index, image };
+    let label = parse_label("next").unwrap();
+    let record = session.put_version(new, Some(label), Activation::Later).unwrap();
+    assert_eq!((record.number, record.find("next")), (1, Ok(2)));
+    let activate = |record: &mut FunctionRecord| {
+        record.activate(2).unwrap();
+        Ok::<_, StoreError>(())
+    };
+    let record = session.change_function(&name("f"), activate).unwrap();
+    assert_eq!((record.index, record.image), (index, image));
+    assert_eq!(store.get_function(&name("f")).unwrap(), record);
+    let gone = session.change_function(&name("g"), activate).unwrap_err();
+    assert!(gone.is_not_found(), "{gone}");
 }
 
 #[test]
@@ -367,6 +447,14 @@ fn a_version_replaces_the_one_that_it_was_made_from_only() {
     assert!(session.replace_function(&newer.version(), late.clone()).is_err());
     let stored = session.replace_function(&newest.version(), late.clone()).unwrap();
     assert_eq!(store.get_function(&name("f")).unwrap(), stored);
+    assert_eq!((stored.number, stored.others.len()), (1, 0), "it is the same version");
+    // A version that is not active is replaced where it is.
+    put(&store, "f", "two");
+    let replaced = session.replace_function(&stored.version(), late.clone()).unwrap();
+    assert_eq!((replaced.number, replaced.others[0].image), (2, late.image));
+    assert!(session.put_version_from(&stored.version(), late.clone()).is_err());
+    let stored = session.put_version_from(&replaced.version(), late.clone()).unwrap();
+    assert_eq!((stored.number, stored.before()), (3, Some(2)));
     // A function that was removed stays so.
     store.remove_function(&name("f")).unwrap();
     assert!(session.replace_function(&stored.version(), late).is_err());

@@ -14,6 +14,7 @@ use thaw_node::build::{BuildEvent, BuildOptions, Built, Training, Trust, build};
 use thaw_node::catalog::Reload;
 use thaw_node::config::{CpuBaseline, DomainName, TimeSpan};
 use thaw_node::home::Home;
+use thaw_store::{Activation, Name, parse_label};
 
 /// Build a function: import its files, run it to its entry point, freeze it.
 ///
@@ -28,12 +29,13 @@ use thaw_node::home::Home;
 /// the function's directory. Of this host's other files the function gets those that
 /// every user may read. docs/building.md has all of it.
 ///
-/// A running daemon serves the new version at once.
+/// Every build is a version with a number; a running daemon serves the new one at once.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     thaw build examples/hello-python\n  \
     thaw build --tools ~/.cargo --tools ~/.rustup ./my-function\n  \
-    thaw build --domain customer-7 ./my-function")]
+    thaw build --domain customer-7 ./my-function\n  \
+    thaw build --no-activate --label next ./my-function && thaw split my-function next --percent 10")]
 pub struct Arguments {
     /// The directory with the function's thaw.toml.
     #[arg(value_name = "DIR")]
@@ -62,6 +64,12 @@ pub struct Arguments {
     /// that level. The host must be able to intercept CPUID (`cpuid_fault` in /proc/cpuinfo).
     #[arg(long, value_name = "LEVEL", default_value = "host")]
     cpu_baseline: CpuBaseline,
+    /// A name for the version, by which `thaw activate` and `thaw split` know it, too.
+    #[arg(long, value_name = "LABEL", value_parser = parse_label)]
+    label: Option<Name>,
+    /// Leave the requests with the version that has them; see `thaw activate` and `thaw split`.
+    #[arg(long)]
+    no_activate: bool,
     /// Print JSON about the result.
     #[arg(long)]
     json: bool,
@@ -86,7 +94,16 @@ pub fn run(arguments: &Arguments) -> Outcome {
     } else {
         output::print(&summary(&built, started.elapsed()))?;
     }
-    serve_new_version(&home, config.name.as_str(), !arguments.quiet)?;
+    if built.is_active {
+        serve_new_version(&home, config.name.as_str(), !arguments.quiet)?;
+    }
+    if arguments.no_activate && !arguments.quiet {
+        let (name, number) = (&config.name, built.function.number);
+        match built.is_active {
+            true => eprintln!("it is the first version of {name}, so it is active"),
+            false => eprintln!("`thaw activate {name} {number}` has requests go to it"),
+        }
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -125,6 +142,8 @@ fn options(arguments: &Arguments) -> Result<BuildOptions, Failure> {
         domain: arguments.domain.clone(),
         weak_limits: arguments.weak_limits.chosen(),
         cpu_baseline: arguments.cpu_baseline,
+        label: arguments.label.clone(),
+        activation: if arguments.no_activate { Activation::Later } else { Activation::Now },
         ..BuildOptions::default()
     })
 }
@@ -133,6 +152,8 @@ fn as_json(built: &Built, took: Duration) -> serde_json::Value {
     let report = &built.frozen.report;
     json!({
         "function": built.function.function.config.name,
+        "version": built.function.number,
+        "active": built.is_active,
         "image": built.function.image.to_string(),
         "rootfs": built.function.index.to_string(),
         "file_len": report.file_len,
@@ -158,8 +179,9 @@ fn summary(built: &Built, took: Duration) -> String {
         }
     };
     format!(
-        "built {} in {:.1} s: at its entry point after {:.0} ms, {trained}frozen in {:.0} ms, image of \
+        "built version {} of {} in {:.1} s: at its entry point after {:.0} ms, {trained}frozen in {:.0} ms, image of \
          {:.1} MiB in {} mappings ({:.1} MiB from shared files, {:.1} MiB zero)\n",
+        built.function.number,
         built.function.function.config.name,
         took.as_secs_f64(),
         built.frozen.start.as_secs_f64() * 1e3,

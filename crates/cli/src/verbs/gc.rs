@@ -8,16 +8,22 @@ use std::process::ExitCode;
 use thaw_node::asleep::images_of_sleepers;
 use thaw_node::home::Home;
 
-use thaw_store::{GcReport, Removal, Store};
+use thaw_store::{GcReport, Removal, Store, VERSIONS_KEPT};
 
 /// Remove files from the store that no function and no checkpoint refers to, kernel builds
 /// that no image needs included.
+///
+/// Of each function the three newest versions stay, besides the active one, those that have a
+/// share of the requests, and the one to which `thaw rollback` would go.
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  thaw gc --dry-run")]
+#[command(after_help = "Examples:\n  thaw gc --dry-run\n  thaw gc --keep 1")]
 pub struct Arguments {
     /// Only say what would be removed.
     #[arg(long)]
     dry_run: bool,
+    /// How many of the newest versions of each function stay.
+    #[arg(long, value_name = "N", default_value_t = VERSIONS_KEPT)]
+    keep: usize,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -28,10 +34,12 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let store = Store::open(&home.store())?;
     let asleep = images_of_sleepers(&home.asleep()?)?;
     let removal = if arguments.dry_run { Removal::DryRun } else { Removal::Remove };
-    let report = store.gc_keeping(removal, &asleep).map_err(Failure::failed)?;
+    let report =
+        store.gc_keeping_versions(removal, &asleep, arguments.keep).map_err(Failure::failed)?;
     if arguments.json {
         output::print_json(&json!({
             "dry_run": arguments.dry_run,
+            "versions": report.versions.len(),
             "images": report.images.len(),
             "rootfs_indexes": report.indexes.len(),
             "blobs": report.blobs.len(),
@@ -52,9 +60,10 @@ fn summary(report: &GcReport, dry_run: bool) -> String {
         return "nothing to remove\n".to_owned();
     }
     format!(
-        "{} {} images, {} rootfs indexes, {} files, {} kernel builds, {} runtime templates and {} \
+        "{} {} versions, {} images, {} rootfs indexes, {} files, {} kernel builds, {} runtime templates and {} \
          left-overs: {:.1} MiB\n",
         if dry_run { "would remove" } else { "removed" },
+        report.versions.len(),
         report.images.len(),
         report.indexes.len(),
         report.blobs.len(),

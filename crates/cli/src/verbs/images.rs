@@ -36,7 +36,7 @@ fn table(images: &[ImageSummary]) -> String {
             true => "-".to_owned(),
             false => names.join(","),
         };
-        let users = [&image.functions[..], &image.checkpoints].concat();
+        let users = [&image.versions[..], &image.checkpoints].concat();
         // The parent stands for all others, which it has itself.
         let short = |name: &String| name.chars().take(16).collect::<String>();
         let parent = image.ancestors.last().map(short);

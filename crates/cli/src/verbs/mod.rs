@@ -1,5 +1,6 @@
 //! One verb a file: arguments, and a thin `run` that delegates.
 
+pub mod activate;
 pub mod bench;
 pub mod build;
 pub mod checkpoint;
@@ -25,12 +26,17 @@ pub mod pull;
 pub mod push;
 pub mod remove;
 pub mod restore;
+pub mod rollback;
 pub mod run;
+pub mod secret;
 pub mod serve;
 pub mod sleep;
+pub mod split;
 pub mod tenants;
+pub mod versions;
 pub mod wake;
 
+mod deployment;
 mod instance;
 mod limits;
 mod listen;

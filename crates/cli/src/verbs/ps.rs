@@ -43,8 +43,8 @@ fn as_json(instances: &[InstanceInfo], functions: &[FunctionInfo]) -> Result<Val
     all.extend(functions.iter().flat_map(|function| {
         function.ready.iter().map(|pid| {
             json!({
-                "id": null, "function": function.name, "pid": pid, "state": READY,
-                "connections": 0, "served": 0, "age_s": null, "kept": null
+                "id": null, "function": function.name, "version": function.version, "pid": pid,
+                "state": READY, "connections": 0, "served": 0, "age_s": null, "kept": null
             })
         })
     }));
@@ -53,11 +53,13 @@ fn as_json(instances: &[InstanceInfo], functions: &[FunctionInfo]) -> Result<Val
 
 /// The instances, one a line, and those of `functions` that are ready.
 pub fn table(instances: &[InstanceInfo], functions: &[FunctionInfo]) -> String {
-    let mut table = Table::new(&["ID", "FUNCTION", "STATE", "PID", "CONNECTIONS", "SERVED", "AGE"]);
+    let mut table =
+        Table::new(&["ID", "FUNCTION", "VERSION", "STATE", "PID", "CONNECTIONS", "SERVED", "AGE"]);
     for instance in instances {
         table.row(vec![
             instance.id.to_string(),
             instance.function.to_string(),
+            instance.version.to_string(),
             instance.state.name().to_owned(),
             if instance.pid == 0 { "-".to_owned() } else { instance.pid.to_string() },
             instance.connections.to_string(),

@@ -4,7 +4,9 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use thaw_abi::control::{FLAG_ENTRY_STDIN, FLAG_TRACE_SYSCALLS, MSG_STDIO, ROOTFS_INDEX, Start};
+use thaw_abi::control::{
+    FLAG_ENTRY_STDIN, FLAG_SECRETS, FLAG_TRACE_SYSCALLS, MSG_STDIO, ROOTFS_INDEX, Start,
+};
 use thaw_abi::cpu::Baseline;
 
 use crate::errno::{Errno, Result};
@@ -95,6 +97,9 @@ pub fn start(message: &Message) -> Result<()> {
         if let Err(error) = kernel().fs.mount_extra(number as u32, kind, at) {
             say(b"nothing can be mounted on ", at, &[b": ", error.name().as_bytes()].concat())
         }
+    }
+    if command.flags & FLAG_SECRETS != 0 {
+        crate::secrets::mount()?;
     }
     let thread = first_thread(&command, strings)?;
     phases::mapped();

@@ -7,7 +7,7 @@
 
 use alloc::sync::Arc;
 
-use thaw_abi::control::{MSG_START, ROOTFS_INDEX, Start};
+use thaw_abi::control::{FLAG_SECRETS, MSG_START, ROOTFS_INDEX, Start};
 
 use super::program::{Strings, parse_strings, surroundings};
 use crate::errno::{Errno, Result};
@@ -31,6 +31,9 @@ pub fn take_program(message: &Message) -> Result<()> {
     let process = kernel().tasks.process(FIRST_PID).ok_or(Errno::EINVAL)?;
     kernel().fs.rebase(command.index_len)?;
     configure(command, &strings);
+    if command.flags & FLAG_SECRETS != 0 {
+        crate::secrets::mount()?;
+    }
     become_program(&process, &strings)
 }
 

@@ -32,7 +32,8 @@ pub fn thaw(message: &Message) -> Result<()> {
     let (carried, tail) = Mappings::carried(tail, command)?;
     let (ranges, tail) = control::array::<PopulateRange>(tail, command.populate_count)?;
     let (connections, hostname, tail) = tail_of(&command.identity, tail)?;
-    let (blob_numbers, _) = control::array::<u32>(tail, command.blob_count)?;
+    let (blob_numbers, secrets) = control::array::<u32>(tail, command.blob_count)?;
+    crate::secrets::set(secrets)?;
     let [image, index, rest @ ..] = message.fds() else { return Err(Errno::EINVAL) };
     let (prefetch, rest) = match (command.prefetch_count, rest) {
         (0, rest) => (None, rest),
@@ -108,7 +109,8 @@ fn tail_of<'a>(identity: &Identity, tail: &'a [u8]) -> Result<Tail<'a>> {
 /// Makes a complete copy go on as the message says.
 fn go_on_as_told(message: &Message) -> Result<()> {
     let (identity, tail) = message.split::<Identity>()?;
-    let (connections, hostname, _) = tail_of(identity, tail)?;
+    let (connections, hostname, secrets) = tail_of(identity, tail)?;
+    crate::secrets::set(secrets)?;
     if message.kind != MSG_GO {
         return Err(Errno::EINVAL);
     }

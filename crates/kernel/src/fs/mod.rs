@@ -75,6 +75,9 @@ pub const CGROUP_FS: FilesystemId = FilesystemId(7);
 
 const DEVPTS_OPTIONS: &str = "rw,nosuid,noexec,relatime,gid=5,mode=620,ptmxmode=666";
 
+/// The number of the directory for secrets.
+pub const SECRETS_FS: FilesystemId = FilesystemId(8);
+
 /// What `thaw run` mounts has numbers from here on.
 const FIRST_EXTRA_FS: u32 = 16;
 
@@ -169,6 +172,11 @@ impl FileSystems {
             MOUNT_TMPFS => (Overlay::empty(id, 0o1777), "tmpfs", "rw,relatime"),
             _ => return Err(Errno::EINVAL),
         };
+        self.mount_at(at, NewMount { kind, source: kind, options, root: Dentry::root(root) })
+    }
+
+    /// Mounts a file system; makes the mount point if it is missing.
+    pub fn mount_at(&self, at: &[u8], new: NewMount) -> Result<()> {
         let mut point = self.root.clone();
         for name in at.split(|&byte| byte == b'/').filter(|name| !name.is_empty()) {
             let dentry = match point.dentry().child(name)? {
@@ -178,7 +186,6 @@ impl FileSystems {
             };
             point = Path::new(dentry).topmost();
         }
-        let new = NewMount { kind, source: kind, options, root: Dentry::root(root) };
         self.mounts.borrow_mut().mount(new, Some(point.dentry().clone()));
         Ok(())
     }

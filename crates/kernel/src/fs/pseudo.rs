@@ -41,7 +41,8 @@ impl Place {
         Place { ino: (hash >> 24) | 0x100, ..*self }
     }
 
-    fn attributes(&self, file_type: FileType, permissions: u32) -> Attributes {
+    /// Attributes of a file there.
+    pub(crate) fn attributes(&self, file_type: FileType, permissions: u32) -> Attributes {
         let now = Timestamp::now();
         Attributes {
             dev: device_number(self.filesystem, 0),
@@ -57,7 +58,8 @@ impl Place {
         }
     }
 
-    fn statfs(&self) -> Statfs {
+    /// What statfs(2) says of it.
+    pub(crate) fn statfs(&self) -> Statfs {
         Statfs { kind: self.magic, bsize: 4096, frsize: 4096, namelen: 255, ..Statfs::default() }
     }
 }

@@ -13,8 +13,8 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
 use thaw_abi::control::{MSG_MEMORY_FILE, MSG_WAKE_SOCKET};
 use thaw_abi::image::{Mapping, SOURCE_ZERO};
 use thaw_abi::layout::{
-    ARENA_BLOBS, ARENA_HEAP, ARENA_HOST_PROCESSES, ARENA_PAGES, ARENA_SHM, ARENA_VARIABLES,
-    HEAP_BASE, HEAP_MAX, PAGES_BASE, PAGES_MAX, SHM_BASE, SHM_MAX,
+    ARENA_BLOBS, ARENA_HEAP, ARENA_HOST_PROCESSES, ARENA_PAGES, ARENA_SECRETS, ARENA_SHM,
+    ARENA_VARIABLES, HEAP_BASE, HEAP_MAX, PAGES_BASE, PAGES_MAX, SHM_BASE, SHM_MAX,
 };
 
 use super::image::{Mappings, is_shm};
@@ -23,7 +23,7 @@ use crate::errno::{Errno, Result};
 use crate::host::{blobs, broker};
 use crate::mm::vma::Vma;
 use crate::mm::{heap, shm};
-use crate::platform::boot_area::HOST_PROCESSES;
+use crate::platform::boot_area::{HOST_PROCESSES, SECRETS};
 use crate::platform::kernel_lock;
 use crate::platform::machine::{HostFd, Machine, Memory, PROT_READ, PROT_WRITE, Populate, Sharing};
 use crate::platform::memory::{GuestRange, KernelRange, Window};
@@ -136,10 +136,14 @@ pub fn share(image: Option<&Mappings<'_>>) -> Result<()> {
     let variables = (VARIABLES_START.load(Relaxed), VARIABLES_LEN.load(Relaxed));
     copy(file, heap::used_range(), ARENA_HEAP)?;
     copy(file, variables, ARENA_VARIABLES)?;
+    // A copy that was booted ahead gets them when it has all its host processes.
+    let secrets = SECRETS.range(SECRETS.capacity());
+    copy(file, secrets, ARENA_SECRETS)?;
     let kept = [
         ((blob_table, blob_len), ARENA_BLOBS),
         (HOST_PROCESSES, ARENA_HOST_PROCESSES),
         (variables, ARENA_VARIABLES),
+        (secrets, ARENA_SECRETS),
     ];
     // SAFETY: the file holds the same bytes, so that whoever refers to a value finds
     // it unchanged; nothing has been changed since they were copied.

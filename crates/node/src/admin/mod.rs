@@ -19,6 +19,10 @@
 //! | `POST /functions/NAME/hibernate?instance=ID` | [`Hibernated`]: an idle instance has given up its memory |
 //! | `POST /functions/NAME/sleep?instance=ID` | [`FellAsleep`]: an idle instance is asleep |
 //! | `POST /functions/NAME/wake?instance=ID` | [`Woken`]: a hibernated instance has its memory back, or one that was asleep runs |
+//! | `GET /functions/NAME/versions` | [`Deployment`](crate::deploy::Deployment): its versions, and which get requests |
+//! | `POST /functions/NAME/activate?version=V` | the same: all requests go to the version |
+//! | `POST /functions/NAME/rollback` | the same: the last change was taken back |
+//! | `POST /functions/NAME/split?version=V&percent=P&header=N=V` | the same: the version has a share |
 //! | `GET /instances` | [`InstanceInfo`](crate::service::InstanceInfo) of each |
 //! | `GET /df` | [`UsageReport`](crate::usage::UsageReport): what is stored and shared |
 //! | `GET /tenants` | [`TenantReport`](crate::tenants::TenantReport) of each |
@@ -31,6 +35,7 @@ mod invoke;
 mod listen;
 mod routes;
 mod types;
+mod versions;
 
 pub use access::{AdminToken, RemoteAccess, TokenError};
 pub use address::{AdminAddress, connect_unix};

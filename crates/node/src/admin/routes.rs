@@ -52,6 +52,7 @@ pub(super) fn router(admin: Admin, access: Option<Arc<RemoteAccess>>) -> Router 
         .route("/tenants", get(tenants))
         .route("/images", get(images))
         .route("/reload", post(reload))
+        .merge(super::versions::routes())
         .fallback(|| async {
             problem(
                 StatusCode::NOT_FOUND,
@@ -124,7 +125,7 @@ async fn metrics(State(admin): State<Admin>) -> Response {
         Vec::new()
     });
     admin.shared.metrics().show_tenants(&tenants);
-    let services = admin.shared.services();
+    let services = admin.shared.functions();
     let rewinds = |service: &Arc<Service>| service.launcher().standby().rewinds;
     let rewinds: Vec<_> =
         services.iter().filter_map(|service| Some((service.name(), rewinds(service)?))).collect();
@@ -138,7 +139,7 @@ async fn metrics(State(admin): State<Admin>) -> Response {
 }
 
 async fn functions(State(admin): State<Admin>) -> Json<Vec<FunctionInfo>> {
-    let services = admin.shared.services();
+    let services = admin.shared.functions();
     Json(services.iter().map(|service| FunctionInfo::new(service, &admin.catalog)).collect())
 }
 

@@ -27,6 +27,9 @@ pub struct Problem {
 pub struct FunctionInfo {
     /// Its name.
     pub name: FunctionName,
+    /// The number of its active version.
+    #[serde(default)]
+    pub version: u32,
     /// Its image.
     pub image: String,
     /// Port on which the program listens.
@@ -44,7 +47,8 @@ pub struct FunctionInfo {
     /// Milliseconds for which it still gets no request, since its instances have crashed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backs_off_ms: Option<u64>,
-    /// Why it cannot be served, if so.
+    /// Why it cannot be served, if so, or which version was taken out of service for its
+    /// failures.
     pub problem: Option<String>,
 }
 
@@ -169,6 +173,9 @@ pub struct ImageSummary {
     pub image: String,
     /// The functions that it belongs to; empty for one that nothing refers to.
     pub functions: Vec<String>,
+    /// The same with the version, as in `hello@3`: of versions that are not active, too.
+    #[serde(default)]
+    pub versions: Vec<String>,
     /// The checkpoints that it belongs to.
     #[serde(default)]
     pub checkpoints: Vec<String>,
@@ -188,6 +195,7 @@ impl FunctionInfo {
         let config = service.config();
         Self {
             name: config.name.clone(),
+            version: service.version(),
             image: service.image().to_owned(),
             port: config.port_number(),
             listen: config.listen,
@@ -196,9 +204,19 @@ impl FunctionInfo {
             instances: service.instance_count(),
             ready: service.launcher().standby().ready,
             backs_off_ms: service.backs_off().map(|left| left.as_millis() as u64),
-            problem: catalog.problem(&config.name).or_else(|| service.unreachable()),
+            problem: catalog
+                .problem(&config.name)
+                .or_else(|| service.unreachable())
+                .or_else(|| missing_secret(service)),
         }
     }
+}
+
+/// Why copies cannot be thawed for want of a secret, if so.
+fn missing_secret(service: &Service) -> Option<String> {
+    let config = service.config();
+    let missing = service.shared().secrets()?.missing(&config.name, &config.secrets.names)?;
+    Some(missing.to_string())
 }
 
 impl FunctionDetail {
@@ -218,11 +236,14 @@ impl FunctionDetail {
 /// # Errors
 /// The store cannot be read.
 pub fn summarize_images(store: &Store) -> Result<Vec<ImageSummary>, StoreError> {
-    let functions: Vec<_> = store
-        .list_functions()?
-        .records
-        .into_iter()
-        .filter_map(|record| BuiltFunction::from_record(record).ok())
+    let records = store.list_functions()?.records;
+    let versions: Vec<_> = records
+        .iter()
+        .flat_map(|record| record.versions().into_iter().map(|version| (&record.name, version)))
+        .collect();
+    let functions: Vec<_> = records
+        .iter()
+        .filter_map(|record| BuiltFunction::from_record(record.clone()).ok())
         .collect();
     let checkpoints = store.list_checkpoints()?.records;
     let summarize = |image: ImageInfo| ImageSummary {
@@ -243,6 +264,11 @@ pub fn summarize_images(store: &Store) -> Result<Vec<ImageSummary>, StoreError> 
             .iter()
             .filter(|function| function.image == image.id)
             .map(|function| function.function.config.name.to_string())
+            .collect(),
+        versions: versions
+            .iter()
+            .filter(|(_, version)| version.image == Some(image.id))
+            .map(|(name, version)| format!("{name}@{}", version.number))
             .collect(),
         len: image.len,
         allocated: image.allocated,

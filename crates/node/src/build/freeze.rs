@@ -308,6 +308,7 @@ pub(crate) fn freeze_instance(
     let built_name = Name::new(name).map_err(StoreError::from)?;
     let record = store.get_function(&built_name)?;
     let version = record.version();
+    // Of a version that has a share of the requests only, nobody wants an image for all.
     let built = BuiltFunction::from_record(record)?;
     if built.index != rootfs.id() || built.image != image {
         return Err(built_anew().into());
@@ -320,7 +321,7 @@ pub(crate) fn freeze_instance(
     let config = serde_json::to_value(&function).expect("a function is plain data");
     let new = NewFunction { name: built_name, config, index: built.index, image: Some(image) };
     // Writing the image has taken a while.
-    match session.replace_function(&version, new) {
+    match session.put_version_from(&version, new) {
         Ok(_) => Ok((image, report)),
         Err(StoreError::Replaced { .. }) => Err(built_anew().into()),
         Err(error) => Err(error.into()),

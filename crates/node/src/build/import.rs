@@ -2,6 +2,7 @@
 //! what they need.
 
 use super::command::{CommandFailure, Commands, Task};
+use super::ignore::{IgnoreError, Ignored};
 use super::image::Base;
 use super::{BuildEvent, BuildOptions, OnEvent, Trust, packages};
 use crate::config::{FileEntry, FunctionConfig, RuntimeConfig, RuntimeKind};
@@ -16,9 +17,10 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
 use std::process::Output;
+use std::sync::Arc;
 use thaw_sandbox::BoundAccess;
 use thaw_store::collect::{CollectRequest, Collected, Question, RuntimeRequest, ask_on_host};
-use thaw_store::import::{Exclude, ImportOptions, Ownership, Progress, Readers};
+use thaw_store::import::{Exclude, ImportOptions, LeaveOut, Ownership, Progress, Readers};
 use thaw_store::index::{Attributes, Content, Node, Timestamp, TreeError};
 use thaw_store::{Domain, Name, Session, StoreError, Tree};
 
@@ -98,6 +100,9 @@ pub enum ImportFailure {
     /// The state directory is not usable.
     #[error(transparent)]
     Home(#[from] HomeError),
+    /// The rules of what is left out cannot be used.
+    #[error(transparent)]
+    Ignore(#[from] IgnoreError),
 }
 
 /// What an error of a command says besides.
@@ -123,6 +128,8 @@ pub(super) struct Import<'a> {
     domain: Domain,
     /// The files of the function's container image.
     base: Option<Base>,
+    /// What of the function's own files is left out.
+    ignored: Arc<Ignored>,
 }
 
 /// What was imported.
@@ -157,7 +164,8 @@ impl<'a> Import<'a> {
         })?;
         let commands = Commands { home, directory, config, options };
         let (trust, domain) = (options.trust, config.domain());
-        Ok(Self { commands, directory, opened, config, trust, domain, base })
+        let ignored = Arc::new(Ignored::of(directory, config.takes_all_files())?);
+        Ok(Self { commands, directory, opened, config, trust, domain, base, ignored })
     }
 
     pub(super) fn run(
@@ -199,6 +207,9 @@ impl<'a> Import<'a> {
         let libraries = runtime_files.is_some().then(|| tree.clone());
         for entry in &self.config.files {
             self.entry(entry, session, &mut tree, on_event)?;
+        }
+        if let Some(note) = self.ignored.note() {
+            on_event(BuildEvent::Note(&escaped(&note)));
         }
         tree.make_directories(Path::new(&self.config.workdir))?;
         environment.extend(self.config.env.clone());
@@ -444,7 +455,13 @@ impl<'a> Import<'a> {
         let to = Path::new(&destination);
         let metadata = named.metadata("files")?;
         if metadata.is_dir() {
-            let options = self.own_options(&named);
+            let leave_out: Arc<dyn LeaveOut> = self.ignored.clone();
+            let mut options = self.own_options(&named);
+            options.leave_out = Some(leave_out);
+            if self.config.takes_all_files() {
+                // Those rules name it, which is said.
+                options.exclude.retain(|rule| *rule != Exclude::Name(".git".to_owned()));
+            }
             return self.import(named, to, &options, session, tree, on_event);
         }
         if !metadata.is_file() {

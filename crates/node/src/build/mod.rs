@@ -10,6 +10,7 @@ mod command;
 mod contract;
 mod doubt;
 mod freeze;
+mod ignore;
 mod image;
 mod import;
 mod output;
@@ -42,8 +43,8 @@ use std::time::Duration;
 use template::{Files, Template};
 use thaw_sandbox::{CoreGroup, MergePolicy, WeakLimits};
 use thaw_store::{
-    FunctionRecord, FunctionVersion, ImageId, IndexId, Name, NewFunction, Session, Store,
-    StoreError,
+    Activation, FunctionRecord, FunctionVersion, ImageId, IndexId, Name, NewFunction, Session,
+    Store, StoreError, Version, VersionError,
 };
 
 /// What happens during a build.
@@ -114,6 +115,10 @@ pub struct BuildOptions {
     pub cores: Option<CoreGroup>,
     /// What the program sees of the processor. A function that is frozen anew keeps its own.
     pub cpu_baseline: CpuBaseline,
+    /// A name for the version.
+    pub label: Option<Name>,
+    /// Whether requests go to the version at once.
+    pub activation: Activation,
 }
 
 impl Default for BuildOptions {
@@ -128,6 +133,8 @@ impl Default for BuildOptions {
             weak_limits: WeakLimits::default(),
             cores: None,
             cpu_baseline: CpuBaseline::default(),
+            label: None,
+            activation: Activation::default(),
         }
     }
 }
@@ -139,6 +146,8 @@ pub struct Built {
     pub function: BuiltFunction,
     /// How the program was frozen.
     pub frozen: Frozen,
+    /// Whether requests go to it.
+    pub is_active: bool,
 }
 
 /// Why a build failed.
@@ -182,6 +191,9 @@ pub enum BuildError {
     /// Its container image cannot be used.
     #[error(transparent)]
     Image(#[from] ImageFailure),
+    /// There is no such version.
+    #[error(transparent)]
+    Version(#[from] VersionError),
 }
 
 /// Builds the function in `directory` and stores it.
@@ -272,7 +284,9 @@ pub(crate) fn store_pulled(
     image: ImageId,
 ) -> Result<BuiltFunction, BuildError> {
     let quotas = Quotas::load(&home.root().join(QUOTAS_FILE))?;
-    Ok(BuiltFunction::from_record(put_new(session, &function, index, image, &quotas)?)?)
+    let options = BuildOptions::default();
+    let record = put_new(session, &function, index, image, &quotas, &options)?;
+    Ok(BuiltFunction::from_record(record)?)
 }
 
 /// Stores a version of a function in the place of whatever is there, if its tenant may have so much.
@@ -282,10 +296,12 @@ fn put_new(
     index: IndexId,
     image: ImageId,
     quotas: &Quotas,
+    options: &BuildOptions,
 ) -> Result<FunctionRecord, BuildError> {
     let _turn = session.counting_turn()?;
     check_store(session, quotas, &planned(&function.config, index, Some(image)))?;
-    Ok(session.put_function(new_version(function, index, image)?)?)
+    let new = new_version(function, index, image)?;
+    Ok(session.put_version(new, options.label.clone(), options.activation)?)
 }
 
 fn new_version(
@@ -328,22 +344,26 @@ fn alone_in(directory: &Path, on_event: &mut OnEvent<'_>) -> Option<File> {
     }
 }
 
-/// Freezes a stored function anew, over the files of its last build. `may_replace` is asked when
-/// the new image is there, which may be minutes later, and before it is the function's.
+/// Freezes a version of a stored function anew, over the files of its build. `may_replace` is asked when
+/// the new image is there, which may be minutes later, and before it is the version's.
 ///
 /// # Errors
-/// The function is not in the store, cannot be frozen, was built anew meanwhile, or
+/// The version is not in the store, cannot be frozen, was frozen anew meanwhile, or
 /// `may_replace` refuses; the image that is there stays.
 pub fn refreeze(
     store: &Store,
     name: &str,
+    version: u32,
     options: &BuildOptions,
     may_replace: &dyn Fn() -> Result<(), BuildError>,
     on_event: &mut OnEvent<'_>,
 ) -> Result<Built, BuildError> {
     let record = store.get_function(&Name::new(name).map_err(StoreError::from)?)?;
-    let version = record.version();
-    let old = BuiltFunction::from_record(record)?;
+    let number = record.find(&version.to_string())?;
+    let found = record.versions().into_iter().find(|found| found.number == number);
+    let found = found.expect("it was found");
+    let version = FunctionVersion::from(&found);
+    let old = BuiltFunction::from_version(&record.name, found)?;
     let mut session = store.session()?;
     let place = Place::Of(&version, may_replace);
     // From nothing, since a template would give it the addresses that its images had before.
@@ -402,7 +422,11 @@ fn freeze_and_store(
             may_replace()?;
             session.replace_function(old, new_version(&function, index, image)?)?
         }
-        Place::New(quotas) => put_new(session, &function, index, image, quotas)?,
+        Place::New(quotas) => put_new(session, &function, index, image, quotas, options)?,
     };
-    Ok(Built { function: BuiltFunction::from_record(record)?, frozen })
+    let is_built = |version: &Version| version.image == Some(image);
+    let built = record.versions().into_iter().rev().find(is_built).expect("it was stored");
+    let is_active = built.number == record.number;
+    let function = BuiltFunction::from_version(&record.name, built)?;
+    Ok(Built { function, frozen, is_active })
 }

@@ -12,7 +12,9 @@ mod files;
 mod name;
 mod quantity;
 mod quotas;
+mod rollback;
 mod rules;
+mod secrets;
 mod template;
 mod train;
 
@@ -26,6 +28,8 @@ pub use name::{FunctionName, NameError};
 pub use quantity::{ByteSize, QuantityError, TimeSpan};
 use quantity::{positive, positive_if_any};
 pub use quotas::{CpuQuota, QUOTAS_FILE, Quota, Quotas, QuotasError};
+pub use rollback::Rollback;
+pub use secrets::SecretsConfig;
 pub use template::{TemplateConfig, TemplateLanguage};
 pub use train::{Train, TrainingRequest};
 
@@ -36,6 +40,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::num::{NonZeroU16, NonZeroU32};
 use std::path::{Path, PathBuf};
+use thaw_abi::control::FLAG_SECRETS;
 use thaw_sandbox::{Processes, ResourceLimits};
 
 /// Name of the file in a function's directory.
@@ -87,6 +92,9 @@ pub struct FunctionConfig {
     /// Environment, added to `PATH`, `HOME` and `LANG`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
+    /// Secrets, which are in no image: each copy gets the values of the moment as files.
+    #[serde(default, skip_serializing_if = "SecretsConfig::is_default")]
+    pub secrets: SecretsConfig,
     /// What an instance may use, and how many there may be.
     #[serde(default)]
     pub limits: Limits,
@@ -129,6 +137,9 @@ pub struct FunctionConfig {
     /// Who shares equal files.
     #[serde(default, skip_serializing_if = "Sharing::is_default")]
     pub sharing: Sharing,
+    /// When a new version is taken out of service by itself; none: never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollback: Option<Rollback>,
 }
 
 /// `[runtime]`: a root file system made of files of this host, or of a container image.
@@ -245,6 +256,9 @@ pub struct Limits {
     pub instances: NonZeroU32,
     /// How long a connection waits for an instance when all are busy.
     pub queue: TimeSpan,
+    /// How long what an instance serves may go on after its version has been replaced or
+    /// removed.
+    pub drain: TimeSpan,
 }
 
 impl Default for Limits {
@@ -266,6 +280,7 @@ impl Default for Limits {
             grace: TimeSpan::seconds(0),
             instances: count(64),
             queue: TimeSpan::seconds(5),
+            drain: TimeSpan::seconds(30),
         }
     }
 }
@@ -368,6 +383,11 @@ impl FunctionConfig {
         self.runtime.as_ref()?.image.as_deref()
     }
 
+    /// Whether nobody has said which of the function's own files it needs.
+    pub fn takes_all_files(&self) -> bool {
+        self.files == whole_directory()
+    }
+
     /// User and group id of the program. Names were replaced when the function was built.
     pub fn ids(&self) -> (u32, u32) {
         let text = self.user.as_deref().unwrap_or("0:0");
@@ -397,9 +417,10 @@ impl FunctionConfig {
         Processes::of(self.limits.of_an_instance())
     }
 
-    /// `FLAG_*` of the control protocol by which a sandbox knows how requests come.
+    /// `FLAG_*` of the control protocol by which a sandbox knows how requests come, and whether
+    /// there are secrets.
     pub fn entry_flags(&self) -> u32 {
-        self.entry.kind.flags()
+        self.entry.kind.flags() | if self.secrets.is_default() { 0 } else { FLAG_SECRETS }
     }
 }
 

@@ -28,6 +28,7 @@ impl FunctionConfig {
             .or_else(|| self.wrong_entry())
             .or_else(|| self.wrong_training())
             .or_else(|| self.wrong_build())
+            .or_else(|| self.wrong_rollback())
     }
 
     /// Checks the rules between keys of a configuration that was in no `thaw.toml`.
@@ -39,6 +40,15 @@ impl FunctionConfig {
             None => Ok(()),
             Some((_, message)) => Err(format!("the function's configuration is wrong: {message}")),
         }
+    }
+
+    fn wrong_rollback(&self) -> Option<Contradiction> {
+        let (key, why) = self.rollback?.contradiction()?;
+        let keys: &[&str] = match key {
+            "window" => &["rollback", "window"],
+            _ => &["rollback", "percent"],
+        };
+        Some((keys, why))
     }
 
     fn wrong_rewind(&self) -> Option<Contradiction> {

@@ -2,7 +2,7 @@
 
 use super::answer::refuse;
 use super::attend::attend;
-use super::client;
+use super::client::{self, First};
 use super::exchange::Prepared;
 use super::head::{self, Announcement, HEAD_MAX, Head, HeadError, Progress};
 use super::refusal::Refusal;
@@ -109,7 +109,7 @@ impl Gateway {
     /// The listener cannot be used at all.
     pub async fn listen_raw(self, listener: TcpListener, function: String) -> io::Result<()> {
         let admission = self.shared.admission().clone();
-        accept_all(listener, &admission, |arrival| match self.shared.route(&function) {
+        accept_all(listener, &admission, |arrival| match self.shared.route_by_chance(&function) {
             Some(service) => self.place(arrival, &service, None),
             // The function has just been removed, and this listener with it.
             None => drop(arrival),
@@ -160,7 +160,7 @@ impl Gateway {
         function: Option<&Arc<str>>,
         entrance: &Entrance,
     ) {
-        let (service, is_plain) = self.destination(arrival.peer, head, function);
+        let (service, is_plain) = self.destination(&arrival, head, function);
         let is_whole = |service: &Arc<Service>| {
             let entry = service.config().entry;
             let is_own = function.is_some() && entry.connections == Connections::Handover;
@@ -173,10 +173,12 @@ impl Gateway {
             service => {
                 // A boot goes on while the request is parsed.
                 let prepared = service
+                    .as_ref()
                     .filter(|_| is_plain)
-                    .and_then(|service| Prepared::begin(&self.shared, &service, &arrival));
+                    .and_then(|service| Prepared::begin(&self.shared, service, &arrival));
                 let (function, entrance) = (function.cloned(), entrance.clone());
-                let serving = client::serve(self.clone(), arrival, function, entrance, prepared);
+                let first = First { service, prepared };
+                let serving = client::serve(self.clone(), arrival, function, entrance, first);
                 begin_at_once(serving);
             }
         }
@@ -186,15 +188,15 @@ impl Gateway {
     /// none of its requests has to be looked at or changed.
     fn destination(
         &self,
-        peer: SocketAddr,
+        arrival: &Arrival,
         head: &Head,
         own: Option<&Arc<str>>,
     ) -> (Option<Arc<Service>>, bool) {
-        let rules = report::rules_for(&self.shared, peer);
+        let rules = report::rules_for(&self.shared, arrival.peer);
         let (name, is_whole) = match (own, &rules) {
             (Some(own), _) => (Some(own.to_string()), true),
             (None, None) => {
-                let service = head.function().and_then(|name| self.shared.route(name));
+                let service = head.function().and_then(|name| self.choose(name, arrival));
                 return (service, true);
             }
             (None, Some(rules)) => {
@@ -206,11 +208,23 @@ impl Gateway {
                 }
             }
         };
-        let service = name.and_then(|name| self.shared.route(&name));
+        let service = name.and_then(|name| self.choose(&name, arrival));
         let has_policy = service.as_ref().is_some_and(|service| {
             rules.as_ref().is_some_and(|rules| rules.policy(service.name()).is_some())
         });
         (service, is_whole && !has_policy)
+    }
+
+    /// The version of a function for the first request of a connection.
+    fn choose(&self, name: &str, arrival: &Arrival) -> Option<Arc<Service>> {
+        let served = self.shared.served(name)?;
+        if !served.looks_at_headers() {
+            return Some(served.choose(|_| false));
+        }
+        // Nothing of the head was consumed.
+        let mut buffer = vec![0; HEAD_MAX];
+        let count = peek(&arrival.socket, &mut buffer).unwrap_or(0);
+        Some(served.choose(|rule| head::has_field(&buffer[..count], &rule.name, &rule.value)))
     }
 
     fn begin_http2(&self, arrival: Arrival, function: Option<&Arc<str>>, entrance: &Entrance) {

@@ -7,6 +7,7 @@ use super::report::{self, Account};
 use crate::clock::monotonic_ns;
 use crate::config::EntryKind;
 use crate::edge::{AccessRecord, Passage, RequestId};
+use crate::health::Verdict;
 use crate::instance::{Client, Done, End, Outcome, Placed};
 use crate::service::{PlaceError, Placement, Reuse, Service};
 use crate::socket::{Traffic, traffic, unread};
@@ -58,7 +59,10 @@ struct Attendant {
 impl Attendant {
     fn done(self) -> Done {
         Box::new(move |placed, outcome| match outcome {
-            Outcome::Closed => self.log(None),
+            Outcome::Closed => {
+                self.service.note(Verdict::Served);
+                self.log(None);
+            }
             outcome => drop(tokio::spawn(self.make_good(placed, outcome))),
         })
     }
@@ -77,7 +81,11 @@ impl Attendant {
         let carried = traffic(&self.client.socket).ok();
         let end = match (outcome, carried) {
             // Something was answered; the client sees where it stops.
-            (Outcome::Closed, _) | (_, Some(Traffic { sent: 1.., .. })) => return self.log(None),
+            (Outcome::Closed, _) => return self.log(None),
+            (_, Some(Traffic { sent: 1.., .. })) => {
+                self.service.note(Verdict::Failed);
+                return self.log(None);
+            }
             (Outcome::Late, _) => {
                 let timeout = self.service.config().limits.timeout.0;
                 let function = self.service.name().to_string();
@@ -109,6 +117,9 @@ impl Attendant {
         let id = self.record.as_ref().map_or_else(RequestId::new, |record| record.id);
         report::refused(shared, id, client.peer, Some(service.name()), refusal);
         self.log(Some(refusal));
+        if let Some(verdict) = refusal.verdict() {
+            service.note(verdict);
+        }
         match service.config().entry.kind {
             // Its client would not understand; that it is closed says enough.
             EntryKind::Tcp => {

@@ -9,6 +9,7 @@ use super::routed;
 use super::wire::{ClientIo, Wire};
 use crate::admission::{Admission, Admitted, Busy, Entrance};
 use crate::edge::Certificates;
+use crate::service::Service;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -60,8 +61,8 @@ pub(super) struct RoutedClient {
     pub local: SocketAddr,
     /// When the connection was accepted, for the first request; 0 afterwards.
     accepted_ns: AtomicU64,
-    /// What was begun for the first request.
-    prepared: Mutex<Option<Prepared>>,
+    /// What was begun for the first request, and where it is to go.
+    first: Mutex<First>,
     entrance: Entrance,
     head_timeout: Duration,
     /// How long the client may take to read a piece of an answer, in milliseconds.
@@ -104,6 +105,15 @@ pub(super) struct Coming {
     pub entrance: Entrance,
 }
 
+/// What is known of the first request of a connection before it was parsed as a whole.
+#[derive(Default)]
+pub(super) struct First {
+    /// The version of the function that is to have it.
+    pub service: Option<Arc<Service>>,
+    /// What was begun for it.
+    pub prepared: Option<Prepared>,
+}
+
 /// What a connection does.
 enum Phase {
     /// It waits for the first byte of a request.
@@ -143,7 +153,12 @@ impl RoutedClient {
 
     /// What was begun for the first request, if this is asked for it.
     pub fn take_prepared(&self) -> Option<Prepared> {
-        self.prepared.lock().expect("no holder panics").take()
+        self.first.lock().expect("no holder panics").prepared.take()
+    }
+
+    /// Where the first request is to go, if this is asked for it.
+    pub fn take_service(&self) -> Option<Arc<Service>> {
+        self.first.lock().expect("no holder panics").service.take()
     }
 
     /// How long the client may take to read a piece of an answer.
@@ -274,11 +289,11 @@ pub(super) async fn serve(
     arrival: Arrival,
     function: Option<Arc<str>>,
     entrance: Entrance,
-    prepared: Option<Prepared>,
+    first: First,
 ) {
     let Some((wire, ends)) = plain(arrival) else { return };
     let coming = Coming { protocol: Protocol::Http1, secured: None, entrance };
-    let client = RoutedClient::new(gateway, ends, coming, (function, prepared));
+    let client = RoutedClient::new(gateway, ends, coming, (function, first));
     drive(wire, client).await;
 }
 
@@ -291,14 +306,14 @@ pub(super) async fn serve_http2(
 ) {
     let Some((wire, ends)) = plain(arrival) else { return };
     let coming = Coming { protocol: Protocol::Http2, secured: None, entrance };
-    let client = RoutedClient::new(gateway, ends, coming, (function, None));
+    let client = RoutedClient::new(gateway, ends, coming, (function, First::default()));
     client.await_first();
     drive(wire, client).await;
 }
 
 /// The same for a client of which nothing was read yet.
 pub(super) async fn serve_wire(gateway: Gateway, wire: Wire, ends: Ends, coming: Coming) {
-    let client = RoutedClient::new(gateway, ends, coming, (None, None));
+    let client = RoutedClient::new(gateway, ends, coming, (None, First::default()));
     client.await_first();
     drive(wire, client).await;
 }
@@ -314,7 +329,7 @@ impl RoutedClient {
         gateway: Gateway,
         ends: Ends,
         coming: Coming,
-        (function, prepared): (Option<Arc<str>>, Option<Prepared>),
+        (function, first): (Option<Arc<str>>, First),
     ) -> Arc<Self> {
         let Ends { peer, local, accepted_ns, admitted } = ends;
         let Coming { protocol, secured, entrance } = coming;
@@ -327,7 +342,7 @@ impl RoutedClient {
             peer,
             local,
             accepted_ns: AtomicU64::new(accepted_ns),
-            prepared: Mutex::new(prepared),
+            first: Mutex::new(first),
             entrance,
             write_patience_ms: AtomicU64::new(WRITE_PATIENCE.as_millis() as u64),
             displaced: Arc::default(),

@@ -116,7 +116,7 @@ impl Gateway {
                 Some(Err(mpsc::error::TrySendError::Closed(datagram))) => datagram,
                 None => buffer[..len].to_vec(),
             };
-            let Some(service) = self.shared().route(&function) else { continue };
+            let Some(service) = self.shared().route_by_chance(&function) else { continue };
             let share = match share(self.shared(), &service, lock(&flows).len()) {
                 Ok(share) => share,
                 Err(refusal) => {

@@ -15,6 +15,7 @@ use super::ticket::{Seat, Ticket};
 use super::upgrade;
 use crate::clock::monotonic_ns;
 use crate::config::EntryKind;
+use crate::health::Verdict;
 use crate::instance::{Client, End, LetGo, Outcome, Way};
 use crate::node::NodeState;
 use crate::service::{Reuse, Service};
@@ -454,6 +455,7 @@ impl Body for InstanceBody {
                     return Poll::Ready(Some(Ok(frame)));
                 }
                 Poll::Ready(Some(Err(error))) => {
+                    this.lease.service.note(Verdict::Failed);
                     this.fail(context, io::Error::other(error));
                     return Poll::Pending;
                 }
@@ -463,7 +465,10 @@ impl Body for InstanceBody {
         if this.is_late(context) {
             match this.upload.waits_for_client() {
                 true => this.lease.end_cut_off(),
-                false => this.lease.end_late("piece of the answer"),
+                false => {
+                    this.lease.service.note(Verdict::Failed);
+                    this.lease.end_late("piece of the answer");
+                }
             }
             this.fail(context, io::ErrorKind::TimedOut.into());
         }

@@ -104,6 +104,17 @@ pub fn parse(bytes: &[u8]) -> Result<Progress, HeadError> {
     }
 }
 
+/// Whether the head at the begin of `bytes` has a field with this value; `name` in any case.
+pub(super) fn has_field(bytes: &[u8], name: &str, value: &str) -> bool {
+    let mut fields = [httparse::EMPTY_HEADER; FIELDS_MAX];
+    let mut request = httparse::Request::new(&mut fields);
+    // What cannot be parsed has no fields, and is refused elsewhere.
+    let _ = request.parse(bytes);
+    request.headers.iter().any(|field| {
+        field.name.eq_ignore_ascii_case(name) && field.value.trim_ascii() == value.as_bytes()
+    })
+}
+
 fn host_of(request: &httparse::Request<'_, '_>) -> Result<Option<String>, HeadError> {
     let mut hosts = request.headers.iter().filter(|f| f.name.eq_ignore_ascii_case("host"));
     let field = hosts.next();
@@ -214,6 +225,14 @@ mod tests {
         assert_eq!(function(b"GET / HTTP/1.1\r\nHost: [::1]:8080\r\n\r\n"), None);
         assert_eq!(function(b"GET / HTTP/1.1\r\nHost:\r\n\r\n"), None);
         assert_eq!(function(b"GET / HTTP/1.0\r\n\r\n"), None);
+    }
+
+    #[test]
+    fn fields_are_found_by_their_whole_value() {
+        let head = b"GET / HTTP/1.1\r\nHost: a\r\nX-Canary:  yes \r\nX-Canary: b\r\n\r\n";
+        assert!(has_field(head, "x-canary", "yes") && has_field(head, "X-CANARY", "b"));
+        assert!(!has_field(head, "x-canary", "ye") && !has_field(head, "x", "yes"));
+        assert!(!has_field(b"\x16\x03", "x", "y"));
     }
 
     #[test]

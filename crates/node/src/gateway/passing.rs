@@ -6,6 +6,7 @@ use super::head::{HeadError, first_label};
 use super::message;
 use super::refusal::Refusal;
 use super::report;
+use super::routed::choose;
 use crate::edge::{Asked, Granted, Policy, Rules, Target, Unauthorized};
 use crate::service::Service;
 use hyper::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
@@ -68,7 +69,7 @@ pub(super) fn way(client: &RoutedClient, head: &Parts, host: Option<&str>) -> Re
             Target::None => (None, 0),
         },
     };
-    let found = name.as_deref().and_then(|name| shared.route(name));
+    let found = name.as_deref().and_then(|name| choose(client, name, head));
     let Some(service) = found else {
         let asked = name.or_else(|| named.map(str::to_owned));
         return Err(Refusal::UnknownFunction(asked));

@@ -3,6 +3,7 @@
 
 use super::head::HeadError;
 use crate::edge::RequestId;
+use crate::health::Verdict;
 use crate::service::{PlaceError, Service};
 use serde_json::json;
 use std::time::Duration;
@@ -135,6 +136,32 @@ impl Refusal {
             }
             PlaceError::BackingOff { retry_after } => Self::BackingOff { function, retry_after },
             PlaceError::Draining => Self::Draining,
+        }
+    }
+
+    /// What it says of the function; `None`: nothing, it is the client's fault or there was no
+    /// room.
+    pub(super) fn verdict(&self) -> Option<Verdict> {
+        match self {
+            Self::InstanceDied { .. }
+            | Self::BadResponse { .. }
+            | Self::CannotWake { .. }
+            | Self::Timeout { .. } => Some(Verdict::Failed),
+            Self::BadHead(_)
+            | Self::Unauthorized { .. }
+            | Self::BodyTooLarge { .. }
+            | Self::OtherCertificate
+            | Self::TooManyRequests { .. }
+            | Self::NodeFull
+            | Self::UnknownFunction(_)
+            | Self::HeadTooSlow(_)
+            | Self::BodyTooSlow(_)
+            | Self::NotHttp { .. }
+            | Self::HeadTooLarge
+            | Self::NoCapacity { .. }
+            | Self::QuotaReached { .. }
+            | Self::BackingOff { .. }
+            | Self::Draining => None,
         }
     }
 

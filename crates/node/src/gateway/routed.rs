@@ -11,6 +11,7 @@ use super::stdin::{self, OutputBody};
 use crate::clock::monotonic_ns;
 use crate::config::{EntryKind, FunctionName};
 use crate::edge::{AccessRecord, RequestId};
+use crate::health::Verdict;
 use crate::service::Service;
 use http_body_util::Full;
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
@@ -18,6 +19,7 @@ use hyper::header::{
     CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, LOCATION, ORIGIN, RETRY_AFTER,
     WWW_AUTHENTICATE,
 };
+use hyper::http::request::Parts;
 use hyper::{Request, Response, StatusCode, Version};
 use std::convert::Infallible;
 use std::io;
@@ -205,10 +207,23 @@ async fn dispatch(
     course.account.passage.user = granted.and_then(|granted| granted.user);
     course.id.write(&mut head.headers);
     let asked = Asked { client: client.clone(), service, since_ns: course.since_ns, body_max };
-    match asked.service.config().entry.kind {
+    let answered = match asked.service.config().entry.kind {
         EntryKind::Http => exchange::answer(&asked, Request::from_parts(head, body)).await,
         EntryKind::Stdin => stdin::answer(&asked, head, body).await,
         EntryKind::Tcp | EntryKind::Udp => Err(not_http(&asked.service)),
+    };
+    note(&asked.service, &answered);
+    answered
+}
+
+/// Counts a request as served or failed.
+fn note(service: &Service, answered: &Result<Response<AnswerBody>, Refusal>) {
+    let verdict = match answered {
+        Ok(response) => Some(Verdict::of_status(response.status().as_u16())),
+        Err(refusal) => refusal.verdict(),
+    };
+    if let Some(verdict) = verdict {
+        service.note(verdict);
     }
 }
 
@@ -229,6 +244,20 @@ fn preflight(headers: hyper::HeaderMap) -> Response<AnswerBody> {
 /// The body of a request is larger than its function takes.
 pub(super) fn too_large(service: &Service, most: u64) -> Refusal {
     Refusal::BodyTooLarge { function: service.name().to_string(), most }
+}
+
+/// The version of a function for a request: for the first one of a connection it was chosen when
+/// that came.
+pub(super) fn choose(client: &RoutedClient, name: &str, head: &Parts) -> Option<Arc<Service>> {
+    let chosen = client.take_service().filter(|service| service.name().as_str() == name);
+    if let Some(service) = chosen.filter(|service| !service.is_retired()) {
+        return Some(service);
+    }
+    let served = client.gateway.shared().served(name)?;
+    Some(served.choose(|rule| {
+        let mut values = head.headers.get_all(rule.name.as_str()).iter();
+        values.any(|value| value.as_bytes() == rule.value.as_bytes())
+    }))
 }
 
 fn not_http(service: &Service) -> Refusal {

@@ -512,6 +512,14 @@ impl ConnectionTable {
         due
     }
 
+    /// Has all connections of clients looked at.
+    pub(super) fn look_at_all(&self, at: Instant) {
+        let mut open = self.open();
+        let clients = open.held.values_mut().filter(|held| matches!(held.watch, Watch::Client(_)));
+        clients.for_each(|held| held.look_at = Some(at));
+        open.look_no_later_than(Some(at));
+    }
+
     /// Has a connection looked at again, if it is still there.
     pub(super) fn look_again(&self, id: u64, at: Instant) {
         let mut open = self.open();

@@ -5,6 +5,14 @@ use crate::config::{EntryKind, FunctionConfig};
 use crate::socket::{Traffic, traffic, unread};
 use std::time::Duration;
 
+/// How long after its last answer a connection to a version that is served no longer ends: as
+/// long as a client may take to read it and to ask once more at once.
+const RETIRED_ANSWERED: Duration = Duration::from_millis(200);
+/// The same where nobody knows whose turn it is: no byte has moved for so long.
+const RETIRED_SILENT: Duration = Duration::from_secs(2);
+/// How long until such a connection is looked at again.
+const RETIRED_LOOK: Duration = Duration::from_millis(100);
+
 /// What a connection's silence means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
@@ -39,6 +47,15 @@ impl Patience {
             EntryKind::Tcp => Some(Self { answer: None, first_look, keep_alive }),
             EntryKind::Stdin | EntryKind::Udp => None,
         }
+    }
+
+    /// From now on connections are idle soon; says whether they were not before.
+    pub(super) fn retire(&mut self) -> bool {
+        let idle = if self.answer.is_some() { RETIRED_ANSWERED } else { RETIRED_SILENT };
+        let is_news = self.keep_alive > idle;
+        self.keep_alive = self.keep_alive.min(idle);
+        self.first_look = self.first_look.min(RETIRED_LOOK);
+        is_news
     }
 
     /// For how long neither side of a connection waits for the other; `None`: one does, or there
@@ -120,6 +137,18 @@ mod tests {
     fn a_request_without_an_answer_is_late() {
         assert_eq!(verdict(0, 0, 2000), Verdict::Late);
         assert_eq!(verdict(5, 9000, 2000), Verdict::Late, "the second request");
+    }
+
+    #[test]
+    fn connections_of_a_retired_version_are_idle_soon() {
+        let mut patience = Patience { answer: Some(LIMIT), first_look: LIMIT, keep_alive: KEEP };
+        let answered = Traffic { received: 9, sent: 9, last_sent_ms: 250, last_received_ms: 300 };
+        let waiting = Traffic { received: 9, sent: 0, last_sent_ms: 0, last_received_ms: 250 };
+        assert!(matches!(patience.judge(answered), Verdict::Fine(_)));
+        assert!(patience.retire());
+        assert!(!patience.retire(), "it is known already");
+        assert_eq!(patience.judge(answered), Verdict::Idle);
+        assert!(matches!(patience.judge(waiting), Verdict::Fine(_)), "it gets its answer");
     }
 
     #[test]

@@ -16,6 +16,7 @@ use crate::clock::monotonic_ns;
 use crate::config::FunctionConfig;
 use crate::logs::{FunctionLog, Logs};
 use crate::rootfs::StoredRootfs;
+use crate::secrets::SecretStore;
 use crate::tenants::{Lease, Tenant};
 use std::fs::File;
 use std::mem;
@@ -25,7 +26,7 @@ use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 use thaw_abi::control::{Connection, EntryPoint};
 use thaw_sandbox::{
-    BootError, BootPlan, FreezeBase, Image, Orphan, PlanError, PopulatePolicy, Sandbox,
+    BootError, BootPlan, FreezeBase, Image, Orphan, PlanError, PopulatePolicy, Sandbox, Secrets,
     ThawOptions, WorkingSet, Zygote, ZygotePool, connection,
 };
 use thaw_store::{ImageId, IndexId, KernelId, Store};
@@ -155,6 +156,13 @@ impl SandboxLauncher {
         Ok(launcher)
     }
 
+    /// Copies get their secrets from there.
+    pub(crate) fn read_secrets_from(&self, store: Option<&Arc<SecretStore>>) {
+        if let Some(store) = store {
+            self.shared.terms.read_secrets_from(store);
+        }
+    }
+
     /// Makes sure, blocking, that the next boot can be of this kind.
     ///
     /// # Errors
@@ -210,10 +218,12 @@ impl SandboxLauncher {
 impl Launcher for SandboxLauncher {
     fn launch(&self, client: Option<&Client>) -> Result<Launched, LaunchError> {
         let (shared, handed) = (&self.shared, self.handed(client));
+        let secrets = shared.terms.secrets()?;
+        let secrets = secrets.as_ref();
         let is_sample = shared.begins_sample();
         let of_standby = || {
-            let waiting = shared.standby.boot_waiting(shared, handed);
-            waiting.or_else(|| shared.standby.boot_fork(shared, handed))
+            let waiting = shared.standby.boot_waiting(shared, handed, secrets);
+            waiting.or_else(|| shared.standby.boot_fork(shared, handed, secrets))
         };
         let take = || {
             let zygote = shared.pool.take_in_haste(shared.terms.limits);
@@ -221,7 +231,7 @@ impl Launcher for SandboxLauncher {
         };
         let boot = match if is_sample { None } else { of_standby() } {
             Some(boot) => boot,
-            None => shared.boot_from_image(handed, take)?,
+            None => shared.boot_from_image(handed, secrets, take)?,
         };
         self.launched(boot)
     }
@@ -233,12 +243,14 @@ impl Launcher for SandboxLauncher {
             // Its plan has to be made, which opens files.
             return Err(NotNow::WouldWait);
         }
-        let boot = match shared.standby.boot_waiting(shared, handed) {
+        let secrets = shared.terms.secrets()?;
+        let secrets = secrets.as_ref();
+        let boot = match shared.standby.boot_waiting(shared, handed, secrets) {
             Some(boot) => boot,
             None if !self.is_ready() || shared.standby.is_rewinding() => {
                 return Err(NotNow::WouldWait);
             }
-            None => shared.boot_from_image(handed, take)?,
+            None => shared.boot_from_image(handed, secrets, take)?,
         };
         Ok(self.launched(boot)?)
     }
@@ -355,6 +367,7 @@ impl ImageBoots {
     fn boot_from_image<E: From<LaunchError>>(
         self: &Arc<Self>,
         handed: Handed<'_>,
+        secrets: Option<&Secrets>,
         take: impl Fn() -> Result<Zygote, E>,
     ) -> Result<Boot, E> {
         let may_be_gone = self.is_first_for_long() || self.is_unknown();
@@ -375,7 +388,8 @@ impl ImageBoots {
             zygote.label(&self.terms.label);
             let options = self.terms.options(Some(&pipes));
             let flags = options.flags | self.recording_flags(shows);
-            match zygote.thaw(&plan, handed, &ThawOptions { flags, resumed: &resumed, ..options }) {
+            let options = ThawOptions { flags, resumed: &resumed, secrets, ..options };
+            match zygote.thaw(&plan, handed, &options) {
                 Ok(sandbox) => break Ok((sandbox, taken_ns)),
                 Err(BootError::ZygoteDied) if tried < ZYGOTES_TRIED => self.pool.discard_dead(),
                 Err(error) => break Err(LaunchError(error.to_string()).into()),

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
-use thaw_sandbox::{Effort, ReadySandbox, RewindError, Sandbox, Template};
+use thaw_sandbox::{Effort, ReadySandbox, RewindError, Sandbox, Secrets, Template, ThawOptions};
 use tokio::sync::Notify;
 
 /// How long the background leaves the processors to the boot that has just
@@ -342,8 +342,14 @@ impl Standby {
     }
 
     /// Boots from what waits to be woken, which is soon done; `None`: nothing does.
-    pub fn boot_waiting(&self, boots: &ImageBoots, handed: Handed<'_>) -> Option<Boot> {
-        self.boot_ready(boots, handed).or_else(|| self.boot_forked(boots, handed))
+    pub fn boot_waiting(
+        &self,
+        boots: &ImageBoots,
+        handed: Handed<'_>,
+        secrets: Option<&Secrets>,
+    ) -> Option<Boot> {
+        let ready = self.boot_ready(boots, handed, secrets);
+        ready.or_else(|| self.boot_forked(boots, handed, secrets))
     }
 
     /// Whether the next boot has a template to fork from, which takes a while.
@@ -351,7 +357,12 @@ impl Standby {
         self.state().template.is_some()
     }
 
-    fn boot_ready(&self, boots: &ImageBoots, handed: Handed<'_>) -> Option<Boot> {
+    fn boot_ready(
+        &self,
+        boots: &ImageBoots,
+        handed: Handed<'_>,
+        secrets: Option<&Secrets>,
+    ) -> Option<Boot> {
         let policy = self.policy();
         if policy.least() == 0 {
             return None;
@@ -363,7 +374,8 @@ impl Standby {
             let taken_ns = monotonic_ns();
             let plan = held.plan().clone();
             log.begins();
-            match held.go(handed, &boots.terms.options(None)) {
+            let options = ThawOptions { secrets, ..boots.terms.options(None) };
+            match held.go(handed, &options) {
                 Ok(sandbox) => {
                     let output = Output { log, pipes: None };
                     let kind = BootKind::Ready;
@@ -377,13 +389,19 @@ impl Standby {
     }
 
     /// Uses a copy that was forked ahead.
-    fn boot_forked(&self, boots: &ImageBoots, handed: Handed<'_>) -> Option<Boot> {
+    fn boot_forked(
+        &self,
+        boots: &ImageBoots,
+        handed: Handed<'_>,
+        secrets: Option<&Secrets>,
+    ) -> Option<Boot> {
         loop {
             // Who boots has a lease.
             let Forked { held, pipes, lease: _ } = self.state().take_forked()?;
             let taken_ns = monotonic_ns();
             let plan = held.plan().clone();
-            match held.go(handed, &boots.terms.options(Some(&pipes))) {
+            let options = ThawOptions { secrets, ..boots.terms.options(Some(&pipes)) };
+            match held.go(handed, &options) {
                 Ok(sandbox) => {
                     return Some(Boot::fork(sandbox, plan, taken_ns, pipes.into()));
                 }
@@ -394,7 +412,12 @@ impl Standby {
 
     /// Forks a copy, since those that were forked ahead are all taken; waits for it. `None`:
     /// the image has to do.
-    pub fn boot_fork(&self, boots: &ImageBoots, handed: Handed<'_>) -> Option<Boot> {
+    pub fn boot_fork(
+        &self,
+        boots: &ImageBoots,
+        handed: Handed<'_>,
+        secrets: Option<&Secrets>,
+    ) -> Option<Boot> {
         let template = self.state().template.as_ref()?.template.clone();
         let pipes = match boots.output.pipes() {
             Ok(pipes) => pipes,
@@ -404,7 +427,8 @@ impl Standby {
             }
         };
         let taken_ns = monotonic_ns();
-        match template.fork(handed, &boots.terms.options(Some(&pipes))) {
+        let options = ThawOptions { secrets, ..boots.terms.options(Some(&pipes)) };
+        match template.fork(handed, &options) {
             Ok(sandbox) => {
                 let (plan, output) = (template.plan().clone(), pipes.into());
                 Some(Boot::fork(sandbox, plan, taken_ns, output))

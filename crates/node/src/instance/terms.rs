@@ -4,12 +4,14 @@ use super::launch::LaunchError;
 use super::options::Techniques;
 use crate::config::{FunctionConfig, FunctionName};
 use crate::logs::{FunctionLog, InstanceLog, InstancePipes, Logs};
+use crate::secrets::SecretStore;
 use crate::tenants::{Lease, Tenant};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use thaw_sandbox::{EgressPolicy, Processes, ResourceLimits, ThawOptions};
+use thaw_sandbox::{EgressPolicy, Processes, ResourceLimits, Secrets, ThawOptions};
+use thaw_store::Name;
 
 /// The limits, rights and names of each instance.
 #[derive(Clone)]
@@ -27,6 +29,10 @@ pub(super) struct InstanceTerms {
     pub port: u16,
     flags: u32,
     pub egress: Arc<EgressPolicy>,
+    /// The secrets that the program reads.
+    secrets: Vec<Name>,
+    /// Where they are; empty until it is known.
+    secret_store: Arc<OnceLock<Arc<SecretStore>>>,
     pub tenant: Arc<Tenant>,
 }
 
@@ -43,6 +49,8 @@ impl InstanceTerms {
             port: config.port_number(),
             flags: crate::debug::flags() | config.entry_flags() | techniques.flags(),
             egress: config.egress.policy_within(tenant.egress()),
+            secrets: config.secrets.names.clone(),
+            secret_store: Arc::default(),
             tenant,
         }
     }
@@ -57,6 +65,27 @@ impl InstanceTerms {
         self.tenant.room().stir();
     }
 
+    /// Copies get their secrets from there.
+    pub fn read_secrets_from(&self, store: &Arc<SecretStore>) {
+        // The first one stays.
+        let _ = self.secret_store.set(store.clone());
+    }
+
+    /// The secrets as they are now; `None`: the program reads none. Reads a small file for each.
+    ///
+    /// # Errors
+    /// One is not set.
+    pub fn secrets(&self) -> Result<Option<Secrets>, LaunchError> {
+        if self.secrets.is_empty() {
+            return Ok(None);
+        }
+        let failed = |why: String| LaunchError(why);
+        let store = self.secret_store.get();
+        let store = store.ok_or_else(|| failed("only a daemon has its secrets".to_owned()))?;
+        let secrets = store.read(&self.function, &self.secrets);
+        secrets.map(Some).map_err(|error| failed(error.to_string()))
+    }
+
     /// What every boot is told. A copy that was booted ahead has its pipes, and a
     /// template gets none.
     pub fn options<'a>(&'a self, pipes: Option<&'a InstancePipes>) -> ThawOptions<'a> {
@@ -66,6 +95,7 @@ impl InstanceTerms {
             cpu_time_limit: self.cpu_time_limit,
             flags: self.flags,
             hostname: "",
+            secrets: None,
             resumed: &[],
             egress: &self.egress,
             cores: self.tenant.cores(),

@@ -22,6 +22,7 @@ mod copies;
 mod crowding;
 mod place;
 mod request;
+mod retire;
 
 pub use copies::{CheckpointOf, CheckpointTaken, Forked, Restored};
 pub use place::Placement;
@@ -33,6 +34,7 @@ use crate::boots::BootRecord;
 use crate::clock::monotonic_ns;
 use crate::config::{EntryKind, FunctionConfig, FunctionName, Isolation};
 use crate::crashes::{Crashes, is_crash};
+use crate::health::{Health, Verdict};
 use crate::instance::{
     Change, Command, ConnectionTable, End, FrozenInstance, HibernatedInstance, InstanceState,
     Launcher,
@@ -46,6 +48,7 @@ use crowding::Crowding;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use thaw_sandbox::{Awake, LimitReached, MemoryReader};
@@ -64,6 +67,8 @@ const MEMORY_PATIENCE: Duration = Duration::from_secs(1);
 /// A function that is being served.
 pub struct Service {
     config: FunctionConfig,
+    /// The number of the version.
+    version: u32,
     /// Identifies the image that instances are booted from.
     image: String,
     launcher: Arc<dyn Launcher>,
@@ -82,6 +87,10 @@ pub struct Service {
     freed: Notify,
     /// Why nobody listens at its own address.
     unreachable: Mutex<Option<String>>,
+    /// How its requests go.
+    health: Health,
+    /// It is served no longer.
+    retired: AtomicBool,
 }
 
 /// The live instances, by number.
@@ -156,6 +165,9 @@ pub struct InstanceInfo {
     pub id: u64,
     /// The function.
     pub function: FunctionName,
+    /// The version of the function.
+    #[serde(default)]
+    pub version: u32,
     /// Process id on the host; 0: it is asleep and has no process.
     pub pid: u32,
     /// What it does.
@@ -173,9 +185,20 @@ pub struct InstanceInfo {
 }
 
 impl Service {
-    /// Serves a function with instances from `launcher`.
+    /// Serves a function that has one version with instances from `launcher`.
     pub fn new(
         config: FunctionConfig,
+        image: String,
+        launcher: Arc<dyn Launcher>,
+        shared: Arc<NodeState>,
+    ) -> Arc<Self> {
+        Self::of_version(config, 1, image, launcher, shared)
+    }
+
+    /// Serves a version of a function with instances from `launcher`.
+    pub fn of_version(
+        config: FunctionConfig,
+        version: u32,
         image: String,
         launcher: Arc<dyn Launcher>,
         shared: Arc<NodeState>,
@@ -184,10 +207,12 @@ impl Service {
         let places = u64::from(limits.instances.get()) * u64::from(limits.concurrency.get());
         let places = (places as usize).min(Semaphore::MAX_PERMITS);
         let connected = shared.metrics().connected(&config.name);
-        let crashes = shared.crashes_of(&config.name, limits.crashes);
+        let crashes = shared.crashes_of(&config.name, version, limits.crashes);
         let tenant = shared.tenants().of(TenantName::of(config.sharing.domain.as_ref()));
+        let health = Health::new(config.rollback);
         Arc::new(Self {
             config,
+            version,
             image,
             launcher,
             shared,
@@ -201,12 +226,19 @@ impl Service {
             changed: Notify::new(),
             freed: Notify::new(),
             unreachable: Mutex::default(),
+            health,
+            retired: AtomicBool::new(false),
         })
     }
 
     /// The function's name.
     pub fn name(&self) -> &FunctionName {
         &self.config.name
+    }
+
+    /// The number of the version of the function.
+    pub fn version(&self) -> u32 {
+        self.version
     }
 
     /// Why nobody listens at the function's own address; `None`: somebody does, or it has none.
@@ -265,6 +297,7 @@ impl Service {
         let info = |(id, slot): (&u64, &Slot)| InstanceInfo {
             id: *id,
             function: self.name().clone(),
+            version: self.version,
             pid: slot.pid,
             state: slot.state,
             connections: slot.connections,
@@ -275,6 +308,7 @@ impl Service {
         let asleep = |asleep: &Asleep| InstanceInfo {
             id: asleep.id(),
             function: self.name().clone(),
+            version: self.version,
             pid: 0,
             state: InstanceState::Asleep,
             connections: slots.asleep.connections(asleep.id()) as u32,
@@ -565,7 +599,9 @@ impl Service {
         if !is_idle {
             return;
         }
-        if self.tenant.room().is_overdrawn(Taken::default()) {
+        if self.is_retired() {
+            self.evict_retired(id);
+        } else if self.tenant.room().is_overdrawn(Taken::default()) {
             // The quota was lowered while it was busy.
             self.evict(id);
         } else {
@@ -620,6 +656,8 @@ impl Service {
         // A program that has read its standard input ends; how is its client's matter.
         let has_done_its_work =
             self.config.entry.kind == EntryKind::Stdin && matches!(end, End::Exited(_));
+        // The failures of its connections are counted one by one.
+        let is_unnoticed = slot.as_ref().is_none_or(|slot| slot.connections == 0);
         let expected = slot.is_none_or(|slot| !slot.state.takes_connections()) || has_done_its_work;
         let unexpected = (!expected).then(|| format!("{end}{}", self.limit_of(end)));
         if let Some(why) = &unexpected {
@@ -628,6 +666,9 @@ impl Service {
         self.shared.ended(self.name(), expected);
         if !expected && is_crash(end) {
             self.crashed();
+            if is_unnoticed {
+                self.note(Verdict::Failed);
+            }
         }
         self.freed.notify_waiters();
         self.changed.notify_waiters();
@@ -662,7 +703,7 @@ impl Service {
             backoff.as_secs()
         );
         self.shared.metrics().backed_off(self.name());
-        self.shared.refreshes().want(self.name().clone());
+        self.shared.refreshes().want(self.name().clone(), self.version);
     }
 
     /// The function has been frozen anew: whoever was guessing its addresses begins again.

@@ -6,8 +6,8 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use thaw_store::{
-    CheckpointRecord, Footprint, FunctionRecord, ImageId, IndexId, Name, PreviousVersion, Store,
-    StoreError,
+    CheckpointRecord, Footprint, FunctionRecord, ImageId, IndexId, Name, Store, StoreError,
+    VERSIONS_KEPT, Version,
 };
 
 /// What one tenant has in the store.
@@ -85,11 +85,15 @@ impl StoreUse {
     pub fn measure(&self, store: &Store) -> Result<BTreeMap<TenantName, TenantStore>, StoreError> {
         let records = store.list_functions()?.records;
         let checkpoints = store.list_checkpoints()?.records;
-        let version = |record: &FunctionRecord| {
-            let bytes = record.image.map_or(Ok(0), |image| store.image_bytes(image))?;
-            Ok((record.name.clone(), record.created_ms, bytes))
+        let version = |(name, version): (Name, Version)| {
+            let bytes = version.image.map_or(Ok(0), |image| store.image_bytes(image))?;
+            Ok((name, version.created_ms, bytes))
         };
-        let versions = records.iter().map(version);
+        let of_record = |record: &FunctionRecord| {
+            let name = record.name.clone();
+            versions(record).into_iter().map(move |version| (name.clone(), version))
+        };
+        let versions = records.iter().flat_map(of_record).map(version);
         let checkpointed = checkpoints.iter().map(|record| {
             Ok((record.name.clone(), record.created_ms, store.image_bytes(record.image)?))
         });
@@ -112,7 +116,8 @@ fn measure(
     let mut footprints: BTreeMap<TenantName, (usize, Footprint)> = BTreeMap::new();
     for record in records {
         footprints.entry(tenant_of(&record.config)).or_default().0 += 1;
-        for kept in versions(record) {
+        for version in versions(record) {
+            let kept = Kept::from(&version);
             let (_, footprint) = footprints.entry(tenant_of(kept.config)).or_default();
             footprint.add(store, kept.index, kept.image)?;
         }
@@ -136,8 +141,8 @@ pub(crate) fn tenant_of(stored: &Value) -> TenantName {
     TenantName(domain.and_then(|domain| domain.parse().ok()))
 }
 
-/// Whether a tenant may have a function that is about to be stored. What the store keeps of
-/// the function's present version counts, too.
+/// Whether a tenant may have a function that is about to be stored. Those versions of
+/// the function count, too, that stay beside it.
 ///
 /// # Errors
 /// It would have too much, or that cannot be counted.
@@ -147,8 +152,9 @@ pub fn check(store: &Store, quotas: &Quotas, planned: &Planned<'_>) -> Result<()
     let mut footprint = Footprint::default();
     footprint.add(store, planned.index, planned.image)?;
     let kept = |record: &FunctionRecord, footprint: &mut Footprint| {
-        let of_tenant = kept_of(record, planned).filter(|kept| tenant_of(kept.config) == tenant);
-        add_all(store, footprint, of_tenant)
+        let kept = kept_of(record, planned);
+        let of_tenant = |kept: &Kept<'_>| tenant_of(kept.config) == tenant;
+        add_all(store, footprint, kept.iter().map(Kept::from).filter(of_tenant))
     };
     store.list_functions()?.records.iter().try_for_each(|record| kept(record, &mut footprint))?;
     add_checkpoints(store, &mut footprint, &tenant)?;
@@ -170,8 +176,9 @@ pub fn check_file(
     let Some(quota) = tenant.quota().store else { return Ok(()) };
     let mut footprint = Footprint::default();
     for record in store.list_functions()?.records {
-        let of_tenant = versions(&record).filter(|kept| tenant_of(kept.config) == *tenant.name());
-        add_all(store, &mut footprint, of_tenant)?;
+        let versions = versions(&record);
+        let of_tenant = |kept: &Kept<'_>| tenant_of(kept.config) == *tenant.name();
+        add_all(store, &mut footprint, versions.iter().map(Kept::from).filter(of_tenant))?;
     }
     add_checkpoints(store, &mut footprint, tenant.name())?;
     let more = bytes.saturating_add(tenant.asleep_bytes());
@@ -221,25 +228,25 @@ struct Kept<'a> {
     image: Option<ImageId>,
 }
 
-/// The present version in a record, and the one before it.
-fn versions(record: &FunctionRecord) -> impl Iterator<Item = Kept<'_>> {
-    let current = Kept { config: &record.config, index: record.index, image: record.image };
-    let previous = record.previous.as_ref().map(|previous: &PreviousVersion| Kept {
-        config: &previous.config,
-        index: previous.index,
-        image: previous.image,
-    });
-    [current].into_iter().chain(previous)
+impl<'a> From<&'a Version> for Kept<'a> {
+    fn from(version: &'a Version) -> Self {
+        Self { config: &version.config, index: version.index, image: version.image }
+    }
+}
+
+/// The versions of a function that a garbage collection leaves: the others cost nobody's quota.
+fn versions(record: &FunctionRecord) -> Vec<Version> {
+    let surplus = record.surplus(VERSIONS_KEPT);
+    let mut versions = record.versions();
+    versions.retain(|version| !surplus.contains(&version.number));
+    versions
 }
 
 /// Those that stay when `planned` is stored.
-fn kept_of<'a>(
-    record: &'a FunctionRecord,
-    planned: &Planned<'_>,
-) -> impl Iterator<Item = Kept<'a>> {
+fn kept_of(record: &FunctionRecord, planned: &Planned<'_>) -> Vec<Version> {
     let is_replaced = record.name.as_str() == planned.name
         && (record.index, record.image) != (planned.index, planned.image);
-    versions(record).take(if is_replaced { 1 } else { 2 })
+    if is_replaced { record.beside_a_new_one(VERSIONS_KEPT) } else { versions(record) }
 }
 
 #[cfg(test)]

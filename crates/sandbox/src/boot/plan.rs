@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use bytemuck::Zeroable;
 use thaw_abi::control::{
-    Connection, MESSAGE_MAX, MESSAGE_MAX_FDS, MessageHeader, PopulateRange, Thaw,
+    Connection, MESSAGE_MAX, MESSAGE_MAX_FDS, MessageHeader, PopulateRange, SECRETS_MAX, Thaw,
 };
 use thaw_abi::image::{MAPPING_EAGER, MAPPING_KERNEL, Mapping, SOURCE_BLOB, ancestor_depth};
 use thaw_abi::rootfs::{INDEX_MAGIC, IndexHeader};
@@ -79,7 +79,7 @@ pub struct BootPlan {
 /// Most blobs whose descriptors travel with a boot command; the sandbox asks
 /// for the others when it needs them.
 pub(super) const BLOBS_MAX: usize = MESSAGE_MAX_FDS - FIXED_DESCRIPTORS;
-/// Bytes of a boot command besides mappings, ranges and blob numbers: headers,
+/// Bytes of a boot command besides mappings, ranges, blob numbers and secrets: headers,
 /// a connection, a host name.
 const FIXED_BYTES: usize =
     size_of::<MessageHeader>() + size_of::<Thaw>() + size_of::<Connection>() + 256;
@@ -211,7 +211,8 @@ impl BootPlan {
                 mapping.flags |= MAPPING_EAGER;
             }
         }
-        let room = MESSAGE_MAX.saturating_sub(self.command_len()) / size_of::<PopulateRange>();
+        let room = MESSAGE_MAX.saturating_sub(self.command_len() + SECRETS_MAX)
+            / size_of::<PopulateRange>();
         self.populate = set.populate(&self.mappings, policy, room);
         Ok(())
     }
@@ -235,7 +236,8 @@ impl BootPlan {
         let room = MESSAGE_MAX
             .checked_sub(bytes)
             .ok_or(PlanError::TooLarge { bytes, limit: MESSAGE_MAX })?;
-        self.populate = set.populate(&whole, policy, room / size_of::<PopulateRange>());
+        let room = room.saturating_sub(SECRETS_MAX) / size_of::<PopulateRange>();
+        self.populate = set.populate(&whole, policy, room);
         Ok(())
     }
 

@@ -12,7 +12,7 @@ use thaw_abi::control::{
 };
 
 use super::plan::{BLOBS_MAX, FIXED_DESCRIPTORS};
-use super::{BootFlags, BootPlan, Rootfs, fresh_seed};
+use super::{BootFlags, BootPlan, Rootfs, Secrets, fresh_seed};
 use crate::cores::CoreGroup;
 use crate::egress::EgressPolicy;
 use crate::limits::ResourceLimits;
@@ -35,6 +35,8 @@ pub struct ThawOptions<'a> {
     pub flags: BootFlags,
     /// Host name; empty keeps the frozen one.
     pub hostname: &'a str,
+    /// Files in `/run/secrets`.
+    pub secrets: Option<&'a Secrets>,
     /// What the program may connect to.
     pub egress: &'a Arc<EgressPolicy>,
     /// Connections that the sandbox had when it was frozen, by the numbers of that time, and has
@@ -43,6 +45,12 @@ pub struct ThawOptions<'a> {
     pub resumed: &'a [(Connection, BorrowedFd<'a>)],
     /// With whom the sandbox may share a core; `None`: with everybody who is in no group.
     pub cores: Option<&'a CoreGroup>,
+}
+
+impl<'a> ThawOptions<'a> {
+    fn said_secrets(&self) -> &'a [u8] {
+        self.secrets.map_or(&[], Secrets::said)
+    }
 }
 
 /// Most connections of a sandbox that go on in another boot: their descriptors travel with the
@@ -85,13 +93,14 @@ impl BootPlan {
                 ..identity(connection, options)?
             },
         };
-        let tail: [&[u8]; 6] = [
+        let tail: [&[u8]; 7] = [
             self.carried_mappings(),
             cast_slice(&self.populate),
             cast_slice(&resumed),
             connections(&connection),
             &padded(options.hostname),
             cast_slice(&self.blob_numbers[..blobs]),
+            options.said_secrets(),
         ];
         let len = size_of::<Thaw>() + tail.iter().map(|part| part.len()).sum::<usize>();
         if size_of::<MessageHeader>() + len > MESSAGE_MAX {
@@ -107,6 +116,7 @@ impl BootPlan {
             IoSlice::new(tail[3]),
             IoSlice::new(tail[4]),
             IoSlice::new(tail[5]),
+            IoSlice::new(tail[6]),
         ];
 
         let mut descriptors = Vec::with_capacity(FIXED_DESCRIPTORS + self.blob_files.len());
@@ -131,13 +141,15 @@ pub(crate) fn send_identity(
 ) -> io::Result<()> {
     let body = identity(connection, options)?;
     let (connections, hostname) = (connections(&connection), padded(options.hostname));
-    let len = size_of::<Identity>() + connections.len() + hostname.len();
+    let secrets = options.said_secrets();
+    let len = size_of::<Identity>() + connections.len() + hostname.len() + secrets.len();
     let header = message::header(MSG_GO, len, 0);
     let parts = [
         IoSlice::new(bytes_of(&header)),
         IoSlice::new(bytes_of(&body)),
         IoSlice::new(connections),
         IoSlice::new(&hostname),
+        IoSlice::new(secrets),
     ];
     let mut descriptors = Vec::with_capacity(3);
     descriptors.extend(options.streams.into_iter().flatten());

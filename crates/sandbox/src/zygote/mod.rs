@@ -312,6 +312,7 @@ impl Zygote {
             cpu_time_limit: spec.cpu_time_limit,
             flags: spec.flags,
             hostname: "",
+            secrets: None,
             egress: &spec.egress,
             resumed: &[],
             cores: None,

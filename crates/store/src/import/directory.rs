@@ -2,11 +2,13 @@
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
+use std::fmt;
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::fs::{CWD, Dir, FileType, Mode, OFlags, Stat, fstat, fstatfs, openat};
 use rustix::io::Errno;
@@ -70,11 +72,19 @@ impl Readers {
     }
 }
 
+/// Says of each file and directory that is found whether it is left out, with all below it.
+pub trait LeaveOut: fmt::Debug + Send + Sync {
+    /// Whether the file at `path` is left out; the path begins with [`ImportOptions::place`].
+    fn leaves_out(&self, path: &Path, is_directory: bool) -> bool;
+}
+
 /// How to import a directory.
 #[derive(Clone, Debug, Default)]
 pub struct ImportOptions {
     /// What to leave out.
     pub exclude: Vec<Exclude>,
+    /// What else to leave out.
+    pub leave_out: Option<Arc<dyn LeaveOut>>,
     /// Owner of the files in the tree.
     pub ownership: Ownership,
     /// What to do with files that may not be read.
@@ -288,6 +298,12 @@ impl<'a> Import<'a> {
         relative: PathBuf,
     ) -> Result<()> {
         let stat = stat_entry(directory, name, &path)?;
+        let is_directory = file_type(&stat) == FileType::Directory;
+        if let Some(rules) = &visit.options.leave_out
+            && rules.leaves_out(&visit.options.place.join(&relative), is_directory)
+        {
+            return Ok(());
+        }
         if file_type(&stat) != FileType::Directory {
             return self.leaf(directory, name, &stat, target, name, visit);
         }

@@ -5,7 +5,7 @@ mod exclude;
 mod file;
 
 pub(crate) use directory::Import;
-pub use directory::{ImportOptions, ImportReport, Ownership, Readers, Unreadable};
+pub use directory::{ImportOptions, ImportReport, LeaveOut, Ownership, Readers, Unreadable};
 pub use exclude::{Exclude, PathPattern};
 
 use std::path::Path;

@@ -93,6 +93,8 @@ pub(crate) enum Command {
     Sleep(Option<SleepReply>),
     /// The same for others who want its room: end if it cannot.
     SleepOrEnd,
+    /// Its version is served no longer: have connections end that are idle.
+    Retire,
     /// Say what counts its memory.
     Memory(oneshot::Sender<MemoryReader>),
     /// Have the program end by itself, if its function gives it time for that.
@@ -299,6 +301,7 @@ impl Supervisor {
                 Step::Command(Some(Command::Sleep(Some(reply)))) => self.sleep_for(reply),
                 Step::Command(Some(Command::SleepOrEnd)) => self.make_room(Instant::now()),
                 Step::Command(Some(Command::Sleep(None))) => self.sleep_now(Instant::now()),
+                Step::Command(Some(Command::Retire)) => self.retire(),
                 Step::Command(Some(Command::Memory(reply))) => {
                     // Who has asked may have gone.
                     let _ = self.instance.memory_reader().map(|reader| reply.send(reader));
@@ -434,6 +437,16 @@ impl Supervisor {
                 }
             };
             self.connections.look_again(client.id, now + again);
+        }
+    }
+
+    /// Its version is served no longer: from now on connections that were handed over end when
+    /// they are idle.
+    fn retire(&mut self) {
+        if let Some(patience) = &mut self.patience
+            && patience.retire()
+        {
+            self.connections.look_at_all(Instant::now());
         }
     }
 
