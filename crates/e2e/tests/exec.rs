@@ -3,8 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use thaw_e2e::{
-    Daemon, DaemonOptions, Function, Outcome, built_home, run, run_with_input,
-    thaw, wait_until,
+    Daemon, DaemonOptions, Function, Outcome, built_home, run, run_with_input, thaw, wait_until,
 };
 
 /// A function without a program, with some programs of this host.
@@ -73,7 +72,10 @@ fn a_sandbox_runs_programs_keeps_files_is_copied_and_ends() {
     assert!(run_with_input(&mut cat, long.as_bytes()).success() == long);
     let missing = call(&home, &["exec", "one", "--", "no-such-program"]);
     assert_eq!(missing.code, Some(1));
-    assert!(missing.stderr.contains("no-such-program does not exist in the sandbox"), "{missing:?}");
+    assert!(
+        missing.stderr.contains("no-such-program does not exist in the sandbox"),
+        "{missing:?}"
+    );
     let commits = "cd /tmp && git init -q r && cd r && git -c user.name=a -c user.email=b commit \
                    -q --allow-empty -m first && git log --format=%s";
     assert_eq!(ok(&home, &["exec", "one", "--", "sh", "-c", commits]), "first\n");

@@ -4,7 +4,9 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use thaw_abi::control::{FLAG_ENTRY_STDIN, FLAG_INIT, FLAG_TRACE_SYSCALLS, MSG_STDIO, ROOTFS_INDEX, Start};
+use thaw_abi::control::{
+    FLAG_ENTRY_STDIN, FLAG_INIT, FLAG_TRACE_SYSCALLS, MSG_STDIO, ROOTFS_INDEX, Start,
+};
 use thaw_abi::cpu::Baseline;
 
 use crate::errno::{Errno, Result};

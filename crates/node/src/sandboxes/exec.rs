@@ -344,10 +344,7 @@ impl Exec {
 
     /// Keeps what it prints, until nobody has its streams any more, or it has ended and nothing
     /// more comes for a moment.
-    async fn collect(
-        self: Arc<Self>,
-        streams: Vec<(Stream, Box<dyn AsyncRead + Send + Unpin>)>,
-    ) {
+    async fn collect(self: Arc<Self>, streams: Vec<(Stream, Box<dyn AsyncRead + Send + Unpin>)>) {
         let readers = streams.into_iter().map(|(stream, reader)| {
             let exec = self.clone();
             tokio::spawn(async move { exec.read_to_end(stream, reader).await })

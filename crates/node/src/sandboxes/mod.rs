@@ -9,8 +9,8 @@ pub mod files;
 mod output;
 pub mod registry;
 
-pub use exec::{ExecInfo, ExecRequest, ExecState};
 pub(crate) use exec::Execs;
+pub use exec::{ExecInfo, ExecRequest, ExecState};
 pub(crate) use output::Next;
 pub use output::Stream;
 pub use registry::{NewSandbox, OnTimeout, SandboxInfo, Sandboxes};

@@ -79,7 +79,11 @@ impl Service {
     ///
     /// # Errors
     /// One sentence for the operator.
-    pub(crate) async fn files(self: &Arc<Self>, id: u64, user: &str) -> Result<FileSession, String> {
+    pub(crate) async fn files(
+        self: &Arc<Self>,
+        id: u64,
+        user: &str,
+    ) -> Result<FileSession, String> {
         let table = self.reach(id).await?;
         let session = FileSession::open(&*table.connector(), user)?;
         table.watch();
