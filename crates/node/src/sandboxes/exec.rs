@@ -1,6 +1,6 @@
 //! Processes of one instance that were started from outside.
 
-use super::output::{Output, Stream};
+use super::output::{Output, Reader, Stream};
 use crate::instance::Connector;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use serde::{Deserialize, Serialize};
@@ -158,7 +158,8 @@ fn pair() -> io::Result<(UnixStream, OwnedFd)> {
 }
 
 impl Execs {
-    /// Starts a process, and waits until it runs.
+    /// Starts a process, and waits until it runs. Nothing that it prints is dropped as long as the
+    /// reader is there.
     ///
     /// # Errors
     /// See [`ExecProblem`].
@@ -167,10 +168,10 @@ impl Execs {
         id: u64,
         request: &ExecRequest,
         connector: Arc<dyn Connector>,
-    ) -> Result<Arc<Exec>, ExecProblem> {
+    ) -> Result<(Arc<Exec>, Reader), ExecProblem> {
         let message = RemoteMessage::exec(id, &request.spec())
             .map_err(|error| ExecProblem::Wrong(error.to_string()))?;
-        let exec = self.send(id, request, message, connector)?;
+        let (exec, reader) = self.send(id, request, message, connector)?;
         let mut state = exec.state.subscribe();
         let started = state.wait_for(|state| *state != ExecState::Starting);
         let reached = timeout(START_PATIENCE, started).await;
@@ -186,7 +187,7 @@ impl Execs {
                 START_PATIENCE.as_secs()
             ))),
         }?;
-        Ok(exec)
+        Ok((exec, reader))
     }
 
     fn send(
@@ -195,10 +196,11 @@ impl Execs {
         request: &ExecRequest,
         message: RemoteMessage,
         connector: Arc<dyn Connector>,
-    ) -> Result<Arc<Exec>, ExecProblem> {
+    ) -> Result<(Arc<Exec>, Reader), ExecProblem> {
         let refused = |error: io::Error| ExecProblem::Refused(error.to_string());
         let (input, their_input) = pair().map_err(refused)?;
         let output = Output::new();
+        let reader = output.reader().expect("it is the first one");
         let has_terminal = request.terminal.is_some();
         let (state, _) = watch::channel(ExecState::Starting);
         let (from_terminal, to_stdin) = input.into_split();
@@ -231,7 +233,7 @@ impl Execs {
             return Err(ExecProblem::Refused(format!("the instance takes no message: {error}")));
         }
         tokio::spawn(exec.clone().collect(ours));
-        Ok(exec)
+        Ok((exec, reader))
     }
 
     fn insert(&self, exec: &Arc<Exec>) -> Result<(), ExecProblem> {

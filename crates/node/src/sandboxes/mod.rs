@@ -11,6 +11,6 @@ pub mod registry;
 
 pub(crate) use exec::Execs;
 pub use exec::{ExecInfo, ExecRequest, ExecState};
-pub(crate) use output::Next;
 pub use output::Stream;
+pub(crate) use output::{Next, READERS_MAX, Reader};
 pub use registry::{NewSandbox, OnTimeout, SandboxInfo, Sandboxes};
