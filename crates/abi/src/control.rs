@@ -216,6 +216,11 @@ pub struct Secret {
     pub value_len: u32,
 }
 
+/// There is no program, and no argument: the first process is the kernel's own. It asks to be
+/// frozen, as a program does through `/dev/thaw`, and waits for ever. Kernels that do not know of
+/// it refuse it, since they find no program.
+pub const FLAG_INIT: u32 = 1 << 27;
+
 /// Body of [`MSG_START`].
 ///
 /// Descriptors: standard input, output and error, then, for [`ROOTFS_INDEX`],

@@ -33,6 +33,7 @@ mod pressure;
 pub mod reactor;
 pub mod rollout;
 pub mod rootfs;
+pub mod sandboxes;
 pub mod secrets;
 pub mod service;
 pub mod socket;

@@ -421,6 +421,7 @@ async fn attend(
                 | Event::Hibernated
                 | Event::Awake(_)
                 | Event::Described(_)
+                | Event::Remote(_)
                 | Event::ConnectionClosed { .. },
             ) => {}
             Progress::Busy => tokio::task::yield_now().await,

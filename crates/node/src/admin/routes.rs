@@ -53,6 +53,9 @@ pub(super) fn router(admin: Admin, access: Option<Arc<RemoteAccess>>) -> Router 
         .route("/images", get(images))
         .route("/reload", post(reload))
         .merge(super::versions::routes())
+        .merge(super::exec::routes())
+        .merge(super::files::routes())
+        .merge(super::sandboxes::routes())
         .fallback(|| async {
             problem(
                 StatusCode::NOT_FOUND,

@@ -1,0 +1,16 @@
+//! Processes and files inside live instances, from outside, and sandboxes: instances that stay.
+//!
+//! A process is started by a message to the instance's sandbox, with sockets that become its
+//! streams. This daemon holds the other ends: it keeps what the process prints, within a bound,
+//! whether or not somebody is attached.
+
+pub mod exec;
+pub mod files;
+mod output;
+pub mod registry;
+
+pub(crate) use exec::Execs;
+pub use exec::{ExecInfo, ExecRequest, ExecState};
+pub use output::Stream;
+pub(crate) use output::{Next, READERS_MAX, Reader};
+pub use registry::{NewSandbox, OnTimeout, SandboxInfo, Sandboxes};
