@@ -19,6 +19,7 @@ pub mod invoke;
 pub mod logs;
 pub mod man;
 pub mod monitor;
+pub mod pack;
 pub mod ps;
 pub mod pull;
 pub mod push;

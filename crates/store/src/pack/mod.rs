@@ -12,7 +12,7 @@
 mod codec;
 mod format;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
@@ -385,37 +385,60 @@ fn tables_in(
     header.tables(&packed).map_err(UnpackError::Damaged)
 }
 
-/// The references that can be used, by rising place in the image: of two for one page, the first
-/// one that was given.
+/// The references that can be used, by rising place in the image: of two for one page, the one that
+/// was given first.
 fn tables_of(references: &[Reference], pages: u64) -> Tables {
-    let page = PAGE as u64;
     let mut tables = Tables::default();
     let mut numbers: HashMap<Source, u32> = HashMap::new();
-    let is_usable = |reference: &&Reference| {
-        let Reference { at, len, offset, .. } = **reference;
-        let end = at.checked_add(len).filter(|end| *end <= pages * page);
-        end.is_some() && [at, len, offset].iter().all(|bytes| bytes.is_multiple_of(page))
-    };
-    let mut usable: Vec<&Reference> = references.iter().filter(is_usable).collect();
-    usable.sort_by_key(|reference| reference.at);
-    let mut free = 0;
-    for reference in usable {
-        let (first, end) = (reference.at / page, (reference.at + reference.len) / page);
-        let start = first.max(free);
-        let Ok(count) = u32::try_from(end.saturating_sub(start)) else { continue };
-        if count == 0 || tables.ranges.len() == RANGES_MAX {
-            continue;
-        }
-        let next = numbers.len() as u32;
+    let mut taken: BTreeMap<u64, Range> = BTreeMap::new();
+    for reference in references {
+        let Some((first, end)) = pages_of(reference, pages) else { continue };
+        let next = tables.sources.len() as u32;
         let source = *numbers.entry(reference.source).or_insert(next);
-        if source == next && tables.sources.len() == next as usize {
+        if source == next {
             tables.sources.push(reference.source);
         }
-        let from = reference.offset / page + start - first;
-        tables.ranges.push(Range { first: start, from, count, source });
-        free = end;
+        let from = reference.offset / PAGE as u64;
+        for free in free_between(&taken, first, end) {
+            let Ok(count) = u32::try_from(free.end - free.start) else { continue };
+            if taken.len() < RANGES_MAX {
+                let range = Range { first: free.start, from: from + free.start - first, count, source };
+                taken.insert(range.first, range);
+            }
+        }
     }
+    tables.ranges = taken.into_values().collect();
     tables
+}
+
+/// First page of a reference in an image of so many pages, and the first one behind; `None`: it
+/// cannot be used.
+fn pages_of(reference: &Reference, pages: u64) -> Option<(u64, u64)> {
+    let Reference { at, len, offset, .. } = *reference;
+    let page = PAGE as u64;
+    let are_pages = [at, len, offset].iter().all(|bytes| bytes.is_multiple_of(page));
+    let end = at.checked_add(len)? / page;
+    (are_pages && end <= pages && offset.checked_add(len).is_some()).then_some((at / page, end))
+}
+
+/// The pages from `first` to `end` that no range has.
+fn free_between(
+    taken: &BTreeMap<u64, Range>,
+    first: u64,
+    end: u64,
+) -> Vec<std::ops::Range<u64>> {
+    let before = taken.range(..first).next_back().map_or(0, |(_, range)| range.end());
+    let (mut at, mut free) = (first.max(before), Vec::new());
+    for range in taken.range(first..end.max(first)).map(|(_, range)| range) {
+        if at < range.first {
+            free.push(at..range.first);
+        }
+        at = at.max(range.end());
+    }
+    if at < end {
+        free.push(at..end);
+    }
+    free
 }
 
 /// The files that a packed image refers to, opened when they are needed.
@@ -447,5 +470,47 @@ impl<'a> Sources<'a> {
             }
         }
         read_padded(&self.open[&source], buffer, at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_two_references_for_a_page_the_first_one_counts() {
+        let page = PAGE as u64;
+        let reference = |at: u64, len: u64, image: u8, offset: u64| Reference {
+            at: at * page,
+            len: len * page,
+            source: Source::Image(ImageId([image; 32])),
+            offset: offset * page,
+        };
+        let given = [
+            reference(10, 5, 1, 100),
+            reference(20, 5, 1, 200),
+            // All of it, and what is left of that.
+            reference(8, 20, 2, 300),
+            reference(0, 9, 1, 400),
+            // Beyond the image, and beyond all files.
+            reference(90, 20, 1, 0),
+            reference(95, 2, 1, u64::MAX / page),
+            Reference { at: 40 * page + 1, ..reference(0, 1, 1, 0) },
+        ];
+        let tables = tables_of(&given, 100);
+        let found: Vec<_> = tables
+            .ranges
+            .iter()
+            .map(|range| (range.first, range.count, range.source, range.from))
+            .collect();
+        let expected = [
+            (0, 8, 0, 400),
+            (8, 2, 1, 300),
+            (10, 5, 0, 100),
+            (15, 5, 1, 307),
+            (20, 5, 0, 200),
+            (25, 3, 1, 317),
+        ];
+        assert_eq!(found, expected);
     }
 }
