@@ -8,7 +8,7 @@ use std::time::SystemTime;
 use thaw_abi::image::{Mapping, SOURCE_BLOB, SOURCE_IMAGE, ancestor_depth};
 use thaw_sandbox::{Image, ImageError};
 use thaw_store::{
-    BlobHash, ImageId, IndexId, OpenIndex, Reference, Removed, Source, Store, StoreError,
+    BlobHash, ImageId, IndexId, Kind, OpenIndex, Reference, Removed, Source, Store, StoreError,
 };
 
 use crate::build::open_ancestor;
@@ -83,7 +83,9 @@ pub fn make_room(
             Ok(None) => report.in_use += 1,
             // Collected meanwhile.
             Err(PackError::Store(error)) if error.is_not_found() => {}
-            Err(PackError::Store(error @ (StoreError::NoSpace { .. } | StoreError::Busy { .. }))) => {
+            Err(PackError::Store(
+                error @ (StoreError::NoSpace { .. } | StoreError::Busy { .. }),
+            )) => {
                 return Err(error);
             }
             Err(error) => report.failed.push(format!("image {} stays: {error}", image.id)),
@@ -108,15 +110,21 @@ pub enum PackError {
 /// # Errors
 /// It cannot be packed; it is as it was.
 pub fn pack(store: &Store, id: ImageId) -> Result<Option<u64>, PackError> {
-    let is_packed = store.packed_sizes(id).is_ok();
-    let written = if is_packed {
-        0
-    } else {
-        store.pack_image(id, &references(store, id)?)?.packed
-    };
-    match store.remove_unpacked(id)? {
-        Removed::Freed(bytes) => Ok(Some(bytes.saturating_sub(written))),
-        Removed::InUse => Ok(None),
+    match store.remove_unpacked(id) {
+        Ok(removed) => return Ok(freed(removed, 0)),
+        // It is not packed, or has to be packed again.
+        Err(StoreError::NotFound { kind: Kind::Packed, .. })
+        | Err(StoreError::Damaged { kind: Kind::Packed, .. }) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let sizes = store.pack_image(id, &references(store, id)?)?;
+    Ok(freed(store.remove_unpacked(id)?, sizes.packed))
+}
+
+fn freed(removed: Removed, written: u64) -> Option<u64> {
+    match removed {
+        Removed::Freed(bytes) => Some(bytes.saturating_sub(written)),
+        Removed::InUse => None,
     }
 }
 

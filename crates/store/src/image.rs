@@ -142,6 +142,11 @@ impl Session {
         };
         let existing = if intact { Existing::Keep } else { Existing::Replace };
         publish(&path, &to, existing)?;
+        // A packed form without it may be why it was made again.
+        let packed = self.layout.packed_image(id);
+        if !intact && packed.exists() {
+            self.remove_record(&packed)?;
+        }
         sync_directory(&self.layout.images())?;
         Ok(id)
     }

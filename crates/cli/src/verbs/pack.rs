@@ -19,7 +19,7 @@ use thaw_store::Store;
 pub struct Arguments {
     /// Room on disk that images may take as they are booted: those that were used last stay
     /// so.
-    #[arg(long, value_name = "SIZE", default_value = "0")]
+    #[arg(long, value_name = "SIZE", default_value = "0B")]
     unpacked: ByteSize,
     /// Print JSON.
     #[arg(long)]
@@ -28,8 +28,7 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> Outcome {
     let store = Store::open(&Home::from_environment()?.store())?;
-    let report =
-        make_room(&store, arguments.unpacked.bytes(), &Nobody).map_err(Failure::failed)?;
+    let report = make_room(&store, arguments.unpacked.bytes(), &Nobody).map_err(Failure::failed)?;
     let RoomReport { packed, freed, in_use, left, failed } = &report;
     if arguments.json {
         output::print_json(&json!({

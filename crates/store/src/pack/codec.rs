@@ -375,7 +375,9 @@ mod tests {
     #[test]
     fn pages_that_differ_in_a_few_words_take_a_few_bytes() {
         let image: Vec<u8> = (0..512)
-            .flat_map(|number| page(&Made::Changed(vec![(7, number), (100, !number)]), FROM + number))
+            .flat_map(|number| {
+                page(&Made::Changed(vec![(7, number), (100, !number)]), FROM + number)
+            })
             .collect();
         let all = vec![Range { first: 0, from: FROM, count: 512, source: 0 }];
         let (found, with) = pack_and_unpack(&image, all);
@@ -387,7 +389,9 @@ mod tests {
     fn the_way_that_leaves_fewer_words_is_taken() {
         let some = |words: &[(usize, u64)]| {
             let mut page = vec![0; PAGE];
-            words.iter().for_each(|(at, word)| page[at * 8..][..8].copy_from_slice(&word.to_le_bytes()));
+            words
+                .iter()
+                .for_each(|(at, word)| page[at * 8..][..8].copy_from_slice(&word.to_le_bytes()));
             page
         };
         let page = some(&[(3, 1), (9, 2)]);

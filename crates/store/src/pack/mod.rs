@@ -31,9 +31,9 @@ use crate::usage::allocated;
 use codec::{Packed, UnpackError, read_padded};
 use format::{HEADER_LEN, Header, PAGE, PAGES_MAX, RANGES_MAX, Range, Tables};
 
+pub use format::Source;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use format::check_tables;
-pub use format::Source;
 #[cfg(test)]
 pub(crate) use format::tests::seed;
 
@@ -90,7 +90,7 @@ pub enum Removed {
 }
 
 impl Store {
-    /// Packs an image that is there, beside what is there; does nothing if it is packed.
+    /// Packs an image that is there, beside it. An older packed form is replaced.
     ///
     /// # Errors
     /// It is not there, does not consist of whole pages, or a source cannot be read.
@@ -98,9 +98,6 @@ impl Store {
         let _acting = self.layout.act()?;
         let mut session = self.session()?;
         let to = self.layout.packed_image(id);
-        if to.exists() {
-            return self.packed_sizes(id);
-        }
         let (path, image) = (self.layout.image(id), self.open_unpacked(id)?);
         let metadata = image.metadata().context("inspect", &path)?;
         let pages = metadata.len() / PAGE as u64;
@@ -129,9 +126,15 @@ impl Store {
         file.write_all_at(bytes_of(&header), 0).context("write", &from)?;
         seal_as(&file, &from, metadata.permissions().mode() & 0o777)?;
         file.sync_all().context("sync", &from)?;
-        publish(&from, &to, Existing::Keep)?;
+        publish(&from, &to, Existing::Replace)?;
         sync_directory(&self.layout.images())?;
         self.packed_sizes(id)
+    }
+
+    /// Whether an image has to be unpacked before it can be booted.
+    pub fn is_packed_only(&self, id: ImageId) -> bool {
+        let Ok(_acting) = self.layout.act() else { return false };
+        !self.layout.image(id).exists() && self.layout.packed_image(id).exists()
     }
 
     /// What a packed image says of itself.
@@ -196,9 +199,8 @@ impl Store {
         let mut stage = Stage::create(&self.layout)?;
         let (image, from) = stage.create_file()?;
         image.set_len(header.image_len()).context("write", &from)?;
-        let unpacked = self.unpack_to(id, &file, &header, depth, &mut |bytes, at| {
-            image.write_all_at(bytes, at)
-        })?;
+        let unpacked = self
+            .unpack_to(id, &file, &header, depth, &mut |bytes, at| image.write_all_at(bytes, at))?;
         unpacked.context("write", &from)?;
         if image_id(&image).context("read", &from)? != id {
             return Err(StoreError::damaged(Kind::Packed, id, WRONG_CONTENT));
@@ -230,8 +232,12 @@ impl Store {
                 StoreError::io("read", &path, error)
             }
         })?;
-        let packed =
-            Packed { file, tables: &tables, pages: header.pages, stored_pages: header.stored_pages };
+        let packed = Packed {
+            file,
+            tables: &tables,
+            pages: header.pages,
+            stored_pages: header.stored_pages,
+        };
         let mut sources = Sources::new(self, depth + 1);
         let unpacked = packed.unpack(
             &mut |number, at, buffer| sources.read(tables.sources[number as usize], at, buffer),
@@ -402,7 +408,8 @@ fn tables_of(references: &[Reference], pages: u64) -> Tables {
         for free in free_between(&taken, first, end) {
             let Ok(count) = u32::try_from(free.end - free.start) else { continue };
             if taken.len() < RANGES_MAX {
-                let range = Range { first: free.start, from: from + free.start - first, count, source };
+                let range =
+                    Range { first: free.start, from: from + free.start - first, count, source };
                 taken.insert(range.first, range);
             }
         }
@@ -422,11 +429,7 @@ fn pages_of(reference: &Reference, pages: u64) -> Option<(u64, u64)> {
 }
 
 /// The pages from `first` to `end` that no range has.
-fn free_between(
-    taken: &BTreeMap<u64, Range>,
-    first: u64,
-    end: u64,
-) -> Vec<std::ops::Range<u64>> {
+fn free_between(taken: &BTreeMap<u64, Range>, first: u64, end: u64) -> Vec<std::ops::Range<u64>> {
     let before = taken.range(..first).next_back().map_or(0, |(_, range)| range.end());
     let (mut at, mut free) = (first.max(before), Vec::new());
     for range in taken.range(first..end.max(first)).map(|(_, range)| range) {

@@ -149,7 +149,11 @@ impl SmallDisk {
         let directory = tempfile::tempdir().unwrap();
         let size = format!("size={mebibytes}m");
         let arguments = ["-t", "tmpfs", "-o", &size, "tmpfs"];
-        let status = std::process::Command::new("mount").args(arguments).arg(directory.path()).status().unwrap();
+        let status = std::process::Command::new("mount")
+            .args(arguments)
+            .arg(directory.path())
+            .status()
+            .unwrap();
         assert!(status.success());
         Self(directory)
     }
