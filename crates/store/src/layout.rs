@@ -16,6 +16,7 @@
 //! kernels/<hash>                 ELF files of builds of the Thaw kernel, 0444
 //! checkpoints/<name>             JSON record of a checkpoint, 0600
 //! templates/<name>               JSON record of a runtime template, 0600
+//! known-files                    contents of files of the host, 0600
 //! domains/<name>                 empty file: a sharing domain that was used
 //! tmp/<session>/                 what a session has not published yet; flock(2)ed while it lives
 //! ```
@@ -191,6 +192,10 @@ impl Layout {
 
     pub(crate) fn checkpoint(&self, name: &Name) -> PathBuf {
         self.root.join("checkpoints").join(name.as_str())
+    }
+
+    pub(crate) fn known_files(&self) -> PathBuf {
+        self.root.join("known-files")
     }
 
     pub(crate) fn domains(&self) -> PathBuf {

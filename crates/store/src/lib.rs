@@ -16,6 +16,7 @@ mod image;
 pub mod import;
 pub mod index;
 mod kernel;
+mod known;
 mod layout;
 mod lock;
 mod owner;
