@@ -25,7 +25,7 @@ use thaw_store::{ImageId, KernelId, Kind, Name, Store, StoreError};
 use tokio::task::JoinSet;
 
 /// How often the room that images take on disk is looked at.
-const LOOK_FOR_ROOM: Duration = Duration::from_secs(30);
+const LOOK_FOR_ROOM: Duration = Duration::from_secs(10);
 /// How often the age of images is looked at.
 const LOOK_FOR_OLD: Duration = Duration::from_secs(15);
 /// Time between two attempts to freeze a function anew that is served from an image of an older

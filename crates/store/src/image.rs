@@ -6,6 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use bytemuck::{Pod, Zeroable};
+use serde::{Deserialize, Serialize};
 
 use crate::error::{Context, Kind, Result, StoreError};
 use crate::id::{ImageId, KernelId};
@@ -61,9 +62,11 @@ pub struct ImageInfo {
 }
 
 /// How an image lies on disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ImageForm {
     /// As it is booted.
+    #[default]
     Whole,
     /// Packed: it is unpacked when it is opened.
     Packed,
