@@ -3,6 +3,7 @@
 //! The images of a store may occupy some room on disk as they are booted. Beyond that, those that
 //! were not used for longest are packed ([`Store::pack_image`]). A boot unpacks them again.
 
+use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 use thaw_abi::image::{Mapping, SOURCE_BLOB, SOURCE_IMAGE, ancestor_depth};
@@ -61,8 +62,8 @@ pub fn make_room(
     others: &dyn OpenImages,
 ) -> Result<RoomReport, StoreError> {
     let mut images = store.unpacked_images()?;
-    let mut report = RoomReport::default();
-    report.left = images.iter().map(|image| image.allocated).sum();
+    let left = images.iter().map(|image| image.allocated).sum();
+    let mut report = RoomReport { left, ..RoomReport::default() };
     if report.left <= room {
         return Ok(report);
     }
@@ -146,8 +147,39 @@ fn references(store: &Store, id: ImageId) -> Result<Vec<Reference>, PackError> {
         Some(parent) => Some((ImageId(parent.name), open(ImageId(parent.name))?)),
         None => None,
     };
-    let parent = parent.as_ref().map(|(id, image)| (*id, image));
-    Ok(Likely { index: index.as_ref(), found: Vec::new() }.of(&image, parent))
+    let parent = parent.as_ref().map(|(id, image)| Parent::new(*id, image));
+    Ok(Likely { index: index.as_ref(), found: Vec::new() }.of(&image, parent.as_ref()))
+}
+
+/// The image that another one differs from.
+struct Parent<'a> {
+    id: ImageId,
+    image: &'a Image,
+    /// Its mappings by address space, by rising address.
+    spaces: BTreeMap<u32, Vec<Mapping>>,
+}
+
+impl<'a> Parent<'a> {
+    fn new(id: ImageId, image: &'a Image) -> Self {
+        let mut spaces: BTreeMap<u32, Vec<Mapping>> = BTreeMap::new();
+        for mapping in image.mappings() {
+            spaces.entry(mapping.space()).or_default().push(*mapping);
+        }
+        spaces.values_mut().for_each(|mappings| mappings.sort_by_key(|mapping| mapping.start));
+        Self { id, image, spaces }
+    }
+
+    /// Those of a process: of one that it does not have, those of its first one, from which the
+    /// other was forked.
+    fn mappings(&self, space: u32) -> &[Mapping] {
+        let found = self.spaces.get(&space).or_else(|| self.spaces.get(&0));
+        found.map_or(&[], Vec::as_slice)
+    }
+
+    fn ancestor(&self, depth: u32) -> Option<Source> {
+        let named = self.image.ancestors().iter().find(|named| named.depth == depth);
+        named.map(|named| Source::Image(ImageId(named.name)))
+    }
 }
 
 /// References that are being found.
@@ -157,14 +189,14 @@ struct Likely<'a> {
 }
 
 impl Likely<'_> {
-    fn of(mut self, image: &Image, parent: Option<(ImageId, &Image)>) -> Vec<Reference> {
+    fn of(mut self, image: &Image, parent: Option<&Parent<'_>>) -> Vec<Reference> {
         let mappings = image.mappings();
         for (number, stored) in mappings.iter().enumerate() {
             if stored.source != SOURCE_IMAGE {
                 continue;
             }
-            if let Some((id, parent)) = parent {
-                self.of_parent(stored, id, parent);
+            if let Some(parent) = parent {
+                self.of_parent(stored, parent);
             }
             // What was written of a file's mapping lies between the parts that were not.
             if let Some(before) = mappings[..number].last() {
@@ -178,24 +210,16 @@ impl Likely<'_> {
     }
 
     /// The parts of a stored range that the parent has at the same addresses.
-    fn of_parent(&mut self, stored: &Mapping, id: ImageId, parent: &Image) {
-        let all = parent.mappings();
-        let key = |mapping: &Mapping| (mapping.space(), mapping.start);
+    fn of_parent(&mut self, stored: &Mapping, parent: &Parent<'_>) {
         let end = stored.start + stored.len;
-        // Sorted by address; those of all spaces are looked at where there are several.
-        let same_space = all.iter().filter(|other| key(other).0 == stored.space());
-        for other in same_space {
+        let all = parent.mappings(stored.space());
+        let first = all.partition_point(|other| other.start + other.len <= stored.start);
+        for other in all[first..].iter().take_while(|other| other.start < end) {
             let start = stored.start.max(other.start);
-            let stop = end.min(other.start.saturating_add(other.len));
-            if start >= stop {
-                continue;
-            }
+            let stop = end.min(other.start + other.len);
             let source = match (other.source, ancestor_depth(other.blob)) {
-                (SOURCE_IMAGE, _) => Some(Source::Image(id)),
-                (SOURCE_BLOB, Some(depth)) => {
-                    let named = parent.ancestors().iter().find(|named| named.depth == depth);
-                    named.map(|named| Source::Image(ImageId(named.name)))
-                }
+                (SOURCE_IMAGE, _) => Some(Source::Image(parent.id)),
+                (SOURCE_BLOB, Some(depth)) => parent.ancestor(depth),
                 (SOURCE_BLOB, None) => self.blob(other.blob),
                 _ => None,
             };
