@@ -66,6 +66,7 @@ pub enum Verb {
     #[command(visible_alias = "rm")]
     Remove(verbs::remove::Arguments),
     Gc(verbs::gc::Arguments),
+    Pack(verbs::pack::Arguments),
     Bench(verbs::bench::Arguments),
     Doctor(verbs::doctor::Arguments),
     Completions(verbs::completions::Arguments),
@@ -108,6 +109,7 @@ impl Verb {
             Self::Secret(arguments) => verbs::secret::run(&arguments),
             Self::Remove(arguments) => verbs::remove::run(&arguments),
             Self::Gc(arguments) => verbs::gc::run(&arguments),
+            Self::Pack(arguments) => verbs::pack::run(&arguments),
             Self::Bench(arguments) => verbs::bench::run(&arguments),
             Self::Doctor(arguments) => verbs::doctor::run(&arguments),
             Self::Completions(arguments) => verbs::completions::run(&arguments),

@@ -4,11 +4,12 @@ use crate::build::{self, BuildError, BuildOptions, FreezeFailure, open_image_of_
 use crate::config::{FunctionConfig, FunctionName};
 use crate::function::{BuiltFunction, FunctionError};
 use crate::instance::{
-    BootPolicy, Client, LaunchError, LaunchOptions, Launched, Launcher, RewindPolicy,
-    SandboxLauncher, Techniques, WorkingSetUse,
+    BootPolicy, Client, LaunchError, LaunchOptions, Launched, Launcher, RestingLauncher,
+    RewindPolicy, SandboxLauncher, Techniques, WorkingSetUse,
 };
 use crate::logs::{FunctionLog, Logs};
 use crate::node::NodeState;
+use crate::packing::{self, OpenImages};
 use crate::rollout::{Served, ShareOf};
 use crate::rootfs::StoredRootfs;
 use crate::service::{CheckpointOf, Service};
@@ -21,9 +22,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use thaw_sandbox::{
     BuildError as KernelBuildError, BuildPools, CoreError, Image, ImageError, PlanError, ZygotePool,
 };
-use thaw_store::{FunctionRecord, ImageId, KernelId, Name, RolledBack, Share, Store, StoreError};
+use thaw_store::{
+    FunctionRecord, ImageId, KernelId, Kind, Name, RolledBack, Share, Store, StoreError,
+};
 use tokio::task::JoinSet;
 
+/// How often the room that images take on disk is looked at.
+const LOOK_FOR_ROOM: Duration = Duration::from_secs(10);
 /// How often the age of images is looked at.
 const LOOK_FOR_OLD: Duration = Duration::from_secs(15);
 /// Time between two attempts to freeze a function anew that is served from an image of an older
@@ -136,7 +141,10 @@ impl LoadError {
     fn is_mended_by_freezing(&self) -> bool {
         match self {
             Self::Image(FreezeFailure::Image(error)) => !matches!(error, ImageError::Read(_)),
-            Self::Image(FreezeFailure::Store(error)) => error.is_not_found(),
+            Self::Image(FreezeFailure::Store(error)) => {
+                error.is_not_found()
+                    || matches!(error, StoreError::Damaged { kind: Kind::Packed, .. })
+            }
             Self::Kernel(error) => !matches!(error, KernelBuildError::Zygote(_)),
             _ => false,
         }
@@ -354,7 +362,7 @@ impl Catalog {
             return service;
         }
         drop(all_known);
-        let (launcher, problem, build): (Arc<dyn Launcher>, _, _) = match self.launcher(function) {
+        let (launcher, problem, build): (Arc<dyn Launcher>, _, _) = match self.resting(function) {
             Ok((launcher, build)) => (Arc::new(launcher), None, build),
             Err(error) => {
                 let mut reason = error.to_string();
@@ -397,6 +405,78 @@ impl Catalog {
         let pool = self.pools.of(build, || self.store.kernel(KernelId(build)))?;
         let is_present = self.pools.is_present(build);
         Ok((image, pool, if is_present { Build::Present } else { Build::Older }))
+    }
+
+    /// What boots a function, and opens its image when it is needed. One that is not packed is
+    /// opened now, so that it is known whether it can be used.
+    fn resting(
+        self: &Arc<Self>,
+        function: &BuiltFunction,
+    ) -> Result<(RestingLauncher, Build), LoadError> {
+        let (catalog, opened) = (Arc::downgrade(self), function.clone());
+        let open = Box::new(move || {
+            let catalog = catalog.upgrade().ok_or("the daemon ends")?;
+            catalog.open_again(&opened).map_err(|error| {
+                let text = error.to_string();
+                match error.is_mended_by_freezing() {
+                    true => text + "; this is being done now",
+                    false => text,
+                }
+            })
+        });
+        let config = &function.function.config;
+        let keeps_something = config.template.fork || config.ready > 0;
+        let kernel = match self.store.is_packed_only(function.image) && !keeps_something {
+            true => self.store.image_kernel(function.image)?,
+            false => None,
+        };
+        let Some(kernel) = kernel else {
+            let (launcher, build) = self.launcher(function)?;
+            return Ok((RestingLauncher::opened(launcher, function.index, open), build));
+        };
+        let is_present = self.pools.is_present(kernel.0);
+        let build = if is_present { Build::Present } else { Build::Older };
+        Ok((RestingLauncher::resting(function.index, kernel, open), build))
+    }
+
+    /// Opens the image of a function that was served without. One that is damaged is frozen anew.
+    fn open_again(&self, function: &BuiltFunction) -> Result<SandboxLauncher, LoadError> {
+        let opened = self.launcher(function).map(|(launcher, _)| launcher);
+        if let Err(error) = &opened {
+            let name = &function.function.config.name;
+            tracing::error!(function = %name, "cannot open the image of the function: {error}");
+            if error.is_mended_by_freezing() {
+                self.shared.refreshes().want(name.clone(), function.number);
+            }
+        }
+        opened
+    }
+
+    /// Packs images that were not used for long, if those that are not packed take more than
+    /// `room` bytes on disk.
+    fn make_room(&self, room: u64) {
+        let made = packing::make_room(&self.store, room, &OfServices(&self.shared));
+        match made {
+            Ok(report) => {
+                if report.packed > 0 {
+                    let (packed, freed) = (report.packed, report.freed);
+                    tracing::info!(packed, freed, "packed images that were not used for long");
+                }
+                report.failed.iter().for_each(|failure| tracing::warn!("{failure}"));
+            }
+            Err(error) => tracing::warn!("images stay as they are: {error}"),
+        }
+    }
+
+    /// Keeps the images that are not packed within `room` bytes on disk, until the task is dropped.
+    pub async fn keep_room(self: Arc<Self>, room: u64) {
+        let mut ticks = tokio::time::interval(LOOK_FOR_ROOM);
+        loop {
+            ticks.tick().await;
+            let catalog = self.clone();
+            let done = tokio::task::spawn_blocking(move || catalog.make_room(room)).await;
+            done.expect("packing does not panic");
+        }
     }
 
     fn launcher(&self, function: &BuiltFunction) -> Result<(SandboxLauncher, Build), LoadError> {
@@ -606,6 +686,26 @@ fn describe(rolled_back: &RolledBack) -> String {
     format!(
         "version {version} was taken out of service, and version {to} gets its requests: {reason}"
     )
+}
+
+/// The images that services have open.
+struct OfServices<'a>(&'a NodeState);
+
+impl OfServices<'_> {
+    fn of(&self, image: ImageId) -> impl Iterator<Item = Arc<Service>> {
+        let name = image.to_string();
+        self.0.services().into_iter().filter(move |service| service.image() == name)
+    }
+}
+
+impl OpenImages for OfServices<'_> {
+    fn last_used(&self, image: ImageId) -> Option<SystemTime> {
+        self.of(image).filter_map(|service| service.launcher().last_used()).max()
+    }
+
+    fn close(&self, image: ImageId) {
+        self.of(image).for_each(|service| service.launcher().close_if_unused());
+    }
 }
 
 /// Instances that more than one client may use, those that are asleep too: a new image ends them.

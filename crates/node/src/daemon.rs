@@ -5,7 +5,7 @@ use crate::admin::{
 };
 use crate::asleep::AsleepSpace;
 use crate::catalog::Catalog;
-use crate::config::{EntryKind, FunctionName, QUOTAS_FILE, QuotasError};
+use crate::config::{ByteSize, EntryKind, FunctionName, QUOTAS_FILE, QuotasError};
 use crate::deploy::take_out_failing;
 use crate::edge::{GATEWAY_FILE, GatewayFileError};
 use crate::gateway::{Gateway, GatewayConfig};
@@ -54,6 +54,8 @@ pub struct ServeOptions {
     pub gateway: GatewayConfig,
     /// How long busy instances may go on after `SIGTERM`.
     pub drain: Duration,
+    /// Room on disk for images as they are booted; beyond, some are packed.
+    pub unpacked: ByteSize,
     /// Whether and how working sets are used.
     pub working_set: WorkingSetUse,
     /// Whether to serve on a host that does not enforce the functions' limits.
@@ -277,6 +279,7 @@ pub async fn serve(
     let gateway = Gateway::new(shared.clone(), options.gateway);
     let mut tasks = vec![tokio::spawn(gateway.clone().listen(gateway_listener, None))];
     let freshness = tokio::spawn(catalog.clone().keep_fresh());
+    let room_watch = tokio::spawn(catalog.clone().keep_room(options.unpacked.bytes()));
     let cpu_watch = tokio::spawn(watch_cpu_time(shared.clone(), periods.clone()));
     let files_watch = tokio::spawn(watch_files(shared.clone()));
     let pressure_watch = tokio::spawn(watch_pressure(shared.clone()));
@@ -325,6 +328,7 @@ pub async fn serve(
     shared.drain(options.drain).await;
     freshness.abort();
     failures_watch.abort();
+    room_watch.abort();
     cpu_watch.abort();
     files_watch.abort();
     pressure_watch.abort();

@@ -29,6 +29,7 @@ pub mod logs;
 pub mod metrics;
 pub mod monitor;
 pub mod node;
+pub mod packing;
 mod pressure;
 pub mod reactor;
 pub mod rollout;

@@ -63,6 +63,12 @@ impl Domain {
         self.own.as_ref().map(|(name, _)| name)
     }
 
+    /// What tells it from others: the key of its hasher, of which half is enough.
+    pub(crate) fn short_name(&self) -> [u8; 16] {
+        let key = self.own.as_ref().map_or([0; 32], |(_, key)| *key);
+        key[..16].try_into().expect("half of 32 bytes")
+    }
+
     /// Hasher that names the blobs of this domain.
     pub(crate) fn hasher(&self) -> blake3::Hasher {
         match &self.own {
@@ -261,6 +267,7 @@ impl Session {
     pub(crate) fn publish_blobs(&mut self) -> Result<()> {
         let _acting = self.layout.act()?;
         let layout = self.store.layout.clone();
+        self.write_known_files()?;
         for domain in std::mem::take(&mut self.domains) {
             let path = layout.domain(&domain);
             File::create(&path).context("create", &path)?;

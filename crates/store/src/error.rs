@@ -25,6 +25,8 @@ pub enum Kind {
     Function,
     /// A snapshot image.
     Image,
+    /// A snapshot image, packed.
+    Packed,
     /// The recorded working set of an image.
     WorkingSet,
     /// The pages of an image's working set.
@@ -49,6 +51,7 @@ impl std::fmt::Display for Kind {
             Kind::Rootfs => "rootfs",
             Kind::Function => "function",
             Kind::Image => "image",
+            Kind::Packed => "packed image",
             Kind::WorkingSet => "working set",
             Kind::Prefetch => "prefetch file",
             Kind::Ancestors => "list of the ancestors of image",
@@ -220,7 +223,7 @@ pub(crate) fn way_out(kind: Kind) -> &'static str {
             "remove the damaged files with a repairing check, then build what uses it again"
         }
         Kind::Rootfs => "import the rootfs again under the same name",
-        Kind::Function | Kind::Image => "build the function again",
+        Kind::Function | Kind::Image | Kind::Packed => "build the function again",
         Kind::WorkingSet => "it can be removed: the next boot records a new one",
         Kind::Prefetch => "it can be removed: cold boots read the image instead",
         Kind::Kernel => {

@@ -66,14 +66,27 @@ impl Footprint {
 }
 
 impl Store {
-    /// Bytes that an image, its working set and its prefetch file occupy on disk.
+    /// Bytes that an image, its working set and its prefetch file occupy on disk: of an image that is
+    /// packed what it occupies when it is booted, so that a tenant's bill does not depend on what
+    /// others have the host unpack.
     ///
     /// # Errors
     /// The store cannot be read.
     pub fn image_bytes(&self, image: ImageId) -> Result<u64> {
         let layout = &self.layout;
         let files = [layout.image(image), layout.working_set(image), layout.prefetch(image)];
-        files.iter().map(|path| allocated(path)).sum()
+        let bytes = files.iter().map(|path| allocated(path)).sum::<Result<u64>>()?;
+        if layout.image(image).exists() {
+            return Ok(bytes);
+        }
+        match self.packed_sizes(image) {
+            Ok(packed) => Ok(bytes + packed.stored),
+            // What cannot be booted occupies what lies there.
+            Err(StoreError::NotFound { .. } | StoreError::Damaged { .. }) => {
+                Ok(bytes + allocated(&layout.packed_image(image))?)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Waits for its turn among all that count what functions occupy before they store one:

@@ -32,6 +32,12 @@ pub fn prefetch_header(bytes: &[u8]) {
     crate::prefetch::check_header(page, u64::from_le_bytes(*len));
 }
 
+/// The header and the tables of a packed image of as many bytes as the first eight say.
+pub fn packed_image(bytes: &[u8]) {
+    let Some((len, rest)) = bytes.split_first_chunk() else { return };
+    crate::pack::check_tables(rest, u64::from_le_bytes(*len));
+}
+
 /// The record of a function.
 pub fn function_record(bytes: &[u8]) {
     let Ok(record) = serde_json::from_slice::<FunctionRecord>(bytes) else { return };
@@ -66,6 +72,13 @@ mod tests {
         let mut seed = (3 * 4096_u64).to_le_bytes().to_vec();
         seed.extend(crate::prefetch::tests::page(2 * 4096));
         survive("prefetch_header", &[&seed], 100_000, prefetch_header);
+    }
+
+    #[test]
+    fn packed_images_are_survived() {
+        let (tables, len) = crate::pack::seed();
+        let seed = [&len.to_le_bytes()[..], &tables].concat();
+        survive("packed_image", &[&seed], 100_000, packed_image);
     }
 
     #[test]

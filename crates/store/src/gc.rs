@@ -6,7 +6,7 @@
 //! Nothing of what a crash leaves behind is ever referred to, so a collection
 //! that is cut short just leaves work for the next one.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
@@ -64,6 +64,9 @@ struct Live {
     images: BTreeSet<ImageId>,
 }
 
+/// Images that nobody needs, with the files that hold them, locked.
+type UnusedImages = BTreeMap<ImageId, Vec<(PathBuf, File)>>;
+
 impl Store {
     /// Removes everything that nothing refers to, or only says what that is.
     /// Waits for sessions to end and fails with [`StoreError::Busy`] if they do
@@ -105,7 +108,7 @@ impl Store {
         let mut report = GcReport::default();
         let records = self.records_without_surplus(versions, &mut report)?;
         let mut live = self.live(&records)?;
-        live.images.extend(kept.iter().filter(|id| self.layout.image(**id).exists()));
+        live.images.extend(kept.iter().filter(|id| self.layout.has_image(**id)));
         let images = self.unused_images(&mut live)?;
         let templates = self.unused_templates(&mut live)?;
         let indexes = self.unused_indexes(&mut live)?;
@@ -123,8 +126,10 @@ impl Store {
             report.bytes += remove(&self.layout.template(&name), removal)?;
             report.templates.push(name);
         }
-        for (id, _in_use_check) in &images {
-            report.bytes += remove(&self.layout.image(*id), removal)?;
+        for (id, forms) in &images {
+            for (path, _in_use_check) in forms {
+                report.bytes += remove(path, removal)?;
+            }
             report.images.push(*id);
         }
         for (id, path) in self.records_without(&images)? {
@@ -219,22 +224,22 @@ impl Store {
     /// Images that are neither referred to nor open, locked so that nobody opens
     /// them from now on. Those that are open join the live ones, with their ancestors, which
     /// whoever has opened them is about to open.
-    fn unused_images(&self, live: &mut Live) -> Result<Vec<(ImageId, File)>> {
-        let mut unused = Vec::new();
+    fn unused_images(&self, live: &mut Live) -> Result<UnusedImages> {
+        let mut unused = UnusedImages::new();
         for (path, file) in self.image_files()? {
-            let ImageFile::Image(id) = file else { continue };
+            let (ImageFile::Image(id) | ImageFile::Packed(id)) = file else { continue };
             if live.images.contains(&id) {
                 continue;
             }
             match lock_if_unused(&path)? {
-                Some(lock) => unused.push((id, lock)),
+                Some(lock) => unused.entry(id).or_default().push((path, lock)),
                 None => {
                     live.images.insert(id);
                 }
             }
         }
         self.add_ancestors(&mut live.images)?;
-        unused.retain(|(id, _)| !live.images.contains(id));
+        unused.retain(|id, _| !live.images.contains(id));
         Ok(unused)
     }
 
@@ -289,15 +294,15 @@ impl Store {
     }
 
     /// Files of working sets, lists of ancestors and records of kernels without their images.
-    fn records_without(&self, removed: &[(ImageId, File)]) -> Result<Vec<(ImageId, PathBuf)>> {
+    fn records_without(&self, removed: &UnusedImages) -> Result<Vec<(ImageId, PathBuf)>> {
         let mut orphans = Vec::new();
         for (path, file) in self.image_files()? {
             let id = match file {
-                ImageFile::Image(_) => continue,
+                ImageFile::Image(_) | ImageFile::Packed(_) => continue,
                 ImageFile::WorkingSet(id) | ImageFile::Prefetch(id) => id,
                 ImageFile::Ancestors(id) | ImageFile::Kernel(id) => id,
             };
-            if removed.iter().any(|(image, _)| *image == id) || !self.layout.image(id).exists() {
+            if removed.contains_key(&id) || !self.layout.has_image(id) {
                 orphans.push((id, path));
             }
         }

@@ -1,10 +1,12 @@
 //! Snapshot images and their working sets.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use bytemuck::{Pod, Zeroable};
+use serde::{Deserialize, Serialize};
 
 use crate::error::{Context, Kind, Result, StoreError};
 use crate::id::{ImageId, KernelId};
@@ -51,10 +53,25 @@ pub struct ImageInfo {
     pub id: ImageId,
     /// Bytes of the file, holes included.
     pub len: u64,
-    /// Bytes that it occupies on disk.
+    /// Bytes that it occupies on disk, packed and not.
     pub allocated: u64,
+    /// How it lies there.
+    pub form: ImageForm,
     /// Bytes of its recorded working set's file, 0 if there is none.
     pub working_set_len: u64,
+}
+
+/// How an image lies on disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ImageForm {
+    /// As it is booted.
+    #[default]
+    Whole,
+    /// Packed: it is unpacked when it is opened.
+    Packed,
+    /// As it is booted, and packed: it was unpacked.
+    Both,
 }
 
 /// Start of a working set record; the content follows.
@@ -122,21 +139,35 @@ impl Session {
         file.sync_all().context("sync", &path)?;
         let to = self.layout.image(id);
         // One of that name that is damaged gets replaced.
-        let intact = match self.store.open_image(id) {
+        let intact = match self.store.open_unpacked(id) {
             Ok(old) => image_id(&old).is_ok_and(|found| found == id),
             Err(_) => false,
         };
         let existing = if intact { Existing::Keep } else { Existing::Replace };
         publish(&path, &to, existing)?;
+        // A packed form without it may be why it was made again.
+        let packed = self.layout.packed_image(id);
+        if !intact && packed.exists() {
+            self.remove_record(&packed)?;
+        }
         sync_directory(&self.layout.images())?;
         Ok(id)
     }
 }
 
 impl Store {
-    /// Opens an image read-only and close-on-exec. While the descriptor or a copy
-    /// of it lives, the garbage collector keeps the image.
+    /// Opens an image read-only and close-on-exec. One that is packed is unpacked first, which takes
+    /// milliseconds for each 10 MiB. While the descriptor or a copy of it lives, the garbage
+    /// collector keeps the image, and nobody packs it.
+    ///
+    /// # Errors
+    /// It is not there, it is packed and damaged, or there is no room to unpack it.
     pub fn open_image(&self, id: ImageId) -> Result<File> {
+        self.open_image_beneath(id, 0)
+    }
+
+    /// The same if it lies there as it is booted.
+    pub(crate) fn open_unpacked(&self, id: ImageId) -> Result<File> {
         let _acting = self.layout.act()?;
         let path = self.layout.image(id);
         let file = open_existing(&path, Kind::Image, id)?;
@@ -152,7 +183,7 @@ impl Store {
     pub fn put_working_set(&self, id: ImageId, bytes: &[u8]) -> Result<()> {
         let _acting = self.layout.act()?;
         let mut session = self.session()?;
-        if !session.layout.image(id).exists() {
+        if !session.layout.has_image(id) {
             return Err(StoreError::not_found(Kind::Image, id));
         }
         let header = WorkingSetHeader {
@@ -208,21 +239,34 @@ impl Store {
     /// All images, sorted by name.
     pub fn list_images(&self) -> Result<Vec<ImageInfo>> {
         let _acting = self.layout.act()?;
-        let mut images = Vec::new();
+        let mut images: BTreeMap<ImageId, ImageInfo> = BTreeMap::new();
         for (path, name) in self.image_files()? {
-            let NamedFile::Image(id) = name else { continue };
+            let (id, form) = match name {
+                NamedFile::Image(id) => (id, ImageForm::Whole),
+                NamedFile::Packed(id) => (id, ImageForm::Packed),
+                _ => continue,
+            };
             let Ok(metadata) = fs::symlink_metadata(&path) else { continue }; // Just collected.
             let working_set_len =
                 fs::symlink_metadata(self.layout.working_set(id)).map_or(0, |m| m.len());
-            images.push(ImageInfo {
+            let found = images.entry(id).or_insert(ImageInfo {
                 id,
-                len: metadata.len(),
-                allocated: metadata.blocks() * 512,
+                len: 0,
+                allocated: 0,
+                form,
                 working_set_len,
             });
+            found.allocated += metadata.blocks() * 512;
+            found.form = if found.form == form { form } else { ImageForm::Both };
+            if form == ImageForm::Whole {
+                found.len = metadata.len();
+            }
         }
-        images.sort_by_key(|image| image.id);
-        Ok(images)
+        for image in images.values_mut().filter(|image| image.form == ImageForm::Packed) {
+            // A damaged one is told of where it is opened.
+            image.len = self.packed_sizes(image.id).map_or(0, |sizes| sizes.image_len);
+        }
+        Ok(images.into_values().collect())
     }
 
     /// Every file in the image directory that the store put there.

@@ -8,6 +8,7 @@
 //! rootfs/<name>                  JSON record: a name for an index
 //! functions/<name>/record.json   JSON record of a function
 //! images/<hash>                  snapshot images, sparse, 0444
+//! images/<hash>.packed           the same, packed: in its place, or beside it, 0444
 //! images/<hash>.workingset       recorded working set of that image
 //! images/<hash>.prefetch         its pages, one after the other, with a checksum
 //! images/<hash>.ancestors        the images that it differs from, 0600
@@ -15,6 +16,7 @@
 //! kernels/<hash>                 ELF files of builds of the Thaw kernel, 0444
 //! checkpoints/<name>             JSON record of a checkpoint, 0600
 //! templates/<name>               JSON record of a runtime template, 0600
+//! known-files                    contents of files of the host, 0600
 //! domains/<name>                 empty file: a sharing domain that was used
 //! tmp/<session>/                 what a session has not published yet; flock(2)ed while it lives
 //! ```
@@ -28,6 +30,8 @@ use crate::owner::{Acting, Owner};
 /// Content of the version file.
 pub(crate) const STORE_VERSION: &str = "thaw store 1";
 
+/// End of the name of a packed image.
+const PACKED_SUFFIX: &str = ".packed";
 /// End of the name of a working set record.
 const WORKING_SET_SUFFIX: &str = ".workingset";
 /// End of the name of a prefetch file.
@@ -141,6 +145,15 @@ impl Layout {
         self.root.join("images").join(id.to_string())
     }
 
+    pub(crate) fn packed_image(&self, id: ImageId) -> PathBuf {
+        self.root.join("images").join(format!("{id}{PACKED_SUFFIX}"))
+    }
+
+    /// Whether an image is there, packed or not.
+    pub(crate) fn has_image(&self, id: ImageId) -> bool {
+        self.image(id).exists() || self.packed_image(id).exists()
+    }
+
     pub(crate) fn working_set(&self, id: ImageId) -> PathBuf {
         self.root.join("images").join(format!("{id}{WORKING_SET_SUFFIX}"))
     }
@@ -181,6 +194,10 @@ impl Layout {
         self.root.join("checkpoints").join(name.as_str())
     }
 
+    pub(crate) fn known_files(&self) -> PathBuf {
+        self.root.join("known-files")
+    }
+
     pub(crate) fn domains(&self) -> PathBuf {
         self.root.join("domains")
     }
@@ -197,6 +214,7 @@ impl Layout {
 /// What a file in `images/` is, by its name.
 pub(crate) enum ImageFile {
     Image(ImageId),
+    Packed(ImageId),
     WorkingSet(ImageId),
     Prefetch(ImageId),
     Ancestors(ImageId),
@@ -205,6 +223,9 @@ pub(crate) enum ImageFile {
 
 /// Reads a file name in `images/`; `None` for a file that the store did not put there.
 pub(crate) fn parse_image_name(name: &str) -> Option<ImageFile> {
+    if let Some(hex) = name.strip_suffix(PACKED_SUFFIX) {
+        return hex.parse().ok().map(ImageFile::Packed);
+    }
     if let Some(hex) = name.strip_suffix(WORKING_SET_SUFFIX) {
         return hex.parse().ok().map(ImageFile::WorkingSet);
     }

@@ -139,7 +139,7 @@ impl Store {
     ) -> Result<()> {
         let _acting = self.layout.act()?;
         let mut session = self.session()?;
-        if !session.layout.image(id).exists() {
+        if !session.layout.has_image(id) {
             return Err(StoreError::not_found(Kind::Image, id));
         }
         let (file, from) = session.stage.create_file()?;

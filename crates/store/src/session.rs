@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Context, Result};
 use crate::id::{BlobHash, Name};
+use crate::known::KnownFiles;
 use crate::lock::lock_shared;
 use crate::stage::{Existing, SHARED_MODE, Stage, sync_directory};
 use crate::store::Store;
@@ -26,6 +27,8 @@ pub struct Session {
     pub(crate) staged: HashMap<BlobHash, PathBuf>,
     /// Sharing domains of these blobs.
     pub(crate) domains: BTreeSet<Name>,
+    /// Files of the host whose contents are known.
+    pub(crate) known: KnownFiles,
     /// Whether cloning files into the store has worked, or not been tried.
     pub(crate) clones: bool,
     /// Shared lock of the store. The last field: released after the stage is gone.
@@ -44,6 +47,7 @@ impl Store {
             stage: Stage::create(&self.layout)?,
             staged: HashMap::new(),
             domains: BTreeSet::new(),
+            known: KnownFiles::default(),
             clones: true,
             _lock: lock,
         })

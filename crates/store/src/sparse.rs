@@ -21,28 +21,51 @@ const CHUNK: u64 = 1 << 20;
 /// only data are read.
 pub fn image_id(file: &File) -> io::Result<ImageId> {
     let len = file.metadata()?.len();
-    let mut runs = PageRuns::default();
-    let mut content = blake3::Hasher::new();
+    let mut namer = Namer::new(len);
     let mut chunk = vec![0u8; CHUNK as usize];
     for extent in data_extents(file, len)? {
         let mut at = extent.start;
         while at < extent.end {
             let want = (extent.end - at).min(CHUNK) as usize;
             file.read_exact_at(&mut chunk[..want], at)?;
-            for (index, page) in chunk[..want].chunks(PAGE_SIZE as usize).enumerate() {
-                if page.iter().any(|&byte| byte != 0) {
-                    runs.push(at / PAGE_SIZE + index as u64);
-                    content.update(page);
-                }
-            }
+            namer.add(&chunk[..want], at);
             at += want as u64;
         }
     }
-    let mut name = blake3::Hasher::new_derive_key("Thaw store image name v1");
-    name.update(&len.to_le_bytes());
-    name.update(runs.finish().as_bytes());
-    name.update(content.finalize().as_bytes());
-    Ok(name.finalize().into())
+    Ok(namer.finish())
+}
+
+/// Names an image from its parts: see [`image_id`].
+pub(crate) struct Namer {
+    len: u64,
+    runs: PageRuns,
+    content: blake3::Hasher,
+}
+
+impl Namer {
+    /// For an image of so many bytes.
+    pub fn new(len: u64) -> Self {
+        Self { len, runs: PageRuns::default(), content: blake3::Hasher::new() }
+    }
+
+    /// Adds the bytes at `at`, which are whole pages behind all that were added before.
+    pub fn add(&mut self, bytes: &[u8], at: u64) {
+        for (index, page) in bytes.chunks(PAGE_SIZE as usize).enumerate() {
+            if page.iter().any(|&byte| byte != 0) {
+                self.runs.push(at / PAGE_SIZE + index as u64);
+                self.content.update(page);
+            }
+        }
+    }
+
+    /// The name.
+    pub fn finish(self) -> ImageId {
+        let mut name = blake3::Hasher::new_derive_key("Thaw store image name v1");
+        name.update(&self.len.to_le_bytes());
+        name.update(self.runs.finish().as_bytes());
+        name.update(self.content.finalize().as_bytes());
+        name.finalize().into()
+    }
 }
 
 /// Hashes page numbers as runs of neighbours.

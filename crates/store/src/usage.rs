@@ -359,6 +359,7 @@ impl<'a> Census<'a> {
         self.part(Key::Image(id), || {
             let files = [
                 layout.image(id),
+                layout.packed_image(id),
                 layout.working_set(id),
                 layout.prefetch(id),
                 layout.ancestors(id),
@@ -386,7 +387,7 @@ impl<'a> Census<'a> {
         for (path, file) in self.store.image_files()? {
             let bytes = allocated(&path)?;
             let (id, sum) = match file {
-                ImageFile::Image(id) => (id, &mut stored.images),
+                ImageFile::Image(id) | ImageFile::Packed(id) => (id, &mut stored.images),
                 ImageFile::WorkingSet(id) | ImageFile::Prefetch(id) => {
                     (id, &mut stored.working_sets)
                 }

@@ -253,9 +253,11 @@ impl Check<'_> {
         let mut images: BTreeSet<ImageId> = self.users.images.keys().copied().collect();
         let (mut working_sets, mut prefetches) = (BTreeSet::new(), BTreeSet::new());
         let (mut ancestors, mut kernels) = (BTreeSet::new(), BTreeSet::new());
+        let mut packed = BTreeSet::new();
         for (_, file) in self.store.image_files()? {
             match file {
                 ImageFile::Image(id) => images.insert(id),
+                ImageFile::Packed(id) => packed.insert(id),
                 ImageFile::WorkingSet(id) => working_sets.insert(id),
                 ImageFile::Prefetch(id) => prefetches.insert(id),
                 ImageFile::Ancestors(id) => ancestors.insert(id),
@@ -266,7 +268,7 @@ impl Check<'_> {
             self.report.files += 1;
             let path = self.store.layout.image(id);
             let used_by = self.users_of_image(id);
-            match self.store.open_image(id) {
+            match self.store.open_unpacked(id) {
                 Ok(file) => {
                     self.report.bytes += file.metadata().context("inspect", &path)?.len();
                     if image_id(&file).context("read", &path)? != id {
@@ -275,11 +277,17 @@ impl Check<'_> {
                         self.problem(Kind::Image, id.to_string(), why, used_by, removed);
                     }
                 }
+                Err(StoreError::NotFound { .. }) if packed.contains(&id) => {}
                 Err(StoreError::NotFound { .. }) => {
                     self.problem(Kind::Image, id.to_string(), "it is missing", used_by, false);
                 }
                 Err(error) => return Err(error),
             }
+            progress(&self.report);
+        }
+        for id in packed {
+            self.report.files += 1;
+            self.packed_image(id)?;
             progress(&self.report);
         }
         for id in working_sets {
@@ -333,6 +341,20 @@ impl Check<'_> {
                 }
                 Err(error) => return Err(error),
             }
+        }
+        Ok(())
+    }
+
+    /// Unpacks an image and compares it with its name.
+    fn packed_image(&mut self, id: ImageId) -> Result<()> {
+        match self.store.verify_packed(id) {
+            Ok(bytes) => self.report.bytes += bytes,
+            Err(StoreError::Damaged { kind: Kind::Packed, why, .. }) => {
+                let used_by = self.users_of_image(id);
+                let removed = self.remove(&self.store.layout.packed_image(id))?;
+                self.problem(Kind::Packed, id.to_string(), &why, used_by, removed);
+            }
+            Err(error) => return Err(error),
         }
         Ok(())
     }

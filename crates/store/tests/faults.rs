@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
-use common::{empty_store, is_root};
+use common::{SmallDisk, empty_store, is_root};
 use serde_json::json;
 use thaw_store::import::ImportOptions;
 use thaw_store::{Name, NewFunction, Removal, Repair, Store, StoreError, Tree};
@@ -190,29 +190,6 @@ fn many_at_once_with_the_collector() {
     });
     assert_intact(&store);
     assert_eq!(store.list_functions().unwrap().records.len(), 2);
-}
-
-/// A small file system that is unmounted when dropped.
-struct SmallDisk(tempfile::TempDir);
-
-impl SmallDisk {
-    fn mount(mebibytes: u32) -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        let size = format!("size={mebibytes}m");
-        let arguments = ["-t", "tmpfs", "-o", &size, "tmpfs"];
-        let status = Command::new("mount").args(arguments).arg(directory.path()).status().unwrap();
-        assert!(status.success());
-        Self(directory)
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let status = Command::new("umount").arg(self.0.path()).status();
-        if !status.is_ok_and(|status| status.success()) {
-            eprintln!("{} stays mounted", self.0.path().display());
-        }
-    }
 }
 
 #[test]

@@ -284,3 +284,62 @@ fn a_missing_directory_is_named() {
         .unwrap_err();
     assert!(error.to_string().contains("/nowhere/at all"), "{error}");
 }
+
+#[test]
+fn files_that_did_not_change_are_not_read_again_and_others_are() {
+    if !is_root("making files of root") {
+        return;
+    }
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    if rustix::fs::major(directory.path().metadata().unwrap().dev()) == 0 {
+        println!("SKIPPED: the file system has no block device");
+        return;
+    }
+    let (_home, store) = empty_store();
+    let path = directory.path().join("file");
+    fs::write(&path, "first").unwrap();
+    std::thread::sleep(Duration::from_secs(4));
+    let import = || {
+        let mut session = store.session().unwrap();
+        let mut tree = Tree::new();
+        let options = ImportOptions::default();
+        session
+            .import_directory(&mut tree, directory.path(), Path::new("/"), &options, &mut |_| {})
+            .unwrap();
+        let index = session.put_index(&tree).unwrap();
+        let described = describe_index(&store, &store.open_index(index).unwrap());
+        String::from_utf8(described[Path::new("file")].content.clone()).unwrap()
+    };
+    assert_eq!(import(), "first");
+    // One that says another content shows whether the file is read.
+    let table = store.root().join("known-files");
+    let mut bytes = fs::read(&table).unwrap();
+    let other = {
+        let mut session = store.session().unwrap();
+        let other = session.put_blob(b"other", &Domain::shared()).unwrap().unwrap();
+        session.put_index(&Tree::new()).unwrap();
+        other.hash
+    };
+    assert_eq!(bytes.len(), 48 + 96);
+    bytes[48 + 64..].copy_from_slice(other.as_bytes());
+    let checksum = *blake3::hash(&bytes[48..]).as_bytes();
+    bytes[16..48].copy_from_slice(&checksum);
+    fs::write(&table, &bytes).unwrap();
+    assert_eq!(import(), "other");
+    // A content that is not in the store any more is read.
+    fs::remove_file(store.blob_path(other)).unwrap();
+    assert_eq!(import(), "first");
+    // A change that keeps size and time of the content is seen.
+    let modified = fs::metadata(&path).unwrap().modified().unwrap();
+    fs::write(&path, "later").unwrap();
+    fs::File::options().write(true).open(&path).unwrap().set_modified(modified).unwrap();
+    assert_eq!(import(), "later");
+    // It is too new to be known, and one from the future is never.
+    fs::write(&path, "newer").unwrap();
+    assert_eq!(import(), "newer");
+    let future = SystemTime::now() + Duration::from_secs(3600);
+    fs::File::options().write(true).open(&path).unwrap().set_modified(future).unwrap();
+    assert_eq!(import(), "newer");
+    store.forget_known_files().unwrap();
+    assert_eq!(import(), "newer");
+}

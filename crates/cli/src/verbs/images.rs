@@ -6,7 +6,7 @@ use clap::Args;
 use std::process::ExitCode;
 use thaw_node::admin::{ImageSummary, summarize_images};
 use thaw_node::home::Home;
-use thaw_store::Store;
+use thaw_store::{ImageForm, Store};
 
 /// List the stored images, the functions and checkpoints that they belong to, and the images
 /// that they differ from.
@@ -44,9 +44,18 @@ fn table(images: &[ImageSummary]) -> String {
             or_nothing(users),
             short(&image.image),
             or_nothing(parent.into_iter().collect()),
-            format!("{:.1} MiB", image.allocated as f64 / f64::from(1 << 20)),
+            format!("{:.1} MiB{}", image.allocated as f64 / f64::from(1 << 20), form(image.form)),
             if image.has_working_set { "recorded" } else { "-" }.to_owned(),
         ]);
     }
     table.text()
+}
+
+/// How an image lies on disk, unless as it is booted only.
+fn form(form: ImageForm) -> &'static str {
+    match form {
+        ImageForm::Whole => "",
+        ImageForm::Packed => " (packed)",
+        ImageForm::Both => " (with packed form)",
+    }
 }

@@ -22,6 +22,7 @@ pub mod list;
 pub mod logs;
 pub mod man;
 pub mod monitor;
+pub mod pack;
 pub mod ps;
 pub mod pull;
 pub mod push;

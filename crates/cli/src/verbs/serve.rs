@@ -9,12 +9,13 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 use thaw_node::catalog::Catalog;
-use thaw_node::config::TimeSpan;
+use thaw_node::config::{ByteSize, TimeSpan};
 use thaw_node::daemon::{CoreSharing, Prepared, ServeOptions, serve};
 use thaw_node::gateway::GatewayConfig;
 use thaw_node::home::{DaemonAddress, Home};
 use thaw_node::instance::WorkingSetUse;
 use thaw_node::monitor::{self, DaemonUser, Inherited};
+use thaw_node::packing::ROOM_DEFAULT;
 use thaw_sandbox::{PopulatePolicy, WeakLimits};
 
 /// Serve the built functions over HTTP.
@@ -50,6 +51,10 @@ pub struct Arguments {
     /// How long busy instances may go on after SIGTERM.
     #[arg(long, value_name = "DURATION", default_value = "30s")]
     drain: TimeSpan,
+    /// Room on disk for images as they are booted. Beyond that, those that were not used for
+    /// longest are packed (thaw pack --help).
+    #[arg(long, value_name = "SIZE", default_value_t = ROOM_DEFAULT)]
+    unpacked: ByteSize,
     #[command(flatten)]
     working_set: WorkingSetArguments,
     #[command(flatten)]
@@ -109,6 +114,7 @@ impl Arguments {
             max_instances: self.max_instances,
             gateway: GatewayConfig { head_timeout: self.head_timeout.0 },
             drain: self.drain.0,
+            unpacked: self.unpacked,
             working_set: self.working_set.chosen(),
             weak_limits: self.weak_limits.chosen(),
             cores: if self.core_scheduling { CoreSharing::Tenant } else { CoreSharing::All },

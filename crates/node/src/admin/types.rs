@@ -8,7 +8,7 @@ use crate::instance::{FrozenInstance, HibernatedInstance, SleepingInstance, Stan
 use crate::service::{InstanceInfo, Service};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
-use thaw_store::{CheckpointRecord, ImageInfo, Store, StoreError};
+use thaw_store::{CheckpointRecord, ImageForm, ImageInfo, Store, StoreError};
 
 /// Boots that a [`FunctionDetail`] shows.
 const BOOTS_SHOWN: usize = 16;
@@ -186,6 +186,9 @@ pub struct ImageSummary {
     pub len: u64,
     /// Bytes on disk.
     pub allocated: u64,
+    /// Whether it lies there packed, as it is booted, or both.
+    #[serde(default)]
+    pub form: ImageForm,
     /// Whether a working set was recorded.
     pub has_working_set: bool,
 }
@@ -272,6 +275,7 @@ pub fn summarize_images(store: &Store) -> Result<Vec<ImageSummary>, StoreError> 
             .collect(),
         len: image.len,
         allocated: image.allocated,
+        form: image.form,
         has_working_set: image.working_set_len > 0,
     };
     Ok(store.list_images()?.into_iter().map(summarize).collect())

@@ -210,11 +210,6 @@ pub(super) fn freeze(
     Ok((id, Frozen { start, training, report }))
 }
 
-/// How runs of an image are merged that is made from a runtime template: `hello-python` has
-/// 1,005 mappings and 4.3 MiB with gaps of 0 pages, 577 and 5.4 MiB with 2, 293 and 8.1 MiB
-/// with 8.
-const MERGE_DIFFERENCE: MergePolicy = MergePolicy { clean_gap_pages: 2, zero_gap_pages: 16 };
-
 /// What is to become an image.
 pub(super) struct ImageOrder<'a> {
     /// Where the sandbox rests.
@@ -233,8 +228,6 @@ pub(super) fn write_image(
     order: &ImageOrder<'_>,
 ) -> Result<(ImageId, FreezeReport), FreezeFailure> {
     let ImageOrder { entry, function, rootfs, .. } = *order;
-    // What is stored besides of an ancestor is stored for each that descends from it.
-    let merge = if order.base.is_some() { MERGE_DIFFERENCE } else { order.merge };
     let config = &function.config;
     let spec = FreezeSpec {
         index_hash: *rootfs.id().as_bytes(),
@@ -242,7 +235,8 @@ pub(super) fn write_image(
         arguments: config.command.join(" "),
         about: about(config.name.as_str()),
         max_stored: config.limits.memory.bytes(),
-        merge,
+        // Pages of an ancestor that are stored to save mappings take no room once it is packed.
+        merge: order.merge,
         base: order.base.clone(),
         identity: None,
     };

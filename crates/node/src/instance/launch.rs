@@ -17,6 +17,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::task::{Context, Poll};
+use std::time::SystemTime;
 use thaw_abi::control::EntryPoint;
 use thaw_sandbox::{
     Awake, BootTimes, Denials, FreezeBase, GuestExit, LimitReached, MemoryReader, Orphan,
@@ -59,7 +60,7 @@ pub enum Way {
 }
 
 /// See [`Launcher::coming_back`].
-pub type ComingBack<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+pub type ComingBack = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Boots instances of one function.
 pub trait Launcher: Send + Sync {
@@ -85,7 +86,7 @@ pub trait Launcher: Send + Sync {
     /// What becomes ready when it is worth trying [`Launcher::launch_now`] again, from before
     /// this call on: some instance comes back to be used anew. It does not take long. `None`:
     /// nothing comes back.
-    fn coming_back(&self) -> Option<ComingBack<'_>> {
+    fn coming_back(&self) -> Option<ComingBack> {
         None
     }
 
@@ -156,6 +157,14 @@ pub trait Launcher: Send + Sync {
     /// The function is served no longer, or by another launcher: ends what is
     /// kept for the next boots.
     fn stand_down(&self) {}
+
+    /// When somebody last wanted to boot from its image, if that can be closed and was wanted.
+    fn last_used(&self) -> Option<SystemTime> {
+        None
+    }
+
+    /// Closes its image if nothing needs it. The next boot opens it again.
+    fn close_if_unused(&self) {}
 }
 
 /// What is kept for the next boots of a function, as the admin API shows it.

@@ -9,6 +9,7 @@ mod launch;
 mod options;
 mod patience;
 mod recording;
+mod resting;
 mod rewinding;
 mod sandbox_instance;
 mod sandboxed;
@@ -28,6 +29,7 @@ pub use launch::{
     RewindInfo, RewindVerdict, SleepingInstance, StandbyInfo, Unread, WakeError, Way,
 };
 pub use options::{LaunchOptions, Techniques, WorkingSetUse};
+pub use resting::{OpenLauncher, RestingLauncher};
 pub use rewinding::RewindPolicy;
 pub use sandboxed::SandboxLauncher;
 pub use standby::BootPolicy;

@@ -189,6 +189,16 @@ impl SandboxLauncher {
     pub fn image(&self) -> &Image {
         &self.shared.image
     }
+
+    /// Whether nothing needs the image: there is no instance of it, nothing is kept for the next
+    /// boots, and nothing is being done in the background.
+    pub(super) fn is_unused(&self) -> bool {
+        let StandbyInfo { ready, template, forked, .. } = self.standby();
+        ready.is_empty()
+            && template.is_none()
+            && forked.is_empty()
+            && Arc::strong_count(&self.shared) == 1
+    }
 }
 
 impl SandboxLauncher {
@@ -255,7 +265,7 @@ impl Launcher for SandboxLauncher {
         Ok(self.launched(boot)?)
     }
 
-    fn coming_back(&self) -> Option<ComingBack<'_>> {
+    fn coming_back(&self) -> Option<ComingBack> {
         // One that is to show its working set does not come back.
         let waits = !self.shared.is_sample_due();
         waits.then(|| self.shared.standby.coming_back()).flatten()

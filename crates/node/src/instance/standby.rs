@@ -77,7 +77,7 @@ pub(super) struct Standby {
     rewinds: Rewinds,
     trial: Trial,
     /// One of those that were being put back is ready, or has ended.
-    came_back: Notify,
+    came_back: Arc<Notify>,
     /// Instances that run and will be ready again.
     lent: Arc<AtomicUsize>,
     /// Somebody makes what is missing.
@@ -221,7 +221,7 @@ impl Standby {
         };
         let rewinds = Rewinds::default();
         let (lent, busy) = (Arc::default(), AtomicBool::new(false));
-        let (trial, came_back) = (Trial::default(), Notify::new());
+        let (trial, came_back) = (Trial::default(), Arc::new(Notify::new()));
         Self { policy, state: Mutex::new(state), rewinds, trial, came_back, lent, busy }
     }
 
@@ -586,10 +586,10 @@ impl Standby {
     /// What becomes ready when one of the instances that are being put back is ready, or has
     /// ended. To wait for it takes less of the processors than to boot another one, which would
     /// have to be ended in their place. `None`: none is being put back.
-    pub fn coming_back(&self) -> Option<ComingBack<'_>> {
+    pub fn coming_back(&self) -> Option<ComingBack> {
         self.policy().rewind?;
         // From now on it is told, even if it does not wait yet.
-        let mut told = Box::pin(self.came_back.notified());
+        let mut told = Box::pin(self.came_back.clone().notified_owned());
         told.as_mut().enable();
         if self.is_rewinding() { Some(told) } else { None }
     }

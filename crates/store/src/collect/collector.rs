@@ -5,11 +5,12 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{self, Metadata};
 use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
 use std::process::Output;
 
 use super::libraries::{below, system_directories};
+use super::runtime::RuntimeRequest;
 use super::{Ask, CollectError, CollectRequest, Collected, Question};
 use crate::blob::Domain;
 use crate::error::{Context, Result};
@@ -19,6 +20,8 @@ use crate::session::Session;
 
 /// Symbolic links that one path may lead through (path_resolution(7)).
 const MAX_LINKS: usize = 40;
+/// Where the system has its programs.
+const SYSTEM_PROGRAMS: [&str; 2] = ["/usr/bin", "/usr/local/bin"];
 /// Directories that a symbolic link does not bring along.
 const NEVER_FOLLOWED: [&str; 6] = ["/proc", "/sys", "/dev", "/run", "/tmp", "/var"];
 
@@ -136,6 +139,28 @@ impl<'a> Collector<'a> {
     /// Asks an interpreter where its files are.
     pub(super) fn ask(&mut self, question: &Question<'_>) -> std::io::Result<Output> {
         (self.ask)(question)
+    }
+
+    /// Whether the function's author has chosen a program by naming this interpreter. The language's
+    /// usual one, under its own name in a directory where nobody but root can put programs, is no
+    /// choice: it is what would have been asked without a name.
+    pub(super) fn is_authors_choice(
+        &self,
+        asked: &Path,
+        request: &RuntimeRequest,
+        usual: &str,
+    ) -> bool {
+        if request.interpreter.is_none() {
+            return false;
+        }
+        // The name itself may be a link: that of a virtual environment matters, and is elsewhere.
+        let directory = asked.parent().and_then(|path| fs::canonicalize(self.on_host(path)).ok());
+        let is_systems = directory.is_some_and(|directory| {
+            SYSTEM_PROGRAMS.iter().any(|path| self.on_host(Path::new(path)) == directory)
+                && fs::metadata(&directory)
+                    .is_ok_and(|found| found.uid() == 0 && found.mode() & 0o022 == 0)
+        });
+        !(is_systems && asked.file_name() == Some(OsStr::new(usual)))
     }
 
     /// Whether something is at the path, whoever may look at it.
@@ -365,4 +390,53 @@ fn may_be_elf(on_host: &Path) -> bool {
         .file_name()
         .is_some_and(|name| name.as_bytes().windows(3).any(|part| part == b".so"));
     named_so || fs::metadata(on_host).is_ok_and(|m| m.permissions().mode() & 0o111 != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Store;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn the_systems_own_interpreter_is_no_choice_of_an_author() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(directory.path()).unwrap();
+        for path in ["usr/bin", "opt/venv/bin", "usr/local/bin"] {
+            fs::create_dir_all(root.join(path)).unwrap();
+        }
+        symlink("usr/bin", root.join("bin")).unwrap();
+        fs::write(root.join("usr/bin/python3"), "").unwrap();
+        symlink("/usr/bin/python3", root.join("opt/venv/bin/python3")).unwrap();
+        let open = fs::Permissions::from_mode(0o777);
+        fs::set_permissions(root.join("usr/local/bin"), open).unwrap();
+        let store = Store::open(&root.join("home/store")).unwrap();
+        let (mut session, mut tree) = (store.session().unwrap(), Tree::new());
+        let request = CollectRequest::default();
+        let mut ask = |_: &Question<'_>| unreachable!("nobody is asked");
+        let mut progress = |_: Progress<'_>| {};
+        let collector =
+            Collector::new(&root, &mut session, &mut tree, &request, &mut ask, &mut progress);
+        let is_choice = |interpreter: Option<&str>| {
+            let mut wanted = RuntimeRequest::new("python3");
+            wanted.interpreter = interpreter.map(PathBuf::from);
+            let asked = interpreter.unwrap_or("/usr/bin/python3");
+            collector.is_authors_choice(Path::new(asked), &wanted, "python3")
+        };
+        assert!(!is_choice(None));
+        // Elsewhere than in root's own tests, all of the directories are somebody else's.
+        let is_root = rustix::process::geteuid().is_root();
+        for usual in ["/usr/bin/python3", "/bin/python3"] {
+            assert_eq!(is_choice(Some(usual)), !is_root, "{usual}");
+        }
+        // A virtual environment has other packages, whatever its link leads to.
+        for choice in [
+            "/opt/venv/bin/python3",
+            "/usr/bin/python3.11",
+            "/usr/bin/rm",
+            "/usr/local/bin/python3",
+        ] {
+            assert!(is_choice(Some(choice)), "{choice}");
+        }
+    }
 }

@@ -104,7 +104,8 @@ impl Language {
             Some(path) => collector.find_program(path.as_os_str())?,
             None => collector.find_program(self.program.as_ref())?,
         };
-        let answer = self.ask(collector, &asked, request)?;
+        let named = collector.is_authors_choice(&asked, request, self.program);
+        let answer = self.ask(collector, &asked, named)?;
         let mut answer = answer.into_iter();
         let executable = answer.next().unwrap_or_else(|| asked.clone());
         collector.program(&executable)?;
@@ -139,14 +140,13 @@ impl Language {
         &self,
         collector: &mut Collector<'_>,
         interpreter: &Path,
-        request: &RuntimeRequest,
+        named: bool,
     ) -> Result<Vec<PathBuf>> {
         let bad = |why: String| CollectError::BadInterpreter {
             runtime: self.program,
             interpreter: interpreter.to_owned(),
             why,
         };
-        let named = request.interpreter.is_some();
         let question = Question { interpreter, arguments: self.question, named };
         let output = collector.ask(&question).map_err(|error| bad(error.to_string()))?;
         let errors = String::from_utf8_lossy(&output.stderr);

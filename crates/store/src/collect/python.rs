@@ -65,7 +65,8 @@ pub(super) fn collect(collector: &mut Collector<'_>, request: &RuntimeRequest) -
         Some(path) => collector.find_program(path.as_os_str())?,
         None => collector.find_program(OsStr::new(NAME))?,
     };
-    let python = ask(collector, &asked, request)?;
+    let named = collector.is_authors_choice(&asked, request, NAME);
+    let python = ask(collector, &asked, named)?;
     collector.program(&python.executable)?;
     let commands = python.executable.parent().unwrap_or(Path::new("/")).to_owned();
     for name in ["python3", "python"] {
@@ -98,17 +99,12 @@ pub(super) fn collect(collector: &mut Collector<'_>, request: &RuntimeRequest) -
 }
 
 /// Runs the interpreter once.
-fn ask(
-    collector: &mut Collector<'_>,
-    interpreter: &Path,
-    request: &RuntimeRequest,
-) -> Result<Installation> {
+fn ask(collector: &mut Collector<'_>, interpreter: &Path, named: bool) -> Result<Installation> {
     let bad = |why: String| CollectError::BadInterpreter {
         runtime: NAME,
         interpreter: interpreter.to_owned(),
         why,
     };
-    let named = request.interpreter.is_some();
     let question = Question { interpreter, arguments: &["-I", "-c", ASK], named };
     let output = collector.ask(&question).map_err(|error| bad(error.to_string()))?;
     if !output.status.success() {

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::time::SystemTime;
 
 use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, Stat, fstat, major, minor, openat, readlinkat, statat,
@@ -12,6 +13,7 @@ use super::directory::{ImportOptions, Ownership};
 use crate::blob::Domain;
 use crate::error::{Context, Result, StoreError};
 use crate::index::{Attributes, Content, DeviceNumber, Node, Timestamp};
+use crate::known::Identity;
 use crate::session::Session;
 
 /// Attributes of the entry `name` of an open directory, not following links.
@@ -70,6 +72,15 @@ pub(super) fn read_node(
     let device = || DeviceNumber { major: major(stat.st_rdev), minor: minor(stat.st_rdev) };
     let content = match file_type(stat) {
         FileType::RegularFile => {
+            // Nothing of one that everybody may read depends on who opens it.
+            if let Some(identity) = &Identity::of(stat, domain)
+                && let Some(blob) = session.known_blob(identity)?
+            {
+                return Ok(Node {
+                    content: Content::Regular(Some(blob)),
+                    attributes: attributes(stat, ownership),
+                });
+            }
             // Not blocking, in case the name now stands for a pipe.
             let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
             let file =
@@ -79,7 +90,11 @@ pub(super) fn read_node(
                 return Err(StoreError::Changing { path: path.to_owned() });
             }
             options.readers.check(&opened).context("import", path)?;
+            let began = SystemTime::now();
             let blob = session.put_file(&file, path, domain)?;
+            if let (Some(identity), Some(blob)) = (Identity::of(&opened, domain), blob) {
+                session.know(identity, blob, began);
+            }
             let attributes = attributes(&opened, ownership);
             return Ok(Node { content: Content::Regular(blob), attributes });
         }

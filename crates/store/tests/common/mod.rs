@@ -139,3 +139,31 @@ fn for_each<'a>(index: &Index<'a>, visit: &mut dyn FnMut(&Path, &'a IndexInode))
         }
     }
 }
+
+/// A small file system that is unmounted when dropped.
+pub struct SmallDisk(pub TempDir);
+
+impl SmallDisk {
+    /// One of so many MiB.
+    pub fn mount(mebibytes: u32) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let size = format!("size={mebibytes}m");
+        let arguments = ["-t", "tmpfs", "-o", &size, "tmpfs"];
+        let status = std::process::Command::new("mount")
+            .args(arguments)
+            .arg(directory.path())
+            .status()
+            .unwrap();
+        assert!(status.success());
+        Self(directory)
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let status = std::process::Command::new("umount").arg(self.0.path()).status();
+        if !status.is_ok_and(|status| status.success()) {
+            eprintln!("{} stays mounted", self.0.path().display());
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! A function whose image is packed: it is opened, and unpacked, when somebody needs it, and closed
+//! when its room is needed.
+
+use super::launch::{
+    Client, ComingBack, Instance, LaunchError, Launched, Launcher, NotNow, StandbyInfo, WakeError,
+};
+use super::sandboxed::SandboxLauncher;
+use crate::tenants::Lease;
+use std::fs::File;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::SystemTime;
+use thaw_sandbox::{FreezeBase, Orphan};
+use thaw_store::{ImageId, IndexId, KernelId};
+
+/// Opens the image of a function, which takes tens of milliseconds where it is packed. Says in a
+/// sentence why it cannot.
+pub type OpenLauncher = dyn Fn() -> Result<SandboxLauncher, String> + Send + Sync;
+
+/// Boots instances from an image that need not be open.
+pub struct RestingLauncher {
+    open: Box<OpenLauncher>,
+    index: IndexId,
+    kernel: KernelId,
+    state: Mutex<State>,
+    /// Held while the image is opened, so that it is unpacked once for all who wait for it.
+    opening: Mutex<()>,
+}
+
+#[derive(Default)]
+struct State {
+    launcher: Option<Arc<SandboxLauncher>>,
+    last_used: Option<SystemTime>,
+    /// The function is served no longer.
+    stands_down: bool,
+}
+
+impl RestingLauncher {
+    /// One whose image is opened when it is needed, of a function with these files and this
+    /// kernel build.
+    pub fn resting(index: IndexId, kernel: KernelId, open: Box<OpenLauncher>) -> Self {
+        Self { open, index, kernel, state: Mutex::default(), opening: Mutex::default() }
+    }
+
+    /// One whose image is open, and is opened again once it was closed.
+    pub fn opened(launcher: SandboxLauncher, index: IndexId, open: Box<OpenLauncher>) -> Self {
+        let kernel = launcher.kernel_build().expect("a sandbox has one");
+        let resting = Self::resting(index, kernel, open);
+        resting.state().launcher = Some(Arc::new(launcher));
+        resting
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no holder panics")
+    }
+
+    /// What boots, if the image is open.
+    fn present(&self) -> Option<Arc<SandboxLauncher>> {
+        self.state().launcher.clone()
+    }
+
+    /// The same for a boot.
+    fn wanted(&self) -> Result<Arc<SandboxLauncher>, LaunchError> {
+        if let Some(launcher) = self.noted_use() {
+            return Ok(launcher);
+        }
+        let _alone = self.opening.lock().expect("no holder panics");
+        if let Some(launcher) = self.noted_use() {
+            return Ok(launcher);
+        }
+        let launcher = Arc::new((self.open)().map_err(LaunchError)?);
+        let mut state = self.state();
+        if state.stands_down {
+            launcher.stand_down();
+        }
+        state.launcher = Some(launcher.clone());
+        state.last_used = Some(SystemTime::now());
+        Ok(launcher)
+    }
+
+    fn noted_use(&self) -> Option<Arc<SandboxLauncher>> {
+        let mut state = self.state();
+        state.last_used = Some(SystemTime::now());
+        state.launcher.clone()
+    }
+}
+
+impl Launcher for RestingLauncher {
+    fn launch(&self, client: Option<&Client>) -> Result<Launched, LaunchError> {
+        self.wanted()?.launch(client)
+    }
+
+    fn launch_now(&self, client: Option<&Client>) -> Result<Launched, NotNow> {
+        self.noted_use().ok_or(NotNow::WouldWait)?.launch_now(client)
+    }
+
+    fn coming_back(&self) -> Option<ComingBack> {
+        self.present()?.coming_back()
+    }
+
+    fn take_over(
+        &self,
+        orphan: Orphan,
+        thawed: Option<ImageId>,
+    ) -> Result<Box<dyn Instance>, LaunchError> {
+        self.wanted()?.take_over(orphan, thawed)
+    }
+
+    fn waken(
+        &self,
+        file: File,
+        checksum: ImageId,
+        base: Option<&FreezeBase>,
+        clients: Vec<Arc<Client>>,
+    ) -> Result<Arc<dyn Launcher>, WakeError> {
+        let launcher = self.wanted().map_err(|error| WakeError::Later(error.0))?;
+        launcher.waken(file, checksum, base, clients)
+    }
+
+    fn index(&self) -> Option<IndexId> {
+        Some(self.index)
+    }
+
+    fn kernel_build(&self) -> Option<KernelId> {
+        Some(self.kernel)
+    }
+
+    fn is_ready(&self) -> bool {
+        self.present().is_some_and(|launcher| launcher.is_ready())
+    }
+
+    fn standby(&self) -> StandbyInfo {
+        self.present().map(|launcher| launcher.standby()).unwrap_or_default()
+    }
+
+    fn spare_room(&self) -> Option<Lease> {
+        self.present()?.spare_room()
+    }
+
+    fn give_up_one(&self) -> bool {
+        self.present().is_some_and(|launcher| launcher.give_up_one())
+    }
+
+    fn give_up_ready(&self) {
+        if let Some(launcher) = self.present() {
+            launcher.give_up_ready();
+        }
+    }
+
+    fn stand_down(&self) {
+        let launcher = {
+            let mut state = self.state();
+            state.stands_down = true;
+            state.launcher.clone()
+        };
+        if let Some(launcher) = launcher {
+            launcher.stand_down();
+        }
+    }
+
+    fn last_used(&self) -> Option<SystemTime> {
+        self.state().last_used
+    }
+
+    fn close_if_unused(&self) {
+        let mut state = self.state();
+        // Boots that have begun have a copy.
+        let is_unused = state
+            .launcher
+            .as_ref()
+            .is_some_and(|launcher| Arc::strong_count(launcher) == 1 && launcher.is_unused());
+        let closed = if is_unused { state.launcher.take() } else { None };
+        drop(state);
+        drop(closed);
+    }
+}
