@@ -5,20 +5,23 @@ use crate::config::{FunctionConfig, FunctionName};
 use crate::function::{BuiltFunction, FunctionError};
 use crate::instance::{
     BootPolicy, Client, LaunchError, LaunchOptions, Launched, Launcher, RewindPolicy,
-    SandboxLauncher, Techniques, WorkingSetUse,
+    SandboxLauncher, Techniques, WorkingSetUse, while_partial,
 };
 use crate::logs::{FunctionLog, Logs};
 use crate::node::NodeState;
+use crate::partial::{self, FarContents, PartialFunction};
 use crate::rootfs::StoredRootfs;
 use crate::service::{CheckpointOf, Service};
 use crate::tenants::TenantName;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::num::NonZero;
-use std::sync::{Arc, Mutex};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use thaw_sandbox::{
-    BuildError as KernelBuildError, BuildPools, CoreError, Image, ImageError, PlanError, ZygotePool,
+    BuildError as KernelBuildError, BuildPools, CoreError, Fit, Image, ImageError, PlanError, ZygotePool,
+    cpu_features,
 };
 use thaw_store::{ImageId, KernelId, Name, Store, StoreError};
 use tokio::task::JoinSet;
@@ -38,6 +41,15 @@ pub struct Catalog {
     working_set: WorkingSetUse,
     known: Mutex<BTreeMap<FunctionName, Known>>,
     function_logs: Mutex<HashMap<FunctionName, Arc<FunctionLog>>>,
+    /// Contents of functions that were partial when they were last loaded.
+    far: Mutex<HashMap<FunctionName, Far>>,
+}
+
+/// What instances of a partial function wait for.
+struct Far {
+    /// Digest of the function's manifest.
+    digest: String,
+    contents: Weak<FarContents>,
 }
 
 /// What the catalog has installed.
@@ -155,6 +167,7 @@ impl Catalog {
             working_set,
             known: Mutex::default(),
             function_logs: Mutex::default(),
+            far: Mutex::default(),
         })
     }
 
@@ -193,9 +206,14 @@ impl Catalog {
         for (name, error) in list.damaged {
             report.broken.insert(name.to_string(), error.to_string());
         }
-        let mut present = Vec::new();
+        let partial = self.partial_directory();
+        let mut present = self.refresh_partial(&partial, &mut report);
         for record in list.records {
             let name = record.name.to_string();
+            // A newer version of it is being pulled.
+            if partial::is_partial(&partial, &name) {
+                continue;
+            }
             match BuiltFunction::from_record(record) {
                 Ok(function) => {
                     present.push(function.function.config.name.clone());
@@ -224,6 +242,125 @@ impl Catalog {
         let problem = problem.to_string();
         tracing::error!("the quotas of tenants stay what they were: {problem}");
         Some(problem)
+    }
+
+    /// Where functions are of which only a part is here.
+    fn partial_directory(&self) -> PathBuf {
+        self.store.root().parent().unwrap_or(self.store.root()).join("partial")
+    }
+
+    /// Serves functions of which only a part is here; their names.
+    fn refresh_partial(
+        self: &Arc<Self>,
+        directory: &Path,
+        report: &mut Reload,
+    ) -> Vec<FunctionName> {
+        let mut present = Vec::new();
+        for name in partial::names(directory) {
+            let known = |name: &FunctionName| {
+                let known = self.known.lock().expect("no holder panics");
+                known.get(name).map(|known| (known.image, known.created_ms))
+            };
+            match PartialFunction::open(&directory.join(&name)) {
+                Ok(function) => {
+                    let name = function.record.function.config.name.clone();
+                    let record = &function.record;
+                    if known(&name) != Some((record.document.image.id, record.created_ms)) {
+                        self.serve_partial(function, report);
+                    }
+                    present.push(name);
+                }
+                Err(reason) => {
+                    tracing::error!(function = %name, "cannot serve the partial function: {reason}");
+                    report.broken.insert(name.clone(), reason);
+                    present.extend(name.parse::<FunctionName>().ok());
+                }
+            }
+        }
+        present
+    }
+
+    fn serve_partial(self: &Arc<Self>, function: PartialFunction, report: &mut Reload) {
+        let record = &function.record;
+        let config = while_partial(&record.function.config);
+        let (name, image) = (config.name.clone(), record.document.image.id);
+        let created_ms = record.created_ms;
+        let (launcher, problem): (Arc<dyn Launcher>, _) =
+            match self.launcher_of_partial(function, &config) {
+                Ok(launcher) => (Arc::new(launcher), None),
+                Err(error) => {
+                    let reason = error.to_string();
+                    tracing::error!(function = %name, "cannot serve the function: {reason}");
+                    (Arc::new(Broken { reason: reason.clone() }), Some(reason))
+                }
+            };
+        match &problem {
+            Some(reason) => drop(report.broken.insert(name.to_string(), reason.clone())),
+            None => report.loaded.push(name.to_string()),
+        }
+        let service = Service::new(config, image.to_string(), launcher, self.shared.clone());
+        self.shared.install(service);
+        let known = Known {
+            image,
+            created_ms,
+            tried_ms: 0,
+            problem,
+            build: Build::Present,
+            waits_for_instances: false,
+        };
+        self.known.lock().expect("no holder panics").insert(name, known);
+    }
+
+    /// What instances of a partial function still miss is in the store, now that all of it is.
+    fn complete_partial(&self, function: &BuiltFunction) {
+        let far = self.far.lock().expect("no holder panics").remove(&function.function.config.name);
+        let (Some(far), Some(origin)) = (far, &function.function.origin) else { return };
+        let Some(contents) = far.contents.upgrade().filter(|_| far.digest == origin.digest) else {
+            return;
+        };
+        let whole = function.rootfs(&self.store).and_then(|rootfs| {
+            Ok((self.store.open_image(function.image)?, rootfs))
+        });
+        match whole {
+            Ok((image, rootfs)) => contents.complete(image, rootfs.blobs()),
+            Err(error) => {
+                let function = &function.function.config.name;
+                tracing::error!(%function, "instances of the time of its pull lack memory: {error}");
+            }
+        }
+    }
+
+    fn launcher_of_partial(
+        &self,
+        function: PartialFunction,
+        config: &FunctionConfig,
+    ) -> Result<SandboxLauncher, LoadError> {
+        let header = *function.image.header();
+        function
+            .image
+            .check_fit(&Fit {
+                kernel_build: header.kernel_build,
+                index_hash: *function.index_id().as_bytes(),
+                cpu_features: cpu_features(),
+            })
+            .map_err(FreezeFailure::from)?;
+        let kernel = function.directory.join(partial::parts::KERNEL);
+        let pool = self.pools.of(header.kernel_build, || match function.record.has_kernel {
+            true => std::fs::read(&kernel).map_err(StoreError::Source),
+            false => self.store.kernel(KernelId(header.kernel_build)),
+        })?;
+        let tenant = TenantName::of(config.sharing.domain.as_ref());
+        let contents = Arc::new(FarContents::new(&function));
+        let far = Far { digest: function.record.digest.clone(), contents: Arc::downgrade(&contents) };
+        self.far.lock().expect("no holder panics").insert(config.name.clone(), far);
+        Ok(SandboxLauncher::of_partial(
+            pool,
+            &self.store,
+            (function, contents),
+            (self.logs.clone(), self.log(&config.name)),
+            self.shared.tenants().serving(tenant)?,
+            config,
+        )?)
     }
 
     fn refresh(self: &Arc<Self>, function: &BuiltFunction, report: &mut Reload) {
@@ -255,6 +392,7 @@ impl Catalog {
             }
             None => report.loaded.push(name.to_string()),
         }
+        self.complete_partial(function);
         let config = function.function.config.clone();
         let image = function.image.to_string();
         self.shared.install(Service::new(config, image, launcher, self.shared.clone()));

@@ -25,6 +25,7 @@ pub mod logs;
 pub mod metrics;
 pub mod monitor;
 pub mod node;
+mod partial;
 mod pressure;
 pub mod reactor;
 pub mod rootfs;

@@ -39,6 +39,13 @@ pub enum Refusal {
         /// What was wrong.
         reason: String,
     },
+    /// 503: a part of the function is elsewhere and could not be fetched.
+    NotFetched {
+        /// The function.
+        function: String,
+        /// What is wrong.
+        reason: String,
+    },
     /// 503: the instance that was asleep cannot be woken.
     CannotWake {
         /// The function.
@@ -88,6 +95,7 @@ impl Refusal {
         let function = service.name().to_string();
         match error {
             PlaceError::InstanceDied(reason) => Self::InstanceDied { function, reason },
+            PlaceError::NotFetched(reason) => Self::NotFetched { function, reason },
             PlaceError::CannotWake(reason) => Self::CannotWake { function, reason },
             PlaceError::NoCapacity { reason, retry_after } => {
                 Self::NoCapacity { function, reason, retry_after }
@@ -109,7 +117,8 @@ impl Refusal {
             Self::HeadTooSlow(_) | Self::BodyTooSlow(_) => 408,
             Self::NotHttp { .. } => 421,
             Self::InstanceDied { .. } | Self::BadResponse { .. } => 502,
-            Self::CannotWake { .. }
+            Self::NotFetched { .. }
+            | Self::CannotWake { .. }
             | Self::NoCapacity { .. }
             | Self::QuotaReached { .. }
             | Self::BackingOff { .. }
@@ -129,6 +138,7 @@ impl Refusal {
             Self::NotHttp { .. } => "not_http",
             Self::InstanceDied { .. } => "instance_died",
             Self::BadResponse { .. } => "bad_response",
+            Self::NotFetched { .. } => "not_fetched",
             Self::CannotWake { .. } => "cannot_wake",
             Self::NoCapacity { .. } => "no_capacity",
             Self::QuotaReached { .. } => "quota_reached",
@@ -160,6 +170,7 @@ impl Refusal {
             }
             Self::InstanceDied { reason, .. }
             | Self::BadResponse { reason, .. }
+            | Self::NotFetched { reason, .. }
             | Self::CannotWake { reason, .. }
             | Self::NoCapacity { reason, .. }
             | Self::QuotaReached { reason, .. } => reason.clone(),
@@ -194,6 +205,7 @@ impl Refusal {
         match self {
             Self::InstanceDied { function, .. }
             | Self::BadResponse { function, .. }
+            | Self::NotFetched { function, .. }
             | Self::CannotWake { function, .. }
             | Self::NoCapacity { function, .. }
             | Self::QuotaReached { function, .. }
@@ -212,7 +224,7 @@ impl Refusal {
             Self::NoCapacity { retry_after, .. }
             | Self::QuotaReached { retry_after, .. }
             | Self::BackingOff { retry_after, .. } => Some(retry_after.as_secs().max(1)),
-            Self::Draining | Self::CannotWake { .. } => Some(1),
+            Self::Draining | Self::CannotWake { .. } | Self::NotFetched { .. } => Some(1),
             _ => None,
         }
     }

@@ -1,6 +1,6 @@
 //! The manifest of an artifact (OCI image manifest with an `artifactType`).
 
-use super::pieces::PACKED_MAX;
+use super::packed_max;
 use super::{FUNCTION_ARTIFACT, FUNCTION_DOCUMENT, Section};
 use crate::error::OciError;
 use oci_spec::image::{Descriptor, ImageManifest, MediaType};
@@ -51,8 +51,11 @@ impl FunctionManifest {
             let section = section.filter(|&section| section >= before).ok_or_else(|| {
                 wrong("a piece is of an unknown kind, or out of order".to_owned())
             })?;
-            if layer.size() == 0 || layer.size() > PACKED_MAX {
+            if layer.size() == 0 || layer.size() > packed_max(section) {
                 return Err(wrong("a piece has an impossible size".to_owned()));
+            }
+            if section == Section::Run && before == Section::Run {
+                return Err(wrong("it has two runs".to_owned()));
             }
             before = section;
             pieces.push((section, layer.clone()));

@@ -4,6 +4,7 @@ mod download;
 mod mounts;
 mod pull;
 mod push;
+mod remote;
 mod settings;
 mod signatures;
 mod source;
@@ -11,6 +12,7 @@ mod source;
 pub use download::PullProgress;
 pub use pull::{Choose, FunctionPull, Offer, Pull, Pulled, PulledFunction};
 pub use push::{Push, PushProgress, PushReport, Upload};
+pub use remote::{PieceName, RemoteFunction, STALL, check, has, piece_directory};
 pub use settings::{Registries, RegistryRule};
 #[cfg(test)]
 pub(crate) use source::MANIFEST_MAX;
