@@ -26,8 +26,10 @@ struct State {
     mode: Mutex<Mode>,
     /// Requests for blobs so far.
     asked: AtomicUsize,
-    /// So many of them pass in any mode.
-    free: usize,
+    /// Of those that are held, so many pass.
+    more: AtomicUsize,
+    /// So many of all pass in any mode.
+    free: AtomicUsize,
 }
 
 /// The proxy.
@@ -44,7 +46,7 @@ impl Gate {
     pub fn before(to: SocketAddr, mode: Mode, free: usize) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");
-        let state = Arc::new(State { mode: Mutex::new(mode), asked: AtomicUsize::new(0), free });
+        let state = Arc::new(State { mode: Mutex::new(mode), asked: AtomicUsize::new(0), more: AtomicUsize::new(0), free: AtomicUsize::new(free) });
         let shared = state.clone();
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
@@ -68,6 +70,11 @@ impl Gate {
         *self.state.mode.lock().expect("no holder panics") = mode;
     }
 
+    /// Lets so many of the requests pass that are held, or will be.
+    pub fn let_pass(&self, count: usize) {
+        self.state.more.store(count, Ordering::SeqCst);
+    }
+
     /// Requests for blobs so far.
     pub fn asked(&self) -> usize {
         self.state.asked.load(Ordering::SeqCst)
@@ -75,6 +82,12 @@ impl Gate {
 }
 
 impl State {
+    /// Whether a request that is held may pass all the same.
+    fn lets_one_pass(&self) -> bool {
+        let one = |left: usize| left.checked_sub(1);
+        self.more.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one).is_ok()
+    }
+
     fn mode(&self) -> Mode {
         *self.mode.lock().expect("no holder panics")
     }
@@ -92,9 +105,9 @@ fn requests(mut from: TcpStream, mut to: TcpStream, state: &State, limited: &Ato
     while let Ok(read @ 1..) = from.read(&mut buffer) {
         let asks = buffer[..read].starts_with(b"GET ")
             && buffer[..read].windows(7).any(|part| part == b"/blobs/");
-        if asks && state.asked.fetch_add(1, Ordering::SeqCst) >= state.free {
+        if asks && state.asked.fetch_add(1, Ordering::SeqCst) >= state.free.load(Ordering::SeqCst) {
             limited.store(1, Ordering::SeqCst);
-            while state.mode() == Mode::Hold {
+            while state.mode() == Mode::Hold && !state.lets_one_pass() {
                 sleep(Duration::from_millis(5));
             }
             if state.mode() == Mode::Cut {
