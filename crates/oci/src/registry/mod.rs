@@ -1,5 +1,6 @@
 //! Registries (OCI distribution specification): pulling images and functions, and pushing functions.
 
+mod bucket;
 mod download;
 mod mounts;
 mod pull;
@@ -9,6 +10,7 @@ mod settings;
 mod signatures;
 mod source;
 
+pub(crate) use bucket::{SCHEME, bucket_of, host_of};
 pub use download::PullProgress;
 pub use pull::{Choose, FunctionPull, Offer, Pull, Pulled, PulledFunction};
 pub use push::{Push, PushProgress, PushReport, Upload};

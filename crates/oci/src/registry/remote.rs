@@ -2,14 +2,13 @@
 
 use super::download::BlobDirectory;
 use super::pull::{FoundFunction, Pull, PulledFunction};
-use super::source::Source;
+use super::source::{Broken, Source};
 use crate::artifact::{FunctionDocument, FunctionManifest, Section, packed_max};
 use crate::error::OciError;
 use oci_spec::image::Descriptor;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
-use tokio_stream::StreamExt;
 
 /// How long a registry may send nothing in the middle of a piece.
 pub const STALL: Duration = Duration::from_secs(5);
@@ -99,36 +98,26 @@ impl RemoteFunction {
         piece: &PieceName,
         bytes: &mut Vec<u8>,
     ) -> Result<(), OciError> {
-        use oci_client::client::BlobResponse;
         let what = || format!("a piece of the function's {section}");
         if piece.size > packed_max(section) {
             return Err(OciError::document(what(), "it is longer than any can be"));
         }
-        let Source { client, reference, host, .. } = &self.source;
+        let (source, host) = (&self.source, &self.source.host);
         let digest = format!("sha256:{}", piece.hex);
-        let stalled = |_| self.source.refused(format!("{host} sends nothing more; try again"));
-        let mut stream = if bytes.is_empty() {
-            let asked = timeout(STALL, client.pull_blob_stream(reference, digest.as_str())).await;
-            asked.map_err(stalled)?.map_err(|error| self.source.failed(&error))?.stream
-        } else {
-            let from = bytes.len() as u64;
-            let asked = client.pull_blob_stream_partial(reference, digest.as_str(), from, None);
-            let asked = timeout(STALL, asked).await.map_err(stalled)?;
-            match asked.map_err(|error| self.source.failed(&error))? {
-                BlobResponse::Partial(rest) => rest.stream,
-                BlobResponse::Full(all) => {
-                    bytes.clear();
-                    all.stream
-                }
-            }
+        let stalled = |_| source.refused(format!("{host} sends nothing more; try again"));
+        let broke_off = |error: String| {
+            source.refused(format!("{host} broke off ({error}); try again"))
         };
+        let opened = source.open_blob(&digest, bytes.len() as u64);
+        let opened = timeout(STALL, opened).await.map_err(stalled)?;
+        let mut stream = opened.map_err(|broken| match broken {
+            Broken::Network(reason) => broke_off(reason),
+            Broken::Final(error) => error,
+        })?;
+        bytes.truncate(stream.from as usize);
         while (bytes.len() as u64) < piece.size {
-            let Some(chunk) = timeout(STALL, stream.next()).await.map_err(stalled)? else {
-                return Err(self.source.refused(format!("{host} broke off; try again")));
-            };
-            let chunk = chunk.map_err(|error| {
-                self.source.refused(format!("{host} broke off ({error}); try again"))
-            })?;
+            let chunk = timeout(STALL, stream.next()).await.map_err(stalled)?.map_err(broke_off)?;
+            let Some(chunk) = chunk else { return Err(broke_off("too early".to_owned())) };
             bytes.extend_from_slice(&chunk);
             if bytes.len() as u64 > piece.size {
                 return Err(OciError::document(what(), "it is longer than the manifest says"));
