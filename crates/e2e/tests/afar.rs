@@ -1,6 +1,8 @@
 //! Functions that are booted before all of them is pulled (docs/decisions/0035), from a real
 //! registry behind a connection that waits, breaks, stalls and lies.
 
+#[path = "afar/bucket.rs"]
+mod bucket;
 #[path = "afar/gate.rs"]
 mod gate;
 
@@ -142,18 +144,24 @@ impl Rig {
     /// What was pulled is what was pushed, and the store is in order.
     #[track_caller]
     fn is_whole(&self) {
-        assert!(!self.is_partial());
+        Self::is_whole_in(&self.home, &|path| self.get(path));
+    }
+
+    #[track_caller]
+    fn is_whole_in(home: &Path, get: &dyn Fn(&str) -> Response) {
+        assert!(!home.join("partial/far").exists());
         let record = |home: &Path| {
             let store = Store::open(&home.join("store")).expect("a store");
             store.get_function(&Name::new("far").expect("a name")).expect("a function")
         };
-        assert_eq!(record(&self.home).image, record(source()).image);
-        let store = Store::open(&self.home.join("store")).expect("a store");
+        assert_eq!(record(home).image, record(source()).image);
+        let store = Store::open(&home.join("store")).expect("a store");
         let report = store.verify(Repair::Report, &mut |_| {}).expect("a check");
         assert!(report.problems.is_empty(), "{:?}", report.problems);
-        self.answers("/", "here");
-        self.answers("/ballast", "whole");
-        self.answers("/import", "far");
+        for (path, text) in [("/", "here"), ("/ballast", "whole"), ("/import", "far")] {
+            let answer = get(path);
+            assert_eq!((answer.status, answer.text().as_str()), (200, text), "{path}");
+        }
     }
 
     /// The files of all pieces in the registry but those that a boot needs.
@@ -371,12 +379,39 @@ fn a_full_disk_is_named_and_left_when_there_is_room() {
 }
 
 #[test]
+fn a_version_that_was_pulled_whole_meanwhile_is_served() {
+    let rig = Rig::new("afar-newer");
+    let gate = rig.gate(Mode::Hold);
+    let fetcher = rig.pull(&gate);
+    fetcher.kill();
+    rig.is_unavailable("/ballast");
+    let mut pull = thaw();
+    pull.env("THAW_HOME", &rig.home).args(["pull", &rig.registry.image(IMAGE)]);
+    run_within(PATIENCE, &mut pull, b"").success();
+    rig.answers("/ballast", "whole");
+    rig.answers("/import", "far");
+}
+
+#[test]
 fn what_needs_all_of_an_instance_is_refused_while_some_is_missing() {
     let rig = Rig::new("afar-refused");
     let gate = rig.gate(Mode::Hold);
-    let _fetcher = rig.pull(&gate);
+    let fetcher = rig.pull(&gate);
     let mut again = rig.begin(&gate).0.take().expect("it runs");
     let code = again.wait().expect("its end").code();
     assert_eq!(code, Some(1), "two fetchers of one function");
+    let verb = |arguments: &[&str]| {
+        let mut command = thaw();
+        command.env("THAW_HOME", &rig.home).args(arguments);
+        run(&mut command)
+    };
+    let removed = verb(&["remove", "far"]);
+    assert!(removed.stderr.contains("is being pulled"), "{}", removed.stderr);
     rig.answers("/", "here");
+    // What it was, if nobody wants it any more, is removed by its name.
+    fetcher.kill();
+    rig.answers("/", "here");
+    verb(&["remove", "far"]).success();
+    assert!(!rig.is_partial());
+    assert_eq!(rig.get("/").status, 404);
 }

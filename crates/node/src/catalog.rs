@@ -16,7 +16,7 @@ use crate::tenants::TenantName;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::num::NonZero;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use thaw_sandbox::{
@@ -206,12 +206,12 @@ impl Catalog {
         for (name, error) in list.damaged {
             report.broken.insert(name.to_string(), error.to_string());
         }
-        let partial = self.partial_directory();
-        let mut present = self.refresh_partial(&partial, &mut report);
+        let stored = list.records.iter().map(|record| (record.name.to_string(), record.created_ms));
+        let mut present = self.refresh_partial(&stored.collect(), &mut report);
         for record in list.records {
             let name = record.name.to_string();
             // A newer version of it is being pulled.
-            if partial::is_partial(&partial, &name) {
+            if present.iter().any(|partial| partial.as_str() == name) {
                 continue;
             }
             match BuiltFunction::from_record(record) {
@@ -249,19 +249,23 @@ impl Catalog {
         self.store.root().parent().unwrap_or(self.store.root()).join("partial")
     }
 
-    /// Serves functions of which only a part is here; their names.
+    /// Serves functions of which only a part is here, unless a newer version is in the store, where
+    /// functions were `stored` at these times. Their names.
     fn refresh_partial(
         self: &Arc<Self>,
-        directory: &Path,
+        stored: &HashMap<String, u64>,
         report: &mut Reload,
     ) -> Vec<FunctionName> {
         let mut present = Vec::new();
-        for name in partial::names(directory) {
+        let directory = self.partial_directory();
+        for name in partial::names(&directory) {
             let known = |name: &FunctionName| {
                 let known = self.known.lock().expect("no holder panics");
                 known.get(name).map(|known| (known.image, known.created_ms))
             };
             match PartialFunction::open(&directory.join(&name)) {
+                Ok(function)
+                    if stored.get(&name).is_some_and(|at| *at >= function.record.created_ms) => {}
                 Ok(function) => {
                     let name = function.record.function.config.name.clone();
                     let record = &function.record;

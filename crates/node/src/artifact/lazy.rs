@@ -9,7 +9,7 @@ use super::written::Written;
 use crate::container::ImageProgress;
 use crate::function::{Origin, StoredFunction};
 use crate::home::Home;
-use crate::partial::{PartialRecord, Rows, hash_of_run, parts};
+use crate::partial::{PartialRecord, Rows, hash_of_run, is_partial, parts};
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -84,7 +84,7 @@ pub fn pull_lazily(
     function.origin = Some(origin(reference, &remote));
     let remote = Arc::new(remote);
     let lazy = Lazy { home, runtime: &runtime, remote: &remote, options };
-    let place = lazy.place(&function)?;
+    let place = Place::take(home, function.config.name.as_str())?;
     let served = lazy.begin(&place, &function, with_kernel)?;
     on_served(&function, Part::Run);
     let moved = lazy.wait(served, on_event)?;
@@ -94,6 +94,19 @@ pub fn pull_lazily(
     on_served(&installed.function.function, Part::Whole);
     place.remove(home);
     Ok(Pulled::Function(Box::new(installed)))
+}
+
+/// Removes what a pull has left of a function that did not come to its end; whether there was
+/// something.
+///
+/// # Errors
+/// It is being pulled.
+pub fn remove_partial(home: &Home, function: &str) -> Result<bool, ArtifactError> {
+    if !is_partial(&home.partial(), function) {
+        return Ok(false);
+    }
+    Place::take(home, function)?.remove(home);
+    Ok(true)
 }
 
 fn origin(reference: &Reference, remote: &RemoteFunction) -> Origin {
@@ -122,6 +135,20 @@ struct Place {
 }
 
 impl Place {
+    /// Takes a function's directory. Nobody may be fetching it.
+    fn take(home: &Home, name: &str) -> Result<Self, ArtifactError> {
+        let path = home.partial_of(name)?;
+        let _acting = home.act()?;
+        let lock = path.join(parts::LOCK);
+        let opened = File::options().create(true).append(true).open(&lock);
+        let file = opened.map_err(failed("open", &lock))?;
+        if file.try_lock().is_err() {
+            let reason = "it is being pulled already; wait for that".to_owned();
+            return Err(ArtifactError::Unpulled { name: name.to_owned(), reason });
+        }
+        Ok(Self { path, _lock: file })
+    }
+
     fn remove(&self, home: &Home) {
         if let Ok(_acting) = home.act() {
             // What cannot be removed now is when the function is pulled the next time.
@@ -146,21 +173,6 @@ fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Artifa
 }
 
 impl Lazy<'_> {
-    /// Takes the function's directory. Nobody may be fetching it.
-    fn place(&self, function: &StoredFunction) -> Result<Place, ArtifactError> {
-        let name = function.config.name.as_str();
-        let path = self.home.partial_of(name)?;
-        let _acting = self.home.act()?;
-        let lock = path.join(parts::LOCK);
-        let opened = File::options().create(true).append(true).open(&lock);
-        let file = opened.map_err(failed("open", &lock))?;
-        if file.try_lock().is_err() {
-            let reason = "it is being pulled already; wait for that".to_owned();
-            return Err(ArtifactError::Unpulled { name: name.to_owned(), reason });
-        }
-        Ok(Place { path, _lock: file })
-    }
-
     /// Gets what a boot needs, and begins to fetch the rest.
     fn begin(
         &self,

@@ -12,7 +12,7 @@ mod receive;
 mod run;
 mod written;
 
-pub use lazy::{OnServed, Part, pull_lazily};
+pub use lazy::{OnServed, Part, pull_lazily, remove_partial};
 pub use policy::Refreeze;
 pub use pull::{Installed, PullEvent, PullOptions, Pulled, pull};
 pub use push::{Pushed, push};

@@ -235,3 +235,143 @@ fn cannot(action: &str, path: &Path, error: &io::Error) -> WrittenError {
         _ => format!("cannot {action} {} ({error}); check its permissions", path.display()),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use thaw_oci::artifact::{
+        DOCUMENT_VERSION, FunctionDocument, ImagePart, IndexPart, PieceTable, packed,
+    };
+    use thaw_store::{ImageId, IndexId, KernelId, Name};
+
+    struct Function {
+        directory: tempfile::TempDir,
+        rows: Rows,
+        names: Vec<PieceName>,
+        written: Written,
+        files: Vec<Vec<u8>>,
+    }
+
+    fn blob(bytes: &[u8]) -> Blob {
+        let mut named = Domain::shared().naming(bytes);
+        io::copy(&mut named, &mut io::sink()).unwrap();
+        named.blob()
+    }
+
+    /// An image of two pieces; contents of 3000, 20000 and 10 bytes in pieces of 8192 bytes, behind an
+    /// index of 100. `lie`: what the index says of the first content is not true.
+    fn function(lie: bool) -> Function {
+        let directory = tempfile::tempdir().unwrap();
+        let fill = |len: usize, seed: usize| (0..len).map(|at| (at * 7 + at / 256 + seed) as u8).collect();
+        let files: Vec<Vec<u8>> = vec![fill(3000, 1), fill(20_000, 2), fill(10, 3)];
+        let image: Vec<u8> = fill(0x3000, 4);
+        let row = [vec![0; 100], files.concat()].concat();
+        let cut = |bytes: &[u8]| bytes.chunks(8192).map(<[u8]>::to_vec).collect::<Vec<_>>();
+        let (image, row) = (cut(&image), cut(&row));
+        let lengths = |all: &[Vec<u8>]| all.iter().map(|piece| piece.len() as u32).collect();
+        let document = FunctionDocument {
+            version: DOCUMENT_VERSION,
+            name: Name::new("shop").unwrap(),
+            function: serde_json::Value::Null,
+            index: IndexPart { id: IndexId([1; 32]), size: 100, contents: 0, naming: Vec::new() },
+            image: ImagePart {
+                id: ImageId([2; 32]),
+                size: 0x3000,
+                kernel: KernelId([3; 32]),
+                cpu_features: [0; 8],
+            },
+            kernel: None,
+            run: None,
+            pieces: Some(PieceTable { files: lengths(&row), image: lengths(&image) }),
+        };
+        let rows = Rows::new(&document, files.iter().map(|file| file.len() as u64)).unwrap();
+        let place = |name: &str| directory.path().join(name);
+        fs::create_dir_all(place("function/contents")).unwrap();
+        fs::create_dir(place("pieces")).unwrap();
+        let mut blobs: Vec<_> = files.iter().map(|file| blob(file)).collect();
+        if lie {
+            blobs[0] = Blob { hash: blobs[1].hash, ..blobs[0] };
+        }
+        let naming = [NamingRun { naming: Naming::Shared, count: 3 }];
+        let segments = vec![
+            Segment { of: MovedFile::Image, piece: 1 },
+            Segment { of: MovedFile::Content(1), piece: 3 },
+        ];
+        let places = (place("function"), place("pieces"), Owner::Caller);
+        let written = Written::new(places, blobs.into_iter(), &naming, segments).unwrap();
+        let names = image.iter().chain(&row).map(|piece| {
+            let bytes = packed(piece).unwrap();
+            let digest = thaw_oci::digest(&bytes);
+            let hex = digest.trim_start_matches("sha256:").to_owned();
+            let name = PieceName { hex, size: bytes.len() as u64 };
+            written.keep(&name, &bytes).unwrap();
+            name
+        });
+        let names = names.collect();
+        Function { directory, rows, names, written, files }
+    }
+
+    impl Function {
+        fn write(&self, number: u32) -> Result<Vec<u8>, WrittenError> {
+            self.written.write(&self.rows, &self.names, number)?;
+            let name = match number {
+                3 => "image".to_owned(),
+                4 => "contents/1.part".to_owned(),
+                number => format!("contents/{number}"),
+            };
+            Ok(fs::read(self.directory.path().join("function").join(name)).unwrap())
+        }
+    }
+
+    #[test]
+    fn contents_and_segments_are_put_together_from_pieces() {
+        let function = function(false);
+        for number in [0, 1, 2] {
+            assert_eq!(function.write(number).unwrap(), function.files[number as usize]);
+        }
+        // The second piece of the image, and holes where the first would be.
+        let image = function.write(3).unwrap();
+        assert_eq!((image.len(), &image[..8192]), (0x3000, &[0; 8192][..]));
+        assert!(image[8192..].iter().any(|byte| *byte != 0));
+        // Whole pages: a part of the piece after it comes along.
+        let part = function.write(4).unwrap();
+        let range = function.rows.segment(function.written.segment(4).unwrap()).unwrap();
+        let range = range.start as usize..range.end as usize;
+        assert_eq!(part[range.clone()], function.files[1][range]);
+        assert_eq!(part.len(), 20_000);
+        assert!(function.written.needs(&function.rows, 5).is_none());
+        assert!(matches!(function.write(u32::MAX), Err(WrittenError::Other(_))));
+    }
+
+    #[test]
+    fn contents_that_are_not_what_their_names_say_get_no_name() {
+        let function = function(true);
+        let error = function.write(0).unwrap_err().to_string();
+        assert!(error.contains("is not what its name says"), "{error}");
+        assert!(!function.directory.path().join("function/contents/0").exists());
+        function.write(1).unwrap();
+    }
+
+    #[test]
+    fn pieces_that_were_damaged_or_removed_are_fetched_again() {
+        let function = function(false);
+        let of_files = function.names.len() - 1;
+        let path = |number: usize| function.directory.path().join("pieces").join(&function.names[number].hex);
+        fs::write(path(1), b"damaged").unwrap();
+        fs::remove_file(path(of_files)).unwrap();
+        assert!(matches!(function.write(3), Err(WrittenError::Piece(1))));
+        assert!(!path(1).exists(), "it is removed");
+        assert!(matches!(function.write(2), Err(WrittenError::Piece(piece)) if piece as usize == of_files));
+        function.write(0).unwrap();
+    }
+
+    #[test]
+    fn documents_that_count_contents_wrong_are_refused() {
+        let places = || (PathBuf::new(), PathBuf::new(), Owner::Caller);
+        for count in [1, 3, u32::MAX] {
+            let naming = [NamingRun { naming: Naming::Shared, count }];
+            let blobs = vec![blob(b"a"), blob(b"b")];
+            Written::new(places(), blobs.into_iter(), &naming, Vec::new()).unwrap_err();
+        }
+    }
+}

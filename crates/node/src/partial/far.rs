@@ -237,3 +237,167 @@ fn is_timeout(error: &io::Error) -> bool {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::io::Read;
+    use std::os::unix::net::UnixListener;
+    use std::sync::mpsc::{Receiver, channel};
+
+    const HASH: [u8; 32] = [7; 32];
+    const SOON: Duration = Duration::from_secs(20);
+
+    struct Place {
+        directory: tempfile::TempDir,
+        far: FarContents,
+    }
+
+    /// A function of three contents and two segments.
+    fn place() -> Place {
+        let directory = tempfile::tempdir().unwrap();
+        fs::create_dir(directory.path().join(parts::CONTENTS)).unwrap();
+        fs::write(directory.path().join(parts::IMAGE), b"image").unwrap();
+        fs::write(directory.path().join(parts::CONTENTS).join("1"), b"content").unwrap();
+        let image = Segment { of: MovedFile::Image, piece: 0 };
+        let content = Segment { of: MovedFile::Content(2), piece: 1 };
+        let shared = Shared {
+            directory: directory.path().to_owned(),
+            hash: HASH,
+            contents: 3,
+            segments: vec![image, content],
+            state: Mutex::default(),
+        };
+        Place { directory, far: FarContents { shared: Arc::new(shared) } }
+    }
+
+    impl Place {
+        fn listen(&self) -> UnixListener {
+            let path = self.directory.path().join(parts::SOCKET);
+            let _ = fs::remove_file(&path);
+            UnixListener::bind(path).unwrap()
+        }
+
+        fn ask(&self, number: u32) -> Receiver<io::Result<String>> {
+            let (say, answer) = channel();
+            let asked = self.far.fetch(number, Box::new(move |found| {
+                let text = found.map(|file| io::read_to_string(File::from(file)).unwrap());
+                let _ = say.send(text);
+            }));
+            assert!(asked.is_ok());
+            answer
+        }
+    }
+
+    fn accept(listener: &UnixListener) -> UnixStream {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut hash = [0; 32];
+        stream.read_exact(&mut hash).unwrap();
+        assert_eq!(hash, HASH);
+        stream
+    }
+
+    fn question(stream: &mut UnixStream) -> u32 {
+        let mut number = [0; 4];
+        stream.read_exact(&mut number).unwrap();
+        u32::from_le_bytes(number)
+    }
+
+    fn reply(stream: &mut UnixStream, number: u32, outcome: Result<(), String>) {
+        let mut bytes = Vec::new();
+        protocol::write_reply(&Reply { number, outcome }, &mut bytes);
+        stream.write_all(&bytes).unwrap();
+    }
+
+    #[test]
+    fn all_who_wait_for_the_same_are_answered_by_one_question() {
+        let place = place();
+        let listener = place.listen();
+        let first = place.ask(1);
+        let mut fetcher = accept(&listener);
+        assert_eq!(question(&mut fetcher), 1);
+        let (second, other) = (place.ask(1), place.ask(3));
+        assert_eq!(question(&mut fetcher), 3);
+        reply(&mut fetcher, 3, Ok(()));
+        assert_eq!(other.recv_timeout(SOON).unwrap().unwrap(), "image");
+        reply(&mut fetcher, 1, Ok(()));
+        for answer in [first, second] {
+            assert_eq!(answer.recv_timeout(SOON).unwrap().unwrap(), "content");
+        }
+        assert!(place.far.failure().is_none());
+    }
+
+    #[test]
+    fn what_cannot_be_had_is_told_and_asked_for_anew() {
+        let place = place();
+        let listener = place.listen();
+        let answer = place.ask(1);
+        let mut fetcher = accept(&listener);
+        question(&mut fetcher);
+        reply(&mut fetcher, 1, Err("it is gone".to_owned()));
+        let error = answer.recv_timeout(SOON).unwrap().unwrap_err();
+        assert_eq!(error.to_string(), "it is gone");
+        assert_eq!(place.far.failure().as_deref(), Some("it is gone"));
+        let again = place.ask(1);
+        assert_eq!(question(&mut fetcher), 1);
+        reply(&mut fetcher, 1, Ok(()));
+        again.recv_timeout(SOON).unwrap().unwrap();
+        // There is no such number, and nobody is asked.
+        for number in [5, u32::MAX] {
+            let error = place.ask(number).recv_timeout(SOON).unwrap().unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::NotFound);
+        }
+    }
+
+    #[test]
+    fn a_fetcher_that_ends_leaves_nobody_waiting() {
+        let place = place();
+        let error = place.ask(1).recv_timeout(SOON).unwrap().unwrap_err();
+        assert!(error.to_string().contains("thaw pull --lazy"), "{error}");
+        let listener = place.listen();
+        let answer = place.ask(1);
+        drop(accept(&listener));
+        let error = answer.recv_timeout(SOON).unwrap().unwrap_err().to_string();
+        assert!(error.contains("has ended"), "{error}");
+        // Another one is found by itself.
+        let listener = place.listen();
+        let answer = place.ask(3);
+        let mut fetcher = accept(&listener);
+        assert_eq!(question(&mut fetcher), 3);
+        reply(&mut fetcher, 3, Ok(()));
+        assert_eq!(answer.recv_timeout(SOON).unwrap().unwrap(), "image");
+    }
+
+    #[test]
+    fn waiting_has_a_bound() {
+        let place = place();
+        let _listener = place.listen();
+        let waiting: Vec<_> = (0..WAITING_MAX).map(|_| place.ask(1)).collect();
+        let error = place.ask(2).recv_timeout(SOON).unwrap().unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ResourceBusy);
+        assert!(waiting[0].try_recv().is_err(), "it still waits");
+    }
+
+    #[test]
+    fn a_whole_function_is_asked_for_nowhere() {
+        struct Stored;
+        impl BlobSource for Stored {
+            fn open_blob(&self, number: u32) -> io::Result<OwnedFd> {
+                assert!(number < 3);
+                Ok(File::open("/proc/self/stat")?.into())
+            }
+        }
+        let place = place();
+        let _listener = place.listen();
+        let waiting = place.ask(1);
+        let image = File::open(place.directory.path().join(parts::IMAGE)).unwrap();
+        place.far.complete(image, Arc::new(Stored));
+        assert!(!waiting.recv_timeout(SOON).unwrap().unwrap().is_empty());
+        assert!(place.far.fetch(3, Box::new(|_| panic!("it is here"))).is_err());
+        for number in 0..5 {
+            place.far.open_blob(number).unwrap();
+        }
+        assert_eq!(place.far.open_blob(5).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+}

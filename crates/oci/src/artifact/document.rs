@@ -192,6 +192,13 @@ mod tests {
         let json = document.to_json();
         assert_eq!(FunctionDocument::parse(&json).unwrap(), document);
         assert_eq!(document.bytes(), Some(4446));
+        let run = RunPart { working_set: 1, head: 2, pages: 4096, layout: "0f".repeat(32) };
+        let pieces = PieceTable { files: vec![300], image: vec![4096] };
+        let lazy = FunctionDocument { run: Some(run), pieces: Some(pieces), ..sample() };
+        assert_eq!(FunctionDocument::parse(&lazy.to_json()).unwrap(), lazy);
+        // Those of before are read, too.
+        let old = FunctionDocument { version: 1, ..sample() };
+        assert_eq!(FunctionDocument::parse(&old.to_json()).unwrap(), old);
         let huge = FunctionDocument { kernel: Some(u64::MAX), ..document };
         assert_eq!(huge.bytes(), None);
     }

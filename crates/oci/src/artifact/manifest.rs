@@ -138,6 +138,11 @@ mod tests {
         let pieces = [(Section::Image, sent(10)), (Section::Files, sent(11))];
         let text = String::from_utf8(new_manifest("shop", &sent(5), &pieces).unwrap()).unwrap();
         assert!(parse(&text).unwrap_err().to_string().contains("out of order"));
+        let runs = [(Section::Run, sent(5_000_000)), (Section::Run, sent(1))];
+        let text = String::from_utf8(new_manifest("shop", &sent(5), &runs).unwrap()).unwrap();
+        assert!(parse(&text).unwrap_err().to_string().contains("two runs"));
+        let text = String::from_utf8(new_manifest("shop", &sent(5), &runs[..1]).unwrap()).unwrap();
+        assert_eq!(parse(&text).unwrap().pieces(Section::Run).count(), 1);
         let many = vec![(Section::Files, sent(1)); PIECES_MAX + 1];
         assert!(new_manifest("shop", &sent(5), &many).is_err());
         let most = new_manifest("shop", &sent(5), &many[1..]).unwrap();

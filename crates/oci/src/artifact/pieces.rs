@@ -299,6 +299,21 @@ mod tests {
     }
 
     #[test]
+    fn runs_are_as_long_as_is_said() {
+        let run = vec![5; 10 << 20];
+        let packed = packed(&run).unwrap();
+        let len = run.len() as u64;
+        assert_eq!(unpacked_run(&packed[..], len).unwrap(), run);
+        for wrong in [0, len - 1, len + 1, RUN_MAX + 1, u64::MAX] {
+            let error = unpacked_run(&packed[..], wrong).unwrap_err().to_string();
+            assert!(error.contains("not as long"), "{wrong}: {error}");
+        }
+        thaw_mutate::survive("function_run", &[&packed[..]], 200, |bytes| {
+            drop(unpacked_run(bytes, len));
+        });
+    }
+
+    #[test]
     fn pieces_of_any_bytes_are_survived() {
         let small = packed(&vec![3; 1000]).unwrap();
         let files = packed(&files(3).concat()).unwrap();

@@ -254,12 +254,12 @@ impl Source {
         let wanted = blob.digest().to_string();
         let opened = self.open_blob(&wanted, 0).await;
         let mut stream = opened.map_err(|broken| match broken {
-            Broken::Network(reason) => self.refused(format!("{} cannot be reached ({reason}); check the name and the network", self.host)),
+            Broken::Network(reason) => self.refused(format!("{} cannot be reached ({reason}); check the name and the network", self.place())),
             Broken::Final(error) => error,
         })?;
         let mut bytes = Vec::new();
         let broke_off = |error: String| {
-            self.refused(format!("{} broke off ({error}); try again", self.host))
+            self.refused(format!("{} broke off ({error}); try again", self.place()))
         };
         while let Some(chunk) = stream.next().await.map_err(broke_off)? {
             if (bytes.len() + chunk.len()) as u64 > blob.size() {

@@ -102,7 +102,7 @@ impl RemoteFunction {
         if piece.size > packed_max(section) {
             return Err(OciError::document(what(), "it is longer than any can be"));
         }
-        let (source, host) = (&self.source, &self.source.host);
+        let (source, host) = (&self.source, self.source.place());
         let digest = format!("sha256:{}", piece.hex);
         let stalled = |_| source.refused(format!("{host} sends nothing more; try again"));
         let broke_off = |error: String| {

@@ -1,6 +1,6 @@
 //! One registry, or a mirror of it, and what is asked of it.
 
-use super::bucket::{Bucket, BucketError, bucket_of};
+use super::bucket::{Bucket, BucketError, SCHEME, bucket_of};
 use super::settings::Registries;
 use crate::credentials;
 use crate::error::{OciError, escaped};
@@ -95,7 +95,20 @@ impl Source {
 
     /// An error that says why this was not possible.
     pub fn refused(&self, reason: String) -> OciError {
-        OciError::Registry { action: self.action, image: self.reference.whole(), reason }
+        let whole = self.reference.whole();
+        let image = match bucket_of(self.reference.registry()) {
+            Some(bucket) => {
+                format!("{SCHEME}{bucket}{}", &whole[self.reference.registry().len()..])
+            }
+            None => whole,
+        };
+        OciError::Registry { action: self.action, image, reason }
+    }
+
+    /// The host, or the bucket, as people name it.
+    pub fn place(&self) -> String {
+        bucket_of(&self.host)
+            .map_or_else(|| self.host.clone(), |bucket| format!("{SCHEME}{bucket}"))
     }
 
     /// An error that repeats what went wrong.
@@ -127,7 +140,7 @@ impl Source {
     }
 
     fn unknown(&self) -> String {
-        format!("{} has no such image; check its name and tag", self.host)
+        format!("{} has no such image; check its name and tag", self.place())
     }
 
     fn unreachable(&self, error: &reqwest::Error) -> String {
