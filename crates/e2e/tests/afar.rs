@@ -226,7 +226,10 @@ fn a_function_answers_before_all_of_it_is_here() {
         let waiting = ["/ballast", "/import"].map(|path| scope.spawn(move || rig.get(path).text()));
         rig.answers("/", "here");
         thread::sleep(Duration::from_millis(300));
-        assert!(waiting.iter().all(|request| !request.is_finished()), "they have nothing to answer with");
+        assert!(
+            waiting.iter().all(|request| !request.is_finished()),
+            "they have nothing to answer with"
+        );
         gate.set(Mode::Pass);
         let texts = waiting.map(|request| request.join().expect("an answer"));
         assert_eq!(texts, ["whole", "far"]);
@@ -288,7 +291,8 @@ fn pieces_that_lie_reach_nobody() {
     let rig = Rig::new("afar-lie");
     let gate = rig.gate(Mode::Hold);
     let fetcher = rig.pull(&gate);
-    let right: Vec<_> = rig.pieces().into_iter().map(|path| (fs::read(&path).expect("it"), path)).collect();
+    let right: Vec<_> =
+        rig.pieces().into_iter().map(|path| (fs::read(&path).expect("it"), path)).collect();
     assert!(right.len() > 10);
     for (bytes, path) in &right {
         let mut lie = bytes.clone();

@@ -20,8 +20,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use thaw_sandbox::{
-    BuildError as KernelBuildError, BuildPools, CoreError, Fit, Image, ImageError, PlanError, ZygotePool,
-    cpu_features,
+    BuildError as KernelBuildError, BuildPools, CoreError, Fit, Image, ImageError, PlanError,
+    ZygotePool, cpu_features,
 };
 use thaw_store::{ImageId, KernelId, Name, Store, StoreError};
 use tokio::task::JoinSet;
@@ -322,9 +322,9 @@ impl Catalog {
         let Some(contents) = far.contents.upgrade().filter(|_| far.digest == origin.digest) else {
             return;
         };
-        let whole = function.rootfs(&self.store).and_then(|rootfs| {
-            Ok((self.store.open_image(function.image)?, rootfs))
-        });
+        let whole = function
+            .rootfs(&self.store)
+            .and_then(|rootfs| Ok((self.store.open_image(function.image)?, rootfs)));
         match whole {
             Ok((image, rootfs)) => contents.complete(image, rootfs.blobs()),
             Err(error) => {
@@ -355,7 +355,8 @@ impl Catalog {
         })?;
         let tenant = TenantName::of(config.sharing.domain.as_ref());
         let contents = Arc::new(FarContents::new(&function));
-        let far = Far { digest: function.record.digest.clone(), contents: Arc::downgrade(&contents) };
+        let far =
+            Far { digest: function.record.digest.clone(), contents: Arc::downgrade(&contents) };
         self.far.lock().expect("no holder panics").insert(config.name.clone(), far);
         Ok(SandboxLauncher::of_partial(
             pool,

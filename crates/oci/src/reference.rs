@@ -51,20 +51,23 @@ impl FromStr for Reference {
     type Err = OciError;
 
     fn from_str(text: &str) -> Result<Self, OciError> {
-        let wrong = |reason: String| {
-            OciError::Reference { text: text.escape_debug().to_string(), reason }
-        };
+        let wrong =
+            |reason: String| OciError::Reference { text: text.escape_debug().to_string(), reason };
         // A bucket takes the place of a registry.
         let named = match text.strip_prefix(SCHEME) {
             Some(rest) => {
                 let (bucket, rest) = rest.split_once('/').ok_or_else(|| {
-                    wrong("a bucket needs a path in it, as in s3://bucket/functions/shop:3".to_owned())
+                    wrong(
+                        "a bucket needs a path in it, as in s3://bucket/functions/shop:3"
+                            .to_owned(),
+                    )
                 })?;
                 format!("{}/{rest}", host_of(bucket))
             }
             None => text.to_owned(),
         };
-        let parsed = named.parse::<oci_client::Reference>().map_err(|error| wrong(error.to_string()))?;
+        let parsed =
+            named.parse::<oci_client::Reference>().map_err(|error| wrong(error.to_string()))?;
         match bucket_of(parsed.registry()).is_some() == text.starts_with(SCHEME) {
             true => Ok(Self(parsed)),
             false => Err(wrong("a bucket is named as in s3://bucket/functions/shop:3".to_owned())),

@@ -43,7 +43,8 @@ pub use boot::{
     ThawOptions, connection,
 };
 pub use broker::{
-    BlobSource, BoundAccess, BoundDirectory, FetchAnswer, FileRights, FuseAccess, HostDirectory, HostPolicy,
+    BlobSource, BoundAccess, BoundDirectory, FetchAnswer, FileRights, FuseAccess, HostDirectory,
+    HostPolicy,
 };
 pub use console::{Console, ConsoleOutput, ConsoleRate};
 pub use cores::{CoreError, CoreGroup, CoreScheduling};

@@ -2,20 +2,18 @@
 //! function.
 
 use super::build::{Display, serve_new_version};
-use crate::client::Daemon;
 use super::download::{self, ProgressLine, SizeArguments};
 use super::limits::WeakLimitsArgument;
+use crate::client::Daemon;
 use crate::failure::{Failure, Outcome};
 use crate::output;
 use clap::Args;
 use serde_json::json;
 use std::process::ExitCode;
-use thaw_node::artifact::{
-    self, Installed, Part, PullEvent, PullOptions, Pulled, Refreeze,
-};
+use thaw_node::artifact::{self, Installed, Part, PullEvent, PullOptions, Pulled, Refreeze};
 use thaw_node::catalog::Reload;
-use thaw_node::function::StoredFunction;
 use thaw_node::config::DomainName;
+use thaw_node::function::StoredFunction;
 use thaw_node::home::Home;
 use thaw_oci::Reference;
 use thaw_store::Name;
@@ -130,7 +128,9 @@ fn serve_part(home: &Home, name: &str, as_json: bool) {
             let why = failure.message().unwrap_or("the daemon does not answer");
             eprintln!("thaw: note: it is not served before all of it is here: {why}");
         }
-        None => eprintln!("thaw: note: no daemon runs that could serve it before all of it is here"),
+        None => {
+            eprintln!("thaw: note: no daemon runs that could serve it before all of it is here")
+        }
     }
 }
 

@@ -6,7 +6,10 @@ use std::fs;
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use thaw_e2e::{Daemon, DaemonOptions, Outcome, built_home, free_port, get, repository, run_within, skip, thaw, wait_until};
+use thaw_e2e::{
+    Daemon, DaemonOptions, Outcome, built_home, free_port, get, repository, run_within, skip, thaw,
+    wait_until,
+};
 
 /// `moto`, as `scripts/setup` installs it.
 struct ObjectStore {

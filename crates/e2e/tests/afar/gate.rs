@@ -46,7 +46,12 @@ impl Gate {
     pub fn before(to: SocketAddr, mode: Mode, free: usize) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");
-        let state = Arc::new(State { mode: Mutex::new(mode), asked: AtomicUsize::new(0), more: AtomicUsize::new(0), free: AtomicUsize::new(free) });
+        let state = Arc::new(State {
+            mode: Mutex::new(mode),
+            asked: AtomicUsize::new(0),
+            more: AtomicUsize::new(0),
+            free: AtomicUsize::new(free),
+        });
         let shared = state.clone();
         thread::spawn(move || {
             for client in listener.incoming().flatten() {

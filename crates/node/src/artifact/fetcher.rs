@@ -205,7 +205,8 @@ impl Fetcher {
         };
         let needs = |number: Question| self.written.needs(&self.rows, number);
         let complete: Vec<_> = state.questions.keys().copied().collect();
-        let complete = complete.into_iter().filter(|&number| needs(number).is_some_and(|all| is_here(&all)));
+        let complete =
+            complete.into_iter().filter(|&number| needs(number).is_some_and(|all| is_here(&all)));
         for number in complete.collect::<Vec<_>>() {
             let written = self.written.write(&self.rows, &self.pieces, number);
             let outcome = match written {

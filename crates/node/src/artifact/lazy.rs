@@ -194,7 +194,8 @@ impl Lazy<'_> {
         if let Some(kernel) = &kernel {
             write(&place.path.join(parts::KERNEL), kernel)?;
         }
-        let image = File::open(place.path.join(parts::IMAGE)).map_err(failed("open", &place.path))?;
+        let image =
+            File::open(place.path.join(parts::IMAGE)).map_err(failed("open", &place.path))?;
         let parsed = crate::partial::parse(document, image, &run.index, &run.working_set);
         let parsed = parsed.map_err(ArtifactError::refused)?;
         let created_ms = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -220,8 +221,18 @@ impl Lazy<'_> {
         let remote = self.remote.clone();
         let (say, whole) = tokio::sync::oneshot::channel();
         let guard = self.runtime.enter();
-        let listener = UnixListener::from_std(listener).map_err(failed("listen in", &place.path))?;
-        let fetcher = Fetcher { remote, rows, pieces, written, directory, listener, record, fetched: fetched.clone() };
+        let listener =
+            UnixListener::from_std(listener).map_err(failed("listen in", &place.path))?;
+        let fetcher = Fetcher {
+            remote,
+            rows,
+            pieces,
+            written,
+            directory,
+            listener,
+            record,
+            fetched: fetched.clone(),
+        };
         self.runtime.spawn(fetcher.run(say));
         drop(guard);
         Ok(Served { fetched, whole, of })
@@ -277,9 +288,9 @@ impl Lazy<'_> {
     fn wait(&self, served: Served, on_event: &mut OnEvent<'_>) -> Result<u64, ArtifactError> {
         let Served { fetched, mut whole, of } = served;
         loop {
-            let outcome = self.runtime.block_on(async {
-                tokio::time::timeout(PROGRESS_INTERVAL, &mut whole).await
-            });
+            let outcome = self
+                .runtime
+                .block_on(async { tokio::time::timeout(PROGRESS_INTERVAL, &mut whole).await });
             let (bytes, moved) =
                 (fetched.here.load(Ordering::Relaxed), fetched.moved.load(Ordering::Relaxed));
             let progress = PullProgress { bytes, of, moved };
@@ -330,7 +341,8 @@ impl Place {
         let entries = fs::read_dir(&self.path).map_err(failed("read", &self.path))?;
         for entry in entries.flatten().filter(|entry| entry.file_name() != parts::LOCK) {
             let (path, is_directory) = (entry.path(), entry.path().is_dir());
-            let removed = if is_directory { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+            let removed =
+                if is_directory { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
             removed.map_err(failed("remove", &path))?;
         }
         let contents = path(parts::CONTENTS);

@@ -2,13 +2,13 @@
 
 use super::ArtifactError;
 use super::accept::has_files;
+use super::run::run_of;
 use crate::config::RuntimeConfig;
 use crate::function::{BuiltFunction, StoredFunction};
 use crate::home::Home;
 use std::fs::File;
 use std::io::{Read, Seek};
 use std::path::PathBuf;
-use super::run::run_of;
 use thaw_oci::artifact::{
     Cutter, DOCUMENT_VERSION, FunctionDocument, ImagePart, IndexPart, Naming, NamingRun, PIECE_MAX,
     PieceTable, Section,

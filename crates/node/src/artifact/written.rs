@@ -54,7 +54,9 @@ impl Written {
         let contents: Vec<_> = contents.zip(namings.cloned()).collect();
         let named: u64 = naming.iter().map(|run| u64::from(run.count)).sum();
         match contents.len() == count && named == count as u64 {
-            true => Ok(Self { directory, pieces, owner, contents, segments, recent: Mutex::default() }),
+            true => {
+                Ok(Self { directory, pieces, owner, contents, segments, recent: Mutex::default() })
+            }
             false => Err("its document counts its contents wrong".to_owned()),
         }
     }
@@ -99,18 +101,15 @@ impl Written {
     ///
     /// # Errors
     /// A piece is damaged, a content is another one than its name says, or there is no room.
-    pub fn write(
-        &self,
-        rows: &Rows,
-        names: &[PieceName],
-        number: u32,
-    ) -> Result<(), WrittenError> {
+    pub fn write(&self, rows: &Rows, names: &[PieceName], number: u32) -> Result<(), WrittenError> {
         let missing = || WrittenError::Other("there is no such part of the function".to_owned());
         let (of, range) = self.range(rows, number).ok_or_else(missing)?;
         let contents = self.directory.join(parts::CONTENTS);
         let (path, whole) = match (of, self.contents.get(number as usize)) {
             (MovedFile::Image, _) => (self.directory.join(parts::IMAGE), None),
-            (MovedFile::Content(_), Some(whole)) => (contents.join(number.to_string()), Some(whole)),
+            (MovedFile::Content(_), Some(whole)) => {
+                (contents.join(number.to_string()), Some(whole))
+            }
             (MovedFile::Content(content), None) => (contents.join(format!("{content}.part")), None),
         };
         // A content that is here is whole: it got its name when it was.
@@ -182,8 +181,9 @@ impl Written {
             let from = held.start.max(start + range.start);
             let end = held.end.min(start + range.end);
             let part = &bytes[(from - held.start) as usize..(end - held.start) as usize];
-            to.write_all_at(part, from - start)
-                .map_err(|error| cannot("write a part of the function to", &self.directory, &error))?;
+            to.write_all_at(part, from - start).map_err(|error| {
+                cannot("write a part of the function to", &self.directory, &error)
+            })?;
         }
         Ok(())
     }
@@ -212,10 +212,7 @@ impl Written {
     }
 
     /// Does something with the rights of the owner.
-    fn acting<T>(
-        &self,
-        act: impl FnOnce() -> Result<T, WrittenError>,
-    ) -> Result<T, WrittenError> {
+    fn acting<T>(&self, act: impl FnOnce() -> Result<T, WrittenError>) -> Result<T, WrittenError> {
         let _acting = self
             .owner
             .act()
@@ -262,7 +259,8 @@ mod tests {
     /// index of 100. `lie`: what the index says of the first content is not true.
     fn function(lie: bool) -> Function {
         let directory = tempfile::tempdir().unwrap();
-        let fill = |len: usize, seed: usize| (0..len).map(|at| (at * 7 + at / 256 + seed) as u8).collect();
+        let fill =
+            |len: usize, seed: usize| (0..len).map(|at| (at * 7 + at / 256 + seed) as u8).collect();
         let files: Vec<Vec<u8>> = vec![fill(3000, 1), fill(20_000, 2), fill(10, 3)];
         let image: Vec<u8> = fill(0x3000, 4);
         let row = [vec![0; 100], files.concat()].concat();
@@ -356,12 +354,16 @@ mod tests {
     fn pieces_that_were_damaged_or_removed_are_fetched_again() {
         let function = function(false);
         let of_files = function.names.len() - 1;
-        let path = |number: usize| function.directory.path().join("pieces").join(&function.names[number].hex);
+        let path = |number: usize| {
+            function.directory.path().join("pieces").join(&function.names[number].hex)
+        };
         fs::write(path(1), b"damaged").unwrap();
         fs::remove_file(path(of_files)).unwrap();
         assert!(matches!(function.write(3), Err(WrittenError::Piece(1))));
         assert!(!path(1).exists(), "it is removed");
-        assert!(matches!(function.write(2), Err(WrittenError::Piece(piece)) if piece as usize == of_files));
+        assert!(
+            matches!(function.write(2), Err(WrittenError::Piece(piece)) if piece as usize == of_files)
+        );
         function.write(0).unwrap();
     }
 

@@ -1,12 +1,12 @@
 //! Boots of a function of which only a part is here.
 
+use super::BootPolicy;
 use super::cold::ColdBoots;
 use super::options::Techniques;
 use super::recording::{Recordings, WorkingSetState};
 use super::sandboxed::{ImageBoots, SandboxLauncher};
 use super::standby::Standby;
 use super::terms::{FunctionOutput, InstanceTerms};
-use super::BootPolicy;
 use crate::config::FunctionConfig;
 use crate::logs::{FunctionLog, Logs};
 use crate::partial::{FarContents, PartialFunction};

@@ -176,12 +176,19 @@ impl Shared {
                 let Some(shared) = shared.upgrade() else { return };
                 let why = match more {
                     Ok(true) => shared.take_replies(&mut received).err(),
-                    Ok(false) => Some("whoever fetched what is missing of the function has ended".to_owned()),
-                    Err(error) if is_timeout(&error) => shared.is_late().then(|| "what is missing of the function takes too long to come".to_owned()),
-                    Err(error) => Some(format!("whoever fetches what is missing of the function is lost ({error})")),
+                    Ok(false) => {
+                        Some("whoever fetched what is missing of the function has ended".to_owned())
+                    }
+                    Err(error) if is_timeout(&error) => shared.is_late().then(|| {
+                        "what is missing of the function takes too long to come".to_owned()
+                    }),
+                    Err(error) => Some(format!(
+                        "whoever fetches what is missing of the function is lost ({error})"
+                    )),
                 };
                 if let Some(why) = why {
-                    return shared.lose(Some(number), &format!("{why}; run `thaw pull --lazy` again"));
+                    return shared
+                        .lose(Some(number), &format!("{why}; run `thaw pull --lazy` again"));
                 }
             }
         })?;
@@ -281,10 +288,13 @@ mod tests {
 
         fn ask(&self, number: u32) -> Receiver<io::Result<String>> {
             let (say, answer) = channel();
-            let asked = self.far.fetch(number, Box::new(move |found| {
-                let text = found.map(|file| io::read_to_string(File::from(file)).unwrap());
-                let _ = say.send(text);
-            }));
+            let asked = self.far.fetch(
+                number,
+                Box::new(move |found| {
+                    let text = found.map(|file| io::read_to_string(File::from(file)).unwrap());
+                    let _ = say.send(text);
+                }),
+            );
             assert!(asked.is_ok());
             answer
         }

@@ -24,5 +24,7 @@ mod rows;
 
 pub(crate) use far::FarContents;
 pub(crate) use protocol::{Question, RECORD_HASH, Reply, read_question, write_reply};
-pub(crate) use record::{PartialFunction, PartialRecord, hash_of_run, is_partial, names, parse, parts};
+pub(crate) use record::{
+    PartialFunction, PartialRecord, hash_of_run, is_partial, names, parse, parts,
+};
 pub(crate) use rows::Rows;

@@ -115,9 +115,14 @@ mod tests {
     fn replies_that_make_no_sense_are_refused() {
         let mut received = vec![0, 0, 0, 0, 1, 0xff, 0xff];
         take_reply(&mut received).unwrap_err();
-        thaw_mutate::survive("fetcher_reply", &[&[1, 0, 0, 0, 1, 2, 0, 65, 66][..]], 1000, |bytes| {
-            let mut received = bytes.to_vec();
-            while let Ok(Some(_)) = take_reply(&mut received) {}
-        });
+        thaw_mutate::survive(
+            "fetcher_reply",
+            &[&[1, 0, 0, 0, 1, 2, 0, 65, 66][..]],
+            1000,
+            |bytes| {
+                let mut received = bytes.to_vec();
+                while let Ok(Some(_)) = take_reply(&mut received) {}
+            },
+        );
     }
 }

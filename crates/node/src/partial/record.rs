@@ -117,8 +117,9 @@ impl PartialFunction {
     /// One sentence: a part is missing or damaged.
     pub fn open(directory: &Path) -> Result<Self, String> {
         let read = |name: &str, most: u64| {
-            read(&directory.join(name), most)
-                .map_err(|error| format!("{name} of the partial function cannot be read ({error}); pull it again"))
+            read(&directory.join(name), most).map_err(|error| {
+                format!("{name} of the partial function cannot be read ({error}); pull it again")
+            })
         };
         let (_, bytes) = read(parts::RECORD, RECORD_MAX)?;
         let record: PartialRecord = serde_json::from_slice(&bytes)
@@ -168,8 +169,8 @@ pub fn parse(
     index: &[u8],
     working_set: &[u8],
 ) -> Result<Parsed, String> {
-    let index = ForeignIndex::parse(index, FILES_MAX)
-        .map_err(|error| format!("of its index, {error}"))?;
+    let index =
+        ForeignIndex::parse(index, FILES_MAX).map_err(|error| format!("of its index, {error}"))?;
     if index.id() != document.index.id {
         return Err("its index is another one than its document says".to_owned());
     }
@@ -193,7 +194,8 @@ pub fn parse(
         return Err("its working set belongs to another image".to_owned());
     }
     let run = document.run.as_ref().ok_or("its artifact has no run")?;
-    let plain = thaw_sandbox::run_layout(&image, &working_set).ok_or("it cannot be booted in parts")?;
+    let plain =
+        thaw_sandbox::run_layout(&image, &working_set).ok_or("it cannot be booted in parts")?;
     let name: String = plain.name().iter().map(|byte| format!("{byte:02x}")).collect();
     if name != run.layout || plain.len() != run.pages || image.head_len() != run.head {
         return Err("its run was made by another version of Thaw".to_owned());

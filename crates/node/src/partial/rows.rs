@@ -206,7 +206,10 @@ mod tests {
         assert_eq!(rows.pieces_of(MovedFile::Content(2), &(0..30)), Some(4..5));
         assert_eq!(rows.piece(4), (Section::Files, 2));
         assert_eq!(rows.range(3), 11_100..21_100);
-        assert_eq!((rows.contents(), rows.content_len(2), rows.content_len(3)), (3, Some(30), None));
+        assert_eq!(
+            (rows.contents(), rows.content_len(2), rows.content_len(3)),
+            (3, Some(30), None)
+        );
     }
 
     #[test]

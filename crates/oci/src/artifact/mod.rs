@@ -10,7 +10,8 @@ mod manifest;
 mod pieces;
 
 pub use document::{
-    DOCUMENT_VERSION, FunctionDocument, ImagePart, IndexPart, Naming, NamingRun, PieceTable, RunPart,
+    DOCUMENT_VERSION, FunctionDocument, ImagePart, IndexPart, Naming, NamingRun, PieceTable,
+    RunPart,
 };
 pub(crate) use manifest::{DOCUMENT_MAX, FunctionManifest, Sent, is_function, new_manifest};
 pub(crate) use pieces::packed_max;

@@ -199,7 +199,9 @@ fn refused(status: StatusCode) -> BucketError {
 }
 
 fn value(text: &str) -> Result<HeaderValue, BucketError> {
-    let wrong = |_| BucketError::Final("a key of the environment has characters that no header has".to_owned());
+    let wrong = |_| {
+        BucketError::Final("a key of the environment has characters that no header has".to_owned())
+    };
     text.parse().map_err(wrong)
 }
 
@@ -267,8 +269,7 @@ fn hmac(key: &[u8], text: &[u8]) -> Vec<u8> {
 fn date(seconds: u64) -> String {
     let (days, second) = (seconds / 86_400 + 719_468, seconds % 86_400);
     let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year =
-        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let year = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
     let day_of_year = day_of_era - (365 * year + year / 4 - year / 100);
     let month = (5 * day_of_year + 2) / 153;
     let day = day_of_year - (153 * month + 2) / 5 + 1;

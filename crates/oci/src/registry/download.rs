@@ -254,7 +254,10 @@ impl Source {
         let wanted = blob.digest().to_string();
         let opened = self.open_blob(&wanted, 0).await;
         let mut stream = opened.map_err(|broken| match broken {
-            Broken::Network(reason) => self.refused(format!("{} cannot be reached ({reason}); check the name and the network", self.place())),
+            Broken::Network(reason) => self.refused(format!(
+                "{} cannot be reached ({reason}); check the name and the network",
+                self.place()
+            )),
             Broken::Final(error) => error,
         })?;
         let mut bytes = Vec::new();

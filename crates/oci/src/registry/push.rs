@@ -1,9 +1,9 @@
 //! Pushing a function: pieces first, then its document, then the manifest that names them. What the
 //! registry has is not sent, so a push that was interrupted goes on where it ended.
 
+use super::bucket::{Bucket, BucketError};
 use super::mounts::Mounts;
 use super::settings::Registries;
-use super::bucket::{Bucket, BucketError};
 use super::source::{Source, blob_key, manifest_key, on_another_thread};
 use crate::artifact::{FunctionDocument, Section, Sent, new_manifest, packed};
 use crate::error::OciError;
@@ -97,10 +97,10 @@ impl Push<'_> {
         let runtime = on_another_thread().map_err(|error| source.refused(error.to_string()))?;
         if source.bucket.is_none() {
             runtime.block_on(async {
-            let operation = RegistryOperation::Push;
-            let asked = source.client.auth(&source.reference, &source.auth, operation).await;
-            asked.map_err(|error| source.failed(&error))
-        })?;
+                let operation = RegistryOperation::Push;
+                let asked = source.client.auth(&source.reference, &source.auth, operation).await;
+                asked.map_err(|error| source.failed(&error))
+            })?;
         }
         Ok(Upload {
             runtime,

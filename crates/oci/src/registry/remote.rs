@@ -105,9 +105,8 @@ impl RemoteFunction {
         let (source, host) = (&self.source, self.source.place());
         let digest = format!("sha256:{}", piece.hex);
         let stalled = |_| source.refused(format!("{host} sends nothing more; try again"));
-        let broke_off = |error: String| {
-            source.refused(format!("{host} broke off ({error}); try again"))
-        };
+        let broke_off =
+            |error: String| source.refused(format!("{host} broke off ({error}); try again"));
         let opened = source.open_blob(&digest, bytes.len() as u64);
         let opened = timeout(STALL, opened).await.map_err(stalled)?;
         let mut stream = opened.map_err(|broken| match broken {
@@ -168,7 +167,9 @@ pub fn check(piece: &PieceName, bytes: &[u8]) -> Result<(), OciError> {
     let (found, wanted) = (crate::layer::digest(bytes), format!("sha256:{}", piece.hex));
     match found == wanted {
         true => Ok(()),
-        false => Err(OciError::Digest { what: "a piece of the function".to_owned(), found, wanted }),
+        false => {
+            Err(OciError::Digest { what: "a piece of the function".to_owned(), found, wanted })
+        }
     }
 }
 

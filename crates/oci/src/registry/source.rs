@@ -6,8 +6,8 @@ use crate::credentials;
 use crate::error::{OciError, escaped};
 use crate::layer::digest;
 use crate::reference::Reference;
-use oci_client::RegistryOperation;
 use bytes::Bytes;
+use oci_client::RegistryOperation;
 use oci_client::client::{BlobResponse, Client, ClientConfig, ClientProtocol};
 use oci_client::errors::{OciDistributionError, OciErrorCode};
 use oci_client::secrets::RegistryAuth;
@@ -232,7 +232,8 @@ impl Source {
                 Err(BucketError::Final(reason)) => Err(Broken::Final(self.refused(reason))),
             };
         }
-        let answer = self.client.pull_blob_stream_partial(&self.reference, digest, from, None).await;
+        let answer =
+            self.client.pull_blob_stream_partial(&self.reference, digest, from, None).await;
         match answer {
             Ok(BlobResponse::Partial(rest)) => {
                 Ok(OpenBlob { from, body: Body::Registry(rest.stream) })

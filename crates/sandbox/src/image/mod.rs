@@ -17,8 +17,7 @@ use std::sync::Arc;
 
 use thaw_abi::image::{
     Ancestor, IMAGE_VERSION, IMAGE_VERSION_DIFFERENTIAL, ImageHeader, Mapping, SOURCE_BLOB,
-    SOURCE_IMAGE,
-    ancestor_depth,
+    SOURCE_IMAGE, ancestor_depth,
 };
 
 use crate::boot::{BootPlan, PlanError};

@@ -16,7 +16,9 @@ use thaw_node::home::Home;
 /// transfer of what a boot needs, and a cold boot of the same function. Needs Debian's
 /// `docker-registry`. The line is made by this program: it has no slow start of TCP.
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  thaw bench afar hello-python --delay-ms 20 --gbit 1 -n 5 --json")]
+#[command(
+    after_help = "Example:\n  thaw bench afar hello-python --delay-ms 20 --gbit 1 -n 5 --json"
+)]
 pub struct Arguments {
     /// The function, which has served a request before.
     name: String,
