@@ -208,8 +208,8 @@ mod tests {
         let text = String::from_utf8(sample().to_json()).unwrap();
         let refused =
             |text: &str| FunctionDocument::parse(text.as_bytes()).unwrap_err().to_string();
-        let newer = refused(&text.replace("\"version\":1", "\"version\":2"));
-        assert!(newer.contains("version 2, this Thaw knows 1"), "{newer}");
+        let newer = refused(&text.replace("\"version\":2", "\"version\":3"));
+        assert!(newer.contains("version 3, this Thaw knows 1 to 2"), "{newer}");
         refused(&text.replace("\"size\":100", "\"size\":-1"));
         refused(&text.replace("\"shop\"", "\"../shop\""));
         refused(&text.replace("\"kernel\":50", "\"kernel\":50,\"more\":1"));
