@@ -3,11 +3,15 @@
 
 #[path = "afar/bucket.rs"]
 mod bucket;
+#[allow(dead_code, reason = "other tests change more")]
+#[path = "push/crafted.rs"]
+mod crafted;
 #[path = "afar/gate.rs"]
 mod gate;
 
+use crafted::Crafted;
 use gate::{Gate, Mode};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -394,6 +398,66 @@ fn a_version_that_was_pulled_whole_meanwhile_is_served() {
     run_within(PATIENCE, &mut pull, b"").success();
     rig.answers("/ballast", "whole");
     rig.answers("/import", "far");
+}
+
+#[test]
+fn runs_that_make_no_sense_are_refused_before_anything_is_served() {
+    type Change = fn(&mut Crafted<'_>);
+    let changes: [(&str, Change, &str); 5] = [
+        (
+            "layout",
+            |crafted| crafted.document["run"]["layout"] = json!("0".repeat(64)),
+            "another version of Thaw",
+        ),
+        (
+            "pages",
+            |crafted| {
+                let pages = crafted.document["run"]["pages"].as_u64().expect("a number");
+                crafted.document["run"]["pages"] = json!(pages + 4096);
+            },
+            "not as long as its document says",
+        ),
+        (
+            "pieces",
+            |crafted| {
+                let first = crafted.document["pieces"]["image"][0].as_u64().expect("a number");
+                crafted.document["pieces"]["image"][0] = json!(first - 4096);
+            },
+            "contradicts itself",
+        ),
+        (
+            "index",
+            |crafted| {
+                let at = crafted.document["run"]["working_set"].as_u64().expect("a number");
+                let piece = crafted.pieces("function.run")[0];
+                let mut run = crafted.piece(piece);
+                run[at as usize + 100] ^= 1;
+                crafted.replace(piece, &run);
+            },
+            "of its index",
+        ),
+        (
+            "missing",
+            |crafted| {
+                let piece = crafted.pieces("function.run")[0];
+                crafted.layers().remove(piece);
+            },
+            "has no run",
+        ),
+    ];
+    let rig = Rig::new("afar-hostile");
+    let good = Crafted::read(&rig.registry, "team/far", "1");
+    for (name, change, expected) in changes {
+        let mut crafted = good.clone();
+        change(&mut crafted);
+        let mut pull = thaw();
+        pull.env("THAW_HOME", &rig.home).args(["pull", &crafted.push(name), "--lazy"]);
+        let refused = run_within(PATIENCE, &mut pull, b"");
+        assert_eq!(refused.code, Some(1), "{name}: {}", refused.stdout);
+        assert!(refused.stderr.contains(expected), "{name}: {}", refused.stderr);
+        assert!(!rig.is_partial(), "{name}");
+        assert_eq!(rig.get("/").status, 404, "{name}");
+    }
 }
 
 #[test]

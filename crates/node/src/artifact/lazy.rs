@@ -85,7 +85,12 @@ pub fn pull_lazily(
     let remote = Arc::new(remote);
     let lazy = Lazy { home, runtime: &runtime, remote: &remote, options };
     let place = Place::take(home, function.config.name.as_str())?;
-    let served = lazy.begin(&place, &function, with_kernel)?;
+    let served = lazy.begin(&place, &function, with_kernel).inspect_err(|_| {
+        // What an earlier pull has left is of use still, if it was not touched.
+        if !is_partial(&home.partial(), function.config.name.as_str()) {
+            place.remove(home);
+        }
+    })?;
     on_served(&function, Part::Run);
     let moved = lazy.wait(served, on_event)?;
     let pulled = lazy.pulled(&sections, moved)?;
