@@ -176,15 +176,13 @@ impl Shared {
                 let Some(shared) = shared.upgrade() else { return };
                 let why = match more {
                     Ok(true) => shared.take_replies(&mut received).err(),
-                    Ok(false) => {
-                        Some("whoever fetched what is missing of the function has ended".to_owned())
-                    }
                     Err(error) if is_timeout(&error) => shared.is_late().then(|| {
                         "what is missing of the function takes too long to come".to_owned()
                     }),
-                    Err(error) => Some(format!(
-                        "whoever fetches what is missing of the function is lost ({error})"
-                    )),
+                    // A connection is reset if it ends with questions unread.
+                    Ok(false) | Err(_) => {
+                        Some("whoever fetched what is missing of the function has ended".to_owned())
+                    }
                 };
                 if let Some(why) = why {
                     return shared
