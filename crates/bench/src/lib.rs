@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod ablation;
+mod afar;
 mod boot;
 pub mod bounds;
 mod client;
@@ -10,6 +11,7 @@ mod figure;
 mod handoff;
 mod hibernate;
 mod isolate;
+mod link;
 mod memory;
 mod mix;
 mod native;
@@ -22,6 +24,7 @@ mod throughput;
 pub mod worker;
 
 pub use ablation::{AblationOptions, AblationReport, Technique, Variant, ablation};
+pub use afar::{AfarOptions, AfarReport, afar};
 pub use boot::{
     BenchOptions, BenchReport, BootsFailure, BootsReport, NativePercentiles, PhasePercentiles,
     boot, boots,
@@ -149,6 +152,9 @@ pub enum BenchError {
     /// There is nothing to measure.
     #[error("the store has no function; `thaw build` makes one")]
     NoFunctions,
+    /// A verb of this program, or another program, failed.
+    #[error("cannot measure: {0}")]
+    Verb(String),
     /// The host refused something.
     #[error("cannot measure ({0})")]
     Io(#[from] io::Error),

@@ -5,11 +5,12 @@ use crate::config::{FunctionConfig, FunctionName};
 use crate::function::{BuiltFunction, FunctionError};
 use crate::instance::{
     BootPolicy, Client, LaunchError, LaunchOptions, Launched, Launcher, RestingLauncher,
-    RewindPolicy, SandboxLauncher, Techniques, WorkingSetUse,
+    RewindPolicy, SandboxLauncher, Techniques, WorkingSetUse, while_partial,
 };
 use crate::logs::{FunctionLog, Logs};
 use crate::node::NodeState;
 use crate::packing::{self, OpenImages};
+use crate::partial::{self, FarContents, PartialFunction};
 use crate::rollout::{Served, ShareOf};
 use crate::rootfs::StoredRootfs;
 use crate::service::{CheckpointOf, Service};
@@ -17,10 +18,12 @@ use crate::tenants::TenantName;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::num::NonZero;
-use std::sync::{Arc, Mutex};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use thaw_sandbox::{
-    BuildError as KernelBuildError, BuildPools, CoreError, Image, ImageError, PlanError, ZygotePool,
+    BuildError as KernelBuildError, BuildPools, CoreError, Fit, Image, ImageError, PlanError,
+    ZygotePool, cpu_features,
 };
 use thaw_store::{
     FunctionRecord, ImageId, KernelId, Kind, Name, RolledBack, Share, Store, StoreError,
@@ -29,6 +32,8 @@ use tokio::task::JoinSet;
 
 /// How often the room that images take on disk is looked at.
 const LOOK_FOR_ROOM: Duration = Duration::from_secs(10);
+/// The number of a version that is still being pulled: the store gives it one when all is there.
+const PARTIAL: u32 = 0;
 /// How often the age of images is looked at.
 const LOOK_FOR_OLD: Duration = Duration::from_secs(15);
 /// Time between two attempts to freeze a function anew that is served from an image of an older
@@ -46,6 +51,15 @@ pub struct Catalog {
     /// Held by the one who compares: what was read later from the store is installed later.
     reloading: Mutex<()>,
     function_logs: Mutex<HashMap<FunctionName, Arc<FunctionLog>>>,
+    /// Contents of functions that were partial when they were last loaded.
+    far: Mutex<HashMap<FunctionName, Far>>,
+}
+
+/// What instances of a partial function wait for.
+struct Far {
+    /// Digest of the function's manifest.
+    digest: String,
+    contents: Weak<FarContents>,
 }
 
 /// What the catalog has installed of a function.
@@ -184,6 +198,7 @@ impl Catalog {
             known: Mutex::default(),
             reloading: Mutex::default(),
             function_logs: Mutex::default(),
+            far: Mutex::default(),
         })
     }
 
@@ -228,9 +243,14 @@ impl Catalog {
         for (name, error) in list.damaged {
             report.broken.insert(name.to_string(), error.to_string());
         }
-        let mut present = Vec::new();
+        let stored = list.records.iter().map(|record| (record.name.to_string(), record.created_ms));
+        let mut present = self.refresh_partial(&stored.collect(), &mut report);
         for record in list.records {
             let name = record.name.to_string();
+            // A newer version of it is being pulled.
+            if present.iter().any(|partial| partial.as_str() == name) {
+                continue;
+            }
             match BuiltFunction::from_version(&record.name, record.active()) {
                 Ok(function) => {
                     present.push(function.function.config.name.clone());
@@ -266,6 +286,133 @@ impl Catalog {
         let problem = self.shared.edge().reload().err()?.to_string();
         tracing::error!("what is said of clients stays what it was: {problem}");
         Some(problem)
+    }
+
+    /// Where functions are of which only a part is here.
+    fn partial_directory(&self) -> PathBuf {
+        self.store.root().parent().unwrap_or(self.store.root()).join("partial")
+    }
+
+    /// Serves functions of which only a part is here, unless a newer version is in the store, where
+    /// functions were `stored` at these times. Their names.
+    fn refresh_partial(
+        self: &Arc<Self>,
+        stored: &HashMap<String, u64>,
+        report: &mut Reload,
+    ) -> Vec<FunctionName> {
+        let mut present = Vec::new();
+        let directory = self.partial_directory();
+        for name in partial::names(&directory) {
+            let known = |name: &FunctionName| {
+                let known = self.known.lock().expect("no holder panics");
+                let known = known.get(name)?.versions.get(&PARTIAL)?;
+                Some((known.image, known.created_ms))
+            };
+            match PartialFunction::open(&directory.join(&name)) {
+                Ok(function)
+                    if stored.get(&name).is_some_and(|at| *at >= function.record.created_ms) => {}
+                Ok(function) => {
+                    let name = function.record.function.config.name.clone();
+                    let record = &function.record;
+                    if known(&name) != Some((record.document.image.id, record.created_ms)) {
+                        self.serve_partial(function, report);
+                    }
+                    present.push(name);
+                }
+                Err(reason) => {
+                    tracing::error!(function = %name, "cannot serve the partial function: {reason}");
+                    report.broken.insert(name.clone(), reason);
+                    present.extend(name.parse::<FunctionName>().ok());
+                }
+            }
+        }
+        present
+    }
+
+    fn serve_partial(self: &Arc<Self>, function: PartialFunction, report: &mut Reload) {
+        let record = &function.record;
+        let config = while_partial(&record.function.config);
+        let (name, image) = (config.name.clone(), record.document.image.id);
+        let created_ms = record.created_ms;
+        let (launcher, problem): (Arc<dyn Launcher>, _) =
+            match self.launcher_of_partial(function, &config) {
+                Ok(launcher) => (Arc::new(launcher), None),
+                Err(error) => {
+                    let reason = error.to_string();
+                    tracing::error!(function = %name, "cannot serve the function: {reason}");
+                    (Arc::new(Broken { reason: reason.clone() }), Some(reason))
+                }
+            };
+        match &problem {
+            Some(reason) => drop(report.broken.insert(name.to_string(), reason.clone())),
+            None => report.loaded.push(name.to_string()),
+        }
+        let (image_name, shared) = (image.to_string(), self.shared.clone());
+        self.shared.install(Service::of_version(config, PARTIAL, image_name, launcher, shared));
+        let known = Known {
+            image,
+            created_ms,
+            tried_ms: 0,
+            problem,
+            build: Build::Present,
+            waits_for_instances: false,
+        };
+        let versions = BTreeMap::from([(PARTIAL, known)]);
+        let known = KnownFunction { active: PARTIAL, versions, ..KnownFunction::default() };
+        self.known.lock().expect("no holder panics").insert(name, known);
+    }
+
+    /// What instances of a partial function still miss is in the store, now that all of it is.
+    fn complete_partial(&self, function: &BuiltFunction) {
+        let far = self.far.lock().expect("no holder panics").remove(&function.function.config.name);
+        let (Some(far), Some(origin)) = (far, &function.function.origin) else { return };
+        let Some(contents) = far.contents.upgrade().filter(|_| far.digest == origin.digest) else {
+            return;
+        };
+        let whole = function
+            .rootfs(&self.store)
+            .and_then(|rootfs| Ok((self.store.open_image(function.image)?, rootfs)));
+        match whole {
+            Ok((image, rootfs)) => contents.complete(image, rootfs.blobs()),
+            Err(error) => {
+                let function = &function.function.config.name;
+                tracing::error!(%function, "instances of the time of its pull lack memory: {error}");
+            }
+        }
+    }
+
+    fn launcher_of_partial(
+        &self,
+        function: PartialFunction,
+        config: &FunctionConfig,
+    ) -> Result<SandboxLauncher, LoadError> {
+        let header = *function.image.header();
+        function
+            .image
+            .check_fit(&Fit {
+                kernel_build: header.kernel_build,
+                index_hash: *function.index_id().as_bytes(),
+                cpu_features: cpu_features(),
+            })
+            .map_err(FreezeFailure::from)?;
+        let kernel = function.directory.join(partial::parts::KERNEL);
+        let pool = self.pools.of(header.kernel_build, || match function.record.has_kernel {
+            true => std::fs::read(&kernel).map_err(StoreError::Source),
+            false => self.store.kernel(KernelId(header.kernel_build)),
+        })?;
+        let tenant = TenantName::of(config.sharing.domain.as_ref());
+        let contents = Arc::new(FarContents::new(&function));
+        let far =
+            Far { digest: function.record.digest.clone(), contents: Arc::downgrade(&contents) };
+        self.far.lock().expect("no holder panics").insert(config.name.clone(), far);
+        Ok(SandboxLauncher::of_partial(
+            pool,
+            &self.store,
+            (function, contents),
+            (self.logs.clone(), self.log(&config.name)),
+            self.shared.tenants().serving(tenant)?,
+            config,
+        )?)
     }
 
     /// Serves the versions of a function that are to be served.
@@ -381,6 +528,7 @@ impl Catalog {
             None if report.loaded.last() == Some(&name.to_string()) => {}
             None => report.loaded.push(name.to_string()),
         }
+        self.complete_partial(function);
         if build == Build::Older {
             tracing::info!(function = %name, "serves from an image of an older build of Thaw");
         }

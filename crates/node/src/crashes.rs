@@ -48,6 +48,7 @@ pub fn is_crash(end: &End) -> bool {
         End::Exited(GuestExit::Code(_))
         | End::Failed(_)
         | End::LimitReached(_)
+        | End::NotFetched(_)
         | End::TenantSpent
         | End::Killed(None)
         | End::KilledInBoot(None)

@@ -235,6 +235,21 @@ impl Home {
         Ok(path)
     }
 
+    /// The directory with functions of which only a part is here.
+    pub fn partial(&self) -> PathBuf {
+        self.root.join("partial")
+    }
+
+    /// The directory of one of them, made if it is missing.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub fn partial_of(&self, function: &str) -> Result<PathBuf, HomeError> {
+        let path = self.partial().join(function);
+        self.make_directory(&path)?;
+        Ok(path)
+    }
+
     /// The file that notes which repositories have what, in a directory that is made if missing.
     ///
     /// # Errors

@@ -30,6 +30,7 @@ pub mod metrics;
 pub mod monitor;
 pub mod node;
 pub mod packing;
+mod partial;
 mod pressure;
 pub mod reactor;
 pub mod rollout;

@@ -106,11 +106,27 @@ pub fn import(
 
 /// A stored root file system, open for sandboxes. The garbage collector keeps
 /// it and its blobs meanwhile.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct StoredRootfs {
-    index: Arc<OpenIndex>,
     file: Arc<File>,
-    store: Store,
+    file_len: u64,
+    id: IndexId,
+    contents: Contents,
+}
+
+/// Where the contents of a root file system are.
+#[derive(Clone)]
+enum Contents {
+    /// In a store.
+    Stored { index: Arc<OpenIndex>, store: Store },
+    /// Elsewhere, for now.
+    Elsewhere(Arc<dyn BlobSource>),
+}
+
+impl std::fmt::Debug for StoredRootfs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("StoredRootfs").field("id", &self.id).finish_non_exhaustive()
+    }
 }
 
 impl StoredRootfs {
@@ -125,7 +141,19 @@ impl StoredRootfs {
             path: store.root().to_owned(),
             source,
         })?;
-        Ok(Self { index: Arc::new(index), file: Arc::new(file), store: store.clone() })
+        let (file_len, id) = (index.file_len(), index.id());
+        let contents = Contents::Stored { index: Arc::new(index), store: store.clone() };
+        Ok(Self { file: Arc::new(file), file_len, id, contents })
+    }
+
+    /// One whose index is here and verified, and whose contents are not.
+    pub(crate) fn elsewhere(
+        file: Arc<File>,
+        file_len: u64,
+        id: IndexId,
+        contents: Arc<dyn BlobSource>,
+    ) -> Self {
+        Self { file, file_len, id, contents: Contents::Elsewhere(contents) }
     }
 
     /// The index file.
@@ -135,17 +163,20 @@ impl StoredRootfs {
 
     /// Bytes of the index file.
     pub fn file_len(&self) -> u64 {
-        self.index.file_len()
+        self.file_len
     }
 
     /// Name of the index: BLAKE3 of its file.
     pub fn id(&self) -> IndexId {
-        self.index.id()
+        self.id
     }
 
     /// The source of its blobs.
     pub fn blobs(&self) -> Arc<dyn BlobSource> {
-        Arc::new(self.clone())
+        match &self.contents {
+            Contents::Stored { .. } => Arc::new(self.clone()),
+            Contents::Elsewhere(contents) => contents.clone(),
+        }
     }
 
     /// The content of one of its files.
@@ -153,7 +184,12 @@ impl StoredRootfs {
     /// # Errors
     /// It is missing, or cannot be opened.
     pub fn open_content(&self, hash: BlobHash) -> Result<File, StoreError> {
-        self.store.open_blob(hash)
+        match &self.contents {
+            Contents::Stored { store, .. } => store.open_blob(hash),
+            Contents::Elsewhere(_) => {
+                Err(StoreError::Source(io::Error::other("the function is being pulled")))
+            }
+        }
     }
 
     /// The form in which programs are started over it.
@@ -166,7 +202,10 @@ impl StoredRootfs {
     /// # Errors
     /// The index describes something that cannot be a file tree.
     pub fn tree(&self) -> Result<Tree, TreeError> {
-        let index = self.index.index();
+        let Contents::Stored { index, .. } = &self.contents else {
+            return Err(TreeError::Elsewhere);
+        };
+        let index = index.index();
         let mut copy = Copy { index, tree: Tree::new(), known: HashMap::new() };
         if let Some(root) = index.inode(ROOT_INODE) {
             *copy.tree.attributes_mut(Tree::ROOT) = attributes(root);
@@ -178,10 +217,13 @@ impl StoredRootfs {
 
 impl BlobSource for StoredRootfs {
     fn open_blob(&self, number: u32) -> io::Result<OwnedFd> {
-        let blob = self.index.blob(number).ok_or(io::ErrorKind::NotFound)?;
+        let Contents::Stored { index, store } = &self.contents else {
+            return Err(io::Error::other("the function is being pulled"));
+        };
+        let blob = index.blob(number).ok_or(io::ErrorKind::NotFound)?;
         // A sandbox asks while its supervisor, a task of the runtime, looks at it. The name may
         // have to be read from a disk.
-        match waiting(|| self.store.open_blob(blob.hash)) {
+        match waiting(|| store.open_blob(blob.hash)) {
             Ok(file) => Ok(file.into()),
             Err(StoreError::Io { source, .. }) => Err(source),
             Err(error) => Err(io::Error::new(io::ErrorKind::NotFound, error.to_string())),

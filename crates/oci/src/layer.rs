@@ -41,7 +41,7 @@ impl Hash {
 }
 
 /// Digest of some bytes.
-pub(crate) fn digest(bytes: &[u8]) -> String {
+pub fn digest(bytes: &[u8]) -> String {
     to_text(Sha256::new_with_prefix(bytes))
 }
 

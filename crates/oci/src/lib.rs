@@ -24,11 +24,13 @@ mod signature;
 mod unpack;
 
 pub use error::OciError;
+pub use layer::digest;
 pub use layout::{Image, Layout};
 pub use reference::{Reference, default_tag};
 pub use registry::{
-    Choose, FunctionPull, Offer, Pull, PullProgress, Pulled, PulledFunction, Push, PushProgress,
-    PushReport, Registries, RegistryRule, Upload,
+    Choose, FunctionPull, Offer, PieceName, Pull, PullProgress, Pulled, PulledFunction, Push,
+    PushProgress, PushReport, Registries, RegistryRule, RemoteFunction, STALL, Upload,
+    check as check_piece, has as has_piece, piece_directory,
 };
 pub use settings::Settings;
 pub use signature::{SigningKey, VerifyKey};

@@ -1,6 +1,7 @@
 //! Names of images, as in `docker.io/library/python:3.12-slim`.
 
 use crate::error::OciError;
+use crate::registry::{SCHEME, bucket_of, host_of};
 use std::fmt;
 use std::str::FromStr;
 use thaw_store::Name;
@@ -50,17 +51,37 @@ impl FromStr for Reference {
     type Err = OciError;
 
     fn from_str(text: &str) -> Result<Self, OciError> {
-        let parsed = text.parse::<oci_client::Reference>();
-        parsed.map(Self).map_err(|error| OciError::Reference {
-            text: text.escape_debug().to_string(),
-            reason: error.to_string(),
-        })
+        let wrong =
+            |reason: String| OciError::Reference { text: text.escape_debug().to_string(), reason };
+        // A bucket takes the place of a registry.
+        let named = match text.strip_prefix(SCHEME) {
+            Some(rest) => {
+                let (bucket, rest) = rest.split_once('/').ok_or_else(|| {
+                    wrong(
+                        "a bucket needs a path in it, as in s3://bucket/functions/shop:3"
+                            .to_owned(),
+                    )
+                })?;
+                format!("{}/{rest}", host_of(bucket))
+            }
+            None => text.to_owned(),
+        };
+        let parsed =
+            named.parse::<oci_client::Reference>().map_err(|error| wrong(error.to_string()))?;
+        match bucket_of(parsed.registry()).is_some() == text.starts_with(SCHEME) {
+            true => Ok(Self(parsed)),
+            false => Err(wrong("a bucket is named as in s3://bucket/functions/shop:3".to_owned())),
+        }
     }
 }
 
 impl fmt::Display for Reference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.whole().fmt(f)
+        let whole = self.0.whole();
+        match bucket_of(self.registry()) {
+            Some(bucket) => write!(f, "{SCHEME}{bucket}{}", &whole[self.registry().len()..]),
+            None => whole.fmt(f),
+        }
     }
 }
 
@@ -78,6 +99,17 @@ mod tests {
         );
         for bad in ["", "UPPER", "a b", "x:", "../x", "-x"] {
             assert!(bad.parse::<Reference>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn buckets_are_named_by_their_scheme() {
+        let reference: Reference = "s3://my-bucket/functions/shop:3".parse().unwrap();
+        assert_eq!(reference.to_string(), "s3://my-bucket/functions/shop:3");
+        assert_eq!(reference.registry(), "my-bucket.s3");
+        for bad in ["s3://", "s3://bucket", "s3://bucket/", "s3:///x", "bucket.s3/shop:3"] {
+            let error = bad.parse::<Reference>().unwrap_err().to_string();
+            assert!(error.contains("names no image"), "{bad}: {error}");
         }
     }
 

@@ -14,6 +14,7 @@ pub mod image;
 pub mod kernel;
 pub mod limits;
 pub mod monitor;
+pub mod partial;
 pub mod prefetch;
 pub mod remote;
 pub mod sandbox;
@@ -43,7 +44,8 @@ pub use boot::{
     StartSpec, ThawOptions, TooManySecrets, connection,
 };
 pub use broker::{
-    BlobSource, BoundAccess, BoundDirectory, FileRights, FuseAccess, HostDirectory, HostPolicy,
+    BlobSource, BoundAccess, BoundDirectory, FetchAnswer, FileRights, FuseAccess, HostDirectory,
+    HostPolicy,
 };
 pub use console::{Console, ConsoleOutput, ConsoleRate};
 pub use cores::{CoreError, CoreGroup, CoreScheduling};
@@ -66,6 +68,7 @@ pub use image::{
 pub use kernel::{KERNEL_ELF, Kernel, KernelError, kernel_build_id};
 pub use limits::{LimitReached, Lowered, Meter, RaisedMemory, ResourceLimits, WeakLimits};
 pub use memory::{MemoryReader, SandboxMemory};
+pub use partial::{MovedFile, PartialLayout, Pieces, Segment, run_layout};
 pub use prefetch::{CacheProbe, PrefetchLayout};
 pub use remote::{ExecError, ExecSpec, RemoteEvent, RemoteMessage, SignalTo};
 pub use rewind::{Effort, Reason as RewindRefusal, RewindError};

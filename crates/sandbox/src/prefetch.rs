@@ -20,6 +20,7 @@ use thaw_abi::image::{
 use thaw_abi::layout::{SHM_BASE, SHM_MAX};
 
 use crate::boot::BootPlan;
+use crate::image::Image;
 use crate::sys::cached_pages;
 use crate::working_set::{FRONT_END, WorkingSet, is_front, joined, read_range_ahead};
 
@@ -33,6 +34,15 @@ const MAPPINGS_MAX: usize = 2000;
 const LAYOUT_NAME: &[u8] = b"thaw prefetch layout 1";
 /// Bytes that are copied at a time.
 const CHUNK: usize = 1 << 20;
+
+/// Which pages of the kernel's memory are in a prefetch file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum KernelPages {
+    /// Those of the working set.
+    Touched,
+    /// All.
+    All,
+}
 
 /// Which pages lie where in a prefetch file, and how a boot maps them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,11 +60,31 @@ impl PrefetchLayout {
     /// `max` bytes at most. `None`: it has no such pages or too many, or is of several
     /// processes, whose memory is not mapped at once.
     pub fn new(plan: &BootPlan, set: &WorkingSet, first_page: u64, max: u64) -> Option<Self> {
-        let whole = plan.mappings();
-        if plan.mappings_at.is_some() || whole.iter().any(is_of_several) {
+        if plan.mappings_at.is_some() {
             return None;
         }
-        let cut_with = |gap| cut(whole, set, gap);
+        let checksum = plan.image_checksum();
+        Self::of(plan.mappings(), checksum, set, KernelPages::Touched, (first_page, max))
+    }
+
+    /// The same for boots of an image of which nothing else is here: with all memory of the kernel,
+    /// which cannot wait for what it touches, and from the beginning of the file on.
+    pub(crate) fn with_kernel(image: &Image, set: &WorkingSet, max: u64) -> Option<Self> {
+        let checksum = image.header().checksum;
+        Self::of(image.mappings(), checksum, set, KernelPages::All, (0, max))
+    }
+
+    fn of(
+        whole: &[Mapping],
+        checksum: [u8; 32],
+        set: &WorkingSet,
+        kernel: KernelPages,
+        (first_page, max): (u64, u64),
+    ) -> Option<Self> {
+        if whole.iter().any(is_of_several) {
+            return None;
+        }
+        let cut_with = |gap| cut(whole, set, kernel, gap);
         let mut parts = GAPS.into_iter().map(cut_with).find(|parts| parts.len() <= MAPPINGS_MAX)?;
         let origins = place(&mut parts, whole, first_page);
         let len = origins.iter().map(|(_, origin)| origin.len).sum();
@@ -62,7 +92,7 @@ impl PrefetchLayout {
             return None;
         }
         let mut hasher = blake3::Hasher::new();
-        hasher.update(LAYOUT_NAME).update(&plan.image_checksum());
+        hasher.update(LAYOUT_NAME).update(&checksum);
         hasher.update(bytemuck::cast_slice(&parts));
         Some(Self { mappings: parts, origins, len, name: *hasher.finalize().as_bytes() })
     }
@@ -99,6 +129,17 @@ impl PrefetchLayout {
         Ok(())
     }
 
+    pub(crate) fn mappings(&self) -> &[Mapping] {
+        &self.mappings
+    }
+
+    /// Replaces the mappings by parts of them; the order of the pages stays.
+    pub(crate) fn set_mappings(&mut self, parts: Vec<Mapping>) {
+        // Numbers of mappings are others now: it is only booted from.
+        self.origins.clear();
+        self.mappings = parts;
+    }
+
     pub(crate) fn into_mappings(self) -> Vec<Mapping> {
         self.mappings
     }
@@ -112,12 +153,17 @@ fn is_of_several(mapping: &Mapping) -> bool {
 
 /// Cuts mappings into parts that were touched, which are to come from the prefetch file, and
 /// the parts between them.
-fn cut(whole: &[Mapping], set: &WorkingSet, gap: u64) -> Vec<Mapping> {
+fn cut(whole: &[Mapping], set: &WorkingSet, kernel: KernelPages, gap: u64) -> Vec<Mapping> {
     let mut parts = Vec::new();
     for mapping in whole {
         let end = mapping.start + mapping.len;
         let mut from = mapping.start;
-        for touched in touched_parts(mapping, set, gap * PAGE_SIZE) {
+        let is_whole = kernel == KernelPages::All && mapping.flags & MAPPING_KERNEL != 0;
+        let touched = match is_whole && has_content(mapping) {
+            true => std::iter::once(mapping.start..end).collect(),
+            false => touched_parts(mapping, set, gap * PAGE_SIZE),
+        };
+        for touched in touched {
             parts.extend(untouched(mapping, from..touched.start));
             let flags = mapping.flags | MAPPING_EAGER;
             let (source, part) = (SOURCE_PREFETCH, slice(mapping, touched.clone()));
@@ -132,9 +178,13 @@ fn cut(whole: &[Mapping], set: &WorkingSet, gap: u64) -> Vec<Mapping> {
     parts
 }
 
+fn has_content(mapping: &Mapping) -> bool {
+    matches!(mapping.source, SOURCE_IMAGE | SOURCE_BLOB)
+}
+
 /// The parts of a mapping that come from the prefetch file.
 fn touched_parts(mapping: &Mapping, set: &WorkingSet, gap: u64) -> Vec<Range<u64>> {
-    if !matches!(mapping.source, SOURCE_IMAGE | SOURCE_BLOB) {
+    if !has_content(mapping) {
         return Vec::new();
     }
     let (start, end) = (mapping.start, mapping.start + mapping.len);
@@ -304,7 +354,7 @@ mod tests {
             (23, 1, Use::Read),
             (30, 2, Use::Written),
         ]);
-        let mut parts = cut(&whole, &touched, 1);
+        let mut parts = cut(&whole, &touched, KernelPages::Touched, 1);
         let origins = place(&mut parts, &whole, P);
         let expected = [
             (10, 2, SOURCE_IMAGE, 100, 0),
@@ -331,7 +381,7 @@ mod tests {
             [mapping(10, 2, SOURCE_IMAGE, 0, 0), mapping(heap, 100, SOURCE_IMAGE, 2, kernel)];
         let touched =
             set(&[(10, 1, Use::Read), (heap + 3, 1, Use::Written), (heap + 60, 2, Use::Read)]);
-        let mut parts = cut(&whole, &touched, 2);
+        let mut parts = cut(&whole, &touched, KernelPages::Touched, 2);
         place(&mut parts, &whole, P);
         let expected = [
             (10, 1, SOURCE_PREFETCH, front + 3, MAPPING_EAGER),
@@ -360,7 +410,7 @@ mod tests {
                 page += len + 1 + random(12);
             }
             for gap in GAPS {
-                let mut parts = cut(&whole, &set(&runs), gap);
+                let mut parts = cut(&whole, &set(&runs), KernelPages::Touched, gap);
                 let origins = place(&mut parts, &whole, P);
                 for mapping in &whole {
                     let end = mapping.start + mapping.len;

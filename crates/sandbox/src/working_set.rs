@@ -429,6 +429,11 @@ impl WorkingSet {
         Ok(Self { image_checksum, recordings, runs, blobs })
     }
 
+    /// One in which nothing was touched, of an image that nobody has seen serve a request.
+    pub fn empty(image_checksum: [u8; 32]) -> Self {
+        Self { image_checksum, recordings: 1, runs: Vec::new(), blobs: Vec::new() }
+    }
+
     /// A set of runs: first byte, end, and what was done (`POPULATE_*`).
     #[cfg(test)]
     pub(crate) fn of_runs(runs: &[(u64, u64, u64)]) -> Self {

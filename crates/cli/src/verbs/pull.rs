@@ -4,13 +4,16 @@
 use super::build::{Display, serve_new_version};
 use super::download::{self, ProgressLine, SizeArguments};
 use super::limits::WeakLimitsArgument;
+use crate::client::Daemon;
 use crate::failure::{Failure, Outcome};
 use crate::output;
 use clap::Args;
 use serde_json::json;
 use std::process::ExitCode;
-use thaw_node::artifact::{self, Installed, PullEvent, PullOptions, Pulled, Refreeze};
+use thaw_node::artifact::{self, Installed, Part, PullEvent, PullOptions, Pulled, Refreeze};
+use thaw_node::catalog::Reload;
 use thaw_node::config::DomainName;
+use thaw_node::function::StoredFunction;
 use thaw_node::home::Home;
 use thaw_oci::Reference;
 use thaw_store::Name;
@@ -27,7 +30,8 @@ use thaw_store::Name;
 #[command(after_help = "Examples:\n  \
     thaw pull docker.io/library/python:3.12-slim\n  \
     thaw pull localhost:5000/app:1 --name app\n  \
-    thaw pull registry.example/functions/shop:3 --domain customer-7")]
+    thaw pull registry.example/functions/shop:3 --domain customer-7\n  \
+    thaw pull registry.example/functions/shop:3 --lazy")]
 pub struct Arguments {
     /// What to pull, as registry/repository:tag or @digest.
     #[arg(value_name = "REFERENCE")]
@@ -46,6 +50,11 @@ pub struct Arguments {
     /// registries.toml has signed it.
     #[arg(long)]
     allow_egress: bool,
+    /// Functions: have a running daemon serve it as soon as what a boot needs is here. The rest comes
+    /// when it is touched, and meanwhile. This command ends when all of it is here and stored; if it is
+    /// ended before, run it again.
+    #[arg(long, conflicts_with = "refreeze")]
+    lazy: bool,
     #[command(flatten)]
     size: SizeArguments,
     #[command(flatten)]
@@ -67,7 +76,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     };
     let mut line = ProgressLine::new();
     let mut display = Display::new(false);
-    let pulled = artifact::pull(&home, &arguments.image, &options, &mut |event| match event {
+    let on_event = &mut |event: PullEvent<'_>| match event {
         PullEvent::Progress(progress) => line.show(&progress),
         PullEvent::Build(event) => {
             line.finish();
@@ -77,7 +86,22 @@ pub fn run(arguments: &Arguments) -> Outcome {
             line.finish();
             eprintln!("thaw: note: {note}");
         }
-    });
+    };
+    let image = &arguments.image;
+    let pulled = match arguments.lazy {
+        false => artifact::pull(&home, image, &options, on_event),
+        true => {
+            let on_served = &mut |function: &StoredFunction, part| {
+                if part == Part::Run {
+                    serve_part(&home, function.config.name.as_str(), arguments.json);
+                } else if let Some(daemon) = Daemon::running(&home) {
+                    // Once more below, where it is said if it fails.
+                    let _: Result<Reload, Failure> = daemon.post("/reload");
+                }
+            };
+            artifact::pull_lazily(&home, image, &options, on_event, on_served)
+        }
+    };
     display.finish();
     line.finish();
     match pulled? {
@@ -89,6 +113,25 @@ pub fn run(arguments: &Arguments) -> Outcome {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Has a daemon serve a function of which only a part is here.
+fn serve_part(home: &Home, name: &str, as_json: bool) {
+    let served = Daemon::running(home).map(|daemon| daemon.post::<Reload>("/reload"));
+    match served {
+        Some(Ok(reload)) => match reload.broken.get(name) {
+            Some(why) => eprintln!("thaw: note: it is not served before all of it is here: {why}"),
+            None if as_json => {}
+            None => eprintln!("the daemon serves {name}; the rest of it comes now"),
+        },
+        Some(Err(failure)) => {
+            let why = failure.message().unwrap_or("the daemon does not answer");
+            eprintln!("thaw: note: it is not served before all of it is here: {why}");
+        }
+        None => {
+            eprintln!("thaw: note: no daemon runs that could serve it before all of it is here")
+        }
+    }
 }
 
 fn report(installed: &Installed, as_json: bool) -> Result<(), Failure> {

@@ -4,6 +4,7 @@ use crate::client::Daemon;
 use crate::failure::{Failure, Outcome};
 use clap::Args;
 use std::process::ExitCode;
+use thaw_node::artifact;
 use thaw_node::catalog::Reload;
 use thaw_node::home::Home;
 use thaw_node::secrets::SecretStore;
@@ -23,7 +24,13 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Outcome {
     let home = Home::from_environment()?;
     let store = Store::open(&home.store())?;
-    store.remove_function(&Name::new(&arguments.name)?)?;
+    let name = Name::new(&arguments.name)?;
+    // One that was never pulled to its end is nowhere else.
+    let was_partial = artifact::remove_partial(&home, name.as_str())?;
+    match store.remove_function(&name) {
+        Err(error) if was_partial && error.is_not_found() => {}
+        removed => removed?,
+    }
     // Another function of its name must not get them.
     if let Ok(function) = arguments.name.parse() {
         SecretStore::of(home.clone()).remove_all(&function).map_err(Failure::failed)?;

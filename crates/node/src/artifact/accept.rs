@@ -109,6 +109,8 @@ mod tests {
                 cpu_features: [0; 8],
             },
             kernel: None,
+            run: None,
+            pieces: None,
         }
     }
 

@@ -2,12 +2,17 @@
 //! elsewhere (docs/artifacts.md, docs/decisions/0031-functions-from-registries.md).
 
 mod accept;
+mod fetcher;
+mod lazy;
 mod pieces;
 mod policy;
 mod pull;
 mod push;
 mod receive;
+mod run;
+mod written;
 
+pub use lazy::{OnServed, Part, pull_lazily, remove_partial};
 pub use policy::Refreeze;
 pub use pull::{Installed, PullEvent, PullOptions, Pulled, pull};
 pub use push::{Pushed, push};
@@ -56,6 +61,14 @@ pub enum ArtifactError {
     /// It cannot be pushed.
     #[error("`{name}` cannot be pushed: {reason}")]
     Unfit {
+        /// The function.
+        name: String,
+        /// Why not, and the way out.
+        reason: String,
+    },
+    /// It could not be pulled to its end.
+    #[error("`{name}` is not pulled yet: {reason}")]
+    Unpulled {
         /// The function.
         name: String,
         /// Why not, and the way out.

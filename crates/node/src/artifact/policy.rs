@@ -83,8 +83,12 @@ impl Decision {
     pub fn sections(&self) -> Vec<Section> {
         match self {
             Self::Freeze(_) => vec![Section::Files],
-            Self::Image { with_kernel: false } => vec![Section::Files, Section::Image],
-            Self::Image { with_kernel: true } => Section::ALL.to_vec(),
+            Self::Image { with_kernel: false } => {
+                vec![Section::Files, Section::Image, Section::WorkingSet]
+            }
+            Self::Image { with_kernel: true } => {
+                vec![Section::Files, Section::Image, Section::Kernel, Section::WorkingSet]
+            }
         }
     }
 }

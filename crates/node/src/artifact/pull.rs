@@ -15,7 +15,7 @@ use crate::home::Home;
 use crate::rootfs::StoredRootfs;
 use thaw_oci::artifact::Section;
 use thaw_oci::{FunctionPull, Limits, Offer, PulledFunction, Reference, UnpackReport};
-use thaw_sandbox::{Kernel, WeakLimits, missing_here};
+use thaw_sandbox::{Kernel, WeakLimits, WorkingSet, missing_here};
 use thaw_store::{ImageId, KernelId, Name, Session, Store, StoreError};
 
 /// How to pull.
@@ -215,6 +215,48 @@ fn known_kernel(store: &Store, id: KernelId) -> KnownKernel {
     }
 }
 
+/// A pull of a function whose pieces somebody else fetches.
+pub(super) struct Prepared<'a>(Offered<'a>);
+
+impl<'a> Prepared<'a> {
+    pub fn new(
+        home: &'a Home,
+        store: &'a Store,
+        reference: &'a Reference,
+        options: &'a PullOptions,
+    ) -> Self {
+        Self(Offered { home, store, reference, options, chosen: None, pieces: None })
+    }
+
+    /// Decides what to take of it, as every pull does.
+    pub fn choose(&mut self, offer: &Offer<'_>) -> Result<Vec<Section>, String> {
+        let sections = self.0.choose(offer)?;
+        // Others may pull until it is stored.
+        self.0.pieces = None;
+        Ok(sections)
+    }
+
+    /// What was decided.
+    pub fn chosen(&self) -> Option<(&Accepted, &Decision)> {
+        self.0.chosen.as_ref().map(|(accepted, decision)| (accepted, decision))
+    }
+
+    /// Verifies and stores the function, whose pieces are all here.
+    pub fn install(
+        &self,
+        pulled: &PulledFunction,
+        on_event: &mut OnEvent<'_>,
+    ) -> Result<Installed, ArtifactError> {
+        let Offered { home, store, reference, options, chosen, .. } = &self.0;
+        let (accepted, decision) = chosen.clone().expect("it was chosen before");
+        let pieces = Pieces::open(home, options.domain.as_ref())?;
+        let install = Install { home, reference, store, options, pulled };
+        let installed = install.run(accepted, decision, on_event);
+        pieces.prune(home);
+        installed
+    }
+}
+
 /// Storing a function whose pieces are here.
 struct Install<'a> {
     home: &'a Home,
@@ -281,8 +323,22 @@ impl Install<'_> {
         };
         image.needs(build);
         let id = session.commit_image(image)?;
+        self.put_working_set(session, id)?;
         self.check_boot(session, id, index)?;
         Ok(store_pulled(self.home, session, function, index, id)?)
+    }
+
+    /// Stores what requests touch where it was pushed, so that the first boot here is not slower. It
+    /// is a hint: one that fits no longer, since the image was renamed, is left out.
+    fn put_working_set(&self, session: &Session, id: ImageId) -> Result<(), ArtifactError> {
+        let Some(bytes) = receive::working_set(self.pulled)? else { return Ok(()) };
+        let set = WorkingSet::from_bytes(&bytes)
+            .map_err(|error| ArtifactError::refused(format!("of its working set, {error}")))?;
+        let image = thaw_sandbox::Image::open(session.open_image(id)?)?;
+        if set.image_checksum() == image.header().checksum {
+            session.put_working_set(id, &bytes)?;
+        }
+        Ok(())
     }
 
     /// What cannot be booted must not be stored as a function.

@@ -2,6 +2,7 @@
 
 use super::ArtifactError;
 use super::accept::has_files;
+use super::run::run_of;
 use crate::config::RuntimeConfig;
 use crate::function::{BuiltFunction, StoredFunction};
 use crate::home::Home;
@@ -9,7 +10,8 @@ use std::fs::File;
 use std::io::{Read, Seek};
 use std::path::PathBuf;
 use thaw_oci::artifact::{
-    Cutter, DOCUMENT_VERSION, FunctionDocument, ImagePart, IndexPart, Naming, NamingRun, Section,
+    Cutter, DOCUMENT_VERSION, FunctionDocument, ImagePart, IndexPart, Naming, NamingRun, PIECE_MAX,
+    PieceTable, Section,
 };
 use thaw_oci::{
     OciError, Push, PushProgress, PushReport, Reference, Registries, SigningKey, Upload,
@@ -72,11 +74,23 @@ pub fn push(
     let registries = Registries::read(&home.registries())?;
     let mounts = home.mounts()?;
     let upload = Push { reference, registries: &registries, mounts: &mounts }.begin()?;
-    let mut sender = Sender { upload, cutter: Cutter::default(), progress };
+    let mut sender =
+        Sender { upload, cutter: Cutter::default(), progress, table: PieceTable::default() };
     let naming = sender.files(&store, &index, &function.function)?;
     sender.section(Section::Image, image.file())?;
     if let Some(elf) = &kernel {
         sender.bytes(Section::Kernel, elf)?;
+    }
+    let (working_set, run) = run_of(&store, &function, &image, &index)?;
+    if let Some(set) = working_set.map(|set| set.to_bytes()).filter(|set| set.len() <= PIECE_MAX) {
+        sender.bytes(Section::WorkingSet, &set)?;
+    }
+    match &run {
+        Some(run) => sender.whole(Section::Run, &run.bytes)?,
+        None => notes.push(
+            "it cannot be booted before all of it is pulled: it is of several processes, or touches too much"
+                .to_owned(),
+        ),
     }
     let document = FunctionDocument {
         version: DOCUMENT_VERSION,
@@ -95,6 +109,8 @@ pub fn push(
             cpu_features: image.header().cpu_features,
         },
         kernel: kernel.map(|elf| elf.len() as u64),
+        run: run.map(|run| run.part),
+        pieces: Some(std::mem::take(&mut sender.table)),
     };
     let _acting = home.act()?;
     let report = sender.upload.finish(&document, key)?;
@@ -143,6 +159,8 @@ struct Sender<'a, 'p> {
     upload: Upload,
     cutter: Cutter,
     progress: &'a mut OnProgress<'p>,
+    /// Where pieces were cut.
+    table: PieceTable,
 }
 
 /// Who may have named a content.
@@ -162,11 +180,22 @@ impl Sender<'_, '_> {
             &mut dyn FnMut(Vec<u8>) -> Result<(), OciError>,
         ) -> Result<(), OciError>,
     ) -> Result<(), OciError> {
-        let Self { upload, cutter, progress } = self;
+        let Self { upload, cutter, progress, table } = self;
         cut(cutter, &mut |piece| {
+            match section {
+                Section::Files => table.files.push(piece.len() as u32),
+                Section::Image => table.image.push(piece.len() as u32),
+                Section::Kernel | Section::WorkingSet | Section::Run => {}
+            }
             progress(upload.piece(section, &piece)?);
             Ok(())
         })
+    }
+
+    /// Sends something in one piece.
+    fn whole(&mut self, section: Section, piece: &[u8]) -> Result<(), ArtifactError> {
+        (self.progress)(self.upload.piece(section, piece)?);
+        Ok(())
     }
 
     fn bytes(&mut self, section: Section, bytes: &[u8]) -> Result<(), ArtifactError> {

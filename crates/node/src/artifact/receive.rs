@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use thaw_oci::PulledFunction;
-use thaw_oci::artifact::{Naming, PieceReader, Section};
+use thaw_oci::artifact::{Naming, PIECE_MAX, PieceReader, Section};
 use thaw_sandbox::{Image, Kernel};
 use thaw_store::{
     Blob, Domain, ForeignIndex, IndexId, KERNEL_MAX, KernelId, NewImage, Session, StoreError,
@@ -124,6 +124,26 @@ pub(super) fn kernel(pulled: &PulledFunction) -> Result<Kernel, ArtifactError> {
         false => {
             Err(ArtifactError::refused("its kernel build is another one than its image needs"))
         }
+    }
+}
+
+/// Reads the recorded working set, if one came along.
+///
+/// # Errors
+/// It is longer than a piece.
+pub(super) fn working_set(pulled: &PulledFunction) -> Result<Option<Vec<u8>>, ArtifactError> {
+    let mut bytes = Vec::new();
+    let reader = pulled.reader(Section::WorkingSet);
+    reader
+        .take(PIECE_MAX as u64 + 1)
+        .read_to_end(&mut bytes)
+        .map_err(|error| ArtifactError::refused(format!("of its working set, {error}")))?;
+    match bytes.len() {
+        0 => Ok(None),
+        len if len > PIECE_MAX => {
+            Err(ArtifactError::refused("its working set is longer than 4 MiB"))
+        }
+        _ => Ok(Some(bytes)),
     }
 }
 

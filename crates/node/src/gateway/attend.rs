@@ -108,7 +108,7 @@ impl Attendant {
             given_up.await.expect("a launcher does not panic");
             return self.place().await;
         }
-        self.refuse(&died(&self.service, end.to_string())).await;
+        self.refuse(&ended(&self.service, &end)).await;
     }
 
     async fn refuse(&self, refusal: &Refusal) {
@@ -150,6 +150,18 @@ impl Attendant {
             ..Passage::default()
         };
     }
+}
+
+/// What a client is told whose instance ended so.
+pub(super) fn ended(service: &Service, end: &End) -> Refusal {
+    let reason = end.to_string();
+    Refusal::of(
+        service,
+        match end {
+            End::NotFetched(_) => PlaceError::NotFetched(reason),
+            _ => PlaceError::InstanceDied(reason),
+        },
+    )
 }
 
 pub(super) fn died(service: &Service, reason: String) -> Refusal {

@@ -6,7 +6,7 @@
 //! an instance has no counters.
 
 use super::accept::Arrival;
-use super::attend::died;
+use super::attend::{died, ended};
 use super::head::HeadError;
 use super::message::{self, Afterwards};
 use super::refusal::Refusal;
@@ -348,7 +348,7 @@ async fn explain(mut lease: Lease, error: &hyper::Error, state: &UploadState) ->
             outcome: Outcome::Gone(End::KilledInBoot(_) | End::TenantSpent),
         }) => Failure::Untouched,
         Some(UpstreamEnd { outcome: Outcome::Gone(end), .. }) => {
-            Failure::Refused(died(&service, end.to_string()))
+            Failure::Refused(ended(&service, &end))
         }
         Some(UpstreamEnd { outcome: Outcome::Late, .. }) => {
             let (function, timeout) = (service.name().to_string(), service.config().limits.timeout);

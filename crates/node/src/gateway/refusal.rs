@@ -67,6 +67,13 @@ pub enum Refusal {
         /// What was wrong.
         reason: String,
     },
+    /// 503: a part of the function is elsewhere and could not be fetched.
+    NotFetched {
+        /// The function.
+        function: String,
+        /// What is wrong.
+        reason: String,
+    },
     /// 503: the instance that was asleep cannot be woken.
     CannotWake {
         /// The function.
@@ -127,6 +134,7 @@ impl Refusal {
         let function = service.name().to_string();
         match error {
             PlaceError::InstanceDied(reason) => Self::InstanceDied { function, reason },
+            PlaceError::NotFetched(reason) => Self::NotFetched { function, reason },
             PlaceError::CannotWake(reason) => Self::CannotWake { function, reason },
             PlaceError::NoCapacity { reason, retry_after } => {
                 Self::NoCapacity { function, reason, retry_after }
@@ -158,6 +166,7 @@ impl Refusal {
             | Self::BodyTooSlow(_)
             | Self::NotHttp { .. }
             | Self::HeadTooLarge
+            | Self::NotFetched { .. }
             | Self::NoCapacity { .. }
             | Self::QuotaReached { .. }
             | Self::BackingOff { .. }
@@ -177,7 +186,8 @@ impl Refusal {
             Self::NotHttp { .. } | Self::OtherCertificate => 421,
             Self::TooManyRequests { .. } => 429,
             Self::InstanceDied { .. } | Self::BadResponse { .. } => 502,
-            Self::CannotWake { .. }
+            Self::NotFetched { .. }
+            | Self::CannotWake { .. }
             | Self::NoCapacity { .. }
             | Self::QuotaReached { .. }
             | Self::BackingOff { .. }
@@ -198,6 +208,7 @@ impl Refusal {
             Self::NotHttp { .. } => "not_http",
             Self::InstanceDied { .. } => "instance_died",
             Self::BadResponse { .. } => "bad_response",
+            Self::NotFetched { .. } => "not_fetched",
             Self::CannotWake { .. } => "cannot_wake",
             Self::NoCapacity { .. } => "no_capacity",
             Self::QuotaReached { .. } => "quota_reached",
@@ -218,7 +229,8 @@ impl Refusal {
             Self::UnknownFunction(_) => "not_found",
             Self::NotHttp { .. } | Self::OtherCertificate => "misdirected",
             Self::InstanceDied { .. } | Self::BadResponse { .. } => "bad_gateway",
-            Self::CannotWake { .. }
+            Self::NotFetched { .. }
+            | Self::CannotWake { .. }
             | Self::NoCapacity { .. }
             | Self::QuotaReached { .. }
             | Self::BackingOff { .. }
@@ -248,7 +260,8 @@ impl Refusal {
             Self::TooManyRequests { .. } => "there were too many requests; try again later",
             Self::InstanceDied { .. } => "the service failed while it handled the request",
             Self::BadResponse { .. } => "the service gave no valid answer",
-            Self::CannotWake { .. }
+            Self::NotFetched { .. }
+            | Self::CannotWake { .. }
             | Self::NoCapacity { .. }
             | Self::QuotaReached { .. }
             | Self::BackingOff { .. }
@@ -281,6 +294,7 @@ impl Refusal {
             }
             Self::InstanceDied { reason, .. }
             | Self::BadResponse { reason, .. }
+            | Self::NotFetched { reason, .. }
             | Self::CannotWake { reason, .. }
             | Self::NoCapacity { reason, .. }
             | Self::QuotaReached { reason, .. } => reason.clone(),
@@ -344,6 +358,7 @@ impl Refusal {
         match self {
             Self::InstanceDied { function, .. }
             | Self::BadResponse { function, .. }
+            | Self::NotFetched { function, .. }
             | Self::CannotWake { function, .. }
             | Self::NoCapacity { function, .. }
             | Self::QuotaReached { function, .. }
@@ -368,7 +383,9 @@ impl Refusal {
             | Self::BackingOff { retry_after, .. } => {
                 Some(retry_after.as_secs_f64().ceil().max(1.0) as u64)
             }
-            Self::Draining | Self::NodeFull | Self::CannotWake { .. } => Some(1),
+            Self::Draining | Self::NodeFull | Self::CannotWake { .. } | Self::NotFetched { .. } => {
+                Some(1)
+            }
             _ => None,
         }
     }

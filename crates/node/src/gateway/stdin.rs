@@ -8,7 +8,7 @@
 //! is kept, until its client has read it, counts against a budget of the node; a function
 //! can use half of it.
 
-use super::attend::died;
+use super::attend::{died, ended};
 use super::refusal::Refusal;
 use super::routed::{AnswerBody, Asked, too_large};
 use super::ticket::Ticket;
@@ -91,7 +91,7 @@ async fn run(asked: &Asked, body: Incoming) -> Result<(GuestExit, OutputBody), R
     drop(running);
     match outcome {
         Ok(Outcome::Gone(End::Exited(exit))) => Ok((exit, output)),
-        Ok(Outcome::Gone(end)) => Err(died(service, end.to_string())),
+        Ok(Outcome::Gone(end)) => Err(ended(service, &end)),
         _ => Err(died(service, "its instance was lost".to_owned())),
     }
 }

@@ -558,6 +558,9 @@ pub enum End {
     /// The sandbox broke the protocol.
     #[error("the sandbox was ended: {0}")]
     Violation(String),
+    /// A part of its memory or files is elsewhere and could not be fetched.
+    #[error("a part of the function could not be fetched: {0}")]
+    NotFetched(String),
     /// It has used up what its limits allow.
     #[error("the sandbox was ended because {0}")]
     LimitReached(LimitReached),

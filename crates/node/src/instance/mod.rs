@@ -7,6 +7,7 @@ mod copies;
 mod hibernation;
 mod launch;
 mod options;
+mod partial;
 mod patience;
 mod recording;
 mod resting;
@@ -29,6 +30,8 @@ pub use launch::{
     RewindInfo, RewindVerdict, SleepingInstance, StandbyInfo, Unread, WakeError, Way,
 };
 pub use options::{LaunchOptions, Techniques, WorkingSetUse};
+pub use partial::while_partial;
+pub(crate) use recording::stored_working_set;
 pub use resting::{OpenLauncher, RestingLauncher};
 pub use rewinding::RewindPolicy;
 pub use sandboxed::SandboxLauncher;

@@ -361,7 +361,7 @@ impl Drop for RecordingTurn {
 }
 
 /// The working set that is stored of an image, if it is of use.
-pub(super) fn stored_working_set(store: &Store, image: ImageId) -> Option<WorkingSet> {
+pub(crate) fn stored_working_set(store: &Store, image: ImageId) -> Option<WorkingSet> {
     let bytes = match store.working_set(image) {
         Ok(bytes) => bytes?,
         Err(error) => {

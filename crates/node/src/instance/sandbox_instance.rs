@@ -214,6 +214,10 @@ impl SandboxInstance {
             let status = self.sandbox.get_ref().try_wait();
             let left = self.parting.as_ref().map_or(looks, |parting| parting.looks_left);
             if self.killed || status.is_some() || left == 0 {
+                let not_fetched = self.plan.fetch_failure().filter(|_| !self.killed);
+                if let Some(why) = not_fetched {
+                    return Poll::Ready(End::NotFetched(why));
+                }
                 // Why this node has ended it, it knows.
                 let limit = if self.killed { None } else { self.sandbox.get_ref().limit_reached() };
                 let killed = || End::Killed(status.and_then(|status| status.signal()));
@@ -281,6 +285,17 @@ impl SandboxInstance {
         }
     }
 
+    /// Refuses what cannot be done with one whose image is only partly here: what lies in another
+    /// image must be named by its place in that.
+    fn check_whole(&self) -> io::Result<()> {
+        match self.plan.is_partial() {
+            true => Err(io::Error::other(
+                "the function is still being pulled; try again with an instance that is booted when that is done",
+            )),
+            false => Ok(()),
+        }
+    }
+
     /// What reads its memory.
     fn freezer(&self) -> Result<Freezer, String> {
         Freezer::new(self.sandbox()).map_err(|error| error.to_string())
@@ -316,6 +331,10 @@ impl Instance for SandboxInstance {
     }
 
     fn keep(&mut self, note: &str) -> io::Result<Option<Arc<AtomicBool>>> {
+        // The next daemon would know nothing of what it still waits for.
+        if self.plan.is_partial() {
+            return Ok(None);
+        }
         // One that is about to be frozen would wait for this daemon for ever.
         if self.kept.is_none() && !self.asked_to_rest {
             let readers = self.log.for_successor()?;
@@ -487,6 +506,7 @@ impl Instance for SandboxInstance {
     }
 
     fn hibernate(&mut self, terms: HibernationTerms) -> io::Result<()> {
+        self.check_whole()?;
         if self.recording.is_some() || self.asked_to_rest {
             return Err(io::ErrorKind::WouldBlock.into());
         }
@@ -499,6 +519,7 @@ impl Instance for SandboxInstance {
     }
 
     fn request_rest(&mut self) -> io::Result<()> {
+        self.check_whole()?;
         self.hibernation.end(self.sandbox.get_mut())?;
         self.asked_to_rest = true;
         self.twin = Twin::Refused;
@@ -507,6 +528,7 @@ impl Instance for SandboxInstance {
     }
 
     fn request_checkpoint(&mut self, twin: Twin) -> io::Result<()> {
+        self.check_whole()?;
         self.asked_to_rest = true;
         // The next daemon would not know that it waits.
         self.kept = None;

@@ -43,6 +43,8 @@ pub(crate) enum Found {
 pub(crate) enum PlaceError {
     /// The instance has ended, or could not be booted; with the reason.
     InstanceDied(String),
+    /// A part of the function could not be fetched; with the reason.
+    NotFetched(String),
     /// An instance that is asleep cannot be booted; with the reason.
     CannotWake(String),
     /// Every instance is busy and no more may be started.

@@ -376,15 +376,15 @@ fn home_usage(home: &Home, sleepers: &[Sleeper]) -> Result<HomeUsage, UsageError
         let path = home.root().join(name);
         DirectoryUse::of(&path).map_err(|error| UsageError::Directory { path, error })
     };
-    let (pulls, pieces) = (below("pulls")?, below("pieces")?);
+    let (pulls, pieces, partial) = (below("pulls")?, below("pieces")?, below("partial")?);
     let (work, logs) = (below("work")?, below("logs")?);
     Ok(HomeUsage {
         asleep,
         swap_bytes: None,
         pulls_bytes: pulls.bytes,
-        pieces_bytes: pieces.bytes,
+        pieces_bytes: pieces.bytes + partial.bytes,
         work_bytes: work.bytes,
         logs_bytes: logs.bytes,
-        is_partial: [pulls, pieces, work, logs].iter().any(|found| found.is_partial),
+        is_partial: [pulls, pieces, partial, work, logs].iter().any(|found| found.is_partial),
     })
 }

@@ -1,18 +1,21 @@
 //! The document of an artifact: the function, and how large its parts are.
 
+use super::Section;
 use crate::error::OciError;
 use serde::{Deserialize, Serialize};
 use thaw_store::{ImageId, IndexId, KernelId, Name};
 
-/// Version of the document.
-pub const DOCUMENT_VERSION: u32 = 1;
+/// Version of the documents that are written.
+pub const DOCUMENT_VERSION: u32 = 2;
+/// The oldest version that is read: it has neither [`RunPart`] nor [`PieceTable`].
+const DOCUMENT_OLDEST: u32 = 1;
 
 /// What an artifact says of a function. All of it is somebody else's: whoever reads it checks what
 /// it says against the pieces.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FunctionDocument {
-    /// [`DOCUMENT_VERSION`].
+    /// [`DOCUMENT_VERSION`], or an older one.
     pub version: u32,
     /// The function's name where it was pushed.
     pub name: Name,
@@ -24,6 +27,48 @@ pub struct FunctionDocument {
     pub image: ImagePart,
     /// Bytes of the kernel build that comes along; `None`: it does not.
     pub kernel: Option<u64>,
+    /// What it can be booted with before the rest is there; `None`: it cannot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<RunPart>,
+    /// Where its pieces were cut.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pieces: Option<PieceTable>,
+}
+
+/// The run: the working set, the index, the image up to its memory, and pages, one after the other
+/// in one layer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunPart {
+    /// Bytes of the working set.
+    pub working_set: u64,
+    /// Bytes of the image before its memory.
+    pub head: u64,
+    /// Bytes of the pages.
+    pub pages: u64,
+    /// Hash of the order of the pages, in hexadecimal digits.
+    pub layout: String,
+}
+
+/// Bytes of the pieces of two sections, not compressed, in order.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PieceTable {
+    /// Of index and contents.
+    pub files: Vec<u32>,
+    /// Of the image.
+    pub image: Vec<u32>,
+}
+
+impl PieceTable {
+    /// The pieces of a section; `None`: they are not told.
+    pub fn of(&self, section: Section) -> Option<&[u32]> {
+        match section {
+            Section::Files => Some(&self.files),
+            Section::Image => Some(&self.image),
+            Section::Kernel | Section::WorkingSet | Section::Run => None,
+        }
+    }
 }
 
 /// The root file system. Its contents follow the index in the pieces, in the order of the index.
@@ -89,8 +134,10 @@ impl FunctionDocument {
         const WHAT: &str = "the function's document";
         let wrong = |error: serde_json::Error| OciError::document(WHAT, error);
         let Version { version } = serde_json::from_slice(bytes).map_err(wrong)?;
-        if version != DOCUMENT_VERSION {
-            let reason = format!("it has version {version}, this Thaw knows {DOCUMENT_VERSION}");
+        if !(DOCUMENT_OLDEST..=DOCUMENT_VERSION).contains(&version) {
+            let reason = format!(
+                "it has version {version}, this Thaw knows {DOCUMENT_OLDEST} to {DOCUMENT_VERSION}"
+            );
             return Err(OciError::document(WHAT, reason));
         }
         serde_json::from_slice(bytes).map_err(wrong)
@@ -134,6 +181,8 @@ mod tests {
                 cpu_features: [7; 8],
             },
             kernel: Some(50),
+            run: None,
+            pieces: None,
         }
     }
 
@@ -143,6 +192,13 @@ mod tests {
         let json = document.to_json();
         assert_eq!(FunctionDocument::parse(&json).unwrap(), document);
         assert_eq!(document.bytes(), Some(4446));
+        let run = RunPart { working_set: 1, head: 2, pages: 4096, layout: "0f".repeat(32) };
+        let pieces = PieceTable { files: vec![300], image: vec![4096] };
+        let lazy = FunctionDocument { run: Some(run), pieces: Some(pieces), ..sample() };
+        assert_eq!(FunctionDocument::parse(&lazy.to_json()).unwrap(), lazy);
+        // Those of before are read, too.
+        let old = FunctionDocument { version: 1, ..sample() };
+        assert_eq!(FunctionDocument::parse(&old.to_json()).unwrap(), old);
         let huge = FunctionDocument { kernel: Some(u64::MAX), ..document };
         assert_eq!(huge.bytes(), None);
     }
@@ -152,8 +208,8 @@ mod tests {
         let text = String::from_utf8(sample().to_json()).unwrap();
         let refused =
             |text: &str| FunctionDocument::parse(text.as_bytes()).unwrap_err().to_string();
-        let newer = refused(&text.replace("\"version\":1", "\"version\":2"));
-        assert!(newer.contains("version 2, this Thaw knows 1"), "{newer}");
+        let newer = refused(&text.replace("\"version\":2", "\"version\":3"));
+        assert!(newer.contains("version 3, this Thaw knows 1 to 2"), "{newer}");
         refused(&text.replace("\"size\":100", "\"size\":-1"));
         refused(&text.replace("\"shop\"", "\"../shop\""));
         refused(&text.replace("\"kernel\":50", "\"kernel\":50,\"more\":1"));

@@ -1,6 +1,6 @@
 //! The manifest of an artifact (OCI image manifest with an `artifactType`).
 
-use super::pieces::PACKED_MAX;
+use super::packed_max;
 use super::{FUNCTION_ARTIFACT, FUNCTION_DOCUMENT, Section};
 use crate::error::OciError;
 use oci_spec::image::{Descriptor, ImageManifest, MediaType};
@@ -51,8 +51,11 @@ impl FunctionManifest {
             let section = section.filter(|&section| section >= before).ok_or_else(|| {
                 wrong("a piece is of an unknown kind, or out of order".to_owned())
             })?;
-            if layer.size() == 0 || layer.size() > PACKED_MAX {
+            if layer.size() == 0 || layer.size() > packed_max(section) {
                 return Err(wrong("a piece has an impossible size".to_owned()));
+            }
+            if section == Section::Run && before == Section::Run {
+                return Err(wrong("it has two runs".to_owned()));
             }
             before = section;
             pieces.push((section, layer.clone()));
@@ -135,6 +138,11 @@ mod tests {
         let pieces = [(Section::Image, sent(10)), (Section::Files, sent(11))];
         let text = String::from_utf8(new_manifest("shop", &sent(5), &pieces).unwrap()).unwrap();
         assert!(parse(&text).unwrap_err().to_string().contains("out of order"));
+        let runs = [(Section::Run, sent(5_000_000)), (Section::Run, sent(1))];
+        let text = String::from_utf8(new_manifest("shop", &sent(5), &runs).unwrap()).unwrap();
+        assert!(parse(&text).unwrap_err().to_string().contains("two runs"));
+        let text = String::from_utf8(new_manifest("shop", &sent(5), &runs[..1]).unwrap()).unwrap();
+        assert_eq!(parse(&text).unwrap().pieces(Section::Run).count(), 1);
         let many = vec![(Section::Files, sent(1)); PIECES_MAX + 1];
         assert!(new_manifest("shop", &sent(5), &many).is_err());
         let most = new_manifest("shop", &sent(5), &many[1..]).unwrap();

@@ -9,9 +9,13 @@ mod document;
 mod manifest;
 mod pieces;
 
-pub use document::{DOCUMENT_VERSION, FunctionDocument, ImagePart, IndexPart, Naming, NamingRun};
+pub use document::{
+    DOCUMENT_VERSION, FunctionDocument, ImagePart, IndexPart, Naming, NamingRun, PieceTable,
+    RunPart,
+};
 pub(crate) use manifest::{DOCUMENT_MAX, FunctionManifest, Sent, is_function, new_manifest};
-pub use pieces::{Cutter, PIECE_MAX, Piece, PieceReader, packed};
+pub(crate) use pieces::packed_max;
+pub use pieces::{Cutter, PIECE_MAX, Piece, PieceReader, RUN_MAX, packed, unpacked, unpacked_run};
 
 use std::fmt;
 
@@ -29,11 +33,16 @@ pub enum Section {
     Image,
     /// The kernel build that the image needs.
     Kernel,
+    /// The recorded working set.
+    WorkingSet,
+    /// What a boot needs before the rest is there, in one piece.
+    Run,
 }
 
 impl Section {
     /// All of them, in the order of the layers.
-    pub const ALL: [Self; 3] = [Self::Files, Self::Image, Self::Kernel];
+    pub const ALL: [Self; 5] =
+        [Self::Files, Self::Image, Self::Kernel, Self::WorkingSet, Self::Run];
 
     /// Media type of its pieces.
     pub const fn media_type(self) -> &'static str {
@@ -41,6 +50,8 @@ impl Section {
             Self::Files => "application/vnd.thaw.function.files.v1+zstd",
             Self::Image => "application/vnd.thaw.function.image.v1+zstd",
             Self::Kernel => "application/vnd.thaw.function.kernel.v1+zstd",
+            Self::WorkingSet => "application/vnd.thaw.function.working-set.v1+zstd",
+            Self::Run => "application/vnd.thaw.function.run.v1+zstd",
         }
     }
 }
@@ -51,6 +62,8 @@ impl fmt::Display for Section {
             Self::Files => "files",
             Self::Image => "image",
             Self::Kernel => "kernel",
+            Self::WorkingSet => "working set",
+            Self::Run => "run",
         })
     }
 }

@@ -19,7 +19,21 @@ const LEVEL: i32 = 3;
 /// Binary logarithm of the largest window that is accepted: that of the longest piece.
 const WINDOW_LOG_MAX: u32 = PIECE_MAX.ilog2();
 /// Most bytes of a compressed piece (zstd.h, `ZSTD_COMPRESSBOUND`).
-pub(crate) const PACKED_MAX: u64 = PIECE_MAX as u64 + (PIECE_MAX as u64 >> 8) + 64;
+const PACKED_MAX: u64 = compressed_max(PIECE_MAX as u64);
+/// Most bytes of a run: a prefetch file has 64 MiB at most, and the kernel's memory comes on top.
+pub const RUN_MAX: u64 = 256 << 20;
+
+const fn compressed_max(bytes: u64) -> u64 {
+    bytes + (bytes >> 8) + 64
+}
+
+/// Most bytes of a compressed piece of a section.
+pub(crate) const fn packed_max(section: super::Section) -> u64 {
+    match section {
+        super::Section::Run => compressed_max(RUN_MAX),
+        _ => PACKED_MAX,
+    }
+}
 
 /// A piece, not compressed.
 pub type Piece = Vec<u8>;
@@ -150,16 +164,35 @@ impl Read for PieceReader {
 
 /// What a compressed piece holds. A few bytes may stand for very many, so what is more than
 /// [`PIECE_MAX`] is not even made.
-fn unpacked(packed: impl Read) -> io::Result<Piece> {
-    let mut decoder = zstd::Decoder::new(packed.take(PACKED_MAX + 1))?;
-    decoder.window_log_max(WINDOW_LOG_MAX)?;
-    let mut piece = Vec::new();
-    decoder.take(PIECE_MAX as u64 + 1).read_to_end(&mut piece)?;
+///
+/// # Errors
+/// It is no piece, is empty, or is longer.
+pub fn unpacked(packed: impl Read) -> io::Result<Piece> {
+    let piece = unpacked_up_to(packed, PIECE_MAX as u64)?;
     match piece.len() {
         0 => Err(io::Error::other("a piece is empty")),
         len if len > PIECE_MAX => Err(io::Error::other("a piece is longer than 4 MiB")),
         _ => Ok(piece),
     }
+}
+
+/// What a compressed run of `len` bytes holds.
+///
+/// # Errors
+/// It is no run, or is not as long.
+pub fn unpacked_run(packed: impl Read, len: u64) -> io::Result<Vec<u8>> {
+    let wrong = || io::Error::other("the run is not as long as its document says");
+    let run = if len > RUN_MAX { return Err(wrong()) } else { unpacked_up_to(packed, len)? };
+    if run.len() as u64 == len { Ok(run) } else { Err(wrong()) }
+}
+
+/// What is packed, or one byte more than `most` of it.
+fn unpacked_up_to(packed: impl Read, most: u64) -> io::Result<Vec<u8>> {
+    let mut decoder = zstd::Decoder::new(packed.take(compressed_max(most) + 1))?;
+    decoder.window_log_max(WINDOW_LOG_MAX)?;
+    let mut bytes = Vec::new();
+    decoder.take(most + 1).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 #[cfg(test)]
@@ -263,6 +296,21 @@ mod tests {
         let empty = refused(zstd::bulk::compress(&[], LEVEL).unwrap());
         assert!(empty.contains("empty"), "{empty}");
         refused(b"no piece".to_vec());
+    }
+
+    #[test]
+    fn runs_are_as_long_as_is_said() {
+        let run = vec![5; 10 << 20];
+        let packed = packed(&run).unwrap();
+        let len = run.len() as u64;
+        assert_eq!(unpacked_run(&packed[..], len).unwrap(), run);
+        for wrong in [0, len - 1, len + 1, RUN_MAX + 1, u64::MAX] {
+            let error = unpacked_run(&packed[..], wrong).unwrap_err().to_string();
+            assert!(error.contains("not as long"), "{wrong}: {error}");
+        }
+        thaw_mutate::survive("function_run", &[&packed[..]], 200, |bytes| {
+            drop(unpacked_run(bytes, len));
+        });
     }
 
     #[test]

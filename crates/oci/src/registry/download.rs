@@ -1,10 +1,8 @@
 //! Downloading blobs into files, by digest. What was downloaded before an interruption is not
 //! downloaded again: complete blobs are kept, and others go on where they ended.
 
-use super::source::Source;
+use super::source::{Broken, Source};
 use crate::error::OciError;
-use oci_client::client::BlobResponse;
-use oci_client::errors::OciDistributionError;
 use oci_spec::image::Descriptor;
 use sha2::{Digest as _, Sha256};
 use std::fs::{self, File, OpenOptions};
@@ -16,7 +14,6 @@ use std::time::{Duration, SystemTime};
 use thaw_store::{Acting, Owner};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
-use tokio_stream::StreamExt;
 
 /// Blobs that are downloaded at the same time.
 const AT_ONCE: usize = 4;
@@ -217,25 +214,14 @@ impl Source {
         counters: &Counters,
     ) -> Result<(), Broken> {
         let digest = blob.digest().to_string();
-        let answer = self
-            .client
-            .pull_blob_stream_partial(&self.reference, digest.as_str(), from, None)
-            .await;
         let unusable = |error| Broken::Final(OciError::file("write", path, error));
-        let (mut stream, mut left) = match answer {
-            Ok(BlobResponse::Partial(sized)) => (sized.stream, blob.size() - from),
-            Ok(BlobResponse::Full(sized)) => {
-                file.set_len(0).map_err(unusable)?;
-                counters.here.fetch_sub(from, Ordering::Relaxed);
-                (sized.stream, blob.size())
-            }
-            Err(error @ OciDistributionError::RequestError(_)) => {
-                return Err(Broken::Network(error.to_string()));
-            }
-            Err(error) => return Err(Broken::Final(self.failed(&error))),
-        };
-        while let Some(chunk) = stream.next().await {
-            let chunk = chunk.map_err(|error| Broken::Network(error.to_string()))?;
+        let mut stream = self.open_blob(&digest, from).await?;
+        let mut left = blob.size() - stream.from;
+        if stream.from < from {
+            file.set_len(0).map_err(unusable)?;
+            counters.here.fetch_sub(from, Ordering::Relaxed);
+        }
+        while let Some(chunk) = stream.next().await.map_err(Broken::Network)? {
             if chunk.len() as u64 > left {
                 let what = "a blob that the registry sent";
                 let error = OciError::document(what, "it is longer than the manifest says");
@@ -266,13 +252,19 @@ impl Source {
             return Err(OciError::document(what, format!("it is longer than {most} bytes")));
         }
         let wanted = blob.digest().to_string();
-        let answer = self.client.pull_blob_stream(&self.reference, wanted.as_str()).await;
-        let mut stream = answer.map_err(|error| self.failed(&error))?.stream;
+        let opened = self.open_blob(&wanted, 0).await;
+        let mut stream = opened.map_err(|broken| match broken {
+            Broken::Network(reason) => self.refused(format!(
+                "{} cannot be reached ({reason}); check the name and the network",
+                self.place()
+            )),
+            Broken::Final(error) => error,
+        })?;
         let mut bytes = Vec::new();
-        while let Some(chunk) = stream.next().await {
-            let chunk = chunk.map_err(|error| {
-                self.refused(format!("{} broke off ({error}); try again", self.host))
-            })?;
+        let broke_off = |error: String| {
+            self.refused(format!("{} broke off ({error}); try again", self.place()))
+        };
+        while let Some(chunk) = stream.next().await.map_err(broke_off)? {
             if (bytes.len() + chunk.len()) as u64 > blob.size() {
                 return Err(OciError::document(what, "it is longer than the manifest says"));
             }
@@ -288,13 +280,6 @@ impl Source {
             }),
         }
     }
-}
-
-/// Why a download ended.
-enum Broken {
-    /// It is worth going on.
-    Network(String),
-    Final(OciError),
 }
 
 /// Compares the digest of a file; one that is wrong is removed.

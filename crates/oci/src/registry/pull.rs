@@ -91,6 +91,17 @@ pub struct PulledFunction {
 }
 
 impl PulledFunction {
+    /// One whose pieces lie at these paths: `(all, moved)` bytes of them.
+    pub(super) fn new(
+        document: FunctionDocument,
+        digest: String,
+        is_signed: bool,
+        (bytes, moved): (u64, u64),
+        pieces: Vec<(Section, PathBuf)>,
+    ) -> Self {
+        Self { document, digest, is_signed, bytes, moved, pieces, fresh: Vec::new() }
+    }
+
     /// Reads what the pieces of a section hold.
     pub fn reader(&self, section: Section) -> PieceReader {
         let of = |(found, path): &(Section, PathBuf)| (*found == section).then(|| path.clone());
@@ -125,12 +136,7 @@ impl Pull<'_> {
                 match self.from(&host, key.as_ref(), function.as_mut(), progress).await {
                     // Another one may have it, or send what it should. The registry itself comes
                     // last, and is the one to be believed.
-                    Err(
-                        error @ (OciError::Registry { .. }
-                        | OciError::Document { .. }
-                        | OciError::Unsigned { .. }
-                        | OciError::Digest { .. }),
-                    ) => last = Some(error),
+                    Err(error) if is_of_host(&error) => last = Some(error),
                     result => return result,
                 }
             }
@@ -155,6 +161,61 @@ impl Pull<'_> {
         OciError::Registry { action: "pull", image: self.reference.to_string(), reason }
     }
 
+    /// What a host has by this name, signed if it has to be.
+    async fn manifest(
+        &self,
+        host: &str,
+        key: Option<&VerifyKey>,
+    ) -> Result<(Source, Manifest), OciError> {
+        let source = Source::new(self.registries, self.reference, host, "pull")?;
+        let found = source.document(&source.reference, &ACCEPTED).await?;
+        if let Some(key) = key {
+            source.check_signature(&found.digest, key).await?;
+        }
+        let manifest = source.for_this_machine(found).await?;
+        Ok((source, manifest))
+    }
+
+    /// The function of this name, if it is one; of the first host that has it.
+    pub(super) async fn find(&self) -> Result<Option<FoundFunction>, OciError> {
+        let key = self.verify_key()?;
+        let mut last = None;
+        for host in self.hosts() {
+            match self.find_at(&host, key.as_ref()).await {
+                Err(error) if is_of_host(&error) => last = Some(error),
+                result => return result,
+            }
+        }
+        Err(last.unwrap_or_else(|| self.failed("no registry has it".to_owned())))
+    }
+
+    async fn find_at(
+        &self,
+        host: &str,
+        key: Option<&VerifyKey>,
+    ) -> Result<Option<FoundFunction>, OciError> {
+        let (source, manifest) = self.manifest(host, key).await?;
+        if !is_function(&manifest.parsed) {
+            return Ok(None);
+        }
+        let parsed = FunctionManifest::of(&manifest.parsed)?;
+        let document = self.document(&source, &parsed).await?;
+        let (digest, is_signed) = (manifest.digest, key.is_some());
+        Ok(Some(FoundFunction { source, manifest: parsed, document, digest, is_signed }))
+    }
+
+    /// What a function says of itself.
+    async fn document(
+        &self,
+        source: &Source,
+        parsed: &FunctionManifest,
+    ) -> Result<FunctionDocument, OciError> {
+        let json = source.small_blob("the function's document", &parsed.document, DOCUMENT_MAX);
+        let document = FunctionDocument::parse(&json.await?)?;
+        self.check_size([document.bytes().unwrap_or(u64::MAX)].into_iter(), "bytes")?;
+        Ok(document)
+    }
+
     async fn from(
         &self,
         host: &str,
@@ -162,12 +223,7 @@ impl Pull<'_> {
         function: Option<&mut FunctionPull<'_>>,
         progress: &mut dyn FnMut(PullProgress),
     ) -> Result<Pulled, OciError> {
-        let source = Source::new(self.registries, self.reference, host, "pull")?;
-        let found = source.document(&source.reference, &ACCEPTED).await?;
-        if let Some(key) = key {
-            source.check_signature(&found.digest, key).await?;
-        }
-        let manifest = source.for_this_machine(found).await?;
+        let (source, manifest) = self.manifest(host, key).await?;
         if !is_function(&manifest.parsed) {
             return self.image(&source, &manifest, progress).await;
         }
@@ -214,9 +270,7 @@ impl Pull<'_> {
         progress: &mut dyn FnMut(PullProgress),
     ) -> Result<Pulled, OciError> {
         let parsed = FunctionManifest::of(&manifest.parsed)?;
-        let json = source.small_blob("the function's document", &parsed.document, DOCUMENT_MAX);
-        let document = FunctionDocument::parse(&json.await?)?;
-        self.check_size([document.bytes().unwrap_or(u64::MAX)].into_iter(), "bytes")?;
+        let document = self.document(source, &parsed).await?;
         let offer = Offer { document: &document, is_signed };
         let sections = (function.choose)(&offer).map_err(OciError::Refused)?;
         let wanted = || {
@@ -259,6 +313,26 @@ impl Pull<'_> {
         });
         write("index.json", index.to_string().as_bytes())
     }
+}
+
+/// Whether another host may do better.
+fn is_of_host(error: &OciError) -> bool {
+    matches!(
+        error,
+        OciError::Registry { .. }
+            | OciError::Document { .. }
+            | OciError::Unsigned { .. }
+            | OciError::Digest { .. }
+    )
+}
+
+/// A function that a host has.
+pub(super) struct FoundFunction {
+    pub source: Source,
+    pub manifest: FunctionManifest,
+    pub document: FunctionDocument,
+    pub digest: String,
+    pub is_signed: bool,
 }
 
 /// A manifest for this machine.

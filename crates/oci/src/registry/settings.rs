@@ -1,5 +1,6 @@
 //! What is known of registries: `registries.toml`.
 
+use super::bucket::SCHEME;
 use crate::error::OciError;
 use serde::Deserialize;
 use std::fs;
@@ -24,6 +25,12 @@ pub struct RegistryRule {
     /// Registries that have the same images, asked first, in this order.
     #[serde(default)]
     pub mirrors: Vec<String>,
+    /// `s3://BUCKET`: where the bucket is, as in `https://s3.example`.
+    #[serde(default)]
+    pub endpoint: Option<String>,
+    /// `s3://BUCKET`: its region.
+    #[serde(default)]
+    pub region: Option<String>,
     /// Whether it speaks plain HTTP, as those on this machine do.
     #[serde(default)]
     pub http: bool,
@@ -52,7 +59,12 @@ impl Registries {
     }
 
     pub(super) fn rule(&self, host: &str) -> Option<&RegistryRule> {
-        self.registry.iter().find(|rule| rule.host == host)
+        let bucket = super::bucket::bucket_of(host);
+        let named = |rule: &&RegistryRule| match (bucket, rule.host.strip_prefix(SCHEME)) {
+            (Some(bucket), Some(named)) => bucket == named,
+            _ => rule.host == host,
+        };
+        self.registry.iter().find(named)
     }
 
     pub(super) fn speaks_http(&self, host: &str) -> bool {

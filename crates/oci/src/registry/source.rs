@@ -1,18 +1,22 @@
 //! One registry, or a mirror of it, and what is asked of it.
 
+use super::bucket::{Bucket, BucketError, SCHEME, bucket_of};
 use super::settings::Registries;
 use crate::credentials;
 use crate::error::{OciError, escaped};
 use crate::layer::digest;
 use crate::reference::Reference;
+use bytes::Bytes;
 use oci_client::RegistryOperation;
-use oci_client::client::{Client, ClientConfig, ClientProtocol};
+use oci_client::client::{BlobResponse, Client, ClientConfig, ClientProtocol};
 use oci_client::errors::{OciDistributionError, OciErrorCode};
 use oci_client::secrets::RegistryAuth;
 use reqwest::StatusCode;
 use reqwest::header::{ACCEPT, HeaderMap};
 use std::fs;
+use std::pin::Pin;
 use std::time::Duration;
+use tokio_stream::{Stream, StreamExt};
 
 /// Longest manifest, as in the specification.
 pub(crate) const MANIFEST_MAX: usize = 4 << 20;
@@ -33,6 +37,8 @@ pub(crate) struct Document {
 #[derive(Clone)]
 pub(crate) struct Source {
     pub client: Client,
+    /// The bucket that takes the registry's place, if one does.
+    pub bucket: Option<Bucket>,
     /// For documents, whose length `oci-client` does not bound.
     http: reqwest::Client,
     scheme: &'static str,
@@ -67,11 +73,20 @@ impl Source {
         let ca = registries.rule(host).and_then(|rule| rule.ca.as_ref());
         let ca = ca.map(|path| fs::read(path).map_err(|error| OciError::file("read", path, error)));
         let ca = ca.transpose()?;
+        let http = http_client(ca.as_deref()).map_err(|error| failed(error.to_string()))?;
+        let bucket = bucket_of(host).map(|bucket| {
+            Bucket::new(registries, (bucket, named.repository()), http.clone()).map_err(failed)
+        });
+        let bucket = bucket.transpose()?;
         Ok(Self {
+            auth: match &bucket {
+                Some(_) => RegistryAuth::Anonymous,
+                None => credentials::find(host).map_err(failed)?,
+            },
+            bucket,
             client: client(is_http, ca.as_deref()).map_err(|error| failed(error.to_string()))?,
-            http: http_client(ca.as_deref()).map_err(|error| failed(error.to_string()))?,
+            http,
             scheme: if is_http { "http" } else { "https" },
-            auth: credentials::find(host).map_err(failed)?,
             reference: named,
             host: host.to_owned(),
             action,
@@ -80,7 +95,20 @@ impl Source {
 
     /// An error that says why this was not possible.
     pub fn refused(&self, reason: String) -> OciError {
-        OciError::Registry { action: self.action, image: self.reference.whole(), reason }
+        let whole = self.reference.whole();
+        let image = match bucket_of(self.reference.registry()) {
+            Some(bucket) => {
+                format!("{SCHEME}{bucket}{}", &whole[self.reference.registry().len()..])
+            }
+            None => whole,
+        };
+        OciError::Registry { action: self.action, image, reason }
+    }
+
+    /// The host, or the bucket, as people name it.
+    pub fn place(&self) -> String {
+        bucket_of(&self.host)
+            .map_or_else(|| self.host.clone(), |bucket| format!("{SCHEME}{bucket}"))
     }
 
     /// An error that repeats what went wrong.
@@ -112,7 +140,7 @@ impl Source {
     }
 
     fn unknown(&self) -> String {
-        format!("{} has no such image; check its name and tag", self.host)
+        format!("{} has no such image; check its name and tag", self.place())
     }
 
     fn unreachable(&self, error: &reqwest::Error) -> String {
@@ -146,6 +174,14 @@ impl Source {
         reference: &oci_client::Reference,
         accepted: &[&str],
     ) -> Result<Option<Document>, OciError> {
+        if let Some(bucket) = &self.bucket {
+            let found = bucket.get(&manifest_key(reference), 0).await;
+            let found = found.map_err(|error| self.refused(error.reason()))?;
+            return match found {
+                Some((response, _)) => self.read_document(response, reference).await.map(Some),
+                None => Ok(None),
+            };
+        }
         let response = self.ask_for_document(reference, accepted).await?;
         match response.status() {
             StatusCode::OK => {}
@@ -163,6 +199,14 @@ impl Source {
                 return Err(self.refused(format!("{} says: {status} {text}", self.host)));
             }
         }
+        self.read_document(response, reference).await.map(Some)
+    }
+
+    async fn read_document(
+        &self,
+        response: reqwest::Response,
+        reference: &oci_client::Reference,
+    ) -> Result<Document, OciError> {
         let read = bounded(response, MANIFEST_MAX).await;
         let (bytes, is_whole) = read.map_err(|error| self.refused(self.unreachable(&error)))?;
         if !is_whole {
@@ -172,7 +216,36 @@ impl Source {
         if let Some(wanted) = reference.digest() {
             check_digest(&found, wanted)?;
         }
-        Ok(Some(Document { bytes, digest: found }))
+        Ok(Document { bytes, digest: found })
+    }
+
+    /// Opens a blob at byte `from`.
+    ///
+    /// # Errors
+    /// It is not there, or the registry cannot be reached.
+    pub async fn open_blob(&self, digest: &str, from: u64) -> Result<OpenBlob, Broken> {
+        if let Some(bucket) = &self.bucket {
+            return match bucket.get(&blob_key(digest), from).await {
+                Ok(Some((response, from))) => Ok(OpenBlob { from, body: Body::Bucket(response) }),
+                Ok(None) => Err(Broken::Final(self.refused(self.unknown()))),
+                Err(BucketError::Passing(reason)) => Err(Broken::Network(reason)),
+                Err(BucketError::Final(reason)) => Err(Broken::Final(self.refused(reason))),
+            };
+        }
+        let answer =
+            self.client.pull_blob_stream_partial(&self.reference, digest, from, None).await;
+        match answer {
+            Ok(BlobResponse::Partial(rest)) => {
+                Ok(OpenBlob { from, body: Body::Registry(rest.stream) })
+            }
+            Ok(BlobResponse::Full(all)) => {
+                Ok(OpenBlob { from: 0, body: Body::Registry(all.stream) })
+            }
+            Err(error @ OciDistributionError::RequestError(_)) => {
+                Err(Broken::Network(error.to_string()))
+            }
+            Err(error) => Err(Broken::Final(self.failed(&error))),
+        }
     }
 
     async fn ask_for_document(
@@ -198,6 +271,51 @@ impl Source {
         };
         request.send().await.map_err(|error| self.refused(self.unreachable(&error)))
     }
+}
+
+/// Why a download ended.
+pub(crate) enum Broken {
+    /// It is worth going on.
+    Network(String),
+    Final(OciError),
+}
+
+/// A blob that is being downloaded.
+pub(crate) struct OpenBlob {
+    /// The byte at which it begins: not every registry begins where it is told to.
+    pub from: u64,
+    body: Body,
+}
+
+enum Body {
+    Registry(Pin<Box<dyn Stream<Item = std::io::Result<Bytes>> + Send>>),
+    Bucket(reqwest::Response),
+}
+
+impl OpenBlob {
+    /// The next bytes; `None`: the end.
+    ///
+    /// # Errors
+    /// The connection broke.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, String> {
+        match &mut self.body {
+            Body::Registry(stream) => {
+                stream.next().await.transpose().map_err(|error| error.to_string())
+            }
+            Body::Bucket(response) => response.chunk().await.map_err(|error| error.to_string()),
+        }
+    }
+}
+
+/// The name of a blob in a bucket.
+pub(crate) fn blob_key(digest: &str) -> String {
+    format!("blobs/{}", digest.replacen(':', "/", 1))
+}
+
+/// The name of a manifest in a bucket.
+pub(crate) fn manifest_key(reference: &oci_client::Reference) -> String {
+    let version = reference.digest().or(reference.tag()).unwrap_or("latest");
+    format!("manifests/{}", version.replacen(':', "/", 1))
 }
 
 /// The beginning of a body, and whether it is all of it.

@@ -74,6 +74,7 @@ pub struct BootPlan {
     pub(crate) blob_files: Vec<OwnedFd>,
     /// The file that some of the mappings come from.
     pub(crate) prefetch: Option<Arc<File>>,
+    is_partial: bool,
 }
 
 /// Most blobs whose descriptors travel with a boot command; the sandbox asks
@@ -101,6 +102,7 @@ impl BootPlan {
         index_len: u64,
         blobs: Arc<dyn BlobSource>,
     ) -> Result<Self, PlanError> {
+        let mut plan = Self::bare(image, index, index_len, blobs)?;
         // Until the first request has shown which blobs it needs, all that are
         // mapped come along; what the program has only read until it was frozen,
         // it seldom reads again.
@@ -110,8 +112,23 @@ impl BootPlan {
             .filter(|mapping| mapping.source == SOURCE_BLOB)
             .map(|mapping| mapping.blob)
             .collect();
+        plan.carry_blobs(mapped)?;
+        let bytes = plan.command_len();
+        if bytes > MESSAGE_MAX {
+            return Err(PlanError::TooLarge { bytes, limit: MESSAGE_MAX });
+        }
+        Ok(plan)
+    }
+
+    /// A plan without descriptors of blobs in the boot command.
+    pub(crate) fn bare(
+        image: &Image,
+        index: Arc<File>,
+        index_len: u64,
+        blobs: Arc<dyn BlobSource>,
+    ) -> Result<Self, PlanError> {
         let index_blobs = blob_count(&index).map_err(PlanError::Index)?;
-        let mut plan = Self {
+        Ok(Self {
             image: image.file().clone(),
             image_checksum: image.header().checksum,
             index,
@@ -125,13 +142,24 @@ impl BootPlan {
             blob_numbers: Vec::new(),
             blob_files: Vec::new(),
             prefetch: None,
-        };
-        plan.carry_blobs(mapped)?;
-        let bytes = plan.command_len();
-        if bytes > MESSAGE_MAX {
-            return Err(PlanError::TooLarge { bytes, limit: MESSAGE_MAX });
-        }
-        Ok(plan)
+            is_partial: false,
+        })
+    }
+
+    /// Gives numbers behind those of the contents to parts of files that are fetched.
+    pub(crate) fn add_segments(&mut self, count: u32) {
+        self.index_blobs = self.index_blobs.saturating_add(count);
+        self.is_partial = true;
+    }
+
+    /// Why a part of it could not be fetched, if that has happened lately.
+    pub fn fetch_failure(&self) -> Option<String> {
+        self.blobs.failure()
+    }
+
+    /// Whether only a part of the image and the contents is here.
+    pub fn is_partial(&self) -> bool {
+        self.is_partial
     }
 
     /// Opens the blobs that travel with the boot command.

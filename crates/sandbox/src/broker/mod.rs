@@ -12,6 +12,7 @@
 //! the rights for that and no others.
 
 mod bound;
+mod fetch;
 mod file_systems;
 mod files;
 mod hidden;
@@ -43,6 +44,7 @@ use crate::boot::Rootfs;
 use crate::egress::{Denials, LeftSockets, Opening, Sockets};
 use crate::event::Violation;
 use crate::{message, sys};
+use fetch::Fetches;
 use process::FileProcess;
 
 /// Opens the blobs of one rootfs index.
@@ -51,7 +53,26 @@ pub trait BlobSource: Send + Sync {
     /// a regular file, read-only. A number outside the table is
     /// [`io::ErrorKind::NotFound`]; the number may come from a sandbox.
     fn open_blob(&self, blob: u32) -> io::Result<OwnedFd>;
+
+    /// Begins to fetch a blob that is elsewhere: `answer` is called when it is here or cannot
+    /// be had, once, on another thread. The default is for a source that has all of them, and
+    /// returns `answer` as it is.
+    ///
+    /// # Errors
+    /// The blob is here: [`BlobSource::open_blob`] opens it.
+    fn fetch(&self, blob: u32, answer: FetchAnswer) -> Result<(), FetchAnswer> {
+        let _ = blob;
+        Err(answer)
+    }
+
+    /// Why a blob could not be fetched, if that has happened to anybody lately.
+    fn failure(&self) -> Option<String> {
+        None
+    }
 }
+
+/// Gets a blob that was fetched.
+pub type FetchAnswer = Box<dyn FnOnce(io::Result<OwnedFd>) + Send>;
 
 /// The part of an answer that depends on the question.
 #[derive(Debug, Default)]
@@ -89,6 +110,8 @@ pub(crate) struct Broker {
     terminal: Option<OwnedFd>,
     /// Serves directories of the host, if it uses any.
     files: Option<FileProcess>,
+    /// Answers about blobs that are fetched.
+    fetches: Option<Fetches>,
 }
 
 /// A reply: the message and the descriptor that goes with it.
@@ -106,7 +129,14 @@ impl Broker {
             sockets,
             terminal: None,
             files: None,
+            fetches: None,
         }
+    }
+
+    /// Lets the sandbox ask for blobs that have to be fetched; answers about them go to `control`.
+    pub fn fetch_blobs(mut self, control: OwnedFd) -> Self {
+        self.fetches = Some(Fetches::new(control));
+        self
     }
 
     /// Lets the sandbox use directories of the host, as soon as [`Broker::wait_for_files`] has
@@ -164,6 +194,7 @@ impl Broker {
             && self.sockets.is_none()
             && self.terminal.is_none()
             && self.files.is_none()
+            && self.fetches.is_none()
     }
 
     pub fn rootfs(&self) -> &Rootfs {
@@ -179,6 +210,12 @@ impl Broker {
             && let Some((kind, body)) = request.question.about_files()
         {
             files.pass_on(kind, request.sequence, &body)?;
+            return Ok(None);
+        }
+        if let (Some(fetches), Rootfs::Index { blobs, .. }, Question::OpenBlob(blob)) =
+            (&self.fetches, &self.rootfs, &request.question)
+            && fetches.begin(&**blobs, *blob, request.sequence)?
+        {
             return Ok(None);
         }
         let answer = match &request.question {

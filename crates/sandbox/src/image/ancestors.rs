@@ -9,7 +9,7 @@ use thaw_abi::image::{Ancestor, ancestor_depth, ancestor_number};
 
 use super::parse::{Bytes, len_of, parse};
 use super::{Image, ImageError};
-use crate::broker::BlobSource;
+use crate::broker::{BlobSource, FetchAnswer};
 
 /// A verified image file of which others only map the memory.
 #[derive(Clone, Debug)]
@@ -132,5 +132,16 @@ impl BlobSource for BlobsAndAncestors {
             Some(_) => self.ancestors.open(number),
             None => self.blobs.open_blob(number),
         }
+    }
+
+    fn fetch(&self, number: u32, answer: FetchAnswer) -> Result<(), FetchAnswer> {
+        match ancestor_depth(number) {
+            Some(_) => Err(answer),
+            None => self.blobs.fetch(number, answer),
+        }
+    }
+
+    fn failure(&self) -> Option<String> {
+        self.blobs.failure()
     }
 }

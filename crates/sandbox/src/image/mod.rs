@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use thaw_abi::image::{
     Ancestor, IMAGE_VERSION, IMAGE_VERSION_DIFFERENTIAL, ImageHeader, Mapping, SOURCE_BLOB,
-    ancestor_depth,
+    SOURCE_IMAGE, ancestor_depth,
 };
 
 use crate::boot::{BootPlan, PlanError};
@@ -165,6 +165,21 @@ impl Image {
             true => Ok(image),
             false => Err(ImageError::Damaged(parse::WRONG_CHECKSUM)),
         }
+    }
+
+    /// The same for an image of which nothing but the part before its memory is here, and holes in
+    /// place of that. Its bytes were verified piece by piece, or will be.
+    ///
+    /// # Errors
+    /// It is not an image, or has ancestors.
+    pub fn open_partial(file: File) -> Result<Self, ImageError> {
+        Self::open_as(file, parse::Bytes::Known, &mut |_| Err(ImageError::Differential))
+    }
+
+    /// Bytes before its memory: the headers and notes.
+    pub fn head_len(&self) -> u64 {
+        let stored = self.mappings.iter().filter(|mapping| mapping.source == SOURCE_IMAGE);
+        stored.map(|mapping| mapping.offset).min().unwrap_or(self.header.file_len)
     }
 
     fn open_as(

@@ -286,7 +286,10 @@ impl Zygote {
         self.join(options.cores)?;
         let send = || plan.send(&self.control, THAW_AND_RUN, connection, options);
         self.process.woken_here(send).map_err(boot_error)?;
-        let broker = self.broker(plan.rootfs(), options.egress)?;
+        let mut broker = self.broker(plan.rootfs(), options.egress)?;
+        if plan.is_partial() {
+            broker = broker.fetch_blobs(self.control.try_clone().map_err(BootError::Send)?);
+        }
         Ok(self.into_sandbox(broker).thawed_from(plan))
     }
 

@@ -28,6 +28,9 @@ pub enum TreeError {
     /// A directory lies in too many others.
     #[error("a directory would lie in more than {0} others")]
     TooDeep(usize),
+    /// Its files are not here.
+    #[error("its files are still being pulled; try again when that is done")]
+    Elsewhere,
     /// A hard link to a directory.
     #[error("a directory cannot have a second name")]
     LinkedDirectory,

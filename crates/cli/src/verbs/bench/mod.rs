@@ -1,6 +1,7 @@
 //! `thaw bench`: measurements that a user can repeat.
 
 mod ablation;
+mod afar;
 mod boot;
 mod check;
 mod density;
@@ -34,6 +35,7 @@ enum Subject {
     Handoff(handoff::Arguments),
     Hibernate(hibernate::Arguments),
     Ablation(ablation::Arguments),
+    Afar(afar::Arguments),
     Paging(paging::Arguments),
     Density(density::Arguments),
     Mix(mix::Arguments),
@@ -49,6 +51,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         Subject::Throughput(arguments) => throughput::run(arguments),
         Subject::Handoff(arguments) => handoff::run(arguments),
         Subject::Hibernate(arguments) => hibernate::run(arguments),
+        Subject::Afar(arguments) => afar::run(arguments),
         Subject::Ablation(arguments) => ablation::run(arguments),
         Subject::Paging(arguments) => paging::run(arguments),
         Subject::Density(arguments) => density::run(arguments),

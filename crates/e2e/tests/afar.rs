@@ -1,0 +1,485 @@
+//! Functions that are booted before all of them is pulled (docs/decisions/0035), from a real
+//! registry behind a connection that waits, breaks, stalls and lies.
+
+#[path = "afar/bucket.rs"]
+mod bucket;
+#[allow(dead_code, reason = "other tests change more")]
+#[path = "push/crafted.rs"]
+mod crafted;
+#[path = "afar/gate.rs"]
+mod gate;
+
+use crafted::Crafted;
+use gate::{Gate, Mode};
+use serde_json::{Value, json};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::thread;
+use std::time::Duration;
+use tempfile::TempDir;
+use thaw_e2e::{
+    Daemon, DaemonOptions, Registry, Response, built_home, get, prefetch_file, run, run_within,
+    thaw, wait_until,
+};
+use thaw_store::{Name, Repair, Store};
+
+/// `/` touches what its working set has; `/ballast` memory, and `/import` files, that nothing has
+/// touched before.
+const PROGRAM: &str = r#"
+import hashlib, http.server, random
+ballast = random.Random(7).randbytes(9 << 20)
+digest = hashlib.sha256(ballast).hexdigest()
+def answer(path):
+    if path == "/ballast":
+        return "whole" if hashlib.sha256(ballast).hexdigest() == digest else "torn"
+    if path == "/import":
+        import xml.dom.minidom
+        return xml.dom.minidom.parseString("<far/>").documentElement.tagName
+    return "here"
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = answer(self.path).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+http.server.ThreadingHTTPServer(("", 8080), Handler).serve_forever()
+"#;
+
+/// Pulls and builds of a whole interpreter, while other tests run.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// Requests for blobs without which nothing can be booted: the document and the run.
+const NEEDED: usize = 2;
+
+/// A home with the function, of which one request is recorded.
+fn source() -> &'static Path {
+    static SOURCE: OnceLock<PathBuf> = OnceLock::new();
+    SOURCE.get_or_init(|| {
+        let home = built_home("afar-source", &[]);
+        let directory = tempfile::tempdir().expect("a directory");
+        fs::write(directory.path().join("app.py"), PROGRAM).expect("app.py");
+        let text = "name = \"far\"\ncommand = [\"python3\", \"app.py\"]\nport = 8080\n\
+                    [runtime]\nkind = \"python3\"\ninterpreter = \"/usr/bin/python3\"\n";
+        fs::write(directory.path().join("thaw.toml"), text).expect("thaw.toml");
+        let mut build = thaw();
+        build.env("THAW_HOME", &home).arg("build").arg(directory.path());
+        run_within(PATIENCE, &mut build, b"").success();
+        let daemon = Daemon::start(&home, &DaemonOptions::default());
+        assert_eq!(get(daemon.gateway(), "far", "/").text(), "here");
+        wait_until("its working set is stored", || prefetch_file(&home).is_some());
+        drop(daemon);
+        home
+    })
+}
+
+/// A registry with the function, and an empty home with a daemon.
+struct Rig {
+    _directory: TempDir,
+    registry: Registry,
+    storage: PathBuf,
+    home: PathBuf,
+    daemon: Daemon,
+}
+
+const IMAGE: &str = "team/far:1";
+
+impl Rig {
+    fn new(label: &str) -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        let registry = Registry::start(directory.path(), false);
+        let mut push = thaw();
+        push.env("THAW_HOME", source()).args(["push", "far", &registry.image(IMAGE)]);
+        run_within(PATIENCE, &mut push, b"").success();
+        let home = built_home(label, &[]);
+        let daemon = Daemon::start(&home, &DaemonOptions::default());
+        let storage = directory.path().join("registry");
+        Self { _directory: directory, registry, storage, home, daemon }
+    }
+
+    fn gate(&self, mode: Mode) -> Gate {
+        Gate::before(self.registry.address(), mode, NEEDED)
+    }
+
+    /// Begins to pull the function through the gate, and waits until it is served.
+    #[track_caller]
+    fn pull(&self, gate: &Gate) -> Fetcher {
+        let fetcher = self.begin(gate);
+        self.wait_until_served();
+        fetcher
+    }
+
+    fn begin(&self, gate: &Gate) -> Fetcher {
+        let mut command = thaw();
+        command.env("THAW_HOME", &self.home).env_remove("DOCKER_CONFIG");
+        command.args(["pull", &gate.image(IMAGE), "--lazy", "--json"]);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Fetcher(Some(command.spawn().expect("thaw")))
+    }
+
+    #[track_caller]
+    fn wait_until_served(&self) {
+        wait_until("the function is served", || self.get("/nowhere").status != 404);
+    }
+
+    fn get(&self, path: &str) -> Response {
+        get(self.daemon.gateway(), "far", path)
+    }
+
+    #[track_caller]
+    fn answers(&self, path: &str, text: &str) {
+        let answer = self.get(path);
+        assert_eq!((answer.status, answer.text().as_str()), (200, text), "{path}");
+    }
+
+    #[track_caller]
+    fn is_unavailable(&self, path: &str) -> String {
+        let answer = self.get(path);
+        assert_eq!((answer.status, answer.json()["error"].as_str()), (503, Some("unavailable")));
+        assert!(answer.header("retry-after").is_some());
+        self.daemon.explain(&answer)
+    }
+
+    fn is_partial(&self) -> bool {
+        self.home.join("partial/far").exists()
+    }
+
+    /// What was pulled is what was pushed, and the store is in order.
+    #[track_caller]
+    fn is_whole(&self) {
+        Self::is_whole_in(&self.home, &|path| self.get(path));
+    }
+
+    #[track_caller]
+    fn is_whole_in(home: &Path, get: &dyn Fn(&str) -> Response) {
+        assert!(!home.join("partial/far").exists());
+        let record = |home: &Path| {
+            let store = Store::open(&home.join("store")).expect("a store");
+            store.get_function(&Name::new("far").expect("a name")).expect("a function")
+        };
+        assert_eq!(record(home).image, record(source()).image);
+        let store = Store::open(&home.join("store")).expect("a store");
+        let report = store.verify(Repair::Report, &mut |_| {}).expect("a check");
+        assert!(report.problems.is_empty(), "{:?}", report.problems);
+        for (path, text) in [("/", "here"), ("/ballast", "whole"), ("/import", "far")] {
+            let answer = get(path);
+            assert_eq!((answer.status, answer.text().as_str()), (200, text), "{path}");
+        }
+    }
+
+    /// The files of all pieces in the registry but those that a boot needs.
+    fn pieces(&self) -> Vec<PathBuf> {
+        let find = Command::new("find")
+            .arg(self.storage.join("docker/registry/v2/blobs"))
+            .args(["-name", "data", "-size", "+20k"])
+            .output()
+            .expect("find");
+        let text = String::from_utf8(find.stdout).expect("UTF-8");
+        let largest = |path: &PathBuf| fs::metadata(path).expect("a piece").len();
+        let mut found: Vec<PathBuf> = text.lines().map(PathBuf::from).collect();
+        found.sort_by_key(largest);
+        found
+    }
+}
+
+/// A `thaw pull --lazy`, which ends with the test.
+struct Fetcher(Option<Child>);
+
+impl Fetcher {
+    /// What it prints when it has pulled all.
+    #[track_caller]
+    fn report(mut self) -> Value {
+        let child = self.0.take().expect("it runs");
+        let output = child.wait_with_output().expect("its end");
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{errors}");
+        serde_json::from_slice(&output.stdout).expect("JSON")
+    }
+
+    fn kill(mut self) {
+        let mut child = self.0.take().expect("it runs");
+        child.kill().expect("it runs");
+        child.wait().expect("its end");
+    }
+}
+
+impl Drop for Fetcher {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.0.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn number(value: &Value, key: &str) -> u64 {
+    value[key].as_u64().unwrap_or_else(|| panic!("{key} of {value}"))
+}
+
+#[test]
+fn a_function_answers_before_all_of_it_is_here() {
+    let rig = Rig::new("afar-hold");
+    let gate = rig.gate(Mode::Hold);
+    let fetcher = rig.pull(&gate);
+    rig.answers("/", "here");
+    assert!(rig.is_partial());
+    // Whoever touches more waits until it is here, and others do not wait for him.
+    thread::scope(|scope| {
+        let rig = &rig;
+        let waiting = ["/ballast", "/import"].map(|path| scope.spawn(move || rig.get(path).text()));
+        rig.answers("/", "here");
+        thread::sleep(Duration::from_millis(300));
+        assert!(
+            waiting.iter().all(|request| !request.is_finished()),
+            "they have nothing to answer with"
+        );
+        gate.set(Mode::Pass);
+        let texts = waiting.map(|request| request.join().expect("an answer"));
+        assert_eq!(texts, ["whole", "far"]);
+    });
+    let report = fetcher.report();
+    assert_eq!((&report["function"], &report["refrozen"]), (&"far".into(), &Value::Null));
+    rig.is_whole();
+    // Nothing is moved again.
+    let asked = gate.asked();
+    let again = rig.begin(&gate).report();
+    assert_eq!(again["moved"], 0, "{again}");
+    assert!(gate.asked() - asked <= NEEDED, "{}", gate.asked() - asked);
+}
+
+#[test]
+fn connections_that_break_in_the_middle_are_made_again() {
+    let rig = Rig::new("afar-break");
+    let gate = rig.gate(Mode::Hold);
+    let fetcher = rig.pull(&gate);
+    gate.set(Mode::Break(6));
+    rig.answers("/ballast", "whole");
+    rig.answers("/import", "far");
+    fetcher.report();
+    rig.is_whole();
+}
+
+#[test]
+fn whoever_needs_what_is_not_to_be_had_is_told_so_and_may_try_again() {
+    let rig = Rig::new("afar-cut");
+    let gate = rig.gate(Mode::Cut);
+    let fetcher = rig.pull(&gate);
+    let told = rig.is_unavailable("/ballast");
+    assert!(told.contains("could not be fetched"), "{told}");
+    // It is no fault of the function, and others are served.
+    rig.answers("/", "here");
+    rig.is_unavailable("/import");
+    gate.set(Mode::Pass);
+    rig.answers("/ballast", "whole");
+    rig.answers("/import", "far");
+    fetcher.report();
+    rig.is_whole();
+}
+
+#[test]
+fn a_registry_that_stalls_holds_nobody_for_ever() {
+    let rig = Rig::new("afar-stall");
+    let gate = rig.gate(Mode::Stall);
+    let fetcher = rig.pull(&gate);
+    let told = rig.is_unavailable("/ballast");
+    assert!(told.contains("sends nothing more"), "{told}");
+    gate.set(Mode::Pass);
+    rig.answers("/ballast", "whole");
+    fetcher.report();
+    rig.is_whole();
+}
+
+#[test]
+fn pieces_that_lie_reach_nobody() {
+    let rig = Rig::new("afar-lie");
+    let gate = rig.gate(Mode::Hold);
+    let fetcher = rig.pull(&gate);
+    let right: Vec<_> =
+        rig.pieces().into_iter().map(|path| (fs::read(&path).expect("it"), path)).collect();
+    assert!(right.len() > 10);
+    for (bytes, path) in &right {
+        let mut lie = bytes.clone();
+        lie.iter_mut().skip(100).step_by(1000).for_each(|byte| *byte ^= 1);
+        fs::write(path, lie).expect("a lie");
+    }
+    gate.set(Mode::Pass);
+    let told = rig.is_unavailable("/ballast");
+    assert!(told.contains("is damaged"), "{told}");
+    rig.is_unavailable("/import");
+    for (bytes, path) in &right {
+        fs::write(path, bytes).expect("the truth");
+    }
+    rig.answers("/ballast", "whole");
+    rig.answers("/import", "far");
+    fetcher.report();
+    rig.is_whole();
+}
+
+#[test]
+fn a_daemon_that_is_killed_in_the_middle_goes_on() {
+    let mut rig = Rig::new("afar-killed");
+    let gate = rig.gate(Mode::Hold);
+    let fetcher = rig.pull(&gate);
+    rig.answers("/", "here");
+    thread::scope(|scope| {
+        let gateway = rig.daemon.gateway();
+        // It may get anything but a wrong answer.
+        let lost = scope.spawn(move || thaw_e2e::request(gateway, "far", "/ballast", None));
+        wait_until("something more is asked for", || gate.asked() > NEEDED);
+        rig.daemon.kill_and_await_next();
+        if let Ok(answer) = lost.join().expect("a request") {
+            assert_ne!(answer.status, 200, "{}", answer.text());
+        }
+    });
+    rig.wait_until_served();
+    rig.answers("/", "here");
+    gate.set(Mode::Pass);
+    rig.answers("/ballast", "whole");
+    fetcher.report();
+    rig.is_whole();
+}
+
+#[test]
+fn a_pull_that_is_killed_in_the_middle_goes_on_when_it_is_begun_again() {
+    let rig = Rig::new("afar-begun-again");
+    let gate = rig.gate(Mode::Hold);
+    let fetcher = rig.pull(&gate);
+    gate.let_pass(5);
+    let kept = || fs::read_dir(rig.home.join("pieces/shared")).map_or(0, Iterator::count);
+    wait_until("some pieces are here", || kept() >= 5);
+    fetcher.kill();
+    rig.answers("/", "here");
+    // What it has fetched is asked for through it, so nothing of it is to be had now.
+    let told = rig.is_unavailable("/import");
+    assert!(told.contains("thaw pull --lazy"), "{told}");
+    let asked = gate.asked();
+    gate.set(Mode::Pass);
+    let report = rig.begin(&gate).report();
+    assert!(number(&report, "moved") < number(&report, "bytes"), "{report}");
+    assert!(gate.asked() > asked);
+    rig.is_whole();
+}
+
+#[test]
+fn a_full_disk_is_named_and_left_when_there_is_room() {
+    let rig = Rig::new("afar-full");
+    let gate = rig.gate(Mode::Hold);
+    let fetcher = rig.pull(&gate);
+    let pieces = rig.home.join("pieces/shared");
+    let small = ["-t", "tmpfs", "-o", "size=64k,mode=0777", "none"];
+    run(Command::new("mount").args(small).arg(&pieces)).success();
+    struct Unmount<'a>(&'a Path);
+    impl Drop for Unmount<'_> {
+        fn drop(&mut self) {
+            run(Command::new("umount").arg("-l").arg(self.0));
+        }
+    }
+    let mounted = Unmount(&pieces);
+    gate.set(Mode::Pass);
+    let told = rig.is_unavailable("/ballast");
+    assert!(told.contains("no room is left") && told.contains("thaw gc"), "{told}");
+    rig.answers("/", "here");
+    drop(mounted);
+    rig.answers("/ballast", "whole");
+    fetcher.report();
+    rig.is_whole();
+}
+
+#[test]
+fn a_version_that_was_pulled_whole_meanwhile_is_served() {
+    let rig = Rig::new("afar-newer");
+    let gate = rig.gate(Mode::Hold);
+    let fetcher = rig.pull(&gate);
+    fetcher.kill();
+    rig.is_unavailable("/ballast");
+    let mut pull = thaw();
+    pull.env("THAW_HOME", &rig.home).args(["pull", &rig.registry.image(IMAGE)]);
+    run_within(PATIENCE, &mut pull, b"").success();
+    rig.answers("/ballast", "whole");
+    rig.answers("/import", "far");
+}
+
+#[test]
+fn runs_that_make_no_sense_are_refused_before_anything_is_served() {
+    type Change = fn(&mut Crafted<'_>);
+    let changes: [(&str, Change, &str); 5] = [
+        (
+            "layout",
+            |crafted| crafted.document["run"]["layout"] = json!("0".repeat(64)),
+            "another version of Thaw",
+        ),
+        (
+            "pages",
+            |crafted| {
+                let pages = crafted.document["run"]["pages"].as_u64().expect("a number");
+                crafted.document["run"]["pages"] = json!(pages + 4096);
+            },
+            "not as long as its document says",
+        ),
+        (
+            "pieces",
+            |crafted| {
+                let first = crafted.document["pieces"]["image"][0].as_u64().expect("a number");
+                crafted.document["pieces"]["image"][0] = json!(first - 4096);
+            },
+            "contradicts itself",
+        ),
+        (
+            "index",
+            |crafted| {
+                let at = crafted.document["run"]["working_set"].as_u64().expect("a number");
+                let piece = crafted.pieces("function.run")[0];
+                let mut run = crafted.piece(piece);
+                run[at as usize + 100] ^= 1;
+                crafted.replace(piece, &run);
+            },
+            "of its index",
+        ),
+        (
+            "missing",
+            |crafted| {
+                let piece = crafted.pieces("function.run")[0];
+                crafted.layers().remove(piece);
+            },
+            "has no run",
+        ),
+    ];
+    let rig = Rig::new("afar-hostile");
+    let good = Crafted::read(&rig.registry, "team/far", "1");
+    for (name, change, expected) in changes {
+        let mut crafted = good.clone();
+        change(&mut crafted);
+        let mut pull = thaw();
+        pull.env("THAW_HOME", &rig.home).args(["pull", &crafted.push(name), "--lazy"]);
+        let refused = run_within(PATIENCE, &mut pull, b"");
+        assert_eq!(refused.code, Some(1), "{name}: {}", refused.stdout);
+        assert!(refused.stderr.contains(expected), "{name}: {}", refused.stderr);
+        assert!(!rig.is_partial(), "{name}");
+        assert_eq!(rig.get("/").status, 404, "{name}");
+    }
+}
+
+#[test]
+fn what_needs_all_of_an_instance_is_refused_while_some_is_missing() {
+    let rig = Rig::new("afar-refused");
+    let gate = rig.gate(Mode::Hold);
+    let fetcher = rig.pull(&gate);
+    let mut again = rig.begin(&gate).0.take().expect("it runs");
+    let code = again.wait().expect("its end").code();
+    assert_eq!(code, Some(1), "two fetchers of one function");
+    let verb = |arguments: &[&str]| {
+        let mut command = thaw();
+        command.env("THAW_HOME", &rig.home).args(arguments);
+        run(&mut command)
+    };
+    let removed = verb(&["remove", "far"]);
+    assert!(removed.stderr.contains("is being pulled"), "{}", removed.stderr);
+    rig.answers("/", "here");
+    // What it was, if nobody wants it any more, is removed by its name.
+    fetcher.kill();
+    rig.answers("/", "here");
+    verb(&["remove", "far"]).success();
+    assert!(!rig.is_partial());
+    assert_eq!(rig.get("/").status, 404);
+}

@@ -1,0 +1,30 @@
+//! Functions of which only a part is here (docs/decisions/0035).
+//!
+//! `$THAW_HOME/partial/NAME` holds what a boot needs, and a socket behind which a fetcher
+//! (`crate::artifact`, the process of `thaw pull --lazy`) gets what is missing:
+//!
+//! ```text
+//! record.json   the function, its document, and the hash of what a boot needs
+//! index         the index of its files
+//! image         its image: the part before the memory, and the ranges that were touched
+//! working-set   what a request touches
+//! prefetch      the pages of that, and all memory of the kernel
+//! kernel        the kernel build, if it came along
+//! contents/N    content N, whole; N.part: the ranges of it that were touched
+//! socket        asked for contents and segments by number (`protocol`)
+//! lock          held by the fetcher
+//! ```
+//!
+//! Nothing in `image` and `contents` is used before the fetcher has said that it is there.
+
+mod far;
+mod protocol;
+mod record;
+mod rows;
+
+pub(crate) use far::FarContents;
+pub(crate) use protocol::{Question, RECORD_HASH, Reply, read_question, write_reply};
+pub(crate) use record::{
+    PartialFunction, PartialRecord, hash_of_run, is_partial, names, parse, parts,
+};
+pub(crate) use rows::Rows;

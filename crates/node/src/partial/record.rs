@@ -1,0 +1,226 @@
+//! What lies in the directory of a partial function, and reading it.
+
+use super::rows::Rows;
+use crate::function::StoredFunction;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use thaw_oci::artifact::FunctionDocument;
+use thaw_sandbox::{Image, PartialLayout, WorkingSet};
+use thaw_store::{ForeignIndex, IndexId};
+
+/// Version of the record.
+const VERSION: u32 = 1;
+/// Most bytes of a record: a document and what it says of the function, twice.
+const RECORD_MAX: u64 = 16 << 20;
+/// Most files and contents; the fetcher has checked the index by the bounds of its pull.
+const FILES_MAX: usize = 4 << 20;
+
+/// The files of such a directory.
+pub mod parts {
+    pub const RECORD: &str = "record.json";
+    pub const INDEX: &str = "index";
+    pub const IMAGE: &str = "image";
+    pub const WORKING_SET: &str = "working-set";
+    pub const PREFETCH: &str = "prefetch";
+    pub const KERNEL: &str = "kernel";
+    pub const CONTENTS: &str = "contents";
+    pub const SOCKET: &str = "socket";
+    pub const LOCK: &str = "lock";
+}
+
+/// What is known of a partial function.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PartialRecord {
+    version: u32,
+    /// The function, as it will be stored.
+    pub function: StoredFunction,
+    /// What its artifact says.
+    pub document: FunctionDocument,
+    /// Digest of its manifest.
+    pub digest: String,
+    /// When it was pulled, in milliseconds since the epoch.
+    pub created_ms: u64,
+    /// BLAKE3 of what a boot needs ([`hash_of_run`]), in hexadecimal digits.
+    pub run: String,
+    /// Whether the kernel build lies there, too.
+    pub has_kernel: bool,
+}
+
+impl PartialRecord {
+    /// A record of this version.
+    pub fn new(
+        function: StoredFunction,
+        document: FunctionDocument,
+        digest: String,
+        created_ms: u64,
+        (run, has_kernel): (String, bool),
+    ) -> Self {
+        Self { version: VERSION, function, document, digest, created_ms, run, has_kernel }
+    }
+
+    /// Its bytes, and their hash, which the fetcher and whoever asks it have in common.
+    pub fn to_bytes(&self) -> (Vec<u8>, [u8; 32]) {
+        let bytes = serde_json::to_vec(self).expect("a record is plain data");
+        let hash = hash(&[&bytes]);
+        (bytes, hash)
+    }
+}
+
+fn hash(parts: &[&[u8]]) -> [u8; 32] {
+    let mut hasher = blake3::Hasher::new();
+    for part in parts {
+        hasher.update(part);
+    }
+    *hasher.finalize().as_bytes()
+}
+
+/// The hash of what a boot needs.
+pub fn hash_of_run(index: &[u8], head: &[u8], working_set: &[u8], pages: &[u8]) -> String {
+    hash(&[index, head, working_set, pages]).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Names of the functions with a directory in this one; those that are being made are not there yet.
+pub fn names(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let named = entries.filter(|entry| entry.path().join(parts::RECORD).is_file());
+    named.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+}
+
+/// Whether there is a partial function of this name.
+pub fn is_partial(directory: &Path, name: &str) -> bool {
+    directory.join(name).join(parts::RECORD).is_file()
+}
+
+/// A partial function that can be booted.
+#[derive(Debug)]
+pub struct PartialFunction {
+    pub record: PartialRecord,
+    /// Hash of the record's bytes.
+    pub hash: [u8; 32],
+    pub directory: PathBuf,
+    pub index: Arc<File>,
+    pub image: Image,
+    pub working_set: WorkingSet,
+    pub prefetch: Arc<File>,
+    pub layout: PartialLayout,
+    pub rows: Rows,
+}
+
+impl PartialFunction {
+    /// Reads and verifies what a boot needs.
+    ///
+    /// # Errors
+    /// One sentence: a part is missing or damaged.
+    pub fn open(directory: &Path) -> Result<Self, String> {
+        let read = |name: &str, most: u64| {
+            read(&directory.join(name), most).map_err(|error| {
+                format!("{name} of the partial function cannot be read ({error}); pull it again")
+            })
+        };
+        let (_, bytes) = read(parts::RECORD, RECORD_MAX)?;
+        let record: PartialRecord = serde_json::from_slice(&bytes)
+            .map_err(|error| format!("its record makes no sense ({error}); pull it again"))?;
+        if record.version != VERSION {
+            return Err("its record is of another version of Thaw; pull it again".to_owned());
+        }
+        let run = record.document.run.clone().ok_or("its artifact has no run; pull it again")?;
+        let (index, index_bytes) = read(parts::INDEX, record.document.index.size)?;
+        let (_, set_bytes) = read(parts::WORKING_SET, run.working_set)?;
+        let (prefetch, pages) = read(parts::PREFETCH, run.pages)?;
+        let path = directory.join(parts::IMAGE);
+        let head = read_head(&path, run.head).map_err(|error| error.to_string())?;
+        if hash_of_run(&index_bytes, &head, &set_bytes, &pages) != record.run {
+            return Err("what it is booted from is damaged; pull it again".to_owned());
+        }
+        let hash = self::hash(&[&bytes]);
+        let file = File::open(&path).map_err(|error| error.to_string())?;
+        let parsed = parse(&record.document, file, &index_bytes, &set_bytes)?;
+        let Parsed { image, working_set, layout, rows } = parsed;
+        let (index, prefetch) = (Arc::new(index), Arc::new(prefetch));
+        let directory = directory.to_owned();
+        Ok(Self { record, hash, directory, index, image, working_set, prefetch, layout, rows })
+    }
+
+    /// Its root file system.
+    pub fn index_id(&self) -> IndexId {
+        self.record.document.index.id
+    }
+}
+
+/// What a boot needs, understood.
+pub struct Parsed {
+    pub image: Image,
+    pub working_set: WorkingSet,
+    pub layout: PartialLayout,
+    pub rows: Rows,
+}
+
+/// Interprets what a boot needs, and compares it with the document.
+///
+/// # Errors
+/// One sentence: it makes no sense.
+pub fn parse(
+    document: &FunctionDocument,
+    image: File,
+    index: &[u8],
+    working_set: &[u8],
+) -> Result<Parsed, String> {
+    let index =
+        ForeignIndex::parse(index, FILES_MAX).map_err(|error| format!("of its index, {error}"))?;
+    if index.id() != document.index.id {
+        return Err("its index is another one than its document says".to_owned());
+    }
+    let rows = Rows::new(document, index.blobs().map(|blob| blob.size))?;
+    let image = Image::open_partial(image).map_err(|error| error.to_string())?;
+    let (header, part) = (image.header(), &document.image);
+    if header.depth != 0 || header.file_len != part.size {
+        return Err("its image is another one than its document says".to_owned());
+    }
+    if header.kernel_build != part.kernel.0 || header.cpu_features != part.cpu_features {
+        return Err(
+            "its image needs another kernel build or processor than its document says".to_owned()
+        );
+    }
+    if header.index != *document.index.id.as_bytes() {
+        return Err("its image was frozen over other files".to_owned());
+    }
+    image.check_contents(index.blobs().len()).map_err(|error| error.to_string())?;
+    let working_set = WorkingSet::from_bytes(working_set).map_err(|error| error.to_string())?;
+    if working_set.image_checksum() != header.checksum {
+        return Err("its working set belongs to another image".to_owned());
+    }
+    let run = document.run.as_ref().ok_or("its artifact has no run")?;
+    let plain =
+        thaw_sandbox::run_layout(&image, &working_set).ok_or("it cannot be booted in parts")?;
+    let name: String = plain.name().iter().map(|byte| format!("{byte:02x}")).collect();
+    if name != run.layout || plain.len() != run.pages || image.head_len() != run.head {
+        return Err("its run was made by another version of Thaw".to_owned());
+    }
+    let layout = PartialLayout::new(&image, &working_set, rows.contents(), &rows)
+        .ok_or("it cannot be booted in parts")?;
+    Ok(Parsed { image, working_set, layout, rows })
+}
+
+/// A file, and all of its bytes.
+fn read(path: &Path, most: u64) -> io::Result<(File, Vec<u8>)> {
+    let file = File::open(path)?;
+    let mut bytes = Vec::new();
+    (&file).take(most + 1).read_to_end(&mut bytes)?;
+    match bytes.len() as u64 > most {
+        true => Err(io::Error::other("it is too long")),
+        false => Ok((file, bytes)),
+    }
+}
+
+fn read_head(path: &Path, len: u64) -> io::Result<Vec<u8>> {
+    let mut head = Vec::new();
+    File::open(path)?.take(len).read_to_end(&mut head)?;
+    match head.len() as u64 == len {
+        true => Ok(head),
+        false => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}

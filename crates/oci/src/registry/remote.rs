@@ -1,0 +1,183 @@
+//! A function in a registry whose pieces are fetched one by one, in any order.
+
+use super::download::BlobDirectory;
+use super::pull::{FoundFunction, Pull, PulledFunction};
+use super::source::{Broken, Source};
+use crate::artifact::{FunctionDocument, FunctionManifest, Section, packed_max};
+use crate::error::OciError;
+use oci_spec::image::Descriptor;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tokio::time::{sleep, timeout};
+
+/// How long a registry may send nothing in the middle of a piece.
+pub const STALL: Duration = Duration::from_secs(5);
+/// How often a piece is tried to be fetched, and the first pause, which doubles each time.
+const ATTEMPTS: u32 = 4;
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// A function of which the manifest and the document were read.
+pub struct RemoteFunction {
+    source: Source,
+    manifest: FunctionManifest,
+    /// What it says of itself.
+    pub document: FunctionDocument,
+    /// Digest of its manifest.
+    pub digest: String,
+    /// Whether a key has signed it that registries.toml names for its registry.
+    pub is_signed: bool,
+}
+
+/// A piece of a function, as its manifest names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PieceName {
+    /// SHA-256 digest in hexadecimal digits: the name of its file.
+    pub hex: String,
+    /// Bytes, compressed.
+    pub size: u64,
+}
+
+impl Pull<'_> {
+    /// Finds a function, of which nothing but the document is read. `None`: it is a container image.
+    ///
+    /// # Errors
+    /// The registry cannot be reached or refuses, or it is not signed by the key that it has to be
+    /// signed by.
+    pub async fn find_function(&self) -> Result<Option<RemoteFunction>, OciError> {
+        let found = self.find().await?;
+        Ok(found.map(|found| {
+            let FoundFunction { source, manifest, document, digest, is_signed } = found;
+            RemoteFunction { source, manifest, document, digest, is_signed }
+        }))
+    }
+}
+
+impl RemoteFunction {
+    /// The pieces of a section, in order.
+    ///
+    /// # Errors
+    /// A digest is of another kind than SHA-256.
+    pub fn pieces(&self, section: Section) -> Result<Vec<PieceName>, OciError> {
+        let named = |piece: &Descriptor| {
+            let hex = piece.as_digest_sha256().ok_or_else(|| {
+                let digest = crate::error::escaped(piece.digest().to_string().as_bytes());
+                self.source.refused(format!("the digest {digest} is not of kind sha256"))
+            })?;
+            Ok(PieceName { hex: hex.to_owned(), size: piece.size() })
+        };
+        self.manifest.pieces(section).map(named).collect()
+    }
+
+    /// Fetches a piece, compressed, of which the digest is right. Goes on after connections that
+    /// break or stall, a bounded number of times.
+    ///
+    /// # Errors
+    /// The registry does not send it, or something else.
+    pub async fn fetch(&self, section: Section, piece: &PieceName) -> Result<Vec<u8>, OciError> {
+        let mut bytes = Vec::new();
+        let mut attempts = 1;
+        loop {
+            let result = self.go_on(section, piece, &mut bytes).await;
+            let result = result.and_then(|()| check(piece, &bytes));
+            match result {
+                Ok(()) => return Ok(bytes),
+                Err(error) if attempts >= ATTEMPTS => return Err(error),
+                // What is wrong begins anew, what has broken off goes on.
+                Err(OciError::Digest { .. } | OciError::Document { .. }) => bytes.clear(),
+                Err(_) => {}
+            }
+            sleep(PAUSE * 2_u32.pow(attempts - 1)).await;
+            attempts += 1;
+        }
+    }
+
+    /// Adds what comes until the piece is whole or the connection ends.
+    async fn go_on(
+        &self,
+        section: Section,
+        piece: &PieceName,
+        bytes: &mut Vec<u8>,
+    ) -> Result<(), OciError> {
+        let what = || format!("a piece of the function's {section}");
+        if piece.size > packed_max(section) {
+            return Err(OciError::document(what(), "it is longer than any can be"));
+        }
+        let (source, host) = (&self.source, self.source.place());
+        let digest = format!("sha256:{}", piece.hex);
+        let stalled = |_| source.refused(format!("{host} sends nothing more; try again"));
+        let broke_off =
+            |error: String| source.refused(format!("{host} broke off ({error}); try again"));
+        let opened = source.open_blob(&digest, bytes.len() as u64);
+        let opened = timeout(STALL, opened).await.map_err(stalled)?;
+        let mut stream = opened.map_err(|broken| match broken {
+            Broken::Network(reason) => broke_off(reason),
+            Broken::Final(error) => error,
+        })?;
+        bytes.truncate(stream.from as usize);
+        while (bytes.len() as u64) < piece.size {
+            let chunk = timeout(STALL, stream.next()).await.map_err(stalled)?.map_err(broke_off)?;
+            let Some(chunk) = chunk else { return Err(broke_off("too early".to_owned())) };
+            bytes.extend_from_slice(&chunk);
+            if bytes.len() as u64 > piece.size {
+                return Err(OciError::document(what(), "it is longer than the manifest says"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The function as a pull has it whose pieces are all in `directory`, of which `moved` bytes were
+    /// moved; `None`: some are not there.
+    ///
+    /// # Errors
+    /// A digest is of another kind than SHA-256.
+    pub fn pulled(
+        &self,
+        sections: &[Section],
+        directory: &Path,
+        moved: u64,
+    ) -> Result<Option<PulledFunction>, OciError> {
+        let mut pieces = Vec::new();
+        let mut bytes = 0;
+        for section in Section::ALL.into_iter().filter(|section| sections.contains(section)) {
+            for piece in self.pieces(section)? {
+                let path = directory.join(&piece.hex);
+                if !has(directory, &piece) {
+                    return Ok(None);
+                }
+                bytes += piece.size;
+                pieces.push((section, path));
+            }
+        }
+        let (document, digest) = (self.document.clone(), self.digest.clone());
+        Ok(Some(PulledFunction::new(document, digest, self.is_signed, (bytes, moved), pieces)))
+    }
+}
+
+/// Whether a piece lies in a directory of pieces. Its digest is compared when it is read.
+pub fn has(directory: &Path, piece: &PieceName) -> bool {
+    let found = directory.join(&piece.hex).metadata();
+    found.is_ok_and(|found| found.is_file() && found.len() == piece.size)
+}
+
+/// Compares the digest of a piece with its name.
+///
+/// # Errors
+/// It is another one.
+pub fn check(piece: &PieceName, bytes: &[u8]) -> Result<(), OciError> {
+    let (found, wanted) = (crate::layer::digest(bytes), format!("sha256:{}", piece.hex));
+    match found == wanted {
+        true => Ok(()),
+        false => {
+            Err(OciError::Digest { what: "a piece of the function".to_owned(), found, wanted })
+        }
+    }
+}
+
+/// Makes the directory of pieces at `path`, with the rights of `owner`.
+///
+/// # Errors
+/// It cannot be made.
+pub fn piece_directory(path: &Path, owner: thaw_store::Owner) -> Result<PathBuf, OciError> {
+    BlobDirectory::make(path, owner)?;
+    Ok(path.to_owned())
+}
