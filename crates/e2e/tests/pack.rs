@@ -121,7 +121,8 @@ fn a_damaged_one_is_told_and_frozen_anew() {
     let daemon = serve(&home, "1GiB");
     let refused = get(daemon.gateway(), NAME, "/");
     assert_eq!(refused.status, 502, "{}", refused.text());
-    assert!(refused.text().contains("is damaged"), "{}", refused.text());
+    let why = daemon.explain(&refused);
+    assert!(why.contains("is damaged"), "{why}");
     wait_until("it is frozen anew", || get(daemon.gateway(), NAME, "/").status == 200);
     daemon.stop();
     command(&home, &["pack"]);
@@ -168,7 +169,8 @@ fn on_a_full_disk_the_request_hears_why_and_the_next_is_served() {
     while full.write_all(&[1; 1 << 16]).is_ok() {}
     let refused = get(daemon.gateway(), NAME, "/");
     assert_eq!(refused.status, 502, "{}", refused.text());
-    assert!(refused.text().contains("is full"), "{}", refused.text());
+    let why = daemon.explain(&refused);
+    assert!(why.contains("is full"), "{why}");
     drop(full);
     fs::remove_file(&filler).expect("it is removable");
     wait_until("it is served", || get(daemon.gateway(), NAME, "/").status == 200);

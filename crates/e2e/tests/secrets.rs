@@ -70,7 +70,8 @@ fn each_copy_has_the_values_of_the_moment() {
     let refused = get(daemon.gateway(), "warm", "/");
     assert_eq!(refused.status, 502);
     let why = "secret `api-key` of `warm` is not set; `thaw secret set warm api-key` sets it";
-    assert!(refused.text().contains(why), "{}", refused.text());
+    let explained = daemon.explain(&refused);
+    assert!(explained.contains(why), "{explained}");
     let functions = daemon.admin("/functions").json();
     let warm = functions.as_array().unwrap().iter().find(|found| found["name"] == "warm").unwrap();
     assert_eq!(warm["problem"], why);
