@@ -195,6 +195,11 @@ pub const FLAG_ENTRY_STDIN: u32 = 1 << 19;
 /// `/dev/thaw`, [`Start::entry_signal`] and [`MSG_FREEZE`] are.
 pub const FLAG_ENTRY_ASKED: u32 = 1 << 20;
 
+/// There is no program, and no argument: the first process is the kernel's own. It asks to be
+/// frozen, as a program does through `/dev/thaw`, and waits for ever. Kernels that do not know of
+/// it refuse it, since they find no program.
+pub const FLAG_INIT: u32 = 1 << 27;
+
 /// Body of [`MSG_START`].
 ///
 /// Descriptors: standard input, output and error, then, for [`ROOTFS_INDEX`],

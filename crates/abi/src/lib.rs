@@ -11,6 +11,7 @@ pub mod image;
 pub mod layout;
 pub mod network;
 pub mod protocol;
+pub mod remote;
 pub mod rootfs;
 
 /// Size of a page of memory, in bytes.

@@ -6,7 +6,7 @@
 //!
 //! A change of any of these needs a new version, unless a kernel that does not know of it is
 //! not asked for it: [`crate::control`], [`crate::bind`], [`crate::freeze`],
-//! [`crate::layout`], [`crate::network`], [`crate::rootfs`], and the tables of
+//! [`crate::layout`], [`crate::network`], [`crate::remote`], [`crate::rootfs`], and the tables of
 //! [`crate::image`] that a boot command carries. The host keeps speaking the two versions
 //! before its own.
 
@@ -48,6 +48,7 @@ mod tests {
     use crate::control::*;
     use crate::freeze::*;
     use crate::image::Mapping;
+    use crate::remote::*;
 
     #[test]
     fn the_note_is_one_of_elf() {
@@ -96,6 +97,15 @@ mod tests {
             ("FrozenRegion", size_of::<FrozenRegion>(), 48),
             ("FrozenThread", size_of::<FrozenThread>(), 224),
             ("Mapping", size_of::<Mapping>(), 40),
+            ("Exec", size_of::<Exec>(), 32),
+            ("ExecSignal", size_of::<ExecSignal>(), 16),
+            ("ExecWindow", size_of::<ExecWindow>(), 16),
+            ("ExecStarted", size_of::<ExecStarted>(), 16),
+            ("ExecEnded", size_of::<ExecEnded>(), 16),
+            ("ExecFailed", size_of::<ExecFailed>(), 8),
+            ("Files", size_of::<Files>(), 8),
+            ("FileRequest", size_of::<FileRequest>(), 48),
+            ("FileAnswer", size_of::<FileAnswer>(), 64),
         ];
         assert_eq!(PROTOCOL_VERSION, 1, "this table is that of version 1");
         for (name, size, known) in sizes {

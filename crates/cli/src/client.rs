@@ -1,12 +1,13 @@
 //! Talking to the daemon's admin API.
 
+use crate::exec_client::{self, Stream};
 use crate::failure::Failure;
 use crate::unix_transport::UnixConnector;
 use clap::Args;
 use serde::de::DeserializeOwned;
 use std::path::PathBuf;
 use std::time::Duration;
-use thaw_node::admin::{AdminAddress, AdminToken, Problem};
+use thaw_node::admin::{AdminAddress, AdminToken, Problem, connect_unix};
 use thaw_node::home::Home;
 use thaw_sandbox::escape;
 use ureq::http::Response;
@@ -153,6 +154,69 @@ impl Daemon {
             request = request.header(name, value);
         }
         request.send(body).map_err(|error| self.unreachable(&error))
+    }
+
+    /// Sends JSON and reads a JSON answer.
+    ///
+    /// # Errors
+    /// The daemon does not answer, or says why not.
+    pub fn send_json<T: DeserializeOwned>(
+        &self,
+        method: &str,
+        path: &str,
+        body: &impl serde::Serialize,
+    ) -> Result<T, Failure> {
+        let text = serde_json::to_vec(body)?;
+        let url = self.url(path);
+        let request = if method == "PUT" { self.agent.put(url) } else { self.agent.post(url) };
+        let request = self.authorized(request).header("Content-Type", "application/json");
+        read_json(self.check(request.send(&text[..]))?)
+    }
+
+    /// Sends a request without a body and reads a JSON answer.
+    ///
+    /// # Errors
+    /// The daemon does not answer, or says why not.
+    pub fn send_empty<T: DeserializeOwned>(&self, method: &str, path: &str) -> Result<T, Failure> {
+        debug_assert_eq!(method, "DELETE");
+        read_json(self.check(self.authorized(self.agent.delete(self.url(path))).call())?)
+    }
+
+    /// Sends a file and reads a JSON answer.
+    ///
+    /// # Errors
+    /// The daemon does not answer, or says why not.
+    pub fn put_file<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        file: std::fs::File,
+    ) -> Result<T, Failure> {
+        let request = self.authorized(self.agent.put(self.url(path)));
+        read_json(self.check(request.send(file))?)
+    }
+
+    /// A connection that carries the streams of a process, which `path` starts or finds.
+    ///
+    /// # Errors
+    /// The daemon does not answer, or says why not.
+    pub fn upgraded(&self, path: &str, body: &[u8]) -> Result<Box<dyn Stream>, Failure> {
+        let unreachable = |error: std::io::Error| {
+            Failure::failed(format!(
+                "the daemon at {} does not answer ({error}); is `thaw serve` running?",
+                self.admin
+            ))
+        };
+        let (stream, host): (Box<dyn Stream>, String) = match &self.admin {
+            AdminAddress::Unix(path) => {
+                (Box::new(connect_unix(path).map_err(unreachable)?), "127.0.0.1".to_owned())
+            }
+            AdminAddress::Tcp(address) => {
+                let stream = std::net::TcpStream::connect(address).map_err(unreachable)?;
+                stream.set_nodelay(true)?;
+                (Box::new(stream), address.to_string())
+            }
+        };
+        exec_client::upgrade(stream, &host, path, self.authorization.as_deref(), body)
     }
 
     fn check(

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod client;
+mod exec_client;
 mod failure;
 mod grammar;
 mod output;

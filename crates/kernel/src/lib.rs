@@ -14,6 +14,7 @@ mod messages;
 pub mod mm;
 pub mod net;
 pub mod procfs;
+pub mod remote;
 pub mod state;
 pub mod syscall;
 pub mod sysfs;

@@ -7,6 +7,8 @@ use thaw_abi::control::{
     MSG_WAKE, MSG_WINDOW_SIZE, Rest, Signal as SignalMessage, WindowSize,
 };
 
+use thaw_abi::remote::{MSG_EXEC, MSG_FILES};
+
 use crate::console;
 use crate::host::control::{self, Kept};
 use crate::platform::machine::{HostFd, HostFiles, Machine};
@@ -33,6 +35,7 @@ pub fn handle(message: &Kept) {
             kernel().window.set(body::<WindowSize>(message));
             signal_from_host(SIGWINCH);
         }
+        MSG_EXEC..=MSG_FILES => crate::remote::handle(message),
         MSG_FREEZE => freeze_request::request(),
         MSG_CHECKPOINT => {
             // An older host says nothing about it.

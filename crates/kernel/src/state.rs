@@ -50,6 +50,8 @@ pub struct Kernel {
     pub system_v: crate::ipc::sysv::SystemV,
     /// Futexes that somebody waits on.
     pub futexes: crate::task::futex::Futexes,
+    /// Processes that the host has asked for.
+    pub remote: crate::remote::Remote,
     /// Timers by deadline.
     pub timers: crate::time::timer::Timers,
     /// How often this state has been thawed on the way to this copy.
@@ -106,6 +108,7 @@ impl Kernel {
             has_shared_arena: KernelCell::new(false),
             system_v: Default::default(),
             futexes: Default::default(),
+            remote: Default::default(),
             timers: Default::default(),
             host_poll: Default::default(),
             generation: KernelCell::new(0),

@@ -89,6 +89,7 @@ impl Hooks for Kernel {
     }
 
     fn process_ended(&self, process: &Process) {
+        crate::remote::process_ended(process);
         locks::release_process(process);
         tty::job::process_ended(process);
         sysv::process_ended(process);

@@ -6,9 +6,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// From the lowest to the highest. Below all of them is the crate `thaw-platform`.
-const ORDER: [&str; 16] = [
+const ORDER: [&str; 17] = [
     "args", "host", "time", "mm", "task", "fs", "ipc", "net", "exec", "procfs", "sysfs", "freeze",
-    "syscall", "messages", "upcalls", "boot",
+    "syscall", "remote", "messages", "upcalls", "boot",
 ];
 
 /// The root of all saved state: it has a part of every module, and every module uses it.

@@ -12,6 +12,7 @@ use crate::instance::WorkingSetUse;
 use crate::legacy;
 use crate::logs::Logs;
 use crate::node::NodeState;
+use crate::sandboxes::Sandboxes;
 use crate::pressure::watch_pressure;
 use crate::successor::watch_refusals;
 use crate::swap::SwapSpace;
@@ -268,6 +269,8 @@ pub async fn serve(
     let freshness = tokio::spawn(catalog.clone().keep_fresh());
     let cpu_watch = tokio::spawn(watch_cpu_time(shared.clone(), periods.clone()));
     let pressure_watch = tokio::spawn(watch_pressure(shared.clone()));
+    let sandboxes = Sandboxes::load(shared.clone(), home.root())?;
+    let sandboxes_watch = tokio::spawn(sandboxes.clone().watch());
     let sleepers_watch = tokio::spawn(shared.clone().end_old_sleepers());
     let refusals_watch = monitor::of_this_process().map(|link| tokio::spawn(watch_refusals(link)));
     let own = Arc::new(OwnListeners::new(gateway, shared.clone()));
@@ -277,6 +280,7 @@ pub async fn serve(
         shared: shared.clone(),
         catalog: catalog.clone(),
         gateway: reachable(gateway_address),
+        sandboxes,
         home: home.clone(),
         counting: Arc::default(),
         on_reload: Arc::new(move || updated.update()),
@@ -307,6 +311,7 @@ pub async fn serve(
     cpu_watch.abort();
     pressure_watch.abort();
     sleepers_watch.abort();
+    sandboxes_watch.abort();
     let kept = shared.keep_asleep();
     if kept > 0 {
         tracing::info!(instances = kept, "left instances asleep for the next daemon");
@@ -522,7 +527,7 @@ impl OwnListeners {
         let (gateway, name) = (self.gateway.clone(), name.to_string());
         let option = "`listen` in its thaw.toml";
         Ok(match kind {
-            EntryKind::Http | EntryKind::Stdin => {
+            EntryKind::Http | EntryKind::Stdin | EntryKind::Sandbox => {
                 let guarded = guarded(address, Transport::Tcp, PortGuard::IfWrittenOut);
                 let listening = gateway.listen(bind(address, option)?, Some(name));
                 tokio::spawn(with_guard(guarded, listening))

@@ -29,6 +29,7 @@ pub mod node;
 mod pressure;
 pub mod reactor;
 pub mod rootfs;
+pub mod sandboxes;
 pub mod service;
 pub mod socket;
 mod successor;

@@ -7,9 +7,11 @@ use thaw_abi::control::{
     MSG_HIBERNATED, MSG_OPEN_BLOB, MSG_OPEN_SOCKET, MSG_READY, MSG_RESTING, MSG_TERMINAL_GET,
     MSG_TERMINAL_SET, MSG_WAKE_SOCKET, MessageHeader, Resting,
 };
+use thaw_abi::remote::{MSG_EXEC_FAILED, MSG_EXEC_STARTED};
 
 use crate::broker::{Question, Request};
 use crate::hibernate::Awake;
+use crate::remote::{self, RemoteEvent};
 use crate::text::printable;
 
 /// What [`crate::Sandbox::poll_event`] found.
@@ -51,6 +53,8 @@ pub enum Event {
         /// [`thaw_abi::control::Connection::id`].
         id: u64,
     },
+    /// Something has become of a process that was started from outside.
+    Remote(RemoteEvent),
     /// The first guest process has ended; [`Event::Hangup`] follows.
     Exit(GuestExit),
     /// The kernel could not start or thaw: one sentence, control characters
@@ -75,6 +79,17 @@ pub enum GuestExit {
     Code(u8),
     /// Ended by this signal, 1 to 64.
     Signal(u8),
+}
+
+impl GuestExit {
+    /// From what a sandbox says; `None`: no process ends like that.
+    pub(crate) fn checked(code: u32, signal: u32) -> Option<Self> {
+        match (u8::try_from(code), u8::try_from(signal)) {
+            (Ok(code), Ok(0)) => Some(Self::Code(code)),
+            (_, Ok(signal @ 1..=64)) => Some(Self::Signal(signal)),
+            _ => None,
+        }
+    }
 }
 
 /// How a sandbox broke the control protocol. It is killed for it.
@@ -160,12 +175,9 @@ pub(crate) fn parse(packet: &[u8]) -> Result<Incoming<'_>, Violation> {
         }
         MSG_EXIT => {
             let exit: Exit = whole(body).ok_or(wrong_length)?;
-            Event::Exit(match (u8::try_from(exit.code), u8::try_from(exit.signal)) {
-                (Ok(code), Ok(0)) => GuestExit::Code(code),
-                (_, Ok(signal @ 1..=64)) => GuestExit::Signal(signal),
-                _ => return Err(wrong_value),
-            })
+            Event::Exit(GuestExit::checked(exit.code, exit.signal).ok_or(wrong_value)?)
         }
+        MSG_EXEC_STARTED..=MSG_EXEC_FAILED => Event::Remote(remote::parse(kind, body)?),
         MSG_FAILED => Event::Failed(printable(body)),
         MSG_OPEN_BLOB..=MSG_WAKE_SOCKET
         | MSG_OPEN_SOCKET
@@ -246,7 +258,7 @@ mod tests {
             let mut bytes: Vec<u8> = (0..len).map(|_| next() as u8).collect();
             if len >= 16 && next() % 4 != 0 {
                 let kinds = [
-                    102, 103, 104, 105, 106, 120, 121, 122, 201, 202, 203, 204, 205, 221, 231, 241,
+                    102, 103, 104, 105, 106, 120, 121, 122, 180, 181, 182, 201, 202, 203, 204, 205, 221, 231, 241,
                     242,
                 ];
                 let kind: u32 = kinds[(next() % kinds.len() as u64) as usize];

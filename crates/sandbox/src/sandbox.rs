@@ -613,7 +613,16 @@ impl Connector {
         socket: BorrowedFd<'_>,
     ) -> io::Result<()> {
         let message = message::message(MSG_CONNECTION, connection);
-        self.0.send(|outbox, control| outbox.send_lent(control, message, &[socket]))
+        self.send_lent(message, &[socket])
+    }
+
+    /// Sends a message with descriptors that stay open here, too.
+    pub(crate) fn send_lent(
+        &self,
+        message: Vec<u8>,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> io::Result<()> {
+        self.0.send(|outbox, control| outbox.send_lent(control, message, descriptors))
     }
 }
 

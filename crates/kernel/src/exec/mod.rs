@@ -6,6 +6,8 @@ pub mod script;
 pub mod stack;
 pub mod vdso;
 
+pub use credentials::after_exec;
+
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering::Relaxed;

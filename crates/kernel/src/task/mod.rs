@@ -18,6 +18,7 @@ pub mod space;
 pub mod thread;
 pub mod timers;
 pub mod wait;
+pub mod work;
 
 pub use credentials::{Capabilities, Credentials};
 pub use process::{Process, Tasks};

@@ -76,6 +76,14 @@ impl Tasks {
         self.threads.borrow_mut().get(&tid).cloned()
     }
 
+    /// The address space of the first host process, which is there as long as the sandbox.
+    pub fn first_space(&self) -> Arc<Space> {
+        match self.hosted.borrow_mut().first() {
+            Some(Some(space)) => space.clone(),
+            _ => panic!("there is no host process yet"),
+        }
+    }
+
     /// All processes, those included that have ended and that nobody has waited for.
     pub fn all_processes(&self) -> Vec<Arc<Process>> {
         self.processes_where(|_| true)
@@ -259,6 +267,8 @@ pub struct Process {
     pub dumpable: KernelCell<bool>,
     /// `PR_SET_CHILD_SUBREAPER` (prctl(2)).
     pub is_subreaper: KernelCell<bool>,
+    /// Whether it is the kernel's own first process, to which no signal gets.
+    pub is_init: KernelCell<bool>,
     /// `PR_SET_PDEATHSIG` (prctl(2)); 0 for none.
     pub parent_death_signal: KernelCell<Option<Signal>>,
     /// When it started, on the guest's monotonic clock, in nanoseconds.
@@ -290,6 +300,38 @@ impl Process {
         };
         let shares = Shares { mm: Arc::new(Space::new()), resources, borrows_memory: false };
         Self { credentials: KernelCell::new(credentials), ..Self::new(FIRST_PID, family, shares) }
+    }
+
+    /// The process of a thread of the kernel's own ([`super::work`]). It has no memory: that of
+    /// the first host process is only where its thread runs.
+    pub fn of_kernel(pid: u32, credentials: Credentials, resources: ProcessFiles) -> Self {
+        let family = Family {
+            parent: 0,
+            group: pid,
+            session: pid,
+            exit_signal: None,
+            has_executed: true,
+        };
+        let mm = kernel().tasks.first_space();
+        let shares = Shares { mm: mm.clone(), resources, borrows_memory: false };
+        let process =
+            Self { credentials: KernelCell::new(credentials), ..Self::new(pid, family, shares) };
+        mm.detach();
+        process
+    }
+
+    /// A process that the host has asked for: the leader of a session of its own, with empty
+    /// memory and without threads. Nobody waits for it.
+    pub fn from_outside(pid: u32, credentials: Credentials, resources: ProcessFiles) -> Self {
+        let family = Family {
+            parent: 0,
+            group: pid,
+            session: pid,
+            exit_signal: None,
+            has_executed: true,
+        };
+        let shares = Shares { mm: Arc::new(Space::new()), resources, borrows_memory: false };
+        Self { credentials: KernelCell::new(credentials), ..Self::new(pid, family, shares) }
     }
 
     /// A child of this process, without threads.
@@ -339,6 +381,7 @@ impl Process {
             posix_timers: Default::default(),
             dumpable: KernelCell::new(true),
             is_subreaper: KernelCell::new(false),
+            is_init: KernelCell::new(false),
             parent_death_signal: KernelCell::new(None),
             start_ns: crate::time::Instant::now().0,
             ended_cpu_ns: AtomicU64::new(0),

@@ -6,6 +6,7 @@
 
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::thread::{current, current_arc};
@@ -191,6 +192,18 @@ pub fn block_uninterruptibly(queue: &WaitQueue) {
     thread.sched.borrow_mut().state = RunState::Uninterruptible;
     thread.switch_to_idle();
     queue.unregister(token);
+}
+
+/// Blocks the running thread until one of `queues` is woken. Signals do not end it.
+pub fn block_uninterruptibly_on(queues: &[&WaitQueue]) {
+    let thread = current();
+    let waiter: Arc<dyn Waiter> = current_arc();
+    let tokens: Vec<_> = queues.iter().map(|queue| queue.register(waiter.clone())).collect();
+    thread.sched.borrow_mut().state = RunState::Uninterruptible;
+    thread.switch_to_idle();
+    for (queue, token) in queues.iter().zip(tokens) {
+        queue.unregister(token);
+    }
 }
 
 /// Lets other runnable threads run first (sched_yield(2)).

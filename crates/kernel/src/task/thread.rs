@@ -1,6 +1,7 @@
 //! Threads: kernel objects with a kernel stack and a saved context.
 #![allow(unsafe_code)]
 
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -9,6 +10,7 @@ use super::Process;
 use super::sched_attributes::Scheduling;
 use super::scheduler::SchedState;
 use super::signal::ThreadSignals;
+use super::work::{self, Work};
 use crate::mm::heap;
 use crate::platform::machine::{Clocks, Machine, ThreadContext, ThreadState};
 use crate::platform::registers::{Frame, TrapFrame};
@@ -40,6 +42,8 @@ pub struct Thread {
     pub clear_child_tid: AtomicU64,
     /// Head of the list of robust futexes (set_robust_list(2)).
     pub robust_list: AtomicU64,
+    /// What it does in the kernel before it first enters the guest.
+    pub work: KernelCell<Option<Box<dyn Work>>>,
     /// Its registers and kernel stack.
     pub context: ThreadContext,
     /// CPU time up to the last switch, in nanoseconds.
@@ -64,6 +68,7 @@ impl Thread {
             set_child_tid: AtomicU64::new(0),
             clear_child_tid: AtomicU64::new(0),
             robust_list: AtomicU64::new(0),
+            work: KernelCell::new(None),
             context: ThreadContext::new(heap::kernel_stack(), frame),
             cpu_ns: AtomicU64::new(0),
             running_since_ns: AtomicU64::new(0),
@@ -163,6 +168,7 @@ pub fn begin() {
     let at = UserAddress(thread.set_child_tid.load(Relaxed));
     // clone(2): an address that cannot be written to does not fail the call.
     let _ = at.write_if_some(&thread.tid());
+    work::run();
 }
 
 /// The running thread.

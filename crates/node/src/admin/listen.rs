@@ -183,6 +183,7 @@ async fn serve_connection(
         .header_read_timeout(HEAD_PATIENCE)
         .max_buf_size(HEAD_MAX)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
+        .with_upgrades()
         .await;
     if let Err(error) = served {
         tracing::debug!("a connection to the admin API has failed: {error}");

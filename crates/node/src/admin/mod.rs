@@ -19,6 +19,12 @@
 //! | `POST /functions/NAME/hibernate?instance=ID` | [`Hibernated`]: an idle instance has given up its memory |
 //! | `POST /functions/NAME/sleep?instance=ID` | [`FellAsleep`]: an idle instance is asleep |
 //! | `POST /functions/NAME/wake?instance=ID` | [`Woken`]: a hibernated instance has its memory back, or one that was asleep runs |
+//! | `POST /instances/ID/exec` | [`ExecInfo`](crate::sandboxes::ExecInfo), or its streams: a process in it |
+//! | `GET /instances/ID/execs`, `GET …/EXEC`, `GET …/EXEC/output` | those there are, one, and what it has printed |
+//! | `POST /instances/ID/execs/EXEC/attach`, `POST …/signal?number=N` | its streams; a signal for it |
+//! | `GET`, `PUT`, `DELETE /instances/ID/files?path=P` | a file in it, and `…/files/list`, `stat`, `directory`, `rename`, `link` |
+//! | `GET /sandboxes`, `POST /sandboxes` | [`SandboxInfo`](crate::sandboxes::SandboxInfo) of each; a new one |
+//! | `GET`, `DELETE /sandboxes/NAME`, `POST …/pause`, `resume`, `fork?name=N`, `timeout?seconds=N` | one of them |
 //! | `GET /instances` | [`InstanceInfo`](crate::service::InstanceInfo) of each |
 //! | `GET /df` | [`UsageReport`](crate::usage::UsageReport): what is stored and shared |
 //! | `GET /tenants` | [`TenantReport`](crate::tenants::TenantReport) of each |
@@ -27,13 +33,17 @@
 
 mod access;
 mod address;
+mod exec;
+mod files;
 mod invoke;
 mod listen;
 mod routes;
+mod sandboxes;
 mod types;
 
 pub use access::{AdminToken, RemoteAccess, TokenError};
 pub use address::{AdminAddress, connect_unix};
+pub use exec::{EXEC_PROTOCOL, Frame};
 pub use invoke::{BOOT_HEADER, PHASES_HEADER};
 pub use listen::{LocalListener, listen_at};
 pub use types::{
@@ -44,6 +54,7 @@ pub use types::{
 use crate::catalog::Catalog;
 use crate::home::Home;
 use crate::node::NodeState;
+use crate::sandboxes::Sandboxes;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -58,6 +69,8 @@ pub struct Admin {
     pub catalog: Arc<Catalog>,
     /// Where the shared gateway listens.
     pub gateway: SocketAddr,
+    /// Its sandboxes.
+    pub sandboxes: Arc<Sandboxes>,
     /// The node's state directory.
     pub home: Home,
     /// Held by the one request that counts what is stored: that reads many files.

@@ -52,6 +52,9 @@ pub(super) fn router(admin: Admin, access: Option<Arc<RemoteAccess>>) -> Router 
         .route("/tenants", get(tenants))
         .route("/images", get(images))
         .route("/reload", post(reload))
+        .merge(super::exec::routes())
+        .merge(super::files::routes())
+        .merge(super::sandboxes::routes())
         .fallback(|| async {
             problem(
                 StatusCode::NOT_FOUND,

@@ -238,7 +238,7 @@ pub(super) fn write_image(
     let config = &function.config;
     let spec = FreezeSpec {
         index_hash: *rootfs.id().as_bytes(),
-        program: config.command[0].clone(),
+        program: config.command.first().map_or("init", String::as_str).to_owned(),
         arguments: config.command.join(" "),
         about: about(config.name.as_str()),
         max_stored: config.limits.memory.bytes(),

@@ -69,17 +69,18 @@ pub(super) fn resolve(
     };
     let StoredImage { index, settings, .. } = found;
     let gap = |what, key| ImageFailure::Gap { image: image.clone(), what, key };
-    if config.command.is_empty() {
+    let is_sandbox = config.entry.kind == EntryKind::Sandbox;
+    if config.command.is_empty() && !is_sandbox {
         config.command = settings.command_with(&[]);
     }
-    if config.command.is_empty() {
+    if config.command.is_empty() && !is_sandbox {
         return Err(gap("program", "command"));
     }
     if config.workdir.is_empty() {
         let named = settings.workdir.starts_with('/').then(|| settings.workdir.clone());
         config.workdir = named.unwrap_or_else(|| "/".to_owned());
     }
-    if config.port.is_none() && config.entry.kind != EntryKind::Stdin {
+    if config.port.is_none() && config.entry.kind != EntryKind::Stdin && !is_sandbox {
         let exposed = settings.ports.iter().find_map(|&port| NonZeroU16::new(port));
         config.port = Some(exposed.ok_or_else(|| gap("TCP port", "port"))?);
     }

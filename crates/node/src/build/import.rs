@@ -337,8 +337,10 @@ impl<'a> Import<'a> {
             Some(_) if language.is_some() => {}
             Some(wanted) => request.runtimes.push(wanted),
             // A program among the function's files only needs its libraries.
-            None if self.is_own(&self.config.command[0]) => {}
-            None => request.programs.push(self.config.command[0].clone().into()),
+            None => match self.config.command.first() {
+                Some(program) if !self.is_own(program) => request.programs.push(program.into()),
+                _ => {}
+            },
         }
         if runtime.kind == RuntimeKind::Python3 {
             if let Some(packages) = self.packages(runtime, on_event)? {

@@ -48,6 +48,9 @@ impl Awaited {
     fn new(config: &FunctionConfig) -> Self {
         let port = config.port_number();
         let (verb, rest, doubt) = match (config.entry.freeze, config.entry.kind) {
+            (_, EntryKind::Sandbox) => {
+                ("wait", " for processes".to_owned(), "does the host let it rest")
+            }
             (FreezeAt::Program, _) => {
                 ("write", " to /dev/thaw".to_owned(), "does it ask to be frozen")
             }

@@ -3,7 +3,7 @@
 use serde::de::{MapAccess, Visitor, value::MapAccessDeserializer};
 use serde::{Deserialize, Deserializer, Serialize};
 use std::fmt;
-use thaw_abi::control::{FLAG_ENTRY_ASKED, FLAG_ENTRY_STDIN, FLAG_ENTRY_UDP};
+use thaw_abi::control::{FLAG_ENTRY_ASKED, FLAG_ENTRY_STDIN, FLAG_ENTRY_UDP, FLAG_INIT};
 
 /// `[entry]`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,6 +50,8 @@ pub enum EntryKind {
     /// Standard input and output: the body of an HTTP request comes in, what is
     /// printed goes out, and the exit code becomes the status.
     Stdin,
+    /// There are none, and no program: processes are started from outside (`thaw exec`).
+    Sandbox,
 }
 
 impl EntryKind {
@@ -60,6 +62,7 @@ impl EntryKind {
             Self::Tcp => "tcp",
             Self::Udp => "udp",
             Self::Stdin => "stdin",
+            Self::Sandbox => "sandbox",
         }
     }
 
@@ -69,6 +72,7 @@ impl EntryKind {
             Self::Http | Self::Tcp => 0,
             Self::Udp => FLAG_ENTRY_UDP,
             Self::Stdin => FLAG_ENTRY_STDIN,
+            Self::Sandbox => FLAG_INIT | FLAG_ENTRY_ASKED,
         }
     }
 }

@@ -48,7 +48,7 @@ impl FunctionConfig {
     pub fn no_rewind(&self) -> Option<&'static str> {
         if self.isolation != Isolation::Request {
             Some("`rewind` is for isolation = \"request\", under which no instance serves twice")
-        } else if matches!(self.entry.kind, EntryKind::Stdin | EntryKind::Udp) {
+        } else if matches!(self.entry.kind, EntryKind::Stdin | EntryKind::Udp | EntryKind::Sandbox) {
             Some("`rewind` is for kind = \"http\" and \"tcp\"")
         } else if !self.egress.is_closed() {
             Some("`rewind` is not for functions with [egress]: their connections outlive a request")
@@ -191,7 +191,10 @@ impl FunctionConfig {
     }
 
     fn wrong_command(&self) -> Option<Contradiction> {
-        if self.command.is_empty() && self.image().is_none() {
+        if self.command.is_empty()
+            && self.image().is_none()
+            && self.entry.kind != EntryKind::Sandbox
+        {
             let message = "missing `command`, the program and its arguments; set it, such as \
                            [\"python3\", \"server.py\"]";
             return Some((&[], message.to_owned()));
@@ -308,6 +311,9 @@ impl FunctionConfig {
 
     fn wrong_entry(&self) -> Option<Contradiction> {
         let kind = self.entry.kind;
+        if kind == EntryKind::Sandbox {
+            return self.wrong_sandbox();
+        }
         if self.port.is_none() && kind != EntryKind::Stdin && self.image().is_none() {
             return Some((
                 &[],
@@ -343,8 +349,30 @@ impl FunctionConfig {
                 "a program reads one request from its standard input; remove `isolation`"
                     .to_owned(),
             )),
-            EntryKind::Stdin => None,
+            EntryKind::Stdin | EntryKind::Sandbox => None,
         }
+    }
+
+    /// A sandbox has no program, so nobody comes to it.
+    fn wrong_sandbox(&self) -> Option<Contradiction> {
+        let (keys, what): (&[&str], _) = if !self.command.is_empty() {
+            (&["command"], "has no program of its own; remove `command`")
+        } else if self.port.is_some() {
+            (&["port"], "listens nowhere; remove `port`")
+        } else if self.listen.is_some() {
+            (&["listen"], "listens nowhere; remove `listen`")
+        } else if self.entry.freeze != FreezeAt::Wait {
+            (&["entry", "freeze"], "is frozen at once; remove `freeze`")
+        } else if self.isolation != Isolation::Instance {
+            (&["isolation"], "stays until it is ended; set isolation = \"instance\"")
+        } else if self.runtime.as_ref().is_some_and(|runtime| runtime.kind == RuntimeKind::Binary) {
+            (&["runtime", "kind"], "has no program whose files could be collected; give another `kind`, or `rootfs`")
+        } else if self.processes() == Processes::One {
+            (&["limits", "processes"], "needs more than one process; raise `processes`")
+        } else {
+            return None;
+        };
+        Some((keys, format!("a function of kind = \"sandbox\" {what}")))
     }
 
     fn wrong_handover(&self) -> Option<String> {

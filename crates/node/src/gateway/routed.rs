@@ -89,7 +89,7 @@ async fn dispatch(
     let answered = match asked.service.config().entry.kind {
         EntryKind::Http => exchange::answer(&asked, Request::from_parts(head, body)).await,
         EntryKind::Stdin => stdin::answer(&asked, head, body).await,
-        EntryKind::Tcp | EntryKind::Udp => Err(not_http(&asked.service)),
+        EntryKind::Tcp | EntryKind::Udp | EntryKind::Sandbox => Err(not_http(&asked.service)),
     };
     answered.map_err(|refusal| (function, refusal))
 }

@@ -6,6 +6,7 @@ use super::patience::Patience;
 use super::supervisor::Command;
 use crate::clock::monotonic_ns;
 use crate::config::FunctionConfig;
+use crate::sandboxes::Execs;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::fmt;
@@ -178,6 +179,8 @@ pub(crate) struct ConnectionTable {
     /// How long after it was placed a connection is looked at; `None`: never.
     first_look: Option<Duration>,
     open: Mutex<Open>,
+    /// Processes in it that were started from outside.
+    execs: Execs,
 }
 
 #[derive(Default)]
@@ -210,6 +213,24 @@ impl ConnectionTable {
             is_kept: OnceLock::new(),
             first_look,
             open: Mutex::default(),
+            execs: Execs::default(),
+        }
+    }
+
+    /// Processes in the instance that were started from outside.
+    pub(crate) fn execs(&self) -> &Execs {
+        &self.execs
+    }
+
+    /// What hands things to the instance.
+    pub(crate) fn connector(&self) -> Arc<dyn Connector> {
+        self.connector.clone()
+    }
+
+    /// Has the supervisor look soon whether the instance has read what it was sent.
+    pub(crate) fn watch(&self) {
+        if !self.is_watched.swap(true, SeqCst) {
+            self.tell(Command::Watch);
         }
     }
 
@@ -234,9 +255,7 @@ impl ConnectionTable {
                 _ => Ok(()),
             };
         }
-        if !self.is_watched.swap(true, SeqCst) {
-            self.tell(Command::Watch);
-        }
+        self.watch();
         Ok(())
     }
 

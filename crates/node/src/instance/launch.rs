@@ -12,14 +12,15 @@ use std::fmt;
 use std::fs::File;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::task::{Context, Poll};
 use thaw_abi::control::EntryPoint;
 use thaw_sandbox::{
-    Awake, BootTimes, Denials, FreezeBase, GuestExit, LimitReached, MemoryReader, Orphan, Twin,
+    Awake, BootTimes, Denials, FreezeBase, GuestExit, LimitReached, MemoryReader, Orphan, RemoteEvent,
+    RemoteMessage, Twin,
 };
 use thaw_store::{ImageId, IndexId, KernelId, Name};
 
@@ -457,6 +458,14 @@ pub trait Connector: Send + Sync {
     /// # Errors
     /// The instance has ended, or does not take what it is given.
     fn connect(&self, client: &Client) -> io::Result<()>;
+
+    /// Says something about processes and files inside the instance, with sockets.
+    ///
+    /// # Errors
+    /// The instance has ended, or does not take what it is given.
+    fn send_remote(&self, _message: RemoteMessage, _sockets: &[BorrowedFd<'_>]) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
 }
 
 /// What became of an instance that was frozen.
@@ -506,6 +515,8 @@ pub enum Report {
     ConnectionClosed(u64),
     /// Its policy has denied outgoing connections.
     Denied(Denials),
+    /// Something has become of a process that was started from outside.
+    Remote(RemoteEvent),
     /// Nothing in it can run, as was asked.
     AtRest(EntryPoint),
     /// It has given up its memory.

@@ -37,7 +37,7 @@ impl Patience {
         match config.entry.kind {
             EntryKind::Http => Some(Self { answer: Some(first_look), first_look, keep_alive }),
             EntryKind::Tcp => Some(Self { answer: None, first_look, keep_alive }),
-            EntryKind::Stdin | EntryKind::Udp => None,
+            EntryKind::Stdin | EntryKind::Udp | EntryKind::Sandbox => None,
         }
     }
 

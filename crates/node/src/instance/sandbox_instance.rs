@@ -16,7 +16,7 @@ use crate::tenants::Lease;
 use std::fs::File;
 use std::future::Future;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use thaw_abi::control::EntryPoint;
 use thaw_sandbox::{
-    BootPlan, Event, Freezer, KeptForSuccessor, Lowered, MemoryReader, Progress, RaisedMemory,
+    BootPlan, Event, Freezer, KeptForSuccessor, Lowered, MemoryReader, Progress, RaisedMemory, RemoteMessage,
     Sandbox, Twin, connection,
 };
 use thaw_store::ImageId;
@@ -116,6 +116,10 @@ impl Connector for SandboxConnector {
         let local = (client.local.ip(), self.port).into();
         let connection = connection(client.id, client.peer, local);
         self.connector.send_connection(&connection, client.socket.as_fd())
+    }
+
+    fn send_remote(&self, message: RemoteMessage, sockets: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.connector.send_remote(message, sockets)
     }
 }
 
@@ -425,6 +429,9 @@ impl Instance for SandboxInstance {
                     }
                 }
                 Progress::Event(Event::Described(_)) => {}
+                Progress::Event(Event::Remote(event)) => {
+                    return Poll::Ready(Report::Remote(event));
+                }
                 Progress::Event(Event::Hangup) => return self.part(context),
                 Progress::Busy => {
                     context.waker().wake_by_ref();

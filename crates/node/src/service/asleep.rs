@@ -82,16 +82,12 @@ impl Sleepers {
         self.resting.remove(&(found.idle_since, id)).then(|| found.clone())
     }
 
-    /// The same for a client that is not connected to it yet, where `most` may be.
-    fn begin_to_wake_for_one_more(&mut self, most: u32) -> Option<Arc<Asleep>> {
-        let id = self.one_with_room(most)?;
-        self.begin_to_wake(Some(id))
-    }
-
-    /// One that nobody is waking and that has room for one more client.
-    fn one_with_room(&self, most: u32) -> Option<u64> {
+    /// One that nobody is waking and that has room for one more client; those that are held have
+    /// none.
+    fn one_with_room(&self, most: u32, held: &BTreeSet<u64>) -> Option<u64> {
         let has_room = |id: &u64| {
-            self.all.get(id).is_some_and(|sleeper| sleeper.clients.len() < most as usize)
+            !held.contains(id)
+                && self.all.get(id).is_some_and(|sleeper| sleeper.clients.len() < most as usize)
         };
         self.resting.iter().rev().map(|(_, id)| *id).find(has_room)
     }
@@ -113,8 +109,8 @@ impl Sleepers {
     }
 
     /// Takes out one that nobody is waking and that has been idle since `until` or longer.
-    fn take_idle_since(&mut self, until: Instant) -> Option<Sleeper> {
-        let (since, id) = *self.resting.first()?;
+    fn take_idle_since(&mut self, until: Instant, held: &BTreeSet<u64>) -> Option<Sleeper> {
+        let (since, id) = *self.resting.iter().find(|(_, id)| !held.contains(id))?;
         if since > until { None } else { self.remove(id) }
     }
 
@@ -144,6 +140,15 @@ impl Sleepers {
     fn close(&mut self) -> Vec<Sleeper> {
         self.is_closed = true;
         self.take_all()
+    }
+}
+
+impl Slots {
+    /// One that somebody is about to wake for a client that is not connected to it yet, where
+    /// `most` may be.
+    fn wake_for_one_more(&mut self, most: u32) -> Option<Arc<Asleep>> {
+        let id = self.asleep.one_with_room(most, &self.held)?;
+        self.asleep.begin_to_wake(Some(id))
     }
 }
 
@@ -276,7 +281,10 @@ impl Service {
     /// Has an instance sleep to make room for others, or end if it cannot; whether it is idle.
     pub(super) fn put_to_sleep_or_end(&self, id: u64) -> bool {
         let mut slots = self.slots();
-        let Slots { all, leaving, .. } = &mut *slots;
+        let Slots { all, leaving, held, .. } = &mut *slots;
+        if held.contains(&id) {
+            return false;
+        }
         let Some(slot) = all.get(&id).filter(|slot| slot.state.is_idle()) else { return false };
         leaving.insert(id);
         slot.table.tell(Command::SleepOrEnd);
@@ -357,7 +365,7 @@ impl Service {
     pub(super) fn beginning(self: &Arc<Self>) -> Beginning {
         let mut slots = self.slots();
         let most = self.config.limits.concurrency.get();
-        match slots.asleep.begin_to_wake_for_one_more(most) {
+        match slots.wake_for_one_more(most) {
             Some(asleep) => Beginning::File(Waking { service: self.clone(), asleep: Some(asleep) }),
             // It has room for one more beside the client that wakes it.
             None if slots.asleep.are_waking() && most > 1 => Beginning::Later,
@@ -378,7 +386,7 @@ impl Service {
             let will_be_free = {
                 let slots = self.slots();
                 let most = self.config.limits.concurrency.get();
-                slots.asleep.are_waking() && slots.asleep.one_with_room(most).is_none()
+                slots.asleep.are_waking() && slots.asleep.one_with_room(most, &slots.held).is_none()
             };
             if !will_be_free || timeout_at(deadline, freed).await.is_err() {
                 return;
@@ -665,7 +673,12 @@ impl Service {
     pub(crate) fn end_old_sleepers(&self) {
         let Some(until) = Instant::now().checked_sub(self.keep_alive()) else { return };
         loop {
-            let Some(old) = self.slots().asleep.take_idle_since(until) else { return };
+            let old = {
+                let mut slots = self.slots();
+                let Slots { asleep, held, .. } = &mut *slots;
+                asleep.take_idle_since(until, held)
+            };
+            let Some(old) = old else { return };
             tracing::debug!(function = %self.name(), instance = old.asleep.id(), "ended an instance that was asleep for long");
             self.shared.ended(self.name(), true);
             drop(old);
@@ -674,7 +687,12 @@ impl Service {
 
     /// Ends one that is asleep; whether there was one.
     pub(super) fn end_asleep(&self, id: u64) -> bool {
-        let found = self.slots().asleep.remove(id);
+        let mut slots = self.slots();
+        let found = slots.asleep.remove(id);
+        if found.is_some() {
+            slots.held.remove(&id);
+        }
+        drop(slots);
         found.is_some()
     }
 
@@ -682,7 +700,10 @@ impl Service {
     /// node to put to sleep.
     pub(crate) fn idle_hibernated(&self) -> Vec<(Instant, u64)> {
         let slots = self.slots();
-        let hibernated = slots.iter().filter(|(_, slot)| slot.state == InstanceState::Hibernated);
+        let is_hibernated = |(id, slot): &(&u64, &Slot)| {
+            slot.state == InstanceState::Hibernated && !slots.held.contains(id)
+        };
+        let hibernated = slots.iter().filter(is_hibernated);
         hibernated.filter_map(|(id, slot)| Some((slot.idle_since?, *id))).collect()
     }
 }

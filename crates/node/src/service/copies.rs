@@ -149,7 +149,7 @@ impl Service {
     }
 
     /// Room for more instances, within all limits.
-    fn places_for(&self, count: NonZeroU32) -> Result<Vec<Place>, String> {
+    pub(super) fn places_for(&self, count: NonZeroU32) -> Result<Vec<Place>, String> {
         let most = self.config.limits.instances;
         let live = self.instance_count() + self.asleep_count();
         if live as u64 + u64::from(count.get()) > u64::from(most.get()) {
@@ -201,7 +201,7 @@ impl Service {
     }
 
     /// What tells the supervisor of an instance that is not ending.
-    fn table_of_live(&self, id: u64) -> Result<Arc<ConnectionTable>, String> {
+    pub(crate) fn table_of_live(&self, id: u64) -> Result<Arc<ConnectionTable>, String> {
         let slots = self.slots();
         let live = slots.get(&id).filter(|slot| slot.state.takes_connections());
         let table = live.map(|slot| slot.table.clone());
@@ -241,7 +241,7 @@ impl Service {
     }
 
     /// Makes an instance that was booted without a client one of the service's.
-    fn adopt_copy(self: &Arc<Self>, launched: Launched, place: Place) -> u64 {
+    pub(super) fn adopt_copy(self: &Arc<Self>, launched: Launched, place: Place) -> u64 {
         let id = self.shared.next_instance();
         let (commands, receiver) = mpsc::unbounded_channel();
         let instance = launched.instance;

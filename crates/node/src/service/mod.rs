@@ -19,6 +19,7 @@
 
 mod asleep;
 mod copies;
+mod held;
 mod place;
 mod request;
 
@@ -90,6 +91,8 @@ struct Slots {
     perhaps_free: BTreeSet<u64>,
     /// Those that are asleep.
     asleep: Sleepers,
+    /// Those that stay, awake or asleep, until they are told to end; no request reaches them.
+    held: BTreeSet<u64>,
     /// Those that are being put to sleep to make room for others.
     leaving: BTreeSet<u64>,
 }
@@ -112,11 +115,9 @@ impl Slots {
     /// An instance that takes a connection where `most` may be at a time: the
     /// one that was used last.
     fn take_free(&mut self, most: u32) -> Option<(u64, &mut Slot)> {
-        let Self { all, perhaps_free, .. } = self;
-        perhaps_free.retain(|id| {
-            let is_free = |slot: &Slot| slot.state.takes_connections() && slot.connections < most;
-            all.get(id).is_some_and(is_free)
-        });
+        let Self { all, perhaps_free, held, .. } = self;
+        perhaps_free
+            .retain(|id| all.get(id).is_some_and(|slot| slot.is_free(most, held.contains(id))));
         let id = *perhaps_free.iter().max_by_key(|id| all.get(id).map(|slot| slot.idle_since))?;
         Some((id, all.get_mut(&id)?))
     }
@@ -303,8 +304,9 @@ impl Service {
     /// Since when the instance that has been idle longest is idle.
     pub(crate) fn idlest(&self) -> Option<(Instant, u64)> {
         let slots = self.slots();
-        let stay = slots.iter().filter(|(id, _)| !slots.leaving.contains(id));
-        stay.filter_map(|(id, slot)| Some((slot.idle_since?, *id))).min()
+        let others =
+            slots.iter().filter(|(id, _)| !slots.leaving.contains(id) && !slots.held.contains(id));
+        others.filter_map(|(id, slot)| Some((slot.idle_since?, *id))).min()
     }
 
     /// Instances that are idle with memory to give up, and since when they are idle.
@@ -601,8 +603,9 @@ impl Service {
     /// The same, only if it has no connections; says whether it is so.
     pub(crate) fn retire_if_idle(&self, id: u64) -> bool {
         let mut slots = self.slots();
+        let is_held = slots.held.contains(&id);
         match slots.get_mut(&id) {
-            Some(slot) if slot.connections == 0 && slot.state.takes_connections() => {
+            Some(slot) if !is_held && slot.connections == 0 && slot.state.takes_connections() => {
                 slot.end();
                 true
             }
@@ -612,7 +615,11 @@ impl Service {
 
     /// An instance is gone. Gives what there is to say if nobody has expected that.
     pub(crate) fn remove(&self, id: u64, end: &End) -> Option<String> {
-        let slot = self.slots().remove(&id);
+        let slot = {
+            let mut slots = self.slots();
+            slots.held.remove(&id);
+            slots.remove(&id)
+        };
         // A program that has read its standard input ends; how is its client's matter.
         let has_done_its_work =
             self.config.entry.kind == EntryKind::Stdin && matches!(end, End::Exited(_));

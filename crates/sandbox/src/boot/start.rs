@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytemuck::{Zeroable, bytes_of};
 use thaw_abi::bind::{MOUNT_BIND, MOUNT_BIND_WRITABLE, MOUNT_TMPFS};
-use thaw_abi::control::{MESSAGE_MAX, MSG_START, ROOTFS_HOST, ROOTFS_INDEX, Start, WindowSize};
+use thaw_abi::control::{FLAG_INIT, MESSAGE_MAX, MSG_START, ROOTFS_HOST, ROOTFS_INDEX, Start, WindowSize};
 
 use super::{BootError, BootFlags, fresh_seed};
 use crate::broker::{BlobSource, BoundAccess, BoundDirectory, HostDirectory};
@@ -67,7 +67,7 @@ impl MountKind {
 pub struct StartSpec<'a> {
     /// Path of the program in the rootfs; `None`: look up `argv[0]` in `PATH`.
     pub program: Option<OsString>,
-    /// Arguments, the program's name first.
+    /// Arguments, the program's name first; none with [`FLAG_INIT`].
     pub argv: Vec<OsString>,
     /// Environment, each `NAME=value`.
     pub env: Vec<OsString>,
@@ -111,7 +111,7 @@ pub struct StartSpec<'a> {
 
 /// The whole message that starts `spec`.
 pub(crate) fn encode(spec: &StartSpec<'_>) -> Result<Vec<u8>, BootError> {
-    if spec.argv.is_empty() {
+    if spec.argv.is_empty() != (spec.flags & FLAG_INIT != 0) {
         return Err(BootError::NoProgram);
     }
     let (rootfs, index_len) = match &spec.rootfs {

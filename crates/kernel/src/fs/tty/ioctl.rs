@@ -13,7 +13,6 @@ use crate::fs::fd_table::NewDescriptor;
 use crate::fs::fd_table::OnExec;
 use crate::fs::file::{OpenFile, OpenFlags};
 use crate::platform::user::UserAddress;
-use crate::task::signal::SIGWINCH;
 
 /// ioctl(2) on a master.
 pub fn master(pty: &Arc<Pty>, request: u32, argument: UserAddress) -> Result<u64> {
@@ -98,13 +97,7 @@ fn both(pty: &Arc<Pty>, request: u32, argument: UserAddress) -> Result<u64> {
             set(pty, argument.read::<Termios2>()?.termios, request == TCSETSF2);
         }
         TIOCGWINSZ => argument.write(&pty.size.get())?,
-        TIOCSWINSZ => {
-            let size: WinSize = argument.read()?;
-            if pty.size.get() != size {
-                pty.size.set(size);
-                job::signal_foreground(&pty.job, SIGWINCH);
-            }
-        }
+        TIOCSWINSZ => pty.resize(argument.read()?),
         TIOCGETD => argument.write(&0i32)?,
         // There is one line discipline, N_TTY.
         TIOCSETD if argument.read::<i32>()? == 0 => {}

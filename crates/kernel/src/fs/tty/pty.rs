@@ -17,6 +17,7 @@ use crate::platform::user::UserAddress;
 use crate::state::kernel;
 use crate::sync::KernelCell;
 use crate::task::Capabilities;
+use crate::task::signal::SIGWINCH;
 use crate::task::wait::WaitQueue;
 
 /// Bytes moved between two looks at the queues.
@@ -93,6 +94,14 @@ impl Pty {
         self.hung_up.load(Relaxed)
     }
 
+    /// The window has another size.
+    pub fn resize(&self, size: WinSize) {
+        if self.size.get() != size {
+            self.size.set(size);
+            job::signal_foreground(&self.job, SIGWINCH);
+        }
+    }
+
     /// Tells both ends that something has changed.
     pub fn wake(&self) {
         self.slave_queue.wake_all(Events::IN | Events::OUT | Events::RDNORM | Events::WRNORM);
@@ -130,9 +139,14 @@ pub struct Master {
 }
 
 impl Master {
+    /// The master of a pseudo terminal that has none yet.
+    pub fn of(pty: Arc<Pty>) -> Self {
+        Self { pty }
+    }
+
     /// Opens `/dev/ptmx`: makes a new pseudo terminal.
     pub fn open(owner: (u32, u32)) -> Result<Arc<dyn File>> {
-        Ok(Arc::new(Self { pty: kernel().fs.terminals.new_pty(owner)? }))
+        Ok(Arc::new(Self::of(kernel().fs.terminals.new_pty(owner)?)))
     }
 
     /// Packet mode: what is told instead of data, if anything.

@@ -18,13 +18,15 @@ pub fn umask(Mode(mask): Mode) -> Result<u32> {
     Ok(core::mem::replace(&mut fs.umask, mask & 0o777))
 }
 
-fn change(path: &Path, changes: &AttributeChanges) -> Result<()> {
+/// Changes attributes, and tells those who watch.
+pub fn change(path: &Path, changes: &AttributeChanges) -> Result<()> {
     path.inode().change(changes)?;
     notify::changed(path, changes);
     Ok(())
 }
 
-fn change_permissions(context: &Context, path: &Path, bits: u32) -> Result<()> {
+/// chmod(2), for a file that was found.
+pub fn change_permissions(context: &Context, path: &Path, bits: u32) -> Result<()> {
     let attributes = path.inode().attributes();
     if !context.identity.owns(&attributes) {
         return Err(Errno::EPERM);

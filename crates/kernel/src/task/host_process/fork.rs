@@ -26,23 +26,43 @@ use crate::task::wait::Wake;
 pub struct ForkRequest {
     thread: Arc<Thread>,
     space: Arc<Space>,
-    /// Whether the thread itself moves to the new host process.
-    moves: bool,
+    /// What the new host process has in its memory, and whether the thread itself moves there.
+    memory: NewMemory,
     /// The thread to publish once the new host process is there and before it runs.
     newborn: Option<Arc<Thread>>,
     outcome: KernelCell<Option<Result<()>>>,
 }
 
+/// The guest memory of a new host process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NewMemory {
+    /// A copy of that of the running process.
+    Copied,
+    /// None, for a new process.
+    Empty,
+    /// None, for the process of the thread that asks.
+    EmptyForAsker,
+}
+
 /// Gives `space`, a copy of the running process' memory, to a host process of
 /// its own, which runs `thread`, and publishes the thread.
 pub fn fork(space: Arc<Space>, thread: &Arc<Thread>) -> Result<()> {
+    fork_with(space, thread, NewMemory::Copied)
+}
+
+/// The same with a space in which nothing is mapped.
+pub fn fork_empty(space: Arc<Space>, thread: &Arc<Thread>) -> Result<()> {
+    fork_with(space, thread, NewMemory::Empty)
+}
+
+fn fork_with(space: Arc<Space>, thread: &Arc<Thread>, memory: NewMemory) -> Result<()> {
     arena::prepare()?;
     space.run_queue.push(thread.clone());
     thread.sched.borrow_mut().state = RunState::Runnable;
     let outcome = perform(ForkRequest {
         thread: current_arc(),
         space: space.clone(),
-        moves: false,
+        memory,
         newborn: Some(thread.clone()),
         outcome: KernelCell::new(None),
     });
@@ -62,7 +82,7 @@ pub fn move_to_new_space() -> Result<()> {
     perform(ForkRequest {
         thread,
         space,
-        moves: true,
+        memory: NewMemory::EmptyForAsker,
         newborn: None,
         outcome: KernelCell::new(None),
     })
@@ -86,14 +106,14 @@ pub(super) fn run_fork_request() -> Option<Forked> {
     // SAFETY: the request lies on the stack of a thread that waits for its outcome.
     let fork_request = unsafe { &*fork_request };
     let thread = fork_request.thread.clone();
-    let moves = fork_request.moves;
+    let (memory, moves) = (fork_request.memory, fork_request.memory == NewMemory::EmptyForAsker);
     let outcome = share_arena().and_then(|()| fork_host_process(&fork_request.space));
     match outcome {
         Ok(Forked::Child) => {
             // This reference is the parent's.
             core::mem::forget(thread);
             // A request of another kind may be gone: the old side does not wait for this one.
-            begin_child(moves.then_some(fork_request));
+            begin_child(memory, moves.then_some(fork_request));
             return Some(Forked::Child);
         }
         Ok(Forked::Parent { .. }) => {
@@ -154,11 +174,11 @@ pub fn begin_others(mut fill: impl FnMut(u32, &Space) -> Result<()>) -> Result<(
 
 /// The new host process: gets the memory of its space ready, for the thread of the request if
 /// that moves here.
-fn begin_child(moving: Option<&ForkRequest>) {
+fn begin_child(memory: NewMemory, moving: Option<&ForkRequest>) {
     let space = own_host_process().space();
-    let outcome = match moving {
-        Some(_) => Machine::unmap(GuestRange::ALL),
-        None => space.after_fork(),
+    let outcome = match memory {
+        NewMemory::Empty | NewMemory::EmptyForAsker => Machine::unmap(GuestRange::ALL),
+        NewMemory::Copied => space.after_fork(),
     };
     if outcome.is_err() {
         crate::platform::panic::die_with("the memory of a new process cannot be set up")

@@ -26,6 +26,9 @@ pub(super) enum Prepared {
 /// (signal(7), kill(2)): `SIGKILL` ends, `SIGCONT` continues, and a stop and a
 /// continue signal discard each other.
 pub(super) fn prepare(process: &Process, signal: Signal) -> Prepared {
+    if process.is_init.get() {
+        return Prepared::Done;
+    }
     if signal == SIGKILL {
         begin_group_exit(process, ExitStatus::Killed(SIGKILL));
         return Prepared::Done;

@@ -178,6 +178,13 @@ impl Supervisor {
         if is_looked_at || is_owed || WRITERS.available_permits() == 0 {
             return Err(());
         }
+        if self.connections.execs().alive() > 0 {
+            // Their streams would not be there when it wakes.
+            self.stays_awake(Refusal::Failed(
+                "it has processes that were started from outside; end them first".to_owned(),
+            ));
+            return Ok(());
+        }
         if self.going_to_sleep().is_none() {
             self.stays_awake(Refusal::Wanted);
             return Ok(());

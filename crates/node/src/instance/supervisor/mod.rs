@@ -250,6 +250,7 @@ impl Supervisor {
                         return self.rewind();
                     }
                 }
+                Step::Report(Report::Remote(event)) => self.connections.execs().heard(event),
                 Step::Report(Report::Denied(denials)) => self.denied(&denials),
                 Step::Report(Report::Gone(end)) => return self.gone(end),
                 Step::Report(Report::AtRest(rest)) if self.sleepiness.is_asked() => {
@@ -528,11 +529,13 @@ impl Supervisor {
             && self.late.is_empty()
             && self.rest.is_none()
             && self.connections.count() == 0
+            && self.connections.execs().alive() == 0
             && self.instance.can_rewind()
     }
 
     /// Makes the instance another one, as new.
     fn rewind(self) {
+        self.connections.execs().close();
         self.instance.rewind(self.place.lease);
         drop(self.connections.close());
         self.service.remove(self.id, &End::Rewound);
@@ -564,6 +567,7 @@ impl Supervisor {
 
     fn gone(mut self, end: End) {
         let end = self.how_it_ended(end);
+        self.connections.execs().close();
         if let Some(unexpected) = self.service.remove(self.id, &end) {
             self.instance.log_end(unexpected);
         }

@@ -1,0 +1,93 @@
+//! `thaw sandbox attach` and `thaw sandbox logs`: processes that were started before.
+
+use crate::client::{Daemon, DaemonArguments};
+use crate::exec_client;
+use crate::failure::{Failure, Outcome};
+use crate::output;
+use crate::verbs::exec::instance_of;
+use clap::Args;
+use std::io::{self, Write};
+use std::process::ExitCode;
+use thaw_node::sandboxes::{ExecInfo, ExecState};
+
+/// Attach to a process that was started from outside.
+///
+/// What it has printed so far is shown first, as far as it was kept, and then what it prints. The
+/// process goes on when this command ends.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    thaw sandbox attach box\n  \
+    thaw sandbox attach box 1234")]
+pub struct Arguments {
+    #[command(flatten)]
+    which: Which,
+}
+
+/// Show what processes in a sandbox have printed, as far as it was kept.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    thaw sandbox logs box\n  \
+    thaw sandbox logs box 1234\n  \
+    thaw sandbox logs box --list")]
+pub struct LogArguments {
+    #[command(flatten)]
+    which: Which,
+    /// List the processes instead, as JSON.
+    #[arg(long)]
+    list: bool,
+}
+
+/// A process.
+#[derive(Debug, Args)]
+struct Which {
+    /// The sandbox, by its name or the number of its instance.
+    name: String,
+    /// The process, by its number; without, the last one that was started.
+    process: Option<u64>,
+    #[command(flatten)]
+    daemon: DaemonArguments,
+}
+
+impl Which {
+    fn all(&self, daemon: &Daemon, instance: u64) -> Result<Vec<ExecInfo>, Failure> {
+        daemon.get(&format!("/instances/{instance}/execs"))
+    }
+
+    fn one(&self, daemon: &Daemon, instance: u64, alive: bool) -> Result<ExecInfo, Failure> {
+        let fits = |info: &ExecInfo| match self.process {
+            Some(id) => info.id == id,
+            None => !alive || matches!(info.state, ExecState::Running { .. }),
+        };
+        let found = self.all(daemon, instance)?.into_iter().rfind(fits);
+        found.ok_or_else(|| {
+            Failure::failed(format!(
+                "{} has no such process; `thaw sandbox logs {} --list` shows those there are",
+                self.name, self.name
+            ))
+        })
+    }
+}
+
+pub fn run(arguments: &Arguments) -> Outcome {
+    let which = &arguments.which;
+    let daemon = Daemon::find(&which.daemon)?;
+    let instance = instance_of(&daemon, &which.name)?;
+    let info = which.one(&daemon, instance, true)?;
+    exec_client::attach(&daemon, instance, info.id, info.terminal)
+}
+
+pub fn logs(arguments: &LogArguments) -> Outcome {
+    let which = &arguments.which;
+    let daemon = Daemon::find(&which.daemon)?;
+    let instance = instance_of(&daemon, &which.name)?;
+    if arguments.list {
+        output::print_json(&which.all(&daemon, instance)?)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let info = which.one(&daemon, instance, false)?;
+    let path = format!("/instances/{instance}/execs/{}/output", info.id);
+    let mut answer = daemon.stream(&path)?;
+    io::copy(&mut answer.body_mut().as_reader(), &mut io::stdout())?;
+    io::stdout().flush()?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,134 @@
+//! `thaw sandbox create`.
+
+use crate::client::{Daemon, DaemonArguments};
+use crate::failure::{Failure, Outcome};
+use crate::output;
+use crate::verbs::build::{Display, serve_new_version};
+use clap::{Args, ValueEnum};
+use std::collections::BTreeMap;
+use thaw_node::admin::FunctionInfo;
+use thaw_node::build::{BuildOptions, Trust, build};
+use thaw_node::config::{ByteSize, CONFIG_FILE, TimeSpan};
+use thaw_node::home::Home;
+use thaw_node::sandboxes::{NewSandbox, OnTimeout, SandboxInfo};
+use thaw_oci::Reference;
+
+/// Make a sandbox of a function's image, or of a container image.
+///
+/// A function is one that the daemon serves; its sandbox begins where the function was frozen. Of
+/// a container image nothing is run: its sandbox has no program until one is started in it. The
+/// first sandbox of an image builds a function `sandbox-IMAGE` for that, which takes as long as
+/// the image takes to be pulled; all others take milliseconds.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    thaw sandbox create debian:12\n  \
+    thaw sandbox create my-function --name box --timeout 10m --on-timeout kill\n  \
+    thaw sandbox create debian:12 --metadata owner=me --json")]
+pub struct Arguments {
+    /// A function, or a container image, by its name in the store or in a registry.
+    image: String,
+    /// The name of the sandbox; one is made up without.
+    #[arg(long, default_value = "")]
+    name: String,
+    /// How long it may be unused; then `--on-timeout` happens [default: for ever].
+    #[arg(long, value_name = "DURATION")]
+    timeout: Option<TimeSpan>,
+    /// What happens then: it gives up its memory, or it ends.
+    #[arg(long, value_enum, default_value_t = When::Pause)]
+    on_timeout: When,
+    /// Something to be remembered of it, NAME=VALUE.
+    #[arg(long, value_name = "NAME=VALUE")]
+    metadata: Vec<String>,
+    /// Memory of a sandbox of a container image, files in it included; of a function's, its
+    /// thaw.toml says.
+    #[arg(long, value_name = "SIZE", default_value = "512MiB")]
+    memory: ByteSize,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    daemon: DaemonArguments,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum When {
+    Pause,
+    Kill,
+}
+
+pub fn run(arguments: &Arguments) -> Outcome {
+    let daemon = Daemon::find(&arguments.daemon)?;
+    let metadata = arguments.metadata.iter().map(|text| pair(text));
+    let new = NewSandbox {
+        name: arguments.name.clone(),
+        function: function(&daemon, arguments)?,
+        timeout_s: arguments.timeout.map(|timeout| timeout.0.as_secs()),
+        on_timeout: match arguments.on_timeout {
+            When::Pause => OnTimeout::Pause,
+            When::Kill => OnTimeout::Kill,
+        },
+        metadata: metadata.collect::<Result<BTreeMap<_, _>, _>>()?,
+    };
+    let info: SandboxInfo = daemon.send_json("POST", "/sandboxes", &new)?;
+    output::print_done(arguments.json, &info, |info| info.name.clone())
+}
+
+fn pair(text: &str) -> Result<(String, String), Failure> {
+    let (name, value) = text
+        .split_once('=')
+        .ok_or_else(|| Failure::misused(format!("--metadata {text}: write NAME=VALUE")))?;
+    Ok((name.to_owned(), value.to_owned()))
+}
+
+/// The function that is meant, which is built if it is a container image that none was built of.
+fn function(daemon: &Daemon, arguments: &Arguments) -> Result<String, Failure> {
+    let functions: Vec<FunctionInfo> = daemon.get("/functions")?;
+    let is_known = |name: &str| functions.iter().any(|known| known.name.as_str() == name);
+    if is_known(&arguments.image) {
+        return Ok(arguments.image.clone());
+    }
+    let name = function_name(&arguments.image, arguments.memory)?;
+    if is_known(&name) {
+        return Ok(name);
+    }
+    if arguments.daemon.is_named() {
+        return Err(Failure::failed(format!(
+            "that daemon serves no function `{}`, and images are made into functions beside the \
+             daemon only; run this there, without --admin",
+            arguments.image
+        )));
+    }
+    build_function(&name, arguments)?;
+    Ok(name)
+}
+
+/// What a function of an image is called.
+fn function_name(image: &str, memory: ByteSize) -> Result<String, Failure> {
+    let reference: Reference = image.parse().map_err(Failure::failed)?;
+    let mib = memory.bytes() >> 20;
+    let name = format!("sandbox-{}-{mib}m", reference.store_name().as_str());
+    // A function's name has letters, digits and dashes.
+    let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
+    let name: String = name.chars().map(plain).collect();
+    let tail = name.len().saturating_sub(60);
+    Ok(if tail > 0 { format!("sb{}", &name[tail..]) } else { name })
+}
+
+fn build_function(name: &str, arguments: &Arguments) -> Result<(), Failure> {
+    let home = Home::from_environment()?;
+    let image = toml::Value::String(arguments.image.clone());
+    let text = format!(
+        "name = \"{name}\"\nisolation = \"instance\"\npersist = true\n[entry]\nkind = \"sandbox\"\n\
+         [runtime]\nimage = {image}\n[limits]\nmemory = \"{}\"\ninstances = 10000\n",
+        arguments.memory
+    );
+    let directory = home.work(name)?;
+    std::fs::write(directory.join(CONFIG_FILE), text)?;
+    // Nothing of it is run on this host.
+    let options = BuildOptions { trust: Trust::Trusted, ..BuildOptions::default() };
+    let mut display = Display::new(arguments.json);
+    let built = build(&home, &directory, &options, &mut |event| display.show(&event));
+    display.finish();
+    built?;
+    serve_new_version(&home, name, false)
+}

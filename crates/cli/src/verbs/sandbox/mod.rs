@@ -1,0 +1,146 @@
+//! `thaw sandbox`: instances that stay, and processes and files in them.
+
+mod attach;
+mod copy;
+mod create;
+mod table;
+
+use crate::client::{Daemon, DaemonArguments};
+use crate::failure::Outcome;
+use crate::output;
+use crate::verbs::exec;
+use clap::{Args, Subcommand};
+use std::process::ExitCode;
+use thaw_node::sandboxes::SandboxInfo;
+
+/// Make sandboxes that stay, and work in them from outside.
+///
+/// A sandbox is a copy of the image of a function or of a container image, which runs until it is
+/// told to end. Programs are started in it (`thaw sandbox exec`), and files are copied to it and
+/// from it, without any program inside that would serve that.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    thaw sandbox create debian:12 --name box\n  \
+    thaw sandbox exec -it box -- bash\n  \
+    thaw sandbox cp ./src box:/work\n  \
+    thaw sandbox pause box; thaw sandbox fork box; thaw sandbox kill box")]
+pub struct Arguments {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    Create(create::Arguments),
+    /// List sandboxes.
+    #[command(after_help = "Example:\n  thaw sandbox list --json", alias = "ls")]
+    List(ListArguments),
+    /// Show one sandbox.
+    #[command(after_help = "Example:\n  thaw sandbox show box")]
+    Show(OneArguments),
+    Exec(exec::Arguments),
+    Attach(attach::Arguments),
+    Cp(copy::Arguments),
+    Logs(attach::LogArguments),
+    /// Have a sandbox give up its memory until it is used again.
+    #[command(after_help = "Example:\n  thaw sandbox pause box")]
+    Pause(OneArguments),
+    /// Have a paused sandbox take its memory back.
+    #[command(after_help = "Example:\n  thaw sandbox resume box")]
+    Resume(OneArguments),
+    /// Make another sandbox with all that this one has in memory.
+    #[command(after_help = "Example:\n  thaw sandbox fork box --name copy")]
+    Fork(ForkArguments),
+    /// Write a sandbox to the store, for `thaw restore`.
+    #[command(after_help = "Example:\n  thaw sandbox checkpoint box before")]
+    Checkpoint(CheckpointArguments),
+    /// End a sandbox.
+    #[command(after_help = "Example:\n  thaw sandbox kill box", alias = "rm")]
+    Kill(OneArguments),
+}
+
+#[derive(Debug, Args)]
+struct ListArguments {
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    daemon: DaemonArguments,
+}
+
+#[derive(Debug, Args)]
+struct OneArguments {
+    /// The sandbox, by its name or the number of its instance.
+    name: String,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    daemon: DaemonArguments,
+}
+
+#[derive(Debug, Args)]
+struct ForkArguments {
+    #[command(flatten)]
+    one: OneArguments,
+    /// The name of the new one; one is made up without.
+    #[arg(long = "name", id = "new_name", value_name = "NAME", default_value = "")]
+    new_name: String,
+}
+
+#[derive(Debug, Args)]
+struct CheckpointArguments {
+    #[command(flatten)]
+    one: OneArguments,
+    /// The name of the checkpoint.
+    checkpoint: String,
+}
+
+pub fn run(arguments: &Arguments) -> Outcome {
+    match &arguments.verb {
+        Verb::Create(arguments) => create::run(arguments),
+        Verb::List(arguments) => table::list(&arguments.daemon, arguments.json),
+        Verb::Show(one) => {
+            let daemon = Daemon::find(&one.daemon)?;
+            table::show(&daemon.get(&path(&one.name))?, one.json)
+        }
+        Verb::Exec(arguments) => exec::run(arguments),
+        Verb::Attach(arguments) => attach::run(arguments),
+        Verb::Cp(arguments) => copy::run(arguments),
+        Verb::Logs(arguments) => attach::logs(arguments),
+        Verb::Pause(one) => post(one, "pause", "paused"),
+        Verb::Resume(one) => post(one, "resume", "resumed"),
+        Verb::Fork(fork) => {
+            let action = format!("fork?name={}", output::escape(&fork.new_name));
+            post(&fork.one, &action, "forked as")
+        }
+        Verb::Checkpoint(arguments) => checkpoint(arguments),
+        Verb::Kill(one) => {
+            let daemon = Daemon::find(&one.daemon)?;
+            let ended: SandboxInfo = daemon.send_empty("DELETE", &path(&one.name))?;
+            output::print_done(one.json, &ended, |ended| format!("ended {}", ended.name))
+        }
+    }
+}
+
+/// The path of a sandbox in the admin API.
+fn path(name: &str) -> String {
+    format!("/sandboxes/{}", output::escape(name))
+}
+
+fn post(one: &OneArguments, action: &str, done: &str) -> Outcome {
+    let daemon = Daemon::find(&one.daemon)?;
+    let info: SandboxInfo = daemon.post(&format!("{}/{action}", path(&one.name)))?;
+    output::print_done(one.json, &info, |info| format!("{done} {}", info.name))
+}
+
+fn checkpoint(arguments: &CheckpointArguments) -> Outcome {
+    let one = &arguments.one;
+    let daemon = Daemon::find(&one.daemon)?;
+    let instance = exec::instance_of(&daemon, &one.name)?;
+    let name = output::escape(&arguments.checkpoint);
+    let taken: serde_json::Value =
+        daemon.post(&format!("/instances/{instance}/checkpoint?name={name}"))?;
+    output::print_done(one.json, &taken, |_| format!("wrote checkpoint {}", arguments.checkpoint))?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,49 @@
+//! Showing sandboxes.
+
+use crate::client::{Daemon, DaemonArguments};
+use crate::failure::Outcome;
+use crate::output::{self, Table};
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use thaw_node::sandboxes::SandboxInfo;
+
+/// `thaw sandbox list`.
+pub fn list(daemon: &DaemonArguments, json: bool) -> Outcome {
+    let all: Vec<SandboxInfo> = Daemon::find(daemon)?.get("/sandboxes")?;
+    if json {
+        output::print_json(&all)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut table = Table::new(&["NAME", "INSTANCE", "OF", "STATE", "AGE", "TIMEOUT"]);
+    all.iter().for_each(|info| table.row(row(info).into()));
+    output::print(&table.text())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn row(info: &SandboxInfo) -> [String; 6] {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let age = now.saturating_sub(Duration::from_millis(info.created_ms)).as_secs();
+    [
+        info.name.clone(),
+        info.instance.to_string(),
+        info.function.to_string(),
+        info.state.clone().unwrap_or_default(),
+        format!("{age} s"),
+        info.timeout_s.map_or_else(|| "never".to_owned(), |seconds| format!("{seconds} s")),
+    ]
+}
+
+/// `thaw sandbox show`.
+pub fn show(info: &SandboxInfo, json: bool) -> Outcome {
+    output::print_done(json, info, |info| {
+        let [name, instance, of, state, age, timeout] = row(info);
+        let metadata: String =
+            info.metadata.iter().map(|(name, value)| format!("\n  {name} = {value}")).collect();
+        let text = format!(
+            "{name}: instance {instance} of {of}, {state}, made {age} ago\ntimeout: {timeout}, then \
+             {:?}{metadata}",
+            info.on_timeout
+        );
+        text.lines().map(|line| thaw_sandbox::escape(line.as_bytes())).collect::<Vec<_>>().join("\n")
+    })
+}

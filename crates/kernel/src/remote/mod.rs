@@ -1,0 +1,192 @@
+//! Processes and files that the host asks for, without any program inside that would serve it.
+//!
+//! A message of the host ([`thaw_abi::remote`]) starts a thread of the kernel's own, which acts as
+//! the user that the message names. For a process it finds the program, makes an address space, a
+//! process and a host process for it, and then ends, or passes on what goes between the process'
+//! terminal and the host. For files it serves one session over a socket.
+//!
+//! Such a process has no parent, as one that has entered a container from outside: the program in
+//! the sandbox is told of nothing. Its streams are sockets of this boot. In a copy they are at
+//! their end, and nobody is told when the process ends.
+//!
+//! | module | what it holds |
+//! | --- | --- |
+//! | [`process`] | starting a process |
+//! | [`program`] | finding its program, user and environment |
+//! | [`stream`] | its standard streams |
+//! | [`terminal`] | its terminal |
+//! | [`files`] | sessions over files |
+//! | [`init`] | the first process of a sandbox without a program |
+
+pub mod files;
+pub mod init;
+mod process;
+mod program;
+mod stream;
+mod terminal;
+mod tree;
+mod user;
+
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use bytemuck::Pod;
+use thaw_abi::control::WindowSize;
+use thaw_abi::remote::{
+    EXECS_MAX, Exec, ExecEnded, ExecFailed, ExecSignal, ExecWindow, FILE_SESSIONS_MAX,
+    MSG_EXEC, MSG_EXEC_ENDED, MSG_EXEC_FAILED, MSG_EXEC_SIGNAL, MSG_EXEC_WINDOW, MSG_FILES,
+};
+
+use crate::fs::tty::job;
+use crate::fs::tty::pty::Pty;
+use crate::fs::tty::termios::WinSize;
+use crate::host::control::{self, Kept};
+use crate::platform::machine::{HostFd, HostFiles, Machine};
+use crate::state::{OfBoot, kernel};
+use crate::sync::KernelCell;
+use crate::task::Process;
+use crate::task::process::{ExitStatus, Life};
+use crate::task::signal::{SI_KERNEL, Signal, SignalInfo, send_to_process};
+
+/// What was asked for from outside and is still there. Saved.
+#[derive(Default)]
+pub struct Remote {
+    processes: KernelCell<Vec<Known>>,
+    /// Sessions over files.
+    sessions: AtomicU32,
+}
+
+/// A process that the host has asked for.
+struct Known {
+    pid: u32,
+    /// The host's number for it.
+    id: OfBoot<u64>,
+    terminal: Option<Weak<Pty>>,
+}
+
+/// Does what a message says.
+pub fn handle(message: &Kept) {
+    let outcome = match message.kind {
+        MSG_EXEC => read(message).map(|(exec, tail)| start_process(&exec, tail, &message.fds)),
+        MSG_EXEC_SIGNAL => read(message).map(|(signal, _)| send_signal(&signal)),
+        MSG_EXEC_WINDOW => read(message).map(|(window, _)| resize(&window)),
+        MSG_FILES => {
+            let tail = message.body.get(size_of::<thaw_abi::remote::Files>()..);
+            tail.map(|tail| start_session(tail, &message.fds))
+        }
+        _ => None,
+    };
+    if outcome.is_none() {
+        crate::console!("thaw kernel: the host sent an incomplete message of kind {}", message.kind);
+        close(&message.fds);
+    }
+}
+
+fn read<T: Pod>(message: &Kept) -> Option<(T, &[u8])> {
+    let (head, tail) = message.body.split_at_checked(size_of::<T>())?;
+    Some((bytemuck::pod_read_unaligned(head), tail))
+}
+
+fn close(fds: &[i32]) {
+    fds.iter().for_each(|&fd| Machine::close(HostFd::new(fd)));
+}
+
+/// Takes what the message has brought: whoever does not need the descriptors closes them.
+fn start_process(exec: &Exec, tail: &[u8], fds: &[i32]) {
+    if let Err(reason) = process::start(exec, tail, fds) {
+        failed(exec.id, reason.as_bytes());
+    }
+}
+
+/// Tells the host why there is no process.
+fn failed(id: u64, reason: &[u8]) {
+    // It may quote names of any length.
+    const LONGEST: usize = 1024;
+    let body = ExecFailed { id };
+    let reason = &reason[..reason.len().min(LONGEST)];
+    control::send(MSG_EXEC_FAILED, 0, bytemuck::bytes_of(&body), reason);
+}
+
+fn start_session(tail: &[u8], fds: &[i32]) {
+    let &[fd] = fds else { return close(fds) };
+    let sessions = &kernel().remote.sessions;
+    if sessions.load(Relaxed) as usize >= FILE_SESSIONS_MAX {
+        // The host knows the bound, too, and sees the end of the stream.
+        return close(fds);
+    }
+    sessions.fetch_add(1, Relaxed);
+    let user = tail.split(|&byte| byte == 0).next().unwrap_or_default();
+    files::start(HostFd::new(fd), user.to_vec());
+}
+
+/// A session has ended.
+fn session_ended() {
+    kernel().remote.sessions.fetch_sub(1, Relaxed);
+}
+
+fn send_signal(message: &ExecSignal) {
+    let (Some(signal), Some(pid)) =
+        (Signal::from_number(message.number), kernel().remote.pid_of(message.id))
+    else {
+        return;
+    };
+    if message.group != 0 {
+        job::signal_process_group(pid, signal);
+    } else if let Some(process) = kernel().tasks.process(pid) {
+        send_to_process(&process, SignalInfo::new(signal, SI_KERNEL));
+    }
+}
+
+fn resize(message: &ExecWindow) {
+    let terminal = kernel().remote.terminal_of(message.id);
+    if let Some(pty) = terminal {
+        pty.resize(window_size(&message.window));
+    }
+}
+
+fn window_size(window: &WindowSize) -> WinSize {
+    WinSize { rows: window.rows, columns: window.columns, ..WinSize::default() }
+}
+
+/// The last thread of a process has ended: the host is told if it has asked for it.
+pub fn process_ended(process: &Process) {
+    let Some(known) = kernel().remote.forget(process.pid) else { return };
+    let (Some(&id), Life::Zombie(status)) = (known.id.get(), process.life.get()) else { return };
+    let (code, signal) = match status {
+        ExitStatus::Exited(code) => (code.into(), 0),
+        ExitStatus::Killed(signal) => (0, signal.number()),
+    };
+    let ended = ExecEnded { id, code, signal };
+    control::send(MSG_EXEC_ENDED, 0, bytemuck::bytes_of(&ended), &[]);
+}
+
+impl Remote {
+    /// Notes a process that is about to run; `false` if there are too many.
+    fn note(&self, pid: u32, id: u64, terminal: Option<&Arc<Pty>>) -> bool {
+        let mut processes = self.processes.borrow_mut();
+        let has_room = processes.len() < EXECS_MAX;
+        if has_room {
+            let terminal = terminal.map(Arc::downgrade);
+            processes.push(Known { pid, id: OfBoot::new(id), terminal });
+        }
+        has_room
+    }
+
+    fn forget(&self, pid: u32) -> Option<Known> {
+        let mut processes = self.processes.borrow_mut();
+        let at = processes.iter().position(|known| known.pid == pid)?;
+        Some(processes.swap_remove(at))
+    }
+
+    fn pid_of(&self, id: u64) -> Option<u32> {
+        let processes = self.processes.borrow_mut();
+        processes.iter().find(|known| known.id.get() == Some(&id)).map(|known| known.pid)
+    }
+
+    fn terminal_of(&self, id: u64) -> Option<Arc<Pty>> {
+        let processes = self.processes.borrow_mut();
+        let known = processes.iter().find(|known| known.id.get() == Some(&id))?;
+        known.terminal.as_ref()?.upgrade()
+    }
+}

@@ -1,0 +1,220 @@
+//! Starting a process that the host asks for.
+
+use alloc::boxed::Box;
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use thaw_abi::remote::{EXEC_TERMINAL, EXECS_MAX, Exec, ExecStarted, MSG_EXEC_STARTED};
+
+use super::program::{self, Strings};
+use super::stream::{self, HostSocket};
+use super::terminal::Terminal;
+use super::user;
+use crate::errno::Errno;
+use crate::exec::{self, PreparedProgram};
+use crate::fs::Context;
+use crate::fs::fd_table::OnExec;
+use crate::fs::file::{OpenFile, OpenFlags};
+use crate::host::control;
+use crate::platform::machine::{HostFd, Machine, Processes};
+use crate::platform::registers::TrapFrame;
+use crate::state::{ProcessFiles, kernel};
+use crate::task::process::FIRST_PID;
+use crate::task::work::{self, Next, Work};
+use crate::task::{Credentials, Process, Thread, current_process, host_process};
+
+/// Begins to do what a message says; what comes of it is told later.
+///
+/// # Errors
+/// One sentence: nothing comes of it.
+pub fn start(exec: &Exec, tail: &[u8], fds: &[i32]) -> Result<(), String> {
+    // From here on they are closed whatever happens.
+    let sockets: Vec<_> = fds.iter().map(|&fd| HostSocket::new(HostFd::new(fd))).collect();
+    let wanted = if exec.flags & EXEC_TERMINAL != 0 { 1 } else { 3 };
+    let strings = Strings::parse(exec, tail).filter(|_| sockets.len() == wanted);
+    let strings = strings.ok_or("the host's message is incomplete")?;
+    if !Machine::may_fork() {
+        return Err("its function says `processes = 1`, so it cannot have another process; \
+                    remove that from [limits] of its thaw.toml and build it again"
+            .into());
+    }
+    let first = kernel().tasks.process(FIRST_PID).ok_or("the sandbox is about to end")?;
+    let credentials = first.credentials.borrow_mut().clone();
+    let files = ProcessFiles::new(kernel().fs.root.clone());
+    let starter = Starter { exec: *exec, strings, sockets: sockets.into() };
+    work::start(b"exec", credentials, files, Box::new(starter));
+    Ok(())
+}
+
+/// What starts a process: a thread of the kernel's own.
+struct Starter {
+    exec: Exec,
+    strings: Strings,
+    sockets: Box<[HostSocket]>,
+}
+
+/// A process that is about to run.
+struct Newborn {
+    thread: Arc<Thread>,
+    /// What is passed on for it, if it has a terminal.
+    relay: Option<(Terminal, HostSocket)>,
+}
+
+impl Work for Starter {
+    fn run(self: Box<Self>) -> Next {
+        let id = self.exec.id;
+        match (*self).make().and_then(|newborn| newborn.publish(id)) {
+            Ok(Some((terminal, socket))) => terminal.relay(&socket),
+            Ok(None) => {}
+            Err(reason) => super::failed(id, reason.as_bytes()),
+        }
+        Next::End
+    }
+}
+
+impl Starter {
+    /// Makes the process, of which nobody knows yet.
+    fn make(self) -> Result<Newborn, String> {
+        let Self { exec, strings, sockets } = self;
+        let first = kernel().tasks.process(FIRST_PID).ok_or("the sandbox is about to end")?;
+        let own = current_process();
+        own.fs.borrow_mut().cwd = first.fs.borrow_mut().cwd.clone();
+        let mut variables = Vec::new();
+        if !strings.user.is_empty() {
+            let user = find_user(&strings.user)?;
+            *own.credentials.borrow_mut() = user.credentials;
+            variables = user.environment;
+        }
+        let context = Context::current();
+        let cwd = program::directory(&context, &strings.workdir)?;
+        own.fs.borrow_mut().cwd = cwd.clone();
+        let context = Context { cwd, ..context };
+        let inherited: Vec<Vec<u8>> = {
+            let bytes = first.environment.borrow_mut();
+            bytes.split(|&byte| byte == 0).map(<[u8]>::to_vec).collect()
+        };
+        let envp = program::merged(&[&inherited, &variables, &strings.envp]);
+        let name = strings.argv.first().cloned().unwrap_or_default();
+        let program = program::find(&context, strings.argv, envp)?;
+        let attributes = program.file.path.as_ref().map(|path| path.inode().attributes());
+        let process = new_process(&first, &own.credentials.borrow_mut(), context);
+        let prepared =
+            program.prepare(&process).map_err(|error| program::refusal(&name, error))?;
+        let after = exec::after_exec(&process.credentials.borrow_mut(), &attributes.unwrap_or_default());
+        *process.credentials.borrow_mut() = after;
+        let relay = open_streams(&exec, &process, sockets)?;
+        let thread = Thread::new(process.pid, process, TrapFrame::zeroed());
+        let loader = Loader { id: exec.id, name, program: prepared };
+        *thread.work.borrow_mut() = Some(Box::new(loader));
+        Ok(Newborn { thread, relay })
+    }
+}
+
+fn find_user(name: &[u8]) -> Result<user::User, String> {
+    user::find(&Context::current(), name).map_err(|error| {
+        let name = name.escape_ascii();
+        match error {
+            Errno::ENOENT => alloc::format!(
+                "/etc/passwd and /etc/group of the sandbox do not know {name}; name another user, \
+                 or its number"
+            ),
+            error => alloc::format!("the user {name} cannot be looked up: {}", error.name()),
+        }
+    })
+}
+
+/// A process as the first one, but for its user and its directory.
+fn new_process(first: &Process, credentials: &Credentials, context: Context) -> Arc<Process> {
+    let files = ProcessFiles::new(context.root);
+    files.fs.borrow_mut().cwd = context.cwd;
+    let pid = kernel().tasks.new_id();
+    let process = Process::from_outside(pid, credentials.clone(), files);
+    process.limits.set(first.limits.get());
+    Arc::new(process)
+}
+
+/// Gives the process its standard streams; what is passed on for it.
+fn open_streams(
+    exec: &Exec,
+    process: &Process,
+    sockets: Box<[HostSocket]>,
+) -> Result<Option<(Terminal, HostSocket)>, String> {
+    let mut sockets = sockets.into_vec().into_iter();
+    if exec.flags & EXEC_TERMINAL == 0 {
+        for (number, socket) in sockets.enumerate() {
+            let flags = if number == 0 { OpenFlags::empty() } else { OpenFlags::WRONLY };
+            give(process, stream::open(socket, flags));
+        }
+        return Ok(None);
+    }
+    let owner = {
+        let credentials = process.credentials.borrow_mut();
+        (credentials.uid, credentials.gid)
+    };
+    let no_terminal = |_| "the sandbox has too many terminals; close some";
+    let terminal = Terminal::new(owner, &exec.window).map_err(no_terminal)?;
+    let file = terminal.open_for(process.pid).map_err(no_terminal)?;
+    (0..3).for_each(|_| give(process, file.clone()));
+    Ok(sockets.next().map(|socket| (terminal, socket)))
+}
+
+fn give(process: &Process, file: Arc<OpenFile>) {
+    // A table with three files at most has room for another one.
+    let _ = process.files.borrow_mut().borrow_mut().insert(file, OnExec::Keep, u64::MAX);
+}
+
+impl Newborn {
+    /// Has the process run in a host process of its own; what is passed on for it.
+    fn publish(self, id: u64) -> Result<Option<(Terminal, HostSocket)>, String> {
+        let process = self.thread.process.clone();
+        let terminal = self.relay.as_ref().map(|(terminal, _)| &terminal.pty);
+        let outcome = match kernel().remote.note(process.pid, id, terminal) {
+            true => host_process::fork_empty(process.mm(), &self.thread),
+            false => Err(Errno::EUSERS),
+        };
+        let Err(error) = outcome else { return Ok(self.relay) };
+        // Nobody has ever known it.
+        drop(kernel().remote.forget(process.pid));
+        process.mm().detach();
+        crate::task::process::Resources::release(&**process);
+        Err(match error {
+            Errno::EUSERS => alloc::format!(
+                "it has {EXECS_MAX} processes already that were started from outside; wait until \
+                 one has ended"
+            ),
+            Errno::EAGAIN => "it has as many processes as `processes` in [limits] allows; end \
+                              some, or raise that"
+                .into(),
+            error => alloc::format!("no process can be made for it: {}", error.name()),
+        })
+    }
+}
+
+/// What the new process does first, in its own host process: it loads its program.
+struct Loader {
+    id: u64,
+    name: Vec<u8>,
+    program: PreparedProgram,
+}
+
+impl Work for Loader {
+    fn run(self: Box<Self>) -> Next {
+        let Self { id, name, program } = *self;
+        let thread = crate::task::current();
+        let started = ExecStarted { id, pid: thread.process.pid, reserved: 0 };
+        control::send(MSG_EXEC_STARTED, 0, bytemuck::bytes_of(&started), &[]);
+        match program.load(&thread.process) {
+            Ok(frame) => {
+                thread.frame().set(frame);
+                exec::reset_thread(&thread, &name);
+                Next::EnterGuest
+            }
+            Err(error) => {
+                let name = name.escape_ascii();
+                crate::console!("thaw kernel: {name} cannot be loaded: {error:?}");
+                Next::Killed
+            }
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! Requests about processes in instances.
+//!
+//! `POST /instances/ID/exec` starts one. With `Connection: Upgrade` and `Upgrade: thaw-exec` the
+//! connection then carries its streams, in frames: a byte that says what it is ([`Frame`]), three
+//! zeros, the length of what follows as a `u32` with the highest byte first, and that. Otherwise
+//! the answer is an [`ExecInfo`](crate::sandboxes::ExecInfo), and the process goes on; what it
+//! prints is kept within a bound.
+
+use super::Admin;
+use super::routes::{problem, unknown_instance};
+use crate::sandboxes::exec::{Exec, ExecProblem};
+use crate::sandboxes::{ExecRequest, ExecState, Next, Stream};
+use crate::service::Service;
+use axum::body::Body;
+use axum::extract::{Path, Query, Request, State};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::TokioIo;
+use serde::Deserialize;
+use std::io;
+use std::sync::Arc;
+use thaw_sandbox::SignalTo;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
+
+/// What the `Upgrade` header says.
+pub const EXEC_PROTOCOL: &str = "thaw-exec";
+/// Most bytes of a request for a process.
+const REQUEST_MAX: usize = 256 << 10;
+/// Most bytes of a frame of a client.
+const FRAME_MAX: u32 = 1 << 20;
+
+/// What a frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Frame {
+    /// From the client: bytes for standard input; none: it is at its end.
+    Stdin = 0,
+    /// From the client: rows and columns of its window, a `u16` each, the higher byte first.
+    Window = 1,
+    /// From the client: the number of a signal for the process' group, a byte.
+    Signal = 2,
+    /// To the client: bytes of standard output, or of the terminal.
+    Stdout = 16,
+    /// To the client: bytes of standard error.
+    Stderr = 17,
+    /// To the client: so many bytes were printed and not kept, a `u64`, the highest byte first.
+    Lost = 18,
+    /// To the client: the process' number on this node, a `u64`, the highest byte first. The first
+    /// frame.
+    Started = 19,
+    /// To the client: exit code and signal, a byte each. The last frame.
+    Ended = 20,
+}
+
+impl Frame {
+    /// What a client may send.
+    fn of_client(byte: u8) -> Option<Self> {
+        match byte {
+            0 => Some(Self::Stdin),
+            1 => Some(Self::Window),
+            2 => Some(Self::Signal),
+            _ => None,
+        }
+    }
+
+    /// The frame as it is sent.
+    pub fn with(self, bytes: &[u8]) -> Vec<u8> {
+        let mut frame = vec![self as u8, 0, 0, 0];
+        frame.extend_from_slice(&(bytes.len() as u32).to_be_bytes());
+        frame.extend_from_slice(bytes);
+        frame
+    }
+}
+
+/// Their paths.
+pub(super) fn routes() -> Router<Admin> {
+    Router::new()
+        .route("/instances/{id}/exec", post(start))
+        .route("/instances/{id}/execs", get(list))
+        .route("/instances/{id}/execs/{exec}", get(show))
+        .route("/instances/{id}/execs/{exec}/attach", post(attach))
+        .route("/instances/{id}/execs/{exec}/output", get(output))
+        .route("/instances/{id}/execs/{exec}/signal", post(signal))
+}
+
+async fn start(State(admin): State<Admin>, Path(id): Path<u64>, mut request: Request) -> Response {
+    let Some(service) = admin.shared.service_of(id) else { return unknown_instance(id) };
+    let upgrade = wants_upgrade(request.headers()).then(|| hyper::upgrade::on(&mut request));
+    let body = axum::body::to_bytes(request.into_body(), REQUEST_MAX).await;
+    let wanted = match body.map(|body| serde_json::from_slice::<ExecRequest>(&body)) {
+        Ok(Ok(wanted)) => wanted,
+        Ok(Err(error)) => return problem(StatusCode::BAD_REQUEST, "bad_exec", error),
+        Err(error) => return problem(StatusCode::BAD_REQUEST, "bad_exec", error),
+    };
+    admin.sandboxes.used(id);
+    match (service.exec(id, &wanted).await, upgrade) {
+        (Ok(exec), Some(upgrade)) => switch(admin, id, exec, upgrade),
+        (Ok(exec), None) => Json(exec.info()).into_response(),
+        (Err(error), _) => {
+            let status = match error {
+                ExecProblem::Wrong(_) => StatusCode::BAD_REQUEST,
+                ExecProblem::Full(_) => StatusCode::TOO_MANY_REQUESTS,
+                ExecProblem::Refused(_) => StatusCode::CONFLICT,
+            };
+            problem(status, "not_started", error)
+        }
+    }
+}
+
+fn wants_upgrade(headers: &HeaderMap) -> bool {
+    headers.get(header::UPGRADE).is_some_and(|value| value == EXEC_PROTOCOL)
+}
+
+/// Answers that the connection carries the streams of a process from now on.
+fn switch(admin: Admin, instance: u64, exec: Arc<Exec>, upgrade: OnUpgrade) -> Response {
+    tokio::spawn(async move {
+        if let Ok(upgraded) = upgrade.await {
+            // A client that goes away leaves the process to itself.
+            let _ = carry(&exec, TokioIo::new(upgraded)).await;
+        }
+        admin.sandboxes.used(instance);
+    });
+    let mut response = StatusCode::SWITCHING_PROTOCOLS.into_response();
+    let headers = response.headers_mut();
+    headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+    headers.insert(header::UPGRADE, HeaderValue::from_static(EXEC_PROTOCOL));
+    response
+}
+
+/// Carries the streams of a process until it has ended, or the client has gone.
+async fn carry(exec: &Arc<Exec>, stream: impl AsyncRead + AsyncWrite) -> io::Result<()> {
+    let (reader, writer) = split(stream);
+    tokio::select! {
+        done = show_output(exec, writer) => done,
+        gone = take_input(exec, reader) => gone,
+    }
+}
+
+async fn show_output(exec: &Exec, mut to: impl AsyncWrite + Unpin) -> io::Result<()> {
+    to.write_all(&Frame::Started.with(&exec.id().to_be_bytes())).await?;
+    let mut output = exec.output.reader();
+    loop {
+        let frame = match output.next().await {
+            Next::Bytes(Stream::Stdout, bytes) => Frame::Stdout.with(&bytes),
+            Next::Bytes(Stream::Stderr, bytes) => Frame::Stderr.with(&bytes),
+            Next::Lost(bytes) => Frame::Lost.with(&bytes.to_be_bytes()),
+            Next::End => break,
+        };
+        to.write_all(&frame).await?;
+    }
+    let (code, signal) = match exec.ended().await {
+        ExecState::Ended { code, signal } => (code.unwrap_or(0), signal.unwrap_or(0)),
+        _ => (0, 9),
+    };
+    to.write_all(&Frame::Ended.with(&[code, signal])).await?;
+    to.shutdown().await
+}
+
+/// Takes what a client sends. An error ends the connection: it has gone, or sends nonsense.
+async fn take_input(exec: &Exec, mut from: impl AsyncRead + Unpin) -> io::Result<()> {
+    loop {
+        let mut head = [0; 8];
+        from.read_exact(&mut head).await?;
+        let [kind, _, _, _, len @ ..] = head;
+        let len = u32::from_be_bytes(len);
+        let (Some(kind), true) = (Frame::of_client(kind), len <= FRAME_MAX) else {
+            return Err(io::ErrorKind::InvalidData.into());
+        };
+        let mut bytes = vec![0; len as usize];
+        from.read_exact(&mut bytes).await?;
+        match (kind, &bytes[..]) {
+            (Frame::Stdin, bytes) => exec.write(bytes).await,
+            (Frame::Window, &[a, b, c, d]) => {
+                exec.resize((u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])));
+            }
+            (Frame::Signal, &[number]) => {
+                // One that is none does nothing.
+                let _ = exec.signal(number.into(), SignalTo::Group);
+            }
+            _ => return Err(io::ErrorKind::InvalidData.into()),
+        }
+    }
+}
+
+/// Finds a process, or says that there is none.
+async fn find(admin: &Admin, id: u64, exec: u64) -> Result<Arc<Exec>, Response> {
+    let service = admin.shared.service_of(id).ok_or_else(|| unknown_instance(id))?;
+    let found = execs(&service, id)?.execs().find(exec);
+    found.ok_or_else(|| {
+        let reason = format!("instance {id} has no process {exec} that was started from outside");
+        problem(StatusCode::NOT_FOUND, "unknown_exec", reason)
+    })
+}
+
+fn execs(
+    service: &Arc<Service>,
+    id: u64,
+) -> Result<Arc<crate::instance::ConnectionTable>, Response> {
+    let table = service.table_of_live(id);
+    table.map_err(|reason| problem(StatusCode::CONFLICT, "no_processes", reason))
+}
+
+async fn list(State(admin): State<Admin>, Path(id): Path<u64>) -> Response {
+    let Some(service) = admin.shared.service_of(id) else { return unknown_instance(id) };
+    match execs(&service, id) {
+        Ok(table) => Json(table.execs().list()).into_response(),
+        Err(refused) => refused,
+    }
+}
+
+async fn show(State(admin): State<Admin>, Path((id, exec)): Path<(u64, u64)>) -> Response {
+    match find(&admin, id, exec).await {
+        Ok(exec) => Json(exec.info()).into_response(),
+        Err(refused) => refused,
+    }
+}
+
+async fn attach(
+    State(admin): State<Admin>,
+    Path((id, exec)): Path<(u64, u64)>,
+    mut request: Request,
+) -> Response {
+    if !wants_upgrade(request.headers()) {
+        let reason = format!("ask with `Connection: Upgrade` and `Upgrade: {EXEC_PROTOCOL}`");
+        return problem(StatusCode::UPGRADE_REQUIRED, "no_upgrade", reason);
+    }
+    match find(&admin, id, exec).await {
+        Ok(exec) => {
+            let upgrade = hyper::upgrade::on(&mut request);
+            admin.sandboxes.used(id);
+            switch(admin, id, exec, upgrade)
+        }
+        Err(refused) => refused,
+    }
+}
+
+async fn output(State(admin): State<Admin>, Path((id, exec)): Path<(u64, u64)>) -> Response {
+    let exec = match find(&admin, id, exec).await {
+        Ok(exec) => exec,
+        Err(refused) => return refused,
+    };
+    let mut kept = Vec::new();
+    let reader = exec.output.reader();
+    while let Some(next) = reader.try_next() {
+        match next {
+            Next::Bytes(_, bytes) => kept.extend_from_slice(&bytes),
+            Next::Lost(_) => {}
+            Next::End => break,
+        }
+    }
+    let kind = HeaderValue::from_static("application/octet-stream");
+    ([(header::CONTENT_TYPE, kind)], Body::from(kept)).into_response()
+}
+
+#[derive(Deserialize)]
+struct SignalQuery {
+    number: u32,
+}
+
+async fn signal(
+    State(admin): State<Admin>,
+    Path((id, exec)): Path<(u64, u64)>,
+    Query(query): Query<SignalQuery>,
+) -> Response {
+    match find(&admin, id, exec).await {
+        Ok(exec) => match exec.signal(query.number, SignalTo::Group) {
+            Ok(()) => Json(exec.info()).into_response(),
+            Err(reason) => problem(StatusCode::BAD_REQUEST, "no_signal", reason),
+        },
+        Err(refused) => refused,
+    }
+}

@@ -1,0 +1,430 @@
+//! Processes of one instance that were started from outside.
+
+use super::output::{Output, Stream};
+use crate::instance::Connector;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream as StdUnixStream;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+use thaw_abi::control::WindowSize;
+use thaw_abi::remote::EXECS_MAX;
+use thaw_sandbox::{ExecSpec, GuestExit, RemoteEvent, RemoteMessage, SignalTo};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::net::unix::OwnedWriteHalf;
+use tokio::sync::{Mutex as AsyncMutex, watch};
+use tokio::time::timeout;
+
+/// Processes that have ended and are still known, of one instance.
+const ENDED_MAX: usize = 32;
+/// How long a sandbox may take to start a process. One of an older kernel build never does.
+const START_PATIENCE: Duration = Duration::from_secs(20);
+/// How long output is waited for when a process has ended and others have its streams still.
+const LAST_OUTPUT: Duration = Duration::from_millis(100);
+/// Bytes read at a time.
+const CHUNK: usize = 16 << 10;
+
+/// A process that is wanted, as the API takes it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ExecRequest {
+    /// Arguments, the program first.
+    pub argv: Vec<String>,
+    /// Environment, each `NAME=value`, added to that of the sandbox.
+    pub env: Vec<String>,
+    /// Working directory; that of the sandbox if empty.
+    pub workdir: String,
+    /// User, and perhaps `:` and a group; that of the sandbox if empty.
+    pub user: String,
+    /// Rows and columns of its terminal, if it has one.
+    pub terminal: Option<(u16, u16)>,
+    /// Standard input stays open for those who attach; otherwise it is at its end.
+    pub stdin: bool,
+}
+
+impl ExecRequest {
+    fn spec(&self) -> ExecSpec {
+        ExecSpec {
+            argv: self.argv.clone(),
+            env: self.env.clone(),
+            workdir: self.workdir.clone(),
+            user: self.user.clone(),
+            terminal: self.terminal.map(window),
+        }
+    }
+}
+
+fn window((rows, columns): (u16, u16)) -> WindowSize {
+    WindowSize { rows, columns, reserved: 0 }
+}
+
+/// What has become of a process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "lowercase")]
+pub enum ExecState {
+    /// The sandbox was asked to start it.
+    Starting,
+    /// It runs.
+    Running {
+        /// Its process id in the sandbox.
+        pid: u32,
+    },
+    /// It has ended.
+    Ended {
+        /// Its exit code, unless it was ended by a signal.
+        code: Option<u8>,
+        /// The signal that has ended it.
+        signal: Option<u8>,
+    },
+    /// It was not started.
+    Failed {
+        /// One sentence.
+        reason: String,
+    },
+}
+
+impl ExecState {
+    /// Whether nothing more becomes of it.
+    pub fn is_final(&self) -> bool {
+        matches!(self, Self::Ended { .. } | Self::Failed { .. })
+    }
+}
+
+/// A process, as the API shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExecInfo {
+    /// Its number on this node.
+    pub id: u64,
+    /// Program and arguments.
+    pub argv: Vec<String>,
+    /// Whether it has a terminal.
+    pub terminal: bool,
+    /// What has become of it.
+    #[serde(flatten)]
+    pub state: ExecState,
+    /// Seconds since it was asked for.
+    pub age_s: u64,
+}
+
+/// A process.
+pub(crate) struct Exec {
+    id: u64,
+    argv: Vec<String>,
+    has_terminal: bool,
+    began: Instant,
+    state: watch::Sender<ExecState>,
+    /// Where standard input goes; `None`: it is at its end.
+    stdin: AsyncMutex<Option<OwnedWriteHalf>>,
+    /// What it prints.
+    pub output: Arc<Output>,
+    connector: Arc<dyn Connector>,
+}
+
+/// Why there is no process: one sentence.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum ExecProblem {
+    /// The request makes no sense.
+    #[error("{0}")]
+    Wrong(String),
+    /// There is no room now.
+    #[error("{0}")]
+    Full(String),
+    /// The sandbox cannot, or has ended.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// The processes of one instance.
+#[derive(Default)]
+pub(crate) struct Execs {
+    all: Mutex<Known>,
+}
+
+#[derive(Default)]
+struct Known {
+    execs: BTreeMap<u64, Arc<Exec>>,
+    is_closed: bool,
+}
+
+/// Two connected, non-blocking sockets: this daemon's, and the sandbox's.
+fn pair() -> io::Result<(UnixStream, OwnedFd)> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    Ok((UnixStream::from_std(StdUnixStream::from(ours))?, theirs))
+}
+
+impl Execs {
+    /// Starts a process, and waits until it runs.
+    ///
+    /// # Errors
+    /// See [`ExecProblem`].
+    pub async fn start(
+        &self,
+        id: u64,
+        request: &ExecRequest,
+        connector: Arc<dyn Connector>,
+    ) -> Result<Arc<Exec>, ExecProblem> {
+        let message = RemoteMessage::exec(id, &request.spec())
+            .map_err(|error| ExecProblem::Wrong(error.to_string()))?;
+        let exec = self.send(id, request, message, connector)?;
+        let mut state = exec.state.subscribe();
+        let started = state.wait_for(|state| *state != ExecState::Starting);
+        let reached = timeout(START_PATIENCE, started).await;
+        match reached {
+            Ok(Ok(state)) => match &*state {
+                ExecState::Failed { reason } => Err(ExecProblem::Refused(reason.clone())),
+                _ => Ok(()),
+            },
+            Ok(Err(_)) => Err(ExecProblem::Refused("the instance has ended".to_owned())),
+            Err(_) => Err(ExecProblem::Refused(format!(
+                "the sandbox did not start it within {} s; if its image was built by an older \
+                 version of thaw, build it again",
+                START_PATIENCE.as_secs()
+            ))),
+        }?;
+        Ok(exec)
+    }
+
+    fn send(
+        &self,
+        id: u64,
+        request: &ExecRequest,
+        message: RemoteMessage,
+        connector: Arc<dyn Connector>,
+    ) -> Result<Arc<Exec>, ExecProblem> {
+        let refused = |error: io::Error| ExecProblem::Refused(error.to_string());
+        let (input, their_input) = pair().map_err(refused)?;
+        let output = Output::new();
+        let has_terminal = request.terminal.is_some();
+        let (state, _) = watch::channel(ExecState::Starting);
+        let (from_terminal, to_stdin) = input.into_split();
+        let stdin = (has_terminal || request.stdin).then_some(to_stdin);
+        let exec = Arc::new(Exec {
+            id,
+            argv: request.argv.clone(),
+            has_terminal,
+            began: Instant::now(),
+            state,
+            stdin: AsyncMutex::new(stdin),
+            output,
+            connector: connector.clone(),
+        });
+        let mut theirs = vec![their_input];
+        let mut ours: Vec<(Stream, Box<dyn AsyncRead + Send + Unpin>)> = Vec::new();
+        if has_terminal {
+            ours.push((Stream::Stdout, Box::new(from_terminal)));
+        } else {
+            for stream in [Stream::Stdout, Stream::Stderr] {
+                let (reader, writer) = pair().map_err(refused)?;
+                ours.push((stream, Box::new(reader)));
+                theirs.push(writer);
+            }
+        }
+        self.insert(&exec)?;
+        let lent: Vec<_> = theirs.iter().map(AsFd::as_fd).collect();
+        if let Err(error) = connector.send_remote(message, &lent) {
+            self.lock().execs.remove(&id);
+            return Err(ExecProblem::Refused(format!("the instance takes no message: {error}")));
+        }
+        tokio::spawn(exec.clone().collect(ours));
+        Ok(exec)
+    }
+
+    fn insert(&self, exec: &Arc<Exec>) -> Result<(), ExecProblem> {
+        let mut known = self.lock();
+        if known.is_closed {
+            return Err(ExecProblem::Refused("the instance has ended".to_owned()));
+        }
+        let ended: Vec<u64> = known.ended().collect();
+        if known.execs.len() - ended.len() >= EXECS_MAX {
+            return Err(ExecProblem::Full(format!(
+                "the instance has {EXECS_MAX} processes already that were started from outside; \
+                 wait until one has ended, or end one"
+            )));
+        }
+        let spare = (ended.len() + 1).saturating_sub(ENDED_MAX);
+        for old in &ended[..spare] {
+            known.execs.remove(old);
+        }
+        known.execs.insert(exec.id, exec.clone());
+        Ok(())
+    }
+
+    /// One of them.
+    pub fn find(&self, id: u64) -> Option<Arc<Exec>> {
+        self.lock().execs.get(&id).cloned()
+    }
+
+    /// All of them.
+    pub fn list(&self) -> Vec<ExecInfo> {
+        self.lock().execs.values().map(|exec| exec.info()).collect()
+    }
+
+    /// How many have not ended.
+    pub fn alive(&self) -> usize {
+        let known = self.lock();
+        known.execs.len() - known.ended().count()
+    }
+
+    /// What the sandbox says of one. It may name any.
+    pub fn heard(&self, event: RemoteEvent) {
+        let (id, state) = match event {
+            RemoteEvent::Started { id, pid } => (id, ExecState::Running { pid }),
+            RemoteEvent::Ended { id, exit } => {
+                let (code, signal) = match exit {
+                    GuestExit::Code(code) => (Some(code), None),
+                    GuestExit::Signal(signal) => (None, Some(signal)),
+                };
+                (id, ExecState::Ended { code, signal })
+            }
+            RemoteEvent::Failed { id, reason } => (id, ExecState::Failed { reason }),
+        };
+        if let Some(exec) = self.find(id) {
+            exec.become_(state);
+        }
+    }
+
+    /// The instance is gone, and all of them with it.
+    pub fn close(&self) {
+        let mut known = self.lock();
+        known.is_closed = true;
+        for exec in known.execs.values() {
+            exec.become_(ExecState::Ended { code: None, signal: Some(9) });
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.all.lock().expect("no holder panics")
+    }
+}
+
+impl Known {
+    fn ended(&self) -> impl Iterator<Item = u64> {
+        let is_final = |exec: &&Arc<Exec>| exec.state.borrow().is_final();
+        self.execs.values().filter(is_final).map(|exec| exec.id)
+    }
+}
+
+impl Exec {
+    /// As the API shows it.
+    pub fn info(&self) -> ExecInfo {
+        ExecInfo {
+            id: self.id,
+            argv: self.argv.clone(),
+            terminal: self.has_terminal,
+            state: self.state.borrow().clone(),
+            age_s: self.began.elapsed().as_secs(),
+        }
+    }
+
+    /// Its number.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// What has become of it.
+    pub fn state(&self) -> ExecState {
+        self.state.borrow().clone()
+    }
+
+    /// Nothing leads out of the last state: a sandbox may say what it likes.
+    fn become_(&self, state: ExecState) {
+        self.state.send_if_modified(|known| {
+            let changes = !known.is_final();
+            if changes {
+                *known = state;
+            }
+            changes
+        });
+    }
+
+    /// Keeps what it prints, until nobody has its streams any more, or it has ended and nothing
+    /// more comes for a moment.
+    async fn collect(
+        self: Arc<Self>,
+        streams: Vec<(Stream, Box<dyn AsyncRead + Send + Unpin>)>,
+    ) {
+        let readers = streams.into_iter().map(|(stream, reader)| {
+            let exec = self.clone();
+            tokio::spawn(async move { exec.read_to_end(stream, reader).await })
+        });
+        for reader in readers.collect::<Vec<_>>() {
+            // They do not panic.
+            let _ = reader.await;
+        }
+        // Whoever reads to the end wants to know how it ended.
+        let _ = self.ended().await;
+        *self.stdin.lock().await = None;
+        self.output.end();
+    }
+
+    async fn read_to_end(&self, stream: Stream, mut reader: Box<dyn AsyncRead + Send + Unpin>) {
+        let mut buffer = vec![0; CHUNK];
+        loop {
+            let read = tokio::select! {
+                biased;
+                read = reader.read(&mut buffer) => read,
+                () = self.is_over() => return,
+            };
+            match read {
+                Ok(count) if count > 0 => self.output.put(stream, &buffer[..count]).await,
+                _ => return,
+            }
+        }
+    }
+
+    /// Waits until it has ended, and a moment more.
+    async fn is_over(&self) {
+        let _ = self.ended().await;
+        tokio::time::sleep(LAST_OUTPUT).await;
+    }
+
+    /// Waits until it has ended; how.
+    pub async fn ended(&self) -> ExecState {
+        let mut state = self.state.subscribe();
+        match state.wait_for(ExecState::is_final).await {
+            Ok(state) => state.clone(),
+            Err(_) => self.state(),
+        }
+    }
+
+    /// Passes bytes to its standard input, or its terminal; nothing closes standard input. What
+    /// comes after that is dropped, as is what it does not read once it has ended.
+    pub async fn write(&self, bytes: &[u8]) {
+        let mut stdin = self.stdin.lock().await;
+        let Some(open) = stdin.as_mut() else { return };
+        let is_closed = match bytes.is_empty() {
+            // A terminal has no end of its own: a program sees the character for it.
+            true => !self.has_terminal,
+            false => tokio::select! {
+                written = open.write_all(bytes) => written.is_err(),
+                _ = self.ended() => true,
+            },
+        };
+        if is_closed {
+            *stdin = None;
+        }
+    }
+
+    /// Sends it a signal.
+    ///
+    /// # Errors
+    /// One sentence.
+    pub fn signal(&self, number: u32, to: SignalTo) -> Result<(), String> {
+        if !(1..=64).contains(&number) {
+            return Err(format!("{number} is no signal; give 1 to 64"));
+        }
+        let message = RemoteMessage::signal(self.id, number, to);
+        self.connector.send_remote(message, &[]).map_err(|error| error.to_string())
+    }
+
+    /// Its terminal has another size.
+    pub fn resize(&self, size: (u16, u16)) {
+        // One that has ended needs none.
+        let _ = self.connector.send_remote(RemoteMessage::window(self.id, window(size)), &[]);
+    }
+}

@@ -1,0 +1,352 @@
+//! Files inside an instance, from outside. All paths are resolved there, by its kernel, with the
+//! rights of the session's user; nothing of this host is touched.
+
+use crate::instance::Connector;
+use bytemuck::{Pod, Zeroable};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream as StdUnixStream;
+use std::time::Duration;
+use thaw_abi::control::FileAttributes;
+use thaw_abi::remote::*;
+use thaw_sandbox::{RemoteMessage, escape};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+
+/// How long a sandbox may take for the next bytes.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Most entries of a directory that are listed.
+const ENTRIES_MAX: usize = 100_000;
+/// Most bytes of a name in a directory, and of the target of a link.
+const NAME_MAX: usize = 4096;
+
+/// Why something was not done with a file.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FileProblem {
+    /// The sandbox says no: an error number, and one sentence.
+    #[error("{1}")]
+    Refused(i32, String),
+    /// The session is over: the sandbox has ended, breaks the protocol, or does not answer.
+    #[error("the files of the sandbox cannot be reached ({0}); try again")]
+    Lost(String),
+}
+
+impl From<io::Error> for FileProblem {
+    fn from(error: io::Error) -> Self {
+        Self::Lost(error.to_string())
+    }
+}
+
+type Outcome<T> = Result<T, FileProblem>;
+
+/// What a file is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FileKind {
+    /// A regular file.
+    File,
+    /// A directory.
+    Directory,
+    /// A symbolic link.
+    Link,
+    /// Something else.
+    Other,
+}
+
+/// A file, as the API shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileInfo {
+    /// Its name, or the path that was asked for.
+    pub name: String,
+    /// What it is.
+    pub kind: FileKind,
+    /// Bytes.
+    pub size: u64,
+    /// Permissions.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Last modification, in seconds since 1970.
+    pub mtime: i64,
+}
+
+impl FileInfo {
+    fn new(name: &[u8], attributes: &FileAttributes) -> Self {
+        let kind = match attributes.mode & 0o170_000 {
+            0o100_000 => FileKind::File,
+            0o040_000 => FileKind::Directory,
+            0o120_000 => FileKind::Link,
+            _ => FileKind::Other,
+        };
+        Self {
+            name: String::from_utf8_lossy(name).into_owned(),
+            kind,
+            size: attributes.size,
+            mode: attributes.mode & 0o7777,
+            uid: attributes.uid,
+            gid: attributes.gid,
+            mtime: attributes.mtime_sec,
+        }
+    }
+}
+
+/// A conversation with a sandbox about files.
+pub struct FileSession {
+    socket: UnixStream,
+    /// The sandbox has said that it knows the user.
+    is_greeted: bool,
+}
+
+impl FileSession {
+    /// Opens a session of a user; empty: that of the sandbox.
+    ///
+    /// # Errors
+    /// One sentence.
+    pub(crate) fn open(connector: &dyn Connector, user: &str) -> Result<Self, String> {
+        let message = RemoteMessage::files(user).map_err(|error| error.to_string())?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let pair = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+        let (ours, theirs) = pair.map_err(|error| error.to_string())?;
+        let socket = UnixStream::from_std(StdUnixStream::from(ours));
+        let socket = socket.map_err(|error| error.to_string())?;
+        let sent = connector.send_remote(message, &[theirs.as_fd()]);
+        sent.map_err(|error| format!("the instance takes no message: {error}"))?;
+        Ok(Self { socket, is_greeted: false })
+    }
+
+    /// What a file is.
+    ///
+    /// # Errors
+    /// See [`FileProblem`]; so for all that follow.
+    pub async fn stat(&mut self, path: &str, follows: bool) -> Outcome<FileInfo> {
+        let flags = if follows { 0 } else { FILE_NO_FOLLOW };
+        let (answer, _) = self.simple(FILE_STAT, flags, path, "").await?;
+        Ok(FileInfo::new(path.as_bytes(), &answer.attributes))
+    }
+
+    /// The target of a symbolic link.
+    pub async fn read_link(&mut self, path: &str) -> Outcome<String> {
+        let (_, bytes) = self.simple(FILE_READ_LINK, 0, path, "").await?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// Makes a directory, and those above it that are missing.
+    pub async fn make_directory(&mut self, path: &str, mode: Option<u32>) -> Outcome<()> {
+        let set = mode.map_or(0, |_| FILE_SET_MODE);
+        let flags = FILE_PARENTS | set;
+        let mode = mode.unwrap_or(0);
+        let operation = FILE_MAKE_DIRECTORY;
+        let request = FileRequest { operation, flags, mode, ..FileRequest::default() };
+        self.ask(request, path, "").await?;
+        self.answer(path).await.map(drop)
+    }
+
+    /// Gives a file another name.
+    pub async fn rename(&mut self, from: &str, to: &str) -> Outcome<()> {
+        self.simple(FILE_RENAME, 0, from, to).await.map(drop)
+    }
+
+    /// Makes a symbolic link, and directories above it that are missing.
+    pub async fn symlink(&mut self, target: &str, path: &str) -> Outcome<()> {
+        self.simple(FILE_SYMLINK, FILE_PARENTS, path, target).await.map(drop)
+    }
+
+    /// Removes a file, or a directory, with all in it if `all`.
+    pub async fn remove(&mut self, path: &str, all: bool) -> Outcome<()> {
+        let flags = if all { FILE_RECURSIVE } else { 0 };
+        self.simple(FILE_REMOVE, flags, path, "").await.map(drop)
+    }
+
+    /// The entries of a directory, sorted by name.
+    pub async fn list(&mut self, path: &str) -> Outcome<Vec<FileInfo>> {
+        let request = FileRequest { operation: FILE_LIST, ..FileRequest::default() };
+        self.ask(request, path, "").await?;
+        self.answer(path).await?;
+        let mut entries = Vec::new();
+        while let Some(piece) = self.piece(path).await? {
+            let (head, name) =
+                piece.split_at_checked(size_of::<FileAttributes>()).ok_or_else(broken)?;
+            if entries.len() >= ENTRIES_MAX || name.len() > NAME_MAX {
+                return Err(FileProblem::Refused(
+                    libc::EOVERFLOW,
+                    format!("{} has more than {ENTRIES_MAX} entries", shown(path)),
+                ));
+            }
+            entries.push(FileInfo::new(name, &bytemuck::pod_read_unaligned(head)));
+        }
+        entries.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(entries)
+    }
+
+    /// Begins to read a file; [`FileSession::next_piece`] has its contents.
+    pub async fn read(&mut self, path: &str) -> Outcome<FileInfo> {
+        let (operation, len) = (FILE_READ, u64::MAX);
+        self.ask(FileRequest { operation, len, ..FileRequest::default() }, path, "").await?;
+        let (answer, _) = self.answer(path).await?;
+        Ok(FileInfo::new(path.as_bytes(), &answer.attributes))
+    }
+
+    /// The next bytes of the file that is read; `None` at its end.
+    pub async fn next_piece(&mut self, path: &str) -> Outcome<Option<Vec<u8>>> {
+        self.piece(path).await
+    }
+
+    /// Begins to write a file, with directories above it that are missing; permissions and time
+    /// as given. [`FileSession::put`] and [`FileSession::finish`] follow.
+    pub async fn write(
+        &mut self,
+        path: &str,
+        mode: Option<u32>,
+        mtime: Option<i64>,
+    ) -> Outcome<()> {
+        let flags = FILE_PARENTS
+            | mode.map_or(0, |_| FILE_SET_MODE)
+            | mtime.map_or(0, |_| FILE_SET_TIME);
+        let request = FileRequest {
+            operation: FILE_WRITE,
+            flags,
+            mode: mode.unwrap_or(0),
+            mtime: mtime.unwrap_or(0),
+            ..FileRequest::default()
+        };
+        self.ask(request, path, "").await
+    }
+
+    /// Adds bytes to the file that is written.
+    pub async fn put(&mut self, bytes: &[u8]) -> Outcome<()> {
+        for piece in bytes.chunks(FILE_PIECE_MAX) {
+            self.send(&[&(piece.len() as u32).to_ne_bytes()[..], piece].concat()).await?;
+        }
+        Ok(())
+    }
+
+    /// All of the file has been written; what it is now.
+    pub async fn finish(&mut self, path: &str) -> Outcome<FileInfo> {
+        self.send(&[0; 4]).await?;
+        let (answer, _) = self.answer(path).await?;
+        Ok(FileInfo::new(path.as_bytes(), &answer.attributes))
+    }
+
+    async fn simple(
+        &mut self,
+        operation: u32,
+        flags: u32,
+        path: &str,
+        other: &str,
+    ) -> Outcome<(FileAnswer, Vec<u8>)> {
+        self.ask(FileRequest { operation, flags, ..FileRequest::default() }, path, other).await?;
+        self.answer(path).await
+    }
+
+    async fn ask(&mut self, request: FileRequest, path: &str, other: &str) -> Outcome<()> {
+        for text in [path, other] {
+            if text.len() > FILE_PATH_MAX || text.contains('\0') {
+                let why = "is longer than 4095 bytes, or has a NUL byte in it";
+                return Err(FileProblem::Refused(libc::EINVAL, format!("{} {why}", shown(text))));
+            }
+        }
+        let (path_len, other_len) = (path.len() as u32, other.len() as u32);
+        let request = FileRequest { path_len, other_len, ..request };
+        self.send(&[bytemuck::bytes_of(&request), path.as_bytes(), other.as_bytes()].concat()).await
+    }
+
+    async fn send(&mut self, bytes: &[u8]) -> Outcome<()> {
+        match timeout(PATIENCE, self.socket.write_all(bytes)).await {
+            Ok(sent) => Ok(sent?),
+            Err(_) => Err(late()),
+        }
+    }
+
+    async fn receive(&mut self, bytes: &mut [u8]) -> Outcome<()> {
+        match timeout(PATIENCE, self.socket.read_exact(bytes)).await {
+            Ok(received) => received.map(drop).map_err(FileProblem::from),
+            Err(_) => Err(late()),
+        }
+    }
+
+    async fn answer(&mut self, path: &str) -> Outcome<(FileAnswer, Vec<u8>)> {
+        if !self.is_greeted {
+            let (greeting, _) = self.one_answer().await?;
+            if greeting.errno != 0 {
+                let why = match greeting.errno {
+                    libc::ENOENT => "the sandbox does not know the user".to_owned(),
+                    errno => explain(errno),
+                };
+                return Err(FileProblem::Refused(greeting.errno, why));
+            }
+            self.is_greeted = true;
+        }
+        let (answer, bytes) = self.one_answer().await?;
+        match answer.errno {
+            0 => Ok((answer, bytes)),
+            errno => Err(refused(errno, path)),
+        }
+    }
+
+    async fn one_answer(&mut self) -> Outcome<(FileAnswer, Vec<u8>)> {
+        let answer: FileAnswer = self.receive_plain().await?;
+        if answer.len as usize > NAME_MAX {
+            return Err(broken());
+        }
+        let mut bytes = vec![0; answer.len as usize];
+        self.receive(&mut bytes).await?;
+        Ok((answer, bytes))
+    }
+
+    async fn receive_plain<T: Pod + Zeroable>(&mut self) -> Outcome<T> {
+        let mut value = T::zeroed();
+        self.receive(bytemuck::bytes_of_mut(&mut value)).await?;
+        Ok(value)
+    }
+
+    async fn piece(&mut self, path: &str) -> Outcome<Option<Vec<u8>>> {
+        let len: u32 = self.receive_plain().await?;
+        match len {
+            0 => Ok(None),
+            len if len & FILE_FAILED != 0 => Err(refused((len & !FILE_FAILED) as i32, path)),
+            len if len as usize > FILE_PIECE_MAX => Err(broken()),
+            len => {
+                let mut bytes = vec![0; len as usize];
+                self.receive(&mut bytes).await?;
+                Ok(Some(bytes))
+            }
+        }
+    }
+}
+
+fn late() -> FileProblem {
+    FileProblem::Lost(format!("no answer within {} s", PATIENCE.as_secs()))
+}
+
+fn broken() -> FileProblem {
+    FileProblem::Lost("its answer makes no sense".to_owned())
+}
+
+fn shown(path: &str) -> String {
+    escape(path.as_bytes())
+}
+
+fn refused(errno: i32, path: &str) -> FileProblem {
+    FileProblem::Refused(errno, format!("{}: {}", shown(path), explain(errno)))
+}
+
+/// What an error number of the sandbox means, for people.
+fn explain(errno: i32) -> String {
+    match errno {
+        libc::ENOENT => "it does not exist in the sandbox".into(),
+        libc::EACCES | libc::EPERM => "the user may not do that; name another with --user".into(),
+        libc::EISDIR => "it is a directory".into(),
+        libc::ENOTDIR => "a part of it is no directory".into(),
+        libc::ENOTEMPTY => "the directory is not empty; say that all in it is meant".into(),
+        libc::EINVAL => "it is no regular file, or cannot be used so".into(),
+        libc::ENOSPC | libc::ENOMEM => {
+            "the sandbox has no room for it; files take its memory, so raise `memory`".into()
+        }
+        errno => io::Error::from_raw_os_error(errno).to_string(),
+    }
+}

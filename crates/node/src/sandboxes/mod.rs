@@ -1,0 +1,16 @@
+//! Processes and files inside live instances, from outside, and sandboxes: instances that stay.
+//!
+//! A process is started by a message to the instance's sandbox, with sockets that become its
+//! streams. This daemon holds the other ends: it keeps what the process prints, within a bound,
+//! whether or not somebody is attached.
+
+pub mod exec;
+pub mod files;
+mod output;
+pub mod registry;
+
+pub use exec::{ExecInfo, ExecRequest, ExecState};
+pub(crate) use exec::Execs;
+pub(crate) use output::Next;
+pub use output::Stream;
+pub use registry::{NewSandbox, OnTimeout, SandboxInfo, Sandboxes};

@@ -1,0 +1,402 @@
+//! Sandboxes: instances that somebody has asked for by name, and which stay until they are told
+//! to end, or their time has come.
+//!
+//! What is known of them lies in a file, so that the next daemon knows them, too: it takes over
+//! the instances that outlive this one, and those that are asleep.
+
+use crate::config::FunctionName;
+use crate::node::NodeState;
+use crate::service::Service;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use thaw_store::Name;
+use tokio::time::sleep;
+
+/// Most sandboxes of a node.
+const SANDBOXES_MAX: usize = 10_000;
+/// Most bytes of names and values of metadata of one.
+const METADATA_MAX: usize = 16 << 10;
+/// How often it is looked whether the time of one has come.
+const LOOK: Duration = Duration::from_millis(250);
+/// Name of the file.
+const FILE: &str = "sandboxes.json";
+
+/// What happens to a sandbox when its time has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnTimeout {
+    /// It gives up its memory, until it is wanted again.
+    #[default]
+    Pause,
+    /// It ends.
+    Kill,
+}
+
+/// A sandbox that is wanted, as the API takes it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct NewSandbox {
+    /// Its name; one is made up if empty.
+    pub name: String,
+    /// The function whose image it is a copy of.
+    pub function: String,
+    /// Seconds after which `on_timeout` happens, from the last use on; none: never.
+    pub timeout_s: Option<u64>,
+    /// What happens then.
+    pub on_timeout: OnTimeout,
+    /// What whoever asks wants to know of it later.
+    pub metadata: BTreeMap<String, String>,
+}
+
+/// A sandbox, as it is kept and shown.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SandboxInfo {
+    /// Its name.
+    pub name: String,
+    /// Its instance.
+    pub instance: u64,
+    /// The function whose image it is a copy of.
+    pub function: FunctionName,
+    /// When it was made, in milliseconds since 1970.
+    pub created_ms: u64,
+    /// When `on_timeout` happens, in milliseconds since 1970.
+    pub deadline_ms: Option<u64>,
+    /// See [`NewSandbox::timeout_s`].
+    pub timeout_s: Option<u64>,
+    /// What happens then.
+    pub on_timeout: OnTimeout,
+    /// Of whoever has asked for it.
+    pub metadata: BTreeMap<String, String>,
+    /// What its instance does (`thaw ps`); none where nobody has looked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<String>,
+}
+
+/// Why there is no such sandbox.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SandboxProblem {
+    /// The request makes no sense.
+    #[error("{0}")]
+    Wrong(String),
+    /// There is none of that name.
+    #[error("no sandbox is named `{0}`; `thaw sandbox list` shows those there are")]
+    Unknown(String),
+    /// It cannot be done now.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// The sandboxes of a node.
+pub struct Sandboxes {
+    node: Arc<NodeState>,
+    file: PathBuf,
+    all: Mutex<BTreeMap<String, SandboxInfo>>,
+}
+
+impl Sandboxes {
+    /// Those that the file in a directory knows and whose instances are there.
+    ///
+    /// # Errors
+    /// The file is there and cannot be read.
+    pub fn load(node: Arc<NodeState>, directory: &std::path::Path) -> io::Result<Arc<Self>> {
+        let file = directory.join(FILE);
+        let known: Vec<SandboxInfo> = match std::fs::read(&file) {
+            Ok(bytes) => serde_json::from_slice(&bytes).unwrap_or_else(|error| {
+                tracing::warn!("{}: {error}; its sandboxes are instances only", file.display());
+                Vec::new()
+            }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+            Err(error) => return Err(error),
+        };
+        let mut all = BTreeMap::new();
+        for one in known {
+            match node.service_of(one.instance) {
+                Some(service) => {
+                    service.hold(one.instance);
+                    all.insert(one.name.clone(), one);
+                }
+                None => tracing::warn!(sandbox = one.name, "its instance has ended meanwhile"),
+            }
+        }
+        Ok(Arc::new(Self { node, file, all: Mutex::new(all) }))
+    }
+
+    /// Makes one.
+    ///
+    /// # Errors
+    /// See [`SandboxProblem`].
+    pub async fn create(&self, new: NewSandbox) -> Result<SandboxInfo, SandboxProblem> {
+        self.check(&new)?;
+        let unknown = || {
+            SandboxProblem::Wrong(format!(
+                "no function is named `{}`; `thaw images` lists those there are, and `thaw sandbox \
+                 create` makes one of a container image",
+                new.function
+            ))
+        };
+        let service = self.node.route(&new.function).ok_or_else(unknown)?;
+        let instance = service.boot_held().await.map_err(SandboxProblem::Refused)?;
+        self.adopt(&service, instance, new)
+    }
+
+    fn check(&self, new: &NewSandbox) -> Result<(), SandboxProblem> {
+        if !new.name.is_empty()
+            && let Err(error) = Name::new(&new.name)
+        {
+            return Err(SandboxProblem::Wrong(error.to_string()));
+        }
+        let bytes: usize = new.metadata.iter().map(|(name, value)| name.len() + value.len()).sum();
+        if bytes > METADATA_MAX {
+            return Err(SandboxProblem::Wrong(format!(
+                "the metadata has {bytes} bytes, and at most {METADATA_MAX} are kept; keep less"
+            )));
+        }
+        if new.timeout_s == Some(0) {
+            return Err(SandboxProblem::Wrong("a timeout of 0 leaves no time; give some".into()));
+        }
+        let all = self.all();
+        if all.contains_key(&new.name) {
+            return Err(SandboxProblem::Refused(format!(
+                "there is a sandbox `{}` already; name another one, or end it with `thaw sandbox \
+                 kill`",
+                new.name
+            )));
+        }
+        if all.len() >= SANDBOXES_MAX {
+            return Err(SandboxProblem::Refused(format!(
+                "this node has {SANDBOXES_MAX} sandboxes; end some"
+            )));
+        }
+        Ok(())
+    }
+
+    fn adopt(
+        &self,
+        service: &Service,
+        instance: u64,
+        new: NewSandbox,
+    ) -> Result<SandboxInfo, SandboxProblem> {
+        let name = if new.name.is_empty() { format!("sb-{instance}") } else { new.name };
+        let info = SandboxInfo {
+            name: name.clone(),
+            instance,
+            function: service.name().clone(),
+            created_ms: now_ms(),
+            deadline_ms: deadline(new.timeout_s),
+            timeout_s: new.timeout_s,
+            on_timeout: new.on_timeout,
+            metadata: new.metadata,
+            state: None,
+        };
+        let clash = {
+            let mut all = self.all();
+            let clash = all.contains_key(&name);
+            if !clash {
+                all.insert(name.clone(), info.clone());
+            }
+            clash
+        };
+        if clash {
+            service.kill(instance);
+            return Err(SandboxProblem::Refused(format!("there is a sandbox `{name}` already")));
+        }
+        self.write();
+        Ok(info)
+    }
+
+    /// All of them whose instances are there.
+    pub fn list(&self) -> Vec<SandboxInfo> {
+        self.forget_gone();
+        let all: Vec<_> = self.all().values().cloned().collect();
+        all.into_iter().map(|info| self.with_state(info)).collect()
+    }
+
+    /// One of them, by its name or the number of its instance.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn find(&self, name: &str) -> Result<SandboxInfo, SandboxProblem> {
+        let found = {
+            let all = self.all();
+            let by_number = || {
+                let number = name.parse::<u64>().ok();
+                all.values().find(|info| Some(info.instance) == number)
+            };
+            all.get(name).or_else(by_number).cloned()
+        };
+        found
+            .filter(|info| self.node.service_of(info.instance).is_some())
+            .map(|info| self.with_state(info))
+            .ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))
+    }
+
+    fn with_state(&self, info: SandboxInfo) -> SandboxInfo {
+        let service = self.node.service_of(info.instance);
+        let instances = service.map(|service| service.instances()).unwrap_or_default();
+        let found = instances.iter().find(|instance| instance.id == info.instance);
+        SandboxInfo { state: found.map(|found| found.state.name().to_owned()), ..info }
+    }
+
+    /// Its time begins anew, if it is one.
+    pub(crate) fn used(&self, instance: u64) {
+        for info in self.all().values_mut().filter(|info| info.instance == instance) {
+            info.deadline_ms = deadline(info.timeout_s);
+        }
+    }
+
+    /// Changes when its time has come.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn set_timeout(&self, name: &str, seconds: Option<u64>) -> Result<(), SandboxProblem> {
+        let name = self.find(name)?.name;
+        if let Some(info) = self.all().get_mut(&name) {
+            info.timeout_s = seconds;
+            info.deadline_ms = deadline(seconds);
+        }
+        self.write();
+        Ok(())
+    }
+
+    /// Ends one.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn kill(&self, name: &str) -> Result<SandboxInfo, SandboxProblem> {
+        let info = self.find(name)?;
+        if let Some(service) = self.node.service_of(info.instance) {
+            service.kill(info.instance);
+        }
+        self.all().remove(&info.name);
+        self.write();
+        Ok(info)
+    }
+
+    /// Has one give up its memory.
+    ///
+    /// # Errors
+    /// There is none, or it cannot.
+    pub async fn pause(&self, name: &str) -> Result<SandboxInfo, SandboxProblem> {
+        let info = self.find(name)?;
+        let service = self.node.service_of(info.instance);
+        let service = service.ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))?;
+        service.pause(info.instance).await.map_err(SandboxProblem::Refused)?;
+        self.find(name)
+    }
+
+    /// Has one run that was paused.
+    ///
+    /// # Errors
+    /// There is none, or it cannot be woken.
+    pub async fn resume(&self, name: &str) -> Result<SandboxInfo, SandboxProblem> {
+        let info = self.find(name)?;
+        let service = self.node.service_of(info.instance);
+        let service = service.ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))?;
+        service.reach(info.instance).await.map_err(SandboxProblem::Refused)?;
+        service.wake(Some(info.instance)).await.map_err(SandboxProblem::Refused)?;
+        self.used(info.instance);
+        self.find(name)
+    }
+
+    /// Makes a sandbox of a copy of another one, with all that it has in memory.
+    ///
+    /// # Errors
+    /// See [`SandboxProblem`].
+    pub async fn fork(&self, name: &str, new_name: &str) -> Result<SandboxInfo, SandboxProblem> {
+        let info = self.find(name)?;
+        let new = NewSandbox {
+            name: new_name.to_owned(),
+            function: info.function.to_string(),
+            timeout_s: info.timeout_s,
+            on_timeout: info.on_timeout,
+            metadata: info.metadata,
+        };
+        self.check(&new)?;
+        let service = self.node.service_of(info.instance);
+        let service = service.ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))?;
+        service.reach(info.instance).await.map_err(SandboxProblem::Refused)?;
+        let forked = service.fork(info.instance, std::num::NonZeroU32::MIN).await;
+        let forked = forked.map_err(SandboxProblem::Refused)?;
+        let instance = forked.ids[0];
+        service.hold(instance);
+        self.adopt(&service, instance, new)
+    }
+
+    /// Does what is to be done when the time of one has come, for as long as the node lives.
+    pub async fn watch(self: Arc<Self>) {
+        loop {
+            sleep(LOOK).await;
+            self.forget_gone();
+            let now = now_ms();
+            let is_due = |info: &&mut SandboxInfo| info.deadline_ms.is_some_and(|at| at <= now);
+            let due: Vec<_> = {
+                let mut all = self.all();
+                let due = all.values_mut().filter(is_due);
+                due.map(|info| {
+                    info.deadline_ms = None;
+                    info.clone()
+                })
+                .collect()
+            };
+            for info in due {
+                self.time_has_come(&info).await;
+            }
+        }
+    }
+
+    async fn time_has_come(&self, info: &SandboxInfo) {
+        let (sandbox, done) = (&info.name, match info.on_timeout {
+            OnTimeout::Kill => self.kill(&info.name).map(drop),
+            OnTimeout::Pause => self.pause(&info.name).await.map(drop),
+        });
+        match done {
+            Ok(()) => tracing::info!(sandbox, "its time has come: {:?}", info.on_timeout),
+            Err(error) => {
+                tracing::warn!(sandbox, "its time has come, and it goes on: {error}");
+                // It is tried again after as long.
+                self.used(info.instance);
+            }
+        }
+    }
+
+    /// Forgets those whose instances have ended.
+    fn forget_gone(&self) {
+        let mut all = self.all();
+        let before = all.len();
+        all.retain(|_, info| self.node.service_of(info.instance).is_some());
+        let changed = all.len() != before;
+        drop(all);
+        if changed {
+            self.write();
+        }
+    }
+
+    /// Writes them down for the next daemon.
+    fn write(&self) {
+        let all: Vec<_> = self.all().values().cloned().collect();
+        let text = serde_json::to_vec(&all).expect("plain data");
+        let temporary = self.file.with_extension("new");
+        let written = std::fs::write(&temporary, text)
+            .and_then(|()| std::fs::rename(&temporary, &self.file));
+        if let Err(error) = written {
+            tracing::warn!("{}: {error}; the next daemon does not know them", self.file.display());
+        }
+    }
+
+    fn all(&self) -> MutexGuard<'_, BTreeMap<String, SandboxInfo>> {
+        self.all.lock().expect("no holder panics")
+    }
+}
+
+fn now_ms() -> u64 {
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn deadline(timeout_s: Option<u64>) -> Option<u64> {
+    timeout_s.map(|seconds| now_ms().saturating_add(seconds.saturating_mul(1000)))
+}

@@ -1,0 +1,114 @@
+//! Instances that stay: sandboxes, which nobody's request ends, and processes in instances from
+//! outside.
+
+use super::{Service, Slot};
+use crate::instance::{Command, ConnectionTable, Launched, Launcher, Place};
+use crate::sandboxes::exec::{Exec, ExecProblem, ExecRequest};
+use crate::sandboxes::files::FileSession;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+impl Service {
+    /// Boots an instance that stays until it is told to end, and waits until it runs; its number.
+    ///
+    /// # Errors
+    /// One sentence for the operator.
+    pub(crate) async fn boot_held(self: &Arc<Self>) -> Result<u64, String> {
+        self.boot_held_of(self.launcher()).await
+    }
+
+    /// The same from something else than the function's image.
+    pub(crate) async fn boot_held_of(
+        self: &Arc<Self>,
+        launcher: Arc<dyn Launcher>,
+    ) -> Result<u64, String> {
+        let place = self.places_for(NonZeroU32::MIN)?.pop().ok_or("there is no room")?;
+        // What is ready takes less time than to find another thread.
+        let launched = match launcher.launch_now(None) {
+            Ok(launched) => launched,
+            Err(_) => {
+                let boot = move || launcher.launch(None);
+                let booted = tokio::task::spawn_blocking(boot).await;
+                booted.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?
+            }
+        };
+        Ok(self.adopt_held(launched, place))
+    }
+
+    fn adopt_held(self: &Arc<Self>, launched: Launched, place: Place) -> u64 {
+        let id = self.adopt_copy(launched, place);
+        self.hold(id);
+        id
+    }
+
+    /// Has an instance stay: it gets no requests, and is not ended when it is idle.
+    pub(crate) fn hold(&self, id: u64) {
+        self.slots().held.insert(id);
+    }
+
+    /// What tells an instance, which is woken first if it is asleep.
+    ///
+    /// # Errors
+    /// One sentence for the operator: there is none, or it cannot be woken.
+    pub(crate) async fn reach(self: &Arc<Self>, id: u64) -> Result<Arc<ConnectionTable>, String> {
+        if self.is_asleep(id) {
+            self.wake_if_asleep(Some(id)).await?;
+        }
+        self.table_of_live(id)
+    }
+
+    /// Starts a process in an instance, and waits until it runs.
+    ///
+    /// # Errors
+    /// See [`ExecProblem`].
+    pub(crate) async fn exec(
+        self: &Arc<Self>,
+        id: u64,
+        request: &ExecRequest,
+    ) -> Result<Arc<Exec>, ExecProblem> {
+        let table = self.reach(id).await.map_err(ExecProblem::Refused)?;
+        let number = self.shared().next_connection();
+        let starting = table.execs().start(number, request, table.connector());
+        table.watch();
+        starting.await
+    }
+
+    /// Opens a session over the files of an instance.
+    ///
+    /// # Errors
+    /// One sentence for the operator.
+    pub(crate) async fn files(self: &Arc<Self>, id: u64, user: &str) -> Result<FileSession, String> {
+        let table = self.reach(id).await?;
+        let session = FileSession::open(&*table.connector(), user)?;
+        table.watch();
+        Ok(session)
+    }
+
+    /// Has an instance give up its memory, whatever its processes wait for.
+    ///
+    /// # Errors
+    /// One sentence for the operator.
+    pub(crate) async fn pause(&self, id: u64) -> Result<(), String> {
+        if self.is_asleep(id) {
+            return Ok(());
+        }
+        let (reply, hibernated) = oneshot::channel();
+        self.table_of_live(id)?.tell(Command::Hibernate(reply));
+        match timeout(super::HIBERNATE_PATIENCE, hibernated).await {
+            Ok(Ok(outcome)) => outcome.map(drop),
+            Ok(Err(_)) => Err(format!("instance {id} has ended before it was paused")),
+            Err(_) => Err(format!(
+                "instance {id} did not come to rest; what computes all the time cannot be paused"
+            )),
+        }
+    }
+}
+
+impl Slot {
+    /// Whether requests may reach it.
+    pub(super) fn is_free(&self, most: u32, is_held: bool) -> bool {
+        !is_held && self.state.takes_connections() && self.connections < most
+    }
+}
