@@ -15,6 +15,7 @@ pub mod container;
 pub mod crashes;
 pub mod daemon;
 pub mod debug;
+pub mod e2b;
 pub mod function;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;

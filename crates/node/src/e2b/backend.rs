@@ -112,7 +112,7 @@ pub trait Process: Send + Sync {
     /// What was asked for.
     fn wanted(&self) -> WantedProcess;
     /// What it prints: all that is kept, or only what comes from now on.
-    fn output(&self, from: From) -> Box<dyn Output>;
+    fn output(&self, since: Since) -> Box<dyn Output>;
     /// Passes bytes to its standard input or its terminal.
     fn write<'a>(&'a self, bytes: &'a [u8]) -> Later<'a, ()>;
     /// Its standard input is at its end.
@@ -130,7 +130,7 @@ pub trait Process: Send + Sync {
 
 /// Where reading of a process's output begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum From {
+pub enum Since {
     /// With the first byte that is kept.
     TheBeginning,
     /// With what it prints from now on.

@@ -18,6 +18,7 @@ mod fake;
 mod files;
 mod filesystem;
 mod messages;
+mod node_backend;
 mod problem;
 mod process;
 mod records;
@@ -26,8 +27,9 @@ mod settings;
 #[cfg(test)]
 mod tests;
 
+pub use node_backend::NodeBackend;
 pub use problem::{Kind, Problem};
-pub use settings::{LiveSettings, SettingsError};
+pub use settings::{FILE, LiveSettings, SettingsError};
 
 use backend::{Backend, Sandbox};
 use records::Records;

@@ -1,6 +1,6 @@
 //! envd's service `process.Process`: processes in a sandbox.
 
-use super::backend::{From, Output, Piece, Process, WantedProcess};
+use super::backend::{Output, Piece, Process, Since, WantedProcess};
 use super::connect::{
     Messages, answer_stream, answer_unary, client_timeout, envelope, last_envelope, read_unary,
     refuse_stream,
@@ -123,7 +123,7 @@ async fn start(
     };
     match started.await {
         Ok((place, timeout, process)) => {
-            let output = process.output(From::TheBeginning);
+            let output = process.output(Since::TheBeginning);
             if let Some(timeout) = timeout {
                 tokio::spawn(end_after(process.clone(), timeout));
             }
@@ -147,7 +147,7 @@ async fn connect(
     };
     match found.await {
         Ok((place, timeout, process)) => {
-            let output = process.output(From::Now);
+            let output = process.output(Since::Now);
             let deadline = timeout.map(|timeout| Instant::now() + timeout);
             stream(Following { process, output, deadline, every: every(&headers), place })
         }
@@ -206,11 +206,15 @@ fn stream(following: Following) -> Response {
 
 type Events = mpsc::Sender<Result<Vec<u8>, Infallible>>;
 
+/// Sends one message; none: the client has gone.
+async fn send(to: &Events, message: Value) -> Option<()> {
+    to.send(Ok(envelope(&message))).await.ok()
+}
+
 async fn follow(following: Following, to: &Events) -> Option<()> {
     let Following { process, mut output, deadline, every, place } = following;
-    let send = async |message: Value| to.send(Ok(envelope(&message))).await.ok();
     let bytes_of = if process.wanted().terminal.is_some() { "pty" } else { "stdout" };
-    send(messages::started(process.pid())).await?;
+    send(to, messages::started(process.pid())).await?;
     let outcome = loop {
         let late = async {
             match deadline {
@@ -221,17 +225,17 @@ async fn follow(following: Following, to: &Events) -> Option<()> {
         let piece = tokio::select! {
             piece = output.next() => piece,
             () = sleep(every) => {
-                send(messages::keep_alive()).await?;
+                send(to, messages::keep_alive()).await?;
                 continue;
             }
             () = late => break Err(Problem::new(Kind::Late, "the time that the client gave is over")),
         };
         match piece {
-            Piece::Stdout(bytes) => send(messages::printed(bytes_of, &bytes)).await?,
-            Piece::Stderr(bytes) => send(messages::printed("stderr", &bytes)).await?,
+            Piece::Stdout(bytes) => send(to, messages::printed(bytes_of, &bytes)).await?,
+            Piece::Stderr(bytes) => send(to, messages::printed("stderr", &bytes)).await?,
             Piece::Lost(bytes) => break Err(lost(bytes)),
             Piece::End(ended) => {
-                send(messages::ended(ended)).await?;
+                send(to, messages::ended(ended)).await?;
                 break Ok(());
             }
         }
@@ -295,23 +299,57 @@ async fn list((State(e2b), Extension(target), headers, body): Asked) -> Response
     answer_unary(listed.await)
 }
 
-/// Does something with the process that a request names.
-async fn with_process(
+/// The process that a unary request names, and the request.
+async fn named(
     (State(e2b), Extension(target), headers, body): Asked,
-    does: impl AsyncFnOnce(&dyn Process, &ProcessRequest) -> Result<(), Problem>,
-) -> Response {
-    let done = async {
-        let request: ProcessRequest = read_unary(&headers, body).await?;
-        let process = find(&e2b, &target, &request.process)?;
-        does(&*process, &request).await.map(|()| json!({}))
-    };
-    answer_unary(done.await)
+) -> Result<(Arc<dyn Process>, ProcessRequest), Problem> {
+    let request: ProcessRequest = read_unary(&headers, body).await?;
+    let process = find(&e2b, &target, &request.process)?;
+    Ok((process, request))
 }
 
-async fn send_input(state: State<Arc<E2b>>, target: Extension<Target>, headers: HeaderMap, body: Body) -> Response {
-    with_process((state, target, headers, body), async |process, request| {
-        write(process, &request.input.bytes()?).await;
-        Ok(())
-    })
-    .await
+async fn send_input(asked: Asked) -> Response {
+    let sent = async {
+        let (process, request) = named(asked).await?;
+        write(&*process, &request.input.bytes()?).await;
+        Ok(json!({}))
+    };
+    answer_unary(sent.await)
+}
+
+async fn close_stdin(asked: Asked) -> Response {
+    let closed = async {
+        let (process, _) = named(asked).await?;
+        if process.wanted().terminal.is_some() {
+            return Err(Problem::invalid(
+                "a terminal has no end that could be closed; send it the byte 4 (Ctrl+D)",
+            ));
+        }
+        process.close_stdin().await;
+        Ok(json!({}))
+    };
+    answer_unary(closed.await)
+}
+
+async fn send_signal(asked: Asked) -> Response {
+    let sent = async {
+        let (process, request) = named(asked).await?;
+        process.signal(messages::signal(&request.signal)?)?;
+        Ok(json!({}))
+    };
+    answer_unary(sent.await)
+}
+
+async fn update(asked: Asked) -> Response {
+    let updated = async {
+        let (process, request) = named(asked).await?;
+        if process.wanted().terminal.is_none() {
+            return Err(Problem::invalid("the process has no terminal, so it has no size"));
+        }
+        if let Some(pty) = request.pty {
+            process.resize(pty.rows_and_columns());
+        }
+        Ok(json!({}))
+    };
+    answer_unary(updated.await)
 }

@@ -6,11 +6,13 @@ use super::records::{Record, are_equal};
 use super::{E2b, control, files, filesystem, process};
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use hyper::server::conn::http1;
+use hyper::service::Service;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use rustix::net::sockopt;
@@ -111,10 +113,9 @@ impl E2b {
     }
 }
 
-async fn answer(mut part: Router, request: Request) -> Response {
-    use hyper::service::Service;
-    let answered = TowerToHyperService::new(part.as_service::<axum::body::Body>()).call(request);
-    answered.await.unwrap_or_else(|never| match never {})
+async fn answer(part: Router, request: Request) -> Response {
+    let answered = TowerToHyperService::new(part).call(request).await;
+    answered.unwrap_or_else(|never| match never {})
 }
 
 async fn accept(listener: &TcpListener) -> io::Result<TcpStream> {
@@ -157,24 +158,24 @@ pub(super) fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> 
 
 /// Lets requests of envd's part through that show the token of the sandbox they are for, which
 /// runs. One that is paused is resumed first if that was asked for when it was made.
-async fn check_token(State(e2b): State<Arc<E2b>>, mut request: Request, next: Next) -> Response {
-    match find_target(&e2b, &request).await {
+async fn check_token(State(e2b): State<Arc<E2b>>, request: Request, next: Next) -> Response {
+    let (mut parts, body) = request.into_parts();
+    let path = parts.uri.path();
+    match find_target(&e2b, &parts).await {
         Ok(target) => {
-            request.extensions_mut().insert(target);
-            next.run(request).await
-        }
-        Err(problem) if process::is_stream(request.uri().path()) && problem.kind != Kind::Gone => {
-            refuse_stream(problem)
+            parts.extensions.insert(target);
+            next.run(Request::from_parts(parts, body)).await
         }
         // The SDKs read this one as of a proxy: by its status.
         Err(problem) if problem.kind == Kind::Gone => problem.into_response(),
-        Err(problem) if request.uri().path() == files::PATH => problem.into_response(),
+        Err(problem) if path == files::PATH => problem.into_response(),
+        Err(problem) if process::is_stream(path) => refuse_stream(problem),
         Err(problem) => answer_unary(Err(problem)),
     }
 }
 
-async fn find_target(e2b: &E2b, request: &Request) -> Result<Target, Problem> {
-    let headers = request.headers();
+async fn find_target(e2b: &E2b, request: &Parts) -> Result<Target, Problem> {
+    let headers = &request.headers;
     let id = header(headers, SANDBOX_HEADER).unwrap_or_default();
     if header(headers, PORT_HEADER).is_some_and(|port| port != ENVD_PORT) {
         return Err(Problem::unsupported(

@@ -11,6 +11,6 @@ pub mod registry;
 
 pub use exec::{ExecInfo, ExecRequest, ExecState};
 pub(crate) use exec::Execs;
-pub(crate) use output::Next;
+pub(crate) use output::{Next, Reader};
 pub use output::Stream;
 pub use registry::{NewSandbox, OnTimeout, SandboxInfo, Sandboxes};
