@@ -53,7 +53,8 @@ pub enum Input {
 pub fn run(daemon: &Daemon, instance: u64, request: &ExecRequest) -> Outcome {
     let body = serde_json::to_vec(request).expect("plain data");
     let path = format!("/instances/{instance}/exec");
-    let input = if request.stdin || request.terminal.is_some() { Input::Passed } else { Input::None };
+    let input =
+        if request.stdin || request.terminal.is_some() { Input::Passed } else { Input::None };
     converse(daemon, &path, &body, input, request.terminal.is_some())
 }
 
@@ -72,13 +73,7 @@ pub fn window() -> Option<(u16, u16)> {
     Some((size.ws_row, size.ws_col))
 }
 
-fn converse(
-    daemon: &Daemon,
-    path: &str,
-    body: &[u8],
-    input: Input,
-    has_terminal: bool,
-) -> Outcome {
+fn converse(daemon: &Daemon, path: &str, body: &[u8], input: Input, has_terminal: bool) -> Outcome {
     let mut stream = daemon.upgraded(path, body)?;
     let sender = Arc::new(Mutex::new(stream.again()?));
     let _modes = if has_terminal && isatty(stdin()) { Some(Raw::begin()?) } else { None };
@@ -131,7 +126,9 @@ fn follow_window(told: impl Fn([u8; 4]) + Send + 'static) -> io::Result<()> {
 /// Shows what the process prints until it ends.
 fn show(from: &mut dyn Stream) -> Outcome {
     let broken = |error: io::Error| {
-        Failure::failed(format!("the connection to the daemon has ended ({error}); the process goes on"))
+        Failure::failed(format!(
+            "the connection to the daemon has ended ({error}); the process goes on"
+        ))
     };
     loop {
         let mut head = [0; 8];
@@ -229,7 +226,9 @@ fn read_head(stream: &mut dyn Stream) -> Result<String, Failure> {
         stream.read_exact(&mut byte)?;
         head.push(byte[0]);
         if head.len() > HEAD_MAX {
-            return Err(Failure::failed("the daemon's answer cannot be read; is it the same version?"));
+            return Err(Failure::failed(
+                "the daemon's answer cannot be read; is it the same version?",
+            ));
         }
     }
     Ok(String::from_utf8_lossy(&head).into_owned())

@@ -258,8 +258,8 @@ mod tests {
             let mut bytes: Vec<u8> = (0..len).map(|_| next() as u8).collect();
             if len >= 16 && next() % 4 != 0 {
                 let kinds = [
-                    102, 103, 104, 105, 106, 120, 121, 122, 180, 181, 182, 201, 202, 203, 204, 205, 221, 231, 241,
-                    242,
+                    102, 103, 104, 105, 106, 120, 121, 122, 180, 181, 182, 201, 202, 203, 204, 205,
+                    221, 231, 241, 242,
                 ];
                 let kind: u32 = kinds[(next() % kinds.len() as u64) as usize];
                 bytes[..4].copy_from_slice(&kind.to_le_bytes());

@@ -58,8 +58,10 @@ pub enum ExecError {
         what: &'static str,
     },
     /// It is too much.
-    #[error("arguments and environment take {bytes} bytes, and at most {limit} are passed on; \
-             write them to a file in the sandbox")]
+    #[error(
+        "arguments and environment take {bytes} bytes, and at most {limit} are passed on; \
+             write them to a file in the sandbox"
+    )]
     TooLong {
         /// Bytes of the message.
         bytes: usize,
@@ -248,9 +250,8 @@ mod tests {
 
     #[test]
     fn wrong_messages_are_violations() {
-        let ended = |code, signal| {
-            parse(MSG_EXEC_ENDED, bytes_of(&ExecEnded { id: 1, code, signal }))
-        };
+        let ended =
+            |code, signal| parse(MSG_EXEC_ENDED, bytes_of(&ExecEnded { id: 1, code, signal }));
         assert_eq!(ended(3, 0), Ok(RemoteEvent::Ended { id: 1, exit: GuestExit::Code(3) }));
         assert_eq!(ended(0, 9), Ok(RemoteEvent::Ended { id: 1, exit: GuestExit::Signal(9) }));
         let value = Err(Violation::Value { kind: MSG_EXEC_ENDED });

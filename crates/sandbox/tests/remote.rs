@@ -14,8 +14,9 @@ use common::host_rootfs;
 use thaw_abi::control::{FLAG_INIT, WindowSize};
 use thaw_abi::remote::*;
 use thaw_sandbox::{
-    Connector, Console, ConsoleOutput, ConsoleRate, Event, ExecSpec, GuestExit, Kernel, RemoteEvent, RemoteMessage, Sandbox, SignalTo,
-    StartSpec, WeakLimits, ZygoteConfig, ZygoteParent,
+    Connector, Console, ConsoleOutput, ConsoleRate, Event, ExecSpec, GuestExit, Kernel,
+    RemoteEvent, RemoteMessage, Sandbox, SignalTo, StartSpec, WeakLimits, ZygoteConfig,
+    ZygoteParent,
 };
 
 /// A sandbox without a program over the host's files. A thread serves its requests.
@@ -232,7 +233,8 @@ impl Session {
 fn programs_run_with_streams_and_exit_codes() {
     let mut sandbox = start();
     let exit = |code| GuestExit::Code(code);
-    let (code, out, err) = sandbox.run(&spec(&["sh", "-c", "echo $KEPT $PWD; echo no >&2; exit 3"]));
+    let (code, out, err) =
+        sandbox.run(&spec(&["sh", "-c", "echo $KEPT $PWD; echo no >&2; exit 3"]));
     assert_eq!((code, out.as_str(), err.as_str()), (exit(3), "1 /tmp\n", "no\n"));
     // Again and again, in one sandbox.
     for _ in 0..5 {
@@ -277,7 +279,10 @@ fn what_cannot_run_is_refused_with_a_sentence() {
         }
     };
     let missing = refused(spec(&["no-such-program"]));
-    assert_eq!(missing, "no-such-program does not exist in the sandbox; check the path and the rootfs");
+    assert_eq!(
+        missing,
+        "no-such-program does not exist in the sandbox; check the path and the rootfs"
+    );
     assert!(refused(spec(&["/etc/passwd"])).contains("may not be executed"));
     let nowhere = ExecSpec { workdir: "/nowhere".into(), ..spec(&["true"]) };
     assert!(refused(nowhere).contains("the working directory /nowhere does not exist"));
@@ -431,7 +436,12 @@ fn sessions_over_files_have_the_rights_of_their_user() {
     let mut root = sandbox.files("");
     root.answer().unwrap();
     root.write(0, "/tmp/secret", b"of root").unwrap();
-    let change = FileRequest { operation: FILE_CHANGE, flags: FILE_SET_MODE, mode: 0o600, ..FileRequest::default() };
+    let change = FileRequest {
+        operation: FILE_CHANGE,
+        flags: FILE_SET_MODE,
+        mode: 0o600,
+        ..FileRequest::default()
+    };
     root.ask(change, "/tmp/secret", "");
     root.answer().unwrap();
     let mut nobody = sandbox.files("nobody");

@@ -80,7 +80,8 @@ pub fn start(daemon: &Daemon, instance: u64, options: &Options, command: &[Strin
     if !options.detach {
         return exec_client::run(daemon, instance, &request);
     }
-    let info: ExecInfo = daemon.send_json("POST", &format!("/instances/{instance}/exec"), &request)?;
+    let info: ExecInfo =
+        daemon.send_json("POST", &format!("/instances/{instance}/exec"), &request)?;
     output::print_done(options.json, &info, |info| info.id.to_string())?;
     Ok(ExitCode::SUCCESS)
 }

@@ -420,7 +420,8 @@ async fn attend(
                 | Event::Resting(_)
                 | Event::Hibernated
                 | Event::Awake(_)
-                | Event::Described(_) | Event::Remote(_)
+                | Event::Described(_)
+                | Event::Remote(_)
                 | Event::ConnectionClosed { .. },
             ) => {}
             Progress::Busy => tokio::task::yield_now().await,

@@ -4,7 +4,9 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use thaw_abi::control::{FLAG_ENTRY_STDIN, FLAG_INIT, FLAG_TRACE_SYSCALLS, MSG_STDIO, ROOTFS_INDEX, Start};
+use thaw_abi::control::{
+    FLAG_ENTRY_STDIN, FLAG_INIT, FLAG_TRACE_SYSCALLS, MSG_STDIO, ROOTFS_INDEX, Start,
+};
 use thaw_abi::cpu::Baseline;
 
 use crate::errno::{Errno, Result};
@@ -194,7 +196,7 @@ fn load(process: &Arc<Process>, strings: Strings, thread: &Arc<Thread>) -> Resul
         process.files.borrow_mut().borrow_mut().insert(file, OnExec::Keep, u64::MAX)?;
     }
     if kernel().config.get().flags & FLAG_INIT != 0 {
-        crate::remote::init::become_init(process, thread);
+        crate::remote::init::become_init(process, thread)?;
         *process.environment.borrow_mut() = crate::exec::stack::joined(&strings.envp);
         return Ok(());
     }

@@ -140,7 +140,10 @@ fn add_space(
     // Each host process has its own, and execve(2) makes a new one.
     let is_from_file = kernel().generation.get() > 0 || hibernate::has_been_hibernated();
     let flags = REGION_KERNEL | if is_from_file { REGION_FROM_IMAGE } else { 0 };
-    regions.push(FrozenRegion { space: number, flags, ..gate });
+    // A process that is about to load its program has none yet.
+    if gate_len > 0 {
+        regions.push(FrozenRegion { space: number, flags, ..gate });
+    }
     for vma in space.areas() {
         // Their pages are in the page store while the sandbox is at rest, or in
         // the arena.

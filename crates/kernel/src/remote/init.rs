@@ -7,6 +7,9 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
+use crate::errno::{Errno, Result};
+use crate::exec::vdso;
+use crate::platform::machine::SystemCallSites;
 use crate::task::freeze_request;
 use crate::task::signal::{Action, SIGCHLD};
 use crate::task::wait::wait_uninterruptibly;
@@ -17,12 +20,15 @@ use crate::task::{Process, Thread, scheduler};
 const NAME: &[u8; 16] = b"init\0\0\0\0\0\0\0\0\0\0\0\0";
 
 /// Makes the first process this one; its thread is to be started as any other.
-pub fn become_init(process: &Process, thread: &Arc<Thread>) {
+pub fn become_init(process: &Process, thread: &Arc<Thread>) -> Result<()> {
+    // Every address space has one, and images hold it.
+    process.mm().gate.create(vdso::slots())?;
     thread.name.set(*NAME);
     *process.command_line.borrow_mut() = b"init\0".to_vec();
     process.signals.borrow_mut().action(SIGCHLD).handler = Action::IGNORE;
     process.is_init.set(true);
     *thread.work.borrow_mut() = Some(Box::new(Init));
+    Ok(())
 }
 
 struct Init;
@@ -31,9 +37,9 @@ impl Work for Init {
     /// Asks for the freeze, if the host wants one, and waits for ever.
     fn run(self: Box<Self>) -> Next {
         // Only the end of the thread would make this fail.
-        let _: crate::errno::Result<()> =
+        let _: Result<()> =
             wait_uninterruptibly(freeze_request::happened(), || match freeze_request::ask() {
-                Err(crate::errno::Errno::EAGAIN) => None,
+                Err(Errno::EAGAIN) => None,
                 outcome => Some(outcome),
             });
         loop {

@@ -34,8 +34,8 @@ use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use bytemuck::Pod;
 use thaw_abi::control::WindowSize;
 use thaw_abi::remote::{
-    EXECS_MAX, Exec, ExecEnded, ExecFailed, ExecSignal, ExecWindow, FILE_SESSIONS_MAX,
-    MSG_EXEC, MSG_EXEC_ENDED, MSG_EXEC_FAILED, MSG_EXEC_SIGNAL, MSG_EXEC_WINDOW, MSG_FILES,
+    EXECS_MAX, Exec, ExecEnded, ExecFailed, ExecSignal, ExecWindow, FILE_SESSIONS_MAX, MSG_EXEC,
+    MSG_EXEC_ENDED, MSG_EXEC_FAILED, MSG_EXEC_SIGNAL, MSG_EXEC_WINDOW, MSG_FILES,
 };
 
 use crate::fs::tty::job;
@@ -78,7 +78,10 @@ pub fn handle(message: &Kept) {
         _ => None,
     };
     if outcome.is_none() {
-        crate::console!("thaw kernel: the host sent an incomplete message of kind {}", message.kind);
+        crate::console!(
+            "thaw kernel: the host sent an incomplete message of kind {}",
+            message.kind
+        );
         close(&message.fds);
     }
 }

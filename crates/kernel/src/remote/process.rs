@@ -99,9 +99,9 @@ impl Starter {
         let program = program::find(&context, strings.argv, envp)?;
         let attributes = program.file.path.as_ref().map(|path| path.inode().attributes());
         let process = new_process(&first, &own.credentials.borrow_mut(), context);
-        let prepared =
-            program.prepare(&process).map_err(|error| program::refusal(&name, error))?;
-        let after = exec::after_exec(&process.credentials.borrow_mut(), &attributes.unwrap_or_default());
+        let prepared = program.prepare(&process).map_err(|error| program::refusal(&name, error))?;
+        let after =
+            exec::after_exec(&process.credentials.borrow_mut(), &attributes.unwrap_or_default());
         *process.credentials.borrow_mut() = after;
         let relay = open_streams(&exec, &process, sockets)?;
         let thread = Thread::new(process.pid, process, TrapFrame::zeroed());

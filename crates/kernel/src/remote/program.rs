@@ -89,9 +89,7 @@ pub fn find(context: &Context, argv: Vec<Vec<u8>>, envp: Vec<Vec<u8>>) -> Result
     let search = envp.iter().find_map(|variable| variable.strip_prefix(b"PATH=")).unwrap_or(PATH);
     let candidates: Vec<Vec<u8>> = match name.contains(&b'/') {
         true => alloc::vec![name.clone()],
-        false => {
-            search.split(|&byte| byte == b':').map(|at| [at, b"/", &name].concat()).collect()
-        }
+        false => search.split(|&byte| byte == b':').map(|at| [at, b"/", &name].concat()).collect(),
     };
     let mut problem = Errno::ENOENT;
     for candidate in &candidates {
@@ -122,7 +120,9 @@ pub fn refusal(name: &[u8], error: Errno) -> String {
         }
         Errno::E2BIG => "has too many arguments; pass them in a file",
         Errno::EISDIR => "is a directory; name a program",
-        error => return alloc::format!("{} cannot be started: {}", name.escape_ascii(), error.name()),
+        error => {
+            return alloc::format!("{} cannot be started: {}", name.escape_ascii(), error.name());
+        }
     };
     alloc::format!("{} {why}", name.escape_ascii())
 }
@@ -144,11 +144,8 @@ mod tests {
 
     #[test]
     fn strings_are_counted() {
-        let exec = |argv_count, env_count| Exec {
-            argv_count,
-            env_count,
-            ..bytemuck::Zeroable::zeroed()
-        };
+        let exec =
+            |argv_count, env_count| Exec { argv_count, env_count, ..bytemuck::Zeroable::zeroed() };
         let tail = b"me\0/tmp\0ls\0-l\0A=1\0";
         let parsed = Strings::parse(&exec(2, 1), tail).expect("it is complete");
         assert_eq!((&parsed.user[..], &parsed.workdir[..]), (&b"me"[..], &b"/tmp"[..]));

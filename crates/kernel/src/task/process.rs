@@ -305,13 +305,8 @@ impl Process {
     /// The process of a thread of the kernel's own ([`super::work`]). It has no memory: that of
     /// the first host process is only where its thread runs.
     pub fn of_kernel(pid: u32, credentials: Credentials, resources: ProcessFiles) -> Self {
-        let family = Family {
-            parent: 0,
-            group: pid,
-            session: pid,
-            exit_signal: None,
-            has_executed: true,
-        };
+        let family =
+            Family { parent: 0, group: pid, session: pid, exit_signal: None, has_executed: true };
         let mm = kernel().tasks.first_space();
         let shares = Shares { mm: mm.clone(), resources, borrows_memory: false };
         let process =
@@ -323,13 +318,8 @@ impl Process {
     /// A process that the host has asked for: the leader of a session of its own, with empty
     /// memory and without threads. Nobody waits for it.
     pub fn from_outside(pid: u32, credentials: Credentials, resources: ProcessFiles) -> Self {
-        let family = Family {
-            parent: 0,
-            group: pid,
-            session: pid,
-            exit_signal: None,
-            has_executed: true,
-        };
+        let family =
+            Family { parent: 0, group: pid, session: pid, exit_signal: None, has_executed: true };
         let shares = Shares { mm: Arc::new(Space::new()), resources, borrows_memory: false };
         Self { credentials: KernelCell::new(credentials), ..Self::new(pid, family, shares) }
     }

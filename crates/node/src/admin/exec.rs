@@ -9,7 +9,7 @@
 use super::Admin;
 use super::routes::{problem, unknown_instance};
 use crate::sandboxes::exec::{Exec, ExecProblem};
-use crate::sandboxes::{ExecRequest, ExecState, Next, Stream};
+use crate::sandboxes::{ExecRequest, ExecState, Next, READERS_MAX, Reader, Stream};
 use crate::service::Service;
 use axum::body::Body;
 use axum::extract::{Path, Query, Request, State};
@@ -97,8 +97,8 @@ async fn start(State(admin): State<Admin>, Path(id): Path<u64>, mut request: Req
     };
     admin.sandboxes.used(id);
     match (service.exec(id, &wanted).await, upgrade) {
-        (Ok(exec), Some(upgrade)) => switch(admin, id, exec, upgrade),
-        (Ok(exec), None) => Json(exec.info()).into_response(),
+        (Ok((exec, reader)), Some(upgrade)) => switch(admin, id, exec, reader, upgrade),
+        (Ok((exec, _)), None) => Json(exec.info()).into_response(),
         (Err(error), _) => {
             let status = match error {
                 ExecProblem::Wrong(_) => StatusCode::BAD_REQUEST,
@@ -115,11 +115,17 @@ fn wants_upgrade(headers: &HeaderMap) -> bool {
 }
 
 /// Answers that the connection carries the streams of a process from now on.
-fn switch(admin: Admin, instance: u64, exec: Arc<Exec>, upgrade: OnUpgrade) -> Response {
+fn switch(
+    admin: Admin,
+    instance: u64,
+    exec: Arc<Exec>,
+    reader: Reader,
+    upgrade: OnUpgrade,
+) -> Response {
     tokio::spawn(async move {
         if let Ok(upgraded) = upgrade.await {
             // A client that goes away leaves the process to itself.
-            let _ = carry(&exec, TokioIo::new(upgraded)).await;
+            let _ = carry(&exec, reader, TokioIo::new(upgraded)).await;
         }
         admin.sandboxes.used(instance);
     });
@@ -131,17 +137,24 @@ fn switch(admin: Admin, instance: u64, exec: Arc<Exec>, upgrade: OnUpgrade) -> R
 }
 
 /// Carries the streams of a process until it has ended, or the client has gone.
-async fn carry(exec: &Arc<Exec>, stream: impl AsyncRead + AsyncWrite) -> io::Result<()> {
+async fn carry(
+    exec: &Arc<Exec>,
+    output: Reader,
+    stream: impl AsyncRead + AsyncWrite,
+) -> io::Result<()> {
     let (reader, writer) = split(stream);
     tokio::select! {
-        done = show_output(exec, writer) => done,
+        done = show_output(exec, output, writer) => done,
         gone = take_input(exec, reader) => gone,
     }
 }
 
-async fn show_output(exec: &Exec, mut to: impl AsyncWrite + Unpin) -> io::Result<()> {
+async fn show_output(
+    exec: &Exec,
+    mut output: Reader,
+    mut to: impl AsyncWrite + Unpin,
+) -> io::Result<()> {
     to.write_all(&Frame::Started.with(&exec.id().to_be_bytes())).await?;
-    let mut output = exec.output.reader();
     loop {
         let frame = match output.next().await {
             Next::Bytes(Stream::Stdout, bytes) => Frame::Stdout.with(&bytes),
@@ -218,6 +231,11 @@ async fn show(State(admin): State<Admin>, Path((id, exec)): Path<(u64, u64)>) ->
     }
 }
 
+fn too_many() -> Response {
+    let reason = format!("{READERS_MAX} clients are attached to it already; end one");
+    problem(StatusCode::TOO_MANY_REQUESTS, "too_many", reason)
+}
+
 async fn attach(
     State(admin): State<Admin>,
     Path((id, exec)): Path<(u64, u64)>,
@@ -229,9 +247,10 @@ async fn attach(
     }
     match find(&admin, id, exec).await {
         Ok(exec) => {
+            let Some(reader) = exec.output.reader() else { return too_many() };
             let upgrade = hyper::upgrade::on(&mut request);
             admin.sandboxes.used(id);
-            switch(admin, id, exec, upgrade)
+            switch(admin, id, exec, reader, upgrade)
         }
         Err(refused) => refused,
     }
@@ -243,7 +262,7 @@ async fn output(State(admin): State<Admin>, Path((id, exec)): Path<(u64, u64)>) 
         Err(refused) => return refused,
     };
     let mut kept = Vec::new();
-    let reader = exec.output.reader();
+    let Some(reader) = exec.output.reader() else { return too_many() };
     while let Some(next) = reader.try_next() {
         match next {
             Next::Bytes(_, bytes) => kept.extend_from_slice(&bytes),

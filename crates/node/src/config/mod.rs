@@ -51,7 +51,7 @@ pub struct FunctionConfig {
     pub name: FunctionName,
     /// Program and arguments. The program is looked up in the function's root
     /// file system, in `PATH` if it has no slash.
-    #[serde(default, deserialize_with = "non_empty")]
+    #[serde(default, deserialize_with = "non_empty", skip_serializing_if = "Vec::is_empty")]
     pub command: Vec<String>,
     /// Port on which the program listens; none for one that reads its requests
     /// from standard input.

@@ -48,7 +48,8 @@ impl FunctionConfig {
     pub fn no_rewind(&self) -> Option<&'static str> {
         if self.isolation != Isolation::Request {
             Some("`rewind` is for isolation = \"request\", under which no instance serves twice")
-        } else if matches!(self.entry.kind, EntryKind::Stdin | EntryKind::Udp | EntryKind::Sandbox) {
+        } else if matches!(self.entry.kind, EntryKind::Stdin | EntryKind::Udp | EntryKind::Sandbox)
+        {
             Some("`rewind` is for kind = \"http\" and \"tcp\"")
         } else if !self.egress.is_closed() {
             Some("`rewind` is not for functions with [egress]: their connections outlive a request")
@@ -366,7 +367,10 @@ impl FunctionConfig {
         } else if self.isolation != Isolation::Instance {
             (&["isolation"], "stays until it is ended; set isolation = \"instance\"")
         } else if self.runtime.as_ref().is_some_and(|runtime| runtime.kind == RuntimeKind::Binary) {
-            (&["runtime", "kind"], "has no program whose files could be collected; give another `kind`, or `rootfs`")
+            (
+                &["runtime", "kind"],
+                "has no program whose files could be collected; give another `kind`, or `rootfs`",
+            )
         } else if self.processes() == Processes::One {
             (&["limits", "processes"], "needs more than one process; raise `processes`")
         } else {

@@ -378,3 +378,26 @@ fn whole_connections_are_for_http_at_an_address_of_its_own() {
     let error = with(&format!("{listen}\n{tcp}")).unwrap_err();
     assert!(error.contains("kind = \"tcp\" leaves no choice"), "{error}");
 }
+
+/// It was written to the store with an empty command, which could not be read again.
+#[test]
+fn a_sandbox_has_no_program_and_its_record_can_be_read() {
+    const SANDBOX: &str = "name = \"box\"\nisolation = \"instance\"\n[entry]\nkind = \
+                           \"sandbox\"\n[runtime]\nkind = \"python3\"\n";
+    let config = parse(SANDBOX).unwrap();
+    assert!(config.command.is_empty() && config.port.is_none());
+    let record = serde_json::to_value(&config).unwrap();
+    assert_eq!(serde_json::from_value::<FunctionConfig>(record).unwrap(), config);
+    for (from, to, reason) in [
+        ("name", "command = [\"sh\"]\nname", "has no program of its own"),
+        ("name", "port = 80\nname", "listens nowhere"),
+        ("name", "listen = \"127.0.0.1:9\"\nname", "listens nowhere"),
+        ("isolation = \"instance\"\n", "", "set isolation = \"instance\""),
+        ("\"python3\"", "\"binary\"", "give another `kind`"),
+        ("[runtime]", "freeze = \"program\"\n[runtime]", "remove `freeze`"),
+        ("[runtime]", "[limits]\nprocesses = 1\n[runtime]", "raise `processes`"),
+    ] {
+        let error = parse(&SANDBOX.replacen(from, to, 1)).unwrap_err().to_string();
+        assert!(error.contains(reason), "{error}");
+    }
+}

@@ -111,8 +111,11 @@ pub trait Process: Send + Sync {
     fn pid(&self) -> u32;
     /// What was asked for.
     fn wanted(&self) -> WantedProcess;
-    /// What it prints: all that is kept, or only what comes from now on.
-    fn output(&self, since: Since) -> Box<dyn Output>;
+    /// What it prints from now on.
+    ///
+    /// # Errors
+    /// Too many read it.
+    fn follow(&self) -> Outcome<Box<dyn Output>>;
     /// Passes bytes to its standard input or its terminal.
     fn write<'a>(&'a self, bytes: &'a [u8]) -> Later<'a, ()>;
     /// Its standard input is at its end.
@@ -128,14 +131,8 @@ pub trait Process: Send + Sync {
     fn ended(&self) -> Later<'_, ()>;
 }
 
-/// Where reading of a process's output begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Since {
-    /// With the first byte that is kept.
-    TheBeginning,
-    /// With what it prints from now on.
-    Now,
-}
+/// A process that has begun to run, and all that it prints.
+pub type Started = (Arc<dyn Process>, Box<dyn Output>);
 
 /// What a file is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -232,7 +229,7 @@ pub trait Backend: Send + Sync {
         &'a self,
         id: &'a str,
         wanted: WantedProcess,
-    ) -> Later<'a, Outcome<Arc<dyn Process>>>;
+    ) -> Later<'a, Outcome<Started>>;
     /// Processes of one that were started so, and run.
     ///
     /// # Errors

@@ -37,13 +37,10 @@ impl Process for FakeProcess {
         self.wanted.clone()
     }
 
-    fn output(&self, since: Since) -> Box<dyn Output> {
+    fn follow(&self) -> Outcome<Box<dyn Output>> {
         let printed = self.printed.subscribe();
-        let at = match since {
-            Since::TheBeginning => 0,
-            Since::Now => printed.borrow().pieces.len(),
-        };
-        Box::new(FakeOutput { printed, at })
+        let at = printed.borrow().pieces.len();
+        Ok(Box::new(FakeOutput { printed, at }))
     }
 
     fn write<'a>(&'a self, bytes: &'a [u8]) -> Later<'a, ()> {
@@ -301,7 +298,7 @@ impl Backend for Fake {
         &'a self,
         id: &'a str,
         wanted: WantedProcess,
-    ) -> Later<'a, Outcome<Arc<dyn Process>>> {
+    ) -> Later<'a, Outcome<Started>> {
         now(self.change(id, |one| {
             let pieces = wanted.argv[1..].iter().map(|text| text.clone().into_bytes()).collect();
             let ended = (!wanted.stdin && wanted.terminal.is_none()).then_some(Ended::Code(0));
@@ -309,7 +306,8 @@ impl Backend for Fake {
             let pid = 100 + one.processes.len() as u32;
             let process = Arc::new(FakeProcess { pid, wanted, printed });
             one.processes.push(process.clone());
-            process as Arc<dyn Process>
+            let output = FakeOutput { printed: process.printed.subscribe(), at: 0 };
+            (process as Arc<dyn Process>, Box::new(output) as Box<dyn Output>)
         }))
     }
 

@@ -161,7 +161,7 @@ impl Backend for NodeBackend {
         &'a self,
         id: &'a str,
         wanted: WantedProcess,
-    ) -> Later<'a, Outcome<Arc<dyn Process>>> {
+    ) -> Later<'a, Outcome<Started>> {
         Box::pin(async move {
             let (instance, service) = self.instance(id)?;
             let request = ExecRequest {
@@ -172,10 +172,13 @@ impl Backend for NodeBackend {
                 terminal: wanted.terminal,
                 stdin: wanted.stdin,
             };
-            let exec = service.exec(instance, &request).await.map_err(exec_problem)?;
+            let started = service.exec(instance, &request).await;
+            let (exec, reader) = started.map_err(exec_problem)?;
             self.remember(instance, &exec, wanted.clone());
-            let pid = pid(&exec.state()).unwrap_or(0);
-            Ok(Arc::new(NodeProcess { exec, pid, wanted }) as Arc<dyn Process>)
+            let pid = exec.pid().unwrap_or(0);
+            let output = NodeOutput { reader, exec: exec.clone() };
+            let process = NodeProcess { exec, pid, wanted };
+            Ok((Arc::new(process) as Arc<dyn Process>, Box::new(output) as Box<dyn Output>))
         })
     }
 
@@ -234,12 +237,15 @@ impl Process for NodeProcess {
         self.wanted.clone()
     }
 
-    fn output(&self, since: Since) -> Box<dyn Output> {
-        let reader = self.exec.output.reader();
-        if since == Since::Now {
-            while !matches!(reader.try_next(), None | Some(Next::End)) {}
-        }
-        Box::new(NodeOutput { reader, exec: self.exec.clone() })
+    fn follow(&self) -> Outcome<Box<dyn Output>> {
+        let reader = self.exec.output.reader().ok_or_else(|| {
+            let most = sandboxes::READERS_MAX;
+            let message = format!("{most} clients follow the process already; end one");
+            Problem::new(Kind::Exhausted, message)
+        })?;
+        // What it has printed before is not asked for.
+        while !matches!(reader.try_next(), None | Some(Next::End)) {}
+        Ok(Box::new(NodeOutput { reader, exec: self.exec.clone() }))
     }
 
     fn write<'a>(&'a self, bytes: &'a [u8]) -> Later<'a, ()> {

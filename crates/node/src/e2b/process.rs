@@ -1,6 +1,6 @@
 //! envd's service `process.Process`: processes in a sandbox.
 
-use super::backend::{Output, Piece, Process, Since, WantedProcess};
+use super::backend::{Output, Piece, Process, WantedProcess};
 use super::connect::{
     Messages, answer_stream, answer_unary, client_timeout, envelope, last_envelope, read_unary,
     refuse_stream,
@@ -122,8 +122,7 @@ async fn start(
         Ok((place, timeout, process.await?))
     };
     match started.await {
-        Ok((place, timeout, process)) => {
-            let output = process.output(Since::TheBeginning);
+        Ok((place, timeout, (process, output))) => {
             if let Some(timeout) = timeout {
                 tokio::spawn(end_after(process.clone(), timeout));
             }
@@ -143,11 +142,12 @@ async fn connect(
         let place = e2b.streams.enter(&target.record.owner)?;
         let timeout = client_timeout(&headers)?;
         let request: ProcessRequest = one_message(&headers, body).await?;
-        Ok((place, timeout, find(&e2b, &target, &request.process)?))
+        let process = find(&e2b, &target, &request.process)?;
+        let output = process.follow()?;
+        Ok((place, timeout, process, output))
     };
     match found.await {
-        Ok((place, timeout, process)) => {
-            let output = process.output(Since::Now);
+        Ok((place, timeout, process, output)) => {
             let deadline = timeout.map(|timeout| Instant::now() + timeout);
             stream(Following { process, output, deadline, every: every(&headers), place })
         }

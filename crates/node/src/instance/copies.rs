@@ -141,7 +141,7 @@ impl ImageBoots {
         let terms = &self.terms;
         FreezeSpec {
             index_hash: *self.rootfs.id().as_bytes(),
-            program: terms.command[0].clone(),
+            program: terms.command.first().map_or("init", String::as_str).to_owned(),
             arguments: terms.command.join(" "),
             about: about(terms.function.as_str()),
             max_stored: terms.limits.memory,

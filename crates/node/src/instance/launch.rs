@@ -19,8 +19,8 @@ use std::sync::atomic::AtomicBool;
 use std::task::{Context, Poll};
 use thaw_abi::control::EntryPoint;
 use thaw_sandbox::{
-    Awake, BootTimes, Denials, FreezeBase, GuestExit, LimitReached, MemoryReader, Orphan, RemoteEvent,
-    RemoteMessage, Twin,
+    Awake, BootTimes, Denials, FreezeBase, GuestExit, LimitReached, MemoryReader, Orphan,
+    RemoteEvent, RemoteMessage, Twin,
 };
 use thaw_store::{ImageId, IndexId, KernelId, Name};
 

@@ -1,6 +1,6 @@
 //! Processes of one instance that were started from outside.
 
-use super::output::{Output, Stream};
+use super::output::{Output, Reader, Stream};
 use crate::instance::Connector;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use serde::{Deserialize, Serialize};
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdUnixStream;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 use thaw_abi::control::WindowSize;
 use thaw_abi::remote::EXECS_MAX;
@@ -117,6 +117,8 @@ pub(crate) struct Exec {
     has_terminal: bool,
     began: Instant,
     state: watch::Sender<ExecState>,
+    /// Its process id in the sandbox, which is known after it has ended, too.
+    pid: OnceLock<u32>,
     /// Where standard input goes; `None`: it is at its end.
     stdin: AsyncMutex<Option<OwnedWriteHalf>>,
     /// What it prints.
@@ -158,7 +160,8 @@ fn pair() -> io::Result<(UnixStream, OwnedFd)> {
 }
 
 impl Execs {
-    /// Starts a process, and waits until it runs.
+    /// Starts a process, and waits until it runs. Nothing that it prints is dropped as long as the
+    /// reader is there.
     ///
     /// # Errors
     /// See [`ExecProblem`].
@@ -167,10 +170,10 @@ impl Execs {
         id: u64,
         request: &ExecRequest,
         connector: Arc<dyn Connector>,
-    ) -> Result<Arc<Exec>, ExecProblem> {
+    ) -> Result<(Arc<Exec>, Reader), ExecProblem> {
         let message = RemoteMessage::exec(id, &request.spec())
             .map_err(|error| ExecProblem::Wrong(error.to_string()))?;
-        let exec = self.send(id, request, message, connector)?;
+        let (exec, reader) = self.send(id, request, message, connector)?;
         let mut state = exec.state.subscribe();
         let started = state.wait_for(|state| *state != ExecState::Starting);
         let reached = timeout(START_PATIENCE, started).await;
@@ -186,7 +189,7 @@ impl Execs {
                 START_PATIENCE.as_secs()
             ))),
         }?;
-        Ok(exec)
+        Ok((exec, reader))
     }
 
     fn send(
@@ -195,10 +198,11 @@ impl Execs {
         request: &ExecRequest,
         message: RemoteMessage,
         connector: Arc<dyn Connector>,
-    ) -> Result<Arc<Exec>, ExecProblem> {
+    ) -> Result<(Arc<Exec>, Reader), ExecProblem> {
         let refused = |error: io::Error| ExecProblem::Refused(error.to_string());
         let (input, their_input) = pair().map_err(refused)?;
         let output = Output::new();
+        let reader = output.reader().expect("it is the first one");
         let has_terminal = request.terminal.is_some();
         let (state, _) = watch::channel(ExecState::Starting);
         let (from_terminal, to_stdin) = input.into_split();
@@ -209,6 +213,7 @@ impl Execs {
             has_terminal,
             began: Instant::now(),
             state,
+            pid: OnceLock::new(),
             stdin: AsyncMutex::new(stdin),
             output,
             connector: connector.clone(),
@@ -231,7 +236,7 @@ impl Execs {
             return Err(ExecProblem::Refused(format!("the instance takes no message: {error}")));
         }
         tokio::spawn(exec.clone().collect(ours));
-        Ok(exec)
+        Ok((exec, reader))
     }
 
     fn insert(&self, exec: &Arc<Exec>) -> Result<(), ExecProblem> {
@@ -331,8 +336,17 @@ impl Exec {
         self.state.borrow().clone()
     }
 
+    /// Its process id in the sandbox, if it has run.
+    pub fn pid(&self) -> Option<u32> {
+        self.pid.get().copied()
+    }
+
     /// Nothing leads out of the last state: a sandbox may say what it likes.
     fn become_(&self, state: ExecState) {
+        if let ExecState::Running { pid } = state {
+            // Nobody has another one.
+            let _ = self.pid.set(pid);
+        }
         self.state.send_if_modified(|known| {
             let changes = !known.is_final();
             if changes {
@@ -344,10 +358,7 @@ impl Exec {
 
     /// Keeps what it prints, until nobody has its streams any more, or it has ended and nothing
     /// more comes for a moment.
-    async fn collect(
-        self: Arc<Self>,
-        streams: Vec<(Stream, Box<dyn AsyncRead + Send + Unpin>)>,
-    ) {
+    async fn collect(self: Arc<Self>, streams: Vec<(Stream, Box<dyn AsyncRead + Send + Unpin>)>) {
         let readers = streams.into_iter().map(|(stream, reader)| {
             let exec = self.clone();
             tokio::spawn(async move { exec.read_to_end(stream, reader).await })

@@ -207,9 +207,8 @@ impl FileSession {
         mode: Option<u32>,
         mtime: Option<i64>,
     ) -> Outcome<()> {
-        let flags = FILE_PARENTS
-            | mode.map_or(0, |_| FILE_SET_MODE)
-            | mtime.map_or(0, |_| FILE_SET_TIME);
+        let flags =
+            FILE_PARENTS | mode.map_or(0, |_| FILE_SET_MODE) | mtime.map_or(0, |_| FILE_SET_TIME);
         let request = FileRequest {
             operation: FILE_WRITE,
             flags,

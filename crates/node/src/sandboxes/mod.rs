@@ -9,8 +9,8 @@ pub mod files;
 mod output;
 pub mod registry;
 
-pub use exec::{ExecInfo, ExecRequest, ExecState};
 pub(crate) use exec::Execs;
-pub(crate) use output::{Next, Reader};
+pub use exec::{ExecInfo, ExecRequest, ExecState};
 pub use output::Stream;
+pub(crate) use output::{Next, READERS_MAX, Reader};
 pub use registry::{NewSandbox, OnTimeout, SandboxInfo, Sandboxes};

@@ -14,6 +14,9 @@ const KEPT_IN_ALL: usize = 64 << 20;
 /// The least that one keeps.
 const KEPT_MIN: usize = 8 << 10;
 
+/// Most who read what one process prints at a time.
+pub(crate) const READERS_MAX: usize = 16;
+
 /// Bytes that are kept of all processes.
 static KEPT: AtomicUsize = AtomicUsize::new(0);
 
@@ -109,11 +112,15 @@ impl Output {
         self.more.notify_waiters();
     }
 
-    /// Somebody who reads all that is kept, and what follows.
-    pub fn reader(self: &Arc<Self>) -> Reader {
+    /// Somebody who reads all that is kept, and what follows; `None` if too many do.
+    pub fn reader(self: &Arc<Self>) -> Option<Reader> {
         let at = Arc::new(Mutex::new(0));
-        self.kept().readers.push(at.clone());
-        Reader { output: self.clone(), at }
+        let mut kept = self.kept();
+        if kept.readers.len() >= READERS_MAX {
+            return None;
+        }
+        kept.readers.push(at.clone());
+        Some(Reader { output: self.clone(), at })
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
@@ -207,7 +214,7 @@ mod tests {
             output.put(Stream::Stdout, &[n; 16 << 10]).await;
         }
         output.end();
-        let mut reader = output.reader();
+        let mut reader = output.reader().unwrap();
         let Next::Lost(lost) = reader.next().await else { panic!("some bytes are lost") };
         assert_eq!(lost as usize, (40 << 14) - KEPT_MAX);
         let mut got = 0;
@@ -224,7 +231,7 @@ mod tests {
     #[tokio::test]
     async fn somebody_reads_and_nothing_is_lost() {
         let output = Output::new();
-        let mut reader = output.reader();
+        let mut reader = output.reader().unwrap();
         let writer = output.clone();
         let writing = tokio::spawn(async move {
             for _ in 0..100 {
@@ -242,9 +249,18 @@ mod tests {
         assert_eq!(got, 100 << 14);
         // One who goes away holds up nobody.
         let output = Output::new();
-        let reader = output.reader();
+        let reader = output.reader().unwrap();
         output.put(Stream::Stdout, &[0; KEPT_MAX]).await;
         drop(reader);
         timeout(Duration::from_secs(5), output.put(Stream::Stdout, &[0; 10])).await.unwrap();
+    }
+
+    #[test]
+    fn no_more_than_the_bound_read_one_process() {
+        let output = Output::new();
+        let mut readers: Vec<_> = (0..READERS_MAX).map(|_| output.reader().unwrap()).collect();
+        assert!(output.reader().is_none());
+        drop(readers.pop());
+        assert!(output.reader().is_some());
     }
 }

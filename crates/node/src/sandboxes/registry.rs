@@ -349,10 +349,13 @@ impl Sandboxes {
     }
 
     async fn time_has_come(&self, info: &SandboxInfo) {
-        let (sandbox, done) = (&info.name, match info.on_timeout {
-            OnTimeout::Kill => self.kill(&info.name).map(drop),
-            OnTimeout::Pause => self.pause(&info.name).await.map(drop),
-        });
+        let (sandbox, done) = (
+            &info.name,
+            match info.on_timeout {
+                OnTimeout::Kill => self.kill(&info.name).map(drop),
+                OnTimeout::Pause => self.pause(&info.name).await.map(drop),
+            },
+        );
         match done {
             Ok(()) => tracing::info!(sandbox, "its time has come: {:?}", info.on_timeout),
             Err(error) => {
@@ -380,8 +383,8 @@ impl Sandboxes {
         let all: Vec<_> = self.all().values().cloned().collect();
         let text = serde_json::to_vec(&all).expect("plain data");
         let temporary = self.file.with_extension("new");
-        let written = std::fs::write(&temporary, text)
-            .and_then(|()| std::fs::rename(&temporary, &self.file));
+        let written =
+            std::fs::write(&temporary, text).and_then(|()| std::fs::rename(&temporary, &self.file));
         if let Err(error) = written {
             tracing::warn!("{}: {error}; the next daemon does not know them", self.file.display());
         }

@@ -3,6 +3,7 @@
 
 use super::{Service, Slot};
 use crate::instance::{Command, ConnectionTable, Launched, Launcher, Place};
+use crate::sandboxes::Reader;
 use crate::sandboxes::exec::{Exec, ExecProblem, ExecRequest};
 use crate::sandboxes::files::FileSession;
 use std::num::NonZeroU32;
@@ -67,7 +68,7 @@ impl Service {
         self: &Arc<Self>,
         id: u64,
         request: &ExecRequest,
-    ) -> Result<Arc<Exec>, ExecProblem> {
+    ) -> Result<(Arc<Exec>, Reader), ExecProblem> {
         let table = self.reach(id).await.map_err(ExecProblem::Refused)?;
         let number = self.shared().next_connection();
         let starting = table.execs().start(number, request, table.connector());
@@ -79,7 +80,11 @@ impl Service {
     ///
     /// # Errors
     /// One sentence for the operator.
-    pub(crate) async fn files(self: &Arc<Self>, id: u64, user: &str) -> Result<FileSession, String> {
+    pub(crate) async fn files(
+        self: &Arc<Self>,
+        id: u64,
+        user: &str,
+    ) -> Result<FileSession, String> {
         let table = self.reach(id).await?;
         let session = FileSession::open(&*table.connector(), user)?;
         table.watch();

@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use bytemuck::{Zeroable, bytes_of};
 use thaw_abi::bind::{MOUNT_BIND, MOUNT_BIND_WRITABLE, MOUNT_TMPFS};
-use thaw_abi::control::{FLAG_INIT, MESSAGE_MAX, MSG_START, ROOTFS_HOST, ROOTFS_INDEX, Start, WindowSize};
+use thaw_abi::control::{
+    FLAG_INIT, MESSAGE_MAX, MSG_START, ROOTFS_HOST, ROOTFS_INDEX, Start, WindowSize,
+};
 
 use super::{BootError, BootFlags, fresh_seed};
 use crate::broker::{BlobSource, BoundAccess, BoundDirectory, HostDirectory};

@@ -44,6 +44,9 @@ pub fn show(info: &SandboxInfo, json: bool) -> Outcome {
              {:?}{metadata}",
             info.on_timeout
         );
-        text.lines().map(|line| thaw_sandbox::escape(line.as_bytes())).collect::<Vec<_>>().join("\n")
+        text.lines()
+            .map(|line| thaw_sandbox::escape(line.as_bytes()))
+            .collect::<Vec<_>>()
+            .join("\n")
     })
 }

@@ -19,8 +19,11 @@ pub(super) fn check(function: &StoredFunction, files: &Files<'_>) -> Result<(), 
         return unfit("it is held to a level of the instruction set".to_owned());
     }
     let command = &function.config.command;
-    if !is_interpreter(&command[0], function, runtime) {
-        return unfit(format!("`{}` is not the interpreter python3", command[0]));
+    let Some(program) = command.first() else {
+        return unfit("it has no program".to_owned());
+    };
+    if !is_interpreter(program, function, runtime) {
+        return unfit(format!("`{program}` is not the interpreter python3"));
     }
     match command.get(1).map(String::as_str) {
         Some("-m" | "-c") if command.len() > 2 => Ok(()),

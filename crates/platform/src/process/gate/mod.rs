@@ -149,7 +149,7 @@ impl SystemCallSites for Gate {
     }
 
     fn mapped_range(&self) -> (u64, u64) {
-        (GATE_BASE, self.state.borrow_mut().mapped_end - GATE_BASE)
+        (GATE_BASE, self.state.borrow_mut().mapped_end.saturating_sub(GATE_BASE))
     }
 
     fn patch(&self, frame: &Frame, code: &dyn Code, patience: Patience) -> Patched {

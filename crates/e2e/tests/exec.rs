@@ -1,0 +1,177 @@
+//! `thaw exec`, `thaw sandbox` and the files of sandboxes, through a daemon.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use thaw_e2e::{
+    Daemon, DaemonOptions, Function, Outcome, built_home, run, run_with_input, thaw, wait_until,
+};
+
+/// A function without a program, with some programs of this host.
+const BOX: &str = r#"
+name = "box"
+isolation = "instance"
+persist = true
+[entry]
+kind = "sandbox"
+[runtime]
+kind = "python3"
+programs = ["bash", "sh", "cat", "sleep", "ls", "id", "stty", "git"]
+[limits]
+instances = 50
+"#;
+
+/// A server with one process, which cannot have another.
+const SINGLE: &str = "isolation = \"instance\"";
+
+fn home(label: &str) -> PathBuf {
+    let single = Function::Variant {
+        example: "hello-python",
+        name: "single",
+        keys: SINGLE.into(),
+        limits: "processes = 1",
+    };
+    let several = Function::Variant {
+        example: "hello-python",
+        name: "server",
+        keys: SINGLE.into(),
+        limits: "keep_alive = \"600s\"",
+    };
+    let home = built_home(label, &[single, several]);
+    let directory = home.with_extension("box");
+    fs::create_dir_all(&directory).unwrap();
+    fs::write(directory.join("thaw.toml"), BOX).unwrap();
+    run(thaw().arg("build").arg(&directory).env("THAW_HOME", &home)).success();
+    home
+}
+
+fn call(home: &Path, arguments: &[&str]) -> Outcome {
+    run(thaw().args(arguments).env("THAW_HOME", home))
+}
+
+fn ok(home: &Path, arguments: &[&str]) -> String {
+    call(home, arguments).success()
+}
+
+#[test]
+fn a_sandbox_runs_programs_keeps_files_is_copied_and_ends() {
+    let home = home("exec-sandbox");
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    assert_eq!(ok(&home, &["sandbox", "create", "box", "--name", "one"]), "one\n");
+    let refused = call(&home, &["sandbox", "create", "box", "--name", "one"]);
+    assert!(refused.stderr.contains("there is a sandbox `one` already"), "{refused:?}");
+
+    let script = "echo out; echo err >&2; exit 5";
+    let outcome = call(&home, &["exec", "one", "--", "sh", "-c", script]);
+    assert_eq!((outcome.stdout.as_str(), outcome.stderr.as_str()), ("out\n", "err\n"));
+    assert_eq!(outcome.code, Some(5));
+    let killed = call(&home, &["exec", "one", "--", "sh", "-c", "kill -9 $$"]);
+    assert_eq!(killed.code, Some(137));
+    let mut cat = thaw();
+    cat.args(["exec", "-i", "one", "--", "cat"]).env("THAW_HOME", &home);
+    let long = "line\n".repeat(200_000);
+    assert!(run_with_input(&mut cat, long.as_bytes()).success() == long);
+    let missing = call(&home, &["exec", "one", "--", "no-such-program"]);
+    assert_eq!(missing.code, Some(1));
+    assert!(
+        missing.stderr.contains("no-such-program does not exist in the sandbox"),
+        "{missing:?}"
+    );
+    let commits = "cd /tmp && git init -q r && cd r && git -c user.name=a -c user.email=b commit \
+                   -q --allow-empty -m first && git log --format=%s";
+    assert_eq!(ok(&home, &["exec", "one", "--", "sh", "-c", commits]), "first\n");
+    let python = "print(sum(range(10)))";
+    assert_eq!(ok(&home, &["exec", "one", "--", "python3", "-c", python]), "45\n");
+
+    // Files, and what a pause and a copy leave of them.
+    let work = home.with_extension("files");
+    let _ = fs::remove_dir_all(&work);
+    fs::create_dir_all(work.join("tree/below")).unwrap();
+    fs::write(work.join("tree/below/file"), "content").unwrap();
+    std::os::unix::fs::symlink("below/file", work.join("tree/link")).unwrap();
+    let tree = work.join("tree");
+    ok(&home, &["sandbox", "cp", tree.to_str().unwrap(), "one:/tmp/up"]);
+    assert_eq!(ok(&home, &["exec", "one", "--", "cat", "/tmp/up/link"]), "content");
+    ok(&home, &["sandbox", "pause", "one"]);
+    assert!(ok(&home, &["sandbox", "list"]).contains("hibernated"));
+    let down = work.join("down");
+    ok(&home, &["sandbox", "cp", "one:/tmp/up", down.to_str().unwrap()]);
+    assert_eq!(fs::read_to_string(down.join("below/file")).unwrap(), "content");
+    assert_eq!(fs::read_link(down.join("link")).unwrap(), Path::new("below/file"));
+    ok(&home, &["sandbox", "fork", "one", "--name", "two"]);
+    ok(&home, &["exec", "two", "--", "sh", "-c", "echo other > /tmp/up/below/file"]);
+    assert_eq!(ok(&home, &["exec", "one", "--", "cat", "/tmp/up/link"]), "content");
+
+    ok(&home, &["sandbox", "kill", "one"]);
+    ok(&home, &["sandbox", "kill", "two"]);
+    wait_until("both have ended", || daemon.instances("box").is_empty());
+    let gone = call(&home, &["exec", "one", "--", "true"]);
+    assert!(gone.stderr.contains("no sandbox is named `one`"), "{gone:?}");
+}
+
+#[test]
+fn processes_go_on_without_anybody_and_are_found_again() {
+    let home = home("exec-detached");
+    let _daemon = Daemon::start(&home, &DaemonOptions::default());
+    ok(&home, &["sandbox", "create", "box", "--name", "one"]);
+    let script = "echo begun; cat; echo ended";
+    let id = ok(&home, &["exec", "-d", "one", "--", "sh", "-c", script]);
+    wait_until("it has printed and ended", || {
+        ok(&home, &["sandbox", "logs", "one", id.trim()]) == "begun\nended\n"
+    });
+    let attached = ok(&home, &["sandbox", "attach", "one", id.trim()]);
+    assert_eq!(attached, "begun\nended\n");
+    let busy = ok(&home, &["exec", "-d", "one", "--", "sleep", "1000"]);
+    // The streams of a process that runs keep a sandbox from sleeping without a process.
+    let instance = ok(&home, &["sandbox", "show", "one", "--json"]);
+    let instance: serde_json::Value = serde_json::from_str(&instance).unwrap();
+    let asleep = call(&home, &["sleep", "box", "--instance", &instance["instance"].to_string()]);
+    assert!(asleep.stderr.contains("started from outside"), "{asleep:?}");
+    assert!(ok(&home, &["sandbox", "logs", "one", "--list"]).contains(busy.trim()));
+}
+
+#[test]
+fn the_time_of_a_sandbox_comes() {
+    let home = home("exec-timeout");
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let create = ["sandbox", "create", "box", "--timeout", "1s", "--name"];
+    ok(&home, &[&create[..], &["pauses"]].concat());
+    ok(&home, &[&create[..], &["ends", "--on-timeout", "kill"]].concat());
+    wait_until("one has ended, and the other one is paused", || {
+        let list = ok(&home, &["sandbox", "list"]);
+        !list.contains("ends") && list.contains("hibernated")
+    });
+    // A use wakes it.
+    assert_eq!(ok(&home, &["exec", "pauses", "--", "sh", "-c", "echo on"]), "on\n");
+    assert_eq!(daemon.instances("box").len(), 1);
+}
+
+#[test]
+fn sandboxes_outlive_their_daemon() {
+    let home = home("exec-takeover");
+    let mut daemon = Daemon::start(&home, &DaemonOptions::default());
+    ok(&home, &["sandbox", "create", "box", "--name", "one"]);
+    ok(&home, &["exec", "one", "--", "sh", "-c", "echo kept > /tmp/file"]);
+    // It is kept for the next daemon when it is a fraction of a second old.
+    wait_until("it outlives the daemon", || {
+        daemon.instances("box").iter().all(|instance| !instance["kept"].is_null())
+    });
+    daemon.kill_and_await_next();
+    assert_eq!(ok(&home, &["exec", "one", "--", "cat", "/tmp/file"]), "kept\n");
+    assert!(ok(&home, &["sandbox", "list"]).contains("one"));
+}
+
+#[test]
+fn instances_of_functions_have_processes_from_outside_too() {
+    let home = home("exec-function");
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    for name in ["server", "single"] {
+        ok(&home, &["invoke", name]);
+    }
+    let id = |name: &str| daemon.instances(name)[0]["id"].to_string();
+    let comm = "print(open('/proc/1/comm').read().strip() != '')";
+    assert_eq!(ok(&home, &["exec", &id("server"), "--", "python3", "-c", comm]), "True\n");
+    ok(&home, &["invoke", "server"]);
+    let refused = call(&home, &["exec", &id("single"), "--", "python3", "-c", comm]);
+    assert!(refused.stderr.contains("processes = 1"), "{refused:?}");
+    ok(&home, &["invoke", "single"]);
+}
