@@ -1,0 +1,125 @@
+//! E2B's API: its Python SDK as PyPI has it, not changed, against a daemon.
+
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+use thaw_e2e::{
+    Daemon, DaemonOptions, build_directory, built_home, repository, run, run_within, skip, thaw,
+};
+
+/// The SDK that the tests use; docs/e2b.md says that it works.
+const SDK: &str = "e2b==2.63.0";
+/// A key, and the SHA-256 hash of it.
+const KEY: &str = "e2b_0123456789abcdef0123456789abcdef";
+/// How long installing the SDK, and all that is done with it, may take.
+const PATIENCE: Duration = Duration::from_secs(400);
+
+/// What `base` is in the tests: some programs of this host.
+const BOX: &str = r#"
+name = "box"
+isolation = "instance"
+[entry]
+kind = "sandbox"
+[runtime]
+kind = "python3"
+programs = ["bash", "sh", "cat", "sleep", "id", "stty", "head", "tr", "wc", "ln"]
+[limits]
+instances = 50
+"#;
+
+/// A Python with the SDK; made once for all tests of a build directory. None if it cannot be had.
+fn python() -> Option<PathBuf> {
+    let venv = build_directory().join(SDK.replace("==", "-"));
+    let python = venv.join("bin/python3");
+    let has_sdk = |python: &Path| {
+        python.exists() && run(Command::new(python).args(["-c", "import e2b"])).code == Some(0)
+    };
+    if has_sdk(&python) {
+        return Some(python);
+    }
+    let made =
+        run_within(PATIENCE, Command::new("python3").args(["-m", "venv", "--clear"]).arg(&venv), b"");
+    if made.code != Some(0) {
+        skip(&format!("this python3 makes no virtual environment: {}", made.stderr));
+        return None;
+    }
+    let mut pip = Command::new(&python);
+    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", SDK]);
+    let installed = run_within(PATIENCE, &mut pip, b"");
+    if installed.code != Some(0) {
+        skip(&format!("PyPI does not give {SDK}: {}", installed.stderr));
+        return None;
+    }
+    Some(python)
+}
+
+fn hash_of(key: &str) -> String {
+    use sha2::{Digest, Sha256};
+    Sha256::digest(key.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A home with the function, and with settings.
+fn home(label: &str) -> PathBuf {
+    let home = built_home(label, &[]);
+    let directory = home.with_extension("box");
+    fs::create_dir_all(&directory).unwrap();
+    fs::write(directory.join("thaw.toml"), BOX).unwrap();
+    run(thaw().arg("build").arg(&directory).env("THAW_HOME", &home)).success();
+    let settings = format!(
+        "[templates]\nbase = \"box\"\n[[keys]]\nname = \"tests\"\nsha256 = \"{}\"\n",
+        hash_of(KEY)
+    );
+    fs::write(home.join("e2b.toml"), settings).unwrap();
+    home
+}
+
+fn options() -> DaemonOptions {
+    DaemonOptions { arguments: ["--e2b", "127.0.0.1:0"].map(str::to_owned).into() }
+}
+
+/// Where E2B's API of a daemon is.
+fn url(daemon: &Daemon) -> String {
+    let announced = fs::read(daemon.home().join("daemon.json")).expect("a running daemon");
+    let announced: Value = serde_json::from_slice(&announced).expect("JSON");
+    format!("http://{}", announced["e2b"].as_str().expect("an address"))
+}
+
+/// Runs Python with the SDK against a daemon.
+fn sdk(python: &Path, daemon: &Daemon, arguments: &[&str]) -> String {
+    let url = url(daemon);
+    let mut command = Command::new(python);
+    command.args(arguments).env("E2B_API_URL", &url).env("E2B_SANDBOX_URL", &url);
+    command.env("E2B_API_KEY", KEY).env("PYTHONPYCACHEPREFIX", build_directory().join("pycache"));
+    run_within(PATIENCE, &mut command, b"").success()
+}
+
+#[test]
+fn the_python_sdk_works_unmodified() {
+    let Some(python) = python() else { return };
+    let home = home("e2b-python");
+    let daemon = Daemon::start(&home, &options());
+    let script = repository().join("tests/e2b/python_sdk.py");
+    let printed = sdk(&python, &daemon, &[script.to_str().expect("UTF-8")]);
+    assert_eq!(printed.lines().last(), Some("the_asynchronous_sdk_works"), "{printed}");
+    thaw_e2e::wait_until("nothing is left of the sandboxes", || {
+        daemon.instances("box").is_empty()
+    });
+}
+
+#[test]
+fn without_settings_the_daemon_says_what_is_missing() {
+    let home = built_home("e2b-settings", &[]);
+    for (settings, words) in [
+        (None, "who may use E2B's API"),
+        (Some("[templates]\n"), "no `[[keys]]`"),
+        (Some("[[keys]]\nname = \"a\"\nsha256 = \"plain\"\n"), "64 hexadecimal digits"),
+    ] {
+        if let Some(settings) = settings {
+            fs::write(home.join("e2b.toml"), settings).unwrap();
+        }
+        let said = Daemon::try_start(&home, &options()).expect_err("it has nobody to serve");
+        assert!(said.contains(words), "{said}");
+    }
+}
