@@ -39,8 +39,11 @@ fn python() -> Option<PathBuf> {
     if has_sdk(&python) {
         return Some(python);
     }
-    let made =
-        run_within(PATIENCE, Command::new("python3").args(["-m", "venv", "--clear"]).arg(&venv), b"");
+    let made = run_within(
+        PATIENCE,
+        Command::new("python3").args(["-m", "venv", "--clear"]).arg(&venv),
+        b"",
+    );
     if made.code != Some(0) {
         skip(&format!("this python3 makes no virtual environment: {}", made.stderr));
         return None;
@@ -103,9 +106,7 @@ fn the_python_sdk_works_unmodified() {
     let script = repository().join("tests/e2b/python_sdk.py");
     let printed = sdk(&python, &daemon, &[script.to_str().expect("UTF-8")]);
     assert_eq!(printed.lines().last(), Some("the_asynchronous_sdk_works"), "{printed}");
-    thaw_e2e::wait_until("nothing is left of the sandboxes", || {
-        daemon.instances("box").is_empty()
-    });
+    thaw_e2e::wait_until("nothing is left of the sandboxes", || daemon.instances("box").is_empty());
 }
 
 #[test]

@@ -279,7 +279,8 @@ pub async fn serve(
     let sandboxes_watch = tokio::spawn(sandboxes.clone().watch());
     let sleepers_watch = tokio::spawn(shared.clone().end_old_sleepers());
     let refusals_watch = monitor::of_this_process().map(|link| tokio::spawn(watch_refusals(link)));
-    let e2b = options.e2b.map(|address| serve_e2b(address, home, &shared, &sandboxes)).transpose()?;
+    let e2b =
+        options.e2b.map(|address| serve_e2b(address, home, &shared, &sandboxes)).transpose()?;
     let (e2b_address, e2b_task) = e2b.unzip();
     tasks.extend(e2b_task);
     let own = Arc::new(OwnListeners::new(gateway, shared.clone()));

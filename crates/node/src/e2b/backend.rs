@@ -225,11 +225,7 @@ pub trait Backend: Send + Sync {
     /// Makes a copy of one, with all that it has in memory.
     fn fork<'a>(&'a self, id: &'a str, copy: &'a str) -> Later<'a, Outcome<Sandbox>>;
     /// Starts a process in one, and waits until it runs.
-    fn start<'a>(
-        &'a self,
-        id: &'a str,
-        wanted: WantedProcess,
-    ) -> Later<'a, Outcome<Started>>;
+    fn start<'a>(&'a self, id: &'a str, wanted: WantedProcess) -> Later<'a, Outcome<Started>>;
     /// Processes of one that were started so, and run.
     ///
     /// # Errors

@@ -7,6 +7,7 @@
 //! envelope says whether it went well.
 
 use super::problem::{Kind, Problem};
+use super::serve::closing;
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -43,9 +44,8 @@ fn is_of(headers: &HeaderMap, wanted: &str) -> bool {
 pub fn client_timeout(headers: &HeaderMap) -> Result<Option<Duration>, Problem> {
     let Some(value) = headers.get("connect-timeout-ms") else { return Ok(None) };
     let number = value.to_str().ok().and_then(|value| value.parse::<u64>().ok());
-    let number = number.ok_or_else(|| {
-        Problem::invalid("`Connect-Timeout-Ms` is no number of milliseconds")
-    })?;
+    let number = number
+        .ok_or_else(|| Problem::invalid("`Connect-Timeout-Ms` is no number of milliseconds"))?;
     Ok((number > 0).then(|| Duration::from_millis(number).min(TIMEOUT_MAX)))
 }
 
@@ -53,7 +53,10 @@ pub fn client_timeout(headers: &HeaderMap) -> Result<Option<Duration>, Problem> 
 ///
 /// # Errors
 /// It is none, or too large.
-pub async fn read_unary<T: DeserializeOwned>(headers: &HeaderMap, body: Body) -> Result<T, Problem> {
+pub async fn read_unary<T: DeserializeOwned>(
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<T, Problem> {
     if !is_of(headers, UNARY) {
         return Err(wrong_codec(UNARY));
     }
@@ -65,12 +68,15 @@ pub async fn read_unary<T: DeserializeOwned>(headers: &HeaderMap, body: Body) ->
 
 /// Answers a unary call.
 pub fn answer_unary(outcome: Result<Value, Problem>) -> Response {
+    // Of what is too large, or in another codec, the rest is not read.
+    let is_cut = matches!(&outcome, Err(problem) if matches!(problem.kind, Kind::TooLarge | Kind::Unsupported));
     let (status, message) = match outcome {
         Ok(message) => (StatusCode::OK, message),
         Err(problem) => (problem.status(), problem.connect_json()),
     };
     let kind = [(header::CONTENT_TYPE, HeaderValue::from_static(UNARY))];
-    (status, kind, message.to_string()).into_response()
+    let answer = (status, kind, message.to_string()).into_response();
+    if is_cut { closing(answer) } else { answer }
 }
 
 /// The messages of a client, one after the other.
@@ -145,7 +151,10 @@ fn wrong_codec(wanted: &str) -> Problem {
 
 fn too_large() -> Problem {
     let most = MESSAGE_MAX >> 20;
-    Problem::new(Kind::TooLarge, format!("the message is larger than {most} MiB; send less at once"))
+    Problem::new(
+        Kind::TooLarge,
+        format!("the message is larger than {most} MiB; send less at once"),
+    )
 }
 
 fn cut(error: impl ToString) -> Problem {

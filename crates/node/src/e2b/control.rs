@@ -4,7 +4,7 @@
 use super::backend::{Sandbox, Wanted};
 use super::problem::{Kind, Problem};
 use super::records::{ENVS_MAX, Record};
-use super::serve::header;
+use super::serve::{header, nothing, refused};
 use super::settings::Key;
 use super::{E2b, ENVD_VERSION};
 use axum::extract::{Path, Query, Request, State};
@@ -58,11 +58,8 @@ pub(super) fn routes() -> Router<Arc<E2b>> {
         .route("/sandboxes/{id}/refreshes", post(refresh))
         .route("/sandboxes/{id}/fork", post(fork))
         .fallback(|request: Request| async move {
-            let (method, path) = (request.method(), request.uri().path());
-            Problem::unsupported(format!(
-                "{method} {path} is nothing that this server does; docs/e2b.md lists all that it \
-                 does"
-            ))
+            let (parts, body) = request.into_parts();
+            refused(body, nothing(&parts).into_response()).await
         })
 }
 
@@ -75,12 +72,12 @@ pub(super) async fn check_key(
     let settings = e2b.settings.now();
     let shown = header(request.headers(), "x-api-key").unwrap_or_default();
     let Some(key) = settings.key(shown.as_bytes()) else {
-        return Problem::new(
+        let problem = Problem::new(
             Kind::Unauthenticated,
             "the API key is missing or unknown; set E2B_API_KEY to one that e2b.toml of the node \
              has the hash of",
-        )
-        .into_response();
+        );
+        return refused(request.into_body(), problem.into_response()).await;
     };
     request.extensions_mut().insert(Client(key.clone()));
     next.run(request).await
@@ -133,13 +130,28 @@ impl CreateRequest {
     /// Refuses what would be left out silently otherwise.
     fn check(&self, headers: &HeaderMap) -> Result<(), Problem> {
         let lacks = [
-            (self.allow_internet_access == Some(false), "`allow_internet_access`: the function's `[egress]` says where its sandboxes may connect to"),
-            (self.network.as_ref().is_some_and(|rules| !rules.is_empty()), "`network`: the function's `[egress]` says where its sandboxes may connect to"),
+            (
+                self.allow_internet_access == Some(false),
+                "`allow_internet_access`: the function's `[egress]` says where its sandboxes may connect to",
+            ),
+            (
+                self.network.as_ref().is_some_and(|rules| !rules.is_empty()),
+                "`network`: the function's `[egress]` says where its sandboxes may connect to",
+            ),
             (self.mcp.is_some(), "`mcp`: there is no MCP gateway"),
             (self.iam.is_some(), "`iam`: sandboxes have no identities"),
-            (self.volume_mounts.as_ref().is_some_and(|all| !all.is_empty()), "`volumeMounts`: there are no volumes"),
-            (self.auto_pause && self.auto_pause_memory == Some(false), "`autoPauseMemory`: a pause keeps the memory always"),
-            (headers.contains_key("idempotency-key"), "`Idempotency-Key`: requests are not compared with former ones"),
+            (
+                self.volume_mounts.as_ref().is_some_and(|all| !all.is_empty()),
+                "`volumeMounts`: there are no volumes",
+            ),
+            (
+                self.auto_pause && self.auto_pause_memory == Some(false),
+                "`autoPauseMemory`: a pause keeps the memory always",
+            ),
+            (
+                headers.contains_key("idempotency-key"),
+                "`Idempotency-Key`: requests are not compared with former ones",
+            ),
         ];
         match lacks.iter().find(|(is_asked, _)| *is_asked) {
             Some((_, what)) => Err(Problem::unsupported(format!("{what}; leave it out"))),
@@ -152,9 +164,7 @@ impl CreateRequest {
 fn timeout(seconds: Option<u64>) -> Result<u64, Problem> {
     match seconds.unwrap_or(TIMEOUT_S) {
         seconds @ 1..=TIMEOUT_MAX_S => Ok(seconds),
-        _ => Err(Problem::invalid(format!(
-            "a timeout is between 1 and {TIMEOUT_MAX_S} seconds"
-        ))),
+        _ => Err(Problem::invalid(format!("a timeout is between 1 and {TIMEOUT_MAX_S} seconds"))),
     }
 }
 
@@ -568,9 +578,8 @@ fn decoded(text: &str) -> Result<String, std::str::Utf8Error> {
 
 /// Milliseconds since 1970 of a time as ISO 8601 has it, with the offset of a time zone.
 fn time_ms(text: &str) -> Result<u64, Problem> {
-    let wrong = || {
-        Problem::invalid(format!("{text:?} is no time; write it as 2026-01-31T12:00:00Z"))
-    };
+    let wrong =
+        || Problem::invalid(format!("{text:?} is no time; write it as 2026-01-31T12:00:00Z"));
     // A `+` in a query that nobody has encoded is a blank.
     let text = text.replace(' ', "+");
     let (local, sign, offset) = match text.rfind(['+', '-']) {

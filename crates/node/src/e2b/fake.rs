@@ -294,11 +294,7 @@ impl Backend for Fake {
         now(copied)
     }
 
-    fn start<'a>(
-        &'a self,
-        id: &'a str,
-        wanted: WantedProcess,
-    ) -> Later<'a, Outcome<Started>> {
+    fn start<'a>(&'a self, id: &'a str, wanted: WantedProcess) -> Later<'a, Outcome<Started>> {
         now(self.change(id, |one| {
             let pieces = wanted.argv[1..].iter().map(|text| text.clone().into_bytes()).collect();
             let ended = (!wanted.stdin && wanted.terminal.is_none()).then_some(Ended::Code(0));

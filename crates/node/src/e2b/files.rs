@@ -11,7 +11,7 @@ use super::filesystem::absolute;
 use super::problem::{Kind, Problem};
 use super::process::user;
 use super::records::are_equal;
-use super::serve::{Target, header};
+use super::serve::{Target, closing, header};
 use axum::body::Body;
 use axum::extract::{FromRequest, Multipart, Query, Request, State};
 use axum::http::request::Parts;
@@ -26,10 +26,12 @@ use http_body_util::BodyExt;
 use ring::digest::{SHA256, digest};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use std::future::Future;
 use std::io::Write;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::mpsc;
+use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 
 /// Its path.
@@ -37,6 +39,8 @@ pub(super) const PATH: &str = "/files";
 /// Packed bytes that are unpacked at a time: gzip makes at most some 1,032 bytes of one, so this
 /// is 4 MiB at most.
 const PACKED_PIECE: usize = 4 << 10;
+/// How long a client may send nothing in the middle of a body.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// Most files in one form.
 const FILES_MAX: usize = 1000;
 
@@ -163,7 +167,8 @@ async fn write(
     };
     match written.await {
         Ok(written) => Json(written).into_response(),
-        Err(problem) => problem.into_response(),
+        // There may be more of the body to come.
+        Err(problem) => closing(problem.into_response()),
     }
 }
 
@@ -193,7 +198,7 @@ async fn write_body(
     };
     files.write(&path).await?;
     let mut body = request.into_body();
-    while let Some(frame) = body.frame().await {
+    while let Some(frame) = in_time(body.frame()).await? {
         let frame = frame.map_err(|error| cut(&error))?;
         let Some(bytes) = frame.data_ref() else { continue };
         match &mut unpacker {
@@ -217,6 +222,17 @@ async fn finish(files: &mut dyn Files, path: &str) -> Outcome<FileView> {
     files.finish(path).await
 }
 
+/// What a client sends next, if it comes in time: a slow client has a session in the sandbox.
+async fn in_time<T>(next: impl Future<Output = T>) -> Outcome<T> {
+    timeout(PATIENCE, next).await.map_err(|_| {
+        let seconds = PATIENCE.as_secs();
+        Problem::new(
+            Kind::Late,
+            format!("no bytes of the body have come for {seconds} s; send again"),
+        )
+    })
+}
+
 fn cut(error: &dyn std::error::Error) -> Problem {
     Problem::invalid(format!("the request is cut short: {error}"))
 }
@@ -235,7 +251,7 @@ async fn write_form(
     let form = Multipart::from_request(request, &()).await;
     let mut form = form.map_err(|error| Problem::invalid(error.body_text()))?;
     let mut written = Vec::new();
-    while let Some(mut part) = form.next_field().await.map_err(|error| cut(&error))? {
+    while let Some(mut part) = in_time(form.next_field()).await?.map_err(|error| cut(&error))? {
         if part.name() != Some("file") {
             continue;
         }
@@ -253,7 +269,7 @@ async fn write_form(
         }
         let path = absolute(&target.directory, name)?;
         files.write(&path).await?;
-        while let Some(bytes) = part.chunk().await.map_err(|error| cut(&error))? {
+        while let Some(bytes) = in_time(part.chunk()).await?.map_err(|error| cut(&error))? {
             files.put(&bytes).await?;
         }
         finish(&mut *files, &path).await?;

@@ -221,11 +221,7 @@ async fn list_dir(asked: Asked) -> Response {
 }
 
 /// All in a directory, so deep; each directory comes before what is in it.
-async fn walk(
-    files: &mut dyn Files,
-    path: String,
-    depth: u32,
-) -> Outcome<Vec<(String, FileView)>> {
+async fn walk(files: &mut dyn Files, path: String, depth: u32) -> Outcome<Vec<(String, FileView)>> {
     let mut found = Vec::new();
     // What is still to be shown, the next one last.
     let mut waiting = entries_of(files, &path).await?;
@@ -251,7 +247,8 @@ async fn walk(
 /// The entries of a directory, the first one last.
 async fn entries_of(files: &mut dyn Files, path: &str) -> Outcome<Vec<(u32, String, FileView)>> {
     let entries = files.list(path).await?;
-    let within = |file: FileView| (0, format!("{}/{}", path.trim_end_matches('/'), file.name), file);
+    let within =
+        |file: FileView| (0, format!("{}/{}", path.trim_end_matches('/'), file.name), file);
     Ok(entries.into_iter().rev().map(within).collect())
 }
 

@@ -334,7 +334,10 @@ mod tests {
         assert_eq!((&failed["exitCode"], &failed["error"]), (&json!(3), &json!("exit status 3")));
         let killed = end(Ended::Signal(9));
         assert_eq!(killed["exitCode"], -1);
-        assert_eq!((&killed["exited"], &killed["error"]), (&json!(false), &json!("signal: killed")));
+        assert_eq!(
+            (&killed["exited"], &killed["error"]),
+            (&json!(false), &json!("signal: killed"))
+        );
     }
 
     #[test]
@@ -348,8 +351,7 @@ mod tests {
             gid: 5,
             mtime: 1_700_000_000,
         };
-        let names =
-            Names { users: [(0, "root".to_owned())].into(), groups: BTreeMap::new() };
+        let names = Names { users: [(0, "root".to_owned())].into(), groups: BTreeMap::new() };
         let shown = entry("/a/x", &file, None, &names);
         assert_eq!(shown["name"], "x");
         assert_eq!(shown["size"], "1099511627776");
@@ -359,7 +361,10 @@ mod tests {
         let link = FileView { kind: FileKind::Link, ..file };
         let target = Some(("/b".to_owned(), FileKind::Directory));
         let shown = entry("/a/x", &link, target, &names);
-        assert_eq!((&shown["type"], &shown["isSymlink"]), (&json!("FILE_TYPE_DIRECTORY"), &json!(true)));
+        assert_eq!(
+            (&shown["type"], &shown["isSymlink"]),
+            (&json!("FILE_TYPE_DIRECTORY"), &json!(true))
+        );
         assert_eq!(shown["symlinkTarget"], "/b");
     }
 }

@@ -55,7 +55,8 @@ impl NodeBackend {
     /// Remembers what was asked for, and forgets processes that have ended.
     fn remember(&self, instance: u64, exec: &Exec, wanted: WantedProcess) {
         let still_runs = |(instance, number): (u64, u64)| {
-            let table = self.node.service_of(instance).map(|service| service.table_of_live(instance));
+            let table =
+                self.node.service_of(instance).map(|service| service.table_of_live(instance));
             let exec = table.and_then(|table| table.ok()?.execs().find(number));
             exec.is_some_and(|exec| !exec.state().is_final())
         };
@@ -157,11 +158,7 @@ impl Backend for NodeBackend {
         })
     }
 
-    fn start<'a>(
-        &'a self,
-        id: &'a str,
-        wanted: WantedProcess,
-    ) -> Later<'a, Outcome<Started>> {
+    fn start<'a>(&'a self, id: &'a str, wanted: WantedProcess) -> Later<'a, Outcome<Started>> {
         Box::pin(async move {
             let (instance, service) = self.instance(id)?;
             let request = ExecRequest {
@@ -349,9 +346,9 @@ impl Files for FileSession {
     }
 
     fn write<'a>(&'a mut self, path: &'a str) -> Later<'a, Outcome<()>> {
-        Box::pin(async move {
-            FileSession::write(self, path, None, None).await.map_err(file_problem)
-        })
+        Box::pin(
+            async move { FileSession::write(self, path, None, None).await.map_err(file_problem) },
+        )
     }
 
     fn put<'a>(&'a mut self, bytes: &'a [u8]) -> Later<'a, Outcome<()>> {

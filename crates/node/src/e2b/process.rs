@@ -7,7 +7,7 @@ use super::connect::{
 };
 use super::messages::{self, ProcessRequest, Selector, StartRequest, StreamInputRequest};
 use super::problem::{Kind, Problem};
-use super::serve::{Target, header};
+use super::serve::{Target, closing, header};
 use super::{E2b, StreamPlace};
 use axum::body::Body;
 use axum::extract::State;
@@ -115,9 +115,9 @@ async fn start(
     body: Body,
 ) -> Response {
     let started = async {
+        let request = one_message(&headers, body).await?;
         let place = e2b.streams.enter(&target.record.owner)?;
         let timeout = client_timeout(&headers)?;
-        let request = one_message(&headers, body).await?;
         let process = e2b.backend.start(&target.id, wanted(request, user(&headers)?, &target));
         Ok((place, timeout, process.await?))
     };
@@ -139,9 +139,9 @@ async fn connect(
     body: Body,
 ) -> Response {
     let found = async {
+        let request: ProcessRequest = one_message(&headers, body).await?;
         let place = e2b.streams.enter(&target.record.owner)?;
         let timeout = client_timeout(&headers)?;
-        let request: ProcessRequest = one_message(&headers, body).await?;
         let process = find(&e2b, &target, &request.process)?;
         let output = process.follow()?;
         Ok((place, timeout, process, output))
@@ -160,8 +160,13 @@ async fn one_message<T: serde::de::DeserializeOwned>(
     headers: &HeaderMap,
     body: Body,
 ) -> Result<T, Problem> {
-    let message = Messages::new(headers, body)?.next().await?;
-    message.ok_or_else(|| Problem::invalid("the request has no message"))
+    let mut messages = Messages::new(headers, body)?;
+    let message = messages.next().await?;
+    let message = message.ok_or_else(|| Problem::invalid("the request has no message"))?;
+    match messages.next::<Value>().await? {
+        Some(_) => Err(Problem::invalid("the request has more than one message")),
+        None => Ok(message),
+    }
 }
 
 /// How often the client wants to see that the stream is there.
@@ -278,7 +283,8 @@ async fn stream_input(
     };
     match written.await {
         Ok(()) => answer_stream(Body::from([envelope(&json!({})), last_envelope(Ok(()))].concat())),
-        Err(problem) => refuse_stream(problem),
+        // There may be more to come.
+        Err(problem) => closing(refuse_stream(problem)),
     }
 }
 

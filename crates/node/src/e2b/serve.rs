@@ -5,12 +5,15 @@ use super::problem::{Kind, Problem};
 use super::records::{Record, are_equal};
 use super::{E2b, control, files, filesystem, process};
 use axum::Router;
+use axum::body::Body;
 use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::http::header::CONNECTION;
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use http_body_util::{BodyExt, Limited};
 use hyper::server::conn::http1;
 use hyper::service::Service;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -21,6 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
+use tokio::time::timeout;
 
 /// Most connections at a time; others wait in the backlog. A command in the foreground has one.
 const CONNECTIONS: usize = 1024;
@@ -35,6 +39,10 @@ const RESPITE: Duration = Duration::from_millis(100);
 const KEEP_ALIVE_IDLE: Duration = Duration::from_secs(60);
 /// Most bytes of a request of the control API.
 const CONTROL_BODY_MAX: usize = 1 << 20;
+/// Most bytes of a body that are read though nobody needs them.
+const UNREAD_MAX: usize = 64 << 10;
+/// How long that may take.
+const UNREAD_PATIENCE: Duration = Duration::from_secs(5);
 /// The header that names the sandbox a request is for.
 const SANDBOX_HEADER: &str = "e2b-sandbox-id";
 /// The header that names the port in it.
@@ -62,7 +70,8 @@ impl E2b {
         let router = self.router();
         let places = Arc::new(Semaphore::new(CONNECTIONS));
         loop {
-            let place = places.clone().acquire_owned().await.expect("the semaphore is never closed");
+            let place =
+                places.clone().acquire_owned().await.expect("the semaphore is never closed");
             match accept(&listener).await {
                 Ok(stream) => {
                     let router = router.clone();
@@ -93,24 +102,44 @@ impl E2b {
             .merge(filesystem::routes())
             .merge(files::routes())
             .fallback(|request: Request| async move {
-                let (method, path) = (request.method(), request.uri().path());
-                answer_unary(Err(Problem::unsupported(format!(
-                    "{method} {path} is nothing that this server does; docs/e2b.md lists all that \
-                     it does"
-                ))))
+                let (parts, body) = request.into_parts();
+                refused(body, answer_unary(Err(nothing(&parts)))).await
             })
             .layer(DefaultBodyLimit::disable())
             .layer(middleware::from_fn_with_state(self.clone(), check_token))
             .with_state(self.clone());
-        Router::new()
-            .route("/health", get(health))
-            .with_state(self.clone())
-            .fallback(move |request: Request| {
+        Router::new().route("/health", get(health)).with_state(self.clone()).fallback(
+            move |request: Request| {
                 let is_for_envd = request.headers().contains_key(SANDBOX_HEADER);
                 let part = if is_for_envd { envd.clone() } else { control.clone() };
                 answer(part, request)
-            })
+            },
+        )
     }
+}
+
+/// There is no such request.
+pub(super) fn nothing(request: &Parts) -> Problem {
+    let (method, path) = (&request.method, request.uri.path());
+    Problem::unsupported(format!(
+        "{method} {path} is nothing that this server does; docs/e2b.md lists all that it does"
+    ))
+}
+
+/// Answers without having read a body. What there is of it is read first, within a bound: a
+/// connection with an unread body is closed, and the client would send its next request there.
+pub(super) async fn refused(body: Body, answer: Response) -> Response {
+    let rest = Limited::new(body, UNREAD_MAX).collect();
+    match timeout(UNREAD_PATIENCE, rest).await {
+        Ok(Ok(_)) => answer,
+        _ => closing(answer),
+    }
+}
+
+/// An answer after which the connection closes, and which says so.
+pub(super) fn closing(mut answer: Response) -> Response {
+    answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    answer
 }
 
 async fn answer(part: Router, request: Request) -> Response {
@@ -167,10 +196,11 @@ async fn check_token(State(e2b): State<Arc<E2b>>, request: Request, next: Next) 
             next.run(Request::from_parts(parts, body)).await
         }
         // The SDKs read this one as of a proxy: by its status.
-        Err(problem) if problem.kind == Kind::Gone => problem.into_response(),
-        Err(problem) if path == files::PATH => problem.into_response(),
-        Err(problem) if process::is_stream(path) => refuse_stream(problem),
-        Err(problem) => answer_unary(Err(problem)),
+        Err(problem) if problem.kind == Kind::Gone || path == files::PATH => {
+            refused(body, problem.into_response()).await
+        }
+        Err(problem) if process::is_stream(path) => refused(body, refuse_stream(problem)).await,
+        Err(problem) => refused(body, answer_unary(Err(problem))).await,
     }
 }
 

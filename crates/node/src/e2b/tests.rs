@@ -14,7 +14,10 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// SHA-256 of `secret` and of `other`.
-const HASHES: [&str; 2] = ["2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b", "d9298a10d1b0735837dc4bd85dac641b0f3cef27a47e5d53a54f2f3f5b2fcffa"];
+const HASHES: [&str; 2] = [
+    "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b",
+    "d9298a10d1b0735837dc4bd85dac641b0f3cef27a47e5d53a54f2f3f5b2fcffa",
+];
 
 struct Place {
     api: Arc<E2b>,
@@ -116,9 +119,8 @@ async fn messages_of(response: Response) -> Vec<Value> {
 fn printed(messages: &[Value], stream: &str) -> String {
     use base64::Engine;
     let pieces = messages.iter().filter_map(|one| one["event"]["data"][stream].as_str());
-    let decoded = pieces.flat_map(|text| {
-        base64::engine::general_purpose::STANDARD.decode(text).unwrap()
-    });
+    let decoded =
+        pieces.flat_map(|text| base64::engine::general_purpose::STANDARD.decode(text).unwrap());
     String::from_utf8(decoded.collect()).unwrap()
 }
 
@@ -199,7 +201,7 @@ async fn connecting_never_shortens_the_time() {
     let place = Place::new();
     let made = place.make(json!({"templateID": "base", "timeout": 1000})).await;
     let deadline = || place.fake.find(&made.id).unwrap().deadline_ms.unwrap();
-    let before = deadline();
+    let mut before = deadline();
     for line in ["POST /v2/sandboxes/ID/connect", "POST /sandboxes/ID/refreshes"] {
         let line = line.replace("ID", &made.id);
         place.control("secret", &line, json!({"timeout": 10})).await;
@@ -207,6 +209,7 @@ async fn connecting_never_shortens_the_time() {
         place.control("secret", &line, json!({"timeout": 2000})).await;
         assert!(deadline() > before, "{line}");
         place.fake.set_timeout(&made.id, 1000).unwrap();
+        before = deadline();
     }
     let line = format!("POST /sandboxes/{}/timeout", made.id);
     place.control("secret", &line, json!({"timeout": 10})).await;
@@ -282,12 +285,16 @@ async fn what_thaw_does_not_do_is_refused_with_a_sentence() {
     let (status, ..) = place.control("secret", "GET /templates", Value::Null).await;
     assert_eq!(status, StatusCode::NOT_IMPLEMENTED);
     let made = place.make(base()).await;
-    let (status, answer) = place.unary(&made, "/filesystem.Filesystem/CreateWatcher", json!({})).await;
+    let (status, answer) =
+        place.unary(&made, "/filesystem.Filesystem/CreateWatcher", json!({})).await;
     assert_eq!((status, &answer["code"]), (StatusCode::NOT_IMPLEMENTED, &json!("unimplemented")));
     for (body, status) in [
         (json!({"templateID": "none"}), StatusCode::NOT_FOUND),
         (json!({"templateID": "base", "timeout": 0}), StatusCode::BAD_REQUEST),
-        (json!({"templateID": "base", "envVars": {"A": "b".repeat(1 << 17)}}), StatusCode::BAD_REQUEST),
+        (
+            json!({"templateID": "base", "envVars": {"A": "b".repeat(1 << 17)}}),
+            StatusCode::BAD_REQUEST,
+        ),
         (json!({}), StatusCode::BAD_REQUEST),
     ] {
         assert_eq!(place.control("secret", "POST /v2/sandboxes", body).await.0, status);
@@ -303,7 +310,10 @@ async fn envd_needs_the_token_of_the_sandbox() {
     for token in [String::new(), other.token] {
         let thief = Made { id: made.id.clone(), token };
         let (status, answer) = place.unary(&thief, "/process.Process/List", json!({})).await;
-        assert_eq!((status, &answer["code"]), (StatusCode::UNAUTHORIZED, &json!("unauthenticated")));
+        assert_eq!(
+            (status, &answer["code"]),
+            (StatusCode::UNAUTHORIZED, &json!("unauthenticated"))
+        );
         let read = place.envd(&thief, "/files?path=/x", "", Body::empty()).await;
         assert_eq!(read.status(), StatusCode::UNAUTHORIZED);
         let started = place.stream(&thief, "/process.Process/Start", &[json!({})]).await;
@@ -330,15 +340,20 @@ async fn a_process_is_followed_to_its_end() {
     let (_, listed) = place.unary(&made, "/process.Process/List", json!({})).await;
     let config = &listed["processes"][0]["config"];
     assert_eq!((&config["cmd"], &config["envs"]["A"]), (&json!("/bin/bash"), &json!("1")));
-    assert_eq!((&config["envs"]["B"], &config["envs"]["E2B_SANDBOX"]), (&json!("2"), &json!("true")));
+    assert_eq!(
+        (&config["envs"]["B"], &config["envs"]["E2B_SANDBOX"]),
+        (&json!("2"), &json!("true"))
+    );
     let one = json!({"pid": 101});
     let input = json!({"process": one, "input": {"stdin": "aGk="}});
     let (status, _) = place.unary(&made, "/process.Process/SendInput", input).await;
     assert_eq!(status, StatusCode::OK);
-    let (status, _) = place.unary(&made, "/process.Process/CloseStdin", json!({"process": one})).await;
+    let (status, _) =
+        place.unary(&made, "/process.Process/CloseStdin", json!({"process": one})).await;
     assert_eq!(status, StatusCode::OK);
     assert_eq!(printed(&messages_of(follows).await, "stdout"), "xyhi");
-    let (status, _) = place.unary(&made, "/process.Process/CloseStdin", json!({"process": one})).await;
+    let (status, _) =
+        place.unary(&made, "/process.Process/CloseStdin", json!({"process": one})).await;
     assert_eq!(status, StatusCode::NOT_FOUND);
 }
 
@@ -353,7 +368,8 @@ async fn a_terminal_is_resized_and_killed() {
     let one = json!({"tag": "t"});
     let size = json!({"process": one, "pty": {"size": {"cols": 100, "rows": 30}}});
     assert_eq!(place.unary(&made, "/process.Process/Update", size).await.0, StatusCode::OK);
-    let (status, _) = place.unary(&made, "/process.Process/CloseStdin", json!({"process": one})).await;
+    let (status, _) =
+        place.unary(&made, "/process.Process/CloseStdin", json!({"process": one})).await;
     assert_eq!(status, StatusCode::BAD_REQUEST);
     let data = |text: &str| json!({"data": {"input": {"pty": text}}});
     let messages =
@@ -498,7 +514,10 @@ async fn a_list_has_no_more_entries_than_the_bound() {
     }
     let (status, answer) =
         place.unary(&made, "/filesystem.Filesystem/ListDir", json!({"path": "/work"})).await;
-    assert_eq!((status, &answer["code"]), (StatusCode::TOO_MANY_REQUESTS, &json!("resource_exhausted")));
+    assert_eq!(
+        (status, &answer["code"]),
+        (StatusCode::TOO_MANY_REQUESTS, &json!("resource_exhausted"))
+    );
 }
 
 #[tokio::test]
@@ -511,6 +530,21 @@ async fn messages_and_bodies_have_bounds() {
     let text = json!({"templateID": "b".repeat(1 << 20)});
     let (status, ..) = place.control("secret", "POST /v2/sandboxes", text).await;
     assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE);
-    let binary = place.envd(&made, "/process.Process/List", "application/proto", Body::empty()).await;
+    let binary =
+        place.envd(&made, "/process.Process/List", "application/proto", Body::empty()).await;
     assert_eq!(binary.status(), StatusCode::NOT_IMPLEMENTED);
+}
+
+#[tokio::test]
+async fn a_refused_request_leaves_the_connection_usable_or_says_that_it_closes() {
+    let place = Place::new();
+    let made = Made { id: "none".to_owned(), token: String::new() };
+    for (len, closes) in [(32 << 10, false), (128 << 10, true)] {
+        let pieces = (0..len / 1024).map(|_| Ok::<_, std::io::Error>(vec![0_u8; 1024]));
+        let body = Body::from_stream(tokio_stream::iter(pieces));
+        let kind = "application/connect+json";
+        let answer = place.envd(&made, "/process.Process/Start", kind, body).await;
+        assert_eq!(answer.status(), StatusCode::BAD_GATEWAY);
+        assert_eq!(answer.headers().contains_key("connection"), closes, "{len}");
+    }
 }
