@@ -1,4 +1,4 @@
-//! E2B's API: its Python SDK as PyPI has it, not changed, against a daemon.
+//! E2B's API: its SDKs as PyPI and npm have them, not changed, against a daemon.
 
 use serde_json::Value;
 use std::fs;
@@ -7,10 +7,13 @@ use std::process::Command;
 use std::time::Duration;
 use thaw_e2e::{
     Daemon, DaemonOptions, build_directory, built_home, repository, run, run_within, skip, thaw,
+    wait_until,
 };
 
-/// The SDK that the tests use; docs/e2b.md says that it works.
+/// The Python SDK that the tests use; docs/e2b.md says that it works.
 const SDK: &str = "e2b==2.63.0";
+/// The same for JavaScript.
+const JS_SDK: &str = "e2b@2.51.0";
 /// A key, and the SHA-256 hash of it.
 const KEY: &str = "e2b_0123456789abcdef0123456789abcdef";
 /// How long installing the SDK, and all that is done with it, may take.
@@ -58,6 +61,31 @@ fn python() -> Option<PathBuf> {
     Some(python)
 }
 
+/// The module of the SDK for JavaScript; made once for all tests of a build directory. None if it
+/// cannot be had.
+fn js_module() -> Option<PathBuf> {
+    let place = build_directory().join(JS_SDK.replace('@', "-js-"));
+    let module = place.join("node_modules/e2b");
+    let is_whole = place.join("is-whole");
+    if is_whole.exists() {
+        return Some(module);
+    }
+    if !Path::new("/usr/bin/npm").exists() {
+        skip("there is no npm here");
+        return None;
+    }
+    fs::create_dir_all(&place).expect("a directory");
+    let mut npm = Command::new("npm");
+    npm.args(["install", "--silent", "--no-save", JS_SDK]).current_dir(&place);
+    let installed = run_within(PATIENCE, &mut npm, b"");
+    if installed.code != Some(0) {
+        skip(&format!("npm does not give {JS_SDK}: {}", installed.stderr));
+        return None;
+    }
+    fs::write(is_whole, "").expect("a file");
+    Some(module)
+}
+
 fn hash_of(key: &str) -> String {
     use sha2::{Digest, Sha256};
     Sha256::digest(key.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
@@ -89,24 +117,33 @@ fn url(daemon: &Daemon) -> String {
     format!("http://{}", announced["e2b"].as_str().expect("an address"))
 }
 
-/// Runs Python with the SDK against a daemon.
-fn sdk(python: &Path, daemon: &Daemon, arguments: &[&str]) -> String {
-    let url = url(daemon);
-    let mut command = Command::new(python);
-    command.args(arguments).env("E2B_API_URL", &url).env("E2B_SANDBOX_URL", &url);
-    command.env("E2B_API_KEY", KEY).env("PYTHONPYCACHEPREFIX", build_directory().join("pycache"));
-    run_within(PATIENCE, &mut command, b"").success()
+/// Runs a script of `tests/e2b` with an SDK against a daemon; what it prints.
+fn check(label: &str, program: &mut Command, script: &str) -> String {
+    let home = home(label);
+    let daemon = Daemon::start(&home, &options());
+    let url = url(&daemon);
+    program.arg(repository().join("tests/e2b").join(script));
+    program.env("E2B_API_URL", &url).env("E2B_SANDBOX_URL", &url).env("E2B_API_KEY", KEY);
+    let printed = run_within(PATIENCE, program, b"").success();
+    wait_until("nothing is left of the sandboxes", || daemon.instances("box").is_empty());
+    printed
 }
 
 #[test]
 fn the_python_sdk_works_unmodified() {
     let Some(python) = python() else { return };
-    let home = home("e2b-python");
-    let daemon = Daemon::start(&home, &options());
-    let script = repository().join("tests/e2b/python_sdk.py");
-    let printed = sdk(&python, &daemon, &[script.to_str().expect("UTF-8")]);
-    assert_eq!(printed.lines().last(), Some("the_asynchronous_sdk_works"), "{printed}");
-    thaw_e2e::wait_until("nothing is left of the sandboxes", || daemon.instances("box").is_empty());
+    let mut program = Command::new(python);
+    program.env("PYTHONPYCACHEPREFIX", build_directory().join("pycache"));
+    let printed = check("e2b-python", &mut program, "python_sdk.py");
+    assert!(printed.lines().any(|line| line == "the_asynchronous_sdk_works"), "{printed}");
+}
+
+#[test]
+fn the_javascript_sdk_works_unmodified() {
+    let Some(module) = js_module() else { return };
+    let mut program = Command::new("node");
+    let printed = check("e2b-js", program.env("E2B_SDK", module), "js_sdk.mjs");
+    assert!(printed.lines().any(|line| line == "whatIsMissingSaysSo"), "{printed}");
 }
 
 #[test]

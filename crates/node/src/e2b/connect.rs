@@ -184,6 +184,17 @@ fn wrapped(flags: u8, message: &Value) -> Vec<u8> {
     bytes
 }
 
+/// Whether a request is one of a stream, and wants a stream as its answer.
+pub fn is_stream(headers: &HeaderMap) -> bool {
+    let kind = headers.get(header::CONTENT_TYPE);
+    kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/connect+"))
+}
+
+/// Answers a request of either kind with a problem.
+pub fn refuse(headers: &HeaderMap, problem: Problem) -> Response {
+    if is_stream(headers) { refuse_stream(problem) } else { answer_unary(Err(problem)) }
+}
+
 /// Answers a stream with envelopes.
 pub fn answer_stream(body: Body) -> Response {
     ([(header::CONTENT_TYPE, HeaderValue::from_static(STREAM))], body).into_response()

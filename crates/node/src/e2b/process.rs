@@ -25,9 +25,6 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_stream::wrappers::ReceiverStream;
 
-/// Methods whose answers are streams.
-const STREAMS: [&str; 3] =
-    ["/process.Process/Start", "/process.Process/Connect", "/process.Process/StreamInput"];
 /// How often a stream shows that it is there, unless the client says how often.
 const KEEP_ALIVE: Duration = Duration::from_secs(90);
 /// The signal that ends a process.
@@ -38,19 +35,14 @@ type Asked = (State<Arc<E2b>>, Extension<Target>, HeaderMap, Body);
 /// Its paths.
 pub(super) fn routes() -> Router<Arc<E2b>> {
     Router::new()
-        .route(STREAMS[0], post(start))
-        .route(STREAMS[1], post(connect))
-        .route(STREAMS[2], post(stream_input))
+        .route("/process.Process/Start", post(start))
+        .route("/process.Process/Connect", post(connect))
+        .route("/process.Process/StreamInput", post(stream_input))
         .route("/process.Process/List", post(list))
         .route("/process.Process/SendInput", post(send_input))
         .route("/process.Process/SendSignal", post(send_signal))
         .route("/process.Process/CloseStdin", post(close_stdin))
         .route("/process.Process/Update", post(update))
-}
-
-/// Whether a path is that of a method whose answer is a stream.
-pub(super) fn is_stream(path: &str) -> bool {
-    STREAMS.contains(&path)
 }
 
 /// The user that a client wants to be: the name in `Authorization: Basic`, with no password.

@@ -1,6 +1,6 @@
 //! The listener of E2B's API, and which part of the API a request is for.
 
-use super::connect::{answer_unary, refuse_stream};
+use super::connect::refuse;
 use super::problem::{Kind, Problem};
 use super::records::{Record, are_equal};
 use super::{E2b, control, files, filesystem, process};
@@ -103,7 +103,7 @@ impl E2b {
             .merge(files::routes())
             .fallback(|request: Request| async move {
                 let (parts, body) = request.into_parts();
-                refused(body, answer_unary(Err(nothing(&parts)))).await
+                refused(body, refuse(&parts.headers, nothing(&parts))).await
             })
             .layer(DefaultBodyLimit::disable())
             .layer(middleware::from_fn_with_state(self.clone(), check_token))
@@ -199,8 +199,7 @@ async fn check_token(State(e2b): State<Arc<E2b>>, request: Request, next: Next) 
         Err(problem) if problem.kind == Kind::Gone || path == files::PATH => {
             refused(body, problem.into_response()).await
         }
-        Err(problem) if process::is_stream(path) => refused(body, refuse_stream(problem)).await,
-        Err(problem) => refused(body, answer_unary(Err(problem))).await,
+        Err(problem) => refused(body, refuse(&parts.headers, problem)).await,
     }
 }
 

@@ -288,6 +288,9 @@ async fn what_thaw_does_not_do_is_refused_with_a_sentence() {
     let (status, answer) =
         place.unary(&made, "/filesystem.Filesystem/CreateWatcher", json!({})).await;
     assert_eq!((status, &answer["code"]), (StatusCode::NOT_IMPLEMENTED, &json!("unimplemented")));
+    // A stream has its answer in a stream.
+    let watched = place.stream(&made, "/filesystem.Filesystem/WatchDir", &[json!({})]).await;
+    assert_eq!(messages_of(watched).await[0]["error"]["code"], "unimplemented");
     for (body, status) in [
         (json!({"templateID": "none"}), StatusCode::NOT_FOUND),
         (json!({"templateID": "base", "timeout": 0}), StatusCode::BAD_REQUEST),
