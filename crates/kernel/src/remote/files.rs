@@ -134,7 +134,10 @@ impl Session {
         let flags = OpenFlags::NONBLOCK;
         let file = match open_regular(context, path, flags, 0) {
             Ok(file) => file,
-            Err(error) => return Ok(self.answer(Err(error))),
+            Err(error) => {
+                self.answer(Err(error));
+                return Ok(());
+            }
         };
         self.answer(Ok(attributes_of(&file.path)));
         let (mut offset, mut left) = (request.offset, request.len);
@@ -148,7 +151,10 @@ impl Session {
                     offset = offset.saturating_add(count as u64);
                     left -= count as u64;
                 }
-                Err(error) => return Ok(self.failed_piece(error)),
+                Err(error) => {
+                    self.failed_piece(error);
+                    return Ok(());
+                }
             }
             scheduler::yield_if_due();
         }
@@ -159,7 +165,10 @@ impl Session {
         let found = tree::directory(context, &context.cwd, path);
         let (directory, names) = match found.and_then(|path| tree::names(context, path)) {
             Ok(found) => found,
-            Err(error) => return Ok(self.answer(Err(error))),
+            Err(error) => {
+                self.answer(Err(error));
+                return Ok(());
+            }
         };
         self.answer(Ok(attributes_of(&Some(directory.clone()))));
         for name in names {

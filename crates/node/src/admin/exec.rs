@@ -8,9 +8,9 @@
 
 use super::Admin;
 use super::routes::{problem, unknown_instance};
+use crate::instance::ConnectionTable;
 use crate::sandboxes::exec::{Exec, ExecProblem};
 use crate::sandboxes::{ExecRequest, ExecState, Next, READERS_MAX, Reader, Stream};
-use crate::service::Service;
 use axum::body::Body;
 use axum::extract::{Path, Query, Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -198,36 +198,32 @@ async fn take_input(exec: &Exec, mut from: impl AsyncRead + Unpin) -> io::Result
     }
 }
 
+/// Finds the processes of an instance, or says that there is none.
+fn table_of(admin: &Admin, id: u64) -> Result<Arc<ConnectionTable>, Box<Response>> {
+    let service = admin.shared.service_of(id).ok_or_else(|| Box::new(unknown_instance(id)))?;
+    let table = service.table_of_live(id);
+    table.map_err(|reason| Box::new(problem(StatusCode::CONFLICT, "no_processes", reason)))
+}
+
 /// Finds a process, or says that there is none.
-async fn find(admin: &Admin, id: u64, exec: u64) -> Result<Arc<Exec>, Response> {
-    let service = admin.shared.service_of(id).ok_or_else(|| unknown_instance(id))?;
-    let found = execs(&service, id)?.execs().find(exec);
-    found.ok_or_else(|| {
+fn find(admin: &Admin, id: u64, exec: u64) -> Result<Arc<Exec>, Box<Response>> {
+    table_of(admin, id)?.execs().find(exec).ok_or_else(|| {
         let reason = format!("instance {id} has no process {exec} that was started from outside");
-        problem(StatusCode::NOT_FOUND, "unknown_exec", reason)
+        Box::new(problem(StatusCode::NOT_FOUND, "unknown_exec", reason))
     })
 }
 
-fn execs(
-    service: &Arc<Service>,
-    id: u64,
-) -> Result<Arc<crate::instance::ConnectionTable>, Response> {
-    let table = service.table_of_live(id);
-    table.map_err(|reason| problem(StatusCode::CONFLICT, "no_processes", reason))
-}
-
 async fn list(State(admin): State<Admin>, Path(id): Path<u64>) -> Response {
-    let Some(service) = admin.shared.service_of(id) else { return unknown_instance(id) };
-    match execs(&service, id) {
+    match table_of(&admin, id) {
         Ok(table) => Json(table.execs().list()).into_response(),
-        Err(refused) => refused,
+        Err(refused) => *refused,
     }
 }
 
 async fn show(State(admin): State<Admin>, Path((id, exec)): Path<(u64, u64)>) -> Response {
-    match find(&admin, id, exec).await {
+    match find(&admin, id, exec) {
         Ok(exec) => Json(exec.info()).into_response(),
-        Err(refused) => refused,
+        Err(refused) => *refused,
     }
 }
 
@@ -245,21 +241,21 @@ async fn attach(
         let reason = format!("ask with `Connection: Upgrade` and `Upgrade: {EXEC_PROTOCOL}`");
         return problem(StatusCode::UPGRADE_REQUIRED, "no_upgrade", reason);
     }
-    match find(&admin, id, exec).await {
+    match find(&admin, id, exec) {
         Ok(exec) => {
             let Some(reader) = exec.output.reader() else { return too_many() };
             let upgrade = hyper::upgrade::on(&mut request);
             admin.sandboxes.used(id);
             switch(admin, id, exec, reader, upgrade)
         }
-        Err(refused) => refused,
+        Err(refused) => *refused,
     }
 }
 
 async fn output(State(admin): State<Admin>, Path((id, exec)): Path<(u64, u64)>) -> Response {
-    let exec = match find(&admin, id, exec).await {
+    let exec = match find(&admin, id, exec) {
         Ok(exec) => exec,
-        Err(refused) => return refused,
+        Err(refused) => return *refused,
     };
     let mut kept = Vec::new();
     let Some(reader) = exec.output.reader() else { return too_many() };
@@ -284,11 +280,11 @@ async fn signal(
     Path((id, exec)): Path<(u64, u64)>,
     Query(query): Query<SignalQuery>,
 ) -> Response {
-    match find(&admin, id, exec).await {
+    match find(&admin, id, exec) {
         Ok(exec) => match exec.signal(query.number, SignalTo::Group) {
             Ok(()) => Json(exec.info()).into_response(),
             Err(reason) => problem(StatusCode::BAD_REQUEST, "no_signal", reason),
         },
-        Err(refused) => refused,
+        Err(refused) => *refused,
     }
 }

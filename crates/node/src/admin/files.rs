@@ -58,11 +58,11 @@ fn refusal(error: &FileProblem) -> Response {
     problem(status, "file", error)
 }
 
-async fn session(admin: &Admin, id: u64, user: &str) -> Result<FileSession, Response> {
-    let service = admin.shared.service_of(id).ok_or_else(|| unknown_instance(id))?;
+async fn session(admin: &Admin, id: u64, user: &str) -> Result<FileSession, Box<Response>> {
+    let service = admin.shared.service_of(id).ok_or_else(|| Box::new(unknown_instance(id)))?;
     admin.sandboxes.used(id);
     let opened = service.files(id, user).await;
-    opened.map_err(|reason| problem(StatusCode::CONFLICT, "no_files", reason))
+    opened.map_err(|reason| Box::new(problem(StatusCode::CONFLICT, "no_files", reason)))
 }
 
 /// Opens a session, or answers why there is none.
@@ -70,7 +70,7 @@ macro_rules! session {
     ($admin:expr, $id:expr, $query:expr) => {
         match session(&$admin, $id, &$query.user).await {
             Ok(session) => session,
-            Err(refused) => return refused,
+            Err(refused) => return *refused,
         }
     };
 }
