@@ -18,6 +18,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -81,6 +82,14 @@ pub(super) async fn check_key(
     };
     request.extensions_mut().insert(Client(key.clone()));
     next.run(request).await
+}
+
+/// Does something to its end, also if the client goes away meanwhile: half of it would leave a
+/// sandbox that nobody knows.
+pub(super) async fn to_its_end<T: Send + 'static>(
+    work: impl Future<Output = T> + Send + 'static,
+) -> T {
+    tokio::spawn(work).await.expect("it does not panic")
 }
 
 /// A body as JSON; none is an empty object.
@@ -174,7 +183,8 @@ async fn create(
     headers: HeaderMap,
     body: axum::body::Bytes,
 ) -> Response {
-    answer(StatusCode::CREATED, e2b.create(&client, &headers, &body).await)
+    let made = to_its_end(async move { e2b.create(&client, &headers, &body).await });
+    answer(StatusCode::CREATED, made.await)
 }
 
 impl E2b {
@@ -212,7 +222,10 @@ impl E2b {
         let id = self.records.insert(record.clone(), client.0.sandboxes)?;
         let made = self.backend.create(Wanted { id: id.clone(), ..wanted }).await;
         match made {
-            Ok(sandbox) => Ok(self.brief(&sandbox, &record)),
+            Ok(sandbox) => {
+                self.records.made(&id);
+                Ok(self.brief(&sandbox, &record))
+            }
             Err(problem) => {
                 self.records.remove(&id);
                 Err(problem)
@@ -299,7 +312,7 @@ async fn pause(
         axum::body::Bytes,
     ),
 ) -> Response {
-    let paused = async {
+    let paused = async move {
         let request: PauseRequest = parse(&body)?;
         let (sandbox, _) = e2b.own(&client, &id)?;
         if request.memory == Some(false) {
@@ -312,7 +325,7 @@ async fn pause(
         }
         e2b.backend.pause(&id).await.map(|()| Value::Null)
     };
-    answer(StatusCode::NO_CONTENT, paused.await)
+    answer(StatusCode::NO_CONTENT, to_its_end(paused).await)
 }
 
 #[derive(Deserialize)]
@@ -330,7 +343,7 @@ async fn connect(
         axum::body::Bytes,
     ),
 ) -> Response {
-    let connected = async {
+    let connected = async move {
         let request: ConnectRequest = parse(&body)?;
         let seconds = timeout(request.timeout)?;
         let (sandbox, record) = e2b.own(&client, &id)?;
@@ -353,7 +366,7 @@ async fn connect(
         };
         Ok((status, Json(e2b.brief(&sandbox, &record))))
     };
-    connected.await.into_response()
+    to_its_end(connected).await.into_response()
 }
 
 fn now_ms() -> u64 {
@@ -426,7 +439,7 @@ async fn fork(
         axum::body::Bytes,
     ),
 ) -> Response {
-    let forked = async {
+    let forked = async move {
         let request: ForkRequest = parse(&body)?;
         let seconds = timeout(request.timeout)?;
         let count = request.count.unwrap_or(1);
@@ -445,7 +458,7 @@ async fn fork(
         }
         Ok(json!(copies))
     };
-    answer(StatusCode::CREATED, forked.await)
+    answer(StatusCode::CREATED, to_its_end(forked).await)
 }
 
 impl E2b {
@@ -456,6 +469,7 @@ impl E2b {
         let forked = async {
             let sandbox = self.backend.fork(id, &copy).await?;
             self.backend.set_timeout(&copy, seconds)?;
+            self.records.made(&copy);
             Ok(self.brief(&sandbox, &record))
         };
         let forked = forked.await;

@@ -35,6 +35,9 @@ pub struct Record {
     pub auto_resume: bool,
     /// Seconds that it was given at first.
     pub timeout_s: u64,
+    /// It is not there yet. The next daemon finds that it never came.
+    #[serde(skip)]
+    pub is_being_made: bool,
 }
 
 #[derive(Default, Serialize, Deserialize)]
@@ -70,7 +73,8 @@ impl Records {
         Ok(records)
     }
 
-    /// Notes a new sandbox of an owner who may have `most`; its id.
+    /// Notes a new sandbox of an owner who may have `most`; its id. [`Records::made`] or
+    /// [`Records::remove`] follows.
     ///
     /// # Errors
     /// The owner has as many already.
@@ -90,9 +94,16 @@ impl Records {
                 ),
             ));
         }
-        contents.sandboxes.insert(id.clone(), record);
+        contents.sandboxes.insert(id.clone(), Record { is_being_made: true, ..record });
         self.write_or_warn(&contents);
         Ok(id)
+    }
+
+    /// One is there now.
+    pub fn made(&self, id: &str) {
+        if let Some(record) = self.contents().sandboxes.get_mut(id) {
+            record.is_being_made = false;
+        }
     }
 
     /// What is known of one.
@@ -100,10 +111,11 @@ impl Records {
         self.contents().sandboxes.get(id).cloned()
     }
 
-    /// The ids of those of an owner.
+    /// The ids of those of an owner that are made.
     pub fn of(&self, owner: &str) -> Vec<String> {
         let contents = self.contents();
-        let own = contents.sandboxes.iter().filter(|(_, record)| record.owner == owner);
+        let is_own = |record: &Record| record.owner == owner && !record.is_being_made;
+        let own = contents.sandboxes.iter().filter(|(_, record)| is_own(record));
         own.map(|(id, _)| id.clone()).collect()
     }
 
@@ -170,6 +182,9 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let records = Records::load(place.path()).unwrap();
         let id = records.insert(record("a"), 2).unwrap();
+        // Whoever looks now for sandboxes that are gone does not take this one for one.
+        assert!(records.of("a").is_empty());
+        records.made(&id);
         let token = records.token(&id);
         assert_eq!((id.len(), token.len()), (ID_LEN, 64));
         drop(records);
@@ -189,6 +204,7 @@ mod tests {
         let first = records.insert(record("a"), 1).unwrap();
         assert_eq!(records.insert(record("a"), 1).unwrap_err().kind, Kind::Exhausted);
         records.insert(record("b"), 1).unwrap();
+        records.made(&first);
         assert_eq!(records.of("a"), std::slice::from_ref(&first));
         records.remove(&first);
         records.insert(record("a"), 1).unwrap();

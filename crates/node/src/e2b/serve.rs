@@ -203,7 +203,7 @@ async fn check_token(State(e2b): State<Arc<E2b>>, request: Request, next: Next) 
     }
 }
 
-async fn find_target(e2b: &E2b, request: &Parts) -> Result<Target, Problem> {
+async fn find_target(e2b: &Arc<E2b>, request: &Parts) -> Result<Target, Problem> {
     let headers = &request.headers;
     let id = header(headers, SANDBOX_HEADER).unwrap_or_default();
     if header(headers, PORT_HEADER).is_some_and(|port| port != ENVD_PORT) {
@@ -230,7 +230,8 @@ async fn find_target(e2b: &E2b, request: &Parts) -> Result<Target, Problem> {
         if !record.auto_resume {
             return Err(Problem::gone(id));
         }
-        e2b.backend.resume(id, record.timeout_s).await?;
+        let (e2b, id, seconds) = (e2b.clone(), id.to_owned(), record.timeout_s);
+        control::to_its_end(async move { e2b.backend.resume(&id, seconds).await }).await?;
     }
     Ok(Target { id: id.to_owned(), record, directory: sandbox.directory })
 }

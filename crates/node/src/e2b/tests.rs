@@ -551,3 +551,21 @@ async fn a_refused_request_leaves_the_connection_usable_or_says_that_it_closes()
         assert_eq!(answer.headers().contains_key("connection"), closes, "{len}");
     }
 }
+
+#[tokio::test]
+async fn what_a_client_has_begun_is_done_if_it_goes_away() {
+    let place = Place::new();
+    let body = Body::from(base().to_string());
+    let request = Request::post("/v2/sandboxes").header("X-API-KEY", "secret");
+    let asked = place.send(request.body(body).unwrap());
+    // The client goes when the server first waits for something.
+    tokio::select! {
+        biased;
+        _ = asked => panic!("it was answered before the client could go"),
+        () = std::future::ready(()) => {}
+    }
+    for _ in 0..1000 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(place.api.sandboxes_of("a").len(), 1);
+}
