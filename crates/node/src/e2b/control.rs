@@ -209,6 +209,7 @@ impl E2b {
             envs,
             auto_resume: request.auto_resume.is_some_and(|resume| resume.enabled),
             timeout_s: timeout(request.timeout)?,
+            is_being_made: true,
         };
         let wanted = Wanted {
             id: String::new(),
