@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use thaw_e2e::{
-    Daemon, DaemonOptions, build_directory, built_home, repository, run, run_within, skip, thaw,
-    wait_until,
+    Daemon, DaemonOptions, build_directory, built_home, free_port, repository, run, run_within,
+    skip, thaw, wait_until,
 };
 
 /// The Python SDK that the tests use; docs/e2b.md says that it works.
@@ -144,6 +144,43 @@ fn the_javascript_sdk_works_unmodified() {
     let mut program = Command::new("node");
     let printed = check("e2b-js", program.env("E2B_SDK", module), "js_sdk.mjs");
     assert!(printed.lines().any(|line| line == "whatIsMissingSaysSo"), "{printed}");
+}
+
+/// Runs some lines of Python with the SDK; what they print.
+fn python_lines(python: &Path, url: &str, lines: &str) -> String {
+    let lines = format!("from e2b import Sandbox\n{lines}");
+    let mut command = Command::new(python);
+    command.args(["-c", &lines]).env("PYTHONPYCACHEPREFIX", build_directory().join("pycache"));
+    command.env("E2B_API_URL", url).env("E2B_SANDBOX_URL", url).env("E2B_API_KEY", KEY);
+    run_within(PATIENCE, &mut command, b"").success().trim().to_owned()
+}
+
+#[test]
+fn the_next_daemon_knows_the_sandboxes_their_owners_and_tokens() {
+    let Some(python) = python() else { return };
+    let home = home("e2b-restart");
+    let address = format!("127.0.0.1:{}", free_port());
+    let options = DaemonOptions { arguments: vec!["--e2b".to_owned(), address.clone()] };
+    let mut daemon = Daemon::start(&home, &options);
+    let url = format!("http://{address}");
+    let made = python_lines(
+        &python,
+        &url,
+        "box = Sandbox.create(envs={'A': 'kept'}, metadata={'m': 'n'})\n\
+         box.files.write('/tmp/x', 'y')\nprint(box.sandbox_id, box._envd_access_token)",
+    );
+    let (id, token) = made.split_once(' ').expect("an id and a token");
+    daemon.kill_and_await_next();
+    let found = python_lines(
+        &python,
+        &url,
+        &format!(
+            "box = Sandbox.connect('{id}')\nassert box._envd_access_token == '{token}'\n\
+             [info] = Sandbox.list().next_items()\nassert info.metadata == {{'m': 'n'}}\n\
+             print(box.files.read('/tmp/x'), box.commands.run('echo $A').stdout, box.kill())"
+        ),
+    );
+    assert_eq!(found.split_whitespace().collect::<Vec<_>>(), ["y", "kept", "True"]);
 }
 
 #[test]
