@@ -17,6 +17,7 @@ mod control;
 mod fake;
 mod files;
 mod filesystem;
+mod list;
 mod messages;
 mod node_backend;
 mod problem;
