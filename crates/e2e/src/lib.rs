@@ -15,7 +15,7 @@ mod runtime;
 mod skip;
 mod user;
 
-pub use binary::{changed_kernel, kernel_symbol, repository, thaw, thaw_binary};
+pub use binary::{build_directory, changed_kernel, kernel_symbol, repository, thaw, thaw_binary};
 pub use calls::{ask, begin, command};
 pub use daemon::{Daemon, DaemonOptions, wait_until};
 pub use function::{Function, Language, built_home, copy_home, prefetch_file};

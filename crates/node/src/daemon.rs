@@ -7,6 +7,7 @@ use crate::asleep::AsleepSpace;
 use crate::catalog::Catalog;
 use crate::config::{ByteSize, EntryKind, FunctionName, QUOTAS_FILE, QuotasError};
 use crate::deploy::take_out_failing;
+use crate::e2b::{self, E2b, LiveSettings, NodeBackend};
 use crate::edge::{GATEWAY_FILE, GatewayFileError};
 use crate::gateway::{Gateway, GatewayConfig};
 use crate::home::{DaemonAddress, DaemonLock, Home, HomeError};
@@ -62,6 +63,8 @@ pub struct ServeOptions {
     pub weak_limits: WeakLimits,
     /// Whether sandboxes of different tenants may share a core at a time.
     pub cores: CoreSharing,
+    /// Where E2B's API is served, if it is.
+    pub e2b: Option<SocketAddr>,
 }
 
 /// Who may share a core at a time, where cores have several hardware threads.
@@ -142,6 +145,9 @@ pub enum ServeError {
     /// The quotas of tenants are not usable.
     #[error(transparent)]
     Quotas(#[from] QuotasError),
+    /// The settings of E2B's API are not usable.
+    #[error(transparent)]
+    E2b(#[from] e2b::SettingsError),
     /// The host refused something.
     #[error("cannot serve ({0}); `thaw doctor` says what this host lacks")]
     Io(#[from] io::Error),
@@ -287,6 +293,10 @@ pub async fn serve(
     let sandboxes_watch = tokio::spawn(sandboxes.clone().watch());
     let sleepers_watch = tokio::spawn(shared.clone().end_old_sleepers());
     let refusals_watch = monitor::of_this_process().map(|link| tokio::spawn(watch_refusals(link)));
+    let e2b =
+        options.e2b.map(|address| serve_e2b(address, home, &shared, &sandboxes)).transpose()?;
+    let (e2b_address, e2b_task) = e2b.unzip();
+    tasks.extend(e2b_task);
     let own = Arc::new(OwnListeners::new(gateway, shared.clone()));
     own.update();
     let updated = own.clone();
@@ -314,6 +324,7 @@ pub async fn serve(
         admin: AdminAddress::Unix(socket),
         admin_tcp,
         gateway: gateway_address,
+        e2b: e2b_address,
     };
     // From the announcement on, clients may send signals that end the daemon in order.
     let signals = Signals::listen()?;
@@ -583,6 +594,24 @@ impl OwnListeners {
             task.abort();
         }
     }
+}
+
+/// Serves E2B's API; where it listens.
+fn serve_e2b(
+    address: SocketAddr,
+    home: &Home,
+    shared: &Arc<NodeState>,
+    sandboxes: &Arc<Sandboxes>,
+) -> Result<(SocketAddr, ListenTask), ServeError> {
+    let settings = LiveSettings::load(home.root().join(e2b::FILE))?;
+    let backend = NodeBackend::new(shared.clone(), sandboxes.clone());
+    let api = E2b::new(backend, settings, home.root())?;
+    let listener = bind(address, "--e2b")?;
+    listener.set_nonblocking(true)?;
+    let listener = tokio::net::TcpListener::from_std(listener)?;
+    let address = listener.local_addr()?;
+    let guarded = guarded(address, Transport::Tcp, PortGuard::IfWrittenOut);
+    Ok((address, tokio::spawn(with_guard(guarded, api.serve(listener)))))
 }
 
 fn bind_admin(options: &AdminOptions) -> Result<(TcpListener, RemoteAccess), ServeError> {

@@ -121,6 +121,9 @@ pub struct DaemonAddress {
     pub admin_tcp: Option<SocketAddr>,
     /// Shared gateway.
     pub gateway: SocketAddr,
+    /// E2B's API, if it is served.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub e2b: Option<SocketAddr>,
 }
 
 /// Proof that this process is the directory's one daemon; ends with it.
@@ -511,6 +514,7 @@ mod tests {
             admin: AdminAddress::Unix(home.admin_socket()),
             admin_tcp: Some("127.0.0.1:1".parse().unwrap()),
             gateway: "127.0.0.1:2".parse().unwrap(),
+            e2b: None,
         };
         lock.announce(&address).unwrap();
         assert_eq!(home.daemon(), Some(address.clone()));

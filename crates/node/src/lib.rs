@@ -16,6 +16,7 @@ pub mod crashes;
 pub mod daemon;
 pub mod debug;
 pub mod deploy;
+pub mod e2b;
 pub mod edge;
 pub mod function;
 #[cfg(any(test, feature = "fuzzing"))]

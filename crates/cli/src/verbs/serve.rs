@@ -5,6 +5,7 @@ use super::listen::ListenArguments;
 use crate::failure::Outcome;
 use crate::output;
 use clap::{Args, ValueEnum};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -28,6 +29,7 @@ use thaw_sandbox::{PopulatePolicy, WeakLimits};
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  thaw serve --listen 127.0.0.1:8080\n  \
     curl http://127.0.0.1:8080/ -H 'Host: hello-python'\n  \
+    thaw serve --e2b 127.0.0.1:8082\n  \
     thaw serve --monitor /run/thaw/monitor.sock")]
 pub struct Arguments {
     #[command(flatten)]
@@ -63,6 +65,10 @@ pub struct Arguments {
     /// where cores have several hardware threads (docs/hardening.md).
     #[arg(long)]
     core_scheduling: bool,
+    /// Serve E2B's API at this address, for its SDKs. Who may use it says e2b.toml in THAW_HOME
+    /// (docs/e2b.md).
+    #[arg(long, value_name = "ADDRESS")]
+    e2b: Option<SocketAddr>,
     /// This process was started by a monitor.
     #[arg(long = "monitored", hide = true)]
     is_monitored: bool,
@@ -118,6 +124,7 @@ impl Arguments {
             working_set: self.working_set.chosen(),
             weak_limits: self.weak_limits.chosen(),
             cores: if self.core_scheduling { CoreSharing::Tenant } else { CoreSharing::All },
+            e2b: self.e2b,
         }
     }
 }
@@ -166,6 +173,9 @@ fn announce(address: &DaemonAddress, catalog: &Catalog) {
     );
     if let Some(tcp) = address.admin_tcp {
         text += &format!(" and http://{tcp}");
+    }
+    if let Some(e2b) = address.e2b {
+        text += &format!(", E2B's API on http://{e2b}");
     }
     text.push('\n');
     // Nobody needs to read it.

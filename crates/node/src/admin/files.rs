@@ -49,7 +49,7 @@ struct FileQuery {
 
 fn refusal(error: &FileProblem) -> Response {
     let status = match error {
-        FileProblem::Refused(libc::ENOENT, _) => StatusCode::NOT_FOUND,
+        FileProblem::UnknownUser | FileProblem::Refused(libc::ENOENT, _) => StatusCode::NOT_FOUND,
         FileProblem::Refused(libc::EACCES | libc::EPERM, _) => StatusCode::FORBIDDEN,
         FileProblem::Refused(libc::ENOSPC | libc::ENOMEM, _) => StatusCode::INSUFFICIENT_STORAGE,
         FileProblem::Refused(..) => StatusCode::BAD_REQUEST,

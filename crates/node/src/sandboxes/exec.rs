@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdUnixStream;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 use thaw_abi::control::WindowSize;
 use thaw_abi::remote::EXECS_MAX;
@@ -117,6 +117,8 @@ pub(crate) struct Exec {
     has_terminal: bool,
     began: Instant,
     state: watch::Sender<ExecState>,
+    /// Its process id in the sandbox, which is known after it has ended, too.
+    pid: OnceLock<u32>,
     /// Where standard input goes; `None`: it is at its end.
     stdin: AsyncMutex<Option<OwnedWriteHalf>>,
     /// What it prints.
@@ -211,6 +213,7 @@ impl Execs {
             has_terminal,
             began: Instant::now(),
             state,
+            pid: OnceLock::new(),
             stdin: AsyncMutex::new(stdin),
             output,
             connector: connector.clone(),
@@ -333,8 +336,17 @@ impl Exec {
         self.state.borrow().clone()
     }
 
+    /// Its process id in the sandbox, if it has run.
+    pub fn pid(&self) -> Option<u32> {
+        self.pid.get().copied()
+    }
+
     /// Nothing leads out of the last state: a sandbox may say what it likes.
     fn become_(&self, state: ExecState) {
+        if let ExecState::Running { pid } = state {
+            // Nobody has another one.
+            let _ = self.pid.set(pid);
+        }
         self.state.send_if_modified(|known| {
             let changes = !known.is_final();
             if changes {

@@ -29,6 +29,9 @@ pub enum FileProblem {
     /// The sandbox says no: an error number, and one sentence.
     #[error("{1}")]
     Refused(i32, String),
+    /// The sandbox does not know the user of the session.
+    #[error("the sandbox does not know the user")]
+    UnknownUser,
     /// The session is over: the sandbox has ended, breaks the protocol, or does not answer.
     #[error("the files of the sandbox cannot be reached ({0}); try again")]
     Lost(String),
@@ -272,11 +275,10 @@ impl FileSession {
         if !self.is_greeted {
             let (greeting, _) = self.one_answer().await?;
             if greeting.errno != 0 {
-                let why = match greeting.errno {
-                    libc::ENOENT => "the sandbox does not know the user".to_owned(),
-                    errno => explain(errno),
-                };
-                return Err(FileProblem::Refused(greeting.errno, why));
+                return Err(match greeting.errno {
+                    libc::ENOENT => FileProblem::UnknownUser,
+                    errno => FileProblem::Refused(errno, explain(errno)),
+                });
             }
             self.is_greeted = true;
         }

@@ -1,7 +1,7 @@
 //! Instances that stay: sandboxes, which nobody's request ends, and processes in instances from
 //! outside.
 
-use super::{Service, Slot};
+use super::{InstanceState, Service, Slot};
 use crate::instance::{Command, ConnectionTable, Launched, Launcher, Place};
 use crate::sandboxes::Reader;
 use crate::sandboxes::exec::{Exec, ExecProblem, ExecRequest};
@@ -96,7 +96,9 @@ impl Service {
     /// # Errors
     /// One sentence for the operator.
     pub(crate) async fn pause(&self, id: u64) -> Result<(), String> {
-        if self.is_asleep(id) {
+        // It may have given it up by itself, for others.
+        let is_hibernated = |slot: &Slot| slot.state == InstanceState::Hibernated;
+        if self.is_asleep(id) || self.slots().get(&id).is_some_and(is_hibernated) {
             return Ok(());
         }
         let (reply, hibernated) = oneshot::channel();

@@ -1,0 +1,200 @@
+//! E2B's API: its SDKs as PyPI and npm have them, not changed, against a daemon.
+
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+use thaw_e2e::{
+    Daemon, DaemonOptions, build_directory, built_home, free_port, repository, run, run_within,
+    skip, thaw, wait_until,
+};
+
+/// The Python SDK that the tests use; docs/e2b.md says that it works.
+const SDK: &str = "e2b==2.63.0";
+/// The same for JavaScript.
+const JS_SDK: &str = "e2b@2.51.0";
+/// A key, and the SHA-256 hash of it.
+const KEY: &str = "e2b_0123456789abcdef0123456789abcdef";
+/// How long installing the SDK, and all that is done with it, may take.
+const PATIENCE: Duration = Duration::from_secs(400);
+
+/// What `base` is in the tests: some programs of this host.
+const BOX: &str = r#"
+name = "box"
+isolation = "instance"
+[entry]
+kind = "sandbox"
+[runtime]
+kind = "python3"
+programs = ["bash", "sh", "cat", "sleep", "id", "stty", "head", "tr", "wc", "ln"]
+[limits]
+instances = 50
+"#;
+
+/// A Python with the SDK; made once for all tests of a build directory. None if it cannot be had.
+fn python() -> Option<PathBuf> {
+    let venv = build_directory().join(SDK.replace("==", "-"));
+    let python = venv.join("bin/python3");
+    let has_sdk = |python: &Path| {
+        python.exists() && run(Command::new(python).args(["-c", "import e2b"])).code == Some(0)
+    };
+    if has_sdk(&python) {
+        return Some(python);
+    }
+    let made = run_within(
+        PATIENCE,
+        Command::new("python3").args(["-m", "venv", "--clear"]).arg(&venv),
+        b"",
+    );
+    if made.code != Some(0) {
+        skip(&format!("this python3 makes no virtual environment: {}", made.stderr));
+        return None;
+    }
+    let mut pip = Command::new(&python);
+    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", SDK]);
+    let installed = run_within(PATIENCE, &mut pip, b"");
+    if installed.code != Some(0) {
+        skip(&format!("PyPI does not give {SDK}: {}", installed.stderr));
+        return None;
+    }
+    Some(python)
+}
+
+/// The module of the SDK for JavaScript; made once for all tests of a build directory. None if it
+/// cannot be had.
+fn js_module() -> Option<PathBuf> {
+    let place = build_directory().join(JS_SDK.replace('@', "-js-"));
+    let module = place.join("node_modules/e2b");
+    let is_whole = place.join("is-whole");
+    if is_whole.exists() {
+        return Some(module);
+    }
+    if !Path::new("/usr/bin/npm").exists() {
+        skip("there is no npm here");
+        return None;
+    }
+    fs::create_dir_all(&place).expect("a directory");
+    let mut npm = Command::new("npm");
+    npm.args(["install", "--silent", "--no-save", JS_SDK]).current_dir(&place);
+    let installed = run_within(PATIENCE, &mut npm, b"");
+    if installed.code != Some(0) {
+        skip(&format!("npm does not give {JS_SDK}: {}", installed.stderr));
+        return None;
+    }
+    fs::write(is_whole, "").expect("a file");
+    Some(module)
+}
+
+fn hash_of(key: &str) -> String {
+    use sha2::{Digest, Sha256};
+    Sha256::digest(key.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A home with the function, and with settings.
+fn home(label: &str) -> PathBuf {
+    let home = built_home(label, &[]);
+    let directory = home.with_extension("box");
+    fs::create_dir_all(&directory).unwrap();
+    fs::write(directory.join("thaw.toml"), BOX).unwrap();
+    run(thaw().arg("build").arg(&directory).env("THAW_HOME", &home)).success();
+    let settings = format!(
+        "[templates]\nbase = \"box\"\n[[keys]]\nname = \"tests\"\nsha256 = \"{}\"\n",
+        hash_of(KEY)
+    );
+    fs::write(home.join("e2b.toml"), settings).unwrap();
+    home
+}
+
+fn options() -> DaemonOptions {
+    DaemonOptions { arguments: ["--e2b", "127.0.0.1:0"].map(str::to_owned).into() }
+}
+
+/// Where E2B's API of a daemon is.
+fn url(daemon: &Daemon) -> String {
+    let announced = fs::read(daemon.home().join("daemon.json")).expect("a running daemon");
+    let announced: Value = serde_json::from_slice(&announced).expect("JSON");
+    format!("http://{}", announced["e2b"].as_str().expect("an address"))
+}
+
+/// Runs a script of `tests/e2b` with an SDK against a daemon; what it prints.
+fn check(label: &str, program: &mut Command, script: &str) -> String {
+    let home = home(label);
+    let daemon = Daemon::start(&home, &options());
+    let url = url(&daemon);
+    program.arg(repository().join("tests/e2b").join(script));
+    program.env("E2B_API_URL", &url).env("E2B_SANDBOX_URL", &url).env("E2B_API_KEY", KEY);
+    let printed = run_within(PATIENCE, program, b"").success();
+    wait_until("nothing is left of the sandboxes", || daemon.instances("box").is_empty());
+    printed
+}
+
+#[test]
+fn the_python_sdk_works_unmodified() {
+    let Some(python) = python() else { return };
+    let mut program = Command::new(python);
+    program.env("PYTHONPYCACHEPREFIX", build_directory().join("pycache"));
+    let printed = check("e2b-python", &mut program, "python_sdk.py");
+    assert!(printed.lines().any(|line| line == "the_asynchronous_sdk_works"), "{printed}");
+}
+
+#[test]
+fn the_javascript_sdk_works_unmodified() {
+    let Some(module) = js_module() else { return };
+    let mut program = Command::new("node");
+    let printed = check("e2b-js", program.env("E2B_SDK", module), "js_sdk.mjs");
+    assert!(printed.lines().any(|line| line == "whatIsMissingSaysSo"), "{printed}");
+}
+
+/// Runs some lines of Python with the SDK; what they print.
+fn python_lines(python: &Path, url: &str, lines: &str) -> String {
+    let lines = format!("from e2b import Sandbox\n{lines}");
+    let mut command = Command::new(python);
+    command.args(["-c", &lines]).env("PYTHONPYCACHEPREFIX", build_directory().join("pycache"));
+    command.env("E2B_API_URL", url).env("E2B_SANDBOX_URL", url).env("E2B_API_KEY", KEY);
+    run_within(PATIENCE, &mut command, b"").success().trim().to_owned()
+}
+
+#[test]
+fn the_next_daemon_knows_the_sandboxes_their_owners_and_tokens() {
+    let Some(python) = python() else { return };
+    let home = home("e2b-restart");
+    let address = format!("127.0.0.1:{}", free_port());
+    let options = DaemonOptions { arguments: vec!["--e2b".to_owned(), address.clone()] };
+    let mut daemon = Daemon::start(&home, &options);
+    let url = format!("http://{address}");
+    let made = python_lines(
+        &python,
+        &url,
+        "box = Sandbox.create(envs={'A': 'kept'}, metadata={'m': 'n'})\n\
+         box.files.write('/tmp/x', 'y')\nprint(box.sandbox_id, box._envd_access_token)",
+    );
+    let (id, token) = made.split_once(' ').expect("an id and a token");
+    daemon.kill_and_await_next();
+    let found = python_lines(
+        &python,
+        &url,
+        &format!(
+            "box = Sandbox.connect('{id}')\nassert box._envd_access_token == '{token}'\n\
+             [info] = Sandbox.list().next_items()\nassert info.metadata == {{'m': 'n'}}\n\
+             print(box.files.read('/tmp/x'), box.commands.run('echo $A').stdout, box.kill())"
+        ),
+    );
+    assert_eq!(found.split_whitespace().collect::<Vec<_>>(), ["y", "kept", "True"]);
+}
+
+#[test]
+fn without_settings_the_daemon_says_what_is_missing() {
+    let home = built_home("e2b-settings", &[]);
+    for (settings, words) in [
+        (None, "who may use E2B's API"),
+        (Some("[templates]\n"), "no `[[keys]]`"),
+        (Some("[[keys]]\nname = \"a\"\nsha256 = \"plain\"\n"), "64 hexadecimal digits"),
+    ] {
+        if let Some(settings) = settings {
+            fs::write(home.join("e2b.toml"), settings).unwrap();
+        }
+        let said = Daemon::try_start(&home, &options()).expect_err("it has nobody to serve");
+        assert!(said.contains(words), "{said}");
+    }
+}

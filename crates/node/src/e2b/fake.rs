@@ -1,0 +1,330 @@
+//! Sandboxes that live in memory, for tests of what is above [`Backend`]. A process prints its
+//! arguments but the program, then all that it is told, and ends when its input ends or a signal
+//! comes.
+
+use super::backend::*;
+use super::problem::{Kind, Problem};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex};
+use std::time::{SystemTime, UNIX_EPOCH};
+use tokio::sync::watch;
+
+/// What a process of a test has printed, and how it has ended.
+#[derive(Clone, Default)]
+struct Printed {
+    pieces: Vec<Vec<u8>>,
+    ended: Option<Ended>,
+}
+
+struct FakeProcess {
+    pid: u32,
+    wanted: WantedProcess,
+    printed: watch::Sender<Printed>,
+}
+
+impl FakeProcess {
+    fn end(&self, ended: Ended) {
+        self.printed.send_modify(|printed| printed.ended = Some(ended));
+    }
+}
+
+impl Process for FakeProcess {
+    fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    fn wanted(&self) -> WantedProcess {
+        self.wanted.clone()
+    }
+
+    fn follow(&self) -> Outcome<Box<dyn Output>> {
+        let printed = self.printed.subscribe();
+        let at = printed.borrow().pieces.len();
+        Ok(Box::new(FakeOutput { printed, at }))
+    }
+
+    fn write<'a>(&'a self, bytes: &'a [u8]) -> Later<'a, ()> {
+        self.printed.send_modify(|printed| printed.pieces.push(bytes.to_vec()));
+        Box::pin(async {})
+    }
+
+    fn close_stdin(&self) -> Later<'_, ()> {
+        self.end(Ended::Code(0));
+        Box::pin(async {})
+    }
+
+    fn signal(&self, number: u32) -> Outcome<()> {
+        self.end(Ended::Signal(number as u8));
+        Ok(())
+    }
+
+    fn resize(&self, (rows, columns): (u16, u16)) {
+        let text = format!("{rows}x{columns}").into_bytes();
+        self.printed.send_modify(|printed| printed.pieces.push(text));
+    }
+
+    fn ended(&self) -> Later<'_, ()> {
+        let mut printed = self.printed.subscribe();
+        Box::pin(async move {
+            let _ = printed.wait_for(|printed| printed.ended.is_some()).await;
+        })
+    }
+}
+
+struct FakeOutput {
+    printed: watch::Receiver<Printed>,
+    at: usize,
+}
+
+impl Output for FakeOutput {
+    fn next(&mut self) -> Later<'_, Piece> {
+        Box::pin(async move {
+            let at = self.at;
+            let has_more = |printed: &Printed| printed.pieces.len() > at || printed.ended.is_some();
+            let printed = self.printed.wait_for(has_more).await.unwrap().clone();
+            match (printed.pieces.get(at), printed.ended) {
+                (Some(piece), _) => {
+                    self.at += 1;
+                    Piece::Stdout(piece.clone())
+                }
+                (None, ended) => Piece::End(ended.unwrap()),
+            }
+        })
+    }
+}
+
+/// Files by path; a directory has no contents.
+type Tree = Arc<Mutex<BTreeMap<String, Option<Vec<u8>>>>>;
+
+struct FakeFiles {
+    tree: Tree,
+    reading: VecDeque<Vec<u8>>,
+    writing: Vec<u8>,
+}
+
+fn view(path: &str, contents: Option<&Vec<u8>>) -> FileView {
+    FileView {
+        name: path.rsplit('/').next().unwrap_or_default().to_owned(),
+        kind: if contents.is_some() { FileKind::File } else { FileKind::Directory },
+        size: contents.map_or(0, |contents| contents.len() as u64),
+        mode: 0o644,
+        uid: 0,
+        gid: 0,
+        mtime: 0,
+    }
+}
+
+impl FakeFiles {
+    fn get(&self, path: &str) -> Outcome<Option<Vec<u8>>> {
+        let found = self.tree.lock().unwrap().get(path).cloned();
+        found.ok_or_else(|| Problem::new(Kind::NotFound, format!("{path}: it does not exist")))
+    }
+
+    fn make_parents(&self, path: &str) {
+        let mut tree = self.tree.lock().unwrap();
+        for (at, _) in path.match_indices('/').skip(1) {
+            tree.entry(path[..at].to_owned()).or_insert(None);
+        }
+    }
+}
+
+fn now<'a, T: Send + 'a>(value: T) -> Later<'a, T> {
+    Box::pin(async move { value })
+}
+
+impl Files for FakeFiles {
+    fn stat<'a>(&'a mut self, path: &'a str, _links: Links) -> Later<'a, Outcome<FileView>> {
+        now(self.get(path).map(|contents| view(path, contents.as_ref())))
+    }
+
+    fn read_link<'a>(&'a mut self, path: &'a str) -> Later<'a, Outcome<String>> {
+        now(Err(Problem::invalid(format!("{path} is no link"))))
+    }
+
+    fn list<'a>(&'a mut self, path: &'a str) -> Later<'a, Outcome<Vec<FileView>>> {
+        let tree = self.tree.lock().unwrap();
+        let start = format!("{}/", path.trim_end_matches('/'));
+        let inside = |name: &String| {
+            name.strip_prefix(&start).is_some_and(|rest| !rest.is_empty() && !rest.contains('/'))
+        };
+        let found = tree.iter().filter(|(name, _)| inside(name));
+        now(Ok(found.map(|(name, contents)| view(name, contents.as_ref())).collect()))
+    }
+
+    fn make_directory<'a>(&'a mut self, path: &'a str) -> Later<'a, Outcome<()>> {
+        self.make_parents(&format!("{path}/"));
+        now(Ok(()))
+    }
+
+    fn rename<'a>(&'a mut self, from: &'a str, to: &'a str) -> Later<'a, Outcome<()>> {
+        let contents = self.get(from);
+        now(contents.map(|contents| {
+            let mut tree = self.tree.lock().unwrap();
+            tree.remove(from);
+            tree.insert(to.to_owned(), contents);
+        }))
+    }
+
+    fn remove<'a>(&'a mut self, path: &'a str) -> Later<'a, Outcome<()>> {
+        let start = format!("{path}/");
+        let found = self.get(path);
+        self.tree.lock().unwrap().retain(|name, _| name != path && !name.starts_with(&start));
+        now(found.map(drop))
+    }
+
+    fn read<'a>(&'a mut self, path: &'a str) -> Later<'a, Outcome<FileView>> {
+        now(self.get(path).map(|contents| {
+            let found = view(path, contents.as_ref());
+            self.reading = contents.unwrap_or_default().chunks(3).map(<[u8]>::to_vec).collect();
+            found
+        }))
+    }
+
+    fn next_piece<'a>(&'a mut self, _path: &'a str) -> Later<'a, Outcome<Option<Vec<u8>>>> {
+        now(Ok(self.reading.pop_front()))
+    }
+
+    fn write<'a>(&'a mut self, path: &'a str) -> Later<'a, Outcome<()>> {
+        self.make_parents(path);
+        now(Ok(()))
+    }
+
+    fn put<'a>(&'a mut self, bytes: &'a [u8]) -> Later<'a, Outcome<()>> {
+        self.writing.extend_from_slice(bytes);
+        now(Ok(()))
+    }
+
+    fn finish<'a>(&'a mut self, path: &'a str) -> Later<'a, Outcome<FileView>> {
+        let contents = std::mem::take(&mut self.writing);
+        let found = view(path, Some(&contents));
+        self.tree.lock().unwrap().insert(path.to_owned(), Some(contents));
+        now(Ok(found))
+    }
+}
+
+#[derive(Clone)]
+struct FakeSandbox {
+    sandbox: Sandbox,
+    processes: Vec<Arc<FakeProcess>>,
+    tree: Tree,
+}
+
+/// Sandboxes in memory, of one function `python`.
+#[derive(Default)]
+pub(super) struct Fake {
+    all: Mutex<BTreeMap<String, FakeSandbox>>,
+}
+
+fn now_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64
+}
+
+impl Fake {
+    fn change<T>(&self, id: &str, does: impl FnOnce(&mut FakeSandbox) -> T) -> Outcome<T> {
+        let mut all = self.all.lock().unwrap();
+        all.get_mut(id).map(does).ok_or_else(|| Problem::no_sandbox(id))
+    }
+
+    /// The file at a path of a sandbox.
+    pub fn file(&self, id: &str, path: &str) -> Option<Vec<u8>> {
+        let tree = self.change(id, |one| one.tree.clone()).unwrap();
+        let found = tree.lock().unwrap().get(path).cloned();
+        found.flatten()
+    }
+
+    /// Puts a file there.
+    pub fn put(&self, id: &str, path: &str, contents: Option<&[u8]>) {
+        let tree = self.change(id, |one| one.tree.clone()).unwrap();
+        tree.lock().unwrap().insert(path.to_owned(), contents.map(<[u8]>::to_vec));
+    }
+}
+
+impl Backend for Fake {
+    fn create(&self, wanted: Wanted) -> Later<'_, Outcome<Sandbox>> {
+        if wanted.function != "python" {
+            return now(Err(Problem::new(Kind::NotFound, "there is no such function")));
+        }
+        let sandbox = Sandbox {
+            id: wanted.id.clone(),
+            function: wanted.function,
+            created_ms: now_ms(),
+            deadline_ms: Some(now_ms() + 1000 * wanted.timeout_s),
+            pauses: wanted.pauses,
+            metadata: wanted.metadata,
+            cpus: 2,
+            memory_bytes: 512 << 20,
+            directory: "/work".to_owned(),
+        };
+        let made = FakeSandbox {
+            sandbox: sandbox.clone(),
+            processes: Vec::new(),
+            tree: Arc::new(Mutex::new([("/work".to_owned(), None)].into())),
+        };
+        self.all.lock().unwrap().insert(wanted.id, made);
+        now(Ok(sandbox))
+    }
+
+    fn find(&self, id: &str) -> Option<Sandbox> {
+        self.change(id, |one| one.sandbox.clone()).ok()
+    }
+
+    fn kill(&self, id: &str) -> Outcome<()> {
+        let found = self.all.lock().unwrap().remove(id);
+        found.map(drop).ok_or_else(|| Problem::no_sandbox(id))
+    }
+
+    fn pause<'a>(&'a self, id: &'a str) -> Later<'a, Outcome<()>> {
+        now(self.change(id, |one| one.sandbox.deadline_ms = None))
+    }
+
+    fn resume<'a>(&'a self, id: &'a str, timeout_s: u64) -> Later<'a, Outcome<()>> {
+        now(self.set_timeout(id, timeout_s))
+    }
+
+    fn set_timeout(&self, id: &str, timeout_s: u64) -> Outcome<()> {
+        self.change(id, |one| one.sandbox.deadline_ms = Some(now_ms() + 1000 * timeout_s))
+    }
+
+    fn fork<'a>(&'a self, id: &'a str, copy: &'a str) -> Later<'a, Outcome<Sandbox>> {
+        let copied = self.change(id, |one| one.clone()).map(|mut one| {
+            one.sandbox.id = copy.to_owned();
+            self.all.lock().unwrap().insert(copy.to_owned(), one.clone());
+            one.sandbox
+        });
+        now(copied)
+    }
+
+    fn start<'a>(&'a self, id: &'a str, wanted: WantedProcess) -> Later<'a, Outcome<Started>> {
+        now(self.change(id, |one| {
+            let pieces = wanted.argv[1..].iter().map(|text| text.clone().into_bytes()).collect();
+            let ended = (!wanted.stdin && wanted.terminal.is_none()).then_some(Ended::Code(0));
+            let (printed, _) = watch::channel(Printed { pieces, ended });
+            let pid = 100 + one.processes.len() as u32;
+            let process = Arc::new(FakeProcess { pid, wanted, printed });
+            one.processes.push(process.clone());
+            let output = FakeOutput { printed: process.printed.subscribe(), at: 0 };
+            (process as Arc<dyn Process>, Box::new(output) as Box<dyn Output>)
+        }))
+    }
+
+    fn processes(&self, id: &str) -> Outcome<Vec<Arc<dyn Process>>> {
+        self.change(id, |one| {
+            let running = one.processes.iter().filter(|one| one.printed.borrow().ended.is_none());
+            running.map(|process| process.clone() as Arc<dyn Process>).collect()
+        })
+    }
+
+    fn files<'a>(
+        &'a self,
+        id: &'a str,
+        user: Option<&'a str>,
+    ) -> Later<'a, Outcome<Box<dyn Files>>> {
+        if user.is_some_and(|user| user != "root") {
+            return now(Err(Problem::new(Kind::Unauthenticated, "the sandbox does not know it")));
+        }
+        now(self.change(id, |one| {
+            let (reading, writing) = (VecDeque::new(), Vec::new());
+            Box::new(FakeFiles { tree: one.tree.clone(), reading, writing }) as Box<dyn Files>
+        }))
+    }
+}

@@ -1,0 +1,119 @@
+//! E2B's API in front of the node's sandboxes, as E2B's public SDKs speak it.
+//!
+//! There are two parts on one listener. The **control API** (`control`) makes, lists and ends
+//! sandboxes; whoever asks shows a key (`X-API-Key`). The part of **envd**, which is an agent
+//! program in E2B's sandboxes, is answered by this node (`process`, `filesystem`, `files`): nothing
+//! of it runs in the sandbox. A request for it names the sandbox (`E2b-Sandbox-Id`) and shows its
+//! access token (`X-Access-Token`).
+//!
+//! All of it works on a [`Backend`]. Everything that a client can make this node keep has a bound:
+//! sandboxes of a key, streams of a key, connections, bytes of a message, entries of a list.
+//! docs/e2b.md says what is answered and how it differs from E2B.
+
+pub mod backend;
+mod connect;
+mod control;
+#[cfg(test)]
+mod fake;
+mod files;
+mod filesystem;
+mod list;
+mod messages;
+mod node_backend;
+mod problem;
+mod process;
+mod records;
+mod serve;
+mod settings;
+#[cfg(test)]
+mod tests;
+
+pub use node_backend::NodeBackend;
+pub use problem::{Kind, Problem};
+pub use settings::{FILE, LiveSettings, SettingsError};
+
+use backend::{Backend, Sandbox};
+use records::Records;
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+/// The version of envd that the SDKs are told. They use what it can: from 0.5.7 on, uploads as
+/// plain bytes; only from 0.6.2 on, metadata of files, which there is none of here.
+const ENVD_VERSION: &str = "0.5.7";
+/// Most streams of a key at a time: processes that somebody reads, and uploads of input.
+const STREAMS_MAX: usize = 256;
+
+/// The API.
+pub struct E2b {
+    backend: Arc<dyn Backend>,
+    settings: LiveSettings,
+    records: Records,
+    streams: Streams,
+}
+
+impl E2b {
+    /// The API in front of sandboxes, with what lies in a node's home.
+    ///
+    /// # Errors
+    /// The records cannot be read or written.
+    pub fn new(
+        backend: Arc<dyn Backend>,
+        settings: LiveSettings,
+        directory: &Path,
+    ) -> io::Result<Arc<Self>> {
+        let records = Records::load(directory)?;
+        Ok(Arc::new(Self { backend, settings, records, streams: Streams::default() }))
+    }
+
+    /// The sandboxes of an owner that are there. Forgets those that are not any more.
+    fn sandboxes_of(&self, owner: &str) -> Vec<Sandbox> {
+        let found = |id: String| {
+            let found = self.backend.find(&id);
+            if found.is_none() {
+                self.records.remove(&id);
+            }
+            found
+        };
+        self.records.of(owner).into_iter().filter_map(found).collect()
+    }
+}
+
+/// How many streams each owner has.
+#[derive(Clone, Default)]
+struct Streams(Arc<Mutex<BTreeMap<String, usize>>>);
+
+impl Streams {
+    /// Counts one more, for as long as the result is there.
+    fn enter(&self, owner: &str) -> Result<StreamPlace, Problem> {
+        let mut counts = self.0.lock().expect("no holder panics");
+        let count = counts.entry(owner.to_owned()).or_default();
+        if *count >= STREAMS_MAX {
+            return Err(Problem::new(
+                Kind::Exhausted,
+                format!("`{owner}` has {STREAMS_MAX} streams already; end some, or wait"),
+            ));
+        }
+        *count += 1;
+        Ok(StreamPlace { streams: self.clone(), owner: owner.to_owned() })
+    }
+}
+
+/// The place of one stream.
+struct StreamPlace {
+    streams: Streams,
+    owner: String,
+}
+
+impl Drop for StreamPlace {
+    fn drop(&mut self) {
+        let mut counts = self.streams.0.lock().expect("no holder panics");
+        if let Some(count) = counts.get_mut(&self.owner) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&self.owner);
+            }
+        }
+    }
+}

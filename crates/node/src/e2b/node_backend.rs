@@ -1,0 +1,364 @@
+//! The sandboxes of this node as the ones behind E2B's API.
+
+use super::backend::*;
+use super::problem::{Kind, Problem};
+use crate::node::NodeState;
+use crate::sandboxes::exec::{Exec, ExecProblem};
+use crate::sandboxes::files::{FileProblem, FileSession};
+use crate::sandboxes::registry::SandboxProblem;
+use crate::sandboxes::{self, ExecRequest, ExecState, NewSandbox, Next, OnTimeout, Sandboxes};
+use crate::service::Service;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use thaw_sandbox::SignalTo;
+
+/// What is remembered of a process that runs, beside what the node knows.
+type Remembered = BTreeMap<(u64, u64), WantedProcess>;
+
+/// The sandboxes of a node.
+pub struct NodeBackend {
+    node: Arc<NodeState>,
+    sandboxes: Arc<Sandboxes>,
+    /// By instance and number of the process.
+    wanted: Mutex<Remembered>,
+}
+
+impl NodeBackend {
+    /// Those of this node.
+    pub fn new(node: Arc<NodeState>, sandboxes: Arc<Sandboxes>) -> Arc<Self> {
+        Arc::new(Self { node, sandboxes, wanted: Mutex::default() })
+    }
+
+    /// The instance of a sandbox, and its service.
+    fn instance(&self, id: &str) -> Outcome<(u64, Arc<Service>)> {
+        let info = self.sandboxes.find(id).map_err(problem)?;
+        let service = self.node.service_of(info.instance);
+        Ok((info.instance, service.ok_or_else(|| Problem::gone(id))?))
+    }
+
+    fn view(&self, info: sandboxes::SandboxInfo) -> Option<Sandbox> {
+        let service = self.node.service_of(info.instance)?;
+        let config = service.config();
+        Some(Sandbox {
+            id: info.name,
+            function: info.function.to_string(),
+            created_ms: info.created_ms,
+            deadline_ms: info.deadline_ms,
+            pauses: info.on_timeout == OnTimeout::Pause,
+            metadata: info.metadata,
+            cpus: config.limits.cpu.get(),
+            memory_bytes: config.limits.memory.bytes(),
+            directory: config.workdir.clone(),
+        })
+    }
+
+    /// Remembers what was asked for, and forgets processes that have ended.
+    fn remember(&self, instance: u64, exec: &Exec, wanted: WantedProcess) {
+        let still_runs = |(instance, number): (u64, u64)| {
+            let table =
+                self.node.service_of(instance).map(|service| service.table_of_live(instance));
+            let exec = table.and_then(|table| table.ok()?.execs().find(number));
+            exec.is_some_and(|exec| !exec.state().is_final())
+        };
+        let mut all = self.wanted.lock().expect("no holder panics");
+        all.retain(|key, _| still_runs(*key));
+        all.insert((instance, exec.id()), wanted);
+    }
+}
+
+fn problem(error: SandboxProblem) -> Problem {
+    let kind = match &error {
+        SandboxProblem::Wrong(_) => Kind::Invalid,
+        SandboxProblem::Unknown(_) => Kind::NotFound,
+        SandboxProblem::Refused(_) => Kind::Busy,
+    };
+    Problem::new(kind, error)
+}
+
+fn exec_problem(error: ExecProblem) -> Problem {
+    let kind = match &error {
+        ExecProblem::Wrong(_) | ExecProblem::Refused(_) => Kind::Invalid,
+        ExecProblem::Full(_) => Kind::Exhausted,
+    };
+    Problem::new(kind, error)
+}
+
+fn file_problem(error: FileProblem) -> Problem {
+    let kind = match &error {
+        FileProblem::UnknownUser => Kind::Unauthenticated,
+        FileProblem::Refused(errno, _) => match *errno {
+            libc::ENOENT => Kind::NotFound,
+            libc::EEXIST => Kind::Exists,
+            libc::EACCES | libc::EPERM => Kind::Forbidden,
+            libc::ENOSPC | libc::ENOMEM => Kind::NoSpace,
+            _ => Kind::Invalid,
+        },
+        FileProblem::Lost(_) => Kind::Busy,
+    };
+    Problem::new(kind, error)
+}
+
+impl Backend for NodeBackend {
+    fn create(&self, wanted: Wanted) -> Later<'_, Outcome<Sandbox>> {
+        Box::pin(async move {
+            if self.node.route(&wanted.function).is_none() {
+                return Err(Problem::new(
+                    Kind::NotFound,
+                    format!(
+                        "template \"{}\" was not found; it is the name of a function of the node, \
+                         or one that `[templates]` of its e2b.toml has",
+                        wanted.function
+                    ),
+                ));
+            }
+            let new = NewSandbox {
+                name: wanted.id.clone(),
+                function: wanted.function,
+                timeout_s: Some(wanted.timeout_s),
+                on_timeout: if wanted.pauses { OnTimeout::Pause } else { OnTimeout::Kill },
+                metadata: wanted.metadata,
+            };
+            let made = self.sandboxes.create(new).await.map_err(problem)?;
+            self.view(made).ok_or_else(|| Problem::gone(&wanted.id))
+        })
+    }
+
+    fn find(&self, id: &str) -> Option<Sandbox> {
+        // Numbers of instances are names of others' sandboxes, too.
+        let found = self.sandboxes.find(id).ok().filter(|info| info.name == id)?;
+        self.view(found)
+    }
+
+    fn kill(&self, id: &str) -> Outcome<()> {
+        self.sandboxes.kill(id).map(drop).map_err(problem)
+    }
+
+    fn pause<'a>(&'a self, id: &'a str) -> Later<'a, Outcome<()>> {
+        Box::pin(async move {
+            self.sandboxes.pause(id).await.map_err(problem)?;
+            self.sandboxes.set_timeout(id, None).map_err(problem)
+        })
+    }
+
+    fn resume<'a>(&'a self, id: &'a str, timeout_s: u64) -> Later<'a, Outcome<()>> {
+        Box::pin(async move {
+            self.sandboxes.resume(id).await.map_err(problem)?;
+            self.sandboxes.set_timeout(id, Some(timeout_s)).map_err(problem)
+        })
+    }
+
+    fn set_timeout(&self, id: &str, timeout_s: u64) -> Outcome<()> {
+        self.sandboxes.set_timeout(id, Some(timeout_s)).map_err(problem)
+    }
+
+    fn fork<'a>(&'a self, id: &'a str, copy: &'a str) -> Later<'a, Outcome<Sandbox>> {
+        Box::pin(async move {
+            let made = self.sandboxes.fork(id, copy).await.map_err(problem)?;
+            self.view(made).ok_or_else(|| Problem::gone(copy))
+        })
+    }
+
+    fn start<'a>(&'a self, id: &'a str, wanted: WantedProcess) -> Later<'a, Outcome<Started>> {
+        Box::pin(async move {
+            let (instance, service) = self.instance(id)?;
+            let request = ExecRequest {
+                argv: wanted.argv.clone(),
+                env: wanted.envs.iter().map(|(name, value)| format!("{name}={value}")).collect(),
+                workdir: wanted.cwd.clone().unwrap_or_default(),
+                user: wanted.user.clone().unwrap_or_default(),
+                terminal: wanted.terminal,
+                stdin: wanted.stdin,
+            };
+            let started = service.exec(instance, &request).await;
+            let (exec, reader) = started.map_err(exec_problem)?;
+            self.remember(instance, &exec, wanted.clone());
+            let pid = exec.pid().unwrap_or(0);
+            let output = NodeOutput { reader, exec: exec.clone() };
+            let process = NodeProcess { exec, pid, wanted };
+            Ok((Arc::new(process) as Arc<dyn Process>, Box::new(output) as Box<dyn Output>))
+        })
+    }
+
+    fn processes(&self, id: &str) -> Outcome<Vec<Arc<dyn Process>>> {
+        let (instance, service) = self.instance(id)?;
+        let table = service.table_of_live(instance).map_err(|_| Problem::gone(id))?;
+        let wanted = self.wanted.lock().expect("no holder panics");
+        let running = table.execs().list().into_iter().filter_map(|info| {
+            let pid = pid(&info.state)?;
+            let exec = table.execs().find(info.id)?;
+            // One that `thaw exec` has started.
+            let other = || WantedProcess {
+                argv: info.argv.clone(),
+                terminal: info.terminal.then_some((0, 0)),
+                ..WantedProcess::default()
+            };
+            let wanted = wanted.get(&(instance, info.id)).cloned().unwrap_or_else(other);
+            Some(Arc::new(NodeProcess { exec, pid, wanted }) as Arc<dyn Process>)
+        });
+        Ok(running.collect())
+    }
+
+    fn files<'a>(
+        &'a self,
+        id: &'a str,
+        user: Option<&'a str>,
+    ) -> Later<'a, Outcome<Box<dyn Files>>> {
+        Box::pin(async move {
+            let (instance, service) = self.instance(id)?;
+            let opened = service.files(instance, user.unwrap_or_default()).await;
+            let session = opened.map_err(|reason| Problem::new(Kind::Busy, reason))?;
+            Ok(Box::new(session) as Box<dyn Files>)
+        })
+    }
+}
+
+fn pid(state: &ExecState) -> Option<u32> {
+    match state {
+        ExecState::Running { pid } => Some(*pid),
+        _ => None,
+    }
+}
+
+struct NodeProcess {
+    exec: Arc<Exec>,
+    pid: u32,
+    wanted: WantedProcess,
+}
+
+impl Process for NodeProcess {
+    fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    fn wanted(&self) -> WantedProcess {
+        self.wanted.clone()
+    }
+
+    fn follow(&self) -> Outcome<Box<dyn Output>> {
+        let reader = self.exec.output.reader().ok_or_else(|| {
+            let most = sandboxes::READERS_MAX;
+            let message = format!("{most} clients follow the process already; end one");
+            Problem::new(Kind::Exhausted, message)
+        })?;
+        // What it has printed before is not asked for.
+        while !matches!(reader.try_next(), None | Some(Next::End)) {}
+        Ok(Box::new(NodeOutput { reader, exec: self.exec.clone() }))
+    }
+
+    fn write<'a>(&'a self, bytes: &'a [u8]) -> Later<'a, ()> {
+        Box::pin(self.exec.write(bytes))
+    }
+
+    fn close_stdin(&self) -> Later<'_, ()> {
+        Box::pin(self.exec.write(&[]))
+    }
+
+    fn signal(&self, number: u32) -> Outcome<()> {
+        let sent = self.exec.signal(number, SignalTo::Group);
+        sent.map_err(|reason| Problem::new(Kind::Busy, reason))
+    }
+
+    fn resize(&self, size: (u16, u16)) {
+        self.exec.resize(size);
+    }
+
+    fn ended(&self) -> Later<'_, ()> {
+        Box::pin(async move { drop(self.exec.ended().await) })
+    }
+}
+
+struct NodeOutput {
+    reader: sandboxes::Reader,
+    exec: Arc<Exec>,
+}
+
+impl Output for NodeOutput {
+    fn next(&mut self) -> Later<'_, Piece> {
+        Box::pin(async move {
+            match self.reader.next().await {
+                Next::Bytes(sandboxes::Stream::Stdout, bytes) => Piece::Stdout(bytes),
+                Next::Bytes(sandboxes::Stream::Stderr, bytes) => Piece::Stderr(bytes),
+                Next::Lost(bytes) => Piece::Lost(bytes),
+                Next::End => Piece::End(match self.exec.ended().await {
+                    ExecState::Ended { code: Some(code), .. } => Ended::Code(code),
+                    ExecState::Ended { signal: Some(signal), .. } => Ended::Signal(signal),
+                    // It was not told; the sandbox has ended.
+                    _ => Ended::Signal(libc::SIGKILL as u8),
+                }),
+            }
+        })
+    }
+}
+
+fn file_view(info: sandboxes::files::FileInfo) -> FileView {
+    let kind = match info.kind {
+        sandboxes::files::FileKind::File => FileKind::File,
+        sandboxes::files::FileKind::Directory => FileKind::Directory,
+        sandboxes::files::FileKind::Link => FileKind::Link,
+        sandboxes::files::FileKind::Other => FileKind::Other,
+    };
+    let sandboxes::files::FileInfo { name, size, mode, uid, gid, mtime, .. } = info;
+    FileView { name, kind, size, mode, uid, gid, mtime }
+}
+
+impl Files for FileSession {
+    fn stat<'a>(&'a mut self, path: &'a str, links: Links) -> Later<'a, Outcome<FileView>> {
+        Box::pin(async move {
+            let found = FileSession::stat(self, path, links == Links::Followed).await;
+            found.map(file_view).map_err(file_problem)
+        })
+    }
+
+    fn read_link<'a>(&'a mut self, path: &'a str) -> Later<'a, Outcome<String>> {
+        Box::pin(async move { FileSession::read_link(self, path).await.map_err(file_problem) })
+    }
+
+    fn list<'a>(&'a mut self, path: &'a str) -> Later<'a, Outcome<Vec<FileView>>> {
+        Box::pin(async move {
+            let found = FileSession::list(self, path).await.map_err(file_problem)?;
+            Ok(found.into_iter().map(file_view).collect())
+        })
+    }
+
+    fn make_directory<'a>(&'a mut self, path: &'a str) -> Later<'a, Outcome<()>> {
+        Box::pin(async move {
+            FileSession::make_directory(self, path, None).await.map_err(file_problem)
+        })
+    }
+
+    fn rename<'a>(&'a mut self, from: &'a str, to: &'a str) -> Later<'a, Outcome<()>> {
+        Box::pin(async move { FileSession::rename(self, from, to).await.map_err(file_problem) })
+    }
+
+    fn remove<'a>(&'a mut self, path: &'a str) -> Later<'a, Outcome<()>> {
+        Box::pin(async move { FileSession::remove(self, path, true).await.map_err(file_problem) })
+    }
+
+    fn read<'a>(&'a mut self, path: &'a str) -> Later<'a, Outcome<FileView>> {
+        Box::pin(async move {
+            let begun = FileSession::read(self, path).await;
+            begun.map(file_view).map_err(file_problem)
+        })
+    }
+
+    fn next_piece<'a>(&'a mut self, path: &'a str) -> Later<'a, Outcome<Option<Vec<u8>>>> {
+        Box::pin(async move { FileSession::next_piece(self, path).await.map_err(file_problem) })
+    }
+
+    fn write<'a>(&'a mut self, path: &'a str) -> Later<'a, Outcome<()>> {
+        Box::pin(
+            async move { FileSession::write(self, path, None, None).await.map_err(file_problem) },
+        )
+    }
+
+    fn put<'a>(&'a mut self, bytes: &'a [u8]) -> Later<'a, Outcome<()>> {
+        Box::pin(async move { FileSession::put(self, bytes).await.map_err(file_problem) })
+    }
+
+    fn finish<'a>(&'a mut self, path: &'a str) -> Later<'a, Outcome<FileView>> {
+        Box::pin(async move {
+            let written = FileSession::finish(self, path).await;
+            written.map(file_view).map_err(file_problem)
+        })
+    }
+}

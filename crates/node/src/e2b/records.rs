@@ -1,0 +1,221 @@
+//! What E2B's API knows of its sandboxes beside what the node knows: whose they are, their
+//! environment, and how they come back. It lies in a file of mode 0600, so that the next daemon
+//! knows it, too; with it a secret, from which the access tokens of sandboxes are made.
+
+use super::problem::{Kind, Problem};
+use ring::hmac;
+use rustix::rand::{GetRandomFlags, getrandom};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard};
+
+/// Name of the file in the node's home.
+const FILE: &str = "e2b-sandboxes.json";
+/// Letters and digits of a sandbox's id.
+const ID_LEN: usize = 20;
+/// Random bytes of the secret.
+const SECRET_LEN: usize = 32;
+/// Most bytes of the names and values of one sandbox's environment.
+pub const ENVS_MAX: usize = 64 << 10;
+
+/// What is known of one sandbox.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// The name of the key that made it.
+    pub owner: String,
+    /// The template that was asked for.
+    pub template: String,
+    /// Environment of all processes that are started in it.
+    pub envs: BTreeMap<String, String>,
+    /// Whether a request for it resumes it if it is paused.
+    pub auto_resume: bool,
+    /// Seconds that it was given at first.
+    pub timeout_s: u64,
+    /// It is not there yet. The next daemon finds that it never came.
+    #[serde(skip)]
+    pub is_being_made: bool,
+}
+
+#[derive(Default, Serialize, Deserialize)]
+struct Contents {
+    secret: String,
+    sandboxes: BTreeMap<String, Record>,
+}
+
+/// What is known of all of them.
+pub struct Records {
+    file: PathBuf,
+    contents: Mutex<Contents>,
+    key: hmac::Key,
+}
+
+impl Records {
+    /// Those in a directory.
+    ///
+    /// # Errors
+    /// The file is there and of no use, or cannot be written.
+    pub fn load(directory: &Path) -> io::Result<Self> {
+        let file = directory.join(FILE);
+        let contents: Contents = match std::fs::read(&file) {
+            Ok(bytes) => serde_json::from_slice(&bytes)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                Contents { secret: random_text(2 * SECRET_LEN)?, ..Contents::default() }
+            }
+            Err(error) => return Err(error),
+        };
+        let key = hmac::Key::new(hmac::HMAC_SHA256, contents.secret.as_bytes());
+        let records = Self { file, contents: Mutex::new(contents), key };
+        records.write(&records.contents())?;
+        Ok(records)
+    }
+
+    /// Notes a new sandbox of an owner who may have `most`; its id. [`Records::made`] or
+    /// [`Records::remove`] follows.
+    ///
+    /// # Errors
+    /// The owner has as many already.
+    pub fn insert(&self, record: Record, most: u32) -> Result<String, Problem> {
+        let internal = |error: io::Error| Problem::new(Kind::Busy, error);
+        let id = random_text(ID_LEN).map_err(internal)?;
+        let mut contents = self.contents();
+        let of_owner = |other: &&Record| other.owner == record.owner;
+        if contents.sandboxes.values().filter(of_owner).count() >= most as usize {
+            return Err(Problem::new(
+                Kind::Exhausted,
+                format!(
+                    "`{}` has {most} sandboxes already, paused ones included; kill some, or raise \
+                     `sandboxes` of the key in {}",
+                    record.owner,
+                    super::settings::FILE
+                ),
+            ));
+        }
+        contents.sandboxes.insert(id.clone(), Record { is_being_made: true, ..record });
+        self.write_or_warn(&contents);
+        Ok(id)
+    }
+
+    /// One is there now.
+    pub fn made(&self, id: &str) {
+        if let Some(record) = self.contents().sandboxes.get_mut(id) {
+            record.is_being_made = false;
+        }
+    }
+
+    /// What is known of one.
+    pub fn get(&self, id: &str) -> Option<Record> {
+        self.contents().sandboxes.get(id).cloned()
+    }
+
+    /// The ids of those of an owner that are made.
+    pub fn of(&self, owner: &str) -> Vec<String> {
+        let contents = self.contents();
+        let is_own = |record: &Record| record.owner == owner && !record.is_being_made;
+        let own = contents.sandboxes.iter().filter(|(_, record)| is_own(record));
+        own.map(|(id, _)| id.clone()).collect()
+    }
+
+    /// Forgets one.
+    pub fn remove(&self, id: &str) {
+        let mut contents = self.contents();
+        if contents.sandboxes.remove(id).is_some() {
+            self.write_or_warn(&contents);
+        }
+    }
+
+    /// What a client shows with each request for a sandbox.
+    pub fn token(&self, id: &str) -> String {
+        let tag = hmac::sign(&self.key, id.as_bytes());
+        tag.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    fn contents(&self) -> MutexGuard<'_, Contents> {
+        self.contents.lock().expect("no holder panics")
+    }
+
+    fn write_or_warn(&self, contents: &Contents) {
+        if let Err(error) = self.write(contents) {
+            tracing::warn!("{}: {error}; the next daemon does not know all", self.file.display());
+        }
+    }
+
+    fn write(&self, contents: &Contents) -> io::Result<()> {
+        let temporary = self.file.with_extension("new");
+        let mut file = OpenOptions::new();
+        let mut file = file.write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+        file.write_all(&serde_json::to_vec(contents)?)?;
+        std::fs::rename(&temporary, &self.file)
+    }
+}
+
+/// So many random letters and digits, of 32 that are all usable in names of hosts.
+fn random_text(len: usize) -> io::Result<String> {
+    const ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
+    let mut bytes = vec![0; len];
+    if getrandom(&mut bytes, GetRandomFlags::empty())? < len {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    Ok(bytes.iter().map(|byte| char::from(ALPHABET[usize::from(byte % 32)])).collect())
+}
+
+/// Whether two texts are equal, in a time that does not depend on where they differ.
+pub fn are_equal(a: &str, b: &str) -> bool {
+    let differences = a.bytes().zip(b.bytes()).fold(0, |all, (a, b)| all | (a ^ b));
+    std::hint::black_box(differences) == 0 && a.len() == b.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn record(owner: &str) -> Record {
+        Record { owner: owner.to_owned(), ..Record::default() }
+    }
+
+    #[test]
+    fn the_next_daemon_knows_them_and_their_tokens() {
+        let place = tempfile::tempdir().unwrap();
+        let records = Records::load(place.path()).unwrap();
+        let id = records.insert(record("a"), 2).unwrap();
+        // Whoever looks now for sandboxes that are gone does not take this one for one.
+        assert!(records.of("a").is_empty());
+        records.made(&id);
+        let token = records.token(&id);
+        assert_eq!((id.len(), token.len()), (ID_LEN, 64));
+        drop(records);
+        let records = Records::load(place.path()).unwrap();
+        assert_eq!(records.get(&id), Some(record("a")));
+        assert!(are_equal(&records.token(&id), &token));
+        let mode = place.path().join(FILE).metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        records.remove(&id);
+        assert_eq!(Records::load(place.path()).unwrap().get(&id), None);
+    }
+
+    #[test]
+    fn an_owner_has_no_more_than_the_key_says() {
+        let place = tempfile::tempdir().unwrap();
+        let records = Records::load(place.path()).unwrap();
+        let first = records.insert(record("a"), 1).unwrap();
+        assert_eq!(records.insert(record("a"), 1).unwrap_err().kind, Kind::Exhausted);
+        records.insert(record("b"), 1).unwrap();
+        records.made(&first);
+        assert_eq!(records.of("a"), std::slice::from_ref(&first));
+        records.remove(&first);
+        records.insert(record("a"), 1).unwrap();
+    }
+
+    #[test]
+    fn tokens_of_two_sandboxes_and_of_two_nodes_differ() {
+        let places = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let [a, b] = places.each_ref().map(|place| Records::load(place.path()).unwrap());
+        assert_ne!(a.token("x"), a.token("y"));
+        assert_ne!(a.token("x"), b.token("x"));
+        assert!(!are_equal("abc", "abcd") && !are_equal("abc", "abd") && !are_equal("", "a"));
+    }
+}

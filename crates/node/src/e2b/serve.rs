@@ -1,0 +1,237 @@
+//! The listener of E2B's API, and which part of the API a request is for.
+
+use super::connect::refuse;
+use super::problem::{Kind, Problem};
+use super::records::{Record, are_equal};
+use super::{E2b, control, files, filesystem, process};
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::http::header::CONNECTION;
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use http_body_util::{BodyExt, Limited};
+use hyper::server::conn::http1;
+use hyper::service::Service;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use rustix::net::sockopt;
+use std::io::{self, ErrorKind};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+
+/// Most connections at a time; others wait in the backlog. A command in the foreground has one.
+const CONNECTIONS: usize = 1024;
+/// How long the head of a request may take, and a connection may be idle: the SDKs keep
+/// connections for so long, and whoever closes first loses a request now and then.
+const HEAD_PATIENCE: Duration = Duration::from_secs(330);
+/// Most bytes of a request's head.
+const HEAD_MAX: usize = 64 * 1024;
+/// After descriptors ran out, so long others can give some back.
+const RESPITE: Duration = Duration::from_millis(100);
+/// After so long without a sign of life the host asks whether the client is there.
+const KEEP_ALIVE_IDLE: Duration = Duration::from_secs(60);
+/// Most bytes of a request of the control API.
+const CONTROL_BODY_MAX: usize = 1 << 20;
+/// Most bytes of a body that are read though nobody needs them.
+const UNREAD_MAX: usize = 64 << 10;
+/// How long that may take.
+const UNREAD_PATIENCE: Duration = Duration::from_secs(5);
+/// The header that names the sandbox a request is for.
+const SANDBOX_HEADER: &str = "e2b-sandbox-id";
+/// The header that names the port in it.
+const PORT_HEADER: &str = "e2b-sandbox-port";
+/// The port of envd.
+const ENVD_PORT: &str = "49983";
+
+/// The sandbox that a request of envd's part is for.
+#[derive(Clone, Debug)]
+pub(super) struct Target {
+    /// Its id.
+    pub id: String,
+    /// What is known of it.
+    pub record: Record,
+    /// Where relative paths begin in it.
+    pub directory: String,
+}
+
+impl E2b {
+    /// Serves clients.
+    ///
+    /// # Errors
+    /// The listener fails.
+    pub async fn serve(self: Arc<Self>, listener: TcpListener) -> io::Result<()> {
+        let router = self.router();
+        let places = Arc::new(Semaphore::new(CONNECTIONS));
+        loop {
+            let place =
+                places.clone().acquire_owned().await.expect("the semaphore is never closed");
+            match accept(&listener).await {
+                Ok(stream) => {
+                    let router = router.clone();
+                    tokio::spawn(async move {
+                        serve_connection(stream, router).await;
+                        drop(place);
+                    });
+                }
+                Err(error) => {
+                    let is_of_one = [ErrorKind::ConnectionAborted, ErrorKind::ConnectionReset];
+                    if !is_of_one.contains(&error.kind()) {
+                        tracing::warn!("E2B's API cannot accept a connection ({error})");
+                        tokio::time::sleep(RESPITE).await;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Both parts of the API as a service: envd's for requests that name a sandbox.
+    pub(super) fn router(self: &Arc<Self>) -> Router {
+        let control = control::routes()
+            .layer(DefaultBodyLimit::max(CONTROL_BODY_MAX))
+            .layer(middleware::from_fn_with_state(self.clone(), control::check_key))
+            .with_state(self.clone());
+        let envd = Router::new()
+            .merge(process::routes())
+            .merge(filesystem::routes())
+            .merge(files::routes())
+            .fallback(|request: Request| async move {
+                let (parts, body) = request.into_parts();
+                refused(body, refuse(&parts.headers, nothing(&parts))).await
+            })
+            .layer(DefaultBodyLimit::disable())
+            .layer(middleware::from_fn_with_state(self.clone(), check_token))
+            .with_state(self.clone());
+        Router::new().route("/health", get(health)).with_state(self.clone()).fallback(
+            move |request: Request| {
+                let is_for_envd = request.headers().contains_key(SANDBOX_HEADER);
+                let part = if is_for_envd { envd.clone() } else { control.clone() };
+                answer(part, request)
+            },
+        )
+    }
+}
+
+/// There is no such request.
+pub(super) fn nothing(request: &Parts) -> Problem {
+    let (method, path) = (&request.method, request.uri.path());
+    Problem::unsupported(format!(
+        "{method} {path} is nothing that this server does; docs/e2b.md lists all that it does"
+    ))
+}
+
+/// Answers without having read a body. What there is of it is read first, within a bound: a
+/// connection with an unread body is closed, and the client would send its next request there.
+pub(super) async fn refused(body: Body, answer: Response) -> Response {
+    let rest = Limited::new(body, UNREAD_MAX).collect();
+    match timeout(UNREAD_PATIENCE, rest).await {
+        Ok(Ok(_)) => answer,
+        _ => closing(answer),
+    }
+}
+
+/// An answer after which the connection closes, and which says so.
+pub(super) fn closing(mut answer: Response) -> Response {
+    answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    answer
+}
+
+async fn answer(part: Router, request: Request) -> Response {
+    let answered = TowerToHyperService::new(part).call(request).await;
+    answered.unwrap_or_else(|never| match never {})
+}
+
+async fn accept(listener: &TcpListener) -> io::Result<TcpStream> {
+    let (stream, _) = listener.accept().await?;
+    stream.set_nodelay(true)?;
+    // A client that vanishes while it waits for a process does not keep its place.
+    sockopt::set_socket_keepalive(&stream, true)?;
+    sockopt::set_tcp_keepidle(&stream, KEEP_ALIVE_IDLE)?;
+    Ok(stream)
+}
+
+async fn serve_connection(stream: TcpStream, router: Router) {
+    let served = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_PATIENCE)
+        .max_buf_size(HEAD_MAX)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
+        .await;
+    if let Err(error) = served {
+        tracing::debug!("a connection to E2B's API has failed: {error}");
+    }
+}
+
+/// Whether the sandbox of a request runs; without one, whether the server does.
+async fn health(State(e2b): State<Arc<E2b>>, headers: HeaderMap) -> Response {
+    let Some(id) = header(&headers, SANDBOX_HEADER) else {
+        return StatusCode::NO_CONTENT.into_response();
+    };
+    let found = e2b.backend.find(id).filter(|sandbox| !sandbox.is_paused());
+    match found.filter(|_| e2b.records.get(id).is_some()) {
+        Some(_) => StatusCode::NO_CONTENT.into_response(),
+        None => Problem::gone(id).into_response(),
+    }
+}
+
+/// A header as text.
+pub(super) fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name).and_then(|value| value.to_str().ok())
+}
+
+/// Lets requests of envd's part through that show the token of the sandbox they are for, which
+/// runs. One that is paused is resumed first if that was asked for when it was made.
+async fn check_token(State(e2b): State<Arc<E2b>>, request: Request, next: Next) -> Response {
+    let (mut parts, body) = request.into_parts();
+    let path = parts.uri.path();
+    match find_target(&e2b, &parts).await {
+        Ok(target) => {
+            parts.extensions.insert(target);
+            next.run(Request::from_parts(parts, body)).await
+        }
+        // The SDKs read this one as of a proxy: by its status.
+        Err(problem) if problem.kind == Kind::Gone || path == files::PATH => {
+            refused(body, problem.into_response()).await
+        }
+        Err(problem) => refused(body, refuse(&parts.headers, problem)).await,
+    }
+}
+
+async fn find_target(e2b: &Arc<E2b>, request: &Parts) -> Result<Target, Problem> {
+    let headers = &request.headers;
+    let id = header(headers, SANDBOX_HEADER).unwrap_or_default();
+    if header(headers, PORT_HEADER).is_some_and(|port| port != ENVD_PORT) {
+        return Err(Problem::unsupported(
+            "this address leads to no port of a program in the sandbox yet; docs/e2b.md says what \
+             there is",
+        ));
+    }
+    let found = e2b.backend.find(id).zip(e2b.records.get(id));
+    let (sandbox, record) = found.ok_or_else(|| Problem::gone(id))?;
+    let token = e2b.records.token(id);
+    let shows_token = match header(headers, "x-access-token") {
+        Some(shown) => are_equal(shown, &token),
+        None => files::is_signed(request, &token),
+    };
+    if !shows_token {
+        return Err(Problem::new(
+            Kind::Unauthenticated,
+            "the access token of the sandbox is missing or wrong; connect to the sandbox by the \
+             API to get it",
+        ));
+    }
+    if sandbox.is_paused() {
+        if !record.auto_resume {
+            return Err(Problem::gone(id));
+        }
+        let (e2b, id, seconds) = (e2b.clone(), id.to_owned(), record.timeout_s);
+        control::to_its_end(async move { e2b.backend.resume(&id, seconds).await }).await?;
+    }
+    Ok(Target { id: id.to_owned(), record, directory: sandbox.directory })
+}

@@ -1,0 +1,306 @@
+"""What E2B's Python SDK does, against a node of Thaw: E2B_API_URL and E2B_SANDBOX_URL say where.
+
+The SDK is as PyPI has it. Each function below is one check, whose name is printed when it has passed.
+"""
+
+import asyncio
+import datetime
+import io
+import os
+import sys
+import time
+import traceback
+import urllib.error
+import urllib.request
+
+from e2b import (
+    AsyncSandbox,
+    AuthenticationException,
+    CommandExitException,
+    FileNotFoundException,
+    FileType,
+    InvalidArgumentException,
+    NotFoundException,
+    PtySize,
+    Sandbox,
+    SandboxException,
+    SandboxNotFoundException,
+    SandboxQuery,
+    SandboxState,
+    TimeoutException,
+)
+
+
+def raises(kind, does):
+    try:
+        does()
+    except kind as error:
+        return error
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def lives_are_controlled():
+    box = Sandbox.create(timeout=600, metadata={"who": "a b&c"}, envs={"GREETING": "hello"})
+    info = box.get_info()
+    assert info.sandbox_id == box.sandbox_id and info.state == SandboxState.RUNNING, info
+    assert info.metadata == {"who": "a b&c"} and info.memory_mb > 0, info
+    seconds = (info.end_at - info.started_at).total_seconds()
+    assert 590 < seconds < 610, seconds
+    assert box.is_running()
+    assert box.commands.run("echo $GREETING $E2B_SANDBOX").stdout == "hello true\n"
+
+    box.set_timeout(60)
+    assert (box.get_info().end_at - info.started_at).total_seconds() < 300
+    again = Sandbox.connect(box.sandbox_id, timeout=900)
+    assert again.commands.run("echo again").stdout == "again\n"
+    assert (box.get_info().end_at - info.started_at).total_seconds() > 800
+
+    assert Sandbox.kill(box.sandbox_id)
+    assert not Sandbox.kill(box.sandbox_id)
+    raises(SandboxNotFoundException, box.get_info)
+    raises(SandboxNotFoundException, lambda: Sandbox.connect(box.sandbox_id))
+    assert not box.is_running()
+    raises(TimeoutException, lambda: box.commands.run("true"))
+    error = raises(SandboxException, lambda: Sandbox.create("no-such-template"))
+    assert error.status_code == 404 and "no-such-template" in str(error), error
+
+
+def time_ends_a_sandbox():
+    box = Sandbox.create(timeout=1)
+    pausing = Sandbox.create(timeout=1, lifecycle={"on_timeout": "pause", "auto_resume": True})
+    pausing.files.write("/tmp/kept", "kept")
+    deadline = time.time() + 60
+    while box.is_running() or pausing.get_info().state != SandboxState.PAUSED:
+        assert time.time() < deadline, "their time has not come"
+        time.sleep(0.1)
+    # A request for it resumes it.
+    assert pausing.files.read("/tmp/kept") == "kept"
+    pausing.kill()
+
+
+def sandboxes_are_listed():
+    boxes = [Sandbox.create(metadata={"n": str(n), "set": "list"}) for n in range(3)]
+
+    def names(limit=None, **query):
+        query["metadata"] = {"set": "list", **query.get("metadata", {})}
+        pages = Sandbox.list(query=SandboxQuery(**query), limit=limit)
+        found = []
+        while pages.has_next:
+            found.append([info.metadata["n"] for info in pages.next_items()])
+        return found
+
+    assert names() == [["2", "1", "0"]], names()
+    assert names(limit=2) == [["2", "1"], ["0"]]
+    assert names(metadata={"n": "1"}) == [["1"]]
+    assert names(template="base") == [["2", "1", "0"]]
+    assert names(template="other") == [[]]
+    tomorrow = datetime.datetime.now() + datetime.timedelta(days=1)
+    assert names(started_after=tomorrow) == [[]]
+    boxes[0].pause()
+    assert names(state=[SandboxState.PAUSED]) == [["0"]]
+    assert names(state=[SandboxState.RUNNING]) == [["2", "1"]]
+    for box in boxes:
+        assert box.kill()
+    assert names() == [[]]
+
+
+def pausing_keeps_memory_and_files():
+    box = Sandbox.create()
+    counter = box.commands.run("n=0; while read _; do n=$((n+1)); echo $n; done",
+                               background=True, stdin=True, timeout=0)
+    box.commands.send_stdin(counter.pid, "\n")
+    box.files.write("/tmp/state", "before")
+    assert box.pause()
+    assert not box.pause()
+    assert box.get_info().state == SandboxState.PAUSED
+    raises(TimeoutException, lambda: box.files.read("/tmp/state"))
+    box = Sandbox.connect(box.sandbox_id)
+    assert box.get_info().state == SandboxState.RUNNING
+    assert box.files.read("/tmp/state") == "before"
+    box.commands.send_stdin(counter.pid, "\n")
+    box.commands.close_stdin(counter.pid)
+    assert counter.wait().stdout == "1\n2\n"
+    box.kill()
+
+
+def copies_are_forked():
+    box = Sandbox.create(metadata={"set": "fork"})
+    box.files.write("/tmp/state", "common")
+    one, two = box.fork(count=2)
+    one.files.write("/tmp/state", "one")
+    assert two.files.read("/tmp/state") == "common" == box.files.read("/tmp/state")
+    assert one.files.read("/tmp/state") == "one"
+    for each in (box, one, two):
+        assert each.kill()
+
+
+def commands_run():
+    with Sandbox.create() as box:
+        done = box.commands.run("echo out; echo err >&2")
+        assert (done.stdout, done.stderr, done.exit_code) == ("out\n", "err\n", 0), done
+        failed = raises(CommandExitException, lambda: box.commands.run("echo so; exit 3"))
+        assert (failed.exit_code, failed.stdout) == (3, "so\n")
+        assert box.commands.run("pwd", cwd="/tmp").stdout == "/tmp\n"
+        assert box.commands.run("echo $A$B", envs={"A": "1", "B": "ü"}).stdout == "1ü\n"
+        assert box.commands.run("id -un", user="root").stdout == "root\n"
+        raises(SandboxException, lambda: box.commands.run("true", user="nobody-knows"))
+        raises(SandboxException, lambda: box.commands.run("true", cwd="/none"))
+
+        seen = []
+        box.commands.run("for i in 1 2 3; do echo $i; sleep 0.05; done; echo end >&2",
+                         on_stdout=seen.append, on_stderr=seen.append)
+        assert "".join(seen) == "1\n2\n3\nend\n" and len(seen) > 1, seen
+        large = box.commands.run("head -c 3000000 /dev/zero | tr '\\0' x")
+        assert large.stdout == "x" * 3_000_000
+
+        raises(TimeoutException, lambda: box.commands.run("sleep 1000", timeout=1))
+        deadline = time.time() + 30
+        while box.commands.list():
+            assert time.time() < deadline, "the command outlives its time"
+            time.sleep(0.1)
+
+
+def commands_run_in_the_background():
+    with Sandbox.create() as box:
+        sleeper = box.commands.run("sleep 1000", background=True)
+        found = [each for each in box.commands.list() if each.pid == sleeper.pid]
+        assert found[0].cmd == "/bin/bash" and found[0].args == ["-l", "-c", "sleep 1000"], found
+        assert sleeper.kill()
+        killed = raises(CommandExitException, sleeper.wait)
+        assert killed.exit_code == -1 and killed.error == "signal: killed", killed
+        assert not box.commands.kill(sleeper.pid)
+
+        cat = box.commands.run("cat", background=True, stdin=True)
+        cat.send_stdin("one ")
+        box.commands.stream_input(cat.pid, ["two ", b"three"])
+        cat.close_stdin()
+        assert cat.wait().stdout == "one two three"
+        raises(NotFoundException, lambda: box.commands.send_stdin(cat.pid, "late"))
+
+        # Without standard input a program sees its end at once.
+        assert box.commands.run("cat; echo end").stdout == "end\n"
+
+        late = box.commands.run("read line; echo got $line", background=True, stdin=True)
+        late.disconnect()
+        joined = box.commands.connect(late.pid)
+        box.commands.send_stdin(late.pid, "this\n")
+        assert joined.wait().stdout == "got this\n"
+
+
+def terminals_work():
+    with Sandbox.create() as box:
+        shell = box.pty.create(PtySize(rows=30, cols=100), envs={"PS1": ""}, timeout=60)
+        box.pty.send_stdin(shell.pid, b"stty size; exit 4\n")
+        printed = []
+        ended = raises(CommandExitException,
+                       lambda: shell.wait(on_pty=lambda data: printed.append(data)))
+        assert ended.exit_code == 4, ended
+        assert b"30 100" in b"".join(printed), printed
+
+        shell = box.pty.create(PtySize(rows=10, cols=10), timeout=60)
+        box.pty.resize(shell.pid, PtySize(rows=40, cols=120))
+        box.pty.send_stdin(shell.pid, b"stty size; exit\n")
+        printed = []
+        shell.wait(on_pty=printed.append)
+        assert b"40 120" in b"".join(printed), printed
+        shell = box.pty.create(PtySize(rows=10, cols=10))
+        assert box.pty.kill(shell.pid)
+
+
+def files_are_read_and_written():
+    with Sandbox.create() as box:
+        files = box.files
+        written = files.write("/tmp/deep/er/file.txt", "text ü")
+        assert (written.name, written.path) == ("file.txt", "/tmp/deep/er/file.txt"), written
+        assert files.read("/tmp/deep/er/file.txt") == "text ü"
+        data = bytes(range(256)) * 4096
+        files.write("/tmp/data", data)
+        assert bytes(files.read("/tmp/data", format="bytes")) == data
+        assert b"".join(files.read("/tmp/data", format="stream")) == data
+        files.write("/tmp/stream", io.BytesIO(data))
+        files.write("/tmp/packed", data, gzip=True)
+        assert box.commands.run("cat /tmp/stream /tmp/packed | wc -c").stdout.strip() == str(2 * len(data))
+        both = files.write_files([{"path": "/tmp/1", "data": "1"}, {"path": "/tmp/2", "data": b"2"}])
+        assert [each.path for each in both] == ["/tmp/1", "/tmp/2"]
+        assert files.read("/tmp/1") + files.read("/tmp/2") == "12"
+
+        info = files.get_info("/tmp/data")
+        assert (info.type, info.size, info.owner) == (FileType.FILE, len(data), "root"), info
+        assert info.permissions.startswith("-rw"), info
+        age = datetime.datetime.now(datetime.timezone.utc) - info.modified_time
+        assert abs(age.total_seconds()) < 600, info
+        raises(FileNotFoundException, lambda: files.read("/tmp/none"))
+        raises(FileNotFoundException, lambda: files.get_info("/tmp/none"))
+        raises(SandboxException, lambda: files.write("/tmp", "a directory"))
+
+        url = box.download_url("/tmp/1", use_signature_expiration=60)
+        request = urllib.request.Request(url, headers={"E2b-Sandbox-Id": box.sandbox_id})
+        assert urllib.request.urlopen(request).read() == b"1"
+
+
+def directories_are_changed():
+    with Sandbox.create() as box:
+        files = box.files
+        assert files.make_dir("/tmp/a/b") and not files.make_dir("/tmp/a/b")
+        files.write("/tmp/a/file", "x")
+        box.commands.run("ln -s file /tmp/a/link")
+        entries = files.list("/tmp/a")
+        shown = {each.name: each.type for each in entries}
+        assert shown == {"b": FileType.DIR, "file": FileType.FILE, "link": FileType.SYMLINK}, entries
+        link = files.get_info("/tmp/a/link")
+        assert link.symlink_target == "/tmp/a/file", link
+        files.write("/tmp/a/b/inner", "")
+        assert "/tmp/a/b/inner" in [each.path for each in files.list("/tmp/a", depth=2)]
+        moved = files.rename("/tmp/a/file", "/tmp/a/moved")
+        assert moved.path == "/tmp/a/moved"
+        assert files.exists("/tmp/a/moved") and not files.exists("/tmp/a/file")
+        files.remove("/tmp/a")
+        assert not files.exists("/tmp/a")
+        files.remove("/tmp/a")
+        raises(FileNotFoundException, lambda: files.list("/tmp/a"))
+        raises(InvalidArgumentException, lambda: files.list("/etc/passwd"))
+
+
+def what_is_missing_says_so():
+    raises(AuthenticationException, lambda: Sandbox.create(api_key="e2b_wrong"))
+    for options in ({"allow_internet_access": False}, {"network": {"deny_out": ["0.0.0.0/0"]}}):
+        error = raises(SandboxException, lambda: Sandbox.create(**options))
+        assert "501" in str(error), error
+    with Sandbox.create() as box:
+        for does in (box.create_snapshot, box.get_metrics, lambda: box.files.watch_dir("/tmp")):
+            error = raises(SandboxException, does)
+            assert "docs/e2b.md" in str(error), error
+        stranger = Sandbox.create()
+        # The token of one sandbox opens no other.
+        stolen = urllib.request.Request(
+            os.environ["E2B_SANDBOX_URL"] + "/files?path=/etc/passwd",
+            headers={"E2b-Sandbox-Id": box.sandbox_id,
+                     "X-Access-Token": stranger._envd_access_token})
+        assert raises(urllib.error.HTTPError, lambda: urllib.request.urlopen(stolen)).code == 401
+        stranger.kill()
+
+
+def the_asynchronous_sdk_works():
+    async def check():
+        box = await AsyncSandbox.create()
+        done = await asyncio.gather(*(box.commands.run(f"echo {n}") for n in range(5)))
+        assert [each.stdout for each in done] == [f"{n}\n" for n in range(5)]
+        await box.files.write("/tmp/x", "y")
+        assert await box.files.read("/tmp/x") == "y"
+        await box.kill()
+
+    asyncio.run(check())
+
+
+failed = []
+for check in (lives_are_controlled, time_ends_a_sandbox, sandboxes_are_listed,
+              pausing_keeps_memory_and_files, copies_are_forked, commands_run,
+              commands_run_in_the_background, terminals_work, files_are_read_and_written,
+              directories_are_changed, what_is_missing_says_so, the_asynchronous_sdk_works):
+    try:
+        check()
+        print(check.__name__, flush=True)
+    except Exception:
+        failed.append(check.__name__)
+        traceback.print_exc()
+sys.exit(f"failed: {', '.join(failed)}" if failed else 0)
