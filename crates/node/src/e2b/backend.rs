@@ -180,8 +180,8 @@ pub trait Files: Send {
     fn rename<'a>(&'a mut self, from: &'a str, to: &'a str) -> Later<'a, Outcome<()>>;
     /// Removes a file, or a directory with all in it.
     fn remove<'a>(&'a mut self, path: &'a str) -> Later<'a, Outcome<()>>;
-    /// Begins to read a file; [`Files::next_piece`] has its contents.
-    fn read<'a>(&'a mut self, path: &'a str) -> Later<'a, Outcome<FileView>>;
+    /// Begins to read a file, so many bytes at most; [`Files::next_piece`] has its contents.
+    fn read<'a>(&'a mut self, path: &'a str, most: u64) -> Later<'a, Outcome<FileView>>;
     /// The next bytes of the file that is read; `None` at its end.
     fn next_piece<'a>(&'a mut self, path: &'a str) -> Later<'a, Outcome<Option<Vec<u8>>>>;
     /// Begins to write a file, and makes directories above it that are missing.

@@ -172,7 +172,7 @@ impl Files for FakeFiles {
         now(found.map(drop))
     }
 
-    fn read<'a>(&'a mut self, path: &'a str) -> Later<'a, Outcome<FileView>> {
+    fn read<'a>(&'a mut self, path: &'a str, _most: u64) -> Later<'a, Outcome<FileView>> {
         now(self.get(path).map(|contents| {
             let found = view(path, contents.as_ref());
             self.reading = contents.unwrap_or_default().chunks(3).map(<[u8]>::to_vec).collect();

@@ -136,12 +136,13 @@ impl Session {
     }
 
     async fn contents(&mut self, path: &str) -> Outcome<String> {
-        self.files.read(path).await?;
+        self.files.read(path, NAMES_MAX as u64).await?;
         let mut bytes = Vec::new();
         while let Some(piece) = self.files.next_piece(path).await? {
-            // All of it is read, so that the session can go on.
-            let room = NAMES_MAX.saturating_sub(bytes.len());
-            bytes.extend_from_slice(&piece[..piece.len().min(room)]);
+            bytes.extend_from_slice(&piece);
+            if bytes.len() > NAMES_MAX {
+                return Err(Problem::new(Kind::Busy, format!("{path} has no end")));
+            }
         }
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }

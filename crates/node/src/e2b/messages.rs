@@ -226,6 +226,9 @@ pub struct Names {
     pub groups: BTreeMap<u32, String>,
 }
 
+/// The last second of the year 9999, since 1970: RFC 3339 ends there.
+const LAST_SECOND: u64 = 253_402_300_799;
+
 /// `EntryInfo`: a file. `target` is what a link leads to, and what that is.
 pub fn entry(
     path: &str,
@@ -237,7 +240,9 @@ pub fn entry(
     let number = |names: &BTreeMap<u32, String>, id: u32| {
         names.get(&id).cloned().unwrap_or_else(|| id.to_string())
     };
-    let seconds = Duration::from_secs(file.mtime.try_into().unwrap_or(0));
+    // Programs set any time; those beyond the year 9999 cannot be written.
+    let mtime = u64::try_from(file.mtime).ok().filter(|seconds| *seconds <= LAST_SECOND);
+    let seconds = Duration::from_secs(mtime.unwrap_or(0));
     let mut entry = json!({
         "name": path.rsplit('/').next().unwrap_or_default(),
         "type": kind_name(kind),

@@ -235,13 +235,12 @@ impl Process for NodeProcess {
     }
 
     fn follow(&self) -> Outcome<Box<dyn Output>> {
-        let reader = self.exec.output.reader().ok_or_else(|| {
+        // What it has printed before is not asked for.
+        let reader = self.exec.output.reader_from_now().ok_or_else(|| {
             let most = sandboxes::READERS_MAX;
             let message = format!("{most} clients follow the process already; end one");
             Problem::new(Kind::Exhausted, message)
         })?;
-        // What it has printed before is not asked for.
-        while !matches!(reader.try_next(), None | Some(Next::End)) {}
         Ok(Box::new(NodeOutput { reader, exec: self.exec.clone() }))
     }
 
@@ -334,9 +333,9 @@ impl Files for FileSession {
         Box::pin(async move { FileSession::remove(self, path, true).await.map_err(file_problem) })
     }
 
-    fn read<'a>(&'a mut self, path: &'a str) -> Later<'a, Outcome<FileView>> {
+    fn read<'a>(&'a mut self, path: &'a str, most: u64) -> Later<'a, Outcome<FileView>> {
         Box::pin(async move {
-            let begun = FileSession::read(self, path).await;
+            let begun = FileSession::read_up_to(self, path, most).await;
             begun.map(file_view).map_err(file_problem)
         })
     }

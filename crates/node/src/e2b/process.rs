@@ -61,6 +61,11 @@ pub(super) fn user(headers: &HeaderMap) -> Result<Option<String>, Problem> {
     }
 }
 
+/// Most bytes of a tag.
+const TAG_MAX: usize = 256;
+/// Most arguments and variables of a process.
+const WORDS_MAX: usize = 4096;
+
 /// One process of a sandbox.
 fn find(e2b: &E2b, target: &Target, selector: &Selector) -> Result<Arc<dyn Process>, Problem> {
     let is_meant = |process: &Arc<dyn Process>| match (&selector.pid, &selector.tag) {
@@ -82,14 +87,19 @@ fn find(e2b: &E2b, target: &Target, selector: &Selector) -> Result<Arc<dyn Proce
     })
 }
 
-fn wanted(request: StartRequest, user: Option<String>, target: &Target) -> WantedProcess {
+fn wanted(
+    request: StartRequest,
+    user: Option<String>,
+    target: &Target,
+) -> Result<WantedProcess, Problem> {
+    check_size(&request)?;
     let mut argv = vec![request.process.cmd];
     argv.extend(request.process.args);
     let mut envs = target.record.envs.clone();
     envs.insert("E2B_SANDBOX".to_owned(), "true".to_owned());
     envs.insert("E2B_SANDBOX_ID".to_owned(), target.id.clone());
     envs.extend(request.process.envs);
-    WantedProcess {
+    Ok(WantedProcess {
         argv,
         envs,
         cwd: request.process.cwd.filter(|cwd| !cwd.is_empty()),
@@ -97,7 +107,21 @@ fn wanted(request: StartRequest, user: Option<String>, target: &Target) -> Wante
         terminal: request.pty.map(messages::Pty::rows_and_columns),
         stdin: request.stdin.unwrap_or(true),
         tag: request.tag,
+    })
+}
+
+/// What is wanted of a process is kept as long as it runs, and shown in lists.
+fn check_size(request: &StartRequest) -> Result<(), Problem> {
+    let process = &request.process;
+    if request.tag.as_ref().is_some_and(|tag| tag.len() > TAG_MAX) {
+        return Err(Problem::invalid(format!("`tag` is longer than {TAG_MAX} bytes")));
     }
+    if process.args.len() + process.envs.len() > WORDS_MAX {
+        return Err(Problem::invalid(format!(
+            "there are more than {WORDS_MAX} arguments and variables"
+        )));
+    }
+    Ok(())
 }
 
 async fn start(
@@ -110,7 +134,8 @@ async fn start(
         let request = one_message(&headers, body).await?;
         let place = e2b.streams.enter(&target.record.owner)?;
         let timeout = client_timeout(&headers)?;
-        let process = e2b.backend.start(&target.id, wanted(request, user(&headers)?, &target));
+        let wanted = wanted(request, user(&headers)?, &target)?;
+        let process = e2b.backend.start(&target.id, wanted);
         Ok((place, timeout, process.await?))
     };
     match started.await {

@@ -11,12 +11,12 @@ use std::os::unix::net::UnixStream as StdUnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 use thaw_abi::control::WindowSize;
-use thaw_abi::remote::EXECS_MAX;
+use thaw_abi::remote::{EXECS_MAX, FILE_SESSIONS_MAX};
 use thaw_sandbox::{ExecSpec, GuestExit, RemoteEvent, RemoteMessage, SignalTo};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::net::unix::OwnedWriteHalf;
-use tokio::sync::{Mutex as AsyncMutex, watch};
+use tokio::sync::{Mutex as AsyncMutex, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::timeout;
 
 /// Processes that have ended and are still known, of one instance.
@@ -25,6 +25,10 @@ const ENDED_MAX: usize = 32;
 const START_PATIENCE: Duration = Duration::from_secs(20);
 /// How long output is waited for when a process has ended and others have its streams still.
 const LAST_OUTPUT: Duration = Duration::from_millis(100);
+/// How long, and for how many bytes, its streams are read in all once it has ended: what it has printed
+/// itself lies in the buffers of two sockets.
+const LAST_PATIENCE: Duration = Duration::from_secs(5);
+const LAST_BYTES: usize = 4 << 20;
 /// Bytes read at a time.
 const CHUNK: usize = 16 << 10;
 
@@ -141,9 +145,17 @@ pub(crate) enum ExecProblem {
 }
 
 /// The processes of one instance.
-#[derive(Default)]
 pub(crate) struct Execs {
     all: Mutex<Known>,
+    /// Places of those who look at its files. Its kernel has no more either.
+    files: Arc<Semaphore>,
+}
+
+impl Default for Execs {
+    fn default() -> Self {
+        let files = Arc::new(Semaphore::new(FILE_SESSIONS_MAX));
+        Self { all: Mutex::default(), files }
+    }
 }
 
 #[derive(Default)]
@@ -257,6 +269,11 @@ impl Execs {
         }
         known.execs.insert(exec.id, exec.clone());
         Ok(())
+    }
+
+    /// A place for one who looks at the instance's files; `None`: all are taken.
+    pub fn file_place(&self) -> Option<OwnedSemaphorePermit> {
+        self.files.clone().try_acquire_owned().ok()
     }
 
     /// One of them.
@@ -375,23 +392,31 @@ impl Exec {
 
     async fn read_to_end(&self, stream: Stream, mut reader: Box<dyn AsyncRead + Send + Unpin>) {
         let mut buffer = vec![0; CHUNK];
+        let (mut patience, mut room) = (LAST_PATIENCE, LAST_BYTES);
         loop {
+            let (began, has_ended) = (Instant::now(), self.state().is_final());
             let read = tokio::select! {
                 biased;
                 read = reader.read(&mut buffer) => read,
-                () = self.is_over() => return,
+                () = self.is_over(LAST_OUTPUT.min(patience)) => return,
             };
-            match read {
-                Ok(count) if count > 0 => self.output.put(stream, &buffer[..count]).await,
-                _ => return,
+            let Ok(count @ 1..) = read else { return };
+            if has_ended {
+                // Whoever else holds its streams may go on printing for ever.
+                patience = patience.saturating_sub(began.elapsed());
+                room = room.saturating_sub(count);
+            }
+            self.output.put(stream, &buffer[..count]).await;
+            if patience.is_zero() || room == 0 {
+                return;
             }
         }
     }
 
     /// Waits until it has ended, and a moment more.
-    async fn is_over(&self) {
+    async fn is_over(&self, moment: Duration) {
         let _ = self.ended().await;
-        tokio::time::sleep(LAST_OUTPUT).await;
+        tokio::time::sleep(moment).await;
     }
 
     /// Waits until it has ended; how.

@@ -14,12 +14,15 @@ use thaw_abi::remote::*;
 use thaw_sandbox::{RemoteMessage, escape};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
 /// How long a sandbox may take for the next bytes.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Most entries of a directory that are listed.
 const ENTRIES_MAX: usize = 100_000;
+/// Most bytes of memory of what is listed at once: 100,000 names of 70 bytes.
+const LIST_BYTES_MAX: usize = 24 << 20;
 /// Most bytes of a name in a directory, and of the target of a link.
 const NAME_MAX: usize = 4096;
 
@@ -103,6 +106,7 @@ pub struct FileSession {
     socket: UnixStream,
     /// The sandbox has said that it knows the user.
     is_greeted: bool,
+    _place: OwnedSemaphorePermit,
 }
 
 impl FileSession {
@@ -110,7 +114,11 @@ impl FileSession {
     ///
     /// # Errors
     /// One sentence.
-    pub(crate) fn open(connector: &dyn Connector, user: &str) -> Result<Self, String> {
+    pub(crate) fn open(
+        connector: &dyn Connector,
+        user: &str,
+        place: OwnedSemaphorePermit,
+    ) -> Result<Self, String> {
         let message = RemoteMessage::files(user).map_err(|error| error.to_string())?;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let pair = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None);
@@ -119,7 +127,7 @@ impl FileSession {
         let socket = socket.map_err(|error| error.to_string())?;
         let sent = connector.send_remote(message, &[theirs.as_fd()]);
         sent.map_err(|error| format!("the instance takes no message: {error}"))?;
-        Ok(Self { socket, is_greeted: false })
+        Ok(Self { socket, is_greeted: false, _place: place })
     }
 
     /// What a file is.
@@ -170,14 +178,15 @@ impl FileSession {
         let request = FileRequest { operation: FILE_LIST, ..FileRequest::default() };
         self.ask(request, path, "").await?;
         self.answer(path).await?;
-        let mut entries = Vec::new();
+        let (mut entries, mut bytes) = (Vec::new(), 0);
         while let Some(piece) = self.piece(path).await? {
             let (head, name) =
                 piece.split_at_checked(size_of::<FileAttributes>()).ok_or_else(broken)?;
-            if entries.len() >= ENTRIES_MAX || name.len() > NAME_MAX {
+            bytes += piece.len() + size_of::<FileInfo>();
+            if entries.len() >= ENTRIES_MAX || name.len() > NAME_MAX || bytes > LIST_BYTES_MAX {
                 return Err(FileProblem::Refused(
                     libc::EOVERFLOW,
-                    format!("{} has more than {ENTRIES_MAX} entries", shown(path)),
+                    format!("{} has more entries than are listed at once", shown(path)),
                 ));
             }
             entries.push(FileInfo::new(name, &bytemuck::pod_read_unaligned(head)));
@@ -188,7 +197,12 @@ impl FileSession {
 
     /// Begins to read a file; [`FileSession::next_piece`] has its contents.
     pub async fn read(&mut self, path: &str) -> Outcome<FileInfo> {
-        let (operation, len) = (FILE_READ, u64::MAX);
+        self.read_up_to(path, u64::MAX).await
+    }
+
+    /// The same for so many bytes at its beginning.
+    pub async fn read_up_to(&mut self, path: &str, len: u64) -> Outcome<FileInfo> {
+        let operation = FILE_READ;
         self.ask(FileRequest { operation, len, ..FileRequest::default() }, path, "").await?;
         let (answer, _) = self.answer(path).await?;
         Ok(FileInfo::new(path.as_bytes(), &answer.attributes))

@@ -14,6 +14,11 @@ const KEPT_IN_ALL: usize = 64 << 20;
 /// The least that one keeps.
 const KEPT_MIN: usize = 8 << 10;
 
+/// Bytes of a piece to which no more are added.
+const PIECE_MAX: usize = 4 << 10;
+/// Bytes of memory that a piece takes beside its own.
+const PIECE_COST: usize = 64;
+
 /// Most who read what one process prints at a time.
 pub(crate) const READERS_MAX: usize = 16;
 
@@ -45,6 +50,7 @@ struct Kept {
     pieces: VecDeque<(Stream, Vec<u8>)>,
     /// Number of bytes printed before the first piece.
     from: u64,
+    /// Bytes of memory that the pieces take.
     bytes: usize,
     /// Where each attached reader is.
     readers: Vec<Arc<Mutex<u64>>>,
@@ -100,10 +106,16 @@ impl Output {
             }
             kept.drop_first();
         }
-        KEPT.fetch_add(bytes.len(), Ordering::Relaxed);
-        kept.bytes += bytes.len();
-        kept.pieces.push_back((stream, bytes.to_vec()));
+        kept.append(stream, bytes);
         true
+    }
+
+    /// The same for what follows alone.
+    pub fn reader_from_now(self: &Arc<Self>) -> Option<Reader> {
+        let reader = self.reader()?;
+        *reader.at.lock().expect("no holder panics") = self.kept().end();
+        self.taken.notify_waiters();
+        Some(reader)
     }
 
     /// Nothing more is printed.
@@ -129,12 +141,34 @@ impl Output {
 }
 
 impl Kept {
+    /// Adds bytes to the last piece if they are of the same stream and it is short: readers count
+    /// bytes, and a program that prints one at a time makes few pieces.
+    fn append(&mut self, stream: Stream, bytes: &[u8]) {
+        let cost = match self.pieces.back_mut() {
+            Some((last, piece)) if *last == stream && piece.len() < PIECE_MAX => {
+                piece.extend_from_slice(bytes);
+                bytes.len()
+            }
+            _ => {
+                self.pieces.push_back((stream, bytes.to_vec()));
+                bytes.len() + PIECE_COST
+            }
+        };
+        self.bytes += cost;
+        KEPT.fetch_add(cost, Ordering::Relaxed);
+    }
+
     fn drop_first(&mut self) {
         if let Some((_, bytes)) = self.pieces.pop_front() {
             self.from += bytes.len() as u64;
-            self.bytes -= bytes.len();
-            KEPT.fetch_sub(bytes.len(), Ordering::Relaxed);
+            self.bytes -= bytes.len() + PIECE_COST;
+            KEPT.fetch_sub(bytes.len() + PIECE_COST, Ordering::Relaxed);
         }
+    }
+
+    /// How many bytes were printed in all.
+    fn end(&self) -> u64 {
+        self.from + self.pieces.iter().map(|(_, bytes)| bytes.len() as u64).sum::<u64>()
     }
 }
 

@@ -9,7 +9,9 @@ use crate::node::NodeState;
 use crate::service::Service;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::io;
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -95,6 +97,8 @@ pub struct Sandboxes {
     node: Arc<NodeState>,
     file: PathBuf,
     all: Mutex<BTreeMap<String, SandboxInfo>>,
+    /// Held while the file is written.
+    writing: Mutex<()>,
 }
 
 impl Sandboxes {
@@ -105,10 +109,18 @@ impl Sandboxes {
     pub fn load(node: Arc<NodeState>, directory: &std::path::Path) -> io::Result<Arc<Self>> {
         let file = directory.join(FILE);
         let known: Vec<SandboxInfo> = match std::fs::read(&file) {
-            Ok(bytes) => serde_json::from_slice(&bytes).unwrap_or_else(|error| {
-                tracing::warn!("{}: {error}; its sandboxes are instances only", file.display());
-                Vec::new()
-            }),
+            Ok(bytes) => match serde_json::from_slice(&bytes) {
+                Ok(known) => known,
+                Err(error) => {
+                    let aside = file.with_extension("damaged");
+                    std::fs::rename(&file, &aside)?;
+                    let (file, aside) = (file.display(), aside.display());
+                    tracing::error!(
+                        "{file}: {error}; its sandboxes are instances only, and {aside} keeps it"
+                    );
+                    Vec::new()
+                }
+            },
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
             Err(error) => return Err(error),
         };
@@ -122,7 +134,7 @@ impl Sandboxes {
                 None => tracing::warn!(sandbox = one.name, "its instance has ended meanwhile"),
             }
         }
-        Ok(Arc::new(Self { node, file, all: Mutex::new(all) }))
+        Ok(Arc::new(Self { node, file, all: Mutex::new(all), writing: Mutex::default() }))
     }
 
     /// Makes one.
@@ -380,14 +392,22 @@ impl Sandboxes {
 
     /// Writes them down for the next daemon.
     fn write(&self) {
+        // Whoever writes last has read last.
+        let _writing = self.writing.lock().expect("no holder panics");
         let all: Vec<_> = self.all().values().cloned().collect();
         let text = serde_json::to_vec(&all).expect("plain data");
-        let temporary = self.file.with_extension("new");
-        let written =
-            std::fs::write(&temporary, text).and_then(|()| std::fs::rename(&temporary, &self.file));
-        if let Err(error) = written {
+        if let Err(error) = self.replace(&text) {
             tracing::warn!("{}: {error}; the next daemon does not know them", self.file.display());
         }
+    }
+
+    fn replace(&self, text: &[u8]) -> io::Result<()> {
+        let temporary = self.file.with_extension("new");
+        let mut options = OpenOptions::new();
+        let mut file =
+            options.write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+        file.write_all(text)?;
+        std::fs::rename(&temporary, &self.file)
     }
 
     fn all(&self) -> MutexGuard<'_, BTreeMap<String, SandboxInfo>> {

@@ -8,6 +8,7 @@ use crate::sandboxes::exec::{Exec, ExecProblem, ExecRequest};
 use crate::sandboxes::files::FileSession;
 use std::num::NonZeroU32;
 use std::sync::Arc;
+use thaw_abi::remote::FILE_SESSIONS_MAX;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
@@ -86,7 +87,10 @@ impl Service {
         user: &str,
     ) -> Result<FileSession, String> {
         let table = self.reach(id).await?;
-        let session = FileSession::open(&*table.connector(), user)?;
+        let place = table.execs().file_place().ok_or_else(|| {
+            format!("{FILE_SESSIONS_MAX} others look at files of the instance; try again")
+        })?;
+        let session = FileSession::open(&*table.connector(), user, place)?;
         table.watch();
         Ok(session)
     }

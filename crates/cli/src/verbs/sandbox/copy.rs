@@ -127,13 +127,14 @@ impl Files {
 
     fn download(&self, from: &str, to: &Path) -> Result<(), Failure> {
         let info: FileInfo = self.daemon.get(&self.url("/stat", from, "&no_follow=true"))?;
-        self.take(&info, from, to)
+        self.take(&info, from, to, true)
     }
 
     /// What the sandbox says decides nothing but what is in the files: each name is one name, and
     /// a directory is one that was made here just now.
-    fn take(&self, info: &FileInfo, from: &str, to: &Path) -> Result<(), Failure> {
+    fn take(&self, info: &FileInfo, from: &str, to: &Path, is_top: bool) -> Result<(), Failure> {
         let told = |error: io::Error| Failure::failed(format!("{}: {error}", to.display()));
+        let mode = fs::Permissions::from_mode(info.mode & 0o777);
         match info.kind {
             FileKind::Directory => {
                 fs::create_dir(to).map_err(told)?;
@@ -143,7 +144,7 @@ impl Files {
                         return Err(Failure::failed("the sandbox lists what is no name of a file"));
                     }
                     let path = format!("{}/{}", from.trim_end_matches('/'), entry.name);
-                    self.take(&entry, &path, &to.join(&entry.name))?;
+                    self.take(&entry, &path, &to.join(&entry.name), false)?;
                 }
             }
             FileKind::Link => {
@@ -153,18 +154,29 @@ impl Files {
             }
             FileKind::File => {
                 let mut answer = self.daemon.stream(&self.url("", from, ""))?;
-                let mut file = File::create(to).map_err(told)?;
+                let mut file = create(to, is_top).map_err(told)?;
                 io::copy(&mut answer.body_mut().as_reader(), &mut file).map_err(told)?;
+                // Not what would give rights to whoever runs it.
+                return file.set_permissions(mode).map_err(told);
             }
             FileKind::Other => {
                 eprintln!("thaw: {} is no file or directory, and left out", to.display());
                 return Ok(());
             }
         }
-        // Not what would give rights to whoever runs it.
-        let mode = fs::Permissions::from_mode(info.mode & 0o777);
         fs::set_permissions(to, mode).map_err(told)
     }
+}
+
+/// A file for what is copied. Below the top, where all is new, one that is there is none of this
+/// copy's: the sandbox has listed a name twice, and the first may be a link to anywhere.
+fn create(to: &Path, is_top: bool) -> io::Result<File> {
+    let mut options = File::options();
+    match is_top {
+        true => options.create(true).truncate(true),
+        false => options.create_new(true),
+    };
+    options.write(true).open(to)
 }
 
 #[cfg(test)]
