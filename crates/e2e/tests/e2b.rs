@@ -4,6 +4,7 @@ use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 use std::time::Duration;
 use thaw_e2e::{
     Daemon, DaemonOptions, build_directory, built_home, free_port, repository, run, run_within,
@@ -34,6 +35,12 @@ instances = 50
 
 /// A Python with the SDK; made once for all tests of a build directory. None if it cannot be had.
 fn python() -> Option<PathBuf> {
+    // Tests run side by side.
+    static PYTHON: OnceLock<Option<PathBuf>> = OnceLock::new();
+    PYTHON.get_or_init(make_python).clone()
+}
+
+fn make_python() -> Option<PathBuf> {
     let venv = build_directory().join(SDK.replace("==", "-"));
     let python = venv.join("bin/python3");
     let has_sdk = |python: &Path| {

@@ -95,7 +95,7 @@ pub struct StoredBytes {
     pub indexes: u64,
     /// Builds of the Thaw kernel.
     pub kernels: u64,
-    /// Records of functions, checkpoints, root file systems and images.
+    /// Records of functions, checkpoints, root file systems and images, and the table of known files.
     pub records: u64,
     /// What sessions have not published yet.
     pub unpublished: u64,
@@ -417,6 +417,7 @@ impl<'a> Census<'a> {
             stored.records += record;
             unused += if self.numbers.contains_key(&Key::Template(*image)) { 0 } else { *record };
         }
+        stored.records += allocated(&self.store.layout.known_files())?;
         stored.unpublished = below(&self.store.layout.temporary())?;
         self.usage.stored = StoredBytes { unused, ..stored };
         Ok(())
