@@ -295,6 +295,29 @@ mod tests {
     }
 
     #[test]
+    fn files_may_have_any_time() {
+        let names = Names { users: BTreeMap::new(), groups: BTreeMap::new() };
+        let file = FileView {
+            name: "x".to_owned(),
+            kind: FileKind::File,
+            size: 0,
+            mode: 0o644,
+            uid: 0,
+            gid: 0,
+            mtime: 0,
+        };
+        for (mtime, shown) in [
+            (253_402_300_799, "9999-12-31T23:59:59Z"),
+            (253_402_300_800, "1970-01-01T00:00:00Z"),
+            (i64::MAX, "1970-01-01T00:00:00Z"),
+            (i64::MIN, "1970-01-01T00:00:00Z"),
+        ] {
+            let file = FileView { mtime, ..file.clone() };
+            assert_eq!(entry("/x", &file, None, &names)["modifiedTime"], shown);
+        }
+    }
+
+    #[test]
     fn requests_are_read_as_the_sdks_write_them() {
         // As `connectrpc` of E2B's Python SDK 2.63 writes them.
         let start: StartRequest = read(json!({

@@ -242,6 +242,26 @@ mod tests {
     use tokio::time::timeout;
 
     #[tokio::test]
+    async fn a_program_that_prints_single_bytes_makes_few_pieces() {
+        let output = Output::new();
+        for n in 0..100_000u32 {
+            output.put(Stream::Stdout, &[n as u8]).await;
+        }
+        assert!(output.kept().pieces.len() <= 100_000 / PIECE_MAX + 1);
+        for _ in 0..50_000 {
+            output.put(Stream::Stdout, b"o").await;
+            output.put(Stream::Stderr, b"e").await;
+        }
+        // Pieces that cannot be joined cost what they take.
+        assert!(output.kept().pieces.len() <= KEPT_MAX / PIECE_COST);
+        let mut reader = output.reader_from_now().unwrap();
+        output.put(Stream::Stdout, b"new").await;
+        output.end();
+        assert_eq!(reader.next().await, Next::Bytes(Stream::Stdout, b"new".to_vec()));
+        assert_eq!(reader.next().await, Next::End);
+    }
+
+    #[tokio::test]
     async fn nobody_reads_and_the_last_bytes_are_kept() {
         let output = Output::new();
         for n in 0..40u8 {
@@ -250,7 +270,8 @@ mod tests {
         output.end();
         let mut reader = output.reader().unwrap();
         let Next::Lost(lost) = reader.next().await else { panic!("some bytes are lost") };
-        assert_eq!(lost as usize, (40 << 14) - KEPT_MAX);
+        let pieces = KEPT_MAX / ((16 << 10) + PIECE_COST);
+        assert_eq!(lost as usize, (40 - pieces) << 14);
         let mut got = 0;
         loop {
             match reader.next().await {
@@ -259,7 +280,7 @@ mod tests {
                 next => panic!("{next:?}"),
             }
         }
-        assert_eq!(got, KEPT_MAX);
+        assert_eq!(got, pieces << 14);
     }
 
     #[tokio::test]
