@@ -64,7 +64,8 @@ fn without_revisions(text: &str, name: &str) -> String {
     let mut parts = text.split(&mark);
     let first = parts.next().unwrap_or_default().to_owned();
     parts.fold(first, |done, part| {
-        let is_revision = part.len() > 8 && part[..8].bytes().all(|b| b.is_ascii_hexdigit());
+        let is_hex = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let is_revision = part.get(..8).is_some_and(is_hex);
         done + name + if is_revision { &part[8..] } else { part }
     })
 }
