@@ -320,7 +320,7 @@ fn what_cannot_be_done_is_said() {
     refused(&["split", FUNCTION, "1", "--header", "nonsense"], "is not a header");
     command(&home, &["rollback", FUNCTION]).success();
     refused(&["rollback", FUNCTION], "has no version to go back to");
-    drop(daemon);
+    assert_eq!(daemon.stop(), Some(0));
     refused(&["rollback", FUNCTION], "has no version to go back to");
 }
 
