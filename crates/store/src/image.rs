@@ -145,9 +145,10 @@ impl Session {
         };
         let existing = if intact { Existing::Keep } else { Existing::Replace };
         publish(&path, &to, existing)?;
-        // A packed form without it may be why it was made again.
+        // A packed form that is damaged may be why it was made again. One that is whole stays:
+        // somebody may have verified it just now, and be about to remove the other form.
         let packed = self.layout.packed_image(id);
-        if !intact && packed.exists() {
+        if !intact && packed.exists() && self.verify_packed(id).is_err() {
             self.remove_record(&packed)?;
         }
         sync_directory(&self.layout.images())?;
