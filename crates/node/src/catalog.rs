@@ -243,7 +243,11 @@ impl Catalog {
         for (name, error) in list.damaged {
             report.broken.insert(name.to_string(), error.to_string());
         }
-        let stored = list.records.iter().map(|record| (record.name.to_string(), record.created_ms));
+        // Of all versions: one that was gone back to is older than what was pulled before that.
+        let newest = |record: &FunctionRecord| {
+            record.versions().iter().map(|version| version.created_ms).max().unwrap_or_default()
+        };
+        let stored = list.records.iter().map(|record| (record.name.to_string(), newest(record)));
         let mut present = self.refresh_partial(&stored.collect(), &mut report);
         for record in list.records {
             let name = record.name.to_string();
@@ -322,7 +326,9 @@ impl Catalog {
                 Err(reason) => {
                     tracing::error!(function = %name, "cannot serve the partial function: {reason}");
                     report.broken.insert(name.clone(), reason);
-                    present.extend(name.parse::<FunctionName>().ok());
+                    // What the store has of it goes on.
+                    let is_stored = stored.contains_key(&name);
+                    present.extend(name.parse::<FunctionName>().ok().filter(|_| !is_stored));
                 }
             }
         }
@@ -405,14 +411,16 @@ impl Catalog {
         let far =
             Far { digest: function.record.digest.clone(), contents: Arc::downgrade(&contents) };
         self.far.lock().expect("no holder panics").insert(config.name.clone(), far);
-        Ok(SandboxLauncher::of_partial(
+        let launcher = SandboxLauncher::of_partial(
             pool,
             &self.store,
             (function, contents),
             (self.logs.clone(), self.log(&config.name)),
             self.shared.tenants().serving(tenant)?,
             config,
-        )?)
+        )?;
+        launcher.read_secrets_from(self.shared.secrets());
+        Ok(launcher)
     }
 
     /// Serves the versions of a function that are to be served.
