@@ -65,8 +65,7 @@ fn the_public_gets_a_request_id_and_the_operator_the_reason() {
         assert!(!text.contains("instance") && body.get("function").is_none(), "{text}");
 
         let mut operator = node.connect();
-        let address = operator.stream.local_addr().unwrap();
-        let trust = node.shared.edge().operators().trust(address);
+        let trust = node.shared.edge().operators().trust(operator.addresses());
         operator.send(format!("{head}\r\n\r\n"));
         let told = json(&operator.response().unwrap());
         assert_eq!((&told["error"], &told["function"]), (&"instance_died".into(), &"f".into()));
@@ -101,14 +100,12 @@ fn requests_go_where_the_routes_say() {
             }
         });
     }
-    node.rule(
-        here(),
-        "by_name = false
+    let routes = "by_name = false
          [[route]]\nhost = \"www.example\"\nfunction = \"shop\"
          [[route]]\nhost = \"www.example\"\npath = \"/api\"\nfunction = \"api\"\nstrip = true
          [[route]]\nhost = \"*.old\"\nredirect = \"https://www.example{path}\"
-         [[route]]\nhost = \"gone\"\nfunction = \"nobody\"",
-    );
+         [[route]]\nhost = \"gone\"\nfunction = \"nobody\"";
+    node.rule(here(), routes);
     let mut client = node.connect();
     for (host, path, expected) in [
         ("www.example", "/x?y", "shop GET /x?y HTTP/1.1"),
@@ -117,6 +114,14 @@ fn requests_go_where_the_routes_say() {
     ] {
         assert_eq!(client.get(host, path).text(), expected);
     }
+    // What follows a request that was to be the last comes to no path without a route.
+    node.rule(here(), "by_name = false\n[[route]]\nhost = \"h\"\npath = \"/open\"\nfunction = \"shop\"");
+    let mut sly = node.connect();
+    sly.send("GET /open/a HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n");
+    sly.send("GET /admin HTTP/1.1\r\nHost: h\r\n\r\n");
+    let seen = String::from_utf8_lossy(&sly.rest()).into_owned();
+    assert!(seen.contains("shop GET /open/a ") && !seen.contains("/admin"), "{seen}");
+    node.rule(here(), routes);
     // A last request is not handed over if its function must not see its path as it is.
     let last = ask(&node, "GET /api/x HTTP/1.1\r\nHost: www.example\r\nConnection: close");
     assert_eq!(last.text(), "api GET /x HTTP/1.1");
@@ -201,6 +206,23 @@ fn a_client_over_its_rate_is_told_when_to_come_back() {
     let wait: u64 = field(&refused.head, "retry-after").unwrap().parse().unwrap();
     assert!((1000..=1200).contains(&wait), "{wait}");
     assert_eq!(client.get("g", "/").status, 200);
+}
+
+#[test]
+fn rules_hold_for_clients_that_do_not_speak_http() {
+    let node = Node::new(10);
+    node.serve("f", "listen = \"127.0.0.1:9\"\n[entry]\nkind = \"tcp\"", |guest| {
+        guest.send("hello");
+    });
+    let address = node.listen_raw_for("f");
+    let heard = || Wire::connect(address).rest();
+    node.rule(here(), "[function.f]\nrate = { requests = 2, per = \"1h\" }");
+    assert_eq!((0..4).map(|_| heard().len()).collect::<Vec<_>>(), [5, 5, 0, 0]);
+    // A rule that cannot be kept lets nobody in.
+    node.rule(here(), &format!("[function.f]\nauth.bearer = [\"{SESAME}\"]"));
+    assert!(heard().is_empty());
+    node.rule(here(), "");
+    assert_eq!(heard(), b"hello");
 }
 
 #[test]

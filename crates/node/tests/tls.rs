@@ -300,6 +300,27 @@ fn a_client_of_http2_that_takes_nothing_is_let_go() {
 }
 
 #[test]
+fn each_answer_of_a_connection_may_be_left_unread_as_long_as_its_function_says() {
+    let secure = Secure::new();
+    secure.node.serve("f", "[limits]\ntimeout = \"60s\"", |guest| {
+        guest.request();
+        guest.answer(vec![b'x'; 1 << 20]);
+    });
+    secure.node.serve("a", "[limits]\ntimeout = \"1s\"", |guest| {
+        guest.request();
+        guest.answer("at once");
+    });
+    secure.node.runtime.block_on(async {
+        let mut sender = secure.http2("f.example").await;
+        let unread = sender.send_request(ask("https://f.example/")).await.unwrap();
+        let (_, hasty) = read(sender.send_request(ask("https://a.example/")).await.unwrap()).await;
+        assert_eq!(hasty, "at once");
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert_eq!(read(unread).await.1.len(), 1 << 20);
+    });
+}
+
+#[test]
 fn certificates_are_read_again() {
     let secure = Secure::new();
     serve_heads(&secure.node, "f", SHARED);

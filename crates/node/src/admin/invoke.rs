@@ -5,6 +5,7 @@ use super::Admin;
 use super::routes::{problem, unknown_function, unknown_instance};
 use crate::boots::BootRecord;
 use crate::clock::monotonic_ns;
+use crate::edge::Addresses;
 use crate::gateway::own_connection;
 use axum::body::Body;
 use axum::extract::{Path, Query, Request, State};
@@ -157,8 +158,9 @@ async fn exchange(admin: &Admin, request: Request) -> Result<(Response, SocketAd
     let stream = TcpStream::connect(admin.gateway).await?;
     stream.set_nodelay(true)?;
     let local = stream.local_addr()?;
+    let addresses = Addresses { client: local, gateway: stream.peer_addr()? };
     // The gateway looks when the head is there. What comes later it has judged before.
-    let _trusted = admin.shared.edge().operators().trust(local);
+    let _trusted = admin.shared.edge().operators().trust(addresses);
     Ok((send(TokioIo::new(stream), request).await?, local))
 }
 

@@ -74,7 +74,7 @@ pub(super) fn problem(status: StatusCode, error: &str, reason: impl ToString) ->
 }
 
 pub(super) fn unknown_function(name: &str) -> Response {
-    let reason = format!("no function is named `{name}`; `thaw images` lists those there are");
+    let reason = format!("no function is named `{name}`; `thaw list` shows those there are");
     problem(StatusCode::NOT_FOUND, "unknown_function", reason)
 }
 

@@ -20,12 +20,20 @@ pub(crate) struct Asked<'a> {
 /// Where a request goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
-    /// To a function, perhaps without the first bytes of its path.
-    Function { name: FunctionName, strip: usize },
+    /// To a function, perhaps without the first bytes of its path; `all_paths` if each path of
+    /// that host leads there by the same route.
+    Function { name: FunctionName, strip: usize, all_paths: bool },
     /// The client is told to go there.
     Redirect { location: String, status: u16 },
     /// No route matches.
     None,
+}
+
+impl Target {
+    /// To a function that gets all paths as they are.
+    pub fn all_of(name: FunctionName) -> Self {
+        Self::Function { name, strip: 0, all_paths: true }
+    }
 }
 
 /// One `[[route]]` of the file.
@@ -159,7 +167,7 @@ impl Route {
         match &self.action {
             Action::Function { name, strip } => {
                 let strip = if *strip { self.prefix.len() } else { 0 };
-                Target::Function { name: name.clone(), strip }
+                Target::Function { name: name.clone(), strip, all_paths: self.prefix.is_empty() }
             }
             Action::Redirect { to, status } => Target::Redirect {
                 location: to
@@ -232,7 +240,7 @@ mod tests {
     fn find(routes: &Routes, host: &str, target: &str, is_tls: bool) -> String {
         let host = Some(host).filter(|host| !host.is_empty());
         match routes.find(Asked { host, target, is_tls }) {
-            Target::Function { name, strip } => format!("{name} {}", &target[strip..]),
+            Target::Function { name, strip, .. } => format!("{name} {}", &target[strip..]),
             Target::Redirect { location, status } => format!("{status} {location}"),
             Target::None => "none".to_owned(),
         }

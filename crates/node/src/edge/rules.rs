@@ -178,7 +178,7 @@ impl Rules {
         match self.routes.find(asked) {
             Target::None if self.by_name => {
                 let name = named.and_then(|name| name.parse().ok());
-                name.map_or(Target::None, |name| Target::Function { name, strip: 0 })
+                name.map_or(Target::None, Target::all_of)
             }
             target => target,
         }
@@ -233,6 +233,11 @@ impl PolicyTable {
 }
 
 impl Policy {
+    /// Whether it says something that only requests of HTTP can keep.
+    pub fn is_about_http(&self) -> bool {
+        self.auth.is_some() || self.cors.is_some() || self.body_max.is_some()
+    }
+
     /// Judges what a client shows; `None`: it need not show anything.
     pub fn authenticate(&self, headers: &HeaderMap) -> Option<Result<Granted, Unauthorized>> {
         self.auth.as_ref().map(|auth| auth.check(headers))
@@ -252,7 +257,7 @@ mod tests {
         let rules = Rules::load("/nowhere/gateway.toml".as_ref()).unwrap();
         assert!(rules.is_usual());
         let asked = Asked { host: Some("f.example"), target: "/", is_tls: false };
-        let f = Target::Function { name: "f".parse().unwrap(), strip: 0 };
+        let f = Target::all_of("f".parse().unwrap());
         assert_eq!(rules.target(asked, Some("f")), f);
         assert_eq!(rules.target(asked, Some("not a name")), Target::None);
         let by_route = parse("by_name = false").unwrap();

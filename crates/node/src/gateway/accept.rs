@@ -5,12 +5,13 @@ use super::attend::attend;
 use super::client::{self, First};
 use super::exchange::Prepared;
 use super::head::{self, Announcement, HEAD_MAX, Head, HeadError, Progress};
+use super::passing;
 use super::refusal::Refusal;
 use super::report;
 use crate::admission::{Admission, Admitted, Entrance};
 use crate::clock::monotonic_ns;
 use crate::config::{Connections, EntryKind};
-use crate::edge::{AccessRecord, Asked, RequestId, Target};
+use crate::edge::{AccessRecord, Addresses, Asked, RequestId, Target};
 use crate::instance::{Client, Way};
 use crate::node::NodeState;
 use crate::reactor::{watch, watch_listener};
@@ -64,6 +65,10 @@ pub(super) struct Arrival {
 }
 
 impl Arrival {
+    fn addresses(&self) -> Addresses {
+        Addresses { client: self.peer, gateway: self.local }
+    }
+
     fn into_client(self, shared: &NodeState, wants_head_only: bool) -> Arc<Client> {
         let Self { socket, peer, local, accepted_ns, admitted } = self;
         let (id, way) = (shared.next_connection(), Way::HandedOver);
@@ -109,10 +114,17 @@ impl Gateway {
     /// The listener cannot be used at all.
     pub async fn listen_raw(self, listener: TcpListener, function: String) -> io::Result<()> {
         let admission = self.shared.admission().clone();
-        accept_all(listener, &admission, |arrival| match self.shared.route_by_chance(&function) {
-            Some(service) => self.place(arrival, &service, None),
-            // The function has just been removed, and this listener with it.
-            None => drop(arrival),
+        accept_all(listener, &admission, |arrival| {
+            // Otherwise the function has just been removed, and this listener with it.
+            let Some(service) = self.shared.route_by_chance(&function) else { return };
+            match passing::admit_raw(&self.shared, &service, arrival.peer) {
+                Ok(()) => self.place(arrival, &service, None),
+                // Its client would not understand; that it is closed says enough.
+                Err(refusal) => {
+                    let (id, name) = (RequestId::new(), Some(service.name()));
+                    report::refused(&self.shared, id, arrival.peer, name, &refusal);
+                }
+            }
         })
         .await
     }
@@ -192,7 +204,7 @@ impl Gateway {
         head: &Head,
         own: Option<&Arc<str>>,
     ) -> (Option<Arc<Service>>, bool) {
-        let rules = report::rules_for(&self.shared, arrival.peer);
+        let rules = report::rules_for(&self.shared, arrival.addresses());
         let (name, is_whole) = match (own, &rules) {
             (Some(own), _) => (Some(own.to_string()), true),
             (None, None) => {
@@ -203,7 +215,9 @@ impl Gateway {
                 let asked =
                     Asked { host: head.host.as_deref(), target: &head.target, is_tls: false };
                 match rules.target(asked, head.function()) {
-                    Target::Function { name, strip } => (Some(name.to_string()), strip == 0),
+                    // A server may read on behind a request that is to be the last: what
+                    // follows must not come to paths that no route leads to.
+                    Target::Function { name, all_paths, .. } => (Some(name.to_string()), all_paths),
                     Target::Redirect { .. } | Target::None => (None, false),
                 }
             }
@@ -272,7 +286,7 @@ impl Gateway {
     fn refuse(&self, arrival: Arrival, refusal: Refusal) {
         let id = RequestId::new();
         report::refused(&self.shared, id, arrival.peer, None, &refusal);
-        let audience = report::audience(&self.shared, arrival.peer);
+        let audience = report::audience(&self.shared, arrival.addresses());
         let client = arrival.into_client(&self.shared, false);
         tokio::spawn(async move { refuse(&client, &refusal, id, audience).await });
     }

@@ -125,7 +125,10 @@ impl Attendant {
             EntryKind::Tcp => {
                 let _ = shutdown(&client.socket, Shutdown::Both);
             }
-            _ => refuse(client, refusal, id, report::audience(shared, client.peer)).await,
+            _ => {
+                let audience = report::audience(shared, client.addresses());
+                refuse(client, refusal, id, audience).await;
+            }
         }
     }
 

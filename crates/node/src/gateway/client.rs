@@ -8,7 +8,7 @@ use super::head::HEAD_MAX;
 use super::routed;
 use super::wire::{ClientIo, Wire};
 use crate::admission::{Admission, Admitted, Busy, Entrance};
-use crate::edge::Certificates;
+use crate::edge::{Addresses, Certificates};
 use crate::service::Service;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
@@ -65,12 +65,14 @@ pub(super) struct RoutedClient {
     first: Mutex<First>,
     entrance: Entrance,
     head_timeout: Duration,
-    /// How long the client may take to read a piece of an answer, in milliseconds.
+    /// How long the client may take before its socket takes a piece, in milliseconds: with
+    /// HTTP/1.1 as the present answer has it, with HTTP/2 as the most patient one so far.
     write_patience_ms: AtomicU64,
     /// Hears that the connection has to end while it waits for its client.
     displaced: Arc<Notify>,
     phase: Mutex<Phase>,
-    /// Answers of which the client was given a piece and has not taken it yet, by number.
+    /// Until when the client has to take the piece that it was given of an answer, by the number
+    /// of that.
     untaken: Mutex<HashMap<u64, Instant>>,
     next_answer: AtomicU64,
     _admitted: Option<Admitted>,
@@ -138,6 +140,10 @@ impl RoutedClient {
         self.gateway.shared().admission()
     }
 
+    pub fn addresses(&self) -> Addresses {
+        Addresses { client: self.peer, gateway: self.local }
+    }
+
     fn phase(&self) -> MutexGuard<'_, Phase> {
         self.phase.lock().expect("no holder panics")
     }
@@ -161,12 +167,16 @@ impl RoutedClient {
         self.first.lock().expect("no holder panics").service.take()
     }
 
-    /// How long the client may take to read a piece of an answer.
-    pub fn set_write_patience(&self, patience: Duration) {
+    /// An answer comes of which the client may take so long to read a piece.
+    fn set_write_patience(&self, patience: Duration) {
         let ms = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX);
-        self.write_patience_ms.store(ms, Relaxed);
+        match self.protocol {
+            Protocol::Http1 => self.write_patience_ms.store(ms, Relaxed),
+            Protocol::Http2 => drop(self.write_patience_ms.fetch_max(ms, Relaxed)),
+        }
     }
 
+    /// How long the client may take before its socket takes a piece.
     pub fn write_patience(&self) -> Duration {
         Duration::from_millis(self.write_patience_ms.load(Relaxed))
     }
@@ -203,29 +213,17 @@ impl RoutedClient {
         }
     }
 
-    /// A number for an answer, of which the client is to take the first piece from now on.
-    /// HTTP/1.1 needs none: all that the client has not taken is in its socket.
-    pub fn answer(&self) -> Option<u64> {
-        if self.protocol == Protocol::Http1 {
-            return None;
-        }
-        let number = self.next_answer.fetch_add(1, Relaxed);
-        self.is_to_take(Some(number));
-        Some(number)
-    }
-
-    /// A piece of an answer is there for the client.
-    pub fn is_to_take(&self, answer: Option<u64>) {
-        if let Some(number) = answer {
-            self.untaken().insert(number, Instant::now());
-        }
-    }
-
-    /// The client has taken it, or there is no more of it.
-    pub fn has_taken(&self, answer: Option<u64>) {
-        if let Some(number) = answer {
-            self.untaken().remove(&number);
-        }
+    /// An answer is there, of which the client may take so long to read a piece; without a word,
+    /// as long as it may for those of the gateway.
+    pub fn answer(self: &Arc<Self>, patience: Option<Duration>) -> Reading {
+        let patience = patience.unwrap_or(WRITE_PATIENCE);
+        self.set_write_patience(patience);
+        // With HTTP/1.1 all that the client has not taken is in its socket.
+        let number = (self.protocol == Protocol::Http2)
+            .then(|| self.next_answer.fetch_add(1, Relaxed));
+        let reading = Reading { client: self.clone(), number, patience };
+        reading.is_to_take();
+        reading
     }
 
     fn untaken(&self) -> MutexGuard<'_, HashMap<u64, Instant>> {
@@ -238,8 +236,7 @@ impl RoutedClient {
             Phase::Idle { since, .. } => Some(since + IDLE),
             Phase::Head { since, .. } => Some(since + self.head_timeout),
             Phase::Busy(_) => {
-                let oldest = self.untaken().values().min().copied();
-                oldest.map(|oldest| oldest + self.write_patience())
+                self.untaken().values().min().copied()
             }
         }
     }
@@ -247,6 +244,36 @@ impl RoutedClient {
     /// It waits for its client.
     fn is_waiting(&self) -> bool {
         !matches!(*self.phase(), Phase::Busy(_))
+    }
+}
+
+/// An answer that the client reads.
+pub(super) struct Reading {
+    client: Arc<RoutedClient>,
+    /// If it is looked at whether the client takes it.
+    number: Option<u64>,
+    patience: Duration,
+}
+
+impl Reading {
+    /// A piece is there for the client.
+    pub fn is_to_take(&self) {
+        if let Some(number) = self.number {
+            self.client.untaken().insert(number, Instant::now() + self.patience);
+        }
+    }
+
+    /// The client has taken it.
+    pub fn has_taken(&self) {
+        if let Some(number) = self.number {
+            self.client.untaken().remove(&number);
+        }
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        self.has_taken();
     }
 }
 

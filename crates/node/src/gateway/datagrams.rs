@@ -11,6 +11,7 @@
 
 use super::accept::Gateway;
 use super::exchange::routed_client;
+use super::passing;
 use super::refusal::Refusal;
 use super::ticket::Ticket;
 use crate::clock::monotonic_ns;
@@ -117,7 +118,9 @@ impl Gateway {
                 None => buffer[..len].to_vec(),
             };
             let Some(service) = self.shared().route_by_chance(&function) else { continue };
-            let share = match share(self.shared(), &service, lock(&flows).len()) {
+            let admitted = passing::admit_raw(self.shared(), &service, peer)
+                .and_then(|()| share(self.shared(), &service, lock(&flows).len()));
+            let share = match admitted {
                 Ok(share) => share,
                 Err(refusal) => {
                     refuse(self.shared(), &service, &refusals, &refusal);

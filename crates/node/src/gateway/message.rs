@@ -6,6 +6,8 @@
 //! only one reaches an instance.
 
 use super::head::{HeadError, host_in_authority};
+use super::passing::FORWARDED_PROTO;
+use crate::edge::TRACEPARENT;
 use hyper::header::{
     CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, TE,
     TRANSFER_ENCODING, UPGRADE,
@@ -21,6 +23,9 @@ const HOP_BY_HOP: [HeaderName; 4] = [
     HeaderName::from_static("keep-alive"),
     HeaderName::from_static("proxy-connection"),
 ];
+
+/// Fields that go on to the next hop, whatever `Connection` names.
+const KEPT: [HeaderName; 5] = [HOST, CONTENT_LENGTH, UPGRADE, FORWARDED_PROTO, TRACEPARENT];
 
 /// What follows the answer to a request on a connection to an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -188,8 +193,9 @@ fn remove_hop_by_hop(headers: &mut HeaderMap) {
         .filter_map(|value| value.to_str().ok())
         .flat_map(|value| value.split(','))
         .filter_map(|name| HeaderName::from_bytes(name.trim().as_bytes()).ok())
-        // The gateway itself needs these; `Connection` cannot take them away.
-        .filter(|name| ![HOST, CONTENT_LENGTH, UPGRADE].contains(name))
+        // The gateway itself needs these, or has written them; `Connection` cannot take them
+        // away.
+        .filter(|name| !KEPT.contains(name))
         .collect();
     for name in named.iter().chain(&HOP_BY_HOP) {
         headers.remove(name);
@@ -234,9 +240,11 @@ mod tests {
             "/x?y",
             &[
                 ("host", "f"),
-                ("connection", "keep-alive, X-Own, host"),
+                ("connection", "keep-alive, X-Own, host, x-forwarded-proto, Traceparent"),
                 ("keep-alive", "timeout=5"),
                 ("proxy-connection", "keep-alive"),
+                ("x-forwarded-proto", "https"),
+                ("traceparent", "3"),
                 ("x-own", "1"),
                 ("x-other", "2"),
                 ("upgrade", "h2c"),
@@ -245,7 +253,8 @@ mod tests {
             ],
         );
         to_instance(&mut head, "f", Afterwards::KeepAlive).unwrap();
-        assert_eq!(fields(&head.headers), ["host: f", "x-other: 2"]);
+        let kept = ["host: f", "traceparent: 3", "x-forwarded-proto: https", "x-other: 2"];
+        assert_eq!(fields(&head.headers), kept);
     }
 
     #[test]

@@ -8,15 +8,17 @@ use super::refusal::Refusal;
 use super::report;
 use super::routed::choose;
 use crate::edge::{Asked, Granted, Policy, Rules, Target, Unauthorized};
+use crate::node::NodeState;
 use crate::service::Service;
 use hyper::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::http::uri::PathAndQuery;
 use hyper::http::{StatusCode, Uri};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 /// How the client has spoken to the gateway, for the function.
-const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+pub(super) const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
 /// Where a request goes.
 pub(super) enum Way {
@@ -58,13 +60,13 @@ pub(super) fn way(client: &RoutedClient, head: &Parts, host: Option<&str>) -> Re
     {
         return Err(Refusal::OtherCertificate);
     }
-    let rules = report::rules_for(shared, client.peer);
+    let rules = report::rules_for(shared, client.addresses());
     let named = host.map(first_label);
     let (name, strip) = match (&client.function, &rules) {
         (Some(own), _) => (Some(own.to_string()), 0),
         (None, None) => (named.map(str::to_owned), 0),
         (None, Some(rules)) => match target(rules, client, head, host) {
-            Target::Function { name, strip } => (Some(name.to_string()), strip),
+            Target::Function { name, strip, .. } => (Some(name.to_string()), strip),
             Target::Redirect { location, status } => return redirect(&location, status),
             Target::None => (None, 0),
         },
@@ -134,6 +136,32 @@ impl Passed {
             strip(&mut head.uri, self.strip);
         }
     }
+}
+
+/// Holds a client that speaks a protocol of its own against what is said of the function's
+/// clients: its connection, or its first datagram, counts as a request.
+///
+/// # Errors
+/// It does not come to the function: it is over its rate, or there is a rule that cannot be
+/// kept without HTTP.
+pub(super) fn admit_raw(
+    shared: &NodeState,
+    service: &Service,
+    client: SocketAddr,
+) -> Result<(), Refusal> {
+    let Some(policy) = shared.edge().rules().and_then(|rules| rules.policy(service.name())) else {
+        return Ok(());
+    };
+    let function = service.name().to_string();
+    if policy.is_about_http() {
+        let why = format!(
+            "[function.{function}] of gateway.toml says `auth`, `cors` or `body_max`, which are \
+             for HTTP, and the function does not speak it; leave `rate` only, or remove the table"
+        );
+        return Err(Refusal::Unauthorized { function, challenge: "", why });
+    }
+    let counted = shared.edge().count(service.name(), &policy, client);
+    counted.map_err(|retry_after| Refusal::TooManyRequests { function, retry_after })
 }
 
 /// Takes the first bytes of a path away; what is left begins with `/` again.

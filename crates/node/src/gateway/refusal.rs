@@ -128,6 +128,17 @@ pub(crate) enum Audience {
     Operator,
 }
 
+/// What is said of all refusals of one kind.
+struct Kind {
+    status: u16,
+    /// For the operator's programs and metrics.
+    error: &'static str,
+    /// For anybody's.
+    public_error: &'static str,
+    /// One sentence for anybody.
+    reason: &'static str,
+}
+
 impl Refusal {
     /// What a client of a function is told when no instance could have its connection.
     pub(super) fn of(service: &Service, error: PlaceError) -> Self {
@@ -174,102 +185,91 @@ impl Refusal {
         }
     }
 
+    /// What programs and people are told of its kind.
+    fn kind(&self) -> Kind {
+        let of = |status, error, reason| Kind { status, error, public_error: error, reason };
+        let as_public = |public_error, kind: Kind| Kind { public_error, ..kind };
+        let unavailable = |error| {
+            let reason = "the service cannot take the request now; try again later";
+            as_public("unavailable", of(503, error, reason))
+        };
+        match self {
+            Self::BadHead(HeadError::TooLarge) | Self::HeadTooLarge => {
+                of(431, "head_too_large", "the head of the request is too large")
+            }
+            Self::BadHead(_) => of(400, "bad_request", "the request is not HTTP"),
+            Self::Unauthorized { .. } => {
+                of(401, "unauthorized", "show who you are in an Authorization header")
+            }
+            Self::UnknownFunction(_) => {
+                let reason =
+                    "nothing is served here; check the host name and the path of the address";
+                as_public("not_found", of(404, "unknown_function", reason))
+            }
+            Self::HeadTooSlow(_) => {
+                let reason = "the head of the request did not arrive in time; send it again";
+                of(408, "head_too_slow", reason)
+            }
+            Self::BodyTooSlow(_) => {
+                let reason = "the body of the request did not arrive in time; send it again";
+                of(408, "body_too_slow", reason)
+            }
+            Self::BodyTooLarge { .. } => {
+                of(413, "body_too_large", "the body of the request is too large")
+            }
+            Self::NotHttp { .. } => {
+                as_public("misdirected", of(421, "not_http", "this name does not speak HTTP"))
+            }
+            Self::OtherCertificate => {
+                let reason =
+                    "this host has another certificate; ask for it on a connection of its own";
+                as_public("misdirected", of(421, "other_certificate", reason))
+            }
+            Self::TooManyRequests { .. } => {
+                of(429, "too_many_requests", "there were too many requests; try again later")
+            }
+            Self::InstanceDied { .. } => {
+                let reason = "the service failed while it handled the request";
+                as_public("bad_gateway", of(502, "instance_died", reason))
+            }
+            Self::BadResponse { .. } => {
+                let reason = "the service gave no valid answer";
+                as_public("bad_gateway", of(502, "bad_response", reason))
+            }
+            Self::NotFetched { .. } => unavailable("not_fetched"),
+            Self::CannotWake { .. } => unavailable("cannot_wake"),
+            Self::NoCapacity { .. } => unavailable("no_capacity"),
+            Self::QuotaReached { .. } => unavailable("quota_reached"),
+            Self::BackingOff { .. } => unavailable("backing_off"),
+            Self::NodeFull => unavailable("node_full"),
+            Self::Draining => unavailable("shutting_down"),
+            Self::Timeout { .. } => of(504, "timeout", "the service did not answer in time"),
+        }
+    }
+
     /// The status code.
     pub fn status(&self) -> u16 {
-        match self {
-            Self::BadHead(HeadError::TooLarge) | Self::HeadTooLarge => 431,
-            Self::BadHead(_) => 400,
-            Self::Unauthorized { .. } => 401,
-            Self::UnknownFunction(_) => 404,
-            Self::HeadTooSlow(_) | Self::BodyTooSlow(_) => 408,
-            Self::BodyTooLarge { .. } => 413,
-            Self::NotHttp { .. } | Self::OtherCertificate => 421,
-            Self::TooManyRequests { .. } => 429,
-            Self::InstanceDied { .. } | Self::BadResponse { .. } => 502,
-            Self::NotFetched { .. }
-            | Self::CannotWake { .. }
-            | Self::NoCapacity { .. }
-            | Self::QuotaReached { .. }
-            | Self::BackingOff { .. }
-            | Self::NodeFull
-            | Self::Draining => 503,
-            Self::Timeout { .. } => 504,
-        }
+        self.kind().status
     }
 
     /// A short name of the error, for programs and metrics.
     pub fn error(&self) -> &'static str {
-        match self {
-            Self::BadHead(HeadError::TooLarge) | Self::HeadTooLarge => "head_too_large",
-            Self::BadHead(_) => "bad_request",
-            Self::UnknownFunction(_) => "unknown_function",
-            Self::HeadTooSlow(_) => "head_too_slow",
-            Self::BodyTooSlow(_) => "body_too_slow",
-            Self::NotHttp { .. } => "not_http",
-            Self::InstanceDied { .. } => "instance_died",
-            Self::BadResponse { .. } => "bad_response",
-            Self::NotFetched { .. } => "not_fetched",
-            Self::CannotWake { .. } => "cannot_wake",
-            Self::NoCapacity { .. } => "no_capacity",
-            Self::QuotaReached { .. } => "quota_reached",
-            Self::BackingOff { .. } => "backing_off",
-            Self::Unauthorized { .. } => "unauthorized",
-            Self::BodyTooLarge { .. } => "body_too_large",
-            Self::OtherCertificate => "other_certificate",
-            Self::TooManyRequests { .. } => "too_many_requests",
-            Self::NodeFull => "node_full",
-            Self::Draining => "shutting_down",
-            Self::Timeout { .. } => "timeout",
-        }
+        self.kind().error
     }
 
     /// The kind, as anybody may know it: what a client can do about it.
     pub fn public_error(&self) -> &'static str {
-        match self {
-            Self::UnknownFunction(_) => "not_found",
-            Self::NotHttp { .. } | Self::OtherCertificate => "misdirected",
-            Self::InstanceDied { .. } | Self::BadResponse { .. } => "bad_gateway",
-            Self::NotFetched { .. }
-            | Self::CannotWake { .. }
-            | Self::NoCapacity { .. }
-            | Self::QuotaReached { .. }
-            | Self::BackingOff { .. }
-            | Self::NodeFull
-            | Self::Draining => "unavailable",
-            other => other.error(),
-        }
+        self.kind().public_error
     }
 
     /// One sentence that names nothing of this node.
     pub fn reason(&self) -> String {
-        let reason = match self {
+        match self {
             // About the client's own bytes.
-            Self::BadHead(error) => return error.to_string(),
-            Self::HeadTooLarge => return HeadError::TooLarge.to_string(),
-            Self::UnknownFunction(_) => {
-                "nothing is served here; check the host name and the path of the address"
-            }
-            Self::HeadTooSlow(_) => "the head of the request did not arrive in time; send it again",
-            Self::BodyTooSlow(_) => "the body of the request did not arrive in time; send it again",
-            Self::NotHttp { .. } => "this name does not speak HTTP",
-            Self::OtherCertificate => {
-                "this host has another certificate; ask for it on a connection of its own"
-            }
-            Self::Unauthorized { .. } => "show who you are in an Authorization header",
-            Self::BodyTooLarge { .. } => "the body of the request is too large",
-            Self::TooManyRequests { .. } => "there were too many requests; try again later",
-            Self::InstanceDied { .. } => "the service failed while it handled the request",
-            Self::BadResponse { .. } => "the service gave no valid answer",
-            Self::NotFetched { .. }
-            | Self::CannotWake { .. }
-            | Self::NoCapacity { .. }
-            | Self::QuotaReached { .. }
-            | Self::BackingOff { .. }
-            | Self::NodeFull
-            | Self::Draining => "the service cannot take the request now; try again later",
-            Self::Timeout { .. } => "the service did not answer in time",
-        };
-        reason.to_owned()
+            Self::BadHead(error) => error.to_string(),
+            Self::HeadTooLarge => HeadError::TooLarge.to_string(),
+            other => other.kind().reason.to_owned(),
+        }
     }
 
     /// One sentence for the operator.
@@ -278,7 +278,7 @@ impl Refusal {
             Self::BadHead(error) => error.to_string(),
             Self::HeadTooLarge => HeadError::TooLarge.to_string(),
             Self::UnknownFunction(Some(name)) => {
-                format!("no function is named `{name}`; see `thaw images` for those there are")
+                format!("no function is named `{name}`; `thaw list` shows those there are")
             }
             Self::UnknownFunction(None) => {
                 "the Host header names no function; set it to a function's name".to_owned()

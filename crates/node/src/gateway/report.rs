@@ -4,7 +4,7 @@
 use super::refusal::{Audience, Refusal};
 use crate::clock::monotonic_ns;
 use crate::config::FunctionName;
-use crate::edge::{AccessRecord, Passage, RequestId, Rules, beginning};
+use crate::edge::{AccessRecord, Addresses, Passage, RequestId, Rules, beginning};
 use crate::node::NodeState;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -42,18 +42,18 @@ fn harmless(detail: &str) -> String {
     thaw_sandbox::escape(beginning(detail, DETAIL_MAX).as_bytes())
 }
 
-/// Who reads what a client at this address is told.
-pub(super) fn audience(shared: &NodeState, peer: SocketAddr) -> Audience {
-    match shared.edge().operators().has(peer) {
+/// Who reads what a client with these addresses is told.
+pub(super) fn audience(shared: &NodeState, addresses: Addresses) -> Audience {
+    match shared.edge().operators().has(addresses) {
         true => Audience::Operator,
         false => Audience::Public,
     }
 }
 
-/// What is said of the client at this address. Nothing is of who calls a function through the
+/// What is said of the client with these addresses. Nothing is of who calls a function through the
 /// admin API: he has shown that he may, and calls it by its name.
-pub(super) fn rules_for(shared: &NodeState, peer: SocketAddr) -> Option<Arc<Rules>> {
-    shared.edge().rules().filter(|_| audience(shared, peer) == Audience::Public)
+pub(super) fn rules_for(shared: &NodeState, addresses: Addresses) -> Option<Arc<Rules>> {
+    shared.edge().rules().filter(|_| audience(shared, addresses) == Audience::Public)
 }
 
 /// A request on its way. When it is dropped, the request is over.

@@ -1,7 +1,7 @@
 //! One request of a client whose requests are routed: which function it is for, and what
 //! answers it.
 
-use super::client::{Active, RoutedClient};
+use super::client::{Active, Reading, RoutedClient};
 use super::exchange::{self, InstanceBody};
 use super::head::HeadError;
 use super::passing::{self, Admittance, Passed, Way};
@@ -34,9 +34,7 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("thaw-request-id");
 pub(super) struct Answer {
     body: AnswerBody,
     account: Account,
-    client: Arc<RoutedClient>,
-    /// Its number, if it is looked at whether the client takes it.
-    number: Option<u64>,
+    reading: Reading,
     /// Declared last: the connection is idle when the body has let go of everything.
     _active: Active,
 }
@@ -97,9 +95,10 @@ pub(super) async fn answer(
     if is_http1 && shared.is_draining() && response.status() != StatusCode::SWITCHING_PROTOCOLS {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
-    let number = client.answer();
+    let service = course.passed.as_ref().map(|passed| &passed.service);
+    let reading = client.answer(service.map(|service| service.config().limits.timeout.0));
     let account = course.account;
-    Ok(response.map(|body| Answer { body, account, client, number, _active: active }))
+    Ok(response.map(|body| Answer { body, account, reading, _active: active }))
 }
 
 impl Course {
@@ -127,7 +126,7 @@ impl Course {
         let shared = client.gateway.shared();
         report::refused(shared, self.id, client.peer, self.function(), refusal);
         self.account.passage.error = Some(refusal.error());
-        let body = refusal.body(self.id, report::audience(shared, client.peer));
+        let body = refusal.body(self.id, report::audience(shared, client.addresses()));
         let mut response = Response::new(AnswerBody::Own(Full::new(Bytes::from(body))));
         let status = StatusCode::from_u16(refusal.status());
         *response.status_mut() = status.unwrap_or(StatusCode::BAD_GATEWAY);
@@ -189,7 +188,6 @@ async fn dispatch(
         Way::Redirect { location, status } => return Ok(redirect(location, status)),
     };
     let service = passed.service.clone();
-    client.set_write_patience(service.config().limits.timeout.0);
     let granted = match passed.admit(client, &head)? {
         Admittance::Granted(granted) => granted,
         Admittance::Preflight(headers) => {
@@ -281,7 +279,7 @@ impl Body for Answer {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        self.client.has_taken(self.number);
+        self.reading.has_taken();
         let frame = match &mut self.body {
             AnswerBody::Own(body) => {
                 Pin::new(body).poll_frame(context).map_err(|never| match never {})
@@ -291,7 +289,7 @@ impl Body for Answer {
         };
         if let Poll::Ready(Some(Ok(frame))) = &frame {
             self.account.passage.sent += frame.data_ref().map_or(0, |data| data.len() as u64);
-            self.client.is_to_take(self.number);
+            self.reading.is_to_take();
         }
         frame
     }
@@ -310,11 +308,5 @@ impl Body for Answer {
             AnswerBody::Instance(body) => body.size_hint(),
             AnswerBody::Output(body) => SizeHint::with_exact(body.left() as u64),
         }
-    }
-}
-
-impl Drop for Answer {
-    fn drop(&mut self) {
-        self.client.has_taken(self.number);
     }
 }

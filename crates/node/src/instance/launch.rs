@@ -5,6 +5,7 @@ use super::hibernation::HibernationTerms;
 use crate::admission::Admitted;
 use crate::asleep::AsleepImage;
 use crate::boots::BootKind;
+use crate::edge::Addresses;
 use crate::tenants::Lease;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -46,6 +47,13 @@ pub struct Client {
     /// The connection's share of the clients that the node takes in, if it has one of its
     /// own.
     pub admitted: Option<Admitted>,
+}
+
+impl Client {
+    /// Both ends of the connection.
+    pub fn addresses(&self) -> Addresses {
+        Addresses { client: self.peer, gateway: self.local }
+    }
 }
 
 /// How the bytes of a connection go between a client and an instance.

@@ -145,7 +145,7 @@ impl Sandboxes {
         self.check(&new)?;
         let unknown = || {
             SandboxProblem::Wrong(format!(
-                "no function is named `{}`; `thaw images` lists those there are, and `thaw sandbox \
+                "no function is named `{}`; `thaw list` shows those there are, and `thaw sandbox \
                  create` makes one of a container image",
                 new.function
             ))

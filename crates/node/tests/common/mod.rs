@@ -13,6 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 use thaw_node::boots::BootKind;
 use thaw_node::config::FunctionConfig;
+use thaw_node::edge::Addresses;
 use thaw_node::gateway::{Gateway, GatewayConfig};
 use thaw_node::instance::{
     Client, Connector, End, FrozenInstance, Instance, LaunchError, Launched, Launcher, Report,
@@ -276,6 +277,14 @@ impl Node {
         address
     }
 
+    /// A listener of a function's own that speaks something else than HTTP.
+    pub fn listen_raw_for(&self, name: &str) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        self.runtime.spawn(self.gateway.clone().listen_raw(listener, name.to_owned()));
+        address
+    }
+
     /// A listener for clients that speak TLS.
     pub fn listen_tls(&self) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -305,8 +314,7 @@ impl Node {
     /// A client that is the admin API's, and is told what went wrong.
     pub fn operator(&self) -> Wire {
         let wire = self.connect();
-        let address = wire.stream.local_addr().unwrap();
-        std::mem::forget(self.shared.edge().operators().trust(address));
+        std::mem::forget(self.shared.edge().operators().trust(wire.addresses()));
         wire
     }
 }
@@ -348,6 +356,12 @@ impl Response {
 }
 
 impl Wire {
+    /// Both ends.
+    pub fn addresses(&self) -> Addresses {
+        let client = self.stream.local_addr().unwrap();
+        Addresses { client, gateway: self.stream.peer_addr().unwrap() }
+    }
+
     pub fn connect(address: SocketAddr) -> Self {
         let stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
