@@ -115,7 +115,10 @@ fn requests_go_where_the_routes_say() {
         assert_eq!(client.get(host, path).text(), expected);
     }
     // What follows a request that was to be the last comes to no path without a route.
-    node.rule(here(), "by_name = false\n[[route]]\nhost = \"h\"\npath = \"/open\"\nfunction = \"shop\"");
+    node.rule(
+        here(),
+        "by_name = false\n[[route]]\nhost = \"h\"\npath = \"/open\"\nfunction = \"shop\"",
+    );
     let mut sly = node.connect();
     sly.send("GET /open/a HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n");
     sly.send("GET /admin HTTP/1.1\r\nHost: h\r\n\r\n");

@@ -11,6 +11,7 @@ use std::thread;
 use std::time::Duration;
 use thaw_node::boots::BootKind;
 use thaw_node::config::FunctionConfig;
+use thaw_node::edge::Addresses;
 use thaw_node::gateway::{Gateway, GatewayConfig};
 use thaw_node::instance::{
     Client, Connector, End, FrozenInstance, Instance, LaunchError, Launched, Launcher, NotNow,
@@ -340,8 +341,9 @@ impl Fixture {
     fn get_both_as_operator(&self, path: &str) -> [Response; 2] {
         ["close", "keep-alive"].map(|connection| {
             let mut client = self.connect();
-            let address = client.local_addr().unwrap();
-            let _trust = self.shared.edge().operators().trust(address);
+            let addresses =
+                Addresses { client: client.local_addr().unwrap(), gateway: self.address };
+            let _trust = self.shared.edge().operators().trust(addresses);
             let head =
                 format!("GET {path} HTTP/1.1\r\nHost: f\r\nConnection: {connection}\r\n\r\n");
             client.write_all(head.as_bytes()).unwrap();

@@ -219,8 +219,8 @@ impl RoutedClient {
         let patience = patience.unwrap_or(WRITE_PATIENCE);
         self.set_write_patience(patience);
         // With HTTP/1.1 all that the client has not taken is in its socket.
-        let number = (self.protocol == Protocol::Http2)
-            .then(|| self.next_answer.fetch_add(1, Relaxed));
+        let number =
+            (self.protocol == Protocol::Http2).then(|| self.next_answer.fetch_add(1, Relaxed));
         let reading = Reading { client: self.clone(), number, patience };
         reading.is_to_take();
         reading
@@ -235,9 +235,7 @@ impl RoutedClient {
         match *self.phase() {
             Phase::Idle { since, .. } => Some(since + IDLE),
             Phase::Head { since, .. } => Some(since + self.head_timeout),
-            Phase::Busy(_) => {
-                self.untaken().values().min().copied()
-            }
+            Phase::Busy(_) => self.untaken().values().min().copied(),
         }
     }
 

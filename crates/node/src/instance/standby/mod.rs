@@ -1,6 +1,13 @@
 //! What is kept ready for the next boots of one image: instances that were
 //! booted ahead, and a live template.
 
+mod policy;
+mod rewinds;
+mod stock;
+
+pub use policy::BootPolicy;
+pub(super) use rewinds::Lent;
+
 use super::launch::{ComingBack, LaunchError, RewindInfo, StandbyInfo};
 use super::recording::Shows;
 use super::rewinding::{Fate, IDLE, RewindPolicy, Served, Trial, processor_time};
@@ -8,72 +15,26 @@ use super::sandboxed::{Boot, Handed, ImageBoots};
 use super::terms::Output;
 use crate::boots::BootKind;
 use crate::clock::monotonic_ns;
-use crate::logs::{InstanceLog, InstancePipes};
+use crate::logs::InstanceLog;
 use crate::tenants::Lease;
-use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use rewinds::Rewinds;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
+use stock::{Forked, Ready, Stock};
 use thaw_sandbox::{Effort, ReadySandbox, RewindError, Sandbox, Secrets, Template, ThawOptions};
 use tokio::sync::Notify;
 
 /// How long the background leaves the processors to the boot that has just
 /// begun, as long as there is something left for the next one.
 const COURTESY: Duration = Duration::from_millis(2);
-/// How often more instances than configured are kept ready at most, in times of
-/// demand.
-const GROWTH_MAX: usize = 8;
-/// After this long without a boot that found nothing ready, one instance fewer
-/// is kept.
-const DECAY: Duration = Duration::from_secs(10);
-/// Copies that a template has forked ahead: a fork that somebody waits for takes three times
-/// as long, and at times milliseconds, since the host has a new process wait for its turn.
-const FORKED_AHEAD: usize = 1;
 /// After a template could not be made, boots go on from the image this long.
 const RETRY: Duration = Duration::from_secs(5);
-
-/// How a function's boots are chosen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BootPolicy {
-    /// Instances that are kept booted ahead, at least.
-    pub ready: usize,
-    /// Which instances that have served their request are put back into the state before it.
-    pub rewind: Option<RewindPolicy>,
-    /// Whether boots fork from a live template.
-    pub template: bool,
-    /// Whether what was used is made again by itself.
-    pub automatic: bool,
-}
-
-impl BootPolicy {
-    /// Nothing is kept: every boot is from the image.
-    pub const NONE: Self = Self { ready: 0, rewind: None, template: false, automatic: false };
-
-    /// Only boots of one kind, each prepared by hand: for measuring.
-    pub fn only(kind: BootKind) -> Self {
-        Self {
-            ready: (kind == BootKind::Ready).into(),
-            rewind: None,
-            template: kind == BootKind::Fork,
-            automatic: false,
-        }
-    }
-
-    /// Instances that are kept ready at least: what is to be put back has to wait first.
-    fn least(self) -> usize {
-        self.ready.max(self.rewind.is_some().into())
-    }
-
-    /// Most instances that are kept ready.
-    fn most(self) -> usize {
-        self.ready.saturating_mul(GROWTH_MAX).max(self.rewind.map_or(0, |rewind| rewind.most))
-    }
-}
 
 /// What is kept ready.
 pub(super) struct Standby {
     policy: BootPolicy,
-    state: Mutex<State>,
+    stock: Mutex<Stock>,
     rewinds: Rewinds,
     trial: Trial,
     /// One of those that were being put back is ready, or has ended.
@@ -84,74 +45,6 @@ pub(super) struct Standby {
     busy: AtomicBool,
 }
 
-/// An instance that was booted ahead.
-struct Ready {
-    held: ReadySandbox,
-    log: InstanceLog,
-    /// Its share of what the tenant may have, unless a boot that is about to use it has
-    /// taken it.
-    lease: Option<Lease>,
-    /// Processor time that it had had when it was put back, if that counts.
-    time: Option<Duration>,
-}
-
-/// Counts an instance that runs and will be ready again, until it is, or has ended.
-pub(super) struct Lent {
-    count: Arc<AtomicUsize>,
-    /// Processor time that it had had when it was put back; `None`: it is new.
-    time: Option<Duration>,
-}
-
-impl Lent {
-    fn new(count: &Arc<AtomicUsize>, time: Option<Duration>) -> Self {
-        count.fetch_add(1, Ordering::Relaxed);
-        Self { count: count.clone(), time }
-    }
-}
-
-impl Drop for Lent {
-    fn drop(&mut self) {
-        self.count.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// What became of the instances that were to be put back.
-#[derive(Default)]
-struct Rewinds {
-    under_way: AtomicU64,
-    done: AtomicU64,
-    refusals: Mutex<Refusals>,
-}
-
-/// The instances that could not be put back.
-#[derive(Default)]
-struct Refusals {
-    by_reason: BTreeMap<&'static str, u64>,
-    last: Option<String>,
-}
-
-impl Rewinds {
-    fn refuse(&self, error: &RewindError) {
-        let mut refusals = self.refusals.lock().expect("no holder panics");
-        *refusals.by_reason.entry(error.reason().name()).or_default() += 1;
-        refusals.last = Some(error.to_string());
-    }
-
-    fn info(&self, lent: usize) -> RewindInfo {
-        let refusals = self.refusals.lock().expect("no holder panics");
-        let reasons = refusals.by_reason.iter().map(|(name, count)| ((*name).to_owned(), *count));
-        RewindInfo {
-            under_way: self.under_way.load(Ordering::Acquire),
-            done: self.done.load(Ordering::Relaxed),
-            lent: lent as u64,
-            refused: refusals.by_reason.values().sum(),
-            reasons: reasons.collect(),
-            last_refusal: refusals.last.clone(),
-            measured: None,
-        }
-    }
-}
-
 /// An instance that has served its request.
 pub(super) struct Spent {
     pub sandbox: Sandbox,
@@ -159,21 +52,6 @@ pub(super) struct Spent {
     /// Its share of what the tenant may have.
     pub lease: Lease,
     pub lent: Option<Lent>,
-}
-
-/// A copy that a template has forked ahead.
-struct Forked {
-    held: ReadySandbox,
-    /// For its output, which it gets with its connection.
-    pipes: InstancePipes,
-    /// As that of [`Ready`].
-    lease: Option<Lease>,
-}
-
-/// A template and its share of what the tenant may have.
-struct Leased {
-    template: Arc<Template>,
-    lease: Lease,
 }
 
 /// Why no instance is booted ahead.
@@ -190,39 +68,20 @@ impl From<LaunchError> for Unready {
     }
 }
 
-struct State {
-    ready: VecDeque<Ready>,
-    /// Instances to be kept, adjusted by demand.
-    target: usize,
-    /// When a boot last found nothing, or the target last fell.
-    changed: Instant,
-    template: Option<Leased>,
-    /// Of this template, and of the one before.
-    forked: VecDeque<Forked>,
-    /// One of them was taken, and nobody has been told so.
-    forked_was_taken: bool,
-    /// Not before then is another template tried, or a copy forked ahead.
-    template_after: Option<Instant>,
-    /// There are no boots any more.
-    closed: bool,
-}
-
 impl Standby {
     pub fn new(policy: BootPolicy) -> Self {
-        let state = State {
-            ready: VecDeque::new(),
-            target: policy.least(),
-            changed: Instant::now(),
-            template: None,
-            forked: VecDeque::new(),
-            forked_was_taken: false,
-            template_after: None,
-            closed: false,
-        };
         let rewinds = Rewinds::default();
         let (lent, busy) = (Arc::default(), AtomicBool::new(false));
         let (trial, came_back) = (Trial::default(), Arc::new(Notify::new()));
-        Self { policy, state: Mutex::new(state), rewinds, trial, came_back, lent, busy }
+        Self {
+            policy,
+            stock: Mutex::new(Stock::new(policy)),
+            rewinds,
+            trial,
+            came_back,
+            lent,
+            busy,
+        }
     }
 
     /// How boots are chosen now.
@@ -256,22 +115,22 @@ impl Standby {
 
     /// Ends the instances that are not wanted any more.
     fn trim(&self, boots: &ImageBoots) {
-        let surplus = self.state().prune(self.policy(), || boots.terms.lease());
+        let surplus = self.stock().prune(self.policy(), || boots.terms.lease());
         // Ended outside the lock.
         drop(surplus);
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("no holder panics")
+    fn stock(&self) -> MutexGuard<'_, Stock> {
+        self.stock.lock().expect("no holder panics")
     }
 
     /// What there is.
     pub fn info(&self) -> StandbyInfo {
-        let state = self.state();
+        let stock = self.stock();
         StandbyInfo {
-            ready: state.ready.iter().map(|ready| ready.held.pid()).collect(),
-            template: state.template.as_ref().map(|leased| leased.template.pid()),
-            forked: state.forked.iter().map(|forked| forked.held.pid()).collect(),
+            ready: stock.ready.iter().map(|ready| ready.held.pid()).collect(),
+            template: stock.template.as_ref().map(|leased| leased.template.pid()),
+            forked: stock.forked.iter().map(|forked| forked.held.pid()).collect(),
             rewinds: self.policy.rewind.map(|_| RewindInfo {
                 measured: self.trial.verdict().filter(|_| self.measures()),
                 ..self.rewinds.info(self.lent())
@@ -282,8 +141,8 @@ impl Standby {
     /// Ends the instances that are ready, and copies forked ahead; others will be made.
     pub fn give_up_ready(&self) {
         let given_up = {
-            let mut state = self.state();
-            (std::mem::take(&mut state.ready), std::mem::take(&mut state.forked))
+            let mut stock = self.stock();
+            (std::mem::take(&mut stock.ready), std::mem::take(&mut stock.forked))
         };
         // Ended outside the lock.
         drop(given_up);
@@ -292,28 +151,28 @@ impl Standby {
     /// The room of an instance that is ready, or of a copy forked ahead, for the boot that is
     /// about to use it.
     pub fn spare_room(&self) -> Option<Lease> {
-        let mut state = self.state();
-        let of_ready = state.ready.iter_mut().find_map(|ready| ready.lease.take());
-        of_ready.or_else(|| state.forked.iter_mut().find_map(|forked| forked.lease.take()))
+        let mut stock = self.stock();
+        let of_ready = stock.ready.iter_mut().find_map(|ready| ready.lease.take());
+        of_ready.or_else(|| stock.forked.iter_mut().find_map(|forked| forked.lease.take()))
     }
 
     /// Ends one instance that is ready, or else a copy forked ahead, or else the template;
     /// whether there was one.
     pub fn give_up_one(&self) -> bool {
-        let mut state = self.state();
-        if let Some(ready) = state.ready.pop_front() {
-            drop(state);
+        let mut stock = self.stock();
+        if let Some(ready) = stock.ready.pop_front() {
+            drop(stock);
             // Ended outside the lock.
             drop(ready);
             return true;
         }
-        let (forked, template) = (state.forked.pop_front(), None);
-        let template = if forked.is_none() { state.template.take() } else { template };
+        let (forked, template) = (stock.forked.pop_front(), None);
+        let template = if forked.is_none() { stock.template.take() } else { template };
         if forked.is_some() || template.is_some() {
             // Otherwise its room would be taken again at once.
-            state.template_after = Some(Instant::now() + RETRY);
+            stock.template_after = Some(Instant::now() + RETRY);
         }
-        drop(state);
+        drop(stock);
         // Ended outside the lock.
         forked.is_some() || template.is_some()
     }
@@ -321,10 +180,10 @@ impl Standby {
     /// Ends what there is, for good.
     pub fn stand_down(&self) {
         let kept = {
-            let mut state = self.state();
-            state.closed = true;
-            let forked = std::mem::take(&mut state.forked);
-            (std::mem::take(&mut state.ready), forked, state.template.take())
+            let mut stock = self.stock();
+            stock.closed = true;
+            let forked = std::mem::take(&mut stock.forked);
+            (std::mem::take(&mut stock.ready), forked, stock.template.take())
         };
         // Ended outside the lock.
         drop(kept);
@@ -337,8 +196,8 @@ impl Standby {
 
     /// Whether the next boot only has to wake something.
     pub fn has_waiting(&self) -> bool {
-        let state = self.state();
-        !state.ready.is_empty() || !state.forked.is_empty()
+        let stock = self.stock();
+        !stock.ready.is_empty() || !stock.forked.is_empty()
     }
 
     /// Boots from what waits to be woken, which is soon done; `None`: nothing does.
@@ -354,7 +213,7 @@ impl Standby {
 
     /// Whether the next boot has a template to fork from, which takes a while.
     pub fn has_template(&self) -> bool {
-        self.state().template.is_some()
+        self.stock().template.is_some()
     }
 
     fn boot_ready(
@@ -370,7 +229,7 @@ impl Standby {
         loop {
             // Who boots has a lease.
             let comes_back = self.is_rewinding();
-            let Ready { held, log, lease: _, time } = self.state().take(policy, comes_back)?;
+            let Ready { held, log, lease: _, time } = self.stock().take(policy, comes_back)?;
             let taken_ns = monotonic_ns();
             let plan = held.plan().clone();
             log.begins();
@@ -397,7 +256,7 @@ impl Standby {
     ) -> Option<Boot> {
         loop {
             // Who boots has a lease.
-            let Forked { held, pipes, lease: _ } = self.state().take_forked()?;
+            let Forked { held, pipes, lease: _ } = self.stock().take_forked()?;
             let taken_ns = monotonic_ns();
             let plan = held.plan().clone();
             let options = ThawOptions { secrets, ..boots.terms.options(Some(&pipes)) };
@@ -418,7 +277,7 @@ impl Standby {
         handed: Handed<'_>,
         secrets: Option<&Secrets>,
     ) -> Option<Boot> {
-        let template = self.state().template.as_ref()?.template.clone();
+        let template = self.stock().template.as_ref()?.template.clone();
         let pipes = match boots.output.pipes() {
             Ok(pipes) => pipes,
             Err(error) => {
@@ -435,9 +294,9 @@ impl Standby {
             }
             Err(error) => {
                 tracing::warn!("a template is given up: {error}");
-                let mut state = self.state();
-                state.template = None;
-                state.template_after = Some(Instant::now() + RETRY);
+                let mut stock = self.stock();
+                stock.template = None;
+                stock.template_after = Some(Instant::now() + RETRY);
                 None
             }
         }
@@ -463,7 +322,7 @@ impl Standby {
             if self.is_ready() {
                 std::thread::sleep(COURTESY);
             }
-            self.state().forked_was_taken = false;
+            self.stock().forked_was_taken = false;
             let filled = self.fill_ready(boots);
             if let Err(Unready::Failed(error)) = &filled {
                 tracing::warn!("cannot boot an instance ahead: {error}");
@@ -473,13 +332,13 @@ impl Standby {
                 && let Err(error) = self.fill_template(boots)
             {
                 tracing::warn!("cannot make a template: {error}");
-                self.state().template_after = Some(Instant::now() + RETRY);
+                self.stock().template_after = Some(Instant::now() + RETRY);
             }
             self.busy.store(false, Ordering::Relaxed);
             // What was taken at the end of this, nobody else has been told of.
-            let state = self.state();
-            let wants_ready = filled.is_ok() && state.wants_more(&boots.ready_plan(), self.lent());
-            if !wants_ready && !state.forked_was_taken {
+            let stock = self.stock();
+            let wants_ready = filled.is_ok() && stock.wants_more(&boots.ready_plan(), self.lent());
+            if !wants_ready && !stock.forked_was_taken {
                 return;
             }
         }
@@ -494,7 +353,7 @@ impl Standby {
         }
         let plan = boots.ready_plan();
         self.trim(boots);
-        while self.state().wants_more(&plan, self.lent()) {
+        while self.stock().wants_more(&plan, self.lent()) {
             let lease = boots.terms.lease().ok_or(Unready::NoRoom)?;
             let zygote = boots
                 .pool
@@ -511,7 +370,7 @@ impl Standby {
             let log = pipes.log();
             pipes.handed_over();
             let ready = Ready { held, log, lease: Some(lease), time: None };
-            self.keep(boots, |state| state.add(ready));
+            self.keep(boots, |stock| stock.add(ready));
         }
         Ok(())
     }
@@ -559,7 +418,7 @@ impl Standby {
                     standby.rewinds.done.fetch_add(1, Ordering::Relaxed);
                     let ready = Ready { held, log, lease: Some(lease), time };
                     match standby.rewinds() {
-                        true => standby.keep(&boots, |state| state.add(ready)),
+                        true => standby.keep(&boots, |stock| stock.add(ready)),
                         // It was not worth it, and so are the others.
                         false => {
                             drop(ready);
@@ -599,8 +458,8 @@ impl Standby {
     }
 
     /// Adds something that is ready, and tells those who wait for its room.
-    fn keep<T>(&self, boots: &ImageBoots, add: impl FnOnce(&mut State) -> Option<T>) {
-        let refused = add(&mut self.state());
+    fn keep<T>(&self, boots: &ImageBoots, add: impl FnOnce(&mut Stock) -> Option<T>) {
+        let refused = add(&mut self.stock());
         boots.terms.kept_ready();
         // Ended outside the lock.
         drop(refused);
@@ -612,9 +471,9 @@ impl Standby {
         let failed = |error: &dyn std::fmt::Display| LaunchError(error.to_string());
         let plan = boots.plan();
         let (known, after) = {
-            let state = self.state();
-            let template = state.template.as_ref().map(|leased| leased.template.clone());
-            (template, state.template_after)
+            let stock = self.stock();
+            let template = stock.template.as_ref().map(|leased| leased.template.clone());
+            (template, stock.template_after)
         };
         let has_to_wait = after.is_some_and(|after| Instant::now() < after);
         let usable =
@@ -623,11 +482,11 @@ impl Standby {
             template.fill_seats().map_err(|error| failed(&error))?;
             return if has_to_wait { Ok(()) } else { self.fork_ahead(boots, &template) };
         }
-        if self.state().closed || has_to_wait {
+        if self.stock().closed || has_to_wait {
             return Ok(());
         }
         // One that is to be replaced has the room already.
-        let has_room = self.state().template.is_some();
+        let has_room = self.stock().template.is_some();
         let lease = if has_room { None } else { boots.terms.lease() };
         if lease.is_none() && !has_room {
             return Ok(());
@@ -637,182 +496,24 @@ impl Standby {
             parent.template(&plan, &boots.terms.options(None)).map_err(|error| failed(&error))?;
         template.label(&boots.terms.label);
         let template = Arc::new(template);
-        self.keep(boots, |state| state.put_template(template.clone(), lease));
+        self.keep(boots, |stock| stock.put_template(template.clone(), lease));
         self.fork_ahead(boots, &template)
     }
 
     /// Forks copies until there are as many ahead as there should be, if the tenant has room
     /// for them.
     fn fork_ahead(&self, boots: &ImageBoots, template: &Arc<Template>) -> Result<(), LaunchError> {
-        let surplus = self.state().prune_forked(template.plan(), || boots.terms.lease());
+        let surplus = self.stock().prune_forked(template.plan(), || boots.terms.lease());
         // Ended outside the lock.
         drop(surplus);
-        while self.state().wants_forked(template) {
+        while self.stock().wants_forked(template) {
             let Some(lease) = boots.terms.lease() else { return Ok(()) };
             let pipes = boots.output.pipes()?;
             let held = template
                 .fork_ahead(&boots.terms.options(None))
                 .map_err(|error| LaunchError(error.to_string()))?;
-            self.keep(boots, |state| state.add_forked(Forked { held, pipes, lease: Some(lease) }));
+            self.keep(boots, |stock| stock.add_forked(Forked { held, pipes, lease: Some(lease) }));
         }
         Ok(())
-    }
-}
-
-impl State {
-    /// An instance that is ready. Notes the demand if there is none, and none comes back.
-    fn take(&mut self, policy: BootPolicy, comes_back: bool) -> Option<Ready> {
-        // One that was put back just now has its memory in the processor's caches.
-        let next = match policy.rewind {
-            Some(_) => VecDeque::pop_back,
-            None => VecDeque::pop_front,
-        };
-        while let Some(ready) = next(&mut self.ready) {
-            if !ready.held.has_ended() {
-                return Some(ready);
-            }
-        }
-        if comes_back {
-            return None;
-        }
-        // Somebody may be booting until the target is reached: it must not run
-        // away from them while boots find nothing. Instances that come back serve many
-        // requests, so one is enough for each that found none.
-        let more = match policy.rewind {
-            Some(_) => self.target.saturating_add(1),
-            None => self.target.saturating_mul(2),
-        };
-        self.target = more.clamp(policy.least(), policy.most());
-        self.changed = Instant::now();
-        None
-    }
-
-    /// Adjusts the target, and returns what is not wanted any more.
-    fn prune(&mut self, policy: BootPolicy, lease: impl Fn() -> Option<Lease>) -> Vec<Ready> {
-        if self.changed.elapsed() > DECAY {
-            self.target = self.target.saturating_sub(1);
-            self.changed = Instant::now();
-        }
-        self.target = self.target.clamp(policy.least(), policy.most());
-        let (mut keep, mut surplus) = (VecDeque::new(), Vec::new());
-        // The newest are at the end.
-        for mut ready in self.ready.drain(..).rev() {
-            // A boot that has taken its room may have failed.
-            ready.lease = ready.lease.or_else(&lease);
-            let may_stay = !ready.held.has_ended() && ready.lease.is_some();
-            if may_stay && keep.len() < self.target {
-                keep.push_front(ready);
-            } else {
-                surplus.push(ready);
-            }
-        }
-        self.ready = keep;
-        surplus
-    }
-
-    /// Whether there are fewer instances of `plan` than there should be, with those that are
-    /// lent.
-    fn wants_more(&self, plan: &Arc<thaw_sandbox::BootPlan>, lent: usize) -> bool {
-        let fresh = self.ready.iter().filter(|ready| Arc::ptr_eq(ready.held.plan(), plan)).count();
-        !self.closed && fresh + lent < self.target
-    }
-
-    /// Puts a template in the place of another one, whose room it has without a lease of its
-    /// own. Returns what is to be ended: itself if nobody wants it, or there is no room.
-    fn put_template(
-        &mut self,
-        template: Arc<Template>,
-        lease: Option<Lease>,
-    ) -> Option<Arc<Template>> {
-        let old = self.template.take();
-        let (old, freed) = old.map(|old| (old.template, old.lease)).unzip();
-        match lease.or(freed) {
-            Some(lease) if !self.closed && !lease.is_beyond_quota() => {
-                self.template = Some(Leased { template, lease });
-                old
-            }
-            _ => Some(template),
-        }
-    }
-
-    /// A copy that was forked ahead.
-    fn take_forked(&mut self) -> Option<Forked> {
-        while let Some(forked) = self.forked.pop_front() {
-            self.forked_was_taken = true;
-            if !forked.held.has_ended() {
-                return Some(forked);
-            }
-        }
-        None
-    }
-
-    /// Whether there are fewer copies ahead of this template than there should be. One that
-    /// was given up meanwhile gets no more.
-    fn wants_forked(&self, template: &Arc<Template>) -> bool {
-        let is_current =
-            self.template.as_ref().is_some_and(|leased| Arc::ptr_eq(&leased.template, template));
-        !self.closed && is_current && self.forked.len() < FORKED_AHEAD
-    }
-
-    /// Takes the copies out that have ended, are of another plan, or have no room.
-    fn prune_forked(
-        &mut self,
-        plan: &Arc<thaw_sandbox::BootPlan>,
-        lease: impl Fn() -> Option<Lease>,
-    ) -> Vec<Forked> {
-        let (mut keep, mut surplus) = (VecDeque::new(), Vec::new());
-        for mut forked in self.forked.drain(..) {
-            // A boot that has taken its room may have failed.
-            forked.lease = forked.lease.or_else(&lease);
-            let is_fresh = Arc::ptr_eq(forked.held.plan(), plan) && !forked.held.has_ended();
-            if is_fresh && forked.lease.is_some() {
-                keep.push_back(forked);
-            } else {
-                surplus.push(forked);
-            }
-        }
-        self.forked = keep;
-        surplus
-    }
-
-    /// Adds a copy that was forked ahead; returns it if nobody wants it, or the quota was
-    /// lowered meanwhile.
-    fn add_forked(&mut self, forked: Forked) -> Option<Forked> {
-        if self.closed || forked.lease.as_ref().is_some_and(Lease::is_beyond_quota) {
-            return Some(forked);
-        }
-        self.forked.push_back(forked);
-        None
-    }
-
-    /// Adds an instance; returns the one that it replaces, or itself if nobody wants it, or
-    /// the quota was lowered while it was booted.
-    fn add(&mut self, ready: Ready) -> Option<Ready> {
-        if self.closed || ready.lease.as_ref().is_some_and(Lease::is_beyond_quota) {
-            return Some(ready);
-        }
-        self.ready.push_back(ready);
-        if self.ready.len() > self.target { self.ready.pop_front() } else { None }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn demand_raises_the_target_only_so_far() {
-        let policy = BootPolicy { ready: 3, rewind: None, template: false, automatic: true };
-        let standby = Standby::new(policy);
-        let mut state = standby.state();
-        assert!(state.take(policy, false).is_none());
-        assert_eq!(state.target, 6);
-        // What is being put back will do.
-        assert!(state.take(policy, true).is_none());
-        assert_eq!(state.target, 6);
-        for _ in 0..100 {
-            assert!(state.take(policy, false).is_none());
-        }
-        assert_eq!(state.target, 3 * GROWTH_MAX);
     }
 }
