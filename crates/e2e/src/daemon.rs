@@ -341,3 +341,25 @@ pub fn wait_until(what: &str, condition: impl Fn() -> bool) {
         thread::sleep(Duration::from_millis(10));
     }
 }
+
+/// A Python script that begins as `script` does, which forks a process `pid` that is a daemon of
+/// `home` soon: it tells the daemon to end when that serves, and prints how it ended. A minute is
+/// enough for all of it.
+pub fn ending_once_it_serves(script: &str) -> String {
+    format!("{script}{ENDING}")
+}
+
+const ENDING: &str = r#"
+until = time.monotonic() + 60
+while not os.path.exists(f"{home}/daemon.json") and time.monotonic() < until:
+    time.sleep(0.01)
+os.kill(pid, signal.SIGTERM)
+while time.monotonic() < until:
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    if ended:
+        print(os.waitstatus_to_exitcode(status))
+        sys.exit()
+    time.sleep(0.01)
+os.kill(pid, signal.SIGKILL)
+print("it did not end")
+"#;

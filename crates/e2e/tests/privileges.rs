@@ -11,8 +11,8 @@ use std::thread;
 use std::time::Duration;
 use thaw_e2e::{
     Daemon, DaemonOptions, Function, Process, built_home, check_has_no_rights,
-    check_sees_its_home_only, children, copy_home, descendants, exists, free_privileged_port, get,
-    kill, names_in_root, namespace, run, skip, status, wait_until,
+    check_sees_its_home_only, children, copy_home, descendants, ending_once_it_serves, exists,
+    free_privileged_port, get, kill, names_in_root, namespace, run, skip, status, wait_until,
 };
 
 const C: Function = Function::Example("hello-c");
@@ -261,15 +261,17 @@ fn without_user_namespaces_the_daemon_keeps_its_rights_and_says_so() {
     }
     let home = tempfile::tempdir().expect("a directory");
     let mut serving = Command::new("python3");
-    serving.args(["-c", WITHOUT_NAMESPACES]).arg(thaw_e2e::thaw_binary()).arg(home.path());
+    serving
+        .args(["-c", &ending_once_it_serves(WITHOUT_NAMESPACES)])
+        .arg(thaw_e2e::thaw_binary())
+        .arg(home.path());
     let outcome = run(&mut serving);
     let last = outcome.stdout.lines().last();
     assert_eq!((outcome.code, last), (Some(0), Some("0")), "{}", outcome.stderr);
     assert!(outcome.stderr.contains("keeps all of root's rights"), "{}", outcome.stderr);
 }
 
-/// Serves in a user namespace with all ids that may have no other below it, tells the daemon
-/// to end when it serves, and prints how it ended.
+/// Serves in a user namespace with all ids that may have no other below it.
 const WITHOUT_NAMESPACES: &str = r#"
 import ctypes, os, pathlib, signal, sys, time
 thaw, home = sys.argv[1:]
@@ -291,16 +293,4 @@ for ids in ["uid_map", "gid_map"]:
     first, _, count = pathlib.Path(f"/proc/self/{ids}").read_text().split()[:3]
     pathlib.Path(f"/proc/{pid}/{ids}").write_text(f"{first} {first} {count}")
 os.write(map, b"x")
-until = time.monotonic() + 30
-while not os.path.exists(f"{home}/daemon.json") and time.monotonic() < until:
-    time.sleep(0.01)
-os.kill(pid, signal.SIGTERM)
-while time.monotonic() < until:
-    ended, status = os.waitpid(pid, os.WNOHANG)
-    if ended:
-        print(os.waitstatus_to_exitcode(status))
-        sys.exit()
-    time.sleep(0.01)
-os.kill(pid, signal.SIGKILL)
-print("it did not end")
 "#;

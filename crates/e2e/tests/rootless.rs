@@ -10,8 +10,8 @@ use std::process::{Child, Command};
 use std::sync::OnceLock;
 use thaw_e2e::{
     Daemon, DaemonOptions, Function, Process, User, built_home, check_has_no_rights,
-    check_sees_its_home_only, children, descendants, exists, get, kill, names_in_root, namespace,
-    process, run, skip, status, wait_until,
+    check_sees_its_home_only, children, descendants, ending_once_it_serves, exists, get, kill,
+    names_in_root, namespace, process, run, skip, status, wait_until,
 };
 
 const WARM: &str = "template = false";
@@ -409,7 +409,7 @@ fn without_nested_user_namespaces_there_is_one_process_and_a_warning() {
     let user = User::nobody();
     let home = user.home().join("state");
     let mut serving = Command::new("/usr/bin/python3");
-    serving.args(["-c", WITH_ONE_LEVEL]).arg(user.binary()).arg(&home);
+    serving.args(["-c", &ending_once_it_serves(WITH_ONE_LEVEL)]).arg(user.binary()).arg(&home);
     let outcome = run(serving.uid(user.uid()).gid(user.gid()).current_dir("/"));
     let last = outcome.stdout.lines().last();
     assert_eq!((outcome.code, last), (Some(0), Some("0")), "{outcome:?}");
@@ -446,7 +446,7 @@ fn the_doctor_says_that_a_users_daemon_will_be_split() {
 }
 
 /// Serves in a user namespace below which there is room for one level of others and no more
-/// (user_namespaces(7)), tells the daemon to end when it serves, and prints how it ended.
+/// (user_namespaces(7)).
 const WITH_ONE_LEVEL: &str = r#"
 import ctypes, os, pathlib, signal, subprocess, sys, time
 thaw, home = sys.argv[1:]
@@ -473,18 +473,6 @@ if pid == 0:
     with open(pathlib.Path(home).with_name("doctor.json"), "w") as findings:
         subprocess.run([thaw, "doctor", "--json"], stdout=findings)
     os.execv(thaw, [thaw, "serve", "--weak-limits", "--listen", "127.0.0.1:0"])
-until = time.monotonic() + 60
-while not os.path.exists(f"{home}/daemon.json") and time.monotonic() < until:
-    time.sleep(0.01)
-os.kill(pid, signal.SIGTERM)
-while time.monotonic() < until:
-    ended, status = os.waitpid(pid, os.WNOHANG)
-    if ended:
-        print(os.waitstatus_to_exitcode(status))
-        sys.exit()
-    time.sleep(0.01)
-os.kill(pid, signal.SIGKILL)
-print("it did not end")
 "#;
 
 /// Control groups of version 1 that are a user's, in which the calling thread is for a while.
