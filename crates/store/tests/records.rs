@@ -12,9 +12,9 @@ use common::empty_store;
 use serde_json::json;
 use thaw_store::index::{Attributes, Content, Node};
 use thaw_store::{
-    Activation, Domain, Footprint, FunctionRecord, ImageId, IndexId, Kind, Name, NewCheckpoint,
-    NewFunction, PREFETCH_HEAD, PREFETCH_MAX, Removal, Repair, Session, Store, StoreError, Tree,
-    parse_label,
+    Activation, Domain, Footprint, FunctionRecord, ImageId, IndexId, Kept, Kind, Name,
+    NewCheckpoint, NewFunction, PREFETCH_HEAD, PREFETCH_MAX, Removal, Repair, Session, Store,
+    StoreError, Tree, parse_label,
 };
 
 fn index_of(session: &mut Session, text: &str) -> IndexId {
@@ -262,7 +262,7 @@ fn the_newest_versions_are_kept_and_those_in_use() {
     assert_eq!(numbers(&store), [1, 3, 4, 5]);
     assert_eq!(damaged(&store), []);
     // The version before the active one stays, too.
-    store.gc_keeping_versions(Removal::Remove, &[], 1).unwrap();
+    store.gc_keeping(Removal::Remove, &Kept { versions: 1, ..Kept::default() }).unwrap();
     assert_eq!(numbers(&store), [1, 4, 5]);
 }
 
