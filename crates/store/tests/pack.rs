@@ -3,13 +3,11 @@
 mod common;
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use common::{SmallDisk, empty_store, is_root};
+use common::{SmallDisk, empty_store, is_root, start_victim};
 use thaw_store::{
     Domain, ImageForm, ImageId, Kind, Reference, Removal, Removed, Repair, Source, Store,
     StoreError, image_id,
@@ -236,17 +234,13 @@ fn a_full_disk_while_an_image_is_unpacked_is_a_clear_error_and_loses_nothing() {
     let store = Store::open(&disk.0.path().join("home")).unwrap();
     let (_, image, references) = pair(&store);
     pack(&store, image, &references);
-    let filler = disk.0.path().join("filler");
-    let mut full = fs::File::create(&filler).unwrap();
-    while full.write_all(&[1; 4096]).is_ok() {}
     // Room for the directory of a session.
-    full.set_len(full.metadata().unwrap().len() - 64 * PAGE).unwrap();
+    let filler = disk.fill_but_for(64 * PAGE);
     let refused = store.open_image(image).unwrap_err();
     assert!(matches!(refused, StoreError::NoSpace { .. }), "{refused}");
     assert_eq!(fs::read_dir(store.root().join("tmp")).unwrap().count(), 0);
     assert_eq!(form(&store, image), ImageForm::Packed);
-    drop(full);
-    fs::remove_file(filler).unwrap();
+    filler.remove();
     assert!(store.open_image(image).is_ok());
 }
 
@@ -264,10 +258,7 @@ fn on_a_full_disk_others_that_are_packed_make_room() {
         store.pack_image(other, &[]).unwrap();
         other
     });
-    let filler = disk.0.path().join("filler");
-    let mut full = fs::File::create(&filler).unwrap();
-    while full.write_all(&[1; 4096]).is_ok() {}
-    full.set_len(full.metadata().unwrap().len() - 64 * PAGE).unwrap();
+    let _filler = disk.fill_but_for(64 * PAGE);
     let in_use = store.open_image(others[0]).unwrap();
     assert!(store.open_image(image).is_ok());
     assert_eq!(others.map(|id| form(&store, id)), [ImageForm::Both, ImageForm::Packed]);
@@ -294,21 +285,6 @@ fn victim() {
     }
 }
 
-fn start_victim(home: &Path) -> Child {
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["victim", "--exact", "--ignored", "--nocapture", "--test-threads=1"])
-        .env(HOME, home)
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut output = BufReader::new(child.stdout.take().unwrap());
-    let mut line = String::new();
-    while !line.ends_with("ready\n") {
-        assert_ne!(output.read_line(&mut line).unwrap(), 0, "the victim ended: {line}");
-    }
-    child
-}
-
 #[test]
 fn killed_while_it_unpacks_nothing_is_lost() {
     let (directory, store) = empty_store();
@@ -317,7 +293,7 @@ fn killed_while_it_unpacks_nothing_is_lost() {
     pack(&store, image, &references);
     let mut left_something = 0;
     for turn in 0..24 {
-        let mut child = start_victim(&home);
+        let mut child = start_victim(&[(HOME, &home)]);
         std::thread::sleep(Duration::from_micros(turn * 3_777 % 40_000));
         child.kill().unwrap();
         child.wait().unwrap();
