@@ -18,6 +18,9 @@ use tokio::sync::watch;
 /// sentence why it cannot.
 pub type OpenLauncher = dyn Fn() -> Result<SandboxLauncher, String> + Send + Sync;
 
+/// What became of opening the image, in a sentence if it failed; `None`: nothing yet.
+type News = watch::Receiver<Option<Result<(), String>>>;
+
 /// Boots instances from an image that need not be open.
 pub struct RestingLauncher {
     open: Box<OpenLauncher>,
@@ -27,7 +30,7 @@ pub struct RestingLauncher {
     /// Held while the image is opened, so that it is unpacked once for all who wait for it.
     opening: Mutex<()>,
     /// Hears of it when somebody opens the image who was asked to by [`Launcher::opening`].
-    coming: Mutex<Option<watch::Receiver<Option<Result<(), String>>>>>,
+    coming: Mutex<Option<News>>,
 }
 
 #[derive(Default)]
