@@ -20,10 +20,10 @@ use std::thread;
 use std::time::Duration;
 use tempfile::TempDir;
 use thaw_e2e::{
-    Daemon, DaemonOptions, Registry, Response, built_home, get, prefetch_file, run, run_within,
-    thaw, wait_until,
+    Daemon, DaemonOptions, Registry, Response, built_home, get, prefetch_file, repository, run,
+    run_within, thaw, wait_until,
 };
-use thaw_store::{Name, Repair, Store};
+use thaw_store::{Name, Repair, Store, Version};
 
 /// `/` touches what its working set has; `/ballast` memory, and `/import` files, that nothing has
 /// touched before.
@@ -120,7 +120,11 @@ impl Rig {
 
     #[track_caller]
     fn wait_until_served(&self) {
-        wait_until("the function is served", || self.get("/nowhere").status != 404);
+        // Not by requests: so many refusals would not all be logged.
+        let is_served = |functions: &Value| {
+            functions.as_array().is_some_and(|all| all.iter().any(|one| one["name"] == "far"))
+        };
+        wait_until("the function is served", || is_served(&self.daemon.admin("/functions").json()));
     }
 
     fn get(&self, path: &str) -> Response {
@@ -482,4 +486,108 @@ fn what_needs_all_of_an_instance_is_refused_while_some_is_missing() {
     verb(&["remove", "far"]).success();
     assert!(!rig.is_partial());
     assert_eq!(rig.get("/").status, 404);
+}
+
+/// Runs a verb of `thaw` in the home of a rig.
+#[track_caller]
+fn verb(rig: &Rig, arguments: &[&str]) {
+    let mut command = thaw();
+    command.env("THAW_HOME", &rig.home).args(arguments);
+    run_within(PATIENCE, &mut command, b"").success();
+}
+
+#[test]
+fn a_kernel_build_that_only_a_partial_function_needs_stays() {
+    let rig = Rig::new("afar-kernel");
+    let kernels = |home: &Path| -> Vec<PathBuf> {
+        let entries = fs::read_dir(home.join("store/kernels")).expect("a store");
+        entries.map(|entry| entry.expect("a kernel build").path()).collect()
+    };
+    let kernel = kernels(source()).pop().expect("the function needs one");
+    let elf = fs::read(kernel).expect("a kernel build");
+    let store = Store::open(&rig.home.join("store")).expect("a store");
+    store.session().and_then(|mut session| session.put_kernel(&elf)).expect("room");
+    let fetcher = rig.pull(&rig.gate(Mode::Hold));
+    verb(&rig, &["gc"]);
+    assert_eq!(kernels(&rig.home).len(), 1);
+    fetcher.kill();
+    verb(&rig, &["remove", "far"]);
+    verb(&rig, &["gc"]);
+    assert_eq!(kernels(&rig.home).len(), 0);
+}
+
+#[test]
+fn a_partial_directory_that_is_damaged_or_older_hides_no_stored_function() {
+    let mut rig = Rig::new("afar-hidden");
+    rig.pull(&rig.gate(Mode::Hold)).kill();
+    let mut pull = thaw();
+    pull.env("THAW_HOME", &rig.home).args(["pull", &rig.registry.image(IMAGE)]);
+    run_within(PATIENCE, &mut pull, b"").success();
+    let store = Store::open(&rig.home.join("store")).expect("a store");
+    let far = Name::new("far").expect("a name");
+    let stored_ms = store.get_function(&far).expect("a function").created_ms;
+    // As if it had been pulled after that.
+    let path = rig.home.join("partial/far/record.json");
+    let mut record: Value =
+        serde_json::from_slice(&fs::read(&path).expect("a record")).expect("JSON");
+    record["created_ms"] = json!(stored_ms + 1000);
+    fs::write(&path, record.to_string()).expect("a record");
+    rig.daemon.kill_and_await_next();
+    rig.wait_until_served();
+    rig.is_unavailable("/ballast");
+    // What the operator went back from is newer still.
+    let mut session = store.session().expect("a session");
+    let newer = |record: &mut thaw_store::FunctionRecord| -> Result<(), thaw_store::StoreError> {
+        let number = record.number + 1;
+        let version = Version { number, created_ms: stored_ms + 2000, ..record.active() };
+        record.others.push(version);
+        Ok(())
+    };
+    session.change_function(&far, newer).expect("a version");
+    rig.daemon.kill_and_await_next();
+    rig.wait_until_served();
+    rig.answers("/ballast", "whole");
+    // One that cannot be booted does not count.
+    let gone = |record: &mut thaw_store::FunctionRecord| -> Result<(), thaw_store::StoreError> {
+        record.others.clear();
+        Ok(())
+    };
+    session.change_function(&far, gone).expect("no version");
+    drop(session);
+    fs::write(rig.home.join("partial/far/index"), b"damaged").expect("damage");
+    rig.daemon.kill_and_await_next();
+    rig.wait_until_served();
+    rig.answers("/ballast", "whole");
+    rig.answers("/import", "far");
+}
+
+#[test]
+fn partial_functions_get_their_secrets() {
+    let rig = Rig::new("afar-secrets");
+    let home = built_home("afar-secrets-source", &[]);
+    let directory = tempfile::tempdir().expect("a directory");
+    let program = repository().join("tests/guest/functions/secretive.py");
+    fs::copy(program, directory.path().join("app.py")).expect("a copy");
+    let text = "name = \"far\"\ncommand = [\"python3\", \"app.py\"]\nport = 8080\n\
+                [secrets]\nnames = [\"database\"]\n\
+                [runtime]\nkind = \"python3\"\ninterpreter = \"/usr/bin/python3\"\n";
+    fs::write(directory.path().join("thaw.toml"), text).expect("thaw.toml");
+    let run_in = |home: &Path, arguments: &[&str], input: &[u8]| {
+        run_within(PATIENCE, thaw().env("THAW_HOME", home).args(arguments), input).success();
+    };
+    run_in(&home, &["build", directory.path().to_str().expect("UTF-8")], b"");
+    run_in(&home, &["secret", "set", "far", "database"], b"of the source");
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    assert_eq!(get(daemon.gateway(), "far", "/").json()["now"]["database"], "of the source");
+    wait_until("its working set is stored", || prefetch_file(&home).is_some());
+    drop(daemon);
+    run_in(&home, &["push", "far", &rig.registry.image(IMAGE)], b"");
+    let gate = rig.gate(Mode::Hold);
+    let _fetcher = rig.pull(&gate);
+    let refused = rig.get("/");
+    let explained = rig.daemon.explain(&refused);
+    assert!(explained.contains("thaw secret set far database"), "{explained}");
+    run_in(&rig.home, &["secret", "set", "far", "database"], b"of this node");
+    assert_eq!(rig.get("/").json()["now"]["database"], "of this node");
+    assert!(rig.is_partial());
 }

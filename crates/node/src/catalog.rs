@@ -407,7 +407,7 @@ impl Catalog {
             false => self.store.kernel(KernelId(header.kernel_build)),
         })?;
         let tenant = TenantName::of(config.sharing.domain.as_ref());
-        let contents = Arc::new(FarContents::new(&function));
+        let contents = Arc::new(FarContents::new(&function).map_err(StoreError::Source)?);
         let far =
             Far { digest: function.record.digest.clone(), contents: Arc::downgrade(&contents) };
         self.far.lock().expect("no holder panics").insert(config.name.clone(), far);

@@ -268,19 +268,31 @@ fn take_out(
             shared.metrics().rolled_back(function);
             tracing::warn!(%function, version, "took the version out of service, and version {to} gets its requests: {reason}");
         }
+        // It is served still because the daemon could not read what it should serve.
+        Ok(Taken::Before) => {}
         Ok(Taken::Kept(why)) => {
             tracing::warn!(%function, version, "{reason}; the version stays in service: {why}");
             return;
         }
         Err(error) => {
-            tracing::error!(%function, version, "{reason}; the version could not be taken out of service: {error}");
-            return;
+            tracing::error!(%function, version, "{reason}; the version could not be taken out of service, which is tried again: {error}");
+            return report_again(shared, function, version);
         }
     }
     match catalog.reload() {
         Ok(_) => on_change(),
-        Err(error) => tracing::error!("cannot reload: {error}"),
+        Err(error) => {
+            tracing::error!("cannot reload: {error}");
+            report_again(shared, function, version);
+        }
     }
+}
+
+/// Has a version that could not be taken out of service reported again.
+fn report_again(shared: &NodeState, function: &FunctionName, version: u32) {
+    let served = shared.served(function.as_str());
+    let services = served.iter().flat_map(|served| served.services());
+    services.filter(|service| service.version() == version).for_each(|it| it.report_again());
 }
 
 /// What became of a version that fails.
@@ -288,6 +300,8 @@ fn take_out(
 enum Taken {
     /// Another one gets its requests.
     Out { to: u32 },
+    /// It was taken out before, or it is gone.
+    Before,
     /// It stays, with the reason.
     Kept(&'static str),
 }
@@ -300,7 +314,9 @@ fn take_out_of_store(
 ) -> Result<Taken, DeployError> {
     let mut taken = Taken::Kept("no other version was active before it");
     change(store, function.as_str(), |record| {
-        if record.number == version && !is_watched(record)? {
+        if record.number != version && !record.shares(version) {
+            taken = Taken::Before;
+        } else if record.number == version && !is_watched(record)? {
             taken = Taken::Kept("it was active for longer than `watch` in [rollback]");
         } else if let Some(to) = record.take_out(version, reason) {
             taken = Taken::Out { to };
@@ -386,6 +402,13 @@ mod tests {
         let known = versions(&store, "f").unwrap();
         assert_eq!((known.active, known.rolled_back.unwrap().version), (3, 2));
         assert_eq!(known.versions[1].problem.as_deref(), Some("it failed"));
-        assert_eq!(taken(2), Taken::Kept("no other version was active before it"));
+        assert_eq!(taken(2), Taken::Before);
+    }
+
+    #[test]
+    fn the_only_version_stays() {
+        let (_directory, store) = store(&["[rollback]\nwatch = \"1h\""]);
+        let taken = take_out_of_store(&store, &"f".parse().unwrap(), 1, "it failed").unwrap();
+        assert_eq!(taken, Taken::Kept("no other version was active before it"));
     }
 }

@@ -10,6 +10,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Mutex;
 use tokio::sync::Notify;
 
+/// How long it takes until a bound that is still passed is said again, if nothing came of the first
+/// time.
+const AGAIN_NS: u64 = 10_000_000_000;
 /// Into so many parts the time is divided over which is counted.
 const PARTS: u64 = 10;
 
@@ -51,8 +54,8 @@ struct Counts {
     total: Requests,
     /// Parts of the window by their number since the begin of time, `PARTS` at most.
     parts: VecDeque<(u64, Requests)>,
-    /// The bound was passed, which is said once.
-    is_passed: bool,
+    /// Until then it is not said that the bound is passed. It is said once; [`u64::MAX`]: it was.
+    silent_until_ns: u64,
 }
 
 impl Health {
@@ -70,7 +73,15 @@ impl Health {
     pub fn begin_anew(&self) {
         let mut counts = self.counts.lock().expect("no holder panics");
         counts.parts.clear();
-        counts.is_passed = false;
+        counts.silent_until_ns = 0;
+    }
+
+    /// Nothing came of what was said: it is said again in a while, if the bound is passed then.
+    pub fn say_again(&self, now_ns: u64) {
+        let mut counts = self.counts.lock().expect("no holder panics");
+        if counts.silent_until_ns == u64::MAX {
+            counts.silent_until_ns = now_ns.saturating_add(AGAIN_NS);
+        }
     }
 
     /// Notes the end of a request. Says in one sentence that the bound is passed, if it is, once.
@@ -91,10 +102,11 @@ impl Health {
         counts.parts.retain(|(number, _)| number + PARTS > part);
         let recent = counts.recent();
         let is_worse = recent.failed * 100 > recent.all * u64::from(bound.percent);
-        if counts.is_passed || recent.all < u64::from(bound.requests.get()) || !is_worse {
+        let is_silent = now_ns < counts.silent_until_ns;
+        if is_silent || recent.all < u64::from(bound.requests.get()) || !is_worse {
             return None;
         }
-        counts.is_passed = true;
+        counts.silent_until_ns = u64::MAX;
         let Requests { all, failed } = recent;
         let (window, percent) = (bound.window, bound.percent);
         Some(format!(
@@ -172,6 +184,20 @@ mod tests {
         assert!((0..9).all(|_| health.note(Verdict::Failed, SECOND).is_none()));
         assert!(health.note(Verdict::Failed, SECOND).is_some());
         assert_eq!(health.total(), Requests { all: 21, failed: 21 });
+    }
+
+    #[test]
+    fn what_came_to_nothing_is_said_again_if_it_still_holds() {
+        let health = health(5, 10);
+        health.say_again(SECOND);
+        let fail = |second: u64| health.note(Verdict::Failed, second * SECOND);
+        assert!((0..9).all(|_| fail(1).is_none()));
+        assert!(fail(1).is_some(), "nobody was told yet");
+        health.say_again(SECOND);
+        assert_eq!((0..20).filter_map(|_| fail(5)).count(), 0);
+        assert!((0..9).all(|_| fail(20).is_none()), "what was long ago does not count");
+        assert!(fail(20).is_some());
+        assert_eq!(fail(100), None);
     }
 
     #[test]

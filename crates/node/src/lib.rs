@@ -47,5 +47,7 @@ mod tls_listeners;
 pub mod upstream;
 pub mod usage;
 
+pub use partial::kernels_of_partial;
+
 /// `PATH` of programs in sandboxes, unless their author sets another.
 pub const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";

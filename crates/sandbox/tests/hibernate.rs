@@ -3,10 +3,11 @@
 mod common;
 
 use std::io::Read;
+use std::net::{TcpListener, TcpStream};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::sleeper::{Client, LONG, Running, SPEC, swap_file};
+use common::sleeper::{Client, LONG, Running, SPEC, accept_from, swap_file};
 use thaw_sandbox::{AwakeCause, Event, Timers, WorkingSet};
 
 #[test]
@@ -149,6 +150,23 @@ fn a_full_disk_leaves_it_as_it_was() {
     running.deflate_over_the_limit();
     running.awake();
     assert_eq!(client.ask("sum"), expected);
+}
+
+/// Of the tests, which run beside others that look for servers at ports that are free by now.
+#[test]
+fn a_stranger_that_connects_first_is_not_taken_for_the_client() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut stranger = TcpStream::connect(address).unwrap();
+    let client = TcpStream::connect(address).unwrap();
+    let (mut socket, peer) = accept_from(&listener, &client);
+    assert_eq!(peer, client.local_addr().unwrap());
+    assert_eq!(stranger.read(&mut [0]).unwrap(), 0, "it is let go");
+    let mut client = Client(client);
+    client.send("it is me");
+    let mut line = [0; 9];
+    socket.read_exact(&mut line).unwrap();
+    assert_eq!(&line, b"it is me\n");
 }
 
 /// Where there were zeros when it was hibernated, there is memory now that nobody has touched

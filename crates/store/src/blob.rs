@@ -9,9 +9,11 @@ use std::path::Path;
 use rustix::fs::ioctl_ficlone;
 
 use crate::error::{Context, Result, StoreError};
+use crate::function::names;
 use crate::id::{BlobHash, Name};
 use crate::session::Session;
 use crate::stage::{Existing, publish, seal, sync_directory};
+use crate::store::Store;
 
 /// Files up to this many bytes are read once, into memory.
 const SMALL: u64 = 1 << 20;
@@ -348,6 +350,34 @@ impl Version {
             modified: (stat.st_mtime, stat.st_mtime_nsec),
             changed: (stat.st_ctime, stat.st_ctime_nsec),
         })
+    }
+}
+
+impl Store {
+    /// All domains that files in the store may belong to.
+    pub(crate) fn domains(&self) -> Result<Vec<Domain>> {
+        let mut domains = vec![Domain::shared()];
+        domains.extend(names(&self.layout.domains())?.iter().map(Domain::own));
+        Ok(domains)
+    }
+
+    /// Whether the bytes of an open blob match its name in one of these domains, and how many bytes
+    /// were read.
+    pub(crate) fn check_blob(
+        &self,
+        hash: BlobHash,
+        file: &File,
+        domains: &[Domain],
+    ) -> Result<(bool, u64)> {
+        let mut bytes = 0;
+        for domain in domains {
+            let found = hash_file(file, domain).context("read", &self.layout.blob(hash))?;
+            bytes += found.size;
+            if found.hash == hash {
+                return Ok((true, bytes));
+            }
+        }
+        Ok((false, bytes))
     }
 }
 

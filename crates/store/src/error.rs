@@ -108,6 +108,21 @@ pub enum StoreError {
         /// What to do about it.
         way_out: &'static str,
     },
+    /// The record of a thing was written by a later program. It is not touched.
+    #[error(
+        "the record of {kind} {name} has version {version}, this program knows {known}: use the \
+         version of Thaw that wrote it, or remove the {kind} first"
+    )]
+    LaterRecord {
+        /// What it is.
+        kind: Kind,
+        /// Its name.
+        name: String,
+        /// The record's version.
+        version: u64,
+        /// The last one that this program knows.
+        known: u32,
+    },
     /// The store was written by another version.
     #[error(
         "the store {} has format {found:?}, this program knows {known:?}: use the \

@@ -216,7 +216,11 @@ impl Session {
     }
 
     /// Stores a function or a new version of it. The same files and image as those of the active
-    /// version are that version, with another configuration.
+    /// version are that version, with another configuration; but one that is not to be active is
+    /// another version then.
+    ///
+    /// # Errors
+    /// Something that it needs is not there, or the record is that of a later program.
     pub fn put_version(
         &mut self,
         new: NewFunction,
@@ -229,7 +233,9 @@ impl Session {
         let name = new.name.clone();
         let record = match self.get_function(&name) {
             Ok(mut old) => {
-                if old.index == new.index && old.image == new.image || old.image.is_none() {
+                let is_same = old.index == new.index && old.image == new.image;
+                let changes_active = activation == Activation::Later && old.config != new.config;
+                if is_same && !changes_active || old.image.is_none() {
                     let number = old.number;
                     old.replace(number, new);
                     old.label = label.or(old.label);
@@ -389,14 +395,10 @@ impl Store {
     pub fn get_function(&self, name: &Name) -> Result<FunctionRecord> {
         let _acting = self.layout.act()?;
         let path = self.layout.function_record(name);
-        let mut record: FunctionRecord = read_record(&path, Kind::Function, name)?;
-        check_versions(
-            record.version,
-            &(1..=FUNCTION_VERSION),
-            &record.name,
-            Kind::Function,
-            name,
-        )?;
+        let known = 1..=FUNCTION_VERSION;
+        let mut record: FunctionRecord =
+            read_record_up_to(*known.end(), &path, Kind::Function, name)?;
+        check_versions(record.version, &known, &record.name, Kind::Function, name)?;
         record.upgrade();
         Ok(record)
     }
@@ -491,6 +493,22 @@ pub(crate) fn names(directory: &Path) -> Result<Vec<Name>> {
 }
 
 pub(crate) fn read_record<T: DeserializeOwned>(path: &Path, kind: Kind, name: &Name) -> Result<T> {
+    read_record_up_to(RECORD_VERSION, path, kind, name)
+}
+
+/// What all records of all versions begin with.
+#[derive(Deserialize)]
+struct Versioned {
+    version: u64,
+}
+
+/// Reads a record that has no later version than this one.
+fn read_record_up_to<T: DeserializeOwned>(
+    known: u32,
+    path: &Path,
+    kind: Kind,
+    name: &Name,
+) -> Result<T> {
     let bytes = match fs::read(path) {
         Ok(bytes) => bytes,
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
@@ -498,7 +516,13 @@ pub(crate) fn read_record<T: DeserializeOwned>(path: &Path, kind: Kind, name: &N
         }
         Err(error) => return Err(StoreError::io("read", path, error)),
     };
-    serde_json::from_slice(&bytes).map_err(|error| StoreError::damaged(kind, name, error))
+    let damaged = |error| StoreError::damaged(kind, name, error);
+    let Versioned { version } = serde_json::from_slice(&bytes).map_err(damaged)?;
+    if version > known.into() {
+        let name = name.to_string();
+        return Err(StoreError::LaterRecord { kind, name, version, known });
+    }
+    serde_json::from_slice(&bytes).map_err(damaged)
 }
 
 pub(crate) fn check_record(version: u32, found: &Name, kind: Kind, name: &Name) -> Result<()> {

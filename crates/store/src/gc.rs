@@ -57,6 +57,23 @@ impl GcReport {
     }
 }
 
+/// What stays besides all that records lead to.
+pub struct Kept<'a> {
+    /// Images, with all that they need.
+    pub images: &'a [ImageId],
+    /// Kernel builds. It is asked once sessions are kept out: whoever comes to need one while a
+    /// session of his lasts keeps it.
+    pub kernels: &'a dyn Fn() -> BTreeSet<KernelId>,
+    /// How many of the newest versions of each function, besides those in use.
+    pub versions: usize,
+}
+
+impl Default for Kept<'_> {
+    fn default() -> Self {
+        Self { images: &[], kernels: &BTreeSet::new, versions: VERSIONS_KEPT }
+    }
+}
+
 /// What must stay.
 #[derive(Default)]
 struct Live {
@@ -73,48 +90,32 @@ impl Store {
     /// not. Removes nothing when a record or an index in use is damaged, because
     /// then it is not known what they refer to.
     pub fn gc(&self, removal: Removal) -> Result<GcReport> {
-        self.gc_keeping(removal, &[])
+        self.gc_keeping(removal, &Kept::default())
     }
 
-    /// The same, but these images stay, with all that they need.
-    pub fn gc_keeping(&self, removal: Removal, images: &[ImageId]) -> Result<GcReport> {
-        self.gc_as(removal, PATIENCE, images, VERSIONS_KEPT)
-    }
-
-    /// The same, and of each function the `versions` newest stay, besides those in use.
-    pub fn gc_keeping_versions(
-        &self,
-        removal: Removal,
-        images: &[ImageId],
-        versions: usize,
-    ) -> Result<GcReport> {
-        self.gc_as(removal, PATIENCE, images, versions)
+    /// The same, but more stays.
+    pub fn gc_keeping(&self, removal: Removal, kept: &Kept<'_>) -> Result<GcReport> {
+        self.gc_as(removal, PATIENCE, kept)
     }
 
     /// The same, waiting for sessions no longer than `patience`.
     pub fn gc_within(&self, removal: Removal, patience: Duration) -> Result<GcReport> {
-        self.gc_as(removal, patience, &[], VERSIONS_KEPT)
+        self.gc_as(removal, patience, &Kept::default())
     }
 
-    fn gc_as(
-        &self,
-        removal: Removal,
-        patience: Duration,
-        kept: &[ImageId],
-        versions: usize,
-    ) -> Result<GcReport> {
+    fn gc_as(&self, removal: Removal, patience: Duration, kept: &Kept<'_>) -> Result<GcReport> {
         let _acting = self.layout.act()?;
         let _lock = self.lock_all(patience)?;
         let mut report = GcReport::default();
-        let records = self.records_without_surplus(versions, &mut report)?;
+        let records = self.records_without_surplus(kept.versions, &mut report)?;
         let mut live = self.live(&records)?;
-        live.images.extend(kept.iter().filter(|id| self.layout.has_image(**id)));
+        live.images.extend(kept.images.iter().filter(|id| self.layout.has_image(**id)));
         let images = self.unused_images(&mut live)?;
         let templates = self.unused_templates(&mut live)?;
         let indexes = self.unused_indexes(&mut live)?;
         // Everything that could fail for damage is read before the first removal.
         let blobs = self.unused_blobs(&live)?;
-        let kernels = self.unused_kernels(&live)?;
+        let kernels = self.unused_kernels(&live, kept)?;
         if removal == Removal::Remove {
             self.forget_versions(&records, &report.versions)?;
         }
@@ -287,10 +288,11 @@ impl Store {
 
     /// Kernel builds that no image needs which is in use. Sessions are kept out, so nobody is
     /// about to store an image of one of them; zygotes of one have a file of their own.
-    fn unused_kernels(&self, live: &Live) -> Result<Vec<KernelId>> {
+    fn unused_kernels(&self, live: &Live, kept: &Kept<'_>) -> Result<Vec<KernelId>> {
         let used = self.kernels_of(&live.images)?;
+        let kept = (kept.kernels)();
         let all = self.list_kernels()?.into_iter().map(|kernel| kernel.id);
-        Ok(all.filter(|id| !used.contains_key(id)).collect())
+        Ok(all.filter(|id| !used.contains_key(id) && !kept.contains(id)).collect())
     }
 
     /// Files of working sets, lists of ancestors and records of kernels without their images.

@@ -138,11 +138,13 @@ impl Session {
         seal_as(&file, &path, mode)?;
         file.sync_all().context("sync", &path)?;
         let to = self.layout.image(id);
-        // One of that name that is damaged gets replaced.
-        let intact = match self.store.open_unpacked(id) {
-            Ok(old) => image_id(&old).is_ok_and(|found| found == id),
-            Err(_) => false,
-        };
+        // One of that name that is damaged gets replaced. Both are locked until the packed form
+        // has been looked at: nobody removes one form while the other goes.
+        let old = self.store.open_unpacked(id).ok();
+        let intact = old.as_ref().is_some_and(|old| image_id(old).is_ok_and(|found| found == id));
+        // Opened by name: copies of `file` may outlive this.
+        let new = File::open(&path).context("open", &path)?;
+        lock_shared(&new, &path)?;
         let existing = if intact { Existing::Keep } else { Existing::Replace };
         publish(&path, &to, existing)?;
         // A packed form that is damaged may be why it was made again. One that is whole stays:

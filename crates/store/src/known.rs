@@ -2,10 +2,10 @@
 //! again to be named.
 //!
 //! ```text
-//! header, then one entry of 96 bytes for each file, the last used first
+//! header, then one entry of 104 bytes for each file, the last used first
 //! ```
 //!
-//! A file is known by its device, inode, size and times. Nobody can change the content and keep the
+//! A file is known by its file system, device, inode, size and times. Nobody can change the content and keep the
 //! time of the last change of the inode, with exceptions, which are left out:
 //!
 //! | exception | rule |
@@ -13,7 +13,8 @@
 //! | it changes again within the clock's granularity (as in git's index) | both times are two seconds past when it is read |
 //! | memory that is mapped for writing, whose times are set once | its owner is root, and nobody else may write to it |
 //! | a file system of a user's own, which may say what it likes | the file system has a block device |
-//! | a device number that another file system gets later | the same |
+//! | one that a program has made as a whole, with times as it likes (SquashFS, ISO 9660; `mkfs -d` in a file) | its kind is ext4, XFS or F2FS, and it lies in no loop device |
+//! | a device number that another file system gets later, as those of device mapper are | the file system's id names it (statfs(2), `f_fsid`: of ext4 and F2FS its UUID; that of XFS is its device number) |
 //!
 //! Since nothing is opened, the file is one that everybody may read. The table lies in the store,
 //! which nobody but its owner can write to. It holds no contents: an entry names a blob that is
@@ -22,10 +23,12 @@
 use std::collections::HashMap;
 use std::fs;
 use std::io::ErrorKind;
+use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytemuck::{Pod, Zeroable};
-use rustix::fs::{FileType, Stat, major};
+use rustix::fd::AsFd;
+use rustix::fs::{FileType, Stat, fstatfs, fstatvfs, major, minor};
 
 use crate::blob::{Blob, Domain};
 use crate::error::{Result, StoreError};
@@ -35,7 +38,7 @@ use crate::stage::{Existing, RECORD_MODE};
 use crate::store::Store;
 
 const MAGIC: [u8; 8] = *b"THAWKNF\0";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Most files: those of some twenty languages, 6 MiB.
 const KNOWN_MAX: usize = 1 << 16;
 /// How long ago a file must have changed: longer than any file system's clock takes to tick.
@@ -56,6 +59,8 @@ struct Header {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Identity {
+    /// The id of its file system.
+    file_system: u64,
     device: u64,
     inode: u64,
     size: u64,
@@ -68,12 +73,14 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    /// That of a file; `None`: its content may change unseen, or is not everybody's to read.
-    pub fn of(stat: &Stat, domain: &Domain) -> Option<Self> {
+    /// That of a file in this file system; `None`: its content may change unseen, or is not
+    /// everybody's to read.
+    fn of(stat: &Stat, domain: &Domain, file_system: &FileSystem) -> Option<Self> {
         let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
         let is_roots = stat.st_uid == 0 && stat.st_mode & 0o022 == 0 && stat.st_mode & 0o004 != 0;
-        let has_block_device = major(stat.st_dev) != 0;
-        (is_regular && is_roots && has_block_device && stat.st_size > 0).then(|| Self {
+        let is_known = is_regular && is_roots && stat.st_size > 0;
+        (is_known && file_system.is_trusted(stat.st_dev)).then(|| Self {
+            file_system: file_system.id,
             device: stat.st_dev,
             inode: stat.st_ino,
             size: stat.st_size as u64,
@@ -94,6 +101,62 @@ impl Identity {
     }
 }
 
+/// Where a block device comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum DeviceKind {
+    /// Hardware has it, or what the kernel takes for it.
+    Physical,
+    /// Software makes it, and gives its number to another one later.
+    Virtual,
+    /// A file, perhaps of a file system that somebody has made as a whole.
+    Loop,
+}
+
+impl DeviceKind {
+    /// That of a device, from where it lies in sysfs (Documentation/admin-guide/sysfs-rules.rst). One
+    /// of which nothing is known is as bad as any.
+    fn of(device: u64) -> Self {
+        let link = format!("/sys/dev/block/{}:{}", major(device), minor(device));
+        fs::canonicalize(link).map_or(Self::Loop, |path| Self::at(&path))
+    }
+
+    fn at(path: &Path) -> Self {
+        let Ok(name) = path.strip_prefix("/sys/devices/virtual/block") else {
+            return Self::Physical;
+        };
+        let is_loop = name.to_str().is_none_or(|name| name.starts_with("loop"));
+        if is_loop { Self::Loop } else { Self::Virtual }
+    }
+}
+
+/// A file system that a file lies in.
+#[derive(Clone, Copy, Debug)]
+struct FileSystem {
+    /// `f_type` of statfs(2).
+    kind: u64,
+    /// `f_fsid` of statfs(2).
+    id: u64,
+    device: DeviceKind,
+}
+
+/// `f_type` of ext2, ext3 and ext4, of XFS and of F2FS (linux/magic.h).
+const EXT4: u64 = 0xef53;
+const XFS: u64 = 0x5846_5342;
+const F2FS: u64 = 0xf2f5_2010;
+
+impl FileSystem {
+    /// Whether a file of this device is known again by what stat(2) and `id` say.
+    fn is_trusted(&self, device: u64) -> bool {
+        // The kernel gives nobody else that number: `new_encode_dev` in linux/kdev_t.h.
+        let is_named = self.id != 0 && self.id != device;
+        let is_reused = self.device != DeviceKind::Physical;
+        major(device) != 0
+            && [EXT4, XFS, F2FS].contains(&self.kind)
+            && self.device != DeviceKind::Loop
+            && (is_named || !is_reused)
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 struct Entry {
@@ -111,6 +174,8 @@ pub(crate) struct KnownFiles {
     new: Vec<Entry>,
     /// Whether the file was read.
     is_read: bool,
+    /// The kinds of devices that were met.
+    devices: HashMap<u64, DeviceKind>,
 }
 
 impl KnownFiles {
@@ -119,7 +184,7 @@ impl KnownFiles {
         let order = fs::read(store.layout.known_files()).map(|bytes| parse(&bytes));
         let order = order.unwrap_or_default();
         let known = order.iter().map(|entry| (entry.identity, BlobHash(entry.hash))).collect();
-        Self { known, order, new: Vec::new(), is_read: true }
+        Self { known, order, is_read: true, ..Self::default() }
     }
 
     /// The bytes of the table with what is new in front.
@@ -160,6 +225,25 @@ fn parse(bytes: &[u8]) -> Vec<Entry> {
 }
 
 impl Session {
+    /// What tells a file from others whose attributes are these, and which lies in the file system
+    /// of `beside`; `None`: nothing does.
+    pub(crate) fn identity(
+        &mut self,
+        stat: &Stat,
+        beside: impl AsFd,
+        domain: &Domain,
+    ) -> Option<Identity> {
+        // Of no device: before anybody is asked.
+        if major(stat.st_dev) == 0 {
+            return None;
+        }
+        let (kind, id) = (fstatfs(&beside).ok()?.f_type as u64, fstatvfs(&beside).ok()?.f_fsid);
+        let device = stat.st_dev;
+        let devices = &mut self.known.devices;
+        let device = *devices.entry(device).or_insert_with(|| DeviceKind::of(device));
+        Identity::of(stat, domain, &FileSystem { kind, id, device })
+    }
+
     /// The content of a file that was imported before and has not changed since, if it is in the
     /// store.
     pub(crate) fn known_blob(&mut self, identity: &Identity) -> Result<Option<Blob>> {
@@ -228,7 +312,7 @@ mod tests {
 
     #[test]
     fn format_tripwire() {
-        assert_eq!((size_of::<Header>(), size_of::<Entry>(), VERSION), (48, 96, 1));
+        assert_eq!((size_of::<Header>(), size_of::<Entry>(), VERSION), (48, 104, 2));
     }
 
     #[test]
@@ -270,9 +354,11 @@ mod tests {
         let mut stat = rustix::fs::stat("/bin/sh").unwrap();
         stat.st_dev = rustix::fs::makedev(8, 1);
         (stat.st_uid, stat.st_mode, stat.st_size) = (0, 0o100755, 9);
-        assert!(Identity::of(&stat, &domain).is_some());
+        let root = FileSystem { kind: EXT4, id: 7, device: DeviceKind::Physical };
+        let of = |stat: &Stat, domain: &Domain| Identity::of(stat, domain, &root);
+        assert!(of(&stat, &domain).is_some());
         let other = Domain::own(&crate::id::Name::new("other").unwrap());
-        assert_ne!(Identity::of(&stat, &domain), Identity::of(&stat, &other));
+        assert_ne!(of(&stat, &domain), of(&stat, &other));
         let changes: [fn(&mut Stat); 7] = [
             |stat| stat.st_uid = 1000,
             |stat| stat.st_mode = 0o100775,
@@ -285,7 +371,43 @@ mod tests {
         for change in changes {
             let mut changed = stat;
             change(&mut changed);
-            assert_eq!(Identity::of(&changed, &domain), None);
+            assert_eq!(of(&changed, &domain), None);
         }
+    }
+
+    #[test]
+    fn file_systems_are_told_apart_or_not_trusted() {
+        use DeviceKind::{Loop, Physical, Virtual};
+        const SQUASHFS: u64 = 0x7371_7368;
+        let (disk, mapped) = (rustix::fs::makedev(8, 1), rustix::fs::makedev(253, 300));
+        let is_trusted =
+            |kind, id, device, number| FileSystem { kind, id, device }.is_trusted(number);
+        assert!(is_trusted(EXT4, 99, Physical, disk));
+        assert!(is_trusted(XFS, disk, Physical, disk), "nobody else gets the number of a disk");
+        assert!(is_trusted(EXT4, 99, Virtual, mapped));
+        assert!(!is_trusted(XFS, mapped, Virtual, mapped), "its id is the device's number");
+        assert!(!is_trusted(EXT4, 0, Virtual, mapped));
+        assert!(!is_trusted(EXT4, 99, Loop, mapped));
+        assert!(!is_trusted(SQUASHFS, 99, Physical, disk));
+        // The same device, inode, size and times.
+        let domain = Domain::shared();
+        let mut stat = rustix::fs::stat("/bin/sh").unwrap();
+        (stat.st_dev, stat.st_uid, stat.st_mode, stat.st_size) = (mapped, 0, 0o100755, 9);
+        let of = |id| Identity::of(&stat, &domain, &FileSystem { kind: EXT4, id, device: Virtual });
+        assert!(of(1).is_some());
+        assert_eq!(of(1), of(1));
+        assert_ne!(of(1), of(2));
+    }
+
+    #[test]
+    fn devices_that_software_makes_are_told_by_their_place() {
+        let at = |path: &str| DeviceKind::at(Path::new(path));
+        assert_eq!(
+            at("/sys/devices/pci0000:00/0000:00:02.0/virtio1/block/vda/vda1"),
+            DeviceKind::Physical
+        );
+        assert_eq!(at("/sys/devices/virtual/block/dm-0"), DeviceKind::Virtual);
+        assert_eq!(at("/sys/devices/virtual/block/loop3/loop3p1"), DeviceKind::Loop);
+        assert_eq!(DeviceKind::of(rustix::fs::makedev(4000, 7)), DeviceKind::Loop, "there is none");
     }
 }

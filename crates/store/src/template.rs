@@ -80,7 +80,12 @@ impl Store {
     pub fn get_template(&self, name: &Name) -> Result<TemplateRecord> {
         let _acting = self.layout.act()?;
         let path = self.layout.template(name);
-        let record: TemplateRecord = read_record(&path, Kind::Template, name)?;
+        let read = read_record(&path, Kind::Template, name);
+        let record: TemplateRecord = read.map_err(|error| match error {
+            // It is made again, as one that is damaged.
+            StoreError::LaterRecord { .. } => StoreError::damaged(Kind::Template, name, error),
+            error => error,
+        })?;
         check_record(record.version, &record.name, Kind::Template, name)?;
         Ok(record)
     }

@@ -5,12 +5,13 @@ use std::fs;
 use std::io::ErrorKind;
 use std::time::Duration;
 
-use crate::blob::{Blob, Domain, hash_file};
+use crate::blob::Blob;
 use crate::error::{Context, Kind, Result, StoreError, way_out};
 use crate::function::names;
 use crate::id::{BlobHash, ImageId, IndexId, KernelId, Name};
 use crate::index::check_structure;
 use crate::layout::ImageFile;
+use crate::pack::WholeSources;
 use crate::sparse::image_id;
 use crate::store::Store;
 use crate::version::Version;
@@ -221,21 +222,12 @@ impl Check<'_> {
     }
 
     fn blobs(&mut self, progress: &mut dyn FnMut(&VerifyReport)) -> Result<()> {
-        let mut domains = vec![Domain::shared()];
-        let own = names(&self.store.layout.domains())?;
-        domains.extend(own.iter().map(Domain::own));
+        let domains = self.store.domains()?;
         for hash in self.store.list_blobs()? {
             let path = self.store.layout.blob(hash);
             let file = self.store.open_blob(hash)?;
-            let mut matches = false;
-            for domain in &domains {
-                let found = hash_file(&file, domain).context("read", &path)?;
-                self.report.bytes += found.size;
-                matches |= found.hash == hash;
-                if matches {
-                    break;
-                }
-            }
+            let (matches, bytes) = self.store.check_blob(hash, &file, &domains)?;
+            self.report.bytes += bytes;
             self.report.files += 1;
             if !matches {
                 let used_by = self.users_of_blob(hash);
@@ -285,9 +277,10 @@ impl Check<'_> {
             }
             progress(&self.report);
         }
+        let mut whole = WholeSources::default();
         for id in packed {
             self.report.files += 1;
-            self.packed_image(id)?;
+            self.packed_image(id, &mut whole)?;
             progress(&self.report);
         }
         for id in working_sets {
@@ -346,13 +339,22 @@ impl Check<'_> {
     }
 
     /// Unpacks an image and compares it with its name.
-    fn packed_image(&mut self, id: ImageId) -> Result<()> {
-        match self.store.verify_packed(id) {
-            Ok(bytes) => self.report.bytes += bytes,
-            Err(StoreError::Damaged { kind: Kind::Packed, why, .. }) => {
+    fn packed_image(&mut self, id: ImageId, whole: &mut WholeSources) -> Result<()> {
+        match self.store.open_verified(id, whole) {
+            Ok((_, bytes)) => self.report.bytes += bytes,
+            Err(StoreError::Damaged { kind: Kind::Packed, name, why, .. })
+                if name == id.to_string() =>
+            {
                 let used_by = self.users_of_image(id);
                 let removed = self.remove(&self.store.layout.packed_image(id))?;
                 self.problem(Kind::Packed, id.to_string(), &why, used_by, removed);
+            }
+            // A source, which is told of itself. Once it is mended, this one may be whole.
+            Err(StoreError::Damaged { .. }) => {}
+            Err(StoreError::NotFound { kind, name }) => {
+                let why = format!("{kind} {name}, which it differs from, is missing");
+                let used_by = self.users_of_image(id);
+                self.problem(Kind::Packed, id.to_string(), &why, used_by, false);
             }
             Err(error) => return Err(error),
         }

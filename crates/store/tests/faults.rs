@@ -3,14 +3,13 @@
 mod common;
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
-use common::{SmallDisk, empty_store, is_root};
+use common::{SmallDisk, empty_store, is_root, start_victim};
 use serde_json::json;
 use thaw_store::import::ImportOptions;
 use thaw_store::{Name, NewFunction, Removal, Repair, Store, StoreError, Tree};
@@ -88,22 +87,6 @@ fn victim() {
     }
 }
 
-fn start_victim(home: &Path, source: &Path) -> Child {
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--ignored", "--exact", "victim", "--nocapture"])
-        .env(HOME, home)
-        .env(SOURCE, source)
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut output = BufReader::new(child.stdout.take().unwrap());
-    let mut line = String::new();
-    while !line.ends_with("ready\n") {
-        assert_ne!(output.read_line(&mut line).unwrap(), 0, "the victim ended: {line}");
-    }
-    child
-}
-
 #[test]
 fn killed_at_any_moment_the_store_stays_usable() {
     let source = tempfile::tempdir().unwrap();
@@ -115,7 +98,7 @@ fn killed_at_any_moment_the_store_stays_usable() {
     let mut random = seed;
     let mut left_something = 0;
     for _ in 0..30 {
-        let mut child = start_victim(&home, source.path());
+        let mut child = start_victim(&[(HOME, &home), (SOURCE, source.path())]);
         random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         std::thread::sleep(Duration::from_micros((random >> 33) % 150_000));
         child.kill().unwrap();

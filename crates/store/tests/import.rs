@@ -320,8 +320,8 @@ fn files_that_did_not_change_are_not_read_again_and_others_are() {
         session.put_index(&Tree::new()).unwrap();
         other.hash
     };
-    assert_eq!(bytes.len(), 48 + 96);
-    bytes[48 + 64..].copy_from_slice(other.as_bytes());
+    assert_eq!(bytes.len(), 48 + 104);
+    bytes[48 + 72..].copy_from_slice(other.as_bytes());
     let checksum = *blake3::hash(&bytes[48..]).as_bytes();
     bytes[16..48].copy_from_slice(&checksum);
     fs::write(&table, &bytes).unwrap();

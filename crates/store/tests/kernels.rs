@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use serde_json::json;
 use tempfile::TempDir;
 use thaw_store::{
-    Domain, ImageId, IndexId, KERNEL_MAX, KernelId, Kind, Name, NewCheckpoint, NewFunction,
+    Domain, ImageId, IndexId, KERNEL_MAX, Kept, KernelId, Kind, Name, NewCheckpoint, NewFunction,
     Removal, Repair, Session, Store, StoreError, Tree,
 };
 
@@ -174,4 +174,21 @@ fn nothing_is_collected_while_nobody_knows_what_an_image_needs() {
     let found = problems(&store, Repair::RemoveDamaged);
     assert_eq!(found, [(Kind::ImageKernel, vec![name("f")])]);
     assert!(record.exists());
+}
+
+#[test]
+fn a_kernel_is_kept_for_whoever_says_so_once_no_session_is_open() {
+    let (_directory, store) = store();
+    let kernel = store.session().unwrap().put_kernel(b"of a partial function").unwrap();
+    let asked = std::cell::Cell::new(0);
+    let kernels = || {
+        // Nobody adds anything now.
+        assert!(fs::File::open(store.root().join("lock")).unwrap().try_lock_shared().is_err());
+        asked.set(asked.get() + 1);
+        [kernel].into()
+    };
+    let kept = Kept { kernels: &kernels, ..Kept::default() };
+    assert!(store.gc_keeping(Removal::Remove, &kept).unwrap().is_empty());
+    assert_eq!(asked.get(), 1);
+    assert_eq!(collected(&store), [kernel]);
 }

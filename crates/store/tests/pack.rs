@@ -3,13 +3,11 @@
 mod common;
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use common::{SmallDisk, empty_store, is_root};
+use common::{SmallDisk, empty_store, is_root, start_victim};
 use thaw_store::{
     Domain, ImageForm, ImageId, Kind, Reference, Removal, Removed, Repair, Source, Store,
     StoreError, image_id,
@@ -236,17 +234,13 @@ fn a_full_disk_while_an_image_is_unpacked_is_a_clear_error_and_loses_nothing() {
     let store = Store::open(&disk.0.path().join("home")).unwrap();
     let (_, image, references) = pair(&store);
     pack(&store, image, &references);
-    let filler = disk.0.path().join("filler");
-    let mut full = fs::File::create(&filler).unwrap();
-    while full.write_all(&[1; 4096]).is_ok() {}
     // Room for the directory of a session.
-    full.set_len(full.metadata().unwrap().len() - 64 * PAGE).unwrap();
+    let filler = disk.fill_but_for(64 * PAGE);
     let refused = store.open_image(image).unwrap_err();
     assert!(matches!(refused, StoreError::NoSpace { .. }), "{refused}");
     assert_eq!(fs::read_dir(store.root().join("tmp")).unwrap().count(), 0);
     assert_eq!(form(&store, image), ImageForm::Packed);
-    drop(full);
-    fs::remove_file(filler).unwrap();
+    filler.remove();
     assert!(store.open_image(image).is_ok());
 }
 
@@ -264,10 +258,7 @@ fn on_a_full_disk_others_that_are_packed_make_room() {
         store.pack_image(other, &[]).unwrap();
         other
     });
-    let filler = disk.0.path().join("filler");
-    let mut full = fs::File::create(&filler).unwrap();
-    while full.write_all(&[1; 4096]).is_ok() {}
-    full.set_len(full.metadata().unwrap().len() - 64 * PAGE).unwrap();
+    let _filler = disk.fill_but_for(64 * PAGE);
     let in_use = store.open_image(others[0]).unwrap();
     assert!(store.open_image(image).is_ok());
     assert_eq!(others.map(|id| form(&store, id)), [ImageForm::Both, ImageForm::Packed]);
@@ -294,21 +285,6 @@ fn victim() {
     }
 }
 
-fn start_victim(home: &Path) -> Child {
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["victim", "--exact", "--ignored", "--nocapture", "--test-threads=1"])
-        .env(HOME, home)
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut output = BufReader::new(child.stdout.take().unwrap());
-    let mut line = String::new();
-    while !line.ends_with("ready\n") {
-        assert_ne!(output.read_line(&mut line).unwrap(), 0, "the victim ended: {line}");
-    }
-    child
-}
-
 #[test]
 fn killed_while_it_unpacks_nothing_is_lost() {
     let (directory, store) = empty_store();
@@ -317,7 +293,7 @@ fn killed_while_it_unpacks_nothing_is_lost() {
     pack(&store, image, &references);
     let mut left_something = 0;
     for turn in 0..24 {
-        let mut child = start_victim(&home);
+        let mut child = start_victim(&[(HOME, &home)]);
         std::thread::sleep(Duration::from_micros(turn * 3_777 % 40_000));
         child.kill().unwrap();
         child.wait().unwrap();
@@ -330,4 +306,115 @@ fn killed_while_it_unpacks_nothing_is_lost() {
     }
     // Otherwise no kill has hit anything and the test shows nothing.
     assert!(left_something > 0);
+}
+
+/// Replaces a file by one that has another byte at `at`; returns what it had.
+fn damage(path: &Path, at: usize) -> Vec<u8> {
+    let bytes = fs::read(path).unwrap();
+    let mut flipped = bytes.clone();
+    flipped[at] ^= 1;
+    replace(path, &flipped);
+    bytes
+}
+
+const IN_THE_CONTENT: usize = 64 * PAGE as usize + 1000;
+
+#[test]
+fn nothing_is_packed_against_what_is_damaged() {
+    let (_directory, store) = empty_store();
+    let (base, image, references) = pair(&store);
+    let base_path = file(&store, base, "");
+    let bytes = damage(&base_path, IN_THE_CONTENT);
+    let refused = store.pack_image(image, &references).unwrap_err();
+    assert!(matches!(refused, StoreError::Damaged { kind: Kind::Image, .. }), "{refused}");
+    assert!(refused.to_string().contains(&base.to_string()), "{refused}");
+    assert_eq!(form(&store, image), ImageForm::Whole);
+    // A file of a root file system.
+    let mut session = store.session().unwrap();
+    let blob = session.put_blob(&content(5, true), &Domain::shared()).unwrap().unwrap();
+    session.put_index(&thaw_store::Tree::new()).unwrap();
+    drop(session);
+    let blob_path = store.blob_path(blob.hash);
+    let blob_bytes = damage(&blob_path, 1000);
+    let of_blob = [Reference { source: Source::Blob(blob.hash), offset: 0, ..references[0] }];
+    let refused = store.pack_image(image, &of_blob).unwrap_err();
+    assert!(matches!(refused, StoreError::Damaged { kind: Kind::Blob, .. }), "{refused}");
+    replace(&blob_path, &blob_bytes);
+    store.pack_image(image, &of_blob).unwrap();
+    replace(&base_path, &bytes);
+    pack(&store, image, &references);
+}
+
+#[test]
+fn a_packed_form_is_not_judged_by_what_is_damaged() {
+    let (_directory, store) = empty_store();
+    let (base, image, references) = pair(&store);
+    let base_path = file(&store, base, "");
+    store.pack_image(image, &references).unwrap();
+    let bytes = damage(&base_path, IN_THE_CONTENT);
+    let refused = store.remove_unpacked(image).unwrap_err();
+    assert!(matches!(refused, StoreError::Damaged { kind: Kind::Image, .. }), "{refused}");
+    let kinds = |repair| -> Vec<Kind> {
+        let problems = store.verify(repair, &mut |_| {}).unwrap().problems;
+        problems.iter().map(|problem| problem.kind).collect()
+    };
+    assert_eq!(kinds(Repair::Report), [Kind::Image]);
+    assert_eq!(kinds(Repair::RemoveDamaged), [Kind::Image, Kind::Packed]);
+    replace_new(&base_path, &bytes);
+    assert_eq!(kinds(Repair::Report), []);
+    assert_eq!(form(&store, image), ImageForm::Both);
+    assert!(matches!(store.remove_unpacked(image).unwrap(), Removed::Freed(_)));
+}
+
+fn flock(path: &Path, operation: rustix::fs::FlockOperation) -> rustix::io::Result<fs::File> {
+    let file = fs::File::open(path).unwrap();
+    rustix::fs::flock(&file, operation).map(|()| file)
+}
+
+/// Waits until a thread of this process waits for a lock of a file.
+fn wait_until_somebody_waits_for(path: &Path) {
+    let inode = format!(":{} ", fs::metadata(path).unwrap().ino());
+    let waits = |line: &str| line.contains("-> FLOCK") && line.contains(&inode);
+    for _ in 0..1000 {
+        if fs::read_to_string("/proc/locks").unwrap().lines().any(waits) {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("nobody waits for {}", path.display());
+}
+
+#[test]
+fn a_form_is_not_removed_while_the_other_one_goes() {
+    use rustix::fs::FlockOperation::{LockExclusive, NonBlockingLockExclusive};
+    let (_directory, store) = empty_store();
+    let (_, image, references) = pair(&store);
+    store.pack_image(image, &references).unwrap();
+    let (whole, packed) = (file(&store, image, ""), file(&store, image, ".packed"));
+    damage(&whole, IN_THE_CONTENT);
+    // It is stored anew, and its packed form is looked at.
+    let hold = flock(&packed, LockExclusive).unwrap();
+    std::thread::scope(|scope| {
+        let storing = scope.spawn(|| pair(&store));
+        wait_until_somebody_waits_for(&packed);
+        let refused = flock(&whole, NonBlockingLockExclusive).map(drop);
+        assert_eq!(refused, Err(rustix::io::Errno::WOULDBLOCK));
+        drop(hold);
+        storing.join().unwrap();
+    });
+    assert_eq!(form(&store, image), ImageForm::Both);
+
+    // The packed form that was read is another one by now.
+    let hold = flock(&packed, LockExclusive).unwrap();
+    let aside = packed.with_extension("aside");
+    fs::hard_link(&packed, &aside).unwrap();
+    std::thread::scope(|scope| {
+        let removing = scope.spawn(|| store.remove_unpacked(image).unwrap());
+        wait_until_somebody_waits_for(&aside);
+        damage(&packed, 300);
+        drop(hold);
+        assert_eq!(removing.join().unwrap(), Removed::InUse);
+    });
+    fs::rename(&aside, &packed).unwrap();
+    assert!(store.open_image(image).is_ok());
 }

@@ -12,9 +12,9 @@ use common::empty_store;
 use serde_json::json;
 use thaw_store::index::{Attributes, Content, Node};
 use thaw_store::{
-    Activation, Domain, Footprint, FunctionRecord, ImageId, IndexId, Kind, Name, NewCheckpoint,
-    NewFunction, PREFETCH_HEAD, PREFETCH_MAX, Removal, Repair, Session, Store, StoreError, Tree,
-    parse_label,
+    Activation, Domain, Footprint, FunctionRecord, ImageId, IndexId, Kept, Kind, Name,
+    NewCheckpoint, NewFunction, PREFETCH_HEAD, PREFETCH_MAX, Removal, Repair, Session, Store,
+    StoreError, Tree, parse_label,
 };
 
 fn index_of(session: &mut Session, text: &str) -> IndexId {
@@ -262,7 +262,7 @@ fn the_newest_versions_are_kept_and_those_in_use() {
     assert_eq!(numbers(&store), [1, 3, 4, 5]);
     assert_eq!(damaged(&store), []);
     // The version before the active one stays, too.
-    store.gc_keeping_versions(Removal::Remove, &[], 1).unwrap();
+    store.gc_keeping(Removal::Remove, &Kept { versions: 1, ..Kept::default() }).unwrap();
     assert_eq!(numbers(&store), [1, 4, 5]);
 }
 
@@ -323,6 +323,56 @@ fn versions_wait_to_be_activated() {
     assert_eq!(store.get_function(&name("f")).unwrap(), record);
     let gone = session.change_function(&name("g"), activate).unwrap_err();
     assert!(gone.is_not_found(), "{gone}");
+}
+
+#[test]
+fn what_waits_to_be_activated_changes_nothing_of_what_is_active() {
+    let (_directory, store) = empty_store();
+    let (index, image) = put(&store, "f", "one");
+    let before = store.get_function(&name("f")).unwrap();
+    let mut session = store.session().unwrap();
+    let with = |config| NewFunction { name: name("f"), config, index, image: Some(image) };
+    let record = session.put_version(with(json!({ "port": 9 })), None, Activation::Later).unwrap();
+    assert_eq!((record.active(), record.others.len()), (before.active(), 1));
+    assert_eq!(
+        (&record.others[0].config, record.others[0].image),
+        (&json!({ "port": 9 }), Some(image))
+    );
+    // The same all over is no other version.
+    let again = session.put_version(with(before.config.clone()), None, Activation::Later).unwrap();
+    assert_eq!((again.number, again.versions().len()), (1, 2));
+    // At once, it is the active one with another configuration.
+    let record = session.put_function(with(json!({ "port": 7 }))).unwrap();
+    assert_eq!((record.number, record.versions().len()), (1, 2));
+    assert_eq!(record.config, json!({ "port": 7 }));
+}
+
+#[test]
+fn a_record_of_a_later_program_is_not_overwritten() {
+    let (_directory, store) = empty_store();
+    put(&store, "f", "one");
+    let path = store.root().join("functions/f/record.json");
+    let mut record: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    let known = record["version"].as_u64().unwrap();
+    record["version"] = json!(known + 1);
+    // Nothing that this program would understand.
+    record["name"] = json!({ "of": "the function" });
+    let later = record.to_string();
+    fs::remove_file(&path).unwrap();
+    fs::write(&path, &later).unwrap();
+    let mut session = store.session().unwrap();
+    let index = index_of(&mut session, "two");
+    let new = NewFunction { name: name("f"), config: json!({}), index, image: None };
+    let refused = session.put_function(new.clone()).unwrap_err();
+    drop(session);
+    assert!(matches!(refused, StoreError::LaterRecord { .. }), "{refused}");
+    assert!(refused.to_string().contains("use the version of Thaw that wrote it"), "{refused}");
+    assert_eq!(fs::read_to_string(&path).unwrap(), later);
+    assert!(matches!(store.gc(Removal::Remove).unwrap_err(), StoreError::LaterRecord { .. }));
+    assert_eq!(store.list_functions().unwrap().damaged.len(), 1);
+    // A way out that forgets it is somebody's wish.
+    store.remove_function(&name("f")).unwrap();
+    store.session().unwrap().put_function(new).unwrap();
 }
 
 #[test]

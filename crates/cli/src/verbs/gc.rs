@@ -7,11 +7,12 @@ use serde_json::json;
 use std::process::ExitCode;
 use thaw_node::asleep::images_of_sleepers;
 use thaw_node::home::Home;
+use thaw_node::kernels_of_partial;
 
-use thaw_store::{GcReport, Removal, Store, VERSIONS_KEPT};
+use thaw_store::{GcReport, Kept, Removal, Store, VERSIONS_KEPT};
 
 /// Remove files from the store that no function and no checkpoint refers to, kernel builds
-/// that no image needs included.
+/// that no image needs included. Kernel builds of functions that are being pulled with `--lazy` stay.
 ///
 /// Of each function the three newest versions stay, besides the active one, those that have a
 /// share of the requests, and the one to which `thaw rollback` would go.
@@ -34,8 +35,9 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let store = Store::open(&home.store())?;
     let asleep = images_of_sleepers(&home.asleep()?)?;
     let removal = if arguments.dry_run { Removal::DryRun } else { Removal::Remove };
-    let report =
-        store.gc_keeping_versions(removal, &asleep, arguments.keep).map_err(Failure::failed)?;
+    let kernels = || kernels_of_partial(&home.partial());
+    let kept = Kept { images: &asleep, kernels: &kernels, versions: arguments.keep };
+    let report = store.gc_keeping(removal, &kept).map_err(Failure::failed)?;
     if arguments.json {
         output::print_json(&json!({
             "dry_run": arguments.dry_run,

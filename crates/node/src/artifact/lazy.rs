@@ -3,8 +3,8 @@
 use super::ArtifactError;
 use super::fetcher::{Fetched, Fetcher, SECTIONS};
 use super::pieces::Pieces;
-use super::policy::Decision;
-use super::pull::{OnEvent, Prepared, PullEvent, PullOptions, Pulled, pull};
+use super::policy::{Decision, KnownKernel};
+use super::pull::{OnEvent, Prepared, PullEvent, PullOptions, Pulled, known_kernel, pull};
 use super::written::Written;
 use crate::container::ImageProgress;
 use crate::function::{Origin, StoredFunction};
@@ -83,7 +83,7 @@ pub fn pull_lazily(
     let (mut function, with_kernel) = (accepted.function.clone(), *with_kernel);
     function.origin = Some(origin(reference, &remote));
     let remote = Arc::new(remote);
-    let lazy = Lazy { home, runtime: &runtime, remote: &remote, options };
+    let lazy = Lazy { home, store: &store, runtime: &runtime, remote: &remote, options };
     let place = Place::take(home, function.config.name.as_str())?;
     let served = lazy.begin(&place, &function, with_kernel).inspect_err(|_| {
         // What an earlier pull has left is of use still, if it was not touched.
@@ -128,6 +128,7 @@ fn runtime() -> Result<Runtime, ArtifactError> {
 /// One pull.
 struct Lazy<'a> {
     home: &'a Home,
+    store: &'a Store,
     runtime: &'a Runtime,
     remote: &'a Arc<RemoteFunction>,
     options: &'a PullOptions,
@@ -214,6 +215,12 @@ impl Lazy<'_> {
         let places = (place.path.clone(), directory.clone(), self.home.owner()?);
         let written = Written::new(places, index.blobs(), &document.index.naming, segments);
         let written = written.map_err(ArtifactError::refused)?;
+        // Keeps the collector out until it finds the record, too.
+        let _session = self.store.session()?;
+        if !with_kernel && known_kernel(self.store, document.image.kernel) != KnownKernel::Usable {
+            let reason = "the kernel build that it needs was removed meanwhile; pull it again";
+            return Err(ArtifactError::refused(reason));
+        }
         // From here on a daemon may find it.
         let new = place.path.join("record.new");
         write(&new, &bytes)?;
@@ -343,6 +350,12 @@ impl Place {
     /// Removes what an earlier pull has left, and listens.
     fn begin(&self) -> Result<std::os::unix::net::UnixListener, ArtifactError> {
         let path = |name: &str| self.path.join(name);
+        // First: whoever reads the directory now sees by it that the rest is about to change.
+        let record = path(parts::RECORD);
+        match fs::remove_file(&record) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            removed => removed.map_err(failed("remove", &record))?,
+        }
         let entries = fs::read_dir(&self.path).map_err(failed("read", &self.path))?;
         for entry in entries.flatten().filter(|entry| entry.file_name() != parts::LOCK) {
             let (path, is_directory) = (entry.path(), entry.path().is_dir());

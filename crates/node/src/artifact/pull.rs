@@ -202,7 +202,7 @@ fn facts(store: &Store, offer: &Offer<'_>) -> Facts {
     Facts { kernel, is_signed: offer.is_signed, lacking }
 }
 
-fn known_kernel(store: &Store, id: KernelId) -> KnownKernel {
+pub(super) fn known_kernel(store: &Store, id: KernelId) -> KnownKernel {
     if crate::debug::kernel().is_ok_and(|present| present.build_id() == id.0) {
         return KnownKernel::Usable;
     }

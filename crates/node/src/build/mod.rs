@@ -417,6 +417,7 @@ fn freeze_and_store(
     on_event: &mut OnEvent<'_>,
 ) -> Result<Built, BuildError> {
     let (image, frozen) = freeze::freeze(session, &function, index, way, options, on_event)?;
+    let config = new_version(&function, index, image)?.config;
     let record = match place {
         Place::Of(old, may_replace) => {
             may_replace()?;
@@ -424,7 +425,7 @@ fn freeze_and_store(
         }
         Place::New(quotas) => put_new(session, &function, index, image, quotas, options)?,
     };
-    let is_built = |version: &Version| version.image == Some(image);
+    let is_built = |version: &Version| version.image == Some(image) && version.config == config;
     let built = record.versions().into_iter().rev().find(is_built).expect("it was stored");
     let is_active = built.number == record.number;
     let function = BuiltFunction::from_version(&record.name, built)?;

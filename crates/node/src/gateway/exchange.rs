@@ -378,6 +378,7 @@ fn respond(
     message::to_client(&mut head);
     let patience = lease.service.config().limits.timeout.0;
     let body = InstanceBody {
+        verdict: Some(Verdict::of_status(head.status.as_u16())),
         incoming,
         lease,
         upload,
@@ -391,6 +392,8 @@ fn respond(
 
 /// The body of an answer on its way from an instance.
 pub(super) struct InstanceBody {
+    /// What the request counts as when this ends; none: it was counted.
+    verdict: Option<Verdict>,
     incoming: Incoming,
     lease: Lease,
     /// The rest of the request, which may still be on its way.
@@ -405,9 +408,17 @@ pub(super) struct InstanceBody {
 }
 
 impl InstanceBody {
+    /// Counts the request, once.
+    fn count(&mut self) {
+        if let Some(verdict) = self.verdict.take() {
+            self.lease.service.note(verdict);
+        }
+    }
+
     /// Ends the client's connection, but not before it has got what there was of the
     /// answer: a failed body takes what is not sent yet with it.
     fn fail(&mut self, context: &mut Context<'_>, error: io::Error) {
+        self.count();
         self.failed = Some(error);
         context.waker().wake_by_ref();
     }
@@ -447,6 +458,7 @@ impl Body for InstanceBody {
             this.lease.drive(context);
             match Pin::new(&mut this.incoming).poll_frame(context) {
                 Poll::Ready(None) => {
+                    this.count();
                     this.lease.finish();
                     return Poll::Ready(None);
                 }
@@ -455,7 +467,7 @@ impl Body for InstanceBody {
                     return Poll::Ready(Some(Ok(frame)));
                 }
                 Poll::Ready(Some(Err(error))) => {
-                    this.lease.service.note(Verdict::Failed);
+                    this.verdict = this.verdict.and(Some(Verdict::Failed));
                     this.fail(context, io::Error::other(error));
                     return Poll::Pending;
                 }
@@ -466,7 +478,7 @@ impl Body for InstanceBody {
             match this.upload.waits_for_client() {
                 true => this.lease.end_cut_off(),
                 false => {
-                    this.lease.service.note(Verdict::Failed);
+                    this.verdict = this.verdict.and(Some(Verdict::Failed));
                     this.lease.end_late("piece of the answer");
                 }
             }
@@ -486,6 +498,7 @@ impl Body for InstanceBody {
 
 impl Drop for InstanceBody {
     fn drop(&mut self) {
+        self.count();
         // A body that is complete, or empty, is not asked for its end.
         if self.incoming.is_end_stream() {
             self.lease.finish();

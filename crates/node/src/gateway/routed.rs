@@ -217,6 +217,8 @@ async fn dispatch(
 /// Counts a request as served or failed.
 fn note(service: &Service, answered: &Result<Response<AnswerBody>, Refusal>) {
     let verdict = match answered {
+        // It counts when its body has ended: that may fail, too.
+        Ok(response) if matches!(response.body(), AnswerBody::Instance(_)) => None,
         Ok(response) => Some(Verdict::of_status(response.status().as_u16())),
         Err(refusal) => refusal.verdict(),
     };

@@ -70,8 +70,18 @@ pub enum Way {
 /// See [`Launcher::coming_back`].
 pub type ComingBack = Pin<Box<dyn Future<Output = ()> + Send>>;
 
+/// See [`Launcher::opening`].
+pub type Opening = Pin<Box<dyn Future<Output = Result<(), LaunchError>> + Send>>;
+
 /// Boots instances of one function.
 pub trait Launcher: Send + Sync {
+    /// What has to end before a boot, and takes long: somebody opens the image, which is packed. It
+    /// begins with the first who asks, and takes one thread for all who wait; to be called in a
+    /// Tokio runtime. `None`: there is nothing to wait for.
+    fn opening(self: Arc<Self>) -> Option<Opening> {
+        None
+    }
+
     /// Boots an instance with a client's connection in it. May block for a millisecond or
     /// two, or longer on a busy host, to make what it is booted from.
     ///

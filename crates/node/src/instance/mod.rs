@@ -26,8 +26,8 @@ pub use connections::{Outcome, Placed};
 pub use hibernation::HibernationTerms;
 pub use launch::{
     Checkpoint, Checkpointed, Client, ComingBack, Connector, End, Finish, FrozenInstance,
-    HibernatedInstance, Instance, LaunchError, Launched, Launcher, NotNow, Reading, Report,
-    RewindInfo, RewindVerdict, SleepingInstance, StandbyInfo, Unread, WakeError, Way,
+    HibernatedInstance, Instance, LaunchError, Launched, Launcher, NotNow, Opening, Reading,
+    Report, RewindInfo, RewindVerdict, SleepingInstance, StandbyInfo, Unread, WakeError, Way,
 };
 pub use options::{LaunchOptions, Techniques, WorkingSetUse};
 pub use partial::while_partial;

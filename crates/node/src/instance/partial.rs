@@ -1,10 +1,9 @@
 //! Boots of a function of which only a part is here.
 
 use super::BootPolicy;
-use super::cold::ColdBoots;
 use super::options::Techniques;
-use super::recording::{Recordings, WorkingSetState};
-use super::sandboxed::{ImageBoots, SandboxLauncher};
+use super::recording::WorkingSetState;
+use super::sandboxed::{NewBoots, SandboxLauncher};
 use super::standby::Standby;
 use super::terms::{FunctionOutput, InstanceTerms};
 use crate::config::FunctionConfig;
@@ -12,8 +11,7 @@ use crate::logs::{FunctionLog, Logs};
 use crate::partial::{FarContents, PartialFunction};
 use crate::rootfs::StoredRootfs;
 use crate::tenants::Tenant;
-use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::Arc;
 use thaw_sandbox::{FreezeBase, PlanError, ZygotePool};
 use thaw_store::Store;
 
@@ -48,31 +46,20 @@ impl SandboxLauncher {
         let rootfs = StoredRootfs::elsewhere(index, index_len, index_id, contents);
         let files = (rootfs.file(), index_len);
         let plan = image.plan_partial(files, rootfs.blobs(), (layout, prefetch), &working_set)?;
-        let (plan, image, image_name) = (Arc::new(plan), Arc::new(image), *image_id.as_bytes());
-        let techniques = Techniques::default();
-        let shared = ImageBoots {
+        let (plan, techniques) = (Arc::new(plan), Techniques::default());
+        Ok(Self::of_image(NewBoots {
             pool,
+            store: store.clone(),
             terms: InstanceTerms::new(config, tenant, techniques),
             output: FunctionOutput { logs, log },
-            stored: FreezeBase { image: image.clone(), name: image_name },
-            image,
-            image_name,
+            stored: FreezeBase { image: Arc::new(image), name: *image_id.as_bytes() },
             rootfs,
-            store: store.clone(),
-            image_id,
-            plan: RwLock::new(plan.clone()),
-            ready_plan: RwLock::new(plan),
+            ready_plan: plan.clone(),
+            plan,
             standby: Standby::new(BootPolicy::NONE),
             techniques,
             // A copy maps by page and has one vCPU until it has answered.
-            working_set: Mutex::new(WorkingSetState::Unknown),
-            last_boot_ns: AtomicU64::new(0),
-            cold: ColdBoots::default(),
-            image_boots: AtomicU64::new(0),
-            recordings: Recordings::default(),
-            resumed: Mutex::default(),
-        };
-        shared.pool.keep(shared.terms.processes);
-        Ok(Self::from(shared))
+            working_set: WorkingSetState::Unknown,
+        }))
     }
 }

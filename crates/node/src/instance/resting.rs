@@ -2,7 +2,8 @@
 //! when its room is needed.
 
 use super::launch::{
-    Client, ComingBack, Instance, LaunchError, Launched, Launcher, NotNow, StandbyInfo, WakeError,
+    Client, ComingBack, Instance, LaunchError, Launched, Launcher, NotNow, Opening, StandbyInfo,
+    WakeError,
 };
 use super::sandboxed::SandboxLauncher;
 use crate::tenants::Lease;
@@ -11,10 +12,14 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::SystemTime;
 use thaw_sandbox::{FreezeBase, Orphan};
 use thaw_store::{ImageId, IndexId, KernelId};
+use tokio::sync::watch;
 
 /// Opens the image of a function, which takes tens of milliseconds where it is packed. Says in a
 /// sentence why it cannot.
 pub type OpenLauncher = dyn Fn() -> Result<SandboxLauncher, String> + Send + Sync;
+
+/// What became of opening the image, in a sentence if it failed; `None`: nothing yet.
+type News = watch::Receiver<Option<Result<(), String>>>;
 
 /// Boots instances from an image that need not be open.
 pub struct RestingLauncher {
@@ -24,6 +29,8 @@ pub struct RestingLauncher {
     state: Mutex<State>,
     /// Held while the image is opened, so that it is unpacked once for all who wait for it.
     opening: Mutex<()>,
+    /// Hears of it when somebody opens the image who was asked to by [`Launcher::opening`].
+    coming: Mutex<Option<News>>,
 }
 
 #[derive(Default)]
@@ -38,7 +45,8 @@ impl RestingLauncher {
     /// One whose image is opened when it is needed, of a function with these files and this
     /// kernel build.
     pub fn resting(index: IndexId, kernel: KernelId, open: Box<OpenLauncher>) -> Self {
-        Self { open, index, kernel, state: Mutex::default(), opening: Mutex::default() }
+        let (state, opening, coming) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Self { open, index, kernel, state, opening, coming }
     }
 
     /// One whose image is open, and is opened again once it was closed.
@@ -85,6 +93,31 @@ impl RestingLauncher {
 }
 
 impl Launcher for RestingLauncher {
+    fn opening(self: Arc<Self>) -> Option<Opening> {
+        if self.noted_use().is_some() {
+            return None;
+        }
+        let mut coming = self.coming.lock().expect("no holder panics");
+        // An earlier one has ended, and the image was closed since.
+        let is_coming = coming.as_ref().is_some_and(|news| news.has_changed().is_ok());
+        if !is_coming {
+            let (say, news) = watch::channel(None);
+            let this = self.clone();
+            tokio::task::spawn_blocking(move || {
+                let opened = this.wanted().map(drop).map_err(|error| error.0);
+                // Nobody may be left who waits.
+                let _ = say.send(Some(opened));
+            });
+            *coming = Some(news);
+        }
+        let mut news = coming.clone()?;
+        Some(Box::pin(async move {
+            let ended = news.wait_for(Option::is_some).await.ok().and_then(|news| news.clone());
+            let lost = || Err("whoever opened its image has ended".to_owned());
+            ended.unwrap_or_else(lost).map_err(LaunchError)
+        }))
+    }
+
     fn launch(&self, client: Option<&Client>) -> Result<Launched, LaunchError> {
         self.wanted()?.launch(client)
     }
@@ -171,5 +204,47 @@ impl Launcher for RestingLauncher {
         let closed = if is_unused { state.launcher.take() } else { None };
         drop(state);
         drop(closed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::mpsc;
+
+    #[test]
+    fn one_thread_opens_for_all_who_wait() {
+        // One to open, and one for others.
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().max_blocking_threads(2).build().unwrap();
+        let opened = Arc::new(AtomicU32::new(0));
+        let (go_on, until) = mpsc::channel();
+        let (count, until) = (opened.clone(), Mutex::new(until));
+        let open = move || {
+            count.fetch_add(1, Ordering::Relaxed);
+            until.lock().unwrap().recv().unwrap();
+            Err("it is damaged".to_owned())
+        };
+        let launcher =
+            RestingLauncher::resting(IndexId([1; 32]), KernelId([2; 32]), Box::new(open));
+        let launcher = Arc::new(launcher);
+        runtime.block_on(async {
+            for times in 1..=2 {
+                let waiting: Vec<_> =
+                    (0..1000).map(|_| launcher.clone().opening().expect("it is packed")).collect();
+                // There is a thread left.
+                tokio::task::spawn_blocking(|| ()).await.unwrap();
+                go_on.send(()).unwrap();
+                for opening in waiting {
+                    assert_eq!(opening.await.unwrap_err().0, "it is damaged");
+                }
+                // Whoever comes later has it tried again, once the thread has ended.
+                while launcher.coming.lock().unwrap().as_ref().unwrap().has_changed().is_ok() {
+                    tokio::task::yield_now().await;
+                }
+                assert_eq!(opened.load(Ordering::Relaxed), times);
+            }
+        });
     }
 }

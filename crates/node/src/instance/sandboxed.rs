@@ -84,6 +84,21 @@ impl From<ImageBoots> for SandboxLauncher {
     }
 }
 
+/// What boots of an image begin with.
+pub(super) struct NewBoots {
+    pub pool: Arc<ZygotePool>,
+    pub store: Store,
+    pub terms: InstanceTerms,
+    pub output: FunctionOutput,
+    pub stored: FreezeBase,
+    pub rootfs: StoredRootfs,
+    pub plan: Arc<BootPlan>,
+    pub ready_plan: Arc<BootPlan>,
+    pub standby: Standby,
+    pub techniques: Techniques,
+    pub working_set: WorkingSetState,
+}
+
 impl SandboxLauncher {
     /// Prepares boots of `image` over `rootfs`, with the stored working set if
     /// there is one.
@@ -119,30 +134,20 @@ impl SandboxLauncher {
                 _ => WorkingSetState::Wanted(policy),
             },
         };
-        let (image, image_name) = (Arc::new(image), *image_id.as_bytes());
-        let shared = ImageBoots {
+        let stored = FreezeBase { image: Arc::new(image), name: *image_id.as_bytes() };
+        let launcher = Self::of_image(NewBoots {
             pool,
+            store: store.clone(),
             terms: InstanceTerms::new(config, tenant, techniques),
             output: FunctionOutput { logs, log },
-            stored: FreezeBase { image: image.clone(), name: image_name },
-            image,
-            image_name,
+            stored,
             rootfs,
-            store: store.clone(),
-            image_id,
-            plan: RwLock::new(Arc::new(techniques.reduce(plan))),
-            ready_plan: RwLock::new(Arc::new(techniques.reduce(ready_plan))),
+            plan: Arc::new(techniques.reduce(plan)),
+            ready_plan: Arc::new(techniques.reduce(ready_plan)),
             standby: Standby::new(boots),
             techniques,
-            working_set: Mutex::new(working_set),
-            last_boot_ns: AtomicU64::new(0),
-            cold: ColdBoots::default(),
-            image_boots: AtomicU64::new(0),
-            recordings: Recordings::default(),
-            resumed: Mutex::default(),
-        };
-        shared.pool.keep(shared.terms.processes);
-        let launcher = Self::from(shared);
+            working_set,
+        });
         if let Some((set, policy)) = launcher.shared.known_working_set()
             && !launcher.shared.use_prefetch_file(&set, policy)
         {
@@ -154,6 +159,34 @@ impl SandboxLauncher {
         }
         launcher.shared.replenish();
         Ok(launcher)
+    }
+
+    /// Boots of an image that nothing was booted from yet.
+    pub(super) fn of_image(new: NewBoots) -> Self {
+        let NewBoots { pool, store, terms, output, stored, rootfs, .. } = new;
+        let shared = ImageBoots {
+            pool,
+            terms,
+            output,
+            image: stored.image.clone(),
+            image_name: stored.name,
+            image_id: ImageId(stored.name),
+            stored,
+            rootfs,
+            store,
+            plan: RwLock::new(new.plan),
+            ready_plan: RwLock::new(new.ready_plan),
+            standby: new.standby,
+            techniques: new.techniques,
+            working_set: Mutex::new(new.working_set),
+            last_boot_ns: AtomicU64::new(0),
+            cold: ColdBoots::default(),
+            image_boots: AtomicU64::new(0),
+            recordings: Recordings::default(),
+            resumed: Mutex::default(),
+        };
+        shared.pool.keep(shared.terms.processes);
+        Self::from(shared)
     }
 
     /// Copies get their secrets from there.

@@ -111,12 +111,15 @@ pub fn give_home(home: &Home, user: DaemonIds) -> Result<(), HomeError> {
     given.and_then(|()| give(home.root(), user)).map_err(|error| home.unusable(error))
 }
 
+/// Directories that verbs make in a home, perhaps before it has had a daemon.
+const OURS: [&str; 10] =
+    ["store", "logs", "work", "swap", "asleep", "pulls", "pieces", "tls", "secrets", "partial"];
+
 /// What Thaw has put into the home. An error if the home has no store and holds other
 /// things: it may be a directory of the system's, of which nothing must be given away.
 fn parts_to_give(home: &Home) -> Result<Vec<PathBuf>, HomeError> {
     let is_ours = |name: &str| {
-        ["store", "logs", "work", "swap", "asleep", "pulls", "pieces", "tls"].contains(&name)
-            || ["daemon.", "admin."].iter().any(|prefix| name.starts_with(prefix))
+        OURS.contains(&name) || ["daemon.", "admin."].iter().any(|prefix| name.starts_with(prefix))
     };
     // Those that people put there.
     let is_usual = |name: &str| {
@@ -248,6 +251,11 @@ mod tests {
         fs::write(&secret, "").unwrap();
         fs::create_dir(home.root().join("store")).unwrap();
         fs::write(home.root().join("store/blob"), "").unwrap();
+        // What `thaw secret set` and `thaw pull --lazy` make before the first daemon.
+        for directory in ["secrets/shop", "partial/shop"] {
+            fs::create_dir_all(home.root().join(directory)).unwrap();
+        }
+        fs::write(home.root().join("secrets/shop/database"), "").unwrap();
         std::os::unix::fs::symlink(&secret, home.root().join("logs")).unwrap();
         let user = DaemonIds { uid: 12_345, gid: 12_346 };
         give_home(&home, user).unwrap();
@@ -255,7 +263,8 @@ mod tests {
             let attributes = fs::symlink_metadata(path).unwrap();
             (attributes.uid(), attributes.gid())
         };
-        for name in ["", "store", "store/blob"] {
+        let secret_of_ours = "secrets/shop/database";
+        for name in ["", "store", "store/blob", "secrets", secret_of_ours, "partial/shop"] {
             assert_eq!(owner(&home.root().join(name)), (12_345, 12_346), "{name}");
         }
         assert_eq!((owner(&secret), owner(&home.root().join("logs"))), ((0, 0), (0, 0)));

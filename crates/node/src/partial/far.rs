@@ -1,16 +1,26 @@
 //! Contents and segments of a partial function, as sandboxes ask for them: a fetcher in another
 //! process gets them.
+//!
+//! Files are opened in the directory that was read with the record. Where another pull has made a new
+//! one of its name, nothing is found any more, rather than something else.
+//!
+//! Whoever asks never waits: a thread for each connection asks ([`Asker`]), and another one reads
+//! the answers.
 
 use super::protocol::{self, Reply};
 use super::record::{PartialFunction, parts};
+use rustix::fs::{Mode, OFlags, openat};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Write};
 use std::mem;
+use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 use thaw_sandbox::{BlobSource, FetchAnswer, MovedFile, Segment};
 
@@ -29,7 +39,11 @@ pub struct FarContents {
 }
 
 struct Shared {
-    directory: PathBuf,
+    /// Where the fetcher listens.
+    socket: PathBuf,
+    image: File,
+    /// Where its contents get their names when they are here.
+    directory: File,
     hash: [u8; 32],
     contents: u32,
     segments: Vec<Segment>,
@@ -38,7 +52,8 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    connection: Option<UnixStream>,
+    /// Takes the questions of the connection. No more of them are on their way than sandboxes wait.
+    questions: Option<Sender<u32>>,
     /// Which connection that is: an earlier one's end is no news.
     number: u64,
     /// Who waits for what, and since when.
@@ -56,15 +71,20 @@ struct Whole {
 
 impl FarContents {
     /// Those of a function; the fetcher is looked for when something is asked for.
-    pub fn new(function: &PartialFunction) -> Self {
+    ///
+    /// # Errors
+    /// There are no descriptors left.
+    pub fn new(function: &PartialFunction) -> io::Result<Self> {
         let shared = Shared {
-            directory: function.directory.clone(),
+            socket: function.directory.join(parts::SOCKET),
+            image: function.image.file().try_clone()?,
+            directory: function.contents.try_clone()?,
             hash: function.hash,
             contents: function.rows.contents(),
             segments: function.layout.segments().to_vec(),
             state: Mutex::default(),
         };
-        Self { shared: Arc::new(shared) }
+        Ok(Self { shared: Arc::new(shared) })
     }
 
     /// Nothing is missing any more: this is the image, over files with these contents.
@@ -99,7 +119,7 @@ impl BlobSource for FarContents {
 
     fn fetch(&self, number: u32, answer: FetchAnswer) -> Result<(), FetchAnswer> {
         let shared = &self.shared;
-        if shared.path(number).is_none() {
+        if shared.place(number).is_none() {
             answer(Err(io::ErrorKind::NotFound.into()));
             return Ok(());
         }
@@ -118,9 +138,7 @@ impl BlobSource for FarContents {
         let asked = if is_first { shared.ask(&mut state, number) } else { Ok(()) };
         drop(state);
         if let Err(error) = asked {
-            shared.lose(None, &format!(
-                "nobody fetches what is missing of the function ({error}); run `thaw pull --lazy` again"
-            ));
+            shared.lose(None, &nobody_fetches(&error));
         }
         Ok(())
     }
@@ -138,60 +156,71 @@ impl Shared {
     }
 
     /// Where something lies when it is here; `None`: there is no such number.
-    fn path(&self, number: u32) -> Option<PathBuf> {
-        let content = |name: String| self.directory.join(parts::CONTENTS).join(name);
+    fn place(&self, number: u32) -> Option<Place> {
         let Some(segment) = number.checked_sub(self.contents) else {
-            return Some(content(number.to_string()));
+            return Some(Place::Named(number.to_string()));
         };
         Some(match self.segments.get(segment as usize)?.of {
-            MovedFile::Image => self.directory.join(parts::IMAGE),
-            MovedFile::Content(number) => content(format!("{number}.part")),
+            MovedFile::Image => Place::Image,
+            MovedFile::Content(number) => Place::Named(format!("{number}.part")),
         })
     }
 
-    fn ask(self: &Arc<Self>, state: &mut State, number: u32) -> io::Result<()> {
-        if let Some(connection) = &state.connection
-            && protocol::ask(connection, number).is_ok()
-        {
-            return Ok(());
+    /// Opens what is here.
+    fn open(&self, number: u32) -> io::Result<OwnedFd> {
+        match self.place(number).ok_or(io::ErrorKind::NotFound)? {
+            Place::Image => Ok(self.image.try_clone()?.into()),
+            Place::Named(name) => {
+                let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                Ok(openat(&self.directory, Path::new(&name), flags, Mode::empty())?)
+            }
         }
-        // There may be another fetcher by now. Others that wait are asked for there.
-        self.connect(state)?;
-        let connection = state.connection.as_ref().ok_or(io::ErrorKind::NotConnected)?;
-        state.waiting.keys().try_for_each(|number| protocol::ask(connection, *number))
     }
 
-    fn connect(self: &Arc<Self>, state: &mut State) -> io::Result<()> {
-        let mut stream = UnixStream::connect(self.directory.join(parts::SOCKET))?;
-        stream.set_write_timeout(Some(LOOK))?;
-        stream.set_read_timeout(Some(LOOK))?;
-        stream.write_all(&self.hash)?;
+    /// Has a number asked for that somebody waits for.
+    fn ask(self: &Arc<Self>, state: &mut State, number: u32) -> io::Result<()> {
+        if state.questions.as_ref().is_some_and(|questions| questions.send(number).is_ok()) {
+            return Ok(());
+        }
+        let (questions, asked) = channel();
         state.number += 1;
-        let (reader, number, shared) = (stream.try_clone()?, state.number, Arc::downgrade(self));
-        std::thread::Builder::new().name("thaw-far".to_owned()).spawn(move || {
-            let mut received = Vec::new();
-            loop {
-                let more = protocol::receive(&reader, &mut received);
-                // Nobody boots the function any more.
-                let Some(shared) = shared.upgrade() else { return };
-                let why = match more {
-                    Ok(true) => shared.take_replies(&mut received).err(),
-                    Err(error) if is_timeout(&error) => shared.is_late().then(|| {
-                        "what is missing of the function takes too long to come".to_owned()
-                    }),
-                    // A connection is reset if it ends with questions unread.
-                    Ok(false) | Err(_) => {
-                        Some("whoever fetched what is missing of the function has ended".to_owned())
-                    }
-                };
-                if let Some(why) = why {
-                    return shared
-                        .lose(Some(number), &format!("{why}; run `thaw pull --lazy` again"));
-                }
-            }
-        })?;
-        state.connection = Some(stream);
+        let shared = Arc::downgrade(self);
+        let asker = Asker { shared, number: state.number, connection: None, asked };
+        std::thread::Builder::new().name("thaw-far-ask".to_owned()).spawn(move || asker.run())?;
+        // It asks for all that are waited for when it has found the fetcher.
+        let _ = questions.send(number);
+        state.questions = Some(questions);
         Ok(())
+    }
+
+    /// Connects to the fetcher, within [`LOOK`].
+    fn connect(&self) -> io::Result<UnixStream> {
+        let flags = SocketFlags::CLOEXEC;
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        // Of one that hangs, it is that for which connect(2) waits.
+        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(LOOK))?;
+        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(LOOK))?;
+        rustix::net::connect(&socket, &SocketAddrUnix::new(&self.socket)?)?;
+        let mut stream = UnixStream::from(socket);
+        stream.write_all(&self.hash)?;
+        Ok(stream)
+    }
+
+    /// Takes what was received, or learns that nothing was; why nothing more comes.
+    fn take(&self, more: io::Result<bool>, received: &mut Vec<u8>) -> Result<(), String> {
+        match more {
+            Ok(true) => self.take_replies(received)?,
+            Err(error) if is_timeout(&error) => {}
+            // A connection is reset if it ends with questions unread.
+            Ok(false) | Err(_) => {
+                return Err("whoever fetched what is missing of the function has ended".to_owned());
+            }
+        }
+        match self.is_late() {
+            true => Err("what is missing of the function takes too long to come".to_owned()),
+            false => Ok(()),
+        }
     }
 
     fn is_late(&self) -> bool {
@@ -208,9 +237,8 @@ impl Shared {
             }
             drop(state);
             for answer in all {
-                let path = self.path(number).ok_or(io::ErrorKind::NotFound);
                 answer(match &outcome {
-                    Ok(()) => path.map_err(io::Error::from).and_then(File::open).map(OwnedFd::from),
+                    Ok(()) => self.open(number),
                     Err(why) => Err(io::Error::other(why.clone())),
                 });
             }
@@ -224,7 +252,8 @@ impl Shared {
         if number.is_some_and(|number| number != state.number) {
             return;
         }
-        state.connection = None;
+        state.questions = None;
+        state.number += 1;
         let waiting = mem::take(&mut state.waiting);
         if !waiting.is_empty() {
             state.failure = Some((Instant::now(), why.to_owned()));
@@ -234,6 +263,95 @@ impl Shared {
             answer(Err(io::Error::other(why.to_owned())));
         }
     }
+}
+
+/// Where something lies.
+enum Place {
+    Image,
+    /// Below the directory of contents.
+    Named(String),
+}
+
+/// Asks a fetcher what sandboxes wait for.
+struct Asker {
+    shared: Weak<Shared>,
+    /// Of its connection.
+    number: u64,
+    connection: Option<UnixStream>,
+    asked: Receiver<u32>,
+}
+
+impl Asker {
+    /// Asks until nobody boots the function any more, or there is no fetcher.
+    fn run(mut self) {
+        while let Ok(number) = self.asked.recv() {
+            let Some(shared) = self.shared.upgrade() else { return };
+            if let Some(connection) = &self.connection
+                && protocol::ask(connection, number).is_ok()
+            {
+                continue;
+            }
+            // There may be another fetcher by now.
+            if let Err(error) = self.connect(&shared) {
+                return shared.lose(Some(self.number), &nobody_fetches(&error));
+            }
+        }
+    }
+
+    /// Asks another fetcher for all that is waited for.
+    fn connect(&mut self, shared: &Arc<Shared>) -> io::Result<()> {
+        if let Some(old) = self.connection.take() {
+            // It ends whoever reads from it.
+            let _ = old.shutdown(Shutdown::Both);
+        }
+        let connection = shared.connect()?;
+        let mut state = shared.state();
+        if state.number != self.number {
+            // All who waited were told so.
+            return Ok(());
+        }
+        state.number += 1;
+        self.number = state.number;
+        // Whoever joins them from here on is asked for through the channel.
+        while self.asked.try_recv().is_ok() {}
+        let waiting: Vec<u32> = state.waiting.keys().copied().collect();
+        drop(state);
+        let (shared, from) = (self.shared.clone(), connection.try_clone()?);
+        let reader = Reader { shared, from, number: self.number };
+        std::thread::Builder::new().name("thaw-far-read".to_owned()).spawn(move || reader.run())?;
+        waiting.into_iter().try_for_each(|number| protocol::ask(&connection, number))?;
+        self.connection = Some(connection);
+        Ok(())
+    }
+}
+
+/// Reads what a fetcher answers.
+struct Reader {
+    shared: Weak<Shared>,
+    from: UnixStream,
+    /// Of the connection.
+    number: u64,
+}
+
+impl Reader {
+    fn run(self) {
+        let mut received = Vec::new();
+        loop {
+            let more = protocol::receive(&self.from, &mut received);
+            // Nobody boots the function any more.
+            let Some(shared) = self.shared.upgrade() else { return };
+            if let Err(why) = shared.take(more, &mut received) {
+                return shared
+                    .lose(Some(self.number), &format!("{why}; run `thaw pull --lazy` again"));
+            }
+        }
+    }
+}
+
+fn nobody_fetches(error: &io::Error) -> String {
+    format!(
+        "nobody fetches what is missing of the function ({error}); run `thaw pull --lazy` again"
+    )
 }
 
 fn is_timeout(error: &io::Error) -> bool {
@@ -268,7 +386,9 @@ mod tests {
         let image = Segment { of: MovedFile::Image, piece: 0 };
         let content = Segment { of: MovedFile::Content(2), piece: 1 };
         let shared = Shared {
-            directory: directory.path().to_owned(),
+            socket: directory.path().join(parts::SOCKET),
+            image: File::open(directory.path().join(parts::IMAGE)).unwrap(),
+            directory: File::open(directory.path().join(parts::CONTENTS)).unwrap(),
             hash: HASH,
             contents: 3,
             segments: vec![image, content],
@@ -375,6 +495,46 @@ mod tests {
         assert_eq!(question(&mut fetcher), 3);
         reply(&mut fetcher, 3, Ok(()));
         assert_eq!(answer.recv_timeout(SOON).unwrap().unwrap(), "image");
+    }
+
+    /// One that has accepted nothing, and with which nobody else can connect.
+    #[test]
+    fn a_fetcher_that_hangs_holds_nobody_up_who_asks() {
+        let place = place();
+        let listener = place.listen();
+        let path = place.directory.path().join(parts::SOCKET);
+        rustix::net::listen(&listener, 0).unwrap();
+        let _in_the_queue = UnixStream::connect(&path).unwrap();
+        let asked = Instant::now();
+        let waiting: Vec<_> = [1, 3, 4].into_iter().map(|number| place.ask(number)).collect();
+        assert!(place.far.shared.state.try_lock().is_ok(), "nobody asks under the lock");
+        // Before connect(2) gives up for each.
+        assert!(waiting.iter().all(|answer| answer.try_recv().is_err()) || asked.elapsed() > LOOK);
+        for answer in waiting {
+            let error = answer.recv_timeout(SOON).unwrap().unwrap_err().to_string();
+            assert!(error.contains("nobody fetches"), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_another_pull_has_put_there_is_not_handed_out() {
+        let place = place();
+        let listener = place.listen();
+        let asked = [1, 3].map(|number| place.ask(number));
+        let mut fetcher = accept(&listener);
+        let questions = [question(&mut fetcher), question(&mut fetcher)];
+        let contents = place.directory.path().join(parts::CONTENTS);
+        fs::remove_dir_all(&contents).unwrap();
+        fs::create_dir(&contents).unwrap();
+        let image = place.directory.path().join(parts::IMAGE);
+        fs::remove_file(&image).unwrap();
+        for path in [image, contents.join("1")] {
+            fs::write(path, b"another function").unwrap();
+        }
+        questions.into_iter().for_each(|number| reply(&mut fetcher, number, Ok(())));
+        let [content, image] = asked.map(|answer| answer.recv_timeout(SOON).unwrap());
+        assert_eq!(content.unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert_eq!(image.unwrap(), "image");
     }
 
     #[test]

@@ -22,6 +22,8 @@ mod protocol;
 mod record;
 mod rows;
 
+pub use record::kernels_of_partial;
+
 pub(crate) use far::FarContents;
 pub(crate) use protocol::{Question, RECORD_HASH, Reply, read_question, write_reply};
 pub(crate) use record::{

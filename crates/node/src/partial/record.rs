@@ -3,13 +3,15 @@
 use super::rows::Rows;
 use crate::function::StoredFunction;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use thaw_oci::artifact::FunctionDocument;
 use thaw_sandbox::{Image, PartialLayout, WorkingSet};
-use thaw_store::{ForeignIndex, IndexId};
+use thaw_store::{ForeignIndex, IndexId, KernelId};
 
 /// Version of the record.
 const VERSION: u32 = 1;
@@ -95,6 +97,17 @@ pub fn is_partial(directory: &Path, name: &str) -> bool {
     directory.join(name).join(parts::RECORD).is_file()
 }
 
+/// The kernel builds that partial functions in this directory need and have not brought along. Of
+/// one whose record cannot be read, nothing can be booted.
+pub fn kernels_of_partial(directory: &Path) -> BTreeSet<KernelId> {
+    let record = |name: String| {
+        let (_, bytes) = read(&directory.join(name).join(parts::RECORD), RECORD_MAX).ok()?;
+        serde_json::from_slice::<PartialRecord>(&bytes).ok()
+    };
+    let records = names(directory).into_iter().filter_map(record);
+    records.filter(|found| !found.has_kernel).map(|found| found.document.image.kernel).collect()
+}
+
 /// A partial function that can be booted.
 #[derive(Debug)]
 pub struct PartialFunction {
@@ -103,6 +116,8 @@ pub struct PartialFunction {
     pub hash: [u8; 32],
     pub directory: PathBuf,
     pub index: Arc<File>,
+    /// The directory of its contents.
+    pub contents: File,
     pub image: Image,
     pub working_set: WorkingSet,
     pub prefetch: Arc<File>,
@@ -121,7 +136,7 @@ impl PartialFunction {
                 format!("{name} of the partial function cannot be read ({error}); pull it again")
             })
         };
-        let (_, bytes) = read(parts::RECORD, RECORD_MAX)?;
+        let (record_file, bytes) = read(parts::RECORD, RECORD_MAX)?;
         let record: PartialRecord = serde_json::from_slice(&bytes)
             .map_err(|error| format!("its record makes no sense ({error}); pull it again"))?;
         if record.version != VERSION {
@@ -131,18 +146,37 @@ impl PartialFunction {
         let (index, index_bytes) = read(parts::INDEX, record.document.index.size)?;
         let (_, set_bytes) = read(parts::WORKING_SET, run.working_set)?;
         let (prefetch, pages) = read(parts::PREFETCH, run.pages)?;
-        let path = directory.join(parts::IMAGE);
-        let head = read_head(&path, run.head).map_err(|error| error.to_string())?;
+        let open = |name: &str| {
+            let opened = File::open(directory.join(name));
+            opened
+                .map_err(|error| format!("{name} of the partial function: {error}; pull it again"))
+        };
+        let (file, contents) = (open(parts::IMAGE)?, open(parts::CONTENTS)?);
+        let head = read_head(&file, run.head).map_err(|error| error.to_string())?;
         if hash_of_run(&index_bytes, &head, &set_bytes, &pages) != record.run {
             return Err("what it is booted from is damaged; pull it again".to_owned());
         }
         let hash = self::hash(&[&bytes]);
-        let file = File::open(&path).map_err(|error| error.to_string())?;
         let parsed = parse(&record.document, file, &index_bytes, &set_bytes)?;
         let Parsed { image, working_set, layout, rows } = parsed;
         let (index, prefetch) = (Arc::new(index), Arc::new(prefetch));
+        // Another pull begins by removing the record, and makes all others anew after that.
+        if !is_named(&record_file, &directory.join(parts::RECORD)) {
+            return Err("it is being pulled anew".to_owned());
+        }
         let directory = directory.to_owned();
-        Ok(Self { record, hash, directory, index, image, working_set, prefetch, layout, rows })
+        Ok(Self {
+            record,
+            hash,
+            directory,
+            index,
+            contents,
+            image,
+            working_set,
+            prefetch,
+            layout,
+            rows,
+        })
     }
 
     /// Its root file system.
@@ -216,9 +250,15 @@ fn read(path: &Path, most: u64) -> io::Result<(File, Vec<u8>)> {
     }
 }
 
-fn read_head(path: &Path, len: u64) -> io::Result<Vec<u8>> {
+/// Whether a path names a file that is open.
+fn is_named(file: &File, path: &Path) -> bool {
+    let Ok(open) = file.metadata() else { return false };
+    fs::symlink_metadata(path).is_ok_and(|now| (now.dev(), now.ino()) == (open.dev(), open.ino()))
+}
+
+fn read_head(mut file: &File, len: u64) -> io::Result<Vec<u8>> {
     let mut head = Vec::new();
-    File::open(path)?.take(len).read_to_end(&mut head)?;
+    Read::by_ref(&mut file).take(len).read_to_end(&mut head)?;
     match head.len() as u64 == len {
         true => Ok(head),
         false => Err(io::ErrorKind::UnexpectedEof.into()),

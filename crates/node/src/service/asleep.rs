@@ -405,6 +405,10 @@ impl Service {
         let client = first.as_ref().map(|delivery| delivery.client.clone());
         let clients = self.slots().asleep.all.get(&asleep.id()).map(|one| one.clients.clients());
         let clients = clients.unwrap_or_default();
+        if let Some(opening) = launcher.clone().opening() {
+            // If it fails, waking does, and says why.
+            let _ = opening.await;
+        }
         let boot = move || {
             let later = |error: &dyn ToString| WakeError::Later(error.to_string());
             let file = asleep.open().map_err(|error| match error.kind() {

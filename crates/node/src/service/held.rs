@@ -27,6 +27,9 @@ impl Service {
         launcher: Arc<dyn Launcher>,
     ) -> Result<u64, String> {
         let place = self.places_for(NonZeroU32::MIN)?.pop().ok_or("there is no room")?;
+        if let Some(opening) = launcher.clone().opening() {
+            opening.await.map_err(|error| error.to_string())?;
+        }
         // What is ready takes less time than to find another thread.
         let launched = match launcher.launch_now(None) {
             Ok(launched) => launched,

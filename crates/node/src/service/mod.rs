@@ -90,6 +90,8 @@ pub struct Service {
     unreachable: Mutex<Option<String>>,
     /// How its requests go.
     health: Health,
+    /// A turn for each request that waits until the image is unpacked.
+    waiting_for_image: Semaphore,
     /// It is served no longer.
     retired: AtomicBool,
 }
@@ -226,6 +228,7 @@ impl Service {
             crowding: Crowding::default(),
             changed: Notify::new(),
             freed: Notify::new(),
+            waiting_for_image: Semaphore::new(place::WAITING_FOR_IMAGE_MAX),
             unreachable: Mutex::default(),
             health,
             retired: AtomicBool::new(false),

@@ -18,6 +18,9 @@ use tokio::time::{Instant, timeout_at};
 /// How long a boot waits for an instance that comes back, before it begins elsewhere.
 const COMING_BACK_PATIENCE: Duration = Duration::from_millis(50);
 
+/// Most requests of a version that wait until its image is unpacked.
+pub(super) const WAITING_FOR_IMAGE_MAX: usize = 256;
+
 /// Whether a connection could be placed at once.
 pub enum Placement {
     /// An instance has it.
@@ -182,6 +185,7 @@ impl Service {
             let place = Place { _capacity: capacity, lease };
             match self.beginning() {
                 Beginning::Image => {
+                    self.wait_for_image().await?;
                     return match self.launch(client).await {
                         Ok(launched) => Ok(Found::Placed(self.adopt(launched, delivery, place))),
                         Err(error) => Err(PlaceError::InstanceDied(error.to_string())),
@@ -199,6 +203,18 @@ impl Service {
                 Beginning::Later => tokio::task::yield_now().await,
             }
         }
+    }
+
+    /// Waits until an image is open that is packed. It is not waited for in a thread, and by a
+    /// bounded number.
+    async fn wait_for_image(&self) -> Result<(), PlaceError> {
+        let Some(opening) = self.launcher.clone().opening() else { return Ok(()) };
+        let Ok(_waiting) = self.waiting_for_image.try_acquire() else {
+            return Err(self.no_capacity(format!(
+                "{WAITING_FOR_IMAGE_MAX} requests wait until its image is unpacked"
+            )));
+        };
+        opening.await.map_err(|error| PlaceError::InstanceDied(error.to_string()))
     }
 
     /// Boots an instance, in one that comes back if that does not take too long.

@@ -72,6 +72,11 @@ impl Service {
         self.health.begin_anew();
     }
 
+    /// It could not be taken out of service, which is tried again while its requests fail.
+    pub(crate) fn report_again(&self) {
+        self.health.say_again(monotonic_ns());
+    }
+
     /// Notes what became of a request.
     pub(crate) fn note(&self, verdict: Verdict) {
         if let Some(reason) = self.health.note(verdict, monotonic_ns())

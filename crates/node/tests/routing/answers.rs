@@ -1,8 +1,10 @@
 //! Answers of hostile and broken instances.
 
 use crate::SHARED;
-use crate::common::{Guest, Node};
+use crate::common::{Guest, Node, eventually};
 use std::sync::atomic::Ordering;
+use thaw_node::health::Requests;
+use thaw_sandbox::GuestExit;
 
 /// Answers that are none, by path.
 fn hostile(guest: &mut Guest) {
@@ -90,4 +92,47 @@ fn bytes_after_an_answer_are_nobody_elses_answer() {
         assert_eq!(client.get("f", "/").text(), "mine");
     }
     assert_eq!(threads.connections.load(Ordering::SeqCst), 5);
+}
+
+/// Also one whose body fails after its head said that all is well.
+#[test]
+fn each_request_counts_once_by_how_its_answer_ends() {
+    let node = Node::new(10);
+    let (service, _) = node.serve("f", SHARED, |guest| {
+        while let Some(request) = guest.request() {
+            let answer = |status: &str, rest: &str| format!("HTTP/1.1 {status}\r\n{rest}");
+            match request.head.split(' ').nth(1).unwrap() {
+                "/fails" => guest.send(answer("500 No", "Content-Length: 2\r\n\r\nno")),
+                "/empty" => guest.send(answer("204 Fine", "\r\n")),
+                "/chunked" => {
+                    let body = "Transfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n";
+                    guest.send(answer("200 OK", body));
+                }
+                path @ ("/cut" | "/cutfailure") => {
+                    let status = if path == "/cut" { "200 OK" } else { "503 No" };
+                    guest.send(answer(status, "Content-Length: 9\r\n\r\nhalf"));
+                    return guest.exit(GuestExit::Code(1));
+                }
+                _ => guest.answer("served"),
+            }
+        }
+    });
+    let expect = |all: u64, failed: u64| {
+        eventually(|| service.requests() == Requests { all, failed });
+    };
+    for (number, path) in ["/", "/empty", "/chunked"].into_iter().enumerate() {
+        node.connect().get("f", path);
+        expect(number as u64 + 1, 0);
+    }
+    node.connect().get("f", "/fails");
+    expect(4, 1);
+    for (number, path) in ["/cut", "/cutfailure"].into_iter().enumerate() {
+        let mut client = node.connect();
+        client.send(format!("GET {path} HTTP/1.1\r\nHost: f\r\n\r\n"));
+        assert!(client.rest().ends_with(b"half"));
+        expect(5 + number as u64, 2 + number as u64);
+    }
+    // Neither of them counts again when its instance is gone.
+    eventually(|| service.instance_count() == 0);
+    expect(6, 3);
 }

@@ -6,7 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
+use thaw_node::config::FunctionConfig;
+use thaw_node::instance::{Client, LaunchError, Launched, Launcher, Opening};
 use thaw_node::node::NodeState;
+use thaw_node::service::Service;
 
 #[test]
 fn a_function_may_have_whole_connections_at_its_own_address() {
@@ -124,4 +127,46 @@ fn who_waits_for_a_full_node_hears_of_an_instance_that_becomes_idle() {
         assert_eq!(second.response().unwrap().status, 200);
         assert!(begun.elapsed() < Duration::from_secs(10), "it was found by chance");
     }
+}
+
+/// A launcher whose image is unpacked for ever, and nobody boots it.
+struct Unpacking;
+
+impl Launcher for Unpacking {
+    fn opening(self: Arc<Self>) -> Option<Opening> {
+        Some(Box::pin(std::future::pending()))
+    }
+
+    fn launch(&self, _: Option<&Client>) -> Result<Launched, LaunchError> {
+        panic!("a thread would wait for it");
+    }
+
+    fn is_ready(&self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn a_bounded_number_of_requests_waits_for_an_image_that_is_unpacked() {
+    const MOST: usize = 256;
+    let node = Node::new(2 * MOST);
+    let text =
+        "name = \"f\"\ncommand = [\"x\"]\nrootfs = \"./r\"\nport = 80\n[limits]\ninstances = 400\n";
+    let config = FunctionConfig::parse("thaw.toml".as_ref(), text).unwrap();
+    let service = Service::new(config, "image".into(), Arc::new(Unpacking), node.shared.clone());
+    node.shared.install(service);
+    let mut all: Vec<_> = (0..MOST + 1).map(|_| node.connect()).collect();
+    for client in &mut all {
+        client.send("GET / HTTP/1.1\r\nHost: f\r\n\r\n");
+        client.stream.set_nonblocking(true).unwrap();
+    }
+    // One is refused, whichever comes last; the others wait.
+    let has_answer = |client: &Wire| client.stream.peek(&mut [0]).is_ok_and(|count| count > 0);
+    eventually(|| all.iter().any(has_answer));
+    thread::sleep(Duration::from_millis(100));
+    assert_eq!(all.iter().filter(|client| has_answer(client)).count(), 1);
+    let refused = all.iter().position(has_answer).unwrap();
+    let mut refused = all.swap_remove(refused);
+    refused.stream.set_nonblocking(false).unwrap();
+    assert!(refused.head().unwrap().starts_with("HTTP/1.1 503"));
 }

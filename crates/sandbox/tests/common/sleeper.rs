@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -73,7 +73,7 @@ impl Running {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         client.set_read_timeout(Some(LONG)).unwrap();
-        let (socket, peer) = listener.accept().unwrap();
+        let (socket, peer) = accept_from(&listener, &client);
         socket.set_nonblocking(true).unwrap();
         self.connections += 1;
         let about = connection(self.connections, peer, ([127, 0, 0, 1], PORT).into());
@@ -237,6 +237,18 @@ impl Client {
 }
 
 pub const SPEC: HibernateSpec = HibernateSpec { max_stored: 1 << 30, base: None };
+
+/// The other end of a client's connection. The port was somebody else's a moment ago: whoever still
+/// tries to reach him may come first, and is let go.
+pub fn accept_from(listener: &TcpListener, client: &TcpStream) -> (TcpStream, SocketAddr) {
+    let own = client.local_addr().unwrap();
+    loop {
+        let (socket, peer) = listener.accept().unwrap();
+        if peer == own {
+            return (socket, peer);
+        }
+    }
+}
 
 /// A swap file without a name.
 pub fn swap_file() -> SwapFile {

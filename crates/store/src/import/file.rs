@@ -13,7 +13,6 @@ use super::directory::{ImportOptions, Ownership};
 use crate::blob::Domain;
 use crate::error::{Context, Result, StoreError};
 use crate::index::{Attributes, Content, DeviceNumber, Node, Timestamp};
-use crate::known::Identity;
 use crate::session::Session;
 
 /// Attributes of the entry `name` of an open directory, not following links.
@@ -73,7 +72,7 @@ pub(super) fn read_node(
     let content = match file_type(stat) {
         FileType::RegularFile => {
             // Nothing of one that everybody may read depends on who opens it.
-            if let Some(identity) = &Identity::of(stat, domain)
+            if let Some(identity) = &session.identity(stat, directory, domain)
                 && let Some(blob) = session.known_blob(identity)?
             {
                 return Ok(Node {
@@ -92,7 +91,7 @@ pub(super) fn read_node(
             options.readers.check(&opened).context("import", path)?;
             let began = SystemTime::now();
             let blob = session.put_file(&file, path, domain)?;
-            if let (Some(identity), Some(blob)) = (Identity::of(&opened, domain), blob) {
+            if let (Some(identity), Some(blob)) = (session.identity(&opened, &file, domain), blob) {
                 session.know(identity, blob, began);
             }
             let attributes = attributes(&opened, ownership);

@@ -8,14 +8,20 @@
 //!
 //! The packed file lies beside the other. That is removed only after the packed one was read and
 //! found to be whole, and only while nobody has it open.
+//!
+//! A source that is damaged is mended one day, by a file of the same name with other bytes. So
+//! what an image is packed against, and what its packed form is verified with, is hashed first
+//! ([`sources`]).
 
 mod codec;
 mod format;
+mod sources;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::path::Path;
 use std::time::SystemTime;
 
 use bytemuck::bytes_of;
@@ -30,12 +36,14 @@ use crate::store::{Store, open_existing};
 use crate::usage::allocated;
 use codec::{Packed, UnpackError, read_padded};
 use format::{HEADER_LEN, Header, PAGE, PAGES_MAX, RANGES_MAX, Range, Tables};
+use sources::Sources;
 
 pub use format::Source;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use format::check_tables;
 #[cfg(test)]
 pub(crate) use format::tests::seed;
+pub(crate) use sources::WholeSources;
 
 /// Most images that are unpacked to unpack one: more than a chain can have.
 const DEPTH_MAX: u32 = 64;
@@ -85,7 +93,7 @@ pub struct UnpackedImage {
 pub enum Removed {
     /// So many bytes on disk are free.
     Freed(u64),
-    /// Somebody has it open.
+    /// Somebody has it open, packs it or stores it anew.
     InUse,
 }
 
@@ -93,7 +101,7 @@ impl Store {
     /// Packs an image that is there, beside it. An older packed form is replaced.
     ///
     /// # Errors
-    /// It is not there, does not consist of whole pages, or a source cannot be read.
+    /// It is not there, does not consist of whole pages, or a source is damaged or cannot be read.
     pub fn pack_image(&self, id: ImageId, references: &[Reference]) -> Result<PackedSizes> {
         let _acting = self.layout.act()?;
         let mut session = self.session()?;
@@ -104,7 +112,9 @@ impl Store {
         if !metadata.len().is_multiple_of(PAGE as u64) || pages > PAGES_MAX {
             return Err(StoreError::damaged(Kind::Image, id, "it has an impossible length"));
         }
-        let (mut tables, mut sources) = (tables_of(references, pages), Sources::new(self, 0));
+        let mut whole = WholeSources::default();
+        let mut sources = Sources::new(self, 0, Some(&mut whole));
+        let mut tables = tables_of(references, pages);
         let (file, from) = session.stage.create_file()?;
         let content = {
             let named = tables.sources.clone();
@@ -199,8 +209,11 @@ impl Store {
         let mut stage = Stage::create(&self.layout)?;
         let (image, from) = stage.create_file()?;
         image.set_len(header.image_len()).context("write", &from)?;
-        let unpacked = self
-            .unpack_to(id, &file, &header, depth, &mut |bytes, at| image.write_all_at(bytes, at))?;
+        // Its own name says whether the sources were right.
+        let sources = Sources::new(self, depth + 1, None);
+        let unpacked = self.unpack_to(id, (&file, &header), sources, &mut |bytes, at| {
+            image.write_all_at(bytes, at)
+        })?;
         unpacked.context("write", &from)?;
         if image_id(&image).context("read", &from)? != id {
             return Err(StoreError::damaged(Kind::Packed, id, WRONG_CONTENT));
@@ -212,17 +225,17 @@ impl Store {
         publish(&from, &self.layout.image(id), Existing::Keep)
     }
 
-    /// Unpacks all, as [`Packed::unpack`] does. The inner error is that of `write`.
+    /// Unpacks all of an open packed image, as [`Packed::unpack`] does. The inner error is that of
+    /// `write`.
     fn unpack_to(
         &self,
         id: ImageId,
-        file: &File,
-        header: &Header,
-        depth: u32,
+        (file, header): (&File, &Header),
+        mut sources: Sources<'_>,
         write: &mut dyn FnMut(&[u8], u64) -> io::Result<()>,
     ) -> Result<io::Result<()>> {
         let damaged = |why| StoreError::damaged(Kind::Packed, id, why);
-        if depth >= DEPTH_MAX {
+        if sources.depth() > DEPTH_MAX {
             return Err(damaged("it differs from images that differ from it"));
         }
         let path = self.layout.packed_image(id);
@@ -238,7 +251,6 @@ impl Store {
             pages: header.pages,
             stored_pages: header.stored_pages,
         };
-        let mut sources = Sources::new(self, depth + 1);
         let unpacked = packed.unpack(
             &mut |number, at, buffer| sources.read(tables.sources[number as usize], at, buffer),
             write,
@@ -254,21 +266,33 @@ impl Store {
         }
     }
 
-    /// Unpacks an image to nowhere and compares it with its name; how many bytes were read.
+    /// Unpacks an image to nowhere and compares it with its name; how many bytes were read. What it
+    /// differs from is hashed before.
     ///
     /// # Errors
     /// It is damaged, or what it differs from is.
     pub fn verify_packed(&self, id: ImageId) -> Result<u64> {
+        let (_, bytes) = self.open_verified(id, &mut WholeSources::default())?;
+        Ok(bytes)
+    }
+
+    /// The same; the packed file that was read is open.
+    pub(crate) fn open_verified(
+        &self,
+        id: ImageId,
+        whole: &mut WholeSources,
+    ) -> Result<(File, u64)> {
         let _acting = self.layout.act()?;
         let (file, header) = self.open_packed(id)?;
         let mut name = Namer::new(header.image_len());
-        let unpacked = self.unpack_to(id, &file, &header, 0, &mut |bytes, at| {
+        let sources = Sources::new(self, 1, Some(whole));
+        let unpacked = self.unpack_to(id, (&file, &header), sources, &mut |bytes, at| {
             name.add(bytes, at);
             Ok(())
         })?;
         unpacked.context("read", &self.layout.packed_image(id))?;
         match name.finish() == id {
-            true => Ok(header.tables_at().end),
+            true => Ok((file, header.tables_at().end)),
             false => Err(StoreError::damaged(Kind::Packed, id, WRONG_CONTENT)),
         }
     }
@@ -335,15 +359,21 @@ impl Store {
     /// it open. The packed form is read first and compared with the image's name.
     ///
     /// # Errors
-    /// The packed form is not there or is damaged; nothing was removed.
+    /// The packed form is not there or is damaged, or what it differs from is; nothing was removed.
     pub fn remove_unpacked(&self, id: ImageId) -> Result<Removed> {
         let _acting = self.layout.act()?;
         // Keeps the collector out.
         let _session = self.session()?;
-        self.verify_packed(id)?;
+        let (packed, _) = self.open_verified(id, &mut WholeSources::default())?;
         let path = self.layout.image(id);
         let file = open_existing(&path, Kind::Image, id)?;
         if !try_lock_exclusive(&file, &path)? {
+            return Ok(Removed::InUse);
+        }
+        // Whoever replaces or removes one of the two forms has the other one locked meanwhile.
+        let are_the_same =
+            is_named(&file, &path) && is_named(&packed, &self.layout.packed_image(id));
+        if !are_the_same {
             return Ok(Removed::InUse);
         }
         let mut freed = 0;
@@ -377,6 +407,12 @@ impl Store {
 }
 
 const WRONG_CONTENT: &str = "its bytes do not match its name";
+
+/// Whether a path names a file that is open.
+fn is_named(file: &File, path: &Path) -> bool {
+    let Ok(open) = file.metadata() else { return false };
+    fs::symlink_metadata(path).is_ok_and(|now| (now.dev(), now.ino()) == (open.dev(), open.ino()))
+}
 
 /// Reads and checks the tables of a packed image.
 fn tables_in(
@@ -442,38 +478,6 @@ fn free_between(taken: &BTreeMap<u64, Range>, first: u64, end: u64) -> Vec<std::
         free.push(at..end);
     }
     free
-}
-
-/// The files that a packed image refers to, opened when they are needed.
-struct Sources<'a> {
-    store: &'a Store,
-    depth: u32,
-    open: HashMap<Source, File>,
-    /// Why the last one could not be opened.
-    failed: Option<StoreError>,
-}
-
-impl<'a> Sources<'a> {
-    fn new(store: &'a Store, depth: u32) -> Self {
-        Self { store, depth, open: HashMap::new(), failed: None }
-    }
-
-    fn read(&mut self, source: Source, at: u64, buffer: &mut [u8]) -> io::Result<()> {
-        if !self.open.contains_key(&source) {
-            let opened = match source {
-                Source::Image(id) => self.store.open_image_beneath(id, self.depth),
-                Source::Blob(hash) => self.store.open_blob(hash),
-            };
-            match opened {
-                Ok(file) => drop(self.open.insert(source, file)),
-                Err(error) => {
-                    self.failed = Some(error);
-                    return Err(io::ErrorKind::NotFound.into());
-                }
-            }
-        }
-        read_padded(&self.open[&source], buffer, at)
-    }
 }
 
 #[cfg(test)]

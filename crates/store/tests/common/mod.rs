@@ -4,10 +4,11 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 
 use tempfile::TempDir;
 use thaw_abi::rootfs::{Index, IndexInode, NO_BLOB, ROOT_INODE};
@@ -149,19 +150,52 @@ impl SmallDisk {
         let directory = tempfile::tempdir().unwrap();
         let size = format!("size={mebibytes}m");
         let arguments = ["-t", "tmpfs", "-o", &size, "tmpfs"];
-        let status = std::process::Command::new("mount")
-            .args(arguments)
-            .arg(directory.path())
-            .status()
-            .unwrap();
+        let status = Command::new("mount").args(arguments).arg(directory.path()).status().unwrap();
         assert!(status.success());
         Self(directory)
     }
 }
 
+impl SmallDisk {
+    /// Fills it up, but for so many bytes; until the file is dropped with [`Filler::remove`].
+    pub fn fill_but_for(&self, bytes: u64) -> Filler {
+        let path = self.0.path().join("filler");
+        let mut file = fs::File::create(&path).unwrap();
+        while file.write_all(&[1; 4096]).is_ok() {}
+        file.set_len(file.metadata().unwrap().len() - bytes).unwrap();
+        Filler(path)
+    }
+}
+
+/// What fills a disk.
+pub struct Filler(PathBuf);
+
+impl Filler {
+    pub fn remove(self) {
+        fs::remove_file(self.0).unwrap();
+    }
+}
+
+/// Starts the ignored test `victim` of this test program as a process that is to be killed, with
+/// these variables, and waits until it says that it is ready.
+pub fn start_victim(variables: &[(&str, &Path)]) -> Child {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["victim", "--exact", "--ignored", "--nocapture", "--test-threads=1"])
+        .envs(variables.iter().copied())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    while !line.ends_with("ready\n") {
+        assert_ne!(output.read_line(&mut line).unwrap(), 0, "the victim ended: {line}");
+    }
+    child
+}
+
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        let status = std::process::Command::new("umount").arg(self.0.path()).status();
+        let status = Command::new("umount").arg(self.0.path()).status();
         if !status.is_ok_and(|status| status.success()) {
             eprintln!("{} stays mounted", self.0.path().display());
         }
