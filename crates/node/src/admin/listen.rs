@@ -25,7 +25,7 @@ use tokio::sync::Semaphore;
 
 /// Most connections of each kind at a time; others wait in the backlog. Clients of one
 /// kind cannot take the other's.
-const CONNECTIONS: usize = 64;
+pub(crate) const CONNECTIONS: usize = 64;
 /// How long the head of a request may take, and a connection may be idle.
 const HEAD_PATIENCE: Duration = Duration::from_secs(10);
 /// Most bytes of a request's head.
@@ -110,8 +110,16 @@ impl Admin {
     /// The listener fails.
     pub async fn serve_remote(self, listener: TcpListener, access: RemoteAccess) -> io::Result<()> {
         let router = routes::router(self, Some(Arc::new(access)));
-        accept_all(router, || accept_remote(&listener)).await
+        serve_tcp(router, &listener).await
     }
+}
+
+/// Serves a limited number of clients over TCP at a time.
+///
+/// # Errors
+/// The listener fails.
+pub(crate) async fn serve_tcp(router: Router, listener: &TcpListener) -> io::Result<()> {
+    accept_all(router, || accept_remote(listener)).await
 }
 
 /// The next connection of root or this process's user. The mode of the socket already
