@@ -68,9 +68,16 @@ impl Browser {
             browser.agent.get(format!("{}/status", browser.session)).call().is_ok()
         });
         let arguments = [
-            "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-            "--disable-background-networking", "--disable-component-update", "--disable-sync",
-            "--hide-scrollbars", "--disable-dev-shm-usage",
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-quic",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+            "--hide-scrollbars",
+            "--disable-dev-shm-usage",
         ];
         let mut arguments: Vec<_> = arguments.map(str::to_owned).into();
         arguments.push(format!("--user-data-dir={}", browser._profile.path().display()));
@@ -94,7 +101,8 @@ impl Browser {
             _ => self.agent.post(&address).send_json(body),
         };
         let mut answer = answer.unwrap_or_else(|error| panic!("{method} {path}: {error}"));
-        let value: Value = answer.body_mut().with_config().limit(64 << 20).read_json().expect("JSON");
+        let value: Value =
+            answer.body_mut().with_config().limit(64 << 20).read_json().expect("JSON");
         value["value"].clone()
     }
 
@@ -182,13 +190,19 @@ impl Browser {
             let body = json!({"cmd": command, "params": parameters});
             self.done("POST", "/goog/cdp/execute", &body);
         };
-        device("Emulation.setDeviceMetricsOverride", json!({
-            "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600,
-        }));
+        device(
+            "Emulation.setDeviceMetricsOverride",
+            json!({
+                "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600,
+            }),
+        );
         let scheme = if is_dark { "dark" } else { "light" };
-        device("Emulation.setEmulatedMedia", json!({
-            "features": [{"name": "prefers-color-scheme", "value": scheme}],
-        }));
+        device(
+            "Emulation.setEmulatedMedia",
+            json!({
+                "features": [{"name": "prefers-color-scheme", "value": scheme}],
+            }),
+        );
     }
 
     /// Keeps a picture of the window; where.

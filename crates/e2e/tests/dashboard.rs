@@ -84,7 +84,10 @@ fn every_page_is_shown_and_a_sandbox_is_used_and_forked() {
     }
     assert_eq!(get(daemon.gateway(), "nobody", "/").status, 404);
     call(&home, &["sandbox", "create", "box", "--name", "one"]);
-    call(&home, &["exec", "one", "--", "sh", "-c", "mkdir -p /tmp/d && echo '<b>bold</b>' > /tmp/d/x.html"]);
+    call(
+        &home,
+        &["exec", "one", "--", "sh", "-c", "mkdir -p /tmp/d && echo '<b>bold</b>' > /tmp/d/x.html"],
+    );
     let Some(browser) = logged_in(address, &token) else { return };
     let base = format!("http://{address}");
 
@@ -184,7 +187,8 @@ fn type_into_terminal(browser: &Browser, base: &str) {
         let rows = "return [...document.querySelectorAll('.xterm-rows > div')].map(r => r.textContent).join('\\n')";
         browser.run(rows).as_str().unwrap_or_default().to_owned()
     };
-    browser.type_into(".xterm-helper-textarea", "echo $((6*7))-typed; stty size; ls /tmp/d\u{e007}");
+    browser
+        .type_into(".xterm-helper-textarea", "echo $((6*7))-typed; stty size; ls /tmp/d\u{e007}");
     wait_until("the terminal shows what was typed", || {
         let shown = shown();
         shown.contains("42-typed") && shown.contains("x.html")
@@ -232,7 +236,8 @@ fn fork_and_kill(browser: &Browser, base: &str, home: &Path) {
 fn follow_log(browser: &Browser, base: &str, daemon: &Daemon) {
     browser.open(&format!("{base}/logs?function=hello"));
     browser.wait_for("#log");
-    let lines = || browser.run("return document.querySelectorAll('#log .line').length").as_u64().unwrap();
+    let lines =
+        || browser.run("return document.querySelectorAll('#log .line').length").as_u64().unwrap();
     let before = lines();
     get(daemon.gateway(), "hello", "/a-new-line");
     wait_until("the page shows a line that is new", || lines() > before);
@@ -254,7 +259,13 @@ impl Client {
     }
 
     /// Sends a request with `Connection: close`; head and body of the answer.
-    fn ask(mut self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> (u16, String) {
+    fn ask(
+        mut self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &str,
+    ) -> (u16, String) {
         let has_host = headers.iter().any(|(name, _)| *name == "Host");
         let mut text = format!("{method} {path} HTTP/1.1\r\nConnection: close\r\n");
         if !has_host {
@@ -281,7 +292,8 @@ impl Client {
 fn log_in(address: SocketAddr, token: &str) -> String {
     let origin = format!("http://{address}");
     let form = format!("token={token}");
-    let (status, answer) = Client::connect(address).ask("POST", "/login", &[("Origin", &origin)], &form);
+    let (status, answer) =
+        Client::connect(address).ask("POST", "/login", &[("Origin", &origin)], &form);
     assert_eq!(status, 303, "{answer}");
     let cookie = answer.lines().find_map(|line| line.strip_prefix("set-cookie: ")).unwrap();
     assert!(cookie.contains("HttpOnly") && cookie.contains("SameSite=Strict"), "{cookie}");
@@ -297,7 +309,13 @@ fn nobody_else_gets_in_and_no_other_page_acts() {
         Client::connect(address).ask(method, path, headers, body)
     };
     let origin = format!("http://{address}");
-    for path in ["/", "/functions", "/sandboxes/one/download?path=/etc/passwd", "/openapi.json", "/logs/stream?function=box"] {
+    for path in [
+        "/",
+        "/functions",
+        "/sandboxes/one/download?path=/etc/passwd",
+        "/openapi.json",
+        "/logs/stream?function=box",
+    ] {
         let (status, answer) = ask("GET", path, &[], "");
         assert_eq!(status, 401, "{path}: {answer}");
         let (status, answer) = ask("GET", path, &[("Accept", "text/html")], "");
@@ -313,10 +331,19 @@ fn nobody_else_gets_in_and_no_other_page_acts() {
     let cookie = ("Cookie", cookie.as_str());
     let (status, page) = ask("GET", "/sandboxes/one", &[cookie], "");
     assert_eq!(status, 200, "{page}");
-    for header in ["content-security-policy: default-src 'none'", "x-frame-options: DENY", "referrer-policy: no-referrer", "cache-control: no-store"] {
+    for header in [
+        "content-security-policy: default-src 'none'",
+        "x-frame-options: DENY",
+        "referrer-policy: no-referrer",
+        "cache-control: no-store",
+    ] {
         assert!(page.contains(header), "{header} is missing in {page}");
     }
-    assert!(!page.contains("unsafe-inline") && !page.contains(" style=\"") && !page.contains(" onclick"));
+    assert!(
+        !page.contains("unsafe-inline")
+            && !page.contains(" style=\"")
+            && !page.contains(" onclick")
+    );
     let form = page.split("name=\"form\" value=\"").nth(1).unwrap().split('"').next().unwrap();
     let form = format!("form={form}");
     let kill = "/sandboxes/one/kill";
@@ -336,8 +363,12 @@ fn nobody_else_gets_in_and_no_other_page_acts() {
     let long = format!("{form}&x={}", "x".repeat(20_000));
     assert_eq!(ask("POST", kill, &[cookie, own], &long).0, 413);
     let upgrade = [
-        cookie, other, ("Connection", "Upgrade"), ("Upgrade", "websocket"),
-        ("Sec-WebSocket-Version", "13"), ("Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ=="),
+        cookie,
+        other,
+        ("Connection", "Upgrade"),
+        ("Upgrade", "websocket"),
+        ("Sec-WebSocket-Version", "13"),
+        ("Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ=="),
     ];
     assert_eq!(ask("GET", "/sandboxes/one/terminal/stream?rows=9&columns=9", &upgrade, "").0, 403);
     assert!(call(&home, &["sandbox", "list"]).contains("one"));
@@ -364,7 +395,9 @@ fn streams_and_terminals_are_bounded_and_end_with_their_session() {
         (head.split(' ').nth(1).unwrap().parse::<u16>().unwrap(), stream)
     };
     let log = || {
-        begin(format!("GET /logs/stream?function=hello HTTP/1.1\r\nHost: {address}\r\nCookie: {cookie}\r\n\r\n"))
+        begin(format!(
+            "GET /logs/stream?function=hello HTTP/1.1\r\nHost: {address}\r\nCookie: {cookie}\r\n\r\n"
+        ))
     };
     let terminal = || {
         begin(format!(
@@ -388,7 +421,8 @@ fn streams_and_terminals_are_bounded_and_end_with_their_session() {
     let form = page.split("name=\"form\" value=\"").nth(1).unwrap().split('"').next().unwrap();
     let origin = format!("http://{address}");
     let headers = [("Cookie", cookie.as_str()), ("Origin", origin.as_str())];
-    let (status, _) = Client::connect(address).ask("POST", "/logout", &headers, &format!("form={form}"));
+    let (status, _) =
+        Client::connect(address).ask("POST", "/logout", &headers, &format!("form={form}"));
     assert_eq!(status, 303);
     for (_, mut stream) in logs.into_iter().chain(terminals) {
         let mut rest = Vec::new();
@@ -397,10 +431,45 @@ fn streams_and_terminals_are_bounded_and_end_with_their_session() {
     wait_until("no shell is left", || {
         let execs = call(&home, &["sandbox", "show", "one", "--json"]);
         !execs.is_empty() && {
-            let shown = call(&home, &["exec", "one", "--", "sh", "-c", "cat /proc/[0-9]*/cmdline | tr -d '\\0' || true"]);
+            let shown = call(
+                &home,
+                &[
+                    "exec",
+                    "one",
+                    "--",
+                    "sh",
+                    "-c",
+                    "cat /proc/[0-9]*/cmdline | tr -d '\\0' || true",
+                ],
+            );
             !shown.contains("/bin/bash")
         }
     });
+}
+
+#[test]
+fn so_many_connections_are_served_and_others_wait() {
+    let home = home("dashboard-connections");
+    let (_daemon, address, _) = start(&home);
+    // Each is in the middle of the head of a request, for which it has ten seconds.
+    let held: Vec<_> = (0..64)
+        .map(|_| {
+            let mut stream = TcpStream::connect(address).unwrap();
+            stream.write_all(b"GET /login HTTP/1.1\r\n").unwrap();
+            stream
+        })
+        .collect();
+    let mut waiting = TcpStream::connect(address).unwrap();
+    waiting
+        .write_all(format!("GET /login HTTP/1.1\r\nHost: {address}\r\n\r\n").as_bytes())
+        .unwrap();
+    waiting.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+    let mut head = [0; 12];
+    assert!(waiting.read_exact(&mut head).is_err(), "it was served beside 64 others");
+    drop(held);
+    waiting.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    waiting.read_exact(&mut head).unwrap();
+    assert_eq!(&head, b"HTTP/1.1 200");
 }
 
 #[test]

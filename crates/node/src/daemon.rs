@@ -6,8 +6,8 @@ use crate::admin::{
 use crate::asleep::AsleepSpace;
 use crate::catalog::Catalog;
 use crate::config::{ByteSize, EntryKind, FunctionName, QUOTAS_FILE, QuotasError};
-use crate::deploy::take_out_failing;
 use crate::dashboard::Dashboard;
+use crate::deploy::take_out_failing;
 use crate::e2b::{self, E2b, LiveSettings, NodeBackend};
 use crate::edge::{GATEWAY_FILE, GatewayFileError};
 use crate::gateway::{Gateway, GatewayConfig};

@@ -1,5 +1,7 @@
 //! What the node counts, in the form that Prometheus reads.
 
+#[cfg(test)]
+mod contrib_tests;
 mod requests;
 mod tenants;
 

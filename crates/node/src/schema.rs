@@ -1,8 +1,6 @@
 //! Schemas of values that the API writes as text.
 
-use crate::config::{
-    ByteSize, CpuQuota, DomainName, EntryKind, FunctionName, Isolation,
-};
+use crate::config::{ByteSize, CpuQuota, DomainName, EntryKind, FunctionName, Isolation};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use std::borrow::Cow;
 

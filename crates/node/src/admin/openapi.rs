@@ -148,12 +148,14 @@ pub(crate) fn document() -> Value {
 }
 
 fn describe(operation: &Operation, generator: &mut SchemaGenerator) -> Value {
-    let in_path = operation.path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'));
+    let in_path =
+        operation.path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'));
     let mut parameters: Vec<_> = in_path
         .map(|name| json!({"name": name, "in": "path", "required": true, "schema": {"type": "string"}}))
         .collect();
     parameters.extend(operation.query.iter().map(|name| {
-        let (name, is_required) = name.strip_prefix('!').map_or((*name, false), |name| (name, true));
+        let (name, is_required) =
+            name.strip_prefix('!').map_or((*name, false), |name| (name, true));
         json!({"name": name, "in": "query", "required": is_required, "schema": {"type": "string"}})
     }));
     let problem = Json(of::<Problem>);
@@ -161,7 +163,8 @@ fn describe(operation: &Operation, generator: &mut SchemaGenerator) -> Value {
         "default": { "description": "Why it was not done", "content": content(problem, generator) },
     });
     let status = if matches!(operation.gives, Nothing) { "204" } else { "200" };
-    responses[status] = json!({ "description": operation.says, "content": content(operation.gives, generator) });
+    responses[status] =
+        json!({ "description": operation.says, "content": content(operation.gives, generator) });
     if matches!(operation.gives, Upgrade(_)) {
         responses["101"] = json!({ "description": "The connection carries streams" });
     }
@@ -180,7 +183,9 @@ fn describe(operation: &Operation, generator: &mut SchemaGenerator) -> Value {
 fn content(content: Content, generator: &mut SchemaGenerator) -> Value {
     match content {
         Nothing => json!({}),
-        Json(schema) | Upgrade(schema) => json!({ "application/json": { "schema": schema(generator) } }),
+        Json(schema) | Upgrade(schema) => {
+            json!({ "application/json": { "schema": schema(generator) } })
+        }
         Bytes(kind) => json!({ kind: { "schema": { "type": "string", "format": "binary" } } }),
     }
 }
@@ -214,9 +219,9 @@ mod tests {
                 let handlers = rest.split(".route(").next().unwrap();
                 let handlers = handlers.split("\n        .").next().unwrap();
                 for method in ["get", "post", "put", "delete", "patch"] {
-                    let is_there = [" ", ".", "\n"].iter().any(|before| {
-                        handlers.contains(&format!("{before}{method}("))
-                    });
+                    let is_there = [" ", ".", "\n"]
+                        .iter()
+                        .any(|before| handlers.contains(&format!("{before}{method}(")));
                     if is_there {
                         served.insert((method.to_owned(), path.to_owned()));
                     }

@@ -118,7 +118,9 @@ mod tests {
         for asset in ASSETS {
             let text = std::str::from_utf8(asset.bytes).unwrap();
             // Names of XML name spaces, and addresses in messages, are not fetched.
-            for needle in ["src=\"http", "url(http", "@import", "importScripts(", "sourceMappingURL="] {
+            for needle in
+                ["src=\"http", "url(http", "@import", "importScripts(", "sourceMappingURL="]
+            {
                 assert!(!text.contains(needle), "{}: {needle}", asset.name);
             }
         }

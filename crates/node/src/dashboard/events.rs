@@ -66,7 +66,10 @@ async fn events(
     };
     let wanted: Vec<_> = all.iter().filter(is_wanted).collect();
     let choices = [("", "all"), ("bad", "problems"), ("operator", "by operators")];
-    let address = format!("/events?only={}", if choices.iter().any(|(c, _)| *c == query.only) { &query.only } else { "" });
+    let address = format!(
+        "/events?only={}",
+        if choices.iter().any(|(c, _)| *c == query.only) { &query.only } else { "" }
+    );
     let page = Page {
         place: Place::Events,
         title: "Events",
@@ -101,7 +104,8 @@ async fn events(
 async fn network(State(app): State<App>, Extension(session): Extension<Session>) -> Response {
     let events = app.admin.shared.metrics().events().latest(EVENTS_SHOWN);
     let denied = |function: &str| -> u64 {
-        let of = |event: &&Event| event.kind == EventKind::EgressDenied && event.subject == function;
+        let of =
+            |event: &&Event| event.kind == EventKind::EgressDenied && event.subject == function;
         events.iter().filter(of).map(|event| event.count).sum()
     };
     let page = Page {
@@ -115,7 +119,10 @@ async fn network(State(app): State<App>, Extension(session): Extension<Session>)
     let mut functions = app.admin.shared.functions();
     functions.sort_by(|a, b| a.name().as_str().cmp(b.name().as_str()));
     let rule = |rule: &crate::config::EgressRule| {
-        serde_json::to_value(rule).ok().and_then(|v| v.as_str().map(str::to_owned)).unwrap_or_default()
+        serde_json::to_value(rule)
+            .ok()
+            .and_then(|v| v.as_str().map(str::to_owned))
+            .unwrap_or_default()
     };
     let live = html! {
         section.card {

@@ -233,15 +233,19 @@ mod tests {
     #[test]
     fn names_of_guests_do_not_leave_their_place() {
         let hostile = "a\"; filename=x.html\r\nSet-Cookie: a=b/<script>";
-        let shown = directory("box", "/tmp", &[FileInfo {
-            name: hostile.to_owned(),
-            kind: FileKind::File,
-            size: 1,
-            mode: 0o644,
-            uid: 0,
-            gid: 0,
-            mtime: i64::MIN,
-        }]);
+        let shown = directory(
+            "box",
+            "/tmp",
+            &[FileInfo {
+                name: hostile.to_owned(),
+                kind: FileKind::File,
+                size: 1,
+                mode: 0o644,
+                uid: 0,
+                gid: 0,
+                mtime: i64::MIN,
+            }],
+        );
         let shown = shown.into_string();
         assert!(!shown.contains("<script>") && !shown.contains("href=\"a\""), "{shown}");
         assert!(!encoded(hostile).contains(['"', '\r', '\n', ' ', '<', ';']));

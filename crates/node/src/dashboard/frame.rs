@@ -30,11 +30,26 @@ pub(super) enum Place {
 const NAVIGATION: [(Place, &str, &str, &str); 9] = [
     (Place::Overview, "/", "Overview", "M3 12h5l2-7 4 14 2-7h5"),
     (Place::Functions, "/functions", "Functions", "M4 5h7v7H4zM13 12h7v7h-7zM13 5h7M4 19h7"),
-    (Place::Sandboxes, "/sandboxes", "Sandboxes", "M12 3l8 4.5v9L12 21l-8-4.5v-9zM4 7.5l8 4.5 8-4.5M12 12v9"),
+    (
+        Place::Sandboxes,
+        "/sandboxes",
+        "Sandboxes",
+        "M12 3l8 4.5v9L12 21l-8-4.5v-9zM4 7.5l8 4.5 8-4.5M12 12v9",
+    ),
     (Place::Logs, "/logs", "Logs", "M5 5h14M5 10h10M5 15h14M5 20h7"),
     (Place::Events, "/events", "Events", "M12 4v9M12 17v2M4.9 19.5h14.2L12 4z"),
-    (Place::Store, "/store", "Store", "M4 6c0-4 16-4 16 0v12c0 4-16 4-16 0zM4 6c0 4 16 4 16 0M4 12c0 4 16 4 16 0"),
-    (Place::Network, "/network", "Network", "M12 3a9 9 0 100 18 9 9 0 000-18zM3 12h18M12 3c-5 5-5 13 0 18M12 3c5 5 5 13 0 18"),
+    (
+        Place::Store,
+        "/store",
+        "Store",
+        "M4 6c0-4 16-4 16 0v12c0 4-16 4-16 0zM4 6c0 4 16 4 16 0M4 12c0 4 16 4 16 0",
+    ),
+    (
+        Place::Network,
+        "/network",
+        "Network",
+        "M12 3a9 9 0 100 18 9 9 0 000-18zM3 12h18M12 3c-5 5-5 13 0 18M12 3c5 5 5 13 0 18",
+    ),
     (Place::Metrics, "/metrics", "Metrics", "M5 20V10M10 20V4M15 20v-8M20 20V7"),
     (Place::Api, "/api", "API", "M8 7l-5 5 5 5M16 7l5 5-5 5M14 4l-4 16"),
 ];
@@ -238,7 +253,12 @@ impl Action<'_> {
 }
 
 /// A figure with a name, which leads to the metric that it shows.
-pub(super) fn figure(name: &str, value: impl maud::Render, more: impl maud::Render, metric: &str) -> Markup {
+pub(super) fn figure(
+    name: &str,
+    value: impl maud::Render,
+    more: impl maud::Render,
+    metric: &str,
+) -> Markup {
     html! {
         a.figure href=(format!("/metrics#{metric}")) title=(format!("metric {metric}")) {
             span.name { (name) }

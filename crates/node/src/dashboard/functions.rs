@@ -53,7 +53,8 @@ async fn functions(State(app): State<App>, Extension(session): Extension<Session
         .map(|service| FunctionInfo::new(service, &app.admin.catalog))
         .collect();
     all.sort_by(|a, b| a.name.as_str().cmp(b.name.as_str()));
-    let of = |name: &str| stats.functions.iter().find(|of| of.name == name).cloned().unwrap_or_default();
+    let of =
+        |name: &str| stats.functions.iter().find(|of| of.name == name).cloned().unwrap_or_default();
     let page = Page {
         place: Place::Functions,
         title: "Functions",
@@ -220,15 +221,27 @@ fn about(service: &Arc<Service>, detail: &FunctionDetail, stored: &Stored) -> Ma
     let limits = &service.config().limits;
     let image = &stored.image;
     let mut pairs = vec![
-        ("Entry", html! { (kind(&detail.info)) @if detail.info.port > 0 { ", port " (detail.info.port) } }),
-        ("Isolation", html! { (serde_json::to_value(detail.info.isolation).ok().and_then(|v| v.as_str().map(str::to_owned)).unwrap_or_default()) }),
-        ("Limits", html! { (limits.memory) ", " (limits.cpu) " CPU, " (limits.processes) " processes, " (limits.instances) " instances" }),
+        (
+            "Entry",
+            html! { (kind(&detail.info)) @if detail.info.port > 0 { ", port " (detail.info.port) } },
+        ),
+        (
+            "Isolation",
+            html! { (serde_json::to_value(detail.info.isolation).ok().and_then(|v| v.as_str().map(str::to_owned)).unwrap_or_default()) },
+        ),
+        (
+            "Limits",
+            html! { (limits.memory) ", " (limits.cpu) " CPU, " (limits.processes) " processes, " (limits.instances) " instances" },
+        ),
         ("Image", html! { code title=(detail.info.image) { (beginning(&detail.info.image)) } }),
     ];
     if let Some(image) = image {
         let form = serde_json::to_value(image.form).ok();
         let form = form.and_then(|v| v.as_str().map(str::to_owned)).unwrap_or_default();
-        pairs.push(("On disk", html! { (bytes(image.allocated)) " of " (bytes(image.len)) ", " (form) }));
+        pairs.push((
+            "On disk",
+            html! { (bytes(image.allocated)) " of " (bytes(image.len)) ", " (form) },
+        ));
         pairs.push(("Working set", html! {
             @if image.working_set_len > 0 { "recorded, " (bytes(image.working_set_len)) } @else { "none yet" }
         }));
@@ -241,7 +254,10 @@ fn about(service: &Arc<Service>, detail: &FunctionDetail, stored: &Stored) -> Ma
             }
         }
     }));
-    pairs.push(("Template", html! { @match detail.standby.template { Some(pid) => { "process " (pid) }, None => "–" } }));
+    pairs.push((
+        "Template",
+        html! { @match detail.standby.template { Some(pid) => { "process " (pid) }, None => "–" } },
+    ));
     html! {
         section.card {
             h2 { "About" a href=(format!("/logs?function={}", detail.info.name)) { "log" } }

@@ -95,9 +95,10 @@ fn ask_to_log_in(request: &Request) -> Response {
     }
     let is_page = request.method() == Method::GET
         && !request.headers().contains_key(header::UPGRADE)
-        && request.headers().get(header::ACCEPT).is_some_and(|accept| {
-            accept.to_str().is_ok_and(|accept| accept.contains("text/html"))
-        });
+        && request
+            .headers()
+            .get(header::ACCEPT)
+            .is_some_and(|accept| accept.to_str().is_ok_and(|accept| accept.contains("text/html")));
     if is_page {
         return Redirect::to("/login").into_response();
     }
@@ -156,11 +157,13 @@ async fn check_form(request: Request, session: &Session) -> Result<Request, Box<
         }
         Err(_) => return Err(refused(StatusCode::REQUEST_TIMEOUT, "the form did not come")),
     };
-    let sent = serde_urlencoded::from_bytes::<AnyForm>(&bytes).unwrap_or(AnyForm {
-        form: String::new(),
-    });
+    let sent =
+        serde_urlencoded::from_bytes::<AnyForm>(&bytes).unwrap_or(AnyForm { form: String::new() });
     if !session.has_sent(&sent.form) {
-        return Err(refused(StatusCode::FORBIDDEN, "the form is of another session; load the page again"));
+        return Err(refused(
+            StatusCode::FORBIDDEN,
+            "the form is of another session; load the page again",
+        ));
     }
     Ok(Request::from_parts(head, Body::from(bytes)))
 }
@@ -174,7 +177,11 @@ struct LoginForm {
     token: String,
 }
 
-async fn login(State(app): State<App>, headers: HeaderMap, Form(form): Form<LoginForm>) -> Response {
+async fn login(
+    State(app): State<App>,
+    headers: HeaderMap,
+    Form(form): Form<LoginForm>,
+) -> Response {
     if !is_same_origin(&headers) || !comes_from_here(&headers) {
         return frame::plain(StatusCode::FORBIDDEN, "this request comes from another page");
     }
@@ -188,10 +195,8 @@ async fn login(State(app): State<App>, headers: HeaderMap, Form(form): Form<Logi
     app.sessions.tidy();
     let id = app.sessions.begin();
     app.note("", "somebody has logged in");
-    let cookie = format!(
-        "{COOKIE}={id}; Path=/; HttpOnly; SameSite=Strict; Max-Age={}",
-        LIFE.as_secs()
-    );
+    let cookie =
+        format!("{COOKIE}={id}; Path=/; HttpOnly; SameSite=Strict; Max-Age={}", LIFE.as_secs());
     // The name is hexadecimal.
     ([(header::SET_COOKIE, cookie)], Redirect::to("/")).into_response()
 }

@@ -24,8 +24,6 @@ mod session;
 mod store;
 mod svg;
 mod terminal;
-#[cfg(test)]
-mod tests;
 
 use crate::admin::{Admin, RemoteAccess, serve_tcp};
 use crate::history::EventKind;

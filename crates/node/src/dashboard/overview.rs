@@ -57,7 +57,8 @@ async fn overview(State(app): State<App>, Extension(session): Extension<Session>
 
 fn figures(app: &App, stats: &Stats) -> Markup {
     let node = &stats.node;
-    let live: usize = node.all.instances.iter().filter(|(s, _)| *s != "asleep").map(|(_, n)| n).sum();
+    let live: usize =
+        node.all.instances.iter().filter(|(s, _)| *s != "asleep").map(|(_, n)| n).sum();
     let busy = node.all.instances.get("busy").copied().unwrap_or(0);
     let boots: f64 = node.all.boots.values().sum();
     html! {

@@ -213,7 +213,11 @@ async fn show(
 
 type Numbers = Option<(u32, u32, u64)>;
 
-fn about(one: &SandboxInfo, memory: Option<SandboxMemory>, numbers: Numbers) -> Vec<(&'static str, Markup)> {
+fn about(
+    one: &SandboxInfo,
+    memory: Option<SandboxMemory>,
+    numbers: Numbers,
+) -> Vec<(&'static str, Markup)> {
     let now = now_ms();
     let mut pairs = vec![
         ("Of", html! { a href=(format!("/functions/{}", one.function)) { (one.function) } }),
@@ -255,7 +259,9 @@ fn ports(inside: Option<&Inside>) -> Markup {
 fn family(all: &[SandboxInfo], one: &SandboxInfo) -> Markup {
     let children: Vec<_> = all
         .iter()
-        .filter(|other| other.forked_from.as_ref().is_some_and(|from| from.instance == one.instance))
+        .filter(|other| {
+            other.forked_from.as_ref().is_some_and(|from| from.instance == one.instance)
+        })
         .collect();
     html! {
         h3 { "Forks" }
@@ -340,19 +346,35 @@ fn done(
     }
 }
 
-async fn pause(State(app): State<App>, Path(name): Path<String>, Extension(session): Extension<Session>) -> Response {
+async fn pause(
+    State(app): State<App>,
+    Path(name): Path<String>,
+    Extension(session): Extension<Session>,
+) -> Response {
     done(&app, &session, "paused", app.admin.sandboxes.pause(&name).await)
 }
 
-async fn resume(State(app): State<App>, Path(name): Path<String>, Extension(session): Extension<Session>) -> Response {
+async fn resume(
+    State(app): State<App>,
+    Path(name): Path<String>,
+    Extension(session): Extension<Session>,
+) -> Response {
     done(&app, &session, "resumed", app.admin.sandboxes.resume(&name).await)
 }
 
-async fn fork(State(app): State<App>, Path(name): Path<String>, Extension(session): Extension<Session>) -> Response {
+async fn fork(
+    State(app): State<App>,
+    Path(name): Path<String>,
+    Extension(session): Extension<Session>,
+) -> Response {
     done(&app, &session, &format!("forked from {name}"), app.admin.sandboxes.fork(&name, "").await)
 }
 
-async fn kill(State(app): State<App>, Path(name): Path<String>, Extension(session): Extension<Session>) -> Response {
+async fn kill(
+    State(app): State<App>,
+    Path(name): Path<String>,
+    Extension(session): Extension<Session>,
+) -> Response {
     match app.admin.sandboxes.kill(&name) {
         Ok(info) => {
             app.note(&info.name, "killed");
@@ -401,9 +423,8 @@ mod tests {
 
     #[test]
     fn forks_stand_below_what_they_were_made_of() {
-        let all =
-            [(1, None), (2, Some(1)), (3, None), (4, Some(2)), (5, Some(1)), (6, Some(99))]
-                .map(|(instance, from)| sandbox(instance, from));
+        let all = [(1, None), (2, Some(1)), (3, None), (4, Some(2)), (5, Some(1)), (6, Some(99))]
+            .map(|(instance, from)| sandbox(instance, from));
         let found: Vec<_> = tree(&all).iter().map(|(depth, one)| (*depth, one.instance)).collect();
         assert_eq!(found, [(0, 1), (1, 2), (2, 4), (1, 5), (0, 3), (0, 6)]);
     }

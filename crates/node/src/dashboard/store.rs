@@ -56,7 +56,9 @@ fn totals(report: &UsageReport) -> Markup {
     let whole = store.total_bytes.max(1) as f64;
     let bar: Vec<_> = parts
         .iter()
-        .map(|(name, size, class)| (*class, *size as f64 / whole, format!("{name}: {}", bytes(*size))))
+        .map(|(name, size, class)| {
+            (*class, *size as f64 / whole, format!("{name}: {}", bytes(*size)))
+        })
         .collect();
     let home = &report.home;
     let beside = [

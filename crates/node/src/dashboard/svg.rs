@@ -9,7 +9,9 @@ pub(super) fn sparkline(values: &[f32]) -> Markup {
     const HEIGHT: f32 = 24.0;
     let most = values.iter().copied().fold(0.0, f32::max);
     let step = WIDTH / (values.len().max(2) - 1) as f32;
-    let y = |value: f32| if most > 0.0 { HEIGHT - 1.0 - value / most * (HEIGHT - 3.0) } else { HEIGHT - 1.0 };
+    let y = |value: f32| {
+        if most > 0.0 { HEIGHT - 1.0 - value / most * (HEIGHT - 3.0) } else { HEIGHT - 1.0 }
+    };
     let points: Vec<_> = values
         .iter()
         .enumerate()
@@ -26,13 +28,8 @@ pub(super) fn sparkline(values: &[f32]) -> Markup {
 }
 
 /// The names of the phases of a boot, with their classes.
-pub(super) const PHASES: [(&str, &str); 5] = [
-    ("taken", "p1"),
-    ("commanded", "p2"),
-    ("mapped", "p3"),
-    ("entered", "p4"),
-    ("answered", "p5"),
-];
+pub(super) const PHASES: [(&str, &str); 5] =
+    [("taken", "p1"), ("commanded", "p2"), ("mapped", "p3"), ("entered", "p4"), ("answered", "p5")];
 
 /// Ends of the phases that are known, in nanoseconds since the acceptance.
 pub(super) fn ends(phases: &Phases) -> [Option<u64>; 5] {
@@ -54,7 +51,12 @@ pub(super) fn waterfall(boot: &BootRecord, scale_ns: u64) -> Markup {
         let Some(end) = end else { continue };
         let end = end.max(begin);
         let (x, width) = (begin as f64 / scale * 1000.0, (end - begin) as f64 / scale * 1000.0);
-        bars.push((*class, x, width.max(1.0), format!("{name} after {}", super::format::millis(end as f64 / 1e6))));
+        bars.push((
+            *class,
+            x,
+            width.max(1.0),
+            format!("{name} after {}", super::format::millis(end as f64 / 1e6)),
+        ));
         begin = end;
     }
     html! {

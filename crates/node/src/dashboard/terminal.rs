@@ -163,7 +163,10 @@ impl Terminal {
             let _ = exec.signal(HANGUP, SignalTo::Group);
         }
         self.app.admin.sandboxes.used(self.instance);
-        self.app.note(&self.name, &format!("closed a terminal after {}", format::age(began.elapsed().as_secs())));
+        self.app.note(
+            &self.name,
+            &format!("closed a terminal after {}", format::age(began.elapsed().as_secs())),
+        );
         close(socket, &why).await;
     }
 

@@ -218,7 +218,7 @@ fn sum_of(states: &BTreeMap<String, usize>, wanted: &[InstanceState]) -> f32 {
 }
 
 fn sample_of(window: &Reading, states: &BTreeMap<String, usize>, seconds: f64) -> Sample {
-    use InstanceState::{Asleep, Booting, Busy, Hibernated, HibernateRunning, Idle, WokenUp};
+    use InstanceState::{Asleep, Booting, Busy, HibernateRunning, Hibernated, Idle, WokenUp};
     let mut sample = [f32::NAN; COLUMNS.len()];
     let mut set = |column: Column, value: f32| sample[column as usize] = value;
     let rate = |count: u64| (count as f64 / seconds) as f32;
@@ -227,7 +227,8 @@ fn sample_of(window: &Reading, states: &BTreeMap<String, usize>, seconds: f64) -
     set(Column::ClientErrors, rate(window.responses[4]));
     set(Column::ServerErrors, rate(window.responses[5]));
     set(Column::Refusals, rate(window.refusals));
-    let quantile = |times: &TimesReading, share| times.quantile_ms(share).map_or(f32::NAN, |v| v as f32);
+    let quantile =
+        |times: &TimesReading, share| times.quantile_ms(share).map_or(f32::NAN, |v| v as f32);
     let mean = |times: &TimesReading| times.mean_ms().map_or(f32::NAN, |v| v as f32);
     set(Column::RequestP50, quantile(&window.request, 0.5));
     set(Column::RequestP95, quantile(&window.request, 0.95));
@@ -287,7 +288,8 @@ mod tests {
     fn rates_are_of_the_last_interval() {
         let mut kept = Kept::default();
         let states = BTreeMap::from([("idle".to_owned(), 3), ("busy".to_owned(), 1)]);
-        let instances = BTreeMap::from([("f".to_owned(), states), ("g".to_owned(), BTreeMap::new())]);
+        let instances =
+            BTreeMap::from([("f".to_owned(), states), ("g".to_owned(), BTreeMap::new())]);
         let present = Present { instances, memory: 7, ..Present::default() };
         kept.take(&present, reading(10), Duration::from_secs(5), 1);
         kept.take(&present, reading(30), Duration::from_secs(10), 1);

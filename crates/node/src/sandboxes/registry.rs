@@ -29,7 +29,9 @@ const LOOK: Duration = Duration::from_millis(250);
 const FILE: &str = "sandboxes.json";
 
 /// What happens to a sandbox when its time has come.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum OnTimeout {
     /// It gives up its memory, until it is wanted again.

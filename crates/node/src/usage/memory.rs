@@ -14,7 +14,9 @@ const COUNTED_MAX: usize = 256;
 const COUNTING_MAX: Duration = Duration::from_secs(3);
 
 /// Memory of the live instances of a function.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
 pub struct MemoryUse {
     /// Live instances, hibernated ones included.
     pub instances: usize,

@@ -61,7 +61,9 @@ pub struct UsageReport {
 }
 
 /// Bytes on disk.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
 pub struct DiskUse {
     /// Needed by nobody else.
     pub own_bytes: u64,
@@ -135,7 +137,9 @@ pub struct KernelUsage {
 }
 
 /// Files of instances that are asleep.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
 pub struct AsleepUse {
     /// Instances.
     pub instances: usize,
@@ -171,7 +175,9 @@ pub struct DomainUsage {
 }
 
 /// Bytes on disk of the store.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
 pub struct StoreTotals {
     /// All of it.
     pub total_bytes: u64,
@@ -194,7 +200,9 @@ pub struct StoreTotals {
 }
 
 /// Bytes on disk of the state directory, beside the store.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
 pub struct HomeUsage {
     /// Instances that are asleep.
     pub asleep: AsleepUse,

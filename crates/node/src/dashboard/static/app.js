@@ -27,10 +27,21 @@
   setInterval(showTimes, 5000);
   document.addEventListener("htmx:afterSettle", showTimes);
 
-  // Nobody looks, or somebody is about to press a button: nothing is fetched.
-  document.addEventListener("htmx:beforeRequest", (event) => {
-    const dialog = document.getElementById("confirm");
-    if (document.hidden || dialog?.open) event.preventDefault();
+  // Nobody looks, or somebody is about to press a button or to copy something: nothing is replaced.
+  const isInUse = () => {
+    const live = document.getElementById("live");
+    const selection = getSelection();
+    return document.hidden || document.getElementById("confirm")?.open || live?.querySelector(":focus-visible") ||
+      (!selection.isCollapsed && live?.contains(selection.anchorNode));
+  };
+  document.addEventListener("htmx:beforeRequest", (event) => { if (isInUse()) event.preventDefault(); });
+  let scrolled = [];
+  document.addEventListener("htmx:beforeSwap", (event) => {
+    if (isInUse()) { event.detail.shouldSwap = false; return; }
+    scrolled = [...document.querySelectorAll("#live .scroll")].map((one) => one.scrollLeft);
+  });
+  document.addEventListener("htmx:afterSettle", () => {
+    document.querySelectorAll("#live .scroll").forEach((one, index) => { one.scrollLeft = scrolled[index] ?? 0; });
   });
 
   document.addEventListener("submit", (event) => {
