@@ -19,7 +19,7 @@ isolation = "instance"
 kind = "sandbox"
 [runtime]
 kind = "python3"
-programs = ["bash", "sh", "cat", "sleep", "ls", "id", "stty"]
+programs = ["bash", "sh", "cat", "sleep", "ls", "id", "stty", "mkdir", "tr"]
 [limits]
 instances = 50
 "#;
@@ -334,7 +334,7 @@ fn nobody_else_gets_in_and_no_other_page_acts() {
     for header in [
         "content-security-policy: default-src 'none'",
         "x-frame-options: DENY",
-        "referrer-policy: no-referrer",
+        "referrer-policy: same-origin",
         "cache-control: no-store",
     ] {
         assert!(page.contains(header), "{header} is missing in {page}");
