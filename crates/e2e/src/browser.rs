@@ -211,7 +211,9 @@ impl Browser {
         let body = json!({"cmd": "Page.captureScreenshot", "params": {"format": "png"}});
         let taken = self.done("POST", "/goog/cdp/execute", &body);
         let png = decode(taken["data"].as_str().expect("a picture"));
-        let place = build_directory().join("tests/screenshots");
+        // Below `target`, where `tests` of the build directory is not.
+        let target = build_directory().ancestors().nth(2).expect("it is below target");
+        let place = target.join("tests/screenshots");
         fs::create_dir_all(&place).expect("a directory for pictures");
         let path = place.join(format!("{name}.png"));
         fs::write(&path, png).expect("the picture is written");

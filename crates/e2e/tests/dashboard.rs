@@ -144,6 +144,18 @@ fn visit_all(browser: &Browser, base: &str) {
         }
     }
     browser.show_on(DESK);
+    // What is live is fetched again, and nothing else.
+    browser.open(base);
+    browser.run("for (const id of ['live', 'more']) document.getElementById(id).old = true");
+    wait_until("both parts are new", || {
+        browser.run(
+            "return !document.getElementById('live').old && !document.getElementById('more').old",
+        ) == Value::Bool(true)
+    });
+    let charts = browser.run("return document.querySelectorAll('.plot canvas').length");
+    assert!(charts.as_u64() >= Some(4), "{charts} charts");
+    let ids = browser.run("return document.querySelectorAll('#live, #more').length");
+    assert_eq!(ids, 2);
     // Every figure leads to its metric.
     browser.open(&format!("{base}/functions/hello"));
     let lost = browser.run(

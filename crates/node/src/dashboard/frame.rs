@@ -88,7 +88,7 @@ pub(super) struct Page<'a> {
     pub title: &'a str,
     /// Names and addresses of the pages above it.
     pub above: &'a [(&'a str, &'a str)],
-    /// The address whose part `#live` is fetched again every few seconds.
+    /// The address whose parts `#live` and `#more` are fetched again every few seconds.
     pub live: Option<&'a str>,
     /// Has charts.
     pub charts: bool,
@@ -130,7 +130,7 @@ impl Page<'_> {
                         }
                         @if let Some(address) = self.live {
                             div #live hx-get=(address) hx-trigger="every 5s" hx-select="#live"
-                                hx-target="#live" hx-swap="outerHTML" { (live) }
+                                hx-target="#live" hx-swap="outerHTML" hx-select-oob="#more" { (live) }
                         } @else {
                             div #live { (live) }
                         }

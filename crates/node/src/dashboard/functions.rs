@@ -160,6 +160,8 @@ async fn function(
     let live = html! {
         @if let Some(problem) = &detail.info.problem { p.problem role="alert" { (problem) } }
         (figures(&stats, memory, &detail))
+    };
+    let more = html! {
         (boots(&detail.boots))
         div.columns {
             (about(&service, &detail, &stored))
@@ -167,7 +169,7 @@ async fn function(
         }
         (instances(&detail.live))
     };
-    page.show(live, charts(&name))
+    page.show(live, html! { (charts(&name)) div #more { (more) } })
 }
 
 fn figures(stats: &FunctionStats, memory: MemoryUse, detail: &FunctionDetail) -> Markup {

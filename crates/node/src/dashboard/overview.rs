@@ -46,13 +46,15 @@ async fn overview(State(app): State<App>, Extension(session): Extension<Session>
     };
     let live = html! {
         (figures(&app, &stats))
+    };
+    let more = html! {
         div.columns {
             (busiest(&app, &stats))
             (events(&app))
         }
         (memory(&tenants))
     };
-    page.show(live, charts())
+    page.show(live, html! { (charts()) div #more { (more) } })
 }
 
 fn figures(app: &App, stats: &Stats) -> Markup {

@@ -29,19 +29,20 @@
 
   // Nobody looks, or somebody is about to press a button or to copy something: nothing is replaced.
   const isInUse = () => {
-    const live = document.getElementById("live");
+    const parts = [...document.querySelectorAll("#live, #more")];
     const selection = getSelection();
-    return document.hidden || document.getElementById("confirm")?.open || live?.querySelector(":focus-visible") ||
-      (!selection.isCollapsed && live?.contains(selection.anchorNode));
+    return document.hidden || document.getElementById("confirm")?.open ||
+      parts.some((part) => part.querySelector(":focus-visible") ||
+        (!selection.isCollapsed && part.contains(selection.anchorNode)));
   };
   document.addEventListener("htmx:beforeRequest", (event) => { if (isInUse()) event.preventDefault(); });
   let scrolled = [];
   document.addEventListener("htmx:beforeSwap", (event) => {
     if (isInUse()) { event.detail.shouldSwap = false; return; }
-    scrolled = [...document.querySelectorAll("#live .scroll")].map((one) => one.scrollLeft);
+    scrolled = [...document.querySelectorAll(":is(#live, #more) .scroll")].map((one) => one.scrollLeft);
   });
   document.addEventListener("htmx:afterSettle", () => {
-    document.querySelectorAll("#live .scroll").forEach((one, index) => { one.scrollLeft = scrolled[index] ?? 0; });
+    document.querySelectorAll(":is(#live, #more) .scroll").forEach((one, index) => { one.scrollLeft = scrolled[index] ?? 0; });
   });
 
   document.addEventListener("submit", (event) => {

@@ -66,7 +66,7 @@
       legend: { live: true },
       scales: { y: { range: (_, __, max) => [0, max > 0 ? max * 1.1 : 1] } },
       axes: [
-        { ...axis, size: 26, space: 70, values: (_, ticks) => ticks.map((at) => new Date(at * 1000).toTimeString().slice(0, 5)) },
+        { ...axis, size: 26, space: 70, values: (_, ticks) => ticks.map((at) => new Date(at * 1000).toTimeString().slice(0, ticks[1] - ticks[0] < 60 ? 8 : 5)) },
         { ...axis, size: 58, space: 34, values: (_, ticks) => ticks.map((value) => shown(value, plot.unit)) },
       ],
       series: [{ label: "at", value: (_, at) => (at ? new Date(at * 1000).toTimeString().slice(0, 8) : "now") }, ...series],
