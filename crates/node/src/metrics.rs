@@ -2,6 +2,7 @@
 
 #[cfg(test)]
 mod contrib_tests;
+mod names;
 mod requests;
 mod tenants;
 
@@ -10,6 +11,7 @@ use crate::config::FunctionName;
 use crate::history::{EventKind, Events, Tallies};
 use crate::instance::RewindInfo;
 use crate::tenants::TenantReport;
+pub(crate) use names::NAMES;
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;

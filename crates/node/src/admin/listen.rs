@@ -25,7 +25,7 @@ use tokio::sync::Semaphore;
 
 /// Most connections of each kind at a time; others wait in the backlog. Clients of one
 /// kind cannot take the other's.
-pub(crate) const CONNECTIONS: usize = 64;
+const CONNECTIONS: usize = 64;
 /// How long the head of a request may take, and a connection may be idle.
 const HEAD_PATIENCE: Duration = Duration::from_secs(10);
 /// Most bytes of a request's head.

@@ -56,8 +56,6 @@ pub use access::{AdminToken, RemoteAccess, TokenError};
 pub use address::{AdminAddress, connect_unix};
 pub use exec::{EXEC_PROTOCOL, Frame};
 pub use invoke::{BOOT_HEADER, PHASES_HEADER};
-#[cfg(test)]
-pub(crate) use listen::CONNECTIONS;
 pub(crate) use listen::serve_tcp;
 pub use listen::{LocalListener, listen_at};
 pub use types::{

@@ -202,6 +202,22 @@ mod tests {
     use std::collections::BTreeSet;
     use std::path::Path;
 
+    /// What stands in parentheses that have just been opened.
+    fn arguments(text: &str) -> &str {
+        let mut depth = 1;
+        for (at, letter) in text.char_indices() {
+            match letter {
+                '(' => depth += 1,
+                ')' => depth -= 1,
+                _ => {}
+            }
+            if depth == 0 {
+                return &text[..at];
+            }
+        }
+        text
+    }
+
     /// The calls `.route("PATH", get(…).post(…))` of the sources of this API, with their methods.
     fn served() -> BTreeSet<(String, String)> {
         let mut served = BTreeSet::new();
@@ -212,17 +228,15 @@ mod tests {
             if path.ends_with("openapi.rs") {
                 continue;
             }
-            for call in text.split(".route(").skip(1) {
-                let call = call.trim_start();
-                let (path, rest) = call[1..].split_once('"').unwrap();
-                // Up to the end of the line or of the call.
-                let handlers = rest.split(".route(").next().unwrap();
-                let handlers = handlers.split("\n        .").next().unwrap();
+            for call in text.split(".route(").skip(1).map(arguments) {
+                let Some((path, handlers)) =
+                    call.trim_start().strip_prefix('"').and_then(|call| call.split_once('"'))
+                else {
+                    continue;
+                };
                 for method in ["get", "post", "put", "delete", "patch"] {
-                    let is_there = [" ", ".", "\n"]
-                        .iter()
-                        .any(|before| handlers.contains(&format!("{before}{method}(")));
-                    if is_there {
+                    let is_there = |before| handlers.contains(&format!("{before}{method}("));
+                    if [" ", "."].into_iter().any(is_there) {
                         served.insert((method.to_owned(), path.to_owned()));
                     }
                 }

@@ -5,6 +5,7 @@ use super::frame::{Page, Place};
 use super::session::Session;
 use crate::admin::openapi;
 use crate::admin::routes::metrics_text;
+use crate::metrics::NAMES;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -59,8 +60,19 @@ fn parse(text: &str) -> Vec<Metric> {
     all
 }
 
+/// Adds the metrics that have no series yet, which the text leaves out: figures lead to them.
+fn add_silent(all: &mut Vec<Metric>) {
+    for (name, kind) in NAMES {
+        if !all.iter().any(|metric| metric.name == *name) {
+            let (name, kind) = ((*name).to_owned(), (*kind).to_owned());
+            all.push(Metric { name, kind, ..Metric::default() });
+        }
+    }
+}
+
 async fn metrics(State(app): State<App>, Extension(session): Extension<Session>) -> Response {
-    let all = parse(&metrics_text(&app.admin).await);
+    let mut all = parse(&metrics_text(&app.admin).await);
+    add_silent(&mut all);
     let page = Page {
         place: Place::Metrics,
         title: "Metrics",
@@ -140,9 +152,11 @@ mod tests {
                     # HELP thaw_b_seconds Times.\n# TYPE thaw_b_seconds histogram\n\
                     # UNIT thaw_b_seconds seconds\nthaw_b_seconds_sum 1.5\n\
                     thaw_b_seconds_bucket{le=\"1\"} 2\nthaw_b_seconds_count 2\n# EOF\n";
-        let all = parse(text);
+        let mut all = parse(text);
         assert_eq!(all.len(), 2);
         assert_eq!(all[0].series, [("thaw_a_total{f=\"x y\"}".to_owned(), "3".to_owned())]);
+        add_silent(&mut all);
+        assert_eq!(all.len(), 2 + NAMES.len());
         assert_eq!((all[1].kind.as_str(), all[1].series.len()), ("histogram", 2));
     }
 }
