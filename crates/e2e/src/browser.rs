@@ -212,7 +212,8 @@ impl Browser {
         let taken = self.done("POST", "/goog/cdp/execute", &body);
         let png = decode(taken["data"].as_str().expect("a picture"));
         // Below `target`, where `tests` of the build directory is not.
-        let target = build_directory().ancestors().nth(2).expect("it is below target");
+        let build = build_directory();
+        let target = build.ancestors().nth(2).expect("it is below target");
         let place = target.join("tests/screenshots");
         fs::create_dir_all(&place).expect("a directory for pictures");
         let path = place.join(format!("{name}.png"));
