@@ -146,9 +146,8 @@ mod tests {
 
     #[test]
     fn the_busiest_come_first_and_the_page_fits() {
-        let mut stats = Stats::default();
-        stats.functions =
-            vec![function("idle", 0.0), function("busy", 12.0), function("some", 3.0)];
+        let functions = vec![function("idle", 0.0), function("busy", 12.0), function("some", 3.0)];
+        let stats = Stats { functions, ..Stats::default() };
         let text = text(&stats, 2, 40);
         let order: Vec<_> = ["busy", "some"].map(|name| text.find(name).unwrap()).into();
         assert!(order[0] < order[1] && !text.contains("idle"), "{text}");
