@@ -50,6 +50,7 @@ pub enum Verb {
     #[command(visible_alias = "ls")]
     List(verbs::list::Arguments),
     Ps(verbs::ps::Arguments),
+    Top(verbs::top::Arguments),
     Df(verbs::df::Arguments),
     Tenants(verbs::tenants::Arguments),
     Images(verbs::images::Arguments),
@@ -94,6 +95,7 @@ impl Verb {
             Self::Wake(arguments) => verbs::wake::run(&arguments),
             Self::List(arguments) => verbs::list::run(&arguments),
             Self::Ps(arguments) => verbs::ps::run(&arguments),
+            Self::Top(arguments) => verbs::top::run(&arguments),
             Self::Df(arguments) => verbs::df::run(&arguments),
             Self::Tenants(arguments) => verbs::tenants::run(&arguments),
             Self::Images(arguments) => verbs::images::run(&arguments),

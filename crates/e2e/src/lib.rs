@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod binary;
+mod browser;
 mod calls;
 mod daemon;
 mod function;
@@ -16,6 +17,7 @@ mod skip;
 mod user;
 
 pub use binary::{build_directory, changed_kernel, kernel_symbol, repository, thaw, thaw_binary};
+pub use browser::{Browser, Screen};
 pub use calls::{ask, begin, command};
 pub use daemon::{Daemon, DaemonOptions, ending_once_it_serves, wait_until};
 pub use function::{Function, Language, built_home, copy_home, prefetch_file};

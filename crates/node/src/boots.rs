@@ -13,7 +13,7 @@ use thaw_sandbox::BootTimes;
 const REMEMBERED: usize = 4096;
 
 /// What a boot begins from (design, "Boot").
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum BootKind {
     /// An image of which nothing may be in memory.
@@ -42,7 +42,7 @@ impl BootKind {
 }
 
 /// The phases of one boot, in nanoseconds since the connection was accepted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Phases {
     /// What it begins from had been taken: a zygote, a template, an instance.
     pub zygote: u64,
@@ -57,7 +57,7 @@ pub struct Phases {
 }
 
 /// One boot.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct BootRecord {
     /// The function.
     pub function: FunctionName,

@@ -99,7 +99,7 @@ enum Build {
 }
 
 /// What a reload changed.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Reload {
     /// Functions that are new or have a new version.
     pub loaded: Vec<String>,

@@ -6,10 +6,12 @@ use crate::admin::{
 use crate::asleep::AsleepSpace;
 use crate::catalog::Catalog;
 use crate::config::{ByteSize, EntryKind, FunctionName, QUOTAS_FILE, QuotasError};
+use crate::dashboard::Dashboard;
 use crate::deploy::take_out_failing;
 use crate::e2b::{self, E2b, LiveSettings, NodeBackend};
 use crate::edge::{GATEWAY_FILE, GatewayFileError};
 use crate::gateway::{Gateway, GatewayConfig};
+use crate::history::History;
 use crate::home::{DaemonAddress, DaemonLock, Home, HomeError};
 use crate::instance::WorkingSetUse;
 use crate::legacy;
@@ -84,9 +86,11 @@ pub struct ListenOptions {
     pub gateway: SocketAddr,
     /// Where the admin API listens beside its Unix socket.
     pub admin: Option<AdminOptions>,
+    /// Where the dashboard listens.
+    pub dashboard: Option<AdminOptions>,
 }
 
-/// The admin API over TCP.
+/// The admin API over TCP, or the dashboard.
 #[derive(Clone, Debug)]
 pub struct AdminOptions {
     /// Its address.
@@ -159,6 +163,7 @@ pub struct Prepared {
     lock: DaemonLock,
     gateway: TcpListener,
     admin: Option<(TcpListener, RemoteAccess)>,
+    dashboard: Option<(TcpListener, RemoteAccess)>,
     /// The socket of the admin API, where the daemon may make none.
     local_admin: Option<OwnedFd>,
 }
@@ -171,8 +176,10 @@ impl Prepared {
     pub fn make(home: &Home, options: &ListenOptions) -> Result<Self, ServeError> {
         let lock = home.lock()?;
         let gateway = bind(options.gateway, "--listen")?;
-        let admin = options.admin.as_ref().map(bind_admin).transpose()?;
-        Ok(Self { lock, gateway, admin, local_admin: None })
+        let with = |option| move |options| bind_admin(options, option);
+        let admin = options.admin.as_ref().map(with("--admin")).transpose()?;
+        let dashboard = options.dashboard.as_ref().map(with("--dashboard")).transpose()?;
+        Ok(Self { lock, gateway, admin, dashboard, local_admin: None })
     }
 
     /// Listens for clients of the admin API, too.
@@ -192,12 +199,18 @@ impl Prepared {
         self.admin.as_ref().map(|(_, access)| access)
     }
 
+    /// What users of the dashboard must show.
+    pub(crate) fn dashboard_access(&self) -> Option<&RemoteAccess> {
+        self.dashboard.as_ref().map(|(_, access)| access)
+    }
+
     /// What [`Prepared::inherited`] takes.
     pub(crate) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         let admin = self.admin.iter().map(|(listener, _)| listener.as_fd());
+        let dashboard = self.dashboard.iter().map(|(listener, _)| listener.as_fd());
         let local_admin = self.local_admin.iter().map(AsFd::as_fd);
         let first = [self.lock.as_fd(), self.gateway.as_fd()];
-        first.into_iter().chain(admin).chain(local_admin).collect()
+        first.into_iter().chain(admin).chain(dashboard).chain(local_admin).collect()
     }
 
     /// The same in another process, from its descriptors and what clients must show.
@@ -208,17 +221,19 @@ impl Prepared {
         home: &Home,
         descriptors: Vec<OwnedFd>,
         access: Option<RemoteAccess>,
+        dashboard: Option<RemoteAccess>,
     ) -> io::Result<Self> {
         let mut descriptors = descriptors.into_iter();
         let mut next =
             || descriptors.next().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData));
         let lock = DaemonLock::inherited(home, next()?);
         let gateway = next()?.into();
-        let admin = match access {
-            Some(access) => Some((next()?.into(), access)),
-            None => None,
+        let mut with = |access: Option<RemoteAccess>| match access {
+            Some(access) => Ok::<_, io::Error>(Some((next()?.into(), access))),
+            None => Ok(None),
         };
-        Ok(Self { lock, gateway, admin, local_admin: descriptors.next() })
+        let (admin, dashboard) = (with(access)?, with(dashboard)?);
+        Ok(Self { lock, gateway, admin, dashboard, local_admin: descriptors.next() })
     }
 }
 
@@ -234,7 +249,8 @@ pub async fn serve(
     on_ready: impl FnOnce(&DaemonAddress, &Catalog),
 ) -> Result<(), ServeError> {
     raise_file_limit();
-    let Prepared { lock, gateway: gateway_listener, admin: remote_admin, local_admin } = prepared;
+    let Prepared { lock, gateway: gateway_listener, admin: remote_admin, dashboard, local_admin } =
+        prepared;
     let gateway_address = gateway_listener.local_addr()?;
     let socket = home.admin_socket();
     let local_admin = local_admin
@@ -244,9 +260,14 @@ pub async fn serve(
     let remote_admin =
         remote_admin.map(|(listener, access)| serving(listener, access)).transpose()?;
     let admin_tcp = remote_admin.as_ref().map(|(listener, _)| listener.local_addr()).transpose()?;
+    let dashboard = dashboard.map(|(listener, access)| serving(listener, access)).transpose()?;
+    let dashboard_address =
+        dashboard.as_ref().map(|(listener, _)| listener.local_addr()).transpose()?;
     let _guarded = guarded(gateway_address, Transport::Tcp, PortGuard::IfWrittenOut);
     let _guarded_admin =
         admin_tcp.map(|address| guarded(address, Transport::Tcp, PortGuard::Never));
+    let _guarded_dashboard =
+        dashboard_address.map(|address| guarded(address, Transport::Tcp, PortGuard::Never));
 
     let store = Store::open(&home.store())?;
     let console = console()?;
@@ -305,7 +326,10 @@ pub async fn serve(
         let on_change = move || drop(own.update());
         tokio::spawn(take_out_failing(catalog.clone(), shared.clone(), on_change))
     };
+    let history = History::new(shared.clone(), catalog.pool().clone());
+    let history_watch = tokio::spawn(history.clone().watch());
     let admin = Admin {
+        history,
         shared: shared.clone(),
         catalog: catalog.clone(),
         gateway: reachable(gateway_address),
@@ -317,6 +341,9 @@ pub async fn serve(
     if let Some((listener, access)) = remote_admin {
         tasks.push(tokio::spawn(admin.clone().serve_remote(listener, access)));
     }
+    if let Some((listener, access)) = dashboard {
+        tasks.push(tokio::spawn(Dashboard::new(admin.clone(), access).serve(listener)));
+    }
     tasks.push(tokio::spawn(admin.serve_local(local_admin)));
 
     let address = DaemonAddress {
@@ -325,6 +352,7 @@ pub async fn serve(
         admin_tcp,
         gateway: gateway_address,
         e2b: e2b_address,
+        dashboard: dashboard_address,
     };
     // From the announcement on, clients may send signals that end the daemon in order.
     let signals = Signals::listen()?;
@@ -345,6 +373,7 @@ pub async fn serve(
     pressure_watch.abort();
     sleepers_watch.abort();
     sandboxes_watch.abort();
+    history_watch.abort();
     let kept = shared.keep_asleep();
     if kept > 0 {
         tracing::info!(instances = kept, "left instances asleep for the next daemon");
@@ -614,10 +643,13 @@ fn serve_e2b(
     Ok((address, tokio::spawn(with_guard(guarded, api.serve(listener)))))
 }
 
-fn bind_admin(options: &AdminOptions) -> Result<(TcpListener, RemoteAccess), ServeError> {
+fn bind_admin(
+    options: &AdminOptions,
+    option: &'static str,
+) -> Result<(TcpListener, RemoteAccess), ServeError> {
     let token = AdminToken::read_or_create(&options.token_file, "--admin-token-file")?;
     let access = RemoteAccess { token, names: options.names.clone() };
-    Ok((bind(options.address, "--admin")?, access))
+    Ok((bind(options.address, option)?, access))
 }
 
 fn serving(

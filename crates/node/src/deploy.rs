@@ -16,7 +16,7 @@ use thaw_store::{
 };
 
 /// The versions of a function, and which of them get its requests.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Deployment {
     /// The function.
     pub function: String,
@@ -28,11 +28,12 @@ pub struct Deployment {
     pub versions: Vec<VersionInfo>,
     /// What was taken out of service for its failures, since somebody last changed this.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<serde_json::Value>")]
     pub rolled_back: Option<RolledBack>,
 }
 
 /// A version of a function.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct VersionInfo {
     /// Its number.
     pub number: u32,
@@ -46,6 +47,7 @@ pub struct VersionInfo {
     pub percent: u8,
     /// Requests with this header go there in any case.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<serde_json::Value>")]
     pub header: Option<HeaderRule>,
     /// Why it gets no requests any more, if that was not somebody's wish.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -33,7 +33,9 @@ impl Verdict {
 }
 
 /// Requests of a version.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
 pub struct Requests {
     /// All that have ended.
     pub all: u64,

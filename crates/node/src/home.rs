@@ -124,6 +124,9 @@ pub struct DaemonAddress {
     /// E2B's API, if it is served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub e2b: Option<SocketAddr>,
+    /// The dashboard, if it is served.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dashboard: Option<SocketAddr>,
 }
 
 /// Proof that this process is the directory's one daemon; ends with it.
@@ -515,6 +518,7 @@ mod tests {
             admin_tcp: Some("127.0.0.1:1".parse().unwrap()),
             gateway: "127.0.0.1:2".parse().unwrap(),
             e2b: None,
+            dashboard: None,
         };
         lock.announce(&address).unwrap();
         assert_eq!(home.daemon(), Some(address.clone()));

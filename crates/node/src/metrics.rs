@@ -1,12 +1,17 @@
 //! What the node counts, in the form that Prometheus reads.
 
+#[cfg(test)]
+mod contrib_tests;
+mod names;
 mod requests;
 mod tenants;
 
 use crate::boots::BootRecord;
 use crate::config::FunctionName;
+use crate::history::{EventKind, Events, Tallies};
 use crate::instance::RewindInfo;
 use crate::tenants::TenantReport;
+pub(crate) use names::NAMES;
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -41,6 +46,8 @@ pub struct Metrics {
     monitor_refusals: Counter,
     requests: RequestMetrics,
     tenants: TenantMetrics,
+    tallies: Tallies,
+    events: Events,
 }
 
 /// Counters of a function's connections, looked up once: there are many.
@@ -209,11 +216,27 @@ impl Default for Metrics {
             monitor_refusals,
             requests,
             tenants,
+            tallies: Tallies::default(),
+            events: Events::default(),
         }
     }
 }
 
 impl Metrics {
+    /// The counters behind the charts of the last hour.
+    pub(crate) fn tallies(&self) -> &Tallies {
+        &self.tallies
+    }
+
+    /// What happened lately.
+    pub fn events(&self) -> &Events {
+        &self.events
+    }
+
+    fn note(&self, kind: EventKind, function: &FunctionName) {
+        self.events.note(kind, function.as_str(), "", 1);
+    }
+
     /// Counters of the connections that a function's instances get.
     pub fn connected(&self, function: &FunctionName) -> ConnectionCounters {
         let counter = |instance| {
@@ -225,23 +248,30 @@ impl Metrics {
 
     /// The gateway answered in the place of a function, or of none.
     pub fn refused(&self, function: Option<&FunctionName>, status: u16, error: &'static str) {
+        self.tallies.refused(function.map(FunctionName::as_str));
         // Names that clients make up do not become labels.
         let function = function.map(ToString::to_string).unwrap_or_default();
+        if status >= 500 {
+            self.events.note(EventKind::Refused, &function, error, 1);
+        }
         self.refusals.get_or_create(&RefusalLabels { function, status, error }).inc();
     }
 
     /// A routed request was answered, by a function or in its place, so long after it had come.
     pub fn responded(&self, function: Option<&FunctionName>, status: u16, duration: Duration) {
+        self.tallies.responded(function.map(FunctionName::as_str), status, duration);
         self.requests.responded(function, status, duration);
     }
 
     /// An instance has a request, or a connection, so long after it had come.
     pub fn placed(&self, function: &FunctionName, waited: Duration) {
+        self.tallies.placed(function.as_str(), waited);
         self.requests.placed(function, waited);
     }
 
     /// A boot is complete.
     pub fn booted(&self, boot: &BootRecord) {
+        self.tallies.booted(boot);
         let phases = &boot.phases;
         for (phase, ns) in [
             ("zygote", Some(phases.zygote)),
@@ -255,6 +285,7 @@ impl Metrics {
 
     /// An instance has answered whose boot was observed before.
     pub fn answered(&self, boot: &BootRecord) {
+        self.tallies.answered(boot);
         self.phase(boot, "first_byte", boot.phases.first_byte);
     }
 
@@ -267,6 +298,9 @@ impl Metrics {
 
     /// An instance has ended.
     pub fn ended(&self, function: &FunctionName, expected: bool) {
+        if !expected {
+            self.note(EventKind::Ended, function);
+        }
         let expected = if expected { "yes" } else { "no" };
         let labels = EndLabels { function: function.to_string(), expected };
         self.ended.get_or_create(&labels).inc();
@@ -274,48 +308,56 @@ impl Metrics {
 
     /// A function wanted to reach what it may not, `count` times.
     pub fn egress_denied(&self, function: &FunctionName, count: u64) {
+        self.events.note(EventKind::EgressDenied, function.as_str(), "", count);
         let labels = FunctionLabels { function: function.to_string() };
         self.egress_denied.get_or_create(&labels).inc_by(count);
     }
 
     /// An instance of a function has given up its memory.
     pub fn hibernated(&self, function: &FunctionName) {
+        self.note(EventKind::Hibernated, function);
         let labels = FunctionLabels { function: function.to_string() };
         self.hibernations.get_or_create(&labels).inc();
     }
 
     /// An instance of a function was put to sleep.
     pub fn fell_asleep(&self, function: &FunctionName) {
+        self.note(EventKind::FellAsleep, function);
         let labels = FunctionLabels { function: function.to_string() };
         self.sleeps.get_or_create(&labels).inc();
     }
 
     /// An instance of a function that was asleep is booted again.
     pub fn woken_from_sleep(&self, function: &FunctionName) {
+        self.note(EventKind::WokeUp, function);
         let labels = FunctionLabels { function: function.to_string() };
         self.sleep_wakes.get_or_create(&labels).inc();
     }
 
     /// One could not be.
     pub fn lost_asleep(&self, function: &FunctionName) {
+        self.note(EventKind::Lost, function);
         let labels = FunctionLabels { function: function.to_string() };
         self.sleep_losses.get_or_create(&labels).inc();
     }
 
     /// A hibernated instance of a function has woken.
     pub fn woken(&self, function: &FunctionName) {
+        self.note(EventKind::Woken, function);
         let labels = FunctionLabels { function: function.to_string() };
         self.wakes.get_or_create(&labels).inc();
     }
 
     /// A function has begun to back off after many crashes.
     pub fn backed_off(&self, function: &FunctionName) {
+        self.note(EventKind::BackedOff, function);
         let labels = FunctionLabels { function: function.to_string() };
         self.backoffs.get_or_create(&labels).inc();
     }
 
     /// A version of a function was taken out of service.
     pub fn rolled_back(&self, function: &FunctionName) {
+        self.note(EventKind::RolledBack, function);
         let labels = FunctionLabels { function: function.to_string() };
         self.rollbacks.get_or_create(&labels).inc();
     }

@@ -1,6 +1,6 @@
 //! Where a node is reached, which several verbs are told.
 
-use clap::Args;
+use clap::{ArgGroup, Args};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use thaw_node::daemon::{AdminOptions, ListenOptions};
@@ -8,6 +8,7 @@ use thaw_node::home::Home;
 
 /// The addresses of a node.
 #[derive(Clone, Debug, Args)]
+#[command(group(ArgGroup::new("over_tcp").args(["admin", "dashboard"]).multiple(true)))]
 pub struct ListenArguments {
     /// Address of the gateway, which finds the function by the Host header.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8080")]
@@ -17,24 +18,32 @@ pub struct ListenArguments {
     /// on $THAW_HOME/admin.sock only, to this user and root.
     #[arg(long, value_name = "ADDR")]
     admin: Option<SocketAddr>,
-    /// File with the token of the admin API over TCP, made if missing; default:
+    /// Serve the dashboard, a page for browsers, at this address; who knows the token in
+    /// --admin-token-file may log in (docs/dashboard.md).
+    #[arg(long, value_name = "ADDR")]
+    dashboard: Option<SocketAddr>,
+    /// File with the token of the admin API over TCP and of the dashboard, made if missing; default:
     /// $THAW_HOME/admin.token.
-    #[arg(long, value_name = "FILE", requires = "admin")]
+    #[arg(long, value_name = "FILE", requires = "over_tcp")]
     admin_token_file: Option<PathBuf>,
-    /// A host name under which clients know the admin API over TCP, beside addresses and
-    /// localhost; may be given several times.
-    #[arg(long, value_name = "NAME", requires = "admin")]
+    /// A host name under which clients know the admin API over TCP or the dashboard, beside
+    /// addresses and localhost; may be given several times.
+    #[arg(long, value_name = "NAME", requires = "over_tcp")]
     admin_name: Vec<String>,
 }
 
 impl ListenArguments {
     /// What was asked for.
     pub fn chosen(&self, home: &Home) -> ListenOptions {
-        let admin = self.admin.map(|address| AdminOptions {
+        let at = |address| AdminOptions {
             address,
             token_file: self.admin_token_file.clone().unwrap_or_else(|| home.admin_token()),
             names: self.admin_name.clone(),
-        });
-        ListenOptions { gateway: self.listen, admin }
+        };
+        ListenOptions {
+            gateway: self.listen,
+            admin: self.admin.map(at),
+            dashboard: self.dashboard.map(at),
+        }
     }
 }

@@ -36,6 +36,7 @@ pub mod serve;
 pub mod sleep;
 pub mod split;
 pub mod tenants;
+pub mod top;
 pub mod versions;
 pub mod wake;
 

@@ -30,6 +30,7 @@ use thaw_sandbox::{PopulatePolicy, WeakLimits};
 #[command(after_help = "Example:\n  thaw serve --listen 127.0.0.1:8080\n  \
     curl http://127.0.0.1:8080/ -H 'Host: hello-python'\n  \
     thaw serve --e2b 127.0.0.1:8082\n  \
+    thaw serve --dashboard 127.0.0.1:8083\n  \
     thaw serve --monitor /run/thaw/monitor.sock")]
 pub struct Arguments {
     #[command(flatten)]
@@ -38,7 +39,7 @@ pub struct Arguments {
     /// (thaw monitor --help). The monitor says which home to serve, and listens.
     #[arg(
         long = "monitor", value_name = "SOCKET",
-        conflicts_with_all = ["listen", "admin", "admin_token_file", "admin_name", "weak_limits"]
+        conflicts_with_all = ["listen", "admin", "dashboard", "admin_token_file", "admin_name", "weak_limits"]
     )]
     monitor_socket: Option<PathBuf>,
     /// Zygotes kept ready.
@@ -176,6 +177,9 @@ fn announce(address: &DaemonAddress, catalog: &Catalog) {
     }
     if let Some(e2b) = address.e2b {
         text += &format!(", E2B's API on http://{e2b}");
+    }
+    if let Some(dashboard) = address.dashboard {
+        text += &format!(", the dashboard on http://{dashboard}");
     }
     text.push('\n');
     // Nobody needs to read it.

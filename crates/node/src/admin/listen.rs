@@ -110,8 +110,16 @@ impl Admin {
     /// The listener fails.
     pub async fn serve_remote(self, listener: TcpListener, access: RemoteAccess) -> io::Result<()> {
         let router = routes::router(self, Some(Arc::new(access)));
-        accept_all(router, || accept_remote(&listener)).await
+        serve_tcp(router, &listener).await
     }
+}
+
+/// Serves a limited number of clients over TCP at a time.
+///
+/// # Errors
+/// The listener fails.
+pub(crate) async fn serve_tcp(router: Router, listener: &TcpListener) -> io::Result<()> {
+    accept_all(router, || accept_remote(listener)).await
 }
 
 /// The next connection of root or this process's user. The mode of the socket already

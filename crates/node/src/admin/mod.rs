@@ -30,6 +30,10 @@
 //! | `GET /sandboxes`, `POST /sandboxes` | [`SandboxInfo`](crate::sandboxes::SandboxInfo) of each; a new one |
 //! | `GET`, `DELETE /sandboxes/NAME`, `POST …/pause`, `resume`, `fork?name=N`, `timeout?seconds=N` | one of them |
 //! | `GET /instances` | [`InstanceInfo`](crate::service::InstanceInfo) of each |
+//! | `GET /stats` | [`Stats`](crate::history::Stats): rates and states of the last seconds |
+//! | `GET /stats/series?function=NAME` | [`SeriesView`](crate::history::SeriesView): the last hour |
+//! | `GET /events` | the latest [`Event`](crate::history::Event)s, newest first |
+//! | `GET /openapi.json` | this API, as OpenAPI describes it |
 //! | `GET /df` | [`UsageReport`](crate::usage::UsageReport): what is stored and shared |
 //! | `GET /tenants` | [`TenantReport`](crate::tenants::TenantReport) of each |
 //! | `GET /images` | [`ImageSummary`] of each |
@@ -41,8 +45,10 @@ mod exec;
 mod files;
 mod invoke;
 mod listen;
-mod routes;
+pub(crate) mod openapi;
+pub(crate) mod routes;
 mod sandboxes;
+mod stats;
 mod types;
 mod versions;
 
@@ -50,6 +56,7 @@ pub use access::{AdminToken, RemoteAccess, TokenError};
 pub use address::{AdminAddress, connect_unix};
 pub use exec::{EXEC_PROTOCOL, Frame};
 pub use invoke::{BOOT_HEADER, PHASES_HEADER};
+pub(crate) use listen::serve_tcp;
 pub use listen::{LocalListener, listen_at};
 pub use types::{
     CheckpointInfo, FellAsleep, Frozen, FunctionDetail, FunctionInfo, Hibernated, ImageSummary,
@@ -57,6 +64,7 @@ pub use types::{
 };
 
 use crate::catalog::Catalog;
+use crate::history::History;
 use crate::home::Home;
 use crate::node::NodeState;
 use crate::sandboxes::Sandboxes;
@@ -74,6 +82,8 @@ pub struct Admin {
     pub catalog: Arc<Catalog>,
     /// Where the shared gateway listens.
     pub gateway: SocketAddr,
+    /// What it has done lately.
+    pub history: Arc<History>,
     /// Its sandboxes.
     pub sandboxes: Arc<Sandboxes>,
     /// The node's state directory.

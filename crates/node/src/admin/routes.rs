@@ -52,6 +52,7 @@ pub(super) fn router(admin: Admin, access: Option<Arc<RemoteAccess>>) -> Router 
         .route("/tenants", get(tenants))
         .route("/images", get(images))
         .route("/reload", post(reload))
+        .merge(super::stats::routes())
         .merge(super::versions::routes())
         .merge(super::exec::routes())
         .merge(super::files::routes())
@@ -114,6 +115,13 @@ async fn health(State(admin): State<Admin>) -> Response {
 }
 
 async fn metrics(State(admin): State<Admin>) -> Response {
+    let text = metrics_text(&admin).await;
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    ([(header::CONTENT_TYPE, HeaderValue::from_static(kind))], text).into_response()
+}
+
+/// What the node counts, as OpenMetrics.
+pub(crate) async fn metrics_text(admin: &Admin) -> String {
     let mut counts = BTreeMap::new();
     for instance in admin.shared.instances() {
         let state = serde_json::to_value(instance.state).ok();
@@ -123,7 +131,7 @@ async fn metrics(State(admin): State<Admin>) -> Response {
     let counts: Vec<_> = counts.into_iter().map(|((f, state), count)| (f, state, count)).collect();
     let zygotes = admin.catalog.pool().stats().ready as i64;
     // The other metrics are worth having without these.
-    let tenants = report_tenants(&admin).await.unwrap_or_else(|error| {
+    let tenants = report_tenants(admin).await.unwrap_or_else(|error| {
         tracing::warn!("cannot count what tenants have in the store: {error}");
         Vec::new()
     });
@@ -136,9 +144,7 @@ async fn metrics(State(admin): State<Admin>) -> Response {
     if let Some(link) = thaw_sandbox::monitor::of_this_process() {
         admin.shared.metrics().show_monitor_refusals(link.refusals());
     }
-    let text = admin.shared.metrics().text(&counts, zygotes);
-    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    ([(header::CONTENT_TYPE, HeaderValue::from_static(kind))], text).into_response()
+    admin.shared.metrics().text(&counts, zygotes)
 }
 
 async fn functions(State(admin): State<Admin>) -> Json<Vec<FunctionInfo>> {
@@ -158,6 +164,17 @@ async fn instances(State(admin): State<Admin>) -> Json<Vec<InstanceInfo>> {
 }
 
 async fn usage(State(admin): State<Admin>) -> Response {
+    match measure_usage(&admin).await {
+        Ok(report) => Json(report).into_response(),
+        Err(error) => problem(StatusCode::INTERNAL_SERVER_ERROR, "store", error),
+    }
+}
+
+/// What is stored and shared.
+///
+/// # Errors
+/// One sentence: the store cannot be read.
+pub(crate) async fn measure_usage(admin: &Admin) -> Result<UsageReport, String> {
     // One count at a time, also if clients go away.
     let turn = admin.counting.clone().lock_owned().await;
     let (home, store) = (admin.home.clone(), admin.catalog.store().clone());
@@ -167,9 +184,9 @@ async fn usage(State(admin): State<Admin>) -> Response {
     });
     let memory = measure_memory(&admin.shared).await;
     match on_disk.await {
-        Ok(Ok(report)) => Json(report.with_memory(&admin.shared, &memory)).into_response(),
-        Ok(Err(error)) => problem(StatusCode::INTERNAL_SERVER_ERROR, "store", error),
-        Err(error) => problem(StatusCode::INTERNAL_SERVER_ERROR, "internal", error),
+        Ok(Ok(report)) => Ok(report.with_memory(&admin.shared, &memory)),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(error) => Err(error.to_string()),
     }
 }
 
@@ -181,7 +198,7 @@ async fn tenants(State(admin): State<Admin>) -> Response {
 }
 
 /// What tenants use: reads files, so it is done where that holds nobody up.
-async fn report_tenants(admin: &Admin) -> Result<Vec<TenantReport>, String> {
+pub(crate) async fn report_tenants(admin: &Admin) -> Result<Vec<TenantReport>, String> {
     let (shared, store) = (admin.shared.clone(), admin.catalog.store().clone());
     let report = tokio::task::spawn_blocking(move || TenantReport::all(&shared, &store));
     match report.await {

@@ -14,7 +14,7 @@ use thaw_store::{CheckpointRecord, ImageForm, ImageInfo, Store, StoreError};
 const BOOTS_SHOWN: usize = 16;
 
 /// An answer that says why something was not done.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Problem {
     /// A short name of the error.
     pub error: String,
@@ -23,7 +23,7 @@ pub struct Problem {
 }
 
 /// A function, in short.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct FunctionInfo {
     /// Its name.
     pub name: FunctionName,
@@ -53,12 +53,13 @@ pub struct FunctionInfo {
 }
 
 /// A function, in full.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct FunctionDetail {
     /// The function in short.
     #[serde(flatten)]
     pub info: FunctionInfo,
     /// Its configuration, without the values of its environment variables.
+    #[schemars(with = "serde_json::Value")]
     pub config: FunctionConfig,
     /// Its live instances.
     pub live: Vec<InstanceInfo>,
@@ -69,7 +70,7 @@ pub struct FunctionDetail {
 }
 
 /// An instance that has become its function's image.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Frozen {
     /// The function.
     pub function: FunctionName,
@@ -81,7 +82,7 @@ pub struct Frozen {
 }
 
 /// A checkpoint in the store.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct CheckpointInfo {
     /// Its name.
     pub name: String,
@@ -131,7 +132,7 @@ impl CheckpointInfo {
 }
 
 /// An instance that has given up its memory.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Hibernated {
     /// The function.
     pub function: FunctionName,
@@ -143,7 +144,7 @@ pub struct Hibernated {
 }
 
 /// An instance that was put to sleep.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct FellAsleep {
     /// The function.
     pub function: FunctionName,
@@ -155,7 +156,7 @@ pub struct FellAsleep {
 }
 
 /// An instance that is awake.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Woken {
     /// The function.
     pub function: FunctionName,
@@ -167,7 +168,7 @@ pub struct Woken {
 }
 
 /// An image in the store.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct ImageSummary {
     /// Its name.
     pub image: String,
@@ -188,13 +189,14 @@ pub struct ImageSummary {
     pub allocated: u64,
     /// Whether it lies there packed, as it is booted, or both.
     #[serde(default)]
+    #[schemars(with = "String")]
     pub form: ImageForm,
     /// Whether a working set was recorded.
     pub has_working_set: bool,
 }
 
 impl FunctionInfo {
-    pub(super) fn new(service: &Service, catalog: &Catalog) -> Self {
+    pub(crate) fn new(service: &Service, catalog: &Catalog) -> Self {
         let config = service.config();
         Self {
             name: config.name.clone(),
@@ -223,7 +225,7 @@ fn missing_secret(service: &Service) -> Option<String> {
 }
 
 impl FunctionDetail {
-    pub(super) fn new(service: &Service, admin: &super::Admin) -> Self {
+    pub(crate) fn new(service: &Service, admin: &super::Admin) -> Self {
         Self {
             info: FunctionInfo::new(service, &admin.catalog),
             config: service.config().without_secrets(),

@@ -69,7 +69,9 @@ struct EgressTable {
 }
 
 /// What one tenant may use. `None`: no bound.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
 pub struct Quota {
     /// Instances at a time, those that are kept ready and templates included.
     pub instances: Option<u32>,

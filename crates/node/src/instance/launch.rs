@@ -186,7 +186,7 @@ pub trait Launcher: Send + Sync {
 }
 
 /// What is kept for the next boots of a function, as the admin API shows it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct StandbyInfo {
     /// Process ids of the instances that were booted ahead.
     pub ready: Vec<u32>,
@@ -201,7 +201,7 @@ pub struct StandbyInfo {
 }
 
 /// How often instances were put back into the state before their request.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct RewindInfo {
     /// They are being put back now.
     pub under_way: u64,
@@ -223,7 +223,7 @@ pub struct RewindInfo {
 }
 
 /// Whether it takes less processor time to put instances back than to make new ones.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct RewindVerdict {
     /// Processor time of a request with a new instance, in microseconds, without what the host
     /// takes to end it.
@@ -472,7 +472,7 @@ pub enum Unread {
 }
 
 /// A checkpoint in the store.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Checkpointed {
     /// Its name.
     pub name: String,
@@ -504,7 +504,7 @@ pub trait Connector: Send + Sync {
 }
 
 /// What became of an instance that was frozen.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct FrozenInstance {
     /// The new image.
     pub image: String,
@@ -519,7 +519,7 @@ pub struct FrozenInstance {
 }
 
 /// What became of an instance that was hibernated.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct HibernatedInstance {
     /// Bytes of memory in its swap file.
     pub stored: u64,
@@ -531,7 +531,7 @@ pub struct HibernatedInstance {
 }
 
 /// What became of an instance that was put to sleep.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct SleepingInstance {
     /// Bytes of memory in its file.
     pub stored: u64,

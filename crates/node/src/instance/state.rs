@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// What an instance does at the moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum InstanceState {
     /// The boot command is sent; the sandbox has not reported yet.

@@ -41,7 +41,8 @@ pub fn become_daemon() -> io::Result<Inherited> {
     let parent = getppid();
     let (text, descriptors) = monitor::receive_start(&socket)?;
     let mut start: Start = serde_json::from_slice(&text)?;
-    let prepared = Prepared::inherited(&start.home, descriptors, start.access.take())?;
+    let (access, dashboard) = (start.access.take(), start.dashboard.take());
+    let prepared = Prepared::inherited(&start.home, descriptors, access, dashboard)?;
     enter_root(&start)?;
     give_up_rights(start.user.ids, start.user.kind)?;
     set_parent_process_death_signal(Some(Signal::KILL))?;

@@ -64,6 +64,8 @@ struct Start {
     linked: Vec<PathBuf>,
     /// What clients of the admin API over TCP must show, if there is one.
     access: Option<RemoteAccess>,
+    /// The same of the dashboard.
+    dashboard: Option<RemoteAccess>,
 }
 
 /// The part of [`Start`] that every version has.
@@ -247,6 +249,7 @@ impl Watch<'_> {
             home: self.home.clone(),
             linked: self.linked.clone(),
             access: self.prepared.access().cloned(),
+            dashboard: self.prepared.dashboard_access().cloned(),
         };
         let text = serde_json::to_vec(&start).expect("plain data");
         match monitor::send_start(&socket, &text, &self.prepared.descriptors()) {

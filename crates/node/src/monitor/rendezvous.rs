@@ -339,7 +339,8 @@ pub fn connect_daemon(path: &Path) -> Result<Inherited, ServeError> {
     // Stays open from here on until this process has ended, so that the monitor does not
     // take an error for the silence of somebody else.
     monitor::adopt(socket, start.grant);
-    let prepared = Prepared::inherited(&start.home, descriptors, start.access.take())?;
+    let (access, dashboard) = (start.access.take(), start.dashboard.take());
+    let prepared = Prepared::inherited(&start.home, descriptors, access, dashboard)?;
     give_up_rights().map_err(RendezvousError::Rights)?;
     super::filter::install(super::UserKind::Other).map_err(RendezvousError::Rights)?;
     thread::Builder::new().name("monitor-watch".to_owned()).spawn(move || end_with(&watched))?;

@@ -33,7 +33,7 @@ const LAST_BYTES: usize = 4 << 20;
 const CHUNK: usize = 16 << 10;
 
 /// A process that is wanted, as the API takes it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ExecRequest {
     /// Arguments, the program first.
@@ -67,7 +67,7 @@ fn window((rows, columns): (u16, u16)) -> WindowSize {
 }
 
 /// What has become of a process.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(tag = "state", rename_all = "lowercase")]
 pub enum ExecState {
     /// The sandbox was asked to start it.
@@ -99,7 +99,7 @@ impl ExecState {
 }
 
 /// A process, as the API shows it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct ExecInfo {
     /// Its number on this node.
     pub id: u64,

@@ -49,7 +49,7 @@ impl From<io::Error> for FileProblem {
 type Outcome<T> = Result<T, FileProblem>;
 
 /// What a file is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum FileKind {
     /// A regular file.
@@ -63,7 +63,7 @@ pub enum FileKind {
 }
 
 /// A file, as the API shows it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct FileInfo {
     /// Its name, or the path that was asked for.
     pub name: String,

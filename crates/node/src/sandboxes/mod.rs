@@ -13,4 +13,4 @@ pub(crate) use exec::Execs;
 pub use exec::{ExecInfo, ExecRequest, ExecState};
 pub use output::Stream;
 pub(crate) use output::{Next, READERS_MAX, Reader};
-pub use registry::{NewSandbox, OnTimeout, SandboxInfo, Sandboxes};
+pub use registry::{ForkedFrom, NewSandbox, OnTimeout, SandboxInfo, Sandboxes};

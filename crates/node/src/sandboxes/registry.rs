@@ -7,6 +7,7 @@
 use crate::config::FunctionName;
 use crate::node::NodeState;
 use crate::service::Service;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
@@ -28,7 +29,9 @@ const LOOK: Duration = Duration::from_millis(250);
 const FILE: &str = "sandboxes.json";
 
 /// What happens to a sandbox when its time has come.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum OnTimeout {
     /// It gives up its memory, until it is wanted again.
@@ -39,7 +42,7 @@ pub enum OnTimeout {
 }
 
 /// A sandbox that is wanted, as the API takes it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct NewSandbox {
     /// Its name; one is made up if empty.
@@ -55,7 +58,7 @@ pub struct NewSandbox {
 }
 
 /// A sandbox, as it is kept and shown.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct SandboxInfo {
     /// Its name.
     pub name: String,
@@ -73,9 +76,21 @@ pub struct SandboxInfo {
     pub on_timeout: OnTimeout,
     /// Of whoever has asked for it.
     pub metadata: BTreeMap<String, String>,
+    /// Of which sandbox it is a copy, if it is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forked_from: Option<ForkedFrom>,
     /// What its instance does (`thaw ps`); none where nobody has looked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<String>,
+}
+
+/// A sandbox that was copied. Names are used again, instances are not.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ForkedFrom {
+    /// Its name then.
+    pub name: String,
+    /// Its instance.
+    pub instance: u64,
 }
 
 /// Why there is no such sandbox.
@@ -152,7 +167,7 @@ impl Sandboxes {
         };
         let service = self.node.route(&new.function).ok_or_else(unknown)?;
         let instance = service.boot_held().await.map_err(SandboxProblem::Refused)?;
-        self.adopt(&service, instance, new)
+        self.adopt(&service, instance, new, None)
     }
 
     fn check(&self, new: &NewSandbox) -> Result<(), SandboxProblem> {
@@ -191,6 +206,7 @@ impl Sandboxes {
         service: &Service,
         instance: u64,
         new: NewSandbox,
+        forked_from: Option<ForkedFrom>,
     ) -> Result<SandboxInfo, SandboxProblem> {
         let name = if new.name.is_empty() { format!("sb-{instance}") } else { new.name };
         let info = SandboxInfo {
@@ -202,6 +218,7 @@ impl Sandboxes {
             timeout_s: new.timeout_s,
             on_timeout: new.on_timeout,
             metadata: new.metadata,
+            forked_from,
             state: None,
         };
         let clash = {
@@ -335,7 +352,8 @@ impl Sandboxes {
         let forked = forked.map_err(SandboxProblem::Refused)?;
         let instance = forked.ids[0];
         service.hold(instance);
-        self.adopt(&service, instance, new)
+        let forked_from = ForkedFrom { name: info.name, instance: info.instance };
+        self.adopt(&service, instance, new, Some(forked_from))
     }
 
     /// Does what is to be done when the time of one has come, for as long as the node lives.

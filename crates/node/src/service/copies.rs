@@ -21,7 +21,7 @@ const RUN_PATIENCE: Duration = Duration::from_secs(30);
 const BOOTS_AT_A_TIME: usize = 2;
 
 /// Copies of an instance.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Forked {
     /// The function.
     pub function: FunctionName,
@@ -38,7 +38,7 @@ pub struct Forked {
 }
 
 /// A checkpoint of an instance.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct CheckpointTaken {
     /// The function.
     pub function: FunctionName,
@@ -54,7 +54,7 @@ pub struct CheckpointTaken {
 }
 
 /// Instances that were made of a checkpoint.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Restored {
     /// The function.
     pub function: FunctionName,

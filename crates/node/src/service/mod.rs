@@ -162,7 +162,7 @@ struct Slot {
 }
 
 /// An instance as the admin API shows it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct InstanceInfo {
     /// Number of the instance on this node.
     pub id: u64,

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use thaw_store::{Store, StoreError};
 
 /// A tenant as the admin API shows it. Sizes are in bytes.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct TenantReport {
     /// The sharing domain; none: all functions without one.
     pub domain: Option<DomainName>,
@@ -43,7 +43,7 @@ pub struct TenantReport {
 }
 
 /// A period of a quota of CPU time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct CpuPeriod {
     /// CPU time used in it, in milliseconds.
     pub used_ms: u64,

@@ -14,7 +14,9 @@ const COUNTED_MAX: usize = 256;
 const COUNTING_MAX: Duration = Duration::from_secs(3);
 
 /// Memory of the live instances of a function.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
 pub struct MemoryUse {
     /// Live instances, hibernated ones included.
     pub instances: usize,
@@ -71,6 +73,28 @@ pub async fn measure_memory(shared: &Arc<NodeState>) -> BTreeMap<String, MemoryU
         }
     }
     found
+}
+
+/// Counts the memory of the live instances of one function, of so many at most.
+pub async fn measure_memory_of(service: &Service, most: usize) -> MemoryUse {
+    let instances = service.instances();
+    let live: Vec<u64> = instances.iter().filter(|one| one.pid != 0).map(|one| one.id).collect();
+    let mut memory = MemoryUse { instances: live.len(), ..MemoryUse::default() };
+    let deadline = Instant::now() + COUNTING_MAX;
+    for id in live.into_iter().take(most) {
+        if Instant::now() >= deadline {
+            break;
+        }
+        if let Some(one) = memory_of(service, id).await {
+            memory.add(one);
+        }
+    }
+    memory
+}
+
+/// Counts the memory of one instance; `None`: it has ended, or cannot be looked at.
+pub async fn measure_instance(service: &Service, id: u64) -> Option<SandboxMemory> {
+    memory_of(service, id).await
 }
 
 /// The first of each, then the second of each, and so on.

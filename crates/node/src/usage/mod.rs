@@ -6,7 +6,7 @@
 mod directory;
 mod memory;
 
-pub use memory::{MemoryUse, measure_memory};
+pub use memory::{MemoryUse, measure_instance, measure_memory, measure_memory_of};
 
 use crate::asleep::{Sleeper, sleepers_in};
 use crate::config::DomainName;
@@ -40,7 +40,7 @@ pub enum UsageError {
 }
 
 /// All of it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct UsageReport {
     /// The functions, by name.
     pub functions: Vec<FunctionUsage>,
@@ -61,7 +61,9 @@ pub struct UsageReport {
 }
 
 /// Bytes on disk.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
 pub struct DiskUse {
     /// Needed by nobody else.
     pub own_bytes: u64,
@@ -78,13 +80,14 @@ impl From<Sizes> for DiskUse {
 }
 
 /// A function.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct FunctionUsage {
     /// Its name.
     pub name: String,
     /// Its sharing domain.
     pub domain: Option<DomainName>,
     /// The image that its own image differs from; null: it has all of its memory itself.
+    #[schemars(with = "Option<String>")]
     pub base: Option<ImageId>,
     /// Its files, its images, and those of its version before.
     #[serde(flatten)]
@@ -96,7 +99,7 @@ pub struct FunctionUsage {
 }
 
 /// A checkpoint.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct CheckpointUsage {
     /// Its name.
     pub name: String,
@@ -105,6 +108,7 @@ pub struct CheckpointUsage {
     /// Its sharing domain.
     pub domain: Option<DomainName>,
     /// The image that its own image differs from.
+    #[schemars(with = "Option<String>")]
     pub base: Option<ImageId>,
     /// Its files and its image.
     #[serde(flatten)]
@@ -112,7 +116,7 @@ pub struct CheckpointUsage {
 }
 
 /// A root file system with a name, such as an unpacked container image.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct RootfsUsage {
     /// Its name.
     pub name: String,
@@ -122,7 +126,7 @@ pub struct RootfsUsage {
 }
 
 /// A build of the Thaw kernel.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct KernelUsage {
     /// Its name.
     pub kernel: String,
@@ -133,7 +137,9 @@ pub struct KernelUsage {
 }
 
 /// Files of instances that are asleep.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
 pub struct AsleepUse {
     /// Instances.
     pub instances: usize,
@@ -149,7 +155,7 @@ impl AsleepUse {
 }
 
 /// All functions of a sharing domain, and their checkpoints.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct DomainUsage {
     /// The domain; null: all functions without one.
     pub domain: Option<DomainName>,
@@ -169,7 +175,9 @@ pub struct DomainUsage {
 }
 
 /// Bytes on disk of the store.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
 pub struct StoreTotals {
     /// All of it.
     pub total_bytes: u64,
@@ -192,7 +200,9 @@ pub struct StoreTotals {
 }
 
 /// Bytes on disk of the state directory, beside the store.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
 pub struct HomeUsage {
     /// Instances that are asleep.
     pub asleep: AsleepUse,

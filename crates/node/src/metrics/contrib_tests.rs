@@ -1,0 +1,67 @@
+//! What `contrib/` asks Prometheus for is what there is.
+
+use super::NAMES;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+/// Names of series that the node's metrics can have (OpenMetrics 1.0, "Suffixes").
+fn series() -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for (name, kind) in NAMES {
+        let suffixes: &[&str] = match *kind {
+            "counter" => &["_total"],
+            "histogram" => &["_bucket", "_sum", "_count"],
+            _ => &[""],
+        };
+        names.extend(suffixes.iter().map(|suffix| format!("{name}{suffix}")));
+    }
+    names
+}
+
+/// Names that begin with `thaw_` in a text.
+fn named(text: &str) -> BTreeSet<String> {
+    let is_part = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
+    let words = text.split(|letter| !is_part(letter));
+    words.filter(|word| word.starts_with("thaw_")).map(str::to_owned).collect()
+}
+
+#[test]
+fn dashboards_and_alerts_name_metrics_that_there_are() {
+    let series = series();
+    assert!(series.contains("thaw_zygotes") && series.contains("thaw_responses_total"));
+    let contrib = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../contrib");
+    for (file, least) in [("grafana.json", 15), ("alerts.yml", 12)] {
+        let named = named(&fs::read_to_string(contrib.join(file)).unwrap());
+        assert!(named.len() >= least, "{file}: {named:?}");
+        let missing: Vec<_> = named.difference(&series).collect();
+        assert!(missing.is_empty(), "{file} names {missing:?}");
+    }
+    let grafana = fs::read_to_string(contrib.join("grafana.json")).unwrap();
+    let grafana: serde_json::Value = serde_json::from_str(&grafana).unwrap();
+    assert!(grafana["panels"].as_array().is_some_and(|panels| panels.len() > 10));
+}
+
+#[test]
+fn figures_of_the_dashboard_lead_to_metrics_that_there_are() {
+    let pages = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/dashboard");
+    let mut found = 0;
+    for file in fs::read_dir(pages).unwrap() {
+        let path = file.unwrap().path();
+        if path.extension().is_none_or(|extension| extension != "rs")
+            || path.ends_with("metrics.rs")
+        {
+            continue;
+        }
+        let source = fs::read_to_string(&path).unwrap();
+        for name in named(&source).into_iter().filter(|name| name != "thaw_session") {
+            if ["thaw_sandbox", "thaw_store"].contains(&name.as_str()) {
+                continue;
+            }
+            found += 1;
+            let is_there = NAMES.iter().any(|(known, _)| *known == name);
+            assert!(is_there, "{} leads to {name}", path.display());
+        }
+    }
+    assert!(found > 10, "{found}");
+}
