@@ -6,9 +6,10 @@ use crate::instance::{Command, ConnectionTable, Launched, Launcher, Place};
 use crate::sandboxes::Reader;
 use crate::sandboxes::exec::{Exec, ExecProblem, ExecRequest};
 use crate::sandboxes::files::FileSession;
+use crate::sandboxes::ports::{PortProblem, PortStream};
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use thaw_abi::remote::FILE_SESSIONS_MAX;
+use thaw_abi::remote::{FILE_SESSIONS_MAX, PORT_CONNECTIONS_MAX};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
@@ -93,6 +94,20 @@ impl Service {
         let session = FileSession::open(&*table.connector(), user, place)?;
         table.watch();
         Ok(session)
+    }
+
+    /// Connects to a port on which something in an instance listens.
+    ///
+    /// # Errors
+    /// See [`PortProblem`].
+    pub(crate) async fn port(self: &Arc<Self>, id: u64, port: u16) -> Result<PortStream, PortProblem> {
+        let table = self.reach(id).await.map_err(PortProblem::Refused)?;
+        let place = table.execs().port_place().ok_or_else(|| {
+            PortProblem::Full(format!(
+                "the sandbox has {PORT_CONNECTIONS_MAX} connections to its ports already; close some"
+            ))
+        })?;
+        PortStream::open(&*table.connector(), port, place, || table.watch()).await
     }
 
     /// Has an instance give up its memory, whatever its processes wait for.

@@ -553,7 +553,7 @@ impl Supervisor {
             && self.late.is_empty()
             && self.rest.is_none()
             && self.connections.count() == 0
-            && self.connections.execs().alive() == 0
+            && !self.connections.execs().in_use()
             && self.instance.can_rewind()
     }
 
