@@ -29,6 +29,7 @@
 //! | `GET`, `PUT`, `DELETE /instances/ID/files?path=P` | a file in it, and `…/files/list`, `stat`, `directory`, `rename`, `link` |
 //! | `GET /sandboxes`, `POST /sandboxes` | [`SandboxInfo`](crate::sandboxes::SandboxInfo) of each; a new one |
 //! | `GET`, `DELETE /sandboxes/NAME`, `POST …/pause`, `resume`, `fork?name=N`, `timeout?seconds=N` | one of them |
+//! | `POST /sandboxes/NAME/ports/PORT` with `Upgrade: thaw-port` | the bytes of a port on which something in it listens |
 //! | `GET /instances` | [`InstanceInfo`](crate::service::InstanceInfo) of each |
 //! | `GET /df` | [`UsageReport`](crate::usage::UsageReport): what is stored and shared |
 //! | `GET /tenants` | [`TenantReport`](crate::tenants::TenantReport) of each |
@@ -51,6 +52,7 @@ pub use address::{AdminAddress, connect_unix};
 pub use exec::{EXEC_PROTOCOL, Frame};
 pub use invoke::{BOOT_HEADER, PHASES_HEADER};
 pub use listen::{LocalListener, listen_at};
+pub use sandboxes::PORT_PROTOCOL;
 pub use types::{
     CheckpointInfo, FellAsleep, Frozen, FunctionDetail, FunctionInfo, Hibernated, ImageSummary,
     Problem, Woken, summarize_images,

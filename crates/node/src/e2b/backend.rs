@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use tokio::io::{AsyncRead, AsyncWrite};
 
 /// A value that comes later, of a trait that is used as an object.
 pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -189,6 +190,10 @@ pub trait Files: Send {
     fn write<'a>(&'a mut self, path: &'a str) -> Later<'a, Outcome<()>>;
     /// Adds bytes to the file that is written.
     fn put<'a>(&'a mut self, bytes: &'a [u8]) -> Later<'a, Outcome<()>>;
+    /// Begins to watch a directory; [`Files::next_event`] follows, and nothing else.
+    fn watch<'a>(&'a mut self, path: &'a str, depth: Depth) -> Later<'a, Outcome<()>>;
+    /// What happens next in the directory that is watched, and to which file in it.
+    fn next_event<'a>(&'a mut self, path: &'a str) -> Later<'a, Outcome<(Happened, String)>>;
     /// All of the file has been written.
     fn finish<'a>(&'a mut self, path: &'a str) -> Later<'a, Outcome<FileView>>;
 }
@@ -201,6 +206,35 @@ pub enum Links {
     /// The link is meant.
     Kept,
 }
+
+/// Which directories are watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Depth {
+    /// The one that is named.
+    One,
+    /// With all in it.
+    All,
+}
+
+/// What has happened to a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Happened {
+    /// It was created.
+    Created,
+    /// Its contents have changed.
+    Written,
+    /// It was removed.
+    Removed,
+    /// It has another name, or is elsewhere.
+    Renamed,
+    /// Its attributes have changed.
+    Changed,
+}
+
+/// A connection that carries bytes both ways.
+pub trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
 
 /// Sandboxes.
 pub trait Backend: Send + Sync {
@@ -231,6 +265,8 @@ pub trait Backend: Send + Sync {
     /// # Errors
     /// There is no such sandbox.
     fn processes(&self, id: &str) -> Outcome<Vec<Arc<dyn Process>>>;
+    /// Connects to a port on which a program in one listens.
+    fn port<'a>(&'a self, id: &'a str, port: u16) -> Later<'a, Outcome<Box<dyn ByteStream>>>;
     /// The files of one, with the rights of a user; none: that of the sandbox.
     fn files<'a>(
         &'a self,

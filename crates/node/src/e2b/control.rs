@@ -25,6 +25,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 const TIMEOUT_S: u64 = 300;
 /// Most seconds that a request may ask for.
 const TIMEOUT_MAX_S: u64 = 30 * 24 * 3600;
+/// The rule of `network` that opens the ports of a sandbox to everybody.
+const OPEN_PORTS: &str = "allowPublicTraffic";
 /// Most copies of a sandbox that one request makes.
 const COPIES_MAX: u32 = 16;
 
@@ -140,7 +142,7 @@ impl CreateRequest {
                 "`allow_internet_access`: the function's `[egress]` says where its sandboxes may connect to",
             ),
             (
-                self.network.as_ref().is_some_and(|rules| !rules.is_empty()),
+                self.network.as_ref().is_some_and(|rules| rules.keys().any(|key| key != OPEN_PORTS)),
                 "`network`: the function's `[egress]` says where its sandboxes may connect to",
             ),
             (self.mcp.is_some(), "`mcp`: there is no MCP gateway"),
@@ -205,6 +207,7 @@ impl E2b {
             envs,
             auto_resume: request.auto_resume.is_some_and(|resume| resume.enabled),
             timeout_s: timeout(request.timeout)?,
+            is_open: request.network.is_some_and(|rules| rules.get(OPEN_PORTS) == Some(&json!(true))),
             is_being_made: true,
         };
         let wanted = Wanted {
@@ -239,14 +242,15 @@ impl E2b {
 
     /// What whoever makes a sandbox, or connects to it, is told.
     fn brief(&self, sandbox: &Sandbox, record: &Record) -> Value {
+        let traffic_token = (!record.is_open).then(|| self.records.traffic_token(&sandbox.id));
         json!({
             "templateID": record.template,
             "sandboxID": sandbox.id,
             "clientID": "thaw",
             "envdVersion": ENVD_VERSION,
             "envdAccessToken": self.records.token(&sandbox.id),
-            "trafficAccessToken": null,
-            "domain": null,
+            "trafficAccessToken": traffic_token,
+            "domain": self.settings.now().domain,
         })
     }
 
@@ -281,6 +285,7 @@ async fn show((State(e2b), Extension(client), Path(id)): Asked<Path<String>>) ->
     let shown = e2b.own(&client, &id).map(|(sandbox, record)| {
         let mut shown = e2b.listed(&sandbox);
         shown["envdAccessToken"] = json!(e2b.records.token(&id));
+        shown["domain"] = json!(e2b.settings.now().domain);
         let on_timeout = if sandbox.pauses { "pause" } else { "kill" };
         shown["lifecycle"] = json!({"autoResume": record.auto_resume, "onTimeout": on_timeout});
         shown
@@ -292,6 +297,7 @@ async fn kill((State(e2b), Extension(client), Path(id)): Asked<Path<String>>) ->
     let killed = e2b.own(&client, &id).and_then(|_| e2b.backend.kill(&id));
     if killed.is_ok() {
         e2b.records.remove(&id);
+        e2b.watchers.forget(&id);
     }
     answer(StatusCode::NO_CONTENT, killed.map(|()| Value::Null))
 }

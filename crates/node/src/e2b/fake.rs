@@ -7,6 +7,7 @@ use super::problem::{Kind, Problem};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::watch;
 
 /// What a process of a test has printed, and how it has ended.
@@ -100,6 +101,7 @@ struct FakeFiles {
     tree: Tree,
     reading: VecDeque<Vec<u8>>,
     writing: Vec<u8>,
+    events: u32,
 }
 
 fn view(path: &str, contents: Option<&Vec<u8>>) -> FileView {
@@ -189,6 +191,21 @@ impl Files for FakeFiles {
         now(Ok(()))
     }
 
+    fn watch<'a>(&'a mut self, path: &'a str, _depth: Depth) -> Later<'a, Outcome<()>> {
+        now(self.get(path).map(drop))
+    }
+
+    /// There are two events, or with `/busy` ever more.
+    fn next_event<'a>(&'a mut self, path: &'a str) -> Later<'a, Outcome<(Happened, String)>> {
+        self.events += 1;
+        match self.events {
+            1 => now(Ok((Happened::Created, "file".to_owned()))),
+            2 => now(Ok((Happened::Written, "file".to_owned()))),
+            _ if path == "/busy" => now(Ok((Happened::Changed, "x".repeat(255)))),
+            _ => Box::pin(std::future::pending()),
+        }
+    }
+
     fn put<'a>(&'a mut self, bytes: &'a [u8]) -> Later<'a, Outcome<()>> {
         self.writing.extend_from_slice(bytes);
         now(Ok(()))
@@ -207,6 +224,19 @@ struct FakeSandbox {
     sandbox: Sandbox,
     processes: Vec<Arc<FakeProcess>>,
     tree: Tree,
+}
+
+/// A program that answers with the head of the request.
+async fn show_head(mut stream: tokio::io::DuplexStream) {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        match stream.read_u8().await {
+            Ok(byte) => head.push(byte),
+            Err(_) => return,
+        }
+    }
+    let start = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", head.len());
+    stream.write_all(&[start.as_bytes(), &head].concat()).await.unwrap();
 }
 
 /// Sandboxes in memory, of one function `python`.
@@ -314,6 +344,17 @@ impl Backend for Fake {
         })
     }
 
+    fn port<'a>(&'a self, id: &'a str, port: u16) -> Later<'a, Outcome<Box<dyn ByteStream>>> {
+        if port != 8080 {
+            return now(Err(Problem::new(Kind::Gone, format!("nothing listens on port {port}"))));
+        }
+        now(self.change(id, |_| {
+            let (ours, theirs) = tokio::io::duplex(1024);
+            tokio::spawn(show_head(theirs));
+            Box::new(ours) as Box<dyn ByteStream>
+        }))
+    }
+
     fn files<'a>(
         &'a self,
         id: &'a str,
@@ -324,7 +365,8 @@ impl Backend for Fake {
         }
         now(self.change(id, |one| {
             let (reading, writing) = (VecDeque::new(), Vec::new());
-            Box::new(FakeFiles { tree: one.tree.clone(), reading, writing }) as Box<dyn Files>
+            let tree = one.tree.clone();
+            Box::new(FakeFiles { tree, reading, writing, events: 0 }) as Box<dyn Files>
         }))
     }
 }

@@ -5,11 +5,13 @@ use super::problem::{Kind, Problem};
 use crate::node::NodeState;
 use crate::sandboxes::exec::{Exec, ExecProblem};
 use crate::sandboxes::files::{FileProblem, FileSession};
+use crate::sandboxes::ports::PortProblem;
 use crate::sandboxes::registry::SandboxProblem;
 use crate::sandboxes::{self, ExecRequest, ExecState, NewSandbox, Next, OnTimeout, Sandboxes};
 use crate::service::Service;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
+use thaw_abi::remote;
 use thaw_sandbox::SignalTo;
 
 /// What is remembered of a process that runs, beside what the node knows.
@@ -83,6 +85,15 @@ fn exec_problem(error: ExecProblem) -> Problem {
     Problem::new(kind, error)
 }
 
+fn port_problem(error: PortProblem) -> Problem {
+    let kind = match &error {
+        PortProblem::Closed(_) => Kind::Gone,
+        PortProblem::Full(_) => Kind::Exhausted,
+        PortProblem::Refused(_) => Kind::Busy,
+    };
+    Problem::new(kind, error)
+}
+
 fn file_problem(error: FileProblem) -> Problem {
     let kind = match &error {
         FileProblem::UnknownUser => Kind::Unauthenticated,
@@ -91,6 +102,7 @@ fn file_problem(error: FileProblem) -> Problem {
             libc::EEXIST => Kind::Exists,
             libc::EACCES | libc::EPERM => Kind::Forbidden,
             libc::ENOSPC | libc::ENOMEM => Kind::NoSpace,
+            libc::EOVERFLOW => Kind::DataLoss,
             _ => Kind::Invalid,
         },
         FileProblem::Lost(_) => Kind::Busy,
@@ -198,6 +210,14 @@ impl Backend for NodeBackend {
         Ok(running.collect())
     }
 
+    fn port<'a>(&'a self, id: &'a str, port: u16) -> Later<'a, Outcome<Box<dyn ByteStream>>> {
+        Box::pin(async move {
+            let (instance, service) = self.instance(id)?;
+            let stream = service.port(instance, port).await.map_err(port_problem)?;
+            Ok(Box::new(stream) as Box<dyn ByteStream>)
+        })
+    }
+
     fn files<'a>(
         &'a self,
         id: &'a str,
@@ -300,6 +320,17 @@ fn file_view(info: sandboxes::files::FileInfo) -> FileView {
     FileView { name, kind, size, mode, uid, gid, mtime }
 }
 
+fn happened(what: u32) -> Option<Happened> {
+    match what {
+        remote::WATCH_CREATED => Some(Happened::Created),
+        remote::WATCH_WRITTEN => Some(Happened::Written),
+        remote::WATCH_REMOVED => Some(Happened::Removed),
+        remote::WATCH_RENAMED => Some(Happened::Renamed),
+        remote::WATCH_CHANGED => Some(Happened::Changed),
+        _ => None,
+    }
+}
+
 impl Files for FileSession {
     fn stat<'a>(&'a mut self, path: &'a str, links: Links) -> Later<'a, Outcome<FileView>> {
         Box::pin(async move {
@@ -348,6 +379,25 @@ impl Files for FileSession {
         Box::pin(
             async move { FileSession::write(self, path, None, None).await.map_err(file_problem) },
         )
+    }
+
+    fn watch<'a>(&'a mut self, path: &'a str, depth: Depth) -> Later<'a, Outcome<()>> {
+        Box::pin(async move {
+            FileSession::watch(self, path, depth == Depth::All).await.map_err(file_problem)
+        })
+    }
+
+    fn next_event<'a>(&'a mut self, path: &'a str) -> Later<'a, Outcome<(Happened, String)>> {
+        Box::pin(async move {
+            loop {
+                let event = FileSession::next_event(self, path).await;
+                let (what, name) = event.map_err(file_problem)?;
+                // A sandbox may say what it likes.
+                if let Some(what) = happened(what) {
+                    return Ok((what, name));
+                }
+            }
+        })
     }
 
     fn put<'a>(&'a mut self, bytes: &'a [u8]) -> Later<'a, Outcome<()>> {

@@ -35,6 +35,9 @@ pub struct Record {
     pub auto_resume: bool,
     /// Seconds that it was given at first.
     pub timeout_s: u64,
+    /// Whether everybody reaches its ports.
+    #[serde(default)]
+    pub is_open: bool,
     /// It is not there yet. The next daemon finds that it never came.
     #[serde(skip)]
     pub is_being_made: bool,
@@ -129,7 +132,16 @@ impl Records {
 
     /// What a client shows with each request for a sandbox.
     pub fn token(&self, id: &str) -> String {
-        let tag = hmac::sign(&self.key, id.as_bytes());
+        self.tag(id)
+    }
+
+    /// What a client shows with each request for a port of a sandbox. No id has a slash in it.
+    pub fn traffic_token(&self, id: &str) -> String {
+        self.tag(&format!("{id}/traffic"))
+    }
+
+    fn tag(&self, text: &str) -> String {
+        let tag = hmac::sign(&self.key, text.as_bytes());
         tag.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
     }
 

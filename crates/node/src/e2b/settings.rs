@@ -1,6 +1,8 @@
 //! `e2b.toml`: who may use the API, and what the templates of E2B are here.
 //!
 //! ```toml
+//! domain = "box.example.org"     # names of hosts are PORT-ID.box.example.org
+//!
 //! [templates]
 //! base = "python-sandbox"        # a function of this node
 //!
@@ -8,11 +10,16 @@
 //! name = "team-a"
 //! sha256 = "…"                   # of the key, in hexadecimal digits
 //! sandboxes = 100                # most at a time, paused ones included
+//!
+//! [[certificates]]               # TLS, and nothing else
+//! chain = "tls/box.pem"          # for *.box.example.org, below THAW_HOME
+//! key = "tls/box.key"
 //! ```
 //!
 //! Only hashes of keys are kept. A key is a long random text, so a plain hash is enough: there is
 //! nothing to guess.
 
+use crate::edge::CertificateTable;
 use ring::digest::{SHA256, digest};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -40,6 +47,12 @@ pub struct Settings {
     /// Those who may use the API.
     #[serde(default)]
     pub keys: Vec<Key>,
+    /// What names of hosts end with: `api.DOMAIN`, and `PORT-ID.DOMAIN` for ports of sandboxes.
+    #[serde(default)]
+    pub domain: Option<String>,
+    /// With some, TLS is spoken.
+    #[serde(default)]
+    pub(crate) certificates: Vec<CertificateTable>,
 }
 
 /// Somebody who may use the API.
@@ -125,6 +138,18 @@ impl Settings {
         if settings.keys.is_empty() {
             return Err("it names no `[[keys]]`, so nobody may use the API; add one".to_owned());
         }
+        let is_name = |domain: &String| {
+            let is_fine = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+            let ends = |text: &str| text.bytes().next().is_some_and(is_fine);
+            ends(domain)
+                && domain.bytes().all(|byte| is_fine(byte) || matches!(byte, b'-' | b'.'))
+                && domain.split('.').all(ends)
+        };
+        if settings.domain.as_ref().is_some_and(|domain| !is_name(domain)) {
+            return Err("`domain` is no name of a host in small letters, such as \
+                        \"box.example.org\""
+                .to_owned());
+        }
         let mut hashes = BTreeSet::new();
         for key in &settings.keys {
             if key.name.is_empty() {
@@ -141,6 +166,11 @@ impl Settings {
     pub fn key(&self, secret: &[u8]) -> Option<&Key> {
         let hash = digest(&SHA256, secret);
         self.keys.iter().find(|key| key.sha256 == *hash.as_ref())
+    }
+
+    /// Whether a key of this name is there still.
+    pub fn has_owner(&self, name: &str) -> bool {
+        self.keys.iter().any(|key| key.name == name)
     }
 
     /// The function that a template's name means. E2B's names may end with a tag, which is of no
@@ -233,6 +263,8 @@ mod tests {
             ("[[keys]]\nname = \"a\"\nsha256 = \"secret\"\n".to_owned(), "64 hexadecimal"),
             (key.clone() + &key, "twice"),
             (key.replace("\"a\"", "\"\""), "empty `name`"),
+            (format!("domain = \"Box.org\"\n{key}"), "name of a host"),
+            (format!("domain = \"*.box.org\"\n{key}"), "name of a host"),
             (key + "key = \"secret\"\n", "unknown field"),
         ] {
             let reason = parse(&text).unwrap_err();
