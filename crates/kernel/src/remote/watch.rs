@@ -1,6 +1,6 @@
 //! Telling the host what happens in a directory, by means of inotify(7).
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -41,6 +41,8 @@ pub struct Watch {
     directories: BTreeMap<i32, (Path, Vec<u8>)>,
     /// The watch descriptor of the directory itself.
     top: i32,
+    /// What was in new directories before they were watched: it has been created, too.
+    found: VecDeque<Vec<u8>>,
 }
 
 /// An event as inotify(7) tells it.
@@ -57,7 +59,8 @@ impl Watch {
     /// It may not be read, or there are too many watches.
     pub fn begin(context: &Context, directory: &Path, depth: Depth) -> Result<Self> {
         let instance = kernel().fs.watches.instance()?;
-        let mut watch = Self { instance, depth, directories: BTreeMap::new(), top: 0 };
+        let (directories, found) = Default::default();
+        let mut watch = Self { instance, depth, directories, top: 0, found };
         watch.top = watch.add(context, directory, Vec::new())?;
         Ok(watch)
     }
@@ -72,6 +75,9 @@ impl Watch {
     /// # Errors
     /// `ENOENT`: the directory is gone; `EOVERFLOW`: events were lost.
     pub fn next(&mut self, context: &Context) -> Result<Option<(WatchEvent, Vec<u8>)>> {
+        if let Some(path) = self.found.pop_front() {
+            return Ok(Some((WatchEvent { what: WATCH_CREATED, reserved: 0 }, path)));
+        }
         while let Some(raw) = self.read()? {
             if raw.mask.contains(Mask::Q_OVERFLOW) {
                 return Err(Errno::EOVERFLOW);
@@ -127,6 +133,9 @@ impl Watch {
                 names = tree::names(context, directory.clone()).map_or(Vec::new(), |all| all.1);
             }
             for name in core::mem::take(&mut names) {
+                if self.top != 0 {
+                    self.found.push_back(joined(&prefix, &name));
+                }
                 let Ok(found) = walk(context, &directory, &name, Follow::No) else { continue };
                 if found.inode().file_type() != FileType::Directory {
                     continue;
@@ -208,8 +217,9 @@ mod tests {
         make("/etc/a/b/new");
         world.write("/etc/a/b/new/file", "x").unwrap();
         assert_eq!(events(&mut one, &world), []);
-        // The new directory was not watched before it was heard of.
-        assert_eq!(events(&mut all, &world), [(WATCH_CREATED, "a/b/new".into())]);
+        // The new directory was not watched before it was heard of: what is in it is told all the same.
+        let told = ["a/b/new", "a/b/new/file"].map(|path| (WATCH_CREATED, path.into()));
+        assert_eq!(events(&mut all, &world), told);
         world.write("/etc/a/b/new/other", "x").unwrap();
         let other = "a/b/new/other";
         assert_eq!(

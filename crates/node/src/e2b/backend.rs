@@ -21,6 +21,8 @@ pub struct Wanted {
     pub id: String,
     /// The function whose image it is a copy of.
     pub function: String,
+    /// The snapshot that it is a copy of instead.
+    pub snapshot: Option<String>,
     /// Seconds until its time has come.
     pub timeout_s: u64,
     /// Whether it is paused then, instead of ended.
@@ -231,6 +233,15 @@ pub enum Happened {
     Changed,
 }
 
+/// What a sandbox uses.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Usage {
+    /// CPU time in percent of one processor, just now; none where the host does not count it.
+    pub cpu_percent: Option<f64>,
+    /// Memory, in bytes: its own, and its share of what it has with others.
+    pub memory_bytes: u64,
+}
+
 /// A connection that carries bytes both ways.
 pub trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
@@ -258,6 +269,12 @@ pub trait Backend: Send + Sync {
     fn set_timeout(&self, id: &str, timeout_s: u64) -> Outcome<()>;
     /// Makes a copy of one, with all that it has in memory.
     fn fork<'a>(&'a self, id: &'a str, copy: &'a str) -> Later<'a, Outcome<Sandbox>>;
+    /// Writes all that one has in memory to the store, by a name that nobody has yet.
+    fn snapshot<'a>(&'a self, id: &'a str, name: &'a str) -> Later<'a, Outcome<()>>;
+    /// Removes what [`Backend::snapshot`] has written; whether it was there.
+    fn remove_snapshot<'a>(&'a self, name: &'a str) -> Later<'a, Outcome<bool>>;
+    /// What one uses now.
+    fn usage<'a>(&'a self, id: &'a str) -> Later<'a, Outcome<Usage>>;
     /// Starts a process in one, and waits until it runs.
     fn start<'a>(&'a self, id: &'a str, wanted: WantedProcess) -> Later<'a, Outcome<Started>>;
     /// Processes of one that were started so, and run.

@@ -6,7 +6,7 @@ use super::problem::{Kind, Problem};
 use super::records::{ENVS_MAX, Record};
 use super::serve::{header, nothing, refused};
 use super::settings::Key;
-use super::{E2b, ENVD_VERSION, list};
+use super::{E2b, ENVD_VERSION, list, metrics, snapshots};
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::Next;
@@ -37,6 +37,11 @@ pub(super) type Asked<T> = (State<Arc<E2b>>, Extension<Client>, T);
 pub(super) struct Client(Key);
 
 impl Client {
+    /// Most snapshots that it may have.
+    pub fn most_snapshots(&self) -> u32 {
+        self.0.snapshots
+    }
+
     /// The name under which its sandboxes are kept.
     pub fn owner(&self) -> &str {
         &self.0.name
@@ -56,6 +61,8 @@ pub(super) fn routes() -> Router<Arc<E2b>> {
         .route("/sandboxes/{id}/timeout", post(set_timeout))
         .route("/sandboxes/{id}/refreshes", post(refresh))
         .route("/sandboxes/{id}/fork", post(fork))
+        .merge(snapshots::routes())
+        .merge(metrics::routes())
         .fallback(|request: Request| async move {
             let (parts, body) = request.into_parts();
             refused(body, nothing(&parts).into_response()).await
@@ -91,13 +98,13 @@ pub(super) async fn to_its_end<T: Send + 'static>(
 }
 
 /// A body as JSON; none is an empty object.
-fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
+pub(super) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
     let body = if body.is_empty() { b"{}" } else { body };
     serde_json::from_slice(body)
         .map_err(|error| Problem::invalid(format!("the request cannot be read: {error}")))
 }
 
-fn answer(status: StatusCode, outcome: Result<Value, Problem>) -> Response {
+pub(super) fn answer(status: StatusCode, outcome: Result<Value, Problem>) -> Response {
     match outcome {
         Ok(Value::Null) => status.into_response(),
         Ok(value) => (status, Json(value)).into_response(),
@@ -212,6 +219,7 @@ impl E2b {
         };
         let wanted = Wanted {
             id: String::new(),
+            snapshot: self.snapshot_named(client.owner(), &record.template).map(|(id, _)| id),
             function: self.settings.now().function(&record.template).to_owned(),
             timeout_s: record.timeout_s,
             pauses: request.auto_pause,
@@ -234,7 +242,7 @@ impl E2b {
     }
 
     /// A sandbox of a client.
-    fn own(&self, client: &Client, id: &str) -> Result<(Sandbox, Record), Problem> {
+    pub(super) fn own(&self, client: &Client, id: &str) -> Result<(Sandbox, Record), Problem> {
         let record = self.records.get(id).filter(|record| record.owner == client.owner());
         let found = record.and_then(|record| Some((self.backend.find(id)?, record)));
         found.ok_or_else(|| Problem::no_sandbox(id))
@@ -277,7 +285,7 @@ impl E2b {
     }
 }
 
-fn time_text(ms: u64) -> String {
+pub(super) fn time_text(ms: u64) -> String {
     humantime::format_rfc3339_millis(UNIX_EPOCH + Duration::from_millis(ms)).to_string()
 }
 
@@ -372,7 +380,7 @@ async fn connect(
     to_its_end(connected).await.into_response()
 }
 
-fn now_ms() -> u64 {
+pub(super) fn now_ms() -> u64 {
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX)
 }

@@ -243,6 +243,7 @@ async fn show_head(mut stream: tokio::io::DuplexStream) {
 #[derive(Default)]
 pub(super) struct Fake {
     all: Mutex<BTreeMap<String, FakeSandbox>>,
+    snapshots: Mutex<BTreeMap<String, FakeSandbox>>,
 }
 
 fn now_ms() -> u64 {
@@ -271,6 +272,12 @@ impl Fake {
 
 impl Backend for Fake {
     fn create(&self, wanted: Wanted) -> Later<'_, Outcome<Sandbox>> {
+        if let Some(snapshot) = &wanted.snapshot {
+            let mut copy = self.snapshots.lock().unwrap()[snapshot].clone();
+            copy.sandbox.id = wanted.id.clone();
+            self.all.lock().unwrap().insert(wanted.id, copy.clone());
+            return now(Ok(copy.sandbox));
+        }
         if wanted.function != "python" {
             return now(Err(Problem::new(Kind::NotFound, "there is no such function")));
         }
@@ -322,6 +329,20 @@ impl Backend for Fake {
             one.sandbox
         });
         now(copied)
+    }
+
+    fn snapshot<'a>(&'a self, id: &'a str, name: &'a str) -> Later<'a, Outcome<()>> {
+        now(self.change(id, |one| one.clone()).map(|one| {
+            self.snapshots.lock().unwrap().insert(name.to_owned(), one);
+        }))
+    }
+
+    fn remove_snapshot<'a>(&'a self, name: &'a str) -> Later<'a, Outcome<bool>> {
+        now(Ok(self.snapshots.lock().unwrap().remove(name).is_some()))
+    }
+
+    fn usage<'a>(&'a self, id: &'a str) -> Later<'a, Outcome<Usage>> {
+        now(self.change(id, |_| Usage { cpu_percent: Some(50.0), memory_bytes: 1 << 20 }))
     }
 
     fn start<'a>(&'a self, id: &'a str, wanted: WantedProcess) -> Later<'a, Outcome<Started>> {

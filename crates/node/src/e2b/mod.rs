@@ -20,6 +20,7 @@ mod files;
 mod filesystem;
 mod list;
 mod messages;
+mod metrics;
 mod node_backend;
 mod ports;
 mod problem;
@@ -27,6 +28,7 @@ mod process;
 mod records;
 mod serve;
 mod settings;
+mod snapshots;
 #[cfg(test)]
 mod tests;
 mod watch;

@@ -10,6 +10,7 @@
 //! name = "team-a"
 //! sha256 = "…"                   # of the key, in hexadecimal digits
 //! sandboxes = 100                # most at a time, paused ones included
+//! snapshots = 20                 # most at a time
 //!
 //! [[certificates]]               # TLS, and nothing else
 //! chain = "tls/box.pem"          # for *.box.example.org, below THAW_HOME
@@ -33,6 +34,9 @@ pub const FILE: &str = "e2b.toml";
 const FILE_MAX: u64 = 1 << 20;
 /// Sandboxes of one key, unless the file says otherwise.
 const SANDBOXES: u32 = 100;
+
+/// Snapshots of one key, unless the file says otherwise.
+const SNAPSHOTS: u32 = 20;
 
 /// A SHA-256 hash.
 pub(super) type Hash = [u8; 32];
@@ -67,6 +71,13 @@ pub struct Key {
     /// Most sandboxes at a time, paused ones included.
     #[serde(default = "default_sandboxes")]
     pub sandboxes: u32,
+    /// Most snapshots at a time.
+    #[serde(default = "default_snapshots")]
+    pub snapshots: u32,
+}
+
+fn default_snapshots() -> u32 {
+    SNAPSHOTS
 }
 
 fn default_sandboxes() -> u32 {

@@ -99,6 +99,12 @@ impl Watchers {
         Ok(number)
     }
 
+    /// Whether no more events come of one.
+    #[cfg(test)]
+    pub fn has_ended(&self, number: u64) -> bool {
+        self.lock()[&number].kept().ended.is_some()
+    }
+
     /// Forgets those of a sandbox that is gone.
     pub fn forget(&self, sandbox: &str) {
         self.lock().retain(|_, one| one.sandbox != sandbox);

@@ -5,6 +5,7 @@
 //! the instances that outlive this one, and those that are asleep.
 
 use crate::config::FunctionName;
+use crate::instance::Launcher;
 use crate::node::NodeState;
 use crate::service::Service;
 use serde::{Deserialize, Serialize};
@@ -155,6 +156,20 @@ impl Sandboxes {
         self.adopt(&service, instance, new)
     }
 
+    /// Makes one of a checkpoint: what boots its instances, and the service that they belong to.
+    ///
+    /// # Errors
+    /// See [`SandboxProblem`].
+    pub(crate) async fn create_of(
+        &self,
+        new: NewSandbox,
+        (service, launcher): (Arc<Service>, Arc<dyn Launcher>),
+    ) -> Result<SandboxInfo, SandboxProblem> {
+        self.check(&new)?;
+        let instance = service.boot_held_of(launcher).await.map_err(SandboxProblem::Refused)?;
+        self.adopt(&service, instance, new)
+    }
+
     fn check(&self, new: &NewSandbox) -> Result<(), SandboxProblem> {
         if !new.name.is_empty()
             && let Err(error) = Name::new(&new.name)
@@ -248,9 +263,8 @@ impl Sandboxes {
 
     fn with_state(&self, info: SandboxInfo) -> SandboxInfo {
         let service = self.node.service_of(info.instance);
-        let instances = service.map(|service| service.instances()).unwrap_or_default();
-        let found = instances.iter().find(|instance| instance.id == info.instance);
-        SandboxInfo { state: found.map(|found| found.state.name().to_owned()), ..info }
+        let state = service.and_then(|service| service.state_of(info.instance));
+        SandboxInfo { state: state.map(|state| state.name().to_owned()), ..info }
     }
 
     /// Its time begins anew, if it is one.

@@ -9,6 +9,7 @@ use crate::sandboxes::files::FileSession;
 use crate::sandboxes::ports::{PortProblem, PortStream};
 use std::num::NonZeroU32;
 use std::sync::Arc;
+use std::time::Duration;
 use thaw_abi::remote::{FILE_SESSIONS_MAX, PORT_CONNECTIONS_MAX};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
@@ -44,6 +45,20 @@ impl Service {
         let id = self.adopt_copy(launched, place);
         self.hold(id);
         id
+    }
+
+    /// What an instance does; none: it is not there.
+    pub(crate) fn state_of(&self, id: u64) -> Option<InstanceState> {
+        let slots = self.slots();
+        let asleep = || slots.asleep.contains(id).then_some(InstanceState::Asleep);
+        slots.get(&id).map(|slot| slot.state).or_else(asleep)
+    }
+
+    /// CPU time that an instance has used; none: it does not run, or nobody counts.
+    pub(crate) async fn cpu_time(&self, id: u64) -> Option<Duration> {
+        let (reply, used) = oneshot::channel();
+        self.table_of_live(id).ok()?.tell(Command::CpuTime(reply));
+        timeout(super::MEMORY_PATIENCE, used).await.ok()?.ok()
     }
 
     /// Has an instance stay: it gets no requests, and is not ended when it is idle.
