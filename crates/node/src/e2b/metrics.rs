@@ -1,6 +1,7 @@
 //! What a sandbox uses: `get_metrics`. There is one sample, of now; former ones are not kept.
 
 use super::E2b;
+use super::problem::Problem;
 use super::control::{Client, answer, now_ms, time_text};
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
@@ -39,11 +40,17 @@ async fn metrics(
             return Ok(json!([]));
         }
         let usage = e2b.backend.usage(&id).await?;
+        let cpu = usage.cpu_percent.ok_or_else(|| {
+            Problem::unsupported(
+                "this host counts no CPU time of sandboxes; `thaw doctor` says what control groups \
+                 it lacks",
+            )
+        })?;
         Ok(json!([{
             "timestamp": time_text(now),
             "timestampUnix": now / 1000,
             "cpuCount": sandbox.cpus,
-            "cpuUsedPct": usage.cpu_percent.unwrap_or(0.0),
+            "cpuUsedPct": cpu,
             "memUsed": usage.memory_bytes,
             "memTotal": sandbox.memory_bytes,
             "memCache": 0,
