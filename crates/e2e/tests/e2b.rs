@@ -7,8 +7,8 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
 use thaw_e2e::{
-    Daemon, DaemonOptions, Function, build_directory, built_home, free_port, repository, run, run_within,
-    skip, thaw, wait_until,
+    Daemon, DaemonOptions, Function, build_directory, built_home, free_port, repository, run,
+    run_within, skip, thaw, wait_until,
 };
 
 /// The Python SDK that the tests use; docs/e2b.md says that it works.

@@ -90,7 +90,9 @@ impl Clients {
     pub fn go_on(&self, id: u64, fd: HostFd) {
         let found = {
             let all = self.0.borrow_mut();
-            all.iter().filter_map(Weak::upgrade).find(|one| one.id == Some(id) && one.stream.goes_on(fd))
+            all.iter()
+                .filter_map(Weak::upgrade)
+                .find(|one| one.id == Some(id) && one.stream.goes_on(fd))
         };
         if found.is_none() {
             let _ = Machine::shutdown(fd, ShutdownHow::Both as u32);

@@ -93,13 +93,16 @@ mod tests {
         assert_eq!(of("3000-ABC.box.Example.org:8443", &[]), port(3000));
         assert_eq!(of("49983-abc.box.example.org", &[]), envd());
         assert_eq!(of("api.box.example.org", &[(SANDBOX_HEADER, "abc")]), Ok(Address::Control));
-        for host in ["127.0.0.1:8082", "box.example.org", "3000-abc.evil.org", "1-a.b.box.example.org"] {
+        for host in
+            ["127.0.0.1:8082", "box.example.org", "3000-abc.evil.org", "1-a.b.box.example.org"]
+        {
             assert_eq!(of(host, &[]), Ok(Address::Control), "{host}");
             assert_eq!(of(host, &[(SANDBOX_HEADER, "abc")]), envd(), "{host}");
             let both = [(SANDBOX_HEADER, "abc"), (PORT_HEADER, "80")];
             assert_eq!(of(host, &both), port(80), "{host}");
         }
-        for host in ["0-abc.box.example.org", "65536-abc.box.example.org", "x-abc.box.example.org"] {
+        for host in ["0-abc.box.example.org", "65536-abc.box.example.org", "x-abc.box.example.org"]
+        {
             assert!(of(host, &[]).unwrap_err().message.contains("1 to 65535"), "{host}");
         }
     }

@@ -149,7 +149,9 @@ impl CreateRequest {
                 "`allow_internet_access`: the function's `[egress]` says where its sandboxes may connect to",
             ),
             (
-                self.network.as_ref().is_some_and(|rules| rules.keys().any(|key| key != OPEN_PORTS)),
+                self.network
+                    .as_ref()
+                    .is_some_and(|rules| rules.keys().any(|key| key != OPEN_PORTS)),
                 "`network`: the function's `[egress]` says where its sandboxes may connect to",
             ),
             (self.mcp.is_some(), "`mcp`: there is no MCP gateway"),
@@ -214,7 +216,9 @@ impl E2b {
             envs,
             auto_resume: request.auto_resume.is_some_and(|resume| resume.enabled),
             timeout_s: timeout(request.timeout)?,
-            is_open: request.network.is_some_and(|rules| rules.get(OPEN_PORTS) == Some(&json!(true))),
+            is_open: request
+                .network
+                .is_some_and(|rules| rules.get(OPEN_PORTS) == Some(&json!(true))),
             is_being_made: true,
         };
         let wanted = Wanted {

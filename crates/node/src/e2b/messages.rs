@@ -5,7 +5,7 @@
 //! as text, a `oneof` as whichever of its fields is there. The SDKs speak no binary Protobuf, so
 //! there is none here.
 
-use super::backend::{Happened, Ended, FileKind, FileView, WantedProcess};
+use super::backend::{Ended, FileKind, FileView, Happened, WantedProcess};
 use super::problem::Problem;
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE_NO_PAD};

@@ -1,8 +1,8 @@
 //! What a sandbox uses: `get_metrics`. There is one sample, of now; former ones are not kept.
 
 use super::E2b;
-use super::problem::Problem;
 use super::control::{Client, answer, now_ms, time_text};
+use super::problem::Problem;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::Response;

@@ -54,7 +54,9 @@ pub(super) async fn pass(e2b: Arc<E2b>, id: String, port: u16, request: Request)
         Err(problem) => return refused(request.into_body(), problem.into_response()).await,
     };
     match upgrade_of(request.headers()) {
-        Some(protocol) if protocol.eq_ignore_ascii_case(PORT_PROTOCOL) => raw(request, stream, place),
+        Some(protocol) if protocol.eq_ignore_ascii_case(PORT_PROTOCOL) => {
+            raw(request, stream, place)
+        }
         _ => exchange(request, stream, place).await,
     }
 }

@@ -153,7 +153,10 @@ impl Records {
         }
         if is_taken {
             let name = snapshot.name.unwrap_or_default();
-            return Err(Problem::new(Kind::Exists, format!("there is a snapshot {name:?} already")));
+            return Err(Problem::new(
+                Kind::Exists,
+                format!("there is a snapshot {name:?} already"),
+            ));
         }
         if count >= most as usize {
             return Err(Problem::new(

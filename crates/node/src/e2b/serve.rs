@@ -121,7 +121,12 @@ impl E2b {
     }
 
     /// Has a request answered by the part that it is for.
-    async fn dispatch(self: Arc<Self>, request: Request, envd: Router, control: Router) -> Response {
+    async fn dispatch(
+        self: Arc<Self>,
+        request: Request,
+        envd: Router,
+        control: Router,
+    ) -> Response {
         let (mut parts, body) = request.into_parts();
         let is_health = parts.uri.path() == "/health" && parts.method == Method::GET;
         match Address::of(&parts, self.settings.now().domain.as_deref()) {

@@ -43,11 +43,17 @@ fn shown(id: &str, snapshot: &Snapshot) -> Value {
 impl E2b {
     /// The snapshot that an owner means by an id or a name.
     pub(super) fn snapshot_named(&self, owner: &str, name: &str) -> Option<(String, Snapshot)> {
-        let is_meant = |(id, one): &(String, Snapshot)| id == name || one.name.as_deref() == Some(name);
+        let is_meant =
+            |(id, one): &(String, Snapshot)| id == name || one.name.as_deref() == Some(name);
         self.records.snapshots_of(owner).into_iter().find(is_meant)
     }
 
-    async fn take_snapshot(&self, client: &Client, id: &str, body: &[u8]) -> Result<Value, Problem> {
+    async fn take_snapshot(
+        &self,
+        client: &Client,
+        id: &str,
+        body: &[u8],
+    ) -> Result<Value, Problem> {
         let request: CreateRequest = parse(body)?;
         self.own(client, id)?;
         if request.memory == Some(false) {
@@ -100,9 +106,7 @@ pub(super) struct ListQuery {
     next_token: Option<String>,
 }
 
-async fn list(
-    (State(e2b), Extension(client), Query(query)): Asked<Query<ListQuery>>,
-) -> Response {
+async fn list((State(e2b), Extension(client), Query(query)): Asked<Query<ListQuery>>) -> Response {
     let limit = query.limit.unwrap_or(PAGE_MAX);
     if !(1..=PAGE_MAX).contains(&limit) {
         return Problem::invalid(format!("`limit` is between 1 and {PAGE_MAX}")).into_response();
@@ -127,9 +131,8 @@ async fn list(
 async fn remove((State(e2b), Extension(client), Path(id)): Asked<Path<String>>) -> Response {
     let removed = to_its_end(async move {
         let found = e2b.snapshot_named(client.owner(), &id);
-        let (id, _) = found.ok_or_else(|| {
-            Problem::new(Kind::NotFound, format!("there is no snapshot {id:?}"))
-        })?;
+        let (id, _) = found
+            .ok_or_else(|| Problem::new(Kind::NotFound, format!("there is no snapshot {id:?}")))?;
         // One that is gone from the store already is forgotten, too.
         e2b.backend.remove_snapshot(&id).await?;
         e2b.records.remove_snapshot(&id);

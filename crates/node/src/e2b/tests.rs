@@ -694,7 +694,8 @@ async fn watchers_and_their_events_have_bounds() {
     let (_, told) = place.unary(&made, &part("GetWatcherEvents"), watcher).await;
     assert_eq!(told["code"], "data_loss", "{told}");
     for _ in 0..16 {
-        let (status, _) = place.unary(&made, &part("CreateWatcher"), json!({"path": "/work"})).await;
+        let (status, _) =
+            place.unary(&made, &part("CreateWatcher"), json!({"path": "/work"})).await;
         assert_eq!(status, StatusCode::OK);
     }
     let (_, full) = place.unary(&made, &part("CreateWatcher"), json!({"path": "/work"})).await;

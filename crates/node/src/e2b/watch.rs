@@ -196,12 +196,7 @@ async fn watch_dir(
     answer_stream(Body::from_stream(ReceiverStream::new(receiver)))
 }
 
-async fn tell(
-    mut files: Box<dyn Files>,
-    path: &str,
-    every: Duration,
-    to: &Events,
-) -> Option<()> {
+async fn tell(mut files: Box<dyn Files>, path: &str, every: Duration, to: &Events) -> Option<()> {
     send(to, json!({"start": {}})).await?;
     loop {
         let happened = {

@@ -7,6 +7,7 @@
 use crate::config::FunctionName;
 use crate::instance::Launcher;
 use crate::node::NodeState;
+use crate::sandboxes::{ExecRequest, ExecState, Next};
 use crate::service::Service;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -326,6 +327,25 @@ impl Sandboxes {
         service.wake(Some(info.instance)).await.map_err(SandboxProblem::Refused)?;
         self.used(info.instance);
         self.find(name)
+    }
+
+    /// Runs a program in one to its end, and drops what it prints; how it has ended.
+    ///
+    /// # Errors
+    /// There is no such sandbox, or the program is not started.
+    pub async fn run(
+        &self,
+        name: &str,
+        request: &ExecRequest,
+    ) -> Result<ExecState, SandboxProblem> {
+        let info = self.find(name)?;
+        let service = self.node.service_of(info.instance);
+        let service = service.ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))?;
+        let started = service.exec(info.instance, request).await;
+        let (exec, mut output) =
+            started.map_err(|error| SandboxProblem::Refused(error.to_string()))?;
+        while output.next().await != Next::End {}
+        Ok(exec.ended().await)
     }
 
     /// Makes a sandbox of a copy of another one, with all that it has in memory.

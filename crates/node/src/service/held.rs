@@ -115,7 +115,11 @@ impl Service {
     ///
     /// # Errors
     /// See [`PortProblem`].
-    pub(crate) async fn port(self: &Arc<Self>, id: u64, port: u16) -> Result<PortStream, PortProblem> {
+    pub(crate) async fn port(
+        self: &Arc<Self>,
+        id: u64,
+        port: u16,
+    ) -> Result<PortStream, PortProblem> {
         let table = self.reach(id).await.map_err(PortProblem::Refused)?;
         let place = table.execs().port_place().ok_or_else(|| {
             PortProblem::Full(format!(
