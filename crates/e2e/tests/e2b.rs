@@ -30,7 +30,7 @@ isolation = "instance"
 kind = "sandbox"
 [runtime]
 kind = "python3"
-programs = ["bash", "sh", "cat", "sleep", "id", "stty", "head", "tr", "wc", "ln"]
+programs = ["bash", "sh", "cat", "sleep", "id", "stty", "head", "tr", "wc", "ln", "mv", "rm"]
 [limits]
 instances = 50
 "#;
