@@ -7,6 +7,7 @@ import asyncio
 import datetime
 import io
 import os
+import socket
 import sys
 import time
 import traceback
@@ -261,15 +262,125 @@ def directories_are_changed():
         raises(InvalidArgumentException, lambda: files.list("/etc/passwd"))
 
 
+def directories_are_watched():
+    with Sandbox.create() as box:
+        plain = box.files.watch_dir("/tmp")
+        deep = box.files.watch_dir("/tmp", recursive=True)
+        box.files.write("/tmp/a/b", "x")
+        box.commands.run("echo y >> /tmp/a/b; mv /tmp/a/b /tmp/c; rm /tmp/c")
+        seen = []
+        deadline = time.time() + 30
+        while ("c", "remove") not in seen:
+            assert time.time() < deadline, seen
+            seen += [(event.name, event.type.value) for event in deep.get_new_events()]
+        for event in (("a", "create"), ("a/b", "create"), ("a/b", "write"), ("a/b", "rename"),
+                      ("c", "create")):
+            assert event in seen, (event, seen)
+        names = {event.name for event in plain.get_new_events()}
+        assert names == {"a", "c"}, names
+        deep.stop()
+        plain.stop()
+        raises(SandboxException, lambda: box.files.watch_dir("/tmp/none"))
+
+
+def port(box, number, path="/", token=None):
+    headers = {"E2b-Sandbox-Id": box.sandbox_id, "E2b-Sandbox-Port": str(number)}
+    if token:
+        headers["E2B-Traffic-Access-Token"] = token
+    request = urllib.request.Request(os.environ["E2B_SANDBOX_URL"] + path, headers=headers)
+    try:
+        return urllib.request.urlopen(request, timeout=30).read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+SERVER = """
+import http.server
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def do_GET(self):
+        if self.headers.get("Upgrade") == "echo":
+            self.send_response(101); self.send_header("Connection", "upgrade")
+            self.send_header("Upgrade", "echo"); self.end_headers()
+            while (line := self.rfile.readline()): self.wfile.write(line.upper())
+            return
+        body = self.path.encode()
+        self.send_response(200); self.send_header("Content-Length", len(body)); self.end_headers()
+        self.wfile.write(body)
+http.server.ThreadingHTTPServer(("127.0.0.1", 3000), Handler).serve_forever()
+"""
+
+
+def ports_are_reached():
+    box = Sandbox.create()
+    box.files.write("/tmp/server.py", SERVER)
+    box.commands.run("exec python3 /tmp/server.py", background=True, timeout=0)
+    token = box.traffic_access_token
+    deadline = time.time() + 30
+    while port(box, 3000, token=token) == 502:
+        assert time.time() < deadline, "nothing listens"
+        time.sleep(0.1)
+    assert port(box, 3000, "/a?b=c", token) == "/a?b=c"
+    assert port(box, 3000) == 403 and port(box, 3000, token="x") == 403
+    assert port(box, 3001, token=token) == 502
+
+    # A protocol of its own goes through, as a WebSocket does.
+    host, number = os.environ["E2B_SANDBOX_URL"].split("//")[1].split(":")
+    with socket.create_connection((host, int(number)), timeout=30) as client:
+        client.sendall((f"GET / HTTP/1.1\r\nHost: x\r\nE2b-Sandbox-Id: {box.sandbox_id}\r\n"
+                        f"E2b-Sandbox-Port: 3000\r\nE2B-Traffic-Access-Token: {token}\r\n"
+                        "Connection: Upgrade\r\nUpgrade: echo\r\n\r\n").encode())
+        reader = client.makefile("rb")
+        assert b" 101 " in reader.readline()
+        while reader.readline() != b"\r\n":
+            pass
+        client.sendall(b"hello\n")
+        assert reader.readline() == b"HELLO\n"
+    box.kill()
+
+    with Sandbox.create(network={"allow_public_traffic": True}) as public:
+        assert public.traffic_access_token is None
+        public.files.write("/tmp/server.py", SERVER)
+        public.commands.run("exec python3 /tmp/server.py", background=True, timeout=0)
+        while port(public, 3000) == 502:
+            assert time.time() < deadline + 30, "nothing listens"
+            time.sleep(0.1)
+        assert port(public, 3000, "/open") == "/open"
+
+
+def use_is_measured():
+    with Sandbox.create() as box:
+        [sample] = box.get_metrics()
+        assert sample.cpu_count >= 1 and 0 < sample.mem_used <= sample.mem_total, sample
+        box.commands.run("while :; do :; done", background=True, timeout=0)
+        assert box.get_metrics()[0].cpu_used_pct > 1
+
+
+def snapshots_are_taken():
+    box = Sandbox.create()
+    box.files.write("/tmp/state", "before")
+    taken = box.create_snapshot(name="first")
+    assert taken.names == ["first"], taken
+    box.files.write("/tmp/state", "after")
+    for name in (taken.snapshot_id, "first"):
+        with Sandbox.create(name) as copy:
+            assert copy.files.read("/tmp/state") == "before"
+    assert box.files.read("/tmp/state") == "after"
+    found = Sandbox.list_snapshots().next_items()
+    assert [each.snapshot_id for each in found] == [taken.snapshot_id], found
+    assert Sandbox.delete_snapshot(taken.snapshot_id)
+    assert not Sandbox.delete_snapshot(taken.snapshot_id)
+    box.kill()
+
+
 def what_is_missing_says_so():
     raises(AuthenticationException, lambda: Sandbox.create(api_key="e2b_wrong"))
     for options in ({"allow_internet_access": False}, {"network": {"deny_out": ["0.0.0.0/0"]}}):
         error = raises(SandboxException, lambda: Sandbox.create(**options))
         assert "501" in str(error), error
     with Sandbox.create() as box:
-        for does in (box.create_snapshot, box.get_metrics, lambda: box.files.watch_dir("/tmp")):
-            error = raises(SandboxException, does)
-            assert "docs/e2b.md" in str(error), error
+        error = raises(SandboxException, lambda: box.create_snapshot(mode="filesystem"))
+        assert "501" in str(error), error
         stranger = Sandbox.create()
         # The token of one sandbox opens no other.
         stolen = urllib.request.Request(
@@ -296,7 +407,8 @@ failed = []
 for check in (lives_are_controlled, time_ends_a_sandbox, sandboxes_are_listed,
               pausing_keeps_memory_and_files, copies_are_forked, commands_run,
               commands_run_in_the_background, terminals_work, files_are_read_and_written,
-              directories_are_changed, what_is_missing_says_so, the_asynchronous_sdk_works):
+              directories_are_changed, directories_are_watched, ports_are_reached,
+              use_is_measured, snapshots_are_taken, what_is_missing_says_so, the_asynchronous_sdk_works):
     try:
         check()
         print(check.__name__, flush=True)

@@ -107,6 +107,8 @@ mod tests {
             ("Files", size_of::<Files>(), 8),
             ("FileRequest", size_of::<FileRequest>(), 48),
             ("FileAnswer", size_of::<FileAnswer>(), 64),
+            ("Port", size_of::<Port>(), 8),
+            ("WatchEvent", size_of::<WatchEvent>(), 8),
         ];
         assert_eq!(PROTOCOL_VERSION, 1, "this table is that of version 1");
         for (name, size, known) in sizes {

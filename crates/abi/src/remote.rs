@@ -32,6 +32,11 @@ pub const MSG_EXEC_SIGNAL: u32 = 81;
 pub const MSG_EXEC_WINDOW: u32 = 82;
 /// Serve files: [`Files`]. One descriptor: the connected stream socket of the session.
 pub const MSG_FILES: u32 = 83;
+/// Connect to a port on which something in the sandbox listens: [`Port`]. One descriptor: a
+/// connected stream socket, which becomes the listener's client. The sandbox's first four bytes on
+/// it are an `i32`: 0, or a positive `errno` before its end; `ECONNREFUSED` if nobody listens. The
+/// bytes of the connection follow.
+pub const MSG_PORT: u32 = 84;
 
 // Sandbox → host.
 
@@ -46,6 +51,9 @@ pub const MSG_EXEC_FAILED: u32 = 182;
 pub const EXECS_MAX: usize = 256;
 /// Most sessions of [`MSG_FILES`] of a sandbox at a time.
 pub const FILE_SESSIONS_MAX: usize = 32;
+
+/// Most connections of [`MSG_PORT`] of a sandbox at a time, which the host counts.
+pub const PORT_CONNECTIONS_MAX: usize = 256;
 
 /// It has a terminal of its own.
 pub const EXEC_TERMINAL: u32 = 1 << 0;
@@ -133,6 +141,16 @@ pub struct Files {
     pub reserved: u64,
 }
 
+/// Body of [`MSG_PORT`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Port {
+    /// TCP port, 1 to 65,535, whatever address its listener has.
+    pub port: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
 /// Attributes of the file, of a symbolic link itself with [`FILE_NO_FOLLOW`].
 pub const FILE_STAT: u32 = 1;
 /// Entries of a directory. Pieces: one [`FileAttributes`](crate::control::FileAttributes) and a
@@ -154,6 +172,10 @@ pub const FILE_SYMLINK: u32 = 8;
 pub const FILE_READ_LINK: u32 = 9;
 /// Change permissions and times: what `FILE_SET_*` flags say.
 pub const FILE_CHANGE: u32 = 10;
+/// Watch a directory, with [`FILE_RECURSIVE`] with those in it. Pieces, until the host closes the
+/// session: one [`WatchEvent`] and the path of the file in the directory each. The end comes
+/// before its time when the directory is gone (`ENOENT`), or events were lost (`EOVERFLOW`).
+pub const FILE_WATCH: u32 = 11;
 
 /// Not to the file that a symbolic link leads to, but to the link.
 pub const FILE_NO_FOLLOW: u32 = 1 << 0;
@@ -211,4 +233,25 @@ pub struct FileAnswer {
     pub len: u32,
     /// Attributes of the file, where the operation has one.
     pub attributes: crate::control::FileAttributes,
+}
+
+/// Something was created.
+pub const WATCH_CREATED: u32 = 1;
+/// Contents have changed.
+pub const WATCH_WRITTEN: u32 = 2;
+/// Something was removed.
+pub const WATCH_REMOVED: u32 = 3;
+/// Something has another name, or is elsewhere, from now on.
+pub const WATCH_RENAMED: u32 = 4;
+/// Attributes have changed.
+pub const WATCH_CHANGED: u32 = 5;
+
+/// Something that has happened in a directory which is watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct WatchEvent {
+    /// `WATCH_*`.
+    pub what: u32,
+    /// Zero.
+    pub reserved: u32,
 }

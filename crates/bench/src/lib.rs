@@ -17,6 +17,7 @@ mod mix;
 mod native;
 mod paging;
 mod rig;
+mod sandbox;
 mod scale;
 mod stats;
 pub mod syscalls;
@@ -37,6 +38,7 @@ pub use memory::{HostMemory, ProcessMemory};
 pub use mix::{MixOptions, MixReport, Mixed, Side, mix};
 pub use native::NativeError;
 pub use paging::{Paged, PagedFunction, PagingOptions, PagingReport, Strategy, paging};
+pub use sandbox::{SandboxOptions, SandboxReport, sandbox};
 pub use scale::{Group, Growth, ScaleMemory, ScaleOptions, ScaleReport, scale};
 pub use stats::Percentiles;
 pub use throughput::{BootCounts, Rate, Served, ThroughputOptions, ThroughputReport, throughput};
@@ -125,6 +127,15 @@ pub enum BenchError {
         function: String,
         /// Its kind.
         kind: &'static str,
+    },
+    /// A sandbox could not be made, or something not be done with it.
+    #[error(transparent)]
+    Sandbox(#[from] thaw_node::sandboxes::registry::SandboxProblem),
+    /// A command in a sandbox has not ended as it should.
+    #[error("`{command}` has not ended well in the sandbox; does the function have the program?")]
+    Command {
+        /// The command.
+        command: String,
     },
     /// A response was not as it should be.
     #[error("the function answered {0:?}; try `thaw invoke` first")]

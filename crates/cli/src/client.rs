@@ -199,7 +199,12 @@ impl Daemon {
     ///
     /// # Errors
     /// The daemon does not answer, or says why not.
-    pub fn upgraded(&self, path: &str, body: &[u8]) -> Result<Box<dyn Stream>, Failure> {
+    pub fn upgraded(
+        &self,
+        path: &str,
+        protocol: &str,
+        body: &[u8],
+    ) -> Result<Box<dyn Stream>, Failure> {
         let unreachable = |error: std::io::Error| {
             Failure::failed(format!(
                 "the daemon at {} does not answer ({error}); is `thaw serve` running?",
@@ -216,7 +221,7 @@ impl Daemon {
                 (Box::new(stream), address.to_string())
             }
         };
-        exec_client::upgrade(stream, &host, path, self.authorization.as_deref(), body)
+        exec_client::upgrade(stream, protocol, (&host, path), self.authorization.as_deref(), body)
     }
 
     fn check(

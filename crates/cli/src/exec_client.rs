@@ -23,17 +23,30 @@ pub trait Stream: Read + Write + Send {
     /// # Errors
     /// This process has no descriptors left.
     fn again(&self) -> io::Result<Box<dyn Stream>>;
+    /// Nothing more is written.
+    ///
+    /// # Errors
+    /// The connection is gone.
+    fn end_writing(&self) -> io::Result<()>;
 }
 
 impl Stream for std::os::unix::net::UnixStream {
     fn again(&self) -> io::Result<Box<dyn Stream>> {
         Ok(Box::new(self.try_clone()?))
     }
+
+    fn end_writing(&self) -> io::Result<()> {
+        self.shutdown(std::net::Shutdown::Write)
+    }
 }
 
 impl Stream for std::net::TcpStream {
     fn again(&self) -> io::Result<Box<dyn Stream>> {
         Ok(Box::new(self.try_clone()?))
+    }
+
+    fn end_writing(&self) -> io::Result<()> {
+        self.shutdown(std::net::Shutdown::Write)
     }
 }
 
@@ -74,7 +87,7 @@ pub fn window() -> Option<(u16, u16)> {
 }
 
 fn converse(daemon: &Daemon, path: &str, body: &[u8], input: Input, has_terminal: bool) -> Outcome {
-    let mut stream = daemon.upgraded(path, body)?;
+    let mut stream = daemon.upgraded(path, EXEC_PROTOCOL, body)?;
     let sender = Arc::new(Mutex::new(stream.again()?));
     let _modes = if has_terminal && isatty(stdin()) { Some(Raw::begin()?) } else { None };
     if has_terminal {
@@ -181,21 +194,21 @@ impl Drop for Raw {
     }
 }
 
-/// Asks over a fresh connection for one that carries streams.
+/// Asks a host over a fresh connection for one to a path that goes on with a protocol.
 ///
 /// # Errors
 /// The daemon refuses, with its reason, or does not answer.
 pub fn upgrade(
     mut stream: Box<dyn Stream>,
-    host: &str,
-    path: &str,
+    protocol: &str,
+    (host, path): (&str, &str),
     authorization: Option<&str>,
     body: &[u8],
 ) -> Result<Box<dyn Stream>, Failure> {
     let authorization =
         authorization.map(|value| format!("Authorization: {value}\r\n")).unwrap_or_default();
     let head = format!(
-        "POST {path} HTTP/1.1\r\nHost: {host}\r\nConnection: upgrade\r\nUpgrade: {EXEC_PROTOCOL}\r\n\
+        "POST {path} HTTP/1.1\r\nHost: {host}\r\nConnection: upgrade\r\nUpgrade: {protocol}\r\n\
          {authorization}Content-Type: application/json\r\nContent-Length: {}\r\n\r\n",
         body.len()
     );

@@ -7,12 +7,14 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
 use thaw_e2e::{
-    Daemon, DaemonOptions, build_directory, built_home, free_port, repository, run, run_within,
-    skip, thaw, wait_until,
+    Daemon, DaemonOptions, Function, build_directory, built_home, free_port, repository, run,
+    run_within, skip, thaw, wait_until,
 };
 
 /// The Python SDK that the tests use; docs/e2b.md says that it works.
 const SDK: &str = "e2b==2.63.0";
+/// The one for code, of which docs/e2b.md says that it works, too.
+const INTERPRETER: &str = "e2b-code-interpreter==2.11.5";
 /// The same for JavaScript.
 const JS_SDK: &str = "e2b@2.51.0";
 /// A key, and the SHA-256 hash of it.
@@ -28,7 +30,7 @@ isolation = "instance"
 kind = "sandbox"
 [runtime]
 kind = "python3"
-programs = ["bash", "sh", "cat", "sleep", "id", "stty", "head", "tr", "wc", "ln"]
+programs = ["bash", "sh", "cat", "sleep", "id", "stty", "head", "tr", "wc", "ln", "mv", "rm"]
 [limits]
 instances = 50
 "#;
@@ -151,6 +153,84 @@ fn the_javascript_sdk_works_unmodified() {
     let mut program = Command::new("node");
     let printed = check("e2b-js", program.env("E2B_SDK", module), "js_sdk.mjs");
     assert!(printed.lines().any(|line| line == "whatIsMissingSaysSo"), "{printed}");
+}
+
+/// A CA, and a certificate of it for `*.box.test` in the home's `tls`; the CA's certificate.
+fn certificates(home: &Path) -> PathBuf {
+    let place = home.join("tls");
+    fs::create_dir_all(&place).unwrap();
+    let openssl = |arguments: &str| {
+        let mut command = Command::new("openssl");
+        run(command.args(arguments.split(' ')).current_dir(&place)).success();
+    };
+    let names = "subjectAltName=DNS:*.box.test\nbasicConstraints=CA:FALSE\n";
+    fs::write(place.join("names"), names).unwrap();
+    let key = "-newkey rsa:2048 -nodes -keyout";
+    openssl(&format!("req -x509 {key} ca.key -out ca.pem -days 2 -subj /CN=tests"));
+    openssl(&format!("req {key} key.pem -out request -subj /CN=box.test"));
+    openssl(
+        "x509 -req -in request -CA ca.pem -CAkey ca.key -CAcreateserial -out chain.pem -days 2 \
+         -extfile names",
+    );
+    run(Command::new("chmod").arg("600").arg(place.join("key.pem"))).success();
+    place.join("ca.pem")
+}
+
+#[test]
+fn names_of_hosts_and_tls_lead_to_sandboxes() {
+    let Some(python) = python() else { return };
+    let home = home("e2b-domain");
+    let ca = certificates(&home);
+    let settings = fs::read_to_string(home.join("e2b.toml")).unwrap();
+    let tls = "[[certificates]]\nchain = \"tls/chain.pem\"\nkey = \"tls/key.pem\"\n";
+    let settings = format!("domain = \"box.test\"\n{settings}{tls}");
+    fs::write(home.join("e2b.toml"), settings).unwrap();
+    let daemon = Daemon::start(&home, &options());
+    let url = url(&daemon);
+    let port = url.rsplit(':').next().expect("a port");
+    let mut program = Command::new(python);
+    program.arg(repository().join("tests/e2b/python_domain.py"));
+    program.env("PYTHONPYCACHEPREFIX", build_directory().join("pycache"));
+    program.env("E2B_DOMAIN", "box.test").env("THAW_E2B_PORT", port).env("E2B_API_KEY", KEY);
+    let printed = run_within(PATIENCE, program.env("SSL_CERT_FILE", ca), b"").success();
+    assert_eq!(printed, "names and TLS work\n");
+}
+
+#[test]
+fn certificates_that_are_of_no_use_are_said_at_the_start() {
+    let home = home("e2b-certificates");
+    let settings = fs::read_to_string(home.join("e2b.toml")).unwrap();
+    let tls = "[[certificates]]\nchain = \"none.pem\"\nkey = \"none.key\"\n";
+    fs::write(home.join("e2b.toml"), settings + tls).unwrap();
+    let said = Daemon::try_start(&home, &options()).expect_err("it has no certificate");
+    assert!(said.contains("none.pem"), "{said}");
+}
+
+/// The template takes minutes to build, and more than half a gigabyte.
+#[test]
+#[ignore = "installs matplotlib and pandas; `make runtimes` runs it"]
+fn the_code_interpreter_works_unmodified() {
+    let Some(python) = python() else { return };
+    let mut pip = Command::new(&python);
+    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", INTERPRETER]);
+    let installed = run_within(PATIENCE, &mut pip, b"");
+    if installed.code != Some(0) {
+        return skip(&format!("PyPI does not give {INTERPRETER}: {}", installed.stderr));
+    }
+    let home = built_home("e2b-interpreter", &[Function::Example("code-interpreter")]);
+    let settings = format!(
+        "[templates]\ncode-interpreter-v1 = \"code-interpreter\"\n[[keys]]\nname = \"tests\"\n\
+         sha256 = \"{}\"\n",
+        hash_of(KEY)
+    );
+    fs::write(home.join("e2b.toml"), settings).unwrap();
+    let daemon = Daemon::start(&home, &options());
+    let url = url(&daemon);
+    let mut program = Command::new(python);
+    program.arg(repository().join("tests/e2b/code_interpreter.py"));
+    program.env("PYTHONPYCACHEPREFIX", build_directory().join("pycache"));
+    program.env("E2B_API_URL", &url).env("E2B_SANDBOX_URL", &url).env("E2B_API_KEY", KEY);
+    assert_eq!(run_within(PATIENCE, &mut program, b"").success(), "code runs\n");
 }
 
 /// Runs some lines of Python with the SDK; what they print.

@@ -52,6 +52,74 @@ fn ok(home: &Path, arguments: &[&str]) -> String {
     call(home, arguments).success()
 }
 
+/// Listens on two ports of the loopback: one answers each line in capitals, the other one ends at
+/// once.
+const LISTENER: &str = r"
+import socket, threading
+def echo(client):
+    for line in client.makefile('rb'): client.sendall(line.upper())
+    client.sendall(b'END'); client.close()
+a = socket.create_server(('127.0.0.1', 7000)); b = socket.create_server(('::1', 7001), family=socket.AF_INET6)
+def close():
+    while True: b.accept()[0].close()
+threading.Thread(target=close, daemon=True).start()
+while True: threading.Thread(target=echo, args=(a.accept()[0],), daemon=True).start()
+";
+
+#[test]
+fn ports_on_which_programs_listen_are_reached_also_in_a_paused_sandbox() {
+    let home = home("exec-ports");
+    let _daemon = Daemon::start(&home, &DaemonOptions::default());
+    ok(&home, &["sandbox", "create", "box", "--name", "one"]);
+    ok(&home, &["exec", "-d", "one", "--", "python3", "-c", LISTENER]);
+    let stdio = |port: &str, input: &[u8]| {
+        let mut thaw = thaw();
+        thaw.args(["sandbox", "port", "one", port, "--stdio"]).env("THAW_HOME", &home);
+        run_with_input(&mut thaw, input)
+    };
+    wait_until("it listens", || stdio("7001", b"").code == Some(0));
+    assert_eq!(stdio("7000", b"one\ntwo\n").success(), "ONE\nTWO\nEND");
+    ok(&home, &["sandbox", "pause", "one"]);
+    assert_eq!(stdio("7000", b"awake\n").success(), "AWAKE\nEND");
+    let closed = stdio("7002", b"");
+    assert_eq!(closed.code, Some(1));
+    assert!(closed.stderr.contains("nothing in the sandbox listens on port 7002"), "{closed:?}");
+    let large = vec![b'x'; 3 << 20];
+    assert_eq!(stdio("7000", &large).success().len(), large.len() + 3);
+}
+
+#[test]
+fn connections_to_ports_of_a_sandbox_have_a_bound() {
+    use std::io::{BufRead, BufReader, Read, Write};
+    let home = home("exec-port-bound");
+    let _daemon = Daemon::start(&home, &DaemonOptions::default());
+    ok(&home, &["sandbox", "create", "box", "--name", "one"]);
+    ok(&home, &["exec", "-d", "one", "--", "python3", "-c", LISTENER]);
+    let mut forward = thaw()
+        .args(["sandbox", "port", "one", "7000"])
+        .env("THAW_HOME", &home)
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .expect("thaw");
+    let mut address = String::new();
+    BufReader::new(forward.stdout.take().unwrap()).read_line(&mut address).unwrap();
+    let connect = || {
+        let mut client = std::net::TcpStream::connect(address.trim()).unwrap();
+        client.write_all(b"x\n").unwrap();
+        let mut answer = [0; 2];
+        client.read_exact(&mut answer).map(|()| client)
+    };
+    wait_until("it listens", || connect().is_ok());
+    wait_until("its place is given back", || {
+        let held: Vec<_> = (0..256).map_while(|_| connect().ok()).collect();
+        held.len() == 256 && connect().is_err()
+    });
+    wait_until("others are let in again", || connect().is_ok());
+    forward.kill().expect("it runs");
+    forward.wait().expect("it ends");
+}
+
 #[test]
 fn a_sandbox_runs_programs_keeps_files_is_copied_and_ends() {
     let home = home("exec-sandbox");

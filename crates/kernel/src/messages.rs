@@ -7,7 +7,7 @@ use thaw_abi::control::{
     MSG_WAKE, MSG_WINDOW_SIZE, Rest, Signal as SignalMessage, WindowSize,
 };
 
-use thaw_abi::remote::{MSG_EXEC, MSG_FILES};
+use thaw_abi::remote::{MSG_EXEC, MSG_PORT};
 
 use crate::console;
 use crate::host::control::{self, Kept};
@@ -35,7 +35,7 @@ pub fn handle(message: &Kept) {
             kernel().window.set(body::<WindowSize>(message));
             signal_from_host(SIGWINCH);
         }
-        MSG_EXEC..=MSG_FILES => crate::remote::handle(message),
+        MSG_EXEC..=MSG_PORT => crate::remote::handle(message),
         MSG_FREEZE => freeze_request::request(),
         MSG_CHECKPOINT => {
             // An older host says nothing about it.

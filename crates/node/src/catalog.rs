@@ -207,6 +207,11 @@ impl Catalog {
         &self.store
     }
 
+    /// What all services of the node share.
+    pub fn node(&self) -> &Arc<NodeState> {
+        &self.shared
+    }
+
     /// The zygotes of the present kernel build.
     pub fn pool(&self) -> &Arc<ZygotePool> {
         self.pools.present()

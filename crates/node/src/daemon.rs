@@ -315,7 +315,7 @@ pub async fn serve(
     let sleepers_watch = tokio::spawn(shared.clone().end_old_sleepers());
     let refusals_watch = monitor::of_this_process().map(|link| tokio::spawn(watch_refusals(link)));
     let e2b =
-        options.e2b.map(|address| serve_e2b(address, home, &shared, &sandboxes)).transpose()?;
+        options.e2b.map(|address| serve_e2b(address, home, &catalog, &sandboxes)).transpose()?;
     let (e2b_address, e2b_task) = e2b.unzip();
     tasks.extend(e2b_task);
     let own = Arc::new(OwnListeners::new(gateway, shared.clone()));
@@ -629,11 +629,11 @@ impl OwnListeners {
 fn serve_e2b(
     address: SocketAddr,
     home: &Home,
-    shared: &Arc<NodeState>,
+    catalog: &Arc<Catalog>,
     sandboxes: &Arc<Sandboxes>,
 ) -> Result<(SocketAddr, ListenTask), ServeError> {
     let settings = LiveSettings::load(home.root().join(e2b::FILE))?;
-    let backend = NodeBackend::new(shared.clone(), sandboxes.clone());
+    let backend = NodeBackend::new(catalog.node().clone(), sandboxes.clone(), catalog.clone());
     let api = E2b::new(backend, settings, home.root())?;
     let listener = bind(address, "--e2b")?;
     listener.set_nonblocking(true)?;

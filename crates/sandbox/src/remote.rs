@@ -10,7 +10,7 @@ use thaw_abi::control::{MESSAGE_MAX, MessageHeader, WindowSize};
 use thaw_abi::remote::{
     EXEC_TERMINAL, Exec, ExecEnded, ExecFailed, ExecSignal, ExecStarted, ExecWindow, Files,
     MSG_EXEC, MSG_EXEC_ENDED, MSG_EXEC_FAILED, MSG_EXEC_SIGNAL, MSG_EXEC_STARTED, MSG_EXEC_WINDOW,
-    MSG_FILES,
+    MSG_FILES, MSG_PORT, Port,
 };
 
 use crate::event::{GuestExit, Violation};
@@ -120,6 +120,11 @@ impl RemoteMessage {
         let mut strings = Vec::new();
         push(&mut strings, "the user", user)?;
         Self::with_tail(MSG_FILES, &Files { reserved: 0 }, &strings)
+    }
+
+    /// Connect the stream socket that goes with it to a TCP port on which something listens.
+    pub fn port(port: u16) -> Self {
+        Self(message::message(MSG_PORT, &Port { port: port.into(), reserved: 0 }))
     }
 
     fn with_tail<T: Pod>(kind: u32, body: &T, tail: &[u8]) -> Result<Self, ExecError> {
@@ -235,6 +240,14 @@ mod tests {
         let body: Exec = pod_read_unaligned(body);
         assert_eq!((body.id, body.argv_count, body.env_count, body.flags), (7, 2, 1, 0));
         assert_eq!(tail, b"me\0\0ls\0-l\0A=1\0");
+    }
+
+    #[test]
+    fn a_port_is_named_by_its_number() {
+        let message = RemoteMessage::port(8080).into_bytes();
+        let (header, body) = message.split_at(size_of::<MessageHeader>());
+        assert_eq!(pod_read_unaligned::<MessageHeader>(header).kind, MSG_PORT);
+        assert_eq!(pod_read_unaligned::<Port>(body), Port { port: 8080, reserved: 0 });
     }
 
     #[test]

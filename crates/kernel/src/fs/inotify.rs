@@ -295,6 +295,11 @@ impl Watches {
 }
 
 impl Inotify {
+    /// Bytes of the event that is read next, if there is one.
+    pub fn next_len(&self) -> Option<usize> {
+        self.queue.borrow_mut().front().map(Event::len)
+    }
+
     /// Queues an event, unless it repeats the last one.
     fn push(&self, event: Event) {
         {

@@ -42,7 +42,7 @@ pub mod writing;
 pub mod xattr;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;

@@ -5,6 +5,7 @@
 
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
+use core::net::Ipv4Addr;
 
 use super::address::{Endpoint, SocketAddress};
 use super::host_stream::{Ending, HostStream};
@@ -27,8 +28,8 @@ use crate::task::host_poll::Kind;
 pub struct HostConnection {
     common: Common,
     stream: HostStream,
-    /// The host's number for the connection.
-    id: u64,
+    /// The host's number for the connection; none: the host sees its end by itself.
+    id: Option<u64>,
     peer: Endpoint,
     local: Endpoint,
 }
@@ -49,14 +50,26 @@ impl HostConnection {
         let connection = Arc::new(Self {
             common,
             stream,
-            id: connection.id,
+            id: Some(connection.id),
             peer: Endpoint::from_host(&connection.peer),
             local: Endpoint::from_host(&connection.local),
         });
         kernel().net.clients.note(&connection);
         connection
     }
+
+    /// A connection that the host has made to a port by itself, as from the sandbox's own loopback.
+    pub fn of_port(port: u16, fd: HostFd, family: u16, options: Options, ino: u64) -> Arc<Self> {
+        let common = Common::new(family, SocketType::Stream, IPPROTO_TCP, ino);
+        *common.options.borrow_mut() = options;
+        let stream = HostStream::of_this_boot(fd, Kind::Socket, common.queue.clone());
+        let local = Endpoint { ip: Ipv4Addr::LOCALHOST.into(), port };
+        Arc::new(Self { common, stream, id: None, peer: local.with_port(HOST_PORT), local })
+    }
 }
+
+/// The port that connections of the host seem to come from.
+const HOST_PORT: u16 = 1;
 
 /// The connections of clients that somebody has. Saved.
 #[derive(Default)]
@@ -77,7 +90,9 @@ impl Clients {
     pub fn go_on(&self, id: u64, fd: HostFd) {
         let found = {
             let all = self.0.borrow_mut();
-            all.iter().filter_map(Weak::upgrade).find(|one| one.id == id && one.stream.goes_on(fd))
+            all.iter()
+                .filter_map(Weak::upgrade)
+                .find(|one| one.id == Some(id) && one.stream.goes_on(fd))
         };
         if found.is_none() {
             let _ = Machine::shutdown(fd, ShutdownHow::Both as u32);
@@ -114,7 +129,7 @@ impl Protocol for HostConnection {
 
     fn send(&self, source: &mut Source<'_>, message: &mut Outgoing) -> Result<usize> {
         let outcome = self.stream.send(source, message);
-        if outcome.is_ok_and(|count| count > 0) {
+        if self.id.is_some() && outcome.is_ok_and(|count| count > 0) {
             phases::first_byte();
         }
         outcome
@@ -147,8 +162,8 @@ impl Protocol for HostConnection {
     fn close(&self) {
         // The gateway still holds the socket: closing alone would not end the
         // connection.
-        if self.stream.close(Ending::ForAll) {
-            control::connection_closed(self.id);
+        if let (true, Some(id)) = (self.stream.close(Ending::ForAll), self.id) {
+            control::connection_closed(id);
         }
     }
 }

@@ -170,6 +170,26 @@ impl Network {
         drop(listener.deliver(connection));
     }
 
+    /// Puts a connection that the host has made to `port` by itself into the accept queue of the
+    /// socket that listens there, after `accepted` was told. The host sees its end on `fd`, which
+    /// stays the caller's after an error: `ECONNREFUSED` if nobody listens.
+    pub fn connect_from_host(
+        &self,
+        port: u16,
+        fd: HostFd,
+        accepted: impl FnOnce(),
+    ) -> crate::errno::Result<()> {
+        let refused = crate::errno::Errno::ECONNREFUSED;
+        let listener = self.tcp.ports.listeners_at(port).ok_or(refused)?;
+        accepted();
+        let family = listener.common().family;
+        let options = listener.inherited_options();
+        let connection = HostConnection::of_port(port, fd, family, options, self.inodes.next());
+        // A listener that has just ended drops, and so closes, the connection.
+        drop(listener.deliver(connection));
+        Ok(())
+    }
+
     /// Gives a client whose datagrams come over `fd` to the socket that is bound to its port.
     /// Without one, it waits if there never was one, and is let go of otherwise.
     pub fn deliver_datagrams(&self, connection: &thaw_abi::control::Connection, fd: HostFd) {
@@ -325,6 +345,37 @@ mod tests {
         network.deliver(&connection(), HostFd::new(ours.into_raw_fd()));
         let file = Socket::new(listener.protocol.accept().unwrap());
         (listener, file)
+    }
+
+    #[test]
+    fn the_host_connects_to_any_port_on_which_somebody_listens() {
+        let sandbox = Sandbox::new();
+        let network = &kernel().net;
+        let tcp = network.tcp.socket(AF_INET, &network.inodes);
+        let local = Endpoint { ip: core::net::Ipv4Addr::LOCALHOST.into(), port: 9000 };
+        tcp.bind(&SocketAddress::V4(local)).unwrap();
+        tcp.listen(5).unwrap();
+        let listener = Socket::new(tcp);
+        let (mut host, ours) = UnixStream::pair().unwrap();
+        let mut said = 0;
+        let fd = HostFd::new(ours.into_raw_fd());
+        network.connect_from_host(9000, fd, || said += 1).unwrap();
+        let file = Socket::new(listener.protocol.accept().unwrap());
+        assert_eq!(file.protocol.local_address(), SocketAddress::V4(local));
+        host.write_all(b"ask").unwrap();
+        let mut buffer = [0; 8];
+        assert_eq!(file.read(&mut Sink::kernel(&mut buffer), 0), Ok(3));
+        assert_eq!(file.write(&mut Source::kernel(b"answer"), 0), Ok(6));
+        drop(file);
+        let mut answer = String::new();
+        host.read_to_string(&mut answer).unwrap();
+        assert_eq!((said, answer.as_str()), (1, "answer"));
+        // Nobody listens there, and nobody is told that somebody does.
+        let (_host, ours) = UnixStream::pair().unwrap();
+        let fd = HostFd::new(ours.into_raw_fd());
+        let refused = network.connect_from_host(9001, fd, || said += 1);
+        assert_eq!((refused, said), (Err(Errno::ECONNREFUSED), 1));
+        drop(sandbox);
     }
 
     /// A client asks, the program answers and closes.

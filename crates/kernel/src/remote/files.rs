@@ -11,9 +11,10 @@ use thaw_abi::remote::*;
 use super::stream::HostSocket;
 use super::tree;
 use super::user;
+use super::watch::{Depth, Watch};
 use crate::errno::{Errno, Result};
 use crate::fs::Context;
-use crate::fs::file::{OpenFile, OpenFlags};
+use crate::fs::file::{Events, OpenFile, OpenFlags};
 use crate::fs::inode::{AttributeChanges, Attributes, FileType, Link, NewKind, Timestamp};
 use crate::fs::namespace::{self, RenameKind};
 use crate::fs::open::{How, open};
@@ -94,6 +95,7 @@ impl Session {
             FILE_READ => self.read(&context, &request, &path),
             FILE_LIST => self.list(&context, &path),
             FILE_WRITE => self.write(&context, &request, &path),
+            FILE_WATCH => self.watch(&context, &request, &path),
             _ => {
                 let outcome = perform(&context, &request, &path, &other);
                 self.answer(outcome);
@@ -221,6 +223,49 @@ impl Session {
         });
         self.answer(outcome);
         Ok(())
+    }
+
+    /// Tells what happens in a directory, until the host closes the session or sends anything.
+    fn watch(
+        &mut self,
+        context: &Context,
+        request: &FileRequest,
+        path: &[u8],
+    ) -> core::result::Result<(), Over> {
+        let depth = match request.flags & FILE_RECURSIVE {
+            0 => Depth::One,
+            _ => Depth::All,
+        };
+        let begun = tree::directory(context, &context.cwd, path)
+            .and_then(|directory| Watch::begin(context, &directory, depth));
+        let mut watch = match begun {
+            Ok(watch) => watch,
+            Err(error) => {
+                self.answer(Err(error));
+                return Ok(());
+            }
+        };
+        self.answer(Ok(Answer::default()));
+        loop {
+            match watch.next(context) {
+                Ok(Some((event, path))) => {
+                    self.piece(&[bytemuck::bytes_of(&event), &path].concat())?;
+                    scheduler::yield_if_due();
+                }
+                Ok(None) => {
+                    self.flush()?;
+                    if self.socket.poll().intersects(Events::IN | Events::HUP | Events::ERR) {
+                        return Err(Over);
+                    }
+                    let queues = [self.socket.queue(), watch.queue()];
+                    scheduler::block_uninterruptibly_on(&queues);
+                }
+                Err(error) => {
+                    self.failed_piece(error);
+                    return Ok(());
+                }
+            }
+        }
     }
 
     /// Receives exactly so many bytes.

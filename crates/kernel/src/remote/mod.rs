@@ -16,16 +16,20 @@
 //! | [`stream`] | its standard streams |
 //! | [`terminal`] | its terminal |
 //! | [`files`] | sessions over files |
+//! | [`watch`] | telling what happens to files |
+//! | [`port`] | connections to ports on which programs listen |
 //! | [`init`] | the first process of a sandbox without a program |
 
 pub mod files;
 pub mod init;
+mod port;
 mod process;
 mod program;
 mod stream;
 mod terminal;
 mod tree;
 mod user;
+mod watch;
 
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
@@ -35,7 +39,7 @@ use bytemuck::Pod;
 use thaw_abi::control::WindowSize;
 use thaw_abi::remote::{
     EXECS_MAX, Exec, ExecEnded, ExecFailed, ExecSignal, ExecWindow, FILE_SESSIONS_MAX, MSG_EXEC,
-    MSG_EXEC_ENDED, MSG_EXEC_FAILED, MSG_EXEC_SIGNAL, MSG_EXEC_WINDOW, MSG_FILES,
+    MSG_EXEC_ENDED, MSG_EXEC_FAILED, MSG_EXEC_SIGNAL, MSG_EXEC_WINDOW, MSG_FILES, MSG_PORT,
 };
 
 use crate::fs::tty::job;
@@ -71,6 +75,7 @@ pub fn handle(message: &Kept) {
         MSG_EXEC => read(message).map(|(exec, tail)| start_process(&exec, tail, &message.fds)),
         MSG_EXEC_SIGNAL => read(message).map(|(signal, _)| send_signal(&signal)),
         MSG_EXEC_WINDOW => read(message).map(|(window, _)| resize(&window)),
+        MSG_PORT => read(message).map(|(port, _)| port::connect(&port, &message.fds)),
         MSG_FILES => {
             let tail = message.body.get(size_of::<thaw_abi::remote::Files>()..);
             tail.map(|tail| start_session(tail, &message.fds))

@@ -29,6 +29,7 @@
 //! | `GET`, `PUT`, `DELETE /instances/ID/files?path=P` | a file in it, and `…/files/list`, `stat`, `directory`, `rename`, `link` |
 //! | `GET /sandboxes`, `POST /sandboxes` | [`SandboxInfo`](crate::sandboxes::SandboxInfo) of each; a new one |
 //! | `GET`, `DELETE /sandboxes/NAME`, `POST …/pause`, `resume`, `fork?name=N`, `timeout?seconds=N` | one of them |
+//! | `POST /sandboxes/NAME/ports/PORT` with `Upgrade: thaw-port` | the bytes of a port on which something in it listens |
 //! | `GET /instances` | [`InstanceInfo`](crate::service::InstanceInfo) of each |
 //! | `GET /stats` | [`Stats`](crate::history::Stats): rates and states of the last seconds |
 //! | `GET /stats/series?function=NAME` | [`SeriesView`](crate::history::SeriesView): the last hour |
@@ -58,6 +59,7 @@ pub use exec::{EXEC_PROTOCOL, Frame};
 pub use invoke::{BOOT_HEADER, PHASES_HEADER};
 pub(crate) use listen::serve_tcp;
 pub use listen::{LocalListener, listen_at};
+pub use sandboxes::PORT_PROTOCOL;
 pub use types::{
     CheckpointInfo, FellAsleep, Frozen, FunctionDetail, FunctionInfo, Hibernated, ImageSummary,
     Problem, Woken, summarize_images,

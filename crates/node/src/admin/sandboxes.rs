@@ -2,14 +2,20 @@
 
 use super::Admin;
 use super::routes::problem;
+use crate::sandboxes::ports::PortProblem;
 use crate::sandboxes::registry::SandboxProblem;
 use crate::sandboxes::{NewSandbox, SandboxInfo};
-use axum::extract::{Path, Query, State};
-use axum::http::StatusCode;
+use axum::extract::{Path, Query, Request, State};
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use hyper_util::rt::TokioIo;
 use serde::Deserialize;
+use tokio::io::copy_bidirectional;
+
+/// What the `Upgrade` header says for a connection to a port of a sandbox.
+pub const PORT_PROTOCOL: &str = "thaw-port";
 
 /// Their paths.
 pub(super) fn routes() -> Router<Admin> {
@@ -20,6 +26,7 @@ pub(super) fn routes() -> Router<Admin> {
         .route("/sandboxes/{name}/resume", post(resume))
         .route("/sandboxes/{name}/fork", post(fork))
         .route("/sandboxes/{name}/timeout", post(set_timeout))
+        .route("/sandboxes/{name}/ports/{port}", post(connect_port))
 }
 
 fn answer(outcome: Result<SandboxInfo, SandboxProblem>) -> Response {
@@ -73,6 +80,51 @@ async fn fork(
     Query(query): Query<ForkQuery>,
 ) -> Response {
     answer(admin.sandboxes.fork(&name, &query.name).await)
+}
+
+/// Connects to a port on which something in the sandbox listens. With `Connection: Upgrade` and
+/// `Upgrade: thaw-port` the connection carries the port's bytes from then on.
+async fn connect_port(
+    State(admin): State<Admin>,
+    Path((name, port)): Path<(String, u16)>,
+    mut request: Request,
+) -> Response {
+    let wants = request.headers().get(header::UPGRADE).is_some_and(|value| value == PORT_PROTOCOL);
+    if !wants {
+        let reason = format!("ask with `Connection: Upgrade` and `Upgrade: {PORT_PROTOCOL}`");
+        return problem(StatusCode::UPGRADE_REQUIRED, "no_upgrade", reason);
+    }
+    let info = match admin.sandboxes.find(&name) {
+        Ok(info) => info,
+        Err(error) => return refusal(&error),
+    };
+    let Some(service) = admin.shared.service_of(info.instance) else {
+        return refusal(&SandboxProblem::Unknown(name));
+    };
+    admin.sandboxes.used(info.instance);
+    let mut stream = match service.port(info.instance, port).await {
+        Ok(stream) => stream,
+        Err(error) => {
+            let status = match error {
+                PortProblem::Full(_) => StatusCode::TOO_MANY_REQUESTS,
+                PortProblem::Closed(_) | PortProblem::Refused(_) => StatusCode::CONFLICT,
+            };
+            return problem(status, "no_port", error);
+        }
+    };
+    let upgrade = hyper::upgrade::on(&mut request);
+    tokio::spawn(async move {
+        if let Ok(client) = upgrade.await {
+            // A side that breaks off needs no more.
+            let _ = copy_bidirectional(&mut TokioIo::new(client), &mut stream).await;
+        }
+        admin.sandboxes.used(info.instance);
+    });
+    let mut response = StatusCode::SWITCHING_PROTOCOLS.into_response();
+    let headers = response.headers_mut();
+    headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+    headers.insert(header::UPGRADE, HeaderValue::from_static(PORT_PROTOCOL));
+    response
 }
 
 #[derive(Deserialize)]

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use tokio::io::{AsyncRead, AsyncWrite};
 
 /// A value that comes later, of a trait that is used as an object.
 pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -20,6 +21,8 @@ pub struct Wanted {
     pub id: String,
     /// The function whose image it is a copy of.
     pub function: String,
+    /// The snapshot that it is a copy of instead.
+    pub snapshot: Option<String>,
     /// Seconds until its time has come.
     pub timeout_s: u64,
     /// Whether it is paused then, instead of ended.
@@ -189,6 +192,10 @@ pub trait Files: Send {
     fn write<'a>(&'a mut self, path: &'a str) -> Later<'a, Outcome<()>>;
     /// Adds bytes to the file that is written.
     fn put<'a>(&'a mut self, bytes: &'a [u8]) -> Later<'a, Outcome<()>>;
+    /// Begins to watch a directory; [`Files::next_event`] follows, and nothing else.
+    fn watch<'a>(&'a mut self, path: &'a str, depth: Depth) -> Later<'a, Outcome<()>>;
+    /// What happens next in the directory that is watched, and to which file in it.
+    fn next_event<'a>(&'a mut self, path: &'a str) -> Later<'a, Outcome<(Happened, String)>>;
     /// All of the file has been written.
     fn finish<'a>(&'a mut self, path: &'a str) -> Later<'a, Outcome<FileView>>;
 }
@@ -201,6 +208,44 @@ pub enum Links {
     /// The link is meant.
     Kept,
 }
+
+/// Which directories are watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Depth {
+    /// The one that is named.
+    One,
+    /// With all in it.
+    All,
+}
+
+/// What has happened to a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Happened {
+    /// It was created.
+    Created,
+    /// Its contents have changed.
+    Written,
+    /// It was removed.
+    Removed,
+    /// It has another name, or is elsewhere.
+    Renamed,
+    /// Its attributes have changed.
+    Changed,
+}
+
+/// What a sandbox uses.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Usage {
+    /// CPU time in percent of one processor, just now; none where the host does not count it.
+    pub cpu_percent: Option<f64>,
+    /// Memory, in bytes: its own, and its share of what it has with others.
+    pub memory_bytes: u64,
+}
+
+/// A connection that carries bytes both ways.
+pub trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
 
 /// Sandboxes.
 pub trait Backend: Send + Sync {
@@ -224,6 +269,12 @@ pub trait Backend: Send + Sync {
     fn set_timeout(&self, id: &str, timeout_s: u64) -> Outcome<()>;
     /// Makes a copy of one, with all that it has in memory.
     fn fork<'a>(&'a self, id: &'a str, copy: &'a str) -> Later<'a, Outcome<Sandbox>>;
+    /// Writes all that one has in memory to the store, by a name that nobody has yet.
+    fn snapshot<'a>(&'a self, id: &'a str, name: &'a str) -> Later<'a, Outcome<()>>;
+    /// Removes what [`Backend::snapshot`] has written; whether it was there.
+    fn remove_snapshot<'a>(&'a self, name: &'a str) -> Later<'a, Outcome<bool>>;
+    /// What one uses now.
+    fn usage<'a>(&'a self, id: &'a str) -> Later<'a, Outcome<Usage>>;
     /// Starts a process in one, and waits until it runs.
     fn start<'a>(&'a self, id: &'a str, wanted: WantedProcess) -> Later<'a, Outcome<Started>>;
     /// Processes of one that were started so, and run.
@@ -231,6 +282,8 @@ pub trait Backend: Send + Sync {
     /// # Errors
     /// There is no such sandbox.
     fn processes(&self, id: &str) -> Outcome<Vec<Arc<dyn Process>>>;
+    /// Connects to a port on which a program in one listens.
+    fn port<'a>(&'a self, id: &'a str, port: u16) -> Later<'a, Outcome<Box<dyn ByteStream>>>;
     /// The files of one, with the rights of a user; none: that of the sandbox.
     fn files<'a>(
         &'a self,

@@ -6,7 +6,7 @@ use super::problem::{Kind, Problem};
 use super::records::{ENVS_MAX, Record};
 use super::serve::{header, nothing, refused};
 use super::settings::Key;
-use super::{E2b, ENVD_VERSION, list};
+use super::{E2b, ENVD_VERSION, list, metrics, snapshots};
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::Next;
@@ -25,6 +25,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 const TIMEOUT_S: u64 = 300;
 /// Most seconds that a request may ask for.
 const TIMEOUT_MAX_S: u64 = 30 * 24 * 3600;
+/// The rule of `network` that opens the ports of a sandbox to everybody.
+const OPEN_PORTS: &str = "allowPublicTraffic";
 /// Most copies of a sandbox that one request makes.
 const COPIES_MAX: u32 = 16;
 
@@ -35,6 +37,11 @@ pub(super) type Asked<T> = (State<Arc<E2b>>, Extension<Client>, T);
 pub(super) struct Client(Key);
 
 impl Client {
+    /// Most snapshots that it may have.
+    pub fn most_snapshots(&self) -> u32 {
+        self.0.snapshots
+    }
+
     /// The name under which its sandboxes are kept.
     pub fn owner(&self) -> &str {
         &self.0.name
@@ -54,6 +61,8 @@ pub(super) fn routes() -> Router<Arc<E2b>> {
         .route("/sandboxes/{id}/timeout", post(set_timeout))
         .route("/sandboxes/{id}/refreshes", post(refresh))
         .route("/sandboxes/{id}/fork", post(fork))
+        .merge(snapshots::routes())
+        .merge(metrics::routes())
         .fallback(|request: Request| async move {
             let (parts, body) = request.into_parts();
             refused(body, nothing(&parts).into_response()).await
@@ -89,13 +98,13 @@ pub(super) async fn to_its_end<T: Send + 'static>(
 }
 
 /// A body as JSON; none is an empty object.
-fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
+pub(super) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
     let body = if body.is_empty() { b"{}" } else { body };
     serde_json::from_slice(body)
         .map_err(|error| Problem::invalid(format!("the request cannot be read: {error}")))
 }
 
-fn answer(status: StatusCode, outcome: Result<Value, Problem>) -> Response {
+pub(super) fn answer(status: StatusCode, outcome: Result<Value, Problem>) -> Response {
     match outcome {
         Ok(Value::Null) => status.into_response(),
         Ok(value) => (status, Json(value)).into_response(),
@@ -140,7 +149,9 @@ impl CreateRequest {
                 "`allow_internet_access`: the function's `[egress]` says where its sandboxes may connect to",
             ),
             (
-                self.network.as_ref().is_some_and(|rules| !rules.is_empty()),
+                self.network
+                    .as_ref()
+                    .is_some_and(|rules| rules.keys().any(|key| key != OPEN_PORTS)),
                 "`network`: the function's `[egress]` says where its sandboxes may connect to",
             ),
             (self.mcp.is_some(), "`mcp`: there is no MCP gateway"),
@@ -205,10 +216,14 @@ impl E2b {
             envs,
             auto_resume: request.auto_resume.is_some_and(|resume| resume.enabled),
             timeout_s: timeout(request.timeout)?,
+            is_open: request
+                .network
+                .is_some_and(|rules| rules.get(OPEN_PORTS) == Some(&json!(true))),
             is_being_made: true,
         };
         let wanted = Wanted {
             id: String::new(),
+            snapshot: self.snapshot_named(client.owner(), &record.template).map(|(id, _)| id),
             function: self.settings.now().function(&record.template).to_owned(),
             timeout_s: record.timeout_s,
             pauses: request.auto_pause,
@@ -231,7 +246,7 @@ impl E2b {
     }
 
     /// A sandbox of a client.
-    fn own(&self, client: &Client, id: &str) -> Result<(Sandbox, Record), Problem> {
+    pub(super) fn own(&self, client: &Client, id: &str) -> Result<(Sandbox, Record), Problem> {
         let record = self.records.get(id).filter(|record| record.owner == client.owner());
         let found = record.and_then(|record| Some((self.backend.find(id)?, record)));
         found.ok_or_else(|| Problem::no_sandbox(id))
@@ -239,14 +254,15 @@ impl E2b {
 
     /// What whoever makes a sandbox, or connects to it, is told.
     fn brief(&self, sandbox: &Sandbox, record: &Record) -> Value {
+        let traffic_token = (!record.is_open).then(|| self.records.traffic_token(&sandbox.id));
         json!({
             "templateID": record.template,
             "sandboxID": sandbox.id,
             "clientID": "thaw",
             "envdVersion": ENVD_VERSION,
             "envdAccessToken": self.records.token(&sandbox.id),
-            "trafficAccessToken": null,
-            "domain": null,
+            "trafficAccessToken": traffic_token,
+            "domain": self.settings.now().domain,
         })
     }
 
@@ -273,7 +289,7 @@ impl E2b {
     }
 }
 
-fn time_text(ms: u64) -> String {
+pub(super) fn time_text(ms: u64) -> String {
     humantime::format_rfc3339_millis(UNIX_EPOCH + Duration::from_millis(ms)).to_string()
 }
 
@@ -281,6 +297,7 @@ async fn show((State(e2b), Extension(client), Path(id)): Asked<Path<String>>) ->
     let shown = e2b.own(&client, &id).map(|(sandbox, record)| {
         let mut shown = e2b.listed(&sandbox);
         shown["envdAccessToken"] = json!(e2b.records.token(&id));
+        shown["domain"] = json!(e2b.settings.now().domain);
         let on_timeout = if sandbox.pauses { "pause" } else { "kill" };
         shown["lifecycle"] = json!({"autoResume": record.auto_resume, "onTimeout": on_timeout});
         shown
@@ -292,6 +309,7 @@ async fn kill((State(e2b), Extension(client), Path(id)): Asked<Path<String>>) ->
     let killed = e2b.own(&client, &id).and_then(|_| e2b.backend.kill(&id));
     if killed.is_ok() {
         e2b.records.remove(&id);
+        e2b.watchers.forget(&id);
     }
     answer(StatusCode::NO_CONTENT, killed.map(|()| Value::Null))
 }
@@ -366,7 +384,7 @@ async fn connect(
     to_its_end(connected).await.into_response()
 }
 
-fn now_ms() -> u64 {
+pub(super) fn now_ms() -> u64 {
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX)
 }

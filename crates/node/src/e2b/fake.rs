@@ -7,6 +7,7 @@ use super::problem::{Kind, Problem};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::watch;
 
 /// What a process of a test has printed, and how it has ended.
@@ -100,6 +101,7 @@ struct FakeFiles {
     tree: Tree,
     reading: VecDeque<Vec<u8>>,
     writing: Vec<u8>,
+    events: u32,
 }
 
 fn view(path: &str, contents: Option<&Vec<u8>>) -> FileView {
@@ -189,6 +191,21 @@ impl Files for FakeFiles {
         now(Ok(()))
     }
 
+    fn watch<'a>(&'a mut self, path: &'a str, _depth: Depth) -> Later<'a, Outcome<()>> {
+        now(self.get(path).map(drop))
+    }
+
+    /// There are two events, or with `/busy` ever more.
+    fn next_event<'a>(&'a mut self, path: &'a str) -> Later<'a, Outcome<(Happened, String)>> {
+        self.events += 1;
+        match self.events {
+            1 => now(Ok((Happened::Created, "file".to_owned()))),
+            2 => now(Ok((Happened::Written, "file".to_owned()))),
+            _ if path == "/busy" => now(Ok((Happened::Changed, "x".repeat(255)))),
+            _ => Box::pin(std::future::pending()),
+        }
+    }
+
     fn put<'a>(&'a mut self, bytes: &'a [u8]) -> Later<'a, Outcome<()>> {
         self.writing.extend_from_slice(bytes);
         now(Ok(()))
@@ -209,10 +226,24 @@ struct FakeSandbox {
     tree: Tree,
 }
 
+/// A program that answers with the head of the request.
+async fn show_head(mut stream: tokio::io::DuplexStream) {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        match stream.read_u8().await {
+            Ok(byte) => head.push(byte),
+            Err(_) => return,
+        }
+    }
+    let start = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", head.len());
+    stream.write_all(&[start.as_bytes(), &head].concat()).await.unwrap();
+}
+
 /// Sandboxes in memory, of one function `python`.
 #[derive(Default)]
 pub(super) struct Fake {
     all: Mutex<BTreeMap<String, FakeSandbox>>,
+    snapshots: Mutex<BTreeMap<String, FakeSandbox>>,
 }
 
 fn now_ms() -> u64 {
@@ -241,6 +272,12 @@ impl Fake {
 
 impl Backend for Fake {
     fn create(&self, wanted: Wanted) -> Later<'_, Outcome<Sandbox>> {
+        if let Some(snapshot) = &wanted.snapshot {
+            let mut copy = self.snapshots.lock().unwrap()[snapshot].clone();
+            copy.sandbox.id = wanted.id.clone();
+            self.all.lock().unwrap().insert(wanted.id, copy.clone());
+            return now(Ok(copy.sandbox));
+        }
         if wanted.function != "python" {
             return now(Err(Problem::new(Kind::NotFound, "there is no such function")));
         }
@@ -294,6 +331,20 @@ impl Backend for Fake {
         now(copied)
     }
 
+    fn snapshot<'a>(&'a self, id: &'a str, name: &'a str) -> Later<'a, Outcome<()>> {
+        now(self.change(id, |one| one.clone()).map(|one| {
+            self.snapshots.lock().unwrap().insert(name.to_owned(), one);
+        }))
+    }
+
+    fn remove_snapshot<'a>(&'a self, name: &'a str) -> Later<'a, Outcome<bool>> {
+        now(Ok(self.snapshots.lock().unwrap().remove(name).is_some()))
+    }
+
+    fn usage<'a>(&'a self, id: &'a str) -> Later<'a, Outcome<Usage>> {
+        now(self.change(id, |_| Usage { cpu_percent: Some(50.0), memory_bytes: 1 << 20 }))
+    }
+
     fn start<'a>(&'a self, id: &'a str, wanted: WantedProcess) -> Later<'a, Outcome<Started>> {
         now(self.change(id, |one| {
             let pieces = wanted.argv[1..].iter().map(|text| text.clone().into_bytes()).collect();
@@ -314,6 +365,17 @@ impl Backend for Fake {
         })
     }
 
+    fn port<'a>(&'a self, id: &'a str, port: u16) -> Later<'a, Outcome<Box<dyn ByteStream>>> {
+        if port != 8080 {
+            return now(Err(Problem::new(Kind::Gone, format!("nothing listens on port {port}"))));
+        }
+        now(self.change(id, |_| {
+            let (ours, theirs) = tokio::io::duplex(1024);
+            tokio::spawn(show_head(theirs));
+            Box::new(ours) as Box<dyn ByteStream>
+        }))
+    }
+
     fn files<'a>(
         &'a self,
         id: &'a str,
@@ -324,7 +386,8 @@ impl Backend for Fake {
         }
         now(self.change(id, |one| {
             let (reading, writing) = (VecDeque::new(), Vec::new());
-            Box::new(FakeFiles { tree: one.tree.clone(), reading, writing }) as Box<dyn Files>
+            let tree = one.tree.clone();
+            Box::new(FakeFiles { tree, reading, writing, events: 0 }) as Box<dyn Files>
         }))
     }
 }

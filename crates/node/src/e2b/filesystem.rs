@@ -34,6 +34,7 @@ pub(super) fn routes() -> Router<Arc<E2b>> {
         .route("/filesystem.Filesystem/Move", post(rename))
         .route("/filesystem.Filesystem/ListDir", post(list_dir))
         .route("/filesystem.Filesystem/Remove", post(remove))
+        .merge(super::watch::routes())
 }
 
 /// An absolute path, without a slash at its end. A relative one begins at the directory.

@@ -5,7 +5,7 @@
 //! as text, a `oneof` as whichever of its fields is there. The SDKs speak no binary Protobuf, so
 //! there is none here.
 
-use super::backend::{Ended, FileKind, FileView, WantedProcess};
+use super::backend::{Ended, FileKind, FileView, Happened, WantedProcess};
 use super::problem::Problem;
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE_NO_PAD};
@@ -205,7 +205,7 @@ pub fn process_info(pid: u32, wanted: &WantedProcess) -> Value {
 
 /// `Stat`, `MakeDir`, `Remove`, `ListDir`, `Move`: all fields of them.
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
+#[serde(default, rename_all = "camelCase")]
 pub struct FileRequest {
     /// The file.
     pub path: String,
@@ -215,6 +215,24 @@ pub struct FileRequest {
     pub source: String,
     /// Where to.
     pub destination: String,
+    /// Whether directories in the one that is watched are watched, too.
+    pub recursive: bool,
+    /// What is told beside an event.
+    pub include_entry: bool,
+    /// The watcher.
+    pub watcher_id: String,
+}
+
+/// Something that has happened in a directory.
+pub fn file_event(what: Happened, name: &str) -> Value {
+    let kind = match what {
+        Happened::Created => "EVENT_TYPE_CREATE",
+        Happened::Written => "EVENT_TYPE_WRITE",
+        Happened::Removed => "EVENT_TYPE_REMOVE",
+        Happened::Renamed => "EVENT_TYPE_RENAME",
+        Happened::Changed => "EVENT_TYPE_CHMOD",
+    };
+    json!({"name": name, "type": kind})
 }
 
 /// Names of users and groups.

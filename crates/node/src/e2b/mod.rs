@@ -10,6 +10,7 @@
 //! sandboxes of a key, streams of a key, connections, bytes of a message, entries of a list.
 //! docs/e2b.md says what is answered and how it differs from E2B.
 
+mod address;
 pub mod backend;
 mod connect;
 mod control;
@@ -19,19 +20,24 @@ mod files;
 mod filesystem;
 mod list;
 mod messages;
+mod metrics;
 mod node_backend;
+mod ports;
 mod problem;
 mod process;
 mod records;
 mod serve;
 mod settings;
+mod snapshots;
 #[cfg(test)]
 mod tests;
+mod watch;
 
 pub use node_backend::NodeBackend;
 pub use problem::{Kind, Problem};
 pub use settings::{FILE, LiveSettings, SettingsError};
 
+use crate::edge::LiveServer;
 use backend::{Backend, Sandbox};
 use records::Records;
 use std::collections::BTreeMap;
@@ -51,20 +57,27 @@ pub struct E2b {
     settings: LiveSettings,
     records: Records,
     streams: Streams,
+    watchers: watch::Watchers,
+    /// How TLS is spoken, if it is.
+    tls: Option<LiveServer>,
 }
 
 impl E2b {
     /// The API in front of sandboxes, with what lies in a node's home.
     ///
     /// # Errors
-    /// The records cannot be read or written.
+    /// The records cannot be read or written, or the certificates are not usable.
     pub fn new(
         backend: Arc<dyn Backend>,
         settings: LiveSettings,
         directory: &Path,
     ) -> io::Result<Arc<Self>> {
         let records = Records::load(directory)?;
-        Ok(Arc::new(Self { backend, settings, records, streams: Streams::default() }))
+        let tables = settings.now().certificates.clone();
+        let tls = (!tables.is_empty()).then(|| LiveServer::load(directory, &tables)).transpose();
+        let tls = tls.map_err(io::Error::other)?;
+        let (streams, watchers) = Default::default();
+        Ok(Arc::new(Self { backend, settings, records, streams, watchers, tls }))
     }
 
     /// The sandboxes of an owner that are there. Forgets those that are not any more.
@@ -73,6 +86,7 @@ impl E2b {
             let found = self.backend.find(&id);
             if found.is_none() {
                 self.records.remove(&id);
+                self.watchers.forget(&id);
             }
             found
         };

@@ -2,21 +2,46 @@
 
 use super::backend::*;
 use super::problem::{Kind, Problem};
+use crate::catalog::Catalog;
 use crate::node::NodeState;
 use crate::sandboxes::exec::{Exec, ExecProblem};
 use crate::sandboxes::files::{FileProblem, FileSession};
+use crate::sandboxes::ports::PortProblem;
 use crate::sandboxes::registry::SandboxProblem;
 use crate::sandboxes::{self, ExecRequest, ExecState, NewSandbox, Next, OnTimeout, Sandboxes};
 use crate::service::Service;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use thaw_abi::remote;
 use thaw_sandbox::SignalTo;
+use thaw_store::Name;
+use tokio::task::spawn_blocking;
+use tokio::time::sleep;
 
 /// What is remembered of a process that runs, beside what the node knows.
 type Remembered = BTreeMap<(u64, u64), WantedProcess>;
 
+/// How long CPU time is looked at.
+const CPU_SPAN: Duration = Duration::from_millis(200);
+
+fn new_sandbox(wanted: Wanted) -> NewSandbox {
+    NewSandbox {
+        name: wanted.id,
+        function: wanted.function,
+        timeout_s: Some(wanted.timeout_s),
+        on_timeout: if wanted.pauses { OnTimeout::Pause } else { OnTimeout::Kill },
+        metadata: wanted.metadata,
+    }
+}
+
+fn store_name(name: &str) -> Outcome<Name> {
+    Name::new(name).map_err(Problem::invalid)
+}
+
 /// The sandboxes of a node.
 pub struct NodeBackend {
+    catalog: Arc<Catalog>,
     node: Arc<NodeState>,
     sandboxes: Arc<Sandboxes>,
     /// By instance and number of the process.
@@ -25,8 +50,23 @@ pub struct NodeBackend {
 
 impl NodeBackend {
     /// Those of this node.
-    pub fn new(node: Arc<NodeState>, sandboxes: Arc<Sandboxes>) -> Arc<Self> {
-        Arc::new(Self { node, sandboxes, wanted: Mutex::default() })
+    pub fn new(
+        node: Arc<NodeState>,
+        sandboxes: Arc<Sandboxes>,
+        catalog: Arc<Catalog>,
+    ) -> Arc<Self> {
+        Arc::new(Self { catalog, node, sandboxes, wanted: Mutex::default() })
+    }
+
+    /// Makes a sandbox of a snapshot. Its image is read whole, so it may take seconds.
+    async fn create_of(&self, snapshot: &str, wanted: Wanted) -> Outcome<Sandbox> {
+        let (catalog, name) = (self.catalog.clone(), store_name(snapshot)?);
+        let opened = spawn_blocking(move || catalog.checkpoint(&name)).await;
+        let opened = opened.map_err(|error| Problem::new(Kind::Busy, error))?;
+        let opened = opened.map_err(|error| Problem::new(Kind::Busy, error))?;
+        let id = wanted.id.clone();
+        let made = self.sandboxes.create_of(new_sandbox(wanted), opened).await.map_err(problem)?;
+        self.view(made).ok_or_else(|| Problem::gone(&id))
     }
 
     /// The instance of a sandbox, and its service.
@@ -83,6 +123,15 @@ fn exec_problem(error: ExecProblem) -> Problem {
     Problem::new(kind, error)
 }
 
+fn port_problem(error: PortProblem) -> Problem {
+    let kind = match &error {
+        PortProblem::Closed(_) => Kind::Gone,
+        PortProblem::Full(_) => Kind::Exhausted,
+        PortProblem::Refused(_) => Kind::Busy,
+    };
+    Problem::new(kind, error)
+}
+
 fn file_problem(error: FileProblem) -> Problem {
     let kind = match &error {
         FileProblem::UnknownUser => Kind::Unauthenticated,
@@ -91,6 +140,7 @@ fn file_problem(error: FileProblem) -> Problem {
             libc::EEXIST => Kind::Exists,
             libc::EACCES | libc::EPERM => Kind::Forbidden,
             libc::ENOSPC | libc::ENOMEM => Kind::NoSpace,
+            libc::EOVERFLOW => Kind::DataLoss,
             _ => Kind::Invalid,
         },
         FileProblem::Lost(_) => Kind::Busy,
@@ -101,6 +151,9 @@ fn file_problem(error: FileProblem) -> Problem {
 impl Backend for NodeBackend {
     fn create(&self, wanted: Wanted) -> Later<'_, Outcome<Sandbox>> {
         Box::pin(async move {
+            if let Some(snapshot) = &wanted.snapshot {
+                return self.create_of(&snapshot.clone(), wanted).await;
+            }
             if self.node.route(&wanted.function).is_none() {
                 return Err(Problem::new(
                     Kind::NotFound,
@@ -111,15 +164,9 @@ impl Backend for NodeBackend {
                     ),
                 ));
             }
-            let new = NewSandbox {
-                name: wanted.id.clone(),
-                function: wanted.function,
-                timeout_s: Some(wanted.timeout_s),
-                on_timeout: if wanted.pauses { OnTimeout::Pause } else { OnTimeout::Kill },
-                metadata: wanted.metadata,
-            };
-            let made = self.sandboxes.create(new).await.map_err(problem)?;
-            self.view(made).ok_or_else(|| Problem::gone(&wanted.id))
+            let id = wanted.id.clone();
+            let made = self.sandboxes.create(new_sandbox(wanted)).await.map_err(problem)?;
+            self.view(made).ok_or_else(|| Problem::gone(&id))
         })
     }
 
@@ -155,6 +202,46 @@ impl Backend for NodeBackend {
         Box::pin(async move {
             let made = self.sandboxes.fork(id, copy).await.map_err(problem)?;
             self.view(made).ok_or_else(|| Problem::gone(copy))
+        })
+    }
+
+    fn snapshot<'a>(&'a self, id: &'a str, name: &'a str) -> Later<'a, Outcome<()>> {
+        Box::pin(async move {
+            let (instance, service) = self.instance(id)?;
+            let busy = |reason: String| Problem::new(Kind::Busy, reason);
+            service.reach(instance).await.map_err(busy)?;
+            service.wake(Some(instance)).await.map_err(busy)?;
+            let taken = service.checkpoint(instance, store_name(name)?).await;
+            taken.map(drop).map_err(busy)
+        })
+    }
+
+    fn remove_snapshot<'a>(&'a self, name: &'a str) -> Later<'a, Outcome<bool>> {
+        Box::pin(async move {
+            let (store, name) = (self.catalog.store().clone(), store_name(name)?);
+            let removed = spawn_blocking(move || store.remove_checkpoint(&name)).await;
+            match removed.map_err(|error| Problem::new(Kind::Busy, error))? {
+                Ok(()) => Ok(true),
+                Err(error) if error.is_not_found() => Ok(false),
+                Err(error) => Err(Problem::new(Kind::Exists, error)),
+            }
+        })
+    }
+
+    fn usage<'a>(&'a self, id: &'a str) -> Later<'a, Outcome<Usage>> {
+        Box::pin(async move {
+            let (instance, service) = self.instance(id)?;
+            let (began, before) = (Instant::now(), service.cpu_time(instance).await);
+            let reader = service.memory_reader(instance).await;
+            let reader = reader.ok_or_else(|| Problem::gone(id))?;
+            let memory = spawn_blocking(move || reader.read()).await;
+            let memory = memory.map_err(|error| Problem::new(Kind::Busy, error))?;
+            let memory = memory.map_err(|error| Problem::new(Kind::Busy, error))?;
+            sleep(CPU_SPAN.saturating_sub(began.elapsed())).await;
+            let used = service.cpu_time(instance).await.zip(before);
+            let used = used.map(|(after, before)| after.saturating_sub(before).as_secs_f64());
+            let cpu_percent = used.map(|used| 100.0 * used / began.elapsed().as_secs_f64());
+            Ok(Usage { cpu_percent, memory_bytes: memory.pss })
         })
     }
 
@@ -196,6 +283,14 @@ impl Backend for NodeBackend {
             Some(Arc::new(NodeProcess { exec, pid, wanted }) as Arc<dyn Process>)
         });
         Ok(running.collect())
+    }
+
+    fn port<'a>(&'a self, id: &'a str, port: u16) -> Later<'a, Outcome<Box<dyn ByteStream>>> {
+        Box::pin(async move {
+            let (instance, service) = self.instance(id)?;
+            let stream = service.port(instance, port).await.map_err(port_problem)?;
+            Ok(Box::new(stream) as Box<dyn ByteStream>)
+        })
     }
 
     fn files<'a>(
@@ -300,6 +395,17 @@ fn file_view(info: sandboxes::files::FileInfo) -> FileView {
     FileView { name, kind, size, mode, uid, gid, mtime }
 }
 
+fn happened(what: u32) -> Option<Happened> {
+    match what {
+        remote::WATCH_CREATED => Some(Happened::Created),
+        remote::WATCH_WRITTEN => Some(Happened::Written),
+        remote::WATCH_REMOVED => Some(Happened::Removed),
+        remote::WATCH_RENAMED => Some(Happened::Renamed),
+        remote::WATCH_CHANGED => Some(Happened::Changed),
+        _ => None,
+    }
+}
+
 impl Files for FileSession {
     fn stat<'a>(&'a mut self, path: &'a str, links: Links) -> Later<'a, Outcome<FileView>> {
         Box::pin(async move {
@@ -348,6 +454,25 @@ impl Files for FileSession {
         Box::pin(
             async move { FileSession::write(self, path, None, None).await.map_err(file_problem) },
         )
+    }
+
+    fn watch<'a>(&'a mut self, path: &'a str, depth: Depth) -> Later<'a, Outcome<()>> {
+        Box::pin(async move {
+            FileSession::watch(self, path, depth == Depth::All).await.map_err(file_problem)
+        })
+    }
+
+    fn next_event<'a>(&'a mut self, path: &'a str) -> Later<'a, Outcome<(Happened, String)>> {
+        Box::pin(async move {
+            loop {
+                let event = FileSession::next_event(self, path).await;
+                let (what, name) = event.map_err(file_problem)?;
+                // A sandbox may say what it likes.
+                if let Some(what) = happened(what) {
+                    return Ok((what, name));
+                }
+            }
+        })
     }
 
     fn put<'a>(&'a mut self, bytes: &'a [u8]) -> Later<'a, Outcome<()>> {

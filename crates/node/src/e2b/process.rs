@@ -173,7 +173,7 @@ async fn connect(
 }
 
 /// The one message of a request whose answer is a stream.
-async fn one_message<T: serde::de::DeserializeOwned>(
+pub(super) async fn one_message<T: serde::de::DeserializeOwned>(
     headers: &HeaderMap,
     body: Body,
 ) -> Result<T, Problem> {
@@ -187,7 +187,7 @@ async fn one_message<T: serde::de::DeserializeOwned>(
 }
 
 /// How often the client wants to see that the stream is there.
-fn every(headers: &HeaderMap) -> Duration {
+pub(super) fn every(headers: &HeaderMap) -> Duration {
     let seconds = header(headers, "keepalive-ping-interval").and_then(|text| text.parse().ok());
     seconds.map_or(KEEP_ALIVE, |seconds: u64| Duration::from_secs(seconds.clamp(1, 3600)))
 }
@@ -226,10 +226,10 @@ fn stream(following: Following) -> Response {
     answer_stream(Body::from_stream(ReceiverStream::new(receiver)))
 }
 
-type Events = mpsc::Sender<Result<Vec<u8>, Infallible>>;
+pub(super) type Events = mpsc::Sender<Result<Vec<u8>, Infallible>>;
 
 /// Sends one message; none: the client has gone.
-async fn send(to: &Events, message: Value) -> Option<()> {
+pub(super) async fn send(to: &Events, message: Value) -> Option<()> {
     to.send(Ok(envelope(&message))).await.ok()
 }
 

@@ -17,6 +17,8 @@ use std::sync::{Mutex, MutexGuard};
 const FILE: &str = "e2b-sandboxes.json";
 /// Letters and digits of a sandbox's id.
 const ID_LEN: usize = 20;
+/// What ids of snapshots begin with. They are names of checkpoints in the store.
+const SNAPSHOT: &str = "e2b-snapshot-";
 /// Random bytes of the secret.
 const SECRET_LEN: usize = 32;
 /// Most bytes of the names and values of one sandbox's environment.
@@ -35,6 +37,9 @@ pub struct Record {
     pub auto_resume: bool,
     /// Seconds that it was given at first.
     pub timeout_s: u64,
+    /// Whether everybody reaches its ports.
+    #[serde(default)]
+    pub is_open: bool,
     /// It is not there yet. The next daemon finds that it never came.
     #[serde(skip)]
     pub is_being_made: bool,
@@ -44,6 +49,19 @@ pub struct Record {
 struct Contents {
     secret: String,
     sandboxes: BTreeMap<String, Record>,
+    #[serde(default)]
+    snapshots: BTreeMap<String, Snapshot>,
+}
+
+/// What is known of one snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// The name of the key that made it.
+    pub owner: String,
+    /// The sandbox that it was made of.
+    pub sandbox: String,
+    /// What its owner calls it.
+    pub name: Option<String>,
 }
 
 /// What is known of all of them.
@@ -119,6 +137,58 @@ impl Records {
         own.map(|(id, _)| id.clone()).collect()
     }
 
+    /// Notes a snapshot that is going to be made, of an owner who may have `most`; its id.
+    ///
+    /// # Errors
+    /// The owner has as many already, or one of that name.
+    pub fn insert_snapshot(&self, snapshot: Snapshot, most: u32) -> Result<String, Problem> {
+        let random = random_text(ID_LEN).map_err(|error| Problem::new(Kind::Busy, error))?;
+        let id = format!("{SNAPSHOT}{random}");
+        let mut contents = self.contents();
+        let own = contents.snapshots.values().filter(|one| one.owner == snapshot.owner);
+        let (mut count, mut is_taken) = (0, false);
+        for one in own {
+            count += 1;
+            is_taken |= one.name.is_some() && one.name == snapshot.name;
+        }
+        if is_taken {
+            let name = snapshot.name.unwrap_or_default();
+            return Err(Problem::new(
+                Kind::Exists,
+                format!("there is a snapshot {name:?} already"),
+            ));
+        }
+        if count >= most as usize {
+            return Err(Problem::new(
+                Kind::Exhausted,
+                format!(
+                    "`{}` has {most} snapshots already; delete some, or raise `snapshots` of the \
+                     key in {}",
+                    snapshot.owner,
+                    super::settings::FILE
+                ),
+            ));
+        }
+        contents.snapshots.insert(id.clone(), snapshot);
+        self.write_or_warn(&contents);
+        Ok(id)
+    }
+
+    /// The snapshots of an owner, by id.
+    pub fn snapshots_of(&self, owner: &str) -> Vec<(String, Snapshot)> {
+        let contents = self.contents();
+        let own = contents.snapshots.iter().filter(|(_, one)| one.owner == owner);
+        own.map(|(id, one)| (id.clone(), one.clone())).collect()
+    }
+
+    /// Forgets a snapshot.
+    pub fn remove_snapshot(&self, id: &str) {
+        let mut contents = self.contents();
+        if contents.snapshots.remove(id).is_some() {
+            self.write_or_warn(&contents);
+        }
+    }
+
     /// Forgets one.
     pub fn remove(&self, id: &str) {
         let mut contents = self.contents();
@@ -129,7 +199,16 @@ impl Records {
 
     /// What a client shows with each request for a sandbox.
     pub fn token(&self, id: &str) -> String {
-        let tag = hmac::sign(&self.key, id.as_bytes());
+        self.tag(id)
+    }
+
+    /// What a client shows with each request for a port of a sandbox. No id has a slash in it.
+    pub fn traffic_token(&self, id: &str) -> String {
+        self.tag(&format!("{id}/traffic"))
+    }
+
+    fn tag(&self, text: &str) -> String {
+        let tag = hmac::sign(&self.key, text.as_bytes());
         tag.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
     }
 

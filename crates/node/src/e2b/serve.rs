@@ -1,30 +1,34 @@
 //! The listener of E2B's API, and which part of the API a request is for.
 
+use super::address::Address;
+use super::backend::Sandbox;
 use super::connect::refuse;
 use super::problem::{Kind, Problem};
 use super::records::{Record, are_equal};
-use super::{E2b, control, files, filesystem, process};
+use super::{E2b, control, files, filesystem, ports, process};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::http::header::CONNECTION;
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
 use http_body_util::{BodyExt, Limited};
 use hyper::server::conn::http1;
 use hyper::service::Service;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use rustix::net::sockopt;
+use rustls::ServerConfig;
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
 
 /// Most connections at a time; others wait in the backlog. A command in the foreground has one.
 const CONNECTIONS: usize = 1024;
@@ -43,12 +47,8 @@ const CONTROL_BODY_MAX: usize = 1 << 20;
 const UNREAD_MAX: usize = 64 << 10;
 /// How long that may take.
 const UNREAD_PATIENCE: Duration = Duration::from_secs(5);
-/// The header that names the sandbox a request is for.
-const SANDBOX_HEADER: &str = "e2b-sandbox-id";
-/// The header that names the port in it.
-const PORT_HEADER: &str = "e2b-sandbox-port";
-/// The port of envd.
-const ENVD_PORT: &str = "49983";
+/// How long a client may take to begin to speak TLS.
+const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The sandbox that a request of envd's part is for.
 #[derive(Clone, Debug)]
@@ -68,6 +68,7 @@ impl E2b {
     /// The listener fails.
     pub async fn serve(self: Arc<Self>, listener: TcpListener) -> io::Result<()> {
         let router = self.router();
+        let tls = self.tls.as_ref();
         let places = Arc::new(Semaphore::new(CONNECTIONS));
         loop {
             let place =
@@ -75,8 +76,12 @@ impl E2b {
             match accept(&listener).await {
                 Ok(stream) => {
                     let router = router.clone();
+                    let tls = tls.map(|tls| tls.now(&self.settings.now().certificates));
                     tokio::spawn(async move {
-                        serve_connection(stream, router).await;
+                        match tls {
+                            Some(tls) => serve_tls(stream, tls, router).await,
+                            None => serve_connection(stream, router).await,
+                        }
                         drop(place);
                     });
                 }
@@ -108,15 +113,50 @@ impl E2b {
             .layer(DefaultBodyLimit::disable())
             .layer(middleware::from_fn_with_state(self.clone(), check_token))
             .with_state(self.clone());
-        Router::new().route("/health", get(health)).with_state(self.clone()).fallback(
-            move |request: Request| {
-                let is_for_envd = request.headers().contains_key(SANDBOX_HEADER);
-                let part = if is_for_envd { envd.clone() } else { control.clone() };
-                answer(part, request)
-            },
-        )
+        let e2b = self.clone();
+        Router::new().fallback(move |request: Request| {
+            let (e2b, envd, control) = (e2b.clone(), envd.clone(), control.clone());
+            async move { e2b.dispatch(request, envd, control).await }
+        })
+    }
+
+    /// Has a request answered by the part that it is for.
+    async fn dispatch(
+        self: Arc<Self>,
+        request: Request,
+        envd: Router,
+        control: Router,
+    ) -> Response {
+        let (mut parts, body) = request.into_parts();
+        let is_health = parts.uri.path() == "/health" && parts.method == Method::GET;
+        match Address::of(&parts, self.settings.now().domain.as_deref()) {
+            Ok(Address::Control) if is_health => StatusCode::NO_CONTENT.into_response(),
+            Ok(Address::Control) => answer(control, Request::from_parts(parts, body)).await,
+            Ok(Address::Envd(id)) if is_health => self.health(&id),
+            Ok(Address::Envd(id)) => {
+                parts.extensions.insert(SandboxId(id));
+                answer(envd, Request::from_parts(parts, body)).await
+            }
+            Ok(Address::Port(id, port)) => {
+                ports::pass(self, id, port, Request::from_parts(parts, body)).await
+            }
+            Err(problem) => refused(body, problem.into_response()).await,
+        }
+    }
+
+    /// Whether a sandbox runs.
+    fn health(&self, id: &str) -> Response {
+        let found = self.backend.find(id).filter(|sandbox| !sandbox.is_paused());
+        match found.filter(|_| self.records.get(id).is_some()) {
+            Some(_) => StatusCode::NO_CONTENT.into_response(),
+            None => Problem::gone(id).into_response(),
+        }
     }
 }
+
+/// The sandbox whose envd a request is for.
+#[derive(Clone)]
+struct SandboxId(String);
 
 /// There is no such request.
 pub(super) fn nothing(request: &Parts) -> Problem {
@@ -156,27 +196,28 @@ async fn accept(listener: &TcpListener) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-async fn serve_connection(stream: TcpStream, router: Router) {
+async fn serve_tls(stream: TcpStream, tls: Arc<ServerConfig>, router: Router) {
+    let handshake = TlsAcceptor::from(tls).accept(stream);
+    match timeout(HANDSHAKE_PATIENCE, handshake).await {
+        Ok(Ok(stream)) => serve_connection(stream, router).await,
+        Ok(Err(error)) => tracing::debug!("a client of E2B's API speaks no TLS: {error}"),
+        Err(_) => {}
+    }
+}
+
+async fn serve_connection<S>(stream: S, router: Router)
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_PATIENCE)
         .max_buf_size(HEAD_MAX)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
+        .with_upgrades()
         .await;
     if let Err(error) = served {
         tracing::debug!("a connection to E2B's API has failed: {error}");
-    }
-}
-
-/// Whether the sandbox of a request runs; without one, whether the server does.
-async fn health(State(e2b): State<Arc<E2b>>, headers: HeaderMap) -> Response {
-    let Some(id) = header(&headers, SANDBOX_HEADER) else {
-        return StatusCode::NO_CONTENT.into_response();
-    };
-    let found = e2b.backend.find(id).filter(|sandbox| !sandbox.is_paused());
-    match found.filter(|_| e2b.records.get(id).is_some()) {
-        Some(_) => StatusCode::NO_CONTENT.into_response(),
-        None => Problem::gone(id).into_response(),
     }
 }
 
@@ -205,25 +246,45 @@ async fn check_token(State(e2b): State<Arc<E2b>>, request: Request, next: Next) 
 
 async fn find_target(e2b: &Arc<E2b>, request: &Parts) -> Result<Target, Problem> {
     let headers = &request.headers;
-    let id = header(headers, SANDBOX_HEADER).unwrap_or_default();
-    if header(headers, PORT_HEADER).is_some_and(|port| port != ENVD_PORT) {
-        return Err(Problem::unsupported(
-            "this address leads to no port of a program in the sandbox yet; docs/e2b.md says what \
-             there is",
-        ));
-    }
+    let id = request.extensions.get::<SandboxId>().map_or("", |id| &id.0);
+    let token = e2b.records.token(id);
+    let (sandbox, record) = admit(e2b, id, |_| {
+        let shows_token = match header(headers, "x-access-token") {
+            Some(shown) => are_equal(shown, &token),
+            None => files::is_signed(request, &token),
+        };
+        if shows_token { Ok(()) } else { Err(no_token()) }
+    })
+    .await?;
+    Ok(Target { id: id.to_owned(), record, directory: sandbox.directory })
+}
+
+fn no_token() -> Problem {
+    Problem::new(
+        Kind::Unauthenticated,
+        "the access token of the sandbox is missing or wrong; connect to the sandbox by the API to \
+         get it",
+    )
+}
+
+/// The sandbox of this id for somebody who is allowed to use it, which runs then: one that is
+/// paused is resumed if that was asked for when it was made.
+///
+/// # Errors
+/// There is none, it is paused and stays so, its key was taken away, or whoever asks may not.
+pub(super) async fn admit(
+    e2b: &Arc<E2b>,
+    id: &str,
+    may: impl FnOnce(&Record) -> Result<(), Problem>,
+) -> Result<(Sandbox, Record), Problem> {
     let found = e2b.backend.find(id).zip(e2b.records.get(id));
     let (sandbox, record) = found.ok_or_else(|| Problem::gone(id))?;
-    let token = e2b.records.token(id);
-    let shows_token = match header(headers, "x-access-token") {
-        Some(shown) => are_equal(shown, &token),
-        None => files::is_signed(request, &token),
-    };
-    if !shows_token {
+    may(&record)?;
+    if !e2b.settings.now().has_owner(&record.owner) {
         return Err(Problem::new(
             Kind::Unauthenticated,
-            "the access token of the sandbox is missing or wrong; connect to the sandbox by the \
-             API to get it",
+            "the key that has made the sandbox was taken away, and its tokens with it; e2b.toml of \
+             the node has those that count",
         ));
     }
     if sandbox.is_paused() {
@@ -233,5 +294,5 @@ async fn find_target(e2b: &Arc<E2b>, request: &Parts) -> Result<Target, Problem>
         let (e2b, id, seconds) = (e2b.clone(), id.to_owned(), record.timeout_s);
         control::to_its_end(async move { e2b.backend.resume(&id, seconds).await }).await?;
     }
-    Ok(Target { id: id.to_owned(), record, directory: sandbox.directory })
+    Ok((sandbox, record))
 }

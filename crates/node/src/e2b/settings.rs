@@ -1,6 +1,8 @@
 //! `e2b.toml`: who may use the API, and what the templates of E2B are here.
 //!
 //! ```toml
+//! domain = "box.example.org"     # names of hosts are PORT-ID.box.example.org
+//!
 //! [templates]
 //! base = "python-sandbox"        # a function of this node
 //!
@@ -8,11 +10,17 @@
 //! name = "team-a"
 //! sha256 = "…"                   # of the key, in hexadecimal digits
 //! sandboxes = 100                # most at a time, paused ones included
+//! snapshots = 20                 # most at a time
+//!
+//! [[certificates]]               # TLS, and nothing else
+//! chain = "tls/box.pem"          # for *.box.example.org, below THAW_HOME
+//! key = "tls/box.key"
 //! ```
 //!
 //! Only hashes of keys are kept. A key is a long random text, so a plain hash is enough: there is
 //! nothing to guess.
 
+use crate::edge::CertificateTable;
 use ring::digest::{SHA256, digest};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,6 +35,9 @@ const FILE_MAX: u64 = 1 << 20;
 /// Sandboxes of one key, unless the file says otherwise.
 const SANDBOXES: u32 = 100;
 
+/// Snapshots of one key, unless the file says otherwise.
+const SNAPSHOTS: u32 = 20;
+
 /// A SHA-256 hash.
 pub(super) type Hash = [u8; 32];
 
@@ -40,6 +51,12 @@ pub struct Settings {
     /// Those who may use the API.
     #[serde(default)]
     pub keys: Vec<Key>,
+    /// What names of hosts end with: `api.DOMAIN`, and `PORT-ID.DOMAIN` for ports of sandboxes.
+    #[serde(default)]
+    pub domain: Option<String>,
+    /// With some, TLS is spoken.
+    #[serde(default)]
+    pub(crate) certificates: Vec<CertificateTable>,
 }
 
 /// Somebody who may use the API.
@@ -54,6 +71,13 @@ pub struct Key {
     /// Most sandboxes at a time, paused ones included.
     #[serde(default = "default_sandboxes")]
     pub sandboxes: u32,
+    /// Most snapshots at a time.
+    #[serde(default = "default_snapshots")]
+    pub snapshots: u32,
+}
+
+fn default_snapshots() -> u32 {
+    SNAPSHOTS
 }
 
 fn default_sandboxes() -> u32 {
@@ -125,6 +149,18 @@ impl Settings {
         if settings.keys.is_empty() {
             return Err("it names no `[[keys]]`, so nobody may use the API; add one".to_owned());
         }
+        let is_name = |domain: &String| {
+            let is_fine = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+            let ends = |text: &str| text.bytes().next().is_some_and(is_fine);
+            ends(domain)
+                && domain.bytes().all(|byte| is_fine(byte) || matches!(byte, b'-' | b'.'))
+                && domain.split('.').all(ends)
+        };
+        if settings.domain.as_ref().is_some_and(|domain| !is_name(domain)) {
+            return Err("`domain` is no name of a host in small letters, such as \
+                        \"box.example.org\""
+                .to_owned());
+        }
         let mut hashes = BTreeSet::new();
         for key in &settings.keys {
             if key.name.is_empty() {
@@ -141,6 +177,11 @@ impl Settings {
     pub fn key(&self, secret: &[u8]) -> Option<&Key> {
         let hash = digest(&SHA256, secret);
         self.keys.iter().find(|key| key.sha256 == *hash.as_ref())
+    }
+
+    /// Whether a key of this name is there still.
+    pub fn has_owner(&self, name: &str) -> bool {
+        self.keys.iter().any(|key| key.name == name)
     }
 
     /// The function that a template's name means. E2B's names may end with a tag, which is of no
@@ -233,6 +274,8 @@ mod tests {
             ("[[keys]]\nname = \"a\"\nsha256 = \"secret\"\n".to_owned(), "64 hexadecimal"),
             (key.clone() + &key, "twice"),
             (key.replace("\"a\"", "\"\""), "empty `name`"),
+            (format!("domain = \"Box.org\"\n{key}"), "name of a host"),
+            (format!("domain = \"*.box.org\"\n{key}"), "name of a host"),
             (key + "key = \"secret\"\n", "unknown field"),
         ] {
             let reason = parse(&text).unwrap_err();

@@ -285,11 +285,12 @@ async fn what_thaw_does_not_do_is_refused_with_a_sentence() {
     let (status, ..) = place.control("secret", "GET /templates", Value::Null).await;
     assert_eq!(status, StatusCode::NOT_IMPLEMENTED);
     let made = place.make(base()).await;
+    let watch = json!({"path": "/work", "includeEntry": true});
     let (status, answer) =
-        place.unary(&made, "/filesystem.Filesystem/CreateWatcher", json!({})).await;
+        place.unary(&made, "/filesystem.Filesystem/CreateWatcher", watch.clone()).await;
     assert_eq!((status, &answer["code"]), (StatusCode::NOT_IMPLEMENTED, &json!("unimplemented")));
     // A stream has its answer in a stream.
-    let watched = place.stream(&made, "/filesystem.Filesystem/WatchDir", &[json!({})]).await;
+    let watched = place.stream(&made, "/filesystem.Filesystem/WatchDir", &[watch]).await;
     assert_eq!(messages_of(watched).await[0]["error"]["code"], "unimplemented");
     for (body, status) in [
         (json!({"templateID": "none"}), StatusCode::NOT_FOUND),
@@ -568,4 +569,269 @@ async fn what_a_client_has_begun_is_done_if_it_goes_away() {
         tokio::task::yield_now().await;
     }
     assert_eq!(place.api.sandboxes_of("a").len(), 1);
+}
+
+/// A request to a port of a sandbox, with headers.
+async fn at_port(place: &Place, made: &Made, port: &str, headers: &[(&str, &str)]) -> Response {
+    let mut request = Request::builder()
+        .uri("/a?b=c")
+        .header("host", "somewhere")
+        .header("E2b-Sandbox-Id", &made.id)
+        .header("E2b-Sandbox-Port", port);
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    place.send(request.body(Body::empty()).unwrap()).await
+}
+
+async fn text_of(response: Response) -> String {
+    let bytes = response.into_body().collect().await.unwrap().to_bytes();
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+#[tokio::test]
+async fn ports_are_private_unless_the_sandbox_was_made_open() {
+    let place = Place::new();
+    let (_, shown, _) = place.control("secret", "POST /v2/sandboxes", base()).await;
+    let token = shown["trafficAccessToken"].as_str().unwrap().to_owned();
+    let text = |name: &str| shown[name].as_str().unwrap().to_owned();
+    let made = Made { id: text("sandboxID"), token: text("envdAccessToken") };
+    assert_ne!(token, made.token);
+    for wrong in ["", "x", &made.token] {
+        let refused = at_port(&place, &made, "8080", &[("E2b-Traffic-Access-Token", wrong)]).await;
+        assert_eq!(refused.status(), StatusCode::FORBIDDEN, "{wrong}");
+    }
+    // The token of a port opens nothing of envd.
+    let envd = Made { id: made.id.clone(), token: token.clone() };
+    let (status, _) = place.unary(&envd, "/process.Process/List", json!({})).await;
+    assert_eq!(status, StatusCode::UNAUTHORIZED);
+    let shows = ("E2b-Traffic-Access-Token", token.as_str());
+    let own = [shows, ("X-Access-Token", &made.token), ("X-Own", "kept"), ("Connection", "X-Drop")];
+    let passed = at_port(&place, &made, "8080", &[&own[..], &[("X-Drop", "1")]].concat()).await;
+    assert_eq!(passed.status(), StatusCode::OK);
+    let head = text_of(passed).await;
+    assert!(head.starts_with("GET /a?b=c HTTP/1.1\r\n"), "{head}");
+    assert!(head.contains("x-own: kept") && head.contains("host: somewhere"), "{head}");
+    assert!(!head.contains("token") && !head.contains("x-drop"), "{head}");
+    assert_eq!(at_port(&place, &made, "9", &[shows]).await.status(), StatusCode::BAD_GATEWAY);
+    assert_eq!(at_port(&place, &made, "0", &[shows]).await.status(), StatusCode::BAD_REQUEST);
+    let open = json!({"templateID": "base", "network": {"allowPublicTraffic": true}});
+    let (_, shown, _) = place.control("secret", "POST /v2/sandboxes", open).await;
+    assert_eq!(shown["trafficAccessToken"], Value::Null);
+    let id = shown["sandboxID"].as_str().unwrap().to_owned();
+    let open = Made { id, token: String::new() };
+    assert_eq!(at_port(&place, &open, "8080", &[]).await.status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_key_that_is_taken_away_takes_the_tokens_with_it() {
+    let place = Place::new();
+    let open = json!({"templateID": "base", "network": {"allowPublicTraffic": true}});
+    let made = place.make(open).await;
+    let list = "/process.Process/List";
+    assert_eq!(place.unary(&made, list, json!({})).await.0, StatusCode::OK);
+    let file = place._directory.path().join(FILE);
+    let text = format!("[[keys]]\nname = \"b\"\nsha256 = \"{}\"\n", HASHES[1]);
+    std::fs::write(&file, text).unwrap();
+    let later = std::time::SystemTime::now() + std::time::Duration::from_secs(60);
+    std::fs::File::open(&file).unwrap().set_modified(later).unwrap();
+    let (status, answer) = place.unary(&made, list, json!({})).await;
+    assert_eq!(status, StatusCode::UNAUTHORIZED);
+    assert!(answer["message"].as_str().unwrap().contains("taken away"), "{answer}");
+    let refused = at_port(&place, &made, "8080", &[]).await;
+    assert_eq!(refused.status(), StatusCode::UNAUTHORIZED);
+}
+
+#[tokio::test]
+async fn a_directory_is_watched_by_a_stream_or_by_asking() {
+    let place = Place::new();
+    let made = place.make(base()).await;
+    let part = |name: &str| format!("/filesystem.Filesystem/{name}");
+    let mut body = place.stream(&made, &part("WatchDir"), &[json!({"path": "."})]).await;
+    let mut seen = String::new();
+    while !seen.contains("WRITE") {
+        let frame = body.body_mut().frame().await.unwrap().unwrap();
+        seen += &String::from_utf8_lossy(&frame.into_data().unwrap());
+    }
+    assert!(seen.contains("start") && seen.contains("EVENT_TYPE_CREATE"), "{seen}");
+    let (_, created) = place.unary(&made, &part("CreateWatcher"), json!({"path": "/work"})).await;
+    let watcher = json!({"watcherId": created["watcherId"]});
+    let mut events = Vec::new();
+    while events.len() < 2 {
+        let (status, told) = place.unary(&made, &part("GetWatcherEvents"), watcher.clone()).await;
+        assert_eq!(status, StatusCode::OK, "{told}");
+        events.extend(told["events"].as_array().unwrap().clone());
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(events[0], json!({"name": "file", "type": "EVENT_TYPE_CREATE"}));
+    // It is the sandbox's own.
+    let other = place.make(base()).await;
+    for name in ["GetWatcherEvents", "RemoveWatcher"] {
+        let (status, _) = place.unary(&other, &part(name), watcher.clone()).await;
+        assert_eq!(status, StatusCode::NOT_FOUND);
+    }
+    let removed = place.unary(&made, &part("RemoveWatcher"), watcher.clone()).await;
+    assert_eq!(removed.0, StatusCode::OK);
+    let gone = place.unary(&made, &part("GetWatcherEvents"), watcher).await;
+    assert_eq!(gone.0, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test]
+async fn watchers_and_their_events_have_bounds() {
+    let place = Place::new();
+    let made = place.make(base()).await;
+    let part = |name: &str| format!("/filesystem.Filesystem/{name}");
+    place.fake.put(&made.id, "/busy", None);
+    let (_, created) = place.unary(&made, &part("CreateWatcher"), json!({"path": "/busy"})).await;
+    let watcher = json!({"watcherId": created["watcherId"]});
+    // Nobody asks for so many events, so they end.
+    while !place.api.watchers.has_ended(1) {
+        tokio::task::yield_now().await;
+    }
+    let (status, told) = place.unary(&made, &part("GetWatcherEvents"), watcher.clone()).await;
+    let bytes = told["events"].to_string().len();
+    assert!(status == StatusCode::OK && bytes < 300 << 10, "{bytes}");
+    let (_, told) = place.unary(&made, &part("GetWatcherEvents"), watcher).await;
+    assert_eq!(told["code"], "data_loss", "{told}");
+    for _ in 0..16 {
+        let (status, _) =
+            place.unary(&made, &part("CreateWatcher"), json!({"path": "/work"})).await;
+        assert_eq!(status, StatusCode::OK);
+    }
+    let (_, full) = place.unary(&made, &part("CreateWatcher"), json!({"path": "/work"})).await;
+    assert_eq!(full["code"], "resource_exhausted", "{full}");
+}
+
+#[tokio::test]
+async fn streams_that_are_held_open_have_a_bound_and_give_their_places_back() {
+    let place = Place::new();
+    let made = place.make(base()).await;
+    // Clients that send the beginning of an upload, and then nothing.
+    let (mut senders, mut uploads) = (Vec::new(), Vec::new());
+    let watch = json!({"path": "/work"});
+    let path = "/filesystem.Filesystem/WatchDir";
+    for _ in 0..STREAMS_MAX {
+        uploads.push(place.stream(&made, path, std::slice::from_ref(&watch)).await);
+    }
+    senders.push(place.stream(&made, path, std::slice::from_ref(&watch)).await);
+    let full = messages_of(senders.pop().unwrap()).await;
+    assert_eq!(full[0]["error"]["code"], "resource_exhausted", "{full:?}");
+    // Another key has places of its own.
+    let (_, other, _) = place.control("other", "POST /v2/sandboxes", base()).await;
+    let text = |name: &str| other[name].as_str().unwrap().to_owned();
+    let other = Made { id: text("sandboxID"), token: text("envdAccessToken") };
+    let (status, _) =
+        place.unary(&other, "/filesystem.Filesystem/CreateWatcher", watch.clone()).await;
+    assert_eq!(status, StatusCode::OK);
+    drop(uploads);
+    while place.api.streams.0.lock().unwrap().contains_key("a") {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn an_upload_that_drips_keeps_one_place_and_no_more() {
+    let place = Place::new();
+    let made = place.make(base()).await;
+    let (sender, receiver) = tokio::sync::mpsc::channel::<Result<Vec<u8>, std::io::Error>>(1);
+    let body = Body::from_stream(tokio_stream::wrappers::ReceiverStream::new(receiver));
+    let path = "/files?path=/work/drip";
+    let upload = place.envd(&made, path, "application/octet-stream", body);
+    let drip = async {
+        for _ in 0..10 {
+            sender.send(Ok(b"x".to_vec())).await.unwrap();
+            let count = place.api.streams.0.lock().unwrap().get("a").copied();
+            assert!(count.unwrap_or(0) <= 1);
+        }
+        drop(sender);
+    };
+    let (uploaded, ()) = tokio::join!(upload, drip);
+    assert_eq!(uploaded.status(), StatusCode::OK);
+    assert_eq!(place.fake.file(&made.id, "/work/drip").unwrap(), b"xxxxxxxxxx");
+    assert!(place.api.streams.0.lock().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn tags_and_arguments_have_bounds() {
+    let place = Place::new();
+    let made = place.make(base()).await;
+    let start = |tag: usize, args: usize| {
+        json!({
+            "process": {"cmd": "/bin/bash", "args": vec!["x"; args]}, "tag": "t".repeat(tag), "stdin": false
+        })
+    };
+    for (tag, args, is_taken) in [(256, 4096, true), (257, 1, false), (1, 4097, false)] {
+        let started = place.stream(&made, "/process.Process/Start", &[start(tag, args)]).await;
+        let last = messages_of(started).await.pop().unwrap();
+        assert_eq!(last.get("error").is_none(), is_taken, "{tag} {args} {last}");
+    }
+}
+
+#[tokio::test]
+async fn lists_of_files_have_a_bound() {
+    let place = Place::new();
+    let made = place.make(base()).await;
+    for n in 0..=super::filesystem::ENTRIES_MAX {
+        place.fake.put(&made.id, &format!("/work/{n:05}"), Some(b""));
+    }
+    let list = "/filesystem.Filesystem/ListDir";
+    let (_, refused) = place.unary(&made, list, json!({"path": "/work"})).await;
+    assert_eq!(refused["code"], "resource_exhausted", "{refused}");
+}
+
+#[tokio::test]
+async fn snapshots_are_their_owners_and_have_a_bound() {
+    let place = Place::new();
+    let made = place.make(base()).await;
+    let take = format!("POST /sandboxes/{}/snapshots", made.id);
+    place.fake.put(&made.id, "/work/kept", Some(b"1"));
+    let (status, taken, _) = place.control("secret", &take, json!({"name": "first"})).await;
+    assert_eq!((status, &taken["names"]), (StatusCode::CREATED, &json!(["first"])));
+    place.fake.put(&made.id, "/work/kept", Some(b"2"));
+    let id = taken["snapshotID"].as_str().unwrap();
+    for (body, expected) in [
+        (json!({"name": "first"}), StatusCode::CONFLICT),
+        (json!({"name": "no name"}), StatusCode::BAD_REQUEST),
+        (json!({"memory": false}), StatusCode::NOT_IMPLEMENTED),
+    ] {
+        assert_eq!(place.control("secret", &take, body).await.0, expected);
+    }
+    assert_eq!(place.control("other", &take, json!({})).await.0, StatusCode::NOT_FOUND);
+    for name in [id, "first"] {
+        place.make(json!({"templateID": name})).await;
+        let stolen = json!({"templateID": name});
+        let (status, ..) = place.control("other", "POST /v2/sandboxes", stolen).await;
+        assert_eq!(status, StatusCode::NOT_FOUND, "{name}");
+    }
+    for n in 1..20 {
+        assert_eq!(place.control("secret", &take, json!({})).await.0, StatusCode::CREATED, "{n}");
+    }
+    let (status, ..) = place.control("secret", &take, json!({})).await;
+    assert_eq!(status, StatusCode::TOO_MANY_REQUESTS);
+    let (_, page, next) = place.control("secret", "GET /snapshots?limit=15", Value::Null).await;
+    assert_eq!(page.as_array().unwrap().len(), 15);
+    let rest = format!("GET /snapshots?limit=15&nextToken={next}");
+    let (_, page, next) = place.control("secret", &rest, Value::Null).await;
+    assert_eq!((page.as_array().unwrap().len(), next.as_str()), (5, ""));
+    let (_, listed, _) = place.control("other", "GET /snapshots", Value::Null).await;
+    assert_eq!(listed, json!([]));
+    let remove = format!("DELETE /templates/{id}");
+    assert_eq!(place.control("other", &remove, Value::Null).await.0, StatusCode::NOT_FOUND);
+    assert_eq!(place.control("secret", &remove, Value::Null).await.0, StatusCode::NO_CONTENT);
+    assert_eq!(place.control("secret", &remove, Value::Null).await.0, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test]
+async fn a_sandbox_that_runs_has_one_sample_of_what_it_uses() {
+    let place = Place::new();
+    let made = place.make(base()).await;
+    let line = format!("GET /sandboxes/{}/metrics", made.id);
+    let (status, samples, _) = place.control("secret", &line, Value::Null).await;
+    assert_eq!((status, &samples[0]["cpuUsedPct"]), (StatusCode::OK, &json!(50.0)));
+    assert_eq!((&samples[0]["memUsed"], &samples[0]["cpuCount"]), (&json!(1 << 20), &json!(2)));
+    let none = place.control("secret", &format!("{line}?end=1"), Value::Null).await.1;
+    assert_eq!(none, json!([]));
+    assert_eq!(place.control("other", &line, Value::Null).await.0, StatusCode::NOT_FOUND);
+    place.fake.pause(&made.id).await.unwrap();
+    assert_eq!(place.control("secret", &line, Value::Null).await.1, json!([]));
 }

@@ -18,9 +18,9 @@ const CERTIFICATES_MAX: usize = 1000;
 const SESSIONS_MAX: usize = 4096;
 
 /// One `[[tls.certificate]]` of the file.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct CertificateTable {
+pub(crate) struct CertificateTable {
     chain: PathBuf,
     key: PathBuf,
 }

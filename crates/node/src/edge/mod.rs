@@ -10,6 +10,7 @@ mod certificates;
 mod cors;
 mod file;
 mod jwt;
+mod live_server;
 mod operators;
 mod rate;
 mod refusals;
@@ -19,8 +20,9 @@ mod rules;
 
 pub(crate) use access::{AccessRecord, Passage, beginning};
 pub(crate) use auth::{Granted, Unauthorized};
-pub(crate) use certificates::Certificates;
+pub(crate) use certificates::{CertificateTable, Certificates};
 pub use file::{GATEWAY_FILE, GatewayFileError};
+pub(crate) use live_server::LiveServer;
 pub use operators::{Addresses, Operators, Trust};
 pub(crate) use request_id::{RequestId, TRACEPARENT};
 pub(crate) use routes::{Asked, Target};

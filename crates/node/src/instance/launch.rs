@@ -339,6 +339,11 @@ pub trait Instance: Send {
         Err(io::ErrorKind::Unsupported.into())
     }
 
+    /// CPU time that all processes of it have used; none where nobody counts it.
+    fn cpu_time(&self) -> Option<std::time::Duration> {
+        None
+    }
+
     /// Called when the instance has served its first connection and still
     /// lives. It may be looked at for a moment afterwards: [`Instance::kill`] waits
     /// for that, two seconds at most.

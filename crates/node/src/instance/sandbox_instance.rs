@@ -478,6 +478,10 @@ impl Instance for SandboxInstance {
         Origin { image, index: Some(self.boots.rootfs.id()) }
     }
 
+    fn cpu_time(&self) -> Option<Duration> {
+        self.sandbox().cpu_time().ok().flatten()
+    }
+
     fn memory_reader(&self) -> io::Result<MemoryReader> {
         MemoryReader::new(self.sandbox())
     }

@@ -11,7 +11,7 @@ use std::os::unix::net::UnixStream as StdUnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 use thaw_abi::control::WindowSize;
-use thaw_abi::remote::{EXECS_MAX, FILE_SESSIONS_MAX};
+use thaw_abi::remote::{EXECS_MAX, FILE_SESSIONS_MAX, PORT_CONNECTIONS_MAX};
 use thaw_sandbox::{ExecSpec, GuestExit, RemoteEvent, RemoteMessage, SignalTo};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -149,12 +149,15 @@ pub(crate) struct Execs {
     all: Mutex<Known>,
     /// Places of those who look at its files. Its kernel has no more either.
     files: Arc<Semaphore>,
+    /// Places of connections to its ports.
+    ports: Arc<Semaphore>,
 }
 
 impl Default for Execs {
     fn default() -> Self {
         let files = Arc::new(Semaphore::new(FILE_SESSIONS_MAX));
-        Self { all: Mutex::default(), files }
+        let ports = Arc::new(Semaphore::new(PORT_CONNECTIONS_MAX));
+        Self { all: Mutex::default(), files, ports }
     }
 }
 
@@ -276,6 +279,19 @@ impl Execs {
         self.files.clone().try_acquire_owned().ok()
     }
 
+    /// A place for a connection to a port of the instance; `None`: all are taken.
+    pub fn port_place(&self) -> Option<OwnedSemaphorePermit> {
+        self.ports.clone().try_acquire_owned().ok()
+    }
+
+    /// Whether somebody outside has something of the instance: a process that has not ended, a
+    /// session over its files, or a connection to a port of it.
+    pub fn in_use(&self) -> bool {
+        self.alive() > 0
+            || self.files.available_permits() < FILE_SESSIONS_MAX
+            || self.ports.available_permits() < PORT_CONNECTIONS_MAX
+    }
+
     /// One of them.
     pub fn find(&self, id: u64) -> Option<Arc<Exec>> {
         self.lock().execs.get(&id).cloned()
@@ -287,7 +303,7 @@ impl Execs {
     }
 
     /// How many have not ended.
-    pub fn alive(&self) -> usize {
+    fn alive(&self) -> usize {
         let known = self.lock();
         known.execs.len() - known.ended().count()
     }

@@ -248,6 +248,26 @@ impl FileSession {
         Ok(FileInfo::new(path.as_bytes(), &answer.attributes))
     }
 
+    /// Begins to watch a directory, with those in it if `all`; [`FileSession::next_event`] tells
+    /// what happens there. The session is of no other use then.
+    pub async fn watch(&mut self, path: &str, all: bool) -> Outcome<()> {
+        let flags = if all { FILE_RECURSIVE } else { 0 };
+        self.simple(FILE_WATCH, flags, path, "").await.map(drop)
+    }
+
+    /// What happens next in the directory that is watched: `WATCH_*`, and the path of the file in
+    /// it. Waits for it, without an end.
+    pub async fn next_event(&mut self, path: &str) -> Outcome<(u32, String)> {
+        self.socket.readable().await?;
+        let piece = self.piece(path).await?.ok_or_else(broken)?;
+        let (head, name) = piece.split_at_checked(size_of::<WatchEvent>()).ok_or_else(broken)?;
+        if name.is_empty() || name.len() > FILE_PATH_MAX {
+            return Err(broken());
+        }
+        let event: WatchEvent = bytemuck::pod_read_unaligned(head);
+        Ok((event.what, String::from_utf8_lossy(name).into_owned()))
+    }
+
     async fn simple(
         &mut self,
         operation: u32,

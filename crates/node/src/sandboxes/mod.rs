@@ -7,6 +7,7 @@
 pub mod exec;
 pub mod files;
 mod output;
+pub(crate) mod ports;
 pub mod registry;
 
 pub(crate) use exec::Execs;

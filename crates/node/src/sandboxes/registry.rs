@@ -5,7 +5,9 @@
 //! the instances that outlive this one, and those that are asleep.
 
 use crate::config::FunctionName;
+use crate::instance::Launcher;
 use crate::node::NodeState;
+use crate::sandboxes::{ExecRequest, ExecState, Next};
 use crate::service::Service;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -170,6 +172,20 @@ impl Sandboxes {
         self.adopt(&service, instance, new, None)
     }
 
+    /// Makes one of a checkpoint: what boots its instances, and the service that they belong to.
+    ///
+    /// # Errors
+    /// See [`SandboxProblem`].
+    pub(crate) async fn create_of(
+        &self,
+        new: NewSandbox,
+        (service, launcher): (Arc<Service>, Arc<dyn Launcher>),
+    ) -> Result<SandboxInfo, SandboxProblem> {
+        self.check(&new)?;
+        let instance = service.boot_held_of(launcher).await.map_err(SandboxProblem::Refused)?;
+        self.adopt(&service, instance, new)
+    }
+
     fn check(&self, new: &NewSandbox) -> Result<(), SandboxProblem> {
         if !new.name.is_empty()
             && let Err(error) = Name::new(&new.name)
@@ -265,9 +281,8 @@ impl Sandboxes {
 
     fn with_state(&self, info: SandboxInfo) -> SandboxInfo {
         let service = self.node.service_of(info.instance);
-        let instances = service.map(|service| service.instances()).unwrap_or_default();
-        let found = instances.iter().find(|instance| instance.id == info.instance);
-        SandboxInfo { state: found.map(|found| found.state.name().to_owned()), ..info }
+        let state = service.and_then(|service| service.state_of(info.instance));
+        SandboxInfo { state: state.map(|state| state.name().to_owned()), ..info }
     }
 
     /// Its time begins anew, if it is one.
@@ -329,6 +344,25 @@ impl Sandboxes {
         service.wake(Some(info.instance)).await.map_err(SandboxProblem::Refused)?;
         self.used(info.instance);
         self.find(name)
+    }
+
+    /// Runs a program in one to its end, and drops what it prints; how it has ended.
+    ///
+    /// # Errors
+    /// There is no such sandbox, or the program is not started.
+    pub async fn run(
+        &self,
+        name: &str,
+        request: &ExecRequest,
+    ) -> Result<ExecState, SandboxProblem> {
+        let info = self.find(name)?;
+        let service = self.node.service_of(info.instance);
+        let service = service.ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))?;
+        let started = service.exec(info.instance, request).await;
+        let (exec, mut output) =
+            started.map_err(|error| SandboxProblem::Refused(error.to_string()))?;
+        while output.next().await != Next::End {}
+        Ok(exec.ended().await)
     }
 
     /// Makes a sandbox of a copy of another one, with all that it has in memory.

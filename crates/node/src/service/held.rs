@@ -6,9 +6,11 @@ use crate::instance::{Command, ConnectionTable, Launched, Launcher, Place};
 use crate::sandboxes::Reader;
 use crate::sandboxes::exec::{Exec, ExecProblem, ExecRequest};
 use crate::sandboxes::files::FileSession;
+use crate::sandboxes::ports::{PortProblem, PortStream};
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use thaw_abi::remote::FILE_SESSIONS_MAX;
+use std::time::Duration;
+use thaw_abi::remote::{FILE_SESSIONS_MAX, PORT_CONNECTIONS_MAX};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
@@ -46,6 +48,20 @@ impl Service {
         let id = self.adopt_copy(launched, place);
         self.hold(id);
         id
+    }
+
+    /// What an instance does; none: it is not there.
+    pub(crate) fn state_of(&self, id: u64) -> Option<InstanceState> {
+        let slots = self.slots();
+        let asleep = || slots.asleep.contains(id).then_some(InstanceState::Asleep);
+        slots.get(&id).map(|slot| slot.state).or_else(asleep)
+    }
+
+    /// CPU time that an instance has used; none: it does not run, or nobody counts.
+    pub(crate) async fn cpu_time(&self, id: u64) -> Option<Duration> {
+        let (reply, used) = oneshot::channel();
+        self.table_of_live(id).ok()?.tell(Command::CpuTime(reply));
+        timeout(super::MEMORY_PATIENCE, used).await.ok()?.ok()
     }
 
     /// Has an instance stay: it gets no requests, and is not ended when it is idle.
@@ -96,6 +112,24 @@ impl Service {
         let session = FileSession::open(&*table.connector(), user, place)?;
         table.watch();
         Ok(session)
+    }
+
+    /// Connects to a port on which something in an instance listens.
+    ///
+    /// # Errors
+    /// See [`PortProblem`].
+    pub(crate) async fn port(
+        self: &Arc<Self>,
+        id: u64,
+        port: u16,
+    ) -> Result<PortStream, PortProblem> {
+        let table = self.reach(id).await.map_err(PortProblem::Refused)?;
+        let place = table.execs().port_place().ok_or_else(|| {
+            PortProblem::Full(format!(
+                "the sandbox has {PORT_CONNECTIONS_MAX} connections to its ports already; close some"
+            ))
+        })?;
+        PortStream::open(&*table.connector(), port, place, || table.watch()).await
     }
 
     /// Has an instance give up its memory, whatever its processes wait for.

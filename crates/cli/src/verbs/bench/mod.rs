@@ -10,6 +10,7 @@ mod hibernate;
 mod mix;
 mod paging;
 mod report;
+mod sandbox;
 mod scale;
 mod syscalls;
 mod throughput;
@@ -30,6 +31,7 @@ pub struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Subject {
     Boot(boot::Arguments),
+    Sandbox(sandbox::Arguments),
     Scale(scale::Arguments),
     Throughput(throughput::Arguments),
     Handoff(handoff::Arguments),
@@ -47,6 +49,7 @@ enum Subject {
 pub fn run(arguments: &Arguments) -> Outcome {
     match &arguments.subject {
         Subject::Boot(arguments) => boot::run(arguments),
+        Subject::Sandbox(arguments) => sandbox::run(arguments),
         Subject::Scale(arguments) => scale::run(arguments),
         Subject::Throughput(arguments) => throughput::run(arguments),
         Subject::Handoff(arguments) => handoff::run(arguments),

@@ -3,6 +3,7 @@
 mod attach;
 mod copy;
 mod create;
+mod port;
 mod table;
 
 use crate::client::{Daemon, DaemonArguments};
@@ -23,6 +24,7 @@ use thaw_node::sandboxes::SandboxInfo;
     thaw sandbox create debian:12 --name box\n  \
     thaw sandbox exec -it box -- bash\n  \
     thaw sandbox cp ./src box:/work\n  \
+    thaw sandbox port box 8080\n  \
     thaw sandbox pause box; thaw sandbox fork box; thaw sandbox kill box")]
 pub struct Arguments {
     #[command(subcommand)]
@@ -42,6 +44,7 @@ enum Verb {
     Attach(attach::Arguments),
     Cp(copy::Arguments),
     Logs(attach::LogArguments),
+    Port(port::Arguments),
     /// Have a sandbox give up its memory until it is used again.
     #[command(after_help = "Example:\n  thaw sandbox pause box")]
     Pause(OneArguments),
@@ -107,6 +110,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         Verb::Exec(arguments) => exec::run(arguments),
         Verb::Attach(arguments) => attach::run(arguments),
         Verb::Cp(arguments) => copy::run(arguments),
+        Verb::Port(arguments) => port::run(arguments),
         Verb::Logs(arguments) => attach::logs(arguments),
         Verb::Pause(one) => post(one, "pause", "paused"),
         Verb::Resume(one) => post(one, "resume", "resumed"),

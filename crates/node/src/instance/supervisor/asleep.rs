@@ -178,10 +178,12 @@ impl Supervisor {
         if is_looked_at || is_owed || WRITERS.available_permits() == 0 {
             return Err(());
         }
-        if self.connections.execs().alive() > 0 {
+        if self.connections.execs().in_use() {
             // Their streams would not be there when it wakes.
             self.stays_awake(Refusal::Failed(
-                "it has processes that were started from outside; end them first".to_owned(),
+                "processes that were started from outside run in it, or somebody is connected to \
+                 its files or ports; end them first"
+                    .to_owned(),
             ));
             return Ok(());
         }

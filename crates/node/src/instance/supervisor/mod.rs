@@ -97,6 +97,8 @@ pub(crate) enum Command {
     Retire,
     /// Say what counts its memory.
     Memory(oneshot::Sender<MemoryReader>),
+    /// Say how much CPU time it has used, if somebody counts.
+    CpuTime(oneshot::Sender<Duration>),
     /// Have the program end by itself, if its function gives it time for that.
     Stop,
     End,
@@ -306,6 +308,10 @@ impl Supervisor {
                 Step::Command(Some(Command::Memory(reply))) => {
                     // Who has asked may have gone.
                     let _ = self.instance.memory_reader().map(|reader| reply.send(reader));
+                }
+                Step::Command(Some(Command::CpuTime(reply))) => {
+                    // Who has asked may have gone.
+                    let _ = self.instance.cpu_time().map(|used| reply.send(used));
                 }
                 Step::Command(Some(Command::Stop)) => self.stop(Instant::now()),
                 Step::Command(Some(Command::End) | None) => self.instance.kill(),
@@ -553,7 +559,7 @@ impl Supervisor {
             && self.late.is_empty()
             && self.rest.is_none()
             && self.connections.count() == 0
-            && self.connections.execs().alive() == 0
+            && !self.connections.execs().in_use()
             && self.instance.can_rewind()
     }
 

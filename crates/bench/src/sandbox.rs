@@ -1,0 +1,184 @@
+//! `thaw bench sandbox`: how long the node takes for what a sandbox is asked, without a client.
+
+use super::rig::{Rig, RigOptions};
+use super::{BenchError, OnProgress, Percentiles};
+use serde::Serialize;
+use std::sync::Arc;
+use std::time::Instant;
+use thaw_node::boots::BootKind;
+use thaw_node::config::Isolation;
+use thaw_node::daemon::ServeError;
+use thaw_node::function::BuiltFunction;
+use thaw_node::home::Home;
+use thaw_node::sandboxes::{ExecRequest, ExecState, NewSandbox, Sandboxes};
+use thaw_node::swap::SwapSpace;
+use thaw_store::Store;
+
+/// Rounds that are not counted.
+const WARM_UPS: usize = 2;
+
+/// What is measured.
+#[derive(Clone, Debug)]
+pub struct SandboxOptions {
+    /// How often each is done.
+    pub count: usize,
+    /// The command that is run, which is to end with 0.
+    pub command: Vec<String>,
+}
+
+/// What was measured, in microseconds: from a request to the node's own code to its answer.
+#[derive(Clone, Debug, Serialize)]
+pub struct SandboxReport {
+    /// The function whose image sandboxes are copies of.
+    pub function: String,
+    /// How often each was done.
+    pub n: usize,
+    /// A sandbox is made of an instance that was booted ahead.
+    pub create_ready_us: Percentiles,
+    /// A sandbox is made of the image, which is in memory.
+    pub create_image_us: Percentiles,
+    /// A command runs in it, from its start until its end is known.
+    pub command_us: Percentiles,
+    /// A copy of it is made.
+    pub fork_us: Percentiles,
+    /// It gives up its memory.
+    pub pause_us: Percentiles,
+    /// It has its memory back.
+    pub resume_us: Percentiles,
+}
+
+/// Measures sandboxes of a stored function.
+///
+/// # Errors
+/// The function cannot be booted here, or a sandbox of it does not do what is asked.
+pub fn sandbox(
+    home: &Home,
+    name: &str,
+    options: &SandboxOptions,
+    progress: &mut OnProgress<'_>,
+) -> Result<SandboxReport, BenchError> {
+    let store = Store::open(&home.store())?;
+    let function = BuiltFunction::read(&store, name)?;
+    let mut samples = Samples::default();
+    for kind in [BootKind::Ready, BootKind::Warm] {
+        let subject = Subject::start(home, &store, &function, kind)?;
+        for round in 0..WARM_UPS + options.count {
+            progress(&format!("{name}: {} {}", kind.name(), round + 1));
+            let taken = subject.round(name, options, kind)?;
+            if round >= WARM_UPS {
+                samples.add(kind, &taken);
+            }
+        }
+    }
+    Ok(samples.report(name, options.count))
+}
+
+/// A node, and its sandboxes.
+struct Subject {
+    rig: Rig,
+    sandboxes: Arc<Sandboxes>,
+}
+
+/// Nanoseconds of one round.
+struct Round {
+    create: u64,
+    /// Command, copy, pause and resumption.
+    rest: Option<[u64; 4]>,
+}
+
+impl Subject {
+    fn start(
+        home: &Home,
+        store: &Store,
+        function: &BuiltFunction,
+        kind: BootKind,
+    ) -> Result<Self, BenchError> {
+        let single = RigOptions::single(kind);
+        let options = RigOptions { isolation: Isolation::Instance, ..single };
+        let rig = Rig::start(home, store, function, options)?;
+        rig.shared.hibernate_in(SwapSpace::begin(home.swap()?)?);
+        let directory = home.work("bench-sandboxes").map_err(ServeError::from)?;
+        let sandboxes = Sandboxes::load(rig.shared.clone(), &directory)?;
+        Ok(Self { rig, sandboxes })
+    }
+
+    /// One sandbox, from its beginning to its end. Of one that was made of an image all else is
+    /// measured, too.
+    fn round(
+        &self,
+        function: &str,
+        options: &SandboxOptions,
+        kind: BootKind,
+    ) -> Result<Round, BenchError> {
+        self.rig.launcher.prepare(kind).map_err(BenchError::Launch)?;
+        self.rig.pool.wait_full().map_err(ServeError::from)?;
+        let new = NewSandbox { function: function.to_owned(), ..NewSandbox::default() };
+        let (made, create) = self.timed(self.sandboxes.create(new))?;
+        let rest = match kind {
+            BootKind::Ready => None,
+            _ => Some(self.uses(&made.name, options)?),
+        };
+        self.sandboxes.kill(&made.name)?;
+        self.rig.wait_empty()?;
+        Ok(Round { create, rest })
+    }
+
+    fn uses(&self, name: &str, options: &SandboxOptions) -> Result<[u64; 4], BenchError> {
+        let request = ExecRequest { argv: options.command.clone(), ..ExecRequest::default() };
+        let (ended, command) = self.timed(self.sandboxes.run(name, &request))?;
+        if !matches!(ended, ExecState::Ended { code: Some(0), .. }) {
+            return Err(BenchError::Command { command: options.command.join(" ") });
+        }
+        let (copy, fork) = self.timed(self.sandboxes.fork(name, ""))?;
+        self.sandboxes.kill(&copy.name)?;
+        let (_, pause) = self.timed(self.sandboxes.pause(name))?;
+        let (_, resume) = self.timed(self.sandboxes.resume(name))?;
+        Ok([command, fork, pause, resume])
+    }
+
+    /// The outcome of something, and how many nanoseconds it took.
+    fn timed<T, E>(&self, does: impl Future<Output = Result<T, E>>) -> Result<(T, u64), BenchError>
+    where
+        BenchError: From<E>,
+    {
+        let began = Instant::now();
+        let done = self.rig.block_on(does);
+        let took = began.elapsed().as_nanos() as u64;
+        Ok((done?, took))
+    }
+}
+
+/// Samples, in nanoseconds.
+#[derive(Default)]
+struct Samples {
+    create_ready: Vec<u64>,
+    create_image: Vec<u64>,
+    rest: [Vec<u64>; 4],
+}
+
+impl Samples {
+    fn add(&mut self, kind: BootKind, round: &Round) {
+        match kind {
+            BootKind::Ready => self.create_ready.push(round.create),
+            _ => self.create_image.push(round.create),
+        }
+        for (samples, one) in self.rest.iter_mut().zip(round.rest.into_iter().flatten()) {
+            samples.push(one);
+        }
+    }
+
+    fn report(mut self, function: &str, n: usize) -> SandboxReport {
+        let [command_us, fork_us, pause_us, resume_us] =
+            self.rest.each_mut().map(|samples| Percentiles::of_ns(samples));
+        SandboxReport {
+            function: function.to_owned(),
+            n,
+            create_ready_us: Percentiles::of_ns(&mut self.create_ready),
+            create_image_us: Percentiles::of_ns(&mut self.create_image),
+            command_us,
+            fork_us,
+            pause_us,
+            resume_us,
+        }
+    }
+}

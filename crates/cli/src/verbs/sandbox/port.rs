@@ -1,0 +1,118 @@
+//! `thaw sandbox port`.
+
+use crate::client::{Daemon, DaemonArguments};
+use crate::exec_client::Stream;
+use crate::failure::{Failure, Outcome};
+use crate::output;
+use clap::Args;
+use std::io::{self, Read, Write, stderr, stdin, stdout};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::num::NonZeroU16;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::thread;
+use thaw_node::admin::PORT_PROTOCOL;
+
+/// Bytes passed on at a time.
+const CHUNK: usize = 16 << 10;
+
+/// Reach a port on which a program in a sandbox listens.
+///
+/// Connections to an address of this machine are passed on to the port, until this program is
+/// interrupted. The program in the sandbox may listen on any of its addresses, 127.0.0.1 included.
+/// A sandbox that is paused wakes up.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    thaw sandbox port box 8080\n  \
+    thaw sandbox port box 5432 --listen 127.0.0.1:5432\n  \
+    ssh -o ProxyCommand='thaw sandbox port box 22 --stdio' root@box")]
+pub struct Arguments {
+    /// The sandbox, by its name or the number of its instance.
+    name: String,
+    /// The port in the sandbox.
+    port: NonZeroU16,
+    /// Where to listen; its address is printed.
+    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:0")]
+    listen: SocketAddr,
+    /// Pass standard input and output on, for one connection, and listen nowhere.
+    #[arg(long, conflicts_with = "listen")]
+    stdio: bool,
+    #[command(flatten)]
+    daemon: DaemonArguments,
+}
+
+pub fn run(arguments: &Arguments) -> Outcome {
+    let daemon = Arc::new(Daemon::find(&arguments.daemon)?);
+    let path = format!("/sandboxes/{}/ports/{}", output::escape(&arguments.name), arguments.port);
+    if arguments.stdio {
+        return pass_stdio(&daemon, &path);
+    }
+    // A sandbox that is not there is said now, and not to the first client.
+    let sandbox = format!("/sandboxes/{}", output::escape(&arguments.name));
+    let _: thaw_node::sandboxes::SandboxInfo = daemon.get(&sandbox)?;
+    let listener = TcpListener::bind(arguments.listen).map_err(|error| {
+        Failure::failed(format!(
+            "cannot listen on {} ({error}); name another address with --listen",
+            arguments.listen
+        ))
+    })?;
+    output::print(&format!("{}\n", listener.local_addr()?))?;
+    loop {
+        let (client, _) = listener.accept()?;
+        let (daemon, path) = (daemon.clone(), path.clone());
+        // The daemon has a bound for connections to a sandbox, and refuses those beyond.
+        thread::spawn(move || {
+            if let Err(failure) = pass(client, &daemon, &path) {
+                // Nobody else would hear of it.
+                let _ = writeln!(stderr(), "{}", failure.message().unwrap_or_default());
+            }
+        });
+    }
+}
+
+fn pass(client: TcpStream, daemon: &Daemon, path: &str) -> Result<(), Failure> {
+    client.set_nodelay(true)?;
+    let inside = daemon.upgraded(path, PORT_PROTOCOL, b"")?;
+    let (mut from, to) = (client.try_clone()?, inside.again()?);
+    let upward = thread::spawn(move || carry(&mut from, to));
+    carry_down(inside, Box::new(client));
+    // It ends when the client does, which has just been told the end.
+    drop(upward.join());
+    Ok(())
+}
+
+/// Carries bytes to the sandbox until there are no more.
+fn carry(from: &mut dyn Read, mut to: Box<dyn Stream>) {
+    // A side that breaks off needs no more.
+    let _ = copy(from, &mut *to);
+    let _ = to.end_writing();
+}
+
+fn carry_down(mut from: Box<dyn Stream>, mut to: Box<dyn Stream>) {
+    let _ = copy(&mut *from, &mut *to);
+    let _ = to.end_writing();
+}
+
+fn copy(from: &mut dyn Read, to: &mut dyn Write) -> io::Result<()> {
+    let mut buffer = vec![0; CHUNK];
+    loop {
+        match from.read(&mut buffer) {
+            Ok(0) => return Ok(()),
+            Ok(count) => {
+                to.write_all(&buffer[..count])?;
+                to.flush()?;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn pass_stdio(daemon: &Daemon, path: &str) -> Outcome {
+    let mut inside = daemon.upgraded(path, PORT_PROTOCOL, b"")?;
+    let to = inside.again()?;
+    // It ends with this process: nobody could interrupt its read.
+    thread::spawn(move || carry(&mut stdin(), to));
+    copy(&mut *inside, &mut stdout())?;
+    Ok(ExitCode::SUCCESS)
+}

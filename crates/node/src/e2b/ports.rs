@@ -1,0 +1,178 @@
+//! Ports on which programs in sandboxes listen: HTTP, WebSockets, and with `Upgrade: thaw-port`
+//! any bytes.
+//!
+//! A port is reached with the traffic access token of its sandbox (`E2b-Traffic-Access-Token`), or
+//! by everybody if the sandbox was made so (`network.allowPublicTraffic`). Neither token is passed
+//! on: the program inside may be anybody's.
+
+use super::backend::ByteStream;
+use super::problem::{Kind, Problem};
+use super::records::are_equal;
+use super::serve::{admit, header, refused};
+use super::{E2b, StreamPlace};
+use crate::admin::PORT_PROTOCOL;
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Version, header as names};
+use axum::response::{IntoResponse, Response};
+use hyper::client::conn::http1;
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::TokioIo;
+use std::sync::Arc;
+use tokio::io::copy_bidirectional;
+
+/// The header with the token.
+const TOKEN_HEADER: &str = "e2b-traffic-access-token";
+/// Headers that are about one connection only (RFC 9110 §7.6.1), and those with tokens.
+const NOT_PASSED: [&str; 9] = [
+    "connection",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-authorization",
+    "proxy-connection",
+    "te",
+    "transfer-encoding",
+    TOKEN_HEADER,
+    "x-access-token",
+];
+
+/// Passes a request on to whatever listens on a port of a sandbox.
+pub(super) async fn pass(e2b: Arc<E2b>, id: String, port: u16, request: Request) -> Response {
+    let shown = header(request.headers(), TOKEN_HEADER).map(str::to_owned);
+    let connected = async {
+        let (_, record) = admit(&e2b, &id, |record| {
+            let token = e2b.records.traffic_token(&id);
+            let shows = shown.is_some_and(|shown| are_equal(&shown, &token));
+            if record.is_open || shows { Ok(()) } else { Err(private()) }
+        })
+        .await?;
+        let place = e2b.streams.enter(&record.owner)?;
+        Ok::<_, Problem>((place, e2b.backend.port(&id, port).await?))
+    };
+    let (place, stream) = match connected.await {
+        Ok(connected) => connected,
+        Err(problem) => return refused(request.into_body(), problem.into_response()).await,
+    };
+    match upgrade_of(request.headers()) {
+        Some(protocol) if protocol.eq_ignore_ascii_case(PORT_PROTOCOL) => {
+            raw(request, stream, place)
+        }
+        _ => exchange(request, stream, place).await,
+    }
+}
+
+fn private() -> Problem {
+    Problem::new(
+        Kind::Forbidden,
+        "the ports of this sandbox are private; send its traffic access token in \
+         `E2b-Traffic-Access-Token`, or make the sandbox with `allow_public_traffic`",
+    )
+}
+
+/// The protocol that a client wants to go on with.
+fn upgrade_of(headers: &HeaderMap) -> Option<String> {
+    let connection = header(headers, names::CONNECTION.as_str())?;
+    let is_asked = connection.split(',').any(|word| word.trim().eq_ignore_ascii_case("upgrade"));
+    let protocol = header(headers, names::UPGRADE.as_str()).filter(|_| is_asked)?;
+    Some(protocol.to_owned())
+}
+
+/// The connection carries the bytes of the port from now on.
+fn raw(mut request: Request, stream: Box<dyn ByteStream>, place: StreamPlace) -> Response {
+    let upgrade = hyper::upgrade::on(&mut request);
+    tokio::spawn(async move {
+        if let Ok(client) = upgrade.await {
+            join(TokioIo::new(client), stream, place).await;
+        }
+    });
+    let mut response = StatusCode::SWITCHING_PROTOCOLS.into_response();
+    let headers = response.headers_mut();
+    headers.insert(names::CONNECTION, HeaderValue::from_static("upgrade"));
+    headers.insert(names::UPGRADE, HeaderValue::from_static(PORT_PROTOCOL));
+    response
+}
+
+/// Carries bytes both ways until both sides are at their end, or one is gone.
+async fn join(
+    mut a: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+    mut b: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+    place: StreamPlace,
+) {
+    // A side that breaks off needs no more.
+    let _ = copy_bidirectional(&mut a, &mut b).await;
+    drop(place);
+}
+
+async fn exchange(
+    mut request: Request,
+    stream: Box<dyn ByteStream>,
+    place: StreamPlace,
+) -> Response {
+    let client = hyper::upgrade::on(&mut request);
+    let protocol = upgrade_of(request.headers());
+    let Ok((mut sender, connection)) = http1::handshake(TokioIo::new(stream)).await else {
+        return broken().into_response();
+    };
+    // It ends when the answer has been passed on, or the client is gone.
+    let connection = tokio::spawn(connection.with_upgrades());
+    let answered = sender.send_request(forwarded(request, protocol.as_deref())).await;
+    let Ok(mut answer) = answered else { return broken().into_response() };
+    let switches = answer.status() == StatusCode::SWITCHING_PROTOCOLS;
+    let inner = switches.then(|| hyper::upgrade::on(&mut answer));
+    let (mut parts, body) = answer.into_parts();
+    let protocol = upgrade_of(&parts.headers).filter(|_| switches);
+    strip(&mut parts.headers, protocol.as_deref());
+    tokio::spawn(async move {
+        match inner {
+            Some(inner) => switch(client, inner, place).await,
+            None => {
+                // Nothing else is asked of it, so it ends when the answer has been read.
+                drop(sender);
+                let _ = connection.await;
+                drop(place);
+            }
+        }
+    });
+    Response::from_parts(parts, Body::new(body))
+}
+
+async fn switch(client: OnUpgrade, inner: OnUpgrade, place: StreamPlace) {
+    if let (Ok(client), Ok(inner)) = tokio::join!(client, inner) {
+        join(TokioIo::new(client), TokioIo::new(inner), place).await;
+    }
+}
+
+fn broken() -> Problem {
+    Problem::new(
+        Kind::Gone,
+        "the program that listens on this port of the sandbox has broken off, or speaks no HTTP",
+    )
+}
+
+/// The request as the program in the sandbox gets it.
+fn forwarded(request: Request, protocol: Option<&str>) -> Request {
+    let (mut parts, body) = request.into_parts();
+    strip(&mut parts.headers, protocol);
+    parts.version = Version::HTTP_11;
+    let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
+    // It was a path before, too.
+    parts.uri = path.parse().unwrap_or_default();
+    Request::from_parts(parts, body)
+}
+
+/// Removes what is about one connection only, but for the protocol that it goes on with.
+fn strip(headers: &mut HeaderMap, protocol: Option<&str>) {
+    let named = header(headers, names::CONNECTION.as_str()).unwrap_or_default().to_owned();
+    let named = named.split(',').filter_map(|name| HeaderName::try_from(name.trim()).ok());
+    let named = named.filter(|name| protocol.is_none() || name != names::UPGRADE);
+    for name in named.collect::<Vec<_>>() {
+        headers.remove(name);
+    }
+    for name in NOT_PASSED {
+        headers.remove(name);
+    }
+    match protocol {
+        Some(_) => headers.insert(names::CONNECTION, HeaderValue::from_static("upgrade")),
+        None => headers.remove(names::UPGRADE),
+    };
+}

@@ -1,0 +1,142 @@
+//! Snapshots: all that a sandbox has in memory, kept in the store as a checkpoint, from which others
+//! are made. `template` of a new sandbox names one by its id or its name.
+
+use super::E2b;
+use super::control::{Asked, Client, answer, parse, to_its_end};
+use super::problem::{Kind, Problem};
+use super::records::Snapshot;
+use axum::body::Bytes;
+use axum::extract::{Path, Query, State};
+use axum::http::{HeaderName, HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{delete, get, post};
+use axum::{Extension, Json, Router};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Most snapshots in one page of a list.
+const PAGE_MAX: usize = 100;
+/// Most bytes of a name.
+const NAME_MAX: usize = 128;
+/// The header that says where the next page begins.
+const NEXT_TOKEN: HeaderName = HeaderName::from_static("x-next-token");
+
+/// Their paths.
+pub(super) fn routes() -> Router<Arc<E2b>> {
+    Router::new()
+        .route("/sandboxes/{id}/snapshots", post(create))
+        .route("/snapshots", get(list))
+        .route("/templates/{id}", delete(remove))
+}
+
+#[derive(Deserialize)]
+struct CreateRequest {
+    name: Option<String>,
+    memory: Option<bool>,
+}
+
+fn shown(id: &str, snapshot: &Snapshot) -> Value {
+    json!({"snapshotID": id, "names": snapshot.name.iter().collect::<Vec<_>>()})
+}
+
+impl E2b {
+    /// The snapshot that an owner means by an id or a name.
+    pub(super) fn snapshot_named(&self, owner: &str, name: &str) -> Option<(String, Snapshot)> {
+        let is_meant =
+            |(id, one): &(String, Snapshot)| id == name || one.name.as_deref() == Some(name);
+        self.records.snapshots_of(owner).into_iter().find(is_meant)
+    }
+
+    async fn take_snapshot(
+        &self,
+        client: &Client,
+        id: &str,
+        body: &[u8],
+    ) -> Result<Value, Problem> {
+        let request: CreateRequest = parse(body)?;
+        self.own(client, id)?;
+        if request.memory == Some(false) {
+            return Err(Problem::unsupported(
+                "`memory`: a snapshot keeps the memory always; leave it out",
+            ));
+        }
+        let is_name = |name: &String| {
+            let is_fine = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:/".contains(&byte);
+            (1..=NAME_MAX).contains(&name.len()) && name.bytes().all(is_fine)
+        };
+        if request.name.as_ref().is_some_and(|name| !is_name(name)) {
+            return Err(Problem::invalid(format!(
+                "`name` has up to {NAME_MAX} letters, digits and any of -_.:/"
+            )));
+        }
+        let owner = client.owner().to_owned();
+        let snapshot = Snapshot { owner, sandbox: id.to_owned(), name: request.name };
+        let new = self.records.insert_snapshot(snapshot.clone(), client.most_snapshots())?;
+        match self.backend.snapshot(id, &new).await {
+            Ok(()) => Ok(shown(&new, &snapshot)),
+            Err(problem) => {
+                self.records.remove_snapshot(&new);
+                Err(problem)
+            }
+        }
+    }
+}
+
+async fn create(
+    (State(e2b), Extension(client), Path(id), body): (
+        State<Arc<E2b>>,
+        Extension<Client>,
+        Path<String>,
+        Bytes,
+    ),
+) -> Response {
+    let taken = to_its_end(async move { e2b.take_snapshot(&client, &id, &body).await });
+    answer(StatusCode::CREATED, taken.await)
+}
+
+/// What is listed.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct ListQuery {
+    #[serde(rename = "sandboxID")]
+    sandbox: Option<String>,
+    name: Option<String>,
+    limit: Option<usize>,
+    next_token: Option<String>,
+}
+
+async fn list((State(e2b), Extension(client), Query(query)): Asked<Query<ListQuery>>) -> Response {
+    let limit = query.limit.unwrap_or(PAGE_MAX);
+    if !(1..=PAGE_MAX).contains(&limit) {
+        return Problem::invalid(format!("`limit` is between 1 and {PAGE_MAX}")).into_response();
+    }
+    let mut found = e2b.records.snapshots_of(client.owner());
+    found.retain(|(id, one)| {
+        query.sandbox.as_ref().is_none_or(|sandbox| one.sandbox == *sandbox)
+            && query.name.as_ref().is_none_or(|name| one.name.as_ref() == Some(name))
+            // A page begins at an id, whether that is still there or not.
+            && query.next_token.as_ref().is_none_or(|token| id >= token)
+    });
+    let next = found.get(limit).map(|(id, _)| id.clone());
+    found.truncate(limit);
+    let shown: Vec<_> = found.iter().map(|(id, one)| shown(id, one)).collect();
+    let mut response = Json(shown).into_response();
+    if let Some(token) = next.and_then(|token| HeaderValue::try_from(token).ok()) {
+        response.headers_mut().insert(NEXT_TOKEN, token);
+    }
+    response
+}
+
+async fn remove((State(e2b), Extension(client), Path(id)): Asked<Path<String>>) -> Response {
+    let removed = to_its_end(async move {
+        let found = e2b.snapshot_named(client.owner(), &id);
+        let (id, _) = found
+            .ok_or_else(|| Problem::new(Kind::NotFound, format!("there is no snapshot {id:?}")))?;
+        // One that is gone from the store already is forgotten, too.
+        e2b.backend.remove_snapshot(&id).await?;
+        e2b.records.remove_snapshot(&id);
+        Ok(Value::Null)
+    });
+    answer(StatusCode::NO_CONTENT, removed.await)
+}
