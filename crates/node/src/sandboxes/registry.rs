@@ -183,7 +183,7 @@ impl Sandboxes {
     ) -> Result<SandboxInfo, SandboxProblem> {
         self.check(&new)?;
         let instance = service.boot_held_of(launcher).await.map_err(SandboxProblem::Refused)?;
-        self.adopt(&service, instance, new)
+        self.adopt(&service, instance, new, None)
     }
 
     fn check(&self, new: &NewSandbox) -> Result<(), SandboxProblem> {
