@@ -38,7 +38,8 @@ function words(file) {
 function loadFrom(directories, name) {
   const missing = [];
   for (const directory of directories) {
-    const require = Module.createRequire(path.join(directory, WORD));
+    const asking = path.join(directory, WORD);
+    const require = Module.createRequire(asking);
     let file;
     try {
       file = require.resolve(name);
@@ -47,20 +48,26 @@ function loadFrom(directories, name) {
       missing.push(directory);
       continue;
     }
-    const loaded = require(file);
-    forgetParent(file);
-    return loaded;
+    require(file);
+    giveToProgram(file, asking);
+    return;
   }
   throw new Error(`no module ${name} is in ${missing.join(', ')}`);
 }
 
-// The program is the first that asks for a module: as when an ES module does, it has no parent.
-function forgetParent(file) {
+// The program is the first that asks for a module: its main module is the parent, or nobody is if
+// that is an ES module.
+function giveToProgram(file, asked) {
   const module = require.cache[file];
-  if (module === undefined) return;
-  const parent = module.parent;
-  module.parent = undefined;
-  if (parent) parent.children.splice(0);
+  // Another package may have loaded it before.
+  if (module?.parent?.filename !== asked) return;
+  module.parent.children.length = 0;
+  const set = (value) => Object.defineProperty(module, 'parent', { value, writable: true });
+  Object.defineProperty(module, 'parent', {
+    configurable: true,
+    get: () => process.mainModule,
+    set,
+  });
 }
 
 // Loads the modules of a template: those of Node, or those of packages.

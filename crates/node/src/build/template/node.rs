@@ -25,8 +25,8 @@ impl Language for Node {
     }
 
     fn usual_modules(&self) -> &'static [&'static str] {
+        // Not `assert`, which opens standard error to learn whether it is a terminal.
         &[
-            "assert",
             "async_hooks",
             "buffer",
             "child_process",
