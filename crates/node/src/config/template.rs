@@ -28,6 +28,8 @@ pub enum TemplateLanguage {
     Python3,
     /// Node.js, 20 and later.
     Node,
+    /// CRuby, 3.1 and later.
+    Ruby,
 }
 
 #[derive(Deserialize)]
@@ -73,6 +75,7 @@ impl TemplateLanguage {
         let is_path = match self {
             Self::Python3 => is_dotted_name(name),
             Self::Node => is_node_package(name),
+            Self::Ruby => is_ruby_feature(name),
         };
         name.len() <= 255 && is_path
     }
@@ -82,6 +85,7 @@ impl TemplateLanguage {
         match self {
             Self::Python3 => "flask.json",
             Self::Node => "express or @scope/package",
+            Self::Ruby => "sinatra/base",
         }
     }
 }
@@ -94,6 +98,16 @@ fn is_dotted_name(text: &str) -> bool {
             && part.chars().all(|c| c.is_alphanumeric() || c == '_')
     };
     text.split('.').all(is_name)
+}
+
+/// Whether a text is what Ruby's `require` looks for on its path: names with slashes between
+/// them.
+fn is_ruby_feature(text: &str) -> bool {
+    let is_name = |part: &str| {
+        part.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_')
+            && part.chars().all(|c| c.is_ascii_alphanumeric() || "-._".contains(c))
+    };
+    text.split('/').all(is_name)
 }
 
 /// Whether a text is the name of an npm package, maybe with a path within it.
@@ -172,6 +186,7 @@ mod tests {
             ("from = 'node'\nmodules = ['../x']", "no name"),
             ("from = 'node'\nmodules = ['@scope']", "no name"),
             ("from = 'node'\nmodules = ['/etc/x']", "no name"),
+            ("from = 'ruby'\nmodules = ['./x']", "no name"),
             ("from = 'cobol'", "python3"),
             ("form = 'python3'", "from"),
         ] {

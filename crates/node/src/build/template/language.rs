@@ -13,7 +13,7 @@
 //!    the interpreter run the program as if it had been started with it.
 
 use super::fit::Unfit;
-use super::{node, python};
+use super::{node, python, ruby};
 use crate::config::TemplateLanguage;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -56,7 +56,7 @@ pub(super) trait Language: Sync {
 
     /// The arguments of an interpreter that is to become a template, in front of
     /// [`TEMPLATE_WORD`].
-    fn options(&self) -> &'static [&'static str];
+    fn options(&self) -> Vec<String>;
 
     /// Changes the environment so that the interpreter loads the bootstrap.
     fn load_bootstrap(&self, environment: &mut BTreeMap<String, String>);
@@ -81,6 +81,7 @@ pub(super) fn of(language: TemplateLanguage) -> &'static dyn Language {
     match language {
         TemplateLanguage::Python3 => &python::Python,
         TemplateLanguage::Node => &node::Node,
+        TemplateLanguage::Ruby => &ruby::Ruby,
     }
 }
 

@@ -17,6 +17,7 @@ mod fit;
 mod language;
 mod node;
 mod python;
+mod ruby;
 
 use super::freeze::{ImageOrder, open_ancestor, write_image};
 use super::program::Program;
@@ -216,7 +217,7 @@ impl Wanted<'_> {
     /// The interpreter on its way to become the template, as a function.
     fn program(&self, function: &StoredFunction) -> StoredFunction {
         let mut command = vec![function.config.command[0].clone()];
-        command.extend(self.language.options().iter().map(|&option| option.to_owned()));
+        command.extend(self.language.options());
         command.push(TEMPLATE_WORD.to_owned());
         command.extend(self.arguments.clone());
         let mut environment = self.environment.clone();

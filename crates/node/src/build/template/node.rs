@@ -84,12 +84,15 @@ impl Language for Node {
             // These are looked at again in the copy; packages may look at them when they are
             // loaded.
             "NODE_PATH" | "NODE_ENV" => loads_packages,
-            name => ["NODE_", "UV_", "NO_COLOR", "FORCE_COLOR"].iter().any(|b| name.starts_with(b)),
+            name => {
+                let beginnings = ["NODE_", "UV_", "NO_COLOR", "FORCE_COLOR"];
+                beginnings.iter().any(|beginning| name.starts_with(beginning))
+            }
         }
     }
 
-    fn options(&self) -> &'static [&'static str] {
-        &[]
+    fn options(&self) -> Vec<String> {
+        Vec::new()
     }
 
     fn load_bootstrap(&self, environment: &mut BTreeMap<String, String>) {

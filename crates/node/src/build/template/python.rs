@@ -78,8 +78,8 @@ impl Language for Python {
         }
     }
 
-    fn options(&self) -> &'static [&'static str] {
-        &["-m"]
+    fn options(&self) -> Vec<String> {
+        vec!["-m".to_owned()]
     }
 
     fn load_bootstrap(&self, environment: &mut BTreeMap<String, String>) {
