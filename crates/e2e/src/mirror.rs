@@ -123,7 +123,8 @@ fn without_revisions(text: &str, name: &str) -> String {
 fn copy_as_of_old(from: &Path, to: &Path) {
     fs::create_dir_all(to).expect("a directory");
     for entry in fs::read_dir(from).expect("a directory") {
-        let (path, to) = entry.map(|entry| (entry.path(), to.join(entry.file_name()))).expect("one");
+        let (path, to) =
+            entry.map(|entry| (entry.path(), to.join(entry.file_name()))).expect("one");
         match path.is_dir() {
             true => copy_as_of_old(&path, &to),
             false => {

@@ -172,7 +172,8 @@ mod tests {
 
     #[test]
     fn each_language_names_modules_its_own_way() {
-        let parsed = parse("[template]\nfrom = 'node'\nmodules = ['express', '@a/b', 'c/lib/d.js']");
+        let parsed =
+            parse("[template]\nfrom = 'node'\nmodules = ['express', '@a/b', 'c/lib/d.js']");
         assert_eq!(parsed.unwrap().from, Some(TemplateLanguage::Node));
         assert!(parse("[template]\nfrom = 'python3'\nmodules = ['@a/b']").is_err());
     }

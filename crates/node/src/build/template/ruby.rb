@@ -68,7 +68,8 @@ lambda do
 
   # Reads the program in the place of this file, unless its first line has a say in how.
   open_program = lambda do |file, name|
-    first = File.open(name, &:readline) unless File.zero?(name)
+    # Reading by lines would count them.
+    first = File.binread(name, 4096)&.lines&.first
     if first&.start_with?('#!') && !first.match?(/ruby[0-9.]*\s*\z/)
       abort "the first line of #{name} gives options to its interpreter"
     end
@@ -104,6 +105,13 @@ lambda do
     end
     given = arguments.drop(2)
   end
+  # Ruby notes a file as loaded at the end of `require`.
   own = __FILE__
-  $LOADED_FEATURES.delete_if { |path| path == own }
+  point = TracePoint.new(:return, :c_return) do |event|
+    next unless event.method_id == :require
+
+    point.disable
+    $LOADED_FEATURES.delete(own)
+  end
+  point.enable
 end.call
