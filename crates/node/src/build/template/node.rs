@@ -116,3 +116,39 @@ impl Language for Node {
         vec![format!("--packages={}", list.join(":"))]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn variables(of: &[(&str, &str)]) -> BTreeMap<String, String> {
+        of.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+
+    #[test]
+    fn commands_that_node_looks_at_first_do_not_fit() {
+        let check = |words: &[&str], environment: &[(&str, &str)]| {
+            let words: Vec<_> = words.iter().map(|&word| word.to_owned()).collect();
+            Node.check(&words, &variables(environment)).map_err(|Unfit(why)| why)
+        };
+        check(&["app.js", "-e"], &[("NODE_ENV", "production")]).unwrap();
+        for (words, word) in [
+            (vec![], "no program"),
+            (vec!["-e", "1"], "-e"),
+            (vec!["inspect", "app.js"], "inspect"),
+        ] {
+            assert!(check(&words, &[]).unwrap_err().contains(word), "{words:?}");
+        }
+        let why = check(&["app.js"], &[("NODE_OPTIONS", "")]).unwrap_err();
+        assert!(why.contains("NODE_OPTIONS"), "{why}");
+    }
+
+    #[test]
+    fn packages_are_where_require_looks() {
+        let found = Node.package_directories("/app/src", &variables(&[("NODE_PATH", "/a:b:/c")]));
+        let expected = ["/app/src/node_modules", "/app/node_modules", "/node_modules", "/a", "/c"];
+        assert_eq!(found, expected.map(PathBuf::from));
+        let arguments = Node.module_arguments(&found[..2]);
+        assert_eq!(arguments, ["--packages=/app/src/node_modules:/app/node_modules"]);
+    }
+}
