@@ -36,6 +36,11 @@ pub(super) fn check(
     if function.cpu_baseline.level().is_some() {
         return unfit("it is held to a level of the instruction set".to_owned());
     }
+    if function.config.ids().0 != 0 {
+        return unfit(
+            "it runs as another user than root, who cannot remove the bootstrap".to_owned(),
+        );
+    }
     let Some((program, arguments)) = function.config.command.split_first() else {
         return unfit("it has no program".to_owned());
     };
