@@ -7,6 +7,7 @@ mod daemon;
 mod function;
 mod guest;
 mod http;
+pub mod mirror;
 mod outcome;
 mod ports;
 mod processes;

@@ -26,6 +26,10 @@ pub struct TemplateConfig {
 pub enum TemplateLanguage {
     /// CPython, 3.10 and later.
     Python3,
+    /// Node.js, 20 and later.
+    Node,
+    /// CRuby, 3.1 and later.
+    Ruby,
 }
 
 #[derive(Deserialize)]
@@ -55,21 +59,65 @@ impl TemplateConfig {
         if modules.len() > MODULES_MAX {
             return Err(format!("a template loads {MODULES_MAX} modules at most; name fewer"));
         }
-        if let Some(module) = modules.iter().find(|name| !is_module(name)) {
-            return Err(format!("`{module}` is no name of a module, such as flask.json"));
+        if let Some(language) = from
+            && let Some(module) = modules.iter().find(|name| !language.is_module(name))
+        {
+            let example = language.example();
+            return Err(format!("`{module}` is no name of a module, such as {example}"));
         }
         Ok(Self { fork, from, modules })
     }
 }
 
+impl TemplateLanguage {
+    /// Whether a text can be the name of a module that this language loads.
+    fn is_module(self, name: &str) -> bool {
+        let is_path = match self {
+            Self::Python3 => is_dotted_name(name),
+            Self::Node => is_node_package(name),
+            Self::Ruby => is_ruby_feature(name),
+        };
+        name.len() <= 255 && is_path
+    }
+
+    /// The name of some module.
+    fn example(self) -> &'static str {
+        match self {
+            Self::Python3 => "flask.json",
+            Self::Node => "express or @scope/package",
+            Self::Ruby => "sinatra/base",
+        }
+    }
+}
+
 /// Whether a text is names with dots between them.
-fn is_module(name: &str) -> bool {
+fn is_dotted_name(text: &str) -> bool {
     let is_name = |part: &str| {
         !part.is_empty()
             && !part.starts_with(|c: char| c.is_ascii_digit())
             && part.chars().all(|c| c.is_alphanumeric() || c == '_')
     };
-    name.len() <= 255 && name.split('.').all(is_name)
+    text.split('.').all(is_name)
+}
+
+/// Whether a text is what Ruby's `require` looks for on its path: names with slashes between
+/// them.
+fn is_ruby_feature(text: &str) -> bool {
+    let is_name = |part: &str| {
+        part.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_')
+            && part.chars().all(|c| c.is_ascii_alphanumeric() || "-._".contains(c))
+    };
+    text.split('/').all(is_name)
+}
+
+/// Whether a text is the name of an npm package, maybe with a path within it.
+fn is_node_package(text: &str) -> bool {
+    let is_name = |part: &str| {
+        part.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_')
+            && part.chars().all(|c| c.is_ascii_alphanumeric() || "-._~".contains(c))
+    };
+    let (is_scoped, rest) = text.strip_prefix('@').map_or((false, text), |rest| (true, rest));
+    rest.split('/').all(is_name) && (!is_scoped || rest.contains('/'))
 }
 
 impl<'de> Deserialize<'de> for TemplateConfig {
@@ -123,11 +171,23 @@ mod tests {
     }
 
     #[test]
+    fn each_language_names_modules_its_own_way() {
+        let parsed =
+            parse("[template]\nfrom = 'node'\nmodules = ['express', '@a/b', 'c/lib/d.js']");
+        assert_eq!(parsed.unwrap().from, Some(TemplateLanguage::Node));
+        assert!(parse("[template]\nfrom = 'python3'\nmodules = ['@a/b']").is_err());
+    }
+
+    #[test]
     fn what_makes_no_sense_is_refused() {
         for (text, word) in [
             ("modules = ['flask']", "from"),
             ("from = 'python3'\nmodules = ['-c']", "no name"),
             ("from = 'python3'\nmodules = ['a..b']", "no name"),
+            ("from = 'node'\nmodules = ['../x']", "no name"),
+            ("from = 'node'\nmodules = ['@scope']", "no name"),
+            ("from = 'node'\nmodules = ['/etc/x']", "no name"),
+            ("from = 'ruby'\nmodules = ['./x']", "no name"),
             ("from = 'cobol'", "python3"),
             ("form = 'python3'", "from"),
         ] {

@@ -10,8 +10,14 @@
 //! A template is known by what it was made of, so that functions which want the same one share
 //! it. It is not to be mistaken for the live template that copies are forked from
 //! (`thaw_sandbox::Template`).
+//!
+//! What is a language's own is in [`language`] and a module for each.
 
 mod fit;
+mod language;
+mod node;
+mod python;
+mod ruby;
 
 use super::freeze::{ImageOrder, open_ancestor, write_image};
 use super::program::Program;
@@ -20,8 +26,9 @@ use crate::config::{ByteSize, EntryKind, FreezeAt, FunctionConfig, Limits, Templ
 use crate::function::StoredFunction;
 use crate::rootfs::StoredRootfs;
 use fit::{Unfit, interpreter_environment};
+use language::{Language, TEMPLATE_WORD};
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use thaw_sandbox::{BootPlan, Fit, FreezeBase, Image, PlanError, cpu_features};
 use thaw_store::index::{Attributes, Content, Node, TreeError};
@@ -29,44 +36,8 @@ use thaw_store::{
     Domain, ImageId, IndexId, Name, OpenIndex, Session, StoreError, TemplateRecord, Tree,
 };
 
-/// The program that makes an interpreter a template.
-const BOOTSTRAP: &[u8] = include_bytes!("python.py");
-/// Where the interpreter finds it; it removes itself.
-const BOOTSTRAP_DIRECTORY: &str = "/.thaw-template";
-/// What a bootstrap takes for the wish to become another template.
-const TEMPLATE_MODULE: &str = "thaw-template";
 /// Memory that an interpreter may take until it is a template.
 const MEMORY: ByteSize = ByteSize::mebibytes(2048);
-
-/// Modules of Python's library that servers usually load.
-const USUAL_MODULES: [&str; 26] = [
-    "asyncio",
-    "base64",
-    "concurrent.futures.thread",
-    "contextlib",
-    "dataclasses",
-    "datetime",
-    "email.message",
-    "functools",
-    "hashlib",
-    "http.client",
-    "http.server",
-    "inspect",
-    "json",
-    "logging",
-    "pathlib",
-    "random",
-    "secrets",
-    "shutil",
-    "socketserver",
-    "ssl",
-    "subprocess",
-    "tempfile",
-    "threading",
-    "typing",
-    "urllib.request",
-    "uuid",
-];
 
 /// The files of a function, as far as templates have them.
 #[derive(Clone, Copy)]
@@ -130,14 +101,13 @@ pub(super) fn of_function(
     options: &BuildOptions,
     on_event: &mut OnEvent<'_>,
 ) -> Result<Option<(IndexId, Template)>, BuildError> {
-    if function.config.template.from.is_none() {
-        return Ok(None);
-    }
-    if let Err(Unfit(why)) = fit::check(function, &files) {
+    let Some(from) = function.config.template.from else { return Ok(None) };
+    let language = language::of(from);
+    if let Err(Unfit(why)) = fit::check(language, function, &files) {
         no_template(&why, on_event);
         return Ok(None);
     }
-    let template = match chain(session, function, files, options, on_event) {
+    let template = match chain(session, language, function, files, options, on_event) {
         Ok(template) => template,
         Err(BuildError::Freeze(failure)) if failure.is_of_program() => {
             no_template(&format!("none could be made ({failure})"), on_event);
@@ -170,49 +140,50 @@ fn no_template(why: &str, on_event: &mut OnEvent<'_>) {
 /// The template at the end of the chain that a function asks for.
 fn chain(
     session: &mut Session,
+    language: &dyn Language,
     function: &StoredFunction,
     files: Files<'_>,
     options: &BuildOptions,
     on_event: &mut OnEvent<'_>,
 ) -> Result<Template, BuildError> {
     let runtime = files.runtime.expect("a fitting function has such files");
-    let language = Wanted {
+    let interpreter = Wanted {
+        language,
         parent: None,
-        modules: USUAL_MODULES.map(str::to_owned).to_vec(),
-        environment: interpreter_environment(function, false),
+        arguments: language.usual_modules().iter().map(|&name| name.to_owned()).collect(),
+        environment: interpreter_environment(language, function, false),
     };
-    let (name, template) = language.make(session, function, runtime, options, on_event)?;
+    let (name, template) = interpreter.make(session, function, runtime, options, on_event)?;
     let modules = &function.config.template.modules;
     if modules.is_empty() {
         return Ok(template);
     }
-    let environment = interpreter_environment(function, true);
-    let packages = with_packages(&files, &environment)?;
-    let framework =
-        Wanted { parent: Some((&name, &template)), modules: modules.clone(), environment };
+    let environment = interpreter_environment(language, function, true);
+    let directories = language.package_directories(&function.config.workdir, &environment);
+    let packages = with_packages(&files, &directories)?;
+    let mut arguments = language.module_arguments(&directories);
+    arguments.extend(modules.clone());
+    let framework = Wanted { language, parent: Some((&name, &template)), arguments, environment };
     Ok(framework.make(session, function, &packages, options, on_event)?.1)
 }
 
-/// The files of the language, and those that `PYTHONPATH` leads to.
-fn with_packages(
-    files: &Files<'_>,
-    environment: &BTreeMap<String, String>,
-) -> Result<Tree, StoreError> {
+/// The files of the language, and those of packages in `directories`.
+fn with_packages(files: &Files<'_>, directories: &[PathBuf]) -> Result<Tree, StoreError> {
     let base = files.libraries.or(files.runtime).expect("a fitting function has such files");
     let mut tree = base.clone();
-    for path in environment.get("PYTHONPATH").into_iter().flat_map(|paths| paths.split(':')) {
-        if path.starts_with('/') {
-            tree.copy_below(files.tree, Path::new(path))?;
-        }
+    for directory in directories {
+        tree.copy_below(files.tree, directory)?;
     }
     Ok(tree)
 }
 
 /// A template that is made unless it is there.
 struct Wanted<'a> {
+    language: &'a dyn Language,
     /// The template that it is made of a copy of; `None`: the interpreter is started.
     parent: Option<(&'a Name, &'a Template)>,
-    modules: Vec<String>,
+    /// The modules, and what the bootstrap needs to find them.
+    arguments: Vec<String>,
     /// The environment, as far as the interpreter looks at it when it starts.
     environment: BTreeMap<String, String>,
 }
@@ -233,7 +204,7 @@ impl Wanted<'_> {
         };
         let program = self.program(function);
         let config = self.made_of(&program, index);
-        let name = name_of(&config);
+        let name = name_of(self.language, &config);
         if let Some(template) = Template::find(session, &name) {
             return Ok((name, template));
         }
@@ -246,11 +217,12 @@ impl Wanted<'_> {
     /// The interpreter on its way to become the template, as a function.
     fn program(&self, function: &StoredFunction) -> StoredFunction {
         let mut command = vec![function.config.command[0].clone()];
-        command.extend(["-m", TEMPLATE_MODULE].map(str::to_owned));
-        command.extend(self.modules.clone());
+        command.extend(self.language.options());
+        command.push(TEMPLATE_WORD.to_owned());
+        command.extend(self.arguments.clone());
         let mut environment = self.environment.clone();
         if self.parent.is_none() {
-            environment.insert("PYTHONPATH".to_owned(), BOOTSTRAP_DIRECTORY.to_owned());
+            self.language.load_bootstrap(&mut environment);
         }
         let mut config = FunctionConfig {
             // Every root file system knows this host.
@@ -294,7 +266,7 @@ impl Wanted<'_> {
     ) -> Result<ImageId, BuildError> {
         let (index, way, base) = match self.parent {
             Some((_, parent)) => (index, Way::Template(parent), Some(parent.base())),
-            None => (with_bootstrap(session, tree, index)?, Way::Start, None),
+            None => (with_bootstrap(session, self.language, tree, index)?, Way::Start, None),
         };
         let rootfs = StoredRootfs::open(session, index)?;
         let mut running = match way {
@@ -315,19 +287,20 @@ impl Wanted<'_> {
 /// The index of a tree with the bootstrap, which goes away before anybody sees it.
 fn with_bootstrap(
     session: &mut Session,
+    language: &dyn Language,
     tree: &Tree,
     index: IndexId,
 ) -> Result<IndexId, StoreError> {
     let mut tree = tree.clone();
-    let path = Path::new(BOOTSTRAP_DIRECTORY).join("sitecustomize.py");
-    let blob = session.put_blob(BOOTSTRAP, &Domain::default())?;
+    let path = Path::new(language.bootstrap_path());
+    let blob = session.put_blob(language.bootstrap(), &Domain::default())?;
     let attributes = Attributes::root(0o644);
-    tree.add_at(&path, Node { content: Content::Regular(blob), attributes })?;
+    tree.add_at(path, Node { content: Content::Regular(blob), attributes })?;
     let plain = session.open_index(index)?;
     session.put_index_over(&tree, &plain)
 }
 
-fn name_of(config: &serde_json::Value) -> Name {
+fn name_of(language: &dyn Language, config: &serde_json::Value) -> Name {
     let text = serde_json::to_vec(config).expect("it is plain data");
-    TemplateRecord::name_of("python3", &[&text, BOOTSTRAP])
+    TemplateRecord::name_of(language.name(), &[&text, language.bootstrap()])
 }

@@ -1,0 +1,92 @@
+//! What differs between languages in how a runtime template is made of their interpreter, and
+//! how a program is given to a copy of it.
+//!
+//! One language is one file of Rust, which says when a program fits and how the interpreter is
+//! started, and one program in the language itself, the bootstrap. The interpreter loads the
+//! bootstrap within its own start, before it looks at the program. The bootstrap
+//!
+//! 1. leaves nothing of itself that a program meets, and loads the modules that are behind the
+//!    word [`TEMPLATE_WORD`] in its command line,
+//! 2. writes to `/dev/thaw`, which freezes the template,
+//! 3. reads `/proc/self/cmdline` in the copy. If that has the word, it goes on at 1 for the
+//!    next template of the chain. If not, it takes over environment and directory, and has
+//!    the interpreter run the program as if it had been started with it.
+
+use super::fit::Unfit;
+use super::{node, python, ruby};
+use crate::config::TemplateLanguage;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// The argument of an interpreter that is to become a template; modules follow it.
+pub(super) const TEMPLATE_WORD: &str = "thaw-template";
+
+/// A language that has runtime templates.
+pub(super) trait Language: Sync {
+    /// How templates of it are named, for people.
+    fn name(&self) -> &'static str;
+
+    /// The bootstrap.
+    fn bootstrap(&self) -> &'static [u8];
+
+    /// Where the interpreter finds the bootstrap: an absolute path that no function uses.
+    fn bootstrap_path(&self) -> &'static str;
+
+    /// Modules that servers usually load.
+    fn usual_modules(&self) -> &'static [&'static str];
+
+    /// Whether a program of this file name may be the interpreter.
+    fn is_interpreter(&self, file_name: &str) -> bool;
+
+    /// Whether a program can be given to a running interpreter, by the arguments of the
+    /// interpreter and the environment.
+    ///
+    /// # Errors
+    /// Why not.
+    fn check(
+        &self,
+        arguments: &[String],
+        environment: &BTreeMap<String, String>,
+    ) -> Result<(), Unfit>;
+
+    /// Whether the interpreter looks at this variable when it starts, or, with `loads_packages`,
+    /// when it loads the modules that a function names. What is common to all languages need
+    /// not be repeated.
+    fn reads_variable(&self, name: &str, loads_packages: bool) -> bool;
+
+    /// The arguments of an interpreter that is to become a template, in front of
+    /// [`TEMPLATE_WORD`].
+    fn options(&self) -> Vec<String>;
+
+    /// Changes the environment so that the interpreter loads the bootstrap.
+    fn load_bootstrap(&self, environment: &mut BTreeMap<String, String>);
+
+    /// The directories that hold the modules which functions name. `workdir` is that of the
+    /// function.
+    fn package_directories(
+        &self,
+        workdir: &str,
+        environment: &BTreeMap<String, String>,
+    ) -> Vec<PathBuf>;
+
+    /// What a template must know to find these modules besides the environment, as further
+    /// arguments in front of the modules.
+    fn module_arguments(&self, _packages: &[PathBuf]) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+/// How templates of a language are made.
+pub(super) fn of(language: TemplateLanguage) -> &'static dyn Language {
+    match language {
+        TemplateLanguage::Python3 => &python::Python,
+        TemplateLanguage::Node => &node::Node,
+        TemplateLanguage::Ruby => &ruby::Ruby,
+    }
+}
+
+/// The absolute directories of a list with colons between them, such as `PATH`.
+pub(super) fn directories_of(list: Option<&String>) -> Vec<PathBuf> {
+    let all = list.into_iter().flat_map(|list| list.split(':'));
+    all.filter(|path| path.starts_with('/')).map(PathBuf::from).collect()
+}

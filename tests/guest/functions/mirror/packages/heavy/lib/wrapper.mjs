@@ -1,0 +1,2 @@
+import heavy from './main.js';
+export const NAME = heavy.NAME;

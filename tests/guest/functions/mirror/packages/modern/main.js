@@ -1,0 +1,1 @@
+await null; export const NAME = 'modern';

@@ -1,0 +1,4 @@
+# A library that a template loads.
+module Heavy
+  NAME = 'heavy'.freeze
+end
