@@ -24,6 +24,7 @@ pub mod fuzzing;
 pub mod gateway;
 pub mod health;
 pub mod home;
+pub mod init;
 pub mod instance;
 mod legacy;
 pub mod logs;
@@ -46,6 +47,7 @@ pub mod tenants;
 mod tls_listeners;
 pub mod upstream;
 pub mod usage;
+pub mod watch;
 
 /// `PATH` of programs in sandboxes, unless their author sets another.
 pub const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";

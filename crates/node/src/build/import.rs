@@ -88,6 +88,14 @@ pub enum ImportFailure {
         /// Where it ran.
         trust: Trust,
     },
+    /// A project's description does not say what it depends on.
+    #[error("cannot use {}: {reason}", path.display())]
+    Pyproject {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and the way out.
+        reason: String,
+    },
     /// The root file system is not usable.
     #[error(transparent)]
     Rootfs(#[from] RootfsError),

@@ -26,6 +26,7 @@ pub use freeze::{open_ancestor, open_image, open_image_of_any_build};
 pub use image::ImageFailure;
 pub use import::ImportFailure;
 pub use import::PACKAGES;
+pub(crate) use packages::dependencies;
 pub use program::Awaited;
 pub use train::Training;
 
