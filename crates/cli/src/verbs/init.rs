@@ -8,9 +8,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use thaw_node::config::FunctionName;
-use thaw_node::init::{
-    InitError, Language, Project, Replace, Starter, detect, make_starter, write,
-};
+use thaw_node::init::{Language, Project, Replace, Starter, detect, make_starter, write};
 use thaw_sandbox::escape;
 
 /// Write a thaw.toml for the program in a directory, or a new program with one.
@@ -60,7 +58,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     }
     let language = arguments.template.map(Starter::language).or(arguments.language);
     let replace = if arguments.force { Replace::Yes } else { Replace::No };
-    let project = detected(directory, language, arguments.name.as_ref())?;
+    let project = detect(directory, language, arguments.name.as_ref())?;
     written.push(write(directory, &project, replace)?);
     match arguments.json {
         true => output::print_json(&json!({ "written": written, "project": project }))?,
@@ -69,22 +67,24 @@ pub fn run(arguments: &Arguments) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-fn detected(
-    directory: &Path,
-    language: Option<Language>,
-    name: Option<&FunctionName>,
-) -> Result<Project, InitError> {
-    // A path such as `.` has no name of its own.
-    detect(directory, language, name)
+/// A command line, with quotes where a shell would want them.
+fn command_line(words: &[String]) -> String {
+    let is_plain =
+        |word: &String| !word.is_empty() && !word.contains(|c: char| " \"'*&;|<>$`\\".contains(c));
+    let quoted = words.iter().map(|word| match is_plain(word) {
+        true => word.clone(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
+    });
+    escape(quoted.collect::<Vec<_>>().join(" ").as_bytes())
 }
 
 /// What was found and written, and what comes next.
 fn told(directory: &Path, written: &[PathBuf], project: &Project) -> String {
     let mut text = format!("found {}\n", escape(project.evidence().as_bytes()));
-    let command = escape(project.command.join(" ").as_bytes());
+    let command = command_line(&project.command);
     let _ = writeln!(text, "it is started by `{command}` and listens on port {}", project.port);
     if let Some(build) = &project.build {
-        let command = escape(build.command.join(" ").as_bytes());
+        let command = command_line(&build.command);
         let _ = writeln!(text, "`thaw build` runs `{command}` before, in a sandbox");
     }
     for note in &project.notes {

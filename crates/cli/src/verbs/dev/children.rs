@@ -104,7 +104,10 @@ pub(super) struct OwnDaemon {
 
 impl OwnDaemon {
     /// Starts one and waits until it serves; its end is a [`Happening::DaemonEnded`].
-    pub fn start(arguments: &Arguments, happenings: &SyncSender<Happening>) -> Result<Self, Failure> {
+    pub fn start(
+        arguments: &Arguments,
+        happenings: &SyncSender<Happening>,
+    ) -> Result<Self, Failure> {
         let mut command = thaw()?;
         let listen = arguments.listen.to_string();
         command.args(["serve", "--listen", &listen, "--drain", DRAIN, "--zygotes", ZYGOTES]);
