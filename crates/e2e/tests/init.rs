@@ -204,7 +204,7 @@ fn dependencies_of_a_pom_are_fetched() {
     let place = Place::new();
     let pom = "<project xmlns=\"http://maven.apache.org/POM/4.0.0\"><modelVersion>4.0.0</modelVersion>\
         <groupId>x</groupId><artifactId>gson</artifactId><version>1</version>\
-        <properties><maven.compiler.release>17</maven.compiler.release>\
+        <properties><maven.compiler.source>17</maven.compiler.source><maven.compiler.target>17</maven.compiler.target>\
         <project.build.sourceEncoding>UTF-8</project.build.sourceEncoding></properties>\
         <dependencies><dependency><groupId>com.google.code.gson</groupId><artifactId>gson</artifactId>\
         <version>2.11.0</version></dependency></dependencies></project>";

@@ -43,7 +43,7 @@ impl Finding {
     pub(super) fn of_generators(names: &[String], way_out: &str) -> Self {
         let names = names.join(", ");
         let text = format!(
-            "two copies drew the same numbers from {names}, which was seeded before the freeze: {way_out} \
+            "two copies drew the same numbers from {names}, seeded before the freeze: {way_out} \
              (docs/uniqueness.md)"
         );
         Self { kind: FindingKind::Generator, text }

@@ -46,8 +46,8 @@ const PYTHON: Probe = Probe {
         Some(old) => format!("{DIRECTORY}:{old}"),
         None => DIRECTORY.to_owned(),
     },
-    way_out: "seed them in every copy, as sdk/entrypoint/thaw.py does with thaw.reseed(), or draw from \
-              `secrets` or random.SystemRandom",
+    way_out: "call reseed() of sdk/entrypoint/thaw.py where a request begins, or draw from `secrets` \
+              or random.SystemRandom",
 };
 
 const NODE: Probe = Probe {
@@ -58,8 +58,8 @@ const NODE: Probe = Probe {
         let old = old.map_or_else(String::new, |old| format!("{old} "));
         format!("{old}--require {DIRECTORY}/probe.js")
     },
-    way_out: "draw from crypto.randomInt or randomBytes, and from randomUUID({disableEntropyCache: true}), \
-              or load sdk/entrypoint/thaw-random.js with `node --require`",
+    way_out: "start it with `node --require ./thaw-random.js` (sdk/entrypoint), or draw from \
+              crypto.randomInt",
 };
 
 const RUBY: Probe = Probe {
@@ -70,8 +70,7 @@ const RUBY: Probe = Probe {
         let old = old.map_or_else(String::new, |old| format!("{old} "));
         format!("{old}-r{DIRECTORY}/probe.rb")
     },
-    way_out: "call Random.srand in every copy, as sdk/entrypoint/thaw.rb does with Thaw.reseed, or draw \
-              from SecureRandom",
+    way_out: "call Thaw.reseed of sdk/entrypoint/thaw.rb where a request begins, or draw from SecureRandom",
 };
 
 /// The probe for a function; `None`: its language has none, or it must not be run twice.
