@@ -61,7 +61,7 @@ impl Build {
         happenings: &SyncSender<Happening>,
     ) -> Result<Self, Failure> {
         let mut command = thaw()?;
-        command.args(["build", "--json"]);
+        command.args(["build", "--json", "--no-compare"]);
         limits(&mut command, arguments);
         for tools in &arguments.tools {
             command.arg("--tools").arg(tools);
