@@ -15,6 +15,7 @@ and returns 0, so that the same program runs anywhere.
 _DEVICE = "/dev/thaw"
 _before = []
 _after = []
+_seeded = None
 
 
 def before_freeze(hook):
@@ -64,3 +65,25 @@ def freeze():
     for hook in _after:
         hook(which)
     return which
+
+
+def reseed():
+    """Seed `random` and `numpy.random` if this is another copy than at the last call.
+
+    Call it where a request begins, in a program that is frozen when it first waits for
+    clients: until then all copies draw the same numbers. Returns whether it has seeded.
+    Generators of your own (`random.Random()`) seed where it returns `True`.
+    """
+    global _seeded
+    import sys
+
+    which = generation()
+    if which == _seeded:
+        return False
+    _seeded = which
+    import random
+
+    random.seed()
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    return True

@@ -52,5 +52,20 @@ module Thaw
       @after.each { |hook| hook.call(which) }
       which
     end
+
+    # Seeds the generator of Kernel#rand if this is another copy than at the last call;
+    # returns whether it has.
+    #
+    # Call it where a request begins, in a program that is frozen when it first waits for
+    # clients: until then all copies draw the same numbers. Generators of your own
+    # (Random.new) are to be made anew where it returns true.
+    def reseed
+      which = generation
+      return false if which == @seeded
+
+      @seeded = which
+      Random.srand
+      true
+    end
   end
 end

@@ -221,6 +221,26 @@ pub struct Secret {
 /// it refuse it, since they find no program.
 pub const FLAG_INIT: u32 = 1 << 27;
 
+/// Before [`MSG_ENTRY_POINT`], but for checkpoints, the sandbox says by [`MSG_LOSES`] which
+/// connections copies will find reset. Kernels that do not know of it say nothing.
+pub const FLAG_SAY_LOSSES: u32 = 1 << 28;
+
+/// Sandbox to host: which connections to the outside copies of what is frozen next will find
+/// reset ([`Losses`]), if there are any.
+pub const MSG_LOSES: u32 = 140;
+
+/// Body of [`MSG_LOSES`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Losses {
+    /// How many.
+    pub connections: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// Where the first of them leads.
+    pub peer: Address,
+}
+
 /// Body of [`MSG_START`].
 ///
 /// Descriptors: standard input, output and error, then, for [`ROOTFS_INDEX`],

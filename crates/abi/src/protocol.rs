@@ -86,6 +86,7 @@ mod tests {
             ("Hibernate", size_of::<Hibernate>(), 48),
             ("Awake", size_of::<Awake>(), 40),
             ("Described", size_of::<Described>(), 40),
+            ("Losses", size_of::<Losses>(), 32),
             ("ConnectionClosed", size_of::<ConnectionClosed>(), 8),
             ("Exit", size_of::<Exit>(), 8),
             ("OpenBlob", size_of::<OpenBlob>(), 8),

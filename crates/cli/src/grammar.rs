@@ -33,6 +33,8 @@ impl Command {
 #[derive(Debug, Subcommand)]
 pub enum Verb {
     Run(verbs::run::Arguments),
+    Init(verbs::init::Arguments),
+    Dev(verbs::dev::Arguments),
     Build(verbs::build::Arguments),
     Serve(verbs::serve::Arguments),
     Monitor(verbs::monitor::Arguments),
@@ -79,6 +81,8 @@ impl Verb {
     pub fn run(self) -> Outcome {
         match self {
             Self::Run(arguments) => verbs::run::run(arguments),
+            Self::Init(arguments) => verbs::init::run(&arguments),
+            Self::Dev(arguments) => verbs::dev::run(&arguments),
             Self::Build(arguments) => verbs::build::run(&arguments),
             Self::Serve(arguments) => verbs::serve::run(&arguments),
             Self::Monitor(arguments) => verbs::monitor::run(&arguments),

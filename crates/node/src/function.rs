@@ -1,5 +1,6 @@
 //! What the store keeps of a built function.
 
+use crate::build::Finding;
 use crate::config::{CpuBaseline, FunctionConfig, HIDDEN, RuntimeConfig};
 use crate::rootfs::StoredRootfs;
 use serde::{Deserialize, Serialize};
@@ -22,6 +23,9 @@ pub struct StoredFunction {
     /// What the program sees of the processor until it is frozen.
     #[serde(default)]
     pub cpu_baseline: CpuBaseline,
+    /// What the build has found that its copies will not like.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub findings: Vec<Finding>,
 }
 
 /// What a function was pulled as.

@@ -26,6 +26,7 @@ pub mod gateway;
 pub mod health;
 pub mod history;
 pub mod home;
+pub mod init;
 pub mod instance;
 mod legacy;
 pub mod logs;
@@ -49,6 +50,7 @@ pub mod tenants;
 mod tls_listeners;
 pub mod upstream;
 pub mod usage;
+pub mod watch;
 
 pub use partial::kernels_of_partial;
 

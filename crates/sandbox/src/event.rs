@@ -2,10 +2,10 @@
 
 use bytemuck::AnyBitPattern;
 use thaw_abi::control::{
-    Awake as AwakeMessage, ConnectionClosed, Described, EntryPoint, Exit, MSG_AWAKE, MSG_BIND,
-    MSG_BOOTED, MSG_CONNECTION_CLOSED, MSG_DESCRIBED, MSG_ENTRY_POINT, MSG_EXIT, MSG_FAILED,
-    MSG_HIBERNATED, MSG_OPEN_BLOB, MSG_OPEN_SOCKET, MSG_READY, MSG_RESTING, MSG_TERMINAL_GET,
-    MSG_TERMINAL_SET, MSG_WAKE_SOCKET, MessageHeader, Resting,
+    Awake as AwakeMessage, ConnectionClosed, Described, EntryPoint, Exit, Losses, MSG_AWAKE,
+    MSG_BIND, MSG_BOOTED, MSG_CONNECTION_CLOSED, MSG_DESCRIBED, MSG_ENTRY_POINT, MSG_EXIT,
+    MSG_FAILED, MSG_HIBERNATED, MSG_LOSES, MSG_OPEN_BLOB, MSG_OPEN_SOCKET, MSG_READY, MSG_RESTING,
+    MSG_TERMINAL_GET, MSG_TERMINAL_SET, MSG_WAKE_SOCKET, MessageHeader, Resting,
 };
 use thaw_abi::remote::{MSG_EXEC_FAILED, MSG_EXEC_STARTED};
 
@@ -48,6 +48,9 @@ pub enum Event {
     /// What the program does, as [`crate::Sandbox::request_description`] has asked. A sandbox may
     /// say what it likes.
     Described(Described),
+    /// Which connections copies of what is frozen next will find reset. A sandbox may say what it
+    /// likes.
+    Losses(Losses),
     /// The guest has closed the connection with this number.
     ConnectionClosed {
         /// [`thaw_abi::control::Connection::id`].
@@ -169,6 +172,7 @@ pub(crate) fn parse(packet: &[u8]) -> Result<Incoming<'_>, Violation> {
             Event::Awake(Awake::of(&message).ok_or(wrong_value)?)
         }
         MSG_DESCRIBED => Event::Described(whole(body).ok_or(wrong_length)?),
+        MSG_LOSES => Event::Losses(whole(body).ok_or(wrong_length)?),
         MSG_CONNECTION_CLOSED => {
             let ConnectionClosed { id } = whole(body).ok_or(wrong_length)?;
             Event::ConnectionClosed { id }

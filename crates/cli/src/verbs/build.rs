@@ -10,7 +10,7 @@ use std::io::{IsTerminal, Write, stderr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
-use thaw_node::build::{BuildEvent, BuildOptions, Built, Training, Trust, build};
+use thaw_node::build::{BuildEvent, BuildOptions, Built, Comparison, Training, Trust, build};
 use thaw_node::catalog::Reload;
 use thaw_node::config::{CpuBaseline, DomainName, TimeSpan};
 use thaw_node::home::Home;
@@ -70,6 +70,10 @@ pub struct Arguments {
     /// Leave the requests with the version that has them; see `thaw activate` and `thaw split`.
     #[arg(long)]
     no_activate: bool,
+    /// Do not start the program a second time to compare what two copies of it draw at random
+    /// (docs/uniqueness.md).
+    #[arg(long)]
+    no_compare: bool,
     /// Print JSON about the result.
     #[arg(long)]
     json: bool,
@@ -89,6 +93,9 @@ pub fn run(arguments: &Arguments) -> Outcome {
     display.finish();
     let built = result?;
     let config = &built.function.function.config;
+    for finding in &built.frozen.findings {
+        display.show(&BuildEvent::Warning(&finding.text));
+    }
     if arguments.json {
         output::print_json(&as_json(&built, started.elapsed()))?;
     } else {
@@ -143,6 +150,7 @@ fn options(arguments: &Arguments) -> Result<BuildOptions, Failure> {
         weak_limits: arguments.weak_limits.chosen(),
         cpu_baseline: arguments.cpu_baseline,
         label: arguments.label.clone(),
+        comparison: if arguments.no_compare { Comparison::LeftOut } else { Comparison::Made },
         activation: if arguments.no_activate { Activation::Later } else { Activation::Now },
         ..BuildOptions::default()
     })
@@ -165,6 +173,7 @@ fn as_json(built: &Built, took: Duration) -> serde_json::Value {
         "training_requests": built.frozen.training.as_ref().map_or(0, |training| training.requests),
         "training_ms": built.frozen.training.as_ref().map(|training| training.duration.as_secs_f64() * 1e3),
         "freeze_ms": report.duration.as_secs_f64() * 1e3,
+        "warnings": built.frozen.findings,
         "total_ms": took.as_secs_f64() * 1e3,
     })
 }
@@ -220,6 +229,10 @@ impl Display {
             BuildEvent::Imported { files, bytes } => self.count(counted(*files, *bytes)),
             BuildEvent::Trained { done, total } => {
                 self.count(format!("trained with {done} of {total} requests"));
+            }
+            BuildEvent::Warning(warning) => {
+                self.finish();
+                eprintln!("thaw: warning: {warning}");
             }
             BuildEvent::Note(note) => {
                 self.finish();

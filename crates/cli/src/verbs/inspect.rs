@@ -13,7 +13,7 @@ use thaw_abi::cpu::Baseline;
 use thaw_abi::image::{Mapping, SOURCE_BLOB, SOURCE_IMAGE, SOURCE_ZERO, ancestor_depth};
 use thaw_node::admin::FunctionDetail;
 use thaw_node::boots::BootRecord;
-use thaw_node::build::open_ancestor;
+use thaw_node::build::{Finding, open_ancestor};
 use thaw_node::config::{FunctionConfig, FunctionName};
 use thaw_node::function::{BuiltFunction, Origin};
 use thaw_node::home::Home;
@@ -50,6 +50,8 @@ struct Report {
     environment: BTreeMap<String, String>,
     rootfs: RootfsReport,
     image: ImageReport,
+    /// What the build has found that copies will not like.
+    warnings: Vec<Finding>,
     /// The rest is the daemon's; none if no daemon serves the function.
     instances: Option<Vec<InstanceInfo>>,
     standby: Option<StandbyInfo>,
@@ -136,6 +138,7 @@ impl Report {
             environment: stored.environment_without_secrets(),
             rootfs: RootfsReport::new(store, function),
             image: ImageReport::new(store, function),
+            warnings: stored.findings.clone(),
             instances,
             standby,
             boots_ns,
@@ -297,6 +300,9 @@ fn summary(report: &Report) -> String {
     if let Some(problem) = &image.problem {
         row("IMAGE", format!("{} cannot be used: {problem}", short(&image.id)));
     }
+    for warning in &report.warnings {
+        row("WARNING", escape(warning.text.as_bytes()));
+    }
     if let Some(StandbyInfo { ready, template, forked, rewinds }) = &report.standby {
         let ahead = forked.len();
         let template = template.map_or("no template".to_owned(), |pid| {
@@ -369,6 +375,7 @@ fn short(hash: &str) -> &str {
 mod tests {
     use super::*;
     use std::path::Path;
+    use thaw_node::build::FindingKind;
 
     fn report() -> Report {
         let text = "name = \"f\"\ncommand = [\"/app/f\", \"a\\u001bb\"]\nport = 1\n\
@@ -390,6 +397,10 @@ mod tests {
                 facts: None,
                 problem: Some("it is damaged".to_owned()),
             },
+            warnings: vec![Finding {
+                kind: FindingKind::Generator,
+                text: "two copies drew\u{1b} the same".to_owned(),
+            }],
             instances: None,
             standby: None,
             boots_ns: None,
@@ -403,6 +414,7 @@ mod tests {
         for part in [
             "3, 1.0MiB in 2 blobs",
             "ffffffffffffffff cannot be used: it is damaged",
+            "WARNING   two copies drew\\x1b the same",
             "no daemon serves it",
             "KEY = \"***\"",
             "memory = ",

@@ -15,6 +15,8 @@ use thaw_node::config::FunctionName;
 use thaw_node::home::Home;
 use thaw_node::logs::{Line, Stream, log_path, rotated_path};
 use thaw_sandbox::escape;
+use ureq::Body;
+use ureq::http::Response;
 
 /// Print what a function wrote to its standard output and error.
 ///
@@ -97,6 +99,17 @@ fn follow(arguments: &Arguments) -> Result<(), Failure> {
     for line in reader.lines() {
         if let Some(line) = parse(&line?).filter(|line| arguments.wants(line)) {
             print_line(&line, arguments)?;
+        }
+    }
+    Ok(())
+}
+
+/// Prints a log that the daemon sends, for people, until it ends.
+pub(super) fn print_stream(mut response: Response<Body>) -> Result<(), Failure> {
+    let reader = BufReader::new(response.body_mut().as_reader());
+    for line in reader.lines() {
+        if let Some(line) = parse(&line?) {
+            output::print(&for_people(&line, false))?;
         }
     }
     Ok(())

@@ -421,6 +421,7 @@ async fn attend(
                 | Event::Hibernated
                 | Event::Awake(_)
                 | Event::Described(_)
+                | Event::Losses(_)
                 | Event::Remote(_)
                 | Event::ConnectionClosed { .. },
             ) => {}

@@ -12,7 +12,7 @@ use alloc::vec::Vec;
 
 use thaw_abi::control::{
     CAUSE_CHECKPOINT, CAUSE_WAITS, EntryPoint, FLAG_ENTRY_STDIN, FLAG_ENTRY_UDP,
-    FLAG_FREEZE_AT_ENTRY, MSG_ENTRY_POINT, MSG_RESUME,
+    FLAG_FREEZE_AT_ENTRY, FLAG_SAY_LOSSES, MSG_ENTRY_POINT, MSG_LOSES, MSG_RESUME,
 };
 
 use report::Use;
@@ -70,6 +70,9 @@ fn freeze(cause: u32) {
         kernel().config.borrow_mut().flags &= !FLAG_FREEZE_AT_ENTRY;
     }
     crate::net::prepare_freeze();
+    if !is_checkpoint {
+        say_losses();
+    }
     let mut report = come_to_rest(Use::Copies);
     let may_go_on = is_checkpoint && freeze_request::may_have_twin();
     let name = |number, process| report::name_process(&mut report, number, process);
@@ -90,6 +93,14 @@ fn freeze(cause: u32) {
     } else {
         kernel().clocks.thaw();
         kernel().frozen.wake_all(Events::OUT);
+    }
+}
+
+/// Tells whoever asked for it which connections copies will find reset.
+fn say_losses() {
+    let is_asked = kernel().config.get().flags & FLAG_SAY_LOSSES != 0;
+    if let Some(losses) = is_asked.then(crate::net::losses).flatten() {
+        control::send(MSG_LOSES, 0, bytemuck::bytes_of(&losses), &[]);
     }
 }
 

@@ -275,6 +275,11 @@ pub fn prepare_freeze() {
     crate::state::kernel().net.outside.prepare_for_sleep();
 }
 
+/// Which connections copies of what is frozen now will find reset, after [`prepare_freeze`].
+pub fn losses() -> Option<thaw_abi::control::Losses> {
+    crate::state::kernel().net.outside.losses()
+}
+
 /// After a thaw: the connections of the frozen time are gone, but for those that
 /// are made again when they are used, and those who wait for one hear of it.
 pub fn reset_connections() {

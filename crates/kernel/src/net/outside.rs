@@ -12,8 +12,9 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use thaw_abi::control::{
-    Address, FLAG_EGRESS, FLAG_EGRESS_V6, FLAG_FREEZE_AT_ENTRY, MSG_OPEN_SOCKET, OpenSocket,
-    OpenedSocket, Reply, SOCKET_RECONNECTS, TRANSPORT_DATAGRAM, TRANSPORT_STREAM,
+    Address, FLAG_EGRESS, FLAG_EGRESS_V6, FLAG_FREEZE_AT_ENTRY, FLAG_SAY_LOSSES, Losses,
+    MSG_OPEN_SOCKET, OpenSocket, OpenedSocket, Reply, SOCKET_RECONNECTS, TRANSPORT_DATAGRAM,
+    TRANSPORT_STREAM,
 };
 use thaw_abi::network;
 
@@ -98,6 +99,8 @@ pub fn is_own(ip: IpAddr) -> bool {
 pub struct Outside {
     waiting: KernelCell<BTreeMap<u64, Waiting>>,
     reconnecting: KernelCell<Vec<Weak<TcpSocket>>>,
+    /// Sockets whose connection the host has made in this boot, with [`FLAG_SAY_LOSSES`].
+    made: KernelCell<Vec<Weak<TcpSocket>>>,
 }
 
 /// A socket that waits for the host's answer.
@@ -122,6 +125,7 @@ impl Outside {
         Self {
             waiting: KernelCell::new(BTreeMap::new()),
             reconnecting: KernelCell::new(Vec::new()),
+            made: KernelCell::new(Vec::new()),
         }
     }
 
@@ -152,6 +156,25 @@ impl Outside {
         }
     }
 
+    /// Notes that the host has made the connection of `socket`, where somebody asks for that.
+    pub fn note_made(&self, socket: &Weak<TcpSocket>) {
+        if kernel().config.get().flags & FLAG_SAY_LOSSES == 0 {
+            return;
+        }
+        let mut made = self.made.borrow_mut();
+        made.retain(|other| other.strong_count() > 0 && !other.ptr_eq(socket));
+        made.push(socket.clone());
+    }
+
+    /// Which connections copies will find reset, after [`Outside::prepare_for_sleep`].
+    pub fn losses(&self) -> Option<Losses> {
+        let sockets = self.made.borrow_mut().clone();
+        let lost = sockets.iter().filter_map(Weak::upgrade).filter_map(|socket| socket.lost_peer());
+        let peers: Vec<Endpoint> = lost.collect();
+        let peer = address(*peers.first()?);
+        Some(Losses { connections: peers.len() as u32, reserved: 0, peer })
+    }
+
     /// Notes that copies make the connection of `socket` again.
     pub fn may_sleep(&self, socket: &Weak<TcpSocket>) {
         let mut reconnecting = self.reconnecting.borrow_mut();
@@ -168,6 +191,7 @@ impl Outside {
     /// After a thaw: connections that are made again fall asleep, and nobody is
     /// going to answer.
     pub fn reset(&self) {
+        self.made.borrow_mut().clear();
         self.reconnecting
             .borrow_mut()
             .retain(|socket| socket.upgrade().is_some_and(|socket| socket.fall_asleep()));

@@ -111,6 +111,7 @@ impl TcpSocket {
                 let stream = Arc::new(HostStream::of_this_boot(fd, Kind::Connecting, queue));
                 *self.state.borrow_mut() =
                     State::Outside(Outside { stream, peer, stage, reconnects, sleeps: false });
+                kernel().net.outside.note_made(&self.this);
                 if reconnects {
                     kernel().net.outside.may_sleep(&self.this);
                 }
@@ -165,6 +166,14 @@ impl TcpSocket {
                 Stage::Connecting => false,
             };
             link.sleeps = link.reconnects && loses_nothing;
+        }
+    }
+
+    /// Where the connection leads, if it is open and copies will find it reset.
+    pub(super) fn lost_peer(&self) -> Option<Endpoint> {
+        match &*self.state.borrow_mut() {
+            State::Outside(link) if !link.sleeps && link.stream.is_live() => Some(link.peer),
+            _ => None,
         }
     }
 

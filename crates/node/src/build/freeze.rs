@@ -1,6 +1,7 @@
 //! The second stage of a build: running the program to its entry point and
 //! writing the image.
 
+use super::findings::Finding;
 use super::program::{Awaited, Program};
 use super::train::{Course, Training};
 use super::{BuildError, BuildEvent, BuildOptions, OnEvent, Way};
@@ -29,6 +30,8 @@ pub struct Frozen {
     pub training: Option<Training>,
     /// What the image holds.
     pub report: FreezeReport,
+    /// What copies will not like.
+    pub findings: Vec<Finding>,
 }
 
 /// Why a program could not be frozen.
@@ -202,12 +205,13 @@ pub(super) fn freeze(
         Ok(done) => done,
         Err(stop) => return Err(program.fail(stop, on_event)),
     };
+    let findings = program.losses().map(Finding::of_losses).into_iter().collect();
     let (sandbox, _parent) = program.into_sandbox(on_event);
 
     on_event(BuildEvent::Stage("freezing"));
     let order = ImageOrder { entry, function, rootfs: &rootfs, merge: options.merge, base };
     let (id, report) = write_image(session, &sandbox, &order)?;
-    Ok((id, Frozen { start, training, report }))
+    Ok((id, Frozen { start, training, report, findings }))
 }
 
 /// What is to become an image.

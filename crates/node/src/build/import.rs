@@ -88,6 +88,14 @@ pub enum ImportFailure {
         /// Where it ran.
         trust: Trust,
     },
+    /// A project's description does not say what it depends on.
+    #[error("cannot use {}: {reason}", path.display())]
+    Pyproject {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and the way out.
+        reason: String,
+    },
     /// The root file system is not usable.
     #[error(transparent)]
     Rootfs(#[from] RootfsError),
@@ -354,9 +362,9 @@ impl<'a> Import<'a> {
             },
         }
         if runtime.kind == RuntimeKind::Python3 {
-            if let Some(packages) = self.packages(runtime, on_event)? {
+            if let Some((packages, readers)) = self.packages(runtime, on_event)? {
                 let path = packages.path.clone();
-                let options = self.own_options(&packages);
+                let options = ImportOptions { readers, ..self.own_options(&packages) };
                 self.import(packages, Path::new(PACKAGES), &options, session, tree, on_event)?;
                 environment.insert("PYTHONPATH".to_owned(), PACKAGES.to_owned());
                 request.granted.push(path.clone());
@@ -427,21 +435,25 @@ impl<'a> Import<'a> {
         self.config.files.iter().any(|entry| program.starts_with(entry.destination()))
     }
 
-    /// The directory with the function's Python packages on the host.
+    /// The directory with the function's Python packages on the host, and whose files of it the
+    /// function gets. Those that `pip` has put into Thaw's own directory, which nobody else may
+    /// enter, are the function's.
     fn packages(
         &self,
         runtime: &RuntimeConfig,
         on_event: &mut OnEvent<'_>,
-    ) -> Result<Option<Named>, ImportFailure> {
+    ) -> Result<Option<(Named, Readers)>, ImportFailure> {
         if let Some(packages) = &runtime.packages {
-            return self.named("packages", packages).map(Some);
+            let named = self.named("packages", packages)?;
+            let readers = self.import_options(&named).readers;
+            return Ok(Some((named, readers)));
         }
         let Some(requirements) = &runtime.requirements else { return Ok(None) };
         let requirements = self.named("requirements", requirements)?;
         on_event(BuildEvent::Stage("installing Python packages"));
         let target = packages::install(&self.commands, runtime, &requirements.path, on_event)?;
         let file = open_plainly("requirements", &target)?;
-        Ok(Some(Named { file, path: target, inside: None }))
+        Ok(Some((Named { file, path: target, inside: None }, Readers::ThisProcess)))
     }
 
     /// Imports one line of `files`.

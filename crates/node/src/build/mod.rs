@@ -7,8 +7,10 @@
 //! machine.
 
 mod command;
+mod compare;
 mod contract;
 mod doubt;
+mod findings;
 mod freeze;
 mod ignore;
 mod image;
@@ -20,12 +22,14 @@ mod template;
 mod train;
 
 pub use command::CommandFailure;
+pub use findings::{Finding, FindingKind};
 pub use freeze::{FreezeFailure, Frozen};
 pub(crate) use freeze::{about, freeze_instance, store_kernel};
 pub use freeze::{open_ancestor, open_image, open_image_of_any_build};
 pub use image::ImageFailure;
 pub use import::ImportFailure;
 pub use import::PACKAGES;
+pub(crate) use packages::dependencies;
 pub use program::Awaited;
 pub use train::Training;
 
@@ -68,6 +72,8 @@ pub enum BuildEvent<'a> {
     },
     /// Something that may matter.
     Note(&'a str),
+    /// Something that copies will not like.
+    Warning(&'a str),
     /// A line that the build command or the program printed.
     Output {
         /// Who printed it.
@@ -119,6 +125,19 @@ pub struct BuildOptions {
     pub label: Option<Name>,
     /// Whether requests go to the version at once.
     pub activation: Activation,
+    /// Whether two copies are compared in what they draw.
+    pub comparison: Comparison,
+}
+
+/// Whether a build compares two copies of the program in what their generators of random
+/// numbers draw, which takes about as long as the build does without.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Comparison {
+    /// It does, if it can.
+    #[default]
+    Made,
+    /// It does not.
+    LeftOut,
 }
 
 impl Default for BuildOptions {
@@ -135,6 +154,7 @@ impl Default for BuildOptions {
             cpu_baseline: CpuBaseline::default(),
             label: None,
             activation: Activation::default(),
+            comparison: Comparison::default(),
         }
     }
 }
@@ -230,8 +250,14 @@ pub fn build(
     image::number_user(&session, plain, &mut config)?;
     contract::complete(&mut environment, &config, plain);
     let cpu_baseline = options.cpu_baseline;
-    let function =
-        StoredFunction { config, environment, source: directory, origin: None, cpu_baseline };
+    let function = StoredFunction {
+        config,
+        environment,
+        source: directory,
+        origin: None,
+        cpu_baseline,
+        findings: Vec::new(),
+    };
     // Nothing runs for a build that cannot be stored.
     check_store(&store, &quotas, &planned(&function.config, plain, None))?;
     let place = Place::New(&quotas);
@@ -409,14 +435,26 @@ enum Way<'a> {
 /// Freezes a function and stores it.
 fn freeze_and_store(
     session: &mut Session,
-    function: StoredFunction,
+    mut function: StoredFunction,
     index: IndexId,
     place: Place<'_>,
     way: Way<'_>,
     options: &BuildOptions,
     on_event: &mut OnEvent<'_>,
 ) -> Result<Built, BuildError> {
-    let (image, frozen) = freeze::freeze(session, &function, index, way, options, on_event)?;
+    let (image, mut frozen) = freeze::freeze(session, &function, index, way, options, on_event)?;
+    match place {
+        Place::New(_) if options.comparison == Comparison::Made => {
+            let found = compare::compare(session, &function, index, &frozen, options, on_event);
+            frozen.findings.extend(found);
+        }
+        // It is the same program that was compared when it was built.
+        Place::New(_) | Place::Of(..) => {
+            let old = function.findings.iter().filter(|old| old.kind == FindingKind::Generator);
+            frozen.findings.extend(old.cloned());
+        }
+    }
+    function.findings.clone_from(&frozen.findings);
     let config = new_version(&function, index, image)?.config;
     let record = match place {
         Place::Of(old, may_replace) => {

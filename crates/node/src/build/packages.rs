@@ -5,13 +5,17 @@ use super::command::{Commands, Task};
 use super::import::ImportFailure;
 use crate::config::{EgressRule, RuntimeConfig};
 use std::ffi::OsString;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use thaw_sandbox::BoundAccess;
 use thaw_store::collect::{Question, ask_on_host};
 
 /// Destinations of `pip` unless `[build] egress` names others: Python's package index.
 const INDEX: [&str; 2] = ["pypi.org:443", "files.pythonhosted.org:443"];
+
+/// Most bytes of a pyproject.toml that are read.
+const PYPROJECT_MAX: u64 = 1 << 20;
 
 /// An interpreter that runs `pip`, and where its installation lies.
 struct Interpreter {
@@ -37,19 +41,23 @@ pub(super) fn install(
     if !requirements.starts_with(commands.directory) {
         interpreter.shown.push(requirements.to_owned());
     }
+    let wanted = wanted(requirements)?;
+    if wanted.is_empty() {
+        return Ok(target);
+    }
     let settings = commands.settings();
     let index: Vec<EgressRule> =
         INDEX.iter().map(|rule| rule.parse().expect("it is a destination")).collect();
     let options =
         ["-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--upgrade"];
-    let paths: [OsString; 4] =
-        ["--target".into(), target.clone().into(), "--requirement".into(), requirements.into()];
+    let paths: [OsString; 2] = ["--target".into(), target.clone().into()];
     let task = Task {
         from: "pip",
         arguments: [interpreter.program]
             .into_iter()
             .chain(options.map(OsString::from))
             .chain(paths)
+            .chain(wanted)
             .collect(),
         cwd: commands.directory,
         egress: if settings.egress.is_empty() { &index } else { &settings.egress },
@@ -62,6 +70,49 @@ pub(super) fn install(
     };
     commands.run(&task, on_event).map_err(failed)?;
     Ok(target)
+}
+
+/// Arguments of `pip` that say what to install: a requirements file, or the dependencies of the
+/// project that a pyproject.toml describes, and not the project itself, whose files the function
+/// has anyhow.
+fn wanted(requirements: &Path) -> Result<Vec<OsString>, ImportFailure> {
+    if requirements.file_name() != Some("pyproject.toml".as_ref()) {
+        return Ok(vec!["--requirement".into(), requirements.into()]);
+    }
+    let unusable =
+        |reason: String| ImportFailure::Pyproject { path: requirements.to_owned(), reason };
+    let read = File::open(requirements).and_then(|file| {
+        let mut text = String::new();
+        file.take(PYPROJECT_MAX).read_to_string(&mut text).map(|_| text)
+    });
+    let text = read.map_err(|error| unusable(error.to_string()))?;
+    let dependencies = dependencies(&text).map_err(unusable)?;
+    // What follows is no option, whatever the file says.
+    let all = dependencies.into_iter().map(OsString::from);
+    Ok(match all.len() {
+        0 => Vec::new(),
+        _ => [OsString::from("--")].into_iter().chain(all).collect(),
+    })
+}
+
+/// The dependencies of a project by the text of its pyproject.toml (PEP 621).
+///
+/// # Errors
+/// It is not TOML, or its dependencies are in a table of Poetry's, which `pip` does not read.
+pub(crate) fn dependencies(text: &str) -> Result<Vec<String>, String> {
+    let table: toml::Table = text.parse().map_err(|error| format!("{error}"))?;
+    let Some(project) = table.get("project").and_then(toml::Value::as_table) else {
+        let is_poetry = table.get("tool").and_then(|tool| tool.get("poetry")).is_some();
+        return match is_poetry {
+            true => Err("it has [tool.poetry] and no [project], which pip does not read; write \
+                         the dependencies into [project], or `poetry export` a requirements.txt"
+                .to_owned()),
+            // Settings of tools only.
+            false => Ok(Vec::new()),
+        };
+    };
+    let list = project.get("dependencies").and_then(toml::Value::as_array);
+    Ok(list.into_iter().flatten().filter_map(|item| item.as_str().map(str::to_owned)).collect())
 }
 
 /// The interpreter that the function's author has named, or the one in this process's

@@ -15,7 +15,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc::{self, TrySendError};
 use std::thread;
 use std::time::{Duration, Instant};
-use thaw_abi::control::{EntryPoint, FLAG_FREEZE_AT_ENTRY};
+use thaw_abi::control::{EntryPoint, FLAG_FREEZE_AT_ENTRY, FLAG_SAY_LOSSES, Losses};
 use thaw_sandbox::{
     Console, ConsoleOutput, Event, GuestExit, LimitReached, Sandbox, StartSpec, WeakLimits,
     ZygoteConfig, ZygoteParent,
@@ -105,6 +105,8 @@ pub(super) struct Program {
     memory: ByteSize,
     /// The number of the signal that freezes it, whenever this process gets it.
     signals: Option<mpsc::Receiver<u32>>,
+    /// The connections that copies will find reset, as the sandbox said last.
+    losses: Option<Losses>,
 }
 
 impl Program {
@@ -160,6 +162,7 @@ impl Program {
             // The author's limit is for requests, not for the start.
             cpu_time_limit: None,
             flags: FLAG_FREEZE_AT_ENTRY
+                | FLAG_SAY_LOSSES
                 | config.entry_flags()
                 | config.entry.freeze.flags()
                 | function.cpu_baseline.flags()
@@ -181,7 +184,16 @@ impl Program {
             Some(template) => zygote.start_in(&template.plan_over(rootfs)?, &spec)?,
         };
         let (flow, awaited) = (Flow::Calm, Awaited::new(config));
-        Ok(Self { sandbox, parent, output, flow, awaited, memory: config.limits.memory, signals })
+        Ok(Self {
+            sandbox,
+            parent,
+            output,
+            flow,
+            awaited,
+            memory: config.limits.memory,
+            signals,
+            losses: None,
+        })
     }
 
     /// The sandbox that it runs in.
@@ -198,10 +210,12 @@ impl Program {
     ) -> Result<EntryPoint, Stop> {
         let began = Instant::now();
         let mut doubt = Doubt::new(self.awaited.port);
+        self.losses = None;
         loop {
             match self.step(on_event)? {
                 Some(Event::EntryPoint(entry)) => return Ok(entry),
                 Some(Event::Described(described)) => doubt.heard(&described),
+                Some(Event::Losses(losses)) => self.losses = Some(losses),
                 // Events of other kinds may come without end.
                 _ => {}
             }
@@ -271,6 +285,11 @@ impl Program {
             Stop::Training(reason) => FreezeFailure::Training { reason, output },
             Stop::Io(error) => FreezeFailure::Io(error),
         }
+    }
+
+    /// Which connections copies will find reset.
+    pub(super) fn losses(&self) -> Option<&Losses> {
+        self.losses.as_ref()
     }
 
     /// The sandbox, at rest, and what must outlive it.

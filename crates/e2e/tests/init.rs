@@ -1,0 +1,243 @@
+//! `thaw init`: what it writes builds and serves, with packages of each language's registry.
+
+use serde_json::Value;
+use std::fs;
+use std::net::{TcpStream, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+use tempfile::TempDir;
+use thaw_e2e::{Daemon, DaemonOptions, Outcome, get, run_within, skip, thaw};
+
+/// How long a build may take, which may install packages.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// A home and a directory for functions.
+struct Place {
+    all: TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        let all = tempfile::tempdir().expect("a directory");
+        fs::create_dir(all.path().join("home")).expect("a directory");
+        Self { all }
+    }
+
+    fn home(&self) -> PathBuf {
+        self.all.path().join("home")
+    }
+
+    fn directory(&self, name: &str, files: &[(&str, &str)]) -> PathBuf {
+        let directory = self.all.path().join(name);
+        for (name, text) in files {
+            let path = directory.join(name);
+            fs::create_dir_all(path.parent().expect("a directory")).expect("a directory");
+            fs::write(path, text).expect("a file");
+        }
+        directory
+    }
+
+    fn thaw(&self, arguments: &[&str]) -> Outcome {
+        let mut command = thaw();
+        command.env("THAW_HOME", self.home()).current_dir(self.all.path()).args(arguments);
+        run_within(PATIENCE, &mut command, b"")
+    }
+
+    fn init(&self, directory: &Path, arguments: &[&str]) -> Value {
+        let directory = directory.to_str().expect("text");
+        let outcome = self.thaw(&[&["init", "--json", directory], arguments].concat());
+        assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+        serde_json::from_str(&outcome.stdout).expect("JSON")
+    }
+
+    fn build(&self, directory: &Path) {
+        let directory = directory.to_str().expect("text");
+        let outcome = self.thaw(&["build", "--weak-limits", directory]);
+        assert_eq!(outcome.code, Some(0), "{directory}\n{}", outcome.stderr);
+    }
+
+    /// Builds a directory for which `thaw init` has written the thaw.toml, and asks it.
+    fn answer(&self, directory: &Path, path: &str) -> String {
+        self.build(directory);
+        let daemon = Daemon::start(&self.home(), &DaemonOptions::default());
+        let name = directory.file_name().expect("a name").to_str().expect("text");
+        let response = get(daemon.gateway(), name, path);
+        assert_eq!(response.status, 200, "{}\n{}", response.text(), daemon.log());
+        response.text()
+    }
+}
+
+/// Whether a program of a language is here.
+fn has(program: &str) -> bool {
+    let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output();
+    let found = found.is_ok_and(|output| output.status.success());
+    if !found {
+        skip(&format!("there is no {program}"));
+    }
+    found
+}
+
+/// Whether a registry can be reached: builds need its own name and port.
+fn reaches(host: &str) -> bool {
+    let address = (host, 443).to_socket_addrs().ok().and_then(|mut all| all.next());
+    let patience = Duration::from_secs(10);
+    let reached = address.is_some_and(|to| TcpStream::connect_timeout(&to, patience).is_ok());
+    if !reached {
+        skip(&format!("{host} cannot be reached"));
+    }
+    reached
+}
+
+#[test]
+fn every_template_is_built_and_answers() {
+    let place = Place::new();
+    let all = [
+        ("python", "python3"),
+        ("node", "node"),
+        ("go", "go"),
+        ("java", "javac"),
+        ("ruby", "ruby"),
+        ("php", "php"),
+        ("c", "cc"),
+    ];
+    let made: Vec<PathBuf> = all
+        .into_iter()
+        .filter(|(_, program)| has(program))
+        .map(|(language, _)| {
+            let directory = place.all.path().join(format!("hello-{language}"));
+            let report = place.init(&directory, &["--template", language]);
+            assert_eq!(report["project"]["language"], language);
+            place.build(&directory);
+            directory
+        })
+        .collect();
+    let daemon = Daemon::start(&place.home(), &DaemonOptions::default());
+    for directory in made {
+        let name = directory.file_name().expect("a name").to_str().expect("text");
+        let response = get(daemon.gateway(), name, "/?name=you");
+        assert_eq!(response.status, 200, "{name}: {}\n{}", response.text(), daemon.log());
+        assert!(response.text().contains("Nice to meet you."), "{name}: {}", response.text());
+    }
+}
+
+#[test]
+fn packages_of_a_requirements_file_and_of_a_project_are_installed() {
+    if !has("python3") || !reaches("pypi.org") {
+        return;
+    }
+    let place = Place::new();
+    let app = "import flask\napp = flask.Flask(__name__)\n@app.get('/')\ndef hello():\n    \
+               return 'flask ' + flask.request.args['q']\n";
+    let flask = place.directory(
+        "flask",
+        &[("app.py", app), ("requirements.txt", "flask==3.1.0\ngunicorn==23.0.0\n")],
+    );
+    let report = place.init(&flask, &[]);
+    assert_eq!(report["project"]["found"][1], "Flask");
+    assert_eq!(place.answer(&flask, "/?q=1"), "flask 1");
+    let main = "import fastapi\napi = fastapi.FastAPI()\n@api.get('/')\ndef hello(q: int):\n    \
+                return {'twice': 2 * q}\n";
+    let project = "[project]\nname = \"x\"\nversion = \"1\"\n\
+                   dependencies = [\"fastapi==0.115.6\", \"uvicorn==0.34.0\"]\n";
+    let fastapi = place.directory("fast", &[("main.py", main), ("pyproject.toml", project)]);
+    place.init(&fastapi, &[]);
+    assert_eq!(place.answer(&fastapi, "/?q=21"), "{\"twice\":42}");
+}
+
+#[test]
+fn packages_of_npm_are_installed() {
+    if !has("npm") || !reaches("registry.npmjs.org") {
+        return;
+    }
+    let place = Place::new();
+    let app = "const app = require('express')();\n\
+               app.get('/', (request, response) => response.send('express ' + request.query.q));\n\
+               app.listen(3000);\n";
+    let json = r#"{"name": "x", "scripts": {"start": "node app.js"},
+        "dependencies": {"express": "4.21.2"}}"#;
+    let directory = place.directory("express", &[("app.js", app), ("package.json", json)]);
+    let report = place.init(&directory, &[]);
+    assert_eq!(report["project"]["port"], 3000);
+    assert_eq!(place.answer(&directory, "/?q=1"), "express 1");
+}
+
+#[test]
+fn modules_of_go_are_fetched() {
+    if !has("go") || !reaches("proxy.golang.org") {
+        return;
+    }
+    let place = Place::new();
+    let main = "package main\n\nimport (\n\t\"net/http\"\n\n\t\"github.com/google/uuid\"\n)\n\n\
+                func main() {\n\thttp.HandleFunc(\"/\", func(w http.ResponseWriter, r *http.Request) {\n\
+                \t\tid := uuid.MustParse(r.URL.Query().Get(\"id\"))\n\t\tw.Write([]byte(id.URN()))\n\t})\n\
+                \thttp.ListenAndServe(\":8080\", nil)\n}\n";
+    let module = "module x\n\ngo 1.21\n\nrequire github.com/google/uuid v1.6.0\n";
+    let sums = "github.com/google/uuid v1.6.0 h1:NIvaJDMOsjHA8n1jAhLSgzrAzy1Hgr+hNrb57e+94F0=\n\
+                github.com/google/uuid v1.6.0/go.mod h1:TIyPZe4MgqvfeYDBFedMoGGpEw/LqOeaOT+nhxU+yHo=\n";
+    let files = [("main.go", main), ("go.mod", module), ("go.sum", sums)];
+    let directory = place.directory("uuid", &files);
+    place.init(&directory, &[]);
+    let id = "7d444840-9dc0-11d1-b245-5ffdce74fad2";
+    assert_eq!(place.answer(&directory, &format!("/?id={id}")), format!("urn:uuid:{id}"));
+}
+
+#[test]
+fn gems_of_a_gemfile_are_installed() {
+    if !has("gem") || !reaches("rubygems.org") {
+        return;
+    }
+    let place = Place::new();
+    let config = "run ->(env) { [200, {}, [\"rack \" + Rack::Request.new(env).params['q']]] }\n";
+    let gemfile = "source 'https://rubygems.org'\ngem 'rack', '3.1.8'\ngem 'puma', '6.5.0'\n";
+    let files = [("config.ru", config), ("Gemfile", gemfile)];
+    let directory = place.directory("rack", &files);
+    place.init(&directory, &[]);
+    assert_eq!(place.answer(&directory, "/?q=1"), "rack 1");
+}
+
+#[test]
+fn dependencies_of_a_pom_are_fetched() {
+    if !has("mvn") || !reaches("repo.maven.apache.org") {
+        return;
+    }
+    let place = Place::new();
+    let pom = "<project xmlns=\"http://maven.apache.org/POM/4.0.0\"><modelVersion>4.0.0</modelVersion>\
+        <groupId>x</groupId><artifactId>gson</artifactId><version>1</version>\
+        <properties><maven.compiler.source>17</maven.compiler.source><maven.compiler.target>17</maven.compiler.target>\
+        <project.build.sourceEncoding>UTF-8</project.build.sourceEncoding></properties>\
+        <dependencies><dependency><groupId>com.google.code.gson</groupId><artifactId>gson</artifactId>\
+        <version>2.11.0</version></dependency></dependencies></project>";
+    let main = "package app;\nimport com.google.gson.Gson;\nimport com.sun.net.httpserver.HttpServer;\n\
+        public class Main { public static void main(String[] a) throws Exception {\n\
+        var server = HttpServer.create(new java.net.InetSocketAddress(8080), 0);\n\
+        server.createContext(\"/\", e -> { byte[] b = new Gson().toJson(java.util.List.of(1, 2)).getBytes();\n\
+        e.sendResponseHeaders(200, b.length); e.getResponseBody().write(b); e.close(); });\n\
+        server.start(); } }\n";
+    let files = [("pom.xml", pom), ("src/main/java/app/Main.java", main)];
+    let directory = place.directory("gson", &files);
+    let report = place.init(&directory, &[]);
+    assert_eq!(report["project"]["command"][3], "app.Main");
+    assert_eq!(place.answer(&directory, "/"), "[1,2]");
+}
+
+#[test]
+fn what_is_there_is_kept_and_what_is_unknown_is_said() {
+    let place = Place::new();
+    let directory = place.directory("shop", &[("app.js", ""), ("thaw.toml", "mine")]);
+    let path = directory.to_str().expect("text");
+    let refused = place.thaw(&["init", path]);
+    assert_eq!(refused.code, Some(1));
+    assert!(refused.stderr.contains("--force replaces it"), "{}", refused.stderr);
+    assert_eq!(fs::read_to_string(directory.join("thaw.toml")).expect("a file"), "mine");
+    let done = place.thaw(&["init", "--force", path]);
+    assert_eq!(done.code, Some(0), "{}", done.stderr);
+    assert!(done.stdout.contains("next: `thaw dev "), "{}", done.stdout);
+    let empty = place.directory("empty", &[("README", "")]);
+    let refused = place.thaw(&["init", empty.to_str().expect("text")]);
+    assert_eq!(refused.code, Some(1));
+    assert!(refused.stderr.contains("--template LANGUAGE NAME"), "{}", refused.stderr);
+    let misused = place.thaw(&["init", "--template", "cobol", "x"]);
+    assert_eq!(misused.code, Some(2));
+    assert!(misused.stderr.contains("python, node, go, java, ruby, php, c"), "{}", misused.stderr);
+}

@@ -1,0 +1,218 @@
+//! What a build warns of: generators that draw the same in two copies, connections that were
+//! open at the freeze.
+
+use serde_json::Value;
+use std::fs;
+use std::io::Read;
+use std::net::{Ipv4Addr, TcpListener};
+use std::thread;
+use tempfile::TempDir;
+use thaw_e2e::{Daemon, DaemonOptions, Outcome, get, repository, run, thaw};
+
+/// A server in Python that answers with what an expression gives.
+const PYTHON: &str = "import http.server\nIMPORTS\nclass Handler(http.server.BaseHTTPRequestHandler):\n    \
+    def do_GET(self):\n        BEFORE\n        self.send_response(200)\n        self.end_headers()\n        \
+    self.wfile.write(str(DRAWN).encode())\n    def log_message(self, *_): pass\n\
+    http.server.HTTPServer(('', 8080), Handler).serve_forever()\n";
+
+const NODE: &str =
+    "require('http').createServer((q, a) => a.end(String(Math.random()))).listen(8080);\n";
+
+const RUBY: &str =
+    "require 'socket'\nSEED\nserver = TCPServer.new(8080)\nloop { server.accept.close }\n";
+
+fn python(imports: &str, before: &str, drawn: &str) -> String {
+    PYTHON.replace("IMPORTS", imports).replace("BEFORE", before).replace("DRAWN", drawn)
+}
+
+/// A home, and a function's directory in it.
+struct Place {
+    all: TempDir,
+}
+
+impl Place {
+    /// A function `f` of one file, with further keys of its thaw.toml.
+    fn new(file: &str, text: &str, keys: &str) -> Self {
+        let place = Self { all: tempfile::tempdir().expect("a directory") };
+        let directory = place.path("f");
+        fs::create_dir(&directory).expect("a directory");
+        fs::create_dir(place.path("home")).expect("a directory");
+        fs::write(directory.join(file), text).expect("a file");
+        let outcome = run(thaw().arg("init").arg(&directory));
+        assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+        let toml = directory.join("thaw.toml");
+        let own = fs::read_to_string(&toml).expect("a file");
+        fs::write(&toml, own + keys).expect("a file");
+        place
+    }
+
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        self.all.path().join(name)
+    }
+
+    fn thaw(&self, arguments: &[&str]) -> Outcome {
+        run(thaw().env("THAW_HOME", self.path("home")).args(arguments))
+    }
+
+    /// The warnings of a build; the same as `thaw inspect` shows afterwards.
+    fn warnings(&self, options: &[&str]) -> Vec<Value> {
+        let directory = self.path("f");
+        let build = ["build", "--weak-limits", "--json", directory.to_str().expect("text")];
+        let outcome = self.thaw(&[&build, options].concat());
+        assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+        let built: Value = serde_json::from_str(&outcome.stdout).expect("JSON");
+        let warnings = built["warnings"].as_array().expect("an array").clone();
+        for warning in &warnings {
+            let line = format!("thaw: warning: {}", warning["text"].as_str().expect("text"));
+            assert!(outcome.stderr.contains(&line), "{}", outcome.stderr);
+        }
+        let inspected: Value =
+            serde_json::from_str(&self.thaw(&["inspect", "f", "--json"]).stdout).expect("JSON");
+        assert_eq!(inspected["warnings"].as_array().expect("an array"), &warnings);
+        assert!(!outcome.stderr.contains("could not be compared"), "{}", outcome.stderr);
+        warnings
+    }
+
+    /// The names of generators that the build found; none: there was no warning.
+    fn generators(&self) -> Option<String> {
+        let warnings = self.warnings(&[]);
+        let [only] = &warnings[..] else {
+            assert!(warnings.is_empty(), "{warnings:?}");
+            return None;
+        };
+        assert_eq!(only["kind"], "generator");
+        let text = only["text"].as_str().expect("text");
+        let names = text.strip_prefix("two copies drew the same numbers from ").expect(text);
+        Some(names.split(", seeded before").next().expect("names").to_owned())
+    }
+
+    /// What two copies answer.
+    fn answers(&self) -> [String; 2] {
+        let daemon = Daemon::start(&self.path("home"), &DaemonOptions::default());
+        [(); 2].map(|()| {
+            let response = get(daemon.gateway(), "f", "/");
+            assert_eq!(response.status, 200, "{}\n{}", response.text(), daemon.log());
+            response.text()
+        })
+    }
+}
+
+fn copy_helper(place: &Place, helper: &str) {
+    let from = repository().join("sdk/entrypoint").join(helper);
+    fs::copy(from, place.path("f").join(helper)).expect("a copy");
+}
+
+#[test]
+fn pythons_generators_are_named_and_the_helper_seeds_them() {
+    let place = Place::new("app.py", &python("import random", "pass", "random.random()"), "");
+    assert_eq!(place.generators().as_deref(), Some("the module random"));
+    let [one, other] = place.answers();
+    assert_eq!(one, other, "the warning was right");
+    assert_eq!(place.warnings(&["--no-compare"]), Vec::<Value>::new());
+
+    let text = python("import random, thaw", "thaw.reseed()", "random.random()");
+    let place = Place::new("app.py", &text, "");
+    copy_helper(&place, "thaw.py");
+    assert_eq!(place.generators().as_deref(), Some("the module random"));
+    let [one, other] = place.answers();
+    assert_ne!(one, other);
+}
+
+#[test]
+fn own_generators_of_python_are_named() {
+    let imports = "import random\nown = random.Random(7)\nsafe = random.SystemRandom()";
+    let place = Place::new("app.py", &python(imports, "pass", "own.random()"), "");
+    let expected = "the module random, an object random.Random (1)";
+    assert_eq!(place.generators().as_deref(), Some(expected));
+}
+
+#[test]
+fn a_program_sees_its_own_python_path() {
+    let text = python("import os", "pass", "os.environ.get('PYTHONPATH')");
+    // Without the probe's directory, or it would not have come to its entry point.
+    let check = text.replace(
+        "import os",
+        "import os\nassert os.environ['PYTHONPATH'] == '/app/lib', os.environ",
+    );
+    let place = Place::new("app.py", &check, "\n[env]\nPYTHONPATH = \"/app/lib\"\n");
+    assert!(place.generators().is_some());
+    assert_eq!(place.answers()[0], "/app/lib");
+}
+
+#[test]
+fn math_random_is_named_and_can_be_replaced() {
+    let place = Place::new("app.js", NODE, "");
+    assert_eq!(place.generators().as_deref(), Some("Math.random"));
+    let [one, other] = place.answers();
+    assert_eq!(one, other, "the warning was right");
+    // What it drew ahead is in the image.
+    let text = format!("require('crypto').randomUUID();\n{NODE}");
+    let place = Place::new("app.js", &text, "");
+    assert_eq!(place.generators().as_deref(), Some("Math.random, crypto.randomUUID"));
+
+    let text = format!("require('./thaw-random');\nrequire('crypto').randomUUID();\n{NODE}");
+    let place = Place::new("app.js", &text, "");
+    copy_helper(&place, "thaw-random.js");
+    assert_eq!(place.generators(), None);
+    let [one, other] = place.answers();
+    assert_ne!(one, other);
+    assert!((0.0..1.0).contains(&one.parse::<f64>().expect("a number")));
+}
+
+#[test]
+fn rubys_generator_is_named_once_it_has_drawn() {
+    let place = Place::new("app.rb", &RUBY.replace("SEED", "rand"), "");
+    assert_eq!(place.generators().as_deref(), Some("Kernel.rand"));
+    let place = Place::new("app.rb", &RUBY.replace("SEED", "$own = Random.new(7)"), "");
+    assert_eq!(place.generators().as_deref(), Some("an object Random (1)"));
+    // It seeds itself when it first draws.
+    let place = Place::new("app.rb", &RUBY.replace("SEED", ""), "");
+    assert_eq!(place.generators(), None);
+}
+
+/// Accepts connections and keeps them until the other end closes them.
+fn keeper() -> u16 {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            thread::spawn(move || stream.read(&mut [0]));
+        }
+    });
+    port
+}
+
+#[test]
+fn connections_that_are_open_at_the_freeze_are_named() {
+    let port = keeper();
+    let connect = format!("socket.create_connection(('host.thaw.internal', {port}))");
+    let program = |imports: &str| python(&format!("import socket\n{imports}"), "pass", "1");
+    let allow = format!("\n[egress]\nallow = [\"host.thaw.internal:{port}\"]\n");
+    let warnings =
+        Place::new("app.py", &program(&format!("kept = {connect}")), &allow).warnings(&[]);
+    let [only] = &warnings[..] else { panic!("{warnings:?}") };
+    assert_eq!(only["kind"], "connection");
+    let text = only["text"].as_str().expect("text");
+    assert!(text.starts_with(&format!("a connection to 10.0.2.2:{port} was open")), "{text}");
+    let two = program(&format!("kept = [{connect}, {connect}]"));
+    let warnings = Place::new("app.py", &two, &allow).warnings(&[]);
+    let text = warnings[0]["text"].as_str().expect("text");
+    assert!(text.starts_with("2 connections, the first of them to 10.0.2.2:"), "{text}");
+    // Neither one that was closed before, nor one that copies make again.
+    let closed = program(&format!("{connect}.close()"));
+    assert!(Place::new("app.py", &closed, &allow).warnings(&[]).is_empty());
+    let again = format!("\n[egress]\nreconnect = [\"host.thaw.internal:{port}\"]\n");
+    let kept = program(&format!("kept = {connect}"));
+    assert!(Place::new("app.py", &kept, &again).warnings(&[]).is_empty());
+}
+
+#[test]
+fn a_program_that_cannot_be_asked_is_built_all_the_same() {
+    let imports = "import os, signal\nsignal.signal(signal.SIGPWR, signal.SIG_IGN)";
+    let place = Place::new("app.py", &python(imports, "pass", "1"), "");
+    let directory = place.path("f");
+    let outcome = place.thaw(&["build", "--weak-limits", directory.to_str().expect("text")]);
+    assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("could not be compared"), "{}", outcome.stderr);
+    assert!(!outcome.stderr.contains("warning"), "{}", outcome.stderr);
+}

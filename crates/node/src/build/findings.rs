@@ -1,0 +1,77 @@
+//! What a build has found that copies of the program will not like: each in a sentence with the
+//! cause and the way out.
+
+use serde::{Deserialize, Serialize};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use thaw_abi::control::{Address, Losses};
+
+/// Something that copies will not like.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Finding {
+    /// What it is about.
+    pub kind: FindingKind,
+    /// A sentence for people.
+    pub text: String,
+}
+
+/// What a finding is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FindingKind {
+    /// A connection to the outside that was open at the freeze.
+    Connection,
+    /// A generator of random numbers that draws the same in all copies.
+    Generator,
+}
+
+impl Finding {
+    /// Of connections that copies will find reset. It is what the sandbox says.
+    pub(super) fn of_losses(losses: &Losses) -> Self {
+        let peer = address(&losses.peer);
+        let (what, they) = match losses.connections {
+            0 | 1 => (format!("a connection to {peer} was"), "it"),
+            count => (format!("{count} connections, the first of them to {peer}, were"), "them"),
+        };
+        let text = format!(
+            "{what} open when the program was frozen, and every copy finds {they} reset: connect \
+             after the freeze (docs/functions.md), or name the destination in `reconnect` of [egress]"
+        );
+        Self { kind: FindingKind::Connection, text }
+    }
+
+    /// Of generators that drew the same in two copies.
+    pub(super) fn of_generators(names: &[String], way_out: &str) -> Self {
+        let names = names.join(", ");
+        let text = format!(
+            "two copies drew the same numbers from {names}, seeded before the freeze: {way_out} \
+             (docs/uniqueness.md)"
+        );
+        Self { kind: FindingKind::Generator, text }
+    }
+}
+
+fn address(address: &Address) -> SocketAddr {
+    let [a, b, c, d, ..] = address.bytes;
+    let ip = match address.family {
+        10 => IpAddr::V6(Ipv6Addr::from(address.bytes)),
+        _ => IpAddr::V4(Ipv4Addr::new(a, b, c, d)),
+    };
+    SocketAddr::new(ip, address.port)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn losses_are_named_with_the_way_out() {
+        let mut peer = Address { bytes: [0; 16], family: 2, port: 5432, reserved: 0 };
+        peer.bytes[..4].copy_from_slice(&[10, 0, 0, 7]);
+        let one = Finding::of_losses(&Losses { connections: 1, reserved: 0, peer });
+        assert!(one.text.starts_with("a connection to 10.0.0.7:5432 was open"), "{}", one.text);
+        let peer = Address { bytes: [0; 16], family: 10, port: 1, reserved: 0 };
+        let two = Finding::of_losses(&Losses { connections: 2, reserved: 0, peer });
+        assert!(two.text.starts_with("2 connections, the first of them to [::]:1"), "{}", two.text);
+        assert!(two.text.contains("`reconnect` of [egress]"));
+    }
+}

@@ -1,0 +1,191 @@
+//! Looking at a directory: its names, and small files of it.
+
+use super::InitError;
+use crate::beneath;
+use regex::Regex;
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+/// Most bytes of a file that is read.
+const FILE_MAX: u64 = 1 << 20;
+/// Most names of a directory that are looked at.
+const NAMES_MAX: usize = 4096;
+/// Most sources that are searched.
+const SOURCES_MAX: usize = 64;
+
+/// A directory to find out about.
+pub(super) struct Look {
+    directory: PathBuf,
+    opened: File,
+    /// Names of its files, in order.
+    files: Vec<String>,
+}
+
+impl Look {
+    /// At a directory.
+    pub fn at(directory: &Path) -> Result<Self, InitError> {
+        let none = || InitError::NoDirectory(directory.to_owned());
+        let real = directory.canonicalize().map_err(|_| none())?;
+        let opened = beneath::open_directory(&real).map_err(|_| none())?;
+        let entries = real.read_dir().map_err(|_| none())?;
+        let mut files: Vec<String> = entries
+            .take(NAMES_MAX)
+            .flatten()
+            .filter(|entry| entry.path().is_file())
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .collect();
+        files.sort();
+        Ok(Self { directory: real, opened, files })
+    }
+
+    /// Its path, without links.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Whether it has a file of this name, or path below it.
+    pub fn has(&self, name: &str) -> bool {
+        match name.contains('/') {
+            true => self.directory.join(name).is_file(),
+            false => self.files.iter().any(|file| file == name),
+        }
+    }
+
+    /// The first of these that it has.
+    pub fn first_of<'a>(&self, names: &[&'a str]) -> Option<&'a str> {
+        names.iter().copied().find(|name| self.has(name))
+    }
+
+    /// Files whose names end so.
+    pub fn ending(&self, suffix: &str) -> impl Iterator<Item = &str> {
+        let names = self.files.iter().map(String::as_str);
+        names.filter(move |name| name.ends_with(suffix) && !name.starts_with('.'))
+    }
+
+    /// The text of a file; `None`: there is none.
+    ///
+    /// # Errors
+    /// It cannot be read, or is too large.
+    pub fn text(&self, name: &str) -> Result<Option<String>, InitError> {
+        match beneath::read(&self.opened, Path::new(name), FILE_MAX) {
+            Ok(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(self.unusable(name, &error.to_string())),
+        }
+    }
+
+    /// The same for sources, of which one that cannot be read says nothing.
+    pub fn source(&self, name: &str) -> Option<String> {
+        self.text(name).ok().flatten()
+    }
+
+    /// Names and texts of the sources in it that end so.
+    pub fn sources(&self, suffix: &str) -> Vec<(String, String)> {
+        let names = self.ending(suffix).take(SOURCES_MAX);
+        names.filter_map(|name| Some((name.to_owned(), self.source(name)?))).collect()
+    }
+
+    /// Names of directories in one of its directories, in order.
+    pub fn directories(&self, below: &str) -> Vec<String> {
+        let Ok(entries) = self.directory.join(below).read_dir() else { return Vec::new() };
+        let mut names: Vec<String> = entries
+            .take(NAMES_MAX)
+            .flatten()
+            .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .collect();
+        names.sort();
+        names
+    }
+
+    /// Files that everybody with a right to it may execute, and their first bytes.
+    pub fn executables(&self) -> impl Iterator<Item = (&str, [u8; 4])> {
+        self.files.iter().filter_map(|name| {
+            let path = self.directory.join(name);
+            let mode = path.metadata().ok()?.permissions().mode();
+            let mut magic = [0; 4];
+            let is_read = File::open(&path).and_then(|mut file| file.read_exact(&mut magic));
+            (mode & 0o111 != 0 && is_read.is_ok()).then_some((name.as_str(), magic))
+        })
+    }
+
+    /// A file that is of no use.
+    pub fn unusable(&self, name: &str, reason: &str) -> InitError {
+        InitError::File { path: self.directory.join(name), reason: reason.to_owned() }
+    }
+}
+
+/// The port that one of the sources names, and which; `None`: none does, or `PORT` says it.
+pub(super) fn port(sources: &[(String, String)]) -> Option<(u16, String)> {
+    // `process.env.PORT`, `os.environ["PORT"]`, `os.Getenv("PORT")`, `ENV.fetch('PORT')` …
+    let variable = Regex::new(r#"(?:env|Env|ENV)[^\n]{0,24}\bPORT\b"#).expect("it is one");
+    if sources.iter().any(|(_, text)| variable.is_match(text)) {
+        return None;
+    }
+    // `listen(3000)`, `port=5000`, `:port, 4567`, `Port: 8000`, `PORT = 9000`, `("", 8000)`
+    // behind `Server(`; and an address such as ":8080" or "0.0.0.0:8080".
+    let patterns = [
+        r#"(?i)(?:\blisten|(?:\b|_)port\b|server|address)[\w.]*['"]?\s*[=:,(]{1,2}\s*(?:\(?["'][\w.]*["'],\s*)?(\d{2,5})\b"#,
+        r#"["'](?:[\w.]*|\[::\]):(\d{2,5})["']"#,
+    ];
+    let patterns = patterns.map(|pattern| Regex::new(pattern).expect("it is one"));
+    patterns.iter().find_map(|pattern| {
+        sources.iter().find_map(|(name, text)| {
+            let port = pattern.captures(text)?[1].parse().ok().filter(|port| *port != 0)?;
+            Some((port, name.clone()))
+        })
+    })
+}
+
+/// The path of an interpreter that every user may run, if the one in `PATH` is not.
+pub(super) fn interpreter(program: &str) -> Option<String> {
+    let search = std::env::var_os("PATH")?;
+    let found = std::env::split_paths(&search).map(|path| path.join(program)).find(|p| p.is_file());
+    let is_for_all = |path: &Path| {
+        let Ok(real) = path.canonicalize() else { return false };
+        let mode = |path: &Path| path.metadata().map_or(0, |found| found.permissions().mode());
+        mode(&real) & 0o005 == 0o005 && real.ancestors().skip(1).all(|up| mode(up) & 0o001 != 0)
+    };
+    match found {
+        Some(found) if is_for_all(&found) => None,
+        _ => {
+            let usual = Path::new("/usr/bin").join(program);
+            is_for_all(&usual).then(|| usual.display().to_string())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(text: &str) -> Option<u16> {
+        port(&[("app".to_owned(), text.to_owned())]).map(|(port, _)| port)
+    }
+
+    #[test]
+    fn ports_are_found_where_programs_name_them() {
+        let cases = [
+            ("app.listen(3000, () => {})", Some(3000)),
+            ("app.run(host=\"0.0.0.0\", port=5000)", Some(5000)),
+            ("set :port, 4567", Some(4567)),
+            ("WEBrick::HTTPServer.new(Port: 8000)", Some(8000)),
+            ("const PORT = 9000;", Some(9000)),
+            ("HTTPServer(('', 8001), Handler)", Some(8001)),
+            ("http.ListenAndServe(\":8082\", nil)", Some(8082)),
+            ("s.bind(\"0.0.0.0:8083\")", Some(8083)),
+            ("server.port=8085", Some(8085)),
+            ("app.listen(process.env.PORT || 3000)", None),
+            ("port = int(os.environ.get('PORT', '8000'))", None),
+            ("port := os.Getenv(\"PORT\")", None),
+            ("print(1234)", None),
+            ("port = 99999", None),
+            ("export(12)", None),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(found(text), expected, "{text}");
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! Node.js: `package.json`, or a server in a file of its own.
+
+use super::look::Look;
+use super::{InitError, Project};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+
+/// Files that usually hold the server, the likeliest first.
+const PROGRAMS: [&str; 9] = [
+    "server.js",
+    "app.js",
+    "index.js",
+    "main.js",
+    "server.mjs",
+    "app.mjs",
+    "index.mjs",
+    "src/server.js",
+    "src/index.js",
+];
+/// npm's registry.
+const REGISTRY: [&str; 1] = ["registry.npmjs.org:443"];
+
+/// As much of a `package.json` as matters here.
+#[derive(Debug, Default, Deserialize)]
+struct Package {
+    main: Option<String>,
+    #[serde(default)]
+    scripts: BTreeMap<String, String>,
+    #[serde(default)]
+    dependencies: BTreeMap<String, serde_json::Value>,
+}
+
+/// The file that holds the server.
+pub(super) fn program(look: &Look) -> Option<&'static str> {
+    look.first_of(&PROGRAMS)
+}
+
+pub(super) fn read(look: &Look, project: &mut Project) -> Result<(), InitError> {
+    project.kind = "node";
+    project.names_interpreter("node");
+    let package = match look.text("package.json")? {
+        None => Package::default(),
+        Some(text) => {
+            project.found.push("package.json".to_owned());
+            serde_json::from_str(&text)
+                .map_err(|error| look.unusable("package.json", &error.to_string()))?
+        }
+    };
+    for framework in ["express", "fastify", "koa", "next", "@nestjs/core"] {
+        if package.dependencies.contains_key(framework) {
+            project.found.push(framework.to_owned());
+        }
+    }
+    set_command(look, &package, project)?;
+    project.env.push(("NODE_ENV".to_owned(), "production".to_owned()));
+    let mut names: Vec<&str> = project.command.iter().skip(1).map(String::as_str).collect();
+    names.extend(PROGRAMS);
+    let sources = names.into_iter().filter_map(|name| Some((name.to_owned(), look.source(name)?)));
+    let sources = sources.collect::<Vec<_>>();
+    project.listens_as(&sources);
+    installs(look, &package, project);
+    Ok(())
+}
+
+/// How the server is started: by the start script if that is `node FILE`, or the program of a
+/// package; else by `main`, or a file of a usual name.
+fn set_command(look: &Look, package: &Package, project: &mut Project) -> Result<(), InitError> {
+    if let Some(start) = package.scripts.get("start") {
+        if let Some((env, words)) = plain_words(start) {
+            project.found.push(format!("start script `{start}`"));
+            project.env.extend(env);
+            project.command = match words[0].as_str() {
+                "node" => words,
+                // Programs of packages are files in JavaScript, by links.
+                program => {
+                    let link = format!("node_modules/.bin/{program}");
+                    ["node".to_owned(), link].into_iter().chain(words[1..].to_vec()).collect()
+                }
+            };
+            return Ok(());
+        }
+        project.notes.push(format!(
+            "the start script `{start}` needs a shell, and is not run; set `command` in thaw.toml to \
+             the `node` that it starts"
+        ));
+    }
+    let main = package.main.clone().filter(|main| look.has(main));
+    match main.or_else(|| program(look).map(str::to_owned)) {
+        Some(main) => {
+            project.found.push(main.clone());
+            project.command(&["node", &main]);
+            Ok(())
+        }
+        None => Err(look.unusable(
+            "package.json",
+            "it has no start script and no `main` that is there, and there is no server.js, app.js or index.js; \
+             add a start script such as `node server.js`",
+        )),
+    }
+}
+
+/// Variables and words of a command line that no shell need read.
+fn plain_words(line: &str) -> Option<(Vec<(String, String)>, Vec<String>)> {
+    if line.contains(|c: char| "&|;$`\"'\\<>*?()".contains(c) || c.is_control()) {
+        return None;
+    }
+    let mut words = line.split_whitespace().peekable();
+    let mut env = Vec::new();
+    while let Some((name, value)) = words.peek().and_then(|word| word.split_once('=')) {
+        if name != "NODE_ENV" {
+            env.push((name.to_owned(), value.to_owned()));
+        }
+        words.next();
+    }
+    let words: Vec<String> = words.map(str::to_owned).collect();
+    (!words.is_empty()).then_some((env, words))
+}
+
+/// How dependencies are installed, and what is compiled.
+fn installs(look: &Look, package: &Package, project: &mut Project) {
+    let has_lock = look.has("package-lock.json");
+    let npm = if has_lock { "ci" } else { "install" };
+    if ["yarn.lock", "pnpm-lock.yaml"].iter().any(|lock| look.has(lock)) && !has_lock {
+        project.notes.push(
+            "npm installs the dependencies, which does not read the lock file that is there; set \
+             `command` in [build] of thaw.toml to use another program"
+                .to_owned(),
+        );
+    }
+    if package.scripts.contains_key("build") {
+        let line = format!("npm {npm} && npm run build");
+        project.builds(
+            "Installs what package.json names, and compiles.",
+            &["sh", "-c", &line],
+            &REGISTRY,
+        );
+    } else if !package.dependencies.is_empty() {
+        let command = ["npm", npm, "--omit=dev", "--no-audit", "--no-fund"];
+        project.builds("Installs what package.json names.", &command, &REGISTRY);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_of_a_start_script_need_no_shell() {
+        let (env, words) = plain_words("NODE_ENV=production A=b node  server.js --x").unwrap();
+        assert_eq!(env, [("A".to_owned(), "b".to_owned())]);
+        assert_eq!(words, ["node", "server.js", "--x"]);
+        for line in ["tsc && node a.js", "node \"a b.js\"", "node $MAIN", "A=b", ""] {
+            assert_eq!(plain_words(line), None, "{line}");
+        }
+    }
+}

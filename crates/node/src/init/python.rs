@@ -1,0 +1,185 @@
+//! Python: Flask, FastAPI and Starlette, Django, and programs that serve by themselves.
+
+use super::look::Look;
+use super::{InitError, Project, toml_text};
+use crate::build::dependencies;
+use regex::Regex;
+
+/// Files that usually hold the program, the likeliest first.
+const PROGRAMS: [&str; 9] = [
+    "app.py",
+    "main.py",
+    "server.py",
+    "wsgi.py",
+    "asgi.py",
+    "application.py",
+    "api.py",
+    "index.py",
+    "run.py",
+];
+
+/// The file that holds the program.
+pub(super) fn program(look: &Look) -> Option<String> {
+    if let Some(usual) = look.first_of(&PROGRAMS) {
+        return Some(usual.to_owned());
+    }
+    let mut all = look.ending(".py").filter(|name| !["setup.py", "conftest.py"].contains(name));
+    match (all.next(), all.next()) {
+        (Some(only), None) => Some(only.to_owned()),
+        _ => None,
+    }
+}
+
+pub(super) fn read(look: &Look, project: &mut Project) -> Result<(), InitError> {
+    project.kind = "python3";
+    project.names_interpreter("python3");
+    let packages = packages(look, project)?;
+    let has = |name: &str| packages.iter().any(|package| package == name);
+    if look.has("manage.py") {
+        return django(look, project, has("gunicorn"));
+    }
+    let sources = look.sources(".py");
+    if let Some((module, variable)) = application(&sources, "Flask") {
+        project.found.push("Flask".to_owned());
+        let application = format!("{module}:{variable}");
+        match has("gunicorn") {
+            true => gunicorn(project, &application, "sync"),
+            false => {
+                let port = project.port.to_string();
+                project.command(&["python3", "-m", "flask", "--app", &application, "run"]);
+                project.command.extend(["--host", "0.0.0.0", "--port", &port].map(str::to_owned));
+                project.notes.push(
+                    "it is served by Flask's server for development; add gunicorn to the \
+                     dependencies and run `thaw init --force` for one made for use"
+                        .to_owned(),
+                );
+            }
+        }
+        return Ok(());
+    }
+    for framework in ["FastAPI", "Starlette"] {
+        if let Some((module, variable)) = application(&sources, framework) {
+            project.found.push(framework.to_owned());
+            asgi(
+                project,
+                &format!("{module}:{variable}"),
+                has("uvicorn") || has("fastapi[standard]"),
+            );
+            return Ok(());
+        }
+    }
+    let Some(program) = program(look) else {
+        return Err(look.unusable(
+            "requirements.txt",
+            "no program is beside it: none of app.py, main.py, server.py, and not a single file in Python; go to \
+             the program's directory, or write thaw.toml by hand (docs/thaw-toml.md)",
+        ));
+    };
+    project.found.push(program.clone());
+    project.command(&["python3", &program]);
+    let own = sources.into_iter().filter(|(name, _)| *name == program).collect::<Vec<_>>();
+    project.listens_as(&own);
+    Ok(())
+}
+
+/// The names of the packages that the program depends on; `pip` installs them.
+fn packages(look: &Look, project: &mut Project) -> Result<Vec<String>, InitError> {
+    let (file, lines) = if let Some(text) = look.text("requirements.txt")? {
+        ("requirements.txt", text.lines().map(str::to_owned).collect::<Vec<_>>())
+    } else if let Some(text) = look.text("pyproject.toml")? {
+        let file = "pyproject.toml";
+        let lines = dependencies(&text).map_err(|reason| look.unusable(file, &reason))?;
+        (file, lines)
+    } else {
+        return Ok(Vec::new());
+    };
+    project.found.push(file.to_owned());
+    let names: Vec<String> = lines.iter().filter_map(|line| package(line)).collect();
+    // Options such as `-r other.txt` name packages, too.
+    let wants_pip =
+        lines.iter().any(|line| !line.trim().is_empty() && !line.trim().starts_with('#'));
+    if wants_pip {
+        project.runtime.push(("requirements", toml_text::string(file)));
+    }
+    Ok(names)
+}
+
+/// The name of the package that a line of a requirements file asks for; PEP 508.
+fn package(line: &str) -> Option<String> {
+    let line = line.split('#').next().unwrap_or_default().trim();
+    let is_name = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    if !line.starts_with(|c: char| c.is_ascii_alphanumeric()) {
+        return None;
+    }
+    let name = line.split(|c| !is_name(c)).next()?.to_lowercase().replace(['_', '.'], "-");
+    // FastAPI's standard extra brings a server.
+    let rest = &line[name.len()..];
+    Some(if name == "fastapi" && rest.starts_with("[standard]") {
+        name + "[standard]"
+    } else {
+        name
+    })
+}
+
+/// Module and variable of an application that some file makes, `app = Flask(__name__)`.
+fn application(sources: &[(String, String)], class: &str) -> Option<(String, String)> {
+    let pattern = format!(r"(?m)^(\w+)\s*(?::\s*[\w.]+\s*)?=\s*(?:\w+\.)?{class}\(");
+    let pattern = Regex::new(&pattern).expect("it is one");
+    let rank = |name: &str| PROGRAMS.iter().position(|usual| *usual == name).unwrap_or(usize::MAX);
+    let mut sources: Vec<_> = sources.iter().collect();
+    sources.sort_by_key(|(name, _)| rank(name));
+    sources.into_iter().find_map(|(name, text)| {
+        let variable = pattern.captures(text)?[1].to_owned();
+        Some((name.strip_suffix(".py")?.to_owned(), variable))
+    })
+}
+
+fn gunicorn(project: &mut Project, application: &str, worker: &str) {
+    project.found.push("gunicorn".to_owned());
+    let address = format!("0.0.0.0:{}", project.port);
+    project.command(&["python3", "-m", "gunicorn", "--bind", &address, "--workers", "1"]);
+    if worker != "sync" {
+        project.command.extend(["--worker-class".to_owned(), worker.to_owned()]);
+    }
+    project.command.push(application.to_owned());
+}
+
+fn asgi(project: &mut Project, application: &str, has_server: bool) {
+    let port = project.port.to_string();
+    project.command(&[
+        "python3",
+        "-m",
+        "uvicorn",
+        "--host",
+        "0.0.0.0",
+        "--port",
+        &port,
+        application,
+    ]);
+    if !has_server {
+        project.notes.push(
+            "it is served by uvicorn, which is not among the dependencies; add it there".to_owned(),
+        );
+    }
+}
+
+fn django(look: &Look, project: &mut Project, has_gunicorn: bool) -> Result<(), InitError> {
+    project.found.push("Django".to_owned());
+    let directories = look.directories("");
+    let site = directories.iter().find(|name| look.has(&format!("{name}/wsgi.py")));
+    match site {
+        Some(site) if has_gunicorn => {
+            gunicorn(project, &format!("{site}.wsgi:application"), "sync")
+        }
+        _ => {
+            let address = format!("0.0.0.0:{}", project.port);
+            project.command(&["python3", "manage.py", "runserver", "--noreload", &address]);
+            project.notes.push(
+                "it is served by Django's server for development; add gunicorn to the dependencies \
+                 and run `thaw init --force` for one made for use"
+                    .to_owned(),
+            );
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,247 @@
+//! What is found in directories of each kind.
+
+use super::*;
+use crate::config::{FileEntry, RuntimeKind};
+use std::fs;
+use tempfile::TempDir;
+
+/// A directory `shop` with these files.
+fn directory(files: &[(&str, &str)]) -> (TempDir, PathBuf) {
+    let all = tempfile::tempdir().unwrap();
+    let directory = all.path().join("shop");
+    fs::create_dir(&directory).unwrap();
+    for (name, text) in files {
+        let path = directory.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+    (all, directory)
+}
+
+fn found(files: &[(&str, &str)]) -> Project {
+    let (_all, directory) = directory(files);
+    detect(&directory, None, None).unwrap()
+}
+
+fn refused(files: &[(&str, &str)]) -> String {
+    let (_all, directory) = directory(files);
+    detect(&directory, None, None).unwrap_err().to_string()
+}
+
+fn build(project: &Project) -> String {
+    project.build.as_ref().map_or_else(String::new, |build| build.command.join(" "))
+}
+
+/// What a build makes of the text that is written.
+fn parsed(project: &Project) -> FunctionConfig {
+    FunctionConfig::parse(Path::new(CONFIG_FILE), &project.to_toml()).unwrap()
+}
+
+#[test]
+fn flask_is_served_by_gunicorn_if_it_is_there() {
+    let app = ("app.py", "from flask import Flask\napp = Flask(__name__)\napp.run(port=5000)\n");
+    let project = found(&[app, ("requirements.txt", "Flask==3.0 # web\ngunicorn>=20\n")]);
+    assert_eq!(project.language, Language::Python);
+    assert_eq!(
+        project.command.join(" "),
+        "python3 -m gunicorn --bind 0.0.0.0:8080 --workers 1 app:app"
+    );
+    let config = parsed(&project);
+    let runtime = config.runtime.unwrap();
+    assert_eq!(runtime.kind, RuntimeKind::Python3);
+    assert_eq!(runtime.requirements.unwrap(), Path::new("requirements.txt"));
+    let project = found(&[app, ("requirements.txt", "flask\n")]);
+    assert!(project.command.join(" ").starts_with("python3 -m flask --app app:app run"));
+    assert!(project.notes[0].contains("gunicorn"), "{:?}", project.notes);
+}
+
+#[test]
+fn applications_of_asgi_are_served_by_uvicorn() {
+    let main = ("main.py", "import fastapi\napi: fastapi.FastAPI = fastapi.FastAPI()\n");
+    let toml = "[project]\nname = \"x\"\ndependencies = [\"fastapi[standard]\"]\n";
+    let project = found(&[main, ("pyproject.toml", toml)]);
+    assert!(project.command.ends_with(&["main:api".to_owned()]), "{:?}", project.command);
+    assert!(project.notes.is_empty(), "{:?}", project.notes);
+    let config = parsed(&project);
+    assert_eq!(config.runtime.unwrap().requirements.unwrap(), Path::new("pyproject.toml"));
+    let error = refused(&[main, ("pyproject.toml", "[tool.poetry]\n")]);
+    assert!(error.contains("poetry export"), "{error}");
+}
+
+#[test]
+fn a_plain_program_is_run_where_it_listens() {
+    let project = found(&[("serve.py", "HTTPServer(('', 9001), H).serve_forever()\n")]);
+    assert_eq!(project.command, ["python3", "serve.py"]);
+    assert_eq!((project.port, project.port_from.as_str()), (9001, "found in serve.py"));
+    let error = refused(&[("requirements.txt", "x\n"), ("a.py", ""), ("b.py", "")]);
+    assert!(error.contains("not a single file"), "{error}");
+}
+
+#[test]
+fn a_site_of_django_is_found() {
+    let files =
+        [("manage.py", ""), ("shop/wsgi.py", ""), ("requirements.txt", "django\ngunicorn\n")];
+    let project = found(&files);
+    assert!(project.command.ends_with(&["shop.wsgi:application".to_owned()]));
+}
+
+#[test]
+fn a_package_is_started_by_its_script() {
+    let json = r#"{"scripts": {"start": "LEVEL=2 node server.js --fast"},
+        "dependencies": {"express": "4"}}"#;
+    let project = found(&[
+        ("package.json", json),
+        ("package-lock.json", "{}"),
+        ("server.js", "app.listen(3000)"),
+    ]);
+    assert_eq!(project.command, ["node", "server.js", "--fast"]);
+    assert_eq!(project.port, 3000);
+    assert!(build(&project).starts_with("npm ci --omit=dev"));
+    let config = parsed(&project);
+    assert_eq!(config.env["LEVEL"], "2");
+    assert_eq!(config.build.unwrap().egress.len(), 1);
+}
+
+#[test]
+fn a_package_without_a_usable_script_has_its_main() {
+    let json = r#"{"main": "lib.js", "scripts": {"start": "a && b", "build": "tsc"}}"#;
+    let project = found(&[("package.json", json), ("lib.js", "")]);
+    assert_eq!(project.command, ["node", "lib.js"]);
+    assert!(project.notes[0].contains("needs a shell"));
+    assert_eq!(build(&project), "sh -c npm install && npm run build");
+    let error = refused(&[("package.json", "{}")]);
+    assert!(error.contains("no start script"), "{error}");
+    let error = refused(&[("package.json", "{")]);
+    assert!(error.contains("package.json: "), "{error}");
+}
+
+#[test]
+fn modules_of_go_are_compiled() {
+    let main = "package main\nfunc main() { http.ListenAndServe(\":9090\", nil) }\n";
+    let project = found(&[("go.mod", "module x\nrequire y v1\n"), ("main.go", main)]);
+    assert_eq!(build(&project), "env CGO_ENABLED=0 go build -o build/server .");
+    assert_eq!(project.port, 9090);
+    assert_eq!(project.build.as_ref().unwrap().egress.len(), 2);
+    let files = [
+        ("go.mod", "module x\n"),
+        ("cmd/a/m.go", main),
+        ("cmd/b/m.go", main),
+        ("x.go", "package x"),
+    ];
+    let project = found(&files);
+    assert!(build(&project).ends_with("./cmd/a"));
+    assert!(project.notes[0].contains("./cmd/b"));
+    assert!(project.build.unwrap().egress.is_empty());
+    assert!(refused(&[("go.mod", "module x\n")]).contains("no `package main`"));
+}
+
+#[test]
+fn maven_makes_an_archive_and_its_libraries() {
+    let pom = "<project><artifactId>a</artifactId><version>1</version></project>";
+    let main = "package x.y;\nclass M { public static void main(String[] a) {} }";
+    let project = found(&[("pom.xml", pom), ("src/main/java/x/y/M.java", main)]);
+    assert_eq!(project.command, ["java", "-cp", "/app/app.jar:/app/lib/*", "x.y.M"]);
+    let config = parsed(&project);
+    assert_eq!(
+        config.files[0],
+        FileEntry { from: "target/a-1.jar".into(), to: Some("/app/app.jar".into()) }
+    );
+    assert!(build(&project).contains("dependency:copy-dependencies"));
+    assert!(refused(&[("pom.xml", pom)]).contains("no class below src/main/java"));
+}
+
+#[test]
+fn rack_needs_a_server() {
+    let project =
+        found(&[("config.ru", "run App"), ("Gemfile", "gem 'sinatra'\ngem \"puma\", '~> 6'\n")]);
+    assert_eq!(project.command[..2], ["ruby", "vendor/gems/bin/puma"]);
+    assert!(build(&project).starts_with("gem install"));
+    assert_eq!(parsed(&project).env["GEM_HOME"], "/app/vendor/gems");
+    assert!(refused(&[("config.ru", ""), ("Gemfile", "gem 'rack'\n")]).contains("names no puma"));
+}
+
+#[test]
+fn php_crates_and_programs_are_found() {
+    let composer = r#"{"require": {"php": ">=8", "slim/slim": "4"}}"#;
+    let project = found(&[("composer.json", composer), ("public/index.php", "<?php")]);
+    assert_eq!(project.command.join(" "), "php -S 0.0.0.0:8080 -t public public/index.php");
+    assert!(build(&project).starts_with("composer install"));
+    let cargo = "[package]\nname = \"srv\"\n[dependencies]\naxum = \"0.8\"\n";
+    let project = found(&[("Cargo.toml", cargo), ("src/main.rs", "fn main() {}")]);
+    assert_eq!(project.files[0].from, "build/release/srv");
+    assert!(refused(&[("Cargo.toml", cargo)]).contains("no program"));
+    let (_all, place) = directory(&[]);
+    fs::copy("/proc/self/exe", place.join("server")).unwrap();
+    let project = detect(&place, None, None).unwrap();
+    assert_eq!((project.language, &project.command[0][..]), (Language::Binary, "/app/server"));
+}
+
+#[test]
+fn a_language_can_be_chosen_where_there_are_two() {
+    let files = [
+        ("go.mod", "module x\n"),
+        ("main.go", "package main"),
+        ("package.json", "{}"),
+        ("app.js", ""),
+    ];
+    let (_all, place) = directory(&files);
+    let project = detect(&place, None, None).unwrap();
+    assert_eq!(project.language, Language::Go);
+    assert!(project.notes[0].contains("thaw init --language node"), "{:?}", project.notes);
+    assert_eq!(detect(&place, Some(Language::Node), None).unwrap().command, ["node", "app.js"]);
+}
+
+#[test]
+fn nothing_is_replaced_unasked() {
+    let (_all, place) = directory(&[("app.js", "")]);
+    let project = detect(&place, None, None).unwrap();
+    let path = write(&place, &project, Replace::No).unwrap();
+    let text = fs::read_to_string(&path).unwrap();
+    assert!(matches!(write(&place, &project, Replace::No), Err(InitError::Exists(_))));
+    // A link leads nowhere.
+    let victim = place.join("victim");
+    fs::write(&victim, "mine").unwrap();
+    fs::remove_file(&path).unwrap();
+    std::os::unix::fs::symlink(&victim, &path).unwrap();
+    write(&place, &project, Replace::Yes).unwrap();
+    assert_eq!(fs::read_to_string(&victim).unwrap(), "mine");
+    assert_eq!(fs::read_to_string(&path).unwrap(), text);
+    assert_eq!(FunctionConfig::load(&place).unwrap().name.as_str(), "shop");
+}
+
+#[test]
+fn what_a_directory_says_cannot_leave_its_place_in_the_text() {
+    let json = "{\"scripts\": {\"start\": \"node x.js\\u000a[egress]\"}, \"main\": \"x.js\"}";
+    let project = found(&[("package.json", json), ("x.js", "")]);
+    assert_eq!(parsed(&project).command, ["node", "x.js"]);
+    let (_all, place) = directory(&[("ab\"]\nc.py", "")]);
+    let project = detect(&place, None, None).unwrap();
+    assert_eq!(parsed(&project).command[1], "ab\"]\nc.py");
+}
+
+#[test]
+fn directories_without_a_program_or_a_name_are_refused() {
+    assert!(refused(&[("README", "")]).contains("--template LANGUAGE NAME"));
+    assert!(matches!(detect(Path::new("/nowhere"), None, None), Err(InitError::NoDirectory(_))));
+    let all = tempfile::tempdir().unwrap();
+    let place = all.path().join("___");
+    fs::create_dir(&place).unwrap();
+    fs::write(place.join("app.js"), "").unwrap();
+    assert!(detect(&place, None, None).unwrap_err().to_string().contains("--name"));
+    let name = "fine".parse().unwrap();
+    assert_eq!(detect(&place, None, Some(&name)).unwrap().name, "fine");
+    assert_eq!(name_of(Path::new("/x/My_Shop.2")).unwrap(), "my-shop-2");
+}
+
+#[test]
+fn every_starter_is_understood() {
+    for starter in Starter::ALL {
+        let (_all, place) = directory(&[]);
+        make_starter(&place, starter).unwrap();
+        let project = detect(&place, None, None).unwrap();
+        assert_eq!(project.language, starter.language());
+        assert_eq!(project.port, 8080, "{project:?}");
+        parsed(&project);
+        assert!(matches!(make_starter(&place, starter), Err(InitError::NotEmpty(_))));
+    }
+}
