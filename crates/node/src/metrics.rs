@@ -2,6 +2,7 @@
 
 mod requests;
 mod tenants;
+mod triggers;
 
 use crate::boots::BootRecord;
 use crate::config::FunctionName;
@@ -17,6 +18,7 @@ use requests::RequestMetrics;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tenants::TenantMetrics;
+pub use triggers::TriggerMetrics;
 
 /// Counters of a node.
 #[derive(Debug)]
@@ -41,6 +43,7 @@ pub struct Metrics {
     monitor_refusals: Counter,
     requests: RequestMetrics,
     tenants: TenantMetrics,
+    triggers: TriggerMetrics,
 }
 
 /// Counters of a function's connections, looked up once: there are many.
@@ -188,6 +191,7 @@ impl Default for Metrics {
         );
         let requests = RequestMetrics::register(&mut registry);
         let tenants = TenantMetrics::register(&mut registry);
+        let triggers = TriggerMetrics::register(&mut registry);
         Self {
             registry,
             connections,
@@ -209,11 +213,17 @@ impl Default for Metrics {
             monitor_refusals,
             requests,
             tenants,
+            triggers,
         }
     }
 }
 
 impl Metrics {
+    /// Those of queues and schedules.
+    pub fn triggers(&self) -> &TriggerMetrics {
+        &self.triggers
+    }
+
     /// Counters of the connections that a function's instances get.
     pub fn connected(&self, function: &FunctionName) -> ConnectionCounters {
         let counter = |instance| {

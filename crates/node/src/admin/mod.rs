@@ -29,6 +29,9 @@
 //! | `GET`, `PUT`, `DELETE /instances/ID/files?path=P` | a file in it, and `…/files/list`, `stat`, `directory`, `rename`, `link` |
 //! | `GET /sandboxes`, `POST /sandboxes` | [`SandboxInfo`](crate::sandboxes::SandboxInfo) of each; a new one |
 //! | `GET`, `DELETE /sandboxes/NAME`, `POST …/pause`, `resume`, `fork?name=N`, `timeout?seconds=N` | one of them |
+//! | `GET /queues`, `GET /functions/NAME/queue`, `GET …/queue/ID` | [`QueueInfo`](crate::triggers::QueueInfo) of each; [`InvocationInfo`](crate::triggers::InvocationInfo) of those in one; one with its request |
+//! | `POST /functions/NAME/queue/retry?id=ID`, `purge?id=ID&state=S` | dead letters are queued again; invocations are removed |
+//! | `GET /schedules`, `GET /functions/NAME/schedules` | [`ScheduleInfo`](crate::triggers::ScheduleInfo) of each |
 //! | `GET /instances` | [`InstanceInfo`](crate::service::InstanceInfo) of each |
 //! | `GET /df` | [`UsageReport`](crate::usage::UsageReport): what is stored and shared |
 //! | `GET /tenants` | [`TenantReport`](crate::tenants::TenantReport) of each |
@@ -41,6 +44,7 @@ mod exec;
 mod files;
 mod invoke;
 mod listen;
+mod queue;
 mod routes;
 mod sandboxes;
 mod types;

@@ -106,6 +106,22 @@ pub enum Refusal {
         /// When to try again.
         retry_after: Duration,
     },
+    /// 400: the event, or the invocation for the queue, is not valid.
+    BadEvent(String),
+    /// 503: the queue of the function takes no more.
+    QueueFull {
+        /// The function.
+        function: String,
+        /// Which bound is reached.
+        reason: String,
+    },
+    /// 503: the queue cannot be written.
+    QueueUnavailable {
+        /// The function.
+        function: String,
+        /// What is wrong.
+        reason: String,
+    },
     /// 503: as many requests are under way on the node as it has descriptors for.
     NodeFull,
     /// 503: the node is going down.
@@ -156,6 +172,9 @@ impl Refusal {
             | Self::CannotWake { .. }
             | Self::Timeout { .. } => Some(Verdict::Failed),
             Self::BadHead(_)
+            | Self::BadEvent(_)
+            | Self::QueueFull { .. }
+            | Self::QueueUnavailable { .. }
             | Self::Unauthorized { .. }
             | Self::BodyTooLarge { .. }
             | Self::OtherCertificate
@@ -178,7 +197,7 @@ impl Refusal {
     pub fn status(&self) -> u16 {
         match self {
             Self::BadHead(HeadError::TooLarge) | Self::HeadTooLarge => 431,
-            Self::BadHead(_) => 400,
+            Self::BadHead(_) | Self::BadEvent(_) => 400,
             Self::Unauthorized { .. } => 401,
             Self::UnknownFunction(_) => 404,
             Self::HeadTooSlow(_) | Self::BodyTooSlow(_) => 408,
@@ -191,6 +210,8 @@ impl Refusal {
             | Self::NoCapacity { .. }
             | Self::QuotaReached { .. }
             | Self::BackingOff { .. }
+            | Self::QueueFull { .. }
+            | Self::QueueUnavailable { .. }
             | Self::NodeFull
             | Self::Draining => 503,
             Self::Timeout { .. } => 504,
@@ -217,6 +238,9 @@ impl Refusal {
             Self::BodyTooLarge { .. } => "body_too_large",
             Self::OtherCertificate => "other_certificate",
             Self::TooManyRequests { .. } => "too_many_requests",
+            Self::BadEvent(_) => "bad_event",
+            Self::QueueFull { .. } => "queue_full",
+            Self::QueueUnavailable { .. } => "queue_unavailable",
             Self::NodeFull => "node_full",
             Self::Draining => "shutting_down",
             Self::Timeout { .. } => "timeout",
@@ -227,6 +251,7 @@ impl Refusal {
     pub fn public_error(&self) -> &'static str {
         match self {
             Self::UnknownFunction(_) => "not_found",
+            Self::BadEvent(_) => "bad_request",
             Self::NotHttp { .. } | Self::OtherCertificate => "misdirected",
             Self::InstanceDied { .. } | Self::BadResponse { .. } => "bad_gateway",
             Self::NotFetched { .. }
@@ -234,6 +259,8 @@ impl Refusal {
             | Self::NoCapacity { .. }
             | Self::QuotaReached { .. }
             | Self::BackingOff { .. }
+            | Self::QueueFull { .. }
+            | Self::QueueUnavailable { .. }
             | Self::NodeFull
             | Self::Draining => "unavailable",
             other => other.error(),
@@ -245,6 +272,7 @@ impl Refusal {
         let reason = match self {
             // About the client's own bytes.
             Self::BadHead(error) => return error.to_string(),
+            Self::BadEvent(why) => return why.clone(),
             Self::HeadTooLarge => return HeadError::TooLarge.to_string(),
             Self::UnknownFunction(_) => {
                 "nothing is served here; check the host name and the path of the address"
@@ -265,6 +293,8 @@ impl Refusal {
             | Self::NoCapacity { .. }
             | Self::QuotaReached { .. }
             | Self::BackingOff { .. }
+            | Self::QueueFull { .. }
+            | Self::QueueUnavailable { .. }
             | Self::NodeFull
             | Self::Draining => "the service cannot take the request now; try again later",
             Self::Timeout { .. } => "the service did not answer in time",
@@ -297,6 +327,9 @@ impl Refusal {
             | Self::NotFetched { reason, .. }
             | Self::CannotWake { reason, .. }
             | Self::NoCapacity { reason, .. }
+            | Self::QueueFull { reason, .. }
+            | Self::QueueUnavailable { reason, .. }
+            | Self::BadEvent(reason)
             | Self::QuotaReached { reason, .. } => reason.clone(),
             Self::BackingOff { .. } => {
                 "instances of the function crash again and again; it is being frozen anew, try \
@@ -363,6 +396,8 @@ impl Refusal {
             | Self::NoCapacity { function, .. }
             | Self::QuotaReached { function, .. }
             | Self::BackingOff { function, .. }
+            | Self::QueueFull { function, .. }
+            | Self::QueueUnavailable { function, .. }
             | Self::NotHttp { function, .. }
             | Self::Unauthorized { function, .. }
             | Self::BodyTooLarge { function, .. }
@@ -386,6 +421,7 @@ impl Refusal {
             Self::Draining | Self::NodeFull | Self::CannotWake { .. } | Self::NotFetched { .. } => {
                 Some(1)
             }
+            Self::QueueFull { .. } | Self::QueueUnavailable { .. } => Some(5),
             _ => None,
         }
     }
