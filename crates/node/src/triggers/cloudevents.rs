@@ -273,7 +273,7 @@ mod tests {
     fn events_in_binary_mode_are_checked() {
         assert_eq!(check(&headers(&BINARY)), Ok(()));
         for missing in 0..4 {
-            let some: Vec<_> = BINARY.iter().enumerate().filter(|(at, _)| *at != missing);
+            let some = BINARY.iter().enumerate().filter(|(at, _)| *at != missing);
             let some: Vec<_> = some.map(|(_, field)| *field).collect();
             assert!(check(&headers(&some)).is_err(), "{missing}");
         }

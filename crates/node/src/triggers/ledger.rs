@@ -91,6 +91,10 @@ pub(super) struct Taken {
 pub(super) struct Ledger {
     file: Option<QueueFile>,
     staged: Vec<Change>,
+    /// Those that came since the last commit: their requests are not in the file yet.
+    fresh: HashSet<InvocationId>,
+    /// Those whose attempts have begun since: nobody has heard of them if it fails.
+    begun: HashSet<InvocationId>,
     records: HashMap<InvocationId, Record>,
     books: BTreeMap<String, Book>,
     /// Bytes of each tenant.
@@ -132,15 +136,19 @@ impl Ledger {
     pub fn commit(&mut self) -> Result<(), FileError> {
         let staged = std::mem::take(&mut self.staged);
         match &self.file {
-            _ if staged.is_empty() => Ok(()),
-            Some(file) => file.apply(&staged),
-            None => Err("it is closed".to_owned()),
+            _ if staged.is_empty() => {}
+            Some(file) => file.apply(&staged)?,
+            None => return Err("it is closed".to_owned()),
         }
+        self.fresh.clear();
+        self.begun.clear();
+        Ok(())
     }
 
-    /// The invocations that are being attempted.
+    /// The invocations that were being attempted at the last commit.
     pub fn running(&self) -> HashSet<InvocationId> {
-        self.books.values().flat_map(|book| book.running.iter().copied()).collect()
+        let running = self.books.values().flat_map(|book| book.running.iter());
+        running.filter(|id| !self.begun.contains(id)).copied().collect()
     }
 
     // The index.
@@ -265,6 +273,7 @@ impl Ledger {
             dead: None,
         };
         self.staged.push(Change::Add(id, Box::new(record.clone()), stored));
+        self.fresh.insert(id);
         self.enter(id, record, false);
         if let Some(key) = key {
             self.remove_key(key);
@@ -340,7 +349,10 @@ impl Ledger {
             (left > 0).then_some((name, left))
         });
         let mut waiting: Vec<(String, usize)> = waits.collect();
-        let first = |ledger: &Self, name: &str| ledger.books.get(name)?.due.first().copied();
+        let first = |ledger: &Self, name: &str| {
+            let mut due = ledger.books.get(name)?.due.iter();
+            due.find(|(_, id)| !ledger.fresh.contains(id)).copied()
+        };
         let mut found_one = true;
         while found_one {
             found_one = false;
@@ -378,6 +390,7 @@ impl Ledger {
         if let Some(book) = self.books.get_mut(&record.function) {
             book.due.remove(&(record.due_ms, id));
             book.running.insert(id);
+            self.begun.insert(id);
         }
         Ok(Some(Job { id, record, request }))
     }
