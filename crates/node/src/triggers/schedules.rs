@@ -38,6 +38,8 @@ pub struct ScheduleInfo {
     pub timezone: String,
     /// When it fires next; none: never.
     pub next_ms: Option<u64>,
+    /// Times until then are done with; none: the node has not looked at it yet.
+    pub until_ms: Option<u64>,
     /// The time that it has last fired for.
     pub fired_ms: Option<u64>,
     /// The invocation of that time.
@@ -64,6 +66,7 @@ impl ScheduleInfo {
             cron: schedule.cron.to_string(),
             timezone: schedule.timezone.name().to_owned(),
             next_ms: schedule.cron.next_after(from, &schedule.timezone.zone()),
+            until_ms: row.map(|row| row.until_ms),
             fired_ms: row.and_then(|row| row.fired_ms),
             invocation: row.and_then(|row| row.invocation).map(|id| id.to_string()),
             skipped: row.map_or(0, |row| row.skipped),
