@@ -211,6 +211,39 @@ fn a_damaged_queue_stops_triggers_only() {
     assert!(listed.code != Some(0) && listed.stderr.contains("move it away"), "{}", listed.stderr);
 }
 
+/// Runs a daemon whose queue has a disk of its own of 4 MiB.
+const SMALL_DISK: &str = r#"mount -t tmpfs -o size=4m,mode=700 none "$1" && shift && exec "$@""#;
+
+#[test]
+fn a_full_disk_refuses_and_has_room_again() {
+    let keys = "async = { concurrency = 1, bytes = \"1GiB\" }";
+    let home = home("triggers-disk", keys);
+    let directory = home.join("triggers");
+    fs::create_dir_all(&directory).expect("a directory");
+    let directory = directory.to_string_lossy().into_owned();
+    let program = ["unshare", "--mount", "/bin/sh", "-c", SMALL_DISK, "sh", &directory];
+    let program = program.map(str::to_owned);
+    let daemon = Daemon::start_by(&program, &home, &DaemonOptions::default());
+    let body = "x".repeat(256 << 10);
+    let mut queued = 0;
+    let refused = loop {
+        let answer = send(daemon.gateway(), "/stuck", ASYNC, &body);
+        if answer.status != 202 {
+            break answer;
+        }
+        queued += 1;
+        assert!(queued < 32, "4 MiB hold no more");
+    };
+    assert_eq!((refused.status, refused.header("retry-after")), (503, Some("5")));
+    assert!(queued > 2 && daemon.explain(&refused).contains("make room"), "{queued}");
+    assert_eq!(counts(&daemon), (queued, 0), "what was answered is there, and nothing else");
+    assert_eq!(get(daemon.gateway(), "receiver", "/").status, 200);
+    // One runs.
+    let said = command(&daemon, &["queue", "purge", "receiver", "--queued"]).success();
+    assert!(said.contains(&format!("removed {}", queued - 1)), "{said}");
+    queue(&daemon, "/", "", &body);
+}
+
 /// A file that moves the clock of a daemon's triggers, and the daemon.
 fn serve_with_clock(home: &Path) -> (PathBuf, Daemon) {
     let clock = home.join("clock");

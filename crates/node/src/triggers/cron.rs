@@ -106,6 +106,14 @@ mod tests {
     }
 
     #[test]
+    fn a_day_of_the_month_or_of_the_week_will_do() {
+        assert_eq!(
+            times("0 0 1 * mon", "UTC", "2026-11-24T00:00:00Z", 2),
+            ["2026-11-30T00:00:00Z", "2026-12-01T00:00:00Z"]
+        );
+    }
+
+    #[test]
     fn a_time_that_does_not_exist_comes_when_the_gap_ends() {
         // 2026-03-29, 02:00 CET is 03:00 CEST.
         assert_eq!(
