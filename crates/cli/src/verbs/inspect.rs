@@ -406,6 +406,7 @@ mod tests {
             instances: None,
             standby: None,
             boots_ns: None,
+            schedules: Vec::new(),
         }
     }
 

@@ -272,3 +272,76 @@ impl AsyncConfig {
         Some((keys, format!("`{}` is out of bounds; {advice}", keys[1])))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn parse(keys: &str) -> Result<FunctionConfig, String> {
+        let text = format!("name = \"f\"\ncommand = [\"x\"]\nport = 80\nrootfs = \"r\"\n{keys}\n");
+        FunctionConfig::parse(Path::new("thaw.toml"), &text).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_section_alone_is_enough() {
+        let config = parse("[async]").unwrap();
+        assert!(config.has_queue() && config.looks_at_triggers());
+        assert_eq!(config.queue_terms(), AsyncConfig::default());
+        let config = parse("[[schedules]]\nname = \"a\"\ncron = \"@daily\"").unwrap();
+        assert!(config.has_queue() && !config.looks_at_triggers());
+        assert_eq!(
+            (config.schedules[0].method(), config.schedules[0].timezone.name()),
+            ("GET", "UTC")
+        );
+        assert!(!parse("").unwrap().has_queue());
+    }
+
+    #[test]
+    fn what_was_read_is_written_and_read_again() {
+        let keys = "cloudevents = true\n[async]\nattempts = 7\n[[schedules]]\nname = \"a\"\n\
+                    cron = \"30 6 * * mon-fri\"\ntimezone = \"Europe/Berlin\"\nbody = \"x\"\n\
+                    catch_up = \"last\"\noverlap = \"skip\"";
+        let config = parse(keys).unwrap();
+        let json = serde_json::to_value(&config).unwrap();
+        assert_eq!(serde_json::from_value::<FunctionConfig>(json).unwrap(), config);
+    }
+
+    #[test]
+    fn every_bound_is_told() {
+        for (keys, word) in [
+            ("[async]\nattempts = 0", "from 1"),
+            ("[async]\nattempts = 101", "attempts"),
+            ("[async]\nbackoff = \"1ms\"", "backoff"),
+            ("[async]\nbackoff = \"10m\"", "backoff"),
+            ("[async]\nbackoff_max = \"2h\"", "backoff_max"),
+            ("[async]\nmax_age = \"0s\"", "max_age"),
+            ("[async]\nentries = 100001", "entries"),
+            ("[async]\nbody_max = \"5MiB\"", "body_max"),
+            ("[async]\nbytes = \"512KiB\"", "bytes"),
+            ("[async]\ndead_letters = 100001", "dead_letters"),
+            ("[async]\nidempotency = \"400h\"", "idempotency"),
+            ("[[schedules]]\nname = \"a\"\ncron = \"* * *\"", "day of month"),
+            ("[[schedules]]\nname = \"a\"\ncron = \"@daily\"\ntimezone = \"Moon\"", "time zone"),
+            (
+                "schedules = [{ name = \"a\", cron = \"@daily\" }, { name = \"a\", cron = \"@daily\" }]",
+                "two schedules",
+            ),
+            (
+                "cloudevents = true\nlisten = \"127.0.0.1:9\"\n[entry]\nconnections = \"handover\"",
+                "handed over",
+            ),
+            ("listen = \"127.0.0.1:9\"\n[async]\n[entry]\nkind = \"tcp\"", "kind"),
+        ] {
+            let error = parse(keys).expect_err(keys);
+            assert!(error.contains(word), "{keys}: {error}");
+        }
+        let many = (0..65).map(|n| format!("[[schedules]]\nname = \"n{n}\"\ncron = \"@daily\"\n"));
+        assert!(parse(&many.collect::<String>()).unwrap_err().contains("64"));
+        let body = format!(
+            "[[schedules]]\nname = \"a\"\ncron = \"@daily\"\nbody = \"{}\"",
+            "x".repeat(70_000)
+        );
+        assert!(parse(&body).unwrap_err().contains("body"));
+    }
+}

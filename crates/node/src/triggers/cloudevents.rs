@@ -80,8 +80,8 @@ pub fn check(headers: &HeaderMap) -> Result<(), WrongEvent> {
             .transpose()
     };
     check_attributes(attribute)?;
-    let names = headers.keys().filter_map(|name| name.as_str().strip_prefix(PREFIX));
-    names.map(check_name).collect()
+    let mut names = headers.keys().filter_map(|name| name.as_str().strip_prefix(PREFIX));
+    names.try_for_each(check_name)
 }
 
 /// Checks what every event has, and what has a form.
