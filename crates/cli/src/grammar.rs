@@ -65,6 +65,8 @@ pub enum Verb {
     Activate(verbs::activate::Arguments),
     Rollback(verbs::rollback::Arguments),
     Split(verbs::split::Arguments),
+    Queue(verbs::queue::Arguments),
+    Schedule(verbs::schedule::Arguments),
     Secret(verbs::secret::Arguments),
     #[command(visible_alias = "rm")]
     Remove(verbs::remove::Arguments),
@@ -112,6 +114,8 @@ impl Verb {
             Self::Activate(arguments) => verbs::activate::run(&arguments),
             Self::Rollback(arguments) => verbs::rollback::run(&arguments),
             Self::Split(arguments) => verbs::split::run(&arguments),
+            Self::Queue(arguments) => verbs::queue::run(&arguments),
+            Self::Schedule(arguments) => verbs::schedule::run(&arguments),
             Self::Secret(arguments) => verbs::secret::run(&arguments),
             Self::Remove(arguments) => verbs::remove::run(&arguments),
             Self::Gc(arguments) => verbs::gc::run(&arguments),

@@ -24,6 +24,7 @@ use crate::successor::watch_refusals;
 use crate::swap::SwapSpace;
 use crate::tenants::{CARRIED_FILE, read_periods, watch_cpu_time, write_down};
 use crate::tls_listeners::{TlsListeners, watch_files};
+use crate::triggers::Triggers;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::collections::{BTreeMap, HashMap};
 use std::future::{Future, poll_fn};
@@ -303,6 +304,12 @@ pub async fn serve(
     legacy::take_over(&shared, waiting);
     shared.forget_left_asleep();
 
+    let triggers = Triggers::start(
+        &home.triggers()?,
+        &shared,
+        reachable(gateway_address),
+        options.max_instances,
+    )?;
     let gateway = Gateway::new(shared.clone(), options.gateway);
     let mut tasks = vec![tokio::spawn(gateway.clone().listen(gateway_listener, None))];
     let freshness = tokio::spawn(catalog.clone().keep_fresh());
@@ -365,6 +372,7 @@ pub async fn serve(
     // those that were accepted are told to come back.
     own.stop();
     shared.drain(options.drain).await;
+    triggers.stop(&shared).await;
     freshness.abort();
     failures_watch.abort();
     room_watch.abort();

@@ -1,5 +1,6 @@
 //! Environment variables that change how sandboxes run, for finding faults.
 
+use std::path::PathBuf;
 use std::sync::OnceLock;
 use thaw_abi::control::{FLAG_NO_PATCHING, FLAG_TRACE_SYSCALLS};
 use thaw_sandbox::{ConsoleRate, Kernel, KernelError};
@@ -25,6 +26,17 @@ pub fn console_rate() -> ConsoleRate {
         0 => ConsoleRate::Limited,
         _ => ConsoleRate::Lossless,
     }
+}
+
+/// Seconds by which triggers see a later time than the host's clock says: the number in the file
+/// that `THAW_CLOCK` names, so that tests can move it; mostly 0.
+pub fn clock_ahead() -> i64 {
+    static FILE: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let file = FILE.get_or_init(|| {
+        std::env::var_os("THAW_CLOCK").filter(|path| !path.is_empty()).map(PathBuf::from)
+    });
+    let text = file.as_ref().and_then(|file| std::fs::read_to_string(file).ok());
+    text.and_then(|text| text.trim().parse().ok()).unwrap_or(0)
 }
 
 /// The kernel to run: the one inside this program, or the ELF file that

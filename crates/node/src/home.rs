@@ -299,6 +299,16 @@ impl Home {
         Ok(path)
     }
 
+    /// The directory for the queue of triggers, made if missing.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub fn triggers(&self) -> Result<PathBuf, HomeError> {
+        let path = self.root.join("triggers");
+        self.make_directory(&path)?;
+        Ok(path)
+    }
+
     /// A directory for host-side build results of one function, made if missing.
     ///
     /// # Errors

@@ -5,6 +5,7 @@ mod contrib_tests;
 mod names;
 mod requests;
 mod tenants;
+mod triggers;
 
 use crate::boots::BootRecord;
 use crate::config::FunctionName;
@@ -22,6 +23,7 @@ use requests::RequestMetrics;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tenants::TenantMetrics;
+pub use triggers::TriggerMetrics;
 
 /// Counters of a node.
 #[derive(Debug)]
@@ -48,6 +50,7 @@ pub struct Metrics {
     tenants: TenantMetrics,
     tallies: Tallies,
     events: Events,
+    triggers: TriggerMetrics,
 }
 
 /// Counters of a function's connections, looked up once: there are many.
@@ -195,6 +198,7 @@ impl Default for Metrics {
         );
         let requests = RequestMetrics::register(&mut registry);
         let tenants = TenantMetrics::register(&mut registry);
+        let triggers = TriggerMetrics::register(&mut registry);
         Self {
             registry,
             connections,
@@ -218,6 +222,7 @@ impl Default for Metrics {
             tenants,
             tallies: Tallies::default(),
             events: Events::default(),
+            triggers,
         }
     }
 }
@@ -235,6 +240,11 @@ impl Metrics {
 
     fn note(&self, kind: EventKind, function: &FunctionName) {
         self.events.note(kind, function.as_str(), "", 1);
+    }
+
+    /// Those of queues and schedules.
+    pub fn triggers(&self) -> &TriggerMetrics {
+        &self.triggers
     }
 
     /// Counters of the connections that a function's instances get.

@@ -13,6 +13,7 @@ use crate::secrets::SecretStore;
 use crate::service::{InstanceInfo, Service};
 use crate::swap::SwapSpace;
 use crate::tenants::{Taken, Tenant, Tenants};
+use crate::triggers::Triggers;
 use std::collections::HashMap;
 use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -51,6 +52,8 @@ pub struct NodeState {
     secrets: OnceLock<Arc<SecretStore>>,
     /// Where instances sleep.
     asleep_space: OnceLock<Arc<AsleepSpace>>,
+    /// What calls functions without a client that waits.
+    triggers: RwLock<Option<Arc<Triggers>>>,
     services: RwLock<HashMap<FunctionName, Served>>,
     /// Replaced or removed services whose last instances still work.
     retired: Mutex<Vec<Arc<Service>>>,
@@ -94,6 +97,7 @@ impl NodeState {
             left_asleep: Mutex::default(),
             secrets: OnceLock::new(),
             asleep_space: OnceLock::new(),
+            triggers: RwLock::default(),
             services: RwLock::default(),
             retired: Mutex::default(),
         })
@@ -190,6 +194,21 @@ impl NodeState {
     /// Where secrets of functions are; `None`: there are none.
     pub(crate) fn secrets(&self) -> Option<&Arc<SecretStore>> {
         self.secrets.get()
+    }
+
+    /// Lets clients queue invocations.
+    pub(crate) fn trigger_by(&self, triggers: Arc<Triggers>) {
+        *self.triggers.write().expect("no holder panics") = Some(triggers);
+    }
+
+    /// Lets nobody queue anything more.
+    pub(crate) fn forget_triggers(&self) {
+        *self.triggers.write().expect("no holder panics") = None;
+    }
+
+    /// What calls functions without a client that waits; `None`: nothing does.
+    pub(crate) fn triggers(&self) -> Option<Arc<Triggers>> {
+        self.triggers.read().expect("no holder panics").clone()
     }
 
     /// Where instances sleep; `None`: they cannot.

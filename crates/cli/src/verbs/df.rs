@@ -152,7 +152,7 @@ fn totals(report: &UsageReport) -> String {
     );
     let home = &report.home;
     text += &format!(
-        "beside it: asleep {}, swap {}, kept by builds {}{}, interrupted pulls {}, pieces of functions {}, logs {}\n",
+        "beside it: asleep {}, swap {}, kept by builds {}{}, interrupted pulls {}, pieces of functions {}, logs {}, queue of triggers {}\n",
         size(home.asleep.bytes),
         home.swap_bytes.map_or_else(|| "-".to_owned(), size),
         size(home.work_bytes),
@@ -160,6 +160,7 @@ fn totals(report: &UsageReport) -> String {
         size(home.pulls_bytes),
         size(home.pieces_bytes),
         size(home.logs_bytes),
+        size(home.triggers_bytes),
     );
     if store.unused_bytes > 0 {
         let unused = size(store.unused_bytes);

@@ -1,6 +1,6 @@
 //! `thaw inspect`: everything about one function.
 
-use super::ps;
+use super::{ps, schedule};
 use crate::client::Daemon;
 use crate::failure::{Failure, Outcome};
 use crate::output::{self, Table, ago, size};
@@ -19,6 +19,7 @@ use thaw_node::function::{BuiltFunction, Origin};
 use thaw_node::home::Home;
 use thaw_node::instance::{RewindInfo, RewindVerdict, StandbyInfo};
 use thaw_node::service::InstanceInfo;
+use thaw_node::triggers::ScheduleInfo;
 use thaw_sandbox::{Fit, Image, ImageError, Kernel, cpu_features, escape, level_of};
 use thaw_store::{ImageId, KernelId, Store};
 
@@ -56,6 +57,8 @@ struct Report {
     instances: Option<Vec<InstanceInfo>>,
     standby: Option<StandbyInfo>,
     boots_ns: Option<Vec<BootRecord>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    schedules: Vec<ScheduleInfo>,
 }
 
 /// The function's files.
@@ -111,9 +114,15 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let home = Home::from_environment()?;
     let store = Store::open(&home.store())?;
     let function = BuiltFunction::read(&store, &arguments.name)?;
-    let detail = Daemon::running(&home)
+    let daemon = Daemon::running(&home);
+    let detail = daemon
+        .as_ref()
         .and_then(|daemon| daemon.get(&format!("/functions/{}", arguments.name)).ok());
-    let report = Report::new(&store, &function, detail);
+    let mut report = Report::new(&store, &function, detail);
+    if let Some(daemon) = daemon.filter(|_| !report.config.schedules.is_empty()) {
+        let url = format!("/functions/{}/schedules", arguments.name);
+        report.schedules = daemon.get(&url).unwrap_or_default();
+    }
     match arguments.json {
         // By way of a value, whose keys are in alphabetical order.
         true => output::print_json(&serde_json::to_value(&report)?)?,
@@ -142,6 +151,7 @@ impl Report {
             instances,
             standby,
             boots_ns,
+            schedules: Vec::new(),
         }
     }
 }
@@ -241,6 +251,9 @@ fn text(report: &Report) -> Result<String, Failure> {
             sections.push(section(&title, &boot_table(&boots[..shown])));
         }
         _ => sections.push("no daemon serves it, so it has no instances\n".to_owned()),
+    }
+    if !report.schedules.is_empty() {
+        sections.push(section("SCHEDULES", &schedule::table(&report.schedules)));
     }
     let text = sections.join("\n");
     // Names, paths and variables are an author's.
@@ -404,6 +417,7 @@ mod tests {
             instances: None,
             standby: None,
             boots_ns: None,
+            schedules: Vec::new(),
         }
     }
 

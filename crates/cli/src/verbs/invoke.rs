@@ -29,6 +29,7 @@ use ureq::http::Response;
     thaw invoke hello-python --timings\n  \
     thaw invoke words-perl --data 'b a b'\n  \
     echo b a b | thaw invoke words-perl\n  \
+    thaw invoke mailer --data @letter.json --async --idempotency-key letter-17\n  \
     thaw invoke thumbnail-python --data @photo.jpg --header content-type:image/jpeg > small.jpg")]
 pub struct Arguments {
     /// The function.
@@ -48,6 +49,13 @@ pub struct Arguments {
     /// The instance that is to answer, by its number in `thaw ps`; default: any.
     #[arg(long, value_name = "ID", conflicts_with = "timings")]
     instance: Option<u64>,
+    /// Queue the request and do not wait for the function: prints the name of the invocation
+    /// (see `thaw queue`). For functions with [async] in their thaw.toml.
+    #[arg(long = "async", conflicts_with_all = ["instance", "timings"])]
+    is_async: bool,
+    /// With --async: another invocation with the same key is not queued.
+    #[arg(long, value_name = "KEY", requires = "is_async")]
+    idempotency_key: Option<String>,
     /// Print the phases of the boot to standard error.
     #[arg(long)]
     timings: bool,
@@ -81,16 +89,19 @@ pub fn run(arguments: &Arguments) -> Outcome {
         None if arguments.method.is_none() => redirected(&daemon, &arguments.name)?,
         None => None,
     };
-    let headers: Vec<_> =
+    let mut headers: Vec<_> =
         arguments.header.iter().map(|Header(name, value)| (name.clone(), value.clone())).collect();
+    let key = arguments.idempotency_key.iter();
+    headers.extend(key.map(|key| ("Idempotency-Key".to_owned(), key.clone())));
     let method = arguments
         .method
         .clone()
         .unwrap_or_else(|| if body.is_some() { "POST" } else { "GET" }.to_owned());
-    let timings = arguments.timings || arguments.json;
+    let timings = (arguments.timings || arguments.json) && !arguments.is_async;
+    let queued = if arguments.is_async { "&async=true" } else { "" };
     let instance = arguments.instance.map(|id| format!("&instance={id}")).unwrap_or_default();
     let url = format!(
-        "/functions/{}/invoke?method={}&path={}&timings={timings}{instance}",
+        "/functions/{}/invoke?method={}&path={}&timings={timings}{instance}{queued}",
         escape(&arguments.name),
         escape(&method),
         escape(&arguments.path)

@@ -1,5 +1,6 @@
 //! `thaw list`: the functions.
 
+use super::schedule;
 use crate::client::Daemon;
 use crate::failure::{Failure, Outcome};
 use crate::output::{self, Table, ago};
@@ -12,6 +13,7 @@ use thaw_node::admin::FunctionInfo;
 use thaw_node::config::EntryKind;
 use thaw_node::function::BuiltFunction;
 use thaw_node::home::Home;
+use thaw_node::triggers::ScheduleInfo;
 use thaw_sandbox::escape;
 use thaw_store::{FunctionRecord, Store};
 
@@ -40,6 +42,9 @@ struct Listed {
     ready: usize,
     /// When it was built, in milliseconds since 1970.
     built_ms: u64,
+    /// When the first of its schedules fires next, in milliseconds since 1970.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next_ms: Option<u64>,
     /// Why it is not served as it should be, if so.
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<String>,
@@ -72,8 +77,17 @@ impl State {
 pub fn run(arguments: &Arguments) -> Outcome {
     let home = Home::from_environment()?;
     let found = Store::open(&home.store())?.list_functions()?;
+    let mut next: HashMap<String, u64> = HashMap::new();
     let mut served: HashMap<String, FunctionInfo> = match Daemon::running(&home) {
         Some(daemon) => {
+            // A queue that cannot be used is no reason to list nothing.
+            let schedules: Vec<ScheduleInfo> = daemon.get("/schedules").unwrap_or_default();
+            for schedule in schedules {
+                if let Some(time) = schedule.next_ms {
+                    let first = next.entry(schedule.function).or_insert(time);
+                    *first = time.min(*first);
+                }
+            }
             let all: Vec<FunctionInfo> = daemon.get("/functions")?;
             all.into_iter().map(|info| (info.name.to_string(), info)).collect()
         }
@@ -81,7 +95,8 @@ pub fn run(arguments: &Arguments) -> Outcome {
     };
     let listed = found.records.into_iter().map(|record| {
         let info = served.remove(record.name.as_str());
-        Listed::new(record, info)
+        let next_ms = next.get(record.name.as_str()).copied();
+        Listed { next_ms, ..Listed::new(record, info) }
     });
     let mut listed: Vec<Listed> = listed.collect();
     listed.sort_by(|one, other| one.name.cmp(&other.name));
@@ -128,13 +143,14 @@ impl Listed {
             instances: info.as_ref().map_or(0, |info| info.instances),
             ready: info.map_or(0, |info| info.ready.len()),
             built_ms,
+            next_ms: None,
             problem,
         }
     }
 }
 
 fn table(listed: &[Listed]) -> String {
-    let titles = ["NAME", "KIND", "ADDRESS", "STATE", "INSTANCES", "READY", "BUILT"];
+    let titles = ["NAME", "KIND", "ADDRESS", "STATE", "INSTANCES", "READY", "BUILT", "NEXT"];
     let mut table = Table::new(&titles);
     for one in listed {
         table.row(vec![
@@ -145,6 +161,7 @@ fn table(listed: &[Listed]) -> String {
             one.instances.to_string(),
             one.ready.to_string(),
             format!("{} ago", ago(one.built_ms)),
+            schedule::time(one.next_ms),
         ]);
     }
     table.text()

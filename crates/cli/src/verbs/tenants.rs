@@ -84,6 +84,7 @@ fn table(tenants: &[TenantReport]) -> String {
         "CPU TIME",
         "STORE",
         "SWAP",
+        "QUEUE",
         "EGRESS",
         "REFUSED",
     ]);
@@ -101,6 +102,7 @@ fn table(tenants: &[TenantReport]) -> String {
             cpu_time(tenant),
             of(&size(tenant.store), quota.store.map(ByteSize::bytes).map(size)),
             of(&size(tenant.swap), quota.swap.map(ByteSize::bytes).map(size)),
+            of(&size(tenant.queue), quota.queue.map(ByteSize::bytes).map(size)),
             of(&tenant.egress_connections.to_string(), quota.egress_connections),
             tenant.refused.values().sum::<u64>().to_string(),
         ]);

@@ -7,6 +7,7 @@ use crate::boots::BootRecord;
 use crate::clock::monotonic_ns;
 use crate::edge::Addresses;
 use crate::gateway::own_connection;
+use crate::service::Service;
 use axum::body::Body;
 use axum::extract::{Path, Query, Request, State};
 use axum::http::header::{CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING};
@@ -45,6 +46,9 @@ pub(super) struct InvokeQuery {
     timings: bool,
     /// The instance that is to answer.
     instance: Option<u64>,
+    /// Queue the request, and do not wait for the function.
+    #[serde(default, rename = "async")]
+    is_async: bool,
 }
 
 fn root() -> String {
@@ -58,10 +62,16 @@ pub(super) async fn invoke(
     request: Request,
 ) -> Response {
     let Some(service) = admin.shared.route(&name) else { return unknown_function(&name) };
-    let request = match translate(&name, &query, request) {
+    let mut request = match translate(&name, &query, request) {
         Ok(request) => request,
         Err(reason) => return problem(StatusCode::BAD_REQUEST, "bad_request", reason),
     };
+    if query.is_async {
+        if let Some(reason) = no_queue(&service, &query) {
+            return problem(StatusCode::CONFLICT, "not_queued", reason);
+        }
+        request.headers_mut().insert("prefer", HeaderValue::from_static("respond-async"));
+    }
     if let Some(id) = query.instance {
         return invoke_instance(&admin, &name, id, request).await;
     }
@@ -92,6 +102,18 @@ pub(super) async fn invoke(
         }
         Err(error) => no_response(&name, &*error),
     }
+}
+
+/// Why a request to a function cannot be queued, if so.
+fn no_queue(service: &Service, query: &InvokeQuery) -> Option<String> {
+    if query.instance.is_some() || query.timings {
+        return Some("an asynchronous invocation has no instance and no timings yet".to_owned());
+    }
+    let why = format!(
+        "`{}` takes no asynchronous invocations; add [async] to its thaw.toml and build it",
+        service.name()
+    );
+    service.config().r#async.is_none().then_some(why)
 }
 
 fn no_response(name: &str, error: &dyn std::error::Error) -> Response {

@@ -30,6 +30,9 @@
 //! | `GET /sandboxes`, `POST /sandboxes` | [`SandboxInfo`](crate::sandboxes::SandboxInfo) of each; a new one |
 //! | `GET`, `DELETE /sandboxes/NAME`, `POST …/pause`, `resume`, `fork?name=N`, `timeout?seconds=N` | one of them |
 //! | `POST /sandboxes/NAME/ports/PORT` with `Upgrade: thaw-port` | the bytes of a port on which something in it listens |
+//! | `GET /queues`, `GET /functions/NAME/queue`, `GET …/queue/ID` | [`QueueInfo`](crate::triggers::QueueInfo) of each; [`InvocationInfo`](crate::triggers::InvocationInfo) of those in one; one with its request |
+//! | `POST /functions/NAME/queue/retry?id=ID`, `purge?id=ID&state=S` | dead letters are queued again; invocations are removed |
+//! | `GET /schedules`, `GET /functions/NAME/schedules` | [`ScheduleInfo`](crate::triggers::ScheduleInfo) of each |
 //! | `GET /instances` | [`InstanceInfo`](crate::service::InstanceInfo) of each |
 //! | `GET /stats` | [`Stats`](crate::history::Stats): rates and states of the last seconds |
 //! | `GET /stats/series?function=NAME` | [`SeriesView`](crate::history::SeriesView): the last hour |
@@ -47,6 +50,7 @@ mod files;
 mod invoke;
 mod listen;
 pub(crate) mod openapi;
+mod queue;
 pub(crate) mod routes;
 mod sandboxes;
 mod stats;

@@ -7,6 +7,7 @@ use super::types::{
     CheckpointInfo, FellAsleep, Frozen, FunctionDetail, FunctionInfo, Hibernated, Problem, Woken,
     summarize_images,
 };
+use crate::clock::wall_ms;
 use crate::logs::{Follower, Line};
 use crate::service::{InstanceInfo, Service};
 use crate::tenants::TenantReport;
@@ -54,6 +55,7 @@ pub(super) fn router(admin: Admin, access: Option<Arc<RemoteAccess>>) -> Router 
         .route("/reload", post(reload))
         .merge(super::stats::routes())
         .merge(super::versions::routes())
+        .merge(super::queue::routes())
         .merge(super::exec::routes())
         .merge(super::files::routes())
         .merge(super::sandboxes::routes())
@@ -141,6 +143,11 @@ pub(crate) async fn metrics_text(admin: &Admin) -> String {
     let rewinds: Vec<_> =
         services.iter().filter_map(|service| Some((service.name(), rewinds(service)?))).collect();
     admin.shared.metrics().show_rewinds(&rewinds);
+    if let Some(triggers) = admin.shared.triggers()
+        && let Ok(queues) = triggers.queues().await
+    {
+        admin.shared.metrics().triggers().show(&queues, wall_ms());
+    }
     if let Some(link) = thaw_sandbox::monitor::of_this_process() {
         admin.shared.metrics().show_monitor_refusals(link.refusals());
     }
@@ -202,7 +209,17 @@ pub(crate) async fn report_tenants(admin: &Admin) -> Result<Vec<TenantReport>, S
     let (shared, store) = (admin.shared.clone(), admin.catalog.store().clone());
     let report = tokio::task::spawn_blocking(move || TenantReport::all(&shared, &store));
     match report.await {
-        Ok(Ok(tenants)) => Ok(tenants),
+        Ok(Ok(mut tenants)) => {
+            if let Some(triggers) = admin.shared.triggers()
+                && let Ok(queues) = triggers.bytes_of_tenants().await
+            {
+                for tenant in &mut tenants {
+                    let domain = tenant.domain.as_ref().map(|domain| domain.name().to_string());
+                    tenant.queue = queues.get(&domain).copied().unwrap_or(0);
+                }
+            }
+            Ok(tenants)
+        }
         Ok(Err(error)) => Err(error.to_string()),
         Err(error) => Err(error.to_string()),
     }

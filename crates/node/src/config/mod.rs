@@ -17,6 +17,7 @@ mod rules;
 mod secrets;
 mod template;
 mod train;
+mod triggers;
 
 pub use baseline::{BaselineError, CpuBaseline, UnknownBaseline};
 pub use build::{BuildConfig, DomainName, PrivateFiles, Sharing};
@@ -32,6 +33,7 @@ pub use rollback::Rollback;
 pub use secrets::SecretsConfig;
 pub use template::{TemplateConfig, TemplateLanguage};
 pub use train::{Train, TrainingRequest};
+pub use triggers::{AsyncConfig, CatchUp, Overlap, SCHEDULES_MAX, Schedule, TimeZone};
 
 use crate::beneath;
 use serde::{Deserialize, Serialize};
@@ -140,6 +142,16 @@ pub struct FunctionConfig {
     /// When a new version is taken out of service by itself; none: never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollback: Option<Rollback>,
+    /// Whether clients may have their requests queued, and how these are then made; none: they
+    /// may not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub r#async: Option<AsyncConfig>,
+    /// When the node itself calls the function.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub schedules: Vec<Schedule>,
+    /// Whether requests that are CloudEvents are checked, and reach the function in binary mode.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub cloudevents: bool,
 }
 
 /// `[runtime]`: a root file system made of files of this host, or of a container image.

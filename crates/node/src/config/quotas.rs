@@ -58,6 +58,7 @@ struct QuotaTable {
     cpu_time: Option<Bound<CpuQuota>>,
     store: Option<Bound<ByteSize>>,
     swap: Option<Bound<ByteSize>>,
+    queue: Option<Bound<ByteSize>>,
     egress: EgressTable,
 }
 
@@ -84,6 +85,9 @@ pub struct Quota {
     /// Bytes of swap files, the memory of hibernated instances.
     #[serde(default)]
     pub swap: Option<ByteSize>,
+    /// Bytes of invocations in the queues of triggers, without dead letters.
+    #[serde(default)]
+    pub queue: Option<ByteSize>,
     /// Outgoing connections at a time.
     pub egress_connections: Option<u32>,
     /// Outgoing connections that may be asked for in a second.
@@ -164,6 +168,7 @@ impl QuotaTable {
             cpu_time: self.cpu_time.or(default.cpu_time),
             store: self.store.or(default.store),
             swap: self.swap.or(default.swap),
+            queue: self.queue.or(default.queue),
             egress: EgressTable {
                 connections: self.egress.connections.or(default.egress.connections),
                 per_second: self.egress.per_second.or(default.egress.per_second),
@@ -178,6 +183,7 @@ impl QuotaTable {
             cpu_time: self.cpu_time.and_then(Bound::get),
             store: self.store.and_then(Bound::get),
             swap: self.swap.and_then(Bound::get),
+            queue: self.queue.and_then(Bound::get),
             egress_connections: self.egress.connections.and_then(Bound::get),
             egress_per_second: self.egress.per_second.and_then(Bound::get),
         }
@@ -327,6 +333,7 @@ mod tests {
             cpu_time = "10m per 1h"
             store = "1.5GiB"
             swap = "512MiB"
+            queue = "64MiB"
             egress.connections = "unlimited"
             "#,
         )
@@ -347,6 +354,7 @@ mod tests {
             cpu_time: Some(cpu_time),
             store: Some(ByteSize::mebibytes(1536)),
             swap: Some(ByteSize::mebibytes(512)),
+            queue: Some(ByteSize::mebibytes(64)),
             egress_connections: None,
             ..default
         };

@@ -29,6 +29,7 @@ impl FunctionConfig {
             .or_else(|| self.wrong_training())
             .or_else(|| self.wrong_build())
             .or_else(|| self.wrong_rollback())
+            .or_else(|| self.wrong_triggers())
     }
 
     /// Checks the rules between keys of a configuration that was in no `thaw.toml`.

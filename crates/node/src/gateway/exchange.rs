@@ -19,7 +19,7 @@ use crate::health::Verdict;
 use crate::instance::{Client, End, LetGo, Outcome, Way};
 use crate::node::NodeState;
 use crate::service::{Reuse, Service};
-use crate::upstream::{Line, Reply, Upload, UploadState, Upstream, UpstreamEnd};
+use crate::upstream::{Line, Reply, RequestBody, Upload, UploadState, Upstream, UpstreamEnd};
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use hyper::http::request::Parts;
 use hyper::{Request, Response, StatusCode};
@@ -116,7 +116,7 @@ enum Failure {
 /// Answers a request by an instance.
 pub(super) async fn answer(
     asked: &Asked,
-    mut request: Request<Incoming>,
+    mut request: Request<RequestBody>,
 ) -> Result<Response<AnswerBody>, Refusal> {
     let service = &asked.service;
     let afterwards =

@@ -24,6 +24,8 @@ pub struct Head {
     pub is_1_1: bool,
     /// What the client says of its connection.
     pub announces: Announcement,
+    /// It may be an event, or for the queue of its function.
+    pub may_trigger: bool,
 }
 
 impl Head {
@@ -97,6 +99,7 @@ pub fn parse(bytes: &[u8]) -> Result<Progress, HeadError> {
                 .map_err(|_| HeadError::Malformed("its method is not one"))?,
             is_1_1: request.version == Some(1),
             announces: announcement(&request),
+            may_trigger: may_trigger(&request),
         })),
         Ok(httparse::Status::Partial) if bytes.len() < HEAD_MAX => Ok(Progress::Partial),
         Ok(_) | Err(httparse::Error::TooManyHeaders) => Err(HeadError::TooLarge),
@@ -112,6 +115,20 @@ pub(super) fn has_field(bytes: &[u8], name: &str, value: &str) -> bool {
     let _ = request.parse(bytes);
     request.headers.iter().any(|field| {
         field.name.eq_ignore_ascii_case(name) && field.value.trim_ascii() == value.as_bytes()
+    })
+}
+
+/// Whether it has a field by which events and asynchronous invocations are known.
+fn may_trigger(request: &httparse::Request<'_, '_>) -> bool {
+    let begins = |text: &[u8], beginning: &str| {
+        let text = text.get(..beginning.len());
+        text.is_some_and(|text| text.eq_ignore_ascii_case(beginning.as_bytes()))
+    };
+    request.headers.iter().any(|field| {
+        let is_event = || begins(field.value.trim_ascii(), "application/cloudevents");
+        field.name.eq_ignore_ascii_case("prefer")
+            || begins(field.name.as_bytes(), "ce-")
+            || field.name.eq_ignore_ascii_case("content-type") && is_event()
     })
 }
 
@@ -233,6 +250,20 @@ mod tests {
         assert!(has_field(head, "x-canary", "yes") && has_field(head, "X-CANARY", "b"));
         assert!(!has_field(head, "x-canary", "ye") && !has_field(head, "x", "yes"));
         assert!(!has_field(b"\x16\x03", "x", "y"));
+    }
+
+    #[test]
+    fn what_may_be_for_triggers_is_known_by_its_fields() {
+        let may = |fields: &str| {
+            let head = format!("POST / HTTP/1.1\r\nHost: a\r\n{fields}\r\n");
+            match parse(head.as_bytes()).unwrap() {
+                Progress::Complete(head) => head.may_trigger,
+                other => panic!("the head is complete: {other:?}"),
+            }
+        };
+        assert!(may("prefer: respond-async\r\n") && may("CE-Id: 1\r\n"));
+        assert!(may("Content-Type: Application/CloudEvents+json\r\n"));
+        assert!(!may("Content-Type: application/json\r\nCe: 1\r\nX-Prefer: 1\r\n"));
     }
 
     #[test]

@@ -17,6 +17,7 @@ mod datagrams;
 mod exchange;
 mod handshake;
 pub mod head;
+mod intake;
 mod message;
 mod passing;
 pub mod refusal;

@@ -106,6 +106,22 @@ pub enum Refusal {
         /// When to try again.
         retry_after: Duration,
     },
+    /// 400: the event, or the invocation for the queue, is not valid.
+    BadEvent(String),
+    /// 503: the queue of the function takes no more.
+    QueueFull {
+        /// The function.
+        function: String,
+        /// Which bound is reached.
+        reason: String,
+    },
+    /// 503: the queue cannot be written.
+    QueueUnavailable {
+        /// The function.
+        function: String,
+        /// What is wrong.
+        reason: String,
+    },
     /// 503: as many requests are under way on the node as it has descriptors for.
     NodeFull,
     /// 503: the node is going down.
@@ -167,6 +183,9 @@ impl Refusal {
             | Self::CannotWake { .. }
             | Self::Timeout { .. } => Some(Verdict::Failed),
             Self::BadHead(_)
+            | Self::BadEvent(_)
+            | Self::QueueFull { .. }
+            | Self::QueueUnavailable { .. }
             | Self::Unauthorized { .. }
             | Self::BodyTooLarge { .. }
             | Self::OtherCertificate
@@ -198,6 +217,9 @@ impl Refusal {
                 of(431, "head_too_large", "the head of the request is too large")
             }
             Self::BadHead(_) => of(400, "bad_request", "the request is not HTTP"),
+            Self::BadEvent(_) => {
+                as_public("bad_request", of(400, "bad_event", "the event is not a CloudEvent"))
+            }
             Self::Unauthorized { .. } => {
                 of(401, "unauthorized", "show who you are in an Authorization header")
             }
@@ -241,6 +263,8 @@ impl Refusal {
             Self::NoCapacity { .. } => unavailable("no_capacity"),
             Self::QuotaReached { .. } => unavailable("quota_reached"),
             Self::BackingOff { .. } => unavailable("backing_off"),
+            Self::QueueFull { .. } => unavailable("queue_full"),
+            Self::QueueUnavailable { .. } => unavailable("queue_unavailable"),
             Self::NodeFull => unavailable("node_full"),
             Self::Draining => unavailable("shutting_down"),
             Self::Timeout { .. } => of(504, "timeout", "the service did not answer in time"),
@@ -267,6 +291,7 @@ impl Refusal {
         match self {
             // About the client's own bytes.
             Self::BadHead(error) => error.to_string(),
+            Self::BadEvent(why) => why.clone(),
             Self::HeadTooLarge => HeadError::TooLarge.to_string(),
             other => other.kind().reason.to_owned(),
         }
@@ -297,6 +322,9 @@ impl Refusal {
             | Self::NotFetched { reason, .. }
             | Self::CannotWake { reason, .. }
             | Self::NoCapacity { reason, .. }
+            | Self::QueueFull { reason, .. }
+            | Self::QueueUnavailable { reason, .. }
+            | Self::BadEvent(reason)
             | Self::QuotaReached { reason, .. } => reason.clone(),
             Self::BackingOff { .. } => {
                 "instances of the function crash again and again; it is being frozen anew, try \
@@ -363,6 +391,8 @@ impl Refusal {
             | Self::NoCapacity { function, .. }
             | Self::QuotaReached { function, .. }
             | Self::BackingOff { function, .. }
+            | Self::QueueFull { function, .. }
+            | Self::QueueUnavailable { function, .. }
             | Self::NotHttp { function, .. }
             | Self::Unauthorized { function, .. }
             | Self::BodyTooLarge { function, .. }
@@ -386,6 +416,7 @@ impl Refusal {
             Self::Draining | Self::NodeFull | Self::CannotWake { .. } | Self::NotFetched { .. } => {
                 Some(1)
             }
+            Self::QueueFull { .. } | Self::QueueUnavailable { .. } => Some(5),
             _ => None,
         }
     }

@@ -4,6 +4,7 @@
 use super::client::{Active, Reading, RoutedClient};
 use super::exchange::{self, InstanceBody};
 use super::head::HeadError;
+use super::intake::{self, TakenIn};
 use super::passing::{self, Admittance, Passed, Way};
 use super::refusal::Refusal;
 use super::report::{self, Account};
@@ -203,6 +204,14 @@ async fn dispatch(
     }
     passed.prepare(client, &mut head, granted.as_ref());
     course.account.passage.user = granted.and_then(|granted| granted.user);
+    let body = match service.config().looks_at_triggers() {
+        true => match intake::take_in(client, &service, &mut head, body, body_max).await? {
+            TakenIn::Queued(answer) => return Ok(answer),
+            TakenIn::Passed(body, room) => (body, room),
+        },
+        false => (body.into(), None),
+    };
+    let (body, _room) = body;
     course.id.write(&mut head.headers);
     let asked = Asked { client: client.clone(), service, since_ns: course.since_ns, body_max };
     let answered = match asked.service.config().entry.kind {

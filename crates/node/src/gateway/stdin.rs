@@ -15,9 +15,9 @@ use super::ticket::Ticket;
 use crate::admission::OUTPUT_UNIT;
 use crate::instance::{Client, End, Outcome, Way};
 use crate::service::Service;
-use crate::upstream::Upload;
+use crate::upstream::{RequestBody, Upload};
 use http_body_util::BodyExt;
-use hyper::body::{Bytes, Frame, Incoming};
+use hyper::body::{Bytes, Frame};
 use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::{Response, StatusCode};
@@ -50,7 +50,7 @@ const FIRST_PIECE: usize = 4 << 10;
 pub(super) async fn answer(
     asked: &Asked,
     head: Parts,
-    body: Incoming,
+    body: RequestBody,
 ) -> Result<Response<AnswerBody>, Refusal> {
     let mut head = head;
     let function = asked.service.name().as_str();
@@ -61,7 +61,7 @@ pub(super) async fn answer(
 }
 
 /// Runs one instance on the body of a request.
-async fn run(asked: &Asked, body: Incoming) -> Result<(GuestExit, OutputBody), Refusal> {
+async fn run(asked: &Asked, body: RequestBody) -> Result<(GuestExit, OutputBody), Refusal> {
     let service = &asked.service;
     let broken = |error: io::Error| died(service, format!("the host refused a socket ({error})"));
     let (ours, theirs) = UnixStream::pair().map_err(broken)?;
@@ -111,7 +111,7 @@ impl Drop for Running {
 /// Passes the body to the program, and takes what it prints.
 async fn exchange(
     asked: &Asked,
-    body: Incoming,
+    body: RequestBody,
     reader: OwnedReadHalf,
     writer: OwnedWriteHalf,
 ) -> Result<OutputBody, Refusal> {

@@ -181,6 +181,7 @@ mod tests {
             cpu_ms: 1500,
             cpu_period: None,
             store: 6,
+            queue: 0,
             swap: 10,
             egress_connections: 7,
             refused: BTreeMap::from([("memory".to_owned(), 8)]),

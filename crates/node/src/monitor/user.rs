@@ -112,8 +112,10 @@ pub fn give_home(home: &Home, user: DaemonIds) -> Result<(), HomeError> {
 }
 
 /// Directories that verbs make in a home, perhaps before it has had a daemon.
-const OURS: [&str; 10] =
-    ["store", "logs", "work", "swap", "asleep", "pulls", "pieces", "tls", "secrets", "partial"];
+const OURS: [&str; 11] = [
+    "store", "logs", "work", "swap", "asleep", "pulls", "pieces", "tls", "secrets", "partial",
+    "triggers",
+];
 
 /// What Thaw has put into the home. An error if the home has no store and holds other
 /// things: it may be a directory of the system's, of which nothing must be given away.

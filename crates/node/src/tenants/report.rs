@@ -34,6 +34,9 @@ pub struct TenantReport {
     /// Swap files of its hibernated instances.
     #[serde(default)]
     pub swap: u64,
+    /// Invocations in the queues of triggers, without dead letters.
+    #[serde(default)]
+    pub queue: u64,
     /// Outgoing connections.
     pub egress_connections: usize,
     /// Requests that were refused, by the quota that was reached.
@@ -76,6 +79,7 @@ impl TenantReport {
             cpu_period: period,
             store: store.bytes + tenant.asleep_bytes(),
             swap: tenant.swap().taken(),
+            queue: 0,
             egress_connections: tenant.egress().connections(),
             refused,
             quota: tenant.quota(),

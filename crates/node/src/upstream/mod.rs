@@ -6,7 +6,7 @@
 
 mod upload;
 
-pub(crate) use upload::{Upload, UploadState};
+pub(crate) use upload::{RequestBody, Upload, UploadState};
 
 use crate::instance::{Client, Outcome, Placed};
 use crate::socket::unread;

@@ -10,6 +10,25 @@ use tokio::time::Instant;
 /// Most bytes that are kept of a body until it is known that they have arrived.
 const REPLAY_MAX: usize = 64 << 10;
 
+/// The body of a request: as it comes from the client, or as the gateway has read it.
+pub(crate) struct RequestBody {
+    incoming: Incoming,
+    read: Option<Bytes>,
+}
+
+impl RequestBody {
+    /// One that was read to its end, and the bytes that are sent in its place.
+    pub fn read(incoming: Incoming, bytes: Bytes) -> Self {
+        Self { incoming, read: Some(bytes) }
+    }
+}
+
+impl From<Incoming> for RequestBody {
+    fn from(incoming: Incoming) -> Self {
+        Self { incoming, read: None }
+    }
+}
+
 /// One way of a body to an instance. Another begins where the body begins, as long as
 /// all of it that was sent is kept.
 pub(crate) struct Upload {
@@ -39,12 +58,14 @@ pub(crate) struct UploadState(Arc<Mutex<Source>>);
 
 impl Upload {
     /// The first way of a body of at most so many bytes.
-    pub fn new(body: Incoming, most: Option<u64>) -> (Self, UploadState) {
+    pub fn new(body: RequestBody, most: Option<u64>) -> (Self, UploadState) {
+        let RequestBody { incoming, read } = body;
+        let kept: Vec<Bytes> = read.iter().filter(|read| !read.is_empty()).cloned().collect();
         let source = Source {
-            is_complete: body.is_end_stream(),
-            body,
-            kept: Vec::new(),
-            kept_len: 0,
+            is_complete: read.is_some() || incoming.is_end_stream(),
+            body: incoming,
+            kept_len: kept.iter().map(Bytes::len).sum(),
+            kept,
             is_replayable: true,
             has_failed: false,
             left: most,
@@ -147,6 +168,7 @@ impl Body for Upload {
         let left = source.body.size_hint();
         let unsent: usize = source.kept.iter().skip(self.sent).map(Bytes::len).sum();
         match left.exact() {
+            _ if source.is_complete => SizeHint::with_exact(unsent as u64),
             Some(left) => SizeHint::with_exact(left + unsent as u64),
             None => left,
         }

@@ -216,6 +216,9 @@ pub struct HomeUsage {
     pub work_bytes: u64,
     /// What functions have printed.
     pub logs_bytes: u64,
+    /// The queue of triggers.
+    #[serde(default)]
+    pub triggers_bytes: u64,
     /// There is more in one of these directories than was looked at.
     pub is_partial: bool,
 }
@@ -387,7 +390,7 @@ fn home_usage(home: &Home, sleepers: &[Sleeper]) -> Result<HomeUsage, UsageError
         DirectoryUse::of(&path).map_err(|error| UsageError::Directory { path, error })
     };
     let (pulls, pieces, partial) = (below("pulls")?, below("pieces")?, below("partial")?);
-    let (work, logs) = (below("work")?, below("logs")?);
+    let (work, logs, triggers) = (below("work")?, below("logs")?, below("triggers")?);
     Ok(HomeUsage {
         asleep,
         swap_bytes: None,
@@ -395,6 +398,7 @@ fn home_usage(home: &Home, sleepers: &[Sleeper]) -> Result<HomeUsage, UsageError
         pieces_bytes: pieces.bytes + partial.bytes,
         work_bytes: work.bytes,
         logs_bytes: logs.bytes,
+        triggers_bytes: triggers.bytes,
         is_partial: [pulls, pieces, partial, work, logs].iter().any(|found| found.is_partial),
     })
 }

@@ -1,0 +1,258 @@
+//! Attempts: a request from the queue to its function, by way of the gateway.
+
+use super::Triggers;
+use super::cloudevents;
+use super::record::{InvocationId, Job, Origin, Outcome, Terms};
+use super::retry::judge;
+use crate::clock::wall_ms;
+use crate::node::NodeState;
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{HOST, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
+use hyper::{Request, Response};
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
+use tokio::time::{sleep, timeout};
+
+/// Header of an attempt: the name of the invocation.
+pub const INVOCATION_HEADER: &str = "thaw-invocation-id";
+/// Header of an attempt: its number, from 1 on.
+pub const ATTEMPT_HEADER: &str = "thaw-attempt";
+/// The id of a request, in answers of the gateway's own.
+const REQUEST_ID: &str = "thaw-request-id";
+
+/// Most attempts of a node at a time.
+const ATTEMPTS_MAX: usize = 64;
+/// How long an attempt may take.
+const ATTEMPT_PATIENCE: Duration = Duration::from_secs(15 * 60);
+/// How long the longest wait of this task is: the clock may jump.
+const LOOK: Duration = Duration::from_secs(2);
+/// Bytes of a refusal that are read.
+const REFUSAL_MAX: usize = 16 << 10;
+
+/// Attempts what is due, until the task is dropped.
+pub(super) async fn attempt_all(triggers: Arc<Triggers>, node: Arc<NodeState>, instances: usize) {
+    let places = Arc::new(Semaphore::new((instances / 4).clamp(1, ATTEMPTS_MAX)));
+    loop {
+        let woken = triggers.wake.notified();
+        let wait = match node.is_draining() {
+            true => LOOK,
+            false => begin(&triggers, &node, &places).await,
+        };
+        tokio::select! {
+            () = woken => {}
+            () = sleep(wait) => {}
+        }
+    }
+}
+
+/// Begins what is due and has room; how long nothing more will be.
+async fn begin(
+    triggers: &Arc<Triggers>,
+    node: &Arc<NodeState>,
+    places: &Arc<Semaphore>,
+) -> Duration {
+    let (now, most) = (wall_ms(), places.available_permits());
+    let (known, terms) = (node.clone(), node.clone());
+    let taken = triggers.writer.ask(move |ledger| {
+        ledger.expire(now, |name| {
+            terms_of(&terms, name).map(|terms| terms.config).unwrap_or_default()
+        });
+        ledger.take(now, most, |name, running| room(&known, name).saturating_sub(running))
+    });
+    // The log has it.
+    let Ok(Ok(taken)) = taken.await else { return LOOK };
+    for job in taken.jobs {
+        let place = places.clone().acquire_owned().await;
+        let (triggers, node) = (triggers.clone(), node.clone());
+        tokio::spawn(async move {
+            let _place = place;
+            attempt(&triggers, &node, job).await;
+        });
+    }
+    let wait = taken.next_due_ms.map(|due| Duration::from_millis(due.saturating_sub(wall_ms())));
+    wait.unwrap_or(LOOK).clamp(Duration::from_millis(10), LOOK)
+}
+
+/// Attempts of a function at a time: half of its places at most, so that clients who wait have
+/// the others.
+fn room(node: &NodeState, function: &str) -> usize {
+    let Some(service) = node.route(function) else { return 0 };
+    let config = service.config();
+    let limits = &config.limits;
+    let places = limits.instances.get() as usize * limits.concurrency.get() as usize;
+    (places / 2).clamp(1, config.queue_terms().concurrency.get() as usize)
+}
+
+/// What holds for the invocations of a function that is served.
+pub(super) fn terms_of(node: &NodeState, function: &str) -> Option<Terms> {
+    let service = node.route(function)?;
+    let config = service.config();
+    Some(Terms {
+        config: config.queue_terms(),
+        domain: config.sharing.domain.as_ref().map(|domain| domain.name().to_string()),
+        tenant_bytes: service.tenant().quota().queue,
+    })
+}
+
+async fn attempt(triggers: &Arc<Triggers>, node: &Arc<NodeState>, job: Job) {
+    let (id, function) = (job.id, job.record.function.clone());
+    let outcome = match timeout(ATTEMPT_PATIENCE, call(triggers.gateway, node, &job)).await {
+        Ok(outcome) => outcome,
+        Err(_) => Outcome::Failed {
+            reason: format!("it was not over after {} minutes", ATTEMPT_PATIENCE.as_secs() / 60),
+            retry_after_ms: None,
+        },
+    };
+    let name = match &outcome {
+        Outcome::Done => "done",
+        Outcome::Failed { .. } => "failed",
+        Outcome::Refused(_) => "refused",
+        Outcome::Deferred(_) => "deferred",
+    };
+    node.metrics().triggers().attempted(&function, name);
+    tracing::debug!(function, invocation = %id, "an attempt is over: {outcome:?}");
+    settle(triggers, node, id, &function, outcome).await;
+    triggers.wake.notify_one();
+}
+
+/// Writes down what came of an attempt. If that cannot be done now, it is tried until it can:
+/// otherwise the invocation would stay one that runs.
+async fn settle(
+    triggers: &Triggers,
+    node: &Arc<NodeState>,
+    id: InvocationId,
+    function: &str,
+    outcome: Outcome,
+) {
+    let fallback = || Terms { config: Default::default(), domain: None, tenant_bytes: None };
+    loop {
+        let terms = terms_of(node, function).unwrap_or_else(fallback);
+        let outcome = outcome.clone();
+        let finished =
+            triggers.writer.ask(move |ledger| ledger.finish(id, outcome, &terms, wall_ms())).await;
+        match finished {
+            Ok(()) => return,
+            Err(_) => sleep(LOOK).await,
+        }
+    }
+}
+
+/// Sends the request and waits for the end of the answer.
+async fn call(gateway: SocketAddr, node: &NodeState, job: &Job) -> Outcome {
+    let failed = |reason: String| Outcome::Failed { reason, retry_after_ms: None };
+    let Some(request) = request_of(job) else {
+        return Outcome::Refused("its request cannot be sent".to_owned());
+    };
+    let connected = async {
+        let stream = TcpStream::connect(gateway).await?;
+        stream.set_nodelay(true)?;
+        let local = stream.local_addr()?;
+        std::io::Result::Ok((stream, local))
+    };
+    let (stream, local) = match connected.await {
+        Ok(connected) => connected,
+        Err(error) => return Outcome::Deferred(format!("the gateway was not reached ({error})")),
+    };
+    // Its client was let in when it was queued.
+    let _trusted = node.edge().operators().trust(local);
+    let (mut sender, connection) =
+        match hyper::client::conn::http1::handshake(TokioIo::new(stream)).await {
+            Ok(connected) => connected,
+            Err(error) => return failed(format!("no answer ({error})")),
+        };
+    let driven = Driven(tokio::spawn(async move { drop(connection.await) }));
+    let answer = match sender.send_request(request).await {
+        Ok(answer) => answer,
+        Err(error) => return failed(format!("no answer ({error})")),
+    };
+    let outcome = read(answer).await;
+    drop(driven);
+    outcome
+}
+
+/// A task that ends with this.
+struct Driven(tokio::task::JoinHandle<()>);
+
+impl Drop for Driven {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// What an answer says; its body is read to the end and forgotten.
+async fn read(answer: Response<Incoming>) -> Outcome {
+    let (head, mut body) = answer.into_parts();
+    let is_refusal = head.headers.contains_key(REQUEST_ID);
+    let mut kept = Vec::new();
+    while let Some(frame) = body.frame().await {
+        match frame.map(|frame| frame.into_data()) {
+            Ok(Ok(data)) if is_refusal && kept.len() + data.len() <= REFUSAL_MAX => {
+                kept.extend_from_slice(&data);
+            }
+            Ok(_) => {}
+            Err(error) => {
+                let reason = format!("the answer ended early ({error})");
+                return Outcome::Failed { reason, retry_after_ms: None };
+            }
+        }
+    }
+    let refusal: Option<Value> = serde_json::from_slice(&kept).ok();
+    let error = refusal.as_ref().and_then(|refusal| refusal["error"].as_str());
+    judge(head.status.as_u16(), error, retry_after_ms(&head.headers))
+}
+
+/// `Retry-After` in seconds (RFC 9110 §10.2.3); dates are not heeded.
+fn retry_after_ms(headers: &HeaderMap) -> Option<u64> {
+    let seconds: u64 = headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
+    Some(seconds.saturating_mul(1000))
+}
+
+fn request_of(job: &Job) -> Option<Request<Full<Bytes>>> {
+    let queued = &job.request;
+    let mut request = Request::builder()
+        .method(queued.method.as_str())
+        .uri(&queued.path)
+        .header(HOST, &*job.record.function);
+    let headers = request.headers_mut()?;
+    for (name, value) in &queued.headers {
+        let name = HeaderName::from_bytes(name.as_bytes()).ok()?;
+        if is_carried(&name) {
+            headers.append(name, HeaderValue::from_str(value).ok()?);
+        }
+    }
+    headers.insert(INVOCATION_HEADER, HeaderValue::from_str(&job.id.to_string()).ok()?);
+    headers.insert(ATTEMPT_HEADER, HeaderValue::from(job.record.attempts + 1));
+    if !cloudevents::is_binary(headers) && !matches!(job.record.origin, Origin::Schedule(_)) {
+        let source = format!("/functions/{}/queue", job.record.function);
+        let about = ("thaw.invocation", &*source, &*job.id.to_string());
+        cloudevents::describe(headers, about, job.record.created_ms);
+    }
+    request.body(Full::new(Bytes::from(queued.body.clone()))).ok()
+}
+
+/// Whether a field of a request is part of it, not of the connection on which it came, nor an
+/// answer to how it is to be done.
+pub(super) fn is_carried(name: &HeaderName) -> bool {
+    ![
+        "host",
+        "connection",
+        "keep-alive",
+        "proxy-connection",
+        "transfer-encoding",
+        "content-length",
+        "te",
+        "trailer",
+        "upgrade",
+        "expect",
+        "prefer",
+        INVOCATION_HEADER,
+        ATTEMPT_HEADER,
+    ]
+    .contains(&name.as_str())
+}

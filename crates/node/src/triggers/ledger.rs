@@ -1,0 +1,557 @@
+//! The queue: an index in memory of what lies in the file, and what may be done with it.
+//!
+//! One thread has it (`writer`). What it does changes the index at once and the file when that thread
+//! commits; if that fails, the index is built from the file again. That an invocation runs is
+//! in memory only.
+
+mod views;
+
+use super::file::{Change, Content, FileError, Key, KeyRow, QueueFile};
+use super::record::{
+    Death, InvocationId, Job, NewInvocation, NotQueued, OVERHEAD, Outcome, Queued, Record,
+    ScheduleRow, Terms, Unavailable,
+};
+use super::retry::{chance, wait_ms};
+use crate::config::AsyncConfig;
+use crate::edge::beginning;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+/// Longest idempotency key, in bytes.
+pub const KEY_MAX: usize = 1024;
+/// How long a dead letter is kept.
+const DEAD_LETTERS_KEPT_MS: u64 = 14 * 24 * 3600 * 1000;
+/// No wait between two attempts is longer: the clock went back.
+const LONGEST_WAIT_MS: u64 = 2 * 3600 * 1000;
+/// Bytes of a reason that are kept.
+const REASON_MAX: usize = 512;
+
+/// Bounds of the node.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    pub entries: u64,
+    pub bytes: u64,
+    pub keys: usize,
+    pub keys_of_a_function: usize,
+    pub dead_bytes: u64,
+}
+
+pub(super) const BOUNDS: Bounds = Bounds {
+    entries: 100_000,
+    bytes: 1 << 30,
+    keys: 500_000,
+    keys_of_a_function: 100_000,
+    dead_bytes: 1 << 30,
+};
+
+/// The invocations of a function.
+#[derive(Debug, Default)]
+struct Book {
+    /// Those that wait, by when they are due.
+    due: BTreeSet<(u64, InvocationId)>,
+    running: HashSet<InvocationId>,
+    /// Those that are not dead, by when they are given up.
+    expiring: BTreeSet<(u64, InvocationId)>,
+    /// Those that are not dead, by when they came.
+    ages: BTreeSet<(u64, InvocationId)>,
+    /// Dead letters, by when they died.
+    dead: BTreeSet<(u64, InvocationId)>,
+    bytes: u64,
+    dead_bytes: u64,
+    keys: BTreeSet<(u64, Key)>,
+}
+
+impl Book {
+    fn entries(&self) -> u64 {
+        (self.due.len() + self.running.len()) as u64
+    }
+
+    fn is_empty(&self) -> bool {
+        self.entries() == 0 && self.dead.is_empty() && self.keys.is_empty()
+    }
+}
+
+/// Which invocations of a function are meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Which {
+    /// This one.
+    One(InvocationId),
+    /// The dead letters.
+    Dead,
+    /// Those that wait.
+    Queued,
+}
+
+/// What there is to do now.
+#[derive(Debug, Default)]
+pub(super) struct Taken {
+    pub jobs: Vec<Job>,
+    /// When the next one is due for which there is room, in milliseconds since 1970.
+    pub next_due_ms: Option<u64>,
+}
+
+/// The queue.
+#[derive(Default)]
+pub(super) struct Ledger {
+    file: Option<QueueFile>,
+    staged: Vec<Change>,
+    /// Those that came since the last commit: their requests are not in the file yet.
+    fresh: HashSet<InvocationId>,
+    /// Those whose attempts have begun since: nobody has heard of them if it fails.
+    begun: HashSet<InvocationId>,
+    records: HashMap<InvocationId, Record>,
+    books: BTreeMap<String, Book>,
+    /// Bytes of each tenant.
+    tenants: HashMap<Option<String>, u64>,
+    keys: HashMap<Key, KeyRow>,
+    schedules: BTreeMap<String, ScheduleRow>,
+    entries: u64,
+    bytes: u64,
+    dead_bytes: u64,
+    bounds: Option<Bounds>,
+    /// The function that was served last.
+    last_served: String,
+}
+
+impl Ledger {
+    /// From a file; what of it `running` names is being attempted.
+    pub fn new(file: QueueFile, content: Content, running: &HashSet<InvocationId>) -> Self {
+        let mut ledger = Self { file: Some(file), ..Self::default() };
+        for (id, record) in content.records {
+            ledger.enter(id, record, running.contains(&id));
+        }
+        for (key, row) in content.keys {
+            ledger.enter_key(key, row);
+        }
+        ledger.schedules = content.schedules.into_iter().collect();
+        ledger
+    }
+
+    #[cfg(test)]
+    pub fn bound(&mut self, bounds: Bounds) {
+        self.bounds = Some(bounds);
+    }
+
+    fn bounds(&self) -> Bounds {
+        self.bounds.unwrap_or(BOUNDS)
+    }
+
+    /// Writes what has changed; whether anything had.
+    pub fn commit(&mut self) -> Result<(), FileError> {
+        let staged = std::mem::take(&mut self.staged);
+        match &self.file {
+            _ if staged.is_empty() => {}
+            Some(file) => file.apply(&staged)?,
+            None => return Err("it is closed".to_owned()),
+        }
+        self.fresh.clear();
+        self.begun.clear();
+        Ok(())
+    }
+
+    /// The invocations that were being attempted at the last commit.
+    pub fn running(&self) -> HashSet<InvocationId> {
+        let running = self.books.values().flat_map(|book| book.running.iter());
+        running.filter(|id| !self.begun.contains(id)).copied().collect()
+    }
+
+    // The index.
+
+    fn enter(&mut self, id: InvocationId, record: Record, is_running: bool) {
+        let book = self.books.entry(record.function.clone()).or_default();
+        if let Some(death) = &record.dead {
+            book.dead.insert((death.at_ms, id));
+            book.dead_bytes += record.bytes;
+            self.dead_bytes += record.bytes;
+        } else {
+            match is_running {
+                true => drop(book.running.insert(id)),
+                false => drop(book.due.insert((record.due_ms, id))),
+            }
+            book.expiring.insert((record.expires_ms, id));
+            book.ages.insert((record.created_ms, id));
+            book.bytes += record.bytes;
+            self.bytes += record.bytes;
+            self.entries += 1;
+            *self.tenants.entry(record.domain.clone()).or_default() += record.bytes;
+        }
+        self.records.insert(id, record);
+    }
+
+    /// Takes one out of the index.
+    fn leave(&mut self, id: InvocationId) -> Option<Record> {
+        let record = self.records.remove(&id)?;
+        let book = self.books.get_mut(&record.function)?;
+        if let Some(death) = &record.dead {
+            book.dead.remove(&(death.at_ms, id));
+            book.dead_bytes -= record.bytes;
+            self.dead_bytes -= record.bytes;
+        } else {
+            book.running.remove(&id);
+            book.due.remove(&(record.due_ms, id));
+            book.expiring.remove(&(record.expires_ms, id));
+            book.ages.remove(&(record.created_ms, id));
+            book.bytes -= record.bytes;
+            self.bytes -= record.bytes;
+            self.entries -= 1;
+            if let Some(bytes) = self.tenants.get_mut(&record.domain) {
+                *bytes -= record.bytes;
+                if *bytes == 0 {
+                    self.tenants.remove(&record.domain);
+                }
+            }
+        }
+        if book.is_empty() {
+            self.books.remove(&record.function);
+        }
+        Some(record)
+    }
+
+    fn enter_key(&mut self, key: Key, row: KeyRow) {
+        let book = self.books.entry(row.function.clone()).or_default();
+        book.keys.insert((row.expires_ms, key));
+        self.keys.insert(key, row);
+    }
+
+    fn remove_key(&mut self, key: Key) {
+        let Some(row) = self.keys.remove(&key) else { return };
+        self.staged.push(Change::RemoveKey(key));
+        if let Some(book) = self.books.get_mut(&row.function) {
+            book.keys.remove(&(row.expires_ms, key));
+            if book.is_empty() {
+                self.books.remove(&row.function);
+            }
+        }
+    }
+
+    fn remove(&mut self, id: InvocationId) {
+        if self.leave(id).is_some() {
+            self.staged.push(Change::Remove(id));
+        }
+    }
+
+    fn update(&mut self, id: InvocationId, change: impl FnOnce(&mut Record)) {
+        let Some(mut record) = self.leave(id) else { return };
+        change(&mut record);
+        self.staged.push(Change::Update(id, Box::new(record.clone())));
+        self.enter(id, record, false);
+    }
+
+    // What may be done.
+
+    /// Queues an invocation, if there is room.
+    pub fn queue(
+        &mut self,
+        new: NewInvocation,
+        terms: &Terms,
+        now_ms: u64,
+    ) -> Result<Queued, NotQueued> {
+        let key = new.key.as_deref().map(|key| hash(&new.function, key));
+        if let Some(row) = key.and_then(|key| self.keys.get(&key))
+            && row.expires_ms > now_ms
+        {
+            return Ok(Queued { id: row.id, is_duplicate: true });
+        }
+        let body = new.request.body.len() as u64;
+        if body > terms.config.body_max.bytes() {
+            return Err(NotQueued::TooLarge(terms.config.body_max.bytes()));
+        }
+        let stored = new.request.to_bytes();
+        let bytes = stored.len() as u64 + OVERHEAD;
+        self.check_room(&new.function, bytes, key.is_some(), terms).map_err(NotQueued::Full)?;
+        let id = InvocationId::random();
+        let max_age_ms = milliseconds(terms.config.max_age.0);
+        let record = Record {
+            function: new.function.clone(),
+            domain: terms.domain.clone(),
+            origin: new.origin,
+            method: new.request.method,
+            path: new.request.path,
+            created_ms: now_ms,
+            expires_ms: now_ms.saturating_add(max_age_ms),
+            due_ms: now_ms,
+            attempts: 0,
+            deferrals: 0,
+            bytes,
+            last: None,
+            dead: None,
+        };
+        self.staged.push(Change::Add(id, Box::new(record.clone()), stored));
+        self.fresh.insert(id);
+        self.enter(id, record, false);
+        if let Some(key) = key {
+            self.remove_key(key);
+            let expires_ms = now_ms.saturating_add(milliseconds(terms.config.idempotency.0));
+            let row = KeyRow { function: new.function, id, expires_ms };
+            self.staged.push(Change::AddKey(key, row.clone()));
+            self.enter_key(key, row);
+        }
+        Ok(Queued { id, is_duplicate: false })
+    }
+
+    fn check_room(
+        &self,
+        function: &str,
+        bytes: u64,
+        has_key: bool,
+        terms: &Terms,
+    ) -> Result<(), String> {
+        let bounds = self.bounds();
+        let none = Book::default();
+        let book = self.books.get(function).unwrap_or(&none);
+        let of_tenant = self.tenants.get(&terms.domain).copied().unwrap_or(0);
+        if book.entries() >= u64::from(terms.config.entries.get()) {
+            return Err(format!(
+                "{} invocations of `{function}` wait, as many as `async.entries` allows",
+                book.entries()
+            ));
+        }
+        if book.bytes + bytes > terms.config.bytes.bytes() {
+            return Err(format!(
+                "the queue of `{function}` holds {} bytes; `async.bytes` allows no more",
+                book.bytes
+            ));
+        }
+        if let Some(most) = terms.tenant_bytes
+            && of_tenant + bytes > most.bytes()
+        {
+            return Err(format!(
+                "the queues of its tenant hold {of_tenant} bytes; its quota `queue` is {most}"
+            ));
+        }
+        if self.entries >= bounds.entries || self.bytes + bytes > bounds.bytes {
+            return Err("the queues of the node are full".to_owned());
+        }
+        if has_key
+            && (book.keys.len() >= bounds.keys_of_a_function || self.keys.len() >= bounds.keys)
+        {
+            return Err(format!(
+                "too many idempotency keys of `{function}` are known; shorten `async.idempotency`"
+            ));
+        }
+        Ok(())
+    }
+
+    /// What is due, one of each function in turn; `room` says how many more of a function may
+    /// be attempted when so many are, and `most` is for all.
+    pub fn take(
+        &mut self,
+        now_ms: u64,
+        most: usize,
+        room: impl Fn(&str, usize) -> usize,
+    ) -> Result<Taken, Unavailable> {
+        self.rebase(now_ms);
+        let after =
+            |last: &str| (std::ops::Bound::Excluded(last.to_owned()), std::ops::Bound::Unbounded);
+        let later = self.books.range(after(&self.last_served)).map(|(name, _)| name.clone());
+        let earlier = self.books.range(..=self.last_served.clone()).map(|(name, _)| name.clone());
+        let order: Vec<String> = later.chain(earlier).collect();
+        let mut taken = Taken::default();
+        let waits = order.into_iter().filter_map(|name| {
+            let book = &self.books[&name];
+            let left = if book.due.is_empty() { 0 } else { room(&name, book.running.len()) };
+            (left > 0).then_some((name, left))
+        });
+        let mut waiting: Vec<(String, usize)> = waits.collect();
+        let first = |ledger: &Self, name: &str| {
+            let mut due = ledger.books.get(name)?.due.iter();
+            due.find(|(_, id)| !ledger.fresh.contains(id)).copied()
+        };
+        let mut found_one = true;
+        while found_one {
+            found_one = false;
+            for (name, left) in waiting.iter_mut().filter(|(_, left)| *left > 0) {
+                if taken.jobs.len() >= most {
+                    return Ok(taken);
+                }
+                let due = first(self, name).filter(|(due, _)| *due <= now_ms);
+                let Some((_, id)) = due else { continue };
+                *left -= 1;
+                found_one = true;
+                if let Some(job) = self.start(id)? {
+                    taken.jobs.push(job);
+                    self.last_served.clone_from(name);
+                }
+            }
+        }
+        waiting.retain(|(_, left)| *left > 0);
+        let next = waiting.iter().filter_map(|(name, _)| first(self, name));
+        taken.next_due_ms = next.map(|(due, _)| due).min();
+        Ok(taken)
+    }
+
+    /// Begins an attempt.
+    fn start(&mut self, id: InvocationId) -> Result<Option<Job>, Unavailable> {
+        let Some(file) = &self.file else { return Err(Unavailable("it is closed".to_owned())) };
+        let Some(record) = self.records.get(&id).cloned() else { return Ok(None) };
+        let request = match file.request(id) {
+            Ok(request) => request,
+            Err(reason) => {
+                self.bury(id, reason, record.due_ms);
+                return Ok(None);
+            }
+        };
+        if let Some(book) = self.books.get_mut(&record.function) {
+            book.due.remove(&(record.due_ms, id));
+            book.running.insert(id);
+            self.begun.insert(id);
+        }
+        Ok(Some(Job { id, record, request }))
+    }
+
+    /// No due time lies further ahead than waits are long, unless the clock went back.
+    fn rebase(&mut self, now_ms: u64) {
+        let horizon = now_ms.saturating_add(LONGEST_WAIT_MS);
+        for book in self.books.values_mut() {
+            if book.due.first().is_none_or(|(due, _)| *due <= horizon) {
+                continue;
+            }
+            let late: Vec<_> = std::mem::take(&mut book.due).into_iter().collect();
+            for (_, id) in late {
+                book.due.insert((now_ms, id));
+                if let Some(record) = self.records.get_mut(&id) {
+                    record.due_ms = now_ms;
+                }
+            }
+        }
+    }
+
+    /// An attempt is over.
+    pub fn finish(&mut self, id: InvocationId, outcome: Outcome, terms: &Terms, now_ms: u64) {
+        let Some(record) = self.records.get(&id) else { return };
+        let (config, function) = (&terms.config, record.function.clone());
+        let (attempts, deferrals) = (record.attempts + 1, record.deferrals.saturating_add(1));
+        match outcome {
+            Outcome::Done => self.remove(id),
+            Outcome::Refused(reason) => {
+                self.update(id, |record| record.attempts = attempts);
+                self.bury(id, format!("the function refused it: {reason}"), now_ms);
+            }
+            Outcome::Failed { reason, .. } if attempts >= config.attempts.get() => {
+                self.update(id, |record| record.attempts = attempts);
+                self.bury(
+                    id,
+                    format!("attempt {attempts}, the last one, failed: {reason}"),
+                    now_ms,
+                );
+            }
+            Outcome::Failed { reason, retry_after_ms } => {
+                let asked = retry_after_ms.unwrap_or(0).min(milliseconds(config.backoff_max.0));
+                let wait = wait_ms(config, attempts, chance()).max(asked);
+                self.update(id, |record| {
+                    record.attempts = attempts;
+                    record.deferrals = 0;
+                    record.due_ms = now_ms + wait;
+                    record.last = Some(shortened(reason));
+                });
+            }
+            Outcome::Deferred(reason) => {
+                let wait = wait_ms(config, deferrals, chance());
+                self.update(id, |record| {
+                    record.deferrals = deferrals;
+                    record.due_ms = now_ms + wait;
+                    record.last = Some(shortened(reason));
+                });
+            }
+        }
+        self.bound_dead_letters(&function, config);
+    }
+
+    /// Gives an invocation up.
+    fn bury(&mut self, id: InvocationId, reason: String, now_ms: u64) {
+        let reason = shortened(reason);
+        if let Some(record) = self.records.get(&id) {
+            let function = record.function.as_str();
+            tracing::warn!(function, invocation = %id, "gave up an invocation: {reason}");
+        }
+        self.update(id, |record| record.dead = Some(Death { at_ms: now_ms, reason }));
+    }
+
+    /// Forgets the oldest dead letters of a function beyond what it may keep.
+    fn bound_dead_letters(&mut self, function: &str, config: &AsyncConfig) {
+        while let Some(book) = self.books.get(function)
+            && (book.dead.len() > config.dead_letters as usize
+                || book.dead_bytes > config.bytes.bytes())
+            && let Some((_, oldest)) = book.dead.first().copied()
+        {
+            self.remove(oldest);
+        }
+    }
+
+    /// Gives up what is too old, and forgets dead letters and keys that are.
+    /// `config` says how a function's queue is.
+    pub fn expire(&mut self, now_ms: u64, config: impl Fn(&str) -> AsyncConfig) {
+        let is_over = |at: u64| at <= now_ms;
+        let mut old = Vec::new();
+        let mut grown = BTreeSet::new();
+        let mut forgotten = Vec::new();
+        let mut keys = Vec::new();
+        for book in self.books.values() {
+            let expired = book.expiring.iter().take_while(|(at, _)| is_over(*at));
+            // What is being attempted may still come to an end.
+            old.extend(expired.map(|(_, id)| *id).filter(|id| !book.running.contains(id)));
+            let dead = book.dead.iter();
+            let is_kept = |at: u64| at.saturating_add(DEAD_LETTERS_KEPT_MS) > now_ms;
+            forgotten.extend(dead.take_while(|(at, _)| !is_kept(*at)).map(|(_, id)| *id));
+            keys.extend(book.keys.iter().take_while(|(at, _)| is_over(*at)).map(|(_, key)| *key));
+        }
+        for id in old {
+            grown.extend(self.records.get(&id).map(|record| record.function.clone()));
+            let last = self.records.get(&id).and_then(|record| record.last.clone());
+            let last = last.map_or(String::new(), |last| format!("; the last attempt: {last}"));
+            self.bury(id, format!("it was older than `async.max_age`{last}"), now_ms);
+        }
+        grown.iter().for_each(|name| self.bound_dead_letters(name, &config(name)));
+        forgotten.into_iter().for_each(|id| self.remove(id));
+        keys.into_iter().for_each(|key| self.remove_key(key));
+        while self.dead_bytes > self.bounds().dead_bytes
+            && let Some(book) = self.books.values().max_by_key(|book| book.dead_bytes)
+            && let Some((_, oldest)) = book.dead.first().copied()
+        {
+            self.remove(oldest);
+        }
+    }
+
+    // Schedules.
+
+    /// What is known of a schedule.
+    pub fn schedule(&self, name: &str) -> Option<&ScheduleRow> {
+        self.schedules.get(name)
+    }
+
+    pub fn schedules(&self) -> BTreeMap<String, ScheduleRow> {
+        self.schedules.clone()
+    }
+
+    pub fn set_schedule(&mut self, name: &str, row: ScheduleRow) {
+        self.staged.push(Change::SetSchedule(name.to_owned(), row.clone()));
+        self.schedules.insert(name.to_owned(), row);
+    }
+
+    pub fn remove_schedule(&mut self, name: &str) {
+        if self.schedules.remove(name).is_some() {
+            self.staged.push(Change::RemoveSchedule(name.to_owned()));
+        }
+    }
+
+    /// Whether an invocation is queued or runs.
+    pub fn is_open(&self, id: InvocationId) -> bool {
+        self.records.get(&id).is_some_and(|record| record.dead.is_none())
+    }
+}
+
+fn hash(function: &str, key: &[u8]) -> Key {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&(function.len() as u64).to_le_bytes());
+    hasher.update(function.as_bytes());
+    hasher.update(key);
+    *hasher.finalize().as_bytes()
+}
+
+fn milliseconds(time: std::time::Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn shortened(mut text: String) -> String {
+    text.truncate(beginning(&text, REASON_MAX).len());
+    text
+}

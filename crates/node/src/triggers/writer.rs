@@ -1,0 +1,117 @@
+//! The thread that has the queue. It does what it is asked in the order in which that comes, and
+//! answers after all of it is on the disk: many that ask at a time wait for one sync.
+
+use super::file::QueueFile;
+use super::ledger::Ledger;
+use super::record::{InvocationId, Unavailable};
+use std::collections::HashSet;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+use tokio::sync::{mpsc, oneshot};
+
+/// How many may wait for the thread before others wait for them.
+const WAITING_MAX: usize = 1024;
+/// Most that one transaction does.
+const BATCH_MAX: usize = 256;
+/// How often a file that cannot be used is tried again.
+const REOPEN: Duration = Duration::from_secs(5);
+
+/// Answers one who has asked.
+type Answer = Box<dyn FnOnce(Result<(), Unavailable>) + Send>;
+/// Does something, and gives back what answers.
+type Work = Box<dyn FnOnce(Result<&mut Ledger, Unavailable>) -> Answer + Send>;
+
+/// The way to the thread.
+#[derive(Clone)]
+pub(super) struct Writer {
+    work: mpsc::Sender<Work>,
+}
+
+impl Writer {
+    /// Begins to write the file at `path`.
+    ///
+    /// # Errors
+    /// The host has no thread.
+    pub fn start(path: PathBuf) -> io::Result<(Self, JoinHandle<()>)> {
+        let (work, asked) = mpsc::channel(WAITING_MAX);
+        let thread = thread::Builder::new().name("triggers".to_owned());
+        let thread = thread.spawn(move || run(&path, asked))?;
+        Ok((Self { work }, thread))
+    }
+
+    /// Does something with the queue; the answer comes when what it has changed is on the disk.
+    ///
+    /// # Errors
+    /// The file cannot be used, and nothing has changed.
+    pub async fn ask<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Ledger) -> T + Send + 'static,
+    ) -> Result<T, Unavailable> {
+        let (tell, answer) = oneshot::channel();
+        let work: Work = Box::new(move |ledger| {
+            let done = ledger.map(work);
+            // Who has asked may have gone away.
+            Box::new(move |committed| {
+                let _ = tell.send(committed.and(done));
+            })
+        });
+        let gone = || Unavailable("its thread has ended; start the daemon again".to_owned());
+        self.work.send(work).await.map_err(|_| gone())?;
+        answer.await.unwrap_or_else(|_| Err(gone()))
+    }
+}
+
+/// The file, or why it cannot be used.
+enum State {
+    Open(Box<Ledger>),
+    Broken { why: Unavailable, since: Instant },
+}
+
+fn run(path: &Path, mut asked: mpsc::Receiver<Work>) {
+    let mut state = open(path, &HashSet::new());
+    while let Some(first) = asked.blocking_recv() {
+        if let State::Broken { since, .. } = &state
+            && since.elapsed() >= REOPEN
+        {
+            state = open(path, &HashSet::new());
+        }
+        let mut answers = Vec::new();
+        let mut next = Some(first);
+        while let Some(work) = next.take() {
+            answers.push(work(match &mut state {
+                State::Open(ledger) => Ok(ledger),
+                State::Broken { why, .. } => Err(why.clone()),
+            }));
+            if answers.len() < BATCH_MAX {
+                next = asked.try_recv().ok();
+            }
+        }
+        let committed = commit(path, &mut state);
+        answers.into_iter().for_each(|answer| answer(committed.clone()));
+    }
+}
+
+/// Writes what has changed. If that fails, nothing has.
+fn commit(path: &Path, state: &mut State) -> Result<(), Unavailable> {
+    let State::Open(ledger) = state else { return Ok(()) };
+    let Err(why) = ledger.commit() else { return Ok(()) };
+    tracing::error!("{why}");
+    let running = ledger.running();
+    // Only one may have the file.
+    *state = State::Broken { why: Unavailable(why.clone()), since: Instant::now() };
+    *state = open(path, &running);
+    Err(Unavailable(why))
+}
+
+/// Opens the file; those that are `running` are being attempted.
+fn open(path: &Path, running: &HashSet<InvocationId>) -> State {
+    match QueueFile::open(path) {
+        Ok((file, content)) => State::Open(Box::new(Ledger::new(file, content, running))),
+        Err(why) => {
+            tracing::error!("{why}");
+            State::Broken { why: Unavailable(why), since: Instant::now() }
+        }
+    }
+}
