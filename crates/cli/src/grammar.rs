@@ -63,6 +63,7 @@ pub enum Verb {
     Rollback(verbs::rollback::Arguments),
     Split(verbs::split::Arguments),
     Secret(verbs::secret::Arguments),
+    Volume(verbs::volume::Arguments),
     #[command(visible_alias = "rm")]
     Remove(verbs::remove::Arguments),
     Gc(verbs::gc::Arguments),
@@ -107,6 +108,7 @@ impl Verb {
             Self::Rollback(arguments) => verbs::rollback::run(&arguments),
             Self::Split(arguments) => verbs::split::run(&arguments),
             Self::Secret(arguments) => verbs::secret::run(&arguments),
+            Self::Volume(arguments) => verbs::volume::run(&arguments),
             Self::Remove(arguments) => verbs::remove::run(&arguments),
             Self::Gc(arguments) => verbs::gc::run(&arguments),
             Self::Pack(arguments) => verbs::pack::run(&arguments),

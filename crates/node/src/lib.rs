@@ -38,6 +38,7 @@ pub mod rollout;
 pub mod rootfs;
 pub mod sandboxes;
 pub mod secrets;
+pub mod volumes;
 pub mod service;
 pub mod socket;
 mod successor;

@@ -37,6 +37,7 @@ pub mod sleep;
 pub mod split;
 pub mod tenants;
 pub mod versions;
+pub mod volume;
 pub mod wake;
 
 mod deployment;

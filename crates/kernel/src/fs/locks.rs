@@ -7,7 +7,9 @@ use alloc::vec::Vec;
 use super::file::Events;
 use crate::errno::{Errno, Result};
 use crate::sync::KernelCell;
+use crate::platform::saved::Saved;
 use crate::task::wait::{WaitQueue, wait_until};
+use crate::time::Instant;
 
 /// Who holds a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,10 +70,21 @@ pub struct HeldLock {
 /// Names a file: device and inode number, and the family of locks.
 pub type FileKey = (u64, u64, Family);
 
+/// Locks of a file that other sandboxes see: the host keeps them for this sandbox as a whole.
+pub trait HostLocks: Saved + Send + Sync {
+    /// Takes a lock, in the place of what the sandbox has of the range, or gives it up. `EAGAIN`
+    /// if another sandbox stands in the way.
+    fn set(&self, family: Family, range: Range, kind: Option<LockKind>) -> Result<()>;
+    /// The lock of another sandbox that stands in the way of a record lock.
+    fn test(&self, range: Range, kind: LockKind) -> Result<Option<HeldLock>>;
+}
+
 /// All advisory locks.
 #[derive(Default)]
 pub struct LockTable {
     files: KernelCell<BTreeMap<FileKey, Vec<HeldLock>>>,
+    /// Those files of them whose locks other sandboxes see.
+    at_host: KernelCell<BTreeMap<FileKey, Arc<dyn HostLocks>>>,
     released: Arc<WaitQueue>,
     /// Processes that wait for a record lock, and what for.
     waiting: KernelCell<BTreeMap<u32, (FileKey, HeldLock)>>,
@@ -116,16 +129,79 @@ impl LockTable {
 
     /// Takes a lock, replacing what the owner held of the range.
     pub fn acquire(&self, file: FileKey, wanted: HeldLock, patience: Patience) -> Result<()> {
-        if self.conflict(file, &wanted).is_some() {
-            if patience == Patience::Refuse {
-                return Err(Errno::EAGAIN);
+        loop {
+            if self.conflict(file, &wanted).is_some() {
+                if patience == Patience::Refuse {
+                    return Err(Errno::EAGAIN);
+                }
+                self.wait_for(file, &wanted)?;
             }
-            self.wait_for(file, &wanted)?;
+            match self.take_at_host(file, &wanted) {
+                Err(Errno::EAGAIN) if patience == Patience::Wait => self.wait_for_others()?,
+                outcome => break outcome?,
+            }
         }
         self.carve(file, wanted.owner, wanted.range);
         self.insert(file, wanted);
         // Going from exclusive to shared lets others in.
         self.released.wake_all(Events::IN);
+        Ok(())
+    }
+
+    /// Lets other sandboxes see the locks of a file that are taken from now on.
+    pub fn keep_at_host(&self, file: FileKey, host: Arc<dyn HostLocks>) {
+        self.at_host.borrow_mut().entry(file).or_insert(host);
+    }
+
+    fn host(&self, file: FileKey) -> Option<Arc<dyn HostLocks>> {
+        self.at_host.borrow_mut().get(&file).cloned()
+    }
+
+    fn take_at_host(&self, file: FileKey, wanted: &HeldLock) -> Result<()> {
+        let Some(host) = self.host(file) else { return Ok(()) };
+        let outcome = host.set(file.2, wanted.range, Some(wanted.kind));
+        if outcome.is_err() {
+            self.settle_at_host(file, wanted.range);
+        }
+        outcome
+    }
+
+    /// Waits a while: the host does not say when another sandbox gives up a lock.
+    fn wait_for_others(&self) -> Result<()> {
+        const PAUSE_NS: u64 = 5_000_000;
+        let deadline = Instant::after_ns(PAUSE_NS);
+        match wait_until(&[&self.released], Some(deadline), || None::<Result<()>>) {
+            Err(Errno::ETIMEDOUT) => Ok(()),
+            outcome => outcome,
+        }
+    }
+
+    /// Makes what the host keeps of a range what the owners in this sandbox hold together.
+    fn settle_at_host(&self, file: FileKey, range: Range) {
+        let Some(host) = self.host(file) else { return };
+        let held = self.files.borrow_mut().get(&file).cloned().unwrap_or_default();
+        // A lock that is given up cannot be refused; a file that is gone has none.
+        if held.is_empty() {
+            let _ = host.set(file.2, Range::ALL, None);
+            self.at_host.borrow_mut().remove(&file);
+            return;
+        }
+        for part in parts(range, &held) {
+            let kinds = held.iter().filter(|lock| lock.range.overlaps(part)).map(|lock| lock.kind);
+            let _ = host.set(file.2, part, kinds.max_by_key(|&kind| kind == LockKind::Write));
+        }
+    }
+
+    /// Takes the locks of a file again that were held when the program was frozen; `ESTALE` if
+    /// another sandbox has taken one of them meanwhile.
+    pub fn take_again(&self, file: (u64, u64), host: &dyn HostLocks) -> Result<()> {
+        for family in [Family::Record, Family::Flock] {
+            let key = (file.0, file.1, family);
+            let held = self.files.borrow_mut().get(&key).cloned().unwrap_or_default();
+            for lock in held {
+                host.set(family, lock.range, Some(lock.kind)).map_err(|_| Errno::ESTALE)?;
+            }
+        }
         Ok(())
     }
 
@@ -201,20 +277,24 @@ impl LockTable {
     /// Gives up what the owner holds of a range.
     pub fn release(&self, file: FileKey, owner: Owner, range: Range) {
         if self.carve(file, owner, range) {
+            self.settle_at_host(file, range);
             self.released.wake_all(Events::IN);
         }
     }
 
     /// Gives up everything that an owner holds anywhere.
     pub fn release_all(&self, owner: Owner) {
-        let mut changed = false;
-        self.files.borrow_mut().retain(|_, held| {
+        let mut changed = Vec::new();
+        self.files.borrow_mut().retain(|file, held| {
             let before = held.len();
             held.retain(|lock| lock.owner != owner);
-            changed |= held.len() != before;
+            if held.len() != before {
+                changed.push(*file);
+            }
             !held.is_empty()
         });
-        if changed {
+        if !changed.is_empty() {
+            changed.iter().for_each(|&file| self.settle_at_host(file, Range::ALL));
             self.released.wake_all(Events::IN);
         }
     }
@@ -250,6 +330,16 @@ impl LockTable {
         }
         changed
     }
+}
+
+/// A range, cut where locks begin and end.
+fn parts(range: Range, held: &[HeldLock]) -> Vec<Range> {
+    let ends = held.iter().flat_map(|lock| [lock.range.start, lock.range.end]);
+    let mut cuts: Vec<u64> = ends.filter(|&cut| range.start < cut && cut < range.end).collect();
+    cuts.extend([range.start, range.end]);
+    cuts.sort_unstable();
+    cuts.dedup();
+    cuts.windows(2).map(|pair| Range { start: pair[0], end: pair[1] }).collect()
 }
 
 #[cfg(test)]

@@ -35,6 +35,7 @@ use crate::config::{
 };
 use crate::function::{BuiltFunction, FunctionError, StoredFunction};
 use crate::home::{Home, HomeError};
+use crate::volumes::VolumeStore;
 use crate::tenants::{Planned, StoreQuotaError, check_store};
 use import::Imported;
 use std::fs::{File, TryLockError};
@@ -119,6 +120,8 @@ pub struct BuildOptions {
     pub label: Option<Name>,
     /// Whether requests go to the version at once.
     pub activation: Activation,
+    /// Where the function's volumes are; [`build`] knows it.
+    pub volumes: Option<VolumeStore>,
 }
 
 impl Default for BuildOptions {
@@ -135,6 +138,7 @@ impl Default for BuildOptions {
             cpu_baseline: CpuBaseline::default(),
             label: None,
             activation: Activation::default(),
+            volumes: None,
         }
     }
 }
@@ -215,6 +219,7 @@ pub fn build(
         config.sharing.domain = Some(domain.clone());
     }
     options.cpu_baseline.check()?;
+    let options = &BuildOptions { volumes: Some(VolumeStore::of(home.clone())), ..options.clone() };
     let quotas = Quotas::load(&home.root().join(QUOTAS_FILE))?;
     let store = Store::open(&home.store())?;
     let base = image::resolve(home, &store, &mut config, options.trust, on_event)?;
@@ -236,7 +241,9 @@ pub fn build(
     check_store(&store, &quotas, &planned(&function.config, plain, None))?;
     let place = Place::New(&quotas);
     let files = Files { tree: &tree, runtime: runtime.as_ref(), libraries: libraries.as_ref() };
-    if let Some((index, template)) =
+    // A copy of a template has no mounts.
+    if function.config.volumes.is_empty()
+        && let Some((index, template)) =
         template::of_function(&mut session, &function, files, options, on_event)?
     {
         let way = Way::Template(&template);
