@@ -59,6 +59,13 @@ fn ask(daemon: &Daemon, function: &str, code: &str) -> Value {
     answer["result"].clone()
 }
 
+/// What a command says that fails.
+#[track_caller]
+fn refusal(outcome: Outcome) -> String {
+    assert_ne!(outcome.code, Some(0), "{}", outcome.stdout);
+    outcome.stderr
+}
+
 fn files_of(home: &Path, volume: &str) -> PathBuf {
     home.join("volumes").join(volume).join("files")
 }
@@ -69,8 +76,8 @@ fn what_one_copy_writes_the_next_one_reads() {
     let one = Function { name: "one", keys: "", volumes: DATA, at_start: "" };
     one.build(&home).success();
     let ready = Function { name: "ready", keys: "ready = 2", ..one };
-    let refused = ready.build(&home).failure();
-    assert!(refused.stderr().contains("`thaw volume allow data ready`"), "{}", refused.stderr());
+    let refused = refusal(ready.build(&home));
+    assert!(refused.contains("`thaw volume allow data ready`"), "{refused}");
     command(&home, &["volume", "allow", "data", "ready"]).success();
     ready.build(&home).success();
     command(&home, &["volume", "allow", "data", "forked"]).success();
@@ -100,11 +107,11 @@ fn what_one_copy_writes_the_next_one_reads() {
     let log = fs::read_to_string(files_of(&home, "data").join("log")).unwrap();
     assert_eq!(log, "one ready forked ");
     let info = command(&home, &["volume", "show", "data"]).success();
-    let info: Value = serde_json::from_str(&info.stdout()).unwrap();
+    let info: Value = serde_json::from_str(&info).unwrap();
     assert_eq!(info["functions"], json!(["one", "ready", "forked"]));
     assert_eq!(info["in_use"], true);
-    let refused = command(&home, &["volume", "remove", "data"]).failure();
-    assert!(refused.stderr().contains("in use"), "{}", refused.stderr());
+    let refused = refusal(command(&home, &["volume", "remove", "data"]));
+    assert!(refused.contains("in use"), "{refused}");
     drop(daemon);
     command(&home, &["volume", "remove", "data"]).success();
     assert!(!home.join("volumes/data").exists());
@@ -227,11 +234,11 @@ fn a_quota_holds_against_every_way_to_write() {
     assert_eq!(ask("f.close()\ng.write(b'x' * (1 << 20))"), 0);
     drop(daemon);
     let counted = command(&home, &["volume", "show", "data"]).success();
-    let counted: Value = serde_json::from_str(&counted.stdout()).unwrap();
+    let counted: Value = serde_json::from_str(&counted).unwrap();
     // The next who opens it counts again, and comes to the same.
     Function { name: "full", keys, volumes: DATA, at_start: "" }.build(&home).success();
     let again = command(&home, &["volume", "show", "data"]).success();
-    let again: Value = serde_json::from_str(&again.stdout()).unwrap();
+    let again: Value = serde_json::from_str(&again).unwrap();
     assert_eq!(counted["used"], again["used"]);
 }
 
