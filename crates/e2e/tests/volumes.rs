@@ -101,7 +101,8 @@ fn what_one_copy_writes_the_next_one_reads() {
             function.len() + 1
         );
         let found = ask(&daemon, "one", &code);
-        let expected = json!([5000, format!("x{function}x"), 2, 0, ["link", "moved", "sub", "twin"]]);
+        let expected =
+            json!([5000, format!("x{function}x"), 2, 0, ["link", "moved", "sub", "twin"]]);
         assert_eq!(found, expected);
     }
     let log = fs::read_to_string(files_of(&home, "data").join("log")).unwrap();
@@ -128,7 +129,8 @@ fn mappings_are_shared_and_a_file_that_shrinks_is_a_bus_error() {
     Function { name: "other", keys: "", volumes: DATA, at_start: "" }.build(&home).success();
     let daemon = Daemon::start(&home, &DaemonOptions::default());
     // The mapping of before the freeze shows the file, not what was frozen.
-    let write = "with open('/data/m', 'r+b') as f: f.write(b'other'); f.seek(8192); f.write(b'third')";
+    let write =
+        "with open('/data/m', 'r+b') as f: f.write(b'other'); f.seek(8192); f.write(b'third')";
     ask(&daemon, "other", write);
     assert_eq!(ask(&daemon, "mapped", "result = (m[0:5] + m[8192:8197]).decode()"), "otherthird");
     ask(&daemon, "mapped", "m[4096:4102] = b'second'");
@@ -164,9 +166,8 @@ fn copies_lock_each_other_out() {
     command(&home, &["volume", "allow", "data", "asker"]).success();
     Function { name: "asker", keys, volumes: DATA, at_start }.build(&home).success();
     let daemon = Daemon::start(&home, &DaemonOptions::default());
-    let attempt = |call: &str| {
-        format!("try: {call}; result = 0\nexcept OSError as e: result = e.errno")
-    };
+    let attempt =
+        |call: &str| format!("try: {call}; result = 0\nexcept OSError as e: result = e.errno");
     for (take, again, give) in [
         (
             "fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB, 10, 5)",
@@ -196,7 +197,9 @@ fn copies_lock_each_other_out() {
         answer(gateway, "asker", "fcntl.lockf(f, fcntl.LOCK_EX); result = 'mine'")
     });
     thread::sleep(Duration::from_millis(300));
-    assert!(!waiting.is_finished());
+    if waiting.is_finished() {
+        panic!("it did not wait: {}", waiting.join().unwrap());
+    }
     let code = b"import signal\nos.kill(os.getpid(), signal.SIGKILL)";
     let _ = request(gateway, "holder", "/", Some(code));
     assert_eq!(waiting.join().unwrap()["result"], "mine");
@@ -214,7 +217,10 @@ fn a_quota_holds_against_every_way_to_write() {
         format!("try:\n {code}\n result = 0\nexcept OSError as e: result = e.errno")
     };
     let ask = |code: &str| ask(&daemon, "full", &attempt(code));
-    assert_eq!(ask("f = open('/data/a', 'wb', 0)\nwhile f.write(b'x' * 65536): pass"), edquot);
+    assert_eq!(
+        ask("held = open('/data/a', 'wb', 0)\nwhile held.write(b'x' * 65536): pass"),
+        edquot
+    );
     let size = fs::metadata(files_of(&home, "data").join("a")).unwrap().len();
     assert!((7 << 20..=8 << 20).contains(&size), "{size}");
     for code in [
@@ -229,9 +235,20 @@ fn a_quota_holds_against_every_way_to_write() {
         assert_eq!(ask(code), edquot, "{code}");
     }
     assert_eq!(ask("s = os.statvfs('/data')\nassert s.f_blocks == 2048 and s.f_bavail < 16"), 0);
+    // No write(2) of a hostile one makes a file longer.
+    let (_, pid, _) = daemon.instance("full");
+    let limits = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+    let limit = limits.lines().find(|line| line.starts_with("Max file size")).unwrap();
+    assert_eq!(limit.split_whitespace().nth(3), Some("0"), "{limit}");
     // What is removed while it is open counts until it is closed.
-    assert_eq!(ask("os.unlink('/data/a')\ng = open('/data/c', 'wb', 0)\ng.write(b'x' * (1 << 20))"), edquot);
-    assert_eq!(ask("f.close()\ng.write(b'x' * (1 << 20))"), 0);
+    let remove = "for n in os.listdir('/data'):\n if n[0] in 'lns': os.unlink('/data/' + n)\n if n[0] == 'm': os.rmdir('/data/' + n)";
+    assert_eq!(ask(remove), 0);
+    let more = "g = open('/data/c', 'wb', 0)\nwhile g.write(b'x' * 65536): pass";
+    assert_eq!(ask(&format!("os.unlink('/data/a')\n{more}")), edquot);
+    let size = || fs::metadata(files_of(&home, "data").join("c")).unwrap().len();
+    assert!(size() < 1 << 20, "{}", size());
+    assert_eq!(ask(&format!("held.close()\n{more}")), edquot);
+    assert!(size() > 7 << 20, "{}", size());
     drop(daemon);
     let counted = command(&home, &["volume", "show", "data"]).success();
     let counted: Value = serde_json::from_str(&counted).unwrap();

@@ -38,7 +38,6 @@ pub mod rollout;
 pub mod rootfs;
 pub mod sandboxes;
 pub mod secrets;
-pub mod volumes;
 pub mod service;
 pub mod socket;
 mod successor;
@@ -47,6 +46,7 @@ pub mod tenants;
 mod tls_listeners;
 pub mod upstream;
 pub mod usage;
+pub mod volumes;
 
 /// `PATH` of programs in sandboxes, unless their author sets another.
 pub const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";

@@ -190,8 +190,7 @@ impl VolumeStore {
     fn read_note(&self, name: &Name) -> Result<Note, VolumeError> {
         let path = self.directory(name).join("volume.json");
         let read = || -> io::Result<Note> {
-            let file =
-                OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(&path)?;
+            let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(&path)?;
             Ok(serde_json::from_reader(io::Read::take(file, NOTE_MAX))?)
         };
         match read() {
@@ -379,7 +378,10 @@ mod tests {
         let (_directory, volumes) = store();
         let name = Name::new("data").unwrap();
         let (one, other) = (config("one", "data"), config("other", "data"));
-        assert!(matches!(volumes.of_function(&one.name, &one.volumes), Err(VolumeError::Missing(_))));
+        assert!(matches!(
+            volumes.of_function(&one.name, &one.volumes),
+            Err(VolumeError::Missing(_))
+        ));
         let mounts = volumes.of_new_function(&one).unwrap();
         assert_eq!(mounts.len(), 1);
         assert!(matches!(volumes.of_new_function(&other), Err(VolumeError::NotFor { .. })));

@@ -82,12 +82,7 @@ fn record_lock(kind: RecordLock, start: u64, len: u64) -> Result<libc::flock, Er
 ///
 /// # Errors
 /// `EAGAIN` if somebody else stands in the way.
-pub fn set_lock(
-    file: BorrowedFd<'_>,
-    kind: RecordLock,
-    start: u64,
-    len: u64,
-) -> Result<(), Errno> {
+pub fn set_lock(file: BorrowedFd<'_>, kind: RecordLock, start: u64, len: u64) -> Result<(), Errno> {
     let lock = record_lock(kind, start, len)?;
     // SAFETY: the call reads a `struct flock`, which outlives it.
     let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };

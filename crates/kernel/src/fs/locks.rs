@@ -6,8 +6,8 @@ use alloc::vec::Vec;
 
 use super::file::Events;
 use crate::errno::{Errno, Result};
-use crate::sync::KernelCell;
 use crate::platform::saved::Saved;
+use crate::sync::KernelCell;
 use crate::task::wait::{WaitQueue, wait_until};
 use crate::time::Instant;
 
@@ -129,6 +129,14 @@ impl LockTable {
 
     /// Takes a lock, replacing what the owner held of the range.
     pub fn acquire(&self, file: FileKey, wanted: HeldLock, patience: Patience) -> Result<()> {
+        let outcome = self.try_acquire(file, wanted, patience);
+        if outcome.is_err() {
+            self.forget_host_if_unused(file);
+        }
+        outcome
+    }
+
+    fn try_acquire(&self, file: FileKey, wanted: HeldLock, patience: Patience) -> Result<()> {
         loop {
             if self.conflict(file, &wanted).is_some() {
                 if patience == Patience::Refuse {
@@ -158,12 +166,19 @@ impl LockTable {
     }
 
     fn take_at_host(&self, file: FileKey, wanted: &HeldLock) -> Result<()> {
-        let Some(host) = self.host(file) else { return Ok(()) };
-        let outcome = host.set(file.2, wanted.range, Some(wanted.kind));
-        if outcome.is_err() {
-            self.settle_at_host(file, wanted.range);
+        match self.host(file) {
+            Some(host) => host.set(file.2, wanted.range, Some(wanted.kind)),
+            None => Ok(()),
         }
-        outcome
+    }
+
+    /// Lets go of a file of which nothing is locked.
+    fn forget_host_if_unused(&self, file: FileKey) {
+        if !self.files.borrow_mut().contains_key(&file) {
+            // Dropped when the table is not in use any more: it may close the file.
+            let unused = self.at_host.borrow_mut().remove(&file);
+            drop(unused);
+        }
     }
 
     /// Waits a while: the host does not say when another sandbox gives up a lock.
@@ -183,7 +198,7 @@ impl LockTable {
         // A lock that is given up cannot be refused; a file that is gone has none.
         if held.is_empty() {
             let _ = host.set(file.2, Range::ALL, None);
-            self.at_host.borrow_mut().remove(&file);
+            self.forget_host_if_unused(file);
             return;
         }
         for part in parts(range, &held) {
@@ -409,5 +424,72 @@ mod tests {
         assert!(!table.would_wait_for_itself(4, Owner::Process(1)));
         let wanted = lock(3, LockKind::Write, 0, 1);
         assert_eq!(table.acquire(FILE, wanted, Patience::Wait), Err(Errno::EDEADLK));
+    }
+
+    /// A host that knows the locks of another sandbox, and keeps this one's.
+    #[derive(Default)]
+    struct Host {
+        others: KernelCell<Vec<HeldLock>>,
+        own: KernelCell<Vec<(u64, u64, Option<LockKind>)>>,
+    }
+
+    impl HostLocks for Host {
+        fn set(&self, _: Family, range: Range, kind: Option<LockKind>) -> Result<()> {
+            let wanted = |kind| HeldLock { owner: Owner::Process(0), kind, range };
+            if let Some(wanted) = kind.map(wanted)
+                && self.test(wanted.range, wanted.kind)?.is_some()
+            {
+                return Err(Errno::EAGAIN);
+            }
+            self.own.borrow_mut().push((range.start, range.end, kind));
+            Ok(())
+        }
+
+        fn test(&self, range: Range, kind: LockKind) -> Result<Option<HeldLock>> {
+            let others = self.others.borrow_mut();
+            let in_the_way = |other: &&HeldLock| {
+                other.range.overlaps(range)
+                    && (other.kind == LockKind::Write || kind == LockKind::Write)
+            };
+            Ok(others.iter().find(in_the_way).copied())
+        }
+    }
+
+    #[test]
+    fn what_the_host_refuses_is_not_held_here() {
+        let (table, host) = (LockTable::default(), Arc::new(Host::default()));
+        host.others.borrow_mut().push(lock(9, LockKind::Write, 0, 10));
+        for _ in 0..2 {
+            table.keep_at_host(FILE, host.clone());
+            let refused = table.acquire(FILE, lock(1, LockKind::Read, 5, 6), Patience::Refuse);
+            assert_eq!(refused, Err(Errno::EAGAIN));
+            assert!(table.is_empty());
+        }
+        assert_eq!(Arc::strong_count(&host), 1, "nothing keeps the file open");
+        table.keep_at_host(FILE, host.clone());
+        table.acquire(FILE, lock(1, LockKind::Write, 10, 20), Patience::Refuse).unwrap();
+        // What is held stays, and at the host, when more is refused.
+        let refused = table.acquire(FILE, lock(1, LockKind::Write, 5, 20), Patience::Refuse);
+        assert_eq!(refused, Err(Errno::EAGAIN));
+        assert_eq!(*host.own.borrow_mut(), [(10, 20, Some(LockKind::Write))]);
+        assert!(table.host(FILE).is_some());
+    }
+
+    #[test]
+    fn the_host_keeps_what_all_owners_hold_together() {
+        let (table, host) = (LockTable::default(), Arc::new(Host::default()));
+        table.keep_at_host(FILE, host.clone());
+        for (owner, start, end) in [(1, 0, 10), (2, 5, 15)] {
+            table.acquire(FILE, lock(owner, LockKind::Read, start, end), Patience::Refuse).unwrap();
+        }
+        host.own.borrow_mut().clear();
+        table.release(FILE, Owner::Process(1), Range::ALL);
+        let read = Some(LockKind::Read);
+        let expected = [(0, 5, None), (5, 15, read), (15, u64::MAX, None)];
+        assert_eq!(*host.own.borrow_mut(), expected);
+        host.own.borrow_mut().clear();
+        table.release_all(Owner::Process(2));
+        assert_eq!(*host.own.borrow_mut(), [(0, u64::MAX, None)]);
+        assert_eq!(Arc::strong_count(&host), 1);
     }
 }

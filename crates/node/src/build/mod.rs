@@ -35,8 +35,8 @@ use crate::config::{
 };
 use crate::function::{BuiltFunction, FunctionError, StoredFunction};
 use crate::home::{Home, HomeError};
-use crate::volumes::VolumeStore;
 use crate::tenants::{Planned, StoreQuotaError, check_store};
+use crate::volumes::VolumeStore;
 use import::Imported;
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
@@ -244,7 +244,7 @@ pub fn build(
     // A copy of a template has no mounts.
     if function.config.volumes.is_empty()
         && let Some((index, template)) =
-        template::of_function(&mut session, &function, files, options, on_event)?
+            template::of_function(&mut session, &function, files, options, on_event)?
     {
         let way = Way::Template(&template);
         match freeze_and_store(&mut session, function.clone(), index, place, way, options, on_event)

@@ -115,7 +115,8 @@ pub fn give_home(home: &Home, user: DaemonIds) -> Result<(), HomeError> {
 /// things: it may be a directory of the system's, of which nothing must be given away.
 fn parts_to_give(home: &Home) -> Result<Vec<PathBuf>, HomeError> {
     let is_ours = |name: &str| {
-        ["store", "logs", "work", "swap", "asleep", "pulls", "pieces", "tls", "volumes"].contains(&name)
+        ["store", "logs", "work", "swap", "asleep", "pulls", "pieces", "tls", "volumes"]
+            .contains(&name)
             || ["daemon.", "admin."].iter().any(|prefix| name.starts_with(prefix))
     };
     // Those that people put there.

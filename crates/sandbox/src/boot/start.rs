@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytemuck::{Zeroable, bytes_of};
-use thaw_abi::bind::{MOUNT_BIND, MOUNT_BIND_WRITABLE, MOUNT_TMPFS, MOUNT_VOLUME, MOUNT_VOLUME_WRITABLE};
+use thaw_abi::bind::{
+    MOUNT_BIND, MOUNT_BIND_WRITABLE, MOUNT_TMPFS, MOUNT_VOLUME, MOUNT_VOLUME_WRITABLE,
+};
 use thaw_abi::control::{
     FLAG_INIT, MESSAGE_MAX, MSG_START, ROOTFS_HOST, ROOTFS_INDEX, Start, WindowSize,
 };

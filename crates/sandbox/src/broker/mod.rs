@@ -1,7 +1,7 @@
 //! The broker: what a sandbox may ask its host for.
 //!
-//! Requests are hostile. The broker answers each with data, one read-only
-//! descriptor of a regular file, a socket to a destination that the egress policy
+//! Requests are hostile. The broker answers each with data, one descriptor of a regular file,
+//! which is read-only but for files of volumes ([`Volume`]), a socket to a destination that the egress policy
 //! allows ([`crate::egress`]), or what the sandbox' processes share among
 //! themselves: a memory file and an eventfd, once. It never follows a symbolic link,
 //! never opens anything but a regular file or a directory, and changes nothing but

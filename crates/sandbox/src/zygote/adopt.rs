@@ -21,10 +21,10 @@ use std::time::Duration;
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
-use super::{broker, numbered};
 use super::handle::{Alive, Connected, Ids, ParentThread};
 use super::process::{KnownAs, Numbers, Process, own_number_of, pid_of};
 use super::protocol::UserIds;
+use super::{broker, numbered};
 use crate::boot::{BootError, BootPlan};
 use crate::console::{Console, HostEnd};
 use crate::egress::{EgressPolicy, LeftSockets};

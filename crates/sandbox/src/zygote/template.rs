@@ -207,8 +207,7 @@ impl Template {
         slot.give_to(number, &process);
         process.set_limits(self.limits, options.cpu_time_limit).map_err(BootError::Limits)?;
         let volumes = numbered(options.volumes);
-        let broker =
-            broker((&process, &host), self.plan.rootfs(), options.egress, volumes)?;
+        let broker = broker((&process, &host), self.plan.rootfs(), options.egress, volumes)?;
         Ok(Sandbox::new(process, host, console, broker).thawed_from(&self.plan))
     }
 
