@@ -72,6 +72,55 @@ pub const BIND_TRUNCATE: u32 = 19;
 /// About the file system: [`BindStatfs`].
 pub const BIND_STATFS: u32 = 20;
 
+// Operations on files of volumes ([`MOUNT_VOLUME`]) only. There BIND_OPEN has a descriptor and
+// an [`OpenedVolumeFile`] in its reply, and there is neither BIND_READ nor BIND_WRITE.
+
+/// Make open file `a` at least `b` bytes long, within the volume's quota; its new bytes are
+/// zeros. Reply: the bytes that it has then, a `u64`.
+pub const VOLUME_GROW: u32 = 70;
+/// Make open file `a` longer by `b` bytes. Reply: how many it had before, a `u64`: they are the
+/// caller's to be written.
+pub const VOLUME_APPEND: u32 = 71;
+/// Take a record lock for reading of `c` bytes (0: all) of open file `a` from `b` on, for the
+/// sandbox as a whole; one that it has there is replaced. `EAGAIN` if another sandbox stands in
+/// the way. Reply: the bytes of the file, a `u64`.
+pub const VOLUME_LOCK_READ: u32 = 72;
+/// As [`VOLUME_LOCK_READ`], for writing.
+pub const VOLUME_LOCK_WRITE: u32 = 73;
+/// Give up the sandbox' record locks of a range, as in [`VOLUME_LOCK_READ`].
+pub const VOLUME_UNLOCK: u32 = 74;
+/// What stands in the way of a record lock from byte `b` of open file `a` on, for writing if
+/// `c` is 1; the tail is the number of bytes (0: all), a `u64`. Reply: a [`VolumeLock`]; an empty
+/// one: nothing.
+pub const VOLUME_TEST_LOCK: u32 = 75;
+/// Take or give up the sandbox' lock of the whole of open file `a` (flock(2)): `b` is
+/// `LOCK_SH` (1), `LOCK_EX` (2) or `LOCK_UN` (8). `EAGAIN` as above. Reply: the bytes of the file.
+pub const VOLUME_FLOCK: u32 = 76;
+
+/// Reply to [`BIND_OPEN`] of a volume's file; the descriptor comes along.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct OpenedVolumeFile {
+    /// The file's number.
+    pub handle: u64,
+    /// Its inode number on the host.
+    pub inode: u64,
+    /// Its bytes.
+    pub size: u64,
+}
+
+/// Reply to [`VOLUME_TEST_LOCK`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct VolumeLock {
+    /// First byte.
+    pub start: u64,
+    /// Number of bytes; 0: all.
+    pub len: u64,
+    /// Whether it is held for writing, 0 or 1.
+    pub is_write: u64,
+}
+
 /// Flags of open(2) that [`BIND_OPEN`] takes: access mode, `O_CREAT`, `O_EXCL`,
 /// `O_APPEND`.
 pub const BIND_OPEN_FLAGS: u64 = 0o3 | 0o100 | 0o200 | 0o2000;
@@ -98,6 +147,10 @@ pub struct BindStatfs {
 pub const MOUNT_BIND: u8 = b'b';
 /// `B`: a directory of the host, to be written to.
 pub const MOUNT_BIND_WRITABLE: u8 = b'B';
+/// `v`: a volume, read-only.
+pub const MOUNT_VOLUME: u8 = b'v';
+/// `V`: a volume, to be written to.
+pub const MOUNT_VOLUME_WRITABLE: u8 = b'V';
 /// `t`: an empty file system in memory.
 pub const MOUNT_TMPFS: u8 = b't';
 

@@ -149,7 +149,7 @@ static HOST_CALLS: &[HostCall] = &[
         number: 9,
         name: "mmap",
         checks: &[Check::Mask(2, 0x7), Check::Mask(3, MAP_FLAGS)],
-        reason: "makes guest memory; file mappings need a descriptor, and those that the host gives are read-only, so that sandboxes which map the same file share nothing that one of them can write",
+        reason: "makes guest memory; file mappings need a descriptor, and those that the host gives are read-only, so that sandboxes which map the same file share nothing that one of them can write; but for files of volumes, which are there to be shared, and which no mapping makes longer",
     },
     HostCall {
         number: 11,
@@ -185,7 +185,7 @@ static HOST_CALLS: &[HostCall] = &[
         number: 17,
         name: "pread64",
         checks: &[],
-        reason: "reads files of the rootfs; reaches only descriptors that the host gave, which are read-only, and moves no offset: sandboxes that have the same description cannot tell",
+        reason: "reads files of the rootfs; reaches only descriptors that the host gave, and moves no offset: sandboxes that have the same description cannot tell",
     },
     HostCall {
         number: 0,
@@ -197,7 +197,7 @@ static HOST_CALLS: &[HostCall] = &[
         number: 1,
         name: "write",
         checks: &[],
-        reason: "writes standard output, standard error and the console; files that the host gives for reading refuse it; a pipe that instances of one function share shows them how full it is, and instances of different functions share none",
+        reason: "writes standard output, standard error and the console; files that the host gives for reading refuse it, and so do those of volumes, since sandboxes with volumes have RLIMIT_FSIZE 0; a pipe that instances of one function share shows them how full it is, and instances of different functions share none",
     },
     HostCall {
         number: 48,

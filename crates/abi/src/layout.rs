@@ -89,6 +89,14 @@ pub const MAPPINGS_BASE: u64 = 0x7e98_0000_0000;
 /// Most bytes of such mappings, with the rest of their first and last page.
 pub const MAPPINGS_MAX: u64 = 1 << 24;
 
+/// Parts of files of volumes that the kernel writes to, a mapping for each, in every host process
+/// for itself. Never in an image.
+pub const VOLUMES_BASE: u64 = 0x7e9c_0000_0000;
+/// Bytes of one such part.
+pub const VOLUME_PART: u64 = 1 << 20;
+/// Most of them at a time.
+pub const VOLUME_PARTS: usize = 64;
+
 /// End of everything that Thaw maps. The host's own stack and vdso lie above:
 /// Linux puts them within the last terabyte of the address space.
 pub const LAYOUT_END: u64 = 0x7f00_0000_0000;
@@ -131,6 +139,7 @@ mod tests {
             (BOOT_BASE, BOOT_BASE + BOOT_MAX),
             (INDEX_BASE, INDEX_BASE + INDEX_MAX),
             (MAPPINGS_BASE, MAPPINGS_BASE + MAPPINGS_MAX),
+            (VOLUMES_BASE, VOLUMES_BASE + VOLUME_PART * VOLUME_PARTS as u64),
             (WINDOW_BASE, WINDOW_END),
             (LAYOUT_END, 1 << 47),
         ];

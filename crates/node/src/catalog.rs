@@ -810,7 +810,8 @@ impl Catalog {
             let weak_limits = catalog.pool().weak_limits();
             let service = catalog.served_version(&function, number);
             let cores = service.and_then(|service| service.tenant().cores().cloned());
-            let options = BuildOptions { weak_limits, cores, ..BuildOptions::default() };
+            let volumes = catalog.shared.secrets().map(|secrets| secrets.volumes());
+            let options = BuildOptions { weak_limits, cores, volumes, ..BuildOptions::default() };
             let may_replace = || catalog.may_replace(&function, number);
             let (store, name) = (&catalog.store, function.as_str());
             build::refreeze(store, name, number, &options, &may_replace, &mut |_| {})

@@ -8,6 +8,7 @@
 //!   swap/            memory of hibernated instances; its files have no names
 //!   pulls/           container images that are being pulled, and what registries have
 //!   pieces/          pieces of functions that were pulled, a directory for each sharing domain
+//!   volumes/         directories that functions write to: see crate::volumes
 //!   asleep/          instances that are asleep: an image and a note each
 //!   tenants.toml     what tenants may use, written by the operator
 //!   daemon.lock      locked by the one daemon that serves this directory

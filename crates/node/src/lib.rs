@@ -51,6 +51,7 @@ mod tls_listeners;
 pub mod triggers;
 pub mod upstream;
 pub mod usage;
+pub mod volumes;
 pub mod watch;
 
 pub use partial::kernels_of_partial;

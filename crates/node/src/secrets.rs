@@ -10,6 +10,7 @@
 
 use crate::config::FunctionName;
 use crate::home::{Home, HomeError};
+use crate::volumes::VolumeStore;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -87,6 +88,11 @@ impl SecretStore {
     /// That of a state directory.
     pub fn of(home: Home) -> Self {
         Self { home }
+    }
+
+    /// The volumes of the same state directory.
+    pub(crate) fn volumes(&self) -> VolumeStore {
+        VolumeStore::of(self.home.clone())
     }
 
     fn directory(&self, function: &FunctionName) -> PathBuf {

@@ -216,6 +216,7 @@ fn options(egress: &Arc<thaw_sandbox::EgressPolicy>) -> ThawOptions<'_> {
         cpu_time_limit: None,
         flags: 0,
         resumed: &[],
+        volumes: &[],
         hostname: "",
         secrets: None,
         egress,

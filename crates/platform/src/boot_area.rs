@@ -6,6 +6,7 @@
 //! 0x0009_0000  page of [`crate::machine::Memory::barrier`]
 //! 0x000a_0000  words of [`crate::kernel_lock`]
 //! 0x000b_0000  descriptors that a hibernated sandbox waits for
+//! 0x000c_0000  parts of files of volumes that are mapped to be written to
 //! 0x000e_0000  secrets
 //! 0x0010_0000  buffers of [`crate::message`]
 //! 0x0030_0000  tables
@@ -30,6 +31,7 @@ use crate::memory::Table;
 pub const FIRST_SIZE: u64 = 8 << 20;
 const OF_PROCESS_AT: u64 = BOOT_BASE + 0x800;
 const AWAITED_AT: u64 = BOOT_BASE + 0xb_0000;
+const VOLUME_PARTS_AT: u64 = BOOT_BASE + 0xc_0000;
 const SECRETS_AT: u64 = BOOT_BASE + 0xe_0000;
 const MAPPINGS_AT: u64 = BOOT_BASE + 0x30_0000;
 const RANGES_AT: u64 = BOOT_BASE + 0x38_0000;
@@ -82,6 +84,23 @@ const fn room<T>(start: u64, end: u64) -> usize {
 // SAFETY: this part of the area is the table's alone, and mapped from the beginning.
 pub static AWAITED: Table<Cell<PollFd>> =
     unsafe { Table::new(AWAITED_AT, room::<PollFd>(AWAITED_AT, BOOT_BASE + 0xc_0000)) };
+
+/// Parts of files of volumes that this host process has mapped ([`MappedPart`]).
+// SAFETY: this part of the area is the table's alone, and mapped from the beginning.
+pub static VOLUME_PARTS: Table<Cell<MappedPart>> =
+    unsafe { Table::new(VOLUME_PARTS_AT, room::<MappedPart>(VOLUME_PARTS_AT, SECRETS_AT)) };
+
+/// What lies in one of [`thaw_abi::layout::VOLUME_PARTS`] places.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::Zeroable)]
+#[repr(C)]
+pub struct MappedPart {
+    /// Number of the open file, from 1 on; 0: nothing is mapped.
+    pub file: u64,
+    /// Number of the part in the file.
+    pub part: u64,
+    /// When it was used last, by a clock that counts uses.
+    pub used: u64,
+}
 
 /// The secrets of this boot, as the host has said them, behind their length.
 // SAFETY: this part of the area is the table's alone, and mapped from the beginning.

@@ -338,6 +338,27 @@ impl<'a> Source<'a> {
         self.segments.limit(bytes);
     }
 
+    /// Copies at most `len` bytes to `to` and returns how many. Fewer: a fault on either side.
+    ///
+    /// # Safety
+    /// Nobody has a reference to these `len` bytes. They need not be there.
+    pub unsafe fn copy_to(&mut self, to: *mut u8, len: usize) -> usize {
+        let mut done = 0;
+        while done < len {
+            let Some((base, piece)) = self.segments.current() else { break };
+            let step = piece.min(len - done);
+            // SAFETY: `base` is checked guest memory or a live kernel buffer, the other side is
+            // the caller's promise; faults are caught.
+            let left = unsafe { Machine::copy(to.wrapping_add(done), base as *const u8, step) };
+            self.segments.advance(step - left);
+            done += step - left;
+            if left > 0 {
+                break;
+            }
+        }
+        done
+    }
+
     /// Fills as much of `buffer` as there is and returns how much that was.
     /// `EFAULT` only if nothing could be read.
     pub fn take(&mut self, buffer: &mut [u8]) -> Result<usize> {

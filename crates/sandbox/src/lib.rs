@@ -45,7 +45,7 @@ pub use boot::{
 };
 pub use broker::{
     BlobSource, BoundAccess, BoundDirectory, FetchAnswer, FileRights, FuseAccess, HostDirectory,
-    HostPolicy,
+    HostPolicy, Volume, VolumeMount,
 };
 pub use console::{Console, ConsoleOutput, ConsoleRate};
 pub use cores::{CoreError, CoreGroup, CoreScheduling};

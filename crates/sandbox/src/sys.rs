@@ -3,6 +3,8 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::io;
+
+use rustix::io::Errno;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 
@@ -46,6 +48,80 @@ pub fn terminal_mode(terminal: BorrowedFd<'_>) -> io::Result<TerminalMode> {
 }
 
 const _: () = assert!(std::mem::offset_of!(TerminalMode, when) == 36);
+
+/// How a range of a file is locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecordLock {
+    /// Not at all.
+    None,
+    /// Shared with other readers.
+    Read,
+    /// Exclusive.
+    Write,
+}
+
+fn record_lock(kind: RecordLock, start: u64, len: u64) -> Result<libc::flock, Errno> {
+    let kind = match kind {
+        RecordLock::None => libc::F_UNLCK,
+        RecordLock::Read => libc::F_RDLCK,
+        RecordLock::Write => libc::F_WRLCK,
+    };
+    let start = start.try_into().map_err(|_| Errno::INVAL)?;
+    let len = len.try_into().map_err(|_| Errno::INVAL)?;
+    Ok(libc::flock {
+        l_type: kind as i16,
+        l_whence: libc::SEEK_SET as i16,
+        l_start: start,
+        l_len: len,
+        l_pid: 0,
+    })
+}
+
+/// Locks `len` bytes of a file (0: all) from `start` on for its description, in the place of what
+/// that has of them (`F_OFD_SETLK`, fcntl(2)).
+///
+/// # Errors
+/// `EAGAIN` if somebody else stands in the way.
+pub fn set_lock(file: BorrowedFd<'_>, kind: RecordLock, start: u64, len: u64) -> Result<(), Errno> {
+    let lock = record_lock(kind, start, len)?;
+    // SAFETY: the call reads a `struct flock`, which outlives it.
+    let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
+    match result {
+        0 => Ok(()),
+        _ => match errno() {
+            Errno::ACCESS => Err(Errno::AGAIN),
+            other => Err(other),
+        },
+    }
+}
+
+/// The lock that stands in the way of one, with its first byte and its bytes (0: all).
+///
+/// # Errors
+/// As fcntl(2).
+pub fn test_lock(
+    file: BorrowedFd<'_>,
+    kind: RecordLock,
+    start: u64,
+    len: u64,
+) -> Result<Option<(RecordLock, u64, u64)>, Errno> {
+    let mut lock = record_lock(kind, start, len)?;
+    // SAFETY: the call reads and writes a `struct flock`, which outlives it.
+    let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) };
+    if result != 0 {
+        return Err(errno());
+    }
+    let kind = match i32::from(lock.l_type) {
+        libc::F_UNLCK => return Ok(None),
+        libc::F_WRLCK => RecordLock::Write,
+        _ => RecordLock::Read,
+    };
+    Ok(Some((kind, lock.l_start as u64, lock.l_len as u64)))
+}
+
+fn errno() -> Errno {
+    Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)
+}
 
 /// Changes the modes of a terminal; its speed and line discipline stay. A
 /// caller in the background is not stopped for it.

@@ -77,6 +77,7 @@ fn thaw(plan: &thaw_sandbox::BootPlan) -> Sandbox {
         cpu_time_limit: None,
         flags: 0,
         resumed: &[],
+        volumes: &[],
         hostname: "copy",
         secrets: None,
         egress: &Default::default(),

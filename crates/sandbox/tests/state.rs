@@ -155,6 +155,7 @@ fn thawed(parent: &ZygoteParent, plan: &BootPlan) -> Sandbox {
         cpu_time_limit: None,
         flags: 0,
         resumed: &[],
+        volumes: &[],
         hostname: "copy",
         secrets: None,
         egress: &Default::default(),

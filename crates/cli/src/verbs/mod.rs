@@ -42,6 +42,7 @@ pub mod split;
 pub mod tenants;
 pub mod top;
 pub mod versions;
+pub mod volume;
 pub mod wake;
 
 mod deployment;

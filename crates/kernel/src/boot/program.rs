@@ -92,9 +92,10 @@ pub fn start(message: &Message) -> Result<()> {
     heap::set_root(root);
     kernel().fs.set(FileSystems::new(lower, views())?);
     kernel().fs.set_boot_id(boot_id);
+    let owner = (command.uid, command.gid);
     for (number, mount) in strings.mounts.iter().enumerate() {
         let Some((&kind, at)) = mount.split_first() else { return Err(Errno::EINVAL) };
-        if let Err(error) = kernel().fs.mount_extra(number as u32, kind, at) {
+        if let Err(error) = kernel().fs.mount_extra(number as u32, kind, at, owner) {
             say(b"nothing can be mounted on ", at, &[b": ", error.name().as_bytes()].concat())
         }
     }

@@ -107,6 +107,7 @@ fn say_losses() {
 /// Brings all state into memory, notes the time, and describes what to save.
 fn come_to_rest(saved_for: Use) -> Vec<u8> {
     host_process::complete_memory();
+    crate::mm::file_parts::forget();
     let spaces = kernel().tasks.spaces();
     let threads = kernel().tasks.all_threads();
     if !arena::is_shared() {

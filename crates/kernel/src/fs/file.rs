@@ -130,6 +130,17 @@ pub trait File: Any + Saved + Send + Sync {
         Err(Errno::EINVAL)
     }
 
+    /// Writes at the end, wherever that is when others write there, too: where, and how much.
+    /// `None`: [`File::write`] at [`File::size`] does.
+    fn append(&self, _source: &mut Source<'_>) -> Option<Result<(u64, usize)>> {
+        None
+    }
+
+    /// What takes locks of the file that other sandboxes see, if any can.
+    fn host_locks(&self) -> Option<Arc<dyn super::locks::HostLocks>> {
+        None
+    }
+
     /// Whether the file has a position (lseek(2)).
     fn seekable(&self) -> bool {
         false
@@ -360,6 +371,11 @@ impl OpenFile {
     fn write_all(&self, source: &mut Source<'_>) -> Result<usize> {
         if self.file.seekable() {
             let append = self.flags().contains(OpenFlags::APPEND);
+            if let Some(appended) = append.then(|| self.file.append(source)).flatten() {
+                let (at, count) = appended?;
+                self.set_position(at + count as u64);
+                return Ok(count);
+            }
             let at = if append { self.file.size() } else { self.position() };
             let count = self.blocking(None, || self.file.write(source, at))?;
             self.set_position(at + count as u64);
@@ -407,6 +423,11 @@ impl OpenFile {
         }
         // pwrite(2), BUGS: O_APPEND wins over the offset.
         let append = self.flags().contains(OpenFlags::APPEND);
+        if let Some(appended) = append.then(|| self.file.append(source)).flatten() {
+            let (_, count) = appended?;
+            self.note_write(count);
+            return Ok(count);
+        }
         let count = self.file.write(source, if append { self.file.size() } else { offset })?;
         self.note_write(count);
         Ok(count)

@@ -6,8 +6,10 @@ use alloc::vec::Vec;
 
 use super::file::Events;
 use crate::errno::{Errno, Result};
+use crate::platform::saved::Saved;
 use crate::sync::KernelCell;
 use crate::task::wait::{WaitQueue, wait_until};
+use crate::time::Instant;
 
 /// Who holds a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,10 +70,21 @@ pub struct HeldLock {
 /// Names a file: device and inode number, and the family of locks.
 pub type FileKey = (u64, u64, Family);
 
+/// Locks of a file that other sandboxes see: the host keeps them for this sandbox as a whole.
+pub trait HostLocks: Saved + Send + Sync {
+    /// Takes a lock, in the place of what the sandbox has of the range, or gives it up. `EAGAIN`
+    /// if another sandbox stands in the way.
+    fn set(&self, family: Family, range: Range, kind: Option<LockKind>) -> Result<()>;
+    /// The lock of another sandbox that stands in the way of a record lock.
+    fn test(&self, range: Range, kind: LockKind) -> Result<Option<HeldLock>>;
+}
+
 /// All advisory locks.
 #[derive(Default)]
 pub struct LockTable {
     files: KernelCell<BTreeMap<FileKey, Vec<HeldLock>>>,
+    /// Those files of them whose locks other sandboxes see.
+    at_host: KernelCell<BTreeMap<FileKey, Arc<dyn HostLocks>>>,
     released: Arc<WaitQueue>,
     /// Processes that wait for a record lock, and what for.
     waiting: KernelCell<BTreeMap<u32, (FileKey, HeldLock)>>,
@@ -116,16 +129,94 @@ impl LockTable {
 
     /// Takes a lock, replacing what the owner held of the range.
     pub fn acquire(&self, file: FileKey, wanted: HeldLock, patience: Patience) -> Result<()> {
-        if self.conflict(file, &wanted).is_some() {
-            if patience == Patience::Refuse {
-                return Err(Errno::EAGAIN);
+        let outcome = self.try_acquire(file, wanted, patience);
+        if outcome.is_err() {
+            self.forget_host_if_unused(file);
+        }
+        outcome
+    }
+
+    fn try_acquire(&self, file: FileKey, wanted: HeldLock, patience: Patience) -> Result<()> {
+        loop {
+            if self.conflict(file, &wanted).is_some() {
+                if patience == Patience::Refuse {
+                    return Err(Errno::EAGAIN);
+                }
+                self.wait_for(file, &wanted)?;
             }
-            self.wait_for(file, &wanted)?;
+            match self.take_at_host(file, &wanted) {
+                Err(Errno::EAGAIN) if patience == Patience::Wait => self.wait_for_others()?,
+                outcome => break outcome?,
+            }
         }
         self.carve(file, wanted.owner, wanted.range);
         self.insert(file, wanted);
         // Going from exclusive to shared lets others in.
         self.released.wake_all(Events::IN);
+        Ok(())
+    }
+
+    /// Lets other sandboxes see the locks of a file that are taken from now on.
+    pub fn keep_at_host(&self, file: FileKey, host: Arc<dyn HostLocks>) {
+        self.at_host.borrow_mut().entry(file).or_insert(host);
+    }
+
+    fn host(&self, file: FileKey) -> Option<Arc<dyn HostLocks>> {
+        self.at_host.borrow_mut().get(&file).cloned()
+    }
+
+    fn take_at_host(&self, file: FileKey, wanted: &HeldLock) -> Result<()> {
+        match self.host(file) {
+            Some(host) => host.set(file.2, wanted.range, Some(wanted.kind)),
+            None => Ok(()),
+        }
+    }
+
+    /// Lets go of a file of which nothing is locked.
+    fn forget_host_if_unused(&self, file: FileKey) {
+        if !self.files.borrow_mut().contains_key(&file) {
+            // Dropped when the table is not in use any more: it may close the file.
+            let unused = self.at_host.borrow_mut().remove(&file);
+            drop(unused);
+        }
+    }
+
+    /// Waits a while: the host does not say when another sandbox gives up a lock.
+    fn wait_for_others(&self) -> Result<()> {
+        const PAUSE_NS: u64 = 5_000_000;
+        let deadline = Instant::after_ns(PAUSE_NS);
+        match wait_until(&[&self.released], Some(deadline), || None::<Result<()>>) {
+            Err(Errno::ETIMEDOUT) => Ok(()),
+            outcome => outcome,
+        }
+    }
+
+    /// Makes what the host keeps of a range what the owners in this sandbox hold together.
+    fn settle_at_host(&self, file: FileKey, range: Range) {
+        let Some(host) = self.host(file) else { return };
+        let held = self.files.borrow_mut().get(&file).cloned().unwrap_or_default();
+        // A lock that is given up cannot be refused; a file that is gone has none.
+        if held.is_empty() {
+            let _ = host.set(file.2, Range::ALL, None);
+            self.forget_host_if_unused(file);
+            return;
+        }
+        for part in parts(range, &held) {
+            let kinds = held.iter().filter(|lock| lock.range.overlaps(part)).map(|lock| lock.kind);
+            let _ = host.set(file.2, part, kinds.max_by_key(|&kind| kind == LockKind::Write));
+        }
+    }
+
+    /// Takes the locks of a file again that were held when the program was frozen; `ESTALE` if
+    /// another sandbox has taken one of them meanwhile.
+    pub fn take_again(&self, file: (u64, u64), host: &dyn HostLocks) -> Result<()> {
+        for family in [Family::Record, Family::Flock] {
+            let key = (file.0, file.1, family);
+            let held = self.files.borrow_mut().get(&key).cloned().unwrap_or_default();
+            for lock in held {
+                host.set(family, lock.range, Some(lock.kind)).map_err(|_| Errno::ESTALE)?;
+            }
+        }
         Ok(())
     }
 
@@ -201,20 +292,24 @@ impl LockTable {
     /// Gives up what the owner holds of a range.
     pub fn release(&self, file: FileKey, owner: Owner, range: Range) {
         if self.carve(file, owner, range) {
+            self.settle_at_host(file, range);
             self.released.wake_all(Events::IN);
         }
     }
 
     /// Gives up everything that an owner holds anywhere.
     pub fn release_all(&self, owner: Owner) {
-        let mut changed = false;
-        self.files.borrow_mut().retain(|_, held| {
+        let mut changed = Vec::new();
+        self.files.borrow_mut().retain(|file, held| {
             let before = held.len();
             held.retain(|lock| lock.owner != owner);
-            changed |= held.len() != before;
+            if held.len() != before {
+                changed.push(*file);
+            }
             !held.is_empty()
         });
-        if changed {
+        if !changed.is_empty() {
+            changed.iter().for_each(|&file| self.settle_at_host(file, Range::ALL));
             self.released.wake_all(Events::IN);
         }
     }
@@ -250,6 +345,16 @@ impl LockTable {
         }
         changed
     }
+}
+
+/// A range, cut where locks begin and end.
+fn parts(range: Range, held: &[HeldLock]) -> Vec<Range> {
+    let ends = held.iter().flat_map(|lock| [lock.range.start, lock.range.end]);
+    let mut cuts: Vec<u64> = ends.filter(|&cut| range.start < cut && cut < range.end).collect();
+    cuts.extend([range.start, range.end]);
+    cuts.sort_unstable();
+    cuts.dedup();
+    cuts.windows(2).map(|pair| Range { start: pair[0], end: pair[1] }).collect()
 }
 
 #[cfg(test)]
@@ -319,5 +424,72 @@ mod tests {
         assert!(!table.would_wait_for_itself(4, Owner::Process(1)));
         let wanted = lock(3, LockKind::Write, 0, 1);
         assert_eq!(table.acquire(FILE, wanted, Patience::Wait), Err(Errno::EDEADLK));
+    }
+
+    /// A host that knows the locks of another sandbox, and keeps this one's.
+    #[derive(Default)]
+    struct Host {
+        others: KernelCell<Vec<HeldLock>>,
+        own: KernelCell<Vec<(u64, u64, Option<LockKind>)>>,
+    }
+
+    impl HostLocks for Host {
+        fn set(&self, _: Family, range: Range, kind: Option<LockKind>) -> Result<()> {
+            let wanted = |kind| HeldLock { owner: Owner::Process(0), kind, range };
+            if let Some(wanted) = kind.map(wanted)
+                && self.test(wanted.range, wanted.kind)?.is_some()
+            {
+                return Err(Errno::EAGAIN);
+            }
+            self.own.borrow_mut().push((range.start, range.end, kind));
+            Ok(())
+        }
+
+        fn test(&self, range: Range, kind: LockKind) -> Result<Option<HeldLock>> {
+            let others = self.others.borrow_mut();
+            let in_the_way = |other: &&HeldLock| {
+                other.range.overlaps(range)
+                    && (other.kind == LockKind::Write || kind == LockKind::Write)
+            };
+            Ok(others.iter().find(in_the_way).copied())
+        }
+    }
+
+    #[test]
+    fn what_the_host_refuses_is_not_held_here() {
+        let (table, host) = (LockTable::default(), Arc::new(Host::default()));
+        host.others.borrow_mut().push(lock(9, LockKind::Write, 0, 10));
+        for _ in 0..2 {
+            table.keep_at_host(FILE, host.clone());
+            let refused = table.acquire(FILE, lock(1, LockKind::Read, 5, 6), Patience::Refuse);
+            assert_eq!(refused, Err(Errno::EAGAIN));
+            assert!(table.is_empty());
+        }
+        assert_eq!(Arc::strong_count(&host), 1, "nothing keeps the file open");
+        table.keep_at_host(FILE, host.clone());
+        table.acquire(FILE, lock(1, LockKind::Write, 10, 20), Patience::Refuse).unwrap();
+        // What is held stays, and at the host, when more is refused.
+        let refused = table.acquire(FILE, lock(1, LockKind::Write, 5, 20), Patience::Refuse);
+        assert_eq!(refused, Err(Errno::EAGAIN));
+        assert_eq!(*host.own.borrow_mut(), [(10, 20, Some(LockKind::Write))]);
+        assert!(table.host(FILE).is_some());
+    }
+
+    #[test]
+    fn the_host_keeps_what_all_owners_hold_together() {
+        let (table, host) = (LockTable::default(), Arc::new(Host::default()));
+        table.keep_at_host(FILE, host.clone());
+        for (owner, start, end) in [(1, 0, 10), (2, 5, 15)] {
+            table.acquire(FILE, lock(owner, LockKind::Read, start, end), Patience::Refuse).unwrap();
+        }
+        host.own.borrow_mut().clear();
+        table.release(FILE, Owner::Process(1), Range::ALL);
+        let read = Some(LockKind::Read);
+        let expected = [(0, 5, None), (5, 15, read), (15, u64::MAX, None)];
+        assert_eq!(*host.own.borrow_mut(), expected);
+        host.own.borrow_mut().clear();
+        table.release_all(Owner::Process(2));
+        assert_eq!(*host.own.borrow_mut(), [(0, u64::MAX, None)]);
+        assert_eq!(Arc::strong_count(&host), 1);
     }
 }

@@ -57,7 +57,9 @@ use mount::{MountTable, NewMount};
 use overlay::{Node, Overlay};
 use path::Path;
 
-use thaw_abi::bind::{MOUNT_BIND, MOUNT_BIND_WRITABLE, MOUNT_TMPFS};
+use thaw_abi::bind::{
+    MOUNT_BIND, MOUNT_BIND_WRITABLE, MOUNT_TMPFS, MOUNT_VOLUME, MOUNT_VOLUME_WRITABLE,
+};
 
 use crate::errno::{Errno, Result};
 use crate::sync::KernelCell;
@@ -164,11 +166,20 @@ impl FileSystems {
 
     /// Mounts a directory of the host, by its number in the start command, or
     /// an empty file system in memory; makes the mount point if it is missing.
-    pub fn mount_extra(&self, number: u32, kind: u8, at: &[u8]) -> Result<()> {
+    /// Files of a volume are `owner`'s, a user and a group.
+    pub fn mount_extra(&self, number: u32, kind: u8, at: &[u8], owner: (u32, u32)) -> Result<()> {
         let id = FilesystemId(FIRST_EXTRA_FS + number);
+        let directory = bind::Kind::Directory;
+        let volume = bind::Kind::Volume { uid: owner.0, gid: owner.1 };
         let (root, kind, options): (Arc<dyn Inode>, _, _) = match kind {
-            MOUNT_BIND => (bind::Bind::root(number, id)?, "host", "ro,relatime"),
-            MOUNT_BIND_WRITABLE => (bind::Bind::root(number, id)?, "host", "rw,relatime"),
+            MOUNT_BIND => (bind::Bind::root(number, id, directory)?, "host", "ro,relatime"),
+            MOUNT_BIND_WRITABLE => {
+                (bind::Bind::root(number, id, directory)?, "host", "rw,relatime")
+            }
+            MOUNT_VOLUME => (bind::Bind::root(number, id, volume)?, "volume", "ro,relatime"),
+            MOUNT_VOLUME_WRITABLE => {
+                (bind::Bind::root(number, id, volume)?, "volume", "rw,relatime")
+            }
             MOUNT_TMPFS => (Overlay::empty(id, 0o1777), "tmpfs", "rw,relatime"),
             _ => return Err(Errno::EINVAL),
         };

@@ -3,6 +3,7 @@
 pub mod arena;
 pub mod backing;
 pub mod elf_symbols;
+pub mod file_parts;
 pub mod heap;
 pub mod image;
 pub mod lazy;

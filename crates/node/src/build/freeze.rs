@@ -130,6 +130,12 @@ pub enum FreezeFailure {
         /// The function.
         function: String,
     },
+    /// One of its volumes cannot be used.
+    #[error(transparent)]
+    Volume(#[from] crate::volumes::VolumeError),
+    /// Nobody knows where its volumes are.
+    #[error("the function has volumes, which are not used here; build it with `thaw build`")]
+    NoVolumes,
     /// The host refused something.
     #[error("cannot talk to the sandbox ({0}); try again")]
     Io(#[from] io::Error),

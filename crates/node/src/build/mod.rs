@@ -40,6 +40,7 @@ use crate::config::{
 use crate::function::{BuiltFunction, FunctionError, StoredFunction};
 use crate::home::{Home, HomeError};
 use crate::tenants::{Planned, StoreQuotaError, check_store};
+use crate::volumes::VolumeStore;
 use import::Imported;
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
@@ -127,6 +128,8 @@ pub struct BuildOptions {
     pub activation: Activation,
     /// Whether two copies are compared in what they draw.
     pub comparison: Comparison,
+    /// Where the function's volumes are; [`build`] knows it.
+    pub volumes: Option<VolumeStore>,
 }
 
 /// Whether a build compares two copies of the program in what their generators of random
@@ -155,6 +158,7 @@ impl Default for BuildOptions {
             label: None,
             activation: Activation::default(),
             comparison: Comparison::default(),
+            volumes: None,
         }
     }
 }
@@ -235,6 +239,7 @@ pub fn build(
         config.sharing.domain = Some(domain.clone());
     }
     options.cpu_baseline.check()?;
+    let options = &BuildOptions { volumes: Some(VolumeStore::of(home.clone())), ..options.clone() };
     let quotas = Quotas::load(&home.root().join(QUOTAS_FILE))?;
     let store = Store::open(&home.store())?;
     let base = image::resolve(home, &store, &mut config, options.trust, on_event)?;
@@ -262,8 +267,10 @@ pub fn build(
     check_store(&store, &quotas, &planned(&function.config, plain, None))?;
     let place = Place::New(&quotas);
     let files = Files { tree: &tree, runtime: runtime.as_ref(), libraries: libraries.as_ref() };
-    if let Some((index, template)) =
-        template::of_function(&mut session, &function, files, options, on_event)?
+    // A copy of a template has no mounts.
+    if function.config.volumes.is_empty()
+        && let Some((index, template)) =
+            template::of_function(&mut session, &function, files, options, on_event)?
     {
         let way = Way::Template(&template);
         match freeze_and_store(&mut session, function.clone(), index, place, way, options, on_event)

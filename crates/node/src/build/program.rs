@@ -17,8 +17,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 use thaw_abi::control::{EntryPoint, FLAG_FREEZE_AT_ENTRY, FLAG_SAY_LOSSES, Losses};
 use thaw_sandbox::{
-    Console, ConsoleOutput, Event, GuestExit, LimitReached, Sandbox, StartSpec, WeakLimits,
-    ZygoteConfig, ZygoteParent,
+    Console, ConsoleOutput, Event, GuestExit, LimitReached, Mount, MountKind, Sandbox, StartSpec,
+    WeakLimits, ZygoteConfig, ZygoteParent,
 };
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -146,6 +146,15 @@ impl Program {
 
         let parent = start_parent(console, options.weak_limits)?;
         let (uid, gid) = config.ids();
+        let volumes = match &options.volumes {
+            Some(volumes) => volumes.of_new_function(config)?,
+            None if config.volumes.is_empty() => Vec::new(),
+            None => return Err(FreezeFailure::NoVolumes),
+        };
+        let mounts = config.volumes.iter().zip(volumes).map(|(volume, mount)| Mount {
+            at: volume.path.clone().into(),
+            kind: MountKind::Volume(mount),
+        });
         let spec = StartSpec {
             program: None,
             argv: config.command.iter().map(Into::into).collect(),
@@ -169,7 +178,7 @@ impl Program {
                 | crate::debug::flags(),
             rootfs: rootfs.rootfs(),
             egress: config.egress.policy(),
-            mounts: Vec::new(),
+            mounts: mounts.collect(),
             stdio: [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()],
             window: None,
         };

@@ -18,6 +18,7 @@ mod secrets;
 mod template;
 mod train;
 mod triggers;
+mod volumes;
 
 pub use baseline::{BaselineError, CpuBaseline, UnknownBaseline};
 pub use build::{BuildConfig, DomainName, PrivateFiles, Sharing};
@@ -34,6 +35,7 @@ pub use secrets::SecretsConfig;
 pub use template::{TemplateConfig, TemplateLanguage};
 pub use train::{Train, TrainingRequest};
 pub use triggers::{AsyncConfig, CatchUp, Overlap, SCHEDULES_MAX, Schedule, TimeZone};
+pub use volumes::{VolumeConfig, check_mount_point};
 
 use crate::beneath;
 use serde::{Deserialize, Serialize};
@@ -97,6 +99,9 @@ pub struct FunctionConfig {
     /// Secrets, which are in no image: each copy gets the values of the moment as files.
     #[serde(default, skip_serializing_if = "SecretsConfig::is_default")]
     pub secrets: SecretsConfig,
+    /// Directories whose files outlive the copies.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub volumes: Vec<VolumeConfig>,
     /// What an instance may use, and how many there may be.
     #[serde(default)]
     pub limits: Limits,

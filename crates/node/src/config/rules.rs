@@ -30,6 +30,9 @@ impl FunctionConfig {
             .or_else(|| self.wrong_build())
             .or_else(|| self.wrong_rollback())
             .or_else(|| self.wrong_triggers())
+            .or_else(|| {
+                super::volumes::wrong_volumes(&self.volumes).map(|why| (&["volumes"] as _, why))
+            })
     }
 
     /// Checks the rules between keys of a configuration that was in no `thaw.toml`.
@@ -67,6 +70,10 @@ impl FunctionConfig {
             Some("`rewind` is for kind = \"http\" and \"tcp\"")
         } else if !self.egress.is_closed() {
             Some("`rewind` is not for functions with [egress]: their connections outlive a request")
+        } else if !self.volumes.is_empty() {
+            Some(
+                "`rewind` is not for functions with [[volumes]]: files that are open outlive a request",
+            )
         } else if self.limits.cpu_time.is_some() {
             Some(
                 "`rewind` is not for functions with `cpu_time`, which bounds the whole life of an instance",

@@ -74,7 +74,7 @@ pub(super) async fn take_in(
         head.headers.insert(CONTENT_LENGTH, HeaderValue::from(bytes.len()));
         return Ok(TakenIn::Passed(RequestBody::read(body, bytes.into()), Some(room)));
     }
-    let is_operator = report::audience(shared, client.peer) == Audience::Operator;
+    let is_operator = report::audience(shared, client.addresses()) == Audience::Operator;
     let origin = if is_operator { Origin::Operator } else { Origin::Client };
     let new = invocation(service, origin, head, bytes)?;
     let queued = triggers.queue(shared, new).await.map_err(|why| not_queued(service, why))?;

@@ -157,7 +157,10 @@ impl SandboxLauncher {
                 Ok(())
             });
         }
-        launcher.shared.replenish();
+        // Copies that are booted ahead have their volumes.
+        if !launcher.shared.terms.has_volumes() {
+            launcher.shared.replenish();
+        }
         Ok(launcher)
     }
 
@@ -189,10 +192,13 @@ impl SandboxLauncher {
         Self::from(shared)
     }
 
-    /// Copies get their secrets from there.
+    /// Copies get their secrets and volumes from there.
     pub(crate) fn read_secrets_from(&self, store: Option<&Arc<SecretStore>>) {
         if let Some(store) = store {
             self.shared.terms.read_secrets_from(store);
+            if self.shared.terms.has_volumes() {
+                self.shared.replenish();
+            }
         }
     }
 
@@ -312,6 +318,10 @@ impl Launcher for SandboxLauncher {
         let failed = |error: &dyn std::fmt::Display| LaunchError(error.to_string());
         let shared = self.shared.clone();
         let (plan, terms) = (shared.plan(), &shared.terms);
+        if terms.has_volumes() {
+            let why = "it has volumes, whose locks have ended with the daemon before this one";
+            return Err(failed(&why));
+        }
         let adopted = orphan
             .adopt(&plan, terms.limits, terms.cpu_time_limit, &terms.egress, thawed.map(|id| id.0))
             .map_err(|error| failed(&error))?;

@@ -2,7 +2,7 @@
 
 use super::launch::LaunchError;
 use super::options::Techniques;
-use crate::config::{FunctionConfig, FunctionName};
+use crate::config::{FunctionConfig, FunctionName, VolumeConfig};
 use crate::logs::{FunctionLog, InstanceLog, InstancePipes, Logs};
 use crate::secrets::SecretStore;
 use crate::tenants::{Lease, Tenant};
@@ -10,7 +10,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use thaw_sandbox::{EgressPolicy, Processes, ResourceLimits, Secrets, ThawOptions};
+use thaw_sandbox::{EgressPolicy, Processes, ResourceLimits, Secrets, ThawOptions, VolumeMount};
 use thaw_store::Name;
 
 /// The limits, rights and names of each instance.
@@ -33,6 +33,10 @@ pub(super) struct InstanceTerms {
     secrets: Vec<Name>,
     /// Where they are; empty until it is known.
     secret_store: Arc<OnceLock<Arc<SecretStore>>>,
+    /// The volumes that the program uses.
+    volumes: Vec<VolumeConfig>,
+    /// The same, open, or why they cannot be used; empty until it is known where they are.
+    opened_volumes: Arc<OnceLock<Result<Vec<VolumeMount>, String>>>,
     pub tenant: Arc<Tenant>,
 }
 
@@ -51,6 +55,8 @@ impl InstanceTerms {
             egress: config.egress.policy_within(tenant.egress()),
             secrets: config.secrets.names.clone(),
             secret_store: Arc::default(),
+            volumes: config.volumes.clone(),
+            opened_volumes: Arc::default(),
             tenant,
         }
     }
@@ -65,8 +71,12 @@ impl InstanceTerms {
         self.tenant.room().stir();
     }
 
-    /// Copies get their secrets from there.
+    /// Copies get their secrets from there, and their volumes from beside them.
     pub fn read_secrets_from(&self, store: &Arc<SecretStore>) {
+        self.opened_volumes.get_or_init(|| {
+            let opened = store.volumes().of_function(&self.function, &self.volumes);
+            opened.map_err(|error| error.to_string())
+        });
         // The first one stays.
         let _ = self.secret_store.set(store.clone());
     }
@@ -76,6 +86,7 @@ impl InstanceTerms {
     /// # Errors
     /// One is not set.
     pub fn secrets(&self) -> Result<Option<Secrets>, LaunchError> {
+        self.check_volumes()?;
         if self.secrets.is_empty() {
             return Ok(None);
         }
@@ -84,6 +95,25 @@ impl InstanceTerms {
         let store = store.ok_or_else(|| failed("only a daemon has its secrets".to_owned()))?;
         let secrets = store.read(&self.function, &self.secrets);
         secrets.map(Some).map_err(|error| failed(error.to_string()))
+    }
+
+    /// Whether the program uses volumes.
+    pub fn has_volumes(&self) -> bool {
+        !self.volumes.is_empty()
+    }
+
+    /// Whether all volumes can be used.
+    fn check_volumes(&self) -> Result<(), LaunchError> {
+        match self.opened_volumes.get() {
+            _ if !self.has_volumes() => Ok(()),
+            Some(Ok(_)) => Ok(()),
+            Some(Err(why)) => Err(LaunchError(why.clone())),
+            None => Err(LaunchError("only a daemon has its volumes".to_owned())),
+        }
+    }
+
+    fn mounts(&self) -> &[VolumeMount] {
+        self.opened_volumes.get().and_then(|opened| opened.as_deref().ok()).unwrap_or_default()
     }
 
     /// What every boot is told. A copy that was booted ahead has its pipes, and a
@@ -97,6 +127,7 @@ impl InstanceTerms {
             hostname: "",
             secrets: None,
             resumed: &[],
+            volumes: self.mounts(),
             egress: &self.egress,
             cores: self.tenant.cores(),
         }

@@ -90,6 +90,7 @@ static CALLS: &[Call] = &[
     call(libc::SYS_rename, &[], "the store, logs"),
     call(libc::SYS_renameat, &[], "the store"),
     call(libc::SYS_renameat2, &[], "the store"),
+    call(libc::SYS_symlinkat, &[], "links in volumes"),
     call(libc::SYS_link, &[], "the store"),
     call(libc::SYS_linkat, &[], "the store"),
     call(libc::SYS_chmod, &[], "the store, the admin socket"),

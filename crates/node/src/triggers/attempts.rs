@@ -5,6 +5,7 @@ use super::cloudevents;
 use super::record::{InvocationId, Job, Origin, Outcome, Terms};
 use super::retry::judge;
 use crate::clock::wall_ms;
+use crate::edge::Addresses;
 use crate::node::NodeState;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
@@ -152,15 +153,15 @@ async fn call(gateway: SocketAddr, node: &NodeState, job: &Job) -> Outcome {
     let connected = async {
         let stream = TcpStream::connect(gateway).await?;
         stream.set_nodelay(true)?;
-        let local = stream.local_addr()?;
-        std::io::Result::Ok((stream, local))
+        let (client, gateway) = (stream.local_addr()?, stream.peer_addr()?);
+        std::io::Result::Ok((stream, Addresses { client, gateway }))
     };
-    let (stream, local) = match connected.await {
+    let (stream, addresses) = match connected.await {
         Ok(connected) => connected,
         Err(error) => return Outcome::Deferred(format!("the gateway was not reached ({error})")),
     };
     // Its client was let in when it was queued.
-    let _trusted = node.edge().operators().trust(local);
+    let _trusted = node.edge().operators().trust(addresses);
     let (mut sender, connection) =
         match hyper::client::conn::http1::handshake(TokioIo::new(stream)).await {
             Ok(connected) => connected,

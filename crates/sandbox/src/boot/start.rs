@@ -8,13 +8,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytemuck::{Zeroable, bytes_of};
-use thaw_abi::bind::{MOUNT_BIND, MOUNT_BIND_WRITABLE, MOUNT_TMPFS};
+use thaw_abi::bind::{
+    MOUNT_BIND, MOUNT_BIND_WRITABLE, MOUNT_TMPFS, MOUNT_VOLUME, MOUNT_VOLUME_WRITABLE,
+};
 use thaw_abi::control::{
     FLAG_INIT, MESSAGE_MAX, MSG_START, ROOTFS_HOST, ROOTFS_INDEX, Start, WindowSize,
 };
 
 use super::{BootError, BootFlags, fresh_seed};
-use crate::broker::{BlobSource, BoundAccess, BoundDirectory, HostDirectory};
+use crate::broker::{BlobSource, BoundAccess, BoundDirectory, HostDirectory, VolumeMount};
 use crate::egress::EgressPolicy;
 use crate::message;
 
@@ -48,6 +50,8 @@ pub struct Mount {
 pub enum MountKind {
     /// A directory of the host.
     Bind(BoundDirectory),
+    /// A volume.
+    Volume(VolumeMount),
     /// An empty file system in memory.
     Tmpfs,
 }
@@ -59,6 +63,8 @@ impl MountKind {
                 MOUNT_BIND_WRITABLE
             }
             Self::Bind(_) => MOUNT_BIND,
+            Self::Volume(mount) if mount.access == BoundAccess::Write => MOUNT_VOLUME_WRITABLE,
+            Self::Volume(_) => MOUNT_VOLUME,
             Self::Tmpfs => MOUNT_TMPFS,
         }
     }
@@ -109,6 +115,16 @@ pub struct StartSpec<'a> {
     pub stdio: [BorrowedFd<'a>; 3],
     /// Size of the terminal, if one of [`Self::stdio`] is one.
     pub window: Option<WindowSize>,
+}
+
+impl StartSpec<'_> {
+    /// The volumes by number of the mount.
+    pub(crate) fn volumes(&self) -> impl Iterator<Item = (u32, &VolumeMount)> + Clone {
+        (0..).zip(&self.mounts).filter_map(|(number, mount)| match &mount.kind {
+            MountKind::Volume(volume) => Some((number, volume)),
+            _ => None,
+        })
+    }
 }
 
 /// The whole message that starts `spec`.

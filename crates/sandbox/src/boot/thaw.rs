@@ -13,6 +13,7 @@ use thaw_abi::control::{
 
 use super::plan::{BLOBS_MAX, FIXED_DESCRIPTORS};
 use super::{BootFlags, BootPlan, Rootfs, Secrets, fresh_seed};
+use crate::broker::VolumeMount;
 use crate::cores::CoreGroup;
 use crate::egress::EgressPolicy;
 use crate::limits::ResourceLimits;
@@ -43,6 +44,8 @@ pub struct ThawOptions<'a> {
     /// still; duplicated, not consumed. Only for a copy that goes on in its place, and as many as
     /// [`RESUMED_MAX`] at most.
     pub resumed: &'a [(Connection, BorrowedFd<'a>)],
+    /// The volumes that were mounted when the program was started, in the same order.
+    pub volumes: &'a [VolumeMount],
     /// With whom the sandbox may share a core; `None`: with everybody who is in no group.
     pub cores: Option<&'a CoreGroup>,
 }

@@ -78,6 +78,11 @@ impl BoundDirectory {
     pub fn access(&self) -> BoundAccess {
         self.access
     }
+
+    /// The same directory, with which a sandbox may do something else.
+    pub(super) fn with_access(&self, access: BoundAccess) -> Self {
+        Self { directory: self.directory.clone(), access }
+    }
 }
 
 /// A bound directory in use by one sandbox.
@@ -223,6 +228,12 @@ impl Bound {
             // Names in a pseudo file system are switches of the host.
             Place::Hidden(_) => Err(Errno::ROFS),
         }
+    }
+
+    /// Opens a file in the parent directory of a path, with the flags of openat(2) as they are.
+    pub fn make(&self, path: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
+        let (parent, last) = self.parent(path)?;
+        openat(parent, name(last), flags, mode)
     }
 
     /// Refuses to move or remove what the sandbox does not see, as if something were

@@ -19,6 +19,7 @@ use thaw_abi::bind::BindRequest;
 use super::bound::{Bound, BoundAccess, BoundDirectory};
 use super::host_directory::{Description, HostDirectory, Listing};
 use super::rights::FileRights;
+use super::volume::{MountedVolume, VolumeMount};
 use super::{Answer, Question, check_read_only};
 use crate::message;
 
@@ -67,6 +68,8 @@ pub struct Directories {
     pub root: Option<Arc<HostDirectory>>,
     /// Those that are mounted, by number of the mount.
     bound: BTreeMap<u32, Bound>,
+    /// Volumes that are mounted, by number of the mount.
+    volumes: BTreeMap<u32, MountedVolume>,
     /// The directory that is being listed, so that a long one is read once.
     listing: Mutex<Option<Listing>>,
     restricted: bool,
@@ -84,6 +87,12 @@ impl Directories {
     pub fn bind(&mut self, mount: u32, directory: &BoundDirectory) {
         self.restricted |= directory.directory().rights() == FileRights::Unprivileged;
         self.bound.insert(mount, Bound::new(directory));
+    }
+
+    /// Volumes by number of the mount.
+    pub fn of_volumes<'a>(volumes: impl Iterator<Item = (u32, &'a VolumeMount)>) -> Self {
+        let volumes = volumes.map(|(number, volume)| (number, MountedVolume::new(volume)));
+        Self { volumes: volumes.collect(), ..Self::default() }
     }
 
     /// What another process must know to serve them, and their descriptors in the order in
@@ -134,6 +143,9 @@ impl Directories {
 
     fn answer(&self, question: &FileQuestion) -> Result<Answer, Errno> {
         if let FileQuestion::Bind(request, tail) = question {
+            if let Some(volume) = self.volumes.get(&request.mount) {
+                return volume.serve(request, tail);
+            }
             let bound = self.bound.get(&request.mount).ok_or(Errno::NODEV)?;
             return Ok(Answer::data(bound.serve(request, tail)?));
         }

@@ -1,7 +1,7 @@
 //! The broker: what a sandbox may ask its host for.
 //!
-//! Requests are hostile. The broker answers each with data, one read-only
-//! descriptor of a regular file, a socket to a destination that the egress policy
+//! Requests are hostile. The broker answers each with data, one descriptor of a regular file,
+//! which is read-only but for files of volumes ([`Volume`]), a socket to a destination that the egress policy
 //! allows ([`crate::egress`]), or what the sandbox' processes share among
 //! themselves: a memory file and an eventfd, once. It never follows a symbolic link,
 //! never opens anything but a regular file or a directory, and changes nothing but
@@ -23,12 +23,14 @@ mod path;
 mod process;
 mod request;
 mod rights;
+mod volume;
 
 pub use bound::{BoundAccess, BoundDirectory};
 pub use host_directory::{FuseAccess, HostDirectory, HostPolicy};
 pub use rights::FileRights;
+pub use volume::{Volume, VolumeMount};
 
-pub(crate) use files::{Directories, QueueFull};
+pub(crate) use files::{Directories, FileServer, QueueFull};
 pub(crate) use process::main as files_main;
 pub(crate) use request::{Question, Request};
 
@@ -110,8 +112,23 @@ pub(crate) struct Broker {
     terminal: Option<OwnedFd>,
     /// Serves directories of the host, if it uses any.
     files: Option<FileProcess>,
+    /// Serves volumes, if it uses any.
+    volumes: Option<Volumes>,
     /// Answers about blobs that are fetched.
     fetches: Option<Fetches>,
+}
+
+/// The volumes of a sandbox. Threads serve them from the first request on.
+enum Volumes {
+    Unused(Vec<u32>, Directories, OwnedFd),
+    Used(Vec<u32>, FileServer),
+}
+
+impl Volumes {
+    fn has(&self, mount: u32) -> bool {
+        let (Self::Unused(mounts, ..) | Self::Used(mounts, _)) = self;
+        mounts.contains(&mount)
+    }
 }
 
 /// A reply: the message and the descriptor that goes with it.
@@ -129,6 +146,7 @@ impl Broker {
             sockets,
             terminal: None,
             files: None,
+            volumes: None,
             fetches: None,
         }
     }
@@ -144,6 +162,38 @@ impl Broker {
     pub fn serve_files(&mut self, directories: Directories, control: OwnedFd) -> io::Result<()> {
         self.files = Some(FileProcess::start(&directories, control)?);
         Ok(())
+    }
+
+    /// Lets the sandbox use volumes, by number of the mount; answers about them go to `control`.
+    pub fn serve_volumes<'a>(
+        mut self,
+        volumes: impl Iterator<Item = (u32, &'a VolumeMount)> + Clone,
+        control: &OwnedFd,
+    ) -> io::Result<Self> {
+        let mounts: Vec<u32> = volumes.clone().map(|(number, _)| number).collect();
+        if !mounts.is_empty() {
+            let directories = Directories::of_volumes(volumes);
+            self.volumes = Some(Volumes::Unused(mounts, directories, control.try_clone()?));
+        }
+        Ok(self)
+    }
+
+    /// Passes a request about a volume on; whether it is one.
+    fn serve_volume(&mut self, request: &Request<'_>) -> Result<bool, QueueFull> {
+        let Question::Bind(bind, _) = request.question else { return Ok(false) };
+        let Some(volumes) = self.volumes.take_if(|volumes| volumes.has(bind.mount)) else {
+            return Ok(false);
+        };
+        let (mounts, server) = match volumes {
+            Volumes::Used(mounts, server) => (mounts, server),
+            Volumes::Unused(mounts, directories, control) => {
+                // Without threads nobody answers: the sandbox ends.
+                (mounts, FileServer::start(directories, control).map_err(|_| QueueFull)?)
+            }
+        };
+        let submitted = server.submit(request.sequence, &request.question);
+        self.volumes = Some(Volumes::Used(mounts, server));
+        submitted
     }
 
     /// Waits until directories of the host can be used.
@@ -194,6 +244,7 @@ impl Broker {
             && self.sockets.is_none()
             && self.terminal.is_none()
             && self.files.is_none()
+            && self.volumes.is_none()
             && self.fetches.is_none()
     }
 
@@ -206,6 +257,9 @@ impl Broker {
     /// # Errors
     /// More requests wait than a sandbox has reason to make.
     pub fn serve(&mut self, request: &Request<'_>) -> Result<Option<Served>, QueueFull> {
+        if self.serve_volume(request)? {
+            return Ok(None);
+        }
         if let Some(files) = &self.files
             && let Some((kind, body)) = request.question.about_files()
         {

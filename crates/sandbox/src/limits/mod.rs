@@ -26,6 +26,7 @@ pub use group::{CPU_PERIOD, Group};
 pub use hierarchy::{Controller, Hierarchy, Missing, Place, Version};
 pub use meter::Meter;
 pub use raised::{Lowered, RaisedMemory};
+pub(crate) use rlimits::forbid_growing_files;
 pub use supervisor::finish_removal;
 
 pub(crate) use group::GroupName;

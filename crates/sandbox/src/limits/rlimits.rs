@@ -25,6 +25,11 @@ pub fn set_cpu_time(process: &Process, limit: Duration) -> io::Result<()> {
     set(process, Resource::Cpu, seconds.max(1))
 }
 
+/// No write(2) makes a file longer; a sandbox writes to pipes and sockets.
+pub(crate) fn forbid_growing_files(process: &Process) -> io::Result<()> {
+    set(process, Resource::Fsize, 0)
+}
+
 fn set(process: &Process, resource: Resource, value: u64) -> io::Result<()> {
     // There is no prlimit(2) by descriptor. The number cannot be given away
     // before the zygote parent has reaped the process, and hardly all others

@@ -21,10 +21,10 @@ use std::time::Duration;
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
-use super::broker;
 use super::handle::{Alive, Connected, Ids, ParentThread};
 use super::process::{KnownAs, Numbers, Process, own_number_of, pid_of};
 use super::protocol::UserIds;
+use super::{broker, numbered};
 use crate::boot::{BootError, BootPlan};
 use crate::console::{Console, HostEnd};
 use crate::egress::{EgressPolicy, LeftSockets};
@@ -281,7 +281,8 @@ impl Orphan {
     ) -> Result<Adopted, BootError> {
         let Self { process, control, console, connections, descriptors, note: _, keep } = self;
         process.set_limits(limits, cpu_time_limit).map_err(BootError::Limits)?;
-        let broker = broker(&control, plan.rootfs(), egress)?;
+        let volumes = numbered(&[]);
+        let broker = broker((&process, &control), plan.rootfs(), egress, volumes)?;
         if let Some(left) = connections {
             broker.take_over_connections(left);
         }

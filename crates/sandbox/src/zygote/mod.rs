@@ -42,7 +42,7 @@ use thaw_abi::control::{Connection, MSG_STDIO, THAW_AND_HOLD, THAW_AND_RUN, THAW
 use thaw_abi::cpu::Baseline;
 
 use crate::boot::{BootError, BootPlan, MountKind, Rootfs, StartSpec, ThawOptions};
-use crate::broker::{Broker, Directories};
+use crate::broker::{Broker, Directories, VolumeMount};
 pub use crate::console::Console;
 use crate::console::HostEnd;
 use crate::cores::CoreGroup;
@@ -254,7 +254,8 @@ impl Zygote {
             Rootfs::Index { file, .. } => Some(file.as_fd()),
             Rootfs::HostDirectory(_) => None,
         };
-        let mut broker = self.broker(spec.rootfs.clone(), &spec.egress)?;
+        let volumes = spec.volumes();
+        let mut broker = self.broker(spec.rootfs.clone(), &spec.egress, volumes)?;
         broker.use_terminal(spec.stdio).map_err(BootError::Send)?;
         let directories = directories(spec);
         if !directories.is_empty() {
@@ -286,7 +287,7 @@ impl Zygote {
         self.join(options.cores)?;
         let send = || plan.send(&self.control, THAW_AND_RUN, connection, options);
         self.process.woken_here(send).map_err(boot_error)?;
-        let mut broker = self.broker(plan.rootfs(), options.egress)?;
+        let mut broker = self.broker(plan.rootfs(), options.egress, numbered(options.volumes))?;
         if plan.is_partial() {
             broker = broker.fetch_blobs(self.control.try_clone().map_err(BootError::Send)?);
         }
@@ -318,12 +319,13 @@ impl Zygote {
             secrets: None,
             egress: &spec.egress,
             resumed: &[],
+            volumes: &[],
             cores: None,
         };
         self.set_limits(limits, spec.cpu_time_limit)?;
         plan.send(&self.control, THAW_AND_START, None, &options).map_err(boot_error)?;
         message::send(&self.control, &[IoSlice::new(&message)], &[]).map_err(boot_error)?;
-        let broker = self.broker(spec.rootfs.clone(), &spec.egress)?;
+        let broker = self.broker(spec.rootfs.clone(), &spec.egress, numbered(&[]))?;
         Ok(self.into_sandbox(broker).thawed_from(plan))
     }
 
@@ -337,7 +339,7 @@ impl Zygote {
         self.set_limits(options.limits, options.cpu_time_limit)?;
         self.join(options.cores)?;
         plan.send(&self.control, THAW_AND_HOLD, None, options).map_err(boot_error)?;
-        let broker = self.broker(plan.rootfs(), options.egress)?;
+        let broker = self.broker(plan.rootfs(), options.egress, numbered(options.volumes))?;
         ReadySandbox::prepare(self.into_sandbox(broker).thawed_from(plan), plan.clone())
     }
 
@@ -375,8 +377,13 @@ impl Zygote {
         self.console.set_label(label);
     }
 
-    fn broker(&self, rootfs: Rootfs, egress: &Arc<EgressPolicy>) -> Result<Broker, BootError> {
-        broker(&self.control, rootfs, egress)
+    fn broker<'a>(
+        &self,
+        rootfs: Rootfs,
+        egress: &Arc<EgressPolicy>,
+        volumes: impl Iterator<Item = (u32, &'a VolumeMount)> + Clone,
+    ) -> Result<Broker, BootError> {
+        broker((&self.process, &self.control), rootfs, egress, volumes)
     }
 
     fn into_sandbox(self, broker: Broker) -> Sandbox {
@@ -399,19 +406,29 @@ fn directories(spec: &StartSpec<'_>) -> Directories {
     directories
 }
 
-/// What serves the requests of a sandbox.
-fn broker(
-    control: &OwnedFd,
+/// The volumes of a copy by number of the mount.
+fn numbered(volumes: &[VolumeMount]) -> impl Iterator<Item = (u32, &VolumeMount)> + Clone {
+    (0..).zip(volumes)
+}
+
+/// What serves the requests of a sandbox, which has not begun yet: no process of it can make a
+/// file of a volume longer.
+fn broker<'a>(
+    (process, control): (&Process, &OwnedFd),
     rootfs: Rootfs,
     egress: &Arc<EgressPolicy>,
+    volumes: impl Iterator<Item = (u32, &'a VolumeMount)> + Clone,
 ) -> Result<Broker, BootError> {
+    if volumes.clone().next().is_some() {
+        crate::limits::forbid_growing_files(process).map_err(BootError::Limits)?;
+    }
     let sockets = if egress.is_closed() {
         None
     } else {
         let control = control.try_clone().map_err(BootError::Send)?;
         Some(Sockets::new(egress.clone(), control))
     };
-    Ok(Broker::new(rootfs, sockets))
+    Broker::new(rootfs, sockets).serve_volumes(volumes, control).map_err(BootError::Files)
 }
 
 fn boot_error(error: io::Error) -> BootError {

@@ -15,7 +15,7 @@ use thaw_abi::control::{Connection, Fork, MSG_FORK, MSG_READY, MessageHeader, TH
 use super::handle::{Alive, Connected};
 use super::process::{KnownAs, Numbers, Process, affinity_of};
 use super::verify::verify;
-use super::{ReadySandbox, ZygoteError, ZygoteParent, boot_error, broker};
+use super::{ReadySandbox, ZygoteError, ZygoteParent, boot_error, broker, numbered};
 use crate::boot::{BootError, BootPlan, ThawOptions, send_identity};
 use crate::console::{Console, HostEnd};
 use crate::limits::{Limits, ResourceLimits};
@@ -121,7 +121,7 @@ impl ZygoteParent {
         // Its copies inherit it.
         zygote.join(options.cores)?;
         plan.send(&zygote.control, THAW_AS_TEMPLATE, None, options).map_err(boot_error)?;
-        let broker = zygote.broker(plan.rootfs(), options.egress)?;
+        let broker = zygote.broker(plan.rootfs(), options.egress, numbered(&[]))?;
         let mut sandbox = zygote.into_sandbox(broker);
         sandbox.wait_prepared(PATIENCE)?;
         let template = Template {
@@ -206,7 +206,8 @@ impl Template {
         process.known_as = KnownAs::Copy(number);
         slot.give_to(number, &process);
         process.set_limits(self.limits, options.cpu_time_limit).map_err(BootError::Limits)?;
-        let broker = broker(&host, self.plan.rootfs(), options.egress)?;
+        let volumes = numbered(options.volumes);
+        let broker = broker((&process, &host), self.plan.rootfs(), options.egress, volumes)?;
         Ok(Sandbox::new(process, host, console, broker).thawed_from(&self.plan))
     }
 

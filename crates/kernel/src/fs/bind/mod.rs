@@ -1,12 +1,15 @@
-//! Directories of the host, mounted by `thaw run --bind`.
+//! Directories of the host, mounted by `thaw run --bind`, and volumes.
 //!
 //! The host does everything: names, attributes and bytes travel as requests
 //! ([`thaw_abi::bind`]), and nothing is remembered here but which file is meant,
-//! so that the guest sees what others change. No host descriptor is involved.
+//! so that the guest sees what others change. No host descriptor is involved, but for files of
+//! volumes ([`volume`]).
 
 mod file;
 mod node;
+mod volume;
 
+use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -20,29 +23,92 @@ pub use node::BoundNode;
 use super::inode::{FilesystemId, Inode, Statfs};
 use crate::errno::{Errno, Result};
 use crate::host::broker;
+use crate::platform::machine::{HostFd, HostFiles, Machine};
+use crate::sync::KernelCell;
 
 /// A mounted directory of the host.
 pub struct Bind {
     /// The host's number for it.
     mount: u32,
     id: FilesystemId,
+    kind: Kind,
+    /// Bytes of files of a volume that have been opened, by inode number, as the host has said
+    /// last: nothing but the host makes them longer.
+    sizes: KernelCell<BTreeMap<u64, u64>>,
 }
+
+/// What is mounted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A directory of the host.
+    Directory,
+    /// A volume, whose files are the program's own user's.
+    Volume {
+        /// That user.
+        uid: u32,
+        /// The user's group.
+        gid: u32,
+    },
+}
+
+/// Most files whose size is remembered. Without it, the host is asked.
+const SIZES_MAX: usize = 4096;
 
 impl Bind {
     /// The root directory of mount number `mount`.
-    pub fn root(mount: u32, id: FilesystemId) -> Result<Arc<dyn Inode>> {
-        let bind = Arc::new(Bind { mount, id });
+    pub fn root(mount: u32, id: FilesystemId, kind: Kind) -> Result<Arc<dyn Inode>> {
+        let bind = Arc::new(Bind { mount, id, kind, sizes: KernelCell::default() });
         let attributes = bind.stat(b"")?;
         Ok(BoundNode::new(bind, None, b"", attributes))
     }
 
     /// Asks the host; the tail of its answer.
     fn ask(&self, operation: u32, arguments: [u64; 3], tail: &[u8]) -> Result<Vec<u8>> {
+        let (fd, reply) = self.request(operation, arguments, tail)?;
+        // The host gives none here.
+        fd.into_iter().for_each(Machine::close);
+        Ok(reply)
+    }
+
+    /// As [`Bind::ask`], for an answer that has a descriptor.
+    fn ask_for_file(
+        &self,
+        operation: u32,
+        arguments: [u64; 3],
+        tail: &[u8],
+    ) -> Result<(HostFd, Vec<u8>)> {
+        let (fd, reply) = self.request(operation, arguments, tail)?;
+        Ok((fd.ok_or(Errno::EIO)?, reply))
+    }
+
+    fn request(
+        &self,
+        operation: u32,
+        arguments: [u64; 3],
+        tail: &[u8],
+    ) -> Result<(Option<HostFd>, Vec<u8>)> {
         let [a, b, c] = arguments;
         let request = BindRequest { mount: self.mount, operation, a, b, c };
         let mut reply = Vec::new();
-        broker::request(MSG_BIND, bytemuck::bytes_of(&request), tail, &mut reply)?;
-        Ok(reply)
+        let fd = broker::request(MSG_BIND, bytemuck::bytes_of(&request), tail, &mut reply)?;
+        Ok((fd, reply))
+    }
+
+    fn is_volume(&self) -> bool {
+        self.kind != Kind::Directory
+    }
+
+    /// Bytes of an open file of a volume, as they are known here; 0: unknown.
+    fn size(&self, inode: u64) -> u64 {
+        self.sizes.borrow_mut().get(&inode).copied().unwrap_or_default()
+    }
+
+    fn set_size(&self, inode: u64, size: u64) {
+        let mut sizes = self.sizes.borrow_mut();
+        if sizes.len() >= SIZES_MAX && !sizes.contains_key(&inode) {
+            sizes.clear();
+        }
+        sizes.insert(inode, size);
     }
 
     /// As [`Bind::ask`], for an answer that is a number.
@@ -52,7 +118,15 @@ impl Bind {
     }
 
     fn stat(&self, path: &[u8]) -> Result<FileAttributes> {
-        parse(&self.ask(BIND_STAT, [0; 3], path)?)
+        let mut found = parse(&self.ask(BIND_STAT, [0; 3], path)?)?;
+        self.give_owner(&mut found);
+        Ok(found)
+    }
+
+    fn give_owner(&self, found: &mut FileAttributes) {
+        if let Kind::Volume { uid, gid } = self.kind {
+            (found.uid, found.gid) = (uid, gid);
+        }
     }
 
     fn statfs(&self, path: &[u8]) -> Statfs {

@@ -6,6 +6,7 @@ use alloc::vec::Vec;
 use thaw_abi::bind::*;
 use thaw_abi::control::{DirectoryEntry, FileAttributes};
 
+use super::volume::{Opened, VolumeFile};
 use super::{Bind, BoundFile, parse};
 use crate::errno::{Errno, Result};
 use crate::fs::file::{File, OpenFlags};
@@ -24,9 +25,18 @@ pub struct BoundNode {
     /// What the host said last.
     known: KernelCell<FileAttributes>,
     /// A new file is open already, with the rights that its permissions may deny.
-    fresh: KernelCell<Option<u64>>,
+    fresh: KernelCell<Option<Fresh>>,
     /// Open files, by the host's numbers: they are there even if the name is not.
     pub(super) open: KernelCell<Vec<u64>>,
+}
+
+/// A file that was made and is to be opened.
+#[derive(Clone, Copy)]
+enum Fresh {
+    /// In a directory of the host: the host's number.
+    Bound(u64),
+    /// In a volume.
+    Volume(Opened),
 }
 
 /// Where a file lies in the bound directory.
@@ -107,13 +117,18 @@ impl BoundNode {
     fn look(&self) -> FileAttributes {
         let handle = self.open.borrow_mut().last().copied();
         let found = match handle {
-            Some(handle) => {
-                self.bind.ask(BIND_FSTAT, [handle, 0, 0], &[]).and_then(|reply| parse(&reply))
-            }
+            Some(handle) => match self.bind.ask(BIND_FSTAT, [handle, 0, 0], &[]) {
+                // A number of another boot: the file is there by its name, or not at all.
+                Err(Errno::EBADF) if self.bind.is_volume() => self.bind.stat(&self.path()),
+                reply => reply.and_then(|reply| parse(&reply)),
+            },
             None => self.bind.stat(&self.path()),
         };
         match found {
-            Ok(attributes) => self.known.set(attributes),
+            Ok(mut attributes) => {
+                self.bind.give_owner(&mut attributes);
+                self.known.set(attributes);
+            }
             Err(_) => self.known.borrow_mut().nlink = 0,
         }
         self.known.get()
@@ -122,6 +137,29 @@ impl BoundNode {
     /// Bytes of the file.
     pub(super) fn size(&self) -> u64 {
         self.look().size
+    }
+
+    /// Device and inode number, by which the locks of a file are known.
+    pub(super) fn lock_key(&self) -> (u64, u64) {
+        (device_number(self.bind.id, 0), self.known.get().inode)
+    }
+
+    /// The file, opened by the host.
+    fn open_regular(self: Arc<Self>, flags: OpenFlags) -> Result<Arc<dyn File>> {
+        let fresh = self.fresh.borrow_mut().take();
+        let access = u64::from(flags.bits()) & 0o3;
+        if self.bind.is_volume() {
+            let opened = match fresh {
+                Some(Fresh::Volume(opened)) => opened,
+                _ => Opened::open(&self.bind, access, 0, &self.path())?,
+            };
+            return Ok(Arc::new(VolumeFile::new(self, opened, access != 0)));
+        }
+        let handle = match fresh {
+            Some(Fresh::Bound(handle)) => handle,
+            _ => self.bind.ask_number(BIND_OPEN, [access, 0, 0], &self.path())?,
+        };
+        Ok(Arc::new(BoundFile::new(self, handle)))
     }
 
     fn command(&self, operation: u32, arguments: [u64; 3]) -> Result<()> {
@@ -186,18 +224,7 @@ impl Inode for BoundNode {
     fn open(self: Arc<Self>, flags: OpenFlags) -> Result<Arc<dyn File>> {
         match self.file_type {
             FileType::Directory => Ok(Arc::new(DirectoryFile::new(self))),
-            FileType::Regular => {
-                let fresh = self.fresh.borrow_mut().take();
-                let handle = match fresh {
-                    Some(handle) => handle,
-                    None => {
-                        let kept = u64::from(flags.bits()) & 0o3;
-                        let arguments = [kept, 0, 0];
-                        self.bind.ask_number(BIND_OPEN, arguments, &self.path())?
-                    }
-                };
-                Ok(Arc::new(BoundFile::new(self, handle)))
-            }
+            FileType::Regular => self.open_regular(flags),
             // FIFOs, sockets and devices of the host stay on the host.
             _ => Err(Errno::ENXIO),
         }
@@ -237,8 +264,13 @@ impl Inode for BoundNode {
         match &new.kind {
             NewKind::Regular => {
                 const RDWR_CREAT_EXCL: u64 = 0o2 | 0o100 | 0o200;
-                let arguments = [RDWR_CREAT_EXCL, permissions, 0];
-                fresh = Some(self.bind.ask_number(BIND_OPEN, arguments, &path)?);
+                let (bind, flags) = (&self.bind, RDWR_CREAT_EXCL);
+                fresh = Some(match bind.is_volume() {
+                    true => Fresh::Volume(Opened::open(bind, flags, permissions, &path)?),
+                    false => {
+                        Fresh::Bound(bind.ask_number(BIND_OPEN, [flags, permissions, 0], &path)?)
+                    }
+                });
             }
             NewKind::Directory => {
                 self.bind.ask(BIND_MKDIR, [permissions, 0, 0], &path)?;
@@ -301,7 +333,11 @@ impl Inode for BoundNode {
 
     fn truncate(&self, size: u64) -> Result<()> {
         crate::fs::writing::check_size(self.size(), size)?;
-        self.command(BIND_TRUNCATE, [size, 0, 0])
+        self.command(BIND_TRUNCATE, [size, 0, 0])?;
+        if self.bind.is_volume() {
+            self.bind.set_size(self.known.get().inode, size);
+        }
+        Ok(())
     }
 
     fn is_open(&self) -> bool {
@@ -315,9 +351,13 @@ impl Inode for BoundNode {
 
 impl Drop for BoundNode {
     fn drop(&mut self) {
-        if let Some(handle) = self.fresh.borrow_mut().take() {
+        match self.fresh.borrow_mut().take() {
             // Nobody is left to hear of a failure.
-            let _ = self.bind.ask(BIND_CLOSE, [handle, 0, 0], &[]);
+            Some(Fresh::Bound(handle)) => {
+                let _ = self.bind.ask(BIND_CLOSE, [handle, 0, 0], &[]);
+            }
+            Some(Fresh::Volume(opened)) => opened.close(&self.bind),
+            None => {}
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The lower layer: the read-only file system that a function starts from.
 
 pub mod host;
-mod host_file;
+pub mod host_file;
 pub mod index;
 
 use alloc::sync::Arc;

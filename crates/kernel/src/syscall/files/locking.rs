@@ -50,6 +50,7 @@ pub fn flock(fd: Fd, operation: u32) -> Result<()> {
         locks.release(key, owner, Range::ALL);
     }
     open.note_lock();
+    show_to_others(&open, key);
     locks.acquire(key, HeldLock { owner, kind, range: Range::ALL }, patience)?;
     Ok(())
 }
@@ -137,7 +138,7 @@ pub(super) fn get_record_lock(
 ) -> Result<()> {
     let mut flock: Flock = argument.read()?;
     let wanted = wanted(open, &flock, by)?.ok_or(Errno::EINVAL)?;
-    match kernel().fs.locks.conflict(record_key(open)?, &wanted) {
+    match conflict(open, &wanted)? {
         None => flock.kind = F_UNLCK,
         Some(held) => {
             flock.kind = if held.kind == LockKind::Write { F_WRLCK } else { F_RDLCK };
@@ -180,5 +181,22 @@ pub(super) fn set_record_lock(
     if by == LockedBy::Description {
         open.note_lock();
     }
+    show_to_others(open, key);
     kernel().fs.locks.acquire(key, wanted, patience)
+}
+
+/// Locks of a volume's file are seen by other sandboxes.
+fn show_to_others(open: &OpenFile, key: FileKey) {
+    if let Some(host) = open.file.host_locks() {
+        kernel().fs.locks.keep_at_host(key, host);
+    }
+}
+
+/// The lock of this sandbox or another one that stands in the way.
+fn conflict(open: &OpenFile, wanted: &HeldLock) -> Result<Option<HeldLock>> {
+    let here = kernel().fs.locks.conflict(record_key(open)?, wanted);
+    match open.file.host_locks() {
+        Some(host) if here.is_none() => host.test(wanted.range, wanted.kind),
+        _ => Ok(here),
+    }
 }

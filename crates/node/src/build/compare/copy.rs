@@ -49,6 +49,7 @@ pub(super) fn draw(
         flags: crate::debug::flags() | config.entry_flags(),
         hostname: "",
         secrets: None,
+        volumes: &[],
         egress: &Egress::default().policy(),
         resumed: &[],
         cores: None,

@@ -84,7 +84,8 @@ fn probe_of(function: &StoredFunction, frozen: &Frozen) -> Option<&'static Probe
     };
     let training = frozen.training.as_ref().map_or(Duration::ZERO, |training| training.duration);
     // What it does outside would be done twice, and copies without a client may end.
-    let is_alone = config.egress.is_closed() && config.secrets.is_default();
+    let is_alone =
+        config.egress.is_closed() && config.secrets.is_default() && config.volumes.is_empty();
     let rests = matches!(config.entry.kind, EntryKind::Http | EntryKind::Tcp | EntryKind::Udp)
         && config.entry.freeze == FreezeAt::Wait;
     let is_quick = frozen.start + training <= RUN_MAX;

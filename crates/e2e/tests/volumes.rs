@@ -1,0 +1,358 @@
+//! Volumes: files that outlive copies, are shared by them, and stay within their quota.
+
+use serde_json::{Value, json};
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+use thaw_e2e::{Daemon, DaemonOptions, Outcome, built_home, post, repository, request, run, thaw};
+
+/// A function that runs what it is sent, as tests/guest/functions/volumes.py says.
+#[derive(Clone, Copy)]
+struct Function<'a> {
+    name: &'a str,
+    /// Top-level keys of thaw.toml.
+    keys: &'a str,
+    /// `[[volumes]]`.
+    volumes: &'a str,
+    /// Python code that it runs before it is frozen.
+    at_start: &'a str,
+}
+
+const DATA: &str = "[[volumes]]\nname = \"data\"\npath = \"/data\"\nsize = \"8MiB\"\n";
+
+impl Function<'_> {
+    fn build(&self, home: &Path) -> Outcome {
+        let directory = tempfile::tempdir().expect("a directory");
+        let program = repository().join("tests/guest/functions/volumes.py");
+        fs::copy(program, directory.path().join("app.py")).expect("a copy");
+        let Self { name, keys, volumes, at_start } = self;
+        let text = format!(
+            "name = \"{name}\"\ncommand = [\"python3\", \"app.py\"]\nport = 8080\n\
+             files = [\"app.py\"]\n{keys}\nenv = {{ AT_START = '''{at_start}''' }}\n{volumes}\n\
+             [runtime]\nkind = \"python3\"\ninterpreter = \"/usr/bin/python3\"\n"
+        );
+        fs::write(directory.path().join("thaw.toml"), text).expect("thaw.toml");
+        let mut build = thaw();
+        build.env("THAW_HOME", home).args(["build", "--quiet", "--weak-limits"]);
+        run(build.arg(directory.path()))
+    }
+}
+
+fn command(home: &Path, arguments: &[&str]) -> Outcome {
+    run(thaw().env("THAW_HOME", home).args(arguments))
+}
+
+/// Has a copy run some code; what it answers.
+fn answer(gateway: SocketAddr, function: &str, code: &str) -> Value {
+    let response = post(gateway, function, "/", code.as_bytes());
+    assert_eq!(response.status, 200, "{code}: {}", response.text());
+    response.json()
+}
+
+/// Has a copy run some code, which must not fail; what it has left in `result`.
+#[track_caller]
+fn ask(daemon: &Daemon, function: &str, code: &str) -> Value {
+    let answer = answer(daemon.gateway(), function, code);
+    assert_eq!(answer.get("error"), None, "{code}: {answer}");
+    answer["result"].clone()
+}
+
+/// What a command says that fails.
+#[track_caller]
+fn refusal(outcome: Outcome) -> String {
+    assert_ne!(outcome.code, Some(0), "{}", outcome.stdout);
+    outcome.stderr
+}
+
+fn files_of(home: &Path, volume: &str) -> PathBuf {
+    home.join("volumes").join(volume).join("files")
+}
+
+#[test]
+fn what_one_copy_writes_the_next_one_reads() {
+    let home = built_home("volumes-shared", &[]);
+    let one = Function { name: "one", keys: "", volumes: DATA, at_start: "" };
+    one.build(&home).success();
+    let ready = Function { name: "ready", keys: "ready = 2", ..one };
+    let refused = refusal(ready.build(&home));
+    assert!(refused.contains("`thaw volume allow data ready`"), "{refused}");
+    command(&home, &["volume", "allow", "data", "ready"]).success();
+    ready.build(&home).success();
+    command(&home, &["volume", "allow", "data", "forked"]).success();
+    Function { name: "forked", keys: "template = true", ..one }.build(&home).success();
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    for (number, function) in ["one", "ready", "forked"].into_iter().enumerate() {
+        let code = format!(
+            "os.makedirs('/data/d{number}/sub')\n\
+             with open('/data/d{number}/sub/file', 'w') as file: file.write('x' * 5000)\n\
+             with open('/data/d{number}/sub/file', 'r+') as file:\n  file.seek(100); file.write('{function}')\n\
+             with open('/data/log', 'a') as file: file.write('{function} ')\n\
+             os.rename('/data/d{number}/sub/file', '/data/d{number}/moved')\n\
+             os.symlink('moved', '/data/d{number}/link')\n\
+             os.link('/data/d{number}/moved', '/data/d{number}/twin')"
+        );
+        ask(&daemon, function, &code);
+        let code = format!(
+            "text = open('/data/d{number}/link').read()\n\
+             found = os.stat('/data/d{number}/twin')\n\
+             result = [len(text), text[99:100 + {}], found.st_nlink, found.st_uid, sorted(os.listdir('/data/d{number}'))]",
+            function.len() + 1
+        );
+        let found = ask(&daemon, "one", &code);
+        let expected =
+            json!([5000, format!("x{function}x"), 2, 0, ["link", "moved", "sub", "twin"]]);
+        assert_eq!(found, expected);
+    }
+    let log = fs::read_to_string(files_of(&home, "data").join("log")).unwrap();
+    assert_eq!(log, "one ready forked ");
+    let info = command(&home, &["volume", "show", "data"]).success();
+    let info: Value = serde_json::from_str(&info).unwrap();
+    assert_eq!(info["functions"], json!(["one", "ready", "forked"]));
+    assert_eq!(info["in_use"], true);
+    let refused = refusal(command(&home, &["volume", "remove", "data"]));
+    assert!(refused.contains("in use"), "{refused}");
+    drop(daemon);
+    command(&home, &["volume", "remove", "data"]).success();
+    assert!(!home.join("volumes/data").exists());
+}
+
+#[test]
+fn mappings_are_shared_and_a_file_that_shrinks_is_a_bus_error() {
+    let home = built_home("volumes-mapped", &[]);
+    let keys = "isolation = \"instance\"";
+    let at_start = "import mmap\nf = open('/data/m', 'w+b'); f.truncate(3 * 4096)\n\
+                    m = mmap.mmap(f.fileno(), 3 * 4096); m[0:5] = b'start'";
+    Function { name: "mapped", keys, volumes: DATA, at_start }.build(&home).success();
+    command(&home, &["volume", "allow", "data", "other"]).success();
+    Function { name: "other", keys: "", volumes: DATA, at_start: "" }.build(&home).success();
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    // The mapping of before the freeze shows the file, not what was frozen.
+    let write =
+        "with open('/data/m', 'r+b') as f: f.write(b'other'); f.seek(8192); f.write(b'third')";
+    ask(&daemon, "other", write);
+    assert_eq!(ask(&daemon, "mapped", "result = (m[0:5] + m[8192:8197]).decode()"), "otherthird");
+    ask(&daemon, "mapped", "m[4096:4102] = b'second'");
+    let read = "f = open('/data/m', 'rb'); f.seek(4096); result = f.read(6).decode()";
+    assert_eq!(ask(&daemon, "other", read), "second");
+    // A child process has the same mapping.
+    let fork = "pid = os.fork()\n\
+                if pid == 0:\n  m[4096:4102] = b'childs'; os._exit(0)\n\
+                os.waitpid(pid, 0); result = m[4096:4102].decode()";
+    assert_eq!(ask(&daemon, "mapped", fork), "childs");
+    assert_eq!(ask(&daemon, "other", read), "childs");
+    ask(&daemon, "other", "os.truncate('/data/m', 4096)");
+    let die = "import signal\npid = os.fork()\n\
+               if pid == 0:\n  m[8192]; os._exit(0)\n\
+               result = os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGBUS";
+    assert_eq!(ask(&daemon, "mapped", die), true);
+    // A system call finds no memory there, and the kernel goes on.
+    let call = "r, w = os.pipe()\n\
+                try: os.write(w, memoryview(m)[8192:8200]); result = 0\n\
+                except OSError as e: result = e.errno";
+    assert_eq!(ask(&daemon, "mapped", call), 14);
+    let grown = "with open('/data/m', 'r+b') as g: g.seek(8192); g.write(b'again')";
+    ask(&daemon, "mapped", grown);
+    assert_eq!(ask(&daemon, "other", "result = os.stat('/data/m').st_size"), 8197);
+}
+
+#[test]
+fn copies_lock_each_other_out() {
+    let home = built_home("volumes-locks", &[]);
+    let keys = "isolation = \"instance\"\nready = 0";
+    let at_start = "import fcntl\nf = open('/data/lock', 'w+b')";
+    Function { name: "holder", keys, volumes: DATA, at_start }.build(&home).success();
+    command(&home, &["volume", "allow", "data", "asker"]).success();
+    Function { name: "asker", keys, volumes: DATA, at_start }.build(&home).success();
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let attempt =
+        |call: &str| format!("try: {call}; result = 0\nexcept OSError as e: result = e.errno");
+    for (take, again, give) in [
+        (
+            "fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB, 10, 5)",
+            "fcntl.lockf(f, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, 14)",
+            "fcntl.lockf(f, fcntl.LOCK_UN, 10, 5)",
+        ),
+        (
+            "fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+            "fcntl.flock(f, fcntl.LOCK_SH | fcntl.LOCK_NB)",
+            "fcntl.flock(f, fcntl.LOCK_UN)",
+        ),
+    ] {
+        assert_eq!(ask(&daemon, "holder", &attempt(take)), 0);
+        assert_eq!(ask(&daemon, "asker", &attempt(again)), 11, "{again}");
+        assert_eq!(ask(&daemon, "holder", &attempt(give)), 0);
+        assert_eq!(ask(&daemon, "asker", &attempt(again)), 0, "{again}");
+        assert_eq!(ask(&daemon, "holder", &attempt(take)), 11, "{take}");
+        ask(&daemon, "asker", "fcntl.lockf(f, fcntl.LOCK_UN); fcntl.flock(f, fcntl.LOCK_UN)");
+    }
+    // F_GETLK sees the lock of another sandbox, and one that waits gets it when its holder dies.
+    ask(&daemon, "holder", "fcntl.lockf(f, fcntl.LOCK_EX)");
+    let look = "import struct\nl = struct.pack('hhqqi4x', fcntl.F_WRLCK, 0, 0, 0, 0)\n\
+                result = struct.unpack('hhqqi4x', fcntl.fcntl(f, fcntl.F_GETLK, l))[0]";
+    assert_eq!(ask(&daemon, "asker", look), 1);
+    let gateway = daemon.gateway();
+    let waiting = thread::spawn(move || {
+        answer(gateway, "asker", "fcntl.lockf(f, fcntl.LOCK_EX); result = 'mine'")
+    });
+    thread::sleep(Duration::from_millis(300));
+    if waiting.is_finished() {
+        panic!("it did not wait: {}", waiting.join().unwrap());
+    }
+    let code = b"import signal\nos.kill(os.getpid(), signal.SIGKILL)";
+    let _ = request(gateway, "holder", "/", Some(code));
+    assert_eq!(waiting.join().unwrap()["result"], "mine");
+}
+
+#[test]
+fn a_quota_holds_against_every_way_to_write() {
+    let home = built_home("volumes-quota", &[]);
+    let keys = "isolation = \"instance\"";
+    Function { name: "full", keys, volumes: DATA, at_start: "" }.build(&home).success();
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let edquot = 122;
+    let attempt = |code: &str| {
+        let code = code.replace('\n', "\n ");
+        format!("try:\n {code}\n result = 0\nexcept OSError as e: result = e.errno")
+    };
+    let ask = |code: &str| ask(&daemon, "full", &attempt(code));
+    assert_eq!(
+        ask("held = open('/data/a', 'wb', 0)\nwhile held.write(b'x' * 65536): pass"),
+        edquot
+    );
+    let size = fs::metadata(files_of(&home, "data").join("a")).unwrap().len();
+    assert!((7 << 20..=8 << 20).contains(&size), "{size}");
+    for code in [
+        "os.truncate('/data/a', 1 << 40)",
+        "os.open('/data/b', os.O_CREAT | os.O_WRONLY)\nos.truncate('/data/b', 1 << 30)",
+        "for n in range(4096): open(f'/data/n{n}', 'w').close()",
+        "for n in range(4096): os.mkdir(f'/data/m{n}')",
+        "for n in range(4096): os.symlink('a', f'/data/s{n}')",
+        "for n in range(4096): os.link('/data/a', f'/data/l{n}')",
+        "with open('/data/a', 'ab', 0) as f: f.write(b'x' * (1 << 20))",
+    ] {
+        assert_eq!(ask(code), edquot, "{code}");
+    }
+    assert_eq!(ask("s = os.statvfs('/data')\nassert s.f_blocks == 2048 and s.f_bavail < 16"), 0);
+    // No write(2) of a hostile one makes a file longer.
+    let (_, pid, _) = daemon.instance("full");
+    let limits = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+    let limit = limits.lines().find(|line| line.starts_with("Max file size")).unwrap();
+    assert_eq!(limit.split_whitespace().nth(3), Some("0"), "{limit}");
+    // What is removed while it is open counts until it is closed.
+    let remove = "for n in os.listdir('/data'):\n if n[0] in 'lns': os.unlink('/data/' + n)\n if n[0] == 'm': os.rmdir('/data/' + n)";
+    assert_eq!(ask(remove), 0);
+    let more = "g = open('/data/c', 'wb', 0)\nwhile g.write(b'x' * 65536): pass";
+    assert_eq!(ask(&format!("os.unlink('/data/a')\n{more}")), edquot);
+    let size = || fs::metadata(files_of(&home, "data").join("c")).unwrap().len();
+    assert!(size() < 1 << 20, "{}", size());
+    assert_eq!(ask(&format!("held.close()\n{more}")), edquot);
+    assert!(size() > 7 << 20, "{}", size());
+    drop(daemon);
+    let counted = command(&home, &["volume", "show", "data"]).success();
+    let counted: Value = serde_json::from_str(&counted).unwrap();
+    // The next who opens it counts again, and comes to the same.
+    Function { name: "full", keys, volumes: DATA, at_start: "" }.build(&home).success();
+    let again = command(&home, &["volume", "show", "data"]).success();
+    let again: Value = serde_json::from_str(&again).unwrap();
+    assert_eq!(counted["used"], again["used"]);
+}
+
+#[test]
+fn a_read_only_volume_cannot_be_changed() {
+    let home = built_home("volumes-read-only", &[]);
+    command(&home, &["volume", "create", "data", "--size", "1MiB", "--function", "reader"])
+        .success();
+    fs::write(files_of(&home, "data").join("file"), "content").unwrap();
+    let volumes = "[[volumes]]\nname = \"data\"\npath = \"/srv/data\"\nread_only = true\n";
+    let keys = "isolation = \"instance\"";
+    let at_start = "import mmap, fcntl";
+    Function { name: "reader", keys, volumes, at_start }.build(&home).success();
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    assert_eq!(ask(&daemon, "reader", "result = open('/srv/data/file').read()"), "content");
+    let map = "m = mmap.mmap(os.open('/srv/data/file', os.O_RDONLY), 7, prot=mmap.PROT_READ)\n\
+               result = m[:].decode()";
+    assert_eq!(ask(&daemon, "reader", map), "content");
+    for code in [
+        "open('/srv/data/file', 'r+')",
+        "open('/srv/data/new', 'w')",
+        "os.unlink('/srv/data/file')",
+        "os.truncate('/srv/data/file', 0)",
+        "os.mkdir('/srv/data/d')",
+        "os.rename('/srv/data/file', '/srv/data/f')",
+    ] {
+        let answer = answer(daemon.gateway(), "reader", code);
+        assert_eq!(answer["errno"], 30, "{code}: {answer}");
+    }
+}
+
+/// Several instances of two functions write to a database in WAL mode, and are killed.
+#[test]
+fn a_database_survives_its_writers() {
+    let home = built_home("volumes-sqlite", &[]);
+    let keys = "isolation = \"instance\"\nready = 1";
+    let at_start = "db = sqlite3.connect('/data/app.db', timeout=30, check_same_thread=False, isolation_level=None)\n\
+                    db.execute('PRAGMA journal_mode = WAL')\n\
+                    db.execute('CREATE TABLE IF NOT EXISTS t (who TEXT, n INTEGER, filler BLOB)')";
+    let volumes = "[[volumes]]\nname = \"data\"\npath = \"/data\"\nsize = \"256MiB\"\n";
+    let names = ["first", "second", "third"];
+    for name in names {
+        if name != "first" {
+            command(&home, &["volume", "allow", "data", name]).success();
+        }
+        Function { name, keys, volumes, at_start }.build(&home).success();
+    }
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let gateway = daemon.gateway();
+    let until = Instant::now() + Duration::from_secs(20);
+    // A connection that cannot go on after the freeze says so, and is made again.
+    let insert = "def insert(who, n):\n\
+                  \x20global db\n\
+                  \x20for attempt in range(20):\n\
+                  \x20 try:\n\
+                  \x20  db.execute('BEGIN IMMEDIATE')\n\
+                  \x20  db.execute('INSERT INTO t VALUES (?, ?, ?)', (who, n, os.urandom(3000)))\n\
+                  \x20  db.execute('COMMIT'); return\n\
+                  \x20 except sqlite3.Error as error:\n\
+                  \x20  db.close(); db = sqlite3.connect('/data/app.db', timeout=30, check_same_thread=False, isolation_level=None)\n\
+                  \x20raise error\n";
+    let writers = names.map(|name| {
+        thread::spawn(move || {
+            let (mut committed, mut killed) = (Vec::new(), 0);
+            for n in 0_u32.. {
+                if Instant::now() >= until {
+                    break;
+                }
+                if n % 7 == 6 {
+                    // In the middle of a transaction.
+                    let code = "db.execute('BEGIN IMMEDIATE')\n\
+                                db.execute(\"INSERT INTO t VALUES ('none', 0, zeroblob(100000))\")\n\
+                                import signal; os.kill(os.getpid(), signal.SIGKILL)";
+                    let _ = request(gateway, name, "/", Some(code.as_bytes()));
+                    killed += 1;
+                    continue;
+                }
+                let code = format!("{insert}\ninsert('{name}', {n})");
+                let response = post(gateway, name, "/", code.as_bytes());
+                if response.status == 200 && response.json().get("error").is_none() {
+                    committed.push(n);
+                } else if response.status == 200 {
+                    panic!("{}", response.text());
+                }
+            }
+            (name, committed, killed)
+        })
+    });
+    for writer in writers {
+        let (name, committed, killed) = writer.join().unwrap();
+        assert!(committed.len() > 10 && killed > 1, "{name}: {} {killed}", committed.len());
+        let read = format!(
+            "c = sqlite3.connect('/data/app.db', timeout=30)\n\
+             result = [c.execute('PRAGMA integrity_check').fetchone()[0], \
+             [n for n, in c.execute(\"SELECT n FROM t WHERE who = '{name}' ORDER BY n\")], \
+             c.execute(\"SELECT count(*) FROM t WHERE who = 'none'\").fetchone()[0]]"
+        );
+        assert_eq!(ask(&daemon, name, &read), json!(["ok", committed, 0]));
+    }
+}

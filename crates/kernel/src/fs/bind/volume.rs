@@ -1,0 +1,360 @@
+//! Open regular files of volumes.
+//!
+//! The host opens a file and hands its descriptor in. The kernel reads from it and maps it; no
+//! byte travels in a message. What makes a file longer, and what other sandboxes have to
+//! know of (locks), is a request. A copy of a frozen program opens the file again by its
+//! name, when it first uses it.
+
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use thaw_abi::bind::*;
+
+use super::{Bind, BoundNode, parse};
+use crate::errno::{Errno, Result};
+use crate::fs::file::File;
+use crate::fs::locks::{Family, HeldLock, HostLocks, LockKind, Owner, Range};
+use crate::fs::lower::host_file;
+use crate::fs::writing;
+use crate::io::{Sink, Source};
+use crate::mm::backing::{MmapSource, UpperPages};
+use crate::mm::file_parts::{self, Lost};
+use crate::mm::shared::Placed;
+use crate::platform::machine::{HostFd, HostFiles, Machine, Memory, PROT_WRITE, Sharing};
+use crate::platform::memory::GuestRange;
+use crate::state;
+use crate::sync::KernelCell;
+
+/// How often a write looks again how long a file is that another sandbox makes shorter.
+const LOOKS_MAX: u32 = 8;
+
+/// What the host has opened, in this boot.
+#[derive(Clone, Copy)]
+pub struct Opened {
+    generation: u64,
+    /// Names it among [`file_parts`].
+    number: u64,
+    fd: i32,
+    /// The host's number.
+    handle: u64,
+    inode: u64,
+}
+
+impl Opened {
+    /// Opens a file, or makes it.
+    pub fn open(bind: &Bind, flags: u64, permissions: u64, path: &[u8]) -> Result<Self> {
+        let (fd, reply) = bind.ask_for_file(BIND_OPEN, [flags, permissions, 0], path)?;
+        let known: OpenedVolumeFile = match reply.get(..size_of::<OpenedVolumeFile>()) {
+            Some(bytes) => bytemuck::pod_read_unaligned(bytes),
+            None => return Err(Errno::EIO),
+        };
+        bind.set_size(known.inode, known.size);
+        Ok(Self {
+            generation: state::generation(),
+            number: file_parts::new_number(),
+            fd: fd.0,
+            handle: known.handle,
+            inode: known.inode,
+        })
+    }
+
+    fn is_of_this_boot(&self) -> bool {
+        self.generation == state::generation()
+    }
+
+    /// Gives it back; nothing if that belongs to another boot.
+    pub fn close(self, bind: &Bind) {
+        if self.is_of_this_boot() {
+            // Nobody is left to hear of a failure.
+            let _ = bind.ask(BIND_CLOSE, [self.handle, 0, 0], &[]);
+            Machine::close(HostFd::new(self.fd));
+        }
+    }
+}
+
+/// An open regular file of a volume.
+pub struct VolumeFile {
+    pages: Arc<VolumePages>,
+}
+
+/// What keeps the host's file open: the description, mappings of the file, and locks.
+struct VolumePages {
+    node: Arc<BoundNode>,
+    writable: bool,
+    inode: u64,
+    /// `Err`: it could not be opened again in the boot of this generation.
+    opened: KernelCell<core::result::Result<Opened, (u64, Errno)>>,
+}
+
+impl VolumeFile {
+    pub(super) fn new(node: Arc<BoundNode>, opened: Opened, writable: bool) -> Self {
+        let inode = opened.inode;
+        node.open.borrow_mut().push(opened.handle);
+        let opened = KernelCell::new(Ok(opened));
+        Self { pages: Arc::new(VolumePages { node, writable, inode, opened }) }
+    }
+}
+
+impl VolumePages {
+    fn bind(&self) -> &Bind {
+        &self.node.bind
+    }
+
+    /// The file, opened in this boot. `ESTALE` if it is not there any more, or another one
+    /// holds locks that this one had when it was frozen.
+    fn opened(&self) -> Result<Opened> {
+        let known = self.opened.get();
+        match known {
+            Ok(opened) if opened.is_of_this_boot() => return Ok(opened),
+            Err((generation, error)) if generation == state::generation() => return Err(error),
+            _ => {}
+        }
+        let again = self.open_again(known.map(|opened| opened.handle).ok());
+        self.opened.set(again.map_err(|error| (state::generation(), error)));
+        let opened = again?;
+        if let Err(error) = state::kernel().fs.locks.take_again(self.node.lock_key(), self) {
+            self.opened.set(Err((state::generation(), error)));
+            opened.close(self.bind());
+            return Err(error);
+        }
+        Ok(opened)
+    }
+
+    fn open_again(&self, old: Option<u64>) -> Result<Opened> {
+        let access = if self.writable { 2 } else { 0 };
+        let opened = Opened::open(self.bind(), access, 0, &self.node.path());
+        let opened = opened.map_err(|error| match error {
+            Errno::ENOENT | Errno::ENOTDIR | Errno::ENODEV => Errno::ESTALE,
+            other => other,
+        })?;
+        if opened.inode != self.inode {
+            opened.close(self.bind());
+            return Err(Errno::ESTALE);
+        }
+        let mut open = self.node.open.borrow_mut();
+        open.retain(|&handle| Some(handle) != old);
+        open.push(opened.handle);
+        Ok(opened)
+    }
+
+    fn ask_number(&self, operation: u32, b: u64, c: u64) -> Result<u64> {
+        let handle = self.opened()?.handle;
+        self.bind().ask_number(operation, [handle, b, c], &[])
+    }
+
+    /// Bytes of the file as the host knows them now.
+    fn look(&self) -> Result<u64> {
+        let handle = self.opened()?.handle;
+        let found = parse(&self.bind().ask(BIND_FSTAT, [handle, 0, 0], &[])?)?;
+        self.bind().set_size(self.inode, found.size);
+        Ok(found.size)
+    }
+
+    /// Bytes that can be written from `offset` on, of `wanted`; makes the file longer.
+    fn room(&self, offset: u64, wanted: u64) -> Result<u64> {
+        let size = self.bind().size(self.inode);
+        let end = offset.checked_add(wanted).ok_or(Errno::EFBIG)?;
+        if end <= size {
+            return Ok(wanted);
+        }
+        match self.ask_number(VOLUME_GROW, end, 0) {
+            Ok(size) => {
+                self.bind().set_size(self.inode, size);
+                Ok(size.saturating_sub(offset).min(wanted))
+            }
+            // What is there already can be written.
+            Err(_) if offset < size => Ok(size - offset),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn write(&self, source: &mut Source<'_>, offset: u64) -> Result<usize> {
+        let (mut done, mut looks) = (0_usize, 0);
+        while source.remaining() > 0 {
+            match self.write_some(source, offset + done as u64, &mut looks) {
+                Ok(count) => done += count,
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(done)
+    }
+
+    fn write_some(&self, source: &mut Source<'_>, offset: u64, looks: &mut u32) -> Result<usize> {
+        let opened = self.opened()?;
+        let room = self.room(offset, source.remaining() as u64)?;
+        match file_parts::write(opened.number, HostFd::new(opened.fd), source, offset, room) {
+            Ok(count) => Ok(count),
+            Err(Lost::Source) => Err(Errno::EFAULT),
+            Err(Lost::Host(error)) => Err(error),
+            Err(Lost::File) => {
+                *looks += 1;
+                if *looks > LOOKS_MAX || self.look()? > offset {
+                    // It is there and cannot be written to: there is no room for a hole's bytes.
+                    return Err(Errno::ENOSPC);
+                }
+                Ok(0)
+            }
+        }
+    }
+}
+
+impl Drop for VolumePages {
+    fn drop(&mut self) {
+        if let Ok(opened) = self.opened.get() {
+            self.node.open.borrow_mut().retain(|&handle| handle != opened.handle);
+            opened.close(&self.node.bind);
+        }
+    }
+}
+
+impl File for VolumeFile {
+    fn read(&self, sink: &mut Sink<'_>, offset: u64) -> Result<usize> {
+        let wanted = sink.remaining();
+        let fd = || Ok(HostFd::new(self.pages.opened()?.fd));
+        host_file::read_file(fd, sink, offset, wanted)
+    }
+
+    fn write(&self, source: &mut Source<'_>, offset: u64) -> Result<usize> {
+        if source.remaining() == 0 {
+            return Ok(0);
+        }
+        let room = writing::room(offset, source.remaining() as u64)?;
+        source.limit(usize::try_from(room).unwrap_or(usize::MAX));
+        self.pages.write(source, offset)
+    }
+
+    fn append(&self, source: &mut Source<'_>) -> Option<Result<(u64, usize)>> {
+        let wanted = source.remaining() as u64;
+        if wanted == 0 {
+            return None;
+        }
+        let at = match self.pages.ask_number(VOLUME_APPEND, wanted, 0) {
+            Ok(at) => at,
+            Err(error) => return Some(Err(error)),
+        };
+        self.pages.bind().set_size(self.pages.inode, at + wanted);
+        Some(self.write(source, at).map(|count| (at, count)))
+    }
+
+    fn seekable(&self) -> bool {
+        true
+    }
+
+    fn size(&self) -> u64 {
+        self.pages.look().unwrap_or_default()
+    }
+
+    fn mmap_source(&self) -> Result<MmapSource> {
+        self.pages.opened()?;
+        Ok(MmapSource::Upper(self.pages.clone()))
+    }
+
+    fn truncate(&self, size: u64) -> Result<()> {
+        writing::check_size(self.size(), size)?;
+        let handle = self.pages.opened()?.handle;
+        self.pages.bind().ask(BIND_FTRUNCATE, [handle, size, 0], &[])?;
+        self.pages.bind().set_size(self.pages.inode, size);
+        Ok(())
+    }
+
+    fn sync(&self) -> Result<()> {
+        let handle = self.pages.opened()?.handle;
+        self.pages.bind().ask(BIND_SYNC, [handle, 0, 0], &[]).map(drop)
+    }
+
+    fn host_locks(&self) -> Option<Arc<dyn HostLocks>> {
+        Some(self.pages.clone())
+    }
+
+    fn description(&self) -> String {
+        String::from("file")
+    }
+}
+
+/// Shared mappings show the host's file itself.
+impl UpperPages for VolumePages {
+    fn len(&self) -> u64 {
+        self.look().unwrap_or_default()
+    }
+
+    fn read_at(&self, sink: &mut Sink<'_>, offset: u64) -> Result<usize> {
+        let wanted = sink.remaining();
+        host_file::read_file(|| Ok(HostFd::new(self.opened()?.fd)), sink, offset, wanted)
+    }
+
+    fn write_at(&self, source: &mut Source<'_>, offset: u64) -> Result<usize> {
+        let size = self.look()?;
+        source.limit(usize::try_from(size.saturating_sub(offset)).unwrap_or(usize::MAX));
+        self.write(source, offset)
+    }
+
+    fn lend(&self, page: u64, address: u64, prot: u32) -> Result<Option<Placed>> {
+        let opened = self.opened()?;
+        let offset = page.checked_mul(4096).ok_or(Errno::EINVAL)?;
+        if offset >= self.bind().size(self.inode) && offset >= self.look()? {
+            return Ok(None);
+        }
+        if prot & PROT_WRITE != 0 && !self.writable {
+            return Err(Errno::EACCES);
+        }
+        let range = GuestRange::new(address, 4096)?;
+        Machine::map_file(HostFd::new(opened.fd), range, prot, Sharing::Shared, offset)?;
+        Ok(Some(Placed::Moved))
+    }
+
+    fn recall(&self, start: u64, end: u64) {
+        if let Ok(range) = GuestRange::new(start, end.saturating_sub(start)) {
+            // The next touch maps them again; without room for that, it fails then.
+            let _ = Machine::unmap(range);
+        }
+    }
+}
+
+impl HostLocks for VolumePages {
+    fn set(&self, family: Family, range: Range, kind: Option<LockKind>) -> Result<()> {
+        let size = match family {
+            Family::Record => {
+                let operation = match kind {
+                    None => VOLUME_UNLOCK,
+                    Some(LockKind::Read) => VOLUME_LOCK_READ,
+                    Some(LockKind::Write) => VOLUME_LOCK_WRITE,
+                };
+                self.ask_number(operation, range.start, length(range))?
+            }
+            Family::Flock => {
+                let operation = match kind {
+                    None => 8,
+                    Some(LockKind::Read) => 1,
+                    Some(LockKind::Write) => 2,
+                };
+                self.ask_number(VOLUME_FLOCK, operation, 0)?
+            }
+        };
+        // Whoever held the lock before may have changed the file.
+        self.bind().set_size(self.inode, size);
+        Ok(())
+    }
+
+    fn test(&self, range: Range, kind: LockKind) -> Result<Option<HeldLock>> {
+        let handle = self.opened()?.handle;
+        let is_write = u64::from(kind == LockKind::Write);
+        let mut tail = Vec::new();
+        tail.extend_from_slice(&length(range).to_ne_bytes());
+        let arguments = [handle, range.start, is_write];
+        let reply = self.bind().ask(VOLUME_TEST_LOCK, arguments, &tail)?;
+        let Some(bytes) = reply.get(..size_of::<VolumeLock>()) else { return Ok(None) };
+        let found: VolumeLock = bytemuck::pod_read_unaligned(bytes);
+        let end = if found.len == 0 { u64::MAX } else { found.start.saturating_add(found.len) };
+        let kind = if found.is_write == 1 { LockKind::Write } else { LockKind::Read };
+        let range = Range { start: found.start, end };
+        // fcntl(2): who holds it has no number here.
+        Ok(Some(HeldLock { owner: Owner::Description(0), kind, range }))
+    }
+}
+
+/// Bytes of a range; 0: all.
+fn length(range: Range) -> u64 {
+    if range.end == u64::MAX { 0 } else { range.end - range.start }
+}

@@ -1,0 +1,100 @@
+//! Parts of files of volumes that are mapped to be written to.
+//!
+//! No host call writes to a file: the kernel copies to a mapping of it, which cannot make it
+//! longer ([decisions/0041](../../../../docs/decisions/0041-volumes.md)). Each host process has
+//! a table of the parts that it has mapped, which a fork copies together with the mappings.
+#![allow(unsafe_code)]
+
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use thaw_abi::layout::{VOLUME_PART, VOLUME_PARTS as COUNT, VOLUMES_BASE};
+
+use crate::errno::{Errno, Result};
+use crate::io::Source;
+use crate::platform::boot_area::{MappedPart, VOLUME_PARTS};
+use crate::platform::machine::{HostFd, Machine, Memory, PROT_READ, PROT_WRITE, Sharing};
+use crate::platform::memory::KernelRange;
+
+/// Counts uses.
+static CLOCK: AtomicU64 = AtomicU64::new(0);
+/// Number of the last file that was opened.
+static LAST_FILE: AtomicU64 = AtomicU64::new(0);
+
+/// A number for an open file that no other one of this boot has or gets.
+pub fn new_number() -> u64 {
+    LAST_FILE.fetch_add(1, Relaxed) + 1
+}
+
+/// Why a part of a file could not be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lost {
+    /// The memory that the bytes come from is not there.
+    Source,
+    /// The file does not have these bytes any more, or its disk has no room for them.
+    File,
+    /// The host cannot map the file.
+    Host(Errno),
+}
+
+/// Writes at `offset` of open file `number`, which has `room` bytes from there on; fewer than
+/// `source` has where a part ends.
+///
+/// # Errors
+/// No byte could be written.
+pub fn write(
+    number: u64,
+    fd: HostFd,
+    source: &mut Source<'_>,
+    offset: u64,
+    room: u64,
+) -> core::result::Result<usize, Lost> {
+    let (part, within) = (offset / VOLUME_PART, offset % VOLUME_PART);
+    let room = room.min(VOLUME_PART - within).min(source.remaining() as u64) as usize;
+    let base = mapped(number, fd, part).map_err(Lost::Host)?;
+    // SAFETY: the place is this module's alone and mapped with write access; nobody has a
+    // reference into it, and a fault of the copy is caught.
+    let copied = unsafe { source.copy_to((base + within) as *mut u8, room) };
+    match copied {
+        0 if source.peek(&mut [0]).is_err() => Err(Lost::Source),
+        0 => Err(Lost::File),
+        copied => Ok(copied),
+    }
+}
+
+fn range(place: usize) -> KernelRange {
+    // SAFETY: the area is this module's alone, which keeps no reference into it.
+    unsafe { KernelRange::new(VOLUMES_BASE + place as u64 * VOLUME_PART, VOLUME_PART) }
+}
+
+/// Where a part of a file is mapped; maps it in the place of the one that was not used for
+/// longest.
+fn mapped(number: u64, fd: HostFd, part: u64) -> Result<u64> {
+    let places = VOLUME_PARTS.cells(COUNT);
+    let used = CLOCK.fetch_add(1, Relaxed) + 1;
+    let is_it = |known: MappedPart| known.file == number && known.part == part;
+    let found = places.iter().position(|place| is_it(place.get()));
+    let place = match found {
+        Some(place) => place,
+        None => {
+            let oldest = (0..COUNT).min_by_key(|&place| places[place].get().used);
+            let place = oldest.unwrap_or_default();
+            places[place].set(MappedPart::default());
+            let at = part.checked_mul(VOLUME_PART).ok_or(Errno::EFBIG)?;
+            let access = PROT_READ | PROT_WRITE;
+            Machine::map_file(fd, range(place), access, Sharing::Shared, at)?;
+            place
+        }
+    };
+    places[place].set(MappedPart { file: number, part, used });
+    Ok(VOLUMES_BASE + place as u64 * VOLUME_PART)
+}
+
+/// Unmaps all parts of this host process.
+pub fn forget() {
+    for (number, place) in VOLUME_PARTS.cells(COUNT).iter().enumerate() {
+        if place.replace(MappedPart::default()).file != 0 {
+            // What is not there needs not to be unmapped.
+            let _ = Machine::unmap(range(number));
+        }
+    }
+}

@@ -1,0 +1,410 @@
+//! Volumes: directories that functions write to, and that outlive their copies.
+//!
+//! ```text
+//! $THAW_HOME/volumes/NAME/files/        what functions see
+//! $THAW_HOME/volumes/NAME/volume.json   its size, and the functions that may use it
+//! $THAW_HOME/volumes/NAME/usage         the bytes that it holds, a u64
+//! $THAW_HOME/volumes/NAME/users         locked, shared, by every process that uses it
+//! ```
+//!
+//! The operator says which functions may use a volume: the author of a function can only name it.
+
+use crate::config::{ByteSize, FunctionConfig, FunctionName, VolumeConfig};
+use crate::home::{Home, HomeError};
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use thaw_sandbox::{BoundAccess, Volume, VolumeMount};
+use thaw_store::Name;
+
+/// Most volumes of a state directory.
+pub const VOLUMES_OF_HOME_MAX: usize = 4096;
+/// Most functions that may use one volume.
+const FUNCTIONS_MAX: usize = 256;
+/// Bytes of its note.
+const NOTE_MAX: u64 = 1 << 16;
+
+/// The volumes of a state directory.
+#[derive(Clone, Debug)]
+pub struct VolumeStore {
+    home: Home,
+}
+
+/// What is noted of a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Note {
+    /// Bytes that it may hold.
+    size: ByteSize,
+    /// The functions that may use it.
+    functions: Vec<FunctionName>,
+}
+
+/// A volume, for people.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct VolumeInfo {
+    /// Its name.
+    pub name: String,
+    /// Bytes that it may hold.
+    pub size: u64,
+    /// Bytes that it holds, as they count.
+    pub used: u64,
+    /// The functions that may use it.
+    pub functions: Vec<FunctionName>,
+    /// Whether a process uses it now.
+    pub in_use: bool,
+    /// Where its files lie.
+    pub path: PathBuf,
+}
+
+/// What cannot be done with a volume.
+#[derive(Debug, thiserror::Error)]
+pub enum VolumeError {
+    /// There is none of that name.
+    #[error(
+        "there is no volume `{0}`; `thaw volume create {0} --size 1GiB --function NAME` makes one"
+    )]
+    Missing(Name),
+    /// There is one of that name.
+    #[error("there is a volume `{0}` already; choose another name, or remove it")]
+    Exists(Name),
+    /// A function may not use it.
+    #[error(
+        "volume `{name}` is not for function `{function}`; `thaw volume allow {name} {function}` \
+         changes that"
+    )]
+    NotFor {
+        /// The volume.
+        name: Name,
+        /// The function.
+        function: FunctionName,
+    },
+    /// Somebody uses it.
+    #[error(
+        "volume `{0}` is in use; remove the functions that name it, or stop the daemon, and try \
+         again"
+    )]
+    InUse(Name),
+    /// There are too many.
+    #[error("there can be {0} at most; remove some")]
+    TooMany(String),
+    /// The host refuses.
+    #[error("cannot {action} {}: {error}", path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// With what.
+        path: PathBuf,
+        /// What the host says.
+        error: io::Error,
+    },
+    /// The state directory is not usable.
+    #[error(transparent)]
+    Home(#[from] HomeError),
+}
+
+fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> VolumeError {
+    let path = path.to_owned();
+    move |error| VolumeError::Io { action, path, error }
+}
+
+/// Volumes that this process has open, by their directories: what is counted in one place is
+/// counted once.
+static OPEN: Mutex<Option<HashMap<PathBuf, Weak<Volume>>>> = Mutex::new(None);
+
+impl VolumeStore {
+    /// That of a state directory.
+    pub fn of(home: Home) -> Self {
+        Self { home }
+    }
+
+    fn all(&self) -> PathBuf {
+        self.home.root().join("volumes")
+    }
+
+    fn directory(&self, name: &Name) -> PathBuf {
+        self.all().join(name.as_str())
+    }
+
+    /// Makes a volume of `size` bytes for some functions.
+    ///
+    /// # Errors
+    /// There is one of that name, there are too many, or the host refuses.
+    pub fn create(
+        &self,
+        name: &Name,
+        size: ByteSize,
+        functions: &[FunctionName],
+    ) -> Result<(), VolumeError> {
+        if functions.len() > FUNCTIONS_MAX {
+            return Err(VolumeError::TooMany(format!("{FUNCTIONS_MAX} functions of a volume")));
+        }
+        let _acting = self.home.act()?;
+        let all = self.all();
+        let mut private = DirBuilder::new();
+        private.mode(0o700).recursive(true);
+        private.create(&all).map_err(failed("make", &all))?;
+        let others = fs::read_dir(&all).map_err(failed("read", &all))?.count();
+        if others >= VOLUMES_OF_HOME_MAX {
+            return Err(VolumeError::TooMany(format!("{VOLUMES_OF_HOME_MAX} volumes")));
+        }
+        let directory = self.directory(name);
+        match DirBuilder::new().mode(0o700).create(&directory) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                return Err(VolumeError::Exists(name.clone()));
+            }
+            made => made.map_err(failed("make", &directory))?,
+        }
+        private.create(directory.join("files")).map_err(failed("make", &directory))?;
+        for file in ["usage", "users"] {
+            open_own(&directory.join(file)).map_err(failed("make", &directory))?;
+        }
+        // Last: a volume without a note is none.
+        self.note(name, &Note { size, functions: functions.to_vec() })
+    }
+
+    fn note(&self, name: &Name, note: &Note) -> Result<(), VolumeError> {
+        let directory = self.directory(name);
+        let (path, new) = (directory.join("volume.json"), directory.join(".volume.json.new"));
+        let text = serde_json::to_vec_pretty(note).map_err(io::Error::from);
+        let written = text.and_then(|text| {
+            let mut file = OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .mode(0o600)
+                .custom_flags(libc::O_NOFOLLOW)
+                .open(&new)?;
+            file.write_all(&text)?;
+            file.sync_all()?;
+            fs::rename(&new, &path)
+        });
+        written.map_err(failed("write", &path))
+    }
+
+    fn read_note(&self, name: &Name) -> Result<Note, VolumeError> {
+        let path = self.directory(name).join("volume.json");
+        let read = || -> io::Result<Note> {
+            let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(&path)?;
+            Ok(serde_json::from_reader(io::Read::take(file, NOTE_MAX))?)
+        };
+        match read() {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                Err(VolumeError::Missing(name.clone()))
+            }
+            note => note.map_err(failed("read", &path)),
+        }
+    }
+
+    /// Lets a function use a volume.
+    ///
+    /// # Errors
+    /// There is none, too many functions may use it, or the host refuses.
+    pub fn allow(&self, name: &Name, function: &FunctionName) -> Result<(), VolumeError> {
+        let _acting = self.home.act()?;
+        let mut note = self.read_note(name)?;
+        if note.functions.contains(function) {
+            return Ok(());
+        }
+        if note.functions.len() >= FUNCTIONS_MAX {
+            return Err(VolumeError::TooMany(format!("{FUNCTIONS_MAX} functions of a volume")));
+        }
+        note.functions.push(function.clone());
+        self.note(name, &note)
+    }
+
+    /// A volume.
+    ///
+    /// # Errors
+    /// There is none, or the host refuses.
+    pub fn show(&self, name: &Name) -> Result<VolumeInfo, VolumeError> {
+        let _acting = self.home.act()?;
+        let note = self.read_note(name)?;
+        let directory = self.directory(name);
+        let look = || -> io::Result<(u64, bool)> {
+            let used = fs::read(directory.join("usage"))?;
+            let used = used.try_into().map(u64::from_ne_bytes).unwrap_or_default();
+            let users = open_own(&directory.join("users"))?;
+            let alone = flock(&users, FlockOperation::NonBlockingLockExclusive);
+            Ok((used, alone.is_err()))
+        };
+        let (used, in_use) = look().map_err(failed("read", &directory))?;
+        Ok(VolumeInfo {
+            name: name.to_string(),
+            size: note.size.bytes(),
+            used,
+            functions: note.functions,
+            in_use,
+            path: directory.join("files"),
+        })
+    }
+
+    /// All volumes, by name.
+    ///
+    /// # Errors
+    /// The host refuses.
+    pub fn list(&self) -> Result<Vec<VolumeInfo>, VolumeError> {
+        let all = self.all();
+        let names = {
+            let _acting = self.home.act()?;
+            let entries = match fs::read_dir(&all) {
+                Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+                entries => entries.map_err(failed("read", &all))?,
+            };
+            let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+            let mut names: Vec<Name> = names.filter_map(|name| Name::new(&name).ok()).collect();
+            names.sort();
+            names
+        };
+        let shown = names.iter().map(|name| self.show(name));
+        // One that is half made is none.
+        shown.filter(|shown| !matches!(shown, Err(VolumeError::Missing(_)))).collect()
+    }
+
+    /// Removes a volume with all its files.
+    ///
+    /// # Errors
+    /// There is none, somebody uses it, or the host refuses.
+    pub fn remove(&self, name: &Name) -> Result<(), VolumeError> {
+        let _acting = self.home.act()?;
+        let directory = self.directory(name);
+        self.read_note(name)?;
+        let users = open_own(&directory.join("users")).map_err(failed("open", &directory))?;
+        flock(&users, FlockOperation::NonBlockingLockExclusive)
+            .map_err(|_| VolumeError::InUse(name.clone()))?;
+        let note = directory.join("volume.json");
+        fs::remove_file(&note).map_err(failed("remove", &note))?;
+        fs::remove_dir_all(&directory).map_err(failed("remove", &directory))
+    }
+
+    /// The volumes that a function names, in its order, to be mounted.
+    ///
+    /// # Errors
+    /// One is missing, or not for this function.
+    pub fn of_function(
+        &self,
+        function: &FunctionName,
+        volumes: &[VolumeConfig],
+    ) -> Result<Vec<VolumeMount>, VolumeError> {
+        volumes.iter().map(|volume| self.open(volume, function)).collect()
+    }
+
+    /// As [`VolumeStore::of_function`], and makes those that have a size and are missing.
+    ///
+    /// # Errors
+    /// As there, and those of [`VolumeStore::create`].
+    pub fn of_new_function(
+        &self,
+        config: &FunctionConfig,
+    ) -> Result<Vec<VolumeMount>, VolumeError> {
+        for volume in &config.volumes {
+            let is_missing = matches!(self.show(&volume.name), Err(VolumeError::Missing(_)));
+            if let Some(size) = volume.size.filter(|_| is_missing) {
+                self.create(&volume.name, size, std::slice::from_ref(&config.name))?;
+            }
+        }
+        self.of_function(&config.name, &config.volumes)
+    }
+
+    fn open(
+        &self,
+        wanted: &VolumeConfig,
+        function: &FunctionName,
+    ) -> Result<VolumeMount, VolumeError> {
+        let name = &wanted.name;
+        let _acting = self.home.act()?;
+        let note = self.read_note(name)?;
+        if !note.functions.contains(function) {
+            return Err(VolumeError::NotFor { name: name.clone(), function: function.clone() });
+        }
+        let directory = self.directory(name);
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = open.get_or_insert_default();
+        let volume = match open.get(&directory).and_then(Weak::upgrade) {
+            Some(volume) => volume,
+            None => {
+                let opened = open_own(&directory.join("usage")).and_then(|usage| {
+                    let users = open_own(&directory.join("users"))?;
+                    Volume::open(&directory.join("files"), usage, users, note.size.bytes())
+                });
+                let volume = Arc::new(opened.map_err(failed("open", &directory))?);
+                open.retain(|_, volume| volume.strong_count() > 0);
+                open.insert(directory, Arc::downgrade(&volume));
+                volume
+            }
+        };
+        let access = if wanted.read_only { BoundAccess::Read } else { BoundAccess::Write };
+        Ok(VolumeMount { volume, access })
+    }
+}
+
+/// Opens a file of the volume's own, or makes it.
+fn open_own(path: &Path) -> io::Result<File> {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW)
+        .open(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn store() -> (tempfile::TempDir, VolumeStore) {
+        let directory = tempfile::tempdir().unwrap();
+        let home = Home::at(directory.path().join("home")).unwrap();
+        (directory, VolumeStore::of(home))
+    }
+
+    fn config(name: &str, volume: &str) -> FunctionConfig {
+        let text = format!(
+            "name = \"{name}\"\ncommand = [\"/app\"]\nport = 80\n[runtime]\nkind = \"binary\"\n\
+             [[volumes]]\nname = \"{volume}\"\npath = \"/data\"\nsize = \"1MiB\"\n"
+        );
+        FunctionConfig::parse("thaw.toml".as_ref(), &text).unwrap()
+    }
+
+    #[test]
+    fn a_volume_is_made_for_a_function_and_is_nobody_elses() {
+        let (_directory, volumes) = store();
+        let name = Name::new("data").unwrap();
+        let (one, other) = (config("one", "data"), config("other", "data"));
+        assert!(matches!(
+            volumes.of_function(&one.name, &one.volumes),
+            Err(VolumeError::Missing(_))
+        ));
+        let mounts = volumes.of_new_function(&one).unwrap();
+        assert_eq!(mounts.len(), 1);
+        assert!(matches!(volumes.of_new_function(&other), Err(VolumeError::NotFor { .. })));
+        volumes.allow(&name, &other.name).unwrap();
+        let again = volumes.of_function(&other.name, &other.volumes).unwrap();
+        assert!(Arc::ptr_eq(&mounts[0].volume, &again[0].volume));
+        let shown = volumes.show(&name).unwrap();
+        assert_eq!((shown.size, shown.used, shown.in_use), (1 << 20, 0, true));
+        assert!(matches!(volumes.remove(&name), Err(VolumeError::InUse(_))));
+        drop((mounts, again));
+        volumes.remove(&name).unwrap();
+        assert!(volumes.list().unwrap().is_empty());
+    }
+
+    #[test]
+    fn use_is_counted_anew_by_the_first_who_opens_it() {
+        let (_directory, volumes) = store();
+        let one = config("one", "data");
+        drop(volumes.of_new_function(&one).unwrap());
+        let shown = volumes.show(&one.volumes[0].name).unwrap();
+        fs::write(shown.path.join("file"), [1; 5000]).unwrap();
+        fs::create_dir(shown.path.join("directory")).unwrap();
+        let mounts = volumes.of_function(&one.name, &one.volumes).unwrap();
+        assert_eq!(mounts[0].volume.usage().unwrap(), (2 * 4096 + 8192, 1 << 20));
+    }
+}
