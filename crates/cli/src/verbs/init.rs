@@ -99,8 +99,9 @@ fn told(directory: &Path, written: &[PathBuf], project: &Project) -> String {
     };
     let _ = writeln!(
         text,
-        "next: `thaw dev{place}` builds and serves it while you change it; `thaw build{place}` and \
-         `thaw serve` do so for good"
+        "next: `thaw dev{place}` builds and serves it while you change it; `thaw build {}` and \
+         `thaw serve` do so for good",
+        directory.display()
     );
     text
 }

@@ -99,8 +99,11 @@ fn set_command(look: &Look, package: &Package, project: &mut Project) -> Result<
     }
 }
 
+/// Variables with their values, and the words behind them.
+type PlainWords = (Vec<(String, String)>, Vec<String>);
+
 /// Variables and words of a command line that no shell need read.
-fn plain_words(line: &str) -> Option<(Vec<(String, String)>, Vec<String>)> {
+fn plain_words(line: &str) -> Option<PlainWords> {
     if line.contains(|c: char| "&|;$`\"'\\<>*?()".contains(c) || c.is_control()) {
         return None;
     }
