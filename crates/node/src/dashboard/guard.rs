@@ -235,7 +235,7 @@ mod tests {
     fn the_cookie_is_found_among_others() {
         let found = |line| cookie(&headers(&[("cookie", line)])).map(str::to_owned);
         assert_eq!(found("a=b; thaw_session=12; c=d").as_deref(), Some("12"));
-        assert_eq!(found("thaw_session2=12; xthaw_session=1"), None);
+        assert_eq!(found("thaw_session-2=12; xthaw_session=1"), None);
     }
 
     #[test]
