@@ -26,6 +26,7 @@ fn a_branch_is_found_and_a_test_module_is_none() {
     assert_eq!(branches("#[cfg(test)]\nmod tests {"), [0; 0]);
     assert_eq!(branches("#[cfg(test)]\n#[path = \"x_tests.rs\"]\nmod tests;"), [0; 0]);
     assert_eq!(branches("#[cfg(test)]\nmod testing;"), [0; 0]);
+    assert_eq!(branches("#[cfg(test)]\npub(crate) mod tests;"), [0; 0]);
     assert_eq!(branches("#![cfg_attr(not(test), no_std)]"), [0; 0]);
     assert_eq!(branches("fn f() {\n    #[cfg(test)]\n    return;"), [2]);
     assert_eq!(branches("#[cfg(not(test))]\nmod imp {"), [1]);
@@ -46,7 +47,8 @@ fn branches(text: &str) -> Vec<usize> {
     };
     let is_test_module = |at: usize| {
         let item = lines[at + 1..].iter().find(|line| !line.starts_with("#[path"));
-        let names = ["mod tests", "mod testing;"];
+        // What one test module has made, others may use.
+        let names = ["mod tests", "pub(crate) mod tests;", "mod testing;"];
         lines[at] == "#[cfg(test)]"
             && item.is_some_and(|item| names.iter().any(|name| item.starts_with(name)))
     };

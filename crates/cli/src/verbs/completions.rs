@@ -33,8 +33,14 @@ fn script(shell: Shell) -> String {
 fn shown(command: &clap::Command) -> clap::Command {
     let arguments = command.get_arguments().filter(|argument| !argument.is_hide_set());
     let verbs = command.get_subcommands().filter(|verb| !verb.is_hide_set());
+    // What an option requires may be a group.
+    let is_shown = |id: &clap::Id| {
+        command.get_arguments().any(|argument| argument.get_id() == id && !argument.is_hide_set())
+    };
+    let groups = command.get_groups().filter(|group| group.get_args().all(is_shown));
     let shown = clap::Command::new(command.get_name().to_owned())
         .args(arguments)
+        .groups(groups.cloned())
         .subcommands(verbs.map(shown));
     let shown = match command.get_version() {
         Some(version) => shown.version(version.to_owned()),

@@ -14,6 +14,7 @@ use crate::sandboxes::files::FileInfo;
 use crate::sandboxes::{ExecInfo, ExecRequest, NewSandbox, SandboxInfo};
 use crate::service::{CheckpointTaken, Forked, InstanceInfo, Restored};
 use crate::tenants::TenantReport;
+use crate::triggers::{QueueInfo, ScheduleInfo};
 use crate::usage::UsageReport;
 use schemars::generate::SchemaSettings;
 use schemars::{Schema, SchemaGenerator};
@@ -74,7 +75,7 @@ const OPERATIONS: &[Operation] = &[
     operation("get", "/functions", "The functions", &[], Nothing, Json(of::<Vec<FunctionInfo>>)),
     operation("get", "/functions/{name}", "A function with its instances and last boots", &[], Nothing, Json(of::<FunctionDetail>)),
     operation("get", "/functions/{name}/logs", "Lines of its log, a JSON object each", &["follow", "instance"], Nothing, Bytes("application/x-ndjson")),
-    operation("post", "/functions/{name}/invoke", "Calls it; the function's own response", &["method", "path", "timings", "instance"], Bytes(OCTETS), Bytes(OCTETS)),
+    operation("post", "/functions/{name}/invoke", "Calls it; the function's own response", &["method", "path", "timings", "instance", "async"], Bytes(OCTETS), Bytes(OCTETS)),
     operation("post", "/functions/{name}/freeze", "Makes an idle instance the image of a new version", &["instance"], Nothing, Json(of::<Frozen>)),
     operation("post", "/functions/{name}/hibernate", "Has an idle instance give up its memory", &["instance"], Nothing, Json(of::<Hibernated>)),
     operation("post", "/functions/{name}/sleep", "Puts an idle instance to sleep", &["instance"], Nothing, Json(of::<FellAsleep>)),
@@ -83,6 +84,13 @@ const OPERATIONS: &[Operation] = &[
     operation("post", "/functions/{name}/activate", "Sends all requests to a version", &["!version"], Nothing, Json(of::<Deployment>)),
     operation("post", "/functions/{name}/rollback", "Takes the last change back", &[], Nothing, Json(of::<Deployment>)),
     operation("post", "/functions/{name}/split", "Gives a version a share of the requests", &["!version", "percent", "header"], Nothing, Json(of::<Deployment>)),
+    operation("get", "/queues", "Queues of triggers in numbers", &[], Nothing, Json(of::<Vec<QueueInfo>>)),
+    operation("get", "/functions/{name}/queue", "Invocations of its queue, a thousand at most", &[], Nothing, Json(of::<Vec<Value>>)),
+    operation("get", "/functions/{name}/queue/{id}", "One of them, with its request", &[], Nothing, Json(of::<Value>)),
+    operation("post", "/functions/{name}/queue/retry", "Queues dead letters, or one, again", &["id"], Nothing, Json(of::<Value>)),
+    operation("post", "/functions/{name}/queue/purge", "Removes one invocation, or those that are `dead` or `queued`", &["id", "state"], Nothing, Json(of::<Value>)),
+    operation("get", "/schedules", "Schedules of all functions", &[], Nothing, Json(of::<Vec<ScheduleInfo>>)),
+    operation("get", "/functions/{name}/schedules", "Its schedules", &[], Nothing, Json(of::<Vec<ScheduleInfo>>)),
     operation("get", "/instances", "Live instances, and those that are asleep", &[], Nothing, Json(of::<Vec<InstanceInfo>>)),
     operation("post", "/instances/{id}/fork", "Makes copies of a live instance", &["copies"], Nothing, Json(of::<Forked>)),
     operation("post", "/instances/{id}/checkpoint", "Writes a live instance to the store", &["!name"], Nothing, Json(of::<CheckpointTaken>)),
@@ -108,6 +116,7 @@ const OPERATIONS: &[Operation] = &[
     operation("post", "/sandboxes/{name}/pause", "Has it give up its memory", &[], Nothing, Json(of::<SandboxInfo>)),
     operation("post", "/sandboxes/{name}/resume", "Has it run again", &[], Nothing, Json(of::<SandboxInfo>)),
     operation("post", "/sandboxes/{name}/fork", "Makes a copy of it", &["name"], Nothing, Json(of::<SandboxInfo>)),
+    operation("post", "/sandboxes/{name}/ports/{port}", "The bytes of a port on which something in it listens, on the upgraded connection", &[], Nothing, Upgrade(of::<()>)),
     operation("post", "/sandboxes/{name}/timeout", "Changes when its time has come", &["seconds"], Nothing, Json(of::<SandboxInfo>)),
     operation("get", "/checkpoints", "Checkpoints in the store", &[], Nothing, Json(of::<Vec<CheckpointInfo>>)),
     operation("delete", "/checkpoints/{name}", "Removes one", &[], Nothing, Nothing),

@@ -452,7 +452,8 @@ fn freeze_and_store(
     let (image, mut frozen) = freeze::freeze(session, &function, index, way, options, on_event)?;
     match place {
         Place::New(_) if options.comparison == Comparison::Made => {
-            let found = compare::compare(session, &function, index, &frozen, options, on_event);
+            let found =
+                compare::compare(session, &function, (index, way), &frozen, options, on_event);
             frozen.findings.extend(found);
         }
         // It is the same program that was compared when it was built.

@@ -159,7 +159,7 @@ fn directory(name: &str, path: &str, entries: &[FileInfo]) -> Markup {
                     td.number { @if entry.kind == FileKind::File { (bytes(entry.size)) } @else { span.hint { (kind(entry.kind)) } } }
                     td { code { (permissions(entry.mode)) } }
                     td.number { (entry.uid) ":" (entry.gid) }
-                    td { (time(u64::try_from(entry.mtime).unwrap_or(0).min(1 << 40) * 1000)[..19].replace('T', " ")) }
+                    td { (time(u64::try_from(entry.mtime).unwrap_or(0).saturating_mul(1000))[..19].replace('T', " ")) }
                     td { @if entry.kind == FileKind::File { a href=(format!("/sandboxes/{name}/download?path={}", encoded(&whole))) { "Download" } } }
                 }
             } }
@@ -233,20 +233,19 @@ mod tests {
     #[test]
     fn names_of_guests_do_not_leave_their_place() {
         let hostile = "a\"; filename=x.html\r\nSet-Cookie: a=b/<script>";
-        let shown = directory(
-            "box",
-            "/tmp",
-            &[FileInfo {
-                name: hostile.to_owned(),
-                kind: FileKind::File,
-                size: 1,
-                mode: 0o644,
-                uid: 0,
-                gid: 0,
-                mtime: i64::MIN,
-            }],
-        );
-        let shown = shown.into_string();
+        let entry = |mtime| FileInfo {
+            name: hostile.to_owned(),
+            kind: FileKind::File,
+            size: 1,
+            mode: 0o644,
+            uid: 0,
+            gid: 0,
+            mtime,
+        };
+        // No year that a guest gives a file is too much.
+        let entries = [i64::MIN, 0, 253_402_300_800, i64::MAX].map(entry);
+        let shown = directory("box", "/tmp", &entries).into_string();
+        assert!(shown.contains("9999-12-31 23:59:59"), "{shown}");
         assert!(!shown.contains("<script>") && !shown.contains("href=\"a\""), "{shown}");
         assert!(!encoded(hostile).contains(['"', '\r', '\n', ' ', '<', ';']));
         let path = trail("box", "/a b/\"onload=1").into_string();

@@ -66,7 +66,9 @@ pub(super) fn permissions(mode: u32) -> String {
 
 /// A time of day in UTC.
 pub(super) fn time(ms: u64) -> String {
-    let at = std::time::UNIX_EPOCH + std::time::Duration::from_millis(ms);
+    // Beyond that a year has five digits (humantime refuses to write it); guests choose times.
+    const LAST: u64 = 253_402_300_799_999;
+    let at = std::time::UNIX_EPOCH + std::time::Duration::from_millis(ms.min(LAST));
     humantime::format_rfc3339_millis(at).to_string()
 }
 

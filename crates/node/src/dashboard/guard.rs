@@ -5,8 +5,8 @@ use super::App;
 use super::frame;
 use super::session::{COOKIE, LIFE, Session};
 use axum::Router;
-use axum::body::Body;
-use axum::extract::{Form, Request, State};
+use axum::body::{Body, Bytes};
+use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header, uri::Authority};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Redirect, Response};
@@ -149,24 +149,25 @@ struct AnyForm {
 /// Lets only forms through that carry the session's secret.
 async fn check_form(request: Request, session: &Session) -> Result<Request, Box<Response>> {
     let (head, body) = request.into_parts();
-    let refused = |status, why| Box::new(frame::plain(status, why));
-    let whole = Limited::new(body, FORM_MAX).collect();
-    let bytes = match tokio::time::timeout(FORM_PATIENCE, whole).await {
-        Ok(Ok(body)) => body.to_bytes(),
-        Ok(Err(_)) => {
-            return Err(refused(StatusCode::PAYLOAD_TOO_LARGE, "the form is too long"));
-        }
-        Err(_) => return Err(refused(StatusCode::REQUEST_TIMEOUT, "the form did not come")),
-    };
+    let bytes = whole_form(body).await?;
     let sent =
         serde_urlencoded::from_bytes::<AnyForm>(&bytes).unwrap_or(AnyForm { form: String::new() });
     if !session.has_sent(&sent.form) {
-        return Err(refused(
-            StatusCode::FORBIDDEN,
-            "the form is of another session; load the page again",
-        ));
+        let why = "the form is of another session; load the page again";
+        return Err(Box::new(frame::plain(StatusCode::FORBIDDEN, why)));
     }
     Ok(Request::from_parts(head, Body::from(bytes)))
+}
+
+/// Reads a form, which is short and comes soon.
+async fn whole_form(body: Body) -> Result<Bytes, Box<Response>> {
+    let refused = |status, why| Box::new(frame::plain(status, why));
+    let whole = Limited::new(body, FORM_MAX).collect();
+    match tokio::time::timeout(FORM_PATIENCE, whole).await {
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(_)) => Err(refused(StatusCode::PAYLOAD_TOO_LARGE, "the form is too long")),
+        Err(_) => Err(refused(StatusCode::REQUEST_TIMEOUT, "the form did not come")),
+    }
 }
 
 async fn login_page() -> Response {
@@ -178,14 +179,18 @@ struct LoginForm {
     token: String,
 }
 
-async fn login(
-    State(app): State<App>,
-    headers: HeaderMap,
-    Form(form): Form<LoginForm>,
-) -> Response {
-    if !is_same_origin(&headers) || !comes_from_here(&headers) {
+async fn login(State(app): State<App>, request: Request) -> Response {
+    let (head, body) = request.into_parts();
+    if !is_same_origin(&head.headers) || !comes_from_here(&head.headers) {
         return frame::plain(StatusCode::FORBIDDEN, "this request comes from another page");
     }
+    let form = match whole_form(body).await {
+        Ok(bytes) => serde_urlencoded::from_bytes::<LoginForm>(&bytes),
+        Err(refused) => return *refused,
+    };
+    let Ok(form) = form else {
+        return frame::plain(StatusCode::BAD_REQUEST, "the form has no token");
+    };
     if !app.access.token.is(form.token.trim().as_bytes()) {
         tracing::warn!("somebody showed a wrong token to the dashboard");
         let _turn = app.wrong.acquire().await;

@@ -32,11 +32,14 @@ use axum::middleware;
 use session::Sessions;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
 /// Logs that are followed at a time.
 const STREAMS_MAX: usize = 16;
+/// How often sessions are ended whose time is over.
+const TIDY_EVERY: Duration = Duration::from_secs(60);
 /// Terminals at a time.
 const TERMINALS_MAX: usize = 8;
 
@@ -71,7 +74,18 @@ impl Dashboard {
     /// # Errors
     /// The listener fails.
     pub async fn serve(self: Arc<Self>, listener: TcpListener) -> io::Result<()> {
-        serve_tcp(self.router(), &listener).await
+        let sessions = self.clone();
+        let tidy = async move {
+            // Terminals and logs that are followed ask nothing, and end with their session.
+            loop {
+                tokio::time::sleep(TIDY_EVERY).await;
+                sessions.sessions.tidy();
+            }
+        };
+        tokio::select! {
+            served = serve_tcp(self.router(), &listener) => served,
+            () = tidy => Ok(()),
+        }
     }
 
     fn router(self: Arc<Self>) -> Router {

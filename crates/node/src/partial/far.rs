@@ -487,7 +487,9 @@ mod tests {
         let answer = place.ask(1);
         drop(accept(&listener));
         let error = answer.recv_timeout(SOON).unwrap().unwrap_err().to_string();
-        assert!(error.contains("has ended"), "{error}");
+        // Its end is heard of by who asks, or by who reads the answers.
+        let is_known = ["has ended", "nobody fetches"].iter().any(|why| error.contains(why));
+        assert!(is_known && error.contains("thaw pull --lazy"), "{error}");
         // Another one is found by itself.
         let listener = place.listen();
         let answer = place.ask(3);

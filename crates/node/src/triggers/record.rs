@@ -243,7 +243,7 @@ pub struct InvocationInfo {
 }
 
 /// A queue in numbers.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct QueueInfo {
     /// The function.
     pub function: String,

@@ -26,7 +26,7 @@ const KEPT_MS: u64 = 14 * 24 * 3600 * 1000;
 const LOOK: Duration = Duration::from_millis(500);
 
 /// A schedule, as it is shown. Times are milliseconds since 1970.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct ScheduleInfo {
     /// Its function.
     pub function: String,

@@ -7,6 +7,7 @@
 
 mod copy;
 
+use super::Way;
 use super::findings::Finding;
 use super::freeze::{Frozen, ImageOrder, open_image_of_any_build, write_image};
 use super::program::Program;
@@ -97,14 +98,20 @@ fn probe_of(function: &StoredFunction, frozen: &Frozen) -> Option<&'static Probe
 pub(super) fn compare(
     session: &mut Session,
     function: &StoredFunction,
-    index: IndexId,
+    (index, way): (IndexId, Way<'_>),
     frozen: &Frozen,
     options: &BuildOptions,
     on_event: &mut OnEvent<'_>,
 ) -> Option<Finding> {
     let probe = probe_of(function, frozen)?;
+    let mut function = with_probe(function, probe);
+    if matches!(way, Way::Template(_)) {
+        // The program that is compared is started; one from a template begins with its
+        // generators seeded.
+        function.environment.insert("THAW_PROBE_SEEDED".to_owned(), "1".to_owned());
+    }
     on_event(BuildEvent::Stage("comparing what two copies draw at random"));
-    match drawn_twice(session, probe, function, index, options) {
+    match drawn_twice(session, probe, &function, index, options) {
         Ok([one, other]) => {
             let same = same(&one, &other);
             (!same.is_empty()).then(|| Finding::of_generators(&same, probe.way_out))
@@ -138,7 +145,6 @@ fn drawn_twice(
     index: IndexId,
     options: &BuildOptions,
 ) -> Result<[Drawn; 2], BuildError> {
-    let function = &with_probe(function, probe);
     let index = with_file(session, probe, index)?;
     let rootfs = StoredRootfs::open(session, index)?;
     let image = freeze(session, function, &rootfs, options)?;

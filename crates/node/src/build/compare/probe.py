@@ -31,6 +31,9 @@ def _draw(_number, _frame):
     os.write(2, (text + "thaw-probe .\n").encode())
 
 
+if os.environ.pop("THAW_PROBE_SEEDED", None):
+    # A runtime template has loaded it before the program begins.
+    import random  # noqa: F401
 signal.signal(signal.SIGPWR, _draw)
 sys.path[:] = [path for path in sys.path if path != _HERE]
 _own = os.environ.pop("THAW_PROBE_PYTHONPATH", None)

@@ -235,6 +235,8 @@ impl Wanted<'_> {
             template: TemplateConfig::default(),
             train: None,
             egress: Default::default(),
+            // Whoever is built from it mounts his own.
+            secrets: Default::default(),
             ..function.config.clone()
         };
         config.entry.kind = EntryKind::Http;
