@@ -61,20 +61,56 @@ impl Mirror {
         assert!(!outcome.stderr.contains("cannot be built from"), "{}", outcome.stderr);
         outcome.success();
         let daemon = Daemon::start(home, &DaemonOptions::default());
-        // The name of the function is that of the host, and its revision is that of its thaw.toml.
-        let [expected, seen] = [&started, &given].map(|name| {
-            let text = without_revisions(&ask(&daemon, name, "/").to_string(), name);
-            serde_json::from_str::<Value>(&text.replace(&started, &given)).expect("JSON")
-        });
-        let expected = expected.as_object().expect("an object");
-        for (what, expected) in expected {
-            assert_eq!(&seen[what], expected, "{what}");
-        }
-        assert_eq!(seen.as_object().map(|seen| seen.len()), Some(expected.len()));
-        assert_eq!(ask(&daemon, &given, "/import"), "neighbour");
-        assert_eq!(ask(&daemon, &given, "/thaws")[0], "1\n");
+        see_the_same(&daemon, &started, &given);
         (daemon, given)
     }
+
+    /// Builds two functions from one template and one without: the template is there once, takes
+    /// its part of their images, and they draw other numbers.
+    #[track_caller]
+    pub fn check_sharing(&self, home: &Path, command: &str) {
+        for name in ["first", "second"] {
+            self.build(home, name, command, &self.template()).success();
+        }
+        self.build(home, "whole", command, "").success();
+        assert_eq!(templates(home).len(), 1);
+        run(thaw().env("THAW_HOME", home).arg("pack")).success();
+        let stored = |name| image_of(home, name)["allocated"].as_u64().expect("bytes");
+        let (second, whole) = (stored("second"), stored("whole"));
+        assert!(second < whole * 2 / 3, "{second} {whole}");
+        let daemon = Daemon::start(home, &DaemonOptions::default());
+        assert_ne!(ask(&daemon, "first", "/drawn"), ask(&daemon, "second", "/drawn"));
+    }
+
+    /// Builds functions whose programs would notice a template: each is built the ordinary way, and
+    /// it is said why. Each has a command, what is said of `[template]`, and why.
+    #[track_caller]
+    pub fn check_refusals(&self, home: &Path, cases: &[(&str, &str, &str)]) {
+        for (number, (command, template, why)) in cases.iter().enumerate() {
+            let name = format!("case-{number}");
+            let built = self.build(home, &name, command, template);
+            assert!(built.stderr.contains(why), "{command}: {}", built.stderr);
+            built.success();
+            assert_eq!(image_of(home, &name)["ancestors"], serde_json::json!([]), "{command}");
+        }
+    }
+}
+
+/// Two functions, of which the second one was built from a template, see the same.
+#[track_caller]
+pub fn see_the_same(daemon: &Daemon, started: &str, given: &str) {
+    // The name of the function is that of the host, and its revision is that of its thaw.toml.
+    let [expected, seen] = [started, given].map(|name| {
+        let text = without_revisions(&ask(daemon, name, "/").to_string(), name);
+        serde_json::from_str::<Value>(&text.replace(started, given)).expect("JSON")
+    });
+    let expected = expected.as_object().expect("an object");
+    for (what, expected) in expected {
+        assert_eq!(&seen[what], expected, "{what}");
+    }
+    assert_eq!(seen.as_object().map(|seen| seen.len()), Some(expected.len()));
+    assert_eq!(ask(daemon, given, "/import"), "neighbour");
+    assert_eq!(ask(daemon, given, "/thaws")[0], "1\n");
 }
 
 /// Asks a function that answers in JSON.

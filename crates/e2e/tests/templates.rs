@@ -4,7 +4,8 @@
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
-use thaw_e2e::{Daemon, DaemonOptions, Outcome, built_home, get, repository, run, thaw};
+use thaw_e2e::mirror::{ask, image_of, images, see_the_same};
+use thaw_e2e::{Daemon, DaemonOptions, Outcome, built_home, repository, run, thaw};
 
 /// Builds the program that says what it sees.
 fn build(home: &Path, name: &str, command: &str, template: &str) -> Outcome {
@@ -38,38 +39,6 @@ fn command(home: &Path, arguments: &[&str]) -> Outcome {
     run(thaw().env("THAW_HOME", home).args(arguments))
 }
 
-fn images(home: &Path) -> Value {
-    let said = command(home, &["images", "--json"]).success();
-    serde_json::from_str(&said).expect("JSON")
-}
-
-/// The image of a function, as `thaw images` shows it.
-#[track_caller]
-fn image_of(home: &Path, function: &str) -> Value {
-    let all = images(home);
-    let is_of_it = |image: &&Value| image["functions"] == serde_json::json!([function]);
-    all.as_array().expect("a list").iter().find(is_of_it).expect("an image").clone()
-}
-
-#[track_caller]
-fn ask(daemon: &Daemon, function: &str, path: &str) -> Value {
-    let answer = get(daemon.gateway(), function, path);
-    assert_eq!(answer.status, 200, "{}", answer.text());
-    answer.json()
-}
-
-/// Takes the eight digits away that are behind a function's name in its revision.
-fn without_revisions(text: &str, name: &str) -> String {
-    let mark = format!("{name}-");
-    let mut parts = text.split(&mark);
-    let first = parts.next().unwrap_or_default().to_owned();
-    parts.fold(first, |done, part| {
-        let is_hex = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit());
-        let is_revision = part.get(..8).is_some_and(is_hex);
-        done + name + if is_revision { &part[8..] } else { part }
-    })
-}
-
 /// Built both ways, a program sees the same.
 #[track_caller]
 fn check_sees_the_same(home: &Path, name: &str, how: &str) {
@@ -80,20 +49,11 @@ fn check_sees_the_same(home: &Path, name: &str, how: &str) {
     assert!(!outcome.stderr.contains("cannot be built from"), "{}", outcome.stderr);
     outcome.success();
     let daemon = Daemon::start(home, &DaemonOptions::default());
-    // The name of the function is that of the host, and its revision is that of its thaw.toml.
-    let [expected, seen] = [&started, &given].map(|name| {
-        let text = without_revisions(&ask(&daemon, name, "/").to_string(), name);
-        serde_json::from_str::<Value>(&text.replace(&started, &given)).expect("JSON")
-    });
-    for (what, expected) in expected.as_object().expect("an object") {
-        assert_eq!(&seen[what], expected, "{what}");
-    }
+    see_the_same(&daemon, &started, &given);
     let loaded = |name| ask(&daemon, name, "/loaded");
     let given_loaded = loaded(&given);
     let has = |module: &Value| given_loaded.as_array().expect("names").contains(module);
     assert!(loaded(&started).as_array().expect("names").iter().all(has), "{given_loaded}");
-    assert_eq!(ask(&daemon, &given, "/import"), "neighbour");
-    assert_eq!(ask(&daemon, &given, "/thaws")[0], "1\n");
 }
 
 #[test]

@@ -2,8 +2,8 @@
 
 use serde_json::json;
 use std::path::Path;
-use thaw_e2e::mirror::{Mirror, ask, image_of, templates};
-use thaw_e2e::{Daemon, DaemonOptions, Outcome, built_home, run, thaw};
+use thaw_e2e::mirror::{Mirror, ask, templates};
+use thaw_e2e::{Outcome, built_home};
 
 const NODE: Mirror = Mirror {
     language: "node",
@@ -54,18 +54,7 @@ fn packages_of_a_template_are_those_that_the_program_would_load() {
 #[test]
 fn functions_share_a_template_and_draw_other_numbers() {
     let home = built_home("templates-node-shared", &[]);
-    let script = r#"["node", "app.js"]"#;
-    let template = NODE.template();
-    for name in ["first", "second"] {
-        build(&home, name, script, &template).success();
-    }
-    build(&home, "whole", script, "").success();
-    assert_eq!(templates(&home).len(), 1);
-    run(thaw().env("THAW_HOME", &home).arg("pack")).success();
-    let stored = |name| image_of(&home, name)["allocated"].as_u64().expect("bytes");
-    assert!(stored("second") < stored("whole") * 2 / 3, "{} {}", stored("second"), stored("whole"));
-    let daemon = Daemon::start(&home, &DaemonOptions::default());
-    assert_ne!(ask(&daemon, "first", "/drawn"), ask(&daemon, "second", "/drawn"));
+    NODE.check_sharing(&home, r#"["node", "app.js"]"#);
 }
 
 #[test]
@@ -76,18 +65,20 @@ fn a_program_that_would_notice_is_built_the_ordinary_way_and_says_why() {
     let nowhere = format!("{template}modules = [\"nowhere\"]\n");
     let script = r#"["node", "app.js"]"#;
     let cases = [
-        (r#"["node", "--stack-size=900", "app.js"]"#, &template, "gets the option --stack-size"),
-        (script, &modern, "modern"),
-        (script, &nowhere, "no module nowhere is in /app/node_modules"),
-        (r#"["node", "app.js", "--refuse-template"]"#, &template, "somebody was here before"),
+        (
+            r#"["node", "--stack-size=900", "app.js"]"#,
+            template.as_str(),
+            "gets the option --stack-size",
+        ),
+        (script, modern.as_str(), "modern"),
+        (script, nowhere.as_str(), "no module nowhere is in /app/node_modules"),
+        (
+            r#"["node", "app.js", "--refuse-template"]"#,
+            template.as_str(),
+            "somebody was here before",
+        ),
     ];
-    for (number, (how, template, why)) in cases.into_iter().enumerate() {
-        let name = format!("case-{number}");
-        let built = build(&home, &name, how, template);
-        assert!(built.stderr.contains(why), "{how}: {}", built.stderr);
-        built.success();
-        assert_eq!(image_of(&home, &name)["ancestors"], json!([]), "{how}");
-    }
+    NODE.check_refusals(&home, &cases);
     let options = format!("{template}[env]\nNODE_OPTIONS = \"--no-warnings\"\n");
     let built = NODE.build(&home, "options", script, &options);
     assert!(built.stderr.contains("its environment has NODE_OPTIONS"), "{}", built.stderr);

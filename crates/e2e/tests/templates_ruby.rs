@@ -2,8 +2,8 @@
 
 use serde_json::json;
 use std::path::Path;
-use thaw_e2e::mirror::{Mirror, ask, image_of, templates};
-use thaw_e2e::{Daemon, DaemonOptions, Outcome, built_home, run, thaw};
+use thaw_e2e::mirror::{Mirror, ask, templates};
+use thaw_e2e::{Daemon, DaemonOptions, Outcome, built_home};
 
 const RUBY: Mirror = Mirror {
     language: "ruby",
@@ -41,17 +41,7 @@ fn modules_of_a_template_are_those_that_the_program_would_load() {
 #[test]
 fn functions_share_a_template_and_draw_other_numbers() {
     let home = built_home("templates-ruby-shared", &[]);
-    let script = r#"["ruby", "app.rb"]"#;
-    for name in ["first", "second"] {
-        build(&home, name, script, &RUBY.template()).success();
-    }
-    build(&home, "whole", script, "").success();
-    assert_eq!(templates(&home).len(), 1);
-    run(thaw().env("THAW_HOME", &home).arg("pack")).success();
-    let stored = |name| image_of(&home, name)["allocated"].as_u64().expect("bytes");
-    assert!(stored("second") < stored("whole") * 2 / 3, "{} {}", stored("second"), stored("whole"));
-    let daemon = Daemon::start(&home, &DaemonOptions::default());
-    assert_ne!(ask(&daemon, "first", "/drawn"), ask(&daemon, "second", "/drawn"));
+    RUBY.check_sharing(&home, r#"["ruby", "app.rb"]"#);
 }
 
 #[test]
@@ -61,17 +51,15 @@ fn a_program_that_would_notice_is_built_the_ordinary_way_and_says_why() {
     let nowhere = format!("{template}modules = [\"nowhere\"]\n");
     let script = r#"["ruby", "app.rb"]"#;
     let cases = [
-        (r#"["ruby", "-W0", "app.rb"]"#, &template, "gets the option -W0"),
-        (script, &nowhere, "cannot load such file -- nowhere"),
-        (r#"["ruby", "app.rb", "--refuse-template"]"#, &template, "somebody has loaded yaml"),
+        (r#"["ruby", "-W0", "app.rb"]"#, template.as_str(), "gets the option -W0"),
+        (script, nowhere.as_str(), "cannot load such file -- nowhere"),
+        (
+            r#"["ruby", "app.rb", "--refuse-template"]"#,
+            template.as_str(),
+            "somebody has loaded yaml",
+        ),
     ];
-    for (number, (how, template, why)) in cases.into_iter().enumerate() {
-        let name = format!("case-{number}");
-        let built = build(&home, &name, how, template);
-        assert!(built.stderr.contains(why), "{how}: {}", built.stderr);
-        built.success();
-        assert_eq!(image_of(&home, &name)["ancestors"], json!([]), "{how}");
-    }
+    RUBY.check_refusals(&home, &cases);
     let options = format!("{template}[env]\nRUBYOPT = \"-W0\"\n");
     let built = build(&home, "options", script, &options);
     assert!(built.stderr.contains("its environment has RUBYOPT"), "{}", built.stderr);
