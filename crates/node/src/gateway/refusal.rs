@@ -312,7 +312,10 @@ impl Refusal {
                 format!("the request head was not complete after {} s", limit.as_secs_f64())
             }
             Self::BodyTooSlow(limit) => {
-                format!("nothing of the request body came for {} s", limit.as_secs_f64())
+                format!(
+                    "the request body stopped, or was not complete, within {} s",
+                    limit.as_secs_f64()
+                )
             }
             Self::NotHttp { function, way } => {
                 format!("`{function}` does not speak HTTP; it is reached by {way}")
