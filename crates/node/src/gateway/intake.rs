@@ -32,9 +32,8 @@ const FIRST_ROOM: u64 = 16 << 10;
 
 /// What becomes of a request.
 pub(super) enum TakenIn {
-    /// It goes to the function, with this body. The room of one that was read is given back with
-    /// the request.
-    Passed(RequestBody, Option<Room>),
+    /// It goes to the function, with this body.
+    Passed(RequestBody),
     /// It is queued.
     Queued(Response<AnswerBody>),
 }
@@ -60,7 +59,7 @@ pub(super) async fn take_in(
         cloudevents::check(&head.headers).map_err(Refusal::BadEvent)?;
     }
     if mode != Mode::Structured && !is_queued {
-        return Ok(TakenIn::Passed(body.into(), None));
+        return Ok(TakenIn::Passed(body.into()));
     }
     let shared = client.gateway.shared();
     let unavailable = || not_queued(service, NotQueued::Full("the node is stopping".to_owned()));
@@ -73,11 +72,14 @@ pub(super) async fn take_in(
     if mode == Mode::Structured {
         bytes = cloudevents::to_binary(&mut head.headers, &bytes).map_err(Refusal::BadEvent)?;
         cloudevents::check(&head.headers).map_err(Refusal::BadEvent)?;
+        if bytes.len() as u64 > most {
+            return Err(too_large(service, most));
+        }
     }
     if !is_queued {
         head.headers.remove(TRANSFER_ENCODING);
         head.headers.insert(CONTENT_LENGTH, HeaderValue::from(bytes.len()));
-        return Ok(TakenIn::Passed(RequestBody::read(body, bytes.into()), Some(room)));
+        return Ok(TakenIn::Passed(RequestBody::read(body, bytes.into(), room)));
     }
     let is_operator = report::audience(shared, client.addresses()) == Audience::Operator;
     let origin = if is_operator { Origin::Operator } else { Origin::Client };

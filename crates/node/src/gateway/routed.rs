@@ -207,11 +207,10 @@ async fn dispatch(
     let body = match service.config().looks_at_triggers() {
         true => match intake::take_in(client, &service, &mut head, body, body_max).await? {
             TakenIn::Queued(answer) => return Ok(answer),
-            TakenIn::Passed(body, room) => (body, room),
+            TakenIn::Passed(body) => body,
         },
-        false => (body.into(), None),
+        false => body.into(),
     };
-    let (body, _room) = body;
     course.id.write(&mut head.headers);
     let asked = Asked { client: client.clone(), service, since_ns: course.since_ns, body_max };
     let answered = match asked.service.config().entry.kind {
