@@ -47,7 +47,7 @@ pub(super) async fn take_in(
     service: &Service,
     head: &mut Parts,
     mut body: Incoming,
-    body_max: Option<u64>,
+    (user, body_max): (Option<&str>, Option<u64>),
 ) -> Result<TakenIn, Refusal> {
     let config = service.config();
     let mode = match config.cloudevents {
@@ -83,7 +83,7 @@ pub(super) async fn take_in(
     }
     let is_operator = report::audience(shared, client.addresses()) == Audience::Operator;
     let origin = if is_operator { Origin::Operator } else { Origin::Client };
-    let new = invocation(service, origin, head, bytes)?;
+    let new = invocation(service, (origin, user), head, bytes)?;
     let queued = triggers.queue(shared, new, room).await.map_err(|why| not_queued(service, why))?;
     Ok(TakenIn::Queued(answer(queued)))
 }
@@ -163,15 +163,15 @@ async fn read<B: Body<Data = Bytes> + Unpin>(
 
 fn invocation(
     service: &Service,
-    origin: Origin,
+    (origin, user): (Origin, Option<&str>),
     head: &Parts,
     body: Vec<u8>,
 ) -> Result<NewInvocation, Refusal> {
     let path = head.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
     Ok(NewInvocation {
         function: service.name().to_string(),
+        key: key(&head.headers)?.map(|key| key_of(&origin, user, &key)),
         origin,
-        key: key(&head.headers)?,
         request: QueuedRequest {
             method: head.method.to_string(),
             path,
@@ -179,6 +179,16 @@ fn invocation(
             body,
         },
     })
+}
+
+/// A key of a client, which has nothing to do with the same key of another user.
+fn key_of(origin: &Origin, user: Option<&str>, key: &[u8]) -> Vec<u8> {
+    let who = match (origin, user) {
+        (_, Some(user)) => format!("user {}\n{user}\n", user.len()),
+        (Origin::Operator, None) => "operator\n".to_owned(),
+        (Origin::Client | Origin::Schedule(_), None) => "anybody\n".to_owned(),
+    };
+    [who.as_bytes(), key].concat()
 }
 
 /// What tells an invocation from all others: what its client says, or the event that it is.
@@ -204,6 +214,7 @@ fn not_queued(service: &Service, why: NotQueued) -> Refusal {
     let function = service.name().to_string();
     match why {
         NotQueued::TooLarge(most) => Refusal::BodyTooLarge { function, most },
+        NotQueued::KeyReused => Refusal::KeyReused { function },
         NotQueued::Full(reason) => Refusal::QueueFull { function, reason },
         NotQueued::Unavailable(why) => {
             Refusal::QueueUnavailable { function, reason: why.to_string() }
@@ -284,6 +295,20 @@ mod tests {
         assert_eq!((bytes.unwrap(), room.bytes()), (whole.to_vec(), 1 << 20));
         let large = run(read(&mut Full::new(whole), 1000, patience, &mut room));
         assert!(matches!(large, Err(Unread::TooLarge(1000))), "{large:?}");
+    }
+
+    #[test]
+    fn keys_of_two_users_do_not_meet() {
+        let all = [
+            key_of(&Origin::Client, None, b"key\nk"),
+            key_of(&Origin::Operator, None, b"key\nk"),
+            key_of(&Origin::Client, Some("a"), b"key\nk"),
+            key_of(&Origin::Client, Some("b"), b"key\nk"),
+            key_of(&Origin::Client, Some("a\nkey"), b"k"),
+        ];
+        for (at, one) in all.iter().enumerate() {
+            assert!(!all[..at].contains(one), "{at}");
+        }
     }
 
     #[test]

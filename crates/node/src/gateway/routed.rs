@@ -203,9 +203,11 @@ async fn dispatch(
         return Err(too_large(&service, most));
     }
     passed.prepare(client, &mut head, granted.as_ref());
-    course.account.passage.user = granted.and_then(|granted| granted.user);
+    let user = granted.and_then(|granted| granted.user);
+    course.account.passage.user.clone_from(&user);
+    let about = (user.as_deref(), body_max);
     let body = match service.config().looks_at_triggers() {
-        true => match intake::take_in(client, &service, &mut head, body, body_max).await? {
+        true => match intake::take_in(client, &service, &mut head, body, about).await? {
             TakenIn::Queued(answer) => return Ok(answer),
             TakenIn::Passed(body) => body,
         },
