@@ -536,6 +536,14 @@ mod tests {
     }
 
     #[test]
+    fn the_queue_knows_every_error() {
+        for refusal in all() {
+            let error = refusal.error();
+            assert_eq!(crate::triggers::gateway_error(error), Some(error));
+        }
+    }
+
+    #[test]
     fn the_operator_learns_what_went_wrong() {
         let refusal = Refusal::NoCapacity {
             function: "a".into(),

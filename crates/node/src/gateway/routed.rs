@@ -5,6 +5,7 @@ use super::client::{Active, Reading, RoutedClient};
 use super::exchange::{self, InstanceBody};
 use super::head::HeadError;
 use super::intake::{self, TakenIn};
+use super::message::REQUEST_ID;
 use super::passing::{self, Admittance, Passed, Way};
 use super::refusal::Refusal;
 use super::report::{self, Account};
@@ -17,7 +18,7 @@ use crate::service::Service;
 use http_body_util::Full;
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use hyper::header::{
-    CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, LOCATION, ORIGIN, RETRY_AFTER,
+    CONNECTION, CONTENT_TYPE, HeaderValue, LOCATION, ORIGIN, RETRY_AFTER,
     WWW_AUTHENTICATE,
 };
 use hyper::http::request::Parts;
@@ -27,9 +28,6 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-
-/// The id of a request, in the gateway's own answers.
-const REQUEST_ID: HeaderName = HeaderName::from_static("thaw-request-id");
 
 /// The body of an answer, and the request that it answers.
 pub(super) struct Answer {

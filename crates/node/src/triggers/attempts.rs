@@ -110,6 +110,7 @@ async fn attempt(triggers: &Arc<Triggers>, node: &Arc<NodeState>, job: Job) {
             retry_after_ms: None,
         },
     };
+    let outcome = harmless(outcome);
     let name = match &outcome {
         Outcome::Done => "done",
         Outcome::Failed { .. } => "failed",
@@ -186,6 +187,19 @@ impl Drop for Driven {
     }
 }
 
+/// Takes out of what is logged and shown all that a terminal would act on.
+fn harmless(outcome: Outcome) -> Outcome {
+    let escape = |text: String| thaw_sandbox::escape(text.as_bytes());
+    match outcome {
+        Outcome::Done => Outcome::Done,
+        Outcome::Failed { reason, retry_after_ms } => {
+            Outcome::Failed { reason: escape(reason), retry_after_ms }
+        }
+        Outcome::Refused(reason) => Outcome::Refused(escape(reason)),
+        Outcome::Deferred(reason) => Outcome::Deferred(escape(reason)),
+    }
+}
+
 /// What an answer says; its body is read to the end and forgotten.
 async fn read(answer: Response<Incoming>) -> Outcome {
     let (head, mut body) = answer.into_parts();
@@ -256,4 +270,27 @@ pub(super) fn is_carried(name: &HeaderName) -> bool {
         ATTEMPT_HEADER,
     ]
     .contains(&name.as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasons_forge_no_lines_of_the_log() {
+        let text = || "x\n2026-11-23 INFO forged\u{1b}[2J".to_owned();
+        for outcome in [
+            Outcome::Failed { reason: text(), retry_after_ms: None },
+            Outcome::Refused(text()),
+            Outcome::Deferred(text()),
+        ] {
+            let (Outcome::Failed { reason, .. }
+            | Outcome::Refused(reason)
+            | Outcome::Deferred(reason)) = harmless(outcome)
+            else {
+                panic!("it has a reason")
+            };
+            assert!(!reason.contains(['\n', '\u{1b}']) && reason.contains("forged"), "{reason}");
+        }
+    }
 }

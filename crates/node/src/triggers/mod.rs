@@ -35,6 +35,8 @@ pub use record::{
     QueuedRequest, Record, Unavailable,
 };
 pub(crate) use room::{Holder, Room, Rooms};
+#[cfg(test)]
+pub(crate) use retry::gateway_error;
 pub use schedules::ScheduleInfo;
 
 use crate::clock::wall_ms;
