@@ -10,8 +10,8 @@ use crate::config::FunctionConfig;
 use crate::service::Service;
 use crate::triggers::cloudevents::{self, Mode};
 use crate::triggers::{
-    Holder, INVOCATION_HEADER, KEY_MAX, NewInvocation, NotQueued, Origin, Queued, QueuedRequest,
-    Room, carried, prefers_async,
+    ATTEMPT_HEADER, Holder, INVOCATION_HEADER, KEY_MAX, NewInvocation, NotQueued, Origin, Queued,
+    QueuedRequest, Room, carried, prefers_async,
 };
 use crate::upstream::RequestBody;
 use http_body_util::{BodyExt, Full};
@@ -36,6 +36,24 @@ pub(super) enum TakenIn {
     Passed(RequestBody),
     /// It is queued.
     Queued(Response<AnswerBody>),
+}
+
+/// Takes out of a client's request what only those of the node's own queue say.
+///
+/// # Errors
+/// It passes for an event of the node.
+pub(super) fn disarm(client: &RoutedClient, head: &mut Parts) -> Result<(), Refusal> {
+    if is_operator(client) {
+        return Ok(());
+    }
+    head.headers.remove(INVOCATION_HEADER);
+    head.headers.remove(ATTEMPT_HEADER);
+    cloudevents::check_foreign(&head.headers).map_err(Refusal::BadEvent)
+}
+
+/// Whether a request comes by the admin API, or from the queue.
+fn is_operator(client: &RoutedClient) -> bool {
+    report::audience(client.gateway.shared(), client.addresses()) == Audience::Operator
 }
 
 /// Looks at a request to a function that takes events, or invocations for its queue.
@@ -72,6 +90,7 @@ pub(super) async fn take_in(
     if mode == Mode::Structured {
         bytes = cloudevents::to_binary(&mut head.headers, &bytes).map_err(Refusal::BadEvent)?;
         cloudevents::check(&head.headers).map_err(Refusal::BadEvent)?;
+        disarm(client, head)?;
         if bytes.len() as u64 > most {
             return Err(too_large(service, most));
         }
@@ -81,8 +100,7 @@ pub(super) async fn take_in(
         head.headers.insert(CONTENT_LENGTH, HeaderValue::from(bytes.len()));
         return Ok(TakenIn::Passed(RequestBody::read(body, bytes.into(), room)));
     }
-    let is_operator = report::audience(shared, client.addresses()) == Audience::Operator;
-    let origin = if is_operator { Origin::Operator } else { Origin::Client };
+    let origin = if is_operator(client) { Origin::Operator } else { Origin::Client };
     let new = invocation(service, (origin, user), head, bytes)?;
     let queued = triggers.queue(shared, new, room).await.map_err(|why| not_queued(service, why))?;
     Ok(TakenIn::Queued(answer(queued)))

@@ -18,8 +18,7 @@ use crate::service::Service;
 use http_body_util::Full;
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use hyper::header::{
-    CONNECTION, CONTENT_TYPE, HeaderValue, LOCATION, ORIGIN, RETRY_AFTER,
-    WWW_AUTHENTICATE,
+    CONNECTION, CONTENT_TYPE, HeaderValue, LOCATION, ORIGIN, RETRY_AFTER, WWW_AUTHENTICATE,
 };
 use hyper::http::request::Parts;
 use hyper::{Request, Response, StatusCode, Version};
@@ -201,6 +200,7 @@ async fn dispatch(
         return Err(too_large(&service, most));
     }
     passed.prepare(client, &mut head, granted.as_ref());
+    intake::disarm(client, &mut head)?;
     let user = granted.and_then(|granted| granted.user);
     course.account.passage.user.clone_from(&user);
     let about = (user.as_deref(), body_max);

@@ -103,7 +103,7 @@ pub(super) fn terms_of(node: &NodeState, function: &str) -> Option<Terms> {
 
 async fn attempt(triggers: &Arc<Triggers>, node: &Arc<NodeState>, job: Job) {
     let (id, function) = (job.id, job.record.function.clone());
-    let outcome = match timeout(ATTEMPT_PATIENCE, call(triggers.gateway, node, &job)).await {
+    let outcome = match timeout(ATTEMPT_PATIENCE, call(triggers.gateway, node, job)).await {
         Ok(outcome) => outcome,
         Err(_) => Outcome::Failed {
             reason: format!("it was not over after {} minutes", ATTEMPT_PATIENCE.as_secs() / 60),
@@ -146,7 +146,7 @@ async fn settle(
 }
 
 /// Sends the request and waits for the end of the answer.
-async fn call(gateway: SocketAddr, node: &NodeState, job: &Job) -> Outcome {
+async fn call(gateway: SocketAddr, node: &NodeState, job: Job) -> Outcome {
     let failed = |reason: String| Outcome::Failed { reason, retry_after_ms: None };
     let Some(request) = request_of(job) else {
         return Outcome::Refused("its request cannot be sent".to_owned());
@@ -228,8 +228,8 @@ fn retry_after_ms(headers: &HeaderMap) -> Option<u64> {
     Some(seconds.saturating_mul(1000))
 }
 
-fn request_of(job: &Job) -> Option<Request<Full<Bytes>>> {
-    let queued = &job.request;
+fn request_of(job: Job) -> Option<Request<Full<Bytes>>> {
+    let queued = job.request;
     let mut request = Request::builder()
         .method(queued.method.as_str())
         .uri(&queued.path)
@@ -248,7 +248,8 @@ fn request_of(job: &Job) -> Option<Request<Full<Bytes>>> {
         let about = ("thaw.invocation", &*source, &*job.id.to_string());
         cloudevents::describe(headers, about, job.record.created_ms);
     }
-    request.body(Full::new(Bytes::from(queued.body.clone()))).ok()
+    // The only copy: bodies are large.
+    request.body(Full::new(Bytes::from(queued.body))).ok()
 }
 
 /// Whether a field of a request is part of it, not of the connection on which it came, nor an

@@ -12,6 +12,10 @@ use std::fmt;
 
 /// The version that is spoken.
 const VERSION: &str = "1.0";
+/// Header of an event's type.
+pub(crate) const TYPE: &str = "ce-type";
+/// With what the types of the node's own events begin.
+const OWN_TYPES: &str = "thaw.";
 /// Prefix of the headers of attributes.
 const PREFIX: &str = "ce-";
 /// Most attributes of an event: as many as a head has fields for.
@@ -59,6 +63,22 @@ pub fn mode(headers: &HeaderMap) -> Result<Mode, WrongEvent> {
         )),
         _ if is_binary(headers) => Ok(Mode::Binary),
         _ => Ok(Mode::None),
+    }
+}
+
+/// Checks that a client's event does not pass for one of the node's own.
+///
+/// # Errors
+/// It does.
+pub fn check_foreign(headers: &HeaderMap) -> Result<(), WrongEvent> {
+    let is_own = |value: &HeaderValue| {
+        let text = percent_decode(value.as_bytes()).collect::<Vec<u8>>();
+        let text = text.trim_ascii_start().get(..OWN_TYPES.len());
+        text.is_some_and(|text| text.eq_ignore_ascii_case(OWN_TYPES.as_bytes()))
+    };
+    match headers.get_all(TYPE).iter().any(is_own) {
+        true => Err(format!("types of events that begin with {OWN_TYPES} are not for clients")),
+        false => Ok(()),
     }
 }
 
@@ -275,7 +295,7 @@ pub(super) fn describe(
     let time = time.map(|time| time.to_string());
     let attributes = [
         ("ce-specversion", Some(VERSION)),
-        ("ce-type", Some(kind)),
+        (TYPE, Some(kind)),
         ("ce-source", Some(source)),
         ("ce-id", Some(id)),
         ("ce-time", time.as_deref()),
@@ -345,6 +365,22 @@ mod tests {
         }
         let all: Vec<_> = BINARY.into_iter().chain([("ce-time", "2026-11-23T21:00:00Z")]).collect();
         assert_eq!(check(&headers(&all)), Ok(()));
+    }
+
+    #[test]
+    fn clients_cannot_send_events_of_the_node() {
+        for (kind, expected) in [
+            ("thaw.schedule", false),
+            ("Thaw.invocation", false),
+            ("%74haw%2Eschedule", false),
+            ("thaw", true),
+            ("com.thaw.schedule", true),
+            ("t", true),
+        ] {
+            let all = headers(&[("ce-type", "t"), ("ce-type", kind)]);
+            assert_eq!(check_foreign(&all).is_ok(), expected, "{kind}");
+        }
+        assert_eq!(check_foreign(&HeaderMap::new()), Ok(()));
     }
 
     #[test]

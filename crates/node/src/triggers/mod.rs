@@ -34,9 +34,9 @@ pub use record::{
     Death, InvocationId, InvocationInfo, NewInvocation, NotQueued, Origin, QueueInfo, Queued,
     QueuedRequest, Record, Unavailable,
 };
-pub(crate) use room::{Holder, Room, Rooms};
 #[cfg(test)]
 pub(crate) use retry::gateway_error;
+pub(crate) use room::{Holder, Room, Rooms};
 pub use schedules::ScheduleInfo;
 
 use crate::clock::wall_ms;
