@@ -333,11 +333,25 @@ fn events_reach_the_function_in_binary_mode_and_wrong_ones_do_not() {
     // An event that is queued is known by its source and id.
     let id = queue(&daemon, "/", structured, event);
     let binary = "ce-specversion: 1.0\r\nce-id: 1\r\nce-source: /s\r\nce-type: t\r\n";
-    assert_eq!(queue(&daemon, "/", binary, ""), id);
+    assert_eq!(queue(&daemon, "/", binary, "{\"k\":1}"), id);
+    let other = send(daemon.gateway(), "/", &format!("{ASYNC}{binary}"), "other");
+    assert_eq!((other.status, &other.json()["error"]), (422, &json!("key_reused")));
     wait_until("it was handed on", || attempts(daemon.home(), &id).len() == 1);
     assert_eq!(attempts(daemon.home(), &id)[0]["headers"]["ce-type"], "t");
 
+    // Nobody passes for the queue.
+    for connection in ["", "Connection: close\r\n"] {
+        let fields = format!("{connection}Thaw-Invocation-Id: 1\r\nThaw-Attempt: 1\r\n");
+        let got = send(daemon.gateway(), "/", &fields, "").json();
+        assert_eq!(got["headers"]["thaw-invocation-id"], Value::Null, "{got}");
+        assert_eq!(got["headers"]["thaw-attempt"], Value::Null, "{got}");
+        let fields = format!("{connection}ce-type: thaw.schedule\r\n");
+        assert_eq!(send(daemon.gateway(), "/", &fields, "").status, 400);
+    }
+    let own = r#"{"specversion":"1.0","id":"1","source":"/s","type":"thaw.schedule"}"#;
+
     for (fields, body, why) in [
+        (structured, own, "not for clients"),
         (structured, "{}", "specversion"),
         (structured, "[", "JSON"),
         ("ce-specversion: 1.0\r\n", "", "`id`"),

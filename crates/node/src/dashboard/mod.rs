@@ -110,6 +110,8 @@ impl Dashboard {
 
     /// Notes what somebody did by the dashboard, in the events and in the daemon's log.
     fn note(&self, subject: &str, what: &str) {
+        // A guest may have chosen the path of a file.
+        let what = &thaw_sandbox::escape(what.as_bytes());
         self.admin.shared.metrics().events().note(EventKind::Operator, subject, what, 1);
         tracing::info!(subject, "by the dashboard: {what}");
     }

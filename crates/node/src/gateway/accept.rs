@@ -175,7 +175,7 @@ impl Gateway {
         let (service, is_plain) = self.destination(&arrival, head, function);
         let is_triggered = head.may_trigger
             && service.as_ref().is_some_and(|service| service.config().looks_at_triggers());
-        let is_plain = is_plain && !is_triggered;
+        let is_plain = is_plain && !is_triggered && !head.may_pretend;
         let is_whole = |service: &Arc<Service>| {
             let entry = service.config().entry;
             let is_own = function.is_some() && entry.connections == Connections::Handover;

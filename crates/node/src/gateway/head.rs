@@ -1,5 +1,7 @@
 //! Reads the head of an HTTP/1 request far enough to route it.
 
+use crate::triggers::cloudevents::TYPE as EVENT_TYPE;
+use crate::triggers::{ATTEMPT_HEADER, INVOCATION_HEADER};
 use hyper::http::Method;
 use std::net::IpAddr;
 
@@ -26,6 +28,8 @@ pub struct Head {
     pub announces: Announcement,
     /// It may be an event, or for the queue of its function.
     pub may_trigger: bool,
+    /// It may have a field that only requests of the node's own queue have.
+    pub may_pretend: bool,
 }
 
 impl Head {
@@ -100,6 +104,7 @@ pub fn parse(bytes: &[u8]) -> Result<Progress, HeadError> {
             is_1_1: request.version == Some(1),
             announces: announcement(&request),
             may_trigger: may_trigger(&request),
+            may_pretend: may_pretend(&request),
         })),
         Ok(httparse::Status::Partial) if bytes.len() < HEAD_MAX => Ok(Progress::Partial),
         Ok(_) | Err(httparse::Error::TooManyHeaders) => Err(HeadError::TooLarge),
@@ -130,6 +135,13 @@ fn may_trigger(request: &httparse::Request<'_, '_>) -> bool {
             || begins(field.name.as_bytes(), "ce-")
             || field.name.eq_ignore_ascii_case("content-type") && is_event()
     })
+}
+
+/// Whether it has a field by which functions know the node's own queue.
+fn may_pretend(request: &httparse::Request<'_, '_>) -> bool {
+    let telling = [INVOCATION_HEADER, ATTEMPT_HEADER, EVENT_TYPE];
+    let is_telling = |name: &str| telling.iter().any(|one| name.eq_ignore_ascii_case(one));
+    request.headers.iter().any(|field| is_telling(field.name))
 }
 
 fn host_of(request: &httparse::Request<'_, '_>) -> Result<Option<String>, HeadError> {
@@ -250,6 +262,23 @@ mod tests {
         assert!(has_field(head, "x-canary", "yes") && has_field(head, "X-CANARY", "b"));
         assert!(!has_field(head, "x-canary", "ye") && !has_field(head, "x", "yes"));
         assert!(!has_field(b"\x16\x03", "x", "y"));
+    }
+
+    #[test]
+    fn what_may_pass_for_the_queue_is_known_by_its_fields() {
+        for (field, expected) in [
+            ("Thaw-Invocation-Id: 1", true),
+            ("thaw-attempt: 1", true),
+            ("CE-Type: x", true),
+            ("ce-id: 1", false),
+            ("x-thaw-attempt: 1", false),
+        ] {
+            let head = format!("POST / HTTP/1.1\r\nHost: a\r\n{field}\r\n\r\n");
+            match parse(head.as_bytes()).unwrap() {
+                Progress::Complete(head) => assert_eq!(head.may_pretend, expected, "{field}"),
+                other => panic!("{other:?}"),
+            }
+        }
     }
 
     #[test]

@@ -16,6 +16,9 @@ use hyper::http::request::Parts;
 use hyper::http::uri::PathAndQuery;
 use hyper::http::{Method, StatusCode, Uri, Version, response};
 
+/// The id of a request, in the gateway's own answers and in no other.
+pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("thaw-request-id");
+
 /// Fields that describe one hop, whether `Connection` names them or not.
 const HOP_BY_HOP: [HeaderName; 4] = [
     CONNECTION,
@@ -162,6 +165,8 @@ pub(super) fn to_client(head: &mut response::Parts) {
     if head.status != StatusCode::SWITCHING_PROTOCOLS {
         head.headers.remove(UPGRADE);
     }
+    // The queue knows refusals by it: a function must not pass for the gateway.
+    head.headers.remove(REQUEST_ID);
     head.version = Version::HTTP_11;
 }
 
@@ -345,6 +350,8 @@ mod tests {
             .header("content-length", "7")
             .header("upgrade", "h2c")
             .header("server", "s")
+            .header("thaw-request-id", "1")
+            .header("Thaw-Request-Id", "2")
             .body(())
             .unwrap()
             .into_parts();

@@ -106,6 +106,11 @@ pub enum Refusal {
         /// When to try again.
         retry_after: Duration,
     },
+    /// 422: another request had the same idempotency key.
+    KeyReused {
+        /// The function.
+        function: String,
+    },
     /// 400: the event, or the invocation for the queue, is not valid.
     BadEvent(String),
     /// 503: the queue of the function takes no more.
@@ -184,6 +189,7 @@ impl Refusal {
             | Self::Timeout { .. } => Some(Verdict::Failed),
             Self::BadHead(_)
             | Self::BadEvent(_)
+            | Self::KeyReused { .. }
             | Self::QueueFull { .. }
             | Self::QueueUnavailable { .. }
             | Self::Unauthorized { .. }
@@ -219,6 +225,11 @@ impl Refusal {
             Self::BadHead(_) => of(400, "bad_request", "the request is not HTTP"),
             Self::BadEvent(_) => {
                 as_public("bad_request", of(400, "bad_event", "the event is not a CloudEvent"))
+            }
+            Self::KeyReused { .. } => {
+                let reason =
+                    "the Idempotency-Key was used for another request; send one of its own";
+                of(422, "key_reused", reason)
             }
             Self::Unauthorized { .. } => {
                 of(401, "unauthorized", "show who you are in an Authorization header")
@@ -312,7 +323,10 @@ impl Refusal {
                 format!("the request head was not complete after {} s", limit.as_secs_f64())
             }
             Self::BodyTooSlow(limit) => {
-                format!("nothing of the request body came for {} s", limit.as_secs_f64())
+                format!(
+                    "the request body stopped, or was not complete, within {} s",
+                    limit.as_secs_f64()
+                )
             }
             Self::NotHttp { function, way } => {
                 format!("`{function}` does not speak HTTP; it is reached by {way}")
@@ -326,6 +340,11 @@ impl Refusal {
             | Self::QueueUnavailable { reason, .. }
             | Self::BadEvent(reason)
             | Self::QuotaReached { reason, .. } => reason.clone(),
+            Self::KeyReused { .. } => {
+                "the idempotency key was used for a request with another method, path or body; \
+                 send one of its own"
+                    .to_owned()
+            }
             Self::BackingOff { .. } => {
                 "instances of the function crash again and again; it is being frozen anew, try \
                  again later"
@@ -360,6 +379,7 @@ impl Refusal {
             408 => "Request Timeout",
             413 => "Content Too Large",
             421 => "Misdirected Request",
+            422 => "Unprocessable Content",
             429 => "Too Many Requests",
             431 => "Request Header Fields Too Large",
             502 => "Bad Gateway",
@@ -391,6 +411,7 @@ impl Refusal {
             | Self::NoCapacity { function, .. }
             | Self::QuotaReached { function, .. }
             | Self::BackingOff { function, .. }
+            | Self::KeyReused { function }
             | Self::QueueFull { function, .. }
             | Self::QueueUnavailable { function, .. }
             | Self::NotHttp { function, .. }
@@ -493,6 +514,9 @@ mod tests {
             Refusal::OtherCertificate,
             Refusal::Unauthorized { function: f(), challenge: "Bearer", why: r() },
             Refusal::BodyTooLarge { function: f(), most: 7777 },
+            Refusal::KeyReused { function: f() },
+            Refusal::QueueFull { function: f(), reason: r() },
+            Refusal::QueueUnavailable { function: f(), reason: r() },
             Refusal::TooManyRequests { function: f(), retry_after },
             Refusal::Timeout { function: f(), timeout },
         ]
@@ -508,6 +532,14 @@ mod tests {
             for internal in ["secret", "7777", "instance", "quota", "thaw", "function"] {
                 assert!(!body.to_string().contains(internal), "{internal} in {body}");
             }
+        }
+    }
+
+    #[test]
+    fn the_queue_knows_every_error() {
+        for refusal in all() {
+            let error = refusal.error();
+            assert_eq!(crate::triggers::gateway_error(error), Some(error));
         }
     }
 

@@ -5,6 +5,7 @@ use super::client::{Active, Reading, RoutedClient};
 use super::exchange::{self, InstanceBody};
 use super::head::HeadError;
 use super::intake::{self, TakenIn};
+use super::message::REQUEST_ID;
 use super::passing::{self, Admittance, Passed, Way};
 use super::refusal::Refusal;
 use super::report::{self, Account};
@@ -17,8 +18,7 @@ use crate::service::Service;
 use http_body_util::Full;
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use hyper::header::{
-    CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, LOCATION, ORIGIN, RETRY_AFTER,
-    WWW_AUTHENTICATE,
+    CONNECTION, CONTENT_TYPE, HeaderValue, LOCATION, ORIGIN, RETRY_AFTER, WWW_AUTHENTICATE,
 };
 use hyper::http::request::Parts;
 use hyper::{Request, Response, StatusCode, Version};
@@ -27,9 +27,6 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-
-/// The id of a request, in the gateway's own answers.
-const REQUEST_ID: HeaderName = HeaderName::from_static("thaw-request-id");
 
 /// The body of an answer, and the request that it answers.
 pub(super) struct Answer {
@@ -203,15 +200,17 @@ async fn dispatch(
         return Err(too_large(&service, most));
     }
     passed.prepare(client, &mut head, granted.as_ref());
-    course.account.passage.user = granted.and_then(|granted| granted.user);
+    intake::disarm(client, &mut head)?;
+    let user = granted.and_then(|granted| granted.user);
+    course.account.passage.user.clone_from(&user);
+    let about = (user.as_deref(), body_max);
     let body = match service.config().looks_at_triggers() {
-        true => match intake::take_in(client, &service, &mut head, body, body_max).await? {
+        true => match intake::take_in(client, &service, &mut head, body, about).await? {
             TakenIn::Queued(answer) => return Ok(answer),
-            TakenIn::Passed(body, room) => (body, room),
+            TakenIn::Passed(body) => body,
         },
-        false => (body.into(), None),
+        false => body.into(),
     };
-    let (body, _room) = body;
     course.id.write(&mut head.headers);
     let asked = Asked { client: client.clone(), service, since_ns: course.since_ns, body_max };
     let answered = match asked.service.config().entry.kind {

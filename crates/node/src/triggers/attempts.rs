@@ -103,13 +103,14 @@ pub(super) fn terms_of(node: &NodeState, function: &str) -> Option<Terms> {
 
 async fn attempt(triggers: &Arc<Triggers>, node: &Arc<NodeState>, job: Job) {
     let (id, function) = (job.id, job.record.function.clone());
-    let outcome = match timeout(ATTEMPT_PATIENCE, call(triggers.gateway, node, &job)).await {
+    let outcome = match timeout(ATTEMPT_PATIENCE, call(triggers.gateway, node, job)).await {
         Ok(outcome) => outcome,
         Err(_) => Outcome::Failed {
             reason: format!("it was not over after {} minutes", ATTEMPT_PATIENCE.as_secs() / 60),
             retry_after_ms: None,
         },
     };
+    let outcome = harmless(outcome);
     let name = match &outcome {
         Outcome::Done => "done",
         Outcome::Failed { .. } => "failed",
@@ -145,7 +146,7 @@ async fn settle(
 }
 
 /// Sends the request and waits for the end of the answer.
-async fn call(gateway: SocketAddr, node: &NodeState, job: &Job) -> Outcome {
+async fn call(gateway: SocketAddr, node: &NodeState, job: Job) -> Outcome {
     let failed = |reason: String| Outcome::Failed { reason, retry_after_ms: None };
     let Some(request) = request_of(job) else {
         return Outcome::Refused("its request cannot be sent".to_owned());
@@ -186,6 +187,19 @@ impl Drop for Driven {
     }
 }
 
+/// Takes out of what is logged and shown all that a terminal would act on.
+fn harmless(outcome: Outcome) -> Outcome {
+    let escape = |text: String| thaw_sandbox::escape(text.as_bytes());
+    match outcome {
+        Outcome::Done => Outcome::Done,
+        Outcome::Failed { reason, retry_after_ms } => {
+            Outcome::Failed { reason: escape(reason), retry_after_ms }
+        }
+        Outcome::Refused(reason) => Outcome::Refused(escape(reason)),
+        Outcome::Deferred(reason) => Outcome::Deferred(escape(reason)),
+    }
+}
+
 /// What an answer says; its body is read to the end and forgotten.
 async fn read(answer: Response<Incoming>) -> Outcome {
     let (head, mut body) = answer.into_parts();
@@ -214,8 +228,8 @@ fn retry_after_ms(headers: &HeaderMap) -> Option<u64> {
     Some(seconds.saturating_mul(1000))
 }
 
-fn request_of(job: &Job) -> Option<Request<Full<Bytes>>> {
-    let queued = &job.request;
+fn request_of(job: Job) -> Option<Request<Full<Bytes>>> {
+    let queued = job.request;
     let mut request = Request::builder()
         .method(queued.method.as_str())
         .uri(&queued.path)
@@ -234,7 +248,8 @@ fn request_of(job: &Job) -> Option<Request<Full<Bytes>>> {
         let about = ("thaw.invocation", &*source, &*job.id.to_string());
         cloudevents::describe(headers, about, job.record.created_ms);
     }
-    request.body(Full::new(Bytes::from(queued.body.clone()))).ok()
+    // The only copy: bodies are large.
+    request.body(Full::new(Bytes::from(queued.body))).ok()
 }
 
 /// Whether a field of a request is part of it, not of the connection on which it came, nor an
@@ -256,4 +271,27 @@ pub(super) fn is_carried(name: &HeaderName) -> bool {
         ATTEMPT_HEADER,
     ]
     .contains(&name.as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasons_forge_no_lines_of_the_log() {
+        let text = || "x\n2026-11-23 INFO forged\u{1b}[2J".to_owned();
+        for outcome in [
+            Outcome::Failed { reason: text(), retry_after_ms: None },
+            Outcome::Refused(text()),
+            Outcome::Deferred(text()),
+        ] {
+            let (Outcome::Failed { reason, .. }
+            | Outcome::Refused(reason)
+            | Outcome::Deferred(reason)) = harmless(outcome)
+            else {
+                panic!("it has a reason")
+            };
+            assert!(!reason.contains(['\n', '\u{1b}']) && reason.contains("forged"), "{reason}");
+        }
+    }
 }

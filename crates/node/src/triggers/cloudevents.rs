@@ -5,14 +5,23 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode, utf8_percent_encode};
-use serde_json::{Map, Value};
+use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
+use serde_json::value::RawValue;
+use std::collections::BTreeMap;
+use std::fmt;
 
 /// The version that is spoken.
 const VERSION: &str = "1.0";
+/// Header of an event's type.
+pub(crate) const TYPE: &str = "ce-type";
+/// With what the types of the node's own events begin.
+const OWN_TYPES: &str = "thaw.";
 /// Prefix of the headers of attributes.
 const PREFIX: &str = "ce-";
 /// Most attributes of an event: as many as a head has fields for.
 const ATTRIBUTES_MAX: usize = 100;
+/// Most bytes of all attributes as headers: as many as a head has.
+const ATTRIBUTES_BYTES: usize = 16 << 10;
 /// Characters of a value that are percent-encoded in a header (§3.1.3.2).
 const ENCODED: &AsciiSet = &CONTROLS.add(b' ').add(b'"').add(b'%');
 
@@ -54,6 +63,22 @@ pub fn mode(headers: &HeaderMap) -> Result<Mode, WrongEvent> {
         )),
         _ if is_binary(headers) => Ok(Mode::Binary),
         _ => Ok(Mode::None),
+    }
+}
+
+/// Checks that a client's event does not pass for one of the node's own.
+///
+/// # Errors
+/// It does.
+pub fn check_foreign(headers: &HeaderMap) -> Result<(), WrongEvent> {
+    let is_own = |value: &HeaderValue| {
+        let text = percent_decode(value.as_bytes()).collect::<Vec<u8>>();
+        let text = text.trim_ascii_start().get(..OWN_TYPES.len());
+        text.is_some_and(|text| text.eq_ignore_ascii_case(OWN_TYPES.as_bytes()))
+    };
+    match headers.get_all(TYPE).iter().any(is_own) {
+        true => Err(format!("types of events that begin with {OWN_TYPES} are not for clients")),
+        false => Ok(()),
     }
 }
 
@@ -136,29 +161,31 @@ fn check_name(name: &str) -> Result<(), WrongEvent> {
 /// # Errors
 /// What is wrong with it.
 pub fn to_binary(headers: &mut HeaderMap, body: &[u8]) -> Result<Vec<u8>, WrongEvent> {
-    let event: Value =
-        serde_json::from_slice(body).map_err(|error| format!("the event is no JSON ({error})"))?;
-    let Value::Object(mut event) = event else {
-        return Err("the event is no JSON object".to_owned());
-    };
-    let (data, encoded) = (event.remove("data"), event.remove("data_base64"));
-    if event.len() > ATTRIBUTES_MAX {
-        return Err(format!("the event has more than {ATTRIBUTES_MAX} attributes"));
-    }
-    let attributes = texts(event)?;
+    let Fields(event) = serde_json::from_slice(body)
+        .map_err(|error| format!("the event is no JSON object ({error})"))?;
+    let data = event.get("data").map(|data| data.get());
+    let encoded = event.get("data_base64").map(|data| data.get());
+    let attributes = texts(&event)?;
     let find = |name: &str| attributes.iter().find(|(key, _)| key == name).map(|(_, v)| v.clone());
     check_attributes(|name| Ok(find(name)))?;
     let kind = find("datacontenttype");
+    let is_text = kind.as_deref().is_some_and(|kind| !is_json(kind));
     let data = match (data, encoded) {
         (Some(_), Some(_)) => return Err("the event has `data` and `data_base64`".to_owned()),
-        (None, Some(Value::String(text))) => STANDARD
-            .decode(text)
-            .map_err(|error| format!("`data_base64` of the event is no base64 ({error})"))?,
-        (None, Some(_)) => return Err("`data_base64` of the event is no text".to_owned()),
-        (Some(Value::String(text)), None) if kind.as_deref().is_some_and(|kind| !is_json(kind)) => {
+        (None, Some(encoded)) => {
+            let text: String = serde_json::from_str(encoded)
+                .map_err(|_| "`data_base64` of the event is no text".to_owned())?;
+            STANDARD
+                .decode(text)
+                .map_err(|error| format!("`data_base64` of the event is no base64 ({error})"))?
+        }
+        (Some(data), None) if is_text && data.starts_with('"') => {
+            let text: String = serde_json::from_str(data)
+                .map_err(|error| format!("`data` of the event is no text ({error})"))?;
             text.into_bytes()
         }
-        (Some(data), None) => serde_json::to_vec(&data).unwrap_or_default(),
+        // As it was written: another way to write the same number may be longer.
+        (Some(data), None) => data.as_bytes().to_vec(),
         (None, None) => Vec::new(),
     };
     // Attributes that came as headers, too, are not those of the event.
@@ -167,11 +194,19 @@ pub fn to_binary(headers: &mut HeaderMap, body: &[u8]) -> Result<Vec<u8>, WrongE
     stale.iter().for_each(|name| drop(headers.remove(name)));
     headers.remove(CONTENT_TYPE);
     headers.remove(CONTENT_LENGTH);
+    let mut size = 0;
     for (name, value) in &attributes {
         let (header, value) = match name.as_str() {
             "datacontenttype" => (CONTENT_TYPE.to_string(), value.clone()),
             _ => (format!("{PREFIX}{name}"), utf8_percent_encode(value, ENCODED).to_string()),
         };
+        size += header.len() + value.len();
+        if size > ATTRIBUTES_BYTES {
+            return Err(format!(
+                "the attributes of the event have more than {} KiB; put large values into `data`",
+                ATTRIBUTES_BYTES >> 10
+            ));
+        }
         let wrong = || format!("`{name}` of the event cannot be sent as a header");
         let header = HeaderName::from_bytes(header.as_bytes()).map_err(|_| wrong())?;
         headers.insert(header, HeaderValue::from_str(&value).map_err(|_| wrong())?);
@@ -182,27 +217,66 @@ pub fn to_binary(headers: &mut HeaderMap, body: &[u8]) -> Result<Vec<u8>, WrongE
     Ok(data)
 }
 
-/// Attributes as texts (§3.1.3.1); those that are `null` are not there.
-fn texts(event: Map<String, Value>) -> Result<Vec<(String, String)>, WrongEvent> {
-    let mut attributes = Vec::new();
-    for (name, value) in event {
-        check_name(&name)?;
-        let text = match value {
-            Value::Null => continue,
-            Value::String(text) => text,
-            Value::Bool(value) => value.to_string(),
-            Value::Number(number) if number.as_i64().is_some_and(|n| i32::try_from(n).is_ok()) => {
-                number.to_string()
+/// The fields of an event, as they were written.
+struct Fields<'a>(BTreeMap<String, &'a RawValue>);
+
+impl<'de> Deserialize<'de> for Fields<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(FieldsVisitor)
+    }
+}
+
+struct FieldsVisitor;
+
+impl<'de> Visitor<'de> for FieldsVisitor {
+    type Value = Fields<'de>;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("an object")
+    }
+
+    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Fields<'de>, M::Error> {
+        let mut fields = BTreeMap::new();
+        while let Some((name, value)) = map.next_entry::<String, &'de RawValue>()? {
+            // Its data is no attribute.
+            if fields.len() > ATTRIBUTES_MAX {
+                return Err(M::Error::custom(format!(
+                    "it has more than {ATTRIBUTES_MAX} attributes"
+                )));
             }
+            if fields.insert(name, value).is_some() {
+                return Err(M::Error::custom("it has a name twice"));
+            }
+        }
+        Ok(Fields(fields))
+    }
+}
+
+/// Attributes as texts (§3.1.3.1); those that are `null` are not there.
+fn texts(event: &BTreeMap<String, &RawValue>) -> Result<Vec<(String, String)>, WrongEvent> {
+    let mut attributes = Vec::new();
+    for (name, value) in event.iter().filter(|(name, _)| !is_data(name)) {
+        check_name(name)?;
+        let value = value.get();
+        let text = match value {
+            "null" => continue,
+            "true" | "false" => value.to_owned(),
+            _ if value.starts_with('"') => serde_json::from_str(value)
+                .map_err(|error| format!("`{name}` of the event is no text ({error})"))?,
+            _ if value.parse::<i32>().is_ok() => value.to_owned(),
             _ => {
                 return Err(format!(
                     "`{name}` of the event is no text, no 32-bit integer and no boolean"
                 ));
             }
         };
-        attributes.push((name, text));
+        attributes.push((name.clone(), text));
     }
     Ok(attributes)
+}
+
+fn is_data(name: &str) -> bool {
+    matches!(name, "data" | "data_base64")
 }
 
 fn is_json(kind: &str) -> bool {
@@ -221,7 +295,7 @@ pub(super) fn describe(
     let time = time.map(|time| time.to_string());
     let attributes = [
         ("ce-specversion", Some(VERSION)),
-        ("ce-type", Some(kind)),
+        (TYPE, Some(kind)),
         ("ce-source", Some(source)),
         ("ce-id", Some(id)),
         ("ce-time", time.as_deref()),
@@ -294,6 +368,22 @@ mod tests {
     }
 
     #[test]
+    fn clients_cannot_send_events_of_the_node() {
+        for (kind, expected) in [
+            ("thaw.schedule", false),
+            ("Thaw.invocation", false),
+            ("%74haw%2Eschedule", false),
+            ("thaw", true),
+            ("com.thaw.schedule", true),
+            ("t", true),
+        ] {
+            let all = headers(&[("ce-type", "t"), ("ce-type", kind)]);
+            assert_eq!(check_foreign(&all).is_ok(), expected, "{kind}");
+        }
+        assert_eq!(check_foreign(&HeaderMap::new()), Ok(()));
+    }
+
+    #[test]
     fn structured_events_become_binary_ones() {
         let mut got = headers(&[("content-type", "application/cloudevents+json"), ("ce-old", "1")]);
         let event = r#"{"specversion":"1.0","id":"a b","source":"/s","type":"t","n":5,"yes":true,
@@ -336,6 +426,30 @@ mod tests {
         }
         assert!(to_binary(&mut HeaderMap::new(), b"[]").is_err());
         assert!(to_binary(&mut HeaderMap::new(), b"{").is_err());
+    }
+
+    #[test]
+    fn an_event_does_not_grow_on_its_way() {
+        let event = |rest: &str| {
+            format!(r#"{{"specversion":"1.0","id":"1","source":"/s","type":"t",{rest}}}"#)
+        };
+        let convert = |rest: &str| to_binary(&mut HeaderMap::new(), event(rest).as_bytes());
+        // Written out as numbers of 64 bits they would be ten times as long.
+        let data = format!("[{}]", vec!["1e9"; 1000].join(","));
+        assert_eq!(convert(&format!("\"data\":{data}")), Ok(data.into_bytes()));
+        let value = |len: usize| convert(&format!("\"big\":\"{}\"", "x".repeat(len)));
+        assert!(value(15 << 10).is_ok());
+        assert!(value(16 << 10).unwrap_err().contains("16 KiB"));
+        // Three bytes each, when they are encoded.
+        let spaces = convert(&format!("\"big\":\"{}\"", " ".repeat(6 << 10)));
+        assert!(spaces.unwrap_err().contains("16 KiB"));
+        let many = |count: usize| {
+            let all: Vec<String> = (0..count).map(|n| format!("\"a{n}\":1")).collect();
+            convert(&all.join(","))
+        };
+        assert!(many(ATTRIBUTES_MAX - 4).is_ok());
+        assert!(many(ATTRIBUTES_MAX + 1).unwrap_err().contains("attributes"));
+        assert!(convert(r#""id":"2""#).unwrap_err().contains("twice"));
     }
 
     #[test]

@@ -23,7 +23,7 @@ const VERSION: u64 = 1;
 /// Bytes of the file that are kept in memory.
 const CACHE: usize = 16 << 20;
 
-/// Hash of a function's name and an idempotency key.
+/// Hash of a function's name, of who has sent a request to it, and of an idempotency key.
 pub(super) type Key = [u8; 32];
 
 /// What is known of an idempotency key.
@@ -33,6 +33,9 @@ pub(super) struct KeyRow {
     pub id: InvocationId,
     /// When it is forgotten, in milliseconds since 1970.
     pub expires_ms: u64,
+    /// [`QueuedRequest::digest`] of its request.
+    #[serde(default)]
+    pub request: u128,
 }
 
 /// What changes in the file.

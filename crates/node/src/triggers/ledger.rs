@@ -246,10 +246,14 @@ impl Ledger {
         now_ms: u64,
     ) -> Result<Queued, NotQueued> {
         let key = new.key.as_deref().map(|key| hash(&new.function, key));
+        let digest = key.map_or(0, |_| new.request.digest());
         if let Some(row) = key.and_then(|key| self.keys.get(&key))
             && row.expires_ms > now_ms
         {
-            return Ok(Queued { id: row.id, is_duplicate: true });
+            return match row.request == digest {
+                true => Ok(Queued { id: row.id, is_duplicate: true }),
+                false => Err(NotQueued::KeyReused),
+            };
         }
         let body = new.request.body.len() as u64;
         if body > terms.config.body_max.bytes() {
@@ -281,7 +285,7 @@ impl Ledger {
         if let Some(key) = key {
             self.remove_key(key);
             let expires_ms = now_ms.saturating_add(milliseconds(terms.config.idempotency.0));
-            let row = KeyRow { function: new.function, id, expires_ms };
+            let row = KeyRow { function: new.function, id, expires_ms, request: digest };
             self.staged.push(Change::AddKey(key, row.clone()));
             self.enter_key(key, row);
         }

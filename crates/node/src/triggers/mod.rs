@@ -12,6 +12,7 @@
 //! | `attempts` | sending what is due |
 //! | `schedules` | queueing what schedules ask for |
 //! | `cloudevents` | CloudEvents over HTTP |
+//! | `room` | room for bodies while they are read |
 
 mod attempts;
 pub mod cloudevents;
@@ -20,6 +21,7 @@ mod file;
 mod ledger;
 mod record;
 mod retry;
+mod room;
 mod schedules;
 #[cfg(test)]
 mod tests;
@@ -32,6 +34,9 @@ pub use record::{
     Death, InvocationId, InvocationInfo, NewInvocation, NotQueued, Origin, QueueInfo, Queued,
     QueuedRequest, Record, Unavailable,
 };
+#[cfg(test)]
+pub(crate) use retry::gateway_error;
+pub(crate) use room::{Holder, Room, Rooms};
 pub use schedules::ScheduleInfo;
 
 use crate::clock::wall_ms;
@@ -43,16 +48,12 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle as Thread;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use writer::Writer;
 
 /// Name of the file in its directory.
 const FILE: &str = "queue.redb";
-/// Bytes of bodies that are read at a time, to be queued.
-const INTAKE_MAX: usize = 64 << 20;
-/// How finely these are counted.
-const INTAKE_UNIT: u64 = 1 << 10;
 /// Invocations that an answer lists.
 const LISTED_MAX: usize = 1000;
 
@@ -63,7 +64,7 @@ pub struct Triggers {
     gateway: SocketAddr,
     /// There may be something to attempt.
     wake: Notify,
-    intake: Arc<Semaphore>,
+    rooms: Rooms,
 }
 
 /// What runs for the triggers of a node.
@@ -86,27 +87,21 @@ impl Triggers {
         instances: usize,
     ) -> io::Result<Running> {
         let (writer, thread) = Writer::start(directory.join(FILE))?;
-        let intake = Arc::new(Semaphore::new(INTAKE_MAX / INTAKE_UNIT as usize));
-        let triggers = Arc::new(Self { writer, gateway, wake: Notify::new(), intake });
+        let triggers =
+            Arc::new(Self { writer, gateway, wake: Notify::new(), rooms: Rooms::default() });
         node.trigger_by(triggers.clone());
         let attempting = attempts::attempt_all(triggers.clone(), node.clone(), instances);
         let firing = schedules::fire_all(triggers, node.clone());
         Ok(Running { tasks: vec![tokio::spawn(attempting), tokio::spawn(firing)], thread })
     }
 
-    /// Room for a body of so many bytes while it is read.
-    ///
-    /// # Errors
-    /// Too many are being read.
-    pub(crate) fn admit_body(&self, bytes: u64) -> Result<OwnedSemaphorePermit, NotQueued> {
-        let units = u32::try_from(bytes.div_ceil(INTAKE_UNIT).max(1)).unwrap_or(u32::MAX);
-        self.intake
-            .clone()
-            .try_acquire_many_owned(units)
-            .map_err(|_| NotQueued::Full("too many bodies are being read on this node".to_owned()))
+    /// Room for a body that is read; it takes some when the body comes.
+    pub(crate) fn room(&self, holder: Holder) -> Room {
+        self.rooms.room(holder)
     }
 
-    /// Queues an invocation of a function that is served; it is on the disk when this returns.
+    /// Queues an invocation of a function that is served; it is on the disk when this returns. The
+    /// room of its body is given back when the queue has it, even if nobody waits any more.
     ///
     /// # Errors
     /// See [`NotQueued`].
@@ -114,13 +109,19 @@ impl Triggers {
         &self,
         node: &NodeState,
         new: NewInvocation,
+        room: Room,
     ) -> Result<Queued, NotQueued> {
         let function = new.function.clone();
         let queued = match attempts::terms_of(node, &function) {
             None => Err(NotQueued::Full(format!("`{function}` is being removed"))),
             Some(terms) => {
                 let now_ms = wall_ms();
-                match self.writer.ask(move |ledger| ledger.queue(new, &terms, now_ms)).await {
+                let queue = move |ledger: &mut ledger::Ledger| {
+                    let queued = ledger.queue(new, &terms, now_ms);
+                    drop(room);
+                    queued
+                };
+                match self.writer.ask(queue).await {
                     Ok(queued) => queued,
                     Err(unavailable) => Err(unavailable.into()),
                 }

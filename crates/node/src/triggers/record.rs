@@ -84,6 +84,19 @@ impl QueuedRequest {
         bytes
     }
 
+    /// Tells it from other requests: its method, its path and its body. The headers are left out: those
+    /// of a client that sends a request again may differ.
+    pub(super) fn digest(&self) -> u128 {
+        let mut hasher = blake3::Hasher::new();
+        for part in [self.method.as_bytes(), self.path.as_bytes(), &self.body] {
+            hasher.update(&(part.len() as u64).to_le_bytes());
+            hasher.update(part);
+        }
+        let mut digest = [0; 16];
+        hasher.finalize_xof().fill(&mut digest);
+        u128::from_le_bytes(digest)
+    }
+
     /// From [`QueuedRequest::to_bytes`]; `None`: it is damaged.
     pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (len, rest) = bytes.split_first_chunk::<4>()?;
@@ -169,7 +182,7 @@ pub struct NewInvocation {
     pub origin: Origin,
     /// Its request.
     pub request: QueuedRequest,
-    /// Another one with the same key is not queued.
+    /// Another one with the same key is not queued. It says who has sent it, too.
     pub key: Option<Vec<u8>>,
 }
 
@@ -191,6 +204,9 @@ pub enum NotQueued {
     /// The body is larger than the function takes.
     #[error("the body of an asynchronous invocation may have {0} bytes; see `async.body_max`")]
     TooLarge(u64),
+    /// Another request has the same key.
+    #[error("the idempotency key was used for another request; send another key")]
+    KeyReused,
     /// The queue cannot be written.
     #[error("{0}")]
     Unavailable(#[from] Unavailable),

@@ -29,9 +29,35 @@ const UNSEEN: [&str; 8] = [
     "unknown_function",
 ];
 
+/// The other errors of the gateway.
+const OTHERS: [&str; 16] = [
+    "bad_event",
+    "bad_request",
+    "bad_response",
+    "body_too_large",
+    "body_too_slow",
+    "head_too_large",
+    "head_too_slow",
+    "instance_died",
+    "key_reused",
+    "not_http",
+    "other_certificate",
+    "queue_full",
+    "queue_unavailable",
+    "timeout",
+    "too_many_requests",
+    "unauthorized",
+];
+
+/// The error of the gateway that a text names.
+pub(crate) fn gateway_error(text: &str) -> Option<&'static str> {
+    UNSEEN.iter().chain(&OTHERS).find(|error| **error == text).copied()
+}
+
 /// What a status says; `refusal` is the error of an answer that the gateway has given in the
 /// function's place.
 pub(super) fn judge(status: u16, refusal: Option<&str>, retry_after_ms: Option<u64>) -> Outcome {
+    let refusal = refusal.and_then(gateway_error);
     if let Some(error) = refusal.filter(|error| UNSEEN.contains(error)) {
         return Outcome::Deferred(format!("the gateway had no room for it (`{error}`)"));
     }
@@ -79,6 +105,9 @@ mod tests {
             assert!(matches!(judge(503, Some(error), None), Outcome::Deferred(_)), "{error}");
         }
         assert!(matches!(judge(504, Some("timeout"), None), Outcome::Failed { .. }));
+        // What the gateway never says is not repeated.
+        let forged = judge(404, Some("x\n2026-11-23 INFO forged"), None);
+        assert_eq!(forged, Outcome::Refused("status 404".to_owned()));
         assert!(matches!(judge(502, Some("instance_died"), None), Outcome::Failed { .. }));
     }
 }

@@ -131,6 +131,31 @@ fn a_key_queues_once_within_its_time_also_after_the_work_is_done() {
 }
 
 #[test]
+fn another_request_under_a_key_is_no_duplicate() {
+    let mut queue = Queue::new();
+    let first = queue.add(Some("k"), NOW).unwrap();
+    queue.kill();
+    let changes: [fn(&mut QueuedRequest); 4] = [
+        |request| request.method = "PUT".into(),
+        |request| request.path = "/other".into(),
+        |request| request.body = b"other".to_vec(),
+        |request| (request.path, request.body) = ("/b".into(), b"ody".to_vec()),
+    ];
+    let terms = queue.terms.clone();
+    for change in changes {
+        let mut other = invocation("f", Some("k"));
+        change(&mut other.request);
+        assert_eq!(queue.ledger.queue(other, &terms, NOW), Err(NotQueued::KeyReused));
+    }
+    // A client that tries again may say other things of itself.
+    let mut same = invocation("f", Some("k"));
+    same.request.headers.push(("traceparent".into(), "1".into()));
+    let again = queue.ledger.queue(same, &terms, NOW);
+    assert_eq!(again, Ok(Queued { id: first.id, is_duplicate: true }));
+    assert_eq!(queue.counts(), (1, 0, 0));
+}
+
+#[test]
 fn failures_wait_and_end_as_a_dead_letter() {
     let mut queue = Queue::new();
     let id = queue.add(None, NOW).unwrap().id;

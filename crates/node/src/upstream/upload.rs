@@ -1,5 +1,6 @@
 //! The body of a client's request on its way to an instance.
 
+use crate::triggers::Room;
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use std::io;
 use std::pin::Pin;
@@ -13,13 +14,13 @@ const REPLAY_MAX: usize = 64 << 10;
 /// The body of a request: as it comes from the client, or as the gateway has read it.
 pub(crate) struct RequestBody {
     incoming: Incoming,
-    read: Option<Bytes>,
+    read: Option<(Bytes, Room)>,
 }
 
 impl RequestBody {
-    /// One that was read to its end, and the bytes that are sent in its place.
-    pub fn read(incoming: Incoming, bytes: Bytes) -> Self {
-        Self { incoming, read: Some(bytes) }
+    /// One that was read to its end, the bytes that are sent in its place, and their room.
+    pub fn read(incoming: Incoming, bytes: Bytes, room: Room) -> Self {
+        Self { incoming, read: Some((bytes, room)) }
     }
 }
 
@@ -50,6 +51,8 @@ struct Source {
     is_too_large: bool,
     waits_for_client: bool,
     last_progress: Instant,
+    /// The room of a body that was read, declared behind its bytes.
+    _room: Option<Room>,
 }
 
 /// What a body looks like from outside.
@@ -60,9 +63,11 @@ impl Upload {
     /// The first way of a body of at most so many bytes.
     pub fn new(body: RequestBody, most: Option<u64>) -> (Self, UploadState) {
         let RequestBody { incoming, read } = body;
-        let kept: Vec<Bytes> = read.iter().filter(|read| !read.is_empty()).cloned().collect();
+        let is_read = read.is_some();
+        let (bytes, room) = read.unzip();
+        let kept: Vec<Bytes> = bytes.into_iter().filter(|bytes| !bytes.is_empty()).collect();
         let source = Source {
-            is_complete: read.is_some() || incoming.is_end_stream(),
+            is_complete: is_read || incoming.is_end_stream(),
             body: incoming,
             kept_len: kept.iter().map(Bytes::len).sum(),
             kept,
@@ -72,6 +77,7 @@ impl Upload {
             is_too_large: false,
             waits_for_client: false,
             last_progress: Instant::now(),
+            _room: room,
         };
         let state = UploadState(Arc::new(Mutex::new(source)));
         (state.again(), state)
