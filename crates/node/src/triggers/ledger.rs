@@ -131,6 +131,12 @@ impl Ledger {
         self.bounds = Some(bounds);
     }
 
+    /// Nothing can be written any more.
+    #[cfg(test)]
+    pub fn close(&mut self) {
+        self.file = None;
+    }
+
     fn bounds(&self) -> Bounds {
         self.bounds.unwrap_or(BOUNDS)
     }
