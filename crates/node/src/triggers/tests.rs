@@ -330,7 +330,8 @@ fn schedule(rest: &str) -> Schedule {
 
 impl Queue {
     fn look(&mut self, schedule: &Schedule, now: u64) -> Looked {
-        let looked = look(&mut self.ledger, "f", schedule, &self.terms.clone(), now);
+        let last = schedule.cron.last_until(now, &schedule.timezone.zone());
+        let looked = look(&mut self.ledger, "f", schedule, last, &self.terms.clone(), now);
         self.ledger.commit().unwrap();
         looked
     }

@@ -67,7 +67,11 @@ impl Writer {
 enum State {
     Open(Box<Ledger>),
     /// Those that were being attempted at the last commit are `running` still.
-    Broken { why: Unavailable, since: Instant, running: HashSet<InvocationId> },
+    Broken {
+        why: Unavailable,
+        since: Instant,
+        running: HashSet<InvocationId>,
+    },
 }
 
 fn run(path: &Path, mut asked: mpsc::Receiver<Work>) {
