@@ -9,6 +9,9 @@ use jiff::{Timestamp, Zoned};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 
+/// Years on one day of which an expression must fire. There are 29 Februaries among them.
+const YEARS: std::ops::Range<i16> = 2024..2033;
+
 /// When a schedule fires.
 #[derive(Clone, Debug)]
 pub struct Cron {
@@ -23,7 +26,11 @@ impl Cron {
     /// One sentence: the text is no such expression.
     pub fn parse(text: &str) -> Result<Self, String> {
         let parser = CronParser::builder().seconds(Seconds::Disallowed).year(Year::Disallowed);
-        match parser.build().parse(text) {
+        let parser = parser.build();
+        match parser.parse(text) {
+            Ok(_) if !has_day(&parser, text) => Err(format!(
+                "`{text}` fires on no day of the nine years from 2024 on; give days that its months have"
+            )),
             Ok(cron) => Ok(Self { text: text.to_owned(), cron }),
             Err(error) => Err(format!(
                 "`{text}` is no cron expression ({error}); write minute, hour, day of month, month \
@@ -43,6 +50,28 @@ impl Cron {
         let at = zoned(at_ms, zone)?;
         milliseconds(&self.cron.find_previous_occurrence(&at, true).ok()?)
     }
+}
+
+/// Whether an expression that was read fires on a day of [`YEARS`]. Looking for a time of one that
+/// does not would go through all of the calendar. The years are fixed, so that what a build has
+/// accepted is accepted for ever.
+fn has_day(parser: &CronParser, text: &str) -> bool {
+    let fields: Vec<&str> = text.split_whitespace().collect();
+    let [_, _, day, month, weekday] = fields[..] else {
+        // A short name: all of these fire.
+        return true;
+    };
+    let Ok(days) = parser.parse(&format!("* * {day} {month} {weekday}")) else { return false };
+    let noon = |year| jiff::civil::date(year, 1, 1).at(12, 0, 0, 0).to_zoned(TimeZone::UTC);
+    let (Ok(mut at), Ok(end)) = (noon(YEARS.start), noon(YEARS.end)) else { return false };
+    while at < end {
+        if days.is_time_matching(&at).unwrap_or(false) {
+            return true;
+        }
+        let Ok(next) = at.tomorrow() else { return false };
+        at = next;
+    }
+    false
 }
 
 /// A time with whole seconds: expressions know no smaller ones.
@@ -157,8 +186,18 @@ mod tests {
     }
 
     #[test]
-    fn a_day_that_never_comes_has_no_time() {
-        let cron = Cron::parse("0 0 30 2 *").unwrap();
-        assert_eq!(cron.next_after(ms("2026-11-23T21:00:00Z"), &TimeZone::UTC), None);
+    fn an_expression_that_never_fires_is_refused() {
+        for never in ["0 0 30 2 *", "0 0 31 2,4,6,9,11 *", "*/5 * 31 nov *"] {
+            let error = Cron::parse(never).expect_err(never);
+            assert!(error.contains("no day"), "{error}");
+        }
+        for rare in
+            ["0 0 29 2 *", "0 0 30 2 mon", "0 0 31 12 *", "0 0 L 2 *", "@yearly", "0 0 * * 5L"]
+        {
+            let cron = Cron::parse(rare).expect(rare);
+            let at = ms("2097-03-01T00:00:00Z");
+            assert!(cron.next_after(at, &TimeZone::UTC).is_some(), "{rare}");
+            assert!(cron.last_until(at, &TimeZone::UTC).is_some(), "{rare}");
+        }
     }
 }

@@ -89,6 +89,26 @@ pub(super) struct Taken {
     pub next_due_ms: Option<u64>,
 }
 
+/// Who has the places of attempts.
+#[derive(Debug)]
+struct Places {
+    all: usize,
+    taken: usize,
+    of_tenants: HashMap<Option<String>, usize>,
+}
+
+impl Places {
+    /// Gives a tenant one more; whether it may have that.
+    fn take(&mut self, domain: Option<String>) -> bool {
+        let own = self.of_tenants.entry(domain).or_default();
+        let others = self.taken - *own;
+        let may = *own < (self.all.saturating_sub(others) / 2).max(1);
+        *own += usize::from(may);
+        self.taken += usize::from(may);
+        may
+    }
+}
+
 /// The queue.
 #[derive(Default)]
 pub(super) struct Ledger {
@@ -129,6 +149,12 @@ impl Ledger {
     #[cfg(test)]
     pub fn bound(&mut self, bounds: Bounds) {
         self.bounds = Some(bounds);
+    }
+
+    /// Nothing can be written any more.
+    #[cfg(test)]
+    pub fn close(&mut self) {
+        self.file = None;
     }
 
     fn bounds(&self) -> Bounds {
@@ -336,7 +362,8 @@ impl Ledger {
     }
 
     /// What is due, one of each function in turn; `room` says how many more of a function may
-    /// be attempted when so many are, and `most` is for all.
+    /// be attempted when so many are, and `most` is for all. A tenant gets half of the places that
+    /// the others leave, at least one: attempts may take long.
     pub fn take(
         &mut self,
         now_ms: u64,
@@ -360,6 +387,7 @@ impl Ledger {
             let mut due = ledger.books.get(name)?.due.iter();
             due.find(|(_, id)| !ledger.fresh.contains(id)).copied()
         };
+        let mut places = self.places(most);
         let mut found_one = true;
         while found_one {
             found_one = false;
@@ -369,6 +397,12 @@ impl Ledger {
                 }
                 let due = first(self, name).filter(|(due, _)| *due <= now_ms);
                 let Some((_, id)) = due else { continue };
+                let domain = self.records.get(&id).and_then(|record| record.domain.clone());
+                if !places.take(domain) {
+                    // It goes on when an attempt of its tenant is over.
+                    *left = 0;
+                    continue;
+                }
                 *left -= 1;
                 found_one = true;
                 if let Some(job) = self.start(id)? {
@@ -381,6 +415,19 @@ impl Ledger {
         let next = waiting.iter().filter_map(|(name, _)| first(self, name));
         taken.next_due_ms = next.map(|(due, _)| due).min();
         Ok(taken)
+    }
+
+    /// All places of attempts, `free` of which nobody has.
+    fn places(&self, free: usize) -> Places {
+        let mut places = Places { all: free, taken: 0, of_tenants: HashMap::new() };
+        for id in self.books.values().flat_map(|book| &book.running) {
+            if let Some(record) = self.records.get(id) {
+                places.all += 1;
+                places.taken += 1;
+                *places.of_tenants.entry(record.domain.clone()).or_default() += 1;
+            }
+        }
+        places
     }
 
     /// Begins an attempt.

@@ -212,18 +212,24 @@ impl Triggers {
     ) -> Result<Vec<ScheduleInfo>, Unavailable> {
         let rows = self.writer.ask(|ledger| ledger.schedules()).await?;
         let now_ms = wall_ms();
-        let mut all = Vec::new();
-        for service in node.functions() {
-            let name = service.name().as_str();
-            if function.is_some_and(|wanted| wanted != name) {
-                continue;
+        let wanted: Vec<_> = node
+            .functions()
+            .into_iter()
+            .filter(|service| function.is_none_or(|name| service.name().as_str() == name))
+            .collect();
+        // Times may take long to compute.
+        let computed = tokio::task::spawn_blocking(move || {
+            let mut all = Vec::new();
+            for service in wanted {
+                let name = service.name().as_str();
+                for schedule in &service.config().schedules {
+                    let row = rows.get(&schedules::row_name(name, schedule));
+                    all.push(ScheduleInfo::new(name, schedule, row, now_ms));
+                }
             }
-            for schedule in &service.config().schedules {
-                let row = rows.get(&schedules::row_name(name, schedule));
-                all.push(ScheduleInfo::new(name, schedule, row, now_ms));
-            }
-        }
-        Ok(all)
+            all
+        });
+        computed.await.map_err(|error| Unavailable(error.to_string()))
     }
 }
 

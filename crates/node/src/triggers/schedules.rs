@@ -3,7 +3,6 @@
 use super::Triggers;
 use super::attempts::terms_of;
 use super::cloudevents;
-use super::cron::Cron;
 use super::ledger::Ledger;
 use super::record::{NewInvocation, NotQueued, Origin, QueuedRequest, ScheduleRow, Terms};
 use crate::clock::wall_ms;
@@ -11,7 +10,7 @@ use crate::config::{CatchUp, Overlap, Schedule};
 use crate::node::NodeState;
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::sleep;
@@ -96,13 +95,12 @@ enum Due {
     Missed(u64),
 }
 
-/// What there is to do now.
-fn due(schedule: &Schedule, row: Option<&ScheduleRow>, now_ms: u64) -> Due {
+/// What there is to do now; `last` is the last time of the schedule until now.
+fn due(schedule: &Schedule, row: Option<&ScheduleRow>, last: Option<u64>, now_ms: u64) -> Due {
     let Some(row) = row.filter(|row| row.spec == spec(schedule)) else { return Due::Begin };
     if row.until_ms > now_ms.saturating_add(AHEAD_MS) {
         return Due::Begin;
     }
-    let last = last_until(&schedule.cron, schedule, now_ms);
     let Some(time) = last.filter(|time| *time > row.until_ms) else { return Due::Nothing };
     match schedule.catch_up {
         CatchUp::None if now_ms - time > LATE_MS => Due::Missed(time),
@@ -110,8 +108,60 @@ fn due(schedule: &Schedule, row: Option<&ScheduleRow>, now_ms: u64) -> Due {
     }
 }
 
-fn last_until(cron: &Cron, schedule: &Schedule, now_ms: u64) -> Option<u64> {
-    cron.last_until(now_ms, &schedule.timezone.zone())
+/// The times of a schedule about one moment.
+#[derive(Clone, Debug)]
+struct Times {
+    spec: String,
+    /// When they were computed.
+    at_ms: u64,
+    last_ms: Option<u64>,
+    next_ms: Option<u64>,
+}
+
+impl Times {
+    fn new(schedule: &Schedule, now_ms: u64) -> Self {
+        let zone = schedule.timezone.zone();
+        Self {
+            spec: spec(schedule),
+            at_ms: now_ms,
+            last_ms: schedule.cron.last_until(now_ms, &zone),
+            next_ms: schedule.cron.next_after(now_ms, &zone),
+        }
+    }
+
+    /// Whether `last_ms` still is the last time.
+    fn hold(&self, schedule: &Schedule, now_ms: u64) -> bool {
+        let is_between = self.at_ms <= now_ms && self.next_ms.is_none_or(|next| now_ms < next);
+        is_between && self.spec == spec(schedule)
+    }
+}
+
+/// The times of all schedules, by the names of their rows. They are computed again only when one
+/// has passed, and never by the thread that has the queue: that takes long.
+#[derive(Debug, Default)]
+struct Clockwork {
+    times: HashMap<String, Times>,
+    #[cfg(test)]
+    computed: usize,
+}
+
+impl Clockwork {
+    /// The last time of a schedule until now.
+    fn last_until(&mut self, name: &str, schedule: &Schedule, now_ms: u64) -> Option<u64> {
+        if let Some(times) = self.times.get(name)
+            && times.hold(schedule, now_ms)
+        {
+            return times.last_ms;
+        }
+        #[cfg(test)]
+        {
+            self.computed += 1;
+        }
+        let times = Times::new(schedule, now_ms);
+        let last = times.last_ms;
+        self.times.insert(name.to_owned(), times);
+        last
+    }
 }
 
 /// What has come of looking at a schedule, for metrics and the log.
@@ -124,17 +174,18 @@ pub(super) enum Looked {
 }
 
 /// Does what there is to do for a schedule: that it has fired, and what it has queued, are on the
-/// disk together.
+/// disk together. `last` is the last time of the schedule until now.
 pub(super) fn look(
     ledger: &mut Ledger,
     function: &str,
     schedule: &Schedule,
+    last: Option<u64>,
     terms: &Terms,
     now_ms: u64,
 ) -> Looked {
     let name = row_name(function, schedule);
     let row = ledger.schedule(&name).cloned();
-    let (time, reason) = match due(schedule, row.as_ref(), now_ms) {
+    let (time, reason) = match due(schedule, row.as_ref(), last, now_ms) {
         Due::Nothing => return Looked::Nothing,
         Due::Begin => {
             ledger.set_schedule(&name, begun(schedule, now_ms));
@@ -209,31 +260,64 @@ fn invocation(function: &str, schedule: &Schedule, time_ms: u64) -> NewInvocatio
 
 /// Looks at all schedules of the functions that are served, until the task is dropped.
 pub(super) async fn fire_all(triggers: Arc<Triggers>, node: Arc<NodeState>) {
+    let mut clockwork = Clockwork::default();
     loop {
         if !node.is_draining() {
-            look_at_all(&triggers, &node).await;
+            clockwork = look_at_all(&triggers, &node, clockwork).await;
         }
         sleep(LOOK).await;
     }
 }
 
-async fn look_at_all(triggers: &Arc<Triggers>, node: &Arc<NodeState>) {
+/// A function with schedules, and the last time of each until now.
+struct Scheduled {
+    function: String,
+    schedules: Vec<(Schedule, Option<u64>)>,
+    terms: Terms,
+}
+
+/// All functions with schedules.
+fn scheduled(node: &NodeState, clockwork: &mut Clockwork, now_ms: u64) -> Vec<Scheduled> {
     let mut known = Vec::new();
+    let mut rows = HashSet::new();
     for service in node.functions() {
-        let (name, config) = (service.name().to_string(), service.config());
-        if let Some(terms) = (!config.schedules.is_empty()).then(|| terms_of(node, &name)).flatten()
-        {
-            known.push((name, config.schedules.clone(), terms));
+        let (function, config) = (service.name().to_string(), service.config());
+        if config.schedules.is_empty() {
+            continue;
         }
+        let Some(terms) = terms_of(node, &function) else { continue };
+        let with_last = |schedule: &Schedule| {
+            let name = row_name(&function, schedule);
+            let last = clockwork.last_until(&name, schedule, now_ms);
+            rows.insert(name);
+            (schedule.clone(), last)
+        };
+        let schedules = config.schedules.iter().map(with_last).collect();
+        known.push(Scheduled { function, schedules, terms });
     }
+    clockwork.times.retain(|name, _| rows.contains(name));
+    known
+}
+
+async fn look_at_all(
+    triggers: &Arc<Triggers>,
+    node: &Arc<NodeState>,
+    mut clockwork: Clockwork,
+) -> Clockwork {
     let now_ms = wall_ms();
+    let of_node = node.clone();
+    let computed = tokio::task::spawn_blocking(move || {
+        let known = scheduled(&of_node, &mut clockwork, now_ms);
+        (known, clockwork)
+    });
+    let Ok((known, clockwork)) = computed.await else { return Clockwork::default() };
     let looked = triggers.writer.ask(move |ledger| {
         let mut rows = BTreeSet::new();
         let mut looked = Vec::new();
-        for (function, schedules, terms) in &known {
-            for schedule in schedules {
+        for Scheduled { function, schedules, terms } in &known {
+            for (schedule, last) in schedules {
                 rows.insert(row_name(function, schedule));
-                let done = look(ledger, function, schedule, terms, now_ms);
+                let done = look(ledger, function, schedule, *last, terms, now_ms);
                 if done != Looked::Nothing {
                     looked.push((function.clone(), schedule.name.to_string(), done));
                 }
@@ -243,7 +327,7 @@ async fn look_at_all(triggers: &Arc<Triggers>, node: &Arc<NodeState>) {
         looked
     });
     // The log has it.
-    let Ok(looked) = looked.await else { return };
+    let Ok(looked) = looked.await else { return clockwork };
     for (function, schedule, done) in looked {
         let outcome = match &done {
             Looked::Skipped(reason) => {
@@ -258,6 +342,7 @@ async fn look_at_all(triggers: &Arc<Triggers>, node: &Arc<NodeState>) {
         node.metrics().triggers().scheduled(&function, &schedule, outcome);
         triggers.wake.notify_one();
     }
+    clockwork
 }
 
 /// Forgets schedules that no function has had for long.
@@ -269,4 +354,27 @@ fn forget_others(ledger: &mut Ledger, rows: &BTreeSet<String>, now_ms: u64) {
         .map(|(name, _)| name)
         .collect();
     old.iter().for_each(|name| ledger.remove_schedule(name));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_computed_when_one_has_passed_and_not_at_every_look() {
+        const HOUR: u64 = 3_600_000;
+        let start = 500_000 * HOUR;
+        let hourly: Schedule = toml::from_str("name = \"s\"\ncron = \"0 * * * *\"").unwrap();
+        let mut clockwork = Clockwork::default();
+        for at in (0..3600).map(|second| start + second * 1000) {
+            assert_eq!(clockwork.last_until("f/s", &hourly, at), Some(start));
+        }
+        assert_eq!(clockwork.computed, 1);
+        assert_eq!(clockwork.last_until("f/s", &hourly, start + HOUR), Some(start + HOUR));
+        // The clock goes back.
+        assert_eq!(clockwork.last_until("f/s", &hourly, start), Some(start));
+        let other: Schedule = toml::from_str("name = \"s\"\ncron = \"30 * * * *\"").unwrap();
+        assert_eq!(clockwork.last_until("f/s", &other, start), Some(start - HOUR / 2));
+        assert_eq!(clockwork.computed, 4);
+    }
 }

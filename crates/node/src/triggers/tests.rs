@@ -43,7 +43,9 @@ impl Queue {
     }
 
     fn take(&mut self, now: u64, most: usize) -> Vec<Job> {
-        self.ledger.take(now, most, |_, running| 100usize.saturating_sub(running)).unwrap().jobs
+        // A tenant gets half of the places.
+        let room = |_: &str, running: usize| most.min(100usize.saturating_sub(running));
+        self.ledger.take(now, 2 * most, room).unwrap().jobs
     }
 
     fn finish(&mut self, id: InvocationId, outcome: Outcome, now: u64) {
@@ -322,8 +324,9 @@ fn what_is_not_on_the_disk_yet_is_not_attempted() {
 #[test]
 fn functions_take_turns_and_one_without_room_waits() {
     let mut queue = Queue::new();
-    let terms = queue.terms.clone();
-    for function in ["a", "a", "a", "b", "c"] {
+    for (at, function) in ["a", "a", "a", "b", "c"].into_iter().enumerate() {
+        // Each is of another tenant.
+        let terms = Terms { domain: Some(format!("t{at}")), ..queue.terms.clone() };
         queue.ledger.queue(invocation(function, None), &terms, NOW).unwrap();
     }
     queue.ledger.commit().unwrap();
@@ -343,6 +346,26 @@ fn functions_take_turns_and_one_without_room_waits() {
 }
 
 #[test]
+fn a_tenant_gets_half_of_the_places_that_others_leave() {
+    let mut queue = Queue::new();
+    for tenant in ["a", "b"] {
+        let terms = Terms { domain: Some(tenant.to_owned()), ..queue.terms.clone() };
+        for _ in 0..20 {
+            queue.ledger.queue(invocation(tenant, None), &terms, NOW).unwrap();
+        }
+        queue.ledger.commit().unwrap();
+        let free = if tenant == "a" { 8 } else { 4 };
+        let taken = queue.ledger.take(NOW, free, |_, _| 100).unwrap();
+        let of = |name: &str| taken.jobs.iter().filter(|job| job.record.function == name).count();
+        assert_eq!((of("a"), of("b")), if tenant == "a" { (4, 0) } else { (0, 2) });
+        assert_eq!(taken.next_due_ms, None, "the end of an attempt wakes it");
+    }
+    let mut queue = Queue::new();
+    queue.add(None, NOW).unwrap();
+    assert_eq!(queue.ledger.take(NOW, 1, |_, _| 1).unwrap().jobs.len(), 1, "at least one");
+}
+
+#[test]
 fn a_clock_that_goes_back_delays_nothing_for_long() {
     let mut queue = Queue::new();
     queue.add(None, NOW + 1000 * HOUR).unwrap();
@@ -355,7 +378,8 @@ fn schedule(rest: &str) -> Schedule {
 
 impl Queue {
     fn look(&mut self, schedule: &Schedule, now: u64) -> Looked {
-        let looked = look(&mut self.ledger, "f", schedule, &self.terms.clone(), now);
+        let last = schedule.cron.last_until(now, &schedule.timezone.zone());
+        let looked = look(&mut self.ledger, "f", schedule, last, &self.terms.clone(), now);
         self.ledger.commit().unwrap();
         looked
     }

@@ -66,16 +66,21 @@ impl Writer {
 /// The file, or why it cannot be used.
 enum State {
     Open(Box<Ledger>),
-    Broken { why: Unavailable, since: Instant },
+    /// Those that were being attempted at the last commit are `running` still.
+    Broken {
+        why: Unavailable,
+        since: Instant,
+        running: HashSet<InvocationId>,
+    },
 }
 
 fn run(path: &Path, mut asked: mpsc::Receiver<Work>) {
-    let mut state = open(path, &HashSet::new());
+    let mut state = open(path, HashSet::new());
     while let Some(first) = asked.blocking_recv() {
         if let State::Broken { since, .. } = &state
             && since.elapsed() >= REOPEN
         {
-            state = open(path, &HashSet::new());
+            try_again(path, &mut state);
         }
         let mut answers = Vec::new();
         let mut next = Some(first);
@@ -100,18 +105,74 @@ fn commit(path: &Path, state: &mut State) -> Result<(), Unavailable> {
     tracing::error!("{why}");
     let running = ledger.running();
     // Only one may have the file.
-    *state = State::Broken { why: Unavailable(why.clone()), since: Instant::now() };
-    *state = open(path, &running);
+    *state = State::Broken { why: Unavailable(why.clone()), since: Instant::now(), running };
+    try_again(path, state);
     Err(Unavailable(why))
 }
 
+/// Opens a file that could not be used. What is being attempted stays known until it can.
+fn try_again(path: &Path, state: &mut State) {
+    if let State::Broken { running, .. } = state {
+        let running = std::mem::take(running);
+        *state = open(path, running);
+    }
+}
+
 /// Opens the file; those that are `running` are being attempted.
-fn open(path: &Path, running: &HashSet<InvocationId>) -> State {
+fn open(path: &Path, running: HashSet<InvocationId>) -> State {
     match QueueFile::open(path) {
-        Ok((file, content)) => State::Open(Box::new(Ledger::new(file, content, running))),
+        Ok((file, content)) => State::Open(Box::new(Ledger::new(file, content, &running))),
         Err(why) => {
             tracing::error!("{why}");
-            State::Broken { why: Unavailable(why), since: Instant::now() }
+            State::Broken { why: Unavailable(why), since: Instant::now(), running }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::AsyncConfig;
+    use crate::triggers::record::{NewInvocation, Origin, Terms};
+
+    fn ledger(state: &mut State) -> &mut Ledger {
+        match state {
+            State::Open(ledger) => ledger,
+            State::Broken { why, .. } => panic!("{why}"),
+        }
+    }
+
+    fn add(ledger: &mut Ledger) {
+        let new = NewInvocation {
+            function: "f".to_owned(),
+            origin: Origin::Client,
+            request: Default::default(),
+            key: None,
+        };
+        let terms = Terms { config: AsyncConfig::default(), domain: None, tenant_bytes: None };
+        ledger.queue(new, &terms, 1).unwrap();
+    }
+
+    #[test]
+    fn what_runs_is_not_begun_again_however_often_the_file_cannot_be_opened() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, away) = (directory.path().join("queue"), directory.path().join("away"));
+        let mut state = open(&path, HashSet::new());
+        add(ledger(&mut state));
+        commit(&path, &mut state).unwrap();
+        assert_eq!(ledger(&mut state).take(1, 9, |_, _| 9).unwrap().jobs.len(), 1);
+        commit(&path, &mut state).unwrap();
+        std::fs::rename(&path, &away).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        add(ledger(&mut state));
+        ledger(&mut state).close();
+        commit(&path, &mut state).unwrap_err();
+        try_again(&path, &mut state);
+        assert!(matches!(state, State::Broken { .. }));
+        std::fs::remove_dir(&path).unwrap();
+        std::fs::rename(&away, &path).unwrap();
+        try_again(&path, &mut state);
+        let info = ledger(&mut state).queues().remove(0);
+        assert_eq!((info.queued, info.running), (0, 1));
     }
 }
