@@ -206,6 +206,37 @@ fn copies_lock_each_other_out() {
 }
 
 #[test]
+fn files_that_were_open_when_frozen_are_not_confused() {
+    let home = built_home("volumes-handles", &[]);
+    let keys = "isolation = \"instance\"\nready = 0";
+    let at_start = "import fcntl\n\
+        a = open('/data/a', 'w+b', 0)\nb = open('/data/b', 'w+b', 0)\n\
+        a.write(b'a' * 10)\nb.write(b'b' * 20)\n\
+        fcntl.lockf(a, fcntl.LOCK_EX, 5, 0)\nfcntl.lockf(b, fcntl.LOCK_EX, 5, 10)";
+    Function { name: "holder", keys, volumes: DATA, at_start }.build(&home).success();
+    command(&home, &["volume", "allow", "data", "asker"]).success();
+    let at_start = "import fcntl";
+    Function { name: "asker", keys, volumes: DATA, at_start }.build(&home).success();
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    // The second file is the first one that the host opens for the copy.
+    assert_eq!(ask(&daemon, "holder", "result = os.pread(b.fileno(), 1, 0).decode()"), "b");
+    let look = "s, n = os.fstat(a.fileno()), os.stat('/data/a')\n\
+                result = [s.st_size, s.st_ino == n.st_ino]";
+    assert_eq!(ask(&daemon, "holder", look), json!([10, true]));
+    assert_eq!(ask(&daemon, "holder", "result = os.pread(a.fileno(), 1, 0).decode()"), "a");
+    let attempt = |name: &str, start: u32| {
+        let code = format!(
+            "f = open('/data/{name}', 'r+b')\n\
+             try: fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB, 5, {start}); result = 0\n\
+             except OSError as e: result = e.errno"
+        );
+        ask(&daemon, "asker", &code)
+    };
+    assert_eq!([attempt("a", 0), attempt("a", 10)], [11, 0]);
+    assert_eq!([attempt("b", 0), attempt("b", 10)], [0, 11]);
+}
+
+#[test]
 fn a_quota_holds_against_every_way_to_write() {
     let home = built_home("volumes-quota", &[]);
     let keys = "isolation = \"instance\"";

@@ -72,6 +72,8 @@ pub type FileKey = (u64, u64, Family);
 
 /// Locks of a file that other sandboxes see: the host keeps them for this sandbox as a whole.
 pub trait HostLocks: Saved + Send + Sync {
+    /// Device and inode number of the file that was opened, whatever its name leads to by now.
+    fn file(&self) -> (u64, u64);
     /// Takes a lock, in the place of what the sandbox has of the range, or gives it up. `EAGAIN`
     /// if another sandbox stands in the way.
     fn set(&self, family: Family, range: Range, kind: Option<LockKind>) -> Result<()>;
@@ -434,6 +436,10 @@ mod tests {
     }
 
     impl HostLocks for Host {
+        fn file(&self) -> (u64, u64) {
+            (1, 1)
+        }
+
         fn set(&self, _: Family, range: Range, kind: Option<LockKind>) -> Result<()> {
             let wanted = |kind| HeldLock { owner: Owner::Process(0), kind, range };
             if let Some(wanted) = kind.map(wanted)

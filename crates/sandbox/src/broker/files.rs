@@ -19,7 +19,7 @@ use thaw_abi::bind::BindRequest;
 use super::bound::{Bound, BoundAccess, BoundDirectory};
 use super::host_directory::{Description, HostDirectory, Listing};
 use super::rights::FileRights;
-use super::volume::{MountedVolume, VolumeMount};
+use super::volume::{MountedVolume, Share, VolumeMount};
 use super::{Answer, Question, check_read_only};
 use crate::message;
 
@@ -91,7 +91,9 @@ impl Directories {
 
     /// Volumes by number of the mount.
     pub fn of_volumes<'a>(volumes: impl Iterator<Item = (u32, &'a VolumeMount)>) -> Self {
-        let volumes = volumes.map(|(number, volume)| (number, MountedVolume::new(volume)));
+        let share = Share::default();
+        let volumes =
+            volumes.map(|(number, volume)| (number, MountedVolume::new(volume, share.clone())));
         Self { volumes: volumes.collect(), ..Self::default() }
     }
 

@@ -78,6 +78,10 @@ const PAGE_MAX: usize = 64 * 1024;
 /// memory at a sandbox's wish.
 const ENTRIES_MAX: usize = 1 << 20;
 
+/// Bytes of memory that an entry takes besides its name: an allocation, and an element of a
+/// vector that has room for twice its elements.
+const ENTRY_COST: usize = 16 + 2 * size_of::<(Vec<u8>, u64, FileType)>();
+
 /// What a path leads to.
 #[derive(Debug)]
 pub(super) enum Place {
@@ -290,6 +294,16 @@ impl HostDirectory {
 
     /// The entries of a directory, sorted by name.
     pub(super) fn list(&self, path: &[u8]) -> Result<Listing, Errno> {
+        self.list_within(path, |_| Ok(()))
+    }
+
+    /// As [`HostDirectory::list`]; `grow` is told the bytes of memory that each entry takes
+    /// before that is kept, and can refuse it.
+    pub(super) fn list_within(
+        &self,
+        path: &[u8],
+        mut grow: impl FnMut(usize) -> Result<(), Errno>,
+    ) -> Result<Listing, Errno> {
         let mut listing = Listing { path: path.to_vec(), entries: Vec::new() };
         let Place::Seen(located) = self.locate(path)? else { return Ok(listing) };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -304,6 +318,7 @@ impl HostDirectory {
             if listing.entries.len() == ENTRIES_MAX {
                 return Err(Errno::OVERFLOW);
             }
+            grow(ENTRY_COST + name.to_bytes().len())?;
             let kind = match entry.file_type() {
                 FileType::Unknown => match look(directory.as_fd(), name) {
                     Ok(found) => FileType::from_raw_mode(found.stx_mode.into()),

@@ -6,7 +6,13 @@
 //! `RLIMIT_FSIZE` is 0. So whatever makes a volume larger is a request, and the quota holds on
 //! every file system (decisions/0041).
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+mod limits;
+mod listings;
+mod ranges;
+mod tree;
+
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::fs::{self, File};
 use std::io;
@@ -25,20 +31,20 @@ use rustix::process::geteuid;
 use thaw_abi::bind::*;
 use thaw_abi::control::FileAttributes;
 
+pub(super) use limits::Share;
+
+use limits::{Shared, Taken};
+use listings::Listings;
+use ranges::Ranges;
+
 use super::Answer;
 use super::bound::{Bound, BoundAccess, BoundDirectory};
 use super::host_directory::encode;
 use super::path::is_harmless;
 use crate::sys::{self, RecordLock};
 
-/// Most files of one volume that a sandbox has open at a time.
-const OPEN_MAX: usize = 256;
-/// Most files of one volume that all sandboxes of this process have open at a time.
-const OPEN_OF_ALL_MAX: usize = 4096;
 /// Bytes that a name counts for in a quota, so that no number of empty files is free.
 const NAME_COST: u64 = 4096;
-/// Deepest directory that is counted.
-const DEPTH_MAX: usize = 64;
 
 /// A volume, as all sandboxes of this process use it.
 pub struct Volume {
@@ -52,6 +58,7 @@ pub struct Volume {
     usage: File,
     /// Locked, shared, by every process that has the volume.
     _users: File,
+    limits: Shared,
     state: Mutex<State>,
 }
 
@@ -60,8 +67,6 @@ pub struct Volume {
 struct State {
     /// Open files by inode number.
     open: HashMap<u64, OpenInode>,
-    /// How many times they are open.
-    count: usize,
 }
 
 #[derive(Default)]
@@ -85,12 +90,22 @@ impl Volume {
     /// # Errors
     /// One of them cannot be used.
     pub fn open(directory: &Path, usage: File, users: File, quota: u64) -> io::Result<Self> {
+        Self::open_within(Shared::of_this_process(), directory, usage, users, quota)
+    }
+
+    fn open_within(
+        limits: Shared,
+        directory: &Path,
+        usage: File,
+        users: File,
+        quota: u64,
+    ) -> io::Result<Self> {
         let owner = fs::metadata(directory)?;
         let is_others = geteuid().is_root() && owner.uid() != 0;
         let owner = is_others.then(|| (Uid::from_raw(owner.uid()), Gid::from_raw(owner.gid())));
         match flock(&users, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {
-                let used = count(directory)?;
+                let used = tree::count(File::open(directory)?.as_fd(), quota);
                 pwrite(&usage, &used.to_ne_bytes(), 0)?;
             }
             Err(Errno::WOULDBLOCK) => {}
@@ -98,7 +113,8 @@ impl Volume {
         }
         flock(&users, FlockOperation::LockShared)?;
         let directory = BoundDirectory::open(directory, BoundAccess::Write)?;
-        Ok(Self { directory, owner, quota, usage, _users: users, state: Mutex::default() })
+        let state = Mutex::default();
+        Ok(Self { directory, owner, quota, usage, _users: users, limits, state })
     }
 
     // Names change and files grow under this lock, so that what is counted is what happens.
@@ -151,17 +167,17 @@ impl Volume {
     /// Notes that a name is gone, of a file that was as `found` says.
     fn removed(&self, state: &mut State, found: &FileAttributes) {
         self.refund(NAME_COST);
-        let is_last = found.nlink == 1 && is_regular(found.mode);
+        if found.nlink != 1 {
+            return;
+        }
         match state.open.get_mut(&found.inode) {
-            Some(open) if is_last => open.is_orphan = true,
-            None if is_last => self.refund(blocks(found.size)),
-            _ => {}
+            Some(open) if is_regular(found.mode) => open.is_orphan = true,
+            _ => self.refund(content(found.mode, found.size)),
         }
     }
 
     /// Changes the length of a file.
-    fn resize(&self, file: &OwnedFd, size: u64) -> Result<(), Errno> {
-        let _state = self.state();
+    fn resize(&self, _state: &State, file: &OwnedFd, size: u64) -> Result<(), Errno> {
         let (old, new) = (blocks(size_of(file)?), blocks(size));
         match new > old {
             true => self.paid(new - old, || ftruncate(file, size)),
@@ -183,8 +199,7 @@ impl Volume {
         })
     }
 
-    fn grow(&self, file: &OwnedFd, size: u64) -> Result<u64, Errno> {
-        let _state = self.state();
+    fn grow(&self, _state: &State, file: &OwnedFd, size: u64) -> Result<u64, Errno> {
         let old = size_of(file)?;
         if size > old {
             self.extend(file, old, size)?;
@@ -192,8 +207,7 @@ impl Volume {
         Ok(size.max(old))
     }
 
-    fn append(&self, file: &OwnedFd, more: u64) -> Result<u64, Errno> {
-        let _state = self.state();
+    fn append(&self, _state: &State, file: &OwnedFd, more: u64) -> Result<u64, Errno> {
         let old = size_of(file)?;
         let size = old.checked_add(more).ok_or(Errno::FBIG)?;
         if more > 0 {
@@ -216,25 +230,21 @@ fn blocks(size: u64) -> u64 {
     size.checked_next_multiple_of(4096).unwrap_or(u64::MAX)
 }
 
-/// Bytes that all below a directory counts for.
-fn count(directory: &Path) -> io::Result<u64> {
-    let (mut used, mut twice) = (0_u64, BTreeSet::new());
-    let mut left = vec![(directory.to_path_buf(), 0)];
-    while let Some((directory, depth)) = left.pop() {
-        for entry in fs::read_dir(&directory)? {
-            let entry = entry?;
-            let found = entry.metadata()?;
-            used = used.saturating_add(NAME_COST);
-            if found.is_dir() && depth < DEPTH_MAX {
-                left.push((entry.path(), depth + 1));
-            }
-            // A file with several names is one.
-            if found.is_file() && (found.nlink() == 1 || twice.insert(found.ino())) {
-                used = used.saturating_add(blocks(found.size()));
-            }
-        }
+/// Bytes that what has a name counts for, besides its names.
+fn content(mode: u32, size: u64) -> u64 {
+    match FileType::from_raw_mode(mode) {
+        FileType::RegularFile => blocks(size),
+        // A target that does not fit in the inode takes a block.
+        FileType::Symlink => NAME_COST,
+        _ => 0,
     }
-    Ok(used)
+}
+
+/// Opens the same file once more, whether or not it still has a name.
+fn open_again(file: &OwnedFd, access: OFlags) -> Result<OwnedFd, Errno> {
+    let same = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let flags = access | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    openat(CWD, same, flags, Mode::empty())
 }
 
 /// A volume, as it is mounted in a sandbox.
@@ -251,24 +261,61 @@ pub(super) struct MountedVolume {
     volume: Arc<Volume>,
     access: BoundAccess,
     bound: Bound,
+    share: Share,
+    listings: Listings,
     files: Mutex<Files>,
 }
 
 /// The files that a sandbox has open.
 #[derive(Default)]
 struct Files {
-    open: BTreeMap<u64, (Arc<OwnedFd>, u64)>,
+    open: BTreeMap<u64, OpenFile>,
     last: u64,
-    /// Files that hold the sandbox' locks, by inode number: descriptions that the sandbox does
-    /// not have, so that its locks go when this goes.
-    locks: HashMap<u64, Arc<OwnedFd>>,
+    /// Files that hold the sandbox' locks, by inode number.
+    locks: HashMap<u64, LockFile>,
+}
+
+struct OpenFile {
+    file: Arc<OwnedFd>,
+    inode: u64,
+    /// Its places among the sandbox' files and this process' descriptors.
+    _places: [Taken; 2],
+}
+
+/// A file with the locks of a sandbox: a description that the sandbox does not have, so that
+/// its locks go when this goes.
+struct LockFile {
+    file: OwnedFd,
+    _place: Taken,
+    /// What is locked.
+    ranges: Ranges,
+    /// Their places among the sandbox' ranges.
+    range_places: Taken,
+}
+
+impl LockFile {
+    fn set(&mut self, kind: RecordLock, start: u64, len: u64) -> Result<(), Errno> {
+        let ranges = self.ranges.with(kind, start, len)?;
+        let before = self.ranges.count();
+        if !self.range_places.resize(ranges.count().max(before)) {
+            return Err(Errno::NOLCK);
+        }
+        let outcome = sys::set_lock(self.file.as_fd(), kind, start, len);
+        if outcome.is_ok() {
+            self.ranges = ranges;
+        }
+        self.range_places.resize(self.ranges.count());
+        outcome
+    }
 }
 
 impl MountedVolume {
-    pub fn new(mount: &VolumeMount) -> Self {
+    /// The volume in a sandbox, whose volumes all have the same share.
+    pub fn new(mount: &VolumeMount, share: Share) -> Self {
         let bound = Bound::new(&mount.volume.directory.with_access(mount.access));
         let (volume, access) = (mount.volume.clone(), mount.access);
-        Self { volume, access, bound, files: Mutex::default() }
+        let (listings, files) = (Listings::default(), Mutex::default());
+        Self { volume, access, bound, share, listings, files }
     }
 
     fn files(&self) -> MutexGuard<'_, Files> {
@@ -283,21 +330,24 @@ impl MountedVolume {
             BIND_CLOSE => self.close(a).map(|()| Answer::default()),
             BIND_STATFS => self.statfs(),
             BIND_FSTAT => {
-                let found = encode(&fstat(&self.file(a)?.0)?);
+                let found = encode(&fstat(self.file(a)?)?);
                 Ok(Answer::data(bytes_of(&found).to_vec()))
             }
-            BIND_SYNC => fsync(&self.file(a)?.0).map(|()| Answer::default()),
+            BIND_SYNC => fsync(self.file(a)?).map(|()| Answer::default()),
             BIND_FTRUNCATE => {
                 self.check_writable()?;
-                self.volume.resize(&self.file(a)?.0, b).map(|()| Answer::default())
+                let state = self.volume.state();
+                self.volume.resize(&state, &*self.file(a)?, b).map(|()| Answer::default())
             }
             VOLUME_GROW => {
                 self.check_writable()?;
-                number(self.volume.grow(&self.file(a)?.0, b)?)
+                let state = self.volume.state();
+                number(self.volume.grow(&state, &*self.file(a)?, b)?)
             }
             VOLUME_APPEND => {
                 self.check_writable()?;
-                number(self.volume.append(&self.file(a)?.0, b)?)
+                let state = self.volume.state();
+                number(self.volume.append(&state, &*self.file(a)?, b)?)
             }
             VOLUME_LOCK_READ => self.lock(a, RecordLock::Read, b, c),
             VOLUME_LOCK_WRITE => self.lock(a, RecordLock::Write, b, c),
@@ -313,16 +363,21 @@ impl MountedVolume {
         if self.access == BoundAccess::Write { Ok(()) } else { Err(Errno::ROFS) }
     }
 
-    /// An open file, and its inode number.
-    fn file(&self, number: u64) -> Result<(Arc<OwnedFd>, u64), Errno> {
-        self.files().open.get(&number).cloned().ok_or(Errno::BADF)
+    /// An open file. Whoever makes it longer has locked the volume's state before, so that it
+    /// is not closed meanwhile.
+    fn file(&self, number: u64) -> Result<Arc<OwnedFd>, Errno> {
+        self.files().open.get(&number).map(|open| open.file.clone()).ok_or(Errno::BADF)
     }
 
     /// Requests about names, whose cost is counted.
     fn with_names(&self, request: &BindRequest, tail: &[u8]) -> Result<Vec<u8>, Errno> {
         let serve = |request: &BindRequest| self.bound.serve(request, tail);
         match request.operation {
-            BIND_STAT | BIND_LIST | BIND_READLINK | BIND_UTIMES => serve(request),
+            BIND_STAT | BIND_READLINK | BIND_UTIMES => serve(request),
+            BIND_LIST => {
+                let of_all = &self.volume.limits.listings;
+                self.listings.page(self.bound.directory(), tail, request.a, of_all)
+            }
             BIND_CHMOD => {
                 // The daemon opens files again, by the rights of their owner.
                 let kept = match is_regular(self.stat(tail)?.mode) {
@@ -332,11 +387,14 @@ impl MountedVolume {
                 serve(&BindRequest { a: request.a | kept, ..*request })
             }
             BIND_MKDIR => {
-                self.added(tail, || serve(&BindRequest { a: request.a | 0o700, ..*request }))
+                tree::check_depth(tail)?;
+                self.added(tail, NAME_COST, || {
+                    serve(&BindRequest { a: request.a | 0o700, ..*request })
+                })
             }
             BIND_SYMLINK => {
                 let end = tail.iter().position(|&byte| byte == 0).ok_or(Errno::INVAL)?;
-                self.added(&tail[..end], || serve(request))
+                self.added(&tail[..end], 2 * NAME_COST, || serve(request))
             }
             BIND_LINK => {
                 self.check_writable()?;
@@ -354,8 +412,10 @@ impl MountedVolume {
             BIND_RENAME => self.rename(request, tail),
             BIND_TRUNCATE => {
                 self.check_writable()?;
+                // Held before it is opened: meanwhile nobody removes it.
+                let state = self.volume.state();
                 let (file, _) = self.bound.directory().open_regular(tail, OFlags::RDWR)?;
-                self.volume.resize(&file, request.a).map(|()| Vec::new())
+                self.volume.resize(&state, &file, request.a).map(|()| Vec::new())
             }
             _ => Err(Errno::NOSYS),
         }
@@ -373,11 +433,12 @@ impl MountedVolume {
     fn added(
         &self,
         path: &[u8],
+        cost: u64,
         make: impl FnOnce() -> Result<Vec<u8>, Errno>,
     ) -> Result<Vec<u8>, Errno> {
         self.check_writable()?;
         let _state = self.volume.state();
-        self.volume.paid(NAME_COST, make)?;
+        self.volume.paid(cost, make)?;
         self.give_away(path)?;
         Ok(Vec::new())
     }
@@ -399,12 +460,28 @@ impl MountedVolume {
             _ => None,
         };
         let moved = self.stat(from)?;
+        self.check_move(from, to)?;
+        if request.a == 2 {
+            self.check_move(to, from)?;
+        }
         self.bound.serve(request, tail)?;
         // rename(2): two names of one file both stay.
         if let Some(replaced) = replaced.filter(|replaced| replaced.inode != moved.inode) {
             self.volume.removed(&mut state, &replaced);
         }
         Ok(Vec::new())
+    }
+
+    /// Refuses to move a directory so that something in it would be too deep.
+    fn check_move(&self, from: &[u8], to: &[u8]) -> Result<(), Errno> {
+        let found = self.stat(from)?;
+        let is_directory = FileType::from_raw_mode(found.mode) == FileType::Directory;
+        if !is_directory || tree::depth(to) <= tree::depth(from) {
+            return Ok(());
+        }
+        tree::check_depth(to)?;
+        let directory = self.bound.directory().locate(from)?.seen()?;
+        tree::check_move(directory.as_fd(), tree::depth(to))
     }
 
     fn open(&self, path: &[u8], flags: u64, mode: u64) -> Result<Answer, Errno> {
@@ -421,25 +498,21 @@ impl MountedVolume {
         let access = if writes { OFlags::RDWR } else { OFlags::RDONLY };
         // Held until it is known as open: meanwhile nobody removes it.
         let mut state = self.volume.state();
-        if state.count >= OPEN_OF_ALL_MAX {
-            return Err(Errno::NFILE);
-        }
-        if self.files().open.len() >= OPEN_MAX {
-            return Err(Errno::MFILE);
-        }
+        let of_all = self.volume.limits.descriptors.take(1).ok_or(Errno::NFILE)?;
+        let places = [self.share.open.take(1).ok_or(Errno::MFILE)?, of_all];
         let file = match is_new {
             true => self.volume.paid(NAME_COST, || self.make(path, mode))?,
             false => self.bound.directory().open_regular(path, access)?.0,
         };
         let found = fstat(&file)?;
         let given = file.try_clone().map_err(|_| Errno::MFILE)?;
-        state.count += 1;
         state.open.entry(found.st_ino).or_default().count += 1;
         let mut files = self.files();
         files.last += 1;
         let handle = files.last;
-        files.open.insert(handle, (Arc::new(file), found.st_ino));
-        let opened = OpenedVolumeFile { handle, inode: found.st_ino, size: found.st_size as u64 };
+        let inode = found.st_ino;
+        files.open.insert(handle, OpenFile { file: Arc::new(file), inode, _places: places });
+        let opened = OpenedVolumeFile { handle, inode, size: found.st_size as u64 };
         Ok(Answer::file(given, bytes_of(&opened).to_vec()))
     }
 
@@ -459,11 +532,10 @@ impl MountedVolume {
         // In this order everywhere: the volume's state, then the sandbox' files.
         let mut state = self.volume.state();
         let mut files = self.files();
-        let (file, inode) = files.open.remove(&handle).ok_or(Errno::BADF)?;
-        if !files.open.values().any(|(_, other)| *other == inode) {
+        let OpenFile { file, inode, .. } = files.open.remove(&handle).ok_or(Errno::BADF)?;
+        if !files.open.values().any(|other| other.inode == inode) {
             files.locks.remove(&inode);
         }
-        state.count -= 1;
         let Some(open) = state.open.get_mut(&inode) else { return Ok(()) };
         open.count -= 1;
         if open.count > 0 {
@@ -472,14 +544,16 @@ impl MountedVolume {
         let is_orphan = open.is_orphan;
         state.open.remove(&inode);
         let found = fstat(&file)?;
-        if found.st_nlink == 0 && self.access == BoundAccess::Write {
-            // A sandbox that has kept the descriptor keeps nothing on the disk with it.
-            ftruncate(&file, 0)?;
-        }
+        let outcome = match found.st_nlink {
+            // A sandbox that has kept the descriptor keeps nothing on the disk with it. The
+            // last handle may be one to read, in a volume that is mounted to be read.
+            0 => open_again(&file, OFlags::RDWR).and_then(|file| ftruncate(file, 0)),
+            _ => Ok(()),
+        };
         if is_orphan {
             self.volume.refund(blocks(found.st_size as u64));
         }
-        Ok(())
+        outcome
     }
 
     fn statfs(&self) -> Result<Answer, Errno> {
@@ -497,51 +571,62 @@ impl MountedVolume {
         Ok(Answer::data(bytes_of(&answer).to_vec()))
     }
 
-    /// The file that holds the sandbox' locks of an open file.
-    fn lock_file(&self, handle: u64) -> Result<Arc<OwnedFd>, Errno> {
+    /// Does something with the file that holds the sandbox' locks of an open file.
+    fn with_locks<T>(
+        &self,
+        handle: u64,
+        work: impl FnOnce(&mut LockFile) -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
         let mut files = self.files();
-        let (file, inode) = files.open.get(&handle).cloned().ok_or(Errno::BADF)?;
-        if let Some(known) = files.locks.get(&inode) {
-            return Ok(known.clone());
+        let Files { open, locks, .. } = &mut *files;
+        let OpenFile { file, inode, .. } = open.get(&handle).ok_or(Errno::BADF)?;
+        match locks.entry(*inode) {
+            Entry::Occupied(known) => work(known.into_mut()),
+            Entry::Vacant(place) => work(place.insert(self.lock_file(file)?)),
         }
+    }
+
+    fn lock_file(&self, file: &OwnedFd) -> Result<LockFile, Errno> {
         let access = match self.access {
             BoundAccess::Write => OFlags::RDWR,
             BoundAccess::Read => OFlags::RDONLY,
         };
-        let same = format!("/proc/self/fd/{}", file.as_raw_fd());
-        let flags = access | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-        let own = Arc::new(openat(CWD, same, flags, Mode::empty())?);
-        files.locks.insert(inode, own.clone());
-        Ok(own)
+        Ok(LockFile {
+            _place: self.volume.limits.descriptors.take(1).ok_or(Errno::NOLCK)?,
+            file: open_again(file, access)?,
+            ranges: Ranges::default(),
+            range_places: self.share.ranges.take(0).ok_or(Errno::NOLCK)?,
+        })
     }
 
     fn lock(&self, handle: u64, kind: RecordLock, start: u64, len: u64) -> Result<Answer, Errno> {
-        let file = self.lock_file(handle)?;
-        sys::set_lock(file.as_fd(), kind, start, len)?;
-        number(size_of(&file)?)
+        self.with_locks(handle, |locks| {
+            locks.set(kind, start, len)?;
+            number(size_of(&locks.file)?)
+        })
     }
 
     fn test_lock(&self, handle: u64, start: u64, write: u64, tail: &[u8]) -> Result<Answer, Errno> {
-        let file = self.lock_file(handle)?;
         let len = tail.try_into().map(u64::from_ne_bytes).map_err(|_| Errno::INVAL)?;
         let kind = if write == 1 { RecordLock::Write } else { RecordLock::Read };
-        let Some((kind, start, len)) = sys::test_lock(file.as_fd(), kind, start, len)? else {
-            return Ok(Answer::default());
-        };
+        let found =
+            self.with_locks(handle, |locks| sys::test_lock(locks.file.as_fd(), kind, start, len))?;
+        let Some((kind, start, len)) = found else { return Ok(Answer::default()) };
         let is_write = u64::from(kind == RecordLock::Write);
         Ok(Answer::data(bytes_of(&VolumeLock { start, len, is_write }).to_vec()))
     }
 
     fn flock(&self, handle: u64, operation: u64) -> Result<Answer, Errno> {
-        let file = self.lock_file(handle)?;
         let operation = match operation {
             1 => FlockOperation::NonBlockingLockShared,
             2 => FlockOperation::NonBlockingLockExclusive,
             8 => FlockOperation::Unlock,
             _ => return Err(Errno::INVAL),
         };
-        flock(&file, operation)?;
-        number(size_of(&file)?)
+        self.with_locks(handle, |locks| {
+            flock(&locks.file, operation)?;
+            number(size_of(&locks.file)?)
+        })
     }
 }
 

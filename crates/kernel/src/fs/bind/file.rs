@@ -6,6 +6,7 @@ use alloc::sync::Arc;
 use thaw_abi::bind::*;
 
 use super::BoundNode;
+use super::node::Handle;
 use crate::errno::{Errno, Result};
 use crate::fs::file::{File, Stat};
 use crate::fs::inode::Inode;
@@ -13,7 +14,6 @@ use crate::fs::writing;
 use crate::io::{Sink, Source};
 use crate::mm::backing::{MmapSource, UpperPages};
 use crate::mm::shared::Placed;
-use crate::state;
 
 /// An open regular file of the host.
 pub struct BoundFile {
@@ -23,24 +23,22 @@ pub struct BoundFile {
 /// What keeps the host's file open: the description, and mappings of the file.
 struct Pages {
     node: Arc<BoundNode>,
-    /// The host's number for the open file.
-    handle: u64,
-    /// The boot that it belongs to.
-    generation: u64,
+    /// The open file.
+    handle: Handle,
 }
 
 impl BoundFile {
     pub(super) fn new(node: Arc<BoundNode>, handle: u64) -> Self {
+        let handle = Handle::new(handle);
         node.open.borrow_mut().push(handle);
-        let generation = state::generation();
-        Self { pages: Arc::new(Pages { node, handle, generation }) }
+        Self { pages: Arc::new(Pages { node, handle }) }
     }
 }
 
 impl Pages {
     /// The host's number; `ESTALE` if it belonged to another boot.
     fn handle(&self) -> Result<u64> {
-        if self.generation == state::generation() { Ok(self.handle) } else { Err(Errno::ESTALE) }
+        if self.handle.is_of_this_boot() { Ok(self.handle.number) } else { Err(Errno::ESTALE) }
     }
 
     fn read(&self, sink: &mut Sink<'_>, offset: u64) -> Result<usize> {
@@ -100,9 +98,9 @@ impl Drop for Pages {
     fn drop(&mut self) {
         let handle = self.handle;
         self.node.open.borrow_mut().retain(|open| *open != handle);
-        if self.handle().is_ok() {
+        if handle.is_of_this_boot() {
             // Nobody is left to hear of a failure.
-            let _ = self.node.bind.ask(BIND_CLOSE, [handle, 0, 0], &[]);
+            let _ = self.node.bind.ask(BIND_CLOSE, [handle.number, 0, 0], &[]);
         }
     }
 }

@@ -15,6 +15,7 @@ use crate::fs::inode::{
     RenameMode, Statfs, Timestamp,
 };
 use crate::fs::overlay::{DirectoryFile, device_number};
+use crate::state;
 use crate::sync::KernelCell;
 
 /// A file of the host.
@@ -26,8 +27,30 @@ pub struct BoundNode {
     known: KernelCell<FileAttributes>,
     /// A new file is open already, with the rights that its permissions may deny.
     fresh: KernelCell<Option<Fresh>>,
-    /// Open files, by the host's numbers: they are there even if the name is not.
-    pub(super) open: KernelCell<Vec<u64>>,
+    /// Open files: they are there even if the name is not.
+    pub(super) open: KernelCell<Vec<Handle>>,
+}
+
+/// The host's number for an open file. The host counts from 1 again in each boot: a number of
+/// another boot names another file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Handle {
+    /// The boot that it belongs to.
+    pub generation: u64,
+    /// The host's number.
+    pub number: u64,
+}
+
+impl Handle {
+    /// A number that the host has given in this boot.
+    pub fn new(number: u64) -> Self {
+        Self { generation: state::generation(), number }
+    }
+
+    /// Whether the host knows it.
+    pub fn is_of_this_boot(self) -> bool {
+        self.generation == state::generation()
+    }
 }
 
 /// A file that was made and is to be opened.
@@ -115,14 +138,20 @@ impl BoundNode {
 
     /// What the host says about the file now, or said last if it is gone.
     fn look(&self) -> FileAttributes {
-        let handle = self.open.borrow_mut().last().copied();
+        let (handle, is_open) = {
+            let open = self.open.borrow_mut();
+            (open.iter().rfind(|handle| handle.is_of_this_boot()).copied(), !open.is_empty())
+        };
         let found = match handle {
-            Some(handle) => match self.bind.ask(BIND_FSTAT, [handle, 0, 0], &[]) {
-                // A number of another boot: the file is there by its name, or not at all.
-                Err(Errno::EBADF) if self.bind.is_volume() => self.bind.stat(&self.path()),
-                reply => reply.and_then(|reply| parse(&reply)),
-            },
-            None => self.bind.stat(&self.path()),
+            Some(handle) => self
+                .bind
+                .ask(BIND_FSTAT, [handle.number, 0, 0], &[])
+                .and_then(|reply| parse(&reply)),
+            None => self.bind.stat(&self.path()).and_then(|found| {
+                // Opened in another boot: the file is there by its name, or not at all.
+                let is_other = is_open && found.inode != self.known.get().inode;
+                if is_other { Err(Errno::ESTALE) } else { Ok(found) }
+            }),
         };
         match found {
             Ok(mut attributes) => {
@@ -137,11 +166,6 @@ impl BoundNode {
     /// Bytes of the file.
     pub(super) fn size(&self) -> u64 {
         self.look().size
-    }
-
-    /// Device and inode number, by which the locks of a file are known.
-    pub(super) fn lock_key(&self) -> (u64, u64) {
-        (device_number(self.bind.id, 0), self.known.get().inode)
     }
 
     /// The file, opened by the host.

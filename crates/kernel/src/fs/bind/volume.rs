@@ -11,11 +11,13 @@ use alloc::vec::Vec;
 
 use thaw_abi::bind::*;
 
+use super::node::Handle;
 use super::{Bind, BoundNode, parse};
 use crate::errno::{Errno, Result};
 use crate::fs::file::File;
 use crate::fs::locks::{Family, HeldLock, HostLocks, LockKind, Owner, Range};
 use crate::fs::lower::host_file;
+use crate::fs::overlay::device_number;
 use crate::fs::writing;
 use crate::io::{Sink, Source};
 use crate::mm::backing::{MmapSource, UpperPages};
@@ -32,12 +34,10 @@ const LOOKS_MAX: u32 = 8;
 /// What the host has opened, in this boot.
 #[derive(Clone, Copy)]
 pub struct Opened {
-    generation: u64,
     /// Names it among [`file_parts`].
     number: u64,
     fd: i32,
-    /// The host's number.
-    handle: u64,
+    handle: Handle,
     inode: u64,
 }
 
@@ -51,23 +51,22 @@ impl Opened {
         };
         bind.set_size(known.inode, known.size);
         Ok(Self {
-            generation: state::generation(),
             number: file_parts::new_number(),
             fd: fd.0,
-            handle: known.handle,
+            handle: Handle::new(known.handle),
             inode: known.inode,
         })
     }
 
     fn is_of_this_boot(&self) -> bool {
-        self.generation == state::generation()
+        self.handle.is_of_this_boot()
     }
 
     /// Gives it back; nothing if that belongs to another boot.
     pub fn close(self, bind: &Bind) {
         if self.is_of_this_boot() {
             // Nobody is left to hear of a failure.
-            let _ = bind.ask(BIND_CLOSE, [self.handle, 0, 0], &[]);
+            let _ = bind.ask(BIND_CLOSE, [self.handle.number, 0, 0], &[]);
             Machine::close(HostFd::new(self.fd));
         }
     }
@@ -113,7 +112,7 @@ impl VolumePages {
         let again = self.open_again(known.map(|opened| opened.handle).ok());
         self.opened.set(again.map_err(|error| (state::generation(), error)));
         let opened = again?;
-        if let Err(error) = state::kernel().fs.locks.take_again(self.node.lock_key(), self) {
+        if let Err(error) = state::kernel().fs.locks.take_again(self.file(), self) {
             self.opened.set(Err((state::generation(), error)));
             opened.close(self.bind());
             return Err(error);
@@ -121,7 +120,7 @@ impl VolumePages {
         Ok(opened)
     }
 
-    fn open_again(&self, old: Option<u64>) -> Result<Opened> {
+    fn open_again(&self, old: Option<Handle>) -> Result<Opened> {
         let access = if self.writable { 2 } else { 0 };
         let opened = Opened::open(self.bind(), access, 0, &self.node.path());
         let opened = opened.map_err(|error| match error {
@@ -139,13 +138,13 @@ impl VolumePages {
     }
 
     fn ask_number(&self, operation: u32, b: u64, c: u64) -> Result<u64> {
-        let handle = self.opened()?.handle;
+        let handle = self.opened()?.handle.number;
         self.bind().ask_number(operation, [handle, b, c], &[])
     }
 
     /// Bytes of the file as the host knows them now.
     fn look(&self) -> Result<u64> {
-        let handle = self.opened()?.handle;
+        let handle = self.opened()?.handle.number;
         let found = parse(&self.bind().ask(BIND_FSTAT, [handle, 0, 0], &[])?)?;
         self.bind().set_size(self.inode, found.size);
         Ok(found.size)
@@ -253,14 +252,14 @@ impl File for VolumeFile {
 
     fn truncate(&self, size: u64) -> Result<()> {
         writing::check_size(self.size(), size)?;
-        let handle = self.pages.opened()?.handle;
+        let handle = self.pages.opened()?.handle.number;
         self.pages.bind().ask(BIND_FTRUNCATE, [handle, size, 0], &[])?;
         self.pages.bind().set_size(self.pages.inode, size);
         Ok(())
     }
 
     fn sync(&self) -> Result<()> {
-        let handle = self.pages.opened()?.handle;
+        let handle = self.pages.opened()?.handle.number;
         self.pages.bind().ask(BIND_SYNC, [handle, 0, 0], &[]).map(drop)
     }
 
@@ -313,6 +312,10 @@ impl UpperPages for VolumePages {
 }
 
 impl HostLocks for VolumePages {
+    fn file(&self) -> (u64, u64) {
+        (device_number(self.bind().id, 0), self.inode)
+    }
+
     fn set(&self, family: Family, range: Range, kind: Option<LockKind>) -> Result<()> {
         let size = match family {
             Family::Record => {
@@ -338,7 +341,7 @@ impl HostLocks for VolumePages {
     }
 
     fn test(&self, range: Range, kind: LockKind) -> Result<Option<HeldLock>> {
-        let handle = self.opened()?.handle;
+        let handle = self.opened()?.handle.number;
         let is_write = u64::from(kind == LockKind::Write);
         let mut tail = Vec::new();
         tail.extend_from_slice(&length(range).to_ne_bytes());

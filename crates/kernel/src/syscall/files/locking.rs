@@ -11,6 +11,10 @@ use crate::state::kernel;
 use crate::task::current_process;
 
 fn key(open: &OpenFile, family: Family) -> Result<FileKey> {
+    if let Some(host) = open.file.host_locks() {
+        let (device, inode) = host.file();
+        return Ok((device, inode, family));
+    }
     let stat = match &open.path {
         Some(path) => path.inode().attributes().to_stat(),
         None => open.file.stat()?,

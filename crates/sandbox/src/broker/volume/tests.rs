@@ -1,5 +1,7 @@
 //! Volumes, as a hostile sandbox asks for them.
 
+use super::limits::{LISTING_MAX, OPEN_MAX, RANGES_MAX};
+use super::tree::DEPTH_MAX;
 use super::*;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
@@ -11,6 +13,10 @@ struct Tree {
 
 impl Tree {
     fn new(quota: u64) -> Self {
+        Self::with_limits(quota, Shared::new(4096, 64 << 20))
+    }
+
+    fn with_limits(quota: u64, limits: Shared) -> Self {
         let all = tempfile::tempdir().unwrap();
         fs::create_dir(all.path().join("files")).unwrap();
         fs::write(all.path().join("secret"), "secret").unwrap();
@@ -20,12 +26,18 @@ impl Tree {
             options.open(all.path().join(name)).unwrap()
         };
         let files = all.path().join("files");
-        let volume = Volume::open(&files, own("usage"), own("users"), quota).unwrap();
+        let volume = Volume::open_within(limits, &files, own("usage"), own("users"), quota);
+        let volume = volume.unwrap();
         Self { volume: Arc::new(volume), all }
     }
 
     fn mount(&self, access: BoundAccess) -> MountedVolume {
-        MountedVolume::new(&VolumeMount { volume: self.volume.clone(), access })
+        self.mount_with(access, &Share::default())
+    }
+
+    fn mount_with(&self, access: BoundAccess, share: &Share) -> MountedVolume {
+        let mount = VolumeMount { volume: self.volume.clone(), access };
+        MountedVolume::new(&mount, share.clone())
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -126,11 +138,6 @@ fn nothing_outside_is_reached_and_what_is_open_has_a_bound() {
     assert_eq!(open(&mount, 0, b"file").err(), Some(Errno::MFILE));
     assert_eq!(open(&mount, CREATE, b"new").err(), Some(Errno::MFILE));
     ask(&mount, BIND_CLOSE, first, 0, b"").unwrap();
-    let others: Vec<_> =
-        (0..OPEN_OF_ALL_MAX / OPEN_MAX).map(|_| tree.mount(BoundAccess::Read)).collect();
-    let opened = others.iter().flat_map(|mount| (0..OPEN_MAX).map(move |_| mount));
-    let refused = opened.filter_map(|mount| open(mount, 0, b"file").err()).collect::<Vec<_>>();
-    assert_eq!(refused, vec![Errno::NFILE; OPEN_MAX - 1]);
 }
 
 #[test]
@@ -179,4 +186,175 @@ fn locks_are_the_sandbox_and_end_with_it() {
     drop(one);
     ask(&two, VOLUME_FLOCK, other, 2, b"").unwrap();
     ask(&two, VOLUME_LOCK_WRITE, other, 0, b"").unwrap();
+}
+
+#[test]
+fn descriptors_are_counted_for_a_sandbox_and_for_all() {
+    let limits = Shared::new(OPEN_MAX + 4, 0);
+    let (one, two) =
+        (Tree::with_limits(1 << 20, limits.clone()), Tree::with_limits(1 << 20, limits));
+    let share = Share::default();
+    let mounts = [&one, &two].map(|tree| tree.mount_with(BoundAccess::Write, &share));
+    for mount in &mounts {
+        open(mount, CREATE, b"file").unwrap();
+        for _ in 1..OPEN_MAX / 2 {
+            open(mount, 0, b"file").unwrap();
+        }
+    }
+    // Both volumes together, of this sandbox.
+    assert_eq!(mounts.each_ref().map(|m| open(m, 0, b"file").err()), [Some(Errno::MFILE); 2]);
+    let other = two.mount(BoundAccess::Write);
+    let handles = [CREATE, CREATE, CREATE].iter().zip([b"a", b"b", b"c"]);
+    let handles: Vec<_> =
+        handles.map(|(&flags, name)| open(&other, flags, name).unwrap().0).collect();
+    // One more descriptor holds locks, in either volume.
+    ask(&mounts[0], VOLUME_FLOCK, 1, 1, b"").unwrap();
+    assert_eq!(ask(&other, VOLUME_FLOCK, handles[0], 1, b"").err(), Some(Errno::NOLCK));
+    assert_eq!(open(&other, 0, b"file").err(), Some(Errno::NFILE));
+    drop(mounts);
+    ask(&other, VOLUME_FLOCK, handles[0], 1, b"").unwrap();
+    open(&other, 0, b"file").unwrap();
+}
+
+#[test]
+fn locked_ranges_have_a_bound() {
+    let tree = Tree::new(1 << 20);
+    let share = Share::default();
+    let mounts = [(); 2].map(|()| tree.mount_with(BoundAccess::Write, &share));
+    let lock = |mount: &MountedVolume, operation, a, b, c| {
+        mount.serve(&BindRequest { mount: 0, operation, a, b, c }, b"").map(drop)
+    };
+    let (handle, _) = open(&mounts[0], CREATE, b"file").unwrap();
+    let (other, _) = open(&mounts[1], CREATE, b"other").unwrap();
+    for at in 0..RANGES_MAX as u64 {
+        lock(&mounts[0], VOLUME_LOCK_READ, handle, 2 * at, 1).unwrap();
+    }
+    let refused = Err(Errno::NOLCK);
+    assert_eq!(lock(&mounts[0], VOLUME_LOCK_READ, handle, 1 << 30, 1), refused);
+    assert_eq!(lock(&mounts[1], VOLUME_LOCK_READ, other, 0, 1), refused);
+    // One that joins two others needs no place.
+    lock(&mounts[0], VOLUME_LOCK_READ, handle, 1, 1).unwrap();
+    lock(&mounts[1], VOLUME_LOCK_WRITE, other, 0, 10).unwrap();
+    assert_eq!(lock(&mounts[1], VOLUME_UNLOCK, other, 5, 1), refused, "it would be two");
+    ask(&mounts[0], BIND_CLOSE, handle, 0, b"").unwrap();
+    lock(&mounts[1], VOLUME_UNLOCK, other, 5, 1).unwrap();
+}
+
+#[test]
+fn listings_have_a_bound() {
+    let tree = Tree::with_limits(1 << 40, Shared::new(4096, LISTING_MAX));
+    let (one, two) = (tree.mount(BoundAccess::Write), tree.mount(BoundAccess::Read));
+    // Names of 255 bytes.
+    let name = |number: usize| tree.path(&format!("d/{number:0255}"));
+    fs::create_dir(tree.path("d")).unwrap();
+    for number in 0..15_000 {
+        File::create(name(number)).unwrap();
+    }
+    assert!(!ask(&one, BIND_LIST, 0, 0, b"d").unwrap().tail.is_empty());
+    assert_eq!(ask(&two, BIND_LIST, 0, 0, b"d").err(), Some(Errno::NOMEM));
+    // The end of a listing gives it back.
+    assert!(ask(&one, BIND_LIST, 15_000, 0, b"d").unwrap().tail.is_empty());
+    assert!(!ask(&two, BIND_LIST, 0, 0, b"d").unwrap().tail.is_empty());
+    drop(two);
+    for number in 15_000..LISTING_MAX / 255 {
+        File::create(name(number)).unwrap();
+    }
+    assert_eq!(ask(&one, BIND_LIST, 0, 0, b"d").err(), Some(Errno::OVERFLOW));
+}
+
+#[test]
+fn a_removed_file_is_given_back_by_whoever_closes_it_last() {
+    for access in [BoundAccess::Write, BoundAccess::Read] {
+        let tree = Tree::new(1 << 20);
+        let (mount, reader) = (tree.mount(BoundAccess::Write), tree.mount(access));
+        for name in [&b"old"[..], b"new"] {
+            let (handle, _) = open(&mount, CREATE, name).unwrap();
+            ask(&mount, VOLUME_GROW, handle, 500_000, b"").unwrap();
+            ask(&mount, BIND_CLOSE, handle, 0, b"").unwrap();
+        }
+        let (handle, kept) = open(&reader, 0, b"old").unwrap();
+        ask(&mount, BIND_RENAME, 0, 0, b"new\0old").unwrap();
+        ask(&reader, BIND_CLOSE, handle, 0, b"").unwrap();
+        assert_eq!(kept.metadata().unwrap().len(), 0);
+        assert_eq!(tree.used(), NAME_COST + blocks(500_000));
+    }
+}
+
+/// What is counted is what the next one counts.
+fn counted(tree: &Tree) -> u64 {
+    tree::count(File::open(tree.path("")).unwrap().as_fd(), u64::MAX)
+}
+
+#[test]
+fn truncation_and_removal_at_once_give_back_once() {
+    let tree = Tree::new(1 << 30);
+    let mounts = [(); 2].map(|()| tree.mount(BoundAccess::Write));
+    for _ in 0..200 {
+        let (handle, _) = open(&mounts[0], CREATE, b"file").unwrap();
+        ask(&mounts[0], VOLUME_GROW, handle, 1 << 20, b"").unwrap();
+        ask(&mounts[0], BIND_CLOSE, handle, 0, b"").unwrap();
+        let (other, _) = open(&mounts[0], CREATE, b"other").unwrap();
+        ask(&mounts[0], VOLUME_GROW, other, 1 << 20, b"").unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // It may be gone.
+                let _ = ask(&mounts[1], BIND_TRUNCATE, 0, 0, b"file");
+            });
+            ask(&mounts[0], BIND_UNLINK, 0, 0, b"file").unwrap();
+        });
+        assert_eq!(tree.used(), counted(&tree));
+        ask(&mounts[0], BIND_UNLINK, 0, 0, b"other").unwrap();
+        ask(&mounts[0], BIND_CLOSE, other, 0, b"").unwrap();
+        assert_eq!(tree.used(), 0);
+    }
+}
+
+#[test]
+fn no_directory_is_deeper_than_what_is_counted() {
+    let tree = Tree::new(1 << 30);
+    let mount = tree.mount(BoundAccess::Write);
+    let name = "n".repeat(60);
+    let path = |depth: usize| vec![&name[..]; depth].join("/").into_bytes();
+    for depth in 1..=DEPTH_MAX {
+        ask(&mount, BIND_MKDIR, 0o755, 0, &path(depth)).unwrap();
+    }
+    let refused = Some(Errno::NAMETOOLONG);
+    assert_eq!(ask(&mount, BIND_MKDIR, 0o755, 0, &path(DEPTH_MAX + 1)).err(), refused);
+    let (handle, _) = open(&mount, CREATE, &[&path(DEPTH_MAX)[..], b"/f"].concat()).unwrap();
+    ask(&mount, VOLUME_GROW, handle, 4096, b"").unwrap();
+    // However long its path is, it is counted.
+    let long = "l".repeat(255);
+    let both = [name.as_bytes(), b"\0", long.as_bytes()].concat();
+    ask(&mount, BIND_RENAME, 0, 0, &both).unwrap();
+    assert_eq!((tree.used(), counted(&tree)), (4096 * 66, 4096 * 66));
+    ask(&mount, BIND_MKDIR, 0o755, 0, b"a").unwrap();
+    ask(&mount, BIND_MKDIR, 0o755, 0, b"a/b").unwrap();
+    for (flags, last) in [(0, &b"c"[..]), (2, b"b")] {
+        let both = [long.as_bytes(), b"\0a/", last].concat();
+        assert_eq!(ask(&mount, BIND_RENAME, flags, 0, &both).err(), refused, "{flags}");
+    }
+    ask(&mount, BIND_RENAME, 0, 0, b"a/b\0c").unwrap();
+    ask(&mount, BIND_RENAME, 0, 0, b"c\0a/c").unwrap();
+}
+
+#[test]
+fn a_volume_that_cannot_be_counted_is_full() {
+    let tree = Tree::new(1 << 30);
+    fs::create_dir_all(tree.path(&vec!["d"; DEPTH_MAX + 1].join("/"))).unwrap();
+    let root = File::open(tree.path("")).unwrap();
+    assert_eq!(tree::count(root.as_fd(), 1 << 30), 1 << 30);
+}
+
+#[test]
+fn the_target_of_a_link_is_counted() {
+    let tree = Tree::new(1 << 20);
+    let mount = tree.mount(BoundAccess::Write);
+    ask(&mount, BIND_SYMLINK, 0, 0, b"link\0target").unwrap();
+    assert_eq!((tree.used(), counted(&tree)), (2 * 4096, 2 * 4096));
+    ask(&mount, BIND_LINK, 0, 0, b"link\0twin").unwrap();
+    assert_eq!((tree.used(), counted(&tree)), (3 * 4096, 3 * 4096));
+    ask(&mount, BIND_UNLINK, 0, 0, b"link").unwrap();
+    assert_eq!((tree.used(), counted(&tree)), (2 * 4096, 2 * 4096));
+    ask(&mount, BIND_UNLINK, 0, 0, b"twin").unwrap();
+    assert_eq!(tree.used(), 0);
 }
