@@ -50,6 +50,8 @@ use std::sync::{Arc, Mutex};
 const ENVD_VERSION: &str = "0.5.7";
 /// Most streams of a key at a time: processes that somebody reads, and uploads of input.
 const STREAMS_MAX: usize = 256;
+/// Most connections to ports of a sandbox at a time.
+const PORTS_MAX: usize = 192;
 
 /// The API.
 pub struct E2b {
@@ -57,6 +59,8 @@ pub struct E2b {
     settings: LiveSettings,
     records: Records,
     streams: Streams,
+    /// Connections to ports, by the id of the sandbox: whoever makes them may be anybody.
+    ports: Streams,
     watchers: watch::Watchers,
     /// How TLS is spoken, if it is.
     tls: Option<LiveServer>,
@@ -76,8 +80,8 @@ impl E2b {
         let tables = settings.now().certificates.clone();
         let tls = (!tables.is_empty()).then(|| LiveServer::load(directory, &tables)).transpose();
         let tls = tls.map_err(io::Error::other)?;
-        let (streams, watchers) = Default::default();
-        Ok(Arc::new(Self { backend, settings, records, streams, watchers, tls }))
+        let (streams, ports, watchers) = Default::default();
+        Ok(Arc::new(Self { backend, settings, records, streams, ports, watchers, tls }))
     }
 
     /// The sandboxes of an owner that are there. Forgets those that are not any more.
@@ -94,19 +98,24 @@ impl E2b {
     }
 }
 
-/// How many streams each owner has.
+/// How many streams each owner or sandbox has.
 #[derive(Clone, Default)]
 struct Streams(Arc<Mutex<BTreeMap<String, usize>>>);
 
 impl Streams {
     /// Counts one more, for as long as the result is there.
     fn enter(&self, owner: &str) -> Result<StreamPlace, Problem> {
+        self.enter_below(owner, STREAMS_MAX)
+    }
+
+    /// The same where others are fewer than `most`, which is not 0.
+    fn enter_below(&self, owner: &str, most: usize) -> Result<StreamPlace, Problem> {
         let mut counts = self.0.lock().expect("no holder panics");
         let count = counts.entry(owner.to_owned()).or_default();
-        if *count >= STREAMS_MAX {
+        if *count >= most {
             return Err(Problem::new(
                 Kind::Exhausted,
-                format!("`{owner}` has {STREAMS_MAX} streams already; end some, or wait"),
+                format!("`{owner}` has {most} streams already; end some, or wait"),
             ));
         }
         *count += 1;

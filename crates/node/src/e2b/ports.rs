@@ -9,7 +9,7 @@ use super::backend::ByteStream;
 use super::problem::{Kind, Problem};
 use super::records::are_equal;
 use super::serve::{admit, header, refused};
-use super::{E2b, StreamPlace};
+use super::{E2b, PORTS_MAX, StreamPlace};
 use crate::admin::PORT_PROTOCOL;
 use axum::body::Body;
 use axum::extract::Request;
@@ -40,13 +40,14 @@ const NOT_PASSED: [&str; 9] = [
 pub(super) async fn pass(e2b: Arc<E2b>, id: String, port: u16, request: Request) -> Response {
     let shown = header(request.headers(), TOKEN_HEADER).map(str::to_owned);
     let connected = async {
-        let (_, record) = admit(&e2b, &id, |record| {
+        admit(&e2b, &id, |record| {
             let token = e2b.records.traffic_token(&id);
             let shows = shown.is_some_and(|shown| are_equal(&shown, &token));
             if record.is_open || shows { Ok(()) } else { Err(private()) }
         })
         .await?;
-        let place = e2b.streams.enter(&record.owner)?;
+        // Visitors of an open port do not take the places of its owner's commands.
+        let place = e2b.ports.enter_below(&id, PORTS_MAX)?;
         Ok::<_, Problem>((place, e2b.backend.port(&id, port).await?))
     };
     let (place, stream) = match connected.await {

@@ -62,6 +62,9 @@ pub struct Snapshot {
     pub sandbox: String,
     /// What its owner calls it.
     pub name: Option<String>,
+    /// It is not in the store yet. If the daemon ends meanwhile, it may be there or not.
+    #[serde(skip)]
+    pub is_being_made: bool,
 }
 
 /// What is known of all of them.
@@ -169,9 +172,16 @@ impl Records {
                 ),
             ));
         }
-        contents.snapshots.insert(id.clone(), snapshot);
+        contents.snapshots.insert(id.clone(), Snapshot { is_being_made: true, ..snapshot });
         self.write_or_warn(&contents);
         Ok(id)
+    }
+
+    /// A snapshot is in the store now.
+    pub fn made_snapshot(&self, id: &str) {
+        if let Some(snapshot) = self.contents().snapshots.get_mut(id) {
+            snapshot.is_being_made = false;
+        }
     }
 
     /// The snapshots of an owner, by id.

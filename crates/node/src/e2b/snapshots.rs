@@ -71,10 +71,14 @@ impl E2b {
             )));
         }
         let owner = client.owner().to_owned();
-        let snapshot = Snapshot { owner, sandbox: id.to_owned(), name: request.name };
+        let snapshot =
+            Snapshot { owner, sandbox: id.to_owned(), name: request.name, is_being_made: true };
         let new = self.records.insert_snapshot(snapshot.clone(), client.most_snapshots())?;
         match self.backend.snapshot(id, &new).await {
-            Ok(()) => Ok(shown(&new, &snapshot)),
+            Ok(()) => {
+                self.records.made_snapshot(&new);
+                Ok(shown(&new, &snapshot))
+            }
             Err(problem) => {
                 self.records.remove_snapshot(&new);
                 Err(problem)
@@ -131,8 +135,13 @@ async fn list((State(e2b), Extension(client), Query(query)): Asked<Query<ListQue
 async fn remove((State(e2b), Extension(client), Path(id)): Asked<Path<String>>) -> Response {
     let removed = to_its_end(async move {
         let found = e2b.snapshot_named(client.owner(), &id);
-        let (id, _) = found
+        let (id, snapshot) = found
             .ok_or_else(|| Problem::new(Kind::NotFound, format!("there is no snapshot {id:?}")))?;
+        // Without its record nobody would own what comes into the store.
+        if snapshot.is_being_made {
+            let text = format!("the snapshot {id:?} is still being made; try again later");
+            return Err(Problem::new(Kind::Exists, text));
+        }
         // One that is gone from the store already is forgotten, too.
         e2b.backend.remove_snapshot(&id).await?;
         e2b.records.remove_snapshot(&id);

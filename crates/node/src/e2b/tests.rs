@@ -430,6 +430,44 @@ async fn a_key_has_no_more_streams_than_the_bound() {
 }
 
 #[tokio::test]
+async fn visitors_of_an_open_port_have_a_bound_and_do_not_lock_its_owner_out() {
+    let place = Place::new();
+    let open = json!({"templateID": "base", "network": {"allowPublicTraffic": true}});
+    let made = place.make(open).await;
+    let held: Vec<_> =
+        (0..PORTS_MAX).map(|_| place.api.ports.enter_below(&made.id, PORTS_MAX).unwrap()).collect();
+    let refused = at_port(&place, &made, "8080", &[]).await;
+    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    let (status, _) = place.unary(&made, "/process.Process/List", json!({})).await;
+    assert_eq!(status, StatusCode::OK);
+    let start = [json!({"process": {"cmd": "sh"}})];
+    let started = place.stream(&made, "/process.Process/Start", &start).await;
+    assert_eq!(started.status(), StatusCode::OK);
+    assert_eq!(place.api.streams.0.lock().unwrap().len(), 1);
+    drop(held);
+    assert_eq!(at_port(&place, &made, "8080", &[]).await.status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_snapshot_that_is_being_made_is_not_deleted() {
+    let place = Place::new();
+    let made = place.make(base()).await;
+    let take = format!("POST /sandboxes/{}/snapshots", made.id);
+    let (_, taken, _) = place.control("secret", &take, json!({})).await;
+    let (_, one) = place.api.records.snapshots_of("a").remove(0);
+    let id = place.api.records.insert_snapshot(one, 30).unwrap();
+    let delete = format!("DELETE /templates/{id}");
+    let (status, ..) = place.control("secret", &delete, Value::Null).await;
+    assert_eq!(status, StatusCode::CONFLICT);
+    place.api.records.made_snapshot(&id);
+    let (status, ..) = place.control("secret", &delete, Value::Null).await;
+    assert_eq!(status, StatusCode::NO_CONTENT);
+    let delete = format!("DELETE /templates/{}", taken["snapshotID"].as_str().unwrap());
+    let (status, ..) = place.control("secret", &delete, Value::Null).await;
+    assert_eq!(status, StatusCode::NO_CONTENT);
+}
+
+#[tokio::test]
 async fn files_are_written_and_read() {
     let place = Place::new();
     let made = place.make(base()).await;

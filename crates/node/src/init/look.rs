@@ -3,6 +3,7 @@
 use super::InitError;
 use crate::beneath;
 use regex::Regex;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::os::unix::fs::PermissionsExt;
@@ -117,26 +118,57 @@ impl Look {
     }
 }
 
-/// The port that one of the sources names, and which; `None`: none does, or `PORT` says it.
-pub(super) fn port(sources: &[(String, String)]) -> Option<(u16, String)> {
+/// What sources say about the port that their program listens on.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Ports {
+    /// Nothing, or `PORT` says it.
+    None,
+    /// One, and the file that says so.
+    One(u16, String),
+    /// Several.
+    Many(Vec<u16>),
+}
+
+/// The port on which sources listen. Narrow forms decide; others are asked only without them.
+pub(super) fn port(sources: &[(String, String)]) -> Ports {
     // `process.env.PORT`, `os.environ["PORT"]`, `os.Getenv("PORT")`, `ENV.fetch('PORT')` …
     let variable = Regex::new(r#"(?:env|Env|ENV)[^\n]{0,24}\bPORT\b"#).expect("it is one");
-    if sources.iter().any(|(_, text)| variable.is_match(text)) {
-        return None;
+    let own = || sources.iter().filter(|(name, _)| !name.ends_with("_test.go"));
+    if own().any(|(_, text)| variable.is_match(text)) {
+        return Ports::None;
     }
-    // `listen(3000)`, `port=5000`, `:port, 4567`, `Port: 8000`, `PORT = 9000`, `("", 8000)`
-    // behind `Server(`; and an address such as ":8080" or "0.0.0.0:8080".
+    // Addresses behind `=`, `(` and `,` that are the program's own: `:80`, `0.0.0.0:80`, `[::]:80`.
+    const OWN: &str = r#"["'](?:tcp://)?(?:0\.0\.0\.0|\[::\])?:(\d{2,5})["']"#;
     let patterns = [
-        r#"(?i)(?:\blisten|(?:\b|_)port\b|server|address)[\w.]*['"]?\s*[=:,(]{1,2}\s*(?:\(?["'][\w.]*["'],\s*)?(\d{2,5})\b"#,
-        r#"["'](?:[\w.]*|\[::\]):(\d{2,5})["']"#,
+        // `listen(3000`, `ListenAndServe(":8082"`, `bind("0.0.0.0:8083"`, `Server(("", 8001)`.
+        format!(r#"(?i)\b(?:listen\w*|bind)\(\s*(?:["']tcp["'],\s*)?(?:{OWN}|(\d{{2,5}})\b)"#),
+        r#"Server\(\s*\(\s*["'][\w.]*["'],\s*(\d{2,5})\b"#.to_owned(),
+        // `port=5000`, `:port, 4567`, `Port: 8000`, `PORT = 9000`, `server.port=8085`.
+        r#"(?i)\bport\b['"]?\s*(?:[:=,]|:=)\s*(\d{2,5})\b"#.to_owned(),
+        // `server(8000`, `address = 8000`.
+        r#"(?i)(?:server|address)\s*[=(]\s*(?:\(?["'][\w.]*["'],\s*)?(\d{2,5})\b"#.to_owned(),
+        OWN.to_owned(),
     ];
-    let patterns = patterns.map(|pattern| Regex::new(pattern).expect("it is one"));
-    patterns.iter().find_map(|pattern| {
-        sources.iter().find_map(|(name, text)| {
-            let port = pattern.captures(text)?[1].parse().ok().filter(|port| *port != 0)?;
-            Some((port, name.clone()))
-        })
-    })
+    for pattern in patterns.map(|pattern| Regex::new(&pattern).expect("it is one")) {
+        let of_file = |(name, text): &(String, String)| {
+            let all = pattern.captures_iter(text);
+            let number = |captures: regex::Captures<'_>| {
+                captures.iter().skip(1).flatten().next()?.as_str().parse::<u16>().ok()
+            };
+            let ports = all.filter_map(number).filter(|port| *port != 0);
+            ports.map(|port| (port, name.clone())).collect::<Vec<_>>()
+        };
+        let found: BTreeMap<u16, String> = own().flat_map(of_file).collect();
+        match found.len() {
+            0 => {}
+            1 => {
+                let one = found.into_iter().next();
+                return one.map_or(Ports::None, |(port, name)| Ports::One(port, name));
+            }
+            _ => return Ports::Many(found.into_keys().collect()),
+        }
+    }
+    Ports::None
 }
 
 /// The path of an interpreter that every user may run, if the one in `PATH` is not.
@@ -162,7 +194,10 @@ mod tests {
     use super::*;
 
     fn found(text: &str) -> Option<u16> {
-        port(&[("app".to_owned(), text.to_owned())]).map(|(port, _)| port)
+        match port(&[("app".to_owned(), text.to_owned())]) {
+            Ports::One(port, _) => Some(port),
+            Ports::None | Ports::Many(_) => None,
+        }
     }
 
     #[test]
@@ -180,6 +215,14 @@ mod tests {
             ("app.listen(process.env.PORT || 3000)", None),
             ("port = int(os.environ.get('PORT', '8000'))", None),
             ("port := os.Getenv(\"PORT\")", None),
+            // Servers of others.
+            ("db = connect(\"db.local:5432\")\napp.listen(3000)", Some(3000)),
+            ("db_port = 5432\napp.listen(3001)", Some(3001)),
+            ("db_port = 5432", None),
+            ("redis := \"redis:6379\"\nhttp.ListenAndServe(\":8084\", nil)", Some(8084)),
+            ("fetch(\"localhost:9200\")", None),
+            ("port = 5432\nsock.listen(8086)", Some(8086)),
+            ("a.listen(3000); b.listen(4000)", None),
             ("print(1234)", None),
             ("port = 99999", None),
             ("export(12)", None),

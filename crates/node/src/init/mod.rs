@@ -290,15 +290,22 @@ pub fn detect(
 pub fn write(directory: &Path, project: &Project, replace: Replace) -> Result<PathBuf, InitError> {
     let path = directory.join(CONFIG_FILE);
     let failed = |error| InitError::Write { path: path.clone(), error };
-    let mut options = File::options();
-    match replace {
-        // A link is not followed to wherever it leads.
-        Replace::Yes => match std::fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
-            _ => {}
-        },
-        Replace::No => {}
+    if replace == Replace::Yes {
+        // The one that is there stays until all of the new one is. A link is replaced, not followed.
+        let beside = directory.join(format!(".{CONFIG_FILE}.{}", std::process::id()));
+        let written =
+            File::options().write(true).create_new(true).open(&beside).and_then(|mut file| {
+                file.write_all(project.to_toml().as_bytes())?;
+                std::fs::rename(&beside, &path)
+            });
+        if let Err(error) = written {
+            // It may not have come into being.
+            let _ = std::fs::remove_file(&beside);
+            return Err(failed(error));
+        }
+        return Ok(path);
     }
+    let mut options = File::options();
     let mut file = match options.write(true).create_new(true).open(&path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -392,9 +399,19 @@ impl Project {
 
     /// The port that sources of the program name, unless they read `PORT`.
     fn listens_as(&mut self, sources: &[(String, String)]) {
-        if let Some((port, file)) = look::port(sources) {
-            self.port = port;
-            self.port_from = format!("found in {file}");
+        match look::port(sources) {
+            look::Ports::None => {}
+            look::Ports::One(port, file) => {
+                self.port = port;
+                self.port_from = format!("found in {file}");
+            }
+            look::Ports::Many(ports) => {
+                let ports: Vec<_> = ports.iter().map(u16::to_string).collect();
+                self.notes.push(format!(
+                    "the sources name several ports ({}); set `port` in thaw.toml to that of the server",
+                    ports.join(", ")
+                ));
+            }
         }
     }
 

@@ -57,7 +57,9 @@ pub(super) fn read(look: &Look, project: &mut Project) -> Result<(), InitError> 
     names.extend(PROGRAMS);
     let sources = names.into_iter().filter_map(|name| Some((name.to_owned(), look.source(name)?)));
     let sources = sources.collect::<Vec<_>>();
-    project.listens_as(&sources);
+    if project.port_from != "found in the start script" {
+        project.listens_as(&sources);
+    }
     installs(look, &package, project);
     Ok(())
 }
@@ -68,7 +70,14 @@ fn set_command(look: &Look, package: &Package, project: &mut Project) -> Result<
     if let Some(start) = package.scripts.get("start") {
         if let Some((env, words)) = plain_words(start) {
             project.found.push(format!("start script `{start}`"));
-            project.env.extend(env);
+            let port = env.iter().find(|(name, _)| name == "PORT");
+            if let Some(port) = port.and_then(|(_, value)| value.parse().ok().filter(|p| *p != 0)) {
+                project.port = port;
+                project.port_from = "found in the start script".to_owned();
+                project.env.extend(env.into_iter().filter(|(name, _)| name != "PORT"));
+            } else {
+                project.env.extend(env);
+            }
             project.command = match words[0].as_str() {
                 "node" => words,
                 // Programs of packages are files in JavaScript, by links.
@@ -115,6 +124,11 @@ fn plain_words(line: &str) -> Option<PlainWords> {
         }
         words.next();
     }
+    // What starts other programs is no program of a package.
+    const STARTERS: [&str; 8] = ["npm", "npx", "yarn", "pnpm", "bun", "deno", "sh", "bash"];
+    if words.peek().is_some_and(|word| STARTERS.contains(word)) {
+        return None;
+    }
     let words: Vec<String> = words.map(str::to_owned).collect();
     (!words.is_empty()).then_some((env, words))
 }
@@ -152,7 +166,9 @@ mod tests {
         let (env, words) = plain_words("NODE_ENV=production A=b node  server.js --x").unwrap();
         assert_eq!(env, [("A".to_owned(), "b".to_owned())]);
         assert_eq!(words, ["node", "server.js", "--x"]);
-        for line in ["tsc && node a.js", "node \"a b.js\"", "node $MAIN", "A=b", ""] {
+        for line in
+            ["tsc && node a.js", "node \"a b.js\"", "node $MAIN", "A=b", "", "A=b npm run serve"]
+        {
             assert_eq!(plain_words(line), None, "{line}");
         }
     }

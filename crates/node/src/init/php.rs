@@ -37,7 +37,8 @@ pub(super) fn read(look: &Look, project: &mut Project) -> Result<(), InitError> 
     let address = format!("0.0.0.0:{}", project.port);
     match front.split_once('/') {
         Some((root, _)) => project.command(&["php", "-S", &address, "-t", root, front]),
-        None => project.command(&["php", "-S", &address, front]),
+        // As a word it would answer for every file; without one it answers where there is none.
+        None => project.command(&["php", "-S", &address]),
     }
     Ok(())
 }

@@ -96,6 +96,8 @@ fn gems(look: &Look, project: &mut Project) -> Result<Vec<String>, InitError> {
         ];
         project.builds("Installs what the Gemfile names.", &command, &REGISTRY);
         project.env.push(("GEM_HOME".to_owned(), format!("/app/{GEMS}")));
+        // `Bundler.require` must not want what is not installed.
+        project.env.push(("BUNDLE_WITHOUT".to_owned(), "development:test".to_owned()));
     }
     Ok(names)
 }

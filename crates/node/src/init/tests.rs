@@ -166,6 +166,9 @@ fn php_crates_and_programs_are_found() {
     let project = found(&[("composer.json", composer), ("public/index.php", "<?php")]);
     assert_eq!(project.command.join(" "), "php -S 0.0.0.0:8080 -t public public/index.php");
     assert!(build(&project).starts_with("composer install"));
+    // Files beside it are answered as they are.
+    let project = found(&[("index.php", "<?php"), ("logo.svg", "<svg/>")]);
+    assert_eq!(project.command.join(" "), "php -S 0.0.0.0:8080");
     let cargo = "[package]\nname = \"srv\"\n[dependencies]\naxum = \"0.8\"\n";
     let project = found(&[("Cargo.toml", cargo), ("src/main.rs", "fn main() {}")]);
     assert_eq!(project.files[0].from, "build/release/srv");
@@ -174,6 +177,33 @@ fn php_crates_and_programs_are_found() {
     fs::copy("/proc/self/exe", place.join("server")).unwrap();
     let project = detect(&place, None, None).unwrap();
     assert_eq!((project.language, &project.command[0][..]), (Language::Binary, "/app/server"));
+}
+
+#[test]
+fn a_file_name_is_no_line_of_the_configuration() {
+    let (_all, place) = directory(&[("package.json", "{\"main\": \"a\\n[x]\\n.js\"}")]);
+    fs::write(place.join("a\n[x]\n.js"), "http.createServer(f).listen(3000)").unwrap();
+    let text = detect(&place, None, None).unwrap().to_toml();
+    assert!(text.contains("port = 3000  # found in a [x] .js\n"), "{text}");
+}
+
+#[test]
+fn a_start_script_may_say_the_port_and_npm_is_no_package() {
+    let script = |start: &str| format!("{{\"scripts\": {{\"start\": \"{start}\"}}}}");
+    let package = script("PORT=4000 node app.js");
+    let project = found(&[("package.json", &package), ("app.js", "x.listen(3000)")]);
+    assert_eq!((project.port, project.command.join(" ")), (4000, "node app.js".to_owned()));
+    let package = script("npm run serve");
+    let project = found(&[("package.json", &package), ("app.js", "")]);
+    assert_eq!(project.command.join(" "), "node app.js");
+    assert!(project.notes[0].contains("needs a shell"), "{:?}", project.notes);
+}
+
+#[test]
+fn two_ports_are_no_answer() {
+    let project = found(&[("app.js", "a.listen(3000); b.listen(4000)"), ("package.json", "{}")]);
+    assert_eq!(project.port, 8080);
+    assert!(project.notes.iter().any(|note| note.contains("3000, 4000")), "{:?}", project.notes);
 }
 
 #[test]

@@ -29,7 +29,7 @@ impl Project {
         blank(&mut text);
         comment(&mut text, "The server. A request reaches it on this port.");
         line(&mut text, "command", &list(&self.command));
-        let _ = writeln!(text, "port = {}  # {}", self.port, self.port_from);
+        let _ = writeln!(text, "port = {}  # {}", self.port, in_line(&self.port_from));
         self.write_files(&mut text);
         self.write_runtime(&mut text);
         if let Some(build) = &self.build {
@@ -127,7 +127,12 @@ fn blank(text: &mut String) {
 
 /// A comment, without what would end its line.
 fn comment(text: &mut String, words: &str) {
-    let _ = writeln!(text, "# {}", words.replace(|c: char| c.is_control(), " "));
+    let _ = writeln!(text, "# {}", in_line(words));
+}
+
+/// Words without what would end their line: they may be a file's name.
+fn in_line(words: &str) -> String {
+    words.replace(|c: char| c.is_control(), " ")
 }
 
 fn line(text: &mut String, key: &str, value: &str) {

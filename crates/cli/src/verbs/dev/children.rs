@@ -6,7 +6,7 @@
 use super::Arguments;
 use super::session::Happening;
 use crate::failure::Failure;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -84,9 +84,12 @@ impl Build {
         Ok(self.child.wait()?)
     }
 
-    /// Ends it before it is done.
+    /// Ends it before it is done, and with it a build command that runs on this host: it leads a
+    /// process group of its own.
     pub fn cancel(mut self) {
-        end(&self.child);
+        let group = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+        // It may have ended by itself.
+        let _ = group.map(|group| kill_process_group(group, Signal::TERM));
         let _ = self.child.wait();
     }
 }

@@ -51,6 +51,8 @@ pub(super) struct Session<'a> {
     sources: Sources,
     daemon: Option<OwnDaemon>,
     build: Option<Build>,
+    /// What `thaw.toml` said when the build began, if it said anything usable.
+    config: Option<FunctionConfig>,
     /// The function whose log is being printed.
     followed: Option<String>,
     /// Whether a version is being served that was built here.
@@ -83,6 +85,7 @@ impl<'a> Session<'a> {
             sources,
             daemon,
             build: None,
+            config: None,
             followed: None,
             is_served: false,
         };
@@ -159,6 +162,8 @@ impl<'a> Session<'a> {
 
     fn start_build(&mut self) -> Result<(), Failure> {
         self.sources.begin_build();
+        // The build itself says what is wrong with it.
+        self.config = FunctionConfig::load(self.directory).ok();
         self.build = Some(Build::begin(self.directory, self.arguments, &self.tell)?);
         Ok(())
     }
@@ -166,18 +171,20 @@ impl<'a> Session<'a> {
     /// The build has ended: its function is served, or it has said why not.
     fn built(&mut self) -> Result<(), Failure> {
         let Some(build) = self.build.take() else { return Ok(()) };
-        match build.finish()?.success() {
+        let is_success = build.finish()?.success();
+        // Before anybody is told that it has ended: what changes from then on is no work of it.
+        let now = self.watcher.look(Some(&self.sources.now))?;
+        let (changes, restless) = self.sources.end_build(now, is_success);
+        match is_success {
             true => self.serve()?,
             false if self.is_served => {
                 say("the build failed: the version before goes on; waiting for a change");
             }
             false => say("the build failed; waiting for a change"),
         }
-        let (changes, restless) =
-            self.sources.end_build(self.watcher.look(Some(&self.sources.now))?);
         if !restless.is_empty() {
             say(&format!(
-                "{} changes with every build, and is not watched any more",
+                "{} changes with every build: after one more, that is no reason to build",
                 named(&restless)
             ));
         }
@@ -190,7 +197,17 @@ impl<'a> Session<'a> {
 
     /// Prints where the function is, and follows its log.
     fn serve(&mut self) -> Result<(), Failure> {
-        let config = FunctionConfig::load(self.directory)?;
+        let read = |config: Option<FunctionConfig>| match config {
+            Some(config) => Ok(config),
+            None => FunctionConfig::load(self.directory),
+        };
+        let config = match read(self.config.take()) {
+            Ok(config) => config,
+            Err(error) => {
+                say(&format!("{error}; waiting for a change"));
+                return Ok(());
+            }
+        };
         let name = config.name.as_str();
         let Some(address) = self.home.daemon() else {
             return Err(Failure::failed("the daemon has ended; its last words are above"));
@@ -283,6 +300,7 @@ struct Sources {
     made: BTreeSet<PathBuf>,
     /// Files that changed while the build before was running.
     suspects: BTreeSet<PathBuf>,
+    /// Whether no build has succeeded yet.
     is_first: bool,
 }
 
@@ -292,10 +310,13 @@ impl Sources {
         Self { now, built, made: BTreeSet::new(), suspects: BTreeSet::new(), is_first: true }
     }
 
-    /// Takes note of what the sources are now; the changes.
+    /// Takes note of what the sources are now; the changes. No build is running, so that none of
+    /// them is a build's: files that were taken for one's work are sources again.
     fn look(&mut self, now: Snapshot) -> Vec<Change> {
-        let mut changes = now.changes_since(&self.now);
-        changes.retain(|change| !self.made.contains(&change.path));
+        let changes = now.changes_since(&self.now);
+        for change in &changes {
+            self.made.remove(&change.path);
+        }
         self.now = now;
         changes
     }
@@ -304,20 +325,21 @@ impl Sources {
         self.built = self.now.clone();
     }
 
-    /// The same after a build: changes that somebody else than the build may have made, and files
-    /// that every build changes. A file that came with the first build was made by it.
-    fn end_build(&mut self, now: Snapshot) -> (Vec<Change>, Vec<Change>) {
+    /// The same after a build: changes that are a reason for another, and those of them that two
+    /// builds in a row came with, which are a reason for the last time. A file that came with the
+    /// first build that succeeded was made by it.
+    fn end_build(&mut self, now: Snapshot, is_success: bool) -> (Vec<Change>, Vec<Change>) {
         let mut changes = now.changes_since(&self.built);
         self.now = now;
         changes.retain(|change| !self.made.contains(&change.path));
-        if self.is_first {
+        if self.is_first && is_success {
             let made = changes.iter().filter(|change| !change.was_there);
             self.made.extend(made.map(|change| change.path.clone()));
             changes.retain(|change| change.was_there);
+            self.is_first = false;
         }
-        self.is_first = false;
-        let (restless, changes): (Vec<_>, Vec<_>) =
-            changes.into_iter().partition(|change| self.suspects.contains(&change.path));
+        let is_restless = |change: &&Change| self.suspects.contains(&change.path);
+        let restless: Vec<_> = changes.iter().filter(is_restless).cloned().collect();
         self.made.extend(restless.iter().map(|change| change.path.clone()));
         self.suspects = changes.iter().map(|change| change.path.clone()).collect();
         (changes, restless)
@@ -354,29 +376,57 @@ mod tests {
         let (place, mut sources) = place();
         sources.begin_build();
         place.write("out", "1");
-        assert_eq!(sources.end_build(place.now(&sources)), (vec![], vec![]));
-        place.write("out", "2");
-        assert_eq!(sources.look(place.now(&sources)), []);
-        place.write("app.py", "2");
+        assert_eq!(sources.end_build(place.now(&sources), true), (vec![], vec![]));
+        sources.begin_build();
+        place.write("out", "22");
+        assert_eq!(sources.end_build(place.now(&sources), true), (vec![], vec![]));
+        place.write("app.py", "22");
         assert_eq!(named(&sources.look(place.now(&sources))), "app.py");
+    }
+
+    #[test]
+    fn a_file_that_comes_with_a_first_failure_is_built() {
+        let (place, mut sources) = place();
+        sources.begin_build();
+        place.write("fine", "");
+        let (changes, _) = sources.end_build(place.now(&sources), false);
+        assert_eq!(named(&changes), "fine");
+    }
+
+    #[test]
+    fn a_change_without_a_build_is_somebodys_even_of_a_file_that_a_build_made() {
+        let (place, mut sources) = place();
+        sources.begin_build();
+        place.write("new.py", "1");
+        assert_eq!(sources.end_build(place.now(&sources), true), (vec![], vec![]));
+        place.write("new.py", "22");
+        assert_eq!(named(&sources.look(place.now(&sources))), "new.py");
+        sources.begin_build();
+        place.write("new.py", "333");
+        let (changes, _) = sources.end_build(place.now(&sources), true);
+        assert_eq!(named(&changes), "new.py");
     }
 
     #[test]
     fn a_change_during_a_build_starts_another_and_a_file_of_every_build_does_not() {
         let (place, mut sources) = place();
         sources.begin_build();
-        place.write("app.py", "2");
-        place.write("lock", "2");
-        let (changes, restless) = sources.end_build(place.now(&sources));
+        place.write("app.py", "22");
+        place.write("lock", "22");
+        let (changes, restless) = sources.end_build(place.now(&sources), true);
         assert_eq!((named(&changes).as_str(), restless.len()), ("app.py, lock", 0));
         sources.begin_build();
-        place.write("lock", "3");
-        let (changes, restless) = sources.end_build(place.now(&sources));
-        assert_eq!((changes.len(), named(&restless).as_str()), (0, "lock"));
-        // The one that was touched once is watched on.
-        place.write("app.py", "3");
-        place.write("lock", "4");
-        assert_eq!(named(&sources.look(place.now(&sources))), "app.py");
+        place.write("lock", "333");
+        // It may be somebody's: what it is now is built.
+        let (changes, restless) = sources.end_build(place.now(&sources), true);
+        assert_eq!((named(&changes), named(&restless)), ("lock".to_owned(), "lock".to_owned()));
+        sources.begin_build();
+        place.write("lock", "4444");
+        assert_eq!(sources.end_build(place.now(&sources), true), (vec![], vec![]));
+        // Both are watched on.
+        place.write("app.py", "333");
+        place.write("lock", "55555");
+        assert_eq!(named(&sources.look(place.now(&sources))), "app.py, lock");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //
 // Node loads this file as `--require` (NODE_OPTIONS) within its own start, before it looks at
 // the program. So whatever runs afterwards runs as it would have without a template: no frame of
-// this file is below it. `docs/decisions/0030-runtime-templates.md` says why it is done so.
+// this file is below it. `docs/decisions/0046-templates-of-each-language.md` says why it is done so.
 'use strict';
 
 const Module = require('module');

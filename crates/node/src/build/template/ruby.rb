@@ -6,7 +6,7 @@
 # reads it. In the template that file is this one. A copy opens the file of its program in its
 # place, and gives its name to the strings that have the name of this one. Ruby then reads the
 # program as if it had been started with it: nothing of this file is below it.
-# `docs/decisions/0030-runtime-templates.md` says why it is done so.
+# `docs/decisions/0046-templates-of-each-language.md` says why it is done so.
 
 lambda do
   word = 'thaw-template'
