@@ -162,6 +162,17 @@ impl Clockwork {
         self.times.insert(name.to_owned(), times);
         last
     }
+
+    /// Whether all times of the functions that are served are known.
+    fn is_settled(&self, node: &NodeState, now_ms: u64) -> bool {
+        node.functions().iter().all(|service| {
+            let function = service.name().as_str();
+            service.config().schedules.iter().all(|schedule| {
+                let times = self.times.get(&row_name(function, schedule));
+                times.is_some_and(|times| times.hold(schedule, now_ms))
+            })
+        })
+    }
 }
 
 /// What has come of looking at a schedule, for metrics and the log.
@@ -305,12 +316,20 @@ async fn look_at_all(
     mut clockwork: Clockwork,
 ) -> Clockwork {
     let now_ms = wall_ms();
-    let of_node = node.clone();
-    let computed = tokio::task::spawn_blocking(move || {
-        let known = scheduled(&of_node, &mut clockwork, now_ms);
-        (known, clockwork)
-    });
-    let Ok((known, clockwork)) = computed.await else { return Clockwork::default() };
+    let known = if clockwork.is_settled(node, now_ms) {
+        // Nothing takes long. A thread for each look would keep as many as the node ever had: each
+        // has something to do again before it has been idle for long enough to end.
+        scheduled(node, &mut clockwork, now_ms)
+    } else {
+        let of_node = node.clone();
+        let computed = tokio::task::spawn_blocking(move || {
+            let known = scheduled(&of_node, &mut clockwork, now_ms);
+            (known, clockwork)
+        });
+        let Ok((known, computed)) = computed.await else { return Clockwork::default() };
+        clockwork = computed;
+        known
+    };
     let looked = triggers.writer.ask(move |ledger| {
         let mut rows = BTreeSet::new();
         let mut looked = Vec::new();
