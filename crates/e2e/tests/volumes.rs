@@ -113,7 +113,7 @@ fn what_one_copy_writes_the_next_one_reads() {
     assert_eq!(info["in_use"], true);
     let refused = refusal(command(&home, &["volume", "remove", "data"]));
     assert!(refused.contains("in use"), "{refused}");
-    drop(daemon);
+    assert_eq!(daemon.stop(), Some(0));
     command(&home, &["volume", "remove", "data"]).success();
     assert!(!home.join("volumes/data").exists());
 }

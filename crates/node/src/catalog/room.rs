@@ -1,0 +1,61 @@
+//! The room that images take on disk.
+
+use super::Catalog;
+use crate::node::NodeState;
+use crate::packing::{self, OpenImages};
+use crate::service::Service;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+use thaw_store::ImageId;
+
+/// How often the room that images take on disk is looked at.
+const LOOK_FOR_ROOM: Duration = Duration::from_secs(10);
+
+impl Catalog {
+    /// Keeps the images that are not packed within `room` bytes on disk, until the task is dropped.
+    pub async fn keep_room(self: Arc<Self>, room: u64) {
+        let mut ticks = tokio::time::interval(LOOK_FOR_ROOM);
+        loop {
+            ticks.tick().await;
+            let catalog = self.clone();
+            let done = tokio::task::spawn_blocking(move || catalog.make_room(room)).await;
+            done.expect("packing does not panic");
+        }
+    }
+
+    /// Packs images that were not used for long, if those that are not packed take more than
+    /// `room` bytes on disk.
+    fn make_room(&self, room: u64) {
+        let made = packing::make_room(&self.store, room, &OfServices(&self.shared));
+        match made {
+            Ok(report) => {
+                if report.packed > 0 {
+                    let (packed, freed) = (report.packed, report.freed);
+                    tracing::info!(packed, freed, "packed images that were not used for long");
+                }
+                report.failed.iter().for_each(|failure| tracing::warn!("{failure}"));
+            }
+            Err(error) => tracing::warn!("images stay as they are: {error}"),
+        }
+    }
+}
+
+/// The images that services have open.
+struct OfServices<'a>(&'a NodeState);
+
+impl OfServices<'_> {
+    fn of(&self, image: ImageId) -> impl Iterator<Item = Arc<Service>> {
+        let name = image.to_string();
+        self.0.services().into_iter().filter(move |service| service.image() == name)
+    }
+}
+
+impl OpenImages for OfServices<'_> {
+    fn last_used(&self, image: ImageId) -> Option<SystemTime> {
+        self.of(image).filter_map(|service| service.launcher().last_used()).max()
+    }
+
+    fn close(&self, image: ImageId) {
+        self.of(image).for_each(|service| service.launcher().close_if_unused());
+    }
+}
