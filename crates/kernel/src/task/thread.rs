@@ -7,6 +7,7 @@ use core::ops::Deref;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use super::Process;
+use super::host_process::ForkRequest;
 use super::sched_attributes::Scheduling;
 use super::scheduler::SchedState;
 use super::signal::ThreadSignals;
@@ -44,6 +45,8 @@ pub struct Thread {
     pub robust_list: AtomicU64,
     /// What it does in the kernel before it first enters the guest.
     pub work: KernelCell<Option<Box<dyn Work>>>,
+    /// What it asks of the idle loop when it gives up the vCPU.
+    pub(super) fork_request: KernelCell<Option<Arc<ForkRequest>>>,
     /// Its registers and kernel stack.
     pub context: ThreadContext,
     /// CPU time up to the last switch, in nanoseconds.
@@ -69,6 +72,7 @@ impl Thread {
             clear_child_tid: AtomicU64::new(0),
             robust_list: AtomicU64::new(0),
             work: KernelCell::new(None),
+            fork_request: KernelCell::new(None),
             context: ThreadContext::new(heap::kernel_stack(), frame),
             cpu_ns: AtomicU64::new(0),
             running_since_ns: AtomicU64::new(0),
