@@ -8,6 +8,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use super::Process;
 use super::host_process::ForkRequest;
+use super::ids::Tid;
 use super::sched_attributes::Scheduling;
 use super::scheduler::SchedState;
 use super::signal::ThreadSignals;
@@ -59,9 +60,9 @@ pub struct Thread {
 impl Thread {
     /// A thread that begins with these registers. It runs once the scheduler
     /// is told to.
-    pub fn new(tid: u32, process: Arc<Process>, frame: TrapFrame) -> Arc<Self> {
+    pub fn new(tid: Tid, process: Arc<Process>, frame: TrapFrame) -> Arc<Self> {
         Arc::new(Self {
-            tid: AtomicU32::new(tid),
+            tid: AtomicU32::new(tid.number()),
             process,
             name: KernelCell::new([0; 16]),
             sched: KernelCell::new(SchedState::new()),
@@ -80,14 +81,14 @@ impl Thread {
     }
 
     /// Thread id, as the guest sees it.
-    pub fn tid(&self) -> u32 {
-        self.tid.load(Relaxed)
+    pub fn tid(&self) -> Tid {
+        Tid::new(self.tid.load(Relaxed))
     }
 
     /// Gives the thread another id: that of the main thread, which it becomes
     /// by execve(2).
-    pub fn set_tid(&self, tid: u32) {
-        self.tid.store(tid, Relaxed);
+    pub fn set_tid(&self, tid: Tid) {
+        self.tid.store(tid.number(), Relaxed);
     }
 
     /// Whether the thread has to end before it returns to the guest.
@@ -171,7 +172,7 @@ pub fn begin() {
     let thread = current();
     let at = UserAddress(thread.set_child_tid.load(Relaxed));
     // clone(2): an address that cannot be written to does not fail the call.
-    let _ = at.write_if_some(&thread.tid());
+    let _ = at.write_if_some(&thread.tid().number());
     work::run();
 }
 
