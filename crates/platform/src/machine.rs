@@ -2,7 +2,7 @@
 //!
 //! A *platform* is one way to run guest code beside this kernel. [`Machine`] names the platform
 //! that the kernel is compiled for; everything is dispatched statically, so that a call through
-//! a trait costs as much as a call of a function. There is one platform, [`crate::process`]:
+//! a trait costs as much as a call of a function. There is one platform, `process`:
 //! host processes behind a seccomp filter. This module says what a second one would have to
 //! promise, such as the same kernel in ring 0 of a virtual machine.
 //!

@@ -10,7 +10,8 @@ use crate::sync::KernelCell;
 use crate::task::Capabilities;
 use crate::task::ids::{Pgid, Pid, Sid};
 use crate::task::signal::{
-    Action, SI_KERNEL, SIGCONT, SIGHUP, SIGTTIN, SIGTTOU, Signal, SignalInfo, bit, send_to_process,
+    Action, SI_KERNEL, SIGCONT, SIGHUP, SIGTTIN, SIGTTOU, Signal, SignalInfo, bit, send_to_group,
+    send_to_process,
 };
 use crate::task::{Process, current_process};
 
@@ -38,13 +39,9 @@ impl JobControl {
     }
 }
 
-/// Sends a signal to all processes of a group.
+/// Sends a signal of the kernel's to all processes of a group.
 pub fn signal_process_group(group: Pgid, signal: Signal) {
-    for process in
-        kernel().tasks.all_processes().iter().filter(|process| process.process_group() == group)
-    {
-        send_to_process(process, SignalInfo::new(signal, SI_KERNEL));
-    }
+    send_to_group(group, SignalInfo::new(signal, SI_KERNEL));
 }
 
 /// Sends a signal to the foreground process group.
