@@ -64,10 +64,10 @@ pub struct SignalNumber(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClockId(pub i32);
 
-/// A process or thread, by the rules of the call: 0 often is the caller, and a negative
-/// number a process group.
+/// A process or thread, not looked at yet, by the rules of the call: 0 often is the caller, and a
+/// negative number a process group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pid(pub i32);
+pub struct PidNumber(pub i32);
 
 /// The address of a NUL-terminated string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,7 +103,7 @@ arguments! {
     Fd: Fd = |register| Self(register as i32);
     Int: SignalNumber = |register| Self(register as u32);
     Int: ClockId = |register| Self(register as i32);
-    Int: Pid = |register| Self(register as i32);
+    Int: PidNumber = |register| Self(register as i32);
     Hex: Flags = |register| Self(register as u32);
     Hex: Word = |register| Self(register);
     Octal: Mode = |register| Self(register as u32);

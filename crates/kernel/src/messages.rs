@@ -81,7 +81,7 @@ fn describe() {
     let threads = kernel.tasks.all_threads().into_iter();
     for thread in threads.filter(|thread| thread.sched.get().state == RunState::Runnable) {
         described.runnable += 1;
-        (described.process, described.name) = (thread.process.pid, thread.name.get());
+        (described.process, described.name) = (thread.process.pid.number(), thread.name.get());
     }
     control::send(MSG_DESCRIBED, 0, bytemuck::bytes_of(&described), &[]);
 }

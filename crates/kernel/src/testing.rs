@@ -114,10 +114,10 @@ fn first_thread(credentials: Credentials) -> Arc<Thread> {
         Arc::new(Process::first(credentials, ProcessFiles::new(kernel().fs.root.clone())));
     host_process::begin(process.mm());
     kernel().tasks.processes.borrow_mut().insert(FIRST_PID, process.clone());
-    let thread = Thread::new(FIRST_PID, process.clone(), TrapFrame::zeroed());
+    let thread = Thread::new(FIRST_PID.main_thread(), process.clone(), TrapFrame::zeroed());
     thread.sched.borrow_mut().state = crate::task::scheduler::RunState::Runnable;
     process.threads.borrow_mut().push(thread.clone());
-    kernel().tasks.threads.borrow_mut().insert(FIRST_PID, thread.clone());
+    kernel().tasks.threads.borrow_mut().insert(FIRST_PID.main_thread(), thread.clone());
     thread
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A *platform* is one way to run guest code beside this kernel. [`Machine`] names the platform
 //! that the kernel is compiled for; everything is dispatched statically, so that a call through
-//! a trait costs as much as a call of a function. There is one platform, [`crate::process`]:
+//! a trait costs as much as a call of a function. There is one platform, `process`:
 //! host processes behind a seccomp filter. This module says what a second one would have to
 //! promise, such as the same kernel in ring 0 of a virtual machine.
 //!
@@ -51,7 +51,11 @@ use crate::sync::KernelCell;
 use crate::thread::KernelStack;
 
 /// The platform that the kernel is compiled for.
+#[cfg(not(feature = "another-platform"))]
 pub type Machine = crate::process::HostProcesses;
+/// The platform that the kernel is compiled against to see that it needs no other one.
+#[cfg(feature = "another-platform")]
+pub type Machine = crate::nowhere::Nowhere;
 /// The platform's part of a guest thread.
 pub type ThreadContext = <Machine as Threads>::State;
 /// The patched system call sites of an address space.
@@ -395,7 +399,9 @@ pub trait Threads {
 /// the kernel, its kernel stack, vector state, segments, and where it goes on when it runs
 /// again. A thawed copy goes on with it on another vCPU of another machine that has the same
 /// features.
-pub trait ThreadState: Saved + Sized {
+///
+/// Other vCPUs may refer to it as well, under the kernel lock.
+pub trait ThreadState: Saved + Send + Sync + Sized {
     /// A thread that begins in the kernel
     /// ([`begin_thread`](crate::upcalls::Upcalls::begin_thread)), and returns to the guest with
     /// the registers `frame`.

@@ -151,10 +151,11 @@ fn first_thread(command: &Start, strings: Strings) -> Result<Arc<Thread>> {
     let process = Arc::new(Process::first(credentials, ProcessFiles::new(root)));
     host_process::begin(process.mm());
     kernel().tasks.processes.borrow_mut().insert(FIRST_PID, process.clone());
+    let main = FIRST_PID.main_thread();
     let thread =
-        Thread::new(FIRST_PID, process.clone(), crate::platform::registers::TrapFrame::zeroed());
+        Thread::new(main, process.clone(), crate::platform::registers::TrapFrame::zeroed());
     process.threads.borrow_mut().push(thread.clone());
-    kernel().tasks.threads.borrow_mut().insert(FIRST_PID, thread.clone());
+    kernel().tasks.threads.borrow_mut().insert(main, thread.clone());
     // File systems ask who is calling: let the new thread be the caller.
     thread.with_identity(|| load(&process, strings, &thread))?;
     Ok(thread)

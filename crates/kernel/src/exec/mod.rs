@@ -172,11 +172,12 @@ fn become_only_thread(thread: &Thread) -> Result<()> {
     wait_uninterruptibly(&process.thread_ended, || {
         (process.threads.borrow_mut().len() == 1).then_some(Ok(()))
     })?;
-    if thread.tid() != process.pid {
+    let main = process.pid.main_thread();
+    if thread.tid() != main {
         let mut threads = kernel().tasks.threads.borrow_mut();
         if let Some(this) = threads.remove(&thread.tid()) {
-            this.set_tid(process.pid);
-            threads.insert(process.pid, this);
+            this.set_tid(main);
+            threads.insert(main, this);
         }
     }
     Ok(())

@@ -94,7 +94,7 @@ pub fn build(spaces: &[Arc<Space>], threads: &[Arc<Thread>], saved_for: Use) -> 
         blob_count: blobs.len() as u32,
         auxv_len: (auxv.len() * 8) as u32,
         strings_len: strings.len() as u32,
-        pid: process.pid,
+        pid: process.pid.number(),
         space_count: spaces.len() as u32,
         reserved: 0,
     };
@@ -358,7 +358,7 @@ fn frozen_thread(thread: &Thread) -> FrozenThread {
         0,
         0,
     ];
-    FrozenThread { tid: thread.tid(), reserved: 0, registers }
+    FrozenThread { tid: thread.tid().number(), reserved: 0, registers }
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use alloc::sync::Arc;
 use super::file::{Events, OpenFile, OpenFlags};
 use crate::errno::{Errno, Result};
 use crate::sync::KernelCell;
+use crate::task::ids::{Pgid, Pid, Tid};
 use crate::task::signal::{
     SI_KERNEL, SIGIO, SIGURG, Signal, SignalInfo, send_to_group, send_to_process, send_to_thread,
 };
@@ -17,11 +18,11 @@ pub enum Owner {
     /// Nobody.
     Nobody,
     /// A thread (`F_OWNER_TID`).
-    Thread(u32),
+    Thread(Tid),
     /// A process.
-    Process(u32),
+    Process(Pid),
     /// A process group.
-    Group(u32),
+    Group(Pgid),
 }
 
 impl Owner {
@@ -30,17 +31,16 @@ impl Owner {
         match number {
             0 => Ok(Self::Nobody),
             i32::MIN => Err(Errno::EINVAL),
-            number if number < 0 => Ok(Self::Group(number.unsigned_abs())),
-            number => Ok(Self::Process(number as u32)),
+            number if number < 0 => Ok(Self::Group(Pgid::new(number.unsigned_abs()))),
+            number => Ok(Self::Process(Pid::new(number as u32))),
         }
     }
 
     /// What `F_GETOWN` returns.
     pub fn number(self) -> i32 {
-        match self {
-            Self::Nobody => 0,
-            Self::Group(id) => -(id as i32),
-            Self::Thread(id) | Self::Process(id) => id as i32,
+        match self.pair() {
+            [2, id] => -id,
+            [_, id] => id,
         }
     }
 
@@ -49,9 +49,9 @@ impl Owner {
         let id = u32::try_from(id).map_err(|_| Errno::EINVAL)?;
         match kind {
             0..=2 if id == 0 => Ok(Self::Nobody),
-            0 => Ok(Self::Thread(id)),
-            1 => Ok(Self::Process(id)),
-            2 => Ok(Self::Group(id)),
+            0 => Ok(Self::Thread(Tid::new(id))),
+            1 => Ok(Self::Process(Pid::new(id))),
+            2 => Ok(Self::Group(Pgid::new(id))),
             _ => Err(Errno::EINVAL),
         }
     }
@@ -60,9 +60,9 @@ impl Owner {
     pub fn pair(self) -> [i32; 2] {
         match self {
             Self::Nobody => [1, 0],
-            Self::Thread(id) => [0, id as i32],
-            Self::Process(id) => [1, id as i32],
-            Self::Group(id) => [2, id as i32],
+            Self::Thread(id) => [0, id.number() as i32],
+            Self::Process(id) => [1, id.number() as i32],
+            Self::Group(id) => [2, id.number() as i32],
         }
     }
 
@@ -224,11 +224,11 @@ mod tests {
 
     #[test]
     fn owners_have_two_forms() {
-        for owner in [Owner::Nobody, Owner::Process(7), Owner::Group(9)] {
+        for owner in [Owner::Nobody, Owner::Process(Pid::new(7)), Owner::Group(Pgid::new(9))] {
             assert_eq!(Owner::from_number(owner.number()), Ok(owner));
             assert_eq!(Owner::from_pair(owner.pair()), Ok(owner));
         }
-        assert_eq!(Owner::from_pair([0, 5]), Ok(Owner::Thread(5)));
+        assert_eq!(Owner::from_pair([0, 5]), Ok(Owner::Thread(Tid::new(5))));
         assert_eq!(Owner::from_pair([3, 5]), Err(Errno::EINVAL));
         assert_eq!(Owner::from_number(i32::MIN), Err(Errno::EINVAL));
     }

@@ -8,6 +8,7 @@ use super::file::{File, OpenFlags, Stat};
 use super::path::Path;
 use crate::errno::{Errno, Result};
 use crate::platform::saved::Saved;
+use crate::task::ids::Pid;
 
 /// Mask of the file type in a mode (inode(7)).
 pub const S_IFMT: u32 = 0o170000;
@@ -249,7 +250,7 @@ pub trait Inode: Any + Saved + Send + Sync {
     }
 
     /// The process whose directory in `/proc` this is (pidfd_send_signal(2)).
-    fn process(&self) -> Option<u32> {
+    fn process(&self) -> Option<Pid> {
         None
     }
 

@@ -8,6 +8,7 @@ use super::file::Events;
 use crate::errno::{Errno, Result};
 use crate::platform::saved::Saved;
 use crate::sync::KernelCell;
+use crate::task::ids::Pid;
 use crate::task::wait::{WaitQueue, wait_until};
 use crate::time::Instant;
 
@@ -15,7 +16,7 @@ use crate::time::Instant;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
     /// A process (`F_SETLK`), by process id.
-    Process(u32),
+    Process(Pid),
     /// An open file description (`F_OFD_SETLK`, flock(2)), by address.
     Description(u64),
 }
@@ -89,7 +90,7 @@ pub struct LockTable {
     at_host: KernelCell<BTreeMap<FileKey, Arc<dyn HostLocks>>>,
     released: Arc<WaitQueue>,
     /// Processes that wait for a record lock, and what for.
-    waiting: KernelCell<BTreeMap<u32, (FileKey, HeldLock)>>,
+    waiting: KernelCell<BTreeMap<Pid, (FileKey, HeldLock)>>,
 }
 
 /// Whether to wait for a lock that somebody else holds.
@@ -246,7 +247,7 @@ impl LockTable {
     }
 
     /// Whether `owner` waits, directly or through others, for process `pid`.
-    fn would_wait_for_itself(&self, pid: u32, owner: Owner) -> bool {
+    fn would_wait_for_itself(&self, pid: Pid, owner: Owner) -> bool {
         let mut at = owner;
         // No chain of waits is longer than there are waiters.
         let longest = self.waiting.borrow_mut().len();
@@ -366,7 +367,7 @@ mod tests {
     const FILE: FileKey = (1, 2, Family::Record);
 
     fn lock(owner: u32, kind: LockKind, start: u64, end: u64) -> HeldLock {
-        HeldLock { owner: Owner::Process(owner), kind, range: Range { start, end } }
+        HeldLock { owner: Owner::Process(Pid::new(owner)), kind, range: Range { start, end } }
     }
 
     #[test]
@@ -383,7 +384,7 @@ mod tests {
             Some(lock(2, LockKind::Read, 5, 15))
         );
         table.acquire(FILE, lock(3, LockKind::Write, 20, 30), Patience::Refuse).unwrap();
-        table.release(FILE, Owner::Process(2), Range::ALL);
+        table.release(FILE, Owner::Process(Pid::new(2)), Range::ALL);
         table.acquire(FILE, lock(3, LockKind::Write, 12, 13), Patience::Refuse).unwrap();
     }
 
@@ -391,11 +392,11 @@ mod tests {
     fn a_release_in_the_middle_splits() {
         let table = LockTable::default();
         table.acquire(FILE, lock(1, LockKind::Write, 0, 100), Patience::Refuse).unwrap();
-        table.release(FILE, Owner::Process(1), Range { start: 40, end: 60 });
+        table.release(FILE, Owner::Process(Pid::new(1)), Range { start: 40, end: 60 });
         table.acquire(FILE, lock(2, LockKind::Write, 40, 60), Patience::Refuse).unwrap();
         assert!(table.conflict(FILE, &lock(2, LockKind::Write, 39, 40)).is_some());
         assert!(table.conflict(FILE, &lock(2, LockKind::Write, 60, 61)).is_some());
-        table.release_all(Owner::Process(1));
+        table.release_all(Owner::Process(Pid::new(1)));
         assert!(table.conflict(FILE, &lock(2, LockKind::Write, 0, 100)).is_none());
     }
 
@@ -420,10 +421,10 @@ mod tests {
         table.acquire(FILE, lock(1, LockKind::Write, 0, 1), Patience::Refuse).unwrap();
         table.acquire(FILE, lock(2, LockKind::Write, 1, 2), Patience::Refuse).unwrap();
         table.acquire(FILE, lock(3, LockKind::Write, 2, 3), Patience::Refuse).unwrap();
-        table.waiting.borrow_mut().insert(1, (FILE, lock(1, LockKind::Write, 1, 2)));
-        table.waiting.borrow_mut().insert(2, (FILE, lock(2, LockKind::Write, 2, 3)));
-        assert!(table.would_wait_for_itself(3, Owner::Process(1)));
-        assert!(!table.would_wait_for_itself(4, Owner::Process(1)));
+        table.waiting.borrow_mut().insert(Pid::new(1), (FILE, lock(1, LockKind::Write, 1, 2)));
+        table.waiting.borrow_mut().insert(Pid::new(2), (FILE, lock(2, LockKind::Write, 2, 3)));
+        assert!(table.would_wait_for_itself(Pid::new(3), Owner::Process(Pid::new(1))));
+        assert!(!table.would_wait_for_itself(Pid::new(4), Owner::Process(Pid::new(1))));
         let wanted = lock(3, LockKind::Write, 0, 1);
         assert_eq!(table.acquire(FILE, wanted, Patience::Wait), Err(Errno::EDEADLK));
     }
@@ -441,7 +442,7 @@ mod tests {
         }
 
         fn set(&self, _: Family, range: Range, kind: Option<LockKind>) -> Result<()> {
-            let wanted = |kind| HeldLock { owner: Owner::Process(0), kind, range };
+            let wanted = |kind| HeldLock { owner: Owner::Process(Pid::new(0)), kind, range };
             if let Some(wanted) = kind.map(wanted)
                 && self.test(wanted.range, wanted.kind)?.is_some()
             {
@@ -489,12 +490,12 @@ mod tests {
             table.acquire(FILE, lock(owner, LockKind::Read, start, end), Patience::Refuse).unwrap();
         }
         host.own.borrow_mut().clear();
-        table.release(FILE, Owner::Process(1), Range::ALL);
+        table.release(FILE, Owner::Process(Pid::new(1)), Range::ALL);
         let read = Some(LockKind::Read);
         let expected = [(0, 5, None), (5, 15, read), (15, u64::MAX, None)];
         assert_eq!(*host.own.borrow_mut(), expected);
         host.own.borrow_mut().clear();
-        table.release_all(Owner::Process(2));
+        table.release_all(Owner::Process(Pid::new(2)));
         assert_eq!(*host.own.borrow_mut(), [(0, u64::MAX, None)]);
         assert_eq!(Arc::strong_count(&host), 1);
     }

@@ -63,6 +63,7 @@ use thaw_abi::bind::{
 
 use crate::errno::{Errno, Result};
 use crate::sync::KernelCell;
+use crate::task::ids::Pid;
 
 const ROOT_FS: FilesystemId = FilesystemId(1);
 const DEV_FS: FilesystemId = FilesystemId(2);
@@ -112,7 +113,7 @@ pub struct FileSystems {
     /// `/proc/sys/kernel/random/boot_id`, new in every boot.
     boot_id: KernelCell<[u8; 16]>,
     /// `/proc/PID/oom_score_adj`, for processes that have set it.
-    oom_adjustments: KernelCell<BTreeMap<u32, i32>>,
+    oom_adjustments: KernelCell<BTreeMap<Pid, i32>>,
 }
 
 impl FileSystems {
@@ -232,12 +233,12 @@ impl FileSystems {
     }
 
     /// What a process has set as `/proc/PID/oom_score_adj`.
-    pub fn oom_adjustment(&self, pid: u32) -> i32 {
+    pub fn oom_adjustment(&self, pid: Pid) -> i32 {
         self.oom_adjustments.borrow_mut().get(&pid).copied().unwrap_or(0)
     }
 
     /// Sets it.
-    pub fn set_oom_adjustment(&self, pid: u32, value: i32) {
+    pub fn set_oom_adjustment(&self, pid: Pid, value: i32) {
         self.oom_adjustments.borrow_mut().insert(pid, value);
     }
 

@@ -15,6 +15,7 @@ use crate::errno::{Errno, Result};
 use crate::io::{Sink, Source};
 use crate::platform::saved::Saved;
 use crate::sync::KernelCell;
+use crate::task::ids::Pid;
 
 /// What the file systems of this kind share.
 #[derive(Clone, Copy)]
@@ -87,7 +88,7 @@ pub trait Names: Saved + Send + Sync {
         false
     }
     /// See [`Inode::process`].
-    fn process(&self) -> Option<u32> {
+    fn process(&self) -> Option<Pid> {
         None
     }
     /// Permission bits of the directory.
@@ -129,7 +130,7 @@ impl<N: Names + 'static> Inode for Directory<N> {
     fn caches_lookups(&self) -> bool {
         self.names.caches_lookups()
     }
-    fn process(&self) -> Option<u32> {
+    fn process(&self) -> Option<Pid> {
         self.names.process()
     }
     fn lookup(&self, name: &[u8]) -> Result<Option<Arc<dyn Inode>>> {

@@ -4,8 +4,8 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use crate::args::UserPtr;
 use crate::errno::{Errno, Result};
-use crate::platform::user::UserAddress;
 
 /// `AF_UNSPEC`.
 pub const AF_UNSPEC: u16 = 0;
@@ -118,13 +118,13 @@ fn unmap(ip: Ipv6Addr) -> IpAddr {
 
 impl SocketAddress {
     /// Reads an address from guest memory.
-    pub fn from_user(at: UserAddress, len: usize) -> Result<Self> {
+    pub fn from_user(at: UserPtr<u8>, len: usize) -> Result<Self> {
         // `int` on Linux: a negative length is as wrong as one that is too long.
         if len > ADDRESS_MAX {
             return Err(Errno::EINVAL);
         }
         let mut bytes = [0; ADDRESS_MAX];
-        at.read_bytes(&mut bytes[..len])?;
+        at.read_slice(&mut bytes[..len])?;
         Self::parse(&bytes[..len])
     }
 
@@ -227,14 +227,14 @@ impl SocketAddress {
 
     /// Writes the address into a guest's buffer of `*len` bytes at `at`, cut
     /// to fit, and its whole length to `len` (accept(2)).
-    pub fn to_user(&self, at: UserAddress, len: UserAddress) -> Result<()> {
+    pub fn to_user(&self, at: UserPtr<u8>, len: UserPtr<i32>) -> Result<()> {
         if at.is_null() {
             return Ok(());
         }
-        let room = usize::try_from(len.read::<i32>()?).map_err(|_| Errno::EINVAL)?;
+        let room = usize::try_from(len.read()?).map_err(|_| Errno::EINVAL)?;
         let bytes = self.encode();
-        at.write_bytes(&bytes[..bytes.len().min(room)])?;
-        len.write(&(bytes.len() as u32))
+        at.write_slice(&bytes[..bytes.len().min(room)])?;
+        len.write(&(bytes.len() as i32))
     }
 }
 

@@ -136,7 +136,7 @@ impl PeerCredentials {
     pub fn of_sender() -> Self {
         let process = current_process();
         let c = process.credentials.borrow_mut();
-        Self { pid: process.pid, uid: c.uid, gid: c.gid }
+        Self { pid: process.pid.number(), uid: c.uid, gid: c.gid }
     }
 
     /// Process id, effective user and effective group of the running process: what its
@@ -144,7 +144,7 @@ impl PeerCredentials {
     pub fn of_peer() -> Self {
         let process = current_process();
         let c = process.credentials.borrow_mut();
-        Self { pid: process.pid, uid: c.euid, gid: c.egid }
+        Self { pid: process.pid.number(), uid: c.euid, gid: c.egid }
     }
 
     /// `EPERM` unless the running process may claim to be this one (`scm_check_creds`,
@@ -152,7 +152,7 @@ impl PeerCredentials {
     pub fn check_claim(&self) -> Result<()> {
         let process = current_process();
         let c = process.credentials.borrow_mut();
-        let may = (self.pid == process.pid || c.can(Capabilities::SYS_ADMIN))
+        let may = (self.pid == process.pid.number() || c.can(Capabilities::SYS_ADMIN))
             && (c.users().contains(&self.uid) || c.can(Capabilities::SETUID))
             && (c.groups_of_process().contains(&self.gid) || c.can(Capabilities::SETGID));
         if may { Ok(()) } else { Err(Errno::EPERM) }

@@ -133,13 +133,7 @@ impl Protocol for UnixDatagram {
     }
 
     fn bind(&self, address: &SocketAddress) -> Result<()> {
-        let SocketAddress::Unix(name) = address else { return Err(Errno::EINVAL) };
-        if self.binding.borrow_mut().is_some() {
-            return if *name == UnixName::Unnamed { Ok(()) } else { Err(self.names.refusal(name)) };
-        }
-        let binding = self.names.bind(name, Named::Datagram(self.this.clone()))?;
-        *self.binding.borrow_mut() = Some(binding);
-        Ok(())
+        self.names.bind_to(address, &self.binding, Named::Datagram(self.this.clone()))
     }
 
     fn connect(&self, address: &SocketAddress, _blocking: Blocking) -> Result<()> {

@@ -8,7 +8,7 @@ use alloc::collections::BTreeMap;
 use alloc::format;
 use alloc::sync::{Arc, Weak};
 
-use super::address::UnixName;
+use super::address::{SocketAddress, UnixName};
 use super::unix_datagram::UnixDatagram;
 use super::unix_stream::UnixStream;
 use crate::errno::{Errno, Result};
@@ -66,9 +66,30 @@ impl Names {
         Self { sockets: KernelCell::new(BTreeMap::new()), next_autobind: KernelCell::new(0) }
     }
 
+    /// Gives a socket an address as its name. Autobind of a socket that has one does nothing.
+    pub fn bind_to(
+        &self,
+        address: &SocketAddress,
+        binding: &KernelCell<Option<Binding>>,
+        socket: Named,
+    ) -> Result<()> {
+        let SocketAddress::Unix(name) = address else { return Err(Errno::EINVAL) };
+        if binding.borrow_mut().is_some() {
+            return match name {
+                UnixName::Unnamed => Ok(()),
+                // Linux makes the file first, and looks at the socket then.
+                UnixName::Path(path) if find_node(path).is_ok() => Err(Errno::EADDRINUSE),
+                _ => Err(Errno::EINVAL),
+            };
+        }
+        let bound = self.bind(name, socket)?;
+        *binding.borrow_mut() = Some(bound);
+        Ok(())
+    }
+
     /// Gives `socket` a name: creates the file of a path, or chooses an abstract
     /// name if the one asked for is empty. `EADDRINUSE` if it is taken.
-    pub fn bind(&self, name: &UnixName, socket: Named) -> Result<Binding> {
+    fn bind(&self, name: &UnixName, socket: Named) -> Result<Binding> {
         let binding = match name {
             UnixName::Path(path) => {
                 let node = create_node(path)?;
@@ -103,15 +124,6 @@ impl Names {
             if !self.sockets.borrow_mut().get(&key).is_some_and(Named::is_alive) {
                 return Binding { name: UnixName::Abstract(name), key, _path: None };
             }
-        }
-    }
-
-    /// Why a socket that has a name cannot get `name` too.
-    pub fn refusal(&self, name: &UnixName) -> Errno {
-        // Linux makes the file first, and looks at the socket then.
-        match name {
-            UnixName::Path(path) if find_node(path).is_ok() => Errno::EADDRINUSE,
-            _ => Errno::EINVAL,
         }
     }
 

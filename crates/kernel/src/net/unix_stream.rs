@@ -148,14 +148,7 @@ impl Protocol for UnixStream {
     }
 
     fn bind(&self, address: &SocketAddress) -> Result<()> {
-        let SocketAddress::Unix(name) = address else { return Err(Errno::EINVAL) };
-        if self.binding.borrow_mut().is_some() {
-            // Autobind of a socket that has a name does nothing.
-            return if *name == UnixName::Unnamed { Ok(()) } else { Err(self.names.refusal(name)) };
-        }
-        let binding = self.names.bind(name, Named::Stream(self.this.clone()))?;
-        *self.binding.borrow_mut() = Some(binding);
-        Ok(())
+        self.names.bind_to(address, &self.binding, Named::Stream(self.this.clone()))
     }
 
     fn listen(&self, backlog: i32) -> Result<()> {

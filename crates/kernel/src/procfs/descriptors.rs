@@ -11,6 +11,7 @@ use crate::fs::inode::{FileType, Inode, Link};
 use crate::fs::mount::mount_of;
 use crate::fs::open::OpenFileInode;
 use crate::fs::pseudo::{Generated, Names, Place, SymbolicLink};
+use crate::task::ids::Pid;
 
 fn parse(name: &[u8]) -> Option<i32> {
     if name.len() > 1 && name[0] == b'0' {
@@ -19,11 +20,11 @@ fn parse(name: &[u8]) -> Option<i32> {
     core::str::from_utf8(name).ok()?.parse().ok().filter(|fd| *fd >= 0)
 }
 
-fn is_open(pid: u32, fd: i32) -> Result<bool> {
+fn is_open(pid: Pid, fd: i32) -> Result<bool> {
     Ok(process(pid)?.files.borrow_mut().borrow_mut().get(fd).is_ok())
 }
 
-fn list(pid: u32, kind: FileType, emit: &mut dyn FnMut(&[u8], FileType)) -> Result<()> {
+fn list(pid: Pid, kind: FileType, emit: &mut dyn FnMut(&[u8], FileType)) -> Result<()> {
     let numbers: Vec<i32> = process(pid)?.files.borrow_mut().borrow_mut().numbers().collect();
     for fd in numbers {
         emit(alloc::format!("{fd}").as_bytes(), kind);
@@ -33,7 +34,7 @@ fn list(pid: u32, kind: FileType, emit: &mut dyn FnMut(&[u8], FileType)) -> Resu
 
 /// `/proc/PID/fd`: links to what is open.
 pub(super) struct Descriptors {
-    pub pid: u32,
+    pub pid: Pid,
 }
 
 impl Names for Descriptors {
@@ -61,7 +62,7 @@ impl Names for Descriptors {
 
 /// `/proc/PID/fdinfo`: position and flags.
 pub(super) struct DescriptorInfos {
-    pub pid: u32,
+    pub pid: Pid,
 }
 
 impl Names for DescriptorInfos {
@@ -79,7 +80,7 @@ impl Names for DescriptorInfos {
     }
 }
 
-fn info(pid: u32, fd: i32) -> Result<Vec<u8>> {
+fn info(pid: Pid, fd: i32) -> Result<Vec<u8>> {
     let process = process(pid)?;
     let (open, on_exec) = {
         let table = process.files.borrow_mut().clone();

@@ -12,6 +12,7 @@ use crate::fs::inode::{FileType, Inode, Link};
 use crate::fs::path::Path;
 use crate::fs::pseudo::{Directory, Fixed, Generated, Names, Place, SymbolicLink};
 use crate::state::kernel;
+use crate::task::ids::{Pid, Tid};
 use crate::task::{Process, Thread};
 
 /// Parses a process or thread id: decimal, no leading zero.
@@ -23,13 +24,13 @@ fn parse_id(name: &[u8]) -> Option<u32> {
 }
 
 /// The thread with this id; `ESRCH` if it has ended.
-pub(super) fn thread(tid: u32) -> Result<Arc<Thread>> {
-    kernel().tasks.threads.borrow_mut().get(&tid).cloned().ok_or(Errno::ESRCH)
+pub(super) fn thread(tid: Tid) -> Result<Arc<Thread>> {
+    kernel().tasks.thread(tid).ok_or(Errno::ESRCH)
 }
 
 /// The process with this id, even if it has ended and waits for its parent;
 /// `ESRCH` if it is gone.
-pub(super) fn process(pid: u32) -> Result<Arc<Process>> {
+pub(super) fn process(pid: Pid) -> Result<Arc<Process>> {
     kernel().tasks.process(pid).ok_or(Errno::ESRCH)
 }
 
@@ -37,18 +38,22 @@ pub(super) fn process(pid: u32) -> Result<Arc<Process>> {
 /// ended. `None` for a zombie.
 fn representative(process: &Process) -> Option<Arc<Thread>> {
     let threads = process.threads.borrow_mut();
-    threads.iter().find(|thread| thread.tid() == process.pid).or(threads.first()).cloned()
+    threads
+        .iter()
+        .find(|thread| thread.tid() == process.pid.main_thread())
+        .or(threads.first())
+        .cloned()
 }
 
 /// Ids of the threads of a process.
-pub(super) fn thread_ids(pid: u32) -> Vec<u32> {
+pub(super) fn thread_ids(pid: Pid) -> Vec<Tid> {
     let threads = kernel().tasks.threads.borrow_mut();
     threads.iter().filter(|(_, thread)| thread.process.pid == pid).map(|(&tid, _)| tid).collect()
 }
 
 /// The directory of a process, if `name` is the id of one.
 pub fn directory(name: &[u8], parent: &Place) -> Option<Arc<dyn Inode>> {
-    let pid = parse_id(name)?;
+    let pid = Pid::new(parse_id(name)?);
     let process = process(pid).ok()?;
     let owner = {
         let credentials = process.credentials.borrow_mut();
@@ -57,7 +62,7 @@ pub fn directory(name: &[u8], parent: &Place) -> Option<Arc<dyn Inode>> {
     let place = Place { owner, ..parent.below(name) };
     Some(Directory::new(
         place,
-        ProcessNames { pid: process.pid, tid: pid, kind: DirectoryKind::Process },
+        ProcessNames { pid, tid: pid.main_thread(), kind: DirectoryKind::Process },
     ))
 }
 
@@ -78,8 +83,8 @@ enum DirectoryKind {
 }
 
 struct ProcessNames {
-    pid: u32,
-    tid: u32,
+    pid: Pid,
+    tid: Tid,
     kind: DirectoryKind,
 }
 
@@ -199,18 +204,18 @@ impl Names for ProcessNames {
         Ok(())
     }
 
-    fn process(&self) -> Option<u32> {
+    fn process(&self) -> Option<Pid> {
         (self.kind == DirectoryKind::Process).then_some(self.pid)
     }
 }
 
 /// Ids of the children of a process, as `task/TID/children` shows them.
 fn children(thread: &Thread, process: &Process) -> Result<Vec<u8>> {
-    if thread.tid() != process.pid {
+    if thread.tid() != process.pid.main_thread() {
         return Ok(Vec::new());
     }
     let all = kernel().tasks.all_processes();
-    let own = all.iter().filter(|child| child.parent_pid() == process.pid);
+    let own = all.iter().filter(|child| child.parent_pid() == Some(process.pid));
     Ok(own.flat_map(|child| alloc::format!("{} ", child.pid).into_bytes()).collect())
 }
 
@@ -257,7 +262,7 @@ impl Names for Namespaces {
     }
 }
 
-fn set_name(tid: u32, text: &[u8]) -> Result<()> {
+fn set_name(tid: Tid, text: &[u8]) -> Result<()> {
     let text = text.strip_suffix(b"\n").unwrap_or(text);
     let len = text.len().min(15);
     let mut name = [0; 16];
@@ -266,7 +271,7 @@ fn set_name(tid: u32, text: &[u8]) -> Result<()> {
     Ok(())
 }
 
-fn set_oom_adjustment(pid: u32, text: &[u8]) -> Result<()> {
+fn set_oom_adjustment(pid: Pid, text: &[u8]) -> Result<()> {
     let text = core::str::from_utf8(text).map_err(|_| Errno::EINVAL)?;
     let value: i32 = text.trim().parse().map_err(|_| Errno::EINVAL)?;
     if !(-1000..=1000).contains(&value) {
@@ -278,12 +283,12 @@ fn set_oom_adjustment(pid: u32, text: &[u8]) -> Result<()> {
 
 /// `/proc/PID/task`.
 struct Tasks {
-    pid: u32,
+    pid: Pid,
 }
 
 impl Names for Tasks {
     fn lookup(&self, name: &[u8], directory: &Place) -> Result<Option<Arc<dyn Inode>>> {
-        let Some(tid) = parse_id(name) else { return Ok(None) };
+        let Some(tid) = parse_id(name).map(Tid::new) else { return Ok(None) };
         if !thread_ids(self.pid).contains(&tid) {
             return Ok(None);
         }

@@ -53,7 +53,7 @@ pub(super) fn of_zombie(file: &[u8], process: &Process) -> Vec<u8> {
     let name: String = name.chars().take(15).collect();
     let pid = process.pid;
     let (parent, group, session) =
-        (process.parent_pid(), process.process_group(), process.session());
+        (process.parent_number(), process.process_group(), process.session());
     let text = match file {
         b"comm" => format!("{name}\n"),
         b"stat" => format!(
@@ -127,7 +127,7 @@ fn write_status(text: &mut String, thread: &Thread, process: &Process) -> core::
     writeln!(text, "Umask:\t{:04o}", process.fs.borrow_mut().umask)?;
     writeln!(text, "State:\t{letter} ({word})")?;
     writeln!(text, "Tgid:\t{}\nNgid:\t0\nPid:\t{}", process.pid, thread.tid())?;
-    writeln!(text, "PPid:\t{}\nTracerPid:\t0", process.parent_pid())?;
+    writeln!(text, "PPid:\t{}\nTracerPid:\t0", process.parent_number())?;
     let Credentials { uid, euid, suid, fsuid, gid, egid, sgid, fsgid, ref groups, .. } =
         credentials;
     writeln!(text, "Uid:\t{uid}\t{euid}\t{suid}\t{fsuid}")?;
@@ -195,7 +195,11 @@ pub(super) fn stat(thread: &Thread, process: &Process) -> Result<Vec<u8>> {
     let totals = Totals::of(process);
     let sets = SignalSets::of(thread, process);
     let start = start_ticks(process);
-    let spent = ticks(if thread.tid() == process.pid { process.cpu_ns() } else { thread.cpu_ns() });
+    let spent = ticks(if thread.tid() == process.pid.main_thread() {
+        process.cpu_ns()
+    } else {
+        thread.cpu_ns()
+    });
     let children = ticks(process.children_cpu_ns.load(Relaxed));
     let limit = process.limits.borrow_mut()[5].current;
     let terminals = &kernel().fs.terminals;
@@ -206,7 +210,7 @@ pub(super) fn stat(thread: &Thread, process: &Process) -> Result<Vec<u8>> {
         thread.tid(),
         name(thread),
         state(thread, process).0,
-        process.parent_pid(),
+        process.parent_number(),
         process.process_group(),
         process.session(),
         scheduling.shown_priority(),

@@ -39,7 +39,7 @@ pub(super) fn locks() -> Result<Vec<u8>> {
         number += 1;
         let (kind, pid) = match (family, held.owner) {
             (Family::Flock, _) => ("FLOCK ", -1),
-            (Family::Record, Owner::Process(pid)) => ("POSIX ", pid as i32),
+            (Family::Record, Owner::Process(pid)) => ("POSIX ", pid.number() as i32),
             (Family::Record, Owner::Description(_)) => ("OFDLCK", -1),
         };
         let mode = if held.kind == LockKind::Write { "WRITE" } else { "READ " };
@@ -148,7 +148,7 @@ pub(super) fn uptime() -> Result<Vec<u8>> {
 pub(super) fn loadavg() -> Result<Vec<u8>> {
     let running = kernel().tasks.runnable();
     let threads = kernel().tasks.threads.borrow_mut();
-    let last = threads.keys().next_back().copied().unwrap_or(1);
+    let last = threads.keys().next_back().map_or(1, |last| last.number());
     Ok(format!("0.00 0.00 0.00 {running}/{} {last}\n", threads.len()).into_bytes())
 }
 

@@ -50,6 +50,7 @@ use crate::platform::machine::{HostFd, HostFiles, Machine};
 use crate::state::{OfBoot, kernel};
 use crate::sync::KernelCell;
 use crate::task::Process;
+use crate::task::ids::Pid;
 use crate::task::process::{ExitStatus, Life};
 use crate::task::signal::{SI_KERNEL, Signal, SignalInfo, send_to_process};
 
@@ -63,7 +64,7 @@ pub struct Remote {
 
 /// A process that the host has asked for.
 struct Known {
-    pid: u32,
+    pid: Pid,
     /// The host's number for it.
     id: OfBoot<u64>,
     terminal: Option<Weak<Pty>>,
@@ -140,7 +141,7 @@ fn send_signal(message: &ExecSignal) {
         return;
     };
     if message.group != 0 {
-        job::signal_process_group(pid, signal);
+        job::signal_process_group(pid.led_group(), signal);
     } else if let Some(process) = kernel().tasks.process(pid) {
         send_to_process(&process, SignalInfo::new(signal, SI_KERNEL));
     }
@@ -171,7 +172,7 @@ pub fn process_ended(process: &Process) {
 
 impl Remote {
     /// Notes a process that is about to run; `false` if there are too many.
-    fn note(&self, pid: u32, id: u64, terminal: Option<&Arc<Pty>>) -> bool {
+    fn note(&self, pid: Pid, id: u64, terminal: Option<&Arc<Pty>>) -> bool {
         let mut processes = self.processes.borrow_mut();
         let has_room = processes.len() < EXECS_MAX;
         if has_room {
@@ -181,13 +182,13 @@ impl Remote {
         has_room
     }
 
-    fn forget(&self, pid: u32) -> Option<Known> {
+    fn forget(&self, pid: Pid) -> Option<Known> {
         let mut processes = self.processes.borrow_mut();
         let at = processes.iter().position(|known| known.pid == pid)?;
         Some(processes.swap_remove(at))
     }
 
-    fn pid_of(&self, id: u64) -> Option<u32> {
+    fn pid_of(&self, id: u64) -> Option<Pid> {
         let processes = self.processes.borrow_mut();
         processes.iter().find(|known| known.id.get() == Some(&id)).map(|known| known.pid)
     }

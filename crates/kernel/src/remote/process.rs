@@ -104,7 +104,7 @@ impl Starter {
             exec::after_exec(&process.credentials.borrow_mut(), &attributes.unwrap_or_default());
         *process.credentials.borrow_mut() = after;
         let relay = open_streams(&exec, &process, sockets)?;
-        let thread = Thread::new(process.pid, process, TrapFrame::zeroed());
+        let thread = Thread::new(process.pid.main_thread(), process, TrapFrame::zeroed());
         let loader = Loader { id: exec.id, name, program: prepared };
         *thread.work.borrow_mut() = Some(Box::new(loader));
         Ok(Newborn { thread, relay })
@@ -128,7 +128,7 @@ fn find_user(name: &[u8]) -> Result<user::User, String> {
 fn new_process(first: &Process, credentials: &Credentials, context: Context) -> Arc<Process> {
     let files = ProcessFiles::new(context.root);
     files.fs.borrow_mut().cwd = context.cwd;
-    let pid = kernel().tasks.new_id();
+    let pid = kernel().tasks.new_id().process();
     let process = Process::from_outside(pid, credentials.clone(), files);
     process.limits.set(first.limits.get());
     Arc::new(process)
@@ -154,7 +154,7 @@ fn open_streams(
     };
     let no_terminal = |_| "the sandbox has too many terminals; close some";
     let terminal = Terminal::new(owner, &exec.window).map_err(no_terminal)?;
-    let file = terminal.open_for(process.pid).map_err(no_terminal)?;
+    let file = terminal.open_for(process.session()).map_err(no_terminal)?;
     (0..3).for_each(|_| give(process, file.clone()));
     Ok(sockets.next().map(|socket| (terminal, socket)))
 }
@@ -202,7 +202,7 @@ impl Work for Loader {
     fn run(self: Box<Self>) -> Next {
         let Self { id, name, program } = *self;
         let thread = crate::task::current();
-        let started = ExecStarted { id, pid: thread.process.pid, reserved: 0 };
+        let started = ExecStarted { id, pid: thread.process.pid.number(), reserved: 0 };
         control::send(MSG_EXEC_STARTED, 0, bytemuck::bytes_of(&started), &[]);
         match program.load(&thread.process) {
             Ok(frame) => {

@@ -17,6 +17,7 @@ use crate::fs::tty::pty::{Master, Pty, Slave};
 use crate::io::{Sink, Source};
 use crate::state::kernel;
 use crate::sync::KernelCell;
+use crate::task::ids::Sid;
 use crate::task::scheduler;
 
 /// Most bytes on their way in one direction.
@@ -39,7 +40,7 @@ impl Terminal {
     }
 
     /// Makes it the controlling terminal of a new session, and opens it for its leader.
-    pub fn open_for(&self, session: u32) -> Result<Arc<OpenFile>> {
+    pub fn open_for(&self, session: Sid) -> Result<Arc<OpenFile>> {
         let flags = OpenFlags::RDWR | OpenFlags::NOCTTY;
         let slave = Slave::open(&self.pty, flags)?;
         *self.pty.job.borrow_mut() = JobControl::of_session(session);

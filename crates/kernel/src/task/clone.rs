@@ -16,6 +16,7 @@ use crate::platform::machine::{Machine, Processes, ThreadState, Threads};
 use crate::platform::registers::RETURN_FULL;
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
+use crate::task::ids::{Pid, Tid};
 
 bitflags! {
     /// `CLONE_*` (clone(2)).
@@ -161,7 +162,7 @@ impl NewTask {
         let process = if request.flags.contains(CloneFlags::THREAD) {
             maker.clone()
         } else if Machine::may_fork() {
-            new_process(request, tid)?
+            new_process(request, tid.process())?
         } else {
             // As at the limit of processes: that is what it is.
             return Err(Errno::EAGAIN);
@@ -207,12 +208,12 @@ pub struct PublishedTask(NewTask);
 
 impl PublishedTask {
     /// Its id.
-    pub fn tid(&self) -> u32 {
+    pub fn tid(&self) -> Tid {
         self.0.thread.tid()
     }
 
     /// Has the thread run, and waits until it gives borrowed memory back (vfork(2)); its id.
-    pub fn start(self) -> u32 {
+    pub fn start(self) -> Tid {
         let tid = self.tid();
         if self.0.shares_memory() {
             scheduler::start(&self.0.thread);
@@ -238,7 +239,7 @@ pub(super) fn publish(thread: &Arc<Thread>) {
 }
 
 /// A process that nobody knows yet, and without threads.
-fn new_process(request: &Request, pid: u32) -> Result<Arc<Process>> {
+fn new_process(request: &Request, pid: Pid) -> Result<Arc<Process>> {
     let maker = &current().process;
     let has = |flags| request.flags.contains(flags);
     let mm = if has(CloneFlags::VM) { maker.mm() } else { Arc::new(maker.mm().fork()?) };
@@ -248,7 +249,7 @@ fn new_process(request: &Request, pid: u32) -> Result<Arc<Process>> {
     let (parent, exit_signal) = if has(CloneFlags::PARENT) {
         (maker.parent_pid(), maker.family.get().exit_signal)
     } else {
-        (maker.pid, request.exit_signal)
+        (Some(maker.pid), request.exit_signal)
     };
     let child = maker.child(pid, parent, exit_signal, shares);
     if has(CloneFlags::CLEAR_SIGHAND) {
@@ -258,7 +259,7 @@ fn new_process(request: &Request, pid: u32) -> Result<Arc<Process>> {
 }
 
 /// A thread that nobody knows yet.
-fn new_thread(request: &Request, tid: u32, process: Arc<Process>) -> Arc<Thread> {
+fn new_thread(request: &Request, tid: Tid, process: Arc<Process>) -> Arc<Thread> {
     let maker = current();
     let mut frame = maker.frame().get();
     frame.rax = 0;

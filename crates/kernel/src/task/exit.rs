@@ -118,7 +118,7 @@ pub fn release_memory(process: &Process) {
 /// that is a subreaper (prctl(2)), or of the first process; returns them.
 fn leave_children(process: &Process) -> Vec<Arc<Process>> {
     let tasks = &kernel().tasks;
-    let children = tasks.processes_where(|other| other.parent_pid() == process.pid);
+    let children = tasks.processes_where(|other| other.parent_pid() == Some(process.pid));
     if children.is_empty() {
         return children;
     }
@@ -133,7 +133,7 @@ fn leave_children(process: &Process) -> Vec<Arc<Process>> {
     for child in &children {
         {
             let mut family = child.family.borrow_mut();
-            family.parent = heir_pid;
+            family.parent = Some(heir_pid);
             // Whatever its maker wanted to hear: the heir waits for children.
             family.exit_signal = Some(signal::SIGCHLD);
         }

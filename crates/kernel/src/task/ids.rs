@@ -1,12 +1,92 @@
-//! Processes and threads by their ids, as system calls name them.
+//! Processes, threads, process groups and sessions by their ids (credentials(7)).
+//!
+//! Linux draws all of them from one set of numbers: a process has that of its main thread, and
+//! leads a group and a session that have its own. Here they are different types, of which one
+//! becomes another only by a method that says so.
 
 use alloc::sync::Arc;
+use core::fmt;
 
 use super::thread::{current, current_arc, current_process};
 use super::{Process, Thread};
-use crate::args::Pid;
+use crate::args::{PidNumber, Returned};
 use crate::errno::{Errno, Result};
 use crate::state::kernel;
+
+macro_rules! ids {
+    ($($(#[$doc:meta])* $name:ident;)*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        pub struct $name(u32);
+
+        impl $name {
+            /// The id with a number.
+            pub const fn new(number: u32) -> Self {
+                Self(number)
+            }
+
+            /// Its number, as the guest sees it.
+            pub const fn number(self) -> u32 {
+                self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+
+        impl Returned for $name {
+            #[inline]
+            fn into_register(self) -> u64 {
+                self.0.into()
+            }
+        }
+    )*};
+}
+
+ids! {
+    /// The id of a process.
+    Pid;
+    /// The id of a thread.
+    Tid;
+    /// The id of a process group (setpgid(2)).
+    Pgid;
+    /// The id of a session (setsid(2)).
+    Sid;
+}
+
+impl Tid {
+    /// The process whose main thread it is.
+    pub const fn process(self) -> Pid {
+        Pid(self.0)
+    }
+}
+
+impl Pid {
+    /// Its main thread.
+    pub const fn main_thread(self) -> Tid {
+        Tid(self.0)
+    }
+
+    /// The group that it leads, if it leads one.
+    pub const fn led_group(self) -> Pgid {
+        Pgid(self.0)
+    }
+
+    /// The session that it leads, if it leads one.
+    pub const fn led_session(self) -> Sid {
+        Sid(self.0)
+    }
+}
+
+impl Sid {
+    /// The group of its leader.
+    pub const fn first_group(self) -> Pgid {
+        Pgid(self.0)
+    }
+}
 
 /// Processes that a call is about (kill(2), wait4(2)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,9 +94,9 @@ pub enum Processes {
     /// All that there are.
     All,
     /// The one with this id.
-    One(u32),
+    One(Pid),
     /// Those of a process group.
-    Group(u32),
+    Group(Pgid),
 }
 
 impl Processes {
@@ -30,27 +110,30 @@ impl Processes {
     }
 }
 
-impl Pid {
-    /// The number of a process or thread; `EINVAL` if it cannot have one.
-    pub fn positive(self) -> Result<u32> {
-        u32::try_from(self.0).ok().filter(|&id| id != 0).ok_or(Errno::EINVAL)
+impl PidNumber {
+    /// The id of a process; `EINVAL` if no process can have it.
+    pub fn pid(self) -> Result<Pid> {
+        self.tid().map(Tid::process)
+    }
+
+    /// The id of a thread; `EINVAL` if no thread can have it.
+    pub fn tid(self) -> Result<Tid> {
+        u32::try_from(self.0).ok().filter(|&id| id != 0).map(Tid).ok_or(Errno::EINVAL)
     }
 
     /// The process, that of the caller for 0; `ESRCH`.
     pub fn process(self) -> Result<Arc<Process>> {
-        match u32::try_from(self.0) {
-            Ok(0) => Ok(current().process.clone()),
-            Ok(pid) => kernel().tasks.process(pid).ok_or(Errno::ESRCH),
-            Err(_) => Err(Errno::ESRCH),
+        match self.0 {
+            0 => Ok(current().process.clone()),
+            _ => kernel().tasks.process(Pid(self.0 as u32)).ok_or(Errno::ESRCH),
         }
     }
 
     /// The thread, the caller for 0; `ESRCH`.
     pub fn thread(self) -> Result<Arc<Thread>> {
-        match u32::try_from(self.0) {
-            Ok(0) => Ok(current_arc()),
-            Ok(tid) => kernel().tasks.thread(tid).ok_or(Errno::ESRCH),
-            Err(_) => Err(Errno::ESRCH),
+        match self.0 {
+            0 => Ok(current_arc()),
+            _ => kernel().tasks.thread(Tid(self.0 as u32)).ok_or(Errno::ESRCH),
         }
     }
 
@@ -58,11 +141,11 @@ impl Pid {
     /// negative numbers are groups. `ESRCH` for the number that is none.
     pub fn processes(self) -> Result<Processes> {
         match self.0 {
-            1.. => Ok(Processes::One(self.0 as u32)),
+            1.. => Ok(Processes::One(Pid(self.0 as u32))),
             0 => Ok(Processes::Group(current_process().process_group())),
             -1 => Ok(Processes::All),
             i32::MIN => Err(Errno::ESRCH),
-            group => Ok(Processes::Group(group.unsigned_abs())),
+            group => Ok(Processes::Group(Pgid(group.unsigned_abs()))),
         }
     }
 }
@@ -76,22 +159,22 @@ mod tests {
     fn a_number_names_a_process_a_group_or_all() {
         let _sandbox = Sandbox::new();
         let own = current_process();
-        assert_eq!(Pid(7).processes(), Ok(Processes::One(7)));
-        assert_eq!(Pid(-7).processes(), Ok(Processes::Group(7)));
-        assert_eq!(Pid(0).processes(), Ok(Processes::Group(own.process_group())));
-        assert_eq!(Pid(-1).processes(), Ok(Processes::All));
-        assert_eq!(Pid(i32::MIN).processes(), Err(Errno::ESRCH));
-        assert!(Processes::One(own.pid).includes(&own) && !Processes::One(77).includes(&own));
+        assert_eq!(PidNumber(7).processes(), Ok(Processes::One(Pid(7))));
+        assert_eq!(PidNumber(-7).processes(), Ok(Processes::Group(Pgid(7))));
+        assert_eq!(PidNumber(0).processes(), Ok(Processes::Group(own.process_group())));
+        assert_eq!(PidNumber(-1).processes(), Ok(Processes::All));
+        assert_eq!(PidNumber(i32::MIN).processes(), Err(Errno::ESRCH));
+        assert!(Processes::One(own.pid).includes(&own) && !Processes::One(Pid(77)).includes(&own));
     }
 
     #[test]
     fn zero_is_the_caller_and_no_number_of_its_own() {
         let _sandbox = Sandbox::new();
-        assert_eq!(Pid(0).process().map(|process| process.pid), Ok(current_process().pid));
-        assert_eq!(Pid(0).thread().map(|thread| thread.tid()), Ok(current().tid()));
-        assert_eq!(Pid(0).positive(), Err(Errno::EINVAL));
-        assert_eq!(Pid(-5).positive(), Err(Errno::EINVAL));
-        assert_eq!(Pid(-5).process().err(), Some(Errno::ESRCH));
-        assert_eq!(Pid(77).thread().err(), Some(Errno::ESRCH));
+        assert_eq!(PidNumber(0).process().map(|process| process.pid), Ok(current_process().pid));
+        assert_eq!(PidNumber(0).thread().map(|thread| thread.tid()), Ok(current().tid()));
+        assert_eq!(PidNumber(0).pid(), Err(Errno::EINVAL));
+        assert_eq!(PidNumber(-5).tid(), Err(Errno::EINVAL));
+        assert_eq!(PidNumber(-5).process().err(), Some(Errno::ESRCH));
+        assert_eq!(PidNumber(77).thread().err(), Some(Errno::ESRCH));
     }
 }

@@ -7,6 +7,7 @@ use alloc::vec::Vec;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
+use super::ids::{Pgid, Pid, Sid, Tid};
 use super::scheduler::RunState;
 use super::signal::{ProcessSignals, Signal};
 use super::wait::WaitQueue;
@@ -18,10 +19,10 @@ use crate::sync::KernelCell;
 #[derive(Default)]
 pub struct Tasks {
     /// Living threads by thread id.
-    pub threads: KernelCell<BTreeMap<u32, Arc<Thread>>>,
+    pub threads: KernelCell<BTreeMap<Tid, Arc<Thread>>>,
     /// Processes by process id, those included that have ended and that nobody
     /// has waited for.
-    pub processes: KernelCell<BTreeMap<u32, Arc<Process>>>,
+    pub processes: KernelCell<BTreeMap<Pid, Arc<Process>>>,
     /// The last process or thread id that was given out.
     last_id: AtomicU32,
     /// The last number of an address space.
@@ -36,11 +37,11 @@ pub const PID_MAX: u32 = 4_194_304;
 const FIRST_REUSED_ID: u32 = 300;
 
 /// Process id of the first guest process.
-pub const FIRST_PID: u32 = 1;
+pub const FIRST_PID: Pid = Pid::new(1);
 
 impl Tasks {
-    /// An id that no process, thread, group or session uses.
-    pub fn new_id(&self) -> u32 {
+    /// An id for a thread that no process, thread, group or session uses.
+    pub fn new_id(&self) -> Tid {
         let threads = self.threads.borrow_mut();
         let processes = self.processes.borrow_mut();
         loop {
@@ -49,14 +50,15 @@ impl Tasks {
                 id = FIRST_REUSED_ID;
             }
             self.last_id.store(id, Relaxed);
-            let in_use = threads.contains_key(&id)
-                || processes.contains_key(&id)
+            let (tid, pid) = (Tid::new(id), Pid::new(id));
+            let in_use = threads.contains_key(&tid)
+                || processes.contains_key(&pid)
                 || processes.values().any(|process| {
                     let family = process.family.get();
-                    family.group == id || family.session == id
+                    family.group == pid.led_group() || family.session == pid.led_session()
                 });
             if !in_use {
-                return id;
+                return tid;
             }
         }
     }
@@ -67,12 +69,12 @@ impl Tasks {
     }
 
     /// The process with an id, unless it is gone.
-    pub fn process(&self, pid: u32) -> Option<Arc<Process>> {
+    pub fn process(&self, pid: Pid) -> Option<Arc<Process>> {
         self.processes.borrow_mut().get(&pid).cloned()
     }
 
     /// The thread with an id.
-    pub fn thread(&self, tid: u32) -> Option<Arc<Thread>> {
+    pub fn thread(&self, tid: Tid) -> Option<Arc<Thread>> {
         self.threads.borrow_mut().get(&tid).cloned()
     }
 
@@ -189,16 +191,29 @@ pub struct Unreported {
 /// How a process is related to others.
 #[derive(Clone, Copy, Debug)]
 pub struct Family {
-    /// Process id of the parent; 0 for the first process.
-    pub parent: u32,
+    /// The parent; the first process and those that nobody waits for have none.
+    pub parent: Option<Pid>,
     /// Process group (setpgid(2)).
-    pub group: u32,
+    pub group: Pgid,
     /// Session (setsid(2)).
-    pub session: u32,
+    pub session: Sid,
     /// The signal that the parent gets at the end.
     pub exit_signal: Option<Signal>,
     /// Whether it has executed a program since it was made (setpgid(2), `EACCES`).
     pub has_executed: bool,
+}
+
+impl Family {
+    /// That of a process without a parent which leads a session of its own.
+    const fn of_leader(pid: Pid) -> Self {
+        Self {
+            parent: None,
+            group: pid.led_group(),
+            session: pid.led_session(),
+            exit_signal: None,
+            has_executed: true,
+        }
+    }
 }
 
 /// What a process has of the layers above.
@@ -222,7 +237,7 @@ pub struct Sharing {
 /// A guest process. The layers above find what they keep for it by dereferencing it.
 pub struct Process {
     /// Process id, as the guest sees it.
-    pub pid: u32,
+    pub pid: Pid,
     /// Memory; shared between processes only after vfork(2) and its like.
     mm: KernelCell<Arc<Space>>,
     /// Its living threads.
@@ -291,22 +306,15 @@ impl Deref for Process {
 impl Process {
     /// The first process of a sandbox, without threads.
     pub fn first(credentials: Credentials, resources: ProcessFiles) -> Self {
-        let family = Family {
-            parent: 0,
-            group: FIRST_PID,
-            session: FIRST_PID,
-            exit_signal: None,
-            has_executed: true,
-        };
+        let family = Family::of_leader(FIRST_PID);
         let shares = Shares { mm: Arc::new(Space::new()), resources, borrows_memory: false };
         Self { credentials: KernelCell::new(credentials), ..Self::new(FIRST_PID, family, shares) }
     }
 
     /// The process of a thread of the kernel's own ([`super::work`]). It has no memory: that of
     /// the first host process is only where its thread runs.
-    pub fn of_kernel(pid: u32, credentials: Credentials, resources: ProcessFiles) -> Self {
-        let family =
-            Family { parent: 0, group: pid, session: pid, exit_signal: None, has_executed: true };
+    pub fn of_kernel(pid: Pid, credentials: Credentials, resources: ProcessFiles) -> Self {
+        let family = Family::of_leader(pid);
         let mm = kernel().tasks.first_space();
         let shares = Shares { mm: mm.clone(), resources, borrows_memory: false };
         let process =
@@ -317,9 +325,8 @@ impl Process {
 
     /// A process that the host has asked for: the leader of a session of its own, with empty
     /// memory and without threads. Nobody waits for it.
-    pub fn from_outside(pid: u32, credentials: Credentials, resources: ProcessFiles) -> Self {
-        let family =
-            Family { parent: 0, group: pid, session: pid, exit_signal: None, has_executed: true };
+    pub fn from_outside(pid: Pid, credentials: Credentials, resources: ProcessFiles) -> Self {
+        let family = Family::of_leader(pid);
         let shares = Shares { mm: Arc::new(Space::new()), resources, borrows_memory: false };
         Self { credentials: KernelCell::new(credentials), ..Self::new(pid, family, shares) }
     }
@@ -327,8 +334,8 @@ impl Process {
     /// A child of this process, without threads.
     pub fn child(
         &self,
-        pid: u32,
-        parent: u32,
+        pid: Pid,
+        parent: Option<Pid>,
         exit_signal: Option<Signal>,
         shares: Shares,
     ) -> Self {
@@ -345,7 +352,7 @@ impl Process {
         }
     }
 
-    fn new(pid: u32, family: Family, shares: Shares) -> Self {
+    fn new(pid: Pid, family: Family, shares: Shares) -> Self {
         shares.mm.attach();
         Self {
             pid,
@@ -392,24 +399,34 @@ impl Process {
         old
     }
 
-    /// Process id of the parent; 0 for the first process.
-    pub fn parent_pid(&self) -> u32 {
+    /// Process id of the parent, if it has one.
+    pub fn parent_pid(&self) -> Option<Pid> {
         self.family.get().parent
+    }
+
+    /// Number of the parent's process id, 0 without a parent.
+    pub fn parent_number(&self) -> u32 {
+        self.parent_pid().map_or(0, Pid::number)
     }
 
     /// The parent.
     pub fn parent(&self) -> Option<Arc<Process>> {
-        kernel().tasks.process(self.parent_pid())
+        kernel().tasks.process(self.parent_pid()?)
     }
 
     /// Process group (setpgid(2)).
-    pub fn process_group(&self) -> u32 {
+    pub fn process_group(&self) -> Pgid {
         self.family.get().group
     }
 
     /// Session (setsid(2)).
-    pub fn session(&self) -> u32 {
+    pub fn session(&self) -> Sid {
         self.family.get().session
+    }
+
+    /// Whether it leads its session.
+    pub fn leads_session(&self) -> bool {
+        self.session() == self.pid.led_session()
     }
 
     /// Whether the process has ended.

@@ -7,6 +7,8 @@ use core::ops::Deref;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use super::Process;
+use super::host_process::ForkRequest;
+use super::ids::Tid;
 use super::sched_attributes::Scheduling;
 use super::scheduler::SchedState;
 use super::signal::ThreadSignals;
@@ -44,6 +46,8 @@ pub struct Thread {
     pub robust_list: AtomicU64,
     /// What it does in the kernel before it first enters the guest.
     pub work: KernelCell<Option<Box<dyn Work>>>,
+    /// What it asks of the idle loop when it gives up the vCPU.
+    pub(super) fork_request: KernelCell<Option<Arc<ForkRequest>>>,
     /// Its registers and kernel stack.
     pub context: ThreadContext,
     /// CPU time up to the last switch, in nanoseconds.
@@ -56,9 +60,9 @@ pub struct Thread {
 impl Thread {
     /// A thread that begins with these registers. It runs once the scheduler
     /// is told to.
-    pub fn new(tid: u32, process: Arc<Process>, frame: TrapFrame) -> Arc<Self> {
+    pub fn new(tid: Tid, process: Arc<Process>, frame: TrapFrame) -> Arc<Self> {
         Arc::new(Self {
-            tid: AtomicU32::new(tid),
+            tid: AtomicU32::new(tid.number()),
             process,
             name: KernelCell::new([0; 16]),
             sched: KernelCell::new(SchedState::new()),
@@ -69,6 +73,7 @@ impl Thread {
             clear_child_tid: AtomicU64::new(0),
             robust_list: AtomicU64::new(0),
             work: KernelCell::new(None),
+            fork_request: KernelCell::new(None),
             context: ThreadContext::new(heap::kernel_stack(), frame),
             cpu_ns: AtomicU64::new(0),
             running_since_ns: AtomicU64::new(0),
@@ -76,14 +81,14 @@ impl Thread {
     }
 
     /// Thread id, as the guest sees it.
-    pub fn tid(&self) -> u32 {
-        self.tid.load(Relaxed)
+    pub fn tid(&self) -> Tid {
+        Tid::new(self.tid.load(Relaxed))
     }
 
     /// Gives the thread another id: that of the main thread, which it becomes
     /// by execve(2).
-    pub fn set_tid(&self, tid: u32) {
-        self.tid.store(tid, Relaxed);
+    pub fn set_tid(&self, tid: Tid) {
+        self.tid.store(tid.number(), Relaxed);
     }
 
     /// Whether the thread has to end before it returns to the guest.
@@ -167,7 +172,7 @@ pub fn begin() {
     let thread = current();
     let at = UserAddress(thread.set_child_tid.load(Relaxed));
     // clone(2): an address that cannot be written to does not fail the call.
-    let _ = at.write_if_some(&thread.tid());
+    let _ = at.write_if_some(&thread.tid().number());
     work::run();
 }
 

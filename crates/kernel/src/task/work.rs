@@ -36,7 +36,7 @@ pub enum Next {
 pub fn start(name: &[u8], credentials: Credentials, files: ProcessFiles, work: Box<dyn Work>) {
     let tasks = &kernel().tasks;
     let tid = tasks.new_id();
-    let process = Arc::new(Process::of_kernel(tid, credentials, files));
+    let process = Arc::new(Process::of_kernel(tid.process(), credentials, files));
     let thread = Thread::new(tid, process.clone(), TrapFrame::zeroed());
     let mut short = [0; 16];
     let len = name.len().min(15);

@@ -103,11 +103,13 @@ fn a_stored_form_with_too_much_is_refused() {
 
 #[test]
 fn a_damaged_stored_form_is_refused() {
+    // Miri takes long for a checksum: it looks at some.
+    let step = if cfg!(miri) { 7 } else { 1 };
     let bytes = set(&[(10, 3, Use::Read), (13, 1, Use::Written)]).to_bytes();
-    for len in 0..bytes.len() {
+    for len in (0..bytes.len()).step_by(step) {
         assert!(WorkingSet::from_bytes(&bytes[..len]).is_err());
     }
-    for position in 0..bytes.len() {
+    for position in (0..bytes.len()).step_by(step) {
         let mut bytes = bytes.clone();
         bytes[position] ^= 0x40;
         assert!(WorkingSet::from_bytes(&bytes).is_err(), "{position}");

@@ -19,10 +19,12 @@ use crate::host::broker;
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
 use crate::sync::KernelCell;
+use crate::task::ids::Sid;
+use crate::task::process::FIRST_PID;
 use crate::task::signal::{SIGHUP, SIGINT, SIGQUIT, SIGTSTP, SIGWINCH, Signal};
 
 /// Session of the first process.
-const FIRST_SESSION: u32 = 1;
+const FIRST_SESSION: Sid = FIRST_PID.led_session();
 
 /// What the kernel knows of the host's terminal.
 pub struct HostTerminal {
@@ -110,7 +112,7 @@ impl HostTerminal {
             TIOCSWINSZ => set_window(argument.read()?),
             TIOCGPGRP => argument.write(&job::foreground(job)?)?,
             TIOCSPGRP => job::set_foreground(job, argument.read()?)?,
-            TIOCGSID => argument.write(&job::session(job)?)?,
+            TIOCGSID => argument.write(&job::session(job)?.number())?,
             TIOCSCTTY => {
                 job::acquire(job, if argument.0 == 1 { Force::Steal } else { Force::No })?;
             }

@@ -8,8 +8,10 @@ use crate::errno::{Errno, Result};
 use crate::state::kernel;
 use crate::sync::KernelCell;
 use crate::task::Capabilities;
+use crate::task::ids::{Pgid, Pid, Sid};
 use crate::task::signal::{
-    Action, SI_KERNEL, SIGCONT, SIGHUP, SIGTTIN, SIGTTOU, Signal, SignalInfo, bit, send_to_process,
+    Action, SI_KERNEL, SIGCONT, SIGHUP, SIGTTIN, SIGTTOU, Signal, SignalInfo, bit, send_to_group,
+    send_to_process,
 };
 use crate::task::{Process, current_process};
 
@@ -17,38 +19,35 @@ use crate::task::{Process, current_process};
 #[derive(Default)]
 pub struct JobControl {
     /// The session whose controlling terminal it is.
-    pub session: Option<u32>,
-    /// The process group in the foreground; 0 for none.
-    pub foreground: u32,
+    pub session: Option<Sid>,
+    /// The process group in the foreground.
+    pub foreground: Option<Pgid>,
     /// Processes of the session that have given it up (`TIOCNOTTY`).
-    detached: BTreeSet<u32>,
+    detached: BTreeSet<Pid>,
 }
 
 impl JobControl {
     /// The controlling terminal of a session, whose leader is in the foreground.
-    pub fn of_session(session: u32) -> Self {
-        Self { session: Some(session), foreground: session, detached: BTreeSet::new() }
+    pub fn of_session(session: Sid) -> Self {
+        let foreground = Some(session.first_group());
+        Self { session: Some(session), foreground, detached: BTreeSet::new() }
     }
 
     /// Whether it is the controlling terminal of a process.
-    pub fn controls(&self, pid: u32, session: u32) -> bool {
+    pub fn controls(&self, pid: Pid, session: Sid) -> bool {
         self.session == Some(session) && !self.detached.contains(&pid)
     }
 }
 
-/// Sends a signal to all processes of a group.
-pub fn signal_process_group(group: u32, signal: Signal) {
-    for process in
-        kernel().tasks.all_processes().iter().filter(|process| process.process_group() == group)
-    {
-        send_to_process(process, SignalInfo::new(signal, SI_KERNEL));
-    }
+/// Sends a signal of the kernel's to all processes of a group.
+pub fn signal_process_group(group: Pgid, signal: Signal) {
+    send_to_group(group, SignalInfo::new(signal, SI_KERNEL));
 }
 
 /// Sends a signal to the foreground process group.
 pub fn signal_foreground(job: &KernelCell<JobControl>, signal: Signal) {
     let group = job.borrow_mut().foreground;
-    if group != 0 {
+    if let Some(group) = group {
         signal_process_group(group, signal);
     }
 }
@@ -59,8 +58,7 @@ fn is_background(job: &KernelCell<JobControl>) -> bool {
     let process = current_process();
     let job = job.borrow_mut();
     job.controls(process.pid, process.session())
-        && job.foreground != 0
-        && job.foreground != process.process_group()
+        && job.foreground.is_some_and(|group| group != process.process_group())
 }
 
 /// Whether the running process would not notice a signal.
@@ -103,14 +101,19 @@ fn check_controlling(job: &KernelCell<JobControl>) -> Result<()> {
 /// `TIOCGPGRP`.
 pub fn foreground(job: &KernelCell<JobControl>) -> Result<u32> {
     check_controlling(job)?;
-    Ok(job.borrow_mut().foreground)
+    Ok(foreground_number(job))
+}
+
+/// Number of the process group in the foreground, 0 for none.
+pub fn foreground_number(job: &KernelCell<JobControl>) -> u32 {
+    job.borrow_mut().foreground.map_or(0, Pgid::number)
 }
 
 /// `TIOCSPGRP`.
 pub fn set_foreground(job: &KernelCell<JobControl>, group: i32) -> Result<()> {
     check_controlling(job)?;
     check_change(job)?;
-    let group = u32::try_from(group).map_err(|_| Errno::EINVAL)?;
+    let group = Pgid::new(u32::try_from(group).map_err(|_| Errno::EINVAL)?);
     let own = current_process().session();
     let all = kernel().tasks.all_processes();
     let member = all.iter().find(|process| process.process_group() == group);
@@ -118,12 +121,12 @@ pub fn set_foreground(job: &KernelCell<JobControl>, group: i32) -> Result<()> {
     if member.session() != own {
         return Err(Errno::EPERM);
     }
-    job.borrow_mut().foreground = group;
+    job.borrow_mut().foreground = Some(group);
     Ok(())
 }
 
 /// `TIOCGSID`.
-pub fn session(job: &KernelCell<JobControl>) -> Result<u32> {
+pub fn session(job: &KernelCell<JobControl>) -> Result<Sid> {
     check_controlling(job)?;
     job.borrow_mut().session.ok_or(Errno::ENOTTY)
 }
@@ -142,11 +145,11 @@ pub enum Force {
 pub fn acquire(job: &KernelCell<JobControl>, force: Force) -> Result<()> {
     let process = current_process();
     let session = process.session();
-    if job.borrow_mut().session == Some(session) && process.pid == session {
+    if job.borrow_mut().session == Some(session) && process.leads_session() {
         return Ok(());
     }
     let terminals = &kernel().fs.terminals;
-    if process.pid != session || terminals.controlling(process.pid, session).is_some() {
+    if !process.leads_session() || terminals.controlling(process.pid, session).is_some() {
         return Err(Errno::EPERM);
     }
     let taken = job.borrow_mut().session.is_some_and(|session| {
@@ -158,15 +161,14 @@ pub fn acquire(job: &KernelCell<JobControl>, force: Force) -> Result<()> {
         return Err(Errno::EPERM);
     }
     *job.borrow_mut() = JobControl::of_session(session);
-    job.borrow_mut().foreground = process.process_group();
+    job.borrow_mut().foreground = Some(process.process_group());
     Ok(())
 }
 
 /// What open(2) of a terminal without `O_NOCTTY` does.
 pub fn acquire_if_free(job: &KernelCell<JobControl>) {
     let process = current_process();
-    let session = process.session();
-    if process.pid == session && job.borrow_mut().session.is_none() {
+    if process.leads_session() && job.borrow_mut().session.is_none() {
         // Whoever has one already keeps it: then this changes nothing.
         let _ = acquire(job, Force::No);
     }
@@ -177,7 +179,7 @@ pub fn acquire_if_free(job: &KernelCell<JobControl>) {
 pub fn give_up(job: &KernelCell<JobControl>) -> Result<()> {
     check_controlling(job)?;
     let process = current_process();
-    if process.pid != process.session() {
+    if !process.leads_session() {
         job.borrow_mut().detached.insert(process.pid);
         return Ok(());
     }
@@ -188,9 +190,9 @@ pub fn give_up(job: &KernelCell<JobControl>) -> Result<()> {
 /// The terminal leaves its session, whose foreground is told.
 pub fn hang_up_session(job: &KernelCell<JobControl>) {
     let old = core::mem::take(&mut *job.borrow_mut());
-    if old.foreground != 0 {
-        signal_process_group(old.foreground, SIGHUP);
-        signal_process_group(old.foreground, SIGCONT);
+    if let Some(group) = old.foreground {
+        signal_process_group(group, SIGHUP);
+        signal_process_group(group, SIGCONT);
     }
 }
 
@@ -198,10 +200,10 @@ pub fn hang_up_session(job: &KernelCell<JobControl>) {
 /// (credentials(7); `disassociate_ctty`).
 pub fn process_ended(process: &Process) {
     let terminals = &kernel().fs.terminals;
-    if process.pid != process.session() {
+    if !process.leads_session() {
         return;
     }
-    match terminals.controlling(process.pid, process.pid) {
+    match terminals.controlling(process.pid, process.session()) {
         Some(super::Controlling::Host) => hang_up_session(&terminals.host.job),
         Some(super::Controlling::Pty(pty)) => hang_up_session(&pty.job),
         None => {}
@@ -213,8 +215,8 @@ pub fn hang_up(job: &KernelCell<JobControl>) {
     let old = core::mem::take(&mut *job.borrow_mut());
     let Some(session) = old.session else { return };
     for process in kernel().tasks.all_processes().iter() {
-        let leads = process.pid == session;
-        if leads || old.foreground != 0 && process.process_group() == old.foreground {
+        let leads = process.pid.led_session() == session;
+        if leads || old.foreground == Some(process.process_group()) {
             send_to_process(process, SignalInfo::new(SIGHUP, SI_KERNEL));
             send_to_process(process, SignalInfo::new(SIGCONT, SI_KERNEL));
         }

@@ -22,6 +22,7 @@ use alloc::sync::{Arc, Weak};
 
 use crate::errno::{Errno, Result};
 use crate::sync::KernelCell;
+use crate::task::ids::{Pid, Sid};
 
 use host::HostTerminal;
 use job::JobControl;
@@ -72,7 +73,7 @@ impl Terminals {
     }
 
     /// The controlling terminal of a process.
-    pub fn controlling(&self, pid: u32, session: u32) -> Option<Controlling> {
+    pub fn controlling(&self, pid: Pid, session: Sid) -> Option<Controlling> {
         let holds = |job: &KernelCell<JobControl>| job.borrow_mut().controls(pid, session);
         if host::is_there() && holds(&self.host.job) {
             return Some(Controlling::Host);
@@ -84,15 +85,15 @@ impl Terminals {
 
     /// Number and foreground group of a process' controlling terminal, as
     /// `/proc/PID/stat` shows them; 0 and -1 without one.
-    pub fn numbers_of(&self, pid: u32, session: u32) -> (u64, i64) {
+    pub fn numbers_of(&self, pid: Pid, session: Sid) -> (u64, i64) {
         match self.controlling(pid, session) {
             None => (0, -1),
             Some(Controlling::Host) => {
-                (super::dev::makedev(136, 0), self.host.job.borrow_mut().foreground.into())
+                (super::dev::makedev(136, 0), job::foreground_number(&self.host.job).into())
             }
             Some(Controlling::Pty(pty)) => (
                 super::dev::makedev(136, u64::from(pty.number)),
-                pty.job.borrow_mut().foreground.into(),
+                job::foreground_number(&pty.job).into(),
             ),
         }
     }

@@ -15,6 +15,7 @@ use crate::mm::vma::Vma;
 use crate::state::kernel;
 use crate::sync::KernelCell;
 use crate::task::Process;
+use crate::task::ids::Pid;
 use crate::task::thread::running;
 
 /// Goes with its last attachment (`IPC_RMID`).
@@ -31,7 +32,7 @@ pub struct Segment {
     /// Bytes, as asked for.
     pub size: u64,
     /// Process that has made it.
-    pub creator: u32,
+    pub creator: Pid,
     /// What changes.
     pub state: KernelCell<State>,
 }
@@ -95,7 +96,7 @@ impl Object for Segment {
 
 impl Segment {
     /// A segment of zeros.
-    pub fn new(permissions: Permissions, size: u64, creator: u32) -> Result<Self> {
+    pub fn new(permissions: Permissions, size: u64, creator: Pid) -> Result<Self> {
         let len = size.next_multiple_of(4096);
         let owner = (permissions.uid, permissions.gid);
         let (file, attributes) = kernel().fs.memory_file(permissions.mode, owner, len)?;
@@ -137,10 +138,10 @@ impl Segment {
     }
 
     /// Notes that a process has attached it.
-    pub fn attached(&self, pid: u32) {
+    pub fn attached(&self, pid: Pid) {
         let mut state = self.state.borrow_mut();
         state.times_s[ATTACHED] = now_s();
-        state.last_pid = pid;
+        state.last_pid = pid.number();
     }
 
     /// Notes a change by shmctl(2).
@@ -151,11 +152,11 @@ impl Segment {
 
 /// Notes that a process has detached what it has shown of a segment, which goes if
 /// it was to.
-fn detached(id: i32, segment: &Segment, pid: u32) {
+fn detached(id: i32, segment: &Segment, pid: Pid) {
     let is_condemned = {
         let mut state = segment.state.borrow_mut();
         state.times_s[DETACHED] = now_s();
-        state.last_pid = pid;
+        state.last_pid = pid.number();
         state.flags & SHM_DEST != 0
     };
     if is_condemned && segment.attachments() == 0 {

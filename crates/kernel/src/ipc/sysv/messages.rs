@@ -10,6 +10,7 @@ use super::registry::Object;
 use crate::errno::{Errno, Result};
 use crate::fs::file::Events;
 use crate::sync::KernelCell;
+use crate::task::ids::Pid;
 use crate::task::wait::WaitQueue;
 
 /// Bytes that a new queue takes (`MSGMNB`).
@@ -58,7 +59,7 @@ pub struct Wish {
     /// Whether a longer one is cut (`MSG_NOERROR`) or refused (`E2BIG`).
     pub is_cut: bool,
     /// Process of the receiver.
-    pub pid: u32,
+    pub pid: Pid,
 }
 
 impl Wish {
@@ -182,7 +183,7 @@ impl MessageQueue {
 
     /// Sends a message, to one who waits for it if there is one; `EAGAIN` without
     /// room, `EIDRM` if the queue is gone.
-    pub fn send(&self, message: &mut Option<Message>, pid: u32) -> Result<()> {
+    pub fn send(&self, message: &mut Option<Message>, pid: Pid) -> Result<()> {
         let mut state = self.state.borrow_mut();
         if state.is_removed {
             return Err(Errno::EIDRM);
@@ -193,12 +194,12 @@ impl MessageQueue {
             *message = Some(sent);
             return Err(Errno::EAGAIN);
         }
-        state.last_sender = pid;
+        state.last_sender = pid.number();
         state.times_s[SENT] = now_s();
         let (receiver, too_small) = state.receiver_of(&sent);
         match receiver {
             Some(receiver) => {
-                state.last_receiver = receiver.wish.pid;
+                state.last_receiver = receiver.wish.pid.number();
                 state.times_s[RECEIVED] = now_s();
                 drop(state);
                 receiver.end(Ok(sent));
@@ -226,7 +227,7 @@ impl MessageQueue {
             }
             let message = state.messages.remove(index).ok_or(Errno::ENOMSG)?;
             state.bytes -= message.text.len() as u64;
-            state.last_receiver = wish.pid;
+            state.last_receiver = wish.pid.number();
             state.times_s[RECEIVED] = now_s();
             message
         };
@@ -288,11 +289,11 @@ mod tests {
     use crate::testing::Sandbox;
 
     fn send(queue: &MessageQueue, kind: i64, len: usize) -> Result<()> {
-        queue.send(&mut Some(Message { kind, text: vec![kind as u8; len] }), 1)
+        queue.send(&mut Some(Message { kind, text: vec![kind as u8; len] }), Pid::new(1))
     }
 
     fn wish(wanted: Wanted) -> Wish {
-        Wish { wanted, room: 100, is_cut: false, pid: 2 }
+        Wish { wanted, room: 100, is_cut: false, pid: Pid::new(2) }
     }
 
     fn kind(queue: &MessageQueue, wanted: Wanted) -> Result<i64> {

@@ -12,6 +12,7 @@ use super::{IPC_NOWAIT, now_s};
 use crate::errno::{Errno, Result};
 use crate::fs::file::Events;
 use crate::sync::KernelCell;
+use crate::task::ids::Pid;
 use crate::task::wait::WaitQueue;
 
 /// Largest value of a semaphore (`SEMVMX`).
@@ -50,7 +51,7 @@ pub struct Semaphore {
 /// Operations that wait.
 pub struct Pending {
     operations: Vec<Operation>,
-    pid: u32,
+    pid: Pid,
     blocked_by: KernelCell<Operation>,
     outcome: KernelCell<Option<Result<()>>>,
     /// Where their thread waits.
@@ -97,7 +98,7 @@ pub struct State {
     /// When it was made or changed by semctl(2).
     pub changed_s: i64,
     /// What is added to the semaphores when a process ends, by process.
-    undo: BTreeMap<u32, Vec<i16>>,
+    undo: BTreeMap<Pid, Vec<i16>>,
     pending: VecDeque<Arc<Pending>>,
     is_removed: bool,
 }
@@ -113,7 +114,7 @@ impl State {
     fn perform(
         &mut self,
         operations: &[Operation],
-        pid: u32,
+        pid: Pid,
     ) -> core::result::Result<(), Obstacle> {
         for (index, operation) in operations.iter().enumerate() {
             if let Err(obstacle) = self.step(operation, pid) {
@@ -122,13 +123,13 @@ impl State {
             }
         }
         for operation in operations {
-            self.semaphores[usize::from(operation.number)].last_pid = pid;
+            self.semaphores[usize::from(operation.number)].last_pid = pid.number();
         }
         self.operated_s = now_s();
         Ok(())
     }
 
-    fn step(&mut self, operation: &Operation, pid: u32) -> core::result::Result<(), Obstacle> {
+    fn step(&mut self, operation: &Operation, pid: Pid) -> core::result::Result<(), Obstacle> {
         let count = self.semaphores.len();
         let semaphore = &mut self.semaphores[usize::from(operation.number)];
         let value = semaphore.value + i32::from(operation.amount);
@@ -147,7 +148,7 @@ impl State {
         Ok(())
     }
 
-    fn step_back(&mut self, operation: &Operation, pid: u32) {
+    fn step_back(&mut self, operation: &Operation, pid: Pid) {
         let number = usize::from(operation.number);
         self.semaphores[number].value -= i32::from(operation.amount);
         if operation.has_undo()
@@ -238,7 +239,7 @@ impl SemaphoreSet {
     }
 
     /// semop(2): the semaphores that `operations` name exist.
-    pub fn operate(&self, operations: Vec<Operation>, pid: u32) -> Attempt {
+    pub fn operate(&self, operations: Vec<Operation>, pid: Pid) -> Attempt {
         let mut state = self.state.borrow_mut();
         if state.is_removed {
             return Attempt::Ended(Err(Errno::EIDRM));
@@ -284,11 +285,12 @@ impl SemaphoreSet {
 
     /// `SETVAL` and `SETALL`: sets values from semaphore `first` on; what processes
     /// would undo of them is forgotten.
-    pub fn set(&self, first: usize, values: &[u16], pid: u32) {
+    pub fn set(&self, first: usize, values: &[u16], pid: Pid) {
         let ended = {
             let mut state = self.state.borrow_mut();
             for (number, &value) in (first..).zip(values) {
-                state.semaphores[number] = Semaphore { value: value.into(), last_pid: pid };
+                state.semaphores[number] =
+                    Semaphore { value: value.into(), last_pid: pid.number() };
                 state.undo.values_mut().for_each(|undo| undo[number] = 0);
             }
             state.changed_s = now_s();
@@ -316,14 +318,14 @@ impl SemaphoreSet {
     }
 
     /// Undoes what a process has done with `SEM_UNDO` (exit_sem of Linux).
-    pub fn undo(&self, pid: u32) {
+    pub fn undo(&self, pid: Pid) {
         let ended = {
             let mut state = self.state.borrow_mut();
             let Some(undo) = state.undo.remove(&pid) else { return };
             for (semaphore, amount) in state.semaphores.iter_mut().zip(undo) {
                 if amount != 0 {
                     let value = (semaphore.value + i32::from(amount)).clamp(0, VALUE_MAX);
-                    *semaphore = Semaphore { value, last_pid: pid };
+                    *semaphore = Semaphore { value, last_pid: pid.number() };
                 }
             }
             state.operated_s = now_s();
@@ -358,12 +360,15 @@ mod tests {
         let _sandbox = Sandbox::new();
         let set = SemaphoreSet::new(Permissions::default(), 2);
         let both = vec![operation(0, 2, 0), operation(1, -1, IPC_NOWAIT)];
-        assert_eq!(ended(set.operate(both, 7)), Err(Errno::EAGAIN));
+        assert_eq!(ended(set.operate(both, Pid::new(7))), Err(Errno::EAGAIN));
         assert_eq!(values(&set), [0, 0]);
         let over = vec![operation(0, 1, 0), operation(0, i16::MAX, 0)];
-        assert_eq!(ended(set.operate(over, 7)), Err(Errno::ERANGE));
+        assert_eq!(ended(set.operate(over, Pid::new(7))), Err(Errno::ERANGE));
         assert_eq!(values(&set), [0, 0]);
-        assert_eq!(ended(set.operate(vec![operation(0, 2, 0), operation(0, -1, 0)], 7)), Ok(()));
+        assert_eq!(
+            ended(set.operate(vec![operation(0, 2, 0), operation(0, -1, 0)], Pid::new(7))),
+            Ok(())
+        );
         assert_eq!(values(&set), [1, 0]);
     }
 
@@ -371,14 +376,20 @@ mod tests {
     fn who_waits_is_served_by_who_makes_it_possible() {
         let _sandbox = Sandbox::new();
         let set = SemaphoreSet::new(Permissions::default(), 1);
-        let Attempt::Waits(first) = set.operate(vec![operation(0, -2, 0)], 1) else { panic!() };
-        let Attempt::Waits(second) = set.operate(vec![operation(0, -1, 0)], 2) else { panic!() };
+        let Attempt::Waits(first) = set.operate(vec![operation(0, -2, 0)], Pid::new(1)) else {
+            panic!()
+        };
+        let Attempt::Waits(second) = set.operate(vec![operation(0, -1, 0)], Pid::new(2)) else {
+            panic!()
+        };
         assert_eq!((set.waiting(0, false), set.waiting(0, true)), (2, 0));
-        assert_eq!(ended(set.operate(vec![operation(0, 1, 0)], 3)), Ok(()));
+        assert_eq!(ended(set.operate(vec![operation(0, 1, 0)], Pid::new(3))), Ok(()));
         assert_eq!((first.outcome(), second.outcome()), (None, Some(Ok(()))));
-        assert_eq!(ended(set.operate(vec![operation(0, 3, 0)], 3)), Ok(()));
+        assert_eq!(ended(set.operate(vec![operation(0, 3, 0)], Pid::new(3))), Ok(()));
         assert_eq!(first.outcome(), Some(Ok(())));
-        let Attempt::Waits(zero) = set.operate(vec![operation(0, 0, 0)], 4) else { panic!() };
+        let Attempt::Waits(zero) = set.operate(vec![operation(0, 0, 0)], Pid::new(4)) else {
+            panic!()
+        };
         assert_eq!((set.waiting(0, false), set.waiting(0, true)), (0, 1));
         set.removed();
         assert_eq!(zero.outcome(), Some(Err(Errno::EIDRM)));
@@ -388,16 +399,16 @@ mod tests {
     fn what_a_process_has_done_is_undone() {
         let _sandbox = Sandbox::new();
         let set = SemaphoreSet::new(Permissions::default(), 2);
-        assert_eq!(ended(set.operate(vec![operation(0, 5, SEM_UNDO)], 1)), Ok(()));
-        assert_eq!(ended(set.operate(vec![operation(0, -2, SEM_UNDO)], 2)), Ok(()));
-        set.undo(2);
+        assert_eq!(ended(set.operate(vec![operation(0, 5, SEM_UNDO)], Pid::new(1))), Ok(()));
+        assert_eq!(ended(set.operate(vec![operation(0, -2, SEM_UNDO)], Pid::new(2))), Ok(()));
+        set.undo(Pid::new(2));
         assert_eq!(values(&set), [5, 0]);
-        assert_eq!(ended(set.operate(vec![operation(0, -4, 0)], 3)), Ok(()));
-        set.undo(1);
+        assert_eq!(ended(set.operate(vec![operation(0, -4, 0)], Pid::new(3))), Ok(()));
+        set.undo(Pid::new(1));
         assert_eq!(values(&set), [0, 0], "not below zero");
-        assert_eq!(ended(set.operate(vec![operation(1, 5, SEM_UNDO)], 1)), Ok(()));
-        set.set(1, &[9], 4);
-        set.undo(1);
+        assert_eq!(ended(set.operate(vec![operation(1, 5, SEM_UNDO)], Pid::new(1))), Ok(()));
+        set.set(1, &[9], Pid::new(4));
+        set.undo(Pid::new(1));
         assert_eq!(values(&set), [0, 9], "set values are not undone");
     }
 }

@@ -4,7 +4,7 @@
 use alloc::vec::Vec;
 
 use super::{place_of, resolve};
-use crate::args::{Fd, Flags, UserString};
+use crate::args::{Fd, Flags, UserPtr, UserString};
 use crate::errno::{Errno, Result};
 use crate::fs::context::{AT_FDCWD, Context};
 use crate::fs::inotify::Mask;
@@ -12,7 +12,6 @@ use crate::fs::notify;
 use crate::fs::path::Path;
 use crate::fs::walk::Follow;
 use crate::fs::xattr::{Existing, NAME_MAX, SIZE_MAX, Use, attributes};
-use crate::platform::user::UserAddress;
 
 fn read_name(name: UserString) -> Result<Vec<u8>> {
     let name = name.read_string(NAME_MAX + 1).map_err(|error| match error {
@@ -42,17 +41,17 @@ impl Named {
 }
 
 /// Writes a value or list; a size of 0 asks how large it is.
-fn give(bytes: &[u8], to: UserAddress, size: usize) -> Result<usize> {
+fn give(bytes: &[u8], to: UserPtr<u8>, size: usize) -> Result<usize> {
     if size > 0 {
         if bytes.len() > size {
             return Err(Errno::ERANGE);
         }
-        to.write_bytes(bytes)?;
+        to.write_slice(bytes)?;
     }
     Ok(bytes.len())
 }
 
-fn get(file: Named, name: UserString, value: UserAddress, size: usize) -> Result<usize> {
+fn get(file: Named, name: UserString, value: UserPtr<u8>, size: usize) -> Result<usize> {
     let context = Context::current();
     // A path is looked at before the name, a descriptor before both.
     let path = file.place(&context)?;
@@ -61,7 +60,7 @@ fn get(file: Named, name: UserString, value: UserAddress, size: usize) -> Result
     give(&all.get(&name)?, value, size)
 }
 
-fn set(file: Named, name: UserString, value: UserAddress, size: usize, flags: u32) -> Result<()> {
+fn set(file: Named, name: UserString, value: UserPtr<u8>, size: usize, flags: u32) -> Result<()> {
     const XATTR_CREATE: u32 = 1;
     const XATTR_REPLACE: u32 = 2;
     let existing = match flags {
@@ -77,7 +76,7 @@ fn set(file: Named, name: UserString, value: UserAddress, size: usize, flags: u3
     }
     let mut bytes = alloc::vec![0; size];
     if size > 0 {
-        value.read_bytes(&mut bytes)?;
+        value.read_slice(&mut bytes)?;
     }
     let context = Context::current();
     let path = file.place(&context)?;
@@ -104,7 +103,7 @@ fn changed(path: &Path) {
     notify::at(path, Mask::ATTRIB);
 }
 
-fn list_names(file: Named, list: UserAddress, size: usize) -> Result<usize> {
+fn list_names(file: Named, list: UserPtr<u8>, size: usize) -> Result<usize> {
     let context = Context::current();
     let path = file.place(&context)?;
     let names = path.inode().extended_attributes().map(|all| all.list(&context.identity));
@@ -115,7 +114,7 @@ fn list_names(file: Named, list: UserAddress, size: usize) -> Result<usize> {
 pub fn getxattr(
     path: UserString,
     name: UserString,
-    value: UserAddress,
+    value: UserPtr<u8>,
     size: usize,
 ) -> Result<usize> {
     get(Named::Path(path, Follow::Yes), name, value, size)
@@ -125,14 +124,14 @@ pub fn getxattr(
 pub fn lgetxattr(
     path: UserString,
     name: UserString,
-    value: UserAddress,
+    value: UserPtr<u8>,
     size: usize,
 ) -> Result<usize> {
     get(Named::Path(path, Follow::No), name, value, size)
 }
 
 /// fgetxattr(2).
-pub fn fgetxattr(fd: Fd, name: UserString, value: UserAddress, size: usize) -> Result<usize> {
+pub fn fgetxattr(fd: Fd, name: UserString, value: UserPtr<u8>, size: usize) -> Result<usize> {
     get(Named::Descriptor(fd), name, value, size)
 }
 
@@ -140,7 +139,7 @@ pub fn fgetxattr(fd: Fd, name: UserString, value: UserAddress, size: usize) -> R
 pub fn setxattr(
     path: UserString,
     name: UserString,
-    value: UserAddress,
+    value: UserPtr<u8>,
     size: usize,
     Flags(flags): Flags,
 ) -> Result<()> {
@@ -151,7 +150,7 @@ pub fn setxattr(
 pub fn lsetxattr(
     path: UserString,
     name: UserString,
-    value: UserAddress,
+    value: UserPtr<u8>,
     size: usize,
     Flags(flags): Flags,
 ) -> Result<()> {
@@ -162,7 +161,7 @@ pub fn lsetxattr(
 pub fn fsetxattr(
     fd: Fd,
     name: UserString,
-    value: UserAddress,
+    value: UserPtr<u8>,
     size: usize,
     Flags(flags): Flags,
 ) -> Result<()> {
@@ -185,16 +184,16 @@ pub fn fremovexattr(fd: Fd, name: UserString) -> Result<()> {
 }
 
 /// listxattr(2).
-pub fn listxattr(path: UserString, list: UserAddress, size: usize) -> Result<usize> {
+pub fn listxattr(path: UserString, list: UserPtr<u8>, size: usize) -> Result<usize> {
     list_names(Named::Path(path, Follow::Yes), list, size)
 }
 
 /// llistxattr(2).
-pub fn llistxattr(path: UserString, list: UserAddress, size: usize) -> Result<usize> {
+pub fn llistxattr(path: UserString, list: UserPtr<u8>, size: usize) -> Result<usize> {
     list_names(Named::Path(path, Follow::No), list, size)
 }
 
 /// flistxattr(2).
-pub fn flistxattr(fd: Fd, list: UserAddress, size: usize) -> Result<usize> {
+pub fn flistxattr(fd: Fd, list: UserPtr<u8>, size: usize) -> Result<usize> {
     list_names(Named::Descriptor(fd), list, size)
 }

@@ -154,7 +154,7 @@ pub(super) fn get_record_lock(
                 (held.range.end - held.range.start) as i64
             };
             flock.pid = match held.owner {
-                Owner::Process(pid) => pid as i32,
+                Owner::Process(pid) => pid.number() as i32,
                 Owner::Description(_) => -1,
             };
         }

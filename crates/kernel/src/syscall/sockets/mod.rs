@@ -147,7 +147,7 @@ pub fn socketpair(
 }
 
 /// bind(2).
-pub fn bind(fd: Fd, address: UserAddress, len: u32) -> Result<()> {
+pub fn bind(fd: Fd, address: UserPtr<u8>, len: u32) -> Result<()> {
     let socket = SocketFd::get(fd)?;
     let address = SocketAddress::from_user(address, len as usize)?;
     socket.protocol()?.bind(&address)?;
@@ -163,14 +163,14 @@ pub fn listen(fd: Fd, backlog: i32) -> Result<()> {
 }
 
 /// accept(2).
-pub fn accept(fd: Fd, address: UserAddress, len: UserPtr<i32>) -> Result<i32> {
+pub fn accept(fd: Fd, address: UserPtr<u8>, len: UserPtr<i32>) -> Result<i32> {
     accept4(fd, address, len, Flags(0))
 }
 
 /// accept4(2).
 pub fn accept4(
     fd: Fd,
-    address: UserAddress,
+    address: UserPtr<u8>,
     len: UserPtr<i32>,
     Flags(flags): Flags,
 ) -> Result<i32> {
@@ -191,12 +191,12 @@ pub fn accept4(
     let peer = accepted.peer_address().unwrap_or(SocketAddress::Unspecified);
     let open = new_file(accepted, flags);
     // As on Linux, a connection whose address cannot be told is closed.
-    peer.to_user(address, len.0)?;
+    peer.to_user(address, len)?;
     Ok(descriptor.install(open, OnExec::of(flags)))
 }
 
 /// connect(2).
-pub fn connect(fd: Fd, address: UserAddress, len: u32) -> Result<()> {
+pub fn connect(fd: Fd, address: UserPtr<u8>, len: u32) -> Result<()> {
     let socket = SocketFd::get(fd)?;
     let address = SocketAddress::from_user(address, len as usize)?;
     let protocol = socket.protocol()?;
@@ -216,18 +216,18 @@ pub fn connect(fd: Fd, address: UserAddress, len: u32) -> Result<()> {
 }
 
 /// getsockname(2).
-pub fn getsockname(fd: Fd, address: UserAddress, len: UserAddress) -> Result<()> {
+pub fn getsockname(fd: Fd, address: UserPtr<u8>, len: UserPtr<i32>) -> Result<()> {
     let socket = SocketFd::get(fd)?;
     name_to_user(&socket.protocol()?.local_address(), address, len)
 }
 
 /// getpeername(2).
-pub fn getpeername(fd: Fd, address: UserAddress, len: UserAddress) -> Result<()> {
+pub fn getpeername(fd: Fd, address: UserPtr<u8>, len: UserPtr<i32>) -> Result<()> {
     let socket = SocketFd::get(fd)?;
     name_to_user(&socket.protocol()?.peer_address()?, address, len)
 }
 
-fn name_to_user(address: &SocketAddress, at: UserAddress, len: UserAddress) -> Result<()> {
+fn name_to_user(address: &SocketAddress, at: UserPtr<u8>, len: UserPtr<i32>) -> Result<()> {
     if at.is_null() {
         return Err(Errno::EFAULT);
     }
@@ -258,7 +258,6 @@ pub fn getsockopt(
     len: UserAddress,
 ) -> Result<()> {
     let socket = SocketFd::get(fd)?;
-    let (at, len): (UserAddress, UserAddress) = (value, len);
     let protocol = socket.protocol()?;
-    options::get(protocol.as_ref(), level, name, at, len)
+    options::get(protocol.as_ref(), level, name, value, len)
 }

@@ -127,7 +127,7 @@ pub fn sendto(
     buffer: UserAddress,
     len: usize,
     Flags(bits): Flags,
-    address: UserAddress,
+    address: UserPtr<u8>,
     address_len: u32,
 ) -> Result<usize> {
     let socket = SocketFd::get(fd)?;
@@ -145,8 +145,8 @@ pub fn recvfrom(
     buffer: UserAddress,
     len: usize,
     Flags(bits): Flags,
-    address: UserAddress,
-    address_len: UserAddress,
+    address: UserPtr<u8>,
+    address_len: UserPtr<i32>,
 ) -> Result<usize> {
     let socket = SocketFd::get(fd)?;
     let mut sink = Sink::user(buffer, len)?;
@@ -155,7 +155,7 @@ pub fn recvfrom(
     if !address.is_null() {
         match &received.from {
             Some(from) => from.to_user(address, address_len)?,
-            None => address_len.write_if_some(&0u32)?,
+            None => address_len.write_if_some(&0)?,
         }
     }
     Ok(count(&received, flags))
@@ -170,8 +170,10 @@ fn send_message(socket: &SocketFd, at: UserAddress, flags: MessageFlags) -> Resu
     let mut source = Source::user_vectors(UserAddress(header.vectors), count)?;
     let mut message = Outgoing { flags, ..Outgoing::default() };
     if header.name != 0 && header.name_len > 0 {
-        message.to =
-            Some(SocketAddress::from_user(UserAddress(header.name), header.name_len as usize)?);
+        message.to = Some(SocketAddress::from_user(
+            UserPtr::new(UserAddress(header.name)),
+            header.name_len as usize,
+        )?);
     }
     let family = socket.protocol()?.common().family;
     read_control(UserAddress(header.control), header.control_len, family, &mut message)?;
@@ -208,10 +210,10 @@ fn receive_message(socket: &SocketFd, at: UserAddress, flags: MessageFlags) -> R
         arrival.put(common, &mut control)?;
     }
     if header.name != 0 {
-        let len_at = at.offset(MessageHeader::NAME_LEN_AT);
+        let len_at = UserPtr::new(at.offset(MessageHeader::NAME_LEN_AT));
         match &received.from {
-            Some(from) => from.to_user(UserAddress(header.name), len_at)?,
-            None => len_at.write(&0u32)?,
+            Some(from) => from.to_user(UserPtr::new(UserAddress(header.name)), len_at)?,
+            None => len_at.write(&0)?,
         }
     }
     let mut out = received.flags;

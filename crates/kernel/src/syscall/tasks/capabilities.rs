@@ -2,11 +2,10 @@
 
 use alloc::sync::Arc;
 
+use crate::args::{PidNumber, UserPtr};
 use crate::errno::{Errno, Result};
-use crate::platform::user::UserAddress;
-use crate::state::kernel;
 use crate::task::credentials::SecureBits;
-use crate::task::{Capabilities, Credentials, Process, current_process};
+use crate::task::{Capabilities, Credentials, Process, current, current_process};
 
 /// `_LINUX_CAPABILITY_VERSION_1`, whose sets have 32 bits, and the two with 64.
 const VERSION_1: u32 = 0x1998_0330;
@@ -16,38 +15,34 @@ const VERSIONS_WIDE: [u32; 2] = [0x2007_1026, 0x2008_0522];
 struct Header {
     /// 32-bit words that each set takes.
     words: usize,
-    pid: i32,
+    thread: PidNumber,
 }
 
 impl Header {
     /// None if the version is unknown; the guest then reads which one is.
-    fn read(at: UserAddress) -> Result<Option<Self>> {
-        let [version, pid]: [u32; 2] = at.read()?;
+    fn read(at: UserPtr<[u32; 2]>) -> Result<Option<Self>> {
+        let [version, tid] = at.read()?;
         let words = match version {
             VERSION_1 => 1,
             version if VERSIONS_WIDE.contains(&version) => 2,
             _ => {
-                at.write(&VERSIONS_WIDE[1])?;
+                at.0.write(&VERSIONS_WIDE[1])?;
                 return Ok(None);
             }
         };
-        Ok(Some(Self { words, pid: pid as i32 }))
+        Ok(Some(Self { words, thread: PidNumber(tid as i32) }))
     }
 
     fn process(&self) -> Result<Arc<Process>> {
-        match self.pid {
-            ..0 => Err(Errno::EINVAL),
-            0 => Ok(crate::task::current().process.clone()),
-            pid => {
-                let thread = kernel().tasks.threads.borrow_mut().get(&(pid as u32)).cloned();
-                Ok(thread.ok_or(Errno::ESRCH)?.process.clone())
-            }
+        match self.thread {
+            PidNumber(..0) => Err(Errno::EINVAL),
+            thread => Ok(thread.thread()?.process.clone()),
         }
     }
 }
 
 /// capget(2): effective, permitted and inheritable words, then the high ones.
-pub fn capget(header: UserAddress, data: UserAddress) -> Result<()> {
+pub fn capget(header: UserPtr<[u32; 2]>, data: UserPtr<[u32; 3]>) -> Result<()> {
     let Some(header) = Header::read(header)? else {
         return if data.is_null() { Ok(()) } else { Err(Errno::EINVAL) };
     };
@@ -59,20 +54,21 @@ pub fn capget(header: UserAddress, data: UserAddress) -> Result<()> {
     let sets = [c.effective, c.permitted, c.inheritable].map(|set| set.bits());
     for word in 0..header.words {
         let words = sets.map(|set| (set >> (32 * word)) as u32);
-        data.offset(12 * word as u64).write(&words)?;
+        data.at(word).write(&words)?;
     }
     Ok(())
 }
 
 /// capset(2).
-pub fn capset(header: UserAddress, data: UserAddress) -> Result<()> {
+pub fn capset(header: UserPtr<[u32; 2]>, data: UserPtr<[u32; 3]>) -> Result<()> {
     let header = Header::read(header)?.ok_or(Errno::EINVAL)?;
-    if header.pid != 0 && header.pid != crate::task::current().tid() as i32 {
+    let is_other = |tid| tid != current().tid();
+    if header.thread != PidNumber(0) && header.thread.tid().map_or(true, is_other) {
         return Err(Errno::EPERM);
     }
     let mut sets = [0u64; 3];
     for word in 0..header.words {
-        let words: [u32; 3] = data.offset(12 * word as u64).read()?;
+        let words = data.at(word).read()?;
         for (set, half) in sets.iter_mut().zip(words) {
             *set |= (half as u64) << (32 * word);
         }

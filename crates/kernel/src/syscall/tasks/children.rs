@@ -4,11 +4,12 @@ use alloc::sync::Arc;
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::timers::ResourceUsage;
-use crate::args::{Fd, Flags, Pid, UserPtr};
+use crate::args::{Fd, Flags, PidNumber, UserPtr};
 use crate::errno::{Errno, Result};
 use crate::ipc::pidfd;
 use crate::state::kernel;
 use crate::task::ids::Processes;
+use crate::task::ids::{Pgid, Pid};
 use crate::task::process::{ExitStatus, Life, Process};
 use crate::task::signal::{self, SIGCHLD, Signal, SignalRecord};
 use crate::task::wait::wait_until;
@@ -76,7 +77,7 @@ fn wait_for(which: Processes, options: u32) -> Result<Option<(Arc<Process>, News
         let children = kernel().tasks.processes_where(|child| {
             // One that has ended can have no other news.
             let may_tell = options & WEXITED != 0 || !child.is_zombie();
-            child.parent_pid() == own.pid
+            child.parent_pid() == Some(own.pid)
                 && may_tell
                 && which.includes(child)
                 && waits_for_kind(child)
@@ -106,7 +107,7 @@ fn wait_for(which: Processes, options: u32) -> Result<Option<(Arc<Process>, News
 
 /// wait4(2).
 pub fn wait4(
-    pid: Pid,
+    pid: PidNumber,
     status: UserPtr<u32>,
     Flags(options): Flags,
     usage: UserPtr<ResourceUsage>,
@@ -118,7 +119,7 @@ pub fn wait4(
     let Some((child, news)) = wait_for(pid.processes()?, options | WEXITED)? else { return Ok(0) };
     status.write_if_some(&news.to_wait_status())?;
     usage.write_if_some(&ResourceUsage::of_cpu_ns(child.cpu_ns()))?;
-    Ok(child.pid)
+    Ok(child.pid.number())
 }
 
 /// waitid(2).
@@ -140,9 +141,9 @@ pub fn waitid(
     let mut options = asked;
     let which = match (kind, id) {
         (P_ALL, _) => Processes::All,
-        (P_PID, 1..) => Processes::One(id as u32),
+        (P_PID, 1..) => Processes::One(Pid::new(id as u32)),
         (P_PGID, 0) => Processes::Group(current_process().process_group()),
-        (P_PGID, 1..) => Processes::Group(id as u32),
+        (P_PGID, 1..) => Processes::Group(Pgid::new(id as u32)),
         (P_PIDFD, 0..) => {
             if Fd(id).file()?.flags().contains(crate::fs::file::OpenFlags::NONBLOCK) {
                 options |= WNOHANG;

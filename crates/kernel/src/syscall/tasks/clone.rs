@@ -5,15 +5,16 @@ use crate::errno::{Errno, Result};
 use crate::ipc::pidfd::NewPidFd;
 use crate::platform::user::UserAddress;
 use crate::task::clone::{CloneFlags, NewTask, Request};
+use crate::task::ids::Tid;
 use crate::task::signal::{SIGNAL_COUNT, Signal};
 
 /// fork(2).
-pub fn fork() -> Result<u32> {
+pub fn fork() -> Result<Tid> {
     make(&Request::plain(CloneFlags::empty()), UserPtr::NULL)
 }
 
 /// vfork(2).
-pub fn vfork() -> Result<u32> {
+pub fn vfork() -> Result<Tid> {
     make(&Request::plain(CloneFlags::VM | CloneFlags::VFORK), UserPtr::NULL)
 }
 
@@ -24,7 +25,7 @@ pub fn clone(
     parent_tid: UserPtr<u32>,
     child_tid: UserAddress,
     Word(tls): Word,
-) -> Result<u32> {
+) -> Result<Tid> {
     const SIGNAL_MASK: u64 = 0xff;
     let flags = CloneFlags::from_bits_truncate(flags_and_signal & !SIGNAL_MASK & 0xffff_ffff);
     // clone(2) takes any number; one that is no signal is not sent.
@@ -52,7 +53,7 @@ pub struct CloneArgs {
 }
 
 /// clone3(2).
-pub fn clone3(arguments: UserPtr<CloneArgs>, size: usize) -> Result<u32> {
+pub fn clone3(arguments: UserPtr<CloneArgs>, size: usize) -> Result<Tid> {
     const OLDEST: usize = 64;
     if size < OLDEST {
         return Err(Errno::EINVAL);
@@ -85,7 +86,7 @@ pub fn clone3(arguments: UserPtr<CloneArgs>, size: usize) -> Result<u32> {
 }
 
 /// Makes the thread or process; its id. All that can fail comes before it is there.
-fn make(request: &Request, pidfd_to: UserPtr<i32>) -> Result<u32> {
+fn make(request: &Request, pidfd_to: UserPtr<i32>) -> Result<Tid> {
     let has = |flags| request.flags.contains(flags);
     if has(CloneFlags::PIDFD | CloneFlags::PARENT_SETTID) && pidfd_to.0 == request.parent_tid.0 {
         return Err(Errno::EINVAL);
@@ -96,7 +97,7 @@ fn make(request: &Request, pidfd_to: UserPtr<i32>) -> Result<u32> {
     let child = task.publish()?;
     if has(CloneFlags::PARENT_SETTID) {
         // An address that cannot be written to does not fail the call.
-        let _ = request.parent_tid.write(&child.tid());
+        let _ = request.parent_tid.write(&child.tid().number());
     }
     if let Some(pidfd) = pidfd {
         pidfd.install();

@@ -1,46 +1,46 @@
 //! System calls on process groups and sessions (credentials(7)).
 
-use crate::args::Pid;
+use crate::args::PidNumber;
 use crate::errno::{Errno, Result};
 use crate::state::kernel;
 use crate::task::current_process;
+use crate::task::ids::{Pgid, Sid};
 
 /// getppid(2): the first process has no parent.
 pub fn getppid() -> Result<u32> {
-    Ok(current_process().parent_pid())
+    Ok(current_process().parent_number())
 }
 
 /// getpgid(2).
-pub fn getpgid(pid: Pid) -> Result<u32> {
+pub fn getpgid(pid: PidNumber) -> Result<Pgid> {
     pid.process().map(|process| process.process_group())
 }
 
 /// getpgrp(2).
-pub fn getpgrp() -> Result<u32> {
+pub fn getpgrp() -> Result<Pgid> {
     Ok(current_process().process_group())
 }
 
 /// getsid(2).
-pub fn getsid(pid: Pid) -> Result<u32> {
+pub fn getsid(pid: PidNumber) -> Result<Sid> {
     pid.process().map(|process| process.session())
 }
 
 /// setsid(2).
-pub fn setsid() -> Result<u32> {
+pub fn setsid() -> Result<Sid> {
     let own = current_process();
-    let leads_a_group =
-        !kernel().tasks.processes_where(|process| process.process_group() == own.pid).is_empty();
-    if leads_a_group {
+    let (group, session) = (own.pid.led_group(), own.pid.led_session());
+    if !kernel().tasks.processes_where(|process| process.process_group() == group).is_empty() {
         return Err(Errno::EPERM);
     }
     let mut family = own.family.borrow_mut();
-    family.session = own.pid;
-    family.group = own.pid;
-    Ok(own.pid)
+    family.session = session;
+    family.group = group;
+    Ok(session)
 }
 
 /// setpgid(2).
-pub fn setpgid(pid: Pid, group: i32) -> Result<()> {
+pub fn setpgid(pid: PidNumber, group: i32) -> Result<()> {
     let own = current_process();
     if group < 0 {
         return Err(Errno::EINVAL);
@@ -48,18 +48,19 @@ pub fn setpgid(pid: Pid, group: i32) -> Result<()> {
     let target = pid.process()?;
     let family = target.family.get();
     if target.pid != own.pid {
-        if family.parent != own.pid {
+        if family.parent != Some(own.pid) {
             return Err(Errno::ESRCH);
         }
         if family.has_executed {
             return Err(Errno::EACCES);
         }
     }
-    if family.session == target.pid || family.session != own.session() {
+    if target.leads_session() || family.session != own.session() {
         return Err(Errno::EPERM);
     }
-    let group = if group == 0 { target.pid } else { group as u32 };
-    let exists = group == target.pid
+    let own_group = target.pid.led_group();
+    let group = if group == 0 { own_group } else { Pgid::new(group as u32) };
+    let exists = group == own_group
         || !kernel()
             .tasks
             .processes_where(|p| p.process_group() == group && p.session() == family.session)

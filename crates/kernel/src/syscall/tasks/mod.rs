@@ -21,7 +21,7 @@ pub use scheduling::*;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering::Relaxed;
 
-use crate::args::{Fd, Flags, Pid, SignalNumber, UserString, Word};
+use crate::args::{Fd, Flags, PidNumber, SignalNumber, UserPtr, UserString, Word};
 use crate::errno::{Errno, Result};
 use crate::exec::{ARGUMENTS_MAX, Program};
 use crate::fs::Context;
@@ -29,6 +29,7 @@ use crate::fs::walk::Follow;
 use crate::platform::machine::{Machine, Memory, ThreadState, Threads};
 use crate::platform::user::UserAddress;
 use crate::state::{RELEASE, VERSION, kernel};
+use crate::task::ids::Tid;
 use crate::task::process::ResourceLimit;
 use crate::task::signal::Signal;
 use crate::task::{Capabilities, current, current_process, exit, fork_id};
@@ -42,7 +43,7 @@ pub fn getpid() -> Result<u64> {
 }
 
 /// gettid(2).
-pub fn gettid() -> Result<u32> {
+pub fn gettid() -> Result<Tid> {
     Ok(current().tid())
 }
 
@@ -138,9 +139,9 @@ fn read_strings(array: UserAddress, budget: &mut usize) -> Result<Vec<Vec<u8>>> 
 }
 
 /// set_tid_address(2).
-pub fn set_tid_address(UserAddress(at): UserAddress) -> Result<u32> {
+pub fn set_tid_address(at: UserPtr<u32>) -> Result<Tid> {
     let thread = current();
-    thread.clear_child_tid.store(at, Relaxed);
+    thread.clear_child_tid.store(at.0.0, Relaxed);
     Ok(thread.tid())
 }
 
@@ -155,12 +156,8 @@ pub fn set_robust_list(UserAddress(head): UserAddress, size: usize) -> Result<()
 }
 
 /// get_robust_list(2).
-pub fn get_robust_list(tid: u32, head: UserAddress, size: UserAddress) -> Result<()> {
-    let thread = match tid {
-        0 => crate::task::thread::current_arc(),
-        tid => kernel().tasks.thread(tid).ok_or(Errno::ESRCH)?,
-    };
-    head.write(&thread.robust_list.load(Relaxed))?;
+pub fn get_robust_list(tid: PidNumber, head: UserPtr<u64>, size: UserPtr<u64>) -> Result<()> {
+    head.write(&tid.thread()?.robust_list.load(Relaxed))?;
     size.write(&24u64)
 }
 
@@ -329,7 +326,12 @@ pub fn prctl(
 }
 
 /// prlimit64(2).
-pub fn prlimit64(pid: Pid, resource: usize, new: UserAddress, old: UserAddress) -> Result<()> {
+pub fn prlimit64(
+    pid: PidNumber,
+    resource: usize,
+    new: UserAddress,
+    old: UserAddress,
+) -> Result<()> {
     let process = pid.process()?;
     limit(&process, resource, new, old)
 }

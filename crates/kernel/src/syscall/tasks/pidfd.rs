@@ -2,12 +2,13 @@
 
 use alloc::sync::Arc;
 
-use crate::args::{Fd, Flags, Pid, SignalNumber, UserPtr};
+use crate::args::{Fd, Flags, PidNumber, SignalNumber, UserPtr};
 use crate::errno::{Errno, Result};
 use crate::fs::fd_table;
 use crate::fs::file::OpenFlags;
 use crate::ipc::pidfd::{PidFd, process_of};
 use crate::state::kernel;
+use crate::task::ids::{Pid, Tid};
 use crate::task::signal::{self, SI_USER, SignalInfo, SignalRecord};
 use crate::task::{Process, current_process};
 
@@ -21,16 +22,16 @@ fn signalled(fd: Fd) -> Result<Arc<Process>> {
 }
 
 /// pidfd_open(2).
-pub fn pidfd_open(pid: Pid, Flags(flags): Flags) -> Result<i32> {
+pub fn pidfd_open(pid: PidNumber, Flags(flags): Flags) -> Result<i32> {
     let flags = OpenFlags::from_bits_retain(flags);
     if pid.0 <= 0 || !OpenFlags::NONBLOCK.contains(flags) {
         return Err(Errno::EINVAL);
     }
     let tasks = &kernel().tasks;
-    let process = match tasks.process(pid.0 as u32) {
+    let process = match tasks.process(Pid::new(pid.0 as u32)) {
         Some(process) => process,
         // pidfd_open(2): of a thread that is not the main one.
-        None if tasks.thread(pid.0 as u32).is_some() => return Err(Errno::EINVAL),
+        None if tasks.thread(Tid::new(pid.0 as u32)).is_some() => return Err(Errno::EINVAL),
         None => return Err(Errno::ESRCH),
     };
     fd_table::install_new(Arc::new(PidFd { process }), flags | OpenFlags::CLOEXEC)

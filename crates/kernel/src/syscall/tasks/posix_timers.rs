@@ -6,6 +6,7 @@ use crate::args::{ClockId, Flags, SignalNumber, UserPtr};
 use crate::errno::{Errno, Result};
 use crate::state::kernel;
 use crate::task::current;
+use crate::task::ids::Tid;
 use crate::task::signal::SIGALRM;
 use crate::task::timers::clock::Clock;
 use crate::task::timers::posix::{Notification, PosixTimer, Request};
@@ -34,7 +35,7 @@ impl SignalEvent {
             // The C library makes a thread of the signal.
             SIGEV_SIGNAL | SIGEV_THREAD => Ok(Notification::Process),
             SIGEV_THREAD_ID => {
-                let thread = kernel().tasks.thread(self.tid as u32);
+                let thread = kernel().tasks.thread(Tid::new(self.tid as u32));
                 let own = thread.filter(|t| Arc::ptr_eq(&t.process, &current().process));
                 Ok(Notification::Thread(Arc::downgrade(&own.ok_or(Errno::EINVAL)?)))
             }

@@ -6,10 +6,11 @@ use alloc::vec::Vec;
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::args::{Flags, Pid, UserPtr};
+use crate::args::{Flags, PidNumber, UserPtr};
 use crate::errno::{Errno, Result};
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
+use crate::task::ids::Pgid;
 use crate::task::process::{RLIMIT_NICE, RLIMIT_RTPRIO};
 use crate::task::sched_attributes::{NICE_RANGE, PRIORITY_MAX, Policy, Scheduling, present_cpus};
 use crate::task::thread::current_arc;
@@ -24,7 +25,7 @@ pub fn sched_yield() -> Result<()> {
 
 /// The thread with an id, for calls that take a negative one for an invalid argument: all but
 /// those on affinity.
-fn thread_or_invalid(tid: Pid) -> Result<Arc<Thread>> {
+fn thread_or_invalid(tid: PidNumber) -> Result<Arc<Thread>> {
     if tid.0 < 0 { Err(Errno::EINVAL) } else { tid.thread() }
 }
 
@@ -41,7 +42,7 @@ fn is_own(process: &Process) -> bool {
 }
 
 /// sched_getaffinity(2).
-pub fn sched_getaffinity(pid: Pid, size: usize, to: UserAddress) -> Result<i32> {
+pub fn sched_getaffinity(pid: PidNumber, size: usize, to: UserAddress) -> Result<i32> {
     if size < 8 || !size.is_multiple_of(8) {
         return Err(Errno::EINVAL);
     }
@@ -51,7 +52,7 @@ pub fn sched_getaffinity(pid: Pid, size: usize, to: UserAddress) -> Result<i32> 
 }
 
 /// sched_setaffinity(2).
-pub fn sched_setaffinity(pid: Pid, size: usize, from: UserAddress) -> Result<()> {
+pub fn sched_setaffinity(pid: PidNumber, size: usize, from: UserAddress) -> Result<()> {
     let mut bytes = [0u8; 8];
     let len = size.min(8);
     from.read_bytes(&mut bytes[..len])?;
@@ -71,14 +72,14 @@ pub fn sched_setaffinity(pid: Pid, size: usize, from: UserAddress) -> Result<()>
 const RESET_ON_FORK: i32 = 0x4000_0000;
 
 /// sched_getscheduler(2).
-pub fn sched_getscheduler(pid: Pid) -> Result<u64> {
+pub fn sched_getscheduler(pid: PidNumber) -> Result<u64> {
     let scheduling = thread_or_invalid(pid)?.scheduling.get();
     let flag = if scheduling.resets_on_fork { RESET_ON_FORK as u64 } else { 0 };
     Ok(scheduling.policy as u64 | flag)
 }
 
 /// sched_setscheduler(2).
-pub fn sched_setscheduler(pid: Pid, policy: i32, parameters: UserAddress) -> Result<()> {
+pub fn sched_setscheduler(pid: PidNumber, policy: i32, parameters: UserAddress) -> Result<()> {
     if policy < 0 {
         return Err(Errno::EINVAL);
     }
@@ -93,13 +94,13 @@ pub fn sched_setscheduler(pid: Pid, policy: i32, parameters: UserAddress) -> Res
 }
 
 /// sched_setparam(2): the policy stays.
-pub fn sched_setparam(pid: Pid, parameters: UserAddress) -> Result<()> {
+pub fn sched_setparam(pid: PidNumber, parameters: UserAddress) -> Result<()> {
     set_policy(pid, parameters, |old, priority| Ok(Scheduling { priority, ..old }))
 }
 
 /// Reads a `struct sched_param` and changes a thread's scheduling.
 fn set_policy(
-    tid: Pid,
+    tid: PidNumber,
     parameter: UserAddress,
     change: impl FnOnce(Scheduling, i32) -> Result<Scheduling>,
 ) -> Result<()> {
@@ -150,7 +151,7 @@ fn may_change(thread: &Thread, wanted: Scheduling) -> bool {
 }
 
 /// sched_getparam(2).
-pub fn sched_getparam(pid: Pid, parameters: UserAddress) -> Result<()> {
+pub fn sched_getparam(pid: PidNumber, parameters: UserAddress) -> Result<()> {
     if parameters.is_null() {
         return Err(Errno::EINVAL);
     }
@@ -210,7 +211,7 @@ fn read_attributes(at: UserAddress) -> Result<SchedAttributes> {
 }
 
 /// sched_setattr(2).
-pub fn sched_setattr(pid: Pid, from: UserAddress, Flags(flags): Flags) -> Result<()> {
+pub fn sched_setattr(pid: PidNumber, from: UserAddress, Flags(flags): Flags) -> Result<()> {
     if pid.0 < 0 || from.is_null() || flags != 0 {
         return Err(Errno::EINVAL);
     }
@@ -250,7 +251,12 @@ pub fn sched_setattr(pid: Pid, from: UserAddress, Flags(flags): Flags) -> Result
 }
 
 /// sched_getattr(2).
-pub fn sched_getattr(pid: Pid, to: UserAddress, size: u32, Flags(flags): Flags) -> Result<()> {
+pub fn sched_getattr(
+    pid: PidNumber,
+    to: UserAddress,
+    size: u32,
+    Flags(flags): Flags,
+) -> Result<()> {
     let size = size as usize;
     let is_valid =
         pid.0 >= 0 && !to.is_null() && (ATTRIBUTES_OLDEST..=4096).contains(&size) && flags == 0;
@@ -272,7 +278,7 @@ pub fn sched_getattr(pid: Pid, to: UserAddress, size: u32, Flags(flags): Flags) 
 }
 
 /// sched_rr_get_interval(2): time slices as Linux has them by default.
-pub fn sched_rr_get_interval(pid: Pid, to: UserPtr<Timespec>) -> Result<()> {
+pub fn sched_rr_get_interval(pid: PidNumber, to: UserPtr<Timespec>) -> Result<()> {
     const SLICE_NS: u64 = 4_000_000;
     /// `RR_TIMESLICE`.
     const ROUND_ROBIN_NS: u64 = 100_000_000;
@@ -322,9 +328,9 @@ fn named(which: u32, who: u32) -> Result<Vec<Arc<Thread>>> {
         threads.into_iter().filter(|thread| condition(&thread.process)).collect()
     };
     let found: Vec<_> = match which {
-        PRIO_PROCESS => Pid(who as i32).thread().into_iter().collect(),
+        PRIO_PROCESS => PidNumber(who as i32).thread().into_iter().collect(),
         PRIO_PGRP => {
-            let group = if who == 0 { own.process_group() } else { who };
+            let group = if who == 0 { own.process_group() } else { Pgid::new(who) };
             of_processes(&|process| process.process_group() == group)
         }
         PRIO_USER => {

@@ -1,11 +1,12 @@
 //! System calls on signals.
 
-use crate::args::{Pid, SignalNumber, UserPtr};
+use crate::args::{PidNumber, SignalNumber, UserPtr};
 use crate::errno::{Errno, Result};
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
 use crate::task::freeze_request::takes_signal;
 use crate::task::ids::Processes;
+use crate::task::ids::{Pid, Tid};
 use crate::task::process::FIRST_PID;
 use crate::task::signal::frame::reported_stack;
 use crate::task::signal::*;
@@ -170,7 +171,7 @@ pub fn restart_syscall() -> Result<()> {
 }
 
 /// kill(2).
-pub fn kill(pid: Pid, signal: SignalNumber) -> Result<()> {
+pub fn kill(pid: PidNumber, signal: SignalNumber) -> Result<()> {
     let signal = signal.or_probe()?;
     let own = current_process();
     let tasks = &kernel().tasks;
@@ -202,15 +203,15 @@ pub fn kill(pid: Pid, signal: SignalNumber) -> Result<()> {
 /// Sends a signal, or nothing, to a thread, which must be one of the process `tgid` if that is
 /// given.
 fn send_to_tid(
-    tgid: Option<u32>,
-    tid: u32,
+    tgid: Option<Pid>,
+    tid: Tid,
     signal: Option<Signal>,
     info: impl FnOnce(Signal) -> SignalInfo,
 ) -> Result<()> {
     let thread = kernel().tasks.thread(tid);
     // A main thread that has ended is there until its process is gone, but does nothing with
     // signals.
-    let of_ended = || kernel().tasks.process(tid).ok_or(Errno::ESRCH);
+    let of_ended = || kernel().tasks.process(tid.process()).ok_or(Errno::ESRCH);
     let process = thread.as_ref().map_or_else(of_ended, |thread| Ok(thread.process.clone()))?;
     if tgid.is_some_and(|tgid| process.pid != tgid) {
         return Err(Errno::ESRCH);
@@ -230,21 +231,25 @@ fn sent_by_own_process(signal: Signal) -> SignalInfo {
 }
 
 /// tgkill(2).
-pub fn tgkill(tgid: Pid, tid: Pid, signal: SignalNumber) -> Result<()> {
-    let (tgid, tid) = (tgid.positive()?, tid.positive()?);
+pub fn tgkill(tgid: PidNumber, tid: PidNumber, signal: SignalNumber) -> Result<()> {
+    let (tgid, tid) = (tgid.pid()?, tid.tid()?);
     send_to_tid(Some(tgid), tid, signal.or_probe()?, sent_by_own_process)
 }
 
 /// tkill(2).
-pub fn tkill(tid: Pid, signal: SignalNumber) -> Result<()> {
-    send_to_tid(None, tid.positive()?, signal.or_probe()?, sent_by_own_process)
+pub fn tkill(tid: PidNumber, signal: SignalNumber) -> Result<()> {
+    send_to_tid(None, tid.tid()?, signal.or_probe()?, sent_by_own_process)
 }
 
 /// rt_sigqueueinfo(2).
-pub fn rt_sigqueueinfo(pid: Pid, signal: SignalNumber, info: UserPtr<SignalRecord>) -> Result<()> {
+pub fn rt_sigqueueinfo(
+    pid: PidNumber,
+    signal: SignalNumber,
+    info: UserPtr<SignalRecord>,
+) -> Result<()> {
     let info = info.read()?;
     let signal = signal.or_probe()?;
-    let target = kernel().tasks.process(pid.0 as u32).ok_or(Errno::ESRCH)?;
+    let target = kernel().tasks.process(Pid::new(pid.0 as u32)).ok_or(Errno::ESRCH)?;
     if target.pid != current_process().pid && info.is_only_for_itself() {
         return Err(Errno::EPERM);
     }
@@ -257,13 +262,13 @@ pub fn rt_sigqueueinfo(pid: Pid, signal: SignalNumber, info: UserPtr<SignalRecor
 
 /// rt_tgsigqueueinfo(2).
 pub fn rt_tgsigqueueinfo(
-    tgid: Pid,
-    tid: Pid,
+    tgid: PidNumber,
+    tid: PidNumber,
     signal: SignalNumber,
     info: UserPtr<SignalRecord>,
 ) -> Result<()> {
     let info = info.read()?;
-    let (tgid, tid, signal) = (tgid.positive()?, tid.positive()?, signal.or_probe()?);
+    let (tgid, tid, signal) = (tgid.pid()?, tid.tid()?, signal.or_probe()?);
     if tgid != current_process().pid && info.is_only_for_itself() {
         return Err(Errno::EPERM);
     }

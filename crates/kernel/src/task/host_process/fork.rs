@@ -1,12 +1,11 @@
 //! Forking host processes: for fork(2), for execve(2) after vfork(2), and for
 //! the other address spaces of an image.
-#![allow(unsafe_code)]
 
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::{
-    HostProcess, complete_memory, halt, is_first, own_host_process, own_space, own_vcpu, run, serve,
+    HostProcess, complete_memory, halt, is_first, own_host_process, own_space, run, serve,
 };
 use crate::errno::{Errno, Result};
 use crate::mm::arena;
@@ -18,13 +17,12 @@ use crate::sync::KernelCell;
 use crate::task::Space;
 use crate::task::clone;
 use crate::task::scheduler::{self, RunState};
-use crate::task::thread::{Thread, current, current_arc};
+use crate::task::thread::{Thread, current};
 use crate::task::wait::Wake;
 
 /// Something that only the idle loop can do for a thread, since it forks the
 /// host process: both sides go on from there.
 pub struct ForkRequest {
-    thread: Arc<Thread>,
     space: Arc<Space>,
     /// What the new host process has in its memory, and whether the thread itself moves there.
     memory: NewMemory,
@@ -60,7 +58,6 @@ fn fork_with(space: Arc<Space>, thread: &Arc<Thread>, memory: NewMemory) -> Resu
     space.run_queue.push(thread.clone());
     thread.sched.borrow_mut().state = RunState::Runnable;
     let outcome = perform(ForkRequest {
-        thread: current_arc(),
         space: space.clone(),
         memory,
         newborn: Some(thread.clone()),
@@ -76,12 +73,9 @@ fn fork_with(space: Arc<Space>, thread: &Arc<Thread>, memory: NewMemory) -> Resu
 /// space, and its only thread, the running one, the host process for it.
 pub fn move_to_new_space() -> Result<()> {
     arena::prepare()?;
-    let thread = current_arc();
-    thread.context.save_fpu();
-    let space = Arc::new(Space::new());
+    current().context.save_fpu();
     perform(ForkRequest {
-        thread,
-        space,
+        space: Arc::new(Space::new()),
         memory: NewMemory::EmptyForAsker,
         newborn: None,
         outcome: KernelCell::new(None),
@@ -89,31 +83,25 @@ pub fn move_to_new_space() -> Result<()> {
 }
 
 fn perform(fork_request: ForkRequest) -> Result<()> {
-    let thread = current();
-    own_vcpu().fork_request.set(&raw const fork_request);
+    let (thread, fork_request) = (current(), Arc::new(fork_request));
+    *thread.fork_request.borrow_mut() = Some(fork_request.clone());
     thread.sched.borrow_mut().state = RunState::Uninterruptible;
     thread.switch_to_idle();
     fork_request.outcome.get().unwrap_or(Err(Errno::EAGAIN))
 }
 
-/// Does what the thread that has just left the vCPU has asked for; which side
+/// Does what a thread that has just left the vCPU has asked for; which side
 /// of the fork this is, if there was one.
-pub(super) fn run_fork_request() -> Option<Forked> {
-    let fork_request = own_vcpu().fork_request.replace(core::ptr::null());
-    if fork_request.is_null() {
-        return None;
-    }
-    // SAFETY: the request lies on the stack of a thread that waits for its outcome.
-    let fork_request = unsafe { &*fork_request };
-    let thread = fork_request.thread.clone();
+pub(super) fn run_fork_request(thread: &Arc<Thread>) -> Option<Forked> {
+    let fork_request = thread.fork_request.borrow_mut().take()?;
     let (memory, moves) = (fork_request.memory, fork_request.memory == NewMemory::EmptyForAsker);
     let outcome = share_arena().and_then(|()| fork_host_process(&fork_request.space));
     match outcome {
         Ok(Forked::Child) => {
-            // This reference is the parent's.
-            core::mem::forget(thread);
-            // A request of another kind may be gone: the old side does not wait for this one.
-            begin_child(memory, moves.then_some(fork_request));
+            begin_child(memory, moves.then_some((thread, &fork_request)));
+            // This reference is the parent's. The request itself may be gone unless the thread
+            // moves: the old side does not wait for this one.
+            core::mem::forget(fork_request);
             return Some(Forked::Child);
         }
         Ok(Forked::Parent { .. }) => {
@@ -125,7 +113,7 @@ pub(super) fn run_fork_request() -> Option<Forked> {
     }
     if !moves || outcome.is_err() {
         fork_request.outcome.set(Some(outcome.map(drop)));
-        scheduler::wake(&thread, Wake::Woken);
+        scheduler::wake(thread, Wake::Woken);
     }
     outcome.ok()
 }
@@ -172,9 +160,9 @@ pub fn begin_others(mut fill: impl FnMut(u32, &Space) -> Result<()>) -> Result<(
     Ok(())
 }
 
-/// The new host process: gets the memory of its space ready, for the thread of the request if
+/// The new host process: gets the memory of its space ready, for the thread that has asked if
 /// that moves here.
-fn begin_child(memory: NewMemory, moving: Option<&ForkRequest>) {
+fn begin_child(memory: NewMemory, moving: Option<(&Arc<Thread>, &ForkRequest)>) {
     let space = own_host_process().space();
     let outcome = match memory {
         NewMemory::Empty | NewMemory::EmptyForAsker => Machine::unmap(GuestRange::ALL),
@@ -183,9 +171,9 @@ fn begin_child(memory: NewMemory, moving: Option<&ForkRequest>) {
     if outcome.is_err() {
         crate::platform::panic::die_with("the memory of a new process cannot be set up")
     }
-    if let Some(fork_request) = moving {
+    if let Some((thread, fork_request)) = moving {
         fork_request.outcome.set(Some(Ok(())));
-        fork_request.thread.process.set_mm(space);
-        scheduler::wake(&fork_request.thread, Wake::Woken);
+        thread.process.set_mm(space);
+        scheduler::wake(thread, Wake::Woken);
     }
 }

@@ -265,7 +265,7 @@ fn run_threads() {
         own_vcpu().set_running(Some(&thread));
         thread.switch_from_idle();
         own_vcpu().set_running(None);
-        if fork::run_fork_request() == Some(Forked::Child) {
+        if fork::run_fork_request(&thread) == Some(Forked::Child) {
             // This reference is the parent's.
             core::mem::forget(thread);
         }

@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::
 
 use thaw_abi::control::FLAG_FREEZE_AT_ENTRY;
 
-use super::{Activity, ForkRequest, halt, own_host_process, wake_vcpu, wake_watcher};
+use super::{Activity, halt, own_host_process, wake_vcpu, wake_watcher};
 use crate::errno::Result;
 use crate::host::phases;
 use crate::mm::{arena, lazy};
@@ -27,8 +27,6 @@ pub struct Vcpu {
     wake_word: AtomicU32,
     /// The thread that it runs, or null.
     running: AtomicPtr<Thread>,
-    /// What the thread that has just left it asks of the idle loop, or null.
-    pub(super) fork_request: Cell<*const ForkRequest>,
     /// How often threads have made system calls on it.
     pub(super) calls: AtomicU64,
     /// The same when it was last judged.
@@ -50,7 +48,6 @@ impl Vcpu {
         self.host_tid.store(host_tid, Relaxed);
         self.wake_word.store(WAKE_WORDS_GIVEN.fetch_add(1, Relaxed), Relaxed);
         self.running.store(core::ptr::null_mut(), Relaxed);
-        self.fork_request.set(core::ptr::null());
         self.calls.store(0, Relaxed);
         self.calls_judged.store(0, Relaxed);
         self.talkative_for.store(0, Relaxed);

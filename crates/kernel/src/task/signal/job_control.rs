@@ -8,6 +8,7 @@ use super::*;
 use crate::errno::{Errno, Result};
 use crate::state::kernel;
 use crate::task::exit::begin_group_exit;
+use crate::task::ids::Pgid;
 use crate::task::process::{ExitStatus, Life};
 use crate::task::{Capabilities, Process};
 
@@ -99,7 +100,7 @@ fn tell_parent(process: &Process, info: SignalInfo) {
 
 /// Whether no process of a group has a parent in the same session but another
 /// group.
-fn is_orphaned(group: u32) -> bool {
+fn is_orphaned(group: Pgid) -> bool {
     let members = kernel().tasks.processes_where(|p| p.process_group() == group && !p.is_zombie());
     !members.iter().any(|member| {
         member.parent().is_some_and(|parent| {
@@ -119,7 +120,7 @@ pub fn hang_up_orphans(ended: &Process, children: &[Arc<Process>]) {
     let tied = children.iter().filter(|child| {
         child.session() == session && child.process_group() != own && !child.is_zombie()
     });
-    let groups: BTreeSet<u32> =
+    let groups: BTreeSet<Pgid> =
         own_group.into_iter().chain(tied.map(|child| child.process_group())).collect();
     for group in groups {
         let stopped = kernel().tasks.processes_where(|p| {
@@ -133,7 +134,7 @@ pub fn hang_up_orphans(ended: &Process, children: &[Arc<Process>]) {
 }
 
 /// Sends a signal to all processes of a group; whether there were any.
-pub fn send_to_group(group: u32, info: SignalInfo) -> bool {
+pub fn send_to_group(group: Pgid, info: SignalInfo) -> bool {
     let members = kernel().tasks.processes_where(|p| p.process_group() == group && !p.is_zombie());
     for member in &members {
         send_to_process(member, info);

@@ -54,7 +54,7 @@ impl SignalInfo {
     pub fn from_process(signal: Signal, code: i32, process: &Process) -> Self {
         let mut info = Self::new(signal, code);
         let uid = process.credentials.borrow_mut().uid;
-        info.payload[0] = process.pid as u64 | (uid as u64) << 32;
+        info.payload[0] = process.pid.number() as u64 | (uid as u64) << 32;
         info
     }
 

@@ -5,6 +5,7 @@ use alloc::sync::{Arc, Weak};
 use crate::args::ClockId;
 use crate::errno::{Errno, Result};
 use crate::state::kernel;
+use crate::task::ids::{Pid, Tid};
 use crate::task::thread::current_arc;
 use crate::task::{Process, Thread, current};
 use crate::time::Instant;
@@ -70,11 +71,13 @@ impl Clock {
         let id = !(number >> 3) as u32;
         let own = &current().process;
         if number & OF_THREAD != 0 {
-            let thread = if id == 0 { Some(current_arc()) } else { kernel().tasks.thread(id) };
+            let thread =
+                if id == 0 { Some(current_arc()) } else { kernel().tasks.thread(Tid::new(id)) };
             let thread = thread.filter(|thread| Arc::ptr_eq(&thread.process, own));
             return Ok(Self::Thread(Arc::downgrade(&thread.ok_or(Errno::EINVAL)?)));
         }
-        let process = if id == 0 { Some(own.clone()) } else { kernel().tasks.process(id) };
+        let process =
+            if id == 0 { Some(own.clone()) } else { kernel().tasks.process(Pid::new(id)) };
         Ok(Self::Process(Arc::downgrade(&process.ok_or(Errno::EINVAL)?)))
     }
 

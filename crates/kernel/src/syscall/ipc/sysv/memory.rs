@@ -213,7 +213,7 @@ fn status(id: i32, segment: &Segment) -> Status {
         permissions,
         size: segment.size,
         times_s: state.times_s,
-        creator: segment.creator,
+        creator: segment.creator.number(),
         last_pid: state.last_pid,
         attachments: segment.attachments() as u64,
         unused: [0; 2],
