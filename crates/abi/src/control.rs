@@ -81,6 +81,10 @@ pub const MSG_REST: u32 = 20;
 pub const MSG_HIBERNATE: u32 = 21;
 /// Wake, or rest no more; no body. Every other message wakes, too.
 pub const MSG_WAKE: u32 = 22;
+/// As [`MSG_HIBERNATE`], with a second descriptor: the reading end of a pipe, the *gate*. The
+/// host empties the file after [`MSG_HIBERNATED`]. Who wakes asks for its content
+/// ([`MSG_UNSEAL`]) and waits until the gate has a byte; if it is closed instead there is none.
+pub const MSG_HIBERNATE_SEALED: u32 = 90;
 
 // Sandbox → host.
 
@@ -110,6 +114,8 @@ pub const MSG_RESTING: u32 = 120;
 pub const MSG_HIBERNATED: u32 = 121;
 /// The sandbox goes on: [`Awake`].
 pub const MSG_AWAKE: u32 = 122;
+/// The sandbox wakes and needs the content of its file ([`MSG_HIBERNATE_SEALED`]); no body.
+pub const MSG_UNSEAL: u32 = 190;
 
 // Requests, sandbox → host, each answered by [`MSG_REPLY`].
 

@@ -3,8 +3,8 @@
 use bytemuck::Pod;
 use thaw_abi::control::{
     Checkpoint, Connection, Described, MSG_CHECKPOINT, MSG_CONNECTION, MSG_DESCRIBE, MSG_DESCRIBED,
-    MSG_FREEZE, MSG_HIBERNATE, MSG_RENEWED, MSG_REPLY, MSG_REST, MSG_SIGNAL, MSG_TWIN_READ,
-    MSG_WAKE, MSG_WINDOW_SIZE, Rest, Signal as SignalMessage, WindowSize,
+    MSG_FREEZE, MSG_HIBERNATE, MSG_HIBERNATE_SEALED, MSG_RENEWED, MSG_REPLY, MSG_REST, MSG_SIGNAL,
+    MSG_TWIN_READ, MSG_WAKE, MSG_WINDOW_SIZE, Rest, Signal as SignalMessage, WindowSize,
 };
 
 use thaw_abi::remote::{MSG_EXEC, MSG_PORT};
@@ -54,7 +54,9 @@ pub fn handle(message: &Kept) {
         MSG_DESCRIBE => describe(),
         MSG_WAKE => freeze_request::withdraw_rest(),
         // The sandbox has gone on since it was at rest: the file is out of date.
-        MSG_HIBERNATE => message.fds.iter().for_each(|&fd| Machine::close(HostFd::new(fd))),
+        MSG_HIBERNATE | MSG_HIBERNATE_SEALED => {
+            message.fds.iter().for_each(|&fd| Machine::close(HostFd::new(fd)))
+        }
         // To a request that was made without waiting.
         MSG_REPLY => crate::net::answered(message),
         kind => console!("thaw kernel: the host sent a message of unknown kind {kind}"),

@@ -10,6 +10,7 @@
 //! is asleep as a whole, or not at all; the next daemon takes the former over, and removes the rest.
 
 use crate::config::{DomainName, FunctionName};
+use crate::seal::{SealKey, memory_file, seal};
 use crate::tenants::Tenant;
 use rustix::fs::statvfs;
 use serde::{Deserialize, Serialize};
@@ -106,6 +107,8 @@ pub(crate) struct Asleep {
     /// has what it differs from.
     base: Option<FreezeBase>,
     checksum: ImageId,
+    /// Its image is encrypted with this key, and no other daemon can wake it.
+    key: Option<SealKey>,
     /// Its bytes count in what the tenant has stored.
     tenant: Arc<Tenant>,
     bytes: u64,
@@ -130,6 +133,8 @@ struct Files {
 pub(crate) struct NewAsleep {
     files: Files,
     file: File,
+    /// The image in memory, if it is to be encrypted on disk.
+    plain: Option<File>,
 }
 
 /// An instance that an earlier daemon has put to sleep.
@@ -284,7 +289,7 @@ impl AsleepSpace {
             .truncate(true)
             .mode(0o600)
             .open(image)?;
-        Ok(NewAsleep { files, file })
+        Ok(NewAsleep { files, file, plain: None })
     }
 
     fn require_room(&self, bytes: u64) -> io::Result<()> {
@@ -330,9 +335,18 @@ impl Drop for Files {
 }
 
 impl NewAsleep {
+    /// The same, to be encrypted: no other daemon finds it.
+    ///
+    /// # Errors
+    /// The host's.
+    pub fn encrypted(self) -> io::Result<Self> {
+        let (plain, _) = memory_file()?;
+        Ok(Self { plain: Some(plain), ..self })
+    }
+
     /// Where the image is to be written.
     pub fn file(&self) -> &File {
-        &self.file
+        self.plain.as_ref().unwrap_or(&self.file)
     }
 
     /// Bytes of the image on disk.
@@ -348,6 +362,7 @@ impl NewAsleep {
     /// # Errors
     /// The disk is full or fails; nothing is left then.
     pub fn commit(self, going: &Going, image: &AsleepImage) -> io::Result<Asleep> {
+        let key = self.plain.as_ref().map(|plain| seal(plain, &self.file)).transpose()?;
         // A full disk may be noticed only now.
         self.file.sync_data()?;
         let bytes = self.bytes()?;
@@ -364,12 +379,15 @@ impl NewAsleep {
             idle_since_ms: ms_of(going.idle_since),
             served: going.served,
         };
-        self.files.write_note(&note)?;
+        if key.is_none() {
+            self.files.write_note(&note)?;
+        }
         let Self { files, .. } = self;
         let asleep = Asleep {
             files,
             base: Some(image.base.clone()),
             checksum: image.checksum,
+            key,
             tenant: going.tenant.clone(),
             bytes,
             booted_ms: going.booted_ms,
@@ -416,6 +434,7 @@ impl Left {
             files,
             base: None,
             checksum: note.image,
+            key: None,
             tenant,
             bytes,
             booted_ms: note.booted_ms,
@@ -436,13 +455,18 @@ impl Asleep {
         self.bytes
     }
 
-    /// Its image, for reading only.
+    /// Its image, for reading only; decrypted into memory if it is encrypted, which takes as long
+    /// as there is of it.
     ///
     /// # Errors
-    /// The host's.
+    /// [`io::ErrorKind::InvalidData`]: it was encrypted and is damaged; others are the host's.
     pub fn open(&self) -> io::Result<File> {
         let [_, image] = self.files.paths();
-        File::open(image)
+        let file = File::open(image)?;
+        let Some(key) = &self.key else { return Ok(file) };
+        let (write, read) = memory_file()?;
+        key.unseal(&file, &write)?;
+        Ok(read)
     }
 
     /// What its image must have for a checksum.
@@ -455,11 +479,15 @@ impl Asleep {
         self.base.as_ref()
     }
 
-    /// Leaves its files to the next daemon, durably.
+    /// Leaves its files to the next daemon, durably, unless they are encrypted.
     ///
     /// # Errors
     /// They may not outlive a loss of power.
     pub fn keep(&self) -> io::Result<()> {
+        if self.key.is_some() {
+            // The key ends with this daemon.
+            return Ok(());
+        }
         self.files.keep();
         let [note, _] = self.files.paths();
         File::open(note)?.sync_all()?;

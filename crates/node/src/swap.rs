@@ -46,7 +46,7 @@ impl SwapSpace {
         // The sandbox gets a description that it can only read.
         let read = File::open(&path);
         let removed = fs::remove_file(&path);
-        removed.and(read).map(|read| SwapFile { write, read })
+        removed.and(read).map(|read| SwapFile { write, read, gate: None })
     }
 
     fn require_room(&self, bytes: u64) -> io::Result<()> {
@@ -74,7 +74,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         fs::write(directory.path().join("1-7"), "left by another daemon").unwrap();
         let space = SwapSpace::begin(directory.path().to_owned()).unwrap();
-        let SwapFile { write, read } = space.new_file(1).unwrap();
+        let SwapFile { write, read, .. } = space.new_file(1).unwrap();
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
         let attributes = write.metadata().unwrap();
         assert_eq!((attributes.mode() & 0o777, attributes.nlink()), (0o600, 0));

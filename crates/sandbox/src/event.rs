@@ -5,7 +5,7 @@ use thaw_abi::control::{
     Awake as AwakeMessage, ConnectionClosed, Described, EntryPoint, Exit, Losses, MSG_AWAKE,
     MSG_BIND, MSG_BOOTED, MSG_CONNECTION_CLOSED, MSG_DESCRIBED, MSG_ENTRY_POINT, MSG_EXIT,
     MSG_FAILED, MSG_HIBERNATED, MSG_LOSES, MSG_OPEN_BLOB, MSG_OPEN_SOCKET, MSG_READY, MSG_RESTING,
-    MSG_TERMINAL_GET, MSG_TERMINAL_SET, MSG_WAKE_SOCKET, MessageHeader, Resting,
+    MSG_TERMINAL_GET, MSG_TERMINAL_SET, MSG_UNSEAL, MSG_WAKE_SOCKET, MessageHeader, Resting,
 };
 use thaw_abi::remote::{MSG_EXEC_FAILED, MSG_EXEC_STARTED};
 
@@ -43,6 +43,9 @@ pub enum Event {
     Resting(Resting),
     /// It has given up its memory.
     Hibernated,
+    /// It wakes, and needs the content of its encrypted swap file
+    /// ([`SwapFile::gate`](crate::SwapFile)).
+    Unseal,
     /// It was at rest or hibernated, and goes on.
     Awake(Awake),
     /// What the program does, as [`crate::Sandbox::request_description`] has asked. A sandbox may
@@ -167,6 +170,7 @@ pub(crate) fn parse(packet: &[u8]) -> Result<Incoming<'_>, Violation> {
         MSG_ENTRY_POINT => Event::EntryPoint(whole(body).ok_or(wrong_length)?),
         MSG_RESTING => Event::Resting(whole(body).ok_or(wrong_length)?),
         MSG_HIBERNATED if body.is_empty() => Event::Hibernated,
+        MSG_UNSEAL if body.is_empty() => Event::Unseal,
         MSG_AWAKE => {
             let message: AwakeMessage = whole(body).ok_or(wrong_length)?;
             Event::Awake(Awake::of(&message).ok_or(wrong_value)?)

@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 
 use bytemuck::cast_slice;
 use thaw_abi::control::{
-    Awake as AwakeMessage, EntryPoint, Hibernate, MSG_HIBERNATE, MSG_REST, MSG_WAKE, NO_DEPTH,
-    POPULATE_READ, PopulateRange, REST_TIMERS, Rest, Resting,
+    Awake as AwakeMessage, EntryPoint, Hibernate, MSG_HIBERNATE, MSG_HIBERNATE_SEALED, MSG_REST,
+    MSG_WAKE, NO_DEPTH, POPULATE_READ, PopulateRange, REST_TIMERS, Rest, Resting,
 };
 use thaw_abi::image::{
     DEPTH_MAX, MAPPING_EAGER, Mapping, SOURCE_BLOB, SOURCE_IMAGE, ancestor_depth,
@@ -102,6 +102,11 @@ pub struct SwapFile {
     pub write: File,
     /// The same file, open for reading only: the sandbox gets this one.
     pub read: File,
+    /// If the content of the file is to lie elsewhere, encrypted, while the sandbox is hibernated:
+    /// the reading end of a pipe. After [`Event::Hibernated`](crate::Event::Hibernated) the file
+    /// may be emptied, and after [`Event::Unseal`](crate::Event::Unseal) it is to be as it was;
+    /// then a byte in the pipe lets the sandbox go on.
+    pub gate: Option<OwnedFd>,
 }
 
 /// What due timers of the program do while it is at rest or hibernated.
@@ -166,6 +171,7 @@ pub struct Deflated {
     command: Hibernate,
     /// Open for reading only.
     file: OwnedFd,
+    gate: Option<OwnedFd>,
     /// What [`WorkingSet::record`](crate::Recorder::record_swap) needs to know of the file.
     pub swapped: Swapped,
 }
@@ -227,8 +233,10 @@ impl Sandbox {
     /// Lets the sandbox give up the memory that was written. It says
     /// [`Event::Hibernated`](crate::Event::Hibernated), unless it has gone on meanwhile.
     pub fn hibernate(&mut self, deflated: Deflated) -> io::Result<Swapped> {
-        let Deflated { command, file, swapped } = deflated;
-        self.send(message::message(MSG_HIBERNATE, &command), vec![file])?;
+        let Deflated { command, file, gate, swapped } = deflated;
+        let kind = if gate.is_some() { MSG_HIBERNATE_SEALED } else { MSG_HIBERNATE };
+        let files = [file].into_iter().chain(gate).collect();
+        self.send(message::message(kind, &command), files)?;
         Ok(swapped)
     }
 
@@ -309,7 +317,7 @@ impl Hibernator {
             duration: started.elapsed(),
             populated: ranges.len(),
         };
-        Ok(Deflated { command, file: swap.read.into(), swapped })
+        Ok(Deflated { command, file: swap.read.into(), gate: swap.gate, swapped })
     }
 }
 

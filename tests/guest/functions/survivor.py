@@ -1,5 +1,5 @@
 """Remembers how often it was asked: /count answers at once, /hold/SECONDS takes its time,
-/later/SECONDS/PORT then says hello to a server of the host, /grow/MEBIBYTES takes memory,
+/later/SECONDS/PORT then says hello to a server of the host, /grow/MEBIBYTES takes memory, /keep/TEXT keeps it,
 /open/PORT/N opens connections to a server of the host and says how that went, /close closes
 them, /draw/MEBIBYTES keeps random bytes and answers with the digest of all that is kept, /digest
 does that."""
@@ -62,6 +62,10 @@ def draw(mebibytes):
     return digest()
 
 
+def keep(text):
+    kept.append(text.encode() * 64)
+
+
 def digest():
     return hashlib.sha256(b"".join([*kept, before])).hexdigest()
 
@@ -71,6 +75,7 @@ DEEDS = {
     "hold": hold,
     "later": later,
     "grow": grow,
+    "keep": keep,
     "open": open_some,
     "close": close_all,
     "draw": draw,

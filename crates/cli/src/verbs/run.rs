@@ -419,6 +419,7 @@ async fn attend(
                 | Event::EntryPoint(_)
                 | Event::Resting(_)
                 | Event::Hibernated
+                | Event::Unseal
                 | Event::Awake(_)
                 | Event::Described(_)
                 | Event::Losses(_)

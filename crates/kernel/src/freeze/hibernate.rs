@@ -17,18 +17,20 @@ use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use thaw_abi::control::{
     AWAKE_DESCRIPTOR, AWAKE_MESSAGE, AWAKE_TIMER, AWAKE_UNANSWERED, Awake, Hibernate, MSG_FAILED,
-    MSG_HIBERNATE, MSG_HIBERNATED, MSG_RESTING, MSG_WAKE, NO_DEPTH, PopulateRange, REST_TIMERS,
-    Rest, Resting,
+    MSG_HIBERNATE, MSG_HIBERNATE_SEALED, MSG_HIBERNATED, MSG_RESTING, MSG_UNSEAL, MSG_WAKE,
+    NO_DEPTH, PopulateRange, REST_TIMERS, Rest, Resting,
 };
 use thaw_abi::image::Mapping;
 
 use super::report::Use;
 use crate::errno::{Errno, Result};
+use crate::host::control::Message;
 use crate::host::{control, phases};
 use crate::mm::image::{Mappings, Memory};
 use crate::mm::{arena, heap, lazy, populate, swap};
 use crate::platform::boot_area::AWAITED;
 use crate::platform::machine::{Clocks, HostFd, HostFiles, Machine, PollFd, Processes};
+
 use crate::platform::{kernel_lock, panic};
 use crate::state::kernel;
 use crate::task::{host_poll, host_process};
@@ -42,6 +44,9 @@ static HAS_BEEN: AtomicBool = AtomicBool::new(false);
 pub fn has_been_hibernated() -> bool {
     HAS_BEEN.load(Relaxed)
 }
+
+/// Something can be read (poll(2)).
+const POLLIN: i16 = 1;
 
 /// What ends a rest or a hibernation. It is outside of all saved memory.
 struct Awaited {
@@ -97,13 +102,13 @@ fn rest_until_woken(&Rest { number, flags, .. }: &Rest) -> Woken {
         match Answer::read(number) {
             Answer::None => {}
             Answer::GoOn => return Woken::by(AWAKE_MESSAGE),
-            Answer::Hibernate(command, file) => match image_depth(&command) {
+            Answer::Hibernate(command, file, gate) => match image_depth(&command) {
                 // What the file refers to could not be mapped again.
                 Some(depth) if !lazy::has_image_of(depth) => {
                     Machine::close(file);
                     return Woken::by(AWAKE_MESSAGE);
                 }
-                _ => return hibernate(&command, file, &awaited),
+                _ => return hibernate(&command, file, gate.as_ref(), &awaited),
             },
         }
     }
@@ -115,8 +120,8 @@ enum Answer {
     None,
     /// There is something to do.
     GoOn,
-    /// To hibernate, over this file.
-    Hibernate(Hibernate, HostFd),
+    /// To hibernate, over this file, whose content comes back through the gate if there is one.
+    Hibernate(Hibernate, HostFd, Option<Gate>),
 }
 
 impl Answer {
@@ -125,22 +130,62 @@ impl Answer {
     fn read(number: u64) -> Self {
         let Some(message) = control::look_for_message() else { return Self::None };
         match (message.kind, message.fds()) {
-            (MSG_HIBERNATE, &[file]) => match message.split::<Hibernate>() {
-                Ok((command, _)) if command.number == number => {
-                    Self::Hibernate(*command, HostFd::new(file))
-                }
-                // It was meant for an earlier rest.
-                _ => {
-                    Machine::close(HostFd::new(file));
-                    Self::None
-                }
-            },
+            (MSG_HIBERNATE, &[file]) => Self::to_hibernate(&message, number, file, None),
+            (MSG_HIBERNATE_SEALED, &[file, gate]) => {
+                Self::to_hibernate(&message, number, file, Some(Gate(HostFd::new(gate))))
+            }
             (MSG_WAKE, _) => Self::GoOn,
             _ => {
                 control::handle_later(&message);
                 Self::GoOn
             }
         }
+    }
+
+    fn to_hibernate(message: &Message, number: u64, file: i32, gate: Option<Gate>) -> Self {
+        match message.split::<Hibernate>() {
+            Ok((command, _)) if command.number == number => {
+                Self::Hibernate(*command, HostFd::new(file), gate)
+            }
+            // It was meant for an earlier rest.
+            _ => {
+                Machine::close(HostFd::new(file));
+                Self::None
+            }
+        }
+    }
+}
+
+/// The reading end of a pipe, in which a byte lies when the host has decrypted the file and
+/// verified it. It is closed at its end.
+struct Gate(HostFd);
+
+impl Gate {
+    /// How long the host may take, in nanoseconds: the daemon that has the key may be gone, and
+    /// somebody else may keep the other end.
+    const PATIENCE_NS: u64 = 300_000_000_000;
+
+    /// Has the host bring the content of the file, and waits for that. Uses no saved memory.
+    fn unseal(&self) -> Result<()> {
+        control::send(MSG_UNSEAL, 0, &[], &[]);
+        let until = Machine::monotonic_ns().saturating_add(Self::PATIENCE_NS);
+        loop {
+            let left = until.saturating_sub(Machine::monotonic_ns());
+            let mut awaited = [PollFd { fd: self.0.0, events: POLLIN, revents: 0 }];
+            match Machine::poll(&mut awaited, Some(left)) {
+                Ok(0) if left == 0 => return Err(Errno::ETIMEDOUT),
+                Ok(0) | Err(Errno::EINTR) => {}
+                Ok(_) if awaited[0].revents & POLLIN != 0 => return Ok(()),
+                Ok(_) => return Err(Errno::EPIPE),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        Machine::close(self.0);
     }
 }
 
@@ -188,7 +233,7 @@ fn image_depth(command: &Hibernate) -> Option<u32> {
 /// Gives up the memory that the file holds, waits, and takes it back. On the way there is no
 /// heap, and no memory of the guest. If a host process does not give up its own, the sandbox goes
 /// on.
-fn hibernate(command: &Hibernate, file: HostFd, awaited: &Awaited) -> Woken {
+fn hibernate(command: &Hibernate, file: HostFd, gate: Option<&Gate>, awaited: &Awaited) -> Woken {
     lazy::replace_files(file, image_depth(command));
     swap::note(command);
     HAS_BEEN.store(true, Relaxed);
@@ -198,6 +243,9 @@ fn hibernate(command: &Hibernate, file: HostFd, awaited: &Awaited) -> Woken {
     }
     control::send(MSG_HIBERNATED, 0, &[], &[]);
     let woken = Woken { was_hibernated: true, ..Woken::by(awaited.wait()) };
+    if let Err(error) = gate.map_or(Ok(()), Gate::unseal) {
+        fail("its encrypted swap file has no key any more", error);
+    }
     let is_back = swap::is_whole().and_then(|()| match arena::is_shared() {
         true => host_process::take_back_first(),
         false => take_back_memory(command, file),
@@ -286,6 +334,19 @@ mod tests {
         let awaited = Awaited::now(0);
         assert_eq!(awaited.descriptors, 1);
         assert_eq!(awaited.descriptors()[0].fd, control::CONTROL.0);
+    }
+
+    #[test]
+    fn a_gate_that_is_closed_without_a_byte_stays_shut() {
+        use std::io::Write;
+        use std::os::fd::IntoRawFd;
+        let _sandbox = Sandbox::new();
+        let (told, mut tell) = std::io::pipe().unwrap();
+        tell.write_all(&[1]).unwrap();
+        Gate(HostFd::new(told.into_raw_fd())).unseal().unwrap();
+        let (told, tell) = std::io::pipe().unwrap();
+        drop(tell);
+        assert_eq!(Gate(HostFd::new(told.into_raw_fd())).unseal(), Err(Errno::EPIPE));
     }
 
     struct Nothing;

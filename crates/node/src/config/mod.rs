@@ -321,6 +321,10 @@ pub struct Hibernation {
     /// something else wakes it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub timers: bool,
+    /// Whether the memory of hibernated and sleeping instances is encrypted on disk, with keys that
+    /// the daemon alone has, in memory.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub encrypt: bool,
 }
 
 impl Hibernation {

@@ -108,6 +108,11 @@ impl FunctionConfig {
             let why = "`persist` is for isolation = \"instance\", under which instances outlive a request";
             return Some((&["persist"], format!("{why}; change one of them")));
         }
+        if self.persist && self.hibernate.encrypt {
+            let why =
+                "`persist` is not for `hibernate.encrypt = true`, whose keys end with the daemon";
+            return Some((&["persist"], format!("{why}; change one of them")));
+        }
         let limits = &self.limits;
         let after = limits.sleep_after?;
         let why = if !stays {

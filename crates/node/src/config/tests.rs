@@ -130,6 +130,10 @@ fn only_instances_that_stay_sleep_and_in_this_order() {
     assert_eq!(config.limits.sleep_after, Some(TimeSpan::seconds(2)));
     for (keys, reason) in [
         ("persist = true\n".to_owned(), "`persist` is for isolation"),
+        (
+            format!("{stays}[hibernate]\nencrypt = true\n"),
+            "`persist` is not for `hibernate.encrypt = true`",
+        ),
         ("limits = { sleep_after = \"2s\" }\n".to_owned(), "`sleep_after` is for isolation"),
         (limits("sleep_after = \"1m\""), "not shorter than `keep_alive`"),
         (

@@ -3,6 +3,7 @@
 //! The memory is written on a thread that may wait. The sandbox rests meanwhile, and goes on by
 //! itself as soon as there is something to do: then the file is thrown away.
 
+use super::sealed::{Sealed, Unsealed, unseal};
 use crate::clock::monotonic_ns;
 use crate::swap::SwapSpace;
 use crate::tenants::{SwapLease, SwapRoom};
@@ -59,6 +60,17 @@ pub struct HibernationTerms {
     pub max_stored: u64,
     /// What due timers of the program do.
     pub timers: Timers,
+    /// How its memory lies on disk.
+    pub storage: SwapStorage,
+}
+
+/// How memory lies on disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SwapStorage {
+    /// As it is.
+    Plain,
+    /// Encrypted with a key that this process has, and nobody else.
+    Encrypted,
 }
 
 /// How far it has come.
@@ -113,11 +125,14 @@ struct Given {
     /// Its room.
     lease: SwapLease,
     file: File,
+    /// Its content while the sandbox is hibernated, if the file itself is empty then.
+    sealed: Option<Arc<Sealed>>,
 }
 
 impl Given {
     /// Gives the disk back, whoever keeps a descriptor of the file: the sandbox does not need it.
     fn discard(&self) {
+        self.sealed.iter().for_each(|sealed| sealed.discard());
         if let Err(error) = self.file.set_len(0) {
             tracing::warn!("a swap file that was replaced keeps its disk: {error}");
         }
@@ -152,6 +167,8 @@ pub(super) struct Hibernation {
     /// How long it took to answer with them, and without.
     batch: Wakes,
     faults: Wakes,
+    /// Its file is being decrypted, since it wakes.
+    unsealing: Option<JoinHandle<io::Result<()>>>,
 }
 
 /// A recording in the making: nothing in it yet, or none could be made.
@@ -164,6 +181,8 @@ pub(super) enum Outcome {
     Hibernated(Swapped),
     /// It has not, and goes on.
     Failed(HibernateError),
+    /// Its memory cannot be brought back: it is to be ended, and has executed nothing of it.
+    Lost(io::Error),
 }
 
 impl Default for Hibernation {
@@ -179,6 +198,7 @@ impl Default for Hibernation {
             is_batch: false,
             batch: Wakes::default(),
             faults: Wakes::default(),
+            unsealing: None,
         }
     }
 }
@@ -262,6 +282,14 @@ impl Hibernation {
 
     /// Passes on what was written; what has failed.
     pub fn poll(&mut self, sandbox: &mut Sandbox, context: &mut Context<'_>) -> Poll<Outcome> {
+        if let Some(unsealing) = &mut self.unsealing
+            && let Poll::Ready(joined) = Pin::new(unsealing).poll(context)
+        {
+            self.unsealing = None;
+            if let Err(error) = joined.unwrap_or_else(|error| Err(io::Error::other(error))) {
+                return Poll::Ready(Outcome::Lost(error));
+            }
+        }
         let Phase::Writing(Writer(writing)) = &mut self.phase else { return Poll::Pending };
         let Poll::Ready(joined) = Pin::new(writing).poll(context) else { return Poll::Pending };
         self.phase = Phase::Awake;
@@ -290,6 +318,10 @@ impl Hibernation {
                 let outcome = Outcome::Hibernated((*swapped).clone());
                 self.is_batch = swapped.is_batch();
                 self.swapped = Some(*swapped);
+                if let Some(sealed) = given.sealed.clone() {
+                    // It may be large.
+                    spawn_blocking(move || sealed.empty());
+                }
                 let old = self.given.replace(given).into_iter().chain(self.earlier.drain(..));
                 old.for_each(|old| old.discard());
                 self.phase = Phase::Hibernated;
@@ -300,6 +332,20 @@ impl Hibernation {
                 None
             }
         }
+    }
+
+    /// The sandbox wakes and wants its memory decrypted; false: it has none that is encrypted.
+    pub fn unseal(&mut self) -> bool {
+        if self.rest == 0 {
+            // The daemon before this one had the key. The sandbox notices that, and says so.
+            return true;
+        }
+        let is_hibernated = matches!(self.phase, Phase::Hibernated) && self.unsealing.is_none();
+        let given = self.given.as_ref().filter(|_| is_hibernated);
+        let sealed = given.and_then(|given| given.sealed.clone());
+        let Some(sealed) = sealed.filter(|sealed| sealed.is_sealed()) else { return false };
+        self.unsealing = Some(tokio::spawn(unseal(sealed)));
+        true
     }
 
     /// The sandbox has answered somebody. If it has woken by page faults for that, what it has
@@ -361,7 +407,15 @@ fn write(
         }
     }
     let old = old.as_ref().map(|old| &old.lease);
-    let swap = terms.space.new_file(terms.max_stored.min(terms.room.left(old)))?;
+    let (unsealed, swap) = match terms.storage {
+        SwapStorage::Plain => {
+            (None, terms.space.new_file(terms.max_stored.min(terms.room.left(old)))?)
+        }
+        SwapStorage::Encrypted => {
+            let (unsealed, swap) = Unsealed::new()?;
+            (Some(unsealed), swap)
+        }
+    };
     let file = swap.write.try_clone()?;
     let deflated = match hibernator.write(swap, set.as_deref().filter(|_| is_batch)) {
         Err(HibernateError::Write(FreezeError::TooLarge { needed, .. }))
@@ -374,8 +428,10 @@ fn write(
         deflated => deflated?,
     };
     // Others of the tenant may have taken the room meanwhile.
-    let lease = terms.room.take(deflated.swapped.file_len, old)?;
-    Ok(Written { deflated, given: Given { lease, file }, set })
+    let sealed = unsealed.map(|unsealed| unsealed.seal(&terms.space)).transpose()?.map(Arc::new);
+    let bytes = sealed.as_ref().map_or(deflated.swapped.file_len, |sealed| sealed.len());
+    let lease = terms.room.take(bytes, old)?;
+    Ok(Written { deflated, given: Given { lease, file, sealed }, set })
 }
 
 #[cfg(test)]

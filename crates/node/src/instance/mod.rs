@@ -14,6 +14,7 @@ mod resting;
 mod rewinding;
 mod sandbox_instance;
 mod sandboxed;
+mod sealed;
 mod standby;
 mod state;
 mod supervisor;

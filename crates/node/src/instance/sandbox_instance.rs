@@ -380,8 +380,14 @@ impl Instance for SandboxInstance {
             return Poll::Ready(report);
         }
         let hibernation = self.hibernation.poll(self.sandbox.get_mut(), context);
-        if let Poll::Ready(outcome) = hibernation {
-            return Poll::Ready(report_of(outcome));
+        match hibernation {
+            Poll::Ready(Outcome::Lost(error)) => {
+                let why = format!("the sandbox was hibernated and cannot wake: {error}");
+                self.end = Some(End::Failed(why));
+                self.kill();
+            }
+            Poll::Ready(outcome) => return Poll::Ready(report_of(outcome)),
+            Poll::Pending => {}
         }
         loop {
             // The runtime is shutting down if it fails.
@@ -445,6 +451,15 @@ impl Instance for SandboxInstance {
                         self.kill();
                     }
                 },
+                Progress::Event(Event::Unseal) => {
+                    if !self.hibernation.unseal() {
+                        self.end = Some(End::Violation("it woke without being encrypted".into()));
+                        self.kill();
+                    }
+                    // Whoever decrypts is to be waited for from now on.
+                    context.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
                 Progress::Event(Event::Awake(awake)) => {
                     // An earlier rest may have ended long ago; a sandbox may say what it likes.
                     if self.hibernation.awake(awake) {
@@ -588,5 +603,6 @@ fn report_of(outcome: Outcome) -> Report {
             write_ms: swapped.duration.as_secs_f64() * 1e3,
         }),
         Outcome::Failed(error) => Report::NotHibernated(error.to_string()),
+        Outcome::Lost(error) => Report::NotHibernated(error.to_string()),
     }
 }

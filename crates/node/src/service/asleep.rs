@@ -413,6 +413,7 @@ impl Service {
             let later = |error: &dyn ToString| WakeError::Later(error.to_string());
             let file = asleep.open().map_err(|error| match error.kind() {
                 std::io::ErrorKind::NotFound => WakeError::Lost("its file is gone".to_owned()),
+                std::io::ErrorKind::InvalidData => WakeError::Lost(error.to_string()),
                 _ => later(&error),
             })?;
             let launcher = launcher.waken(file, asleep.checksum(), asleep.base(), clients)?;

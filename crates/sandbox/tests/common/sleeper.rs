@@ -117,6 +117,7 @@ impl Running {
         let full = SwapFile {
             write: File::options().read(true).write(true).open("/dev/full").unwrap(),
             read: File::open("/dev/full").unwrap(),
+            gate: None,
         };
         let error = self.deflate(SPEC, full, None).unwrap_err();
         assert!(matches!(error, HibernateError::Write(FreezeError::Write(_))), "{error}");
@@ -264,7 +265,7 @@ pub fn swap_file_in(directory: &Path) -> SwapFile {
         .open(directory)
         .unwrap();
     let read = reopened(&write);
-    SwapFile { write, read }
+    SwapFile { write, read, gate: None }
 }
 
 pub fn reopened(file: &File) -> File {

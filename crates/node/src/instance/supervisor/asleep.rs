@@ -251,6 +251,7 @@ impl Supervisor {
             Refusal::Failed("this daemon has no directory for sleeping instances".to_owned())
         })?;
         let new = space.new_file(self.id, self.service.config().limits.memory.bytes())?;
+        let new = if self.service.config().hibernate.encrypt { new.encrypted()? } else { new };
         let image = self.instance.write_asleep(rest, new.file()).map_err(Refusal::Failed)?;
         let launcher = self.service.launcher();
         if launcher.index() != Some(image.index) || launcher.kernel_build() != Some(image.kernel) {

@@ -1,7 +1,7 @@
 //! Hibernation: when an instance gives up its memory, and who hears of it.
 
 use super::{IDLE_CHECK_MIN, Supervisor, idle_check};
-use crate::instance::hibernation::HibernationTerms;
+use crate::instance::hibernation::{HibernationTerms, SwapStorage};
 use crate::instance::launch::HibernatedInstance;
 use std::time::Duration;
 use thaw_sandbox::{Awake, AwakeCause, Timers};
@@ -93,6 +93,10 @@ impl Supervisor {
             timers: match self.service.config().hibernate.timers {
                 true => Timers::Wake,
                 false => Timers::Wait,
+            },
+            storage: match self.service.config().hibernate.encrypt {
+                true => SwapStorage::Encrypted,
+                false => SwapStorage::Plain,
             },
         };
         self.instance.hibernate(terms)?;

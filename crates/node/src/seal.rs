@@ -1,0 +1,238 @@
+//! Files that are encrypted and authenticated: memory of instances on disk.
+//!
+//! ```text
+//! plain   | 64 KiB    | 64 KiB    | … | rest      |
+//! sealed  | 64 KiB+16 | 64 KiB+16 | … | rest + 16 |     AES-256-GCM (NIST SP 800-38D)
+//! ```
+//!
+//! Each file has a key of its own, so the number of a chunk is its nonce, and a chunk of an
+//! earlier file fits no later one. The length of the whole is authenticated with each chunk: none
+//! can be changed, exchanged, left out or added.
+
+use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+use rustix::rand::GetRandomFlags;
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use zeroize::Zeroizing;
+
+/// Bytes that are encrypted at a time.
+const CHUNK: usize = 64 << 10;
+/// Bytes of the tag behind each chunk.
+const TAG: usize = 16;
+/// Bytes of a key.
+const KEY_LEN: usize = 32;
+
+/// The key of one file, and the length of its content. It is overwritten at its end.
+pub(crate) struct SealKey {
+    key: Zeroizing<[u8; KEY_LEN]>,
+    plain_len: u64,
+}
+
+impl std::fmt::Debug for SealKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SealKey").field("plain_len", &self.plain_len).finish_non_exhaustive()
+    }
+}
+
+/// Encrypts a whole file into another one, which is empty, with a new key of the host's random
+/// source. Reads both as long as it takes: not for an async worker.
+///
+/// # Errors
+/// The host's: the disk is full, among others. The other file is of no use then.
+pub(crate) fn seal(plain: &File, sealed: &File) -> io::Result<SealKey> {
+    let plain_len = plain.metadata()?.len();
+    let key = SealKey { key: random_key()?, plain_len };
+    let cipher = key.cipher();
+    let mut buffer = Zeroizing::new(vec![0; CHUNK + TAG]);
+    for number in 0..chunk_count(plain_len) {
+        let len = chunk_len(plain_len, number);
+        let (content, tag) = buffer.split_at_mut(len);
+        plain.read_exact_at(content, number * CHUNK as u64)?;
+        let made = cipher
+            .seal_in_place_separate_tag(nonce(number), key.about(), content)
+            .map_err(|_| io::Error::other("a chunk could not be encrypted"))?;
+        tag[..TAG].copy_from_slice(made.as_ref());
+        sealed.write_all_at(&buffer[..len + TAG], sealed_at(number))?;
+    }
+    Ok(key)
+}
+
+impl SealKey {
+    /// Decrypts a file into another one, which is empty, and verifies every byte of it. Chunks of
+    /// zeros become holes. Not for an async worker.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidData`]: it is not the file that was encrypted with this key, as a whole
+    /// and in order; the other file is of no use then. Others are the host's.
+    pub fn unseal(&self, sealed: &File, plain: &File) -> io::Result<()> {
+        if sealed.metadata()?.len() != self.sealed_len() {
+            return Err(damaged("its length is not what it was"));
+        }
+        plain.set_len(self.plain_len)?;
+        let cipher = self.cipher();
+        let mut buffer = Zeroizing::new(vec![0; CHUNK + TAG]);
+        for number in 0..chunk_count(self.plain_len) {
+            let chunk = &mut buffer[..chunk_len(self.plain_len, number) + TAG];
+            sealed.read_exact_at(chunk, sealed_at(number)).map_err(|error| match error.kind() {
+                ErrorKind::UnexpectedEof => damaged("its length is not what it was"),
+                _ => error,
+            })?;
+            let content = cipher
+                .open_in_place(nonce(number), self.about(), chunk)
+                .map_err(|_| damaged("what is in it was changed"))?;
+            if content.iter().any(|&byte| byte != 0) {
+                plain.write_all_at(content, number * CHUNK as u64)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes of the encrypted file.
+    pub fn sealed_len(&self) -> u64 {
+        self.plain_len + chunk_count(self.plain_len) * TAG as u64
+    }
+
+    fn cipher(&self) -> LessSafeKey {
+        let key = UnboundKey::new(&AES_256_GCM, &self.key[..]).expect("a key of its length");
+        LessSafeKey::new(key)
+    }
+
+    fn about(&self) -> Aad<[u8; 8]> {
+        Aad::from(self.plain_len.to_le_bytes())
+    }
+}
+
+/// A file in memory for what was decrypted: one description to write to, and one that can only be
+/// read.
+///
+/// # Errors
+/// The host's.
+pub(crate) fn memory_file() -> io::Result<(File, File)> {
+    use rustix::fs::{MemfdFlags, memfd_create};
+    let write: File = memfd_create("thaw-unsealed", MemfdFlags::CLOEXEC)?.into();
+    let read = File::open(format!("/proc/self/fd/{}", write.as_raw_fd()))?;
+    Ok((write, read))
+}
+
+fn random_key() -> io::Result<Zeroizing<[u8; KEY_LEN]>> {
+    let mut key = Zeroizing::new([0; KEY_LEN]);
+    // So few come at once (getrandom(2)).
+    rustix::rand::getrandom(&mut key[..], GetRandomFlags::empty())?;
+    Ok(key)
+}
+
+fn chunk_count(plain_len: u64) -> u64 {
+    plain_len.div_ceil(CHUNK as u64)
+}
+
+fn chunk_len(plain_len: u64, number: u64) -> usize {
+    (plain_len - number * CHUNK as u64).min(CHUNK as u64) as usize
+}
+
+fn sealed_at(number: u64) -> u64 {
+    number * (CHUNK + TAG) as u64
+}
+
+/// No key is used for two files.
+fn nonce(number: u64) -> Nonce {
+    let mut bytes = [0; NONCE_LEN];
+    bytes[..8].copy_from_slice(&number.to_le_bytes());
+    Nonce::assume_unique_for_key(bytes)
+}
+
+fn damaged(why: &str) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, format!("its encrypted file is damaged: {why}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECRET: &[u8] = b"a secret that is looked for";
+
+    fn file(content: &[u8]) -> File {
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(content, 0).unwrap();
+        file
+    }
+
+    fn content(file: &File) -> Vec<u8> {
+        let mut content = vec![0; file.metadata().unwrap().len() as usize];
+        file.read_exact_at(&mut content, 0).unwrap();
+        content
+    }
+
+    /// Three whole chunks, of which the second is zero, and a rest.
+    fn memory() -> Vec<u8> {
+        let mut memory = vec![0; 3 * CHUNK + 100];
+        for at in [0, 7, 2 * CHUNK, 3 * CHUNK + 20] {
+            memory[at..at + SECRET.len()].copy_from_slice(SECRET);
+        }
+        memory
+    }
+
+    fn holds_secret(bytes: &[u8]) -> bool {
+        bytes.windows(SECRET.len()).any(|window| window == SECRET)
+    }
+
+    #[test]
+    fn what_was_sealed_comes_back_and_cannot_be_read_meanwhile() {
+        for plain in [memory(), memory()[..CHUNK].to_vec(), SECRET.to_vec(), Vec::new()] {
+            let sealed = file(b"");
+            let key = seal(&file(&plain), &sealed).unwrap();
+            assert_eq!(content(&sealed).len() as u64, key.sealed_len());
+            assert!(!holds_secret(&content(&sealed)));
+            assert_eq!(holds_secret(&plain), !plain.is_empty());
+            let (write, read) = memory_file().unwrap();
+            key.unseal(&sealed, &write).unwrap();
+            assert!(content(&read) == plain);
+            read.write_all_at(b"x", 0).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn no_change_of_a_sealed_file_goes_unnoticed() {
+        let sealed = file(b"");
+        let key = seal(&file(&memory()), &sealed).unwrap();
+        let whole = content(&sealed);
+        let stride = CHUNK + TAG;
+        let refused = |what: &str, bytes: &[u8]| {
+            let error = key.unseal(&file(bytes), &file(b"")).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidData, "{what}: {error}");
+        };
+        for at in [0, CHUNK, stride + 5, 3 * stride, whole.len() - 1] {
+            let mut flipped = whole.clone();
+            flipped[at] ^= 1;
+            refused("flipped", &flipped);
+        }
+        for len in [0, stride, 3 * stride, whole.len() - 1] {
+            refused("cut off", &whole[..len]);
+        }
+        refused("longer", &[&whole[..], &[0]].concat());
+        let mut exchanged = whole.clone();
+        exchanged.copy_within(2 * stride..3 * stride, 0);
+        refused("exchanged", &exchanged);
+        let mut zeroed = whole.clone();
+        zeroed[stride..2 * stride].fill(0);
+        refused("zeroed", &zeroed);
+        let stale = file(b"");
+        let _other = seal(&file(&memory()), &stale).unwrap();
+        refused("of an earlier hibernation", &content(&stale));
+        key.unseal(&sealed, &file(b"")).unwrap();
+    }
+
+    #[test]
+    fn a_full_disk_is_an_error() {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let error = seal(&file(&memory()), &full).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
+    }
+
+    #[test]
+    fn a_key_is_not_shown() {
+        let key = seal(&file(SECRET), &file(b"")).unwrap();
+        assert_eq!(format!("{key:?}"), format!("SealKey {{ plain_len: {}, .. }}", SECRET.len()));
+    }
+}
