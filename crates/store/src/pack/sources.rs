@@ -186,6 +186,7 @@ mod tests {
         assert_eq!(page, bytes[2_999_000..][..4096]);
         // Cut off, where zeros would be read.
         file.set_len(2_999_500).unwrap();
+        let mut again = Sources::new(&store, 0, Some(&mut whole));
         again.read(source, 2_999_900, &mut page).unwrap_err();
     }
 }

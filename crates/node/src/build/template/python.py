@@ -60,8 +60,9 @@ def _become(modules):
             return file.read().split(b"\0")[:-1]
 
     def take_environment():
-        posix.environ.clear()
+        # First: it takes from the C library's environment what it has, and that is in the other one.
         os.environ.clear()
+        posix.environ.clear()
         for variable in words("/proc/self/environ"):
             name, _, value = variable.partition(b"=")
             posix.environ[name] = value

@@ -102,7 +102,10 @@ lambda do
         next unless there[before]
 
         hiding = %w[.rb .so].map { |suffix| directories[before] + name + suffix }.find { |path| File.file?(path) }
-        abort "the template has loaded #{feature}, and there is #{hiding}" if hiding
+        # One that is loaded, too, has asked for the other: monitor.rb for monitor.so.
+        next if hiding.nil? || $LOADED_FEATURES.include?(hiding)
+
+        abort "the template has loaded #{feature}, and there is #{hiding}"
       end
     end
   end
