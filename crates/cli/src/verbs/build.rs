@@ -337,12 +337,10 @@ mod tests {
         let mut timings = Timings::new();
         timings.note(&BuildEvent::Stage("importing files"));
         timings.note(&BuildEvent::Imported { files: 1, bytes: 1 });
-        std::thread::sleep(Duration::from_millis(2));
         timings.note(&BuildEvent::Stage("freezing"));
         let stages = timings.end();
         let names: Vec<_> = stages.iter().map(|stage| stage.name.as_str()).collect();
         assert_eq!(names, ["reading thaw.toml", "importing files", "freezing"]);
-        assert!(stages[1].took >= Duration::from_millis(2));
         assert_eq!(table(&stages).lines().count(), 3);
     }
 }
