@@ -21,6 +21,7 @@ mod reference;
 mod registry;
 mod settings;
 mod signature;
+mod sparse;
 mod unpack;
 
 pub use error::OciError;

@@ -5,6 +5,7 @@ use crate::error::OciError;
 use crate::layer::{Allowance, Hashing, Metered, uncompressed};
 use crate::layout::{Image, LayerSource};
 use crate::settings::Settings;
+use crate::sparse::SparseHeader;
 use std::io::{self, Read};
 use std::path::Path;
 use tar::{Archive, Entry, EntryType};
@@ -178,16 +179,19 @@ impl Unpacker<'_> {
         if self.report.entries > self.limits.entries {
             return Err(self.too_many());
         }
-        let name = entry.path_bytes().into_owned();
+        let mut name = entry.path_bytes().into_owned();
         // An extended header that belongs to no entry would be read as a whole.
         let kind = entry.header().entry_type();
         if matches!(kind, EntryType::XGlobalHeader | EntryType::XHeader) {
             return Ok(());
         }
-        let refuse = |layer: &Layer<'_>, reason: &dyn std::fmt::Display| {
-            layer.refuse(&name, format!("{reason}; make the image anew"))
+        let refuse = |layer: &Layer<'_>, name: &[u8], reason: &dyn std::fmt::Display| {
+            layer.refuse(name, format!("{reason}; make the image anew"))
         };
-        let extra = Extra::of(&mut entry).map_err(|error| refuse(layer, &error))?;
+        let mut extra = Extra::of(&mut entry).map_err(|error| refuse(layer, &name, &error))?;
+        name = extra.sparse.take_name().unwrap_or(name);
+        let refuse =
+            |layer: &Layer<'_>, reason: &dyn std::fmt::Display| refuse(layer, &name, reason);
         self.report.without_attributes += u64::from(extra.has_attributes);
         let attributes = extra.attributes(&entry).map_err(|error| refuse(layer, &error))?;
         let content = match kind {
@@ -199,18 +203,23 @@ impl Unpacker<'_> {
                 return layer.apply(&name, Kind::Node(directory(attributes)));
             }
             EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
-                if extra.is_sparse {
-                    return Err(refuse(
-                        layer,
-                        &"it is sparse in the way of PAX, which is not read",
-                    ));
-                }
-                self.report.bytes = self.report.bytes.saturating_add(entry.size());
+                let stored = entry.size();
+                let size = match extra.sparse.is_sparse() {
+                    true => extra.sparse.size().map_err(|error| refuse(layer, &error))?,
+                    false => stored,
+                };
+                self.report.bytes = self.report.bytes.saturating_add(size.max(stored));
                 self.check_bytes()?;
-                let size = entry.size();
                 // Of a sparse file, the archive has less.
-                allowance.set(size.saturating_add(HEADERS_MAX));
-                let blob = self.session.put_stream(&mut entry, self.domain);
+                allowance.set(stored.saturating_add(HEADERS_MAX));
+                let blob = match extra.sparse.is_sparse() {
+                    true => {
+                        let file = extra.sparse.expand(&mut entry, stored);
+                        let mut file = file.map_err(|error| refuse(layer, &error))?;
+                        self.session.put_stream(&mut file, self.domain)
+                    }
+                    false => self.session.put_stream(&mut entry, self.domain),
+                };
                 let blob = blob.map_err(|error| match error {
                     StoreError::Source(error) => refuse(layer, &error),
                     // The disk may be full: that is not the image's fault.
@@ -248,7 +257,7 @@ fn device<R: Read>(entry: &Entry<'_, R>) -> DeviceNumber {
 struct Extra {
     modified: Option<Timestamp>,
     has_attributes: bool,
-    is_sparse: bool,
+    sparse: SparseHeader,
 }
 
 impl Extra {
@@ -259,8 +268,11 @@ impl Extra {
             match extension.key_bytes() {
                 b"mtime" => extra.modified = extension.value().ok().and_then(timestamp),
                 key if key.starts_with(b"SCHILY.xattr.") => extra.has_attributes = true,
-                key if key.starts_with(b"GNU.sparse.") => extra.is_sparse = true,
-                _ => {}
+                key => {
+                    if let Some(key) = key.strip_prefix(b"GNU.sparse.") {
+                        extra.sparse.note(key, extension.value_bytes())?;
+                    }
+                }
             }
         }
         Ok(extra)

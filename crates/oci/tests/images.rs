@@ -451,3 +451,45 @@ fn documents_of_any_bytes_are_survived() {
         drop(bench.unpack_from(&bench.layout(), Limits { bytes: 8 << 20, entries: 100 }));
     });
 }
+
+/// Archives of sparse files in all formats that GNU tar writes have the files that it was given.
+#[test]
+fn sparse_files_of_gnu_tar_are_read() {
+    let files = tempfile::tempdir().unwrap();
+    let path = files.path().join("data/disk");
+    fs::create_dir(path.parent().unwrap()).unwrap();
+    let mut content = vec![0; 5 << 20];
+    content[1 << 20..][..5000].fill(b'a');
+    content[3 << 20..][..4096].fill(b'b');
+    let disk = fs::File::create(&path).unwrap();
+    disk.set_len(content.len() as u64).unwrap();
+    for at in [1 << 20, 3 << 20] {
+        use std::os::unix::fs::FileExt;
+        disk.write_all_at(&content[at..][..5000], at as u64).unwrap();
+    }
+    let expected = Store::open(&files.path().join("store")).unwrap();
+    let expected = expected.session().unwrap().put_blob(&content, &Domain::shared()).unwrap();
+    for version in ["0.0", "0.1", "1.0", "gnu"] {
+        let format = if version == "gnu" { "gnu" } else { "posix" };
+        let mut tar = std::process::Command::new("tar");
+        tar.args(["--create", "--sparse", "--format", format]);
+        if version != "gnu" {
+            tar.args(["--sparse-version", version]);
+        }
+        let archive = tar.arg("--directory").arg(files.path()).arg("data").output().unwrap();
+        assert!(archive.status.success(), "{archive:?}");
+        assert!(archive.stdout.len() < 1 << 20, "tar has found no holes");
+        let mut bench = Bench::new();
+        bench.write(&[(archive.stdout, Packing::Gzip)]);
+        let unpacked = bench.unpack().unwrap();
+        let tree = &unpacked.tree;
+        let found = tree.find(Path::new("/data/disk")).expect("under its own name");
+        let Content::Regular(blob) = &tree.node(found).content else { panic!("a file") };
+        assert_eq!(*blob, expected, "{version}");
+        assert_eq!(unpacked.report.bytes >> 20, 5);
+        // It counts with its holes, before it is written.
+        let limits = Limits { bytes: 4 << 20, ..Limits::default() };
+        let refused = bench.unpack_from(&bench.layout(), limits).unwrap_err().to_string();
+        assert!(refused.contains("bytes of files"), "{refused}");
+    }
+}

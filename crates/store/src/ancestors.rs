@@ -5,13 +5,14 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::PathBuf;
 
 use bytemuck::{Pod, Zeroable};
 
 use crate::error::{Kind, Result, StoreError};
 use crate::id::ImageId;
 use crate::session::Session;
-use crate::stage::{Existing, RECORD_MODE};
+use crate::stage::RECORD_MODE;
 use crate::store::Store;
 
 /// First bytes of a record of ancestors.
@@ -38,11 +39,15 @@ fn checksum(id: ImageId, names: &[u8]) -> [u8; 32] {
 }
 
 impl Session {
-    /// Records the ancestors of an image that is about to be published.
+    /// Stages the record of the ancestors of an image that is about to be published.
     ///
     /// # Errors
     /// One of them is not in the store.
-    pub(crate) fn put_ancestors(&mut self, id: ImageId, ancestors: &[ImageId]) -> Result<()> {
+    pub(crate) fn stage_ancestors(
+        &mut self,
+        id: ImageId,
+        ancestors: &[ImageId],
+    ) -> Result<PathBuf> {
         for &ancestor in ancestors {
             drop(self.open_image(ancestor)?);
         }
@@ -53,9 +58,7 @@ impl Session {
             count: ancestors.len() as u32,
             checksum: checksum(id, &names),
         };
-        let to = self.layout.ancestors(id);
-        let content = [bytemuck::bytes_of(&header), &names];
-        self.write_record_as(&to, &content, Existing::Replace, RECORD_MODE)
+        self.stage.write_file(&[bytemuck::bytes_of(&header), &names], RECORD_MODE)
     }
 }
 

@@ -12,7 +12,7 @@ use crate::error::{Context, Result, StoreError};
 use crate::function::names;
 use crate::id::{BlobHash, Name};
 use crate::session::Session;
-use crate::stage::{Existing, publish, seal, sync_directory};
+use crate::stage::{Existing, publish, seal, sync_all, sync_directory};
 use crate::store::Store;
 
 /// Files up to this many bytes are read once, into memory.
@@ -20,10 +20,6 @@ const SMALL: u64 = 1 << 20;
 /// Bytes read or written at once. The page cache keeps what is written at once in
 /// pages as large (folios), and maps large ones faster.
 const CHUNK: usize = 2 << 20;
-/// Threads that sync files: those that wait at the same time share the file
-/// system's commits. (Syncing the file system as a whole would also wait for
-/// what other programs have written.)
-const SYNC_THREADS: usize = 16;
 /// Times a file is read again because it changed meanwhile.
 const ATTEMPTS: usize = 3;
 
@@ -317,23 +313,6 @@ fn write_sparsely(file: &File, chunk: &[u8], at: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes files or directories of the store durable.
-fn sync_all(paths: &[&Path]) -> Result<()> {
-    let sync = |part: &[&Path]| {
-        part.iter().try_for_each(|path| {
-            let file = File::open(path).context("open", path)?;
-            file.sync_all().context("sync", path)
-        })
-    };
-    std::thread::scope(|scope| {
-        let parts = paths.chunks(paths.len().div_ceil(SYNC_THREADS).max(1));
-        let threads: Vec<_> = parts.map(|part| scope.spawn(move || sync(part))).collect();
-        threads.into_iter().try_for_each(|thread| {
-            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        })
-    })
-}
-
 /// What changes when somebody writes to a file.
 #[derive(PartialEq, Eq)]
 struct Version {
@@ -369,9 +348,21 @@ impl Store {
         file: &File,
         domains: &[Domain],
     ) -> Result<(bool, u64)> {
+        let read = &mut |buffer: &mut [u8], at| read_at(file, buffer, at);
+        self.check_blob_read(hash, read, domains)
+    }
+
+    /// The same of what `read` gives of the blob: it fills the front of a buffer from an offset on,
+    /// and says how much of it; nothing at the end.
+    pub(crate) fn check_blob_read(
+        &self,
+        hash: BlobHash,
+        read: &mut dyn FnMut(&mut [u8], u64) -> io::Result<usize>,
+        domains: &[Domain],
+    ) -> Result<(bool, u64)> {
         let mut bytes = 0;
         for domain in domains {
-            let found = hash_file(file, domain).context("read", &self.layout.blob(hash))?;
+            let found = hash_read(read, domain).context("read", &self.layout.blob(hash))?;
             bytes += found.size;
             if found.hash == hash {
                 return Ok((true, bytes));
@@ -383,11 +374,18 @@ impl Store {
 
 /// Names and measures the content of a file.
 pub(crate) fn hash_file(file: &File, domain: &Domain) -> io::Result<Blob> {
+    hash_read(&mut |buffer, at| read_at(file, buffer, at), domain)
+}
+
+fn hash_read(
+    read: &mut dyn FnMut(&mut [u8], u64) -> io::Result<usize>,
+    domain: &Domain,
+) -> io::Result<Blob> {
     let mut hasher = domain.hasher();
     let mut size = 0;
     let mut chunk = vec![0; CHUNK];
     loop {
-        let count = read_at(file, &mut chunk, size)?;
+        let count = read(&mut chunk, size)?;
         if count == 0 {
             return Ok(Blob { hash: hasher.finalize().into(), size });
         }

@@ -15,8 +15,8 @@ use crate::error::{Context, Kind, Result, StoreError};
 use crate::id::{ImageId, IndexId, Name};
 use crate::image::list;
 use crate::lock::lock_exclusive;
-use crate::session::Session;
-use crate::stage::{Existing, sync_directory};
+use crate::session::{Session, parent};
+use crate::stage::{Existing, SHARED_MODE, publish, sync_all, sync_directory};
 use crate::store::Store;
 use crate::version::{RolledBack, Share, Version};
 
@@ -345,8 +345,10 @@ impl Session {
 
     fn write_function(&mut self, record: FunctionRecord) -> Result<FunctionRecord> {
         let to = self.layout.function_record(&record.name);
-        self.write_record(&to, &[&to_json(&record)], Existing::Replace)?;
-        sync_directory(&self.layout.functions())?;
+        let staged = self.stage.write_file(&[&to_json(&record)], SHARED_MODE)?;
+        sync_all(&[&staged])?;
+        publish(&staged, &to, Existing::Replace)?;
+        sync_all(&[parent(&to), &self.layout.functions()])?;
         Ok(record)
     }
 

@@ -14,7 +14,7 @@ use crate::layout::{ImageFile as NamedFile, parse_image_name};
 use crate::lock::lock_shared;
 use crate::session::Session;
 use crate::sparse::image_id;
-use crate::stage::{Existing, SHARED_MODE, publish, seal_as, sync_directory};
+use crate::stage::{Existing, SHARED_MODE, publish, seal_as, sync_all, sync_directory};
 use crate::store::{Store, open_existing};
 
 /// First bytes of a working set record.
@@ -128,15 +128,21 @@ impl Session {
         let _acting = self.layout.act()?;
         let NewImage { file, path, kernel } = image;
         let id = image_id(&file).context("read", &path)?;
+        let mut records = Vec::new();
         if !ancestors.is_empty() {
-            // First: an image without its record would lose its ancestors.
-            self.put_ancestors(id, ancestors)?;
+            records.push((self.stage_ancestors(id, ancestors)?, self.layout.ancestors(id)));
         }
         if let Some(kernel) = kernel {
-            self.put_image_kernel(id, kernel)?;
+            records.push((self.stage_image_kernel(id, kernel)?, self.layout.image_kernel(id)));
         }
         seal_as(&file, &path, mode)?;
-        file.sync_all().context("sync", &path)?;
+        let staged = records.iter().map(|(from, _)| from.as_path()).chain([path.as_path()]);
+        sync_all(&staged.collect::<Vec<_>>())?;
+        // First: an image without them would lose its ancestors. A function or a template names the
+        // image only when all of these names are on disk.
+        for (from, to) in &records {
+            publish(from, to, Existing::Replace)?;
+        }
         let to = self.layout.image(id);
         // One of that name that is damaged gets replaced. Both are locked until the packed form
         // has been looked at: nobody removes one form while the other goes.

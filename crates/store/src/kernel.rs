@@ -73,11 +73,15 @@ impl Session {
         Ok(id)
     }
 
-    /// Records which kernel an image needs that is about to be published.
+    /// Stages the record of the kernel that an image needs which is about to be published.
     ///
     /// # Errors
     /// That kernel is not in the store.
-    pub(crate) fn put_image_kernel(&mut self, image: ImageId, kernel: KernelId) -> Result<()> {
+    pub(crate) fn stage_image_kernel(
+        &mut self,
+        image: ImageId,
+        kernel: KernelId,
+    ) -> Result<PathBuf> {
         if !self.has_kernel(kernel) {
             return Err(StoreError::not_found(Kind::Kernel, kernel));
         }
@@ -88,8 +92,7 @@ impl Session {
             kernel: kernel.0,
             checksum: checksum(image, kernel),
         };
-        let to = self.layout.image_kernel(image);
-        self.write_record_as(&to, &[bytemuck::bytes_of(&record)], Existing::Replace, RECORD_MODE)
+        self.stage.write_file(&[bytemuck::bytes_of(&record)], RECORD_MODE)
     }
 }
 

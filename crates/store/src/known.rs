@@ -28,13 +28,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytemuck::{Pod, Zeroable};
 use rustix::fd::AsFd;
-use rustix::fs::{FileType, Stat, fstatfs, fstatvfs, major, minor};
+use rustix::fs::{FileType, Stat, fstat, fstatfs, fstatvfs, major, minor};
 
 use crate::blob::{Blob, Domain};
 use crate::error::{Result, StoreError};
 use crate::id::BlobHash;
 use crate::session::Session;
-use crate::stage::{Existing, RECORD_MODE};
+use crate::stage::{Existing, RECORD_MODE, publish};
 use crate::store::Store;
 
 const MAGIC: [u8; 8] = *b"THAWKNF\0";
@@ -145,6 +145,12 @@ const XFS: u64 = 0x5846_5342;
 const F2FS: u64 = 0xf2f5_2010;
 
 impl FileSystem {
+    /// That of an open file or directory of this device.
+    fn of(device: u64, open: impl AsFd) -> Option<Self> {
+        let (kind, id) = (fstatfs(&open).ok()?.f_type as u64, fstatvfs(&open).ok()?.f_fsid);
+        Some(Self { kind, id, device: DeviceKind::of(device) })
+    }
+
     /// Whether a file of this device is known again by what stat(2) and `id` say.
     fn is_trusted(&self, device: u64) -> bool {
         // The kernel gives nobody else that number: `new_encode_dev` in linux/kdev_t.h.
@@ -174,8 +180,8 @@ pub(crate) struct KnownFiles {
     new: Vec<Entry>,
     /// Whether the file was read.
     is_read: bool,
-    /// The kinds of devices that were met.
-    devices: HashMap<u64, DeviceKind>,
+    /// The file systems that were met, by device.
+    file_systems: HashMap<u64, Option<FileSystem>>,
 }
 
 impl KnownFiles {
@@ -237,11 +243,15 @@ impl Session {
         if major(stat.st_dev) == 0 {
             return None;
         }
-        let (kind, id) = (fstatfs(&beside).ok()?.f_type as u64, fstatvfs(&beside).ok()?.f_fsid);
         let device = stat.st_dev;
-        let devices = &mut self.known.devices;
-        let device = *devices.entry(device).or_insert_with(|| DeviceKind::of(device));
-        Identity::of(stat, domain, &FileSystem { kind, id, device })
+        // Another one may be mounted on the file itself.
+        if !self.known.file_systems.contains_key(&device) && fstat(&beside).ok()?.st_dev != device {
+            return None;
+        }
+        // No other file system gets its number while this one is being read.
+        let of = &mut self.known.file_systems;
+        let of = of.entry(device).or_insert_with(|| FileSystem::of(device, &beside));
+        Identity::of(stat, domain, of.as_ref()?)
     }
 
     /// The content of a file that was imported before and has not changed since, if it is in the
@@ -278,7 +288,9 @@ impl Session {
         self.known = KnownFiles { new, ..KnownFiles::read(&self.store) };
         let to = self.layout.known_files();
         let bytes = self.known.bytes();
-        self.write_record_as(&to, &[&bytes], Existing::Replace, RECORD_MODE)?;
+        // Nothing is lost with it, and half of it is none: nobody waits until it is on disk.
+        let staged = self.stage.write_file(&[&bytes], RECORD_MODE)?;
+        publish(&staged, &to, Existing::Replace)?;
         self.known = KnownFiles::default();
         Ok(())
     }

@@ -20,6 +20,14 @@ const CHUNK: u64 = 1 << 20;
 /// name does not depend on the file system or on how the file was copied, and
 /// only data are read.
 pub fn image_id(file: &File) -> io::Result<ImageId> {
+    image_id_read(file, &mut |buffer, at| file.read_exact_at(buffer, at))
+}
+
+/// The same of what `read` gives of the file: it fills a buffer from an offset on.
+pub(crate) fn image_id_read(
+    file: &File,
+    read: &mut dyn FnMut(&mut [u8], u64) -> io::Result<()>,
+) -> io::Result<ImageId> {
     let len = file.metadata()?.len();
     let mut namer = Namer::new(len);
     let mut chunk = vec![0u8; CHUNK as usize];
@@ -27,7 +35,7 @@ pub fn image_id(file: &File) -> io::Result<ImageId> {
         let mut at = extent.start;
         while at < extent.end {
             let want = (extent.end - at).min(CHUNK) as usize;
-            file.read_exact_at(&mut chunk[..want], at)?;
+            read(&mut chunk[..want], at)?;
             namer.add(&chunk[..want], at);
             at += want as u64;
         }

@@ -82,14 +82,20 @@ impl Stage {
         existing: Existing,
         mode: u32,
     ) -> Result<()> {
-        let (mut file, from) = self.create_file()?;
-        for part in content {
-            file.write_all(part).context("write", &from)?;
-        }
-        seal_as(&file, &from, mode)?;
-        file.sync_all().context("sync", &from)?;
+        let from = self.write_file(content, mode)?;
+        sync(&from)?;
         publish(&from, to, existing)?;
-        sync_directory(to.parent().expect("every file of the store lies below its root"))
+        sync(to.parent().expect("every file of the store lies below its root"))
+    }
+
+    /// Writes a small file with its final permissions, which is neither on disk nor in its place.
+    pub(crate) fn write_file(&mut self, content: &[&[u8]], mode: u32) -> Result<PathBuf> {
+        let (mut file, path) = self.create_file()?;
+        for part in content {
+            file.write_all(part).context("write", &path)?;
+        }
+        seal_as(&file, &path, mode)?;
+        Ok(path)
     }
 }
 
@@ -165,6 +171,8 @@ fn allocated_below(path: &Path) -> u64 {
     entries.flatten().filter_map(|entry| entry.metadata().ok()).map(|m| m.blocks() * 512).sum()
 }
 
+/// Files that are made durable at once.
+const SYNC_THREADS: usize = 16;
 /// Permissions of most files: everybody who reaches them may read them.
 pub(crate) const SHARED_MODE: u32 = 0o444;
 /// Permissions of records that nobody but the store's owner may read.
@@ -196,6 +204,26 @@ pub(crate) fn publish(from: &Path, to: &Path, existing: Existing) -> Result<()> 
 
 /// Makes the names in a directory durable.
 pub(crate) fn sync_directory(path: &Path) -> Result<()> {
-    let directory = File::open(path).context("open", path)?;
-    directory.sync_all().context("sync", path)
+    sync(path)
+}
+
+/// Makes files or directories of the store durable, some at a time: a file system writes its journal
+/// once for all that wait for it.
+pub(crate) fn sync_all(paths: &[&Path]) -> Result<()> {
+    let sync_some = |part: &[&Path]| part.iter().try_for_each(|path| sync(path));
+    if paths.len() < 2 {
+        return sync_some(paths);
+    }
+    std::thread::scope(|scope| {
+        let parts = paths.chunks(paths.len().div_ceil(SYNC_THREADS));
+        let threads: Vec<_> = parts.map(|part| scope.spawn(move || sync_some(part))).collect();
+        threads.into_iter().try_for_each(|thread| {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    })
+}
+
+fn sync(path: &Path) -> Result<()> {
+    let file = File::open(path).context("open", path)?;
+    file.sync_all().context("sync", path)
 }

@@ -35,6 +35,7 @@ use thaw_store::{Activation, Name, parse_label};
     thaw build examples/hello-python\n  \
     thaw build --tools ~/.cargo --tools ~/.rustup ./my-function\n  \
     thaw build --domain customer-7 ./my-function\n  \
+    thaw build --timings examples/hello-python\n  \
     thaw build --no-activate --label next ./my-function && thaw split my-function next --percent 10")]
 pub struct Arguments {
     /// The directory with the function's thaw.toml.
@@ -74,6 +75,9 @@ pub struct Arguments {
     /// (docs/uniqueness.md).
     #[arg(long)]
     no_compare: bool,
+    /// Say how long each stage took.
+    #[arg(long)]
+    timings: bool,
     /// Print JSON about the result.
     #[arg(long)]
     json: bool,
@@ -89,17 +93,25 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let home = Home::from_environment()?;
     let options = options(arguments)?;
     let mut display = Display::new(arguments.quiet);
-    let result = build(&home, &arguments.directory, &options, &mut |event| display.show(&event));
+    let mut timings = Timings::new();
+    let result = build(&home, &arguments.directory, &options, &mut |event| {
+        timings.note(&event);
+        display.show(&event);
+    });
     display.finish();
     let built = result?;
+    let stages = timings.end();
     let config = &built.function.function.config;
     for finding in &built.frozen.findings {
         display.show(&BuildEvent::Warning(&finding.text));
     }
     if arguments.json {
-        output::print_json(&as_json(&built, started.elapsed()))?;
+        output::print_json(&as_json(&built, started.elapsed(), &stages))?;
     } else {
         output::print(&summary(&built, started.elapsed()))?;
+    }
+    if arguments.timings && !arguments.json {
+        output::print(&table(&stages))?;
     }
     if built.is_active {
         serve_new_version(&home, config.name.as_str(), !arguments.quiet)?;
@@ -156,7 +168,11 @@ fn options(arguments: &Arguments) -> Result<BuildOptions, Failure> {
     })
 }
 
-fn as_json(built: &Built, took: Duration) -> serde_json::Value {
+fn as_json(built: &Built, took: Duration, stages: &[Stage]) -> serde_json::Value {
+    let stages: Vec<_> = stages
+        .iter()
+        .map(|stage| json!({ "stage": stage.name, "ms": stage.took.as_secs_f64() * 1e3 }))
+        .collect();
     let report = &built.frozen.report;
     json!({
         "function": built.function.function.config.name,
@@ -174,6 +190,7 @@ fn as_json(built: &Built, took: Duration) -> serde_json::Value {
         "training_ms": built.frozen.training.as_ref().map(|training| training.duration.as_secs_f64() * 1e3),
         "freeze_ms": report.duration.as_secs_f64() * 1e3,
         "warnings": built.frozen.findings,
+        "stages": stages,
         "total_ms": took.as_secs_f64() * 1e3,
     })
 }
@@ -200,6 +217,47 @@ fn summary(built: &Built, took: Duration) -> String {
         mib(report.from_blobs),
         mib(report.zero),
     )
+}
+
+/// A stage that is over.
+struct Stage {
+    name: String,
+    took: Duration,
+}
+
+/// How long the stages of a build take.
+struct Timings {
+    /// Those that are over.
+    stages: Vec<Stage>,
+    /// The present one, and when it began.
+    present: (String, Instant),
+}
+
+impl Timings {
+    fn new() -> Self {
+        Self { stages: Vec::new(), present: ("reading thaw.toml".to_owned(), Instant::now()) }
+    }
+
+    fn note(&mut self, event: &BuildEvent<'_>) {
+        if let BuildEvent::Stage(stage) = event {
+            let (name, began) =
+                std::mem::replace(&mut self.present, ((*stage).to_owned(), Instant::now()));
+            self.stages.push(Stage { name, took: began.elapsed() });
+        }
+    }
+
+    fn end(mut self) -> Vec<Stage> {
+        let (name, began) = self.present;
+        self.stages.push(Stage { name, took: began.elapsed() });
+        self.stages
+    }
+}
+
+/// The stages, one a line.
+fn table(stages: &[Stage]) -> String {
+    let line =
+        |stage: &Stage| format!("{:>9.1} ms  {}\n", stage.took.as_secs_f64() * 1e3, stage.name);
+    stages.iter().map(line).collect()
 }
 
 /// Shows what a build does on standard error.
@@ -268,4 +326,21 @@ impl Display {
 
 fn counted(files: u64, bytes: u64) -> String {
     format!("imported {files} files, {:.1} MiB", bytes as f64 / f64::from(1 << 20))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stage_ends_where_the_next_one_begins() {
+        let mut timings = Timings::new();
+        timings.note(&BuildEvent::Stage("importing files"));
+        timings.note(&BuildEvent::Imported { files: 1, bytes: 1 });
+        timings.note(&BuildEvent::Stage("freezing"));
+        let stages = timings.end();
+        let names: Vec<_> = stages.iter().map(|stage| stage.name.as_str()).collect();
+        assert_eq!(names, ["reading thaw.toml", "importing files", "freezing"]);
+        assert_eq!(table(&stages).lines().count(), 3);
+    }
 }

@@ -250,6 +250,7 @@ pub fn build(
         import.run(&mut session, on_event)?
     };
     let Imported { tree, mut environment, runtime, libraries } = imported;
+    on_event(BuildEvent::Stage("storing files"));
     // Names of users are looked up in the files; a function over a template extends its index.
     let plain = session.put_index(&tree)?;
     image::number_user(&session, plain, &mut config)?;
@@ -463,6 +464,7 @@ fn freeze_and_store(
         }
     }
     function.findings.clone_from(&frozen.findings);
+    on_event(BuildEvent::Stage("recording the version"));
     let config = new_version(&function, index, image)?.config;
     let record = match place {
         Place::Of(old, may_replace) => {

@@ -1,13 +1,16 @@
 //! Copies paths of the host into a tree so that they resolve identically.
 
-use std::collections::{HashSet, VecDeque};
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, Metadata};
+use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
 use std::process::Output;
+
+use rustix::fs::FileType;
 
 use super::libraries::{below, system_directories};
 use super::runtime::RuntimeRequest;
@@ -47,12 +50,28 @@ pub(super) struct Collector<'a> {
     pub(super) examined: HashSet<PathBuf>,
     /// Directories of the system's libraries.
     pub(super) library_directories: Vec<PathBuf>,
+    /// What was seen at paths: most are asked for again and again, since the directories above each
+    /// file are looked at. As many as the collection has names, and some.
+    seen: RefCell<HashMap<PathBuf, Option<Seen>>>,
+}
+
+/// What lies at a path.
+#[derive(Clone, Copy)]
+struct Seen {
+    /// `st_mode` of lstat(2).
+    mode: u32,
+}
+
+impl Seen {
+    fn is(self, file_type: FileType) -> bool {
+        FileType::from_raw_mode(self.mode) == file_type
+    }
 }
 
 /// A path with all symbolic links resolved, and what is there.
 pub(super) struct Resolved {
     pub(super) path: PathBuf,
-    metadata: Metadata,
+    seen: Seen,
 }
 
 impl<'a> Collector<'a> {
@@ -89,6 +108,7 @@ impl<'a> Collector<'a> {
             libraries_elsewhere: HashSet::new(),
             examined: HashSet::new(),
             library_directories: system_directories(root),
+            seen: RefCell::default(),
         }
     }
 
@@ -138,7 +158,10 @@ impl<'a> Collector<'a> {
 
     /// Asks an interpreter where its files are.
     pub(super) fn ask(&mut self, question: &Question<'_>) -> std::io::Result<Output> {
-        (self.ask)(question)
+        let answer = (self.ask)(question);
+        // It may have made files.
+        self.seen.get_mut().clear();
+        answer
     }
 
     /// Whether the function's author has chosen a program by naming this interpreter. The language's
@@ -189,7 +212,7 @@ impl<'a> Collector<'a> {
                 self.import_file(&link)?;
             }
         }
-        if resolved.metadata.is_dir() {
+        if resolved.seen.is(FileType::Directory) {
             self.tree().make_directories(&resolved.path)?;
         } else if self.placed.insert(resolved.path.clone()) {
             self.import_file(&resolved.path)?;
@@ -270,8 +293,8 @@ impl<'a> Collector<'a> {
             return Ok(None);
         }
         let too_much = NEVER_FOLLOWED.iter().any(|never| target.path.starts_with(never));
-        if !target.metadata.is_dir() {
-            if too_much || !target.metadata.is_file() {
+        if !target.seen.is(FileType::Directory) {
+            if too_much || !target.seen.is(FileType::RegularFile) {
                 self.collected.dangling_links.push(link.to_owned());
                 return Ok(None);
             }
@@ -292,7 +315,7 @@ impl<'a> Collector<'a> {
     /// A file alone, a program with its libraries, or a directory with all below it.
     pub(super) fn anything(&mut self, path: &Path) -> Result<()> {
         let resolved = self.resolve(path, |_, _| Ok(()))?;
-        if resolved.metadata.is_dir() {
+        if resolved.seen.is(FileType::Directory) {
             return self.place_tree(path, Vec::new());
         }
         let real = self.place(path)?;
@@ -315,21 +338,21 @@ impl<'a> Collector<'a> {
         let no_file = || CollectError::NoFile(path.to_owned());
         let mut links = 0;
         let mut here = PathBuf::from("/");
-        let mut metadata = self.lstat(&here)?.ok_or_else(no_file)?;
+        let mut seen = self.lstat(&here)?.ok_or_else(no_file)?;
         let mut ahead = reversed_components(path);
         let mut closed = None;
         while let Some(name) = ahead.pop() {
-            closed = closed.or_else(|| self.closed_to_some(&here, &metadata));
+            closed = closed.or_else(|| self.closed_to_some(&here, seen));
             if name == ".." {
                 here.pop();
-                metadata = self.lstat(&here)?.ok_or_else(no_file)?;
+                seen = self.lstat(&here)?.ok_or_else(no_file)?;
                 continue;
             }
             let next = here.join(&name);
             let found = self.lstat(&next)?.ok_or_else(no_file)?;
-            if !found.is_symlink() {
+            if !found.is(FileType::Symlink) {
                 here = next;
-                metadata = found;
+                seen = found;
                 continue;
             }
             links += 1;
@@ -350,26 +373,30 @@ impl<'a> Collector<'a> {
         {
             return Err(CollectError::Private(closed).into());
         }
-        Ok(Resolved { path: here, metadata })
+        Ok(Resolved { path: here, seen })
     }
 
     /// The directory, if it matters that not everybody may pass through it.
-    fn closed_to_some(&self, directory: &Path, metadata: &Metadata) -> Option<PathBuf> {
-        let is_open = self.options.readers == Readers::ThisProcess
-            || metadata.permissions().mode() & 0o001 != 0;
+    fn closed_to_some(&self, directory: &Path, seen: Seen) -> Option<PathBuf> {
+        let is_open = self.options.readers == Readers::ThisProcess || seen.mode & 0o001 != 0;
         (!is_open).then(|| directory.to_owned())
     }
 
-    fn lstat(&self, path: &Path) -> Result<Option<Metadata>> {
-        match fs::symlink_metadata(self.on_host(path)) {
-            Ok(metadata) => Ok(Some(metadata)),
+    fn lstat(&self, path: &Path) -> Result<Option<Seen>> {
+        if let Some(&seen) = self.seen.borrow().get(path) {
+            return Ok(seen);
+        }
+        let seen = match fs::symlink_metadata(self.on_host(path)) {
+            Ok(metadata) => Some(Seen { mode: metadata.mode() }),
             Err(error)
                 if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
             {
-                Ok(None)
+                None
             }
-            Err(source) => Err(CollectError::Io { path: path.to_owned(), source }.into()),
-        }
+            Err(source) => return Err(CollectError::Io { path: path.to_owned(), source }.into()),
+        };
+        self.seen.borrow_mut().insert(path.to_owned(), seen);
+        Ok(seen)
     }
 }
 

@@ -14,8 +14,8 @@ use crate::blob::Blob;
 use crate::error::{Context, Kind, Result, StoreError};
 use crate::id::{BlobHash, IndexId};
 use crate::lock::lock_shared;
-use crate::session::Session;
-use crate::stage::Existing;
+use crate::session::{Session, parent};
+use crate::stage::{Existing, sync_directory};
 use crate::store::{Store, open_existing};
 
 /// An index whose checksum has been verified. While it lives, or a descriptor
@@ -89,11 +89,12 @@ impl Session {
         self.publish_blobs()?;
         let id = IndexId::from(blake3::hash(bytes));
         let to = self.layout.index(id);
-        let intact = self.store.open_index(id).is_ok();
-        // A damaged file of the same name is replaced, an intact one is kept,
-        // because sandboxes share its pages.
-        let existing = if intact { Existing::Keep } else { Existing::Replace };
-        self.write_record(&to, &[bytes], existing)?;
+        // An intact file is kept, because sandboxes share its pages. Whoever has just made it may not
+        // have come to make its name durable. A damaged one is replaced.
+        match self.store.open_index(id) {
+            Ok(_) => sync_directory(parent(&to))?,
+            Err(_) => self.write_record(&to, &[bytes], Existing::Replace)?,
+        }
         Ok(id)
     }
 }

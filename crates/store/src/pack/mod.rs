@@ -11,10 +11,11 @@
 //!
 //! A source that is damaged is mended one day, by a file of the same name with other bytes. So
 //! what an image is packed against, and what its packed form is verified with, is hashed first
-//! ([`sources`]).
+//! ([`sources`]), and each piece of it again when it is used ([`pieces`]).
 
 mod codec;
 mod format;
+mod pieces;
 mod sources;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};

@@ -1,11 +1,12 @@
 //! Whether a program runs in a copy of a runtime template as it would from its start.
 
 use super::Files;
-use super::language::Language;
+use super::language::{EVERYBODYS_DIRECTORY, Language};
 use crate::function::StoredFunction;
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use thaw_store::Tree;
+use thaw_store::index::Content;
 
 /// Why a function is built the ordinary way, for people.
 #[derive(Debug)]
@@ -36,15 +37,13 @@ pub(super) fn check(
     if function.cpu_baseline.level().is_some() {
         return unfit("it is held to a level of the instruction set".to_owned());
     }
-    if function.config.ids().0 != 0 {
-        return unfit(
-            "it runs as another user than root, who cannot remove the bootstrap".to_owned(),
-        );
+    if !may_remove_bootstrap(function, runtime) {
+        return unfit(format!("its user may not remove files in {EVERYBODYS_DIRECTORY}"));
     }
     let Some((program, arguments)) = function.config.command.split_first() else {
         return unfit("it has no program".to_owned());
     };
-    if !is_interpreter(language, program, function, runtime) {
+    if !is_interpreter(language, program, function, files.tree, runtime) {
         return unfit(format!("`{program}` is not the interpreter {}", language.name()));
     }
     language.check(arguments, &function.environment)
@@ -55,18 +54,45 @@ fn is_interpreter(
     language: &dyn Language,
     command: &str,
     function: &StoredFunction,
+    all: &Tree,
     runtime: &Tree,
 ) -> bool {
     let name = command.rsplit('/').next().unwrap_or(command);
     if !language.is_interpreter(name) {
         return false;
     }
-    let is_there = |path: &Path| runtime.find(path).is_some();
-    if command.contains('/') {
-        return command.starts_with('/') && is_there(Path::new(command));
-    }
-    let search = function.environment.get("PATH").map(String::as_str).unwrap_or_default();
-    search.split(':').any(|directory| is_there(&Path::new(directory).join(command)))
+    let found = match command.contains('/') {
+        true => command.starts_with('/').then(|| PathBuf::from(command)),
+        false => {
+            let search = function.environment.get("PATH").map(String::as_str).unwrap_or_default();
+            first_program(all, search, &function.config.workdir, command)
+        }
+    };
+    found.is_some_and(|path| runtime.find(&path).is_some())
+}
+
+/// The program that a sandbox starts under this name: the first one of `search`, as the kernel
+/// looks for it (`find_program`). An empty directory is the root.
+fn first_program(all: &Tree, search: &str, workdir: &str, command: &str) -> Option<PathBuf> {
+    let candidates = search
+        .split(':')
+        .map(|directory| Path::new(workdir).join(format!("{directory}/{command}")));
+    candidates.into_iter().find(|path| {
+        all.find_followed(path).is_some_and(|found| {
+            let node = all.node(found);
+            matches!(node.content, Content::Regular(_)) && node.attributes.permissions & 0o111 != 0
+        })
+    })
+}
+
+/// Whether the user of a function may remove the bootstrap from where it lies.
+fn may_remove_bootstrap(function: &StoredFunction, runtime: &Tree) -> bool {
+    let mode = |path: &str| {
+        let found = runtime.find_followed(Path::new(path));
+        found.map(|found| runtime.node(found).attributes.permissions & 0o7777)
+    };
+    // With another mode, others could change what is in it.
+    function.config.ids().0 == 0 || mode(EVERYBODYS_DIRECTORY) == Some(0o1777)
 }
 
 /// The part of a function's environment that an interpreter looks at when it starts: a template
@@ -87,4 +113,37 @@ pub(super) fn interpreter_environment(
     };
     let all = function.environment.iter().filter(|(name, _)| matters(name));
     all.map(|(name, value)| (name.clone(), value.clone())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use thaw_store::index::{Attributes, Node};
+
+    fn add(tree: &mut Tree, path: &str, content: Content, permissions: u32) {
+        let attributes = Attributes::root(permissions);
+        tree.add_at(Path::new(path), Node { content, attributes }).unwrap();
+    }
+
+    #[test]
+    fn the_first_program_in_the_path_is_the_one_that_is_started() {
+        let mut tree = Tree::new();
+        let found = |tree: &Tree, search| first_program(tree, search, "/app", "ruby");
+        let all = "none:/opt/bin:bin:/usr/bin";
+        assert_eq!(found(&tree, all), None);
+        add(&mut tree, "/usr/bin/ruby3.1", Content::Regular(None), 0o755);
+        add(&mut tree, "/usr/bin/ruby", Content::Symlink(b"ruby3.1".to_vec()), 0o777);
+        assert_eq!(found(&tree, all), Some("/usr/bin/ruby".into()));
+        // The kernel passes these over, too.
+        add(&mut tree, "/opt/bin/ruby", Content::Symlink(b"nowhere".to_vec()), 0o777);
+        add(&mut tree, "/app/none/ruby/file", Content::Regular(None), 0o755);
+        assert_eq!(found(&tree, all), Some("/usr/bin/ruby".into()));
+        add(&mut tree, "/app/bin/ruby", Content::Regular(None), 0o755);
+        assert_eq!(found(&tree, all), Some("/app/bin/ruby".into()));
+        add(&mut tree, "/ruby", Content::Regular(None), 0o644);
+        assert_eq!(found(&tree, ":/usr/bin"), Some("/usr/bin/ruby".into()));
+        tree.remove(Tree::ROOT, b"ruby");
+        add(&mut tree, "/ruby", Content::Regular(None), 0o755);
+        assert_eq!(found(&tree, ":/usr/bin"), Some("/ruby".into()));
+    }
 }

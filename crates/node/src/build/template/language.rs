@@ -18,6 +18,18 @@ use crate::config::TemplateLanguage;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+/// Where everybody may make files, and remove his own.
+pub(super) const EVERYBODYS_DIRECTORY: &str = "/tmp";
+
+/// The directory of the bootstrap of an interpreter that this user runs, with a slash behind it: one
+/// where the bootstrap can remove itself.
+pub(super) fn directory_of_bootstrap(uid: u32) -> &'static str {
+    match uid {
+        0 => "/",
+        _ => "/tmp/",
+    }
+}
+
 /// The argument of an interpreter that is to become a template; modules follow it.
 pub(super) const TEMPLATE_WORD: &str = "thaw-template";
 
@@ -29,7 +41,8 @@ pub(super) trait Language: Sync {
     /// The bootstrap.
     fn bootstrap(&self) -> &'static [u8];
 
-    /// Where the interpreter finds the bootstrap: an absolute path that no function uses.
+    /// Where the interpreter finds the bootstrap, below [`directory_of_bootstrap`]: a path that no
+    /// function uses.
     fn bootstrap_path(&self) -> &'static str;
 
     /// Modules that servers usually load.
@@ -55,11 +68,11 @@ pub(super) trait Language: Sync {
     fn reads_variable(&self, name: &str, loads_packages: bool) -> bool;
 
     /// The arguments of an interpreter that is to become a template, in front of
-    /// [`TEMPLATE_WORD`].
-    fn options(&self) -> Vec<String>;
+    /// [`TEMPLATE_WORD`]. `directory` is that of the bootstrap.
+    fn options(&self, directory: &str) -> Vec<String>;
 
-    /// Changes the environment so that the interpreter loads the bootstrap.
-    fn load_bootstrap(&self, environment: &mut BTreeMap<String, String>);
+    /// Changes the environment so that the interpreter loads the bootstrap from `directory`.
+    fn load_bootstrap(&self, directory: &str, environment: &mut BTreeMap<String, String>);
 
     /// The directories that hold the modules which functions name. `workdir` is that of the
     /// function.

@@ -26,7 +26,7 @@ use crate::config::{ByteSize, EntryKind, FreezeAt, FunctionConfig, Limits, Templ
 use crate::function::StoredFunction;
 use crate::rootfs::StoredRootfs;
 use fit::{Unfit, interpreter_environment};
-use language::{Language, TEMPLATE_WORD};
+use language::{Language, TEMPLATE_WORD, directory_of_bootstrap};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -107,6 +107,7 @@ pub(super) fn of_function(
         no_template(&why, on_event);
         return Ok(None);
     }
+    on_event(BuildEvent::Stage("looking for its runtime template"));
     let template = match chain(session, language, function, files, options, on_event) {
         Ok(template) => template,
         Err(BuildError::Freeze(failure)) if failure.is_of_program() => {
@@ -216,13 +217,14 @@ impl Wanted<'_> {
 
     /// The interpreter on its way to become the template, as a function.
     fn program(&self, function: &StoredFunction) -> StoredFunction {
+        let directory = directory_of_bootstrap(function.config.ids().0);
         let mut command = vec![function.config.command[0].clone()];
-        command.extend(self.language.options());
+        command.extend(self.language.options(directory));
         command.push(TEMPLATE_WORD.to_owned());
         command.extend(self.arguments.clone());
         let mut environment = self.environment.clone();
         if self.parent.is_none() {
-            self.language.load_bootstrap(&mut environment);
+            self.language.load_bootstrap(directory, &mut environment);
         }
         let mut config = FunctionConfig {
             // Every root file system knows this host.
@@ -268,7 +270,10 @@ impl Wanted<'_> {
     ) -> Result<ImageId, BuildError> {
         let (index, way, base) = match self.parent {
             Some((_, parent)) => (index, Way::Template(parent), Some(parent.base())),
-            None => (with_bootstrap(session, self.language, tree, index)?, Way::Start, None),
+            None => {
+                let ids = program.config.ids();
+                (with_bootstrap(session, self.language, ids, tree, index)?, Way::Start, None)
+            }
         };
         let rootfs = StoredRootfs::open(session, index)?;
         let mut running = match way {
@@ -286,18 +291,25 @@ impl Wanted<'_> {
     }
 }
 
-/// The index of a tree with the bootstrap, which goes away before anybody sees it.
+/// The index of a tree with the bootstrap, which goes away before anybody sees it. It is its
+/// user's, with the directory that it may have for itself, since the user removes both.
 fn with_bootstrap(
     session: &mut Session,
     language: &dyn Language,
+    (uid, gid): (u32, u32),
     tree: &Tree,
     index: IndexId,
 ) -> Result<IndexId, StoreError> {
     let mut tree = tree.clone();
-    let path = Path::new(language.bootstrap_path());
+    let directory = Path::new(directory_of_bootstrap(uid));
+    let path = directory.join(language.bootstrap_path());
     let blob = session.put_blob(language.bootstrap(), &Domain::default())?;
-    let attributes = Attributes::root(0o644);
-    tree.add_at(path, Node { content: Content::Regular(blob), attributes })?;
+    let attributes = Attributes { uid, gid, ..Attributes::root(0o644) };
+    if let Some(own) = path.parent().filter(|&own| own != directory) {
+        let own = tree.make_directories(own)?;
+        *tree.attributes_mut(own) = Attributes { uid, gid, ..Attributes::root(0o755) };
+    }
+    tree.add_at(&path, Node { content: Content::Regular(blob), attributes })?;
     let plain = session.open_index(index)?;
     session.put_index_over(&tree, &plain)
 }

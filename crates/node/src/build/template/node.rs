@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 /// The bootstrap, and in copies a module that does nothing: `--require` names it to the threads
 /// of `worker_threads`, too.
-const BOOTSTRAP: &str = "/.thaw-template.js";
+const BOOTSTRAP: &str = ".thaw-template.js";
 
 pub(super) struct Node;
 
@@ -91,12 +91,13 @@ impl Language for Node {
         }
     }
 
-    fn options(&self) -> Vec<String> {
+    fn options(&self, _directory: &str) -> Vec<String> {
         Vec::new()
     }
 
-    fn load_bootstrap(&self, environment: &mut BTreeMap<String, String>) {
-        environment.insert("NODE_OPTIONS".to_owned(), format!("--require={BOOTSTRAP}"));
+    fn load_bootstrap(&self, directory: &str, environment: &mut BTreeMap<String, String>) {
+        let options = format!("--require={directory}{BOOTSTRAP}");
+        environment.insert("NODE_OPTIONS".to_owned(), options);
     }
 
     /// Where `require` looks from a program in the working directory.

@@ -60,8 +60,9 @@ def _become(modules):
             return file.read().split(b"\0")[:-1]
 
     def take_environment():
-        posix.environ.clear()
+        # First: it takes from the C library's environment what it has, and that is in the other one.
         os.environ.clear()
+        posix.environ.clear()
         for variable in words("/proc/self/environ"):
             name, _, value = variable.partition(b"=")
             posix.environ[name] = value
@@ -109,19 +110,63 @@ def _become(modules):
             if directory not in sys.path and os.path.isdir(directory):
                 site.addsitedir(directory)
 
+    def check_search_path(path):
+        """Refuses a program with a module of its own that it would have loaded in the place of one
+        that the template has loaded: one that comes before it in the search path."""
+        from importlib.machinery import all_suffixes
+
+        homes = {}
+        for name, module in list(sys.modules.items()):
+            spec = getattr(module, "__spec__", None)
+            if "." in name or spec is None or not spec.has_location:
+                continue
+            home = os.path.dirname(spec.origin)
+            is_package = spec.submodule_search_locations is not None
+            homes[name] = os.path.dirname(home) if is_package else home
+
+        def entries(directory):
+            try:
+                return set(os.listdir(directory or "."))
+            except OSError:
+                return set()
+
+        def has_module(directory, inside, name):
+            if any(name + suffix in inside for suffix in all_suffixes()):
+                return True
+            return name in inside and any(
+                "__init__" + suffix in entries(os.path.join(directory, name))
+                for suffix in all_suffixes()
+            )
+
+        for directory in path:
+            homes = {name: home for name, home in homes.items() if home != directory}
+            inside = entries(directory) if homes else set()
+            for name, home in homes.items():
+                if has_module(directory, inside, name):
+                    sys.stderr.write(
+                        f"the template has loaded the module {name} of {home}, and there is one in "
+                        f"{directory or os.getcwd()}\n"
+                    )
+                    os._exit(1)
+
     def run(words):
         """Has the interpreter run what it was to run, when this file is done."""
         main = sys.modules["__main__"].__dict__
         if words[:1] == ["-m"]:
-            prepare = _module(words[1])
+            prepare, first = _module(words[1]), os.getcwd()
             sys.argv[:] = ["-m"] + words[2:]
         elif words[:1] == ["-c"]:
             code = compile(words[1], "<string>", "exec", dont_inherit=True)
-            prepare = _code(main, lambda: code, "")
+            prepare, first = _code(main, lambda: code, ""), os.getcwd()
             sys.argv[:] = ["-c"] + words[2:]
         else:
-            prepare = _script(main, words[0])
+            first, code = _script(main, words[0])
+            prepare = _code(main, code, first)
             sys.argv[:] = words
+        if getattr(sys.flags, "safe_path", False):
+            check_search_path(sys.path)
+        else:
+            check_search_path([first] + sys.path)
         sys.orig_argv[:] = [arguments[0]] + words
         sys.modules["runpy"] = _Runner(prepare)
 
@@ -197,6 +242,7 @@ def _code(main, code, first):
 
 
 def _script(main, name):
+    """The directory of a script, which is searched for modules first, and what gives its code."""
     import os
     from importlib.machinery import SourceFileLoader
 
@@ -212,7 +258,7 @@ def _script(main, name):
         main["__loader__"] = SourceFileLoader("__main__", path)
         return compile(source, path, "exec", dont_inherit=True)
 
-    return _code(main, code, os.path.dirname(os.path.realpath(real)))
+    return os.path.dirname(os.path.realpath(real)), code
 
 
 if not _become(sys.orig_argv[3:]):

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// The directory of the bootstrap, which removes it with itself.
-const DIRECTORY: &str = "/.thaw-template";
+const DIRECTORY: &str = ".thaw-template";
 
 pub(super) struct Python;
 
@@ -20,7 +20,7 @@ impl Language for Python {
     }
 
     fn bootstrap_path(&self) -> &'static str {
-        "/.thaw-template/sitecustomize.py"
+        ".thaw-template/sitecustomize.py"
     }
 
     fn usual_modules(&self) -> &'static [&'static str] {
@@ -78,12 +78,12 @@ impl Language for Python {
         }
     }
 
-    fn options(&self) -> Vec<String> {
+    fn options(&self, _directory: &str) -> Vec<String> {
         vec!["-m".to_owned()]
     }
 
-    fn load_bootstrap(&self, environment: &mut BTreeMap<String, String>) {
-        environment.insert("PYTHONPATH".to_owned(), DIRECTORY.to_owned());
+    fn load_bootstrap(&self, directory: &str, environment: &mut BTreeMap<String, String>) {
+        environment.insert("PYTHONPATH".to_owned(), format!("{directory}{DIRECTORY}"));
     }
 
     fn package_directories(

@@ -76,6 +76,40 @@ lambda do
     file.reopen(name, 'r')
   end
 
+  # Gems of the program that the template has not seen are found, and the newest of each is the one
+  # that `require` would have taken (Kernel#require of RubyGems, "default gems").
+  check_gems = lambda do
+    return unless defined?(Gem)
+
+    Gem.clear_paths
+    Gem.loaded_specs.each_value do |loaded|
+      newest = Gem::Specification.stubs_for(loaded.name).map(&:version).max
+      next if newest.nil? || newest <= loaded.version
+
+      abort "the template has loaded the gem #{loaded.name} #{loaded.version}, and there is #{newest}"
+    end
+  end
+
+  # A file of the program that lies before one of the template in the search path, and would have been
+  # loaded instead.
+  check_load_path = lambda do
+    directories = $LOAD_PATH.map { |path| File.expand_path(path) }
+    there = directories.map { |path| File.directory?(path) }
+    $LOADED_FEATURES.each do |feature|
+      home = directories.index { |path| feature.start_with?("#{path}/") } or next
+      name = feature.delete_prefix(directories[home]).sub(/\.(rb|so)\z/, '')
+      (0...home).each do |before|
+        next unless there[before]
+
+        hiding = %w[.rb .so].map { |suffix| directories[before] + name + suffix }.find { |path| File.file?(path) }
+        # One that is loaded, too, has asked for the other: monitor.rb for monitor.so.
+        next if hiding.nil? || $LOADED_FEATURES.include?(hiding)
+
+        abort "the template has loaded #{feature}, and there is #{hiding}"
+      end
+    end
+  end
+
   take_program = lambda do |file, names, arguments|
     locale = Encoding.find('locale')
     name, *rest = arguments.map { |text| text.force_encoding(locale) }
@@ -100,6 +134,8 @@ lambda do
     take_environment.call
     arguments = words.call('/proc/self/cmdline').drop(1)
     unless arguments[1] == word
+      check_gems.call
+      check_load_path.call
       take_program.call(file, names, arguments)
       break
     end

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// The bootstrap, which removes itself.
-const BOOTSTRAP: &str = "/.thaw-template.rb";
+const BOOTSTRAP: &str = ".thaw-template.rb";
 /// Bytes of a name that Ruby keeps apart from the string: the longest that it keeps within is
 /// below 640 (gc.c, size pools of Ruby 3.2 and later).
 const LONG_NAME: usize = 700;
@@ -81,13 +81,13 @@ impl Language for Ruby {
 
     /// The bootstrap under its long name: Ruby opens the program before it loads what `-r`
     /// names.
-    fn options(&self) -> Vec<String> {
-        let path = BOOTSTRAP.trim_start_matches('/');
+    fn options(&self, directory: &str) -> Vec<String> {
+        let path = format!("{}{BOOTSTRAP}", directory.trim_start_matches('/'));
         vec![format!("{path:/>LONG_NAME$}")]
     }
 
-    fn load_bootstrap(&self, environment: &mut BTreeMap<String, String>) {
-        environment.insert("RUBYOPT".to_owned(), format!("-r{BOOTSTRAP}"));
+    fn load_bootstrap(&self, directory: &str, environment: &mut BTreeMap<String, String>) {
+        environment.insert("RUBYOPT".to_owned(), format!("-r{directory}{BOOTSTRAP}"));
     }
 
     fn package_directories(
@@ -106,8 +106,11 @@ mod tests {
 
     #[test]
     fn the_program_is_the_bootstrap_under_a_long_name() {
-        let [program] = &Ruby.options()[..] else { panic!("one option") };
-        assert_eq!(program.len(), LONG_NAME);
-        assert_eq!(format!("/{}", program.trim_start_matches('/')), BOOTSTRAP);
+        for directory in ["/", "/tmp/"] {
+            let [program] = &Ruby.options(directory)[..] else { panic!("one option") };
+            assert_eq!(program.len(), LONG_NAME);
+            let path = format!("/{}", program.trim_start_matches('/'));
+            assert_eq!(path, format!("{directory}{BOOTSTRAP}"));
+        }
     }
 }

@@ -1,0 +1,4 @@
+# A library that no template has seen.
+module Heavy
+  NAME = 'heavy'.freeze
+end

@@ -1,0 +1,4 @@
+# In the place of Ruby's own.
+module Singleton
+  NEWER = true
+end
