@@ -13,7 +13,6 @@ it then, so that a copy of it runs code at once.
 """
 
 import asyncio
-import importlib.util
 import json
 import os
 import queue
@@ -29,18 +28,13 @@ CONTEXTS_MAX = 16
 BODY_MAX = 16 << 20
 # Seconds that a kernel may take to start.
 START_PATIENCE = 60
-# Executed in the default context before the first request, of each library that is installed:
-# imports, and the font cache.
-WARM_UP = {
-    "numpy": "import numpy",
-    "pandas": "import pandas",
-    "matplotlib": """
-import matplotlib
+# Executed in the default context before the first request: imports, and the font cache.
+WARM_UP = """
+import matplotlib, numpy, pandas
 import matplotlib.pyplot as plt
 plt.plot([1, 2]); plt.title("x"); plt.savefig("/dev/null", format="png"); plt.close("all")
 del plt
-""",
-}
+"""
 # The names of MIME types in a result; others go into `extra`.
 NAMES = {
     "text/plain": "text",
@@ -54,10 +48,6 @@ NAMES = {
     "application/json": "json",
     "application/javascript": "javascript",
 }
-
-
-def is_installed(library):
-    return importlib.util.find_spec(library) is not None
 
 
 def result_of(message):
@@ -110,9 +100,8 @@ class Context:
         self.client = None
 
     async def start(self):
-        command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-        if is_installed("matplotlib"):
-            command.append("--matplotlib=inline")
+        command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}",
+                   "--matplotlib=inline"]
         self.manager.kernel_spec.argv[:] = command
         await self.manager.start_kernel(cwd=self.cwd)
         await self.connect()
@@ -299,8 +288,7 @@ async def main():
     default = Context(os.getcwd())
     application.contexts = {"default": default, default.id: default}
     await default.start()
-    for library in filter(is_installed, WARM_UP):
-        await default.run_silently(WARM_UP[library])
+    await default.run_silently(WARM_UP)
     application.listen(int(os.environ.get("PORT", PORT)), max_body_size=BODY_MAX)
     await asyncio.Event().wait()
 
