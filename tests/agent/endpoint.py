@@ -29,7 +29,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
         self.wfile.write(text)
-        print(asked["model"], flush=True)
+        # One write: requests come side by side.
+        sys.stdout.write(asked["model"] + "\n")
+        sys.stdout.flush()
 
     def log_message(self, *_):
         pass

@@ -127,13 +127,19 @@ impl Endpoint {
         Self { server, address: address.trim().to_owned() }
     }
 
-    /// The models that were asked for.
+    /// Ends it; the models that were asked for.
     fn stop(mut self) -> String {
         self.server.kill().expect("it runs");
         let mut asked = String::new();
         self.server.stdout.as_mut().expect("a pipe").read_to_string(&mut asked).expect("text");
-        self.server.wait().expect("its end");
         asked
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        let _ = self.server.kill();
+        let _ = self.server.wait();
     }
 }
 
