@@ -16,6 +16,9 @@ use thaw_store::Store;
 
 /// Rounds that are not counted.
 const WARM_UPS: usize = 2;
+/// A file in a sandbox, and what is written to it and read.
+const FILE: &str = "/tmp/thaw-bench";
+const CONTENTS: [u8; 1024] = [b'x'; 1024];
 
 /// What is measured.
 #[derive(Clone, Debug)]
@@ -37,8 +40,14 @@ pub struct SandboxReport {
     pub create_ready_us: Percentiles,
     /// A sandbox is made of the image, which is in memory.
     pub create_image_us: Percentiles,
-    /// A command runs in it, from its start until its end is known.
+    /// The first command runs in it, from its start until its end is known.
     pub command_us: Percentiles,
+    /// The same for the next one.
+    pub next_command_us: Percentiles,
+    /// A file of 1 KiB is written, by a session of its own.
+    pub write_us: Percentiles,
+    /// It is read, by a session of its own.
+    pub read_us: Percentiles,
     /// A copy of it is made.
     pub fork_us: Percentiles,
     /// It gives up its memory.
@@ -79,11 +88,14 @@ struct Subject {
     sandboxes: Arc<Sandboxes>,
 }
 
+/// How many things are measured besides the making.
+const USES: usize = 7;
+
 /// Nanoseconds of one round.
 struct Round {
     create: u64,
-    /// Command, copy, pause and resumption.
-    rest: Option<[u64; 4]>,
+    /// Two commands, a file written and read, copy, pause and resumption.
+    rest: Option<[u64; USES]>,
 }
 
 impl Subject {
@@ -123,17 +135,30 @@ impl Subject {
         Ok(Round { create, rest })
     }
 
-    fn uses(&self, name: &str, options: &SandboxOptions) -> Result<[u64; 4], BenchError> {
-        let request = ExecRequest { argv: options.command.clone(), ..ExecRequest::default() };
-        let (ended, command) = self.timed(self.sandboxes.run(name, &request))?;
-        if !matches!(ended, ExecState::Ended { code: Some(0), .. }) {
-            return Err(BenchError::Command { command: options.command.join(" ") });
+    fn uses(&self, name: &str, options: &SandboxOptions) -> Result<[u64; USES], BenchError> {
+        let first = self.command(name, options)?;
+        let next = self.command(name, options)?;
+        let sandboxes = &self.sandboxes;
+        let (_, write) = self.timed(sandboxes.write_file(name, FILE, &CONTENTS))?;
+        let most = CONTENTS.len() as u32;
+        let (found, read) = self.timed(sandboxes.read_file(name, FILE, most))?;
+        if found != CONTENTS {
+            return Err(BenchError::Verb(format!("{FILE} is not what was written to it")));
         }
-        let (copy, fork) = self.timed(self.sandboxes.fork(name, ""))?;
-        self.sandboxes.kill(&copy.name)?;
-        let (_, pause) = self.timed(self.sandboxes.pause(name))?;
-        let (_, resume) = self.timed(self.sandboxes.resume(name))?;
-        Ok([command, fork, pause, resume])
+        let (copy, fork) = self.timed(sandboxes.fork(name, ""))?;
+        sandboxes.kill(&copy.name)?;
+        let (_, pause) = self.timed(sandboxes.pause(name))?;
+        let (_, resume) = self.timed(sandboxes.resume(name))?;
+        Ok([first, next, write, read, fork, pause, resume])
+    }
+
+    fn command(&self, name: &str, options: &SandboxOptions) -> Result<u64, BenchError> {
+        let request = ExecRequest { argv: options.command.clone(), ..ExecRequest::default() };
+        let (ended, took) = self.timed(self.sandboxes.run(name, &request))?;
+        match ended {
+            ExecState::Ended { code: Some(0), .. } => Ok(took),
+            _ => Err(BenchError::Command { command: options.command.join(" ") }),
+        }
     }
 
     /// The outcome of something, and how many nanoseconds it took.
@@ -153,7 +178,7 @@ impl Subject {
 struct Samples {
     create_ready: Vec<u64>,
     create_image: Vec<u64>,
-    rest: [Vec<u64>; 4],
+    rest: [Vec<u64>; USES],
 }
 
 impl Samples {
@@ -168,7 +193,7 @@ impl Samples {
     }
 
     fn report(mut self, function: &str, n: usize) -> SandboxReport {
-        let [command_us, fork_us, pause_us, resume_us] =
+        let [command_us, next_command_us, write_us, read_us, fork_us, pause_us, resume_us] =
             self.rest.each_mut().map(|samples| Percentiles::of_ns(samples));
         SandboxReport {
             function: function.to_owned(),
@@ -176,6 +201,9 @@ impl Samples {
             create_ready_us: Percentiles::of_ns(&mut self.create_ready),
             create_image_us: Percentiles::of_ns(&mut self.create_image),
             command_us,
+            next_command_us,
+            write_us,
+            read_us,
             fork_us,
             pause_us,
             resume_us,

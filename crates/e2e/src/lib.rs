@@ -14,6 +14,7 @@ mod processes;
 mod registry;
 mod rights;
 mod runtime;
+mod sdk;
 mod skip;
 mod user;
 
@@ -32,5 +33,8 @@ pub use processes::{
 pub use registry::{Cut, Registry, cutting_proxy};
 pub use rights::{check_has_no_rights, check_sees_its_home_only, names_in_root, namespace, status};
 pub use runtime::{RuntimeProgram, compare_runtime};
+pub use sdk::{
+    E2B_KEY, announced, example_without, python_with, start_with_e2b, use_e2b, write_e2b_settings,
+};
 pub use skip::{has_controller, skip};
 pub use user::User;

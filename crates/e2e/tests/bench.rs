@@ -303,3 +303,22 @@ fn a_mix_is_served_by_all_sides() {
     let unknown = run(bench(&home).args(["mix", "nobody"]));
     assert!(unknown.code == Some(1) && unknown.stderr.contains("nobody"), "{}", unknown.stderr);
 }
+
+#[test]
+fn each_use_of_a_sandbox_is_measured() {
+    let home = built_home("bench-sandbox", &[Function::Example("agent")]);
+    let mut command = bench(&home);
+    command.args(["sandbox", "agent", "-n", "3", "--json", "--", "cat", "/dev/null"]);
+    let report: Value =
+        serde_json::from_str(&run_within(PATIENCE, &mut command, b"").success()).expect("JSON");
+    assert_eq!(report["n"], 3);
+    let uses = ["create_ready", "create_image", "command", "next_command", "write", "read"];
+    for what in uses.iter().chain(&["fork", "pause", "resume"]) {
+        positive(&report[format!("{what}_us")]);
+    }
+    let mut command = bench(&home);
+    command.args(["sandbox", "agent", "-n", "1", "--", "sh", "-c", "exit 3"]);
+    let failed = run_within(PATIENCE, &mut command, b"");
+    assert_eq!(failed.code, Some(1));
+    assert!(failed.stderr.contains("has not ended well"), "{}", failed.stderr);
+}

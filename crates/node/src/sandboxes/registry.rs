@@ -7,6 +7,7 @@
 use crate::config::FunctionName;
 use crate::instance::Launcher;
 use crate::node::NodeState;
+use crate::sandboxes::files::{FileProblem, FileSession};
 use crate::sandboxes::{ExecRequest, ExecState, Next};
 use crate::service::Service;
 use schemars::JsonSchema;
@@ -365,6 +366,51 @@ impl Sandboxes {
         Ok(exec.ended().await)
     }
 
+    /// Writes a file in one, with the rights of its first process.
+    ///
+    /// # Errors
+    /// There is no such sandbox, or its kernel refuses.
+    pub async fn write_file(
+        &self,
+        name: &str,
+        path: &str,
+        bytes: &[u8],
+    ) -> Result<(), SandboxProblem> {
+        let mut session = self.file_session(name).await?;
+        session.write(path, None, None).await.map_err(refused)?;
+        session.put(bytes).await.map_err(refused)?;
+        session.finish(path).await.map(drop).map_err(refused)
+    }
+
+    /// The first `most` bytes of a file in one, with the rights of its first process.
+    ///
+    /// # Errors
+    /// There is no such sandbox, or its kernel refuses.
+    pub async fn read_file(
+        &self,
+        name: &str,
+        path: &str,
+        most: u32,
+    ) -> Result<Vec<u8>, SandboxProblem> {
+        let mut session = self.file_session(name).await?;
+        session.read_up_to(path, most.into()).await.map_err(refused)?;
+        let mut contents = Vec::new();
+        while let Some(piece) = session.next_piece(path).await.map_err(refused)? {
+            if contents.len() + piece.len() > most as usize {
+                return Err(SandboxProblem::Refused(format!("more came than {most} bytes")));
+            }
+            contents.extend(piece);
+        }
+        Ok(contents)
+    }
+
+    async fn file_session(&self, name: &str) -> Result<FileSession, SandboxProblem> {
+        let info = self.find(name)?;
+        let service = self.node.service_of(info.instance);
+        let service = service.ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))?;
+        service.files(info.instance, "").await.map_err(SandboxProblem::Refused)
+    }
+
     /// Makes a sandbox of a copy of another one, with all that it has in memory.
     ///
     /// # Errors
@@ -465,6 +511,10 @@ impl Sandboxes {
     fn all(&self) -> MutexGuard<'_, BTreeMap<String, SandboxInfo>> {
         self.all.lock().expect("no holder panics")
     }
+}
+
+fn refused(error: FileProblem) -> SandboxProblem {
+    SandboxProblem::Refused(error.to_string())
 }
 
 fn now_ms() -> u64 {

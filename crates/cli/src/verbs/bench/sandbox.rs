@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use thaw_bench::{self as bench, SandboxOptions, SandboxReport};
 use thaw_node::home::Home;
 
-/// Measure what the node takes to make sandboxes, run commands in them, copy, pause and resume them.
+/// Measure what the node takes to make sandboxes, use them, copy, pause and resume them.
 ///
 /// The times are those of the node alone: no client, no connection and no HTTP is in them.
 #[derive(Debug, Args)]
@@ -47,7 +47,10 @@ fn text(report: &SandboxReport) -> String {
     for (what, of) in [
         ("make one of a ready instance", &report.create_ready_us),
         ("make one of the image", &report.create_image_us),
-        ("run a command", &report.command_us),
+        ("run the first command", &report.command_us),
+        ("run the next command", &report.next_command_us),
+        ("write a file of 1 KiB", &report.write_us),
+        ("read it", &report.read_us),
         ("copy", &report.fork_us),
         ("pause", &report.pause_us),
         ("resume", &report.resume_us),

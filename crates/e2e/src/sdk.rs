@@ -1,0 +1,85 @@
+//! SDKs of others from PyPI, and what tests need to have them talk to a daemon.
+
+use crate::{Daemon, DaemonOptions, build_directory, run, run_within, skip};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// How long installing packages may take.
+const PATIENCE: Duration = Duration::from_secs(400);
+/// A key of E2B's API.
+pub const E2B_KEY: &str = "e2b_0123456789abcdef0123456789abcdef";
+
+/// A Python with these packages, each `NAME==VERSION`; made once for a build directory. None, and a
+/// skipped test, if it cannot be had.
+pub fn python_with(packages: &[&str]) -> Option<PathBuf> {
+    let venv = build_directory().join(packages.join("-").replace("==", "-"));
+    let (python, is_whole) = (venv.join("bin/python3"), venv.join("is-whole"));
+    fs::create_dir_all(&venv).expect("a directory");
+    // Tests run side by side, in several processes.
+    let lock = File::create(venv.with_extension("lock")).expect("a file");
+    lock.lock().expect("a lock");
+    if is_whole.exists() {
+        return Some(python);
+    }
+    let mut make = Command::new("python3");
+    let made = run_within(PATIENCE, make.args(["-m", "venv", "--clear"]).arg(&venv), b"");
+    if made.code != Some(0) {
+        skip(&format!("this python3 makes no virtual environment: {}", made.stderr));
+        return None;
+    }
+    let mut pip = Command::new(&python);
+    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]).args(packages);
+    let installed = run_within(PATIENCE, &mut pip, b"");
+    if installed.code != Some(0) {
+        skip(&format!("PyPI does not give {}: {}", packages.join(" "), installed.stderr));
+        return None;
+    }
+    fs::write(is_whole, "").expect("a file");
+    Some(python)
+}
+
+/// Writes an `e2b.toml` that knows [`E2B_KEY`], with these lines of `[templates]`.
+pub fn write_e2b_settings(home: &Path, templates: &str) {
+    let hash: String = Sha256::digest(E2B_KEY).iter().map(|byte| format!("{byte:02x}")).collect();
+    let key = format!("[[keys]]\nname = \"tests\"\nsha256 = \"{hash}\"\n");
+    fs::write(home.join("e2b.toml"), format!("[templates]\n{templates}\n{key}")).expect("a file");
+}
+
+/// A daemon that serves E2B's API and the dashboard.
+pub fn start_with_e2b(home: &Path) -> Daemon {
+    let arguments = ["--e2b", "127.0.0.1:0", "--dashboard", "127.0.0.1:0"];
+    Daemon::start(home, &DaemonOptions { arguments: arguments.map(str::to_owned).into() })
+}
+
+/// An address of a daemon, by its name in daemon.json.
+pub fn announced(daemon: &Daemon, name: &str) -> String {
+    let text = fs::read(daemon.home().join("daemon.json")).expect("a running daemon");
+    let announced: Value = serde_json::from_slice(&text).expect("JSON");
+    announced[name].as_str().expect("an address").to_owned()
+}
+
+/// Has a program's SDK talk to a daemon.
+pub fn use_e2b(program: &mut Command, daemon: &Daemon) {
+    let url = format!("http://{}", announced(daemon, "e2b"));
+    program.env("PYTHONPYCACHEPREFIX", build_directory().join("pycache"));
+    program.env("E2B_API_URL", &url).env("E2B_SANDBOX_URL", &url).env("E2B_API_KEY", E2B_KEY);
+}
+
+/// A copy of an example without some of what its requirements.txt names, to be built.
+pub fn example_without(example: &Path, into: &Path, packages: &[&str]) {
+    run(Command::new("cp").arg("-r").arg(example).arg(into)).success();
+    let _ = fs::remove_dir_all(into.join("build"));
+    let file = into.join("requirements.txt");
+    let text = fs::read_to_string(&file).expect("requirements.txt");
+    let is_kept = |line: &&str| {
+        let name = line.split("==").next().unwrap_or(line);
+        !packages.contains(&name)
+    };
+    let kept: Vec<_> = text.lines().filter(is_kept).collect();
+    assert_eq!(text.lines().count() - kept.len(), packages.len(), "{packages:?} in {text}");
+    fs::write(file, kept.join("\n") + "\n").expect("requirements.txt");
+}
