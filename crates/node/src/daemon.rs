@@ -45,6 +45,8 @@ use thaw_store::{Store, StoreError};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::{JoinError, JoinHandle};
 
+/// How long sending the last spans may take.
+const TRACES_PATIENCE: Duration = Duration::from_secs(2);
 /// How long writing the last lines of functions may take.
 const LOGS_PATIENCE: Duration = Duration::from_secs(3);
 
@@ -386,7 +388,8 @@ pub async fn serve(
     if let Some((tracer, task)) = tracing {
         task.abort();
         let _ = task.await;
-        tracer.finish(shared.boots()).await;
+        // What is not sent by then is lost.
+        let _ = tokio::time::timeout(TRACES_PATIENCE, tracer.finish(shared.boots())).await;
     }
     freshness.abort();
     failures_watch.abort();
