@@ -72,7 +72,8 @@ impl RequestId {
 
     /// The same, where others are told whether it is recorded.
     pub fn sampled(self, is_sampled: bool) -> Self {
-        Self { flags: self.flags & !SAMPLED | u8::from(is_sampled) * SAMPLED, ..self }
+        let flag = if is_sampled { SAMPLED } else { 0 };
+        Self { flags: (self.flags & !SAMPLED) | flag, ..self }
     }
 
     /// Whether it is recorded.
