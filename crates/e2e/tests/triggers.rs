@@ -110,6 +110,19 @@ fn an_invocation_is_answered_at_once_and_done_later() {
 }
 
 #[test]
+fn an_answer_that_never_ends_does_not_hold_its_attempt_up() {
+    let keys = "async = { attempts = 1, timeout = \"1s\" }";
+    let daemon = serve("triggers-trickle", keys);
+    let id = queue(&daemon, "/trickle", "", "");
+    wait_for_counts(&daemon, (0, 1));
+    let listed = command(&daemon, &["queue", "list", "receiver"]).success();
+    assert!(listed.contains(&id) && listed.contains("async.timeout"), "{listed}");
+    // Its instance is free again, or another one is.
+    let id = queue(&daemon, "/", "", "next");
+    wait_until("the next one was done", || attempts(daemon.home(), &id).len() == 1);
+}
+
+#[test]
 fn only_a_function_that_says_so_has_a_queue() {
     let daemon = serve("triggers-none", "");
     assert_eq!(send(daemon.gateway(), "/", ASYNC, "").status, 200);

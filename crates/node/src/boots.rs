@@ -3,7 +3,7 @@
 use crate::clock::monotonic_ns;
 use crate::config::FunctionName;
 use serde::{Deserialize, Serialize};
-use std::collections::VecDeque;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -125,6 +125,21 @@ impl RecentBoots {
         let boots = self.boots.lock().expect("no holder panics");
         let found = boots.iter().rev().find(|boot| boot.peer == peer);
         found.filter(|boot| boot.accepted_ns >= since_ns).cloned()
+    }
+
+    /// Boots of these instances for connections that were accepted at these times, in nanoseconds of
+    /// `CLOCK_MONOTONIC`.
+    pub(crate) fn caused_by(
+        &self,
+        wanted: &HashSet<(u64, u64)>,
+    ) -> HashMap<(u64, u64), BootRecord> {
+        if wanted.is_empty() {
+            return HashMap::new();
+        }
+        let boots = self.boots.lock().expect("no holder panics");
+        let named = boots.iter().map(|boot| ((boot.instance, boot.accepted_ns), boot));
+        let found = named.filter(|(name, _)| wanted.contains(name));
+        found.map(|(name, boot)| (name, boot.clone())).collect()
     }
 
     /// The most recent boots of a function, newest first.

@@ -24,6 +24,7 @@ use crate::successor::watch_refusals;
 use crate::swap::SwapSpace;
 use crate::tenants::{CARRIED_FILE, read_periods, watch_cpu_time, write_down};
 use crate::tls_listeners::{TlsListeners, watch_files};
+use crate::traces::TraceSettings;
 use crate::triggers::Triggers;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::collections::{BTreeMap, HashMap};
@@ -44,6 +45,8 @@ use thaw_store::{Store, StoreError};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::{JoinError, JoinHandle};
 
+/// How long sending the last spans may take.
+const TRACES_PATIENCE: Duration = Duration::from_secs(2);
 /// How long writing the last lines of functions may take.
 const LOGS_PATIENCE: Duration = Duration::from_secs(3);
 
@@ -68,6 +71,8 @@ pub struct ServeOptions {
     pub cores: CoreSharing,
     /// Where E2B's API is served, if it is.
     pub e2b: Option<SocketAddr>,
+    /// Where traces go, if somebody wants them.
+    pub traces: Option<TraceSettings>,
 }
 
 /// Who may share a core at a time, where cores have several hardware threads.
@@ -153,6 +158,9 @@ pub enum ServeError {
     /// The settings of E2B's API are not usable.
     #[error(transparent)]
     E2b(#[from] e2b::SettingsError),
+    /// Traces cannot be sent as somebody has said.
+    #[error("{0}")]
+    Traces(String),
     /// The host refused something.
     #[error("cannot serve ({0}); `thaw doctor` says what this host lacks")]
     Io(#[from] io::Error),
@@ -304,6 +312,10 @@ pub async fn serve(
     legacy::take_over(&shared, waiting);
     shared.forget_left_asleep();
 
+    let tracing = options.traces.clone().map(|settings| {
+        let tracer = shared.trace_with(settings);
+        (tracer.clone(), tokio::spawn(tracer.send_all(shared.clone())))
+    });
     let triggers = Triggers::start(
         &home.triggers()?,
         &shared,
@@ -373,6 +385,12 @@ pub async fn serve(
     own.stop();
     shared.drain(options.drain).await;
     triggers.stop(&shared).await;
+    if let Some((tracer, task)) = tracing {
+        task.abort();
+        let _ = task.await;
+        // What is not sent by then is lost.
+        let _ = tokio::time::timeout(TRACES_PATIENCE, tracer.finish(shared.boots())).await;
+    }
     freshness.abort();
     failures_watch.abort();
     room_watch.abort();

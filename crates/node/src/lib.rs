@@ -49,6 +49,7 @@ mod successor;
 pub mod swap;
 pub mod tenants;
 mod tls_listeners;
+pub mod traces;
 pub mod triggers;
 pub mod upstream;
 pub mod usage;

@@ -5,6 +5,7 @@ mod contrib_tests;
 mod names;
 mod requests;
 mod tenants;
+mod traces;
 mod triggers;
 
 use crate::boots::BootRecord;
@@ -23,6 +24,7 @@ use requests::RequestMetrics;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tenants::TenantMetrics;
+pub(crate) use traces::TraceCounters;
 pub use triggers::TriggerMetrics;
 
 /// Counters of a node.
@@ -51,6 +53,7 @@ pub struct Metrics {
     tallies: Tallies,
     events: Events,
     triggers: TriggerMetrics,
+    traces: TraceCounters,
 }
 
 /// Counters of a function's connections, looked up once: there are many.
@@ -199,6 +202,7 @@ impl Default for Metrics {
         let requests = RequestMetrics::register(&mut registry);
         let tenants = TenantMetrics::register(&mut registry);
         let triggers = TriggerMetrics::register(&mut registry);
+        let traces = TraceCounters::register(&mut registry);
         Self {
             registry,
             connections,
@@ -223,6 +227,7 @@ impl Default for Metrics {
             tallies: Tallies::default(),
             events: Events::default(),
             triggers,
+            traces,
         }
     }
 }
@@ -245,6 +250,11 @@ impl Metrics {
     /// Those of queues and schedules.
     pub fn triggers(&self) -> &TriggerMetrics {
         &self.triggers
+    }
+
+    /// Those of spans.
+    pub(crate) fn traces(&self) -> &TraceCounters {
+        &self.traces
     }
 
     /// Counters of the connections that a function's instances get.

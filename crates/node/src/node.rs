@@ -13,6 +13,7 @@ use crate::secrets::SecretStore;
 use crate::service::{InstanceInfo, Service};
 use crate::swap::SwapSpace;
 use crate::tenants::{Taken, Tenant, Tenants};
+use crate::traces::{TraceSettings, Tracer};
 use crate::triggers::Triggers;
 use std::collections::HashMap;
 use std::mem;
@@ -54,6 +55,8 @@ pub struct NodeState {
     asleep_space: OnceLock<Arc<AsleepSpace>>,
     /// What calls functions without a client that waits.
     triggers: RwLock<Option<Arc<Triggers>>>,
+    /// Records traces, if somebody wants them.
+    tracer: OnceLock<Arc<Tracer>>,
     services: RwLock<HashMap<FunctionName, Served>>,
     /// Replaced or removed services whose last instances still work.
     retired: Mutex<Vec<Arc<Service>>>,
@@ -98,6 +101,7 @@ impl NodeState {
             secrets: OnceLock::new(),
             asleep_space: OnceLock::new(),
             triggers: RwLock::default(),
+            tracer: OnceLock::new(),
             services: RwLock::default(),
             retired: Mutex::default(),
         })
@@ -194,6 +198,17 @@ impl NodeState {
     /// Where secrets of functions are; `None`: there are none.
     pub(crate) fn secrets(&self) -> Option<&Arc<SecretStore>> {
         self.secrets.get()
+    }
+
+    /// Records traces from now on. The first recorder stays.
+    pub fn trace_with(&self, settings: TraceSettings) -> Arc<Tracer> {
+        let tracer = || Tracer::new(settings, self.metrics.traces().clone());
+        self.tracer.get_or_init(tracer).clone()
+    }
+
+    /// What records traces; `None`: nothing does.
+    pub(crate) fn tracer(&self) -> Option<&Arc<Tracer>> {
+        self.tracer.get()
     }
 
     /// Lets clients queue invocations.

@@ -6,6 +6,7 @@
     /refuse   422
     /slow     200, half a second later
     /stuck    200, ten minutes later
+    /trickle  200, and a byte every tenth of a second without an end
 """
 
 import json
@@ -27,10 +28,22 @@ class Handler(BaseHTTPRequestHandler):
         fails = self.path == "/fail" or self.path == "/flaky" and attempt < 3
         status = 500 if fails else 422 if self.path == "/refuse" else 200
         answer = json.dumps(seen).encode()
+        if self.path == "/trickle":
+            self.trickle()
+            return
         self.send_response(status)
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
         self.wfile.write(answer)
+
+    def trickle(self):
+        self.send_response(200)
+        self.send_header("Content-Length", "1000000")
+        self.end_headers()
+        while True:
+            self.wfile.write(b"x")
+            self.wfile.flush()
+            time.sleep(0.1)
 
     do_GET = do_POST = do_PUT = answer
 

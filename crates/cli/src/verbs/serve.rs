@@ -11,12 +11,13 @@ use std::process::ExitCode;
 use std::time::Duration;
 use thaw_node::catalog::Catalog;
 use thaw_node::config::{ByteSize, TimeSpan};
-use thaw_node::daemon::{CoreSharing, Prepared, ServeOptions, serve};
+use thaw_node::daemon::{CoreSharing, Prepared, ServeError, ServeOptions, serve};
 use thaw_node::gateway::GatewayConfig;
 use thaw_node::home::{DaemonAddress, Home};
 use thaw_node::instance::WorkingSetUse;
 use thaw_node::monitor::{self, DaemonUser, Inherited};
 use thaw_node::packing::ROOM_DEFAULT;
+use thaw_node::traces::TraceSettings;
 use thaw_sandbox::{PopulatePolicy, WeakLimits};
 
 /// Serve the built functions over HTTP.
@@ -31,6 +32,7 @@ use thaw_sandbox::{PopulatePolicy, WeakLimits};
     curl http://127.0.0.1:8080/ -H 'Host: hello-python'\n  \
     thaw serve --e2b 127.0.0.1:8082\n  \
     thaw serve --dashboard 127.0.0.1:8083\n  \
+    thaw serve --otlp http://127.0.0.1:4318\n  \
     thaw serve --monitor /run/thaw/monitor.sock")]
 pub struct Arguments {
     #[command(flatten)]
@@ -70,6 +72,10 @@ pub struct Arguments {
     /// (docs/e2b.md).
     #[arg(long, value_name = "ADDRESS")]
     e2b: Option<SocketAddr>,
+    /// Send traces to this collector: OTLP over HTTP, without TLS. The variables OTEL_* say
+    /// more (docs/production.md#traces); OTEL_EXPORTER_OTLP_ENDPOINT does the same as this option.
+    #[arg(long, value_name = "URL")]
+    otlp: Option<String>,
     /// This process was started by a monitor.
     #[arg(long = "monitored", hide = true)]
     is_monitored: bool,
@@ -115,8 +121,8 @@ impl WorkingSetArguments {
 }
 
 impl Arguments {
-    fn options(&self) -> ServeOptions {
-        ServeOptions {
+    fn options(&self) -> Result<ServeOptions, ServeError> {
+        Ok(ServeOptions {
             zygotes: self.zygotes,
             max_instances: self.max_instances,
             gateway: GatewayConfig { head_timeout: self.head_timeout.0 },
@@ -126,12 +132,15 @@ impl Arguments {
             weak_limits: self.weak_limits.chosen(),
             cores: if self.core_scheduling { CoreSharing::Tenant } else { CoreSharing::All },
             e2b: self.e2b,
-        }
+            traces: TraceSettings::from_environment(self.otlp.as_deref())
+                .map_err(ServeError::Traces)?,
+        })
     }
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
-    let options = arguments.options();
+    // Before the process loses sight of what names are looked up with.
+    let options = arguments.options()?;
     if arguments.is_monitored {
         let Inherited { home, prepared } = monitor::become_daemon()?;
         return serve_functions(&home, &options, prepared);

@@ -54,6 +54,7 @@ mod queue;
 pub(crate) mod routes;
 mod sandboxes;
 mod stats;
+mod traces;
 mod types;
 mod versions;
 

@@ -66,6 +66,7 @@ pub(super) fn router(admin: Admin, access: Option<Arc<RemoteAccess>>) -> Router 
                 "see the documentation of the admin API for its paths",
             )
         })
+        .layer(middleware::from_fn_with_state(admin.clone(), super::traces::traced))
         .layer(middleware::from_fn_with_state(access, check_access))
         .with_state(admin)
 }

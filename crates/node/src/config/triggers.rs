@@ -21,6 +21,8 @@ const BODY_MAX: ByteSize = ByteSize::mebibytes(4);
 const BYTES_MAX: ByteSize = ByteSize::mebibytes(1024);
 const ENTRIES_MAX: u32 = 100_000;
 const ATTEMPTS_MAX: u32 = 100;
+/// Longest attempt.
+const ATTEMPT_MAX: Duration = Duration::from_secs(3600);
 /// Longest wait between two attempts.
 const BACKOFF_MAX: Duration = Duration::from_secs(3600);
 /// Oldest that an invocation, or an idempotency key, may become.
@@ -57,6 +59,8 @@ pub struct AsyncConfig {
     pub dead_letters: u32,
     /// How long an idempotency key is known.
     pub idempotency: TimeSpan,
+    /// How long an attempt may take, to the end of its answer.
+    pub timeout: TimeSpan,
 }
 
 impl Default for AsyncConfig {
@@ -75,6 +79,7 @@ impl Default for AsyncConfig {
             body_max: ByteSize::mebibytes(1),
             dead_letters: 1000,
             idempotency: TimeSpan::seconds(24 * 3600),
+            timeout: TimeSpan::seconds(5 * 60),
         }
     }
 }
@@ -246,7 +251,7 @@ impl FunctionConfig {
 impl AsyncConfig {
     fn wrong(&self) -> Option<Wrong> {
         let second = Duration::from_secs(1);
-        let wrong: [(bool, &'static [&'static str], &str); 8] = [
+        let wrong: [(bool, &'static [&'static str], &str); 9] = [
             (self.dead_letters > ENTRIES_MAX, &["async", "dead_letters"], "give 100000 at most"),
             (self.attempts.get() > ATTEMPTS_MAX, &["async", "attempts"], "give 100 at most"),
             (
@@ -267,6 +272,11 @@ impl AsyncConfig {
                 "give 4MiB at most for `body_max`, 1GiB at most for `bytes`, and the larger for the latter",
             ),
             (self.idempotency.0 > AGE_MAX, &["async", "idempotency"], "give \"336h\" at most"),
+            (
+                self.timeout.0 < second || self.timeout.0 > ATTEMPT_MAX,
+                &["async", "timeout"],
+                "give \"1s\" to \"1h\"",
+            ),
         ];
         let (_, keys, advice) = wrong.into_iter().find(|(is_wrong, ..)| *is_wrong)?;
         Some((keys, format!("`{}` is out of bounds; {advice}", keys[1])))
@@ -321,6 +331,8 @@ mod tests {
             ("[async]\nbytes = \"512KiB\"", "bytes"),
             ("[async]\ndead_letters = 100001", "dead_letters"),
             ("[async]\nidempotency = \"400h\"", "idempotency"),
+            ("[async]\ntimeout = \"2h\"", "timeout"),
+            ("[async]\ntimeout = \"10ms\"", "timeout"),
             ("[[schedules]]\nname = \"a\"\ncron = \"* * *\"", "day of month"),
             ("[[schedules]]\nname = \"a\"\ncron = \"@daily\"\ntimezone = \"Moon\"", "time zone"),
             (

@@ -16,12 +16,17 @@ pub(crate) const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent"
 /// Vendors' parts of a trace; means nothing without [`TRACEPARENT`].
 const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
+/// The one of `trace-flags` that says "sampled".
+const SAMPLED: u8 = 1;
+
 /// What a request is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RequestId {
     trace: u128,
     /// Of the gateway's part, not 0.
     span: u64,
+    /// Of the part that this one belongs to; 0: it is the first one.
+    parent: u64,
     /// `trace-flags`: 1 is "sampled".
     flags: u8,
 }
@@ -30,7 +35,7 @@ impl RequestId {
     /// The name of a request that no trace is known of.
     pub fn new() -> Self {
         let trace = u128::from(unique()) << 64 | u128::from(unique());
-        Self { trace, span: unique(), flags: 0 }
+        Self { trace, span: unique(), parent: 0, flags: 0 }
     }
 
     /// The name of a request with these headers.
@@ -38,14 +43,14 @@ impl RequestId {
         let mut all = headers.get_all(TRACEPARENT).iter();
         let (Some(value), None) = (all.next(), all.next()) else { return Self::new() };
         match parse(value.as_bytes()) {
-            Some((trace, flags)) => Self { trace, span: unique(), flags },
+            Some((trace, parent, flags)) => Self { trace, span: unique(), parent, flags },
             None => Self::new(),
         }
     }
 
     /// Tells the next hop of it.
     pub fn write(self, headers: &mut HeaderMap) {
-        let Self { trace, span, flags } = self;
+        let Self { trace, span, flags, .. } = self;
         let text = format!("00-{trace:032x}-{span:016x}-{flags:02x}");
         let value = HeaderValue::try_from(text).expect("hexadecimal digits and hyphens");
         if parse_all(headers) != Some(trace) {
@@ -53,6 +58,42 @@ impl RequestId {
             headers.remove(TRACESTATE);
         }
         headers.insert(TRACEPARENT, value);
+    }
+
+    /// The name of a part of this one.
+    pub fn child(self) -> Self {
+        Self { span: unique(), parent: self.span, ..self }
+    }
+
+    /// The name of the part that it belongs to, as far as that is known.
+    pub fn of_parent(self) -> Option<Self> {
+        self.parent().map(|span| Self { span, parent: 0, ..self })
+    }
+
+    /// The same, where others are told whether it is recorded.
+    pub fn sampled(self, is_sampled: bool) -> Self {
+        let flag = if is_sampled { SAMPLED } else { 0 };
+        Self { flags: (self.flags & !SAMPLED) | flag, ..self }
+    }
+
+    /// Whether it is recorded.
+    pub fn is_sampled(self) -> bool {
+        self.flags & SAMPLED != 0
+    }
+
+    /// The number of its trace.
+    pub fn trace_number(self) -> u128 {
+        self.trace
+    }
+
+    /// Its own number in the trace.
+    pub fn span(self) -> u64 {
+        self.span
+    }
+
+    /// The number of the part that it belongs to.
+    pub fn parent(self) -> Option<u64> {
+        (self.parent != 0).then_some(self.parent)
     }
 
     /// The trace, as 32 hexadecimal digits.
@@ -70,14 +111,14 @@ impl fmt::Display for RequestId {
 fn parse_all(headers: &HeaderMap) -> Option<u128> {
     let mut all = headers.get_all(TRACEPARENT).iter();
     match (all.next(), all.next()) {
-        (Some(value), None) => parse(value.as_bytes()).map(|(trace, _)| trace),
+        (Some(value), None) => parse(value.as_bytes()).map(|(trace, ..)| trace),
         _ => None,
     }
 }
 
-/// The trace and the flags that a `traceparent` names, if it is valid (§3.2). Of a later
+/// The trace, the part of it, and the flags that a `traceparent` names, if it is valid (§3.2). Of a later
 /// version than 0, what is known of it is read.
-fn parse(value: &[u8]) -> Option<(u128, u8)> {
+fn parse(value: &[u8]) -> Option<(u128, u64, u8)> {
     let is_later = value.get(..2) != Some(b"00");
     let has_end = value.len() == 55 || is_later && value.get(55) == Some(&b'-');
     if !has_end || [2, 35, 52].iter().any(|&at| value[at] != b'-') || &value[..2] == b"ff" {
@@ -86,7 +127,7 @@ fn parse(value: &[u8]) -> Option<(u128, u8)> {
     let (version, trace) = (hex(&value[..2])?, hex(&value[3..35])?);
     let (parent, flags) = (hex(&value[36..52])?, hex(&value[53..55])?);
     let known = if version == 0 { flags as u8 } else { flags as u8 & 1 };
-    (trace != 0 && parent != 0).then_some((trace, known))
+    (trace != 0 && parent != 0).then_some((trace, parent as u64, known))
 }
 
 /// A number in lower-case hexadecimal digits.
@@ -163,6 +204,18 @@ mod tests {
             assert_eq!(headers[TRACEPARENT], format!("00-{}-{id}-00", id.trace()));
             assert!(!headers.contains_key(TRACESTATE), "{values:?}");
         }
+    }
+
+    #[test]
+    fn a_part_belongs_to_what_it_is_a_part_of() {
+        let id = RequestId::of(&headers(&[&format!("00-{TRACE}-b7ad6b7169203331-03")]));
+        assert_eq!((id.parent(), id.is_sampled()), (Some(0xb7ad_6b71_6920_3331), true));
+        let child = id.child();
+        assert_eq!((child.parent(), child.trace()), (Some(id.span()), id.trace()));
+        assert_ne!(child.span(), id.span());
+        // Other flags stay as they are.
+        assert_eq!((id.sampled(false).flags, id.sampled(true).flags), (2, 3));
+        assert_eq!(RequestId::new().parent(), None);
     }
 
     #[test]

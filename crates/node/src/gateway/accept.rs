@@ -179,7 +179,9 @@ impl Gateway {
         let is_whole = |service: &Arc<Service>| {
             let entry = service.config().entry;
             let is_own = function.is_some() && entry.connections == Connections::Handover;
-            entry.kind == EntryKind::Http && (head.announces == Announcement::Last || is_own)
+            // What is handed over has no spans.
+            let is_last = head.announces == Announcement::Last && self.shared.tracer().is_none();
+            entry.kind == EntryKind::Http && (is_last || is_own)
         };
         match service {
             Some(service) if is_plain && is_whole(&service) => {

@@ -133,6 +133,9 @@ pub(super) async fn answer(
         let (lease, reply) = send(asked, request, &head, &state, reuse).await?;
         let waited = Duration::from_nanos(monotonic_ns().saturating_sub(asked.since_ns));
         service.shared().metrics().placed(service.name(), waited);
+        if let Some(upstream) = &lease.upstream {
+            asked.note_placed(upstream.instance);
+        }
         match ask(lease, reply, &state).await {
             Ok((response, lease)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
                 if !wants_upgrade {

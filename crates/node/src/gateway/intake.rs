@@ -7,7 +7,9 @@ use super::refusal::{Audience, Refusal};
 use super::report;
 use super::routed::{AnswerBody, too_large};
 use crate::config::FunctionConfig;
+use crate::edge::RequestId;
 use crate::service::Service;
+use crate::traces::Producing;
 use crate::triggers::cloudevents::{self, Mode};
 use crate::triggers::{
     ATTEMPT_HEADER, Holder, INVOCATION_HEADER, KEY_MAX, NewInvocation, NotQueued, Origin, Queued,
@@ -65,7 +67,7 @@ pub(super) async fn take_in(
     service: &Service,
     head: &mut Parts,
     mut body: Incoming,
-    (user, body_max): (Option<&str>, Option<u64>),
+    (user, body_max, id): (Option<&str>, Option<u64>, RequestId),
 ) -> Result<TakenIn, Refusal> {
     let config = service.config();
     let mode = match config.cloudevents {
@@ -101,8 +103,11 @@ pub(super) async fn take_in(
         return Ok(TakenIn::Passed(RequestBody::read(body, bytes.into(), room)));
     }
     let origin = if is_operator(client) { Origin::Operator } else { Origin::Client };
+    let producing = Producing::begin(shared.tracer(), id, service.name().as_str());
+    producing.id().write(&mut head.headers);
     let new = invocation(service, (origin, user), head, bytes)?;
     let queued = triggers.queue(shared, new, room).await.map_err(|why| not_queued(service, why))?;
+    producing.finish(queued.id);
     Ok(TakenIn::Queued(answer(queued)))
 }
 

@@ -6,6 +6,7 @@ use crate::clock::monotonic_ns;
 use crate::config::FunctionName;
 use crate::edge::{AccessRecord, Addresses, Passage, RequestId, Rules, beginning};
 use crate::node::NodeState;
+use crate::traces::RequestTrace;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -61,6 +62,8 @@ pub(super) struct Account {
     shared: Arc<NodeState>,
     since_ns: u64,
     record: Option<Arc<AccessRecord>>,
+    /// Its spans, if they are recorded.
+    pub trace: Option<Arc<RequestTrace>>,
     pub passage: Passage,
 }
 
@@ -70,7 +73,7 @@ impl Account {
         since_ns: u64,
         record: Option<Arc<AccessRecord>>,
     ) -> Self {
-        Self { shared: shared.clone(), since_ns, record, passage: Passage::default() }
+        Self { shared: shared.clone(), since_ns, record, trace: None, passage: Passage::default() }
     }
 }
 
@@ -81,6 +84,9 @@ impl Drop for Account {
         let Passage { function, status, .. } = &self.passage;
         if let Some(status) = status {
             self.shared.metrics().responded(function.as_ref(), *status, duration);
+        }
+        if let (Some(trace), Some(tracer)) = (&self.trace, self.shared.tracer()) {
+            tracer.record(trace.finish(&self.passage));
         }
         if let Some(record) = &self.record {
             self.shared.edge().log(record, &self.passage);

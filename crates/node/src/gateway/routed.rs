@@ -15,6 +15,7 @@ use crate::config::{EntryKind, FunctionName};
 use crate::edge::{AccessRecord, RequestId};
 use crate::health::Verdict;
 use crate::service::Service;
+use crate::traces::{Came, RequestTrace};
 use http_body_util::Full;
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use hyper::header::{
@@ -56,6 +57,17 @@ pub(super) struct Asked {
     pub since_ns: u64,
     /// Most bytes of its body.
     pub body_max: Option<u64>,
+    /// Its spans, if they are recorded.
+    pub trace: Option<Arc<RequestTrace>>,
+}
+
+impl Asked {
+    /// An instance has it.
+    pub fn note_placed(&self, instance: u64) {
+        if let Some(trace) = &self.trace {
+            trace.placed(&self.service, instance);
+        }
+    }
 }
 
 /// What is known of a request from its head.
@@ -101,17 +113,24 @@ pub(super) async fn answer(
 
 impl Course {
     fn new(client: &RoutedClient, request: &Request<Incoming>) -> Self {
-        let id = RequestId::of(request.headers());
         let since_ns = client.take_accepted_ns().unwrap_or_else(monotonic_ns);
         let shared = client.gateway.shared();
+        let id = match shared.tracer() {
+            Some(tracer) => tracer.begin(request.headers()),
+            None => RequestId::of(request.headers()),
+        };
+        let came = Came { peer: client.peer, is_tls: client.secured.is_some(), since_ns };
+        let is_traced = shared.tracer().is_some() && id.is_sampled();
         let record = shared.edge().logs_requests().then(|| Arc::new(record(client, id, request)));
+        let mut account = Account::begin(shared, since_ns, record);
+        account.trace = is_traced.then(|| RequestTrace::new(id, request, came));
         Self {
             id,
             since_ns,
             origin: request.headers().get(ORIGIN).cloned(),
             passed: None,
             is_preflight: false,
-            account: Account::begin(shared, since_ns, record),
+            account,
         }
     }
 
@@ -203,7 +222,7 @@ async fn dispatch(
     intake::disarm(client, &mut head)?;
     let user = granted.and_then(|granted| granted.user);
     course.account.passage.user.clone_from(&user);
-    let about = (user.as_deref(), body_max);
+    let about = (user.as_deref(), body_max, course.id);
     let body = match service.config().looks_at_triggers() {
         true => match intake::take_in(client, &service, &mut head, body, about).await? {
             TakenIn::Queued(answer) => return Ok(answer),
@@ -212,7 +231,8 @@ async fn dispatch(
         false => body.into(),
     };
     course.id.write(&mut head.headers);
-    let asked = Asked { client: client.clone(), service, since_ns: course.since_ns, body_max };
+    let (client, since_ns, trace) = (client.clone(), course.since_ns, course.account.trace.clone());
+    let asked = Asked { client, service, since_ns, body_max, trace };
     let answered = match asked.service.config().entry.kind {
         EntryKind::Http => exchange::answer(&asked, Request::from_parts(head, body)).await,
         EntryKind::Stdin => stdin::answer(&asked, head, body).await,

@@ -76,6 +76,7 @@ async fn run(asked: &Asked, body: RequestBody) -> Result<(GuestExit, OutputBody)
         admitted: None,
     });
     let ticket = Ticket::find(service, &client).await?;
+    asked.note_placed(ticket.placed.instance);
     // The instance alone has the other end.
     drop(client);
     // Dropping this ends the program: a client that goes away needs no answer.

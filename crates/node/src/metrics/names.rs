@@ -31,6 +31,7 @@ pub(crate) const NAMES: &[(&str, &str)] = &[
     ("thaw_tenant_store_bytes", "gauge"),
     ("thaw_tenant_swap_bytes", "gauge"),
     ("thaw_tenant_waiting", "gauge"),
+    ("thaw_trace_spans", "counter"),
     ("thaw_wakes", "counter"),
     ("thaw_zygotes", "gauge"),
 ];
@@ -46,6 +47,7 @@ mod tests {
             include_str!("../metrics.rs"),
             include_str!("requests.rs"),
             include_str!("tenants.rs"),
+            include_str!("traces.rs"),
         ];
         let mut names = BTreeSet::new();
         for call in ["register(", "register_with_unit(", " gauge(", " bytes("] {

@@ -7,6 +7,7 @@ use super::retry::judge;
 use crate::clock::wall_ms;
 use crate::edge::Addresses;
 use crate::node::NodeState;
+use crate::traces::Consuming;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{HOST, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
@@ -29,8 +30,6 @@ const REQUEST_ID: &str = "thaw-request-id";
 
 /// Most attempts of a node at a time.
 const ATTEMPTS_MAX: usize = 64;
-/// How long an attempt may take.
-const ATTEMPT_PATIENCE: Duration = Duration::from_secs(15 * 60);
 /// How long the longest wait of this task is: the clock may jump.
 const LOOK: Duration = Duration::from_secs(2);
 /// Bytes of a refusal that are read.
@@ -103,10 +102,14 @@ pub(super) fn terms_of(node: &NodeState, function: &str) -> Option<Terms> {
 
 async fn attempt(triggers: &Arc<Triggers>, node: &Arc<NodeState>, job: Job) {
     let (id, function) = (job.id, job.record.function.clone());
-    let outcome = match timeout(ATTEMPT_PATIENCE, call(triggers.gateway, node, job)).await {
+    let mut consuming = None;
+    // Its function may be gone by now.
+    let patience =
+        terms_of(node, &function).map(|terms| terms.config).unwrap_or_default().timeout.0;
+    let outcome = match timeout(patience, call(triggers.gateway, node, job, &mut consuming)).await {
         Ok(outcome) => outcome,
         Err(_) => Outcome::Failed {
-            reason: format!("it was not over after {} minutes", ATTEMPT_PATIENCE.as_secs() / 60),
+            reason: format!("it was not over after {} s (`async.timeout`)", patience.as_secs_f64()),
             retry_after_ms: None,
         },
     };
@@ -118,6 +121,9 @@ async fn attempt(triggers: &Arc<Triggers>, node: &Arc<NodeState>, job: Job) {
         Outcome::Deferred(_) => "deferred",
     };
     node.metrics().triggers().attempted(&function, name);
+    if let Some(consuming) = consuming {
+        consuming.finish(id, name);
+    }
     tracing::debug!(function, invocation = %id, "an attempt is over: {outcome:?}");
     settle(triggers, node, id, &function, outcome).await;
     triggers.wake.notify_one();
@@ -146,11 +152,19 @@ async fn settle(
 }
 
 /// Sends the request and waits for the end of the answer.
-async fn call(gateway: SocketAddr, node: &NodeState, job: Job) -> Outcome {
+async fn call(
+    gateway: SocketAddr,
+    node: &NodeState,
+    job: Job,
+    consuming: &mut Option<Consuming>,
+) -> Outcome {
     let failed = |reason: String| Outcome::Failed { reason, retry_after_ms: None };
-    let Some(request) = request_of(job) else {
+    let (function, attempt) = (job.record.function.clone(), job.record.attempts + 1);
+    let Some(mut request) = request_of(job) else {
         return Outcome::Refused("its request cannot be sent".to_owned());
     };
+    let about = (&*function, attempt);
+    *consuming = Some(Consuming::begin(node.tracer(), request.headers_mut(), about));
     let connected = async {
         let stream = TcpStream::connect(gateway).await?;
         stream.set_nodelay(true)?;

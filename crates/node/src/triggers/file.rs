@@ -30,6 +30,9 @@ pub(super) type Key = [u8; 32];
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, serde::Deserialize)]
 pub(super) struct KeyRow {
     pub function: String,
+    /// The domain of its tenant.
+    #[serde(default)]
+    pub domain: Option<String>,
     pub id: InvocationId,
     /// When it is forgotten, in milliseconds since 1970.
     pub expires_ms: u64,

@@ -22,6 +22,9 @@ pub const KEY_MAX: usize = 1024;
 const DEAD_LETTERS_KEPT_MS: u64 = 14 * 24 * 3600 * 1000;
 /// No wait between two attempts is longer: the clock went back.
 const LONGEST_WAIT_MS: u64 = 2 * 3600 * 1000;
+/// Bytes of a method and of a path that are kept beside a request, which has them whole.
+const METHOD_KEPT: usize = 32;
+const PATH_KEPT: usize = 256;
 /// Bytes of a reason that are kept.
 const REASON_MAX: usize = 512;
 
@@ -32,6 +35,7 @@ pub(super) struct Bounds {
     pub bytes: u64,
     pub keys: usize,
     pub keys_of_a_function: usize,
+    pub dead: usize,
     pub dead_bytes: u64,
 }
 
@@ -40,8 +44,23 @@ pub(super) const BOUNDS: Bounds = Bounds {
     bytes: 1 << 30,
     keys: 500_000,
     keys_of_a_function: 100_000,
+    dead: 100_000,
     dead_bytes: 1 << 30,
 };
+
+/// Bytes that an idempotency key counts for in the quota of its tenant.
+const KEY_BYTES: u64 = 256;
+
+/// What a tenant has.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Share {
+    /// Bytes of invocations that are not dead, and of keys.
+    bytes: u64,
+    /// Invocations that are not dead, and their bytes.
+    entries: u64,
+    entry_bytes: u64,
+    keys: usize,
+}
 
 /// The invocations of a function.
 #[derive(Debug, Default)]
@@ -120,12 +139,12 @@ pub(super) struct Ledger {
     begun: HashSet<InvocationId>,
     records: HashMap<InvocationId, Record>,
     books: BTreeMap<String, Book>,
-    /// Bytes of each tenant.
-    tenants: HashMap<Option<String>, u64>,
+    tenants: HashMap<Option<String>, Share>,
     keys: HashMap<Key, KeyRow>,
     schedules: BTreeMap<String, ScheduleRow>,
     entries: u64,
     bytes: u64,
+    dead: usize,
     dead_bytes: u64,
     bounds: Option<Bounds>,
     /// The function that was served last.
@@ -136,7 +155,10 @@ impl Ledger {
     /// From a file; what of it `running` names is being attempted.
     pub fn new(file: QueueFile, content: Content, running: &HashSet<InvocationId>) -> Self {
         let mut ledger = Self { file: Some(file), ..Self::default() };
-        for (id, record) in content.records {
+        for (id, mut record) in content.records {
+            // Files of earlier versions have longer ones.
+            record.method = beginning(&record.method, METHOD_KEPT).to_owned();
+            record.path = beginning(&record.path, PATH_KEPT).to_owned();
             ledger.enter(id, record, running.contains(&id));
         }
         for (key, row) in content.keys {
@@ -187,6 +209,7 @@ impl Ledger {
         if let Some(death) = &record.dead {
             book.dead.insert((death.at_ms, id));
             book.dead_bytes += record.bytes;
+            self.dead += 1;
             self.dead_bytes += record.bytes;
         } else {
             match is_running {
@@ -198,7 +221,10 @@ impl Ledger {
             book.bytes += record.bytes;
             self.bytes += record.bytes;
             self.entries += 1;
-            *self.tenants.entry(record.domain.clone()).or_default() += record.bytes;
+            let share = self.tenants.entry(record.domain.clone()).or_default();
+            share.bytes += record.bytes;
+            share.entries += 1;
+            share.entry_bytes += record.bytes;
         }
         self.records.insert(id, record);
     }
@@ -210,6 +236,7 @@ impl Ledger {
         if let Some(death) = &record.dead {
             book.dead.remove(&(death.at_ms, id));
             book.dead_bytes -= record.bytes;
+            self.dead -= 1;
             self.dead_bytes -= record.bytes;
         } else {
             book.running.remove(&id);
@@ -219,28 +246,45 @@ impl Ledger {
             book.bytes -= record.bytes;
             self.bytes -= record.bytes;
             self.entries -= 1;
-            if let Some(bytes) = self.tenants.get_mut(&record.domain) {
-                *bytes -= record.bytes;
-                if *bytes == 0 {
-                    self.tenants.remove(&record.domain);
-                }
-            }
+            self.shrink(&record.domain, |share| {
+                share.bytes -= record.bytes;
+                share.entries -= 1;
+                share.entry_bytes -= record.bytes;
+            });
         }
+        let Some(book) = self.books.get(&record.function) else { return Some(record) };
         if book.is_empty() {
             self.books.remove(&record.function);
         }
         Some(record)
     }
 
+    /// Takes something from a tenant, and forgets one that has nothing.
+    fn shrink(&mut self, domain: &Option<String>, change: impl FnOnce(&mut Share)) {
+        if let Some(share) = self.tenants.get_mut(domain) {
+            change(share);
+            if *share == Share::default() {
+                self.tenants.remove(domain);
+            }
+        }
+    }
+
     fn enter_key(&mut self, key: Key, row: KeyRow) {
         let book = self.books.entry(row.function.clone()).or_default();
         book.keys.insert((row.expires_ms, key));
+        let share = self.tenants.entry(row.domain.clone()).or_default();
+        share.keys += 1;
+        share.bytes += KEY_BYTES;
         self.keys.insert(key, row);
     }
 
     fn remove_key(&mut self, key: Key) {
         let Some(row) = self.keys.remove(&key) else { return };
         self.staged.push(Change::RemoveKey(key));
+        self.shrink(&row.domain, |share| {
+            share.keys -= 1;
+            share.bytes -= KEY_BYTES;
+        });
         if let Some(book) = self.books.get_mut(&row.function) {
             book.keys.remove(&(row.expires_ms, key));
             if book.is_empty() {
@@ -294,8 +338,8 @@ impl Ledger {
             function: new.function.clone(),
             domain: terms.domain.clone(),
             origin: new.origin,
-            method: new.request.method,
-            path: new.request.path,
+            method: beginning(&new.request.method, METHOD_KEPT).to_owned(),
+            path: beginning(&new.request.path, PATH_KEPT).to_owned(),
             created_ms: now_ms,
             expires_ms: now_ms.saturating_add(max_age_ms),
             due_ms: now_ms,
@@ -311,7 +355,8 @@ impl Ledger {
         if let Some(key) = key {
             self.remove_key(key);
             let expires_ms = now_ms.saturating_add(milliseconds(terms.config.idempotency.0));
-            let row = KeyRow { function: new.function, id, expires_ms, request: digest };
+            let domain = terms.domain.clone();
+            let row = KeyRow { function: new.function, domain, id, expires_ms, request: digest };
             self.staged.push(Change::AddKey(key, row.clone()));
             self.enter_key(key, row);
         }
@@ -328,7 +373,8 @@ impl Ledger {
         let bounds = self.bounds();
         let none = Book::default();
         let book = self.books.get(function).unwrap_or(&none);
-        let of_tenant = self.tenants.get(&terms.domain).copied().unwrap_or(0);
+        let share = self.tenants.get(&terms.domain).copied().unwrap_or_default();
+        let of_tenant = share.bytes;
         if book.entries() >= u64::from(terms.config.entries.get()) {
             return Err(format!(
                 "{} invocations of `{function}` wait, as many as `async.entries` allows",
@@ -342,7 +388,7 @@ impl Ledger {
             ));
         }
         if let Some(most) = terms.tenant_bytes
-            && of_tenant + bytes > most.bytes()
+            && of_tenant + bytes + u64::from(has_key) * KEY_BYTES > most.bytes()
         {
             return Err(format!(
                 "the queues of its tenant hold {of_tenant} bytes; its quota `queue` is {most}"
@@ -351,8 +397,20 @@ impl Ledger {
         if self.entries >= bounds.entries || self.bytes + bytes > bounds.bytes {
             return Err("the queues of the node are full".to_owned());
         }
+        // As with places of attempts, there is always room for one more tenant.
+        let most = half(bounds.entries, self.entries - share.entries);
+        let most_bytes = half(bounds.bytes, self.bytes - share.entry_bytes);
+        if share.entries >= most || share.entry_bytes + bytes > most_bytes {
+            return Err(format!(
+                "{} invocations of {} bytes of its tenant wait, half of what the node has for all \
+                 others and it",
+                share.entries, share.entry_bytes
+            ));
+        }
         if has_key
-            && (book.keys.len() >= bounds.keys_of_a_function || self.keys.len() >= bounds.keys)
+            && (book.keys.len() >= bounds.keys_of_a_function
+                || share.keys >= half(bounds.keys, self.keys.len() - share.keys)
+                || self.keys.len() >= bounds.keys)
         {
             return Err(format!(
                 "too many idempotency keys of `{function}` are known; shorten `async.idempotency`"
@@ -554,12 +612,28 @@ impl Ledger {
         grown.iter().for_each(|name| self.bound_dead_letters(name, &config(name)));
         forgotten.into_iter().for_each(|id| self.remove(id));
         keys.into_iter().for_each(|key| self.remove_key(key));
-        while self.dead_bytes > self.bounds().dead_bytes
-            && let Some(book) = self.books.values().max_by_key(|book| book.dead_bytes)
-            && let Some((_, oldest)) = book.dead.first().copied()
+        while (self.dead_bytes > self.bounds().dead_bytes || self.dead > self.bounds().dead)
+            && let Some(oldest) = self.oldest_of_largest(self.dead > self.bounds().dead)
         {
             self.remove(oldest);
         }
+    }
+
+    /// The oldest dead letter of the largest function of the largest tenant, by number or by bytes.
+    fn oldest_of_largest(&self, by_number: bool) -> Option<InvocationId> {
+        let size = |book: &Book| if by_number { book.dead.len() as u64 } else { book.dead_bytes };
+        let mut of_tenants: HashMap<&Option<String>, (u64, &Book)> = HashMap::new();
+        for book in self.books.values() {
+            let Some((_, oldest)) = book.dead.first() else { continue };
+            let Some(record) = self.records.get(oldest) else { continue };
+            let (sum, largest) = of_tenants.entry(&record.domain).or_insert((0, book));
+            *sum += size(book);
+            if size(book) > size(largest) {
+                *largest = book;
+            }
+        }
+        let (_, book) = of_tenants.into_values().max_by_key(|(sum, _)| *sum)?;
+        book.dead.first().map(|(_, id)| *id)
     }
 
     // Schedules.
@@ -596,6 +670,15 @@ fn hash(function: &str, key: &[u8]) -> Key {
     hasher.update(function.as_bytes());
     hasher.update(key);
     *hasher.finalize().as_bytes()
+}
+
+/// Half of what others leave of all: what one tenant may have.
+fn half<T>(all: T, of_others: T) -> T
+where
+    T: Copy + Ord + From<u8> + std::ops::Sub<Output = T> + std::ops::Div<Output = T>,
+{
+    let left = if all > of_others { all - of_others } else { T::from(0) };
+    left / T::from(2)
 }
 
 fn milliseconds(time: std::time::Duration) -> u64 {

@@ -4,10 +4,11 @@ use super::Triggers;
 use super::attempts::terms_of;
 use super::cloudevents;
 use super::ledger::Ledger;
-use super::record::{NewInvocation, NotQueued, Origin, QueuedRequest, ScheduleRow, Terms};
+use super::record::{NewInvocation, NotQueued, Origin, Queued, QueuedRequest, ScheduleRow, Terms};
 use crate::clock::wall_ms;
 use crate::config::{CatchUp, Overlap, Schedule};
 use crate::node::NodeState;
+use crate::traces::{Producing, Tracer};
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -191,7 +192,7 @@ pub(super) fn look(
     function: &str,
     schedule: &Schedule,
     last: Option<u64>,
-    terms: &Terms,
+    (terms, tracer): (&Terms, Option<&Arc<Tracer>>),
     now_ms: u64,
 ) -> Looked {
     let name = row_name(function, schedule);
@@ -214,7 +215,7 @@ pub(super) fn look(
     row.until_ms = time;
     let reason = match reason {
         Some(reason) => Some(reason),
-        None => match ledger.queue(invocation(function, schedule, time), terms, now_ms) {
+        None => match fire(ledger, function, schedule, time, (terms, tracer), now_ms) {
             Ok(queued) => {
                 (row.fired_ms, row.invocation) = (Some(time), Some(queued.id));
                 None
@@ -227,6 +228,31 @@ pub(super) fn look(
     row.problem.clone_from(&reason);
     ledger.set_schedule(&name, row);
     reason.map_or(Looked::Fired, Looked::Skipped)
+}
+
+/// Queues the request of a schedule for a time.
+fn fire(
+    ledger: &mut Ledger,
+    function: &str,
+    schedule: &Schedule,
+    time_ms: u64,
+    (terms, tracer): (&Terms, Option<&Arc<Tracer>>),
+    now_ms: u64,
+) -> Result<Queued, NotQueued> {
+    let mut new = invocation(function, schedule, time_ms);
+    let Some(tracer) = tracer else { return ledger.queue(new, terms, now_ms) };
+    let producing = Producing::begin_trace(tracer, function);
+    let mut headers = HeaderMap::new();
+    producing.id().write(&mut headers);
+    let said = headers
+        .iter()
+        .map(|(name, value)| (name.to_string(), value.to_str().unwrap_or_default().to_owned()));
+    // The author of a schedule may have written one.
+    new.request.headers.retain(|(name, _)| !headers.contains_key(name.as_str()));
+    new.request.headers.extend(said);
+    let queued = ledger.queue(new, terms, now_ms)?;
+    producing.finish(queued.id);
+    Ok(queued)
 }
 
 fn begun(schedule: &Schedule, now_ms: u64) -> ScheduleRow {
@@ -330,13 +356,15 @@ async fn look_at_all(
         clockwork = computed;
         known
     };
+    let tracer = node.tracer().cloned();
     let looked = triggers.writer.ask(move |ledger| {
         let mut rows = BTreeSet::new();
         let mut looked = Vec::new();
         for Scheduled { function, schedules, terms } in &known {
             for (schedule, last) in schedules {
                 rows.insert(row_name(function, schedule));
-                let done = look(ledger, function, schedule, *last, terms, now_ms);
+                let done =
+                    look(ledger, function, schedule, *last, (terms, tracer.as_ref()), now_ms);
                 if done != Looked::Nothing {
                     looked.push((function.clone(), schedule.name.to_string(), done));
                 }

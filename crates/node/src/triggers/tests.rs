@@ -283,6 +283,9 @@ fn every_bound_is_reached() {
         (Bounds { bytes: size * 2 + 1, ..BOUNDS }, "node"),
         (Bounds { keys: 0, ..BOUNDS }, "keys"),
         (Bounds { keys_of_a_function: 0, ..BOUNDS }, "keys"),
+        (Bounds { keys: 1, ..BOUNDS }, "keys"),
+        (Bounds { entries: 4, ..BOUNDS }, "tenant"),
+        (Bounds { bytes: size * 5, ..BOUNDS }, "tenant"),
     ] {
         queue.ledger.bound(bounds);
         full(&mut queue, word);
@@ -298,6 +301,90 @@ fn every_bound_is_reached() {
     queue.finish(id, Outcome::Refused("no".into()), NOW);
     queue.ledger.expire(NOW, |_| AsyncConfig::default());
     assert_eq!(queue.counts(), (0, 0, 0));
+}
+
+#[test]
+fn a_tenant_that_fills_its_share_leaves_room_for_others() {
+    let mut queue = Queue::new();
+    queue.ledger.bound(Bounds { entries: 8, keys: 8, ..BOUNDS });
+    for number in 0..4 {
+        queue.add(Some(&number.to_string()), NOW).unwrap();
+    }
+    assert!(matches!(queue.add(None, NOW), Err(NotQueued::Full(why)) if why.contains("tenant")));
+    queue.terms.domain = Some("other".to_owned());
+    for number in 4..6 {
+        queue.add(Some(&number.to_string()), NOW).unwrap();
+    }
+    assert!(matches!(queue.add(None, NOW), Err(NotQueued::Full(why)) if why.contains("tenant")));
+    queue.terms.domain = Some("third".to_owned());
+    queue.add(Some("6"), NOW).unwrap();
+}
+
+#[test]
+fn dead_letters_of_the_largest_tenant_go_first() {
+    let mut queue = Queue::new();
+    let die = |queue: &mut Queue, domain: &str, at: u64| {
+        queue.terms.domain = Some(domain.to_owned());
+        let id = queue.add(None, NOW).unwrap().id;
+        assert_eq!(queue.take(NOW, 1).len(), 1);
+        queue.finish(id, Outcome::Refused("no".into()), NOW + at);
+        id
+    };
+    let mine = die(&mut queue, "mine", 1);
+    queue.terms.domain = None;
+    let others: Vec<_> = (2..5)
+        .map(|at| {
+            let id = queue.ledger.queue(invocation("g", None), &queue.terms, NOW).unwrap().id;
+            queue.ledger.commit().unwrap();
+            queue.take(NOW, 1);
+            queue.finish(id, Outcome::Refused("no".into()), NOW + at);
+            id
+        })
+        .collect();
+    queue.ledger.bound(Bounds { dead: 2, ..BOUNDS });
+    queue.ledger.expire(NOW + HOUR, |_| AsyncConfig::default());
+    queue.ledger.commit().unwrap();
+    queue.kill();
+    let left = |queue: &Queue, function: &str| -> Vec<_> {
+        queue.ledger.list(function, 10).iter().map(|info| info.id).collect()
+    };
+    assert_eq!((left(&queue, "f"), left(&queue, "g")), (vec![mine], vec![others[2]]));
+}
+
+#[test]
+fn of_long_paths_and_methods_the_beginning_is_in_memory_and_all_is_sent() {
+    let mut queue = Queue::new();
+    let mut new = invocation("f", None);
+    (new.request.path, new.request.method) = ("/é".repeat(5000), "M".repeat(5000));
+    let sent = new.request.clone();
+    queue.ledger.queue(new, &queue.terms, NOW).unwrap();
+    queue.ledger.commit().unwrap();
+    queue.kill();
+    let record = queue.only().record;
+    assert!(record.path.len() <= 256 && sent.path.starts_with(&record.path), "{}", record.path);
+    assert_eq!(record.method.len(), 32);
+    assert_eq!(queue.take(NOW, 1)[0].request, sent);
+}
+
+#[test]
+fn keys_count_for_their_tenant_until_they_are_purged() {
+    let mut queue = Queue::new();
+    queue.add(Some("done"), NOW).unwrap();
+    let job = queue.take(NOW, 1).remove(0);
+    queue.finish(job.id, Outcome::Done, NOW);
+    queue.kill();
+    let bytes = |queue: &Queue| queue.ledger.bytes_of_tenants().get(&None).copied().unwrap_or(0);
+    assert_eq!(bytes(&queue), 256);
+    queue.add(Some("waits"), NOW).unwrap();
+    queue.terms.tenant_bytes = Some("1KiB".parse().unwrap());
+    assert!(matches!(queue.add(Some("more"), NOW), Err(NotQueued::Full(_))));
+    assert_eq!(queue.ledger.purge("f", Which::Dead), 0);
+    assert!(queue.add(Some("done"), NOW).unwrap().is_duplicate);
+    assert_eq!(queue.ledger.purge("f", Which::Queued), 1);
+    queue.ledger.commit().unwrap();
+    queue.kill();
+    assert_eq!((bytes(&queue), queue.ledger.queues().len()), (0, 0));
+    assert!(!queue.add(Some("waits"), NOW).unwrap().is_duplicate);
 }
 
 impl Queue {
@@ -379,7 +466,7 @@ fn schedule(rest: &str) -> Schedule {
 impl Queue {
     fn look(&mut self, schedule: &Schedule, now: u64) -> Looked {
         let last = schedule.cron.last_until(now, &schedule.timezone.zone());
-        let looked = look(&mut self.ledger, "f", schedule, last, &self.terms.clone(), now);
+        let looked = look(&mut self.ledger, "f", schedule, last, (&self.terms.clone(), None), now);
         self.ledger.commit().unwrap();
         looked
     }

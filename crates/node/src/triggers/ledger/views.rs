@@ -1,9 +1,9 @@
 //! What operators see of the queue and do with it.
 
 use super::{Book, Ledger, Which, milliseconds};
-use crate::triggers::file::FileError;
+use crate::triggers::file::{FileError, Key};
 use crate::triggers::record::{InvocationId, InvocationInfo, QueueInfo, QueuedRequest, Terms};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 impl Ledger {
     /// Queues dead letters again, with all attempts before them; how many.
@@ -33,10 +33,19 @@ impl Ledger {
         Ok(count)
     }
 
-    /// Removes invocations that are not being attempted; how many.
+    /// Removes invocations that are not being attempted, and their idempotency keys; how many
+    /// invocations. With those that wait go the keys of what is done, too.
     pub fn purge(&mut self, function: &str, which: Which) -> u64 {
         let chosen = self.select(function, which);
         let count = chosen.len() as u64;
+        let removed: HashSet<InvocationId> = chosen.iter().copied().collect();
+        let is_over = |id: InvocationId| which == Which::Queued && !self.records.contains_key(&id);
+        let keys = self.books.get(function).into_iter().flat_map(|book| &book.keys);
+        let goes = |key: &Key| {
+            self.keys.get(key).is_some_and(|row| removed.contains(&row.id) || is_over(row.id))
+        };
+        let keys: Vec<Key> = keys.map(|(_, key)| *key).filter(goes).collect();
+        keys.into_iter().for_each(|key| self.remove_key(key));
         chosen.into_iter().for_each(|id| self.remove(id));
         count
     }
@@ -102,6 +111,6 @@ impl Ledger {
 
     /// Bytes that tenants have in queues, by domain.
     pub fn bytes_of_tenants(&self) -> HashMap<Option<String>, u64> {
-        self.tenants.clone()
+        self.tenants.iter().map(|(domain, share)| (domain.clone(), share.bytes)).collect()
     }
 }
