@@ -7,6 +7,7 @@ use super::records::{ENVS_MAX, Record};
 use super::serve::{header, nothing, refused};
 use super::settings::Key;
 use super::{E2b, ENVD_VERSION, list, metrics, snapshots};
+use axum::body::Bytes;
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::Next;
@@ -31,6 +32,8 @@ const OPEN_PORTS: &str = "allowPublicTraffic";
 const COPIES_MAX: u32 = 16;
 
 pub(super) type Asked<T> = (State<Arc<E2b>>, Extension<Client>, T);
+/// A request with a body about one thing.
+type Posted = (State<Arc<E2b>>, Extension<Client>, Path<String>, Bytes);
 
 /// Whoever asks.
 #[derive(Clone, Debug)]
@@ -188,7 +191,7 @@ async fn create(
     State(e2b): State<Arc<E2b>>,
     Extension(client): Extension<Client>,
     headers: HeaderMap,
-    body: axum::body::Bytes,
+    body: Bytes,
 ) -> Response {
     let made = to_its_end(async move { e2b.create(&client, &headers, &body).await });
     answer(StatusCode::CREATED, made.await)
@@ -319,14 +322,7 @@ struct PauseRequest {
     memory: Option<bool>,
 }
 
-async fn pause(
-    (State(e2b), Extension(client), Path(id), body): (
-        State<Arc<E2b>>,
-        Extension<Client>,
-        Path<String>,
-        axum::body::Bytes,
-    ),
-) -> Response {
+async fn pause((State(e2b), Extension(client), Path(id), body): Posted) -> Response {
     let paused = async move {
         let request: PauseRequest = parse(&body)?;
         let (sandbox, _) = e2b.own(&client, &id)?;
@@ -350,14 +346,7 @@ struct ConnectRequest {
 }
 
 /// Resumes a sandbox that is paused. One that runs gets more time, and never less.
-async fn connect(
-    (State(e2b), Extension(client), Path(id), body): (
-        State<Arc<E2b>>,
-        Extension<Client>,
-        Path<String>,
-        axum::body::Bytes,
-    ),
-) -> Response {
+async fn connect((State(e2b), Extension(client), Path(id), body): Posted) -> Response {
     let connected = async move {
         let request: ConnectRequest = parse(&body)?;
         let seconds = timeout(request.timeout)?;
@@ -373,9 +362,7 @@ async fn connect(
                 StatusCode::CREATED
             }
             Some(deadline) => {
-                if deadline < now_ms() + seconds * 1000 {
-                    e2b.backend.set_timeout(&id, seconds)?;
-                }
+                e2b.extend(&id, deadline, seconds)?;
                 StatusCode::OK
             }
         };
@@ -395,14 +382,7 @@ struct TimeoutRequest {
     timeout: Option<u64>,
 }
 
-async fn set_timeout(
-    (State(e2b), Extension(client), Path(id), body): (
-        State<Arc<E2b>>,
-        Extension<Client>,
-        Path<String>,
-        axum::body::Bytes,
-    ),
-) -> Response {
+async fn set_timeout((State(e2b), Extension(client), Path(id), body): Posted) -> Response {
     let changed = || {
         let request: TimeoutRequest = parse(&body)?;
         running(&e2b, &client, &id)?;
@@ -414,24 +394,23 @@ async fn set_timeout(
 }
 
 /// Gives a sandbox that runs more time, and never less.
-async fn refresh(
-    (State(e2b), Extension(client), Path(id), body): (
-        State<Arc<E2b>>,
-        Extension<Client>,
-        Path<String>,
-        axum::body::Bytes,
-    ),
-) -> Response {
+async fn refresh((State(e2b), Extension(client), Path(id), body): Posted) -> Response {
     let changed = || {
         let request: TimeoutRequest = parse(&body)?;
         let deadline = running(&e2b, &client, &id)?;
-        let seconds = timeout(request.timeout)?;
-        if deadline < now_ms() + seconds * 1000 {
-            e2b.backend.set_timeout(&id, seconds)?;
-        }
-        Ok(Value::Null)
+        e2b.extend(&id, deadline, timeout(request.timeout)?).map(|()| Value::Null)
     };
     answer(StatusCode::NO_CONTENT, changed())
+}
+
+impl E2b {
+    /// Gives a sandbox so many seconds from now, if that is later than its deadline.
+    fn extend(&self, id: &str, deadline_ms: u64, seconds: u64) -> Result<(), Problem> {
+        match deadline_ms < now_ms() + seconds * 1000 {
+            true => self.backend.set_timeout(id, seconds),
+            false => Ok(()),
+        }
+    }
 }
 
 /// When the time of a sandbox comes, which runs.
@@ -446,14 +425,7 @@ struct ForkRequest {
     count: Option<u32>,
 }
 
-async fn fork(
-    (State(e2b), Extension(client), Path(id), body): (
-        State<Arc<E2b>>,
-        Extension<Client>,
-        Path<String>,
-        axum::body::Bytes,
-    ),
-) -> Response {
+async fn fork((State(e2b), Extension(client), Path(id), body): Posted) -> Response {
     let forked = async move {
         let request: ForkRequest = parse(&body)?;
         let seconds = timeout(request.timeout)?;
