@@ -2,14 +2,15 @@
 //! sees the sandboxes of that key's name only.
 
 use super::backend::{Sandbox, Wanted};
+use super::keys::{Key, Role};
 use super::problem::{Kind, Problem};
 use super::records::{ENVS_MAX, Record};
 use super::serve::{header, nothing, refused};
-use super::settings::Key;
 use super::{E2b, ENVD_VERSION, list, metrics, snapshots};
 use axum::body::Bytes;
 use axum::extract::{Path, Request, State};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::header::RETRY_AFTER;
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -20,7 +21,7 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Seconds that a sandbox has unless the request says otherwise, as with E2B.
 const TIMEOUT_S: u64 = 300;
@@ -33,7 +34,7 @@ const COPIES_MAX: u32 = 16;
 
 pub(super) type Asked<T> = (State<Arc<E2b>>, Extension<Client>, T);
 /// A request with a body about one thing.
-type Posted = (State<Arc<E2b>>, Extension<Client>, Path<String>, Bytes);
+pub(super) type Posted = (State<Arc<E2b>>, Extension<Client>, Path<String>, Bytes);
 
 /// Whoever asks.
 #[derive(Clone, Debug)]
@@ -43,6 +44,11 @@ impl Client {
     /// Most snapshots that it may have.
     pub fn most_snapshots(&self) -> u32 {
         self.0.snapshots
+    }
+
+    /// Whether the sandboxes of this owner are its business.
+    fn sees(&self, owner: &str) -> bool {
+        self.0.role == Role::Admin || self.0.name == owner
     }
 
     /// The name under which its sandboxes are kept.
@@ -88,8 +94,26 @@ pub(super) async fn check_key(
         );
         return refused(request.into_body(), problem.into_response()).await;
     };
+    if let Err(wait) = e2b.rates.count(key, Instant::now()) {
+        return refused(request.into_body(), too_often(wait)).await;
+    }
+    if let Err(problem) = key.check(request.method()) {
+        return refused(request.into_body(), problem.into_response()).await;
+    }
     request.extensions_mut().insert(Client(key.clone()));
     next.run(request).await
+}
+
+/// The answer to whoever has used up the allowance of requests.
+fn too_often(wait: Duration) -> Response {
+    let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
+    let problem = Problem::new(
+        Kind::Exhausted,
+        format!("this key has made as many requests as its rate allows; wait {seconds} s"),
+    );
+    let mut answer = problem.into_response();
+    answer.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
+    answer
 }
 
 /// Does something to its end, also if the client goes away meanwhile: half of it would leave a
@@ -248,9 +272,17 @@ impl E2b {
         }
     }
 
+    /// The sandboxes that a client sees.
+    pub(super) fn seen_by(&self, client: &Client) -> Vec<Sandbox> {
+        match client.0.role {
+            Role::Admin => self.present(self.records.all()),
+            Role::User | Role::ReadOnly => self.sandboxes_of(client.owner()),
+        }
+    }
+
     /// A sandbox of a client.
     pub(super) fn own(&self, client: &Client, id: &str) -> Result<(Sandbox, Record), Problem> {
-        let record = self.records.get(id).filter(|record| record.owner == client.owner());
+        let record = self.records.get(id).filter(|record| client.sees(&record.owner));
         let found = record.and_then(|record| Some((self.backend.find(id)?, record)));
         found.ok_or_else(|| Problem::no_sandbox(id))
     }
@@ -299,7 +331,9 @@ pub(super) fn time_text(ms: u64) -> String {
 async fn show((State(e2b), Extension(client), Path(id)): Asked<Path<String>>) -> Response {
     let shown = e2b.own(&client, &id).map(|(sandbox, record)| {
         let mut shown = e2b.listed(&sandbox);
-        shown["envdAccessToken"] = json!(e2b.records.token(&id));
+        if client.0.role != Role::ReadOnly {
+            shown["envdAccessToken"] = json!(e2b.records.token(&id));
+        }
         shown["domain"] = json!(e2b.settings.now().domain);
         let on_timeout = if sandbox.pauses { "pause" } else { "kill" };
         shown["lifecycle"] = json!({"autoResume": record.auto_resume, "onTimeout": on_timeout});

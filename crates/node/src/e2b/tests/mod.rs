@@ -3,6 +3,7 @@
 mod bounds;
 mod control;
 mod envd;
+mod keys;
 mod ports;
 
 use super::connect::{MESSAGE_MAX, envelope};
