@@ -76,7 +76,10 @@ impl Download<'_> {
             allowance.set(HEADERS_MAX);
             let Some(entry) = entries.next() else { break };
             let entry = entry.map_err(|error| stopped(&error))?;
-            allowance.set(entry.size().saturating_add(HEADERS_MAX));
+            // A record is read into memory.
+            let is_record = entry.header().entry_type().is_pax_global_extensions();
+            let contents = if is_record { 0 } else { entry.size() };
+            allowance.set(contents.saturating_add(HEADERS_MAX));
             self.entry(entry)?;
         }
         drop(entries);
@@ -358,6 +361,18 @@ mod tests {
             let place = tempfile::tempdir().unwrap();
             let failure = unpack(&stream[..len], &place.path().join("to")).unwrap_err();
             assert!(failure.message().unwrap().contains("stopped"), "{len} {failure:?}");
+        }
+    }
+
+    #[test]
+    fn a_record_says_why_and_has_a_bound() {
+        let told = format!("20 {FAILED_RECORD}=gone\n");
+        let long = format!("2000016 comment={}\n", "x".repeat(2_000_000));
+        for (text, word) in [(told, "gone"), (long, "longer than it may be")] {
+            let place = tempfile::tempdir().unwrap();
+            let stream = archive(&[(EntryType::XGlobalHeader, "pax_global_header", &text, 0)]);
+            let failure = unpack(&stream[..], &place.path().join("to")).unwrap_err();
+            assert!(failure.message().unwrap().contains(word), "{failure:?}");
         }
     }
 
