@@ -3,7 +3,7 @@
 use super::Admin;
 use super::files::{FileQuery, refusal, session};
 use super::routes::problem;
-use crate::sandboxes::files::{FileKind, FileProblem};
+use crate::sandboxes::files::FileKind;
 use crate::sandboxes::tree::{CLIENT_PATIENCE, PLACES, TREE_TYPE, TreeLimits, pack};
 use crate::sandboxes::untree::{Source, unpack};
 use axum::body::{Body, Bytes};
@@ -28,10 +28,10 @@ pub(super) fn routes() -> Router<Admin> {
     Router::new().route("/instances/{id}/files/tree", get(read).put(write))
 }
 
-fn place() -> Result<SemaphorePermit<'static>, Response> {
+fn place() -> Result<SemaphorePermit<'static>, Box<Response>> {
     PLACES.try_acquire().map_err(|_| {
         let reason = "as many trees are copied already as the node takes at a time; try again";
-        problem(StatusCode::TOO_MANY_REQUESTS, "trees", reason)
+        Box::new(problem(StatusCode::TOO_MANY_REQUESTS, "trees", reason))
     })
 }
 
@@ -50,7 +50,7 @@ async fn read(
 }
 
 async fn begin(admin: &Admin, id: u64, query: FileQuery) -> Result<Body, Box<Response>> {
-    let place = place().map_err(Box::new)?;
+    let place = place()?;
     let mut session = session(admin, id, &query.user).await?;
     let found = session.stat(&query.path, true).await;
     let found = found.map_err(|error| Box::new(refusal(&error)))?;
@@ -84,7 +84,7 @@ async fn unpacked(
     query: FileQuery,
     body: Body,
 ) -> Result<Response, Box<Response>> {
-    let place = place().map_err(Box::new)?;
+    let place = place()?;
     let sessions = (session(admin, id, &query.user).await?, session(admin, id, &query.user).await?);
     let (sender, receiver) = mpsc::channel(4);
     let handle = Handle::current();
@@ -101,7 +101,7 @@ async fn unpacked(
     })?;
     match done {
         Ok(report) => Ok(Json(report).into_response()),
-        Err(error) => Err(Box::new(refusal(&FileProblem::clone(&error)))),
+        Err(error) => Err(Box::new(refusal(&error))),
     }
 }
 

@@ -121,11 +121,13 @@ const OURS: [&str; 12] = [
 /// things: it may be a directory of the system's, of which nothing must be given away.
 fn parts_to_give(home: &Home) -> Result<Vec<PathBuf>, HomeError> {
     let is_ours = |name: &str| {
-        OURS.contains(&name) || ["daemon.", "admin.", "e2b-keys."].iter().any(|prefix| name.starts_with(prefix))
+        OURS.contains(&name)
+            || ["daemon.", "admin.", "e2b-keys."].iter().any(|prefix| name.starts_with(prefix))
     };
     // Those that people put there.
     let is_usual = |name: &str| {
-        ["tenants.toml", "registries.toml", "gateway.toml", "e2b.toml", "lost+found"].contains(&name)
+        ["tenants.toml", "registries.toml", "gateway.toml", "e2b.toml", "lost+found"]
+            .contains(&name)
     };
     let mut ours = Vec::new();
     for entry in fs::read_dir(home.root()).map_err(|error| home.unusable(error))? {

@@ -119,7 +119,6 @@ impl Unpacker<'_> {
             allowance.set(entry.size().saturating_add(HEADERS_MAX));
             self.entry(entry)?;
         }
-        drop(entries);
         allowance.set(HEADERS_MAX);
         let mut rest = archive.into_inner();
         io::copy(&mut rest, &mut io::sink()).map_err(|error| broken(&error))?;

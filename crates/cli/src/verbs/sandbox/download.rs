@@ -82,7 +82,6 @@ impl Download<'_> {
             allowance.set(contents.saturating_add(HEADERS_MAX));
             self.entry(entry)?;
         }
-        drop(entries);
         allowance.set(HEADERS_MAX);
         // Whether it has come to its end, and not just to the end of an entry.
         let rest = io::copy(&mut archive.into_inner(), &mut io::sink());
