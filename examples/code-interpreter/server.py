@@ -30,11 +30,15 @@ BODY_MAX = 16 << 20
 START_PATIENCE = 60
 # Executed in the default context before the first request: imports, and the font cache.
 WARM_UP = """
-import matplotlib, numpy, pandas
+import e2b_charts, matplotlib, numpy, pandas
 import matplotlib.pyplot as plt
 plt.plot([1, 2]); plt.title("x"); plt.savefig("/dev/null", format="png"); plt.close("all")
 del plt
 """
+# Executed in each kernel when it has started. Its names are none of the user's.
+with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup.py")) as source:
+    STARTUP = f"exec(compile({source.read()!r}, 'startup.py', 'exec'), {{}})"
+
 # The names of MIME types in a result; others go into `extra`.
 NAMES = {
     "text/plain": "text",
@@ -47,6 +51,8 @@ NAMES = {
     "application/pdf": "pdf",
     "application/json": "json",
     "application/javascript": "javascript",
+    "e2b/chart": "chart",
+    "e2b/data": "data",
 }
 
 
@@ -110,6 +116,7 @@ class Context:
         self.client = self.manager.client()
         self.client.start_channels(hb=False, stdin=False)
         await self.client.wait_for_ready(timeout=START_PATIENCE)
+        await self.run_silently(STARTUP)
 
     async def restart(self):
         self.client.stop_channels()

@@ -13,8 +13,13 @@ assert "".join(lines) == "0\n1\n2\n" and "".join(done.logs.stderr) == "e\n", don
 
 [figure] = box.run_code("import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()").results
 assert figure.png.startswith("iVBORw0KGgo"), figure
+assert figure.chart.type.value == "line" and figure.chart.elements[0].points == [(0, 1), (1, 2)], figure.chart
 table = box.run_code("import pandas\npandas.DataFrame({'a': [1]})").results[0]
-assert "<table" in table.html and table.is_main_result, table
+assert "<table" in table.html and table.is_main_result and table.data == {"a": [1]}, table
+odd = box.run_code("pandas.DataFrame({'a': [object()], 'b': [pandas.Timestamp(0)]})").results[0]
+assert "<table" in odd.html and odd.data is None, odd
+times = box.run_code("pandas.DataFrame({'b': [pandas.Timestamp(0)]})").results[0]
+assert times.data == {"b": ["1970-01-01T00:00:00"]}, times.data
 error = box.run_code("1 / 0").error
 assert error.name == "ZeroDivisionError" and "ZeroDivisionError" in error.traceback, error
 assert box.run_code("import os; os.environ['A']", envs={"A": "b"}).text == "b"

@@ -195,6 +195,20 @@ impl Daemon {
         read_json(self.check(request.send(file))?)
     }
 
+    /// Sends what a reader gives, and reads a JSON answer.
+    ///
+    /// # Errors
+    /// The daemon does not answer, or says why not; or the reader fails.
+    pub fn put_stream<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        reader: &mut dyn std::io::Read,
+    ) -> Result<T, Failure> {
+        let request = self.authorized(self.agent.put(self.url(path)));
+        let mut reader = reader;
+        read_json(self.check(request.send(ureq::SendBody::from_reader(&mut reader)))?)
+    }
+
     /// A connection that carries the streams of a process, which `path` starts or finds.
     ///
     /// # Errors

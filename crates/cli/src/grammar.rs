@@ -68,6 +68,7 @@ pub enum Verb {
     Queue(verbs::queue::Arguments),
     Schedule(verbs::schedule::Arguments),
     Secret(verbs::secret::Arguments),
+    Key(verbs::key::Arguments),
     Volume(verbs::volume::Arguments),
     #[command(visible_alias = "rm")]
     Remove(verbs::remove::Arguments),
@@ -118,6 +119,7 @@ impl Verb {
             Self::Queue(arguments) => verbs::queue::run(&arguments),
             Self::Schedule(arguments) => verbs::schedule::run(&arguments),
             Self::Secret(arguments) => verbs::secret::run(&arguments),
+            Self::Key(arguments) => verbs::key::run(&arguments),
             Self::Volume(arguments) => verbs::volume::run(&arguments),
             Self::Remove(arguments) => verbs::remove::run(&arguments),
             Self::Gc(arguments) => verbs::gc::run(&arguments),

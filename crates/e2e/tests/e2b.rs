@@ -17,6 +17,8 @@ const SDK: &str = "e2b==2.63.0";
 const INTERPRETER: &str = "e2b-code-interpreter==2.11.5";
 /// The same for JavaScript.
 const JS_SDK: &str = "e2b@2.51.0";
+/// The one for code.
+const JS_INTERPRETER: &str = "@e2b/code-interpreter@2.8.0";
 /// A key, and the SHA-256 hash of it.
 const KEY: &str = "e2b_0123456789abcdef0123456789abcdef";
 /// How long installing the SDK, and all that is done with it, may take.
@@ -70,11 +72,12 @@ fn make_python() -> Option<PathBuf> {
     Some(python)
 }
 
-/// The module of the SDK for JavaScript; made once for all tests of a build directory. None if it
-/// cannot be had.
-fn js_module() -> Option<PathBuf> {
-    let place = build_directory().join(JS_SDK.replace('@', "-js-"));
-    let module = place.join("node_modules/e2b");
+/// The module of a package of npm; made once for all tests of a build directory. None if it cannot be
+/// had.
+fn js_module(package: &str) -> Option<PathBuf> {
+    let (name, version) = package.rsplit_once('@').expect("a name and a version");
+    let place = build_directory().join(format!("{}-js-{version}", name.replace(['@', '/'], "")));
+    let module = place.join("node_modules").join(name);
     let is_whole = place.join("is-whole");
     if is_whole.exists() {
         return Some(module);
@@ -85,10 +88,10 @@ fn js_module() -> Option<PathBuf> {
     }
     fs::create_dir_all(&place).expect("a directory");
     let mut npm = Command::new("npm");
-    npm.args(["install", "--silent", "--no-save", JS_SDK]).current_dir(&place);
+    npm.args(["install", "--silent", "--no-save", package]).current_dir(&place);
     let installed = run_within(PATIENCE, &mut npm, b"");
     if installed.code != Some(0) {
-        skip(&format!("npm does not give {JS_SDK}: {}", installed.stderr));
+        skip(&format!("npm does not give {package}: {}", installed.stderr));
         return None;
     }
     fs::write(is_whole, "").expect("a file");
@@ -149,7 +152,7 @@ fn the_python_sdk_works_unmodified() {
 
 #[test]
 fn the_javascript_sdk_works_unmodified() {
-    let Some(module) = js_module() else { return };
+    let Some(module) = js_module(JS_SDK) else { return };
     let mut program = Command::new("node");
     let printed = check("e2b-js", program.env("E2B_SDK", module), "js_sdk.mjs");
     assert!(printed.lines().any(|line| line == "whatIsMissingSaysSo"), "{printed}");
@@ -230,6 +233,12 @@ fn the_code_interpreter_works_unmodified() {
     program.arg(repository().join("tests/e2b/code_interpreter.py"));
     program.env("PYTHONPYCACHEPREFIX", build_directory().join("pycache"));
     program.env("E2B_API_URL", &url).env("E2B_SANDBOX_URL", &url).env("E2B_API_KEY", KEY);
+    assert_eq!(run_within(PATIENCE, &mut program, b"").success(), "code runs\n");
+    let Some(module) = js_module(JS_INTERPRETER) else { return };
+    let mut program = Command::new("node");
+    program.arg(repository().join("tests/e2b/code_interpreter.mjs"));
+    program.env("E2B_API_URL", &url).env("E2B_SANDBOX_URL", &url).env("E2B_API_KEY", KEY);
+    program.env("CODE_INTERPRETER", module);
     assert_eq!(run_within(PATIENCE, &mut program, b"").success(), "code runs\n");
 }
 

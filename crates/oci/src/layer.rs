@@ -71,30 +71,34 @@ pub(crate) fn uncompressed<'a>(mut source: impl Read + 'a) -> io::Result<Box<dyn
 }
 
 /// Lets no more through than is allowed: a few compressed bytes may stand for very many.
-pub(crate) struct Metered<R> {
+pub struct Metered<R> {
     inner: R,
     left: Allowance,
 }
 
 /// How much more may be read.
 #[derive(Clone, Debug)]
-pub(crate) struct Allowance(Rc<Cell<u64>>);
+pub struct Allowance(Rc<Cell<u64>>);
 
 impl Allowance {
+    /// So many bytes.
     pub fn new(bytes: u64) -> Self {
         Self(Rc::new(Cell::new(bytes)))
     }
 
+    /// From now on so many.
     pub fn set(&self, bytes: u64) {
         self.0.set(bytes);
     }
 
+    /// Bytes that are left.
     pub fn left(&self) -> u64 {
         self.0.get()
     }
 }
 
 impl<R> Metered<R> {
+    /// Bytes of `inner`, as far as they are allowed.
     pub fn new(inner: R, left: Allowance) -> Self {
         Self { inner, left }
     }

@@ -20,6 +20,7 @@ pub mod import;
 pub mod init;
 pub mod inspect;
 pub mod invoke;
+pub mod key;
 pub mod list;
 pub mod logs;
 pub mod man;

@@ -26,15 +26,15 @@ pub(super) fn routes() -> Router<Admin> {
 }
 
 #[derive(Deserialize)]
-struct FileQuery {
+pub(super) struct FileQuery {
     /// In the sandbox; a relative one begins at its working directory.
-    path: String,
+    pub path: String,
     /// The other path, or the target of a link.
     #[serde(default)]
     to: String,
     /// Whose rights count; that of the sandbox if empty.
     #[serde(default)]
-    user: String,
+    pub user: String,
     /// With all that is in it.
     #[serde(default)]
     all: bool,
@@ -47,7 +47,7 @@ struct FileQuery {
     mtime: Option<i64>,
 }
 
-fn refusal(error: &FileProblem) -> Response {
+pub(super) fn refusal(error: &FileProblem) -> Response {
     let status = match error {
         FileProblem::UnknownUser | FileProblem::Refused(libc::ENOENT, _) => StatusCode::NOT_FOUND,
         FileProblem::Refused(libc::EACCES | libc::EPERM, _) => StatusCode::FORBIDDEN,
@@ -58,7 +58,11 @@ fn refusal(error: &FileProblem) -> Response {
     problem(status, "file", error)
 }
 
-async fn session(admin: &Admin, id: u64, user: &str) -> Result<FileSession, Box<Response>> {
+pub(super) async fn session(
+    admin: &Admin,
+    id: u64,
+    user: &str,
+) -> Result<FileSession, Box<Response>> {
     let service = admin.shared.service_of(id).ok_or_else(|| Box::new(unknown_instance(id)))?;
     admin.sandboxes.used(id);
     let opened = service.files(id, user).await;

@@ -27,6 +27,7 @@
 //! | `GET /instances/ID/execs`, `GET …/EXEC`, `GET …/EXEC/output` | those there are, one, and what it has printed |
 //! | `POST /instances/ID/execs/EXEC/attach`, `POST …/signal?number=N` | its streams; a signal for it |
 //! | `GET`, `PUT`, `DELETE /instances/ID/files?path=P` | a file in it, and `…/files/list`, `stat`, `directory`, `rename`, `link` |
+//! | `GET`, `PUT /instances/ID/files/tree?path=P` | a directory in it as tar; [`TreeReport`](crate::sandboxes::untree::TreeReport): what came of one |
 //! | `GET /sandboxes`, `POST /sandboxes` | [`SandboxInfo`](crate::sandboxes::SandboxInfo) of each; a new one |
 //! | `GET`, `DELETE /sandboxes/NAME`, `POST …/pause`, `resume`, `fork?name=N`, `timeout?seconds=N` | one of them |
 //! | `POST /sandboxes/NAME/ports/PORT` with `Upgrade: thaw-port` | the bytes of a port on which something in it listens |
@@ -55,6 +56,7 @@ pub(crate) mod routes;
 mod sandboxes;
 mod stats;
 mod traces;
+mod trees;
 mod types;
 mod versions;
 

@@ -11,6 +11,8 @@ use crate::catalog::Reload;
 use crate::deploy::Deployment;
 use crate::history::{Event, SeriesView, Stats};
 use crate::sandboxes::files::FileInfo;
+use crate::sandboxes::tree::TREE_TYPE;
+use crate::sandboxes::untree::TreeReport;
 use crate::sandboxes::{ExecInfo, ExecRequest, NewSandbox, SandboxInfo};
 use crate::service::{CheckpointTaken, Forked, InstanceInfo, Restored};
 use crate::tenants::TenantReport;
@@ -109,6 +111,8 @@ const OPERATIONS: &[Operation] = &[
     operation("post", "/instances/{id}/files/rename", "Renames a file", &["!path", "!to", "user"], Nothing, Json(of::<()>)),
     operation("get", "/instances/{id}/files/link", "Where a symbolic link leads", FILE, Nothing, Json(of::<String>)),
     operation("post", "/instances/{id}/files/link", "Makes a symbolic link", &["!path", "!to", "user"], Nothing, Json(of::<()>)),
+    operation("get", "/instances/{id}/files/tree", "A directory with all in it, as a stream of tar", FILE, Nothing, Bytes(TREE_TYPE)),
+    operation("put", "/instances/{id}/files/tree", "Makes what a stream of tar has, below a directory", FILE, Bytes(TREE_TYPE), Json(of::<TreeReport>)),
     operation("get", "/sandboxes", "The sandboxes", &[], Nothing, Json(of::<Vec<SandboxInfo>>)),
     operation("post", "/sandboxes", "Makes a sandbox", &[], Json(of::<NewSandbox>), Json(of::<SandboxInfo>)),
     operation("get", "/sandboxes/{name}", "A sandbox", &[], Nothing, Json(of::<SandboxInfo>)),

@@ -58,6 +58,7 @@ pub(super) fn router(admin: Admin, access: Option<Arc<RemoteAccess>>) -> Router 
         .merge(super::queue::routes())
         .merge(super::exec::routes())
         .merge(super::files::routes())
+        .merge(super::trees::routes())
         .merge(super::sandboxes::routes())
         .fallback(|| async {
             problem(

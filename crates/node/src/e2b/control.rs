@@ -2,13 +2,15 @@
 //! sees the sandboxes of that key's name only.
 
 use super::backend::{Sandbox, Wanted};
+use super::keys::{Key, Role};
 use super::problem::{Kind, Problem};
 use super::records::{ENVS_MAX, Record};
 use super::serve::{header, nothing, refused};
-use super::settings::Key;
 use super::{E2b, ENVD_VERSION, list, metrics, snapshots};
+use axum::body::Bytes;
 use axum::extract::{Path, Request, State};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::header::RETRY_AFTER;
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -19,7 +21,7 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Seconds that a sandbox has unless the request says otherwise, as with E2B.
 const TIMEOUT_S: u64 = 300;
@@ -31,6 +33,8 @@ const OPEN_PORTS: &str = "allowPublicTraffic";
 const COPIES_MAX: u32 = 16;
 
 pub(super) type Asked<T> = (State<Arc<E2b>>, Extension<Client>, T);
+/// A request with a body about one thing.
+pub(super) type Posted = (State<Arc<E2b>>, Extension<Client>, Path<String>, Bytes);
 
 /// Whoever asks.
 #[derive(Clone, Debug)]
@@ -40,6 +44,11 @@ impl Client {
     /// Most snapshots that it may have.
     pub fn most_snapshots(&self) -> u32 {
         self.0.snapshots
+    }
+
+    /// Whether the sandboxes of this owner are its business.
+    fn sees(&self, owner: &str) -> bool {
+        self.0.role == Role::Admin || self.0.name == owner
     }
 
     /// The name under which its sandboxes are kept.
@@ -85,8 +94,26 @@ pub(super) async fn check_key(
         );
         return refused(request.into_body(), problem.into_response()).await;
     };
+    if let Err(wait) = e2b.rates.count(key, Instant::now()) {
+        return refused(request.into_body(), too_often(wait)).await;
+    }
+    if let Err(problem) = key.check(request.method()) {
+        return refused(request.into_body(), problem.into_response()).await;
+    }
     request.extensions_mut().insert(Client(key.clone()));
     next.run(request).await
+}
+
+/// The answer to whoever has used up the allowance of requests.
+fn too_often(wait: Duration) -> Response {
+    let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
+    let problem = Problem::new(
+        Kind::Exhausted,
+        format!("this key has made as many requests as its rate allows; wait {seconds} s"),
+    );
+    let mut answer = problem.into_response();
+    answer.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
+    answer
 }
 
 /// Does something to its end, also if the client goes away meanwhile: half of it would leave a
@@ -188,7 +215,7 @@ async fn create(
     State(e2b): State<Arc<E2b>>,
     Extension(client): Extension<Client>,
     headers: HeaderMap,
-    body: axum::body::Bytes,
+    body: Bytes,
 ) -> Response {
     let made = to_its_end(async move { e2b.create(&client, &headers, &body).await });
     answer(StatusCode::CREATED, made.await)
@@ -245,9 +272,17 @@ impl E2b {
         }
     }
 
+    /// The sandboxes that a client sees.
+    pub(super) fn seen_by(&self, client: &Client) -> Vec<Sandbox> {
+        match client.0.role {
+            Role::Admin => self.present(self.records.all()),
+            Role::User | Role::ReadOnly => self.sandboxes_of(client.owner()),
+        }
+    }
+
     /// A sandbox of a client.
     pub(super) fn own(&self, client: &Client, id: &str) -> Result<(Sandbox, Record), Problem> {
-        let record = self.records.get(id).filter(|record| record.owner == client.owner());
+        let record = self.records.get(id).filter(|record| client.sees(&record.owner));
         let found = record.and_then(|record| Some((self.backend.find(id)?, record)));
         found.ok_or_else(|| Problem::no_sandbox(id))
     }
@@ -296,7 +331,9 @@ pub(super) fn time_text(ms: u64) -> String {
 async fn show((State(e2b), Extension(client), Path(id)): Asked<Path<String>>) -> Response {
     let shown = e2b.own(&client, &id).map(|(sandbox, record)| {
         let mut shown = e2b.listed(&sandbox);
-        shown["envdAccessToken"] = json!(e2b.records.token(&id));
+        if client.0.role != Role::ReadOnly {
+            shown["envdAccessToken"] = json!(e2b.records.token(&id));
+        }
         shown["domain"] = json!(e2b.settings.now().domain);
         let on_timeout = if sandbox.pauses { "pause" } else { "kill" };
         shown["lifecycle"] = json!({"autoResume": record.auto_resume, "onTimeout": on_timeout});
@@ -319,14 +356,7 @@ struct PauseRequest {
     memory: Option<bool>,
 }
 
-async fn pause(
-    (State(e2b), Extension(client), Path(id), body): (
-        State<Arc<E2b>>,
-        Extension<Client>,
-        Path<String>,
-        axum::body::Bytes,
-    ),
-) -> Response {
+async fn pause((State(e2b), Extension(client), Path(id), body): Posted) -> Response {
     let paused = async move {
         let request: PauseRequest = parse(&body)?;
         let (sandbox, _) = e2b.own(&client, &id)?;
@@ -350,14 +380,7 @@ struct ConnectRequest {
 }
 
 /// Resumes a sandbox that is paused. One that runs gets more time, and never less.
-async fn connect(
-    (State(e2b), Extension(client), Path(id), body): (
-        State<Arc<E2b>>,
-        Extension<Client>,
-        Path<String>,
-        axum::body::Bytes,
-    ),
-) -> Response {
+async fn connect((State(e2b), Extension(client), Path(id), body): Posted) -> Response {
     let connected = async move {
         let request: ConnectRequest = parse(&body)?;
         let seconds = timeout(request.timeout)?;
@@ -373,9 +396,7 @@ async fn connect(
                 StatusCode::CREATED
             }
             Some(deadline) => {
-                if deadline < now_ms() + seconds * 1000 {
-                    e2b.backend.set_timeout(&id, seconds)?;
-                }
+                e2b.extend(&id, deadline, seconds)?;
                 StatusCode::OK
             }
         };
@@ -395,14 +416,7 @@ struct TimeoutRequest {
     timeout: Option<u64>,
 }
 
-async fn set_timeout(
-    (State(e2b), Extension(client), Path(id), body): (
-        State<Arc<E2b>>,
-        Extension<Client>,
-        Path<String>,
-        axum::body::Bytes,
-    ),
-) -> Response {
+async fn set_timeout((State(e2b), Extension(client), Path(id), body): Posted) -> Response {
     let changed = || {
         let request: TimeoutRequest = parse(&body)?;
         running(&e2b, &client, &id)?;
@@ -414,24 +428,23 @@ async fn set_timeout(
 }
 
 /// Gives a sandbox that runs more time, and never less.
-async fn refresh(
-    (State(e2b), Extension(client), Path(id), body): (
-        State<Arc<E2b>>,
-        Extension<Client>,
-        Path<String>,
-        axum::body::Bytes,
-    ),
-) -> Response {
+async fn refresh((State(e2b), Extension(client), Path(id), body): Posted) -> Response {
     let changed = || {
         let request: TimeoutRequest = parse(&body)?;
         let deadline = running(&e2b, &client, &id)?;
-        let seconds = timeout(request.timeout)?;
-        if deadline < now_ms() + seconds * 1000 {
-            e2b.backend.set_timeout(&id, seconds)?;
-        }
-        Ok(Value::Null)
+        e2b.extend(&id, deadline, timeout(request.timeout)?).map(|()| Value::Null)
     };
     answer(StatusCode::NO_CONTENT, changed())
+}
+
+impl E2b {
+    /// Gives a sandbox so many seconds from now, if that is later than its deadline.
+    fn extend(&self, id: &str, deadline_ms: u64, seconds: u64) -> Result<(), Problem> {
+        match deadline_ms < now_ms() + seconds * 1000 {
+            true => self.backend.set_timeout(id, seconds),
+            false => Ok(()),
+        }
+    }
 }
 
 /// When the time of a sandbox comes, which runs.
@@ -446,14 +459,7 @@ struct ForkRequest {
     count: Option<u32>,
 }
 
-async fn fork(
-    (State(e2b), Extension(client), Path(id), body): (
-        State<Arc<E2b>>,
-        Extension<Client>,
-        Path<String>,
-        axum::body::Bytes,
-    ),
-) -> Response {
+async fn fork((State(e2b), Extension(client), Path(id), body): Posted) -> Response {
     let forked = async move {
         let request: ForkRequest = parse(&body)?;
         let seconds = timeout(request.timeout)?;

@@ -99,7 +99,7 @@ fn matching(e2b: &E2b, client: &Client, query: &ListQuery) -> Result<Vec<Sandbox
             && function.is_none_or(|function| sandbox.function == function)
             && metadata.iter().all(|(name, value)| sandbox.metadata.get(name) == Some(value))
     };
-    let mut found = e2b.sandboxes_of(client.owner());
+    let mut found = e2b.seen_by(client);
     found.retain(is_meant);
     let key = |sandbox: &Sandbox| (sandbox.created_ms, sandbox.id.clone());
     match query.order.as_deref() {

@@ -18,6 +18,7 @@ mod control;
 mod fake;
 mod files;
 mod filesystem;
+mod keys;
 mod list;
 mod messages;
 mod metrics;
@@ -33,6 +34,7 @@ mod snapshots;
 mod tests;
 mod watch;
 
+pub use keys::{KEYS_FILE, Key, KeyError, KeyStore, NewKey, RequestRate, Role};
 pub use node_backend::NodeBackend;
 pub use problem::{Kind, Problem};
 pub use settings::{FILE, LiveSettings, SettingsError};
@@ -62,6 +64,8 @@ pub struct E2b {
     /// Connections to ports, by the id of the sandbox: whoever makes them may be anybody.
     ports: Streams,
     watchers: watch::Watchers,
+    /// Requests of each key.
+    rates: keys::Rates,
     /// How TLS is spoken, if it is.
     tls: Option<LiveServer>,
 }
@@ -80,12 +84,17 @@ impl E2b {
         let tables = settings.now().certificates.clone();
         let tls = (!tables.is_empty()).then(|| LiveServer::load(directory, &tables)).transpose();
         let tls = tls.map_err(io::Error::other)?;
-        let (streams, ports, watchers) = Default::default();
-        Ok(Arc::new(Self { backend, settings, records, streams, ports, watchers, tls }))
+        let (streams, ports, watchers, rates) = Default::default();
+        Ok(Arc::new(Self { backend, settings, records, streams, ports, watchers, rates, tls }))
     }
 
     /// The sandboxes of an owner that are there. Forgets those that are not any more.
     fn sandboxes_of(&self, owner: &str) -> Vec<Sandbox> {
+        self.present(self.records.of(owner))
+    }
+
+    /// Those of these sandboxes that are there. Forgets the others.
+    fn present(&self, ids: Vec<String>) -> Vec<Sandbox> {
         let found = |id: String| {
             let found = self.backend.find(&id);
             if found.is_none() {
@@ -94,7 +103,7 @@ impl E2b {
             }
             found
         };
-        self.records.of(owner).into_iter().filter_map(found).collect()
+        ids.into_iter().filter_map(found).collect()
     }
 }
 

@@ -134,8 +134,17 @@ impl Records {
 
     /// The ids of those of an owner that are made.
     pub fn of(&self, owner: &str) -> Vec<String> {
+        self.made_that(|record| record.owner == owner)
+    }
+
+    /// The ids of all that are made.
+    pub fn all(&self) -> Vec<String> {
+        self.made_that(|_| true)
+    }
+
+    fn made_that(&self, is_meant: impl Fn(&Record) -> bool) -> Vec<String> {
         let contents = self.contents();
-        let is_own = |record: &Record| record.owner == owner && !record.is_being_made;
+        let is_own = |record: &Record| is_meant(record) && !record.is_being_made;
         let own = contents.sandboxes.iter().filter(|(_, record)| is_own(record));
         own.map(|(id, _)| id.clone()).collect()
     }

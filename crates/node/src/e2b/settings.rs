@@ -11,6 +11,8 @@
 //! sha256 = "…"                   # of the key, in hexadecimal digits
 //! sandboxes = 100                # most at a time, paused ones included
 //! snapshots = 20                 # most at a time
+//! role = "user"                  # or "admin", "read-only"
+//! rate = "100 per 1m"            # requests of the control API
 //!
 //! [[certificates]]               # TLS, and nothing else
 //! chain = "tls/box.pem"          # for *.box.example.org, below THAW_HOME
@@ -20,10 +22,14 @@
 //! Only hashes of keys are kept. A key is a long random text, so a plain hash is enough: there is
 //! nothing to guess.
 
+use super::keys::{self, KEYS_FILE, Key};
 use crate::edge::CertificateTable;
 use ring::digest::{SHA256, digest};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
@@ -32,12 +38,6 @@ use std::time::SystemTime;
 pub const FILE: &str = "e2b.toml";
 /// Most bytes of it.
 const FILE_MAX: u64 = 1 << 20;
-/// Sandboxes of one key, unless the file says otherwise.
-const SANDBOXES: u32 = 100;
-
-/// Snapshots of one key, unless the file says otherwise.
-const SNAPSHOTS: u32 = 20;
-
 /// A SHA-256 hash.
 pub(super) type Hash = [u8; 32];
 
@@ -59,38 +59,18 @@ pub struct Settings {
     pub(crate) certificates: Vec<CertificateTable>,
 }
 
-/// Somebody who may use the API.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Key {
-    /// Whose it is. Keys of one name share their sandboxes.
-    pub name: String,
-    /// The hash of the key, in hexadecimal digits.
-    #[serde(deserialize_with = "hexadecimal")]
-    pub sha256: Hash,
-    /// Most sandboxes at a time, paused ones included.
-    #[serde(default = "default_sandboxes")]
-    pub sandboxes: u32,
-    /// Most snapshots at a time.
-    #[serde(default = "default_snapshots")]
-    pub snapshots: u32,
-}
-
-fn default_snapshots() -> u32 {
-    SNAPSHOTS
-}
-
-fn default_sandboxes() -> u32 {
-    SANDBOXES
-}
-
-fn hexadecimal<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Hash, D::Error> {
+pub(super) fn hexadecimal<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Hash, D::Error> {
     let text = String::deserialize(from)?;
     from_hex(&text).ok_or_else(|| {
         serde::de::Error::custom(
             "`sha256` takes the 64 hexadecimal digits that `printf %s KEY | sha256sum` prints",
         )
     })
+}
+
+pub(super) fn to_hexadecimal<S: serde::Serializer>(hash: &Hash, to: S) -> Result<S::Ok, S::Error> {
+    let digits: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+    to.serialize_str(&digits)
 }
 
 fn from_hex(text: &str) -> Option<Hash> {
@@ -136,19 +116,12 @@ impl Settings {
     /// See [`SettingsError`].
     pub fn load(path: &Path) -> Result<Self, SettingsError> {
         let failed = |error| SettingsError::Read { path: path.to_owned(), error };
-        let len = std::fs::metadata(path).map_err(failed)?.len();
-        if len > FILE_MAX {
-            return Err(failed(std::io::ErrorKind::FileTooLarge.into()));
-        }
-        let text = std::fs::read_to_string(path).map_err(failed)?;
+        let text = text_of(path, FILE_MAX).map_err(failed)?;
         Self::parse(&text).map_err(|reason| SettingsError::Wrong { path: path.to_owned(), reason })
     }
 
     fn parse(text: &str) -> Result<Self, String> {
         let settings: Self = toml::from_str(text).map_err(|error| error.to_string())?;
-        if settings.keys.is_empty() {
-            return Err("it names no `[[keys]]`, so nobody may use the API; add one".to_owned());
-        }
         let is_name = |domain: &String| {
             let is_fine = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
             let ends = |text: &str| text.bytes().next().is_some_and(is_fine);
@@ -196,45 +169,109 @@ impl Settings {
     }
 }
 
-/// The settings in a file, read again when it has changed.
+/// All of a text file.
+pub(super) fn text_of(path: &Path, max: u64) -> io::Result<String> {
+    let mut text = String::new();
+    File::open(path)?.take(max + 1).read_to_string(&mut text)?;
+    match text.len() as u64 > max {
+        true => Err(io::ErrorKind::FileTooLarge.into()),
+        false => Ok(text),
+    }
+}
+
+/// The settings in e2b.toml and the keys of `thaw key` beside it, read again when they have changed.
 #[derive(Debug)]
 pub struct LiveSettings {
+    /// That of e2b.toml.
     path: PathBuf,
-    read: Mutex<(Option<SystemTime>, Arc<Settings>)>,
+    read: Mutex<Present>,
+}
+
+/// What was read last.
+#[derive(Debug)]
+struct Present {
+    /// Of both files.
+    stamps: [Stamp; 2],
+    /// What e2b.toml says.
+    own: Settings,
+    /// The keys of `thaw key`.
+    made: Vec<Key>,
+    /// Both together.
+    all: Arc<Settings>,
+}
+
+impl Present {
+    fn join(&mut self) {
+        let mut all = self.own.clone();
+        all.keys.extend(self.made.iter().cloned());
+        self.all = Arc::new(all);
+    }
 }
 
 impl LiveSettings {
-    /// Those in a file.
+    /// Those in a directory. Without keys nobody could use them, so that is refused at the start.
     ///
     /// # Errors
     /// See [`SettingsError`].
     pub fn load(path: PathBuf) -> Result<Self, SettingsError> {
-        let changed = changed(&path);
-        let settings = Settings::load(&path)?;
-        Ok(Self { path, read: Mutex::new((changed, Arc::new(settings))) })
+        let made_path = path.with_file_name(KEYS_FILE);
+        let stamps = [stamp(&path), stamp(&made_path)];
+        let made = keys::load(&made_path)?;
+        let own = match Settings::load(&path) {
+            // All that it could say has a default.
+            Err(SettingsError::Read { error, .. })
+                if error.kind() == io::ErrorKind::NotFound && !made.is_empty() =>
+            {
+                Settings::default()
+            }
+            own => own?,
+        };
+        if own.keys.is_empty() && made.is_empty() {
+            let reason = "it names no `[[keys]]`, so nobody may use the API; add one, or make one \
+                          with `thaw key create`";
+            return Err(SettingsError::Wrong { path, reason: reason.to_owned() });
+        }
+        let mut present = Present { stamps, own, made, all: Arc::default() };
+        present.join();
+        Ok(Self { path, read: Mutex::new(present) })
     }
 
-    /// The present ones. Where the file has become unusable the former ones stay.
+    /// The present ones. Where a file has become unusable what it said before holds on.
     pub fn now(&self) -> Arc<Settings> {
-        let changed = changed(&self.path);
+        let made_path = self.path.with_file_name(KEYS_FILE);
+        let stamps = [stamp(&self.path), stamp(&made_path)];
         let mut read = self.read.lock().expect("no holder panics");
-        if read.0 != changed {
-            read.0 = changed;
+        let before = std::mem::replace(&mut read.stamps, stamps);
+        if before[0] != stamps[0] {
             match Settings::load(&self.path) {
-                Ok(settings) => read.1 = Arc::new(settings),
+                Ok(settings) => read.own = settings,
                 Err(error) => tracing::error!("{error}; what it said before holds on"),
             }
         }
-        read.1.clone()
+        if before[1] != stamps[1] {
+            match keys::load(&made_path) {
+                Ok(keys) => read.made = keys,
+                Err(error) => tracing::error!("{error}; what it said before holds on"),
+            }
+        }
+        if before != stamps {
+            read.join();
+        }
+        read.all.clone()
     }
 }
 
-fn changed(path: &Path) -> Option<SystemTime> {
-    std::fs::metadata(path).and_then(|attributes| attributes.modified()).ok()
+/// By which a file is known to be what it was: its last modification, inode and size.
+type Stamp = Option<(SystemTime, u64, u64)>;
+
+fn stamp(path: &Path) -> Stamp {
+    let found = std::fs::metadata(path).ok()?;
+    Some((found.modified().ok()?, found.ino(), found.len()))
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::keys::SANDBOXES;
     use super::*;
 
     const HASH: &str = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b";
@@ -270,7 +307,6 @@ mod tests {
     fn what_makes_no_sense_is_refused() {
         let key = format!("[[keys]]\nname = \"a\"\nsha256 = \"{HASH}\"\n");
         for (text, word) in [
-            (String::new(), "no `[[keys]]`"),
             ("[[keys]]\nname = \"a\"\nsha256 = \"secret\"\n".to_owned(), "64 hexadecimal"),
             (key.clone() + &key, "twice"),
             (key.replace("\"a\"", "\"\""), "empty `name`"),
@@ -299,5 +335,13 @@ mod tests {
         assert_eq!(settings.now().keys[0].name, "b");
         write("nonsense", 3);
         assert_eq!(settings.now().keys[0].name, "b");
+        // Keys that were taken away count no more, the last one neither.
+        std::fs::write(place.path().join(KEYS_FILE), key("c").replace("2b", "3b")).unwrap();
+        assert_eq!(settings.now().keys.iter().map(|key| &key.name).collect::<Vec<_>>(), ["b", "c"]);
+        write("", 4);
+        std::fs::remove_file(place.path().join(KEYS_FILE)).unwrap();
+        assert!(settings.now().keys.is_empty());
+        let nobody = LiveSettings::load(path).unwrap_err().to_string();
+        assert!(nobody.contains("no `[[keys]]`"), "{nobody}");
     }
 }

@@ -2,10 +2,9 @@
 //! are made. `template` of a new sandbox names one by its id or its name.
 
 use super::E2b;
-use super::control::{Asked, Client, answer, parse, to_its_end};
+use super::control::{Asked, Client, Posted, answer, parse, to_its_end};
 use super::problem::{Kind, Problem};
 use super::records::Snapshot;
-use axum::body::Bytes;
 use axum::extract::{Path, Query, State};
 use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
@@ -87,14 +86,7 @@ impl E2b {
     }
 }
 
-async fn create(
-    (State(e2b), Extension(client), Path(id), body): (
-        State<Arc<E2b>>,
-        Extension<Client>,
-        Path<String>,
-        Bytes,
-    ),
-) -> Response {
+async fn create((State(e2b), Extension(client), Path(id), body): Posted) -> Response {
     let taken = to_its_end(async move { e2b.take_snapshot(&client, &id, &body).await });
     answer(StatusCode::CREATED, taken.await)
 }

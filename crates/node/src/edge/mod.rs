@@ -24,6 +24,7 @@ pub(crate) use certificates::{CertificateTable, Certificates};
 pub use file::{GATEWAY_FILE, GatewayFileError};
 pub(crate) use live_server::LiveServer;
 pub use operators::{Addresses, Operators, Trust};
+pub(crate) use rate::take_allowance;
 pub(crate) use request_id::{RequestId, TRACEPARENT};
 pub(crate) use routes::{Asked, Target};
 pub(crate) use rules::Policy;

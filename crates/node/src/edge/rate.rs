@@ -104,14 +104,25 @@ impl Rates {
             }
         }
         let full_at = table.full_at.entry(key).or_insert(now);
-        let next = (*full_at).max(now) + rate.interval();
-        match next.duration_since(now).checked_sub(rate.interval() + rate.tolerance()) {
-            None | Some(Duration::ZERO) => {
-                *full_at = next;
-                Ok(())
-            }
-            Some(wait) => Err(wait),
+        take_allowance(full_at, now, rate.interval(), rate.tolerance())
+    }
+}
+
+/// Takes one request from an allowance that is whole again at `full_at`: each takes `interval` of
+/// it, and it may be overdrawn by `tolerance`. How long to wait if nothing is left.
+pub(crate) fn take_allowance(
+    full_at: &mut Instant,
+    now: Instant,
+    interval: Duration,
+    tolerance: Duration,
+) -> Result<(), Duration> {
+    let next = (*full_at).max(now) + interval;
+    match next.duration_since(now).checked_sub(interval + tolerance) {
+        None | Some(Duration::ZERO) => {
+            *full_at = next;
+            Ok(())
         }
+        Some(wait) => Err(wait),
     }
 }
 

@@ -121,11 +121,13 @@ const OURS: [&str; 12] = [
 /// things: it may be a directory of the system's, of which nothing must be given away.
 fn parts_to_give(home: &Home) -> Result<Vec<PathBuf>, HomeError> {
     let is_ours = |name: &str| {
-        OURS.contains(&name) || ["daemon.", "admin."].iter().any(|prefix| name.starts_with(prefix))
+        OURS.contains(&name)
+            || ["daemon.", "admin.", "e2b-keys."].iter().any(|prefix| name.starts_with(prefix))
     };
     // Those that people put there.
     let is_usual = |name: &str| {
-        ["tenants.toml", "registries.toml", "gateway.toml", "lost+found"].contains(&name)
+        ["tenants.toml", "registries.toml", "gateway.toml", "e2b.toml", "lost+found"]
+            .contains(&name)
     };
     let mut ours = Vec::new();
     for entry in fs::read_dir(home.root()).map_err(|error| home.unusable(error))? {
@@ -258,6 +260,8 @@ mod tests {
             fs::create_dir_all(home.root().join(directory)).unwrap();
         }
         fs::write(home.root().join("secrets/shop/database"), "").unwrap();
+        // What `thaw key create` makes.
+        fs::write(home.root().join("e2b-keys.toml"), "").unwrap();
         std::os::unix::fs::symlink(&secret, home.root().join("logs")).unwrap();
         let user = DaemonIds { uid: 12_345, gid: 12_346 };
         give_home(&home, user).unwrap();
@@ -266,7 +270,8 @@ mod tests {
             (attributes.uid(), attributes.gid())
         };
         let secret_of_ours = "secrets/shop/database";
-        for name in ["", "store", "store/blob", "secrets", secret_of_ours, "partial/shop"] {
+        let keys = "e2b-keys.toml";
+        for name in ["", "store", "store/blob", "secrets", secret_of_ours, "partial/shop", keys] {
             assert_eq!(owner(&home.root().join(name)), (12_345, 12_346), "{name}");
         }
         assert_eq!((owner(&secret), owner(&home.root().join("logs"))), ((0, 0), (0, 0)));

@@ -157,6 +157,15 @@ impl FileSession {
         self.answer(path).await.map(drop)
     }
 
+    /// Changes permissions and the time of the last modification of what is at a path, in seconds
+    /// since 1970. A symbolic link there is followed.
+    pub async fn change(&mut self, path: &str, mode: u32, mtime: i64) -> Outcome<()> {
+        let (operation, flags) = (FILE_CHANGE, FILE_SET_MODE | FILE_SET_TIME);
+        let request = FileRequest { operation, flags, mode, mtime, ..FileRequest::default() };
+        self.ask(request, path, "").await?;
+        self.answer(path).await.map(drop)
+    }
+
     /// Gives a file another name.
     pub async fn rename(&mut self, from: &str, to: &str) -> Outcome<()> {
         self.simple(FILE_RENAME, 0, from, to).await.map(drop)
@@ -362,7 +371,7 @@ fn broken() -> FileProblem {
     FileProblem::Lost("its answer makes no sense".to_owned())
 }
 
-fn shown(path: &str) -> String {
+pub(super) fn shown(path: &str) -> String {
     escape(path.as_bytes())
 }
 

@@ -9,6 +9,8 @@ pub mod files;
 mod output;
 pub(crate) mod ports;
 pub mod registry;
+pub mod tree;
+pub mod untree;
 
 pub(crate) use exec::Execs;
 pub use exec::{ExecInfo, ExecRequest, ExecState};

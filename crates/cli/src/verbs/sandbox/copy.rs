@@ -1,5 +1,7 @@
 //! `thaw sandbox cp`: files and directories, to a sandbox and from it.
 
+use super::download;
+use super::upload::Upload;
 use crate::client::{Daemon, DaemonArguments};
 use crate::failure::{Failure, Outcome};
 use crate::output;
@@ -11,12 +13,14 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use thaw_node::sandboxes::files::{FileInfo, FileKind};
+use thaw_node::sandboxes::untree::TreeReport;
+use thaw_sandbox::escape;
 
 /// Copy files to a sandbox, or from it.
 ///
-/// Directories are copied with all that is in them: files, directories and symbolic links, with
-/// their permissions and times. A directory from a sandbox goes where nothing is yet. Paths of a
-/// sandbox are `NAME:PATH`; its own kernel resolves them, with the rights of `--user`.
+/// Directories are copied with all that is in them, as one stream: files, directories and symbolic
+/// links, with their permissions and times. A directory from a sandbox goes where nothing is yet.
+/// Paths of a sandbox are `NAME:PATH`; its own kernel resolves them, with the rights of `--user`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     thaw sandbox cp ./src box:/work\n  \
@@ -30,6 +34,9 @@ pub struct Arguments {
     /// Whose rights count in the sandbox.
     #[arg(short, long, value_name = "USER", default_value = "")]
     user: String,
+    /// Copy directories, as cp(1) has it: they are copied without this, too.
+    #[arg(short, long)]
+    recursive: bool,
     #[command(flatten)]
     daemon: DaemonArguments,
 }
@@ -105,17 +112,11 @@ impl Files {
             return self.daemon.post::<()>(&path);
         }
         if found.is_dir() {
-            self.daemon.post::<()>(&self.url("/directory", to, &more))?;
-            for entry in fs::read_dir(from).map_err(told)? {
-                let entry = entry.map_err(told)?;
-                let name = entry.file_name();
-                let Some(name) = name.to_str() else {
-                    let shown = entry.path().display().to_string();
-                    return Err(Failure::failed(format!("{shown}: its name is not UTF-8")));
-                };
-                self.upload(&entry.path(), &format!("{to}/{name}"))?;
-            }
-            return Ok(());
+            let mut stream = Upload::of(from.to_owned())?;
+            let sent =
+                self.daemon.put_stream::<TreeReport>(&self.url("/tree", to, ""), &mut stream);
+            // Why it was broken off says more than that it was.
+            return stream.failure().map_or(sent, Err).map(drop);
         }
         if !found.is_file() {
             return Err(Failure::failed(format!("{} is no file or directory", from.display())));
@@ -126,57 +127,32 @@ impl Files {
     }
 
     fn download(&self, from: &str, to: &Path) -> Result<(), Failure> {
-        let info: FileInfo = self.daemon.get(&self.url("/stat", from, "&no_follow=true"))?;
-        self.take(&info, from, to, true)
-    }
-
-    /// What the sandbox says decides nothing but what is in the files: each name is one name, and
-    /// a directory is one that was made here just now.
-    fn take(&self, info: &FileInfo, from: &str, to: &Path, is_top: bool) -> Result<(), Failure> {
         let told = |error: io::Error| Failure::failed(format!("{}: {error}", to.display()));
-        let mode = fs::Permissions::from_mode(info.mode & 0o777);
+        let info: FileInfo = self.daemon.get(&self.url("/stat", from, "&no_follow=true"))?;
         match info.kind {
             FileKind::Directory => {
-                fs::create_dir(to).map_err(told)?;
-                let entries: Vec<FileInfo> = self.daemon.get(&self.url("/list", from, ""))?;
-                for entry in entries {
-                    if entry.name.contains('/') || ["", ".", ".."].contains(&entry.name.as_str()) {
-                        return Err(Failure::failed("the sandbox lists what is no name of a file"));
-                    }
-                    let path = format!("{}/{}", from.trim_end_matches('/'), entry.name);
-                    self.take(&entry, &path, &to.join(&entry.name), false)?;
+                if to.symlink_metadata().is_ok() {
+                    return Err(told(io::ErrorKind::AlreadyExists.into()));
                 }
+                let mut answer = self.daemon.stream(&self.url("/tree", from, ""))?;
+                download::unpack(answer.body_mut().as_reader(), to)
             }
             FileKind::Link => {
                 let target: String = self.daemon.get(&self.url("/link", from, ""))?;
-                symlink(target, to).map_err(told)?;
-                return Ok(());
+                symlink(target, to).map_err(told)
             }
             FileKind::File => {
                 let mut answer = self.daemon.stream(&self.url("", from, ""))?;
-                let mut file = create(to, is_top).map_err(told)?;
+                let mut file = File::create(to).map_err(told)?;
                 io::copy(&mut answer.body_mut().as_reader(), &mut file).map_err(told)?;
                 // Not what would give rights to whoever runs it.
-                return file.set_permissions(mode).map_err(told);
+                file.set_permissions(fs::Permissions::from_mode(info.mode & 0o777)).map_err(told)
             }
             FileKind::Other => {
-                eprintln!("thaw: {} is no file or directory, and left out", to.display());
-                return Ok(());
+                Err(Failure::failed(format!("{} is no file or directory", escape(from.as_bytes()))))
             }
         }
-        fs::set_permissions(to, mode).map_err(told)
     }
-}
-
-/// A file for what is copied. Below the top, where all is new, one that is there is none of this
-/// copy's: the sandbox has listed a name twice, and the first may be a link to anywhere.
-fn create(to: &Path, is_top: bool) -> io::Result<File> {
-    let mut options = File::options();
-    match is_top {
-        true => options.create(true).truncate(true),
-        false => options.create_new(true),
-    };
-    options.write(true).open(to)
 }
 
 #[cfg(test)]

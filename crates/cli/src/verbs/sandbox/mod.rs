@@ -3,8 +3,10 @@
 mod attach;
 mod copy;
 mod create;
+mod download;
 mod port;
 mod table;
+mod upload;
 
 use crate::client::{Daemon, DaemonArguments};
 use crate::failure::Outcome;
