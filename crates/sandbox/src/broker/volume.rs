@@ -6,6 +6,7 @@
 //! `RLIMIT_FSIZE` is 0. So whatever makes a volume larger is a request, and the quota holds on
 //! every file system (decisions/0041).
 
+mod copy;
 mod limits;
 mod listings;
 mod ranges;
@@ -31,6 +32,7 @@ use rustix::process::geteuid;
 use thaw_abi::bind::*;
 use thaw_abi::control::FileAttributes;
 
+pub use copy::{Copied, copy_volume};
 pub(super) use limits::Share;
 
 use limits::{Shared, Taken};
@@ -51,6 +53,8 @@ pub struct Volume {
     directory: BoundDirectory,
     /// To whom files belong that this process makes as root.
     owner: Option<(Uid, Gid)>,
+    /// Under whose rights root serves it: those of the directory's owner.
+    serves_as: Option<(u32, u32)>,
     /// Bytes that it may hold.
     quota: u64,
     /// The bytes that it holds, a `u64`; locked while they change, by every process that has the
@@ -101,6 +105,7 @@ impl Volume {
         quota: u64,
     ) -> io::Result<Self> {
         let owner = fs::metadata(directory)?;
+        let serves_as = geteuid().is_root().then(|| (owner.uid(), owner.gid()));
         let is_others = geteuid().is_root() && owner.uid() != 0;
         let owner = is_others.then(|| (Uid::from_raw(owner.uid()), Gid::from_raw(owner.gid())));
         match flock(&users, FlockOperation::NonBlockingLockExclusive) {
@@ -114,7 +119,15 @@ impl Volume {
         flock(&users, FlockOperation::LockShared)?;
         let directory = BoundDirectory::open(directory, BoundAccess::Write)?;
         let state = Mutex::default();
-        Ok(Self { directory, owner, quota, usage, _users: users, limits, state })
+        let _users = users;
+        Ok(Self { directory, owner, serves_as, quota, usage, _users, limits, state })
+    }
+
+    /// Takes the rights of the volume's owner on this thread, if this process is root: files in a
+    /// directory of the host may be others'.
+    fn take_rights(&self) -> Result<(), Errno> {
+        let Some((uid, gid)) = self.serves_as else { return Ok(()) };
+        sys::set_filesystem_ids(uid, gid).map_err(|_| Errno::PERM)
     }
 
     // Names change and files grow under this lock, so that what is counted is what happens.
@@ -324,6 +337,7 @@ impl MountedVolume {
 
     /// Serves a request.
     pub fn serve(&self, request: &BindRequest, tail: &[u8]) -> Result<Answer, Errno> {
+        self.volume.take_rights()?;
         let BindRequest { operation, a, b, c, .. } = *request;
         match operation {
             BIND_OPEN => self.open(tail, a, b),
