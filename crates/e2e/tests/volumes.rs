@@ -463,11 +463,19 @@ fn a_directory_of_the_host_is_served_as_its_owner_sees_it() {
     let home = built_home("volumes-host", &[]);
     let host = tempfile::tempdir().unwrap();
     let path = host.path().to_str().unwrap();
-    let volumes = format!("[[volumes]]\nname = \"photos\"\npath = \"/photos\"\nhost = \"{path}\"\n");
-    let function =
-        Function { name: "shop", keys: "isolation = \"instance\"", volumes: &volumes, at_start: "" };
+    let volumes =
+        format!("[[volumes]]\nname = \"photos\"\npath = \"/photos\"\nhost = \"{path}\"\n");
+    let function = Function {
+        name: "shop",
+        keys: "isolation = \"instance\"",
+        volumes: &volumes,
+        at_start: "",
+    };
     let refused = refusal(function.build(&home));
-    assert!(refused.contains("the operator makes it so with `thaw volume create photos"), "{refused}");
+    assert!(
+        refused.contains("the operator makes it so with `thaw volume create photos"),
+        "{refused}"
+    );
     let create =
         ["volume", "create", "photos", "--size", "1MiB", "--host", path, "--function", "shop"];
     let refused = refusal(command(&home, &create));
@@ -507,6 +515,11 @@ fn a_directory_of_the_host_is_served_as_its_owner_sees_it() {
         assert_eq!(std::os::unix::fs::MetadataExt::uid(&made), owner, "{name}");
     }
     drop(daemon);
+    // The home is that user's by now, and root acts as its owner when it opens a volume.
+    let later = "open('/photos/later', 'w').write('x')";
+    Function { at_start: later, ..function }.build(&home).success();
+    let made = fs::metadata(host.path().join("later")).unwrap();
+    assert_eq!(std::os::unix::fs::MetadataExt::uid(&made), owner);
     command(&home, &["volume", "remove", "photos"]).success();
     assert!(host.path().join("new").exists());
 }

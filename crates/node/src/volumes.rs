@@ -1,7 +1,7 @@
 //! Volumes: directories that functions write to, and that outlive their copies.
 //!
 //! ```text
-//! $THAW_HOME/volumes/NAME/files/        what functions see, but for directories of the host
+//! $THAW_HOME/volumes/NAME/files         what functions see, or a link of root's to it
 //! $THAW_HOME/volumes/NAME/volume.json   its size, and the functions that may use it
 //! $THAW_HOME/volumes/NAME/usage         the bytes that it holds, a u64
 //! $THAW_HOME/volumes/NAME/users         locked, shared, by every process that uses it
@@ -14,7 +14,10 @@
 mod host;
 mod snapshots;
 
+pub(crate) use host::host_directories;
 pub use snapshots::{SNAPSHOTS_MAX, Snapshot};
+
+use host::Linkable;
 
 use crate::config::{ByteSize, FunctionConfig, FunctionName, VolumeConfig};
 use crate::home::{Home, HomeError};
@@ -50,9 +53,6 @@ struct Note {
     size: ByteSize,
     /// The functions that may use it.
     functions: Vec<FunctionName>,
-    /// The directory of the host in which its files lie, if that is not its own.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    host: Option<PathBuf>,
 }
 
 /// A volume, for people.
@@ -196,14 +196,14 @@ impl VolumeStore {
         size: ByteSize,
         functions: &[FunctionName],
     ) -> Result<(), VolumeError> {
-        self.make(name, &Note { size, functions: functions.to_vec(), host: None })
+        self.make(name, &Note { size, functions: functions.to_vec() }, None)
     }
 
-    fn make(&self, name: &Name, note: &Note) -> Result<(), VolumeError> {
+    fn make(&self, name: &Name, note: &Note, host: Option<&Path>) -> Result<(), VolumeError> {
         if note.functions.len() > FUNCTIONS_MAX {
             return Err(VolumeError::TooMany(format!("{FUNCTIONS_MAX} functions of a volume")));
         }
-        let _acting = self.home.act()?;
+        let acting = self.home.act()?;
         let all = self.all();
         let mut private = DirBuilder::new();
         private.mode(0o700).recursive(true);
@@ -219,7 +219,16 @@ impl VolumeStore {
             }
             made => made.map_err(failed("make", &directory))?,
         }
-        private.create(directory.join("files")).map_err(failed("make", &directory))?;
+        match host {
+            None => private.create(directory.join("files")).map_err(failed("make", &directory))?,
+            Some(host) => {
+                let linkable = Linkable::open(&directory).map_err(failed("open", &directory))?;
+                // The link is root's own.
+                drop(acting);
+                linkable.link(host).map_err(failed("link", &directory))?;
+            }
+        }
+        let _acting = self.home.act()?;
         for file in ["usage", "users"] {
             open_own(&directory.join(file)).map_err(failed("make", &directory))?;
         }
@@ -299,15 +308,15 @@ impl VolumeStore {
             used,
             functions: note.functions,
             in_use,
-            is_host: note.host.is_some(),
-            path: note.host.unwrap_or_else(|| directory.join("files")),
+            is_host: self.host(name)?.is_some(),
+            path: self.files(name)?,
             snapshots: self.snapshots(name)?,
         })
     }
 
     /// Where the files of a volume lie.
-    fn files(&self, name: &Name, note: &Note) -> PathBuf {
-        note.host.clone().unwrap_or_else(|| self.directory(name).join("files"))
+    fn files(&self, name: &Name) -> Result<PathBuf, VolumeError> {
+        Ok(self.host(name)?.unwrap_or_else(|| self.directory(name).join("files")))
     }
 
     /// Keeps everybody else from a volume until the result is dropped.
@@ -391,17 +400,15 @@ impl VolumeStore {
     ) -> Result<VolumeMount, VolumeError> {
         let name = &wanted.name;
         let _acting = self.home.act()?;
-        let note = match self.read_note(name) {
-            Err(VolumeError::Missing(_)) if wanted.host.is_some() => None,
-            note => Some(note?),
-        };
-        if let Some(path) = &wanted.host
-            && note.as_ref().and_then(|note| note.host.as_ref()) != Some(path)
-        {
-            let (name, function, path) = (name.clone(), function.clone(), path.clone());
-            return Err(VolumeError::NotHost { name, function, path });
+        let note = self.read_note(name);
+        if let Some(path) = &wanted.host {
+            let host = note.is_ok().then(|| self.host(name)).transpose()?.flatten();
+            if host.as_ref() != Some(path) {
+                let (name, function, path) = (name.clone(), function.clone(), path.clone());
+                return Err(VolumeError::NotHost { name, function, path });
+            }
         }
-        let note = note.expect("one that is missing is not the directory that was wanted");
+        let note = note?;
         if !note.functions.contains(function) {
             return Err(VolumeError::NotFor { name: name.clone(), function: function.clone() });
         }
@@ -435,15 +442,15 @@ impl VolumeStore {
             Some(volume) => volume,
             None => {
                 // Whoever copies its files may take long, and is not waited for.
+                let files = self.files(name)?;
                 let copying = open_own(&directory.join("copying"));
                 let copying = copying.map_err(failed("open", &directory))?;
                 flock(&copying, FlockOperation::NonBlockingLockShared)
                     .map_err(|_| VolumeError::Busy(name.clone()))?;
                 let opened = open_own(&directory.join("usage")).and_then(|usage| {
                     let users = open_own(&directory.join("users"))?;
-                    Volume::open(&self.files(name, note), usage, users, note.size.bytes())
+                    Volume::open(&files, usage, users, note.size.bytes())
                 });
-                let files = self.files(name, note);
                 let volume = Arc::new(opened.map_err(failed("open", &files))?);
                 open.retain(|_, volume| volume.strong_count() > 0);
                 open.insert(directory, Arc::downgrade(&volume));

@@ -1,14 +1,29 @@
-//! Directories of the host as volumes. Only the operator makes them: what a function names must be
-//! there already.
+//! Directories of the host as volumes. Only root makes them: what a function names must be there
+//! already.
+//!
+//! `files` of such a volume is a link. It must be root's: one that a daemon has made, which may
+//! be a guest's by now, would show any directory to it when it starts anew, and to builds of
+//! root. Its target must be the daemon's user's, as with other parts of `$THAW_HOME`
+//! ([`crate::monitor::linked_directories`]).
 
 use super::{Note, VolumeError, VolumeStore, failed};
 use crate::config::{ByteSize, FunctionName};
+use crate::home::Home;
 use crate::monitor::DaemonUser;
+use rustix::fs::{CWD, FileType, Mode, OFlags, fstat, openat, readlinkat, symlinkat};
+use rustix::process::geteuid;
+use std::ffi::OsString;
 use std::fs;
+use std::io::{self, ErrorKind};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use thaw_sandbox::{BoundAccess, BoundDirectory};
 use thaw_store::Name;
+
+/// Most of them: each is a mount in the daemon's own tree of files.
+const HOST_VOLUMES_MAX: usize = 16;
 
 impl VolumeStore {
     /// Makes a volume whose files are those of a directory of the host. It may hold `size` bytes,
@@ -24,6 +39,10 @@ impl VolumeStore {
         host: &Path,
     ) -> Result<(), VolumeError> {
         let host = host.canonicalize().map_err(failed("find", host))?;
+        if !geteuid().is_root() {
+            let reason = "only root can make it one, with `sudo thaw volume create`".to_owned();
+            return Err(VolumeError::Host { path: host, reason });
+        }
         let refused = |reason: String| Err(VolumeError::Host { path: host.clone(), reason });
         if let Err(reason) = self.check_place(&host) {
             return refused(reason);
@@ -40,7 +59,26 @@ impl VolumeStore {
                 host.display()
             ));
         }
-        self.make(name, &Note { size, functions: functions.to_vec(), host: Some(host) })
+        self.make(name, &Note { size, functions: functions.to_vec() }, Some(&host))
+    }
+
+    /// The directory of the host that has the files of a volume, if it is one.
+    pub(super) fn host(&self, name: &Name) -> Result<Option<PathBuf>, VolumeError> {
+        let link = self.directory(name).join("files");
+        let Some(target) = link_of_root(&link).map_err(failed("read", &link))? else {
+            return Ok(None);
+        };
+        let owner = fs::metadata(&target).map_err(failed("open", &target))?.uid();
+        let user = self.user();
+        if owner != user {
+            let reason = format!(
+                "it belongs to user {owner}, and Thaw opens its files as user {user}; \
+                 `chown -R {user} {}` gives it to that user",
+                target.display()
+            );
+            return Err(VolumeError::Host { path: target, reason });
+        }
+        Ok(Some(target))
     }
 
     /// The user that serves volumes.
@@ -55,6 +93,9 @@ impl VolumeStore {
             return Err("it holds Thaw's own state, or lies in it".to_owned());
         }
         let volumes = self.list().map_err(|error| error.to_string())?;
+        if volumes.iter().filter(|volume| volume.is_host).count() >= HOST_VOLUMES_MAX {
+            return Err(format!("{HOST_VOLUMES_MAX} directories of the host are volumes already"));
+        }
         let other: Option<(String, PathBuf)> = volumes
             .into_iter()
             .filter(|volume| volume.is_host)
@@ -71,6 +112,56 @@ impl VolumeStore {
     }
 }
 
+/// Directories of the host that are volumes, for the daemon's tree of files; those that are not
+/// the user's are left out, and their volumes cannot be used.
+pub(crate) fn host_directories(home: &Home, user: u32) -> Vec<PathBuf> {
+    let volumes = fs::read_dir(home.root().join("volumes")).into_iter().flatten();
+    let target = |entry: io::Result<fs::DirEntry>| {
+        let target = link_of_root(&entry.ok()?.path().join("files")).ok()??;
+        let target = target.canonicalize().ok()?;
+        (fs::metadata(&target).ok()?.uid() == user).then_some(target)
+    };
+    volumes.filter_map(target).take(HOST_VOLUMES_MAX).collect()
+}
+
+/// A directory of a volume, to which root can link without following anything of its owner's.
+pub(super) struct Linkable(OwnedFd);
+
+impl Linkable {
+    /// Opens it, with the rights of its owner.
+    pub fn open(directory: &Path) -> io::Result<Self> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let directory = openat(CWD, directory, flags, Mode::empty())?;
+        match fstat(&directory)?.st_uid == geteuid().as_raw() {
+            true => Ok(Self(directory)),
+            false => Err(ErrorKind::PermissionDenied.into()),
+        }
+    }
+
+    /// Links its files to `host`, with the rights of root.
+    pub fn link(&self, host: &Path) -> io::Result<()> {
+        Ok(symlinkat(host, &self.0, c"files")?)
+    }
+}
+
+/// Where a link of root's leads; `None` if there is none.
+fn link_of_root(link: &Path) -> io::Result<Option<PathBuf>> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let link = match openat(CWD, link, flags, Mode::empty()) {
+        Err(rustix::io::Errno::NOENT) => return Ok(None),
+        link => link?,
+    };
+    let found = fstat(&link)?;
+    if FileType::from_raw_mode(found.st_mode) != FileType::Symlink {
+        return Ok(None);
+    }
+    if found.st_uid != 0 {
+        return Err(io::Error::other("it is a link that root has not made"));
+    }
+    let target = readlinkat(&link, c"", Vec::new())?;
+    Ok(Some(OsString::from_vec(target.into_bytes()).into()))
+}
+
 fn overlap(one: &Path, other: &Path) -> bool {
     one.starts_with(other) || other.starts_with(one)
 }
@@ -79,10 +170,13 @@ fn overlap(one: &Path, other: &Path) -> bool {
 mod tests {
     use super::super::tests::{config, store};
     use super::*;
-    use std::os::unix::fs::chown;
+    use std::os::unix::fs::{chown, lchown};
 
     #[test]
     fn a_directory_of_the_host_is_the_operators_to_give() {
+        if !geteuid().is_root() {
+            return;
+        }
         let (_directory, volumes) = store();
         let host = tempfile::tempdir().unwrap();
         let (name, size) = (Name::new("data").unwrap(), "1MiB".parse().unwrap());
@@ -97,6 +191,7 @@ mod tests {
         fs::write(host.path().join("kept"), "kept").unwrap();
         let mounts = volumes.of_new_function(&one).unwrap();
         assert_eq!(mounts[0].volume.usage().unwrap().0, 8192);
+        assert_eq!(host_directories(&volumes.home, volumes.user()), [host.path()]);
         // Nor does it find another directory than the one that it names.
         one.volumes[0].host = Some("/srv".into());
         assert!(matches!(volumes.of_new_function(&one), Err(VolumeError::NotHost { .. })));
@@ -106,7 +201,33 @@ mod tests {
     }
 
     #[test]
+    fn links_of_others_are_not_followed() {
+        if !geteuid().is_root() {
+            return;
+        }
+        let (_directory, volumes) = store();
+        let name = Name::new("data").unwrap();
+        volumes.create(&name, "1MiB".parse().unwrap(), &[]).unwrap();
+        let files = volumes.show(&name).unwrap().path;
+        fs::remove_dir(&files).unwrap();
+        std::os::unix::fs::symlink("/etc", &files).unwrap();
+        lchown(&files, Some(7), None).unwrap();
+        let refused = volumes.of_operator(&name, BoundAccess::Read).unwrap_err().to_string();
+        assert!(refused.contains("root has not made"), "{refused}");
+        // Nor is one of root's to what is another's.
+        lchown(&files, Some(0), None).unwrap();
+        if volumes.user() != 0 {
+            let refused = volumes.of_operator(&name, BoundAccess::Read).unwrap_err().to_string();
+            assert!(refused.contains("belongs to user 0"), "{refused}");
+        }
+        assert!(host_directories(&volumes.home, volumes.user() + 1).is_empty());
+    }
+
+    #[test]
     fn directories_that_are_no_volumes_are_refused() {
+        if !geteuid().is_root() {
+            return;
+        }
         let (directory, volumes) = store();
         let size: ByteSize = "1MiB".parse().unwrap();
         let refusal = |name: &str, host: &Path| {

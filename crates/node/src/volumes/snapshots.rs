@@ -61,7 +61,7 @@ impl VolumeStore {
     /// label, or the host refuses; nothing is left then.
     pub fn snapshot(&self, name: &Name, label: &Name) -> Result<Copied, VolumeError> {
         let _acting = self.home.act()?;
-        let note = self.read_note(name)?;
+        self.read_note(name)?;
         let _alone = self.alone_to_copy(name)?;
         let known = self.snapshots(name)?;
         if known.iter().any(|known| known.label == label.as_str()) {
@@ -74,7 +74,7 @@ impl VolumeStore {
         let all = self.snapshots_of(name);
         private(true).create(&all).map_err(failed("make", &all))?;
         let (new, path) = (all.join(format!("{UNDER_WAY}{label}")), all.join(label.as_str()));
-        let copied = copy(&self.files(name, &note), &new)?;
+        let copied = copy(&self.files(name)?, &new)?;
         // The time of the directory is that of the snapshot.
         let touched =
             File::open(&new).and_then(|new| new.set_modified(std::time::SystemTime::now()));
@@ -91,10 +91,10 @@ impl VolumeStore {
     /// the host refuses; the volume is as it was then.
     pub fn restore(&self, name: &Name, label: &Name) -> Result<Copied, VolumeError> {
         let _acting = self.home.act()?;
-        let note = self.read_note(name)?;
+        self.read_note(name)?;
         let _alone = self.alone_to_copy(name)?;
         let snapshot = self.find(name, label)?;
-        if let Some(host) = note.host {
+        if let Some(host) = self.host(name)? {
             let reason = format!("it is the host's own; copy {} to it", snapshot.display());
             return Err(VolumeError::Host { path: host, reason });
         }

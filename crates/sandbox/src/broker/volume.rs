@@ -28,7 +28,7 @@ use rustix::fs::{
     fallocate, flock, fstat, fstatvfs, fsync, ftruncate, openat,
 };
 use rustix::io::{Errno, pread, pwrite};
-use rustix::process::geteuid;
+use rustix::process::{getegid, geteuid, getuid};
 use thaw_abi::bind::*;
 use thaw_abi::control::FileAttributes;
 
@@ -53,7 +53,7 @@ pub struct Volume {
     directory: BoundDirectory,
     /// To whom files belong that this process makes as root.
     owner: Option<(Uid, Gid)>,
-    /// Under whose rights root serves it: those of the directory's owner.
+    /// Under whose rights root serves it: those of the owner.
     serves_as: Option<(u32, u32)>,
     /// Bytes that it may hold.
     quota: u64,
@@ -105,9 +105,14 @@ impl Volume {
         quota: u64,
     ) -> io::Result<Self> {
         let owner = fs::metadata(directory)?;
-        let serves_as = geteuid().is_root().then(|| (owner.uid(), owner.gid()));
-        let is_others = geteuid().is_root() && owner.uid() != 0;
-        let owner = is_others.then(|| (Uid::from_raw(owner.uid()), Gid::from_raw(owner.gid())));
+        // Who opens it as root may act as the owner of what it lies in just now; requests are
+        // served by other threads.
+        let serves_as = getuid().is_root().then(|| match geteuid().is_root() {
+            true => (owner.uid(), owner.gid()),
+            false => (geteuid().as_raw(), getegid().as_raw()),
+        });
+        let others = serves_as.filter(|&(uid, _)| uid != 0);
+        let owner = others.map(|(uid, gid)| (Uid::from_raw(uid), Gid::from_raw(gid)));
         match flock(&users, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {
                 let used = tree::count(File::open(directory)?.as_fd(), quota);
