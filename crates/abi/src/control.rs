@@ -228,7 +228,8 @@ pub struct Secret {
 pub const FLAG_INIT: u32 = 1 << 27;
 
 /// Before [`MSG_ENTRY_POINT`], but for checkpoints, the sandbox says by [`MSG_LOSES`] which
-/// connections copies will find reset. Kernels that do not know of it say nothing.
+/// connections copies will find reset, and by [`MSG_WRITTEN`] which files the program has written.
+/// Kernels that do not know of it say nothing.
 pub const FLAG_SAY_LOSSES: u32 = 1 << 28;
 
 /// Sandbox to host: which connections to the outside copies of what is frozen next will find
@@ -245,6 +246,29 @@ pub struct Losses {
     pub reserved: u32,
     /// Where the first of them leads.
     pub peer: Address,
+}
+
+/// Sandbox to host: what the program has written outside of volumes, if anything ([`Written`]).
+/// Tail: the first [`WRITTEN_PATHS_MAX`] paths of [`WRITTEN_MAX`] bytes in all, each with a NUL
+/// behind it; directories end with a slash.
+pub const MSG_WRITTEN: u32 = 95;
+/// See [`MSG_WRITTEN`].
+pub const WRITTEN_PATHS_MAX: usize = 8;
+/// See [`MSG_WRITTEN`].
+pub const WRITTEN_MAX: usize = 4608;
+
+/// Body of [`MSG_WRITTEN`]. Caches, and what lies in `/tmp` and its like, do not count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Written {
+    /// Regular files that are new or changed.
+    pub files: u32,
+    /// New directories that are empty.
+    pub directories: u32,
+    /// 1: there are so many that not all were looked at.
+    pub is_partial: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// Body of [`MSG_START`].

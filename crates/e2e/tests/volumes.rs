@@ -387,3 +387,139 @@ fn a_database_survives_its_writers() {
         assert_eq!(ask(&daemon, name, &read), json!(["ok", committed, 0]));
     }
 }
+
+/// `thaw run` in a stored root file system, with a volume.
+fn run_with(home: &Path, volume: &str, code: &str) -> Outcome {
+    let arguments = ["run", "--weak-limits", "--rootfs", "/", "-v", volume, "--"];
+    command(home, &[&arguments[..], &["/usr/bin/python3", "-c", code]].concat())
+}
+
+#[test]
+fn a_program_is_run_with_a_volume() {
+    let home = built_home("volumes-run", &[]);
+    let missing = refusal(run_with(&home, "data:/v", "pass"));
+    assert!(missing.contains("there is no volume `data`"), "{missing}");
+    command(&home, &["volume", "create", "data", "--size", "1MiB"]).success();
+    let write = "open('/v/a', 'w').write('kept')";
+    run_with(&home, "data:/v", write).success();
+    assert_eq!(fs::read_to_string(files_of(&home, "data").join("a")).unwrap(), "kept");
+    let read = "print(open('/v/a').read())";
+    assert_eq!(run_with(&home, "data:/v:ro", read).success(), "kept\n");
+    let refused = refusal(run_with(&home, "data:/v:ro", write));
+    assert!(refused.contains("Read-only file system"), "{refused}");
+    let refused = refusal(run_with(&home, "data:/v", "open('/v/b', 'wb').write(bytes(2 << 20))"));
+    assert!(refused.contains("quota exceeded"), "{refused}");
+}
+
+/// A database that was in use when its daemon and the writers were killed.
+#[test]
+fn a_snapshot_of_a_database_is_whole() {
+    let home = built_home("volumes-snapshot", &[]);
+    let keys = "isolation = \"instance\"";
+    let volumes = "[[volumes]]\nname = \"data\"\npath = \"/data\"\nsize = \"64MiB\"\n";
+    Function { name: "writer", keys, volumes, at_start: "" }.build(&home).success();
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let write = "import threading\n\
+        db = sqlite3.connect('/data/app.db', check_same_thread=False, isolation_level=None)\n\
+        db.execute('PRAGMA journal_mode = WAL')\n\
+        db.execute('CREATE TABLE t (n INTEGER, filler BLOB)')\n\
+        for n in range(50): db.execute('INSERT INTO t VALUES (?, ?)', (n, os.urandom(3000)))\n\
+        def more():\n\
+        \x20while True: db.execute('INSERT INTO t VALUES (1000, ?)', (os.urandom(3000),))\n\
+        threading.Thread(target=more, daemon=True).start()";
+    ask(&daemon, "writer", write);
+    let refused = refusal(command(&home, &["volume", "snapshot", "data", "busy"]));
+    assert!(refused.contains("volume `data` is in use"), "{refused}");
+    daemon.kill();
+    let until = Instant::now() + Duration::from_secs(20);
+    // Its sandboxes end a moment after it; until then, files are open.
+    loop {
+        let outcome = command(&home, &["volume", "snapshot", "data", "one"]);
+        if outcome.code == Some(0) {
+            break;
+        }
+        let is_early = ["is open to be written", "is in use"];
+        assert!(is_early.iter().any(|text| outcome.stderr.contains(text)), "{}", outcome.stderr);
+        assert!(Instant::now() < until, "{}", outcome.stderr);
+        thread::sleep(Duration::from_millis(100));
+    }
+    fs::write(files_of(&home, "data").join("app.db"), "spoilt").unwrap();
+    command(&home, &["volume", "restore", "data", "one"]).success();
+    let check = "import sqlite3\n\
+        db = sqlite3.connect('/data/app.db')\n\
+        print(db.execute('PRAGMA integrity_check').fetchone()[0],\n\
+              db.execute('SELECT count(*) FROM t WHERE n < 1000').fetchone()[0])";
+    assert_eq!(run_with(&home, "data:/data", check).success(), "ok 50\n");
+    let shown = command(&home, &["volume", "show", "data"]).success();
+    let shown: Value = serde_json::from_str(&shown).unwrap();
+    assert_eq!(shown["snapshots"][0]["label"], "one");
+    command(&home, &["volume", "snapshot", "data", "one", "--remove"]).success();
+    let gone = refusal(command(&home, &["volume", "restore", "data", "one"]));
+    assert!(gone.contains("has no snapshot `one`"), "{gone}");
+}
+
+#[test]
+fn a_directory_of_the_host_is_served_as_its_owner_sees_it() {
+    let home = built_home("volumes-host", &[]);
+    let host = tempfile::tempdir().unwrap();
+    let path = host.path().to_str().unwrap();
+    let volumes =
+        format!("[[volumes]]\nname = \"photos\"\npath = \"/photos\"\nhost = \"{path}\"\n");
+    let function = Function {
+        name: "shop",
+        keys: "isolation = \"instance\"",
+        volumes: &volumes,
+        at_start: "",
+    };
+    let refused = refusal(function.build(&home));
+    assert!(
+        refused.contains("the operator makes it so with `thaw volume create photos"),
+        "{refused}"
+    );
+    let create =
+        ["volume", "create", "photos", "--size", "1MiB", "--host", path, "--function", "shop"];
+    let refused = refusal(command(&home, &create));
+    let owner = refused.split("as user ").nth(1).and_then(|rest| rest.split(';').next());
+    let owner: u32 = owner.and_then(|owner| owner.parse().ok()).expect(&refused);
+    std::os::unix::fs::chown(host.path(), Some(owner), Some(owner)).unwrap();
+    command(&home, &create).success();
+    // One of root's, which its owner may not read, and a way out.
+    fs::write(host.path().join("secret"), "secret").unwrap();
+    std::os::unix::fs::symlink("/etc/passwd", host.path().join("out")).unwrap();
+    std::os::unix::fs::symlink("/etc", host.path().join("etc")).unwrap();
+    let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    fs::set_permissions(host.path().join("secret"), private).unwrap();
+    let look = "def attempt(path):\n\
+        \x20try: return open('/photos/' + path).read() == ''\n\
+        \x20except OSError as e: return e.errno\n\
+        result = attempt('secret')";
+    // While it is built, root serves it.
+    let kept = "def attempt(path):\n\
+        \x20try: return open('/photos/' + path).read() == ''\n\
+        \x20except OSError as e: return e.errno\n\
+        at_build = attempt('secret'); open('/photos/built', 'w').write('x')";
+    Function { at_start: kept, ..function }.build(&home).success();
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    assert_eq!(ask(&daemon, "shop", "result = at_build"), 13);
+    assert_eq!(ask(&daemon, "shop", look), 13);
+    // The link is followed in the sandbox, where it leads to the sandbox' own file, if to any.
+    let own = "result = [open('/photos/out').read() == open('/etc/passwd').read()\
+               if os.path.exists('/etc/passwd') else not os.path.exists('/photos/out'),\
+               os.path.exists('/photos/etc/shadow')]";
+    assert_eq!(ask(&daemon, "shop", own), json!([true, false]));
+    ask(&daemon, "shop", "open('/photos/new', 'w').write('new')");
+    for (name, content) in [("new", "new"), ("built", "x")] {
+        let made = host.path().join(name);
+        assert_eq!(fs::read_to_string(&made).unwrap(), content);
+        let made = fs::metadata(made).unwrap();
+        assert_eq!(std::os::unix::fs::MetadataExt::uid(&made), owner, "{name}");
+    }
+    drop(daemon);
+    // The home is that user's by now, and root acts as its owner when it opens a volume.
+    let later = "open('/photos/later', 'w').write('x')";
+    Function { at_start: later, ..function }.build(&home).success();
+    let made = fs::metadata(host.path().join("later")).unwrap();
+    assert_eq!(std::os::unix::fs::MetadataExt::uid(&made), owner);
+    command(&home, &["volume", "remove", "photos"]).success();
+    assert!(host.path().join("new").exists());
+}

@@ -1,5 +1,5 @@
 //! What a build warns of: generators that draw the same in two copies, connections that were
-//! open at the freeze.
+//! open at the freeze, files that were written.
 
 use serde_json::Value;
 use std::fs;
@@ -215,4 +215,39 @@ fn a_program_that_cannot_be_asked_is_built_all_the_same() {
     assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
     assert!(outcome.stderr.contains("could not be compared"), "{}", outcome.stderr);
     assert!(!outcome.stderr.contains("warning"), "{}", outcome.stderr);
+}
+
+/// A shop with a database and a directory for uploads, which is trained.
+const SHOP: &str = "import http.server, os, sqlite3\n\
+    os.makedirs('/data/uploads', exist_ok=True)\n\
+    open('/tmp/passing', 'w').write('x')\n\
+    os.makedirs('/app/__pycache__', exist_ok=True)\n\
+    open('/app/__pycache__/x.pyc', 'w').write('x')\n\
+    open('/app/gone', 'w').write('x'); os.remove('/app/gone')\n\
+    db = sqlite3.connect('/data/shop.db')\n\
+    db.execute('CREATE TABLE IF NOT EXISTS t (a)'); db.commit()\n\
+    class Handler(http.server.BaseHTTPRequestHandler):\n    \
+    def do_GET(self):\n        \
+    open('/app/visits.log', 'a').write('visit\\n')\n        \
+    self.send_response(200)\n        self.end_headers()\n    def log_message(self, *_): pass\n\
+    http.server.HTTPServer(('', 8080), Handler).serve_forever()\n";
+
+#[test]
+fn files_that_are_written_outside_of_volumes_are_named() {
+    let train = "\n[[train.requests]]\npath = \"/\"\n";
+    let warnings = Place::new("app.py", SHOP, train).warnings(&["--no-compare"]);
+    let [only] = &warnings[..] else { panic!("{warnings:?}") };
+    assert_eq!(only["kind"], "file");
+    let text = only["text"].as_str().expect("text");
+    let paths = "a new empty directory outside of volumes (/app/visits.log, /data/shop.db, /data/uploads/): ";
+    assert!(text.contains("wrote 2 files and ") && text.contains(paths), "{text}");
+    assert!(text.contains("`[[volumes]]`"), "{text}");
+    // With its data in a volume, it is told of the rest.
+    let volume = "\n[[volumes]]\nname = \"data\"\npath = \"/data\"\nsize = \"8MiB\"\n";
+    let place = Place::new("app.py", SHOP, &[train, volume].concat());
+    let warnings = place.warnings(&["--no-compare"]);
+    let text = warnings[0]["text"].as_str().expect("text");
+    assert!(text.contains(" wrote a file outside of volumes (/app/visits.log): "), "{text}");
+    // And of nothing if that is not trained.
+    assert!(Place::new("app.py", SHOP, volume).warnings(&["--no-compare"]).is_empty());
 }

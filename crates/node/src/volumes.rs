@@ -1,13 +1,23 @@
 //! Volumes: directories that functions write to, and that outlive their copies.
 //!
 //! ```text
-//! $THAW_HOME/volumes/NAME/files/        what functions see
+//! $THAW_HOME/volumes/NAME/files         what functions see, or a link of root's to it
 //! $THAW_HOME/volumes/NAME/volume.json   its size, and the functions that may use it
 //! $THAW_HOME/volumes/NAME/usage         the bytes that it holds, a u64
 //! $THAW_HOME/volumes/NAME/users         locked, shared, by every process that uses it
+//! $THAW_HOME/volumes/NAME/copying       locked while a snapshot is made or put back
+//! $THAW_HOME/volumes/NAME/snapshots/    copies of its files, by label
 //! ```
 //!
 //! The operator says which functions may use a volume: the author of a function can only name it.
+
+mod host;
+mod snapshots;
+
+pub(crate) use host::host_directories;
+pub use snapshots::{SNAPSHOTS_MAX, Snapshot};
+
+use host::Linkable;
 
 use crate::config::{ByteSize, FunctionConfig, FunctionName, VolumeConfig};
 use crate::home::{Home, HomeError};
@@ -60,6 +70,10 @@ pub struct VolumeInfo {
     pub in_use: bool,
     /// Where its files lie.
     pub path: PathBuf,
+    /// Whether that is a directory of the host, which stays when the volume is removed.
+    pub is_host: bool,
+    /// Its snapshots, by label.
+    pub snapshots: Vec<Snapshot>,
 }
 
 /// What cannot be done with a volume.
@@ -90,6 +104,47 @@ pub enum VolumeError {
          again"
     )]
     InUse(Name),
+    /// A snapshot of it is being made, or put back.
+    #[error("a snapshot of volume `{0}` is being made or put back; try again when that is done")]
+    Busy(Name),
+    /// A directory of the host cannot be a volume.
+    #[error("{} cannot be a volume: {reason}", path.display())]
+    Host {
+        /// The directory.
+        path: PathBuf,
+        /// Why not, and the way out.
+        reason: String,
+    },
+    /// A function wants a directory of the host that the volume is not.
+    #[error(
+        "volume `{name}` is not the directory {} of this host; the operator makes it so with \
+         `thaw volume create {name} --host {} --size SIZE --function {function}`",
+        path.display(), path.display()
+    )]
+    NotHost {
+        /// The volume.
+        name: Name,
+        /// The function.
+        function: FunctionName,
+        /// The directory that it names.
+        path: PathBuf,
+    },
+    /// A snapshot is missing.
+    #[error("volume `{name}` has no snapshot `{label}`; `thaw volume show {name}` lists them")]
+    NoSnapshot {
+        /// The volume.
+        name: Name,
+        /// The snapshot.
+        label: Name,
+    },
+    /// A snapshot of that label is there.
+    #[error("volume `{name}` has a snapshot `{label}` already; choose another label")]
+    SnapshotExists {
+        /// The volume.
+        name: Name,
+        /// The snapshot.
+        label: Name,
+    },
     /// There are too many.
     #[error("there can be {0} at most; remove some")]
     TooMany(String),
@@ -141,10 +196,14 @@ impl VolumeStore {
         size: ByteSize,
         functions: &[FunctionName],
     ) -> Result<(), VolumeError> {
-        if functions.len() > FUNCTIONS_MAX {
+        self.make(name, &Note { size, functions: functions.to_vec() }, None)
+    }
+
+    fn make(&self, name: &Name, note: &Note, host: Option<&Path>) -> Result<(), VolumeError> {
+        if note.functions.len() > FUNCTIONS_MAX {
             return Err(VolumeError::TooMany(format!("{FUNCTIONS_MAX} functions of a volume")));
         }
-        let _acting = self.home.act()?;
+        let acting = self.home.act()?;
         let all = self.all();
         let mut private = DirBuilder::new();
         private.mode(0o700).recursive(true);
@@ -160,12 +219,21 @@ impl VolumeStore {
             }
             made => made.map_err(failed("make", &directory))?,
         }
-        private.create(directory.join("files")).map_err(failed("make", &directory))?;
+        match host {
+            None => private.create(directory.join("files")).map_err(failed("make", &directory))?,
+            Some(host) => {
+                let linkable = Linkable::open(&directory).map_err(failed("open", &directory))?;
+                // The link is root's own.
+                drop(acting);
+                linkable.link(host).map_err(failed("link", &directory))?;
+            }
+        }
+        let _acting = self.home.act()?;
         for file in ["usage", "users"] {
             open_own(&directory.join(file)).map_err(failed("make", &directory))?;
         }
         // Last: a volume without a note is none.
-        self.note(name, &Note { size, functions: functions.to_vec() })
+        self.note(name, note)
     }
 
     fn note(&self, name: &Name, note: &Note) -> Result<(), VolumeError> {
@@ -240,8 +308,24 @@ impl VolumeStore {
             used,
             functions: note.functions,
             in_use,
-            path: directory.join("files"),
+            is_host: self.host(name)?.is_some(),
+            path: self.files(name)?,
+            snapshots: self.snapshots(name)?,
         })
+    }
+
+    /// Where the files of a volume lie.
+    fn files(&self, name: &Name) -> Result<PathBuf, VolumeError> {
+        Ok(self.host(name)?.unwrap_or_else(|| self.directory(name).join("files")))
+    }
+
+    /// Keeps everybody else from a volume until the result is dropped.
+    fn alone(&self, name: &Name) -> Result<File, VolumeError> {
+        let directory = self.directory(name);
+        let users = open_own(&directory.join("users")).map_err(failed("open", &directory))?;
+        flock(&users, FlockOperation::NonBlockingLockExclusive)
+            .map_err(|_| VolumeError::InUse(name.clone()))?;
+        Ok(users)
     }
 
     /// All volumes, by name.
@@ -266,7 +350,7 @@ impl VolumeStore {
         shown.filter(|shown| !matches!(shown, Err(VolumeError::Missing(_)))).collect()
     }
 
-    /// Removes a volume with all its files.
+    /// Removes a volume with all its files and snapshots. A directory of the host stays as it is.
     ///
     /// # Errors
     /// There is none, somebody uses it, or the host refuses.
@@ -274,9 +358,7 @@ impl VolumeStore {
         let _acting = self.home.act()?;
         let directory = self.directory(name);
         self.read_note(name)?;
-        let users = open_own(&directory.join("users")).map_err(failed("open", &directory))?;
-        flock(&users, FlockOperation::NonBlockingLockExclusive)
-            .map_err(|_| VolumeError::InUse(name.clone()))?;
+        let _alone = self.alone(name)?;
         let note = directory.join("volume.json");
         fs::remove_file(&note).map_err(failed("remove", &note))?;
         fs::remove_dir_all(&directory).map_err(failed("remove", &directory))
@@ -318,27 +400,63 @@ impl VolumeStore {
     ) -> Result<VolumeMount, VolumeError> {
         let name = &wanted.name;
         let _acting = self.home.act()?;
-        let note = self.read_note(name)?;
+        let note = self.read_note(name);
+        if let Some(path) = &wanted.host {
+            let host = note.is_ok().then(|| self.host(name)).transpose()?.flatten();
+            if host.as_ref() != Some(path) {
+                let (name, function, path) = (name.clone(), function.clone(), path.clone());
+                return Err(VolumeError::NotHost { name, function, path });
+            }
+        }
+        let note = note?;
         if !note.functions.contains(function) {
             return Err(VolumeError::NotFor { name: name.clone(), function: function.clone() });
         }
+        let access = if wanted.read_only { BoundAccess::Read } else { BoundAccess::Write };
+        self.mount(name, &note, access)
+    }
+
+    /// A volume for the operator's own program, whichever functions may use it.
+    ///
+    /// # Errors
+    /// There is none, or the host refuses.
+    pub fn of_operator(
+        &self,
+        name: &Name,
+        access: BoundAccess,
+    ) -> Result<VolumeMount, VolumeError> {
+        let _acting = self.home.act()?;
+        self.mount(name, &self.read_note(name)?, access)
+    }
+
+    fn mount(
+        &self,
+        name: &Name,
+        note: &Note,
+        access: BoundAccess,
+    ) -> Result<VolumeMount, VolumeError> {
         let directory = self.directory(name);
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         let open = open.get_or_insert_default();
         let volume = match open.get(&directory).and_then(Weak::upgrade) {
             Some(volume) => volume,
             None => {
+                // Whoever copies its files may take long, and is not waited for.
+                let files = self.files(name)?;
+                let copying = open_own(&directory.join("copying"));
+                let copying = copying.map_err(failed("open", &directory))?;
+                flock(&copying, FlockOperation::NonBlockingLockShared)
+                    .map_err(|_| VolumeError::Busy(name.clone()))?;
                 let opened = open_own(&directory.join("usage")).and_then(|usage| {
                     let users = open_own(&directory.join("users"))?;
-                    Volume::open(&directory.join("files"), usage, users, note.size.bytes())
+                    Volume::open(&files, usage, users, note.size.bytes())
                 });
-                let volume = Arc::new(opened.map_err(failed("open", &directory))?);
+                let volume = Arc::new(opened.map_err(failed("open", &files))?);
                 open.retain(|_, volume| volume.strong_count() > 0);
                 open.insert(directory, Arc::downgrade(&volume));
                 volume
             }
         };
-        let access = if wanted.read_only { BoundAccess::Read } else { BoundAccess::Write };
         Ok(VolumeMount { volume, access })
     }
 }
@@ -359,13 +477,13 @@ fn open_own(path: &Path) -> io::Result<File> {
 mod tests {
     use super::*;
 
-    fn store() -> (tempfile::TempDir, VolumeStore) {
+    pub(super) fn store() -> (tempfile::TempDir, VolumeStore) {
         let directory = tempfile::tempdir().unwrap();
         let home = Home::at(directory.path().join("home")).unwrap();
         (directory, VolumeStore::of(home))
     }
 
-    fn config(name: &str, volume: &str) -> FunctionConfig {
+    pub(super) fn config(name: &str, volume: &str) -> FunctionConfig {
         let text = format!(
             "name = \"{name}\"\ncommand = [\"/app\"]\nport = 80\n[runtime]\nkind = \"binary\"\n\
              [[volumes]]\nname = \"{volume}\"\npath = \"/data\"\nsize = \"1MiB\"\n"

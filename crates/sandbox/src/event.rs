@@ -5,7 +5,8 @@ use thaw_abi::control::{
     Awake as AwakeMessage, ConnectionClosed, Described, EntryPoint, Exit, Losses, MSG_AWAKE,
     MSG_BIND, MSG_BOOTED, MSG_CONNECTION_CLOSED, MSG_DESCRIBED, MSG_ENTRY_POINT, MSG_EXIT,
     MSG_FAILED, MSG_HIBERNATED, MSG_LOSES, MSG_OPEN_BLOB, MSG_OPEN_SOCKET, MSG_READY, MSG_RESTING,
-    MSG_TERMINAL_GET, MSG_TERMINAL_SET, MSG_UNSEAL, MSG_WAKE_SOCKET, MessageHeader, Resting,
+    MSG_TERMINAL_GET, MSG_TERMINAL_SET, MSG_UNSEAL, MSG_WAKE_SOCKET, MSG_WRITTEN, MessageHeader,
+    Resting, WRITTEN_MAX, WRITTEN_PATHS_MAX, Written,
 };
 use thaw_abi::remote::{MSG_EXEC_FAILED, MSG_EXEC_STARTED};
 
@@ -54,6 +55,9 @@ pub enum Event {
     /// Which connections copies of what is frozen next will find reset. A sandbox may say what it
     /// likes.
     Losses(Losses),
+    /// What the program has written that lives and dies with a copy. A sandbox may say what it
+    /// likes.
+    Written(WrittenFiles),
     /// The guest has closed the connection with this number.
     ConnectionClosed {
         /// [`thaw_abi::control::Connection::id`].
@@ -151,6 +155,27 @@ pub(crate) enum Incoming<'a> {
     Request(Request<'a>),
 }
 
+/// Files that a program has written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WrittenFiles {
+    /// How many.
+    pub numbers: Written,
+    /// The first paths, made fit for people; directories end with a slash.
+    pub paths: Vec<String>,
+}
+
+impl WrittenFiles {
+    fn parse(body: &[u8]) -> Option<Self> {
+        let (numbers, tail) = body.split_at_checked(size_of::<Written>())?;
+        if tail.len() > WRITTEN_MAX {
+            return None;
+        }
+        let paths = tail.split(|&byte| byte == 0).filter(|path| !path.is_empty());
+        let paths = paths.take(WRITTEN_PATHS_MAX).map(printable).collect();
+        Some(Self { numbers: bytemuck::pod_read_unaligned(numbers), paths })
+    }
+}
+
 /// Checks a packet from a sandbox. Every byte of it is hostile.
 pub(crate) fn parse(packet: &[u8]) -> Result<Incoming<'_>, Violation> {
     let len = packet.len();
@@ -177,6 +202,7 @@ pub(crate) fn parse(packet: &[u8]) -> Result<Incoming<'_>, Violation> {
         }
         MSG_DESCRIBED => Event::Described(whole(body).ok_or(wrong_length)?),
         MSG_LOSES => Event::Losses(whole(body).ok_or(wrong_length)?),
+        MSG_WRITTEN => Event::Written(WrittenFiles::parse(body).ok_or(wrong_length)?),
         MSG_CONNECTION_CLOSED => {
             let ConnectionClosed { id } = whole(body).ok_or(wrong_length)?;
             Event::ConnectionClosed { id }
@@ -227,6 +253,24 @@ mod tests {
     }
 
     #[test]
+    fn paths_that_were_written_are_few_and_printable() {
+        let numbers = Written { files: 20, ..Written::default() };
+        let written =
+            |tail: &[u8]| packet(MSG_WRITTEN, &[bytemuck::bytes_of(&numbers), tail].concat());
+        let paths = ["/a\\x1b[2J", "/b/"].map(str::to_owned).to_vec();
+        let event = Event::Written(WrittenFiles { numbers, paths });
+        assert_eq!(parse(&written(b"/a\x1b[2J\0/b/\0")), Ok(Incoming::Event(event)));
+        match parse(&written(&b"/x\0".repeat(100))) {
+            Ok(Incoming::Event(Event::Written(many))) => {
+                assert_eq!(many.paths.len(), WRITTEN_PATHS_MAX);
+            }
+            other => panic!("{other:?}"),
+        }
+        assert!(parse(&written(&[b'x'; WRITTEN_MAX + 1])).is_err());
+        assert!(parse(&packet(MSG_WRITTEN, b"short")).is_err());
+    }
+
+    #[test]
     fn wrong_messages_are_violations() {
         let value = |kind| Err(Violation::Value { kind });
         let exit = |code, signal| packet(MSG_EXIT, bytemuck::bytes_of(&Exit { code, signal }));
@@ -266,8 +310,8 @@ mod tests {
             let mut bytes: Vec<u8> = (0..len).map(|_| next() as u8).collect();
             if len >= 16 && next() % 4 != 0 {
                 let kinds = [
-                    102, 103, 104, 105, 106, 120, 121, 122, 180, 181, 182, 201, 202, 203, 204, 205,
-                    221, 231, 241, 242,
+                    95, 102, 103, 104, 105, 106, 120, 121, 122, 180, 181, 182, 201, 202, 203, 204,
+                    205, 221, 231, 241, 242,
                 ];
                 let kind: u32 = kinds[(next() % kinds.len() as u64) as usize];
                 bytes[..4].copy_from_slice(&kind.to_le_bytes());

@@ -44,8 +44,8 @@ pub use boot::{
     StartSpec, ThawOptions, TooManySecrets, connection,
 };
 pub use broker::{
-    BlobSource, BoundAccess, BoundDirectory, FetchAnswer, FileRights, FuseAccess, HostDirectory,
-    HostPolicy, Volume, VolumeMount,
+    BlobSource, BoundAccess, BoundDirectory, Copied, FetchAnswer, FileRights, FuseAccess,
+    HostDirectory, HostPolicy, Volume, VolumeMount, copy_volume,
 };
 pub use console::{Console, ConsoleOutput, ConsoleRate};
 pub use cores::{CoreError, CoreGroup, CoreScheduling};
@@ -53,7 +53,7 @@ pub use egress::{
     Denials, Denied, EgressPolicy, EgressQuota, EgressRule, EgressRuleError, GuardedPort,
     PortGuard, Transport,
 };
-pub use event::{BootTimes, Event, GuestExit, Progress, Violation};
+pub use event::{BootTimes, Event, GuestExit, Progress, Violation, WrittenFiles};
 pub use freeze::{
     FreezeBase, FreezeError, FreezeReport, FreezeSpec, Freezer, MergePolicy, freeze, freeze_live,
 };

@@ -95,6 +95,20 @@ pub fn set_lock(file: BorrowedFd<'_>, kind: RecordLock, start: u64, len: u64) ->
     }
 }
 
+/// Takes a lease to read an open file, until it is closed: nobody else has it open to be written,
+/// or mapped so (fcntl(2), `F_SETLEASE`).
+///
+/// # Errors
+/// `EAGAIN` if somebody has. Others where the file system has no leases, or the file is another
+/// user's.
+pub fn take_read_lease(file: BorrowedFd<'_>) -> Result<(), Errno> {
+    // SAFETY: the call takes a number.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_RDLCK) } {
+        0 => Ok(()),
+        _ => Err(errno()),
+    }
+}
+
 /// The lock that stands in the way of one, with its first byte and its bytes (0: all).
 ///
 /// # Errors
@@ -423,20 +437,20 @@ pub fn duplicate_to(file: BorrowedFd<'_>, number: RawFd) -> io::Result<OwnedFd> 
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-/// Sets the user and group id of the calling thread for access to files
+/// Sets the user and group ids of the calling thread for access to files
 /// (setfsuid(2)), and thereby takes the capabilities for it away.
-pub fn set_filesystem_ids(id: u32) -> io::Result<()> {
+pub fn set_filesystem_ids(user_id: u32, group_id: u32) -> io::Result<()> {
     // SAFETY: the calls take no pointers and change the calling thread only. They say
     // which id was set before and not whether they worked, so each is made twice.
     let (group, user) = unsafe {
-        libc::setfsgid(id);
-        libc::setfsuid(id);
-        (libc::setfsgid(id), libc::setfsuid(id))
+        libc::setfsgid(group_id);
+        libc::setfsuid(user_id);
+        (libc::setfsgid(group_id), libc::setfsuid(user_id))
     };
-    if group as u32 == id && user as u32 == id {
+    if group as u32 == group_id && user as u32 == user_id {
         return Ok(());
     }
-    Err(io::Error::other(format!("this user namespace has no user and group {id}")))
+    Err(io::Error::other(format!("this user namespace has no user {user_id} and group {group_id}")))
 }
 
 /// Whether a descriptor stays open over exec.

@@ -1,8 +1,11 @@
-//! What `thaw run` mounts: `--bind` and `--tmpfs`.
+//! What `thaw run` mounts: `--bind`, `--volume` and `--tmpfs`.
 
 use crate::failure::Failure;
 use std::path::Path;
+use thaw_node::home::Home;
+use thaw_node::volumes::{VolumeError, VolumeStore};
 use thaw_sandbox::{BoundAccess, BoundDirectory, HostPolicy, Mount, MountKind};
+use thaw_store::Name;
 
 /// Opens what the options name. Binds come first, in order, so that a file
 /// system in memory may hide a part of one.
@@ -23,6 +26,46 @@ pub fn open(
         mounts.push(Mount { at: guest.into(), kind: MountKind::Tmpfs });
     }
     Ok(mounts)
+}
+
+/// Most volumes of a program.
+const VOLUMES_MAX: usize = 16;
+
+/// Whether `--volume` names a volume, rather than a directory of this host: as with docker(1), one
+/// that is no path.
+pub fn names_volume(option: &str) -> bool {
+    let source = option.split(':').next().unwrap_or_default();
+    !source.is_empty() && !source.contains('/') && !matches!(source, "." | "..")
+}
+
+/// Opens the volumes that `--volume` names.
+pub fn open_volumes<E>(
+    options: &[String],
+    home: impl FnOnce() -> Result<Home, E>,
+) -> Result<Vec<Mount>, Failure>
+where
+    Failure: From<E>,
+{
+    if options.is_empty() {
+        return Ok(Vec::new());
+    }
+    if options.len() > VOLUMES_MAX {
+        return Err(Failure::misused(format!("a program can have {VOLUMES_MAX} volumes at most")));
+    }
+    let volumes = VolumeStore::of(home()?);
+    let open = |option: &String| {
+        let Bind { host: name, guest, access } = parse(option)?;
+        let hint = "for a directory of this host, write a path, as in ./data:/data";
+        let name = Name::new(name)
+            .map_err(|error| Failure::misused(format!("--volume {option}: {error}; {hint}")))?;
+        let volume = volumes.of_operator(&name, access).map_err(|error| {
+            let hint = format!("; {hint}");
+            let hint = if matches!(error, VolumeError::Missing(_)) { &*hint } else { "" };
+            Failure::failed(format!("--volume {option}: {error}{hint}"))
+        })?;
+        Ok(Mount { at: guest.into(), kind: MountKind::Volume(volume) })
+    };
+    options.iter().map(open).collect()
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -76,6 +119,16 @@ mod tests {
     fn what_is_no_bind_is_refused() {
         for option in ["", "/a", "/a:", ":/b", "/a:b", "/a:/", "/a:/b/../c", "/a:/b:rx", "/a:rw"] {
             assert!(parse(option).is_err(), "{option}");
+        }
+    }
+
+    #[test]
+    fn volumes_are_no_paths() {
+        for volume in ["data:/data", "data:/data:ro", "my-data:/d:rw"] {
+            assert!(names_volume(volume), "{volume}");
+        }
+        for path in [".:/work", "..:/work", "./data:/data", "/srv/data:/data:ro", ":/data"] {
+            assert!(!names_volume(path), "{path}");
         }
     }
 

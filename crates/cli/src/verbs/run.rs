@@ -25,7 +25,7 @@ use thaw_oci::{Limits, Reference, Settings};
 use thaw_sandbox::limits::{self, Controller, Missing, PROCESSES_MAX};
 use thaw_sandbox::{
     Console, ConsoleOutput, ConsoleRate, Event, FileRights, FuseAccess, GuestExit, HostPolicy,
-    Progress, Rootfs, Sandbox, StartSpec, WeakLimits, ZygoteConfig, ZygoteParent,
+    Mount, Progress, Rootfs, Sandbox, StartSpec, WeakLimits, ZygoteConfig, ZygoteParent,
 };
 use thaw_store::Store;
 use tokio::io::unix::AsyncFd;
@@ -39,6 +39,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 #[command(after_help = "Examples:\n  \
     thaw run python:3.12-slim -- python3 -c 'print(\"hello\")'\n  \
     thaw run -it -v .:/work -w /work debian:12 -- bash\n  \
+    thaw run -v data:/var/lib/data debian:12 -- ls /var/lib/data\n  \
     thaw run -p 8080:80 nginx\n  \
     thaw run --rootfs / -- python3 -c 'print(\"hello\")'\n  \
     thaw run --rootfs / --allow-egress '*:443' -- curl https://example.com/\n  \
@@ -82,9 +83,9 @@ pub struct Arguments {
     /// Set an environment variable; without =VALUE take it from here.
     #[arg(long, short, value_name = "NAME[=VALUE]")]
     env: Vec<String>,
-    /// Mount a directory of this host in the sandbox, to be written; with :ro, read-only. As --bind
-    /// otherwise.
-    #[arg(long, short, value_name = "HOST:GUEST[:ro]")]
+    /// Mount a volume (`thaw volume`), or a directory of this host, whose name has a slash or is
+    /// `.`, to be written; with :ro, read-only. A directory is mounted as by --bind.
+    #[arg(long, short, value_name = "NAME|HOST:GUEST[:ro]")]
     volume: Vec<String>,
     /// Pass clients of a port of this host on to a port that the program listens on. They come from
     /// this host only, unless an address is given: 0.0.0.0 lets everybody in.
@@ -229,7 +230,7 @@ pub fn run(arguments: Arguments) -> Outcome {
         flags: flags(stdio),
         rootfs,
         egress: Egress { allow: arguments.allow_egress.clone(), ..Egress::default() }.policy(),
-        mounts: mounts::open(&binds(&arguments), &arguments.tmpfs, &policy)?,
+        mounts: mounts(&arguments, &policy)?,
         stdio,
         window: window(stdio),
     };
@@ -344,13 +345,19 @@ fn numbers(text: &str) -> Result<Account, Failure> {
     }
 }
 
-/// Directories to be mounted; those of `--volume` may be written unless they say otherwise.
-fn binds(arguments: &Arguments) -> Vec<String> {
-    let volume = |text: &String| match text.ends_with(":ro") || text.ends_with(":rw") {
+/// What is mounted. What `--volume` names may be written unless it says otherwise.
+fn mounts(arguments: &Arguments, policy: &HostPolicy) -> Result<Vec<Mount>, Failure> {
+    let writable = |text: &String| match text.ends_with(":ro") || text.ends_with(":rw") {
         true => text.clone(),
         false => format!("{text}:rw"),
     };
-    arguments.bind.iter().cloned().chain(arguments.volume.iter().map(volume)).collect()
+    let (volumes, binds): (Vec<String>, Vec<String>) =
+        arguments.volume.iter().map(writable).partition(|text| mounts::names_volume(text));
+    let binds: Vec<String> = arguments.bind.iter().cloned().chain(binds).collect();
+    let mut all = mounts::open(&binds, &[], policy)?;
+    all.extend(mounts::open_volumes(&volumes, Home::from_environment)?);
+    all.extend(mounts::open(&[], &arguments.tmpfs, policy)?);
+    Ok(all)
 }
 
 /// How directories of this host are served.
@@ -423,6 +430,7 @@ async fn attend(
                 | Event::Awake(_)
                 | Event::Described(_)
                 | Event::Losses(_)
+                | Event::Written(_)
                 | Event::Remote(_)
                 | Event::ConnectionClosed { .. },
             ) => {}

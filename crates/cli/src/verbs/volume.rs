@@ -3,10 +3,13 @@
 use crate::failure::{Failure, Outcome};
 use crate::output::{self, Table};
 use clap::{Args, Subcommand};
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::{SystemTime, UNIX_EPOCH};
 use thaw_node::config::{ByteSize, FunctionName};
 use thaw_node::home::Home;
 use thaw_node::volumes::{VolumeInfo, VolumeStore};
+use thaw_sandbox::Copied;
 use thaw_store::Name;
 
 /// Make, list and remove volumes: directories whose files outlive the copies of functions.
@@ -18,7 +21,10 @@ use thaw_store::Name;
 #[command(after_help = "Examples:\n  \
     thaw volume create uploads --size 10GiB --function shop\n  \
     thaw volume allow uploads shop-admin\n  \
+    thaw volume create photos --size 50GiB --host /srv/photos --function shop\n  \
     thaw volume list\n  \
+    thaw volume snapshot uploads before-upgrade\n  \
+    thaw volume restore uploads before-upgrade\n  \
     thaw volume remove uploads")]
 pub struct Arguments {
     #[command(subcommand)]
@@ -37,6 +43,10 @@ enum Action {
         /// A function that may use it; can be repeated.
         #[arg(long = "function", value_name = "NAME")]
         functions: Vec<FunctionName>,
+        /// A directory of this host that has its files: it must belong to the user that serves
+        /// volumes, and stays when the volume is removed.
+        #[arg(long, value_name = "DIR")]
+        host: Option<PathBuf>,
     },
     /// Let a function use a volume, from its next deployment or start of the daemon on.
     Allow {
@@ -56,7 +66,24 @@ enum Action {
         /// The volume.
         name: Name,
     },
-    /// Remove a volume with all its files.
+    /// Make a snapshot of a volume that nobody uses: stop the daemon, or remove the functions.
+    Snapshot {
+        /// The volume.
+        name: Name,
+        /// The snapshot's label [default: the time]
+        label: Option<Name>,
+        /// Remove the snapshot of this label instead.
+        #[arg(long, requires = "label")]
+        remove: bool,
+    },
+    /// Put a snapshot in the place of all files of a volume that nobody uses.
+    Restore {
+        /// The volume.
+        name: Name,
+        /// The snapshot's label.
+        label: Name,
+    },
+    /// Remove a volume with all its files and snapshots.
     Remove {
         /// The volume.
         name: Name,
@@ -66,8 +93,12 @@ enum Action {
 pub fn run(arguments: &Arguments) -> Outcome {
     let volumes = VolumeStore::of(Home::from_environment()?);
     match &arguments.action {
-        Action::Create { name, size, functions } => {
-            volumes.create(name, *size, functions).map_err(Failure::failed)?;
+        Action::Create { name, size, functions, host } => {
+            let made = match host {
+                Some(host) => volumes.create_of_host(name, *size, functions, host),
+                None => volumes.create(name, *size, functions),
+            };
+            made.map_err(Failure::failed)?;
         }
         Action::Allow { name, function } => {
             volumes.allow(name, function).map_err(Failure::failed)?;
@@ -82,13 +113,38 @@ pub fn run(arguments: &Arguments) -> Outcome {
         Action::Show { name } => {
             output::print_json(&volumes.show(name).map_err(Failure::failed)?)?;
         }
+        Action::Snapshot { name, label: Some(label), remove: true } => {
+            volumes.remove_snapshot(name, label).map_err(Failure::failed)?;
+        }
+        Action::Snapshot { name, label, .. } => {
+            let label = label.clone().map_or_else(time_as_label, Ok)?;
+            let copied = volumes.snapshot(name, &label).map_err(Failure::failed)?;
+            output::print(&format!("{label}: {}\n", described(copied)))?;
+        }
+        Action::Restore { name, label } => {
+            let copied = volumes.restore(name, label).map_err(Failure::failed)?;
+            output::print(&format!("{name} is as {label} was: {}\n", described(copied)))?;
+        }
         Action::Remove { name } => volumes.remove(name).map_err(Failure::failed)?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
+fn time_as_label() -> Result<Name, Failure> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Name::new(&format!("at-{}", now.as_secs())).map_err(Failure::failed)
+}
+
+fn described(copied: Copied) -> String {
+    let Copied { files, shared } = copied;
+    match shared {
+        0 => format!("{files} files copied"),
+        _ => format!("{files} files, {shared} of which share their blocks with the original"),
+    }
+}
+
 fn table(volumes: &[VolumeInfo]) -> String {
-    let mut table = Table::new(&["NAME", "USED", "SIZE", "IN USE", "FUNCTIONS"]);
+    let mut table = Table::new(&["NAME", "USED", "SIZE", "IN USE", "SNAPSHOTS", "FUNCTIONS"]);
     for volume in volumes {
         let functions: Vec<&str> = volume.functions.iter().map(FunctionName::as_str).collect();
         table.row(vec![
@@ -96,6 +152,7 @@ fn table(volumes: &[VolumeInfo]) -> String {
             volume.used.to_string(),
             volume.size.to_string(),
             if volume.in_use { "yes" } else { "no" }.to_owned(),
+            volume.snapshots.len().to_string(),
             functions.join(" "),
         ]);
     }

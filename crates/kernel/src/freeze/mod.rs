@@ -12,7 +12,7 @@ use alloc::vec::Vec;
 
 use thaw_abi::control::{
     CAUSE_CHECKPOINT, CAUSE_WAITS, EntryPoint, FLAG_ENTRY_STDIN, FLAG_ENTRY_UDP,
-    FLAG_FREEZE_AT_ENTRY, FLAG_SAY_LOSSES, MSG_ENTRY_POINT, MSG_LOSES, MSG_RESUME,
+    FLAG_FREEZE_AT_ENTRY, FLAG_SAY_LOSSES, MSG_ENTRY_POINT, MSG_LOSES, MSG_RESUME, MSG_WRITTEN,
 };
 
 use report::Use;
@@ -96,11 +96,18 @@ fn freeze(cause: u32) {
     }
 }
 
-/// Tells whoever asked for it which connections copies will find reset.
+/// Tells whoever asked for it which connections copies will find reset, and which files will die
+/// with them.
 fn say_losses() {
-    let is_asked = kernel().config.get().flags & FLAG_SAY_LOSSES != 0;
-    if let Some(losses) = is_asked.then(crate::net::losses).flatten() {
+    if kernel().config.get().flags & FLAG_SAY_LOSSES == 0 {
+        return;
+    }
+    if let Some(losses) = crate::net::losses() {
         control::send(MSG_LOSES, 0, bytemuck::bytes_of(&losses), &[]);
+    }
+    let written = kernel().fs.written();
+    if written.numbers.files + written.numbers.directories > 0 {
+        control::send(MSG_WRITTEN, 0, bytemuck::bytes_of(&written.numbers), &written.paths);
     }
 }
 

@@ -46,6 +46,7 @@ pub(crate) mod tests;
 
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 
 pub use context::{Context, FsContext};
 pub use lower::LowerLayer;
@@ -200,6 +201,16 @@ impl FileSystems {
         }
         self.mounts.borrow_mut().mount(new, Some(point.dentry().clone()));
         Ok(())
+    }
+
+    /// What the program has written that lives and dies with its copy.
+    pub fn written(&self) -> overlay::WrittenFiles {
+        let mounts = self.mounts.borrow_mut();
+        let covered = mounts.iter().filter_map(|mount| mount.covers.as_ref());
+        let covered: Vec<Arc<Node>> =
+            covered.filter_map(|dentry| overlay::node_of_inode(&dentry.inode)).collect();
+        drop(mounts);
+        self.root_node.written(&|node| covered.iter().any(|other| Arc::ptr_eq(other, node)))
     }
 
     /// `/proc/sys/kernel/random/boot_id`.

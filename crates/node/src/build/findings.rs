@@ -3,7 +3,8 @@
 
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use thaw_abi::control::{Address, Losses};
+use thaw_abi::control::{Address, Losses, Written};
+use thaw_sandbox::WrittenFiles;
 
 /// Something that copies will not like.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,6 +23,8 @@ pub enum FindingKind {
     Connection,
     /// A generator of random numbers that draws the same in all copies.
     Generator,
+    /// Files that were written outside of volumes.
+    File,
 }
 
 impl Finding {
@@ -37,6 +40,31 @@ impl Finding {
              after the freeze (docs/functions.md), or name the destination in `reconnect` of [egress]"
         );
         Self { kind: FindingKind::Connection, text }
+    }
+
+    /// Of files that live and die with a copy. It is what the sandbox says.
+    pub(super) fn of_written(written: &WrittenFiles) -> Self {
+        let Written { files, directories, is_partial, .. } = written.numbers;
+        let count = |count, one: &str, many: &str| match count {
+            0 => None,
+            1 => Some(format!("a {one}")),
+            _ => Some(format!("{count} {many}")),
+        };
+        let files = count(files, "file", "files");
+        let directories = count(directories, "new empty directory", "new empty directories");
+        let what = [files, directories].into_iter().flatten().collect::<Vec<_>>().join(" and ");
+        let paths = written.paths.join(", ");
+        let all = u64::from(written.numbers.files) + u64::from(written.numbers.directories);
+        let more = match (all > written.paths.len() as u64, is_partial) {
+            (false, 0) => "",
+            _ => " and more",
+        };
+        let text = format!(
+            "before it was frozen, the program wrote {what} outside of volumes ({paths}{more}): each copy begins with \
+             that, and what it writes there ends with it; files to be kept belong into one of \
+             `[[volumes]]` (docs/volumes.md)"
+        );
+        Self { kind: FindingKind::File, text }
     }
 
     /// Of generators that drew the same in two copies.
@@ -73,5 +101,19 @@ mod tests {
         let two = Finding::of_losses(&Losses { connections: 2, reserved: 0, peer });
         assert!(two.text.starts_with("2 connections, the first of them to [::]:1"), "{}", two.text);
         assert!(two.text.contains("`reconnect` of [egress]"));
+    }
+
+    #[test]
+    fn written_files_are_named_with_the_way_out() {
+        let text = |files, directories, paths: &[&str]| {
+            let numbers = Written { files, directories, ..Written::default() };
+            let paths = paths.iter().map(|&path| path.to_owned()).collect();
+            Finding::of_written(&WrittenFiles { numbers, paths }).text
+        };
+        let one = text(1, 0, &["/app/a.db"]);
+        assert!(one.contains(" wrote a file outside of volumes (/app/a.db): "), "{one}");
+        let more = text(9, 1, &["/a", "/b/"]);
+        assert!(more.contains("9 files and a new empty directory"), "{more}");
+        assert!(more.contains("(/a, /b/ and more): ") && more.contains("`[[volumes]]`"), "{more}");
     }
 }

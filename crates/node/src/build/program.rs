@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use thaw_abi::control::{EntryPoint, FLAG_FREEZE_AT_ENTRY, FLAG_SAY_LOSSES, Losses};
 use thaw_sandbox::{
     Console, ConsoleOutput, Event, GuestExit, LimitReached, Mount, MountKind, Sandbox, StartSpec,
-    WeakLimits, ZygoteConfig, ZygoteParent,
+    WeakLimits, WrittenFiles, ZygoteConfig, ZygoteParent,
 };
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -107,6 +107,8 @@ pub(super) struct Program {
     signals: Option<mpsc::Receiver<u32>>,
     /// The connections that copies will find reset, as the sandbox said last.
     losses: Option<Losses>,
+    /// The files that die with a copy, as the sandbox said last.
+    written: Option<WrittenFiles>,
 }
 
 impl Program {
@@ -202,6 +204,7 @@ impl Program {
             memory: config.limits.memory,
             signals,
             losses: None,
+            written: None,
         })
     }
 
@@ -219,12 +222,13 @@ impl Program {
     ) -> Result<EntryPoint, Stop> {
         let began = Instant::now();
         let mut doubt = Doubt::new(self.awaited.port);
-        self.losses = None;
+        (self.losses, self.written) = (None, None);
         loop {
             match self.step(on_event)? {
                 Some(Event::EntryPoint(entry)) => return Ok(entry),
                 Some(Event::Described(described)) => doubt.heard(&described),
                 Some(Event::Losses(losses)) => self.losses = Some(losses),
+                Some(Event::Written(written)) => self.written = Some(written),
                 // Events of other kinds may come without end.
                 _ => {}
             }
@@ -299,6 +303,11 @@ impl Program {
     /// Which connections copies will find reset.
     pub(super) fn losses(&self) -> Option<&Losses> {
         self.losses.as_ref()
+    }
+
+    /// Which files die with a copy.
+    pub(super) fn written(&self) -> Option<&WrittenFiles> {
+        self.written.as_ref()
     }
 
     /// The sandbox, at rest, and what must outlive it.

@@ -2,6 +2,7 @@
 
 use super::ByteSize;
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 use thaw_store::Name;
 
 /// Most volumes of a function.
@@ -23,6 +24,9 @@ pub struct VolumeConfig {
     /// operator makes it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<ByteSize>,
+    /// The directory of the host that the operator has made it of. None: it may be any volume.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<PathBuf>,
 }
 
 fn mount_point<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
@@ -56,6 +60,13 @@ pub(super) fn wrong_volumes(volumes: &[VolumeConfig]) -> Option<String> {
         return Some(format!("a function can have {VOLUMES_MAX} volumes at most"));
     }
     for (number, volume) in volumes.iter().enumerate() {
+        if volume.host.is_some() && volume.size.is_some() {
+            return Some(format!(
+                "volume `{}` has `host` and `size`; the operator says the size of a directory of \
+                 the host, so remove `size`",
+                volume.name
+            ));
+        }
         for other in &volumes[..number] {
             if other.name == volume.name {
                 return Some(format!("volume `{}` is named twice", volume.name));
@@ -96,11 +107,16 @@ mod tests {
             path: path.to_owned(),
             read_only: false,
             size: None,
+            host: None,
         };
         assert_eq!(wrong_volumes(&[volume("a", "/data"), volume("b", "/data2")]), None);
         assert!(wrong_volumes(&[volume("a", "/data"), volume("a", "/b")]).is_some());
         assert!(wrong_volumes(&[volume("a", "/data"), volume("b", "/data/b")]).is_some());
         assert!(wrong_volumes(&[volume("a", "/d/a"), volume("b", "/d")]).is_some());
+        let host = VolumeConfig { host: Some("/srv/a".into()), ..volume("a", "/a") };
+        assert_eq!(wrong_volumes(std::slice::from_ref(&host)), None);
+        let size = VolumeConfig { size: Some("1MiB".parse().unwrap()), ..host };
+        assert!(wrong_volumes(&[size]).unwrap().contains("remove `size`"));
         let many: Vec<_> =
             (0..=VOLUMES_MAX).map(|n| volume(&format!("v{n}"), &format!("/v{n}"))).collect();
         assert!(wrong_volumes(&many).is_some());

@@ -1,6 +1,7 @@
 //! Whose the daemon and `$THAW_HOME` are.
 
 use crate::home::{Home, HomeError};
+use crate::volumes::host_directories;
 use rustix::fs::{AtFlags, CWD, chownat};
 use rustix::process::{Gid, Uid, getegid, geteuid, getgid, getuid};
 use serde::{Deserialize, Serialize};
@@ -165,6 +166,7 @@ pub fn linked_directories(home: &Home, user: DaemonUser) -> Result<Vec<PathBuf>,
         }
         found.push(target);
     }
+    found.extend(host_directories(home, user.uid));
     Ok(found)
 }
 

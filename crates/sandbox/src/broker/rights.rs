@@ -52,7 +52,7 @@ impl FileRights {
         }
         if geteuid().is_root() {
             set_thread_groups(&[])?;
-            sys::set_filesystem_ids(NOBODY)?;
+            sys::set_filesystem_ids(NOBODY, NOBODY)?;
         }
         Ok(hold_capabilities(CapabilitySet::empty())?)
     }

@@ -6,6 +6,7 @@
 //! `RLIMIT_FSIZE` is 0. So whatever makes a volume larger is a request, and the quota holds on
 //! every file system (decisions/0041).
 
+mod copy;
 mod limits;
 mod listings;
 mod ranges;
@@ -27,10 +28,11 @@ use rustix::fs::{
     fallocate, flock, fstat, fstatvfs, fsync, ftruncate, openat,
 };
 use rustix::io::{Errno, pread, pwrite};
-use rustix::process::geteuid;
+use rustix::process::{getegid, geteuid, getuid};
 use thaw_abi::bind::*;
 use thaw_abi::control::FileAttributes;
 
+pub use copy::{Copied, copy_volume};
 pub(super) use limits::Share;
 
 use limits::{Shared, Taken};
@@ -51,6 +53,8 @@ pub struct Volume {
     directory: BoundDirectory,
     /// To whom files belong that this process makes as root.
     owner: Option<(Uid, Gid)>,
+    /// Under whose rights root serves it: those of the owner.
+    serves_as: Option<(u32, u32)>,
     /// Bytes that it may hold.
     quota: u64,
     /// The bytes that it holds, a `u64`; locked while they change, by every process that has the
@@ -101,8 +105,14 @@ impl Volume {
         quota: u64,
     ) -> io::Result<Self> {
         let owner = fs::metadata(directory)?;
-        let is_others = geteuid().is_root() && owner.uid() != 0;
-        let owner = is_others.then(|| (Uid::from_raw(owner.uid()), Gid::from_raw(owner.gid())));
+        // Who opens it as root may act as the owner of what it lies in just now; requests are
+        // served by other threads.
+        let serves_as = getuid().is_root().then(|| match geteuid().is_root() {
+            true => (owner.uid(), owner.gid()),
+            false => (geteuid().as_raw(), getegid().as_raw()),
+        });
+        let others = serves_as.filter(|&(uid, _)| uid != 0);
+        let owner = others.map(|(uid, gid)| (Uid::from_raw(uid), Gid::from_raw(gid)));
         match flock(&users, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {
                 let used = tree::count(File::open(directory)?.as_fd(), quota);
@@ -114,7 +124,15 @@ impl Volume {
         flock(&users, FlockOperation::LockShared)?;
         let directory = BoundDirectory::open(directory, BoundAccess::Write)?;
         let state = Mutex::default();
-        Ok(Self { directory, owner, quota, usage, _users: users, limits, state })
+        let _users = users;
+        Ok(Self { directory, owner, serves_as, quota, usage, _users, limits, state })
+    }
+
+    /// Takes the rights of the volume's owner on this thread, if this process is root: files in a
+    /// directory of the host may be others'.
+    fn take_rights(&self) -> Result<(), Errno> {
+        let Some((uid, gid)) = self.serves_as else { return Ok(()) };
+        sys::set_filesystem_ids(uid, gid).map_err(|_| Errno::PERM)
     }
 
     // Names change and files grow under this lock, so that what is counted is what happens.
@@ -324,6 +342,7 @@ impl MountedVolume {
 
     /// Serves a request.
     pub fn serve(&self, request: &BindRequest, tail: &[u8]) -> Result<Answer, Errno> {
+        self.volume.take_rights()?;
         let BindRequest { operation, a, b, c, .. } = *request;
         match operation {
             BIND_OPEN => self.open(tail, a, b),

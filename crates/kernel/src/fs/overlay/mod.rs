@@ -14,6 +14,7 @@ mod directory;
 mod file;
 mod node;
 mod pages;
+mod written;
 
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
@@ -22,6 +23,7 @@ use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 pub use directory::DirectoryFile;
 pub use file::{Grow, RegularFile, Seals};
 pub use node::Node;
+pub use written::Found as WrittenFiles;
 
 use super::inode::{FilesystemId, Inode, NewInode, NewKind, Statfs};
 use super::lower::{LowerId, LowerLayer};

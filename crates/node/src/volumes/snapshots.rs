@@ -1,0 +1,239 @@
+//! Snapshots of volumes: copies of their files, made while nobody writes to them.
+//!
+//! Whoever makes one has the volume alone, so that no sandbox gets a file of it, and looks whether
+//! somebody has one of its files open to be written still. So a snapshot is what a crash of all
+//! writers would leave, at one moment.
+
+use super::{VolumeError, VolumeStore, failed, open_own};
+use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
+use serde::Serialize;
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, ErrorKind};
+use std::os::fd::AsFd;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+use thaw_sandbox::{Copied, copy_volume};
+use thaw_store::Name;
+
+/// Most snapshots of a volume: together they hold so many times its size at most.
+pub const SNAPSHOTS_MAX: usize = 8;
+
+/// The beginning of names of copies that are not complete; no label begins so.
+const UNDER_WAY: &str = ".new-";
+
+/// A snapshot, for people.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Snapshot {
+    /// Its label.
+    pub label: String,
+    /// When it was made, milliseconds since the epoch.
+    pub created_ms: u64,
+}
+
+impl VolumeStore {
+    fn snapshots_of(&self, name: &Name) -> PathBuf {
+        self.directory(name).join("snapshots")
+    }
+
+    /// The snapshots of a volume, by label.
+    pub(super) fn snapshots(&self, name: &Name) -> Result<Vec<Snapshot>, VolumeError> {
+        let all = self.snapshots_of(name);
+        let entries = match fs::read_dir(&all) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.map_err(failed("read", &all))?,
+        };
+        let snapshot = |entry: fs::DirEntry| {
+            let label = entry.file_name().into_string().ok()?;
+            let made = entry.metadata().ok()?.modified().ok()?;
+            let created_ms = made.duration_since(UNIX_EPOCH).ok()?.as_millis() as u64;
+            (!label.starts_with('.')).then_some(Snapshot { label, created_ms })
+        };
+        let mut found: Vec<_> = entries.filter_map(|entry| snapshot(entry.ok()?)).collect();
+        found.sort_by(|a, b| a.label.cmp(&b.label));
+        Ok(found)
+    }
+
+    /// Makes a snapshot of a volume that nobody uses.
+    ///
+    /// # Errors
+    /// There is no such volume, somebody uses it, there are too many snapshots or one of that
+    /// label, or the host refuses; nothing is left then.
+    pub fn snapshot(&self, name: &Name, label: &Name) -> Result<Copied, VolumeError> {
+        let _acting = self.home.act()?;
+        self.read_note(name)?;
+        let _alone = self.alone_to_copy(name)?;
+        let known = self.snapshots(name)?;
+        if known.iter().any(|known| known.label == label.as_str()) {
+            let (name, label) = (name.clone(), label.clone());
+            return Err(VolumeError::SnapshotExists { name, label });
+        }
+        if known.len() >= SNAPSHOTS_MAX {
+            return Err(VolumeError::TooMany(format!("{SNAPSHOTS_MAX} snapshots of a volume")));
+        }
+        let all = self.snapshots_of(name);
+        private(true).create(&all).map_err(failed("make", &all))?;
+        let (new, path) = (all.join(format!("{UNDER_WAY}{label}")), all.join(label.as_str()));
+        let copied = copy(&self.files(name)?, &new)?;
+        // The time of the directory is that of the snapshot.
+        let touched =
+            File::open(&new).and_then(|new| new.set_modified(std::time::SystemTime::now()));
+        touched.map_err(failed("write", &new))?;
+        fs::rename(&new, &path).map_err(failed("write", &path))?;
+        settle(&all)?;
+        Ok(copied)
+    }
+
+    /// Puts a snapshot in the place of what is in a volume that nobody uses.
+    ///
+    /// # Errors
+    /// There is no such volume or snapshot, somebody uses it, it is a directory of the host, or
+    /// the host refuses; the volume is as it was then.
+    pub fn restore(&self, name: &Name, label: &Name) -> Result<Copied, VolumeError> {
+        let _acting = self.home.act()?;
+        self.read_note(name)?;
+        let _alone = self.alone_to_copy(name)?;
+        let snapshot = self.find(name, label)?;
+        if let Some(host) = self.host(name)? {
+            let reason = format!("it is the host's own; copy {} to it", snapshot.display());
+            return Err(VolumeError::Host { path: host, reason });
+        }
+        let directory = self.directory(name);
+        let (files, new) = (directory.join("files"), directory.join(".files.new"));
+        let copied = copy(&snapshot, &new)?;
+        // At every moment there is the one or the other.
+        renameat_with(CWD, &new, CWD, &files, RenameFlags::EXCHANGE)
+            .map_err(|error| failed("replace", &files)(error.into()))?;
+        settle(&directory)?;
+        fs::remove_dir_all(&new).map_err(failed("remove", &new))?;
+        Ok(copied)
+    }
+
+    /// Removes a snapshot.
+    ///
+    /// # Errors
+    /// There is none, or the host refuses.
+    pub fn remove_snapshot(&self, name: &Name, label: &Name) -> Result<(), VolumeError> {
+        let _acting = self.home.act()?;
+        self.read_note(name)?;
+        let path = self.find(name, label)?;
+        let gone = self.snapshots_of(name).join(format!("{UNDER_WAY}{label}"));
+        clear(&gone)?;
+        // What is removed in part is no snapshot.
+        fs::rename(&path, &gone).map_err(failed("remove", &path))?;
+        clear(&gone)
+    }
+
+    /// Keeps everybody else from a volume for as long as a copy takes; who wants it is told so.
+    fn alone_to_copy(&self, name: &Name) -> Result<[File; 2], VolumeError> {
+        let path = self.directory(name).join("copying");
+        let copying = open_own(&path).map_err(failed("open", &path))?;
+        flock(&copying, FlockOperation::NonBlockingLockExclusive)
+            .map_err(|_| VolumeError::Busy(name.clone()))?;
+        Ok([copying, self.alone(name)?])
+    }
+
+    fn find(&self, name: &Name, label: &Name) -> Result<PathBuf, VolumeError> {
+        let path = self.snapshots_of(name).join(label.as_str());
+        match path.is_dir() {
+            true => Ok(path),
+            false => Err(VolumeError::NoSnapshot { name: name.clone(), label: label.clone() }),
+        }
+    }
+}
+
+fn private(is_recursive: bool) -> DirBuilder {
+    let mut builder = DirBuilder::new();
+    builder.mode(0o700).recursive(is_recursive);
+    builder
+}
+
+/// Copies all files to a new directory; one that an earlier attempt has left is removed before.
+fn copy(from: &Path, to: &Path) -> Result<Copied, VolumeError> {
+    clear(to)?;
+    private(false).create(to).map_err(failed("make", to))?;
+    let copied =
+        File::open(from).and_then(|files| copy_volume(files.as_fd(), File::open(to)?.as_fd()));
+    copied.map_err(|error| {
+        // What is left is removed by the next attempt.
+        let _ = fs::remove_dir_all(to);
+        failed("copy", from)(error)
+    })
+}
+
+fn clear(path: &Path) -> Result<(), VolumeError> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(failed("remove", path)(error)),
+        _ => Ok(()),
+    }
+}
+
+/// Waits until names of a directory are on disk.
+fn settle(directory: &Path) -> Result<(), VolumeError> {
+    let settled: io::Result<()> = File::open(directory).and_then(|all| all.sync_all());
+    settled.map_err(failed("write", directory))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{config, store};
+    use super::*;
+    use std::fs::OpenOptions;
+
+    fn names() -> (Name, impl Fn(&str) -> Name) {
+        (Name::new("data").unwrap(), |label| Name::new(label).unwrap())
+    }
+
+    #[test]
+    fn a_snapshot_is_put_back() {
+        let (_directory, volumes) = store();
+        let (name, label) = names();
+        volumes.create(&name, "1MiB".parse().unwrap(), &[]).unwrap();
+        let files = volumes.show(&name).unwrap().path;
+        fs::write(files.join("a"), "first").unwrap();
+        assert_eq!(volumes.snapshot(&name, &label("one")).unwrap().files, 1);
+        fs::write(files.join("a"), "second").unwrap();
+        fs::write(files.join("b"), "new").unwrap();
+        volumes.restore(&name, &label("one")).unwrap();
+        assert_eq!(fs::read(files.join("a")).unwrap(), b"first");
+        assert!(!files.join("b").exists() && !files.parent().unwrap().join(".files.new").exists());
+        // The snapshot itself is as it was, and can be put back again.
+        fs::write(files.join("a"), "third").unwrap();
+        volumes.restore(&name, &label("one")).unwrap();
+        assert_eq!(fs::read(files.join("a")).unwrap(), b"first");
+        let again = volumes.snapshot(&name, &label("one"));
+        assert!(matches!(again, Err(VolumeError::SnapshotExists { .. })), "{again:?}");
+        let missing = volumes.restore(&name, &label("two"));
+        assert!(matches!(missing, Err(VolumeError::NoSnapshot { .. })), "{missing:?}");
+        volumes.remove_snapshot(&name, &label("one")).unwrap();
+        assert!(volumes.show(&name).unwrap().snapshots.is_empty());
+    }
+
+    #[test]
+    fn nobody_writes_meanwhile_and_there_are_only_so_many() {
+        let (_directory, volumes) = store();
+        let (name, label) = names();
+        let one = config("one", "data");
+        let mounts = volumes.of_new_function(&one).unwrap();
+        let refused = volumes.snapshot(&name, &label("a"));
+        assert!(matches!(refused, Err(VolumeError::InUse(_))), "{refused:?}");
+        drop(mounts);
+        // One that has a file open without having the volume, as a sandbox whose daemon was killed.
+        let path = volumes.show(&name).unwrap().path.join("file");
+        let writer = OpenOptions::new().write(true).create_new(true).open(path).unwrap();
+        let refused = volumes.snapshot(&name, &label("a")).unwrap_err();
+        assert!(refused.to_string().contains("file is open to be written"), "{refused}");
+        assert!(volumes.show(&name).unwrap().snapshots.is_empty());
+        drop(writer);
+        let alone = volumes.alone_to_copy(&name).unwrap();
+        let refused = volumes.of_function(&one.name, &one.volumes);
+        assert!(matches!(refused, Err(VolumeError::Busy(_))), "{refused:?}");
+        drop(alone);
+        for number in 0..SNAPSHOTS_MAX {
+            volumes.snapshot(&name, &label(&format!("s{number}"))).unwrap();
+        }
+        let refused = volumes.snapshot(&name, &label("more"));
+        assert!(matches!(refused, Err(VolumeError::TooMany(_))), "{refused:?}");
+        assert_eq!(volumes.show(&name).unwrap().snapshots.len(), SNAPSHOTS_MAX);
+    }
+}

@@ -1,0 +1,225 @@
+//! Copies of what lies in a volume, for snapshots.
+//!
+//! Files are shared with the copy where the file system can do that (ioctl_ficlone(2)), and copied
+//! elsewhere. Nothing is followed, and nothing but regular files, directories and links is copied.
+
+use std::collections::BTreeMap;
+use std::ffi::{CStr, CString};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{
+    AtFlags, Dir, FileType, Mode, OFlags, Stat, Timespec, Timestamps, fsync, futimens,
+    ioctl_ficlone, linkat, mkdirat, openat, readlinkat, statat, symlinkat,
+};
+use rustix::io::Errno;
+
+use super::tree::DEPTH_MAX;
+use crate::sys;
+
+/// Most files with several names whose other names are looked for.
+const LINKED_MAX: usize = 1 << 16;
+
+/// What was copied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Copied {
+    /// Regular files.
+    pub files: u64,
+    /// Those of them that share their blocks with the original.
+    pub shared: u64,
+}
+
+/// Copies what lies in directory `from` into directory `to`, which is empty, and waits until it is
+/// on disk. Nobody may change `from` meanwhile; whoever has a file of it open to be written is
+/// found before anything is copied.
+///
+/// # Errors
+/// A file is open to be written (`ETXTBSY`), is neither a regular file, a directory nor a link, lies
+/// too deep, or cannot be read or written; `to` holds a part then.
+pub fn copy_volume(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<Copied> {
+    let mut copy = Copy::default();
+    walk(&below(from, c".")?, 0, &mut |directory, name, found| match kind(found) {
+        FileType::RegularFile => is_unwritten(directory.as_fd(), name),
+        FileType::Directory | FileType::Symlink => Ok(()),
+        _ => Err(named(name, "is neither a file, a directory nor a link")),
+    })?;
+    copy.all(&below(from, c".")?, &below(to, c".")?, 0)?;
+    Ok(copy.copied)
+}
+
+#[derive(Default)]
+struct Copy {
+    copied: Copied,
+    /// The first copy of each file with several names, by inode number.
+    linked: BTreeMap<u64, OwnedFd>,
+}
+
+impl Copy {
+    fn all(&mut self, from: &OwnedFd, to: &OwnedFd, depth: usize) -> io::Result<()> {
+        for name in names(from)? {
+            let found = statat(from, &name, AtFlags::SYMLINK_NOFOLLOW)?;
+            match kind(&found) {
+                FileType::Directory if depth < DEPTH_MAX => {
+                    mkdirat(to, &name, Mode::RWXU)?;
+                    let made = below(to.as_fd(), &name)?;
+                    self.all(&below(from.as_fd(), &name)?, &made, depth + 1)?;
+                    finish(&made, &found)?;
+                }
+                FileType::Directory => return Err(named(&name, "lies too deep")),
+                FileType::Symlink => symlinkat(readlinkat(from, &name, Vec::new())?, to, &name)?,
+                _ => self.file(from, to, &name, &found)?,
+            }
+        }
+        Ok(fsync(to)?)
+    }
+
+    fn file(&mut self, from: &OwnedFd, to: &OwnedFd, name: &CStr, found: &Stat) -> io::Result<()> {
+        if let Some(first) = self.linked.get(&found.st_ino) {
+            return Ok(linkat(first, c"", to, name, AtFlags::EMPTY_PATH).or_else(|_| {
+                let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(first));
+                linkat(rustix::fs::CWD, path, to, name, AtFlags::SYMLINK_FOLLOW)
+            })?);
+        }
+        let flags = OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let original = openat(from, name, OFlags::RDONLY | flags, Mode::empty())?;
+        let new = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | flags;
+        let made = openat(to, name, new, Mode::RUSR | Mode::WUSR)?;
+        self.copied.files += 1;
+        let made = match ioctl_ficlone(&made, &original) {
+            Ok(()) => {
+                self.copied.shared += 1;
+                made
+            }
+            Err(_) => {
+                let mut made = File::from(made);
+                io::copy(&mut File::from(original), &mut made)?;
+                made.into()
+            }
+        };
+        finish(&made, found)?;
+        fsync(&made)?;
+        // More of them lose each other in the copy, and so need more room there.
+        if found.st_nlink > 1 && self.linked.len() < LINKED_MAX {
+            self.linked
+                .insert(found.st_ino, openat(to, name, OFlags::PATH | flags, Mode::empty())?);
+        }
+        Ok(())
+    }
+}
+
+/// Gives a copy the permissions and times of the original.
+fn finish(made: &OwnedFd, found: &Stat) -> io::Result<()> {
+    rustix::fs::fchmod(made, Mode::from_raw_mode(found.st_mode & 0o777))?;
+    let time = |tv_sec, tv_nsec| Timespec { tv_sec, tv_nsec };
+    let times = Timestamps {
+        last_access: time(found.st_atime, found.st_atime_nsec as i64),
+        last_modification: time(found.st_mtime, found.st_mtime_nsec as i64),
+    };
+    Ok(futimens(made, &times)?)
+}
+
+/// Refuses a file that somebody has open to be written, or mapped so: fcntl(2), `F_SETLEASE`.
+fn is_unwritten(directory: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let file = openat(directory, name, flags, Mode::empty())?;
+    match sys::take_read_lease(file.as_fd()) {
+        Ok(()) => Ok(()),
+        Err(Errno::AGAIN) => Err(io::Error::new(
+            io::ErrorKind::ExecutableFileBusy,
+            format!("{} is open to be written", name.to_string_lossy()),
+        )),
+        Err(error) => Err(io::Error::other(format!(
+            "its file system does not tell who writes to {} ({error})",
+            name.to_string_lossy()
+        ))),
+    }
+}
+
+type Look<'a> = dyn FnMut(&OwnedFd, &CStr, &Stat) -> io::Result<()> + 'a;
+
+fn walk(directory: &OwnedFd, depth: usize, look: &mut Look<'_>) -> io::Result<()> {
+    for name in names(directory)? {
+        let found = statat(directory, &name, AtFlags::SYMLINK_NOFOLLOW)?;
+        look(directory, &name, &found)?;
+        if kind(&found) == FileType::Directory {
+            if depth >= DEPTH_MAX {
+                return Err(named(&name, "lies too deep"));
+            }
+            walk(&below(directory.as_fd(), &name)?, depth + 1, look)?;
+        }
+    }
+    Ok(())
+}
+
+fn names(directory: &OwnedFd) -> io::Result<Vec<CString>> {
+    let mut names = Vec::new();
+    for entry in Dir::read_from(directory)? {
+        let entry = entry?;
+        if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
+            names.push(entry.file_name().to_owned());
+        }
+    }
+    Ok(names)
+}
+
+fn below(directory: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(openat(directory, name, flags, Mode::empty())?)
+}
+
+fn kind(found: &Stat) -> FileType {
+    FileType::from_raw_mode(found.st_mode)
+}
+
+fn named(name: &CStr, what: &str) -> io::Error {
+    io::Error::other(format!("{} {what}", name.to_string_lossy()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    fn copied(from: &std::path::Path, to: &std::path::Path) -> io::Result<Copied> {
+        let (from, to) = (File::open(from).unwrap(), File::open(to).unwrap());
+        copy_volume(from.as_fd(), to.as_fd())
+    }
+
+    #[test]
+    fn a_copy_has_what_the_original_has() {
+        let [from, to] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let (from, to) = (from.path(), to.path());
+        fs::create_dir(from.join("d")).unwrap();
+        fs::write(from.join("d/file"), [7; 10_000]).unwrap();
+        fs::set_permissions(from.join("d/file"), fs::Permissions::from_mode(0o640)).unwrap();
+        fs::hard_link(from.join("d/file"), from.join("twin")).unwrap();
+        symlink("/etc/passwd", from.join("link")).unwrap();
+        assert_eq!(copied(from, to).unwrap().files, 1);
+        assert_eq!(fs::read(to.join("twin")).unwrap(), [7; 10_000]);
+        let [one, twin] = ["d/file", "twin"].map(|name| fs::metadata(to.join(name)).unwrap());
+        assert_eq!((one.ino(), one.mode() & 0o777), (twin.ino(), 0o640));
+        assert_eq!(fs::read_link(to.join("link")).unwrap().to_str(), Some("/etc/passwd"));
+        let old = fs::metadata(from.join("twin")).unwrap();
+        assert_eq!((one.mtime(), one.mtime_nsec()), (old.mtime(), old.mtime_nsec()));
+    }
+
+    #[test]
+    fn files_that_are_written_or_special_are_refused_before_anything_is_copied() {
+        let [from, to] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let (from, to) = (from.path(), to.path());
+        fs::write(from.join("a"), "a").unwrap();
+        let writer = fs::OpenOptions::new().write(true).open(from.join("a")).unwrap();
+        let refused = copied(from, to).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ExecutableFileBusy, "{refused}");
+        assert_eq!(fs::read_dir(to).unwrap().count(), 0);
+        drop(writer);
+        let socket = UnixListener::bind(from.join("socket")).unwrap();
+        assert!(copied(from, to).unwrap_err().to_string().contains("socket is neither"));
+        assert_eq!(fs::read_dir(to).unwrap().count(), 0);
+        drop(socket);
+    }
+}
