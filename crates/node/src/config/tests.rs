@@ -131,7 +131,7 @@ fn only_instances_that_stay_sleep_and_in_this_order() {
     for (keys, reason) in [
         ("persist = true\n".to_owned(), "`persist` is for isolation"),
         (
-            format!("{stays}[hibernate]\nencrypt = true\n"),
+            format!("{stays}hibernate = {{ encrypt = true }}\n"),
             "`persist` is not for `hibernate.encrypt = true`",
         ),
         ("limits = { sleep_after = \"2s\" }\n".to_owned(), "`sleep_after` is for isolation"),
