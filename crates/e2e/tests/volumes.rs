@@ -113,7 +113,7 @@ fn what_one_copy_writes_the_next_one_reads() {
     assert_eq!(info["in_use"], true);
     let refused = refusal(command(&home, &["volume", "remove", "data"]));
     assert!(refused.contains("in use"), "{refused}");
-    drop(daemon);
+    daemon.kill();
     command(&home, &["volume", "remove", "data"]).success();
     assert!(!home.join("volumes/data").exists());
 }
@@ -514,7 +514,7 @@ fn a_directory_of_the_host_is_served_as_its_owner_sees_it() {
         let made = fs::metadata(made).unwrap();
         assert_eq!(std::os::unix::fs::MetadataExt::uid(&made), owner, "{name}");
     }
-    drop(daemon);
+    daemon.kill();
     // The home is that user's by now, and root acts as its owner when it opens a volume.
     let later = "open('/photos/later', 'w').write('x')";
     Function { at_start: later, ..function }.build(&home).success();
