@@ -514,7 +514,7 @@ fn a_directory_of_the_host_is_served_as_its_owner_sees_it() {
         let made = fs::metadata(made).unwrap();
         assert_eq!(std::os::unix::fs::MetadataExt::uid(&made), owner, "{name}");
     }
-    drop(daemon);
+    daemon.kill();
     // The home is that user's by now, and root acts as its owner when it opens a volume.
     let later = "open('/photos/later', 'w').write('x')";
     Function { at_start: later, ..function }.build(&home).success();

@@ -73,6 +73,7 @@ impl VolumeStore {
         }
         let all = self.snapshots_of(name);
         private(true).create(&all).map_err(failed("make", &all))?;
+        clear_leftovers(&all)?;
         let (new, path) = (all.join(format!("{UNDER_WAY}{label}")), all.join(label.as_str()));
         let copied = copy(&self.files(name)?, &new)?;
         // The time of the directory is that of the snapshot.
@@ -168,6 +169,17 @@ fn clear(path: &Path) -> Result<(), VolumeError> {
     }
 }
 
+/// Removes what others have left that were killed: nobody else copies just now.
+fn clear_leftovers(all: &Path) -> Result<(), VolumeError> {
+    for entry in fs::read_dir(all).map_err(failed("read", all))? {
+        let entry = entry.map_err(failed("read", all))?;
+        if entry.file_name().as_encoded_bytes().starts_with(UNDER_WAY.as_bytes()) {
+            clear(&entry.path())?;
+        }
+    }
+    Ok(())
+}
+
 /// Waits until names of a directory are on disk.
 fn settle(directory: &Path) -> Result<(), VolumeError> {
     let settled: io::Result<()> = File::open(directory).and_then(|all| all.sync_all());
@@ -179,9 +191,17 @@ mod tests {
     use super::super::tests::{config, store};
     use super::*;
     use std::fs::OpenOptions;
+    use std::os::unix::fs::{MetadataExt, chown};
 
     fn names() -> (Name, impl Fn(&str) -> Name) {
         (Name::new("data").unwrap(), |label| Name::new(label).unwrap())
+    }
+
+    /// Writes a file of the volume's owner.
+    fn write(path: PathBuf, content: &str) -> io::Result<()> {
+        fs::write(&path, content)?;
+        let owner = fs::metadata(path.parent().expect("a directory"))?;
+        chown(path, Some(owner.uid()), Some(owner.gid()))
     }
 
     #[test]
@@ -190,15 +210,19 @@ mod tests {
         let (name, label) = names();
         volumes.create(&name, "1MiB".parse().unwrap(), &[]).unwrap();
         let files = volumes.show(&name).unwrap().path;
-        fs::write(files.join("a"), "first").unwrap();
+        write(files.join("a"), "first").unwrap();
+        // A part of one whose maker was killed.
+        let part = volumes.snapshots_of(&name).join(".new-other");
+        fs::create_dir_all(part.join("d")).unwrap();
         assert_eq!(volumes.snapshot(&name, &label("one")).unwrap().files, 1);
-        fs::write(files.join("a"), "second").unwrap();
-        fs::write(files.join("b"), "new").unwrap();
+        assert!(!part.exists());
+        write(files.join("a"), "second").unwrap();
+        write(files.join("b"), "new").unwrap();
         volumes.restore(&name, &label("one")).unwrap();
         assert_eq!(fs::read(files.join("a")).unwrap(), b"first");
         assert!(!files.join("b").exists() && !files.parent().unwrap().join(".files.new").exists());
         // The snapshot itself is as it was, and can be put back again.
-        fs::write(files.join("a"), "third").unwrap();
+        write(files.join("a"), "third").unwrap();
         volumes.restore(&name, &label("one")).unwrap();
         assert_eq!(fs::read(files.join("a")).unwrap(), b"first");
         let again = volumes.snapshot(&name, &label("one"));
@@ -220,7 +244,8 @@ mod tests {
         drop(mounts);
         // One that has a file open without having the volume, as a sandbox whose daemon was killed.
         let path = volumes.show(&name).unwrap().path.join("file");
-        let writer = OpenOptions::new().write(true).create_new(true).open(path).unwrap();
+        write(path.clone(), "file").unwrap();
+        let writer = OpenOptions::new().write(true).open(path).unwrap();
         let refused = volumes.snapshot(&name, &label("a")).unwrap_err();
         assert!(refused.to_string().contains("file is open to be written"), "{refused}");
         assert!(volumes.show(&name).unwrap().snapshots.is_empty());

@@ -18,8 +18,10 @@ use rustix::io::Errno;
 use super::tree::DEPTH_MAX;
 use crate::sys;
 
-/// Most files with several names whose other names are looked for.
-const LINKED_MAX: usize = 1 << 16;
+/// Most files with several names that a copy can have, and most bytes of the paths that they are
+/// found at first: to copy one for each of its names would take more room than the volume has.
+const LINKED_MAX: usize = 1 << 14;
+const LINKED_PATH_MAX: usize = 1024;
 
 /// What was copied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,48 +40,62 @@ pub struct Copied {
 /// A file is open to be written (`ETXTBSY`), is neither a regular file, a directory nor a link, lies
 /// too deep, or cannot be read or written; `to` holds a part then.
 pub fn copy_volume(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<Copied> {
-    let mut copy = Copy::default();
     walk(&below(from, c".")?, 0, &mut |directory, name, found| match kind(found) {
         FileType::RegularFile => is_unwritten(directory.as_fd(), name),
         FileType::Directory | FileType::Symlink => Ok(()),
         _ => Err(named(name, "is neither a file, a directory nor a link")),
     })?;
-    copy.all(&below(from, c".")?, &below(to, c".")?, 0)?;
+    let root = below(to, c".")?;
+    let mut copy = Copy { root: &root, copied: Copied::default(), linked: BTreeMap::new() };
+    copy.all(&below(from, c".")?, &root, &Vec::new(), 0)?;
     Ok(copy.copied)
 }
 
-#[derive(Default)]
-struct Copy {
+struct Copy<'a> {
+    root: &'a OwnedFd,
     copied: Copied,
-    /// The first copy of each file with several names, by inode number.
-    linked: BTreeMap<u64, OwnedFd>,
+    /// Where the copy of each file with several names is, by inode number of the original.
+    linked: BTreeMap<u64, Vec<u8>>,
 }
 
-impl Copy {
-    fn all(&mut self, from: &OwnedFd, to: &OwnedFd, depth: usize) -> io::Result<()> {
+impl Copy<'_> {
+    fn all(&mut self, from: &OwnedFd, to: &OwnedFd, at: &[u8], depth: usize) -> io::Result<()> {
         for name in names(from)? {
             let found = statat(from, &name, AtFlags::SYMLINK_NOFOLLOW)?;
+            let path = match at {
+                [] => name.to_bytes().to_vec(),
+                _ => [at, b"/", name.to_bytes()].concat(),
+            };
             match kind(&found) {
                 FileType::Directory if depth < DEPTH_MAX => {
                     mkdirat(to, &name, Mode::RWXU)?;
                     let made = below(to.as_fd(), &name)?;
-                    self.all(&below(from.as_fd(), &name)?, &made, depth + 1)?;
+                    self.all(&below(from.as_fd(), &name)?, &made, &path, depth + 1)?;
                     finish(&made, &found)?;
                 }
                 FileType::Directory => return Err(named(&name, "lies too deep")),
                 FileType::Symlink => symlinkat(readlinkat(from, &name, Vec::new())?, to, &name)?,
-                _ => self.file(from, to, &name, &found)?,
+                _ => self.file((from, to), path, &name, &found)?,
             }
         }
         Ok(fsync(to)?)
     }
 
-    fn file(&mut self, from: &OwnedFd, to: &OwnedFd, name: &CStr, found: &Stat) -> io::Result<()> {
-        if let Some(first) = self.linked.get(&found.st_ino) {
-            return Ok(linkat(first, c"", to, name, AtFlags::EMPTY_PATH).or_else(|_| {
-                let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(first));
-                linkat(rustix::fs::CWD, path, to, name, AtFlags::SYMLINK_FOLLOW)
-            })?);
+    fn file(
+        &mut self,
+        (from, to): (&OwnedFd, &OwnedFd),
+        path: Vec<u8>,
+        name: &CStr,
+        found: &Stat,
+    ) -> io::Result<()> {
+        if found.st_nlink > 1 {
+            if let Some(first) = self.linked.get(&found.st_ino) {
+                return Ok(linkat(self.root, &first[..], to, name, AtFlags::empty())?);
+            }
+            if self.linked.len() >= LINKED_MAX || path.len() > LINKED_PATH_MAX {
+                return Err(named(name, "has several names, as too many files have"));
+            }
+            self.linked.insert(found.st_ino, path);
         }
         let flags = OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let original = openat(from, name, OFlags::RDONLY | flags, Mode::empty())?;
@@ -99,11 +115,6 @@ impl Copy {
         };
         finish(&made, found)?;
         fsync(&made)?;
-        // More of them lose each other in the copy, and so need more room there.
-        if found.st_nlink > 1 && self.linked.len() < LINKED_MAX {
-            self.linked
-                .insert(found.st_ino, openat(to, name, OFlags::PATH | flags, Mode::empty())?);
-        }
         Ok(())
     }
 }
@@ -128,6 +139,11 @@ fn is_unwritten(directory: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
         Err(Errno::AGAIN) => Err(io::Error::new(
             io::ErrorKind::ExecutableFileBusy,
             format!("{} is open to be written", name.to_string_lossy()),
+        )),
+        Err(Errno::ACCESS) => Err(named(
+            name,
+            "belongs to another user than the volume, who alone can tell who writes to it; give it to the \
+             volume's with chown(1)",
         )),
         Err(error) => Err(io::Error::other(format!(
             "its file system does not tell who writes to {} ({error})",
@@ -198,7 +214,12 @@ mod tests {
         fs::set_permissions(from.join("d/file"), fs::Permissions::from_mode(0o640)).unwrap();
         fs::hard_link(from.join("d/file"), from.join("twin")).unwrap();
         symlink("/etc/passwd", from.join("link")).unwrap();
-        assert_eq!(copied(from, to).unwrap().files, 1);
+        for number in 0..2000 {
+            fs::write(from.join(format!("n{number}")), "n").unwrap();
+            fs::hard_link(from.join(format!("n{number}")), from.join(format!("m{number}")))
+                .unwrap();
+        }
+        assert_eq!(copied(from, to).unwrap().files, 2001);
         assert_eq!(fs::read(to.join("twin")).unwrap(), [7; 10_000]);
         let [one, twin] = ["d/file", "twin"].map(|name| fs::metadata(to.join(name)).unwrap());
         assert_eq!((one.ino(), one.mode() & 0o777), (twin.ino(), 0o640));
