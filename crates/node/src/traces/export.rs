@@ -145,14 +145,12 @@ impl Tracer {
             judge(head.status, asked, &read.to_bytes())
         };
         tokio::pin!(exchange, connection);
-        loop {
-            tokio::select! {
-                judged = &mut exchange => return judged,
-                ended = &mut connection => {
-                    ended.map_err(|error| again(&error))?;
-                    // The answer may have come with the end.
-                    return exchange.await;
-                }
+        tokio::select! {
+            judged = &mut exchange => judged,
+            ended = &mut connection => {
+                ended.map_err(|error| again(&error))?;
+                // The answer may have come with the end.
+                exchange.await
             }
         }
     }
