@@ -140,6 +140,9 @@ fn what_a_sandbox_calls_its_files_stays_where_it_belongs() {
     let hole = down.join("d/hole").metadata().unwrap();
     assert_eq!(hole.len(), 256 << 20);
     assert!(hole.blocks() < 1024, "{}", hole.blocks());
+    // Into the directory that is there now, under its own name; and not over that.
+    call(daemon.home(), &["sandbox", "cp", "one:/tmp/t", target]).success();
+    assert!(down.join("t/d/x").is_file());
     let again = call(daemon.home(), &["sandbox", "cp", "one:/tmp/t", target]);
     assert!(
         again.stderr.contains("File exists") || again.stderr.contains("entity already exists"),
