@@ -180,6 +180,11 @@ def arguments():
     return options
 
 
+def printable(text: str) -> str:
+    """A text from a sandbox without what a terminal would take for commands."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
+
+
 def main():
     options = arguments()
     everything = []
@@ -189,7 +194,7 @@ def main():
         print(f"\nThe best is {best.line()}")
         for path in sorted(PROJECT.glob("*.py")):
             if not path.name.startswith("test_"):
-                print(f"\n{path.name}:\n{best.box.files.read(f'{WORK}/{path.name}')}")
+                print(f"\n{path.name}:\n{printable(best.box.files.read(f'{WORK}/{path.name}'))}")
     finally:
         leave(everything, options.keep)
     return 0 if best.is_solved else 1

@@ -10,7 +10,7 @@
 //! is asleep as a whole, or not at all; the next daemon takes the former over, and removes the rest.
 
 use crate::config::{DomainName, FunctionName};
-use crate::seal::{SealKey, memory_file, seal};
+use crate::seal::{SealKey, memory_file, seal, unsealer};
 use crate::tenants::Tenant;
 use rustix::fs::statvfs;
 use serde::{Deserialize, Serialize};
@@ -24,6 +24,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use thaw_sandbox::FreezeBase;
 use thaw_store::{ImageId, IndexId, KernelId};
+use tokio::sync::SemaphorePermit;
 
 /// The format of notes.
 const NOTE_VERSION: u32 = 1;
@@ -135,6 +136,8 @@ pub(crate) struct NewAsleep {
     file: File,
     /// The image in memory, if it is to be encrypted on disk.
     plain: Option<File>,
+    /// What it was encrypted with.
+    key: Option<SealKey>,
 }
 
 /// An instance that an earlier daemon has put to sleep.
@@ -289,7 +292,7 @@ impl AsleepSpace {
             .truncate(true)
             .mode(0o600)
             .open(image)?;
-        Ok(NewAsleep { files, file, plain: None })
+        Ok(NewAsleep { files, file, plain: None, key: None })
     }
 
     fn require_room(&self, bytes: u64) -> io::Result<()> {
@@ -357,12 +360,21 @@ impl NewAsleep {
         Ok(self.file.metadata()?.blocks() * 512)
     }
 
+    /// Encrypts what was written, if it is to be.
+    ///
+    /// # Errors
+    /// The disk is full or fails.
+    pub fn seal(mut self) -> io::Result<Self> {
+        let plain = self.plain.take();
+        self.key = plain.map(|plain| seal(&plain, &self.file, &|| true)).transpose()?;
+        Ok(self)
+    }
+
     /// Makes it an instance that is asleep: from now on the next daemon finds it, too.
     ///
     /// # Errors
     /// The disk is full or fails; nothing is left then.
     pub fn commit(self, going: &Going, image: &AsleepImage) -> io::Result<Asleep> {
-        let key = self.plain.as_ref().map(|plain| seal(plain, &self.file)).transpose()?;
         // A full disk may be noticed only now.
         self.file.sync_data()?;
         let bytes = self.bytes()?;
@@ -379,10 +391,10 @@ impl NewAsleep {
             idle_since_ms: ms_of(going.idle_since),
             served: going.served,
         };
-        if key.is_none() {
+        if self.key.is_none() {
             self.files.write_note(&note)?;
         }
-        let Self { files, .. } = self;
+        let Self { files, key, .. } = self;
         let asleep = Asleep {
             files,
             base: Some(image.base.clone()),
@@ -453,6 +465,14 @@ impl Asleep {
     /// Bytes of its files on disk.
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// A place among those who decrypt, if its image is encrypted: to be had before it is opened.
+    pub async fn unsealer(&self) -> Option<SemaphorePermit<'static>> {
+        match self.key {
+            Some(_) => Some(unsealer().await),
+            None => None,
+        }
     }
 
     /// Its image, for reading only; decrypted into memory if it is encrypted, which takes as long

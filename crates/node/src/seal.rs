@@ -15,6 +15,7 @@ use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use zeroize::Zeroizing;
 
 /// Bytes that are encrypted at a time.
@@ -24,9 +25,19 @@ const TAG: usize = 16;
 /// Bytes of a key.
 const KEY_LEN: usize = 32;
 
+/// Most files that are decrypted at a time: each takes a processor.
+const UNSEALERS_MAX: usize = 4;
+static UNSEALERS: Semaphore = Semaphore::const_new(UNSEALERS_MAX);
+
+/// A place among those who decrypt, to be kept until the file is there.
+pub(crate) async fn unsealer() -> SemaphorePermit<'static> {
+    UNSEALERS.acquire().await.expect("it is never closed")
+}
+
 /// The key of one file, and the length of its content. It is overwritten at its end.
 pub(crate) struct SealKey {
-    key: Zeroizing<[u8; KEY_LEN]>,
+    /// In one place for its whole life: what is moved leaves a copy behind.
+    key: Box<Zeroizing<[u8; KEY_LEN]>>,
     plain_len: u64,
 }
 
@@ -37,16 +48,24 @@ impl std::fmt::Debug for SealKey {
 }
 
 /// Encrypts a whole file into another one, which is empty, with a new key of the host's random
-/// source. Reads both as long as it takes: not for an async worker.
+/// source, as long as it is wanted. Reads both as long as it takes: not for an async worker.
 ///
 /// # Errors
-/// The host's: the disk is full, among others. The other file is of no use then.
-pub(crate) fn seal(plain: &File, sealed: &File) -> io::Result<SealKey> {
+/// The host's: the disk is full, among others. [`ErrorKind::Interrupted`]: it is not wanted any
+/// more. The other file is of no use then.
+pub(crate) fn seal(
+    plain: &File,
+    sealed: &File,
+    is_wanted: &dyn Fn() -> bool,
+) -> io::Result<SealKey> {
     let plain_len = plain.metadata()?.len();
     let key = SealKey { key: random_key()?, plain_len };
     let cipher = key.cipher();
     let mut buffer = Zeroizing::new(vec![0; CHUNK + TAG]);
     for number in 0..chunk_count(plain_len) {
+        if !is_wanted() {
+            return Err(ErrorKind::Interrupted.into());
+        }
         let len = chunk_len(plain_len, number);
         let (content, tag) = buffer.split_at_mut(len);
         plain.read_exact_at(content, number * CHUNK as u64)?;
@@ -116,8 +135,8 @@ pub(crate) fn memory_file() -> io::Result<(File, File)> {
     Ok((write, read))
 }
 
-fn random_key() -> io::Result<Zeroizing<[u8; KEY_LEN]>> {
-    let mut key = Zeroizing::new([0; KEY_LEN]);
+fn random_key() -> io::Result<Box<Zeroizing<[u8; KEY_LEN]>>> {
+    let mut key = Box::new(Zeroizing::new([0; KEY_LEN]));
     // So few come at once (getrandom(2)).
     rustix::rand::getrandom(&mut key[..], GetRandomFlags::empty())?;
     Ok(key)
@@ -152,6 +171,10 @@ mod tests {
 
     const SECRET: &[u8] = b"a secret that is looked for";
 
+    fn always() -> bool {
+        true
+    }
+
     fn file(content: &[u8]) -> File {
         let file = tempfile::tempfile().unwrap();
         file.write_all_at(content, 0).unwrap();
@@ -181,7 +204,7 @@ mod tests {
     fn what_was_sealed_comes_back_and_cannot_be_read_meanwhile() {
         for plain in [memory(), memory()[..CHUNK].to_vec(), SECRET.to_vec(), Vec::new()] {
             let sealed = file(b"");
-            let key = seal(&file(&plain), &sealed).unwrap();
+            let key = seal(&file(&plain), &sealed, &always).unwrap();
             assert_eq!(content(&sealed).len() as u64, key.sealed_len());
             assert!(!holds_secret(&content(&sealed)));
             assert_eq!(holds_secret(&plain), !plain.is_empty());
@@ -195,7 +218,7 @@ mod tests {
     #[test]
     fn no_change_of_a_sealed_file_goes_unnoticed() {
         let sealed = file(b"");
-        let key = seal(&file(&memory()), &sealed).unwrap();
+        let key = seal(&file(&memory()), &sealed, &always).unwrap();
         let whole = content(&sealed);
         let stride = CHUNK + TAG;
         let refused = |what: &str, bytes: &[u8]| {
@@ -218,7 +241,7 @@ mod tests {
         zeroed[stride..2 * stride].fill(0);
         refused("zeroed", &zeroed);
         let stale = file(b"");
-        let _other = seal(&file(&memory()), &stale).unwrap();
+        let _other = seal(&file(&memory()), &stale, &always).unwrap();
         refused("of an earlier hibernation", &content(&stale));
         key.unseal(&sealed, &file(b"")).unwrap();
     }
@@ -226,13 +249,22 @@ mod tests {
     #[test]
     fn a_full_disk_is_an_error() {
         let full = File::options().write(true).open("/dev/full").unwrap();
-        let error = seal(&file(&memory()), &full).unwrap_err();
+        let error = seal(&file(&memory()), &full, &always).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
     }
 
     #[test]
+    fn what_is_not_wanted_any_more_is_not_written() {
+        let (sealed, left) = (file(b""), std::cell::Cell::new(2));
+        let is_wanted = || left.replace(left.get() - 1) > 0;
+        let error = seal(&file(&memory()), &sealed, &is_wanted).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Interrupted);
+        assert_eq!(content(&sealed).len(), 2 * (CHUNK + TAG));
+    }
+
+    #[test]
     fn a_key_is_not_shown() {
-        let key = seal(&file(SECRET), &file(b"")).unwrap();
+        let key = seal(&file(SECRET), &file(b""), &always).unwrap();
         assert_eq!(format!("{key:?}"), format!("SealKey {{ plain_len: {}, .. }}", SECRET.len()));
     }
 }

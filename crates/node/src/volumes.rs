@@ -15,6 +15,7 @@ mod host;
 mod snapshots;
 
 pub(crate) use host::host_directories;
+use snapshots::remove_tree;
 pub use snapshots::{SNAPSHOTS_MAX, Snapshot};
 
 use host::Linkable;
@@ -72,6 +73,9 @@ pub struct VolumeInfo {
     pub path: PathBuf,
     /// Whether that is a directory of the host, which stays when the volume is removed.
     pub is_host: bool,
+    /// Why no function can use it, if so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
     /// Its snapshots, by label.
     pub snapshots: Vec<Snapshot>,
 }
@@ -302,14 +306,21 @@ impl VolumeStore {
             Ok((used, alone.is_err()))
         };
         let (used, in_use) = look().map_err(failed("read", &directory))?;
+        let (path, is_host, problem) = match self.host(name) {
+            Ok(Some(host)) => (host, true, None),
+            Ok(None) => (directory.join("files"), false, None),
+            Err(VolumeError::Host { path, reason }) => (path, true, Some(reason)),
+            Err(error) => return Err(error),
+        };
         Ok(VolumeInfo {
             name: name.to_string(),
             size: note.size.bytes(),
             used,
             functions: note.functions,
             in_use,
-            is_host: self.host(name)?.is_some(),
-            path: self.files(name)?,
+            path,
+            is_host,
+            problem,
             snapshots: self.snapshots(name)?,
         })
     }
@@ -361,7 +372,7 @@ impl VolumeStore {
         let _alone = self.alone(name)?;
         let note = directory.join("volume.json");
         fs::remove_file(&note).map_err(failed("remove", &note))?;
-        fs::remove_dir_all(&directory).map_err(failed("remove", &directory))
+        remove_tree(&directory).map_err(failed("remove", &directory))
     }
 
     /// The volumes that a function names, in its order, to be mounted.

@@ -117,6 +117,31 @@ impl<R: Read> Read for Metered<R> {
     }
 }
 
+/// Counts the zeros at the end of what is read through it: an archive of tar ends with some.
+pub struct Trailing<R> {
+    inner: R,
+    zeros: Rc<Cell<u64>>,
+}
+
+impl<R> Trailing<R> {
+    /// A reader, and the number of zeros at the end of what it has read, which may be set.
+    pub fn new(inner: R) -> (Self, Rc<Cell<u64>>) {
+        let zeros = Rc::new(Cell::new(0));
+        (Self { inner, zeros: zeros.clone() }, zeros)
+    }
+}
+
+impl<R: Read> Read for Trailing<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.inner.read(buffer)?;
+        self.zeros.set(match buffer[..count].iter().rposition(|byte| *byte != 0) {
+            Some(last) => (count - 1 - last) as u64,
+            None => self.zeros.get() + count as u64,
+        });
+        Ok(count)
+    }
+}
+
 /// Skipping costs nothing: nothing is read.
 impl<R: Seek> Seek for Metered<R> {
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {

@@ -25,7 +25,7 @@ mod sparse;
 mod unpack;
 
 pub use error::OciError;
-pub use layer::{Allowance, Metered, digest};
+pub use layer::{Allowance, Metered, Trailing, digest};
 pub use layout::{Image, Layout};
 pub use reference::{Reference, default_tag};
 pub use registry::{

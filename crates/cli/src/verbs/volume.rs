@@ -151,7 +151,12 @@ fn table(volumes: &[VolumeInfo]) -> String {
             volume.name.clone(),
             volume.used.to_string(),
             volume.size.to_string(),
-            if volume.in_use { "yes" } else { "no" }.to_owned(),
+            match (&volume.problem, volume.in_use) {
+                (Some(_), _) => "unusable",
+                (None, true) => "yes",
+                (None, false) => "no",
+            }
+            .to_owned(),
             volume.snapshots.len().to_string(),
             functions.join(" "),
         ]);

@@ -79,7 +79,7 @@ impl Default for AsyncConfig {
             body_max: ByteSize::mebibytes(1),
             dead_letters: 1000,
             idempotency: TimeSpan::seconds(24 * 3600),
-            timeout: TimeSpan::seconds(5 * 60),
+            timeout: TimeSpan::seconds(15 * 60),
         }
     }
 }

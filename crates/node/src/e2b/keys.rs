@@ -344,7 +344,9 @@ impl KeyStore {
             new.set_len(0)?;
             new.write_all(text.as_bytes())?;
             new.sync_all()?;
-            fs::rename(&unfinished, &path)
+            fs::rename(&unfinished, &path)?;
+            // A key that was revoked stays so after a loss of power.
+            File::open(self.home.root())?.sync_all()
         };
         write().map_err(|error| self.failed(error))
     }

@@ -22,7 +22,7 @@
 //! Only hashes of keys are kept. A key is a long random text, so a plain hash is enough: there is
 //! nothing to guess.
 
-use super::keys::{self, KEYS_FILE, Key};
+use super::keys::{self, KEYS_FILE, Key, Role};
 use crate::edge::CertificateTable;
 use ring::digest::{SHA256, digest};
 use serde::Deserialize;
@@ -152,9 +152,9 @@ impl Settings {
         self.keys.iter().find(|key| key.sha256 == *hash.as_ref())
     }
 
-    /// Whether a key of this name is there still.
+    /// Whether a key of this name is there still that may do more than look.
     pub fn has_owner(&self, name: &str) -> bool {
-        self.keys.iter().any(|key| key.name == name)
+        self.keys.iter().any(|key| key.name == name && key.role != Role::ReadOnly)
     }
 
     /// The function that a template's name means. E2B's names may end with a tag, which is of no

@@ -3,7 +3,7 @@
 //! The memory is written on a thread that may wait. The sandbox rests meanwhile, and goes on by
 //! itself as soon as there is something to do: then the file is thrown away.
 
-use super::sealed::{Sealed, Unsealed, unseal};
+use super::sealed::{Sealed, Unsealed, Unsealing};
 use crate::clock::monotonic_ns;
 use crate::swap::SwapSpace;
 use crate::tenants::{SwapLease, SwapRoom};
@@ -11,12 +11,13 @@ use std::fs::File;
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use thaw_abi::control::Resting;
 use thaw_sandbox::{
     Awake, AwakeCause, Deflated, FreezeBase, FreezeError, HibernateError, HibernateSpec,
-    Hibernator, Recorder, Sandbox, Swapped, Timers, WorkingSet,
+    Hibernator, Recorder, Sandbox, Swapped, Timers, WorkingSet, kernel_build_id,
 };
 use tokio::sync::Semaphore;
 use tokio::task::{JoinHandle, spawn_blocking};
@@ -27,27 +28,42 @@ const WRITERS_MAX: usize = 2;
 static WRITERS: Semaphore = Semaphore::const_new(WRITERS_MAX);
 
 /// An instance that is written, or waits for that. What it writes is thrown away if nobody wants
-/// it any more.
-struct Writer(JoinHandle<Result<Written, HibernateError>>);
+/// it any more; whoever writes keeps the place until it has heard of that.
+struct Writer {
+    writing: JoinHandle<Result<Written, HibernateError>>,
+    is_wanted: Arc<AtomicBool>,
+}
 
 impl Writer {
-    fn new(write: impl FnOnce() -> Result<Written, HibernateError> + Send + 'static) -> Self {
-        Self(tokio::spawn(async move {
-            let _place = WRITERS.acquire().await.map_err(io::Error::other)?;
-            spawn_blocking(write).await.map_err(io::Error::other)?
-        }))
+    fn new(
+        write: impl FnOnce(&dyn Fn() -> bool) -> Result<Written, HibernateError> + Send + 'static,
+    ) -> Self {
+        let is_wanted = Arc::new(AtomicBool::new(true));
+        let wanted = is_wanted.clone();
+        let writing = tokio::spawn(async move {
+            let place = WRITERS.acquire().await.map_err(io::Error::other)?;
+            let written = spawn_blocking(move || {
+                let _place = place;
+                write(&|| wanted.load(SeqCst))
+            });
+            written.await.map_err(io::Error::other)?
+        });
+        Self { writing, is_wanted }
     }
 }
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        self.0.abort();
+        self.is_wanted.store(false, SeqCst);
+        self.writing.abort();
     }
 }
 
 /// Most files besides the last one that an instance keeps disk in: one is left whenever some of its
 /// processes do not give up their memory, as it says.
 const EARLIER_MAX: usize = 1;
+/// The same where they are encrypted: each keeps a copy in memory.
+const EARLIER_ENCRYPTED_MAX: usize = 0;
 
 /// What an instance hibernates with.
 #[derive(Clone, Debug)]
@@ -131,11 +147,14 @@ struct Given {
 
 impl Given {
     /// Gives the disk back, whoever keeps a descriptor of the file: the sandbox does not need it.
-    fn discard(&self) {
-        self.sealed.iter().for_each(|sealed| sealed.discard());
-        if let Err(error) = self.file.set_len(0) {
-            tracing::warn!("a swap file that was replaced keeps its disk: {error}");
-        }
+    /// On a thread that may wait: the file may be large, or be decrypted just now.
+    fn discard(self: Arc<Self>) {
+        spawn_blocking(move || {
+            self.sealed.iter().for_each(|sealed| sealed.discard());
+            if let Err(error) = self.file.set_len(0) {
+                tracing::warn!("a swap file that was replaced keeps its disk: {error}");
+            }
+        });
     }
 }
 
@@ -168,7 +187,7 @@ pub(super) struct Hibernation {
     batch: Wakes,
     faults: Wakes,
     /// Its file is being decrypted, since it wakes.
-    unsealing: Option<JoinHandle<io::Result<()>>>,
+    unsealing: Option<Unsealing>,
 }
 
 /// A recording in the making: nothing in it yet, or none could be made.
@@ -217,9 +236,21 @@ impl Hibernation {
         if !matches!(self.phase, Phase::Awake) {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        if self.earlier.len() > EARLIER_MAX {
+        let earlier_max = match terms.storage {
+            SwapStorage::Plain => EARLIER_MAX,
+            SwapStorage::Encrypted => EARLIER_ENCRYPTED_MAX,
+        };
+        if self.earlier.len() > earlier_max {
             return Err(io::Error::other(
                 "some of its processes did not give up their memory when they were asked before",
+            ));
+        }
+        if terms.storage == SwapStorage::Encrypted && sandbox.kernel_build_id() != kernel_build_id()
+        {
+            // It may not know how to wait for the key.
+            return Err(io::Error::other(
+                "it runs under another build of the Thaw kernel, and `hibernate.encrypt` needs \
+                 that of the daemon; build the function anew",
             ));
         }
         // No daemon before this one had the same moment.
@@ -275,14 +306,16 @@ impl Hibernation {
         let set = self.set.clone();
         let old = self.given.clone();
         let is_batch = is_batch_better(self.batch, self.faults);
-        let write = move || write(hibernator, &terms, recorder, set, is_batch, old);
+        let write = move |is_wanted: &dyn Fn() -> bool| {
+            write(hibernator, &terms, recorder, set, is_batch, old, is_wanted)
+        };
         self.phase = Phase::Writing(Writer::new(write));
         Ok(())
     }
 
     /// Passes on what was written; what has failed.
     pub fn poll(&mut self, sandbox: &mut Sandbox, context: &mut Context<'_>) -> Poll<Outcome> {
-        if let Some(unsealing) = &mut self.unsealing
+        if let Some(Unsealing(unsealing)) = &mut self.unsealing
             && let Poll::Ready(joined) = Pin::new(unsealing).poll(context)
         {
             self.unsealing = None;
@@ -290,7 +323,7 @@ impl Hibernation {
                 return Poll::Ready(Outcome::Lost(error));
             }
         }
-        let Phase::Writing(Writer(writing)) = &mut self.phase else { return Poll::Pending };
+        let Phase::Writing(Writer { writing, .. }) = &mut self.phase else { return Poll::Pending };
         let Poll::Ready(joined) = Pin::new(writing).poll(context) else { return Poll::Pending };
         self.phase = Phase::Awake;
         let written = joined.unwrap_or_else(|error| Err(io::Error::other(error).into()));
@@ -344,7 +377,7 @@ impl Hibernation {
         let given = self.given.as_ref().filter(|_| is_hibernated);
         let sealed = given.and_then(|given| given.sealed.clone());
         let Some(sealed) = sealed.filter(|sealed| sealed.is_sealed()) else { return false };
-        self.unsealing = Some(tokio::spawn(unseal(sealed)));
+        self.unsealing = Some(Unsealing::new(sealed));
         true
     }
 
@@ -398,7 +431,11 @@ fn write(
     mut set: Option<Arc<WorkingSet>>,
     is_batch: bool,
     old: Option<Arc<Given>>,
+    is_wanted: &dyn Fn() -> bool,
 ) -> Result<Written, HibernateError> {
+    if !is_wanted() {
+        return Err(io::Error::from(io::ErrorKind::Interrupted).into());
+    }
     if let Some((recorder, swapped)) = recorder {
         match recorder.record_swap(&swapped) {
             Ok(recorded) => set = Some(Arc::new(recorded)),
@@ -428,7 +465,8 @@ fn write(
         deflated => deflated?,
     };
     // Others of the tenant may have taken the room meanwhile.
-    let sealed = unsealed.map(|unsealed| unsealed.seal(&terms.space)).transpose()?.map(Arc::new);
+    let sealed = unsealed.map(|unsealed| unsealed.seal(&terms.space, is_wanted)).transpose()?;
+    let sealed = sealed.map(Arc::new);
     let bytes = sealed.as_ref().map_or(deflated.swapped.file_len, |sealed| sealed.len());
     let lease = terms.room.take(bytes, old)?;
     Ok(Written { deflated, given: Given { lease, file, sealed }, set })

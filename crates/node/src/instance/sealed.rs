@@ -2,19 +2,16 @@
 //! long as it is hibernated, and filled again when it wakes. Its content lies on disk meanwhile,
 //! under a key that only this process has.
 
-use crate::seal::{SealKey, memory_file, seal};
+use crate::seal::{SealKey, memory_file, seal, unsealer};
 use crate::swap::SwapSpace;
 use rustix::pipe::{PipeFlags, pipe_with};
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard};
 use thaw_sandbox::SwapFile;
-use tokio::sync::Semaphore;
-
-/// Most files that are decrypted at a time: each takes a processor.
-const UNSEALERS_MAX: usize = 4;
-static UNSEALERS: Semaphore = Semaphore::const_new(UNSEALERS_MAX);
+use tokio::task::JoinHandle;
 
 /// A file in memory that is to be encrypted when it is written.
 pub(super) struct Unsealed {
@@ -26,8 +23,10 @@ pub(super) struct Unsealed {
 #[derive(Debug)]
 pub(super) struct Sealed {
     plain: File,
-    /// `None`: it is back.
+    /// `None`: it is back. Held as long as the file is decrypted.
     content: Mutex<Option<Content>>,
+    /// Whether the content is there, for those who cannot wait.
+    is_sealed: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -53,22 +52,23 @@ impl Unsealed {
     /// Encrypts what was written, to disk.
     ///
     /// # Errors
-    /// The disk is full or fails.
-    pub fn seal(self, space: &SwapSpace) -> io::Result<Sealed> {
+    /// The disk is full or fails; [`io::ErrorKind::Interrupted`]: it is not wanted any more.
+    pub fn seal(self, space: &SwapSpace, is_wanted: &dyn Fn() -> bool) -> io::Result<Sealed> {
         let Self { plain, gate } = self;
         let file = space.new_file(plain.metadata()?.len())?.write;
-        let key = seal(&plain, &file)?;
-        Ok(Sealed { plain, content: Mutex::new(Some(Content { file, key, gate })) })
+        let key = seal(&plain, &file, is_wanted)?;
+        let content = Mutex::new(Some(Content { file, key, gate }));
+        Ok(Sealed { plain, content, is_sealed: AtomicBool::new(true) })
     }
 }
 
 impl Sealed {
     /// Whether its content is on disk only, or will be.
     pub fn is_sealed(&self) -> bool {
-        self.content().is_some()
+        self.is_sealed.load(SeqCst)
     }
 
-    /// Bytes of the encrypted file.
+    /// Bytes of the encrypted file. Waits while it is decrypted, as the others below do.
     pub fn len(&self) -> u64 {
         self.content().as_ref().map_or(0, |content| content.key.sealed_len())
     }
@@ -85,6 +85,7 @@ impl Sealed {
     /// Gives the disk and the key back, whoever keeps a descriptor.
     pub fn discard(&self) {
         drop(self.content().take());
+        self.is_sealed.store(false, SeqCst);
     }
 
     /// Brings the content back and lets the sandbox go on. The encrypted file and its key are gone
@@ -100,6 +101,7 @@ impl Sealed {
         key.unseal(file, &self.plain)?;
         rustix::io::write(gate, &[1])?;
         *content = None;
+        self.is_sealed.store(false, SeqCst);
         Ok(())
     }
 
@@ -108,13 +110,28 @@ impl Sealed {
     }
 }
 
-/// [`Sealed::unseal`], on a thread that may wait.
-///
-/// # Errors
-/// See there.
-pub(super) async fn unseal(sealed: std::sync::Arc<Sealed>) -> io::Result<()> {
-    let _place = UNSEALERS.acquire().await.map_err(io::Error::other)?;
-    tokio::task::spawn_blocking(move || sealed.unseal()).await.map_err(io::Error::other)?
+/// A file that is being decrypted, or waits for that. Whoever waits still leaves the queue with this
+/// value.
+pub(super) struct Unsealing(pub JoinHandle<io::Result<()>>);
+
+impl Unsealing {
+    /// [`Sealed::unseal`], on a thread that may wait.
+    pub fn new(sealed: Arc<Sealed>) -> Self {
+        Self(tokio::spawn(async move {
+            let place = unsealer().await;
+            let unsealed = tokio::task::spawn_blocking(move || {
+                let _place = place;
+                sealed.unseal()
+            });
+            unsealed.await.map_err(io::Error::other)?
+        }))
+    }
+}
+
+impl Drop for Unsealing {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 #[cfg(test)]
@@ -126,7 +143,7 @@ mod tests {
     fn sealed(space: &SwapSpace) -> (Sealed, SwapFile) {
         let (unsealed, swap) = Unsealed::new().unwrap();
         swap.write.write_all_at(b"memory", 0).unwrap();
-        (unsealed.seal(space).unwrap(), swap)
+        (unsealed.seal(space, &|| true).unwrap(), swap)
     }
 
     #[test]

@@ -36,6 +36,9 @@ const BLOCK: u64 = 512;
 /// How long a client may take for the next bytes.
 pub(crate) const CLIENT_PATIENCE: Duration = Duration::from_secs(60);
 
+/// How long a sandbox may take to say what is in a directory.
+const LIST_PATIENCE: Duration = Duration::from_secs(60);
+
 /// Places for those who copy trees.
 pub(crate) static PLACES: Semaphore = Semaphore::const_new(TREES_MAX);
 
@@ -92,14 +95,21 @@ struct Level {
 /// Sends a directory of a sandbox as a stream. Where that fails half-way, the stream ends before
 /// its time; between two entries it says why in a last record.
 pub async fn pack(session: FileSession, root: String, limits: TreeLimits, sink: Sink) {
+    let client = sink.clone();
     let mut packer = Packer::new(session, root, limits, sink);
-    if let Err(problem) = packer.run().await {
+    let packed = tokio::select! {
+        packed = packer.run() => packed,
+        // Whatever the sandbox still says is for nobody.
+        () = client.closed() => return,
+    };
+    if let Err(problem) = packed {
         // Within a file it would be read as contents.
         if !packer.is_within_file && packer.record(FAILED_RECORD, &problem.to_string()).is_ok() {
             let _ = packer.flush().await;
         }
-        // The end before its time is there in any case: the sink goes away without a last chunk.
-        let _ = packer.sink.try_send(Err(io::Error::other(problem.to_string())));
+        // Only that breaks the connection: without it the stream would end as if it were whole.
+        let broken = packer.sink.send(Err(io::Error::other(problem.to_string())));
+        let _ = timeout(CLIENT_PATIENCE, broken).await;
     }
 }
 
@@ -157,7 +167,11 @@ impl Packer {
 
     /// What a directory has in it.
     async fn level(&mut self, path: String) -> Outcome<Level> {
-        let entries = self.session.list(&self.path(&path)).await?;
+        let inside = self.path(&path);
+        let entries =
+            timeout(LIST_PATIENCE, self.session.list(&inside)).await.map_err(|_| {
+                FileProblem::Lost(format!("it does not say what is in {} in time", shown(&inside)))
+            })??;
         let of_one = |info: &FileInfo| size_of::<FileInfo>() + info.name.len();
         let bytes = path.len() + entries.iter().map(of_one).sum::<usize>();
         self.held += bytes;
@@ -180,7 +194,10 @@ impl Packer {
         match info.kind {
             FileKind::File => self.file(&path, info).await?,
             FileKind::Link => self.link(&path, info).await?,
-            FileKind::Other => self.leave_out(&path),
+            FileKind::Other => {
+                self.limits.take(&path, 0)?;
+                self.leave_out(&path);
+            }
             FileKind::Directory => {
                 let below = self.level(path.clone() + "/").await;
                 let Some(level) = self.found(&path, below)? else { return Ok(None) };
@@ -197,6 +214,7 @@ impl Packer {
     fn found<T>(&mut self, path: &str, outcome: Outcome<T>) -> Outcome<Option<T>> {
         match outcome {
             Err(FileProblem::Refused(libc::ENOENT, _)) => {
+                self.limits.take(path, 0)?;
                 self.leave_out(path);
                 Ok(None)
             }

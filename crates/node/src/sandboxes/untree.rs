@@ -8,12 +8,10 @@ use super::files::{FileProblem, FileSession, shown};
 use super::tree::TreeLimits;
 use axum::body::Bytes;
 use serde::{Deserialize, Serialize};
-use std::cell::Cell;
 use std::io::{self, Read};
 use std::path::Component;
-use std::rc::Rc;
 use tar::{Archive, Entry, EntryType};
-use thaw_oci::{Allowance, Metered};
+use thaw_oci::{Allowance, Metered, Trailing};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
@@ -108,12 +106,12 @@ impl Unpacker<'_> {
     fn run(&mut self, source: impl Read) -> Outcome<()> {
         self.make(&self.path(""), None)?;
         let allowance = Allowance::new(HEADERS_MAX);
-        let zeros = Rc::new(Cell::new(0));
-        let counted = Zeros { inner: source, count: zeros.clone() };
+        let (counted, zeros) = Trailing::new(source);
         let mut archive = Archive::new(Metered::new(counted, allowance.clone()));
         let mut entries = archive.entries().map_err(|error| broken(&error))?;
         loop {
             allowance.set(HEADERS_MAX);
+            zeros.set(0);
             let Some(entry) = entries.next() else { break };
             let entry = entry.map_err(|error| broken(&error))?;
             allowance.set(entry.size().saturating_add(HEADERS_MAX));
@@ -145,6 +143,7 @@ impl Unpacker<'_> {
             return Ok(());
         }
         let path = inner_path(&entry.path_bytes())?;
+        refuse_sparse(&mut entry, &path)?;
         self.limits.take(&path, entry.size())?;
         let inside = self.path(&path);
         let header = entry.header();
@@ -252,21 +251,19 @@ impl Unpacker<'_> {
     }
 }
 
-/// Counts the zeros at the end of what is read through it.
-struct Zeros<R> {
-    inner: R,
-    count: Rc<Cell<u64>>,
-}
-
-impl<R: Read> Read for Zeros<R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = self.inner.read(buffer)?;
-        self.count.set(match buffer[..count].iter().rposition(|byte| *byte != 0) {
-            Some(last) => (count - 1 - last) as u64,
-            None => self.count.get() + count as u64,
-        });
-        Ok(count)
+/// A sparse file in the form of PAX would be written with its map.
+fn refuse_sparse<R: Read>(entry: &mut Entry<'_, R>, path: &str) -> Outcome<()> {
+    let Some(records) = entry.pax_extensions().map_err(|error| broken(&error))? else {
+        return Ok(());
+    };
+    for record in records {
+        let record = record.map_err(|error| broken(&error))?;
+        if record.key_bytes().starts_with(b"GNU.sparse.") {
+            let reason = "is a sparse file in the form of PAX; pack it with `tar --format=gnu`";
+            return Err(FileProblem::Refused(libc::EINVAL, format!("{} {reason}", shown(path))));
+        }
     }
+    Ok(())
 }
 
 /// A path of an archive as one below the tree, without `.`; empty for the tree itself.

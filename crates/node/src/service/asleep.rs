@@ -409,6 +409,7 @@ impl Service {
             // If it fails, waking does, and says why.
             let _ = opening.await;
         }
+        let unsealer = asleep.unsealer().await;
         let boot = move || {
             let later = |error: &dyn ToString| WakeError::Later(error.to_string());
             let file = asleep.open().map_err(|error| match error.kind() {
@@ -416,6 +417,7 @@ impl Service {
                 std::io::ErrorKind::InvalidData => WakeError::Lost(error.to_string()),
                 _ => later(&error),
             })?;
+            drop(unsealer);
             let launcher = launcher.waken(file, asleep.checksum(), asleep.base(), clients)?;
             launcher.launch(client.as_deref()).map_err(|error| later(&error))
         };

@@ -397,9 +397,16 @@ impl Ledger {
         if self.entries >= bounds.entries || self.bytes + bytes > bounds.bytes {
             return Err("the queues of the node are full".to_owned());
         }
-        // As with places of attempts, there is always room for one more tenant.
-        let most = half(bounds.entries, self.entries - share.entries);
-        let most_bytes = half(bounds.bytes, self.bytes - share.entry_bytes);
+        // As with places of attempts, there is always room for one more tenant. Functions without
+        // a domain are the operator's, not one tenant's.
+        let is_tenants = terms.domain.is_some();
+        let share_of = |all, of_others| if is_tenants { half(all, of_others) } else { all };
+        let most = share_of(bounds.entries, self.entries - share.entries);
+        let most_bytes = share_of(bounds.bytes, self.bytes - share.entry_bytes);
+        let most_keys = match is_tenants {
+            true => half(bounds.keys, self.keys.len() - share.keys),
+            false => bounds.keys,
+        };
         if share.entries >= most || share.entry_bytes + bytes > most_bytes {
             return Err(format!(
                 "{} invocations of {} bytes of its tenant wait, half of what the node has for all \
@@ -409,7 +416,7 @@ impl Ledger {
         }
         if has_key
             && (book.keys.len() >= bounds.keys_of_a_function
-                || share.keys >= half(bounds.keys, self.keys.len() - share.keys)
+                || share.keys >= most_keys
                 || self.keys.len() >= bounds.keys)
         {
             return Err(format!(

@@ -65,10 +65,14 @@ impl VolumeStore {
     /// The directory of the host that has the files of a volume, if it is one.
     pub(super) fn host(&self, name: &Name) -> Result<Option<PathBuf>, VolumeError> {
         let link = self.directory(name).join("files");
-        let Some(target) = link_of_root(&link).map_err(failed("read", &link))? else {
+        let unusable = |path: &Path, error: io::Error| VolumeError::Host {
+            path: path.to_owned(),
+            reason: error.to_string(),
+        };
+        let Some(target) = link_of_root(&link).map_err(|error| unusable(&link, error))? else {
             return Ok(None);
         };
-        let owner = fs::metadata(&target).map_err(failed("open", &target))?.uid();
+        let owner = fs::metadata(&target).map_err(|error| unusable(&target, error))?.uid();
         let user = self.user();
         if owner != user {
             let reason = format!(

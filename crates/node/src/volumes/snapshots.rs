@@ -7,10 +7,10 @@
 use super::{VolumeError, VolumeStore, failed, open_own};
 use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
 use serde::Serialize;
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, ErrorKind};
 use std::os::fd::AsFd;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 use thaw_sandbox::{Copied, copy_volume};
@@ -106,17 +106,21 @@ impl VolumeStore {
         renameat_with(CWD, &new, CWD, &files, RenameFlags::EXCHANGE)
             .map_err(|error| failed("replace", &files)(error.into()))?;
         settle(&directory)?;
-        fs::remove_dir_all(&new).map_err(failed("remove", &new))?;
+        if let Err(error) = remove_tree(&new) {
+            // The next one removes it.
+            tracing::warn!("what was in volume `{name}` before is there still: {error}");
+        }
         Ok(copied)
     }
 
     /// Removes a snapshot.
     ///
     /// # Errors
-    /// There is none, or the host refuses.
+    /// There is none, somebody copies it just now, or the host refuses.
     pub fn remove_snapshot(&self, name: &Name, label: &Name) -> Result<(), VolumeError> {
         let _acting = self.home.act()?;
         self.read_note(name)?;
+        let _copying = self.copying(name)?;
         let path = self.find(name, label)?;
         let gone = self.snapshots_of(name).join(format!("{UNDER_WAY}{label}"));
         clear(&gone)?;
@@ -127,11 +131,16 @@ impl VolumeStore {
 
     /// Keeps everybody else from a volume for as long as a copy takes; who wants it is told so.
     fn alone_to_copy(&self, name: &Name) -> Result<[File; 2], VolumeError> {
+        Ok([self.copying(name)?, self.alone(name)?])
+    }
+
+    /// Keeps others from copying a volume or its snapshots.
+    fn copying(&self, name: &Name) -> Result<File, VolumeError> {
         let path = self.directory(name).join("copying");
         let copying = open_own(&path).map_err(failed("open", &path))?;
         flock(&copying, FlockOperation::NonBlockingLockExclusive)
             .map_err(|_| VolumeError::Busy(name.clone()))?;
-        Ok([copying, self.alone(name)?])
+        Ok(copying)
     }
 
     fn find(&self, name: &Name, label: &Name) -> Result<PathBuf, VolumeError> {
@@ -157,15 +166,36 @@ fn copy(from: &Path, to: &Path) -> Result<Copied, VolumeError> {
         File::open(from).and_then(|files| copy_volume(files.as_fd(), File::open(to)?.as_fd()));
     copied.map_err(|error| {
         // What is left is removed by the next attempt.
-        let _ = fs::remove_dir_all(to);
+        let _ = remove_tree(to);
         failed("copy", from)(error)
     })
 }
 
 fn clear(path: &Path) -> Result<(), VolumeError> {
-    match fs::remove_dir_all(path) {
+    match remove_tree(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(failed("remove", path)(error)),
         _ => Ok(()),
+    }
+}
+
+/// Removes a directory of a volume that nobody uses, with all that is in it: directories that their
+/// owner may not write, too.
+pub(super) fn remove_tree(path: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+            let mut left = vec![path.to_owned()];
+            while let Some(directory) = left.pop() {
+                fs::set_permissions(&directory, Permissions::from_mode(0o700))?;
+                for entry in fs::read_dir(&directory)? {
+                    let entry = entry?;
+                    if entry.file_type()?.is_dir() {
+                        left.push(entry.path());
+                    }
+                }
+            }
+            fs::remove_dir_all(path)
+        }
+        done => done,
     }
 }
 

@@ -28,7 +28,8 @@ use rustix::fs::{
     fallocate, flock, fstat, fstatvfs, fsync, ftruncate, openat,
 };
 use rustix::io::{Errno, pread, pwrite};
-use rustix::process::{getegid, geteuid, getuid};
+use rustix::process::{getegid, geteuid, getgroups, getuid};
+use rustix::thread::set_thread_groups;
 use thaw_abi::bind::*;
 use thaw_abi::control::FileAttributes;
 
@@ -132,6 +133,10 @@ impl Volume {
     /// directory of the host may be others'.
     fn take_rights(&self) -> Result<(), Errno> {
         let Some((uid, gid)) = self.serves_as else { return Ok(()) };
+        if !getgroups()?.is_empty() {
+            // root's other groups may read what the owner may not.
+            set_thread_groups(&[])?;
+        }
         sys::set_filesystem_ids(uid, gid).map_err(|_| Errno::PERM)
     }
 

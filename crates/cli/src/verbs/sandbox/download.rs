@@ -18,13 +18,15 @@ use tar::{Archive, Entry, EntryType};
 use thaw_node::sandboxes::tree::{
     FAILED_RECORD, LEFT_OUT_RECORD, TREE_BYTES_MAX, TREE_ENTRIES_MAX,
 };
-use thaw_oci::{Allowance, Metered};
+use thaw_oci::{Allowance, Metered, Trailing};
 use thaw_sandbox::escape;
 
 /// Most bytes of the headers of one entry.
 const HEADERS_MAX: u64 = 1 << 20;
 /// Most bytes of the paths of directories.
 const DIRECTORIES_MAX: usize = 256 << 20;
+/// Zeros at the end of an archive, at least.
+const BLOCK: u64 = 512;
 /// Zeros of a file that are not written, but left out as a hole.
 const HOLE: usize = 4096;
 
@@ -70,10 +72,12 @@ fn stopped(error: &io::Error) -> Failure {
 impl Download<'_> {
     fn run(&mut self, stream: impl Read) -> Result<(), Failure> {
         let allowance = Allowance::new(HEADERS_MAX);
+        let (stream, zeros) = Trailing::new(stream);
         let mut archive = Archive::new(Metered::new(stream, allowance.clone()));
         let mut entries = archive.entries().map_err(|error| stopped(&error))?;
         loop {
             allowance.set(HEADERS_MAX);
+            zeros.set(0);
             let Some(entry) = entries.next() else { break };
             let entry = entry.map_err(|error| stopped(&error))?;
             // A record is read into memory.
@@ -86,6 +90,9 @@ impl Download<'_> {
         // Whether it has come to its end, and not just to the end of an entry.
         let rest = io::copy(&mut archive.into_inner(), &mut io::sink());
         rest.map_err(|error| stopped(&error))?;
+        if zeros.get() < BLOCK {
+            return Err(stopped(&io::Error::other("its end is missing")));
+        }
         self.finish_directories()
     }
 

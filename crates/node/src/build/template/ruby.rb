@@ -96,7 +96,9 @@ lambda do
     directories = $LOAD_PATH.map { |path| File.expand_path(path) }
     there = directories.map { |path| File.directory?(path) }
     $LOADED_FEATURES.each do |feature|
-      home = directories.index { |path| feature.start_with?("#{path}/") } or next
+      homes = directories.each_index.select { |at| feature.start_with?("#{directories[at]}/") }
+      # Those of compiled features may lie below others.
+      home = homes.max_by { |at| [directories[at].length, -at] } or next
       name = feature.delete_prefix(directories[home]).sub(/\.(rb|so)\z/, '')
       (0...home).each do |before|
         next unless there[before]

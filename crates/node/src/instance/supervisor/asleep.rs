@@ -259,6 +259,7 @@ impl Supervisor {
             let why = "it was restored from a checkpoint of other files or of another kernel build";
             return Err(Refusal::Failed(why.to_owned()));
         }
+        let new = new.seal()?;
         // Whoever has come meanwhile does not wait for the disk.
         if self.going_to_sleep().is_none() {
             return Err(Refusal::Wanted);
