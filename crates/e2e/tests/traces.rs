@@ -131,7 +131,6 @@ fn serve(home: &std::path::Path, collector: SocketAddr, variables: &[&str]) -> D
         "OTEL_EXPORTER_OTLP_HEADERS=x-key=a%20b",
     ];
     program.extend(usual.iter().chain(variables).map(|text| (*text).to_owned()));
-    program.push(thaw().get_program().to_str().expect("a path").to_owned());
     let arguments = vec!["--otlp".to_owned(), format!("http://{collector}")];
     Daemon::start_by(&program, home, &DaemonOptions { arguments })
 }

@@ -228,10 +228,13 @@ fn streams_of_others_are_judged() {
     let (daemon, work) = with_sandbox("trees-others");
     // GNU tar's own: a second name, a hole, a FIFO, pax headers.
     let script = "echo first > a; ln a b; truncate -s 3M hole; mkfifo pipe; mkdir -m 711 d";
-    for format in ["--format=gnu", "--format=pax"] {
-        let bytes =
-            archive(&work, "own", &format!("rm -rf *; {script}"), &["--sparse", format, "."]);
-        let (status, body) = send(&daemon, &bytes);
+    let pack = |arguments: &[&str]| {
+        archive(&work, "own", &format!("rm -rf *; {script}"), &[arguments, &["."]].concat())
+    };
+    let (status, body) = send(&daemon, &pack(&["--format=pax", "--sparse"]));
+    assert!(status == 400 && body.contains("--format=gnu"), "{status} {body}");
+    for arguments in [&["--format=gnu", "--sparse"][..], &["--format=pax"]] {
+        let (status, body) = send(&daemon, &pack(arguments));
         assert_eq!(status, 200, "{body}");
         assert!(body.contains("\"left_out\":1"), "{body}");
         let told = inside(&daemon, "cd /tmp/sent && cat a b && wc -c < hole && ls -ld d");

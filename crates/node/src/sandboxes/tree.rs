@@ -36,6 +36,8 @@ const BLOCK: u64 = 512;
 /// How long a client may take for the next bytes.
 pub(crate) const CLIENT_PATIENCE: Duration = Duration::from_secs(60);
 
+/// How long what a client is told last has until its connection breaks.
+const BREAK_AFTER: Duration = Duration::from_millis(200);
 /// How long a sandbox may take to say what is in a directory.
 const LIST_PATIENCE: Duration = Duration::from_secs(60);
 
@@ -106,6 +108,8 @@ pub async fn pack(session: FileSession, root: String, limits: TreeLimits, sink: 
         // Within a file it would be read as contents.
         if !packer.is_within_file && packer.record(FAILED_RECORD, &problem.to_string()).is_ok() {
             let _ = packer.flush().await;
+            // What the server has not written yet is lost when the connection breaks.
+            tokio::time::sleep(BREAK_AFTER).await;
         }
         // Only that breaks the connection: without it the stream would end as if it were whole.
         let broken = packer.sink.send(Err(io::Error::other(problem.to_string())));

@@ -269,6 +269,7 @@ fn every_bound_is_reached() {
     queue.terms.config.body_max = ByteSize::mebibytes(0);
     assert_eq!(queue.add(None, NOW), Err(NotQueued::TooLarge(0)));
     let mut queue = Queue::new();
+    queue.terms.domain = Some("one".to_owned());
     queue.terms.config.entries = NonZeroU32::new(2).unwrap();
     queue.add(None, NOW).unwrap();
     queue.add(None, NOW).unwrap();
@@ -307,6 +308,7 @@ fn every_bound_is_reached() {
 fn a_tenant_that_fills_its_share_leaves_room_for_others() {
     let mut queue = Queue::new();
     queue.ledger.bound(Bounds { entries: 8, keys: 8, ..BOUNDS });
+    queue.terms.domain = Some("one".to_owned());
     for number in 0..4 {
         queue.add(Some(&number.to_string()), NOW).unwrap();
     }
@@ -318,6 +320,10 @@ fn a_tenant_that_fills_its_share_leaves_room_for_others() {
     assert!(matches!(queue.add(None, NOW), Err(NotQueued::Full(why)) if why.contains("tenant")));
     queue.terms.domain = Some("third".to_owned());
     queue.add(Some("6"), NOW).unwrap();
+    // Functions without a domain are no tenant's.
+    queue.terms.domain = None;
+    queue.add(Some("7"), NOW).unwrap();
+    assert!(matches!(queue.add(None, NOW), Err(NotQueued::Full(why)) if why.contains("node")));
 }
 
 #[test]

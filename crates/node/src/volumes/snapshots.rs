@@ -244,6 +244,14 @@ mod tests {
         // A part of one whose maker was killed.
         let part = volumes.snapshots_of(&name).join(".new-other");
         fs::create_dir_all(part.join("d")).unwrap();
+        let owner = fs::metadata(&files).unwrap();
+        // One directory that its owner may not write.
+        fs::write(part.join("d/file"), "").unwrap();
+        fs::set_permissions(part.join("d"), Permissions::from_mode(0o555)).unwrap();
+        for path in [volumes.snapshots_of(&name), part.clone(), part.join("d"), part.join("d/file")]
+        {
+            chown(path, Some(owner.uid()), Some(owner.gid())).unwrap();
+        }
         assert_eq!(volumes.snapshot(&name, &label("one")).unwrap().files, 1);
         assert!(!part.exists());
         write(files.join("a"), "second").unwrap();

@@ -178,7 +178,10 @@ fn notice(
 ) -> Continuation {
     let block = vcpu::block_of_stack(context.rsp);
     match signal {
-        SIGUSR1 => block.doorbell_rang.store(true, Relaxed),
+        SIGUSR1 => {
+            block.rings.fetch_add(1, Relaxed);
+            block.doorbell_rang.store(true, Relaxed);
+        }
         SIGALRM => block.alarmed.store(true, Relaxed),
         _ => child_ended(info),
     }

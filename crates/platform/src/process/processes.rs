@@ -6,7 +6,7 @@ use thaw_abi::filter::{CLONE_COPY, CLONE_PROCESS, CLONE_SIBLING, List};
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::calls::{hostcall, nr};
-use super::{HostProcesses, filter};
+use super::{HostProcesses, filter, vcpu};
 use crate::boot_area::{TWIN_TO_BE, of_process};
 use crate::errno::Result;
 use crate::machine::{Forked, HostFiles, Kinship, Processes, Vcpus};
@@ -27,6 +27,8 @@ impl Processes for HostProcesses {
             // It can be killed before this process knows its number.
             of_process().twin.store(TWIN_TO_BE, Relaxed);
         }
+        let block = vcpu::block();
+        block.rings_at_fork.store(block.rings.load(Relaxed), Relaxed);
         // SAFETY: no flag shares memory; the caller is on memory of its own process.
         let forked = unsafe { hostcall(nr::CLONE, [flags as u64, 0, 0, 0, 0, 0]) };
         if is_twin {

@@ -51,6 +51,10 @@ pub(super) struct VcpuBlock {
     pub took_gs: AtomicBool,
     /// [`ENTRY_OPEN`] if system calls may come through the direct entry.
     pub entry: AtomicU64,
+    /// How often the doorbell has rung.
+    pub rings: AtomicU32,
+    /// The same just before this vCPU last forked: a fork knows by it what was meant for itself.
+    pub rings_at_fork: AtomicU32,
 }
 
 /// In [`VcpuBlock::door`]: nobody else has this at that place behind `%gs`.
@@ -257,7 +261,9 @@ impl Vcpus for HostProcesses {
         block.thread_object.set(core::ptr::null());
         block.fpu_owner.set(core::ptr::null());
         block.alarmed.store(false, Relaxed);
-        block.doorbell_rang.store(false, Relaxed);
+        // A signal may have come before this: it is the only one that ends a twin.
+        let rings = block.rings.load(Relaxed);
+        block.doorbell_rang.store(rings != block.rings_at_fork.load(Relaxed), Relaxed);
         of_process().vcpus.store(1 << block.index.get(), Relaxed);
         of_process().ended.store(0, Relaxed);
         of_process().alarm_at.store(0, Relaxed);
