@@ -147,14 +147,19 @@ struct Given {
 
 impl Given {
     /// Gives the disk back, whoever keeps a descriptor of the file: the sandbox does not need it.
-    /// On a thread that may wait: the file may be large, or be decrypted just now.
     fn discard(self: Arc<Self>) {
+        let Some(sealed) = self.sealed.clone() else { return self.empty() };
+        // Its content may be decrypted just now, into as much memory.
         spawn_blocking(move || {
-            self.sealed.iter().for_each(|sealed| sealed.discard());
-            if let Err(error) = self.file.set_len(0) {
-                tracing::warn!("a swap file that was replaced keeps its disk: {error}");
-            }
+            sealed.discard();
+            self.empty();
         });
+    }
+
+    fn empty(&self) {
+        if let Err(error) = self.file.set_len(0) {
+            tracing::warn!("a swap file that was replaced keeps its disk: {error}");
+        }
     }
 }
 
