@@ -97,7 +97,7 @@ runtimes: build ## Test every runtime and tool that docs/runtimes.md lists
 	@scripts/setup runtimes
 	@scripts/say "Testing every runtime"
 	THAW_BIN=$(abspath $(THAW)) $(CARGO) test --locked -p thaw-e2e --no-fail-fast \
-		--test runtimes --test functions --test entry --test copies -- --include-ignored --test-threads 2
+		--test runtimes --test functions --test entry --test copies --test e2b -- --include-ignored --test-threads 2
 
 bench: build ## Measure boots of the examples, at scale and by technique
 	@THAW=$(abspath $(THAW)) scripts/bench $(BENCHED)

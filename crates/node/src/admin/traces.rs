@@ -28,16 +28,8 @@ pub(super) async fn traced(
     let route = route.map_or(String::new(), |route| route.as_str().to_owned());
     let method = known(request.method());
     let (start_ns, began) = (unix_ns(SystemTime::now()), Instant::now());
-    let mut span = Span {
-        id,
-        name: format!("{method} {route}").trim_end().to_owned(),
-        kind: Kind::Server,
-        start_ns,
-        end_ns: start_ns,
-        attributes: Vec::new(),
-        link: None,
-        error: None,
-    };
+    let name = format!("{method} {route}").trim_end().to_owned();
+    let mut span = Span::begun(id, Kind::Server, name, start_ns);
     span.set("http.request.method", method);
     span.set("http.route", &*route);
     span.set("url.path", request.uri().path());

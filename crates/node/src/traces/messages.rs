@@ -24,16 +24,7 @@ impl Step {
         }
         let verb = if kind == Kind::Producer { "send" } else { "process" };
         let now = unix_ns(SystemTime::now());
-        let mut span = Span {
-            id,
-            name: format!("{verb} {function}"),
-            kind,
-            start_ns: now,
-            end_ns: now,
-            attributes: Vec::new(),
-            link: None,
-            error: None,
-        };
+        let mut span = Span::begun(id, kind, format!("{verb} {function}"), now);
         span.set("messaging.system", "thaw");
         span.set("messaging.operation.type", verb);
         span.set("messaging.destination.name", function);

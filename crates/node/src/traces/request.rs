@@ -84,16 +84,7 @@ impl RequestTrace {
             Version::HTTP_10 => "1.0",
             _ => "1.1",
         };
-        let mut span = Span {
-            id,
-            name: String::new(),
-            kind: Kind::Server,
-            start_ns,
-            end_ns: start_ns,
-            attributes: Vec::new(),
-            link: None,
-            error: None,
-        };
+        let mut span = Span::begun(id, Kind::Server, String::new(), start_ns);
         let method = known(request.method());
         span.set("http.request.method", method);
         if method == "_OTHER" {

@@ -72,18 +72,16 @@ pub(crate) fn unix_ns(time: SystemTime) -> u64 {
 }
 
 impl Span {
+    /// One that has begun, and is not over yet.
+    pub fn begun(id: RequestId, kind: Kind, name: String, start_ns: u64) -> Self {
+        let (end_ns, attributes) = (start_ns, Vec::new());
+        Self { id, name, kind, start_ns, end_ns, attributes, link: None, error: None }
+    }
+
     /// A step within a span.
     pub fn child(of: RequestId, name: &str, (start_ns, end_ns): (u64, u64)) -> Self {
-        Self {
-            id: of.child(),
-            name: name.to_owned(),
-            kind: Kind::Internal,
-            start_ns,
-            end_ns: end_ns.max(start_ns),
-            attributes: Vec::new(),
-            link: None,
-            error: None,
-        }
+        let begun = Self::begun(of.child(), Kind::Internal, name.to_owned(), start_ns);
+        Self { end_ns: end_ns.max(start_ns), ..begun }
     }
 
     /// Adds an attribute; an empty text is none.
