@@ -240,4 +240,10 @@ fn what_is_there_is_kept_and_what_is_unknown_is_said() {
     let misused = place.thaw(&["init", "--template", "cobol", "x"]);
     assert_eq!(misused.code, Some(2));
     assert!(misused.stderr.contains("python, node, go, java, ruby, php, c"), "{}", misused.stderr);
+    // A name that no function can have leaves nothing behind.
+    let unnamed = empty.with_file_name("+++");
+    let refused = place.thaw(&["init", "--template", "python", unnamed.to_str().expect("text")]);
+    assert_eq!(refused.code, Some(1));
+    assert!(refused.stderr.contains("--name"), "{}", refused.stderr);
+    assert!(!unnamed.exists());
 }

@@ -8,7 +8,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use thaw_node::config::FunctionName;
-use thaw_node::init::{Language, Project, Replace, Starter, detect, make_starter, write};
+use thaw_node::init::{Language, Project, Replace, Starter, detect, make_starter, name_of, write};
 use thaw_sandbox::escape;
 
 /// Write a thaw.toml for the program in a directory, or a new program with one.
@@ -52,6 +52,10 @@ pub fn run(arguments: &Arguments) -> Outcome {
         let is_named = |path: &Path| path.file_name().is_some();
         if !is_named(directory) {
             return Err(Failure::misused("--template needs the NAME of a new directory"));
+        }
+        // Nothing is written for a name that no function can have.
+        if arguments.name.is_none() {
+            name_of(directory)?;
         }
         let files = make_starter(directory, starter)?;
         written.extend(files.into_iter().map(|name| directory.join(name)));

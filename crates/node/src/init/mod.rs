@@ -265,6 +265,7 @@ pub fn detect(
     let language = chosen.ok_or_else(|| InitError::Unknown(look.directory().to_owned()))?;
     let mut project = Project::new(name, language);
     language.read(&look, &mut project)?;
+    project.adds_data(&look);
     let others = Language::ALL.into_iter().filter(|other| *other != language);
     for (other, manifest) in others.filter_map(|other| Some((other, other.manifest(&look)?))) {
         project.notes.push(format!(
@@ -326,6 +327,20 @@ pub enum Replace {
     Yes,
 }
 
+/// Directories beside a program that it is likely to read while it runs.
+const DATA: [&str; 10] = [
+    "assets",
+    "config",
+    "data",
+    "locales",
+    "migrations",
+    "public",
+    "static",
+    "templates",
+    "views",
+    "web",
+];
+
 /// The language of a directory: that of a manifest, or else that of a program.
 fn language_of(look: &Look) -> Option<Language> {
     let by_manifest = Language::ALL.into_iter().find(|language| language.manifest(look).is_some());
@@ -346,7 +361,10 @@ fn language_of(look: &Look) -> Option<Language> {
 
 /// The name of a function for a directory: its own in lower case, with hyphens for what a name
 /// cannot have.
-fn name_of(directory: &Path) -> Result<String, InitError> {
+///
+/// # Errors
+/// Nothing of it can be in a name.
+pub fn name_of(directory: &Path) -> Result<String, InitError> {
     let own = directory.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
     let mut name = String::new();
     for c in own.chars() {
@@ -391,6 +409,25 @@ impl Project {
         let owned = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
         let (command, egress) = (owned(command), owned(egress));
         self.build = Some(BuildStep { why: why.to_owned(), command, egress });
+    }
+
+    /// A compiled program has the files that are listed only: those which it reads are added.
+    fn adds_data(&mut self, look: &Look) {
+        if self.files.is_empty() {
+            return;
+        }
+        let all = look.directories("");
+        let data: Vec<_> = all.into_iter().filter(|name| DATA.contains(&name.as_str())).collect();
+        for name in &data {
+            self.file(name, &format!("/app/{name}"));
+        }
+        let has = match data.is_empty() {
+            true => String::new(),
+            false => format!(" and {}", data.join(", ")),
+        };
+        self.notes.push(format!(
+            "the function has the program{has}; add what else it reads while it runs to `files` in thaw.toml"
+        ));
     }
 
     fn file(&mut self, from: &str, to: &str) {

@@ -275,3 +275,18 @@ fn every_starter_is_understood() {
         assert!(matches!(make_starter(&place, starter), Err(InitError::NotEmpty(_))));
     }
 }
+
+#[test]
+fn a_compiled_program_has_the_directories_that_it_reads() {
+    let main = ("main.go", "package main\nfunc main() {}\n");
+    let module = ("go.mod", "module x\n");
+    let project = found(&[main, module, ("templates/a.html", ""), ("internal/b.go", "")]);
+    let files: Vec<_> =
+        project.files.iter().map(|file| (file.from.as_str(), file.to.as_str())).collect();
+    assert_eq!(files, [("build/server", "/app/server"), ("templates", "/app/templates")]);
+    assert!(project.notes[0].contains("the program and templates; add"), "{:?}", project.notes);
+    parsed(&project);
+    let app = ("app.py", "print(1)\n");
+    let project = found(&[app, ("templates/a.html", "")]);
+    assert!(project.files.is_empty() && project.notes.is_empty(), "{project:?}");
+}

@@ -9,6 +9,10 @@ use thaw_sandbox::prefetch::read_ahead;
 use thaw_sandbox::{BootPlan, CacheProbe, Image, PopulatePolicy, PrefetchLayout, WorkingSet};
 use thaw_store::{ImageId, PREFETCH_HEAD, PREFETCH_MAX, Store};
 
+/// The largest index that is read ahead, in bytes: a millisecond of a usual disk. Of a larger one a
+/// first request touches a small part.
+const INDEX_MAX: u64 = 1 << 20;
+
 /// How an image boots cold, if it has a prefetch file.
 #[derive(Default)]
 pub(super) struct ColdBoots {
@@ -145,10 +149,16 @@ impl Prefetched {
         self.plan.clone()
     }
 
-    /// Begins to read the prefetch file.
-    pub fn read_ahead(&self) {
+    /// Begins to read the prefetch file, and before it the index of the root file system: it is
+    /// small, and what is touched of it would wait behind the whole prefetch file.
+    pub fn read_ahead(&self, index: Arc<File>) {
         let file = self.file.clone();
-        in_background(move || read_ahead(&file));
+        in_background(move || {
+            if index.metadata()?.len() <= INDEX_MAX {
+                read_ahead(&index)?;
+            }
+            read_ahead(&file)
+        });
     }
 }
 

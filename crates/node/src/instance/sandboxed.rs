@@ -450,7 +450,7 @@ impl ImageBoots {
         };
         // Not before: the thread that reads would take this one's processor.
         if let Some(cold) = &cold {
-            cold.read_ahead();
+            cold.read_ahead(self.rootfs.file());
         }
         self.pool.replenish();
         let (sandbox, taken_ns) = booted.inspect_err(|_| self.recordings.not_shown(shows))?;
