@@ -123,3 +123,31 @@ fn fragments_are_made_as_in_the_web_view() {
     assert_eq!(fragment("## How requests come: `kind`"), "how-requests-come-kind");
     assert_eq!(fragment("# An A--B_c"), "an-a--b_c");
 }
+
+/// Functions have files of their own directory only, so each workload has a copy of the server.
+#[test]
+fn workloads_of_functionbench_have_the_same_server() {
+    let is_server = |path: &Path| {
+        path.ends_with("serve.py") && path.to_string_lossy().contains("functionbench")
+    };
+    let servers: Vec<_> = files(is_server).iter().map(|path| read(path)).collect();
+    assert_eq!(servers.len(), 9);
+    assert!(servers.iter().all(|server| *server == servers[0]));
+}
+
+/// A build refuses links that lead out of the function's directory.
+#[test]
+fn no_example_has_links() {
+    let examples = repository().join("examples");
+    let mut directories = vec![examples];
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(&directory).expect("a directory").flatten() {
+            let kind = entry.file_type().expect("a type");
+            assert!(!kind.is_symlink(), "{} is a link", entry.path().display());
+            if kind.is_dir() && entry.file_name() != "build" && entry.file_name() != "node_modules"
+            {
+                directories.push(entry.path());
+            }
+        }
+    }
+}

@@ -245,7 +245,7 @@ fn javalin() {
         let numbers = post_json(&daemon, "javalin-java", "/statistics", "[1, 2, 6]").json();
         assert_eq!(numbers, json!({"count": 3, "minimum": 1.0, "maximum": 6.0, "mean": 3.0}));
         echoes_over_a_websocket(&daemon, "javalin-java");
-        // A connection keeps its copy, and so what it wrote.
+        // An instance keeps what it wrote.
         let mut connection = Raw::connect(daemon.gateway());
         let note = "PUT /notes/a HTTP/1.1\r\nHost: javalin-java\r\nContent-Length: 4\r\n\r\nnote";
         assert_eq!(connection.send(note).response().expect("an answer").status, 201);
