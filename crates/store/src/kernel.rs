@@ -5,8 +5,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
-use std::io::{ErrorKind, Read};
-use std::os::unix::fs::MetadataExt;
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 
 use bytemuck::{Pod, Zeroable};
@@ -24,6 +24,9 @@ const MAGIC: [u8; 8] = *b"THAWKRN\0";
 const VERSION: u32 = 1;
 /// Most bytes of a kernel's file: several times what one with all its symbols has.
 pub const KERNEL_MAX: u64 = 64 << 20;
+
+/// Bytes that are compared at a time.
+const CHUNK: usize = 256 << 10;
 
 /// The record.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -63,12 +66,12 @@ impl Session {
         if elf.len() as u64 > KERNEL_MAX {
             return Err(StoreError::damaged(Kind::Kernel, id, "it is too long"));
         }
-        match self.kernel(id) {
-            Ok(_) => return Ok(id),
-            Err(StoreError::NotFound { .. } | StoreError::Damaged { .. }) => {}
+        let to = self.layout.kernel(id);
+        match open_existing(&to, Kind::Kernel, id) {
+            Ok(file) if has_content(&file, elf).context("read", &to)? => return Ok(id),
+            Ok(_) | Err(StoreError::NotFound { .. }) => {}
             Err(error) => return Err(error),
         }
-        let to = self.layout.kernel(id);
         self.write_record(&to, &[elf], Existing::Replace)?;
         Ok(id)
     }
@@ -177,6 +180,24 @@ impl Store {
     }
 }
 
+/// Whether a file has these bytes and no more. To compare takes less than to name them anew.
+fn has_content(file: &File, bytes: &[u8]) -> io::Result<bool> {
+    if file.metadata()?.len() != bytes.len() as u64 {
+        return Ok(false);
+    }
+    let mut chunk = vec![0; CHUNK];
+    for (at, expected) in bytes.chunks(CHUNK).enumerate() {
+        let found = &mut chunk[..expected.len()];
+        match file.read_exact_at(found, (at * CHUNK) as u64) {
+            Ok(()) if found == expected => {}
+            Ok(()) => return Ok(false),
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(false),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(true)
+}
+
 fn parse(image: ImageId, bytes: &[u8]) -> std::result::Result<KernelId, &'static str> {
     let record: Record =
         bytemuck::try_pod_read_unaligned(bytes).map_err(|_| "its length is wrong")?;
@@ -193,6 +214,25 @@ fn parse(image: ImageId, bytes: &[u8]) -> std::result::Result<KernelId, &'static
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn content_is_compared_to_its_end() {
+        let bytes: Vec<u8> = (0..CHUNK + 100).map(|at| at as u8).collect();
+        let file = tempfile::tempfile().unwrap();
+        let is_it = |content: &[u8]| {
+            file.set_len(0).unwrap();
+            file.write_all_at(content, 0).unwrap();
+            has_content(&file, &bytes).unwrap()
+        };
+        assert!(is_it(&bytes));
+        assert!(!is_it(&bytes[..CHUNK]));
+        assert!(!is_it(&[&bytes[..], &[0]].concat()));
+        for at in [0, CHUNK - 1, CHUNK, CHUNK + 99] {
+            let mut flipped = bytes.clone();
+            flipped[at] ^= 1;
+            assert!(!is_it(&flipped));
+        }
+    }
 
     #[test]
     fn a_record_is_that_of_its_image_and_whole() {

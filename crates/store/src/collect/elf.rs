@@ -94,13 +94,15 @@ fn parse<'data, R: ReadRef<'data>>(data: R) -> object::read::Result<ElfInfo> {
     let (Some(address), Some(size)) = (value(elf::DT_STRTAB), value(elf::DT_STRSZ)) else {
         return Ok(info);
     };
-    let mut strings = None;
-    for segment in segments {
-        if segment.p_type(endian) == elf::PT_LOAD {
-            let found = segment.data_range(endian, data, address, size);
-            strings = strings.or(found.ok().flatten());
-        }
-    }
+    // Only the table: the segment around it is most of the file.
+    let strings = segments.iter().find_map(|segment| {
+        let begins = segment.p_vaddr(endian);
+        let within = address.checked_sub(begins)?;
+        let is_inside = within.checked_add(size)? <= segment.p_filesz(endian);
+        let is_loaded = segment.p_type(endian) == elf::PT_LOAD;
+        let at = segment.p_offset(endian).checked_add(within)?;
+        (is_loaded && is_inside).then(|| data.read_bytes_at(at, size).ok()).flatten()
+    });
     let Some(strings) = strings else { return Ok(info) };
     let string = |offset: u64| -> Vec<u8> {
         let rest = strings.get(offset as usize..).unwrap_or(&[]);
