@@ -10,6 +10,7 @@
 use rustix::process::{Resource, getrlimit};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
@@ -23,6 +24,8 @@ const INSTANCE_DESCRIPTORS: u64 = 9;
 /// Descriptors of a client whose request is under way: its socket, and a pair of sockets
 /// to an instance.
 const CLIENT_DESCRIPTORS: u64 = 3;
+/// Descriptors of a flow of datagrams: the client's socket and the instance's.
+const FLOW_DESCRIPTORS: u64 = 2;
 /// Clients that are taken in however few descriptors there are.
 const CLIENTS_MIN: usize = 16;
 
@@ -68,9 +71,9 @@ impl fmt::Debug for Admitted {
 
 impl Drop for Admitted {
     fn drop(&mut self) {
-        if self.0.taken.fetch_sub(1, Ordering::SeqCst) >= self.0.most {
-            self.0.freed.notify_one();
-        }
+        self.0.taken.fetch_sub(1, Ordering::SeqCst);
+        // Several listeners may wait, so each place that is free wakes one.
+        self.0.freed.notify_one();
     }
 }
 
@@ -122,7 +125,9 @@ impl Admission {
     /// its client ends for that.
     pub(crate) async fn make_room(self: &Arc<Self>) -> Admitted {
         loop {
-            let freed = self.freed.notified();
+            let mut freed = pin!(self.freed.notified());
+            // In the line before it looks, so that no word of a place is lost.
+            freed.as_mut().enable();
             if let Some(admitted) = self.admit() {
                 return admitted;
             }
@@ -222,7 +227,9 @@ fn clients(descriptors: u64, instances: usize) -> usize {
     let left = descriptors.saturating_sub(OWN_DESCRIPTORS).saturating_sub(promised);
     // Rather fewer instances than nobody to boot them for.
     let left = left.max(descriptors / 4);
-    usize::try_from(left / CLIENT_DESCRIPTORS).unwrap_or(usize::MAX).max(CLIENTS_MIN)
+    // Beside four clients there may be one flow.
+    let each = 4 * CLIENT_DESCRIPTORS + FLOW_DESCRIPTORS;
+    usize::try_from(left / each).unwrap_or(usize::MAX).saturating_mul(4).max(CLIENTS_MIN)
 }
 
 #[cfg(test)]
@@ -247,10 +254,15 @@ mod tests {
 
     #[test]
     fn instances_are_promised_their_descriptors() {
-        assert_eq!(clients(1 << 20, 1024), ((1 << 20) - 512 - 9 * 1024) / 3);
-        assert_eq!(clients(4096, 1024), 4096 / 4 / 3);
+        assert_eq!(clients(1 << 20, 1024), ((1 << 20) - 512 - 9 * 1024) / 14 * 4);
+        assert_eq!(clients(4096, 1024), 4096 / 4 / 14 * 4);
         assert_eq!(clients(0, 1024), CLIENTS_MIN);
-        assert_eq!(clients(u64::MAX, usize::MAX), CLIENTS_MIN.max((u64::MAX / 12) as usize));
+        assert!(clients(u64::MAX, usize::MAX) > CLIENTS_MIN);
+        for descriptors in [16_384_u64, 65_536, 1 << 20] {
+            let most = clients(descriptors, 1024) as u64;
+            let taken = 3 * most + 2 * (most / 4) + OWN_DESCRIPTORS + 9 * 1024;
+            assert!(taken <= descriptors, "{descriptors}");
+        }
     }
 
     #[test]
@@ -260,6 +272,20 @@ mod tests {
         assert!(first.is_some() && second.is_some() && admission.admit().is_none());
         drop(first);
         assert!(admission.admit().is_some());
+    }
+
+    #[test]
+    fn each_place_that_is_free_wakes_one_of_those_who_wait() {
+        let admission = Admission::of(2);
+        let taken = [admission.admit(), admission.admit()];
+        let mut context = Context::from_waker(Waker::noop());
+        let (mut first, mut second) = (pin!(admission.make_room()), pin!(admission.make_room()));
+        assert!(first.as_mut().poll(&mut context).is_pending());
+        assert!(second.as_mut().poll(&mut context).is_pending());
+        drop(taken);
+        let held = first.as_mut().poll(&mut context);
+        assert!(held.is_ready());
+        assert!(second.as_mut().poll(&mut context).is_ready());
     }
 
     #[test]

@@ -124,6 +124,8 @@ enum Phase {
     Head { since: Instant, number: u64 },
     /// So many requests are under way.
     Busy(u32),
+    /// It speaks another protocol: nobody here waits for its client any more.
+    Switched,
 }
 
 /// A request that is under way. When it is dropped, the connection waits for its client.
@@ -196,12 +198,19 @@ impl RoutedClient {
 
     fn end(&self) {
         let mut phase = self.phase();
-        if let Phase::Busy(count @ 2..) = &mut *phase {
-            *count -= 1;
-        } else {
-            let number = self.admission().wait(&self.entrance, &self.displaced);
-            *phase = Phase::Idle { since: Instant::now(), number };
+        match &mut *phase {
+            Phase::Switched => {}
+            Phase::Busy(count @ 2..) => *count -= 1,
+            _ => {
+                let number = self.admission().wait(&self.entrance, &self.displaced);
+                *phase = Phase::Idle { since: Instant::now(), number };
+            }
         }
+    }
+
+    /// The connection speaks another protocol from the present answer on.
+    pub fn switch(&self) {
+        *self.phase() = Phase::Switched;
     }
 
     /// The client has sent something.
@@ -235,13 +244,13 @@ impl RoutedClient {
         match *self.phase() {
             Phase::Idle { since, .. } => Some(since + IDLE),
             Phase::Head { since, .. } => Some(since + self.head_timeout),
-            Phase::Busy(_) => self.untaken().values().min().copied(),
+            Phase::Busy(_) | Phase::Switched => self.untaken().values().min().copied(),
         }
     }
 
     /// It waits for its client.
     fn is_waiting(&self) -> bool {
-        !matches!(*self.phase(), Phase::Busy(_))
+        matches!(*self.phase(), Phase::Idle { .. } | Phase::Head { .. })
     }
 }
 
@@ -289,6 +298,7 @@ impl Phase {
                 *count += 1;
                 (*count == 1, None)
             }
+            Self::Switched => (true, None),
         }
     }
 }

@@ -141,6 +141,7 @@ pub(super) async fn answer(
                 if !wants_upgrade {
                     return Err(bad_response(service, "it switches protocols unasked"));
                 }
+                asked.client.switch();
                 return Ok(upgrade::switch(response, lease, switch, service.keep_alive()));
             }
             Ok((response, lease)) => return Ok(respond(response, lease, state)),

@@ -70,11 +70,24 @@ fn authority_of(target: &Uri) -> Option<&str> {
     Some(authority.rsplit_once('@').map_or(authority, |(_, host)| host))
 }
 
-/// Whether the request asks for another protocol on its connection.
+/// Whether the request asks for another protocol on its connection. Another version of HTTP is
+/// none: its requests would pass the gateway unseen.
 pub(super) fn wants_upgrade(head: &Parts) -> bool {
+    let mut protocols = head.headers.get_all(UPGRADE).iter().peekable();
     head.version == Version::HTTP_11
-        && head.headers.contains_key(UPGRADE)
+        && protocols.peek().is_some()
+        && protocols.all(|value| !names_http(value))
         && has_option(&head.headers, "upgrade")
+}
+
+/// Whether one of the protocols in a list is HTTP, as such, as `h2c` or within TLS (RFC 9110 §7.8,
+/// RFC 2817, RFC 7540 §3.2).
+fn names_http(value: &HeaderValue) -> bool {
+    let Ok(text) = value.to_str() else { return true };
+    text.split(',').any(|protocol| {
+        let name = protocol.split('/').next().unwrap_or_default().trim();
+        ["h2c", "h2", "h3", "http", "tls"].iter().any(|http| name.eq_ignore_ascii_case(http))
+    })
 }
 
 /// Makes a client's request one to an instance of `function`.
@@ -99,6 +112,7 @@ pub(super) fn to_instance(
     // The gateway asks the client for the body when it is wanted.
     head.headers.remove(EXPECT);
     head.headers.remove(TE);
+    head.headers.remove("http2-settings");
     if !wants_upgrade {
         head.headers.remove(UPGRADE);
     }
@@ -277,6 +291,19 @@ mod tests {
         to_instance(&mut head, "f", Afterwards::Close).unwrap();
         assert_eq!(fields(&head.headers), ["connection: upgrade", "host: f", "upgrade: websocket"]);
         assert!(!wants_upgrade(&request("GET", "/", &[("upgrade", "websocket")])));
+        // Requests of another HTTP would pass the gateway unseen.
+        for http in ["h2c", "H2C", "websocket, h2c", "HTTP/2.0", "TLS/1.2, HTTP/1.1"] {
+            let asked = [
+                ("host", "f"),
+                ("connection", "Upgrade"),
+                ("upgrade", http),
+                ("http2-settings", "AAA"),
+            ];
+            let mut head = request("GET", "/", &asked);
+            assert!(!wants_upgrade(&head), "{http}");
+            to_instance(&mut head, "f", Afterwards::KeepAlive).unwrap();
+            assert_eq!(fields(&head.headers), ["host: f"], "{http}");
+        }
     }
 
     #[test]
