@@ -8,7 +8,7 @@ const PROGRAM: &str = r#"
 import http.server, json, os, signal, sys, time
 
 def end(number, frame):
-    print("told to end", flush=True)
+    print("told to end by", signal.Signals(number).name, flush=True)
     if sys.argv[1] == "stubborn":
         return
     time.sleep(0.3)
@@ -16,6 +16,7 @@ def end(number, frame):
     os._exit(0)
 
 signal.signal(signal.SIGTERM, end)
+signal.signal(signal.SIGQUIT, end)
 
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
@@ -31,13 +32,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
 http.server.HTTPServer(("", int(os.environ["PORT"])), Handler).serve_forever()
 "#;
 
-fn build(home: &Path, name: &str, grace: &str) {
+fn build(home: &Path, name: &str, limits: &str) {
     let directory = tempfile::tempdir().expect("a directory");
     fs::write(directory.path().join("app.py"), PROGRAM).expect("a program");
     let text = format!(
         "name = \"{name}\"\ncommand = [\"python3\", \"app.py\", \"{name}\"]\nport = 8123\n\
          files = [\"app.py\"]\nisolation = \"instance\"\n\
-         [limits]\nkeep_alive = \"1s\"\ngrace = \"{grace}\"\n\
+         [limits]\nkeep_alive = \"1s\"\n{limits}\n\
          [runtime]\nkind = \"python3\"\ninterpreter = \"/usr/bin/python3\"\n[env]\nK_CONFIGURATION = \"own\"\n",
     );
     fs::write(directory.path().join("thaw.toml"), text).expect("thaw.toml");
@@ -48,8 +49,8 @@ fn build(home: &Path, name: &str, grace: &str) {
 
 fn home() -> PathBuf {
     let home = built_home("contract", &[]);
-    build(&home, "tidy", "30s");
-    build(&home, "stubborn", "1s");
+    build(&home, "tidy", "grace = \"30s\"");
+    build(&home, "stubborn", "grace = \"1s\"\nstop_signal = \"SIGQUIT\"");
     home
 }
 
@@ -66,11 +67,12 @@ fn programs_have_the_environment_and_the_time_to_end_of_cloud_run() {
     let log = |name: &str| command(&daemon, &["logs", name]).success();
     // It has been idle for too long, and ends by itself.
     wait_until("it has tidied up", || log("tidy").contains("tidied up"));
+    assert!(log("tidy").contains("told to end by SIGTERM"));
     wait_until("it has gone", || daemon.instances("tidy").is_empty());
     // This one does not, and is ended.
-    wait_until("it was told to", || log("stubborn").contains("told to end"));
+    wait_until("it was told to", || log("stubborn").contains("told to end by SIGQUIT"));
     wait_until("it has gone", || daemon.instances("stubborn").is_empty());
-    assert!(daemon.log().contains("did not end within 1 s after SIGTERM"), "{}", daemon.log());
+    assert!(daemon.log().contains("did not end within 1 s after SIGQUIT"), "{}", daemon.log());
 
     // The same when the node stops.
     assert_eq!(get(daemon.gateway(), "tidy", "/").status, 200);

@@ -1,6 +1,6 @@
 //! Functions whose files are those of a container image, which says how its program is run, too.
 
-use crate::config::{EntryKind, FunctionConfig};
+use crate::config::{EntryKind, FunctionConfig, UnknownSignal};
 use crate::container::{self, ContainerError, StoredImage};
 use crate::rootfs::StoredRootfs;
 use std::num::NonZeroU16;
@@ -27,6 +27,16 @@ pub enum ImageFailure {
         what: &'static str,
         /// The key that would say it.
         key: &'static str,
+    },
+    /// The image says that its program is ended by something that cannot end it.
+    #[error(
+        "image `{image}` has a stop signal that is none ({why}); set `limits.stop_signal` in thaw.toml"
+    )]
+    StopSignal {
+        /// The image.
+        image: String,
+        /// What is wrong.
+        why: UnknownSignal,
     },
     /// The image cannot be used.
     #[error(transparent)]
@@ -83,6 +93,11 @@ pub(super) fn resolve(
     if config.port.is_none() && config.entry.kind != EntryKind::Stdin && !is_sandbox {
         let exposed = settings.ports.iter().find_map(|&port| NonZeroU16::new(port));
         config.port = Some(exposed.ok_or_else(|| gap("TCP port", "port"))?);
+    }
+    if config.limits.stop_signal.is_none() {
+        let named = settings.stop_signal.as_deref().map(str::parse).transpose();
+        config.limits.stop_signal =
+            named.map_err(|why| ImageFailure::StopSignal { image: image.clone(), why })?;
     }
     if config.user.is_none() && !settings.user.is_empty() {
         config.user = Some(settings.user.clone());

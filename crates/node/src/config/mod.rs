@@ -15,6 +15,7 @@ mod quotas;
 mod rollback;
 mod rules;
 mod secrets;
+mod stop_signal;
 mod template;
 mod train;
 mod triggers;
@@ -32,6 +33,7 @@ use quantity::{positive, positive_if_any};
 pub use quotas::{CpuQuota, QUOTAS_FILE, Quota, Quotas, QuotasError};
 pub use rollback::Rollback;
 pub use secrets::SecretsConfig;
+pub use stop_signal::{StopSignal, UnknownSignal};
 pub use template::{TemplateConfig, TemplateLanguage};
 pub use train::{Train, TrainingRequest};
 pub use triggers::{AsyncConfig, CatchUp, Overlap, SCHEDULES_MAX, Schedule, TimeZone};
@@ -265,9 +267,12 @@ pub struct Limits {
     /// never sleeps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sleep_after: Option<TimeSpan>,
-    /// How long an instance may go on after SIGTERM when it is to end and nobody waits for its
-    /// room; 0: it ends at once, without a signal.
+    /// How long an instance may go on after `stop_signal` when it is to end and nobody waits for
+    /// its room; 0: it ends at once, without a signal.
     pub grace: TimeSpan,
+    /// What asks its program to end; none: what the container image says, or SIGTERM.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stop_signal: Option<StopSignal>,
     /// Instances of the function at a time, those that are asleep included.
     #[serde(deserialize_with = "positive")]
     pub instances: NonZeroU32,
@@ -295,6 +300,7 @@ impl Default for Limits {
             hibernate_after: None,
             sleep_after: None,
             grace: TimeSpan::seconds(0),
+            stop_signal: None,
             instances: count(64),
             queue: TimeSpan::seconds(5),
             drain: TimeSpan::seconds(30),

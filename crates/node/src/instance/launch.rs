@@ -5,6 +5,7 @@ use super::hibernation::HibernationTerms;
 use crate::admission::Admitted;
 use crate::asleep::AsleepImage;
 use crate::boots::BootKind;
+use crate::config::StopSignal;
 use crate::edge::Addresses;
 use crate::tenants::Lease;
 use serde::{Deserialize, Serialize};
@@ -305,11 +306,11 @@ pub trait Instance: Send {
     /// Ends the instance at once; [`Report::Gone`] follows.
     fn kill(&mut self);
 
-    /// Asks the program to end (SIGTERM). Whoever asks ends the instance if it does not.
+    /// Asks the program to end. Whoever asks ends the instance if it does not.
     ///
     /// # Errors
     /// It cannot be asked.
-    fn terminate(&mut self) -> io::Result<()> {
+    fn terminate(&mut self, _signal: StopSignal) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
 

@@ -10,6 +10,7 @@ use super::recording::Shows;
 use super::sandboxed::ImageBoots;
 use super::standby::{Lent, Spent, Standby};
 use crate::asleep::AsleepImage;
+use crate::config::StopSignal;
 use crate::logs::{InstanceLog, InstancePipes};
 use crate::reactor::watch_sandbox;
 use crate::tenants::Lease;
@@ -350,8 +351,8 @@ impl Instance for SandboxInstance {
         }
     }
 
-    fn terminate(&mut self) -> io::Result<()> {
-        self.sandbox.get_mut().send_signal(libc::SIGTERM.unsigned_abs())
+    fn terminate(&mut self, signal: StopSignal) -> io::Result<()> {
+        self.sandbox.get_mut().send_signal(signal.number())
     }
 
     fn kill(&mut self) {

@@ -2,10 +2,11 @@
 
 use super::Supervisor;
 use super::sleep::Sleep;
+use crate::config::StopSignal;
 use tokio::time::Instant;
 
 impl Supervisor {
-    /// Ends the instance, which is idle and takes no connection any more: with SIGTERM first, if
+    /// Ends the instance, which is idle and takes no connection any more: with a signal first, if
     /// its function gives it time after that. One that has no memory at hand does not get it
     /// back for this.
     pub(super) fn stop(&mut self, now: Instant) {
@@ -14,7 +15,8 @@ impl Supervisor {
         }
         let grace = self.service.config().limits.grace.0;
         let is_awake = matches!(self.sleep, Sleep::Awake);
-        if grace.is_zero() || !is_awake || self.instance.terminate().is_err() {
+        let signal = self.stop_signal();
+        if grace.is_zero() || !is_awake || self.instance.terminate(signal).is_err() {
             return self.instance.kill();
         }
         self.kill_at = Some(now + grace);
@@ -24,7 +26,13 @@ impl Supervisor {
     pub(super) fn out_of_grace(&mut self) {
         self.kill_at = None;
         let grace = self.service.config().limits.grace.0.as_secs_f64();
-        tracing::info!(function = %self.service.name(), instance = self.id, "did not end within {grace} s after SIGTERM, ending the instance");
+        let signal = self.stop_signal();
+        tracing::info!(function = %self.service.name(), instance = self.id, "did not end within {grace} s after {signal}, ending the instance");
         self.instance.kill();
+    }
+
+    /// What asks the program to end.
+    fn stop_signal(&self) -> StopSignal {
+        self.service.config().limits.stop_signal.unwrap_or_default()
     }
 }
