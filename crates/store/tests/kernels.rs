@@ -2,7 +2,8 @@
 
 use std::fs;
 use std::io::Write;
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::path::Path;
 
 use serde_json::json;
 use tempfile::TempDir;
@@ -63,6 +64,12 @@ fn collected(store: &Store) -> Vec<KernelId> {
 fn problems(store: &Store, repair: Repair) -> Vec<(Kind, Vec<Name>)> {
     let report = store.verify(repair, &mut |_| {}).unwrap();
     report.problems.into_iter().map(|problem| (problem.kind, problem.used_by)).collect()
+}
+
+/// Puts other bytes into the file of a kernel.
+fn overwrite(path: &Path, content: &[u8]) {
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap();
+    fs::File::create(path).unwrap().write_all(content).unwrap();
 }
 
 #[test]
@@ -130,12 +137,8 @@ fn a_kernel_is_what_its_name_says_or_is_not_used() {
     let (_, kernel) = put_function(&store, "f", "kernel A");
     let path = store.kernel_path(kernel);
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o444);
-    let overwrite = |content: &[u8]| {
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
-        fs::File::create(&path).unwrap().write_all(content).unwrap();
-    };
     for wrong in [&b"kernel X"[..], b"", b"kernel A "] {
-        overwrite(wrong);
+        overwrite(&path, wrong);
         let refused = store.kernel(kernel).unwrap_err();
         assert!(matches!(refused, StoreError::Damaged { kind: Kind::Kernel, .. }), "{refused}");
     }
@@ -145,11 +148,36 @@ fn a_kernel_is_what_its_name_says_or_is_not_used() {
     // Whoever has it puts it there again.
     store.session().unwrap().put_kernel(b"kernel A").unwrap();
     assert_eq!(store.kernel(kernel).unwrap(), b"kernel A");
-    overwrite(b"kernel X");
+    overwrite(&path, b"kernel X");
     assert_eq!(problems(&store, Repair::RemoveDamaged).len(), 1);
     assert!(!store.has_kernel(kernel));
     // From now on it is missing.
     assert_eq!(problems(&store, Repair::Report), [(Kind::Kernel, vec![name("f")])]);
+}
+
+#[test]
+fn a_damaged_kernel_is_written_again_wherever_it_is_damaged() {
+    let (_directory, store) = store();
+    let mut session = store.session().unwrap();
+    let elf: Vec<u8> = (0..600_001u32).map(|at| (at % 251) as u8).collect();
+    let kernel = session.put_kernel(&elf).unwrap();
+    let path = store.kernel_path(kernel);
+    let inode = || fs::metadata(&path).unwrap().ino();
+    let whole = inode();
+    assert_eq!(session.put_kernel(&elf).unwrap(), kernel);
+    assert_eq!(inode(), whole, "one that is whole stays");
+    for at in [0, 262_143, 262_144, 600_000] {
+        let mut damaged = elf.clone();
+        damaged[at] ^= 1;
+        overwrite(&path, &damaged);
+        assert_eq!(session.put_kernel(&elf).unwrap(), kernel);
+        assert_eq!(store.kernel(kernel).unwrap(), elf, "damaged at {at}");
+    }
+    for wrong in [&elf[..600_000], &elf[..0], &[&elf[..], &[0]].concat()] {
+        overwrite(&path, wrong);
+        assert_eq!(session.put_kernel(&elf).unwrap(), kernel);
+        assert_eq!(store.kernel(kernel).unwrap(), elf, "damaged to {} bytes", wrong.len());
+    }
 }
 
 #[test]

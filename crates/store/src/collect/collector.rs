@@ -53,6 +53,11 @@ pub(super) struct Collector<'a> {
     /// What was seen at paths: most are asked for again and again, since the directories above each
     /// file are looked at. As many as the collection has names, and some.
     seen: RefCell<HashMap<PathBuf, Option<Seen>>>,
+    /// Whether files at resolved paths are libraries for this machine, as far as that was asked: each
+    /// is asked for once for every object that needs it.
+    pub(super) libraries: RefCell<HashMap<PathBuf, bool>>,
+    /// Where the system has libraries of these names, in all their variants; none: nowhere.
+    pub(super) systems_libraries: HashMap<OsString, Vec<PathBuf>>,
 }
 
 /// What lies at a path.
@@ -109,6 +114,8 @@ impl<'a> Collector<'a> {
             examined: HashSet::new(),
             library_directories: system_directories(root),
             seen: RefCell::default(),
+            libraries: RefCell::default(),
+            systems_libraries: HashMap::new(),
         }
     }
 
@@ -161,6 +168,8 @@ impl<'a> Collector<'a> {
         let answer = (self.ask)(question);
         // It may have made files.
         self.seen.get_mut().clear();
+        self.libraries.get_mut().clear();
+        self.systems_libraries.clear();
         answer
     }
 

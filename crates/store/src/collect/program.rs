@@ -166,35 +166,53 @@ impl Collector<'_> {
         if name.components().count() > 1 {
             return Ok(if self.is_library(name) { vec![self.place(name)?] } else { Vec::new() });
         }
-        let directories: Vec<PathBuf> =
-            searched.iter().chain(&self.library_directories).cloned().collect();
-        for directory in directories {
-            let mut found = Vec::new();
-            for variant in HWCAPS.iter().map(|hwcaps| directory.join(hwcaps)) {
-                let path = variant.join(name);
-                if self.is_library(&path) {
-                    found.push(self.place(&path)?);
-                }
-            }
-            let path = directory.join(name);
-            if self.is_library(&path) {
-                found.push(self.place(&path)?);
-            }
+        for directory in searched {
+            let found = self.library_in(directory, name)?;
             if !found.is_empty() {
                 return Ok(found);
             }
         }
-        Ok(Vec::new())
+        self.systems_library(name)
+    }
+
+    /// The same in the system's directories, where most are asked for again and again.
+    fn systems_library(&mut self, name: &Path) -> Result<Vec<PathBuf>> {
+        if let Some(found) = self.systems_libraries.get(name.as_os_str()) {
+            return Ok(found.clone());
+        }
+        let mut found = Vec::new();
+        for directory in self.library_directories.clone() {
+            found = self.library_in(&directory, name)?;
+            if !found.is_empty() {
+                break;
+            }
+        }
+        self.systems_libraries.insert(name.as_os_str().to_owned(), found.clone());
+        Ok(found)
+    }
+
+    /// Puts the library of this name in one directory into the tree, with its variants.
+    fn library_in(&mut self, directory: &Path, name: &Path) -> Result<Vec<PathBuf>> {
+        let variants = HWCAPS.iter().map(|hwcaps| directory.join(hwcaps));
+        let mut found = Vec::new();
+        for path in variants.chain([directory.to_owned()]).map(|variant| variant.join(name)) {
+            if self.is_library(&path) {
+                found.push(self.place(&path)?);
+            }
+        }
+        Ok(found)
     }
 
     /// Libraries for other machines are passed over, as the loader does.
     fn is_library(&self, path: &Path) -> bool {
-        match self.resolve(path, |_, _| Ok(())) {
-            Ok(resolved) => {
-                file_head(&self.on_host(&resolved.path)).is_ok_and(|head| head == FileHead::Elf)
-            }
-            Err(_) => false,
+        let Ok(resolved) = self.resolve(path, |_, _| Ok(())) else { return false };
+        if let Some(&is_library) = self.libraries.borrow().get(&resolved.path) {
+            return is_library;
         }
+        let head = file_head(&self.on_host(&resolved.path));
+        let is_library = head.is_ok_and(|head| head == FileHead::Elf);
+        self.libraries.borrow_mut().insert(resolved.path, is_library);
+        is_library
     }
 
     /// Notes a library that is nowhere; [`Collector::finish`] sorts out which
@@ -283,5 +301,41 @@ mod tests {
         assert!(find("/usr/lib/glibc-hwcaps/x86-64-v3/libfoo.so.1").is_some());
         assert_eq!(find("/lib/libfoo.so.1"), find("/usr/lib/libfoo.so.1"));
         assert!(find("/foreign").is_none());
+    }
+
+    #[test]
+    fn what_one_program_finds_by_its_run_path_is_not_taken_for_the_systems() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |path: &str| root.path().join(path);
+        let soname = "-Wl,-soname,libfoo.so.1";
+        compile(&at("usr/lib/libfoo.so.1"), &[soname]);
+        compile(&at("own/libfoo.so.1"), &[soname]);
+        let needs = ["-Wl,--no-as-needed", "-Wl,--enable-new-dtags"];
+        let link = at("own/libfoo.so.1").display().to_string();
+        for plain in ["bin/first", "bin/last"] {
+            compile(&at(plain), &[needs[0], needs[1], &link]);
+        }
+        compile(&at("bin/own"), &[needs[0], needs[1], "-Wl,-rpath,/own", &link]);
+
+        let collect = |programs: &[&str]| {
+            let home = tempfile::tempdir().unwrap();
+            let store = crate::Store::open(home.path()).unwrap();
+            let mut session = store.session().unwrap();
+            let mut tree = crate::Tree::new();
+            let programs = programs.iter().map(|&program| program.into()).collect();
+            let search_path = Some("/bin".into());
+            let request =
+                super::super::CollectRequest { programs, search_path, ..Default::default() };
+            session
+                .collect_from(root.path(), &mut tree, &request, &mut ask_on_host, &mut |_| {})
+                .unwrap();
+            ["/usr/lib/libfoo.so.1", "/own/libfoo.so.1"]
+                .map(|path| tree.find(Path::new(path)).is_some())
+        };
+        assert_eq!(collect(&["first", "last"]), [true, false]);
+        assert_eq!(collect(&["own"]), [false, true]);
+        // Whoever comes first, both find their own.
+        assert_eq!(collect(&["own", "first"]), [true, true]);
+        assert_eq!(collect(&["first", "own", "last"]), [true, true]);
     }
 }
