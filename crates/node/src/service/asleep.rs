@@ -7,11 +7,13 @@
 
 use super::{Service, Slot, Slots};
 use crate::asleep::{Asleep, Going, Left};
+use crate::boots::BootKind;
 use crate::instance::{
-    Client, Command, ConnectionTable, Delivery, End, InstanceState, KeptConnections, Launched,
-    Outcome, Place, Placed, SleepingInstance, Supervisor, WakeError,
+    Client, Command, ConnectionTable, Decrypted, Delivery, End, InstanceState, KeptConnections,
+    Launched, Outcome, Place, Placed, SleepingInstance, Supervisor, WakeError,
 };
 use crate::reactor::watch;
+use crate::seal::Unsealer;
 use crate::service::place::PlaceError;
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::poll_fn;
@@ -409,7 +411,12 @@ impl Service {
             // If it fails, waking does, and says why.
             let _ = opening.await;
         }
-        let unsealer = asleep.unsealer().await;
+        let (decrypted, unsealer) = match self.room_to_decrypt(&asleep).await {
+            Ok(room) => room.unzip(),
+            Err(why) => {
+                return Err(self.cannot_wake(&waking, &format!("{why}; it sleeps on, try again")));
+            }
+        };
         let boot = move || {
             let later = |error: &dyn ToString| WakeError::Later(error.to_string());
             let file = asleep.open().map_err(|error| match error.kind() {
@@ -418,8 +425,10 @@ impl Service {
                 _ => later(&error),
             })?;
             drop(unsealer);
-            let launcher = launcher.waken(file, asleep.checksum(), asleep.base(), clients)?;
-            launcher.launch(client.as_deref()).map_err(|error| later(&error))
+            let launcher =
+                launcher.waken(file, asleep.checksum(), asleep.base(), clients, decrypted)?;
+            let launched = launcher.launch(client.as_deref()).map_err(|error| later(&error))?;
+            Ok(Launched { kind: BootKind::Asleep, ..launched })
         };
         let launched = tokio::task::spawn_blocking(boot).await.expect("a launcher does not panic");
         match launched {
@@ -444,6 +453,29 @@ impl Service {
         let instance = waking.asleep().id();
         tracing::error!(function = %self.name(), instance, "cannot wake an instance that is asleep: {why}");
         PlaceError::CannotWake(format!("instance {instance} was asleep and cannot be woken: {why}"))
+    }
+
+    /// Room for the image of an instance that is asleep, if it has to be decrypted, and a place to
+    /// do so. Makes room as for an instance that is wanted, and waits for it as long.
+    ///
+    /// # Errors
+    /// The tenant's quota has none: one sentence for the operator.
+    async fn room_to_decrypt(
+        &self,
+        asleep: &Asleep,
+    ) -> Result<Option<(Decrypted, Unsealer)>, String> {
+        let Some(bytes) = asleep.decrypted_len() else { return Ok(None) };
+        let deadline = tokio::time::Instant::now() + self.config.limits.queue.0;
+        let memory = loop {
+            match asleep.tenant().keep_memory(bytes) {
+                Ok(memory) => break memory,
+                Err(why) if tokio::time::Instant::now() >= deadline => return Err(why),
+                Err(_) => self.shared.make_room_of(&self.tenant),
+            }
+            sleep(ROOM_AGAIN).await;
+        };
+        let decrypted = Decrypted { memory: Arc::new(memory), owner_key: asleep.owner_key() };
+        Ok(Some((decrypted, asleep.tenant().unsealer().await)))
     }
 
     /// Makes an instance that was asleep a live one of the same number.
