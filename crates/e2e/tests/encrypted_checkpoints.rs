@@ -119,7 +119,8 @@ fn nothing_on_disk_holds_the_secret(daemon: &Daemon) {
 fn wait_until_idle(daemon: &Daemon, instance: &str) {
     let is_idle = |one: &Value| {
         let states = ["idle", "woken-up"];
-        one["id"].to_string() == instance && states.iter().any(|state| one["state"] == *state)
+        one["id"].as_u64() == instance.parse().ok()
+            && states.iter().any(|state| one["state"] == *state)
     };
     wait_until("it is idle", || daemon.instances(FUNCTION).iter().any(is_idle));
 }
@@ -275,7 +276,7 @@ fn what_is_decrypted_counts_in_the_memory_of_its_tenant() {
     };
     assert!(taken() > memory_bytes("256MiB"), "{}", taken());
     let instances = daemon.instances(FUNCTION);
-    let of_it = instances.iter().find(|one| one["id"].to_string() == restored);
+    let of_it = instances.iter().find(|one| one["id"].as_u64() == restored.parse().ok());
     thaw_e2e::kill(of_it.expect("it lives")["pid"].as_u64().expect("a pid") as u32);
     wait_until("the room is free again", || taken() == memory_bytes("128MiB"));
 }

@@ -31,6 +31,8 @@ use tokio::time::{sleep, timeout, timeout_at};
 const SLEEP_PATIENCE: Duration = Duration::from_secs(60);
 /// How long until it is looked again whether there is room for one that is wanted.
 const ROOM_AGAIN: Duration = Duration::from_millis(50);
+/// After so many looks one more instance of the tenant makes room.
+const LOOKS_UNTIL_ROOM: u32 = 10;
 /// How long one may take to wake for the control plane.
 const WAKE_PATIENCE: Duration = Duration::from_secs(30);
 
@@ -465,13 +467,19 @@ impl Service {
         asleep: &Asleep,
     ) -> Result<Option<(Decrypted, Unsealer)>, String> {
         let Some(bytes) = asleep.decrypted_len() else { return Ok(None) };
+        let tenant = asleep.tenant();
         let deadline = tokio::time::Instant::now() + self.config.limits.queue.0;
+        let mut looks = 0;
         let memory = loop {
-            match asleep.tenant().keep_memory(bytes) {
+            match tenant.keep_memory(bytes) {
                 Ok(memory) => break memory,
+                Err(why) if tenant.room().never_keeps(bytes) => return Err(why),
                 Err(why) if tokio::time::Instant::now() >= deadline => return Err(why),
-                Err(_) => self.shared.make_room_of(&self.tenant),
+                // Whoever ends for it takes a while: the others of the tenant stay meanwhile.
+                Err(_) if looks % LOOKS_UNTIL_ROOM == 0 => self.shared.make_room_of(tenant),
+                Err(_) => {}
             }
+            looks += 1;
             sleep(ROOM_AGAIN).await;
         };
         let decrypted = Decrypted { memory: Arc::new(memory), owner_key: asleep.owner_key() };

@@ -127,6 +127,11 @@ impl Room {
         self.state().unmet(Taken::default(), memory)
     }
 
+    /// Whether so many bytes are more than all instances may have together.
+    pub(crate) fn never_keeps(&self, memory: u64) -> bool {
+        self.state().memory_max.is_some_and(|most| memory > most)
+    }
+
     /// Which bound keeps one more instance out now.
     pub(crate) fn unmet(&self, memory: u64) -> Option<Unmet> {
         let state = self.state();
@@ -274,6 +279,7 @@ mod tests {
         let instance = room.try_enter(2 * MIB).unwrap();
         assert!(room.try_keep(1).is_none());
         assert!(room.try_keep(u64::MAX).is_none());
+        assert!(room.never_keeps(3 * MIB + 1) && !room.never_keeps(3 * MIB));
         drop(kept);
         assert!(room.try_keep(MIB).is_some());
         drop(instance);
