@@ -446,7 +446,7 @@ impl BootsReport {
             }
         };
         let mut all = Vec::new();
-        for kind in BootKind::ALL {
+        for kind in BootKind::OF_FUNCTIONS {
             all.push(series(kind.name(), &|boot| {
                 let phases = &boot.phases_us;
                 (boot.boot == kind).then_some((phases.first_byte.p50, phases.first_instruction.p50))

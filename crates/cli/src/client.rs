@@ -139,6 +139,14 @@ impl Daemon {
         read_json(self.check(request.send_empty())?)
     }
 
+    /// Posts bytes, which may be none, and reads a JSON answer.
+    ///
+    /// # Errors
+    /// The daemon does not answer, or says why not.
+    pub fn post_bytes<T: DeserializeOwned>(&self, path: &str, body: &[u8]) -> Result<T, Failure> {
+        read_json(self.check(self.authorized(self.agent.post(self.url(path))).send(body))?)
+    }
+
     /// Posts a body and gives the answer whatever its status.
     ///
     /// # Errors

@@ -257,6 +257,42 @@ fn many_who_come_at_once_wake_the_same_instance() {
 }
 
 #[test]
+fn instances_sleep_while_memory_is_short() {
+    let home = home("pressure");
+    let shortage = home.join("shortage");
+    let program = ["/usr/bin/env".to_owned(), format!("THAW_PRESSURE={}", shortage.display())];
+    let daemon = Daemon::start_by(&program, &home, &DaemonOptions::default());
+    // Neither sleeps by itself.
+    let functions = ["alone", "several"];
+    for function in functions {
+        assert_eq!(count(&daemon, function), 1);
+        wait_for_state(&daemon, function, "idle");
+    }
+    fs::write(&shortage, "").expect("writable");
+    for function in functions {
+        wait_for_state(&daemon, function, "asleep");
+    }
+    fs::remove_file(&shortage).expect("it is there");
+    for function in functions {
+        assert_eq!(count(&daemon, function), 2);
+    }
+    // Boots from their files count apart from others.
+    let metrics = daemon.admin("/metrics").text();
+    for function in functions {
+        let says = |line: &&str, what: &str| line.contains(what);
+        let is_of_it = |line: &&str| {
+            let function = format!("function=\"{function}\"");
+            ["_count{", "boot=\"asleep\"", "first_byte", &function]
+                .iter()
+                .all(|what| says(line, what))
+        };
+        let found =
+            metrics.lines().find(is_of_it).unwrap_or_else(|| panic!("{function}: {metrics}"));
+        assert!(found.ends_with(" 1"), "{found}");
+    }
+}
+
+#[test]
 fn it_ends_when_its_time_is_over() {
     let daemon = daemon("short");
     assert_eq!(count(&daemon, "short"), 1);

@@ -16,6 +16,8 @@ const SEALED: &str = "isolation = \"instance\"\nhibernate = { encrypt = true }\n
                       concurrency = 8\ninstances = 1\n";
 const SEVERAL: &str = "isolation = \"instance\"\nhibernate = { encrypt = true }\n[limits]\n\
                        concurrency = 8\ninstances = 1\ncpu = 4\n";
+const VERIFIED: &str = "isolation = \"instance\"\nhibernate = { verify = true }\n[limits]\n\
+                        concurrency = 8\ninstances = 1\n";
 /// Nothing else in a memory has these bytes.
 const SECRET: &str = "the-moon-is-made-of-gorgonzola-4711";
 
@@ -26,8 +28,12 @@ fn survivor(name: &'static str, keys: &'static str) -> Function {
 fn daemon(label: &str) -> Daemon {
     static HOME: OnceLock<PathBuf> = OnceLock::new();
     let home = HOME.get_or_init(|| {
-        let functions =
-            [survivor("plain", PLAIN), survivor("sealed", SEALED), survivor("several", SEVERAL)];
+        let functions = [
+            survivor("plain", PLAIN),
+            survivor("sealed", SEALED),
+            survivor("several", SEVERAL),
+            survivor("verified", VERIFIED),
+        ];
         built_home("encrypted", &functions)
     });
     Daemon::start(&copy_home(home, &format!("encrypted-{label}")), &DaemonOptions::default())
@@ -142,33 +148,54 @@ fn threads_on_several_processors_wake_from_an_encrypted_file() {
 }
 
 #[track_caller]
-fn says_damaged(daemon: &Daemon) {
-    wait_until("the log says why", || daemon.log().contains("its encrypted file is damaged"));
+fn says(daemon: &Daemon, why: &str) {
+    wait_until("the log says why", || daemon.log().contains(why));
+}
+
+const DAMAGED: &str = "its encrypted file is damaged";
+
+#[test]
+fn an_instance_whose_swap_file_was_changed_is_ended_and_the_client_told() {
+    type Change = fn(&PathBuf);
+    let cases: [(&str, Change, &str); 5] = [
+        ("sealed", flip, DAMAGED),
+        ("sealed", cut, DAMAGED),
+        ("verified", flip, "its swap file is damaged"),
+        ("verified", cut, "its swap file is damaged"),
+        ("plain", cut, "its swap file cannot be read"),
+    ];
+    let daemon = daemon("changed");
+    for (function, change, why) in cases {
+        assert_eq!(ask(&daemon, function, "/count"), "1");
+        assert_eq!(ask(&daemon, function, "/count"), "2");
+        let (id, ..) = daemon.instance(function);
+        put(&daemon, "hibernate", function);
+        change(&swap_file(&daemon));
+        let refused = get(daemon.gateway(), function, "/count");
+        assert_eq!(refused.status, 503, "{function}: {}", refused.text());
+        says(&daemon, why);
+        // Nothing of it has run, and the next one is new.
+        wait_until("it is gone", || {
+            daemon.instances(function).iter().all(|instance| instance["id"] != id)
+        });
+        assert_eq!(ask(&daemon, function, "/count"), "1");
+        thaw_e2e::kill(daemon.instance(function).1);
+        wait_until("it is gone, too", || daemon.instances(function).is_empty());
+        wait_until("no file is left", || open_files(daemon.pid(), "/swap/").is_empty());
+    }
 }
 
 #[test]
-fn an_instance_whose_swap_file_was_changed_is_ended() {
-    let daemon = daemon("changed");
-    for change in [flip, cut] {
-        assert_eq!(ask(&daemon, "sealed", "/count"), "1");
-        assert_eq!(ask(&daemon, "sealed", "/count"), "2");
-        let (id, ..) = daemon.instance("sealed");
-        put(&daemon, "hibernate", "sealed");
-        change(&swap_file(&daemon));
-        // It may be answered by a new instance, never by what was changed.
-        let response = get(daemon.gateway(), "sealed", "/count");
-        let is_new = response.status == 200 && response.text().trim() == "1";
-        assert!(is_new || response.status >= 500, "{} {}", response.status, response.text());
-        says_damaged(&daemon);
-        let before = u32::from(is_new);
-        // Nothing of it has run, and the next one is new.
-        wait_until("it is gone", || {
-            daemon.instances("sealed").iter().all(|instance| instance["id"] != id)
-        });
-        assert_eq!(ask(&daemon, "sealed", "/count"), (before + 1).to_string());
-        thaw_e2e::kill(daemon.instance("sealed").1);
-        wait_until("it is gone, too", || daemon.instances("sealed").is_empty());
+fn an_instance_wakes_from_a_file_that_is_verified() {
+    let daemon = daemon("verified");
+    assert_eq!(ask(&daemon, "verified", "/count"), "1");
+    let digest = ask(&daemon, "verified", "/draw/2");
+    // By page faults first, and in batch then.
+    for _ in 0..4 {
+        put(&daemon, "hibernate", "verified");
+        assert_eq!(ask(&daemon, "verified", "/digest"), digest);
     }
+    assert_eq!(ask(&daemon, "verified", "/count"), "7");
 }
 
 #[test]
@@ -211,7 +238,7 @@ fn a_sleeping_instance_is_encrypted() {
         asleep_files(&daemon).iter().for_each(change);
         let refused = get(daemon.gateway(), "sealed", "/count");
         assert_eq!(refused.status, 503, "{}", refused.text());
-        says_damaged(&daemon);
+        says(&daemon, DAMAGED);
         wait_until("its files are gone", || asleep_files(&daemon).is_empty());
         assert_eq!(ask(&daemon, "sealed", "/count"), "1");
     }

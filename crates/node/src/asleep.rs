@@ -10,7 +10,8 @@
 //! is asleep as a whole, or not at all; the next daemon takes the former over, and removes the rest.
 
 use crate::config::{DomainName, FunctionName};
-use crate::seal::{SealKey, memory_file, seal, unsealer};
+use crate::seal::owner::KeyId;
+use crate::seal::{SealKey, memory_file, seal};
 use crate::tenants::Tenant;
 use rustix::fs::statvfs;
 use serde::{Deserialize, Serialize};
@@ -24,7 +25,6 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use thaw_sandbox::FreezeBase;
 use thaw_store::{ImageId, IndexId, KernelId};
-use tokio::sync::SemaphorePermit;
 
 /// The format of notes.
 const NOTE_VERSION: u32 = 1;
@@ -110,6 +110,8 @@ pub(crate) struct Asleep {
     checksum: ImageId,
     /// Its image is encrypted with this key, and no other daemon can wake it.
     key: Option<SealKey>,
+    /// The key of the encrypted checkpoint that it comes from.
+    owner_key: Option<KeyId>,
     /// Its bytes count in what the tenant has stored.
     tenant: Arc<Tenant>,
     bytes: u64,
@@ -138,6 +140,8 @@ pub(crate) struct NewAsleep {
     plain: Option<File>,
     /// What it was encrypted with.
     key: Option<SealKey>,
+    /// The key of the encrypted checkpoint that it comes from.
+    owner_key: Option<KeyId>,
 }
 
 /// An instance that an earlier daemon has put to sleep.
@@ -292,7 +296,7 @@ impl AsleepSpace {
             .truncate(true)
             .mode(0o600)
             .open(image)?;
-        Ok(NewAsleep { files, file, plain: None, key: None })
+        Ok(NewAsleep { files, file, plain: None, key: None, owner_key: None })
     }
 
     fn require_room(&self, bytes: u64) -> io::Result<()> {
@@ -338,13 +342,14 @@ impl Drop for Files {
 }
 
 impl NewAsleep {
-    /// The same, to be encrypted: no other daemon finds it.
+    /// The same, to be encrypted: no other daemon finds it. `owner_key` is that of the encrypted
+    /// checkpoint that it comes from.
     ///
     /// # Errors
     /// The host's.
-    pub fn encrypted(self) -> io::Result<Self> {
+    pub fn encrypted(self, owner_key: Option<KeyId>) -> io::Result<Self> {
         let (plain, _) = memory_file()?;
-        Ok(Self { plain: Some(plain), ..self })
+        Ok(Self { plain: Some(plain), owner_key, ..self })
     }
 
     /// Where the image is to be written.
@@ -394,12 +399,13 @@ impl NewAsleep {
         if self.key.is_none() {
             self.files.write_note(&note)?;
         }
-        let Self { files, key, .. } = self;
+        let Self { files, key, owner_key, .. } = self;
         let asleep = Asleep {
             files,
             base: Some(image.base.clone()),
             checksum: image.checksum,
             key,
+            owner_key,
             tenant: going.tenant.clone(),
             bytes,
             booted_ms: going.booted_ms,
@@ -447,6 +453,7 @@ impl Left {
             base: None,
             checksum: note.image,
             key: None,
+            owner_key: None,
             tenant,
             bytes,
             booted_ms: note.booted_ms,
@@ -467,12 +474,19 @@ impl Asleep {
         self.bytes
     }
 
-    /// A place among those who decrypt, if its image is encrypted: to be had before it is opened.
-    pub async fn unsealer(&self) -> Option<SemaphorePermit<'static>> {
-        match self.key {
-            Some(_) => Some(unsealer().await),
-            None => None,
-        }
+    /// Bytes of memory that its image takes when it is open; `None`: it lies on disk as it is.
+    pub fn decrypted_len(&self) -> Option<u64> {
+        self.key.as_ref().map(SealKey::plain_len)
+    }
+
+    /// The key of the encrypted checkpoint that it comes from.
+    pub fn owner_key(&self) -> Option<KeyId> {
+        self.owner_key
+    }
+
+    /// The tenant of its function.
+    pub fn tenant(&self) -> &Arc<Tenant> {
+        &self.tenant
     }
 
     /// Its image, for reading only; decrypted into memory if it is encrypted, which takes as long

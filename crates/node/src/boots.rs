@@ -24,11 +24,15 @@ pub enum BootKind {
     Fork,
     /// An instance that was booted ahead.
     Ready,
+    /// The file of an instance that was asleep.
+    Asleep,
 }
 
 impl BootKind {
-    /// All, from the slowest to the fastest.
-    pub const ALL: [Self; 4] = [Self::Cold, Self::Warm, Self::Fork, Self::Ready];
+    /// Those that begin from what a function has, from the slowest to the fastest.
+    pub const OF_FUNCTIONS: [Self; 4] = [Self::Cold, Self::Warm, Self::Fork, Self::Ready];
+    /// All, in the order of their numbers.
+    pub const ALL: [Self; 5] = [Self::Cold, Self::Warm, Self::Fork, Self::Ready, Self::Asleep];
 
     /// The name, as in JSON.
     pub fn name(self) -> &'static str {
@@ -37,6 +41,7 @@ impl BootKind {
             Self::Warm => "warm",
             Self::Fork => "fork",
             Self::Ready => "ready",
+            Self::Asleep => "asleep",
         }
     }
 }

@@ -47,6 +47,7 @@ pub fn is_crash(end: &End) -> bool {
         End::Violation(_) => true,
         End::Exited(GuestExit::Code(_))
         | End::Failed(_)
+        | End::MemoryLost(_)
         | End::LimitReached(_)
         | End::NotFetched(_)
         | End::TenantSpent

@@ -39,6 +39,16 @@ pub fn clock_ahead() -> i64 {
     text.and_then(|text| text.trim().parse().ok()).unwrap_or(0)
 }
 
+/// Whether memory is short, whatever the host says: as long as the file is there that `THAW_PRESSURE`
+/// names, so that tests need no such host. `None`: the host knows.
+pub fn is_memory_short() -> Option<bool> {
+    static FILE: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let file = FILE.get_or_init(|| {
+        std::env::var_os("THAW_PRESSURE").filter(|path| !path.is_empty()).map(PathBuf::from)
+    });
+    file.as_ref().map(|file| file.exists())
+}
+
 /// The kernel to run: the one inside this program, or the ELF file that
 /// `THAW_KERNEL` names, for kernel development. It is read once.
 ///

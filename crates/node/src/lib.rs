@@ -41,7 +41,7 @@ pub mod rollout;
 pub mod rootfs;
 pub mod sandboxes;
 mod schema;
-mod seal;
+pub mod seal;
 pub mod secrets;
 pub mod service;
 pub mod socket;

@@ -10,10 +10,12 @@ use thaw_abi::image::{Mapping, SOURCE_BLOB, SOURCE_IMAGE, ancestor_depth};
 use thaw_sandbox::{Image, ImageError};
 use thaw_store::{
     BlobHash, ImageId, IndexId, Kind, OpenIndex, Reference, Removed, Source, Store, StoreError,
+    UnpackedImage,
 };
 
 use crate::build::open_ancestor;
 use crate::config::ByteSize;
+use crate::seal::owner::Head;
 
 /// Room on disk for images as they are booted, unless the operator says otherwise.
 pub const ROOM_DEFAULT: ByteSize = ByteSize::mebibytes(8 << 10);
@@ -46,7 +48,8 @@ pub struct RoomReport {
     pub freed: u64,
     /// Images that are in use.
     pub in_use: usize,
-    /// Bytes on disk of the images that still lie there as they are booted.
+    /// Bytes on disk of the images that still lie there as they are booted. Encrypted ones are
+    /// never packed, and count only where there is room for all.
     pub left: u64,
     /// What went wrong, one sentence for each image that stays for it.
     pub failed: Vec<String>,
@@ -62,11 +65,14 @@ pub fn make_room(
     others: &dyn OpenImages,
 ) -> Result<RoomReport, StoreError> {
     let mut images = store.unpacked_images()?;
-    let left = images.iter().map(|image| image.allocated).sum();
-    let mut report = RoomReport { left, ..RoomReport::default() };
+    let all = |images: &[UnpackedImage]| images.iter().map(|image| image.allocated).sum();
+    let mut report = RoomReport { left: all(&images), ..RoomReport::default() };
     if report.left <= room {
         return Ok(report);
     }
+    // Nothing is equal to them, and nothing makes them shorter.
+    images.retain(|image| !is_encrypted(store, image.id));
+    report.left = all(&images);
     images.sort_by_key(|image| {
         others.last_used(image.id).map_or(image.last_used, |used| used.max(image.last_used))
     });
@@ -93,6 +99,11 @@ pub fn make_room(
         }
     }
     Ok(report)
+}
+
+/// Whether an image is encrypted. One that cannot be read is not: packing says what is wrong.
+fn is_encrypted(store: &Store, id: ImageId) -> bool {
+    store.open_image(id).is_ok_and(|file| Head::read(&file).is_ok_and(|head| head.is_some()))
 }
 
 /// Why an image could not be packed.

@@ -8,6 +8,10 @@
 //! Each file has a key of its own, so the number of a chunk is its nonce, and a chunk of an
 //! earlier file fits no later one. The length of the whole is authenticated with each chunk: none
 //! can be changed, exchanged, left out or added.
+//!
+//! Keys of files that outlive the daemon are derived from an owner's ([`owner`]).
+
+pub mod owner;
 
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use rustix::rand::GetRandomFlags;
@@ -15,7 +19,8 @@ use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use tokio::sync::{Semaphore, SemaphorePermit};
+use std::sync::Arc;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use zeroize::Zeroizing;
 
 /// Bytes that are encrypted at a time.
@@ -28,10 +33,35 @@ const KEY_LEN: usize = 32;
 /// Most files that are decrypted at a time: each takes a processor.
 const UNSEALERS_MAX: usize = 4;
 static UNSEALERS: Semaphore = Semaphore::const_new(UNSEALERS_MAX);
+/// Most of them that are, or wait to be, of one tenant.
+const UNSEALERS_OF_TENANT_MAX: usize = 2;
 
-/// A place among those who decrypt, to be kept until the file is there.
-pub(crate) async fn unsealer() -> SemaphorePermit<'static> {
-    UNSEALERS.acquire().await.expect("it is never closed")
+/// Those who decrypt files of one tenant. Its others wait here, and not in the line of the node,
+/// where nobody ever has more than a file of each other tenant before him, twice.
+#[derive(Debug)]
+pub(crate) struct Unsealers(Arc<Semaphore>);
+
+impl Default for Unsealers {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(UNSEALERS_OF_TENANT_MAX)))
+    }
+}
+
+/// A place among those who decrypt.
+#[derive(Debug)]
+pub(crate) struct Unsealer {
+    /// Given back first.
+    _of_node: SemaphorePermit<'static>,
+    _of_tenant: OwnedSemaphorePermit,
+}
+
+impl Unsealers {
+    /// A place, to be kept until the file is there.
+    pub async fn enter(&self) -> Unsealer {
+        let of_tenant = self.0.clone().acquire_owned().await.expect("it is never closed");
+        let of_node = UNSEALERS.acquire().await.expect("it is never closed");
+        Unsealer { _of_node: of_node, _of_tenant: of_tenant }
+    }
 }
 
 /// The key of one file, and the length of its content. It is overwritten at its end.
@@ -58,23 +88,8 @@ pub(crate) fn seal(
     sealed: &File,
     is_wanted: &dyn Fn() -> bool,
 ) -> io::Result<SealKey> {
-    let plain_len = plain.metadata()?.len();
-    let key = SealKey { key: random_key()?, plain_len };
-    let cipher = key.cipher();
-    let mut buffer = Zeroizing::new(vec![0; CHUNK + TAG]);
-    for number in 0..chunk_count(plain_len) {
-        if !is_wanted() {
-            return Err(ErrorKind::Interrupted.into());
-        }
-        let len = chunk_len(plain_len, number);
-        let (content, tag) = buffer.split_at_mut(len);
-        plain.read_exact_at(content, number * CHUNK as u64)?;
-        let made = cipher
-            .seal_in_place_separate_tag(nonce(number), key.about(), content)
-            .map_err(|_| io::Error::other("a chunk could not be encrypted"))?;
-        tag[..TAG].copy_from_slice(made.as_ref());
-        sealed.write_all_at(&buffer[..len + TAG], sealed_at(number))?;
-    }
+    let key = SealKey { key: random_key()?, plain_len: plain.metadata()?.len() };
+    key.chunks(&key.about()).seal(plain, sealed, is_wanted)?;
     Ok(key)
 }
 
@@ -86,20 +101,76 @@ impl SealKey {
     /// [`ErrorKind::InvalidData`]: it is not the file that was encrypted with this key, as a whole
     /// and in order; the other file is of no use then. Others are the host's.
     pub fn unseal(&self, sealed: &File, plain: &File) -> io::Result<()> {
-        if sealed.metadata()?.len() != self.sealed_len() {
+        self.chunks(&self.about()).unseal(sealed, plain)
+    }
+
+    /// Bytes of the encrypted file.
+    pub fn sealed_len(&self) -> u64 {
+        self.plain_len + chunk_count(self.plain_len) * TAG as u64
+    }
+
+    /// Bytes of the content.
+    pub fn plain_len(&self) -> u64 {
+        self.plain_len
+    }
+
+    fn about(&self) -> [u8; 8] {
+        self.plain_len.to_le_bytes()
+    }
+
+    fn chunks<'a>(&self, about: &'a [u8]) -> Chunks<'a> {
+        let key = UnboundKey::new(&AES_256_GCM, &self.key[..]).expect("a key of its length");
+        Chunks { cipher: LessSafeKey::new(key), about, plain_len: self.plain_len, first_at: 0 }
+    }
+}
+
+/// The chunks of one file under the key that is its own.
+struct Chunks<'a> {
+    cipher: LessSafeKey,
+    /// Authenticated with each of them; the length of the content is in it.
+    about: &'a [u8],
+    plain_len: u64,
+    /// Where the first one begins in the encrypted file.
+    first_at: u64,
+}
+
+impl Chunks<'_> {
+    fn seal(&self, plain: &File, sealed: &File, is_wanted: &dyn Fn() -> bool) -> io::Result<()> {
+        let mut buffer = Zeroizing::new(vec![0; CHUNK + TAG]);
+        for number in 0..chunk_count(self.plain_len) {
+            if !is_wanted() {
+                return Err(ErrorKind::Interrupted.into());
+            }
+            let len = chunk_len(self.plain_len, number);
+            let (content, tag) = buffer.split_at_mut(len);
+            plain.read_exact_at(content, number * CHUNK as u64)?;
+            let made = self
+                .cipher
+                .seal_in_place_separate_tag(nonce(number), Aad::from(self.about), content)
+                .map_err(|_| io::Error::other("a chunk could not be encrypted"))?;
+            tag[..TAG].copy_from_slice(made.as_ref());
+            sealed.write_all_at(&buffer[..len + TAG], self.sealed_at(number))?;
+        }
+        Ok(())
+    }
+
+    fn unseal(&self, sealed: &File, plain: &File) -> io::Result<()> {
+        if Some(sealed.metadata()?.len()) != self.sealed_len() {
             return Err(damaged("its length is not what it was"));
         }
         plain.set_len(self.plain_len)?;
-        let cipher = self.cipher();
         let mut buffer = Zeroizing::new(vec![0; CHUNK + TAG]);
         for number in 0..chunk_count(self.plain_len) {
             let chunk = &mut buffer[..chunk_len(self.plain_len, number) + TAG];
-            sealed.read_exact_at(chunk, sealed_at(number)).map_err(|error| match error.kind() {
-                ErrorKind::UnexpectedEof => damaged("its length is not what it was"),
-                _ => error,
+            sealed.read_exact_at(chunk, self.sealed_at(number)).map_err(|error| {
+                match error.kind() {
+                    ErrorKind::UnexpectedEof => damaged("its length is not what it was"),
+                    _ => error,
+                }
             })?;
-            let content = cipher
-                .open_in_place(nonce(number), self.about(), chunk)
+            let content = self
+                .cipher
+                .open_in_place(nonce(number), Aad::from(self.about), chunk)
                 .map_err(|_| damaged("what is in it was changed"))?;
             if content.iter().any(|&byte| byte != 0) {
                 plain.write_all_at(content, number * CHUNK as u64)?;
@@ -108,18 +179,14 @@ impl SealKey {
         Ok(())
     }
 
-    /// Bytes of the encrypted file.
-    pub fn sealed_len(&self) -> u64 {
-        self.plain_len + chunk_count(self.plain_len) * TAG as u64
+    /// Bytes of the encrypted file; `None`: no file has so many.
+    fn sealed_len(&self) -> Option<u64> {
+        let tags = chunk_count(self.plain_len).checked_mul(TAG as u64)?;
+        self.plain_len.checked_add(tags)?.checked_add(self.first_at)
     }
 
-    fn cipher(&self) -> LessSafeKey {
-        let key = UnboundKey::new(&AES_256_GCM, &self.key[..]).expect("a key of its length");
-        LessSafeKey::new(key)
-    }
-
-    fn about(&self) -> Aad<[u8; 8]> {
-        Aad::from(self.plain_len.to_le_bytes())
+    fn sealed_at(&self, number: u64) -> u64 {
+        self.first_at + number * (CHUNK + TAG) as u64
     }
 }
 
@@ -150,10 +217,6 @@ fn chunk_len(plain_len: u64, number: u64) -> usize {
     (plain_len - number * CHUNK as u64).min(CHUNK as u64) as usize
 }
 
-fn sealed_at(number: u64) -> u64 {
-    number * (CHUNK + TAG) as u64
-}
-
 /// No key is used for two files.
 fn nonce(number: u64) -> Nonce {
     let mut bytes = [0; NONCE_LEN];
@@ -168,6 +231,8 @@ fn damaged(why: &str) -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    use tokio::time::timeout;
 
     const SECRET: &[u8] = b"a secret that is looked for";
 
@@ -260,6 +325,23 @@ mod tests {
         let error = seal(&file(&memory()), &sealed, &is_wanted).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Interrupted);
         assert_eq!(content(&sealed).len(), 2 * (CHUNK + TAG));
+    }
+
+    /// The only test that takes places of the node.
+    #[tokio::test]
+    async fn one_tenant_never_has_all_places() {
+        let (many, other) = (Unsealers::default(), Unsealers::default());
+        let first = [many.enter().await, many.enter().await];
+        let at_once = std::time::Duration::ZERO;
+        let mut third = Box::pin(many.enter());
+        timeout(at_once, &mut third).await.unwrap_err();
+        let others = [other.enter().await, other.enter().await];
+        drop(others);
+        // It waits for its own tenant.
+        timeout(at_once, &mut third).await.unwrap_err();
+        drop(first);
+        drop(third.await);
+        assert_eq!(UNSEALERS.available_permits(), UNSEALERS_MAX);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use crate::failure::Outcome;
 use crate::output::{self, Table, size};
+use crate::verbs::remove::NOT_ERASED;
 use clap::Args;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -30,6 +31,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let store = Store::open(&Home::from_environment()?.store())?;
     if let Some(name) = &arguments.remove {
         store.remove_checkpoint(&Name::new(name)?)?;
+        eprintln!("thaw: {NOT_ERASED}");
         return Ok(ExitCode::SUCCESS);
     }
     let checkpoints = CheckpointInfo::all(&store)?;
@@ -42,7 +44,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
 }
 
 fn table(checkpoints: &[CheckpointInfo]) -> String {
-    let mut table = Table::new(&["NAME", "FUNCTION", "AGE", "OWN SIZE", "DIFFERS FROM"]);
+    let mut table = Table::new(&["NAME", "FUNCTION", "AGE", "OWN SIZE", "DIFFERS FROM", "KEY"]);
     for checkpoint in checkpoints {
         let made = UNIX_EPOCH + Duration::from_millis(checkpoint.created_ms);
         let age = SystemTime::now().duration_since(made).unwrap_or_default();
@@ -54,6 +56,7 @@ fn table(checkpoints: &[CheckpointInfo]) -> String {
             format!("{}s", age.as_secs()),
             size(checkpoint.allocated),
             parent.unwrap_or_else(|| "-".to_owned()),
+            checkpoint.key.clone().unwrap_or_else(|| "-".to_owned()),
         ]);
     }
     table.text()

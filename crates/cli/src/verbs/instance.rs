@@ -2,6 +2,7 @@
 
 use crate::client::{Daemon, DaemonArguments};
 use crate::failure::Outcome;
+use crate::key_file::KeyFile;
 use crate::output;
 use clap::Args;
 use serde::Serialize;
@@ -57,6 +58,21 @@ impl Telling {
         line: impl FnOnce(&T) -> String,
     ) -> Outcome {
         let done: T = Daemon::find(&self.daemon)?.post(path)?;
+        output::print_done(self.json, &done, line)
+    }
+
+    /// The same with a key in the body, if one is given.
+    ///
+    /// # Errors
+    /// As above, or the key cannot be read.
+    pub fn post_with<T: DeserializeOwned + Serialize>(
+        &self,
+        path: &str,
+        key: &KeyFile,
+        line: impl FnOnce(&T) -> String,
+    ) -> Outcome {
+        let key = key.read()?;
+        let done: T = Daemon::find(&self.daemon)?.post_bytes(path, &key)?;
         output::print_done(self.json, &done, line)
     }
 }

@@ -21,6 +21,10 @@ pub struct Arguments {
     name: String,
 }
 
+/// What a removal leaves.
+pub const NOT_ERASED: &str = "`thaw gc` unlinks the files. Not erased: blocks that the disk or snapshots of the \
+     file system keep, backups and other copies, and memory of instances that are still live";
+
 pub fn run(arguments: &Arguments) -> Outcome {
     let home = Home::from_environment()?;
     let store = Store::open(&home.store())?;
@@ -38,5 +42,6 @@ pub fn run(arguments: &Arguments) -> Outcome {
     if let Some(daemon) = Daemon::running(&home) {
         let _: Reload = daemon.post("/reload")?;
     }
+    eprintln!("thaw: {NOT_ERASED}; its checkpoints stay");
     Ok(ExitCode::SUCCESS)
 }

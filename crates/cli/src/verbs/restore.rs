@@ -2,6 +2,7 @@
 
 use super::instance::Telling;
 use crate::failure::Outcome;
+use crate::key_file::KeyFile;
 use crate::output;
 use clap::Args;
 use std::num::NonZeroU32;
@@ -9,13 +10,16 @@ use thaw_node::service::Restored;
 
 /// Make instances of a checkpoint, which go on where the checkpointed one was.
 ///
-/// Each has random numbers, limits and logs of its own, and its connections are reset. They serve
+/// One that is encrypted needs its key: it is decrypted into memory and verified before anything of
+/// it runs, and what its instances have in memory does not get to disk unencrypted. Each has random
+/// numbers, limits and logs of its own, and its connections are reset. They serve
 /// requests of their function like its other instances.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     thaw checkpoints\n  \
     thaw restore before-upgrade\n  \
-    thaw restore before-upgrade -n 10 --json")]
+    thaw restore before-upgrade -n 10 --json\n  \
+    thaw restore secret --key-file key")]
 pub struct Arguments {
     /// Name of the checkpoint.
     name: String,
@@ -23,13 +27,15 @@ pub struct Arguments {
     #[arg(short = 'n', long = "copies", value_name = "N", default_value = "1")]
     copies: NonZeroU32,
     #[command(flatten)]
+    key: KeyFile,
+    #[command(flatten)]
     telling: Telling,
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
     let (name, copies) = (output::escape(&arguments.name), arguments.copies);
     let path = format!("/checkpoints/{name}/restore?copies={copies}");
-    arguments.telling.post(&path, |done: &Restored| {
+    arguments.telling.post_with(&path, &arguments.key, |done: &Restored| {
         format!(
             "restored {} as instance {} of {} within {:.1} ms",
             arguments.name,

@@ -51,6 +51,7 @@ mod files;
 mod invoke;
 mod listen;
 pub(crate) mod openapi;
+mod owner_key;
 mod queue;
 pub(crate) mod routes;
 mod sandboxes;

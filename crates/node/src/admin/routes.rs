@@ -3,6 +3,7 @@
 use super::Admin;
 use super::access::{Denied, RemoteAccess, check_origin};
 use super::invoke::invoke;
+use super::owner_key::owner_key;
 use super::types::{
     CheckpointInfo, FellAsleep, Frozen, FunctionDetail, FunctionInfo, Hibernated, Problem, Woken,
     summarize_images,
@@ -376,16 +377,21 @@ async fn checkpoint(
     State(admin): State<Admin>,
     Path(id): Path<u64>,
     Query(query): Query<CheckpointQuery>,
+    body: Body,
 ) -> Response {
     let name = match Name::new(&query.name) {
         Ok(name) => name,
         Err(error) => return problem(StatusCode::BAD_REQUEST, "bad_name", error),
     };
+    let key = match owner_key(body).await {
+        Ok(key) => key,
+        Err(reason) => return problem(StatusCode::BAD_REQUEST, "bad_key", reason),
+    };
     let Some(service) = admin.shared.service_of(id) else { return unknown_instance(id) };
     if let Err(refused) = awake(&service, id).await {
         return refused;
     }
-    match service.checkpoint(id, name).await {
+    match service.checkpoint(id, name, key).await {
         Ok(taken) => Json(taken).into_response(),
         Err(reason) => problem(StatusCode::CONFLICT, "no_checkpoint", reason),
     }
@@ -404,17 +410,19 @@ async fn restore(
     State(admin): State<Admin>,
     Path(name): Path<String>,
     Query(query): Query<ForkQuery>,
+    body: Body,
 ) -> Response {
     let name = match Name::new(&name) {
         Ok(name) => name,
         Err(error) => return problem(StatusCode::BAD_REQUEST, "bad_name", error),
     };
-    let catalog = admin.catalog.clone();
-    let opened = tokio::task::spawn_blocking(move || catalog.checkpoint(&name)).await;
-    let (service, launcher) = match opened {
-        Ok(Ok(opened)) => opened,
-        Ok(Err(error)) => return problem(StatusCode::CONFLICT, "not_restored", error),
-        Err(error) => return problem(StatusCode::INTERNAL_SERVER_ERROR, "internal", error),
+    let key = match owner_key(body).await {
+        Ok(key) => key,
+        Err(reason) => return problem(StatusCode::BAD_REQUEST, "bad_key", reason),
+    };
+    let (service, launcher) = match admin.catalog.checkpoint(name, key).await {
+        Ok(opened) => opened,
+        Err(error) => return problem(StatusCode::CONFLICT, "not_restored", error),
     };
     match service.restore(launcher, query.copies).await {
         Ok(restored) => Json(restored).into_response(),

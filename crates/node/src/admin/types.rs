@@ -98,6 +98,9 @@ pub struct CheckpointInfo {
     pub allocated: u64,
     /// When it was made, milliseconds since the epoch.
     pub created_ms: u64,
+    /// The id of the key that it is encrypted with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
 }
 
 impl CheckpointInfo {
@@ -127,6 +130,7 @@ impl CheckpointInfo {
             ancestors: ancestors.iter().map(ToString::to_string).collect(),
             allocated: of_image.map_or(0, |image| image.allocated),
             created_ms: record.created_ms,
+            key: record.config["key"].as_str().map(str::to_owned),
         }
     }
 }

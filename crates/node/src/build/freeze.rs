@@ -381,8 +381,19 @@ pub fn open_image_of_any_build(
     id: ImageId,
     rootfs: &StoredRootfs,
 ) -> Result<Image, FreezeFailure> {
-    let image =
-        Image::open_with(store.open_image(id)?, &mut |ancestor| open_ancestor(store, ancestor))?;
+    open_image_file(store, store.open_image(id)?, rootfs)
+}
+
+/// The same with an image that is open already.
+///
+/// # Errors
+/// As above.
+pub(crate) fn open_image_file(
+    store: &thaw_store::Store,
+    file: std::fs::File,
+    rootfs: &StoredRootfs,
+) -> Result<Image, FreezeFailure> {
+    let image = Image::open_with(file, &mut |ancestor| open_ancestor(store, ancestor))?;
     image.check_fit(&Fit {
         kernel_build: image.header().kernel_build,
         index_hash: *rootfs.id().as_bytes(),

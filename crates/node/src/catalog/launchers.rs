@@ -1,15 +1,12 @@
-//! What boots instances: of functions, and of checkpoints.
+//! What boots instances of functions.
 
 use super::{Build, Catalog};
 use crate::build::{FreezeFailure, open_image_of_any_build};
-use crate::config::FunctionConfig;
 use crate::function::{BuiltFunction, FunctionError};
 use crate::instance::{
-    BootPolicy, LaunchOptions, Launcher, RestingLauncher, RewindPolicy, SandboxLauncher,
-    Techniques, WorkingSetUse,
+    BootPolicy, LaunchOptions, RestingLauncher, RewindPolicy, SandboxLauncher, Techniques,
 };
 use crate::rootfs::StoredRootfs;
-use crate::service::{CheckpointOf, Service};
 use crate::tenants::TenantName;
 use std::sync::Arc;
 use thaw_sandbox::{
@@ -70,7 +67,14 @@ impl Catalog {
         id: ImageId,
         rootfs: &StoredRootfs,
     ) -> Result<(Image, Arc<ZygotePool>, Build), LoadError> {
-        let image = open_image_of_any_build(&self.store, id, rootfs)?;
+        self.with_zygotes(open_image_of_any_build(&self.store, id, rootfs)?)
+    }
+
+    /// An image with the zygotes of the kernel build that it needs.
+    pub(super) fn with_zygotes(
+        &self,
+        image: Image,
+    ) -> Result<(Image, Arc<ZygotePool>, Build), LoadError> {
         let build = image.header().kernel_build;
         let pool = self.pools.of(build, || self.store.kernel(KernelId(build)))?;
         let is_present = self.pools.is_present(build);
@@ -152,53 +156,5 @@ impl Catalog {
         )?;
         launcher.read_secrets_from(self.shared.secrets());
         Ok((launcher, build))
-    }
-
-    /// What boots instances of a checkpoint, and the function that they belong to. Reads the
-    /// whole image, so it may take seconds.
-    ///
-    /// # Errors
-    /// There is no such checkpoint, its function is not served, or its image does not fit.
-    pub fn checkpoint(&self, name: &Name) -> Result<(Arc<Service>, Arc<dyn Launcher>), LoadError> {
-        let record = self.store.get_checkpoint(name)?;
-        let unusable = |reason: String| LoadError::Checkpoint { name: name.clone(), reason };
-        let CheckpointOf { function, config } =
-            serde_json::from_value(record.config).map_err(|error| unusable(error.to_string()))?;
-        let service = self.shared.route(function.as_str()).ok_or_else(|| {
-            unusable(format!("its function `{function}` is not served; build that again"))
-        })?;
-        // The memory of one tenant must not serve the clients of another.
-        let domain = service.tenant().name().domain().map(|domain| domain.name().clone());
-        if record.owner != domain {
-            let reason =
-                format!("`{function}` is in another sharing domain by now; restore it there");
-            return Err(unusable(reason));
-        }
-        // What it may use and reach is what its function may now.
-        let FunctionConfig { limits, egress, .. } = service.config().clone();
-        let config = FunctionConfig { limits, egress, ..config };
-        let rootfs = StoredRootfs::open(&self.store, record.index)?;
-        let (image, pool, _) = self.open(record.image, &rootfs).map_err(|error| match error {
-            error @ LoadError::Kernel(_) => unusable(error.to_string()),
-            error => error,
-        })?;
-        let launcher = SandboxLauncher::new(
-            pool,
-            &self.store,
-            rootfs,
-            record.image,
-            image,
-            self.logs.clone(),
-            self.log(&function),
-            service.tenant().clone(),
-            &config,
-            LaunchOptions {
-                working_set: WorkingSetUse::Off,
-                policy: BootPolicy::NONE,
-                techniques: Techniques::default(),
-            },
-        )?;
-        launcher.read_secrets_from(self.shared.secrets());
-        Ok((service, Arc::new(launcher)))
     }
 }

@@ -1,5 +1,6 @@
 //! The functions of the store, made into services.
 
+mod checkpoints;
 mod freshness;
 mod launchers;
 mod partial;

@@ -331,6 +331,10 @@ pub struct Hibernation {
     /// the daemon alone has, in memory.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub encrypt: bool,
+    /// Whether the swap file of a hibernated instance is compared with its checksum before the
+    /// instance wakes.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub verify: bool,
 }
 
 impl Hibernation {

@@ -321,7 +321,7 @@ fn charts(name: &str) -> Markup {
             (chart("Requests and errors per second", &[("requests", "requests"), ("client_errors", "4xx"), ("server_errors", "5xx"), ("refusals", "refusals")], false, "", "thaw_responses"))
             (chart("Latency of routed requests", &[("request_p50", "p50"), ("request_p95", "p95")], false, "ms", "thaw_request_duration_seconds"))
             (chart("Mean time of queue, boot, execution", &[("queue", "queue"), ("boot", "boot"), ("run", "execution")], true, "ms", "thaw_boot_phase_seconds"))
-            (chart("Boots per second, by kind", &[("cold", "cold"), ("warm", "warm"), ("fork", "fork"), ("ready", "ready")], true, "", "thaw_connections"))
+            (chart("Boots per second, by kind", &[("cold", "cold"), ("warm", "warm"), ("fork", "fork"), ("ready", "ready"), ("woken", "asleep")], true, "", "thaw_connections"))
             (chart("Instances by state", &[("busy", "busy"), ("idle", "idle"), ("ahead", "ready"), ("hibernated", "hibernated"), ("asleep", "asleep")], true, "", "thaw_instances"))
         }
     }

@@ -168,7 +168,7 @@ fn charts() -> Markup {
     html! {
         div.charts {
             (chart("Requests per second", &[("requests", "requests"), ("server_errors", "errors"), ("refusals", "refusals")], false, "", "thaw_responses"))
-            (chart("Boots per second, by kind", &[("cold", "cold"), ("warm", "warm"), ("fork", "fork"), ("ready", "ready")], true, "", "thaw_connections"))
+            (chart("Boots per second, by kind", &[("cold", "cold"), ("warm", "warm"), ("fork", "fork"), ("ready", "ready"), ("woken", "asleep")], true, "", "thaw_connections"))
             (chart("Instances by state", &[("busy", "busy"), ("idle", "idle"), ("ahead", "ready"), ("hibernated", "hibernated"), ("asleep", "asleep")], true, "", "thaw_instances"))
             (chart("Memory of sandboxes", &[("memory", "memory")], true, "bytes", "thaw_tenant_memory_used_bytes"))
         }

@@ -61,8 +61,7 @@ impl NodeBackend {
     /// Makes a sandbox of a snapshot. Its image is read whole, so it may take seconds.
     async fn create_of(&self, snapshot: &str, wanted: Wanted) -> Outcome<Sandbox> {
         let (catalog, name) = (self.catalog.clone(), store_name(snapshot)?);
-        let opened = spawn_blocking(move || catalog.checkpoint(&name)).await;
-        let opened = opened.map_err(|error| Problem::new(Kind::Busy, error))?;
+        let opened = catalog.checkpoint(name, None).await;
         let opened = opened.map_err(|error| Problem::new(Kind::Busy, error))?;
         let id = wanted.id.clone();
         let made = self.sandboxes.create_of(new_sandbox(wanted), opened).await.map_err(problem)?;
@@ -211,7 +210,7 @@ impl Backend for NodeBackend {
             let busy = |reason: String| Problem::new(Kind::Busy, reason);
             service.reach(instance).await.map_err(busy)?;
             service.wake(Some(instance)).await.map_err(busy)?;
-            let taken = service.checkpoint(instance, store_name(name)?).await;
+            let taken = service.checkpoint(instance, store_name(name)?, None).await;
             taken.map(drop).map_err(busy)
         })
     }

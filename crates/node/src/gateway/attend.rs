@@ -99,6 +99,8 @@ impl Attendant {
         // would do so again.
         let received = carried.map(|carried| carried.received);
         let may_be_unseen = placed.waited || matches!(end, End::KilledInBoot(_) | End::TenantSpent);
+        // Whoever asks for its state is told that it is gone, before another one answers.
+        let may_be_unseen = may_be_unseen && !matches!(end, End::MemoryLost(_));
         let is_untouched = may_be_unseen && received == unread(&self.client.socket).ok();
         if is_untouched && self.placements < PLACEMENTS_MAX {
             self.placements += 1;
@@ -162,6 +164,7 @@ pub(super) fn ended(service: &Service, end: &End) -> Refusal {
         service,
         match end {
             End::NotFetched(_) => PlaceError::NotFetched(reason),
+            End::MemoryLost(_) => PlaceError::CannotWake(reason),
             _ => PlaceError::InstanceDied(reason),
         },
     )

@@ -345,6 +345,10 @@ async fn explain(mut lease: Lease, error: &hyper::Error, state: &UploadState) ->
     let waited = upstream.waited;
     lease.finish();
     match end {
+        // Whoever asks for its state is told that it is gone, before another one answers.
+        Some(UpstreamEnd { outcome: Outcome::Gone(end @ End::MemoryLost(_)), .. }) => {
+            Failure::Refused(ended(&service, &end))
+        }
         Some(UpstreamEnd { is_untouched: true, .. }) if waited => Failure::Untouched,
         // A zygote may be killed before it has become an instance.
         Some(UpstreamEnd {

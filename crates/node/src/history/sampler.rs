@@ -237,7 +237,7 @@ fn sample_of(window: &Reading, states: &BTreeMap<String, usize>, seconds: f64) -
     set(Column::Boot, mean(&window.boot));
     set(Column::BootP95, quantile(&window.boot, 0.95));
     set(Column::Run, mean(&window.run));
-    let kinds = [Column::Cold, Column::Warm, Column::Fork, Column::Ready];
+    let kinds = [Column::Cold, Column::Warm, Column::Fork, Column::Ready, Column::Woken];
     for (column, count) in kinds.into_iter().zip(window.boots) {
         set(column, rate(count));
     }

@@ -51,6 +51,8 @@ columns! {
     Fork = "fork",
     /// Boots of instances that were booted ahead.
     Ready = "ready",
+    /// Boots of instances that were asleep.
+    Woken = "woken",
     /// Instances that serve or boot.
     Busy = "busy",
     /// Instances that wait.

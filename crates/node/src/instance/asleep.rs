@@ -1,7 +1,7 @@
 //! Images of instances that sleep: written to a file, and booted from it.
 
 use super::launch::{Client, Launcher, WakeError};
-use super::sandboxed::ImageBoots;
+use super::sandboxed::{Decrypted, ImageBoots};
 use crate::asleep::AsleepImage;
 use crate::build::open_ancestor;
 use crate::tenants::check_file;
@@ -59,6 +59,7 @@ impl ImageBoots {
         checksum: ImageId,
         base: Option<&FreezeBase>,
         clients: Vec<Arc<Client>>,
+        decrypted: Option<Decrypted>,
     ) -> Result<Arc<dyn Launcher>, WakeError> {
         let stored = base.unwrap_or(&self.stored);
         let image = Image::open_with(file, &mut |ancestor| {
@@ -66,7 +67,7 @@ impl ImageBoots {
             open.map_or_else(|| open_ancestor(&self.store, ancestor), Ok)
         });
         let image = image.and_then(|image| self.check(&image, checksum).map(|()| image))?;
-        let launcher = self.launcher_of(image, checksum.0, stored.clone(), clients);
+        let launcher = self.launcher_of(image, checksum.0, stored.clone(), clients, decrypted);
         Ok(Arc::new(launcher.map_err(WakeError::Later)?))
     }
 

@@ -4,9 +4,10 @@
 use super::cold::ColdBoots;
 use super::launch::{Checkpoint, Checkpointed, Client, Launcher, Unread};
 use super::recording::{Recordings, WorkingSetState};
-use super::sandboxed::{ImageBoots, SandboxLauncher};
+use super::sandboxed::{Decrypted, ImageBoots, SandboxLauncher};
 use super::standby::{BootPolicy, Standby};
 use crate::build::{about, store_kernel};
+use crate::seal;
 use crate::tenants::check_file;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::rand::GetRandomFlags;
@@ -63,14 +64,18 @@ impl ImageBoots {
         Ok(move || {
             let image = Image::open_sealed(file, &identity, &mut |named| ancestor(&base, named));
             let image = image.map_err(|error| error.to_string())?;
-            let launcher = boots.launcher_of(image, identity, boots.stored.clone(), Vec::new())?;
+            let (stored, decrypted) = (boots.stored.clone(), boots.decrypted.clone());
+            let launcher = boots.launcher_of(image, identity, stored, Vec::new(), decrypted)?;
             Ok(Arc::new(launcher) as Arc<dyn Launcher>)
         })
     }
 
     /// Writes the memory of an instance of these, which is at rest or has a twin, to the store;
-    /// calls `is_read` as soon as that has been read. What is returned makes the image durable and
-    /// names it.
+    /// calls `is_read` as soon as that has been read. What is returned encrypts the image, if it is
+    /// to be, makes it durable and names it.
+    ///
+    /// An encrypted image differs from what its instance was booted from, and nothing differs from
+    /// it: whoever has no key would need it.
     pub fn checkpoint(
         &self,
         freezer: &Freezer,
@@ -82,26 +87,37 @@ impl ImageBoots {
         let failed = |error: StoreError| Unread::Failed(error.to_string());
         let mut session = self.store.session().map_err(failed)?;
         let file = session.new_image_file().map_err(failed)?;
+        let plain = new.key.as_ref().map(|_| unsealed_file()).transpose();
+        let plain = plain.map_err(|error| {
+            Unread::Failed(format!("cannot keep its memory until it is encrypted ({error})"))
+        })?;
+        let last = if plain.is_some() { LastCheckpoint::default() } else { last.clone() };
         let base = last.get().unwrap_or_else(|| self.stored.clone());
         let spec = self.spec(base.clone(), None);
-        let report: FreezeReport =
-            freezer.write(rest, &spec, file.file(), is_read).map_err(unread)?;
-        let (last, index) = (last.clone(), self.rootfs.id());
+        let written = plain.as_ref().unwrap_or(file.file());
+        let report: FreezeReport = freezer.write(rest, &spec, written, is_read).map_err(unread)?;
+        let index = self.rootfs.id();
         let (store, tenant) = (self.store.clone(), self.terms.tenant.clone());
         let build = freezer.kernel_build_id();
         let mut file = file;
         Ok(move || {
+            let Checkpoint { name, owner, config, key } = new;
+            if let (Some(key), Some(plain)) = (&key, &plain) {
+                let name = Checkpoint::sealed_name(&name, owner.as_ref());
+                seal::owner::seal(&key.key, &name, plain, file.file())
+                    .map_err(|error| error.to_string())?;
+            }
             // Nobody else finds room meanwhile that is there once.
             let _turn = store.counting_turn().map_err(|error| error.to_string())?;
             let bytes = file.file().metadata().map_err(|error| error.to_string())?.blocks() * 512;
             check_file(&store, &tenant, "this checkpoint", bytes)
                 .map_err(|error| error.to_string())?;
-            let opened = file.file().try_clone().map_err(|error| error.to_string())?;
+            let opened = plain.map_or_else(|| file.file().try_clone(), Ok);
+            let opened = opened.map_err(|error| error.to_string())?;
             let image = open_child(opened, &base)?;
             let ancestors: Vec<_> = image.ancestors().iter().map(|of| ImageId(of.name)).collect();
             let kernel = store_kernel(&mut session, build).map_err(|error| error.to_string())?;
             file.needs(kernel);
-            let Checkpoint { name, owner, config } = new;
             let stored = session.commit_checkpoint_image(file, &ancestors).and_then(|id| {
                 let new = NewCheckpoint { name: name.clone(), owner, config, index, image: id };
                 session.put_checkpoint(new).map(|_| id)
@@ -114,6 +130,7 @@ impl ImageBoots {
                 ancestors: ancestors.len(),
                 stored: report.stored,
                 mappings: report.mappings,
+                key: key.map(|key| key.key.id()),
             })
         })
     }
@@ -152,7 +169,7 @@ impl ImageBoots {
     }
 
     /// Boots of an image of an instance of these, whose nearest image in the store is `stored`; the
-    /// first of them has these clients again.
+    /// first of them has these clients again. `decrypted` is what goes with the image.
     /// Nothing is kept ready for them, and no working set is recorded.
     pub(super) fn launcher_of(
         &self,
@@ -160,6 +177,7 @@ impl ImageBoots {
         name: [u8; 32],
         stored: FreezeBase,
         resumed: Vec<Arc<Client>>,
+        decrypted: Option<Decrypted>,
     ) -> Result<SandboxLauncher, String> {
         let rootfs = self.rootfs.clone();
         let plan = image.plan(rootfs.file(), rootfs.file_len(), rootfs.blobs());
@@ -184,6 +202,7 @@ impl ImageBoots {
             image_boots: AtomicU64::new(0),
             recordings: Recordings::default(),
             resumed: Mutex::new(resumed),
+            decrypted,
         }))
     }
 }
@@ -218,6 +237,11 @@ fn random_bytes() -> io::Result<[u8; 32]> {
     // So few come at once (getrandom(2)).
     rustix::rand::getrandom(&mut bytes, GetRandomFlags::empty())?;
     Ok(bytes)
+}
+
+/// A file in memory for an image that is to be encrypted.
+fn unsealed_file() -> io::Result<File> {
+    seal::memory_file().map(|(write, _)| write)
 }
 
 /// A file in memory for an image.

@@ -3,10 +3,10 @@
 //! The memory is written on a thread that may wait. The sandbox rests meanwhile, and goes on by
 //! itself as soon as there is something to do: then the file is thrown away.
 
-use super::sealed::{Sealed, Unsealed, Unsealing};
+use super::sealed::{Sealed, Unsealed, Unsealing, gate};
 use crate::clock::monotonic_ns;
 use crate::swap::SwapSpace;
-use crate::tenants::{SwapLease, SwapRoom};
+use crate::tenants::{Lease, SwapLease, SwapRoom, Tenant};
 use std::fs::File;
 use std::future::Future;
 use std::io;
@@ -17,7 +17,7 @@ use std::task::{Context, Poll};
 use thaw_abi::control::Resting;
 use thaw_sandbox::{
     Awake, AwakeCause, Deflated, FreezeBase, FreezeError, HibernateError, HibernateSpec,
-    Hibernator, Recorder, Sandbox, Swapped, Timers, WorkingSet, kernel_build_id,
+    Hibernator, Recorder, Sandbox, SwapFile, Swapped, Timers, WorkingSet, kernel_build_id,
 };
 use tokio::sync::Semaphore;
 use tokio::task::{JoinHandle, spawn_blocking};
@@ -62,8 +62,9 @@ impl Drop for Writer {
 /// Most files besides the last one that an instance keeps disk in: one is left whenever some of its
 /// processes do not give up their memory, as it says.
 const EARLIER_MAX: usize = 1;
-/// The same where they are encrypted: each keeps a copy in memory.
-const EARLIER_ENCRYPTED_MAX: usize = 0;
+/// The same where they are encrypted, each with a copy in memory, or verified: only the last one
+/// is, and one is asked for.
+const EARLIER_GATED_MAX: usize = 0;
 
 /// What an instance hibernates with.
 #[derive(Clone, Debug)]
@@ -72,6 +73,8 @@ pub struct HibernationTerms {
     pub space: Arc<SwapSpace>,
     /// What its tenant may have there.
     pub room: Arc<SwapRoom>,
+    /// Its tenant, whose memory the decrypted copy counts in.
+    pub tenant: Arc<Tenant>,
     /// Most bytes of it.
     pub max_stored: u64,
     /// What due timers of the program do.
@@ -85,6 +88,8 @@ pub struct HibernationTerms {
 pub enum SwapStorage {
     /// As it is.
     Plain,
+    /// As it is, and compared with a checksum before it comes back.
+    Verified,
     /// Encrypted with a key that this process has, and nobody else.
     Encrypted,
 }
@@ -141,8 +146,12 @@ struct Given {
     /// Its room.
     lease: SwapLease,
     file: File,
-    /// Its content while the sandbox is hibernated, if the file itself is empty then.
+    /// What its content has to come back from, or to be compared with, before the sandbox goes on.
     sealed: Option<Arc<Sealed>>,
+    /// Room for that content in memory, where it is from the next wake on.
+    _memory: Option<Lease>,
+    /// Its tenant.
+    tenant: Arc<Tenant>,
 }
 
 impl Given {
@@ -243,19 +252,18 @@ impl Hibernation {
         }
         let earlier_max = match terms.storage {
             SwapStorage::Plain => EARLIER_MAX,
-            SwapStorage::Encrypted => EARLIER_ENCRYPTED_MAX,
+            SwapStorage::Encrypted | SwapStorage::Verified => EARLIER_GATED_MAX,
         };
         if self.earlier.len() > earlier_max {
             return Err(io::Error::other(
                 "some of its processes did not give up their memory when they were asked before",
             ));
         }
-        if terms.storage == SwapStorage::Encrypted && sandbox.kernel_build_id() != kernel_build_id()
-        {
-            // It may not know how to wait for the key.
+        if terms.storage != SwapStorage::Plain && sandbox.kernel_build_id() != kernel_build_id() {
+            // It may not know how to wait at a gate.
             return Err(io::Error::other(
-                "it runs under another build of the Thaw kernel, and `hibernate.encrypt` needs \
-                 that of the daemon; build the function anew",
+                "it runs under another build of the Thaw kernel, and swap files that are encrypted \
+                 or verified need that of the daemon; build the function anew",
             ));
         }
         // No daemon before this one had the same moment.
@@ -276,6 +284,11 @@ impl Hibernation {
                 sandbox.wake()
             }
         }
+    }
+
+    /// Whether it has given up its memory and has not got it back.
+    pub fn is_hibernated(&self) -> bool {
+        matches!(self.phase, Phase::Hibernated)
     }
 
     /// Whether its memory is looked at or on its way.
@@ -380,9 +393,11 @@ impl Hibernation {
         }
         let is_hibernated = matches!(self.phase, Phase::Hibernated) && self.unsealing.is_none();
         let given = self.given.as_ref().filter(|_| is_hibernated);
-        let sealed = given.and_then(|given| given.sealed.clone());
-        let Some(sealed) = sealed.filter(|sealed| sealed.is_sealed()) else { return false };
-        self.unsealing = Some(Unsealing::new(sealed));
+        let sealed = given.and_then(|given| Some((given.sealed.clone()?, given.tenant.clone())));
+        let Some((sealed, tenant)) = sealed.filter(|(sealed, _)| sealed.is_sealed()) else {
+            return false;
+        };
+        self.unsealing = Some(Unsealing::new(sealed, tenant));
         true
     }
 
@@ -449,9 +464,16 @@ fn write(
         }
     }
     let old = old.as_ref().map(|old| &old.lease);
+    let mut shut = None;
     let (unsealed, swap) = match terms.storage {
         SwapStorage::Plain => {
             (None, terms.space.new_file(terms.max_stored.min(terms.room.left(old)))?)
+        }
+        SwapStorage::Verified => {
+            let swap = terms.space.new_file(terms.max_stored.min(terms.room.left(old)))?;
+            let (told, own) = gate()?;
+            shut = Some(own);
+            (None, SwapFile { gate: Some(told), ..swap })
         }
         SwapStorage::Encrypted => {
             let (unsealed, swap) = Unsealed::new()?;
@@ -469,12 +491,22 @@ fn write(
         }
         deflated => deflated?,
     };
+    let memory = match &unsealed {
+        Some(unsealed) => {
+            let kept = terms.tenant.keep_memory(unsealed.len()?);
+            Some(kept.map_err(io::Error::other)?)
+        }
+        None => None,
+    };
     // Others of the tenant may have taken the room meanwhile.
     let sealed = unsealed.map(|unsealed| unsealed.seal(&terms.space, is_wanted)).transpose()?;
-    let sealed = sealed.map(Arc::new);
-    let bytes = sealed.as_ref().map_or(deflated.swapped.file_len, |sealed| sealed.len());
+    let verified = shut.map(|gate| Sealed::verified(file.try_clone()?, gate)).transpose()?;
+    let sealed = sealed.or(verified).map(Arc::new);
+    let encrypted_len = sealed.as_ref().and_then(|sealed| sealed.encrypted_len());
+    let bytes = encrypted_len.unwrap_or(deflated.swapped.file_len);
     let lease = terms.room.take(bytes, old)?;
-    Ok(Written { deflated, given: Given { lease, file, sealed }, set })
+    let given = Given { lease, file, sealed, _memory: memory, tenant: terms.tenant.clone() };
+    Ok(Written { deflated, given, set })
 }
 
 #[cfg(test)]

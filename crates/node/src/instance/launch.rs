@@ -2,11 +2,13 @@
 //! without a sandbox.
 
 use super::hibernation::HibernationTerms;
+use super::sandboxed::Decrypted;
 use crate::admission::Admitted;
 use crate::asleep::AsleepImage;
 use crate::boots::BootKind;
 use crate::config::StopSignal;
 use crate::edge::Addresses;
+use crate::seal::owner::{KeyId, OwnerKey};
 use crate::tenants::Lease;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -124,7 +126,8 @@ pub trait Launcher: Send + Sync {
 
     /// Prepares the boot of an instance that sleeps in a file, whose image has this checksum and
     /// differs from `base`, if that is still open. The clients are connected to it in the image,
-    /// and will be again. Reads the whole file, so it may block.
+    /// and will be again. With `decrypted` the file lies in memory. Reads the whole file, so it
+    /// may block.
     ///
     /// # Errors
     /// The file is damaged or fits nothing here, or cannot be read now.
@@ -134,6 +137,7 @@ pub trait Launcher: Send + Sync {
         _checksum: ImageId,
         _base: Option<&FreezeBase>,
         _clients: Vec<Arc<Client>>,
+        _decrypted: Option<Decrypted>,
     ) -> Result<Arc<dyn Launcher>, WakeError> {
         Err(WakeError::Lost("this launcher wakes nothing".to_owned()))
     }
@@ -332,6 +336,12 @@ pub trait Instance: Send {
         Origin::default()
     }
 
+    /// The key of the encrypted checkpoint that it comes from: its memory does not get to disk
+    /// without one.
+    fn owner_key(&self) -> Option<KeyId> {
+        None
+    }
+
     /// What counts its memory, on any thread.
     ///
     /// # Errors
@@ -457,6 +467,25 @@ pub struct Checkpoint {
     pub owner: Option<Name>,
     /// What has to be known to restore it.
     pub config: serde_json::Value,
+    /// It is to be encrypted.
+    pub key: Option<CheckpointKey>,
+}
+
+impl Checkpoint {
+    /// What an encrypted one is authenticated as: no other of the same key can take its place.
+    pub(crate) fn sealed_name(name: &Name, owner: Option<&Name>) -> String {
+        // Names have no slash.
+        format!("{}/{name}", owner.map_or("", Name::as_str))
+    }
+}
+
+/// What a checkpoint is encrypted with.
+#[derive(Clone, Debug)]
+pub struct CheckpointKey {
+    /// The key.
+    pub key: Arc<OwnerKey>,
+    /// Room in the tenant's memory for what is written until it is encrypted.
+    pub memory: Arc<Lease>,
 }
 
 /// Reads the memory of an instance, on any thread, and says when that is done: from then on the
@@ -490,6 +519,10 @@ pub struct Checkpointed {
     pub stored: u64,
     /// Entries of its mapping table.
     pub mappings: usize,
+    /// The id of the key that it is encrypted with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub key: Option<KeyId>,
 }
 
 /// Hands connections to an instance.
@@ -585,6 +618,9 @@ pub enum End {
     /// A part of its memory or files is elsewhere and could not be fetched.
     #[error("a part of the function could not be fetched: {0}")]
     NotFetched(String),
+    /// It was hibernated, and its memory cannot be brought back: nothing of it has run.
+    #[error("{0}")]
+    MemoryLost(String),
     /// It has used up what its limits allow.
     #[error("the sandbox was ended because {0}")]
     LimitReached(LimitReached),

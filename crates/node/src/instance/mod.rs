@@ -26,16 +26,17 @@ pub(crate) use connections::{
 pub use connections::{Outcome, Placed};
 pub use hibernation::HibernationTerms;
 pub use launch::{
-    Checkpoint, Checkpointed, Client, ComingBack, Connector, End, Finish, FrozenInstance,
-    HibernatedInstance, Instance, LaunchError, Launched, Launcher, NotNow, Opening, Reading,
-    Report, RewindInfo, RewindVerdict, SleepingInstance, StandbyInfo, Unread, WakeError, Way,
+    Checkpoint, CheckpointKey, Checkpointed, Client, ComingBack, Connector, End, Finish,
+    FrozenInstance, HibernatedInstance, Instance, LaunchError, Launched, Launcher, NotNow, Opening,
+    Reading, Report, RewindInfo, RewindVerdict, SleepingInstance, StandbyInfo, Unread, WakeError,
+    Way,
 };
 pub use options::{LaunchOptions, Techniques, WorkingSetUse};
 pub use partial::while_partial;
 pub(crate) use recording::stored_working_set;
 pub use resting::{OpenLauncher, RestingLauncher};
 pub use rewinding::RewindPolicy;
-pub use sandboxed::SandboxLauncher;
+pub use sandboxed::{Decrypted, SandboxLauncher, StandsOn};
 pub use standby::BootPolicy;
 pub use state::{Change, InstanceState};
 pub(crate) use supervisor::{Command, Copied, InstanceNote, Place, Supervisor};

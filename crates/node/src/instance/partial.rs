@@ -53,6 +53,7 @@ impl SandboxLauncher {
             terms: InstanceTerms::new(config, tenant, techniques),
             output: FunctionOutput { logs, log },
             stored: FreezeBase { image: Arc::new(image), name: *image_id.as_bytes() },
+            stands_on: None,
             rootfs,
             ready_plan: plan.clone(),
             plan,

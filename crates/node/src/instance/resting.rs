@@ -5,7 +5,7 @@ use super::launch::{
     Client, ComingBack, Instance, LaunchError, Launched, Launcher, NotNow, Opening, StandbyInfo,
     WakeError,
 };
-use super::sandboxed::SandboxLauncher;
+use super::sandboxed::{Decrypted, SandboxLauncher};
 use crate::tenants::Lease;
 use std::fs::File;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -144,9 +144,10 @@ impl Launcher for RestingLauncher {
         checksum: ImageId,
         base: Option<&FreezeBase>,
         clients: Vec<Arc<Client>>,
+        decrypted: Option<Decrypted>,
     ) -> Result<Arc<dyn Launcher>, WakeError> {
         let launcher = self.wanted().map_err(|error| WakeError::Later(error.0))?;
-        launcher.waken(file, checksum, base, clients)
+        launcher.waken(file, checksum, base, clients, decrypted)
     }
 
     fn index(&self) -> Option<IndexId> {

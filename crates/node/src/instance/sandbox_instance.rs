@@ -13,6 +13,7 @@ use crate::asleep::AsleepImage;
 use crate::config::StopSignal;
 use crate::logs::{InstanceLog, InstancePipes};
 use crate::reactor::watch_sandbox;
+use crate::seal::owner::KeyId;
 use crate::tenants::Lease;
 use std::fs::File;
 use std::future::Future;
@@ -384,7 +385,7 @@ impl Instance for SandboxInstance {
         match hibernation {
             Poll::Ready(Outcome::Lost(error)) => {
                 let why = format!("the sandbox was hibernated and cannot wake: {error}");
-                self.end = Some(End::Failed(why));
+                self.end = Some(End::MemoryLost(why));
                 self.kill();
             }
             Poll::Ready(outcome) => return Poll::Ready(report_of(outcome)),
@@ -407,7 +408,12 @@ impl Instance for SandboxInstance {
                     return Poll::Ready(Report::ConnectionClosed(id));
                 }
                 Progress::Event(Event::Exit(exit)) => self.end = Some(End::Exited(exit)),
-                Progress::Event(Event::Failed(reason)) => self.end = Some(End::Failed(reason)),
+                Progress::Event(Event::Failed(reason)) => {
+                    self.end = Some(match self.hibernation.is_hibernated() {
+                        true => End::MemoryLost(reason),
+                        false => End::Failed(reason),
+                    });
+                }
                 Progress::Event(Event::Violation(violation)) => {
                     self.end = Some(End::Violation(violation.to_string()));
                 }
@@ -492,6 +498,10 @@ impl Instance for SandboxInstance {
     fn origin(&self) -> Origin {
         let image = self.sandbox().image_checksum().map(ImageId);
         Origin { image, index: Some(self.boots.rootfs.id()) }
+    }
+
+    fn owner_key(&self) -> Option<KeyId> {
+        self.boots.decrypted.as_ref()?.owner_key
     }
 
     fn cpu_time(&self) -> Option<Duration> {

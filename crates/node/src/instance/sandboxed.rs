@@ -16,6 +16,7 @@ use crate::clock::monotonic_ns;
 use crate::config::FunctionConfig;
 use crate::logs::{FunctionLog, Logs};
 use crate::rootfs::StoredRootfs;
+use crate::seal::owner::KeyId;
 use crate::secrets::SecretStore;
 use crate::tenants::{Lease, Tenant};
 use std::fs::File;
@@ -76,6 +77,27 @@ pub(super) struct ImageBoots {
     /// Clients that are connected to it in the image and will be again in the next boot from
     /// there, which is the only one.
     pub(super) resumed: Mutex<Vec<Arc<Client>>>,
+    /// The image, or one that it comes from, was decrypted into memory.
+    pub(super) decrypted: Option<Decrypted>,
+}
+
+/// What goes with an image that was decrypted into memory.
+#[derive(Clone, Debug)]
+pub struct Decrypted {
+    /// Room for it in the tenant's memory, as long as an instance may map it.
+    pub memory: Arc<Lease>,
+    /// The key of the checkpoint that it comes from: what its instances have in memory does not get
+    /// to disk without one. `None`: it was asleep, and was never in an encrypted checkpoint.
+    pub owner_key: Option<KeyId>,
+}
+
+/// What an image stands on that is in the store in another form only, since it was decrypted.
+#[derive(Clone)]
+pub struct StandsOn {
+    /// The image in the store that it differs from.
+    pub base: FreezeBase,
+    /// What goes with it.
+    pub decrypted: Decrypted,
 }
 
 impl From<ImageBoots> for SandboxLauncher {
@@ -91,6 +113,8 @@ pub(super) struct NewBoots {
     pub terms: InstanceTerms,
     pub output: FunctionOutput,
     pub stored: FreezeBase,
+    /// Where the image is not in the store as it is booted.
+    pub stands_on: Option<StandsOn>,
     pub rootfs: StoredRootfs,
     pub plan: Arc<BootPlan>,
     pub ready_plan: Arc<BootPlan>,
@@ -107,6 +131,29 @@ impl SandboxLauncher {
     /// A blob of the image cannot be opened.
     #[expect(clippy::too_many_arguments, reason = "each is a thing of its own, given once")]
     pub fn new(
+        pool: Arc<ZygotePool>,
+        store: &Store,
+        rootfs: StoredRootfs,
+        image_id: ImageId,
+        image: Image,
+        logs: Arc<Logs>,
+        log: Arc<FunctionLog>,
+        tenant: Arc<Tenant>,
+        config: &FunctionConfig,
+        options: LaunchOptions,
+    ) -> Result<Self, PlanError> {
+        Self::standing_on(
+            None, pool, store, rootfs, image_id, image, logs, log, tenant, config, options,
+        )
+    }
+
+    /// The same with an image that was decrypted, if it was.
+    ///
+    /// # Errors
+    /// As above.
+    #[expect(clippy::too_many_arguments, reason = "as above")]
+    pub fn standing_on(
+        stands_on: Option<StandsOn>,
         pool: Arc<ZygotePool>,
         store: &Store,
         rootfs: StoredRootfs,
@@ -141,6 +188,7 @@ impl SandboxLauncher {
             terms: InstanceTerms::new(config, tenant, techniques),
             output: FunctionOutput { logs, log },
             stored,
+            stands_on,
             rootfs,
             plan: Arc::new(techniques.reduce(plan)),
             ready_plan: Arc::new(techniques.reduce(ready_plan)),
@@ -166,14 +214,19 @@ impl SandboxLauncher {
 
     /// Boots of an image that nothing was booted from yet.
     pub(super) fn of_image(new: NewBoots) -> Self {
-        let NewBoots { pool, store, terms, output, stored, rootfs, .. } = new;
+        let NewBoots { pool, store, terms, output, stored, stands_on, rootfs, .. } = new;
+        let (image, image_name) = (stored.image.clone(), stored.name);
+        let (stored, decrypted) = match stands_on {
+            Some(StandsOn { base, decrypted }) => (base, Some(decrypted)),
+            None => (stored, None),
+        };
         let shared = ImageBoots {
             pool,
             terms,
             output,
-            image: stored.image.clone(),
-            image_name: stored.name,
-            image_id: ImageId(stored.name),
+            image,
+            image_name,
+            image_id: ImageId(image_name),
             stored,
             rootfs,
             store,
@@ -187,6 +240,7 @@ impl SandboxLauncher {
             image_boots: AtomicU64::new(0),
             recordings: Recordings::default(),
             resumed: Mutex::default(),
+            decrypted,
         };
         shared.pool.keep(shared.terms.processes);
         Self::from(shared)
@@ -215,6 +269,7 @@ impl SandboxLauncher {
                 Unready::Failed(error) => error,
                 Unready::NoRoom => LaunchError("the tenant's quota is used up".to_owned()),
             }),
+            BootKind::Asleep => Err(LaunchError("nothing of a function is asleep".to_owned())),
         }
     }
 
@@ -343,8 +398,9 @@ impl Launcher for SandboxLauncher {
         checksum: ImageId,
         base: Option<&FreezeBase>,
         clients: Vec<Arc<Client>>,
+        decrypted: Option<Decrypted>,
     ) -> Result<Arc<dyn Launcher>, WakeError> {
-        self.shared.waken(file, checksum, base, clients)
+        self.shared.waken(file, checksum, base, clients, decrypted)
     }
 
     fn index(&self) -> Option<IndexId> {

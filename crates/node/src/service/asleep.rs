@@ -7,11 +7,13 @@
 
 use super::{Service, Slot, Slots};
 use crate::asleep::{Asleep, Going, Left};
+use crate::boots::BootKind;
 use crate::instance::{
-    Client, Command, ConnectionTable, Delivery, End, InstanceState, KeptConnections, Launched,
-    Outcome, Place, Placed, SleepingInstance, Supervisor, WakeError,
+    Client, Command, ConnectionTable, Decrypted, Delivery, End, InstanceState, KeptConnections,
+    Launched, Outcome, Place, Placed, SleepingInstance, Supervisor, WakeError,
 };
 use crate::reactor::watch;
+use crate::seal::Unsealer;
 use crate::service::place::PlaceError;
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::poll_fn;
@@ -29,6 +31,8 @@ use tokio::time::{sleep, timeout, timeout_at};
 const SLEEP_PATIENCE: Duration = Duration::from_secs(60);
 /// How long until it is looked again whether there is room for one that is wanted.
 const ROOM_AGAIN: Duration = Duration::from_millis(50);
+/// After so many looks one more instance of the tenant makes room.
+const LOOKS_UNTIL_ROOM: u32 = 10;
 /// How long one may take to wake for the control plane.
 const WAKE_PATIENCE: Duration = Duration::from_secs(30);
 
@@ -409,7 +413,12 @@ impl Service {
             // If it fails, waking does, and says why.
             let _ = opening.await;
         }
-        let unsealer = asleep.unsealer().await;
+        let (decrypted, unsealer) = match self.room_to_decrypt(&asleep).await {
+            Ok(room) => room.unzip(),
+            Err(why) => {
+                return Err(self.cannot_wake(&waking, &format!("{why}; it sleeps on, try again")));
+            }
+        };
         let boot = move || {
             let later = |error: &dyn ToString| WakeError::Later(error.to_string());
             let file = asleep.open().map_err(|error| match error.kind() {
@@ -418,8 +427,10 @@ impl Service {
                 _ => later(&error),
             })?;
             drop(unsealer);
-            let launcher = launcher.waken(file, asleep.checksum(), asleep.base(), clients)?;
-            launcher.launch(client.as_deref()).map_err(|error| later(&error))
+            let launcher =
+                launcher.waken(file, asleep.checksum(), asleep.base(), clients, decrypted)?;
+            let launched = launcher.launch(client.as_deref()).map_err(|error| later(&error))?;
+            Ok(Launched { kind: BootKind::Asleep, ..launched })
         };
         let launched = tokio::task::spawn_blocking(boot).await.expect("a launcher does not panic");
         match launched {
@@ -444,6 +455,35 @@ impl Service {
         let instance = waking.asleep().id();
         tracing::error!(function = %self.name(), instance, "cannot wake an instance that is asleep: {why}");
         PlaceError::CannotWake(format!("instance {instance} was asleep and cannot be woken: {why}"))
+    }
+
+    /// Room for the image of an instance that is asleep, if it has to be decrypted, and a place to
+    /// do so. Makes room as for an instance that is wanted, and waits for it as long.
+    ///
+    /// # Errors
+    /// The tenant's quota has none: one sentence for the operator.
+    async fn room_to_decrypt(
+        &self,
+        asleep: &Asleep,
+    ) -> Result<Option<(Decrypted, Unsealer)>, String> {
+        let Some(bytes) = asleep.decrypted_len() else { return Ok(None) };
+        let tenant = asleep.tenant();
+        let deadline = tokio::time::Instant::now() + self.config.limits.queue.0;
+        let mut looks = 0;
+        let memory = loop {
+            match tenant.keep_memory(bytes) {
+                Ok(memory) => break memory,
+                Err(why) if tenant.room().never_keeps(bytes) => return Err(why),
+                Err(why) if tokio::time::Instant::now() >= deadline => return Err(why),
+                // Whoever ends for it takes a while: the others of the tenant stay meanwhile.
+                Err(_) if looks % LOOKS_UNTIL_ROOM == 0 => self.shared.make_room_of(tenant),
+                Err(_) => {}
+            }
+            looks += 1;
+            sleep(ROOM_AGAIN).await;
+        };
+        let decrypted = Decrypted { memory: Arc::new(memory), owner_key: asleep.owner_key() };
+        Ok(Some((decrypted, asleep.tenant().unsealer().await)))
     }
 
     /// Makes an instance that was asleep a live one of the same number.

@@ -3,9 +3,10 @@
 use super::{REST_PATIENCE, Service, Slot};
 use crate::config::{FunctionConfig, FunctionName};
 use crate::instance::{
-    Checkpoint, Checkpointed, Command, ConnectionTable, Copied, InstanceState, LaunchError,
-    Launched, Launcher, Place, Supervisor,
+    Checkpoint, CheckpointKey, Checkpointed, Command, ConnectionTable, Copied, InstanceState,
+    LaunchError, Launched, Launcher, Place, Supervisor,
 };
+use crate::seal::owner::{KeyId, OwnerKey};
 use serde::{Deserialize, Serialize};
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -72,6 +73,9 @@ pub struct CheckpointOf {
     /// Its configuration at that time, without the values of its environment variables, which
     /// are in the checkpoint's memory.
     pub config: FunctionConfig,
+    /// The id of the key that it is encrypted with, to be shown. Its image itself decides.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<KeyId>,
 }
 
 impl Service {
@@ -98,18 +102,32 @@ impl Service {
         })
     }
 
-    /// Writes a live instance to the store by a name. It goes on meanwhile, but for a pause.
+    /// Writes a live instance to the store by a name, encrypted with a key if there is one. It goes
+    /// on meanwhile, but for a pause.
     ///
     /// # Errors
     /// One sentence for the operator; the store is as before.
-    pub async fn checkpoint(&self, id: u64, name: Name) -> Result<CheckpointTaken, String> {
+    pub async fn checkpoint(
+        &self,
+        id: u64,
+        name: Name,
+        key: Option<OwnerKey>,
+    ) -> Result<CheckpointTaken, String> {
         self.check_serves_several("the copy of a connection leads nowhere")?;
         let (reply, done) = oneshot::channel();
         let owner = self.tenant.name().domain().map(|domain| domain.name().clone());
-        let config =
-            CheckpointOf { function: self.name().clone(), config: self.config.without_secrets() };
+        let config = CheckpointOf {
+            function: self.name().clone(),
+            config: self.config.without_secrets(),
+            key: key.as_ref().map(OwnerKey::id),
+        };
         let config = serde_json::to_value(config).expect("plain data");
-        let new = Checkpoint { name, owner, config };
+        let most = self.config.limits.memory.bytes();
+        let with_memory = |key| {
+            let memory = Arc::new(self.tenant.keep_memory(most)?);
+            Ok::<_, String>(CheckpointKey { key: Arc::new(key), memory })
+        };
+        let new = Checkpoint { name, owner, config, key: key.map(with_memory).transpose()? };
         // As long as its twin is read it may have its memory twice.
         let room = self.tenant.room().try_enter(self.config.limits.memory.bytes());
         self.table_of_live(id)?.tell(Command::Checkpoint(new, reply, room));

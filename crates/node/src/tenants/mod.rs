@@ -36,6 +36,7 @@ pub(crate) use cpu::Standing;
 pub(crate) use store::{Planned, check as check_store, check_file, tenant_of};
 
 use crate::config::{ByteSize, DomainName, Quota, Quotas, QuotasError};
+use crate::seal::{Unsealer, Unsealers};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
@@ -112,6 +113,8 @@ pub struct Tenant {
     refused: [AtomicU64; REFUSED_NAMES.len()],
     /// Bytes on disk of its instances that are asleep.
     asleep: AtomicU64,
+    /// Its files that are decrypted.
+    unsealers: Unsealers,
     /// Made with its first function, if tenants are kept apart on cores.
     cores: OnceLock<CoreGroup>,
 }
@@ -127,6 +130,7 @@ impl Tenant {
             egress: Arc::default(),
             refused: Default::default(),
             asleep: AtomicU64::new(0),
+            unsealers: Unsealers::default(),
             cores: OnceLock::new(),
         };
         tenant.set(quota);
@@ -151,6 +155,25 @@ impl Tenant {
     /// Room for its swap files.
     pub fn swap(&self) -> &Arc<SwapRoom> {
         &self.swap
+    }
+
+    /// A place among those who decrypt, to be kept until the file is there.
+    pub(crate) async fn unsealer(&self) -> Unsealer {
+        self.unsealers.enter().await
+    }
+
+    /// Room for memory that the host keeps for one of its instances beside the instance's own.
+    ///
+    /// # Errors
+    /// One sentence for the operator: its quota has none.
+    pub(crate) fn keep_memory(&self, bytes: u64) -> Result<Lease, String> {
+        self.room.try_keep(bytes).ok_or_else(|| {
+            format!(
+                "the quota of {} has no room for {} of decrypted memory; see `thaw tenants`",
+                self.name,
+                ByteSize(bytes)
+            )
+        })
     }
 
     /// Its CPU time.

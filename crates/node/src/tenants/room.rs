@@ -39,10 +39,11 @@ struct Waiting {
     grant: oneshot::Sender<Lease>,
 }
 
-/// The room that one instance takes, given back when it is dropped.
+/// The room that one instance takes, or memory beside instances, given back when it is dropped.
 #[derive(Debug)]
 pub struct Lease {
     room: Arc<Room>,
+    instances: u32,
     memory: u64,
 }
 
@@ -79,8 +80,8 @@ impl State {
         Taken { instances: self.instances, memory: self.memory }
     }
 
-    fn take(&mut self, memory: u64) {
-        self.instances += 1;
+    fn take(&mut self, instances: u32, memory: u64) {
+        self.instances += instances;
         self.memory += memory;
     }
 }
@@ -93,8 +94,20 @@ impl Room {
         if !state.waiting.is_empty() || state.unmet(state.taken(), memory).is_some() {
             return None;
         }
-        state.take(memory);
-        Some(Lease { room: self.clone(), memory })
+        state.take(1, memory);
+        Some(Lease { room: self.clone(), instances: 1, memory })
+    }
+
+    /// Room for `memory` bytes that the host keeps for an instance beside its own, if there is room
+    /// and nobody waits for it.
+    pub(crate) fn try_keep(self: &Arc<Self>, memory: u64) -> Option<Lease> {
+        let mut state = self.state();
+        let needed = state.memory.saturating_add(memory);
+        if !state.waiting.is_empty() || state.memory_max.is_some_and(|most| needed > most) {
+            return None;
+        }
+        state.take(0, memory);
+        Some(Lease { room: self.clone(), instances: 0, memory })
     }
 
     /// Joins the line for room.
@@ -112,6 +125,11 @@ impl Room {
     /// Which bound keeps an instance of `memory` bytes out even if there is no other.
     pub(crate) fn never_fits(&self, memory: u64) -> Option<Unmet> {
         self.state().unmet(Taken::default(), memory)
+    }
+
+    /// Whether so many bytes are more than all instances may have together.
+    pub(crate) fn never_keeps(&self, memory: u64) -> bool {
+        self.state().memory_max.is_some_and(|most| memory > most)
     }
 
     /// Which bound keeps one more instance out now.
@@ -160,9 +178,9 @@ impl Room {
         self.waiting.load(Ordering::SeqCst)
     }
 
-    fn release(self: &Arc<Self>, memory: u64) {
+    fn release(self: &Arc<Self>, instances: u32, memory: u64) {
         let mut state = self.state();
-        state.instances -= 1;
+        state.instances -= instances;
         state.memory -= memory;
         self.grant(state);
         // The next one may need more than that.
@@ -190,9 +208,9 @@ impl Room {
             if state.unmet(state.taken(), memory).is_some() {
                 break;
             }
-            state.take(memory);
+            state.take(1, memory);
             let next = state.waiting.pop_front().expect("it is in front");
-            granted.push((next.grant, Lease { room: self.clone(), memory }));
+            granted.push((next.grant, Lease { room: self.clone(), instances: 1, memory }));
         }
         if granted.is_empty() {
             return;
@@ -219,7 +237,7 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.room.release(self.memory);
+        self.room.release(self.instances, self.memory);
     }
 }
 
@@ -251,6 +269,21 @@ mod tests {
         let room: Arc<Room> = Arc::default();
         room.set(&Quota { instances, memory: memory.map(ByteSize), ..Quota::default() });
         room
+    }
+
+    #[test]
+    fn memory_that_is_kept_beside_instances_counts_in_their_memory_only() {
+        let room = room(Some(1), Some(3 * MIB));
+        let kept = room.try_keep(MIB).unwrap();
+        assert_eq!(room.taken(), Taken { instances: 0, memory: MIB });
+        let instance = room.try_enter(2 * MIB).unwrap();
+        assert!(room.try_keep(1).is_none());
+        assert!(room.try_keep(u64::MAX).is_none());
+        assert!(room.never_keeps(3 * MIB + 1) && !room.never_keeps(3 * MIB));
+        drop(kept);
+        assert!(room.try_keep(MIB).is_some());
+        drop(instance);
+        assert_eq!(room.taken(), Taken::default());
     }
 
     #[test]

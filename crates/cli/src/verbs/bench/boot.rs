@@ -86,7 +86,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let one = one.filter(|_| arguments.report.output.is_none());
     let count = if one.is_some() { COUNT_OF_ONE } else { COUNT_OF_MANY };
     let options = BenchOptions {
-        boots: if kinds.is_empty() { BootKind::ALL.to_vec() } else { kinds },
+        boots: if kinds.is_empty() { BootKind::OF_FUNCTIONS.to_vec() } else { kinds },
         count: arguments.n.unwrap_or(count).get(),
         path: arguments.path.clone(),
         working_set: arguments.working_set.chosen(),
@@ -121,6 +121,7 @@ fn text_of_one(report: &BenchReport) -> String {
         BootKind::Cold | BootKind::Warm => "zygote taken",
         BootKind::Fork => "template found",
         BootKind::Ready => "instance taken",
+        BootKind::Asleep => "file verified",
     };
     row(from, &report.phases_us.zygote);
     row("boot command received", &report.phases_us.received);
@@ -144,6 +145,7 @@ fn text_of_one(report: &BenchReport) -> String {
             BootKind::Warm => "a resident image",
             BootKind::Fork => "a live template",
             BootKind::Ready => "instances that were booted ahead",
+            BootKind::Asleep => "instances that were asleep",
         },
         table.text(),
         report.pss_kib

@@ -10,6 +10,7 @@ mod upload;
 
 use crate::client::{Daemon, DaemonArguments};
 use crate::failure::Outcome;
+use crate::key_file::KeyFile;
 use crate::output;
 use crate::verbs::exec;
 use clap::{Args, Subcommand};
@@ -99,6 +100,8 @@ struct CheckpointArguments {
     one: OneArguments,
     /// The name of the checkpoint.
     checkpoint: String,
+    #[command(flatten)]
+    key: KeyFile,
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
@@ -142,11 +145,12 @@ fn post(one: &OneArguments, action: &str, done: &str) -> Outcome {
 
 fn checkpoint(arguments: &CheckpointArguments) -> Outcome {
     let one = &arguments.one;
+    let key = arguments.key.read()?;
     let daemon = Daemon::find(&one.daemon)?;
     let instance = exec::instance_of(&daemon, &one.name)?;
     let name = output::escape(&arguments.checkpoint);
     let taken: serde_json::Value =
-        daemon.post(&format!("/instances/{instance}/checkpoint?name={name}"))?;
+        daemon.post_bytes(&format!("/instances/{instance}/checkpoint?name={name}"), &key)?;
     output::print_done(one.json, &taken, |_| format!("wrote checkpoint {}", arguments.checkpoint))?;
     Ok(ExitCode::SUCCESS)
 }

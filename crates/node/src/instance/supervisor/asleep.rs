@@ -7,6 +7,7 @@
 use super::{IDLE_CHECK_MIN, Supervisor};
 use crate::asleep::{Asleep, Going};
 use crate::instance::connections::Outcome;
+use crate::instance::hibernation::SwapStorage;
 use crate::instance::launch::{Report, SleepingInstance};
 use std::future::poll_fn;
 use std::io;
@@ -251,7 +252,11 @@ impl Supervisor {
             Refusal::Failed("this daemon has no directory for sleeping instances".to_owned())
         })?;
         let new = space.new_file(self.id, self.service.config().limits.memory.bytes())?;
-        let new = if self.service.config().hibernate.encrypt { new.encrypted()? } else { new };
+        let new = match self.storage() {
+            // Its image has a checksum.
+            SwapStorage::Plain | SwapStorage::Verified => new,
+            SwapStorage::Encrypted => new.encrypted(self.instance.owner_key())?,
+        };
         let image = self.instance.write_asleep(rest, new.file()).map_err(Refusal::Failed)?;
         let launcher = self.service.launcher();
         if launcher.index() != Some(image.index) || launcher.kernel_build() != Some(image.kernel) {

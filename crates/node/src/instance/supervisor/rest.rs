@@ -4,6 +4,7 @@ use super::{Command, Supervisor, keep_time};
 use crate::instance::launch::{
     Checkpoint, Checkpointed, FrozenInstance, Launcher, Reading, Unread,
 };
+use crate::seal::owner::KeyId;
 use crate::tenants::Lease;
 use std::fmt;
 use std::sync::Arc;
@@ -59,6 +60,20 @@ impl Rest {
         !matches!(self, Self::Freeze(_))
     }
 
+    /// Why an instance of an encrypted checkpoint must not be written so: it would lie on disk as it
+    /// is.
+    fn lays_bare(&self, owner_key: Option<KeyId>) -> Option<String> {
+        let key = owner_key?;
+        let from = format!("it comes from a checkpoint that is encrypted with key {key}");
+        match self {
+            Self::Checkpoint(new, ..) if new.key.is_none() => {
+                Some(format!("{from}; give a key with --key-file for this one, too"))
+            }
+            Self::Freeze(_) => Some(format!("{from}, and images of functions are not encrypted")),
+            _ => None,
+        }
+    }
+
     /// Whether whoever has asked still waits.
     fn is_wanted(&self) -> bool {
         match self {
@@ -84,6 +99,9 @@ impl Supervisor {
     pub(super) fn ask_to_rest(&mut self, rest: Rest, twin: Twin) {
         if self.sleepiness.is_asked() || self.sleepiness.is_late {
             return rest.refuse("it is being put to sleep; try again".to_owned());
+        }
+        if let Some(why) = rest.lays_bare(self.instance.owner_key()) {
+            return rest.refuse(why);
         }
         let is_taken = match &self.rest {
             Some(earlier) => earlier.is_wanted() || !rest.is_checkpoint(),

@@ -89,19 +89,27 @@ impl Supervisor {
         let terms = HibernationTerms {
             space,
             room: self.service.tenant().swap().clone(),
+            tenant: self.service.tenant().clone(),
             max_stored: self.service.config().limits.memory.bytes(),
             timers: match self.service.config().hibernate.timers {
                 true => Timers::Wake,
                 false => Timers::Wait,
             },
-            storage: match self.service.config().hibernate.encrypt {
-                true => SwapStorage::Encrypted,
-                false => SwapStorage::Plain,
-            },
+            storage: self.storage(),
         };
         self.instance.hibernate(terms)?;
         self.sleep = Sleep::Begun;
         Ok(())
+    }
+
+    /// How its memory lies on disk.
+    pub(super) fn storage(&self) -> SwapStorage {
+        let wanted = self.service.config().hibernate;
+        match wanted.encrypt || self.instance.owner_key().is_some() {
+            true => SwapStorage::Encrypted,
+            false if wanted.verify => SwapStorage::Verified,
+            false => SwapStorage::Plain,
+        }
     }
 
     pub(super) fn hibernate_for(&mut self, reply: HibernateReply) {

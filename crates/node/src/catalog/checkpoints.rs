@@ -1,0 +1,200 @@
+//! What boots instances of checkpoints, encrypted ones too.
+
+use super::Catalog;
+use super::launchers::LoadError;
+use crate::build::{open_image_file, open_image_of_any_build};
+use crate::config::{FunctionConfig, FunctionName};
+use crate::instance::{
+    BootPolicy, Checkpoint, Decrypted, LaunchOptions, Launcher, SandboxLauncher, StandsOn,
+    Techniques, WorkingSetUse,
+};
+use crate::rootfs::StoredRootfs;
+use crate::seal::memory_file;
+use crate::seal::owner::{Head, OwnerKey};
+use crate::service::{CheckpointOf, Service};
+use crate::tenants::Tenant;
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+use thaw_sandbox::{FreezeBase, Image};
+use thaw_store::{CheckpointRecord, ImageId, Name, StoreError};
+use tokio::task::spawn_blocking;
+
+/// A checkpoint that is about to be restored.
+struct Found {
+    record: CheckpointRecord,
+    function: FunctionName,
+    config: FunctionConfig,
+    service: Arc<Service>,
+}
+
+impl Catalog {
+    /// What boots instances of a checkpoint, and the function that they belong to. Reads the
+    /// whole image, so it may take seconds; an encrypted one is decrypted into memory and verified
+    /// before.
+    ///
+    /// # Errors
+    /// There is no such checkpoint, its function is not served, its image does not fit, or the key
+    /// is not the one that it is encrypted with.
+    pub async fn checkpoint(
+        self: &Arc<Self>,
+        name: Name,
+        key: Option<OwnerKey>,
+    ) -> Result<(Arc<Service>, Arc<dyn Launcher>), LoadError> {
+        let (catalog, wanted) = (self.clone(), name.clone());
+        let found = spawn_blocking(move || catalog.find_checkpoint(&wanted)).await;
+        let found = found.map_err(|error| unusable(&name, error))??;
+        // Whoever gives no key decrypts nothing.
+        let turn = match &key {
+            Some(_) => Some(found.service.tenant().unsealer().await),
+            None => None,
+        };
+        let catalog = self.clone();
+        let opened = spawn_blocking(move || {
+            let opened = catalog.open_checkpoint(found, key.as_ref());
+            drop(turn);
+            opened
+        });
+        opened.await.map_err(|error| unusable(&name, error))?
+    }
+
+    fn find_checkpoint(&self, name: &Name) -> Result<Found, LoadError> {
+        let record = self.store.get_checkpoint(name)?;
+        let of = serde_json::from_value(record.config.clone());
+        let CheckpointOf { function, config, .. } = of.map_err(|error| unusable(name, error))?;
+        let service = self.shared.route(function.as_str()).ok_or_else(|| {
+            unusable(name, format!("its function `{function}` is not served; build that again"))
+        })?;
+        // The memory of one tenant must not serve the clients of another.
+        let domain = service.tenant().name().domain().map(|domain| domain.name().clone());
+        if record.owner != domain {
+            let reason =
+                format!("`{function}` is in another sharing domain by now; restore it there");
+            return Err(unusable(name, reason));
+        }
+        // What it may use and reach is what its function may now.
+        let FunctionConfig { limits, egress, .. } = service.config().clone();
+        let config = FunctionConfig { limits, egress, ..config };
+        Ok(Found { record, function, config, service })
+    }
+
+    fn open_checkpoint(
+        &self,
+        found: Found,
+        key: Option<&OwnerKey>,
+    ) -> Result<(Arc<Service>, Arc<dyn Launcher>), LoadError> {
+        let Found { record, function, config, service } = found;
+        let rootfs = StoredRootfs::open(&self.store, record.index)?;
+        let (image, stands_on) = self.checkpoint_image(&record, &rootfs, &service, key)?;
+        let (image, pool, _) = self.with_zygotes(image).map_err(|error| match error {
+            error @ LoadError::Kernel(_) => unusable(&record.name, error),
+            error => error,
+        })?;
+        let launcher = SandboxLauncher::standing_on(
+            stands_on,
+            pool,
+            &self.store,
+            rootfs,
+            record.image,
+            image,
+            self.logs.clone(),
+            self.log(&function),
+            service.tenant().clone(),
+            &config,
+            LaunchOptions {
+                working_set: WorkingSetUse::Off,
+                policy: BootPolicy::NONE,
+                techniques: Techniques::default(),
+            },
+        )?;
+        launcher.read_secrets_from(self.shared.secrets());
+        Ok((service, Arc::new(launcher)))
+    }
+
+    /// The image of a checkpoint, decrypted if it is encrypted.
+    fn checkpoint_image(
+        &self,
+        record: &CheckpointRecord,
+        rootfs: &StoredRootfs,
+        service: &Service,
+        key: Option<&OwnerKey>,
+    ) -> Result<(Image, Option<StandsOn>), LoadError> {
+        let file = self.store.open_image(record.image)?;
+        let head = Head::read(&file).map_err(|error| unusable(&record.name, error))?;
+        let why = match (head, key) {
+            (None, None) => return Ok((open_image_file(&self.store, file, rootfs)?, None)),
+            (Some(head), Some(key)) if head.key() == key.id() => {
+                let sealed = Sealed { file, head, name: sealed_name(record) };
+                let (plain, decrypted) = sealed
+                    .decrypt(key, service.tenant())
+                    .map_err(|reason| unusable(&record.name, reason))?;
+                let image = open_image_file(&self.store, plain, rootfs)?;
+                let base = self.base_in_store(&image, record, rootfs, service)?;
+                return Ok((image, Some(StandsOn { base, decrypted })));
+            }
+            (None, Some(_)) => "it is not encrypted; leave the key out".to_owned(),
+            (Some(head), None) => {
+                format!("it is encrypted with key {}; give that with --key-file", head.key())
+            }
+            (Some(head), Some(key)) => {
+                format!("it is encrypted with key {}, and this is key {}", head.key(), key.id())
+            }
+        };
+        Err(unusable(&record.name, why))
+    }
+
+    /// The image in the store that later images of its instances differ from: the one that it
+    /// differs from itself, or if it has all of its memory, that of its function.
+    fn base_in_store(
+        &self,
+        image: &Image,
+        record: &CheckpointRecord,
+        rootfs: &StoredRootfs,
+        service: &Service,
+    ) -> Result<FreezeBase, LoadError> {
+        let parent = image.ancestors().last().map(|parent| ImageId(parent.name));
+        let of_function = || {
+            let name = Name::new(service.name().as_str())?;
+            Ok::<_, StoreError>(self.store.get_function(&name)?.image)
+        };
+        let id = match parent {
+            Some(parent) => parent,
+            None => of_function()?.ok_or_else(|| {
+                unusable(&record.name, "its function has no image; build it again")
+            })?,
+        };
+        let image = open_image_of_any_build(&self.store, id, rootfs)?;
+        Ok(FreezeBase { image: Arc::new(image), name: id.0 })
+    }
+}
+
+/// The encrypted image of a checkpoint.
+struct Sealed {
+    file: File,
+    head: Head,
+    /// What it is authenticated as.
+    name: String,
+}
+
+impl Sealed {
+    /// Its content in a file in memory for reading only, which counts in the tenant's memory.
+    ///
+    /// # Errors
+    /// It is damaged or another one, or there is no room: one sentence for the operator.
+    fn decrypt(self, key: &OwnerKey, tenant: &Tenant) -> Result<(File, Decrypted), String> {
+        let Self { file, head, name } = self;
+        let failed = |error: io::Error| error.to_string();
+        let memory = Arc::new(tenant.keep_memory(head.plain_len(&file).map_err(failed)?)?);
+        let (write, read) = memory_file().map_err(failed)?;
+        head.unseal(key, &name, &file, &write).map_err(failed)?;
+        Ok((read, Decrypted { memory, owner_key: Some(key.id()) }))
+    }
+}
+
+fn sealed_name(record: &CheckpointRecord) -> String {
+    Checkpoint::sealed_name(&record.name, record.owner.as_ref())
+}
+
+fn unusable(name: &Name, reason: impl ToString) -> LoadError {
+    LoadError::Checkpoint { name: name.clone(), reason: reason.to_string() }
+}
