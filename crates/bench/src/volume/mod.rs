@@ -103,7 +103,7 @@ impl OwnVolume {
         let volumes = VolumeStore::of(home.clone());
         let name = Name::new(&format!("thaw-bench-{}", std::process::id())).expect("a name");
         let size: ByteSize = SIZE.parse().expect("a size");
-        volumes.create(&name, size, &[])?;
+        volumes.create(&name, size, &[], None)?;
         let directory = volumes.show(&name)?.path;
         Ok(Self { volumes, name, directory })
     }
