@@ -199,6 +199,30 @@ print('shown')
 }
 
 #[test]
+fn volumes_count_for_their_tenant_and_are_shown_by_df() {
+    let home = built_home("volumes-tenants", &[]);
+    fs::write(home.join("tenants.toml"), "[domain.x]\nvolumes = \"9MiB\"").expect("quotas");
+    let keys = "sharing = { domain = \"x\" }";
+    Function { name: "one", keys, volumes: DATA, at_start: "" }.build(&home).success();
+    let more = "[[volumes]]\nname = \"more\"\npath = \"/data\"\nsize = \"2MiB\"\n";
+    let refused = refusal(Function { name: "two", keys, volumes: more, at_start: "" }.build(&home));
+    assert!(refused.contains("domain `x` is 9MiB for volumes"), "{refused}");
+    // A snapshot counts as much again as the volume.
+    let refused = refusal(command(&home, &["volume", "snapshot", "data", "now"]));
+    assert!(refused.contains("domain `x` is 9MiB for volumes"), "{refused}");
+    Function { name: "two", keys: "", volumes: more, at_start: "" }.build(&home).success();
+    let shown = command(&home, &["df"]).success();
+    let line = |name: &str| shown.lines().find(|line| line.starts_with(name)).map(str::to_owned);
+    let data = line("data").unwrap_or_else(|| panic!("{shown}"));
+    assert!(data.contains("8.0MiB") && data.ends_with('x'), "{shown}");
+    assert!(line("more").is_some(), "{shown}");
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let tenants = daemon.admin("/tenants").json();
+    let of_x = tenants.as_array().expect("a list").iter().find(|one| one["domain"] == "x");
+    assert_eq!(of_x.expect("the tenant")["volumes"], 8 << 20);
+}
+
+#[test]
 fn copies_lock_each_other_out() {
     let home = built_home("volumes-locks", &[]);
     let keys = "isolation = \"instance\"\nready = 0";

@@ -3,10 +3,12 @@
 mod freshness;
 mod launchers;
 mod partial;
+mod restart;
 mod room;
 
 pub use launchers::LoadError;
 use partial::Far;
+pub use restart::{RestartError, Restarted};
 
 use crate::config::{FunctionConfig, FunctionName};
 use crate::function::BuiltFunction;
@@ -50,6 +52,7 @@ struct KnownFunction {
 }
 
 /// What the catalog has installed of a version.
+#[derive(Clone)]
 struct Known {
     image: ImageId,
     created_ms: u64,

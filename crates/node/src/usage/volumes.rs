@@ -74,6 +74,7 @@ fn measure_one(home: &Home, store: &VolumeStore, volume: VolumeInfo) -> io::Resu
 mod tests {
     use super::*;
     use std::fs;
+    use std::os::unix::fs::{MetadataExt, chown};
     use thaw_store::Name;
 
     #[test]
@@ -89,6 +90,12 @@ mod tests {
         // So many names that the directory itself takes more than a block.
         fs::create_dir(files.join("d")).unwrap();
         (0..300).for_each(|n| fs::write(files.join(format!("d/{n:0>200}")), "").unwrap());
+        // They are the volume's owner's.
+        let owner = fs::metadata(&files).unwrap();
+        let below = fs::read_dir(files.join("d")).unwrap().map(|entry| entry.unwrap().path());
+        for path in below.chain([files.join("d"), files.join("file")]) {
+            chown(path, Some(owner.uid()), Some(owner.gid())).unwrap();
+        }
         volumes.snapshot(&name, &Name::new("one").unwrap()).unwrap();
         let mut damaged = Vec::new();
         let found = measure(&home, &mut damaged).remove(0);
