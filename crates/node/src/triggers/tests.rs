@@ -652,7 +652,7 @@ fn what_became_of_an_invocation_is_known_for_a_while_also_after_a_kill() {
 fn results_are_bounded_for_a_function_and_for_the_node() {
     let mut queue = Queue::new();
     queue.terms.config.entries = NonZeroU32::new(3).unwrap();
-    let mut run = |queue: &mut Queue, now| {
+    let run = |queue: &mut Queue, now| {
         let id = queue.add(None, now).unwrap().id;
         queue.take(now, 1);
         queue.finish(id, Outcome::Done(200), now);
