@@ -128,8 +128,8 @@ pub const MEASURES: &[Measure] = &[
     }),
 ];
 
-fn each(calls: usize, mut call: impl FnMut(usize) -> io::Result<()>) -> io::Result<()> {
-    (0..calls).try_for_each(|number| call(number))
+fn each(calls: usize, call: impl FnMut(usize) -> io::Result<()>) -> io::Result<()> {
+    (0..calls).try_for_each(call)
 }
 
 impl Measure {
