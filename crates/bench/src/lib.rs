@@ -22,6 +22,7 @@ mod scale;
 mod stats;
 pub mod syscalls;
 mod throughput;
+mod volume;
 pub mod worker;
 
 pub use ablation::{AblationOptions, AblationReport, Technique, Variant, ablation};
@@ -42,6 +43,7 @@ pub use sandbox::{SandboxOptions, SandboxReport, sandbox};
 pub use scale::{Group, Growth, ScaleMemory, ScaleOptions, ScaleReport, scale};
 pub use stats::Percentiles;
 pub use throughput::{BootCounts, Rate, Served, ThroughputOptions, ThroughputReport, throughput};
+pub use volume::{UseResult, VolumeOptions, VolumeReport, volume};
 
 use std::io;
 use thaw_node::boots::BootKind;
@@ -128,6 +130,9 @@ pub enum BenchError {
         /// Its kind.
         kind: &'static str,
     },
+    /// The volume could not be made.
+    #[error(transparent)]
+    Volume(#[from] thaw_node::volumes::VolumeError),
     /// A sandbox could not be made, or something not be done with it.
     #[error(transparent)]
     Sandbox(#[from] thaw_node::sandboxes::registry::SandboxProblem),

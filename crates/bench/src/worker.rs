@@ -4,7 +4,7 @@
 //! output. It has one thread, because the two workers on the host move into a network
 //! namespace of their own, which a process with several threads cannot do completely.
 
-use crate::{native, syscalls};
+use crate::{native, syscalls, volume};
 use std::io;
 use std::process::{Command, ExitCode};
 use std::str::FromStr;
@@ -22,6 +22,8 @@ pub enum Worker {
     Starts,
     /// Makes system calls, on the host or in a sandbox, and times them.
     Calls,
+    /// Reads and writes files of its current directory, on the host or in a sandbox.
+    Files,
     /// Runs a server on the host and asks it with `wrk`.
     Server,
     /// Runs many servers on the host, each in a network of its own.
@@ -30,13 +32,15 @@ pub enum Worker {
 
 impl Worker {
     /// Every kind.
-    pub const ALL: [Self; 4] = [Self::Starts, Self::Calls, Self::Server, Self::Servers];
+    pub const ALL: [Self; 5] =
+        [Self::Starts, Self::Calls, Self::Files, Self::Server, Self::Servers];
 
     /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Starts => "starts",
             Self::Calls => "calls",
+            Self::Files => "files",
             Self::Server => "server",
             Self::Servers => "servers",
         }
@@ -58,7 +62,7 @@ impl Worker {
 
 /// No kind of worker has that name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no such worker; the workers are starts, calls, server and servers")]
+#[error("there is no such worker; the workers are starts, calls, files, server and servers")]
 pub struct UnknownWorker;
 
 impl FromStr for Worker {
@@ -77,6 +81,7 @@ pub fn run(worker: Worker) -> ExitCode {
     let outcome = match worker {
         Worker::Starts => native::serve_starts(),
         Worker::Calls => syscalls::serve_calls(),
+        Worker::Files => volume::serve_files(),
         Worker::Server => syscalls::serve_server(),
         Worker::Servers => native::serve_servers(),
     };

@@ -322,3 +322,22 @@ fn each_use_of_a_sandbox_is_measured() {
     assert_eq!(failed.code, Some(1));
     assert!(failed.stderr.contains("has not ended well"), "{}", failed.stderr);
 }
+
+#[test]
+fn files_of_volumes_are_compared_with_native_ones() {
+    let home = built_home("bench-volume", &[]);
+    let mut command = bench(&home);
+    command.args(["volume", "--rounds", "1", "--json"]);
+    let printed = run_within(PATIENCE, &mut command, b"").success();
+    let report: Value = serde_json::from_str(&printed).expect("JSON");
+    let uses = report["uses"].as_array().expect("a list");
+    assert!(uses.len() >= 16, "{report}");
+    for one in uses {
+        for side in ["thaw", "native"] {
+            let figure = |name: &str| one[name][side].as_f64().expect("a number");
+            assert!(figure("p50_ns") > 0.0 && figure("p50_ns") <= figure("p99_ns"), "{one}");
+        }
+    }
+    // Nothing of it is left.
+    assert_eq!(std::fs::read_dir(home.join("volumes")).expect("a directory").count(), 0);
+}

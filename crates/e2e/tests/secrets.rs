@@ -4,6 +4,8 @@
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::{Duration, Instant};
 use thaw_e2e::{
     Daemon, DaemonOptions, Outcome, built_home, get, repository, run, run_with_input, thaw,
 };
@@ -231,4 +233,50 @@ fn files_that_may_hold_secrets_are_left_out() {
     let expected =
         [".thawignore", "app.py", "data/keep.tmp", "data/note.txt", "public.key", "thaw.toml"];
     assert_eq!(found, expected);
+}
+
+#[test]
+fn a_restart_gives_new_values_and_refuses_nobody() {
+    let home = built_home("secrets-restart", &[]);
+    build(&home, "kept", "isolation = \"instance\"").success();
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    set(&home, "kept", "api-key", "k");
+    set(&home, "kept", "database", "first");
+    has(&daemon, "kept", "first", "k");
+    set(&home, "kept", "database", "second");
+    has(&daemon, "kept", "first", "k");
+    let is_over = AtomicBool::new(false);
+    // They end also if something else fails.
+    let until = Instant::now() + Duration::from_secs(120);
+    std::thread::scope(|threads| {
+        let clients: Vec<_> = (0..3)
+            .map(|_| {
+                threads.spawn(|| {
+                    let mut count = 0;
+                    while !is_over.load(SeqCst) && Instant::now() < until {
+                        let response = get(daemon.gateway(), "kept", "/quiet");
+                        assert_eq!(response.status, 200, "{}", response.text());
+                        count += 1;
+                    }
+                    count
+                })
+            })
+            .collect();
+        for number in 0..4 {
+            set(&home, "kept", "database", &format!("value {number}"));
+            let said = command(&home, &["restart", "kept"]).success();
+            assert!(said.starts_with("kept: "), "{said}");
+            has(&daemon, "kept", &format!("value {number}"), "k");
+        }
+        is_over.store(true, SeqCst);
+        let counts = clients.into_iter().map(|client| client.join().expect("all were served"));
+        assert!(counts.min() > Some(0));
+    });
+    // Without a value, those that have the old one go on.
+    command(&home, &["secret", "remove", "kept", "database"]).success();
+    let refused = command(&home, &["restart", "kept"]);
+    assert!(refused.code != Some(0) && refused.stderr.contains("goes on as it was"), "{refused:?}");
+    has(&daemon, "kept", "value 3", "k");
+    let unknown = command(&home, &["restart", "nobody"]);
+    assert!(unknown.code != Some(0) && unknown.stderr.contains("`nobody`"), "{unknown:?}");
 }

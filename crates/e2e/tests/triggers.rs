@@ -380,3 +380,65 @@ fn events_reach_the_function_in_binary_mode_and_wrong_ones_do_not() {
     }
     assert_eq!(post(daemon.gateway(), "receiver", "/", b"no event").status, 200);
 }
+
+/// The ends of invocations of which the other function has heard: its own invocation, whose end and
+/// how it was.
+fn heard(home: &Path) -> BTreeSet<(String, String, String)> {
+    let log = fs::read_to_string(home.join("logs/hearer.log")).unwrap_or_default();
+    let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let requests =
+        lines.filter_map(|line| serde_json::from_str::<Value>(line["text"].as_str()?).ok());
+    let ends = requests.filter_map(|got| {
+        let body: Value = serde_json::from_str(got["body"].as_str()?).ok()?;
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        Some((
+            text(&got["headers"]["thaw-invocation-id"])?,
+            text(&body["id"])?,
+            text(&body["state"])?,
+        ))
+    });
+    ends.collect()
+}
+
+#[test]
+fn clients_and_destinations_learn_what_became_of_an_invocation() {
+    let keys = "async = { attempts = 2, backoff = \"100ms\", backoff_max = \"200ms\", \
+                on_success = \"hearer\", on_failure = \"hearer\" }";
+    let receiver = Function::PythonVariant { program: "receiver", name: "receiver", keys };
+    let hearer = Function::PythonVariant { program: "receiver", name: "hearer", keys: "" };
+    let home = built_home("triggers-ends", &[receiver, hearer]);
+    let mut daemon = Daemon::start(&home, &DaemonOptions::default());
+    let answer = send(daemon.gateway(), "/slow?a=b", ASYNC, "");
+    assert_eq!(answer.status, 202);
+    let location = answer.header("location").expect("a place to ask").to_owned();
+    let id = answer.json()["id"].as_str().expect("an id").to_owned();
+    assert_eq!(location, format!("?thaw-invocation={id}"));
+    let status = |daemon: &Daemon, id: &str| {
+        get(daemon.gateway(), "receiver", &format!("/slow?thaw-invocation={id}"))
+    };
+    let state = |daemon: &Daemon, id: &str| status(daemon, id).json()["state"].clone();
+    assert!(["queued", "running"].contains(&state(&daemon, &id).as_str().expect("a state")));
+    wait_until("it is done", || state(&daemon, &id) == "done");
+    let done = status(&daemon, &id).json();
+    assert_eq!(done, json!({"id": id, "state": "done", "attempts": 1, "status": 200}));
+    assert_eq!(status(&daemon, &"0".repeat(32)).status, 404);
+    // Functions without a queue get such requests themselves, as any other.
+    let path = format!("/?thaw-invocation={id}");
+    assert_eq!(get(daemon.gateway(), "hearer", &path).json()["path"], path);
+
+    let mut ids = BTreeSet::from([id]);
+    ids.extend((0..6).map(|_| queue(&daemon, "/slow", "", "")));
+    ids.extend((0..3).map(|_| queue(&daemon, "/refuse", "", "")));
+    wait_until("some have ended", || heard(&home).len() >= 2);
+    daemon.kill_and_await_next();
+    wait_until("all have ended", || {
+        ids.iter().all(|id| ["done", "dead"].contains(&state(&daemon, id).as_str().unwrap_or("")))
+    });
+    wait_until("all ends were heard of", || {
+        heard(&home).iter().map(|(_, of, _)| of).collect::<BTreeSet<_>>().len() == ids.len()
+    });
+    // Each end is one invocation of the destination, whatever was attempted twice.
+    let all = heard(&home);
+    assert_eq!(all.len(), ids.len(), "{all:?}");
+    assert_eq!(all.iter().filter(|(.., state)| state == "dead").count(), 3, "{all:?}");
+}

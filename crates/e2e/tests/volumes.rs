@@ -158,6 +158,71 @@ fn mappings_are_shared_and_a_file_that_shrinks_is_a_bus_error() {
 }
 
 #[test]
+fn a_mapping_shows_a_file_that_grows_under_it() {
+    let home = built_home("volumes-windows", &[]);
+    command(&home, &["volume", "create", "data", "--size", "32MiB"]).success();
+    // Faults map windows of 2 MiB: pages on both sides of their ends, in any order, and pages that
+    // the file gets after its window was mapped.
+    let code = "\
+import mmap, os, random
+random.seed(3)
+f = open('/v/file', 'w+b', buffering=0)
+f.truncate(9 << 20)
+m = mmap.mmap(f.fileno(), 9 << 20)
+f.truncate(3 * 4096)
+m[4096] = 1
+f.truncate(5 * 4096 + 7)
+assert m[4 * 4096] == 0
+m[5 * 4096] = 2
+f.truncate(9 << 20)
+pages = list(range(9 << 8))
+random.shuffle(pages)
+for page in pages:
+    if page % 3 == 0:
+        os.pwrite(f.fileno(), bytes([page % 251]), page * 4096 + 5)
+    elif page % 3 == 1:
+        m[page * 4096 + 5] = page % 251
+pid = os.fork()
+for page in pages:
+    want = page % 251 if page % 3 < 2 else 0
+    assert m[page * 4096 + 5] == want, page
+    assert os.pread(f.fileno(), 1, page * 4096 + 5)[0] == want, page
+assert m[4096] == 1 and m[5 * 4096] == 2
+if pid == 0:
+    m[8 << 20] = 9
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+assert m[8 << 20] == 9
+print('shown')
+";
+    assert_eq!(run_with(&home, "data:/v", code).success(), "shown\n");
+}
+
+#[test]
+fn volumes_count_for_their_tenant_and_are_shown_by_df() {
+    let home = built_home("volumes-tenants", &[]);
+    fs::write(home.join("tenants.toml"), "[domain.x]\nvolumes = \"9MiB\"").expect("quotas");
+    let keys = "sharing = { domain = \"x\" }";
+    Function { name: "one", keys, volumes: DATA, at_start: "" }.build(&home).success();
+    let more = "[[volumes]]\nname = \"more\"\npath = \"/data\"\nsize = \"2MiB\"\n";
+    let refused = refusal(Function { name: "two", keys, volumes: more, at_start: "" }.build(&home));
+    assert!(refused.contains("domain `x` is 9MiB for volumes"), "{refused}");
+    // A snapshot counts as much again as the volume.
+    let refused = refusal(command(&home, &["volume", "snapshot", "data", "now"]));
+    assert!(refused.contains("domain `x` is 9MiB for volumes"), "{refused}");
+    Function { name: "two", keys: "", volumes: more, at_start: "" }.build(&home).success();
+    let shown = command(&home, &["df"]).success();
+    let line = |name: &str| shown.lines().find(|line| line.starts_with(name)).map(str::to_owned);
+    let data = line("data").unwrap_or_else(|| panic!("{shown}"));
+    assert!(data.contains("8.0MiB") && data.trim_end().ends_with('x'), "{shown}");
+    assert!(line("more").is_some(), "{shown}");
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let tenants = daemon.admin("/tenants").json();
+    let of_x = tenants.as_array().expect("a list").iter().find(|one| one["domain"] == "x");
+    assert_eq!(of_x.expect("the tenant")["volumes"], 8 << 20);
+}
+
+#[test]
 fn copies_lock_each_other_out() {
     let home = built_home("volumes-locks", &[]);
     let keys = "isolation = \"instance\"\nready = 0";

@@ -12,6 +12,7 @@
 //! The operator says which functions may use a volume: the author of a function can only name it.
 
 mod host;
+mod quota;
 mod snapshots;
 
 pub(crate) use host::host_directories;
@@ -20,8 +21,11 @@ pub use snapshots::{SNAPSHOTS_MAX, Snapshot};
 
 use host::Linkable;
 
-use crate::config::{ByteSize, FunctionConfig, FunctionName, VolumeConfig};
+use crate::config::{
+    ByteSize, DomainName, FunctionConfig, FunctionName, QuotasError, VolumeConfig,
+};
 use crate::home::{Home, HomeError};
+use crate::tenants::TenantName;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -54,6 +58,9 @@ struct Note {
     size: ByteSize,
     /// The functions that may use it.
     functions: Vec<FunctionName>,
+    /// The domain of the tenant for which it counts; none: functions without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    domain: Option<DomainName>,
 }
 
 /// A volume, for people.
@@ -67,6 +74,8 @@ pub struct VolumeInfo {
     pub used: u64,
     /// The functions that may use it.
     pub functions: Vec<FunctionName>,
+    /// The domain of the tenant for which it counts.
+    pub domain: Option<DomainName>,
     /// Whether a process uses it now.
     pub in_use: bool,
     /// Where its files lie.
@@ -133,6 +142,23 @@ pub enum VolumeError {
         /// The directory that it names.
         path: PathBuf,
     },
+    /// The tenant would have too much.
+    #[error(
+        "the quota of {tenant} is {quota} for volumes, and with this one it would have {needed} \
+         bytes; give it a smaller size, remove volumes or snapshots with `thaw volume remove`, or \
+         have the operator raise `volumes` in tenants.toml"
+    )]
+    Quota {
+        /// The tenant.
+        tenant: TenantName,
+        /// What it may have.
+        quota: ByteSize,
+        /// Bytes that it would have.
+        needed: u64,
+    },
+    /// The quotas cannot be read.
+    #[error(transparent)]
+    Quotas(#[from] QuotasError),
     /// A snapshot is missing.
     #[error("volume `{name}` has no snapshot `{label}`; `thaw volume show {name}` lists them")]
     NoSnapshot {
@@ -190,17 +216,20 @@ impl VolumeStore {
         self.all().join(name.as_str())
     }
 
-    /// Makes a volume of `size` bytes for some functions.
+    /// Makes a volume of `size` bytes for some functions, which counts for the tenant of `domain`.
     ///
     /// # Errors
-    /// There is one of that name, there are too many, or the host refuses.
+    /// There is one of that name, there are too many, the tenant would have too much, or the host
+    /// refuses.
     pub fn create(
         &self,
         name: &Name,
         size: ByteSize,
         functions: &[FunctionName],
+        domain: Option<&DomainName>,
     ) -> Result<(), VolumeError> {
-        self.make(name, &Note { size, functions: functions.to_vec() }, None)
+        let (functions, domain) = (functions.to_vec(), domain.cloned());
+        self.make(name, &Note { size, functions, domain }, None)
     }
 
     fn make(&self, name: &Name, note: &Note, host: Option<&Path>) -> Result<(), VolumeError> {
@@ -212,11 +241,16 @@ impl VolumeStore {
         let mut private = DirBuilder::new();
         private.mode(0o700).recursive(true);
         private.create(&all).map_err(failed("make", &all))?;
+        let counting = self.counting()?;
         let others = fs::read_dir(&all).map_err(failed("read", &all))?.count();
         if others >= VOLUMES_OF_HOME_MAX {
             return Err(VolumeError::TooMany(format!("{VOLUMES_OF_HOME_MAX} volumes")));
         }
         let directory = self.directory(name);
+        if directory.exists() {
+            return Err(VolumeError::Exists(name.clone()));
+        }
+        self.check_quota(note.domain.as_ref(), note.size)?;
         match DirBuilder::new().mode(0o700).create(&directory) {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {
                 return Err(VolumeError::Exists(name.clone()));
@@ -237,7 +271,9 @@ impl VolumeStore {
             open_own(&directory.join(file)).map_err(failed("make", &directory))?;
         }
         // Last: a volume without a note is none.
-        self.note(name, note)
+        self.note(name, note)?;
+        drop(counting);
+        Ok(())
     }
 
     fn note(&self, name: &Name, note: &Note) -> Result<(), VolumeError> {
@@ -317,6 +353,7 @@ impl VolumeStore {
             size: note.size.bytes(),
             used,
             functions: note.functions,
+            domain: note.domain,
             in_use,
             path,
             is_host,
@@ -344,18 +381,7 @@ impl VolumeStore {
     /// # Errors
     /// The host refuses.
     pub fn list(&self) -> Result<Vec<VolumeInfo>, VolumeError> {
-        let all = self.all();
-        let names = {
-            let _acting = self.home.act()?;
-            let entries = match fs::read_dir(&all) {
-                Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-                entries => entries.map_err(failed("read", &all))?,
-            };
-            let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-            let mut names: Vec<Name> = names.filter_map(|name| Name::new(&name).ok()).collect();
-            names.sort();
-            names
-        };
+        let names = self.names()?;
         let shown = names.iter().map(|name| self.show(name));
         // One that is half made is none.
         shown.filter(|shown| !matches!(shown, Err(VolumeError::Missing(_)))).collect()
@@ -398,7 +424,8 @@ impl VolumeStore {
         for volume in &config.volumes {
             let is_missing = matches!(self.show(&volume.name), Err(VolumeError::Missing(_)));
             if let Some(size) = volume.size.filter(|_| is_missing) {
-                self.create(&volume.name, size, std::slice::from_ref(&config.name))?;
+                let domain = config.sharing.domain.as_ref();
+                self.create(&volume.name, size, std::slice::from_ref(&config.name), domain)?;
             }
         }
         self.of_function(&config.name, &config.volumes)

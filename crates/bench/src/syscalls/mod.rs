@@ -6,7 +6,7 @@ mod calls;
 mod compute;
 mod http;
 
-pub(crate) use caller::serve_calls;
+pub(crate) use caller::{serve_calls, serve_orders};
 pub use compute::ComputeResult;
 pub use http::HttpResult;
 pub(crate) use http::serve_server;
@@ -16,6 +16,7 @@ use super::worker::Worker;
 use compute::Programs;
 use serde::Serialize;
 use std::io::{self, BufRead, BufReader, Write};
+use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use thaw_node::home::Home;
 
@@ -183,22 +184,31 @@ fn compare(measure: &calls::Measure, mut native: Vec<f64>, mut thaw: Vec<f64>) -
 }
 
 /// A worker that takes samples.
-struct Caller {
+pub(crate) struct Caller {
     name: &'static str,
     process: Child,
-    orders: ChildStdin,
+    /// `None` once there are no more.
+    orders: Option<ChildStdin>,
     results: BufReader<ChildStdout>,
 }
 
 impl Caller {
     fn start(name: &'static str, command: &[String]) -> Result<Self, SideError> {
-        let mut process = Command::new(&command[0])
-            .args(&command[1..])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
+        Self::start_in(name, command, None)
+    }
+
+    /// Starts it in a directory, or in this process' own.
+    pub(crate) fn start_in(
+        name: &'static str,
+        command: &[String],
+        directory: Option<&Path>,
+    ) -> Result<Self, SideError> {
+        let mut process = Command::new(&command[0]);
+        process.args(&command[1..]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        directory.map(|directory| process.current_dir(directory));
+        let mut process = process.spawn()?;
         let missing = || io::Error::from(io::ErrorKind::BrokenPipe);
-        let orders = process.stdin.take().ok_or_else(missing)?;
+        let orders = Some(process.stdin.take().ok_or_else(missing)?);
         let results = BufReader::new(process.stdout.take().ok_or_else(missing)?);
         let mut worker = Self { name, process, orders, results };
         match worker.line()?.trim() {
@@ -213,14 +223,23 @@ impl Caller {
         Ok(line)
     }
 
-    fn take(&mut self, measure: &str) -> Result<Vec<f64>, SideError> {
-        writeln!(self.orders, "{measure} {SAMPLES}")?;
+    pub(crate) fn take(&mut self, measure: &str) -> Result<Vec<f64>, SideError> {
+        let orders =
+            self.orders.as_mut().ok_or_else(|| io::Error::from(io::ErrorKind::BrokenPipe))?;
+        writeln!(orders, "{measure} {SAMPLES}")?;
         let line = self.line()?;
         let samples: Result<Vec<f64>, _> = line.split_whitespace().map(str::parse).collect();
         match samples {
             Ok(samples) if samples.len() == SAMPLES => Ok(samples),
             _ => Err(SideError::Program { name: self.name, said: format!("{measure}: {line}") }),
         }
+    }
+
+    /// Has no more orders, and waits until it has put its things away.
+    pub(crate) fn finish(mut self) -> Result<(), SideError> {
+        self.orders = None;
+        self.process.wait()?;
+        Ok(())
     }
 }
 
@@ -232,7 +251,7 @@ impl Drop for Caller {
 }
 
 /// By the nearest-rank method; 0 without samples.
-fn percentile(samples: &mut [f64], percent: usize) -> f64 {
+pub(crate) fn percentile(samples: &mut [f64], percent: usize) -> f64 {
     samples.sort_unstable_by(f64::total_cmp);
     let rank = (samples.len() * percent).div_ceil(100).max(1);
     samples.get(rank - 1).map_or(0.0, |sample| (sample * 10.0).round() / 10.0)
@@ -242,7 +261,7 @@ fn median(samples: &mut [f64]) -> f64 {
     percentile(samples, 50)
 }
 
-fn ratio(of: f64, by: f64) -> f64 {
+pub(crate) fn ratio(of: f64, by: f64) -> f64 {
     if by > 0.0 { (of / by * 1000.0).round() / 1000.0 } else { 0.0 }
 }
 

@@ -16,7 +16,7 @@ use thaw_store::{ImageId, Store};
 /// need, too: files of equal content, and images. BASE is the image that the function's own image
 /// differs from, and what lies there. Sizes are of blocks on disk. MEMORY OWN are pages that one
 /// instance alone has; MEMORY SHARED are pages that several have, each counted for every instance.
-/// Without a daemon there are no live instances, and the store alone is counted.
+/// Of volumes, directories and what lies in them count. Without a daemon there are no live instances, and the store alone is counted.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  thaw df\n  thaw df --json")]
 pub struct Arguments {
@@ -53,7 +53,8 @@ fn report(arguments: &DaemonArguments) -> Result<UsageReport, Failure> {
 }
 
 fn text(report: &UsageReport) -> String {
-    let tables = [functions(report), checkpoints(report), images(report), domains(report)];
+    let tables =
+        [functions(report), checkpoints(report), images(report), volumes(report), domains(report)];
     let mut text = tables.into_iter().flatten().collect::<Vec<_>>().join("\n");
     if !text.is_empty() {
         text.push('\n');
@@ -103,6 +104,25 @@ fn images(report: &UsageReport) -> Option<String> {
         table.row(row);
     }
     (!report.images.is_empty()).then(|| table.text())
+}
+
+fn volumes(report: &UsageReport) -> Option<String> {
+    let mut table = Table::new(&["VOLUME", "ON DISK", "MAY HOLD", "SNAPSHOTS", "DOMAIN"]);
+    for volume in &report.volumes {
+        let more = if volume.is_partial { " or more" } else { "" };
+        let host = if volume.is_host { ", of the host" } else { "" };
+        table.row(vec![
+            volume.name.clone(),
+            format!("{}{more}{host}", size(volume.bytes)),
+            size(volume.size),
+            match volume.snapshots {
+                0 => "-".to_owned(),
+                count => format!("{count}, {}{more}", size(volume.snapshots_bytes)),
+            },
+            volume.domain.as_ref().map_or_else(|| "-".to_owned(), |name| name.name().to_string()),
+        ]);
+    }
+    (!report.volumes.is_empty()).then(|| table.text())
 }
 
 /// One line a domain, unless all functions are without one.
@@ -222,6 +242,7 @@ mod tests {
             functions,
             checkpoints: Vec::new(),
             images: Vec::new(),
+            volumes: Vec::new(),
             kernels: Vec::new(),
             domains: Vec::new(),
             store: StoreTotals { unused_bytes: 3 * MIB, ..StoreTotals::default() },

@@ -31,6 +31,7 @@ pub mod pull;
 pub mod push;
 pub mod queue;
 pub mod remove;
+pub mod restart;
 pub mod restore;
 pub mod rollback;
 pub mod run;

@@ -158,6 +158,7 @@ fn from(origin: &Origin) -> String {
         Origin::Client => "client".to_owned(),
         Origin::Operator => "operator".to_owned(),
         Origin::Schedule(name) => format!("schedule {name}"),
+        Origin::Function(name) => format!("end of one of {name}"),
     }
 }
 

@@ -85,6 +85,7 @@ fn table(tenants: &[TenantReport]) -> String {
         "STORE",
         "SWAP",
         "QUEUE",
+        "VOLUMES",
         "EGRESS",
         "REFUSED",
     ]);
@@ -103,6 +104,7 @@ fn table(tenants: &[TenantReport]) -> String {
             of(&size(tenant.store), quota.store.map(ByteSize::bytes).map(size)),
             of(&size(tenant.swap), quota.swap.map(ByteSize::bytes).map(size)),
             of(&size(tenant.queue), quota.queue.map(ByteSize::bytes).map(size)),
+            of(&size(tenant.volumes), quota.volumes.map(ByteSize::bytes).map(size)),
             of(&tenant.egress_connections.to_string(), quota.egress_connections),
             tenant.refused.values().sum::<u64>().to_string(),
         ]);

@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
-use thaw_node::config::{ByteSize, FunctionName};
+use thaw_node::config::{ByteSize, DomainName, FunctionName};
 use thaw_node::home::Home;
 use thaw_node::volumes::{VolumeInfo, VolumeStore};
 use thaw_sandbox::Copied;
@@ -43,6 +43,9 @@ enum Action {
         /// A function that may use it; can be repeated.
         #[arg(long = "function", value_name = "NAME")]
         functions: Vec<FunctionName>,
+        /// The sharing domain of the tenant in whose quota it counts [default: functions without one].
+        #[arg(long, value_name = "NAME")]
+        domain: Option<DomainName>,
         /// A directory of this host that has its files: it must belong to the user that serves
         /// volumes, and stays when the volume is removed.
         #[arg(long, value_name = "DIR")]
@@ -93,10 +96,11 @@ enum Action {
 pub fn run(arguments: &Arguments) -> Outcome {
     let volumes = VolumeStore::of(Home::from_environment()?);
     match &arguments.action {
-        Action::Create { name, size, functions, host } => {
+        Action::Create { name, size, functions, domain, host } => {
+            let domain = domain.as_ref();
             let made = match host {
-                Some(host) => volumes.create_of_host(name, *size, functions, host),
-                None => volumes.create(name, *size, functions),
+                Some(host) => volumes.create_of_host(name, *size, functions, domain, host),
+                None => volumes.create(name, *size, functions, domain),
             };
             made.map_err(Failure::failed)?;
         }

@@ -1,6 +1,7 @@
 //! What lies behind a mapping: files, as memory mappings see them.
 
 use alloc::sync::Arc;
+use core::ops::Range;
 
 use super::shared::Placed;
 use crate::errno::Result;
@@ -52,6 +53,18 @@ pub trait UpperPages: Saved + Send + Sync {
     /// or by a system call, takes it back, and the next touch faults. `None` if
     /// the page lies behind the end of the file.
     fn lend(&self, page: u64, address: u64, prot: u32) -> Result<Option<Placed>>;
+    /// As [`UpperPages::lend`], for the page at `address`; may map others of the file around it
+    /// as well, if any use of them leaves them where they are. `room` are the addresses that the
+    /// same mapping shows, a page each, from page `first` of the file on.
+    fn lend_around(
+        &self,
+        address: u64,
+        room: Range<u64>,
+        first: u64,
+        prot: u32,
+    ) -> Result<Option<Placed>> {
+        self.lend(first + (address - room.start) / 4096, address, prot)
+    }
     /// Takes back all pages that are mapped in a range of addresses.
     fn recall(&self, start: u64, end: u64);
     /// A shared mapping of it has gone.

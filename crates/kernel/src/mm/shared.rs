@@ -29,8 +29,7 @@ pub fn page_in(space: &AddressSpace, address: u64, code: i32) -> bool {
         return false;
     }
     let at = address & !4095;
-    let page = (vma.offset + (at - vma.start)) / 4096;
-    let placed = file.lend(page, at, vma.prot);
+    let placed = file.lend_around(at, vma.start..vma.end, vma.offset / 4096, vma.prot);
     if let Ok(Some(Placed::Shared { page })) = placed {
         space.note_shown(at, page);
     }

@@ -21,6 +21,7 @@
 //! | `POST /functions/NAME/wake?instance=ID` | [`Woken`]: a hibernated instance has its memory back, or one that was asleep runs |
 //! | `GET /functions/NAME/versions` | [`Deployment`](crate::deploy::Deployment): its versions, and which get requests |
 //! | `POST /functions/NAME/activate?version=V` | the same: all requests go to the version |
+//! | `POST /functions/NAME/restart` | [`Restarted`](crate::catalog::Restarted): new instances serve the same versions |
 //! | `POST /functions/NAME/rollback` | the same: the last change was taken back |
 //! | `POST /functions/NAME/split?version=V&percent=P&header=N=V` | the same: the version has a share |
 //! | `POST /instances/ID/exec` | [`ExecInfo`](crate::sandboxes::ExecInfo), or its streams: a process in it |

@@ -84,6 +84,7 @@ const OPERATIONS: &[Operation] = &[
     operation("post", "/functions/{name}/wake", "Wakes an instance", &["instance"], Nothing, Json(of::<Woken>)),
     operation("get", "/functions/{name}/versions", "Its versions, and which get requests", &[], Nothing, Json(of::<Deployment>)),
     operation("post", "/functions/{name}/activate", "Sends all requests to a version", &["!version"], Nothing, Json(of::<Deployment>)),
+    operation("post", "/functions/{name}/restart", "Serves the same versions by new instances", &[], Nothing, Json(of::<crate::catalog::Restarted>)),
     operation("post", "/functions/{name}/rollback", "Takes the last change back", &[], Nothing, Json(of::<Deployment>)),
     operation("post", "/functions/{name}/split", "Gives a version a share of the requests", &["!version", "percent", "header"], Nothing, Json(of::<Deployment>)),
     operation("get", "/queues", "Queues of triggers in numbers", &[], Nothing, Json(of::<Vec<QueueInfo>>)),

@@ -11,8 +11,9 @@ use super::types::{
 use crate::clock::wall_ms;
 use crate::logs::{Follower, Line};
 use crate::service::{InstanceInfo, Service};
-use crate::tenants::TenantReport;
+use crate::tenants::{TenantName, TenantReport};
 use crate::usage::{UsageReport, measure_memory};
+use crate::volumes::VolumeStore;
 use axum::body::Body;
 use axum::extract::{Path, Query, Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
@@ -210,7 +211,16 @@ async fn tenants(State(admin): State<Admin>) -> Response {
 /// What tenants use: reads files, so it is done where that holds nobody up.
 pub(crate) async fn report_tenants(admin: &Admin) -> Result<Vec<TenantReport>, String> {
     let (shared, store) = (admin.shared.clone(), admin.catalog.store().clone());
-    let report = tokio::task::spawn_blocking(move || TenantReport::all(&shared, &store));
+    let volumes = VolumeStore::of(admin.home.clone());
+    let report = tokio::task::spawn_blocking(move || -> Result<_, String> {
+        let mut tenants = TenantReport::all(&shared, &store).map_err(|error| error.to_string())?;
+        let volumes = volumes.bytes_of_tenants().map_err(|error| error.to_string())?;
+        for tenant in &mut tenants {
+            let name = TenantName::of(tenant.domain.as_ref());
+            tenant.volumes = volumes.get(&name).copied().unwrap_or_default();
+        }
+        Ok(tenants)
+    });
     match report.await {
         Ok(Ok(mut tenants)) => {
             if let Some(triggers) = admin.shared.triggers()
@@ -223,7 +233,7 @@ pub(crate) async fn report_tenants(admin: &Admin) -> Result<Vec<TenantReport>, S
             }
             Ok(tenants)
         }
-        Ok(Err(error)) => Err(error.to_string()),
+        Ok(Err(error)) => Err(error),
         Err(error) => Err(error.to_string()),
     }
 }

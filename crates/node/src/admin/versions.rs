@@ -2,6 +2,7 @@
 
 use super::Admin;
 use super::routes::problem;
+use crate::catalog::RestartError;
 use crate::deploy::{self, DeployError, Deployment};
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
@@ -17,6 +18,7 @@ pub(super) fn routes() -> Router<Admin> {
         .route("/functions/{name}/activate", post(activate))
         .route("/functions/{name}/rollback", post(roll_back))
         .route("/functions/{name}/split", post(split))
+        .route("/functions/{name}/restart", post(restart))
 }
 
 #[derive(Deserialize)]
@@ -66,6 +68,20 @@ async fn split(
         deploy::split(store, &name, &version, percent, header)
     })
     .await
+}
+
+async fn restart(State(admin): State<Admin>, Path(name): Path<String>) -> Response {
+    let (catalog, home) = (admin.catalog.clone(), admin.home.clone());
+    // Its instances are booted by tasks of the node.
+    let restarted = tokio::task::spawn_blocking(move || catalog.restart(&home, &name));
+    match restarted.await {
+        Ok(Ok(restarted)) => Json(restarted).into_response(),
+        Ok(Err(error @ RestartError::Unknown(_))) => {
+            problem(StatusCode::NOT_FOUND, "unknown_function", error)
+        }
+        Ok(Err(error)) => problem(StatusCode::CONFLICT, "not_restarted", error),
+        Err(error) => problem(StatusCode::INTERNAL_SERVER_ERROR, "internal", error),
+    }
 }
 
 /// Changes which versions get requests, and serves them.

@@ -4,10 +4,12 @@ mod checkpoints;
 mod freshness;
 mod launchers;
 mod partial;
+mod restart;
 mod room;
 
 pub use launchers::LoadError;
 use partial::Far;
+pub use restart::{RestartError, Restarted};
 
 use crate::config::{FunctionConfig, FunctionName};
 use crate::function::BuiltFunction;
@@ -51,6 +53,7 @@ struct KnownFunction {
 }
 
 /// What the catalog has installed of a version.
+#[derive(Clone)]
 struct Known {
     image: ImageId,
     created_ms: u64,

@@ -15,7 +15,7 @@ use thaw_sandbox::{Fit, cpu_features};
 use thaw_store::{KernelId, StoreError};
 
 /// The number of a version that is still being pulled: the store gives it one when all is there.
-const PARTIAL: u32 = 0;
+pub(super) const PARTIAL: u32 = 0;
 
 /// What instances of a partial function wait for.
 pub(super) struct Far {

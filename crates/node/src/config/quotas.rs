@@ -59,6 +59,7 @@ struct QuotaTable {
     store: Option<Bound<ByteSize>>,
     swap: Option<Bound<ByteSize>>,
     queue: Option<Bound<ByteSize>>,
+    volumes: Option<Bound<ByteSize>>,
     egress: EgressTable,
 }
 
@@ -88,6 +89,9 @@ pub struct Quota {
     /// Bytes of invocations in the queues of triggers, without dead letters.
     #[serde(default)]
     pub queue: Option<ByteSize>,
+    /// Bytes of the sizes of volumes, and again for each of their snapshots.
+    #[serde(default)]
+    pub volumes: Option<ByteSize>,
     /// Outgoing connections at a time.
     pub egress_connections: Option<u32>,
     /// Outgoing connections that may be asked for in a second.
@@ -169,6 +173,7 @@ impl QuotaTable {
             store: self.store.or(default.store),
             swap: self.swap.or(default.swap),
             queue: self.queue.or(default.queue),
+            volumes: self.volumes.or(default.volumes),
             egress: EgressTable {
                 connections: self.egress.connections.or(default.egress.connections),
                 per_second: self.egress.per_second.or(default.egress.per_second),
@@ -184,6 +189,7 @@ impl QuotaTable {
             store: self.store.and_then(Bound::get),
             swap: self.swap.and_then(Bound::get),
             queue: self.queue.and_then(Bound::get),
+            volumes: self.volumes.and_then(Bound::get),
             egress_connections: self.egress.connections.and_then(Bound::get),
             egress_per_second: self.egress.per_second.and_then(Bound::get),
         }

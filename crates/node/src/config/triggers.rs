@@ -3,7 +3,7 @@
 
 use super::quantity::positive;
 use super::train::{HeaderName, HeaderText, Method, RequestPath};
-use super::{ByteSize, Connections, EntryKind, FunctionConfig, TimeSpan};
+use super::{ByteSize, Connections, EntryKind, FunctionConfig, FunctionName, TimeSpan};
 use crate::triggers::Cron;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -61,6 +61,14 @@ pub struct AsyncConfig {
     pub idempotency: TimeSpan,
     /// How long an attempt may take, to the end of its answer.
     pub timeout: TimeSpan,
+    /// How long it is known what became of one that is done.
+    pub results: TimeSpan,
+    /// The function that hears of those that are done.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub on_success: Option<FunctionName>,
+    /// The function that hears of those that were given up.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub on_failure: Option<FunctionName>,
 }
 
 impl Default for AsyncConfig {
@@ -80,6 +88,9 @@ impl Default for AsyncConfig {
             dead_letters: 1000,
             idempotency: TimeSpan::seconds(24 * 3600),
             timeout: TimeSpan::seconds(15 * 60),
+            results: TimeSpan::seconds(3600),
+            on_success: None,
+            on_failure: None,
         }
     }
 }
@@ -225,7 +236,13 @@ impl FunctionConfig {
                        remove `connections`";
             return Some((&["entry", "connections"], why.to_owned()));
         }
-        self.r#async.as_ref().and_then(AsyncConfig::wrong).or_else(|| self.wrong_schedules())
+        let terms = self.r#async.as_ref();
+        let destinations = terms.map(|terms| [&terms.on_success, &terms.on_failure]);
+        if destinations.into_iter().flatten().flatten().any(|name| *name == self.name) {
+            let why = "a function is not its own destination; name another function";
+            return Some((&["async"], why.to_owned()));
+        }
+        terms.and_then(AsyncConfig::wrong).or_else(|| self.wrong_schedules())
     }
 
     fn wrong_schedules(&self) -> Option<Wrong> {
@@ -251,7 +268,7 @@ impl FunctionConfig {
 impl AsyncConfig {
     fn wrong(&self) -> Option<Wrong> {
         let second = Duration::from_secs(1);
-        let wrong: [(bool, &'static [&'static str], &str); 9] = [
+        let wrong: [(bool, &'static [&'static str], &str); 10] = [
             (self.dead_letters > ENTRIES_MAX, &["async", "dead_letters"], "give 100000 at most"),
             (self.attempts.get() > ATTEMPTS_MAX, &["async", "attempts"], "give 100 at most"),
             (
@@ -271,6 +288,7 @@ impl AsyncConfig {
                 &["async", "body_max"],
                 "give 4MiB at most for `body_max`, 1GiB at most for `bytes`, and the larger for the latter",
             ),
+            (self.results.0 > AGE_MAX, &["async", "results"], "give \"336h\" at most"),
             (self.idempotency.0 > AGE_MAX, &["async", "idempotency"], "give \"336h\" at most"),
             (
                 self.timeout.0 < second || self.timeout.0 > ATTEMPT_MAX,
@@ -330,6 +348,8 @@ mod tests {
             ("[async]\nbody_max = \"5MiB\"", "body_max"),
             ("[async]\nbytes = \"512KiB\"", "bytes"),
             ("[async]\ndead_letters = 100001", "dead_letters"),
+            ("[async]\nresults = \"337h\"", "results"),
+            ("[async]\non_failure = \"f\"", "its own destination"),
             ("[async]\nidempotency = \"400h\"", "idempotency"),
             ("[async]\ntimeout = \"2h\"", "timeout"),
             ("[async]\ntimeout = \"10ms\"", "timeout"),

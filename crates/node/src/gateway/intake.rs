@@ -12,15 +12,18 @@ use crate::service::Service;
 use crate::traces::Producing;
 use crate::triggers::cloudevents::{self, Mode};
 use crate::triggers::{
-    ATTEMPT_HEADER, Holder, INVOCATION_HEADER, KEY_MAX, NewInvocation, NotQueued, Origin, Queued,
-    QueuedRequest, Room, carried, prefers_async,
+    ATTEMPT_HEADER, Holder, INVOCATION_HEADER, InvocationId, KEY_MAX, NewInvocation, NotQueued,
+    Origin, Queued, QueuedRequest, Room, carried, prefers_async,
 };
 use crate::upstream::RequestBody;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Bytes, Incoming};
-use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue, TRANSFER_ENCODING};
+use hyper::header::{
+    CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue, LOCATION,
+    TRANSFER_ENCODING,
+};
 use hyper::http::request::Parts;
-use hyper::{Response, StatusCode};
+use hyper::{Method, Response, StatusCode};
 use serde_json::json;
 use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
@@ -36,7 +39,7 @@ const FIRST_ROOM: u64 = 16 << 10;
 pub(super) enum TakenIn {
     /// It goes to the function, with this body.
     Passed(RequestBody),
-    /// It is queued.
+    /// It is queued, or asks about what is; this is the answer.
     Queued(Response<AnswerBody>),
 }
 
@@ -74,6 +77,11 @@ pub(super) async fn take_in(
         true => cloudevents::mode(&head.headers).map_err(Refusal::BadEvent)?,
         false => Mode::None,
     };
+    if config.r#async.is_some()
+        && let Some(id) = invocation_asked_for(head)
+    {
+        return status_of(client, service, id).await.map(TakenIn::Queued);
+    }
     let is_queued = config.r#async.is_some() && prefers_async(&head.headers);
     if mode == Mode::Binary {
         cloudevents::check(&head.headers).map_err(Refusal::BadEvent)?;
@@ -109,6 +117,42 @@ pub(super) async fn take_in(
     let queued = triggers.queue(shared, new, room).await.map_err(|why| not_queued(service, why))?;
     producing.finish(queued.id);
     Ok(TakenIn::Queued(answer(queued)))
+}
+
+/// The query of a request that asks about an invocation, before its id.
+const STATUS_QUERY: &str = "thaw-invocation=";
+
+/// The invocation that a request asks about.
+fn invocation_asked_for(head: &Parts) -> Option<InvocationId> {
+    let id = head.uri.query()?.strip_prefix(STATUS_QUERY)?;
+    (head.method == Method::GET).then(|| id.parse().ok()).flatten()
+}
+
+/// Says how an invocation is. Who knows its name may know that: it is as hard to guess as a key.
+async fn status_of(
+    client: &RoutedClient,
+    service: &Service,
+    id: InvocationId,
+) -> Result<Response<AnswerBody>, Refusal> {
+    let unavailable = || not_queued(service, NotQueued::Full("the node is stopping".to_owned()));
+    let triggers = client.gateway.shared().triggers().ok_or_else(unavailable)?;
+    let found = triggers.status(service.name().to_string(), id).await;
+    let found = found.map_err(|why| not_queued(service, why.into()))?;
+    let (code, body) = match found {
+        Some(status) => (StatusCode::OK, json!(status)),
+        None => {
+            let reason = "no invocation of this name is known; those that are done are forgotten \
+                          after a while";
+            let error = json!({"error": "unknown_invocation", "reason": reason});
+            (StatusCode::NOT_FOUND, error)
+        }
+    };
+    let mut response = Response::new(AnswerBody::Own(Full::new(Bytes::from(format!("{body}\n")))));
+    *response.status_mut() = code;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    Ok(response)
 }
 
 fn most_bytes(config: &FunctionConfig, is_queued: bool) -> u64 {
@@ -209,7 +253,9 @@ fn key_of(origin: &Origin, user: Option<&str>, key: &[u8]) -> Vec<u8> {
     let who = match (origin, user) {
         (_, Some(user)) => format!("user {}\n{user}\n", user.len()),
         (Origin::Operator, None) => "operator\n".to_owned(),
-        (Origin::Client | Origin::Schedule(_), None) => "anybody\n".to_owned(),
+        (Origin::Client | Origin::Schedule(_) | Origin::Function(_), None) => {
+            "anybody\n".to_owned()
+        }
     };
     [who.as_bytes(), key].concat()
 }
@@ -253,6 +299,10 @@ fn answer(queued: Queued) -> Response<AnswerBody> {
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     headers.insert("preference-applied", HeaderValue::from_static("respond-async"));
+    // Relative to the client's own URL, whatever part of that the function sees.
+    if let Ok(location) = HeaderValue::try_from(format!("?{STATUS_QUERY}{id}")) {
+        headers.insert(LOCATION, location);
+    }
     if let Ok(id) = HeaderValue::try_from(id) {
         headers.insert(INVOCATION_HEADER, id);
     }

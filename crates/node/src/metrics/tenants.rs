@@ -153,6 +153,7 @@ impl TenantMetrics {
             ("cpu_time", cpu),
             ("store", quota.store.map(|size| size.bytes() as f64)),
             ("swap", quota.swap.map(|size| size.bytes() as f64)),
+            ("volumes", quota.volumes.map(|size| size.bytes() as f64)),
             ("egress_connections", quota.egress_connections.map(f64::from)),
             ("egress_per_second", quota.egress_per_second.map(f64::from)),
         ] {
@@ -182,6 +183,7 @@ mod tests {
             cpu_period: None,
             store: 6,
             queue: 0,
+            volumes: 0,
             swap: 10,
             egress_connections: 7,
             refused: BTreeMap::from([("memory".to_owned(), 8)]),

@@ -37,6 +37,9 @@ pub struct TenantReport {
     /// Invocations in the queues of triggers, without dead letters.
     #[serde(default)]
     pub queue: u64,
+    /// Sizes of its volumes, and again for each of their snapshots.
+    #[serde(default)]
+    pub volumes: u64,
     /// Outgoing connections.
     pub egress_connections: usize,
     /// Requests that were refused, by the quota that was reached.
@@ -80,6 +83,7 @@ impl TenantReport {
             store: store.bytes + tenant.asleep_bytes(),
             swap: tenant.swap().taken(),
             queue: 0,
+            volumes: 0,
             egress_connections: tenant.egress().connections(),
             refused,
             quota: tenant.quota(),

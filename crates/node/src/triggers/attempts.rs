@@ -2,6 +2,7 @@
 
 use super::Triggers;
 use super::cloudevents;
+use super::destinations::Called;
 use super::record::{InvocationId, Job, Origin, Outcome, Terms};
 use super::retry::judge;
 use crate::clock::wall_ms;
@@ -63,10 +64,13 @@ async fn begin(
         ledger.expire(now, |name| {
             terms_of(&terms, name).map(|terms| terms.config).unwrap_or_default()
         });
-        ledger.take(now, most, |name, running| room(&known, name).saturating_sub(running))
+        let taken =
+            ledger.take(now, most, |name, running| room(&known, name).saturating_sub(running));
+        (taken, ledger.call_destinations(now, |name| terms_of(&terms, name)))
     });
     // The log has it.
-    let Ok(Ok(taken)) = taken.await else { return LOOK };
+    let Ok((Ok(taken), called)) = taken.await else { return LOOK };
+    note_called(node, &called);
     for job in taken.jobs {
         let place = places.clone().acquire_owned().await;
         let (triggers, node) = (triggers.clone(), node.clone());
@@ -115,7 +119,7 @@ async fn attempt(triggers: &Arc<Triggers>, node: &Arc<NodeState>, job: Job) {
     };
     let outcome = harmless(outcome);
     let name = match &outcome {
-        Outcome::Done => "done",
+        Outcome::Done(_) => "done",
         Outcome::Failed { .. } => "failed",
         Outcome::Refused(_) => "refused",
         Outcome::Deferred(_) => "deferred",
@@ -142,12 +146,23 @@ async fn settle(
     loop {
         let terms = terms_of(node, function).unwrap_or_else(fallback);
         let outcome = outcome.clone();
-        let finished =
-            triggers.writer.ask(move |ledger| ledger.finish(id, outcome, &terms, wall_ms())).await;
-        match finished {
-            Ok(()) => return,
+        let known = node.clone();
+        let finished = triggers.writer.ask(move |ledger| {
+            let now = wall_ms();
+            ledger.finish(id, outcome, &terms, now);
+            ledger.call_destinations(now, |name| terms_of(&known, name))
+        });
+        match finished.await {
+            Ok(called) => return note_called(node, &called),
             Err(_) => sleep(LOOK).await,
         }
+    }
+}
+
+fn note_called(node: &NodeState, called: &[Called]) {
+    for Called { function, is_queued } in called {
+        let outcome = if *is_queued { "queued" } else { "refused" };
+        node.metrics().triggers().queued(function, outcome);
     }
 }
 
@@ -205,7 +220,7 @@ impl Drop for Driven {
 fn harmless(outcome: Outcome) -> Outcome {
     let escape = |text: String| thaw_sandbox::escape(text.as_bytes());
     match outcome {
-        Outcome::Done => Outcome::Done,
+        Outcome::Done(status) => Outcome::Done(status),
         Outcome::Failed { reason, retry_after_ms } => {
             Outcome::Failed { reason: escape(reason), retry_after_ms }
         }
@@ -257,7 +272,9 @@ fn request_of(job: Job) -> Option<Request<Full<Bytes>>> {
     }
     headers.insert(INVOCATION_HEADER, HeaderValue::from_str(&job.id.to_string()).ok()?);
     headers.insert(ATTEMPT_HEADER, HeaderValue::from(job.record.attempts + 1));
-    if !cloudevents::is_binary(headers) && !matches!(job.record.origin, Origin::Schedule(_)) {
+    if !cloudevents::is_binary(headers)
+        && !matches!(job.record.origin, Origin::Schedule(_) | Origin::Function(_))
+    {
         let source = format!("/functions/{}/queue", job.record.function);
         let about = ("thaw.invocation", &*source, &*job.id.to_string());
         cloudevents::describe(headers, about, job.record.created_ms);

@@ -1,6 +1,6 @@
 //! The file of the queue: tables of a redb database.
 
-use super::record::{InvocationId, QueuedRequest, Record, ScheduleRow};
+use super::record::{InvocationId, QueuedRequest, Record, ResultRow, ScheduleRow};
 use redb::backends::FileBackend;
 use redb::{Database, Durability, ReadableDatabase, ReadableTable, TableDefinition};
 use serde::Serialize;
@@ -17,6 +17,8 @@ const REQUESTS: TableDefinition<u128, &[u8]> = TableDefinition::new("requests");
 const KEYS: TableDefinition<&[u8; 32], &[u8]> = TableDefinition::new("keys");
 /// Function and schedule, with a slash between them: [`ScheduleRow`]s as JSON.
 const SCHEDULES: TableDefinition<&str, &[u8]> = TableDefinition::new("schedules");
+/// What became of invocations: [`ResultRow`]s as JSON.
+const RESULTS: TableDefinition<u128, &[u8]> = TableDefinition::new("results");
 /// The version of all of them, at `format`.
 const FORMAT: TableDefinition<&str, u64> = TableDefinition::new("format");
 const VERSION: u64 = 1;
@@ -51,6 +53,8 @@ pub(super) enum Change {
     Remove(InvocationId),
     AddKey(Key, KeyRow),
     RemoveKey(Key),
+    AddResult(InvocationId, ResultRow),
+    RemoveResult(InvocationId),
     SetSchedule(String, ScheduleRow),
     RemoveSchedule(String),
 }
@@ -61,6 +65,7 @@ pub(super) struct Content {
     pub records: Vec<(InvocationId, Record)>,
     pub keys: Vec<(Key, KeyRow)>,
     pub schedules: Vec<(String, ScheduleRow)>,
+    pub results: Vec<(InvocationId, ResultRow)>,
 }
 
 /// Why the file cannot be used: one sentence.
@@ -102,6 +107,7 @@ impl QueueFile {
             transaction.open_table(REQUESTS)?;
             transaction.open_table(KEYS)?;
             transaction.open_table(SCHEDULES)?;
+            transaction.open_table(RESULTS)?;
             let mut format = transaction.open_table(FORMAT)?;
             let version = format.get("format")?.map(|version| version.value());
             match version {
@@ -131,6 +137,10 @@ impl QueueFile {
             for row in transaction.open_table(SCHEDULES)?.iter()? {
                 let (name, row) = row?;
                 content.schedules.push((name.value().to_owned(), parse(row.value())?));
+            }
+            for row in transaction.open_table(RESULTS)?.iter()? {
+                let (id, row) = row?;
+                content.results.push((InvocationId(id.value()), parse(row.value())?));
             }
             Ok(content)
         };
@@ -166,6 +176,7 @@ impl QueueFile {
                 let mut requests = transaction.open_table(REQUESTS)?;
                 let mut keys = transaction.open_table(KEYS)?;
                 let mut schedules = transaction.open_table(SCHEDULES)?;
+                let mut results = transaction.open_table(RESULTS)?;
                 for change in changes {
                     match change {
                         Change::Add(id, record, request) => {
@@ -179,6 +190,8 @@ impl QueueFile {
                         }
                         Change::AddKey(key, row) => drop(keys.insert(key, &*json(row))?),
                         Change::RemoveKey(key) => drop(keys.remove(key)?),
+                        Change::AddResult(id, row) => drop(results.insert(id.0, &*json(row))?),
+                        Change::RemoveResult(id) => drop(results.remove(id.0)?),
                         Change::SetSchedule(name, row) => {
                             schedules.insert(&**name, &*json(row))?;
                         }

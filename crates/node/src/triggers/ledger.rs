@@ -4,12 +4,14 @@
 //! commits; if that fails, the index is built from the file again. That an invocation runs is
 //! in memory only.
 
+mod results;
 mod views;
 
+use super::destinations::Ended;
 use super::file::{Change, Content, FileError, Key, KeyRow, QueueFile};
 use super::record::{
     Death, InvocationId, Job, NewInvocation, NotQueued, OVERHEAD, Outcome, Queued, Record,
-    ScheduleRow, Terms, Unavailable,
+    ResultRow, ScheduleRow, Terms, Unavailable,
 };
 use super::retry::{chance, wait_ms};
 use crate::config::AsyncConfig;
@@ -37,6 +39,7 @@ pub(super) struct Bounds {
     pub keys_of_a_function: usize,
     pub dead: usize,
     pub dead_bytes: u64,
+    pub results: usize,
 }
 
 pub(super) const BOUNDS: Bounds = Bounds {
@@ -46,6 +49,7 @@ pub(super) const BOUNDS: Bounds = Bounds {
     keys_of_a_function: 100_000,
     dead: 100_000,
     dead_bytes: 1 << 30,
+    results: 100_000,
 };
 
 /// Bytes that an idempotency key counts for in the quota of its tenant.
@@ -77,6 +81,8 @@ struct Book {
     bytes: u64,
     dead_bytes: u64,
     keys: BTreeSet<(u64, Key)>,
+    /// What became of those that are done, by when that is forgotten.
+    results: BTreeSet<(u64, InvocationId)>,
 }
 
 impl Book {
@@ -85,7 +91,10 @@ impl Book {
     }
 
     fn is_empty(&self) -> bool {
-        self.entries() == 0 && self.dead.is_empty() && self.keys.is_empty()
+        self.entries() == 0
+            && self.dead.is_empty()
+            && self.keys.is_empty()
+            && self.results.is_empty()
     }
 }
 
@@ -142,6 +151,9 @@ pub(super) struct Ledger {
     tenants: HashMap<Option<String>, Share>,
     keys: HashMap<Key, KeyRow>,
     schedules: BTreeMap<String, ScheduleRow>,
+    results: HashMap<InvocationId, ResultRow>,
+    /// Those that have come to an end since their destinations were called last.
+    ended: Vec<Ended>,
     entries: u64,
     bytes: u64,
     dead: usize,
@@ -163,6 +175,9 @@ impl Ledger {
         }
         for (key, row) in content.keys {
             ledger.enter_key(key, row);
+        }
+        for (id, row) in content.results {
+            ledger.enter_result(id, row);
         }
         ledger.schedules = content.schedules.into_iter().collect();
         ledger
@@ -315,6 +330,17 @@ impl Ledger {
         terms: &Terms,
         now_ms: u64,
     ) -> Result<Queued, NotQueued> {
+        self.queue_behind(new, terms, now_ms, 0)
+    }
+
+    /// As [`Ledger::queue`], behind so many destinations.
+    pub(in crate::triggers) fn queue_behind(
+        &mut self,
+        new: NewInvocation,
+        terms: &Terms,
+        now_ms: u64,
+        depth: u8,
+    ) -> Result<Queued, NotQueued> {
         let key = new.key.as_deref().map(|key| hash(&new.function, key));
         let digest = key.map_or(0, |_| new.request.digest());
         if let Some(row) = key.and_then(|key| self.keys.get(&key))
@@ -348,6 +374,7 @@ impl Ledger {
             bytes,
             last: None,
             dead: None,
+            depth,
         };
         self.staged.push(Change::Add(id, Box::new(record.clone()), stored));
         self.fresh.insert(id);
@@ -537,7 +564,7 @@ impl Ledger {
         let (config, function) = (&terms.config, record.function.clone());
         let (attempts, deferrals) = (record.attempts + 1, record.deferrals.saturating_add(1));
         match outcome {
-            Outcome::Done => self.remove(id),
+            Outcome::Done(status) => self.succeed(id, status, config, now_ms),
             Outcome::Refused(reason) => {
                 self.update(id, |record| record.attempts = attempts);
                 self.bury(id, format!("the function refused it: {reason}"), now_ms);
@@ -580,6 +607,14 @@ impl Ledger {
             tracing::warn!(function, invocation = %id, "gave up an invocation: {reason}");
         }
         self.update(id, |record| record.dead = Some(Death { at_ms: now_ms, reason }));
+        if let Some(record) = self.records.get(&id) {
+            self.ended.push(Ended { id, record: record.clone(), status: None });
+        }
+    }
+
+    /// Those that have come to an end since the last call.
+    pub(in crate::triggers) fn take_ended(&mut self) -> Vec<Ended> {
+        std::mem::take(&mut self.ended)
     }
 
     /// Forgets the oldest dead letters of a function beyond what it may keep.
@@ -619,6 +654,7 @@ impl Ledger {
         grown.iter().for_each(|name| self.bound_dead_letters(name, &config(name)));
         forgotten.into_iter().for_each(|id| self.remove(id));
         keys.into_iter().for_each(|key| self.remove_key(key));
+        self.expire_results(now_ms);
         while (self.dead_bytes > self.bounds().dead_bytes || self.dead > self.bounds().dead)
             && let Some(oldest) = self.oldest_of_largest(self.dead > self.bounds().dead)
         {

@@ -10,6 +10,7 @@
 //! | `writer` | the thread that has both; group commit |
 //! | `retry` | what an answer means, and when to try again |
 //! | `attempts` | sending what is due |
+//! | `destinations` | calling other functions with what came of an invocation |
 //! | `schedules` | queueing what schedules ask for |
 //! | `cloudevents` | CloudEvents over HTTP |
 //! | `room` | room for bodies while they are read |
@@ -17,6 +18,7 @@
 mod attempts;
 pub mod cloudevents;
 mod cron;
+mod destinations;
 mod file;
 mod ledger;
 mod record;
@@ -31,8 +33,8 @@ pub use attempts::{ATTEMPT_HEADER, INVOCATION_HEADER};
 pub use cron::Cron;
 pub use ledger::{KEY_MAX, Which};
 pub use record::{
-    Death, InvocationId, InvocationInfo, NewInvocation, NotQueued, Origin, QueueInfo, Queued,
-    QueuedRequest, Record, Unavailable,
+    Death, InvocationId, InvocationInfo, InvocationStatus, NewInvocation, NotQueued, Origin,
+    QueueInfo, Queued, QueuedRequest, Record, Unavailable,
 };
 #[cfg(test)]
 pub(crate) use retry::gateway_error;
@@ -135,6 +137,18 @@ impl Triggers {
         node.metrics().triggers().queued(&function, outcome);
         self.wake.notify_one();
         queued
+    }
+
+    /// How an invocation of a function is; `None`: there is none of that name, or not any more.
+    ///
+    /// # Errors
+    /// The file cannot be used.
+    pub(crate) async fn status(
+        &self,
+        function: String,
+        id: InvocationId,
+    ) -> Result<Option<InvocationStatus>, Unavailable> {
+        self.writer.ask(move |ledger| ledger.status(&function, id)).await
     }
 
     /// All queues in numbers.

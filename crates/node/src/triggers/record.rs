@@ -117,6 +117,8 @@ pub enum Origin {
     Operator,
     /// The schedule of this name.
     Schedule(String),
+    /// The end of an invocation of this function, whose destination it is.
+    Function(String),
 }
 
 /// Why an invocation was given up, and when.
@@ -157,6 +159,36 @@ pub struct Record {
     pub last: Option<String>,
     /// Set when it was given up: it is a dead letter.
     pub dead: Option<Death>,
+    /// How many destinations lie between it and what was queued by somebody.
+    #[serde(default)]
+    pub depth: u8,
+}
+
+/// What is kept of an invocation that is done.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ResultRow {
+    /// The function.
+    pub function: String,
+    /// The status of its answer.
+    pub status: u16,
+    /// Attempts, the last one included.
+    pub attempts: u32,
+    /// When it is forgotten, in milliseconds since 1970.
+    pub expires_ms: u64,
+}
+
+/// How an invocation is, for who has queued it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct InvocationStatus {
+    /// Its name.
+    pub id: InvocationId,
+    /// `queued`, `running`, `done` or `dead`.
+    pub state: &'static str,
+    /// Attempts that are over.
+    pub attempts: u32,
+    /// The status of the function's answer, if it is done.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub status: Option<u16>,
 }
 
 /// Bytes that an invocation counts for besides its request: its entries in tables and indexes.
@@ -220,8 +252,8 @@ pub struct Unavailable(pub String);
 /// What became of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The function has done it.
-    Done,
+    /// The function has done it, and answered with this status.
+    Done(u16),
     /// It may be tried again, after this many milliseconds if the function has said so.
     Failed {
         /// One sentence.

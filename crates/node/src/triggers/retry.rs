@@ -66,7 +66,7 @@ pub(super) fn judge(status: u16, refusal: Option<&str>, retry_after_ms: Option<u
         None => format!("status {status}"),
     };
     match status {
-        0..400 => Outcome::Done,
+        0..400 => Outcome::Done(status),
         408 | 425 | 429 | 500.. => Outcome::Failed { reason: by, retry_after_ms },
         _ => Outcome::Refused(by),
     }
@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn what_would_fail_again_is_not_repeated() {
         for status in [200, 204, 302] {
-            assert_eq!(judge(status, None, None), Outcome::Done);
+            assert_eq!(judge(status, None, None), Outcome::Done(status));
         }
         for status in [400, 401, 404, 409, 413, 422] {
             assert!(matches!(judge(status, None, None), Outcome::Refused(_)), "{status}");

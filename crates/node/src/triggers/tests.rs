@@ -95,7 +95,7 @@ fn what_was_queued_or_runs_is_there_after_a_kill_and_what_is_done_is_not() {
     let ids: Vec<_> = (0..3).map(|_| queue.add(None, NOW).unwrap().id).collect();
     let jobs = queue.take(NOW, 2);
     assert_eq!(queue.counts(), (1, 2, 0));
-    queue.finish(jobs[0].id, Outcome::Done, NOW);
+    queue.finish(jobs[0].id, Outcome::Done(200), NOW);
     queue.kill();
     assert_eq!(queue.counts(), (2, 0, 0));
     let again = queue.take(NOW, 10);
@@ -120,7 +120,7 @@ fn a_key_queues_once_within_its_time_also_after_the_work_is_done() {
     let other = queue.add(Some("l"), NOW).unwrap();
     assert!(!first.is_duplicate && !other.is_duplicate && first.id != other.id);
     for job in queue.take(NOW, 10) {
-        queue.finish(job.id, Outcome::Done, NOW);
+        queue.finish(job.id, Outcome::Done(200), NOW);
     }
     queue.kill();
     let again = queue.add(Some("k"), NOW + 23 * HOUR).unwrap();
@@ -228,7 +228,7 @@ fn what_runs_does_not_expire() {
     queue.take(NOW, 1);
     queue.ledger.expire(NOW + 7 * HOUR, |_| AsyncConfig::default());
     assert_eq!(queue.counts(), (0, 1, 0));
-    queue.finish(id, Outcome::Done, NOW + 7 * HOUR);
+    queue.finish(id, Outcome::Done(200), NOW + 7 * HOUR);
     assert_eq!(queue.counts(), (0, 0, 0));
 }
 
@@ -377,7 +377,7 @@ fn keys_count_for_their_tenant_until_they_are_purged() {
     let mut queue = Queue::new();
     queue.add(Some("done"), NOW).unwrap();
     let job = queue.take(NOW, 1).remove(0);
-    queue.finish(job.id, Outcome::Done, NOW);
+    queue.finish(job.id, Outcome::Done(200), NOW);
     queue.kill();
     let bytes = |queue: &Queue| queue.ledger.bytes_of_tenants().get(&None).copied().unwrap_or(0);
     assert_eq!(bytes(&queue), 256);
@@ -547,7 +547,7 @@ fn a_schedule_that_must_not_overlap_waits_for_its_invocation() {
     assert!(queue.skips(&hourly, NEXT_HOUR + HOUR));
     let job = queue.take(NEXT_HOUR + HOUR, 1).remove(0);
     assert!(queue.skips(&hourly, NEXT_HOUR + 2 * HOUR));
-    queue.finish(job.id, Outcome::Done, NEXT_HOUR + 2 * HOUR);
+    queue.finish(job.id, Outcome::Done(200), NEXT_HOUR + 2 * HOUR);
     assert_eq!(queue.look(&hourly, NEXT_HOUR + 3 * HOUR), Looked::Fired);
     // A full queue is a reason that is shown.
     queue.terms.config.entries = NonZeroU32::new(1).unwrap();
@@ -614,4 +614,155 @@ fn a_damaged_file_is_left_alone_and_says_what_to_do() {
     let why = asked.unwrap_err().to_string();
     assert!(why.contains("move it away"), "{why}");
     assert_eq!(std::fs::read(&path).unwrap(), before);
+}
+
+#[test]
+fn what_became_of_an_invocation_is_known_for_a_while_also_after_a_kill() {
+    let mut queue = Queue::new();
+    let ids: Vec<_> = (0..3).map(|_| queue.add(None, NOW).unwrap().id).collect();
+    let state = |queue: &Queue, id| queue.ledger.status("f", id).map(|found| found.state);
+    assert_eq!(state(&queue, ids[0]), Some("queued"));
+    assert_eq!(queue.take(NOW, 3).len(), 3);
+    assert_eq!(state(&queue, ids[0]), Some("running"));
+    queue.finish(ids[0], Outcome::Done(204), NOW);
+    queue.finish(ids[1], Outcome::Refused("status 422".into()), NOW);
+    queue.finish(ids[2], failed(), NOW);
+    queue.kill();
+    let done = queue.ledger.status("f", ids[0]).unwrap();
+    assert_eq!((done.state, done.attempts, done.status), ("done", 1, Some(204)));
+    assert_eq!((state(&queue, ids[1]), state(&queue, ids[2])), (Some("dead"), Some("queued")));
+    // It is nobody else's, and is forgotten.
+    assert_eq!(queue.ledger.status("g", ids[0]), None);
+    queue.ledger.expire(NOW + HOUR, |_| AsyncConfig::default());
+    queue.ledger.commit().unwrap();
+    queue.kill();
+    assert_eq!(state(&queue, ids[0]), None);
+    // A purge leaves nothing, and without `results` nothing is kept.
+    queue.ledger.purge("f", Which::Queued);
+    queue.ledger.purge("f", Which::Dead);
+    assert!(queue.ledger.queues().is_empty());
+    queue.terms.config.results = crate::config::TimeSpan::seconds(0);
+    let id = queue.add(None, NOW).unwrap().id;
+    queue.take(NOW, 1);
+    queue.finish(id, Outcome::Done(200), NOW);
+    assert_eq!(state(&queue, id), None);
+}
+
+#[test]
+fn results_are_bounded_for_a_function_and_for_the_node() {
+    let mut queue = Queue::new();
+    queue.terms.config.entries = NonZeroU32::new(3).unwrap();
+    let run = |queue: &mut Queue, now| {
+        let id = queue.add(None, now).unwrap().id;
+        queue.take(now, 1);
+        queue.finish(id, Outcome::Done(200), now);
+        id
+    };
+    let ids: Vec<_> = (0..5).map(|n| run(&mut queue, NOW + n)).collect();
+    let known = |queue: &Queue, id: &InvocationId| queue.ledger.status("f", *id).is_some();
+    let kept: Vec<bool> = ids.iter().map(|id| known(&queue, id)).collect();
+    assert_eq!(kept, [false, false, true, true, true]);
+    queue.ledger.bound(Bounds { results: 2, ..BOUNDS });
+    let last = run(&mut queue, NOW + 9);
+    queue.kill();
+    let kept = [&ids[3], &ids[4], &last].map(|id| known(&queue, id));
+    assert_eq!(kept, [false, true, true]);
+}
+
+/// Functions with destinations, by name: whom those call that are done, and dead.
+fn terms_with(
+    destinations: &'static [(&'static str, Option<&'static str>, Option<&'static str>)],
+) -> impl Fn(&str) -> Option<Terms> {
+    move |name| {
+        let (_, done, dead) = destinations.iter().find(|(known, ..)| *known == name)?;
+        let function = |name: &Option<&str>| name.map(|name| name.parse().unwrap());
+        let config = AsyncConfig {
+            on_success: function(done),
+            on_failure: function(dead),
+            ..AsyncConfig::default()
+        };
+        let domain = name.starts_with("theirs").then(|| "other".to_owned());
+        Some(Terms { config, domain, tenant_bytes: None })
+    }
+}
+
+#[test]
+fn a_destination_hears_once_of_each_end() {
+    let mut queue = Queue::new();
+    let terms =
+        terms_with(&[("f", Some("glad"), Some("sad")), ("glad", None, None), ("sad", None, None)]);
+    let all: Vec<_> = (0..3).map(|_| queue.add(None, NOW).unwrap().id).collect();
+    let mut ids: Vec<_> = queue.take(NOW, 2).iter().map(|job| job.id).collect();
+    ids.extend(all.iter().filter(|id| !ids.contains(id)).copied().collect::<Vec<_>>());
+    queue.ledger.finish(ids[0], Outcome::Done(201), &queue.terms.clone(), NOW);
+    queue.ledger.finish(ids[1], Outcome::Refused("status 422".into()), &queue.terms.clone(), NOW);
+    // The third one grows too old.
+    queue.ledger.expire(NOW + 7 * HOUR, |_| AsyncConfig::default());
+    let called = queue.ledger.call_destinations(NOW + 7 * HOUR, &terms);
+    assert!(called.iter().all(|called| called.is_queued) && called.len() == 3, "{called:?}");
+    assert!(queue.ledger.call_destinations(NOW, &terms).is_empty());
+    queue.ledger.commit().unwrap();
+    queue.kill();
+    let jobs = queue.take(NOW + 7 * HOUR, 9);
+    let mut bodies = Vec::new();
+    for job in &jobs {
+        let body: serde_json::Value = serde_json::from_slice(&job.request.body).unwrap();
+        assert_eq!(job.record.origin, Origin::Function("f".into()));
+        let kind =
+            ("ce-type".to_owned(), format!("thaw.invocation.{}", body["state"].as_str().unwrap()));
+        assert!(job.request.headers.contains(&kind), "{:?}", job.request.headers);
+        bodies.push((job.record.function.clone(), body["id"].clone(), body["status"].clone()));
+    }
+    bodies.sort_by_key(|(function, id, _)| (function.clone(), id.to_string()));
+    let name = |id: InvocationId| serde_json::json!(id.to_string());
+    assert_eq!(bodies[0], ("glad".to_owned(), name(ids[0]), serde_json::json!(201)));
+    let mut dead: Vec<_> = bodies[1..].iter().map(|(_, id, _)| id.clone()).collect();
+    dead.sort_by_key(ToString::to_string);
+    let mut expected = vec![name(ids[1]), name(ids[2])];
+    expected.sort_by_key(ToString::to_string);
+    assert_eq!((bodies.len(), dead), (3, expected));
+}
+
+#[test]
+fn an_end_that_was_not_committed_calls_nobody() {
+    let mut queue = Queue::new();
+    let terms = terms_with(&[("f", Some("glad"), None), ("glad", None, None)]);
+    let id = queue.add(None, NOW).unwrap().id;
+    queue.take(NOW, 1);
+    queue.ledger.finish(id, Outcome::Done(200), &queue.terms.clone(), NOW);
+    assert_eq!(queue.ledger.call_destinations(NOW, &terms).len(), 1);
+    queue.kill();
+    // It runs again, and the end of that one is heard of.
+    let jobs = queue.take(NOW, 9);
+    assert_eq!(jobs.iter().map(|job| job.id).collect::<Vec<_>>(), [id]);
+}
+
+#[test]
+fn destinations_end_somewhere_stay_with_their_tenant_and_within_bounds() {
+    let mut queue = Queue::new();
+    let terms = terms_with(&[
+        ("f", Some("g"), Some("theirs")),
+        ("g", Some("f"), Some("nobody")),
+        ("theirs", None, None),
+    ]);
+    queue.add(None, NOW).unwrap();
+    let mut rounds = 0;
+    while let Some(job) = queue.take(NOW, 1).pop() {
+        queue.ledger.finish(job.id, Outcome::Done(200), &queue.terms.clone(), NOW);
+        queue.ledger.call_destinations(NOW, &terms);
+        queue.ledger.commit().unwrap();
+        rounds += 1;
+        assert!(rounds < 100, "two functions call each other for ever");
+    }
+    assert_eq!(rounds, 9);
+    // Another tenant's function, and one that is not there, hear of nothing.
+    let id = queue.add(None, NOW).unwrap().id;
+    queue.take(NOW, 1);
+    queue.ledger.finish(id, Outcome::Refused("no".into()), &queue.terms.clone(), NOW);
+    let called = queue.ledger.call_destinations(NOW, &terms);
+    assert_eq!(called.len(), 1);
+    assert!(!called[0].is_queued && queue.take(NOW, 9).is_empty());
+    // A full queue of the destination keeps the end itself from nothing.
+    queue.ledger.bound(Bounds { entries: 0, ..BOUNDS });
+    queue.ledger.retry("f", Which::Dead, &queue.terms.clone(), NOW).unwrap_err();
 }

@@ -5,8 +5,10 @@
 
 mod directory;
 mod memory;
+mod volumes;
 
 pub use memory::{MemoryUse, measure_instance, measure_memory, measure_memory_of};
+pub use volumes::VolumeUsage;
 
 use crate::asleep::{Sleeper, sleepers_in};
 use crate::config::DomainName;
@@ -50,6 +52,9 @@ pub struct UsageReport {
     pub images: Vec<RootfsUsage>,
     /// Builds of the Thaw kernel.
     pub kernels: Vec<KernelUsage>,
+    /// Volumes, by name.
+    #[serde(default)]
+    pub volumes: Vec<VolumeUsage>,
     /// The sharing domains; `domain` is null for all functions without one.
     pub domains: Vec<DomainUsage>,
     /// The store as a whole.
@@ -234,16 +239,19 @@ impl UsageReport {
             .map_err(|error| UsageError::Directory { path: asleep.clone(), error })?;
         let others: Vec<OtherUser> = sleepers.iter().filter_map(other_user).collect();
         let usage = store.usage(&others)?;
+        let mut damaged = usage.damaged().to_vec();
+        let volumes = volumes::measure(home, &mut damaged);
         let by_function = Sleeping::of(&usage, &sleepers);
         Ok(Self {
             functions: functions(&usage, &by_function),
             checkpoints: checkpoints(&usage),
             images: root_file_systems(&usage),
             kernels: kernels(&usage),
+            volumes,
             domains: domains(&usage, &sleepers),
             store: totals(&usage),
             home: home_usage(home, &sleepers)?,
-            damaged: usage.damaged().to_vec(),
+            damaged,
         })
     }
 

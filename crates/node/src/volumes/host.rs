@@ -7,7 +7,7 @@
 //! ([`crate::monitor::linked_directories`]).
 
 use super::{Note, VolumeError, VolumeStore, failed};
-use crate::config::{ByteSize, FunctionName};
+use crate::config::{ByteSize, DomainName, FunctionName};
 use crate::home::Home;
 use crate::monitor::DaemonUser;
 use rustix::fs::{CWD, FileType, Mode, OFlags, fstat, openat, readlinkat, symlinkat};
@@ -36,6 +36,7 @@ impl VolumeStore {
         name: &Name,
         size: ByteSize,
         functions: &[FunctionName],
+        domain: Option<&DomainName>,
         host: &Path,
     ) -> Result<(), VolumeError> {
         let host = host.canonicalize().map_err(failed("find", host))?;
@@ -59,7 +60,8 @@ impl VolumeStore {
                 host.display()
             ));
         }
-        self.make(name, &Note { size, functions: functions.to_vec() }, Some(&host))
+        let (functions, domain) = (functions.to_vec(), domain.cloned());
+        self.make(name, &Note { size, functions, domain }, Some(&host))
     }
 
     /// The directory of the host that has the files of a volume, if it is one.
@@ -191,7 +193,7 @@ mod tests {
         assert!(matches!(refused, VolumeError::NotHost { .. }), "{refused}");
         chown(host.path(), Some(volumes.user()), None).unwrap();
         let functions = [one.name.clone()];
-        volumes.create_of_host(&name, size, &functions, host.path()).unwrap();
+        volumes.create_of_host(&name, size, &functions, None, host.path()).unwrap();
         fs::write(host.path().join("kept"), "kept").unwrap();
         let mounts = volumes.of_new_function(&one).unwrap();
         assert_eq!(mounts[0].volume.usage().unwrap().0, 8192);
@@ -211,7 +213,7 @@ mod tests {
         }
         let (_directory, volumes) = store();
         let name = Name::new("data").unwrap();
-        volumes.create(&name, "1MiB".parse().unwrap(), &[]).unwrap();
+        volumes.create(&name, "1MiB".parse().unwrap(), &[], None).unwrap();
         let files = volumes.show(&name).unwrap().path;
         fs::remove_dir(&files).unwrap();
         std::os::unix::fs::symlink("/etc", &files).unwrap();
@@ -236,7 +238,7 @@ mod tests {
         let size: ByteSize = "1MiB".parse().unwrap();
         let refusal = |name: &str, host: &Path| {
             let name = Name::new(name).unwrap();
-            match volumes.create_of_host(&name, size, &[], host) {
+            match volumes.create_of_host(&name, size, &[], None, host) {
                 Err(VolumeError::Host { reason, .. }) => reason,
                 other => panic!("{}: {other:?}", host.display()),
             }
@@ -248,7 +250,7 @@ mod tests {
         chown(host.path(), Some(volumes.user() + 1), None).unwrap();
         assert!(refusal("a", host.path()).contains("`chown -R"));
         chown(host.path(), Some(volumes.user()), None).unwrap();
-        volumes.create_of_host(&Name::new("a").unwrap(), size, &[], host.path()).unwrap();
+        volumes.create_of_host(&Name::new("a").unwrap(), size, &[], None, host.path()).unwrap();
         assert!(refusal("b", host.path()).contains("volume `a` is"));
     }
 }

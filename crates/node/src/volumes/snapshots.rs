@@ -5,6 +5,7 @@
 //! writers would leave, at one moment.
 
 use super::{VolumeError, VolumeStore, failed, open_own};
+use crate::config::ByteSize;
 use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
 use serde::Serialize;
 use std::fs::{self, DirBuilder, File, Permissions};
@@ -32,8 +33,22 @@ pub struct Snapshot {
 }
 
 impl VolumeStore {
-    fn snapshots_of(&self, name: &Name) -> PathBuf {
-        self.directory(name).join("snapshots")
+    pub(super) fn snapshots_of(&self, name: &Name) -> PathBuf {
+        self.snapshots_directory(name.as_str())
+    }
+
+    /// The directory with the snapshots of the volume of this name, which need not be there.
+    pub(crate) fn snapshots_directory(&self, name: &str) -> PathBuf {
+        self.all().join(name).join("snapshots")
+    }
+
+    /// How many copies of a volume there are, those included that are being made.
+    pub(super) fn count_copies(&self, name: &Name) -> Result<u64, VolumeError> {
+        let all = self.snapshots_of(name);
+        match fs::read_dir(&all) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(0),
+            entries => Ok(entries.map_err(failed("read", &all))?.count() as u64),
+        }
     }
 
     /// The snapshots of a volume, by label.
@@ -61,7 +76,7 @@ impl VolumeStore {
     /// label, or the host refuses; nothing is left then.
     pub fn snapshot(&self, name: &Name, label: &Name) -> Result<Copied, VolumeError> {
         let _acting = self.home.act()?;
-        self.read_note(name)?;
+        let note = self.read_note(name)?;
         let _alone = self.alone_to_copy(name)?;
         let known = self.snapshots(name)?;
         if known.iter().any(|known| known.label == label.as_str()) {
@@ -75,7 +90,13 @@ impl VolumeStore {
         private(true).create(&all).map_err(failed("make", &all))?;
         clear_leftovers(&all)?;
         let (new, path) = (all.join(format!("{UNDER_WAY}{label}")), all.join(label.as_str()));
-        let copied = copy(&self.files(name)?, &new)?;
+        {
+            let _counting = self.counting()?;
+            self.check_quota(note.domain.as_ref(), note.size)?;
+            // From now on it counts.
+            private(false).create(&new).map_err(failed("make", &new))?;
+        }
+        let copied = copy(&self.files(name)?, &new, note.size)?;
         // The time of the directory is that of the snapshot.
         let touched =
             File::open(&new).and_then(|new| new.set_modified(std::time::SystemTime::now()));
@@ -92,7 +113,7 @@ impl VolumeStore {
     /// the host refuses; the volume is as it was then.
     pub fn restore(&self, name: &Name, label: &Name) -> Result<Copied, VolumeError> {
         let _acting = self.home.act()?;
-        self.read_note(name)?;
+        let note = self.read_note(name)?;
         let _alone = self.alone_to_copy(name)?;
         let snapshot = self.find(name, label)?;
         if let Some(host) = self.host(name)? {
@@ -101,7 +122,9 @@ impl VolumeStore {
         }
         let directory = self.directory(name);
         let (files, new) = (directory.join("files"), directory.join(".files.new"));
-        let copied = copy(&snapshot, &new)?;
+        clear(&new)?;
+        private(false).create(&new).map_err(failed("make", &new))?;
+        let copied = copy(&snapshot, &new, note.size)?;
         // At every moment there is the one or the other.
         renameat_with(CWD, &new, CWD, &files, RenameFlags::EXCHANGE)
             .map_err(|error| failed("replace", &files)(error.into()))?;
@@ -158,12 +181,10 @@ fn private(is_recursive: bool) -> DirBuilder {
     builder
 }
 
-/// Copies all files to a new directory; one that an earlier attempt has left is removed before.
-fn copy(from: &Path, to: &Path) -> Result<Copied, VolumeError> {
-    clear(to)?;
-    private(false).create(to).map_err(failed("make", to))?;
-    let copied =
-        File::open(from).and_then(|files| copy_volume(files.as_fd(), File::open(to)?.as_fd()));
+/// Copies all files, which may count for `most`, to an empty directory, which is gone if that fails.
+fn copy(from: &Path, to: &Path, most: ByteSize) -> Result<Copied, VolumeError> {
+    let copied = File::open(from)
+        .and_then(|files| copy_volume(files.as_fd(), File::open(to)?.as_fd(), most.bytes()));
     copied.map_err(|error| {
         // What is left is removed by the next attempt.
         let _ = remove_tree(to);
@@ -238,7 +259,7 @@ mod tests {
     fn a_snapshot_is_put_back() {
         let (_directory, volumes) = store();
         let (name, label) = names();
-        volumes.create(&name, "1MiB".parse().unwrap(), &[]).unwrap();
+        volumes.create(&name, "1MiB".parse().unwrap(), &[], None).unwrap();
         let files = volumes.show(&name).unwrap().path;
         write(files.join("a"), "first").unwrap();
         // A part of one whose maker was killed.

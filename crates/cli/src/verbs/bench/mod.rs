@@ -14,6 +14,7 @@ mod sandbox;
 mod scale;
 mod syscalls;
 mod throughput;
+mod volume;
 mod worker;
 
 use crate::failure::Outcome;
@@ -42,6 +43,7 @@ enum Subject {
     Density(density::Arguments),
     Mix(mix::Arguments),
     Syscalls(syscalls::Arguments),
+    Volume(volume::Arguments),
     Check(check::Arguments),
     Worker(worker::Arguments),
 }
@@ -60,6 +62,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         Subject::Density(arguments) => density::run(arguments),
         Subject::Mix(arguments) => mix::run(arguments),
         Subject::Syscalls(arguments) => syscalls::run(arguments),
+        Subject::Volume(arguments) => volume::run(arguments),
         Subject::Check(arguments) => check::run(arguments),
         Subject::Worker(arguments) => Ok(worker::run(arguments)),
     }

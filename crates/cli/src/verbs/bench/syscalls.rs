@@ -57,7 +57,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
 }
 
 /// `thaw run` with this host's files, before the command.
-fn sandbox() -> Result<Vec<String>, Failure> {
+pub(super) fn sandbox() -> Result<Vec<String>, Failure> {
     let executable = std::env::current_exe()?.to_string_lossy().into_owned();
     // The program is this one, which may lie where only its user can read it.
     let files = ["run", "--as-root", "--rootfs", "/"];

@@ -8,6 +8,7 @@
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::ops::Range as Span;
 
 use thaw_abi::bind::*;
 
@@ -30,6 +31,11 @@ use crate::sync::KernelCell;
 
 /// How often a write looks again how long a file is that another sandbox makes shorter.
 const LOOKS_MAX: u32 = 8;
+
+/// Bytes of a shared mapping that a fault maps at most, aligned as one table of pages of the
+/// processor is. A fault behind what the file had maps its window anew, so that larger ones would
+/// cost programs that make a file longer by pages.
+const WINDOW: u64 = 2 << 20;
 
 /// What the host has opened, in this boot.
 #[derive(Clone, Copy)]
@@ -290,15 +296,32 @@ impl UpperPages for VolumePages {
     }
 
     fn lend(&self, page: u64, address: u64, prot: u32) -> Result<Option<Placed>> {
+        self.lend_around(address, address..address.saturating_add(4096), page, prot)
+    }
+
+    fn lend_around(
+        &self,
+        address: u64,
+        room: Span<u64>,
+        first: u64,
+        prot: u32,
+    ) -> Result<Option<Placed>> {
         let opened = self.opened()?;
-        let offset = page.checked_mul(4096).ok_or(Errno::EINVAL)?;
+        let offset_of = |at: u64| {
+            let page = first.checked_add((at - room.start) / 4096).ok_or(Errno::EINVAL)?;
+            page.checked_mul(4096).ok_or(Errno::EINVAL)
+        };
+        let offset = offset_of(address)?;
         if offset >= self.bind().size(self.inode) && offset >= self.look()? {
             return Ok(None);
         }
         if prot & PROT_WRITE != 0 && !self.writable {
             return Err(Errno::EACCES);
         }
-        let range = GuestRange::new(address, 4096)?;
+        let pages = self.bind().size(self.inode).div_ceil(4096).saturating_sub(first);
+        let around = window(address, &room, pages);
+        let range = GuestRange::new(around.start, around.end - around.start)?;
+        let offset = offset_of(around.start)?;
         Machine::map_file(HostFd::new(opened.fd), range, prot, Sharing::Shared, offset)?;
         Ok(Some(Placed::Moved))
     }
@@ -357,7 +380,39 @@ impl HostLocks for VolumePages {
     }
 }
 
+/// The addresses around a page that are mapped with it: those of the same aligned
+/// [`WINDOW`] which show one of the first `pages` pages of `room`, the page itself in any case.
+fn window(page: u64, room: &Span<u64>, pages: u64) -> Span<u64> {
+    let aligned = page & !(WINDOW - 1);
+    let shown = room.start.saturating_add(pages.saturating_mul(4096));
+    let end = aligned.saturating_add(WINDOW).min(room.end).min(shown);
+    aligned.max(room.start)..end.max(page + 4096)
+}
+
 /// Bytes of a range; 0: all.
 fn length(range: Range) -> u64 {
     if range.end == u64::MAX { 0 } else { range.end - range.start }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_maps_the_pages_around_it_that_the_file_has() {
+        let (start, page) = (0x1000_0000 - 0x3000, 4096);
+        let room = start..start + 3 * WINDOW;
+        // The mapping's beginning, up to the next window.
+        assert_eq!(window(start + page, &room, 9999), start..0x1000_0000);
+        // A whole window.
+        assert_eq!(window(0x1000_1000, &room, 9999), 0x1000_0000..0x1000_0000 + WINDOW);
+        // The mapping's end.
+        let last = room.end - page;
+        assert_eq!(window(last, &room, 9999), last & !(WINDOW - 1)..room.end);
+        // Nothing behind the end of the file, of which three pages lie before the window.
+        assert_eq!(window(0x1000_1000, &room, 5), 0x1000_0000..0x1000_2000);
+        // The file is shorter than was known.
+        assert_eq!(window(0x1000_1000, &room, 0), 0x1000_0000..0x1000_2000);
+        assert_eq!(window(start, &(start..start + page), 1), start..start + page);
+    }
 }

@@ -2,7 +2,9 @@
 
 use super::{Book, Ledger, Which, milliseconds};
 use crate::triggers::file::{FileError, Key};
-use crate::triggers::record::{InvocationId, InvocationInfo, QueueInfo, QueuedRequest, Terms};
+use crate::triggers::record::{
+    InvocationId, InvocationInfo, QueueInfo, QueuedRequest, Record, Terms,
+};
 use std::collections::{HashMap, HashSet};
 
 impl Ledger {
@@ -34,7 +36,7 @@ impl Ledger {
     }
 
     /// Removes invocations that are not being attempted, and their idempotency keys; how many
-    /// invocations. With those that wait go the keys of what is done, too.
+    /// invocations. With those that wait go the keys and results of what is done, too.
     pub fn purge(&mut self, function: &str, which: Which) -> u64 {
         let chosen = self.select(function, which);
         let count = chosen.len() as u64;
@@ -47,6 +49,9 @@ impl Ledger {
         let keys: Vec<Key> = keys.map(|(_, key)| *key).filter(goes).collect();
         keys.into_iter().for_each(|key| self.remove_key(key));
         chosen.into_iter().for_each(|id| self.remove(id));
+        if which == Which::Queued {
+            self.forget_results(function);
+        }
         count
     }
 
@@ -74,14 +79,17 @@ impl Ledger {
 
     fn info(&self, id: InvocationId) -> Option<InvocationInfo> {
         let record = self.records.get(&id)?.clone();
-        let is_running =
-            self.books.get(&record.function).is_some_and(|book| book.running.contains(&id));
-        let state = match (&record.dead, is_running) {
+        Some(InvocationInfo { id, state: self.state_of(id, &record).to_owned(), record })
+    }
+
+    /// How one is that is known.
+    pub(super) fn state_of(&self, id: InvocationId, record: &Record) -> &'static str {
+        let book = self.books.get(&record.function);
+        match (&record.dead, book.is_some_and(|book| book.running.contains(&id))) {
             (Some(_), _) => "dead",
             (None, true) => "running",
             (None, false) => "queued",
-        };
-        Some(InvocationInfo { id, state: state.to_owned(), record })
+        }
     }
 
     /// One of them with its request.

@@ -1,21 +1,25 @@
 //! Copies of what lies in a volume, for snapshots.
 //!
 //! Files are shared with the copy where the file system can do that (ioctl_ficlone(2)), and copied
-//! elsewhere. Nothing is followed, and nothing but regular files, directories and links is copied.
+//! elsewhere, holes and all. Nothing is followed, and nothing but regular files, directories and links
+//! is copied. A copy counts as a volume does, and has a bound: programs of the host may make files of
+//! their directory larger meanwhile.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
 use std::fs::File;
-use std::io;
+use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{
-    AtFlags, Dir, FileType, Mode, OFlags, Stat, Timespec, Timestamps, fsync, futimens,
-    ioctl_ficlone, linkat, mkdirat, openat, readlinkat, statat, symlinkat,
+    AtFlags, Dir, FileType, Mode, OFlags, SeekFrom, Stat, Timespec, Timestamps, fstat, fsync,
+    ftruncate, futimens, ioctl_ficlone, linkat, mkdirat, openat, readlinkat, seek, statat,
+    symlinkat,
 };
 use rustix::io::Errno;
 
 use super::tree::DEPTH_MAX;
+use super::{NAME_COST, content};
 use crate::sys;
 
 /// Most files with several names that a copy can have, and most bytes of the paths that they are
@@ -34,19 +38,21 @@ pub struct Copied {
 
 /// Copies what lies in directory `from` into directory `to`, which is empty, and waits until it is
 /// on disk. Nobody may change `from` meanwhile; whoever has a file of it open to be written is
-/// found before anything is copied.
+/// found before anything is copied, and a file that has changed since is found when it is copied.
 ///
 /// # Errors
-/// A file is open to be written (`ETXTBSY`), is neither a regular file, a directory nor a link, lies
-/// too deep, or cannot be read or written; `to` holds a part then.
-pub fn copy_volume(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<Copied> {
+/// A file is open to be written (`ETXTBSY`), has changed, is neither a regular file, a directory nor
+/// a link, lies too deep, or cannot be read or written, or all of it counts for more than `most`
+/// bytes (`EDQUOT`); `to` holds a part then.
+pub fn copy_volume(from: BorrowedFd<'_>, to: BorrowedFd<'_>, most: u64) -> io::Result<Copied> {
     walk(&below(from, c".")?, 0, &mut |directory, name, found| match kind(found) {
         FileType::RegularFile => is_unwritten(directory.as_fd(), name),
         FileType::Directory | FileType::Symlink => Ok(()),
         _ => Err(named(name, "is neither a file, a directory nor a link")),
     })?;
     let root = below(to, c".")?;
-    let mut copy = Copy { root: &root, copied: Copied::default(), linked: BTreeMap::new() };
+    let (copied, linked) = (Copied::default(), BTreeMap::new());
+    let mut copy = Copy { root: &root, copied, linked, left: most };
     copy.all(&below(from, c".")?, &root, &Vec::new(), 0)?;
     Ok(copy.copied)
 }
@@ -56,12 +62,23 @@ struct Copy<'a> {
     copied: Copied,
     /// Where the copy of each file with several names is, by inode number of the original.
     linked: BTreeMap<u64, Vec<u8>>,
+    /// Bytes that the rest may count for.
+    left: u64,
 }
 
 impl Copy<'_> {
+    fn charge(&mut self, bytes: u64) -> io::Result<()> {
+        self.left = self.left.checked_sub(bytes).ok_or_else(|| {
+            let why = "it holds more than the volume may; remove files, or give it a larger size";
+            io::Error::new(io::ErrorKind::QuotaExceeded, why)
+        })?;
+        Ok(())
+    }
+
     fn all(&mut self, from: &OwnedFd, to: &OwnedFd, at: &[u8], depth: usize) -> io::Result<()> {
         for name in names(from)? {
             let found = statat(from, &name, AtFlags::SYMLINK_NOFOLLOW)?;
+            self.charge(NAME_COST)?;
             let path = match at {
                 [] => name.to_bytes().to_vec(),
                 _ => [at, b"/", name.to_bytes()].concat(),
@@ -74,8 +91,12 @@ impl Copy<'_> {
                     finish(&made, &found)?;
                 }
                 FileType::Directory => return Err(named(&name, "lies too deep")),
-                FileType::Symlink => symlinkat(readlinkat(from, &name, Vec::new())?, to, &name)?,
-                _ => self.file((from, to), path, &name, &found)?,
+                FileType::Symlink => {
+                    self.charge(content(found.st_mode, 0))?;
+                    symlinkat(readlinkat(from, &name, Vec::new())?, to, &name)?;
+                }
+                FileType::RegularFile => self.file((from, to), path, &name, &found)?,
+                _ => return Err(named(&name, "is neither a file, a directory nor a link")),
             }
         }
         Ok(fsync(to)?)
@@ -101,22 +122,63 @@ impl Copy<'_> {
         let original = openat(from, name, OFlags::RDONLY | flags, Mode::empty())?;
         let new = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | flags;
         let made = openat(to, name, new, Mode::RUSR | Mode::WUSR)?;
+        let opened = fstat(&original)?;
+        if kind(&opened) != FileType::RegularFile || state(&opened) != state(found) {
+            return Err(changed(name));
+        }
+        self.charge(content(opened.st_mode, opened.st_size as u64))?;
         self.copied.files += 1;
-        let made = match ioctl_ficlone(&made, &original) {
-            Ok(()) => {
-                self.copied.shared += 1;
-                made
-            }
-            Err(_) => {
-                let mut made = File::from(made);
-                io::copy(&mut File::from(original), &mut made)?;
-                made.into()
-            }
-        };
+        match ioctl_ficlone(&made, &original) {
+            Ok(()) => self.copied.shared += 1,
+            Err(_) => copy_data(&original, &made, opened.st_size as u64)?,
+        }
+        let (original, copy) = (fstat(&original)?, fstat(&made)?);
+        if state(&original) != state(&opened) || copy.st_size != opened.st_size {
+            return Err(changed(name));
+        }
         finish(&made, found)?;
         fsync(&made)?;
         Ok(())
     }
+}
+
+/// Copies the first `len` bytes of a file but for its holes (lseek(2), `SEEK_DATA`).
+fn copy_data(from: &OwnedFd, to: &OwnedFd, len: u64) -> io::Result<()> {
+    let (mut from, mut to) = (File::from(from.try_clone()?), File::from(to.try_clone()?));
+    ftruncate(&to, len)?;
+    let mut at = 0;
+    while at < len {
+        let start = match seek(&from, SeekFrom::Data(at)) {
+            Ok(start) => start,
+            // There is none from here on.
+            Err(Errno::NXIO) => break,
+            Err(error) => return Err(error.into()),
+        };
+        let end = seek(&from, SeekFrom::Hole(start))?.min(len);
+        if end <= start {
+            break;
+        }
+        seek(&from, SeekFrom::Start(start))?;
+        seek(&to, SeekFrom::Start(start))?;
+        let copied = io::copy(&mut Read::by_ref(&mut from).take(end - start), &mut to)?;
+        if copied < end - start {
+            // It is shorter by now, which is found.
+            break;
+        }
+        at = end;
+    }
+    to.flush()
+}
+
+/// What changes when somebody writes to a file.
+fn state(found: &Stat) -> [i64; 6] {
+    let inode = found.st_ino as i64;
+    let [written, changed] = [found.st_mtime_nsec, found.st_ctime_nsec].map(|ns| ns as i64);
+    [inode, found.st_size, found.st_mtime, written, found.st_ctime, changed]
+}
+
+fn changed(name: &CStr) -> io::Error {
+    named(name, "has changed while it was copied; stop who writes to it, and try again")
 }
 
 /// Gives a copy the permissions and times of the original.
@@ -195,14 +257,14 @@ fn named(name: &CStr, what: &str) -> io::Error {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+    use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
     use std::os::unix::net::UnixListener;
 
     use super::*;
 
     fn copied(from: &std::path::Path, to: &std::path::Path) -> io::Result<Copied> {
         let (from, to) = (File::open(from).unwrap(), File::open(to).unwrap());
-        copy_volume(from.as_fd(), to.as_fd())
+        copy_volume(from.as_fd(), to.as_fd(), 1 << 30)
     }
 
     #[test]
@@ -226,6 +288,61 @@ mod tests {
         assert_eq!(fs::read_link(to.join("link")).unwrap().to_str(), Some("/etc/passwd"));
         let old = fs::metadata(from.join("twin")).unwrap();
         assert_eq!((one.mtime(), one.mtime_nsec()), (old.mtime(), old.mtime_nsec()));
+    }
+
+    #[test]
+    fn holes_stay_holes() {
+        let [from, to] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let path = from.path().join("file");
+        let file = File::create(&path).unwrap();
+        file.write_all_at(b"begin", 0).unwrap();
+        file.write_all_at(b"middle", 300 << 20).unwrap();
+        file.set_len(900 << 20).unwrap();
+        drop(file);
+        copied(from.path(), to.path()).unwrap();
+        let copy = File::open(to.path().join("file")).unwrap();
+        let found = copy.metadata().unwrap();
+        assert_eq!(found.len(), 900 << 20);
+        assert!(found.blocks() * 512 < 1 << 20, "{} blocks", found.blocks());
+        let mut middle = [0; 7];
+        copy.read_exact_at(&mut middle, 300 << 20).unwrap();
+        assert_eq!(&middle, b"middle\0");
+    }
+
+    #[test]
+    fn a_copy_counts_as_a_volume_does_and_has_a_bound() {
+        let [from, to] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        fs::create_dir(from.path().join("d")).unwrap();
+        fs::write(from.path().join("d/file"), [7; 5000]).unwrap();
+        fs::hard_link(from.path().join("d/file"), from.path().join("twin")).unwrap();
+        symlink("d", from.path().join("link")).unwrap();
+        let within = |most| {
+            let [from, to] = [&from, &to].map(|at| File::open(at.path()).unwrap());
+            copy_volume(from.as_fd(), to.as_fd(), most)
+        };
+        // Four names, a file of two pages, and the target of a link.
+        let counted = 4 * 4096 + 8192 + 4096;
+        let root = File::open(from.path()).unwrap();
+        assert_eq!(super::super::tree::count(root.as_fd(), 1 << 20), counted);
+        let refused = within(counted - 1).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::QuotaExceeded, "{refused}");
+        fs::remove_dir_all(to.path()).unwrap();
+        fs::create_dir(to.path()).unwrap();
+        assert_eq!(within(counted).unwrap().files, 1);
+    }
+
+    #[test]
+    fn a_file_that_changes_is_told_from_one_that_does_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        fs::write(&path, "a").unwrap();
+        let look = || state(&fstat(File::open(&path).unwrap()).unwrap());
+        let first = look();
+        assert_eq!(look(), first);
+        // Clocks of file systems may go in steps of some milliseconds.
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        fs::write(&path, "b").unwrap();
+        assert_ne!(look(), first);
     }
 
     #[test]
