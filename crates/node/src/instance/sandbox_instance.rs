@@ -25,7 +25,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use thaw_abi::control::EntryPoint;
 use thaw_sandbox::{
-    BootPlan, Event, Freezer, KeptForSuccessor, Lowered, MemoryReader, Progress, RaisedMemory,
+    BootPlan, EgressPolicy, Event, Freezer, KeptForSuccessor, Lowered, MemoryReader, Progress, RaisedMemory,
     RemoteMessage, Sandbox, Twin, connection,
 };
 use thaw_store::ImageId;
@@ -491,6 +491,10 @@ impl Instance for SandboxInstance {
     fn origin(&self) -> Origin {
         let image = self.sandbox().image_checksum().map(ImageId);
         Origin { image, index: Some(self.boots.rootfs.id()) }
+    }
+
+    fn use_egress(&mut self, policy: &Arc<EgressPolicy>) -> io::Result<()> {
+        self.sandbox.get_mut().use_egress(policy)
     }
 
     fn cpu_time(&self) -> Option<Duration> {

@@ -4,6 +4,7 @@
 //! streams. This daemon holds the other ends: it keeps what the process prints, within a bound,
 //! whether or not somebody is attached.
 
+pub mod egress;
 pub mod exec;
 pub mod files;
 mod output;
@@ -12,6 +13,7 @@ pub mod registry;
 pub mod tree;
 pub mod untree;
 
+pub use egress::{EgressInfo, EgressWish, SandboxEgress};
 pub(crate) use exec::Execs;
 pub use exec::{ExecInfo, ExecRequest, ExecState};
 pub use output::Stream;

@@ -333,7 +333,7 @@ mod tests {
         }
         for text in ["api.example.com:443", "*.example.com:*"] {
             let error = EgressRule::denying(text).unwrap_err().to_string();
-            assert!(error.contains("deny"), "{error}");
+            assert!(error.contains("can be denied"), "{error}");
         }
         assert!(EgressRule::denying("10.0.0.0/8").is_err());
     }

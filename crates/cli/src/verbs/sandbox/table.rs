@@ -39,9 +39,15 @@ pub fn show(info: &SandboxInfo, json: bool) -> Outcome {
         let [name, instance, of, state, age, timeout] = row(info);
         let metadata: String =
             info.metadata.iter().map(|(name, value)| format!("\n  {name} = {value}")).collect();
+        let egress = info.egress.as_ref().map(|egress| {
+            let rules = egress.rules.allow.len() + egress.rules.exempt.len();
+            let (reached, denied) = (egress.reached, egress.denied);
+            format!("\nconnections: {rules} rules allow some; reached {reached}, denied {denied}")
+        });
+        let egress = egress.unwrap_or_default();
         let text = format!(
             "{name}: instance {instance} of {of}, {state}, made {age} ago\ntimeout: {timeout}, then \
-             {:?}{metadata}",
+             {:?}{egress}{metadata}",
             info.on_timeout
         );
         text.lines()
