@@ -14,6 +14,7 @@ use axum::response::Response;
 use serde::Deserialize;
 use serde_json::Value;
 use std::net::Ipv6Addr;
+use thaw_abi::network::HOST_NAME;
 use thaw_sandbox::EgressRule;
 
 /// All addresses, as the SDKs write them.
@@ -108,7 +109,8 @@ fn allowing(text: &str) -> Result<Vec<EgressRule>, Problem> {
     }
     let target = target(text);
     // Addresses in private networks, if the node allows those.
-    let target = if is_name(text) { format!("private:{target}") } else { target };
+    let may_be_private = is_name(text) && !text.eq_ignore_ascii_case(HOST_NAME);
+    let target = if may_be_private { format!("private:{target}") } else { target };
     rules(&target, &[":*", ":*/udp"], str::parse)
         .map_err(|_| wrong("allowOut", text, "an address, a network, a name or *.domain"))
 }
