@@ -135,6 +135,12 @@ fn the_rules_of_a_sandbox_change_while_it_runs() {
     };
     assert!(line("reached", one) && line("denied", one) && line("denied", other), "{log}");
     assert!(ok(&home, &["sandbox", "show", "one"]).contains("reached 3, denied 2"));
+    let shown = ok(&home, &["sandbox", "show", "one", "--json"]);
+    let usage = serde_json::from_str::<Value>(&shown).expect("JSON")["usage"].clone();
+    assert_eq!(usage["memory_max_bytes"], 128 << 20);
+    // Two Pythons have run in it.
+    assert!(usage["private_bytes"].as_u64().expect("it runs") > 4096, "{usage}");
+    assert!(usage["cpu_ms"].as_u64().is_none_or(|ms| ms > 0), "{usage}");
     let resolver = ok(&home, &["exec", "one", "--", "cat", "/etc/resolv.conf"]);
     assert_eq!(resolver, "nameserver 10.0.2.3\n");
 }
@@ -226,7 +232,10 @@ fn e2bs_sdk_says_where_a_sandbox_connects_to() {
     program.args([one.to_string(), other.to_string()]);
     use_e2b(&mut program, &daemon);
     let printed = run_within(std::time::Duration::from_secs(200), &mut program, b"").success();
-    assert_eq!(printed, "default hello EACCES\nshut ENETUNREACH\nno internet ENETUNREACH\n\
+    assert_eq!(
+        printed,
+        "default hello EACCES\nshut ENETUNREACH\nno internet ENETUNREACH\n\
                          denied EACCES\nexempt hello\nupdated ENETUNREACH\nupdated back hello\n\
-                         fork ENETUNREACH\nwrong 400\n");
+                         fork ENETUNREACH\nwrong 400\n"
+    );
 }

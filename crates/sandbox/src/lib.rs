@@ -51,8 +51,7 @@ pub use console::{Console, ConsoleOutput, ConsoleRate};
 pub use cores::{CoreError, CoreGroup, CoreScheduling};
 pub use egress::{
     Denials, Denied, EgressEntry, EgressOutcome, EgressPolicy, EgressQuota, EgressReport,
-    EgressRule, EgressRuleError, EgressRules, GuardedPort,
-    PortGuard, Transport,
+    EgressRule, EgressRuleError, EgressRules, GuardedPort, PortGuard, Transport,
 };
 pub use event::{BootTimes, Event, GuestExit, Progress, Violation, WrittenFiles};
 pub use freeze::{

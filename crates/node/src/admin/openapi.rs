@@ -13,9 +13,7 @@ use crate::history::{Event, SeriesView, Stats};
 use crate::sandboxes::files::FileInfo;
 use crate::sandboxes::tree::TREE_TYPE;
 use crate::sandboxes::untree::TreeReport;
-use crate::sandboxes::{
-    EgressInfo, ExecInfo, ExecRequest, NewSandbox, SandboxEgress, SandboxInfo,
-};
+use crate::sandboxes::{EgressInfo, ExecInfo, ExecRequest, NewSandbox, SandboxEgress, SandboxInfo};
 use crate::service::{CheckpointTaken, Forked, InstanceInfo, Restored};
 use crate::tenants::TenantReport;
 use crate::triggers::{QueueInfo, ScheduleInfo};

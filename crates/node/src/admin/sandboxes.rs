@@ -54,7 +54,7 @@ async fn create(State(admin): State<Admin>, Json(new): Json<NewSandbox>) -> Resp
 }
 
 async fn show(State(admin): State<Admin>, Path(name): Path<String>) -> Response {
-    answer(admin.sandboxes.show(&name))
+    answer(admin.sandboxes.show(&name).await)
 }
 
 fn egress_answer(outcome: Result<EgressInfo, SandboxProblem>) -> Response {

@@ -3,10 +3,10 @@
 
 use super::backend::{Sandbox, Wanted};
 use super::keys::{Key, Role};
+use super::network::NetworkRequest;
 use super::problem::{Kind, Problem};
 use super::records::{ENVS_MAX, Record};
 use super::serve::{header, nothing, refused};
-use super::network::NetworkRequest;
 use super::{E2b, ENVD_VERSION, list, metrics, network, snapshots};
 use crate::sandboxes::EgressWish;
 use axum::body::Bytes;

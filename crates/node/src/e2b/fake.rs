@@ -2,9 +2,9 @@
 //! arguments but the program, then all that it is told, and ends when its input ends or a signal
 //! comes.
 
-use crate::sandboxes::egress::ClientEgress;
 use super::backend::*;
 use super::problem::{Kind, Problem};
+use crate::sandboxes::egress::ClientEgress;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};

@@ -3,9 +3,9 @@
 //! `allowOut` goes before `denyOut`, and what neither names is allowed as far as the node allows
 //! it: by `egress` of e2b.toml, or else by `[egress]` of the function.
 
+use super::E2b;
 use super::control::{Client, Posted, answer, parse, running};
 use super::problem::Problem;
-use super::E2b;
 use crate::sandboxes::egress::{ClientEgress, RULES_MAX};
 use axum::Extension;
 use axum::extract::{Path, State};
@@ -76,7 +76,10 @@ impl NetworkRequest {
                 !list(&self.dns_servers).is_empty(),
                 "`dnsServers`: names are looked up by the node, for all names that may be reached",
             ),
-            (self.mask_request_host.is_some(), "`maskRequestHost`: hosts are passed on as they are"),
+            (
+                self.mask_request_host.is_some(),
+                "`maskRequestHost`: hosts are passed on as they are",
+            ),
             (
                 self.https_ports.as_ref().is_some_and(|ports| !ports.is_empty()),
                 "`httpsPorts`: ports of sandboxes are spoken to without TLS",
@@ -149,9 +152,7 @@ fn is_name(text: &str) -> bool {
 }
 
 /// Replaces the rules of a sandbox that runs.
-pub(super) async fn update(
-    (State(e2b), Extension(client), Path(id), body): Posted,
-) -> Response {
+pub(super) async fn update((State(e2b), Extension(client), Path(id), body): Posted) -> Response {
     let changed = super::control::to_its_end(async move {
         let request: NetworkRequest = parse(&body)?;
         change(&e2b, &client, &id, &request).await

@@ -202,9 +202,7 @@ impl Backend for NodeBackend {
     }
 
     fn set_egress<'a>(&'a self, id: &'a str, asked: ClientEgress) -> Later<'a, Outcome<()>> {
-        Box::pin(async move {
-            self.sandboxes.set_client_egress(id, asked).await.map_err(problem)
-        })
+        Box::pin(async move { self.sandboxes.set_client_egress(id, asked).await.map_err(problem) })
     }
 
     fn fork<'a>(&'a self, id: &'a str, copy: &'a str) -> Later<'a, Outcome<Sandbox>> {

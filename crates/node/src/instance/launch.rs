@@ -21,8 +21,8 @@ use std::task::{Context, Poll};
 use std::time::SystemTime;
 use thaw_abi::control::EntryPoint;
 use thaw_sandbox::{
-    Awake, BootTimes, Denials, EgressPolicy, FreezeBase, GuestExit, LimitReached, MemoryReader, Orphan,
-    RemoteEvent, RemoteMessage, Twin,
+    Awake, BootTimes, Denials, EgressPolicy, FreezeBase, GuestExit, LimitReached, MemoryReader,
+    Orphan, RemoteEvent, RemoteMessage, Twin,
 };
 use thaw_store::{ImageId, IndexId, KernelId, Name};
 

@@ -25,8 +25,8 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use thaw_abi::control::EntryPoint;
 use thaw_sandbox::{
-    BootPlan, EgressPolicy, Event, Freezer, KeptForSuccessor, Lowered, MemoryReader, Progress, RaisedMemory,
-    RemoteMessage, Sandbox, Twin, connection,
+    BootPlan, EgressPolicy, Event, Freezer, KeptForSuccessor, Lowered, MemoryReader, Progress,
+    RaisedMemory, RemoteMessage, Sandbox, Twin, connection,
 };
 use thaw_store::ImageId;
 use tokio::io::unix::AsyncFd;

@@ -26,8 +26,8 @@ use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 use thaw_abi::control::{Connection, EntryPoint};
 use thaw_sandbox::{
-    BootError, BootPlan, EgressPolicy, FreezeBase, Image, Orphan, PlanError, PopulatePolicy, Sandbox, Secrets,
-    ThawOptions, WorkingSet, Zygote, ZygotePool, connection,
+    BootError, BootPlan, EgressPolicy, FreezeBase, Image, Orphan, PlanError, PopulatePolicy,
+    Sandbox, Secrets, ThawOptions, WorkingSet, Zygote, ZygotePool, connection,
 };
 use thaw_store::{ImageId, IndexId, KernelId, Store};
 

@@ -61,7 +61,8 @@ impl SandboxEgress {
     /// The same however many there are: those of a function are the operator's.
     fn all_rules(&self) -> Result<EgressRules, String> {
         let plain = |rules: &[EgressRule]| rules.iter().map(EgressRule::rule).cloned().collect();
-        let deny = self.deny.iter().map(|rule| thaw_sandbox::EgressRule::denying(&rule.to_string()));
+        let deny =
+            self.deny.iter().map(|rule| thaw_sandbox::EgressRule::denying(&rule.to_string()));
         Ok(EgressRules {
             allow: plain(&self.allow),
             reconnect: plain(&self.reconnect),
@@ -351,11 +352,7 @@ impl EgressTable {
     ///
     /// # Errors
     /// One sentence: it has none of its own, or the next daemon would not know; nothing changes.
-    pub async fn change(
-        self: &Arc<Self>,
-        instance: u64,
-        rules: EgressRules,
-    ) -> Result<(), String> {
+    pub async fn change(self: &Arc<Self>, instance: u64, rules: EgressRules) -> Result<(), String> {
         let before = self.known().replace(instance, rules)?;
         let written = self.write().await;
         if written.is_err() {

@@ -12,6 +12,7 @@ pub(crate) mod ports;
 pub mod registry;
 pub mod tree;
 pub mod untree;
+mod usage;
 
 pub use egress::{EgressInfo, EgressWish, SandboxEgress};
 pub(crate) use exec::Execs;
@@ -19,3 +20,4 @@ pub use exec::{ExecInfo, ExecRequest, ExecState};
 pub use output::Stream;
 pub(crate) use output::{Next, READERS_MAX, Reader};
 pub use registry::{ForkedFrom, NewSandbox, OnTimeout, SandboxInfo, Sandboxes};
+pub use usage::SandboxUsage;

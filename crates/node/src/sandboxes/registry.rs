@@ -9,6 +9,7 @@ use crate::instance::Launcher;
 use crate::node::NodeState;
 use crate::sandboxes::egress::{ClientEgress, EgressInfo, EgressWish, SandboxEgress};
 use crate::sandboxes::files::{FileProblem, FileSession};
+use crate::sandboxes::usage::{SandboxUsage, usage_of};
 use crate::sandboxes::{ExecRequest, ExecState, Next};
 use crate::service::Service;
 use schemars::JsonSchema;
@@ -108,6 +109,9 @@ pub struct SandboxInfo {
     /// Where it may connect to, and what it has reached; none where nobody has looked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub egress: Option<EgressInfo>,
+    /// What it uses; none where nobody has looked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usage: Option<SandboxUsage>,
 }
 
 /// A sandbox that was copied. Names are used again, instances are not.
@@ -264,6 +268,7 @@ impl Sandboxes {
             forked_from,
             state: None,
             egress: None,
+            usage: None,
         };
         let clash = {
             let mut all = self.all();
@@ -311,10 +316,13 @@ impl Sandboxes {
     ///
     /// # Errors
     /// There is none.
-    pub fn show(&self, name: &str) -> Result<SandboxInfo, SandboxProblem> {
+    pub async fn show(&self, name: &str) -> Result<SandboxInfo, SandboxProblem> {
         let info = self.find(name)?;
+        let service = self.node.service_of(info.instance);
+        let service = service.ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))?;
+        let usage = Some(usage_of(&service, info.instance).await);
         let egress = self.node.egress().info(info.instance);
-        Ok(SandboxInfo { egress, ..info })
+        Ok(SandboxInfo { egress, usage, ..info })
     }
 
     /// Where one may connect to, and what it has reached.

@@ -3,15 +3,15 @@
 
 use super::{InstanceState, Service, Slot};
 use crate::instance::{Command, ConnectionTable, Launched, Launcher, Place};
-use crate::sandboxes::{EgressWish, Reader};
 use crate::sandboxes::exec::{Exec, ExecProblem, ExecRequest};
 use crate::sandboxes::files::FileSession;
 use crate::sandboxes::ports::{PortProblem, PortStream};
+use crate::sandboxes::{EgressWish, Reader};
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
-use thaw_sandbox::EgressPolicy;
 use thaw_abi::remote::{FILE_SESSIONS_MAX, PORT_CONNECTIONS_MAX};
+use thaw_sandbox::EgressPolicy;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 

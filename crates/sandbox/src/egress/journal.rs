@@ -72,9 +72,8 @@ impl Journal {
             EgressOutcome::Reached => state.reached += 1,
             EgressOutcome::Denied => state.denied += 1,
         }
-        let is_same = |entry: &EgressEntry| {
-            entry.outcome == outcome && entry.to == to && entry.name == name
-        };
+        let is_same =
+            |entry: &EgressEntry| entry.outcome == outcome && entry.to == to && entry.name == name;
         let known = state.entries.iter().position(is_same);
         let count = match known.and_then(|index| state.entries.remove(index)) {
             Some(entry) => {

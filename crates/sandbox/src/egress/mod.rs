@@ -35,8 +35,8 @@ mod socket;
 
 pub use budget::EgressQuota;
 pub use denials::{Denials, Denied};
-pub use local::{GuardedPort, PortGuard};
 pub use journal::{EgressEntry, EgressOutcome, EgressReport};
+pub use local::{GuardedPort, PortGuard};
 pub use policy::EgressPolicy;
 pub use rule::{EgressRule, EgressRuleError, Transport};
 pub use rules::EgressRules;

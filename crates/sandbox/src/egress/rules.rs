@@ -317,7 +317,10 @@ mod tests {
             ..EgressRules::default()
         };
         let judge = |list: &EgressRules, to: &str| {
-            list.judge(Asked::new(to.parse().unwrap(), Transport::Tcp).unwrap(), &Learned::default())
+            list.judge(
+                Asked::new(to.parse().unwrap(), Transport::Tcp).unwrap(),
+                &Learned::default(),
+            )
         };
         assert_eq!(judge(&list, "192.0.2.1:443"), Opinion::Denied);
         assert!(matches!(judge(&list, "192.0.3.1:443"), Opinion::IfNamed(_)));

@@ -76,10 +76,8 @@ pub fn run(arguments: &Arguments) -> Outcome {
             When::Kill => OnTimeout::Kill,
         },
         metadata: metadata.collect::<Result<BTreeMap<_, _>, _>>()?,
-        egress: (arguments.no_egress || !arguments.egress.is_empty()).then(|| SandboxEgress {
-            allow: arguments.egress.clone(),
-            ..SandboxEgress::default()
-        }),
+        egress: (arguments.no_egress || !arguments.egress.is_empty())
+            .then(|| SandboxEgress { allow: arguments.egress.clone(), ..SandboxEgress::default() }),
         ..NewSandbox::default()
     };
     let info: SandboxInfo = daemon.send_json("POST", "/sandboxes", &new)?;

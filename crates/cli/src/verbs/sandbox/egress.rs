@@ -80,9 +80,9 @@ fn rules(rules: &SandboxEgress) -> String {
         ("deny", &rules.deny),
         ("exempt", &rules.exempt),
     ];
-    let lines = lists.iter().flat_map(|(word, rules)| {
-        rules.iter().map(move |rule| format!("{word} {rule}\n"))
-    });
+    let lines = lists
+        .iter()
+        .flat_map(|(word, rules)| rules.iter().map(move |rule| format!("{word} {rule}\n")));
     let text: String = lines.collect();
     if text.is_empty() { "nothing is allowed\n".to_owned() } else { text }
 }
