@@ -305,9 +305,8 @@ impl EgressTable {
         if let Some(policy) = known.policies.get(&instance) {
             return Ok(Some(policy.clone()));
         }
-        let (Some(saved), Some(function)) = (known.left.get(&instance), function) else {
-            return Ok(None);
-        };
+        let Some(saved) = known.left.get(&instance) else { return Ok(None) };
+        let function = function.ok_or("its function's image cannot be opened")?;
         let policy = Arc::new(saved.policy(function)?);
         known.left.remove(&instance);
         known.policies.insert(instance, policy.clone());

@@ -46,7 +46,8 @@ impl Service {
         };
         let own = match &function {
             Some(function) => Some(use_egress(&mut launched, egress.policy(function))?),
-            None => None,
+            None if egress == EgressWish::Function => None,
+            None => return Err("where its instances connect to cannot be said".to_owned()),
         };
         let id = self.adopt_held(launched, place, own.is_some());
         let own = own.into_iter().map(|policy| (id, policy)).collect();
