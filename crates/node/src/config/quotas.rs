@@ -351,6 +351,25 @@ mod tests {
     }
 
     #[test]
+    fn destinations_have_a_ceiling_by_tenant() {
+        let quotas = parse(
+            "[default.egress]\nallow = [\"*:443\"]\n[domain.a.egress]\nallow = \"unlimited\"\n\
+             [domain.b.egress]\nallow = []\n[domain.c]\ninstances = 1",
+        )
+        .unwrap();
+        let of = |name| {
+            let domain: Option<DomainName> = Some(domain(name));
+            quotas.egress_of(domain.as_ref()).map(|rules| rules.allow.len())
+        };
+        assert_eq!([of("a"), of("b"), of("c")], [None, Some(0), Some(1)]);
+        assert_eq!(quotas.egress_of(None).unwrap().allow[0].to_string(), "*:443");
+        for wrong in ["\"all\"", "[\"10.0.0.0/8\"]", "3"] {
+            let error = parse(&format!("[default.egress]\nallow = {wrong}")).unwrap_err();
+            assert!(error.contains("destinations"), "{error}");
+        }
+    }
+
+    #[test]
     fn a_table_says_only_what_differs_from_the_default() {
         let quotas = parse(
             r#"
