@@ -69,6 +69,9 @@ pub const MSG_CHECKPOINT: u32 = 13;
 pub const MSG_TWIN_READ: u32 = 14;
 /// Say what the program does ([`MSG_DESCRIBED`]); no body.
 pub const MSG_DESCRIBE: u32 = 15;
+/// The sandbox may have outgoing connections from now on, and so may copies of it: [`Outgoing`].
+/// Kernels that do not know of it go on without.
+pub const MSG_OUTGOING: u32 = 108;
 
 // Host → sandbox, to hibernate it in place (Hibernate Container, §3.1).
 
@@ -191,6 +194,17 @@ pub const FLAG_BY_PAGE: u32 = 1 << 7;
 pub const FLAG_EGRESS: u32 = 1 << 16;
 /// The host has IPv6, too.
 pub const FLAG_EGRESS_V6: u32 = 1 << 17;
+
+/// Body of [`MSG_OUTGOING`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Outgoing {
+    /// [`FLAG_EGRESS`], with or without [`FLAG_EGRESS_V6`].
+    pub flags: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
 /// Clients of the function send datagrams: a [`MSG_CONNECTION`] brings a
 /// `SOCK_SEQPACKET` socket over which one client's datagrams come and go.
 pub const FLAG_ENTRY_UDP: u32 = 1 << 18;

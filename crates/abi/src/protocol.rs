@@ -87,6 +87,7 @@ mod tests {
             ("Awake", size_of::<Awake>(), 40),
             ("Described", size_of::<Described>(), 40),
             ("Losses", size_of::<Losses>(), 32),
+            ("Outgoing", size_of::<Outgoing>(), 8),
             ("Written", size_of::<Written>(), 16),
             ("ConnectionClosed", size_of::<ConnectionClosed>(), 8),
             ("Exit", size_of::<Exit>(), 8),

@@ -9,6 +9,7 @@ use crate::edge::Edge;
 use crate::health::Failures;
 use crate::metrics::Metrics;
 use crate::rollout::Served;
+use crate::sandboxes::egress::EgressTable;
 use crate::secrets::SecretStore;
 use crate::service::{InstanceInfo, Service};
 use crate::swap::SwapSpace;
@@ -55,6 +56,8 @@ pub struct NodeState {
     asleep_space: OnceLock<Arc<AsleepSpace>>,
     /// What calls functions without a client that waits.
     triggers: RwLock<Option<Arc<Triggers>>>,
+    /// Where sandboxes connect to.
+    egress: Arc<EgressTable>,
     /// Records traces, if somebody wants them.
     tracer: OnceLock<Arc<Tracer>>,
     services: RwLock<HashMap<FunctionName, Served>>,
@@ -101,6 +104,7 @@ impl NodeState {
             secrets: OnceLock::new(),
             asleep_space: OnceLock::new(),
             triggers: RwLock::default(),
+            egress: Arc::default(),
             tracer: OnceLock::new(),
             services: RwLock::default(),
             retired: Mutex::default(),
@@ -130,6 +134,11 @@ impl NodeState {
     /// An instance with this number is taken over.
     pub(crate) fn note_instance(&self, id: u64) {
         self.next_instance.fetch_max(id.saturating_add(1), Ordering::Relaxed);
+    }
+
+    /// Where sandboxes connect to.
+    pub(crate) fn egress(&self) -> &Arc<EgressTable> {
+        &self.egress
     }
 
     /// Counters for the outside.

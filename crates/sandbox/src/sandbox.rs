@@ -12,15 +12,15 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use thaw_abi::control::{
     CHECKPOINT_TWIN, Checkpoint, Connection, MSG_CHECKPOINT, MSG_CONNECTION, MSG_DESCRIBE,
-    MSG_FREEZE, MSG_READY, MSG_RENEWED, MSG_RESUME, MSG_SIGNAL, MSG_TWIN_READ, MSG_WINDOW_SIZE,
-    Signal, WindowSize,
+    MSG_FREEZE, MSG_OUTGOING, MSG_READY, MSG_RENEWED, MSG_RESUME, MSG_SIGNAL, MSG_TWIN_READ,
+    MSG_WINDOW_SIZE, Outgoing, Signal, WindowSize,
 };
 use thaw_abi::cpu::Baseline;
 
 use crate::boot::{BootError, BootPlan, Rootfs};
 use crate::broker::{Broker, QueueFull};
 use crate::console::HostEnd;
-use crate::egress::Denials;
+use crate::egress::{Denials, EgressPolicy, open_flags};
 use crate::event::{Event, Incoming, Progress, Violation, parse};
 use crate::limits::{LimitReached, Meter, RaisedMemory};
 use crate::message::{self, Outbox, OutboxFull};
@@ -554,6 +554,18 @@ impl Sandbox {
     /// Where nothing at all is allowed, the sandbox does not even ask.
     pub fn take_denials(&self) -> Denials {
         self.broker.take_denials()
+    }
+
+    /// Puts the sandbox under a policy of its own, whose rules can change, and tells it that it
+    /// has a way out. To be called before the first event of it is asked for.
+    ///
+    /// # Errors
+    /// It has ended, or this process has too many descriptors.
+    pub fn use_egress(&mut self, policy: &Arc<EgressPolicy>) -> io::Result<()> {
+        let control = self.line.control.try_clone()?;
+        self.broker.use_egress(policy, control);
+        let outgoing = Outgoing { flags: open_flags(), reserved: 0 };
+        self.send(message::message(MSG_OUTGOING, &outgoing), Vec::new())
     }
 
     /// The rootfs that the sandbox was booted over.

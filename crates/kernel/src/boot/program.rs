@@ -185,7 +185,7 @@ pub(super) fn surroundings(process: &Process, workdir: &[u8]) -> Context {
     }
     let hostname = kernel().hostname.borrow_mut().clone();
     if outside::reach().v4 {
-        if let Err(error) = crate::net::resolver_files::provide(&context, &hostname) {
+        if let Err(error) = outside::provide_files(&context, &hostname) {
             say(b"/etc/resolv.conf", b" cannot be made: ", error.name().as_bytes());
         }
     } else if let Err(error) = crate::net::resolver_files::provide_own_name(&context, &hostname) {

@@ -5,6 +5,7 @@
 //! it. The addresses that a program sees as its own are those of
 //! [`thaw_abi::network`].
 
+use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::sync::Weak;
 use alloc::vec::Vec;
@@ -21,11 +22,14 @@ use thaw_abi::network;
 use super::address::{AF_INET, AF_INET6, Endpoint};
 use super::tcp::TcpSocket;
 use crate::errno::{Errno, Result};
+use crate::fs::Context;
 use crate::host::broker;
 use crate::host::control::{self, Kept};
 use crate::platform::machine::{HostFd, HostFiles, Machine};
-use crate::state::kernel;
+use crate::state::{ProcessFiles, kernel};
 use crate::sync::KernelCell;
+use crate::task::Credentials;
+use crate::task::work::{self, Next, Work};
 
 /// Which families of addresses the host connects to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,7 +58,45 @@ impl Reach {
 
 /// What the host connects to for the sandbox.
 pub fn reach() -> Reach {
-    Reach::from_flags(kernel().config.get().flags)
+    let kernel = kernel();
+    Reach::from_flags(kernel.config.get().flags | kernel.net.outside.opened.get())
+}
+
+/// The sandbox has a way out from now on ([`thaw_abi::control::MSG_OUTGOING`]), and the files
+/// that say where names are looked up, unless it has had them before.
+pub fn open(flags: u32) {
+    let outside = &kernel().net.outside;
+    outside.opened.set(flags & (FLAG_EGRESS | FLAG_EGRESS_V6));
+    if reach().v4 && !outside.has_files.get() {
+        let files = ProcessFiles::new(kernel().fs.root.clone());
+        work::start(b"network", Credentials::default(), files, Box::new(ProvideFiles));
+    }
+}
+
+/// Writes `/etc/resolv.conf` and `/etc/hosts`, which may wait for the host.
+struct ProvideFiles;
+
+impl Work for ProvideFiles {
+    fn run(self: Box<Self>) -> Next {
+        let hostname = kernel().hostname.borrow_mut().clone();
+        if let Err(error) = provide_files(&Context::current(), &hostname) {
+            crate::console!(
+                "thaw kernel: /etc/resolv.conf and /etc/hosts cannot be made: {}",
+                error.name()
+            );
+        }
+        Next::End
+    }
+}
+
+/// Puts the files that say where names are looked up into the sandbox, once.
+pub fn provide_files(context: &Context, hostname: &[u8]) -> Result<()> {
+    let has_files = &kernel().net.outside.has_files;
+    if has_files.get() {
+        return Ok(());
+    }
+    has_files.set(true);
+    super::resolver_files::provide(context, hostname)
 }
 
 /// The sandbox's own address that packets to `to` come from. `ENETUNREACH` if
@@ -101,6 +143,10 @@ pub struct Outside {
     reconnecting: KernelCell<Vec<Weak<TcpSocket>>>,
     /// Sockets whose connection the host has made in this boot, with [`FLAG_SAY_LOSSES`].
     made: KernelCell<Vec<Weak<TcpSocket>>>,
+    /// `FLAG_EGRESS*` that the host has said while the sandbox ran.
+    opened: KernelCell<u32>,
+    /// The sandbox has been given the files that say where names are looked up.
+    has_files: KernelCell<bool>,
 }
 
 /// A socket that waits for the host's answer.
@@ -126,6 +172,8 @@ impl Outside {
             waiting: KernelCell::new(BTreeMap::new()),
             reconnecting: KernelCell::new(Vec::new()),
             made: KernelCell::new(Vec::new()),
+            opened: KernelCell::new(0),
+            has_files: KernelCell::new(false),
         }
     }
 

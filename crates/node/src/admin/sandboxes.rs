@@ -4,7 +4,7 @@ use super::Admin;
 use super::routes::problem;
 use crate::sandboxes::ports::PortProblem;
 use crate::sandboxes::registry::SandboxProblem;
-use crate::sandboxes::{NewSandbox, SandboxInfo};
+use crate::sandboxes::{EgressInfo, NewSandbox, SandboxEgress, SandboxInfo};
 use axum::extract::{Path, Query, Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -26,6 +26,7 @@ pub(super) fn routes() -> Router<Admin> {
         .route("/sandboxes/{name}/resume", post(resume))
         .route("/sandboxes/{name}/fork", post(fork))
         .route("/sandboxes/{name}/timeout", post(set_timeout))
+        .route("/sandboxes/{name}/egress", get(egress).put(set_egress))
         .route("/sandboxes/{name}/ports/{port}", post(connect_port))
 }
 
@@ -53,7 +54,23 @@ async fn create(State(admin): State<Admin>, Json(new): Json<NewSandbox>) -> Resp
 }
 
 async fn show(State(admin): State<Admin>, Path(name): Path<String>) -> Response {
-    answer(admin.sandboxes.find(&name))
+    answer(admin.sandboxes.show(&name).await)
+}
+
+fn egress_answer(outcome: Result<EgressInfo, SandboxProblem>) -> Response {
+    outcome.map_or_else(|error| refusal(&error), |egress| Json(egress).into_response())
+}
+
+async fn egress(State(admin): State<Admin>, Path(name): Path<String>) -> Response {
+    egress_answer(admin.sandboxes.egress(&name))
+}
+
+async fn set_egress(
+    State(admin): State<Admin>,
+    Path(name): Path<String>,
+    Json(egress): Json<SandboxEgress>,
+) -> Response {
+    egress_answer(admin.sandboxes.set_egress(&name, &egress).await)
 }
 
 async fn kill(State(admin): State<Admin>, Path(name): Path<String>) -> Response {

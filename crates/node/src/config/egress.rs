@@ -15,6 +15,19 @@ pub use thaw_sandbox::EgressRuleError;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct EgressRule(thaw_sandbox::EgressRule);
 
+impl EgressRule {
+    /// The rule itself.
+    pub(crate) fn rule(&self) -> &thaw_sandbox::EgressRule {
+        &self.0
+    }
+}
+
+impl From<thaw_sandbox::EgressRule> for EgressRule {
+    fn from(rule: thaw_sandbox::EgressRule) -> Self {
+        Self(rule)
+    }
+}
+
 impl FromStr for EgressRule {
     type Err = EgressRuleError;
 

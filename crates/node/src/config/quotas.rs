@@ -2,7 +2,7 @@
 //! operator of the node writes it.
 
 use super::quantity::FromText;
-use super::{ByteSize, ConfigError, DomainName, TimeSpan};
+use super::{ByteSize, ConfigError, DomainName, EgressRule, TimeSpan};
 use serde::de::{self, Deserializer, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 use std::collections::BTreeMap;
@@ -13,6 +13,7 @@ use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
+use thaw_sandbox::EgressRules;
 
 /// Name of the file in `$THAW_HOME`.
 pub const QUOTAS_FILE: &str = "tenants.toml";
@@ -68,6 +69,22 @@ struct QuotaTable {
 struct EgressTable {
     connections: Option<Bound<u32>>,
     per_second: Option<Bound<u32>>,
+    /// What rules may allow at most.
+    allow: Option<Allowed>,
+}
+
+/// Destinations, or the word that all of them may be allowed.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(untagged, expecting = "a list of destinations, or \"unlimited\"")]
+enum Allowed {
+    Rules(Vec<EgressRule>),
+    Word(Unlimited),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Unlimited {
+    Unlimited,
 }
 
 /// What one tenant may use. `None`: no bound.
@@ -130,11 +147,27 @@ impl Quotas {
 
     /// The quota of a domain, or of the functions without one.
     pub fn of(&self, domain: Option<&DomainName>) -> Quota {
+        self.table(domain).quota()
+    }
+
+    /// What egress rules of a domain's functions and sandboxes, or of those without one, may
+    /// allow at most; `None`: anything.
+    pub fn egress_of(&self, domain: Option<&DomainName>) -> Option<EgressRules> {
+        match self.table(domain).egress.allow? {
+            Allowed::Rules(rules) => {
+                let rules = rules.iter().map(EgressRule::rule).cloned().collect();
+                Some(EgressRules::allowing(rules))
+            }
+            Allowed::Word(Unlimited::Unlimited) => None,
+        }
+    }
+
+    fn table(&self, domain: Option<&DomainName>) -> QuotaTable {
         let own = match domain {
             None => Some(&self.shared),
             Some(domain) => self.domain.get(domain),
         };
-        own.map_or_else(|| self.default.clone(), |own| own.over(&self.default)).quota()
+        own.map_or_else(|| self.default.clone(), |own| own.over(&self.default))
     }
 
     /// The domains that have a table of their own.
@@ -177,6 +210,7 @@ impl QuotaTable {
             egress: EgressTable {
                 connections: self.egress.connections.or(default.egress.connections),
                 per_second: self.egress.per_second.or(default.egress.per_second),
+                allow: self.egress.allow.clone().or_else(|| default.egress.allow.clone()),
             },
         }
     }
@@ -320,6 +354,25 @@ mod tests {
 
     fn domain(name: &str) -> DomainName {
         name.parse().unwrap()
+    }
+
+    #[test]
+    fn destinations_have_a_ceiling_by_tenant() {
+        let quotas = parse(
+            "[default.egress]\nallow = [\"*:443\"]\n[domain.a.egress]\nallow = \"unlimited\"\n\
+             [domain.b.egress]\nallow = []\n[domain.c]\ninstances = 1",
+        )
+        .unwrap();
+        let of = |name| {
+            let domain: Option<DomainName> = Some(domain(name));
+            quotas.egress_of(domain.as_ref()).map(|rules| rules.allow.len())
+        };
+        assert_eq!([of("a"), of("b"), of("c")], [None, Some(0), Some(1)]);
+        assert_eq!(quotas.egress_of(None).unwrap().allow[0].to_string(), "*:443");
+        for wrong in ["\"all\"", "[\"10.0.0.0/8\"]", "3"] {
+            let error = parse(&format!("[default.egress]\nallow = {wrong}")).unwrap_err();
+            assert!(error.contains("destinations"), "{error}");
+        }
     }
 
     #[test]

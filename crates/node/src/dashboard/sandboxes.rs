@@ -408,6 +408,8 @@ mod tests {
 
     fn sandbox(instance: u64, from: Option<u64>) -> SandboxInfo {
         SandboxInfo {
+            egress: None,
+            usage: None,
             name: format!("s{instance}"),
             instance,
             function: "f".parse().unwrap(),

@@ -2,6 +2,8 @@
 //! `node_backend`; unit tests use one that lives in memory.
 
 use super::problem::Problem;
+use crate::sandboxes::EgressWish;
+use crate::sandboxes::egress::ClientEgress;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
@@ -29,6 +31,8 @@ pub struct Wanted {
     pub pauses: bool,
     /// What whoever asks wants to know of it later.
     pub metadata: BTreeMap<String, String>,
+    /// Where it may connect to.
+    pub egress: EgressWish,
 }
 
 /// A sandbox.
@@ -267,6 +271,8 @@ pub trait Backend: Send + Sync {
     /// # Errors
     /// There is none.
     fn set_timeout(&self, id: &str, timeout_s: u64) -> Outcome<()>;
+    /// Replaces the rules by which one connects.
+    fn set_egress<'a>(&'a self, id: &'a str, asked: ClientEgress) -> Later<'a, Outcome<()>>;
     /// Makes a copy of one, with all that it has in memory.
     fn fork<'a>(&'a self, id: &'a str, copy: &'a str) -> Later<'a, Outcome<Sandbox>>;
     /// Writes all that one has in memory to the store, by a name that nobody has yet.

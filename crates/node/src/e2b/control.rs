@@ -3,21 +3,23 @@
 
 use super::backend::{Sandbox, Wanted};
 use super::keys::{Key, Role};
+use super::network::NetworkRequest;
 use super::problem::{Kind, Problem};
 use super::records::{ENVS_MAX, Record};
 use super::serve::{header, nothing, refused};
-use super::{E2b, ENVD_VERSION, list, metrics, snapshots};
+use super::{E2b, ENVD_VERSION, list, metrics, network, snapshots};
+use crate::sandboxes::EgressWish;
 use axum::body::Bytes;
 use axum::extract::{Path, Request, State};
 use axum::http::header::RETRY_AFTER;
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{get, post, put};
 use axum::{Extension, Json, Router};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
@@ -27,8 +29,6 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 const TIMEOUT_S: u64 = 300;
 /// Most seconds that a request may ask for.
 const TIMEOUT_MAX_S: u64 = 30 * 24 * 3600;
-/// The rule of `network` that opens the ports of a sandbox to everybody.
-const OPEN_PORTS: &str = "allowPublicTraffic";
 /// Most copies of a sandbox that one request makes.
 const COPIES_MAX: u32 = 16;
 
@@ -68,6 +68,7 @@ pub(super) fn routes() -> Router<Arc<E2b>> {
         .route("/sandboxes/{id}/resume", post(connect))
         .route("/sandboxes/{id}/pause", post(pause))
         .route("/sandboxes/{id}/timeout", post(set_timeout))
+        .route("/sandboxes/{id}/network", put(network::update))
         .route("/sandboxes/{id}/refreshes", post(refresh))
         .route("/sandboxes/{id}/fork", post(fork))
         .merge(snapshots::routes())
@@ -156,7 +157,7 @@ struct CreateRequest {
     env_vars: Option<BTreeMap<String, String>>,
     #[serde(rename = "allow_internet_access")]
     allow_internet_access: Option<bool>,
-    network: Option<Map<String, Value>>,
+    network: Option<NetworkRequest>,
     mcp: Option<Value>,
     iam: Option<Value>,
     volume_mounts: Option<Vec<Value>>,
@@ -171,16 +172,6 @@ impl CreateRequest {
     /// Refuses what would be left out silently otherwise.
     fn check(&self, headers: &HeaderMap) -> Result<(), Problem> {
         let lacks = [
-            (
-                self.allow_internet_access == Some(false),
-                "`allow_internet_access`: the function's `[egress]` says where its sandboxes may connect to",
-            ),
-            (
-                self.network
-                    .as_ref()
-                    .is_some_and(|rules| rules.keys().any(|key| key != OPEN_PORTS)),
-                "`network`: the function's `[egress]` says where its sandboxes may connect to",
-            ),
             (self.mcp.is_some(), "`mcp`: there is no MCP gateway"),
             (self.iam.is_some(), "`iam`: sandboxes have no identities"),
             (
@@ -237,15 +228,18 @@ impl E2b {
                 "the environment has {bytes} bytes, and at most {ENVS_MAX} are kept; set less"
             )));
         }
+        let network = request.network.unwrap_or_default();
+        let egress = EgressWish::Within {
+            most: self.settings.now().most_egress(),
+            asked: network.egress(request.allow_internet_access)?,
+        };
         let record = Record {
             owner: client.owner().to_owned(),
             template: request.template,
             envs,
             auto_resume: request.auto_resume.is_some_and(|resume| resume.enabled),
             timeout_s: timeout(request.timeout)?,
-            is_open: request
-                .network
-                .is_some_and(|rules| rules.get(OPEN_PORTS) == Some(&json!(true))),
+            is_open: network.allow_public_traffic == Some(true),
             is_being_made: true,
         };
         let wanted = Wanted {
@@ -255,6 +249,7 @@ impl E2b {
             timeout_s: record.timeout_s,
             pauses: request.auto_pause,
             metadata: request.metadata.unwrap_or_default(),
+            egress,
         };
         // Those that have ended by themselves count no more.
         self.sandboxes_of(client.owner());
@@ -448,7 +443,7 @@ impl E2b {
 }
 
 /// When the time of a sandbox comes, which runs.
-fn running(e2b: &E2b, client: &Client, id: &str) -> Result<u64, Problem> {
+pub(super) fn running(e2b: &E2b, client: &Client, id: &str) -> Result<u64, Problem> {
     let (sandbox, _) = e2b.own(client, id)?;
     sandbox.deadline_ms.ok_or_else(|| Problem::no_sandbox(id))
 }

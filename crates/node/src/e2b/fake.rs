@@ -4,6 +4,7 @@
 
 use super::backend::*;
 use super::problem::{Kind, Problem};
+use crate::sandboxes::egress::ClientEgress;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -320,6 +321,10 @@ impl Backend for Fake {
 
     fn set_timeout(&self, id: &str, timeout_s: u64) -> Outcome<()> {
         self.change(id, |one| one.sandbox.deadline_ms = Some(now_ms() + 1000 * timeout_s))
+    }
+
+    fn set_egress<'a>(&'a self, id: &'a str, _: ClientEgress) -> Later<'a, Outcome<()>> {
+        now(self.change(id, |_| ()))
     }
 
     fn fork<'a>(&'a self, id: &'a str, copy: &'a str) -> Later<'a, Outcome<Sandbox>> {

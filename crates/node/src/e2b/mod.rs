@@ -22,6 +22,7 @@ mod keys;
 mod list;
 mod messages;
 mod metrics;
+mod network;
 mod node_backend;
 mod ports;
 mod problem;

@@ -4,6 +4,7 @@ use super::backend::*;
 use super::problem::{Kind, Problem};
 use crate::catalog::Catalog;
 use crate::node::NodeState;
+use crate::sandboxes::egress::ClientEgress;
 use crate::sandboxes::exec::{Exec, ExecProblem};
 use crate::sandboxes::files::{FileProblem, FileSession};
 use crate::sandboxes::ports::PortProblem;
@@ -32,6 +33,8 @@ fn new_sandbox(wanted: Wanted) -> NewSandbox {
         timeout_s: Some(wanted.timeout_s),
         on_timeout: if wanted.pauses { OnTimeout::Pause } else { OnTimeout::Kill },
         metadata: wanted.metadata,
+        egress: None,
+        client_egress: Some(wanted.egress),
     }
 }
 
@@ -195,6 +198,10 @@ impl Backend for NodeBackend {
 
     fn set_timeout(&self, id: &str, timeout_s: u64) -> Outcome<()> {
         self.sandboxes.set_timeout(id, Some(timeout_s)).map_err(problem)
+    }
+
+    fn set_egress<'a>(&'a self, id: &'a str, asked: ClientEgress) -> Later<'a, Outcome<()>> {
+        Box::pin(async move { self.sandboxes.set_client_egress(id, asked).await.map_err(problem) })
     }
 
     fn fork<'a>(&'a self, id: &'a str, copy: &'a str) -> Later<'a, Outcome<Sandbox>> {

@@ -2,6 +2,7 @@
 //!
 //! ```toml
 //! domain = "box.example.org"     # names of hosts are PORT-ID.box.example.org
+//! egress = ["*"]                 # what sandboxes may connect to at most
 //!
 //! [templates]
 //! base = "python-sandbox"        # a function of this node
@@ -23,6 +24,7 @@
 //! nothing to guess.
 
 use super::keys::{self, KEYS_FILE, Key, Role};
+use crate::config::EgressRule;
 use crate::edge::CertificateTable;
 use ring::digest::{SHA256, digest};
 use serde::Deserialize;
@@ -33,6 +35,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
+use thaw_sandbox::EgressRules;
 
 /// Name of the file in the node's home.
 pub const FILE: &str = "e2b.toml";
@@ -54,6 +57,9 @@ pub struct Settings {
     /// What names of hosts end with: `api.DOMAIN`, and `PORT-ID.DOMAIN` for ports of sandboxes.
     #[serde(default)]
     pub domain: Option<String>,
+    /// What sandboxes may connect to at most; none: what their functions may.
+    #[serde(default)]
+    pub egress: Option<Vec<EgressRule>>,
     /// With some, TLS is spoken.
     #[serde(default)]
     pub(crate) certificates: Vec<CertificateTable>,
@@ -144,6 +150,12 @@ impl Settings {
             }
         }
         Ok(settings)
+    }
+
+    /// What sandboxes may connect to at most; none: what their functions may.
+    pub fn most_egress(&self) -> Option<EgressRules> {
+        let rules = self.egress.as_ref()?.iter().map(EgressRule::rule).cloned();
+        Some(EgressRules::allowing(rules.collect()))
     }
 
     /// Whose key this is. Only hashes are compared, so how long that takes says nothing of keys.

@@ -24,8 +24,8 @@ use std::task::{Context, Poll};
 use std::time::SystemTime;
 use thaw_abi::control::EntryPoint;
 use thaw_sandbox::{
-    Awake, BootTimes, Denials, FreezeBase, GuestExit, LimitReached, MemoryReader, Orphan,
-    RemoteEvent, RemoteMessage, Twin,
+    Awake, BootTimes, Denials, EgressPolicy, FreezeBase, GuestExit, LimitReached, MemoryReader,
+    Orphan, RemoteEvent, RemoteMessage, Twin,
 };
 use thaw_store::{ImageId, IndexId, KernelId, Name};
 
@@ -112,7 +112,8 @@ pub trait Launcher: Send + Sync {
     }
 
     /// Takes over a sandbox of an earlier daemon over the same files, which was booted from the
-    /// image with this checksum, if that is known.
+    /// image with this checksum, if that is known. It connects by this policy if it has one of its
+    /// own.
     ///
     /// # Errors
     /// It has ended, or the host is out of resources.
@@ -120,6 +121,7 @@ pub trait Launcher: Send + Sync {
         &self,
         _orphan: Orphan,
         _thawed: Option<ImageId>,
+        _egress: Option<&Arc<EgressPolicy>>,
     ) -> Result<Box<dyn Instance>, LaunchError> {
         Err(LaunchError("this launcher takes nothing over".to_owned()))
     }
@@ -140,6 +142,12 @@ pub trait Launcher: Send + Sync {
         _decrypted: Option<Decrypted>,
     ) -> Result<Arc<dyn Launcher>, WakeError> {
         Err(WakeError::Lost("this launcher wakes nothing".to_owned()))
+    }
+
+    /// By what its instances connect to the outside; `None`: they are no sandboxes, or it cannot be
+    /// known now.
+    fn egress(&self) -> Option<Arc<EgressPolicy>> {
+        None
     }
 
     /// The root file system of its instances; `None`: it is not in the store.
@@ -347,6 +355,14 @@ pub trait Instance: Send {
     /// # Errors
     /// The host has no descriptors left, or does not count.
     fn memory_reader(&self) -> io::Result<MemoryReader> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Puts it under a policy of its own. To be called before the first report is asked for.
+    ///
+    /// # Errors
+    /// It cannot have one, or has ended.
+    fn use_egress(&mut self, _policy: &Arc<EgressPolicy>) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
 

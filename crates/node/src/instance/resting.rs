@@ -10,7 +10,7 @@ use crate::tenants::Lease;
 use std::fs::File;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::SystemTime;
-use thaw_sandbox::{FreezeBase, Orphan};
+use thaw_sandbox::{EgressPolicy, FreezeBase, Orphan};
 use thaw_store::{ImageId, IndexId, KernelId};
 use tokio::sync::watch;
 
@@ -134,8 +134,13 @@ impl Launcher for RestingLauncher {
         &self,
         orphan: Orphan,
         thawed: Option<ImageId>,
+        egress: Option<&Arc<EgressPolicy>>,
     ) -> Result<Box<dyn Instance>, LaunchError> {
-        self.wanted()?.take_over(orphan, thawed)
+        self.wanted()?.take_over(orphan, thawed, egress)
+    }
+
+    fn egress(&self) -> Option<Arc<EgressPolicy>> {
+        self.wanted().ok()?.egress()
     }
 
     fn waken(

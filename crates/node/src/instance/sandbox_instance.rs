@@ -27,8 +27,8 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use thaw_abi::control::EntryPoint;
 use thaw_sandbox::{
-    BootPlan, Event, Freezer, KeptForSuccessor, Lowered, MemoryReader, Progress, RaisedMemory,
-    RemoteMessage, Sandbox, Twin, connection,
+    BootPlan, EgressPolicy, Event, Freezer, KeptForSuccessor, Lowered, MemoryReader, Progress,
+    RaisedMemory, RemoteMessage, Sandbox, Twin, connection,
 };
 use thaw_store::ImageId;
 use tokio::io::unix::AsyncFd;
@@ -502,6 +502,10 @@ impl Instance for SandboxInstance {
 
     fn owner_key(&self) -> Option<KeyId> {
         self.boots.decrypted.as_ref()?.owner_key
+    }
+
+    fn use_egress(&mut self, policy: &Arc<EgressPolicy>) -> io::Result<()> {
+        self.sandbox.get_mut().use_egress(policy)
     }
 
     fn cpu_time(&self) -> Option<Duration> {

@@ -27,8 +27,8 @@ use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 use thaw_abi::control::{Connection, EntryPoint};
 use thaw_sandbox::{
-    BootError, BootPlan, FreezeBase, Image, Orphan, PlanError, PopulatePolicy, Sandbox, Secrets,
-    ThawOptions, WorkingSet, Zygote, ZygotePool, connection,
+    BootError, BootPlan, EgressPolicy, FreezeBase, Image, Orphan, PlanError, PopulatePolicy,
+    Sandbox, Secrets, ThawOptions, WorkingSet, Zygote, ZygotePool, connection,
 };
 use thaw_store::{ImageId, IndexId, KernelId, Store};
 
@@ -365,10 +365,15 @@ impl Launcher for SandboxLauncher {
         waits.then(|| self.shared.standby.coming_back()).flatten()
     }
 
+    fn egress(&self) -> Option<Arc<EgressPolicy>> {
+        Some(self.shared.terms.egress.clone())
+    }
+
     fn take_over(
         &self,
         orphan: Orphan,
         thawed: Option<ImageId>,
+        egress: Option<&Arc<EgressPolicy>>,
     ) -> Result<Box<dyn Instance>, LaunchError> {
         let failed = |error: &dyn std::fmt::Display| LaunchError(error.to_string());
         let shared = self.shared.clone();
@@ -377,8 +382,9 @@ impl Launcher for SandboxLauncher {
             let why = "it has volumes, whose locks have ended with the daemon before this one";
             return Err(failed(&why));
         }
+        let egress = egress.unwrap_or(&terms.egress);
         let adopted = orphan
-            .adopt(&plan, terms.limits, terms.cpu_time_limit, &terms.egress, thawed.map(|id| id.0))
+            .adopt(&plan, terms.limits, terms.cpu_time_limit, egress, thawed.map(|id| id.0))
             .map_err(|error| failed(&error))?;
         let readers = <[OwnedFd; 2]>::try_from(adopted.descriptors)
             .map_err(|_| failed(&"the pipes of its output are missing"))?;

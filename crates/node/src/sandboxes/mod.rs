@@ -4,6 +4,7 @@
 //! streams. This daemon holds the other ends: it keeps what the process prints, within a bound,
 //! whether or not somebody is attached.
 
+pub mod egress;
 pub mod exec;
 pub mod files;
 mod output;
@@ -11,9 +12,12 @@ pub(crate) mod ports;
 pub mod registry;
 pub mod tree;
 pub mod untree;
+mod usage;
 
+pub use egress::{EgressInfo, EgressWish, SandboxEgress};
 pub(crate) use exec::Execs;
 pub use exec::{ExecInfo, ExecRequest, ExecState};
 pub use output::Stream;
 pub(crate) use output::{Next, READERS_MAX, Reader};
 pub use registry::{ForkedFrom, NewSandbox, OnTimeout, SandboxInfo, Sandboxes};
+pub use usage::SandboxUsage;

@@ -7,7 +7,9 @@
 use crate::config::FunctionName;
 use crate::instance::Launcher;
 use crate::node::NodeState;
+use crate::sandboxes::egress::{ClientEgress, EgressInfo, EgressWish, SandboxEgress};
 use crate::sandboxes::files::{FileProblem, FileSession};
+use crate::sandboxes::usage::{SandboxUsage, usage_of};
 use crate::sandboxes::{ExecRequest, ExecState, Next};
 use crate::service::Service;
 use schemars::JsonSchema;
@@ -58,6 +60,25 @@ pub struct NewSandbox {
     pub on_timeout: OnTimeout,
     /// What whoever asks wants to know of it later.
     pub metadata: BTreeMap<String, String>,
+    /// Where it may connect to; none: where its function may.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub egress: Option<SandboxEgress>,
+    /// The same of a client that may not have more than others allow.
+    #[serde(skip)]
+    pub client_egress: Option<EgressWish>,
+}
+
+impl NewSandbox {
+    /// Where it is to connect to.
+    fn egress_wish(&self) -> Result<EgressWish, SandboxProblem> {
+        match (&self.egress, &self.client_egress) {
+            (_, Some(wish)) => Ok(wish.clone()),
+            (Some(egress), None) => {
+                egress.rules().map(EgressWish::Rules).map_err(SandboxProblem::Wrong)
+            }
+            (None, None) => Ok(EgressWish::Function),
+        }
+    }
 }
 
 /// A sandbox, as it is kept and shown.
@@ -85,6 +106,12 @@ pub struct SandboxInfo {
     /// What its instance does (`thaw ps`); none where nobody has looked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<String>,
+    /// Where it may connect to, and what it has reached; none where nobody has looked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub egress: Option<EgressInfo>,
+    /// What it uses; none where nobody has looked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usage: Option<SandboxUsage>,
 }
 
 /// A sandbox that was copied. Names are used again, instances are not.
@@ -169,7 +196,8 @@ impl Sandboxes {
             ))
         };
         let service = self.node.route(&new.function).ok_or_else(unknown)?;
-        let instance = service.boot_held().await.map_err(SandboxProblem::Refused)?;
+        let egress = new.egress_wish()?;
+        let instance = service.boot_held(egress).await.map_err(SandboxProblem::Refused)?;
         self.adopt(&service, instance, new, None)
     }
 
@@ -183,7 +211,9 @@ impl Sandboxes {
         (service, launcher): (Arc<Service>, Arc<dyn Launcher>),
     ) -> Result<SandboxInfo, SandboxProblem> {
         self.check(&new)?;
-        let instance = service.boot_held_of(launcher).await.map_err(SandboxProblem::Refused)?;
+        let egress = new.egress_wish()?;
+        let booted = service.boot_held_of(launcher, egress).await;
+        let instance = booted.map_err(SandboxProblem::Refused)?;
         self.adopt(&service, instance, new, None)
     }
 
@@ -237,6 +267,8 @@ impl Sandboxes {
             metadata: new.metadata,
             forked_from,
             state: None,
+            egress: None,
+            usage: None,
         };
         let clash = {
             let mut all = self.all();
@@ -278,6 +310,63 @@ impl Sandboxes {
             .filter(|info| self.node.service_of(info.instance).is_some())
             .map(|info| self.with_state(info))
             .ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))
+    }
+
+    /// One of them with all that is known of it.
+    ///
+    /// # Errors
+    /// There is none.
+    pub async fn show(&self, name: &str) -> Result<SandboxInfo, SandboxProblem> {
+        let info = self.find(name)?;
+        let service = self.node.service_of(info.instance);
+        let service = service.ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))?;
+        let usage = Some(usage_of(&service, info.instance).await);
+        let egress = self.node.egress().info(info.instance);
+        Ok(SandboxInfo { egress, usage, ..info })
+    }
+
+    /// Where one may connect to, and what it has reached.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn egress(&self, name: &str) -> Result<EgressInfo, SandboxProblem> {
+        let info = self.find(name)?;
+        let egress = self.node.egress().info(info.instance);
+        egress.ok_or_else(|| {
+            SandboxProblem::Refused(format!(
+                "sandbox `{name}` connects as its function does: it was made by an older Thaw"
+            ))
+        })
+    }
+
+    /// Replaces the rules by which one connects; connections that it has stay.
+    ///
+    /// # Errors
+    /// The rules make no sense, or there is none.
+    pub async fn set_egress(
+        &self,
+        name: &str,
+        egress: &SandboxEgress,
+    ) -> Result<EgressInfo, SandboxProblem> {
+        let rules = egress.rules().map_err(SandboxProblem::Wrong)?;
+        let instance = self.find(name)?.instance;
+        let changed = self.node.egress().change(instance, rules).await;
+        changed.map_err(SandboxProblem::Refused)?;
+        self.egress(name)
+    }
+
+    /// The same for a client that may not have more than others allow.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(crate) async fn set_client_egress(
+        &self,
+        name: &str,
+        asked: ClientEgress,
+    ) -> Result<(), SandboxProblem> {
+        let instance = self.find(name)?.instance;
+        let changed = self.node.egress().change_within(instance, asked).await;
+        changed.map_err(SandboxProblem::Refused)
     }
 
     fn with_state(&self, info: SandboxInfo) -> SandboxInfo {
@@ -423,6 +512,8 @@ impl Sandboxes {
             timeout_s: info.timeout_s,
             on_timeout: info.on_timeout,
             metadata: info.metadata,
+            // Copies keep the rules.
+            ..NewSandbox::default()
         };
         self.check(&new)?;
         let service = self.node.service_of(info.instance);
@@ -480,6 +571,7 @@ impl Sandboxes {
     fn forget_gone(&self) {
         let mut all = self.all();
         let before = all.len();
+        self.node.egress().forget_gone(|id| self.node.service_of(id).is_some());
         all.retain(|_, info| self.node.service_of(info.instance).is_some());
         let changed = all.len() != before;
         drop(all);

@@ -5,6 +5,7 @@
 //! those that are asleep included, are never more than it may have. One that is asleep holds
 //! nothing of the node's capacity, and nothing of its tenant's room but bytes on disk.
 
+use super::held::use_egress;
 use super::{Service, Slot, Slots};
 use crate::asleep::{Asleep, Going, Left};
 use crate::boots::BootKind;
@@ -419,8 +420,11 @@ impl Service {
                 return Err(self.cannot_wake(&waking, &format!("{why}; it sleeps on, try again")));
             }
         };
+        let egress = self.shared.egress().clone();
         let boot = move || {
             let later = |error: &dyn ToString| WakeError::Later(error.to_string());
+            let function = launcher.egress();
+            let own = egress.of(asleep.id(), function.as_deref()).map_err(WakeError::Later)?;
             let file = asleep.open().map_err(|error| match error.kind() {
                 std::io::ErrorKind::NotFound => WakeError::Lost("its file is gone".to_owned()),
                 std::io::ErrorKind::InvalidData => WakeError::Lost(error.to_string()),
@@ -429,7 +433,10 @@ impl Service {
             drop(unsealer);
             let launcher =
                 launcher.waken(file, asleep.checksum(), asleep.base(), clients, decrypted)?;
-            let launched = launcher.launch(client.as_deref()).map_err(|error| later(&error))?;
+            let mut launched = launcher.launch(client.as_deref()).map_err(|error| later(&error))?;
+            if let Some(own) = own {
+                use_egress(&mut launched, own).map_err(WakeError::Later)?;
+            }
             Ok(Launched { kind: BootKind::Asleep, ..launched })
         };
         let launched = tokio::task::spawn_blocking(boot).await.expect("a launcher does not panic");

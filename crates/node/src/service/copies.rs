@@ -1,5 +1,6 @@
 //! Copies of live instances.
 
+use super::held::use_egress;
 use super::{REST_PATIENCE, Service, Slot};
 use crate::config::{FunctionConfig, FunctionName};
 use crate::instance::{
@@ -90,7 +91,8 @@ impl Service {
         // Nothing rests before it is known that there is room.
         let places = self.places_for(count)?;
         let Copied { launcher, pause } = self.copy_of(id).await?;
-        let ids = self.boot_copies(&launcher, places).await.map_err(|error| error.to_string())?;
+        let ids = self.boot_copies(&launcher, places, Some(id)).await;
+        let ids = ids.map_err(|error| error.to_string())?;
         self.wait_until_running(&ids).await?;
         Ok(Forked {
             function: self.name().clone(),
@@ -149,7 +151,8 @@ impl Service {
         let began = Instant::now();
         self.check_serves_several("one that is restored has none")?;
         let places = self.places_for(count)?;
-        let ids = self.boot_copies(&launcher, places).await.map_err(|error| error.to_string())?;
+        let ids = self.boot_copies(&launcher, places, None).await;
+        let ids = ids.map_err(|error| error.to_string())?;
         self.wait_until_running(&ids).await?;
         let function = self.name().clone();
         Ok(Restored { function, running_us: as_us(began.elapsed()), ids })
@@ -226,13 +229,16 @@ impl Service {
         table.ok_or_else(|| format!("`{}` has no instance {id}; see `thaw ps`", self.name()))
     }
 
-    /// Boots a copy for each place. If one cannot be booted, none is left.
+    /// Boots a copy for each place, which may connect to what the original may. If one cannot be
+    /// booted, none is left.
     async fn boot_copies(
         self: &Arc<Self>,
         launcher: &Arc<dyn Launcher>,
         mut places: Vec<Place>,
+        original: Option<u64>,
     ) -> Result<Vec<u64>, LaunchError> {
         let (mut boots, mut ids) = (JoinSet::new(), Vec::with_capacity(places.len()));
+        let mut policies = Vec::new();
         let mut failed = None;
         loop {
             while failed.is_none() && boots.len() < BOOTS_AT_A_TIME {
@@ -242,9 +248,22 @@ impl Service {
             }
             let Some(boot) = boots.join_next().await else { break };
             match boot.expect("a launcher does not panic") {
-                (Ok(launched), place) => ids.push(self.adopt_copy(launched, place)),
+                (Ok(mut launched), place) => {
+                    let own = original.and_then(|id| self.shared.egress().copy_of(id));
+                    match own.map(|own| use_egress(&mut launched, own)).transpose() {
+                        Ok(own) => {
+                            let id = self.adopt_copy(launched, place);
+                            ids.push(id);
+                            policies.extend(own.map(|own| (id, own)));
+                        }
+                        Err(why) => failed = Some(LaunchError(why)),
+                    }
+                }
                 (Err(error), _) => failed = Some(error),
             }
+        }
+        if failed.is_none() {
+            failed = self.shared.egress().insert(policies).await.err().map(LaunchError);
         }
         match failed {
             None => {

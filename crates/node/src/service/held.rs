@@ -3,14 +3,15 @@
 
 use super::{InstanceState, Service, Slot};
 use crate::instance::{Command, ConnectionTable, Launched, Launcher, Place};
-use crate::sandboxes::Reader;
 use crate::sandboxes::exec::{Exec, ExecProblem, ExecRequest};
 use crate::sandboxes::files::FileSession;
 use crate::sandboxes::ports::{PortProblem, PortStream};
+use crate::sandboxes::{EgressWish, Reader};
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 use thaw_abi::remote::{FILE_SESSIONS_MAX, PORT_CONNECTIONS_MAX};
+use thaw_sandbox::EgressPolicy;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
@@ -19,21 +20,23 @@ impl Service {
     ///
     /// # Errors
     /// One sentence for the operator.
-    pub(crate) async fn boot_held(self: &Arc<Self>) -> Result<u64, String> {
-        self.boot_held_of(self.launcher()).await
+    pub(crate) async fn boot_held(self: &Arc<Self>, egress: EgressWish) -> Result<u64, String> {
+        self.boot_held_of(self.launcher(), egress).await
     }
 
     /// The same from something else than the function's image.
     pub(crate) async fn boot_held_of(
         self: &Arc<Self>,
         launcher: Arc<dyn Launcher>,
+        egress: EgressWish,
     ) -> Result<u64, String> {
         let place = self.places_for(NonZeroU32::MIN)?.pop().ok_or("there is no room")?;
         if let Some(opening) = launcher.clone().opening() {
             opening.await.map_err(|error| error.to_string())?;
         }
+        let function = launcher.egress();
         // What is ready takes less time than to find another thread.
-        let launched = match launcher.launch_now(None) {
+        let mut launched = match launcher.launch_now(None) {
             Ok(launched) => launched,
             Err(_) => {
                 let boot = move || launcher.launch(None);
@@ -41,12 +44,23 @@ impl Service {
                 booted.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?
             }
         };
-        Ok(self.adopt_held(launched, place))
+        let own = match &function {
+            Some(function) => Some(use_egress(&mut launched, egress.policy(function))?),
+            None if egress == EgressWish::Function => None,
+            None => return Err("where its instances connect to cannot be said".to_owned()),
+        };
+        let id = self.adopt_held(launched, place, own.is_some());
+        let own = own.into_iter().map(|policy| (id, policy)).collect();
+        let kept = self.shared().egress().insert(own).await;
+        kept.inspect_err(|_| self.kill(id)).map(|()| id)
     }
 
-    fn adopt_held(self: &Arc<Self>, launched: Launched, place: Place) -> u64 {
+    fn adopt_held(self: &Arc<Self>, launched: Launched, place: Place, was_told: bool) -> u64 {
         let id = self.adopt_copy(launched, place);
         self.hold(id);
+        if was_told && let Ok(table) = self.table_of_live(id) {
+            table.watch();
+        }
         id
     }
 
@@ -152,6 +166,16 @@ impl Service {
             )),
         }
     }
+}
+
+/// Puts an instance that was just launched under a policy of its own.
+pub(super) fn use_egress(
+    launched: &mut Launched,
+    policy: Arc<EgressPolicy>,
+) -> Result<Arc<EgressPolicy>, String> {
+    let used = launched.instance.use_egress(&policy);
+    used.map_err(|error| format!("the instance cannot be told where it may connect to: {error}"))?;
+    Ok(policy)
 }
 
 impl Slot {

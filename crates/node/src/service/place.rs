@@ -577,7 +577,9 @@ impl Service {
         if note.origin.index.is_some_and(|index| self.launcher.index() != Some(index)) {
             return Err(no("its files are not those of its function"));
         }
-        let instance = self.launcher.take_over(orphan, note.origin.image)?;
+        let function = self.launcher.egress();
+        let own = self.shared.egress().of(note.id, function.as_deref()).map_err(LaunchError)?;
+        let instance = self.launcher.take_over(orphan, note.origin.image, own.as_ref())?;
         // Its daemon was killed when it had just woken, and its files were left.
         self.end_asleep(note.id);
 

@@ -277,7 +277,13 @@ impl Tenants {
     pub fn of(&self, name: TenantName) -> Arc<Tenant> {
         let mut state = self.state();
         let quota = state.quotas.of(name.domain());
-        state.known.entry(name.clone()).or_insert_with(|| Tenant::new(name, quota)).clone()
+        let ceiling = state.quotas.egress_of(name.domain());
+        let made = || {
+            let tenant = Tenant::new(name.clone(), quota);
+            tenant.egress.set_ceiling(ceiling);
+            tenant
+        };
+        state.known.entry(name.clone()).or_insert_with(made).clone()
     }
 
     /// The tenant of this name, if it is known.
@@ -290,6 +296,7 @@ impl Tenants {
         let mut state = self.state();
         for tenant in state.known.values() {
             tenant.set(quotas.of(tenant.name.domain()));
+            tenant.egress.set_ceiling(quotas.egress_of(tenant.name.domain()));
         }
         state.quotas = quotas;
     }

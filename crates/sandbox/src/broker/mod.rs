@@ -37,13 +37,14 @@ pub(crate) use request::{Question, Request};
 use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat};
 use rustix::io::Errno;
 use rustix::termios::isatty;
 
 use crate::boot::Rootfs;
-use crate::egress::{Denials, LeftSockets, Opening, Sockets};
+use crate::egress::{Denials, EgressPolicy, LeftSockets, Opening, Sockets};
 use crate::event::Violation;
 use crate::{message, sys};
 use fetch::Fetches;
@@ -222,6 +223,14 @@ impl Broker {
     /// Outgoing connections that were denied since the last call.
     pub fn take_denials(&self) -> Denials {
         self.sockets.as_ref().map(Sockets::take_denials).unwrap_or_default()
+    }
+
+    /// Puts the sandbox under a policy of its own. `control` is the control socket.
+    pub fn use_egress(&mut self, policy: &Arc<EgressPolicy>, control: OwnedFd) {
+        self.sockets = Some(match self.sockets.take() {
+            Some(sockets) => sockets.under(policy.clone()),
+            None => Sockets::new(policy.clone(), control),
+        });
     }
 
     /// A file with the sandbox's outgoing connections, for the daemon that comes after this

@@ -14,6 +14,7 @@ use rustix::io::Errno;
 
 use super::ledger::Ledger;
 use super::rate::Rate;
+use super::rules::EgressRules;
 
 /// Sockets that one sandbox may ask for at once, and after that one in this time.
 const OF_SANDBOX: (u32, Duration) = (1024, Duration::from_millis(2));
@@ -59,6 +60,8 @@ pub struct Budget {
 pub struct EgressQuota {
     rate: Mutex<Option<Rate>>,
     open: OpenSockets,
+    /// What rules of the functions and of their sandboxes may allow at most.
+    ceiling: Mutex<Option<Arc<EgressRules>>>,
 }
 
 /// Sockets that are not known to be closed, and how many there may be.
@@ -107,6 +110,12 @@ impl EgressQuota {
             (rate @ None, Some(count)) => *rate = Some(Rate::new(bucket(count))),
             (rate, None) => *rate = None,
         }
+    }
+
+    /// Sets what rules of the functions and of their sandboxes may allow at most; `None`:
+    /// anything. Connections that there are stay.
+    pub fn set_ceiling(&self, ceiling: Option<EgressRules>) {
+        *lock(&self.ceiling) = ceiling.map(Arc::new);
     }
 
     /// Connections that are not known to be closed. Asks the host which are, and so takes
@@ -340,6 +349,11 @@ impl Budget {
     /// Takes leave to have a name looked up; false if there were too many.
     pub fn take_look_up(&self, now: Instant) -> bool {
         lock(&self.look_ups).take(now)
+    }
+
+    /// What rules may allow at most; `None`: anything.
+    pub fn ceiling(&self) -> Option<Arc<EgressRules>> {
+        self.tenant.as_ref().and_then(|tenant| lock(&tenant.ceiling).clone())
     }
 
     /// The budget of a function that shares another one with others.

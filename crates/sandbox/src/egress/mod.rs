@@ -8,7 +8,9 @@
 //! | module | what it decides |
 //! | --- | --- |
 //! | `rule`, `reach` | what a rule means, and who answers at an address |
-//! | `policy` | whether the rules lead to an address |
+//! | `rules` | what a list of rules leads to |
+//! | `policy` | whether all lists that count lead to an address |
+//! | `journal` | what is kept of what a sandbox has reached |
 //! | `local` | whether it is the host's own, or a port of this process |
 //! | `budget`, `rate` | how much the sandboxes of a function, and of a tenant, use together |
 //! | `ledger` | what the next daemon is to know of them |
@@ -19,6 +21,7 @@
 mod budget;
 mod denials;
 pub(crate) mod dns;
+mod journal;
 mod ledger;
 mod local;
 mod names;
@@ -27,13 +30,16 @@ mod pool;
 mod rate;
 mod reach;
 mod rule;
+mod rules;
 mod socket;
 
 pub use budget::EgressQuota;
 pub use denials::{Denials, Denied};
+pub use journal::{EgressEntry, EgressOutcome, EgressReport};
 pub use local::{GuardedPort, PortGuard};
 pub use policy::EgressPolicy;
 pub use rule::{EgressRule, EgressRuleError, Transport};
+pub use rules::EgressRules;
 pub(crate) use socket::{Destination, LeftSockets, Opening, Sockets};
 
 use std::net::{Ipv6Addr, SocketAddr};
@@ -49,8 +55,15 @@ impl EgressPolicy {
             // On the path of every boot: not even asked.
             return 0;
         }
-        if has_ipv6() { FLAG_EGRESS | FLAG_EGRESS_V6 } else { FLAG_EGRESS }
+        open_flags()
     }
+}
+
+/// What a sandbox is told that may have connections.
+///
+/// Its boot says so, or [`thaw_abi::control::MSG_OUTGOING`] later.
+pub(crate) fn open_flags() -> BootFlags {
+    if has_ipv6() { FLAG_EGRESS | FLAG_EGRESS_V6 } else { FLAG_EGRESS }
 }
 
 /// Whether the host has a route to IPv6 addresses. Asking sends nothing.

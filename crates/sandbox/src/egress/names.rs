@@ -10,8 +10,10 @@ use thaw_abi::network::HOST_NAME;
 use super::budget;
 use super::denials::{Denials, Denied, Unseen};
 use super::dns::{Outcome, lookup};
-use super::policy::{EgressPolicy, Learned, Verdict};
+use super::journal::EgressOutcome;
+use super::policy::{EgressPolicy, Verdict};
 use super::rule::{Transport, host_address};
+use super::rules::{EgressRules, Learned};
 
 /// Most look-ups of one sandbox at a time.
 const LOOKUPS_MAX: usize = 8;
@@ -23,6 +25,8 @@ const CHANNELS_MAX: usize = 64;
 pub struct Names {
     policy: Arc<EgressPolicy>,
     learned: Mutex<Learned>,
+    /// The rules under which the names of rules were looked up.
+    rules: Mutex<Option<Arc<EgressRules>>>,
     /// What was asked for in vain.
     denials: Unseen,
     lookups: Arc<AtomicUsize>,
@@ -58,6 +62,7 @@ impl Names {
         Arc::new(Self {
             policy,
             learned: Mutex::default(),
+            rules: Mutex::default(),
             denials: Unseen::default(),
             lookups: Arc::default(),
             channels: Arc::default(),
@@ -75,13 +80,46 @@ impl Names {
 
     /// The answer to who may not reach `to`.
     pub fn deny(&self, to: SocketAddr, transport: Transport) -> Errno {
-        self.denials.note(Denied::Address(to, transport));
+        self.deny_as(Denied::Address(to, transport));
         Errno::ACCESS
+    }
+
+    fn deny_as(&self, denied: Denied) {
+        self.policy.note(EgressOutcome::Denied, &denied.to_string(), None);
+        self.denials.note(denied);
+    }
+
+    /// Notes that a connection to `to` was begun.
+    pub fn reached(&self, to: SocketAddr, transport: Transport) {
+        if self.policy.is_of_sandbox() {
+            let name = self.learned().name_of(to.ip()).map(str::to_owned);
+            let to = Denied::Address(to, transport).to_string();
+            self.policy.note(EgressOutcome::Reached, &to, name.as_deref());
+        }
+    }
+
+    /// Whether there is nothing that may be reached, for now.
+    pub fn is_closed(&self) -> bool {
+        self.policy.is_closed()
     }
 
     /// Judges a destination by what is known now.
     pub fn judge(&self, to: SocketAddr, transport: Transport) -> Verdict {
-        self.policy.judge(to, transport, &self.learned())
+        self.policy.judge(to, transport, &self.learned_by_these_rules())
+    }
+
+    /// What was learned; what the names of other rules led to may have changed since.
+    fn learned_by_these_rules(&self) -> MutexGuard<'_, Learned> {
+        let mut learned = self.learned();
+        if self.policy.is_of_sandbox() {
+            let rules = self.policy.rules();
+            let mut known = self.rules.lock().unwrap_or_else(PoisonError::into_inner);
+            if !known.as_ref().is_some_and(|known| Arc::ptr_eq(known, &rules)) {
+                learned.forget_looked_up();
+                *known = Some(rules);
+            }
+        }
+        learned
     }
 
     /// What can be said of a name without asking anybody; otherwise the name.
@@ -97,7 +135,7 @@ impl Names {
             ])),
             Some(name) if name != HOST_NAME && self.policy.allows_name(name) => Err(name),
             Some(name) => {
-                self.denials.note(Denied::Name(name.to_owned()));
+                self.deny_as(Denied::Name(name.to_owned()));
                 Ok(Outcome::NoSuchName)
             }
         }

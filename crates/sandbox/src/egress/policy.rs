@@ -1,27 +1,26 @@
 //! What a sandbox may connect to.
 
-use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use super::budget::{Budget, EgressQuota};
-use super::reach::{HOST_LOOPBACK, Reach, reach};
-use super::rule::{EgressRule, Target, Transport, host_address};
-
-/// Most addresses that are remembered for one sandbox.
-const LEARNED_MAX: usize = 4096;
-/// Most names that are looked up to judge one destination.
-const NAMES_MAX: usize = 8;
+use super::journal::{EgressOutcome, EgressReport, Journal};
+use super::reach::HOST_LOOPBACK;
+use super::rule::{EgressRule, Transport};
+use super::rules::{Asked, EgressRules, Learned, NAMES_MAX, Opinion};
 
 /// The destinations that the sandboxes of one function may connect to; everything
 /// else is denied. The sandboxes that share one share its limits: how many sockets
 /// they may ask for and have open, and how many names they may look up at a time.
+///
+/// A sandbox may have one of its own ([`EgressPolicy::of_sandbox`]), whose rules can change.
 #[derive(Debug, Default)]
 pub struct EgressPolicy {
-    rules: Vec<EgressRule>,
-    /// How many of the rules, the last ones, are for connections that copies make
-    /// again.
-    reconnecting: usize,
+    rules: RwLock<Arc<EgressRules>>,
+    /// What the rules may allow at most, besides the ceiling of the tenant.
+    within: Option<Arc<EgressRules>>,
+    /// What the sandbox has reached; only of one that has a policy of its own.
+    journal: Option<Journal>,
     pub(super) budget: Arc<Budget>,
 }
 
@@ -66,29 +65,18 @@ pub(crate) enum Verdict {
     Denied,
 }
 
-/// Addresses that a sandbox has been told for names, and by which rules they
-/// are allowed.
-#[derive(Debug, Default)]
-pub(crate) struct Learned {
-    rules: BTreeMap<IpAddr, Vec<usize>>,
-    /// The oldest first.
-    order: VecDeque<IpAddr>,
-    /// Names of rules that were looked up, whatever came of it.
-    pub looked_up: Vec<String>,
-}
-
 impl EgressPolicy {
     /// Allows what any of `rules` allows.
     pub fn new(rules: Vec<EgressRule>) -> Self {
-        Self { rules, reconnecting: 0, budget: Arc::default() }
+        Self::from(EgressRules::allowing(rules))
     }
 
     /// Allows what any of `rules` allows, too, and has copies make again the TCP
     /// connections there that the frozen program has had.
-    pub fn reconnecting(mut self, rules: Vec<EgressRule>) -> Self {
-        self.reconnecting += rules.len();
-        self.rules.extend(rules);
-        self
+    pub fn reconnecting(self, rules: Vec<EgressRule>) -> Self {
+        let mut all = (*self.rules()).clone();
+        all.reconnect.extend(rules);
+        Self { rules: RwLock::new(Arc::new(all)), ..self }
     }
 
     /// Has the sandboxes share the bounds of others, besides their own.
@@ -96,132 +84,120 @@ impl EgressPolicy {
         Self { budget: Arc::new(Budget::within(quota)), ..self }
     }
 
+    /// The policy of one sandbox of the function whose policy this is: with rules of its own,
+    /// which can change, never more than `within`, and the function's limits.
+    pub fn of_sandbox(&self, rules: EgressRules, within: Option<EgressRules>) -> Self {
+        Self {
+            rules: RwLock::new(Arc::new(rules)),
+            within: within.map(Arc::new),
+            journal: Some(Journal::default()),
+            budget: self.budget.clone(),
+        }
+    }
+
     /// Whether nothing is allowed.
     pub fn is_closed(&self) -> bool {
-        self.rules.is_empty()
+        self.rules().is_closed()
+    }
+
+    /// Whether it is that of one sandbox, so that its rules can change.
+    pub fn is_of_sandbox(&self) -> bool {
+        self.journal.is_some()
+    }
+
+    /// The rules as they are now.
+    pub fn rules(&self) -> Arc<EgressRules> {
+        self.rules.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What the rules may allow at most, besides the ceiling of the tenant.
+    pub fn most(&self) -> Option<&EgressRules> {
+        self.within.as_deref()
+    }
+
+    /// Replaces the rules. They hold for what is asked for from now on; connections stay.
+    pub fn change(&self, rules: EgressRules) {
+        *self.rules.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(rules);
+    }
+
+    /// What the sandbox has reached and was denied; nothing if the policy is that of a function.
+    pub fn report(&self) -> EgressReport {
+        self.journal.as_ref().map(Journal::report).unwrap_or_default()
+    }
+
+    /// Notes what became of a request.
+    pub(super) fn note(&self, outcome: EgressOutcome, to: &str, name: Option<&str>) {
+        if let Some(journal) = &self.journal {
+            journal.note(outcome, to, name);
+        }
+    }
+
+    /// All lists that have to allow something.
+    fn lists(&self) -> Vec<Arc<EgressRules>> {
+        let ceiling = self.budget.ceiling();
+        [Some(self.rules()), self.within.clone(), ceiling].into_iter().flatten().collect()
     }
 
     /// Whether a name, in lower case and without a final dot, may be looked up.
     pub(crate) fn allows_name(&self, name: &str) -> bool {
-        self.rules.iter().any(|rule| rule.target.names(name))
+        self.lists().iter().all(|rules| rules.allows_name(name))
     }
 
     /// Whether some port of the host's loopback may be reached.
     pub(crate) fn allows_host(&self) -> bool {
-        self.rules.iter().any(|rule| rule.target == Target::Host)
+        self.lists().iter().all(|rules| rules.allows_host())
     }
 
     /// Judges a destination, which comes from a sandbox.
     pub(crate) fn judge(&self, to: SocketAddr, transport: Transport, learned: &Learned) -> Verdict {
-        // An IPv4 address in IPv6 clothes is the IPv4 address.
-        let (ip, port) = (to.ip().to_canonical(), to.port());
-        let fits =
-            |rule: &EgressRule| rule.ports.contain(port) && rule.transport.contain(transport);
-        let (to_host, kind) = (ip == host_address(), reach(ip));
-        if !to_host && (port == 0 || kind == Reach::Nowhere) {
-            return Verdict::Denied;
-        }
-        let allows = |(index, rule): &(usize, &EgressRule)| {
-            fits(rule)
-                && match &rule.target {
-                    Target::Host => to_host,
-                    _ if to_host => false,
-                    Target::Network(_) => rule.target.has_written_out(ip),
-                    Target::Any => rule.farthest.includes(kind),
-                    Target::Name(_) | Target::Below(_) => learned.knows(ip, *index),
+        let Some(asked) = Asked::new(to, transport) else { return Verdict::Denied };
+        let (mut least, mut after_thaw, mut names) =
+            (OnHost::WrittenOut, AfterThaw::Reset, Vec::new());
+        for (place, rules) in self.lists().iter().enumerate() {
+            match rules.judge(asked, learned) {
+                Opinion::Denied => return Verdict::Denied,
+                Opinion::IfNamed(more) => names.extend(more),
+                Opinion::Allowed { on_host, reconnects } => {
+                    least = least.min(on_host);
+                    if place == 0 && reconnects {
+                        after_thaw = AfterThaw::Reconnect;
+                    }
                 }
-        };
-        let allowing = || self.rules.iter().enumerate().filter(allows);
-        // Those that reconnect come last, and count where several allow it.
-        if let Some((index, _)) = allowing().next_back() {
-            let address = SocketAddr::new(if to_host { HOST_LOOPBACK } else { ip }, port);
-            let on_host = allowing().map(|(_, rule)| on_host(rule, ip)).max();
-            return Verdict::Allowed(Permit {
-                address,
-                after_thaw: self.after_thaw(index),
-                on_host: on_host.unwrap_or(OnHost::Nothing),
-            });
+            }
         }
-        if to_host {
-            return Verdict::Denied;
+        if !names.is_empty() {
+            names.dedup();
+            names.truncate(NAMES_MAX);
+            return Verdict::IfNamed(names);
         }
-        let names: Vec<String> = self
-            .rules
-            .iter()
-            .filter(|rule| fits(rule) && rule.farthest.includes(kind))
-            .filter_map(|rule| match &rule.target {
-                Target::Name(name) if !learned.looked_up.contains(name) => Some(name.clone()),
-                _ => None,
-            })
-            .take(NAMES_MAX)
-            .collect();
-        if names.is_empty() { Verdict::Denied } else { Verdict::IfNamed(names) }
-    }
-
-    fn after_thaw(&self, rule: usize) -> AfterThaw {
-        let reconnects = rule >= self.rules.len() - self.reconnecting;
-        if reconnects { AfterThaw::Reconnect } else { AfterThaw::Reset }
+        let ip = if asked.is_host() { HOST_LOOPBACK } else { to.ip().to_canonical() };
+        let address = SocketAddr::new(ip, to.port());
+        Verdict::Allowed(Permit { address, after_thaw, on_host: least })
     }
 
     /// Notes that `name` has these addresses: the rules that allow the name now
     /// allow them.
     pub(crate) fn learn(&self, learned: &mut Learned, name: &str, addresses: &[IpAddr]) {
-        let mut rules = Vec::new();
-        for (index, rule) in self.rules.iter().enumerate() {
-            match &rule.target {
-                Target::Name(own) if own == name => {
-                    if !learned.looked_up.contains(own) {
-                        learned.looked_up.push(own.clone());
-                    }
-                    rules.push(index);
-                }
-                Target::Below(_) if rule.target.names(name) => rules.push(index),
-                _ => {}
-            }
+        let lists = self.lists();
+        if lists.iter().any(|rules| rules.has_name(name)) {
+            learned.note_looked_up(name);
         }
-        if rules.is_empty() {
+        // Where every list means all names, nothing hangs on this one.
+        if !self.is_of_sandbox() && !lists.iter().any(|rules| rules.means_name(name)) {
             return;
         }
+        let shared: Arc<str> = name.into();
         for ip in addresses.iter().map(IpAddr::to_canonical) {
-            let kind = reach(ip);
-            let leads_there = |rule: &usize| self.rules[*rule].farthest.includes(kind);
-            let rules: Vec<usize> = rules.iter().copied().filter(leads_there).collect();
-            if !rules.is_empty() {
-                learned.add(ip, &rules);
+            if lists.iter().any(|rules| rules.leads_to(name, ip)) {
+                learned.add(ip, &shared);
             }
         }
     }
 }
 
-/// How much of the host a rule means that allows an address which may be the host's.
-fn on_host(rule: &EgressRule, ip: IpAddr) -> OnHost {
-    let is_meant = rule.target == Target::Host || rule.target.is_address(ip);
-    match (is_meant, rule.ports.is_one()) {
-        (false, _) => OnHost::Nothing,
-        (true, false) => OnHost::Servers,
-        (true, true) => OnHost::WrittenOut,
-    }
-}
-
-impl Learned {
-    fn knows(&self, ip: IpAddr, rule: usize) -> bool {
-        self.rules.get(&ip).is_some_and(|rules| rules.contains(&rule))
-    }
-
-    fn add(&mut self, ip: IpAddr, rules: &[usize]) {
-        let known = self.rules.entry(ip).or_insert_with(|| {
-            self.order.push_back(ip);
-            Vec::new()
-        });
-        for &rule in rules {
-            if !known.contains(&rule) {
-                known.push(rule);
-            }
-        }
-        while self.order.len() > LEARNED_MAX {
-            let oldest = self.order.pop_front();
-            oldest.map(|ip| self.rules.remove(&ip));
-        }
+impl From<EgressRules> for EgressPolicy {
+    fn from(rules: EgressRules) -> Self {
+        Self { rules: RwLock::new(Arc::new(rules)), ..Self::default() }
     }
 }
 
@@ -399,7 +375,7 @@ mod tests {
         let addresses = ["127.0.0.1", "169.254.169.254", "::1", "::ffff:127.0.0.1", "0.0.0.0"];
         let addresses = addresses.map(|ip| ip.parse().unwrap());
         policy.learn(&mut learned, "rebind.example.com", &addresses);
-        assert!(learned.rules.is_empty());
+        assert_eq!(learned.len(), (0, 0));
     }
 
     #[test]
@@ -447,14 +423,64 @@ mod tests {
     }
 
     #[test]
-    fn what_is_learned_is_bounded() {
-        let policy = policy(&["*.example.com:443"]);
+    fn rules_that_change_hold_at_once_and_what_was_learned_stays() {
+        let rules = |rules: &[&str]| {
+            EgressRules::allowing(rules.iter().map(|rule| rule.parse().unwrap()).collect())
+        };
+        let policy = policy(&["*"]).of_sandbox(rules(&["*.example.com:443"]), None);
         let mut learned = Learned::default();
-        for number in 0..10_000_u32 {
-            let ip = IpAddr::V4((0x0b00_0000 + number).into());
-            policy.learn(&mut learned, "a.example.com", &[ip]);
+        policy.learn(&mut learned, "a.example.com", &["192.0.2.1".parse().unwrap()]);
+        let to = "192.0.2.1:443".parse().unwrap();
+        let judge = |policy: &EgressPolicy| policy.judge(to, Transport::Tcp, &learned);
+        assert!(permit(judge(&policy)).is_some());
+        policy.change(EgressRules::default());
+        assert_eq!(judge(&policy), Verdict::Denied);
+        policy.change(rules(&["a.example.com:443"]));
+        assert!(permit(judge(&policy)).is_some(), "its address is known");
+    }
+
+    #[test]
+    fn no_rule_allows_more_than_what_it_is_within() {
+        let rules = |rules: &[&str]| {
+            EgressRules::allowing(rules.iter().map(|rule| rule.parse().unwrap()).collect())
+        };
+        let quota: Arc<EgressQuota> = Arc::default();
+        let function = policy(&[]).within(quota.clone());
+        let all = ["private:*", "169.254.169.254:80", "host.thaw.internal:80", "192.0.2.1:22"];
+        let policy = function.of_sandbox(
+            rules(&all),
+            Some(rules(&["*:80", "*.example.com:*", "10.0.0.0/8:443", "192.0.2.0/24:22"])),
+        );
+        let mut learned = Learned::default();
+        let judge = |learned: &Learned, to: &str| {
+            policy.judge(to.parse().unwrap(), Transport::Tcp, learned)
+        };
+        for to in ["192.0.2.1:443", "10.0.0.1:80", "169.254.169.254:80", "10.0.2.2:80"] {
+            assert_eq!(judge(&learned, to), Verdict::Denied, "{to}");
         }
-        assert_eq!((learned.rules.len(), learned.order.len()), (LEARNED_MAX, LEARNED_MAX));
-        assert!(learned.knows(IpAddr::V4((0x0b00_0000 + 9999).into()), 0));
+        assert!(permit(judge(&learned, "10.0.0.1:443")).is_some());
+        // An address that only the sandbox has written out may not be the host's own.
+        assert_eq!(permit(judge(&learned, "192.0.2.1:22")).unwrap().on_host, OnHost::Nothing);
+        policy.learn(&mut learned, "www.example.com", &["192.0.2.9".parse().unwrap()]);
+        assert!(permit(judge(&learned, "192.0.2.9:443")).is_some());
+        assert!(policy.allows_name("www.example.com") && !policy.allows_host());
+        // That of the tenant counts at once, for all of its functions.
+        quota.set_ceiling(Some(rules(&["*:80"])));
+        assert_eq!(judge(&learned, "10.0.0.1:443"), Verdict::Denied);
+        assert_eq!(judge(&learned, "192.0.2.9:443"), Verdict::Denied);
+        assert!(permit(judge(&learned, "192.0.2.9:80")).is_some());
+        quota.set_ceiling(None);
+        assert!(permit(judge(&learned, "10.0.0.1:443")).is_some());
+    }
+
+    #[test]
+    fn only_a_sandbox_has_a_journal() {
+        let function = policy(&["*"]);
+        let sandbox = function.of_sandbox(EgressRules::default(), None);
+        for policy in [&function, &sandbox] {
+            policy.note(EgressOutcome::Denied, "192.0.2.1:1", None);
+        }
+        assert_eq!((function.report().denied, sandbox.report().denied), (0, 1));
+        assert!(sandbox.is_of_sandbox() && sandbox.is_closed());
     }
 }

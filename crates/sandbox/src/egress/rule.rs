@@ -145,8 +145,20 @@ enum Problem {
          none, and {HOST_NAME} has none"
     )]
     NeedlesslyPrivate,
+    #[error(
+        "an address, a network or * can be denied; other names may have the addresses of a name, \
+         so leave out the rule that allows it"
+    )]
+    NameDenied,
     #[error("`private` is no host but stands before a target, as in private:db.internal:5432")]
     OnlyPrivate,
+}
+
+impl EgressRuleError {
+    /// A rule that is to deny names a name.
+    pub(super) fn name_denied(text: &str) -> Self {
+        Self { text: text.to_owned(), problem: Problem::NameDenied }
+    }
 }
 
 impl FromStr for EgressRule {

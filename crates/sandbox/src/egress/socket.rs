@@ -117,6 +117,11 @@ impl Sockets {
         Self { names: Names::new(policy), share, control: Arc::new(control) }
     }
 
+    /// The same under another policy, which shares the limits of the one before.
+    pub fn under(self, policy: Arc<EgressPolicy>) -> Self {
+        Self { names: Names::new(policy), ..self }
+    }
+
     /// What was denied since the last call.
     pub fn take_denials(&self) -> Denials {
         self.names.take_denials()
@@ -137,6 +142,9 @@ impl Sockets {
     /// # Errors
     /// It may not be made, or too much waits already.
     pub fn open(&self, to: Destination, sequence: u64) -> Result<Opening, Errno> {
+        if self.names.is_closed() {
+            return Err(Errno::NETUNREACH);
+        }
         self.share.ask(Instant::now())?;
         let resolver = SocketAddr::from((RESOLVER_ADDRESS, RESOLVER_PORT));
         if SocketAddr::new(to.address.ip().to_canonical(), to.address.port()) == resolver {
@@ -207,6 +215,7 @@ impl Sockets {
         self.share.has_room()?;
         let socket = connect(permit.address, to.transport)?;
         self.share.note_open(&socket)?;
+        self.names.reached(to.address, to.transport);
         Ok(Opened { socket, after_thaw: permit.after_thaw })
     }
 

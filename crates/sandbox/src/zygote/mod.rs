@@ -422,7 +422,7 @@ fn broker<'a>(
     if volumes.clone().next().is_some() {
         crate::limits::forbid_growing_files(process).map_err(BootError::Limits)?;
     }
-    let sockets = if egress.is_closed() {
+    let sockets = if egress.is_closed() && !egress.is_of_sandbox() {
         None
     } else {
         let control = control.try_clone().map_err(BootError::Send)?;

@@ -8,9 +8,9 @@ use clap::{Args, ValueEnum};
 use std::collections::BTreeMap;
 use thaw_node::admin::FunctionInfo;
 use thaw_node::build::{BuildOptions, Trust, build};
-use thaw_node::config::{ByteSize, CONFIG_FILE, TimeSpan};
+use thaw_node::config::{ByteSize, CONFIG_FILE, EgressRule, TimeSpan};
 use thaw_node::home::Home;
-use thaw_node::sandboxes::{NewSandbox, OnTimeout, SandboxInfo};
+use thaw_node::sandboxes::{NewSandbox, OnTimeout, SandboxEgress, SandboxInfo};
 use thaw_oci::Reference;
 
 /// Make a sandbox of a function's image, or of a container image.
@@ -23,6 +23,7 @@ use thaw_oci::Reference;
 #[command(after_help = "Examples:\n  \
     thaw sandbox create debian:12\n  \
     thaw sandbox create my-function --name box --timeout 10m --on-timeout kill\n  \
+    thaw sandbox create debian:12 --egress '*:443'\n  \
     thaw sandbox create debian:12 --metadata owner=me --json")]
 pub struct Arguments {
     /// A function, or a container image, by its name in the store or in a registry.
@@ -39,6 +40,13 @@ pub struct Arguments {
     /// Something to be remembered of it, NAME=VALUE.
     #[arg(long, value_name = "NAME=VALUE")]
     metadata: Vec<String>,
+    /// A destination that it may connect to, in place of those of its function, such as
+    /// `api.example.com:443`; `thaw sandbox egress` changes that while it runs.
+    #[arg(long, value_name = "RULE")]
+    egress: Vec<EgressRule>,
+    /// It may connect to nothing, whatever its function may.
+    #[arg(long, conflicts_with = "egress")]
+    no_egress: bool,
     /// Memory of a sandbox of a container image, files in it included; of a function's, its
     /// thaw.toml says.
     #[arg(long, value_name = "SIZE", default_value = "512MiB")]
@@ -68,6 +76,9 @@ pub fn run(arguments: &Arguments) -> Outcome {
             When::Kill => OnTimeout::Kill,
         },
         metadata: metadata.collect::<Result<BTreeMap<_, _>, _>>()?,
+        egress: (arguments.no_egress || !arguments.egress.is_empty())
+            .then(|| SandboxEgress { allow: arguments.egress.clone(), ..SandboxEgress::default() }),
+        ..NewSandbox::default()
     };
     let info: SandboxInfo = daemon.send_json("POST", "/sandboxes", &new)?;
     output::print_done(arguments.json, &info, |info| info.name.clone())

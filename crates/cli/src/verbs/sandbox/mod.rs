@@ -4,6 +4,7 @@ mod attach;
 mod copy;
 mod create;
 mod download;
+mod egress;
 mod port;
 mod table;
 mod upload;
@@ -28,6 +29,7 @@ use thaw_node::sandboxes::SandboxInfo;
     thaw sandbox exec -it box -- bash\n  \
     thaw sandbox cp ./src box:/work\n  \
     thaw sandbox port box 8080\n  \
+    thaw sandbox egress box --allow 'api.example.com:443'\n  \
     thaw sandbox pause box; thaw sandbox fork box; thaw sandbox kill box")]
 pub struct Arguments {
     #[command(subcommand)]
@@ -48,6 +50,7 @@ enum Verb {
     Cp(copy::Arguments),
     Logs(attach::LogArguments),
     Port(port::Arguments),
+    Egress(egress::Arguments),
     /// Have a sandbox give up its memory until it is used again.
     #[command(after_help = "Example:\n  thaw sandbox pause box")]
     Pause(OneArguments),
@@ -116,6 +119,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         Verb::Attach(arguments) => attach::run(arguments),
         Verb::Cp(arguments) => copy::run(arguments),
         Verb::Port(arguments) => port::run(arguments),
+        Verb::Egress(arguments) => egress::run(arguments),
         Verb::Logs(arguments) => attach::logs(arguments),
         Verb::Pause(one) => post(one, "pause", "paused"),
         Verb::Resume(one) => post(one, "resume", "resumed"),

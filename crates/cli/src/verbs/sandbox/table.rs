@@ -5,7 +5,7 @@ use crate::failure::Outcome;
 use crate::output::{self, Table};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use thaw_node::sandboxes::SandboxInfo;
+use thaw_node::sandboxes::{SandboxInfo, SandboxUsage};
 
 /// `thaw sandbox list`.
 pub fn list(daemon: &DaemonArguments, json: bool) -> Outcome {
@@ -33,15 +33,33 @@ fn row(info: &SandboxInfo) -> [String; 6] {
     ]
 }
 
+/// What a sandbox uses, as a line.
+fn usage(usage: &SandboxUsage) -> String {
+    let memory = usage.memory_bytes.map_or_else(|| "none".to_owned(), output::size);
+    let cpu = usage.cpu_ms.map_or_else(
+        || "CPU time is not counted".to_owned(),
+        |ms| format!("{}.{:03} s of CPU time", ms / 1000, ms % 1000),
+    );
+    let most = output::size(usage.memory_max_bytes);
+    format!("\nuses: {memory} of {most} memory, {cpu} on up to {} processors", usage.cpus)
+}
+
 /// `thaw sandbox show`.
 pub fn show(info: &SandboxInfo, json: bool) -> Outcome {
     output::print_done(json, info, |info| {
         let [name, instance, of, state, age, timeout] = row(info);
         let metadata: String =
             info.metadata.iter().map(|(name, value)| format!("\n  {name} = {value}")).collect();
+        let egress = info.egress.as_ref().map(|egress| {
+            let rules = egress.rules.allow.len() + egress.rules.exempt.len();
+            let (reached, denied) = (egress.reached, egress.denied);
+            format!("\nconnections: {rules} rules allow some; reached {reached}, denied {denied}")
+        });
+        let egress = egress.unwrap_or_default();
+        let usage = info.usage.as_ref().map(usage).unwrap_or_default();
         let text = format!(
             "{name}: instance {instance} of {of}, {state}, made {age} ago\ntimeout: {timeout}, then \
-             {:?}{metadata}",
+             {:?}{usage}{egress}{metadata}",
             info.on_timeout
         );
         text.lines()

@@ -143,8 +143,8 @@ async fn a_key_has_no_more_sandboxes_than_its_bound() {
 async fn what_thaw_does_not_do_is_refused_with_a_sentence() {
     let place = Place::new();
     for extra in [
-        json!({"allow_internet_access": false}),
-        json!({"network": {"denyOut": ["0.0.0.0/0"]}}),
+        json!({"network": {"egressProxy": {"address": "a.example.com:1080"}}}),
+        json!({"network": {"rules": {"a.example.com": []}}}),
         json!({"mcp": {}}),
         json!({"iam": {}}),
         json!({"volumeMounts": [{"name": "v", "path": "/v"}]}),

@@ -1,0 +1,37 @@
+//! What one sandbox uses.
+
+use crate::service::Service;
+use crate::usage::measure_instance;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// What a sandbox uses, and may use.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct SandboxUsage {
+    /// CPU time of its processes since its host process was made, in milliseconds; none where
+    /// the host does not count it, and of one that sleeps.
+    pub cpu_ms: Option<u64>,
+    /// Memory, files included: its own, and its share of what it has with others; none of one that
+    /// sleeps.
+    pub memory_bytes: Option<u64>,
+    /// Memory that it alone has.
+    pub private_bytes: Option<u64>,
+    /// Memory that it may have.
+    pub memory_max_bytes: u64,
+    /// Processors that it may use.
+    pub cpus: u32,
+}
+
+/// What an instance of a service uses. Wakes nobody.
+pub(super) async fn usage_of(service: &Service, instance: u64) -> SandboxUsage {
+    let memory = measure_instance(service, instance).await;
+    let cpu = service.cpu_time(instance).await;
+    let limits = &service.config().limits;
+    SandboxUsage {
+        cpu_ms: cpu.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
+        memory_bytes: memory.map(|memory| memory.pss),
+        private_bytes: memory.map(|memory| memory.private),
+        memory_max_bytes: limits.memory.bytes(),
+        cpus: limits.cpu.get(),
+    }
+}
