@@ -14,6 +14,8 @@ pub const HOST_ADDRESS: [u8; 4] = [10, 0, 2, 2];
 pub const RESOLVER_ADDRESS: [u8; 4] = [10, 0, 2, 3];
 /// The resolver's port.
 pub const RESOLVER_PORT: u16 = 53;
+/// The address of names that a proxy on the host answers for.
+pub const INTERCEPT_ADDRESS: [u8; 4] = [10, 0, 2, 4];
 /// Name of [`HOST_ADDRESS`].
 pub const HOST_NAME: &str = "host.thaw.internal";
 

@@ -300,6 +300,17 @@ impl Home {
         Ok(path)
     }
 
+    /// The directory of the authority that programs with `[[egress.inject]]` trust, made if
+    /// missing.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub(crate) fn inject(&self) -> Result<PathBuf, HomeError> {
+        let path = self.root.join("inject");
+        self.make_directory(&path)?;
+        Ok(path)
+    }
+
     /// The directory for the queue of triggers, made if missing.
     ///
     /// # Errors

@@ -27,6 +27,7 @@ pub mod health;
 pub mod history;
 pub mod home;
 pub mod init;
+pub mod inject;
 pub mod instance;
 mod legacy;
 pub mod logs;

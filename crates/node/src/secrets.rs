@@ -216,7 +216,20 @@ impl SecretStore {
         Some(SecretError::NotSet { function: function.clone(), name })
     }
 
-    fn value(&self, function: &FunctionName, name: &Name) -> Result<Vec<u8>, SecretError> {
+    /// The state directory that they are of.
+    pub(crate) fn home(&self) -> &Home {
+        &self.home
+    }
+
+    /// The value of one secret as it is now.
+    ///
+    /// # Errors
+    /// It is not set, or too large.
+    pub(crate) fn value(
+        &self,
+        function: &FunctionName,
+        name: &Name,
+    ) -> Result<Vec<u8>, SecretError> {
         let _acting = self.home.act()?;
         let path = self.directory(function).join(name.as_str());
         let mut value = Vec::new();

@@ -50,8 +50,9 @@ pub use broker::{
 pub use console::{Console, ConsoleOutput, ConsoleRate};
 pub use cores::{CoreError, CoreGroup, CoreScheduling};
 pub use egress::{
-    Denials, Denied, EgressEntry, EgressOutcome, EgressPolicy, EgressQuota, EgressReport,
-    EgressRule, EgressRuleError, EgressRules, GuardedPort, PortGuard, Transport,
+    Denials, Denied, DialError, Dialer, EgressEntry, EgressOutcome, EgressPolicy, EgressQuota,
+    EgressReport, EgressRule, EgressRuleError, EgressRules, GuardedPort, Intercepted, Interceptor,
+    NotTaken, PortGuard, Transport,
 };
 pub use event::{BootTimes, Event, GuestExit, Progress, Violation, WrittenFiles};
 pub use freeze::{

@@ -142,6 +142,19 @@ impl Session {
         Ok(Some(blob))
     }
 
+    /// The bytes of a blob, which this session may have put: all of it is in memory then.
+    ///
+    /// # Errors
+    /// It is not here, or cannot be read.
+    pub fn read_blob(&self, hash: BlobHash) -> Result<Vec<u8>> {
+        let _acting = self.layout.act()?;
+        let path = match self.staged.get(&hash) {
+            Some(path) => path.to_path_buf(),
+            None => self.blob_path(hash),
+        };
+        fs::read(&path).context("read", &path)
+    }
+
     /// Stores the content of an open regular file of the host; `path` names it
     /// in errors. Reads again if the file changes meanwhile.
     pub fn put_file(&mut self, file: &File, path: &Path, domain: &Domain) -> Result<Option<Blob>> {

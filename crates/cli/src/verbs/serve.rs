@@ -14,6 +14,7 @@ use thaw_node::config::{ByteSize, TimeSpan};
 use thaw_node::daemon::{CoreSharing, Prepared, ServeError, ServeOptions, serve};
 use thaw_node::gateway::GatewayConfig;
 use thaw_node::home::{DaemonAddress, Home};
+use thaw_node::inject;
 use thaw_node::instance::WorkingSetUse;
 use thaw_node::monitor::{self, DaemonUser, Inherited};
 use thaw_node::packing::ROOM_DEFAULT;
@@ -141,6 +142,7 @@ impl Arguments {
 pub fn run(arguments: &Arguments) -> Outcome {
     // Before the process loses sight of what names are looked up with.
     let options = arguments.options()?;
+    inject::read_roots();
     if arguments.is_monitored {
         let Inherited { home, prepared } = monitor::become_daemon()?;
         return serve_functions(&home, &options, prepared);

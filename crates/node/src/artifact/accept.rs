@@ -46,7 +46,8 @@ pub(super) fn accept(offer: &Offer<'_>, options: &PullOptions) -> Result<Accepte
     let may_connect = offer.is_signed || options.allow_egress;
     if !config.egress.is_closed() && !may_connect {
         let rules = config.egress.allow.iter().chain(&config.egress.reconnect);
-        let rules = rules.map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        let injected = config.egress.inject.iter().map(ToString::to_string);
+        let rules = rules.map(ToString::to_string).chain(injected).collect::<Vec<_>>().join(", ");
         return Err(format!(
             "the function wants to connect to {rules}; if it may, give --allow-egress"
         ));

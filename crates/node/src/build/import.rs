@@ -7,6 +7,7 @@ use super::image::Base;
 use super::{BuildEvent, BuildOptions, OnEvent, Trust, packages};
 use crate::config::{FileEntry, FunctionConfig, RuntimeConfig, RuntimeKind};
 use crate::home::{Home, HomeError};
+use crate::inject::{TrustError, put_trust};
 use crate::rootfs::{self, RootfsError, StoredRootfs};
 use crate::{DEFAULT_PATH, beneath};
 use rustix::fs::{Mode, OFlags};
@@ -108,6 +109,9 @@ pub enum ImportFailure {
     /// The state directory is not usable.
     #[error(transparent)]
     Home(#[from] HomeError),
+    /// The program cannot be made to trust the node's proxy.
+    #[error(transparent)]
+    Trust(#[from] TrustError),
     /// The rules of what is left out cannot be used.
     #[error(transparent)]
     Ignore(#[from] IgnoreError),
@@ -220,6 +224,7 @@ impl<'a> Import<'a> {
             on_event(BuildEvent::Note(&escaped(&note)));
         }
         tree.make_directories(Path::new(&self.config.workdir))?;
+        put_trust(self.commands.home, self.config, session, &mut tree, &mut environment)?;
         environment.extend(self.config.env.clone());
         Ok(Imported { tree, environment, runtime: runtime_files, libraries })
     }

@@ -1,11 +1,12 @@
 //! `[egress]`: destinations of outgoing connections.
 
+use super::inject::Inject;
 use super::quantity::FromText;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
-use thaw_sandbox::{EgressPolicy, EgressQuota};
+use thaw_sandbox::{EgressPolicy, EgressQuota, Interceptor};
 
 pub use thaw_sandbox::EgressRuleError;
 
@@ -64,26 +65,37 @@ pub struct Egress {
     pub allow: Vec<EgressRule>,
     /// Connections there are made again when a copy first uses them.
     pub reconnect: Vec<EgressRule>,
+    /// Headers that the node adds to requests to these hosts.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub inject: Vec<Inject>,
 }
 
 impl Egress {
     /// Whether no outgoing connection is allowed.
     pub fn is_closed(&self) -> bool {
-        self.allow.is_empty() && self.reconnect.is_empty()
+        self.allow.is_empty() && self.reconnect.is_empty() && self.inject.is_empty()
     }
 
-    /// The policy that says so.
+    /// The policy that says so. Nothing is injected: connections to those hosts are refused.
     pub fn policy(&self) -> Arc<EgressPolicy> {
-        Arc::new(self.rules())
+        Arc::new(self.rules(None))
     }
 
-    /// The same for one function of several that share bounds.
-    pub fn policy_within(&self, quota: &Arc<EgressQuota>) -> Arc<EgressPolicy> {
-        Arc::new(self.rules().within(quota.clone()))
+    /// The same for one function of several that share bounds; `proxy` takes connections to the
+    /// hosts of `inject`.
+    pub fn policy_within(
+        &self,
+        quota: &Arc<EgressQuota>,
+        proxy: Option<Arc<dyn Interceptor>>,
+    ) -> Arc<EgressPolicy> {
+        Arc::new(self.rules(proxy).within(quota.clone()))
     }
 
-    fn rules(&self) -> EgressPolicy {
+    fn rules(&self, proxy: Option<Arc<dyn Interceptor>>) -> EgressPolicy {
         let rules = |rules: &[EgressRule]| rules.iter().map(|rule| rule.0.clone()).collect();
-        EgressPolicy::new(rules(&self.allow)).reconnecting(rules(&self.reconnect))
+        let injected = self.inject.iter().map(|inject| inject.rule().clone()).collect();
+        EgressPolicy::new(rules(&self.allow))
+            .reconnecting(rules(&self.reconnect))
+            .intercepting(injected, proxy)
     }
 }

@@ -30,6 +30,7 @@ impl FunctionConfig {
             .or_else(|| self.wrong_build())
             .or_else(|| self.wrong_rollback())
             .or_else(|| self.wrong_triggers())
+            .or_else(|| self.wrong_injection())
             .or_else(|| {
                 super::volumes::wrong_volumes(&self.volumes).map(|why| (&["volumes"] as _, why))
             })
@@ -44,6 +45,11 @@ impl FunctionConfig {
             None => Ok(()),
             Some((_, message)) => Err(format!("the function's configuration is wrong: {message}")),
         }
+    }
+
+    fn wrong_injection(&self) -> Option<Contradiction> {
+        let checked = super::inject::check(&self.egress.inject, &self.secrets.names);
+        checked.err().map(|why| (&["egress", "inject"] as _, why))
     }
 
     fn wrong_rollback(&self) -> Option<Contradiction> {

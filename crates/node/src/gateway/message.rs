@@ -32,7 +32,7 @@ const KEPT: [HeaderName; 5] = [HOST, CONTENT_LENGTH, UPGRADE, FORWARDED_PROTO, T
 
 /// What follows the answer to a request on a connection to an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Afterwards {
+pub(crate) enum Afterwards {
     /// Nothing: the instance has been told so.
     Close,
     /// Perhaps another request.
@@ -44,7 +44,7 @@ pub(super) enum Afterwards {
 ///
 /// # Errors
 /// The request does not say clearly what it is for.
-pub(super) fn host_of(head: &Parts) -> Result<Option<String>, HeadError> {
+pub(crate) fn host_of(head: &Parts) -> Result<Option<String>, HeadError> {
     let mut hosts = head.headers.get_all(HOST).iter();
     let host = hosts.next();
     if hosts.next().is_some() {
@@ -72,7 +72,7 @@ fn authority_of(target: &Uri) -> Option<&str> {
 
 /// Whether the request asks for another protocol on its connection. Another version of HTTP is
 /// none: its requests would pass the gateway unseen.
-pub(super) fn wants_upgrade(head: &Parts) -> bool {
+pub(crate) fn wants_upgrade(head: &Parts) -> bool {
     let mut protocols = head.headers.get_all(UPGRADE).iter().peekable();
     head.version == Version::HTTP_11
         && protocols.peek().is_some()
@@ -94,7 +94,7 @@ fn names_http(value: &HeaderValue) -> bool {
 ///
 /// # Errors
 /// The request can be read in more than one way, or is not for servers.
-pub(super) fn to_instance(
+pub(crate) fn to_instance(
     head: &mut Parts,
     function: &str,
     afterwards: Afterwards,
@@ -169,7 +169,7 @@ fn normalise_target(head: &mut Parts, function: &str) {
 }
 
 /// Makes an instance's answer one to a client.
-pub(super) fn to_client(head: &mut response::Parts) {
+pub(crate) fn to_client(head: &mut response::Parts) {
     let has_coding = head.headers.contains_key(TRANSFER_ENCODING);
     remove_hop_by_hop(&mut head.headers);
     if has_coding {
@@ -185,7 +185,7 @@ pub(super) fn to_client(head: &mut response::Parts) {
 }
 
 /// Whether the instance will take another request on the connection of this answer.
-pub(super) fn keeps_alive(head: &response::Parts) -> bool {
+pub(crate) fn keeps_alive(head: &response::Parts) -> bool {
     match head.version {
         Version::HTTP_11 => !has_option(&head.headers, "close"),
         _ => has_option(&head.headers, "keep-alive"),

@@ -18,7 +18,7 @@ mod exchange;
 mod handshake;
 pub mod head;
 mod intake;
-mod message;
+pub(crate) mod message;
 mod passing;
 pub mod refusal;
 mod report;

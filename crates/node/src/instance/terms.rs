@@ -3,6 +3,7 @@
 use super::launch::LaunchError;
 use super::options::Techniques;
 use crate::config::{FunctionConfig, FunctionName, VolumeConfig};
+use crate::inject::Proxy;
 use crate::logs::{FunctionLog, InstanceLog, InstancePipes, Logs};
 use crate::secrets::SecretStore;
 use crate::tenants::{Lease, Tenant};
@@ -43,6 +44,8 @@ pub(super) struct InstanceTerms {
 impl InstanceTerms {
     /// Those that the configuration of a function says, within what its tenant may have.
     pub fn new(config: &FunctionConfig, tenant: Arc<Tenant>, techniques: Techniques) -> Self {
+        let secret_store: Arc<OnceLock<_>> = Arc::default();
+        let proxy = Proxy::of_function(config, &secret_store);
         Self {
             function: config.name.clone(),
             command: config.command.clone(),
@@ -52,9 +55,9 @@ impl InstanceTerms {
             processes: config.processes(),
             port: config.port_number(),
             flags: crate::debug::flags() | config.entry_flags() | techniques.flags(),
-            egress: config.egress.policy_within(tenant.egress()),
+            egress: config.egress.policy_within(tenant.egress(), proxy),
             secrets: config.secrets.names.clone(),
-            secret_store: Arc::default(),
+            secret_store,
             volumes: config.volumes.clone(),
             opened_volumes: Arc::default(),
             tenant,

@@ -38,7 +38,7 @@ use thaw_sandbox::monitor::{self, Grant, Monitor, NoNamespaces};
 pub const MONITORED: &str = "--monitored";
 /// How the names of the variables begin that the daemon inherits: its own, and those of
 /// what it is made with.
-const ENVIRONMENT: [&str; 5] = ["THAW_", "RUST_", "TOKIO_", "TZ", "OTEL_"];
+const ENVIRONMENT: [&str; 6] = ["THAW_", "RUST_", "TOKIO_", "TZ", "OTEL_", "SSL_CERT_"];
 /// Pauses before a daemon that has crashed is started again: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 /// A daemon that has lived so long has not crashed because of how it was started.

@@ -113,9 +113,9 @@ pub fn give_home(home: &Home, user: DaemonIds) -> Result<(), HomeError> {
 }
 
 /// Directories that verbs make in a home, perhaps before it has had a daemon.
-const OURS: [&str; 12] = [
+const OURS: [&str; 13] = [
     "store", "logs", "work", "swap", "asleep", "pulls", "pieces", "tls", "secrets", "partial",
-    "triggers", "volumes",
+    "triggers", "volumes", "inject",
 ];
 
 /// What Thaw has put into the home. An error if the home has no store and holds other

@@ -127,10 +127,10 @@ impl EgressWish {
     /// The policy of a sandbox of the function whose policy is given.
     pub(crate) fn policy(self, function: &EgressPolicy) -> Arc<EgressPolicy> {
         Arc::new(match self {
-            Self::Function => function.of_sandbox((*function.rules()).clone(), None),
+            Self::Function => function.of_sandbox(function.first_rules(), None),
             Self::Rules(rules) => function.of_sandbox(rules, None),
             Self::Within { most, asked } => {
-                let most = most.unwrap_or_else(|| (*function.rules()).clone());
+                let most = most.unwrap_or_else(|| function.first_rules());
                 function.of_sandbox(asked.rules(&most), Some(most))
             }
         })

@@ -16,11 +16,13 @@
 //! | `ledger` | what the next daemon is to know of them |
 //! | `names`, `dns` | what is looked up |
 //! | `pool` | whose turn it is to have something done that may wait |
+//! | `intercept` | which destinations a proxy on the host answers for |
 //! | `socket` | all of that in order, and the connection |
 
 mod budget;
 mod denials;
 pub(crate) mod dns;
+mod intercept;
 mod journal;
 mod ledger;
 mod local;
@@ -35,6 +37,7 @@ mod socket;
 
 pub use budget::EgressQuota;
 pub use denials::{Denials, Denied};
+pub use intercept::{DialError, Dialer, Intercepted, Interceptor, NotTaken};
 pub use journal::{EgressEntry, EgressOutcome, EgressReport};
 pub use local::{GuardedPort, PortGuard};
 pub use policy::EgressPolicy;

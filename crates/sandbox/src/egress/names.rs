@@ -5,11 +5,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
-use thaw_abi::network::HOST_NAME;
+use thaw_abi::network::{HOST_NAME, INTERCEPT_ADDRESS};
 
 use super::budget;
 use super::denials::{Denials, Denied, Unseen};
 use super::dns::{Outcome, lookup};
+use super::intercept::{self, Interception};
 use super::journal::EgressOutcome;
 use super::policy::{EgressPolicy, Verdict};
 use super::rule::{Transport, host_address};
@@ -31,9 +32,10 @@ pub struct Names {
     denials: Unseen,
     lookups: Arc<AtomicUsize>,
     channels: Arc<AtomicUsize>,
+    intercepted: Arc<AtomicUsize>,
 }
 
-/// A connection to the resolver, of those of the sandbox and of its function.
+/// A connection to the resolver or to a proxy, of those of the sandbox and of its function.
 #[derive(Debug)]
 pub struct ChannelSlot {
     _of_sandbox: Slot,
@@ -66,6 +68,7 @@ impl Names {
             denials: Unseen::default(),
             lookups: Arc::default(),
             channels: Arc::default(),
+            intercepted: Arc::default(),
         })
     }
 
@@ -93,9 +96,14 @@ impl Names {
     pub fn reached(&self, to: SocketAddr, transport: Transport) {
         if self.policy.is_of_sandbox() {
             let name = self.learned().name_of(to.ip()).map(str::to_owned);
-            let to = Denied::Address(to, transport).to_string();
-            self.policy.note(EgressOutcome::Reached, &to, name.as_deref());
+            self.reached_by(name.as_deref(), to, transport);
         }
+    }
+
+    /// The same for a destination that was looked up by this name.
+    pub fn reached_by(&self, name: Option<&str>, to: SocketAddr, transport: Transport) {
+        let to = Denied::Address(to, transport).to_string();
+        self.policy.note(EgressOutcome::Reached, &to, name);
     }
 
     /// Whether there is nothing that may be reached, for now.
@@ -128,6 +136,9 @@ impl Names {
             None => Ok(Outcome::NoSuchName),
             Some(HOST_NAME) if self.policy.allows_host() => {
                 Ok(Outcome::Addresses(vec![host_address()]))
+            }
+            Some(name) if self.interception().is_some_and(|proxy| proxy.has_name(name)) => {
+                Ok(Outcome::Addresses(vec![INTERCEPT_ADDRESS.into()]))
             }
             Some("localhost") => Ok(Outcome::Addresses(vec![
                 IpAddr::V4(Ipv4Addr::LOCALHOST),
@@ -165,6 +176,24 @@ impl Names {
     pub fn channel_slot(&self) -> Option<ChannelSlot> {
         let of_sandbox = Slot::take(&self.channels, CHANNELS_MAX)?;
         let of_function = Slot::take(&self.policy.budget.channels, budget::CHANNELS_MAX)?;
+        Some(ChannelSlot { _of_sandbox: of_sandbox, _of_function: of_function })
+    }
+
+    /// The destinations that a proxy answers for.
+    pub(super) fn interception(&self) -> Option<&Interception> {
+        self.policy.interception.as_ref()
+    }
+
+    /// Whether a proxy may connect to this address of a name for the sandbox.
+    pub(super) fn allows_dialing(&self, name: &str, to: SocketAddr) -> bool {
+        self.policy.allows_dialing(name, to)
+    }
+
+    /// Leave to have a connection to the proxy; `None` if the sandbox or its function has too
+    /// many.
+    pub fn intercept_slot(&self) -> Option<ChannelSlot> {
+        let of_sandbox = Slot::take(&self.intercepted, intercept::OF_SANDBOX_MAX)?;
+        let of_function = Slot::take(&self.interception()?.channels, intercept::OF_FUNCTION_MAX)?;
         Some(ChannelSlot { _of_sandbox: of_sandbox, _of_function: of_function })
     }
 

@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use super::budget::{Budget, EgressQuota};
+use super::intercept::Interception;
 use super::journal::{EgressOutcome, EgressReport, Journal};
 use super::reach::HOST_LOOPBACK;
 use super::rule::{EgressRule, Transport};
@@ -21,6 +22,8 @@ pub struct EgressPolicy {
     within: Option<Arc<EgressRules>>,
     /// What the sandbox has reached; only of one that has a policy of its own.
     journal: Option<Journal>,
+    /// Destinations that a proxy answers for.
+    pub(super) interception: Option<Interception>,
     pub(super) budget: Arc<Budget>,
 }
 
@@ -91,13 +94,14 @@ impl EgressPolicy {
             rules: RwLock::new(Arc::new(rules)),
             within: within.map(Arc::new),
             journal: Some(Journal::default()),
+            interception: self.interception.clone(),
             budget: self.budget.clone(),
         }
     }
 
     /// Whether nothing is allowed.
     pub fn is_closed(&self) -> bool {
-        self.rules().is_closed()
+        self.rules().is_closed() && self.interception.is_none()
     }
 
     /// Whether it is that of one sandbox, so that its rules can change.
@@ -113,6 +117,14 @@ impl EgressPolicy {
     /// What the rules may allow at most, besides the ceiling of the tenant.
     pub fn most(&self) -> Option<&EgressRules> {
         self.within.as_deref()
+    }
+
+    /// The rules that a sandbox of the function begins with: the function's, and the destinations
+    /// that a proxy answers for.
+    pub fn first_rules(&self) -> EgressRules {
+        let mut rules = (*self.rules()).clone();
+        rules.allow.extend(self.interception.iter().flat_map(Interception::rules).cloned());
+        rules
     }
 
     /// Replaces the rules. They hold for what is asked for from now on; connections stay.
@@ -138,6 +150,23 @@ impl EgressPolicy {
         [Some(self.rules()), self.within.clone(), ceiling].into_iter().flatten().collect()
     }
 
+    /// Whether a proxy may connect to this address of a name for the sandbox: its tenant's ceiling
+    /// holds for that, too, and the sandbox' own rules if it has some. Those of a function do not
+    /// name these destinations.
+    pub(super) fn allows_dialing(&self, name: &str, to: SocketAddr) -> bool {
+        let Some(asked) = Asked::new(to, Transport::Tcp) else { return false };
+        let mut learned = Learned::default();
+        learned.add(to.ip().to_canonical(), &name.into());
+        let lists = match self.is_of_sandbox() {
+            true => self.lists(),
+            false => self.budget.ceiling().into_iter().collect(),
+        };
+        let allows = |rules: &Arc<EgressRules>| {
+            matches!(rules.judge(asked, &learned), Opinion::Allowed { .. })
+        };
+        lists.iter().all(allows)
+    }
+
     /// Whether a name, in lower case and without a final dot, may be looked up.
     pub(crate) fn allows_name(&self, name: &str) -> bool {
         self.lists().iter().all(|rules| rules.allows_name(name))
@@ -146,6 +175,7 @@ impl EgressPolicy {
     /// Whether some port of the host's loopback may be reached.
     pub(crate) fn allows_host(&self) -> bool {
         self.lists().iter().all(|rules| rules.allows_host())
+            || self.interception.as_ref().is_some_and(Interception::has_host)
     }
 
     /// Judges a destination, which comes from a sandbox.

@@ -53,6 +53,19 @@ impl Farthest {
     }
 }
 
+impl EgressRule {
+    /// The one name and the one TCP port that it means; `None` if it means more, or others.
+    pub fn name_and_port(&self) -> Option<(&str, u16)> {
+        let name = match &self.target {
+            Target::Name(name) => name,
+            Target::Host => HOST_NAME,
+            _ => return None,
+        };
+        let is_tcp = self.transport == Transports::One(Transport::Tcp);
+        (self.ports.is_one() && is_tcp).then_some((name, self.ports.first))
+    }
+}
+
 /// What comes before a target that may be private.
 const PRIVATE: &str = "private";
 

@@ -192,7 +192,7 @@ impl EgressRule {
 }
 
 /// How much of the host a rule means that allows an address which may be the host's.
-fn on_host(rule: &EgressRule, ip: IpAddr) -> OnHost {
+pub(super) fn on_host(rule: &EgressRule, ip: IpAddr) -> OnHost {
     let is_meant = rule.target == Target::Host || rule.target.is_address(ip);
     match (is_meant, rule.ports.is_one()) {
         (false, _) => OnHost::Nothing,

@@ -15,6 +15,7 @@ use thaw_abi::network::{RESOLVER_ADDRESS, RESOLVER_PORT};
 use super::budget::{Share, sockets_present};
 use super::denials::Denials;
 use super::dns::{self, lookup};
+use super::intercept;
 use super::ledger::Ledger;
 use super::local;
 use super::names::{Names, Slot};
@@ -149,6 +150,11 @@ impl Sockets {
         let resolver = SocketAddr::from((RESOLVER_ADDRESS, RESOLVER_PORT));
         if SocketAddr::new(to.address.ip().to_canonical(), to.address.port()) == resolver {
             return self.open_resolver(to.transport).map(Opening::Opened);
+        }
+        if self.names.is_intercepted(to.address, to.transport) {
+            let socket =
+                intercept::open(&self.names, &self.share, to.address.port(), to.transport)?;
+            return Ok(Opening::Opened(Opened { socket, after_thaw: AfterThaw::Reset }));
         }
         let sockets = self.clone();
         let submitted = match self.names.judge(to.address, to.transport) {

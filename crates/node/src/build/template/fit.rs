@@ -37,6 +37,10 @@ pub(super) fn check(
     if function.cpu_baseline.level().is_some() {
         return unfit("it is held to a level of the instruction set".to_owned());
     }
+    // The template would have read other ones, without the node's.
+    if !function.config.egress.inject.is_empty() {
+        return unfit("[[egress.inject]] adds an authority to its certificates".to_owned());
+    }
     if !may_remove_bootstrap(function, runtime) {
         return unfit(format!("its user may not remove files in {EVERYBODYS_DIRECTORY}"));
     }

@@ -1,0 +1,318 @@
+//! One connection of a sandbox: TLS by the node's authority, or none, and HTTP/1.1 in it.
+//!
+//! A request goes to the host that TLS and the request both name, or nowhere: nobody gets a header
+//! that is meant for another.
+
+use super::proxy::{Function, Open};
+use super::upstream::{Sender, connect};
+use super::watch::{Activity, Watched};
+use crate::gateway::message::{Afterwards, host_of, to_client, to_instance, wants_upgrade};
+use http_body_util::{Either, Full};
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{ALT_SVC, CONNECTION, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue};
+use hyper::http::request::Parts;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::upgrade::OnUpgrade;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use rustix::net::{RecvFlags, recv};
+use std::convert::Infallible;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use thaw_sandbox::{Dialer, Intercepted};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, copy_bidirectional};
+use tokio::net::UnixStream;
+use tokio::task::{JoinSet, spawn_blocking};
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+
+/// Most bytes of the head of a request, and of what is read ahead of its body.
+const BUFFER: usize = 64 << 10;
+/// Most fields of a request.
+const FIELDS_MAX: usize = 128;
+/// The port of requests that are not encrypted on their way to the proxy.
+const PLAIN_PORT: u16 = 80;
+/// Where those go, and the port of TLS.
+const TLS_PORT: u16 = 443;
+/// The first byte of a handshake of TLS (RFC 8446 §5.1).
+const HANDSHAKE: u8 = 0x16;
+/// How long the connection to a server may take to be done with the answer before.
+const SETTLING: Duration = Duration::from_secs(1);
+
+type Body = Either<Incoming, Full<Bytes>>;
+
+/// Serves a connection until either side ends it, or nothing moves on it.
+pub(super) async fn serve(function: Arc<Function>, connection: Intercepted, open: Open) {
+    let (activity, idle) = (Activity::new(), function.patience.idle);
+    tokio::select! {
+        // A sandbox that breaks off is no event.
+        _ = speak(function, connection, activity.clone()) => {}
+        () = activity.ceases(idle) => {}
+    }
+    drop(open);
+}
+
+async fn speak(
+    function: Arc<Function>,
+    connection: Intercepted,
+    activity: Activity,
+) -> io::Result<()> {
+    let stream = UnixStream::from_std(connection.socket.into())?;
+    let patience = function.patience.handshake;
+    let first = timeout(function.patience.head, first_byte(&stream)).await??;
+    let mut client = Client {
+        function: function.clone(),
+        port: connection.port,
+        sni: None,
+        dialer: connection.dialer,
+        line: tokio::sync::Mutex::default(),
+        tunnel: Mutex::default(),
+    };
+    let stream = Watched { stream, activity };
+    if first != HANDSHAKE {
+        return exchange(client, stream).await;
+    }
+    let config = function.towards_sandboxes().await.inspect_err(|error| {
+        function.complain(&error.to_string());
+    })?;
+    let stream = timeout(patience, TlsAcceptor::from(config).accept(stream)).await??;
+    // Without a name there was no certificate.
+    client.sni = stream.get_ref().1.server_name().map(str::to_ascii_lowercase);
+    exchange(client, stream).await
+}
+
+/// The first byte that comes, which stays there.
+async fn first_byte(stream: &UnixStream) -> io::Result<u8> {
+    let peek = || {
+        let mut byte = [0];
+        let (count, _) = recv(stream, &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT)?;
+        if count == 0 { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(byte[0]) }
+    };
+    stream.async_io(Interest::READABLE, peek).await
+}
+
+/// Answers requests until there are no more, and is a tunnel if the last one asked for it.
+async fn exchange<S>(client: Client, stream: S) -> io::Result<()>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let head = client.function.patience.head;
+    let client = Arc::new(client);
+    let answering = client.clone();
+    let service = service_fn(move |request| {
+        let client = answering.clone();
+        async move { Ok::<_, Infallible>(client.answer(request).await) }
+    });
+    http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(head)
+        .max_buf_size(BUFFER)
+        .max_headers(FIELDS_MAX)
+        .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades()
+        .await
+        .map_err(io::Error::other)?;
+    let tunnel = client.tunnel.lock().unwrap_or_else(PoisonError::into_inner).take();
+    if let Some([sandbox, server]) = tunnel {
+        let sandbox = sandbox.await.map_err(io::Error::other)?;
+        let server = server.await.map_err(io::Error::other)?;
+        copy_bidirectional(&mut TokioIo::new(sandbox), &mut TokioIo::new(server)).await?;
+    }
+    Ok(())
+}
+
+struct Client {
+    function: Arc<Function>,
+    /// The port that the sandbox has connected to.
+    port: u16,
+    /// The host that its TLS names; none without TLS.
+    sni: Option<String>,
+    dialer: Dialer,
+    line: tokio::sync::Mutex<Line>,
+    /// Both ends of what has become of the connection.
+    tunnel: Mutex<Option<[OnUpgrade; 2]>>,
+}
+
+/// The connection to a server, which waits for the next request to it.
+#[derive(Default)]
+struct Line {
+    sender: Option<(String, Sender)>,
+    tasks: JoinSet<()>,
+}
+
+/// Why a request is not sent: what the sandbox is told.
+struct Refusal {
+    status: StatusCode,
+    why: String,
+}
+
+impl Refusal {
+    fn new(status: StatusCode, why: impl Into<String>) -> Self {
+        Self { status, why: why.into() }
+    }
+
+    fn answer(self) -> Response<Body> {
+        let text = format!("thaw: {}\n", self.why);
+        let mut response = Response::new(Either::Right(Full::new(Bytes::from(text))));
+        *response.status_mut() = self.status;
+        let kind = HeaderValue::from_static("text/plain; charset=utf-8");
+        response.headers_mut().insert(CONTENT_TYPE, kind);
+        response
+    }
+}
+
+impl Client {
+    async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
+        match self.forward(request).await {
+            Ok(response) => response,
+            Err(refusal) => {
+                if refusal.status.is_server_error() {
+                    self.function.complain(&refusal.why);
+                }
+                refusal.answer()
+            }
+        }
+    }
+
+    async fn forward(&self, mut request: Request<Incoming>) -> Result<Response<Body>, Refusal> {
+        let on_sandbox = hyper::upgrade::on(&mut request);
+        let (mut head, body) = request.into_parts();
+        let (host, port) = self.destination(&head)?;
+        if head.method == Method::TRACE {
+            let why = "TRACE is not sent: its answer would have the header in it";
+            return Err(Refusal::new(StatusCode::METHOD_NOT_ALLOWED, why));
+        }
+        let wants_upgrade = wants_upgrade(&head);
+        to_instance(&mut head, &host, Afterwards::KeepAlive)
+            .map_err(|error| Refusal::new(StatusCode::BAD_REQUEST, error.to_string()))?;
+        for (name, value) in &self.injected(&head, &host, port).await? {
+            // All of that name go, however many the sandbox has sent.
+            head.headers.insert(name.clone(), value.clone());
+        }
+        let authority = if port == TLS_PORT { host.clone() } else { format!("{host}:{port}") };
+        let authority = HeaderValue::from_str(&authority)
+            .map_err(|_| Refusal::new(StatusCode::BAD_REQUEST, "its host is no name"))?;
+        head.headers.insert(HOST, authority);
+        let response = self.send(Request::from_parts(head, body), &host, port).await?;
+        Ok(self.returned(response, wants_upgrade.then_some(on_sandbox)))
+    }
+
+    /// The host that a request is for: the one that TLS names, too, and one of the rules.
+    fn destination(&self, head: &Parts) -> Result<(String, u16), Refusal> {
+        let misdirected = |why: String| Refusal::new(StatusCode::MISDIRECTED_REQUEST, why);
+        let host = host_of(head)
+            .map_err(|error| Refusal::new(StatusCode::BAD_REQUEST, error.to_string()))?
+            .ok_or_else(|| misdirected("the request names no host".to_owned()))?;
+        if let Some(sni) = self.sni.as_ref().filter(|sni| **sni != host) {
+            return Err(misdirected(format!(
+                "the request is for `{}`, and its TLS is for `{sni}`; make a connection for each",
+                host.escape_default()
+            )));
+        }
+        let port = if self.port == PLAIN_PORT { TLS_PORT } else { self.port };
+        if self.function.rules_of(&host, port).next().is_none() {
+            return Err(misdirected(format!(
+                "no [[egress.inject]] is for `{}` at port {port}",
+                host.escape_default()
+            )));
+        }
+        Ok((host, port))
+    }
+
+    /// The headers that the rules add to a request; of two rules for a header the first counts.
+    async fn injected(&self, head: &Parts, host: &str, port: u16) -> Result<HeaderMap, Refusal> {
+        let fitting = self.function.rules_of(host, port);
+        let fitting = fitting.filter(|rule| rule.fits(head.method.as_str(), head.uri.path()));
+        let fitting: Vec<_> = fitting.cloned().collect();
+        if fitting.is_empty() {
+            return Ok(HeaderMap::new());
+        }
+        let function = self.function.clone();
+        let read = spawn_blocking(move || -> Result<HeaderMap, String> {
+            let store = function.secrets()?;
+            let mut added = HeaderMap::new();
+            for rule in fitting {
+                if added.contains_key(rule.header()) {
+                    continue;
+                }
+                let value = rule.value::<String>(|name| {
+                    store.value(&function.name, name).map_err(|error| error.to_string())
+                })?;
+                added.insert(HeaderName::clone(rule.header()), value);
+            }
+            Ok(added)
+        });
+        let unusable = |why: String| Refusal::new(StatusCode::BAD_GATEWAY, why);
+        read.await.map_err(|error| unusable(error.to_string()))?.map_err(unusable)
+    }
+
+    /// Sends a request, over the connection of the one before if that is to the same host.
+    async fn send(
+        &self,
+        mut request: Request<Incoming>,
+        host: &str,
+        port: u16,
+    ) -> Result<Response<Incoming>, Refusal> {
+        let failed = |why: String| {
+            Refusal::new(StatusCode::BAD_GATEWAY, format!("cannot ask {host}:{port}: {why}"))
+        };
+        let mut line = self.line.lock().await;
+        loop {
+            let waiting = line.sender.take().filter(|(to, _)| to == host);
+            let ready = match waiting {
+                Some((_, mut sender)) => {
+                    let ready = timeout(SETTLING, sender.ready()).await;
+                    matches!(ready, Ok(Ok(()))).then_some(sender)
+                }
+                None => None,
+            };
+            let was_waiting = ready.is_some();
+            let mut sender = match ready {
+                Some(sender) => sender,
+                None => {
+                    line.tasks.abort_all();
+                    let tasks = &mut line.tasks;
+                    let made = connect(&self.function, &self.dialer, host, port, tasks).await;
+                    made.map_err(failed)?
+                }
+            };
+            match sender.try_send_request(request).await {
+                Ok(response) => {
+                    line.sender = Some((host.to_owned(), sender));
+                    return Ok(response);
+                }
+                Err(mut error) => match error.take_message().filter(|_| was_waiting) {
+                    // The server has closed it meanwhile, and has seen nothing of the request.
+                    Some(unsent) => request = unsent,
+                    None => return Err(failed(error.into_error().to_string())),
+                },
+            }
+        }
+    }
+
+    /// Makes a server's answer one to the sandbox.
+    fn returned(
+        &self,
+        mut response: Response<Incoming>,
+        on_sandbox: Option<OnUpgrade>,
+    ) -> Response<Body> {
+        let on_server = hyper::upgrade::on(&mut response);
+        let (mut head, body) = response.into_parts();
+        to_client(&mut head);
+        // It names other ports and protocols of the server, which the sandbox does not reach.
+        head.headers.remove(ALT_SVC);
+        if head.status == StatusCode::SWITCHING_PROTOCOLS {
+            let Some(on_sandbox) = on_sandbox else {
+                let why = "the server changes the protocol without being asked";
+                return Refusal::new(StatusCode::BAD_GATEWAY, why).answer();
+            };
+            head.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+            let mut tunnel = self.tunnel.lock().unwrap_or_else(PoisonError::into_inner);
+            *tunnel = Some([on_sandbox, on_server]);
+            return Response::from_parts(head, Either::Right(Full::default()));
+        }
+        Response::from_parts(head, Either::Left(body))
+    }
+}

@@ -1,0 +1,32 @@
+//! Headers with secrets that the node adds to requests of sandboxes, which never see them
+//! (`[[egress.inject]]`).
+//!
+//! ```text
+//! program ──TLS, by the node's authority──▶ proxy ──TLS, by the host's roots──▶ server
+//!          10.0.2.4, a pair of Unix sockets        replaces the header
+//! ```
+//!
+//! | module | what it does |
+//! | --- | --- |
+//! | `authority` | the node's certificate authority, and a certificate for each host |
+//! | `trust` | has the programs of a function trust it |
+//! | `roots` | which servers the proxy trusts |
+//! | `proxy` | takes connections of sandboxes, within bounds |
+//! | `client` | one such connection: what is asked on it, and what is refused |
+//! | `upstream` | the connection to the server |
+//! | `watch` | ends those on which nothing moves |
+//!
+//! Decision: docs/decisions/0056-secrets-that-no-sandbox-sees.md.
+
+mod authority;
+mod client;
+mod proxy;
+mod roots;
+mod trust;
+mod upstream;
+mod watch;
+
+pub(crate) use proxy::Proxy;
+pub use roots::read_roots;
+pub use trust::TrustError;
+pub(crate) use trust::put_trust;

@@ -1,0 +1,247 @@
+//! Takes the connections that the sandboxes of a function make to hosts of `[[egress.inject]]`.
+//!
+//! The proxy has a runtime of its own: what a sandbox keeps busy here, no client of the gateway
+//! waits for.
+
+use super::authority::{Authority, LEAF_LIFE};
+use super::client::serve;
+use super::roots;
+use crate::config::{FunctionConfig, FunctionName, Inject};
+use crate::secrets::SecretStore;
+use rustls::server::{ClientHello, ResolvesServerCert, ServerSessionMemoryCache};
+use rustls::sign::CertifiedKey;
+use rustls::{ClientConfig, ServerConfig};
+use std::collections::HashMap;
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+use thaw_sandbox::{Intercepted, Interceptor, NotTaken};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::OnceCell;
+
+/// Most connections of all functions at a time.
+const OF_NODE_MAX: usize = 1024;
+/// From so many of all functions on, one may have a few only: no function, nor some of them, can
+/// take what the others need.
+const OF_NODE_SHARED: usize = 256;
+/// Most connections of one function then.
+const OF_FUNCTION_FEW: usize = 8;
+/// Most complaints of one function in the daemon's log.
+const COMPLAINTS_MAX: usize = 16;
+/// Sessions of TLS of a function that can be resumed.
+const SESSIONS_MAX: usize = 64;
+
+/// Runs the connections of all functions; `None` if the host has no threads for it.
+static RUNTIME: LazyLock<Option<Runtime>> = LazyLock::new(|| {
+    let mut builder = Builder::new_multi_thread();
+    builder.worker_threads(2).max_blocking_threads(4).thread_name("thaw-inject").enable_all();
+    builder.build().inspect_err(|error| tracing::error!("cannot inject headers: {error}")).ok()
+});
+
+/// Connections of all functions.
+static OPEN: AtomicUsize = AtomicUsize::new(0);
+
+/// How long the proxy waits.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Patience {
+    /// For a handshake of TLS, with either side, and for a connection to be made.
+    pub handshake: Duration,
+    /// For the head of a request, from its first byte or the answer before on.
+    pub head: Duration,
+    /// For a byte, in either direction.
+    pub idle: Duration,
+}
+
+impl Patience {
+    const USUAL: Self = Self {
+        handshake: Duration::from_secs(10),
+        head: Duration::from_secs(60),
+        idle: Duration::from_secs(600),
+    };
+}
+
+/// What the proxy does for one function.
+#[derive(Debug)]
+pub(super) struct Function {
+    pub name: FunctionName,
+    pub rules: Vec<Inject>,
+    pub patience: Patience,
+    store: Arc<OnceLock<Arc<SecretStore>>>,
+    client: fn() -> Result<Arc<ClientConfig>, String>,
+    server: OnceCell<Arc<ServerConfig>>,
+    open: AtomicUsize,
+    complaints: AtomicUsize,
+}
+
+/// The proxy of one function.
+#[derive(Debug)]
+pub(crate) struct Proxy(Arc<Function>);
+
+impl Proxy {
+    /// That of a function; `None` if it has no `[[egress.inject]]`. Its secrets, and the authority,
+    /// are where `store` says when it is there: until then connections are refused.
+    pub fn of_function(
+        config: &FunctionConfig,
+        store: &Arc<OnceLock<Arc<SecretStore>>>,
+    ) -> Option<Arc<dyn Interceptor>> {
+        if config.egress.inject.is_empty() {
+            return None;
+        }
+        let function = Function::new(config, store, Patience::USUAL, roots::client);
+        Some(Arc::new(Self(Arc::new(function))))
+    }
+}
+
+impl Interceptor for Proxy {
+    fn take(&self, connection: Intercepted) -> Result<(), NotTaken> {
+        let runtime = RUNTIME.as_ref().ok_or(NotTaken::Nobody)?;
+        if self.0.store.get().is_none() {
+            return Err(NotTaken::Nobody);
+        }
+        let open = Open::of(&self.0).ok_or(NotTaken::TooMany)?;
+        runtime.spawn(serve(self.0.clone(), connection, open));
+        Ok(())
+    }
+}
+
+/// A connection that counts until this is dropped.
+#[derive(Debug)]
+pub(super) struct Open(Arc<Function>);
+
+impl Open {
+    fn of(function: &Arc<Function>) -> Option<Self> {
+        let of_node = OPEN.fetch_add(1, Relaxed);
+        let of_function = function.open.fetch_add(1, Relaxed);
+        // From here on, dropping gives both back.
+        let open = Self(function.clone());
+        is_room(of_node, of_function).then_some(open)
+    }
+}
+
+/// Whether there may be one more connection than these.
+fn is_room(of_node: usize, of_function: usize) -> bool {
+    of_node < OF_NODE_SHARED || of_node < OF_NODE_MAX && of_function < OF_FUNCTION_FEW
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, Relaxed);
+        OPEN.fetch_sub(1, Relaxed);
+    }
+}
+
+impl Function {
+    pub(super) fn new(
+        config: &FunctionConfig,
+        store: &Arc<OnceLock<Arc<SecretStore>>>,
+        patience: Patience,
+        client: fn() -> Result<Arc<ClientConfig>, String>,
+    ) -> Self {
+        Self {
+            name: config.name.clone(),
+            rules: config.egress.inject.clone(),
+            patience,
+            store: store.clone(),
+            client,
+            server: OnceCell::new(),
+            open: AtomicUsize::new(0),
+            complaints: AtomicUsize::new(0),
+        }
+    }
+
+    /// The rules for a host.
+    pub fn rules_of(&self, host: &str, port: u16) -> impl Iterator<Item = &Inject> {
+        self.rules.iter().filter(move |rule| rule.name() == host && rule.port() == port)
+    }
+
+    /// Where its secrets are.
+    ///
+    /// # Errors
+    /// It is not known yet.
+    pub fn secrets(&self) -> Result<&Arc<SecretStore>, String> {
+        self.store.get().ok_or_else(|| "only a daemon has its secrets".to_owned())
+    }
+
+    /// How TLS is spoken with servers.
+    ///
+    /// # Errors
+    /// This host trusts nobody.
+    pub fn towards_servers(&self) -> Result<Arc<ClientConfig>, String> {
+        (self.client)()
+    }
+
+    /// How TLS is spoken with its sandboxes.
+    ///
+    /// # Errors
+    /// The authority cannot be used.
+    pub async fn towards_sandboxes(self: &Arc<Self>) -> io::Result<Arc<ServerConfig>> {
+        let make = || async {
+            let function = self.clone();
+            let made = tokio::task::spawn_blocking(move || function.server_config());
+            made.await.map_err(io::Error::other)?
+        };
+        self.server.get_or_try_init(make).await.cloned()
+    }
+
+    fn server_config(&self) -> io::Result<Arc<ServerConfig>> {
+        let store = self.secrets().map_err(io::Error::other)?;
+        let authority = Authority::of(store.home()).map_err(io::Error::other)?;
+        let hosts = self.rules.iter().map(|rule| rule.name().to_owned());
+        let leaves = hosts.map(|host| (host, Mutex::default())).collect();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(io::Error::other)?;
+        let resolver = Arc::new(Leaves { authority, leaves });
+        let mut config = builder.with_no_client_auth().with_cert_resolver(resolver);
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        config.session_storage = ServerSessionMemoryCache::new(SESSIONS_MAX);
+        Ok(Arc::new(config))
+    }
+
+    /// Tells the operator of something that only he can change; of the first of them only.
+    pub fn complain(&self, what: &str) {
+        if self.complaints.fetch_add(1, Relaxed) < COMPLAINTS_MAX {
+            tracing::warn!("{}: [[egress.inject]]: {what}", self.name);
+        }
+    }
+}
+
+/// A certificate, and when it was made.
+type Leaf = (Arc<CertifiedKey>, Instant);
+
+/// The certificates of the hosts of a function, each made when it is first asked for.
+#[derive(Debug)]
+struct Leaves {
+    authority: Authority,
+    leaves: HashMap<String, Mutex<Option<Leaf>>>,
+}
+
+impl ResolvesServerCert for Leaves {
+    fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        let host = hello.server_name()?.to_ascii_lowercase();
+        let mut leaf = self.leaves.get(&host)?.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((made, when)) = &*leaf
+            && when.elapsed() < LEAF_LIFE / 2
+        {
+            return Some(made.clone());
+        }
+        let made = self.authority.leaf(&host);
+        let made = made.inspect_err(|error| tracing::error!("{host}: {error}")).ok()?;
+        Some(leaf.insert((Arc::new(made), Instant::now())).0.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_function_takes_no_room_that_others_need() {
+        assert!(is_room(0, 0) && is_room(OF_NODE_SHARED - 1, OF_NODE_SHARED - 1));
+        assert!(!is_room(OF_NODE_SHARED, OF_FUNCTION_FEW));
+        assert!(is_room(OF_NODE_SHARED, 0) && is_room(OF_NODE_MAX - 1, OF_FUNCTION_FEW - 1));
+        assert!(!is_room(OF_NODE_MAX, 0));
+    }
+}

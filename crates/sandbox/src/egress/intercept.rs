@@ -1,0 +1,397 @@
+//! Connections to names that the host answers for: a proxy on the host has the other end.
+//!
+//! The resolver gives such a name the address [`INTERCEPT_ADDRESS`] and no other. A connection
+//! there is a pair of Unix sockets, of which the sandbox gets one and the proxy the other: nothing
+//! listens, so that nobody else can reach the proxy, and the proxy knows whose connection it is.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use thaw_abi::network::INTERCEPT_ADDRESS;
+
+use super::budget::Share;
+use super::dns::{Outcome, lookup};
+use super::local;
+use super::names::{ChannelSlot, Names};
+use super::policy::{AfterThaw, EgressPolicy, Permit};
+use super::pool::Overloaded;
+use super::reach::{HOST_LOOPBACK, Reach, reach};
+use super::rule::{EgressRule, Target, Transport, host_address};
+use super::rules::on_host;
+use super::socket::connect;
+
+/// The port of connections that are not encrypted.
+const PLAIN_PORT: u16 = 80;
+/// Most connections to the proxy of one sandbox at a time.
+pub(super) const OF_SANDBOX_MAX: usize = 64;
+/// Most of all sandboxes of a function.
+pub(super) const OF_FUNCTION_MAX: usize = 128;
+/// Most addresses of a name that are tried.
+const ADDRESSES_MAX: usize = 4;
+
+/// Takes connections to the names of a policy's intercepted destinations.
+pub trait Interceptor: fmt::Debug + Send + Sync {
+    /// Takes one. Waits for nothing.
+    ///
+    /// # Errors
+    /// It is not taken, and the sandbox hears why.
+    fn take(&self, connection: Intercepted) -> Result<(), NotTaken>;
+}
+
+/// Why a connection was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotTaken {
+    /// Nobody is there: connect(2) fails with `ECONNREFUSED`.
+    Nobody,
+    /// There are too many: it fails with `EADDRNOTAVAIL`.
+    TooMany,
+}
+
+/// A connection that a sandbox has made to an intercepted destination.
+#[derive(Debug)]
+pub struct Intercepted {
+    /// The proxy's end of a stream, non-blocking.
+    pub socket: OwnedFd,
+    /// The port that the sandbox has asked for.
+    pub port: u16,
+    /// Makes the connections outside.
+    pub dialer: Dialer,
+}
+
+/// The intercepted destinations of a policy.
+#[derive(Clone, Debug)]
+pub(super) struct Interception {
+    rules: Vec<EgressRule>,
+    by: Option<Arc<dyn Interceptor>>,
+    /// Connections of all sandboxes of the function.
+    pub channels: Arc<AtomicUsize>,
+}
+
+impl Interception {
+    /// The destinations.
+    pub fn rules(&self) -> &[EgressRule] {
+        &self.rules
+    }
+
+    /// Whether the resolver answers for a name.
+    pub fn has_name(&self, name: &str) -> bool {
+        self.rules.iter().any(|rule| rule.target.names(name))
+    }
+
+    /// Whether one of them is the host's loopback.
+    pub fn has_host(&self) -> bool {
+        self.rules.iter().any(|rule| rule.target == Target::Host)
+    }
+
+    fn has_port(&self, port: u16) -> bool {
+        self.rules.iter().any(|rule| rule.ports.contain(port))
+    }
+
+    /// Whether a connection to `to` is the proxy's, taken or not.
+    fn means(&self, to: SocketAddr, transport: Transport) -> bool {
+        let is_host = |rule: &EgressRule| {
+            rule.target == Target::Host
+                && rule.ports.contain(to.port())
+                && transport == Transport::Tcp
+        };
+        to.ip() == IpAddr::from(INTERCEPT_ADDRESS)
+            || to.ip() == host_address() && self.rules.iter().any(is_host)
+    }
+}
+
+impl EgressPolicy {
+    /// Has `by` take the connections to the names of `rules`, each of which is one name and one
+    /// TCP port, and to port 80 of those names. It may connect where these rules lead; the
+    /// sandbox may not. Without anybody they are refused.
+    pub fn intercepting(
+        mut self,
+        rules: Vec<EgressRule>,
+        by: Option<Arc<dyn Interceptor>>,
+    ) -> Self {
+        if !rules.is_empty() {
+            self.interception = Some(Interception { rules, by, channels: Arc::default() });
+        }
+        self
+    }
+}
+
+impl Names {
+    /// Whether a connection to `to` is the proxy's.
+    pub fn is_intercepted(&self, to: SocketAddr, transport: Transport) -> bool {
+        let to = SocketAddr::new(to.ip().to_canonical(), to.port());
+        self.interception().is_some_and(|interception| interception.means(to, transport))
+    }
+}
+
+/// Makes a connection to the proxy: the sandbox's end.
+pub(super) fn open(
+    names: &Arc<Names>,
+    share: &Arc<Share>,
+    port: u16,
+    transport: Transport,
+) -> Result<OwnedFd, Errno> {
+    let interception = names.interception().ok_or(Errno::CONNREFUSED)?;
+    let by = interception.by.as_ref().ok_or(Errno::CONNREFUSED)?;
+    if transport != Transport::Tcp || port != PLAIN_PORT && !interception.has_port(port) {
+        return Err(Errno::CONNREFUSED);
+    }
+    let slot = names.intercept_slot().ok_or(Errno::AGAIN)?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let (socket, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    let inner = Arc::new(Inner { names: names.clone(), share: share.clone(), _slot: slot });
+    match by.take(Intercepted { socket, port, dialer: Dialer(inner) }) {
+        Ok(()) => Ok(theirs),
+        Err(NotTaken::Nobody) => Err(Errno::CONNREFUSED),
+        Err(NotTaken::TooMany) => Err(Errno::AGAIN),
+    }
+}
+
+/// Connects to where the intercepted destinations of a sandbox lead. What it connects counts as
+/// the sandbox's; the connection to the proxy counts until this is dropped.
+#[derive(Clone, Debug)]
+pub struct Dialer(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    names: Arc<Names>,
+    share: Arc<Share>,
+    _slot: ChannelSlot,
+}
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub enum DialError {
+    /// No rule leads there.
+    #[error("no rule leads there")]
+    NoRule,
+    /// The name has no address.
+    #[error("there is no such name")]
+    NoSuchName,
+    /// The name could not be looked up.
+    #[error("its name could not be looked up")]
+    LookUpFailed,
+    /// The name leads where the rule does not, or where the sandbox or its tenant may not connect.
+    #[error(
+        "its name leads to an address that the rule does not include, or the rules of the sandbox \
+         or its tenant; one in a private network needs `private:` before the name"
+    )]
+    Denied,
+    /// Too much is under way, or open.
+    #[error("too many connections are open or under way")]
+    TooMany,
+    /// The host refuses.
+    #[error("{0}")]
+    Connect(io::Error),
+    /// All addresses were tried.
+    #[error("it has no other address")]
+    NoMore,
+}
+
+impl Dialer {
+    /// Begins to connect to the address number `attempt`, from 0, of `name`, in lower case; `done`
+    /// gets a non-blocking socket whose connect may be in progress, on a thread that may wait.
+    pub fn dial(
+        &self,
+        name: &str,
+        port: u16,
+        attempt: usize,
+        done: impl FnOnce(Result<OwnedFd, DialError>) + Send + 'static,
+    ) {
+        let (inner, name) = (self.0.clone(), name.to_owned());
+        // Whatever becomes of the job, `done` is called once: from it, or here.
+        let done = Arc::new(std::sync::Mutex::new(Some(done)));
+        let call = |done: &std::sync::Mutex<Option<_>>| {
+            done.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take()
+        };
+        let of_job = done.clone();
+        let job = move || {
+            let outcome = inner.dial(&name, port, attempt);
+            if let Some(done) = call(&of_job) {
+                done(outcome);
+            }
+        };
+        if let Err(Overloaded) = lookup::submit(self.0.names.function(), job)
+            && let Some(done) = call(&done)
+        {
+            done(Err(DialError::TooMany));
+        }
+    }
+}
+
+impl Inner {
+    fn dial(&self, name: &str, port: u16, attempt: usize) -> Result<OwnedFd, DialError> {
+        let permits = self.permits(name, port)?;
+        let permit = permits.get(attempt).ok_or(DialError::NoMore)?;
+        if !local::is_permitted(permit, Transport::Tcp) {
+            self.names.deny(permit.address, Transport::Tcp);
+            return Err(DialError::Denied);
+        }
+        self.share.wait_for_room();
+        self.share.has_room().map_err(|_| DialError::TooMany)?;
+        let socket = connect(permit.address, Transport::Tcp)
+            .map_err(|errno| DialError::Connect(errno.into()))?;
+        self.share.note_open(&socket).map_err(|_| DialError::TooMany)?;
+        self.names.reached_by(Some(name), permit.address, Transport::Tcp);
+        Ok(socket)
+    }
+
+    /// The addresses that the rule for a name and a port leads to, as they are now.
+    fn permits(&self, name: &str, port: u16) -> Result<Vec<Permit>, DialError> {
+        let rules = self.names.interception().map_or(&[][..], |all| &all.rules);
+        let is_meant = |rule: &&EgressRule| rule.name_and_port() == Some((name, port));
+        let rule = rules.iter().find(is_meant).ok_or(DialError::NoRule)?;
+        let permit = |ip: IpAddr, meant: IpAddr| Permit {
+            address: SocketAddr::new(ip, port),
+            after_thaw: AfterThaw::Reset,
+            on_host: on_host(rule, meant),
+        };
+        let may_dial = |ip: IpAddr| self.names.allows_dialing(name, SocketAddr::new(ip, port));
+        if rule.target == Target::Host {
+            let ip = host_address();
+            if !may_dial(ip) {
+                self.names.deny(SocketAddr::new(ip, port), Transport::Tcp);
+                return Err(DialError::Denied);
+            }
+            return Ok(vec![permit(HOST_LOOPBACK, ip)]);
+        }
+        let addresses = match self.names.look_up(name) {
+            Outcome::Addresses(addresses) => addresses,
+            Outcome::NoSuchName => return Err(DialError::NoSuchName),
+            _ => return Err(DialError::LookUpFailed),
+        };
+        if addresses.is_empty() {
+            return Err(DialError::NoSuchName);
+        }
+        let leads_there = |ip: &IpAddr| {
+            let kind = reach(*ip);
+            kind != Reach::Nowhere && rule.farthest.includes(kind) && may_dial(*ip)
+        };
+        let canonical = addresses.iter().map(IpAddr::to_canonical);
+        let (allowed, denied): (Vec<_>, Vec<_>) = canonical.partition(leads_there);
+        if let (true, Some(ip)) = (allowed.is_empty(), denied.first()) {
+            self.names.deny(SocketAddr::new(*ip, port), Transport::Tcp);
+            return Err(DialError::Denied);
+        }
+        Ok(allowed.into_iter().take(ADDRESSES_MAX).map(|ip| permit(ip, ip)).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{Ipv4Addr, TcpListener};
+    use std::sync::{Mutex, mpsc};
+
+    use super::super::rules::EgressRules;
+    use thaw_abi::network::HOST_ADDRESS;
+
+    /// Keeps what it takes.
+    #[derive(Debug, Default)]
+    struct Keeper(Mutex<Vec<Intercepted>>);
+
+    impl Interceptor for Keeper {
+        fn take(&self, connection: Intercepted) -> Result<(), NotTaken> {
+            self.0.lock().unwrap().push(connection);
+            Ok(())
+        }
+    }
+
+    fn names(rules: &[&str], by: Option<Arc<dyn Interceptor>>) -> (Arc<Names>, Arc<Share>) {
+        let rules = rules.iter().map(|rule| rule.parse().unwrap()).collect();
+        let policy = Arc::new(EgressPolicy::default().intercepting(rules, by));
+        let share = Arc::new(Share::new(policy.budget.clone()));
+        (Names::new(policy), share)
+    }
+
+    fn tcp(names: &(Arc<Names>, Arc<Share>), port: u16) -> Result<OwnedFd, Errno> {
+        open(&names.0, &names.1, port, Transport::Tcp)
+    }
+
+    fn dialed(connection: &Intercepted, name: &str, port: u16) -> Result<OwnedFd, String> {
+        let (sender, receiver) = mpsc::channel();
+        connection.dialer.dial(name, port, 0, move |outcome| sender.send(outcome).unwrap());
+        receiver.recv().unwrap().map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_resolver_answers_for_the_names_and_the_proxy_at_their_address() {
+        let keeper: Arc<Keeper> = Arc::default();
+        let names = names(&["api.example.com:443"], Some(keeper.clone()));
+        let address = IpAddr::from(INTERCEPT_ADDRESS);
+        let said = names.0.at_once(Some("api.example.com"));
+        assert_eq!(said, Ok(Outcome::Addresses(vec![address])));
+        assert_eq!(names.0.at_once(Some("example.com")), Ok(Outcome::NoSuchName));
+        let at = |ip: IpAddr, port| SocketAddr::new(ip, port);
+        assert!(names.0.is_intercepted(at(address, 443), Transport::Tcp));
+        assert!(!names.0.is_intercepted(at(HOST_ADDRESS.into(), 443), Transport::Tcp));
+        for (port, outcome) in [(443, None), (80, None), (22, Some(Errno::CONNREFUSED))] {
+            assert_eq!(tcp(&names, port).err(), outcome, "{port}");
+        }
+        let udp = open(&names.0, &names.1, 443, Transport::Udp);
+        assert_eq!(udp.err(), Some(Errno::CONNREFUSED));
+        let ports: Vec<_> = keeper.0.lock().unwrap().iter().map(|taken| taken.port).collect();
+        assert_eq!(ports, [443, 80]);
+    }
+
+    #[test]
+    fn without_anybody_connections_are_refused() {
+        let names = names(&["api.example.com:443"], None);
+        assert_eq!(tcp(&names, 443).err(), Some(Errno::CONNREFUSED));
+    }
+
+    #[test]
+    fn connections_are_bounded_and_given_back() {
+        let keeper: Arc<Keeper> = Arc::default();
+        let names = names(&["api.example.com:443"], Some(keeper.clone()));
+        for _ in 0..OF_SANDBOX_MAX {
+            tcp(&names, 443).unwrap();
+        }
+        assert_eq!(tcp(&names, 443).err(), Some(Errno::AGAIN));
+        keeper.0.lock().unwrap().pop();
+        tcp(&names, 443).unwrap();
+    }
+
+    #[test]
+    fn a_dialer_connects_to_where_its_rules_lead_and_nowhere_else() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let keeper: Arc<Keeper> = Arc::default();
+        let rules = [&format!("host.thaw.internal:{port}"), "10.0.0.1.example:1", "x.invalid:443"];
+        let names = names(&rules, Some(keeper.clone()));
+        let host = SocketAddr::from((HOST_ADDRESS, port));
+        assert!(names.0.is_intercepted(host, Transport::Tcp));
+        tcp(&names, port).unwrap();
+        let taken = keeper.0.lock().unwrap();
+        dialed(&taken[0], "host.thaw.internal", port).unwrap();
+        let error = dialed(&taken[0], "host.thaw.internal", port.wrapping_add(1)).unwrap_err();
+        assert!(error.contains("no rule"), "{error}");
+        let error = dialed(&taken[0], "example.com", 443).unwrap_err();
+        assert!(error.contains("no rule"), "{error}");
+    }
+
+    #[test]
+    fn the_rules_of_a_sandbox_and_of_its_tenant_hold_for_the_proxy() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let keeper: Arc<Keeper> = Arc::default();
+        let host = format!("host.thaw.internal:{port}");
+        let function =
+            EgressPolicy::default().intercepting(vec![host.parse().unwrap()], Some(keeper.clone()));
+        let sandbox = Arc::new(function.of_sandbox(function.first_rules(), None));
+        let share = Arc::new(Share::new(sandbox.budget.clone()));
+        tcp(&(Names::new(sandbox.clone()), share), port).unwrap();
+        let dial = || dialed(&keeper.0.lock().unwrap()[0], "host.thaw.internal", port);
+        dial().unwrap();
+        assert_eq!(sandbox.report().reached, 1);
+        sandbox.change(EgressRules::default());
+        let error = dial().unwrap_err();
+        assert!(error.contains("the rules of the sandbox"), "{error}");
+        assert_eq!(sandbox.report().denied, 1);
+    }
+}
