@@ -100,7 +100,7 @@ const checks = {
   },
 
   async whatIsMissingSaysSo() {
-    await assert.rejects(Sandbox.create({ allowInternetAccess: false }), SandboxError)
+    await assert.rejects(Sandbox.create({ network: { maskRequestHost: 'other.example' } }), SandboxError)
   },
 }
 

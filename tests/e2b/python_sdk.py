@@ -375,8 +375,8 @@ def snapshots_are_taken():
 
 def what_is_missing_says_so():
     raises(AuthenticationException, lambda: Sandbox.create(api_key="e2b_wrong"))
-    for options in ({"allow_internet_access": False}, {"network": {"deny_out": ["0.0.0.0/0"]}}):
-        error = raises(SandboxException, lambda: Sandbox.create(**options))
+    for network in ({"mask_request_host": "other.example"}, {"https_ports": [8443]}):
+        error = raises(SandboxException, lambda: Sandbox.create(network=network))
         assert "501" in str(error), error
     with Sandbox.create() as box:
         error = raises(SandboxException, lambda: box.create_snapshot(mode="filesystem"))

@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use crate::config::FunctionConfig;
-use crate::gateway::head;
+use crate::http::head;
 
 /// The first bytes of a connection of a client.
 pub fn http_head(bytes: &[u8]) {

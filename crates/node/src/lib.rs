@@ -26,6 +26,7 @@ pub mod gateway;
 pub mod health;
 pub mod history;
 pub mod home;
+mod http;
 pub mod init;
 pub mod inject;
 pub mod instance;

@@ -12,6 +12,8 @@ const BELOW: &[&str] = &[
     "edge",
     "function.rs",
     "health.rs",
+    "http",
+    "inject",
     "instance",
     "logs",
     "metrics",
@@ -53,7 +55,8 @@ fn a_name_is_found_in_code_only() {
     {
         assert_eq!(lines_that_name(code, "gateway").len(), 1, "{code}");
     }
-    for other in ["// see crate::gateway::head", "let gateway = 1;", "use crate::node::NodeState;"]
+    for other in
+        ["// see crate::gateway::accept", "let gateway = 1;", "use crate::node::NodeState;"]
     {
         assert!(lines_that_name(other, "gateway").is_empty(), "{other}");
     }

@@ -1,7 +1,7 @@
 //! A terminal in a sandbox: a shell with a pseudo terminal of the sandbox's kernel, over a WebSocket.
 //!
 //! The browser sends binary messages for standard input, and text messages with rows and columns;
-//! it gets binary messages. The shell hears SIGHUP when the page is closed or the session ends.
+//! it gets binary messages. The terminal is hung up when the page is closed or the session ends.
 
 use super::assets::path;
 use super::frame::{Page, Place, plain, problem};
@@ -21,7 +21,6 @@ use maud::html;
 use serde::Deserialize;
 use std::sync::Arc;
 use std::time::Duration;
-use thaw_sandbox::SignalTo;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
@@ -38,8 +37,6 @@ const SILENCE_MAX: Duration = Duration::from_secs(60);
 const SEND_PATIENCE: Duration = Duration::from_secs(20);
 /// Shells that are tried.
 const SHELLS: [&str; 2] = ["/bin/bash", "/bin/sh"];
-/// SIGHUP (signal(7)).
-const HANGUP: u32 = 1;
 
 pub(super) fn routes() -> Router<App> {
     Router::new()
@@ -158,10 +155,7 @@ impl Terminal {
         self.app.note(&self.name, "opened a terminal");
         let began = Instant::now();
         let why = self.carry(&mut socket, &exec, reader).await;
-        if !exec.state().is_final() {
-            // It has ended meanwhile if this fails.
-            let _ = exec.signal(HANGUP, SignalTo::Group);
-        }
+        exec.hang_up().await;
         self.app.admin.sandboxes.used(self.instance);
         self.app.note(
             &self.name,

@@ -4,11 +4,11 @@
 
 use super::accept::{Arrival, Gateway};
 use super::exchange::Prepared;
-use super::head::HEAD_MAX;
 use super::routed;
 use super::wire::{ClientIo, Wire};
 use crate::admission::{Admission, Admitted, Busy, Entrance};
 use crate::edge::{Addresses, Certificates};
+use crate::http::head::HEAD_MAX;
 use crate::service::Service;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;

@@ -7,8 +7,6 @@
 
 use super::accept::Arrival;
 use super::attend::{died, ended};
-use super::head::HeadError;
-use super::message::{self, Afterwards};
 use super::refusal::Refusal;
 use super::routed::{AnswerBody, Asked, too_large};
 use super::ticket::{Seat, Ticket};
@@ -16,6 +14,8 @@ use super::upgrade;
 use crate::clock::monotonic_ns;
 use crate::config::EntryKind;
 use crate::health::Verdict;
+use crate::http::head::HeadError;
+use crate::http::message::{self, Afterwards};
 use crate::instance::{Client, End, LetGo, Outcome, Way};
 use crate::node::NodeState;
 use crate::service::{Reuse, Service};

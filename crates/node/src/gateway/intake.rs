@@ -2,12 +2,12 @@
 //! structured mode binary ones, and queues what its client does not want to wait for.
 
 use super::client::RoutedClient;
-use super::head::HeadError;
 use super::refusal::{Audience, Refusal};
 use super::report;
 use super::routed::{AnswerBody, too_large};
 use crate::config::FunctionConfig;
 use crate::edge::RequestId;
+use crate::http::head::HeadError;
 use crate::service::Service;
 use crate::traces::Producing;
 use crate::triggers::cloudevents::{self, Mode};

@@ -2,23 +2,20 @@
 //! its client was shown, and what the operator says of the function's clients.
 
 use super::client::RoutedClient;
-use super::head::{HeadError, first_label};
-use super::message;
 use super::refusal::Refusal;
 use super::report;
 use super::routed::choose;
 use crate::edge::{Asked, Granted, Policy, Rules, Target, Unauthorized};
+use crate::http::head::{HeadError, first_label};
+use crate::http::message::{self, FORWARDED_PROTO};
 use crate::node::NodeState;
 use crate::service::Service;
-use hyper::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
+use hyper::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::http::uri::PathAndQuery;
 use hyper::http::{StatusCode, Uri};
 use std::net::SocketAddr;
 use std::sync::Arc;
-
-/// How the client has spoken to the gateway, for the function.
-pub(super) const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
 /// Where a request goes.
 pub(super) enum Way {

@@ -1,9 +1,9 @@
 //! What a client gets when no function answers it: for the public a general reason and the
 //! id of its request; for the operator, and for the log beside that id, what went wrong.
 
-use super::head::HeadError;
 use crate::edge::RequestId;
 use crate::health::Verdict;
+use crate::http::head::HeadError;
 use crate::service::{PlaceError, Service};
 use serde_json::json;
 use std::time::Duration;

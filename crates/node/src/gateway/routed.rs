@@ -3,9 +3,7 @@
 
 use super::client::{Active, Reading, RoutedClient};
 use super::exchange::{self, InstanceBody};
-use super::head::HeadError;
 use super::intake::{self, TakenIn};
-use super::message::REQUEST_ID;
 use super::passing::{self, Admittance, Passed, Way};
 use super::refusal::Refusal;
 use super::report::{self, Account};
@@ -14,6 +12,8 @@ use crate::clock::monotonic_ns;
 use crate::config::{EntryKind, FunctionName};
 use crate::edge::{AccessRecord, RequestId};
 use crate::health::Verdict;
+use crate::http::head::HeadError;
+use crate::http::message::REQUEST_ID;
 use crate::service::Service;
 use crate::traces::{Came, RequestTrace};
 use http_body_util::Full;

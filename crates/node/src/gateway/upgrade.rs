@@ -2,8 +2,8 @@
 //! the answer `101`, the gateway copies bytes in both directions.
 
 use super::exchange::Lease;
-use super::message;
 use super::routed::AnswerBody;
+use crate::http::message;
 use http_body_util::Full;
 use hyper::Response;
 use hyper::body::Incoming;

@@ -6,7 +6,7 @@
 use super::proxy::{Function, Open};
 use super::upstream::{Sender, connect};
 use super::watch::{Activity, Watched};
-use crate::gateway::message::{Afterwards, host_of, to_client, to_instance, wants_upgrade};
+use crate::http::message::{Afterwards, host_of, to_client, to_instance, wants_upgrade};
 use http_body_util::{Either, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{ALT_SVC, CONNECTION, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue};

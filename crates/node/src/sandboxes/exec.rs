@@ -29,6 +29,10 @@ const LAST_OUTPUT: Duration = Duration::from_millis(100);
 /// itself lies in the buffers of two sockets.
 const LAST_PATIENCE: Duration = Duration::from_secs(5);
 const LAST_BYTES: usize = 4 << 20;
+/// How long a terminal's hang-up waits for those who type.
+const HANG_UP_PATIENCE: Duration = Duration::from_secs(5);
+/// SIGHUP (signal(7)).
+const HANGUP: u32 = 1;
 /// Bytes read at a time.
 const CHUNK: usize = 16 << 10;
 
@@ -459,6 +463,19 @@ impl Exec {
         };
         if is_closed {
             *stdin = None;
+        }
+    }
+
+    /// Hangs up its terminal, as the end of a connection does with a real one: its session hears
+    /// SIGHUP, and whoever reads the terminal gets its end. A signal alone would be lost on a
+    /// program that waits for a line already.
+    pub async fn hang_up(&self) {
+        let close = async { *self.stdin.lock().await = None };
+        tokio::select! {
+            () = close => {}
+            _ = self.ended() => {}
+            // Somebody else types what it does not read.
+            () = tokio::time::sleep(HANG_UP_PATIENCE) => drop(self.signal(HANGUP, SignalTo::Group)),
         }
     }
 

@@ -6,7 +6,6 @@
 //! only one reaches an instance.
 
 use super::head::{HeadError, host_in_authority};
-use super::passing::FORWARDED_PROTO;
 use crate::edge::TRACEPARENT;
 use hyper::header::{
     CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, TE,
@@ -17,7 +16,10 @@ use hyper::http::uri::PathAndQuery;
 use hyper::http::{Method, StatusCode, Uri, Version, response};
 
 /// The id of a request, in the gateway's own answers and in no other.
-pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("thaw-request-id");
+pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("thaw-request-id");
+
+/// How the client has spoken to the gateway, for the function.
+pub(crate) const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
 /// Fields that describe one hop, whether `Connection` names them or not.
 const HOP_BY_HOP: [HeaderName; 4] = [

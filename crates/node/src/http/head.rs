@@ -113,7 +113,7 @@ pub fn parse(bytes: &[u8]) -> Result<Progress, HeadError> {
 }
 
 /// Whether the head at the begin of `bytes` has a field with this value; `name` in any case.
-pub(super) fn has_field(bytes: &[u8], name: &str, value: &str) -> bool {
+pub(crate) fn has_field(bytes: &[u8], name: &str, value: &str) -> bool {
     let mut fields = [httparse::EMPTY_HEADER; FIELDS_MAX];
     let mut request = httparse::Request::new(&mut fields);
     // What cannot be parsed has no fields, and is refused elsewhere.
@@ -202,7 +202,7 @@ fn split_scheme(target: &str) -> Option<(&str, &str)> {
 }
 
 /// The host that an authority names, in lower case; none if it is an IP address.
-pub(super) fn host_in_authority(authority: &str) -> Option<String> {
+pub(crate) fn host_in_authority(authority: &str) -> Option<String> {
     if authority.starts_with('[') {
         return None;
     }
@@ -215,7 +215,7 @@ pub(super) fn host_in_authority(authority: &str) -> Option<String> {
 }
 
 /// The part of a host that names a function.
-pub(super) fn first_label(host: &str) -> &str {
+pub(crate) fn first_label(host: &str) -> &str {
     host.split('.').next().unwrap_or_default()
 }
 
