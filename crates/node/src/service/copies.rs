@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use thaw_sandbox::EgressPolicy;
 use thaw_store::Name;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
@@ -90,8 +91,10 @@ impl Service {
         self.check_serves_several("a copy does not have it")?;
         // Nothing rests before it is known that there is room.
         let places = self.places_for(count)?;
+        // As long as the original is known: it may end while it is copied.
+        let own = self.shared.egress().copy_of(id);
         let Copied { launcher, pause } = self.copy_of(id).await?;
-        let ids = self.boot_copies(&launcher, places, Some(id)).await;
+        let ids = self.boot_copies(&launcher, places, own).await;
         let ids = ids.map_err(|error| error.to_string())?;
         self.wait_until_running(&ids).await?;
         Ok(Forked {
@@ -229,13 +232,13 @@ impl Service {
         table.ok_or_else(|| format!("`{}` has no instance {id}; see `thaw ps`", self.name()))
     }
 
-    /// Boots a copy for each place, which may connect to what the original may. If one cannot be
-    /// booted, none is left.
+    /// Boots a copy for each place; each has a policy of its own as `original`, if that is one. If
+    /// one cannot be booted, none is left.
     async fn boot_copies(
         self: &Arc<Self>,
         launcher: &Arc<dyn Launcher>,
         mut places: Vec<Place>,
-        original: Option<u64>,
+        original: Option<Arc<EgressPolicy>>,
     ) -> Result<Vec<u64>, LaunchError> {
         let (mut boots, mut ids) = (JoinSet::new(), Vec::with_capacity(places.len()));
         let mut policies = Vec::new();
@@ -249,7 +252,7 @@ impl Service {
             let Some(boot) = boots.join_next().await else { break };
             match boot.expect("a launcher does not panic") {
                 (Ok(mut launched), place) => {
-                    let own = original.and_then(|id| self.shared.egress().copy_of(id));
+                    let own = original.as_ref().map(|original| Arc::new(original.copy()));
                     match own.map(|own| use_egress(&mut launched, own)).transpose() {
                         Ok(own) => {
                             let id = self.adopt_copy(launched, place);
