@@ -8,6 +8,7 @@ use super::client::serve;
 use super::roots;
 use crate::config::{FunctionConfig, FunctionName, Inject};
 use crate::secrets::{SecretError, SecretSource, SecretStore};
+use rustix::process::{Resource, getrlimit};
 use rustls::server::{ClientHello, ResolvesServerCert, ServerSessionMemoryCache};
 use rustls::sign::CertifiedKey;
 use rustls::{ClientConfig, ServerConfig};
@@ -20,8 +21,10 @@ use thaw_sandbox::{Intercepted, Interceptor, NotTaken};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::OnceCell;
 
-/// Most connections of all functions at a time.
+/// Most connections of all functions at a time, on a host with descriptors to spare.
 const OF_NODE_MAX: usize = 1024;
+/// Of so many descriptors of the daemon one connection may be there: it takes three of them.
+const DESCRIPTORS_EACH: u64 = 32;
 /// Most complaints of one function in the daemon's log.
 const COMPLAINTS_MAX: usize = 16;
 /// Sessions of TLS of a function that can be resumed.
@@ -124,14 +127,23 @@ impl Open {
         let of_tenant = function.open.fetch_add(1, Relaxed);
         // From here on, dropping gives both back.
         let open = Self(function.clone());
-        is_room(of_node, of_tenant).then_some(open)
+        is_room(of_node, of_tenant, most()).then_some(open)
     }
+}
+
+/// Most connections of all functions, on this host.
+fn most() -> usize {
+    static MOST: OnceLock<usize> = OnceLock::new();
+    *MOST.get_or_init(|| {
+        let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        OF_NODE_MAX.min((descriptors / DESCRIPTORS_EACH) as usize)
+    })
 }
 
 /// Whether there may be one more connection than these: a tenant may have as many as are left for
 /// all others, so that whoever comes later finds room.
-fn is_room(of_node: usize, of_tenant: usize) -> bool {
-    of_tenant < OF_NODE_MAX.saturating_sub(of_node)
+fn is_room(of_node: usize, of_tenant: usize, most: usize) -> bool {
+    of_tenant < most.saturating_sub(of_node)
 }
 
 impl Drop for Open {
@@ -261,11 +273,11 @@ mod tests {
     #[test]
     fn a_tenant_takes_no_room_that_others_need() {
         let most = |others: usize| {
-            (0..).find(|&own| !is_room(others + own, own)).expect("there is a bound")
+            (0..).find(|&own| !is_room(others + own, own, 1024)).expect("there is a bound")
         };
-        assert_eq!(most(0), OF_NODE_MAX / 2);
-        assert_eq!(most(OF_NODE_MAX / 2), OF_NODE_MAX / 4);
-        assert_eq!(most(OF_NODE_MAX - 2), 1);
-        assert!(!is_room(OF_NODE_MAX, 0) && !is_room(usize::MAX, 0));
+        assert_eq!(most(0), 512);
+        assert_eq!(most(512), 256);
+        assert_eq!(most(1022), 1);
+        assert!(!is_room(1024, 0, 1024) && !is_room(usize::MAX, 0, 1024));
     }
 }
