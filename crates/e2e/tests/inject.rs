@@ -9,7 +9,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use thaw_e2e::{
-    Daemon, DaemonOptions, Outcome, built_home, python, repository, run, run_with_input, skip, thaw,
+    Daemon, DaemonOptions, Outcome, built_home, python, repository, run, run_with_input, skip,
+    thaw, wait_until,
 };
 
 /// Found nowhere by chance.
@@ -438,6 +439,35 @@ fn values_are_those_of_the_moment_and_conditions_hold() {
     let text = format!("{ASK}print(ask({url:?})[0])");
     assert_eq!(node.ok(&["exec", "two", "--", "python3", "-c", &text]), "200\n");
     assert_eq!(node.server.last("authorization").1, ["Bearer four"]);
+    // Rules of the sandbox hold for the proxy at once, also on a connection that is there.
+    let talk = format!(
+        "{ASK}import os, time
+line = http.client.HTTPSConnection({HOST:?}, {})
+def again():
+    line.request('GET', '/')
+    answer = line.getresponse()
+    return answer.status, answer.read().decode()
+print(again()[0])
+open('/tmp/asked', 'w').close()
+while not os.path.exists('/tmp/shut'): time.sleep(0.05)
+print(again())
+",
+        node.server.port
+    );
+    std::thread::scope(|scope| {
+        let talking = scope.spawn(|| node.ok(&["exec", "two", "--", "python3", "-c", &talk]));
+        let asked = || node.call(&["exec", "two", "--", "cat", "/tmp/asked"]).code == Some(0);
+        wait_until("the sandbox has a connection", asked);
+        node.ok(&["sandbox", "egress", "two", "--none"]);
+        node.ok(&["exec", "two", "--", "python3", "-c", "open('/tmp/shut', 'w')"]);
+        let said = talking.join().expect("it does not panic");
+        assert!(
+            said.starts_with("200\n(502, ") && said.contains("the rules of the sandbox"),
+            "{said}"
+        );
+    });
+    let shown = node.ok(&["sandbox", "egress", "two", "--log"]);
+    assert!(shown.contains("denied"), "{shown}");
 }
 
 #[test]
