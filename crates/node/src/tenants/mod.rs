@@ -42,7 +42,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
-use thaw_sandbox::{CoreError, CoreGroup, CoreScheduling, EgressQuota};
+use thaw_sandbox::{CoreError, CoreGroup, CoreScheduling, EgressQuota, VolumeShare};
 
 /// Which tenant is meant.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -110,6 +110,7 @@ pub struct Tenant {
     swap: Arc<SwapRoom>,
     cpu: CpuAccount,
     egress: Arc<EgressQuota>,
+    volumes: VolumeShare,
     refused: [AtomicU64; REFUSED_NAMES.len()],
     /// Bytes on disk of its instances that are asleep.
     asleep: AtomicU64,
@@ -128,6 +129,7 @@ impl Tenant {
             swap: Arc::default(),
             cpu: CpuAccount::default(),
             egress: Arc::default(),
+            volumes: VolumeShare::default(),
             refused: Default::default(),
             asleep: AtomicU64::new(0),
             unsealers: Unsealers::default(),
@@ -184,6 +186,11 @@ impl Tenant {
     /// The bounds of its outgoing connections.
     pub fn egress(&self) -> &Arc<EgressQuota> {
         &self.egress
+    }
+
+    /// What its sandboxes may make this process keep for volumes.
+    pub fn volumes(&self) -> &VolumeShare {
+        &self.volumes
     }
 
     /// With whom its sandboxes may share a core; `None`: with everybody.
