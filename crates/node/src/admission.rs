@@ -13,6 +13,7 @@ use std::fmt;
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use thaw_sandbox::volume_descriptors;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 /// Descriptors that the daemon needs besides those of instances and clients: its files,
@@ -224,7 +225,8 @@ impl Waiting {
 /// How many clients there are descriptors for.
 fn clients(descriptors: u64, instances: usize) -> usize {
     let promised = (instances as u64).saturating_mul(INSTANCE_DESCRIPTORS);
-    let left = descriptors.saturating_sub(OWN_DESCRIPTORS).saturating_sub(promised);
+    let kept = OWN_DESCRIPTORS + volume_descriptors(descriptors);
+    let left = descriptors.saturating_sub(kept).saturating_sub(promised);
     // Rather fewer instances than nobody to boot them for.
     let left = left.max(descriptors / 4);
     // Beside four clients there may be one flow.
@@ -253,14 +255,15 @@ mod tests {
     }
 
     #[test]
-    fn instances_are_promised_their_descriptors() {
-        assert_eq!(clients(1 << 20, 1024), ((1 << 20) - 512 - 9 * 1024) / 14 * 4);
+    fn instances_and_volumes_are_promised_their_descriptors() {
+        assert_eq!(clients(1 << 20, 1024), ((1 << 20) - 512 - 4096 - 9 * 1024) / 14 * 4);
         assert_eq!(clients(4096, 1024), 4096 / 4 / 14 * 4);
         assert_eq!(clients(0, 1024), CLIENTS_MIN);
         assert!(clients(u64::MAX, usize::MAX) > CLIENTS_MIN);
         for descriptors in [16_384_u64, 65_536, 1 << 20] {
             let most = clients(descriptors, 1024) as u64;
-            let taken = 3 * most + 2 * (most / 4) + OWN_DESCRIPTORS + 9 * 1024;
+            let kept = OWN_DESCRIPTORS + volume_descriptors(descriptors);
+            let taken = 3 * most + 2 * (most / 4) + kept + 9 * 1024;
             assert!(taken <= descriptors, "{descriptors}");
         }
     }

@@ -34,7 +34,7 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use thaw_sandbox::{BoundAccess, Volume, VolumeMount};
+use thaw_sandbox::{BoundAccess, Volume, VolumeMount, VolumeShare};
 use thaw_store::Name;
 
 /// Most volumes of a state directory.
@@ -401,7 +401,8 @@ impl VolumeStore {
         remove_tree(&directory).map_err(failed("remove", &directory))
     }
 
-    /// The volumes that a function names, in its order, to be mounted.
+    /// The volumes that a function names, in its order, to be mounted within the share of its
+    /// tenant.
     ///
     /// # Errors
     /// One is missing, or not for this function.
@@ -409,8 +410,9 @@ impl VolumeStore {
         &self,
         function: &FunctionName,
         volumes: &[VolumeConfig],
+        share: &VolumeShare,
     ) -> Result<Vec<VolumeMount>, VolumeError> {
-        volumes.iter().map(|volume| self.open(volume, function)).collect()
+        volumes.iter().map(|volume| self.open(volume, function, share)).collect()
     }
 
     /// As [`VolumeStore::of_function`], and makes those that have a size and are missing.
@@ -428,13 +430,14 @@ impl VolumeStore {
                 self.create(&volume.name, size, std::slice::from_ref(&config.name), domain)?;
             }
         }
-        self.of_function(&config.name, &config.volumes)
+        self.of_function(&config.name, &config.volumes, &VolumeShare::default())
     }
 
     fn open(
         &self,
         wanted: &VolumeConfig,
         function: &FunctionName,
+        share: &VolumeShare,
     ) -> Result<VolumeMount, VolumeError> {
         let name = &wanted.name;
         let _acting = self.home.act()?;
@@ -451,7 +454,7 @@ impl VolumeStore {
             return Err(VolumeError::NotFor { name: name.clone(), function: function.clone() });
         }
         let access = if wanted.read_only { BoundAccess::Read } else { BoundAccess::Write };
-        self.mount(name, &note, access)
+        self.mount(name, &note, access, share)
     }
 
     /// A volume for the operator's own program, whichever functions may use it.
@@ -464,7 +467,7 @@ impl VolumeStore {
         access: BoundAccess,
     ) -> Result<VolumeMount, VolumeError> {
         let _acting = self.home.act()?;
-        self.mount(name, &self.read_note(name)?, access)
+        self.mount(name, &self.read_note(name)?, access, &VolumeShare::whole())
     }
 
     fn mount(
@@ -472,6 +475,7 @@ impl VolumeStore {
         name: &Name,
         note: &Note,
         access: BoundAccess,
+        share: &VolumeShare,
     ) -> Result<VolumeMount, VolumeError> {
         let directory = self.directory(name);
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -495,7 +499,7 @@ impl VolumeStore {
                 volume
             }
         };
-        Ok(VolumeMount { volume, access })
+        Ok(VolumeMount { volume, access, of_tenant: share.clone() })
     }
 }
 
@@ -535,14 +539,15 @@ mod tests {
         let name = Name::new("data").unwrap();
         let (one, other) = (config("one", "data"), config("other", "data"));
         assert!(matches!(
-            volumes.of_function(&one.name, &one.volumes),
+            volumes.of_function(&one.name, &one.volumes, &VolumeShare::default()),
             Err(VolumeError::Missing(_))
         ));
         let mounts = volumes.of_new_function(&one).unwrap();
         assert_eq!(mounts.len(), 1);
         assert!(matches!(volumes.of_new_function(&other), Err(VolumeError::NotFor { .. })));
         volumes.allow(&name, &other.name).unwrap();
-        let again = volumes.of_function(&other.name, &other.volumes).unwrap();
+        let again =
+            volumes.of_function(&other.name, &other.volumes, &VolumeShare::default()).unwrap();
         assert!(Arc::ptr_eq(&mounts[0].volume, &again[0].volume));
         let shown = volumes.show(&name).unwrap();
         assert_eq!((shown.size, shown.used, shown.in_use), (1 << 20, 0, true));
@@ -560,7 +565,7 @@ mod tests {
         let shown = volumes.show(&one.volumes[0].name).unwrap();
         fs::write(shown.path.join("file"), [1; 5000]).unwrap();
         fs::create_dir(shown.path.join("directory")).unwrap();
-        let mounts = volumes.of_function(&one.name, &one.volumes).unwrap();
+        let mounts = volumes.of_function(&one.name, &one.volumes, &VolumeShare::default()).unwrap();
         assert_eq!(mounts[0].volume.usage().unwrap(), (2 * 4096 + 8192, 1 << 20));
     }
 }

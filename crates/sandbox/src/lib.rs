@@ -45,7 +45,7 @@ pub use boot::{
 };
 pub use broker::{
     BlobSource, BoundAccess, BoundDirectory, Copied, FetchAnswer, FileRights, FuseAccess,
-    HostDirectory, HostPolicy, Volume, VolumeMount, copy_volume,
+    HostDirectory, HostPolicy, Volume, VolumeMount, VolumeShare, copy_volume, volume_descriptors,
 };
 pub use console::{Console, ConsoleOutput, ConsoleRate};
 pub use cores::{CoreError, CoreGroup, CoreScheduling};

@@ -5,7 +5,7 @@ use super::backend::{Sandbox, Wanted};
 use super::keys::{Key, Role};
 use super::network::NetworkRequest;
 use super::problem::{Kind, Problem};
-use super::records::{ENVS_MAX, Record};
+use super::records::{ENVS_MAX, Holder, Record};
 use super::serve::{header, nothing, refused};
 use super::{E2b, ENVD_VERSION, list, metrics, network, snapshots};
 use crate::sandboxes::EgressWish;
@@ -49,6 +49,14 @@ impl Client {
     /// Whether the sandboxes of this owner are its business.
     fn sees(&self, owner: &str) -> bool {
         self.0.role == Role::Admin || self.0.name == owner
+    }
+
+    /// As whom it shows tokens for a sandbox of this owner.
+    fn holder(&self, owner: &str) -> Holder {
+        match self.0.name == owner {
+            true => Holder::Owner,
+            false => Holder::Key(self.0.sha256),
+        }
     }
 
     /// The name under which its sandboxes are kept.
@@ -258,7 +266,7 @@ impl E2b {
         match made {
             Ok(sandbox) => {
                 self.records.made(&id);
-                Ok(self.brief(&sandbox, &record))
+                Ok(self.brief(client, &sandbox, &record))
             }
             Err(problem) => {
                 self.records.remove(&id);
@@ -283,14 +291,16 @@ impl E2b {
     }
 
     /// What whoever makes a sandbox, or connects to it, is told.
-    fn brief(&self, sandbox: &Sandbox, record: &Record) -> Value {
-        let traffic_token = (!record.is_open).then(|| self.records.traffic_token(&sandbox.id));
+    fn brief(&self, client: &Client, sandbox: &Sandbox, record: &Record) -> Value {
+        let holder = client.holder(&record.owner);
+        let traffic_token =
+            (!record.is_open).then(|| self.records.traffic_token(&sandbox.id, holder));
         json!({
             "templateID": record.template,
             "sandboxID": sandbox.id,
             "clientID": "thaw",
             "envdVersion": ENVD_VERSION,
-            "envdAccessToken": self.records.token(&sandbox.id),
+            "envdAccessToken": self.records.token(&sandbox.id, holder),
             "trafficAccessToken": traffic_token,
             "domain": self.settings.now().domain,
         })
@@ -327,7 +337,8 @@ async fn show((State(e2b), Extension(client), Path(id)): Asked<Path<String>>) ->
     let shown = e2b.own(&client, &id).map(|(sandbox, record)| {
         let mut shown = e2b.listed(&sandbox);
         if client.0.role != Role::ReadOnly {
-            shown["envdAccessToken"] = json!(e2b.records.token(&id));
+            let holder = client.holder(&record.owner);
+            shown["envdAccessToken"] = json!(e2b.records.token(&id, holder));
         }
         shown["domain"] = json!(e2b.settings.now().domain);
         let on_timeout = if sandbox.pauses { "pause" } else { "kill" };
@@ -395,7 +406,7 @@ async fn connect((State(e2b), Extension(client), Path(id), body): Posted) -> Res
                 StatusCode::OK
             }
         };
-        Ok((status, Json(e2b.brief(&sandbox, &record))))
+        Ok((status, Json(e2b.brief(&client, &sandbox, &record))))
     };
     to_its_end(connected).await.into_response()
 }
@@ -486,7 +497,7 @@ impl E2b {
             let sandbox = self.backend.fork(id, &copy).await?;
             self.backend.set_timeout(&copy, seconds)?;
             self.records.made(&copy);
-            Ok(self.brief(&sandbox, &record))
+            Ok(self.brief(client, &sandbox, &record))
         };
         let forked = forked.await;
         if forked.is_err() {

@@ -3,6 +3,7 @@
 //! knows it, too; with it a secret, from which the access tokens of sandboxes are made.
 
 use super::problem::{Kind, Problem};
+use super::settings::Hash;
 use ring::hmac;
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
@@ -43,6 +44,15 @@ pub struct Record {
     /// It is not there yet. The next daemon finds that it never came.
     #[serde(skip)]
     pub is_being_made: bool,
+}
+
+/// Who shows a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holder {
+    /// A key of the name that has made the sandbox.
+    Owner,
+    /// Another one, by its hash: what it shows counts for as long as the key does.
+    Key(Hash),
 }
 
 #[derive(Default, Serialize, Deserialize)]
@@ -217,18 +227,22 @@ impl Records {
     }
 
     /// What a client shows with each request for a sandbox.
-    pub fn token(&self, id: &str) -> String {
-        self.tag(id)
+    pub fn token(&self, id: &str, holder: Holder) -> String {
+        self.tag(id, holder)
     }
 
     /// What a client shows with each request for a port of a sandbox. No id has a slash in it.
-    pub fn traffic_token(&self, id: &str) -> String {
-        self.tag(&format!("{id}/traffic"))
+    pub fn traffic_token(&self, id: &str, holder: Holder) -> String {
+        self.tag(&format!("{id}/traffic"), holder)
     }
 
-    fn tag(&self, text: &str) -> String {
-        let tag = hmac::sign(&self.key, text.as_bytes());
-        tag.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+    fn tag(&self, text: &str, holder: Holder) -> String {
+        let of_holder = match holder {
+            Holder::Owner => String::new(),
+            Holder::Key(hash) => format!("/key/{}", hexadecimal(&hash)),
+        };
+        let tag = hmac::sign(&self.key, format!("{text}{of_holder}").as_bytes());
+        hexadecimal(tag.as_ref())
     }
 
     fn contents(&self) -> MutexGuard<'_, Contents> {
@@ -248,6 +262,10 @@ impl Records {
         file.write_all(&serde_json::to_vec(contents)?)?;
         std::fs::rename(&temporary, &self.file)
     }
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// So many random letters and digits, of 32 that are all usable in names of hosts.
@@ -283,12 +301,12 @@ mod tests {
         // Whoever looks now for sandboxes that are gone does not take this one for one.
         assert!(records.of("a").is_empty());
         records.made(&id);
-        let token = records.token(&id);
+        let token = records.token(&id, Holder::Owner);
         assert_eq!((id.len(), token.len()), (ID_LEN, 64));
         drop(records);
         let records = Records::load(place.path()).unwrap();
         assert_eq!(records.get(&id), Some(record("a")));
-        assert!(are_equal(&records.token(&id), &token));
+        assert!(are_equal(&records.token(&id, Holder::Owner), &token));
         let mode = place.path().join(FILE).metadata().unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         records.remove(&id);
@@ -312,8 +330,11 @@ mod tests {
     fn tokens_of_two_sandboxes_and_of_two_nodes_differ() {
         let places = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
         let [a, b] = places.each_ref().map(|place| Records::load(place.path()).unwrap());
-        assert_ne!(a.token("x"), a.token("y"));
-        assert_ne!(a.token("x"), b.token("x"));
+        let of = |records: &Records, id| records.token(id, Holder::Owner);
+        assert_ne!(of(&a, "x"), of(&a, "y"));
+        assert_ne!(of(&a, "x"), of(&b, "x"));
+        let [one, other] = [1, 2].map(|byte| a.token("x", Holder::Key([byte; 32])));
+        assert!(one != other && one != of(&a, "x"));
         assert!(!are_equal("abc", "abcd") && !are_equal("abc", "abd") && !are_equal("", "a"));
     }
 }

@@ -24,6 +24,7 @@
 //! nothing to guess.
 
 use super::keys::{self, KEYS_FILE, Key, Role};
+use super::records::Holder;
 use crate::config::EgressRule;
 use crate::edge::CertificateTable;
 use ring::digest::{SHA256, digest};
@@ -31,6 +32,7 @@ use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, Read};
+use std::iter;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -167,6 +169,13 @@ impl Settings {
     /// Whether a key of this name is there still that may do more than look.
     pub fn has_owner(&self, name: &str) -> bool {
         self.keys.iter().any(|key| key.name == name && key.role != Role::ReadOnly)
+    }
+
+    /// Those whose tokens count for a sandbox: its owner's, and those that the keys which may use
+    /// the sandboxes of every name have read.
+    pub fn holders(&self) -> impl Iterator<Item = Holder> {
+        let all = self.keys.iter().filter(|key| key.role == Role::Admin);
+        iter::once(Holder::Owner).chain(all.map(|key| Holder::Key(key.sha256)))
     }
 
     /// The function that a template's name means. E2B's names may end with a tag, which is of no

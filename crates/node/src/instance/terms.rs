@@ -77,7 +77,8 @@ impl InstanceTerms {
     /// Copies get their secrets from there, and their volumes from beside them.
     pub fn read_secrets_from(&self, store: &Arc<SecretStore>) {
         self.opened_volumes.get_or_init(|| {
-            let opened = store.volumes().of_function(&self.function, &self.volumes);
+            let share = self.tenant.volumes();
+            let opened = store.volumes().of_function(&self.function, &self.volumes, share);
             opened.map_err(|error| error.to_string())
         });
         self.secret_store.set(store);

@@ -130,6 +130,12 @@ impl FileSession {
         Ok(Self { socket, is_greeted: false, _place: place })
     }
 
+    /// A session with whoever has the other end of a socket.
+    #[cfg(test)]
+    pub(super) fn with(socket: UnixStream, place: OwnedSemaphorePermit) -> Self {
+        Self { socket, is_greeted: false, _place: place }
+    }
+
     /// What a file is.
     ///
     /// # Errors

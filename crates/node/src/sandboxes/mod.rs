@@ -8,6 +8,7 @@ pub mod egress;
 pub mod exec;
 pub mod files;
 mod output;
+pub mod pace;
 pub(crate) mod ports;
 pub mod registry;
 pub mod tree;

@@ -6,6 +6,7 @@
 //! without `..`.
 
 use super::files::{FileInfo, FileKind, FileProblem, FileSession, shown};
+use super::pace::{Pace, Waits};
 use axum::body::Bytes;
 use std::io;
 use std::path::Path;
@@ -57,11 +58,14 @@ pub struct TreeLimits {
     pub bytes: u64,
     /// Bytes of names and attributes that are held at a time.
     pub held: usize,
+    /// Time of the sandbox.
+    pub pace: Pace,
 }
 
 impl Default for TreeLimits {
     fn default() -> Self {
-        Self { entries: TREE_ENTRIES_MAX, bytes: TREE_BYTES_MAX, held: HELD_MAX }
+        let pace = Pace::default();
+        Self { entries: TREE_ENTRIES_MAX, bytes: TREE_BYTES_MAX, held: HELD_MAX, pace }
     }
 }
 
@@ -121,6 +125,7 @@ struct Packer {
     session: FileSession,
     root: String,
     limits: TreeLimits,
+    waits: Waits,
     sink: Sink,
     /// Heads of entries, until they are sent.
     heads: Builder<Vec<u8>>,
@@ -134,14 +139,25 @@ struct Packer {
 impl Packer {
     fn new(session: FileSession, root: String, limits: TreeLimits, sink: Sink) -> Self {
         let root = root.trim_end_matches('/').to_owned();
-        let heads = Builder::new(Vec::new());
+        let (heads, waits) = (Builder::new(Vec::new()), Waits::new(limits.pace));
         let (held, left_out, left_out_count, is_within_file) = Default::default();
-        Self { session, root, limits, sink, heads, held, left_out, left_out_count, is_within_file }
+        Self {
+            session,
+            root,
+            limits,
+            waits,
+            sink,
+            heads,
+            held,
+            left_out,
+            left_out_count,
+            is_within_file,
+        }
     }
 
     async fn run(&mut self) -> Outcome<()> {
         let root = self.path("");
-        let info = self.session.stat(&root, true).await?;
+        let info = self.waits.wait(self.session.stat(&root, true)).await?;
         self.directory("./", &info)?;
         let mut stack = vec![self.level(String::new()).await?];
         while let Some(level) = stack.last_mut() {
@@ -172,10 +188,11 @@ impl Packer {
     /// What a directory has in it.
     async fn level(&mut self, path: String) -> Outcome<Level> {
         let inside = self.path(&path);
-        let entries =
-            timeout(LIST_PATIENCE, self.session.list(&inside)).await.map_err(|_| {
-                FileProblem::Lost(format!("it does not say what is in {} in time", shown(&inside)))
-            })??;
+        let entries = timeout(LIST_PATIENCE, self.waits.wait(self.session.list(&inside)))
+            .await
+            .map_err(|_| {
+            FileProblem::Lost(format!("it does not say what is in {} in time", shown(&inside)))
+        })??;
         let of_one = |info: &FileInfo| size_of::<FileInfo>() + info.name.len();
         let bytes = path.len() + entries.iter().map(of_one).sum::<usize>();
         self.held += bytes;
@@ -195,6 +212,7 @@ impl Packer {
 
     /// Packs one entry; what is in it if it is a directory.
     async fn entry(&mut self, path: String, info: &FileInfo) -> Outcome<Option<Level>> {
+        self.waits.entry();
         match info.kind {
             FileKind::File => self.file(&path, info).await?,
             FileKind::Link => self.link(&path, info).await?,
@@ -240,7 +258,8 @@ impl Packer {
     }
 
     async fn link(&mut self, path: &str, info: &FileInfo) -> Outcome<()> {
-        let target = self.session.read_link(&self.path(path)).await;
+        let inside = self.path(path);
+        let target = self.waits.wait(self.session.read_link(&inside)).await;
         let Some(target) = self.found(path, target)? else { return Ok(()) };
         self.limits.take(path, 0)?;
         let mut header = header_of(info, EntryType::Symlink, 0);
@@ -252,7 +271,7 @@ impl Packer {
     /// A file, as long as it was when it was opened.
     async fn file(&mut self, path: &str, info: &FileInfo) -> Outcome<()> {
         let inside = self.path(path);
-        let opened = self.session.read_up_to(&inside, info.size).await;
+        let opened = self.waits.wait(self.session.read_up_to(&inside, info.size)).await;
         let Some(opened) = self.found(path, opened)? else { return Ok(()) };
         let size = opened.size.min(info.size);
         self.limits.take(path, size)?;
@@ -262,7 +281,8 @@ impl Packer {
         self.flush().await?;
         self.is_within_file = true;
         let mut left = size;
-        while let Some(piece) = self.session.next_piece(&inside).await? {
+        while let Some(piece) = self.waits.wait(self.session.next_piece(&inside)).await? {
+            self.waits.moved(piece.len());
             left = left.checked_sub(piece.len() as u64).ok_or_else(|| changed(path))?;
             self.send(piece.into()).await?;
         }

@@ -5,9 +5,11 @@
 //! the session's user. Devices, FIFOs and sockets are left out.
 
 use super::files::{FileProblem, FileSession, shown};
+use super::pace::Waits;
 use super::tree::TreeLimits;
 use axum::body::Bytes;
 use serde::{Deserialize, Serialize};
+use std::future::Future;
 use std::io::{self, Read};
 use std::path::Component;
 use tar::{Archive, Entry, EntryType};
@@ -80,7 +82,8 @@ pub fn unpack(
     let (session, other) = sessions;
     let root = root.trim_end_matches('/').to_owned();
     let (directories, report, held) = Default::default();
-    let mut unpacker = Unpacker { session, other, root, handle, limits, directories, held, report };
+    let driver = Driver { handle, waits: Waits::new(limits.pace) };
+    let mut unpacker = Unpacker { session, other, root, driver, limits, directories, held, report };
     unpacker.run(source)?;
     Ok(unpacker.report)
 }
@@ -89,13 +92,25 @@ struct Unpacker<'a> {
     session: FileSession,
     other: FileSession,
     root: String,
-    handle: &'a Handle,
+    driver: Driver<'a>,
     limits: TreeLimits,
     /// What permissions and times directories are to have when all is in them.
     directories: Vec<(String, u32, i64)>,
     /// Bytes of their paths.
     held: usize,
     report: TreeReport,
+}
+
+/// Drives sessions with a sandbox, for as long as that comes on.
+struct Driver<'a> {
+    handle: &'a Handle,
+    waits: Waits,
+}
+
+impl Driver<'_> {
+    fn run<T>(&mut self, work: impl Future<Output = Outcome<T>>) -> Outcome<T> {
+        self.handle.block_on(self.waits.wait(work))
+    }
 }
 
 fn broken(error: &io::Error) -> FileProblem {
@@ -134,7 +149,7 @@ impl Unpacker<'_> {
     }
 
     fn make(&mut self, path: &str, mode: Option<u32>) -> Outcome<()> {
-        self.handle.block_on(self.session.make_directory(path, mode))
+        self.driver.run(self.session.make_directory(path, mode))
     }
 
     fn entry<R: Read>(&mut self, mut entry: Entry<'_, R>) -> Outcome<()> {
@@ -145,6 +160,7 @@ impl Unpacker<'_> {
         let path = inner_path(&entry.path_bytes())?;
         refuse_sparse(&mut entry, &path)?;
         self.limits.take(&path, entry.size())?;
+        self.driver.waits.entry();
         let inside = self.path(&path);
         let header = entry.header();
         let mode = header.mode().map_err(|error| broken(&error))? & 0o7777;
@@ -166,7 +182,7 @@ impl Unpacker<'_> {
             EntryType::Symlink => {
                 let target = link_target(&entry, &path)?;
                 self.replace(&inside)?;
-                self.handle.block_on(self.session.symlink(&target, &inside))?;
+                self.driver.run(self.session.symlink(&target, &inside))?;
             }
             EntryType::Link => {
                 let target = inner_path(link_target(&entry, &path)?.as_bytes())?;
@@ -186,7 +202,7 @@ impl Unpacker<'_> {
 
     /// Takes away what a link is to replace, if that is no directory.
     fn replace(&mut self, path: &str) -> Outcome<()> {
-        match self.handle.block_on(self.session.remove(path, false)) {
+        match self.driver.run(self.session.remove(path, false)) {
             Err(FileProblem::Refused(libc::ENOENT, _)) => Ok(()),
             removed => removed,
         }
@@ -200,7 +216,7 @@ impl Unpacker<'_> {
         mtime: i64,
     ) -> Outcome<()> {
         let size = entry.size();
-        self.handle.block_on(self.session.write(path, Some(mode), Some(mtime)))?;
+        self.driver.run(self.session.write(path, Some(mode), Some(mtime)))?;
         let mut buffer = vec![0; PIECE];
         let mut written = 0;
         loop {
@@ -208,7 +224,8 @@ impl Unpacker<'_> {
             if count == 0 {
                 break;
             }
-            self.handle.block_on(self.session.put(&buffer[..count]))?;
+            self.driver.run(self.session.put(&buffer[..count]))?;
+            self.driver.waits.moved(count);
             written += count as u64;
         }
         if written != size {
@@ -216,36 +233,35 @@ impl Unpacker<'_> {
             return Err(broken(&io::Error::other(reason)));
         }
         self.report.bytes += written;
-        self.handle.block_on(self.session.finish(path)).map(drop)
+        self.driver.run(self.session.finish(path)).map(drop)
     }
 
     /// A second name of a file becomes a file with the same contents.
     fn duplicate(&mut self, from: &str, to: &str, mode: u32, mtime: i64) -> Outcome<()> {
-        let (handle, other, session) = (self.handle, &mut self.other, &mut self.session);
-        let copied = handle.block_on(async {
-            let info = other.read(from).await?;
-            self.limits.take(to, info.size)?;
-            session.write(to, Some(mode), Some(mtime)).await?;
-            let mut bytes = 0;
-            while let Some(piece) = other.next_piece(from).await? {
-                bytes += piece.len() as u64;
-                if bytes > info.size {
-                    let reason = "grew while it was copied; copy again";
-                    let reason = format!("{} {reason}", shown(from));
-                    return Err(FileProblem::Refused(libc::EBUSY, reason));
-                }
-                session.put(&piece).await?;
+        let info = self.driver.run(self.other.read(from))?;
+        self.limits.take(to, info.size)?;
+        self.driver.run(self.session.write(to, Some(mode), Some(mtime)))?;
+        let mut bytes = 0;
+        while let Some(piece) = self.driver.run(self.other.next_piece(from))? {
+            bytes += piece.len() as u64;
+            if bytes > info.size {
+                let reason = "grew while it was copied; copy again";
+                let reason = format!("{} {reason}", shown(from));
+                return Err(FileProblem::Refused(libc::EBUSY, reason));
             }
-            session.finish(to).await.map(|_| bytes)
-        });
-        self.report.bytes += copied?;
+            self.driver.run(self.session.put(&piece))?;
+            self.driver.waits.moved(piece.len());
+        }
+        self.driver.run(self.session.finish(to))?;
+        self.report.bytes += bytes;
         Ok(())
     }
 
     /// Innermost ones first: a time changes when something is made in a directory.
     fn finish_directories(&mut self) -> Outcome<()> {
         while let Some((path, mode, mtime)) = self.directories.pop() {
-            self.handle.block_on(self.session.change(&path, mode, mtime))?;
+            self.driver.waits.entry();
+            self.driver.run(self.session.change(&path, mode, mtime))?;
         }
         Ok(())
     }
@@ -292,4 +308,97 @@ fn link_target<R: Read>(entry: &Entry<'_, R>, path: &str) -> Outcome<String> {
     target.map(str::to_owned).ok_or_else(|| {
         FileProblem::Refused(libc::EINVAL, format!("{}: the link leads to no name", shown(path)))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::pace::Pace;
+    use super::*;
+    use bytemuck::Zeroable;
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+    use std::sync::Arc;
+    use std::time::Duration;
+    use tar::{Builder, Header};
+    use thaw_abi::remote::*;
+    use tokio::runtime::Runtime;
+    use tokio::sync::Semaphore;
+
+    /// Bytes of every file of the sandbox.
+    const SIZE: u64 = 100_000;
+
+    /// Serves a session as a sandbox whose files are read in pieces of `piece` bytes, with pauses.
+    fn serve(mut socket: UnixStream, piece: usize, pause: Duration) -> io::Result<()> {
+        let mut answer = FileAnswer::zeroed();
+        answer.attributes.size = SIZE;
+        let answer = bytemuck::bytes_of(&answer);
+        socket.write_all(answer)?;
+        loop {
+            let mut request = FileRequest::default();
+            socket.read_exact(bytemuck::bytes_of_mut(&mut request))?;
+            let mut paths = vec![0; (request.path_len + request.other_len) as usize];
+            socket.read_exact(&mut paths)?;
+            if request.operation == FILE_WRITE {
+                while take_piece(&mut socket)? > 0 {}
+            }
+            socket.write_all(answer)?;
+            if request.operation == FILE_READ {
+                for _ in 0..SIZE as usize / piece {
+                    socket.write_all(&(piece as u32).to_ne_bytes())?;
+                    socket.write_all(&vec![b'x'; piece])?;
+                    std::thread::sleep(pause);
+                }
+                socket.write_all(&[0; 4])?;
+            }
+        }
+    }
+
+    fn take_piece(socket: &mut UnixStream) -> io::Result<u32> {
+        let mut len = [0; 4];
+        socket.read_exact(&mut len)?;
+        let len = u32::from_ne_bytes(len);
+        socket.read_exact(&mut vec![0; len as usize])?;
+        Ok(len)
+    }
+
+    /// A file, and a second name for it.
+    fn with_hard_link() -> Vec<u8> {
+        let mut archive = Builder::new(Vec::new());
+        let mut header = Header::new_gnu();
+        header.set_mode(0o644);
+        header.set_size(4);
+        archive.append_data(&mut header, "a", &b"text"[..]).unwrap();
+        header.set_entry_type(EntryType::Link);
+        header.set_size(0);
+        archive.append_link(&mut header, "b", "a").unwrap();
+        archive.into_inner().unwrap()
+    }
+
+    fn unpack_into(piece: usize, pause: Duration, pace: Pace) -> Outcome<TreeReport> {
+        let runtime = Runtime::new().unwrap();
+        let _entered = runtime.enter();
+        let places = Arc::new(Semaphore::new(2));
+        let session = || {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            std::thread::spawn(move || serve(theirs, piece, pause));
+            ours.set_nonblocking(true).unwrap();
+            let socket = tokio::net::UnixStream::from_std(ours).unwrap();
+            FileSession::with(socket, places.clone().try_acquire_owned().unwrap())
+        };
+        let limits = TreeLimits { pace, ..TreeLimits::default() };
+        unpack((session(), session()), "/to", &with_hard_link()[..], runtime.handle(), limits)
+    }
+
+    #[test]
+    fn a_sandbox_that_answers_a_byte_at_a_time_is_given_up() {
+        let pace = Pace { grace: Duration::from_millis(300), ..Pace::default() };
+        let refused = unpack_into(1, Duration::from_millis(20), pace).unwrap_err();
+        assert!(refused.to_string().contains("comes on too slowly"), "{refused}");
+    }
+
+    #[test]
+    fn a_sandbox_that_comes_on_has_its_time() {
+        let report = unpack_into(10_000, Duration::from_millis(1), Pace::default()).unwrap();
+        assert_eq!(report, TreeReport { entries: 2, bytes: 4 + SIZE, left_out: 0 });
+    }
 }

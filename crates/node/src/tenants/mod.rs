@@ -42,7 +42,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
-use thaw_sandbox::{CoreError, CoreGroup, CoreScheduling, EgressQuota};
+use thaw_sandbox::{CoreError, CoreGroup, CoreScheduling, EgressQuota, VolumeShare};
 
 /// Which tenant is meant.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -112,6 +112,7 @@ pub struct Tenant {
     egress: Arc<EgressQuota>,
     /// Connections of its sandboxes to the proxy of `[[egress.inject]]`.
     injected: Arc<AtomicUsize>,
+    volumes: VolumeShare,
     refused: [AtomicU64; REFUSED_NAMES.len()],
     /// Bytes on disk of its instances that are asleep.
     asleep: AtomicU64,
@@ -131,6 +132,7 @@ impl Tenant {
             cpu: CpuAccount::default(),
             egress: Arc::default(),
             injected: Arc::default(),
+            volumes: VolumeShare::default(),
             refused: Default::default(),
             asleep: AtomicU64::new(0),
             unsealers: Unsealers::default(),
@@ -192,6 +194,11 @@ impl Tenant {
     /// How many connections its sandboxes have to the proxy of `[[egress.inject]]`.
     pub(crate) fn injected(&self) -> &Arc<AtomicUsize> {
         &self.injected
+    }
+
+    /// What its sandboxes may make this process keep for volumes.
+    pub fn volumes(&self) -> &VolumeShare {
+        &self.volumes
     }
 
     /// With whom its sandboxes may share a core; `None`: with everybody.

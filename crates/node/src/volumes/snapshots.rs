@@ -243,6 +243,7 @@ mod tests {
     use super::*;
     use std::fs::OpenOptions;
     use std::os::unix::fs::{MetadataExt, chown};
+    use thaw_sandbox::VolumeShare;
 
     fn names() -> (Name, impl Fn(&str) -> Name) {
         (Name::new("data").unwrap(), |label| Name::new(label).unwrap())
@@ -310,7 +311,7 @@ mod tests {
         assert!(volumes.show(&name).unwrap().snapshots.is_empty());
         drop(writer);
         let alone = volumes.alone_to_copy(&name).unwrap();
-        let refused = volumes.of_function(&one.name, &one.volumes);
+        let refused = volumes.of_function(&one.name, &one.volumes, &VolumeShare::default());
         assert!(matches!(refused, Err(VolumeError::Busy(_))), "{refused:?}");
         drop(alone);
         for number in 0..SNAPSHOTS_MAX {

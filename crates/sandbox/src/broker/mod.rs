@@ -28,7 +28,7 @@ mod volume;
 pub use bound::{BoundAccess, BoundDirectory};
 pub use host_directory::{FuseAccess, HostDirectory, HostPolicy};
 pub use rights::FileRights;
-pub use volume::{Copied, Volume, VolumeMount, copy_volume};
+pub use volume::{Copied, Volume, VolumeMount, VolumeShare, copy_volume, volume_descriptors};
 
 pub(crate) use files::{Directories, FileServer, QueueFull};
 pub(crate) use process::main as files_main;

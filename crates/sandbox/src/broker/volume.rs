@@ -35,8 +35,9 @@ use thaw_abi::control::FileAttributes;
 
 pub use copy::{Copied, copy_volume};
 pub(super) use limits::Share;
+pub use limits::{VolumeShare, volume_descriptors};
 
-use limits::{Shared, Taken};
+use limits::Taken;
 use listings::Listings;
 use ranges::Ranges;
 
@@ -63,7 +64,6 @@ pub struct Volume {
     usage: File,
     /// Locked, shared, by every process that has the volume.
     _users: File,
-    limits: Shared,
     state: Mutex<State>,
 }
 
@@ -95,16 +95,6 @@ impl Volume {
     /// # Errors
     /// One of them cannot be used.
     pub fn open(directory: &Path, usage: File, users: File, quota: u64) -> io::Result<Self> {
-        Self::open_within(Shared::of_this_process(), directory, usage, users, quota)
-    }
-
-    fn open_within(
-        limits: Shared,
-        directory: &Path,
-        usage: File,
-        users: File,
-        quota: u64,
-    ) -> io::Result<Self> {
         let owner = fs::metadata(directory)?;
         // Who opens it as root may act as the owner of what it lies in just now; requests are
         // served by other threads.
@@ -126,7 +116,7 @@ impl Volume {
         let directory = BoundDirectory::open(directory, BoundAccess::Write)?;
         let state = Mutex::default();
         let _users = users;
-        Ok(Self { directory, owner, serves_as, quota, usage, _users, limits, state })
+        Ok(Self { directory, owner, serves_as, quota, usage, _users, state })
     }
 
     /// Takes the rights of the volume's owner on this thread, if this process is root: files in a
@@ -277,6 +267,8 @@ pub struct VolumeMount {
     pub volume: Arc<Volume>,
     /// What the sandbox may do with it.
     pub access: BoundAccess,
+    /// What the sandboxes of its tenant may have open together.
+    pub of_tenant: VolumeShare,
 }
 
 /// A volume in use by one sandbox.
@@ -284,6 +276,7 @@ pub(super) struct MountedVolume {
     volume: Arc<Volume>,
     access: BoundAccess,
     bound: Bound,
+    of_tenant: VolumeShare,
     share: Share,
     listings: Listings,
     files: Mutex<Files>,
@@ -301,7 +294,7 @@ struct Files {
 struct OpenFile {
     file: Arc<OwnedFd>,
     inode: u64,
-    /// Its places among the sandbox' files and this process' descriptors.
+    /// Its places among the sandbox' files and its tenant's descriptors.
     _places: [Taken; 2],
 }
 
@@ -338,7 +331,8 @@ impl MountedVolume {
         let bound = Bound::new(&mount.volume.directory.with_access(mount.access));
         let (volume, access) = (mount.volume.clone(), mount.access);
         let (listings, files) = (Listings::default(), Mutex::default());
-        Self { volume, access, bound, share, listings, files }
+        let of_tenant = mount.of_tenant.clone();
+        Self { volume, access, bound, of_tenant, share, listings, files }
     }
 
     fn files(&self) -> MutexGuard<'_, Files> {
@@ -399,8 +393,8 @@ impl MountedVolume {
         match request.operation {
             BIND_STAT | BIND_READLINK | BIND_UTIMES => serve(request),
             BIND_LIST => {
-                let of_all = &self.volume.limits.listings;
-                self.listings.page(self.bound.directory(), tail, request.a, of_all)
+                let of_tenant = &self.of_tenant.listings;
+                self.listings.page(self.bound.directory(), tail, request.a, of_tenant)
             }
             BIND_CHMOD => {
                 // The daemon opens files again, by the rights of their owner.
@@ -522,8 +516,8 @@ impl MountedVolume {
         let access = if writes { OFlags::RDWR } else { OFlags::RDONLY };
         // Held until it is known as open: meanwhile nobody removes it.
         let mut state = self.volume.state();
-        let of_all = self.volume.limits.descriptors.take(1).ok_or(Errno::NFILE)?;
-        let places = [self.share.open.take(1).ok_or(Errno::MFILE)?, of_all];
+        let of_tenant = self.of_tenant.descriptors.take(1).ok_or(Errno::NFILE)?;
+        let places = [self.share.open.take(1).ok_or(Errno::MFILE)?, of_tenant];
         let file = match is_new {
             true => self.volume.paid(NAME_COST, || self.make(path, mode))?,
             false => self.bound.directory().open_regular(path, access)?.0,
@@ -616,7 +610,7 @@ impl MountedVolume {
             BoundAccess::Read => OFlags::RDONLY,
         };
         Ok(LockFile {
-            _place: self.volume.limits.descriptors.take(1).ok_or(Errno::NOLCK)?,
+            _place: self.of_tenant.descriptors.take(1).ok_or(Errno::NOLCK)?,
             file: open_again(file, access)?,
             ranges: Ranges::default(),
             range_places: self.share.ranges.take(0).ok_or(Errno::NOLCK)?,

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use bytemuck::{Pod, Zeroable};
 
+use super::entrance::{self, Newcomers};
 use super::hierarchy::{Controller, Hierarchy, Maker, Version};
 use super::stock::Reusable;
 use super::{Meter, ResourceLimits, supervisor};
@@ -323,17 +324,31 @@ impl Group {
             let mut given = self.given_entrances.lock().unwrap_or_else(PoisonError::into_inner);
             return Ok(std::mem::take(&mut given));
         }
-        let open = |(directory, version): (&PathBuf, Version)| {
-            Ok(File::options().write(true).open(directory.join(entrance(version)))?.into())
-        };
-        let versions = self.hierarchy.places().iter().map(|place| place.version);
-        let mut entrances: Vec<OwnedFd> =
-            self.directories.iter().zip(versions).map(open).collect::<io::Result<_>>()?;
+        let open = |(directory, version)| entrance::open(directory, version);
+        Ok(self.cpu_last(self.directories_with_versions().map(open).collect::<io::Result<_>>()?))
+    }
+
+    /// The same, for somebody who is to move nobody but these newcomers.
+    ///
+    /// # Errors
+    /// One of them cannot be opened.
+    pub(crate) fn entrances_of(&self, newcomers: &Newcomers) -> io::Result<Vec<OwnedFd>> {
+        let groups: Vec<_> = self.directories_with_versions().collect();
+        Ok(self.cpu_last(newcomers.open(&groups)?))
+    }
+
+    /// The groups' directories, with their versions.
+    fn directories_with_versions(&self) -> impl Iterator<Item = (&Path, Version)> {
+        let places = self.directories.iter().zip(self.hierarchy.places());
+        places.map(|(directory, place)| (directory.as_path(), place.version))
+    }
+
+    fn cpu_last(&self, mut entrances: Vec<OwnedFd>) -> Vec<OwnedFd> {
         if let Some(cpu) = self.hierarchy.place_of(Controller::Cpu) {
             let cpu = entrances.remove(cpu);
             entrances.push(cpu);
         }
-        Ok(entrances)
+        entrances
     }
 
     /// CPU time that the group's processes have used, those that have ended included.
@@ -502,16 +517,6 @@ fn prepare_cpu(setting: &Setting, directory: &Path, version: Version) -> io::Res
     // Without it the sandbox has its quota, and no more.
     let _ = fs::write(directory.join(burst), CPU_BURST_US.to_string());
     Ok(())
-}
-
-/// The file of a group that moves whoever writes to it there.
-pub(super) fn entrance(version: Version) -> &'static str {
-    match version {
-        Version::V2 => "cgroup.procs",
-        // A thread that moves itself need not wait until every process of
-        // the host has left fork and exit, as the move of a process must.
-        Version::V1 => "tasks",
-    }
 }
 
 /// The file in which the host counts the CPU time of a group.

@@ -13,6 +13,7 @@
 //! version 1, sandboxes have most of them one after the other ([`stock`]).
 
 mod discover;
+mod entrance;
 mod group;
 mod hierarchy;
 mod meter;
@@ -29,6 +30,7 @@ pub use raised::{Lowered, RaisedMemory};
 pub(crate) use rlimits::forbid_growing_files;
 pub use supervisor::finish_removal;
 
+pub(crate) use entrance::Newcomers;
 pub(crate) use group::GroupName;
 pub(crate) use stock::InForceByGroup;
 

@@ -19,8 +19,9 @@ use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use super::entrance::entrance;
 use super::group::{
-    CpuCounter, GroupName, InForce, SMALL_USE, Setting, Settings, entrance, has_run_out_of_memory,
+    CpuCounter, GroupName, InForce, SMALL_USE, Setting, Settings, has_run_out_of_memory,
     memory_in_use,
 };
 use super::hierarchy::Version;

@@ -15,13 +15,13 @@ impl Listings {
     /// Entries after the first `skip`.
     ///
     /// # Errors
-    /// `EOVERFLOW`: the directory is too large. `ENOMEM`: all sandboxes together list too much.
+    /// `EOVERFLOW`: the directory is too large. `ENOMEM`: the sandboxes of the tenant, or all, list too much.
     pub fn page(
         &self,
         directory: &HostDirectory,
         path: &[u8],
         skip: u64,
-        of_all: &Arc<Gauge>,
+        of_tenant: &Arc<Gauge>,
     ) -> Result<Vec<u8>, Errno> {
         let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let kept = match last.take() {
@@ -29,7 +29,7 @@ impl Listings {
             other => {
                 // Before another one is made, so that a sandbox has one at a time.
                 drop(other);
-                list(directory, path, of_all)?
+                list(directory, path, of_tenant)?
             }
         };
         let tail = kept.0.page(skip);
@@ -41,9 +41,9 @@ impl Listings {
 fn list(
     directory: &HostDirectory,
     path: &[u8],
-    of_all: &Arc<Gauge>,
+    of_tenant: &Arc<Gauge>,
 ) -> Result<(Listing, Taken), Errno> {
-    let (mut used, mut taken) = (0, of_all.take(0).ok_or(Errno::NOMEM)?);
+    let (mut used, mut taken) = (0, of_tenant.take(0).ok_or(Errno::NOMEM)?);
     let listing = directory.list_within(path, |bytes| {
         used += bytes;
         match used <= LISTING_MAX {

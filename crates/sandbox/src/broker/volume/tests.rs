@@ -1,6 +1,6 @@
 //! Volumes, as a hostile sandbox asks for them.
 
-use super::limits::{LISTING_MAX, OPEN_MAX, RANGES_MAX};
+use super::limits::{LISTING_MAX, OPEN_MAX, RANGES_MAX, Shared};
 use super::tree::DEPTH_MAX;
 use super::*;
 use std::os::unix::fs::FileExt;
@@ -8,15 +8,16 @@ use std::path::PathBuf;
 
 struct Tree {
     all: tempfile::TempDir,
+    of_tenant: VolumeShare,
     volume: Arc<Volume>,
 }
 
 impl Tree {
     fn new(quota: u64) -> Self {
-        Self::with_limits(quota, Shared::new(4096, 64 << 20))
+        Self::with_share(quota, Shared::new(4096, 64 << 20).of_tenant())
     }
 
-    fn with_limits(quota: u64, limits: Shared) -> Self {
+    fn with_share(quota: u64, of_tenant: VolumeShare) -> Self {
         let all = tempfile::tempdir().unwrap();
         fs::create_dir(all.path().join("files")).unwrap();
         fs::write(all.path().join("secret"), "secret").unwrap();
@@ -26,9 +27,8 @@ impl Tree {
             options.open(all.path().join(name)).unwrap()
         };
         let files = all.path().join("files");
-        let volume = Volume::open_within(limits, &files, own("usage"), own("users"), quota);
-        let volume = volume.unwrap();
-        Self { volume: Arc::new(volume), all }
+        let volume = Volume::open(&files, own("usage"), own("users"), quota).unwrap();
+        Self { volume: Arc::new(volume), of_tenant, all }
     }
 
     fn mount(&self, access: BoundAccess) -> MountedVolume {
@@ -36,7 +36,8 @@ impl Tree {
     }
 
     fn mount_with(&self, access: BoundAccess, share: &Share) -> MountedVolume {
-        let mount = VolumeMount { volume: self.volume.clone(), access };
+        let (volume, of_tenant) = (self.volume.clone(), self.of_tenant.clone());
+        let mount = VolumeMount { volume, access, of_tenant };
         MountedVolume::new(&mount, share.clone())
     }
 
@@ -189,10 +190,10 @@ fn locks_are_the_sandbox_and_end_with_it() {
 }
 
 #[test]
-fn descriptors_are_counted_for_a_sandbox_and_for_all() {
-    let limits = Shared::new(OPEN_MAX + 4, 0);
-    let (one, two) =
-        (Tree::with_limits(1 << 20, limits.clone()), Tree::with_limits(1 << 20, limits));
+fn descriptors_are_counted_for_a_sandbox_and_for_its_tenant() {
+    // Half of them are for one tenant.
+    let of_tenant = Shared::new(2 * (OPEN_MAX + 4), 0).of_tenant();
+    let [one, two] = [(); 2].map(|()| Tree::with_share(1 << 20, of_tenant.clone()));
     let share = Share::default();
     let mounts = [&one, &two].map(|tree| tree.mount_with(BoundAccess::Write, &share));
     for mount in &mounts {
@@ -214,6 +215,33 @@ fn descriptors_are_counted_for_a_sandbox_and_for_all() {
     drop(mounts);
     ask(&other, VOLUME_FLOCK, handles[0], 1, b"").unwrap();
     open(&other, 0, b"file").unwrap();
+}
+
+#[test]
+fn a_tenant_that_takes_all_it_can_leaves_half_of_everything_to_others() {
+    let shared = Shared::new(40, LISTING_MAX);
+    let [greedy, other] = [(); 2].map(|()| Tree::with_share(1 << 30, shared.of_tenant()));
+    // In all of its sandboxes.
+    let mounts = [(); 2].map(|()| greedy.mount(BoundAccess::Write));
+    let (first, _) = open(&mounts[0], CREATE, b"file").unwrap();
+    let opened = |mount: &MountedVolume| open(mount, 0, b"file").map(drop);
+    assert!((0..18).all(|at| opened(&mounts[at % 2]).is_ok()));
+    ask(&mounts[0], VOLUME_FLOCK, first, 1, b"").unwrap();
+    assert_eq!(mounts.each_ref().map(opened), [Err(Errno::NFILE); 2]);
+    let mount = other.mount(BoundAccess::Write);
+    let (own, _) = open(&mount, CREATE, b"file").unwrap();
+    ask(&mount, VOLUME_FLOCK, own, 1, b"").unwrap();
+    assert!((0..8).all(|_| opened(&mount).is_ok()));
+    assert_eq!(opened(&mount), Err(Errno::NFILE));
+    for tree in [&greedy, &other] {
+        fs::create_dir(tree.path("d")).unwrap();
+        for number in 0..6_000 {
+            File::create(tree.path(&format!("d/{number:0255}"))).unwrap();
+        }
+    }
+    assert!(!ask(&mounts[0], BIND_LIST, 0, 0, b"d").unwrap().tail.is_empty());
+    assert!(ask(&mounts[1], BIND_LIST, 0, 0, b"d").err() == Some(Errno::NOMEM));
+    assert!(!ask(&mount, BIND_LIST, 0, 0, b"d").unwrap().tail.is_empty());
 }
 
 #[test]
@@ -242,7 +270,8 @@ fn locked_ranges_have_a_bound() {
 
 #[test]
 fn listings_have_a_bound() {
-    let tree = Tree::with_limits(1 << 40, Shared::new(4096, LISTING_MAX));
+    let shared = Shared::new(4096, 2 * LISTING_MAX);
+    let tree = Tree::with_share(1 << 40, shared.of_tenant());
     let (one, two) = (tree.mount(BoundAccess::Write), tree.mount(BoundAccess::Read));
     // Names of 255 bytes.
     let name = |number: usize| tree.path(&format!("d/{number:0255}"));

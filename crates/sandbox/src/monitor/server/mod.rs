@@ -24,7 +24,7 @@ use super::store::{DescriptorStore, do_not_linger};
 use crate::egress::Transport;
 use crate::host::RESERVE_IDS;
 use crate::join::Join;
-use crate::limits::{self, Group, GroupName, Hierarchy, Version, WeakLimits};
+use crate::limits::{self, Group, GroupName, Hierarchy, Newcomers, Version, WeakLimits};
 use crate::resolver;
 use crate::state::{Task, launcher};
 use crate::sys;
@@ -72,6 +72,8 @@ pub struct Monitor {
     slots: u32,
     namespaces: Namespaces,
     groups: Arc<Hierarchy>,
+    /// Whom the daemon may move into groups. `None`: whomever its user may.
+    newcomers: Option<Newcomers>,
     made: HashMap<u64, Group>,
     store: DescriptorStore,
     bound: u32,
@@ -127,7 +129,10 @@ impl Monitor {
         };
         let slots = range.slots;
         let (namespaces, groups) = (Namespaces::OfRoot(namespace), limits::discover());
-        Self::with(ids, Some(range), slots, namespaces, groups, weak_limits).map(Some)
+        let newcomers = Newcomers::let_in(&groups, range.first)
+            .map_err(during("let sandboxes into control groups"))?;
+        let made = Self::with(ids, Some(range), slots, namespaces, groups, weak_limits)?;
+        Ok(Some(Self { newcomers: Some(newcomers), ..made }))
     }
 
     /// Makes what a daemon with the caller's own ids needs; or why the host has not the user
@@ -178,6 +183,7 @@ impl Monitor {
             slots,
             namespaces,
             groups,
+            newcomers: None,
             made: HashMap::new(),
             store: DescriptorStore::new(KEPT_MAX, kept_descriptors_max()),
             bound: 0,
@@ -392,9 +398,13 @@ impl Monitor {
         }
         let mut group = self.groups.create(number)?;
         group.give_settings_to(self.ids.uid, self.ids.gid)?;
-        let made = (group.name(), group.entrances()?);
+        let entrances = match &self.newcomers {
+            Some(newcomers) => group.entrances_of(newcomers)?,
+            None => group.entrances()?,
+        };
+        let name = group.name();
         self.made.insert(number, group);
-        Ok(made)
+        Ok((name, entrances))
     }
 
     fn bind(&mut self, request: &Request) -> io::Result<OwnedFd> {

@@ -192,7 +192,10 @@ fn groups_are_the_daemons_to_be_limited_and_no_more() {
             let is_limit =
                 ["memory.max", "memory.limit_in_bytes", "cpu.max", "cpu.cfs_quota_us", "pids.max"];
             let owner = file.metadata().unwrap().uid();
-            assert!(owner == 0 || is_limit.contains(&&name[..]), "{name} is {owner}'s");
+            // Newcomers enter groups of version 2 by it.
+            let is_entrance = name == "cgroup.procs" && owner != USER.uid;
+            let is_given = is_limit.contains(&&name[..]) || is_entrance;
+            assert!(owner == 0 || is_given, "{name} is {owner}'s");
         }
     }
     send(&all.2, &Request::new(REQUEST_REMOVE_GROUP, 7), &[]).unwrap();
@@ -214,6 +217,66 @@ fn make(all: &mut (Monitor, OwnedFd, OwnedFd), number: u64) -> (GroupName, Vec<O
     let answer = receive::<Answer>(&all.2, &mut entrances).unwrap().unwrap();
     assert_eq!((answer.errno, answer.group.number), (0, number));
     (answer.group, entrances)
+}
+
+/// A process of this user that waits.
+fn waiting(uid: u32) -> std::process::Child {
+    Command::new("sleep").arg("1000").uid(uid).gid(uid).spawn().unwrap()
+}
+
+/// Whoever takes over a daemon has these files.
+#[test]
+fn files_that_lead_into_groups_move_newcomers_and_nobody_else() {
+    let Some(mut all) = monitor() else { return };
+    let places = all.0.groups.places().to_vec();
+    let newcomer = all.0._range.as_ref().unwrap().first;
+    let (_, entrances) = make(&mut all, 1);
+    assert_eq!(rustix::process::geteuid(), rustix::process::Uid::ROOT);
+    let directories = all.0.made[&1].directories().to_vec();
+    // The file of this one is the last.
+    let has_cpu = |place: &limits::Place| place.controllers.contains(&limits::Controller::Cpu);
+    let cpu = places.iter().position(has_cpu);
+    let others = (0..places.len()).filter(|number| Some(*number) != cpu);
+    for (entrance, number) in entrances.iter().zip(others.chain(cpu)) {
+        // Of version 2 the test and its children are in a group with the new one.
+        if places[number].version == Version::V2 {
+            continue;
+        }
+        for uid in [0, USER.uid, 65_534] {
+            let mut child = waiting(uid);
+            let moved = rustix::io::write(entrance, child.id().to_string().as_bytes());
+            assert_eq!(moved, Err(Errno::ACCESS), "a process of {uid} in place {number}");
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        assert_eq!(rustix::io::write(entrance, b"0"), Err(Errno::ACCESS));
+        let mut entering = Command::new("sh");
+        entering.args(["-c", "echo 0 >&0 && exec cat /proc/self/cgroup"]).uid(newcomer);
+        let group = entering.stdin(entrance.try_clone().unwrap()).output().unwrap();
+        let name = directories[number].file_name().unwrap().to_str().unwrap();
+        let text = String::from_utf8_lossy(&group.stdout).into_owned();
+        assert!(text.contains(name), "{name} is not in {text:?} {:?}", group.stderr);
+    }
+}
+
+/// To open them is not to lose what the monitor has.
+#[test]
+fn who_opens_the_files_that_lead_into_groups_is_root_again() {
+    use rustix::process::{Uid, getegid, geteuid, parent_process_death_signal};
+    let Some(mut all) = monitor() else { return };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let signal = Some(rustix::process::Signal::USR1);
+            rustix::process::set_parent_process_death_signal(signal).unwrap();
+            let before = (getegid(), rustix::thread::capabilities(None).unwrap());
+            drop(make(&mut all, 1));
+            assert_eq!((geteuid(), parent_process_death_signal().unwrap()), (Uid::ROOT, signal));
+            assert_eq!((getegid(), rustix::thread::capabilities(None).unwrap()), before);
+            // Files are root's, too.
+            let file = tempfile::NamedTempFile::new().unwrap();
+            assert_eq!(file.as_file().metadata().unwrap().uid(), 0);
+        });
+    });
 }
 
 fn remove(all: &mut (Monitor, OwnedFd, OwnedFd), number: u64) {

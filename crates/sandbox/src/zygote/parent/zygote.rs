@@ -158,8 +158,8 @@ fn give_up_privileges(groups: &[OwnedFd], purpose: Purpose, ids: &IdMap) -> Resu
     sys::unblock_signals();
     setsid().during(Step::NewSession)?;
     for group in groups {
-        // "0" stands for the writing process (cgroups(7)). The right to do so was
-        // checked when the library opened the file.
+        // "0" stands for the writing process (cgroups(7)). The host kernel asks whether the
+        // user may move it who has opened the file, which can be the one that it is until now.
         rustix::io::write(group, b"0").during(Step::EnterCgroup)?;
     }
     set_limits(ids.user_ids()).during(Step::SetLimits)?;

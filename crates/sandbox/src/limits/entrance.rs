@@ -1,0 +1,133 @@
+//! The files by which processes enter control groups, as a monitor opens them for a daemon.
+//!
+//! Whoever has such a file open can write the number of any process there. The host kernel then
+//! asks whom the user that *opened* the file may move, and not the one that writes (since Linux
+//! 5.17 and its stable branches, CVE-2021-4197; earlier ones ask about the one that writes). A file
+//! that root has opened moves every process of the host. So the monitor opens them as
+//! [`Newcomers`], the user that processes have while they enter: root of the sandboxes' user
+//! namespace, which no other process of the host is.
+//!
+//! | version | whom such a file moves |
+//! | --- | --- |
+//! | 1 | processes of this user (`__cgroup1_procs_write` in kernel/cgroup/cgroup-v1.c) |
+//! | 2 | processes in the groups below the one in which the sandboxes' are made, which is this user's for that (`cgroup_attach_permissions` in kernel/cgroup/cgroup.c) |
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{MetadataExt, chown};
+use std::path::Path;
+
+use rustix::process::{
+    Uid, getegid, geteuid, parent_process_death_signal, set_parent_process_death_signal,
+};
+use rustix::thread::set_thread_res_uid;
+
+use super::hierarchy::{Hierarchy, Version};
+use crate::sys;
+
+/// The file of a group that moves whoever writes to it there.
+pub(super) fn entrance(version: Version) -> &'static str {
+    match version {
+        Version::V2 => "cgroup.procs",
+        // A thread that moves itself need not wait until every process of
+        // the host has left fork and exit, as the move of a process must.
+        Version::V1 => "tasks",
+    }
+}
+
+/// Opens the file that leads into a group.
+pub(super) fn open(directory: &Path, version: Version) -> io::Result<OwnedFd> {
+    Ok(File::options().write(true).open(directory.join(entrance(version)))?.into())
+}
+
+/// The user that processes have while they enter groups.
+#[derive(Clone, Debug)]
+pub(crate) struct Newcomers {
+    uid: u32,
+    /// For each place of the hierarchy: whether files that this user opens lead into its groups.
+    may_enter: Vec<bool>,
+}
+
+impl Newcomers {
+    /// The user with this id, who is let into the groups of `hierarchy`. To be called as root.
+    ///
+    /// # Errors
+    /// The host's.
+    pub fn let_in(hierarchy: &Hierarchy, uid: u32) -> io::Result<Self> {
+        let let_into = |place: &super::Place| match place.version {
+            Version::V1 => Ok(true),
+            Version::V2 => let_leave(place.directory.parent().unwrap_or(&place.directory), uid),
+        };
+        let may_enter = hierarchy.places().iter().map(let_into).collect::<io::Result<_>>()?;
+        Ok(Self { uid, may_enter })
+    }
+
+    /// Opens the files that lead into the groups of one sandbox, one of each place.
+    ///
+    /// # Errors
+    /// The host's.
+    pub(super) fn open(&self, groups: &[(&Path, Version)]) -> io::Result<Vec<OwnedFd>> {
+        let open_one = |&(directory, version): &(&Path, Version)| open(directory, version);
+        if groups.iter().all(|(_, version)| *version == Version::V1) {
+            // Root's rights find the files. Whom they move does not depend on them.
+            let open_all = || groups.iter().map(open_one).collect();
+            return as_user(self.uid, FileUser::Root, open_all);
+        }
+        let with_places = groups.iter().zip(&self.may_enter);
+        with_places.map(|(group, may_enter)| self.open_as(*may_enter, group)).collect()
+    }
+
+    fn open_as(&self, may_enter: bool, group: &(&Path, Version)) -> io::Result<OwnedFd> {
+        let &(directory, version) = group;
+        match version {
+            _ if !may_enter => open(directory, version),
+            Version::V1 => as_user(self.uid, FileUser::Root, || open(directory, version)),
+            Version::V2 => {
+                chown(directory.join(entrance(version)), Some(self.uid), None)?;
+                as_user(self.uid, FileUser::Same, || open(directory, version))
+            }
+        }
+    }
+}
+
+/// Lets a user move processes out of groups in this one, which are Thaw's and those of
+/// the same unit. False if that would concern other processes, too: it is the root of all
+/// groups, or that of another monitor's sandboxes, too.
+fn let_leave(directory: &Path, uid: u32) -> io::Result<bool> {
+    if !directory.join("cgroup.type").exists() {
+        return Ok(false);
+    }
+    let file = directory.join(entrance(Version::V2));
+    let owner = file.metadata()?.uid();
+    if owner == geteuid().as_raw() {
+        chown(&file, Some(uid), None)?;
+    }
+    Ok(owner == geteuid().as_raw() || owner == uid)
+}
+
+/// With whose rights files are found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FileUser {
+    /// Root's.
+    Root,
+    /// Those of the effective user.
+    Same,
+}
+
+/// Does something with another effective user id. To be called as root.
+fn as_user<T>(uid: u32, files: FileUser, action: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    // Forgotten when the effective user changes (prctl(2), "PR_SET_PDEATHSIG").
+    let death_signal = parent_process_death_signal()?;
+    // Of this thread only (setresuid(2), "C library/kernel differences").
+    set_thread_res_uid(Uid::ROOT, Uid::from_raw(uid), Uid::ROOT)?;
+    let result = match files {
+        FileUser::Same => Ok(()),
+        FileUser::Root => sys::set_filesystem_ids(Uid::ROOT.as_raw(), getegid().as_raw()),
+    };
+    let result = result.and_then(|()| action());
+    // Sets the user id for files, too, and gives root's rights back.
+    set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT)?;
+    set_parent_process_death_signal(death_signal)?;
+    result
+}
