@@ -175,7 +175,7 @@ fn whoever_takes_over_the_daemon_moves_no_process_of_the_hosts_into_a_group() {
     let keys = "template = true\nisolation = \"instance\"".to_owned();
     let limits = "memory = \"96MiB\"";
     let function = Function::Variant { example: "hello-c", name: "forked", keys, limits };
-    let home = || built_home("privileges-groups", &[function]);
+    let home = || built_home("privileges-forked", &[function]);
     let Some(daemon) = daemon_of("groups", home) else { return };
     let leads_into_group = |entry: std::io::Result<fs::DirEntry>| {
         let link = fs::read_link(entry.ok()?.path()).ok()?;
