@@ -67,7 +67,9 @@ pub use image::{
     level_of, missing_here,
 };
 pub use kernel::{KERNEL_ELF, Kernel, KernelError, kernel_build_id};
-pub use limits::{LimitReached, Lowered, Meter, RaisedMemory, ResourceLimits, WeakLimits};
+pub use limits::{
+    LimitReached, Lowered, Meter, NotChanged, RaisedMemory, ResourceLimits, WeakLimits,
+};
 pub use memory::{MemoryReader, SandboxMemory};
 pub use partial::{MovedFile, PartialLayout, Pieces, Segment, run_layout};
 pub use prefetch::{CacheProbe, PrefetchLayout};

@@ -4,7 +4,9 @@ use super::Admin;
 use super::routes::problem;
 use crate::sandboxes::ports::PortProblem;
 use crate::sandboxes::registry::SandboxProblem;
-use crate::sandboxes::{EgressInfo, NewSandbox, SandboxEgress, SandboxInfo};
+use crate::sandboxes::{
+    EgressInfo, LimitsChange, LimitsInfo, NewSandbox, SandboxEgress, SandboxInfo,
+};
 use axum::extract::{Path, Query, Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -26,6 +28,7 @@ pub(super) fn routes() -> Router<Admin> {
         .route("/sandboxes/{name}/resume", post(resume))
         .route("/sandboxes/{name}/fork", post(fork))
         .route("/sandboxes/{name}/timeout", post(set_timeout))
+        .route("/sandboxes/{name}/limits", get(limits).put(set_limits))
         .route("/sandboxes/{name}/egress", get(egress).put(set_egress))
         .route("/sandboxes/{name}/ports/{port}", post(connect_port))
 }
@@ -71,6 +74,22 @@ async fn set_egress(
     Json(egress): Json<SandboxEgress>,
 ) -> Response {
     egress_answer(admin.sandboxes.set_egress(&name, &egress).await)
+}
+
+fn limits_answer(outcome: Result<LimitsInfo, SandboxProblem>) -> Response {
+    outcome.map_or_else(|error| refusal(&error), |limits| Json(limits).into_response())
+}
+
+async fn limits(State(admin): State<Admin>, Path(name): Path<String>) -> Response {
+    limits_answer(admin.sandboxes.limits(&name))
+}
+
+async fn set_limits(
+    State(admin): State<Admin>,
+    Path(name): Path<String>,
+    Json(change): Json<LimitsChange>,
+) -> Response {
+    limits_answer(admin.sandboxes.set_limits(&name, change).await)
 }
 
 async fn kill(State(admin): State<Admin>, Path(name): Path<String>) -> Response {

@@ -7,6 +7,7 @@
 pub mod egress;
 pub mod exec;
 pub mod files;
+pub mod limits;
 mod output;
 pub(crate) mod ports;
 pub mod registry;
@@ -17,6 +18,7 @@ mod usage;
 pub use egress::{EgressInfo, EgressWish, SandboxEgress};
 pub(crate) use exec::Execs;
 pub use exec::{ExecInfo, ExecRequest, ExecState};
+pub use limits::{LimitsChange, LimitsInfo};
 pub use output::Stream;
 pub(crate) use output::{Next, READERS_MAX, Reader};
 pub use registry::{ForkedFrom, NewSandbox, OnTimeout, SandboxInfo, Sandboxes};

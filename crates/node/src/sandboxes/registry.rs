@@ -10,7 +10,7 @@ use crate::node::NodeState;
 use crate::sandboxes::egress::{ClientEgress, EgressInfo, EgressWish, SandboxEgress};
 use crate::sandboxes::files::{FileProblem, FileSession};
 use crate::sandboxes::usage::{SandboxUsage, usage_of};
-use crate::sandboxes::{ExecRequest, ExecState, Next};
+use crate::sandboxes::{ExecRequest, ExecState, LimitsChange, LimitsInfo, Next};
 use crate::service::Service;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -325,6 +325,33 @@ impl Sandboxes {
         Ok(SandboxInfo { egress, usage, ..info })
     }
 
+    /// What one may use.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn limits(&self, name: &str) -> Result<LimitsInfo, SandboxProblem> {
+        let info = self.find(name)?;
+        let service = self.node.service_of(info.instance);
+        let service = service.ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))?;
+        Ok(LimitsInfo::new(service.limits_of(info.instance), &service.config().limits))
+    }
+
+    /// Changes what one may use while it runs.
+    ///
+    /// # Errors
+    /// It may not have so much, or has more than that; there is none.
+    pub async fn set_limits(
+        &self,
+        name: &str,
+        change: LimitsChange,
+    ) -> Result<LimitsInfo, SandboxProblem> {
+        let info = self.find(name)?;
+        let service = self.node.service_of(info.instance);
+        let service = service.ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))?;
+        service.change_limits(info.instance, change).await.map_err(SandboxProblem::Refused)?;
+        self.limits(name)
+    }
+
     /// Where one may connect to, and what it has reached.
     ///
     /// # Errors
@@ -572,6 +599,7 @@ impl Sandboxes {
         let mut all = self.all();
         let before = all.len();
         self.node.egress().forget_gone(|id| self.node.service_of(id).is_some());
+        self.node.limits().forget_gone(|id| self.node.service_of(id).is_some());
         all.retain(|_, info| self.node.service_of(info.instance).is_some());
         let changed = all.len() != before;
         drop(all);

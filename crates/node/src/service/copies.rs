@@ -89,8 +89,13 @@ impl Service {
         let began = Instant::now();
         self.check_serves_several("a copy does not have it")?;
         // Nothing rests before it is known that there is room.
-        let places = self.places_for(count)?;
+        let limits = self.limits_of(id);
+        let places = self.places_for(count, limits.memory)?;
         let Copied { launcher, pause } = self.copy_of(id).await?;
+        // The copies have what it had then, and room for what it had before.
+        if self.limits_of(id) != limits {
+            return Err(format!("the limits of instance {id} have just changed; try again"));
+        }
         let ids = self.boot_copies(&launcher, places, Some(id)).await;
         let ids = ids.map_err(|error| error.to_string())?;
         self.wait_until_running(&ids).await?;
@@ -124,14 +129,14 @@ impl Service {
             key: key.as_ref().map(OwnerKey::id),
         };
         let config = serde_json::to_value(config).expect("plain data");
-        let most = self.config.limits.memory.bytes();
+        let most = self.limits_of(id).memory;
         let with_memory = |key| {
             let memory = Arc::new(self.tenant.keep_memory(most)?);
             Ok::<_, String>(CheckpointKey { key: Arc::new(key), memory })
         };
         let new = Checkpoint { name, owner, config, key: key.map(with_memory).transpose()? };
         // As long as its twin is read it may have its memory twice.
-        let room = self.tenant.room().try_enter(self.config.limits.memory.bytes());
+        let room = self.tenant.room().try_enter(most);
         self.table_of_live(id)?.tell(Command::Checkpoint(new, reply, room));
         let (checkpoint, pause) = self.rested(id, done).await?;
         let function = self.name().clone();
@@ -150,7 +155,7 @@ impl Service {
     ) -> Result<Restored, String> {
         let began = Instant::now();
         self.check_serves_several("one that is restored has none")?;
-        let places = self.places_for(count)?;
+        let places = self.places_for(count, self.config.limits.memory.bytes())?;
         let ids = self.boot_copies(&launcher, places, None).await;
         let ids = ids.map_err(|error| error.to_string())?;
         self.wait_until_running(&ids).await?;
@@ -169,8 +174,8 @@ impl Service {
         }
     }
 
-    /// Room for more instances, within all limits.
-    pub(super) fn places_for(&self, count: NonZeroU32) -> Result<Vec<Place>, String> {
+    /// Room for more instances of `memory` bytes, within all limits.
+    pub(super) fn places_for(&self, count: NonZeroU32, memory: u64) -> Result<Vec<Place>, String> {
         let most = self.config.limits.instances;
         let live = self.instance_count() + self.asleep_count();
         if live as u64 + u64::from(count.get()) > u64::from(most.get()) {
@@ -185,7 +190,7 @@ impl Service {
                 "this node has no room for so many instances; see `thaw serve --instances`"
                     .to_owned()
             })?;
-            let lease = self.tenant.room().try_enter(self.config.limits.memory.bytes());
+            let lease = self.tenant.room().try_enter(memory);
             let lease = lease.ok_or_else(|| {
                 format!(
                     "the quota of {} has no room for so many; see `thaw tenants`",
@@ -264,6 +269,11 @@ impl Service {
         }
         if failed.is_none() {
             failed = self.shared.egress().insert(policies).await.err().map(LaunchError);
+        }
+        let limits = original.and_then(|id| self.shared.limits().of(id));
+        if let (None, Some(limits)) = (&failed, limits) {
+            let new: Vec<_> = ids.iter().map(|id| (*id, limits)).collect();
+            failed = self.shared.limits().set(&new).await.err().map(LaunchError);
         }
         match failed {
             None => {
