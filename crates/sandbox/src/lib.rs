@@ -52,7 +52,7 @@ pub use cores::{CoreError, CoreGroup, CoreScheduling};
 pub use egress::{
     Denials, Denied, DialError, Dialer, EgressEntry, EgressOutcome, EgressPolicy, EgressQuota,
     EgressReport, EgressRule, EgressRuleError, EgressRules, GuardedPort, Intercepted, Interceptor,
-    NotTaken, PortGuard, Transport,
+    NotTaken, PortGuard, Told, Transport,
 };
 pub use event::{BootTimes, Event, GuestExit, Progress, Violation, WrittenFiles};
 pub use freeze::{

@@ -29,6 +29,7 @@ pub use entry::{Connections, Entry, EntryKind, FreezeAt, FreezeSignal};
 pub use error::ConfigError;
 pub use files::FileEntry;
 pub use inject::{INJECT_MAX, Inject};
+pub(crate) use inject::{check as check_inject, check_header};
 pub use name::{FunctionName, NameError};
 pub use quantity::{ByteSize, QuantityError, TimeSpan};
 use quantity::{positive, positive_if_any};

@@ -113,6 +113,7 @@ fn problem(error: SandboxProblem) -> Problem {
         SandboxProblem::Wrong(_) => Kind::Invalid,
         SandboxProblem::Unknown(_) => Kind::NotFound,
         SandboxProblem::Refused(_) => Kind::Busy,
+        SandboxProblem::Missing(_) => Kind::Unsupported,
     };
     Problem::new(kind, error)
 }

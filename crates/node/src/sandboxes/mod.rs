@@ -15,7 +15,7 @@ pub mod tree;
 pub mod untree;
 mod usage;
 
-pub use egress::{EgressInfo, EgressWish, SandboxEgress};
+pub use egress::{EgressInfo, EgressWish, SandboxEgress, SandboxInject};
 pub(crate) use exec::Execs;
 pub use exec::{ExecInfo, ExecRequest, ExecState};
 pub use limits::{LimitsChange, LimitsInfo};

@@ -5,6 +5,7 @@ mod copy;
 mod create;
 mod download;
 mod egress;
+mod inject;
 mod limits;
 mod port;
 mod table;
@@ -53,6 +54,7 @@ enum Verb {
     Logs(attach::LogArguments),
     Port(port::Arguments),
     Egress(egress::Arguments),
+    Inject(inject::Arguments),
     Limits(limits::Arguments),
     /// Have a sandbox give up its memory until it is used again.
     #[command(after_help = "Example:\n  thaw sandbox pause box")]
@@ -123,6 +125,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         Verb::Cp(arguments) => copy::run(arguments),
         Verb::Port(arguments) => port::run(arguments),
         Verb::Egress(arguments) => egress::run(arguments),
+        Verb::Inject(arguments) => inject::run(arguments),
         Verb::Limits(arguments) => limits::run(arguments),
         Verb::Logs(arguments) => attach::logs(arguments),
         Verb::Pause(one) => post(one, "pause", "paused"),
