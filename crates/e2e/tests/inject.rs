@@ -448,6 +448,35 @@ fn values_are_those_of_the_moment_and_conditions_hold() {
     let text = format!("{ASK}print(ask({url:?})[0])");
     assert_eq!(node.ok(&["exec", "two", "--", "python3", "-c", &text]), "200\n");
     assert_eq!(node.server.last("authorization").1, ["Bearer four"]);
+    // Rules of the sandbox hold for the proxy at once, also on a connection that is there.
+    let talk = format!(
+        "{ASK}import os, time
+line = http.client.HTTPSConnection({HOST:?}, {})
+def again():
+    line.request('GET', '/')
+    answer = line.getresponse()
+    return answer.status, answer.read().decode()
+print(again()[0])
+open('/tmp/asked', 'w').close()
+while not os.path.exists('/tmp/shut'): time.sleep(0.05)
+print(again())
+",
+        node.server.port
+    );
+    std::thread::scope(|scope| {
+        let talking = scope.spawn(|| node.ok(&["exec", "two", "--", "python3", "-c", &talk]));
+        let asked = || node.call(&["exec", "two", "--", "cat", "/tmp/asked"]).code == Some(0);
+        wait_until("the sandbox has a connection", asked);
+        node.ok(&["sandbox", "egress", "two", "--none"]);
+        node.ok(&["exec", "two", "--", "python3", "-c", "open('/tmp/shut', 'w')"]);
+        let said = talking.join().expect("it does not panic");
+        assert!(
+            said.starts_with("200\n(502, ") && said.contains("the rules of the sandbox"),
+            "{said}"
+        );
+    });
+    let shown = node.ok(&["sandbox", "egress", "two", "--log"]);
+    assert!(shown.contains("denied"), "{shown}");
 }
 
 #[test]

@@ -313,8 +313,8 @@ pub async fn serve(
     }
     legacy::take_over(&shared, waiting);
     shared.forget_left_asleep();
-    shared.egress().forget_gone(|id| shared.service_of(id).is_some());
-    shared.limits().forget_gone(|id| shared.service_of(id).is_some());
+    shared.egress().forget_gone(|id| shared.may_have_instance(id));
+    shared.limits().forget_gone(|id| shared.may_have_instance(id));
 
     let tracing = options.traces.clone().map(|settings| {
         let tracer = shared.trace_with(settings);

@@ -292,21 +292,39 @@ impl NodeState {
         let name = served.active().name().clone();
         self.take_over_asleep(&served);
         let new: Vec<_> = served.services().cloned().collect();
-        let old = self.services.write().expect("no holder panics").insert(name, served);
-        for old in old.iter().flat_map(Served::services) {
-            if !new.iter().any(|new| Arc::ptr_eq(new, old)) {
-                self.retire(old.clone());
-            }
-        }
+        let mut services = self.services.write().expect("no holder panics");
+        let old = services.get(name.as_str()).into_iter().flat_map(Served::services);
+        let old = old.filter(|old| !new.iter().any(|new| Arc::ptr_eq(new, old)));
+        let old: Vec<_> = old.cloned().collect();
+        self.keep_in_sight(&old);
+        services.insert(name, served);
+        drop(services);
+        old.into_iter().for_each(|old| self.retire(old));
     }
 
     /// Serves a function no longer.
     pub fn remove(&self, name: &str) {
-        let old = self.services.write().expect("no holder panics").remove(name);
+        let mut services = self.services.write().expect("no holder panics");
+        let old = services.get(name).into_iter().flat_map(Served::services);
+        let old: Vec<_> = old.cloned().collect();
+        self.keep_in_sight(&old);
+        services.remove(name);
+        drop(services);
         let mut crashes = self.crashes.lock().expect("no holder panics");
         crashes.retain(|(function, _), _| function.as_str() != name);
         drop(crashes);
-        old.iter().flat_map(Served::services).for_each(|old| self.retire(old.clone()));
+        for old in old {
+            // Another function of this name may have other ones.
+            old.launcher().withdraw_secrets();
+            self.retire(old);
+        }
+    }
+
+    /// Versions that are about to be served no longer stay among all that there are: whoever looked
+    /// for their instances meanwhile would take them for gone. To be called while no other versions
+    /// can be looked up.
+    fn keep_in_sight(&self, old: &[Arc<Service>]) {
+        self.retired.lock().expect("no holder panics").extend_from_slice(old);
     }
 
     /// Lets go of all functions, and so of what boots their instances.
@@ -322,7 +340,6 @@ impl NodeState {
         if !is_in_use {
             launcher.stand_down();
         }
-        self.retired.lock().expect("no holder panics").push(old.clone());
         let Ok(runtime) = Handle::try_current() else {
             // Without a runtime there are no connections to wait for.
             let mut retired = self.retired.lock().expect("no holder panics");
@@ -355,7 +372,11 @@ impl NodeState {
 
     fn everything(&self) -> Vec<Arc<Service>> {
         let mut all = self.services();
-        all.extend(self.retired.lock().expect("no holder panics").iter().cloned());
+        let retired = self.retired.lock().expect("no holder panics");
+        // One that has been replaced since is among both.
+        let is_other = |old: &&Arc<Service>| !all.iter().any(|new| Arc::ptr_eq(new, old));
+        let others: Vec<_> = retired.iter().filter(is_other).cloned().collect();
+        all.extend(others);
         all
     }
 
@@ -398,6 +419,14 @@ impl NodeState {
                 }
             }
         }
+    }
+
+    /// Whether this instance is here, awake or asleep, or may be taken over yet.
+    pub(crate) fn may_have_instance(&self, id: u64) -> bool {
+        let left = self.left_asleep.lock().expect("no holder panics");
+        let is_left = left.iter().any(|one| one.note.id == id);
+        drop(left);
+        is_left || self.service_of(id).is_some()
     }
 
     /// Ends those of functions that are gone.

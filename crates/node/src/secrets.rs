@@ -15,6 +15,8 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 use thaw_abi::control::SECRETS_MAX;
 use thaw_sandbox::{Secrets, TooManySecrets};
@@ -82,6 +84,30 @@ pub enum SecretError {
     /// The state directory is not usable.
     #[error(transparent)]
     Home(#[from] HomeError),
+}
+
+/// Where a function's secrets are, once that is known and as long as it may have them.
+#[derive(Debug, Default)]
+pub(crate) struct SecretSource {
+    store: OnceLock<Arc<SecretStore>>,
+    is_withdrawn: AtomicBool,
+}
+
+impl SecretSource {
+    /// They are there. The first one stays.
+    pub fn set(&self, store: &Arc<SecretStore>) {
+        let _ = self.store.set(store.clone());
+    }
+
+    /// Where they are; `None`: nobody knows, or the function may not have them any more.
+    pub fn get(&self) -> Option<&Arc<SecretStore>> {
+        self.store.get().filter(|_| !self.is_withdrawn.load(Relaxed))
+    }
+
+    /// The function was removed: another one of its name may have secrets from now on.
+    pub fn withdraw(&self) {
+        self.is_withdrawn.store(true, Relaxed);
+    }
 }
 
 impl SecretStore {
@@ -250,6 +276,7 @@ impl SecretStore {
 #[cfg(test)]
 mod tests {
     use super::*;
+
     use std::os::unix::fs::MetadataExt;
 
     fn store() -> (tempfile::TempDir, SecretStore, FunctionName) {
@@ -260,6 +287,19 @@ mod tests {
 
     fn name(text: &str) -> Name {
         Name::new(text).unwrap()
+    }
+
+    #[test]
+    fn a_function_that_was_removed_has_no_secrets_whatever_is_set_later() {
+        let (_directory, store, _) = store();
+        let (source, store) = (SecretSource::default(), Arc::new(store));
+        assert!(source.get().is_none());
+        source.set(&store);
+        assert!(source.get().is_some_and(|found| Arc::ptr_eq(found, &store)));
+        source.withdraw();
+        assert!(source.get().is_none());
+        source.set(&store);
+        assert!(source.get().is_none());
     }
 
     #[test]

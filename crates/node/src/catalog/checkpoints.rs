@@ -73,8 +73,9 @@ impl Catalog {
             return Err(unusable(name, reason));
         }
         // What it may use and reach is what its function may now.
-        let FunctionConfig { limits, egress, .. } = service.config().clone();
-        let config = FunctionConfig { limits, egress, ..config };
+        let FunctionConfig { limits, egress, secrets: now, .. } = service.config().clone();
+        let mut config = FunctionConfig { limits, egress, ..config };
+        config.secrets.names.retain(|name| now.names.contains(name));
         Ok(Found { record, function, config, service })
     }
 

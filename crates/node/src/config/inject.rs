@@ -144,7 +144,10 @@ impl Inject {
 /// Whether all servers read a path the same way.
 fn is_plain(path: &str) -> bool {
     let is_odd = |part: &str| matches!(part, "." | "..");
-    !path.contains("//") && !path.contains(['%', '\\', ';']) && !path.split('/').any(is_odd)
+    path.is_ascii()
+        && !path.contains("//")
+        && !path.contains(['%', '\\', ';'])
+        && !path.split('/').any(is_odd)
 }
 
 /// Checks all rules of a function together.

@@ -10,6 +10,9 @@ const WORKDIR_MAX: usize = 4096;
 /// Longest time that an instance may go on after SIGTERM.
 const GRACE_MAX: Duration = Duration::from_secs(60);
 
+/// Most rules of `[egress]`, each of which every connection is held against.
+const EGRESS_MAX: usize = 1024;
+
 /// The keys that lead to the wrong value, and what is wrong with it.
 type Contradiction = (&'static [&'static str], String);
 
@@ -30,6 +33,7 @@ impl FunctionConfig {
             .or_else(|| self.wrong_build())
             .or_else(|| self.wrong_rollback())
             .or_else(|| self.wrong_triggers())
+            .or_else(|| self.wrong_egress())
             .or_else(|| self.wrong_injection())
             .or_else(|| {
                 super::volumes::wrong_volumes(&self.volumes).map(|why| (&["volumes"] as _, why))
@@ -45,6 +49,17 @@ impl FunctionConfig {
             None => Ok(()),
             Some((_, message)) => Err(format!("the function's configuration is wrong: {message}")),
         }
+    }
+
+    fn wrong_egress(&self) -> Option<Contradiction> {
+        let count = self.egress.allow.len() + self.egress.reconnect.len();
+        (count > EGRESS_MAX).then(|| {
+            let why = format!(
+                "[egress] has {count} rules, and at most {EGRESS_MAX} are kept; write networks or \
+                 *.domain in place of several"
+            );
+            (&["egress"] as _, why)
+        })
     }
 
     fn wrong_injection(&self) -> Option<Contradiction> {

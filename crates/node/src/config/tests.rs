@@ -206,6 +206,9 @@ fn destinations_are_checked() {
     assert_eq!(config.egress.allow.len(), 5);
     assert!(!config.egress.policy().is_closed());
     assert!(parse(MINIMAL).unwrap().egress.policy().is_closed());
+    let many = |count| format!("{MINIMAL}[egress]\nallow = {:?}\n", vec!["10.0.0.1:1"; count]);
+    assert!(parse(&many(1024)).is_ok());
+    assert!(parse(&many(1025)).unwrap_err().contains("at most 1024"));
     let error = parse(&format!("{MINIMAL}[egress]\nallow = [\"a.com\"]\n")).unwrap_err();
     assert!(error.starts_with("f/thaw.toml:9:10: `a.com` is not a destination"), "{error}");
 }

@@ -5,7 +5,7 @@
 
 use super::own::OwnHeaders;
 use super::proxy::{Function, Open};
-use super::upstream::{Sender, connect};
+use super::upstream::{Line, connect};
 use super::watch::{Activity, Watched};
 use crate::http::message::{Afterwards, host_of, to_client, to_instance, wants_upgrade};
 use http_body_util::{Either, Full};
@@ -15,19 +15,21 @@ use hyper::http::request::Parts;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::upgrade::OnUpgrade;
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, recv};
 use rustls::server::Acceptor;
 use std::convert::Infallible;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use thaw_sandbox::{Dialer, Intercepted};
 use tokio::io::{AsyncRead, AsyncWrite, Interest, copy_bidirectional};
 use tokio::net::UnixStream;
-use tokio::task::{JoinSet, spawn_blocking};
-use tokio::time::timeout;
+use tokio::task::spawn_blocking;
+use tokio::time::{sleep, timeout};
 use tokio_rustls::LazyConfigAcceptor;
 
 /// Most bytes of the head of a request, and of what is read ahead of its body.
@@ -38,8 +40,20 @@ const FIELDS_MAX: usize = 128;
 const PLAIN_PORT: u16 = 80;
 /// Where those go, and the port of TLS.
 const TLS_PORT: u16 = 443;
+/// Methods whose answer repeats the request (RFC 9110 §9.3.8, and its form in IIS).
+const ECHOES: [&str; 2] = ["TRACE", "TRACK"];
+/// Fields by which some servers take a request for another one than its first line says.
+const OVERRIDES: [HeaderName; 5] = [
+    HeaderName::from_static("x-http-method"),
+    HeaderName::from_static("x-http-method-override"),
+    HeaderName::from_static("x-method-override"),
+    HeaderName::from_static("x-original-url"),
+    HeaderName::from_static("x-rewrite-url"),
+];
 /// The first byte of a handshake of TLS (RFC 8446 §5.1).
 const HANDSHAKE: u8 = 0x16;
+/// How often it is looked whether a sandbox is there.
+const LOOK: Duration = Duration::from_secs(1);
 /// How long the connection to a server may take to be done with the answer before.
 const SETTLING: Duration = Duration::from_secs(1);
 
@@ -48,12 +62,27 @@ type Body = Either<Incoming, Full<Bytes>>;
 /// Serves a connection until either side ends it, or nothing moves on it.
 pub(super) async fn serve(function: Arc<Function>, connection: Intercepted, open: Open) {
     let (activity, idle) = (Activity::new(), function.patience.idle);
+    let Ok(peer) = connection.socket.try_clone() else { return };
     tokio::select! {
         // A sandbox that breaks off is no event.
         _ = speak(function, connection, activity.clone()) => {}
         () = activity.ceases(idle) => {}
+        // Nobody reads what is written, and what was written may hide that.
+        () = hung_up(peer) => {}
     }
     drop(open);
+}
+
+/// Returns when the sandbox has closed its end, or has ended.
+async fn hung_up(peer: OwnedFd) {
+    loop {
+        sleep(LOOK).await;
+        let mut ends = [PollFd::new(&peer, PollFlags::empty())];
+        let seen = poll(&mut ends, Some(&Timespec::default()));
+        if seen.is_ok() && ends[0].revents().contains(PollFlags::HUP) {
+            return;
+        }
+    }
 }
 
 async fn speak(
@@ -138,16 +167,10 @@ struct Client {
     /// The host that its TLS names; none without TLS.
     sni: Option<String>,
     dialer: Dialer,
-    line: tokio::sync::Mutex<Line>,
+    /// The connection to a server, which waits for the next request to it.
+    line: tokio::sync::Mutex<Option<Line>>,
     /// Both ends of what has become of the connection.
     tunnel: Mutex<Option<[OnUpgrade; 2]>>,
-}
-
-/// The connection to a server, which waits for the next request to it.
-#[derive(Default)]
-struct Line {
-    sender: Option<(String, Sender)>,
-    tasks: JoinSet<()>,
 }
 
 /// Why a request is not sent: what the sandbox is told.
@@ -188,14 +211,19 @@ impl Client {
         let on_sandbox = hyper::upgrade::on(&mut request);
         let (mut head, body) = request.into_parts();
         let (host, port) = self.destination(&head)?;
-        if head.method == Method::TRACE {
+        let is_echo = |method: &str| head.method.as_str().eq_ignore_ascii_case(method);
+        if ECHOES.into_iter().any(is_echo) {
             let why = "TRACE is not sent: its answer would have the header in it";
             return Err(Refusal::new(StatusCode::METHOD_NOT_ALLOWED, why));
         }
         let wants_upgrade = wants_upgrade(&head);
         to_instance(&mut head, &host, Afterwards::KeepAlive)
             .map_err(|error| Refusal::new(StatusCode::BAD_REQUEST, error.to_string()))?;
-        for (name, value) in &self.injected(&head, &host, port).await? {
+        let injected = self.injected(&head, &host, port).await?;
+        if !injected.is_empty() {
+            OVERRIDES.into_iter().for_each(|name| drop(head.headers.remove(name)));
+        }
+        for (name, value) in &injected {
             // All of that name go, however many the sandbox has sent.
             head.headers.insert(name.clone(), value.clone());
         }
@@ -273,7 +301,7 @@ impl Client {
                     continue;
                 }
                 let value = rule.value::<String>(|name| {
-                    store.value(&function.name, name).map_err(|error| error.to_string())
+                    store.value(&function.name, name).map_err(|error| function.told(error))
                 })?;
                 added.insert(HeaderName::clone(rule.header()), value);
             }
@@ -295,27 +323,24 @@ impl Client {
         };
         let mut line = self.line.lock().await;
         loop {
-            let waiting = line.sender.take().filter(|(to, _)| to == host);
-            let ready = match waiting {
-                Some((_, mut sender)) => {
-                    let ready = timeout(SETTLING, sender.ready()).await;
-                    matches!(ready, Ok(Ok(()))).then_some(sender)
+            let ready = match line.take().filter(|waiting| self.may_use(waiting, host, port)) {
+                Some(mut waiting) => {
+                    let ready = timeout(SETTLING, waiting.sender.ready()).await;
+                    matches!(ready, Ok(Ok(()))).then_some(waiting)
                 }
                 None => None,
             };
             let was_waiting = ready.is_some();
-            let mut sender = match ready {
-                Some(sender) => sender,
+            let mut used = match ready {
+                Some(waiting) => waiting,
                 None => {
-                    line.tasks.abort_all();
-                    let tasks = &mut line.tasks;
-                    let made = connect(&self.function, &self.dialer, host, port, tasks).await;
+                    let made = connect(&self.function, &self.dialer, host, port).await;
                     made.map_err(failed)?
                 }
             };
-            match sender.try_send_request(request).await {
+            match used.sender.try_send_request(request).await {
                 Ok(response) => {
-                    line.sender = Some((host.to_owned(), sender));
+                    *line = Some(used);
                     return Ok(response);
                 }
                 Err(mut error) => match error.take_message().filter(|_| was_waiting) {
@@ -325,6 +350,11 @@ impl Client {
                 },
             }
         }
+    }
+
+    /// Whether a connection leads to this host, and the sandbox may use it yet.
+    fn may_use(&self, line: &Line, host: &str, port: u16) -> bool {
+        line.host == host && self.dialer.may_reach(host, port, line.address)
     }
 
     /// Makes a server's answer one to the sandbox.

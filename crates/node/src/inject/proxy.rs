@@ -7,26 +7,24 @@ use super::authority::{Authority, LEAF_LIFE};
 use super::client::serve;
 use super::roots;
 use crate::config::{FunctionConfig, FunctionName, Inject};
-use crate::secrets::SecretStore;
+use crate::secrets::{SecretError, SecretSource, SecretStore};
+use rustix::process::{Resource, getrlimit};
 use rustls::server::{ClientHello, ResolvesServerCert, ServerSessionMemoryCache};
 use rustls::sign::CertifiedKey;
 use rustls::{ClientConfig, ServerConfig};
 use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use thaw_sandbox::{Intercepted, Interceptor, NotTaken};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::OnceCell;
 
-/// Most connections of all functions at a time.
+/// Most connections of all functions at a time, on a host with descriptors to spare.
 const OF_NODE_MAX: usize = 1024;
-/// From so many of all functions on, one may have a few only: no function, nor some of them, can
-/// take what the others need.
-const OF_NODE_SHARED: usize = 256;
-/// Most connections of one function then.
-const OF_FUNCTION_FEW: usize = 8;
+/// Of so many descriptors of the daemon one connection may be there: it takes three of them.
+const DESCRIPTORS_EACH: u64 = 32;
 /// Most complaints of one function in the daemon's log.
 const COMPLAINTS_MAX: usize = 16;
 /// Most certificates of hosts that sandboxes of a function have named, which are kept.
@@ -34,12 +32,24 @@ const OTHERS_MAX: usize = 256;
 /// Sessions of TLS of a function that can be resumed.
 const SESSIONS_MAX: usize = 64;
 
-/// Runs the connections of all functions; `None` if the host has no threads for it.
-static RUNTIME: LazyLock<Option<Runtime>> = LazyLock::new(|| {
+/// Runs the connections of all functions, from the first one on.
+static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+
+/// What runs them; `None`: the host has no threads for it now.
+fn runtime() -> Option<&'static Runtime> {
+    if let Some(runtime) = RUNTIME.get() {
+        return Some(runtime);
+    }
     let mut builder = Builder::new_multi_thread();
     builder.worker_threads(2).max_blocking_threads(4).thread_name("thaw-inject").enable_all();
-    builder.build().inspect_err(|error| tracing::error!("cannot inject headers: {error}")).ok()
-});
+    let made = builder.build();
+    let made = made.inspect_err(|error| tracing::error!("cannot inject headers: {error}")).ok()?;
+    if let Err(surplus) = RUNTIME.set(made) {
+        // Somebody else was faster. It may not be dropped where tasks run.
+        surplus.shutdown_background();
+    }
+    RUNTIME.get()
+}
 
 /// Connections of all functions.
 static OPEN: AtomicUsize = AtomicUsize::new(0);
@@ -71,10 +81,11 @@ pub(super) struct Function {
     /// Whether its programs trust the authority for all hosts.
     pub trusts_all: bool,
     pub patience: Patience,
-    store: Arc<OnceLock<Arc<SecretStore>>>,
+    store: Arc<SecretSource>,
     client: fn() -> Result<Arc<ClientConfig>, String>,
     server: OnceCell<Arc<ServerConfig>>,
-    open: AtomicUsize,
+    /// Connections of all functions of its tenant.
+    open: Arc<AtomicUsize>,
     complaints: AtomicUsize,
 }
 
@@ -87,19 +98,20 @@ impl Proxy {
     /// are where `store` says when it is there: until then connections are refused.
     pub fn of_function(
         config: &FunctionConfig,
-        store: &Arc<OnceLock<Arc<SecretStore>>>,
+        store: &Arc<SecretSource>,
+        of_tenant: &Arc<AtomicUsize>,
     ) -> Option<Arc<dyn Interceptor>> {
         if !config.egress.adds_authority() {
             return None;
         }
-        let function = Function::new(config, store, Patience::USUAL, roots::client);
+        let function = Function::new(config, store, of_tenant);
         Some(Arc::new(Self(Arc::new(function))))
     }
 }
 
 impl Interceptor for Proxy {
     fn take(&self, connection: Intercepted) -> Result<(), NotTaken> {
-        let runtime = RUNTIME.as_ref().ok_or(NotTaken::Nobody)?;
+        let runtime = runtime().ok_or(NotTaken::TooMany)?;
         if self.0.store.get().is_none() {
             return Err(NotTaken::Nobody);
         }
@@ -116,16 +128,26 @@ pub(super) struct Open(Arc<Function>);
 impl Open {
     fn of(function: &Arc<Function>) -> Option<Self> {
         let of_node = OPEN.fetch_add(1, Relaxed);
-        let of_function = function.open.fetch_add(1, Relaxed);
+        let of_tenant = function.open.fetch_add(1, Relaxed);
         // From here on, dropping gives both back.
         let open = Self(function.clone());
-        is_room(of_node, of_function).then_some(open)
+        is_room(of_node, of_tenant, most()).then_some(open)
     }
 }
 
-/// Whether there may be one more connection than these.
-fn is_room(of_node: usize, of_function: usize) -> bool {
-    of_node < OF_NODE_SHARED || of_node < OF_NODE_MAX && of_function < OF_FUNCTION_FEW
+/// Most connections of all functions, on this host.
+fn most() -> usize {
+    static MOST: OnceLock<usize> = OnceLock::new();
+    *MOST.get_or_init(|| {
+        let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        OF_NODE_MAX.min((descriptors / DESCRIPTORS_EACH) as usize)
+    })
+}
+
+/// Whether there may be one more connection than these: a tenant may have as many as are left for
+/// all others, so that whoever comes later finds room.
+fn is_room(of_node: usize, of_tenant: usize, most: usize) -> bool {
+    of_tenant < most.saturating_sub(of_node)
 }
 
 impl Drop for Open {
@@ -138,19 +160,18 @@ impl Drop for Open {
 impl Function {
     pub(super) fn new(
         config: &FunctionConfig,
-        store: &Arc<OnceLock<Arc<SecretStore>>>,
-        patience: Patience,
-        client: fn() -> Result<Arc<ClientConfig>, String>,
+        store: &Arc<SecretSource>,
+        of_tenant: &Arc<AtomicUsize>,
     ) -> Self {
         Self {
             name: config.name.clone(),
             rules: config.egress.inject.clone(),
             trusts_all: config.egress.authority,
-            patience,
+            patience: Patience::USUAL,
             store: store.clone(),
-            client,
+            client: roots::client,
             server: OnceCell::new(),
-            open: AtomicUsize::new(0),
+            open: of_tenant.clone(),
             complaints: AtomicUsize::new(0),
         }
     }
@@ -163,9 +184,21 @@ impl Function {
     /// Where its secrets are.
     ///
     /// # Errors
-    /// It is not known yet.
+    /// It is not known, or the function was removed.
     pub fn secrets(&self) -> Result<&Arc<SecretStore>, String> {
-        self.store.get().ok_or_else(|| "only a daemon has its secrets".to_owned())
+        let none = || "the function was removed, or no daemon serves it".to_owned();
+        self.store.get().ok_or_else(none)
+    }
+
+    /// What a sandbox hears of a secret that cannot be used; the operator hears all of it.
+    pub fn told(&self, error: SecretError) -> String {
+        match error {
+            error @ SecretError::NotSet { .. } => error.to_string(),
+            error => {
+                self.complain(&error.to_string());
+                "a secret cannot be read; the log of the node says why".to_owned()
+            }
+        }
     }
 
     /// How TLS is spoken with servers.
@@ -266,10 +299,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_function_takes_no_room_that_others_need() {
-        assert!(is_room(0, 0) && is_room(OF_NODE_SHARED - 1, OF_NODE_SHARED - 1));
-        assert!(!is_room(OF_NODE_SHARED, OF_FUNCTION_FEW));
-        assert!(is_room(OF_NODE_SHARED, 0) && is_room(OF_NODE_MAX - 1, OF_FUNCTION_FEW - 1));
-        assert!(!is_room(OF_NODE_MAX, 0));
+    fn a_tenant_takes_no_room_that_others_need() {
+        let most = |others: usize| {
+            (0..).find(|&own| !is_room(others + own, own, 1024)).expect("there is a bound")
+        };
+        assert_eq!(most(0), 512);
+        assert_eq!(most(512), 256);
+        assert_eq!(most(1022), 1);
+        assert!(!is_room(1024, 0, 1024) && !is_room(usize::MAX, 0, 1024));
     }
 }

@@ -7,7 +7,7 @@ use hyper::client::conn::http1::{Builder, SendRequest};
 use hyper_util::rt::TokioIo;
 use rustls_pki_types::ServerName;
 use std::io;
-use std::net::TcpStream as StdStream;
+use std::net::{IpAddr, TcpStream as StdStream};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 use thaw_sandbox::{DialError, Dialer};
@@ -26,7 +26,19 @@ const FIELDS_MAX: usize = 128;
 /// Sends requests to a server.
 pub(super) type Sender = SendRequest<Incoming>;
 
-/// Connects to a host, and begins to speak HTTP. What moves the bytes is among `tasks`.
+/// A connection to a server. What moves its bytes ends with it.
+pub(super) struct Line {
+    /// The host.
+    pub host: String,
+    /// The address that it has there.
+    pub address: IpAddr,
+    /// Takes requests.
+    pub sender: Sender,
+    /// What moves the bytes.
+    _driver: JoinSet<()>,
+}
+
+/// Connects to a host, and begins to speak HTTP.
 ///
 /// # Errors
 /// One sentence's end: why not.
@@ -35,11 +47,11 @@ pub(super) async fn connect(
     dialer: &Dialer,
     host: &str,
     port: u16,
-    tasks: &mut JoinSet<()>,
-) -> Result<Sender, String> {
+) -> Result<Line, String> {
     let config = function.towards_servers()?;
     let patience = function.patience.handshake;
     let stream = reach(dialer, host, port, patience).await?;
+    let address = stream.peer_addr().map_err(|error| error.to_string())?.ip();
     let name = ServerName::try_from(host.to_owned()).map_err(|error| error.to_string())?;
     let shaking = TlsConnector::from(config).connect(name, stream);
     let stream: TlsStream<TcpStream> = match timeout(patience, shaking).await {
@@ -49,13 +61,15 @@ pub(super) async fn connect(
     };
     let (sender, driver) = Builder::new()
         .max_header_size(HEAD_MAX)
+        .max_buf_size(HEAD_MAX)
         .max_headers(FIELDS_MAX)
         .handshake(TokioIo::new(stream))
         .await
         .map_err(|error| error.to_string())?;
     // An error reaches whoever waits for the answer through the answer.
+    let mut tasks = JoinSet::new();
     tasks.spawn(async move { drop(driver.with_upgrades().await) });
-    Ok(sender)
+    Ok(Line { host: host.to_owned(), address, sender, _driver: tasks })
 }
 
 /// A connection to the first address that answers.

@@ -192,6 +192,9 @@ pub trait Launcher: Send + Sync {
     /// kept for the next boots.
     fn stand_down(&self) {}
 
+    /// The function was removed: instances that are busy yet get no secrets any more.
+    fn withdraw_secrets(&self) {}
+
     /// When somebody last wanted to boot from its image, if that can be closed and was wanted.
     fn last_used(&self) -> Option<SystemTime> {
         None

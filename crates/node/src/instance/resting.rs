@@ -198,6 +198,12 @@ impl Launcher for RestingLauncher {
         }
     }
 
+    fn withdraw_secrets(&self) {
+        if let Some(launcher) = self.present() {
+            launcher.withdraw_secrets();
+        }
+    }
+
     fn last_used(&self) -> Option<SystemTime> {
         self.state().last_used
     }

@@ -445,6 +445,10 @@ impl Launcher for SandboxLauncher {
     fn stand_down(&self) {
         self.shared.standby.stand_down();
     }
+
+    fn withdraw_secrets(&self) {
+        self.shared.terms.withdraw_secrets();
+    }
 }
 
 /// A sandbox whose boot has begun.

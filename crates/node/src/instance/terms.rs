@@ -5,7 +5,7 @@ use super::options::Techniques;
 use crate::config::{FunctionConfig, FunctionName, VolumeConfig};
 use crate::inject::Proxy;
 use crate::logs::{FunctionLog, InstanceLog, InstancePipes, Logs};
-use crate::secrets::SecretStore;
+use crate::secrets::{SecretSource, SecretStore};
 use crate::tenants::{Lease, Tenant};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -33,7 +33,7 @@ pub(super) struct InstanceTerms {
     /// The secrets that the program reads.
     secrets: Vec<Name>,
     /// Where they are; empty until it is known.
-    secret_store: Arc<OnceLock<Arc<SecretStore>>>,
+    secret_store: Arc<SecretSource>,
     /// The volumes that the program uses.
     volumes: Vec<VolumeConfig>,
     /// The same, open, or why they cannot be used; empty until it is known where they are.
@@ -44,8 +44,8 @@ pub(super) struct InstanceTerms {
 impl InstanceTerms {
     /// Those that the configuration of a function says, within what its tenant may have.
     pub fn new(config: &FunctionConfig, tenant: Arc<Tenant>, techniques: Techniques) -> Self {
-        let secret_store: Arc<OnceLock<_>> = Arc::default();
-        let proxy = Proxy::of_function(config, &secret_store);
+        let secret_store: Arc<SecretSource> = Arc::default();
+        let proxy = Proxy::of_function(config, &secret_store, tenant.injected());
         Self {
             function: config.name.clone(),
             command: config.command.clone(),
@@ -85,8 +85,12 @@ impl InstanceTerms {
             let opened = store.volumes().of_function(&self.function, &self.volumes);
             opened.map_err(|error| error.to_string())
         });
-        // The first one stays.
-        let _ = self.secret_store.set(store.clone());
+        self.secret_store.set(store);
+    }
+
+    /// The function was removed: its instances get no secrets any more.
+    pub fn withdraw_secrets(&self) {
+        self.secret_store.withdraw();
     }
 
     /// The secrets as they are now; `None`: the program reads none. Reads a small file for each.

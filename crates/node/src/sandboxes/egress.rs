@@ -9,13 +9,14 @@ use crate::inject::OwnHeaders;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::UNIX_EPOCH;
 use thaw_sandbox::{EgressOutcome, EgressPolicy, EgressRules};
+use tokio::sync::Mutex as AsyncMutex;
 use tokio::task::spawn_blocking;
 
 /// Most rules of a sandbox.
@@ -270,8 +271,9 @@ struct Change {
 pub struct EgressTable {
     all: Mutex<Known>,
     file: OnceLock<PathBuf>,
-    /// Held while the file is written, so that it gets what was changed last.
-    writing: Mutex<()>,
+    /// Held from a change until the file has it, or it was taken back: one change cannot undo
+    /// another one that somebody was told of, and waits without a thread.
+    changing: AsyncMutex<()>,
 }
 
 #[derive(Default)]
@@ -372,9 +374,7 @@ impl EgressTable {
     /// One for a copy of an instance, with the same rules, if that has one of its own.
     pub fn copy_of(&self, instance: u64) -> Option<Arc<EgressPolicy>> {
         let policy = self.known().policies.get(&instance).cloned()?;
-        let copy = policy.of_sandbox((*policy.rules()).clone(), policy.most().cloned());
-        tell(&copy, &headers_of(&policy));
-        Some(Arc::new(copy))
+        Some(Arc::new(policy.copy()))
     }
 
     /// Instances have these from now on.
@@ -388,6 +388,7 @@ impl EgressTable {
         if new.is_empty() {
             return Ok(());
         }
+        let _changing = self.changing.lock().await;
         let ids: Vec<u64> = new.iter().map(|(id, _)| *id).collect();
         self.known().policies.extend(new);
         let written = self.write().await;
@@ -425,6 +426,7 @@ impl EgressTable {
     }
 
     async fn make(self: &Arc<Self>, instance: u64, rules: Change) -> Result<(), String> {
+        let _changing = self.changing.lock().await;
         let before = self.known().replace(instance, rules)?;
         let written = self.write().await;
         if written.is_err() {
@@ -442,8 +444,10 @@ impl EgressTable {
         instance: u64,
         asked: ClientEgress,
     ) -> Result<(), String> {
-        // Of a sandbox that nobody has bounded, a client gets nothing.
-        let most = self.known().most(instance)?.unwrap_or_default();
+        // Exemptions go before what is denied, so there has to be a bound on them.
+        let most = self.known().most(instance)?.ok_or_else(|| {
+            "the rules of this sandbox are its operator's; use `thaw sandbox egress`".to_owned()
+        })?;
         let (rules, headers) = asked.rules(&most);
         self.make(instance, Change { rules: Some(rules), headers: Some(headers) }).await
     }
@@ -476,8 +480,6 @@ impl EgressTable {
 
     fn write_now(&self) -> io::Result<()> {
         let Some(file) = self.file.get() else { return Ok(()) };
-        // Whoever writes last has read last.
-        let _writing = self.writing.lock().expect("no holder panics");
         let all = {
             let known = self.known();
             let mut all = known.left.clone();
@@ -489,7 +491,11 @@ impl EgressTable {
         let mut new =
             options.write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
         new.write_all(&serde_json::to_vec(&all)?)?;
-        std::fs::rename(&temporary, file)
+        // After a loss of power the file is the one before or this one.
+        new.sync_all()?;
+        std::fs::rename(&temporary, file)?;
+        let directory = file.parent().expect("it is in the state directory");
+        File::open(directory)?.sync_all()
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {

@@ -638,8 +638,8 @@ impl Sandboxes {
     fn forget_gone(&self) {
         let mut all = self.all();
         let before = all.len();
-        self.node.egress().forget_gone(|id| self.node.service_of(id).is_some());
-        self.node.limits().forget_gone(|id| self.node.service_of(id).is_some());
+        self.node.egress().forget_gone(|id| self.node.may_have_instance(id));
+        self.node.limits().forget_gone(|id| self.node.may_have_instance(id));
         all.retain(|_, info| self.node.service_of(info.instance).is_some());
         let changed = all.len() != before;
         drop(all);

@@ -7,11 +7,13 @@ use crate::instance::{
     Checkpoint, CheckpointKey, Checkpointed, Command, ConnectionTable, Copied, InstanceState,
     LaunchError, Launched, Launcher, Place, Supervisor,
 };
+use crate::sandboxes::limits::OwnLimits;
 use crate::seal::owner::{KeyId, OwnerKey};
 use serde::{Deserialize, Serialize};
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use thaw_sandbox::EgressPolicy;
 use thaw_store::Name;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
@@ -91,12 +93,14 @@ impl Service {
         // Nothing rests before it is known that there is room.
         let limits = self.limits_of(id);
         let places = self.places_for(count, limits.memory)?;
+        // As long as the original is known: it may end while it is copied.
+        let own = (self.shared.egress().copy_of(id), self.shared.limits().of(id));
         let Copied { launcher, pause } = self.copy_of(id).await?;
         // The copies have what it had then, and room for what it had before.
-        if self.limits_of(id) != limits {
+        if self.shared.limits().of(id).is_some_and(|now| own.1 != Some(now)) {
             return Err(format!("the limits of instance {id} have just changed; try again"));
         }
-        let ids = self.boot_copies(&launcher, places, Some(id)).await;
+        let ids = self.boot_copies(&launcher, places, own).await;
         let ids = ids.map_err(|error| error.to_string())?;
         self.wait_until_running(&ids).await?;
         Ok(Forked {
@@ -156,7 +160,7 @@ impl Service {
         let began = Instant::now();
         self.check_serves_several("one that is restored has none")?;
         let places = self.places_for(count, self.config.limits.memory.bytes())?;
-        let ids = self.boot_copies(&launcher, places, None).await;
+        let ids = self.boot_copies(&launcher, places, (None, None)).await;
         let ids = ids.map_err(|error| error.to_string())?;
         self.wait_until_running(&ids).await?;
         let function = self.name().clone();
@@ -234,13 +238,13 @@ impl Service {
         table.ok_or_else(|| format!("`{}` has no instance {id}; see `thaw ps`", self.name()))
     }
 
-    /// Boots a copy for each place, which may connect to what the original may. If one cannot be
-    /// booted, none is left.
+    /// Boots a copy for each place; each has a policy and limits of its own as `original`, if that has
+    /// some. If one cannot be booted, none is left.
     async fn boot_copies(
         self: &Arc<Self>,
         launcher: &Arc<dyn Launcher>,
         mut places: Vec<Place>,
-        original: Option<u64>,
+        (original, limits): (Option<Arc<EgressPolicy>>, Option<OwnLimits>),
     ) -> Result<Vec<u64>, LaunchError> {
         let (mut boots, mut ids) = (JoinSet::new(), Vec::with_capacity(places.len()));
         let mut policies = Vec::new();
@@ -254,7 +258,7 @@ impl Service {
             let Some(boot) = boots.join_next().await else { break };
             match boot.expect("a launcher does not panic") {
                 (Ok(mut launched), place) => {
-                    let own = original.and_then(|id| self.shared.egress().copy_of(id));
+                    let own = original.as_ref().map(|original| Arc::new(original.copy()));
                     match own.map(|own| use_egress(&mut launched, own)).transpose() {
                         Ok(own) => {
                             let id = self.adopt_copy(launched, place);
@@ -270,7 +274,6 @@ impl Service {
         if failed.is_none() {
             failed = self.shared.egress().insert(policies).await.err().map(LaunchError);
         }
-        let limits = original.and_then(|id| self.shared.limits().of(id));
         if let (None, Some(limits)) = (&failed, limits) {
             let new: Vec<_> = ids.iter().map(|id| (*id, limits)).collect();
             failed = self.shared.limits().set(&new).await.err().map(LaunchError);

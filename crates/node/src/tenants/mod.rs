@@ -40,7 +40,7 @@ use crate::seal::{Unsealer, Unsealers};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use thaw_sandbox::{CoreError, CoreGroup, CoreScheduling, EgressQuota};
 
@@ -110,6 +110,8 @@ pub struct Tenant {
     swap: Arc<SwapRoom>,
     cpu: CpuAccount,
     egress: Arc<EgressQuota>,
+    /// Connections of its sandboxes to the proxy of `[[egress.inject]]`.
+    injected: Arc<AtomicUsize>,
     refused: [AtomicU64; REFUSED_NAMES.len()],
     /// Bytes on disk of its instances that are asleep.
     asleep: AtomicU64,
@@ -128,6 +130,7 @@ impl Tenant {
             swap: Arc::default(),
             cpu: CpuAccount::default(),
             egress: Arc::default(),
+            injected: Arc::default(),
             refused: Default::default(),
             asleep: AtomicU64::new(0),
             unsealers: Unsealers::default(),
@@ -184,6 +187,11 @@ impl Tenant {
     /// The bounds of its outgoing connections.
     pub fn egress(&self) -> &Arc<EgressQuota> {
         &self.egress
+    }
+
+    /// How many connections its sandboxes have to the proxy of `[[egress.inject]]`.
+    pub(crate) fn injected(&self) -> &Arc<AtomicUsize> {
+        &self.injected
     }
 
     /// With whom its sandboxes may share a core; `None`: with everybody.

@@ -11,10 +11,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, PoisonError};
+use std::time::Instant;
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use thaw_abi::network::INTERCEPT_ADDRESS;
+use thaw_abi::network::{HOST_NAME, INTERCEPT_ADDRESS};
 
 use super::budget::Share;
 use super::dns::{Outcome, lookup};
@@ -120,7 +121,7 @@ impl EgressPolicy {
         self.own().map(|own| own.told.clone())
     }
 
-    fn own(&self) -> Option<Arc<OwnDestinations>> {
+    pub(super) fn own(&self) -> Option<Arc<OwnDestinations>> {
         self.own.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -257,8 +258,18 @@ impl Dialer {
     }
 }
 
+impl Dialer {
+    /// Whether a connection to a host, which was made to this address, may be used yet: rules may
+    /// have changed.
+    pub fn may_reach(&self, name: &str, port: u16, ip: IpAddr) -> bool {
+        let meant = if name == HOST_NAME { host_address() } else { ip.to_canonical() };
+        self.0.names.allows_dialing(name, SocketAddr::new(meant, port)).is_some()
+    }
+}
+
 impl Inner {
     fn dial(&self, name: &str, port: u16, attempt: usize) -> Result<OwnedFd, DialError> {
+        self.share.ask(Instant::now()).map_err(|_| DialError::TooMany)?;
         let permits = self.permits(name, port)?;
         let permit = permits.get(attempt).ok_or(DialError::NoMore)?;
         if !local::is_permitted(permit, Transport::Tcp) {
@@ -277,19 +288,19 @@ impl Inner {
     /// The addresses that the rule for a name and a port leads to, as they are now.
     fn permits(&self, name: &str, port: u16) -> Result<Vec<Permit>, DialError> {
         let rule = self.names.policy().intercepted(name, port).ok_or(DialError::NoRule)?;
-        let permit = |ip: IpAddr, meant: IpAddr| Permit {
-            address: SocketAddr::new(ip, port),
-            after_thaw: AfterThaw::Reset,
-            on_host: on_host(&rule, meant),
+        // Of the host no more than the rule and all lists mean.
+        let permit = |ip: IpAddr, meant: IpAddr| {
+            let listed = self.names.allows_dialing(name, SocketAddr::new(meant, port))?;
+            let on_host = on_host(&rule, meant).min(listed);
+            let address = SocketAddr::new(ip, port);
+            Some(Permit { address, after_thaw: AfterThaw::Reset, on_host })
         };
-        let may_dial = |ip: IpAddr| self.names.allows_dialing(name, SocketAddr::new(ip, port));
         if rule.target == Target::Host {
-            let ip = host_address();
-            if !may_dial(ip) {
-                self.names.deny(SocketAddr::new(ip, port), Transport::Tcp);
-                return Err(DialError::Denied);
-            }
-            return Ok(vec![permit(HOST_LOOPBACK, ip)]);
+            let meant = host_address();
+            return permit(HOST_LOOPBACK, meant).map(|permit| vec![permit]).ok_or_else(|| {
+                self.names.deny(SocketAddr::new(meant, port), Transport::Tcp);
+                DialError::Denied
+            });
         }
         let addresses = match self.names.look_up(name) {
             Outcome::Addresses(addresses) => addresses,
@@ -301,15 +312,16 @@ impl Inner {
         }
         let leads_there = |ip: &IpAddr| {
             let kind = reach(*ip);
-            kind != Reach::Nowhere && rule.farthest.includes(kind) && may_dial(*ip)
+            kind != Reach::Nowhere && rule.farthest.includes(kind)
         };
-        let canonical = addresses.iter().map(IpAddr::to_canonical);
-        let (allowed, denied): (Vec<_>, Vec<_>) = canonical.partition(leads_there);
-        if let (true, Some(ip)) = (allowed.is_empty(), denied.first()) {
-            self.names.deny(SocketAddr::new(*ip, port), Transport::Tcp);
+        let canonical = || addresses.iter().map(IpAddr::to_canonical);
+        let allowed = canonical().filter(leads_there).filter_map(|ip| permit(ip, ip));
+        let allowed: Vec<_> = allowed.take(ADDRESSES_MAX).collect();
+        if let (true, Some(ip)) = (allowed.is_empty(), canonical().next()) {
+            self.names.deny(SocketAddr::new(ip, port), Transport::Tcp);
             return Err(DialError::Denied);
         }
-        Ok(allowed.into_iter().take(ADDRESSES_MAX).map(|ip| permit(ip, ip)).collect())
+        Ok(allowed)
     }
 }
 

@@ -12,7 +12,7 @@ use super::denials::{Denials, Denied, Unseen};
 use super::dns::{Outcome, lookup};
 use super::intercept::{self, Interception};
 use super::journal::EgressOutcome;
-use super::policy::{EgressPolicy, Verdict};
+use super::policy::{EgressPolicy, OnHost, Verdict};
 use super::rule::{Transport, host_address};
 use super::rules::{EgressRules, Learned};
 
@@ -189,8 +189,9 @@ impl Names {
         self.policy.interception.as_ref()
     }
 
-    /// Whether a proxy may connect to this address of a name for the sandbox.
-    pub(super) fn allows_dialing(&self, name: &str, to: SocketAddr) -> bool {
+    /// How much of the host a proxy may mean at this address of a name, if it may connect there for
+    /// the sandbox.
+    pub(super) fn allows_dialing(&self, name: &str, to: SocketAddr) -> Option<OnHost> {
         self.policy.allows_dialing(name, to)
     }
 

@@ -102,6 +102,13 @@ impl EgressPolicy {
         }
     }
 
+    /// One for a copy of the sandbox: it begins with the same rules and destinations of its own, and
+    /// may have no more.
+    pub fn copy(&self) -> Self {
+        let copy = self.of_sandbox((*self.rules()).clone(), self.most().cloned());
+        Self { own: RwLock::new(self.own()), ..copy }
+    }
+
     /// Whether nothing is allowed.
     pub fn is_closed(&self) -> bool {
         self.rules().is_closed() && !self.intercepts(|_| true)
@@ -153,21 +160,25 @@ impl EgressPolicy {
         [Some(self.rules()), self.within.clone(), ceiling].into_iter().flatten().collect()
     }
 
-    /// Whether a proxy may connect to this address of a name for the sandbox: its tenant's ceiling
-    /// holds for that, too, and the sandbox' own rules if it has some. Those of a function do not
-    /// name these destinations.
-    pub(super) fn allows_dialing(&self, name: &str, to: SocketAddr) -> bool {
-        let Some(asked) = Asked::new(to, Transport::Tcp) else { return false };
+    /// How much of the host a proxy may mean at this address of a name, if it may connect there for
+    /// the sandbox: its tenant's ceiling holds for that, too, and the sandbox' own rules if it has
+    /// some. Those of a function do not name these destinations.
+    pub(super) fn allows_dialing(&self, name: &str, to: SocketAddr) -> Option<OnHost> {
+        let asked = Asked::new(to, Transport::Tcp)?;
         let mut learned = Learned::default();
         learned.add(to.ip().to_canonical(), &name.into());
         let lists = match self.is_of_sandbox() {
             true => self.lists(),
             false => self.budget.ceiling().into_iter().collect(),
         };
-        let allows = |rules: &Arc<EgressRules>| {
-            matches!(rules.judge(asked, &learned), Opinion::Allowed { .. })
-        };
-        lists.iter().all(allows)
+        let mut least = OnHost::WrittenOut;
+        for rules in lists {
+            match rules.judge(asked, &learned) {
+                Opinion::Allowed { on_host, .. } => least = least.min(on_host),
+                Opinion::IfNamed(_) | Opinion::Denied => return None,
+            }
+        }
+        Some(least)
     }
 
     /// Whether a name, in lower case and without a final dot, may be looked up.

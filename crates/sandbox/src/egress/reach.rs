@@ -109,6 +109,15 @@ fn reach_v6(ip: Ipv6Addr) -> Reach {
     if is_private || !is_assigned { Reach::Private } else { Reach::Public }
 }
 
+/// The IPv4 addresses that an address stands for, besides its own.
+pub fn stand_ins(ip: IpAddr) -> impl Iterator<Item = IpAddr> {
+    let v6 = match ip {
+        IpAddr::V4(_) => None,
+        IpAddr::V6(ip) => Some(ip),
+    };
+    v6.into_iter().flat_map(embedded).map(IpAddr::V4)
+}
+
 /// Whether a translator to IPv4 (RFC 6052) answers for it.
 fn is_translated(ip: Ipv6Addr) -> bool {
     ip.segments()[..6] == [0x64, 0xff9b, 0, 0, 0, 0]

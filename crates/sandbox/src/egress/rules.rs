@@ -5,13 +5,15 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use super::policy::OnHost;
-use super::reach::{Reach, reach};
+use super::reach::{Reach, reach, stand_ins};
 use super::rule::{EgressRule, EgressRuleError, Target, Transport, host_address};
 
 /// Most pairs of an address and a name that are remembered for one sandbox.
 const LEARNED_MAX: usize = 4096;
 /// Most bytes of those names.
 const LEARNED_BYTES_MAX: usize = 256 << 10;
+/// Most names of one address: each rule is held against all of them.
+const NAMES_OF_ADDRESS_MAX: usize = 32;
 /// Most names that are remembered to have been looked up for their rules.
 const LOOKED_UP_MAX: usize = 1024;
 /// Most names that are looked up to judge one destination.
@@ -83,11 +85,14 @@ impl Asked {
             }
     }
 
-    /// Whether a rule of `deny` means it: a network means all of its addresses, of any kind.
+    /// Whether a rule of `deny` means it: a network means all of its addresses, of any kind, also
+    /// where an IPv6 address stands for one of them.
     fn is_denied_by(&self, rule: &EgressRule) -> bool {
         self.fits(rule)
             && match &rule.target {
-                Target::Network(network) => network.contains(&self.ip),
+                Target::Network(network) => {
+                    network.contains(&self.ip) || stand_ins(self.ip).any(|ip| network.contains(&ip))
+                }
                 Target::Any => true,
                 Target::Host => self.is_host(),
                 Target::Name(_) | Target::Below(_) => false,
@@ -245,16 +250,26 @@ impl Learned {
             return;
         }
         known.push(name.clone());
+        let surplus = (known.len() > NAMES_OF_ADDRESS_MAX).then(|| known[0].clone());
         self.order.push_back((ip, name.clone()));
         self.bytes += name.len();
+        if let Some(oldest) = surplus {
+            let place = self.order.iter().position(|pair| *pair == (ip, oldest.clone()));
+            place.into_iter().for_each(|place| self.forget(place));
+        }
         while self.order.len() > LEARNED_MAX || self.bytes > LEARNED_BYTES_MAX {
-            let Some((ip, name)) = self.order.pop_front() else { return };
-            self.bytes -= name.len();
-            if let Some(names) = self.names.get_mut(&ip) {
-                names.retain(|known| *known != name);
-                if names.is_empty() {
-                    self.names.remove(&ip);
-                }
+            self.forget(0);
+        }
+    }
+
+    /// Forgets one pair, by its place in the order.
+    fn forget(&mut self, place: usize) {
+        let Some((ip, name)) = self.order.remove(place) else { return };
+        self.bytes -= name.len();
+        if let Some(names) = self.names.get_mut(&ip) {
+            names.retain(|known| *known != name);
+            if names.is_empty() {
+                self.names.remove(&ip);
             }
         }
     }
@@ -310,6 +325,37 @@ mod tests {
     }
 
     #[test]
+    fn a_denied_network_is_not_reached_by_addresses_that_stand_for_its_own() {
+        let rules = EgressRules {
+            allow: rules(&["*", "private:*"]),
+            deny: rules(&["203.0.113.0/24:*", "10.0.0.0/8:*"]),
+            ..EgressRules::default()
+        };
+        // By a translator, 6to4, and ISATAP; as IPv4 in IPv6 clothes.
+        for to in
+            ["64:ff9b::cb00:7101", "2002:cb00:7101::1", "2001:db8::5efe:a00:1", "::ffff:10.0.0.1"]
+        {
+            assert!(!allows(&rules, &format!("[{to}]:443")), "{to}");
+        }
+        assert!(allows(&rules, "[64:ff9b::cb00:7201]:443"));
+    }
+
+    #[test]
+    fn an_address_has_so_many_names_and_the_oldest_go() {
+        let mut learned = Learned::default();
+        let (ip, other) = ("192.0.2.1".parse().unwrap(), "192.0.2.2".parse().unwrap());
+        for number in 0..100 {
+            let name = format!("n{number}.example").into();
+            learned.add(ip, &name);
+            learned.add(other, &name);
+        }
+        assert_eq!(learned.len(), (2, 2 * NAMES_OF_ADDRESS_MAX));
+        assert!(learned.knows(ip, &Target::Name("n99.example".to_owned())));
+        assert!(!learned.knows(ip, &Target::Name("n0.example".to_owned())));
+        assert_eq!(learned.bytes, 2 * NAMES_OF_ADDRESS_MAX * "n99.example".len());
+    }
+
+    #[test]
     fn nobody_is_asked_for_names_of_an_address_that_is_denied() {
         let mut list = EgressRules {
             allow: rules(&["api.example.com:443"]),
@@ -356,7 +402,7 @@ mod tests {
             let name: Arc<str> = format!("{number}.example.com").into();
             learned.add(IpAddr::V4(0x0b00_0000.into()), &name);
         }
-        assert_eq!(learned.len(), (1, LEARNED_MAX));
+        assert_eq!(learned.len(), (1, NAMES_OF_ADDRESS_MAX));
         assert_eq!(learned.name_of(IpAddr::V4(0x0b00_0000.into())), Some("9999.example.com"));
     }
 }
