@@ -9,8 +9,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use thaw_e2e::{
-    Daemon, DaemonOptions, Outcome, built_home, python, repository, run, run_with_input, skip,
-    thaw, wait_until,
+    Daemon, DaemonOptions, Outcome, built_home, python, python_with, repository, run,
+    run_with_input, run_within, skip, thaw, use_e2b, wait_until, write_e2b_settings,
 };
 
 /// Found nowhere by chance.
@@ -111,6 +111,14 @@ struct Node {
 
 impl Node {
     fn start(label: &str, more: impl FnOnce(&Keys, u16) -> String) -> Self {
+        Self::start_with(label, more, DaemonOptions::default())
+    }
+
+    fn start_with(
+        label: &str,
+        more: impl FnOnce(&Keys, u16) -> String,
+        options: DaemonOptions,
+    ) -> Self {
         let home = built_home(label, &[]);
         let keys = Keys::make(&home);
         let server = Server::start(&keys, "server");
@@ -121,7 +129,7 @@ impl Node {
             "name = \"box\"\nisolation = \"instance\"\nenv = {{ MARK = \"mark-of-the-sandbox\" }}\n\
              [limits]\nmemory = \"1GiB\"\n[entry]\nkind = \"sandbox\"\n[runtime]\nkind = \"python3\"\n\
              interpreter = \"/usr/bin/python3\"\n\
-             programs = [\"cat\", \"env\", \"sleep\"{}]\n\
+             programs = [\"bash\", \"cat\", \"env\", \"sleep\"{}]\n\
              [[egress.inject]]\nhost = \"{HOST}:{port}\"\nheader = \"Authorization\"\n\
              value = \"Bearer ${{api-key}}\"\n{}",
             ["curl", "node"]
@@ -133,7 +141,8 @@ impl Node {
         run(thaw().args(["build", "--weak-limits"]).arg(&directory).env("THAW_HOME", &home))
             .success();
         let roots = format!("SSL_CERT_FILE={}", keys.path("authority.pem").display());
-        let daemon = Daemon::start_by(&["env".to_owned(), roots], &home, &DaemonOptions::default());
+        write_e2b_settings(&home, "base = \"box\"\nplain = \"plain\"");
+        let daemon = Daemon::start_by(&["env".to_owned(), roots], &home, &options);
         let node = Self { home, daemon, server, keys };
         node.ok(&["sandbox", "create", "box", "--name", "one"]);
         node
@@ -500,4 +509,99 @@ except OSError: print('cut off')
     assert_eq!(first, "64 EADDRNOTAVAIL");
     assert!(rest == "cut off\n" || rest == "b'HTTP/1.1 431'\n", "{said}");
     assert!(node.server.seen().len() == 1, "{:?}", node.server.seen());
+}
+
+/// Keys of a function whose programs trust the node for all hosts, and which reaches this host.
+const TRUSTING: &str = "[egress]\nauthority = true\nallow = [\"host.thaw.internal:*\"]\n";
+
+#[test]
+fn a_sandbox_has_headers_of_its_own_that_change_while_it_runs() {
+    let mut node = Node::start("inject-own", |_, _| TRUSTING.to_owned());
+    let other = Server::start(&node.keys, "server");
+    node.set("api-key", "of-the-function");
+    node.set("other", VALUE);
+    let at = format!("{HOST}:{}", other.port);
+    let ask = |node: &Node, name: &str| {
+        let text = format!("{ASK}print(ask('https://{at}'))");
+        node.ok(&["exec", name, "--", "python3", "-c", &text])
+    };
+    // The server's authority is none that the program knows.
+    assert!(ask(&node, "one").starts_with("(0, "));
+    let rule = format!("{at}: X-Key: key ${{other}}");
+    let said = node.ok(&["sandbox", "inject", "one", &rule]);
+    assert!(said.contains(&format!("adds x-key to requests to {at}\n")), "{said}");
+    assert_eq!(ask(&node, "one"), "(200, 'seen\\n')\n");
+    assert_eq!(other.last("x-key").1, [format!("key {VALUE}")]);
+    // Those of the function stay.
+    node.python("ask(url)");
+    assert_eq!(node.server.last("authorization").1, ["Bearer of-the-function"]);
+    node.ok(&["sandbox", "fork", "one", "--name", "two"]);
+    let none = node.ok(&["sandbox", "inject", "one", "--none"]);
+    assert!(!none.contains("adds"), "{none}");
+    assert!(ask(&node, "one").starts_with("(0, "));
+    assert!(ask(&node, "two").starts_with("(200, "), "a copy has its own");
+    // They allow nothing.
+    node.ok(&["sandbox", "egress", "two", "--none"]);
+    assert!(ask(&node, "two").starts_with("(502, "));
+    node.ok(&["sandbox", "egress", "two", "--allow", "host.thaw.internal:*"]);
+    wait_until("it is kept for the next daemon", || {
+        let all = node.daemon.instances("box");
+        all.iter().all(|one| !one["kept"].is_null())
+    });
+    node.daemon.kill_and_await_next();
+    assert!(ask(&node, "two").starts_with("(200, "), "{}", node.daemon.log());
+    for text in [rule.as_str(), "*: X-Key: ${other}", "a.example: Host: ${other}"] {
+        let one = node.call(&["sandbox", "inject", "one", text, "--json"]);
+        assert_eq!(one.code == Some(0), text == rule, "{one:?}");
+    }
+    let said = node.ok(&["sandbox", "show", "one", "--json"]);
+    assert!(said.contains("x-key") && !said.contains(VALUE), "{said}");
+}
+
+/// E2B's SDK from PyPI, not changed.
+#[test]
+fn e2bs_sdk_adds_headers_to_requests_of_a_sandbox() {
+    let Some(python) = python_with(&["e2b==2.63.0"]) else { return };
+    let arguments = ["--e2b", "127.0.0.1:0"].map(str::to_owned).into();
+    let node = Node::start_with(
+        "inject-e2b",
+        |keys, _| {
+            // One without the key.
+            let directory = keys.0.with_extension("plain");
+            fs::create_dir_all(&directory).unwrap();
+            let text = "name = \"plain\"\nisolation = \"instance\"\n[entry]\n\
+                        kind = \"sandbox\"\n[runtime]\nkind = \"python3\"\n\
+                        programs = [\"bash\"]\n";
+            fs::write(directory.join("thaw.toml"), text).unwrap();
+            let home = keys.0.with_extension("");
+            run(thaw().args(["build", "--weak-limits"]).arg(&directory).env("THAW_HOME", home))
+                .success();
+            TRUSTING.to_owned()
+        },
+        DaemonOptions { arguments },
+    );
+    node.set("api-key", "of-the-function");
+    let other = Server::start(&node.keys, "server");
+    let mut program = Command::new(python);
+    program.arg(repository().join("tests/e2b/inject.py"));
+    program.args([format!("{HOST}:{}", other.port), VALUE.to_owned()]);
+    use_e2b(&mut program, &node.daemon);
+    let printed = run_within(std::time::Duration::from_secs(200), &mut program, b"").success();
+    assert_eq!(
+        printed,
+        "added 200\nfork 200\nupdated 200\ndenied 502\nnone refused\ntold False\n\
+         plain 501 True\nbase 400 False\n"
+    );
+    let seen = other.seen();
+    let keys: Vec<_> = seen
+        .iter()
+        .flat_map(|request| request["headers"].as_array().unwrap())
+        .filter(|pair| pair[0] == "x-key")
+        .map(|pair| pair[1].as_str().unwrap())
+        .collect();
+    assert_eq!(keys, [VALUE, VALUE, "other"]);
+    assert!(!node.daemon.log().contains(VALUE), "{}", node.daemon.log());
+    for place in ["store", "logs"].map(|place| node.home.join(place)) {
+        assert_eq!(files_with(&place, VALUE), "");
+    }
 }

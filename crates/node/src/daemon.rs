@@ -299,6 +299,7 @@ pub async fn serve(
         shared.number_life(link.grant().life());
     }
     shared.egress().keep_in(home.root())?;
+    shared.limits().keep_in(home.root())?;
     let waiting = legacy::reserve(&shared, legacy);
     shared.wake_up_with(left_asleep);
     warn_of_uncounted_cpu_time(&shared, &pool);
@@ -313,6 +314,7 @@ pub async fn serve(
     legacy::take_over(&shared, waiting);
     shared.forget_left_asleep();
     shared.egress().forget_gone(|id| shared.may_have_instance(id));
+    shared.limits().forget_gone(|id| shared.may_have_instance(id));
 
     let tracing = options.traces.clone().map(|settings| {
         let tracer = shared.trace_with(settings);

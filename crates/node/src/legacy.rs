@@ -45,7 +45,8 @@ fn reserve_one(shared: &NodeState, orphan: Orphan) -> Option<WaitingInstance> {
     let note: InstanceNote = serde_json::from_str(orphan.note()).ok()?;
     shared.note_instance(note.id);
     let tenant = shared.tenants().of(TenantName::of(note.domain.as_ref()));
-    let Some(lease) = tenant.room().try_enter(note.memory) else {
+    let own = shared.limits().of(note.id);
+    let Some(lease) = tenant.room().try_enter(own.map_or(note.memory, |own| own.memory())) else {
         let (function, instance) = (&note.function, note.id);
         tracing::info!(%function, instance, "ended an instance: the quota of {} is used up", tenant.name());
         return None;

@@ -10,6 +10,7 @@ use crate::health::Failures;
 use crate::metrics::Metrics;
 use crate::rollout::Served;
 use crate::sandboxes::egress::EgressTable;
+use crate::sandboxes::limits::LimitsTable;
 use crate::secrets::SecretStore;
 use crate::service::{InstanceInfo, Service};
 use crate::swap::SwapSpace;
@@ -58,6 +59,7 @@ pub struct NodeState {
     triggers: RwLock<Option<Arc<Triggers>>>,
     /// Where sandboxes connect to.
     egress: Arc<EgressTable>,
+    limits: Arc<LimitsTable>,
     /// Records traces, if somebody wants them.
     tracer: OnceLock<Arc<Tracer>>,
     services: RwLock<HashMap<FunctionName, Served>>,
@@ -105,6 +107,7 @@ impl NodeState {
             asleep_space: OnceLock::new(),
             triggers: RwLock::default(),
             egress: Arc::default(),
+            limits: Arc::default(),
             tracer: OnceLock::new(),
             services: RwLock::default(),
             retired: Mutex::default(),
@@ -139,6 +142,11 @@ impl NodeState {
     /// Where sandboxes connect to.
     pub(crate) fn egress(&self) -> &Arc<EgressTable> {
         &self.egress
+    }
+
+    /// What sandboxes may use whose limits were changed.
+    pub(crate) fn limits(&self) -> &Arc<LimitsTable> {
+        &self.limits
     }
 
     /// Counters for the outside.

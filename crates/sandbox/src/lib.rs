@@ -52,7 +52,7 @@ pub use cores::{CoreError, CoreGroup, CoreScheduling};
 pub use egress::{
     Denials, Denied, DialError, Dialer, EgressEntry, EgressOutcome, EgressPolicy, EgressQuota,
     EgressReport, EgressRule, EgressRuleError, EgressRules, GuardedPort, Intercepted, Interceptor,
-    NotTaken, PortGuard, Transport,
+    NotTaken, PortGuard, Told, Transport,
 };
 pub use event::{BootTimes, Event, GuestExit, Progress, Violation, WrittenFiles};
 pub use freeze::{
@@ -67,7 +67,9 @@ pub use image::{
     level_of, missing_here,
 };
 pub use kernel::{KERNEL_ELF, Kernel, KernelError, kernel_build_id};
-pub use limits::{LimitReached, Lowered, Meter, RaisedMemory, ResourceLimits, WeakLimits};
+pub use limits::{
+    LimitReached, Lowered, Meter, NotChanged, RaisedMemory, ResourceLimits, WeakLimits,
+};
 pub use memory::{MemoryReader, SandboxMemory};
 pub use partial::{MovedFile, PartialLayout, Pieces, Segment, run_layout};
 pub use prefetch::{CacheProbe, PrefetchLayout};

@@ -22,7 +22,7 @@ use crate::broker::{Broker, QueueFull};
 use crate::console::HostEnd;
 use crate::egress::{Denials, EgressPolicy, open_flags};
 use crate::event::{Event, Incoming, Progress, Violation, parse};
-use crate::limits::{LimitReached, Meter, RaisedMemory};
+use crate::limits::{LimitReached, Meter, NotChanged, RaisedMemory, ResourceLimits};
 use crate::message::{self, Outbox, OutboxFull};
 use crate::rewind::{Effort, Reason, RewindError, TakenDown};
 use crate::state::{StateError, Subject};
@@ -449,6 +449,20 @@ impl Sandbox {
     /// The host refuses; the limit is as before.
     pub fn allow_twin_memory(&self) -> io::Result<RaisedMemory> {
         RaisedMemory::of(&self.process.limits)
+    }
+
+    /// Changes its memory and processors from what they are, `before`, to `wanted`. Of its memory
+    /// `elsewhere` bytes are in a swap file. It does not hear of it.
+    ///
+    /// # Errors
+    /// See [`NotChanged`]; the limits are as before.
+    pub fn change_limits(
+        &self,
+        before: ResourceLimits,
+        wanted: ResourceLimits,
+        elsewhere: u64,
+    ) -> Result<(), NotChanged> {
+        self.process.limits.change(before, wanted, elsewhere)
     }
 
     /// Lets the sandbox go on after [`Event::EntryPoint`].

@@ -31,6 +31,7 @@
 //! | `GET`, `PUT /instances/ID/files/tree?path=P` | a directory in it as tar; [`TreeReport`](crate::sandboxes::untree::TreeReport): what came of one |
 //! | `GET /sandboxes`, `POST /sandboxes` | [`SandboxInfo`](crate::sandboxes::SandboxInfo) of each; a new one |
 //! | `GET`, `DELETE /sandboxes/NAME`, `POST …/pause`, `resume`, `fork?name=N`, `timeout?seconds=N` | one of them |
+//! | `GET`, `PUT /sandboxes/NAME/limits` | [`LimitsInfo`](crate::sandboxes::LimitsInfo): what it may use, which changes while it runs |
 //! | `GET`, `PUT /sandboxes/NAME/egress` | [`EgressInfo`](crate::sandboxes::EgressInfo): where it may connect to, and what it has reached |
 //! | `POST /sandboxes/NAME/ports/PORT` with `Upgrade: thaw-port` | the bytes of a port on which something in it listens |
 //! | `GET /queues`, `GET /functions/NAME/queue`, `GET …/queue/ID` | [`QueueInfo`](crate::triggers::QueueInfo) of each; [`InvocationInfo`](crate::triggers::InvocationInfo) of those in one; one with its request |

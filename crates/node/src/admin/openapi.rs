@@ -13,7 +13,10 @@ use crate::history::{Event, SeriesView, Stats};
 use crate::sandboxes::files::FileInfo;
 use crate::sandboxes::tree::TREE_TYPE;
 use crate::sandboxes::untree::TreeReport;
-use crate::sandboxes::{EgressInfo, ExecInfo, ExecRequest, NewSandbox, SandboxEgress, SandboxInfo};
+use crate::sandboxes::{
+    EgressInfo, ExecInfo, ExecRequest, LimitsChange, LimitsInfo, NewSandbox, SandboxEgress,
+    SandboxInfo, SandboxInject,
+};
 use crate::service::{CheckpointTaken, Forked, InstanceInfo, Restored};
 use crate::tenants::TenantReport;
 use crate::triggers::{QueueInfo, ScheduleInfo};
@@ -121,8 +124,11 @@ const OPERATIONS: &[Operation] = &[
     operation("post", "/sandboxes/{name}/pause", "Has it give up its memory", &[], Nothing, Json(of::<SandboxInfo>)),
     operation("post", "/sandboxes/{name}/resume", "Has it run again", &[], Nothing, Json(of::<SandboxInfo>)),
     operation("post", "/sandboxes/{name}/fork", "Makes a copy of it", &["name"], Nothing, Json(of::<SandboxInfo>)),
+    operation("get", "/sandboxes/{name}/limits", "What it may use", &[], Nothing, Json(of::<LimitsInfo>)),
+    operation("put", "/sandboxes/{name}/limits", "Changes what it may use while it runs", &[], Json(of::<LimitsChange>), Json(of::<LimitsInfo>)),
     operation("get", "/sandboxes/{name}/egress", "Where it may connect to, and what it has reached", &[], Nothing, Json(of::<EgressInfo>)),
     operation("put", "/sandboxes/{name}/egress", "Replaces the rules by which it connects", &[], Json(of::<SandboxEgress>), Json(of::<EgressInfo>)),
+    operation("put", "/sandboxes/{name}/inject", "Replaces the headers that are added to its requests besides its function's", &[], Json(of::<SandboxInject>), Json(of::<EgressInfo>)),
     operation("post", "/sandboxes/{name}/ports/{port}", "The bytes of a port on which something in it listens, on the upgraded connection", &[], Nothing, Upgrade(of::<()>)),
     operation("post", "/sandboxes/{name}/timeout", "Changes when its time has come", &["seconds"], Nothing, Json(of::<SandboxInfo>)),
     operation("get", "/checkpoints", "Checkpoints in the store", &[], Nothing, Json(of::<Vec<CheckpointInfo>>)),

@@ -4,11 +4,13 @@ use super::Admin;
 use super::routes::problem;
 use crate::sandboxes::ports::PortProblem;
 use crate::sandboxes::registry::SandboxProblem;
-use crate::sandboxes::{EgressInfo, NewSandbox, SandboxEgress, SandboxInfo};
+use crate::sandboxes::{
+    EgressInfo, LimitsChange, LimitsInfo, NewSandbox, SandboxEgress, SandboxInfo, SandboxInject,
+};
 use axum::extract::{Path, Query, Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{get, post, put};
 use axum::{Json, Router};
 use hyper_util::rt::TokioIo;
 use serde::Deserialize;
@@ -26,7 +28,9 @@ pub(super) fn routes() -> Router<Admin> {
         .route("/sandboxes/{name}/resume", post(resume))
         .route("/sandboxes/{name}/fork", post(fork))
         .route("/sandboxes/{name}/timeout", post(set_timeout))
+        .route("/sandboxes/{name}/limits", get(limits).put(set_limits))
         .route("/sandboxes/{name}/egress", get(egress).put(set_egress))
+        .route("/sandboxes/{name}/inject", put(set_inject))
         .route("/sandboxes/{name}/ports/{port}", post(connect_port))
 }
 
@@ -41,6 +45,7 @@ fn refusal(error: &SandboxProblem) -> Response {
     match error {
         SandboxProblem::Wrong(_) => problem(StatusCode::BAD_REQUEST, "bad_sandbox", error),
         SandboxProblem::Unknown(_) => problem(StatusCode::NOT_FOUND, "unknown_sandbox", error),
+        SandboxProblem::Missing(_) => problem(StatusCode::BAD_REQUEST, "not_trusted", error),
         SandboxProblem::Refused(_) => problem(StatusCode::CONFLICT, "refused", error),
     }
 }
@@ -71,6 +76,30 @@ async fn set_egress(
     Json(egress): Json<SandboxEgress>,
 ) -> Response {
     egress_answer(admin.sandboxes.set_egress(&name, &egress).await)
+}
+
+async fn set_inject(
+    State(admin): State<Admin>,
+    Path(name): Path<String>,
+    Json(inject): Json<SandboxInject>,
+) -> Response {
+    egress_answer(admin.sandboxes.set_inject(&name, inject).await)
+}
+
+fn limits_answer(outcome: Result<LimitsInfo, SandboxProblem>) -> Response {
+    outcome.map_or_else(|error| refusal(&error), |limits| Json(limits).into_response())
+}
+
+async fn limits(State(admin): State<Admin>, Path(name): Path<String>) -> Response {
+    limits_answer(admin.sandboxes.limits(&name))
+}
+
+async fn set_limits(
+    State(admin): State<Admin>,
+    Path(name): Path<String>,
+    Json(change): Json<LimitsChange>,
+) -> Response {
+    limits_answer(admin.sandboxes.set_limits(&name, change).await)
 }
 
 async fn kill(State(admin): State<Admin>, Path(name): Path<String>) -> Response {

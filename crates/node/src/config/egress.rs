@@ -65,6 +65,10 @@ pub struct Egress {
     pub allow: Vec<EgressRule>,
     /// Connections there are made again when a copy first uses them.
     pub reconnect: Vec<EgressRule>,
+    /// Whether its programs trust the node's authority for all hosts, so that a sandbox of it can
+    /// have headers of its own added.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub authority: bool,
     /// Headers that the node adds to requests to these hosts.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub inject: Vec<Inject>,
@@ -74,6 +78,11 @@ impl Egress {
     /// Whether no outgoing connection is allowed.
     pub fn is_closed(&self) -> bool {
         self.allow.is_empty() && self.reconnect.is_empty() && self.inject.is_empty()
+    }
+
+    /// Whether the node's authority is among the certificates of its files.
+    pub fn adds_authority(&self) -> bool {
+        self.authority || !self.inject.is_empty()
     }
 
     /// The policy that says so. Nothing is injected: connections to those hosts are refused.

@@ -5,6 +5,7 @@ use hyper::header::{
     CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderName, HeaderValue, TE, TRAILER,
     TRANSFER_ENCODING, UPGRADE,
 };
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use thaw_store::Name;
@@ -32,7 +33,7 @@ const NOT_INJECTED: [HeaderName; 9] = [
 ];
 
 /// One `[[egress.inject]]`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "InjectTable", into = "InjectTable")]
 pub struct Inject {
     /// As it was written.
@@ -46,7 +47,8 @@ pub struct Inject {
 }
 
 /// The same as text.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "InjectRule")]
 #[serde(deny_unknown_fields)]
 struct InjectTable {
     host: String,
@@ -59,10 +61,10 @@ struct InjectTable {
 }
 
 /// A text with the names of secrets in it.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Template(Vec<Part>);
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Part {
     Text(String),
     Secret(Name),
@@ -152,7 +154,7 @@ fn is_plain(path: &str) -> bool {
 ///
 /// # Errors
 /// One sentence.
-pub(super) fn check(rules: &[Inject], in_sandbox: &[Name]) -> Result<(), String> {
+pub(crate) fn check(rules: &[Inject], in_sandbox: &[Name]) -> Result<(), String> {
     if rules.len() > INJECT_MAX {
         return Err(format!("a function can have {INJECT_MAX} [[egress.inject]] at most"));
     }
@@ -171,16 +173,25 @@ impl TryFrom<InjectTable> for Inject {
 
     fn try_from(written: InjectTable) -> Result<Self, String> {
         let (rule, name, port) = destination(&written.host)?;
-        let header: HeaderName = written.header.parse().map_err(|_| {
-            format!("`{}` is not the name of a header", written.header.escape_default())
-        })?;
-        if NOT_INJECTED.contains(&header) || header.as_str().starts_with("proxy-") {
-            return Err(format!("`{header}` is not for rules: it says how a request is sent"));
-        }
+        let header = check_header(&written.header)?;
         let value = Template::parse(&written.value)?;
         check_conditions(&written)?;
         Ok(Self { rule, name, port, header, value, written })
     }
+}
+
+/// The name of a header that may be added.
+///
+/// # Errors
+/// One sentence: it is none.
+pub(crate) fn check_header(name: &str) -> Result<HeaderName, String> {
+    let header: HeaderName = name
+        .parse()
+        .map_err(|_| format!("`{}` is not the name of a header", name.escape_default()))?;
+    if NOT_INJECTED.contains(&header) || header.as_str().starts_with("proxy-") {
+        return Err(format!("`{header}` is not for rules: it says how a request is sent"));
+    }
+    Ok(header)
 }
 
 impl From<Inject> for InjectTable {

@@ -29,6 +29,7 @@ pub use entry::{Connections, Entry, EntryKind, FreezeAt, FreezeSignal};
 pub use error::ConfigError;
 pub use files::FileEntry;
 pub use inject::{INJECT_MAX, Inject};
+pub(crate) use inject::{check as check_inject, check_header};
 pub use name::{FunctionName, NameError};
 pub use quantity::{ByteSize, QuantityError, TimeSpan};
 use quantity::{positive, positive_if_any};
@@ -238,10 +239,16 @@ impl RuntimeKind {
 pub struct Limits {
     /// Memory of one instance.
     pub memory: ByteSize,
+    /// Most memory that a sandbox may be given while it runs; none: `memory`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_max: Option<ByteSize>,
     /// Virtual CPUs of one instance, and the processors' worth of CPU time that the host
     /// gives it.
     #[serde(deserialize_with = "positive")]
     pub cpu: NonZeroU32,
+    /// Most processors' worth of CPU time that a sandbox may be given while it runs; none: `cpu`.
+    #[serde(deserialize_with = "positive_if_any", skip_serializing_if = "Option::is_none")]
+    pub cpu_max: Option<NonZeroU32>,
     /// Host processes of one instance, with each further virtual CPU of a process counted
     /// as one. With 1, the host lets it have one process with one virtual CPU, by a shorter
     /// list of host calls.
@@ -292,7 +299,9 @@ impl Default for Limits {
         }
         Self {
             memory: ByteSize::mebibytes(256),
+            memory_max: None,
             cpu: count(1),
+            cpu_max: None,
             processes: count(512),
             cpu_time: None,
             crashes: 64,

@@ -303,6 +303,26 @@ impl FunctionConfig {
                 ),
             ));
         }
+        if let Some(most) = self.limits.memory_max.filter(|most| *most < self.limits.memory) {
+            return Some((
+                &["limits", "memory_max"],
+                format!(
+                    "{most} is less than `memory`, {}; sandboxes begin with that, so give at \
+                     least as much",
+                    self.limits.memory
+                ),
+            ));
+        }
+        if let Some(most) = self.limits.cpu_max.filter(|most| *most < self.limits.cpu) {
+            return Some((
+                &["limits", "cpu_max"],
+                format!(
+                    "{most} is less than `cpu`, {}; sandboxes begin with that, so give at least \
+                     as many",
+                    self.limits.cpu
+                ),
+            ));
+        }
         if self.limits.processes.get() > PROCESSES_MAX {
             return Some((
                 &["limits", "processes"],

@@ -325,7 +325,7 @@ fn refused(session: &Session, error: &SandboxProblem) -> Response {
     let status = match error {
         SandboxProblem::Wrong(_) => StatusCode::BAD_REQUEST,
         SandboxProblem::Unknown(_) => StatusCode::NOT_FOUND,
-        SandboxProblem::Refused(_) => StatusCode::CONFLICT,
+        SandboxProblem::Refused(_) | SandboxProblem::Missing(_) => StatusCode::CONFLICT,
     };
     problem(session, status, &error.to_string())
 }

@@ -5,7 +5,8 @@
 
 use super::E2b;
 use super::control::{Client, Posted, answer, parse, running};
-use super::problem::Problem;
+use super::problem::{Kind, Problem};
+use crate::inject::{OwnHeaders, WrongHeaders};
 use crate::sandboxes::egress::{ClientEgress, RULES_MAX};
 use axum::Extension;
 use axum::extract::{Path, State};
@@ -13,6 +14,8 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde::Deserialize;
 use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fmt;
 use std::net::Ipv6Addr;
 use thaw_abi::network::HOST_NAME;
 use thaw_sandbox::EgressRule;
@@ -29,11 +32,31 @@ pub(super) struct NetworkRequest {
     pub allow_public_traffic: Option<bool>,
     dns_servers: Option<Vec<String>>,
     egress_proxy: Option<Value>,
-    rules: Option<Value>,
+    rules: Option<BTreeMap<String, Vec<Rule>>>,
     mask_request_host: Option<String>,
     https_ports: Option<Vec<u16>>,
     #[serde(rename = "allow_internet_access")]
     allow_internet_access: Option<bool>,
+}
+
+/// What is done to requests to a host.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Rule {
+    transform: Option<Transform>,
+}
+
+#[derive(Clone, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Transform {
+    headers: Option<BTreeMap<String, String>>,
+}
+
+impl fmt::Debug for Transform {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The values are nobody's business.
+        f.write_str("Transform")
+    }
 }
 
 impl NetworkRequest {
@@ -64,13 +87,30 @@ impl NetworkRequest {
         let is_shut = has_internet == Some(false)
             || self.allow_internet_access == Some(false)
             || denied.iter().any(|text| ALL_TRAFFIC[0] == text);
-        Ok(ClientEgress { exempt, deny, rest: !is_shut })
+        Ok(ClientEgress { exempt, deny, rest: !is_shut, headers: self.headers()? })
+    }
+
+    /// The headers that are added: of several rules for a host all, and of one header the last.
+    fn headers(&self) -> Result<OwnHeaders, Problem> {
+        let hosts = self.rules.iter().flatten().map(|(host, rules)| {
+            let transforms = rules.iter().filter_map(|rule| rule.transform.as_ref());
+            let headers = transforms.flat_map(|transform| transform.headers.iter().flatten());
+            let lower = headers.map(|(name, value)| (name.to_ascii_lowercase(), value.clone()));
+            (host.clone(), lower.collect::<BTreeMap<_, _>>())
+        });
+        // Where nothing is added, requests need not go by the proxy.
+        OwnHeaders::given(hosts.filter(|(_, headers)| !headers.is_empty())).map_err(|error| {
+            let kind = match &error {
+                WrongHeaders::Wrong(_) => Kind::Invalid,
+                WrongHeaders::Missing(_) => Kind::Unsupported,
+            };
+            Problem::new(kind, format!("`rules`: {error}"))
+        })
     }
 
     /// Refuses what would be left out silently otherwise.
     fn check(&self) -> Result<(), Problem> {
         let lacks = [
-            (is_given(&self.rules), "`rules`: requests are not changed on their way"),
             (is_given(&self.egress_proxy), "`egressProxy`: there is no way by a proxy"),
             (
                 !list(&self.dns_servers).is_empty(),
@@ -234,13 +274,43 @@ mod tests {
             assert!(error.contains("`allowOut`"), "{entry}: {error}");
         }
         for (key, value) in [
-            ("rules", json!({"a.example.com": []})),
+            ("rules", json!({"a b": [{"transform": {"headers": {"X": "v"}}}]})),
             ("egressProxy", json!({"address": "a:1"})),
             ("dnsServers", json!(["1.1.1.1"])),
             ("httpsPorts", json!([443])),
         ] {
             assert!(refused(json!({key: value})).contains(key), "{key}");
         }
+    }
+
+    #[test]
+    fn rules_are_headers_by_host() {
+        let asked = egress(
+            json!({"rules": {
+                "api.example.com": [
+                    {"transform": {"headers": {"X-Key": "first", "Authorization": "a"}}},
+                    {},
+                    {"transform": {"headers": {"x-key": "last"}}}
+                ],
+                "*.example.com": [{"transform": {"headers": {"X-Key": "below"}}}],
+                "none.example": []
+            }}),
+            None,
+        )
+        .unwrap();
+        let names = asked.headers.names();
+        assert_eq!(names["api.example.com"], ["authorization", "x-key"]);
+        assert_eq!(names.len(), 2);
+        let values = asked.headers.values("api.example.com", 443);
+        assert!(values.iter().any(|(name, value)| name == "x-key" && value == "last"));
+        // They allow nothing.
+        assert!(asked.exempt.is_empty() && asked.rest);
+        let placeholder = json!({"rules": {"a.example": [
+            {"transform": {"headers": {"X": "${e2b.identity.tokens.a}"}}}
+        ]}});
+        assert!(egress(placeholder, None).unwrap_err().contains("placeholder"));
+        let other = json!({"rules": {"a.example": [{"transform": {"body": "x"}}]}});
+        assert!(serde_json::from_value::<NetworkRequest>(other).is_err());
     }
 
     #[test]

@@ -80,7 +80,7 @@ impl NodeBackend {
 
     fn view(&self, info: sandboxes::SandboxInfo) -> Option<Sandbox> {
         let service = self.node.service_of(info.instance)?;
-        let config = service.config();
+        let (config, limits) = (service.config(), service.limits_of(info.instance));
         Some(Sandbox {
             id: info.name,
             function: info.function.to_string(),
@@ -88,8 +88,8 @@ impl NodeBackend {
             deadline_ms: info.deadline_ms,
             pauses: info.on_timeout == OnTimeout::Pause,
             metadata: info.metadata,
-            cpus: config.limits.cpu.get(),
-            memory_bytes: config.limits.memory.bytes(),
+            cpus: limits.cpus,
+            memory_bytes: limits.memory,
             directory: config.workdir.clone(),
         })
     }
@@ -113,6 +113,7 @@ fn problem(error: SandboxProblem) -> Problem {
         SandboxProblem::Wrong(_) => Kind::Invalid,
         SandboxProblem::Unknown(_) => Kind::NotFound,
         SandboxProblem::Refused(_) => Kind::Busy,
+        SandboxProblem::Missing(_) => Kind::Unsupported,
     };
     Problem::new(kind, error)
 }

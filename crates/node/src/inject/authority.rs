@@ -6,7 +6,8 @@
 //! ```
 //!
 //! A certificate of the authority is good for the hosts of one function and for nothing else (name
-//! constraints, RFC 5280 §4.2.1.10): a program that trusts it trusts the node with no other host.
+//! constraints, RFC 5280 §4.2.1.10): a program that trusts it trusts the node with no other host. A
+//! function with `egress.authority` has one that is good for all.
 
 use crate::home::{Home, HomeError};
 use rcgen::{
@@ -109,8 +110,7 @@ impl Authority {
     /// # Errors
     /// It cannot be made, or not be kept.
     pub fn certificate(&self, hosts: &BTreeSet<&str>) -> Result<String, AuthorityError> {
-        let key = self.issuer.key();
-        let mut params = of_authority(key);
+        let mut params = of_authority(self.issuer.key());
         params.name_constraints = Some(NameConstraints {
             permitted_subtrees: hosts.iter().map(|&host| dns(host)).collect(),
             excluded_subtrees: vec![
@@ -118,11 +118,25 @@ impl Authority {
                 GeneralSubtree::IpAddress(CidrSubnet::from_v6_prefix([0; 16], 0)),
             ],
         });
+        let lines: Vec<String> = hosts.iter().map(|host| format!("{host}\n")).collect();
+        self.kept(params, &lines.concat())
+    }
+
+    /// The same that is good for all hosts: whoever has the key passes for any of them to programs
+    /// that trust it.
+    ///
+    /// # Errors
+    /// It cannot be made, or not be kept.
+    pub fn certificate_for_all(&self) -> Result<String, AuthorityError> {
+        // No host has such a name.
+        self.kept(of_authority(self.issuer.key()), "*\n")
+    }
+
+    /// The certificate that is kept for these hosts, or a new one.
+    fn kept(&self, mut params: CertificateParams, hosts: &str) -> Result<String, AuthorityError> {
+        let key = self.issuer.key();
         let mut hash = blake3::Hasher::new();
-        hash.update(key.der_bytes());
-        for host in hosts {
-            hash.update(host.as_bytes()).update(b"\n");
-        }
+        hash.update(key.der_bytes()).update(hosts.as_bytes());
         let path = self.directory.join(format!("{}.pem", hash.finalize().to_hex()));
         let _acting = self.home.act()?;
         let mut used = || {
@@ -262,6 +276,9 @@ pub(super) mod tests {
         assert!(!is_believed(&trusted, &leaf, "b.example"));
         let other = authority.leaf("bank.example").unwrap();
         assert!(!is_believed(&trusted, &other, "bank.example"), "it is constrained");
+        let all = authority.certificate_for_all().unwrap();
+        assert!(is_believed(&all, &other, "bank.example") && is_believed(&all, &leaf, "a.example"));
+        assert_ne!(all, trusted);
         let wide = authority.certificate(&BTreeSet::from(["bank.example"])).unwrap();
         assert!(is_believed(&wide, &other, "bank.example"));
     }

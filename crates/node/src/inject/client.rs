@@ -3,6 +3,7 @@
 //! A request goes to the host that TLS and the request both name, or nowhere: nobody gets a header
 //! that is meant for another.
 
+use super::own::OwnHeaders;
 use super::proxy::{Function, Open};
 use super::upstream::{Line, connect};
 use super::watch::{Activity, Watched};
@@ -18,6 +19,7 @@ use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, recv};
+use rustls::server::Acceptor;
 use std::convert::Infallible;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -28,7 +30,7 @@ use tokio::io::{AsyncRead, AsyncWrite, Interest, copy_bidirectional};
 use tokio::net::UnixStream;
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
-use tokio_rustls::TlsAcceptor;
+use tokio_rustls::LazyConfigAcceptor;
 
 /// Most bytes of the head of a request, and of what is read ahead of its body.
 const BUFFER: usize = 64 << 10;
@@ -106,9 +108,15 @@ async fn speak(
     let config = function.towards_sandboxes().await.inspect_err(|error| {
         function.complain(&error.to_string());
     })?;
-    let stream = timeout(patience, TlsAcceptor::from(config).accept(stream)).await??;
-    // Without a name there was no certificate.
-    client.sni = stream.get_ref().1.server_name().map(str::to_ascii_lowercase);
+    let hello = LazyConfigAcceptor::new(Acceptor::default(), stream);
+    let hello = timeout(patience, hello).await??;
+    client.sni = hello.client_hello().server_name().map(str::to_ascii_lowercase);
+    if function.trusts_all && !client.sni.as_ref().is_some_and(|host| client.has_name(host)) {
+        // A certificate would be made for whatever it names.
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    // Without a name there is no certificate.
+    let stream = timeout(patience, hello.into_stream(config)).await??;
     exchange(client, stream).await
 }
 
@@ -240,27 +248,54 @@ impl Client {
             )));
         }
         let port = if self.port == PLAIN_PORT { TLS_PORT } else { self.port };
-        if self.function.rules_of(&host, port).next().is_none() {
+        if !self.has(&host, port) {
             return Err(misdirected(format!(
-                "no [[egress.inject]] is for `{}` at port {port}",
+                "no headers are added for `{}` at port {port}",
                 host.escape_default()
             )));
         }
         Ok((host, port))
     }
 
-    /// The headers that the rules add to a request; of two rules for a header the first counts.
+    /// The headers of the sandbox itself, as they are now.
+    fn own(&self) -> Option<Arc<OwnHeaders>> {
+        self.dialer.told()?.downcast().ok()
+    }
+
+    /// Whether there are rules for a host.
+    fn has(&self, host: &str, port: u16) -> bool {
+        self.function.rules_of(host, port).next().is_some()
+            || self.own().is_some_and(|own| own.has(host, port))
+    }
+
+    /// The same for what TLS names on this connection.
+    fn has_name(&self, host: &str) -> bool {
+        let port = if self.port == PLAIN_PORT { TLS_PORT } else { self.port };
+        self.has(host, port)
+    }
+
+    /// The headers that the rules add to a request; of two rules for a header the first counts, and
+    /// one of the function before one of the sandbox.
     async fn injected(&self, head: &Parts, host: &str, port: u16) -> Result<HeaderMap, Refusal> {
-        let fitting = self.function.rules_of(host, port);
-        let fitting = fitting.filter(|rule| rule.fits(head.method.as_str(), head.uri.path()));
+        let own = self.own();
+        let own_rules = own.iter().flat_map(|own| own.rules());
+        let own_rules = own_rules.filter(|rule| rule.name() == host && rule.port() == port);
+        let all = self.function.rules_of(host, port).chain(own_rules);
+        let fitting = all.filter(|rule| rule.fits(head.method.as_str(), head.uri.path()));
         let fitting: Vec<_> = fitting.cloned().collect();
+        let mut added = HeaderMap::new();
+        for (name, value) in own.iter().flat_map(|own| own.values(host, port)) {
+            added.insert(name, value);
+        }
+        for rule in &fitting {
+            added.remove(rule.header());
+        }
         if fitting.is_empty() {
-            return Ok(HeaderMap::new());
+            return Ok(added);
         }
         let function = self.function.clone();
         let read = spawn_blocking(move || -> Result<HeaderMap, String> {
             let store = function.secrets()?;
-            let mut added = HeaderMap::new();
             for rule in fitting {
                 if added.contains_key(rule.header()) {
                     continue;

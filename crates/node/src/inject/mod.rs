@@ -11,6 +11,7 @@
 //! | `authority` | the node's certificate authority, and a certificate for each host |
 //! | `trust` | has the programs of a function trust it |
 //! | `roots` | which servers the proxy trusts |
+//! | `own` | headers of one sandbox, which change while it runs |
 //! | `proxy` | takes connections of sandboxes, within bounds |
 //! | `client` | one such connection: what is asked on it, and what is refused |
 //! | `upstream` | the connection to the server |
@@ -20,12 +21,14 @@
 
 mod authority;
 mod client;
+mod own;
 mod proxy;
 mod roots;
 mod trust;
 mod upstream;
 mod watch;
 
+pub use own::{OwnHeaders, WrongHeaders};
 pub(crate) use proxy::Proxy;
 pub use roots::read_roots;
 pub use trust::TrustError;

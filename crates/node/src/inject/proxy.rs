@@ -27,6 +27,8 @@ const OF_NODE_MAX: usize = 1024;
 const DESCRIPTORS_EACH: u64 = 32;
 /// Most complaints of one function in the daemon's log.
 const COMPLAINTS_MAX: usize = 16;
+/// Most certificates of hosts that sandboxes of a function have named, which are kept.
+const OTHERS_MAX: usize = 256;
 /// Sessions of TLS of a function that can be resumed.
 const SESSIONS_MAX: usize = 64;
 
@@ -76,6 +78,8 @@ impl Patience {
 pub(super) struct Function {
     pub name: FunctionName,
     pub rules: Vec<Inject>,
+    /// Whether its programs trust the authority for all hosts.
+    pub trusts_all: bool,
     pub patience: Patience,
     store: Arc<SecretSource>,
     client: fn() -> Result<Arc<ClientConfig>, String>,
@@ -90,14 +94,14 @@ pub(super) struct Function {
 pub(crate) struct Proxy(Arc<Function>);
 
 impl Proxy {
-    /// That of a function; `None` if it has no `[[egress.inject]]`. Its secrets, and the authority,
+    /// That of a function; `None` if nothing of it trusts the authority. Its secrets, and the authority,
     /// are where `store` says when it is there: until then connections are refused.
     pub fn of_function(
         config: &FunctionConfig,
         store: &Arc<SecretSource>,
         of_tenant: &Arc<AtomicUsize>,
     ) -> Option<Arc<dyn Interceptor>> {
-        if config.egress.inject.is_empty() {
+        if !config.egress.adds_authority() {
             return None;
         }
         let function = Function::new(config, store, of_tenant);
@@ -162,6 +166,7 @@ impl Function {
         Self {
             name: config.name.clone(),
             rules: config.egress.inject.clone(),
+            trusts_all: config.egress.authority,
             patience: Patience::USUAL,
             store: store.clone(),
             client: roots::client,
@@ -226,7 +231,8 @@ impl Function {
         let builder = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(io::Error::other)?;
-        let resolver = Arc::new(Leaves { authority, leaves });
+        let others = self.trusts_all.then(Mutex::default);
+        let resolver = Arc::new(Leaves { authority, leaves, others });
         let mut config = builder.with_no_client_auth().with_cert_resolver(resolver);
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         config.session_storage = ServerSessionMemoryCache::new(SESSIONS_MAX);
@@ -249,12 +255,34 @@ type Leaf = (Arc<CertifiedKey>, Instant);
 struct Leaves {
     authority: Authority,
     leaves: HashMap<String, Mutex<Option<Leaf>>>,
+    /// Those of hosts that only a sandbox has named, where its programs trust all; whoever asks has
+    /// checked that.
+    others: Option<Mutex<HashMap<String, Leaf>>>,
+}
+
+impl Leaves {
+    /// One of a host that only a sandbox has named.
+    fn other(&self, host: &str) -> Option<Arc<CertifiedKey>> {
+        let mut others = self.others.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
+        others.retain(|_, (_, when)| when.elapsed() < LEAF_LIFE / 2);
+        if let Some((made, _)) = others.get(host) {
+            return Some(made.clone());
+        }
+        if others.len() >= OTHERS_MAX {
+            others.clear();
+        }
+        let made = self.authority.leaf(host);
+        let made = Arc::new(made.inspect_err(|error| tracing::error!("{host}: {error}")).ok()?);
+        others.insert(host.to_owned(), (made.clone(), Instant::now()));
+        Some(made)
+    }
 }
 
 impl ResolvesServerCert for Leaves {
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         let host = hello.server_name()?.to_ascii_lowercase();
-        let mut leaf = self.leaves.get(&host)?.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(leaf) = self.leaves.get(&host) else { return self.other(&host) };
+        let mut leaf = leaf.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((made, when)) = &*leaf
             && when.elapsed() < LEAF_LIFE / 2
         {

@@ -56,7 +56,7 @@ pub enum TrustError {
     },
 }
 
-/// Puts the certificate into the files of a function with `[[egress.inject]]`, and its place into
+/// Puts the certificate into the files of a function that is to trust it, and its place into
 /// the environment, which the author's own variables may replace.
 ///
 /// # Errors
@@ -68,11 +68,15 @@ pub(crate) fn put_trust(
     tree: &mut Tree,
     environment: &mut BTreeMap<String, String>,
 ) -> Result<(), TrustError> {
-    let hosts: BTreeSet<&str> = config.egress.inject.iter().map(Inject::name).collect();
-    if hosts.is_empty() {
+    if !config.egress.adds_authority() {
         return Ok(());
     }
-    let certificate = Authority::of(home)?.certificate(&hosts)?;
+    let authority = Authority::of(home)?;
+    let hosts: BTreeSet<&str> = config.egress.inject.iter().map(Inject::name).collect();
+    let certificate = match config.egress.authority {
+        true => authority.certificate_for_all()?,
+        false => authority.certificate(&hosts)?,
+    };
     let domain = config.domain();
     let mut bundle = None;
     for path in BUNDLES {
@@ -190,6 +194,8 @@ mod tests {
         let (found, environment) = trusting(RULE, &[], None);
         assert_eq!(found[BUNDLES[0]], found[CERTIFICATE]);
         assert_eq!(environment["CURL_CA_BUNDLE"], BUNDLES[0]);
+        let (found, _) = trusting("[egress]\nauthority = true\n", &[], None);
+        assert_eq!(found[BUNDLES[0]], found[CERTIFICATE]);
         let (found, environment) = trusting("", &[(BUNDLES[0], b"others")], None);
         assert_eq!(found, BTreeMap::from([(BUNDLES[0], "others".to_owned())]));
         assert!(environment.is_empty());

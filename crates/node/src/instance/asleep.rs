@@ -9,7 +9,7 @@ use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use thaw_abi::control::EntryPoint;
-use thaw_sandbox::{Fit, FreezeBase, Image, ImageError, Sandbox, cpu_features};
+use thaw_sandbox::{Fit, FreezeBase, Image, ImageError, ResourceLimits, Sandbox, cpu_features};
 use thaw_store::{ImageId, KernelId};
 
 impl ImageBoots {
@@ -22,10 +22,12 @@ impl ImageBoots {
         &self,
         sandbox: &Sandbox,
         rest: EntryPoint,
+        memory: u64,
         file: &File,
     ) -> Result<AsleepImage, String> {
         let base = self.stored.clone();
-        let report = self.write_difference(sandbox, rest, base.clone(), file, &mut || {})?;
+        let report =
+            self.write_difference(sandbox, rest, base.clone(), file, memory, &mut || {})?;
         self.check_quota(file)?;
         Ok(AsleepImage {
             stored: report.stored,
@@ -60,6 +62,7 @@ impl ImageBoots {
         base: Option<&FreezeBase>,
         clients: Vec<Arc<Client>>,
         decrypted: Option<Decrypted>,
+        limits: ResourceLimits,
     ) -> Result<Arc<dyn Launcher>, WakeError> {
         let stored = base.unwrap_or(&self.stored);
         let image = Image::open_with(file, &mut |ancestor| {
@@ -67,7 +70,8 @@ impl ImageBoots {
             open.map_or_else(|| open_ancestor(&self.store, ancestor), Ok)
         });
         let image = image.and_then(|image| self.check(&image, checksum).map(|()| image))?;
-        let launcher = self.launcher_of(image, checksum.0, stored.clone(), clients, decrypted);
+        let stored = stored.clone();
+        let launcher = self.launcher_of(image, checksum.0, stored, clients, decrypted, limits);
         Ok(Arc::new(launcher.map_err(WakeError::Later)?))
     }
 

@@ -20,7 +20,7 @@ use thaw_abi::control::EntryPoint;
 use thaw_abi::image::Ancestor;
 use thaw_sandbox::{
     AncestorFile, FreezeBase, FreezeError, FreezeReport, FreezeSpec, Freezer, Image, ImageError,
-    MergePolicy, Sandbox, freeze_live,
+    MergePolicy, ResourceLimits, Sandbox, freeze_live,
 };
 use thaw_store::{ImageId, NewCheckpoint, StoreError};
 
@@ -48,6 +48,7 @@ impl ImageBoots {
         self: &Arc<Self>,
         freezer: &Freezer,
         rest: EntryPoint,
+        limits: ResourceLimits,
         is_read: &mut dyn FnMut(),
     ) -> Result<impl FnOnce() -> Result<Arc<dyn Launcher>, String> + Send + use<>, Unread> {
         let cannot = |error: io::Error| {
@@ -57,7 +58,7 @@ impl ImageBoots {
         let base = self.base();
         // A file in memory that is sealed has this in place of a checksum.
         let identity = random_bytes().map_err(cannot)?;
-        let spec = self.spec(base.clone(), Some(identity));
+        let spec = self.spec(base.clone(), Some(identity), limits.memory);
         freezer.write(rest, &spec, &file, is_read).map_err(unread)?;
         seal(&file).map_err(cannot)?;
         let boots = self.clone();
@@ -65,7 +66,8 @@ impl ImageBoots {
             let image = Image::open_sealed(file, &identity, &mut |named| ancestor(&base, named));
             let image = image.map_err(|error| error.to_string())?;
             let (stored, decrypted) = (boots.stored.clone(), boots.decrypted.clone());
-            let launcher = boots.launcher_of(image, identity, stored, Vec::new(), decrypted)?;
+            let launcher =
+                boots.launcher_of(image, identity, stored, Vec::new(), decrypted, limits)?;
             Ok(Arc::new(launcher) as Arc<dyn Launcher>)
         })
     }
@@ -82,6 +84,7 @@ impl ImageBoots {
         rest: EntryPoint,
         last: &LastCheckpoint,
         new: Checkpoint,
+        memory: u64,
         is_read: &mut dyn FnMut(),
     ) -> Result<impl FnOnce() -> Result<Checkpointed, String> + Send + use<>, Unread> {
         let failed = |error: StoreError| Unread::Failed(error.to_string());
@@ -93,7 +96,7 @@ impl ImageBoots {
         })?;
         let last = if plain.is_some() { LastCheckpoint::default() } else { last.clone() };
         let base = last.get().unwrap_or_else(|| self.stored.clone());
-        let spec = self.spec(base.clone(), None);
+        let spec = self.spec(base.clone(), None, memory);
         let written = plain.as_ref().unwrap_or(file.file());
         let report: FreezeReport = freezer.write(rest, &spec, written, is_read).map_err(unread)?;
         let index = self.rootfs.id();
@@ -147,21 +150,23 @@ impl ImageBoots {
         rest: EntryPoint,
         base: FreezeBase,
         file: &File,
+        memory: u64,
         is_read: &mut dyn FnMut(),
     ) -> Result<FreezeReport, String> {
-        let written = freeze_live(sandbox, rest, &self.spec(base, None), file, is_read);
+        let written = freeze_live(sandbox, rest, &self.spec(base, None, memory), file, is_read);
         written.map_err(|error| error.to_string())
     }
 
-    /// How to write what the memory of an instance of these has that `base` has not.
-    fn spec(&self, base: FreezeBase, identity: Option<[u8; 32]>) -> FreezeSpec {
+    /// How to write what the memory of an instance of these has that `base` has not. It may have
+    /// `memory` bytes.
+    fn spec(&self, base: FreezeBase, identity: Option<[u8; 32]>, memory: u64) -> FreezeSpec {
         let terms = &self.terms;
         FreezeSpec {
             index_hash: *self.rootfs.id().as_bytes(),
             program: terms.command.first().map_or("init", String::as_str).to_owned(),
             arguments: terms.command.join(" "),
             about: about(terms.function.as_str()),
-            max_stored: terms.limits.memory,
+            max_stored: memory,
             merge: MERGE,
             base: Some(base),
             identity,
@@ -170,7 +175,7 @@ impl ImageBoots {
 
     /// Boots of an image of an instance of these, whose nearest image in the store is `stored`; the
     /// first of them has these clients again. `decrypted` is what goes with the image.
-    /// Nothing is kept ready for them, and no working set is recorded.
+    /// Nothing is kept ready for them, and no working set is recorded. They get these limits.
     pub(super) fn launcher_of(
         &self,
         image: Image,
@@ -178,13 +183,14 @@ impl ImageBoots {
         stored: FreezeBase,
         resumed: Vec<Arc<Client>>,
         decrypted: Option<Decrypted>,
+        limits: ResourceLimits,
     ) -> Result<SandboxLauncher, String> {
         let rootfs = self.rootfs.clone();
         let plan = image.plan(rootfs.file(), rootfs.file_len(), rootfs.blobs());
         let plan = Arc::new(self.techniques.reduce(plan.map_err(|error| error.to_string())?));
         Ok(SandboxLauncher::from(Self {
             pool: self.pool.clone(),
-            terms: self.terms.clone(),
+            terms: self.terms.clone().limited_to(limits),
             output: self.output.clone(),
             image: Arc::new(image),
             image_name: name,

@@ -291,6 +291,12 @@ impl Hibernation {
         matches!(self.phase, Phase::Hibernated)
     }
 
+    /// Bytes of its memory that are in a swap file, as long as it is hibernated.
+    pub fn bytes_elsewhere(&self) -> u64 {
+        let swapped = self.swapped.as_ref().filter(|_| self.is_hibernated());
+        swapped.map_or(0, |swapped| swapped.stored)
+    }
+
     /// Whether its memory is looked at or on its way.
     pub fn is_under_way(&self) -> bool {
         !matches!(self.phase, Phase::Awake | Phase::Hibernated)

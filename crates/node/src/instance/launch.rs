@@ -8,6 +8,7 @@ use crate::asleep::AsleepImage;
 use crate::boots::BootKind;
 use crate::config::StopSignal;
 use crate::edge::Addresses;
+use crate::sandboxes::limits::Unchanged;
 use crate::seal::owner::{KeyId, OwnerKey};
 use crate::tenants::Lease;
 use serde::{Deserialize, Serialize};
@@ -25,7 +26,7 @@ use std::time::SystemTime;
 use thaw_abi::control::EntryPoint;
 use thaw_sandbox::{
     Awake, BootTimes, Denials, EgressPolicy, FreezeBase, GuestExit, LimitReached, MemoryReader,
-    Orphan, RemoteEvent, RemoteMessage, Twin,
+    Orphan, RemoteEvent, RemoteMessage, ResourceLimits, Twin,
 };
 use thaw_store::{ImageId, IndexId, KernelId, Name};
 
@@ -122,6 +123,7 @@ pub trait Launcher: Send + Sync {
         _orphan: Orphan,
         _thawed: Option<ImageId>,
         _egress: Option<&Arc<EgressPolicy>>,
+        _limits: ResourceLimits,
     ) -> Result<Box<dyn Instance>, LaunchError> {
         Err(LaunchError("this launcher takes nothing over".to_owned()))
     }
@@ -140,6 +142,7 @@ pub trait Launcher: Send + Sync {
         _base: Option<&FreezeBase>,
         _clients: Vec<Arc<Client>>,
         _decrypted: Option<Decrypted>,
+        _limits: ResourceLimits,
     ) -> Result<Arc<dyn Launcher>, WakeError> {
         Err(WakeError::Lost("this launcher wakes nothing".to_owned()))
     }
@@ -367,6 +370,14 @@ pub trait Instance: Send {
     /// It cannot have one, or has ended.
     fn use_egress(&mut self, _policy: &Arc<EgressPolicy>) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Changes its memory and processors.
+    ///
+    /// # Errors
+    /// It is being copied, has more than that, or its limits cannot change.
+    fn set_limits(&mut self, _limits: ResourceLimits) -> Result<(), Unchanged> {
+        Err(Unchanged::Refused("the limits of this instance cannot change".to_owned()))
     }
 
     /// CPU time that all processes of it have used; none where nobody counts it.

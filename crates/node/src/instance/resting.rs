@@ -10,7 +10,7 @@ use crate::tenants::Lease;
 use std::fs::File;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::SystemTime;
-use thaw_sandbox::{EgressPolicy, FreezeBase, Orphan};
+use thaw_sandbox::{EgressPolicy, FreezeBase, Orphan, ResourceLimits};
 use thaw_store::{ImageId, IndexId, KernelId};
 use tokio::sync::watch;
 
@@ -135,8 +135,9 @@ impl Launcher for RestingLauncher {
         orphan: Orphan,
         thawed: Option<ImageId>,
         egress: Option<&Arc<EgressPolicy>>,
+        limits: ResourceLimits,
     ) -> Result<Box<dyn Instance>, LaunchError> {
-        self.wanted()?.take_over(orphan, thawed, egress)
+        self.wanted()?.take_over(orphan, thawed, egress, limits)
     }
 
     fn egress(&self) -> Option<Arc<EgressPolicy>> {
@@ -150,9 +151,10 @@ impl Launcher for RestingLauncher {
         base: Option<&FreezeBase>,
         clients: Vec<Arc<Client>>,
         decrypted: Option<Decrypted>,
+        limits: ResourceLimits,
     ) -> Result<Arc<dyn Launcher>, WakeError> {
         let launcher = self.wanted().map_err(|error| WakeError::Later(error.0))?;
-        launcher.waken(file, checksum, base, clients, decrypted)
+        launcher.waken(file, checksum, base, clients, decrypted, limits)
     }
 
     fn index(&self) -> Option<IndexId> {

@@ -10,9 +10,10 @@ use super::recording::Shows;
 use super::sandboxed::ImageBoots;
 use super::standby::{Lent, Spent, Standby};
 use crate::asleep::AsleepImage;
-use crate::config::StopSignal;
+use crate::config::{ByteSize, StopSignal};
 use crate::logs::{InstanceLog, InstancePipes};
 use crate::reactor::watch_sandbox;
+use crate::sandboxes::limits::Unchanged;
 use crate::seal::owner::KeyId;
 use crate::tenants::Lease;
 use std::fs::File;
@@ -27,8 +28,8 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use thaw_abi::control::EntryPoint;
 use thaw_sandbox::{
-    BootPlan, EgressPolicy, Event, Freezer, KeptForSuccessor, Lowered, MemoryReader, Progress,
-    RaisedMemory, RemoteMessage, Sandbox, Twin, connection,
+    BootPlan, EgressPolicy, Event, Freezer, KeptForSuccessor, Lowered, MemoryReader, NotChanged,
+    Progress, RaisedMemory, RemoteMessage, ResourceLimits, Sandbox, Twin, connection,
 };
 use thaw_store::ImageId;
 use tokio::io::unix::AsyncFd;
@@ -78,6 +79,8 @@ pub(super) struct SandboxInstance {
     /// What the next checkpoint of it may differ from.
     last_checkpoint: LastCheckpoint,
     hibernation: Hibernation,
+    /// What it may use.
+    limits: ResourceLimits,
 }
 
 /// Looks whether something has happened of which nobody tells.
@@ -138,6 +141,7 @@ impl SandboxInstance {
     ) -> io::Result<Self> {
         let sandbox = watch_sandbox(sandbox)?;
         sandbox.get_ref().label(&boots.terms.label);
+        let limits = boots.terms.limits;
         Ok(Self {
             pid: sandbox.get_ref().pid(),
             sandbox,
@@ -161,6 +165,7 @@ impl SandboxInstance {
             lent: None,
             last_checkpoint: LastCheckpoint::default(),
             hibernation: Hibernation::default(),
+            limits,
         })
     }
 
@@ -177,6 +182,11 @@ impl SandboxInstance {
     /// The same for one that outlives this daemon.
     pub fn kept_as(self, kept: KeptForSuccessor) -> Self {
         Self { kept: Some(kept), ..self }
+    }
+
+    /// The same for one that may use something else than others of its function.
+    pub fn limited_to(self, limits: ResourceLimits) -> Self {
+        Self { limits, ..self }
     }
 
     /// The same for one that shows something of the working set.
@@ -508,6 +518,17 @@ impl Instance for SandboxInstance {
         self.sandbox.get_mut().use_egress(policy)
     }
 
+    fn set_limits(&mut self, wanted: ResourceLimits) -> Result<(), Unchanged> {
+        if self.raised.is_some() || self.asked_to_rest || self.hibernation.is_under_way() {
+            return Err(Unchanged::Busy);
+        }
+        let elsewhere = self.hibernation.bytes_elsewhere();
+        let changed = self.sandbox().change_limits(self.limits, wanted, elsewhere);
+        changed.map_err(|error| Unchanged::Refused(explain_unchanged(&error)))?;
+        self.limits = wanted;
+        Ok(())
+    }
+
     fn cpu_time(&self) -> Option<Duration> {
         self.sandbox().cpu_time().ok().flatten()
     }
@@ -572,8 +593,10 @@ impl Instance for SandboxInstance {
     }
 
     fn copy(&mut self, rest: EntryPoint) -> Result<Reading<Arc<dyn Launcher>>, String> {
-        let (freezer, boots) = (self.freezer()?, self.boots.clone());
-        Ok(Box::new(move |is_read| Ok(Box::new(boots.copy(&freezer, rest, is_read)?) as Finish<_>)))
+        let (freezer, boots, limits) = (self.freezer()?, self.boots.clone(), self.limits);
+        Ok(Box::new(move |is_read| {
+            Ok(Box::new(boots.copy(&freezer, rest, limits, is_read)?) as Finish<_>)
+        }))
     }
 
     fn checkpoint(
@@ -582,9 +605,10 @@ impl Instance for SandboxInstance {
         new: Checkpoint,
     ) -> Result<Reading<Checkpointed>, String> {
         let (freezer, boots) = (self.freezer()?, self.boots.clone());
-        let last = self.last_checkpoint.clone();
+        let (last, memory) = (self.last_checkpoint.clone(), self.limits.memory);
         Ok(Box::new(move |is_read| {
-            Ok(Box::new(boots.checkpoint(&freezer, rest, &last, new, is_read)?) as Finish<_>)
+            Ok(Box::new(boots.checkpoint(&freezer, rest, &last, new, memory, is_read)?)
+                as Finish<_>)
         }))
     }
 
@@ -595,7 +619,7 @@ impl Instance for SandboxInstance {
     }
 
     fn write_asleep(&mut self, rest: EntryPoint, file: &File) -> Result<AsleepImage, String> {
-        self.boots.write_asleep(self.sandbox(), rest, file)
+        self.boots.write_asleep(self.sandbox(), rest, self.limits.memory, file)
     }
 
     fn resume(&mut self) {
@@ -607,6 +631,19 @@ impl Instance for SandboxInstance {
 
     fn freeze(&mut self, rest: EntryPoint) -> Result<FrozenInstance, String> {
         self.boots.freeze(self.sandbox.get_ref(), rest)
+    }
+}
+
+fn explain_unchanged(error: &NotChanged) -> String {
+    match error {
+        NotChanged::InUse { held, wanted } => format!(
+            "the sandbox has {} of memory, files included, and was to have {}; remove files or end \
+             processes in it, or give it more",
+            ByteSize(*held),
+            ByteSize(*wanted)
+        ),
+        NotChanged::NotEnforced(_) => format!("{error}; see `thaw doctor`"),
+        NotChanged::Host(error) => format!("the host does not change its limits ({error})"),
     }
 }
 

@@ -28,7 +28,7 @@ use std::time::Duration;
 use thaw_abi::control::{Connection, EntryPoint};
 use thaw_sandbox::{
     BootError, BootPlan, EgressPolicy, FreezeBase, Image, Orphan, PlanError, PopulatePolicy,
-    Sandbox, Secrets, ThawOptions, WorkingSet, Zygote, ZygotePool, connection,
+    ResourceLimits, Sandbox, Secrets, ThawOptions, WorkingSet, Zygote, ZygotePool, connection,
 };
 use thaw_store::{ImageId, IndexId, KernelId, Store};
 
@@ -374,6 +374,7 @@ impl Launcher for SandboxLauncher {
         orphan: Orphan,
         thawed: Option<ImageId>,
         egress: Option<&Arc<EgressPolicy>>,
+        limits: ResourceLimits,
     ) -> Result<Box<dyn Instance>, LaunchError> {
         let failed = |error: &dyn std::fmt::Display| LaunchError(error.to_string());
         let shared = self.shared.clone();
@@ -384,14 +385,14 @@ impl Launcher for SandboxLauncher {
         }
         let egress = egress.unwrap_or(&terms.egress);
         let adopted = orphan
-            .adopt(&plan, terms.limits, terms.cpu_time_limit, egress, thawed.map(|id| id.0))
+            .adopt(&plan, limits, terms.cpu_time_limit, egress, thawed.map(|id| id.0))
             .map_err(|error| failed(&error))?;
         let readers = <[OwnedFd; 2]>::try_from(adopted.descriptors)
             .map_err(|_| failed(&"the pipes of its output are missing"))?;
         let log = shared.output.adopt(readers).map_err(|error| failed(&error))?;
         let instance = SandboxInstance::new(adopted.sandbox, plan, shared.clone(), log)
             .map_err(|error| failed(&error))?;
-        let instance = instance.kept_as(adopted.kept);
+        let instance = instance.kept_as(adopted.kept).limited_to(limits);
         let meter = self.shared.terms.tenant.cpu().meter();
         let counted = instance.sandbox().count_from_now_by(meter);
         counted.map_err(|error| failed(&error))?;
@@ -405,8 +406,9 @@ impl Launcher for SandboxLauncher {
         base: Option<&FreezeBase>,
         clients: Vec<Arc<Client>>,
         decrypted: Option<Decrypted>,
+        limits: ResourceLimits,
     ) -> Result<Arc<dyn Launcher>, WakeError> {
-        self.shared.waken(file, checksum, base, clients, decrypted)
+        self.shared.waken(file, checksum, base, clients, decrypted, limits)
     }
 
     fn index(&self) -> Option<IndexId> {

@@ -64,6 +64,11 @@ impl InstanceTerms {
         }
     }
 
+    /// The same with other limits.
+    pub fn limited_to(self, limits: ResourceLimits) -> Self {
+        Self { limits, ..self }
+    }
+
     /// Room of the tenant for something that is kept ready.
     pub fn lease(&self) -> Option<Lease> {
         self.tenant.room().try_enter(self.limits.memory)

@@ -4,7 +4,8 @@
 //! of its function. The policy outlives the process of an instance that sleeps, and a file keeps
 //! the rules for the next daemon: an instance is never served under other rules meanwhile.
 
-use crate::config::EgressRule;
+use crate::config::{EgressRule, Inject};
+use crate::inject::OwnHeaders;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -113,15 +114,36 @@ pub struct ClientEgress {
     pub deny: Vec<thaw_sandbox::EgressRule>,
     /// Whether all is allowed that the client may have and that is not denied.
     pub rest: bool,
+    /// Headers that are added to its requests.
+    pub headers: OwnHeaders,
 }
 
 impl ClientEgress {
     /// The rules within `most`.
-    fn rules(self, most: &EgressRules) -> EgressRules {
+    fn rules(self, most: &EgressRules) -> (EgressRules, OwnHeaders) {
         let base = if self.rest { most.clone() } else { EgressRules::default() };
         let deny = base.deny.into_iter().chain(self.deny).collect();
-        EgressRules { deny, exempt: self.exempt, ..base }
+        (EgressRules { deny, exempt: self.exempt, ..base }, self.headers)
     }
+}
+
+/// Headers that are wanted for the requests of a sandbox, as the API takes them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct SandboxInject {
+    /// As in `[[egress.inject]]` of thaw.toml: the values are secrets of the function.
+    pub rules: Vec<Inject>,
+}
+
+/// Has a sandbox get these headers of its own, in place of others.
+fn tell(policy: &EgressPolicy, headers: &OwnHeaders) {
+    policy.intercept_own(headers.destinations(), Arc::new(headers.clone()));
+}
+
+/// The headers of its own that a sandbox gets.
+fn headers_of(policy: &EgressPolicy) -> OwnHeaders {
+    let told = policy.told().and_then(|told| told.downcast::<OwnHeaders>().ok());
+    told.map(|headers| (*headers).clone()).unwrap_or_default()
 }
 
 impl EgressWish {
@@ -132,7 +154,10 @@ impl EgressWish {
             Self::Rules(rules) => function.of_sandbox(rules, None),
             Self::Within { most, asked } => {
                 let most = most.unwrap_or_else(|| function.first_rules());
-                function.of_sandbox(asked.rules(&most), Some(most))
+                let (rules, headers) = asked.rules(&most);
+                let policy = function.of_sandbox(rules, Some(most));
+                tell(&policy, &headers);
+                policy
             }
         })
     }
@@ -147,6 +172,10 @@ pub struct EgressInfo {
     /// What its rules may allow at most, where whoever made it may not have more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub within: Option<SandboxEgress>,
+    /// Names of the headers that the node adds to its requests besides those of its function, by
+    /// host. Nobody is told the values.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub inject: BTreeMap<String, Vec<String>>,
     /// Connections, and sockets for datagrams, that were made since this daemon knows it.
     pub reached: u64,
     /// Destinations and names that it was denied.
@@ -186,6 +215,7 @@ fn info(policy: &EgressPolicy) -> EgressInfo {
     EgressInfo {
         rules: SandboxEgress::from(&*policy.rules()),
         within: policy.most().map(SandboxEgress::from),
+        inject: headers_of(policy).names(),
         reached: report.reached,
         denied: report.denied,
         log: report.entries.into_iter().map(event).collect(),
@@ -198,12 +228,16 @@ struct Saved {
     rules: SandboxEgress,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     within: Option<SandboxEgress>,
+    /// Values included: nobody else reads the file.
+    #[serde(default, skip_serializing_if = "OwnHeaders::is_empty")]
+    headers: OwnHeaders,
 }
 
 impl Saved {
     fn of(policy: &EgressPolicy) -> Self {
         let within = policy.most().map(SandboxEgress::from);
-        Self { rules: SandboxEgress::from(&*policy.rules()), within }
+        let headers = headers_of(policy);
+        Self { rules: SandboxEgress::from(&*policy.rules()), within, headers }
     }
 
     /// Of an instance that sleeps since before this daemon.
@@ -211,6 +245,7 @@ impl Saved {
         EgressInfo {
             rules: self.rules.clone(),
             within: self.within.clone(),
+            inject: self.headers.names(),
             reached: 0,
             denied: 0,
             log: Vec::new(),
@@ -219,8 +254,16 @@ impl Saved {
 
     fn policy(&self, function: &EgressPolicy) -> Result<EgressPolicy, String> {
         let within = self.within.as_ref().map(SandboxEgress::all_rules).transpose()?;
-        Ok(function.of_sandbox(self.rules.all_rules()?, within))
+        let policy = function.of_sandbox(self.rules.all_rules()?, within);
+        tell(&policy, &self.headers);
+        Ok(policy)
     }
+}
+
+/// What is to change of an instance; what is missing stays.
+struct Change {
+    rules: Option<EgressRules>,
+    headers: Option<OwnHeaders>,
 }
 
 /// The policies of the instances that have one of their own.
@@ -241,17 +284,30 @@ struct Known {
 }
 
 impl Known {
-    /// Changes the rules of an instance; those before.
-    fn replace(&mut self, instance: u64, rules: EgressRules) -> Result<EgressRules, String> {
+    /// Changes something of an instance; what would undo that.
+    fn replace(&mut self, instance: u64, change: Change) -> Result<Change, String> {
+        let Change { rules, headers } = change;
         if let Some(policy) = self.policies.get(&instance) {
-            let before = policy.rules();
-            policy.change(rules);
-            return Ok((*before).clone());
+            let rules = rules.map(|rules| {
+                let before = policy.rules();
+                policy.change(rules);
+                (*before).clone()
+            });
+            let headers = headers.map(|headers| {
+                let before = headers_of(policy);
+                tell(policy, &headers);
+                before
+            });
+            return Ok(Change { rules, headers });
         }
         let saved = self.left.get_mut(&instance).ok_or_else(none_of_its_own)?;
         let before = saved.rules.all_rules()?;
-        saved.rules = SandboxEgress::from(&rules);
-        Ok(before)
+        let rules = rules.map(|rules| {
+            saved.rules = SandboxEgress::from(&rules);
+            before
+        });
+        let headers = headers.map(|headers| std::mem::replace(&mut saved.headers, headers));
+        Ok(Change { rules, headers })
     }
 
     /// What the rules of an instance may allow at most, if somebody has said that.
@@ -354,6 +410,22 @@ impl EgressTable {
     /// # Errors
     /// One sentence: it has none of its own, or the next daemon would not know; nothing changes.
     pub async fn change(self: &Arc<Self>, instance: u64, rules: EgressRules) -> Result<(), String> {
+        self.make(instance, Change { rules: Some(rules), headers: None }).await
+    }
+
+    /// Changes the headers that an instance gets besides those of its function.
+    ///
+    /// # Errors
+    /// As [`EgressTable::change`].
+    pub async fn change_headers(
+        self: &Arc<Self>,
+        instance: u64,
+        headers: OwnHeaders,
+    ) -> Result<(), String> {
+        self.make(instance, Change { rules: None, headers: Some(headers) }).await
+    }
+
+    async fn make(self: &Arc<Self>, instance: u64, rules: Change) -> Result<(), String> {
         let _changing = self.changing.lock().await;
         let before = self.known().replace(instance, rules)?;
         let written = self.write().await;
@@ -376,7 +448,8 @@ impl EgressTable {
         let most = self.known().most(instance)?.ok_or_else(|| {
             "the rules of this sandbox are its operator's; use `thaw sandbox egress`".to_owned()
         })?;
-        self.change(instance, asked.rules(&most)).await
+        let (rules, headers) = asked.rules(&most);
+        self.make(instance, Change { rules: Some(rules), headers: Some(headers) }).await
     }
 
     /// Forgets those of instances that are there no more.
@@ -467,7 +540,12 @@ mod tests {
         assert_eq!(*policy.rules(), most);
         before.insert(vec![(7, policy)]).await.unwrap();
         before.change(7, rules.clone()).await.unwrap();
+        let given =
+            [("a.example.com".to_owned(), [("x-key".to_owned(), "hidden".to_owned())].into())];
+        let headers = OwnHeaders::given(given).unwrap();
+        before.change_headers(7, headers.clone()).await.unwrap();
         let copy = before.copy_of(7).unwrap();
+        assert_eq!(headers_of(&copy), headers);
         before.insert(vec![(8, copy)]).await.unwrap();
         before.change(7, EgressRules::default()).await.unwrap();
         assert!(before.change(9, EgressRules::default()).await.is_err());
@@ -477,10 +555,18 @@ mod tests {
         let of = |id| after.of(id, Some(&function)).unwrap();
         // One that sleeps can be asked for, and changed.
         assert_eq!(after.info(8).unwrap().rules.allow[0].to_string(), "a.example.com:443");
+        let shown = serde_json::to_string(&after.info(8).unwrap()).unwrap();
+        assert!(shown.contains("x-key") && !shown.contains("hidden"), "{shown}");
         after.change(8, EgressRules::default()).await.unwrap();
         assert!(after.info(8).unwrap().rules.allow.is_empty());
         after.change(8, rules.clone()).await.unwrap();
-        assert!(of(7).unwrap().is_closed());
+        assert!(of(7).unwrap().rules().is_closed());
+        assert_eq!(
+            (headers_of(&of(7).unwrap()), headers_of(&of(8).unwrap())),
+            (headers.clone(), headers)
+        );
+        after.change_headers(7, OwnHeaders::default()).await.unwrap();
+        assert!(of(7).unwrap().is_closed() && after.info(7).unwrap().inject.is_empty());
         assert_eq!((*of(8).unwrap().rules()).clone(), rules);
         assert_eq!(of(8).unwrap().most(), Some(&most));
         assert!(of(9).is_none());

@@ -7,6 +7,7 @@
 pub mod egress;
 pub mod exec;
 pub mod files;
+pub mod limits;
 mod output;
 pub mod pace;
 pub(crate) mod ports;
@@ -15,9 +16,10 @@ pub mod tree;
 pub mod untree;
 mod usage;
 
-pub use egress::{EgressInfo, EgressWish, SandboxEgress};
+pub use egress::{EgressInfo, EgressWish, SandboxEgress, SandboxInject};
 pub(crate) use exec::Execs;
 pub use exec::{ExecInfo, ExecRequest, ExecState};
+pub use limits::{LimitsChange, LimitsInfo};
 pub use output::Stream;
 pub(crate) use output::{Next, READERS_MAX, Reader};
 pub use registry::{ForkedFrom, NewSandbox, OnTimeout, SandboxInfo, Sandboxes};

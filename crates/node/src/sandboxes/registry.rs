@@ -5,12 +5,15 @@
 //! the instances that outlive this one, and those that are asleep.
 
 use crate::config::FunctionName;
+use crate::inject::{OwnHeaders, WrongHeaders};
 use crate::instance::Launcher;
 use crate::node::NodeState;
-use crate::sandboxes::egress::{ClientEgress, EgressInfo, EgressWish, SandboxEgress};
+use crate::sandboxes::egress::{
+    ClientEgress, EgressInfo, EgressWish, SandboxEgress, SandboxInject,
+};
 use crate::sandboxes::files::{FileProblem, FileSession};
 use crate::sandboxes::usage::{SandboxUsage, usage_of};
-use crate::sandboxes::{ExecRequest, ExecState, Next};
+use crate::sandboxes::{ExecRequest, ExecState, LimitsChange, LimitsInfo, Next};
 use crate::service::Service;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -70,7 +73,10 @@ pub struct NewSandbox {
 
 impl NewSandbox {
     /// Where it is to connect to.
-    fn egress_wish(&self) -> Result<EgressWish, SandboxProblem> {
+    fn egress_wish(&self, service: &Service) -> Result<EgressWish, SandboxProblem> {
+        if let Some(EgressWish::Within { asked, .. }) = &self.client_egress {
+            asked.headers.check_trust(service.config())?;
+        }
         match (&self.egress, &self.client_egress) {
             (_, Some(wish)) => Ok(wish.clone()),
             (Some(egress), None) => {
@@ -135,6 +141,18 @@ pub enum SandboxProblem {
     /// It cannot be done now.
     #[error("{0}")]
     Refused(String),
+    /// Its function lacks what that takes.
+    #[error("{0}")]
+    Missing(String),
+}
+
+impl From<WrongHeaders> for SandboxProblem {
+    fn from(error: WrongHeaders) -> Self {
+        match error {
+            WrongHeaders::Wrong(why) => Self::Wrong(why),
+            WrongHeaders::Missing(why) => Self::Missing(why),
+        }
+    }
 }
 
 /// The sandboxes of a node.
@@ -196,7 +214,7 @@ impl Sandboxes {
             ))
         };
         let service = self.node.route(&new.function).ok_or_else(unknown)?;
-        let egress = new.egress_wish()?;
+        let egress = new.egress_wish(&service)?;
         let instance = service.boot_held(egress).await.map_err(SandboxProblem::Refused)?;
         self.adopt(&service, instance, new, None)
     }
@@ -211,7 +229,7 @@ impl Sandboxes {
         (service, launcher): (Arc<Service>, Arc<dyn Launcher>),
     ) -> Result<SandboxInfo, SandboxProblem> {
         self.check(&new)?;
-        let egress = new.egress_wish()?;
+        let egress = new.egress_wish(&service)?;
         let booted = service.boot_held_of(launcher, egress).await;
         let instance = booted.map_err(SandboxProblem::Refused)?;
         self.adopt(&service, instance, new, None)
@@ -325,6 +343,33 @@ impl Sandboxes {
         Ok(SandboxInfo { egress, usage, ..info })
     }
 
+    /// What one may use.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn limits(&self, name: &str) -> Result<LimitsInfo, SandboxProblem> {
+        let info = self.find(name)?;
+        let service = self.node.service_of(info.instance);
+        let service = service.ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))?;
+        Ok(LimitsInfo::new(service.limits_of(info.instance), &service.config().limits))
+    }
+
+    /// Changes what one may use while it runs.
+    ///
+    /// # Errors
+    /// It may not have so much, or has more than that; there is none.
+    pub async fn set_limits(
+        &self,
+        name: &str,
+        change: LimitsChange,
+    ) -> Result<LimitsInfo, SandboxProblem> {
+        let info = self.find(name)?;
+        let service = self.node.service_of(info.instance);
+        let service = service.ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))?;
+        service.change_limits(info.instance, change).await.map_err(SandboxProblem::Refused)?;
+        self.limits(name)
+    }
+
     /// Where one may connect to, and what it has reached.
     ///
     /// # Errors
@@ -364,9 +409,31 @@ impl Sandboxes {
         name: &str,
         asked: ClientEgress,
     ) -> Result<(), SandboxProblem> {
-        let instance = self.find(name)?.instance;
-        let changed = self.node.egress().change_within(instance, asked).await;
+        let info = self.find(name)?;
+        let service = self.node.service_of(info.instance);
+        let service = service.ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))?;
+        asked.headers.check_trust(service.config())?;
+        let changed = self.node.egress().change_within(info.instance, asked).await;
         changed.map_err(SandboxProblem::Refused)
+    }
+
+    /// Replaces the headers that the node adds to the requests of one, besides those of its
+    /// function.
+    ///
+    /// # Errors
+    /// They make no sense, its programs would not trust the node, or there is none.
+    pub async fn set_inject(
+        &self,
+        name: &str,
+        inject: SandboxInject,
+    ) -> Result<EgressInfo, SandboxProblem> {
+        let info = self.find(name)?;
+        let service = self.node.service_of(info.instance);
+        let service = service.ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))?;
+        let headers = OwnHeaders::of_secrets(inject.rules, service.config())?;
+        let changed = self.node.egress().change_headers(info.instance, headers).await;
+        changed.map_err(SandboxProblem::Refused)?;
+        self.egress(name)
     }
 
     fn with_state(&self, info: SandboxInfo) -> SandboxInfo {
@@ -572,6 +639,7 @@ impl Sandboxes {
         let mut all = self.all();
         let before = all.len();
         self.node.egress().forget_gone(|id| self.node.may_have_instance(id));
+        self.node.limits().forget_gone(|id| self.node.may_have_instance(id));
         all.retain(|_, info| self.node.service_of(info.instance).is_some());
         let changed = all.len() != before;
         drop(all);

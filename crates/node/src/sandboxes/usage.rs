@@ -26,12 +26,12 @@ pub struct SandboxUsage {
 pub(super) async fn usage_of(service: &Service, instance: u64) -> SandboxUsage {
     let memory = measure_instance(service, instance).await;
     let cpu = service.cpu_time(instance).await;
-    let limits = &service.config().limits;
+    let limits = service.limits_of(instance);
     SandboxUsage {
         cpu_ms: cpu.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
         memory_bytes: memory.map(|memory| memory.pss),
         private_bytes: memory.map(|memory| memory.private),
-        memory_max_bytes: limits.memory.bytes(),
-        cpus: limits.cpu.get(),
+        memory_max_bytes: limits.memory,
+        cpus: limits.cpus,
     }
 }

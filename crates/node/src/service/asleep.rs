@@ -421,6 +421,7 @@ impl Service {
             }
         };
         let egress = self.shared.egress().clone();
+        let limits = self.limits_of(asleep.id());
         let boot = move || {
             let later = |error: &dyn ToString| WakeError::Later(error.to_string());
             let function = launcher.egress();
@@ -431,8 +432,14 @@ impl Service {
                 _ => later(&error),
             })?;
             drop(unsealer);
-            let launcher =
-                launcher.waken(file, asleep.checksum(), asleep.base(), clients, decrypted)?;
+            let launcher = launcher.waken(
+                file,
+                asleep.checksum(),
+                asleep.base(),
+                clients,
+                decrypted,
+                limits,
+            )?;
             let mut launched = launcher.launch(client.as_deref()).map_err(|error| later(&error))?;
             if let Some(own) = own {
                 use_egress(&mut launched, own).map_err(WakeError::Later)?;
@@ -590,7 +597,7 @@ impl Service {
         let capacity = self.shared.capacity().try_acquire_owned().map_err(|_| {
             "this node has no room for one instance more; see `thaw serve --instances`".to_owned()
         })?;
-        let lease = self.tenant.room().try_enter(self.config.limits.memory.bytes());
+        let lease = self.tenant.room().try_enter(self.limits_of(id).memory);
         let lease = lease.ok_or_else(|| {
             format!("the quota of {} has no room for it; see `thaw tenants`", self.tenant.name())
         })?;

@@ -7,6 +7,7 @@ use crate::instance::{
     Checkpoint, CheckpointKey, Checkpointed, Command, ConnectionTable, Copied, InstanceState,
     LaunchError, Launched, Launcher, Place, Supervisor,
 };
+use crate::sandboxes::limits::OwnLimits;
 use crate::seal::owner::{KeyId, OwnerKey};
 use serde::{Deserialize, Serialize};
 use std::num::NonZeroU32;
@@ -90,10 +91,15 @@ impl Service {
         let began = Instant::now();
         self.check_serves_several("a copy does not have it")?;
         // Nothing rests before it is known that there is room.
-        let places = self.places_for(count)?;
+        let limits = self.limits_of(id);
+        let places = self.places_for(count, limits.memory)?;
         // As long as the original is known: it may end while it is copied.
-        let own = self.shared.egress().copy_of(id);
+        let own = (self.shared.egress().copy_of(id), self.shared.limits().of(id));
         let Copied { launcher, pause } = self.copy_of(id).await?;
+        // The copies have what it had then, and room for what it had before.
+        if self.shared.limits().of(id).is_some_and(|now| own.1 != Some(now)) {
+            return Err(format!("the limits of instance {id} have just changed; try again"));
+        }
         let ids = self.boot_copies(&launcher, places, own).await;
         let ids = ids.map_err(|error| error.to_string())?;
         self.wait_until_running(&ids).await?;
@@ -127,14 +133,14 @@ impl Service {
             key: key.as_ref().map(OwnerKey::id),
         };
         let config = serde_json::to_value(config).expect("plain data");
-        let most = self.config.limits.memory.bytes();
+        let most = self.limits_of(id).memory;
         let with_memory = |key| {
             let memory = Arc::new(self.tenant.keep_memory(most)?);
             Ok::<_, String>(CheckpointKey { key: Arc::new(key), memory })
         };
         let new = Checkpoint { name, owner, config, key: key.map(with_memory).transpose()? };
         // As long as its twin is read it may have its memory twice.
-        let room = self.tenant.room().try_enter(self.config.limits.memory.bytes());
+        let room = self.tenant.room().try_enter(most);
         self.table_of_live(id)?.tell(Command::Checkpoint(new, reply, room));
         let (checkpoint, pause) = self.rested(id, done).await?;
         let function = self.name().clone();
@@ -153,8 +159,8 @@ impl Service {
     ) -> Result<Restored, String> {
         let began = Instant::now();
         self.check_serves_several("one that is restored has none")?;
-        let places = self.places_for(count)?;
-        let ids = self.boot_copies(&launcher, places, None).await;
+        let places = self.places_for(count, self.config.limits.memory.bytes())?;
+        let ids = self.boot_copies(&launcher, places, (None, None)).await;
         let ids = ids.map_err(|error| error.to_string())?;
         self.wait_until_running(&ids).await?;
         let function = self.name().clone();
@@ -172,8 +178,8 @@ impl Service {
         }
     }
 
-    /// Room for more instances, within all limits.
-    pub(super) fn places_for(&self, count: NonZeroU32) -> Result<Vec<Place>, String> {
+    /// Room for more instances of `memory` bytes, within all limits.
+    pub(super) fn places_for(&self, count: NonZeroU32, memory: u64) -> Result<Vec<Place>, String> {
         let most = self.config.limits.instances;
         let live = self.instance_count() + self.asleep_count();
         if live as u64 + u64::from(count.get()) > u64::from(most.get()) {
@@ -188,7 +194,7 @@ impl Service {
                 "this node has no room for so many instances; see `thaw serve --instances`"
                     .to_owned()
             })?;
-            let lease = self.tenant.room().try_enter(self.config.limits.memory.bytes());
+            let lease = self.tenant.room().try_enter(memory);
             let lease = lease.ok_or_else(|| {
                 format!(
                     "the quota of {} has no room for so many; see `thaw tenants`",
@@ -232,13 +238,13 @@ impl Service {
         table.ok_or_else(|| format!("`{}` has no instance {id}; see `thaw ps`", self.name()))
     }
 
-    /// Boots a copy for each place; each has a policy of its own as `original`, if that is one. If
-    /// one cannot be booted, none is left.
+    /// Boots a copy for each place; each has a policy and limits of its own as `original`, if that has
+    /// some. If one cannot be booted, none is left.
     async fn boot_copies(
         self: &Arc<Self>,
         launcher: &Arc<dyn Launcher>,
         mut places: Vec<Place>,
-        original: Option<Arc<EgressPolicy>>,
+        (original, limits): (Option<Arc<EgressPolicy>>, Option<OwnLimits>),
     ) -> Result<Vec<u64>, LaunchError> {
         let (mut boots, mut ids) = (JoinSet::new(), Vec::with_capacity(places.len()));
         let mut policies = Vec::new();
@@ -267,6 +273,10 @@ impl Service {
         }
         if failed.is_none() {
             failed = self.shared.egress().insert(policies).await.err().map(LaunchError);
+        }
+        if let (None, Some(limits)) = (&failed, limits) {
+            let new: Vec<_> = ids.iter().map(|id| (*id, limits)).collect();
+            failed = self.shared.limits().set(&new).await.err().map(LaunchError);
         }
         match failed {
             None => {

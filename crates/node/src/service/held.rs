@@ -5,15 +5,21 @@ use super::{InstanceState, Service, Slot};
 use crate::instance::{Command, ConnectionTable, Launched, Launcher, Place};
 use crate::sandboxes::exec::{Exec, ExecProblem, ExecRequest};
 use crate::sandboxes::files::FileSession;
+use crate::sandboxes::limits::{Unchanged, check_host, of_host};
 use crate::sandboxes::ports::{PortProblem, PortStream};
-use crate::sandboxes::{EgressWish, Reader};
+use crate::sandboxes::{EgressWish, LimitsChange, Reader};
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 use thaw_abi::remote::{FILE_SESSIONS_MAX, PORT_CONNECTIONS_MAX};
-use thaw_sandbox::EgressPolicy;
+use thaw_sandbox::{EgressPolicy, ResourceLimits};
 use tokio::sync::oneshot;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
+
+/// How long the limits of an instance may take to be changed that is being copied.
+const LIMITS_PATIENCE: Duration = Duration::from_secs(15);
+/// How long until it is tried again.
+const LIMITS_AGAIN: Duration = Duration::from_millis(50);
 
 impl Service {
     /// Boots an instance that stays until it is told to end, and waits until it runs; its number.
@@ -30,7 +36,8 @@ impl Service {
         launcher: Arc<dyn Launcher>,
         egress: EgressWish,
     ) -> Result<u64, String> {
-        let place = self.places_for(NonZeroU32::MIN)?.pop().ok_or("there is no room")?;
+        let memory = self.config.limits.memory.bytes();
+        let place = self.places_for(NonZeroU32::MIN, memory)?.pop().ok_or("there is no room")?;
         if let Some(opening) = launcher.clone().opening() {
             opening.await.map_err(|error| error.to_string())?;
         }
@@ -62,6 +69,71 @@ impl Service {
             table.watch();
         }
         id
+    }
+
+    /// What an instance may use.
+    pub(crate) fn limits_of(&self, id: u64) -> ResourceLimits {
+        let (own, function) = (self.shared().limits().of(id), &self.config.limits);
+        own.map_or_else(|| function.of_an_instance(), |own| own.within(function))
+    }
+
+    /// Changes what an instance may use, which is woken if it is asleep. It is done to its end, also
+    /// if nobody waits for that any more.
+    ///
+    /// # Errors
+    /// One sentence for the operator; nothing changes.
+    pub(crate) async fn change_limits(
+        self: &Arc<Self>,
+        id: u64,
+        change: LimitsChange,
+    ) -> Result<(), String> {
+        let service = self.clone();
+        let changing = tokio::spawn(async move { service.change_limits_now(id, change).await });
+        changing.await.map_err(|error| error.to_string())?
+    }
+
+    async fn change_limits_now(
+        self: &Arc<Self>,
+        id: u64,
+        change: LimitsChange,
+    ) -> Result<(), String> {
+        let table = self.shared().limits().clone();
+        let _turn = table.turn().await;
+        let before = self.limits_of(id);
+        let wanted = change.of(before, &self.config.limits)?;
+        check_host(before, wanted, of_host())?;
+        self.reach(id).await?;
+        // Whatever becomes of this daemon, the next one takes the instance over with no less than
+        // it may have.
+        let memory = before.memory.max(wanted.memory);
+        let cpus = before.cpus.max(wanted.cpus);
+        table.set(&[(id, ResourceLimits { memory, cpus, ..before }.into())]).await?;
+        let changed = self.tell_limits(id, wanted).await;
+        let now = if changed.is_ok() { wanted } else { before };
+        let written = table.set(&[(id, now.into())]).await;
+        if changed.is_ok() && written.is_err() {
+            // As before for this daemon as for the next.
+            self.tell_limits(id, before).await?;
+        }
+        changed.and(written)
+    }
+
+    /// Has the supervisor of an instance change its limits, as soon as it is not being copied.
+    async fn tell_limits(&self, id: u64, wanted: ResourceLimits) -> Result<(), String> {
+        let deadline = Instant::now() + LIMITS_PATIENCE;
+        loop {
+            let (reply, changed) = oneshot::channel();
+            self.table_of_live(id)?.tell(Command::Limits(wanted, reply));
+            match changed.await {
+                Ok(Ok(())) => return Ok(()),
+                Ok(Err(Unchanged::Refused(why))) => return Err(why),
+                Ok(Err(Unchanged::Busy)) if Instant::now() < deadline => sleep(LIMITS_AGAIN).await,
+                Ok(Err(Unchanged::Busy)) => {
+                    return Err("the sandbox is being copied or paused; try again".to_owned());
+                }
+                Err(_) => return Err(format!("instance {id} has ended, or sleeps; try again")),
+            }
+        }
     }
 
     /// What an instance does; none: it is not there.

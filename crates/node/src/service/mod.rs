@@ -33,7 +33,7 @@ use crate::admission::OUTPUT_SHARE;
 use crate::asleep::Asleep;
 use crate::boots::BootRecord;
 use crate::clock::monotonic_ns;
-use crate::config::{EntryKind, FunctionConfig, FunctionName, Isolation};
+use crate::config::{ByteSize, EntryKind, FunctionConfig, FunctionName, Isolation};
 use crate::crashes::{Crashes, is_crash};
 use crate::health::{Health, Verdict};
 use crate::instance::{
@@ -669,7 +669,7 @@ impl Service {
         // The failures of its connections are counted one by one.
         let is_unnoticed = slot.as_ref().is_none_or(|slot| slot.connections == 0);
         let expected = slot.is_none_or(|slot| !slot.state.takes_connections()) || has_done_its_work;
-        let unexpected = (!expected).then(|| format!("{end}{}", self.limit_of(end)));
+        let unexpected = (!expected).then(|| format!("{end}{}", self.limit_of(id, end)));
         if let Some(why) = &unexpected {
             tracing::warn!(function = %self.name(), instance = id, "an instance ended: {why}");
         }
@@ -686,11 +686,11 @@ impl Service {
     }
 
     /// Which setting has ended an instance, and its value, if one has.
-    fn limit_of(&self, end: &End) -> String {
+    fn limit_of(&self, id: u64, end: &End) -> String {
         let limits = &self.config.limits;
         match (end, limits.cpu_time) {
             (End::LimitReached(LimitReached::Memory), _) => {
-                format!(", `limits.memory` of {}", limits.memory)
+                format!(", `limits.memory` of {}", ByteSize(self.limits_of(id).memory))
             }
             (End::LimitReached(LimitReached::CpuTime), Some(time)) => {
                 format!(", `limits.cpu_time` of {time}")

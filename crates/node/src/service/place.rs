@@ -579,7 +579,8 @@ impl Service {
         }
         let function = self.launcher.egress();
         let own = self.shared.egress().of(note.id, function.as_deref()).map_err(LaunchError)?;
-        let instance = self.launcher.take_over(orphan, note.origin.image, own.as_ref())?;
+        let limits = self.limits_of(note.id);
+        let instance = self.launcher.take_over(orphan, note.origin.image, own.as_ref(), limits)?;
         // Its daemon was killed when it had just woken, and its files were left.
         self.end_asleep(note.id);
 

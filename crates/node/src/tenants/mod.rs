@@ -235,6 +235,19 @@ impl Tenant {
         self.cpu.set(quota.cpu_time);
     }
 
+    /// Why an instance cannot have `memory` bytes, more than it has.
+    pub(crate) fn explain_more(&self, most: Option<ByteSize>, memory: u64) -> String {
+        let memory = ByteSize(memory);
+        match most {
+            Some(most) => format!(
+                "the quota of {} is {most} of memory, and what its instances may use leaves no \
+                 room for one of {memory}; see `thaw tenants`",
+                self.name
+            ),
+            None => format!("others of {} wait for memory before; try again", self.name),
+        }
+    }
+
     /// Why an instance of `memory` bytes cannot be had.
     pub(crate) fn explain(&self, unmet: Unmet, memory: u64) -> String {
         match unmet {

@@ -229,6 +229,32 @@ impl Room {
 }
 
 impl Lease {
+    /// Bytes of memory that it takes.
+    pub(crate) fn memory(&self) -> u64 {
+        self.memory
+    }
+
+    /// Takes as much memory as is said, more or less than before.
+    ///
+    /// # Errors
+    /// There is no room for more, beside what others have and those who wait; what the tenant may
+    /// have. Nothing changes.
+    pub(crate) fn resize(&mut self, memory: u64) -> Result<(), Option<ByteSize>> {
+        let more = memory.saturating_sub(self.memory);
+        if more > 0 {
+            let mut state = self.room.state();
+            let needed = state.memory.saturating_add(more);
+            if !state.waiting.is_empty() || state.memory_max.is_some_and(|most| needed > most) {
+                return Err(state.memory_max.map(ByteSize));
+            }
+            state.take(0, more);
+        } else if memory < self.memory {
+            self.room.release(0, self.memory - memory);
+        }
+        self.memory = memory;
+        Ok(())
+    }
+
     /// Whether the tenant has more than it may, as after its quota was lowered.
     pub(crate) fn is_beyond_quota(&self) -> bool {
         self.room.is_overdrawn(Taken::default())
@@ -283,6 +309,24 @@ mod tests {
         drop(kept);
         assert!(room.try_keep(MIB).is_some());
         drop(instance);
+        assert_eq!(room.taken(), Taken::default());
+    }
+
+    #[test]
+    fn what_an_instance_takes_can_change() {
+        let room = room(None, Some(4 * MIB));
+        let mut lease = room.try_enter(MIB).unwrap();
+        lease.resize(3 * MIB).unwrap();
+        let other = room.try_enter(MIB).unwrap();
+        assert_eq!(lease.resize(4 * MIB), Err(Some(ByteSize(4 * MIB))));
+        assert_eq!((lease.memory(), room.taken().memory), (3 * MIB, 4 * MIB));
+        // Whoever waits gets what is given back, and nobody takes it before.
+        let mut turn = room.queue(2 * MIB);
+        drop(other);
+        assert!(lease.resize(4 * MIB).is_err() && turn.try_lease().is_none());
+        lease.resize(2 * MIB).unwrap();
+        assert!(turn.try_lease().is_some());
+        drop((lease, turn));
         assert_eq!(room.taken(), Taken::default());
     }
 

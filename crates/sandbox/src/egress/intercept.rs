@@ -4,12 +4,13 @@
 //! there is a pair of Unix sockets, of which the sandbox gets one and the proxy the other: nothing
 //! listens, so that nobody else can reach the proxy, and the proxy knows whose connection it is.
 
+use std::any::Any;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 use rustix::io::Errno;
@@ -79,54 +80,80 @@ impl Interception {
     pub fn rules(&self) -> &[EgressRule] {
         &self.rules
     }
-
-    /// Whether the resolver answers for a name.
-    pub fn has_name(&self, name: &str) -> bool {
-        self.rules.iter().any(|rule| rule.target.names(name))
-    }
-
-    /// Whether one of them is the host's loopback.
-    pub fn has_host(&self) -> bool {
-        self.rules.iter().any(|rule| rule.target == Target::Host)
-    }
-
-    fn has_port(&self, port: u16) -> bool {
-        self.rules.iter().any(|rule| rule.ports.contain(port))
-    }
-
-    /// Whether a connection to `to` is the proxy's, taken or not.
-    fn means(&self, to: SocketAddr, transport: Transport) -> bool {
-        let is_host = |rule: &EgressRule| {
-            rule.target == Target::Host
-                && rule.ports.contain(to.port())
-                && transport == Transport::Tcp
-        };
-        to.ip() == IpAddr::from(INTERCEPT_ADDRESS)
-            || to.ip() == host_address() && self.rules.iter().any(is_host)
-    }
 }
+
+/// Intercepted destinations of one sandbox, besides those of its function.
+#[derive(Debug)]
+pub(super) struct OwnDestinations {
+    rules: Vec<EgressRule>,
+    told: Told,
+}
+
+/// What whoever has given a sandbox its own destinations wants to know of them later.
+pub type Told = Arc<dyn Any + Send + Sync>;
 
 impl EgressPolicy {
     /// Has `by` take the connections to the names of `rules`, each of which is one name and one
     /// TCP port, and to port 80 of those names. It may connect where these rules lead; the
-    /// sandbox may not. Without anybody they are refused.
+    /// sandbox may not. Without anybody they are refused. Sandboxes may have more such
+    /// destinations ([`EgressPolicy::intercept_own`]) if there is somebody.
     pub fn intercepting(
         mut self,
         rules: Vec<EgressRule>,
         by: Option<Arc<dyn Interceptor>>,
     ) -> Self {
-        if !rules.is_empty() {
+        if !rules.is_empty() || by.is_some() {
             self.interception = Some(Interception { rules, by, channels: Arc::default() });
         }
         self
+    }
+
+    /// Has the same take the connections of this sandbox to more names, each one name or all names
+    /// below one, and a TCP port, in place of those that were given before. It may connect there
+    /// where the sandbox may. `told` is what it can ask for ([`Dialer::told`]).
+    pub fn intercept_own(&self, rules: Vec<EgressRule>, told: Told) {
+        let own = (!rules.is_empty()).then(|| Arc::new(OwnDestinations { rules, told }));
+        *self.own.write().unwrap_or_else(PoisonError::into_inner) = own;
+    }
+
+    /// What was said with those destinations, if there are some.
+    pub fn told(&self) -> Option<Told> {
+        self.own().map(|own| own.told.clone())
+    }
+
+    pub(super) fn own(&self) -> Option<Arc<OwnDestinations>> {
+        self.own.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether an intercepted destination of the sandbox fits.
+    pub(super) fn intercepts(&self, fits: impl Fn(&EgressRule) -> bool) -> bool {
+        let Some(interception) = &self.interception else { return false };
+        interception.rules.iter().any(&fits)
+            || self.own().is_some_and(|own| own.rules.iter().any(&fits))
+    }
+
+    /// The intercepted destination that a name and a port are.
+    fn intercepted(&self, name: &str, port: u16) -> Option<EgressRule> {
+        let is_meant = |rule: &&EgressRule| {
+            rule.name_and_port() == Some((name, port))
+                || rule.target.names(name) && rule.ports.contain(port)
+        };
+        let of_function = self.interception.as_ref()?.rules.iter().find(is_meant);
+        of_function.cloned().or_else(|| self.own()?.rules.iter().find(is_meant).cloned())
     }
 }
 
 impl Names {
     /// Whether a connection to `to` is the proxy's.
     pub fn is_intercepted(&self, to: SocketAddr, transport: Transport) -> bool {
-        let to = SocketAddr::new(to.ip().to_canonical(), to.port());
-        self.interception().is_some_and(|interception| interception.means(to, transport))
+        let (ip, port) = (to.ip().to_canonical(), to.port());
+        let is_host = |rule: &EgressRule| {
+            rule.target == Target::Host && rule.ports.contain(port) && transport == Transport::Tcp
+        };
+        match ip == IpAddr::from(INTERCEPT_ADDRESS) {
+            true => self.policy().intercepts(|_| true),
+            false => ip == host_address() && self.policy().intercepts(is_host),
+        }
     }
 }
 
@@ -139,7 +166,8 @@ pub(super) fn open(
 ) -> Result<OwnedFd, Errno> {
     let interception = names.interception().ok_or(Errno::CONNREFUSED)?;
     let by = interception.by.as_ref().ok_or(Errno::CONNREFUSED)?;
-    if transport != Transport::Tcp || port != PLAIN_PORT && !interception.has_port(port) {
+    let has_port = || names.policy().intercepts(|rule| rule.ports.contain(port));
+    if transport != Transport::Tcp || port != PLAIN_PORT && !has_port() {
         return Err(Errno::CONNREFUSED);
     }
     let slot = names.intercept_slot().ok_or(Errno::AGAIN)?;
@@ -195,6 +223,11 @@ pub enum DialError {
 }
 
 impl Dialer {
+    /// What was said with the sandbox' own destinations, as it is now, if it has some.
+    pub fn told(&self) -> Option<Told> {
+        self.0.names.policy().told()
+    }
+
     /// Begins to connect to the address number `attempt`, from 0, of `name`, in lower case; `done`
     /// gets a non-blocking socket whose connect may be in progress, on a thread that may wait.
     pub fn dial(
@@ -254,13 +287,11 @@ impl Inner {
 
     /// The addresses that the rule for a name and a port leads to, as they are now.
     fn permits(&self, name: &str, port: u16) -> Result<Vec<Permit>, DialError> {
-        let rules = self.names.interception().map_or(&[][..], |all| &all.rules);
-        let is_meant = |rule: &&EgressRule| rule.name_and_port() == Some((name, port));
-        let rule = rules.iter().find(is_meant).ok_or(DialError::NoRule)?;
+        let rule = self.names.policy().intercepted(name, port).ok_or(DialError::NoRule)?;
         // Of the host no more than the rule and all lists mean.
         let permit = |ip: IpAddr, meant: IpAddr| {
             let listed = self.names.allows_dialing(name, SocketAddr::new(meant, port))?;
-            let on_host = on_host(rule, meant).min(listed);
+            let on_host = on_host(&rule, meant).min(listed);
             let address = SocketAddr::new(ip, port);
             Some(Permit { address, after_thaw: AfterThaw::Reset, on_host })
         };
@@ -349,6 +380,57 @@ mod tests {
         assert_eq!(udp.err(), Some(Errno::CONNREFUSED));
         let ports: Vec<_> = keeper.0.lock().unwrap().iter().map(|taken| taken.port).collect();
         assert_eq!(ports, [443, 80]);
+    }
+
+    #[test]
+    fn a_sandbox_has_destinations_of_its_own_that_change() {
+        let keeper: Arc<Keeper> = Arc::default();
+        let function = EgressPolicy::default().intercepting(Vec::new(), Some(keeper.clone()));
+        let policy = Arc::new(function.of_sandbox(EgressRules::default(), None));
+        let names = Names::new(policy.clone());
+        let share = Arc::new(Share::new(policy.budget.clone()));
+        let at = SocketAddr::new(INTERCEPT_ADDRESS.into(), 443);
+        let all = (names, share);
+        assert!(!all.0.is_intercepted(at, Transport::Tcp) && policy.is_closed());
+        let rules = |rules: &[&str]| rules.iter().map(|rule| rule.parse().unwrap()).collect();
+        policy.intercept_own(rules(&["private:*.example.com:443"]), Arc::new(7_u32));
+        let proxy = Ok(Outcome::Addresses(vec![INTERCEPT_ADDRESS.into()]));
+        assert_eq!(all.0.at_once(Some("a.example.com")), proxy);
+        assert_eq!(all.0.at_once(Some("example.com")), Ok(Outcome::NoSuchName));
+        assert!(all.0.is_intercepted(at, Transport::Tcp));
+        tcp(&all, 443).unwrap();
+        assert_eq!(tcp(&all, 8443).err(), Some(Errno::CONNREFUSED));
+        {
+            let taken = keeper.0.lock().unwrap();
+            assert_eq!(taken[0].dialer.told().unwrap().downcast_ref(), Some(&7_u32));
+            let error = dialed(&taken[0], "example.com", 443).unwrap_err();
+            assert!(error.contains("no rule"), "{error}");
+        }
+        // What is told on a connection is what counts now.
+        policy.intercept_own(rules(&["b.example:443"]), Arc::new(8_u32));
+        assert_eq!(all.0.at_once(Some("b.example")), proxy);
+        assert_eq!(all.0.at_once(Some("a.example.com")), Ok(Outcome::NoSuchName));
+        policy.intercept_own(Vec::new(), Arc::new(()));
+        assert!(keeper.0.lock().unwrap()[0].dialer.told().is_none());
+        assert_eq!(tcp(&all, 443).err(), Some(Errno::CONNREFUSED));
+    }
+
+    #[test]
+    fn a_sandbox_reaches_nothing_more_by_destinations_of_its_own() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let host = format!("host.thaw.internal:{port}");
+        let keeper: Arc<Keeper> = Arc::default();
+        let function = EgressPolicy::default().intercepting(Vec::new(), Some(keeper.clone()));
+        let policy = Arc::new(function.of_sandbox(EgressRules::default(), None));
+        policy.intercept_own(vec![host.parse().unwrap()], Arc::new(()));
+        let share = Arc::new(Share::new(policy.budget.clone()));
+        tcp(&(Names::new(policy.clone()), share), port).unwrap();
+        let taken = keeper.0.lock().unwrap();
+        let error = dialed(&taken[0], "host.thaw.internal", port).unwrap_err();
+        assert!(error.contains("does not include"), "{error}");
+        policy.change(EgressRules::allowing(vec![host.parse().unwrap()]));
+        dialed(&taken[0], "host.thaw.internal", port).unwrap();
     }
 
     #[test]

@@ -37,7 +37,7 @@ mod socket;
 
 pub use budget::EgressQuota;
 pub use denials::{Denials, Denied};
-pub use intercept::{DialError, Dialer, Intercepted, Interceptor, NotTaken};
+pub use intercept::{DialError, Dialer, Intercepted, Interceptor, NotTaken, Told};
 pub use journal::{EgressEntry, EgressOutcome, EgressReport};
 pub use local::{GuardedPort, PortGuard};
 pub use policy::EgressPolicy;

@@ -137,7 +137,7 @@ impl Names {
             Some(HOST_NAME) if self.policy.allows_host() => {
                 Ok(Outcome::Addresses(vec![host_address()]))
             }
-            Some(name) if self.interception().is_some_and(|proxy| proxy.has_name(name)) => {
+            Some(name) if self.policy.intercepts(|rule| rule.target.names(name)) => {
                 Ok(Outcome::Addresses(vec![INTERCEPT_ADDRESS.into()]))
             }
             Some("localhost") => Ok(Outcome::Addresses(vec![
@@ -179,7 +179,12 @@ impl Names {
         Some(ChannelSlot { _of_sandbox: of_sandbox, _of_function: of_function })
     }
 
-    /// The destinations that a proxy answers for.
+    /// The policy of the sandbox.
+    pub(super) fn policy(&self) -> &EgressPolicy {
+        &self.policy
+    }
+
+    /// Who answers for intercepted destinations.
     pub(super) fn interception(&self) -> Option<&Interception> {
         self.policy.interception.as_ref()
     }

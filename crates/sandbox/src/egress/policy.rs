@@ -4,10 +4,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use super::budget::{Budget, EgressQuota};
-use super::intercept::Interception;
+use super::intercept::{Interception, OwnDestinations};
 use super::journal::{EgressOutcome, EgressReport, Journal};
 use super::reach::HOST_LOOPBACK;
-use super::rule::{EgressRule, Transport};
+use super::rule::{EgressRule, Target, Transport};
 use super::rules::{Asked, EgressRules, Learned, NAMES_MAX, Opinion};
 
 /// The destinations that the sandboxes of one function may connect to; everything
@@ -24,6 +24,8 @@ pub struct EgressPolicy {
     journal: Option<Journal>,
     /// Destinations that a proxy answers for.
     pub(super) interception: Option<Interception>,
+    /// More of them, of one sandbox.
+    pub(super) own: RwLock<Option<Arc<OwnDestinations>>>,
     pub(super) budget: Arc<Budget>,
 }
 
@@ -95,18 +97,21 @@ impl EgressPolicy {
             within: within.map(Arc::new),
             journal: Some(Journal::default()),
             interception: self.interception.clone(),
+            own: RwLock::default(),
             budget: self.budget.clone(),
         }
     }
 
-    /// One for a copy of the sandbox: it begins with the same rules, and may have no more.
+    /// One for a copy of the sandbox: it begins with the same rules and destinations of its own, and
+    /// may have no more.
     pub fn copy(&self) -> Self {
-        self.of_sandbox((*self.rules()).clone(), self.most().cloned())
+        let copy = self.of_sandbox((*self.rules()).clone(), self.most().cloned());
+        Self { own: RwLock::new(self.own()), ..copy }
     }
 
     /// Whether nothing is allowed.
     pub fn is_closed(&self) -> bool {
-        self.rules().is_closed() && self.interception.is_none()
+        self.rules().is_closed() && !self.intercepts(|_| true)
     }
 
     /// Whether it is that of one sandbox, so that its rules can change.
@@ -184,7 +189,7 @@ impl EgressPolicy {
     /// Whether some port of the host's loopback may be reached.
     pub(crate) fn allows_host(&self) -> bool {
         self.lists().iter().all(|rules| rules.allows_host())
-            || self.interception.as_ref().is_some_and(Interception::has_host)
+            || self.intercepts(|rule| rule.target == Target::Host)
     }
 
     /// Judges a destination, which comes from a sandbox.

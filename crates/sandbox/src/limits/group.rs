@@ -410,6 +410,18 @@ impl Group {
         Ok(text.trim().parse().ok().filter(|&bytes| bytes < NONE_FROM))
     }
 
+    /// Bytes of memory that the group's processes have now and the host cannot take back: all but
+    /// page cache. `None`: nothing counts it.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub(super) fn memory_held(&self) -> io::Result<Option<u64>> {
+        let Some((directory, version)) = self.place_of(Controller::Memory) else { return Ok(None) };
+        let in_use = memory_in_use(&directory, version)?;
+        let stat = fs::read_to_string(directory.join("memory.stat"))?;
+        Ok(Some(in_use.saturating_sub(page_cache(&stat, version))))
+    }
+
     /// Sets the memory limit, in bytes, if there is a controller for it.
     ///
     /// # Errors
@@ -464,6 +476,14 @@ pub(super) fn memory_in_use(directory: &Path, version: Version) -> io::Result<u6
     };
     let text = fs::read_to_string(directory.join(file))?;
     text.trim().parse().map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
+/// Bytes of files among what `memory.stat` of a group counts. Shared memory counts as file there
+/// (Documentation/admin-guide/cgroup-v2.rst, "memory.stat"), and is the sandbox's own.
+fn page_cache(stat: &str, version: Version) -> u64 {
+    let all = if version == Version::V2 { "file" } else { "cache" };
+    let count = |name| field(stat, name).unwrap_or(0);
+    count(all).saturating_sub(count("shmem"))
 }
 
 /// The number after a name at the start of a line.
@@ -633,5 +653,12 @@ mod tests {
         assert_eq!(field(events, "oom_kill"), Some(2));
         assert_eq!(field(events, "oom_k"), None);
         assert_eq!(field("usage_usec 12\n", "usage_usec"), Some(12));
+    }
+
+    #[test]
+    fn shared_memory_is_no_page_cache() {
+        assert_eq!(page_cache("cache 300\nrss 5\nshmem 100\n", Version::V1), 200);
+        assert_eq!(page_cache("anon 7\nfile 300\nshmem 300\n", Version::V2), 0);
+        assert_eq!(page_cache("", Version::V2), 0);
     }
 }

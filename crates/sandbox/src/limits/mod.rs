@@ -12,6 +12,7 @@
 //! the values that are not there yet ([`Limits::expect`]). Where control groups have
 //! version 1, sandboxes have most of them one after the other ([`stock`]).
 
+mod change;
 mod discover;
 mod entrance;
 mod group;
@@ -22,6 +23,7 @@ mod rlimits;
 mod stock;
 mod supervisor;
 
+pub use change::NotChanged;
 pub use discover::discover;
 pub use group::{CPU_PERIOD, Group};
 pub use hierarchy::{Controller, Hierarchy, Missing, Place, Version};

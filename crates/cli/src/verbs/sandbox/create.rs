@@ -58,6 +58,11 @@ pub struct Arguments {
     daemon: DaemonArguments,
 }
 
+/// How far the limits of a sandbox of an image may be raised: the node, and the tenant's quota, allow
+/// less.
+const MEMORY_MAX: ByteSize = ByteSize::mebibytes(64 << 10);
+const CPU_MAX: u32 = 64;
+
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum When {
     Pause,
@@ -130,8 +135,10 @@ fn build_function(name: &str, arguments: &Arguments) -> Result<(), Failure> {
     let image = toml::Value::String(arguments.image.clone());
     let text = format!(
         "name = \"{name}\"\nisolation = \"instance\"\npersist = true\n[entry]\nkind = \"sandbox\"\n\
-         [runtime]\nimage = {image}\n[limits]\nmemory = \"{}\"\ninstances = 10000\n",
-        arguments.memory
+         [runtime]\nimage = {image}\n[limits]\nmemory = \"{}\"\nmemory_max = \"{}\"\ncpu_max = {CPU_MAX}\n\
+         instances = 10000\n",
+        arguments.memory,
+        ByteSize(arguments.memory.bytes().max(MEMORY_MAX.bytes())),
     );
     let directory = home.work(name)?;
     std::fs::write(directory.join(CONFIG_FILE), text)?;

@@ -64,11 +64,14 @@ pub fn run(arguments: &Arguments) -> Outcome {
 }
 
 /// The rules, one a line, and the counts.
-fn summary(info: &EgressInfo) -> String {
+pub(super) fn summary(info: &EgressInfo) -> String {
     let mut text = rules(&info.rules);
     if let Some(within) = &info.within {
         let within = rules(within);
         text += &format!("and of that what these allow:\n{within}");
+    }
+    for (host, headers) in &info.inject {
+        text += &format!("adds {} to requests to {host}\n", headers.join(", "));
     }
     text + &format!("reached {}, denied {}\n", info.reached, info.denied)
 }
@@ -118,6 +121,7 @@ mod tests {
                 ..SandboxEgress::default()
             },
             within: Some(SandboxEgress::default()),
+            inject: [("a.example".to_owned(), vec!["x-key".to_owned()])].into(),
             reached: 3,
             denied: 1,
             log: Vec::new(),
@@ -125,7 +129,7 @@ mod tests {
         assert_eq!(
             summary(&info),
             "allow *:443\ndeny 10.0.0.0/8:*\nand of that what these allow:\nnothing is allowed\n\
-             reached 3, denied 1\n"
+             adds x-key to requests to a.example\nreached 3, denied 1\n"
         );
     }
 }

@@ -5,6 +5,8 @@ mod copy;
 mod create;
 mod download;
 mod egress;
+mod inject;
+mod limits;
 mod port;
 mod table;
 mod upload;
@@ -30,6 +32,7 @@ use thaw_node::sandboxes::SandboxInfo;
     thaw sandbox cp ./src box:/work\n  \
     thaw sandbox port box 8080\n  \
     thaw sandbox egress box --allow 'api.example.com:443'\n  \
+    thaw sandbox limits box --memory 2GiB\n  \
     thaw sandbox pause box; thaw sandbox fork box; thaw sandbox kill box")]
 pub struct Arguments {
     #[command(subcommand)]
@@ -51,6 +54,8 @@ enum Verb {
     Logs(attach::LogArguments),
     Port(port::Arguments),
     Egress(egress::Arguments),
+    Inject(inject::Arguments),
+    Limits(limits::Arguments),
     /// Have a sandbox give up its memory until it is used again.
     #[command(after_help = "Example:\n  thaw sandbox pause box")]
     Pause(OneArguments),
@@ -120,6 +125,8 @@ pub fn run(arguments: &Arguments) -> Outcome {
         Verb::Cp(arguments) => copy::run(arguments),
         Verb::Port(arguments) => port::run(arguments),
         Verb::Egress(arguments) => egress::run(arguments),
+        Verb::Inject(arguments) => inject::run(arguments),
+        Verb::Limits(arguments) => limits::run(arguments),
         Verb::Logs(arguments) => attach::logs(arguments),
         Verb::Pause(one) => post(one, "pause", "paused"),
         Verb::Resume(one) => post(one, "resume", "resumed"),

@@ -38,8 +38,10 @@ pub(super) fn check(
         return unfit("it is held to a level of the instruction set".to_owned());
     }
     // The template would have read other ones, without the node's.
-    if !function.config.egress.inject.is_empty() {
-        return unfit("[[egress.inject]] adds an authority to its certificates".to_owned());
+    if function.config.egress.adds_authority() {
+        return unfit(
+            "[[egress.inject]] or `egress.authority` adds to its certificates".to_owned(),
+        );
     }
     if !may_remove_bootstrap(function, runtime) {
         return unfit(format!("its user may not remove files in {EVERYBODYS_DIRECTORY}"));

@@ -144,7 +144,9 @@ async fn what_thaw_does_not_do_is_refused_with_a_sentence() {
     let place = Place::new();
     for extra in [
         json!({"network": {"egressProxy": {"address": "a.example.com:1080"}}}),
-        json!({"network": {"rules": {"a.example.com": []}}}),
+        json!({"network": {"rules": {"a.example.com": [
+            {"transform": {"headers": {"X": "${e2b.identity.tokens.a}"}}}
+        ]}}}),
         json!({"mcp": {}}),
         json!({"iam": {}}),
         json!({"volumeMounts": [{"name": "v", "path": "/v"}]}),

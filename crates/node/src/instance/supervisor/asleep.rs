@@ -251,7 +251,7 @@ impl Supervisor {
         let space = self.service.shared().asleep_space().ok_or_else(|| {
             Refusal::Failed("this daemon has no directory for sleeping instances".to_owned())
         })?;
-        let new = space.new_file(self.id, self.service.config().limits.memory.bytes())?;
+        let new = space.new_file(self.id, self.place.lease.memory())?;
         let new = match self.storage() {
             // Its image has a checksum.
             SwapStorage::Plain | SwapStorage::Verified => new,

@@ -18,6 +18,7 @@ use sleep::{HibernateReply, Sleep, WakeReply};
 
 use crate::boots::{BootKind, BootRecord, Phases};
 use crate::config::{DomainName, FunctionName};
+use crate::sandboxes::limits::Unchanged;
 use crate::service::Service;
 use crate::socket::traffic;
 use crate::tenants::Lease;
@@ -29,7 +30,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use thaw_sandbox::monitor::has_monitor;
-use thaw_sandbox::{BootTimes, Denials, MemoryReader, Twin};
+use thaw_sandbox::{BootTimes, Denials, MemoryReader, ResourceLimits, Twin};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::time::{Instant, sleep as wait};
 
@@ -99,6 +100,8 @@ pub(crate) enum Command {
     Memory(oneshot::Sender<MemoryReader>),
     /// Say how much CPU time it has used, if somebody counts.
     CpuTime(oneshot::Sender<Duration>),
+    /// Change what it may use.
+    Limits(ResourceLimits, oneshot::Sender<Result<(), Unchanged>>),
     /// Have the program end by itself, if its function gives it time for that.
     Stop,
     End,
@@ -313,12 +316,34 @@ impl Supervisor {
                     // Who has asked may have gone.
                     let _ = self.instance.cpu_time().map(|used| reply.send(used));
                 }
+                Step::Command(Some(Command::Limits(wanted, reply))) => {
+                    // Who has asked may have gone.
+                    let _ = reply.send(self.change_limits(wanted));
+                }
                 Step::Command(Some(Command::Stop)) => self.stop(Instant::now()),
                 Step::Command(Some(Command::End) | None) => self.instance.kill(),
                 Step::Command(Some(Command::EndLate(why))) => self.end_late(&why),
                 Step::Alarm => self.alarm(Instant::now()),
             }
         }
+    }
+
+    /// Changes what the instance may use, and what it takes of what its tenant may have.
+    fn change_limits(&mut self, wanted: ResourceLimits) -> Result<(), Unchanged> {
+        if self.rest.is_some() || self.twin.is_some() || self.sleepiness.is_asked() {
+            return Err(Unchanged::Busy);
+        }
+        let before = self.place.lease.memory();
+        if wanted.memory > before {
+            let tenant = self.service.tenant();
+            let taken = self.place.lease.resize(wanted.memory);
+            taken.map_err(|most| Unchanged::Refused(tenant.explain_more(most, wanted.memory)))?;
+        }
+        let changed = self.instance.set_limits(wanted);
+        let now = if changed.is_ok() { wanted.memory } else { before };
+        // To take less needs no room.
+        let _ = self.place.lease.resize(now);
+        changed
     }
 
     /// When there is something to do even if nothing happens.
@@ -374,7 +399,7 @@ impl Supervisor {
             image: self.service.image().to_owned(),
             booted_ms: self.service.booted_ms(self.id),
             domain: self.service.tenant().name().domain().cloned(),
-            memory: self.service.config().limits.memory.bytes(),
+            memory: self.place.lease.memory(),
             origin: self.instance.origin(),
         };
         let note = serde_json::to_string(&note).expect("plain data");

@@ -90,7 +90,7 @@ impl Supervisor {
             space,
             room: self.service.tenant().swap().clone(),
             tenant: self.service.tenant().clone(),
-            max_stored: self.service.config().limits.memory.bytes(),
+            max_stored: self.place.lease.memory(),
             timers: match self.service.config().hibernate.timers {
                 true => Timers::Wake,
                 false => Timers::Wait,

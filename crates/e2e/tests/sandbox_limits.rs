@@ -1,0 +1,203 @@
+//! How much sandboxes may use, which changes while they run.
+
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use thaw_e2e::{
+    Daemon, DaemonOptions, Outcome, built_home, has_controller, run, skip, thaw, wait_until,
+};
+
+const MIB: u64 = 1 << 20;
+
+/// A home with a function without a program, whose sandboxes begin with 128 MiB and one processor.
+fn home(label: &str) -> PathBuf {
+    let home = built_home(label, &[]);
+    let directory = home.with_extension("box");
+    fs::create_dir_all(&directory).unwrap();
+    let text = "name = \"box\"\nisolation = \"instance\"\npersist = true\n[entry]\n\
+                kind = \"sandbox\"\n[runtime]\nkind = \"python3\"\nprograms = [\"bash\", \"sh\", \
+                \"cat\"]\n[limits]\ninstances = 50\nmemory = \"128MiB\"\nmemory_max = \"512MiB\"\n\
+                cpu_max = 2\n";
+    fs::write(directory.join("thaw.toml"), text).unwrap();
+    run(thaw().arg("build").arg(&directory).env("THAW_HOME", &home)).success();
+    home
+}
+
+fn call(home: &Path, arguments: &[&str]) -> Outcome {
+    run(thaw().args(arguments).env("THAW_HOME", home))
+}
+
+fn ok(home: &Path, arguments: &[&str]) -> String {
+    call(home, arguments).success()
+}
+
+/// Memory in MiB and processors, as `thaw sandbox limits --json` says.
+fn limits(home: &Path, arguments: &[&str]) -> (u64, u64) {
+    let said = ok(home, &[&["sandbox", "limits", "--json"], arguments].concat());
+    let said: Value = serde_json::from_str(&said).expect("JSON");
+    let number = |name: &str| said[name].as_u64().expect("a number");
+    (number("memory_bytes") / MIB, number("cpus"))
+}
+
+fn refusal(home: &Path, arguments: &[&str]) -> String {
+    let outcome = call(home, &[&["sandbox", "limits"], arguments].concat());
+    assert_eq!(outcome.code, Some(1), "{outcome:?}");
+    outcome.stderr
+}
+
+/// Whether a program in a sandbox can have so many MiB at a time.
+fn can_have(home: &Path, sandbox: &str, mib: u64) -> bool {
+    let program = format!(
+        "kept = [bytearray(1 << 20) for _ in range({mib})]\n\
+         for one in kept:\n\u{20} one[::4096] = b'x' * 256\nprint('had it')\n"
+    );
+    let outcome = call(home, &["exec", sandbox, "--", "python3", "-c", &program]);
+    outcome.stdout == "had it\n"
+}
+
+fn instance(home: &Path, sandbox: &str) -> String {
+    let shown = ok(home, &["sandbox", "show", sandbox, "--json"]);
+    serde_json::from_str::<Value>(&shown).expect("JSON")["instance"].to_string()
+}
+
+fn pid(daemon: &Daemon, home: &Path, sandbox: &str) -> u64 {
+    let id = instance(home, sandbox);
+    let all = daemon.instances("box");
+    let found = all.iter().find(|one| one["id"].to_string() == id).expect("it lives");
+    found["pid"].as_u64().expect("a number")
+}
+
+/// What the control groups of a process say: MiB of memory, and processors.
+fn in_force(pid: u64) -> (u64, u64) {
+    let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("it lives");
+    let of = |controller: &str| {
+        let has = |names: &str| names.split(',').any(|name| name == controller);
+        let line = groups.lines().find(|line| line.split(':').nth(1).is_some_and(has))?;
+        Some(line.split(':').nth(2)?.to_owned())
+    };
+    let read = |controller: &str, v1: &str, v2: &str| {
+        let mounts = [format!("/sys/fs/cgroup/{controller}"), "/sys/fs/cgroup/cpu,cpuacct".into()];
+        let text = match of(controller) {
+            Some(group) => mounts
+                .iter()
+                .find_map(|mount| fs::read_to_string(format!("{mount}{group}/{v1}")).ok()),
+            None => of("")
+                .and_then(|group| fs::read_to_string(format!("/sys/fs/cgroup{group}/{v2}")).ok()),
+        };
+        let text = text.expect("a limit");
+        text.split_whitespace().next().expect("a number").parse::<u64>().expect("a number")
+    };
+    (
+        read("memory", "memory.limit_in_bytes", "memory.max") / MIB,
+        read("cpu", "cpu.cfs_quota_us", "cpu.max") / 100_000,
+    )
+}
+
+fn has_groups() -> bool {
+    let has = has_controller("memory") && has_controller("cpu");
+    if !has {
+        skip("this host has no control groups for memory and processors");
+    }
+    has
+}
+
+#[test]
+fn the_limits_of_a_sandbox_change_while_it_runs() {
+    if !has_groups() {
+        return;
+    }
+    let home = home("sandbox-limits");
+    fs::write(home.join("tenants.toml"), "[default]\nmemory = \"600MiB\"\n").unwrap();
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    ok(&home, &["sandbox", "create", "box", "--name", "one"]);
+    assert_eq!(limits(&home, &["one"]), (128, 1));
+    assert_eq!(
+        ok(&home, &["sandbox", "limits", "one"]),
+        "memory 128MiB, up to 512MiB\ncpus 1, up to 2\n"
+    );
+    let pid = pid(&daemon, &home, "one");
+    assert_eq!(in_force(pid), (128, 1));
+    assert!(!can_have(&home, "one", 200), "it has 128 MiB");
+    // It may have ended by that.
+    call(&home, &["sandbox", "kill", "one"]);
+    wait_until("it has ended", || daemon.instances("box").is_empty());
+
+    ok(&home, &["sandbox", "create", "box", "--name", "two"]);
+    let pid = self::pid(&daemon, &home, "two");
+    assert_eq!(limits(&home, &["two", "--memory", "384MiB", "--cpus", "2"]), (384, 2));
+    assert_eq!(in_force(pid), (384, 2));
+    assert!(can_have(&home, "two", 250));
+    // The quota follows: there is room for one of 128 MiB, and for no other.
+    ok(&home, &["sandbox", "create", "box", "--name", "three"]);
+    let full = call(&home, &["sandbox", "create", "box", "--name", "four"]);
+    assert!(full.stderr.contains("has no room"), "{full:?}");
+    let refused = refusal(&home, &["three", "--memory", "256MiB"]);
+    assert!(refused.contains("600MiB") && refused.contains("256MiB"), "{refused}");
+    let refused = refusal(&home, &["two", "--memory", "513MiB"]);
+    assert!(refused.contains("512MiB") && refused.contains("memory_max"), "{refused}");
+    let refused = refusal(&home, &["two", "--cpus", "3"]);
+    assert!(refused.contains("cpu_max"), "{refused}");
+
+    // What it uses is not taken from it. Files are memory.
+    ok(
+        &home,
+        &["exec", "two", "--", "python3", "-c", "open('/big', 'wb').write(b'x' * (64 << 20))"],
+    );
+    let refused = refusal(&home, &["two", "--memory", "48MiB"]);
+    assert!(refused.contains("and was to have 48MiB"), "{refused}");
+    assert_eq!((limits(&home, &["two"]), in_force(pid)), ((384, 2), (384, 2)));
+    assert_eq!(limits(&home, &["two", "--memory", "160MiB", "--cpus", "1"]), (160, 1));
+    assert_eq!(in_force(pid), (160, 1));
+    assert_eq!(limits(&home, &["three", "--memory", "256MiB"]), (256, 1));
+    let shown: Value =
+        serde_json::from_str(&ok(&home, &["sandbox", "show", "three", "--json"])).expect("JSON");
+    assert_eq!(shown["usage"]["memory_max_bytes"], 256 * MIB);
+}
+
+#[test]
+fn copies_pauses_sleep_and_the_next_daemon_keep_the_limits() {
+    if !has_groups() {
+        return;
+    }
+    let home = home("sandbox-limits-kept");
+    let mut daemon = Daemon::start(&home, &DaemonOptions::default());
+    ok(&home, &["sandbox", "create", "box", "--name", "one"]);
+    assert_eq!(limits(&home, &["one", "--memory", "320MiB", "--cpus", "2"]), (320, 2));
+    // More than its function's limit is in use from here on. Nobody outside waits for the program.
+    const KEEP: &str = "python3 -c '\nimport os, time\n\
+        kept = [os.urandom(1 << 20) for _ in range(180)]\n\
+        open(\"/ready\", \"w\").write(str(os.getpid()))\ntime.sleep(100000)\n\
+        ' > /dev/null 2>&1 < /dev/null &";
+    ok(&home, &["exec", "one", "--", "sh", "-c", KEEP]);
+    wait_until("it has the memory", || {
+        call(&home, &["exec", "one", "--", "cat", "/ready"]).code == Some(0)
+    });
+    let expect = |daemon: &Daemon, name: &str| {
+        let lives = "kill -0 $(cat /ready) && echo alive";
+        assert_eq!(ok(&home, &["exec", name, "--", "sh", "-c", lives]), "alive\n", "{name}");
+        assert_eq!(limits(&home, &[name]), (320, 2), "{name}");
+        assert_eq!(in_force(pid(daemon, &home, name)), (320, 2), "{name}");
+    };
+    expect(&daemon, "one");
+    ok(&home, &["sandbox", "fork", "one", "--name", "copy"]);
+    expect(&daemon, "copy");
+    ok(&home, &["sandbox", "pause", "one"]);
+    // What is in its swap file comes back.
+    let refused = refusal(&home, &["one", "--memory", "128MiB"]);
+    assert!(refused.contains("and was to have 128MiB"), "{refused}");
+    expect(&daemon, "one");
+    ok(&home, &["sleep", "box", "--instance", &instance(&home, "one")]);
+    expect(&daemon, "one");
+    ok(&home, &["sleep", "box", "--instance", &instance(&home, "copy")]);
+
+    wait_until("it is kept for the next daemon", || {
+        let all = daemon.instances("box");
+        all.iter().filter(|one| one["state"] != "asleep").all(|one| !one["kept"].is_null())
+    });
+    daemon.kill_and_await_next();
+    expect(&daemon, "one");
+    // It has slept since before this daemon.
+    expect(&daemon, "copy");
+    assert_eq!(limits(&home, &["copy", "--cpus", "1"]), (320, 1));
+    expect(&daemon, "one");
+}
