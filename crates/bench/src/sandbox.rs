@@ -40,9 +40,15 @@ pub struct SandboxReport {
     pub create_ready_us: Percentiles,
     /// A sandbox is made of the image, which is in memory.
     pub create_image_us: Percentiles,
-    /// The first command runs in it, from its start until its end is known.
+    /// From the request for one of a ready instance until the end of its first command is known.
+    pub begin_ready_us: Percentiles,
+    /// The same for one of the image.
+    pub begin_image_us: Percentiles,
+    /// The first command runs in one of a ready instance, from its start until its end is known.
+    pub command_ready_us: Percentiles,
+    /// The same in one of the image.
     pub command_us: Percentiles,
-    /// The same for the next one.
+    /// The next command runs in either.
     pub next_command_us: Percentiles,
     /// A file of 1 KiB is written, by a session of its own.
     pub write_us: Percentiles,
@@ -88,13 +94,15 @@ struct Subject {
     sandboxes: Arc<Sandboxes>,
 }
 
-/// How many things are measured besides the making.
-const USES: usize = 7;
+/// How many things are measured besides the making and the commands.
+const USES: usize = 5;
 
 /// Nanoseconds of one round.
 struct Round {
     create: u64,
-    /// Two commands, a file written and read, copy, pause and resumption.
+    command: u64,
+    next_command: u64,
+    /// A file written and read, copy, pause and resumption.
     rest: Option<[u64; USES]>,
 }
 
@@ -114,8 +122,8 @@ impl Subject {
         Ok(Self { rig, sandboxes })
     }
 
-    /// One sandbox, from its beginning to its end. Of one that was made of an image all else is
-    /// measured, too.
+    /// One sandbox, from its beginning to its end. Of one that was made of an image what files,
+    /// copies and pauses take is measured, too.
     fn round(
         &self,
         function: &str,
@@ -126,18 +134,18 @@ impl Subject {
         self.rig.pool.wait_full().map_err(ServeError::from)?;
         let new = NewSandbox { function: function.to_owned(), ..NewSandbox::default() };
         let (made, create) = self.timed(self.sandboxes.create(new))?;
+        let command = self.command(&made.name, options)?;
+        let next_command = self.command(&made.name, options)?;
         let rest = match kind {
             BootKind::Ready => None,
-            _ => Some(self.uses(&made.name, options)?),
+            _ => Some(self.uses(&made.name)?),
         };
         self.sandboxes.kill(&made.name)?;
         self.rig.wait_empty()?;
-        Ok(Round { create, rest })
+        Ok(Round { create, command, next_command, rest })
     }
 
-    fn uses(&self, name: &str, options: &SandboxOptions) -> Result<[u64; USES], BenchError> {
-        let first = self.command(name, options)?;
-        let next = self.command(name, options)?;
+    fn uses(&self, name: &str) -> Result<[u64; USES], BenchError> {
         let sandboxes = &self.sandboxes;
         let (_, write) = self.timed(sandboxes.write_file(name, FILE, &CONTENTS))?;
         let most = CONTENTS.len() as u32;
@@ -149,7 +157,7 @@ impl Subject {
         sandboxes.kill(&copy.name)?;
         let (_, pause) = self.timed(sandboxes.pause(name))?;
         let (_, resume) = self.timed(sandboxes.resume(name))?;
-        Ok([first, next, write, read, fork, pause, resume])
+        Ok([write, read, fork, pause, resume])
     }
 
     fn command(&self, name: &str, options: &SandboxOptions) -> Result<u64, BenchError> {
@@ -176,32 +184,48 @@ impl Subject {
 /// Samples, in nanoseconds.
 #[derive(Default)]
 struct Samples {
-    create_ready: Vec<u64>,
-    create_image: Vec<u64>,
+    ready: FirstUse,
+    image: FirstUse,
+    next_command: Vec<u64>,
     rest: [Vec<u64>; USES],
+}
+
+/// Those of sandboxes that were made in one way.
+#[derive(Default)]
+struct FirstUse {
+    create: Vec<u64>,
+    begin: Vec<u64>,
+    command: Vec<u64>,
 }
 
 impl Samples {
     fn add(&mut self, kind: BootKind, round: &Round) {
-        match kind {
-            BootKind::Ready => self.create_ready.push(round.create),
-            _ => self.create_image.push(round.create),
-        }
+        let first = match kind {
+            BootKind::Ready => &mut self.ready,
+            _ => &mut self.image,
+        };
+        first.create.push(round.create);
+        first.begin.push(round.create + round.command);
+        first.command.push(round.command);
+        self.next_command.push(round.next_command);
         for (samples, one) in self.rest.iter_mut().zip(round.rest.into_iter().flatten()) {
             samples.push(one);
         }
     }
 
     fn report(mut self, function: &str, n: usize) -> SandboxReport {
-        let [command_us, next_command_us, write_us, read_us, fork_us, pause_us, resume_us] =
+        let [write_us, read_us, fork_us, pause_us, resume_us] =
             self.rest.each_mut().map(|samples| Percentiles::of_ns(samples));
         SandboxReport {
             function: function.to_owned(),
             n,
-            create_ready_us: Percentiles::of_ns(&mut self.create_ready),
-            create_image_us: Percentiles::of_ns(&mut self.create_image),
-            command_us,
-            next_command_us,
+            create_ready_us: Percentiles::of_ns(&mut self.ready.create),
+            create_image_us: Percentiles::of_ns(&mut self.image.create),
+            begin_ready_us: Percentiles::of_ns(&mut self.ready.begin),
+            begin_image_us: Percentiles::of_ns(&mut self.image.begin),
+            command_ready_us: Percentiles::of_ns(&mut self.ready.command),
+            command_us: Percentiles::of_ns(&mut self.image.command),
+            next_command_us: Percentiles::of_ns(&mut self.next_command),
             write_us,
             read_us,
             fork_us,

@@ -312,8 +312,9 @@ fn each_use_of_a_sandbox_is_measured() {
     let report: Value =
         serde_json::from_str(&run_within(PATIENCE, &mut command, b"").success()).expect("JSON");
     assert_eq!(report["n"], 3);
-    let uses = ["create_ready", "create_image", "command", "next_command", "write", "read"];
-    for what in uses.iter().chain(&["fork", "pause", "resume"]) {
+    let commands = ["begin_ready", "begin_image", "command_ready", "command", "next_command"];
+    let uses = ["create_ready", "create_image", "write", "read", "fork", "pause", "resume"];
+    for what in uses.iter().chain(&commands) {
         positive(&report[format!("{what}_us")]);
     }
     let mut command = bench(&home);

@@ -176,6 +176,50 @@ fn a_sandbox_runs_programs_keeps_files_is_copied_and_ends() {
     assert!(gone.stderr.contains("no sandbox is named `one`"), "{gone:?}");
 }
 
+/// Its kernel's memory is made shared before anybody asks for a process.
+#[test]
+fn sandboxes_that_have_run_nothing_are_paused_copied_and_put_to_sleep() {
+    let home = home("exec-unused");
+    let directory = home.with_extension("stocked");
+    fs::create_dir_all(&directory).unwrap();
+    let stocked = BOX.replace("name = \"box\"", "name = \"stocked\"\nready = 2");
+    fs::write(directory.join("thaw.toml"), stocked).unwrap();
+    ok(&home, &["build", directory.to_str().unwrap()]);
+    let _daemon = Daemon::start(&home, &DaemonOptions::default());
+    let says = |sandbox: &str, said: &str| {
+        let script = format!("echo {said} > /tmp/file; cat /tmp/file");
+        assert_eq!(ok(&home, &["exec", sandbox, "--", "sh", "-c", &script]), format!("{said}\n"));
+    };
+    for function in ["box", "stocked"] {
+        let named = |name: &str| {
+            ok(&home, &["sandbox", "create", function, "--name", name]);
+            let shown = ok(&home, &["sandbox", "show", name, "--json"]);
+            let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
+            shown["instance"].to_string()
+        };
+        let paused = format!("{function}-paused");
+        named(&paused);
+        for said in ["one", "two"] {
+            ok(&home, &["sandbox", "pause", &paused]);
+            says(&paused, said);
+        }
+        let asleep = format!("{function}-asleep");
+        let instance = named(&asleep);
+        ok(&home, &["sleep", function, "--instance", &instance]);
+        says(&asleep, "awake");
+        let (original, copy) = (format!("{function}-original"), format!("{function}-copy"));
+        named(&original);
+        ok(&home, &["sandbox", "fork", &original, "--name", &copy]);
+        ok(&home, &["sandbox", "checkpoint", &original, function]);
+        says(&copy, "copy");
+        says(&original, "original");
+        let restored = ok(&home, &["restore", function, "--json"]);
+        let restored: serde_json::Value = serde_json::from_str(&restored).unwrap();
+        says(&restored["ids"][0].to_string(), "restored");
+        says(&copy, "again");
+    }
+}
+
 #[test]
 fn processes_go_on_without_anybody_and_are_found_again() {
     let home = home("exec-detached");

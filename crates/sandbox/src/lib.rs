@@ -40,8 +40,8 @@ mod sys;
 mod text;
 
 pub use boot::{
-    BootError, BootFlags, BootPlan, Mount, MountKind, PlanError, RESUMED_MAX, Rootfs, Secrets,
-    StartSpec, ThawOptions, TooManySecrets, connection,
+    AskedContents, BootError, BootFlags, BootPlan, Mount, MountKind, PlanError, RESUMED_MAX,
+    Rootfs, Secrets, StartSpec, ThawOptions, TooManySecrets, connection,
 };
 pub use broker::{
     BlobSource, BoundAccess, BoundDirectory, Copied, FetchAnswer, FileRights, FuseAccess,

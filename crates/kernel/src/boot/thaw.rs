@@ -19,7 +19,7 @@ use crate::host::control::{self, Message};
 use crate::host::{blobs, phases, stdio};
 use crate::mm::image::{Mappings, Memory};
 use crate::mm::{AddressSpace, arena, heap, lazy, populate, shm};
-use crate::platform::machine::HostFd;
+use crate::platform::machine::{HostFd, Machine, Processes};
 use crate::platform::user::UserAddress;
 use crate::state::{kernel, restore};
 use crate::task::process::FIRST_PID;
@@ -60,12 +60,14 @@ pub fn thaw(message: &Message) -> Result<()> {
             memory.read_front()?;
             adopt(&mut memory)?;
             go_on(&command.identity, hostname, connections.iter().zip(connection_fds));
+            share_ahead();
         }
         THAW_AND_HOLD => {
             memory.map()?;
             memory.read_front()?;
             adopt(&mut memory)?;
             populate::finish();
+            share_ahead();
             control::prepare_for_second_command();
             control::send(MSG_READY, 0, &[], &[]);
             let message = control::receive_second_command();
@@ -177,6 +179,25 @@ fn adopt(memory: &mut Memory<'_>) -> Result<()> {
     }
     host_process::begin(space);
     Ok(())
+}
+
+/// Bytes of an arena that is shared ahead at most: some hundred microseconds, and memory that a
+/// copy which runs nothing would not take.
+const SHARED_AHEAD_MAX: u64 = 2 << 20;
+
+/// Shares the arena of a sandbox without a program, for which nobody waits yet: whatever it is
+/// wanted for takes a second host process.
+fn share_ahead() {
+    let first = kernel().tasks.process(FIRST_PID);
+    if !first.is_some_and(|first| first.is_init.get())
+        || !Machine::may_fork()
+        || arena::bytes_in_use() > SHARED_AHEAD_MAX
+    {
+        return;
+    }
+    phases::report_if_due();
+    // Its first process says what is wrong if this cannot be.
+    let _ = arena::prepare().and_then(|()| arena::share(None));
 }
 
 /// Takes over several address spaces, and makes a host process for each.

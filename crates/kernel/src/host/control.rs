@@ -5,6 +5,7 @@
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
+use core::ops::Range;
 
 use bytemuck::Pod;
 use thaw_abi::control::{
@@ -214,12 +215,12 @@ fn keep(message: &Message) -> Kept {
     Kept { kind: message.kind, sequence: message.sequence, body, fds }
 }
 
-/// Waits for the answer to request `sequence`. `None`: whoever was asked has ended, and
+/// Waits for the answer to one of some requests. `None`: whoever was asked has ended, and
 /// somebody else is to be asked.
-pub fn receive_reply(sequence: u64) -> Option<Message> {
+pub fn receive_reply(sequences: Range<u64>) -> Option<Message> {
     loop {
         let Some(message) = receive(false) else { continue };
-        if message.kind == MSG_REPLY && message.sequence == sequence {
+        if message.kind == MSG_REPLY && sequences.contains(&message.sequence) {
             return Some(message);
         }
         let kept = keep(&message);

@@ -19,7 +19,7 @@ use thaw_abi::layout::{
 
 use super::image::{Mappings, is_shm};
 use super::lazy;
-use crate::errno::{Errno, Result};
+use crate::errno::Result;
 use crate::host::{blobs, broker};
 use crate::mm::vma::Vma;
 use crate::mm::{heap, shm};
@@ -74,23 +74,26 @@ fn present(slot: &AtomicI32) -> Option<HostFd> {
 
 /// Asks the host for what sharing needs. May allocate.
 pub fn prepare() -> Result<()> {
-    ask_once(MSG_MEMORY_FILE, &FILE)?;
-    prepare_wake_socket()
+    ask_once(&[(MSG_MEMORY_FILE, &FILE), WAKE_ENDS[0], WAKE_ENDS[1]])
 }
 
 /// Asks the host for the socket that wakes the watcher. May allocate.
 pub fn prepare_wake_socket() -> Result<()> {
-    // The end that sends comes first.
-    ask_once(MSG_WAKE_SOCKET, &WAKE_SENDER)?;
-    ask_once(MSG_WAKE_SOCKET, &WAKE_SOCKET)
+    ask_once(&WAKE_ENDS)
 }
 
-fn ask_once(kind: u32, slot: &AtomicI32) -> Result<()> {
-    if slot.load(Relaxed) < 0 {
-        let fd = broker::request(kind, &[], &[], &mut Vec::new())?.ok_or(Errno::EIO)?;
-        slot.store(fd.0, Relaxed);
-    }
-    Ok(())
+/// The end that sends comes first.
+const WAKE_ENDS: [Wanted; 2] = [(MSG_WAKE_SOCKET, &WAKE_SENDER), (MSG_WAKE_SOCKET, &WAKE_SOCKET)];
+
+/// The kind of a request, and where the descriptor is noted that answers it.
+type Wanted = (u32, &'static AtomicI32);
+
+/// Asks the host for what is not there yet.
+fn ask_once(all: &[Wanted]) -> Result<()> {
+    let is_missing = |(_, slot): &&Wanted| slot.load(Relaxed) < 0;
+    let missing: Vec<Wanted> = all.iter().filter(is_missing).copied().collect();
+    let kinds: Vec<u32> = missing.iter().map(|&(kind, _)| kind).collect();
+    broker::request_all(&kinds, |at, fd| missing[at].1.store(fd.0, Relaxed))
 }
 
 /// Moves the arena to shared memory. To be called after [`prepare`], on the

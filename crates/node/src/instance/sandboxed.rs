@@ -13,7 +13,7 @@ use super::terms::{FunctionOutput, InstanceTerms, Output};
 use crate::boots::BootKind;
 use crate::build::freeze_instance;
 use crate::clock::monotonic_ns;
-use crate::config::FunctionConfig;
+use crate::config::{EntryKind, FunctionConfig};
 use crate::logs::{FunctionLog, Logs};
 use crate::rootfs::StoredRootfs;
 use crate::seal::owner::KeyId;
@@ -27,8 +27,9 @@ use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 use thaw_abi::control::{Connection, EntryPoint};
 use thaw_sandbox::{
-    BootError, BootPlan, EgressPolicy, FreezeBase, Image, Orphan, PlanError, PopulatePolicy,
-    ResourceLimits, Sandbox, Secrets, ThawOptions, WorkingSet, Zygote, ZygotePool, connection,
+    AskedContents, BootError, BootPlan, EgressPolicy, FreezeBase, Image, Orphan, PlanError,
+    PopulatePolicy, ResourceLimits, Sandbox, Secrets, ThawOptions, WorkingSet, Zygote, ZygotePool,
+    connection,
 };
 use thaw_store::{ImageId, IndexId, KernelId, Store};
 
@@ -165,10 +166,20 @@ impl SandboxLauncher {
         config: &FunctionConfig,
         options: LaunchOptions,
     ) -> Result<Self, PlanError> {
-        let new_plan = || image.plan(rootfs.file(), rootfs.file_len(), rootfs.blobs());
+        let asked = Arc::new(AskedContents::default());
+        let is_sandbox = config.entry.kind == EntryKind::Sandbox;
+        let new_plan = || -> Result<BootPlan, PlanError> {
+            let mut plan = image.plan(rootfs.file(), rootfs.file_len(), rootfs.blobs())?;
+            if is_sandbox {
+                plan.remember_asked(&asked);
+            }
+            Ok(plan)
+        };
         let (mut plan, mut ready_plan) = (new_plan()?, new_plan()?);
         let LaunchOptions { working_set, policy: boots, techniques } = options;
         let working_set = match working_set {
+            // No request would show what one without a program touches.
+            _ if is_sandbox => WorkingSetState::Off,
             WorkingSetUse::Off => WorkingSetState::Off,
             WorkingSetUse::Unknown => WorkingSetState::Unknown,
             WorkingSetUse::Populate(policy) => match stored_working_set(store, image_id) {

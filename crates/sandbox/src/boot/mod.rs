@@ -1,10 +1,12 @@
 //! Booting a zygote: starting a program in it, or thawing an image into it.
 
+mod asked;
 mod plan;
 mod secrets;
 mod start;
 mod thaw;
 
+pub use asked::AskedContents;
 pub use plan::{BootPlan, PlanError};
 pub use secrets::{Secrets, TooManySecrets};
 pub use start::{Mount, MountKind, Rootfs, StartSpec};

@@ -13,6 +13,7 @@ use thaw_abi::control::{
 use thaw_abi::image::{MAPPING_EAGER, MAPPING_KERNEL, Mapping, SOURCE_BLOB, ancestor_depth};
 use thaw_abi::rootfs::{INDEX_MAGIC, IndexHeader};
 
+use super::asked::{ASKED_MAX, AskedContents, Noting};
 use crate::broker::BlobSource;
 use crate::image::{BlobsAndAncestors, Image};
 use crate::prefetch::PrefetchLayout;
@@ -72,6 +73,8 @@ pub struct BootPlan {
     /// ancestors, which the sandbox cannot ask for later.
     pub(crate) blob_numbers: Vec<u32>,
     pub(crate) blob_files: Vec<OwnedFd>,
+    /// Contents that earlier sandboxes have asked for, which travel, too.
+    pub(super) asked: Option<Arc<AskedContents>>,
     /// The file that some of the mappings come from.
     pub(crate) prefetch: Option<Arc<File>>,
     is_partial: bool,
@@ -80,10 +83,13 @@ pub struct BootPlan {
 /// Most blobs whose descriptors travel with a boot command; the sandbox asks
 /// for the others when it needs them.
 pub(super) const BLOBS_MAX: usize = MESSAGE_MAX_FDS - FIXED_DESCRIPTORS;
-/// Bytes of a boot command besides mappings, ranges, blob numbers and secrets: headers,
-/// a connection, a host name.
-const FIXED_BYTES: usize =
-    size_of::<MessageHeader>() + size_of::<Thaw>() + size_of::<Connection>() + 256;
+/// Bytes of a boot command besides mappings, ranges, the plan's own blob numbers and secrets:
+/// headers, a connection, a host name, numbers of contents that were asked for.
+const FIXED_BYTES: usize = size_of::<MessageHeader>()
+    + size_of::<Thaw>()
+    + size_of::<Connection>()
+    + 256
+    + ASKED_MAX * size_of::<u32>();
 
 /// Number of blobs of a rootfs index, by its header.
 fn blob_count(index: &File) -> std::io::Result<u32> {
@@ -141,6 +147,7 @@ impl BootPlan {
             populate: Vec::new(),
             blob_numbers: Vec::new(),
             blob_files: Vec::new(),
+            asked: None,
             prefetch: None,
             is_partial: false,
         })
@@ -162,6 +169,13 @@ impl BootPlan {
         self.is_partial
     }
 
+    /// Notes contents that sandboxes ask for, and sends those along that others have asked for.
+    pub fn remember_asked(&mut self, asked: &Arc<AskedContents>) {
+        let (blobs, asked) = (self.blobs.clone(), asked.clone());
+        self.asked = Some(asked.clone());
+        self.blobs = Arc::new(Noting { blobs, asked });
+    }
+
     /// Opens the blobs that travel with the boot command.
     fn carry_blobs(&mut self, blobs: impl IntoIterator<Item = u32>) -> Result<(), PlanError> {
         let mut carried = Vec::new();
@@ -181,6 +195,7 @@ impl BootPlan {
         // The ancestors come first.
         self.blob_numbers.truncate(self.ancestors.len());
         self.blob_files.truncate(self.ancestors.len());
+        self.asked = None;
         self
     }
 

@@ -80,7 +80,12 @@ impl BootPlan {
         }
         // The sandbox asks for the others when it needs them. Ancestors, which it cannot ask for,
         // come first, and are fewer.
-        let blobs = self.blob_numbers.len().min(BLOBS_MAX - options.resumed.len());
+        let room = BLOBS_MAX - options.resumed.len();
+        let blobs = self.blob_numbers.len().min(room);
+        let (asked, asked_files): (Vec<u32>, Vec<_>) = match &self.asked {
+            Some(asked) => asked.beside(&self.blob_numbers, room - blobs).into_iter().unzip(),
+            None => Default::default(),
+        };
         let resumed: Vec<_> = options.resumed.iter().map(|(about, _)| going_on(about)).collect();
         let body = Thaw {
             index_len: self.index_len,
@@ -88,7 +93,7 @@ impl BootPlan {
             mode,
             mapping_count: self.mappings.len() as u32,
             populate_count: self.populate.len() as u32,
-            blob_count: blobs as u32,
+            blob_count: (blobs + asked.len()) as u32,
             index_blobs: self.index_blobs,
             prefetch_count: self.prefetch.is_some().into(),
             identity: Identity {
@@ -96,13 +101,14 @@ impl BootPlan {
                 ..identity(connection, options)?
             },
         };
-        let tail: [&[u8]; 7] = [
+        let tail: [&[u8]; 8] = [
             self.carried_mappings(),
             cast_slice(&self.populate),
             cast_slice(&resumed),
             connections(&connection),
             &padded(options.hostname),
             cast_slice(&self.blob_numbers[..blobs]),
+            cast_slice(&asked),
             options.said_secrets(),
         ];
         let len = size_of::<Thaw>() + tail.iter().map(|part| part.len()).sum::<usize>();
@@ -120,12 +126,14 @@ impl BootPlan {
             IoSlice::new(tail[4]),
             IoSlice::new(tail[5]),
             IoSlice::new(tail[6]),
+            IoSlice::new(tail[7]),
         ];
 
-        let mut descriptors = Vec::with_capacity(FIXED_DESCRIPTORS + self.blob_files.len());
+        let mut descriptors = Vec::with_capacity(FIXED_DESCRIPTORS + blobs + asked.len());
         descriptors.extend([self.image.as_fd(), self.index.as_fd()]);
         descriptors.extend(self.prefetch.as_ref().map(AsFd::as_fd));
         descriptors.extend(self.blob_files[..blobs].iter().map(AsFd::as_fd));
+        descriptors.extend(asked_files.iter().map(|file| file.as_fd()));
         descriptors.extend(options.streams.into_iter().flatten());
         descriptors.extend(options.resumed.iter().map(|(_, socket)| socket));
         descriptors.extend(connection.map(|(_, socket)| socket));

@@ -43,11 +43,14 @@ pub fn run(arguments: &Arguments) -> Outcome {
 
 fn text(report: &SandboxReport) -> String {
     let title = format!("{}, µs", report.function);
-    let mut table = Table::new(&[&title, "p50", "p90", "p99"]);
+    let mut table = Table::new(&[&title, "min", "p50", "p90", "p99"]);
     for (what, of) in [
         ("make one of a ready instance", &report.create_ready_us),
         ("make one of the image", &report.create_image_us),
-        ("run the first command", &report.command_us),
+        ("run the first command, ready", &report.command_ready_us),
+        ("run the first command, of the image", &report.command_us),
+        ("make and run the first, ready", &report.begin_ready_us),
+        ("make and run the first, of the image", &report.begin_image_us),
         ("run the next command", &report.next_command_us),
         ("write a file of 1 KiB", &report.write_us),
         ("read it", &report.read_us),
@@ -55,7 +58,7 @@ fn text(report: &SandboxReport) -> String {
         ("pause", &report.pause_us),
         ("resume", &report.resume_us),
     ] {
-        table.row(vec![what.to_owned(), cell(of.p50), cell(of.p90), cell(of.p99)]);
+        table.row(vec![what.to_owned(), cell(of.min), cell(of.p50), cell(of.p90), cell(of.p99)]);
     }
     table.text()
 }
