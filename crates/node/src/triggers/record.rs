@@ -199,6 +199,9 @@ pub struct Record {
 pub struct ResultRow {
     /// The function.
     pub function: String,
+    /// The domain of its tenant.
+    #[serde(default)]
+    pub domain: Option<String>,
     /// The status of its answer.
     pub status: u16,
     /// Attempts, the last one included.
