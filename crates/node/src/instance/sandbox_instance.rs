@@ -9,13 +9,12 @@ use super::launch::{
 use super::recording::Shows;
 use super::sandboxed::ImageBoots;
 use super::standby::{Lent, Spent, Standby};
-use crate::asleep::AsleepImage;
+use crate::asleep::{AsleepImage, NewAsleep};
 use crate::config::StopSignal;
 use crate::logs::{InstanceLog, InstancePipes};
 use crate::reactor::watch_sandbox;
 use crate::seal::owner::KeyId;
 use crate::tenants::Lease;
-use std::fs::File;
 use std::future::Future;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -594,8 +593,8 @@ impl Instance for SandboxInstance {
         self.lowering = Some(Looks::new(LOWERING_LOOKS));
     }
 
-    fn write_asleep(&mut self, rest: EntryPoint, file: &File) -> Result<AsleepImage, String> {
-        self.boots.write_asleep(self.sandbox(), rest, file)
+    fn write_asleep(&mut self, rest: EntryPoint, new: &NewAsleep) -> Result<AsleepImage, String> {
+        self.boots.write_asleep(self.sandbox(), rest, new)
     }
 
     fn resume(&mut self) {
