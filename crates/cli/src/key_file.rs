@@ -5,7 +5,7 @@ use clap::Args;
 use std::fs::File;
 use std::io::Read;
 use std::path::PathBuf;
-use thaw_node::seal::owner::{KEY_MAX, OwnerKey};
+use thaw_node::seal::owner::{KEY_MAX, KeyId, OwnerKey};
 use zeroize::Zeroizing;
 
 /// The key that a checkpoint is encrypted with.
@@ -35,5 +35,17 @@ impl KeyFile {
         read.map_err(|error| failed(&error))?;
         OwnerKey::new(bytes.clone()).map_err(|error| failed(&error))?;
         Ok(bytes)
+    }
+
+    /// What the key of these bytes is told from others by; `None`: there is none.
+    ///
+    /// # Errors
+    /// They are no key.
+    pub fn id_of(key: &[u8]) -> Result<Option<KeyId>, Failure> {
+        if key.is_empty() {
+            return Ok(None);
+        }
+        let key = OwnerKey::new(Zeroizing::new(key.to_vec())).map_err(Failure::failed)?;
+        Ok(Some(key.id()))
     }
 }

@@ -20,12 +20,17 @@ fn build(home: &Path, name: &str, keys: &str) -> Outcome {
 
 /// The same with an argument.
 fn build_with(home: &Path, name: &str, keys: &str, argument: &str) -> Outcome {
+    build_of(home, name, keys, argument, "\"database\", \"api-key\"")
+}
+
+/// The same with these secrets.
+fn build_of(home: &Path, name: &str, keys: &str, argument: &str, names: &str) -> Outcome {
     let directory = tempfile::tempdir().expect("a directory");
     let program = repository().join("tests/guest/functions/secretive.py");
     fs::copy(program, directory.path().join("app.py")).expect("a copy");
     let text = format!(
         "name = \"{name}\"\ncommand = [\"python3\", \"app.py\"{argument}]\nport = 8080\n\
-         files = [\"app.py\"]\n{keys}\n[secrets]\nnames = [\"database\", \"api-key\"]\n\
+         files = [\"app.py\"]\n{keys}\n[secrets]\nnames = [{names}]\n\
          [runtime]\nkind = \"python3\"\ninterpreter = \"/usr/bin/python3\"\n"
     );
     fs::write(directory.path().join("thaw.toml"), text).expect("thaw.toml");
@@ -279,4 +284,33 @@ fn a_restart_gives_new_values_and_refuses_nobody() {
     has(&daemon, "kept", "value 3", "k");
     let unknown = command(&home, &["restart", "nobody"]);
     assert!(unknown.code != Some(0) && unknown.stderr.contains("`nobody`"), "{unknown:?}");
+}
+
+#[test]
+fn a_restart_changes_nothing_unless_the_same_versions_can_be_served() {
+    let home = built_home("secrets-versions", &[]);
+    let keys = "isolation = \"instance\"";
+    let names = "\"database\", \"api-key\", \"old\"";
+    build_of(&home, "kept", keys, "", names).success();
+    build(&home, "kept", keys).success();
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    for name in ["database", "api-key", "old"] {
+        set(&home, "kept", name, name);
+    }
+    let record = home.join("store/functions/kept/record.json");
+    let whole = fs::read(&record).expect("a record");
+    command(&home, &["split", "kept", "1", "--percent", "50"]).success();
+    command(&home, &["restart", "kept"]).success();
+    // A secret of the version that gets a share only.
+    command(&home, &["secret", "remove", "kept", "old"]).success();
+    let refused = command(&home, &["restart", "kept"]);
+    assert!(refused.code != Some(0) && refused.stderr.contains("`old`"), "{refused:?}");
+    set(&home, "kept", "old", "again");
+    command(&home, &["restart", "kept"]).success();
+    // The store has other shares, and nobody has told the daemon.
+    fs::write(&record, whole).expect("root may write it");
+    let refused = command(&home, &["restart", "kept"]);
+    assert!(refused.code != Some(0) && refused.stderr.contains("SIGHUP"), "{refused:?}");
+    daemon.signal(rustix::process::Signal::HUP);
+    thaw_e2e::wait_until("it is served", || command(&home, &["restart", "kept"]).code == Some(0));
 }

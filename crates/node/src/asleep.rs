@@ -11,7 +11,7 @@
 
 use crate::config::{DomainName, FunctionName};
 use crate::seal::owner::KeyId;
-use crate::seal::{SealKey, memory_file, seal};
+use crate::seal::{SealKey, memory_file, seal, sealed_len};
 use crate::tenants::Tenant;
 use rustix::fs::statvfs;
 use serde::{Deserialize, Serialize};
@@ -33,6 +33,8 @@ const NOTE_MAX: u64 = 16 << 10;
 /// Most instances of a node that are asleep: each costs some hundred bytes of the daemon, and
 /// two names on disk.
 const ASLEEP_MAX: usize = 65_536;
+/// Bytes in which files take room on disk.
+const PAGE: u64 = 4096;
 /// Bytes of the file system that sleeping instances leave to others: where there are no more,
 /// no further instance falls asleep.
 const LEFT_TO_OTHERS: u64 = 64 << 20;
@@ -133,7 +135,7 @@ struct Files {
 
 /// The image of an instance that is being written.
 #[derive(Debug)]
-pub(crate) struct NewAsleep {
+pub struct NewAsleep {
     files: Files,
     file: File,
     /// The image in memory, if it is to be encrypted on disk.
@@ -357,12 +359,25 @@ impl NewAsleep {
         self.plain.as_ref().unwrap_or(&self.file)
     }
 
-    /// Bytes of the image on disk.
+    /// Bytes of the image on disk: those that it has, or will have when it is encrypted.
     ///
     /// # Errors
     /// The host's.
     pub fn bytes(&self) -> io::Result<u64> {
-        Ok(self.file.metadata()?.blocks() * 512)
+        match self.plain_len()? {
+            // Holes are encrypted, too.
+            Some(plain) => Ok(sealed_len(plain).next_multiple_of(PAGE)),
+            None => Ok(self.file.metadata()?.blocks() * 512),
+        }
+    }
+
+    /// Bytes of memory that the image takes when it is decrypted; `None`: it is not to be encrypted.
+    ///
+    /// # Errors
+    /// The host's.
+    pub fn plain_len(&self) -> io::Result<Option<u64>> {
+        let plain = self.plain.as_ref().map(File::metadata).transpose()?;
+        Ok(plain.map(|plain| plain.len()))
     }
 
     /// Encrypts what was written, if it is to be.
@@ -379,7 +394,7 @@ impl NewAsleep {
     ///
     /// # Errors
     /// The disk is full or fails; nothing is left then.
-    pub fn commit(self, going: &Going, image: &AsleepImage) -> io::Result<Asleep> {
+    pub(crate) fn commit(self, going: &Going, image: &AsleepImage) -> io::Result<Asleep> {
         // A full disk may be noticed only now.
         self.file.sync_data()?;
         let bytes = self.bytes()?;
@@ -482,11 +497,6 @@ impl Asleep {
     /// The key of the encrypted checkpoint that it comes from.
     pub fn owner_key(&self) -> Option<KeyId> {
         self.owner_key
-    }
-
-    /// The tenant of its function.
-    pub fn tenant(&self) -> &Arc<Tenant> {
-        &self.tenant
     }
 
     /// Its image, for reading only; decrypted into memory if it is encrypted, which takes as long
@@ -620,6 +630,22 @@ mod tests {
         space.count.store(ASLEEP_MAX - 1, Relaxed);
         drop(space.new_file(1, 0).unwrap());
         assert!(names(directory.path()).is_empty());
+    }
+
+    #[test]
+    fn an_encrypted_file_counts_with_the_holes_of_its_image() {
+        let directory = tempfile::tempdir().unwrap();
+        let space = AsleepSpace::at(directory.path().to_owned());
+        let new = space.new_file(1, 0).unwrap();
+        assert_eq!((new.bytes().unwrap(), new.plain_len().unwrap()), (0, None));
+        let new = new.encrypted(None).unwrap();
+        new.file().set_len(1 << 20).unwrap();
+        assert_eq!(new.plain_len().unwrap(), Some(1 << 20));
+        let before = new.bytes().unwrap();
+        assert!(before > 1 << 20, "{before}");
+        let sealed = new.seal().unwrap();
+        let len = sealed.file.metadata().unwrap().len();
+        assert_eq!(before, len.next_multiple_of(PAGE));
     }
 
     #[test]

@@ -51,6 +51,12 @@ impl Served {
         [&self.active].into_iter().chain(self.shares().iter().map(|share| &share.service))
     }
 
+    /// The versions beside the active one, with what they get: percents, and a header.
+    pub(crate) fn portions(&self) -> impl Iterator<Item = (u32, u8, &Option<HeaderRule>)> {
+        let shares = self.shares().iter();
+        shares.map(|share| (share.service.version(), share.percent, &share.header))
+    }
+
     /// Whether the headers of a request matter.
     pub(crate) fn looks_at_headers(&self) -> bool {
         self.shares().iter().any(|share| share.header.is_some())

@@ -106,7 +106,7 @@ impl SealKey {
 
     /// Bytes of the encrypted file.
     pub fn sealed_len(&self) -> u64 {
-        self.plain_len + chunk_count(self.plain_len) * TAG as u64
+        sealed_len(self.plain_len)
     }
 
     /// Bytes of the content.
@@ -207,6 +207,11 @@ fn random_key() -> io::Result<Box<Zeroizing<[u8; KEY_LEN]>>> {
     // So few come at once (getrandom(2)).
     rustix::rand::getrandom(&mut key[..], GetRandomFlags::empty())?;
     Ok(key)
+}
+
+/// Bytes of the encrypted file of so many bytes.
+pub(crate) fn sealed_len(plain_len: u64) -> u64 {
+    plain_len + chunk_count(plain_len) * TAG as u64
 }
 
 fn chunk_count(plain_len: u64) -> u64 {

@@ -1,10 +1,12 @@
 //! `thaw checkpoint`: a live instance, written to the store.
 
 use super::instance::{Telling, mib};
-use crate::failure::Outcome;
+use crate::client::Daemon;
+use crate::failure::{Failure, Outcome};
 use crate::key_file::KeyFile;
 use crate::output;
 use clap::Args;
+use thaw_node::seal::owner::KeyId;
 use thaw_node::service::CheckpointTaken;
 
 /// Write a live instance to the store, by a name.
@@ -34,9 +36,9 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
-    let (instance, name) = (arguments.instance, output::escape(&arguments.name));
-    let path = format!("/instances/{instance}/checkpoint?name={name}");
-    arguments.telling.post_with(&path, &arguments.key, |done: &CheckpointTaken| {
+    let daemon = arguments.telling.daemon()?;
+    let done = take(&daemon, arguments.instance, &arguments.name, &arguments.key)?;
+    arguments.telling.print(&done, |done| {
         let key = done.checkpoint.key.map(|key| format!(", encrypted with key {key}"));
         format!(
             "wrote instance {} of {} as {}: {:.1} MiB that differ from {} image(s); it rested for \
@@ -50,4 +52,61 @@ pub fn run(arguments: &Arguments) -> Outcome {
             key.unwrap_or_default(),
         )
     })
+}
+
+/// Has a daemon write an instance to the store.
+///
+/// # Errors
+/// The daemon refuses, cannot be asked, or has not encrypted it with the key; or the key cannot be
+/// read.
+pub fn take(
+    daemon: &Daemon,
+    instance: u64,
+    name: &str,
+    key: &KeyFile,
+) -> Result<CheckpointTaken, Failure> {
+    let key = key.read()?;
+    let wanted = KeyFile::id_of(&key)?;
+    let path = format!("/instances/{instance}/checkpoint?name={}", output::escape(name));
+    let done: CheckpointTaken = daemon.post_bytes(&path, &key)?;
+    require_encrypted(&done.checkpoint.name, wanted, done.checkpoint.key)?;
+    Ok(done)
+}
+
+/// Refuses a checkpoint that was to be encrypted with a key and is not, as a daemon writes it that is
+/// older than such keys.
+fn require_encrypted(
+    name: &str,
+    wanted: Option<KeyId>,
+    written: Option<KeyId>,
+) -> Result<(), Failure> {
+    match wanted {
+        Some(key) if written != Some(key) => Err(Failure::failed(format!(
+            "checkpoint `{name}` was written without encryption, because the daemon is older than \
+             --key-file; remove it with `thaw checkpoints --remove {name}` and `thaw gc`, and \
+             restart the daemon"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use thaw_node::instance::Checkpointed;
+
+    #[test]
+    fn an_older_daemon_that_takes_no_key_is_noticed() {
+        let [own, other] = [1, 2].map(|byte| KeyFile::id_of(&[byte; 32]).unwrap());
+        assert!(own.is_some() && own != other && KeyFile::id_of(&[]).unwrap().is_none());
+        // As it answers.
+        let text = r#"{"name":"a","image":"b","ancestors":1,"stored":2,"mappings":3}"#;
+        let done: Checkpointed = serde_json::from_str(text).unwrap();
+        for written in [done.key, other] {
+            let refused = require_encrypted("a", own, written).unwrap_err();
+            assert!(format!("{refused:?}").contains("without encryption"), "{refused:?}");
+        }
+        require_encrypted("a", own, own).unwrap();
+        require_encrypted("a", None, None).unwrap();
+    }
 }

@@ -1,7 +1,7 @@
 //! What the verbs have in common that change the state of one instance.
 
 use crate::client::{Daemon, DaemonArguments};
-use crate::failure::Outcome;
+use crate::failure::{Failure, Outcome};
 use crate::key_file::KeyFile;
 use crate::output;
 use clap::Args;
@@ -57,8 +57,8 @@ impl Telling {
         path: &str,
         line: impl FnOnce(&T) -> String,
     ) -> Outcome {
-        let done: T = Daemon::find(&self.daemon)?.post(path)?;
-        output::print_done(self.json, &done, line)
+        let done: T = self.daemon()?.post(path)?;
+        self.print(&done, line)
     }
 
     /// The same with a key in the body, if one is given.
@@ -72,8 +72,24 @@ impl Telling {
         line: impl FnOnce(&T) -> String,
     ) -> Outcome {
         let key = key.read()?;
-        let done: T = Daemon::find(&self.daemon)?.post_bytes(path, &key)?;
-        output::print_done(self.json, &done, line)
+        let done: T = self.daemon()?.post_bytes(path, &key)?;
+        self.print(&done, line)
+    }
+
+    /// The daemon to ask.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn daemon(&self) -> Result<Daemon, Failure> {
+        Daemon::find(&self.daemon)
+    }
+
+    /// Tells what was done.
+    ///
+    /// # Errors
+    /// It cannot be printed.
+    pub fn print<T: Serialize>(&self, done: &T, line: impl FnOnce(&T) -> String) -> Outcome {
+        output::print_done(self.json, done, line)
     }
 }
 

@@ -8,7 +8,7 @@ use crate::rollout::Served;
 use crate::secrets::SecretStore;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-use thaw_store::{Name, StoreError};
+use thaw_store::{FunctionRecord, Name, StoreError};
 
 /// What a restart has begun.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -37,6 +37,12 @@ pub enum RestartError {
         /// Why new instances would not do.
         reason: String,
     },
+    /// It would be other versions that serve it.
+    #[error(
+        "`{0}` goes on as it was: its versions or their shares have changed in the store and are not \
+         served yet; send the daemon SIGHUP to serve them, and then restart the function"
+    )]
+    Changed(String),
     /// It is not usable.
     #[error(transparent)]
     Function(#[from] FunctionError),
@@ -60,8 +66,15 @@ impl Catalog {
             return Err(RestartError::Partial(name.to_owned()));
         }
         let record = self.store.get_function(&Name::new(name).map_err(|_| unknown())?)?;
+        if !is_served(&record, &before) {
+            return Err(RestartError::Changed(name.to_owned()));
+        }
         let active = BuiltFunction::from_version(&record.name, record.active())?;
         check_secrets(home, &active.function.config)?;
+        for version in record.versions().into_iter().filter(|found| record.shares(found.number)) {
+            let shared = BuiltFunction::from_version(&record.name, version)?;
+            check_secrets(home, &shared.function.config)?;
+        }
         let known = active.function.config.name.clone();
         self.serve_anew(&known, &record, &active)?;
         let instances = before.services().map(|service| service.instance_count()).sum();
@@ -72,7 +85,7 @@ impl Catalog {
     fn serve_anew(
         self: &Arc<Self>,
         name: &FunctionName,
-        record: &thaw_store::FunctionRecord,
+        record: &FunctionRecord,
         active: &BuiltFunction,
     ) -> Result<(), RestartError> {
         let versions = |catalog: &Self| {
@@ -92,6 +105,13 @@ impl Catalog {
         self.shared.deploy(Served::split(service, shares));
         Ok(())
     }
+}
+
+/// Whether the versions of a record are those that are served, with the same shares.
+fn is_served(record: &FunctionRecord, served: &Served) -> bool {
+    let stored: Vec<_> =
+        record.split.iter().map(|share| (share.version, share.percent, &share.header)).collect();
+    record.active().number == served.active().version() && stored.into_iter().eq(served.portions())
 }
 
 /// New instances must have their secrets: those of before may live on old ones.

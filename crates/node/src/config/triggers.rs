@@ -61,7 +61,9 @@ pub struct AsyncConfig {
     pub idempotency: TimeSpan,
     /// How long an attempt may take, to the end of its answer.
     pub timeout: TimeSpan,
-    /// How long it is known what became of one that is done.
+    /// How long it is known what became of one that is done. Left out where it is the default:
+    /// versions before do not read a section that has it.
+    #[serde(skip_serializing_if = "is_default_results")]
     pub results: TimeSpan,
     /// The function that hears of those that are done.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -69,6 +71,12 @@ pub struct AsyncConfig {
     /// The function that hears of those that were given up.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub on_failure: Option<FunctionName>,
+}
+
+const RESULTS: TimeSpan = TimeSpan::seconds(3600);
+
+fn is_default_results(results: &TimeSpan) -> bool {
+    *results == RESULTS
 }
 
 impl Default for AsyncConfig {
@@ -88,7 +96,7 @@ impl Default for AsyncConfig {
             dead_letters: 1000,
             idempotency: TimeSpan::seconds(24 * 3600),
             timeout: TimeSpan::seconds(15 * 60),
-            results: TimeSpan::seconds(3600),
+            results: RESULTS,
             on_success: None,
             on_failure: None,
         }
@@ -333,6 +341,16 @@ mod tests {
         let config = parse(keys).unwrap();
         let json = serde_json::to_value(&config).unwrap();
         assert_eq!(serde_json::from_value::<FunctionConfig>(json).unwrap(), config);
+    }
+
+    #[test]
+    fn what_versions_before_do_not_know_is_written_only_if_it_is_used() {
+        let written = |keys: &str| serde_json::to_value(parse(keys).unwrap()).unwrap();
+        let section = written("[async]\nattempts = 7");
+        for new in ["results", "on_success", "on_failure"] {
+            assert!(section["async"].get(new).is_none(), "{section}");
+        }
+        assert_eq!(written("[async]\nresults = \"2h\"")["async"]["results"], "2h");
     }
 
     #[test]

@@ -2,11 +2,10 @@
 
 use super::launch::{Client, Launcher, WakeError};
 use super::sandboxed::{Decrypted, ImageBoots};
-use crate::asleep::AsleepImage;
+use crate::asleep::{AsleepImage, NewAsleep};
 use crate::build::open_ancestor;
 use crate::tenants::check_file;
 use std::fs::File;
-use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use thaw_abi::control::EntryPoint;
 use thaw_sandbox::{Fit, FreezeBase, Image, ImageError, ResourceLimits, Sandbox, cpu_features};
@@ -23,12 +22,13 @@ impl ImageBoots {
         sandbox: &Sandbox,
         rest: EntryPoint,
         memory: u64,
-        file: &File,
+        new: &NewAsleep,
     ) -> Result<AsleepImage, String> {
         let base = self.stored.clone();
+        let file = new.file();
         let report =
             self.write_difference(sandbox, rest, base.clone(), file, memory, &mut || {})?;
-        self.check_quota(file)?;
+        self.check_quota(new)?;
         Ok(AsleepImage {
             stored: report.stored,
             checksum: ImageId(report.checksum),
@@ -39,13 +39,13 @@ impl ImageBoots {
     }
 
     /// An error if the tenant may not have such a file.
-    fn check_quota(&self, file: &File) -> Result<(), String> {
+    fn check_quota(&self, new: &NewAsleep) -> Result<(), String> {
         if self.terms.tenant.quota().store.is_none() {
             return Ok(());
         }
         // Nobody else finds room meanwhile that is there once.
         let _turn = self.store.counting_turn().map_err(|error| error.to_string())?;
-        let bytes = file.metadata().map_err(|error| error.to_string())?.blocks() * 512;
+        let bytes = new.bytes().map_err(|error| error.to_string())?;
         check_file(&self.store, &self.terms.tenant, "this sleeping instance", bytes)
             .map_err(|error| error.to_string())
     }

@@ -4,7 +4,7 @@
 use super::hibernation::HibernationTerms;
 use super::sandboxed::Decrypted;
 use crate::admission::Admitted;
-use crate::asleep::AsleepImage;
+use crate::asleep::{AsleepImage, NewAsleep};
 use crate::boots::BootKind;
 use crate::config::StopSignal;
 use crate::edge::Addresses;
@@ -459,12 +459,12 @@ pub trait Instance: Send {
     /// The memory of the instance's twin has been read, or is not wanted any more.
     fn end_twin(&mut self) {}
 
-    /// Writes the memory of the instance, which is at rest and does not go on, to a file. May
+    /// Writes the memory of the instance, which is at rest and does not go on, to its file. May
     /// block for as long as that takes.
     ///
     /// # Errors
     /// One sentence for the operator.
-    fn write_asleep(&mut self, _rest: EntryPoint, _file: &File) -> Result<AsleepImage, String> {
+    fn write_asleep(&mut self, _rest: EntryPoint, _new: &NewAsleep) -> Result<AsleepImage, String> {
         Err("this instance cannot sleep".to_owned())
     }
 

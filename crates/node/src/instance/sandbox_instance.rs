@@ -9,14 +9,13 @@ use super::launch::{
 use super::recording::Shows;
 use super::sandboxed::ImageBoots;
 use super::standby::{Lent, Spent, Standby};
-use crate::asleep::AsleepImage;
+use crate::asleep::{AsleepImage, NewAsleep};
 use crate::config::{ByteSize, StopSignal};
 use crate::logs::{InstanceLog, InstancePipes};
 use crate::reactor::watch_sandbox;
 use crate::sandboxes::limits::Unchanged;
 use crate::seal::owner::KeyId;
 use crate::tenants::Lease;
-use std::fs::File;
 use std::future::Future;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -618,8 +617,8 @@ impl Instance for SandboxInstance {
         self.lowering = Some(Looks::new(LOWERING_LOOKS));
     }
 
-    fn write_asleep(&mut self, rest: EntryPoint, file: &File) -> Result<AsleepImage, String> {
-        self.boots.write_asleep(self.sandbox(), rest, self.limits.memory, file)
+    fn write_asleep(&mut self, rest: EntryPoint, new: &NewAsleep) -> Result<AsleepImage, String> {
+        self.boots.write_asleep(self.sandbox(), rest, self.limits.memory, new)
     }
 
     fn resume(&mut self) {

@@ -9,12 +9,12 @@ use super::held::use_egress;
 use super::{Service, Slot, Slots};
 use crate::asleep::{Asleep, Going, Left};
 use crate::boots::BootKind;
+use crate::config::{ByteSize, QUOTAS_FILE};
 use crate::instance::{
     Client, Command, ConnectionTable, Decrypted, Delivery, End, InstanceState, KeptConnections,
     Launched, Outcome, Place, Placed, SleepingInstance, Supervisor, WakeError,
 };
 use crate::reactor::watch;
-use crate::seal::Unsealer;
 use crate::service::place::PlaceError;
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::poll_fn;
@@ -32,8 +32,6 @@ use tokio::time::{sleep, timeout, timeout_at};
 const SLEEP_PATIENCE: Duration = Duration::from_secs(60);
 /// How long until it is looked again whether there is room for one that is wanted.
 const ROOM_AGAIN: Duration = Duration::from_millis(50);
-/// After so many looks one more instance of the tenant makes room.
-const LOOKS_UNTIL_ROOM: u32 = 10;
 /// How long one may take to wake for the control plane.
 const WAKE_PATIENCE: Duration = Duration::from_secs(30);
 
@@ -164,7 +162,7 @@ pub(super) struct Waking {
 }
 
 impl Waking {
-    fn asleep(&self) -> &Arc<Asleep> {
+    pub fn asleep(&self) -> &Arc<Asleep> {
         self.asleep.as_ref().expect("it is taken when this is dropped")
     }
 
@@ -399,14 +397,66 @@ impl Service {
         }
     }
 
-    /// Boots an instance that is asleep, for a client or for nobody.
+    /// Bytes of memory that the boot for a client takes of the tenant: those of an instance, and
+    /// those that decrypting the one takes that is to be woken for it.
+    pub(super) fn memory_to_begin(&self) -> u64 {
+        let asleep = {
+            let slots = self.slots();
+            let most = self.config.limits.concurrency.get();
+            let id = slots.asleep.one_with_room(most, &slots.held);
+            id.and_then(|id| slots.asleep.all.get(&id)).map(|sleeper| sleeper.asleep.clone())
+        };
+        asleep.map_or(self.memory(), |asleep| self.memory_to_wake(&asleep))
+    }
+
+    /// The same to wake this one. One that never wakes takes no more than a new instance.
+    pub(super) fn memory_to_wake(&self, asleep: &Asleep) -> u64 {
+        match self.never_wakes(asleep.decrypted_len()) {
+            None => self.needs_awake(asleep),
+            Some(_) => self.memory(),
+        }
+    }
+
+    /// What an instance that is asleep takes once it runs, its decrypted memory included.
+    fn needs_awake(&self, asleep: &Asleep) -> u64 {
+        let own = self.limits_of(asleep.id()).memory;
+        own.saturating_add(asleep.decrypted_len().unwrap_or_default())
+    }
+
+    /// Why an instance cannot be woken with so many bytes of decrypted memory, even if the tenant
+    /// has no other: one sentence for the operator.
+    pub(crate) fn never_wakes(&self, decrypted: Option<u64>) -> Option<String> {
+        let (own, decrypted) = (self.memory(), decrypted?);
+        self.tenant.room().never_keeps(own.saturating_add(decrypted)).then(|| {
+            let (tenant, own, decrypted) = (self.tenant.name(), ByteSize(own), ByteSize(decrypted));
+            format!(
+                "the quota of {tenant} never has room for {own} of an instance and {decrypted} of \
+                 decrypted memory, which it needs to wake; have the operator raise `memory` in \
+                 {QUOTAS_FILE}, or lower `limits.memory`"
+            )
+        })
+    }
+
+    /// Boots an instance that is asleep, for a client or for nobody. The place has room for it and
+    /// for its decrypted memory ([`Service::memory_to_wake`]).
     pub(super) async fn wake_up(
         self: &Arc<Self>,
         waking: Waking,
         first: Option<Delivery>,
-        place: Place,
+        mut place: Place,
     ) -> Result<Placed, PlaceError> {
         let (launcher, asleep) = (self.launcher.clone(), waking.asleep().clone());
+        let decrypted_len = asleep.decrypted_len();
+        if place.lease.memory() < self.needs_awake(&asleep) {
+            // The quota was lowered while it slept, or another one slept a moment ago.
+            return Err(match self.never_wakes(decrypted_len) {
+                Some(why) => self.lose(waking, why),
+                None => self.cannot_wake(
+                    &waking,
+                    "there is no room for its memory; it sleeps on, try again",
+                ),
+            });
+        }
         let client = first.as_ref().map(|delivery| delivery.client.clone());
         let clients = self.slots().asleep.all.get(&asleep.id()).map(|one| one.clients.clients());
         let clients = clients.unwrap_or_default();
@@ -414,14 +464,17 @@ impl Service {
             // If it fails, waking does, and says why.
             let _ = opening.await;
         }
-        let (decrypted, unsealer) = match self.room_to_decrypt(&asleep).await {
-            Ok(room) => room.unzip(),
-            Err(why) => {
-                return Err(self.cannot_wake(&waking, &format!("{why}; it sleeps on, try again")));
-            }
+        let decrypted = decrypted_len.map(|bytes| Decrypted {
+            memory: Arc::new(place.lease.split_off(bytes)),
+            owner_key: asleep.owner_key(),
+        });
+        let limits = self.limits_of(asleep.id());
+        place.lease.shrink_to(limits.memory);
+        let unsealer = match &decrypted {
+            Some(_) => Some(self.tenant.unsealer().await),
+            None => None,
         };
         let egress = self.shared.egress().clone();
-        let limits = self.limits_of(asleep.id());
         let boot = move || {
             let later = |error: &dyn ToString| WakeError::Later(error.to_string());
             let function = launcher.egress();
@@ -452,52 +505,25 @@ impl Service {
             Err(WakeError::Later(why)) => {
                 Err(self.cannot_wake(&waking, &format!("{why}; it sleeps on, try again")))
             }
-            Err(WakeError::Lost(why)) => {
-                let refused = self.cannot_wake(&waking, &format!("{why}; its state is lost"));
-                // Whoever comes next gets a new one.
-                if let Some(mut lost) = waking.done() {
-                    mem::take(&mut lost.clients).end(&Outcome::Gone(End::Failed(why)));
-                }
-                self.shared.metrics().lost_asleep(self.name());
-                self.freed.notify_waiters();
-                Err(refused)
-            }
+            Err(WakeError::Lost(why)) => Err(self.lose(waking, why)),
         }
+    }
+
+    /// An instance will never wake. Whoever comes next gets a new one.
+    fn lose(&self, waking: Waking, why: String) -> PlaceError {
+        let refused = self.cannot_wake(&waking, &format!("{why}; its state is lost"));
+        if let Some(mut lost) = waking.done() {
+            mem::take(&mut lost.clients).end(&Outcome::Gone(End::Failed(why)));
+        }
+        self.shared.metrics().lost_asleep(self.name());
+        self.freed.notify_waiters();
+        refused
     }
 
     fn cannot_wake(&self, waking: &Waking, why: &str) -> PlaceError {
         let instance = waking.asleep().id();
         tracing::error!(function = %self.name(), instance, "cannot wake an instance that is asleep: {why}");
         PlaceError::CannotWake(format!("instance {instance} was asleep and cannot be woken: {why}"))
-    }
-
-    /// Room for the image of an instance that is asleep, if it has to be decrypted, and a place to
-    /// do so. Makes room as for an instance that is wanted, and waits for it as long.
-    ///
-    /// # Errors
-    /// The tenant's quota has none: one sentence for the operator.
-    async fn room_to_decrypt(
-        &self,
-        asleep: &Asleep,
-    ) -> Result<Option<(Decrypted, Unsealer)>, String> {
-        let Some(bytes) = asleep.decrypted_len() else { return Ok(None) };
-        let tenant = asleep.tenant();
-        let deadline = tokio::time::Instant::now() + self.config.limits.queue.0;
-        let mut looks = 0;
-        let memory = loop {
-            match tenant.keep_memory(bytes) {
-                Ok(memory) => break memory,
-                Err(why) if tenant.room().never_keeps(bytes) => return Err(why),
-                Err(why) if tokio::time::Instant::now() >= deadline => return Err(why),
-                // Whoever ends for it takes a while: the others of the tenant stay meanwhile.
-                Err(_) if looks % LOOKS_UNTIL_ROOM == 0 => self.shared.make_room_of(tenant),
-                Err(_) => {}
-            }
-            looks += 1;
-            sleep(ROOM_AGAIN).await;
-        };
-        let decrypted = Decrypted { memory: Arc::new(memory), owner_key: asleep.owner_key() };
-        Ok(Some((decrypted, asleep.tenant().unsealer().await)))
     }
 
     /// Makes an instance that was asleep a live one of the same number.
@@ -597,7 +623,7 @@ impl Service {
         let capacity = self.shared.capacity().try_acquire_owned().map_err(|_| {
             "this node has no room for one instance more; see `thaw serve --instances`".to_owned()
         })?;
-        let lease = self.tenant.room().try_enter(self.limits_of(id).memory);
+        let lease = self.tenant.room().try_enter(self.memory_to_wake(waking.asleep()));
         let lease = lease.ok_or_else(|| {
             format!("the quota of {} has no room for it; see `thaw tenants`", self.tenant.name())
         })?;

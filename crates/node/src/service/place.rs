@@ -182,14 +182,23 @@ impl Service {
             };
             // It may have been spent meanwhile.
             self.solvent()?;
-            let place = Place { _capacity: capacity, lease };
+            let mut place = Place { _capacity: capacity, lease };
             match self.beginning() {
                 Beginning::Image => {
+                    place.lease.shrink_to(self.memory());
                     self.wait_for_image().await?;
                     return match self.launch(client).await {
                         Ok(launched) => Ok(Found::Placed(self.adopt(launched, delivery, place))),
                         Err(error) => Err(PlaceError::InstanceDied(error.to_string())),
                     };
+                }
+                // Another one than that for which there is room: one was woken meanwhile.
+                Beginning::File(waking)
+                    if place.lease.memory() < self.memory_to_wake(waking.asleep())
+                        && Instant::now() < deadline =>
+                {
+                    drop((waking, place));
+                    tokio::task::yield_now().await;
                 }
                 Beginning::File(waking) => {
                     return self.wake_up(waking, Some(delivery), place).await.map(Found::Placed);
@@ -239,7 +248,7 @@ impl Service {
     }
 
     /// Bytes of memory that an instance may use.
-    fn memory(&self) -> u64 {
+    pub(super) fn memory(&self) -> u64 {
         self.config.limits.memory.bytes()
     }
 
@@ -247,6 +256,11 @@ impl Service {
     fn lease_now(&self) -> Option<Lease> {
         let room = self.tenant.room();
         room.try_enter(self.memory()).or_else(|| self.launcher.spare_room())
+    }
+
+    /// Room of what is kept ready, unless more is needed: it has none for decrypted memory.
+    fn spare_room(&self, memory: u64) -> Option<Lease> {
+        if memory > self.memory() { None } else { self.launcher.spare_room() }
     }
 
     /// Refuses requests of a tenant that has spent its CPU time.
@@ -267,7 +281,7 @@ impl Service {
         reuse: Reuse,
         deadline: Instant,
     ) -> Result<Waited<Lease>, PlaceError> {
-        let (room, memory) = (self.tenant.room(), self.memory());
+        let (room, mut memory) = (self.tenant.room(), self.memory_to_begin());
         if let Some(lease) = room.try_enter(memory) {
             return Ok(Waited::Room(delivery, lease));
         }
@@ -288,7 +302,12 @@ impl Service {
                 Ok(found) => return Ok(Waited::Found(found)),
                 Err(delivery) => delivery,
             };
-            if let Some(lease) = turn.try_lease().or_else(|| self.launcher.spare_room()) {
+            let needed = self.memory_to_begin();
+            if needed < memory {
+                // Another request wakes the instance that was to be decrypted for this one.
+                (memory, turn) = (needed, room.queue(needed));
+            }
+            if let Some(lease) = turn.try_lease().or_else(|| self.spare_room(memory)) {
                 return Ok(Waited::Room(delivery, lease));
             }
             if may_make_room {
@@ -299,7 +318,7 @@ impl Service {
                 () = changed => may_make_room = false,
                 () = stirred => may_make_room = true,
                 () = tokio::time::sleep_until(deadline) => {
-                    return Err(self.quota_used_up(room.unmet(memory)));
+                    return Err(self.quota_used_up(room.unmet(memory), memory));
                 }
             }
         }
@@ -307,8 +326,7 @@ impl Service {
 
     /// All that the tenant may have is busy. If no bound says so, somebody else of it waits
     /// for more memory, and comes first.
-    fn quota_used_up(&self, unmet: Option<Unmet>) -> PlaceError {
-        let memory = self.memory();
+    fn quota_used_up(&self, unmet: Option<Unmet>, memory: u64) -> PlaceError {
         let reason = match unmet {
             Some(unmet) => {
                 format!("{}, and all of it is in use", self.tenant.explain(unmet, memory))

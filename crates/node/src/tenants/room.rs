@@ -99,11 +99,13 @@ impl Room {
     }
 
     /// Room for `memory` bytes that the host keeps for an instance beside its own, if there is room
-    /// and nobody waits for it.
+    /// and nobody waits for memory.
     pub(crate) fn try_keep(self: &Arc<Self>, memory: u64) -> Option<Lease> {
         let mut state = self.state();
         let needed = state.memory.saturating_add(memory);
-        if !state.waiting.is_empty() || state.memory_max.is_some_and(|most| needed > most) {
+        // Where memory has no bound, those who wait do so for something else.
+        let is_short = |most: u64| !state.waiting.is_empty() || needed > most;
+        if state.memory_max.is_some_and(is_short) {
             return None;
         }
         state.take(0, memory);
@@ -259,6 +261,20 @@ impl Lease {
     pub(crate) fn is_beyond_quota(&self) -> bool {
         self.room.is_overdrawn(Taken::default())
     }
+
+    /// Takes so many bytes out of it, or all that it has, to be given back by themselves.
+    pub(crate) fn split_off(&mut self, memory: u64) -> Self {
+        let memory = memory.min(self.memory);
+        self.memory -= memory;
+        Self { room: self.room.clone(), instances: 0, memory }
+    }
+
+    /// Gives the memory back that it has beyond so many bytes.
+    pub(crate) fn shrink_to(&mut self, memory: u64) {
+        if self.memory > memory {
+            drop(self.split_off(self.memory - memory));
+        }
+    }
 }
 
 impl Drop for Lease {
@@ -328,6 +344,37 @@ mod tests {
         assert!(turn.try_lease().is_some());
         drop((lease, turn));
         assert_eq!(room.taken(), Taken::default());
+    }
+
+    #[test]
+    fn those_who_wait_keep_nobody_from_memory_that_has_no_bound() {
+        let room = room(Some(1), None);
+        let _instance = room.try_enter(MIB).unwrap();
+        let _turn = room.queue(MIB);
+        assert!(room.try_keep(MIB).is_some());
+        room.set(&Quota {
+            instances: Some(1),
+            memory: Some(ByteSize(9 * MIB)),
+            ..Quota::default()
+        });
+        assert!(room.try_keep(MIB).is_none(), "whoever waits needs it, too");
+    }
+
+    #[test]
+    fn a_lease_is_given_back_in_parts() {
+        let room = room(Some(1), Some(3 * MIB));
+        let mut lease = room.try_enter(3 * MIB).unwrap();
+        let mut turn = room.queue(0);
+        let kept = lease.split_off(MIB);
+        assert_eq!((lease.memory(), kept.memory()), (2 * MIB, MIB));
+        assert_eq!(room.taken(), Taken { instances: 1, memory: 3 * MIB });
+        lease.shrink_to(MIB);
+        lease.shrink_to(2 * MIB);
+        assert_eq!(room.taken(), Taken { instances: 1, memory: 2 * MIB });
+        drop(kept);
+        assert!(turn.try_lease().is_none(), "the instance has its place still");
+        drop(lease);
+        assert!(turn.try_lease().is_some());
     }
 
     #[test]

@@ -40,12 +40,14 @@ impl Ledger {
     ) -> Vec<Called> {
         let mut called = Vec::new();
         for ended in self.take_ended() {
-            let own = terms(&ended.record.function).map(|terms| terms.config);
-            let wanted = own.and_then(|own| match ended.status {
-                Some(_) => own.on_success,
-                None => own.on_failure,
-            });
-            let Some(function) = wanted.map(|name| name.to_string()) else { continue };
+            let function = match destination(&ended, terms(&ended.record.function)) {
+                Ok(Some(function)) => function,
+                Ok(None) => continue,
+                Err(why) => {
+                    tracing::warn!(function = ended.record.function, "{why}");
+                    continue;
+                }
+            };
             let outcome = self.call(&ended, &function, terms(&function), now_ms);
             if let Err(why) = &outcome {
                 let (id, of) = (ended.id, &ended.record.function);
@@ -82,6 +84,32 @@ impl Ledger {
     }
 }
 
+/// The function that is to hear of an end.
+///
+/// # Errors
+/// Nobody knows, since the function of the invocation is gone: one sentence for the log.
+fn destination(ended: &Ended, own: Option<Terms>) -> Result<Option<String>, String> {
+    let Some(Terms { config, .. }) = own else {
+        return Err(format!(
+            "nobody hears of the end of invocation {}: its function is not served any more, and \
+             with it went its `on_success` and `on_failure`",
+            ended.id
+        ));
+    };
+    let wanted = if ended.status.is_some() { config.on_success } else { config.on_failure };
+    Ok(wanted.map(|name| name.to_string()))
+}
+
+/// The id of the event that tells of an end: the attempts of the invocation have its own, and a dead
+/// letter that is queued again may die again.
+fn event_id(ended: &Ended) -> String {
+    match (&ended.status, &ended.record.dead) {
+        (None, Some(death)) => format!("{}-dead-{}", ended.id, death.at_ms),
+        (None, None) => format!("{}-dead", ended.id),
+        (Some(_), _) => format!("{}-done", ended.id),
+    }
+}
+
 /// A CloudEvent that says what came of an invocation.
 fn request(ended: &Ended, now_ms: u64) -> Result<QueuedRequest, String> {
     let Ended { id, record, status } = ended;
@@ -99,7 +127,7 @@ fn request(ended: &Ended, now_ms: u64) -> Result<QueuedRequest, String> {
     let mut headers = HeaderMap::new();
     let (kind, source) =
         (format!("thaw.invocation.{state}"), format!("/functions/{function}/queue"));
-    cloudevents::describe(&mut headers, (&kind, &source, &id.to_string()), now_ms);
+    cloudevents::describe(&mut headers, (&kind, &source, &event_id(ended)), now_ms);
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     Ok(QueuedRequest {
         method: "POST".to_owned(),
@@ -107,4 +135,42 @@ fn request(ended: &Ended, now_ms: u64) -> Result<QueuedRequest, String> {
         headers: carried(&headers)?,
         body: body.to_string().into_bytes(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ended(status: Option<u16>) -> Ended {
+        let record = serde_json::from_value(json!({
+            "function": "f", "domain": null, "origin": "client", "method": "POST", "path": "/",
+            "created_ms": 1, "expires_ms": 2, "due_ms": 1, "attempts": 3, "deferrals": 0,
+            "bytes": 1, "last": null, "dead": status.is_none().then(|| json!({"at_ms": 9, "reason": "r"})),
+        }));
+        Ended { id: InvocationId(7), record: record.unwrap(), status }
+    }
+
+    #[test]
+    fn each_end_has_an_id_that_no_attempt_and_no_other_end_has() {
+        let again = {
+            let mut again = ended(None);
+            again.record.dead.as_mut().unwrap().at_ms = 10;
+            again
+        };
+        let mut ids: Vec<_> = [ended(None), again, ended(Some(200))].iter().map(event_id).collect();
+        ids.push(InvocationId(7).to_string());
+        ids.sort();
+        ids.dedup();
+        assert_eq!(ids.len(), 4, "{ids:?}");
+        let event = request(&ended(None), 9).unwrap();
+        assert!(event.headers.contains(&("ce-id".to_owned(), event_id(&ended(None)))));
+    }
+
+    #[test]
+    fn an_end_of_a_function_that_is_gone_is_told_to_the_log() {
+        let why = destination(&ended(None), None).unwrap_err();
+        assert!(why.contains(&InvocationId(7).to_string()) && why.contains("not served"), "{why}");
+        let terms = Terms { config: Default::default(), domain: None, tenant_bytes: None };
+        assert_eq!(destination(&ended(None), Some(terms)), Ok(None));
+    }
 }

@@ -665,18 +665,11 @@ impl Ledger {
     /// The oldest dead letter of the largest function of the largest tenant, by number or by bytes.
     fn oldest_of_largest(&self, by_number: bool) -> Option<InvocationId> {
         let size = |book: &Book| if by_number { book.dead.len() as u64 } else { book.dead_bytes };
-        let mut of_tenants: HashMap<&Option<String>, (u64, &Book)> = HashMap::new();
-        for book in self.books.values() {
-            let Some((_, oldest)) = book.dead.first() else { continue };
-            let Some(record) = self.records.get(oldest) else { continue };
-            let (sum, largest) = of_tenants.entry(&record.domain).or_insert((0, book));
-            *sum += size(book);
-            if size(book) > size(largest) {
-                *largest = book;
-            }
-        }
-        let (_, book) = of_tenants.into_values().max_by_key(|(sum, _)| *sum)?;
-        book.dead.first().map(|(_, id)| *id)
+        let of_books = self.books.values().filter_map(|book| {
+            let (_, oldest) = book.dead.first()?;
+            Some((&self.records.get(oldest)?.domain, size(book), *oldest))
+        });
+        of_largest(of_books)
     }
 
     // Schedules.
@@ -705,6 +698,22 @@ impl Ledger {
     pub fn is_open(&self, id: InvocationId) -> bool {
         self.records.get(&id).is_some_and(|record| record.dead.is_none())
     }
+}
+
+/// The invocation of the largest function of the largest tenant, of functions with their tenants,
+/// their sizes and an invocation each.
+fn of_largest<'a>(
+    functions: impl Iterator<Item = (&'a Option<String>, u64, InvocationId)>,
+) -> Option<InvocationId> {
+    let mut of_tenants: HashMap<&Option<String>, (u64, u64, InvocationId)> = HashMap::new();
+    for (domain, size, id) in functions {
+        let (sum, largest, of_it) = of_tenants.entry(domain).or_insert((0, size, id));
+        *sum += size;
+        if size > *largest {
+            (*largest, *of_it) = (size, id);
+        }
+    }
+    of_tenants.into_values().max_by_key(|(sum, ..)| *sum).map(|(.., id)| id)
 }
 
 fn hash(function: &str, key: &[u8]) -> Key {

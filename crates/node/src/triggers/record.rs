@@ -121,6 +121,35 @@ pub enum Origin {
     Function(String),
 }
 
+/// [`Origin`] as it lies in the file, which an earlier version reads, too: to that one an
+/// [`Origin::Function`] is a client.
+mod stored_origin {
+    use super::Origin;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[derive(Serialize, Deserialize)]
+    struct Stored {
+        origin: Origin,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        origin_function: Option<String>,
+    }
+
+    pub fn serialize<S: Serializer>(origin: &Origin, serializer: S) -> Result<S::Ok, S::Error> {
+        let stored = match origin.clone() {
+            Origin::Function(name) => {
+                Stored { origin: Origin::Client, origin_function: Some(name) }
+            }
+            origin => Stored { origin, origin_function: None },
+        };
+        stored.serialize(serializer)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Origin, D::Error> {
+        let Stored { origin, origin_function } = Stored::deserialize(deserializer)?;
+        Ok(origin_function.map_or(origin, Origin::Function))
+    }
+}
+
 /// Why an invocation was given up, and when.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Death {
@@ -138,6 +167,7 @@ pub struct Record {
     /// The domain of its tenant.
     pub domain: Option<String>,
     /// Who has queued it.
+    #[serde(flatten, with = "stored_origin")]
     pub origin: Origin,
     /// Method of the request.
     pub method: String,
@@ -169,6 +199,9 @@ pub struct Record {
 pub struct ResultRow {
     /// The function.
     pub function: String,
+    /// The domain of its tenant.
+    #[serde(default)]
+    pub domain: Option<String>,
     /// The status of its answer.
     pub status: u16,
     /// Attempts, the last one included.

@@ -763,6 +763,61 @@ fn destinations_end_somewhere_stay_with_their_tenant_and_within_bounds() {
     assert_eq!(called.len(), 1);
     assert!(!called[0].is_queued && queue.take(NOW, 9).is_empty());
     // A full queue of the destination keeps the end itself from nothing.
+    let id = queue.add(None, NOW).unwrap().id;
+    queue.take(NOW, 1);
     queue.ledger.bound(Bounds { entries: 0, ..BOUNDS });
-    queue.ledger.retry("f", Which::Dead, &queue.terms.clone(), NOW).unwrap_err();
+    queue.ledger.finish(id, Outcome::Done(200), &queue.terms.clone(), NOW);
+    let called = queue.ledger.call_destinations(NOW, &terms);
+    assert_eq!(called.iter().map(|called| called.is_queued).collect::<Vec<_>>(), [false]);
+    queue.ledger.commit().unwrap();
+    queue.kill();
+    assert_eq!(queue.ledger.status("f", id).map(|found| found.state), Some("done"));
+    assert!(queue.take(NOW, 9).is_empty());
+}
+
+#[test]
+fn what_destinations_are_queued_by_is_read_by_earlier_versions_too() {
+    let mut queue = Queue::new();
+    let terms = terms_with(&[("f", Some("glad"), None), ("glad", None, None)]);
+    let id = queue.add(None, NOW).unwrap().id;
+    queue.take(NOW, 1);
+    queue.ledger.finish(id, Outcome::Done(200), &queue.terms.clone(), NOW);
+    queue.ledger.call_destinations(NOW, &terms);
+    queue.ledger.commit().unwrap();
+    let record = queue.take(NOW, 1).remove(0).record;
+    assert_eq!(record.origin, Origin::Function("f".into()));
+    let stored = serde_json::to_value(&record).unwrap();
+    assert_eq!((&stored["origin"], &stored["origin_function"]), (&"client".into(), &"f".into()));
+    // What this version wrote before has the function in the origin itself.
+    let mut before = stored.clone();
+    before["origin"] = serde_json::json!({"function": "f"});
+    before.as_object_mut().unwrap().remove("origin_function");
+    for stored in [stored, before] {
+        assert_eq!(serde_json::from_value::<record::Record>(stored).unwrap(), record);
+    }
+}
+
+#[test]
+fn results_of_the_largest_tenant_go_first() {
+    let mut queue = Queue::new();
+    let run = |queue: &mut Queue, function: &str, domain: &str, now| {
+        queue.terms.domain = Some(domain.to_owned());
+        let terms = queue.terms.clone();
+        let id = queue.ledger.queue(invocation(function, None), &terms, now).unwrap().id;
+        queue.ledger.commit().unwrap();
+        queue.take(now, 1);
+        queue.finish(id, Outcome::Done(200), now);
+        id
+    };
+    // One tenant has the largest function, another one has more of them.
+    let of_small: Vec<_> = (0..3).map(|n| run(&mut queue, "s", "small", NOW + n)).collect();
+    let names = ["l1", "l2", "l3"];
+    let of_large: Vec<_> =
+        (0..6).map(|n| run(&mut queue, names[n % 3], "large", NOW + 9 + n as u64)).collect();
+    queue.ledger.bound(Bounds { results: 8, ..BOUNDS });
+    run(&mut queue, "l1", "large", NOW + 99);
+    let known = |function: &str, id: &InvocationId| queue.ledger.status(function, *id).is_some();
+    assert!(of_small.iter().all(|id| known("s", id)));
+    let kept = of_large.iter().enumerate().filter(|(n, id)| known(names[n % 3], id));
+    assert_eq!(kept.count(), 4);
 }

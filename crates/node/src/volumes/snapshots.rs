@@ -78,6 +78,8 @@ impl VolumeStore {
         let _acting = self.home.act()?;
         let note = self.read_note(name)?;
         let _alone = self.alone_to_copy(name)?;
+        let all = self.snapshots_of(name);
+        clear_leftovers(&all)?;
         let known = self.snapshots(name)?;
         if known.iter().any(|known| known.label == label.as_str()) {
             let (name, label) = (name.clone(), label.clone());
@@ -86,9 +88,7 @@ impl VolumeStore {
         if known.len() >= SNAPSHOTS_MAX {
             return Err(VolumeError::TooMany(format!("{SNAPSHOTS_MAX} snapshots of a volume")));
         }
-        let all = self.snapshots_of(name);
         private(true).create(&all).map_err(failed("make", &all))?;
-        clear_leftovers(&all)?;
         let (new, path) = (all.join(format!("{UNDER_WAY}{label}")), all.join(label.as_str()));
         {
             let _counting = self.counting()?;
@@ -96,14 +96,17 @@ impl VolumeStore {
             // From now on it counts.
             private(false).create(&new).map_err(failed("make", &new))?;
         }
-        let copied = copy(&self.files(name)?, &new, note.size)?;
-        // The time of the directory is that of the snapshot.
-        let touched =
-            File::open(&new).and_then(|new| new.set_modified(std::time::SystemTime::now()));
-        touched.map_err(failed("write", &new))?;
-        fs::rename(&new, &path).map_err(failed("write", &path))?;
-        settle(&all)?;
-        Ok(copied)
+        let made = self.files(name).and_then(|files| {
+            let copied = copy(&files, &new, note.size)?;
+            publish(&new, &path)?;
+            settle(&all)?;
+            Ok(copied)
+        });
+        if made.is_err() {
+            // It would count. Otherwise the next attempt removes it.
+            let _ = (remove_tree(&new), remove_tree(&path));
+        }
+        made
     }
 
     /// Puts a snapshot in the place of what is in a volume that nobody uses.
@@ -144,9 +147,10 @@ impl VolumeStore {
         let _acting = self.home.act()?;
         self.read_note(name)?;
         let _copying = self.copying(name)?;
+        // Nobody else could remove them.
+        clear_leftovers(&self.snapshots_of(name))?;
         let path = self.find(name, label)?;
         let gone = self.snapshots_of(name).join(format!("{UNDER_WAY}{label}"));
-        clear(&gone)?;
         // What is removed in part is no snapshot.
         fs::rename(&path, &gone).map_err(failed("remove", &path))?;
         clear(&gone)
@@ -192,6 +196,13 @@ fn copy(from: &Path, to: &Path, most: ByteSize) -> Result<Copied, VolumeError> {
     })
 }
 
+/// Gives a copy that is complete its name. The time of the directory is that of the snapshot.
+fn publish(new: &Path, path: &Path) -> Result<(), VolumeError> {
+    let touched = File::open(new).and_then(|new| new.set_modified(std::time::SystemTime::now()));
+    touched.map_err(failed("write", new))?;
+    fs::rename(new, path).map_err(failed("write", path))
+}
+
 fn clear(path: &Path) -> Result<(), VolumeError> {
     match remove_tree(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(failed("remove", path)(error)),
@@ -222,7 +233,11 @@ pub(super) fn remove_tree(path: &Path) -> io::Result<()> {
 
 /// Removes what others have left that were killed: nobody else copies just now.
 fn clear_leftovers(all: &Path) -> Result<(), VolumeError> {
-    for entry in fs::read_dir(all).map_err(failed("read", all))? {
+    let entries = match fs::read_dir(all) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        entries => entries.map_err(failed("read", all))?,
+    };
+    for entry in entries {
         let entry = entry.map_err(failed("read", all))?;
         if entry.file_name().as_encoded_bytes().starts_with(UNDER_WAY.as_bytes()) {
             clear(&entry.path())?;
@@ -291,6 +306,42 @@ mod tests {
         assert!(matches!(missing, Err(VolumeError::NoSnapshot { .. })), "{missing:?}");
         volumes.remove_snapshot(&name, &label("one")).unwrap();
         assert!(volumes.show(&name).unwrap().snapshots.is_empty());
+    }
+
+    #[test]
+    fn what_was_left_of_others_counts_no_longer_than_until_the_next_verb() {
+        let (_directory, volumes) = store();
+        let (name, label) = names();
+        volumes.create(&name, "1MiB".parse().unwrap(), &[], None).unwrap();
+        let owner = fs::metadata(volumes.show(&name).unwrap().path).unwrap();
+        let leave = || {
+            let part = volumes.snapshots_of(&name).join(".new-left");
+            fs::create_dir_all(&part).unwrap();
+            for path in [volumes.snapshots_of(&name), part] {
+                chown(path, Some(owner.uid()), Some(owner.gid())).unwrap();
+            }
+            assert!(volumes.count_copies(&name).unwrap() > 0);
+        };
+        leave();
+        // There is no such snapshot, and yet it is gone.
+        let missing = volumes.remove_snapshot(&name, &label("left"));
+        assert!(matches!(missing, Err(VolumeError::NoSnapshot { .. })), "{missing:?}");
+        assert_eq!(volumes.count_copies(&name).unwrap(), 0);
+        for number in 0..SNAPSHOTS_MAX {
+            volumes.snapshot(&name, &label(&format!("s{number}"))).unwrap();
+        }
+        leave();
+        let refused = volumes.snapshot(&name, &label("more"));
+        assert!(matches!(refused, Err(VolumeError::TooMany(_))), "{refused:?}");
+        assert_eq!(volumes.count_copies(&name).unwrap(), SNAPSHOTS_MAX as u64);
+        // One that fails leaves nothing.
+        volumes.remove_snapshot(&name, &label("s0")).unwrap();
+        let path = volumes.show(&name).unwrap().path.join("file");
+        write(path.clone(), "file").unwrap();
+        let writer = OpenOptions::new().write(true).open(path).unwrap();
+        volumes.snapshot(&name, &label("more")).unwrap_err();
+        drop(writer);
+        assert_eq!(volumes.count_copies(&name).unwrap(), SNAPSHOTS_MAX as u64 - 1);
     }
 
     #[test]

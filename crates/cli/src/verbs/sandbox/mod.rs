@@ -15,7 +15,7 @@ use crate::client::{Daemon, DaemonArguments};
 use crate::failure::Outcome;
 use crate::key_file::KeyFile;
 use crate::output;
-use crate::verbs::exec;
+use crate::verbs::{checkpoint, exec};
 use clap::{Args, Subcommand};
 use std::process::ExitCode;
 use thaw_node::sandboxes::SandboxInfo;
@@ -134,7 +134,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
             let action = format!("fork?name={}", output::escape(&fork.new_name));
             post(&fork.one, &action, "forked as")
         }
-        Verb::Checkpoint(arguments) => checkpoint(arguments),
+        Verb::Checkpoint(arguments) => write_checkpoint(arguments),
         Verb::Kill(one) => {
             let daemon = Daemon::find(&one.daemon)?;
             let ended: SandboxInfo = daemon.send_empty("DELETE", &path(&one.name))?;
@@ -154,14 +154,11 @@ fn post(one: &OneArguments, action: &str, done: &str) -> Outcome {
     output::print_done(one.json, &info, |info| format!("{done} {}", info.name))
 }
 
-fn checkpoint(arguments: &CheckpointArguments) -> Outcome {
+fn write_checkpoint(arguments: &CheckpointArguments) -> Outcome {
     let one = &arguments.one;
-    let key = arguments.key.read()?;
     let daemon = Daemon::find(&one.daemon)?;
     let instance = exec::instance_of(&daemon, &one.name)?;
-    let name = output::escape(&arguments.checkpoint);
-    let taken: serde_json::Value =
-        daemon.post_bytes(&format!("/instances/{instance}/checkpoint?name={name}"), &key)?;
+    let taken = checkpoint::take(&daemon, instance, &arguments.checkpoint, &arguments.key)?;
     output::print_done(one.json, &taken, |_| format!("wrote checkpoint {}", arguments.checkpoint))?;
     Ok(ExitCode::SUCCESS)
 }

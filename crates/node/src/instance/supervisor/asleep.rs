@@ -257,7 +257,10 @@ impl Supervisor {
             SwapStorage::Plain | SwapStorage::Verified => new,
             SwapStorage::Encrypted => new.encrypted(self.instance.owner_key())?,
         };
-        let image = self.instance.write_asleep(rest, new.file()).map_err(Refusal::Failed)?;
+        let image = self.instance.write_asleep(rest, &new).map_err(Refusal::Failed)?;
+        if let Some(why) = self.service.never_wakes(new.plain_len()?) {
+            return Err(Refusal::Failed(why));
+        }
         let launcher = self.service.launcher();
         if launcher.index() != Some(image.index) || launcher.kernel_build() != Some(image.kernel) {
             // Its function's zygotes could not boot it.

@@ -1,6 +1,6 @@
 //! What is kept of invocations that are done, for who has queued them.
 
-use super::{Ended, Ledger, ResultRow, milliseconds};
+use super::{Ended, Ledger, ResultRow, milliseconds, of_largest};
 use crate::config::AsyncConfig;
 use crate::triggers::file::Change;
 use crate::triggers::record::{InvocationId, InvocationStatus};
@@ -20,6 +20,7 @@ impl Ledger {
         if kept_ms > 0 {
             let row = ResultRow {
                 function: record.function.clone(),
+                domain: record.domain.clone(),
                 status,
                 attempts: record.attempts + 1,
                 expires_ms: now_ms.saturating_add(kept_ms),
@@ -48,21 +49,28 @@ impl Ledger {
         }
     }
 
-    /// Forgets the oldest results of a function beyond `most`, and of the function that has the most
-    /// of them while the node has too many.
+    /// Forgets the oldest results of a function beyond `most`, and those of the largest function of
+    /// the largest tenant while the node has too many.
     fn bound_results(&mut self, function: &str, most: usize) {
-        let oldest =
-            |ledger: &Self, name: &str| ledger.books.get(name)?.results.first().map(|(_, id)| *id);
-        while self.books.get(function).is_some_and(|book| book.results.len() > most)
-            && let Some(id) = oldest(self, function)
+        while let Some(book) = self.books.get(function)
+            && book.results.len() > most
+            && let Some((_, id)) = book.results.first().copied()
         {
             self.remove_result(id);
         }
-        while self.results.len() > self.bounds().results {
-            let largest = self.books.iter().max_by_key(|(_, book)| book.results.len());
-            let Some(id) = largest.and_then(|(name, _)| oldest(self, name)) else { return };
+        while self.results.len() > self.bounds().results
+            && let Some(id) = self.oldest_result_of_largest()
+        {
             self.remove_result(id);
         }
+    }
+
+    fn oldest_result_of_largest(&self) -> Option<InvocationId> {
+        let of_books = self.books.values().filter_map(|book| {
+            let (_, oldest) = book.results.first()?;
+            Some((&self.results.get(oldest)?.domain, book.results.len() as u64, *oldest))
+        });
+        of_largest(of_books)
     }
 
     pub(super) fn expire_results(&mut self, now_ms: u64) {

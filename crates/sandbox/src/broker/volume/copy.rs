@@ -259,6 +259,7 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
     use std::os::unix::net::UnixListener;
+    use std::sync::atomic::Ordering::SeqCst;
 
     use super::*;
 
@@ -329,6 +330,35 @@ mod tests {
         fs::remove_dir_all(to.path()).unwrap();
         fs::create_dir(to.path()).unwrap();
         assert_eq!(within(counted).unwrap().files, 1);
+    }
+
+    #[test]
+    fn a_file_that_changes_while_it_is_copied_is_refused() {
+        let [from, to] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        fs::write(from.path().join("file"), vec![7; 4 << 20]).unwrap();
+        // Nobody has it open to be written, as when it is mapped.
+        let file = File::open(from.path().join("file")).unwrap();
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        let refused = std::thread::scope(|threads| {
+            threads.spawn(|| {
+                while !is_over.load(SeqCst) {
+                    file.set_modified(std::time::SystemTime::now()).unwrap();
+                }
+            });
+            // Where copies share their blocks, one may be over before the clock of the file system
+            // goes on.
+            let refused = (0..1000).find_map(|number| {
+                let to = to.path().join(number.to_string());
+                fs::create_dir(&to).unwrap();
+                let refused = copied(from.path(), &to).err();
+                fs::remove_dir_all(&to).unwrap();
+                refused
+            });
+            is_over.store(true, SeqCst);
+            refused.expect("it changes all the time")
+        });
+        assert!(refused.to_string().contains("has changed while it was copied"), "{refused}");
+        copied(from.path(), to.path()).unwrap();
     }
 
     #[test]
