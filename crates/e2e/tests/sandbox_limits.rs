@@ -55,15 +55,15 @@ fn can_have(home: &Path, sandbox: &str, mib: u64) -> bool {
     outcome.stdout == "had it\n"
 }
 
-fn instance(home: &Path, sandbox: &str) -> String {
+fn instance(home: &Path, sandbox: &str) -> Value {
     let shown = ok(home, &["sandbox", "show", sandbox, "--json"]);
-    serde_json::from_str::<Value>(&shown).expect("JSON")["instance"].to_string()
+    serde_json::from_str::<Value>(&shown).expect("JSON")["instance"].take()
 }
 
 fn pid(daemon: &Daemon, home: &Path, sandbox: &str) -> u64 {
     let id = instance(home, sandbox);
     let all = daemon.instances("box");
-    let found = all.iter().find(|one| one["id"].to_string() == id).expect("it lives");
+    let found = all.iter().find(|one| one["id"] == id).expect("it lives");
     found["pid"].as_u64().expect("a number")
 }
 
@@ -186,9 +186,9 @@ fn copies_pauses_sleep_and_the_next_daemon_keep_the_limits() {
     let refused = refusal(&home, &["one", "--memory", "128MiB"]);
     assert!(refused.contains("and was to have 128MiB"), "{refused}");
     expect(&daemon, "one");
-    ok(&home, &["sleep", "box", "--instance", &instance(&home, "one")]);
+    ok(&home, &["sleep", "box", "--instance", &instance(&home, "one").to_string()]);
     expect(&daemon, "one");
-    ok(&home, &["sleep", "box", "--instance", &instance(&home, "copy")]);
+    ok(&home, &["sleep", "box", "--instance", &instance(&home, "copy").to_string()]);
 
     wait_until("it is kept for the next daemon", || {
         let all = daemon.instances("box");
