@@ -39,6 +39,7 @@ pub mod packing;
 mod partial;
 mod pressure;
 pub mod reactor;
+mod replace;
 pub mod rollout;
 pub mod rootfs;
 pub mod sandboxes;

@@ -8,14 +8,15 @@ use super::settings::{Hash, SettingsError, hexadecimal, to_hexadecimal};
 use crate::config::TimeSpan;
 use crate::edge::take_allowance;
 use crate::home::{Home, HomeError};
+use crate::replace::{replace, settle};
 use axum::http::Method;
 use ring::digest::{SHA256, digest};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::fmt;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::fs::{File, OpenOptions};
+use std::io;
 use std::num::NonZeroU32;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -338,17 +339,9 @@ impl KeyStore {
         let mut file = KeyFile { keys: load(&path)? };
         work(&mut file.keys)?;
         let text = toml::to_string(&file).map_err(|error| KeyError::Wrong(error.to_string()))?;
-        let unfinished = path.with_extension("new");
-        let write = || -> io::Result<()> {
-            let mut new = private(&unfinished)?;
-            new.set_len(0)?;
-            new.write_all(text.as_bytes())?;
-            new.sync_all()?;
-            fs::rename(&unfinished, &path)?;
-            // A key that was revoked stays so after a loss of power.
-            File::open(self.home.root())?.sync_all()
-        };
-        write().map_err(|error| self.failed(error))
+        // A key that was revoked stays so after a loss of power.
+        let written = replace(&path, text.as_bytes()).and_then(|()| settle(&path));
+        written.map_err(|error| self.failed(error))
     }
 
     fn failed(&self, error: io::Error) -> KeyError {

@@ -6,12 +6,11 @@
 
 use crate::config::{EgressRule, Inject};
 use crate::inject::OwnHeaders;
+use crate::replace::{replace, settle};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::UNIX_EPOCH;
@@ -391,7 +390,7 @@ impl EgressTable {
         let _changing = self.changing.lock().await;
         let ids: Vec<u64> = new.iter().map(|(id, _)| *id).collect();
         self.known().policies.extend(new);
-        let written = self.write().await;
+        let written = self.write(Self::write_now).await;
         if written.is_err() {
             self.known().policies.retain(|id, _| !ids.contains(id));
         }
@@ -428,7 +427,7 @@ impl EgressTable {
     async fn make(self: &Arc<Self>, instance: u64, rules: Change) -> Result<(), String> {
         let _changing = self.changing.lock().await;
         let before = self.known().replace(instance, rules)?;
-        let written = self.write().await;
+        let written = self.write(Self::write_lasting).await;
         if written.is_err() {
             self.known().replace(instance, before)?;
         }
@@ -466,9 +465,9 @@ impl EgressTable {
         }
     }
 
-    async fn write(self: &Arc<Self>) -> Result<(), String> {
+    async fn write(self: &Arc<Self>, how: fn(&Self) -> io::Result<()>) -> Result<(), String> {
         let table = self.clone();
-        let written = spawn_blocking(move || table.write_now()).await;
+        let written = spawn_blocking(move || how(&table)).await;
         let written = written.map_err(|error| error.to_string())?;
         written.map_err(|error| {
             format!(
@@ -486,16 +485,23 @@ impl EgressTable {
             all.extend(known.policies.iter().map(|(id, policy)| (*id, Saved::of(policy))));
             all
         };
-        let temporary = file.with_extension("new");
-        let mut options = OpenOptions::new();
-        let mut new =
-            options.write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
-        new.write_all(&serde_json::to_vec(&all)?)?;
-        // After a loss of power the file is the one before or this one.
-        new.sync_all()?;
-        std::fs::rename(&temporary, file)?;
-        let directory = file.parent().expect("it is in the state directory");
-        File::open(directory)?.sync_all()
+        replace(file, &serde_json::to_vec(&all)?)
+    }
+
+    /// The same, and waits for the disk: somebody is told that the rules are these.
+    fn write_lasting(&self) -> io::Result<()> {
+        self.write_now()?;
+        self.file.get().map_or(Ok(()), |file| settle(file))
+    }
+
+    /// Has the rules of an instance survive a loss of power, as only instances that sleep do. Waits
+    /// for the disk.
+    ///
+    /// # Errors
+    /// The host's.
+    pub(crate) fn settle(&self, instance: u64) -> io::Result<()> {
+        let has_own = self.known().policies.contains_key(&instance);
+        self.file.get().filter(|_| has_own).map_or(Ok(()), |file| settle(file))
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {

@@ -5,13 +5,12 @@
 //! instances over: one that uses more than its function's would be ended by the function's limit.
 
 use crate::config::{ByteSize, Limits};
+use crate::replace::{replace, settle};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs::OpenOptions;
-use std::io::{self, Write};
+use std::io;
 use std::num::NonZeroU32;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use thaw_sandbox::ResourceLimits;
@@ -266,12 +265,8 @@ impl LimitsTable {
         // Whoever writes last has read last.
         let _writing = self.writing.lock().expect("no holder panics");
         let all = serde_json::to_vec(&*self.known())?;
-        let temporary = file.with_extension("new");
-        let mut options = OpenOptions::new();
-        let mut new =
-            options.write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
-        new.write_all(&all)?;
-        std::fs::rename(&temporary, file)
+        replace(file, &all)?;
+        settle(file)
     }
 
     fn known(&self) -> MutexGuard<'_, BTreeMap<u64, OwnLimits>> {

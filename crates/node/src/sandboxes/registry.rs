@@ -8,6 +8,7 @@ use crate::config::FunctionName;
 use crate::inject::{OwnHeaders, WrongHeaders};
 use crate::instance::Launcher;
 use crate::node::NodeState;
+use crate::replace::replace;
 use crate::sandboxes::egress::{
     ClientEgress, EgressInfo, EgressWish, SandboxEgress, SandboxInject,
 };
@@ -18,9 +19,7 @@ use crate::service::Service;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs::OpenOptions;
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -654,18 +653,9 @@ impl Sandboxes {
         let _writing = self.writing.lock().expect("no holder panics");
         let all: Vec<_> = self.all().values().cloned().collect();
         let text = serde_json::to_vec(&all).expect("plain data");
-        if let Err(error) = self.replace(&text) {
+        if let Err(error) = replace(&self.file, &text) {
             tracing::warn!("{}: {error}; the next daemon does not know them", self.file.display());
         }
-    }
-
-    fn replace(&self, text: &[u8]) -> io::Result<()> {
-        let temporary = self.file.with_extension("new");
-        let mut options = OpenOptions::new();
-        let mut file =
-            options.write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
-        file.write_all(text)?;
-        std::fs::rename(&temporary, &self.file)
     }
 
     fn all(&self) -> MutexGuard<'_, BTreeMap<String, SandboxInfo>> {

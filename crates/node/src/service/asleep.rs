@@ -411,7 +411,7 @@ impl Service {
 
     /// The same to wake this one. One that never wakes takes no more than a new instance.
     pub(super) fn memory_to_wake(&self, asleep: &Asleep) -> u64 {
-        match self.never_wakes(asleep.decrypted_len()) {
+        match self.never_wakes(asleep.id(), asleep.decrypted_len()) {
             None => self.needs_awake(asleep),
             Some(_) => self.memory(),
         }
@@ -425,8 +425,8 @@ impl Service {
 
     /// Why an instance cannot be woken with so many bytes of decrypted memory, even if the tenant
     /// has no other: one sentence for the operator.
-    pub(crate) fn never_wakes(&self, decrypted: Option<u64>) -> Option<String> {
-        let (own, decrypted) = (self.memory(), decrypted?);
+    pub(crate) fn never_wakes(&self, id: u64, decrypted: Option<u64>) -> Option<String> {
+        let (own, decrypted) = (self.limits_of(id).memory, decrypted?);
         self.tenant.room().never_keeps(own.saturating_add(decrypted)).then(|| {
             let (tenant, own, decrypted) = (self.tenant.name(), ByteSize(own), ByteSize(decrypted));
             format!(
@@ -449,7 +449,7 @@ impl Service {
         let decrypted_len = asleep.decrypted_len();
         if place.lease.memory() < self.needs_awake(&asleep) {
             // The quota was lowered while it slept, or another one slept a moment ago.
-            return Err(match self.never_wakes(decrypted_len) {
+            return Err(match self.never_wakes(asleep.id(), decrypted_len) {
                 Some(why) => self.lose(waking, why),
                 None => self.cannot_wake(
                     &waking,

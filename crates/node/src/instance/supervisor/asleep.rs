@@ -258,9 +258,11 @@ impl Supervisor {
             SwapStorage::Encrypted => new.encrypted(self.instance.owner_key())?,
         };
         let image = self.instance.write_asleep(rest, &new).map_err(Refusal::Failed)?;
-        if let Some(why) = self.service.never_wakes(new.plain_len()?) {
+        if let Some(why) = self.service.never_wakes(self.id, new.plain_len()?) {
             return Err(Refusal::Failed(why));
         }
+        // What it may reach has to be known for as long as it may wake.
+        self.service.shared().egress().settle(self.id)?;
         let launcher = self.service.launcher();
         if launcher.index() != Some(image.index) || launcher.kernel_build() != Some(image.kernel) {
             // Its function's zygotes could not boot it.
