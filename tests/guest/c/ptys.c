@@ -33,7 +33,8 @@ static void screen(void)
     char bytes[4096];
     ssize_t total = 0, got;
     struct pollfd request = {master, POLLIN, 0};
-    while (poll(&request, 1, 50) > 0 && (request.revents & POLLIN)) {
+    /* Linux echoes from a kernel thread, which a busy machine may keep waiting. */
+    while (poll(&request, 1, total ? 100 : 1000) > 0 && (request.revents & POLLIN)) {
         got = read(master, bytes + total, sizeof bytes - (size_t)total);
         if (got <= 0)
             break;
