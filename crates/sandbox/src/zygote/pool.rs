@@ -37,8 +37,8 @@ pub struct PoolStats {
 }
 
 /// How many zygotes are begun at most until one is made: they may be killed meanwhile, and
-/// so may their parent.
-const ATTEMPTS: u32 = 5;
+/// so may their parent, whose end may be known some attempts later only.
+const ATTEMPTS: u32 = 8;
 /// How long the end of a parent that answers no more may take to be known.
 const END_PATIENCE: Duration = Duration::from_millis(100);
 /// How long the background thread rests after a failure.
