@@ -243,9 +243,12 @@ fn a_request_whose_zygote_is_killed_before_its_guest_runs_is_answered() {
         wait_until("a stopped zygote has the request", || {
             client.is_finished() || stopped.iter().any(has_request)
         });
-        // It goes last: the request is tried three times, and the others would take it meanwhile.
+        // It goes last, when the others are gone: the request is tried three times, and one that
+        // is still dying would take it.
         let (holders, others): (Vec<_>, Vec<_>) = stopped.iter().partition(|one| has_request(one));
-        others.into_iter().chain(holders).for_each(|zygote| kill(zygote.pid));
+        others.iter().for_each(|zygote| kill(zygote.pid));
+        wait_until("the others are gone", || others.iter().all(|zygote| !exists(zygote.pid)));
+        holders.iter().for_each(|zygote| kill(zygote.pid));
         let response = client.join().expect("a client");
         assert_eq!(response.status, 200, "{}", response.text());
     }

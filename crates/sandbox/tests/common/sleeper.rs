@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -210,6 +210,16 @@ impl Running {
     }
 }
 
+impl Drop for Running {
+    /// Who sees a test fail wants to know whether the sandbox has.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let event = self.sandbox.wait_event(Some(Duration::from_secs(1)));
+            eprintln!("next of the sandbox: {event:?}, its end: {:?}", self.sandbox.try_wait());
+        }
+    }
+}
+
 pub fn memory_of(pid: u32) -> u64 {
     let field = |file: &str, name: &str| -> u64 {
         let text = fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap();
@@ -223,7 +233,7 @@ impl Client {
     #[track_caller]
     pub fn ask(&mut self, command: &str) -> String {
         self.send(command);
-        self.receive().expect("an answer")
+        self.try_receive().unwrap_or_else(|error| panic!("no answer to {command}: {error}"))
     }
 
     pub fn send(&mut self, command: &str) {
@@ -231,9 +241,19 @@ impl Client {
     }
 
     pub fn receive(&mut self) -> Option<String> {
+        self.try_receive().ok()
+    }
+
+    fn try_receive(&mut self) -> io::Result<String> {
         let mut answer = [0; 256];
-        let len = self.0.read(&mut answer).ok()?;
-        Some(String::from_utf8_lossy(&answer[..len]).trim().to_owned())
+        loop {
+            match self.0.read(&mut answer) {
+                // A read with a time-out ends so when its thread was frozen or stopped (signal(7)).
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+                Ok(len) => return Ok(String::from_utf8_lossy(&answer[..len]).trim().to_owned()),
+            }
+        }
     }
 }
 
