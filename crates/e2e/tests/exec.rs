@@ -287,3 +287,28 @@ fn instances_of_functions_have_processes_from_outside_too() {
     assert!(refused.stderr.contains("processes = 1"), "{refused:?}");
     ok(&home, &["invoke", "single"]);
 }
+
+/// Says whether a system call of the C library lies there as the library has it, after it was made.
+const SITE: &str = r"
+import ctypes, os
+code = ctypes.cast(ctypes.CDLL(None).getppid, ctypes.c_void_p).value
+assert os.getppid() >= 0
+print(b'\x0f\x05' in ctypes.string_at(code, 16))
+";
+
+/// A second program finds replaced what the first one came by, also behind a fork.
+#[test]
+fn system_calls_of_one_program_are_replaced_in_the_next_one() {
+    let home = home("exec-sites");
+    let _daemon = Daemon::start(&home, &DaemonOptions::default());
+    let fresh = |name: &str| {
+        ok(&home, &["sandbox", "create", "box", "--name", name]);
+        let site = || ok(&home, &["exec", name, "--", "python3", "-c", SITE]);
+        (site(), site(), site())
+    };
+    let plain_first = ("True\n".to_owned(), "False\n".to_owned(), "False\n".to_owned());
+    assert_eq!(fresh("one"), plain_first);
+    assert_eq!(fresh("two"), plain_first, "no sandbox learns from another one");
+    let script = format!("import os\nif os.fork(): os.wait(); os._exit(0)\n{SITE}");
+    assert_eq!(ok(&home, &["exec", "two", "--", "python3", "-c", &script]), "False\n");
+}

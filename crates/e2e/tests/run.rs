@@ -411,7 +411,11 @@ fn a_closed_output_is_a_signal_to_the_one_that_writes() {
 /// that this user can reach.
 fn as_nobody(directory: &Path) -> Command {
     let binary = directory.join("thaw");
-    fs::copy(thaw_binary(), &binary).expect("a copy of the binary");
+    // What ran there a moment ago may not be gone. And not by this process, since one that
+    // another test forks meanwhile would have the file open for writing.
+    if !binary.exists() {
+        run(Command::new("cp").args([thaw_binary().as_path(), &binary])).success();
+    }
     for (path, mode) in [(directory, 0o777), (&binary, 0o755)] {
         fs::set_permissions(path, PermissionsExt::from_mode(mode)).expect("its mode");
     }

@@ -46,6 +46,8 @@ pub struct Kernel {
     pub shared_memory: crate::mm::shm::SharedMemory,
     /// Whether several host processes share the arena, or did when it was frozen.
     pub has_shared_arena: KernelCell<bool>,
+    /// System call sites in files, for the next program that maps them.
+    pub known_sites: crate::mm::code::KnownSites,
     /// System V semaphores, message queues and shared memory.
     pub system_v: crate::ipc::sysv::SystemV,
     /// Futexes that somebody waits on.
@@ -106,6 +108,7 @@ impl Kernel {
             pages: KernelCell::new(pages),
             shared_memory: Default::default(),
             has_shared_arena: KernelCell::new(false),
+            known_sites: Default::default(),
             system_v: Default::default(),
             futexes: Default::default(),
             remote: Default::default(),

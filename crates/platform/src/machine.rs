@@ -37,6 +37,7 @@
 //! - **Units.** Addresses and lengths are bytes, times are nanoseconds.
 #![allow(unsafe_code)]
 
+use alloc::vec::Vec;
 use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -623,6 +624,22 @@ pub trait Code {
 
     /// Start and end of the executable mappings around an address.
     fn text_around(&self, address: u64) -> Option<(u64, u64)>;
+
+    /// The sites in the mapping around an address that programs have come by, in this address
+    /// space or another one that has mapped the same file.
+    fn known_sites(&self, address: u64) -> Vec<KnownSite>;
+
+    /// Remembers a site for whoever maps the same file, if that never changes.
+    fn remember_site(&self, site: KnownSite);
+}
+
+/// A system call site that a program has come by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KnownSite {
+    /// Address of its `syscall`.
+    pub syscall: u64,
+    /// Bytes of the instruction before that, which can move.
+    pub prefix: u8,
 }
 
 /// When a site is patched.

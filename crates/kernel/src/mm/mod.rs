@@ -2,6 +2,7 @@
 
 pub mod arena;
 pub mod backing;
+pub mod code;
 pub mod elf_symbols;
 pub mod file_parts;
 pub mod heap;

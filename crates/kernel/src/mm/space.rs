@@ -17,7 +17,7 @@ use crate::io::Sink;
 use crate::mm::backing::MmapSource;
 use crate::mm::lazy;
 use crate::platform::machine::{
-    Code, Gate, Machine, Memory, PROT_EXEC, PROT_READ, PROT_WRITE, Sharing, SystemCallSites,
+    Gate, Machine, Memory, PROT_READ, PROT_WRITE, Sharing, SystemCallSites,
 };
 use crate::platform::memory::GuestRange;
 use crate::platform::user::UserAddress;
@@ -683,25 +683,6 @@ impl AddressSpace {
     /// Bytes of all areas.
     pub fn total(&self) -> u64 {
         self.state.borrow_mut().vmas.total()
-    }
-}
-
-impl Code for AddressSpace {
-    /// File-backed, executable, private memory is the only kind in which system call sites
-    /// are patched.
-    fn protection(&self, start: u64, end: u64) -> Option<u32> {
-        let state = self.state.borrow_mut();
-        let vma = state.vmas.find(start)?;
-        let patchable = end <= vma.end
-            && vma.prot & PROT_EXEC != 0
-            && !vma.flags.contains(VmaFlags::SHARED)
-            && (vma.file.is_some() || vma.flags.contains(VmaFlags::VDSO));
-        patchable.then_some(vma.prot)
-    }
-
-    fn text_around(&self, address: u64) -> Option<(u64, u64)> {
-        let vma = self.find(address)?;
-        Some((vma.start, vma.end))
     }
 }
 

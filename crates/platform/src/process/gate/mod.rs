@@ -24,6 +24,7 @@ mod jumps;
 mod site;
 
 use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
 
 use thaw_abi::layout::{GATE_BASE, GATE_CODE_BASE, GATE_CODE_SIZE, GATE_END, GATE_TABLE_SIZE};
 
@@ -31,7 +32,7 @@ use super::HostProcesses;
 use super::entry;
 use crate::errno::{Errno, Result};
 use crate::machine::{
-    Clocks, Code, Memory, PROT_EXEC, PROT_READ, PROT_WRITE, Patched, Patience, Sharing,
+    Clocks, Code, KnownSite, Memory, PROT_EXEC, PROT_READ, PROT_WRITE, Patched, Patience, Sharing,
     SystemCallSites, VdsoSlots,
 };
 use crate::memory::{GuestRange, KernelRange};
@@ -65,6 +66,8 @@ struct State {
     /// Address of an instruction that has moved from behind a `syscall`.
     moved: BTreeMap<u64, Moved>,
     traps: Traps,
+    /// Where the mappings begin whose known sites have been patched.
+    prepared: Vec<u64>,
 }
 
 /// How often the sites that were met last have trapped.
@@ -117,6 +120,9 @@ struct Moved {
 /// costs more than a patch. With [`Patience::NONE`] that does not matter.
 const TRAPS_BEFORE_SEARCH: u32 = 64;
 
+/// Most mappings of an address space whose known sites are patched at once.
+const PREPARED_MAX: usize = 64;
+
 /// Bytes of the patch: an indirect jump through an absolute address.
 const JUMP_SIZE: usize = 7;
 
@@ -159,22 +165,18 @@ impl SystemCallSites for Gate {
             return Patched::Nothing;
         };
         let traps = if patience.traps == Patience::NONE { u32::MAX } else { counted };
-        if traps < patience.traps {
-            return Patched::Nothing;
+        if let Some(movable) = Movable::of(frame, syscall) {
+            let site = KnownSite { syscall, prefix: movable.len as u8 };
+            if self.patch_known(site, code) {
+                return Patched::Before;
+            }
+            code.remember_site(site);
+            if traps < patience.traps || self.patch_before(&[movable], code).is_err() {
+                return Patched::Nothing;
+            }
+            return Patched::Before;
         }
-        let mut before = [0u8; site::BEFORE];
-        let at = UserAddress(frame.rip().wrapping_sub(site::BEFORE as u64));
-        if at.read_bytes(&mut before).is_err() || before[site::BEFORE - 2..] != site::SYSCALL {
-            return Patched::Nothing;
-        }
-        if let Some(prefix) = site::prefix(&before, frame.orig_rax()) {
-            let bytes = &before[site::BEFORE - 2 - prefix..site::BEFORE - 2];
-            return match self.patch_before(syscall, bytes, code) {
-                Ok(()) => Patched::Before,
-                Err(_) => Patched::Nothing,
-            };
-        }
-        if traps < TRAPS_BEFORE_SEARCH || !patience.may_move_behind {
+        if traps < TRAPS_BEFORE_SEARCH || !patience.may_move_behind || code_at(syscall).is_none() {
             return Patched::Nothing;
         }
         match self.patch_behind(frame, code) {
@@ -242,24 +244,42 @@ impl SystemCallSites for Gate {
 }
 
 impl Gate {
-    /// Moves the instruction before a `syscall`.
-    fn patch_before(&self, syscall: u64, prefix: &[u8], code: &dyn Code) -> Result<()> {
-        let start = syscall - prefix.len() as u64;
-        let protection = code.protection(start, syscall + 2).ok_or(Errno::EFAULT)?;
-        let trampoline = self.reserve()?;
-        let mut text = Text::new();
-        text.push(prefix);
-        let entry = trampoline.code + text.at as u64;
-        text.push_entry(syscall + 2);
-        self.write(&trampoline, &text)?;
-        self.state.borrow_mut().sites.insert(syscall, entry);
+    /// Patches the sites of a mapping that other programs have come by, when this one comes by
+    /// its first; whether `site` is among them.
+    fn patch_known(&self, site: KnownSite, code: &dyn Code) -> bool {
+        let Some((start, _)) = code.text_around(site.syscall) else { return false };
+        {
+            let mut state = self.state.borrow_mut();
+            if state.prepared.len() >= PREPARED_MAX || state.prepared.contains(&start) {
+                return false;
+            }
+            state.prepared.push(start);
+        }
+        let known = code.known_sites(site.syscall);
+        let movable: Vec<Movable> = known.iter().copied().filter_map(Movable::at).collect();
+        self.patch_before(&movable, code).is_ok() && known.contains(&site)
+    }
 
-        // Nops first: the jump ends with the `syscall`, so that its last two bytes,
-        // which fault, lie where that was.
-        let len = prefix.len() + 2;
-        let mut patch = [NOP; site::BEFORE];
-        patch[len - JUMP_SIZE..len].copy_from_slice(&jump_through(trampoline.slot));
-        write_code(start, &patch[..len], protection)
+    /// Moves the instructions before `syscall`s of one mapping, in the order of their addresses.
+    fn patch_before(&self, sites: &[Movable], code: &dyn Code) -> Result<()> {
+        let (Some(first), Some(last)) = (sites.first(), sites.last()) else { return Ok(()) };
+        let (start, end) = (first.start(), last.syscall + 2);
+        let protection = code.protection(start, end).ok_or(Errno::EFAULT)?;
+        let mut trampolines = Vec::with_capacity(sites.len());
+        for site in sites {
+            let trampoline = self.reserve()?;
+            let mut text = Text::new();
+            text.push(site.prefix());
+            let entry = trampoline.code + text.at as u64;
+            text.push_entry(site.syscall + 2);
+            self.state.borrow_mut().sites.insert(site.syscall, entry);
+            trampolines.push((trampoline, text));
+        }
+        self.write(&trampolines)?;
+        let patches = sites.iter().zip(&trampolines);
+        write_code(start, end, protection, || {
+            patches.clone().try_for_each(|(site, (trampoline, _))| site.write_jump(trampoline.slot))
+        })
     }
 
     /// Moves the instructions behind the `syscall` that `frame` returns from.
@@ -283,8 +303,8 @@ impl Gate {
         text.push_entry(after);
         text.push(&bytes[..suffix.len()]);
         text.push_jump(end);
-        self.write(&trampoline, &text)?;
         let slot = trampoline.slot;
+        self.write(&[(trampoline, text)])?;
         {
             let mut state = self.state.borrow_mut();
             // Of a thread that waits in the system call.
@@ -297,7 +317,8 @@ impl Gate {
         }
         let mut patch = [NOP; site::BEHIND + 2];
         patch[..JUMP_SIZE].copy_from_slice(&jump_through(slot));
-        write_code(syscall, &patch[..2 + suffix.len()], protection)?;
+        let patch = &patch[..2 + suffix.len()];
+        write_code(syscall, end, protection, || UserAddress(syscall).write_bytes(patch))?;
         frame.set_rip(after);
         Ok(())
     }
@@ -323,19 +344,21 @@ impl Gate {
         Ok(trampoline)
     }
 
-    /// Writes a trampoline that no jump leads to yet.
-    fn write(&self, trampoline: &Trampoline, text: &Text) -> Result<()> {
+    /// Writes trampolines that no jump leads to yet.
+    fn write(&self, trampolines: &[(Trampoline, Text)]) -> Result<()> {
         let mapped = part_of_gate(GATE_BASE, self.state.borrow_mut().mapped_end);
         HostProcesses::protect(mapped, PROT_READ | PROT_WRITE)?;
-        // SAFETY: slot and code lie inside the gate, which is writable now, and
-        // no jump leads to them yet.
-        unsafe {
-            (trampoline.slot as *mut u64).write(trampoline.code);
-            core::ptr::copy_nonoverlapping(
-                text.bytes.as_ptr(),
-                trampoline.code as *mut u8,
-                text.bytes.len(),
-            );
+        for (trampoline, text) in trampolines {
+            // SAFETY: slot and code lie inside the gate, which is writable now, and
+            // no jump leads to them yet.
+            unsafe {
+                (trampoline.slot as *mut u64).write(trampoline.code);
+                core::ptr::copy_nonoverlapping(
+                    text.bytes.as_ptr(),
+                    trampoline.code as *mut u8,
+                    text.bytes.len(),
+                );
+            }
         }
         HostProcesses::protect(mapped, PROT_READ | PROT_EXEC)
     }
@@ -348,13 +371,70 @@ fn part_of_gate(start: u64, end: u64) -> KernelRange {
     unsafe { KernelRange::new(start, end - start) }
 }
 
-/// Rewrites code. A vCPU that executes in these pages meanwhile faults and comes
-/// back ([`SystemCallSites::is_being_written`]).
-fn write_code(start: u64, patch: &[u8], protection: u32) -> Result<()> {
+/// A site with an instruction before its `syscall` that can move.
+struct Movable {
+    syscall: u64,
+    /// Its last bytes are the instruction and the `syscall`.
+    bytes: [u8; site::BEFORE],
+    /// Bytes of the instruction.
+    len: usize,
+}
+
+impl Movable {
+    /// The site of a trapped system call, if it has such an instruction.
+    fn of(frame: &Frame, syscall: u64) -> Option<Self> {
+        let bytes = code_at(syscall)?;
+        let registers = site::Registers {
+            rax: frame.orig_rax(),
+            rdi: frame.rdi(),
+            rsi: frame.rsi(),
+            rdx: frame.rdx(),
+        };
+        let len = site::prefix(&bytes, &registers)?;
+        Some(Self { syscall, bytes, len })
+    }
+
+    /// A known site that was not patched yet.
+    fn at(site: KnownSite) -> Option<Self> {
+        let bytes = code_at(site.syscall)?;
+        Some(Self { syscall: site.syscall, bytes, len: site.prefix.into() })
+    }
+
+    fn start(&self) -> u64 {
+        self.syscall - self.len as u64
+    }
+
+    /// The instruction that moves.
+    fn prefix(&self) -> &[u8] {
+        let end = site::BEFORE - 2;
+        &self.bytes[end - self.len..end]
+    }
+
+    /// Writes the jump in the place of both.
+    fn write_jump(&self, slot: u64) -> Result<()> {
+        // Nops first: the jump ends with the `syscall`, so that its last two bytes,
+        // which fault, lie where that was.
+        let len = self.len + 2;
+        let mut patch = [NOP; site::BEFORE];
+        patch[len - JUMP_SIZE..len].copy_from_slice(&jump_through(slot));
+        UserAddress(self.start()).write_bytes(&patch[..len])
+    }
+}
+
+/// The bytes up to the end of a `syscall` instruction, if there is one at an address.
+fn code_at(syscall: u64) -> Option<[u8; site::BEFORE]> {
+    let mut bytes = [0; site::BEFORE];
+    let from = syscall.wrapping_add(2).wrapping_sub(site::BEFORE as u64);
+    UserAddress(from).read_bytes(&mut bytes).ok()?;
+    (bytes[site::BEFORE - 2..] == site::SYSCALL).then_some(bytes)
+}
+
+/// Rewrites code between two addresses of a mapping. A vCPU that executes in these pages
+/// meanwhile faults and comes back ([`SystemCallSites::is_being_written`]).
+fn write_code(start: u64, end: u64, protection: u32, write: impl Fn() -> Result<()>) -> Result<()> {
     let first_page = start & !4095;
-    let pages = GuestRange::new(first_page, start + patch.len() as u64 - first_page)?;
-    HostProcesses::protect(pages, PROT_READ | PROT_WRITE)?;
-    let written = UserAddress(start).write_bytes(patch);
+    let pages = GuestRange::new(first_page, end - first_page)?;
+    let written = HostProcesses::protect(pages, PROT_READ | PROT_WRITE).and_then(|()| write());
     // The range was executable a moment ago; if this fails the program faults,
     // which is all that is left to do.
     HostProcesses::protect(pages, protection)?;

@@ -13,19 +13,37 @@ pub const BEFORE: usize = 9;
 /// Bytes looked at behind it.
 pub const BEHIND: usize = 11;
 
+/// What registers hold at a `syscall` instruction.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Registers {
+    pub rax: u64,
+    pub rdi: u64,
+    pub rsi: u64,
+    pub rdx: u64,
+}
+
 /// Bytes of the instruction before the `syscall` at the end of `bytes`, if it can
 /// move. It is one instruction, so that no jump can lead inside.
-pub fn prefix(bytes: &[u8; BEFORE], number: u64) -> Option<usize> {
+pub fn prefix(bytes: &[u8; BEFORE], registers: &Registers) -> Option<usize> {
     let immediate =
         |at: usize| i32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
     // 48 c7 c0 imm32: mov $nr,%rax, as Go emits. Tested first, because its
     // immediate may look like the next pattern.
-    if bytes[..3] == [0x48, 0xc7, 0xc0] && immediate(3) as i64 as u64 == number {
+    if bytes[..3] == [0x48, 0xc7, 0xc0] && immediate(3) as i64 as u64 == registers.rax {
         return Some(7);
     }
-    // b8 imm32: mov $nr,%eax. That the immediate is the number in rax tells it
-    // from five bytes that are something else.
-    if bytes[2] == 0xb8 && immediate(3) as u32 as u64 == number {
+    // b8 imm32 and its relatives: mov $nr,%eax, mov $AT_FDCWD,%edi. That the immediate is what
+    // lies in the register tells it from five bytes that are something else; and a REX
+    // prefix before it would name another register.
+    let is_extended = (0x40..=0x4f).contains(&bytes[1]);
+    let loaded = match bytes[2] {
+        0xb8 => Some(registers.rax),
+        0xba => Some(registers.rdx),
+        0xbe => Some(registers.rsi),
+        0xbf => Some(registers.rdi),
+        _ => None,
+    };
+    if !is_extended && loaded == Some(immediate(3) as u32 as u64) {
         return Some(5);
     }
     // 4c 8b 4c 24 08: mov 8(%rsp),%r9, in syscall(3) of the C library.
@@ -108,15 +126,32 @@ mod tests {
 
     #[test]
     fn recognizes_what_comes_before() {
+        let of = |rax| Registers { rax, ..Registers::default() };
         let libc = [0x90, 0x90, 0xb8, 0x27, 0, 0, 0, 0x0f, 0x05];
-        assert_eq!(prefix(&libc, 39), Some(5));
-        assert_eq!(prefix(&libc, 40), None, "the immediate is not the number in rax");
+        assert_eq!(prefix(&libc, &of(39)), Some(5));
+        assert_eq!(prefix(&libc, &of(40)), None, "the immediate is not the number in rax");
         let go = [0x48, 0xc7, 0xc0, 0x27, 0, 0, 0, 0x0f, 0x05];
-        assert_eq!(prefix(&go, 39), Some(7));
+        assert_eq!(prefix(&go, &of(39)), Some(7));
         let generic = [0x90, 0x90, 0x4c, 0x8b, 0x4c, 0x24, 0x08, 0x0f, 0x05];
-        assert_eq!(prefix(&generic, 1), Some(5));
+        assert_eq!(prefix(&generic, &of(1)), Some(5));
         let other = [0x90, 0x90, 0x90, 0x89, 0xd0, 0x90, 0x90, 0x0f, 0x05];
-        assert_eq!(prefix(&other, 1), None);
+        assert_eq!(prefix(&other, &of(1)), None);
+    }
+
+    #[test]
+    fn recognizes_arguments_that_are_loaded_last() {
+        // mov $AT_FDCWD,%edi, in open64 of the C library.
+        let mut open = [0x90, 0x90, 0xbf, 0x9c, 0xff, 0xff, 0xff, 0x0f, 0x05];
+        let of = |rdi| Registers { rdi, ..Registers::default() };
+        assert_eq!(prefix(&open, &of(0xffff_ff9c)), Some(5));
+        assert_eq!(prefix(&open, &of(-100i64 as u64)), None, "it clears the upper half");
+        open[1] = 0x41;
+        assert_eq!(prefix(&open, &of(0xffff_ff9c)), None, "mov $AT_FDCWD,%r15d");
+        let length = [0x90, 0x90, 0xbe, 0x18, 0, 0, 0, 0x0f, 0x05];
+        let of = |rsi| Registers { rsi, ..Registers::default() };
+        assert_eq!(prefix(&length, &of(24)), Some(5));
+        let mode = [0x90, 0x90, 0xba, 0x18, 0, 0, 0, 0x0f, 0x05];
+        assert_eq!(prefix(&mode, &of(24)), None);
     }
 
     fn behind(bytes: &[u8]) -> Option<(usize, Vec<usize>)> {
