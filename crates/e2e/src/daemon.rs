@@ -265,6 +265,16 @@ impl Daemon {
         all.as_array().expect("an array").iter().filter(of).cloned().collect()
     }
 
+    /// Waits until all instances of a function that are not asleep would outlive this daemon: they are
+    /// kept for the next one when they are a fraction of a second old.
+    #[track_caller]
+    pub fn wait_until_kept(&self, function: &str) {
+        wait_until("they are kept for the next daemon", || {
+            let all = self.instances(function);
+            all.iter().filter(|one| one["state"] != "asleep").all(|one| !one["kept"].is_null())
+        });
+    }
+
     /// Number, process id and state of the only live instance of a function.
     #[track_caller]
     pub fn instance(&self, function: &str) -> (u64, u32, String) {

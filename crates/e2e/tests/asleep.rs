@@ -368,8 +368,7 @@ fn one_that_was_woken_keeps_its_memory_under_the_next_daemon() {
     put_to_sleep(&daemon, "alone");
     assert_eq!(ask(&daemon, "/digest"), digest);
     let (id, pid, _) = daemon.instance("alone");
-    // It is kept for the next daemon only when it is somewhat old, which nobody can see.
-    std::thread::sleep(std::time::Duration::from_millis(600));
+    daemon.wait_until_kept("alone");
     daemon.kill_and_await_next();
     let taken_over = daemon.instance("alone");
     assert_eq!((taken_over.0, taken_over.1), (id, pid), "{}", daemon.log());

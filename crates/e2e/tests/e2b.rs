@@ -266,6 +266,7 @@ fn the_next_daemon_knows_the_sandboxes_their_owners_and_tokens() {
          box.files.write('/tmp/x', 'y')\nprint(box.sandbox_id, box._envd_access_token)",
     );
     let (id, token) = made.split_once(' ').expect("an id and a token");
+    daemon.wait_until_kept("box");
     daemon.kill_and_await_next();
     let found = python_lines(
         &python,

@@ -209,9 +209,7 @@ fn the_key_of_a_swap_file_ends_with_its_daemon() {
     }
     let mut daemon = daemon("killed");
     assert_eq!(ask(&daemon, "sealed", "/count"), "1");
-    wait_until("it is kept", || {
-        daemon.instances("sealed").iter().all(|instance| instance["kept"].is_u64())
-    });
+    daemon.wait_until_kept("sealed");
     put(&daemon, "hibernate", "sealed");
     daemon.end_and_await_next(Signal::KILL);
     wait_until("it is gone", || daemon.instances("sealed").is_empty());

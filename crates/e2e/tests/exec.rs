@@ -263,10 +263,7 @@ fn sandboxes_outlive_their_daemon() {
     let mut daemon = Daemon::start(&home, &DaemonOptions::default());
     ok(&home, &["sandbox", "create", "box", "--name", "one"]);
     ok(&home, &["exec", "one", "--", "sh", "-c", "echo kept > /tmp/file"]);
-    // It is kept for the next daemon when it is a fraction of a second old.
-    wait_until("it outlives the daemon", || {
-        daemon.instances("box").iter().all(|instance| !instance["kept"].is_null())
-    });
+    daemon.wait_until_kept("box");
     daemon.kill_and_await_next();
     assert_eq!(ok(&home, &["exec", "one", "--", "cat", "/tmp/file"]), "kept\n");
     assert!(ok(&home, &["sandbox", "list"]).contains("one"));

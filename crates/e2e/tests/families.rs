@@ -224,9 +224,7 @@ fn one_with_workers_outlives_its_daemon() {
     }
     let mut daemon = daemon("outlived");
     let before = memory(&said(&daemon, "family", "/"));
-    wait_until("it is kept", || {
-        daemon.instances("family").iter().all(|instance| instance["kept"].is_u64())
-    });
+    daemon.wait_until_kept("family");
     hibernate(&daemon, "family");
     let (_, pid, _) = daemon.instance("family");
     daemon.kill_and_await_next();

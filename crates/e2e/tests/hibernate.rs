@@ -191,9 +191,7 @@ fn it_outlives_its_daemon() {
     }
     let mut daemon = daemon("outlived");
     assert_eq!(count(&daemon, "told"), 1);
-    wait_until("it is kept", || {
-        daemon.instances("told").iter().all(|instance| instance["kept"].is_u64())
-    });
+    daemon.wait_until_kept("told");
     hibernate(&daemon, "told");
     let (pid, _) = instance(&daemon, "told");
     daemon.kill_and_await_next();

@@ -544,10 +544,7 @@ fn a_sandbox_has_headers_of_its_own_that_change_while_it_runs() {
     node.ok(&["sandbox", "egress", "two", "--none"]);
     assert!(ask(&node, "two").starts_with("(502, "));
     node.ok(&["sandbox", "egress", "two", "--allow", "host.thaw.internal:*"]);
-    wait_until("it is kept for the next daemon", || {
-        let all = node.daemon.instances("box");
-        all.iter().all(|one| !one["kept"].is_null())
-    });
+    node.daemon.wait_until_kept("box");
     node.daemon.kill_and_await_next();
     assert!(ask(&node, "two").starts_with("(200, "), "{}", node.daemon.log());
     for text in [rule.as_str(), "*: X-Key: ${other}", "a.example: Host: ${other}"] {

@@ -350,8 +350,7 @@ fn instances_go_on_under_the_next_daemon() {
         let count = |daemon: &Daemon| get(daemon.gateway(), "survivor", "/count").text();
         assert_eq!(count(&daemon), "1\n");
         for expected in ["2\n", "3\n"] {
-            // Time to be kept.
-            std::thread::sleep(std::time::Duration::from_millis(600));
+            daemon.wait_until_kept("survivor");
             daemon.kill_and_await_next();
             assert_eq!(count(&daemon), expected, "{}", daemon.log());
         }

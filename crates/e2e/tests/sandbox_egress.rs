@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use thaw_e2e::{
     Daemon, DaemonOptions, Outcome, built_home, python_with, repository, run, run_within,
-    start_with_e2b, thaw, use_e2b, wait_until, write_e2b_settings,
+    start_with_e2b, thaw, use_e2b, write_e2b_settings,
 };
 
 /// An echo server on the host's loopback, which lives as long as the test; its port.
@@ -182,10 +182,7 @@ fn copies_pauses_sleep_and_the_next_daemon_keep_the_rules() {
     assert_eq!(shown["allow"][0], rule(one));
     expect("one");
 
-    wait_until("they are kept for the next daemon", || {
-        let all = daemon.instances("open");
-        all.iter().filter(|one| one["state"] != "asleep").all(|one| !one["kept"].is_null())
-    });
+    daemon.wait_until_kept("open");
     daemon.kill_and_await_next();
     expect("one");
     assert_eq!(knock(&home, "none", &[one]), ["ENETUNREACH"]);

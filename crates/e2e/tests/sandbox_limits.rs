@@ -190,10 +190,7 @@ fn copies_pauses_sleep_and_the_next_daemon_keep_the_limits() {
     expect(&daemon, "one");
     ok(&home, &["sleep", "box", "--instance", &instance(&home, "copy").to_string()]);
 
-    wait_until("it is kept for the next daemon", || {
-        let all = daemon.instances("box");
-        all.iter().filter(|one| one["state"] != "asleep").all(|one| !one["kept"].is_null())
-    });
+    daemon.wait_until_kept("box");
     daemon.kill_and_await_next();
     expect(&daemon, "one");
     // It has slept since before this daemon.

@@ -46,7 +46,7 @@ pub struct Kernel {
     pub shared_memory: crate::mm::shm::SharedMemory,
     /// Whether several host processes share the arena, or did when it was frozen.
     pub has_shared_arena: KernelCell<bool>,
-    /// System call sites in files, for the next program that maps them.
+    /// System call sites at which programs have trapped.
     pub known_sites: crate::mm::code::KnownSites,
     /// System V semaphores, message queues and shared memory.
     pub system_v: crate::ipc::sysv::SystemV,

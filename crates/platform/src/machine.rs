@@ -622,24 +622,35 @@ pub trait Code {
     /// patched.
     fn protection(&self, start: u64, end: u64) -> Option<u32>;
 
-    /// Start and end of the executable mappings around an address.
+    /// Start and end of the mapping around an address.
     fn text_around(&self, address: u64) -> Option<(u64, u64)>;
 
-    /// The sites in the mapping around an address that programs have come by, in this address
-    /// space or another one that has mapped the same file.
-    fn known_sites(&self, address: u64) -> Vec<KnownSite>;
+    /// The known sites in the mapping around an address, in order; `None` if that is not code of a
+    /// file that never changes.
+    fn known_sites(&self, address: u64) -> Option<Vec<KnownSite>>;
 
-    /// Remembers a site for whoever maps the same file, if that never changes.
-    fn remember_site(&self, site: KnownSite);
+    /// Remembers a site for every program that maps the same file, if that never changes.
+    fn remember_site(&self, site: &KnownSite);
 }
 
-/// A system call site that a program has come by.
+/// A system call site at which a program has trapped, and whose last instruction before the
+/// `syscall` can move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KnownSite {
     /// Address of its `syscall`.
     pub syscall: u64,
-    /// Bytes of the instruction before that, which can move.
-    pub prefix: u8,
+    /// Its code.
+    pub code: SiteCode,
+}
+
+/// The code of a known site. It is compared before it is replaced, since a program may have changed its
+/// own copy of a file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SiteCode {
+    /// The last bytes are the instruction and the `syscall`.
+    pub(crate) bytes: [u8; 9],
+    /// Bytes of the instruction.
+    pub(crate) prefix: u8,
 }
 
 /// When a site is patched.

@@ -242,7 +242,12 @@ pub(super) fn publish(thread: &Arc<Thread>) {
 fn new_process(request: &Request, pid: Pid) -> Result<Arc<Process>> {
     let maker = &current().process;
     let has = |flags| request.flags.contains(flags);
-    let mm = if has(CloneFlags::VM) { maker.mm() } else { Arc::new(maker.mm().fork()?) };
+    let mm = if has(CloneFlags::VM) {
+        maker.mm()
+    } else {
+        host_process::prepare_fork()?;
+        Arc::new(maker.mm().fork()?)
+    };
     let sharing = Sharing { descriptors: has(CloneFlags::FILES), directories: has(CloneFlags::FS) };
     let resources = maker.for_child(sharing);
     let shares = Shares { mm, resources, borrows_memory: has(CloneFlags::VFORK) };

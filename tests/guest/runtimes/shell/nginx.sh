@@ -3,6 +3,10 @@ set -eu
 cd "$(mktemp -d)"
 mkdir www; echo "hello from nginx" > www/index.html; seq 1 200000 > www/big; chmod -R a+rX .
 [ "$(id -u)" = 0 ] && user='user root;' || user=''
+# Ports at which nobody listens, from a random one on.
+free_port() { port=$((20000 + RANDOM)); while (: < /dev/tcp/127.0.0.1/$port) 2>/dev/null; do port=$((port + 1)); done; }
+free_port; front=$port
+free_port; behind=$port
 configure() {
     cat > nginx.conf <<END
 $user
@@ -12,29 +16,29 @@ http {
     access_log off; sendfile on; aio threads; gzip on; gzip_types text/plain;
     client_body_temp_path $PWD/t1; proxy_temp_path $PWD/t2; fastcgi_temp_path $PWD/t3;
     uwsgi_temp_path $PWD/t4; scgi_temp_path $PWD/t5;
-    server { listen 127.0.0.1:18080; root $PWD/www; location /pass/ { proxy_pass http://127.0.0.1:18081/; } }
-    server { listen 127.0.0.1:18081; return 200 "behind\n"; }
+    server { listen 127.0.0.1:$front; root $PWD/www; location /pass/ { proxy_pass http://127.0.0.1:$behind/; } }
+    server { listen 127.0.0.1:$behind; return 200 "behind\n"; }
 }
 END
 }
 ask() { curl -sS --noproxy '*' "$@"; }
-await() { for i in $(seq 200); do (: < /dev/tcp/127.0.0.1/18080) 2>/dev/null && return; sleep 0.05; done; }
+await() { for i in $(seq 200); do (: < /dev/tcp/127.0.0.1/$front) 2>/dev/null && return; sleep 0.05; done; }
 configure off off 1
 /usr/sbin/nginx -c "$PWD/nginx.conf" & server=$!
 await
-ask http://127.0.0.1:18080/
-ask http://127.0.0.1:18080/big | sha256sum
-ask -r 10-19 http://127.0.0.1:18080/big; echo
-ask -o /dev/null -w '%{http_code}\n' http://127.0.0.1:18080/none
-ask http://127.0.0.1:18080/pass/
+ask http://127.0.0.1:$front/
+ask http://127.0.0.1:$front/big | sha256sum
+ask -r 10-19 http://127.0.0.1:$front/big; echo
+ask -o /dev/null -w '%{http_code}\n' http://127.0.0.1:$front/none
+ask http://127.0.0.1:$front/pass/
 kill -QUIT $server; wait $server; echo "ended $?"
 configure on on 3
 /usr/sbin/nginx -c "$PWD/nginx.conf"
 await
-for i in 1 2 3 4 5 6; do ask http://127.0.0.1:18080/; done
-ask --compressed http://127.0.0.1:18080/big | sha256sum
+for i in 1 2 3 4 5 6; do ask http://127.0.0.1:$front/; done
+ask --compressed http://127.0.0.1:$front/big | sha256sum
 /usr/sbin/nginx -c "$PWD/nginx.conf" -s reload 2>/dev/null; sleep 0.3
-ask http://127.0.0.1:18080/pass/
+ask http://127.0.0.1:$front/pass/
 /usr/sbin/nginx -c "$PWD/nginx.conf" -s quit 2>/dev/null
 while [ -e pid ]; do sleep 0.05; done
 grep -c emerg error.log || true

@@ -23,12 +23,18 @@ use crate::task::wait::Wake;
 /// Something that only the idle loop can do for a thread, since it forks the
 /// host process: both sides go on from there.
 pub struct ForkRequest {
-    space: Arc<Space>,
-    /// What the new host process has in its memory, and whether the thread itself moves there.
-    memory: NewMemory,
-    /// The thread to publish once the new host process is there and before it runs.
-    newborn: Option<Arc<Thread>>,
+    /// `None`: only the arena is to be shared.
+    new: Option<NewHostProcess>,
     outcome: KernelCell<Option<Result<()>>>,
+}
+
+/// A host process to be made.
+struct NewHostProcess {
+    space: Arc<Space>,
+    /// What it has in its memory, and whether the thread itself moves there.
+    memory: NewMemory,
+    /// The thread to publish once it is there and before it runs.
+    newborn: Option<Arc<Thread>>,
 }
 
 /// The guest memory of a new host process.
@@ -40,6 +46,19 @@ enum NewMemory {
     Empty,
     /// None, for the process of the thread that asks.
     EmptyForAsker,
+}
+
+/// To be called before a space is copied for [`fork`]: has done what lets other threads run meanwhile. They
+/// would change what is copied, and the copy would not know.
+///
+/// # Errors
+/// The host has no memory for it.
+pub fn prepare_fork() -> Result<()> {
+    arena::prepare()?;
+    if kernel_lock::is_enabled() && !arena::is_shared() {
+        return perform(None);
+    }
+    Ok(())
 }
 
 /// Gives `space`, a copy of the running process' memory, to a host process of
@@ -57,12 +76,8 @@ fn fork_with(space: Arc<Space>, thread: &Arc<Thread>, memory: NewMemory) -> Resu
     arena::prepare()?;
     space.run_queue.push(thread.clone());
     thread.sched.borrow_mut().state = RunState::Runnable;
-    let outcome = perform(ForkRequest {
-        space: space.clone(),
-        memory,
-        newborn: Some(thread.clone()),
-        outcome: KernelCell::new(None),
-    });
+    let newborn = Some(thread.clone());
+    let outcome = perform(Some(NewHostProcess { space: space.clone(), memory, newborn }));
     if outcome.is_err() {
         drop(space.run_queue.pop());
     }
@@ -74,16 +89,13 @@ fn fork_with(space: Arc<Space>, thread: &Arc<Thread>, memory: NewMemory) -> Resu
 pub fn move_to_new_space() -> Result<()> {
     arena::prepare()?;
     current().context.save_fpu();
-    perform(ForkRequest {
-        space: Arc::new(Space::new()),
-        memory: NewMemory::EmptyForAsker,
-        newborn: None,
-        outcome: KernelCell::new(None),
-    })
+    let (space, memory) = (Arc::new(Space::new()), NewMemory::EmptyForAsker);
+    perform(Some(NewHostProcess { space, memory, newborn: None }))
 }
 
-fn perform(fork_request: ForkRequest) -> Result<()> {
-    let (thread, fork_request) = (current(), Arc::new(fork_request));
+fn perform(new: Option<NewHostProcess>) -> Result<()> {
+    let fork_request = Arc::new(ForkRequest { new, outcome: KernelCell::new(None) });
+    let thread = current();
     *thread.fork_request.borrow_mut() = Some(fork_request.clone());
     thread.sched.borrow_mut().state = RunState::Uninterruptible;
     thread.switch_to_idle();
@@ -94,8 +106,14 @@ fn perform(fork_request: ForkRequest) -> Result<()> {
 /// of the fork this is, if there was one.
 pub(super) fn run_fork_request(thread: &Arc<Thread>) -> Option<Forked> {
     let fork_request = thread.fork_request.borrow_mut().take()?;
-    let (memory, moves) = (fork_request.memory, fork_request.memory == NewMemory::EmptyForAsker);
-    let outcome = share_arena().and_then(|()| fork_host_process(&fork_request.space));
+    let shared = share_arena();
+    let Some(new) = &fork_request.new else {
+        fork_request.outcome.set(Some(shared));
+        scheduler::wake(thread, Wake::Woken);
+        return None;
+    };
+    let (memory, moves) = (new.memory, new.memory == NewMemory::EmptyForAsker);
+    let outcome = shared.and_then(|()| fork_host_process(&new.space));
     match outcome {
         Ok(Forked::Child) => {
             begin_child(memory, moves.then_some((thread, &fork_request)));
@@ -105,7 +123,7 @@ pub(super) fn run_fork_request(thread: &Arc<Thread>) -> Option<Forked> {
             return Some(Forked::Child);
         }
         Ok(Forked::Parent { .. }) => {
-            if let Some(thread) = &fork_request.newborn {
+            if let Some(thread) = &new.newborn {
                 clone::publish(thread);
             }
         }

@@ -18,7 +18,7 @@ mod table;
 pub mod twins;
 mod vcpus;
 
-pub use fork::{ForkRequest, begin_others, fork, fork_empty, move_to_new_space};
+pub use fork::{ForkRequest, begin_others, fork, fork_empty, move_to_new_space, prepare_fork};
 pub use load::count_call;
 pub use residence::{complete_memory, has_all_memory, others_give_up, settle, take_back_first};
 pub use table::{HostProcess, Served, first_range, map_first, number};

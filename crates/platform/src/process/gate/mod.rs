@@ -1,6 +1,6 @@
 //! Patching of system call sites.
 //!
-//! The first trap at a site rewrites it into an indirect jump through a slot of
+//! A site that traps is rewritten into an indirect jump through a slot of
 //! the gate's table to a trampoline, which performs the instructions that had to
 //! move, puts the return address into `rcx` (as `syscall` does) and enters the
 //! kernel. Two kinds of sites are known:
@@ -33,7 +33,7 @@ use super::entry;
 use crate::errno::{Errno, Result};
 use crate::machine::{
     Clocks, Code, KnownSite, Memory, PROT_EXEC, PROT_READ, PROT_WRITE, Patched, Patience, Sharing,
-    SystemCallSites, VdsoSlots,
+    SiteCode, SystemCallSites, VdsoSlots,
 };
 use crate::memory::{GuestRange, KernelRange};
 use crate::registers::Frame;
@@ -165,16 +165,8 @@ impl SystemCallSites for Gate {
             return Patched::Nothing;
         };
         let traps = if patience.traps == Patience::NONE { u32::MAX } else { counted };
-        if let Some(movable) = Movable::of(frame, syscall) {
-            let site = KnownSite { syscall, prefix: movable.len as u8 };
-            if self.patch_known(site, code) {
-                return Patched::Before;
-            }
-            code.remember_site(site);
-            if traps < patience.traps || self.patch_before(&[movable], code).is_err() {
-                return Patched::Nothing;
-            }
-            return Patched::Before;
+        if let Some(site) = KnownSite::of(frame, syscall) {
+            return self.patch_movable(site, code, traps >= patience.traps);
         }
         if traps < TRAPS_BEFORE_SEARCH || !patience.may_move_behind || code_at(syscall).is_none() {
             return Patched::Nothing;
@@ -244,41 +236,55 @@ impl SystemCallSites for Gate {
 }
 
 impl Gate {
-    /// Patches the sites of a mapping that other programs have come by, when this one comes by
-    /// its first; whether `site` is among them.
-    fn patch_known(&self, site: KnownSite, code: &dyn Code) -> bool {
-        let Some((start, _)) = code.text_around(site.syscall) else { return false };
-        {
-            let mut state = self.state.borrow_mut();
-            if state.prepared.len() >= PREPARED_MAX || state.prepared.contains(&start) {
-                return false;
-            }
-            state.prepared.push(start);
+    /// Patches a site whose last instruction before the `syscall` can move: with all known sites of its
+    /// mapping if it is one of them, else if `is_time`.
+    fn patch_movable(&self, site: KnownSite, code: &dyn Code, is_time: bool) -> Patched {
+        self.prepare_mapping(site.syscall, code);
+        if !site.is_there() {
+            return Patched::Before;
         }
-        let known = code.known_sites(site.syscall);
-        let movable: Vec<Movable> = known.iter().copied().filter_map(Movable::at).collect();
-        self.patch_before(&movable, code).is_ok() && known.contains(&site)
+        code.remember_site(&site);
+        if !is_time {
+            return Patched::Nothing;
+        }
+        if self.patch_before(&[site], code).is_err() {
+            self.state.borrow_mut().traps.give_up(site.syscall);
+            return Patched::Nothing;
+        }
+        Patched::Before
+    }
+
+    /// Patches the known sites of the mapping around `address`, the first time that a program traps there.
+    /// What fails is left to the trap.
+    fn prepare_mapping(&self, address: u64, code: &dyn Code) {
+        let Some((start, end)) = code.text_around(address) else { return };
+        let is_prepared = {
+            let state = self.state.borrow_mut();
+            state.prepared.len() >= PREPARED_MAX || state.prepared.contains(&start)
+        };
+        let Some(mut known) = (!is_prepared).then(|| code.known_sites(address)).flatten() else {
+            return;
+        };
+        self.state.borrow_mut().prepared.push(start);
+        known.retain(|site| site.start() >= start && site.end() <= end && site.is_there());
+        let _: Result<()> = self.patch_before(&known, code);
     }
 
     /// Moves the instructions before `syscall`s of one mapping, in the order of their addresses.
-    fn patch_before(&self, sites: &[Movable], code: &dyn Code) -> Result<()> {
+    fn patch_before(&self, sites: &[KnownSite], code: &dyn Code) -> Result<()> {
         let (Some(first), Some(last)) = (sites.first(), sites.last()) else { return Ok(()) };
-        let (start, end) = (first.start(), last.syscall + 2);
+        let (start, end) = (first.start(), last.end());
         let protection = code.protection(start, end).ok_or(Errno::EFAULT)?;
-        let mut trampolines = Vec::with_capacity(sites.len());
-        for site in sites {
-            let trampoline = self.reserve()?;
-            let mut text = Text::new();
-            text.push(site.prefix());
-            let entry = trampoline.code + text.at as u64;
-            text.push_entry(site.syscall + 2);
+        let trampolines = self.reserve_all(sites.len())?;
+        let texts: Vec<Text> = sites.iter().map(KnownSite::trampoline).collect();
+        self.write(trampolines.iter().zip(&texts))?;
+        let all = || sites.iter().zip(&trampolines);
+        for (site, trampoline) in all() {
+            let entry = trampoline.code + u64::from(site.code.prefix);
             self.state.borrow_mut().sites.insert(site.syscall, entry);
-            trampolines.push((trampoline, text));
         }
-        self.write(&trampolines)?;
-        let patches = sites.iter().zip(&trampolines);
         write_code(start, end, protection, || {
-            patches.clone().try_for_each(|(site, (trampoline, _))| site.write_jump(trampoline.slot))
+            all().try_for_each(|(site, trampoline)| site.write_jump(trampoline.slot))
         })
     }
 
@@ -304,7 +310,7 @@ impl Gate {
         text.push(&bytes[..suffix.len()]);
         text.push_jump(end);
         let slot = trampoline.slot;
-        self.write(&[(trampoline, text)])?;
+        self.write([(&trampoline, &text)].into_iter())?;
         {
             let mut state = self.state.borrow_mut();
             // Of a thread that waits in the system call.
@@ -321,6 +327,13 @@ impl Gate {
         write_code(syscall, end, protection, || UserAddress(syscall).write_bytes(patch))?;
         frame.set_rip(after);
         Ok(())
+    }
+
+    /// Takes room for trampolines, or for none.
+    fn reserve_all(&self, count: usize) -> Result<Vec<Trampoline>> {
+        let used = self.state.borrow_mut().used;
+        let all: Result<Vec<_>> = (0..count).map(|_| self.reserve()).collect();
+        all.inspect_err(|_| self.state.borrow_mut().used = used)
     }
 
     /// Takes room for a trampoline.
@@ -345,7 +358,10 @@ impl Gate {
     }
 
     /// Writes trampolines that no jump leads to yet.
-    fn write(&self, trampolines: &[(Trampoline, Text)]) -> Result<()> {
+    fn write<'a>(
+        &self,
+        trampolines: impl Iterator<Item = (&'a Trampoline, &'a Text)>,
+    ) -> Result<()> {
         let mapped = part_of_gate(GATE_BASE, self.state.borrow_mut().mapped_end);
         HostProcesses::protect(mapped, PROT_READ | PROT_WRITE)?;
         for (trampoline, text) in trampolines {
@@ -371,17 +387,8 @@ fn part_of_gate(start: u64, end: u64) -> KernelRange {
     unsafe { KernelRange::new(start, end - start) }
 }
 
-/// A site with an instruction before its `syscall` that can move.
-struct Movable {
-    syscall: u64,
-    /// Its last bytes are the instruction and the `syscall`.
-    bytes: [u8; site::BEFORE],
-    /// Bytes of the instruction.
-    len: usize,
-}
-
-impl Movable {
-    /// The site of a trapped system call, if it has such an instruction.
+impl KnownSite {
+    /// The site of a trapped system call, if it is of this form.
     fn of(frame: &Frame, syscall: u64) -> Option<Self> {
         let bytes = code_at(syscall)?;
         let registers = site::Registers {
@@ -390,31 +397,42 @@ impl Movable {
             rsi: frame.rsi(),
             rdx: frame.rdx(),
         };
-        let len = site::prefix(&bytes, &registers)?;
-        Some(Self { syscall, bytes, len })
-    }
-
-    /// A known site that was not patched yet.
-    fn at(site: KnownSite) -> Option<Self> {
-        let bytes = code_at(site.syscall)?;
-        Some(Self { syscall: site.syscall, bytes, len: site.prefix.into() })
+        let prefix = site::prefix(&bytes, &registers)? as u8;
+        Some(Self { syscall, code: SiteCode { bytes, prefix } })
     }
 
     fn start(&self) -> u64 {
-        self.syscall - self.len as u64
+        self.syscall.saturating_sub(self.code.prefix.into())
     }
 
-    /// The instruction that moves.
-    fn prefix(&self) -> &[u8] {
-        let end = site::BEFORE - 2;
-        &self.bytes[end - self.len..end]
+    fn end(&self) -> u64 {
+        self.syscall + 2
     }
 
-    /// Writes the jump in the place of both.
+    /// The instruction that moves, and the `syscall`.
+    fn replaced(&self) -> &[u8] {
+        &self.code.bytes[site::BEFORE - 2 - usize::from(self.code.prefix)..]
+    }
+
+    /// Whether its code lies there, and was not replaced.
+    fn is_there(&self) -> bool {
+        let from = site::BEFORE - self.replaced().len();
+        code_at(self.syscall).is_some_and(|bytes| bytes[from..] == *self.replaced())
+    }
+
+    /// What its jump leads to.
+    fn trampoline(&self) -> Text {
+        let mut text = Text::new();
+        text.push(&self.replaced()[..self.code.prefix.into()]);
+        text.push_entry(self.end());
+        text
+    }
+
+    /// Writes the jump in the place of both instructions.
     fn write_jump(&self, slot: u64) -> Result<()> {
         // Nops first: the jump ends with the `syscall`, so that its last two bytes,
         // which fault, lie where that was.
-        let len = self.len + 2;
+        let len = self.replaced().len();
         let mut patch = [NOP; site::BEFORE];
         patch[len - JUMP_SIZE..len].copy_from_slice(&jump_through(slot));
         UserAddress(self.start()).write_bytes(&patch[..len])
@@ -435,8 +453,7 @@ fn write_code(start: u64, end: u64, protection: u32, write: impl Fn() -> Result<
     let first_page = start & !4095;
     let pages = GuestRange::new(first_page, end - first_page)?;
     let written = HostProcesses::protect(pages, PROT_READ | PROT_WRITE).and_then(|()| write());
-    // The range was executable a moment ago; if this fails the program faults,
-    // which is all that is left to do.
+    // The range had this protection a moment ago, and no area is split for it.
     HostProcesses::protect(pages, protection)?;
     written
 }

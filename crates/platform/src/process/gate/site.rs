@@ -33,9 +33,9 @@ pub fn prefix(bytes: &[u8; BEFORE], registers: &Registers) -> Option<usize> {
         return Some(7);
     }
     // b8 imm32 and its relatives: mov $nr,%eax, mov $AT_FDCWD,%edi. That the immediate is what
-    // lies in the register tells it from five bytes that are something else; and a REX
-    // prefix before it would name another register.
-    let is_extended = (0x40..=0x4f).contains(&bytes[1]);
+    // lies in the register tells it from five bytes that are something else, but for
+    // two cases: REX.B before it names another register, and 8b bf is mov disp32(%rdi),%edi.
+    let is_other = bytes[1] & 0xf1 == 0x41 || bytes[1..3] == [0x8b, 0xbf];
     let loaded = match bytes[2] {
         0xb8 => Some(registers.rax),
         0xba => Some(registers.rdx),
@@ -43,7 +43,7 @@ pub fn prefix(bytes: &[u8; BEFORE], registers: &Registers) -> Option<usize> {
         0xbf => Some(registers.rdi),
         _ => None,
     };
-    if !is_extended && loaded == Some(immediate(3) as u32 as u64) {
+    if !is_other && loaded == Some(immediate(3) as u32 as u64) {
         return Some(5);
     }
     // 4c 8b 4c 24 08: mov 8(%rsp),%r9, in syscall(3) of the C library.
@@ -145,8 +145,12 @@ mod tests {
         let of = |rdi| Registers { rdi, ..Registers::default() };
         assert_eq!(prefix(&open, &of(0xffff_ff9c)), Some(5));
         assert_eq!(prefix(&open, &of(-100i64 as u64)), None, "it clears the upper half");
+        open[1] = 0x4a;
+        assert_eq!(prefix(&open, &of(0xffff_ff9c)), Some(5), "the end of jb +0x4a");
         open[1] = 0x41;
         assert_eq!(prefix(&open, &of(0xffff_ff9c)), None, "mov $AT_FDCWD,%r15d");
+        let field = [0x90, 0x8b, 0xbf, 0xd0, 2, 0, 0, 0x0f, 0x05];
+        assert_eq!(prefix(&field, &of(0x2d0)), None, "mov 0x2d0(%rdi),%edi");
         let length = [0x90, 0x90, 0xbe, 0x18, 0, 0, 0, 0x0f, 0x05];
         let of = |rsi| Registers { rsi, ..Registers::default() };
         assert_eq!(prefix(&length, &of(24)), Some(5));
