@@ -16,6 +16,7 @@ use super::rig::{Rig, RigOptions};
 use super::{BenchError, OnProgress, Percentiles};
 use container::Container;
 use serde::Serialize;
+use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -233,7 +234,10 @@ impl Subject {
         let options = RigOptions { isolation: Isolation::Instance, instances, ..single };
         let rig = Rig::start(home, store, function, options)?;
         rig.shared.hibernate_in(SwapSpace::begin(home.swap()?)?);
-        let directory = home.work("bench-sandboxes").map_err(ServeError::from)?;
+        let directory = home.work("bench-sandboxes").map_err(ServeError::from)?.join("known");
+        // Those of an earlier measurement have ended with it.
+        let _ = fs::remove_dir_all(&directory);
+        fs::create_dir_all(&directory)?;
         let sandboxes = Sandboxes::load(rig.shared.clone(), &directory)?;
         let function = function.function.config.name.to_string();
         Ok(Self { function, kind, rig, sandboxes })

@@ -166,13 +166,10 @@ impl<'a> Crowd<'a> {
             };
             self.shells.push(subject.rig.block_on(node.start(&name, &request))?.0);
         }
-        match (self.state, self.options.paused_with) {
-            (State::Idle, _) => {}
-            (State::Paused, PausedWith::Shell) => {
-                subject.rig.block_on(node.pause(&name))?;
-            }
-            (State::Paused, PausedWith::Nothing) => {
-                let instance = node.find(&name)?.instance;
+        if self.state == State::Paused {
+            let instance = subject.rig.block_on(node.pause(&name))?.instance;
+            if self.options.paused_with == PausedWith::Nothing {
+                // As it does by itself after `sleep_after` of its function.
                 let asleep = subject.rig.block_on(subject.rig.service.put_to_sleep(Some(instance)));
                 asleep.map_err(|why| BenchError::NotHibernated { why })?;
             }
