@@ -174,6 +174,10 @@ def commands_run_in_the_background():
         killed = raises(CommandExitException, sleeper.wait)
         assert killed.exit_code == -1 and killed.error == "signal: killed", killed
         assert not box.commands.kill(sleeper.pid)
+        # It is gone once the answer is there.
+        quick = box.commands.run("sleep 1000", background=True)
+        assert quick.kill()
+        raises(CommandExitException, lambda: box.commands.run(f"kill -0 {quick.pid}"))
 
         cat = box.commands.run("cat", background=True, stdin=True)
         cat.send_stdin("one ")

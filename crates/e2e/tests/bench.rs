@@ -308,7 +308,8 @@ fn a_mix_is_served_by_all_sides() {
 fn each_use_of_a_sandbox_is_measured() {
     let home = built_home("bench-sandbox", &[Function::Example("agent")]);
     let mut command = bench(&home);
-    command.args(["sandbox", "agent", "-n", "3", "--json", "--", "cat", "/dev/null"]);
+    command.args(["sandbox", "agent", "-n", "3", "--json"]);
+    command.args(["--program", "echo there; read line", "--", "cat", "/dev/null"]);
     let report: Value =
         serde_json::from_str(&run_within(PATIENCE, &mut command, b"").success()).expect("JSON");
     assert_eq!(report["n"], 3);

@@ -25,7 +25,7 @@ use thaw_node::config::Isolation;
 use thaw_node::daemon::ServeError;
 use thaw_node::function::BuiltFunction;
 use thaw_node::home::Home;
-use thaw_node::sandboxes::{ExecRequest, ExecState, NewSandbox, Sandboxes};
+use thaw_node::sandboxes::{ExecRequest, ExecState, NewSandbox, Sandboxes, Started};
 use thaw_node::swap::SwapSpace;
 use thaw_store::Store;
 
@@ -42,6 +42,9 @@ pub struct SandboxOptions {
     pub count: usize,
     /// The command that is run, which is to end with 0.
     pub command: Vec<String>,
+    /// A program that runs in each sandbox of the image before it is copied and paused, and has
+    /// printed something by then.
+    pub program: Option<Vec<String>>,
 }
 
 /// What was measured, in microseconds: from a request to the node's own code to its answer.
@@ -289,12 +292,24 @@ impl Subject {
         if found != CONTENTS {
             return Err(BenchError::Verb(format!("{FILE} is not what was written to it")));
         }
+        let program = options.program.as_ref().map(|argv| self.begin(name, argv)).transpose()?;
         let (copy, fork) = self.timed(sandboxes.fork(name, ""))?;
         let command = self.command(&copy.name, options)?;
         sandboxes.kill(&copy.name)?;
         let (_, pause) = self.timed(sandboxes.pause(name))?;
         let (_, resume) = self.timed(sandboxes.resume(name))?;
+        if let Some(program) = program
+            && !matches!(program.state(), ExecState::Running { .. })
+        {
+            return Err(BenchError::Verb("the program in the sandbox has ended".to_owned()));
+        }
         Ok([write, read, fork, fork + command, pause, resume])
+    }
+
+    /// Starts a program that goes on, and waits until it has printed something.
+    fn begin(&self, name: &str, argv: &[String]) -> Result<Started, BenchError> {
+        let request = ExecRequest { argv: argv.to_vec(), stdin: true, ..ExecRequest::default() };
+        Ok(self.rig.block_on(self.sandboxes.start(name, &request))?.0)
     }
 
     fn command(&self, name: &str, options: &SandboxOptions) -> Result<u64, BenchError> {

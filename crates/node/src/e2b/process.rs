@@ -23,11 +23,13 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 
 /// How often a stream shows that it is there, unless the client says how often.
 const KEEP_ALIVE: Duration = Duration::from_secs(90);
+/// How long the answer to a request that kills a process waits for its end.
+const KILL_PATIENCE: Duration = Duration::from_secs(5);
 /// The signal that ends a process.
 const SIGKILL: u32 = 9;
 
@@ -368,7 +370,12 @@ async fn close_stdin(asked: Asked) -> Response {
 async fn send_signal(asked: Asked) -> Response {
     let sent = async {
         let (process, request) = named(asked).await?;
-        process.signal(messages::signal(&request.signal)?)?;
+        let number = messages::signal(&request.signal)?;
+        process.signal(number)?;
+        if number == SIGKILL {
+            // Whoever looks for it next is not to find it.
+            let _ = timeout(KILL_PATIENCE, process.ended()).await;
+        }
         Ok(json!({}))
     };
     answer_unary(sent.await)

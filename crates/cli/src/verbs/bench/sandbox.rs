@@ -28,6 +28,10 @@ pub struct Arguments {
     /// How often each is done.
     #[arg(short, long = "count", value_name = "N", default_value = "100")]
     n: NonZeroUsize,
+    /// A program that `sh` runs in each sandbox before it is copied and paused; it prints something
+    /// when it is as far, and goes on.
+    #[arg(long, value_name = "COMMAND")]
+    program: Option<String>,
     /// Count the memory of so many idle sandboxes; the command is a shell that waits at a terminal.
     #[arg(long, value_name = "N", default_value = "0")]
     idle: usize,
@@ -61,7 +65,12 @@ pub fn run(arguments: &Arguments) -> Outcome {
 }
 
 fn time(arguments: &Arguments) -> Outcome {
-    let options = SandboxOptions { count: arguments.n.get(), command: arguments.command.clone() };
+    let shell = |text: &String| ["sh", "-c", text].map(str::to_owned).into();
+    let options = SandboxOptions {
+        count: arguments.n.get(),
+        command: arguments.command.clone(),
+        program: arguments.program.as_ref().map(shell),
+    };
     let mut progress = Progress::new();
     let home = Home::from_environment()?;
     let report = bench::sandbox(&home, &arguments.name, &options, &mut |what| progress.show(what))?;
