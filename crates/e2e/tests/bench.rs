@@ -363,7 +363,7 @@ fn the_memory_of_many_sandboxes_is_counted() {
         assert!(kept >= processes && (processes > 0 || kept < 3), "{report}");
     }
     let mut command = bench(&home);
-    command.args(["sandbox", "agent", "--idle", "1", "--", "true"]);
+    command.args(["sandbox", "agent", "--idle", "1", "--", "sh", "-c", "exit"]);
     let failed = run_within(PATIENCE, &mut command, b"");
     assert!(failed.stderr.contains("ended without a word"), "{}", failed.stderr);
 }
