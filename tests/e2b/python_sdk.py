@@ -146,6 +146,10 @@ def commands_run():
         assert box.commands.run("id -un", user="root").stdout == "root\n"
         raises(SandboxException, lambda: box.commands.run("true", user="nobody-knows"))
         raises(SandboxException, lambda: box.commands.run("true", cwd="/none"))
+        # A relative one begins where relative paths of files do.
+        box.files.make_dir("relative/one")
+        found = box.commands.run("pwd", cwd="relative/one").stdout
+        assert found == box.files.get_info("relative/one").path + "\n", found
 
         seen = []
         box.commands.run("for i in 1 2 3; do echo $i; sleep 0.05; done; echo end >&2",
@@ -170,6 +174,10 @@ def commands_run_in_the_background():
         killed = raises(CommandExitException, sleeper.wait)
         assert killed.exit_code == -1 and killed.error == "signal: killed", killed
         assert not box.commands.kill(sleeper.pid)
+        # It is gone once the answer is there.
+        quick = box.commands.run("sleep 1000", background=True)
+        assert quick.kill()
+        raises(CommandExitException, lambda: box.commands.run(f"kill -0 {quick.pid}"))
 
         cat = box.commands.run("cat", background=True, stdin=True)
         cat.send_stdin("one ")
@@ -186,6 +194,10 @@ def commands_run_in_the_background():
         joined = box.commands.connect(late.pid)
         box.commands.send_stdin(late.pid, "this\n")
         assert joined.wait().stdout == "got this\n"
+
+        sleeper = box.commands.run("sleep 1000", background=True)
+        box.kill()
+        raises(TimeoutException, sleeper.wait)
 
 
 def terminals_work():

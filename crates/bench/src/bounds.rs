@@ -5,6 +5,8 @@
 //! `--output` write.
 
 use serde::Deserialize;
+use serde_json::Value;
+use std::collections::BTreeMap;
 use std::path::Path;
 use thaw_node::boots::BootKind;
 
@@ -16,6 +18,8 @@ pub struct Bounds {
     call: Vec<CallBound>,
     http: Vec<HttpBound>,
     compute: Vec<ComputeBound>,
+    sandbox: Vec<SandboxBound>,
+    file: Vec<FileBound>,
 }
 
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -48,6 +52,22 @@ struct HttpBound {
 struct ComputeBound {
     language: String,
     speed: f64,
+}
+
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SandboxBound {
+    function: String,
+    name: String,
+    ratio: f64,
+}
+
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileBound {
+    function: String,
+    write_speed: Option<f64>,
+    read_speed: Option<f64>,
 }
 
 /// Why nothing could be compared.
@@ -85,11 +105,15 @@ pub struct Measured {
     calls: Vec<Call>,
     http: Vec<Server>,
     compute: Vec<Program>,
+    sandboxes: Vec<Sandbox>,
 }
 
-/// The part of [`crate::BootsReport`] and of [`crate::syscalls::SyscallReport`] that counts.
+/// The part of [`crate::BootsReport`], of [`crate::syscalls::SyscallReport`] and of
+/// [`crate::SandboxReport`] that counts.
 #[derive(Deserialize)]
 struct Report {
+    #[serde(flatten)]
+    sandbox: Option<Sandbox>,
     #[serde(default)]
     boots: Vec<Boot>,
     #[serde(default)]
@@ -153,7 +177,51 @@ struct Program {
     speed: f64,
 }
 
+#[derive(Clone, Debug, Deserialize)]
+struct Sandbox {
+    function: String,
+    create_ready_us: Percentiles,
+    native_us: Option<Percentiles>,
+    large_file: Option<LargeFile>,
+    missing: Vec<String>,
+    #[serde(flatten)]
+    uses: BTreeMap<String, Value>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+struct LargeFile {
+    write_speed: f64,
+    read_speed: f64,
+}
+
+impl Sandbox {
+    /// Median of one use by that of the command on the host.
+    fn ratio(&self, name: &str) -> Result<f64, String> {
+        let native = self.native_us.filter(|native| native.p50 > 0.0);
+        let native = native.ok_or_else(|| self.why_not("the command was not run on the host"))?;
+        let of_use = match name {
+            "create_ready" => Some(self.create_ready_us.p50),
+            name => self.uses.get(&format!("{name}_us")).and_then(|of| of["p50"].as_f64()),
+        };
+        Ok(of_use.ok_or_else(|| format!("the report has no {name}_us"))? / native.p50)
+    }
+
+    fn large_file(&self) -> Result<LargeFile, String> {
+        self.large_file.ok_or_else(|| self.why_not("no large file was moved"))
+    }
+
+    fn why_not(&self, what: &str) -> String {
+        [&[what.to_owned()], &self.missing[..]].concat().join("; ")
+    }
+}
+
 impl Measured {
+    /// The report about sandboxes of a function.
+    fn sandbox(&self, function: &str) -> Result<&Sandbox, String> {
+        let found = self.sandboxes.iter().find(|sandbox| sandbox.function == function);
+        found.ok_or_else(|| "no report has it".to_owned())
+    }
+
     /// Adds the report in `json`; `path` is for error messages.
     ///
     /// # Errors
@@ -166,6 +234,7 @@ impl Measured {
         self.calls.extend(report.calls);
         self.http.extend(report.http);
         self.compute.extend(report.compute);
+        self.sandboxes.extend(report.sandbox);
         Ok(())
     }
 
@@ -267,7 +336,9 @@ impl Bounds {
             let what = format!("speed of a computation in {} by the native one", bound.language);
             verdict(what, program.map(|program| program.speed), Bound::AtLeast(bound.speed))
         });
-        boots.chain(calls).chain(http).chain(compute).collect()
+        let sandboxes = self.sandbox.iter().map(|bound| bound.verdict(measured));
+        let files = self.file.iter().flat_map(|bound| bound.verdicts(measured));
+        boots.chain(calls).chain(http).chain(compute).chain(sandboxes).chain(files).collect()
     }
 }
 
@@ -276,6 +347,38 @@ fn verdict(what: String, figure: Option<f64>, bound: Bound) -> Verdict {
         .map(|figure| Comparison { figure, bound })
         .ok_or_else(|| "no report has it".to_owned());
     Verdict { what, outcome }
+}
+
+impl SandboxBound {
+    fn verdict(&self, measured: &Measured) -> Verdict {
+        let figure = measured.sandbox(&self.function).and_then(|of| of.ratio(&self.name));
+        let bound = Bound::AtMost(self.ratio);
+        Verdict {
+            what: format!(
+                "{} of sandboxes of {} by the command on the host",
+                self.name, self.function
+            ),
+            outcome: figure.map(|figure| Comparison { figure, bound }),
+        }
+    }
+}
+
+impl FileBound {
+    fn verdicts(&self, measured: &Measured) -> Vec<Verdict> {
+        let file = measured.sandbox(&self.function).and_then(Sandbox::large_file);
+        let one = |what: &str, bound: Option<f64>, speed: fn(&LargeFile) -> f64| {
+            let bound = Bound::AtLeast(bound?);
+            let outcome = file.as_ref().map(|file| Comparison { figure: speed(file), bound });
+            let of = &self.function;
+            Some(Verdict {
+                what: format!("speed of {what} a large file of sandboxes of {of} by a copy"),
+                outcome: outcome.map_err(Clone::clone),
+            })
+        };
+        let write = one("writing", self.write_speed, |file| file.write_speed);
+        let read = one("reading", self.read_speed, |file| file.read_speed);
+        write.into_iter().chain(read).collect()
+    }
 }
 
 impl BootBound {
@@ -354,6 +457,21 @@ mod tests {
         [[compute]]
         language = "Python"
         speed = 0.95
+
+        [[sandbox]]
+        function = "box"
+        name = "create_ready"
+        ratio = 1.0
+
+        [[sandbox]]
+        function = "box"
+        name = "next_command"
+        ratio = 2.0
+
+        [[file]]
+        function = "box"
+        write_speed = 0.7
+        read_speed = 0.8
     "#;
 
     fn bounds() -> Bounds {
@@ -378,13 +496,19 @@ mod tests {
             "calls": [{ "name": "getppid", "ratio_p50": 0.5 }],
             "http": [{ "function": "hello-go", "ratio": 0.8 }],
             "compute": [{ "language": "Python", "speed": 0.95 }], "missing": [] }"#;
-        assert!(boots.contains(from) || others.contains(from), "{from}");
+        let sandboxes = r#"{ "function": "box", "n": 5,
+            "create_ready_us": { "min": 1.0, "p50": 500.0, "p90": 600.0, "p99": 700.0 },
+            "next_command_us": { "min": 1.0, "p50": 1000.0, "p90": 1500.0, "p99": 1700.0 },
+            "native_us" : { "min": 1.0, "p50": 500.0, "p90": 600.0, "p99": 700.0 },
+            "large_file" : { "bytes": 1000, "write_speed": 0.7, "read_speed": 0.8 },
+            "missing": ["nobody knows"] }"#;
+        assert!([boots, others, sandboxes].iter().any(|one| one.contains(from)), "{from}");
         let mut measured = Measured::default();
-        for json in [boots, others] {
+        for json in [boots, others, sandboxes] {
             measured.add(Path::new("report.json"), &json.replacen(from, to, 1)).unwrap();
         }
         let verdicts = bounds().verdicts(&measured);
-        assert_eq!(verdicts.len(), 7);
+        assert_eq!(verdicts.len(), 11);
         verdicts.iter().filter_map(Verdict::complaint).collect()
     }
 
@@ -451,6 +575,26 @@ mod tests {
         let natively = complaints(r#""native_us": {"#, r#""native_us": null, "ignored": {"#);
         assert_eq!(natively.len(), 2);
         assert!(natively[1].ends_with("the program was not started natively"), "{}", natively[1]);
+    }
+
+    #[test]
+    fn uses_of_sandboxes_are_compared_with_the_command_on_the_host() {
+        let slower =
+            complaints(r#""p50": 1000.0, "p90": 1500.0"#, r#""p50": 1100.0, "p90": 1500.0"#);
+        let what = "next_command of sandboxes of box by the command on the host";
+        assert_eq!(slower, [format!("{what} is 2.200, and at most 2 is allowed")]);
+        let files = complaints(r#""write_speed": 0.7"#, r#""write_speed": 0.6"#);
+        let what = "speed of writing a large file of sandboxes of box by a copy";
+        assert_eq!(files, [format!("{what} is 0.600, and at least 0.7 is wanted")]);
+        for from in ["\"native_us\" :", "\"large_file\" :"] {
+            let missing = complaints(from, "\"other\":");
+            let told = |complaint: &String| complaint.ends_with("; nobody knows");
+            assert!(missing.len() == 2 && missing.iter().all(told), "{missing:?}");
+        }
+        let without = complaints(r#""next_command_us""#, r#""other""#);
+        assert!(without[0].ends_with("the report has no next_command_us"), "{without:?}");
+        // What is no report of sandboxes has none.
+        assert_eq!(complaints(r#""create_ready_us""#, r#""other""#).len(), 4);
     }
 
     #[test]

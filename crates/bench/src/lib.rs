@@ -35,11 +35,14 @@ pub use density::{DensityReport, DensityStep, density};
 pub use figure::FigureError;
 pub use handoff::{Comparison, HandoffOptions, HandoffReport, Way, handoff};
 pub use hibernate::{HibernateOptions, HibernateReport, StateLatency, StateMemory, hibernate};
-pub use memory::{HostMemory, ProcessMemory};
+pub use memory::{HostMemory, ProcessMemory, TreeMemory};
 pub use mix::{MixOptions, MixReport, Mixed, Side, mix};
 pub use native::NativeError;
 pub use paging::{Paged, PagedFunction, PagingOptions, PagingReport, Strategy, paging};
-pub use sandbox::{SandboxOptions, SandboxReport, sandbox};
+pub use sandbox::{
+    ContainerReport, LargeFileReport, PausedWith, PopulationMemory, PopulationOptions,
+    PopulationReport, SandboxOptions, SandboxReport, population, sandbox,
+};
 pub use scale::{Group, Growth, ScaleMemory, ScaleOptions, ScaleReport, scale};
 pub use stats::Percentiles;
 pub use throughput::{BootCounts, Rate, Served, ThroughputOptions, ThroughputReport, throughput};

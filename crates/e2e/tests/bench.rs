@@ -308,20 +308,64 @@ fn a_mix_is_served_by_all_sides() {
 fn each_use_of_a_sandbox_is_measured() {
     let home = built_home("bench-sandbox", &[Function::Example("agent")]);
     let mut command = bench(&home);
-    command.args(["sandbox", "agent", "-n", "3", "--json", "--", "cat", "/dev/null"]);
+    command.args(["sandbox", "agent", "-n", "3", "--json"]);
+    command.args(["--program", "echo there; read line", "--", "cat", "/dev/null"]);
     let report: Value =
         serde_json::from_str(&run_within(PATIENCE, &mut command, b"").success()).expect("JSON");
     assert_eq!(report["n"], 3);
     let commands = ["begin_ready", "begin_image", "command_ready", "command", "next_command"];
     let uses = ["create_ready", "create_image", "write", "read", "fork", "pause", "resume"];
-    for what in uses.iter().chain(&commands) {
+    let beside = ["fork_command", "native"];
+    for what in uses.iter().chain(&commands).chain(&beside) {
         positive(&report[format!("{what}_us")]);
+    }
+    let file = &report["large_file"];
+    assert_eq!((file["bytes"].as_u64(), file["n"].as_u64()), (Some(100 << 20), Some(3)), "{file}");
+    for what in ["copy_us", "write_us", "read_us"] {
+        positive(&file[what]);
+    }
+    // Where no container runs, one sentence says why.
+    let missing = report["missing"].as_array().expect("a list");
+    match report["container"].is_object() {
+        true => {
+            positive(&report["container"]["run_us"]);
+            positive(&report["container"]["exec_us"]);
+            assert!(missing.is_empty(), "{missing:?}");
+        }
+        false => {
+            let why = missing.iter().filter_map(Value::as_str).collect::<Vec<_>>();
+            assert!(why.len() == 1 && why[0].starts_with("no plain container"), "{why:?}");
+        }
     }
     let mut command = bench(&home);
     command.args(["sandbox", "agent", "-n", "1", "--", "sh", "-c", "exit 3"]);
     let failed = run_within(PATIENCE, &mut command, b"");
     assert_eq!(failed.code, Some(1));
     assert!(failed.stderr.contains("has not ended well"), "{}", failed.stderr);
+}
+
+#[test]
+fn the_memory_of_many_sandboxes_is_counted() {
+    let home = built_home("bench-population", &[Function::Example("agent")]);
+    for (idle, paused_with, processes) in [("3", "shell", 3), ("0", "nothing", 0)] {
+        let mut command = bench(&home);
+        command.args(["sandbox", "agent", "--idle", idle, "--paused", "3", "--json"]);
+        command.args(["--paused-with", paused_with, "--", "sh"]);
+        let printed = run_within(PATIENCE, &mut command, b"").success();
+        let report: Value = serde_json::from_str(&printed).expect("JSON");
+        assert_eq!(report["idle"].is_null(), idle == "0", "{report}");
+        for of in ["idle", "paused"].map(|kind| &report[kind]).iter().filter(|of| of.is_object()) {
+            assert_eq!(of["n"], 3, "{of}");
+            assert!(of["failure"].is_null(), "{of}");
+        }
+        // Those that sleep have no process.
+        let kept = report["paused"]["own"]["processes"].as_i64().expect("a number");
+        assert!(kept >= processes && (processes > 0 || kept < 3), "{report}");
+    }
+    let mut command = bench(&home);
+    command.args(["sandbox", "agent", "--idle", "1", "--", "sh", "-c", "exit"]);
+    let failed = run_within(PATIENCE, &mut command, b"");
+    assert!(failed.stderr.contains("ended without a word"), "{}", failed.stderr);
 }
 
 #[test]

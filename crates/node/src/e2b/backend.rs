@@ -104,6 +104,8 @@ pub enum Piece {
     Lost(u64),
     /// Nothing more: it has ended.
     End(Ended),
+    /// The sandbox has ended, and the process with it.
+    Gone,
 }
 
 /// What one process prints, in order.

@@ -16,6 +16,8 @@ use tokio::sync::watch;
 struct Printed {
     pieces: Vec<Vec<u8>>,
     ended: Option<Ended>,
+    /// Its sandbox has ended before it.
+    is_cut_off: bool,
 }
 
 struct FakeProcess {
@@ -82,14 +84,17 @@ impl Output for FakeOutput {
     fn next(&mut self) -> Later<'_, Piece> {
         Box::pin(async move {
             let at = self.at;
-            let has_more = |printed: &Printed| printed.pieces.len() > at || printed.ended.is_some();
+            let has_more = |printed: &Printed| {
+                printed.pieces.len() > at || printed.ended.is_some() || printed.is_cut_off
+            };
             let printed = self.printed.wait_for(has_more).await.unwrap().clone();
             match (printed.pieces.get(at), printed.ended) {
                 (Some(piece), _) => {
                     self.at += 1;
                     Piece::Stdout(piece.clone())
                 }
-                (None, ended) => Piece::End(ended.unwrap()),
+                (None, Some(ended)) => Piece::End(ended),
+                (None, None) => Piece::Gone,
             }
         })
     }
@@ -308,7 +313,11 @@ impl Backend for Fake {
 
     fn kill(&self, id: &str) -> Outcome<()> {
         let found = self.all.lock().unwrap().remove(id);
-        found.map(drop).ok_or_else(|| Problem::no_sandbox(id))
+        let found = found.ok_or_else(|| Problem::no_sandbox(id))?;
+        for process in &found.processes {
+            process.printed.send_modify(|printed| printed.is_cut_off = true);
+        }
+        Ok(())
     }
 
     fn pause<'a>(&'a self, id: &'a str) -> Later<'a, Outcome<()>> {
@@ -354,7 +363,7 @@ impl Backend for Fake {
         now(self.change(id, |one| {
             let pieces = wanted.argv[1..].iter().map(|text| text.clone().into_bytes()).collect();
             let ended = (!wanted.stdin && wanted.terminal.is_none()).then_some(Ended::Code(0));
-            let (printed, _) = watch::channel(Printed { pieces, ended });
+            let (printed, _) = watch::channel(Printed { pieces, ended, is_cut_off: false });
             let pid = 100 + one.processes.len() as u32;
             let process = Arc::new(FakeProcess { pid, wanted, printed });
             one.processes.push(process.clone());

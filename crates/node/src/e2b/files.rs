@@ -60,27 +60,44 @@ struct FileQuery {
     signature_expiration: Option<u64>,
 }
 
-/// Whether a request is for a file, and signed with a token: the hash of path, operation, user,
-/// token and perhaps a time is in its address (`get_signature` of E2B's SDK).
-pub(super) fn is_signed(request: &Parts, token: &str) -> bool {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    request.uri.path() == PATH && is_signed_at(request.method.as_str(), &request.uri, token, now)
+/// What the address of a request says of a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Signature {
+    /// It is not signed with the token, or not for a file.
+    Missing,
+    /// It is, and its time is over.
+    Expired,
+    /// It is.
+    Valid,
 }
 
-fn is_signed_at(method: &str, uri: &Uri, token: &str, now: u64) -> bool {
-    let Ok(Query(query)) = Query::<FileQuery>::try_from_uri(uri) else { return false };
-    let Some(shown) = query.signature else { return false };
+/// Whether a request is for a file, and signed with a token: the hash of path, operation, user,
+/// token and perhaps a time is in its address (`get_signature` of E2B's SDK).
+pub(super) fn signature(request: &Parts, token: &str) -> Signature {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    match request.uri.path() == PATH {
+        true => signature_at(request.method.as_str(), &request.uri, token, now),
+        false => Signature::Missing,
+    }
+}
+
+fn signature_at(method: &str, uri: &Uri, token: &str, now: u64) -> Signature {
+    let Ok(Query(query)) = Query::<FileQuery>::try_from_uri(uri) else {
+        return Signature::Missing;
+    };
+    let Some(shown) = query.signature else { return Signature::Missing };
     let operation = if method == "GET" { "read" } else { "write" };
     let user = query.username.unwrap_or_default();
     let mut signed = format!("{}:{operation}:{user}:{token}", query.path);
     if let Some(until) = query.signature_expiration {
-        if until < now {
-            return false;
-        }
         signed += &format!(":{until}");
     }
     let hash = STANDARD_NO_PAD.encode(digest(&SHA256, signed.as_bytes()));
-    are_equal(&shown, &format!("v1_{hash}"))
+    match are_equal(&shown, &format!("v1_{hash}")) {
+        false => Signature::Missing,
+        true if query.signature_expiration.is_some_and(|until| until < now) => Signature::Expired,
+        true => Signature::Valid,
+    }
 }
 
 /// The files of a sandbox, for the user that a request names.
@@ -287,8 +304,8 @@ async fn write_form(
 mod tests {
     use super::*;
 
-    fn is_signed(method: &str, uri: &str, now: u64) -> bool {
-        is_signed_at(method, &uri.parse().unwrap(), "secret", now)
+    fn signed(method: &str, uri: &str, now: u64) -> Signature {
+        signature_at(method, &uri.parse().unwrap(), "secret", now)
     }
 
     #[test]
@@ -298,16 +315,18 @@ mod tests {
         let timed = "v1_l5prBq9mjWMnkWRkPj/nebFrg9wdi+pWG++u62AImig";
         let encoded = |signature: &str| signature.replace('+', "%2B").replace('/', "%2F");
         let uri = format!("/files?path=%2Fa%20b&signature={}", encoded(plain));
-        assert!(is_signed("GET", &uri, 5));
-        assert!(!is_signed("POST", &uri, 5));
-        assert!(!is_signed("GET", &uri.replace("%20b", "%20c"), 5));
+        assert_eq!(signed("GET", &uri, 5), Signature::Valid);
+        assert_eq!(signed("POST", &uri, 5), Signature::Missing);
+        assert_eq!(signed("GET", &uri.replace("%20b", "%20c"), 5), Signature::Missing);
         let uri = format!(
             "/files?path=%2Fa%20b&username=me&signature={}&signature_expiration=100",
             encoded(timed)
         );
-        assert!(is_signed("POST", &uri, 100));
-        assert!(!is_signed("POST", &uri, 101));
-        assert!(!is_signed("POST", &uri.replace("=100", "=1000"), 5));
-        assert!(!is_signed("GET", "/files?path=%2Fa", 5));
+        assert_eq!(signed("POST", &uri, 100), Signature::Valid);
+        assert_eq!(signed("POST", &uri, 101), Signature::Expired);
+        // Only whoever has a signature learns that its time is over.
+        assert_eq!(signed("GET", &uri, 101), Signature::Missing);
+        assert_eq!(signed("POST", &uri.replace("=100", "=1000"), 5), Signature::Missing);
+        assert_eq!(signed("GET", "/files?path=%2Fa", 5), Signature::Missing);
     }
 }

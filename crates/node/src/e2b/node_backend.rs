@@ -3,6 +3,7 @@
 use super::backend::*;
 use super::problem::{Kind, Problem};
 use crate::catalog::Catalog;
+use crate::config::FunctionConfig;
 use crate::node::NodeState;
 use crate::sandboxes::egress::ClientEgress;
 use crate::sandboxes::exec::{Exec, ExecProblem};
@@ -259,7 +260,7 @@ impl Backend for NodeBackend {
                 argv: wanted.argv.clone(),
                 env: wanted.envs.iter().map(|(name, value)| format!("{name}={value}")).collect(),
                 workdir: wanted.cwd.clone().unwrap_or_default(),
-                user: wanted.user.clone().unwrap_or_default(),
+                user: wanted.user.clone().unwrap_or_else(|| own_user(service.config())),
                 terminal: wanted.terminal,
                 stdin: wanted.stdin,
             };
@@ -312,6 +313,13 @@ impl Backend for NodeBackend {
             Ok(Box::new(session) as Box<dyn Files>)
         })
     }
+}
+
+/// Whom a process runs as whose request names nobody: the function's user, by name, so that `HOME` and
+/// `USER` are that user's. The environment of the function's thaw.toml goes before that.
+fn own_user(config: &FunctionConfig) -> String {
+    let has_home = config.env.contains_key("HOME");
+    config.user.clone().filter(|_| !has_home).unwrap_or_default()
 }
 
 fn pid(state: &ExecState) -> Option<u32> {
@@ -380,12 +388,14 @@ impl Output for NodeOutput {
                 Next::Bytes(sandboxes::Stream::Stdout, bytes) => Piece::Stdout(bytes),
                 Next::Bytes(sandboxes::Stream::Stderr, bytes) => Piece::Stderr(bytes),
                 Next::Lost(bytes) => Piece::Lost(bytes),
-                Next::End => Piece::End(match self.exec.ended().await {
-                    ExecState::Ended { code: Some(code), .. } => Ended::Code(code),
-                    ExecState::Ended { signal: Some(signal), .. } => Ended::Signal(signal),
-                    // It was not told; the sandbox has ended.
-                    _ => Ended::Signal(libc::SIGKILL as u8),
-                }),
+                Next::End => match self.exec.ended().await {
+                    _ if self.exec.is_cut_off() => Piece::Gone,
+                    ExecState::Ended { code: Some(code), .. } => Piece::End(Ended::Code(code)),
+                    ExecState::Ended { signal: Some(signal), .. } => {
+                        Piece::End(Ended::Signal(signal))
+                    }
+                    _ => Piece::Gone,
+                },
             }
         })
     }
@@ -491,5 +501,24 @@ impl Files for FileSession {
             let written = FileSession::finish(self, path).await;
             written.map(file_view).map_err(file_problem)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_have_the_home_of_the_functions_user_unless_it_names_another() {
+        let user = |more: &str| {
+            let text = format!(
+                "name = \"box\"\nisolation = \"instance\"\nrootfs = \"tree\"\n{more}\n\
+                 [entry]\nkind = \"sandbox\""
+            );
+            own_user(&FunctionConfig::parse("thaw.toml".as_ref(), &text).unwrap())
+        };
+        assert_eq!(user(""), "");
+        assert_eq!(user("user = \"app\""), "app");
+        assert_eq!(user("user = \"app\"\nenv = { HOME = \"/tmp\" }"), "");
     }
 }

@@ -5,6 +5,7 @@ use super::connect::{
     Messages, answer_stream, answer_unary, client_timeout, envelope, last_envelope, read_unary,
     refuse_stream,
 };
+use super::filesystem::absolute;
 use super::messages::{self, ProcessRequest, Selector, StartRequest, StreamInputRequest};
 use super::problem::{Kind, Problem};
 use super::serve::{Target, closing, header};
@@ -18,15 +19,17 @@ use axum::{Extension, Router};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
-use std::convert::Infallible;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 
 /// How often a stream shows that it is there, unless the client says how often.
 const KEEP_ALIVE: Duration = Duration::from_secs(90);
+/// How long the answer to a request that kills a process waits for its end.
+const KILL_PATIENCE: Duration = Duration::from_secs(5);
 /// The signal that ends a process.
 const SIGKILL: u32 = 9;
 
@@ -99,10 +102,11 @@ fn wanted(
     envs.insert("E2B_SANDBOX".to_owned(), "true".to_owned());
     envs.insert("E2B_SANDBOX_ID".to_owned(), target.id.clone());
     envs.extend(request.process.envs);
+    let cwd = request.process.cwd.filter(|cwd| !cwd.is_empty());
     Ok(WantedProcess {
         argv,
         envs,
-        cwd: request.process.cwd.filter(|cwd| !cwd.is_empty()),
+        cwd: cwd.map(|cwd| absolute(&target.directory, &cwd)).transpose()?,
         user,
         terminal: request.pty.map(messages::Pty::rows_and_columns),
         stdin: request.stdin.unwrap_or(true),
@@ -140,10 +144,12 @@ async fn start(
     };
     match started.await {
         Ok((place, timeout, (process, output))) => {
-            if let Some(timeout) = timeout {
-                tokio::spawn(end_after(process.clone(), timeout));
+            // The client is told that its time is over, not how the process has ended then.
+            let deadline = timeout.map(|timeout| Instant::now() + timeout);
+            if let Some(deadline) = deadline {
+                tokio::spawn(end_at(process.clone(), deadline));
             }
-            stream(Following { process, output, deadline: None, every: every(&headers), place })
+            stream(Following { process, output, deadline, every: every(&headers), place })
         }
         Err(problem) => refuse_stream(problem),
     }
@@ -194,10 +200,10 @@ pub(super) fn every(headers: &HeaderMap) -> Duration {
 
 /// Ends a process whose time is over. The time is that of the command: a client that goes away
 /// before does not end it.
-async fn end_after(process: Arc<dyn Process>, timeout: Duration) {
+async fn end_at(process: Arc<dyn Process>, deadline: Instant) {
     tokio::select! {
         () = process.ended() => {}
-        () = sleep(timeout) => {
+        () = sleep_until(deadline) => {
             // If the sandbox takes no message, it has ended.
             let _ = process.signal(SIGKILL);
         }
@@ -215,7 +221,7 @@ struct Following {
 
 /// Answers with the events of a process.
 fn stream(following: Following) -> Response {
-    let (sender, receiver) = mpsc::channel::<Result<Vec<u8>, Infallible>>(4);
+    let (sender, receiver) = mpsc::channel::<Result<Vec<u8>, io::Error>>(4);
     tokio::spawn(async move {
         // Whoever has gone away needs no more.
         tokio::select! {
@@ -226,7 +232,8 @@ fn stream(following: Following) -> Response {
     answer_stream(Body::from_stream(ReceiverStream::new(receiver)))
 }
 
-pub(super) type Events = mpsc::Sender<Result<Vec<u8>, Infallible>>;
+/// Where a stream goes; an error ends the connection before the stream has ended.
+pub(super) type Events = mpsc::Sender<Result<Vec<u8>, io::Error>>;
 
 /// Sends one message; none: the client has gone.
 pub(super) async fn send(to: &Events, message: Value) -> Option<()> {
@@ -245,17 +252,23 @@ async fn follow(following: Following, to: &Events) -> Option<()> {
             }
         };
         let piece = tokio::select! {
+            biased;
+            () = late => break Err(Problem::new(Kind::Late, "the time that the client gave is over")),
             piece = output.next() => piece,
             () = sleep(every) => {
                 send(to, messages::keep_alive()).await?;
                 continue;
             }
-            () = late => break Err(Problem::new(Kind::Late, "the time that the client gave is over")),
         };
         match piece {
             Piece::Stdout(bytes) => send(to, messages::printed(bytes_of, &bytes)).await?,
             Piece::Stderr(bytes) => send(to, messages::printed("stderr", &bytes)).await?,
             Piece::Lost(bytes) => break Err(lost(bytes)),
+            // As with E2B: the SDKs ask whether the sandbox is there when they lose a connection.
+            Piece::Gone => {
+                let gone = io::Error::other("the sandbox has ended");
+                return to.send(Err(gone)).await.ok();
+            }
             Piece::End(ended) => {
                 send(to, messages::ended(ended)).await?;
                 break Ok(());
@@ -357,7 +370,12 @@ async fn close_stdin(asked: Asked) -> Response {
 async fn send_signal(asked: Asked) -> Response {
     let sent = async {
         let (process, request) = named(asked).await?;
-        process.signal(messages::signal(&request.signal)?)?;
+        let number = messages::signal(&request.signal)?;
+        process.signal(number)?;
+        if number == SIGKILL {
+            // Whoever looks for it next is not to find it.
+            let _ = timeout(KILL_PATIENCE, process.ended()).await;
+        }
         Ok(json!({}))
     };
     answer_unary(sent.await)

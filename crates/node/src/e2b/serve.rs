@@ -3,6 +3,7 @@
 use super::address::Address;
 use super::backend::Sandbox;
 use super::connect::refuse;
+use super::files::Signature;
 use super::problem::{Kind, Problem};
 use super::records::{Record, are_equal};
 use super::{E2b, control, files, filesystem, ports, process};
@@ -248,18 +249,29 @@ async fn find_target(e2b: &Arc<E2b>, request: &Parts) -> Result<Target, Problem>
     let headers = &request.headers;
     let id = request.extensions.get::<SandboxId>().map_or("", |id| &id.0);
     let shown = header(headers, "x-access-token");
-    let is_shown = |holder| {
+    let said = |holder| {
         let token = e2b.records.token(id, holder);
         match shown {
-            Some(shown) => are_equal(shown, &token),
-            None => files::is_signed(request, &token),
+            Some(shown) if are_equal(shown, &token) => Signature::Valid,
+            Some(_) => Signature::Missing,
+            None => files::signature(request, &token),
         }
     };
     let (sandbox, record) = admit(e2b, id, |_| {
-        if e2b.settings.now().holders().any(is_shown) { Ok(()) } else { Err(no_token()) }
+        let said: Vec<Signature> = e2b.settings.now().holders().map(said).collect();
+        match (said.contains(&Signature::Valid), said.contains(&Signature::Expired)) {
+            (true, _) => Ok(()),
+            (false, true) => Err(expired()),
+            (false, false) => Err(no_token()),
+        }
     })
     .await?;
     Ok(Target { id: id.to_owned(), record, directory: sandbox.directory })
+}
+
+/// In the words of E2B, which its clients compare.
+fn expired() -> Problem {
+    Problem::new(Kind::Unauthenticated, "signature is already expired")
 }
 
 fn no_token() -> Problem {

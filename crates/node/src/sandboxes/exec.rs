@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdUnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 use thaw_abi::control::WindowSize;
@@ -132,6 +133,8 @@ pub(crate) struct Exec {
     /// What it prints.
     pub output: Arc<Output>,
     connector: Arc<dyn Connector>,
+    /// Its instance has ended before it.
+    is_cut_off: AtomicBool,
 }
 
 /// Why there is no process: one sentence.
@@ -236,6 +239,7 @@ impl Execs {
             stdin: AsyncMutex::new(stdin),
             output,
             connector: connector.clone(),
+            is_cut_off: AtomicBool::new(false),
         });
         let mut theirs = vec![their_input];
         let mut ours: Vec<(Stream, Box<dyn AsyncRead + Send + Unpin>)> = Vec::new();
@@ -335,6 +339,8 @@ impl Execs {
         let mut known = self.lock();
         known.is_closed = true;
         for exec in known.execs.values() {
+            // Whoever learns of the end finds this, too.
+            exec.is_cut_off.fetch_or(!exec.state().is_final(), Ordering::Release);
             exec.become_(ExecState::Ended { code: None, signal: Some(9) });
         }
     }
@@ -437,6 +443,11 @@ impl Exec {
     async fn is_over(&self, moment: Duration) {
         let _ = self.ended().await;
         tokio::time::sleep(moment).await;
+    }
+
+    /// Whether it has ended with its instance, so that nobody knows how.
+    pub fn is_cut_off(&self) -> bool {
+        self.is_cut_off.load(Ordering::Acquire)
     }
 
     /// Waits until it has ended; how.

@@ -22,5 +22,5 @@ pub use exec::{ExecInfo, ExecRequest, ExecState};
 pub use limits::{LimitsChange, LimitsInfo};
 pub use output::Stream;
 pub(crate) use output::{Next, READERS_MAX, Reader};
-pub use registry::{ForkedFrom, NewSandbox, OnTimeout, SandboxInfo, Sandboxes};
+pub use registry::{ForkedFrom, NewSandbox, OnTimeout, SandboxInfo, Sandboxes, Started};
 pub use usage::SandboxUsage;

@@ -12,9 +12,10 @@ use crate::replace::replace;
 use crate::sandboxes::egress::{
     ClientEgress, EgressInfo, EgressWish, SandboxEgress, SandboxInject,
 };
+use crate::sandboxes::exec::Exec;
 use crate::sandboxes::files::{FileProblem, FileSession};
 use crate::sandboxes::usage::{SandboxUsage, usage_of};
-use crate::sandboxes::{ExecRequest, ExecState, LimitsChange, LimitsInfo, Next};
+use crate::sandboxes::{ExecRequest, ExecState, LimitsChange, LimitsInfo, Next, Reader};
 use crate::service::Service;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -151,6 +152,16 @@ impl From<WrongHeaders> for SandboxProblem {
             WrongHeaders::Wrong(why) => Self::Wrong(why),
             WrongHeaders::Missing(why) => Self::Missing(why),
         }
+    }
+}
+
+/// A program in a sandbox that goes on when this is dropped.
+pub struct Started(Arc<Exec>);
+
+impl Started {
+    /// What has become of it.
+    pub fn state(&self) -> ExecState {
+        self.0.state()
     }
 }
 
@@ -511,14 +522,43 @@ impl Sandboxes {
         name: &str,
         request: &ExecRequest,
     ) -> Result<ExecState, SandboxProblem> {
+        let (exec, mut output) = self.exec(name, request).await?;
+        while output.next().await != Next::End {}
+        Ok(exec.ended().await)
+    }
+
+    /// Starts a program in one that goes on, and waits until it has printed something; what.
+    ///
+    /// # Errors
+    /// There is no such sandbox, or the program is not started, or ends before that.
+    pub async fn start(
+        &self,
+        name: &str,
+        request: &ExecRequest,
+    ) -> Result<(Started, Vec<u8>), SandboxProblem> {
+        let (exec, mut output) = self.exec(name, request).await?;
+        loop {
+            match output.next().await {
+                Next::Bytes(_, printed) => return Ok((Started(exec), printed)),
+                Next::Lost(_) => {}
+                Next::End => {
+                    let why = format!("`{}` ended without a word", request.argv.join(" "));
+                    return Err(SandboxProblem::Refused(why));
+                }
+            }
+        }
+    }
+
+    async fn exec(
+        &self,
+        name: &str,
+        request: &ExecRequest,
+    ) -> Result<(Arc<Exec>, Reader), SandboxProblem> {
         let info = self.find(name)?;
         let service = self.node.service_of(info.instance);
         let service = service.ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))?;
         let started = service.exec(info.instance, request).await;
-        let (exec, mut output) =
-            started.map_err(|error| SandboxProblem::Refused(error.to_string()))?;
-        while output.next().await != Next::End {}
-        Ok(exec.ended().await)
+        started.map_err(|error| SandboxProblem::Refused(error.to_string()))
     }
 
     /// Writes a file in one, with the rights of its first process.
@@ -531,7 +571,7 @@ impl Sandboxes {
         path: &str,
         bytes: &[u8],
     ) -> Result<(), SandboxProblem> {
-        let mut session = self.file_session(name).await?;
+        let mut session = self.files(name).await?;
         session.write(path, None, None).await.map_err(refused)?;
         session.put(bytes).await.map_err(refused)?;
         session.finish(path).await.map(drop).map_err(refused)
@@ -547,7 +587,7 @@ impl Sandboxes {
         path: &str,
         most: u32,
     ) -> Result<Vec<u8>, SandboxProblem> {
-        let mut session = self.file_session(name).await?;
+        let mut session = self.files(name).await?;
         session.read_up_to(path, most.into()).await.map_err(refused)?;
         let mut contents = Vec::new();
         while let Some(piece) = session.next_piece(path).await.map_err(refused)? {
@@ -559,7 +599,11 @@ impl Sandboxes {
         Ok(contents)
     }
 
-    async fn file_session(&self, name: &str) -> Result<FileSession, SandboxProblem> {
+    /// Opens a session over the files of one, with the rights of its first process.
+    ///
+    /// # Errors
+    /// There is no such sandbox, or too many have a session.
+    pub async fn files(&self, name: &str) -> Result<FileSession, SandboxProblem> {
         let info = self.find(name)?;
         let service = self.node.service_of(info.instance);
         let service = service.ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))?;

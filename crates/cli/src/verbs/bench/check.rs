@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use thaw_bench::bounds::{Bound, Bounds, Comparison, Measured, Verdict};
 
-/// Compare reports of `boot` and `syscalls` with bounds.
+/// Compare reports of `boot`, `syscalls` and `sandbox` with bounds.
 ///
 /// Bounds are relative to native runs on the same machine; bench/bounds.toml in the source
 /// has those of a release, and `make bench-check` measures for them. Each bound that is not

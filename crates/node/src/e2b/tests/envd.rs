@@ -57,6 +57,53 @@ async fn a_process_is_followed_to_its_end() {
 }
 
 #[tokio::test]
+async fn a_relative_working_directory_begins_where_relative_paths_do() {
+    let place = Place::new();
+    let made = place.make(base()).await;
+    for (asked, meant) in [("a/b", "/work/a/b"), ("/a", "/a")] {
+        let start = json!({"process": {"cmd": "sh", "cwd": asked}});
+        drop(place.stream(&made, "/process.Process/Start", &[start]).await);
+        let (_, listed) = place.unary(&made, "/process.Process/List", json!({})).await;
+        let last = listed["processes"].as_array().unwrap().last().unwrap();
+        assert_eq!(last["config"]["cwd"], meant);
+    }
+}
+
+#[tokio::test]
+async fn a_stream_breaks_off_when_the_sandbox_ends() {
+    let place = Place::new();
+    let made = place.make(base()).await;
+    let start = json!({"process": {"cmd": "sh"}});
+    let follows = place.stream(&made, "/process.Process/Start", &[start]).await;
+    let delete = format!("DELETE /sandboxes/{}", made.id);
+    let (status, ..) = place.control("secret", &delete, Value::Null).await;
+    assert_eq!(status, StatusCode::NO_CONTENT);
+    assert!(follows.into_body().collect().await.is_err());
+}
+
+#[tokio::test]
+async fn whose_time_is_over_is_told_so_and_not_how_the_process_has_ended() {
+    let place = Place::new();
+    let made = place.make(base()).await;
+    let start = json!({"process": {"cmd": "sh"}});
+    let request = place
+        .to_envd(&made, "/process.Process/Start", "application/connect+json")
+        .header("connect-timeout-ms", "1");
+    let follows = place.send(request.body(Body::from(envelope(&start))).unwrap()).await;
+    let messages = messages_of(follows).await;
+    assert_eq!(messages.last().unwrap()["error"]["code"], "deadline_exceeded");
+    assert!(!messages.iter().any(|message| message["event"]["end"].is_object()), "{messages:?}");
+    // It ends all the same.
+    let is_left = async || {
+        let (_, listed) = place.unary(&made, "/process.Process/List", json!({})).await;
+        listed["processes"].as_array().is_some_and(|left| !left.is_empty())
+    };
+    while is_left().await {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
 async fn a_terminal_is_resized_and_killed() {
     let place = Place::new();
     let made = place.make(base()).await;

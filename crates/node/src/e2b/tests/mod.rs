@@ -78,15 +78,18 @@ impl Place {
 
     /// A request to envd's part.
     async fn envd(&self, made: &Made, path: &str, kind: &str, body: Body) -> Response {
+        self.send(self.to_envd(made, path, kind).body(body).unwrap()).await
+    }
+
+    fn to_envd(&self, made: &Made, path: &str, kind: &str) -> axum::http::request::Builder {
         let method = if kind.is_empty() { "GET" } else { "POST" };
-        let request = Request::builder()
+        Request::builder()
             .method(method)
             .uri(path)
             .header("E2b-Sandbox-Id", &made.id)
             .header("E2b-Sandbox-Port", "49983")
             .header("X-Access-Token", &made.token)
-            .header("content-type", kind);
-        self.send(request.body(body).unwrap()).await
+            .header("content-type", kind)
     }
 
     async fn unary(&self, made: &Made, method: &str, message: Value) -> (StatusCode, Value) {

@@ -1,0 +1,16 @@
+// The tests of E2B's JavaScript SDKs that need no browser, no bundler and no build of a template.
+import { existsSync } from 'node:fs'
+import { defineConfig } from 'vitest/config'
+
+const setup = 'tests/globalFetchFallback.setup.ts'
+
+export default defineConfig({
+  test: {
+    include: ['tests/**/*.test.ts'],
+    exclude: ['tests/runtimes/**', 'tests/template/**', 'tests/bundle/**'],
+    isolate: true,
+    testTimeout: 30_000,
+    setupFiles: existsSync(setup) ? [setup] : [],
+    env: process.env as Record<string, string>,
+  },
+})
