@@ -99,7 +99,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
                     let _: Result<Reload, Failure> = daemon.post("/reload");
                 }
             };
-            artifact::pull_lazily(&home, image, &options, on_event, on_served)
+            artifact::pull_lazily(&home, image, &options, on_event, (on_served, None))
         }
     };
     display.finish();

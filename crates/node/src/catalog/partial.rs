@@ -15,7 +15,7 @@ use thaw_sandbox::{Fit, cpu_features};
 use thaw_store::{KernelId, StoreError};
 
 /// The number of a version that is still being pulled: the store gives it one when all is there.
-pub(super) const PARTIAL: u32 = 0;
+pub(crate) const PARTIAL: u32 = 0;
 
 /// What instances of a partial function wait for.
 pub(super) struct Far {
@@ -120,6 +120,13 @@ impl Catalog {
         }
     }
 
+    fn far_contents(&self, function: &PartialFunction) -> std::io::Result<FarContents> {
+        let (shared, name) =
+            (Arc::downgrade(&self.shared), function.record.function.config.name.clone());
+        let problem = move || shared.upgrade()?.pulls().fetching(name.as_str())?.problem;
+        FarContents::new(function, self.shared.metrics().pulls().failed_parts(), Box::new(problem))
+    }
+
     fn launcher_of_partial(
         &self,
         function: PartialFunction,
@@ -140,7 +147,7 @@ impl Catalog {
             false => self.store.kernel(KernelId(header.kernel_build)),
         })?;
         let tenant = TenantName::of(config.sharing.domain.as_ref());
-        let contents = Arc::new(FarContents::new(&function).map_err(StoreError::Source)?);
+        let contents = Arc::new(self.far_contents(&function).map_err(StoreError::Source)?);
         let far =
             Far { digest: function.record.digest.clone(), contents: Arc::downgrade(&contents) };
         self.far.lock().expect("no holder panics").insert(config.name.clone(), far);

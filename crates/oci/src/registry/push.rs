@@ -165,11 +165,11 @@ impl Upload {
     ) -> Result<PushReport, OciError> {
         self.wait_for_place(1)?;
         let json = document.to_json();
-        let about = Sent { digest: digest(&json), size: json.len() as u64 };
-        let manifest = new_manifest(document.name.as_str(), &about, &self.pieces)?;
+        let json_digest = digest(&json);
+        let manifest = new_manifest(document.name.as_str(), &json, &self.pieces)?;
         let manifest_digest = digest(&manifest);
         self.runtime.block_on(async {
-            self.source.send(&about.digest, json, None).await?;
+            self.source.send(&json_digest, json, None).await?;
             self.source.put_manifest(&self.source.reference, manifest).await?;
             match key {
                 Some(key) => self.source.sign(&manifest_digest, key).await,
