@@ -6,6 +6,8 @@ mod bucket;
 #[allow(dead_code, reason = "other tests change more")]
 #[path = "push/crafted.rs"]
 mod crafted;
+#[path = "afar/daemon_fetches.rs"]
+mod daemon_fetches;
 #[path = "afar/gate.rs"]
 mod gate;
 
@@ -50,8 +52,8 @@ http.server.ThreadingHTTPServer(("", 8080), Handler).serve_forever()
 
 /// Pulls and builds of a whole interpreter, while other tests run.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// Requests for blobs without which nothing can be booted: the document and the run.
-const NEEDED: usize = 2;
+/// Requests for blobs without which nothing can be booted: the run. The document lies in the manifest.
+const NEEDED: usize = 1;
 
 /// A home with the function, of which one request is recorded.
 fn source() -> &'static Path {
@@ -345,27 +347,6 @@ fn a_daemon_that_is_killed_in_the_middle_goes_on() {
 }
 
 #[test]
-fn a_pull_that_is_killed_in_the_middle_goes_on_when_it_is_begun_again() {
-    let rig = Rig::new("afar-begun-again");
-    let gate = rig.gate(Mode::Hold);
-    let fetcher = rig.pull(&gate);
-    gate.let_pass(5);
-    let kept = || fs::read_dir(rig.home.join("pieces/shared")).map_or(0, Iterator::count);
-    wait_until("some pieces are here", || kept() >= 5);
-    fetcher.kill();
-    rig.answers("/", "here");
-    // What it has fetched is asked for through it, so nothing of it is to be had now.
-    let told = rig.is_unavailable("/import");
-    assert!(told.contains("thaw pull --lazy"), "{told}");
-    let asked = gate.asked();
-    gate.set(Mode::Pass);
-    let report = rig.begin(&gate).report();
-    assert!(number(&report, "moved") < number(&report, "bytes"), "{report}");
-    assert!(gate.asked() > asked);
-    rig.is_whole();
-}
-
-#[test]
 fn a_full_disk_is_named_and_left_when_there_is_room() {
     let rig = Rig::new("afar-full");
     let gate = rig.gate(Mode::Hold);
@@ -396,12 +377,22 @@ fn a_version_that_was_pulled_whole_meanwhile_is_served() {
     let gate = rig.gate(Mode::Hold);
     let fetcher = rig.pull(&gate);
     fetcher.kill();
-    rig.is_unavailable("/ballast");
+    wait_until("the daemon fetches", || pull_state(&rig) == "fetching");
     let mut pull = thaw();
     pull.env("THAW_HOME", &rig.home).args(["pull", &rig.registry.image(IMAGE)]);
     run_within(PATIENCE, &mut pull, b"").success();
     rig.answers("/ballast", "whole");
     rig.answers("/import", "far");
+    // Nobody puts the older one in its place.
+    wait_until("it is fetched no more", || pull_state(&rig) == "cancelled");
+    assert_eq!(rig.daemon.admin("/functions/far").json()["version"], 1);
+}
+
+/// Where the last pull of the daemon stands.
+fn pull_state(rig: &Rig) -> String {
+    let pulls = rig.daemon.admin("/pulls").json();
+    let last = pulls.as_array().and_then(|all| all.last()).cloned().unwrap_or_default();
+    last["state"].as_str().unwrap_or_default().to_owned()
 }
 
 #[test]
@@ -532,6 +523,8 @@ fn a_partial_directory_that_is_damaged_or_older_hides_no_stored_function() {
         serde_json::from_slice(&fs::read(&path).expect("a record")).expect("JSON");
     record["created_ms"] = json!(stored_ms + 1000);
     fs::write(&path, record.to_string()).expect("a record");
+    // What the other pull has fetched is not to be had again.
+    fs::remove_dir_all(rig.home.join("pieces")).expect("pieces");
     rig.daemon.kill_and_await_next();
     rig.wait_until_served();
     rig.is_unavailable("/ballast");

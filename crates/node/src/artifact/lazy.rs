@@ -10,13 +10,15 @@ use super::pull::{
     Installed, OnEvent, Prepared, PullEvent, PullOptions, Pulled, known_kernel, pull,
 };
 use super::written::Written;
-use crate::config::DomainName;
+use crate::build::BuildError;
+use crate::config::{DomainName, QUOTAS_FILE, Quotas};
 use crate::container::ImageProgress;
 use crate::function::{Origin, StoredFunction};
 use crate::home::Home;
 use crate::partial::{
-    PartialFunction, PartialRecord, PieceSource, Rows, hash_of_run, is_partial, parts,
+    PartialFunction, PartialRecord, PieceSource, Rows, hash_of_run, is_partial, length_of, parts,
 };
+use crate::tenants::check_partial;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;
@@ -217,6 +219,7 @@ impl Lazy<'_> {
         (with_kernel, files_max, listening): (bool, u64, Option<OwnedFd>),
     ) -> Result<Served, ArtifactError> {
         let document = &self.remote.document;
+        self.check_quota(function)?;
         let directory = self.piece_directory()?;
         let kernel = with_kernel.then(|| self.kernel(&directory)).transpose()?;
         let run = Run::of(document, self.run()?)?;
@@ -253,6 +256,15 @@ impl Lazy<'_> {
         let named = place.path.join(parts::RECORD);
         fs::rename(&new, &named).map_err(failed("write", &named))?;
         self.fetch(place, partial, listener)
+    }
+
+    /// Whether its tenant may have all of it: nothing of it is moved before that.
+    fn check_quota(&self, function: &StoredFunction) -> Result<(), ArtifactError> {
+        let quotas = self.home.root().join(QUOTAS_FILE);
+        let quotas = Quotas::load(&quotas).map_err(BuildError::from)?;
+        let named = (function.config.name.as_str(), self.domain);
+        let checked = check_partial(self.store, &quotas, named, length_of(&self.remote.document));
+        Ok(checked.map_err(BuildError::from)?)
     }
 
     /// Begins to fetch what is missing of a function that can be booted.

@@ -8,7 +8,7 @@ use crate::instance::{Launcher, SandboxLauncher, while_partial};
 use crate::partial::{self, FarContents, PartialFunction};
 use crate::service::Service;
 use crate::tenants::TenantName;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use thaw_sandbox::{Fit, cpu_features};
@@ -27,7 +27,15 @@ pub(super) struct Far {
 impl Catalog {
     /// Where functions are of which only a part is here.
     fn partial_directory(&self) -> PathBuf {
-        self.store.root().parent().unwrap_or(self.store.root()).join("partial")
+        partial::directory_beside(&self.store)
+    }
+
+    /// The functions of which a part is served.
+    pub(crate) fn partial_functions(&self) -> BTreeSet<String> {
+        let known = self.known.lock().expect("no holder panics");
+        let is_partial = |known: &KnownFunction| known.versions.contains_key(&PARTIAL);
+        let partial = known.iter().filter(|(_, known)| is_partial(known));
+        partial.map(|(name, _)| name.to_string()).collect()
     }
 
     /// Serves functions of which only a part is here, unless a newer version is in the store, where

@@ -1,6 +1,7 @@
 //! What lies in the directory of a partial function, and reading it.
 
 use super::rows::Rows;
+use crate::config::DomainName;
 use crate::function::StoredFunction;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -11,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use thaw_oci::artifact::FunctionDocument;
 use thaw_sandbox::{Image, PartialLayout, WorkingSet};
-use thaw_store::{Blob, ForeignIndex, IndexId, KernelId};
+use thaw_store::{Blob, ForeignIndex, IndexId, KernelId, Store};
 
 /// Version of the record.
 const VERSION: u32 = 1;
@@ -110,6 +111,40 @@ pub fn names(directory: &Path) -> Vec<String> {
 /// Whether there is a partial function of this name.
 pub fn is_partial(directory: &Path, name: &str) -> bool {
     directory.join(name).join(parts::RECORD).is_file()
+}
+
+/// How large partial functions are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartialLength {
+    /// The function.
+    pub name: String,
+    /// Its sharing domain.
+    pub domain: Option<DomainName>,
+    /// Bytes of its index, contents and image when all of it is here.
+    pub bytes: u64,
+}
+
+/// Where partial functions lie beside a store.
+pub fn directory_beside(store: &Store) -> PathBuf {
+    store.root().parent().unwrap_or(store.root()).join("partial")
+}
+
+/// The lengths of all in a directory. One whose record cannot be read is not served, and cannot be
+/// counted.
+pub fn lengths(directory: &Path) -> Vec<PartialLength> {
+    let length = |name: String| {
+        let (_, bytes) = read(&directory.join(&name).join(parts::RECORD), RECORD_MAX).ok()?;
+        let record: PartialRecord = serde_json::from_slice(&bytes).ok()?;
+        let bytes = length_of(&record.document);
+        Some(PartialLength { name, domain: record.function.config.sharing.domain, bytes })
+    };
+    names(directory).into_iter().filter_map(length).collect()
+}
+
+/// Bytes of a function's index, contents and image.
+pub fn length_of(document: &FunctionDocument) -> u64 {
+    let parts = [document.index.size, document.index.contents, document.image.size];
+    parts.into_iter().fold(0, u64::saturating_add)
 }
 
 /// Which record a partial function has: another pull of it makes another one.

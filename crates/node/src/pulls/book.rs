@@ -141,6 +141,8 @@ struct Pull {
     not_before: Option<Instant>,
     digest: Option<String>,
     notes: Vec<String>,
+    /// All of it is stored, and a part is served no more.
+    is_whole: bool,
     /// Of its fetcher.
     socket: Option<UnixStream>,
 }
@@ -161,8 +163,17 @@ impl Pull {
             failed_tries: 0,
             problem: None,
         };
-        let (notes, digest) = (Vec::new(), None);
-        Self { order, reference, function, fetching, not_before: None, digest, notes, socket: None }
+        Self {
+            order,
+            reference,
+            function,
+            fetching,
+            not_before: None,
+            digest: None,
+            notes: Vec::new(),
+            is_whole: false,
+            socket: None,
+        }
     }
 
     fn is_active(&self) -> bool {
@@ -261,11 +272,14 @@ impl Pulls {
         counts
     }
 
-    /// Finds partial functions that nobody fetches, and pulls them.
-    pub(super) fn adopt(&self, partial: &Path) {
+    /// Finds partial functions that are `served` and that nobody fetches, and pulls them. Ends the
+    /// pulls of those that are not served any more: a newer version of them is stored.
+    pub(super) fn adopt(&self, partial: &Path, served: &BTreeSet<String>) {
         let names: BTreeSet<String> = partial::names(partial).into_iter().collect();
+        let names: BTreeSet<String> = names.intersection(served).cloned().collect();
         let active = {
             let mut state = self.state();
+            state.end_superseded(served);
             let active = state.active();
             state.left_alone.retain(|name, _| names.contains(name));
             state.by_command.retain(|name| names.contains(name) && !active.contains(name));
@@ -337,9 +351,10 @@ impl Pulls {
             News::Serve { function, part } => {
                 pull.function = Some(function.clone());
                 pull.fetching.served = true;
-                if *part == Part::Run {
+                match part {
                     // Should it fail from here on, what is here is gone on with.
-                    pull.order = Order::GoOn(function.clone());
+                    Part::Run => pull.order = Order::GoOn(function.clone()),
+                    Part::Whole => pull.is_whole = true,
                 }
             }
             News::Note(note) if pull.notes.len() < NOTES_MAX => pull.notes.push(note.clone()),
@@ -430,6 +445,19 @@ impl State {
         all.into_iter().any(|pull| pull.socket.is_some() && pull.function.is_none())
     }
 
+    fn end_superseded(&mut self, served: &BTreeSet<String>) {
+        for pull in self.pulls.values_mut() {
+            let Order::GoOn(function) = &pull.order else { continue };
+            let is_active = pull.fetching.state == PullState::Waiting
+                || pull.fetching.state == PullState::Fetching;
+            if is_active && !pull.is_whole && !served.contains(function) {
+                pull.fetching.state = PullState::Cancelled;
+                pull.fetching.problem = Some("another version of it is served".to_owned());
+                end(pull);
+            }
+        }
+    }
+
     fn leave_alone(&mut self, partial: &Path, function: String) {
         let identity = partial::identity(partial, &function);
         self.left_alone.insert(function, identity);
@@ -471,6 +499,10 @@ mod tests {
         directory
     }
 
+    fn served() -> BTreeSet<String> {
+        ["shop", "far"].map(str::to_owned).into()
+    }
+
     fn states(pulls: &Pulls) -> Vec<PullState> {
         pulls.all().into_iter().map(|pull| pull.fetching.state).collect()
     }
@@ -480,15 +512,15 @@ mod tests {
         let (pulls, directory) = (Pulls::default(), directory(&["shop", "far"]));
         let lock = fs::File::open(directory.path().join("far").join(parts::LOCK)).unwrap();
         lock.lock().unwrap();
-        pulls.adopt(directory.path());
-        pulls.adopt(directory.path());
+        pulls.adopt(directory.path(), &served());
+        pulls.adopt(directory.path(), &served());
         assert_eq!(states(&pulls), [PullState::Waiting]);
         assert_eq!(pulls.fetching("far").unwrap().state, PullState::Command);
         assert_eq!(pulls.next(), Some((1, Order::GoOn("shop".to_owned()))));
         assert_eq!(pulls.next(), None);
         // The command is killed.
         drop(lock);
-        pulls.adopt(directory.path());
+        pulls.adopt(directory.path(), &served());
         assert_eq!(pulls.next(), Some((2, Order::GoOn("far".to_owned()))));
         assert_eq!(pulls.fetching("far").unwrap().state, PullState::Fetching);
     }
@@ -497,7 +529,7 @@ mod tests {
     fn failures_are_tried_again_with_growing_pauses_and_refusals_are_not() {
         let (pulls, directory) = (Pulls::default(), directory(&["shop"]));
         let place = directory.path();
-        pulls.adopt(place);
+        pulls.adopt(place, &served());
         let mut pauses = Vec::new();
         for _ in 0..8 {
             pulls.state().pulls.get_mut(&1).unwrap().not_before = None;
@@ -521,13 +553,13 @@ mod tests {
         pulls.next().unwrap();
         assert_eq!(pulls.ended(place, 1, failed("it lies", true)), None);
         assert_eq!(states(&pulls), [PullState::Failed]);
-        pulls.adopt(place);
+        pulls.adopt(place, &served());
         assert_eq!(pulls.all().len(), 1, "it is left alone");
         // Until it is pulled anew.
         let record = place.join("shop").join(parts::RECORD);
         fs::write(place.join("new"), b"{}").unwrap();
         fs::rename(place.join("new"), record).unwrap();
-        pulls.adopt(place);
+        pulls.adopt(place, &served());
         assert_eq!(pulls.next().unwrap().0, 2);
     }
 
@@ -577,9 +609,24 @@ mod tests {
         assert_eq!(cancelled.fetching.state, PullState::Cancelled);
         assert_eq!(std::io::Read::read(&mut &fetcher, &mut [0]).unwrap(), 0, "it hears its end");
         assert_eq!(pulls.ended(directory.path(), 1, failed("gone", false)), None);
-        pulls.adopt(directory.path());
+        pulls.adopt(directory.path(), &served());
         assert_eq!(states(&pulls), [PullState::Cancelled]);
         assert_eq!(pulls.cancel(directory.path(), 7), None);
+    }
+
+    #[test]
+    fn what_is_served_in_part_no_more_is_not_fetched() {
+        let (pulls, directory) = (Pulls::default(), directory(&["shop", "far"]));
+        let without = |gone: &str| served().into_iter().filter(|name| name != gone).collect();
+        pulls.adopt(directory.path(), &without("far"));
+        assert_eq!(pulls.next(), Some((1, Order::GoOn("shop".to_owned()))));
+        pulls.adopt(directory.path(), &without("shop"));
+        assert_eq!(states(&pulls), [PullState::Cancelled, PullState::Waiting]);
+        // One that has just stored all of it is.
+        pulls.next().unwrap();
+        pulls.note(2, &News::Serve { function: "far".to_owned(), part: Part::Whole });
+        pulls.adopt(directory.path(), &BTreeSet::new());
+        assert_eq!(states(&pulls), [PullState::Cancelled, PullState::Fetching]);
     }
 
     #[test]

@@ -25,7 +25,8 @@ pub async fn keep_fetching(catalog: Arc<Catalog>, home: Home, on_reload: OnReloa
         let looking = driver.clone();
         // Only panics of it are errors.
         let _ = tokio::task::spawn_blocking(move || {
-            looking.pulls().adopt(&looking.home.partial());
+            let served = looking.catalog.partial_functions();
+            looking.pulls().adopt(&looking.home.partial(), &served);
         })
         .await;
         while let Some((id, order)) = driver.pulls().next() {
@@ -102,16 +103,25 @@ impl Driver {
     }
 
     fn heed(&self, id: u64, news: &News, socket: &UnixStream) -> io::Result<()> {
-        let counted = self.pulls().note(id, news);
-        let metrics = self.catalog.node().metrics().pulls();
-        metrics.moved(counted.moved);
-        metrics.failed_fetches(counted.failed_fetches);
-        let News::Serve { function, part } = news else { return Ok(()) };
+        let News::Serve { function, part } = news else {
+            let counted = self.pulls().note(id, news);
+            let metrics = self.catalog.node().metrics().pulls();
+            metrics.moved(counted.moved);
+            metrics.failed_fetches(counted.failed_fetches);
+            return Ok(());
+        };
+        if *part == Part::Whole {
+            self.pulls().note(id, news);
+        }
         let problem = match self.catalog.reload() {
             Ok(report) => report.broken.get(function).cloned(),
             Err(error) => Some(error.to_string()),
         };
         (self.on_reload)();
+        if *part == Part::Run {
+            // Not before it is served.
+            self.pulls().note(id, news);
+        }
         if let Some(problem) = problem {
             let part = if *part == Part::Run { "before all of it is here" } else { "yet" };
             self.pulls().note(id, &News::Note(format!("it is not served {part}: {problem}")));
