@@ -510,7 +510,8 @@ fn a_kernel_build_that_only_a_partial_function_needs_stays() {
 #[test]
 fn a_partial_directory_that_is_damaged_or_older_hides_no_stored_function() {
     let mut rig = Rig::new("afar-hidden");
-    rig.pull(&rig.gate(Mode::Hold)).kill();
+    let gate = rig.gate(Mode::Hold);
+    rig.pull(&gate).kill();
     let mut pull = thaw();
     pull.env("THAW_HOME", &rig.home).args(["pull", &rig.registry.image(IMAGE)]);
     run_within(PATIENCE, &mut pull, b"").success();
@@ -525,6 +526,7 @@ fn a_partial_directory_that_is_damaged_or_older_hides_no_stored_function() {
     fs::write(&path, record.to_string()).expect("a record");
     // What the other pull has fetched is not to be had again.
     fs::remove_dir_all(rig.home.join("pieces")).expect("pieces");
+    gate.set(Mode::Cut);
     rig.daemon.kill_and_await_next();
     rig.wait_until_served();
     rig.is_unavailable("/ballast");

@@ -75,7 +75,8 @@ fn a_pull_that_is_killed_is_gone_on_with_by_the_daemon() {
     let fetcher = rig.pull(&gate);
     gate.let_pass(5);
     wait_until("some pieces are here", || kept_bytes(&rig.home) > 0 && gate.asked() > NEEDED + 5);
-    assert_eq!(rig.daemon.admin("/functions/far").json()["fetching"]["state"], "command");
+    let state = || rig.daemon.admin("/functions/far").json()["fetching"]["state"].clone();
+    wait_until("the daemon knows who fetches", || state() == "command");
     assert!(fetchers(&rig.home).is_empty());
     thread::scope(|scope| {
         let waiting = scope.spawn(|| rig.get("/ballast").text());
@@ -188,7 +189,10 @@ fn a_fetcher_has_no_rights() {
     rig.pull(&gate).kill();
     wait_until("the daemon fetches", || fetchers(&rig.home).len() == 1);
     let pid = fetchers(&rig.home)[0];
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    let status = || fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    // The last thing that it does before it reads what it is to do.
+    wait_until("it has a filter", || status().contains("Seccomp:\t2"));
+    let status = status();
     let of = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         line.unwrap_or_else(|| panic!("no {name} in {status}")).trim().to_owned()
