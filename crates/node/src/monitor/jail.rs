@@ -49,6 +49,7 @@ pub fn become_daemon() -> io::Result<Inherited> {
     let (access, dashboard) = (start.access.take(), start.dashboard.take());
     let prepared = Prepared::inherited(&start.home, descriptors, access, dashboard)?;
     enter_root(&start)?;
+    shrink_bounding_set(CapabilitySet::empty())?;
     give_up_rights(start.user.ids, start.user.kind)?;
     set_parent_process_death_signal(Some(Signal::KILL))?;
     if getppid() != parent {
@@ -100,6 +101,12 @@ pub fn become_fetcher(start: &FetcherStart) -> io::Result<Option<OwnedFd>> {
         )?),
     };
     enter_fetchers_root(start)?;
+    match shrink_bounding_set(CapabilitySet::empty()) {
+        // A monitor's unit leaves it no right to. It gains nothing by executing either, which its filter
+        // forbids, and `no_new_privs`.
+        Ok(()) | Err(Errno::PERM) => {}
+        Err(errno) => return Err(errno.into()),
+    }
     give_up_rights(user.ids, user.kind)?;
     set_parent_process_death_signal(Some(Signal::KILL))?;
     if getppid() != parent {
@@ -303,7 +310,6 @@ fn enter_root(start: &Start) -> io::Result<()> {
 /// Becomes `user`, without a capability and without a way to get one.
 fn give_up_rights(user: DaemonIds, kind: UserKind) -> io::Result<()> {
     clear_ambient_capability_set()?;
-    shrink_bounding_set(CapabilitySet::empty())?;
     match kind {
         UserKind::Caller => drop_groups_if_allowed()?,
         UserKind::Other => set_thread_groups(&[])?,

@@ -14,7 +14,7 @@ use oci_client::secrets::RegistryAuth;
 use reqwest::StatusCode;
 use reqwest::header::{ACCEPT, HeaderMap, RANGE};
 use std::fs;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 /// Longest manifest, as in the specification.
@@ -45,7 +45,7 @@ enum Token {
 /// A registry, or a mirror of it.
 #[derive(Clone)]
 pub(crate) struct Source {
-    pub client: Client,
+    pub client: LazyClient,
     /// The bucket that takes the registry's place, if one does.
     pub bucket: Option<Bucket>,
     /// For all that is read: of documents `oci-client` bounds no length, and its connections would be
@@ -96,7 +96,7 @@ impl Source {
                 None => credentials::find(host).map_err(failed)?,
             },
             bucket,
-            client: client(is_http, ca.as_deref()).map_err(|error| failed(error.to_string()))?,
+            client: LazyClient { is_http, ca, made: Arc::default() },
             http,
             token: Arc::default(),
             scheme: if is_http { "http" } else { "https" },
@@ -340,7 +340,8 @@ impl Source {
         &self,
         reference: &oci_client::Reference,
     ) -> Result<Option<String>, Asking> {
-        let token = self.client.auth(reference, &self.auth, RegistryOperation::Pull).await;
+        let client = self.client.get().map_err(Asking::Token)?;
+        let token = client.auth(reference, &self.auth, RegistryOperation::Pull).await;
         let token = token.map_err(Asking::Token)?;
         *self.token.lock().expect("no holder panics") = Token::Known(token.clone());
         Ok(token)
@@ -403,6 +404,30 @@ async fn bounded(
         bytes.extend_from_slice(&chunk);
     }
     Ok((bytes, true))
+}
+
+/// A client for what is pushed and for tokens, made when it is needed: each reads all certificates that
+/// this host trusts, which takes longer than a request.
+#[derive(Clone)]
+pub(crate) struct LazyClient {
+    is_http: bool,
+    ca: Option<Vec<u8>>,
+    made: Arc<OnceLock<Client>>,
+}
+
+impl LazyClient {
+    /// The client.
+    ///
+    /// # Errors
+    /// The certificates for it cannot be used.
+    pub fn get(&self) -> Result<&Client, OciDistributionError> {
+        if self.made.get().is_none() {
+            let made = client(self.is_http, self.ca.as_deref())?;
+            // Another thread may have been faster.
+            let _ = self.made.set(made);
+        }
+        Ok(self.made.get().expect("it was made above"))
+    }
 }
 
 fn client(is_http: bool, ca: Option<&[u8]>) -> Result<Client, OciDistributionError> {
