@@ -94,6 +94,8 @@ pub fn pull_lazily(
     let (mut function, with_kernel) = (accepted.function.clone(), *with_kernel);
     function.origin = Some(origin(reference, &remote));
     let remote = Arc::new(remote);
+    // From here on nothing else is looked for.
+    thaw_oci::credentials::forget();
     let domain = options.domain.as_ref();
     let lazy = Lazy { home, store: &store, runtime: &runtime, remote: &remote, domain };
     let name = function.config.name.as_str();
@@ -148,6 +150,7 @@ pub fn go_on(
     };
     let known = (record.document.clone(), record.digest.clone(), origin.is_signed);
     let remote = Arc::new(asked.known_function(&record.from.host, manifest, known)?);
+    thaw_oci::credentials::forget();
     let accepted = Accepted { function: record.function.clone(), notes: Vec::new() };
     let decision = Decision::Image { with_kernel: record.has_kernel };
     let sections = decision.sections();

@@ -619,13 +619,11 @@ mod tests {
     fn fetchers_that_close_each_connection_are_given_up() {
         let place = place_with(5 * LOOK_FOR_FETCHER);
         let listener = place.listen();
-        let closing = std::thread::spawn(move || {
-            let closed = listener.incoming().take(2).filter(Result::is_ok).count();
-            (closed, listener)
-        });
+        let closing =
+            std::thread::spawn(move || listener.incoming().take(2).filter(Result::is_ok).count());
         let error = place.ask(1).recv_timeout(SOON).unwrap().unwrap_err();
         assert!(error.to_string().contains("nobody fetches"), "{error}");
-        assert_eq!(closing.join().unwrap().0, 2, "it was tried again");
+        assert_eq!(closing.join().unwrap(), 2, "it was tried again");
     }
 
     /// One that has accepted nothing, and with which nobody else can connect.
