@@ -176,4 +176,33 @@ mod tests {
         let most = new_manifest("shop", b"five!", &many[1..]).unwrap();
         assert!(most.len() <= crate::registry::MANIFEST_MAX, "{}", most.len());
     }
+
+    #[test]
+    fn documents_lie_in_manifests_unless_they_are_long() {
+        let document = super::super::document::sample();
+        let manifest = new_manifest("shop", &document.to_json(), &[]).unwrap();
+        let text = String::from_utf8(manifest).unwrap();
+        assert_eq!(parse(&text).unwrap().inline_document().unwrap(), Some(document));
+        let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let with = |data: Option<String>| {
+            let mut value = value.clone();
+            match data {
+                Some(data) => value["config"]["data"] = json!(data),
+                None => drop(value["config"].as_object_mut().unwrap().remove("data")),
+            }
+            parse(&value.to_string()).unwrap().inline_document()
+        };
+        // As older Thaws push them.
+        assert_eq!(with(None).unwrap(), None);
+        for wrong in ["not base64!".to_owned(), BASE64.encode("{}"), String::new()] {
+            let error = with(Some(wrong)).unwrap_err().to_string();
+            assert!(error.contains("another one than it says"), "{error}");
+        }
+        let config = |len: usize| {
+            let manifest = new_manifest("shop", &vec![b' '; len], &[]).unwrap();
+            serde_json::from_slice::<serde_json::Value>(&manifest).unwrap()["config"].clone()
+        };
+        assert!(config(INLINE_MAX)["data"].is_string());
+        assert!(config(INLINE_MAX + 1).get("data").is_none());
+    }
 }
