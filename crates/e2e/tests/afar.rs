@@ -254,6 +254,28 @@ fn a_function_answers_before_all_of_it_is_here() {
     assert!(gate.asked() - asked <= NEEDED, "{}", gate.asked() - asked);
 }
 
+/// A connection, the manifest with the document in it, the run.
+#[test]
+fn a_first_pull_takes_three_round_trips() {
+    let rig = Rig::new("afar-trips");
+    let gate = rig.gate(Mode::Hold);
+    let _fetcher = rig.pull(&gate);
+    let requests = gate.requests();
+    assert_eq!(requests[0], (0, "/v2/team/far/manifests/1".to_owned()));
+    assert!(requests[1].0 == 0 && requests[1].1.contains("/blobs/sha256:"), "{requests:?}");
+    // What is not needed for a boot comes after that.
+    let manifest = ureq::get(format!("http://{}/v2/team/far/manifests/1", rig.registry.address()))
+        .header("Accept", "application/vnd.oci.image.manifest.v1+json")
+        .call()
+        .and_then(|answer| answer.into_body().read_json::<Value>())
+        .expect("a manifest");
+    let layers = manifest["layers"].as_array().expect("layers");
+    let run =
+        layers.iter().find(|layer| layer["mediaType"].as_str().expect("a kind").contains(".run."));
+    let run = run.expect("a run")["digest"].as_str().expect("a digest");
+    assert!(requests[1].1.ends_with(run), "{requests:?}");
+}
+
 #[test]
 fn connections_that_break_in_the_middle_are_made_again() {
     let rig = Rig::new("afar-break");
