@@ -22,6 +22,9 @@ fn main() -> ExitCode {
     // This same executable also serves as the zygote parent, which must be
     // single-threaded and know nothing of what follows.
     thaw_sandbox::zygote_parent_main();
+    if let Some(code) = thaw_node::pulls::fetcher_main() {
+        return code;
+    }
     let command = grammar::Command::parse();
     start_logging(command.verbosity());
     let outcome = command.verb.run();

@@ -6,6 +6,8 @@ mod bucket;
 #[allow(dead_code, reason = "other tests change more")]
 #[path = "push/crafted.rs"]
 mod crafted;
+#[path = "afar/daemon_fetches.rs"]
+mod daemon_fetches;
 #[path = "afar/gate.rs"]
 mod gate;
 
@@ -50,8 +52,8 @@ http.server.ThreadingHTTPServer(("", 8080), Handler).serve_forever()
 
 /// Pulls and builds of a whole interpreter, while other tests run.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// Requests for blobs without which nothing can be booted: the document and the run.
-const NEEDED: usize = 2;
+/// Requests for blobs without which nothing can be booted: the run. The document lies in the manifest.
+const NEEDED: usize = 1;
 
 /// A home with the function, of which one request is recorded.
 fn source() -> &'static Path {
@@ -252,6 +254,28 @@ fn a_function_answers_before_all_of_it_is_here() {
     assert!(gate.asked() - asked <= NEEDED, "{}", gate.asked() - asked);
 }
 
+/// A connection, the manifest with the document in it, the run.
+#[test]
+fn a_first_pull_takes_three_round_trips() {
+    let rig = Rig::new("afar-trips");
+    let gate = rig.gate(Mode::Hold);
+    let _fetcher = rig.pull(&gate);
+    let requests = gate.requests();
+    assert_eq!(requests[0], (0, "/v2/team/far/manifests/1".to_owned()));
+    assert!(requests[1].0 == 0 && requests[1].1.contains("/blobs/sha256:"), "{requests:?}");
+    // What is not needed for a boot comes after that.
+    let manifest = ureq::get(format!("http://{}/v2/team/far/manifests/1", rig.registry.address()))
+        .header("Accept", "application/vnd.oci.image.manifest.v1+json")
+        .call()
+        .and_then(|answer| answer.into_body().read_json::<Value>())
+        .expect("a manifest");
+    let layers = manifest["layers"].as_array().expect("layers");
+    let run =
+        layers.iter().find(|layer| layer["mediaType"].as_str().expect("a kind").contains(".run."));
+    let run = run.expect("a run")["digest"].as_str().expect("a digest");
+    assert!(requests[1].1.ends_with(run), "{requests:?}");
+}
+
 #[test]
 fn connections_that_break_in_the_middle_are_made_again() {
     let rig = Rig::new("afar-break");
@@ -345,27 +369,6 @@ fn a_daemon_that_is_killed_in_the_middle_goes_on() {
 }
 
 #[test]
-fn a_pull_that_is_killed_in_the_middle_goes_on_when_it_is_begun_again() {
-    let rig = Rig::new("afar-begun-again");
-    let gate = rig.gate(Mode::Hold);
-    let fetcher = rig.pull(&gate);
-    gate.let_pass(5);
-    let kept = || fs::read_dir(rig.home.join("pieces/shared")).map_or(0, Iterator::count);
-    wait_until("some pieces are here", || kept() >= 5);
-    fetcher.kill();
-    rig.answers("/", "here");
-    // What it has fetched is asked for through it, so nothing of it is to be had now.
-    let told = rig.is_unavailable("/import");
-    assert!(told.contains("thaw pull --lazy"), "{told}");
-    let asked = gate.asked();
-    gate.set(Mode::Pass);
-    let report = rig.begin(&gate).report();
-    assert!(number(&report, "moved") < number(&report, "bytes"), "{report}");
-    assert!(gate.asked() > asked);
-    rig.is_whole();
-}
-
-#[test]
 fn a_full_disk_is_named_and_left_when_there_is_room() {
     let rig = Rig::new("afar-full");
     let gate = rig.gate(Mode::Hold);
@@ -396,12 +399,22 @@ fn a_version_that_was_pulled_whole_meanwhile_is_served() {
     let gate = rig.gate(Mode::Hold);
     let fetcher = rig.pull(&gate);
     fetcher.kill();
-    rig.is_unavailable("/ballast");
+    wait_until("the daemon fetches", || pull_state(&rig) == "fetching");
     let mut pull = thaw();
     pull.env("THAW_HOME", &rig.home).args(["pull", &rig.registry.image(IMAGE)]);
     run_within(PATIENCE, &mut pull, b"").success();
     rig.answers("/ballast", "whole");
     rig.answers("/import", "far");
+    // Nobody puts the older one in its place.
+    wait_until("it is fetched no more", || pull_state(&rig) == "cancelled");
+    assert_eq!(rig.daemon.admin("/functions/far").json()["version"], 1);
+}
+
+/// Where the last pull of the daemon stands.
+fn pull_state(rig: &Rig) -> String {
+    let pulls = rig.daemon.admin("/pulls").json();
+    let last = pulls.as_array().and_then(|all| all.last()).cloned().unwrap_or_default();
+    last["state"].as_str().unwrap_or_default().to_owned()
 }
 
 #[test]
@@ -519,7 +532,8 @@ fn a_kernel_build_that_only_a_partial_function_needs_stays() {
 #[test]
 fn a_partial_directory_that_is_damaged_or_older_hides_no_stored_function() {
     let mut rig = Rig::new("afar-hidden");
-    rig.pull(&rig.gate(Mode::Hold)).kill();
+    let gate = rig.gate(Mode::Hold);
+    rig.pull(&gate).kill();
     let mut pull = thaw();
     pull.env("THAW_HOME", &rig.home).args(["pull", &rig.registry.image(IMAGE)]);
     run_within(PATIENCE, &mut pull, b"").success();
@@ -532,6 +546,9 @@ fn a_partial_directory_that_is_damaged_or_older_hides_no_stored_function() {
         serde_json::from_slice(&fs::read(&path).expect("a record")).expect("JSON");
     record["created_ms"] = json!(stored_ms + 1000);
     fs::write(&path, record.to_string()).expect("a record");
+    // What the other pull has fetched is not to be had again.
+    fs::remove_dir_all(rig.home.join("pieces")).expect("pieces");
+    gate.set(Mode::Cut);
     rig.daemon.kill_and_await_next();
     rig.wait_until_served();
     rig.is_unavailable("/ballast");

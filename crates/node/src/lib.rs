@@ -38,6 +38,7 @@ pub mod node;
 pub mod packing;
 mod partial;
 mod pressure;
+pub mod pulls;
 pub mod reactor;
 mod replace;
 pub mod rollout;

@@ -3,6 +3,7 @@
 #[cfg(test)]
 mod contrib_tests;
 mod names;
+mod pulls;
 mod requests;
 mod tenants;
 mod traces;
@@ -20,6 +21,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
+pub use pulls::PullMetrics;
 use requests::RequestMetrics;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -53,6 +55,7 @@ pub struct Metrics {
     tallies: Tallies,
     events: Events,
     triggers: TriggerMetrics,
+    pulls: PullMetrics,
     traces: TraceCounters,
 }
 
@@ -202,6 +205,7 @@ impl Default for Metrics {
         let requests = RequestMetrics::register(&mut registry);
         let tenants = TenantMetrics::register(&mut registry);
         let triggers = TriggerMetrics::register(&mut registry);
+        let pulls = PullMetrics::register(&mut registry);
         let traces = TraceCounters::register(&mut registry);
         Self {
             registry,
@@ -227,6 +231,7 @@ impl Default for Metrics {
             tallies: Tallies::default(),
             events: Events::default(),
             triggers,
+            pulls,
             traces,
         }
     }
@@ -250,6 +255,11 @@ impl Metrics {
     /// Those of queues and schedules.
     pub fn triggers(&self) -> &TriggerMetrics {
         &self.triggers
+    }
+
+    /// What is counted of pulls.
+    pub fn pulls(&self) -> &PullMetrics {
+        &self.pulls
     }
 
     /// Those of spans.

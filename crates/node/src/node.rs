@@ -8,6 +8,7 @@ use crate::crashes::{Crashes, Refreshes};
 use crate::edge::Edge;
 use crate::health::Failures;
 use crate::metrics::Metrics;
+use crate::pulls::Pulls;
 use crate::rollout::Served;
 use crate::sandboxes::egress::EgressTable;
 use crate::sandboxes::limits::LimitsTable;
@@ -60,6 +61,8 @@ pub struct NodeState {
     /// Where sandboxes connect to.
     egress: Arc<EgressTable>,
     limits: Arc<LimitsTable>,
+    /// Pulls that this daemon has begun.
+    pulls: Pulls,
     /// Records traces, if somebody wants them.
     tracer: OnceLock<Arc<Tracer>>,
     services: RwLock<HashMap<FunctionName, Served>>,
@@ -75,6 +78,11 @@ const LOOK_FOR_OLD_SLEEPERS: Duration = Duration::from_secs(1);
 const INSTANCES_OF_A_LIFE: u64 = 1_000_000;
 
 impl NodeState {
+    /// Pulls that this daemon has begun.
+    pub fn pulls(&self) -> &Pulls {
+        &self.pulls
+    }
+
     /// A node without functions that runs at most `instances` instances.
     pub fn new(instances: usize) -> Arc<Self> {
         Self::admitting(instances, Admission::new(instances))
@@ -108,6 +116,7 @@ impl NodeState {
             triggers: RwLock::default(),
             egress: Arc::default(),
             limits: Arc::default(),
+            pulls: Pulls::default(),
             tracer: OnceLock::new(),
             services: RwLock::default(),
             retired: Mutex::default(),

@@ -2,9 +2,40 @@
 
 use docker_credential::{CredentialRetrievalError, DockerCredential};
 use oci_client::secrets::RegistryAuth;
+use std::env;
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Mutex;
 
 /// Under which name Docker's clients note the credentials of docker.io.
 const DOCKER_HUB: &str = "https://index.docker.io/v1/";
+
+/// The text of docker's config.json, read by a process that will not see it any more.
+static READ_AHEAD: Mutex<Option<Vec<u8>>> = Mutex::new(None);
+
+/// Reads docker's config.json for this process's only pull, which goes on without the rights and files
+/// that it has now. The text is let go of by [`forget`]; helper programs that it names are not run then.
+pub fn read_ahead() {
+    let directory = env::var_os("DOCKER_CONFIG").map(PathBuf::from);
+    let home = || env::var_os("HOME").map(|home| PathBuf::from(home).join(".docker"));
+    let text = directory.or_else(home).and_then(|path| fs::read(path.join("config.json")).ok());
+    *READ_AHEAD.lock().expect("no holder panics") = Some(text.unwrap_or_else(|| b"{}".to_vec()));
+}
+
+/// Lets go of what was read ahead.
+pub fn forget() {
+    if let Some(text) = &mut *READ_AHEAD.lock().expect("no holder panics") {
+        text.fill(0);
+        *text = b"{}".to_vec();
+    }
+}
+
+fn get(server: &str) -> Result<DockerCredential, CredentialRetrievalError> {
+    match &*READ_AHEAD.lock().expect("no holder panics") {
+        Some(text) => docker_credential::get_credential_from_reader(&text[..], server),
+        None => docker_credential::get_credential(server),
+    }
+}
 
 /// The credentials for a registry, from `$DOCKER_CONFIG/config.json` or
 /// `~/.docker/config.json` and the helper programs that it names.
@@ -14,7 +45,7 @@ const DOCKER_HUB: &str = "https://index.docker.io/v1/";
 /// none.
 pub(crate) fn find(registry: &str) -> Result<RegistryAuth, String> {
     let server = if registry == "docker.io" { DOCKER_HUB } else { registry };
-    match docker_credential::get_credential(server) {
+    match get(server) {
         Ok(DockerCredential::UsernamePassword(name, password)) => {
             Ok(RegistryAuth::Basic(name, password))
         }

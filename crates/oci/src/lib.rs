@@ -13,7 +13,7 @@
 
 mod apply;
 pub mod artifact;
-mod credentials;
+pub mod credentials;
 mod error;
 mod layer;
 mod layout;

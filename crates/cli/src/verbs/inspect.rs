@@ -18,6 +18,7 @@ use thaw_node::config::{FunctionConfig, FunctionName};
 use thaw_node::function::{BuiltFunction, Origin};
 use thaw_node::home::Home;
 use thaw_node::instance::{RewindInfo, RewindVerdict, StandbyInfo};
+use thaw_node::pulls::PullState;
 use thaw_node::service::InstanceInfo;
 use thaw_node::triggers::ScheduleInfo;
 use thaw_sandbox::{Fit, Image, ImageError, Kernel, cpu_features, escape, level_of};
@@ -113,11 +114,14 @@ struct ImageFacts {
 pub fn run(arguments: &Arguments) -> Outcome {
     let home = Home::from_environment()?;
     let store = Store::open(&home.store())?;
-    let function = BuiltFunction::read(&store, &arguments.name)?;
     let daemon = Daemon::running(&home);
-    let detail = daemon
+    let detail: Option<FunctionDetail> = daemon
         .as_ref()
         .and_then(|daemon| daemon.get(&format!("/functions/{}", arguments.name)).ok());
+    if let Some(detail) = detail.as_ref().filter(|detail| detail.info.fetching.is_some()) {
+        return show_partial(detail, arguments.json);
+    }
+    let function = BuiltFunction::read(&store, &arguments.name)?;
     let mut report = Report::new(&store, &function, detail);
     if let Some(daemon) = daemon.filter(|_| !report.config.schedules.is_empty()) {
         let url = format!("/functions/{}/schedules", arguments.name);
@@ -128,6 +132,41 @@ pub fn run(arguments: &Arguments) -> Outcome {
         true => output::print_json(&serde_json::to_value(&report)?)?,
         false => output::print(&text(&report)?)?,
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Shows a function of which only a part is here: the store does not have it yet.
+fn show_partial(detail: &FunctionDetail, as_json: bool) -> Outcome {
+    if as_json {
+        output::print_json(&serde_json::to_value(detail)?)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let Some(fetching) = &detail.info.fetching else { return Ok(ExitCode::SUCCESS) };
+    let who = match fetching.state {
+        PullState::Fetching => "the daemon fetches the rest",
+        PullState::Waiting => "the daemon fetches the rest soon",
+        PullState::Command => "`thaw pull --lazy` fetches the rest",
+        PullState::Done => "all of it is here and being stored",
+        PullState::Failed => "nobody fetches the rest; pull it again, or remove it",
+        PullState::Cancelled => "nobody fetches the rest, as somebody has said",
+    };
+    let mut lines = vec![
+        ("NAME", detail.info.name.to_string()),
+        ("IMAGE", detail.info.image.clone()),
+        ("PARTIAL", who.to_owned()),
+        ("INSTANCES", detail.live.len().to_string()),
+    ];
+    if fetching.of > 0 {
+        lines.push(("HERE", format!("{} of {}", size(fetching.bytes), size(fetching.of))));
+    }
+    if fetching.failed_fetches > 0 {
+        lines.push(("FAILED", format!("{} fetches of pieces", fetching.failed_fetches)));
+    }
+    let problem = detail.info.problem.as_ref().or(fetching.problem.as_ref());
+    lines.extend(problem.map(|problem| ("PROBLEM", escape(problem.as_bytes()))));
+    let text: String =
+        lines.into_iter().map(|(title, value)| format!("{title:<10} {value}\n")).collect();
+    output::print(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 

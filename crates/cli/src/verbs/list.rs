@@ -13,6 +13,7 @@ use thaw_node::admin::FunctionInfo;
 use thaw_node::config::EntryKind;
 use thaw_node::function::BuiltFunction;
 use thaw_node::home::Home;
+use thaw_node::pulls::Fetching;
 use thaw_node::triggers::ScheduleInfo;
 use thaw_sandbox::escape;
 use thaw_store::{FunctionRecord, Store};
@@ -45,6 +46,9 @@ struct Listed {
     /// When the first of its schedules fires next, in milliseconds since 1970.
     #[serde(skip_serializing_if = "Option::is_none")]
     next_ms: Option<u64>,
+    /// How the rest of it comes, if only a part is here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fetching: Option<Fetching>,
     /// Why it is not served as it should be, if so.
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<String>,
@@ -55,6 +59,8 @@ struct Listed {
 enum State {
     /// The daemon has it.
     Served,
+    /// The daemon has it, and the rest of it is being pulled.
+    Partial,
     /// It gets no requests for a while, since its instances have crashed again and again.
     BacksOff,
     /// The daemon cannot serve it, or its newest build.
@@ -67,6 +73,7 @@ impl State {
     fn name(self) -> &'static str {
         match self {
             Self::Served => "served",
+            Self::Partial => "partial",
             Self::BacksOff => "backs off",
             Self::Problem => "problem",
             Self::NotServed => "not served",
@@ -99,6 +106,9 @@ pub fn run(arguments: &Arguments) -> Outcome {
         Listed { next_ms, ..Listed::new(record, info) }
     });
     let mut listed: Vec<Listed> = listed.collect();
+    // Those are not in the store before all of them is here.
+    let partial = served.into_values().filter(|info| info.fetching.is_some());
+    listed.extend(partial.map(Listed::partial));
     listed.sort_by(|one, other| one.name.cmp(&other.name));
     print(arguments, &listed)?;
     for (name, error) in found.damaged {
@@ -128,10 +138,13 @@ impl Listed {
             Ok(built) => (Some(built.function.config), None),
             Err(error) => (None, Some(error.to_string())),
         };
+        let fetching = info.as_ref().and_then(|info| info.fetching.clone());
         let problem = damage.or_else(|| info.as_ref().and_then(|info| info.problem.clone()));
+        let problem = problem.or_else(|| fetching.as_ref()?.problem.clone());
         let state = match &info {
             _ if problem.is_some() => State::Problem,
             Some(info) if info.backs_off_ms.is_some() => State::BacksOff,
+            Some(info) if info.fetching.is_some() => State::Partial,
             Some(_) => State::Served,
             None => State::NotServed,
         };
@@ -144,6 +157,24 @@ impl Listed {
             ready: info.map_or(0, |info| info.ready.len()),
             built_ms,
             next_ms: None,
+            fetching,
+            problem,
+        }
+    }
+
+    /// One that is not in the store yet.
+    fn partial(info: FunctionInfo) -> Self {
+        let problem = info.problem.or_else(|| info.fetching.as_ref()?.problem.clone());
+        Self {
+            name: info.name.to_string(),
+            kind: Some(info.kind),
+            listen: info.listen,
+            state: if problem.is_some() { State::Problem } else { State::Partial },
+            instances: info.instances,
+            ready: info.ready.len(),
+            built_ms: 0,
+            next_ms: None,
+            fetching: info.fetching,
             problem,
         }
     }
@@ -157,10 +188,18 @@ fn table(listed: &[Listed]) -> String {
             one.name.clone(),
             one.kind.map_or("-", EntryKind::name).to_owned(),
             one.listen.map_or("-".to_owned(), |address| address.to_string()),
-            one.state.name().to_owned(),
+            match (&one.fetching, one.state) {
+                (Some(fetching), State::Partial) if fetching.of > 0 => {
+                    format!("partial, {} %", fetching.bytes * 100 / fetching.of)
+                }
+                (_, state) => state.name().to_owned(),
+            },
             one.instances.to_string(),
             one.ready.to_string(),
-            format!("{} ago", ago(one.built_ms)),
+            match one.built_ms {
+                0 => "-".to_owned(),
+                built_ms => format!("{} ago", ago(built_ms)),
+            },
             schedule::time(one.next_ms),
         ]);
     }

@@ -51,8 +51,8 @@ pub struct Arguments {
     #[arg(long)]
     allow_egress: bool,
     /// Functions: have a running daemon serve it as soon as what a boot needs is here. The rest comes
-    /// when it is touched, and meanwhile. This command ends when all of it is here and stored; if it is
-    /// ended before, run it again.
+    /// when it is touched, and meanwhile. This command ends when all of it is here and stored; if it
+    /// ends before, the daemon has the rest fetched.
     #[arg(long, conflicts_with = "refreeze")]
     lazy: bool,
     #[command(flatten)]
@@ -99,7 +99,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
                     let _: Result<Reload, Failure> = daemon.post("/reload");
                 }
             };
-            artifact::pull_lazily(&home, image, &options, on_event, on_served)
+            artifact::pull_lazily(&home, image, &options, on_event, (on_served, None))
         }
     };
     display.finish();

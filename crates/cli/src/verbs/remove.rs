@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use thaw_node::artifact;
 use thaw_node::catalog::Reload;
 use thaw_node::home::Home;
+use thaw_node::pulls::{PullInfo, PullState};
 use thaw_node::secrets::SecretStore;
 use thaw_store::{Name, Store};
 
@@ -29,6 +30,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let home = Home::from_environment()?;
     let store = Store::open(&home.store())?;
     let name = Name::new(&arguments.name)?;
+    stop_fetching(&home, name.as_str())?;
     // One that was never pulled to its end is nowhere else.
     let was_partial = artifact::remove_partial(&home, name.as_str())?;
     match store.remove_function(&name) {
@@ -44,4 +46,19 @@ pub fn run(arguments: &Arguments) -> Outcome {
     }
     eprintln!("thaw: {NOT_ERASED}; its checkpoints stay");
     Ok(ExitCode::SUCCESS)
+}
+
+/// Has a daemon leave a function alone of which it fetches the rest.
+fn stop_fetching(home: &Home, function: &str) -> Result<(), Failure> {
+    let Some(daemon) = Daemon::running(home) else { return Ok(()) };
+    let pulls: Vec<PullInfo> = daemon.get("/pulls")?;
+    let is_its = |pull: &&PullInfo| {
+        let state = pull.fetching.state;
+        pull.function.as_deref() == Some(function)
+            && matches!(state, PullState::Waiting | PullState::Fetching)
+    };
+    for pull in pulls.iter().filter(is_its) {
+        let _: PullInfo = daemon.send_empty("DELETE", &format!("/pulls/{}", pull.id))?;
+    }
+    Ok(())
 }

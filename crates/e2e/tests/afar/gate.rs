@@ -30,6 +30,8 @@ struct State {
     more: AtomicUsize,
     /// So many of all pass in any mode.
     free: AtomicUsize,
+    /// Requests of any kind: the number of their connection, and their path.
+    requests: Mutex<Vec<(usize, String)>>,
 }
 
 /// The proxy.
@@ -51,16 +53,17 @@ impl Gate {
             asked: AtomicUsize::new(0),
             more: AtomicUsize::new(0),
             free: AtomicUsize::new(free),
+            requests: Mutex::default(),
         });
         let shared = state.clone();
         thread::spawn(move || {
-            for client in listener.incoming().flatten() {
+            for (number, client) in listener.incoming().flatten().enumerate() {
                 let state = shared.clone();
                 let Ok(server) = TcpStream::connect(to) else { continue };
                 let up = (client.try_clone().expect("a copy"), server.try_clone().expect("a copy"));
                 let limited = Arc::new(AtomicUsize::new(0));
                 let (of_state, of_limited) = (state.clone(), limited.clone());
-                thread::spawn(move || requests(up.0, up.1, &of_state, &of_limited));
+                thread::spawn(move || requests((number, up.0), up.1, &of_state, &of_limited));
                 thread::spawn(move || answers(server, client, &state, &limited));
             }
         });
@@ -78,6 +81,11 @@ impl Gate {
     /// Lets so many of the requests pass that are held, or will be.
     pub fn let_pass(&self, count: usize) {
         self.state.more.store(count, Ordering::SeqCst);
+    }
+
+    /// Requests of any kind so far: the number of their connection, and their path.
+    pub fn requests(&self) -> Vec<(usize, String)> {
+        self.state.requests.lock().expect("no holder panics").clone()
     }
 
     /// Requests for blobs so far.
@@ -105,9 +113,20 @@ fn end(streams: [&TcpStream; 2]) {
 }
 
 /// `limited` becomes 1 when what is answered from now on may be stopped.
-fn requests(mut from: TcpStream, mut to: TcpStream, state: &State, limited: &AtomicUsize) {
+fn requests(
+    (number, mut from): (usize, TcpStream),
+    mut to: TcpStream,
+    state: &State,
+    limited: &AtomicUsize,
+) {
     let mut buffer = vec![0; 16 << 10];
     while let Ok(read @ 1..) = from.read(&mut buffer) {
+        let line = String::from_utf8_lossy(&buffer[..read]);
+        if let Some(path) = line.strip_prefix("GET ").and_then(|line| line.split(' ').next()) {
+            let mut requests = state.requests.lock().expect("no holder panics");
+            requests.push((number, path.to_owned()));
+        }
+        drop(line);
         let asks = buffer[..read].starts_with(b"GET ")
             && buffer[..read].windows(7).any(|part| part == b"/blobs/");
         if asks && state.asked.fetch_add(1, Ordering::SeqCst) >= state.free.load(Ordering::SeqCst) {

@@ -34,6 +34,8 @@
 //! | `GET`, `PUT /sandboxes/NAME/limits` | [`LimitsInfo`](crate::sandboxes::LimitsInfo): what it may use, which changes while it runs |
 //! | `GET`, `PUT /sandboxes/NAME/egress` | [`EgressInfo`](crate::sandboxes::EgressInfo): where it may connect to, and what it has reached |
 //! | `POST /sandboxes/NAME/ports/PORT` with `Upgrade: thaw-port` | the bytes of a port on which something in it listens |
+//! | `GET /pulls`, `POST /pulls` | [`PullInfo`](crate::pulls::PullInfo) of each; [`NewPull`](crate::pulls::NewPull) begins one |
+//! | `GET`, `DELETE /pulls/ID` | one of them; it ends |
 //! | `GET /queues`, `GET /functions/NAME/queue`, `GET …/queue/ID` | [`QueueInfo`](crate::triggers::QueueInfo) of each; [`InvocationInfo`](crate::triggers::InvocationInfo) of those in one; one with its request |
 //! | `POST /functions/NAME/queue/retry?id=ID`, `purge?id=ID&state=S` | dead letters are queued again; invocations are removed |
 //! | `GET /schedules`, `GET /functions/NAME/schedules` | [`ScheduleInfo`](crate::triggers::ScheduleInfo) of each |
@@ -55,6 +57,7 @@ mod invoke;
 mod listen;
 pub(crate) mod openapi;
 mod owner_key;
+mod pulls;
 mod queue;
 pub(crate) mod routes;
 mod sandboxes;

@@ -10,6 +10,7 @@ use super::types::{
 use crate::catalog::Reload;
 use crate::deploy::Deployment;
 use crate::history::{Event, SeriesView, Stats};
+use crate::pulls::{NewPull, PullInfo};
 use crate::sandboxes::files::FileInfo;
 use crate::sandboxes::tree::TREE_TYPE;
 use crate::sandboxes::untree::TreeReport;
@@ -90,6 +91,10 @@ const OPERATIONS: &[Operation] = &[
     operation("post", "/functions/{name}/restart", "Serves the same versions by new instances", &[], Nothing, Json(of::<crate::catalog::Restarted>)),
     operation("post", "/functions/{name}/rollback", "Takes the last change back", &[], Nothing, Json(of::<Deployment>)),
     operation("post", "/functions/{name}/split", "Gives a version a share of the requests", &["!version", "percent", "header"], Nothing, Json(of::<Deployment>)),
+    operation("get", "/pulls", "Pulls that this daemon has begun, the oldest first", &[], Nothing, Json(of::<Vec<PullInfo>>)),
+    operation("post", "/pulls", "Begins a pull", &[], Json(of::<NewPull>), Json(of::<PullInfo>)),
+    operation("get", "/pulls/{id}", "How far a pull is", &[], Nothing, Json(of::<PullInfo>)),
+    operation("delete", "/pulls/{id}", "Ends a pull; what is here of its function stays, and is left alone", &[], Nothing, Json(of::<PullInfo>)),
     operation("get", "/queues", "Queues of triggers in numbers", &[], Nothing, Json(of::<Vec<QueueInfo>>)),
     operation("get", "/functions/{name}/queue", "Invocations of its queue, a thousand at most", &[], Nothing, Json(of::<Vec<Value>>)),
     operation("get", "/functions/{name}/queue/{id}", "One of them, with its request", &[], Nothing, Json(of::<Value>)),

@@ -58,6 +58,7 @@ pub(super) fn router(admin: Admin, access: Option<Arc<RemoteAccess>>) -> Router 
         .merge(super::stats::routes())
         .merge(super::versions::routes())
         .merge(super::queue::routes())
+        .merge(super::pulls::routes())
         .merge(super::exec::routes())
         .merge(super::files::routes())
         .merge(super::trees::routes())
@@ -152,6 +153,7 @@ pub(crate) async fn metrics_text(admin: &Admin) -> String {
     {
         admin.shared.metrics().triggers().show(&queues, wall_ms());
     }
+    admin.shared.metrics().pulls().show(&admin.shared.pulls().count());
     if let Some(link) = thaw_sandbox::monitor::of_this_process() {
         admin.shared.metrics().show_monitor_refusals(link.refusals());
     }

@@ -1,10 +1,11 @@
 //! What the admin API says.
 
 use crate::boots::BootRecord;
-use crate::catalog::Catalog;
+use crate::catalog::{Catalog, PARTIAL};
 use crate::config::{EntryKind, FunctionConfig, FunctionName, Isolation};
 use crate::function::BuiltFunction;
 use crate::instance::{FrozenInstance, HibernatedInstance, SleepingInstance, StandbyInfo};
+use crate::pulls::Fetching;
 use crate::service::{InstanceInfo, Service};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
@@ -47,6 +48,9 @@ pub struct FunctionInfo {
     /// Milliseconds for which it still gets no request, since its instances have crashed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backs_off_ms: Option<u64>,
+    /// How the rest of it comes, if only a part is here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fetching: Option<Fetching>,
     /// Why it cannot be served, if so, or which version was taken out of service for its
     /// failures.
     pub problem: Option<String>,
@@ -213,6 +217,9 @@ impl FunctionInfo {
             instances: service.instance_count(),
             ready: service.launcher().standby().ready,
             backs_off_ms: service.backs_off().map(|left| left.as_millis() as u64),
+            fetching: (service.version() == PARTIAL)
+                .then(|| service.shared().pulls().fetching(config.name.as_str()))
+                .flatten(),
             problem: catalog
                 .problem(&config.name)
                 .or_else(|| service.unreachable())

@@ -37,6 +37,8 @@ pub struct Fetched {
     pub here: AtomicU64,
     /// Of those, bytes that were moved.
     pub moved: AtomicU64,
+    /// Fetches of pieces that have failed.
+    pub failed: AtomicU64,
     /// Something has changed, or all is here.
     pub news: Notify,
 }
@@ -174,6 +176,7 @@ impl Fetcher {
             }
             Err(error) => {
                 state.failures += 1;
+                self.fetched.failed.fetch_add(1, Ordering::Relaxed);
                 state.not_before = Some(Instant::now() + PAUSE);
                 state.background = state.background.min(piece);
                 self.answer_all_that_need(state, piece, &error.to_string());

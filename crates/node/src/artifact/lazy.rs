@@ -1,17 +1,27 @@
 //! Pulling a function that is served before all of it is here (docs/decisions/0035).
 
 use super::ArtifactError;
+use super::accept::Accepted;
 use super::fetcher::{Fetched, Fetcher, SECTIONS};
 use super::pieces::Pieces;
+use super::place::{Place, failed, write};
 use super::policy::{Decision, KnownKernel};
-use super::pull::{OnEvent, Prepared, PullEvent, PullOptions, Pulled, known_kernel, pull};
+use super::pull::{
+    Installed, OnEvent, Prepared, PullEvent, PullOptions, Pulled, known_kernel, pull,
+};
 use super::written::Written;
+use crate::build::BuildError;
+use crate::config::{DomainName, QUOTAS_FILE, Quotas};
 use crate::container::ImageProgress;
 use crate::function::{Origin, StoredFunction};
 use crate::home::Home;
-use crate::partial::{PartialRecord, Rows, hash_of_run, is_partial, parts};
+use crate::partial::{
+    PartialFunction, PartialRecord, PieceSource, Rows, hash_of_run, is_partial, length_of, parts,
+};
+use crate::tenants::check_partial;
+use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
-use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,8 +29,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use thaw_oci::artifact::{FunctionDocument, Section, unpacked, unpacked_run};
 use thaw_oci::{
-    Offer, PieceName, Pull, PullProgress, PulledFunction, Reference, Registries, RemoteFunction,
-    check_piece, has_piece, piece_directory,
+    Limits, Offer, PieceName, Pull, PullProgress, PulledFunction, Reference, Registries,
+    RemoteFunction, check_piece, has_piece, piece_directory,
 };
 use thaw_sandbox::Kernel;
 use thaw_store::{ForeignIndex, Store, StoreError};
@@ -34,7 +44,8 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 pub type OnServed<'a> = dyn FnMut(&StoredFunction, Part) + 'a;
 
 /// How much of a function is here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Part {
     /// What a boot needs.
     Run,
@@ -53,7 +64,7 @@ pub fn pull_lazily(
     reference: &Reference,
     options: &PullOptions,
     on_event: &mut OnEvent<'_>,
-    on_served: &mut OnServed<'_>,
+    (on_served, listening): (&mut OnServed<'_>, Option<OwnedFd>),
 ) -> Result<Pulled, ArtifactError> {
     let store = Store::open(&home.store())?;
     let runtime = runtime()?;
@@ -83,22 +94,83 @@ pub fn pull_lazily(
     let (mut function, with_kernel) = (accepted.function.clone(), *with_kernel);
     function.origin = Some(origin(reference, &remote));
     let remote = Arc::new(remote);
-    let lazy = Lazy { home, store: &store, runtime: &runtime, remote: &remote, options };
-    let place = Place::take(home, function.config.name.as_str())?;
-    let served = lazy.begin(&place, &function, with_kernel).inspect_err(|_| {
+    // From here on nothing else is looked for.
+    thaw_oci::credentials::forget();
+    let domain = options.domain.as_ref();
+    let lazy = Lazy { home, store: &store, runtime: &runtime, remote: &remote, domain };
+    let name = function.config.name.as_str();
+    let place = Place::take(home, name)?;
+    let files_max = options.limits.entries;
+    let begun = lazy.begin(&place, &function, (with_kernel, files_max, listening));
+    let served = begun.inspect_err(|_| {
         // What an earlier pull has left is of use still, if it was not touched.
-        if !is_partial(&home.partial(), function.config.name.as_str()) {
+        if !is_partial(&home.partial(), name) {
             place.remove(home);
         }
     })?;
-    on_served(&function, Part::Run);
-    let moved = lazy.wait(served, on_event)?;
-    let pulled = lazy.pulled(&sections, moved)?;
-    let installed = prepared.install(&pulled, on_event)?;
-    lazy.end(&place)?;
-    on_served(&installed.function.function, Part::Whole);
-    place.remove(home);
+    let installed = lazy.finish((&place, served), (&prepared, &sections), on_event, on_served)?;
     Ok(Pulled::Function(Box::new(installed)))
+}
+
+/// Goes on with a function of which only a part is here, as the pull would have that has begun it: what
+/// is here is not asked for again.
+///
+/// # Errors
+/// It is being pulled by somebody else, the registry is lost, or what it sends is refused.
+pub fn go_on(
+    home: &Home,
+    name: &str,
+    on_event: &mut OnEvent<'_>,
+    (on_served, listening): (&mut OnServed<'_>, Option<OwnedFd>),
+) -> Result<Installed, ArtifactError> {
+    let store = Store::open(&home.store())?;
+    let runtime = runtime()?;
+    if !is_partial(&home.partial(), name) {
+        return Err(ArtifactError::refused("nothing of it is here to go on with"));
+    }
+    let place = Place::take(home, name)?;
+    let partial = PartialFunction::open(&place.path).map_err(ArtifactError::refused)?;
+    let record = &partial.record;
+    let (origin, reference) = came_from(record)?;
+    let manifest = place.path.join(parts::MANIFEST);
+    let manifest = fs::read(&manifest)
+        .map_err(|_| ArtifactError::refused("its manifest is missing; pull it again"))?;
+    let registries = Registries::read(&home.registries())?;
+    let options = PullOptions {
+        domain: record.function.config.sharing.domain.clone(),
+        limits: Limits { entries: record.from.files_max, ..Limits::default() },
+        ..PullOptions::default()
+    };
+    let asked = Pull {
+        reference: &reference,
+        registries: &registries,
+        directory: home.root(),
+        owner: home.owner()?,
+        limits: options.limits,
+    };
+    let known = (record.document.clone(), record.digest.clone(), origin.is_signed);
+    let remote = Arc::new(asked.known_function(&record.from.host, manifest, known)?);
+    thaw_oci::credentials::forget();
+    let accepted = Accepted { function: record.function.clone(), notes: Vec::new() };
+    let decision = Decision::Image { with_kernel: record.has_kernel };
+    let sections = decision.sections();
+    let prepared = Prepared::decided(home, &store, (&reference, &options), (accepted, decision));
+    let domain = options.domain.as_ref();
+    let lazy = Lazy { home, store: &store, runtime: &runtime, remote: &remote, domain };
+    let listener = {
+        let _acting = home.act()?;
+        place.listen(listening)?
+    };
+    let served = lazy.fetch(&place, partial, listener)?;
+    lazy.finish((&place, served), (&prepared, &sections), on_event, on_served)
+}
+
+/// From where a partial function was pulled.
+fn came_from(record: &PartialRecord) -> Result<(Origin, Reference), ArtifactError> {
+    let unknown = || ArtifactError::refused("nobody knows where it came from; pull it again");
+    let origin = record.function.origin.clone().ok_or_else(unknown)?;
+    let reference = origin.reference.parse().map_err(|_| unknown())?;
+    Ok((origin, reference))
 }
 
 /// Removes what a pull has left of a function that did not come to its end; whether there was
@@ -131,36 +203,7 @@ struct Lazy<'a> {
     store: &'a Store,
     runtime: &'a Runtime,
     remote: &'a Arc<RemoteFunction>,
-    options: &'a PullOptions,
-}
-
-/// The directory of a partial function, which nobody else uses.
-struct Place {
-    path: PathBuf,
-    _lock: File,
-}
-
-impl Place {
-    /// Takes a function's directory. Nobody may be fetching it.
-    fn take(home: &Home, name: &str) -> Result<Self, ArtifactError> {
-        let path = home.partial_of(name)?;
-        let _acting = home.act()?;
-        let lock = path.join(parts::LOCK);
-        let opened = File::options().create(true).append(true).open(&lock);
-        let file = opened.map_err(failed("open", &lock))?;
-        if file.try_lock().is_err() {
-            let reason = "it is being pulled already; wait for that".to_owned();
-            return Err(ArtifactError::Unpulled { name: name.to_owned(), reason });
-        }
-        Ok(Self { path, _lock: file })
-    }
-
-    fn remove(&self, home: &Home) {
-        if let Ok(_acting) = home.act() {
-            // What cannot be removed now is when the function is pulled the next time.
-            let _ = fs::remove_dir_all(&self.path);
-        }
-    }
+    domain: Option<&'a DomainName>,
 }
 
 /// What is being fetched.
@@ -170,63 +213,77 @@ struct Served {
     of: u64,
 }
 
-fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ArtifactError {
-    let path = path.to_owned();
-    move |source| match source.kind() {
-        io::ErrorKind::StorageFull => StoreError::NoSpace { path }.into(),
-        _ => StoreError::Io { action, path, source }.into(),
-    }
-}
-
 impl Lazy<'_> {
     /// Gets what a boot needs, and begins to fetch the rest.
     fn begin(
         &self,
         place: &Place,
         function: &StoredFunction,
-        with_kernel: bool,
+        (with_kernel, files_max, listening): (bool, u64, Option<OwnedFd>),
     ) -> Result<Served, ArtifactError> {
         let document = &self.remote.document;
-        let directory = Pieces::path(self.home, self.options.domain.as_ref());
-        let directory = piece_directory(&directory, self.home.owner()?)?;
+        self.check_quota(function)?;
+        let directory = self.piece_directory()?;
         let kernel = with_kernel.then(|| self.kernel(&directory)).transpose()?;
         let run = Run::of(document, self.run()?)?;
-        let index = ForeignIndex::parse(&run.index, self.entries_max())
+        let most = usize::try_from(files_max).unwrap_or(usize::MAX);
+        ForeignIndex::parse(&run.index, most)
             .map_err(|error| ArtifactError::refused(format!("of its index, {error}")))?;
         let _acting = self.home.act()?;
-        let listener = place.begin()?;
+        place.empty()?;
+        let listener = place.listen(listening)?;
         let hash = hash_of_run(&run.index, &run.head, &run.working_set, &run.pages);
         run.write(&place.path, document.image.size)?;
+        write(&place.path.join(parts::MANIFEST), &self.remote.manifest_bytes)?;
         if let Some(kernel) = &kernel {
             write(&place.path.join(parts::KERNEL), kernel)?;
         }
-        let image =
-            File::open(place.path.join(parts::IMAGE)).map_err(failed("open", &place.path))?;
-        let parsed = crate::partial::parse(document, image, &run.index, &run.working_set);
-        let parsed = parsed.map_err(ArtifactError::refused)?;
         let created_ms = SystemTime::now().duration_since(UNIX_EPOCH);
         let created_ms = created_ms.map_or(0, |since| since.as_millis() as u64);
         let digest = self.remote.digest.clone();
         let (function, document_here) = (function.clone(), document.clone());
         let about = (hash, kernel.is_some());
-        let record = PartialRecord::new(function, document_here, digest, created_ms, about);
-        let (bytes, record) = record.to_bytes();
-        let segments = parsed.layout.segments().to_vec();
-        let places = (place.path.clone(), directory.clone(), self.home.owner()?);
-        let written = Written::new(places, index.blobs(), &document.index.naming, segments);
-        let written = written.map_err(ArtifactError::refused)?;
+        let from = PieceSource { host: self.remote.host().to_owned(), files_max };
+        let record = PartialRecord::new(function, document_here, digest, created_ms, about, from);
         // Keeps the collector out until it finds the record, too.
         let _session = self.store.session()?;
         if !with_kernel && known_kernel(self.store, document.image.kernel) != KnownKernel::Usable {
             let reason = "the kernel build that it needs was removed meanwhile; pull it again";
             return Err(ArtifactError::refused(reason));
         }
-        // From here on a daemon may find it.
         let new = place.path.join("record.new");
-        write(&new, &bytes)?;
+        write(&new, &record.to_bytes().0)?;
+        // As a daemon reads it: what makes no sense is refused before one may find it.
+        let partial = PartialFunction::open_as(&place.path, "record.new");
+        let partial = partial.map_err(ArtifactError::refused)?;
         let named = place.path.join(parts::RECORD);
         fs::rename(&new, &named).map_err(failed("write", &named))?;
-        let rows = parsed.rows;
+        self.fetch(place, partial, listener)
+    }
+
+    /// Whether its tenant may have all of it: nothing of it is moved before that.
+    fn check_quota(&self, function: &StoredFunction) -> Result<(), ArtifactError> {
+        let quotas = self.home.root().join(QUOTAS_FILE);
+        let quotas = Quotas::load(&quotas).map_err(BuildError::from)?;
+        let named = (function.config.name.as_str(), self.domain);
+        let checked = check_partial(self.store, &quotas, named, length_of(&self.remote.document));
+        Ok(checked.map_err(BuildError::from)?)
+    }
+
+    /// Begins to fetch what is missing of a function that can be booted.
+    fn fetch(
+        &self,
+        place: &Place,
+        partial: PartialFunction,
+        listener: std::os::unix::net::UnixListener,
+    ) -> Result<Served, ArtifactError> {
+        let document = &self.remote.document;
+        let PartialFunction { rows, layout, blobs, hash: record, .. } = partial;
+        let directory = self.piece_directory()?;
+        let segments = layout.segments().to_vec();
+        let places = (place.path.clone(), directory.clone(), self.home.owner()?);
+        let written = Written::new(places, blobs.into_iter(), &document.index.naming, segments);
+        let written = written.map_err(ArtifactError::refused)?;
         let pieces = self.names(&rows)?;
         let of = pieces.iter().map(|piece| piece.size).sum();
         let fetched = Arc::new(Fetched::default());
@@ -250,8 +307,28 @@ impl Lazy<'_> {
         Ok(Served { fetched, whole, of })
     }
 
-    fn entries_max(&self) -> usize {
-        usize::try_from(self.options.limits.entries).unwrap_or(usize::MAX)
+    /// Waits until all is here, stores the function, and has it served in place of its part.
+    fn finish(
+        &self,
+        (place, served): (&Place, Served),
+        (prepared, sections): (&Prepared<'_>, &[Section]),
+        on_event: &mut OnEvent<'_>,
+        on_served: &mut OnServed<'_>,
+    ) -> Result<Installed, ArtifactError> {
+        let (accepted, _) = prepared.chosen().expect("it was chosen before");
+        on_served(&accepted.function, Part::Run);
+        let moved = self.wait(served, on_event)?;
+        let pulled = self.pulled(sections, moved)?;
+        let installed = prepared.install(&pulled, on_event)?;
+        self.end(place)?;
+        on_served(&installed.function.function, Part::Whole);
+        place.remove(self.home);
+        Ok(installed)
+    }
+
+    fn piece_directory(&self) -> Result<PathBuf, ArtifactError> {
+        let directory = Pieces::path(self.home, self.domain);
+        Ok(piece_directory(&directory, self.home.owner()?)?)
     }
 
     /// The names of all pieces of image and files.
@@ -305,7 +382,8 @@ impl Lazy<'_> {
                 .block_on(async { tokio::time::timeout(PROGRESS_INTERVAL, &mut whole).await });
             let (bytes, moved) =
                 (fetched.here.load(Ordering::Relaxed), fetched.moved.load(Ordering::Relaxed));
-            let progress = PullProgress { bytes, of, moved };
+            let failed = fetched.failed.load(Ordering::Relaxed);
+            let progress = PullProgress { bytes, of, moved, failed };
             on_event(PullEvent::Progress(ImageProgress::Pulling(progress)));
             match outcome {
                 Err(_) => {}
@@ -324,7 +402,7 @@ impl Lazy<'_> {
 
     /// The function as a pull has it. A piece that others have removed meanwhile is fetched again.
     fn pulled(&self, sections: &[Section], moved: u64) -> Result<PulledFunction, ArtifactError> {
-        let directory = Pieces::path(self.home, self.options.domain.as_ref());
+        let directory = Pieces::path(self.home, self.domain);
         for &section in sections {
             for piece in self.remote.pieces(section)? {
                 if !has_piece(&directory, &piece) {
@@ -344,37 +422,6 @@ impl Lazy<'_> {
         let record = place.path.join(parts::RECORD);
         fs::remove_file(&record).map_err(failed("remove", &record))
     }
-}
-
-impl Place {
-    /// Removes what an earlier pull has left, and listens.
-    fn begin(&self) -> Result<std::os::unix::net::UnixListener, ArtifactError> {
-        let path = |name: &str| self.path.join(name);
-        // First: whoever reads the directory now sees by it that the rest is about to change.
-        let record = path(parts::RECORD);
-        match fs::remove_file(&record) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            removed => removed.map_err(failed("remove", &record))?,
-        }
-        let entries = fs::read_dir(&self.path).map_err(failed("read", &self.path))?;
-        for entry in entries.flatten().filter(|entry| entry.file_name() != parts::LOCK) {
-            let (path, is_directory) = (entry.path(), entry.path().is_dir());
-            let removed =
-                if is_directory { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
-            removed.map_err(failed("remove", &path))?;
-        }
-        let contents = path(parts::CONTENTS);
-        fs::create_dir(&contents).map_err(failed("make", &contents))?;
-        let socket = path(parts::SOCKET);
-        let listener = std::os::unix::net::UnixListener::bind(&socket);
-        let listener = listener.map_err(failed("listen at", &socket))?;
-        listener.set_nonblocking(true).map_err(failed("listen at", &socket))?;
-        Ok(listener)
-    }
-}
-
-fn write(path: &Path, bytes: &[u8]) -> Result<(), ArtifactError> {
-    fs::write(path, bytes).map_err(failed("write", path))
 }
 
 /// What a boot needs.

@@ -5,6 +5,7 @@ mod accept;
 mod fetcher;
 mod lazy;
 mod pieces;
+mod place;
 mod policy;
 mod pull;
 mod push;
@@ -12,7 +13,7 @@ mod receive;
 mod run;
 mod written;
 
-pub use lazy::{OnServed, Part, pull_lazily, remove_partial};
+pub use lazy::{OnServed, Part, go_on, pull_lazily, remove_partial};
 pub use policy::Refreeze;
 pub use pull::{Installed, PullEvent, PullOptions, Pulled, pull};
 pub use push::{Pushed, push};
@@ -86,7 +87,7 @@ impl ArtifactError {
     }
 
     /// Whether what was sent is to blame, so that it need not be kept for another try.
-    fn is_refusal(&self) -> bool {
+    pub(crate) fn is_refusal(&self) -> bool {
         matches!(
             self,
             Self::Refused(_) | Self::Oci(OciError::Refused(_) | OciError::Document { .. })

@@ -228,6 +228,17 @@ impl<'a> Prepared<'a> {
         Self(Offered { home, store, reference, options, chosen: None, pieces: None })
     }
 
+    /// One of which an earlier pull has decided what to take.
+    pub fn decided(
+        home: &'a Home,
+        store: &'a Store,
+        (reference, options): (&'a Reference, &'a PullOptions),
+        chosen: (Accepted, Decision),
+    ) -> Self {
+        let chosen = Some(chosen);
+        Self(Offered { home, store, reference, options, chosen, pieces: None })
+    }
+
     /// Decides what to take of it, as every pull does.
     pub fn choose(&mut self, offer: &Offer<'_>) -> Result<Vec<Section>, String> {
         let sections = self.0.choose(offer)?;

@@ -9,6 +9,7 @@ mod room;
 
 pub use launchers::LoadError;
 use partial::Far;
+pub(crate) use partial::PARTIAL;
 pub use restart::{RestartError, Restarted};
 
 use crate::config::{FunctionConfig, FunctionName};

@@ -8,14 +8,14 @@ use crate::instance::{Launcher, SandboxLauncher, while_partial};
 use crate::partial::{self, FarContents, PartialFunction};
 use crate::service::Service;
 use crate::tenants::TenantName;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use thaw_sandbox::{Fit, cpu_features};
 use thaw_store::{KernelId, StoreError};
 
 /// The number of a version that is still being pulled: the store gives it one when all is there.
-pub(super) const PARTIAL: u32 = 0;
+pub(crate) const PARTIAL: u32 = 0;
 
 /// What instances of a partial function wait for.
 pub(super) struct Far {
@@ -27,7 +27,15 @@ pub(super) struct Far {
 impl Catalog {
     /// Where functions are of which only a part is here.
     fn partial_directory(&self) -> PathBuf {
-        self.store.root().parent().unwrap_or(self.store.root()).join("partial")
+        partial::directory_beside(&self.store)
+    }
+
+    /// The functions of which a part is served.
+    pub(crate) fn partial_functions(&self) -> BTreeSet<String> {
+        let known = self.known.lock().expect("no holder panics");
+        let is_partial = |known: &KnownFunction| known.versions.contains_key(&PARTIAL);
+        let partial = known.iter().filter(|(_, known)| is_partial(known));
+        partial.map(|(name, _)| name.to_string()).collect()
     }
 
     /// Serves functions of which only a part is here, unless a newer version is in the store, where
@@ -120,6 +128,13 @@ impl Catalog {
         }
     }
 
+    fn far_contents(&self, function: &PartialFunction) -> std::io::Result<FarContents> {
+        let (shared, name) =
+            (Arc::downgrade(&self.shared), function.record.function.config.name.clone());
+        let problem = move || shared.upgrade()?.pulls().fetching(name.as_str())?.problem;
+        FarContents::new(function, self.shared.metrics().pulls().failed_parts(), Box::new(problem))
+    }
+
     fn launcher_of_partial(
         &self,
         function: PartialFunction,
@@ -140,7 +155,7 @@ impl Catalog {
             false => self.store.kernel(KernelId(header.kernel_build)),
         })?;
         let tenant = TenantName::of(config.sharing.domain.as_ref());
-        let contents = Arc::new(FarContents::new(&function).map_err(StoreError::Source)?);
+        let contents = Arc::new(self.far_contents(&function).map_err(StoreError::Source)?);
         let far =
             Far { digest: function.record.digest.clone(), contents: Arc::downgrade(&contents) };
         self.far.lock().expect("no holder panics").insert(config.name.clone(), far);

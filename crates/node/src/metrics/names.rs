@@ -10,6 +10,11 @@ pub(crate) const NAMES: &[(&str, &str)] = &[
     ("thaw_instances", "gauge"),
     ("thaw_instances_ended", "counter"),
     ("thaw_monitor_refusals", "counter"),
+    ("thaw_partial_parts_failed", "counter"),
+    ("thaw_pull_fetchers", "counter"),
+    ("thaw_pull_fetches_failed", "counter"),
+    ("thaw_pull_moved_bytes", "counter"),
+    ("thaw_pulls", "gauge"),
     ("thaw_refusals", "counter"),
     ("thaw_request_duration_seconds", "histogram"),
     ("thaw_request_queue_seconds", "histogram"),
@@ -45,6 +50,7 @@ mod tests {
     fn registered() -> BTreeSet<String> {
         let sources = [
             include_str!("../metrics.rs"),
+            include_str!("pulls.rs"),
             include_str!("requests.rs"),
             include_str!("tenants.rs"),
             include_str!("traces.rs"),

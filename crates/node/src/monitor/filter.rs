@@ -243,15 +243,31 @@ fn calls_of(kind: UserKind) -> impl Iterator<Item = Call> {
 
 /// Let through by the filter of the list, and refused by another: see [`install`].
 const CLONE3: Call = call(libc::SYS_clone3, &[], "is refused in such a way that clone(2) is used");
+/// What fetchers may do besides: the C library sends questions for names with it.
+static FETCHERS_CALLS: &[Call] =
+    &[call(libc::SYS_sendmmsg, &[], "looking up the names of registries")];
+
+/// Forbids a fetcher what a daemon is forbidden. To be called before there are threads.
+///
+/// # Errors
+/// The host has no filters.
+pub(super) fn install_for_fetcher(kind: UserKind) -> io::Result<()> {
+    install_calls(calls_of(kind).chain(FETCHERS_CALLS.iter().copied()))
+}
+
 /// Forbids everything else, for good. To be called before there are threads.
 ///
 /// # Errors
 /// The host has no filters.
 pub(super) fn install(kind: UserKind) -> io::Result<()> {
+    install_calls(calls_of(kind))
+}
+
+fn install_calls(calls: impl Iterator<Item = Call>) -> io::Result<()> {
     // Its arguments lie in memory, where no filter sees them. Libraries then make threads
     // with clone(2).
     refuse_call(libc::SYS_clone3, libc::ENOSYS as u32)?;
-    install_list(calls_of(kind).chain([CLONE3]), Otherwise::Fail(libc::EPERM as u32))
+    install_list(calls.chain([CLONE3]), Otherwise::Fail(libc::EPERM as u32))
 }
 
 #[cfg(test)]

@@ -1,16 +1,21 @@
-//! How a process becomes the daemon: what it keeps of root's rights and of the host's
-//! files.
+//! How a process becomes the daemon, or a fetcher of the daemon's: what it keeps of root's rights and
+//! of the host's files.
 
-use super::{Start, UserKind};
+use super::{DaemonUser, Start, UserKind};
 use crate::daemon::Prepared;
 use crate::home::Home;
 use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat, symlinkat};
 use rustix::io::Errno;
-use rustix::process::{Gid, Signal, Uid, getppid, set_parent_process_death_signal};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::process::{
+    DumpableBehavior, Gid, Resource, Rlimit, Signal, Uid, getppid, set_dumpable_behavior,
+    set_parent_process_death_signal, setrlimit,
+};
 use rustix::thread::{
     CapabilitySet, clear_ambient_capability_set, set_no_new_privs, set_thread_groups,
     set_thread_res_gid, set_thread_res_uid,
 };
+use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -44,6 +49,7 @@ pub fn become_daemon() -> io::Result<Inherited> {
     let (access, dashboard) = (start.access.take(), start.dashboard.take());
     let prepared = Prepared::inherited(&start.home, descriptors, access, dashboard)?;
     enter_root(&start)?;
+    shrink_bounding_set(CapabilitySet::empty())?;
     give_up_rights(start.user.ids, start.user.kind)?;
     set_parent_process_death_signal(Some(Signal::KILL))?;
     if getppid() != parent {
@@ -53,6 +59,111 @@ pub fn become_daemon() -> io::Result<Inherited> {
     super::filter::install(start.user.kind)?;
     monitor::adopt(socket, start.grant);
     Ok(Inherited { home: start.home, prepared })
+}
+
+/// What a fetcher is told by whoever starts it, who is trusted.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct FetcherStart {
+    /// The directory with the functions.
+    pub home: Home,
+    /// Directories elsewhere to which parts of the home are links.
+    pub linked: Vec<PathBuf>,
+    /// The daemon's user. `None`: there is no monitor, and the fetcher keeps its caller's rights.
+    pub user: Option<DaemonUser>,
+}
+
+/// Makes this process, started by a monitor, one without rights that talks to a registry. To be called
+/// before there are threads, and before it reads anything of the daemon's. Returns a socket that is to
+/// listen for the daemon, where it may make none afterwards.
+///
+/// # Errors
+/// The host refuses something; the process must end.
+pub fn become_fetcher(start: &FetcherStart) -> io::Result<Option<OwnedFd>> {
+    let null = fs::File::options().read(true).write(true).open("/dev/null")?;
+    rustix::stdio::dup2_stdin(&null)?;
+    rustix::thread::set_name(c"thaw-fetcher")?;
+    // The terminal's signals are for the daemon.
+    let _ = rustix::process::setsid();
+    let parent = getppid();
+    let Some(user) = start.user else {
+        set_no_new_privs(true)?;
+        confine_memory()?;
+        return Ok(None);
+    };
+    monitor::load_name_modules();
+    let listening = match user.kind {
+        UserKind::Other => None,
+        UserKind::Caller => Some(rustix::net::socket_with(
+            AddressFamily::UNIX,
+            SocketType::STREAM,
+            SocketFlags::CLOEXEC,
+            None,
+        )?),
+    };
+    enter_fetchers_root(start)?;
+    match shrink_bounding_set(CapabilitySet::empty()) {
+        // A monitor's unit leaves it no right to. It gains nothing by executing either, which its filter
+        // forbids, and `no_new_privs`.
+        Ok(()) | Err(Errno::PERM) => {}
+        Err(errno) => return Err(errno.into()),
+    }
+    give_up_rights(user.ids, user.kind)?;
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    if getppid() != parent {
+        return Err(Errno::PIPE.into());
+    }
+    confine_memory()?;
+    super::filter::install_for_fetcher(user.kind)?;
+    Ok(listening)
+}
+
+/// Keeps credentials from the daemon, which has the same user id, and out of core files.
+fn confine_memory() -> io::Result<()> {
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    let none = Rlimit { current: Some(0), maximum: Some(0) };
+    Ok(setrlimit(Resource::Core, none)?)
+}
+
+/// What a fetcher sees of the host, read-only, besides `$THAW_HOME` and what the daemon sees: how names
+/// are looked up, whose certificates are trusted, and keys of registries that the operator has put there.
+const SEEN_BY_FETCHERS: [&str; 11] = [
+    "/etc/resolv.conf",
+    "/etc/hosts",
+    "/etc/nsswitch.conf",
+    "/etc/host.conf",
+    "/etc/gai.conf",
+    "/etc/ssl",
+    "/etc/pki",
+    "/etc/ca-certificates",
+    "/etc/thaw",
+    "/usr/share/ca-certificates",
+    "/usr/local/share/ca-certificates",
+];
+
+/// Enters a root directory with the home and [`SEEN_BY_FETCHERS`].
+fn enter_fetchers_root(start: &FetcherStart) -> io::Result<()> {
+    unshare_mounts()?;
+    let mut places = Vec::new();
+    for (path, access) in [("/proc", Access::Read), ("/dev/null", Access::Write)] {
+        places.extend(Place::take(Path::new(path), access)?);
+    }
+    for path in start.linked.iter().map(PathBuf::as_path).chain([start.home.root()]) {
+        places.extend(Place::take(path, Access::Write)?);
+    }
+    let named = ["SSL_CERT_FILE", "SSL_CERT_DIR"].into_iter().filter_map(std::env::var_os);
+    let named: Vec<_> = named.map(PathBuf::from).filter(|path| path.is_absolute()).collect();
+    for path in SEEN_BY_FETCHERS.iter().map(Path::new).chain(named.iter().map(PathBuf::as_path)) {
+        // What a link leads to is not there itself.
+        let Ok(real) = fs::canonicalize(path) else { continue };
+        let place = Place::take(&real, Access::Read)?;
+        places.extend(place.map(|place| Place { path: path.to_owned(), ..place }));
+    }
+    enter_new_root(c"size=64k,nr_inodes=128,mode=0755", || {
+        let umask = rustix::process::umask(Mode::WGRP | Mode::WOTH);
+        let outcome = places.iter().try_for_each(Place::put);
+        rustix::process::umask(umask);
+        outcome
+    })
 }
 
 /// What the daemon sees of the host besides `$THAW_HOME`: processes, read-only, for the
@@ -199,7 +310,6 @@ fn enter_root(start: &Start) -> io::Result<()> {
 /// Becomes `user`, without a capability and without a way to get one.
 fn give_up_rights(user: DaemonIds, kind: UserKind) -> io::Result<()> {
     clear_ambient_capability_set()?;
-    shrink_bounding_set(CapabilitySet::empty())?;
     match kind {
         UserKind::Caller => drop_groups_if_allowed()?,
         UserKind::Other => set_thread_groups(&[])?,

@@ -13,6 +13,7 @@ mod jail;
 mod rendezvous;
 mod user;
 
+pub(crate) use jail::{FetcherStart, become_fetcher};
 pub use jail::{Inherited, become_daemon};
 pub use rendezvous::{RendezvousError, connect_daemon, run_at};
 pub use user::{DaemonUser, UserKind, give_home, linked_directories};
@@ -207,7 +208,7 @@ impl<'a> Watch<'a> {
                 Monitor::of_caller(user.ids, weak_limits)?.inspect_err(warn_of_one_process).ok()
             }
         };
-        let Some(monitor) = monitor else {
+        let Some(mut monitor) = monitor else {
             // This process serves itself, and must hear when it is to end.
             monitor::unblock_signals();
             return Ok(None);
@@ -217,6 +218,9 @@ impl<'a> Watch<'a> {
             give_home(home, user.ids)?;
         }
         let linked = linked_directories(home, user)?;
+        let (home_too, linked_too) = (home.clone(), linked.clone());
+        let start = FetcherStart { home: home_too, linked: linked_too, user: Some(user) };
+        monitor.fetch_with(crate::pulls::command(&start));
         let mut prepared = Prepared::make(home, listening)?;
         if user.kind == UserKind::Caller {
             prepared.listen_locally(home)?;

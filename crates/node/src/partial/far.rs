@@ -9,6 +9,7 @@
 
 use super::protocol::{self, Reply};
 use super::record::{PartialFunction, parts};
+use prometheus_client::metrics::counter::Counter;
 use rustix::fs::{Mode, OFlags, openat};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use std::collections::HashMap;
@@ -26,6 +27,10 @@ use thaw_sandbox::{BlobSource, FetchAnswer, MovedFile, Segment};
 
 /// How long a fetcher may take; it gives up earlier by itself.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How long those who wait do so without a fetcher: one that has ended is followed by another soon.
+const WITHOUT_FETCHER: Duration = Duration::from_secs(15);
+/// How often a fetcher is looked for meanwhile.
+const LOOK_FOR_FETCHER: Duration = Duration::from_millis(100);
 /// How often it is looked for questions that have waited too long.
 const LOOK: Duration = Duration::from_secs(1);
 /// How long a failure is told to those whose instances end.
@@ -47,8 +52,16 @@ struct Shared {
     hash: [u8; 32],
     contents: u32,
     segments: Vec<Segment>,
+    /// [`WITHOUT_FETCHER`].
+    without_fetcher: Duration,
+    /// Counts those who have waited in vain.
+    failed: Counter,
+    problem: Box<Problem>,
     state: Mutex<State>,
 }
+
+/// Says why nobody fetches, if that is known.
+type Problem = dyn Fn() -> Option<String> + Send + Sync;
 
 #[derive(Default)]
 struct State {
@@ -59,6 +72,8 @@ struct State {
     /// Who waits for what, and since when.
     waiting: HashMap<u32, (Instant, Vec<FetchAnswer>)>,
     failure: Option<(Instant, String)>,
+    /// Since when there is no fetcher that answers, as far as somebody has looked for one.
+    alone_since: Option<Instant>,
     /// The whole function, once it is here.
     whole: Option<Whole>,
 }
@@ -74,7 +89,11 @@ impl FarContents {
     ///
     /// # Errors
     /// There are no descriptors left.
-    pub fn new(function: &PartialFunction) -> io::Result<Self> {
+    pub fn new(
+        function: &PartialFunction,
+        failed: Counter,
+        problem: Box<Problem>,
+    ) -> io::Result<Self> {
         let shared = Shared {
             socket: function.directory.join(parts::SOCKET),
             image: function.image.file().try_clone()?,
@@ -82,6 +101,9 @@ impl FarContents {
             hash: function.hash,
             contents: function.rows.contents(),
             segments: function.layout.segments().to_vec(),
+            without_fetcher: WITHOUT_FETCHER,
+            failed,
+            problem,
             state: Mutex::default(),
         };
         Ok(Self { shared: Arc::new(shared) })
@@ -138,7 +160,7 @@ impl BlobSource for FarContents {
         let asked = if is_first { shared.ask(&mut state, number) } else { Ok(()) };
         drop(state);
         if let Err(error) = asked {
-            shared.lose(None, &nobody_fetches(&error));
+            shared.lose(None, &shared.nobody_fetches(&error));
         }
         Ok(())
     }
@@ -208,19 +230,53 @@ impl Shared {
     }
 
     /// Takes what was received, or learns that nothing was; why nothing more comes.
-    fn take(&self, more: io::Result<bool>, received: &mut Vec<u8>) -> Result<(), String> {
+    fn take(&self, more: io::Result<bool>, received: &mut Vec<u8>) -> Result<(), End> {
         match more {
-            Ok(true) => self.take_replies(received)?,
+            Ok(true) => self.take_replies(received).map_err(End::ForGood)?,
             Err(error) if is_timeout(&error) => {}
             // A connection is reset if it ends with questions unread.
-            Ok(false) | Err(_) => {
-                return Err("whoever fetched what is missing of the function has ended".to_owned());
-            }
+            Ok(false) | Err(_) => return Err(End::OfFetcher),
         }
         match self.is_late() {
-            true => Err("what is missing of the function takes too long to come".to_owned()),
+            true => {
+                let why = "what is missing of the function takes too long to come";
+                Err(End::ForGood(why.to_owned()))
+            }
             false => Ok(()),
         }
+    }
+
+    /// Nobody answers. Whether those who wait have waited for a fetcher for too long.
+    fn is_left_alone(&self, state: &mut State) -> bool {
+        let since = *state.alone_since.get_or_insert_with(Instant::now);
+        since.elapsed() >= self.without_fetcher
+    }
+
+    /// The fetcher of the connection of this number has ended. Those who wait have another one asked,
+    /// which may be there soon.
+    fn ask_another(&self, number: u64) {
+        let mut state = self.state();
+        if number != state.number {
+            return;
+        }
+        let first = state.waiting.keys().next().copied();
+        let Some(first) = first.filter(|_| !self.is_left_alone(&mut state)) else {
+            drop(state);
+            let ended = io::Error::other("whoever did has ended");
+            return self.lose(Some(number), &self.nobody_fetches(&ended));
+        };
+        // The connection is found to be broken, and all that is waited for is asked for anew.
+        if let Some(questions) = &state.questions {
+            let _ = questions.send(first);
+        }
+    }
+
+    fn nobody_fetches(&self, error: &io::Error) -> String {
+        let why = (self.problem)().unwrap_or_else(|| error.to_string());
+        format!(
+            "nobody fetches what is missing of the function ({why}); `thaw inspect` says when the daemon \
+             tries it again"
+        )
     }
 
     fn is_late(&self) -> bool {
@@ -231,9 +287,11 @@ impl Shared {
         let taken = |error: io::Error| format!("its fetcher makes no sense ({error})");
         while let Some(Reply { number, outcome }) = protocol::take_reply(received).map_err(taken)? {
             let mut state = self.state();
+            state.alone_since = None;
             let (_, all) = state.waiting.remove(&number).unwrap_or((Instant::now(), Vec::new()));
             if let Err(why) = &outcome {
                 state.failure = Some((Instant::now(), why.clone()));
+                self.failed.inc_by(all.len() as u64);
             }
             drop(state);
             for answer in all {
@@ -254,12 +312,14 @@ impl Shared {
         }
         state.questions = None;
         state.number += 1;
+        state.alone_since = None;
         let waiting = mem::take(&mut state.waiting);
         if !waiting.is_empty() {
             state.failure = Some((Instant::now(), why.to_owned()));
         }
         drop(state);
         for answer in waiting.into_values().flat_map(|(_, all)| all) {
+            self.failed.inc();
             answer(Err(io::Error::other(why.to_owned())));
         }
     }
@@ -291,11 +351,24 @@ impl Asker {
             {
                 continue;
             }
-            // There may be another fetcher by now.
-            if let Err(error) = self.connect(&shared) {
-                return shared.lose(Some(self.number), &nobody_fetches(&error));
+            drop(shared);
+            // There may be another fetcher by now, or soon.
+            while let Some((shared, error)) = self.try_to_connect() {
+                let is_left_alone = shared.is_left_alone(&mut shared.state());
+                if is_left_alone || shared.is_late() {
+                    return shared.lose(Some(self.number), &shared.nobody_fetches(&error));
+                }
+                drop(shared);
+                std::thread::sleep(LOOK_FOR_FETCHER);
             }
         }
+    }
+
+    /// Why there is no connection, if there is none and somebody boots the function still.
+    fn try_to_connect(&mut self) -> Option<(Arc<Shared>, io::Error)> {
+        let shared = self.shared.upgrade()?;
+        let error = self.connect(&shared).err()?;
+        Some((shared, error))
     }
 
     /// Asks another fetcher for all that is waited for.
@@ -340,18 +413,26 @@ impl Reader {
             let more = protocol::receive(&self.from, &mut received);
             // Nobody boots the function any more.
             let Some(shared) = self.shared.upgrade() else { return };
-            if let Err(why) = shared.take(more, &mut received) {
-                return shared
-                    .lose(Some(self.number), &format!("{why}; run `thaw pull --lazy` again"));
+            match shared.take(more, &mut received) {
+                Ok(()) => {}
+                Err(End::ForGood(why)) => return shared.lose(Some(self.number), &why),
+                Err(End::OfFetcher) => {
+                    drop(shared);
+                    std::thread::sleep(LOOK_FOR_FETCHER);
+                    let Some(shared) = self.shared.upgrade() else { return };
+                    return shared.ask_another(self.number);
+                }
             }
         }
     }
 }
 
-fn nobody_fetches(error: &io::Error) -> String {
-    format!(
-        "nobody fetches what is missing of the function ({error}); run `thaw pull --lazy` again"
-    )
+/// Why nothing more comes over a connection.
+enum End {
+    /// The fetcher has ended; another one may follow.
+    OfFetcher,
+    /// There is no point in waiting any longer.
+    ForGood(String),
 }
 
 fn is_timeout(error: &io::Error) -> bool {
@@ -379,6 +460,11 @@ mod tests {
 
     /// A function of three contents and two segments.
     fn place() -> Place {
+        place_with(Duration::ZERO)
+    }
+
+    /// The same, where it is waited so long for a fetcher.
+    fn place_with(without_fetcher: Duration) -> Place {
         let directory = tempfile::tempdir().unwrap();
         fs::create_dir(directory.path().join(parts::CONTENTS)).unwrap();
         fs::write(directory.path().join(parts::IMAGE), b"image").unwrap();
@@ -392,6 +478,9 @@ mod tests {
             hash: HASH,
             contents: 3,
             segments: vec![image, content],
+            without_fetcher,
+            failed: Counter::default(),
+            problem: Box::new(|| Some("no network".to_owned())),
             state: Mutex::default(),
         };
         Place { directory, far: FarContents { shared: Arc::new(shared) } }
@@ -481,15 +570,17 @@ mod tests {
     #[test]
     fn a_fetcher_that_ends_leaves_nobody_waiting() {
         let place = place();
-        let error = place.ask(1).recv_timeout(SOON).unwrap().unwrap_err();
-        assert!(error.to_string().contains("thaw pull --lazy"), "{error}");
+        let is_known = |error: io::Error| {
+            let error = error.to_string();
+            assert!(error.contains("nobody fetches") && error.contains("no network"), "{error}");
+        };
+        is_known(place.ask(1).recv_timeout(SOON).unwrap().unwrap_err());
         let listener = place.listen();
         let answer = place.ask(1);
         drop(accept(&listener));
-        let error = answer.recv_timeout(SOON).unwrap().unwrap_err().to_string();
-        // Its end is heard of by who asks, or by who reads the answers.
-        let is_known = ["has ended", "nobody fetches"].iter().any(|why| error.contains(why));
-        assert!(is_known && error.contains("thaw pull --lazy"), "{error}");
+        drop(listener);
+        is_known(answer.recv_timeout(SOON).unwrap().unwrap_err());
+        assert_eq!(place.far.shared.failed.get(), 2);
         // Another one is found by itself.
         let listener = place.listen();
         let answer = place.ask(3);
@@ -497,6 +588,42 @@ mod tests {
         assert_eq!(question(&mut fetcher), 3);
         reply(&mut fetcher, 3, Ok(()));
         assert_eq!(answer.recv_timeout(SOON).unwrap().unwrap(), "image");
+    }
+
+    #[test]
+    fn those_who_wait_are_answered_by_the_next_fetcher() {
+        let place = place_with(PATIENCE);
+        let waiting = place.ask(1);
+        let listener = place.listen();
+        let mut fetcher = accept(&listener);
+        assert_eq!(question(&mut fetcher), 1);
+        let other = place.ask(3);
+        // It is killed, and there is none for a while.
+        drop(listener);
+        drop(fetcher);
+        std::thread::sleep(3 * LOOK_FOR_FETCHER);
+        assert!(waiting.try_recv().is_err() && other.try_recv().is_err());
+        let listener = place.listen();
+        let mut fetcher = accept(&listener);
+        let mut questions = [question(&mut fetcher), question(&mut fetcher)];
+        questions.sort_unstable();
+        assert_eq!(questions, [1, 3]);
+        questions.into_iter().for_each(|number| reply(&mut fetcher, number, Ok(())));
+        assert_eq!(waiting.recv_timeout(SOON).unwrap().unwrap(), "content");
+        assert_eq!(other.recv_timeout(SOON).unwrap().unwrap(), "image");
+        assert!(place.far.shared.state().alone_since.is_none());
+    }
+
+    /// One that has read another record closes each connection.
+    #[test]
+    fn fetchers_that_close_each_connection_are_given_up() {
+        let place = place_with(5 * LOOK_FOR_FETCHER);
+        let listener = place.listen();
+        let closing =
+            std::thread::spawn(move || listener.incoming().take(2).filter(Result::is_ok).count());
+        let error = place.ask(1).recv_timeout(SOON).unwrap().unwrap_err();
+        assert!(error.to_string().contains("nobody fetches"), "{error}");
+        assert_eq!(closing.join().unwrap(), 2, "it was tried again");
     }
 
     /// One that has accepted nothing, and with which nobody else can connect.

@@ -1,7 +1,8 @@
 //! Functions of which only a part is here (docs/decisions/0035).
 //!
 //! `$THAW_HOME/partial/NAME` holds what a boot needs, and a socket behind which a fetcher
-//! (`crate::artifact`, the process of `thaw pull --lazy`) gets what is missing:
+//! (`crate::artifact`; the process of `thaw pull --lazy`, or one that the daemon has started,
+//! `crate::pulls`) gets what is missing:
 //!
 //! ```text
 //! record.json   the function, its document, and the hash of what a boot needs
@@ -12,6 +13,7 @@
 //! kernel        the kernel build, if it came along
 //! contents/N    content N, whole; N.part: the ranges of it that were touched
 //! socket        asked for contents and segments by number (`protocol`)
+//! manifest      names the pieces; its digest is in the record
 //! lock          held by the fetcher
 //! ```
 //!
@@ -27,6 +29,7 @@ pub use record::kernels_of_partial;
 pub(crate) use far::FarContents;
 pub(crate) use protocol::{Question, RECORD_HASH, Reply, read_question, write_reply};
 pub(crate) use record::{
-    PartialFunction, PartialRecord, hash_of_run, is_partial, names, parse, parts,
+    PartialFunction, PartialRecord, PieceSource, RecordIdentity, directory_beside, hash_of_run,
+    identity, is_being_fetched, is_partial, length_of, lengths, names, parts,
 };
 pub(crate) use rows::Rows;

@@ -1,6 +1,7 @@
 //! What lies in the directory of a partial function, and reading it.
 
 use super::rows::Rows;
+use crate::config::DomainName;
 use crate::function::StoredFunction;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -11,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use thaw_oci::artifact::FunctionDocument;
 use thaw_sandbox::{Image, PartialLayout, WorkingSet};
-use thaw_store::{ForeignIndex, IndexId, KernelId};
+use thaw_store::{Blob, ForeignIndex, IndexId, KernelId, Store};
 
 /// Version of the record.
 const VERSION: u32 = 1;
@@ -31,6 +32,7 @@ pub mod parts {
     pub const CONTENTS: &str = "contents";
     pub const SOCKET: &str = "socket";
     pub const LOCK: &str = "lock";
+    pub const MANIFEST: &str = "manifest";
 }
 
 /// What is known of a partial function.
@@ -50,6 +52,19 @@ pub struct PartialRecord {
     pub run: String,
     /// Whether the kernel build lies there, too.
     pub has_kernel: bool,
+    /// From where its pieces come.
+    #[serde(default)]
+    pub from: PieceSource,
+}
+
+/// From where the pieces of a partial function come.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PieceSource {
+    /// The registry, or the mirror of it, that had the manifest.
+    pub host: String,
+    /// Most files that were allowed when it was pulled.
+    pub files_max: u64,
 }
 
 impl PartialRecord {
@@ -60,8 +75,9 @@ impl PartialRecord {
         digest: String,
         created_ms: u64,
         (run, has_kernel): (String, bool),
+        from: PieceSource,
     ) -> Self {
-        Self { version: VERSION, function, document, digest, created_ms, run, has_kernel }
+        Self { version: VERSION, function, document, digest, created_ms, run, has_kernel, from }
     }
 
     /// Its bytes, and their hash, which the fetcher and whoever asks it have in common.
@@ -97,6 +113,55 @@ pub fn is_partial(directory: &Path, name: &str) -> bool {
     directory.join(name).join(parts::RECORD).is_file()
 }
 
+/// How large partial functions are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartialLength {
+    /// The function.
+    pub name: String,
+    /// Its sharing domain.
+    pub domain: Option<DomainName>,
+    /// Bytes of its index, contents and image when all of it is here.
+    pub bytes: u64,
+}
+
+/// Where partial functions lie beside a store.
+pub fn directory_beside(store: &Store) -> PathBuf {
+    store.root().parent().unwrap_or(store.root()).join("partial")
+}
+
+/// The lengths of all in a directory. One whose record cannot be read is not served, and cannot be
+/// counted.
+pub fn lengths(directory: &Path) -> Vec<PartialLength> {
+    let length = |name: String| {
+        let (_, bytes) = read(&directory.join(&name).join(parts::RECORD), RECORD_MAX).ok()?;
+        let record: PartialRecord = serde_json::from_slice(&bytes).ok()?;
+        let bytes = length_of(&record.document);
+        Some(PartialLength { name, domain: record.function.config.sharing.domain, bytes })
+    };
+    names(directory).into_iter().filter_map(length).collect()
+}
+
+/// Bytes of a function's index, contents and image.
+pub fn length_of(document: &FunctionDocument) -> u64 {
+    let parts = [document.index.size, document.index.contents, document.image.size];
+    parts.into_iter().fold(0, u64::saturating_add)
+}
+
+/// Which record a partial function has: another pull of it makes another one.
+pub type RecordIdentity = (u64, u64, i64, i64);
+
+/// That of a partial function, if there is one of this name.
+pub fn identity(directory: &Path, name: &str) -> Option<RecordIdentity> {
+    let found = fs::metadata(directory.join(name).join(parts::RECORD)).ok()?;
+    Some((found.dev(), found.ino(), found.mtime(), found.mtime_nsec()))
+}
+
+/// Whether somebody holds the directory of a partial function to fetch it.
+pub fn is_being_fetched(directory: &Path, name: &str) -> bool {
+    let lock = File::open(directory.join(name).join(parts::LOCK));
+    lock.is_ok_and(|lock| lock.try_lock_shared().is_err())
+}
+
 /// The kernel builds that partial functions in this directory need and have not brought along. Of
 /// one whose record cannot be read, nothing can be booted.
 pub fn kernels_of_partial(directory: &Path) -> BTreeSet<KernelId> {
@@ -123,6 +188,8 @@ pub struct PartialFunction {
     pub prefetch: Arc<File>,
     pub layout: PartialLayout,
     pub rows: Rows,
+    /// The contents of its files, in the order of the index.
+    pub blobs: Vec<Blob>,
 }
 
 impl PartialFunction {
@@ -131,12 +198,20 @@ impl PartialFunction {
     /// # Errors
     /// One sentence: a part is missing or damaged.
     pub fn open(directory: &Path) -> Result<Self, String> {
+        Self::open_as(directory, parts::RECORD)
+    }
+
+    /// The same, whose record has another name yet.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn open_as(directory: &Path, record_name: &str) -> Result<Self, String> {
         let read = |name: &str, most: u64| {
             read(&directory.join(name), most).map_err(|error| {
                 format!("{name} of the partial function cannot be read ({error}); pull it again")
             })
         };
-        let (record_file, bytes) = read(parts::RECORD, RECORD_MAX)?;
+        let (record_file, bytes) = read(record_name, RECORD_MAX)?;
         let record: PartialRecord = serde_json::from_slice(&bytes)
             .map_err(|error| format!("its record makes no sense ({error}); pull it again"))?;
         if record.version != VERSION {
@@ -158,10 +233,10 @@ impl PartialFunction {
         }
         let hash = self::hash(&[&bytes]);
         let parsed = parse(&record.document, file, &index_bytes, &set_bytes)?;
-        let Parsed { image, working_set, layout, rows } = parsed;
+        let Parsed { image, working_set, layout, rows, blobs } = parsed;
         let (index, prefetch) = (Arc::new(index), Arc::new(prefetch));
         // Another pull begins by removing the record, and makes all others anew after that.
-        if !is_named(&record_file, &directory.join(parts::RECORD)) {
+        if !is_named(&record_file, &directory.join(record_name)) {
             return Err("it is being pulled anew".to_owned());
         }
         let directory = directory.to_owned();
@@ -176,6 +251,7 @@ impl PartialFunction {
             prefetch,
             layout,
             rows,
+            blobs,
         })
     }
 
@@ -191,6 +267,7 @@ pub struct Parsed {
     pub working_set: WorkingSet,
     pub layout: PartialLayout,
     pub rows: Rows,
+    pub blobs: Vec<Blob>,
 }
 
 /// Interprets what a boot needs, and compares it with the document.
@@ -236,7 +313,7 @@ pub fn parse(
     }
     let layout = PartialLayout::new(&image, &working_set, rows.contents(), &rows)
         .ok_or("it cannot be booted in parts")?;
-    Ok(Parsed { image, working_set, layout, rows })
+    Ok(Parsed { image, working_set, layout, rows, blobs: index.blobs().collect() })
 }
 
 /// A file, and all of its bytes.

@@ -33,7 +33,7 @@ pub use swap::{SwapLease, SwapRoom};
 pub use watch::{watch_cpu_time, write_down};
 
 pub(crate) use cpu::Standing;
-pub(crate) use store::{Planned, check as check_store, check_file, tenant_of};
+pub(crate) use store::{Planned, check as check_store, check_file, check_partial, tenant_of};
 
 use crate::config::{ByteSize, DomainName, Quota, Quotas, QuotasError};
 use crate::seal::{Unsealer, Unsealers};

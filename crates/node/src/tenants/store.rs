@@ -2,6 +2,7 @@
 
 use super::{Tenant, TenantName};
 use crate::config::{ByteSize, DomainName, QUOTAS_FILE, Quotas};
+use crate::partial::{directory_beside, lengths};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -100,12 +101,68 @@ impl StoreUse {
         let versions = versions.chain(checkpointed).collect::<Result<Vec<_>, StoreError>>()?;
         let mut measured = self.measured.lock().expect("no holder panics");
         if let Some(known) = measured.as_ref().filter(|known| known.versions == versions) {
-            return Ok(known.by_tenant.clone());
+            return Ok(with_partial(store, known.by_tenant.clone(), &records));
         }
         let by_tenant = measure(store, &records, &checkpoints)?;
         *measured = Some(Measured { versions, by_tenant: by_tenant.clone() });
-        Ok(by_tenant)
+        Ok(with_partial(store, by_tenant, &records))
     }
+}
+
+/// The same with the functions of which only a part is here.
+fn with_partial(
+    store: &Store,
+    mut by_tenant: BTreeMap<TenantName, TenantStore>,
+    records: &[FunctionRecord],
+) -> BTreeMap<TenantName, TenantStore> {
+    for partial in lengths(&directory_beside(store)) {
+        let tenant = by_tenant.entry(TenantName::of(partial.domain.as_ref())).or_default();
+        tenant.bytes = tenant.bytes.saturating_add(partial.bytes);
+        let is_new = records.iter().all(|record| record.name.as_str() != partial.name);
+        tenant.functions += usize::from(is_new);
+    }
+    by_tenant
+}
+
+/// Bytes of a tenant's functions of which only a part is here, but for the one of this name: each counts
+/// with its whole length from the beginning. It may share files with others, which nobody knows before
+/// all of it is here.
+fn partial_bytes(store: &Store, tenant: &TenantName, but: Option<&str>) -> u64 {
+    let all = lengths(&directory_beside(store)).into_iter();
+    let counted = all.filter(|partial| {
+        TenantName::of(partial.domain.as_ref()) == *tenant && Some(partial.name.as_str()) != but
+    });
+    counted.fold(0, |sum, partial| sum.saturating_add(partial.bytes))
+}
+
+/// Whether a tenant may have a function of so many bytes of which only a part is here yet.
+///
+/// # Errors
+/// It would have too much, or that cannot be counted.
+pub fn check_partial(
+    store: &Store,
+    quotas: &Quotas,
+    (name, domain): (&str, Option<&DomainName>),
+    bytes: u64,
+) -> Result<(), StoreQuotaError> {
+    let Some(quota) = quotas.of(domain).store else { return Ok(()) };
+    let tenant = TenantName::of(domain);
+    let needed = stored_bytes(store, &tenant)?
+        .saturating_add(partial_bytes(store, &tenant, Some(name)))
+        .saturating_add(bytes);
+    within(&tenant, "this function", quota, needed)
+}
+
+/// Bytes of a tenant's functions and checkpoints in the store.
+fn stored_bytes(store: &Store, tenant: &TenantName) -> Result<u64, StoreQuotaError> {
+    let mut footprint = Footprint::default();
+    for record in store.list_functions()?.records {
+        let versions = versions(&record);
+        let of_tenant = |kept: &Kept<'_>| tenant_of(kept.config) == *tenant;
+        add_all(store, &mut footprint, versions.iter().map(Kept::from).filter(of_tenant))?;
+    }
+    add_checkpoints(store, &mut footprint, tenant)?;
+    Ok(footprint.bytes())
 }
 
 fn measure(
@@ -158,7 +215,8 @@ pub fn check(store: &Store, quotas: &Quotas, planned: &Planned<'_>) -> Result<()
     };
     store.list_functions()?.records.iter().try_for_each(|record| kept(record, &mut footprint))?;
     add_checkpoints(store, &mut footprint, &tenant)?;
-    within(&tenant, "this build", quota, footprint.bytes())
+    let partial = partial_bytes(store, &tenant, Some(planned.name));
+    within(&tenant, "this build", quota, footprint.bytes().saturating_add(partial))
 }
 
 /// Whether a tenant may have a file of `bytes` bytes beside what it has, its instances that are
@@ -174,15 +232,10 @@ pub fn check_file(
     bytes: u64,
 ) -> Result<(), StoreQuotaError> {
     let Some(quota) = tenant.quota().store else { return Ok(()) };
-    let mut footprint = Footprint::default();
-    for record in store.list_functions()?.records {
-        let versions = versions(&record);
-        let of_tenant = |kept: &Kept<'_>| tenant_of(kept.config) == *tenant.name();
-        add_all(store, &mut footprint, versions.iter().map(Kept::from).filter(of_tenant))?;
-    }
-    add_checkpoints(store, &mut footprint, tenant.name())?;
-    let more = bytes.saturating_add(tenant.asleep_bytes());
-    within(tenant.name(), with, quota, footprint.bytes().saturating_add(more))
+    let stored = stored_bytes(store, tenant.name())?;
+    let partial = partial_bytes(store, tenant.name(), None);
+    let more = bytes.saturating_add(tenant.asleep_bytes()).saturating_add(partial);
+    within(tenant.name(), with, quota, stored.saturating_add(more))
 }
 
 fn within(

@@ -155,36 +155,38 @@ impl FunctionDocument {
     }
 }
 
+/// A document, for tests.
+#[cfg(test)]
+pub(super) fn sample() -> FunctionDocument {
+    let shop = Name::new("shop").unwrap();
+    FunctionDocument {
+        version: DOCUMENT_VERSION,
+        name: shop.clone(),
+        function: serde_json::json!({ "config": {} }),
+        index: IndexPart {
+            id: IndexId([1; 32]),
+            size: 100,
+            contents: 200,
+            naming: vec![
+                NamingRun { naming: Naming::Shared, count: 3 },
+                NamingRun { naming: Naming::Private(shop), count: 1 },
+            ],
+        },
+        image: ImagePart {
+            id: ImageId([2; 32]),
+            size: 4096,
+            kernel: KernelId([3; 32]),
+            cpu_features: [7; 8],
+        },
+        kernel: Some(50),
+        run: None,
+        pieces: None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn sample() -> FunctionDocument {
-        let shop = Name::new("shop").unwrap();
-        FunctionDocument {
-            version: DOCUMENT_VERSION,
-            name: shop.clone(),
-            function: serde_json::json!({ "config": {} }),
-            index: IndexPart {
-                id: IndexId([1; 32]),
-                size: 100,
-                contents: 200,
-                naming: vec![
-                    NamingRun { naming: Naming::Shared, count: 3 },
-                    NamingRun { naming: Naming::Private(shop), count: 1 },
-                ],
-            },
-            image: ImagePart {
-                id: ImageId([2; 32]),
-                size: 4096,
-                kernel: KernelId([3; 32]),
-                cpu_features: [7; 8],
-            },
-            kernel: Some(50),
-            run: None,
-            pieces: None,
-        }
-    }
 
     #[test]
     fn documents_are_read_back() {

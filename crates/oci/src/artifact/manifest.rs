@@ -1,8 +1,11 @@
 //! The manifest of an artifact (OCI image manifest with an `artifactType`).
 
+use super::FunctionDocument;
 use super::packed_max;
 use super::{FUNCTION_ARTIFACT, FUNCTION_DOCUMENT, Section};
 use crate::error::OciError;
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD as BASE64;
 use oci_spec::image::{Descriptor, ImageManifest, MediaType};
 use serde_json::json;
 
@@ -10,6 +13,9 @@ use serde_json::json;
 pub(crate) const DOCUMENT_MAX: u64 = 4 << 20;
 /// Most pieces: what fits into a manifest of 4 MiB.
 pub(crate) const PIECES_MAX: usize = 20_000;
+/// Longest document that a manifest has in itself. It costs a third more there (base64), and whoever
+/// reads only the manifest moves it.
+const INLINE_MAX: usize = 256 << 10;
 const WHAT: &str = "the function's manifest";
 
 /// Whether a manifest is that of a function.
@@ -63,6 +69,23 @@ impl FunctionManifest {
         Ok(Self { document, pieces })
     }
 
+    /// The document, if the manifest has it in itself (`data` of its descriptor, OCI image
+    /// specification, "Content Descriptors"). The registry that holds the manifest need not be
+    /// asked again.
+    ///
+    /// # Errors
+    /// It is another one than the descriptor says, or makes no sense.
+    pub fn inline_document(&self) -> Result<Option<FunctionDocument>, OciError> {
+        let Some(data) = self.document.data() else { return Ok(None) };
+        let wrong = || OciError::document(WHAT, "the document in it is another one than it says");
+        let bytes = BASE64.decode(data).map_err(|_| wrong())?;
+        let is_it = crate::layer::digest(&bytes) == self.document.digest().to_string();
+        if !is_it || bytes.len() as u64 != self.document.size() {
+            return Err(wrong());
+        }
+        FunctionDocument::parse(&bytes).map(Some)
+    }
+
     /// The pieces of a section, in order.
     pub fn pieces(&self, section: Section) -> impl Iterator<Item = &Descriptor> {
         self.pieces.iter().filter(move |(of, _)| *of == section).map(|(_, piece)| piece)
@@ -82,7 +105,7 @@ pub(crate) struct Sent {
 /// There are more pieces than a manifest can name.
 pub(crate) fn new_manifest(
     name: &str,
-    document: &Sent,
+    document: &[u8],
     pieces: &[(Section, Sent)],
 ) -> Result<Vec<u8>, OciError> {
     if pieces.len() > PIECES_MAX {
@@ -92,11 +115,16 @@ pub(crate) fn new_manifest(
     let descriptor = |kind: &str, sent: &Sent| json!({ "mediaType": kind, "digest": sent.digest, "size": sent.size });
     let layers: Vec<_> =
         pieces.iter().map(|(section, sent)| descriptor(section.media_type(), sent)).collect();
+    let about = Sent { digest: crate::layer::digest(document), size: document.len() as u64 };
+    let mut config = descriptor(FUNCTION_DOCUMENT, &about);
+    if document.len() <= INLINE_MAX {
+        config["data"] = json!(BASE64.encode(document));
+    }
     let manifest = json!({
         "schemaVersion": 2,
         "mediaType": oci_client::manifest::OCI_IMAGE_MEDIA_TYPE,
         "artifactType": FUNCTION_ARTIFACT,
-        "config": descriptor(FUNCTION_DOCUMENT, document),
+        "config": config,
         "layers": layers,
         "annotations": { "org.opencontainers.image.title": name },
     });
@@ -121,7 +149,7 @@ mod tests {
     fn manifests_are_read_back_and_bad_ones_refused() {
         let pieces =
             [(Section::Files, sent(10)), (Section::Files, sent(11)), (Section::Image, sent(12))];
-        let text = String::from_utf8(new_manifest("shop", &sent(5), &pieces).unwrap()).unwrap();
+        let text = String::from_utf8(new_manifest("shop", b"five!", &pieces).unwrap()).unwrap();
         let manifest = parse(&text).unwrap();
         assert_eq!(manifest.pieces(Section::Files).count(), 2);
         assert_eq!(manifest.pieces(Section::Image).next().unwrap().size(), 12);
@@ -136,16 +164,45 @@ mod tests {
         assert!(refused("\"size\":5}", "\"size\":99999999}").contains("4 MiB"));
         assert!(refused(Section::Image.media_type(), "text/plain").contains("unknown kind"));
         let pieces = [(Section::Image, sent(10)), (Section::Files, sent(11))];
-        let text = String::from_utf8(new_manifest("shop", &sent(5), &pieces).unwrap()).unwrap();
+        let text = String::from_utf8(new_manifest("shop", b"five!", &pieces).unwrap()).unwrap();
         assert!(parse(&text).unwrap_err().to_string().contains("out of order"));
         let runs = [(Section::Run, sent(5_000_000)), (Section::Run, sent(1))];
-        let text = String::from_utf8(new_manifest("shop", &sent(5), &runs).unwrap()).unwrap();
+        let text = String::from_utf8(new_manifest("shop", b"five!", &runs).unwrap()).unwrap();
         assert!(parse(&text).unwrap_err().to_string().contains("two runs"));
-        let text = String::from_utf8(new_manifest("shop", &sent(5), &runs[..1]).unwrap()).unwrap();
+        let text = String::from_utf8(new_manifest("shop", b"five!", &runs[..1]).unwrap()).unwrap();
         assert_eq!(parse(&text).unwrap().pieces(Section::Run).count(), 1);
         let many = vec![(Section::Files, sent(1)); PIECES_MAX + 1];
-        assert!(new_manifest("shop", &sent(5), &many).is_err());
-        let most = new_manifest("shop", &sent(5), &many[1..]).unwrap();
+        assert!(new_manifest("shop", b"five!", &many).is_err());
+        let most = new_manifest("shop", b"five!", &many[1..]).unwrap();
         assert!(most.len() <= crate::registry::MANIFEST_MAX, "{}", most.len());
+    }
+
+    #[test]
+    fn documents_lie_in_manifests_unless_they_are_long() {
+        let document = super::super::document::sample();
+        let manifest = new_manifest("shop", &document.to_json(), &[]).unwrap();
+        let text = String::from_utf8(manifest).unwrap();
+        assert_eq!(parse(&text).unwrap().inline_document().unwrap(), Some(document));
+        let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let with = |data: Option<String>| {
+            let mut value = value.clone();
+            match data {
+                Some(data) => value["config"]["data"] = json!(data),
+                None => drop(value["config"].as_object_mut().unwrap().remove("data")),
+            }
+            parse(&value.to_string()).unwrap().inline_document()
+        };
+        // As older Thaws push them.
+        assert_eq!(with(None).unwrap(), None);
+        for wrong in ["not base64!".to_owned(), BASE64.encode("{}"), String::new()] {
+            let error = with(Some(wrong)).unwrap_err().to_string();
+            assert!(error.contains("another one than it says"), "{error}");
+        }
+        let config = |len: usize| {
+            let manifest = new_manifest("shop", &vec![b' '; len], &[]).unwrap();
+            serde_json::from_slice::<serde_json::Value>(&manifest).unwrap()["config"].clone()
+        };
+        assert!(config(INLINE_MAX)["data"].is_string());
+        assert!(config(INLINE_MAX + 1).get("data").is_none());
     }
 }

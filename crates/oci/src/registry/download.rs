@@ -31,6 +31,8 @@ pub struct PullProgress {
     pub of: u64,
     /// Of those that are here, the bytes that this pull has moved.
     pub moved: u64,
+    /// Pieces that could not be had and are tried again, of a function that is served meanwhile.
+    pub failed: u64,
 }
 
 /// Counters of a download.
@@ -147,7 +149,7 @@ impl Source {
             let next = tokio::time::timeout(PROGRESS_INTERVAL, tasks.join_next()).await;
             let (bytes, moved) =
                 (counters.here.load(Ordering::Relaxed), counters.moved.load(Ordering::Relaxed));
-            progress(PullProgress { bytes, of, moved });
+            progress(PullProgress { bytes, of, moved, failed: 0 });
             match next {
                 Ok(None) => return Ok(moved),
                 Ok(Some(done)) => done.expect("no task panics or is aborted")?,

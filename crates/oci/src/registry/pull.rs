@@ -145,7 +145,7 @@ impl Pull<'_> {
     }
 
     /// Mirrors, and then the registry itself.
-    fn hosts(&self) -> Vec<String> {
+    pub(super) fn hosts(&self) -> Vec<String> {
         let host = self.reference.registry();
         let mirrors = self.registries.rule(host).map(|rule| rule.mirrors.clone());
         mirrors.into_iter().flatten().chain([host.to_owned()]).collect()
@@ -200,8 +200,9 @@ impl Pull<'_> {
         }
         let parsed = FunctionManifest::of(&manifest.parsed)?;
         let document = self.document(&source, &parsed).await?;
-        let (digest, is_signed) = (manifest.digest, key.is_some());
-        Ok(Some(FoundFunction { source, manifest: parsed, document, digest, is_signed }))
+        let Manifest { bytes, digest, .. } = manifest;
+        let is_signed = key.is_some();
+        Ok(Some(FoundFunction { source, bytes, manifest: parsed, document, digest, is_signed }))
     }
 
     /// What a function says of itself.
@@ -210,8 +211,14 @@ impl Pull<'_> {
         source: &Source,
         parsed: &FunctionManifest,
     ) -> Result<FunctionDocument, OciError> {
-        let json = source.small_blob("the function's document", &parsed.document, DOCUMENT_MAX);
-        let document = FunctionDocument::parse(&json.await?)?;
+        let what = "the function's document";
+        let document = match parsed.inline_document()? {
+            Some(document) => document,
+            None => {
+                let json = source.small_blob(what, &parsed.document, DOCUMENT_MAX).await?;
+                FunctionDocument::parse(&json)?
+            }
+        };
         self.check_size([document.bytes().unwrap_or(u64::MAX)].into_iter(), "bytes")?;
         Ok(document)
     }
@@ -329,6 +336,8 @@ fn is_of_host(error: &OciError) -> bool {
 /// A function that a host has.
 pub(super) struct FoundFunction {
     pub source: Source,
+    /// The manifest as it came.
+    pub bytes: Vec<u8>,
     pub manifest: FunctionManifest,
     pub document: FunctionDocument,
     pub digest: String,

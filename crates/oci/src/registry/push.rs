@@ -98,7 +98,8 @@ impl Push<'_> {
         if source.bucket.is_none() {
             runtime.block_on(async {
                 let operation = RegistryOperation::Push;
-                let asked = source.client.auth(&source.reference, &source.auth, operation).await;
+                let client = source.client.get().map_err(|error| source.failed(&error))?;
+                let asked = client.auth(&source.reference, &source.auth, operation).await;
                 asked.map_err(|error| source.failed(&error))
             })?;
         }
@@ -165,11 +166,11 @@ impl Upload {
     ) -> Result<PushReport, OciError> {
         self.wait_for_place(1)?;
         let json = document.to_json();
-        let about = Sent { digest: digest(&json), size: json.len() as u64 };
-        let manifest = new_manifest(document.name.as_str(), &about, &self.pieces)?;
+        let json_digest = digest(&json);
+        let manifest = new_manifest(document.name.as_str(), &json, &self.pieces)?;
         let manifest_digest = digest(&manifest);
         self.runtime.block_on(async {
-            self.source.send(&about.digest, json, None).await?;
+            self.source.send(&json_digest, json, None).await?;
             self.source.put_manifest(&self.source.reference, manifest).await?;
             match key {
                 Some(key) => self.source.sign(&manifest_digest, key).await,
@@ -200,7 +201,8 @@ impl Source {
             return self.send_to(bucket, &blob_key(digest), bytes.into()).await;
         }
         let registry = self.reference.resolve_registry();
-        self.client.store_auth_if_needed(registry, &self.auth).await;
+        let client = self.client.get().map_err(|error| self.failed(&error))?;
+        client.store_auth_if_needed(registry, &self.auth).await;
         let bytes = bytes::Bytes::from(bytes);
         let mut attempts = 0;
         loop {
@@ -239,7 +241,8 @@ impl Source {
         bytes: &bytes::Bytes,
         from: Option<&str>,
     ) -> Result<How, OciDistributionError> {
-        if self.client.blob_exists(&self.reference, digest).await? {
+        let client = self.client.get()?;
+        if client.blob_exists(&self.reference, digest).await? {
             return Ok(How::Present);
         }
         if let Some(from) = from {
@@ -247,11 +250,11 @@ impl Source {
             let from =
                 oci_client::Reference::with_tag(registry, from.to_owned(), "latest".to_owned());
             // What is not there any more, or may not be seen, is sent.
-            if self.client.mount_blob(&self.reference, &from, digest).await.is_ok() {
+            if client.mount_blob(&self.reference, &from, digest).await.is_ok() {
                 return Ok(How::Mounted);
             }
         }
-        self.client.push_blob(&self.reference, bytes.clone(), digest).await?;
+        client.push_blob(&self.reference, bytes.clone(), digest).await?;
         Ok(How::Sent)
     }
 
@@ -274,7 +277,8 @@ impl Source {
             return Ok(());
         }
         let kind = OCI_IMAGE_MEDIA_TYPE.parse().expect("a media type is plain text");
-        let put = self.client.push_manifest_raw(named, manifest, kind).await;
+        let client = self.client.get().map_err(|error| self.failed(&error))?;
+        let put = client.push_manifest_raw(named, manifest, kind).await;
         put.map(|_| ()).map_err(|error| self.failed(&error))
     }
 }

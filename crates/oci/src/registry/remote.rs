@@ -2,7 +2,7 @@
 
 use super::download::BlobDirectory;
 use super::pull::{FoundFunction, Pull, PulledFunction};
-use super::source::{Broken, Source};
+use super::source::{Broken, Source, check_digest};
 use crate::artifact::{FunctionDocument, FunctionManifest, Section, packed_max};
 use crate::error::OciError;
 use oci_spec::image::Descriptor;
@@ -20,6 +20,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub struct RemoteFunction {
     source: Source,
     manifest: FunctionManifest,
+    /// The manifest as it came, by which the function can be found [again](Pull::known_function).
+    pub manifest_bytes: Vec<u8>,
     /// What it says of itself.
     pub document: FunctionDocument,
     /// Digest of its manifest.
@@ -46,13 +48,43 @@ impl Pull<'_> {
     pub async fn find_function(&self) -> Result<Option<RemoteFunction>, OciError> {
         let found = self.find().await?;
         Ok(found.map(|found| {
-            let FoundFunction { source, manifest, document, digest, is_signed } = found;
-            RemoteFunction { source, manifest, document, digest, is_signed }
+            let FoundFunction { source, bytes, manifest, document, digest, is_signed } = found;
+            let manifest_bytes = bytes;
+            RemoteFunction { source, manifest, manifest_bytes, document, digest, is_signed }
         }))
+    }
+
+    /// A function that was found before, of which nothing is asked for now: its manifest, its
+    /// document, and whether it was signed. Its pieces come from `host`, if that is still one of those
+    /// from which they may come.
+    ///
+    /// # Errors
+    /// The manifest is not what its digest says, or the host's certificates or credentials cannot be
+    /// read.
+    pub fn known_function(
+        &self,
+        host: &str,
+        manifest_bytes: Vec<u8>,
+        (document, digest, is_signed): (FunctionDocument, String, bool),
+    ) -> Result<RemoteFunction, OciError> {
+        check_digest(&crate::layer::digest(&manifest_bytes), &digest)?;
+        let hosts = self.hosts();
+        let host = hosts.iter().find(|known| *known == host).or(hosts.last());
+        let host = host.map_or(self.reference.registry(), String::as_str);
+        let source = Source::new(self.registries, self.reference, host, "pull")?;
+        let unusable = |error| OciError::document("the manifest that was kept", error);
+        let parsed = serde_json::from_slice(&manifest_bytes).map_err(unusable)?;
+        let manifest = FunctionManifest::of(&parsed)?;
+        Ok(RemoteFunction { source, manifest, manifest_bytes, document, digest, is_signed })
     }
 }
 
 impl RemoteFunction {
+    /// The host that has it.
+    pub fn host(&self) -> &str {
+        &self.source.host
+    }
+
     /// The pieces of a section, in order.
     ///
     /// # Errors

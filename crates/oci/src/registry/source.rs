@@ -8,15 +8,14 @@ use crate::layer::digest;
 use crate::reference::Reference;
 use bytes::Bytes;
 use oci_client::RegistryOperation;
-use oci_client::client::{BlobResponse, Client, ClientConfig, ClientProtocol};
+use oci_client::client::{Client, ClientConfig, ClientProtocol};
 use oci_client::errors::{OciDistributionError, OciErrorCode};
 use oci_client::secrets::RegistryAuth;
 use reqwest::StatusCode;
-use reqwest::header::{ACCEPT, HeaderMap};
+use reqwest::header::{ACCEPT, HeaderMap, RANGE};
 use std::fs;
-use std::pin::Pin;
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
-use tokio_stream::{Stream, StreamExt};
 
 /// Longest manifest, as in the specification.
 pub(crate) const MANIFEST_MAX: usize = 4 << 20;
@@ -33,14 +32,27 @@ pub(crate) struct Document {
     pub digest: String,
 }
 
+/// Whether a registry wants a token.
+#[derive(Clone, Debug, Default)]
+enum Token {
+    /// It was not asked.
+    #[default]
+    Unasked,
+    /// It has given this one, or wants none.
+    Known(Option<String>),
+}
+
 /// A registry, or a mirror of it.
 #[derive(Clone)]
 pub(crate) struct Source {
-    pub client: Client,
+    pub client: LazyClient,
     /// The bucket that takes the registry's place, if one does.
     pub bucket: Option<Bucket>,
-    /// For documents, whose length `oci-client` does not bound.
+    /// For all that is read: of documents `oci-client` bounds no length, and its connections would be
+    /// others than those of documents, which costs a handshake.
     http: reqwest::Client,
+    /// What a registry has given for the name and password, or for nothing.
+    token: Arc<Mutex<Token>>,
     scheme: &'static str,
     pub auth: RegistryAuth,
     pub reference: oci_client::Reference,
@@ -84,8 +96,9 @@ impl Source {
                 None => credentials::find(host).map_err(failed)?,
             },
             bucket,
-            client: client(is_http, ca.as_deref()).map_err(|error| failed(error.to_string()))?,
+            client: LazyClient { is_http, ca, made: Arc::default() },
             http,
+            token: Arc::default(),
             scheme: if is_http { "http" } else { "https" },
             reference: named,
             host: host.to_owned(),
@@ -226,26 +239,44 @@ impl Source {
     pub async fn open_blob(&self, digest: &str, from: u64) -> Result<OpenBlob, Broken> {
         if let Some(bucket) = &self.bucket {
             return match bucket.get(&blob_key(digest), from).await {
-                Ok(Some((response, from))) => Ok(OpenBlob { from, body: Body::Bucket(response) }),
+                Ok(Some((response, from))) => Ok(OpenBlob { from, body: response }),
                 Ok(None) => Err(Broken::Final(self.refused(self.unknown()))),
                 Err(BucketError::Passing(reason)) => Err(Broken::Network(reason)),
                 Err(BucketError::Final(reason)) => Err(Broken::Final(self.refused(reason))),
             };
         }
-        let answer =
-            self.client.pull_blob_stream_partial(&self.reference, digest, from, None).await;
-        match answer {
-            Ok(BlobResponse::Partial(rest)) => {
-                Ok(OpenBlob { from, body: Body::Registry(rest.stream) })
-            }
-            Ok(BlobResponse::Full(all)) => {
-                Ok(OpenBlob { from: 0, body: Body::Registry(all.stream) })
-            }
-            Err(error @ OciDistributionError::RequestError(_)) => {
-                Err(Broken::Network(error.to_string()))
-            }
-            Err(error) => Err(Broken::Final(self.failed(&error))),
+        let mut headers = HeaderMap::new();
+        if from > 0 {
+            headers.insert(RANGE, format!("bytes={from}-").parse().expect("plain text"));
         }
+        let url = self.url(&self.reference, "blobs", digest);
+        let response = match self.get(&self.reference, &url, headers).await {
+            Ok(response) => response,
+            Err(Asking::Sending(error)) => return Err(Broken::Network(innermost(&error))),
+            Err(Asking::Token(OciDistributionError::RequestError(error))) => {
+                return Err(Broken::Network(innermost(&error)));
+            }
+            Err(Asking::Token(error)) => return Err(Broken::Final(self.failed(&error))),
+        };
+        match response.status() {
+            StatusCode::PARTIAL_CONTENT => Ok(OpenBlob { from, body: response }),
+            StatusCode::OK => Ok(OpenBlob { from: 0, body: response }),
+            StatusCode::NOT_FOUND => Err(Broken::Final(self.refused(self.unknown()))),
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                Err(Broken::Final(self.refused(self.not_allowed())))
+            }
+            status if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS => {
+                Err(Broken::Network(format!("it says: {status}")))
+            }
+            status => Err(Broken::Final(self.refused(format!("{} says: {status}", self.host)))),
+        }
+    }
+
+    /// The address of a manifest or blob.
+    fn url(&self, reference: &oci_client::Reference, kind: &str, name: &str) -> String {
+        let (registry, repository) = (reference.resolve_registry(), reference.repository());
+        let namespace = reference.namespace().map(|name| format!("?ns={name}")).unwrap_or_default();
+        format!("{}://{registry}/v2/{repository}/{kind}/{name}{namespace}", self.scheme)
     }
 
     async fn ask_for_document(
@@ -253,24 +284,76 @@ impl Source {
         reference: &oci_client::Reference,
         accepted: &[&str],
     ) -> Result<reqwest::Response, OciError> {
-        let operation = RegistryOperation::Pull;
-        let token = self.client.auth(reference, &self.auth, operation).await;
-        let token = token.map_err(|error| self.failed(&error))?;
-        let Self { scheme, .. } = self;
-        let (registry, repository) = (reference.resolve_registry(), reference.repository());
         let version = reference.digest().or(reference.tag()).unwrap_or("latest");
-        let namespace = reference.namespace().map(|name| format!("?ns={name}")).unwrap_or_default();
-        let url = format!("{scheme}://{registry}/v2/{repository}/manifests/{version}{namespace}");
+        let url = self.url(reference, "manifests", version);
         let mut headers = HeaderMap::new();
         headers.insert(ACCEPT, accepted.join(", ").parse().expect("media types are plain text"));
-        let request = self.http.get(url).headers(headers);
-        let request = match (token, &self.auth) {
-            (Some(token), _) => request.bearer_auth(token),
-            (None, RegistryAuth::Basic(name, password)) => request.basic_auth(name, Some(password)),
-            (None, _) => request,
-        };
-        request.send().await.map_err(|error| self.refused(self.unreachable(&error)))
+        self.get(reference, &url, headers).await.map_err(|error| match error {
+            Asking::Sending(error) => self.refused(self.unreachable(&error)),
+            Asking::Token(error) => self.failed(&error),
+        })
     }
+
+    /// Asks for something. A registry that lets anybody read is asked for nothing before, which
+    /// saves a round trip; where that is refused, or a token is too old, a token is asked for.
+    async fn get(
+        &self,
+        reference: &oci_client::Reference,
+        url: &str,
+        headers: HeaderMap,
+    ) -> Result<reqwest::Response, Asking> {
+        let known = match self.token() {
+            Token::Known(token) => token,
+            Token::Unasked if matches!(self.auth, RegistryAuth::Anonymous) => None,
+            Token::Unasked => self.ask_for_token(reference).await?,
+        };
+        let response = self.get_with(known, url, headers.clone()).await?;
+        if response.status() != StatusCode::UNAUTHORIZED {
+            return Ok(response);
+        }
+        let token = self.ask_for_token(reference).await?;
+        self.get_with(token, url, headers).await
+    }
+
+    async fn get_with(
+        &self,
+        token: Option<String>,
+        url: &str,
+        headers: HeaderMap,
+    ) -> Result<reqwest::Response, Asking> {
+        let request = self.http.get(url).headers(headers);
+        let request = match (token, &self.auth, self.token()) {
+            (Some(token), ..) => request.bearer_auth(token),
+            (None, RegistryAuth::Basic(name, password), Token::Known(None)) => {
+                request.basic_auth(name, Some(password))
+            }
+            (None, ..) => request,
+        };
+        request.send().await.map_err(Asking::Sending)
+    }
+
+    fn token(&self) -> Token {
+        self.token.lock().expect("no holder panics").clone()
+    }
+
+    async fn ask_for_token(
+        &self,
+        reference: &oci_client::Reference,
+    ) -> Result<Option<String>, Asking> {
+        let client = self.client.get().map_err(Asking::Token)?;
+        let token = client.auth(reference, &self.auth, RegistryOperation::Pull).await;
+        let token = token.map_err(Asking::Token)?;
+        *self.token.lock().expect("no holder panics") = Token::Known(token.clone());
+        Ok(token)
+    }
+}
+
+/// Why something could not be asked for.
+enum Asking {
+    /// There is no token to be had.
+    Token(OciDistributionError),
+    /// The request did not arrive.
+    Sending(reqwest::Error),
 }
 
 /// Why a download ended.
@@ -284,12 +367,7 @@ pub(crate) enum Broken {
 pub(crate) struct OpenBlob {
     /// The byte at which it begins: not every registry begins where it is told to.
     pub from: u64,
-    body: Body,
-}
-
-enum Body {
-    Registry(Pin<Box<dyn Stream<Item = std::io::Result<Bytes>> + Send>>),
-    Bucket(reqwest::Response),
+    body: reqwest::Response,
 }
 
 impl OpenBlob {
@@ -298,12 +376,7 @@ impl OpenBlob {
     /// # Errors
     /// The connection broke.
     pub async fn next(&mut self) -> Result<Option<Bytes>, String> {
-        match &mut self.body {
-            Body::Registry(stream) => {
-                stream.next().await.transpose().map_err(|error| error.to_string())
-            }
-            Body::Bucket(response) => response.chunk().await.map_err(|error| error.to_string()),
-        }
+        self.body.chunk().await.map_err(|error| innermost(&error))
     }
 }
 
@@ -331,6 +404,30 @@ async fn bounded(
         bytes.extend_from_slice(&chunk);
     }
     Ok((bytes, true))
+}
+
+/// A client for what is pushed and for tokens, made when it is needed: each reads all certificates that
+/// this host trusts, which takes longer than a request.
+#[derive(Clone)]
+pub(crate) struct LazyClient {
+    is_http: bool,
+    ca: Option<Vec<u8>>,
+    made: Arc<OnceLock<Client>>,
+}
+
+impl LazyClient {
+    /// The client.
+    ///
+    /// # Errors
+    /// The certificates for it cannot be used.
+    pub fn get(&self) -> Result<&Client, OciDistributionError> {
+        if self.made.get().is_none() {
+            let made = client(self.is_http, self.ca.as_deref())?;
+            // Another thread may have been faster.
+            let _ = self.made.set(made);
+        }
+        Ok(self.made.get().expect("it was made above"))
+    }
 }
 
 fn client(is_http: bool, ca: Option<&[u8]>) -> Result<Client, OciDistributionError> {

@@ -9,9 +9,9 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::protocol::{
-    Answer, Grant, Kept, KeptKind, NOTE_MAX, REQUEST_FORGET, REQUEST_GROUP, REQUEST_NEXT_KEPT,
-    REQUEST_PARENT, REQUEST_REMOVE_GROUP, REQUEST_RESOLVER, REQUEST_STATE_HELPER, Request,
-    receive_kept,
+    Answer, Grant, Kept, KeptKind, NOTE_MAX, REQUEST_FETCHER, REQUEST_FORGET, REQUEST_GROUP,
+    REQUEST_NEXT_KEPT, REQUEST_PARENT, REQUEST_REMOVE_GROUP, REQUEST_RESOLVER,
+    REQUEST_STATE_HELPER, Request, receive_kept,
 };
 use crate::egress::Transport;
 use crate::limits::{GroupName, InForceByGroup};
@@ -279,6 +279,14 @@ impl MonitorLink {
     /// Has a resolver process started with this socket.
     pub(crate) fn start_resolver(&self, socket: OwnedFd) -> io::Result<()> {
         self.ask(Request::new(REQUEST_RESOLVER, 0), &[socket.as_fd()]).map(drop)
+    }
+
+    /// Has a fetcher started with this socket.
+    ///
+    /// # Errors
+    /// The monitor has as many as it may (`EAGAIN`), or cannot start one.
+    pub fn start_fetcher(&self, socket: OwnedFd) -> io::Result<()> {
+        self.ask(Request::new(REQUEST_FETCHER, 0), &[socket.as_fd()]).map(drop)
     }
 
     /// Has control groups made; their name, and the files that move a process into them.

@@ -30,12 +30,13 @@ mod store;
 pub use client::{MonitorLink, adopt, has_monitor};
 pub use namespace::UserNamespace;
 pub use protocol::{Grant, VERSION, receive_start, send_start, socket_pair};
-pub use server::{DaemonIds, Monitor, NoNamespaces};
+pub use server::{DaemonIds, FetcherCommand, Monitor, NoNamespaces};
 
 pub use crate::confine::{
     copy_tree, drop_groups_if_allowed, enter_root, hold_capabilities, put_tree,
     shrink_bounding_set, unshare_mounts,
 };
+pub use crate::resolver::load_name_modules;
 pub use crate::sys::{exit_at_once, signal_descriptor, unblock_signals};
 pub use crate::zygote::own_pid;
 pub use client::of_this_process;

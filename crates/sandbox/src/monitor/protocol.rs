@@ -19,7 +19,7 @@ use crate::message;
 /// parents, state helpers, rewinders and resolver processes. The monitor starts those from its own
 /// executable, which may be of another version of Thaw than the daemon. Change it with any of
 /// them.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// Daemon → monitor: start a zygote parent. Attached: its control socket and the kernel.
 pub const REQUEST_PARENT: u32 = 1;
@@ -45,6 +45,10 @@ pub const REQUEST_FORGET: u32 = 8;
 /// Daemon → monitor: show me what is kept under the first key behind [`Request::number`]. The
 /// answer is a [`KeptAnswer`], its note, and the descriptors; `ENOENT` if there is no more.
 pub const REQUEST_NEXT_KEPT: u32 = 9;
+
+/// Daemon → monitor: start a fetcher, which talks to a registry in the daemon's place. Attached:
+/// its socket, over which the daemon says what is to be fetched. The monitor does not read that.
+pub const REQUEST_FETCHER: u32 = 10;
 
 /// Most bytes of a note.
 pub const NOTE_MAX: usize = 1024;

@@ -36,5 +36,12 @@ pub(crate) use handle::{LookUpError, look_up};
 pub(crate) use launch::{Namespaces, launcher, main};
 pub(crate) use protocol::Found;
 
+/// Loads the modules that answer for names, for a process that can load no libraries afterwards.
+pub fn load_name_modules() {
+    if let Ok(files) = files::Files::read() {
+        files.load_modules();
+    }
+}
+
 #[cfg(test)]
 mod tests;

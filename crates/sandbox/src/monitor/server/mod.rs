@@ -2,6 +2,8 @@
 #![allow(unsafe_code)]
 
 use std::collections::{HashMap, HashSet};
+use std::ffi::OsString;
+use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,8 +18,8 @@ use serde::{Deserialize, Serialize};
 use super::caller::{Begun, CallerNamespaces, InnerRoot};
 use super::namespace::UserNamespace;
 use super::protocol::{
-    Answer, Grant, Kept, REQUEST_BIND, REQUEST_FORGET, REQUEST_GROUP, REQUEST_KEEP,
-    REQUEST_NEXT_KEPT, REQUEST_PARENT, REQUEST_REMOVE_GROUP, REQUEST_RESOLVER,
+    Answer, Grant, Kept, REQUEST_BIND, REQUEST_FETCHER, REQUEST_FORGET, REQUEST_GROUP,
+    REQUEST_KEEP, REQUEST_NEXT_KEPT, REQUEST_PARENT, REQUEST_REMOVE_GROUP, REQUEST_RESOLVER,
     REQUEST_STATE_HELPER, Request, receive_request, send_kept,
 };
 use super::store::{DescriptorStore, do_not_linger};
@@ -53,6 +55,8 @@ const GROUPS_MAX: usize = 2 * SANDBOXES_MAX as usize;
 /// Children of a monitor: the daemon, zygote parents, resolver processes, and launchers of
 /// zygote parents and state helpers.
 const CHILDREN_MAX: usize = 64;
+/// Fetchers of a daemon at a time. It has fewer itself; those of before may not be gone yet.
+const FETCHERS_MAX: usize = 16;
 /// What is kept for the next daemon: sandboxes, zygote parents, and connections.
 const KEPT_MAX: usize = 2 * SANDBOXES_MAX as usize;
 /// Of the descriptors that the monitor may have, this share is for what it keeps.
@@ -83,6 +87,40 @@ pub struct Monitor {
     groups_max: usize,
     /// [`CHILDREN_MAX`].
     children_max: usize,
+    /// How fetchers are started, if they are.
+    fetcher: Option<FetcherCommand>,
+    /// Those that were started, by process id.
+    fetchers: Vec<u32>,
+}
+
+/// How a fetcher is started: this executable, with these arguments and variables.
+#[derive(Clone)]
+pub struct FetcherCommand {
+    /// Its arguments.
+    pub arguments: Vec<OsString>,
+    /// Its environment, which may hold credentials.
+    pub environment: Vec<(OsString, OsString)>,
+}
+
+impl fmt::Debug for FetcherCommand {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FetcherCommand").field("arguments", &self.arguments).finish_non_exhaustive()
+    }
+}
+
+impl FetcherCommand {
+    /// The command, with this socket as its standard input.
+    pub fn with(&self, socket: OwnedFd) -> Command {
+        let mut command = Command::new("/proc/self/exe");
+        command
+            .args(&self.arguments)
+            .env_clear()
+            .envs(self.environment.iter().cloned())
+            .current_dir("/")
+            .stdin(Stdio::from(socket))
+            .stdout(Stdio::null());
+        command
+    }
 }
 
 /// Why a daemon cannot be kept from the other processes of its user.
@@ -190,6 +228,8 @@ impl Monitor {
             life: 0,
             groups_max: GROUPS_MAX,
             children_max: CHILDREN_MAX,
+            fetcher: None,
+            fetchers: Vec::new(),
         })
     }
 
@@ -262,6 +302,7 @@ impl Monitor {
                 self.start_state_helper(descriptors, request.number).map(|()| Vec::new())
             }
             REQUEST_RESOLVER => self.start_resolver(descriptors).map(|()| Vec::new()),
+            REQUEST_FETCHER => self.start_fetcher(descriptors).map(|()| Vec::new()),
             REQUEST_GROUP => return self.answer_group(socket, request.number),
             REQUEST_BIND => self.bind(&request).map(|socket| vec![socket]),
             REQUEST_KEEP => {
@@ -356,6 +397,30 @@ impl Monitor {
         let [socket] = <[OwnedFd; 1]>::try_from(descriptors).map_err(|_| Errno::INVAL)?;
         let namespaces = resolver::Namespaces::Joined;
         self.launch(resolver::launcher(socket, self.resolver_id(), namespaces))
+    }
+
+    /// Says how fetchers are started. Until then, none are.
+    pub fn fetch_with(&mut self, fetcher: FetcherCommand) {
+        self.fetcher = Some(fetcher);
+    }
+
+    /// Starts a fetcher. It becomes what the daemon is (the daemon's user, in a root directory of
+    /// its own) before it reads what the daemon has to say.
+    fn start_fetcher(&mut self, descriptors: Vec<OwnedFd>) -> io::Result<()> {
+        let [socket] = <[OwnedFd; 1]>::try_from(descriptors).map_err(|_| Errno::INVAL)?;
+        let mut command = self.fetcher.as_ref().ok_or(Errno::NOSYS)?.with(socket);
+        self.check_children()?;
+        let present = children();
+        self.fetchers.retain(|fetcher| present.contains(fetcher));
+        if self.fetchers.len() >= FETCHERS_MAX {
+            return Err(Errno::AGAIN.into());
+        }
+        let pid = match &self.namespaces {
+            Namespaces::OfRoot(_) => spawn(command_with_nothing(&mut command))?,
+            Namespaces::OfCaller(namespaces) => namespaces.spawn(&mut command)?,
+        };
+        self.fetchers.push(pid.as_raw_nonzero().get().cast_unsigned());
+        Ok(())
     }
 
     /// The id of resolver processes in the daemon's user namespace: its last one. No sandbox

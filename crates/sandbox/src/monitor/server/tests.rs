@@ -47,7 +47,7 @@ fn nonsense_is_not_served() {
         message::send(&daemon, &[IoSlice::new(&vec![0; len])], &[]).unwrap();
         assert!(!monitor.serve(&own), "{len} bytes");
     }
-    for kind in [0, 10, u32::MAX] {
+    for kind in [0, 11, u32::MAX] {
         send(&daemon, &Request::new(kind, 1), &[]).unwrap();
         assert!(!monitor.serve(&own), "kind {kind}");
     }
@@ -73,6 +73,30 @@ fn processes_are_made_with_all_their_descriptors_or_not_at_all() {
     }
     let beyond = Request::new(REQUEST_STATE_HELPER, u64::MAX);
     assert_eq!(ask(&mut all, beyond, &[null.as_fd(); 2]), (libc::EINVAL, 0));
+}
+
+/// This test program, which lists its tests: an ended child counts until it is reaped.
+#[test]
+fn so_many_fetchers_are_started() {
+    let Some(mut all) = monitor() else { return };
+    let fetch = |all: &mut (Monitor, OwnedFd, OwnedFd), count: usize| {
+        let null = std::fs::File::open("/dev/null").unwrap();
+        ask(all, Request::new(REQUEST_FETCHER, 0), &vec![null.as_fd(); count])
+    };
+    assert_eq!(fetch(&mut all, 1), (libc::ENOSYS, 0), "nobody has said how");
+    let (arguments, environment) = (vec!["--list".into()], Vec::new());
+    all.0.fetch_with(FetcherCommand { arguments, environment });
+    for count in [0, 2] {
+        assert_eq!(fetch(&mut all, count), (libc::EINVAL, 0));
+    }
+    for _ in 0..FETCHERS_MAX {
+        assert_eq!(fetch(&mut all, 1), (0, 0));
+    }
+    assert_eq!(fetch(&mut all, 1), (libc::EAGAIN, 0));
+    let first = all.0.fetchers[0];
+    reap(first);
+    assert_eq!(fetch(&mut all, 1), (0, 0));
+    children().into_iter().for_each(reap);
 }
 
 /// A launcher that is never told what to do waits for as long as its socket is open.

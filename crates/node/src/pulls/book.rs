@@ -1,0 +1,645 @@
+//! Which pulls the daemon has begun, how far each is, and which come next.
+
+use super::order::{News, Order};
+use super::process::options_of;
+use crate::artifact::Part;
+use crate::partial::{self, RecordIdentity};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+use tokio::sync::Notify;
+
+/// Fetchers at a time. Each fetches some pieces at a time.
+pub(super) const FETCHERS_MAX: usize = 4;
+/// Pulls that wait and that a client has asked for.
+const WAITING_MAX: usize = 64;
+/// Pulls that have ended and can be asked for still.
+const ENDED_MAX: usize = 64;
+/// Sentences that are kept of a pull.
+const NOTES_MAX: usize = 16;
+/// Pauses before a pull is tried again: the first, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+/// A function, or a container image, that is to be pulled.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewPull {
+    /// What to pull, as `registry/repository:tag`, `@digest`, or `s3://bucket/path:tag`.
+    pub reference: String,
+    /// A name of one's own for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// The sharing domain of the function.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub domain: Option<String>,
+    /// Whether a function that no key has signed may have outgoing connections.
+    #[serde(default)]
+    pub allow_egress: bool,
+    /// Whether it is served as soon as what a boot needs is here.
+    #[serde(default)]
+    pub lazy: bool,
+}
+
+/// Where a pull stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum PullState {
+    /// It waits for its turn, or for its next try.
+    Waiting,
+    /// A fetcher is at work.
+    Fetching,
+    /// `thaw pull --lazy` fetches it.
+    Command,
+    /// All of it is stored.
+    Done,
+    /// It has failed, and is not tried again.
+    Failed,
+    /// Somebody has ended it.
+    Cancelled,
+}
+
+/// A pull.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct PullInfo {
+    /// Its number in the life of this daemon.
+    pub id: u64,
+    /// What is pulled; none: the node goes on with a function of which a part was here.
+    pub reference: Option<String>,
+    /// The function, as soon as its name is known.
+    pub function: Option<String>,
+    /// How far it is.
+    #[serde(flatten)]
+    pub fetching: Fetching,
+    /// Digest of the manifest, when all of it is stored.
+    pub digest: Option<String>,
+    /// Sentences for whoever has asked for it.
+    pub notes: Vec<String>,
+}
+
+/// How far a pull is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct Fetching {
+    /// Where it stands.
+    pub state: PullState,
+    /// Whether the function is served already.
+    pub served: bool,
+    /// Bytes of pieces that are here; 0 as long as nobody knows.
+    pub bytes: u64,
+    /// Bytes of all pieces.
+    pub of: u64,
+    /// Bytes that were moved by the present fetcher.
+    pub moved: u64,
+    /// Times that a piece could not be had by the present fetcher.
+    pub failed_fetches: u64,
+    /// How often it was tried in a row without a piece more.
+    pub failed_tries: u32,
+    /// Why it has failed, or is to be tried again.
+    pub problem: Option<String>,
+}
+
+/// Why a pull cannot be begun.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PullsError {
+    /// It makes no sense.
+    #[error("{0}")]
+    Wrong(String),
+    /// So many wait already.
+    #[error("{WAITING_MAX} pulls wait already; try again when some are done")]
+    Full,
+}
+
+/// All pulls of a daemon.
+#[derive(Debug, Default)]
+pub struct Pulls {
+    state: Mutex<State>,
+    /// Something may be begun.
+    news: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    last: u64,
+    pulls: BTreeMap<u64, Pull>,
+    /// Partial functions that are left alone as long as their record is this one: somebody has ended
+    /// their pull, or it was refused.
+    left_alone: HashMap<String, Option<RecordIdentity>>,
+    /// Partial functions that a command fetches.
+    by_command: BTreeSet<String>,
+    is_stopping: bool,
+}
+
+#[derive(Debug)]
+struct Pull {
+    order: Order,
+    reference: Option<String>,
+    function: Option<String>,
+    fetching: Fetching,
+    not_before: Option<Instant>,
+    digest: Option<String>,
+    notes: Vec<String>,
+    /// All of it is stored, and a part is served no more.
+    is_whole: bool,
+    /// Of its fetcher.
+    socket: Option<UnixStream>,
+}
+
+impl Pull {
+    fn new(order: Order) -> Self {
+        let (reference, function) = match &order {
+            Order::GoOn(function) => (None, Some(function.clone())),
+            Order::Pull(new) => (Some(new.reference.clone()), None),
+        };
+        let fetching = Fetching {
+            state: PullState::Waiting,
+            served: function.is_some(),
+            bytes: 0,
+            of: 0,
+            moved: 0,
+            failed_fetches: 0,
+            failed_tries: 0,
+            problem: None,
+        };
+        Self {
+            order,
+            reference,
+            function,
+            fetching,
+            not_before: None,
+            digest: None,
+            notes: Vec::new(),
+            is_whole: false,
+            socket: None,
+        }
+    }
+
+    fn is_active(&self) -> bool {
+        matches!(self.fetching.state, PullState::Waiting | PullState::Fetching)
+    }
+
+    fn info(&self, id: u64) -> PullInfo {
+        PullInfo {
+            id,
+            reference: self.reference.clone(),
+            function: self.function.clone(),
+            fetching: self.fetching.clone(),
+            digest: self.digest.clone(),
+            notes: self.notes.clone(),
+        }
+    }
+}
+
+/// What has changed by a piece of news, for whoever counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Counted {
+    pub moved: u64,
+    pub failed_fetches: u64,
+}
+
+impl Pulls {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no holder panics")
+    }
+
+    /// Begins a pull that a client asks for.
+    ///
+    /// # Errors
+    /// It makes no sense, or too many wait.
+    pub fn begin(&self, new: NewPull) -> Result<PullInfo, PullsError> {
+        options_of(&new)?;
+        let mut state = self.state();
+        let waits = |pull: &&Pull| pull.fetching.state == PullState::Waiting;
+        let asked = |pull: &&Pull| matches!(pull.order, Order::Pull(_));
+        if state.pulls.values().filter(waits).filter(asked).count() >= WAITING_MAX {
+            return Err(PullsError::Full);
+        }
+        let id = state.add(Order::Pull(new));
+        let info = state.pulls[&id].info(id);
+        drop(state);
+        self.news.notify_one();
+        Ok(info)
+    }
+
+    /// All of them, the oldest first.
+    pub fn all(&self) -> Vec<PullInfo> {
+        self.state().pulls.iter().map(|(id, pull)| pull.info(*id)).collect()
+    }
+
+    /// One of them.
+    pub fn of(&self, id: u64) -> Option<PullInfo> {
+        self.state().pulls.get(&id).map(|pull| pull.info(id))
+    }
+
+    /// Ends one. What is here of its function stays, and is left alone.
+    pub fn cancel(&self, partial: &Path, id: u64) -> Option<PullInfo> {
+        let mut state = self.state();
+        let pull = state.pulls.get_mut(&id)?;
+        if pull.is_active() {
+            pull.fetching.state = PullState::Cancelled;
+            end(pull);
+            if let Some(function) = pull.function.clone() {
+                state.leave_alone(partial, function);
+            }
+        }
+        Some(state.pulls[&id].info(id))
+    }
+
+    /// How the rest of a partial function comes.
+    pub fn fetching(&self, function: &str) -> Option<Fetching> {
+        let state = self.state();
+        let of_function = |pull: &&Pull| pull.function.as_deref() == Some(function);
+        let known = state.pulls.values().rev().find(of_function);
+        let mut fetching = known.map(|pull| pull.fetching.clone());
+        if state.by_command.contains(function) {
+            let command = Pull::new(Order::GoOn(function.to_owned())).fetching;
+            fetching = Some(Fetching { state: PullState::Command, ..command });
+        }
+        fetching
+    }
+
+    /// How many are in each state.
+    pub fn count(&self) -> Vec<(PullState, usize)> {
+        let state = self.state();
+        let count = |wanted| {
+            let all = state.pulls.values();
+            (wanted, all.filter(|pull| pull.fetching.state == wanted).count())
+        };
+        let mut counts = [PullState::Waiting, PullState::Fetching].map(count).to_vec();
+        counts.push((PullState::Command, state.by_command.len()));
+        counts
+    }
+
+    /// Finds partial functions that are `served` and that nobody fetches, and pulls them. Ends the
+    /// pulls of those that are not served any more: a newer version of them is stored.
+    pub(super) fn adopt(&self, partial: &Path, served: &BTreeSet<String>) {
+        let names: BTreeSet<String> = partial::names(partial).into_iter().collect();
+        let names: BTreeSet<String> = names.intersection(served).cloned().collect();
+        let active = {
+            let mut state = self.state();
+            state.end_superseded(served);
+            let active = state.active();
+            state.left_alone.retain(|name, _| names.contains(name));
+            state.by_command.retain(|name| names.contains(name) && !active.contains(name));
+            active
+        };
+        for name in names.difference(&active) {
+            let is_fetched = partial::is_being_fetched(partial, name);
+            let mut state = self.state();
+            // A pull of a client may have found its name meanwhile, or be about to.
+            let is_busy = state.has_nameless_fetcher() || state.active().contains(name);
+            match is_fetched && !is_busy {
+                true => state.by_command.insert(name.clone()),
+                false => state.by_command.remove(name),
+            };
+            let is_busy = is_busy || is_fetched;
+            let identity = partial::identity(partial, name);
+            if !is_busy && state.left_alone.get(name) != Some(&identity) {
+                state.add(Order::GoOn(name.clone()));
+            }
+        }
+    }
+
+    /// The next pull that may be begun, which counts as begun from now on.
+    pub(super) fn next(&self) -> Option<(u64, Order)> {
+        let mut state = self.state();
+        let busy = state.pulls.values().filter(|pull| pull.fetching.state == PullState::Fetching);
+        if state.is_stopping || busy.count() >= FETCHERS_MAX {
+            return None;
+        }
+        let now = Instant::now();
+        let (id, pull) = state.pulls.iter_mut().find(|(_, pull)| {
+            pull.fetching.state == PullState::Waiting
+                && pull.not_before.is_none_or(|not_before| not_before <= now)
+        })?;
+        pull.fetching.state = PullState::Fetching;
+        (pull.fetching.moved, pull.fetching.failed_fetches) = (0, 0);
+        Some((*id, pull.order.clone()))
+    }
+
+    /// Its fetcher is at the other end of this socket. False: it is not wanted any more.
+    pub(super) fn connected(&self, id: u64, socket: UnixStream) -> bool {
+        let mut state = self.state();
+        let is_stopping = state.is_stopping;
+        let Some(pull) = state.pulls.get_mut(&id) else { return false };
+        pull.socket = Some(socket);
+        let is_wanted = pull.fetching.state == PullState::Fetching && !is_stopping;
+        if !is_wanted {
+            end(pull);
+        }
+        is_wanted
+    }
+
+    /// Notes how far a pull is.
+    pub(super) fn note(&self, id: u64, news: &News) -> Counted {
+        let mut state = self.state();
+        let Some(pull) = state.pulls.get_mut(&id) else { return Counted::default() };
+        let mut counted = Counted::default();
+        match news {
+            News::Progress { bytes, of, moved, failed } => {
+                let fetching = &mut pull.fetching;
+                counted.moved = moved.saturating_sub(fetching.moved);
+                counted.failed_fetches = failed.saturating_sub(fetching.failed_fetches);
+                (fetching.bytes, fetching.of) = (*bytes, *of);
+                (fetching.moved, fetching.failed_fetches) = (*moved, *failed);
+                if *moved > 0 {
+                    (fetching.failed_tries, fetching.problem) = (0, None);
+                }
+            }
+            News::Serve { function, part } => {
+                pull.function = Some(function.clone());
+                pull.fetching.served = true;
+                match part {
+                    // Should it fail from here on, what is here is gone on with.
+                    Part::Run => pull.order = Order::GoOn(function.clone()),
+                    Part::Whole => pull.is_whole = true,
+                }
+            }
+            News::Note(note) if pull.notes.len() < NOTES_MAX => pull.notes.push(note.clone()),
+            News::Note(_) | News::Done { .. } | News::Failed { .. } => {}
+        }
+        counted
+    }
+
+    /// Its fetcher has ended, with this last news. How long until it is tried again, if it is.
+    pub(super) fn ended(&self, partial: &Path, id: u64, last: News) -> Option<Duration> {
+        let mut state = self.state();
+        let pull = state.pulls.get_mut(&id)?;
+        pull.socket = None;
+        if pull.fetching.state != PullState::Fetching {
+            return None;
+        }
+        let (reason, is_refusal) = match last {
+            News::Done { name, digest } => {
+                pull.fetching.state = PullState::Done;
+                pull.fetching.problem = None;
+                (pull.function, pull.digest) = (Some(name), digest);
+                state.forget_old();
+                return None;
+            }
+            News::Failed { reason, is_refusal } => (reason, is_refusal),
+            _ => ("its fetcher has ended".to_owned(), false),
+        };
+        pull.fetching.problem = Some(reason);
+        pull.fetching.failed_tries += 1;
+        // Of what a client has asked for, nothing is here that could be gone on with.
+        let is_partial = matches!(pull.order, Order::GoOn(_));
+        if is_refusal || !is_partial {
+            pull.fetching.state = PullState::Failed;
+            if let Some(function) = pull.function.clone().filter(|_| is_partial) {
+                state.leave_alone(partial, function);
+            }
+            state.forget_old();
+            return None;
+        }
+        let doubled = PAUSES.0 * 2_u32.saturating_pow(pull.fetching.failed_tries.min(10) - 1);
+        let pause = doubled.min(PAUSES.1);
+        pull.not_before = Some(Instant::now() + pause);
+        pull.fetching.state = PullState::Waiting;
+        Some(pause)
+    }
+
+    /// Waits until something may be begun.
+    pub(super) async fn wait(&self) {
+        self.news.notified().await;
+    }
+
+    /// A fetcher has ended, so that another may begin.
+    pub(super) fn look(&self) {
+        self.news.notify_one();
+    }
+
+    /// Ends all fetchers. What is here is gone on with by the next daemon.
+    pub fn stop(&self) {
+        let mut state = self.state();
+        state.is_stopping = true;
+        state.pulls.values_mut().for_each(end);
+    }
+}
+
+/// Ends the fetcher of a pull, if it has one.
+fn end(pull: &mut Pull) {
+    if let Some(socket) = pull.socket.take() {
+        let _ = socket.shutdown(Shutdown::Both);
+    }
+}
+
+impl State {
+    fn add(&mut self, order: Order) -> u64 {
+        self.last += 1;
+        self.pulls.insert(self.last, Pull::new(order));
+        self.last
+    }
+
+    /// The functions of pulls that have not ended.
+    fn active(&self) -> BTreeSet<String> {
+        let active = self.pulls.values().filter(|pull| pull.is_active());
+        active.filter_map(|pull| pull.function.clone()).collect()
+    }
+
+    /// Whether a fetcher has not said yet which function it pulls.
+    fn has_nameless_fetcher(&self) -> bool {
+        let all = self.pulls.values();
+        all.into_iter().any(|pull| pull.socket.is_some() && pull.function.is_none())
+    }
+
+    fn end_superseded(&mut self, served: &BTreeSet<String>) {
+        for pull in self.pulls.values_mut() {
+            let Order::GoOn(function) = &pull.order else { continue };
+            let is_active = pull.fetching.state == PullState::Waiting
+                || pull.fetching.state == PullState::Fetching;
+            if is_active && !pull.is_whole && !served.contains(function) {
+                pull.fetching.state = PullState::Cancelled;
+                pull.fetching.problem = Some("another version of it is served".to_owned());
+                end(pull);
+            }
+        }
+    }
+
+    fn leave_alone(&mut self, partial: &Path, function: String) {
+        let identity = partial::identity(partial, &function);
+        self.left_alone.insert(function, identity);
+    }
+
+    fn forget_old(&mut self) {
+        let ended = self.pulls.iter().filter(|(_, pull)| !pull.is_active()).map(|(id, _)| *id);
+        let ended: Vec<u64> = ended.collect();
+        for id in &ended[..ended.len().saturating_sub(ENDED_MAX)] {
+            self.pulls.remove(id);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::partial::parts;
+    use std::fs;
+
+    fn new(reference: &str) -> NewPull {
+        let reference = reference.to_owned();
+        NewPull { reference, name: None, domain: None, allow_egress: false, lazy: true }
+    }
+
+    fn failed(reason: &str, is_refusal: bool) -> News {
+        News::Failed { reason: reason.to_owned(), is_refusal }
+    }
+
+    /// A directory with partial functions of these names.
+    fn directory(names: &[&str]) -> tempfile::TempDir {
+        let directory = tempfile::tempdir().unwrap();
+        for name in names {
+            let place = directory.path().join(name);
+            fs::create_dir(&place).unwrap();
+            fs::write(place.join(parts::RECORD), b"{}").unwrap();
+            fs::write(place.join(parts::LOCK), b"").unwrap();
+        }
+        directory
+    }
+
+    fn served() -> BTreeSet<String> {
+        ["shop", "far"].map(str::to_owned).into()
+    }
+
+    fn states(pulls: &Pulls) -> Vec<PullState> {
+        pulls.all().into_iter().map(|pull| pull.fetching.state).collect()
+    }
+
+    #[test]
+    fn functions_that_nobody_fetches_are_adopted_once() {
+        let (pulls, directory) = (Pulls::default(), directory(&["shop", "far"]));
+        let lock = fs::File::open(directory.path().join("far").join(parts::LOCK)).unwrap();
+        lock.lock().unwrap();
+        pulls.adopt(directory.path(), &served());
+        pulls.adopt(directory.path(), &served());
+        assert_eq!(states(&pulls), [PullState::Waiting]);
+        assert_eq!(pulls.fetching("far").unwrap().state, PullState::Command);
+        assert_eq!(pulls.next(), Some((1, Order::GoOn("shop".to_owned()))));
+        assert_eq!(pulls.next(), None);
+        // The command is killed.
+        drop(lock);
+        pulls.adopt(directory.path(), &served());
+        assert_eq!(pulls.next(), Some((2, Order::GoOn("far".to_owned()))));
+        assert_eq!(pulls.fetching("far").unwrap().state, PullState::Fetching);
+    }
+
+    #[test]
+    fn failures_are_tried_again_with_growing_pauses_and_refusals_are_not() {
+        let (pulls, directory) = (Pulls::default(), directory(&["shop"]));
+        let place = directory.path();
+        pulls.adopt(place, &served());
+        let mut pauses = Vec::new();
+        for _ in 0..8 {
+            pulls.state().pulls.get_mut(&1).unwrap().not_before = None;
+            pulls.next().unwrap();
+            pauses.extend(pulls.ended(place, 1, failed("no network", false)));
+            assert_eq!(pulls.next(), None, "not at once");
+        }
+        assert_eq!(
+            pauses.iter().map(Duration::as_secs).collect::<Vec<_>>(),
+            [1, 2, 4, 8, 16, 32, 60, 60]
+        );
+        assert_eq!(pulls.of(1).unwrap().fetching.problem.as_deref(), Some("no network"));
+        // A piece that has come makes it begin with short pauses again.
+        pulls.state().pulls.get_mut(&1).unwrap().not_before = None;
+        pulls.next().unwrap();
+        let progress = News::Progress { bytes: 5, of: 9, moved: 5, failed: 2 };
+        assert_eq!(pulls.note(1, &progress), Counted { moved: 5, failed_fetches: 2 });
+        assert_eq!(pulls.note(1, &progress), Counted::default());
+        assert_eq!(pulls.ended(place, 1, failed("no network", false)), Some(PAUSES.0));
+        pulls.state().pulls.get_mut(&1).unwrap().not_before = None;
+        pulls.next().unwrap();
+        assert_eq!(pulls.ended(place, 1, failed("it lies", true)), None);
+        assert_eq!(states(&pulls), [PullState::Failed]);
+        pulls.adopt(place, &served());
+        assert_eq!(pulls.all().len(), 1, "it is left alone");
+        // Until it is pulled anew.
+        let record = place.join("shop").join(parts::RECORD);
+        fs::write(place.join("new"), b"{}").unwrap();
+        fs::rename(place.join("new"), record).unwrap();
+        pulls.adopt(place, &served());
+        assert_eq!(pulls.next().unwrap().0, 2);
+    }
+
+    #[test]
+    fn so_many_are_fetched_at_a_time_and_so_many_wait() {
+        let pulls = Pulls::default();
+        let asked = || pulls.begin(new("registry.example/shop:1"));
+        for _ in 0..FETCHERS_MAX {
+            asked().unwrap();
+            pulls.next().unwrap();
+        }
+        for _ in 0..WAITING_MAX {
+            asked().unwrap();
+            assert_eq!(pulls.next(), None);
+        }
+        assert_eq!(asked(), Err(PullsError::Full));
+        assert_eq!(pulls.ended(Path::new("/"), 1, failed("no", false)), None);
+        assert_eq!(pulls.next().unwrap().0, FETCHERS_MAX as u64 + 1);
+        asked().unwrap();
+        assert!(matches!(pulls.begin(new("s3://")), Err(PullsError::Wrong(_))));
+    }
+
+    #[test]
+    fn those_that_have_ended_are_forgotten_one_day() {
+        let pulls = Pulls::default();
+        for id in 1..=ENDED_MAX as u64 + 3 {
+            pulls.begin(new("registry.example/shop:1")).unwrap();
+            pulls.next().unwrap();
+            let done = News::Done { name: "shop".to_owned(), digest: None };
+            assert_eq!(pulls.ended(Path::new("/"), id, done), None);
+        }
+        assert_eq!(pulls.all().len(), ENDED_MAX);
+        assert!(pulls.of(3).is_none() && pulls.of(4).is_some());
+        assert_eq!(pulls.fetching("shop").unwrap().state, PullState::Done);
+    }
+
+    #[test]
+    fn one_that_is_cancelled_is_left_alone() {
+        let (pulls, directory) = (Pulls::default(), directory(&["shop"]));
+        pulls.begin(new("registry.example/shop:1")).unwrap();
+        pulls.next().unwrap();
+        let (own, fetcher) = UnixStream::pair().unwrap();
+        assert!(pulls.connected(1, own));
+        let serve = News::Serve { function: "shop".to_owned(), part: Part::Run };
+        pulls.note(1, &serve);
+        let cancelled = pulls.cancel(directory.path(), 1).unwrap();
+        assert_eq!(cancelled.fetching.state, PullState::Cancelled);
+        assert_eq!(std::io::Read::read(&mut &fetcher, &mut [0]).unwrap(), 0, "it hears its end");
+        assert_eq!(pulls.ended(directory.path(), 1, failed("gone", false)), None);
+        pulls.adopt(directory.path(), &served());
+        assert_eq!(states(&pulls), [PullState::Cancelled]);
+        assert_eq!(pulls.cancel(directory.path(), 7), None);
+    }
+
+    #[test]
+    fn what_is_served_in_part_no_more_is_not_fetched() {
+        let (pulls, directory) = (Pulls::default(), directory(&["shop", "far"]));
+        let without = |gone: &str| served().into_iter().filter(|name| name != gone).collect();
+        pulls.adopt(directory.path(), &without("far"));
+        assert_eq!(pulls.next(), Some((1, Order::GoOn("shop".to_owned()))));
+        pulls.adopt(directory.path(), &without("shop"));
+        assert_eq!(states(&pulls), [PullState::Cancelled, PullState::Waiting]);
+        // One that has just stored all of it is.
+        pulls.next().unwrap();
+        pulls.note(2, &News::Serve { function: "far".to_owned(), part: Part::Whole });
+        pulls.adopt(directory.path(), &BTreeSet::new());
+        assert_eq!(states(&pulls), [PullState::Cancelled, PullState::Fetching]);
+    }
+
+    #[test]
+    fn a_pull_that_was_served_goes_on_after_a_failure() {
+        let pulls = Pulls::default();
+        pulls.begin(new("registry.example/shop:1")).unwrap();
+        pulls.next().unwrap();
+        pulls.note(1, &News::Serve { function: "shop".to_owned(), part: Part::Run });
+        assert!(pulls.ended(Path::new("/"), 1, failed("lost", false)).is_some());
+        pulls.state().pulls.get_mut(&1).unwrap().not_before = None;
+        assert_eq!(pulls.next(), Some((1, Order::GoOn("shop".to_owned()))));
+        pulls.stop();
+        let (own, _fetcher) = UnixStream::pair().unwrap();
+        assert!(!pulls.connected(1, own), "nothing is begun any more");
+    }
+}
