@@ -28,9 +28,10 @@ use thaw_e2e::{
 use thaw_store::{Name, Repair, Store, Version};
 
 /// `/` touches what its working set has; `/ballast` memory, and `/import` files, that nothing has
-/// touched before.
+/// touched before. A working set is recorded when the first byte is answered, so `/` rehearses first
+/// what a request does after that.
 const PROGRAM: &str = r#"
-import hashlib, http.server, random
+import hashlib, http.server, random, socket, time
 ballast = random.Random(7).randbytes(9 << 20)
 digest = hashlib.sha256(ballast).hexdigest()
 def answer(path):
@@ -40,14 +41,22 @@ def answer(path):
         import xml.dom.minidom
         return xml.dom.minidom.parseString("<far/>").documentElement.tagName
     return "here"
+def rehearse():
+    client, served = socket.socketpair()
+    client.sendall(b"GET /rehearsal HTTP/1.1\r\nConnection: close\r\n\r\n")
+    server.process_request(served, ("", 0))
+    while client.recv(1000): pass
+    time.sleep(0.05)
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
+        if self.path == "/": rehearse()
         body = answer(self.path).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
-http.server.ThreadingHTTPServer(("", 8080), Handler).serve_forever()
+server = http.server.ThreadingHTTPServer(("", 8080), Handler)
+server.serve_forever()
 "#;
 
 /// Pulls and builds of a whole interpreter, while other tests run.
