@@ -350,11 +350,11 @@ pub async fn serve(
         let on_change = move || drop(own.update());
         tokio::spawn(take_out_failing(catalog.clone(), shared.clone(), on_change))
     };
-    let pulls_watch = {
+    {
         let updated = own.clone();
         let on_reload = Arc::new(move || updated.update());
-        tokio::spawn(keep_fetching(catalog.clone(), home.clone(), on_reload))
-    };
+        keep_fetching(catalog.clone(), home.clone(), on_reload)?;
+    }
     let history = History::new(shared.clone(), catalog.pool().clone());
     let history_watch = tokio::spawn(history.clone().watch());
     let admin = Admin {
@@ -401,7 +401,6 @@ pub async fn serve(
         // What is not sent by then is lost.
         let _ = tokio::time::timeout(TRACES_PATIENCE, tracer.finish(shared.boots())).await;
     }
-    pulls_watch.abort();
     shared.pulls().stop();
     freshness.abort();
     failures_watch.abort();

@@ -2,6 +2,7 @@
 
 use docker_credential::{CredentialRetrievalError, DockerCredential};
 use oci_client::secrets::RegistryAuth;
+use serde_json::Value;
 use std::env;
 use std::fs;
 use std::path::PathBuf;
@@ -19,7 +20,18 @@ pub fn read_ahead() {
     let directory = env::var_os("DOCKER_CONFIG").map(PathBuf::from);
     let home = || env::var_os("HOME").map(|home| PathBuf::from(home).join(".docker"));
     let text = directory.or_else(home).and_then(|path| fs::read(path.join("config.json")).ok());
-    *READ_AHEAD.lock().expect("no holder panics") = Some(text.unwrap_or_else(|| b"{}".to_vec()));
+    let text = text.map_or_else(|| b"{}".to_vec(), |text| without_helpers(&text));
+    *READ_AHEAD.lock().expect("no holder panics") = Some(text);
+}
+
+/// The same config.json without the helper programs that it names. What makes no sense stays as it is, and is
+/// refused by whoever reads it.
+fn without_helpers(text: &[u8]) -> Vec<u8> {
+    let Ok(Value::Object(mut entries)) = serde_json::from_slice(text) else {
+        return text.to_vec();
+    };
+    entries.retain(|name, _| !matches!(name.as_str(), "credsStore" | "credHelpers"));
+    Value::Object(entries).to_string().into_bytes()
 }
 
 /// Lets go of what was read ahead.
@@ -67,5 +79,21 @@ pub(crate) fn find(registry: &str) -> Result<RegistryAuth, String> {
         Err(error) => Err(format!(
             "the credentials for {registry} cannot be read from docker's config.json: {error}"
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn helper_programs_are_left_out() {
+        let text = br#"{"auths":{"a.example":{"auth":"eDp5"}},"credsStore":"pass","credHelpers":{"b.example":"x"}}"#;
+        let left = without_helpers(text);
+        let find = |host| docker_credential::get_credential_from_reader(&left[..], host);
+        let known = DockerCredential::UsernamePassword("x".to_owned(), "y".to_owned());
+        assert_eq!(find("a.example").unwrap(), known);
+        assert!(matches!(find("b.example"), Err(CredentialRetrievalError::NoCredentialConfigured)));
+        assert_eq!(without_helpers(b"no JSON"), b"no JSON");
     }
 }

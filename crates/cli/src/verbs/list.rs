@@ -190,7 +190,7 @@ fn table(listed: &[Listed]) -> String {
             one.listen.map_or("-".to_owned(), |address| address.to_string()),
             match (&one.fetching, one.state) {
                 (Some(fetching), State::Partial) if fetching.of > 0 => {
-                    format!("partial, {} %", fetching.bytes * 100 / fetching.of)
+                    format!("partial, {} %", fetching.bytes.saturating_mul(100) / fetching.of)
                 }
                 (_, state) => state.name().to_owned(),
             },

@@ -51,7 +51,8 @@ pub fn run(arguments: &Arguments) -> Outcome {
 /// Has a daemon leave a function alone of which it fetches the rest.
 fn stop_fetching(home: &Home, function: &str) -> Result<(), Failure> {
     let Some(daemon) = Daemon::running(home) else { return Ok(()) };
-    let pulls: Vec<PullInfo> = daemon.get("/pulls")?;
+    // One of an older build has none.
+    let pulls: Vec<PullInfo> = daemon.get("/pulls").unwrap_or_default();
     let is_its = |pull: &&PullInfo| {
         let state = pull.fetching.state;
         pull.function.as_deref() == Some(function)

@@ -211,6 +211,8 @@ struct Served {
     fetched: Arc<Fetched>,
     whole: tokio::sync::oneshot::Receiver<Result<(), String>>,
     of: u64,
+    /// When the pull was begun, in milliseconds since 1970.
+    created_ms: u64,
 }
 
 impl Lazy<'_> {
@@ -278,6 +280,7 @@ impl Lazy<'_> {
         listener: std::os::unix::net::UnixListener,
     ) -> Result<Served, ArtifactError> {
         let document = &self.remote.document;
+        let created_ms = partial.record.created_ms;
         let PartialFunction { rows, layout, blobs, hash: record, .. } = partial;
         let directory = self.piece_directory()?;
         let segments = layout.segments().to_vec();
@@ -304,7 +307,7 @@ impl Lazy<'_> {
         };
         self.runtime.spawn(fetcher.run(say));
         drop(guard);
-        Ok(Served { fetched, whole, of })
+        Ok(Served { fetched, whole, of, created_ms })
     }
 
     /// Waits until all is here, stores the function, and has it served in place of its part.
@@ -317,13 +320,27 @@ impl Lazy<'_> {
     ) -> Result<Installed, ArtifactError> {
         let (accepted, _) = prepared.chosen().expect("it was chosen before");
         on_served(&accepted.function, Part::Run);
+        let created_ms = served.created_ms;
         let moved = self.wait(served, on_event)?;
+        self.check_newest(accepted.function.config.name.as_str(), created_ms)?;
         let pulled = self.pulled(sections, moved)?;
         let installed = prepared.install(&pulled, on_event)?;
         self.end(place)?;
         on_served(&installed.function.function, Part::Whole);
         place.remove(self.home);
         Ok(installed)
+    }
+
+    /// Refuses what would take the place of a version that was stored since the pull was begun.
+    fn check_newest(&self, name: &str, created_ms: u64) -> Result<(), ArtifactError> {
+        let records = self.store.list_functions()?.records;
+        let stored = records.iter().find(|record| record.name.as_str() == name);
+        let versions = stored.map(|record| record.versions()).unwrap_or_default();
+        if versions.iter().any(|version| version.created_ms >= created_ms) {
+            let reason = "another version of it was stored meanwhile; pull it again";
+            return Err(ArtifactError::refused(reason));
+        }
+        Ok(())
     }
 
     fn piece_directory(&self) -> Result<PathBuf, ArtifactError> {
@@ -375,7 +392,7 @@ impl Lazy<'_> {
 
     /// Waits until all is here; how many bytes were moved.
     fn wait(&self, served: Served, on_event: &mut OnEvent<'_>) -> Result<u64, ArtifactError> {
-        let Served { fetched, mut whole, of } = served;
+        let Served { fetched, mut whole, of, .. } = served;
         loop {
             let outcome = self
                 .runtime

@@ -117,8 +117,12 @@ pub fn become_fetcher(start: &FetcherStart) -> io::Result<Option<OwnedFd>> {
     Ok(listening)
 }
 
-/// Keeps credentials from the daemon, which has the same user id, and out of core files.
-fn confine_memory() -> io::Result<()> {
+/// Keeps the memory of this process, which holds credentials, from others with its user id and out of core
+/// files. To be called again after the user id has changed.
+///
+/// # Errors
+/// The host refuses it.
+pub fn confine_memory() -> io::Result<()> {
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     let none = Rlimit { current: Some(0), maximum: Some(0) };
     Ok(setrlimit(Resource::Core, none)?)
@@ -151,10 +155,19 @@ fn enter_fetchers_root(start: &FetcherStart) -> io::Result<()> {
         places.extend(Place::take(path, Access::Write)?);
     }
     let named = ["SSL_CERT_FILE", "SSL_CERT_DIR"].into_iter().filter_map(std::env::var_os);
-    let named: Vec<_> = named.map(PathBuf::from).filter(|path| path.is_absolute()).collect();
+    // The daemon may change what lies in the home, and it is there already.
+    let is_own = |path: &Path| {
+        let mut own = start.linked.iter().map(PathBuf::as_path).chain([start.home.root()]);
+        own.any(|own| path.starts_with(own))
+    };
+    let named = named.map(PathBuf::from).filter(|path| path.is_absolute() && !is_own(path));
+    let named: Vec<_> = named.collect();
     for path in SEEN_BY_FETCHERS.iter().map(Path::new).chain(named.iter().map(PathBuf::as_path)) {
         // What a link leads to is not there itself.
         let Ok(real) = fs::canonicalize(path) else { continue };
+        if is_own(&real) {
+            continue;
+        }
         let place = Place::take(&real, Access::Read)?;
         places.extend(place.map(|place| Place { path: path.to_owned(), ..place }));
     }

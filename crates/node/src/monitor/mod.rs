@@ -13,7 +13,7 @@ mod jail;
 mod rendezvous;
 mod user;
 
-pub(crate) use jail::{FetcherStart, become_fetcher};
+pub(crate) use jail::{FetcherStart, become_fetcher, confine_memory};
 pub use jail::{Inherited, become_daemon};
 pub use rendezvous::{RendezvousError, connect_daemon, run_at};
 pub use user::{DaemonUser, UserKind, give_home, linked_directories};

@@ -122,6 +122,8 @@ pub struct PartialLength {
     pub domain: Option<DomainName>,
     /// Bytes of its index, contents and image when all of it is here.
     pub bytes: u64,
+    /// When it was begun, in milliseconds since 1970.
+    pub created_ms: u64,
 }
 
 /// Where partial functions lie beside a store.
@@ -135,8 +137,13 @@ pub fn lengths(directory: &Path) -> Vec<PartialLength> {
     let length = |name: String| {
         let (_, bytes) = read(&directory.join(&name).join(parts::RECORD), RECORD_MAX).ok()?;
         let record: PartialRecord = serde_json::from_slice(&bytes).ok()?;
-        let bytes = length_of(&record.document);
-        Some(PartialLength { name, domain: record.function.config.sharing.domain, bytes })
+        let (bytes, created_ms) = (length_of(&record.document), record.created_ms);
+        Some(PartialLength {
+            name,
+            domain: record.function.config.sharing.domain,
+            bytes,
+            created_ms,
+        })
     };
     names(directory).into_iter().filter_map(length).collect()
 }

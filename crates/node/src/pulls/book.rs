@@ -9,9 +9,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
-use tokio::sync::Notify;
 
 /// Fetchers at a time. Each fetches some pieces at a time.
 pub(super) const FETCHERS_MAX: usize = 4;
@@ -21,6 +20,9 @@ const WAITING_MAX: usize = 64;
 const ENDED_MAX: usize = 64;
 /// Sentences that are kept of a pull.
 const NOTES_MAX: usize = 16;
+/// How long another version of a function is served before the pull of its rest is ended. When all of it
+/// has just been stored, or its first part is, both look the same for a moment.
+const SUPERSEDED_FOR: Duration = Duration::from_secs(5);
 /// Pauses before a pull is tried again: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
@@ -116,8 +118,8 @@ pub enum PullsError {
 #[derive(Debug, Default)]
 pub struct Pulls {
     state: Mutex<State>,
-    /// Something may be begun.
-    news: Notify,
+    /// For whoever begins them.
+    news: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -129,6 +131,8 @@ struct State {
     left_alone: HashMap<String, Option<RecordIdentity>>,
     /// Partial functions that a command fetches.
     by_command: BTreeSet<String>,
+    /// Something may be begun.
+    has_news: bool,
     is_stopping: bool,
 }
 
@@ -139,6 +143,10 @@ struct Pull {
     function: Option<String>,
     fetching: Fetching,
     not_before: Option<Instant>,
+    /// When a fetcher began it last.
+    begun: Option<Instant>,
+    /// Since when another version of it is served.
+    superseded: Option<Instant>,
     digest: Option<String>,
     notes: Vec<String>,
     /// All of it is stored, and a part is served no more.
@@ -169,6 +177,8 @@ impl Pull {
             function,
             fetching,
             not_before: None,
+            begun: None,
+            superseded: None,
             digest: None,
             notes: Vec::new(),
             is_whole: false,
@@ -219,7 +229,7 @@ impl Pulls {
         let id = state.add(Order::Pull(new));
         let info = state.pulls[&id].info(id);
         drop(state);
-        self.news.notify_one();
+        self.look();
         Ok(info)
     }
 
@@ -289,12 +299,12 @@ impl Pulls {
             let is_fetched = partial::is_being_fetched(partial, name);
             let mut state = self.state();
             // A pull of a client may have found its name meanwhile, or be about to.
-            let is_busy = state.has_nameless_fetcher() || state.active().contains(name);
-            match is_fetched && !is_busy {
+            let is_active = state.active().contains(name);
+            match is_fetched && !is_active && !state.has_nameless_fetcher() {
                 true => state.by_command.insert(name.clone()),
                 false => state.by_command.remove(name),
             };
-            let is_busy = is_busy || is_fetched;
+            let is_busy = is_active || is_fetched;
             let identity = partial::identity(partial, name);
             if !is_busy && state.left_alone.get(name) != Some(&identity) {
                 state.add(Order::GoOn(name.clone()));
@@ -302,7 +312,8 @@ impl Pulls {
         }
     }
 
-    /// The next pull that may be begun, which counts as begun from now on.
+    /// The next pull that may be begun, which counts as begun from now on: the one that was begun longest
+    /// ago, so that those that fail keep no other one from its turn.
     pub(super) fn next(&self) -> Option<(u64, Order)> {
         let mut state = self.state();
         let busy = state.pulls.values().filter(|pull| pull.fetching.state == PullState::Fetching);
@@ -310,10 +321,12 @@ impl Pulls {
             return None;
         }
         let now = Instant::now();
-        let (id, pull) = state.pulls.iter_mut().find(|(_, pull)| {
+        let waiting = state.pulls.iter_mut().filter(|(_, pull)| {
             pull.fetching.state == PullState::Waiting
                 && pull.not_before.is_none_or(|not_before| not_before <= now)
-        })?;
+        });
+        let (id, pull) = waiting.min_by_key(|(id, pull)| (pull.begun, **id))?;
+        pull.begun = Some(now);
         pull.fetching.state = PullState::Fetching;
         (pull.fetching.moved, pull.fetching.failed_fetches) = (0, 0);
         Some((*id, pull.order.clone()))
@@ -401,13 +414,18 @@ impl Pulls {
         Some(pause)
     }
 
-    /// Waits until something may be begun.
-    pub(super) async fn wait(&self) {
-        self.news.notified().await;
+    /// Waits until something may be begun, for so long at most. False: nothing is begun any more.
+    pub(super) fn wait(&self, at_most: Duration) -> bool {
+        let is_quiet = |state: &mut State| !state.has_news && !state.is_stopping;
+        let waited = self.news.wait_timeout_while(self.state(), at_most, is_quiet);
+        let mut state = waited.expect("no holder panics").0;
+        state.has_news = false;
+        !state.is_stopping
     }
 
-    /// A fetcher has ended, so that another may begin.
+    /// Something may be begun: somebody has asked for it, or a fetcher has ended.
     pub(super) fn look(&self) {
+        self.state().has_news = true;
         self.news.notify_one();
     }
 
@@ -416,6 +434,7 @@ impl Pulls {
         let mut state = self.state();
         state.is_stopping = true;
         state.pulls.values_mut().for_each(end);
+        self.news.notify_one();
     }
 }
 
@@ -428,6 +447,7 @@ fn end(pull: &mut Pull) {
 
 impl State {
     fn add(&mut self, order: Order) -> u64 {
+        self.forget_old();
         self.last += 1;
         self.pulls.insert(self.last, Pull::new(order));
         self.last
@@ -439,10 +459,11 @@ impl State {
         active.filter_map(|pull| pull.function.clone()).collect()
     }
 
-    /// Whether a fetcher has not said yet which function it pulls.
+    /// Whether a fetcher that serves a part has not said yet of which function.
     fn has_nameless_fetcher(&self) -> bool {
-        let all = self.pulls.values();
-        all.into_iter().any(|pull| pull.socket.is_some() && pull.function.is_none())
+        let is_lazy = |pull: &Pull| matches!(&pull.order, Order::Pull(new) if new.lazy);
+        let mut all = self.pulls.values();
+        all.any(|pull| pull.socket.is_some() && pull.function.is_none() && is_lazy(pull))
     }
 
     fn end_superseded(&mut self, served: &BTreeSet<String>) {
@@ -450,7 +471,11 @@ impl State {
             let Order::GoOn(function) = &pull.order else { continue };
             let is_active = pull.fetching.state == PullState::Waiting
                 || pull.fetching.state == PullState::Fetching;
-            if is_active && !pull.is_whole && !served.contains(function) {
+            if !is_active || pull.is_whole || served.contains(function) {
+                pull.superseded = None;
+                continue;
+            }
+            if pull.superseded.get_or_insert_with(Instant::now).elapsed() >= SUPERSEDED_FOR {
                 pull.fetching.state = PullState::Cancelled;
                 pull.fetching.problem = Some("another version of it is served".to_owned());
                 end(pull);
@@ -477,6 +502,7 @@ mod tests {
     use super::*;
     use crate::partial::parts;
     use std::fs;
+    use std::mem::swap;
 
     fn new(reference: &str) -> NewPull {
         let reference = reference.to_owned();
@@ -583,6 +609,38 @@ mod tests {
     }
 
     #[test]
+    fn those_that_fail_keep_no_other_one_from_its_turn() {
+        let (pulls, directory) = (Pulls::default(), directory(&["shop"]));
+        pulls.adopt(directory.path(), &served());
+        assert_eq!(pulls.next().unwrap().0, 1);
+        pulls.ended(directory.path(), 1, failed("no network", false));
+        pulls.begin(new("registry.example/other:1")).unwrap();
+        pulls.state().pulls.get_mut(&1).unwrap().not_before = None;
+        assert_eq!((pulls.next().unwrap().0, pulls.next().unwrap().0), (2, 1));
+    }
+
+    #[test]
+    fn one_that_pulls_all_at_once_holds_up_no_partial_function() {
+        let (pulls, directory) = (Pulls::default(), directory(&["shop"]));
+        pulls.begin(NewPull { lazy: false, ..new("registry.example/image:1") }).unwrap();
+        pulls.next().unwrap();
+        let (own, _fetcher) = UnixStream::pair().unwrap();
+        assert!(pulls.connected(1, own));
+        pulls.adopt(directory.path(), &served());
+        assert_eq!(pulls.next(), Some((2, Order::GoOn("shop".to_owned()))));
+    }
+
+    #[test]
+    fn those_that_were_ended_before_their_turn_are_forgotten_too() {
+        let pulls = Pulls::default();
+        for id in 1..=2 * ENDED_MAX as u64 {
+            pulls.begin(new("registry.example/shop:1")).unwrap();
+            pulls.cancel(Path::new("/"), id).unwrap();
+        }
+        assert!(pulls.all().len() <= ENDED_MAX + 1);
+    }
+
+    #[test]
     fn those_that_have_ended_are_forgotten_one_day() {
         let pulls = Pulls::default();
         for id in 1..=ENDED_MAX as u64 + 3 {
@@ -621,6 +679,13 @@ mod tests {
         pulls.adopt(directory.path(), &without("far"));
         assert_eq!(pulls.next(), Some((1, Order::GoOn("shop".to_owned()))));
         pulls.adopt(directory.path(), &without("shop"));
+        assert_eq!(states(&pulls), [PullState::Fetching, PullState::Waiting]);
+        pulls.adopt(directory.path(), &served());
+        pulls.adopt(directory.path(), &without("shop"));
+        let mut since = Instant::now() - SUPERSEDED_FOR;
+        pulls.state().pulls.get_mut(&1).unwrap().superseded.as_mut().map(|at| swap(at, &mut since));
+        assert!(since > Instant::now() - SUPERSEDED_FOR, "it began anew");
+        pulls.adopt(directory.path(), &without("shop"));
         assert_eq!(states(&pulls), [PullState::Cancelled, PullState::Waiting]);
         // One that has just stored all of it is.
         pulls.next().unwrap();
@@ -638,7 +703,9 @@ mod tests {
         assert!(pulls.ended(Path::new("/"), 1, failed("lost", false)).is_some());
         pulls.state().pulls.get_mut(&1).unwrap().not_before = None;
         assert_eq!(pulls.next(), Some((1, Order::GoOn("shop".to_owned()))));
+        assert!(pulls.wait(Duration::from_secs(60)), "it hears at once of what was begun");
         pulls.stop();
+        assert!(!pulls.wait(Duration::from_secs(60)));
         let (own, _fetcher) = UnixStream::pair().unwrap();
         assert!(!pulls.connected(1, own), "nothing is begun any more");
     }

@@ -9,8 +9,9 @@ use std::collections::BTreeMap;
 use std::io::{self, BufReader};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
-use tokio::time::timeout;
+use tokio::runtime::Handle;
 
 /// How often it is looked for functions that nobody fetches.
 const LOOK: Duration = Duration::from_secs(1);
@@ -18,23 +19,26 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Called after functions have come or gone.
 type OnReload = Arc<dyn Fn() -> BTreeMap<String, String> + Send + Sync>;
 
-/// Has everything fetched that is to be, for as long as the daemon lives.
-pub async fn keep_fetching(catalog: Arc<Catalog>, home: Home, on_reload: OnReload) {
+/// Begins to have everything fetched that is to be, for as long as the daemon lives. It has a thread of its
+/// own: looking for work each second would keep all idle threads of the runtime alive.
+///
+/// # Errors
+/// The host has no thread left.
+pub fn keep_fetching(catalog: Arc<Catalog>, home: Home, on_reload: OnReload) -> io::Result<()> {
     let driver = Driver { catalog, home, on_reload };
-    loop {
-        let looking = driver.clone();
-        // Only panics of it are errors.
-        let _ = tokio::task::spawn_blocking(move || {
-            let served = looking.catalog.partial_functions();
-            looking.pulls().adopt(&looking.home.partial(), &served);
-        })
-        .await;
+    let runtime = Handle::current();
+    let work = move || loop {
+        let served = driver.catalog.partial_functions();
+        driver.pulls().adopt(&driver.home.partial(), &served);
         while let Some((id, order)) = driver.pulls().next() {
             let driver = driver.clone();
-            tokio::task::spawn_blocking(move || driver.run(id, &order));
+            runtime.spawn_blocking(move || driver.run(id, &order));
         }
-        let _ = timeout(LOOK, driver.pulls().wait()).await;
-    }
+        if !driver.pulls().wait(LOOK) {
+            return;
+        }
+    };
+    thread::Builder::new().name("thaw-pulls".to_owned()).spawn(work).map(drop)
 }
 
 #[derive(Clone)]

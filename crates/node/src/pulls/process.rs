@@ -8,7 +8,7 @@ use crate::artifact::{
 use crate::container::ImageProgress;
 use crate::function::StoredFunction;
 use crate::home::Home;
-use crate::monitor::{FetcherStart, become_fetcher};
+use crate::monitor::{FetcherStart, become_fetcher, confine_memory};
 use std::ffi::OsString;
 use std::io::{self, BufReader};
 use std::os::fd::{AsFd, OwnedFd};
@@ -90,6 +90,8 @@ pub fn fetcher_main() -> Option<ExitCode> {
         let text = arguments.next().and_then(|text| text.into_string().ok());
         let start: FetcherStart = serde_json::from_str(&text.ok_or("it was not told how")?)?;
         let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+        // Before the daemon, which may have the same user id, could look into it.
+        confine_memory()?;
         thaw_oci::credentials::read_ahead();
         let listening = become_fetcher(&start)?;
         Ok(live(&start.home, socket, listening)?)

@@ -2,7 +2,7 @@
 
 use super::{Tenant, TenantName};
 use crate::config::{ByteSize, DomainName, QUOTAS_FILE, Quotas};
-use crate::partial::{directory_beside, lengths};
+use crate::partial::{PartialLength, directory_beside, lengths};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -115,7 +115,7 @@ fn with_partial(
     mut by_tenant: BTreeMap<TenantName, TenantStore>,
     records: &[FunctionRecord],
 ) -> BTreeMap<TenantName, TenantStore> {
-    for partial in lengths(&directory_beside(store)) {
+    for partial in wanted_lengths(store, records) {
         let tenant = by_tenant.entry(TenantName::of(partial.domain.as_ref())).or_default();
         tenant.bytes = tenant.bytes.saturating_add(partial.bytes);
         let is_new = records.iter().all(|record| record.name.as_str() != partial.name);
@@ -127,12 +127,24 @@ fn with_partial(
 /// Bytes of a tenant's functions of which only a part is here, but for the one of this name: each counts
 /// with its whole length from the beginning. It may share files with others, which nobody knows before
 /// all of it is here.
-fn partial_bytes(store: &Store, tenant: &TenantName, but: Option<&str>) -> u64 {
-    let all = lengths(&directory_beside(store)).into_iter();
-    let counted = all.filter(|partial| {
+fn partial_bytes(store: &Store, tenant: &TenantName, but: Option<&str>) -> Result<u64, StoreError> {
+    let records = store.list_functions()?.records;
+    let counted = wanted_lengths(store, &records).into_iter().filter(|partial| {
         TenantName::of(partial.domain.as_ref()) == *tenant && Some(partial.name.as_str()) != but
     });
-    counted.fold(0, |sum, partial| sum.saturating_add(partial.bytes))
+    Ok(counted.fold(0, |sum, partial| sum.saturating_add(partial.bytes)))
+}
+
+/// The functions of which a part is served. A directory of which a version was stored since is a leftover.
+fn wanted_lengths(store: &Store, records: &[FunctionRecord]) -> Vec<PartialLength> {
+    let mut all = lengths(&directory_beside(store));
+    all.retain(|partial| {
+        let stored = records.iter().find(|record| record.name.as_str() == partial.name);
+        let newest =
+            stored.and_then(|record| record.versions().iter().map(|one| one.created_ms).max());
+        newest.is_none_or(|newest| newest < partial.created_ms)
+    });
+    all
 }
 
 /// Whether a tenant may have a function of so many bytes of which only a part is here yet.
@@ -148,7 +160,7 @@ pub fn check_partial(
     let Some(quota) = quotas.of(domain).store else { return Ok(()) };
     let tenant = TenantName::of(domain);
     let needed = stored_bytes(store, &tenant)?
-        .saturating_add(partial_bytes(store, &tenant, Some(name)))
+        .saturating_add(partial_bytes(store, &tenant, Some(name))?)
         .saturating_add(bytes);
     within(&tenant, "this function", quota, needed)
 }
@@ -215,7 +227,7 @@ pub fn check(store: &Store, quotas: &Quotas, planned: &Planned<'_>) -> Result<()
     };
     store.list_functions()?.records.iter().try_for_each(|record| kept(record, &mut footprint))?;
     add_checkpoints(store, &mut footprint, &tenant)?;
-    let partial = partial_bytes(store, &tenant, Some(planned.name));
+    let partial = partial_bytes(store, &tenant, Some(planned.name))?;
     within(&tenant, "this build", quota, footprint.bytes().saturating_add(partial))
 }
 
@@ -233,7 +245,7 @@ pub fn check_file(
 ) -> Result<(), StoreQuotaError> {
     let Some(quota) = tenant.quota().store else { return Ok(()) };
     let stored = stored_bytes(store, tenant.name())?;
-    let partial = partial_bytes(store, tenant.name(), None);
+    let partial = partial_bytes(store, tenant.name(), None)?;
     let more = bytes.saturating_add(tenant.asleep_bytes()).saturating_add(partial);
     within(tenant.name(), with, quota, stored.saturating_add(more))
 }
