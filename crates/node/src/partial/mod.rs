@@ -28,8 +28,8 @@ pub use record::kernels_of_partial;
 
 pub(crate) use far::FarContents;
 pub(crate) use protocol::{Question, RECORD_HASH, Reply, read_question, write_reply};
-pub(crate) use record::{PartialLength, 
-    PartialFunction, PartialRecord, PieceSource, RecordIdentity, directory_beside, hash_of_run,
-    identity, is_being_fetched, is_partial, length_of, lengths, names, parts,
+pub(crate) use record::{
+    PartialFunction, PartialLength, PartialRecord, PieceSource, RecordIdentity, directory_beside,
+    hash_of_run, identity, is_being_fetched, is_partial, length_of, lengths, names, parts,
 };
 pub(crate) use rows::Rows;

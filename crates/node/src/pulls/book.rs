@@ -502,7 +502,6 @@ mod tests {
     use super::*;
     use crate::partial::parts;
     use std::fs;
-    use std::mem::swap;
 
     fn new(reference: &str) -> NewPull {
         let reference = reference.to_owned();
@@ -682,9 +681,9 @@ mod tests {
         assert_eq!(states(&pulls), [PullState::Fetching, PullState::Waiting]);
         pulls.adopt(directory.path(), &served());
         pulls.adopt(directory.path(), &without("shop"));
-        let mut since = Instant::now() - SUPERSEDED_FOR;
-        pulls.state().pulls.get_mut(&1).unwrap().superseded.as_mut().map(|at| swap(at, &mut since));
-        assert!(since > Instant::now() - SUPERSEDED_FOR, "it began anew");
+        let long_ago = Instant::now() - SUPERSEDED_FOR;
+        let since = pulls.state().pulls.get_mut(&1).unwrap().superseded.replace(long_ago);
+        assert!(since.is_some_and(|since| since > long_ago), "it began anew");
         pulls.adopt(directory.path(), &without("shop"));
         assert_eq!(states(&pulls), [PullState::Cancelled, PullState::Waiting]);
         // One that has just stored all of it is.
