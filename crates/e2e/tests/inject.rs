@@ -315,7 +315,7 @@ fn bodies_streams_and_other_protocols_go_through() {
     node.set("api-key", VALUE);
     let said = node.python(
         r"
-import hashlib, socket
+import hashlib, socket, time
 body = bytes(range(256)) * 20000
 assert ask(url, data=body)[1].split() == [str(len(body)), hashlib.sha256(body).hexdigest()]
 # In chunks, and several requests on one connection.
@@ -324,6 +324,9 @@ for path in ('/', '/close', '/', '/'):
     line.request('POST' if path == '/' else 'GET', path, body=iter([b'one', b'two']) if path == '/' else None)
     answer = line.getresponse()
     print(answer.status, answer.read().split()[0], answer.getheader('Alt-Svc'))
+    # The server ends its connection after the answer. What is on its way at that moment is lost, as with
+    # any proxy (RFC 9112, 9.3.1), and nobody here sees that moment.
+    if path == '/close': time.sleep(0.5)
 # The first event is here before there is a second one.
 events = urllib.request.urlopen(url + '/events', timeout=60)
 print(events.readline(), events.readline())
