@@ -265,13 +265,14 @@ impl Daemon {
         all.as_array().expect("an array").iter().filter(of).cloned().collect()
     }
 
-    /// Waits until all instances of a function that are not asleep would outlive this daemon: they are
+    /// Waits until a function has instances awake, and all of them would outlive this daemon: they are
     /// kept for the next one when they are a fraction of a second old.
     #[track_caller]
     pub fn wait_until_kept(&self, function: &str) {
         wait_until("they are kept for the next daemon", || {
             let all = self.instances(function);
-            all.iter().filter(|one| one["state"] != "asleep").all(|one| !one["kept"].is_null())
+            let mut awake = all.iter().filter(|one| one["state"] != "asleep").peekable();
+            awake.peek().is_some() && awake.all(|one| !one["kept"].is_null())
         });
     }
 
