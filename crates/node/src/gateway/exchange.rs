@@ -68,6 +68,13 @@ impl Lease {
         }
     }
 
+    /// No other request may use the connection.
+    fn close(&mut self) {
+        if let Some(upstream) = self.upstream.take() {
+            self.let_go_of(upstream, LetGo::Answered);
+        }
+    }
+
     fn let_go_of(&self, upstream: Upstream, why: LetGo) {
         let (instance, connection) = (upstream.instance, upstream.connection);
         // The guest sees the end of its connection.
@@ -109,6 +116,9 @@ impl Drop for Lease {
 enum Failure {
     /// It has read nothing of the request.
     Untouched,
+    /// The connection had another answer on it, and the instance has read nothing of the
+    /// request.
+    Unasked,
     /// The client is to be told.
     Refused(Refusal),
 }
@@ -158,8 +168,15 @@ pub(super) async fn answer(
                 let given_up = tokio::task::spawn_blocking(move || launcher.give_up_ready());
                 given_up.await.expect("a launcher does not panic");
             }
+            Err(Failure::Unasked) if state.is_replayable() => {
+                reuse = Reuse::None;
+                request = Request::from_parts(head.clone(), state.again());
+            }
             Err(Failure::Untouched) => {
                 return Err(died(service, "it ended before it read the request".to_owned()));
+            }
+            Err(Failure::Unasked) => {
+                return Err(bad_response(service, "it has answered before it was asked"));
             }
         }
     }
@@ -304,6 +321,10 @@ async fn ask(
         }
     });
     match answered.await {
+        Some(Ok(_)) if lease.upstream().is_unasked() => {
+            lease.close();
+            Err(Failure::Unasked)
+        }
         Some(Ok(response)) => {
             lease.upstream().head_is_complete();
             Ok((response, lease))

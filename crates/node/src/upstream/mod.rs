@@ -54,6 +54,8 @@ pub struct Upstream {
     pub(crate) instance: u64,
     /// The instance had been waiting, and may have ended meanwhile.
     pub(crate) waited: bool,
+    /// Another request was answered on it.
+    is_reused: bool,
     line: Line,
     /// The instance's end. As long as the gateway has a descriptor of it, it can be asked
     /// how much of what was sent is unread; only without is the instance's end of the
@@ -80,6 +82,13 @@ struct Meter {
     /// How much more may be read until the head of the answer is complete; the largest
     /// number while nobody waits for one.
     head_left: AtomicI64,
+}
+
+impl Meter {
+    /// Bytes of the present request that were sent.
+    fn sent(&self) -> u64 {
+        self.written.load(Relaxed) - self.before.load(Relaxed)
+    }
 }
 
 /// Counts the bytes of a connection.
@@ -152,6 +161,7 @@ impl Upstream {
             connection: far_end.id,
             instance: placed.instance,
             waited: placed.waited,
+            is_reused: false,
             line,
             far_end: Some(far_end),
             done,
@@ -181,11 +191,8 @@ impl Upstream {
         if self.end.is_none()
             && let Poll::Ready(outcome) = Pin::new(&mut self.done).poll(context)
         {
-            let meter = &self.line.meter;
-            let sent = meter.written.load(Relaxed) - meter.before.load(Relaxed);
-            let far_end = self.far_end.take();
-            let unread = far_end.and_then(|client| unread(&client.socket).ok());
-            let is_untouched = unread.is_some_and(|unread| unread == sent);
+            let is_untouched = self.unread().is_some_and(|unread| unread == self.line.meter.sent());
+            self.far_end = None;
             let outcome = outcome.unwrap_or(Outcome::Closed);
             self.end = Some(UpstreamEnd { outcome, is_untouched });
             // Its end is to be seen now, and not at the next opportunity.
@@ -196,6 +203,23 @@ impl Upstream {
     /// It waits for another request from now on, and the guest may close it meanwhile.
     pub(crate) fn rest(&mut self) {
         self.waited = true;
+        self.is_reused = true;
+    }
+
+    /// The answer that has begun is to nothing that was asked: it came after the one to an
+    /// earlier request, and the instance has read nothing of the present one (RFC 9112
+    /// §9.2). A server may say so that it closes an idle connection.
+    pub(crate) fn is_unasked(&self) -> bool {
+        let is_untouched = match &self.end {
+            Some(end) => end.is_untouched,
+            None => self.unread().is_some_and(|unread| unread >= self.line.meter.sent()),
+        };
+        self.is_reused && is_untouched
+    }
+
+    /// How much of what was sent the instance has not read, as long as it can be asked.
+    fn unread(&self) -> Option<u64> {
+        unread(&self.far_end.as_ref()?.socket).ok()
     }
 
     /// How the instance's side has ended, if it has.

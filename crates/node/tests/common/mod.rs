@@ -61,6 +61,12 @@ impl Guest {
         Some(Seen { head, body })
     }
 
+    /// Whether something else comes; does not read it.
+    pub fn has_more(&mut self) -> bool {
+        !self.socket.buffer().is_empty()
+            || self.socket.get_ref().peek(&mut [0]).is_ok_and(|read| read > 0)
+    }
+
     /// The next head, without its body.
     pub fn head(&mut self) -> Option<String> {
         let mut head = String::new();

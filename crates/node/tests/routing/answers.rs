@@ -2,7 +2,8 @@
 
 use crate::SHARED;
 use crate::common::{Guest, Node, eventually};
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use thaw_node::health::Requests;
 use thaw_sandbox::GuestExit;
 
@@ -92,6 +93,33 @@ fn bytes_after_an_answer_are_nobody_elses_answer() {
         assert_eq!(client.get("f", "/").text(), "mine");
     }
     assert_eq!(threads.connections.load(Ordering::SeqCst), 5);
+}
+
+/// They come when the next request is under way, and the instance has not read it. It may
+/// have closed the connection with them.
+#[test]
+fn bytes_that_overtake_a_request_are_not_its_answer() {
+    let node = Node::new(10);
+    for (name, closes) in [("f", false), ("g", true)] {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let over = is_over.clone();
+        let (_, threads) = node.serve(name, SHARED, move |guest| {
+            guest.request();
+            guest.answer("mine");
+            if guest.has_more() {
+                guest.answer("for the next");
+            }
+            if !closes {
+                eventually(|| over.load(Ordering::SeqCst));
+            }
+        });
+        let mut client = node.connect();
+        for _ in 0..3 {
+            assert_eq!(client.get(name, "/").text(), "mine");
+        }
+        is_over.store(true, Ordering::SeqCst);
+        assert_eq!(threads.connections.load(Ordering::SeqCst), 3);
+    }
 }
 
 /// Also one whose body fails after its head said that all is well.
