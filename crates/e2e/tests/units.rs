@@ -1,8 +1,10 @@
 //! The units of `contrib/systemd`, and the two processes that two of them start apart: a
 //! monitor with the rights that its unit leaves to it, and a daemon that has none.
 
+use rustix::io::{FdFlags, fcntl_setfd};
 use std::fs::{self, File};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -16,6 +18,8 @@ use thaw_e2e::{
 
 /// Where the units say that `thaw` is.
 const INSTALLED: &str = "/usr/local/bin/thaw";
+const UNITS: [&str; 4] =
+    ["thaw.service", "thaw-monitor.service", "thaw.socket", "thaw-user.service"];
 
 fn unit(name: &str) -> String {
     let path = repository().join("contrib/systemd").join(name);
@@ -40,7 +44,7 @@ fn analyze(arguments: &[&str], units: &[&str]) -> Option<Outcome> {
     let directory = tempfile::tempdir().expect("a directory");
     let mut command = Command::new("systemd-analyze");
     command.args(arguments);
-    for name in ["thaw.service", "thaw-monitor.service", "thaw-user.service"] {
+    for name in UNITS {
         let path = directory.path().join(name);
         fs::write(&path, unit(name).replace(INSTALLED, "/bin/true")).expect("a copy");
         if units.contains(&name) {
@@ -52,8 +56,7 @@ fn analyze(arguments: &[&str], units: &[&str]) -> Option<Outcome> {
 
 #[test]
 fn the_units_have_no_mistakes() {
-    let units = ["thaw.service", "thaw-monitor.service", "thaw-user.service"];
-    let Some(outcome) = analyze(&["verify", "--man=no"], &units) else { return };
+    let Some(outcome) = analyze(&["verify", "--man=no"], &UNITS) else { return };
     assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""), "{outcome:?}");
 }
 
@@ -177,14 +180,35 @@ impl Node {
         let mut command = Command::new("setpriv");
         command.arg(format!("--bounding-set=-all{kept}")).args(["--inh-caps=-all"]);
         command.args(["--pdeathsig", "KILL"]).arg(self.thaw()).arg("monitor").args(arguments);
-        command.args(["--weak-limits", "--listen", "127.0.0.1:0"]);
+        command.arg("--weak-limits");
         command.env("THAW_HOME", self.home()).env_remove("THAW_TRACE");
         command
     }
 
     fn start_monitor(&self) -> Process {
-        let log = self.directory.path().join("monitor.log");
-        let monitor = Process::start(&mut self.monitor(&["--socket", &self.socket()]), log);
+        let arguments = ["--socket", &self.socket(), "--listen", "127.0.0.1:0"];
+        self.start_as_monitor(&mut self.monitor(&arguments), "monitor.log")
+    }
+
+    /// A monitor whose service manager has a socket for it (sd_listen_fds(3)).
+    fn start_activated_monitor(&self, listener: &TcpListener, name: &str) -> Process {
+        fcntl_setfd(listener, FdFlags::empty()).expect("it can be inherited");
+        let monitor = self.monitor(&["--socket", &self.socket()]);
+        let script = "export LISTEN_FDS=1 LISTEN_PID=$$; exec \"$@\" 3<&$0";
+        let mut command = Command::new("sh");
+        command.args(["-c", script, &listener.as_raw_fd().to_string()]);
+        command.arg(monitor.get_program()).args(monitor.get_args());
+        for (variable, value) in monitor.get_envs() {
+            match value {
+                Some(value) => command.env(variable, value),
+                None => command.env_remove(variable),
+            };
+        }
+        self.start_as_monitor(&mut command, name)
+    }
+
+    fn start_as_monitor(&self, command: &mut Command, name: &str) -> Process {
+        let monitor = Process::start(command, self.directory.path().join(name));
         wait_until("the monitor waits", || monitor.log().contains("waiting for a daemon"));
         monitor
     }
@@ -266,6 +290,34 @@ fn clients_wait_for_the_next_daemon() {
     });
     let second = node.start_daemon("second.log");
     assert_eq!(node.gateway(&second), gateway);
+    assert_eq!(client.join().expect("a client"), 200);
+}
+
+/// As in an upgrade: the monitor is another process afterwards.
+#[test]
+fn clients_wait_for_the_next_monitor_if_systemd_has_the_socket() {
+    let Some(node) = Node::new() else { return };
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("its address");
+    let start = |number| {
+        let monitor = node.start_activated_monitor(&listener, &format!("monitor-{number}.log"));
+        let daemon = node.start_daemon(&format!("daemon-{number}.log"));
+        assert_eq!(node.gateway(&daemon), address, "{}", monitor.log());
+        (monitor, daemon)
+    };
+    let (mut monitor, mut daemon) = start(1);
+    assert_eq!(get(address, "hello-c", "/").status, 200);
+    // No sandbox has it.
+    let inode = fs::read_link(format!("/proc/self/fd/{}", listener.as_raw_fd())).expect("a socket");
+    for process in descendants(monitor.pid()) {
+        let Ok(descriptors) = fs::read_dir(format!("/proc/{}/fd", process.pid)) else { continue };
+        let mut links = descriptors.flatten().filter_map(|entry| fs::read_link(entry.path()).ok());
+        assert!(!links.any(|link| link == inode), "{}", process.pid);
+    }
+    assert_eq!(daemon.stop(), Some(0));
+    assert_eq!(monitor.stop(), Some(0));
+    let client = thread::spawn(move || get(address, "hello-c", "/").status);
+    let (_monitor, _daemon) = start(2);
     assert_eq!(client.join().expect("a client"), 200);
 }
 

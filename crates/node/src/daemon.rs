@@ -1,5 +1,6 @@
 //! `thaw serve`: everything together.
 
+use crate::activation::{self, ActivationError};
 use crate::admin::{
     Admin, AdminAddress, AdminToken, LocalListener, RemoteAccess, TokenError, listen_at,
 };
@@ -159,6 +160,9 @@ pub enum ServeError {
     /// The settings of E2B's API are not usable.
     #[error(transparent)]
     E2b(#[from] e2b::SettingsError),
+    /// The service manager has sockets that are of no use.
+    #[error(transparent)]
+    Activation(#[from] ActivationError),
     /// Traces cannot be sent as somebody has said.
     #[error("{0}")]
     Traces(String),
@@ -216,23 +220,28 @@ impl Prepared {
 
     /// What [`Prepared::inherited`] takes.
     pub(crate) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        let activated = activation::descriptors();
         let admin = self.admin.iter().map(|(listener, _)| listener.as_fd());
         let dashboard = self.dashboard.iter().map(|(listener, _)| listener.as_fd());
         let local_admin = self.local_admin.iter().map(AsFd::as_fd);
         let first = [self.lock.as_fd(), self.gateway.as_fd()];
-        first.into_iter().chain(admin).chain(dashboard).chain(local_admin).collect()
+        let own = first.into_iter().chain(admin).chain(dashboard).chain(local_admin);
+        own.chain(activated).collect()
     }
 
-    /// The same in another process, from its descriptors and what clients must show.
+    /// The same in another process, from its descriptors, of which the last `activated` are
+    /// the service manager's, and what clients must show.
     ///
     /// # Errors
     /// Some are missing.
     pub(crate) fn inherited(
         home: &Home,
-        descriptors: Vec<OwnedFd>,
+        mut descriptors: Vec<OwnedFd>,
+        activated: usize,
         access: Option<RemoteAccess>,
         dashboard: Option<RemoteAccess>,
     ) -> io::Result<Self> {
+        activation::inherit(descriptors.split_off(descriptors.len().saturating_sub(activated)))?;
         let mut descriptors = descriptors.into_iter();
         let mut next =
             || descriptors.next().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData));
@@ -643,9 +652,7 @@ impl OwnListeners {
                 tokio::spawn(with_guard(guarded, listening))
             }
             EntryKind::Udp => {
-                let socket = UdpSocket::bind(address).or_else(|error| {
-                    bind_for_us(address, Transport::Udp, error).map(UdpSocket::from)
-                });
+                let socket = bind_datagrams(address);
                 let socket =
                     socket.map_err(|error| ServeError::Listen { address, option, error })?;
                 let guarded = guarded(address, Transport::Udp, PortGuard::IfWrittenOut);
@@ -698,9 +705,23 @@ fn serving(
 }
 
 fn bind(address: SocketAddr, option: &'static str) -> Result<TcpListener, ServeError> {
-    let bound = TcpListener::bind(address)
-        .or_else(|error| bind_for_us(address, Transport::Tcp, error).map(TcpListener::from));
-    bound.map_err(|error| ServeError::Listen { address, option, error })
+    bind_connections(address).map_err(|error| ServeError::Listen { address, option, error })
+}
+
+fn bind_connections(address: SocketAddr) -> io::Result<TcpListener> {
+    match activation::find(address, Transport::Tcp)? {
+        Some(socket) => Ok(socket.into()),
+        None => TcpListener::bind(address)
+            .or_else(|error| bind_for_us(address, Transport::Tcp, error).map(TcpListener::from)),
+    }
+}
+
+fn bind_datagrams(address: SocketAddr) -> io::Result<UdpSocket> {
+    match activation::find(address, Transport::Udp)? {
+        Some(socket) => Ok(socket.into()),
+        None => UdpSocket::bind(address)
+            .or_else(|error| bind_for_us(address, Transport::Udp, error).map(UdpSocket::from)),
+    }
 }
 
 /// A listener at an address that `option` names, which sandboxes are kept from.

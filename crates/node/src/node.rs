@@ -15,7 +15,7 @@ use crate::sandboxes::limits::LimitsTable;
 use crate::secrets::SecretStore;
 use crate::service::{InstanceInfo, Service};
 use crate::swap::SwapSpace;
-use crate::tenants::{Taken, Tenant, Tenants};
+use crate::tenants::{Tenant, Tenants};
 use crate::traces::{TraceSettings, Tracer};
 use crate::triggers::Triggers;
 use std::collections::HashMap;
@@ -539,7 +539,7 @@ impl NodeState {
 
     /// Ends the instance of the node that has been idle longest, if any is idle.
     pub(crate) fn evict_idlest(&self) {
-        evict_idlest_of(self.services());
+        evict_idlest_of(&self.services(), Service::evict);
     }
 
     /// Asks instances that are idle and have memory to give it up, those first that have been
@@ -577,7 +577,7 @@ impl NodeState {
     pub(crate) fn make_room_of(&self, tenant: &Arc<Tenant>) {
         let services = self.services_of(tenant);
         if !services.iter().any(|service| service.launcher().give_up_one()) {
-            evict_idlest_of(services);
+            evict_idlest_of(&services, Service::evict);
         }
     }
 
@@ -586,16 +586,15 @@ impl NodeState {
     pub fn shrink_to_quotas(&self) {
         for tenant in self.tenants.all() {
             let room = tenant.room();
-            let mut ending = Taken::default();
-            while room.is_overdrawn(ending) {
+            while room.is_overdrawn() {
                 let services = self.services_of(&tenant);
                 // Ready instances give their room back at once.
                 if services.iter().any(|service| service.launcher().give_up_one()) {
                     continue;
                 }
-                let Some(memory) = evict_idlest_of(services) else { break };
-                ending.instances += 1;
-                ending.memory += memory;
+                if !evict_idlest_of(&services, Service::evict_beyond_quota) {
+                    break;
+                }
             }
         }
     }
@@ -628,20 +627,19 @@ impl NodeState {
     }
 }
 
-/// Ends the instance that has been idle longest, if any is idle; the bytes of memory that
-/// it may use.
-fn evict_idlest_of(services: Vec<Arc<Service>>) -> Option<u64> {
-    fn idlest(service: &Arc<Service>) -> Option<(std::time::Instant, u64, &Arc<Service>)> {
-        let (since, id) = service.idlest()?;
-        Some((since, id, service))
-    }
+/// Has `evict` end the instance that has been idle longest; whether there was one.
+fn evict_idlest_of(services: &[Arc<Service>], evict: impl Fn(&Service, u64) -> bool) -> bool {
+    let mut tried = None;
     loop {
-        let found = services.iter().filter_map(idlest).min_by_key(|found| found.0);
-        let (_, id, service) = found?;
-        // Unless it has just got a connection.
-        if service.evict(id) {
+        let idlest = services.iter().filter_map(|service| Some((service.idlest(tried)?, service)));
+        let Some((found, service)) = idlest.min_by_key(|(found, _)| *found) else { return false };
+        let (_, id) = found;
+        // One that has just got a connection, or that comes to rest only now, stays: the next one
+        // is tried.
+        tried = Some(found);
+        if evict(service, id) {
             tracing::debug!(function = %service.name(), instance = id, "ended an idle instance to make room");
-            return Some(service.config().limits.memory.bytes());
+            return true;
         }
     }
 }

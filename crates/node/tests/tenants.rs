@@ -186,6 +186,23 @@ fn an_instance_that_never_comes_to_rest_keeps_nobody_elses_room() {
     assert!(instances.iter().all(|instance| instance.function.as_str() == "other"));
 }
 
+/// Whoever waits for its room goes on waiting, and does not look for it again and again.
+#[test]
+fn an_instance_that_is_about_to_end_is_idle_to_nobody() {
+    let node = Node::new(100);
+    set(&node, "[domain.full]\ninstances = 1");
+    let open = Arc::new(AtomicBool::new(false));
+    let (service, _) = node.serve("f", &of("full", KEPT, "keep_alive = \"60s\""), gated(&open));
+    node.serve("g", &of("full", KEPT, "queue = \"200ms\""), answering);
+    let mut first = ask(&node, "f");
+    eventually(|| node.shared.instances().iter().any(|instance| instance.connections == 1));
+    service.retire(node.shared.instances()[0].id);
+    open.store(true, Ordering::SeqCst);
+    assert_eq!(first.response().unwrap().status, 200);
+    eventually(|| node.shared.instances()[0].connections == 0);
+    assert_eq!(node.connect().get("g", "/").status, 503);
+}
+
 #[test]
 fn who_waits_hears_of_an_instance_of_the_tenant_that_becomes_idle() {
     let node = Node::new(100);

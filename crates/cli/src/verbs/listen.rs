@@ -1,18 +1,23 @@
 //! Where a node is reached, which several verbs are told.
 
 use clap::{ArgGroup, Args};
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use thaw_node::activation;
 use thaw_node::daemon::{AdminOptions, ListenOptions};
 use thaw_node::home::Home;
+
+/// Where the gateway listens if nobody says.
+const GATEWAY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
 
 /// The addresses of a node.
 #[derive(Clone, Debug, Args)]
 #[command(group(ArgGroup::new("over_tcp").args(["admin", "dashboard"]).multiple(true)))]
 pub struct ListenArguments {
-    /// Address of the gateway, which finds the function by the Host header.
-    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8080")]
-    listen: SocketAddr,
+    /// Address of the gateway, which finds the function by the Host header [default: that of
+    /// the first socket of the service manager, or 127.0.0.1:8080].
+    #[arg(long, value_name = "ADDR")]
+    listen: Option<SocketAddr>,
     /// Serve the admin API over TCP, too, to clients that show the token in
     /// --admin-token-file as `Authorization: Bearer TOKEN`. Without this it is served
     /// on $THAW_HOME/admin.sock only, to this user and root.
@@ -41,7 +46,7 @@ impl ListenArguments {
             names: self.admin_name.clone(),
         };
         ListenOptions {
-            gateway: self.listen,
+            gateway: self.listen.or_else(activation::first_address).unwrap_or(GATEWAY),
             admin: self.admin.map(at),
             dashboard: self.dashboard.map(at),
         }

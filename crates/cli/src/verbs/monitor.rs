@@ -6,6 +6,7 @@ use crate::failure::Outcome;
 use clap::Args;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use thaw_node::activation;
 use thaw_node::daemon::ServeError;
 use thaw_node::home::Home;
 use thaw_node::monitor::{self, DaemonUser, RendezvousError};
@@ -37,6 +38,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     if !rustix::process::geteuid().is_root() {
         return Err(ServeError::from(RendezvousError::NotRoot).into());
     }
+    activation::take_from_environment().map_err(ServeError::from)?;
     let home = Home::from_environment()?;
     let Some(user) = DaemonUser::for_home(&home) else {
         return Err(ServeError::from(RendezvousError::NoNamespaces).into());

@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
+use thaw_node::activation;
 use thaw_node::catalog::Catalog;
 use thaw_node::config::{ByteSize, TimeSpan};
 use thaw_node::daemon::{CoreSharing, Prepared, ServeError, ServeOptions, serve};
@@ -153,6 +154,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         let options = ServeOptions { weak_limits: WeakLimits::Accept, ..options };
         return serve_functions(&home, &options, prepared);
     }
+    activation::take_from_environment().map_err(ServeError::from)?;
     let home = Home::from_environment()?;
     let listening = arguments.listening.chosen(&home);
     if let Some(user) = DaemonUser::for_home(&home).or_else(DaemonUser::caller)

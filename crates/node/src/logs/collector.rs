@@ -342,7 +342,7 @@ mod tests {
     use std::sync::Arc;
 
     /// Longer than anything here takes.
-    const PATIENCE: Duration = Duration::from_secs(30);
+    const PATIENCE: Duration = Duration::from_secs(300);
 
     fn logs() -> (tempfile::TempDir, Logs, Arc<FunctionLog>) {
         let directory = tempfile::tempdir().unwrap();

@@ -4,6 +4,7 @@
 use super::{DaemonUser, Start, UserKind};
 use crate::daemon::Prepared;
 use crate::home::Home;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat, symlinkat};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
@@ -43,22 +44,27 @@ pub fn become_daemon() -> io::Result<Inherited> {
     let socket = io::stdin().as_fd().try_clone_to_owned()?;
     let null = fs::File::options().read(true).write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdin(&null)?;
-    let parent = getppid();
     let (text, descriptors) = monitor::receive_start(&socket)?;
     let mut start: Start = serde_json::from_slice(&text)?;
-    let (access, dashboard) = (start.access.take(), start.dashboard.take());
-    let prepared = Prepared::inherited(&start.home, descriptors, access, dashboard)?;
+    let prepared = start.inherit(descriptors)?;
     enter_root(&start)?;
     shrink_bounding_set(CapabilitySet::empty())?;
     give_up_rights(start.user.ids, start.user.kind)?;
     set_parent_process_death_signal(Some(Signal::KILL))?;
-    if getppid() != parent {
-        // The monitor has ended before it could be noticed.
+    if has_ended(&socket)? {
+        // The monitor, before its end could be noticed.
         return Err(Errno::PIPE.into());
     }
     super::filter::install(start.user.kind)?;
     monitor::adopt(socket, start.grant);
     Ok(Inherited { home: start.home, prepared })
+}
+
+/// Whether the other end of a connection is closed.
+fn has_ended(socket: impl AsFd) -> io::Result<bool> {
+    let mut events = [PollFd::new(&socket, PollFlags::empty())];
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    Ok(poll(&mut events, Some(&at_once))? > 0)
 }
 
 /// What a fetcher is told by whoever starts it, who is trusted.

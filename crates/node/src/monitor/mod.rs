@@ -18,6 +18,7 @@ pub use jail::{Inherited, become_daemon};
 pub use rendezvous::{RendezvousError, connect_daemon, run_at};
 pub use user::{DaemonUser, UserKind, give_home, linked_directories};
 
+use crate::activation;
 use crate::admin::RemoteAccess;
 use crate::daemon::{ListenOptions, Prepared, ServeError, raise_file_limit};
 use crate::home::Home;
@@ -67,6 +68,16 @@ struct Start {
     access: Option<RemoteAccess>,
     /// The same of the dashboard.
     dashboard: Option<RemoteAccess>,
+    /// How many of the descriptors are sockets of the service manager, the last ones.
+    activated: usize,
+}
+
+impl Start {
+    /// What came with it.
+    fn inherit(&mut self, descriptors: Vec<OwnedFd>) -> io::Result<Prepared> {
+        let (access, dashboard) = (self.access.take(), self.dashboard.take());
+        Prepared::inherited(&self.home, descriptors, self.activated, access, dashboard)
+    }
 }
 
 /// The part of [`Start`] that every version has.
@@ -254,6 +265,7 @@ impl Watch<'_> {
             linked: self.linked.clone(),
             access: self.prepared.access().cloned(),
             dashboard: self.prepared.dashboard_access().cloned(),
+            activated: activation::descriptors().len(),
         };
         let text = serde_json::to_vec(&start).expect("plain data");
         match monitor::send_start(&socket, &text, &self.prepared.descriptors()) {

@@ -8,7 +8,7 @@
 use super::{
     CRASHES_WITH_INSTANCES, DaemonProcess, Inherited, LONG_LIFE, Start, Version, Watch, reap,
 };
-use crate::daemon::{ListenOptions, Prepared, ServeError};
+use crate::daemon::{ListenOptions, ServeError};
 use crate::home::Home;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, chownat, fchmod};
@@ -336,11 +336,10 @@ pub fn connect_daemon(path: &Path) -> Result<Inherited, ServeError> {
     check_version(&text, path)?;
     let mut start: Start = serde_json::from_slice(&text).map_err(io::Error::from)?;
     let watched = socket.try_clone()?;
+    let prepared = start.inherit(descriptors)?;
     // Stays open from here on until this process has ended, so that the monitor does not
     // take an error for the silence of somebody else.
     monitor::adopt(socket, start.grant);
-    let (access, dashboard) = (start.access.take(), start.dashboard.take());
-    let prepared = Prepared::inherited(&start.home, descriptors, access, dashboard)?;
     give_up_rights().map_err(RendezvousError::Rights)?;
     super::filter::install(super::UserKind::Other).map_err(RendezvousError::Rights)?;
     thread::Builder::new().name("monitor-watch".to_owned()).spawn(move || end_with(&watched))?;

@@ -290,13 +290,18 @@ impl Service {
         }
         let Some(slot) = all.get(&id).filter(|slot| slot.state.is_idle()) else { return false };
         leaving.insert(id);
+        slot.ending.announce(true);
         slot.table.tell(Command::SleepOrEnd);
         true
     }
 
     /// An instance is not put to sleep after all.
     pub(crate) fn stays(&self, id: u64) {
-        self.slots().leaving.remove(&id);
+        let mut slots = self.slots();
+        slots.leaving.remove(&id);
+        if let Some(slot) = slots.get(&id).filter(|slot| slot.state.takes_connections()) {
+            slot.ending.announce(false);
+        }
     }
 
     /// Has all idle instances sleep.
@@ -552,6 +557,7 @@ impl Service {
             served: asleep.served,
             idle_since: first.is_none().then_some(now),
             upstreams: Vec::new(),
+            ending: place.lease.ending(),
         };
         let client = first.as_ref().map(|delivery| delivery.client.clone());
         if let Some(first) = first {

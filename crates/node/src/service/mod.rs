@@ -42,7 +42,7 @@ use crate::instance::{
 };
 use crate::metrics::ConnectionCounters;
 use crate::node::NodeState;
-use crate::tenants::{Taken, Tenant, TenantName};
+use crate::tenants::{Ending, Tenant, TenantName};
 use crate::upstream::Upstream;
 use asleep::Sleepers;
 use crowding::Crowding;
@@ -159,6 +159,8 @@ struct Slot {
     /// that are in use they are never more than the instance serves at a time: a server
     /// that attends to one after the other must not wait for an idle one.
     upstreams: Vec<Upstream>,
+    /// Tells the tenant's room that it is about to end.
+    ending: Ending,
 }
 
 /// An instance as the admin API shows it.
@@ -342,12 +344,13 @@ impl Service {
         self.slots().len()
     }
 
-    /// Since when the instance that has been idle longest is idle.
-    pub(crate) fn idlest(&self) -> Option<(Instant, u64)> {
+    /// Which instance has been idle longest, and since when, of those after `after` in that order.
+    pub(crate) fn idlest(&self, after: Option<(Instant, u64)>) -> Option<(Instant, u64)> {
         let slots = self.slots();
         let others =
             slots.iter().filter(|(id, _)| !slots.leaving.contains(id) && !slots.held.contains(id));
-        others.filter_map(|(id, slot)| Some((slot.idle_since?, *id))).min()
+        let idle = others.filter_map(|(id, slot)| Some((slot.idle_since?, *id)));
+        idle.filter(|found| after.is_none_or(|after| *found > after)).min()
     }
 
     /// Instances that are idle with memory to give up, and since when they are idle.
@@ -379,6 +382,17 @@ impl Service {
             slot.table.tell(Command::End);
         }
         retired
+    }
+
+    /// The same if the tenant has more instances than it may, those that are about to end left out.
+    pub(crate) fn evict_beyond_quota(&self, id: u64) -> bool {
+        let ending = self.slots().get(&id).map(|slot| slot.ending.clone());
+        let Some(ending) = ending.filter(Ending::announce_if_overdrawn) else { return false };
+        let is_ending = self.evict(id);
+        if !is_ending && self.slots().get(&id).is_some_and(|slot| slot.state.takes_connections()) {
+            ending.announce(false);
+        }
+        is_ending
     }
 
     /// Ends all idle instances, those that are asleep, and every other one after its last connection.
@@ -606,9 +620,8 @@ impl Service {
         }
         if self.is_retired() {
             self.evict_retired(id);
-        } else if self.tenant.room().is_overdrawn(Taken::default()) {
+        } else if self.evict_beyond_quota(id) {
             // The quota was lowered while it was busy.
-            self.evict(id);
         } else {
             self.tenant.room().stir();
             self.shared.instance_is_idle();
@@ -742,6 +755,7 @@ impl Slot {
 
     fn end(&mut self) {
         self.change(Change::End);
+        self.ending.announce(true);
     }
 
     /// It was idle and about to end, and does not.
@@ -749,6 +763,7 @@ impl Slot {
         if self.connections == 0 && self.state == InstanceState::Ending {
             self.state = InstanceState::Idle;
             self.idle_since = Some(Instant::now());
+            self.ending.announce(false);
         }
     }
 
@@ -758,7 +773,8 @@ impl Slot {
         self.served += 1;
         self.change(Change::Connections { connections: self.connections });
         let is_idle = self.connections == 0;
-        self.idle_since = is_idle.then(Instant::now);
+        let may_wait = is_idle && self.state.takes_connections();
+        self.idle_since = may_wait.then(Instant::now);
         is_idle
     }
 }

@@ -555,6 +555,7 @@ impl Service {
             served: 0,
             idle_since: None,
             upstreams: Vec::new(),
+            ending: place.lease.ending(),
         };
         let client = first.client.clone();
         table.adopt(first, placed);
@@ -620,6 +621,7 @@ impl Service {
             served: 0,
             idle_since: (count == 0).then_some(now),
             upstreams: Vec::new(),
+            ending: lease.ending(),
         };
         for ((client, kept), permit) in connections.into_iter().zip(permits) {
             let done = attend(client.clone());

@@ -27,6 +27,7 @@ mod watch;
 pub use carried::{CARRIED_FILE, read_periods, write_periods};
 pub use cpu::{CpuAccount, PeriodUse};
 pub use report::{CpuPeriod, TenantReport};
+pub(crate) use room::Ending;
 pub use room::{Lease, Room, Taken};
 pub use store::{StoreQuotaError, StoreUse, TenantStore};
 pub use swap::{SwapLease, SwapRoom};

@@ -3,7 +3,7 @@
 
 use super::Unmet;
 use crate::config::{ByteSize, Quota};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::futures::Notified;
@@ -29,7 +29,18 @@ struct State {
     memory_max: Option<u64>,
     instances: u32,
     memory: u64,
+    /// What is taken, by the numbers of leases; the sum is above.
+    leases: BTreeMap<u64, Held>,
+    next_lease: u64,
     waiting: VecDeque<Waiting>,
+}
+
+/// What one lease takes.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    taken: Taken,
+    /// It is about to be given back.
+    is_ending: bool,
 }
 
 #[derive(Debug)]
@@ -43,8 +54,15 @@ struct Waiting {
 #[derive(Debug)]
 pub struct Lease {
     room: Arc<Room>,
-    instances: u32,
+    number: u64,
     memory: u64,
+}
+
+/// Says of a lease that it is about to be given back, from elsewhere.
+#[derive(Clone, Debug)]
+pub(crate) struct Ending {
+    room: Arc<Room>,
+    number: u64,
 }
 
 /// A turn in the line for room. Dropping it leaves the line.
@@ -80,9 +98,45 @@ impl State {
         Taken { instances: self.instances, memory: self.memory }
     }
 
-    fn take(&mut self, instances: u32, memory: u64) {
+    /// Takes room; the number of its lease.
+    fn take(&mut self, instances: u32, memory: u64) -> u64 {
         self.instances += instances;
         self.memory += memory;
+        let number = self.next_lease;
+        self.next_lease += 1;
+        let held = Held { taken: Taken { instances, memory }, is_ending: false };
+        self.leases.insert(number, held);
+        number
+    }
+
+    /// Has a lease take so many bytes of memory.
+    fn set_memory(&mut self, number: u64, memory: u64) {
+        let held = self.leases.get_mut(&number).expect("a lease is there until it is dropped");
+        self.memory = self.memory - held.taken.memory + memory;
+        held.taken.memory = memory;
+    }
+
+    fn give_back(&mut self, number: u64) {
+        let held = self.leases.remove(&number).expect("a lease is dropped once");
+        self.instances -= held.taken.instances;
+        self.memory -= held.taken.memory;
+    }
+
+    /// Whether more is taken than there may be when what is about to end is given back.
+    fn is_overdrawn(&self) -> bool {
+        let is_beyond = |taken: Taken| {
+            self.instances_max.is_some_and(|most| taken.instances > most)
+                || self.memory_max.is_some_and(|most| taken.memory > most)
+        };
+        if !is_beyond(self.taken()) {
+            return false;
+        }
+        let mut left = self.taken();
+        for held in self.leases.values().filter(|held| held.is_ending) {
+            left.instances -= held.taken.instances;
+            left.memory -= held.taken.memory;
+        }
+        is_beyond(left)
     }
 }
 
@@ -94,8 +148,8 @@ impl Room {
         if !state.waiting.is_empty() || state.unmet(state.taken(), memory).is_some() {
             return None;
         }
-        state.take(1, memory);
-        Some(Lease { room: self.clone(), instances: 1, memory })
+        let number = state.take(1, memory);
+        Some(Lease { room: self.clone(), number, memory })
     }
 
     /// Room for `memory` bytes that the host keeps for an instance beside its own, if there is room
@@ -108,8 +162,8 @@ impl Room {
         if state.memory_max.is_some_and(is_short) {
             return None;
         }
-        state.take(0, memory);
-        Some(Lease { room: self.clone(), instances: 0, memory })
+        let number = state.take(0, memory);
+        Some(Lease { room: self.clone(), number, memory })
     }
 
     /// Joins the line for room.
@@ -142,12 +196,8 @@ impl Room {
 
     /// Whether more is taken than there may be, as after the quota was lowered, when what
     /// is about to end is given back.
-    pub(crate) fn is_overdrawn(&self, ending: Taken) -> bool {
-        let state = self.state();
-        let instances = state.instances.saturating_sub(ending.instances);
-        let memory = state.memory.saturating_sub(ending.memory);
-        state.instances_max.is_some_and(|most| instances > most)
-            || state.memory_max.is_some_and(|most| memory > most)
+    pub(crate) fn is_overdrawn(&self) -> bool {
+        self.state().is_overdrawn()
     }
 
     /// How much is taken.
@@ -180,10 +230,10 @@ impl Room {
         self.waiting.load(Ordering::SeqCst)
     }
 
-    fn release(self: &Arc<Self>, instances: u32, memory: u64) {
+    /// Gives room back as `change` says.
+    fn release(self: &Arc<Self>, change: impl FnOnce(&mut State)) {
         let mut state = self.state();
-        state.instances -= instances;
-        state.memory -= memory;
+        change(&mut state);
         self.grant(state);
         // The next one may need more than that.
         self.stir();
@@ -210,9 +260,9 @@ impl Room {
             if state.unmet(state.taken(), memory).is_some() {
                 break;
             }
-            state.take(1, memory);
+            let number = state.take(1, memory);
             let next = state.waiting.pop_front().expect("it is in front");
-            granted.push((next.grant, Lease { room: self.clone(), instances: 1, memory }));
+            granted.push((next.grant, Lease { room: self.clone(), number, memory }));
         }
         if granted.is_empty() {
             return;
@@ -249,9 +299,9 @@ impl Lease {
             if !state.waiting.is_empty() || state.memory_max.is_some_and(|most| needed > most) {
                 return Err(state.memory_max.map(ByteSize));
             }
-            state.take(0, more);
+            state.set_memory(self.number, memory);
         } else if memory < self.memory {
-            self.room.release(0, self.memory - memory);
+            self.room.release(|state| state.set_memory(self.number, memory));
         }
         self.memory = memory;
         Ok(())
@@ -259,14 +309,23 @@ impl Lease {
 
     /// Whether the tenant has more than it may, as after its quota was lowered.
     pub(crate) fn is_beyond_quota(&self) -> bool {
-        self.room.is_overdrawn(Taken::default())
+        self.room.is_overdrawn()
     }
 
     /// Takes so many bytes out of it, or all that it has, to be given back by themselves.
     pub(crate) fn split_off(&mut self, memory: u64) -> Self {
         let memory = memory.min(self.memory);
         self.memory -= memory;
-        Self { room: self.room.clone(), instances: 0, memory }
+        let mut state = self.room.state();
+        state.set_memory(self.number, self.memory);
+        let number = state.take(0, memory);
+        drop(state);
+        Self { room: self.room.clone(), number, memory }
+    }
+
+    /// What says that it is about to be given back.
+    pub(crate) fn ending(&self) -> Ending {
+        Ending { room: self.room.clone(), number: self.number }
     }
 
     /// Gives the memory back that it has beyond so many bytes.
@@ -279,7 +338,26 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.room.release(self.instances, self.memory);
+        self.room.release(|state| state.give_back(self.number));
+    }
+}
+
+impl Ending {
+    /// The lease is about to be given back, or is not after all. Changes nothing if it is.
+    pub fn announce(&self, is_ending: bool) {
+        if let Some(held) = self.room.state().leases.get_mut(&self.number) {
+            held.is_ending = is_ending;
+        }
+    }
+
+    /// Announces it if the tenant has more than it may; says whether this has.
+    pub fn announce_if_overdrawn(&self) -> bool {
+        let mut state = self.room.state();
+        if !state.is_overdrawn() {
+            return false;
+        }
+        let held = state.leases.get_mut(&self.number).filter(|held| !held.is_ending);
+        held.map(|held| held.is_ending = true).is_some()
     }
 }
 
@@ -429,6 +507,26 @@ mod tests {
         assert!(room.try_enter(2 * MIB).is_some());
     }
 
+    /// However many look at the same moment.
+    #[test]
+    fn no_more_end_than_a_lowered_quota_takes() {
+        let room = room(None, None);
+        let leases: Vec<_> = (0..5).map(|_| room.try_enter(10 * MIB).unwrap()).collect();
+        let all: Vec<Ending> = leases.iter().map(Lease::ending).collect();
+        assert!(all.iter().all(|ending| !ending.announce_if_overdrawn()));
+        room.set(&Quota { memory: Some(ByteSize(35 * MIB)), ..Quota::default() });
+        let announced = || all.iter().filter(|ending| ending.announce_if_overdrawn()).count();
+        assert_eq!((announced(), announced()), (2, 0));
+        assert!(!room.is_overdrawn());
+        // One that stays after all.
+        all[0].announce(false);
+        assert_eq!((announced(), announced()), (1, 0));
+        drop(leases);
+        assert_eq!(room.taken(), Taken::default());
+        all[0].announce(true);
+        assert!(!room.is_overdrawn());
+    }
+
     #[test]
     fn a_quota_that_is_raised_serves_those_who_wait() {
         let room = room(Some(0), None);
@@ -437,10 +535,9 @@ mod tests {
         room.set(&Quota { instances: Some(1), ..Quota::default() });
         let lease = turn.try_lease().unwrap();
         room.set(&Quota { instances: Some(0), ..Quota::default() });
-        assert!(room.is_overdrawn(Taken::default()));
-        assert!(!room.is_overdrawn(Taken { instances: 1, memory: MIB }));
+        assert!(room.is_overdrawn());
         drop(lease);
-        assert!(!room.is_overdrawn(Taken::default()));
+        assert!(!room.is_overdrawn());
     }
 
     #[test]

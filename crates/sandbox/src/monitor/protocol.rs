@@ -19,7 +19,7 @@ use crate::message;
 /// parents, state helpers, rewinders and resolver processes. The monitor starts those from its own
 /// executable, which may be of another version of Thaw than the daemon. Change it with any of
 /// them.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// Daemon → monitor: start a zygote parent. Attached: its control socket and the kernel.
 pub const REQUEST_PARENT: u32 = 1;

@@ -591,9 +591,12 @@ impl Supervisor {
     /// Makes the instance another one, as new.
     fn rewind(self) {
         self.connections.execs().close();
+        let ending = self.place.lease.ending();
         self.instance.rewind(self.place.lease);
         drop(self.connections.close());
         self.service.remove(self.id, &End::Rewound);
+        // Its room is the next one's.
+        ending.announce(false);
     }
 
     fn served(&mut self) {
