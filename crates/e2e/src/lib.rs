@@ -31,7 +31,9 @@ pub use processes::{
     Descriptor, Process, children, descendants, descriptors, exists, kill, process, resident_bytes,
 };
 pub use registry::{Cut, Registry, cutting_proxy};
-pub use rights::{check_has_no_rights, check_sees_its_home_only, names_in_root, namespace, status};
+pub use rights::{
+    check_has_no_rights, check_sees_its_home_only, ids_of, names_in_root, namespace, status,
+};
 pub use runtime::{RuntimeProgram, compare_runtime};
 pub use sdk::{
     E2B_KEY, announced, example_without, python_with, start_with_e2b, use_e2b, write_e2b_settings,

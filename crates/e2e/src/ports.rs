@@ -4,16 +4,34 @@ use crate::processes::descriptors;
 use std::collections::BTreeSet;
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener, UdpSocket};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A port of the loopback that is free for TCP and for UDP now. The host gives ports in no
-/// order, so that nobody else gets this one soon.
+/// A port of the loopback that is free for TCP and for UDP now. It is none of those that the host
+/// gives to whoever asks for any, nor one that another test is told soon: until somebody binds it,
+/// nobody else does.
 pub fn free_port() -> u16 {
+    static TOLD: AtomicU32 = AtomicU32::new(0);
+    let ports = chosen_ports();
+    let count = u32::from(ports.end - ports.start);
+    // Test processes have numbers that follow each other, and take few ports.
+    let first = std::process::id() % count * 61;
     let attempt = |_| {
-        let tcp = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).ok()?;
-        let port = tcp.local_addr().ok()?.port();
+        let place = (first + TOLD.fetch_add(1, Ordering::Relaxed)) % count;
+        let port = ports.start + place as u16;
+        TcpListener::bind((Ipv4Addr::LOCALHOST, port)).ok()?;
         UdpSocket::bind((Ipv4Addr::LOCALHOST, port)).ok().map(|_| port)
     };
-    (0..100).find_map(attempt).expect("a free port")
+    (0..count).find_map(attempt).expect("a free port")
+}
+
+/// Ports that sockets get whose program has chosen them: those below the ones that the host gives
+/// (`ip_local_port_range` in ip(7)), unless it gives nearly all.
+fn chosen_ports() -> Range<u16> {
+    let text = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
+    let given = text.split_whitespace().next().and_then(|first| first.parse().ok());
+    let end = given.filter(|first| *first > 16_000).unwrap_or(32_000).min(32_000);
+    end - 12_000..end
 }
 
 /// A port below 1024 that is free for TCP now; takes root.
@@ -58,6 +76,13 @@ mod tests {
         assert!(listening_ports(&own).contains(&port));
         drop(listener);
         assert!(!listening_ports(&own).contains(&port));
-        assert!(TcpListener::bind((Ipv4Addr::LOCALHOST, free_port())).is_ok());
+    }
+
+    #[test]
+    fn a_port_is_told_once() {
+        let ports = [free_port(), free_port()];
+        assert_ne!(ports[0], ports[1]);
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, ports[0]));
+        assert!(listener.is_ok(), "{listener:?}");
     }
 }

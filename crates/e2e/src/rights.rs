@@ -16,6 +16,13 @@ pub fn status(pid: u32, field: &str) -> Vec<String> {
     line.expect(field).split_whitespace().map(str::to_owned).collect()
 }
 
+/// The user ids of a process, none if it has ended.
+pub fn ids_of(pid: u32) -> Vec<String> {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap_or_default();
+    line.split_whitespace().map(str::to_owned).collect()
+}
+
 /// A namespace of a process, as `/proc/PID/ns` has it.
 ///
 /// # Panics

@@ -15,7 +15,7 @@ const ALONE: &str = "isolation = \"instance\"\n[limits]\nconcurrency = 8\ninstan
 const SEVERAL: &str = "isolation = \"instance\"\n[limits]\nkeep_alive = \"10m\"\n";
 const BY_ITSELF: &str = "isolation = \"instance\"\nlimits = { concurrency = 8, instances = 1, \
                          keep_alive = \"10m\", sleep_after = \"300ms\" }";
-const SHORT: &str = "isolation = \"instance\"\nlimits = { keep_alive = \"4s\" }";
+const SHORT: &str = "isolation = \"instance\"\nlimits = { keep_alive = \"15s\" }";
 const PERSISTENT: &str = "isolation = \"instance\"\npersist = true\n[limits]\nconcurrency = 8\n\
                           keep_alive = \"10m\"\n";
 

@@ -341,7 +341,11 @@ fn a_copy_of_a_template_is_isolated_like_any_other() {
         kill(instance["pid"].as_u64().expect("a process id") as u32);
     });
     wait_until("they are gone", || daemon.instances("kept").is_empty());
-    both();
+    // One that has answered before the second client comes serves that one, too.
+    wait_until("there are two", || {
+        both();
+        daemon.instances("kept").len() == 2
+    });
     let copies: Vec<u32> = daemon
         .instances("kept")
         .iter()

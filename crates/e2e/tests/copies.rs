@@ -6,8 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use thaw_e2e::{
-    Daemon, DaemonOptions, Outcome, ask, begin, built_home, command, get, repository, run, thaw,
-    wait_until,
+    Daemon, DaemonOptions, Outcome, ask, begin, built_home, command, free_port, get, repository,
+    run, thaw, wait_until,
 };
 
 /// A store with the server that is never idle, as `alone` and with a second process as `two`; as
@@ -504,7 +504,11 @@ fn a_copy_survives_the_end_of_the_twin() {
     is_consistent(&daemon, "writer", original);
     let (pid, number) = (pid_of(&daemon, "writer", original), original.to_string());
     let mut at_rest = 0;
-    for round in 0..3 {
+    for round in 0..40 {
+        // On a busy machine, twins are often read before they are found.
+        if round >= 3 && at_rest > 0 {
+            break;
+        }
         let twin = || children(pid).first().copied();
         let (outcome, _) =
             kill_while_copied(&daemon, &["fork", &number, "-n", "1", "--json"], twin);
@@ -537,7 +541,10 @@ fn an_instance_survives_the_end_of_who_reads_its_twin() {
     };
     fork(&daemon, original, 1);
     let mut refused = 0;
-    for _ in 0..4 {
+    for round in 0..40 {
+        if round >= 4 && refused > 0 {
+            break;
+        }
         let (outcome, was_killed) =
             kill_while_copied(&daemon, &["fork", &number, "-n", "1"], worker);
         if was_killed && outcome.code != Some(0) {
@@ -642,9 +649,7 @@ impl PostgreSql {
         let mut making = as_user("initdb");
         making.args(["--username=thaw", "--auth=trust", "--no-sync", "-D"]).arg(cluster.path());
         assert!(making.status().expect("initdb").success());
-        let free = std::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0)).expect("a port");
-        let port = free.local_addr().expect("an address").port();
-        drop(free);
+        let port = free_port();
         let mut serving = as_user("postgres");
         let sockets = format!("unix_socket_directories={}", cluster.path().display());
         serving.args(["-c", &sockets, "-p", &port.to_string(), "-D"]).arg(cluster.path());

@@ -10,7 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use thaw_e2e::{
-    Daemon, DaemonOptions, Outcome, built_home, get, python, repository, run, thaw, wait_until,
+    Daemon, DaemonOptions, Outcome, built_home, free_port, get, python, repository, run, thaw,
+    wait_until,
 };
 
 /// An echo server on TCP and UDP; it ends with the test.
@@ -49,12 +50,6 @@ fn echo(mut stream: TcpStream) {
     }
 }
 
-/// A port of the loopback address on which nobody listens.
-fn closed_port() -> u16 {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
-    listener.local_addr().expect("an address").port()
-}
-
 fn reach_out(rules: &[String], program: &str, arguments: &[String]) -> Outcome {
     let script = repository().join("tests/guest/egress").join(program);
     let mut command = thaw();
@@ -70,7 +65,7 @@ fn reach_out(rules: &[String], program: &str, arguments: &[String]) -> Outcome {
 fn the_host_is_reached_where_it_is_allowed() {
     let (allowed, forbidden) =
         (echo_server(Ipv4Addr::LOCALHOST.into()), echo_server(Ipv4Addr::LOCALHOST.into()));
-    let closed = closed_port();
+    let closed = free_port();
     let rules: Vec<String> = [allowed, closed]
         .iter()
         .flat_map(|port| ["tcp", "udp"].map(|how| format!("host.thaw.internal:{port}/{how}")))
@@ -289,7 +284,7 @@ fn a_thawed_copy_makes_its_connections_again_when_it_uses_them() {
 /// without naming them.
 #[test]
 fn the_daemons_own_ports_must_be_written_out() {
-    let free = closed_port();
+    let free = free_port();
     let listening = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
     let open = listening.local_addr().expect("an address").port();
     let home = built_home("egress-doors", &[]);

@@ -281,7 +281,11 @@ fn an_instance_and_its_copy_survive_the_end_of_any_twin() {
     let (original, pid, _) = daemon.instance("family");
     let own = host_processes(pid);
     let mut at_rest = 0;
-    for number in 0..8 {
+    for number in 0..40 {
+        // On a busy machine, twins are often read before they are found.
+        if number >= 8 && at_rest > 0 {
+            break;
+        }
         let is_over = std::sync::atomic::AtomicBool::new(false);
         let relaxed = std::sync::atomic::Ordering::Relaxed;
         let (copy, had_twin) = std::thread::scope(|scope| {

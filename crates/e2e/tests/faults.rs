@@ -267,7 +267,7 @@ fn a_stopping_daemon_finishes_what_it_has_begun() {
     let home = copy_home(home(), "faults-drain");
     let daemon = Daemon::start(&home, &DaemonOptions::default());
     let gateway = daemon.gateway();
-    let slow = thread::spawn(move || get(gateway, "hello-python", "/slow?seconds=1.5"));
+    let slow = thread::spawn(move || get(gateway, "hello-python", "/slow?seconds=6"));
     wait_until("the request is being served", || {
         daemon.instances("hello-python").iter().any(|i| i["connections"].as_u64() == Some(1))
     });

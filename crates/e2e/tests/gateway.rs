@@ -5,15 +5,9 @@ use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 use thaw_e2e::{
-    Daemon, DaemonOptions, Function, Raw, built_home, exists, get, post, python, repository,
-    request, run, thaw, wait_until,
+    Daemon, DaemonOptions, Function, Raw, built_home, exists, free_port, get, post, python,
+    repository, request, run, thaw, wait_until,
 };
-
-/// A port that nobody uses now.
-fn free_port() -> u16 {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("an address").port()
-}
 
 struct Served {
     daemon: Daemon,
@@ -54,8 +48,10 @@ fn served() -> &'static Served {
                 Function::Example("thumbnail-python"),
                 Function::Python("asks"),
                 variant("reused", "isolation = \"instance\"", "instances = 1"),
+                variant("counted", "isolation = \"instance\"", "instances = 1"),
+                variant("killed", "isolation = \"instance\"", "instances = 1"),
                 variant("short-lived", "isolation = \"instance\"", "keep_alive = \"300ms\""),
-                variant("impatient", "", "timeout = \"700ms\""),
+                variant("impatient", "", "timeout = \"4s\""),
                 variant("alone", "", "instances = 1\nqueue = \"100ms\""),
                 kept("kept", ""),
                 kept(
@@ -196,7 +192,7 @@ fn every_connection_gets_a_fresh_instance() {
 
 #[test]
 fn an_instance_is_reused_where_the_function_allows_it() {
-    let count = || get(gateway(), "reused", "/pid").json()["requests"].as_u64().expect("a number");
+    let count = || get(gateway(), "counted", "/pid").json()["requests"].as_u64().expect("a number");
     let first = count();
     assert_eq!((count(), count()), (first + 1, first + 2));
 }
@@ -273,7 +269,7 @@ fn an_instance_that_dies_before_it_answers_is_502() {
 
 #[test]
 fn no_capacity_is_503_with_retry_after() {
-    let slow = thread::spawn(|| get(gateway(), "alone", "/slow?seconds=2"));
+    let slow = thread::spawn(|| get(gateway(), "alone", "/slow?seconds=10"));
     wait_until("the only instance is busy", || served().daemon.instances("alone").len() == 1);
     let response = get(gateway(), "alone", "/");
     assert_refused(&response, 503, "unavailable");
@@ -469,13 +465,13 @@ fn the_verbs_tell_about_the_functions() {
 
 #[test]
 fn an_instance_that_is_killed_is_replaced() {
-    assert_eq!(get(gateway(), "reused", "/").status, 200);
-    let instances = served().daemon.instances("reused");
+    assert_eq!(get(gateway(), "killed", "/").status, 200);
+    let instances = served().daemon.instances("killed");
     if let Some(pid) = instances.first().and_then(|instance| instance["pid"].as_u64()) {
         thaw_e2e::kill(pid as u32);
         wait_until("it is gone", || !exists(pid as u32));
     }
     wait_until("another one serves", || {
-        request(gateway(), "reused", "/pid", None).is_ok_and(|r| r.status == 200)
+        request(gateway(), "killed", "/pid", None).is_ok_and(|r| r.status == 200)
     });
 }

@@ -3,7 +3,7 @@
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use thaw_e2e::{
     Daemon, DaemonOptions, Function, Linking, Outcome, User, built_home, compile, descendants, get,
@@ -84,7 +84,7 @@ fn cpu_time_of_group(pid: u32) -> Option<Duration> {
 
 /// The most CPU time that was seen in the group of a sandbox while `command` ran.
 fn watched(mut command: Command) -> (Option<i32>, Duration, Duration) {
-    command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+    command.stdout(Stdio::null()).stderr(Stdio::null());
     let mut child = command.spawn().expect("thaw runs");
     let (began, mut used, mut group) = (Instant::now(), Duration::ZERO, None);
     loop {
@@ -128,7 +128,7 @@ fn cpu_time_counts_the_processes_together() {
     assert_eq!(code, KILLED);
     // Seven processes with a second each would use seven.
     assert!(used > Duration::from_millis(500), "{used:?}");
-    assert!(used < Duration::from_millis(1600), "{used:?}");
+    assert!(used < Duration::from_millis(3500), "{used:?}");
 }
 
 #[test]
@@ -278,7 +278,8 @@ for _ in range(8):
             memory[at] = 1
         time.sleep(5)
         os._exit(0)
-time.sleep(3)
+for _ in range(8):
+    os.wait()
 print('all of it was there')
 sys.exit(3)
 ";
@@ -312,9 +313,10 @@ fn no_groups_are_left_at_the_end() {
         return;
     }
     let mut command = thaw();
-    command.args(["run", "--as-root", "--rootfs", "/", "--", "sleep", "0.2"]);
+    command.args(["run", "--as-root", "--rootfs", "/", "--", "cat"]).stdin(Stdio::piped());
     let mut child = command.spawn().expect("thaw runs");
     wait_until("its groups are there", || !groups_of(child.id()).is_empty());
+    drop(child.stdin.take());
     assert!(child.wait().expect("our child").success());
     assert_eq!(groups_of(child.id()), Vec::<PathBuf>::new());
 }

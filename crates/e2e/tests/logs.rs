@@ -91,12 +91,12 @@ fn logs(home: &Path, function: &str, more: &[&str]) -> String {
 
 #[test]
 fn the_end_of_an_instance_stands_in_the_log_behind_what_it_has_printed() {
-    let keys = "limits.timeout = \"1s\"\nlimits.memory = \"128MiB\"";
+    let keys = "limits.timeout = \"8s\"\nlimits.memory = \"128MiB\"";
     let home = built_home("logs-ends", &[printer("ending", keys)]);
     let daemon = Daemon::start(&home, &DaemonOptions::default());
     let mut ends = vec![
         ("/exit", 502, "the program ended with exit code 3"),
-        ("/hang", 504, "no answer within 1 s, ending the instance"),
+        ("/hang", 504, "no answer within 8 s, ending the instance"),
     ];
     let limited = has_controller("memory");
     if limited {

@@ -13,8 +13,8 @@ use std::time::Duration;
 use thaw_e2e::{
     Daemon, DaemonOptions, Function, Process, built_home, check_has_no_rights,
     check_sees_its_home_only, children, copy_home, descendants, ending_once_it_serves, exists,
-    free_privileged_port, get, has_controller, kill, names_in_root, namespace, run, skip, status,
-    wait_until,
+    free_privileged_port, get, has_controller, ids_of, kill, names_in_root, namespace, run, skip,
+    status, wait_until,
 };
 
 const C: Function = Function::Example("hello-c");
@@ -35,13 +35,6 @@ fn daemon_of(label: &str, home: impl FnOnce() -> PathBuf) -> Option<Daemon> {
     let daemon = Daemon::start(&home, &DaemonOptions::default());
     assert_ne!(daemon.pid(), daemon.main_pid(), "there is no monitor:\n{}", daemon.log());
     Some(daemon)
-}
-
-/// The user ids of a process, none if it has ended.
-fn ids_of(pid: u32) -> Vec<String> {
-    let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap_or_default();
-    line.split_whitespace().map(str::to_owned).collect()
 }
 
 /// The child of the monitor that makes the sandboxes, once it has made one: the first process of

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use thaw_e2e::{
     Daemon, DaemonOptions, Process, built_home, children, copy_home, descendants, exists, get,
-    kill, repository, run, skip, thaw, wait_until,
+    ids_of, kill, repository, run, skip, status, thaw, wait_until,
 };
 
 /// Where the name server is.
@@ -40,8 +40,9 @@ struct Served {
     _files: tempfile::TempDir,
 }
 
-/// `None` where this user may not change what the host's names mean.
-fn serve(label: &str) -> Option<Served> {
+/// With a host that waits for its name server for so many seconds; `None` where this user may not
+/// change what the host's names mean.
+fn serve(label: &str, seconds: u32) -> Option<Served> {
     static HOME: OnceLock<std::path::PathBuf> = OnceLock::new();
     if !rustix::process::geteuid().is_root() {
         skip("only root can give a process other name servers");
@@ -60,7 +61,8 @@ fn serve(label: &str) -> Option<Served> {
     let home = copy_home(home, &format!("resolver-{label}"));
     let files = tempfile::tempdir().expect("a directory");
     let write = |name: &str, text: &str| fs::write(files.path().join(name), text).expect(name);
-    write("resolv.conf", &format!("nameserver {SERVER}\noptions timeout:1 attempts:1\n"));
+    let options = format!("timeout:{seconds} attempts:1");
+    write("resolv.conf", &format!("nameserver {SERVER}\noptions {options}\n"));
     write("hosts", "127.0.0.1 localhost\n198.51.100.9 known.example.com\n");
     let directory = files.path().to_string_lossy().into_owned();
     let program = ["unshare", "--mount", "/bin/sh", "-c", OTHER_FILES, "sh", &directory];
@@ -154,21 +156,13 @@ impl Served {
     }
 }
 
-/// A field of `/proc/PID/status`.
-#[track_caller]
-fn status(pid: u32, field: &str) -> Vec<String> {
-    let text = fs::read_to_string(format!("/proc/{pid}/status")).expect("the process runs");
-    let line = text.lines().find_map(|line| line.strip_prefix(&format!("{field}:")));
-    line.expect(field).split_whitespace().map(str::to_owned).collect()
-}
-
 fn namespace(pid: u32, name: &str) -> u64 {
     fs::metadata(format!("/proc/{pid}/ns/{name}")).expect("the process runs").ino()
 }
 
 #[test]
 fn the_host_is_asked_by_a_process_without_rights() {
-    let Some(served) = serve("rights") else { return };
+    let Some(served) = serve("rights", 5) else { return };
     assert!(served.resolver().is_none(), "nobody has asked");
     assert_eq!(served.ask("names", "known.example.com"), "198.51.100.9");
     assert_eq!(served.ask("names", "any.example.com"), "198.51.100.7");
@@ -179,7 +173,7 @@ fn the_host_is_asked_by_a_process_without_rights() {
     for process in descendants(served.daemon.main_pid()) {
         // One that it has made for a question may be about to end.
         let is_resolver = process.pid == resolver || process.parent == resolver;
-        assert!(is_resolver || status(process.pid, "Uid") != uid, "{process:?}");
+        assert!(is_resolver || ids_of(process.pid) != uid, "{process:?}");
     }
     for field in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
         assert_eq!(status(resolver, field), ["0000000000000000"], "{field}");
@@ -225,13 +219,14 @@ fn the_host_is_asked_by_a_process_without_rights() {
 /// other.
 #[test]
 fn a_question_is_seen_by_one_process_that_has_nothing_else() {
-    let Some(served) = serve("workers") else { return };
+    let Some(served) = serve("workers", 10) else { return };
     assert_eq!(served.ask("names", "warm.example.com"), "198.51.100.7");
     let resolver = served.resolver().expect("one").pid;
+    let workers = || children(resolver);
+    wait_until("those of this question have ended", || workers().is_empty());
     thread::scope(|scope| {
         let asking = ["names", "others"]
             .map(|function| (scope.spawn(|| served.ask(function, "never.example.com")), function));
-        let workers = || children(resolver);
         wait_until("both are asked", || workers().len() >= 2);
         for worker in workers() {
             assert_eq!(status(worker.pid, "Uid"), status(resolver, "Uid"));
@@ -253,7 +248,7 @@ fn a_question_is_seen_by_one_process_that_has_nothing_else() {
 
 #[test]
 fn wild_answers_harm_nobody() {
-    let Some(served) = serve("wild") else { return };
+    let Some(served) = serve("wild", 5) else { return };
     assert_eq!(served.ask("names", "warm.example.com"), "198.51.100.7");
     let (daemon, resolver) = (served.daemon.pid(), served.resolver().expect("one").pid);
     thread::scope(|scope| {
@@ -273,7 +268,7 @@ fn wild_answers_harm_nobody() {
 
 #[test]
 fn one_that_is_killed_is_started_again() {
-    let Some(served) = serve("again") else { return };
+    let Some(served) = serve("again", 5) else { return };
     for number in 0..5 {
         let name = format!("n{number}.example.com");
         assert_eq!(served.ask("names", &name), "198.51.100.7");
@@ -296,7 +291,7 @@ fn one_that_is_killed_is_started_again() {
 
 #[test]
 fn it_ends_with_its_daemon() {
-    let Some(served) = serve("end") else { return };
+    let Some(served) = serve("end", 5) else { return };
     assert_eq!(served.ask("names", "warm.example.com"), "198.51.100.7");
     let resolver = served.resolver().expect("one").pid;
     kill(served.daemon.pid());

@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use thaw_e2e::{
     Daemon, DaemonOptions, Function, Raw, Response, built_home, copy_home, descendants, exists,
     get, has_controller, kill, run, skip, thaw, wait_until,
@@ -98,6 +98,7 @@ fn instances_go_on_under_the_next_daemon() {
     for function in functions {
         wait_until_kept(&daemon, function, 0);
     }
+    wait_until("the first line is written", || lines(&daemon).len() == 1);
     // More than once: each daemon leaves to the next what it has got itself.
     for number in 2..5 {
         daemon.kill_and_await_next();
@@ -127,7 +128,7 @@ fn instances_go_on_under_the_next_daemon() {
 fn connections_that_were_handed_over_outlive_the_daemon() {
     let Some(mut daemon) = daemon("connections") else { return };
     let held: Vec<_> = ["warm", "single", "single"]
-        .map(|function| begin(&daemon, function, "/hold/3"))
+        .map(|function| begin(&daemon, function, "/hold/12"))
         .into_iter()
         .collect();
     let late = begin(&daemon, "warm", "/hold/60");
@@ -189,12 +190,13 @@ fn questions_that_nobody_has_answered_are_asked_again() {
     let (port, heard) = server();
     assert_eq!(count(&daemon, "warm"), 1);
     wait_until_kept(&daemon, "warm", 0);
-    let connection = begin(&daemon, "warm", &format!("/later/2/{port}"));
+    let begun = Instant::now();
+    let connection = begin(&daemon, "warm", &format!("/later/8/{port}"));
     wait_until_kept(&daemon, "warm", 1);
     // It asks while nobody listens, and nobody sees that.
     let pid = rustix::process::Pid::from_raw(daemon.pid() as i32).expect("a process id");
     rustix::process::kill_process(pid, Signal::STOP).expect("the daemon runs");
-    thread::sleep(Duration::from_millis(2500));
+    thread::sleep(Duration::from_secs(9).saturating_sub(begun.elapsed()));
     assert!(heard.try_recv().is_err(), "somebody has connected it");
     daemon.kill_and_await_next();
     assert_eq!(answer(connection).expect("an answer").status, 200, "{}", daemon.log());
@@ -214,7 +216,9 @@ fn set_quotas(daemon: &Daemon, text: &str) {
 fn instances_keep_their_share_of_a_quota() {
     let Some(mut daemon) = daemon("quota") else { return };
     set_quotas(&daemon, "[default]\ninstances = 2\n");
-    let both = [1, 2].map(|_| begin(&daemon, "single", "/hold/4"));
+    let quota = || daemon.admin("/tenants").json()[0]["quota"].clone();
+    wait_until("the quota is in force", || quota()["instances"] == 2);
+    let both = [1, 2].map(|_| begin(&daemon, "single", "/hold/15"));
     wait_until("both have an instance", || daemon.instances("single").len() == 2);
     wait_until_kept(&daemon, "single", 2);
     daemon.kill_and_await_next();
@@ -275,7 +279,7 @@ fn a_monitor_that_is_stopped_holds_up_no_client() {
     wait_until_kept(&daemon, "warm", 0);
     daemon.signal(Signal::STOP);
     // These are to be kept, and forgotten, while the monitor does neither.
-    let held: Vec<_> = (0..6).map(|_| begin(&daemon, "warm", "/hold/3")).collect();
+    let held: Vec<_> = (0..6).map(|_| begin(&daemon, "warm", "/hold/8")).collect();
     wait_until("they have arrived", || connections(&daemon, "warm") == 6);
     // The daemon asks for that some time after they have, and nobody hears of it.
     thread::sleep(Duration::from_millis(600));
@@ -297,7 +301,7 @@ fn a_monitor_that_is_stopped_holds_up_no_client() {
     }
     daemon.signal(Signal::CONT);
     // What was asked of it is done then.
-    let late = begin(&daemon, "warm", "/hold/2");
+    let late = begin(&daemon, "warm", "/hold/15");
     wait_until_kept(&daemon, "warm", 1);
     let pids = |daemon: &Daemon| {
         let of = |instance: &Value| instance["pid"].as_u64().expect("a process id");
@@ -316,10 +320,10 @@ fn connections_that_were_not_kept_end_no_others() {
     assert_eq!(count(&daemon, "warm"), 1);
     wait_until_kept(&daemon, "warm", 0);
     // Too young to be kept.
-    let young = begin(&daemon, "warm", "/hold/1");
+    let young = begin(&daemon, "warm", "/hold/5");
     wait_until("it has arrived", || connections(&daemon, "warm") == 1);
     daemon.kill_and_await_next();
-    let held: Vec<_> = (0..4).map(|_| begin(&daemon, "warm", "/hold/5")).collect();
+    let held: Vec<_> = (0..4).map(|_| begin(&daemon, "warm", "/hold/15")).collect();
     // The guest has it still, answers, and says then that it has closed it: before it says
     // the same of the next one.
     assert_eq!(answer(young).expect("an answer").status, 200);

@@ -168,10 +168,13 @@ fn a_shell_has_job_control() {
 #[test]
 fn a_new_size_of_the_window_is_told() {
     let python = python();
+    // The signal may come before a call that would wait for it.
     let script = "import os, signal, time\n\
-                  signal.signal(signal.SIGWINCH, lambda *_: print(os.get_terminal_size(), flush=True))\n\
+                  told = []\n\
+                  signal.signal(signal.SIGWINCH, lambda *_: told.append(os.get_terminal_size()))\n\
                   print('waiting', flush=True)\n\
-                  signal.pause()";
+                  while not told: time.sleep(0.05)\n\
+                  print(told[0], flush=True)";
     let mut terminal = Terminal::run(&[python.to_str().expect("a path"), "-c", script]);
     terminal.expect("waiting");
     tcsetwinsize(&terminal.slave, size(50, 132)).expect("a size");

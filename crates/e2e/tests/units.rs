@@ -13,7 +13,7 @@ use std::thread;
 use std::time::Duration;
 use thaw_e2e::{
     Function, Outcome, User, built_home, changed_kernel, children, descendants, exists, get, kill,
-    repository, run, run_within, skip, wait_until,
+    repository, request_local, run, run_within, skip, wait_until,
 };
 
 /// Where the units say that `thaw` is.
@@ -347,7 +347,10 @@ fn a_newer_daemon_goes_on_with_what_lives_under_the_monitor() {
     let counted = [count(gateway), count(gateway)];
     assert_eq!(counted[1], counted[0] + 1);
     // What is younger ends with its daemon.
-    thread::sleep(Duration::from_secs(1));
+    wait_until("it is kept for the next daemon", || {
+        let instances = request_local(&node.home().join("admin.sock"), "/instances");
+        !instances.expect("an answer").json()[0]["kept"].is_null()
+    });
     drop(first);
     let second = node.start_as_daemon(node.daemon().env("THAW_KERNEL", &path), "second.log");
     assert_eq!(node.gateway(&second), gateway);

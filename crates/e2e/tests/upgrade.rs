@@ -209,7 +209,7 @@ fn live_and_hibernated_instances_of_an_older_build_outlive_a_daemon() {
     let home = built_home("upgrade-live", &[]);
     let newer = newer_kernel(&home);
     // Freezing it anew takes so long that the older image has instances before.
-    let slow = "import time; time.sleep(4)\n";
+    let slow = "import time; time.sleep(15)\n";
     build_program(&home, slow, "alone", "", "instance", None);
     build_program(&home, slow, "quiet", ", \"quiet\"", "instance", None);
     let mut daemon = daemon_with(&home, &newer);
@@ -245,7 +245,7 @@ fn instances_of_an_older_build_are_put_back() {
     let directory = tempfile::tempdir().expect("a directory");
     let program = fs::read_to_string(repository().join("examples/hello-python/app.py"));
     // Freezing it anew takes so long that the older image serves for a while.
-    let program = format!("import time; time.sleep(6)\n{}", program.expect("a program"));
+    let program = format!("import time; time.sleep(20)\n{}", program.expect("a program"));
     fs::write(directory.path().join("app.py"), program).expect("a program");
     let text = "name = \"hello\"\ncommand = [\"python3\", \"app.py\"]\nport = 8080\n\
                 files = [\"app.py\"]\nrewind = true\n\

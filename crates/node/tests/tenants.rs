@@ -133,6 +133,8 @@ fn who_waits_for_too_long_hears_which_quota_is_reached() {
     for mut wire in busy {
         assert_eq!(wire.response().unwrap().status, 200);
     }
+    // An instance ends after its answer has come.
+    eventually(|| taken(&node, "b") == 0);
     assert_eq!(node.connect().get("b", "/").status, 200);
 }
 
@@ -315,6 +317,7 @@ fn clients_that_go_away_leave_the_line() {
     assert!(all.iter().all(|tenant| tenant.room().waiting() == 0));
     open.store(true, Ordering::SeqCst);
     assert_eq!(busy.response().unwrap().status, 200);
+    eventually(|| taken(&node, "a") == 0);
     assert_eq!(node.connect().get("f", "/").status, 200);
 }
 

@@ -201,7 +201,7 @@ fn a_sandbox_begins_anew_in_the_groups_of_another() {
     let began = Instant::now();
     while times < 3 {
         assert!(began.elapsed() < PATIENCE, "{times} times");
-        let mut sandbox = start(&parent, "spinners", "2", |spec| {
+        let mut sandbox = start(&parent, "spinners", "3", |spec| {
             spec.cpu_time_limit = Some(limit);
             spec.process_limit = 5;
             spec.cpus = 1;
@@ -213,7 +213,8 @@ fn a_sandbox_begins_anew_in_the_groups_of_another() {
         assert_eq!(next(&mut sandbox), Event::Hangup);
         assert_eq!(sandbox.limit_reached(), Some(LimitReached::CpuTime));
         let used = sandbox.cpu_time().unwrap().unwrap();
-        assert!(used >= limit && used < limit * 2, "{used:?}");
+        // Four processes that have all of it each would have used four times as much.
+        assert!(used >= limit && used < limit * 4, "{used:?}");
     }
     let mut other = start(&parent, "explode", "", |_| {});
     let made: u32 = said(&mut other).split(' ').next().unwrap().parse().unwrap();

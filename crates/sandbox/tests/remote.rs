@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::host_rootfs;
 use thaw_abi::control::{FLAG_INIT, WindowSize};
@@ -346,12 +346,13 @@ fn a_shell_has_a_terminal_with_job_control_and_a_size() {
     assert!(shown.contains("24 80"), "{shown:?}");
     let message = RemoteMessage::window(5, window(50, 132));
     sandbox.connector.send_remote(message, &[]).unwrap();
-    terminal.write_all(b"sleep 0.1; stty size\n").unwrap();
+    // What is typed is shown, too.
+    let until = b"until [ \"$(stty size)\" = \"50 $((131+1))\" ]; do sleep 0.1; done; stty size\n";
+    terminal.write_all(until).unwrap();
     read_until(terminal, "50 132");
     // Ctrl-C ends what is in the foreground, and not the shell.
-    terminal.write_all(b"sleep 1000\n").unwrap();
-    read_until(terminal, "sleep 1000");
-    thread::sleep(Duration::from_millis(200));
+    terminal.write_all(b"sh -c 'echo be\"\"gun; exec sleep 1000'\n").unwrap();
+    read_until(terminal, "begun");
     terminal.write_all(b"\x03").unwrap();
     read_until(terminal, "ready> ");
     terminal.write_all(b"exit 7\n").unwrap();
@@ -374,9 +375,15 @@ fn the_init_takes_over_orphans_and_cannot_be_killed() {
     let script = "kill -9 1; kill -TERM 1; (sleep 0.2 &) ; sleep 0.1; cat /proc/1/comm";
     let (exit, out, err) = sandbox.run(&spec(&["sh", "-c", script]));
     assert_eq!((exit, out.as_str(), err.as_str()), (GuestExit::Code(0), "init\n", ""));
-    thread::sleep(Duration::from_millis(400));
-    let left = sandbox.run(&spec(&["sh", "-c", "cat /proc/[0-9]*/comm | sort | tr '\\n' ' '"])).1;
-    assert!(!left.contains("sleep"), "{left}");
+    let mut left = || {
+        let names = "cat /proc/[0-9]*/comm | sort | tr '\\n' ' '";
+        sandbox.run(&spec(&["sh", "-c", names])).1
+    };
+    let until = Instant::now() + PATIENCE;
+    while left().contains("sleep") {
+        assert!(Instant::now() < until, "{}", left());
+        thread::sleep(Duration::from_millis(50));
+    }
 }
 
 #[test]

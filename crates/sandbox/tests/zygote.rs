@@ -385,12 +385,16 @@ fn memory_beyond_the_limit_ends_the_sandbox() {
 fn a_pool_stays_full_and_never_runs_dry() {
     let pool = ZygotePool::new(PoolConfig { size: 3, zygotes: config() }).unwrap();
     pool.wait_full().unwrap();
-    let taken: Vec<_> = (0..8).map(|_| pool.take().unwrap()).collect();
+    let mut taken: Vec<_> = (0..8).map(|_| pool.take().unwrap()).collect();
+    // It may have made others as fast as these were taken.
+    while pool.stats().misses == 0 && taken.len() < 64 {
+        taken.push(pool.take().unwrap());
+    }
     let pids: std::collections::HashSet<u32> = taken.iter().map(|zygote| zygote.pid()).collect();
-    assert_eq!(pids.len(), 8);
+    assert_eq!(pids.len(), taken.len());
     pool.wait_full().unwrap();
     let stats = pool.stats();
-    assert_eq!((stats.ready, stats.taken), (stats.target, 8));
+    assert_eq!((stats.ready, stats.taken as usize), (stats.target, taken.len()));
     // It has learned that three are too few.
     assert!(stats.misses > 0 && (4..=3 * 16).contains(&stats.target), "{stats:?}");
     pool.set_size(1);

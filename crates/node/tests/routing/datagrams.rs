@@ -1,12 +1,13 @@
 //! Senders of datagrams.
 
 use crate::common::{Node, PATIENCE, eventually};
-use crate::echo_path;
+use crate::{echo_path, has_many_descriptors};
 use std::net::UdpSocket;
 use std::thread;
 
 #[test]
 fn forged_senders_of_datagrams_take_few_descriptors() {
+    let _alone = has_many_descriptors();
     let node = Node::new(100);
     let (service, _) = node.serve(
         "u",

@@ -15,8 +15,15 @@ mod stdin;
 mod upgrades;
 
 use common::{Guest, field};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const SHARED: &str = "isolation = \"instance\"";
+
+/// For tests that have hundreds of descriptors, or count those of the process: one at a time.
+fn has_many_descriptors() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Answers every request of a connection with the instance and the path.
 fn echo_path(guest: &mut Guest) {

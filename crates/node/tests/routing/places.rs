@@ -106,14 +106,16 @@ fn the_connection_to_an_instance_is_kept_for_the_next_request_whoever_makes_it()
 fn idle_connections_hold_no_place() {
     let node = Node::new(10);
     let limits = "[limits]\ninstances = 1\nqueue = \"5s\"\nkeep_alive = \"300ms\"";
-    let (service, _) = node.serve("f", &format!("{SHARED}\n{limits}"), echo_path);
+    let (service, threads) = node.serve("f", &format!("{SHARED}\n{limits}"), echo_path);
     let mut clients: Vec<_> = (0..8).map(|_| node.connect()).collect();
     for client in &mut clients {
         assert_eq!(client.get("f", "/").status, 200);
     }
     // Nor do they keep the instance, and they outlive it.
     eventually(|| service.instance_count() == 0);
-    assert_eq!(clients[0].get("f", "/").text(), "2 /");
+    // On a busy machine, more than one may have been idle for so long.
+    let ended = threads.launched.load(Ordering::SeqCst);
+    assert_eq!(clients[0].get("f", "/").text(), format!("{} /", ended + 1));
 }
 
 #[test]
