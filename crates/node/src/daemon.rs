@@ -16,6 +16,7 @@ use crate::history::History;
 use crate::home::{DaemonAddress, DaemonLock, Home, HomeError};
 use crate::instance::WorkingSetUse;
 use crate::legacy;
+use crate::logs::LogLimits;
 use crate::logs::{AccessFile, Logs};
 use crate::node::NodeState;
 use crate::pressure::watch_pressure;
@@ -71,6 +72,8 @@ pub struct ServeOptions {
     pub weak_limits: WeakLimits,
     /// Whether sandboxes of different tenants may share a core at a time.
     pub cores: CoreSharing,
+    /// How much is kept of what functions log, and of the access log.
+    pub logs: LogLimits,
     /// Where E2B's API is served, if it is.
     pub e2b: Option<SocketAddr>,
     /// Where traces go, if somebody wants them.
@@ -299,7 +302,7 @@ pub async fn serve(
     }
     shared.tenants().read_from(home.root().join(QUOTAS_FILE))?;
     shared.edge().read_from(home.root().join(GATEWAY_FILE))?;
-    shared.edge().log_to(AccessFile::start(&home.logs()?)?);
+    shared.edge().log_to(AccessFile::start(&home.logs()?, options.logs)?);
     shared.hibernate_in(SwapSpace::begin(home.swap()?)?);
     let asleep = AsleepSpace::at(home.asleep()?);
     let left_asleep = asleep.left()?;
@@ -313,7 +316,7 @@ pub async fn serve(
     let waiting = legacy::reserve(&shared, legacy);
     shared.wake_up_with(left_asleep);
     warn_of_uncounted_cpu_time(&shared, &pool);
-    let logs = Arc::new(Logs::start(&home.logs()?)?);
+    let logs = Arc::new(Logs::start(&home.logs()?, options.logs)?);
     let catalog = Catalog::new(store, logs.clone(), pool, shared.clone(), options.working_set);
     let first = catalog.clone();
     tokio::task::spawn_blocking(move || first.reload()).await.map_err(io::Error::other)??;

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 use thaw_node::config::FunctionName;
 use thaw_node::home::Home;
-use thaw_node::logs::{Line, Stream, log_path, rotated_path};
+use thaw_node::logs::{Line, Stream, log_path, rotated_paths};
 use thaw_sandbox::escape;
 use ureq::Body;
 use ureq::http::Response;
@@ -121,7 +121,7 @@ fn print_past(arguments: &Arguments) -> Result<(), Failure> {
     let most = arguments.lines.unwrap_or(usize::MAX);
     let mut kept = VecDeque::new();
     let mut found = false;
-    for path in [rotated_path(&path), path] {
+    for path in rotated_paths(&path).rev().chain([path.clone()]) {
         let Ok(file) = File::open(&path) else { continue };
         found = true;
         for line in BufReader::new(file).lines() {

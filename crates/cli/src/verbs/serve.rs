@@ -17,6 +17,7 @@ use thaw_node::gateway::GatewayConfig;
 use thaw_node::home::{DaemonAddress, Home};
 use thaw_node::inject;
 use thaw_node::instance::WorkingSetUse;
+use thaw_node::logs::{FILES_MAX, LogLimits};
 use thaw_node::monitor::{self, DaemonUser, Inherited};
 use thaw_node::packing::ROOM_DEFAULT;
 use thaw_node::traces::TraceSettings;
@@ -70,6 +71,8 @@ pub struct Arguments {
     /// where cores have several hardware threads (docs/hardening.md).
     #[arg(long)]
     core_scheduling: bool,
+    #[command(flatten)]
+    logs: LogArguments,
     /// Serve E2B's API at this address, for its SDKs. Who may use it says e2b.toml in THAW_HOME
     /// (docs/e2b.md).
     #[arg(long, value_name = "ADDRESS")]
@@ -81,6 +84,47 @@ pub struct Arguments {
     /// This process was started by a monitor.
     #[arg(long = "monitored", hide = true)]
     is_monitored: bool,
+}
+
+/// How much is kept of what functions log.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct LogArguments {
+    /// Bytes of a function's log file, and of the access log's, before it is rotated.
+    #[arg(long, value_name = "SIZE", default_value = "8MiB", value_parser = parse_file_max)]
+    log_file_max: ByteSize,
+    /// Older log files that are kept beside it: 0 to 99.
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(..=i64::from(FILES_MAX)))]
+    log_files: u32,
+    /// Bytes a second that a function may log for long, and four times as many at once; further
+    /// lines are dropped and counted. A line takes its JSON and 128 bytes.
+    #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = parse_log_rate)]
+    log_rate: ByteSize,
+}
+
+impl LogArguments {
+    /// What was asked for.
+    pub fn chosen(self) -> LogLimits {
+        let (file_max, rate) = (self.log_file_max.bytes(), self.log_rate.bytes());
+        LogLimits { file_max, files: self.log_files, rate }
+    }
+}
+
+fn parse_file_max(text: &str) -> Result<ByteSize, String> {
+    bounded(text, "64KiB", "64GiB")
+}
+
+/// More would wait in the pipes of instances: they are read at 8 MiB a second.
+fn parse_log_rate(text: &str) -> Result<ByteSize, String> {
+    bounded(text, "1KiB", "8MiB")
+}
+
+fn bounded(text: &str, least: &str, most: &str) -> Result<ByteSize, String> {
+    let parse = |text: &str| text.parse::<ByteSize>().map_err(|error| error.to_string());
+    let size = parse(text)?;
+    match (parse(least)?.bytes()..=parse(most)?.bytes()).contains(&size.bytes()) {
+        true => Ok(size),
+        false => Err(format!("it must be {least} to {most}")),
+    }
 }
 
 /// Whether and how boots use recorded working sets.
@@ -133,6 +177,7 @@ impl Arguments {
             working_set: self.working_set.chosen(),
             weak_limits: self.weak_limits.chosen(),
             cores: if self.core_scheduling { CoreSharing::Tenant } else { CoreSharing::All },
+            logs: self.logs.chosen(),
             e2b: self.e2b,
             traces: TraceSettings::from_environment(self.otlp.as_deref())
                 .map_err(ServeError::Traces)?,

@@ -3,7 +3,7 @@
 
 use super::file::LogFile;
 use super::function::Pending;
-use super::in_thread;
+use super::{LogLimits, in_thread};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -46,12 +46,12 @@ impl AccessFile {
     ///
     /// # Errors
     /// The host is out of threads.
-    pub fn start(directory: &Path) -> io::Result<Self> {
+    pub fn start(directory: &Path, limits: LogLimits) -> io::Result<Self> {
         let shared = Arc::new(Shared::default());
         let (alive, written) = mpsc::channel();
         let (writer, path) = (shared.clone(), access_log_path(directory));
         in_thread("thaw-access-log", move || {
-            writer.serve(LogFile::new(path));
+            writer.serve(LogFile::new(path, limits));
             drop(alive);
         })?;
         Ok(Self { shared, written: Mutex::new(written) })
@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn lines_are_written_and_the_rest_at_the_end() {
         let directory = tempfile::tempdir().unwrap();
-        let file = AccessFile::start(directory.path()).unwrap();
+        let file = AccessFile::start(directory.path(), LogLimits::default()).unwrap();
         for number in 0..1000 {
             file.add(format!("{number}\n").as_bytes());
         }

@@ -337,7 +337,7 @@ impl Reading {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{FunctionLog, InstancePipes, Logs};
+    use super::super::{FunctionLog, InstancePipes, LogLimits, Logs};
     use super::*;
     use std::sync::Arc;
 
@@ -346,7 +346,7 @@ mod tests {
 
     fn logs() -> (tempfile::TempDir, Logs, Arc<FunctionLog>) {
         let directory = tempfile::tempdir().unwrap();
-        let logs = Logs::start(directory.path()).unwrap();
+        let logs = Logs::start(directory.path(), LogLimits::default()).unwrap();
         let log = logs.open("f");
         (directory, logs, log)
     }

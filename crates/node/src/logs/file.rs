@@ -3,17 +3,16 @@
 
 use super::function::{FunctionLog, Pending};
 use super::line::{Line, Stream};
-use super::rotated_path;
+use super::{LogLimits, rotated_paths};
 use std::collections::VecDeque;
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
+use std::iter;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// Bytes of a log file before it is rotated; one older file is kept.
-const FILE_MAX: u64 = 8 << 20;
 /// After a file could not be written, so long nobody tries again.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -21,6 +20,7 @@ const RETRY: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct LogFile {
     path: PathBuf,
+    limits: LogLimits,
     file: Option<File>,
     len: u64,
     /// When it could last not be written, if it still cannot be.
@@ -31,8 +31,8 @@ pub(super) struct LogFile {
 
 impl LogFile {
     /// The file at `path`, which is opened when it is first written.
-    pub fn new(path: PathBuf) -> Self {
-        Self { path, file: None, len: 0, failed: None, lost: 0 }
+    pub fn new(path: PathBuf, limits: LogLimits) -> Self {
+        Self { path, limits, file: None, len: 0, failed: None, lost: 0 }
     }
 
     /// Appends lines. If that fails they are counted, and the next lines are tried
@@ -66,9 +66,9 @@ impl LogFile {
         let remark = self.remark();
         let more = (remark.len() + json.len()) as u64;
         self.opened()?;
-        if self.len > 0 && self.len + more > FILE_MAX {
+        if self.len > 0 && self.len + more > self.limits.file_max {
             self.file = None;
-            std::fs::rename(&self.path, rotated_path(&self.path))?;
+            self.rotate()?;
         }
         let file = self.opened()?;
         let written = file.write_all(&remark).and_then(|()| file.write_all(json));
@@ -90,6 +90,30 @@ impl LogFile {
             self.file = Some(file);
         }
         Ok(self.file.as_mut().expect("just opened"))
+    }
+
+    /// Moves the file out of the way. Older ones than are to be kept are removed.
+    fn rotate(&self) -> io::Result<()> {
+        let kept = self.limits.files as usize;
+        let mut paths: Vec<_> =
+            iter::once(self.path.clone()).chain(rotated_paths(&self.path)).collect();
+        for surplus in paths.drain(kept + 1..) {
+            // Those that more were kept of have no gaps.
+            match fs::remove_file(surplus) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => break,
+                result => result?,
+            }
+        }
+        for pair in paths.windows(2).rev() {
+            match fs::rename(&pair[0], &pair[1]) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                result => result?,
+            }
+        }
+        match kept {
+            0 => fs::remove_file(&self.path),
+            _ => Ok(()),
+        }
     }
 
     /// Says that lines are missing, if some are.
@@ -176,12 +200,18 @@ mod tests {
     fn files_are_rotated() {
         let directory = tempfile::tempdir().unwrap();
         let path = log_path(directory.path(), "f");
-        let mut file = LogFile::new(path.clone());
-        file.append(&pending("first"));
-        file.len = FILE_MAX;
-        file.append(&pending("second"));
-        assert_eq!(read(&rotated_path(&path))[0].text, "first");
-        assert_eq!(read(&path)[0].text, "second");
+        let texts = || -> Vec<String> {
+            let files = iter::once(path.clone()).chain(rotated_paths(&path));
+            files.filter(|path| path.exists()).map(|path| read(&path)[0].text.clone()).collect()
+        };
+        for files in [1, 3, 2, 0] {
+            let limits = LogLimits { file_max: 1, files, ..LogLimits::default() };
+            let mut file = LogFile::new(path.clone(), limits);
+            for number in 0..6 {
+                file.append(&pending(&number.to_string()));
+            }
+            assert_eq!(texts(), ["5", "4", "3", "2"][..=files as usize]);
+        }
     }
 
     #[test]
@@ -189,7 +219,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let missing = directory.path().join("later");
         let path = log_path(&missing, "f");
-        let mut file = LogFile::new(path.clone());
+        let mut file = LogFile::new(path.clone(), LogLimits::default());
         file.append(&pending("lost"));
         assert!(file.failed.is_some());
         std::fs::create_dir(&missing).unwrap();

@@ -14,16 +14,10 @@ use tokio::sync::Notify;
 /// Bytes that a function's lines may take in memory, [`Line::cost`] counted: at
 /// most 2,048 lines.
 pub(super) const RING_BYTES: usize = 256 * 1024;
-/// Bytes that may wait for the file; more only if the disk is slower than [`RATE`].
+/// Bytes that may wait for the file; more only if the disk is slower than a function may log.
 pub(super) const PENDING_BYTES: usize = 512 * 1024;
-/// Bytes a second that a function may log for long. A line costs its JSON and
-/// [`LINE_COST`], so that this is some 5,000 empty lines.
-const RATE: f64 = 1_048_576.0;
-/// Bytes that it may log at once.
-const BURST: f64 = 4.0 * RATE;
-/// After lines had to be dropped, so much must be saved before others are taken, so
-/// that a flood is one gap a second and not one after each line.
-const RESUME: f64 = RATE;
+/// How many seconds' worth a function may log at once.
+const BURST: f64 = 4.0;
 /// Bytes a second that are read from a function's instances, `LINE_COST` for each
 /// line end included. More stays in their pipes, and the writers wait.
 const READ_RATE: f64 = 8.0 * 1_048_576.0;
@@ -71,14 +65,20 @@ pub(super) struct Pending {
     pub is_announced: bool,
 }
 
+/// What a function may log from `now` on.
+fn allowance(node: &NodeLogs, now: Instant) -> Allowance {
+    let rate = node.limits.rate as f64;
+    Allowance::new(rate, BURST * rate, now)
+}
+
 impl FunctionLog {
     pub(super) fn new(node: Arc<NodeLogs>, path: PathBuf) -> Self {
-        let now = Instant::now();
+        let (now, limits) = (Instant::now(), node.limits);
         let state = State {
             ring: VecDeque::new(),
             ring_bytes: 0,
             next: 0,
-            allowance: Allowance::new(RATE, BURST, now),
+            allowance: allowance(&node, now),
             dropped: None,
             pending: Pending::default(),
         };
@@ -87,7 +87,7 @@ impl FunctionLog {
             state: Mutex::new(state),
             changed: Notify::new(),
             reading: Mutex::new(Allowance::new(READ_RATE, READ_RATE, now)),
-            file: Mutex::new(LogFile::new(path)),
+            file: Mutex::new(LogFile::new(path, limits)),
         }
     }
 
@@ -130,7 +130,9 @@ impl FunctionLog {
         let mut state = self.state();
         let left = state.allowance.left(now);
         let remark = match &mut state.dropped {
-            Some(dropped) if left < RESUME => {
+            // So much is saved first, so that a flood is one gap a second and not one after
+            // each line.
+            Some(dropped) if left < self.node.limits.rate as f64 => {
                 *dropped += 1;
                 return false;
             }
@@ -282,6 +284,9 @@ mod tests {
     use super::super::line::LINE_MAX;
     use super::*;
 
+    /// [`LogLimits::rate`] by default.
+    const RATE: usize = 1 << 20;
+
     impl FunctionLog {
         fn ring_bytes(&self) -> usize {
             self.state().ring_bytes
@@ -289,13 +294,13 @@ mod tests {
 
         fn refill(&self) {
             let mut state = self.state();
-            state.allowance = Allowance::new(RATE, BURST, Instant::now());
+            state.allowance = allowance(&self.node, Instant::now());
         }
     }
 
     fn logs() -> (tempfile::TempDir, Logs) {
         let directory = tempfile::tempdir().unwrap();
-        let logs = Logs::start(directory.path()).unwrap();
+        let logs = Logs::start(directory.path(), LogLimits::default()).unwrap();
         (directory, logs)
     }
 
@@ -306,7 +311,7 @@ mod tests {
         let line = vec![b'x'; LINE_MAX];
         let is_cut = |log: &FunctionLog| log.state().dropped.is_some_and(|count| count > 100);
         // A slow machine is given more meanwhile.
-        for _ in 0..100 * BURST as usize / LINE_MAX {
+        for _ in 0..100 * 4 * RATE / LINE_MAX {
             if is_cut(&log) {
                 break;
             }
@@ -336,7 +341,7 @@ mod tests {
         assert!(log.recent().len() <= RING_BYTES / LINE_COST);
         let state = log.state();
         assert!(state.pending.json.len() <= PENDING_BYTES);
-        let most = (BURST + RATE * begin.elapsed().as_secs_f64()) / LINE_COST as f64;
+        let most = (BURST + begin.elapsed().as_secs_f64()) * RATE as f64 / LINE_COST as f64;
         assert!((state.next as f64) < most, "{} lines were taken", state.next);
     }
 

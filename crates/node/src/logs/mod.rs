@@ -55,14 +55,37 @@ pub fn log_path(directory: &Path, function: &str) -> PathBuf {
     directory.join(format!("{function}.log"))
 }
 
-/// Path of the rotated log.
-pub fn rotated_path(path: &Path) -> PathBuf {
-    path.with_extension("log.1")
+/// Paths of the rotated logs beside the one at `path`, whether they are there or not; the
+/// youngest is the first.
+pub fn rotated_paths(path: &Path) -> impl DoubleEndedIterator<Item = PathBuf> {
+    (1..=FILES_MAX).map(|number| path.with_extension(format!("log.{number}")))
+}
+
+/// How much is kept of what functions log. The same holds for the access log, but for `rate`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LogLimits {
+    /// Bytes of a log file before it is rotated.
+    pub file_max: u64,
+    /// Older files that are kept, [`FILES_MAX`] at most.
+    pub files: u32,
+    /// Bytes a second that a function may log for long, and four times as many at once. A line
+    /// costs its JSON and 128 bytes.
+    pub rate: u64,
+}
+
+/// Most older files of a log.
+pub const FILES_MAX: u32 = 99;
+
+impl Default for LogLimits {
+    fn default() -> Self {
+        Self { file_max: 8 << 20, files: 1, rate: 1 << 20 }
+    }
 }
 
 /// What the logs of a node share.
 #[derive(Debug, Default)]
 struct NodeLogs {
+    limits: LogLimits,
     /// Logs that exist.
     count: AtomicUsize,
     all: Mutex<Vec<Weak<FunctionLog>>>,
@@ -131,8 +154,8 @@ impl Logs {
     ///
     /// # Errors
     /// The host is out of descriptors or threads.
-    pub fn start(directory: &Path) -> io::Result<Self> {
-        let node = Arc::new(NodeLogs::default());
+    pub fn start(directory: &Path, limits: LogLimits) -> io::Result<Self> {
+        let node = Arc::new(NodeLogs { limits, ..NodeLogs::default() });
         let collector = Arc::new(Collector::new()?);
         let (alive, written) = mpsc::channel();
         let logs = Self {
