@@ -119,6 +119,9 @@ fn the_end_of_an_instance_stands_in_the_log_behind_what_it_has_printed() {
     let json: Value =
         logs(&home, "ending", &["--json", "--grep", "exit code"]).parse().expect("one line");
     assert_eq!((&json["stream"], &json["instance"].to_string()[..]), (&"thaw".into(), id));
+    // What is shown before the text is searched, too.
+    let found = logs(&home, "ending", &["--grep", &format!(r"^\[thaw\] instance {id}:")]);
+    assert_eq!(found, format!("{end}\n"));
     if limited {
         assert!(lines.last().is_some_and(|line| line.contains(ends[2].2)), "{all}");
     }

@@ -46,7 +46,8 @@ pub struct Arguments {
     /// in UTC, as in 2026-01-31T12:00:00Z.
     #[arg(long, value_name = "WHEN", value_parser = parse_since)]
     since: Option<SystemTime>,
-    /// Only lines in which this regular expression is found.
+    /// Only lines in which this regular expression is found: in the text alone, or in the line as
+    /// it is shown without --json, with the instance before it.
     #[arg(long, short, value_name = "REGEX")]
     grep: Option<Regex>,
     /// Print the time of each line, in UTC.
@@ -63,7 +64,15 @@ impl Arguments {
     fn wants(&self, line: &Line) -> bool {
         line.is_of(self.instance)
             && self.since.is_none_or(|since| line.time() >= since)
-            && self.grep.as_ref().is_none_or(|regex| regex.is_match(&line.text))
+            && self.grep.as_ref().is_none_or(|regex| {
+                regex.is_match(&line.text) || regex.is_match(self.shown(line).trim_end())
+            })
+    }
+
+    /// The line as people see it.
+    fn shown(&self, line: &Line) -> String {
+        let time = self.timestamps.then(|| format_rfc3339_millis(line.time()).to_string() + " ");
+        time.unwrap_or_default() + &for_people(line, self.instance.is_some())
     }
 }
 
@@ -149,9 +158,7 @@ fn print_line(line: &Line, arguments: &Arguments) -> Result<(), Failure> {
     if arguments.json {
         return output::print(&String::from_utf8_lossy(&line.to_json()));
     }
-    let time = arguments.timestamps.then(|| format_rfc3339_millis(line.time()).to_string() + " ");
-    let text = for_people(line, arguments.instance.is_some());
-    output::print(&(time.unwrap_or_default() + &text))
+    output::print(&arguments.shown(line))
 }
 
 /// The line for a terminal: nothing in it moves the cursor, and no guest can make it look
