@@ -162,7 +162,15 @@ fn the_daemon_of_another_user_is_not_called_missing() {
         &built_home("complaints-other", &[Function::Example("hello-c")]),
         &DaemonOptions::default(),
     );
-    let outcome = run(User::nobody().thaw().env("THAW_HOME", daemon.home()).arg("ps"));
-    assert_eq!(outcome.code, Some(1), "{}", outcome.stdout);
-    assert!(outcome.stderr.contains("permission denied on "), "{}", outcome.stderr);
+    let function = Complaining::python("", "port = 8000");
+    let function = function.path().to_str().expect("a name");
+    fs::set_permissions(function, Permissions::from_mode(0o755)).expect("permissions");
+    for arguments in [&["ps"][..], &["list"], &["logs", "hello-c"], &["build", function]] {
+        let outcome = run(User::nobody().thaw().env("THAW_HOME", daemon.home()).args(arguments));
+        assert_eq!(outcome.code, Some(1), "{arguments:?}: {}", outcome.stdout);
+        let complaint = outcome.stderr;
+        assert!(complaint.contains("permission denied on "), "{arguments:?}: {complaint}");
+        assert!(complaint.contains(", which belongs to user "), "{arguments:?}: {complaint}");
+        assert!(complaint.contains("; run this as "), "{arguments:?}: {complaint}");
+    }
 }
