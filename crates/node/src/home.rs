@@ -169,7 +169,7 @@ impl Home {
     }
 
     pub(crate) fn unusable(&self, error: io::Error) -> HomeError {
-        unusable(&self.root, error)
+        HomeError::refused(&self.root, error)
     }
 
     /// `$THAW_HOME`; without it `/var/lib/thaw` for root and the user's data
@@ -361,7 +361,7 @@ impl Home {
     /// Makes a directory in it, for its owner.
     fn make_directory(&self, path: &Path) -> Result<(), HomeError> {
         let _acting = self.act()?;
-        make_private(path).map_err(|error| unusable(path, error))
+        make_private(path).map_err(|error| HomeError::refused(path, error))
     }
 
     /// Acts with the rights of the owner of the directory, if this process is root and they
@@ -467,11 +467,13 @@ impl Drop for DaemonLock {
     }
 }
 
-/// Why `path` cannot be used.
-fn unusable(path: &Path, error: io::Error) -> HomeError {
-    match thaw_store::closed(path, &error) {
-        Some(Closed { path, owner }) => HomeError::OfAnotherUser { path, owner },
-        None => HomeError::Unusable { path: path.to_owned(), error },
+impl HomeError {
+    /// The host has refused `path`, which is in the directory.
+    pub fn refused(path: &Path, error: io::Error) -> Self {
+        match thaw_store::closed(path, &error) {
+            Some(Closed { path, owner }) => Self::OfAnotherUser { path, owner },
+            None => Self::Unusable { path: path.to_owned(), error },
+        }
     }
 }
 

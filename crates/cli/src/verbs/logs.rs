@@ -8,11 +8,11 @@ use humantime::format_rfc3339_millis;
 use regex::Regex;
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, ErrorKind};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 use thaw_node::config::FunctionName;
-use thaw_node::home::Home;
+use thaw_node::home::{Home, HomeError};
 use thaw_node::logs::{Line, Stream, log_path, rotated_path};
 use thaw_sandbox::escape;
 use ureq::Body;
@@ -131,7 +131,11 @@ fn print_past(arguments: &Arguments) -> Result<(), Failure> {
     let mut kept = VecDeque::new();
     let mut found = false;
     for path in [rotated_path(&path), path] {
-        let Ok(file) = File::open(&path) else { continue };
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            Err(error) => return Err(HomeError::refused(&path, error).into()),
+        };
         found = true;
         for line in BufReader::new(file).lines() {
             kept.extend(parse(&line?).filter(|line| arguments.wants(line)));
