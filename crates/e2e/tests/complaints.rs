@@ -14,6 +14,11 @@ use thaw_e2e::{
 const SERVE: &str = "import http.server\n\
     http.server.HTTPServer(('', PORT), http.server.SimpleHTTPRequestHandler).serve_forever()\n";
 
+/// Whether the host says how much memory a sandbox has used at most.
+fn counts_most_memory() -> bool {
+    Path::new("/sys/fs/cgroup/memory/memory.max_usage_in_bytes").exists()
+}
+
 /// A function's directory with one program.
 struct Complaining {
     directory: TempDir,
@@ -175,3 +180,7 @@ fn the_daemon_of_another_user_is_not_called_missing() {
         assert!(complaint.contains("; run this as "), "{arguments:?}: {complaint}");
     }
 }
+    if counts_most_memory() {
+        assert!(complaint.contains(" (it used 6"), "{complaint}");
+    }
+    assert!(complaint.contains("; raise that in thaw.toml"), "{complaint}");

@@ -123,7 +123,16 @@ fn the_end_of_an_instance_stands_in_the_log_behind_what_it_has_printed() {
     let found = logs(&home, "ending", &["--grep", &format!(r"^\[thaw\] instance {id}:")]);
     assert_eq!(found, format!("{end}\n"));
     if limited {
-        assert!(lines.last().is_some_and(|line| line.contains(ends[2].2)), "{all}");
+        let last = lines.last().expect("a line");
+        assert!(last.contains(ends[2].2), "{all}");
+        assert!(last.ends_with("; raise `limits.memory` in thaw.toml"), "{all}");
+        // The owner hears the same at their own door, and the public does not.
+        let invoked = run(thaw().env("THAW_HOME", &home).args(["invoke", "ending", "-p", "/eat"]));
+        assert_eq!(invoked.code, Some(1), "{invoked:?}");
+        assert!(invoked.stdout.contains("`limits.memory` of 128MiB"), "{invoked:?}");
+        assert!(invoked.stdout.contains("raise `limits.memory`"), "{invoked:?}");
+        let public = get(daemon.gateway(), "ending", "/eat");
+        assert!(!public.text().contains("limits.memory"), "{}", public.text());
     }
     assert_eq!(daemon.stop(), Some(0));
 }

@@ -89,7 +89,8 @@ pub(super) enum Stop {
     NoEntryPoint(Duration, Option<Reason>),
     NotStarted(String),
     Died(String),
-    OutOfMemory,
+    /// It reached its limit; the most bytes that it has used, if the host counts them.
+    OutOfMemory(Option<u64>),
     Training(String),
     Io(io::Error),
 }
@@ -262,7 +263,7 @@ impl Program {
             Some(Event::Hangup) => {
                 let status = self.sandbox.wait().to_string();
                 Err(match self.sandbox.limit_reached() {
-                    Some(LimitReached::Memory) => Stop::OutOfMemory,
+                    Some(LimitReached::Memory) => Stop::OutOfMemory(self.sandbox.memory_peak()),
                     Some(limit) => Stop::Died(limit.to_string()),
                     None => Stop::Died(status),
                 })
@@ -292,9 +293,12 @@ impl Program {
             }
             Stop::NotStarted(reason) => FreezeFailure::NotStarted { reason, output },
             Stop::Died(reason) => FreezeFailure::Died { reason, output },
-            Stop::OutOfMemory => {
-                FreezeFailure::OutOfMemory { awaited: awaited.past, memory, output }
-            }
+            Stop::OutOfMemory(peak) => FreezeFailure::OutOfMemory {
+                awaited: awaited.past,
+                memory,
+                used: used(peak, memory),
+                output,
+            },
             Stop::Training(reason) => FreezeFailure::Training { reason, output },
             Stop::Io(error) => FreezeFailure::Io(error),
         }
@@ -326,6 +330,13 @@ pub(super) fn start_parent(
     let mut console = File::from(console);
     let console = Console::lines(crate::debug::console_rate(), move |output| {
         // Nobody reads any more when the build has ended.
+/// How much a program has used that was ended at its memory limit, for people.
+fn used(peak: Option<u64>, limit: ByteSize) -> String {
+    // Others may have had more in the same control group.
+    let used = peak.map(|peak| ByteSize(peak).min(limit));
+    used.map_or(String::new(), |used| format!(" (it used {})", used.approximate()))
+}
+
         let _ = match output {
             ConsoleOutput::Line { text, .. } => writeln!(console, "{text}"),
             dropped => writeln!(console, "{dropped}"),
