@@ -493,7 +493,9 @@ impl Instance for SandboxInstance {
                         return Poll::Ready(Report::Awake(awake));
                     }
                 }
-                Progress::Event(Event::Described(_) | Event::Losses(_) | Event::Written(_)) => {}
+                Progress::Event(
+                    Event::Described(_) | Event::Activity(_) | Event::Losses(_) | Event::Written(_),
+                ) => {}
                 Progress::Event(Event::Remote(event)) => {
                     return Poll::Ready(Report::Remote(event));
                 }
