@@ -108,6 +108,10 @@ pub const MSG_EXIT: u32 = 105;
 pub const MSG_FAILED: u32 = 106;
 /// What the program does, as [`MSG_DESCRIBE`] has asked: [`Described`].
 pub const MSG_DESCRIBED: u32 = 107;
+/// What the program has done since it was asked last, before [`MSG_DESCRIBED`]: [`Activity`], then
+/// the names of the system calls that the thread in [`Described`] has made most, with commas
+/// between them. Older kernels do not say it.
+pub const MSG_ACTIVITY: u32 = 109;
 
 /// All guest threads wait, as [`MSG_REST`] has asked: [`Resting`]. Nothing of the memory
 /// changes until the sandbox says [`MSG_AWAKE`].
@@ -473,6 +477,25 @@ pub struct Described {
     /// Its own name (`comm`, proc_pid_comm(5)), with zeros behind it.
     pub name: [u8; 16],
 }
+
+/// Body of [`MSG_ACTIVITY`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Activity {
+    /// System calls of all threads since the host has asked before.
+    pub calls: u64,
+    /// Timers that are to fire.
+    pub timers: u32,
+    /// Threads that wait for something that is sure to come.
+    pub uninterruptible: u32,
+    /// 1: it is the first description, and nothing was counted before.
+    pub is_first: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// Most bytes of names behind an [`Activity`].
+pub const ACTIVITY_NAMES_MAX: usize = 128;
 
 /// Body of [`MSG_REPLY`], answering the request with the header's `sequence`.
 /// A tail may follow.

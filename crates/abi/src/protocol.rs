@@ -86,6 +86,7 @@ mod tests {
             ("Hibernate", size_of::<Hibernate>(), 48),
             ("Awake", size_of::<Awake>(), 40),
             ("Described", size_of::<Described>(), 40),
+            ("Activity", size_of::<Activity>(), 24),
             ("Losses", size_of::<Losses>(), 32),
             ("Outgoing", size_of::<Outgoing>(), 8),
             ("Written", size_of::<Written>(), 16),

@@ -15,7 +15,7 @@ use thaw_node::function::BuiltFunction;
 use thaw_node::gateway::{Gateway, GatewayConfig};
 use thaw_node::home::Home;
 use thaw_node::instance::{BootPolicy, LaunchOptions, SandboxLauncher, Techniques, WorkingSetUse};
-use thaw_node::logs::Logs;
+use thaw_node::logs::{LogLimits, Logs};
 use thaw_node::node::NodeState;
 use thaw_node::service::Service;
 use thaw_node::tenants::{TenantName, Tenants};
@@ -83,7 +83,8 @@ impl Node {
         let pool = start_pool(home, zygotes, WeakLimits::Accept)?;
         // Some of an earlier service may still be ending when the next begins.
         let shared = NodeState::new(instances as usize + 64);
-        let logs = Arc::new(Logs::start(&home.logs().map_err(ServeError::from)?)?);
+        let directory = home.logs().map_err(ServeError::from)?;
+        let logs = Arc::new(Logs::start(&directory, LogLimits::default())?);
         drop(entered);
         Ok(Self { store: store.clone(), logs, runtime, shared, pool })
     }

@@ -7,7 +7,13 @@ use clap::{ArgAction, Parser, Subcommand};
 /// Runs unmodified Linux programs in strongly isolated sandboxes, freezes them
 /// at their entry point, and thaws copies for requests.
 #[derive(Debug, Parser)]
-#[command(name = "thaw", version, arg_required_else_help = true)]
+#[command(
+    name = "thaw",
+    version,
+    arg_required_else_help = true,
+    after_help = "Functions, images and logs are in $THAW_HOME; without it in /var/lib/thaw for root, and in\n\
+        ~/.local/share/thaw (or $XDG_DATA_HOME/thaw) for other users."
+)]
 pub struct Command {
     /// Say more about what goes on; twice for everything.
     #[arg(long, global = true, action = ArgAction::Count)]

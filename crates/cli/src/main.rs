@@ -4,6 +4,7 @@ mod client;
 mod exec_client;
 mod failure;
 mod grammar;
+mod input;
 mod key_file;
 mod output;
 mod unix_transport;

@@ -47,8 +47,12 @@ impl Table {
         Self { rows: vec![titles.iter().map(|title| (*title).to_owned()).collect()] }
     }
 
-    /// Adds a row.
+    /// Adds a row, with a cell for each title.
     pub fn row(&mut self, cells: Vec<String>) {
+        debug_assert!(
+            self.rows.first().is_none_or(|first| first.len() == cells.len()),
+            "{cells:?} are not as many as the titles"
+        );
         self.rows.push(cells);
     }
 

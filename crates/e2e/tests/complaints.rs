@@ -14,6 +14,11 @@ use thaw_e2e::{
 const SERVE: &str = "import http.server\n\
     http.server.HTTPServer(('', PORT), http.server.SimpleHTTPRequestHandler).serve_forever()\n";
 
+/// Whether the host says how much memory a sandbox has used at most.
+fn counts_most_memory() -> bool {
+    Path::new("/sys/fs/cgroup/memory/memory.max_usage_in_bytes").exists()
+}
+
 /// A function's directory with one program.
 struct Complaining {
     directory: TempDir,
@@ -60,6 +65,40 @@ fn who_listens_on_another_port_hears_which_one() {
     assert!(complaint.contains(expected), "{complaint}");
 }
 
+/// However long the user would wait: nothing can wake the program any more.
+#[test]
+fn who_listens_elsewhere_without_a_timer_is_not_waited_for() {
+    let accept = "import socket\nsocket.create_server(('', 9000)).accept()\n";
+    let function = Complaining::python(accept, "port = 8000");
+    let complaint = function.complaint(&["--timeout", "10h"]);
+    let expected = "it listens on port 9000; set `port = 9000` in thaw.toml";
+    assert!(complaint.contains(expected), "{complaint}");
+}
+
+/// Somebody who has given it a long time hears of it before that is over.
+#[test]
+fn a_program_that_seems_to_listen_elsewhere_is_waited_for_with_a_note() {
+    let function = Complaining::python(&SERVE.replace("PORT", "9000"), "port = 8000");
+    let complaint = function.complaint(&["--timeout", "7s"]);
+    let note = "the program does not wait for a client on port 8000 yet: it listens on port 9000; \
+                set `port = 9000` in thaw.toml";
+    assert_eq!(complaint.matches(note).count(), 1, "{complaint}");
+    assert!(complaint.contains("did not wait for a client on port 8000 within 7 s"), "{complaint}");
+}
+
+/// Two ports, with a pause of one thread between them while the other one waits for clients.
+#[test]
+fn a_second_port_may_be_opened_later() {
+    let late = format!(
+        "import socket, threading, time\n\
+         other = socket.create_server(('', 9000))\n\
+         threading.Thread(target=other.accept, daemon=True).start()\ntime.sleep(3)\n{}",
+        SERVE.replace("PORT", "8000")
+    );
+    let home = tempfile::tempdir().expect("a directory");
+    Complaining::python(&late, "port = 8000").build(home.path(), &[]).success();
+}
+
 #[test]
 fn a_program_may_take_as_long_as_the_user_says() {
     let late = format!(
@@ -81,6 +120,18 @@ fn a_thread_that_never_rests_is_named() {
     let complaint = function.complaint(&["--timeout", "6s"]);
     assert!(complaint.contains("it listens there, but its thread `"), "{complaint}");
     assert!(complaint.contains("set `freeze = \"program\"` in [entry]"), "{complaint}");
+}
+
+#[test]
+fn the_system_calls_of_a_thread_that_never_rests_are_named() {
+    let spin = "import os, threading\n\
+        def spin():\n    while True: os.getppid()\n\
+        threading.Thread(target=spin, daemon=True).start()\n";
+    let function =
+        Complaining::python(&format!("{spin}{}", SERVE.replace("PORT", "8000")), "port = 8000");
+    let complaint = function.complaint(&["--timeout", "6s"]);
+    let expected = "(the system calls that it makes most: getppid";
+    assert!(complaint.contains(expected), "{complaint}");
 }
 
 #[test]
@@ -116,7 +167,8 @@ fn connections_that_are_denied_are_named() {
     assert!(complaint.contains(expected), "{complaint}");
     let name = "import socket; socket.getaddrinfo('example.com', 80)\n";
     let complaint = Complaining::python(name, "port = 8000").complaint(&[]);
-    assert!(complaint.contains("could not look up a name: no rule of [egress]"), "{complaint}");
+    let expected = "the look-up of example.com was denied: no rule of [egress]";
+    assert!(complaint.contains(expected), "{complaint}");
 }
 
 #[test]
@@ -129,6 +181,10 @@ fn a_memory_limit_that_is_reached_is_named_with_its_value() {
     let function = Complaining::python(grow, "port = 8000\nlimits = { memory = \"64MiB\" }");
     let complaint = function.complaint(&[]);
     assert!(complaint.contains("reached `limits.memory` of 64MiB before it waited"), "{complaint}");
+    if counts_most_memory() {
+        assert!(complaint.contains(" (it used 6"), "{complaint}");
+    }
+    assert!(complaint.contains("; raise that in thaw.toml"), "{complaint}");
 }
 
 #[test]
@@ -162,7 +218,15 @@ fn the_daemon_of_another_user_is_not_called_missing() {
         &built_home("complaints-other", &[Function::Example("hello-c")]),
         &DaemonOptions::default(),
     );
-    let outcome = run(User::nobody().thaw().env("THAW_HOME", daemon.home()).arg("ps"));
-    assert_eq!(outcome.code, Some(1), "{}", outcome.stdout);
-    assert!(outcome.stderr.contains("permission denied on "), "{}", outcome.stderr);
+    let function = Complaining::python("", "port = 8000");
+    let function = function.path().to_str().expect("a name");
+    fs::set_permissions(function, Permissions::from_mode(0o755)).expect("permissions");
+    for arguments in [&["ps"][..], &["list"], &["logs", "hello-c"], &["build", function]] {
+        let outcome = run(User::nobody().thaw().env("THAW_HOME", daemon.home()).args(arguments));
+        assert_eq!(outcome.code, Some(1), "{arguments:?}: {}", outcome.stdout);
+        let complaint = outcome.stderr;
+        assert!(complaint.contains("permission denied on "), "{arguments:?}: {complaint}");
+        assert!(complaint.contains(", which belongs to user "), "{arguments:?}: {complaint}");
+        assert!(complaint.contains("; run this as "), "{arguments:?}: {complaint}");
+    }
 }

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 use thaw_e2e::{
     Daemon, DaemonOptions, Function, Raw, built_home, exists, free_port, get, post, python,
-    repository, request, run, thaw, wait_until,
+    repository, request, run, run_with_input, thaw, wait_until,
 };
 
 struct Served {
@@ -426,9 +426,30 @@ fn invoke_prints_the_response_and_the_phases() {
     assert_eq!(outcome.code, Some(0));
     let outcome = cli(&["invoke", "hello-python", "--path", "/echo", "--data", "sent"]);
     assert_eq!(outcome.success(), "sent");
+    // What is piped into it is a body; an empty pipe is none.
+    let mut piped = thaw();
+    piped.env("THAW_HOME", served().daemon.home()).args(["invoke", "hello-python", "-p", "/echo"]);
+    assert_eq!(run_with_input(&mut piped, b"piped").success(), "piped");
+    let outcome = cli(&["invoke", "hello-c"]);
+    assert_eq!((&outcome.stderr[..], outcome.code), ("", Some(0)));
     let outcome = cli(&["invoke", "nobody"]);
     assert_eq!(outcome.code, Some(1));
     assert!(outcome.stderr.contains("nobody"), "{}", outcome.stderr);
+}
+
+/// As those that ssh(1) and CI runners keep open.
+#[test]
+fn invoke_does_not_wait_for_a_pipe_to_which_nobody_writes() {
+    let (input, _writer) = std::io::pipe().expect("a pipe");
+    let output = thaw()
+        .env("THAW_HOME", served().daemon.home())
+        .args(["invoke", "hello-c", "-p", "/by-invoke"])
+        .stdin(input)
+        .output()
+        .expect("it runs");
+    let [out, said] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+    assert!(out.contains("You asked for /by-invoke."), "{out}{said}");
+    assert!(said.contains("so the request has no body; `--data @-` waits for one"), "{said}");
 }
 
 #[test]
@@ -442,6 +463,7 @@ fn the_verbs_tell_about_the_functions() {
     let python = list.as_array().expect("a list").iter().find(|one| one["name"] == "hello-python");
     let python = python.expect("it is listed");
     assert_eq!((&python["kind"], &python["state"]), (&"http".into(), &"served".into()), "{list}");
+    assert!(python["version"].as_u64().is_some_and(|version| version > 0), "{list}");
     let list = cli(&["list"]).success();
     assert!(list.lines().any(|line| line.starts_with("hello-python  ")), "{list}");
     let images = cli(&["images"]).success();

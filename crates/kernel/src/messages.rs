@@ -14,6 +14,7 @@ use crate::console;
 use crate::host::control::{self, Kept};
 use crate::platform::machine::{HostFd, HostFiles, Machine};
 use crate::state::kernel;
+use crate::syscall::activity;
 use crate::task::freeze_request;
 use crate::task::host_process::{self, twins};
 use crate::task::process::FIRST_PID;
@@ -82,11 +83,14 @@ fn describe() {
     for (place, port) in described.ports.iter_mut().zip(kernel.net.tcp.ports.listened()) {
         *place = port;
     }
-    let threads = kernel.tasks.all_threads().into_iter();
-    for thread in threads.filter(|thread| thread.sched.get().state == RunState::Runnable) {
+    let threads = kernel.tasks.all_threads();
+    let mut busy = None;
+    for thread in threads.iter().filter(|one| one.sched.get().state == RunState::Runnable) {
         described.runnable += 1;
         (described.process, described.name) = (thread.process.pid.number(), thread.name.get());
+        busy = Some(thread.tid());
     }
+    activity::tell(&threads, busy);
     control::send(MSG_DESCRIBED, 0, bytemuck::bytes_of(&described), &[]);
 }
 

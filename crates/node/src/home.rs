@@ -30,7 +30,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
-use thaw_store::{Acting, Owner};
+use thaw_store::{Acting, Closed, Owner};
 
 /// Environment variable that names the directory.
 pub const HOME_VARIABLE: &str = "THAW_HOME";
@@ -57,6 +57,18 @@ pub enum HomeError {
         path: PathBuf,
         /// What the system said.
         error: io::Error,
+    },
+    /// It is another user's.
+    #[error(
+        "permission denied on {}, which belongs to user {owner}; run this as that user, or set \
+         THAW_HOME to a directory of your own",
+        path.display()
+    )]
+    OfAnotherUser {
+        /// The directory or file.
+        path: PathBuf,
+        /// User id of its owner.
+        owner: u32,
     },
     /// It holds what no Thaw has put there, and would be given to the daemon's user.
     #[error(
@@ -157,7 +169,7 @@ impl Home {
     }
 
     pub(crate) fn unusable(&self, error: io::Error) -> HomeError {
-        HomeError::Unusable { path: self.root.clone(), error }
+        HomeError::refused(&self.root, error)
     }
 
     /// `$THAW_HOME`; without it `/var/lib/thaw` for root and the user's data
@@ -349,7 +361,7 @@ impl Home {
     /// Makes a directory in it, for its owner.
     fn make_directory(&self, path: &Path) -> Result<(), HomeError> {
         let _acting = self.act()?;
-        make_private(path).map_err(|error| HomeError::Unusable { path: path.to_owned(), error })
+        make_private(path).map_err(|error| HomeError::refused(path, error))
     }
 
     /// Acts with the rights of the owner of the directory, if this process is root and they
@@ -452,6 +464,16 @@ impl Drop for DaemonLock {
     fn drop(&mut self) {
         // Harmless if it fails: without the lock, the file is ignored.
         let _ = fs::remove_file(self.home.root.join("daemon.json"));
+    }
+}
+
+impl HomeError {
+    /// The host has refused `path`, which is in the directory.
+    pub fn refused(path: &Path, error: io::Error) -> Self {
+        match thaw_store::closed(path, &error) {
+            Some(Closed { path, owner }) => Self::OfAnotherUser { path, owner },
+            None => Self::Unusable { path: path.to_owned(), error },
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
-use thaw_node::logs::{AccessFile, access_log_path};
+use thaw_node::logs::{AccessFile, LogLimits, access_log_path};
 use thaw_sandbox::GuestExit;
 
 const SHARED: &str = "isolation = \"instance\"";
@@ -257,7 +257,7 @@ fn requests_are_logged_whatever_way_they_took() {
             guest.answer("hello");
         }
     });
-    node.shared.edge().log_to(AccessFile::start(directory.path()).unwrap());
+    node.shared.edge().log_to(AccessFile::start(directory.path(), LogLimits::default()).unwrap());
     assert_eq!(node.connect().get("f", "/before").status, 200);
     node.rule(here(), "[access_log]\nformat = \"json\"");
     let mut client = node.connect();

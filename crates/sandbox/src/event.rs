@@ -2,11 +2,11 @@
 
 use bytemuck::AnyBitPattern;
 use thaw_abi::control::{
-    Awake as AwakeMessage, ConnectionClosed, Described, EntryPoint, Exit, Losses, MSG_AWAKE,
-    MSG_BIND, MSG_BOOTED, MSG_CONNECTION_CLOSED, MSG_DESCRIBED, MSG_ENTRY_POINT, MSG_EXIT,
-    MSG_FAILED, MSG_HIBERNATED, MSG_LOSES, MSG_OPEN_BLOB, MSG_OPEN_SOCKET, MSG_READY, MSG_RESTING,
-    MSG_TERMINAL_GET, MSG_TERMINAL_SET, MSG_UNSEAL, MSG_WAKE_SOCKET, MSG_WRITTEN, MessageHeader,
-    Resting, WRITTEN_MAX, WRITTEN_PATHS_MAX, Written,
+    ACTIVITY_NAMES_MAX, Activity, Awake as AwakeMessage, ConnectionClosed, Described, EntryPoint,
+    Exit, Losses, MSG_ACTIVITY, MSG_AWAKE, MSG_BIND, MSG_BOOTED, MSG_CONNECTION_CLOSED,
+    MSG_DESCRIBED, MSG_ENTRY_POINT, MSG_EXIT, MSG_FAILED, MSG_HIBERNATED, MSG_LOSES, MSG_OPEN_BLOB,
+    MSG_OPEN_SOCKET, MSG_READY, MSG_RESTING, MSG_TERMINAL_GET, MSG_TERMINAL_SET, MSG_UNSEAL,
+    MSG_WAKE_SOCKET, MSG_WRITTEN, MessageHeader, Resting, WRITTEN_MAX, WRITTEN_PATHS_MAX, Written,
 };
 use thaw_abi::remote::{MSG_EXEC_FAILED, MSG_EXEC_STARTED};
 
@@ -52,6 +52,9 @@ pub enum Event {
     /// What the program does, as [`crate::Sandbox::request_description`] has asked. A sandbox may
     /// say what it likes.
     Described(Described),
+    /// What it has done since it was asked before, which comes just before that. A sandbox may say
+    /// what it likes.
+    Activity(ProgramActivity),
     /// Which connections copies of what is frozen next will find reset. A sandbox may say what it
     /// likes.
     Losses(Losses),
@@ -176,6 +179,26 @@ impl WrittenFiles {
     }
 }
 
+/// What a program does while its entry point is waited for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProgramActivity {
+    /// Numbers.
+    pub numbers: Activity,
+    /// The names of the system calls that its busy thread makes most, made fit for people.
+    pub names: String,
+}
+
+impl ProgramActivity {
+    fn parse(body: &[u8]) -> Option<Self> {
+        let (numbers, names) = body.split_at_checked(size_of::<Activity>())?;
+        let is_short = names.len() <= ACTIVITY_NAMES_MAX;
+        is_short.then(|| Self {
+            numbers: bytemuck::pod_read_unaligned(numbers),
+            names: printable(names),
+        })
+    }
+}
+
 /// Checks a packet from a sandbox. Every byte of it is hostile.
 pub(crate) fn parse(packet: &[u8]) -> Result<Incoming<'_>, Violation> {
     let len = packet.len();
@@ -201,6 +224,7 @@ pub(crate) fn parse(packet: &[u8]) -> Result<Incoming<'_>, Violation> {
             Event::Awake(Awake::of(&message).ok_or(wrong_value)?)
         }
         MSG_DESCRIBED => Event::Described(whole(body).ok_or(wrong_length)?),
+        MSG_ACTIVITY => Event::Activity(ProgramActivity::parse(body).ok_or(wrong_length)?),
         MSG_LOSES => Event::Losses(whole(body).ok_or(wrong_length)?),
         MSG_WRITTEN => Event::Written(WrittenFiles::parse(body).ok_or(wrong_length)?),
         MSG_CONNECTION_CLOSED => {
@@ -250,6 +274,20 @@ mod tests {
         let failed = packet(MSG_FAILED, b"no such\x1b[31m file\n");
         let text = "no such\\x1b[31m file\\x0a".to_owned();
         assert_eq!(parse(&failed), Ok(Incoming::Event(Event::Failed(text))));
+    }
+
+    #[test]
+    fn what_a_program_calls_is_short_and_printable() {
+        let numbers = Activity { calls: 7, ..Activity::default() };
+        let packet =
+            |names: &[u8]| packet(MSG_ACTIVITY, &[bytemuck::bytes_of(&numbers), names].concat());
+        let names = "read, \\x1b[2J".to_owned();
+        let activity = ProgramActivity { numbers, names };
+        assert_eq!(
+            parse(&packet(b"read, \x1b[2J")),
+            Ok(Incoming::Event(Event::Activity(activity)))
+        );
+        assert!(parse(&packet(&[b'x'; ACTIVITY_NAMES_MAX + 1])).is_err());
     }
 
     #[test]

@@ -54,7 +54,7 @@ pub use egress::{
     EgressReport, EgressRule, EgressRuleError, EgressRules, GuardedPort, Intercepted, Interceptor,
     NotTaken, PortGuard, Told, Transport,
 };
-pub use event::{BootTimes, Event, GuestExit, Progress, Violation, WrittenFiles};
+pub use event::{BootTimes, Event, GuestExit, ProgramActivity, Progress, Violation, WrittenFiles};
 pub use freeze::{
     FreezeBase, FreezeError, FreezeReport, FreezeSpec, Freezer, MergePolicy, freeze, freeze_live,
 };

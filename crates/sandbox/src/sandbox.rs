@@ -526,6 +526,12 @@ impl Sandbox {
         self.process.limits.reached()
     }
 
+    /// Most bytes of memory that the sandbox has used, if the host counts that. A control group
+    /// that other sandboxes have had before may remember theirs.
+    pub fn memory_peak(&self) -> Option<u64> {
+        self.process.limits.memory_peak()
+    }
+
     /// CPU time that all processes of the sandbox have used, those that have ended
     /// included; `None` where no control group counts it.
     ///

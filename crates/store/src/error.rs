@@ -76,6 +76,18 @@ pub enum StoreError {
         /// The host's reason.
         source: io::Error,
     },
+    /// It is in a directory of another user's.
+    #[error(
+        "permission denied on {}, which belongs to user {owner}; run this as that user, or set \
+         THAW_HOME to a directory of your own",
+        path.display()
+    )]
+    OfAnotherUser {
+        /// The directory, or a file in it.
+        path: PathBuf,
+        /// User id of its owner.
+        owner: u32,
+    },
     /// What was to be stored cannot be read.
     #[error("it cannot be read: {0}")]
     Source(io::Error),

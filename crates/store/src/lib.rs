@@ -43,7 +43,7 @@ pub use id::{BlobHash, ImageId, IndexId, InvalidHash, InvalidName, KernelId, Nam
 pub use image::{ImageForm, ImageInfo, NewImage};
 pub use index::{ForeignIndex, ForeignIndexError, OpenIndex, Tree};
 pub use kernel::{KERNEL_MAX, KernelInfo};
-pub use owner::{Acting, Owner};
+pub use owner::{Acting, Closed, Owner, closed};
 pub use pack::{PackedSizes, Reference, Removed, Source, UnpackedImage};
 pub use prefetch::{PREFETCH_HEAD, PREFETCH_MAX, Prefetch};
 pub use session::Session;

@@ -7,7 +7,7 @@
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, AtFlags, CWD, accessat};
 use rustix::io::Errno;
@@ -98,6 +98,27 @@ impl Owner {
     }
 }
 
+/// What another user keeps this process from using.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Closed {
+    /// The directory, or a file.
+    pub path: PathBuf,
+    /// User id of its owner.
+    pub owner: u32,
+}
+
+/// Whose right is lacking if the host has refused `path` with this error; `None`: no other user's.
+pub fn closed(path: &Path, error: &io::Error) -> Option<Closed> {
+    if error.kind() != io::ErrorKind::PermissionDenied {
+        return None;
+    }
+    // Nothing below a closed directory can be looked at, but the directory can.
+    let (path, attributes) =
+        path.ancestors().find_map(|path| Some((path, fs::metadata(path).ok()?)))?;
+    let owner = attributes.uid();
+    (owner != geteuid().as_raw()).then(|| Closed { path: path.to_owned(), owner })
+}
+
 /// While this lives, its thread acts as somebody else.
 #[derive(Debug)]
 #[must_use = "rights are given back when this is dropped"]
@@ -135,7 +156,6 @@ impl Drop for Acting {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::lchown;
-    use std::path::PathBuf;
 
     use super::*;
     use crate::{Name, NewFunction, Store};

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::error::{Context, Kind, Result, StoreError};
 use crate::id::BlobHash;
 use crate::layout::{Layout, STORE_VERSION};
-use crate::owner::Owner;
+use crate::owner::{Closed, Owner, closed};
 use crate::stage::{self, Removal, Stage, publish, seal, sync_directory};
 
 /// A directory with everything that Thaw keeps. Cheap to clone; any number of
@@ -26,6 +26,16 @@ impl Store {
     /// Whoever is root acts as the owner of the directory above the store, or of the store
     /// if that one is root's.
     pub fn open(root: &Path) -> Result<Self> {
+        Self::open_or_make(root).map_err(|error| match &error {
+            StoreError::Io { path, source, .. } => match closed(path, source) {
+                Some(Closed { path, owner }) => StoreError::OfAnotherUser { path, owner },
+                None => error,
+            },
+            _ => error,
+        })
+    }
+
+    fn open_or_make(root: &Path) -> Result<Self> {
         let owner = owner(root)?;
         let _acting = owner.act().context("act as the owner of", root)?;
         // Functions' files may hold secrets: nobody else can look inside.

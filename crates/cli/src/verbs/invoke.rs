@@ -2,11 +2,11 @@
 
 use crate::client::{Daemon, DaemonArguments};
 use crate::failure::{Failure, Outcome};
+use crate::input::{self, Input, WhenSilent};
 use crate::output::{self, escape};
 use clap::Args;
-use rustix::fs::{FileType, fstat};
 use serde_json::{Value, json};
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::process::ExitCode;
 use std::str::FromStr;
 use thaw_node::admin::{BOOT_HEADER, FunctionDetail, PHASES_HEADER};
@@ -18,8 +18,10 @@ use ureq::http::Response;
 
 /// Call a function through the daemon and print its response.
 ///
-/// Without --data and --method, a file that is redirected into it is the body of a POST, and so is
-/// what is piped into it for a function that reads standard input (kind = "stdin").
+/// Without --data and --method, a file that is redirected into it or what is piped into it is the
+/// body of a POST. A pipe to which nobody writes for a second, such as one that ssh or a CI runner
+/// keeps open, is left alone, with a remark; a function that reads standard input (kind = "stdin")
+/// waits for it.
 ///
 /// Exit code 1 means that the response's status is 400 or more. A function that
 /// reads standard input (kind = "stdin") gets the data there. `thaw invoke` prints its
@@ -29,6 +31,7 @@ use ureq::http::Response;
     thaw invoke hello-python --timings\n  \
     thaw invoke words-perl --data 'b a b'\n  \
     echo b a b | thaw invoke words-perl\n  \
+    jq .order today.json | thaw invoke shop --path /orders\n  \
     thaw invoke mailer --data @letter.json --async --idempotency-key letter-17\n  \
     thaw invoke thumbnail-python --data @photo.jpg --header content-type:image/jpeg > small.jpg")]
 pub struct Arguments {
@@ -138,33 +141,33 @@ pub fn run(arguments: &Arguments) -> Outcome {
 }
 
 /// What comes from a file or a pipe that is standard input. A pipe may belong to somebody who never
-/// writes to it, so it is read only for a function that wants to read.
+/// writes to it, so it is waited for only for a function that wants to read.
 fn redirected(daemon: &Daemon, function: &str) -> Result<Option<Vec<u8>>, Failure> {
-    let input = io::stdin().lock();
-    let kind = FileType::from_raw_mode(fstat(&input).map_err(io::Error::from)?.st_mode);
-    let is_body = match kind {
-        FileType::RegularFile => true,
-        FileType::Fifo => {
-            let detail: Option<FunctionDetail> =
-                daemon.get(&format!("/functions/{}", escape(function))).ok();
-            detail.is_some_and(|detail| detail.info.kind == EntryKind::Stdin)
+    let when_silent = || {
+        let detail: Option<FunctionDetail> =
+            daemon.get(&format!("/functions/{}", escape(function))).ok();
+        match detail.is_some_and(|detail| detail.info.kind == EntryKind::Stdin) {
+            true => WhenSilent::Wait,
+            false => WhenSilent::GoOn,
         }
-        _ => false,
     };
-    let body = if is_body { read_all(input)? } else { Vec::new() };
-    Ok(Some(body).filter(|body| !body.is_empty()))
-}
-
-fn read_all(mut input: impl Read) -> Result<Vec<u8>, Failure> {
-    let mut bytes = Vec::new();
-    input.read_to_end(&mut bytes)?;
-    Ok(bytes)
+    match input::read(io::stdin().lock(), when_silent)? {
+        Input::Bytes(bytes) => Ok(Some(bytes)),
+        Input::Nothing => Ok(None),
+        Input::Silent => {
+            eprintln!(
+                "thaw: standard input is a pipe to which nobody has written yet, so the request \
+                 has no body; `--data @-` waits for one, and `< /dev/null` says that there is none"
+            );
+            Ok(None)
+        }
+    }
 }
 
 fn read_data(data: &str) -> Result<Vec<u8>, Failure> {
     match data.strip_prefix('@') {
         None => Ok(data.as_bytes().to_vec()),
-        Some("-") => read_all(io::stdin().lock()),
+        Some("-") => Ok(input::read_all(io::stdin().lock())?),
         Some(path) => std::fs::read(path).map_err(|error| {
             Failure::failed(format!("cannot read {path} ({error}); name another file after @"))
         }),

@@ -16,11 +16,11 @@ use thaw_node::home::Home;
 use thaw_node::pulls::Fetching;
 use thaw_node::triggers::ScheduleInfo;
 use thaw_sandbox::escape;
-use thaw_store::{FunctionRecord, Store};
+use thaw_store::{FunctionRecord, Share, Store};
 
 /// List the functions: how clients reach them, and what the daemon makes of them.
 ///
-/// The names, kinds, addresses and times of the builds are of the store, so that they are shown
+/// The names, versions, kinds, addresses and times of the builds are of the store, so that they are shown
 /// without a daemon, too.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  thaw list\n  thaw ls --json | jq -r '.[].name'")]
@@ -34,6 +34,11 @@ pub struct Arguments {
 struct Listed {
     name: String,
     kind: Option<EntryKind>,
+    /// The number of its active version.
+    version: u32,
+    /// Other versions that get a share of its requests.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    split: Vec<Share>,
     /// Its own address; without one, requests find it by its host name, at the gateway's.
     listen: Option<SocketAddr>,
     state: State,
@@ -133,6 +138,7 @@ fn print(arguments: &Arguments, listed: &[Listed]) -> Result<(), Failure> {
 impl Listed {
     fn new(record: FunctionRecord, info: Option<FunctionInfo>) -> Self {
         let (name, built_ms) = (record.name.to_string(), record.created_ms);
+        let (version, split) = (record.number, record.split.clone());
         let built = BuiltFunction::from_record(record);
         let (config, damage) = match built {
             Ok(built) => (Some(built.function.config), None),
@@ -151,6 +157,8 @@ impl Listed {
         Self {
             name,
             kind: config.as_ref().map(|config| config.entry.kind),
+            version,
+            split,
             listen: config.and_then(|config| config.listen),
             state,
             instances: info.as_ref().map_or(0, |info| info.instances),
@@ -168,6 +176,8 @@ impl Listed {
         Self {
             name: info.name.to_string(),
             kind: Some(info.kind),
+            version: info.version,
+            split: Vec::new(),
             listen: info.listen,
             state: if problem.is_some() { State::Problem } else { State::Partial },
             instances: info.instances,
@@ -181,11 +191,13 @@ impl Listed {
 }
 
 fn table(listed: &[Listed]) -> String {
-    let titles = ["NAME", "KIND", "ADDRESS", "STATE", "INSTANCES", "READY", "BUILT", "NEXT"];
+    let titles =
+        ["NAME", "VERSION", "KIND", "ADDRESS", "STATE", "INSTANCES", "READY", "BUILT", "NEXT"];
     let mut table = Table::new(&titles);
     for one in listed {
         table.row(vec![
             one.name.clone(),
+            version(one.version, &one.split),
             one.kind.map_or("-", EntryKind::name).to_owned(),
             one.listen.map_or("-".to_owned(), |address| address.to_string()),
             match (&one.fetching, one.state) {
@@ -204,4 +216,25 @@ fn table(listed: &[Listed]) -> String {
         ]);
     }
     table.text()
+}
+
+/// The number of the active version, and which others get requests.
+fn version(active: u32, split: &[Share]) -> String {
+    let others = split.iter().map(|share| match share.percent {
+        0 => format!(", {} by header", share.version),
+        percent => format!(", {} at {percent}%", share.version),
+    });
+    std::iter::once(active.to_string()).chain(others).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_versions_that_get_requests_are_shown() {
+        let share = |version, percent| Share { version, percent, header: None };
+        assert_eq!(version(3, &[]), "3");
+        assert_eq!(version(3, &[share(4, 10), share(5, 0)]), "3, 4 at 10%, 5 by header");
+    }
 }

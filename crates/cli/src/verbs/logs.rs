@@ -8,11 +8,12 @@ use humantime::format_rfc3339_millis;
 use regex::Regex;
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, ErrorKind};
+use std::iter;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 use thaw_node::config::FunctionName;
-use thaw_node::home::Home;
+use thaw_node::home::{Home, HomeError};
 use thaw_node::logs::{Line, Stream, log_path, rotated_paths};
 use thaw_sandbox::escape;
 use ureq::Body;
@@ -46,7 +47,8 @@ pub struct Arguments {
     /// in UTC, as in 2026-01-31T12:00:00Z.
     #[arg(long, value_name = "WHEN", value_parser = parse_since)]
     since: Option<SystemTime>,
-    /// Only lines in which this regular expression is found.
+    /// Only lines in which this regular expression is found: in the text alone, or in the line as
+    /// it is shown without --json, with the instance before it.
     #[arg(long, short, value_name = "REGEX")]
     grep: Option<Regex>,
     /// Print the time of each line, in UTC.
@@ -63,7 +65,15 @@ impl Arguments {
     fn wants(&self, line: &Line) -> bool {
         line.is_of(self.instance)
             && self.since.is_none_or(|since| line.time() >= since)
-            && self.grep.as_ref().is_none_or(|regex| regex.is_match(&line.text))
+            && self.grep.as_ref().is_none_or(|regex| {
+                regex.is_match(&line.text) || regex.is_match(self.shown(line).trim_end())
+            })
+    }
+
+    /// The line as people see it.
+    fn shown(&self, line: &Line) -> String {
+        let time = self.timestamps.then(|| format_rfc3339_millis(line.time()).to_string() + " ");
+        time.unwrap_or_default() + &for_people(line, self.instance.is_some())
     }
 }
 
@@ -121,8 +131,13 @@ fn print_past(arguments: &Arguments) -> Result<(), Failure> {
     let most = arguments.lines.unwrap_or(usize::MAX);
     let mut kept = VecDeque::new();
     let mut found = false;
-    for path in rotated_paths(&path).rev().chain([path.clone()]) {
-        let Ok(file) = File::open(&path) else { continue };
+    let younger = iter::once(path.clone());
+    for path in rotated_paths(&path).rev().chain(younger) {
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            Err(error) => return Err(HomeError::refused(&path, error).into()),
+        };
         found = true;
         for line in BufReader::new(file).lines() {
             kept.extend(parse(&line?).filter(|line| arguments.wants(line)));
@@ -149,9 +164,7 @@ fn print_line(line: &Line, arguments: &Arguments) -> Result<(), Failure> {
     if arguments.json {
         return output::print(&String::from_utf8_lossy(&line.to_json()));
     }
-    let time = arguments.timestamps.then(|| format_rfc3339_millis(line.time()).to_string() + " ");
-    let text = for_people(line, arguments.instance.is_some());
-    output::print(&(time.unwrap_or_default() + &text))
+    output::print(&arguments.shown(line))
 }
 
 /// The line for a terminal: nothing in it moves the cursor, and no guest can make it look

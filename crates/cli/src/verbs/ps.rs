@@ -69,11 +69,36 @@ pub fn table(instances: &[InstanceInfo], functions: &[FunctionInfo]) -> String {
     }
     for function in functions {
         for pid in &function.ready {
-            let name = function.name.to_string();
-            let [none, zero] = ["-", "0"].map(str::to_owned);
-            let pid = pid.to_string();
-            table.row(vec![none.clone(), name, READY.to_owned(), pid, zero.clone(), zero, none]);
+            table.row(vec![
+                "-".to_owned(),
+                function.name.to_string(),
+                function.version.to_string(),
+                READY.to_owned(),
+                pid.to_string(),
+                "0".to_owned(),
+                "0".to_owned(),
+                "-".to_owned(),
+            ]);
         }
     }
     table.text()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_ready_stands_in_the_columns_of_its_kind() {
+        let function = json!({
+            "name": "f", "version": 3, "image": "", "port": 80, "listen": null,
+            "isolation": "instance", "kind": "http", "instances": 0, "ready": [41, 42],
+            "problem": null
+        });
+        let text = table(&[], &[serde_json::from_value(function).unwrap()]);
+        let rows: Vec<Vec<&str>> =
+            text.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(rows[1], ["-", "f", "3", "ready", "41", "0", "0", "-"], "{text}");
+        assert!(rows.iter().all(|row| row.len() == rows[0].len()), "{text}");
+    }
 }

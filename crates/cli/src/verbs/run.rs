@@ -429,6 +429,7 @@ async fn attend(
                 | Event::Unseal
                 | Event::Awake(_)
                 | Event::Described(_)
+                | Event::Activity(_)
                 | Event::Losses(_)
                 | Event::Written(_)
                 | Event::Remote(_)

@@ -7,6 +7,7 @@
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
+use alloc::string::String;
 use alloc::sync::Weak;
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -107,25 +108,62 @@ pub fn source_address(to: IpAddr) -> Result<IpAddr> {
 
 /// Where names are looked up (RFC 1035).
 pub const DNS_PORT: u16 = 53;
+/// Most bytes of a name (RFC 1035, section 2.3.4).
+const NAME_MAX: usize = 255;
 /// Whether whoever builds a function was told that its program has no way out.
 static IS_TOLD: AtomicBool = AtomicBool::new(false);
 
 /// There is no way to `to`. Whoever builds the function hears of the first one.
 pub fn no_way_to(to: Endpoint) {
-    let is_built = kernel().config.get().flags & FLAG_FREEZE_AT_ENTRY != 0;
-    if !is_built || IS_TOLD.swap(true, Relaxed) {
-        return;
-    }
-    match to.port {
-        DNS_PORT => crate::console!(
-            "thaw: the program could not look up a name: no rule of [egress] in thaw.toml allows \
-             connections by name"
-        ),
-        port => crate::console!(
-            "thaw: the connection to {} port {port} was denied: no rule of [egress] in thaw.toml \
+    if is_to_tell() {
+        crate::console!(
+            "thaw: the connection to {} port {} was denied: no rule of [egress] in thaw.toml \
              allows it",
-            to.ip
-        ),
+            to.ip,
+            to.port
+        );
+    }
+}
+
+/// There is no way to look a name up, which is said likewise.
+pub fn no_way_to_look_up(name: Option<&str>) {
+    if is_to_tell() {
+        crate::console!(
+            "thaw: the look-up of {} was denied: no rule of [egress] in thaw.toml allows \
+             connections by name",
+            name.unwrap_or("a name")
+        );
+    }
+}
+
+/// Whether somebody builds the function who has heard of nothing that was denied yet.
+fn is_to_tell() -> bool {
+    let is_built = kernel().config.get().flags & FLAG_FREEZE_AT_ENTRY != 0;
+    is_built && !IS_TOLD.swap(true, Relaxed)
+}
+
+/// The name in the first question of a DNS message (RFC 1035, sections 4.1.1 and 4.1.2), if it is
+/// one for people.
+pub fn looked_up(message: &[u8]) -> Option<String> {
+    const HEADER: usize = 12;
+    const LABEL_MAX: u8 = 63;
+    let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_".contains(byte);
+    let mut rest = message.get(HEADER..)?;
+    let mut name = String::new();
+    loop {
+        let (&len, after) = rest.split_first()?;
+        if len == 0 {
+            return (!name.is_empty()).then_some(name);
+        }
+        let (label, after) = after.split_at_checked(len.into())?;
+        if len > LABEL_MAX || name.len() > NAME_MAX || !label.iter().all(is_plain) {
+            return None;
+        }
+        if !name.is_empty() {
+            name.push('.');
+        }
+        name.extend(label.iter().copied().map(char::from));
+        rest = after;
     }
 }
 
@@ -313,5 +351,19 @@ mod tests {
         assert_eq!(reach.own_address(v6), None);
         assert_eq!(Reach::from_flags(FLAG_EGRESS_V6), Reach::default());
         assert!(Reach::from_flags(FLAG_EGRESS | FLAG_EGRESS_V6).own_address(v6).is_some());
+    }
+
+    #[test]
+    fn the_name_that_is_looked_up_is_found_and_harmless() {
+        let asked = |question: &[u8]| looked_up(&[&[0; 12], question].concat());
+        let question = b"\x07example\x03com\x00\x00\x01\x00\x01";
+        assert_eq!(asked(question).as_deref(), Some("example.com"));
+        // Too short, without a name, compressed, with a control character, too long.
+        for wrong in [&b""[..], b"\x07exa", b"\x03com", b"\x00", b"\xc0\x0c", b"\x03a\x1bb\x00"] {
+            assert_eq!(asked(wrong), None, "{wrong:?}");
+        }
+        assert_eq!(looked_up(&[0; 5]), None);
+        let long = [&b"\x3f"[..], &[b'a'; 63]].concat().repeat(9);
+        assert_eq!(asked(&[&long[..], b"\x00"].concat()), None);
     }
 }

@@ -8,6 +8,7 @@ use super::address::{AF_INET6, Endpoint, SocketAddress};
 use super::arrival::Arrival;
 use super::inbox::{Datagram, Inbox};
 use super::options;
+use super::outside::{DNS_PORT, looked_up};
 use super::ports::{BindOptions, PortTable};
 use super::socket::{
     Ancillary, Blocking, Common, IN, MessageFlags, Outgoing, Protocol, Received, ShutdownHow,
@@ -238,6 +239,7 @@ impl Protocol for UdpSocket {
         }
         let own = self.bound_or_any()?;
         let bytes = source.take_all(DATAGRAM_MAX)?;
+        let asked = if to.port == DNS_PORT { looked_up(&bytes) } else { None };
         let len = bytes.len();
         if self.flows.is_client(to) {
             return self.flows.send_to_client(to, &bytes).map(|()| len);
@@ -255,8 +257,8 @@ impl Protocol for UdpSocket {
                 Arrival::from_sender(to.ip, &message.departure, &self.common, &socket.common);
             socket.deliver(from, bytes, arrival)
         });
-        if !delivered && to.port == super::outside::DNS_PORT {
-            super::outside::no_way_to(to);
+        if !delivered && to.port == DNS_PORT {
+            super::outside::no_way_to_look_up(asked.as_deref());
         }
         if !delivered && state.peer == Some(to) {
             // "Port unreachable" comes back, and a connected socket hears of it.

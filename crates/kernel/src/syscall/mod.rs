@@ -1,5 +1,6 @@
 //! System calls: the table and the trace.
 
+pub mod activity;
 pub mod files;
 pub mod ipc;
 pub mod memory;
@@ -45,8 +46,8 @@ pub fn perform(frame: &Frame) {
     let entry = usize::try_from(frame.orig_rax())
         .ok()
         .and_then(|number| table::BY_NUMBER.get(number).copied().flatten());
-    let tracing = trace::enabled();
-    if tracing {
+    let is_watched = trace::is_watched();
+    if is_watched {
         trace::enter(entry, frame);
     }
     let result = match entry {
@@ -60,7 +61,7 @@ pub fn perform(frame: &Frame) {
         Ok(value) => value,
         Err(error) => error.to_return(),
     });
-    if tracing {
+    if is_watched {
         trace::leave(entry, frame);
     }
 }

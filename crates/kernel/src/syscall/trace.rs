@@ -3,9 +3,9 @@
 
 use alloc::collections::BTreeMap;
 use core::fmt::Write;
-use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-use super::{Args, Entry, Kind, Support};
+use super::{Args, Entry, Kind, Support, activity};
 use crate::errno::Errno;
 use crate::platform::panic::Console;
 use crate::platform::registers::Frame;
@@ -14,18 +14,34 @@ use crate::sync::KernelCell;
 use crate::task::current;
 use crate::task::signal::Signal;
 
-static ENABLED: AtomicBool = AtomicBool::new(false);
+/// Calls are printed.
+const PRINTED: u8 = 1;
+/// Calls are counted for [`activity`].
+const COUNTED: u8 = 2;
+/// What is done with calls, in one byte: a call that nobody watches reads no more than that.
+static WATCHED: AtomicU8 = AtomicU8::new(0);
 /// Numbers of unknown calls and how often they were made, in this boot.
 static UNKNOWN: KernelCell<BTreeMap<u64, u64>> = KernelCell::new(BTreeMap::new());
 
-/// Switches the trace on or off for this boot.
+/// Switches the trace on or off for this boot, in which nothing is counted yet.
 pub fn enable(on: bool) {
-    ENABLED.store(on, Relaxed);
+    WATCHED.store(if on { PRINTED } else { 0 }, Relaxed);
+    activity::forget();
 }
 
 /// Whether calls are traced.
 pub fn enabled() -> bool {
-    ENABLED.load(Relaxed)
+    WATCHED.load(Relaxed) & PRINTED != 0
+}
+
+/// Whether calls are traced or counted.
+pub fn is_watched() -> bool {
+    WATCHED.load(Relaxed) != 0
+}
+
+/// Has calls counted from now on; whether they were before.
+pub fn begin_to_count() -> bool {
+    WATCHED.fetch_or(COUNTED, Relaxed) & COUNTED != 0
 }
 
 /// Counts a call that is not in the table, and names it when it is first seen.
@@ -56,6 +72,12 @@ pub fn summary() {
 
 /// Before the call: printed at once if it may not come back to tell its result.
 pub fn enter(entry: Option<&Entry>, frame: &Frame) {
+    if WATCHED.load(Relaxed) & COUNTED != 0 {
+        activity::count(entry);
+    }
+    if !enabled() {
+        return;
+    }
     // exit, exit_group, execve, rt_sigreturn and calls that may block for ever
     // are worth seeing even if nothing follows.
     if entry.is_some_and(|entry| matches!(entry.number, 59 | 60 | 231 | 322)) {
@@ -68,6 +90,9 @@ pub fn enter(entry: Option<&Entry>, frame: &Frame) {
 
 /// After the call.
 pub fn leave(entry: Option<&Entry>, frame: &Frame) {
+    if !enabled() {
+        return;
+    }
     let mut line = Console::new();
     write_call(&mut line, entry, frame);
     let _ = match Errno::from_return(frame.rax()) {

@@ -66,6 +66,11 @@ pub fn fire_due() -> bool {
     }
 }
 
+/// How many timers are to fire.
+pub fn count() -> usize {
+    kernel().timers.state.borrow_mut().queue.len()
+}
+
 /// The next deadline.
 pub fn next_deadline() -> Option<Instant> {
     kernel().timers.state.borrow_mut().queue.first_key_value().map(|(id, _)| id.deadline)

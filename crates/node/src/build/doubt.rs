@@ -4,12 +4,20 @@
 use std::fmt;
 use std::time::Duration;
 use thaw_abi::control::Described;
+use thaw_sandbox::ProgramActivity;
 
 /// How often the sandbox is asked what its program does.
-const ASK_EVERY: Duration = Duration::from_secs(1);
-/// How often in a row a program must have been idle, and listened elsewhere only, to be taken for
-/// one that will never listen where it should.
-const CERTAIN_AFTER: u32 = 5;
+const ASK_EVERY: Duration = Duration::from_millis(250);
+/// How long a program must have listened elsewhere only without doing anything, with nothing due
+/// that could wake it, to be taken for one that will never listen where it should.
+const STUCK_AFTER: Duration = Duration::from_millis(500);
+/// The same for one that timers wake: they may be those of a server that waits for clients, or a
+/// pause before it listens.
+const IDLE_AFTER: Duration = Duration::from_secs(5);
+/// How long a reason must have been seen for people to hear of it.
+const SAID_AFTER: Duration = Duration::from_secs(1);
+/// The same for a thread that never rests: many threads are at work for a while.
+const RESTLESS_SAID_AFTER: Duration = Duration::from_secs(5);
 
 /// What a program does instead of waiting at its entry point. It is what the sandbox says, for
 /// people.
@@ -23,6 +31,8 @@ pub(super) enum Reason {
         name: String,
         /// Its process.
         process: u32,
+        /// The system calls that it makes most, if that is known; empty: it makes none.
+        calls: Option<String>,
     },
     /// It listens nowhere, and this thread can always run.
     Busy {
@@ -43,13 +53,19 @@ impl fmt::Display for Reason {
                 let (all, first) = (all.join(", "), &all[0]);
                 write!(f, "it listens on port {all}; set `port = {first}` in thaw.toml")
             }
-            Self::Restless { name, process } => write!(
-                f,
-                "it listens there, but its thread `{name}` of process {process} has run without a \
-                 pause; let the program say when it is to be frozen, by a write to /dev/thaw, and set \
-                 `freeze = \"program\"` in [entry] of thaw.toml (`THAW_TRACE=syscalls thaw run` shows \
-                 what the thread calls)"
-            ),
+            Self::Restless { name, process, calls } => {
+                let calls = match calls.as_deref() {
+                    None => String::new(),
+                    Some("") => " and makes no system calls".to_owned(),
+                    Some(calls) => format!(" (the system calls that it makes most: {calls})"),
+                };
+                write!(
+                    f,
+                    "it listens there, but its thread `{name}` of process {process} has run \
+                     without a pause{calls}; let the program say when it is to be frozen, by a \
+                     write to /dev/thaw, and set `freeze = \"program\"` in [entry] of thaw.toml"
+                )
+            }
             Self::Busy { name, process } => write!(
                 f,
                 "it listens on no port yet, and its thread `{name}` of process {process} is at work; \
@@ -63,20 +79,47 @@ impl fmt::Display for Reason {
     }
 }
 
+/// Who could wake a program whose threads all wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wakers {
+    /// Its own timers only.
+    Timers,
+    /// Others, too: over connections to the outside, or by locks on files of a volume.
+    Others,
+}
+
 /// What is known of a program that has not come to its entry point yet.
 pub(super) struct Doubt {
     /// Where it should listen, if it should.
     port: Option<u16>,
+    wakers: Wakers,
     asked: u32,
+    /// What the sandbox said last, before it described its program.
+    activity: Option<ProgramActivity>,
     reason: Option<Reason>,
-    /// How often in a row it was idle and listened elsewhere.
-    elsewhere: u32,
+    /// Since when the reason has been what it is, whatever the thread calls.
+    reason_since: Duration,
+    is_said: bool,
+    /// Since when it has been idle and listened elsewhere.
+    idle_since: Option<Duration>,
+    /// Since when nothing is to come that could change that.
+    stuck_since: Option<Duration>,
 }
 
 impl Doubt {
     /// Of a program that should listen on `port`.
-    pub fn new(port: Option<u16>) -> Self {
-        Self { port, asked: 0, reason: None, elsewhere: 0 }
+    pub fn new(port: Option<u16>, wakers: Wakers) -> Self {
+        Self {
+            port,
+            wakers,
+            asked: 0,
+            activity: None,
+            reason: None,
+            reason_since: Duration::ZERO,
+            is_said: false,
+            idle_since: None,
+            stuck_since: None,
+        }
     }
 
     /// Whether it is time to ask the sandbox, which takes note of that.
@@ -86,31 +129,69 @@ impl Doubt {
         is_due
     }
 
-    /// What the sandbox says.
-    pub fn heard(&mut self, described: &Described) {
+    /// What the sandbox says before it describes its program.
+    pub fn heard_activity(&mut self, activity: ProgramActivity) {
+        self.activity = Some(activity);
+    }
+
+    /// What the sandbox says after the program has had this long.
+    pub fn heard(&mut self, described: &Described, waited: Duration) {
         let Some(own) = self.port else { return };
+        let activity = self.activity.take();
         let ports: Vec<u16> = described.ports.into_iter().filter(|&port| port != 0).collect();
         let len = described.name.iter().position(|&byte| byte == 0).unwrap_or(16);
         let name = String::from_utf8_lossy(&described.name[..len]).escape_debug().to_string();
         let process = described.process;
-        self.reason = Some(match (ports.contains(&own), ports.is_empty(), described.runnable) {
+        let counted = activity.as_ref().filter(|activity| activity.numbers.is_first == 0);
+        let calls = counted.map(|activity| activity.names.clone());
+        let reason = match (ports.contains(&own), ports.is_empty(), described.runnable) {
             // It is about to come to its entry point, or something holds that back.
-            (true, _, 0) => return,
-            (true, _, _) => Reason::Restless { name, process },
+            (true, _, 0) => return self.is_well(),
+            (true, _, _) => Reason::Restless { name, process, calls },
             (false, true, 0) => Reason::Nowhere,
             (false, true, _) => Reason::Busy { name, process },
             (false, false, _) => Reason::Elsewhere(ports),
-        });
-        let is_idle = described.runnable == 0;
-        self.elsewhere = match self.reason {
-            Some(Reason::Elsewhere(_)) if is_idle => self.elsewhere + 1,
-            _ => 0,
         };
+        let is_idle = matches!(reason, Reason::Elsewhere(_)) && described.runnable == 0;
+        let is_stuck = is_idle && self.wakers == Wakers::Timers && activity.is_some_and(is_stuck);
+        self.idle_since = since(is_idle, self.idle_since, waited);
+        self.stuck_since = since(is_stuck, self.stuck_since, waited);
+        if !self.reason.as_ref().is_some_and(|before| before.is_like(&reason)) {
+            (self.reason_since, self.is_said) = (waited, false);
+        }
+        self.reason = Some(reason);
     }
 
-    /// Whether to wait for longer is of no use.
-    pub fn is_certain(&self) -> bool {
-        self.elsewhere >= CERTAIN_AFTER
+    /// It listens where it should, and waits: what it did before is the reason for nothing.
+    fn is_well(&mut self) {
+        (self.idle_since, self.stuck_since) = (None, None);
+        if let Some(Reason::Restless { .. }) = self.reason {
+            return;
+        }
+        self.reason = None;
+    }
+
+    /// Whether to wait for longer is of no use, and if the user has named no time, of hardly any.
+    pub fn is_certain(&self, waited: Duration, timeout: Option<Duration>) -> bool {
+        let lasts = |since: Option<Duration>, long: Duration| {
+            since.is_some_and(|since| waited.saturating_sub(since) >= long)
+        };
+        lasts(self.stuck_since, STUCK_AFTER)
+            || timeout.is_none() && lasts(self.idle_since, IDLE_AFTER)
+    }
+
+    /// What people should hear while they wait on, once for each reason.
+    pub fn says(&mut self, waited: Duration) -> Option<&Reason> {
+        let after = match self.reason.as_ref()? {
+            Reason::Elsewhere(_) if self.idle_since.is_some() => SAID_AFTER,
+            Reason::Restless { .. } => RESTLESS_SAID_AFTER,
+            _ => return None,
+        };
+        if self.is_said || waited.saturating_sub(self.reason_since) < after {
+            return None;
+        }
+        self.is_said = true;
+        self.reason.as_ref()
     }
 
     /// What the program does instead, if that was seen.
@@ -119,9 +200,35 @@ impl Doubt {
     }
 }
 
+impl Reason {
+    /// Whether it is the same one, seen at another time.
+    fn is_like(&self, other: &Self) -> bool {
+        match (self, other) {
+            (
+                Self::Restless { name, process, .. },
+                Self::Restless { name: others, process: of, .. },
+            ) => (name, process) == (others, of),
+            (one, other) => one == other,
+        }
+    }
+}
+
+/// Whether a program of which no thread can run has done nothing since the sandbox was asked
+/// before, and waits for nothing that is sure to come.
+fn is_stuck(ProgramActivity { numbers, .. }: ProgramActivity) -> bool {
+    let is_quiet = numbers.is_first == 0 && numbers.calls == 0;
+    is_quiet && numbers.timers == 0 && numbers.uninterruptible == 0
+}
+
+/// Since when something holds that held `before`, if it does `now`.
+fn since(holds: bool, before: Option<Duration>, now: Duration) -> Option<Duration> {
+    holds.then(|| before.unwrap_or(now))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use thaw_abi::control::Activity;
 
     fn described(ports: &[u16], runnable: u32) -> Described {
         let mut described = Described { runnable, process: 7, ..Described::default() };
@@ -130,41 +237,90 @@ mod tests {
         described
     }
 
+    const fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    fn activity(timers: u32, calls: u64) -> ProgramActivity {
+        let numbers = Activity { timers, calls, ..Activity::default() };
+        ProgramActivity { numbers, names: "futex, read".to_owned() }
+    }
+
     #[test]
     fn who_listens_elsewhere_and_waits_is_not_waited_for() {
-        let mut doubt = Doubt::new(Some(80));
-        assert!(!doubt.asks(Duration::from_millis(900)));
-        assert!(doubt.asks(Duration::from_secs(1)));
-        assert!(!doubt.asks(Duration::from_secs(1)));
-        for _ in 1..CERTAIN_AFTER {
-            doubt.heard(&described(&[90, 9000], 0));
-        }
-        assert!(!doubt.is_certain());
+        let mut doubt = Doubt::new(Some(80), Wakers::Others);
+        assert!(!doubt.asks(ms(240)));
+        assert!(doubt.asks(ms(250)));
+        assert!(!doubt.asks(ms(250)));
+        doubt.heard(&described(&[90, 9000], 0), ms(1000));
+        assert!(!doubt.is_certain(ms(5900), None));
         // It was at work again.
-        doubt.heard(&described(&[90, 9000], 1));
-        for _ in 0..CERTAIN_AFTER {
-            assert!(!doubt.is_certain());
-            doubt.heard(&described(&[90, 9000], 0));
-        }
-        assert!(doubt.is_certain());
+        doubt.heard(&described(&[90, 9000], 1), ms(2000));
+        doubt.heard(&described(&[90, 9000], 0), ms(3000));
+        assert!(!doubt.is_certain(ms(7900), None));
+        assert!(doubt.is_certain(ms(8000), None));
+        // The user has said how long to wait.
+        assert!(!doubt.is_certain(ms(8000), Some(ms(60_000))));
         let text = doubt.reason().unwrap().to_string();
         assert_eq!(text, "it listens on port 90, 9000; set `port = 90` in thaw.toml");
     }
 
     #[test]
+    fn who_can_never_go_on_is_not_waited_for_at_all() {
+        let elsewhere = described(&[9000], 0);
+        let heard = |wakers, timers, calls| {
+            let mut doubt = Doubt::new(Some(80), wakers);
+            for at in [1000, 1250, 1500] {
+                doubt.heard_activity(activity(timers, calls));
+                doubt.heard(&elsewhere, ms(at));
+            }
+            doubt.is_certain(ms(1500), Some(ms(60_000)))
+        };
+        assert!(heard(Wakers::Timers, 0, 0));
+        assert!(!heard(Wakers::Timers, 1, 0), "a timer may be what it waits for");
+        assert!(!heard(Wakers::Timers, 0, 1), "it does something between two looks");
+        assert!(!heard(Wakers::Others, 0, 0), "an answer may come from outside");
+        // A kernel that does not say what the program does.
+        let mut doubt = Doubt::new(Some(80), Wakers::Timers);
+        doubt.heard(&elsewhere, ms(1000));
+        assert!(!doubt.is_certain(ms(2000), Some(ms(60_000))));
+    }
+
+    #[test]
+    fn people_hear_once_of_each_reason() {
+        let mut doubt = Doubt::new(Some(80), Wakers::Timers);
+        doubt.heard(&described(&[9000], 0), ms(250));
+        assert_eq!(doubt.says(ms(1240)), None);
+        assert_eq!(doubt.says(ms(1250)), Some(&Reason::Elsewhere(vec![9000])));
+        doubt.heard(&described(&[9000], 0), ms(1500));
+        assert_eq!(doubt.says(ms(2500)), None);
+        doubt.heard(&described(&[80, 9000], 1), ms(3000));
+        assert_eq!(doubt.says(ms(7900)), None);
+        assert!(matches!(doubt.says(ms(8000)), Some(Reason::Restless { .. })));
+        // One that listens nowhere yet is as one expects.
+        doubt.heard(&described(&[], 1), ms(9000));
+        assert_eq!(doubt.says(ms(30_000)), None);
+    }
+
+    #[test]
     fn a_thread_that_never_rests_is_named() {
-        let mut doubt = Doubt::new(Some(80));
-        doubt.heard(&described(&[80], 2));
-        assert!(!doubt.is_certain());
+        let mut doubt = Doubt::new(Some(80), Wakers::Timers);
+        doubt.heard(&described(&[80], 2), ms(1000));
+        assert!(!doubt.is_certain(ms(50_000), None));
+        doubt.heard_activity(activity(0, 12));
+        doubt.heard(&described(&[80], 2), ms(1250));
+        // It may rest when it is looked at by chance.
+        doubt.heard(&described(&[80], 0), ms(1500));
         let text = doubt.reason().unwrap().to_string();
         assert!(text.contains("thread `a\\u{1b}[m` of process 7"), "{text}");
+        assert!(text.contains("(the system calls that it makes most: futex, read)"), "{text}");
     }
 
     #[test]
     fn who_need_not_listen_is_not_asked() {
-        let mut doubt = Doubt::new(None);
+        let mut doubt = Doubt::new(None, Wakers::Timers);
         assert!(!doubt.asks(Duration::from_secs(100)));
-        doubt.heard(&described(&[80], 0));
+        doubt.heard(&described(&[80], 0), ms(1000));
         assert_eq!(doubt.reason(), None);
     }
 }

@@ -92,12 +92,14 @@ pub enum FreezeFailure {
         output: Vec<String>,
     },
     /// The program needs more memory than it may have.
-    #[error("the program reached `limits.memory` of {memory} before it {awaited}; raise that in thaw.toml; {}", last(.output))]
+    #[error("the program reached `limits.memory` of {memory} before it {awaited}{used}; raise that in thaw.toml; {}", last(.output))]
     OutOfMemory {
         /// What it should have done.
         awaited: String,
         /// What it may have.
         memory: ByteSize,
+        /// What it has used, for people; empty if that is not known.
+        used: String,
         /// Its last lines of output.
         output: Vec<String>,
     },

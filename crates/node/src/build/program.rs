@@ -1,11 +1,11 @@
 //! The program that is being built: running in a sandbox, watched until it is at
 //! its entry point.
 
-use super::doubt::{Doubt, Reason};
+use super::doubt::{Doubt, Reason, Wakers};
 use super::freeze::FreezeFailure;
 use super::output::{Flow, Output};
 use super::template::Template;
-use super::{BuildOptions, OnEvent};
+use super::{BuildEvent, BuildOptions, OnEvent};
 use crate::config::{ByteSize, EntryKind, FreezeAt, FunctionConfig};
 use crate::function::StoredFunction;
 use crate::rootfs::StoredRootfs;
@@ -42,6 +42,7 @@ pub struct Awaited {
     pub(super) doubt: &'static str,
     /// Where it has to listen, if it has to.
     port: Option<u16>,
+    wakers: Wakers,
 }
 
 impl Awaited {
@@ -74,11 +75,13 @@ impl Awaited {
         };
         let listens = config.entry.freeze == FreezeAt::Wait
             && matches!(config.entry.kind, EntryKind::Http | EntryKind::Tcp);
+        let is_alone = config.volumes.is_empty() && config.egress.is_closed();
         Self {
             past: format!("{past}{rest}"),
             infinitive: format!("{verb}{rest}"),
             doubt,
             port: listens.then_some(port),
+            wakers: if is_alone { Wakers::Timers } else { Wakers::Others },
         }
     }
 }
@@ -89,7 +92,8 @@ pub(super) enum Stop {
     NoEntryPoint(Duration, Option<Reason>),
     NotStarted(String),
     Died(String),
-    OutOfMemory,
+    /// It reached its limit; the most bytes that it has used, if the host counts them.
+    OutOfMemory(Option<u64>),
     Training(String),
     Io(io::Error),
 }
@@ -213,29 +217,34 @@ impl Program {
         &mut self.sandbox
     }
 
-    /// Waits until the program is at its entry point; without a time of the user's, not for longer
-    /// than that can be expected.
+    /// Waits until the program is at its entry point, and not for longer than that can happen;
+    /// without a time of the user's, not for longer than that can be expected.
     pub(super) fn run_to_entry(
         &mut self,
         timeout: Option<Duration>,
         on_event: &mut OnEvent<'_>,
     ) -> Result<EntryPoint, Stop> {
         let began = Instant::now();
-        let mut doubt = Doubt::new(self.awaited.port);
+        let mut doubt = Doubt::new(self.awaited.port, self.awaited.wakers);
         (self.losses, self.written) = (None, None);
         loop {
             match self.step(on_event)? {
                 Some(Event::EntryPoint(entry)) => return Ok(entry),
-                Some(Event::Described(described)) => doubt.heard(&described),
+                Some(Event::Activity(activity)) => doubt.heard_activity(activity),
+                Some(Event::Described(described)) => doubt.heard(&described, began.elapsed()),
                 Some(Event::Losses(losses)) => self.losses = Some(losses),
                 Some(Event::Written(written)) => self.written = Some(written),
                 // Events of other kinds may come without end.
                 _ => {}
             }
             let waited = began.elapsed();
-            let is_vain = timeout.is_none() && doubt.is_certain();
-            if is_vain || waited >= timeout.unwrap_or(ENTRY_TIMEOUT) {
+            if doubt.is_certain(waited, timeout) || waited >= timeout.unwrap_or(ENTRY_TIMEOUT) {
                 return Err(Stop::NoEntryPoint(waited, doubt.reason()));
+            }
+            if let Some(reason) = doubt.says(waited) {
+                let awaited = &self.awaited.infinitive;
+                let note = format!("the program does not {awaited} yet: {reason}");
+                on_event(BuildEvent::Note(&note));
             }
             if doubt.asks(waited) {
                 self.sandbox.request_description().map_err(Stop::Io)?;
@@ -262,7 +271,7 @@ impl Program {
             Some(Event::Hangup) => {
                 let status = self.sandbox.wait().to_string();
                 Err(match self.sandbox.limit_reached() {
-                    Some(LimitReached::Memory) => Stop::OutOfMemory,
+                    Some(LimitReached::Memory) => Stop::OutOfMemory(self.sandbox.memory_peak()),
                     Some(limit) => Stop::Died(limit.to_string()),
                     None => Stop::Died(status),
                 })
@@ -292,9 +301,12 @@ impl Program {
             }
             Stop::NotStarted(reason) => FreezeFailure::NotStarted { reason, output },
             Stop::Died(reason) => FreezeFailure::Died { reason, output },
-            Stop::OutOfMemory => {
-                FreezeFailure::OutOfMemory { awaited: awaited.past, memory, output }
-            }
+            Stop::OutOfMemory(peak) => FreezeFailure::OutOfMemory {
+                awaited: awaited.past,
+                memory,
+                used: used(peak, memory),
+                output,
+            },
             Stop::Training(reason) => FreezeFailure::Training { reason, output },
             Stop::Io(error) => FreezeFailure::Io(error),
         }
@@ -316,6 +328,13 @@ impl Program {
         self.output.note_dropped(on_event);
         (self.sandbox, self.parent)
     }
+}
+
+/// How much a program has used that was ended at its memory limit, for people.
+fn used(peak: Option<u64>, limit: ByteSize) -> String {
+    // Others may have had more in the same control group.
+    let used = peak.map(|peak| ByteSize(peak).min(limit));
+    used.map_or(String::new(), |used| format!(" (it used {})", used.approximate()))
 }
 
 /// Starts what makes sandboxes for a build; their kernels' last words go to `console`.

@@ -32,6 +32,11 @@ impl ByteSize {
     pub const fn bytes(self) -> u64 {
         self.0
     }
+
+    /// About this size, for people: in mebibytes.
+    pub(crate) fn approximate(self) -> String {
+        format!("{:.1}MiB", self.0 as f64 / f64::from(1 << 20))
+    }
 }
 
 const SIZE_UNITS: [(&str, u64); 8] = [

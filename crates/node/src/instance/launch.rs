@@ -6,7 +6,7 @@ use super::sandboxed::Decrypted;
 use crate::admission::Admitted;
 use crate::asleep::{AsleepImage, NewAsleep};
 use crate::boots::BootKind;
-use crate::config::StopSignal;
+use crate::config::{ByteSize, StopSignal, TimeSpan};
 use crate::edge::Addresses;
 use crate::sandboxes::limits::Unchanged;
 use crate::seal::owner::{KeyId, OwnerKey};
@@ -653,7 +653,7 @@ pub enum End {
     MemoryLost(String),
     /// It has used up what its limits allow.
     #[error("the sandbox was ended because {0}")]
-    LimitReached(LimitReached),
+    LimitReached(Overrun),
     /// It has gone on after its tenant's CPU time was spent.
     #[error("the sandbox was ended because its tenant has spent its CPU time")]
     TenantSpent,
@@ -667,6 +667,46 @@ pub enum End {
     /// It has served its request, and is another instance from now on.
     #[error("the sandbox was put back into the state before its request")]
     Rewound,
+}
+
+/// A limit that an instance has reached, for the operator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Overrun {
+    /// Which one.
+    pub limit: LimitReached,
+    /// The most bytes of memory that it has used, if it is the limit of memory and the host counts
+    /// them. The group may have been another sandbox's before.
+    pub memory_peak: Option<u64>,
+    /// The setting that has the limit and its value, when they are known.
+    pub setting: Option<LimitSetting>,
+}
+
+/// A setting of `thaw.toml` that limits instances.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LimitSetting {
+    /// `limits.memory`.
+    Memory(ByteSize),
+    /// `limits.cpu_time`.
+    CpuTime(TimeSpan),
+}
+
+impl fmt::Display for Overrun {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.limit)?;
+        match &self.setting {
+            Some(LimitSetting::Memory(most)) => {
+                write!(f, ", `limits.memory` of {most}")?;
+                if let Some(peak) = self.memory_peak {
+                    write!(f, ", and used {}", ByteSize(peak).min(*most).approximate())?;
+                }
+                write!(f, "; raise `limits.memory` in thaw.toml")
+            }
+            Some(LimitSetting::CpuTime(most)) => {
+                write!(f, ", `limits.cpu_time` of {most}; raise `limits.cpu_time` in thaw.toml")
+            }
+            None => Ok(()),
+        }
+    }
 }
 
 fn describe(exit: GuestExit) -> String {
@@ -683,4 +723,27 @@ fn explain_signal(signal: i32) -> String {
         _ => "",
     };
     format!(" by signal {signal}{why}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_that_was_reached_says_what_to_do() {
+        let overrun = |memory_peak, setting| {
+            let overrun = Overrun { limit: LimitReached::Memory, memory_peak, setting };
+            End::LimitReached(overrun).to_string()
+        };
+        let begin = "the sandbox was ended because it reached its memory limit";
+        assert_eq!(overrun(Some(1), None), begin);
+        let most = || Some(LimitSetting::Memory(ByteSize::mebibytes(128)));
+        let end = "; raise `limits.memory` in thaw.toml";
+        assert_eq!(overrun(None, most()), format!("{begin}, `limits.memory` of 128MiB{end}"));
+        // The second peak is that of another sandbox in the same control group.
+        for (peak, used) in [(100 << 20, "100.0MiB"), (200 << 20, "128.0MiB")] {
+            let expected = format!("{begin}, `limits.memory` of 128MiB, and used {used}{end}");
+            assert_eq!(overrun(Some(peak), most()), expected);
+        }
+    }
 }

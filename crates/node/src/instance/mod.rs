@@ -27,9 +27,9 @@ pub use connections::{Outcome, Placed};
 pub use hibernation::HibernationTerms;
 pub use launch::{
     Checkpoint, CheckpointKey, Checkpointed, Client, ComingBack, Connector, End, Finish,
-    FrozenInstance, HibernatedInstance, Instance, LaunchError, Launched, Launcher, NotNow, Opening,
-    Reading, Report, RewindInfo, RewindVerdict, SleepingInstance, StandbyInfo, Unread, WakeError,
-    Way,
+    FrozenInstance, HibernatedInstance, Instance, LaunchError, Launched, Launcher, LimitSetting,
+    NotNow, Opening, Overrun, Reading, Report, RewindInfo, RewindVerdict, SleepingInstance,
+    StandbyInfo, Unread, WakeError, Way,
 };
 pub use options::{LaunchOptions, Techniques, WorkingSetUse};
 pub use partial::while_partial;

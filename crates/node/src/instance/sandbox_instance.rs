@@ -4,7 +4,7 @@ use super::copies::LastCheckpoint;
 use super::hibernation::{Hibernation, HibernationTerms, Outcome};
 use super::launch::{
     Checkpoint, Checkpointed, Client, Connector, End, Finish, FrozenInstance, HibernatedInstance,
-    Instance, Launcher, Origin, Reading, Report,
+    Instance, Launcher, Origin, Overrun, Reading, Report,
 };
 use super::recording::Shows;
 use super::sandboxed::ImageBoots;
@@ -27,8 +27,8 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use thaw_abi::control::EntryPoint;
 use thaw_sandbox::{
-    BootPlan, EgressPolicy, Event, Freezer, KeptForSuccessor, Lowered, MemoryReader, NotChanged,
-    Progress, RaisedMemory, RemoteMessage, ResourceLimits, Sandbox, Twin, connection,
+    BootPlan, EgressPolicy, Event, Freezer, KeptForSuccessor, LimitReached, Lowered, MemoryReader,
+    NotChanged, Progress, RaisedMemory, RemoteMessage, ResourceLimits, Sandbox, Twin, connection,
 };
 use thaw_store::ImageId;
 use tokio::io::unix::AsyncFd;
@@ -230,13 +230,24 @@ impl SandboxInstance {
                     return Poll::Ready(End::NotFetched(why));
                 }
                 // Why this node has ended it, it knows.
-                let limit = if self.killed { None } else { self.sandbox.get_ref().limit_reached() };
+                let overrun = if self.killed { None } else { self.overrun() };
                 let killed = || End::Killed(status.and_then(|status| status.signal()));
-                return Poll::Ready(limit.map_or_else(killed, End::LimitReached));
+                return Poll::Ready(overrun.map_or_else(killed, End::LimitReached));
             }
             let parting = self.parting.get_or_insert_with(|| Looks::new(PARTING_LOOKS));
             ready!(parting.poll(context, PARTING_LOOKS));
         }
+    }
+
+    /// The limit that it has reached, if it has reached one.
+    fn overrun(&self) -> Option<Overrun> {
+        let sandbox = self.sandbox.get_ref();
+        let limit = sandbox.limit_reached()?;
+        let memory_peak = match limit {
+            LimitReached::Memory => sandbox.memory_peak(),
+            LimitReached::CpuTime => None,
+        };
+        Some(Overrun { limit, memory_peak, setting: None })
     }
 
     /// Puts the usual memory limit in force again as soon as the memory of the twin has been given
@@ -482,7 +493,9 @@ impl Instance for SandboxInstance {
                         return Poll::Ready(Report::Awake(awake));
                     }
                 }
-                Progress::Event(Event::Described(_) | Event::Losses(_) | Event::Written(_)) => {}
+                Progress::Event(
+                    Event::Described(_) | Event::Activity(_) | Event::Losses(_) | Event::Written(_),
+                ) => {}
                 Progress::Event(Event::Remote(event)) => {
                     return Poll::Ready(Report::Remote(event));
                 }

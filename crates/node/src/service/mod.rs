@@ -38,7 +38,7 @@ use crate::crashes::{Crashes, is_crash};
 use crate::health::{Health, Verdict};
 use crate::instance::{
     Change, Command, ConnectionTable, End, FrozenInstance, HibernatedInstance, InstanceState,
-    Launcher,
+    Launcher, LimitSetting,
 };
 use crate::metrics::ConnectionCounters;
 use crate::node::NodeState;
@@ -682,7 +682,7 @@ impl Service {
         // The failures of its connections are counted one by one.
         let is_unnoticed = slot.as_ref().is_none_or(|slot| slot.connections == 0);
         let expected = slot.is_none_or(|slot| !slot.state.takes_connections()) || has_done_its_work;
-        let unexpected = (!expected).then(|| format!("{end}{}", self.limit_of(id, end)));
+        let unexpected = (!expected).then(|| end.to_string());
         if let Some(why) = &unexpected {
             tracing::warn!(function = %self.name(), instance = id, "an instance ended: {why}");
         }
@@ -698,17 +698,11 @@ impl Service {
         unexpected
     }
 
-    /// Which setting has ended an instance, and its value, if one has.
-    fn limit_of(&self, id: u64, end: &End) -> String {
-        let limits = &self.config.limits;
-        match (end, limits.cpu_time) {
-            (End::LimitReached(LimitReached::Memory), _) => {
-                format!(", `limits.memory` of {}", ByteSize(self.limits_of(id).memory))
-            }
-            (End::LimitReached(LimitReached::CpuTime), Some(time)) => {
-                format!(", `limits.cpu_time` of {time}")
-            }
-            _ => String::new(),
+    /// Which setting an instance had for a limit, and its value.
+    pub(crate) fn setting_of(&self, id: u64, limit: LimitReached) -> Option<LimitSetting> {
+        match limit {
+            LimitReached::Memory => Some(LimitSetting::Memory(ByteSize(self.limits_of(id).memory))),
+            LimitReached::CpuTime => self.config.limits.cpu_time.map(LimitSetting::CpuTime),
         }
     }
 

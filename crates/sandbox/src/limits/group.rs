@@ -398,6 +398,17 @@ impl Group {
         place.map(|(directory, version)| memory_in_use(&directory, version)).transpose()
     }
 
+    /// Most bytes that were ever charged to it; `None` if the host does not say that.
+    pub(super) fn memory_peak(&self) -> Option<u64> {
+        let (directory, version) = self.place_of(Controller::Memory)?;
+        // The first has been there since Linux 5.19.
+        let file = match version {
+            Version::V2 => "memory.peak",
+            Version::V1 => "memory.max_usage_in_bytes",
+        };
+        fs::read_to_string(directory.join(file)).ok()?.trim().parse().ok()
+    }
+
     /// The memory limit in force, in bytes. `None`: there is none, or nothing enforces one.
     ///
     /// # Errors

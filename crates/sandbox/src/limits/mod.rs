@@ -180,6 +180,12 @@ impl Limits {
         is_out.then_some(LimitReached::Memory)
     }
 
+    /// Most bytes of memory that the sandbox has used, or another one before it that had the same
+    /// group; `None` if the host does not say that.
+    pub fn memory_peak(&self) -> Option<u64> {
+        self.group.memory_peak()
+    }
+
     /// Has `meter` count what the sandbox uses, from its beginning. The first meter
     /// stays. Takes no host call.
     pub(crate) fn count_by(self: &Arc<Self>, meter: &Arc<Meter>) {

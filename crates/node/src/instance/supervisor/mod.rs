@@ -10,7 +10,7 @@ mod sleep;
 pub(crate) use rest::Copied;
 
 use super::connections::{ConnectionTable, Due, LetGo, Outcome};
-use super::launch::{Checkpoint, Client, End, Instance, Launched, Origin, Report};
+use super::launch::{Checkpoint, Client, End, Instance, Launched, Origin, Overrun, Report};
 use super::patience::{Patience, Verdict};
 use asleep::{SleepReply, Sleepiness};
 use rest::{CheckpointReply, CopyReply, FreezeReply, Rest};
@@ -606,13 +606,18 @@ impl Supervisor {
         }
     }
 
-    /// Tells a kill before the sandbox has reported its boot from a later one.
+    /// Tells a kill before the sandbox has reported its boot from a later one, and names the
+    /// setting of a limit.
     fn how_it_ended(&self, end: End) -> End {
         let is_booting = self.boot.as_ref().is_some_and(|boot| !boot.is_reported);
         match end {
             End::Killed(None | Some(libc::SIGKILL)) if self.is_spent() => End::TenantSpent,
             End::Killed(signal @ (None | Some(libc::SIGKILL))) if is_booting => {
                 End::KilledInBoot(signal)
+            }
+            End::LimitReached(overrun) => {
+                let setting = self.service.setting_of(self.id, overrun.limit);
+                End::LimitReached(Overrun { setting, ..overrun })
             }
             end => end,
         }
