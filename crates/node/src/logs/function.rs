@@ -280,8 +280,8 @@ impl Follower {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Logs;
     use super::super::line::LINE_MAX;
+    use super::super::{LogLimits, Logs};
     use super::*;
 
     /// [`LogLimits::rate`] by default.
