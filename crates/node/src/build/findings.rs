@@ -25,6 +25,8 @@ pub enum FindingKind {
     Generator,
     /// Files that were written outside of volumes.
     File,
+    /// Times that were read before the freeze and are kept.
+    Time,
 }
 
 impl Finding {
@@ -70,6 +72,25 @@ impl Finding {
         );
         Self { kind: FindingKind::Generator, text }
     }
+
+    /// Of variables that have the same time in two copies.
+    pub(super) fn of_times(names: &[String]) -> Self {
+        let (keep, they) = match names.len() {
+            1 => ("keeps a time that was", "it"),
+            _ => ("keep times that were", "them"),
+        };
+        let names = names.join(", ");
+        let text = format!(
+            "{names} {keep} read before the freeze, and every copy finds {they} there: read the \
+             clock where a request begins (docs/uniqueness.md)"
+        );
+        Self { kind: FindingKind::Time, text }
+    }
+
+    /// Whether a later freeze of the same program has it, too, without looking again.
+    pub(super) fn is_of_program(&self) -> bool {
+        matches!(self.kind, FindingKind::Generator | FindingKind::Time)
+    }
 }
 
 fn of_streams(losses: &Losses) -> Option<String> {
@@ -99,7 +120,7 @@ fn of_datagrams(losses: &Losses) -> Option<String> {
     };
     Some(format!(
         "{what} when the program was frozen: every copy sends from a new port, and answers to \
-         earlier datagrams are lost; begin sessions over UDP after the freeze (docs/functions.md)"
+         earlier datagrams are lost; begin sessions over UDP after the freeze (docs/egress.md)"
     ))
 }
 
