@@ -415,6 +415,54 @@ fn times_that_java_keeps_are_named() {
     assert_eq!(one, other, "the warning was right");
 }
 
+/// A server in Go that answers with what an expression gives.
+const GO: &str = "package main\n\nimport (\n\t\"fmt\"\n\t\"net/http\"\nIMPORTS)\n\nvar _ = fmt.Sprint()\n\n\
+    func answer(w http.ResponseWriter, _ *http.Request) {\n\tSEED\n\tfmt.Fprint(w, DRAWN)\n}\n\n\
+    func main() {\n\thttp.ListenAndServe(\":8080\", http.HandlerFunc(answer))\n}\n";
+
+/// A function of a program in Go, which is compiled on the host; in a sandbox, that takes minutes.
+fn go(imports: &str, seed: &str, drawn: &str) -> Place {
+    let place = Place::empty();
+    let source = place.path("source");
+    fs::create_dir_all(source.join("thaw")).expect("a directory");
+    let helper = repository().join("sdk/entrypoint/thaw.go");
+    fs::copy(helper, source.join("thaw/thaw.go")).expect("a copy");
+    let text = GO.replace("IMPORTS", imports).replace("SEED", seed).replace("DRAWN", drawn);
+    fs::write(source.join("main.go"), text).expect("a file");
+    fs::write(source.join("go.mod"), "module f\n\ngo 1.19\n").expect("a file");
+    let server = place.path("f/server");
+    let mut build = std::process::Command::new("go");
+    build.current_dir(&source).env("CGO_ENABLED", "0").args(["build", "-ldflags=-s -w", "-o"]);
+    let outcome = run(build.arg(server).arg("."));
+    assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+    let toml = "name = \"f\"\ncommand = [\"/app/server\"]\nport = 8080\nfiles = [\"server\"]\n\n\
+        [runtime]\nkind = \"binary\"\n";
+    fs::write(place.path("f/thaw.toml"), toml).expect("a file");
+    place
+}
+
+#[test]
+fn functions_of_go_that_draw_are_named_and_the_helper_gives_others() {
+    let place = go("\t\"math/rand\"\n", "", "rand.Int63()");
+    let warnings = place.warnings(&[]);
+    let [only] = &warnings[..] else { panic!("{warnings:?}") };
+    assert_eq!(only["kind"], "generator");
+    assert_eq!(names(only, "", " draw"), "main.answer");
+    let [one, other] = place.answers();
+    assert_eq!(one, other, "the warning was right");
+
+    let drawn = "rand.New(thaw.Source{}).Int63(), \" \", rand.Int63()";
+    let place = go("\t\"f/thaw\"\n\t\"math/rand\"\n", "thaw.Reseed()", drawn);
+    place.warnings(&[]);
+    let [one, other] = place.answers();
+    for (one, other) in one.split(' ').zip(other.split(' ')) {
+        assert_ne!(one, other);
+    }
+    let place =
+        go("\t\"f/thaw\"\n\t\"math/rand\"\n", "thaw.Reseed()", "rand.New(thaw.Source{}).Int63()");
+    assert!(place.warnings(&[]).is_empty());
+}
+
 /// A shop with a database and a directory for uploads, which is trained.
 const SHOP: &str = "import http.server, os, sqlite3\n\
     os.makedirs('/data/uploads', exist_ok=True)\n\

@@ -73,6 +73,17 @@ impl Finding {
         Self { kind: FindingKind::Generator, text }
     }
 
+    /// Of generators that code in Go draws from, with the functions that do.
+    pub(super) fn of_go(functions: &[String]) -> Self {
+        let functions = functions.join(", ");
+        let text = format!(
+            "{functions} draw from math/rand, which Go seeds when the program starts, so that all \
+             copies draw the same numbers: draw from crypto/rand, or from Source of \
+             sdk/entrypoint/thaw.go (docs/uniqueness.md)"
+        );
+        Self { kind: FindingKind::Generator, text }
+    }
+
     /// Of variables that have the same time in two copies.
     pub(super) fn of_times(names: &[String]) -> Self {
         let (keep, they) = match names.len() {

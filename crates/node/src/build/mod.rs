@@ -457,6 +457,7 @@ fn freeze_and_store(
             let found =
                 compare::compare(session, &function, (index, way), &frozen, options, on_event);
             frozen.findings.extend(found);
+            frozen.findings.extend(compare::generators_of_go(session, &function, index));
         }
         // It is the same program that was looked at when it was built.
         Place::New(_) | Place::Of(..) => {

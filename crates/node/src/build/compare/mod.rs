@@ -5,9 +5,11 @@
 //! The copies also say which times of before the freeze they keep.
 //!
 //! The probe is loaded by the interpreter, so this is for languages whose interpreters load
-//! something for a variable: Python, Node.js, Ruby, Java. The function itself is not touched.
+//! something for a variable: Python, Node.js, Ruby, Java. The function itself is not touched. Of
+//! programs in Go the machine code says what draws (`go`).
 
 mod copy;
+mod go;
 mod jar;
 mod probe;
 
@@ -21,6 +23,7 @@ use crate::config::RuntimeKind;
 use crate::function::StoredFunction;
 use crate::rootfs::StoredRootfs;
 use copy::{Answer, Named, ask};
+pub(super) use go::generators as generators_of_go;
 use probe::{DIRECTORY, Probe};
 use std::path::Path;
 use thaw_store::index::{Attributes, Content, Node};
