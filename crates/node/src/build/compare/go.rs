@@ -10,14 +10,17 @@ use super::listed;
 use crate::config::RuntimeKind;
 use crate::function::StoredFunction;
 use crate::rootfs::StoredRootfs;
-use object::{Object, ObjectSection};
+use object::{Object, ObjectSection, ReadCache, ReadRef};
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::path::Path;
 use thaw_store::index::Content;
 use thaw_store::{IndexId, Session, Tree};
 
-/// Largest program that is looked at.
+/// Largest program that is looked at. It is the author's, and may be hostile.
 const PROGRAM_MAX: u64 = 512 << 20;
+/// Most bytes of a function's name.
+const NAME_MAX: usize = 256;
 /// `magic` of Go 1.18 and of 1.20.
 const MAGICS: [u32; 2] = [0xffff_fff0, 0xffff_fff1];
 /// Most functions that a table may have.
@@ -47,13 +50,15 @@ pub(in super::super) fn generators(
     if !matches!(kind, RuntimeKind::Image | RuntimeKind::Binary) {
         return None;
     }
-    let functions = functions_that_draw(&program(session, function, index)?)?;
+    let program = ReadCache::new(program(session, function, index)?);
+    let functions = functions_that_draw(&program)?;
     (!functions.is_empty()).then(|| Finding::of_go(&listed(functions)))
 }
 
-/// The bytes of the program that the function's command names.
-fn program(session: &Session, function: &StoredFunction, index: IndexId) -> Option<Vec<u8>> {
-    let tree = StoredRootfs::open(session, index).ok()?.tree().ok()?;
+/// The program that the function's command names.
+fn program(session: &Session, function: &StoredFunction, index: IndexId) -> Option<File> {
+    let rootfs = StoredRootfs::open(session, index).ok()?;
+    let tree = rootfs.tree().ok()?;
     let command = function.config.command.first()?;
     let path = function.environment.get("PATH").map_or("", String::as_str);
     let directories: Vec<&str> = match command.contains('/') {
@@ -64,7 +69,7 @@ fn program(session: &Session, function: &StoredFunction, index: IndexId) -> Opti
     let blob = directories
         .iter()
         .find_map(|directory| regular_file(&tree, &workdir.join(directory).join(command)))?;
-    (blob.size <= PROGRAM_MAX).then(|| session.read_blob(blob.hash).ok())?
+    (blob.size <= PROGRAM_MAX).then(|| rootfs.open_content(blob.hash).ok())?
 }
 
 fn regular_file(tree: &Tree, path: &Path) -> Option<thaw_store::Blob> {
@@ -76,18 +81,17 @@ fn regular_file(tree: &Tree, path: &Path) -> Option<thaw_store::Blob> {
 
 /// Names of the program's own functions that call `math/rand`, those of `main` first; `None` if
 /// it is not in Go.
-fn functions_that_draw(program: &[u8]) -> Option<Vec<String>> {
+fn functions_that_draw<'a>(program: impl ReadRef<'a>) -> Option<Vec<String>> {
     let code = Code::of(program)?;
     let functions = code.functions()?;
     let sources = sources(&code, &functions);
     let draws = |one: &&Function<'_>| {
         !is_of_library(one.name) && code.calls(one).any(|target| sources.contains(&target))
     };
-    let name = |one: &Function<'_>| {
-        (!one.name.starts_with("main."), thaw_sandbox::escape(one.name.as_bytes()))
-    };
-    let found: BTreeSet<(bool, String)> = functions.iter().filter(draws).map(name).collect();
-    Some(found.into_iter().map(|(_, name)| name).collect())
+    let found = functions.iter().filter(draws).map(|one| one.name);
+    let found: BTreeSet<(bool, &str)> =
+        found.map(|name| (!name.starts_with("main."), name)).collect();
+    Some(found.into_iter().map(|(_, name)| thaw_sandbox::escape(name.as_bytes())).collect())
 }
 
 /// The functions that give numbers of the generators that Go seeds.
@@ -148,7 +152,7 @@ struct Code<'a> {
 }
 
 impl<'a> Code<'a> {
-    fn of(program: &'a [u8]) -> Option<Self> {
+    fn of(program: impl ReadRef<'a>) -> Option<Self> {
         let file = object::File::parse(program).ok()?;
         let section = |name| file.section_by_name(name);
         let table =
@@ -184,10 +188,15 @@ impl<'a> Code<'a> {
         let function = |number: usize| {
             let about = half(entries, number * 8 + 4)? as usize;
             let name = names.get(half(entries, about.checked_add(4)?)? as usize..)?;
-            let end = name.iter().position(|&byte| byte == 0)?;
+            let end = name.iter().take(NAME_MAX).position(|&byte| byte == 0)?;
             let name = std::str::from_utf8(&name[..end]).ok()?;
             Some(Function { name, entry: address(number)?, end: address(number + 1)? })
         };
+        // Sorted functions do not overlap, so that no code is looked at twice.
+        let addresses: Vec<u64> = (0..=count).map(address).collect::<Option<_>>()?;
+        if !addresses.is_sorted() {
+            return None;
+        }
         Some((0..count).filter_map(function).collect())
     }
 
@@ -200,7 +209,7 @@ impl<'a> Code<'a> {
         let calls = code.windows(5).enumerate().filter(|(_, bytes)| bytes[0] == CALL);
         calls.map(move |(place, bytes)| {
             let distance = i32::from_le_bytes([bytes[1], bytes[2], bytes[3], bytes[4]]);
-            (from + place as u64 + 5).wrapping_add_signed(i64::from(distance))
+            from.wrapping_add(place as u64 + 5).wrapping_add_signed(i64::from(distance))
         })
     }
 }
@@ -244,10 +253,10 @@ mod tests {
     fn functions_that_draw_are_found() {
         let body = format!("{SERVES} println(rand.Intn(9)) }}");
         let Some(program) = compiled("\"math/rand\"", &body, &["-ldflags=-s -w"]) else { return };
-        assert_eq!(functions_that_draw(&program), Some(vec!["main.answer".to_owned()]));
+        assert_eq!(functions_that_draw(&program[..]), Some(vec!["main.answer".to_owned()]));
         // Position independent, and with symbols.
         let program = compiled("\"math/rand\"", &body, &["-buildmode=pie"]).unwrap();
-        assert_eq!(functions_that_draw(&program), Some(vec!["main.answer".to_owned()]));
+        assert_eq!(functions_that_draw(&program[..]), Some(vec!["main.answer".to_owned()]));
     }
 
     #[test]
@@ -256,20 +265,20 @@ mod tests {
             "type S struct{}\nfunc (S) Int63() int64 { return 4 }\nfunc (S) Seed(int64) {}\n";
         let body = format!("{source}{SERVES} rand.Seed(4); println(rand.New(S{{}}).Intn(9)) }}");
         let Some(program) = compiled("\"math/rand\"", &body, &[]) else { return };
-        assert_eq!(functions_that_draw(&program), Some(Vec::new()));
+        assert_eq!(functions_that_draw(&program[..]), Some(Vec::new()));
     }
 
     #[test]
     fn what_the_library_draws_is_none_of_the_programs() {
         let body = format!("{SERVES} rand.Read(make([]byte, 9)) }}");
         let Some(program) = compiled("\"crypto/rand\"", &body, &[]) else { return };
-        assert_eq!(functions_that_draw(&program), Some(Vec::new()));
+        assert_eq!(functions_that_draw(&program[..]), Some(Vec::new()));
     }
 
     #[test]
     fn other_files_and_damaged_ones_are_none() {
-        assert_eq!(functions_that_draw(b"#!/bin/sh\n"), None);
-        let own = fs::read("/proc/self/exe").unwrap();
+        assert_eq!(functions_that_draw(&b"#!/bin/sh\n"[..]), None);
+        let own = ReadCache::new(File::open("/proc/self/exe").unwrap());
         assert_eq!(functions_that_draw(&own), None);
         let table = |bytes: &[u8]| {
             let code = Code { table: bytes, text: &[CALL; 9], start: 0, base: 0 };
@@ -280,9 +289,14 @@ mod tests {
         bytes[..8].copy_from_slice(&[0xf1, 0xff, 0xff, 0xff, 0, 0, 1, 8]);
         assert_eq!(table(&bytes), None);
         bytes[8..16].copy_from_slice(&4u64.to_le_bytes());
-        bytes[32..40].copy_from_slice(&0u64.to_le_bytes());
+        bytes[32..40].copy_from_slice(&96u64.to_le_bytes());
         bytes[64..72].copy_from_slice(&80u64.to_le_bytes());
-        assert_eq!(table(&bytes), Some(0));
+        // Its addresses fall.
+        bytes[80..84].copy_from_slice(&[1, 0, 0, 0]);
+        bytes.resize(128, 0);
+        assert_eq!(table(&bytes), None);
+        bytes[80..].fill(0);
+        assert_eq!(table(&bytes), Some(4));
     }
 
     #[test]
