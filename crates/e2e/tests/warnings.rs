@@ -443,7 +443,7 @@ fn go(imports: &str, seed: &str, drawn: &str) -> Place {
 
 #[test]
 fn functions_of_go_that_draw_are_named_and_the_helper_gives_others() {
-    let place = go("\t\"math/rand\"\n", "", "rand.Int63()");
+    let place = go("\t\"math/rand\"\n", "", "rand.Intn(1 << 60)");
     let warnings = place.warnings(&[]);
     let [only] = &warnings[..] else { panic!("{warnings:?}") };
     assert_eq!(only["kind"], "generator");

@@ -75,9 +75,10 @@ impl Finding {
 
     /// Of generators that code in Go draws from, with the functions that do.
     pub(super) fn of_go(functions: &[String]) -> Self {
+        let draw = if functions.len() == 1 { "draws" } else { "draw" };
         let functions = functions.join(", ");
         let text = format!(
-            "{functions} draw from math/rand, which Go seeds when the program starts, so that all \
+            "{functions} {draw} from math/rand, which Go seeds when the program starts, so that all \
              copies draw the same numbers: draw from crypto/rand, or from Source of \
              sdk/entrypoint/thaw.go (docs/uniqueness.md)"
         );

@@ -29,9 +29,21 @@ const FUNCTIONS_MAX: usize = 4 << 20;
 const TEXT_OF_MODULE: usize = 176;
 /// What begins a near call with an operand of 32 bits (Intel SDM, CALL).
 const CALL: u8 = 0xe8;
-/// What the runtime draws with in the place of `math/rand`, where the compiler has inlined that.
-const OF_RUNTIME: [&str; 4] =
-    ["runtime.rand", "runtime.rand32", "runtime.fastrand", "runtime.fastrand64"];
+/// Functions that the compiler puts into their callers as a whole, so that no call is left but one
+/// through an interface. Go's own library uses `math/rand/v2.Uint64` so, which is left out.
+const INLINED: [&str; 11] = [
+    "math/rand.Int",
+    "math/rand.Int31",
+    "math/rand.Int63",
+    "math/rand.Uint32",
+    "math/rand/v2.Float32",
+    "math/rand/v2.Float64",
+    "math/rand/v2.Int",
+    "math/rand/v2.Int32",
+    "math/rand/v2.Int64",
+    "math/rand/v2.Uint",
+    "math/rand/v2.Uint32",
+];
 /// What names of the packages' functions begin with.
 const PACKAGES: [&str; 2] = ["math/rand.", "math/rand/v2."];
 /// First elements of the import paths of Go's own library.
@@ -79,8 +91,8 @@ fn regular_file(tree: &Tree, path: &Path) -> Option<thaw_store::Blob> {
     }
 }
 
-/// Names of the program's own functions that call `math/rand`, those of `main` first; `None` if
-/// it is not in Go.
+/// Names of the program's own functions that call `math/rand`, those of `main` first, then what
+/// was inlined somewhere; `None` if it is not in Go.
 fn functions_that_draw<'a>(program: impl ReadRef<'a>) -> Option<Vec<String>> {
     let code = Code::of(program)?;
     let functions = code.functions()?;
@@ -91,7 +103,12 @@ fn functions_that_draw<'a>(program: impl ReadRef<'a>) -> Option<Vec<String>> {
     let found = functions.iter().filter(draws).map(|one| one.name);
     let found: BTreeSet<(bool, &str)> =
         found.map(|name| (!name.starts_with("main."), name)).collect();
-    Some(found.into_iter().map(|(_, name)| thaw_sandbox::escape(name.as_bytes())).collect())
+    let found = found.into_iter().map(|(_, name)| thaw_sandbox::escape(name.as_bytes()));
+    // The table names inlined functions, too; such a name says nothing of where.
+    let is_called = |name: &str| functions.iter().any(|one| one.name == name);
+    let inlined: BTreeSet<&str> = code.names().filter(|name| INLINED.contains(name)).collect();
+    let inlined = inlined.into_iter().filter(|name| !is_called(name));
+    Some(found.chain(inlined.map(|name| format!("code with {name} in it"))).collect())
 }
 
 /// The functions that give numbers of the generators that Go seeds.
@@ -106,11 +123,10 @@ fn sources(code: &Code<'_>, functions: &[Function<'_>]) -> BTreeSet<u64> {
         is_inlined && !(says_when && package == PACKAGES[0])
     });
     let is_source = |name: &str| {
-        OF_RUNTIME.contains(&name)
-            || PACKAGES.iter().zip(methods).any(|(package, methods)| {
-                let method = || name.strip_prefix(package)?.strip_prefix("(*Rand).");
-                is_for_all(name, package) || methods && method().is_some_and(|it| it != "Seed")
-            })
+        PACKAGES.iter().zip(methods).any(|(package, methods)| {
+            let method = || name.strip_prefix(package)?.strip_prefix("(*Rand).");
+            is_for_all(name, package) || methods && method().is_some_and(|it| it != "Seed")
+        })
     };
     functions.iter().filter(|one| is_source(one.name)).map(|one| one.entry).collect()
 }
@@ -260,6 +276,21 @@ mod tests {
     }
 
     #[test]
+    fn what_was_inlined_is_found() {
+        // Go 1.22 and later have the package.
+        let root = Command::new("go").args(["env", "GOROOT"]).output();
+        let root = root.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
+        if !root.is_ok_and(|root| Path::new(&root).join("src/math/rand/v2").exists()) {
+            eprintln!("skipped: there is no math/rand/v2");
+            return;
+        }
+        let body = format!("{SERVES} println(rand.Int64()) }}");
+        let program = compiled("\"math/rand/v2\"", &body, &[]).unwrap();
+        let expected = vec!["code with math/rand/v2.Int64 in it".to_owned()];
+        assert_eq!(functions_that_draw(&program[..]), Some(expected));
+    }
+
+    #[test]
     fn sources_of_ones_own_are_none() {
         let source =
             "type S struct{}\nfunc (S) Int63() int64 { return 4 }\nfunc (S) Seed(int64) {}\n";
@@ -270,7 +301,9 @@ mod tests {
 
     #[test]
     fn what_the_library_draws_is_none_of_the_programs() {
-        let body = format!("{SERVES} rand.Read(make([]byte, 9)) }}");
+        // To make a map takes a random number of the runtime.
+        let map = "kept := map[int]int{}; for key := range kept { println(key) }";
+        let body = format!("{SERVES} {map}; rand.Read(make([]byte, 9)) }}");
         let Some(program) = compiled("\"crypto/rand\"", &body, &[]) else { return };
         assert_eq!(functions_that_draw(&program[..]), Some(Vec::new()));
     }
