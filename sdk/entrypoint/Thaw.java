@@ -3,10 +3,12 @@ import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.NoSuchFileException;
 import java.nio.file.Path;
+import java.security.SecureRandom;
 import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.Deque;
 import java.util.List;
+import java.util.Random;
 import java.util.function.LongConsumer;
 
 /**
@@ -28,6 +30,8 @@ public final class Thaw {
     private static final Path DEVICE = Path.of("/dev/thaw");
     private static final Deque<Runnable> BEFORE = new ArrayDeque<>();
     private static final List<LongConsumer> AFTER = new ArrayList<>();
+
+    private static long seeded = -1;
 
     private Thaw() {}
 
@@ -80,5 +84,41 @@ public final class Thaw {
             hook.accept(which);
         }
         return which;
+    }
+
+    /**
+     * Seeds generators of yours, and that of {@code Math.random} where Java allows it, if
+     * this is another copy than at the last call; returns whether it has.
+     *
+     * <p>Call it where a request begins, in a program that is frozen when it first waits
+     * for clients: until then all copies draw the same numbers. For {@code Math.random},
+     * start Java with {@code --add-opens java.base/java.lang=ALL-UNNAMED}. Nothing seeds
+     * {@code ThreadLocalRandom} anew; draw from a {@code SecureRandom} instead. Generators
+     * that have no {@code setSeed}, as {@code SplittableRandom}, are to be made anew where
+     * it returns true.
+     */
+    public static synchronized boolean reseed(Random... generators) throws IOException {
+        long which = generation();
+        if (which == seeded) {
+            return false;
+        }
+        seeded = which;
+        SecureRandom source = new SecureRandom();
+        for (Random generator : generators) {
+            generator.setSeed(source.nextLong());
+        }
+        seedMath(source);
+        return true;
+    }
+
+    private static void seedMath(SecureRandom source) {
+        try {
+            Class<?> holder = Class.forName("java.lang.Math$RandomNumberGeneratorHolder");
+            java.lang.reflect.Field field = holder.getDeclaredField("randomNumberGenerator");
+            field.setAccessible(true);
+            ((Random) field.get(null)).setSeed(source.nextLong());
+        } catch (ReflectiveOperationException | RuntimeException closed) {
+            // It is not opened to this class.
+        }
     }
 }

@@ -11,8 +11,11 @@
 package thaw
 
 import (
+	cryptorand "crypto/rand"
+	"encoding/binary"
 	"errors"
 	"io/fs"
+	"math/rand"
 	"os"
 	"strconv"
 	"strings"
@@ -25,6 +28,9 @@ var (
 	lock   sync.Mutex
 	before []func()
 	after  []func(generation uint64)
+	// The generation of the last Reseed, and whether there was one.
+	seeded    uint64
+	hasSeeded bool
 )
 
 // BeforeFreeze calls hook before a freeze; the last one given is called first.
@@ -87,3 +93,47 @@ func Freeze() (uint64, error) {
 	}
 	return which, nil
 }
+
+// Reseed seeds what math/rand draws from, where Go lets it, if this is another copy than at
+// the last call. It returns whether it is.
+//
+// Call it where a request begins, in a program that is frozen when it first waits for
+// clients: until then all copies draw the same numbers. Go 1.24 and later seed math/rand
+// only in programs whose go.mod names an older Go, or with //go:debug randseednop=0 in
+// package main; nothing seeds the functions of math/rand/v2. Draw from Source instead, and
+// make generators of your own anew where Reseed returns true.
+func Reseed() (bool, error) {
+	which, err := Generation()
+	if err != nil {
+		return false, err
+	}
+	lock.Lock()
+	defer lock.Unlock()
+	if hasSeeded && which == seeded {
+		return false, nil
+	}
+	seeded, hasSeeded = which, true
+	rand.Seed(Source{}.Int63())
+	return true, nil
+}
+
+// Source is a source for generators of math/rand and math/rand/v2, rand.New(thaw.Source{}),
+// that draws from crypto/rand. No two copies draw the same, and several goroutines may use it.
+type Source struct{}
+
+// Uint64 returns a random number.
+func (Source) Uint64() uint64 {
+	var bytes [8]byte
+	if _, err := cryptorand.Read(bytes[:]); err != nil {
+		panic(err) // The system has no random numbers.
+	}
+	return binary.LittleEndian.Uint64(bytes[:])
+}
+
+// Int63 returns a random number that is not negative.
+func (s Source) Int63() int64 {
+	return int64(s.Uint64() >> 1)
+}
+
+// Seed does nothing, since there is no state.
+func (Source) Seed(int64) {}

@@ -251,18 +251,19 @@ pub const FLAG_INIT: u32 = 1 << 27;
 pub const FLAG_SAY_LOSSES: u32 = 1 << 28;
 
 /// Sandbox to host: which connections to the outside copies of what is frozen next will find
-/// reset ([`Losses`]), if there are any.
+/// reset, and which sockets of datagrams will have another port ([`Losses`]), if there are any.
 pub const MSG_LOSES: u32 = 140;
 
 /// Body of [`MSG_LOSES`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Losses {
-    /// How many.
+    /// How many connections.
     pub connections: u32,
-    /// Zero.
-    pub reserved: u32,
-    /// Where the first of them leads.
+    /// How many connected sockets of datagrams that have sent something. Kernels that do not
+    /// know of it say 0.
+    pub datagrams: u32,
+    /// Where the first connection leads; without connections, the first socket of datagrams.
     pub peer: Address,
 }
 

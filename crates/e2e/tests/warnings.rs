@@ -1,11 +1,13 @@
-//! What a build warns of: generators that draw the same in two copies, connections that were
-//! open at the freeze, files that were written.
+//! What a build warns of: generators that draw the same in two copies, times that were read before
+//! the freeze and are kept, connections that were open at the freeze, files that were written.
 
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::Read;
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 use std::thread;
+use std::time::Duration;
 use tempfile::TempDir;
 use thaw_e2e::{Daemon, DaemonOptions, Outcome, get, repository, run, thaw};
 
@@ -33,16 +35,22 @@ struct Place {
 impl Place {
     /// A function `f` of one file, with further keys of its thaw.toml.
     fn new(file: &str, text: &str, keys: &str) -> Self {
-        let place = Self { all: tempfile::tempdir().expect("a directory") };
+        let place = Self::empty();
         let directory = place.path("f");
-        fs::create_dir(&directory).expect("a directory");
-        fs::create_dir(place.path("home")).expect("a directory");
         fs::write(directory.join(file), text).expect("a file");
         let outcome = run(thaw().arg("init").arg(&directory));
         assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
         let toml = directory.join("thaw.toml");
         let own = fs::read_to_string(&toml).expect("a file");
         fs::write(&toml, own + keys).expect("a file");
+        place
+    }
+
+    /// The directory of a function `f` that has no file.
+    fn empty() -> Self {
+        let place = Self { all: tempfile::tempdir().expect("a directory") };
+        fs::create_dir(place.path("f")).expect("a directory");
+        fs::create_dir(place.path("home")).expect("a directory");
         place
     }
 
@@ -81,9 +89,22 @@ impl Place {
             return None;
         };
         assert_eq!(only["kind"], "generator");
-        let text = only["text"].as_str().expect("text");
-        let names = text.strip_prefix("two copies drew the same numbers from ").expect(text);
-        Some(names.split(", seeded before").next().expect("names").to_owned())
+        Some(names(only, "two copies drew the same numbers from ", ", seeded before"))
+    }
+
+    /// The names of variables with times that the build found; none: there was no warning.
+    fn times(&self) -> Option<String> {
+        let warnings = self.warnings(&[]);
+        let found = warnings.iter().find(|warning| warning["kind"] == "time")?;
+        Some(names(found, "", " keep"))
+    }
+
+    /// What a build says beside its warnings.
+    fn notes(&self) -> String {
+        let directory = self.path("f");
+        let outcome = self.thaw(&["build", "--weak-limits", directory.to_str().expect("text")]);
+        assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+        outcome.stderr
     }
 
     /// What two copies answer.
@@ -95,6 +116,13 @@ impl Place {
             response.text()
         })
     }
+}
+
+/// The names that a warning has between two texts.
+fn names(warning: &Value, before: &str, behind: &str) -> String {
+    let text = warning["text"].as_str().expect("text");
+    let names = text.strip_prefix(before).expect(text);
+    names.split(behind).next().expect("names").to_owned()
 }
 
 fn copy_helper(place: &Place, helper: &str) {
@@ -207,14 +235,232 @@ fn connections_that_are_open_at_the_freeze_are_named() {
 }
 
 #[test]
+fn sockets_of_datagrams_that_are_connected_at_the_freeze_are_named() {
+    let peer = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    peer.set_read_timeout(Some(Duration::from_secs(60))).expect("a socket");
+    let port = peer.local_addr().expect("an address").port();
+    let allow = format!("\n[egress]\nallow = [\"host.thaw.internal:{port}/udp\"]\n");
+    let place = |then: &str| {
+        let imports = format!(
+            "import socket\nkept = socket.socket(type=socket.SOCK_DGRAM)\n\
+             kept.connect(('host.thaw.internal', {port}))\n{then}"
+        );
+        Place::new("app.py", &python(&imports, "pass", "kept.send(b'from a copy')"), &allow)
+    };
+    let sends = place("kept.send(b'from the build')");
+    let warnings = sends.warnings(&[]);
+    let [only] = &warnings[..] else { panic!("{warnings:?}") };
+    assert_eq!(only["kind"], "connection");
+    let text = only["text"].as_str().expect("text");
+    assert!(text.starts_with(&format!("a UDP socket was connected to 10.0.2.2:{port}")), "{text}");
+    // The warning is right: it works on, from another port.
+    assert_eq!(sends.answers(), ["11", "11"]);
+    let ports: BTreeSet<u16> =
+        (0..3).map(|_| peer.recv_from(&mut [0; 64]).expect("a datagram").1.port()).collect();
+    assert_eq!(ports.len(), 3);
+    // Neither one that was closed before, nor one that has sent nothing.
+    assert!(place("kept.send(b'x')\nkept.close()").warnings(&[]).is_empty());
+    assert!(place("").warnings(&[]).is_empty());
+}
+
+#[test]
 fn a_program_that_cannot_be_asked_is_built_all_the_same() {
     let imports = "import os, signal\nsignal.signal(signal.SIGPWR, signal.SIG_IGN)";
     let place = Place::new("app.py", &python(imports, "pass", "1"), "");
-    let directory = place.path("f");
-    let outcome = place.thaw(&["build", "--weak-limits", directory.to_str().expect("text")]);
+    let notes = place.notes();
+    assert!(notes.contains("could not be compared"), "{notes}");
+    assert!(!notes.contains("warning"), "{notes}");
+}
+
+#[test]
+fn a_build_says_why_it_compares_nothing() {
+    let text = python("import random", "pass", "random.random()");
+    let note = |keys: &str, why: &str| {
+        let place = Place::new("app.py", &text, keys);
+        let notes = place.notes();
+        assert!(notes.contains("were not compared") && notes.contains(why), "{notes}");
+        assert!(!notes.contains("warning"), "{notes}");
+    };
+    note("\n[egress]\nallow = [\"192.0.2.1:443\"]\n", "it has [egress]");
+    let volume = "\n[[volumes]]\nname = \"data\"\npath = \"/data\"\nsize = \"8MiB\"\n";
+    note(volume, "it has [[volumes]]");
+    let freeze = "import random\nopen('/dev/thaw', 'w').write('freeze')";
+    let keys = "\n[entry]\nfreeze = \"program\"\n";
+    let notes = Place::new("app.py", &python(freeze, "pass", "1"), keys).notes();
+    assert!(notes.contains("it says when it is frozen"), "{notes}");
+    // Values of secrets come with each copy, so that a program without them is the program.
+    let secrets = "\n[secrets]\nnames = [\"key\"]\n";
+    let place = Place::new("app.py", &text, secrets);
+    assert_eq!(place.generators().as_deref(), Some("the module random"));
+}
+
+#[test]
+fn times_that_python_keeps_are_named() {
+    let imports = "import datetime, time\nSTART = time.time()\nEND = START + 3600\nSMALL = 42\n\
+        class Config:\n    loaded = datetime.datetime.now()\n    \
+        def __init__(self): self.made = time.time_ns()\n\
+        config = Config()\nSTATE = {'began': int(START)}\nDAY = datetime.date.today()\n\
+        log = time.gmtime";
+    let place = Place::new("app.py", &python(imports, "pass", "START"), "");
+    let expected = "app.START, app.Config.loaded, app.config.made, app.STATE['began'], app.DAY";
+    assert_eq!(place.times().as_deref(), Some(expected));
+    let [one, other] = place.answers();
+    assert_eq!(one, other, "the warning was right");
+    // It was read, and nothing is left of it.
+    let read = "import logging, time\nassert time.time() > 0\nlogging.getLogger()";
+    assert_eq!(Place::new("app.py", &python(read, "pass", "1"), "").times(), None);
+}
+
+#[test]
+fn times_that_node_keeps_are_named() {
+    let text = "const START = Date.now();\nconst state = { began: new Date(), n: 1 };\n\
+        class Config { static loaded = Math.floor(START / 1000); }\n\
+        globalThis.first = Date.now();\nexports.second = new Date();\nlet last;\n\
+        require('http').createServer((q, a) => {\n  last = Date.now();\n  \
+        a.end(String(START) + state.n + Config.loaded);\n}).listen(8080);\n";
+    let place = Place::new("app.js", text, "");
+    let times = place.times().expect("a warning");
+    let expected = [
+        "globalThis.first",
+        "exports.second in /app/app.js",
+        "START in /app/app.js",
+        "state in /app/app.js.began",
+        "Config in /app/app.js.loaded",
+    ];
+    assert_eq!(times.split(", ").collect::<BTreeSet<_>>(), BTreeSet::from(expected));
+    let [one, other] = place.answers();
+    assert_eq!(one, other, "the warning was right");
+    let read = format!("if (Date.now() < 0) process.exit(1);\n{NODE}");
+    assert_eq!(Place::new("app.js", &read, "").times(), None);
+}
+
+#[test]
+fn times_that_ruby_keeps_are_named() {
+    let kept = "START = Time.now\nclass Config\n  @loaded = START.to_i\n  \
+        MADE = Process.clock_gettime(Process::CLOCK_REALTIME, :nanosecond)\nend\n\
+        $began = START.to_f\nstate = { began: Time.now, n: 1 }\n";
+    let times = Place::new("app.rb", &RUBY.replace("SEED", kept), "").times().expect("a warning");
+    let expected = ["START", "Config.@loaded", "Config::MADE", "$began", "state[:began]"];
+    assert_eq!(times.split(", ").collect::<BTreeSet<_>>(), BTreeSet::from(expected));
+    let read = RUBY.replace("SEED", "exit(1) if Time.now.to_i.zero?");
+    assert_eq!(Place::new("app.rb", &read, "").times(), None);
+}
+
+/// A server in Java that answers with what an expression gives.
+const JAVA: &str = "import com.sun.net.httpserver.HttpServer;\nimport java.net.InetSocketAddress;\n\
+    import java.util.Random;\nimport java.util.concurrent.ThreadLocalRandom;\n\
+    public class App {\n    FIELDS\n    public static void main(String[] a) throws Exception {\n        \
+    BEFORE\n        HttpServer server = HttpServer.create(new InetSocketAddress(8080), 0);\n        \
+    server.createContext(\"/\", exchange -> {\n            SEED\n            \
+    byte[] body = (\"\" + DRAWN).getBytes();\n            \
+    exchange.sendResponseHeaders(200, body.length);\n            \
+    exchange.getResponseBody().write(body);\n            exchange.close();\n        });\n        \
+    server.start();\n    }\n}\n";
+
+fn java(fields: &str, before: &str, seed: &str, drawn: &str) -> String {
+    let text = JAVA.replace("FIELDS", fields).replace("BEFORE", before);
+    text.replace("SEED", seed).replace("DRAWN", drawn)
+}
+
+#[test]
+fn javas_generators_are_named_and_the_helper_seeds_them() {
+    let fields = "static final Random OWN = new Random(7);\n    \
+        static final java.security.SecureRandom SAFE = new java.security.SecureRandom();\n    \
+        static final Holder HOLDER = new Holder();\n    \
+        static class Holder { final java.util.SplittableRandom held = new java.util.SplittableRandom(); }\n";
+    let drawn =
+        "OWN.nextLong() + \" \" + Math.random() + \" \" + ThreadLocalRandom.current().nextLong()";
+    let before = "Math.random(); ThreadLocalRandom.current();";
+    let place = Place::new("App.java", &java(fields, before, "", drawn), "");
+    let expected =
+        "Math.random, ThreadLocalRandom, Random in App.OWN, SplittableRandom in App.HOLDER.held";
+    assert_eq!(place.generators().as_deref(), Some(expected));
+    let [one, other] = place.answers();
+    assert_eq!(one, other, "the warning was right");
+
+    let drawn = "OWN.nextLong() + \" \" + Math.random() + \" \" + SAFE.nextLong()";
+    let text = java(fields, "Math.random();", "Thaw.reseed(OWN);", drawn);
+    let place = Place::new("App.java", &text, "");
+    copy_helper(&place, "Thaw.java");
+    let toml = place.path("f/thaw.toml");
+    let text = fs::read_to_string(&toml).expect("a file");
+    let opened = "\"java\", \"--add-opens\", \"java.base/java.lang=ALL-UNNAMED\", ";
+    fs::write(&toml, text.replace("\"java\", \"-cp\"", &format!("{opened}\"-cp\"")))
+        .expect("a file");
+    place.warnings(&["--no-compare"]);
+    let [one, other] = place.answers();
+    for (one, other) in one.split(' ').zip(other.split(' ')) {
+        assert_ne!(one, other);
+    }
+}
+
+#[test]
+fn java_is_told_of_no_generator_that_is_not_seeded() {
+    let fields = "static final java.security.SecureRandom SAFE = new java.security.SecureRandom();";
+    let place = Place::new("App.java", &java(fields, "", "", "Math.random()"), "");
+    assert_eq!(place.generators(), None);
+    let [one, other] = place.answers();
+    assert_ne!(one, other, "it was right that there was no warning");
+}
+
+#[test]
+fn times_that_java_keeps_are_named() {
+    let fields = "static final long START = System.currentTimeMillis();\n    \
+        static final long END = START + 3_600_000;\n    static final int SMALL = 42;\n    \
+        static final State STATE = new State();\n    \
+        static class State { final java.time.Instant began = java.time.Instant.now(); }\n";
+    let place = Place::new("App.java", &java(fields, "", "", "START"), "");
+    assert_eq!(place.times().as_deref(), Some("App.START, App.STATE.began"));
+    let [one, other] = place.answers();
+    assert_eq!(one, other, "the warning was right");
+}
+
+/// A server in Go that answers with what an expression gives.
+const GO: &str = "package main\n\nimport (\n\t\"fmt\"\n\t\"net/http\"\nIMPORTS)\n\nvar _ = fmt.Sprint()\n\n\
+    func answer(w http.ResponseWriter, _ *http.Request) {\n\tSEED\n\tfmt.Fprint(w, DRAWN)\n}\n\n\
+    func main() {\n\thttp.ListenAndServe(\":8080\", http.HandlerFunc(answer))\n}\n";
+
+/// A function of a program in Go, which is compiled on the host; in a sandbox, that takes minutes.
+fn go(imports: &str, seed: &str, drawn: &str) -> Place {
+    let place = Place::empty();
+    let source = place.path("source");
+    fs::create_dir_all(source.join("thaw")).expect("a directory");
+    let helper = repository().join("sdk/entrypoint/thaw.go");
+    fs::copy(helper, source.join("thaw/thaw.go")).expect("a copy");
+    let text = GO.replace("IMPORTS", imports).replace("SEED", seed).replace("DRAWN", drawn);
+    fs::write(source.join("main.go"), text).expect("a file");
+    fs::write(source.join("go.mod"), "module f\n\ngo 1.19\n").expect("a file");
+    let server = place.path("f/server");
+    let mut build = std::process::Command::new("go");
+    build.current_dir(&source).env("CGO_ENABLED", "0").args(["build", "-ldflags=-s -w", "-o"]);
+    let outcome = run(build.arg(server).arg("."));
     assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
-    assert!(outcome.stderr.contains("could not be compared"), "{}", outcome.stderr);
-    assert!(!outcome.stderr.contains("warning"), "{}", outcome.stderr);
+    let toml = "name = \"f\"\ncommand = [\"/app/server\"]\nport = 8080\nfiles = [\"server\"]\n\n\
+        [runtime]\nkind = \"binary\"\n";
+    fs::write(place.path("f/thaw.toml"), toml).expect("a file");
+    place
+}
+
+#[test]
+fn functions_of_go_that_draw_are_named_and_the_helper_gives_others() {
+    let place = go("\t\"math/rand\"\n", "", "rand.Intn(1 << 60)");
+    let warnings = place.warnings(&[]);
+    let [only] = &warnings[..] else { panic!("{warnings:?}") };
+    assert_eq!(only["kind"], "generator");
+    assert_eq!(names(only, "", " draw"), "main.answer");
+    let [one, other] = place.answers();
+    assert_eq!(one, other, "the warning was right");
+
+    let drawn = "rand.New(thaw.Source{}).Int63(), \" \", rand.Int63()";
+    let place = go("\t\"f/thaw\"\n\t\"math/rand\"\n", "thaw.Reseed()", drawn);
+    place.warnings(&[]);
+    let [one, other] = place.answers();
+    for (one, other) in one.split(' ').zip(other.split(' ')) {
+        assert_ne!(one, other);
+    }
+    let place =
+        go("\t\"f/thaw\"\n\t\"math/rand\"\n", "thaw.Reseed()", "rand.New(thaw.Source{}).Int63()");
+    assert!(place.warnings(&[]).is_empty());
 }
 
 /// A shop with a database and a directory for uploads, which is trained.

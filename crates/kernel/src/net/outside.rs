@@ -22,6 +22,7 @@ use thaw_abi::network;
 
 use super::address::{AF_INET, AF_INET6, Endpoint};
 use super::tcp::TcpSocket;
+use super::udp::UdpSocket;
 use crate::errno::{Errno, Result};
 use crate::fs::Context;
 use crate::host::broker;
@@ -181,6 +182,9 @@ pub struct Outside {
     reconnecting: KernelCell<Vec<Weak<TcpSocket>>>,
     /// Sockets whose connection the host has made in this boot, with [`FLAG_SAY_LOSSES`].
     made: KernelCell<Vec<Weak<TcpSocket>>>,
+    /// Sockets of datagrams that were connected to a peer outside in this boot, with
+    /// [`FLAG_SAY_LOSSES`].
+    connected: KernelCell<Vec<Weak<UdpSocket>>>,
     /// `FLAG_EGRESS*` that the host has said while the sandbox ran.
     opened: KernelCell<u32>,
     /// The sandbox has been given the files that say where names are looked up.
@@ -210,6 +214,7 @@ impl Outside {
             waiting: KernelCell::new(BTreeMap::new()),
             reconnecting: KernelCell::new(Vec::new()),
             made: KernelCell::new(Vec::new()),
+            connected: KernelCell::new(Vec::new()),
             opened: KernelCell::new(0),
             has_files: KernelCell::new(false),
         }
@@ -252,13 +257,31 @@ impl Outside {
         made.push(socket.clone());
     }
 
-    /// Which connections copies will find reset, after [`Outside::prepare_for_sleep`].
+    /// Notes that `socket` sends datagrams to a peer outside, where somebody asks for that.
+    pub fn note_connected(&self, socket: &Weak<UdpSocket>) {
+        if kernel().config.get().flags & FLAG_SAY_LOSSES == 0 {
+            return;
+        }
+        let mut connected = self.connected.borrow_mut();
+        connected.retain(|other| other.strong_count() > 0 && !other.ptr_eq(socket));
+        connected.push(socket.clone());
+    }
+
+    /// Which connections copies will find reset, after [`Outside::prepare_for_sleep`], and which
+    /// sockets of datagrams will have another port.
     pub fn losses(&self) -> Option<Losses> {
-        let sockets = self.made.borrow_mut().clone();
-        let lost = sockets.iter().filter_map(Weak::upgrade).filter_map(|socket| socket.lost_peer());
-        let peers: Vec<Endpoint> = lost.collect();
-        let peer = address(*peers.first()?);
-        Some(Losses { connections: peers.len() as u32, reserved: 0, peer })
+        let streams = self.made.borrow_mut().clone();
+        let streams = streams.iter().filter_map(Weak::upgrade);
+        let streams: Vec<Endpoint> = streams.filter_map(|socket| socket.lost_peer()).collect();
+        let datagrams = self.connected.borrow_mut().clone();
+        let datagrams = datagrams.iter().filter_map(Weak::upgrade);
+        let datagrams: Vec<Endpoint> = datagrams.filter_map(|socket| socket.lost_peer()).collect();
+        let first = streams.first().or(datagrams.first())?;
+        Some(Losses {
+            connections: streams.len() as u32,
+            datagrams: datagrams.len() as u32,
+            peer: address(*first),
+        })
     }
 
     /// Notes that copies make the connection of `socket` again.
@@ -278,6 +301,7 @@ impl Outside {
     /// going to answer.
     pub fn reset(&self) {
         self.made.borrow_mut().clear();
+        self.connected.borrow_mut().clear();
         self.reconnecting
             .borrow_mut()
             .retain(|socket| socket.upgrade().is_some_and(|socket| socket.fall_asleep()));

@@ -134,6 +134,13 @@ impl UdpSocket {
         !self.common.queue.is_empty() && !self.poll().contains(Events::IN)
     }
 
+    /// The peer outside that the socket is connected to, if the socket has sent something there:
+    /// copies send from another port. Resolvers ask again by themselves.
+    pub(super) fn lost_peer(&self) -> Option<Endpoint> {
+        let peer = self.state.get().peer?;
+        (peer.port != super::outside::DNS_PORT && self.flows.leads_to(peer)).then_some(peer)
+    }
+
     /// Takes a datagram in; `false` if this socket listens to another peer.
     fn deliver(&self, from: Endpoint, bytes: alloc::vec::Vec<u8>, arrival: Arrival) -> bool {
         if self.state.get().peer.is_some_and(|peer| peer != from) {
@@ -205,6 +212,9 @@ impl Protocol for UdpSocket {
         }
         drop(state);
         self.flows.keep_only(peer);
+        if !peer.is_local() && !self.flows.is_client(peer) {
+            crate::state::kernel().net.outside.note_connected(&self.this);
+        }
         Ok(())
     }
 

@@ -100,6 +100,13 @@ impl Flows {
         clients.any(|flow| flow.peer == peer && flow.host.fd().is_ok())
     }
 
+    /// Whether there is a flow to `peer`, which is no client.
+    pub fn leads_to(&self, peer: Endpoint) -> bool {
+        let flows = self.flows.borrow_mut();
+        let mut own = flows.iter().filter(|flow| flow.client.is_none());
+        own.any(|flow| flow.peer == peer && flow.host.fd().is_ok())
+    }
+
     /// Sends a datagram to a client; `ECONNRESET` if it is gone.
     pub fn send_to_client(&self, to: Endpoint, bytes: &[u8]) -> Result<()> {
         let flows = self.snapshot();

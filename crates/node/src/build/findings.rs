@@ -25,21 +25,17 @@ pub enum FindingKind {
     Generator,
     /// Files that were written outside of volumes.
     File,
+    /// Times that were read before the freeze and are kept.
+    Time,
 }
 
 impl Finding {
-    /// Of connections that copies will find reset. It is what the sandbox says.
-    pub(super) fn of_losses(losses: &Losses) -> Self {
-        let peer = address(&losses.peer);
-        let (what, they) = match losses.connections {
-            0 | 1 => (format!("a connection to {peer} was"), "it"),
-            count => (format!("{count} connections, the first of them to {peer}, were"), "them"),
-        };
-        let text = format!(
-            "{what} open when the program was frozen, and every copy finds {they} reset: connect \
-             after the freeze (docs/functions.md), or name the destination in `reconnect` of [egress]"
-        );
-        Self { kind: FindingKind::Connection, text }
+    /// Of connections that copies will find reset, and of sockets of datagrams that will have
+    /// another port. It is what the sandbox says.
+    pub(super) fn of_losses(losses: &Losses) -> Vec<Self> {
+        let found = [of_streams(losses), of_datagrams(losses)];
+        let finding = |text| Self { kind: FindingKind::Connection, text };
+        found.into_iter().flatten().map(finding).collect()
     }
 
     /// Of files that live and die with a copy. It is what the sandbox says.
@@ -76,6 +72,68 @@ impl Finding {
         );
         Self { kind: FindingKind::Generator, text }
     }
+
+    /// Of generators that code in Go draws from, with the functions that do.
+    pub(super) fn of_go(functions: &[String]) -> Self {
+        let draw = if functions.len() == 1 { "draws" } else { "draw" };
+        let functions = functions.join(", ");
+        let text = format!(
+            "{functions} {draw} from math/rand, which Go seeds when the program starts, so that all \
+             copies draw the same numbers: draw from crypto/rand, or from Source of \
+             sdk/entrypoint/thaw.go (docs/uniqueness.md)"
+        );
+        Self { kind: FindingKind::Generator, text }
+    }
+
+    /// Of variables that have the same time in two copies.
+    pub(super) fn of_times(names: &[String]) -> Self {
+        let (keep, they) = match names.len() {
+            1 => ("keeps a time that was", "it"),
+            _ => ("keep times that were", "them"),
+        };
+        let names = names.join(", ");
+        let text = format!(
+            "{names} {keep} read before the freeze, and every copy finds {they} there: read the \
+             clock where a request begins (docs/uniqueness.md)"
+        );
+        Self { kind: FindingKind::Time, text }
+    }
+
+    /// Whether a later freeze of the same program has it, too, without looking again.
+    pub(super) fn is_of_program(&self) -> bool {
+        matches!(self.kind, FindingKind::Generator | FindingKind::Time)
+    }
+}
+
+fn of_streams(losses: &Losses) -> Option<String> {
+    let peer = address(&losses.peer);
+    let (what, they) = match losses.connections {
+        0 => return None,
+        1 => (format!("a connection to {peer} was"), "it"),
+        count => (format!("{count} connections, the first of them to {peer}, were"), "them"),
+    };
+    Some(format!(
+        "{what} open when the program was frozen, and every copy finds {they} reset: connect \
+         after the freeze (docs/functions.md), or name the destination in `reconnect` of [egress]"
+    ))
+}
+
+fn of_datagrams(losses: &Losses) -> Option<String> {
+    // The address is that of a connection if there is one.
+    let peer = (losses.connections == 0).then(|| address(&losses.peer));
+    let what = match (losses.datagrams, peer) {
+        (0, _) => return None,
+        (1, Some(peer)) => format!("a UDP socket was connected to {peer}"),
+        (1, None) => "a UDP socket was connected to the outside".to_owned(),
+        (count, Some(peer)) => {
+            format!("{count} UDP sockets were connected, the first of them to {peer},")
+        }
+        (count, None) => format!("{count} UDP sockets were connected to the outside"),
+    };
+    Some(format!(
+        "{what} when the program was frozen: every copy sends from a new port, and answers to \
+         earlier datagrams are lost; begin sessions over UDP after the freeze (docs/egress.md)"
+    ))
 }
 
 fn address(address: &Address) -> SocketAddr {
@@ -95,12 +153,25 @@ mod tests {
     fn losses_are_named_with_the_way_out() {
         let mut peer = Address { bytes: [0; 16], family: 2, port: 5432, reserved: 0 };
         peer.bytes[..4].copy_from_slice(&[10, 0, 0, 7]);
-        let one = Finding::of_losses(&Losses { connections: 1, reserved: 0, peer });
-        assert!(one.text.starts_with("a connection to 10.0.0.7:5432 was open"), "{}", one.text);
+        let text = |connections, datagrams, peer| {
+            let found = Finding::of_losses(&Losses { connections, datagrams, peer });
+            found.into_iter().map(|finding| finding.text).collect::<Vec<_>>()
+        };
+        let one = text(1, 0, peer);
+        assert_eq!(one.len(), 1);
+        assert!(one[0].starts_with("a connection to 10.0.0.7:5432 was open"), "{one:?}");
+        let sockets = text(0, 1, peer);
+        assert_eq!(sockets.len(), 1);
+        assert!(sockets[0].starts_with("a UDP socket was connected to 10.0.0.7:5432 when"));
+        let both = text(1, 2, peer);
+        assert!(
+            both[1].starts_with("2 UDP sockets were connected to the outside when"),
+            "{both:?}"
+        );
         let peer = Address { bytes: [0; 16], family: 10, port: 1, reserved: 0 };
-        let two = Finding::of_losses(&Losses { connections: 2, reserved: 0, peer });
-        assert!(two.text.starts_with("2 connections, the first of them to [::]:1"), "{}", two.text);
-        assert!(two.text.contains("`reconnect` of [egress]"));
+        let two = text(2, 0, peer);
+        assert!(two[0].starts_with("2 connections, the first of them to [::]:1"), "{two:?}");
+        assert!(two[0].contains("`reconnect` of [egress]"));
     }
 
     #[test]

@@ -457,10 +457,11 @@ fn freeze_and_store(
             let found =
                 compare::compare(session, &function, (index, way), &frozen, options, on_event);
             frozen.findings.extend(found);
+            frozen.findings.extend(compare::generators_of_go(session, &function, index));
         }
-        // It is the same program that was compared when it was built.
+        // It is the same program that was looked at when it was built.
         Place::New(_) | Place::Of(..) => {
-            let old = function.findings.iter().filter(|old| old.kind == FindingKind::Generator);
+            let old = function.findings.iter().filter(|old| old.is_of_program());
             frozen.findings.extend(old.cloned());
         }
     }

@@ -1,4 +1,4 @@
-//! A copy of a probed program: it is thawed, asked to draw, and ended.
+//! A copy of a probed program: it is thawed, asked what it draws and keeps, and ended.
 
 use super::super::program::start_parent;
 use super::super::{BuildOptions, FreezeFailure};
@@ -12,10 +12,19 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 use thaw_sandbox::{BootPlan, Event, Sandbox, ThawOptions};
 
-/// Names of generators, and what they drew.
-pub(super) type Drawn = Vec<(String, String)>;
+/// Names, and the value of each.
+pub(super) type Named = Vec<(String, String)>;
 
-/// How long a copy may take to draw.
+/// What a copy has said.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Answer {
+    /// Generators, and what they drew.
+    pub drawn: Named,
+    /// Where the program keeps times that it has read since it began.
+    pub times: Named,
+}
+
+/// How long a copy may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How often its end is looked for.
 const TICK: Duration = Duration::from_millis(20);
@@ -25,16 +34,20 @@ const OUTPUT_MAX: usize = 256 << 10;
 const CPU_TIME: Duration = Duration::from_secs(10);
 /// What begins a line of the probe's.
 const MARK: &str = "thaw-probe ";
+/// What begins the rest of it if the line is about a time.
+const TIME: &str = "time ";
+/// Most characters of a name.
+const NAME_MAX: usize = 80;
 
-/// Thaws a copy and has it draw.
+/// Thaws a copy and asks it.
 ///
 /// # Errors
 /// It cannot be thawed, ends, or does not answer.
-pub(super) fn draw(
+pub(super) fn ask(
     function: &StoredFunction,
     plan: &BootPlan,
     options: &BuildOptions,
-) -> Result<Drawn, FreezeFailure> {
+) -> Result<Answer, FreezeFailure> {
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).map_err(io::Error::from)?;
     let console = writer.try_clone()?;
     ioctl_fionbio(&reader, true).map_err(io::Error::from)?;
@@ -61,7 +74,7 @@ pub(super) fn draw(
 }
 
 /// Waits for what the probe says.
-fn answer(sandbox: &mut Sandbox, reader: &OwnedFd) -> Result<Drawn, FreezeFailure> {
+fn answer(sandbox: &mut Sandbox, reader: &OwnedFd) -> Result<Answer, FreezeFailure> {
     let died = |reason: String| FreezeFailure::Died { reason, output: Vec::new() };
     let deadline = Instant::now() + PATIENCE;
     let mut output = Vec::new();
@@ -75,8 +88,8 @@ fn answer(sandbox: &mut Sandbox, reader: &OwnedFd) -> Result<Drawn, FreezeFailur
             _ => {}
         }
         take(reader, &mut output)?;
-        if let Some(drawn) = parse(&String::from_utf8_lossy(&output)) {
-            return Ok(drawn);
+        if let Some(answer) = parse(&String::from_utf8_lossy(&output)) {
+            return Ok(answer);
         }
     }
     Err(died("a copy did not say what it draws".to_owned()))
@@ -100,16 +113,20 @@ fn take(reader: &OwnedFd, output: &mut Vec<u8>) -> io::Result<()> {
 }
 
 /// What the probe has said, if that is all of it.
-fn parse(output: &str) -> Option<Drawn> {
+fn parse(output: &str) -> Option<Answer> {
     let said = || output.split_inclusive('\n').filter_map(|line| line.strip_prefix(MARK));
     if !said().any(|line| line == ".\n") {
         return None;
     }
-    let pair = |line: &str| {
-        let (name, value) = line.trim_end().split_once('=')?;
-        Some((thaw_sandbox::escape(name.as_bytes()), value.to_owned()))
-    };
-    Some(said().filter_map(pair).collect())
+    let times = said().filter_map(|line| named(line.strip_prefix(TIME)?)).collect();
+    let drawn = said().filter(|line| !line.starts_with(TIME)).filter_map(named).collect();
+    Some(Answer { drawn, times })
+}
+
+fn named(line: &str) -> Option<(String, String)> {
+    let (name, value) = line.trim_end().split_once('=')?;
+    let name: String = name.chars().take(NAME_MAX).collect();
+    Some((thaw_sandbox::escape(name.as_bytes()), value.to_owned()))
 }
 
 #[cfg(test)]
@@ -120,8 +137,11 @@ mod tests {
     fn a_probe_has_said_all_when_it_says_so() {
         assert_eq!(parse("hello\nthaw-probe a=1\n"), None);
         assert_eq!(parse("thaw-probe a=1\nthaw-probe ."), None);
-        let all = parse("x\nthaw-probe a=1\nnoise\nthaw-probe b c=2=3\nthaw-probe .\n").unwrap();
+        let all =
+            "x\nthaw-probe a=1\nnoise\nthaw-probe b c=2=3\nthaw-probe time t=5\nthaw-probe .\n";
+        let all = parse(all).unwrap();
         let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
-        assert_eq!(all, [pair("a", "1"), pair("b c", "2=3")]);
+        assert_eq!(all.drawn, [pair("a", "1"), pair("b c", "2=3")]);
+        assert_eq!(all.times, [pair("t", "5")]);
     }
 }

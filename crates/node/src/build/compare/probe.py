@@ -1,40 +1,129 @@
 # Loaded by the interpreter when it starts, for a build that compares two copies: at SIGPWR it
-# draws from every generator that the program has, and says what came.
+# draws from every generator that the program has, and says what came and which times the program
+# keeps.
 import os
 import signal
 import sys
+import time
 
 _HERE = "/.thaw-probe"
+_BEGAN = int(time.time())
+_LINES_MAX = 64
+_UNITS = (1, 1000, 1000000, 1000000000)
+_LIBRARIES = (os.path.dirname(os.__file__) + "/", "/opt/packages/", _HERE)
 
 
-def _draw(_number, _frame):
-    lines = []
+def _is(value, kind):
+    # isinstance() asks the value, which may be a proxy.
+    return issubclass(type(value), kind)
+
+
+def _drawn():
     random = sys.modules.get("random")
     if random is not None:
-        lines.append("the module random=%r" % random.random())
+        yield "the module random=%r" % random.random()
         import gc
 
         own = getattr(random, "_inst", None)
         found = [
             item
             for item in gc.get_objects()
-            if isinstance(item, random.Random)
-            and not isinstance(item, random.SystemRandom)
+            if _is(item, random.Random)
+            and not _is(item, random.SystemRandom)
             and item is not own
         ]
-        for number, item in enumerate(found[:64]):
-            lines.append("an object random.Random (%d)=%r" % (number + 1, item.random()))
+        for number, item in enumerate(found[:_LINES_MAX]):
+            yield "an object random.Random (%d)=%r" % (number + 1, item.random())
     numpy = sys.modules.get("numpy")
     if numpy is not None and "numpy.random" in sys.modules:
-        lines.append("numpy.random=%r" % numpy.random.random())
+        yield "numpy.random=%r" % numpy.random.random()
+
+
+def _is_kept(value):
+    # Whether it is a time since the program began.
+    now = time.time()
+    kind = type(value)
+    if kind in (int, float):
+        return any(_BEGAN <= value // unit <= now for unit in _UNITS)
+    if kind is time.struct_time:
+        local = time.mktime(value)
+        return any(_BEGAN <= moment <= now for moment in (local, local - time.timezone))
+    datetime = sys.modules.get("datetime")
+    if datetime is None or not _is(value, datetime.date):
+        return False
+    if not _is(value, datetime.datetime):
+        return value == datetime.date.today()
+    # One without a zone is local time, or UTC.
+    utc = value if value.tzinfo else value.replace(tzinfo=datetime.timezone.utc)
+    return any(_BEGAN <= moment.timestamp() <= now for moment in (value, utc))
+
+
+def _own_modules():
+    # Modules of the program's own files, with the names that an author knows them by.
+    for module in list(sys.modules.values()):
+        if not _is(module, type(sys)):
+            continue
+        path = module.__dict__.get("__file__")
+        if type(path) is not str or os.path.abspath(path).startswith(_LIBRARIES):
+            continue
+        if "site-packages" in path or "dist-packages" in path:
+            continue
+        name = module.__dict__.get("__name__")
+        main = os.path.splitext(os.path.basename(path))[0]
+        yield (main if name == "__main__" else name), name, module.__dict__
+
+
+def _inside(value, modules):
+    # What classes, objects of classes of the program, and dictionaries hold; none of its code runs.
+    if _is(value, dict):
+        named = [("[%r]" % key, item) for key, item in list(value.items()) if type(key) is str]
+        return named[:1000]
+    owner = value if _is(value, type) else type(value)
+    if type.__getattribute__(owner, "__module__") not in modules:
+        return []
+    try:
+        items = type.__dict__["__dict__"].__get__(value) if owner is value else object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return []
+    return [("." + key, item) for key, item in list(items.items()) if not key.startswith("__")]
+
+
+def _kept_times():
+    own = list(_own_modules())
+    modules = {name for _, name, _ in own}
+    # A value that two modules know is named once.
+    seen = set()
+    for shown, _, names in own:
+        for name, value in list(names.items()):
+            if name.startswith("__") or id(value) in seen:
+                continue
+            seen.add(id(value))
+            name = "%s.%s" % (shown, name)
+            for suffix, item in [("", value)] + _inside(value, modules):
+                try:
+                    if _is_kept(item):
+                        yield "time %s%s=%r" % (name, suffix, item)
+                except Exception:
+                    # It is beyond what a time can be.
+                    pass
+
+
+def _answer(_number, _frame):
+    lines = list(_drawn())
+    try:
+        for _, line in zip(range(_LINES_MAX), _kept_times()):
+            lines.append(line)
+    except Exception:
+        # Something of the program's does not let others look.
+        pass
     text = "".join("thaw-probe %s\n" % line for line in lines)
-    os.write(2, (text + "thaw-probe .\n").encode())
+    os.write(2, (text + "thaw-probe .\n").encode(errors="replace"))
 
 
 if os.environ.pop("THAW_PROBE_SEEDED", None):
     # A runtime template has loaded it before the program begins.
     import random  # noqa: F401
-signal.signal(signal.SIGPWR, _draw)
+signal.signal(signal.SIGPWR, _answer)
 sys.path[:] = [path for path in sys.path if path != _HERE]
 _own = os.environ.pop("THAW_PROBE_PYTHONPATH", None)
 if _own is None:
