@@ -1,4 +1,5 @@
-//! What a container of Cloud Run relies on: its environment, and SIGTERM with time to end.
+//! What a container of Cloud Run relies on: its environment, SIGTERM with time to end, and liveness
+//! probes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -79,4 +80,93 @@ fn programs_have_the_environment_and_the_time_to_end_of_cloud_run() {
     assert_eq!(daemon.stop(), Some(0));
     let file = fs::read_to_string(home.join("logs/tidy.log")).expect("a log");
     assert_eq!(file.matches("tidied up").count(), 2, "{file}");
+}
+
+const UNWELL: &str = r#"
+import http.server, os, signal, sys
+
+def end(number, frame):
+    print("told to end by", signal.Signals(number).name, flush=True)
+    os._exit(0)
+
+signal.signal(signal.SIGTERM, end)
+status = 200
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    # Connections stay, and it attends to one after the other.
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        global status
+        if self.path == "/break":
+            status = 500
+        self.send_response(status if self.path == "/healthz" else 200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+        if self.path == "/healthz":
+            print("was asked", flush=True)
+    def log_message(self, *arguments):
+        pass
+
+http.server.HTTPServer(("", int(os.environ["PORT"])), Handler).serve_forever()
+"#;
+
+fn build_probed(home: &Path, name: &str, limits: &str) {
+    let directory = tempfile::tempdir().expect("a directory");
+    fs::write(directory.path().join("app.py"), UNWELL).expect("a program");
+    let text = format!(
+        "name = \"{name}\"\ncommand = [\"python3\", \"app.py\"]\nport = 8123\n\
+         files = [\"app.py\"]\nisolation = \"instance\"\n\
+         [limits]\nkeep_alive = \"10m\"\n{limits}\n\
+         [liveness]\npath = \"/healthz\"\nperiod = \"1s\"\n\
+         [runtime]\nkind = \"python3\"\ninterpreter = \"/usr/bin/python3\"\n",
+    );
+    fs::write(directory.path().join("thaw.toml"), text).expect("thaw.toml");
+    let mut building = thaw();
+    building.env("THAW_HOME", home).arg("build").arg(directory.path());
+    run(&mut building).success();
+}
+
+#[test]
+fn an_instance_that_fails_its_liveness_probes_ends_and_another_one_answers() {
+    let home = built_home("liveness", &[]);
+    build_probed(&home, "unwell", "grace = \"30s\"");
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let log = || command(&daemon, &["logs", "unwell"]).success();
+    let numbers = || -> Vec<u64> {
+        let instances = daemon.instances("unwell");
+        instances.iter().filter_map(|instance| instance["id"].as_u64()).collect()
+    };
+    assert_eq!(get(daemon.gateway(), "unwell", "/").status, 200);
+    let first = numbers();
+    assert_eq!(first.len(), 1);
+    wait_until("it was asked a few times", || log().matches("was asked").count() >= 4);
+    assert_eq!(numbers(), first, "{}", log());
+
+    assert_eq!(get(daemon.gateway(), "unwell", "/break").status, 200);
+    let why = "ended because it failed 3 liveness probes in a row: status 500";
+    wait_until("its log says why it ends", || log().contains(why));
+    wait_until("it has gone", || numbers().is_empty());
+    assert!(log().contains("told to end by SIGTERM"), "{}", log());
+    assert_eq!(get(daemon.gateway(), "unwell", "/").status, 200);
+    assert_ne!(numbers(), first);
+}
+
+#[test]
+fn probes_keep_no_instance_from_hibernating_and_wake_none() {
+    let home = built_home("liveness-hibernated", &[]);
+    build_probed(&home, "rests", "hibernate_after = \"3s\"");
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let asked = || command(&daemon, &["logs", "rests"]).success().matches("was asked").count();
+    let is = |state: &str| daemon.instances("rests").iter().any(|one| one["state"] == state);
+    assert_eq!(get(daemon.gateway(), "rests", "/").status, 200);
+    wait_until("it hibernates", || is("hibernated"));
+    let before = asked();
+    assert!(before > 0);
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    assert!(is("hibernated"));
+    assert_eq!(asked(), before);
+    // It is asked again when it runs again.
+    assert_eq!(get(daemon.gateway(), "rests", "/").status, 200);
+    wait_until("it was asked again", || asked() > before);
 }

@@ -39,6 +39,8 @@ pub struct Metrics {
     ended: Family<EndLabels, Counter>,
     egress_denied: Family<FunctionLabels, Counter>,
     backoffs: Family<FunctionLabels, Counter>,
+    liveness_failures: Family<FunctionLabels, Counter>,
+    liveness_ends: Family<FunctionLabels, Counter>,
     rollbacks: Family<FunctionLabels, Counter>,
     hibernations: Family<FunctionLabels, Counter>,
     wakes: Family<FunctionLabels, Counter>,
@@ -124,6 +126,7 @@ impl Default for Metrics {
         let ended = Family::default();
         let egress_denied = Family::default();
         let backoffs = Family::default();
+        let [liveness_failures, liveness_ends] = [(); 2].map(|()| Family::default());
         let rollbacks = Family::default();
         let (hibernations, wakes) = (Family::default(), Family::default());
         let [sleeps, sleep_wakes, sleep_losses] = [(); 3].map(|()| Family::default());
@@ -158,6 +161,16 @@ impl Default for Metrics {
             "crash_backoffs",
             "Times that a function has backed off after many crashes",
             backoffs.clone(),
+        );
+        registry.register(
+            "liveness_failures",
+            "Liveness probes that have failed",
+            liveness_failures.clone(),
+        );
+        registry.register(
+            "liveness_ends",
+            "Instances that were ended because their liveness probes have failed",
+            liveness_ends.clone(),
         );
         registry.register(
             "rollbacks",
@@ -215,6 +228,8 @@ impl Default for Metrics {
             ended,
             egress_denied,
             backoffs,
+            liveness_failures,
+            liveness_ends,
             rollbacks,
             hibernations,
             wakes,
@@ -383,6 +398,19 @@ impl Metrics {
         self.note(EventKind::BackedOff, function);
         let labels = FunctionLabels { function: function.to_string() };
         self.backoffs.get_or_create(&labels).inc();
+    }
+
+    /// A liveness probe of an instance of a function has failed.
+    pub(crate) fn liveness_failed(&self, function: &FunctionName) {
+        let labels = FunctionLabels { function: function.to_string() };
+        self.liveness_failures.get_or_create(&labels).inc();
+    }
+
+    /// An instance of a function is ended since too many in a row have failed.
+    pub(crate) fn liveness_ended(&self, function: &FunctionName) {
+        self.events.note(EventKind::Ended, function.as_str(), "liveness probes failed", 1);
+        let labels = FunctionLabels { function: function.to_string() };
+        self.liveness_ends.get_or_create(&labels).inc();
     }
 
     /// A version of a function was taken out of service.

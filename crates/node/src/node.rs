@@ -25,8 +25,11 @@ use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::futures::Notified;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, sleep};
+
+/// Most liveness probes that are under way at a time on a node.
+const PROBES_MAX: usize = 64;
 
 /// What all functions of a node share.
 pub struct NodeState {
@@ -36,6 +39,8 @@ pub struct NodeState {
     /// An instance has become idle while somebody waits.
     idle: Notify,
     admission: Arc<Admission>,
+    /// Liveness probes that may be under way.
+    probes: Arc<Semaphore>,
     next_connection: AtomicU64,
     next_instance: AtomicU64,
     boots: RecentBoots,
@@ -99,6 +104,7 @@ impl NodeState {
             waiting: AtomicUsize::new(0),
             idle: Notify::new(),
             admission,
+            probes: Arc::new(Semaphore::new(PROBES_MAX)),
             next_connection: AtomicU64::new(1),
             next_instance: AtomicU64::new(1),
             boots: RecentBoots::default(),
@@ -505,6 +511,11 @@ impl NodeState {
 
     pub(crate) fn capacity(&self) -> Arc<Semaphore> {
         self.capacity.clone()
+    }
+
+    /// A place among the liveness probes of the node; `None`: all are taken.
+    pub(crate) fn probe_place(&self) -> Option<OwnedSemaphorePermit> {
+        self.probes.clone().try_acquire_owned().ok()
     }
 
     /// Whom the gateway takes in.

@@ -10,6 +10,7 @@ mod entry;
 mod error;
 mod files;
 mod inject;
+mod liveness;
 mod name;
 mod quantity;
 mod quotas;
@@ -30,6 +31,7 @@ pub use error::ConfigError;
 pub use files::FileEntry;
 pub use inject::{INJECT_MAX, Inject};
 pub(crate) use inject::{check as check_inject, check_header};
+pub use liveness::Liveness;
 pub use name::{FunctionName, NameError};
 pub use quantity::{ByteSize, QuantityError, TimeSpan};
 use quantity::{positive, positive_if_any};
@@ -152,6 +154,9 @@ pub struct FunctionConfig {
     /// When a new version is taken out of service by itself; none: never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollback: Option<Rollback>,
+    /// When an instance is ended because its program is not well; none: never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub liveness: Option<Liveness>,
     /// Whether clients may have their requests queued, and how these are then made; none: they
     /// may not.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -32,6 +32,7 @@ impl FunctionConfig {
             .or_else(|| self.wrong_training())
             .or_else(|| self.wrong_build())
             .or_else(|| self.wrong_rollback())
+            .or_else(|| self.wrong_liveness())
             .or_else(|| self.wrong_triggers())
             .or_else(|| self.wrong_egress())
             .or_else(|| self.wrong_injection())
@@ -72,6 +73,32 @@ impl FunctionConfig {
         let keys: &[&str] = match key {
             "window" => &["rollback", "window"],
             _ => &["rollback", "percent"],
+        };
+        Some((keys, why))
+    }
+
+    /// Only an instance that waits for a second request lives long enough to be asked, and only
+    /// one that answers HTTP can be.
+    fn wrong_liveness(&self) -> Option<Contradiction> {
+        let liveness = self.liveness.as_ref()?;
+        if self.entry.kind != EntryKind::Http {
+            let why = format!(
+                "[liveness] sends HTTP requests, which kind = \"{}\" does not answer; remove it",
+                self.entry.kind.name()
+            );
+            return Some((&["liveness"], why));
+        }
+        if self.isolation == Isolation::Request {
+            let why = "[liveness] is for isolation = \"instance\"; other instances end with their \
+                       request, so change one of them";
+            return Some((&["liveness"], why.to_owned()));
+        }
+        let (key, why) = liveness.contradiction()?;
+        let keys: &[&str] = match key {
+            "path" => &["liveness", "path"],
+            "period" => &["liveness", "period"],
+            "timeout" => &["liveness", "timeout"],
+            _ => &["liveness", "failures"],
         };
         Some((keys, why))
     }

@@ -310,6 +310,46 @@ fn training_requests_are_checked() {
 }
 
 #[test]
+fn instances_that_stay_can_be_asked_whether_they_are_well() {
+    let with = |isolation: &str, liveness: &str| {
+        let text = MINIMAL.replace("port = 8000\n", &format!("port = 8000\n{isolation}"));
+        parse(&format!("{text}[liveness]\n{liveness}"))
+    };
+    let stays = "isolation = \"instance\"\n";
+    let config = with(stays, "path = \"/healthz?deep=1\"").unwrap();
+    let liveness = config.liveness.as_ref().unwrap();
+    assert_eq!((liveness.period, liveness.timeout), (TimeSpan::seconds(10), TimeSpan::seconds(1)));
+    assert_eq!((liveness.path.0.as_str(), liveness.failures), ("/healthz?deep=1", 3));
+    let json = serde_json::to_string(&config).unwrap();
+    assert_eq!(serde_json::from_str::<FunctionConfig>(&json).unwrap(), config);
+    let edges = "path = \"/\"\nperiod = \"1h\"\ntimeout = \"1h\"\nfailures = 100";
+    assert!(with(stays, edges).is_ok());
+
+    for (wrong, complaint) in [
+        ("", "missing field `path`"),
+        ("path = \"healthz\"", "is not a path of a request"),
+        ("path = \"/a b\"", "is not a path of a request"),
+        ("path = \"/\"\nperiod = \"999ms\"", "probes are sent every 1s to 1h"),
+        ("path = \"/\"\nperiod = \"61m\"", "probes are sent every 1s to 1h"),
+        ("path = \"/\"\ntimeout = \"99ms\"", "may take from 100ms to `period`, 10s"),
+        ("path = \"/\"\ntimeout = \"11s\"", "may take from 100ms to `period`, 10s"),
+        ("path = \"/\"\nfailures = 0", "from 1 to 100"),
+        ("path = \"/\"\nfailures = 101", "from 1 to 100"),
+        ("path = \"/\"\nperoid = \"2s\"", "did you mean `period`?"),
+    ] {
+        let error = with(stays, wrong).expect_err(wrong);
+        assert!(error.contains(complaint), "{wrong}: {error}");
+    }
+    let long = format!("path = \"/{}\"", "x".repeat(1024));
+    assert!(with(stays, &long).unwrap_err().contains("longer than 1024 bytes"));
+    let error = with("", "path = \"/\"").unwrap_err();
+    assert!(error.contains("[liveness] is for isolation = \"instance\""), "{error}");
+    let tcp = "isolation = \"instance\"\nlisten = \"127.0.0.1:9000\"\n[entry]\nkind = \"tcp\"\n";
+    let error = with(tcp, "path = \"/\"").unwrap_err();
+    assert!(error.contains("which kind = \"tcp\" does not answer"), "{error}");
+}
+
+#[test]
 fn builds_have_settings_that_make_sense() {
     let with = |build: &str| parse(&format!("{MINIMAL}[build]\n{build}"));
     let build = with("command = [\"make\"]").unwrap().build.unwrap();

@@ -39,7 +39,7 @@ pub(super) fn text(event: &Event) -> Markup {
 
 fn what(kind: EventKind) -> &'static str {
     match kind {
-        EventKind::Ended => "lost an instance, which ended by itself",
+        EventKind::Ended => "lost an instance",
         EventKind::BackedOff => "backs off after many crashes",
         EventKind::RolledBack => "was rolled back: a version has failed too often",
         EventKind::EgressDenied => "wanted to connect to where it may not",

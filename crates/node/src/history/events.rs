@@ -19,7 +19,7 @@ const LOOKED_AT: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum EventKind {
-    /// An instance ended by itself.
+    /// An instance ended by itself, or because its liveness probes have failed.
     Ended,
     /// A function gets no requests for a while, since its instances crash.
     BackedOff,

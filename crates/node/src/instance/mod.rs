@@ -9,6 +9,7 @@ mod launch;
 mod options;
 mod partial;
 mod patience;
+mod probe;
 mod recording;
 mod resting;
 mod rewinding;

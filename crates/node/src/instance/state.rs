@@ -100,6 +100,11 @@ impl InstanceState {
         matches!(self, Self::Idle | Self::WokenUp)
     }
 
+    /// Whether the instance has its memory, and runs.
+    pub fn has_memory(self) -> bool {
+        matches!(self, Self::Idle | Self::Busy | Self::WokenUp | Self::HibernateRunning)
+    }
+
     /// Whether the instance may get another connection.
     pub fn takes_connections(self) -> bool {
         self != Self::Ending

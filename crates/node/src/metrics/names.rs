@@ -9,6 +9,8 @@ pub(crate) const NAMES: &[(&str, &str)] = &[
     ("thaw_hibernations", "counter"),
     ("thaw_instances", "gauge"),
     ("thaw_instances_ended", "counter"),
+    ("thaw_liveness_ends", "counter"),
+    ("thaw_liveness_failures", "counter"),
     ("thaw_monitor_refusals", "counter"),
     ("thaw_partial_parts_failed", "counter"),
     ("thaw_pull_fetchers", "counter"),

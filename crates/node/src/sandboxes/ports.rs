@@ -6,7 +6,7 @@
 use crate::instance::Connector;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -55,12 +55,21 @@ impl PortStream {
         place: OwnedSemaphorePermit,
         sent: impl FnOnce(),
     ) -> Result<Self, PortProblem> {
-        let lost = |error: io::Error| {
-            PortProblem::Refused(format!("the sandbox cannot be reached ({error}); try again"))
-        };
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)
-            .map_err(|error| lost(error.into()))?;
+        let sockets = sockets().map_err(lost)?;
+        Self::over(sockets, connector, port, place, sent).await
+    }
+
+    /// The same with sockets that are there: this end, and the sandbox's.
+    ///
+    /// # Errors
+    /// See [`PortProblem`].
+    pub(crate) async fn over(
+        (ours, theirs): (OwnedFd, OwnedFd),
+        connector: &dyn Connector,
+        port: u16,
+        place: OwnedSemaphorePermit,
+        sent: impl FnOnce(),
+    ) -> Result<Self, PortProblem> {
         connector.send_remote(RemoteMessage::port(port), &[theirs.as_fd()]).map_err(lost)?;
         drop(theirs);
         sent();
@@ -77,6 +86,19 @@ impl PortStream {
             ))),
         }
     }
+}
+
+/// The sockets of a connection: this end, and the sandbox's.
+///
+/// # Errors
+/// The host has no sockets left.
+pub(crate) fn sockets() -> io::Result<(OwnedFd, OwnedFd)> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)
+}
+
+fn lost(error: io::Error) -> PortProblem {
+    PortProblem::Refused(format!("the sandbox cannot be reached ({error}); try again"))
 }
 
 impl AsyncRead for PortStream {

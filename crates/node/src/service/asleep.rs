@@ -557,6 +557,7 @@ impl Service {
             served: asleep.served,
             idle_since: first.is_none().then_some(now),
             upstreams: Vec::new(),
+            was_full: false,
             ending: place.lease.ending(),
         };
         let client = first.as_ref().map(|delivery| delivery.client.clone());

@@ -305,6 +305,7 @@ impl Service {
             served: 0,
             idle_since: Some(Instant::now()),
             upstreams: Vec::new(),
+            was_full: false,
             ending: place.lease.ending(),
         };
         let supervisor = Supervisor::adopted(id, self.clone(), instance, receiver, table, place);

@@ -21,6 +21,7 @@ mod asleep;
 mod copies;
 mod crowding;
 mod held;
+mod liveness;
 mod place;
 mod request;
 mod retire;
@@ -149,6 +150,8 @@ impl Slots {
 struct Slot {
     state: InstanceState,
     connections: u32,
+    /// All its places were taken at some time since its last probe began.
+    was_full: bool,
     /// What keeps them, and tells the instance's supervisor.
     table: Arc<ConnectionTable>,
     pid: u32,

@@ -463,7 +463,7 @@ impl Service {
         if slot.connections >= most {
             return Ok(None);
         }
-        slot.connect();
+        slot.connect(most);
         let is_crowded = slot.connections as usize + slot.upstreams.len() > most as usize;
         let crowded_out = if is_crowded { slot.upstreams.pop() } else { None };
         Ok(Some((slot.table.clone(), crowded_out)))
@@ -513,7 +513,7 @@ impl Service {
         let mut slots = self.slots();
         let (_, slot) = slots.take_free(most)?;
         let upstream = slot.upstreams.pop()?;
-        slot.connect();
+        slot.connect(most);
         Some(upstream)
     }
 
@@ -522,7 +522,7 @@ impl Service {
         let most = self.config.limits.concurrency.get();
         let mut slots = self.slots();
         let (instance, slot) = slots.take_free(most)?;
-        slot.connect();
+        slot.connect(most);
         if reuse == Reuse::Any
             && let Some(upstream) = slot.upstreams.pop()
         {
@@ -555,6 +555,7 @@ impl Service {
             served: 0,
             idle_since: None,
             upstreams: Vec::new(),
+            was_full: false,
             ending: place.lease.ending(),
         };
         let client = first.client.clone();
@@ -621,6 +622,7 @@ impl Service {
             served: 0,
             idle_since: (count == 0).then_some(now),
             upstreams: Vec::new(),
+            was_full: false,
             ending: lease.ending(),
         };
         for ((client, kept), permit) in connections.into_iter().zip(permits) {
@@ -652,9 +654,10 @@ impl Service {
 }
 
 impl Slot {
-    /// One connection more.
-    fn connect(&mut self) {
+    /// One connection more, of as many as it may have.
+    fn connect(&mut self, most: u32) {
         self.connections += 1;
+        self.was_full |= self.connections >= most;
         self.change(Change::Connections { connections: self.connections });
     }
 }

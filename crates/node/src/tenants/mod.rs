@@ -44,6 +44,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use thaw_sandbox::{CoreError, CoreGroup, CoreScheduling, EgressQuota, VolumeShare};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Which tenant is meant.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -102,6 +103,10 @@ impl From<Unmet> for Refused {
 /// Names of the reasons in metrics, in the order of [`Refused`].
 pub(crate) const REFUSED_NAMES: [&str; 3] = ["instances", "memory", "cpu_time"];
 
+/// Most liveness probes of a tenant that are under way at a time: a quarter of the node's, so that
+/// instances that never answer leave room for those of others.
+const PROBES_MAX: usize = 16;
+
 /// All functions of one domain.
 #[derive(Debug)]
 pub struct Tenant {
@@ -115,6 +120,8 @@ pub struct Tenant {
     injected: Arc<AtomicUsize>,
     volumes: VolumeShare,
     refused: [AtomicU64; REFUSED_NAMES.len()],
+    /// Liveness probes of its instances that may be under way.
+    probes: Arc<Semaphore>,
     /// Bytes on disk of its instances that are asleep.
     asleep: AtomicU64,
     /// Its files that are decrypted.
@@ -135,6 +142,7 @@ impl Tenant {
             injected: Arc::default(),
             volumes: VolumeShare::default(),
             refused: Default::default(),
+            probes: Arc::new(Semaphore::new(PROBES_MAX)),
             asleep: AtomicU64::new(0),
             unsealers: Unsealers::default(),
             cores: OnceLock::new(),
@@ -161,6 +169,11 @@ impl Tenant {
     /// Room for its swap files.
     pub fn swap(&self) -> &Arc<SwapRoom> {
         &self.swap
+    }
+
+    /// A place among its liveness probes; `None`: all are taken.
+    pub(crate) fn probe_place(&self) -> Option<OwnedSemaphorePermit> {
+        self.probes.clone().try_acquire_owned().ok()
     }
 
     /// A place among those who decrypt, to be kept until the file is there.

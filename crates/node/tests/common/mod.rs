@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
@@ -20,7 +21,7 @@ use thaw_node::instance::{
 };
 use thaw_node::node::NodeState;
 use thaw_node::service::Service;
-use thaw_sandbox::{BootTimes, GuestExit, Twin};
+use thaw_sandbox::{BootTimes, GuestExit, RemoteMessage, Twin};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 
@@ -125,6 +126,10 @@ pub struct Threads {
     program: Arc<Program>,
     pub launched: AtomicU32,
     pub connections: Arc<AtomicU32>,
+    /// Remarks of the node's on instances.
+    pub remarks: Arc<Mutex<Vec<String>>>,
+    /// By which the instances say what happens to them, in the order of their boots.
+    pub reports: Mutex<Vec<mpsc::UnboundedSender<Report>>>,
 }
 
 struct Thread {
@@ -133,6 +138,7 @@ struct Thread {
     sender: mpsc::UnboundedSender<Report>,
     sockets: Arc<Mutex<HashMap<u64, TcpStream>>>,
     connections: Arc<AtomicU32>,
+    remarks: Arc<Mutex<Vec<String>>>,
 }
 
 struct ThreadInstance {
@@ -150,7 +156,9 @@ impl Launcher for Threads {
             sender,
             sockets: Arc::default(),
             connections: self.connections.clone(),
+            remarks: self.remarks.clone(),
         });
+        self.reports.lock().unwrap().push(thread.sender.clone());
         if let Some(client) = client {
             thread.connect(client).unwrap();
         }
@@ -190,6 +198,21 @@ impl Connector for Thread {
         });
         Ok(())
     }
+
+    /// All that a test's node says so is that it connects to the program's port.
+    fn send_remote(&self, _: RemoteMessage, sockets: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let mut socket = TcpStream::from(sockets[0].try_clone_to_owned()?);
+        socket.set_nonblocking(false)?;
+        socket.write_all(&0i32.to_le_bytes())?;
+        let (number, reports) = (self.number, self.sender.clone());
+        let mut guest = Guest { socket: BufReader::new(socket), instance: number, reports };
+        let program = self.program.clone();
+        thread::spawn(move || {
+            program(&mut guest);
+            let _ = guest.socket.get_ref().shutdown(Shutdown::Both);
+        });
+        Ok(())
+    }
 }
 
 impl Instance for ThreadInstance {
@@ -202,6 +225,10 @@ impl Instance for ThreadInstance {
     }
 
     fn ring_if_unread(&mut self) {}
+
+    fn remark(&self, text: &str) {
+        self.thread.remarks.lock().unwrap().push(text.to_owned());
+    }
 
     fn kill(&mut self) {
         for (_, socket) in self.thread.sockets.lock().unwrap().drain() {
@@ -269,6 +296,8 @@ impl Node {
             program: Arc::new(program),
             launched: AtomicU32::new(0),
             connections: Arc::default(),
+            remarks: Arc::default(),
+            reports: Mutex::default(),
         });
         let service = Service::new(config, "image".into(), launcher.clone(), self.shared.clone());
         self.shared.install(service.clone());

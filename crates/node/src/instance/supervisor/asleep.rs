@@ -179,6 +179,10 @@ impl Supervisor {
         if is_looked_at || is_owed || WRITERS.available_permits() == 0 {
             return Err(());
         }
+        if self.health.cancel() {
+            // Its program sees the end of the probe first.
+            return Err(());
+        }
         if self.connections.execs().in_use() {
             // Their streams would not be there when it wakes.
             self.stays_awake(Refusal::Failed(

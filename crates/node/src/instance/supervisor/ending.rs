@@ -6,8 +6,8 @@ use crate::config::StopSignal;
 use tokio::time::Instant;
 
 impl Supervisor {
-    /// Ends the instance, which is idle and takes no connection any more: with a signal first, if
-    /// its function gives it time after that. One that has no memory at hand does not get it
+    /// Ends the instance, which takes no connection any more: with a signal first, if its function
+    /// gives it time after that. One that has no memory at hand does not get it
     /// back for this.
     pub(super) fn stop(&mut self, now: Instant) {
         if self.kill_at.is_some() {

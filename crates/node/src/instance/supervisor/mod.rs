@@ -4,6 +4,7 @@
 
 mod asleep;
 mod ending;
+mod liveness;
 mod rest;
 mod sleep;
 
@@ -13,6 +14,7 @@ use super::connections::{ConnectionTable, Due, LetGo, Outcome};
 use super::launch::{Checkpoint, Client, End, Instance, Launched, Origin, Overrun, Report};
 use super::patience::{Patience, Verdict};
 use asleep::{SleepReply, Sleepiness};
+use liveness::{Health, Probed};
 use rest::{CheckpointReply, CopyReply, FreezeReply, Rest};
 use sleep::{HibernateReply, Sleep, WakeReply};
 
@@ -127,6 +129,8 @@ pub(crate) struct Supervisor {
     commands: mpsc::UnboundedReceiver<Command>,
     connections: Arc<ConnectionTable>,
     patience: Option<Patience>,
+    /// Whether its program is well, if that is asked.
+    health: Health,
     /// Connections for which the instance was ended.
     late: HashSet<u64>,
     /// With one instance a connection, its share of the capacity is free only
@@ -175,6 +179,7 @@ pub(crate) struct Place {
 enum Step {
     Report(Report),
     Command(Option<Command>),
+    Probed(Probed),
     Alarm,
 }
 
@@ -209,6 +214,7 @@ impl Supervisor {
     ) -> Self {
         instance.identify(id);
         let patience = Patience::of(service.config());
+        let health = Health::of(&service);
         // With a single connection, its end is the instance's.
         let idle_look = (!service.is_single_use()).then(|| Instant::now() + idle_check(&service));
         Self {
@@ -218,6 +224,7 @@ impl Supervisor {
             commands,
             connections,
             patience,
+            health,
             late: HashSet::new(),
             retained: Vec::new(),
             boot: None,
@@ -253,6 +260,7 @@ impl Supervisor {
             let step = tokio::select! {
                 report = poll_fn(|context| self.instance.poll_report(context)) => Step::Report(report),
                 command = self.commands.recv() => Step::Command(command),
+                probed = poll_fn(|context| self.health.poll(context)) => Step::Probed(probed),
                 () = &mut alarm, if due.is_some() => Step::Alarm,
             };
             match step {
@@ -323,6 +331,7 @@ impl Supervisor {
                 Step::Command(Some(Command::Stop)) => self.stop(Instant::now()),
                 Step::Command(Some(Command::End) | None) => self.instance.kill(),
                 Step::Command(Some(Command::EndLate(why))) => self.end_late(&why),
+                Step::Probed(probed) => self.probed(probed),
                 Step::Alarm => self.alarm(Instant::now()),
             }
         }
@@ -357,6 +366,7 @@ impl Supervisor {
             self.sleepiness.again,
             self.sleepiness.asked,
             self.connections.next_look(),
+            self.health.next_look(),
         ];
         looks.into_iter().flatten().min()
     }
@@ -388,6 +398,9 @@ impl Supervisor {
         }
         if is_due(self.idle_look) {
             self.end_if_idle(now);
+        }
+        if is_due(self.health.next_look()) {
+            self.probe(now);
         }
     }
 

@@ -110,6 +110,8 @@ impl Supervisor {
         if is_taken {
             return rest.refuse("it is being copied already; try again".to_owned());
         }
+        // Its program sees the end of a probe before it rests.
+        self.health.cancel();
         let asked = match &self.rest {
             // It was asked, and its rest is for somebody else now.
             Some(_) => Ok(()),

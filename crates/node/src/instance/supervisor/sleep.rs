@@ -83,6 +83,10 @@ impl Supervisor {
             // It has memory in the swap file that would be replaced.
             return Err(std::io::ErrorKind::WouldBlock.into());
         }
+        if self.health.cancel() {
+            // The end of the probe would wake it.
+            return Err(std::io::ErrorKind::WouldBlock.into());
+        }
         let space = self.service.shared().swap_space().ok_or_else(|| {
             std::io::Error::other("this daemon has no directory for swap files; see its log")
         })?;
