@@ -7,8 +7,8 @@ use std::time::Duration;
 
 /// Shortest and longest time between two probes.
 const PERIODS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3600)];
-/// Shortest time that an answer may take.
-const TIMEOUT_MIN: Duration = Duration::from_millis(100);
+/// Shortest and longest time that an answer may take: meanwhile its probe has one of the node's few places.
+const TIMEOUTS: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(60)];
 /// Most failures in a row that an instance may be allowed.
 const FAILURES_MAX: u32 = 100;
 /// Longest path: the whole request has to fit into the buffer of a socket.
@@ -54,9 +54,10 @@ impl Liveness {
             let why = "probes are sent every 1s to 1h; give such a `period`".to_owned();
             return Some(("period", why));
         }
-        if !(TIMEOUT_MIN..=self.period.0).contains(&self.timeout.0) {
+        let [shortest, longest] = TIMEOUTS;
+        if !(shortest..=longest.min(self.period.0)).contains(&self.timeout.0) {
             let why = format!(
-                "an answer may take from 100ms to `period`, {}; give such a `timeout`",
+                "an answer may take from 100ms to `period`, {}, and 1m at most; give such a `timeout`",
                 self.period
             );
             return Some(("timeout", why));

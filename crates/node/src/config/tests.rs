@@ -322,7 +322,7 @@ fn instances_that_stay_can_be_asked_whether_they_are_well() {
     assert_eq!((liveness.path.0.as_str(), liveness.failures), ("/healthz?deep=1", 3));
     let json = serde_json::to_string(&config).unwrap();
     assert_eq!(serde_json::from_str::<FunctionConfig>(&json).unwrap(), config);
-    let edges = "path = \"/\"\nperiod = \"1h\"\ntimeout = \"1h\"\nfailures = 100";
+    let edges = "path = \"/\"\nperiod = \"1h\"\ntimeout = \"1m\"\nfailures = 100";
     assert!(with(stays, edges).is_ok());
 
     for (wrong, complaint) in [
@@ -333,6 +333,7 @@ fn instances_that_stay_can_be_asked_whether_they_are_well() {
         ("path = \"/\"\nperiod = \"61m\"", "probes are sent every 1s to 1h"),
         ("path = \"/\"\ntimeout = \"99ms\"", "may take from 100ms to `period`, 10s"),
         ("path = \"/\"\ntimeout = \"11s\"", "may take from 100ms to `period`, 10s"),
+        ("path = \"/\"\nperiod = \"5m\"\ntimeout = \"61s\"", "and 1m at most"),
         ("path = \"/\"\nfailures = 0", "from 1 to 100"),
         ("path = \"/\"\nfailures = 101", "from 1 to 100"),
         ("path = \"/\"\nperoid = \"2s\"", "did you mean `period`?"),
