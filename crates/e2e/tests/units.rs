@@ -307,6 +307,7 @@ fn clients_wait_for_the_next_monitor_if_systemd_has_the_socket() {
     };
     let (mut monitor, mut daemon) = start(1);
     assert_eq!(get(address, "hello-c", "/").status, 200);
+    assert!(!daemon.log().contains("clients wait there"), "{}", daemon.log());
     // No sandbox has it.
     let inode = fs::read_link(format!("/proc/self/fd/{}", listener.as_raw_fd())).expect("a socket");
     for process in descendants(monitor.pid()) {

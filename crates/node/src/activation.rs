@@ -5,10 +5,11 @@
 //! their addresses.
 
 use listenfd::ListenFd;
-use rustix::net::sockopt::{socket_acceptconn, socket_type};
+use rustix::io::Errno;
+use rustix::net::sockopt::{ipv6_v6only, socket_acceptconn, socket_type};
 use rustix::net::{SocketType, getsockname};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 use thaw_sandbox::egress::Transport;
@@ -25,6 +26,10 @@ struct Activated {
     socket: OwnedFd,
     address: SocketAddr,
     transport: Transport,
+    /// It takes connections of IPv4, too.
+    is_dual: bool,
+    /// The option by which somebody listens on it.
+    user: OnceLock<&'static str>,
 }
 
 /// Why sockets of a service manager cannot be used.
@@ -100,13 +105,34 @@ pub fn first_address() -> Option<SocketAddr> {
     first.map(|activated| activated.address)
 }
 
-/// A further descriptor of the socket at `address`, if there is one.
+/// A further descriptor of the socket at `address`, if there is one. From then on it is for those
+/// that `option` has listen, as long as this process lives: others would share their clients.
 ///
 /// # Errors
-/// This process has no descriptors left.
-pub(crate) fn find(address: SocketAddr, transport: Transport) -> io::Result<Option<OwnedFd>> {
+/// It is somebody else's, or this process has no descriptors left.
+pub(crate) fn find(
+    address: SocketAddr,
+    transport: Transport,
+    option: &'static str,
+) -> io::Result<Option<OwnedFd>> {
     let found = all().iter().find(|activated| activated.serves(address, transport));
-    found.map(|activated| activated.socket.try_clone()).transpose()
+    found.map(|activated| activated.used_by(option)).transpose()
+}
+
+/// Says that `option` listens on a socket that another process has found ([`find`]).
+pub(crate) fn note_user(listening: SocketAddr, option: &'static str) {
+    for activated in all().iter().filter(|activated| activated.address == listening) {
+        // The first one has it.
+        let _ = activated.user.set(option);
+    }
+}
+
+/// The addresses at which nobody listens yet: their clients wait.
+pub(crate) fn unused() -> impl Iterator<Item = SocketAddr> {
+    all()
+        .iter()
+        .filter(|activated| activated.user.get().is_none())
+        .map(|activated| activated.address)
 }
 
 impl Activated {
@@ -117,14 +143,66 @@ impl Activated {
             _ => return Err(io::Error::other("it does not listen")),
         };
         let address = SocketAddr::try_from(getsockname(&socket)?)?;
-        Ok(Self { socket, address, transport })
+        let is_for_all = address.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+        let is_dual = is_for_all && !ipv6_v6only(&socket)?;
+        Ok(Self { socket, address, transport, is_dual, user: OnceLock::new() })
     }
 
     /// Whether it is what one would get who binds `address`. One for all addresses of
     /// both families is that for all of IPv4, too.
     fn serves(&self, address: SocketAddr, transport: Transport) -> bool {
-        let (own, asked) = (self.address.ip(), address.ip());
-        let is_same_host = own == asked || own.is_unspecified() && asked.is_unspecified();
+        let asked = address.ip();
+        let is_same_host = self.address.ip() == asked
+            || self.is_dual && asked == IpAddr::V4(Ipv4Addr::UNSPECIFIED);
         self.transport == transport && self.address.port() == address.port() && is_same_host
+    }
+
+    fn used_by(&self, option: &'static str) -> io::Result<OwnedFd> {
+        match **self.user.get_or_init(|| option) == *option {
+            true => self.socket.try_clone(),
+            false => Err(Errno::ADDRINUSE.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, UdpSocket};
+
+    fn activated(socket: impl Into<OwnedFd>) -> Activated {
+        Activated::of(socket.into()).unwrap()
+    }
+
+    #[test]
+    fn a_socket_is_for_those_who_would_have_bound_its_address() {
+        let (tcp, udp) = (Transport::Tcp, Transport::Udp);
+        let one = activated(TcpListener::bind("127.0.0.1:0").unwrap());
+        assert!(one.serves(one.address, tcp) && !one.serves(one.address, udp));
+        let everywhere = SocketAddr::from((Ipv4Addr::UNSPECIFIED, one.address.port()));
+        assert!(!one.serves(everywhere, tcp));
+        let dual = activated(TcpListener::bind("[::]:0").unwrap());
+        let of_four = SocketAddr::from((Ipv4Addr::UNSPECIFIED, dual.address.port()));
+        assert!(dual.serves(of_four, tcp));
+        let four = activated(TcpListener::bind("0.0.0.0:0").unwrap());
+        let of_six = SocketAddr::from((Ipv6Addr::UNSPECIFIED, four.address.port()));
+        assert!(!four.serves(of_six, tcp));
+        let datagrams = activated(UdpSocket::bind("127.0.0.1:0").unwrap());
+        assert!(datagrams.serves(datagrams.address, udp));
+    }
+
+    #[test]
+    fn nobody_listens_on_a_socket_that_is_another_ones() {
+        let socket = activated(TcpListener::bind("127.0.0.1:0").unwrap());
+        socket.used_by("--listen").unwrap();
+        socket.used_by("--listen").unwrap();
+        let refused = socket.used_by("`listen` in its thaw.toml").unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::AddrInUse);
+    }
+
+    #[test]
+    fn a_socket_that_does_not_listen_is_refused() {
+        let (one, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        Activated::of(one.into()).unwrap_err();
     }
 }

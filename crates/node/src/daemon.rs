@@ -221,6 +221,18 @@ impl Prepared {
         self.dashboard.as_ref().map(|(_, access)| access)
     }
 
+    /// Says which sockets of the service manager these listeners are.
+    fn note_users(&self) -> io::Result<()> {
+        let others = [("--admin", &self.admin), ("--dashboard", &self.dashboard)];
+        activation::note_user(self.gateway.local_addr()?, "--listen");
+        for (option, listener) in others {
+            if let Some((listener, _)) = listener {
+                activation::note_user(listener.local_addr()?, option);
+            }
+        }
+        Ok(())
+    }
+
     /// What [`Prepared::inherited`] takes.
     pub(crate) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         let activated = activation::descriptors();
@@ -249,13 +261,15 @@ impl Prepared {
         let mut next =
             || descriptors.next().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData));
         let lock = DaemonLock::inherited(home, next()?);
-        let gateway = next()?.into();
+        let gateway: TcpListener = next()?.into();
         let mut with = |access: Option<RemoteAccess>| match access {
             Some(access) => Ok::<_, io::Error>(Some((next()?.into(), access))),
             None => Ok(None),
         };
         let (admin, dashboard) = (with(access)?, with(dashboard)?);
-        Ok(Self { lock, gateway, admin, dashboard, local_admin: descriptors.next() })
+        let prepared = Self { lock, gateway, admin, dashboard, local_admin: descriptors.next() };
+        prepared.note_users()?;
+        Ok(prepared)
     }
 }
 
@@ -399,6 +413,11 @@ pub async fn serve(
     let signals = Signals::listen()?;
     lock.announce(&address)?;
     on_ready(&address, &catalog);
+    for address in activation::unused() {
+        tracing::warn!(
+            "the service manager listens on {address} and Thaw does not: clients wait there"
+        );
+    }
 
     wait_for_end(signals, &mut tasks, &catalog, &own).await?;
     tracing::info!("finishing what is being served");
@@ -655,7 +674,7 @@ impl OwnListeners {
                 tokio::spawn(with_guard(guarded, listening))
             }
             EntryKind::Udp => {
-                let socket = bind_datagrams(address);
+                let socket = bind_datagrams(address, option);
                 let socket =
                     socket.map_err(|error| ServeError::Listen { address, option, error })?;
                 let guarded = guarded(address, Transport::Udp, PortGuard::IfWrittenOut);
@@ -708,19 +727,19 @@ fn serving(
 }
 
 fn bind(address: SocketAddr, option: &'static str) -> Result<TcpListener, ServeError> {
-    bind_connections(address).map_err(|error| ServeError::Listen { address, option, error })
+    bind_connections(address, option).map_err(|error| ServeError::Listen { address, option, error })
 }
 
-fn bind_connections(address: SocketAddr) -> io::Result<TcpListener> {
-    match activation::find(address, Transport::Tcp)? {
+fn bind_connections(address: SocketAddr, option: &'static str) -> io::Result<TcpListener> {
+    match activation::find(address, Transport::Tcp, option)? {
         Some(socket) => Ok(socket.into()),
         None => TcpListener::bind(address)
             .or_else(|error| bind_for_us(address, Transport::Tcp, error).map(TcpListener::from)),
     }
 }
 
-fn bind_datagrams(address: SocketAddr) -> io::Result<UdpSocket> {
-    match activation::find(address, Transport::Udp)? {
+fn bind_datagrams(address: SocketAddr, option: &'static str) -> io::Result<UdpSocket> {
+    match activation::find(address, Transport::Udp, option)? {
         Some(socket) => Ok(socket.into()),
         None => UdpSocket::bind(address)
             .or_else(|error| bind_for_us(address, Transport::Udp, error).map(UdpSocket::from)),

@@ -40,6 +40,9 @@ const PLACEMENTS_MAX: u32 = 3;
 /// How long it may take to learn what became of an instance that has cut a connection.
 const NEWS: Duration = Duration::from_millis(500);
 
+/// What is wrong with an answer that came before its request was read.
+const UNASKED: &str = "it has answered before it was asked";
+
 /// A request's use of a connection to an instance.
 pub(super) struct Lease {
     service: Arc<Service>,
@@ -176,7 +179,7 @@ pub(super) async fn answer(
                 return Err(died(service, "it ended before it read the request".to_owned()));
             }
             Err(Failure::Unasked) => {
-                return Err(bad_response(service, "it has answered before it was asked"));
+                return Err(bad_response(service, UNASKED));
             }
         }
     }
@@ -322,8 +325,12 @@ async fn ask(
     });
     match answered.await {
         Some(Ok(_)) if lease.upstream().is_unasked() => {
+            let is_untouched = lease.upstream().take_back();
             lease.close();
-            Err(Failure::Unasked)
+            match is_untouched {
+                true => Err(Failure::Unasked),
+                false => Err(Failure::Refused(bad_response(&lease.service, UNASKED))),
+            }
         }
         Some(Ok(response)) => {
             lease.upstream().head_is_complete();

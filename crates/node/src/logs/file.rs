@@ -98,9 +98,8 @@ impl LogFile {
         let mut paths: Vec<_> =
             iter::once(self.path.clone()).chain(rotated_paths(&self.path)).collect();
         for surplus in paths.drain(kept + 1..) {
-            // Those that more were kept of have no gaps.
             match fs::remove_file(surplus) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => break,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 result => result?,
             }
         }

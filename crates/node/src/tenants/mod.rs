@@ -104,7 +104,7 @@ impl From<Unmet> for Refused {
 pub(crate) const REFUSED_NAMES: [&str; 3] = ["instances", "memory", "cpu_time"];
 
 /// Most liveness probes of a tenant that are under way at a time: a quarter of the node's, so that
-/// instances that never answer leave room for those of others.
+/// instances of one or a few that never answer leave room for those of others.
 const PROBES_MAX: usize = 16;
 
 /// All functions of one domain.

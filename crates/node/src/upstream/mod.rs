@@ -14,7 +14,7 @@ use hyper::body::Incoming;
 use hyper::client::conn::http1::{Builder, SendRequest};
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
-use rustix::net::SendFlags;
+use rustix::net::{RecvFlags, SendFlags, recv};
 use std::future::Future;
 use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;
@@ -215,6 +215,19 @@ impl Upstream {
             None => self.unread().is_some_and(|unread| unread >= self.line.meter.sent()),
         };
         self.is_reused && is_untouched
+    }
+
+    /// Takes back what was sent of the present request; whether the instance got nothing of it,
+    /// and never will.
+    pub(crate) fn take_back(&self) -> bool {
+        // An instance that has closed the connection reads no more.
+        let Some(far_end) = &self.far_end else { return true };
+        let mut buffer = [0; 16 << 10];
+        let mut taken = 0;
+        while let Ok((count @ 1.., _)) = recv(&far_end.socket, &mut buffer, RecvFlags::DONTWAIT) {
+            taken += count as u64;
+        }
+        taken >= self.line.meter.sent()
     }
 
     /// How much of what was sent the instance has not read, as long as it can be asked.

@@ -3,7 +3,7 @@
 use crate::SHARED;
 use crate::common::{Guest, Node, eventually};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use thaw_node::health::Requests;
 use thaw_sandbox::GuestExit;
 
@@ -103,15 +103,21 @@ fn bytes_that_overtake_a_request_are_not_its_answer() {
     for (name, closes) in [("f", false), ("g", true)] {
         let is_over = Arc::new(AtomicBool::new(false));
         let over = is_over.clone();
+        let asked = Arc::new(AtomicU32::new(0));
+        let counted = asked.clone();
         let (_, threads) = node.serve(name, SHARED, move |guest| {
             guest.request();
+            counted.fetch_add(1, Ordering::SeqCst);
             guest.answer("mine");
             if guest.has_more() {
                 guest.answer("for the next");
             }
             if !closes {
                 eventually(|| over.load(Ordering::SeqCst));
+                // What was sent anew elsewhere is not to be done twice.
+                assert!(guest.request().is_none());
             }
+            counted.fetch_add(100, Ordering::SeqCst);
         });
         let mut client = node.connect();
         for _ in 0..3 {
@@ -119,6 +125,8 @@ fn bytes_that_overtake_a_request_are_not_its_answer() {
         }
         is_over.store(true, Ordering::SeqCst);
         assert_eq!(threads.connections.load(Ordering::SeqCst), 3);
+        drop(client);
+        eventually(|| asked.load(Ordering::SeqCst) >= 203);
     }
 }
 

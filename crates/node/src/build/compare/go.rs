@@ -10,7 +10,9 @@ use super::listed;
 use crate::config::RuntimeKind;
 use crate::function::StoredFunction;
 use crate::rootfs::StoredRootfs;
-use object::{Object, ObjectSection, ReadCache, ReadRef};
+use object::elf::{FileHeader64, SectionHeader64};
+use object::read::elf::{FileHeader, SectionHeader};
+use object::{LittleEndian, ReadCache, ReadRef};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::Path;
@@ -19,6 +21,8 @@ use thaw_store::{IndexId, Session, Tree};
 
 /// Largest program that is looked at. It is the author's, and may be hostile.
 const PROGRAM_MAX: u64 = 512 << 20;
+/// Most sections of it.
+const SECTIONS_MAX: u16 = 1024;
 /// Most bytes of a function's name.
 const NAME_MAX: usize = 256;
 /// `magic` of Go 1.18 and of 1.20.
@@ -169,17 +173,26 @@ struct Code<'a> {
 
 impl<'a> Code<'a> {
     fn of(program: impl ReadRef<'a>) -> Option<Self> {
-        let file = object::File::parse(program).ok()?;
-        let section = |name| file.section_by_name(name);
-        let table =
-            section(".gopclntab").or_else(|| section(".data.rel.ro.gopclntab"))?.data().ok()?;
-        let text = section(".text")?;
-        let start = text.address();
+        let header = FileHeader64::<LittleEndian>::parse(program).ok()?;
+        // Nothing is looked up in more: what is read stays in memory.
+        if !(1..=SECTIONS_MAX).contains(&header.e_shnum(LittleEndian)) {
+            return None;
+        }
+        let sections = header.sections(LittleEndian, program).ok()?;
+        let section = |name: &str| Some(sections.section_by_name(LittleEndian, name.as_bytes())?.1);
+        let table = section(".gopclntab").or_else(|| section(".data.rel.ro.gopclntab"))?;
+        let (text, module) = (section(".text")?, section(".go.module"));
+        let size = |section: &SectionHeader64<_>| section.sh_size(LittleEndian);
+        let sizes = [Some(table), Some(text), module].into_iter().flatten().map(size);
+        if sizes.fold(0, u64::saturating_add) > PROGRAM_MAX {
+            return None;
+        }
+        let data = |section: &SectionHeader64<_>| section.data(LittleEndian, program).ok();
+        let (table, start) = (data(table)?, text.sh_addr(LittleEndian));
         let in_header = word(table, 24).filter(|&base| base != 0);
-        let in_module =
-            || section(".go.module").and_then(|it| word(it.data().ok()?, TEXT_OF_MODULE));
+        let in_module = || word(data(module?)?, TEXT_OF_MODULE);
         let base = in_header.or_else(in_module).filter(|&base| base != 0).unwrap_or(start);
-        Some(Self { table, text: text.data().ok()?, start, base })
+        Some(Self { table, text: data(text)?, start, base })
     }
 
     /// Names of all functions, also of those that were inlined wherever they are called.

@@ -1,6 +1,7 @@
 //! Asking the program again and again whether it is well, and ending an instance that is not.
 
 use super::Supervisor;
+use super::rest::Rest;
 use super::sleep::Sleep;
 use crate::config::Liveness;
 use crate::instance::probe::{Probe, ProbeFailure};
@@ -105,11 +106,10 @@ impl Supervisor {
     /// Whether something else is done with the instance, which a connection would disturb, or which
     /// keeps it from answering.
     fn is_about_to_rest(&self) -> bool {
-        self.rest.is_some()
+        self.rest.as_ref().is_some_and(Rest::is_wanted)
             || self.sleep != Sleep::Awake
             || !self.hibernate.is_empty()
             || self.sleepiness.is_asked()
-            || self.sleepiness.is_late
             || self.kill_at.is_some()
     }
 

@@ -75,7 +75,7 @@ impl Rest {
     }
 
     /// Whether whoever has asked still waits.
-    fn is_wanted(&self) -> bool {
+    pub(super) fn is_wanted(&self) -> bool {
         match self {
             Self::Freeze(reply) => !reply.is_closed(),
             Self::Copy(reply, _) => !reply.is_closed(),
