@@ -70,6 +70,9 @@ pub struct ServeOptions {
     pub working_set: WorkingSetUse,
     /// Whether to serve on a host that does not enforce the functions' limits.
     pub weak_limits: WeakLimits,
+    /// Whether somebody else has the listeners, too, and another daemon will: clients that come
+    /// while this one ends wait for that one.
+    pub clients_wait: bool,
     /// Whether sandboxes of different tenants may share a core at a time.
     pub cores: CoreSharing,
     /// How much is kept of what functions log, and of the access log.
@@ -355,6 +358,7 @@ pub async fn serve(
     )?;
     let gateway = Gateway::new(shared.clone(), options.gateway);
     let mut tasks = vec![tokio::spawn(gateway.clone().listen(gateway_listener, None))];
+    let gateway_task = tasks[0].abort_handle();
     let freshness = tokio::spawn(catalog.clone().keep_fresh());
     let room_watch = tokio::spawn(catalog.clone().keep_room(options.unpacked.bytes()));
     let cpu_watch = tokio::spawn(watch_cpu_time(shared.clone(), periods.clone()));
@@ -424,6 +428,9 @@ pub async fn serve(
     // Clients that come now wait in the backlog until the sockets close, and
     // those that were accepted are told to come back.
     own.stop();
+    if options.clients_wait {
+        gateway_task.abort();
+    }
     shared.drain(options.drain).await;
     triggers.stop(&shared).await;
     if let Some((tracer, task)) = tracing {

@@ -176,6 +176,7 @@ impl Arguments {
             unpacked: self.unpacked,
             working_set: self.working_set.chosen(),
             weak_limits: self.weak_limits.chosen(),
+            clients_wait: false,
             cores: if self.core_scheduling { CoreSharing::Tenant } else { CoreSharing::All },
             logs: self.logs.chosen(),
             e2b: self.e2b,
@@ -196,7 +197,8 @@ pub fn run(arguments: &Arguments) -> Outcome {
     if let Some(socket) = &arguments.monitor_socket {
         let Inherited { home, prepared } = monitor::connect_daemon(socket)?;
         // The monitor has already refused a host that lacks what it was told to keep.
-        let options = ServeOptions { weak_limits: WeakLimits::Accept, ..options };
+        let options =
+            ServeOptions { weak_limits: WeakLimits::Accept, clients_wait: true, ..options };
         return serve_functions(&home, &options, prepared);
     }
     activation::take_from_environment().map_err(ServeError::from)?;

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -207,7 +208,10 @@ impl Unit {
         match above.find(is_unit) {
             Some(unit) if is_delegated(unit) => Self::Delegated,
             Some(unit) if unit == own && unit.extension() == Some("service".as_ref()) => {
-                Self::UndelegatedService
+                match is_delegated_by_user(unit) {
+                    true => Self::Delegated,
+                    false => Self::UndelegatedService,
+                }
             }
             _ => Self::Unknown,
         }
@@ -232,6 +236,22 @@ fn is_delegated(group: &Path) -> bool {
         let length = rustix::fs::getxattr(group, *name, &mut value);
         length.is_ok_and(|length| value[..length] == *b"1")
     })
+}
+
+/// Whether the service manager of a user has delegated the group of a service. It marks none,
+/// so it is asked (systemctl(1)).
+fn is_delegated_by_user(service: &Path) -> bool {
+    let is_manager = |directory: &Path| {
+        let name = directory.file_name().unwrap_or_default().as_encoded_bytes();
+        name.starts_with(b"user@") && name.ends_with(b".service")
+    };
+    let Some(name) = service.file_name() else { return false };
+    if !service.ancestors().skip(1).any(is_manager) {
+        return false;
+    }
+    let question = ["--user", "show", "--property=Delegate", "--value", "--"];
+    let answer = Command::new("systemctl").args(question).arg(name).output();
+    answer.is_ok_and(|answer| answer.stdout.trim_ascii() == b"yes")
 }
 
 /// Makes a controller available in groups below `own`.
@@ -405,6 +425,8 @@ mod tests {
         let of = |own| Unit::of(&mount.join(own), mount);
         assert_eq!(of("system.slice/thaw-test-none.service"), Unit::UndelegatedService);
         assert_eq!(of("system.slice/thaw-test-none.service/inner"), Unit::Unknown);
+        let of_nobody = "user.slice/user@4294967294.service/app.slice/thaw-test-none.service";
+        assert_eq!(of(of_nobody), Unit::UndelegatedService);
         assert_eq!(of("user.slice/session-1.scope"), Unit::Unknown);
         assert_eq!(of(""), Unit::Unknown);
         let refusal = Unit::UndelegatedService.check().unwrap_err().to_string();
