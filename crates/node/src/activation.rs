@@ -119,9 +119,12 @@ pub(crate) fn find(
     found.map(|activated| activated.used_by(option)).transpose()
 }
 
-/// Says that `option` listens on a socket that another process has found ([`find`]).
+/// Says that `option` takes connections at a socket that another process has found ([`find`]).
 pub(crate) fn note_user(listening: SocketAddr, option: &'static str) {
-    for activated in all().iter().filter(|activated| activated.address == listening) {
+    let is_it = |activated: &&Activated| {
+        activated.address == listening && activated.transport == Transport::Tcp
+    };
+    for activated in all().iter().filter(is_it) {
         // The first one has it.
         let _ = activated.user.set(option);
     }
