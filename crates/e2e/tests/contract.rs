@@ -33,14 +33,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
 http.server.HTTPServer(("", int(os.environ["PORT"])), Handler).serve_forever()
 "#;
 
-fn build(home: &Path, name: &str, limits: &str) {
+/// Builds a server in Python with these further lines in its thaw.toml.
+fn build(home: &Path, name: &str, program: &str, sections: &str) {
     let directory = tempfile::tempdir().expect("a directory");
-    fs::write(directory.path().join("app.py"), PROGRAM).expect("a program");
+    fs::write(directory.path().join("app.py"), program).expect("a program");
     let text = format!(
         "name = \"{name}\"\ncommand = [\"python3\", \"app.py\", \"{name}\"]\nport = 8123\n\
          files = [\"app.py\"]\nisolation = \"instance\"\n\
-         [limits]\nkeep_alive = \"1s\"\n{limits}\n\
-         [runtime]\nkind = \"python3\"\ninterpreter = \"/usr/bin/python3\"\n[env]\nK_CONFIGURATION = \"own\"\n",
+         [runtime]\nkind = \"python3\"\ninterpreter = \"/usr/bin/python3\"\n{sections}\n",
     );
     fs::write(directory.path().join("thaw.toml"), text).expect("thaw.toml");
     let mut building = thaw();
@@ -50,8 +50,10 @@ fn build(home: &Path, name: &str, limits: &str) {
 
 fn home() -> PathBuf {
     let home = built_home("contract", &[]);
-    build(&home, "tidy", "grace = \"30s\"");
-    build(&home, "stubborn", "grace = \"1s\"\nstop_signal = \"SIGQUIT\"");
+    let common = "[env]\nK_CONFIGURATION = \"own\"\n[limits]\nkeep_alive = \"1s\"\n";
+    build(&home, "tidy", PROGRAM, &format!("{common}grace = \"30s\""));
+    let limits = "grace = \"1s\"\nstop_signal = \"SIGQUIT\"";
+    build(&home, "stubborn", PROGRAM, &format!("{common}{limits}"));
     home
 }
 
@@ -111,20 +113,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
 http.server.HTTPServer(("", int(os.environ["PORT"])), Handler).serve_forever()
 "#;
 
+/// The same of one that is asked whether it is well.
 fn build_probed(home: &Path, name: &str, limits: &str) {
-    let directory = tempfile::tempdir().expect("a directory");
-    fs::write(directory.path().join("app.py"), UNWELL).expect("a program");
-    let text = format!(
-        "name = \"{name}\"\ncommand = [\"python3\", \"app.py\"]\nport = 8123\n\
-         files = [\"app.py\"]\nisolation = \"instance\"\n\
-         [limits]\nkeep_alive = \"10m\"\n{limits}\n\
-         [liveness]\npath = \"/healthz\"\nperiod = \"1s\"\n\
-         [runtime]\nkind = \"python3\"\ninterpreter = \"/usr/bin/python3\"\n",
+    let sections = format!(
+        "[liveness]\npath = \"/healthz\"\nperiod = \"1s\"\n[limits]\nkeep_alive = \"10m\"\n{limits}"
     );
-    fs::write(directory.path().join("thaw.toml"), text).expect("thaw.toml");
-    let mut building = thaw();
-    building.env("THAW_HOME", home).arg("build").arg(directory.path());
-    run(&mut building).success();
+    build(home, name, UNWELL, &sections);
 }
 
 #[test]

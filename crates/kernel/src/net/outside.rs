@@ -207,6 +207,16 @@ pub struct Opened {
     pub reconnects: bool,
 }
 
+/// Notes a socket that lives, where somebody asks for losses.
+fn note_once<T>(noted: &KernelCell<Vec<Weak<T>>>, socket: &Weak<T>) {
+    if kernel().config.get().flags & FLAG_SAY_LOSSES == 0 {
+        return;
+    }
+    let mut noted = noted.borrow_mut();
+    noted.retain(|other| other.strong_count() > 0 && !other.ptr_eq(socket));
+    noted.push(socket.clone());
+}
+
 impl Outside {
     /// Nobody waits.
     pub const fn new() -> Self {
@@ -249,22 +259,12 @@ impl Outside {
 
     /// Notes that the host has made the connection of `socket`, where somebody asks for that.
     pub fn note_made(&self, socket: &Weak<TcpSocket>) {
-        if kernel().config.get().flags & FLAG_SAY_LOSSES == 0 {
-            return;
-        }
-        let mut made = self.made.borrow_mut();
-        made.retain(|other| other.strong_count() > 0 && !other.ptr_eq(socket));
-        made.push(socket.clone());
+        note_once(&self.made, socket);
     }
 
     /// Notes that `socket` sends datagrams to a peer outside, where somebody asks for that.
     pub fn note_connected(&self, socket: &Weak<UdpSocket>) {
-        if kernel().config.get().flags & FLAG_SAY_LOSSES == 0 {
-            return;
-        }
-        let mut connected = self.connected.borrow_mut();
-        connected.retain(|other| other.strong_count() > 0 && !other.ptr_eq(socket));
-        connected.push(socket.clone());
+        note_once(&self.connected, socket);
     }
 
     /// Which connections copies will find reset, after [`Outside::prepare_for_sleep`], and which
