@@ -188,6 +188,25 @@ fn an_instance_that_never_comes_to_rest_keeps_nobody_elses_room() {
     assert!(instances.iter().all(|instance| instance.function.as_str() == "other"));
 }
 
+/// It has answered before the node heard that it is booted, as on a busy machine.
+#[test]
+fn an_instance_that_is_booted_after_its_answer_makes_room() {
+    let node = Node::new(100);
+    let directory = tempfile::tempdir().unwrap();
+    node.shared.sleep_in(AsleepSpace::at(directory.path().to_owned()));
+    set(&node, "[domain.full]\ninstances = 1");
+    let limits = "queue = \"30s\"\nkeep_alive = \"60s\"";
+    let sleeps = format!("{limits}\nsleep_after = \"50s\"");
+    let (_, threads) = node.serve("sleeper", &of("full", KEPT, &sleeps), answering);
+    node.serve("other", &of("full", KEPT, limits), answering);
+    threads.boots_in_silence.store(true, Ordering::SeqCst);
+    assert_eq!(node.connect().get("sleeper", "/").status, 200);
+    let mut other = ask(&node, "other");
+    eventually(|| node.shared.tenants().all().iter().any(|tenant| tenant.room().waiting() == 1));
+    threads.report_boots();
+    assert_eq!(other.response().unwrap().status, 200);
+}
+
 /// Whoever waits for its room goes on waiting, and does not look for it again and again.
 #[test]
 fn an_instance_that_is_about_to_end_is_idle_to_nobody() {

@@ -580,18 +580,26 @@ impl Service {
 
     /// A boot is complete.
     pub(crate) fn booted(&self, boot: BootRecord) {
-        if let Some(slot) = self.slots().get_mut(&boot.instance) {
-            slot.change(Change::Booted { connections: slot.connections });
-        }
+        let id = boot.instance;
         self.shared.booted(boot);
+        self.is_up(id);
     }
 
     /// An instance that was booted for no client runs.
     pub(crate) fn came_up(&self, id: u64) {
-        if let Some(slot) = self.slots().get_mut(&id) {
-            slot.change(Change::Booted { connections: slot.connections });
-        }
+        self.is_up(id);
         self.changed.notify_waiters();
+    }
+
+    /// An instance runs, perhaps after its client has gone: whoever waits can end it now.
+    fn is_up(&self, id: u64) {
+        let is_idle = self.slots().get_mut(&id).is_some_and(|slot| {
+            slot.change(Change::Booted { connections: slot.connections });
+            slot.state.is_idle()
+        });
+        if is_idle {
+            self.place_freed(id, true);
+        }
     }
 
     /// An instance whose boot is known has answered.
