@@ -503,6 +503,22 @@ fn lost_standbys_are_made_again() {
     }
 }
 
+#[test]
+fn metrics_count_the_memory_of_what_is_kept_for_the_next_boots() {
+    let daemon = served();
+    for (function, kind) in [("fork", "fork"), ("ready", "ready")] {
+        ask(daemon, function);
+        await_standby(daemon, function, kind);
+    }
+    for state in ["function=\"fork\",state=\"template\"", "function=\"ready\",state=\"ready\""] {
+        let series = format!("thaw_instance_memory_bytes{{{state}}} ");
+        let bytes = |line: &str| line.strip_prefix(&series)?.parse::<u64>().ok();
+        wait_until(&format!("memory is counted of {state}"), || {
+            daemon.admin("/metrics").text().lines().find_map(bytes).is_some_and(|bytes| bytes > 0)
+        });
+    }
+}
+
 /// A guest chooses which pages it touches, but not how much the node remembers of
 /// that: here 131,072 runs of pages of zeros and 8,192 of written pages.
 #[test]

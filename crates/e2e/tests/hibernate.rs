@@ -114,6 +114,30 @@ fn an_instance_keeps_its_state_over_three_hibernations() {
     }
 }
 
+/// What the metrics say of the memory of a function's instances in a state.
+fn memory_metric(daemon: &Daemon, function: &str, state: &str) -> Option<u64> {
+    let series =
+        format!("thaw_instance_memory_bytes{{function=\"{function}\",state=\"{state}\"}} ");
+    let metrics = daemon.admin("/metrics").text();
+    metrics.lines().find_map(|line| line.strip_prefix(&series)?.parse().ok())
+}
+
+#[test]
+fn metrics_say_how_much_memory_instances_have_in_each_state() {
+    let daemon = daemon("metrics");
+    assert_eq!(get(daemon.gateway(), "told", "/grow/24").status, 200);
+    wait_for_state(&daemon, "told", "idle");
+    wait_until("idle memory is counted", || {
+        memory_metric(&daemon, "told", "idle").is_some_and(|bytes| bytes > 24 << 20)
+    });
+    hibernate(&daemon, "told");
+    wait_until("hibernated memory is counted", || {
+        memory_metric(&daemon, "told", "hibernated").is_some_and(|bytes| bytes < 4 << 20)
+    });
+    assert_eq!(memory_metric(&daemon, "told", "idle"), None, "nothing is idle any more");
+    assert_eq!(instance(&daemon, "told").1, "hibernated", "counting has woken it");
+}
+
 #[test]
 fn it_is_woken_by_the_control_plane_before_a_request() {
     let daemon = daemon("woken");

@@ -14,6 +14,7 @@ use crate::config::FunctionName;
 use crate::history::{EventKind, Events, Tallies};
 use crate::instance::RewindInfo;
 use crate::tenants::TenantReport;
+use crate::usage::StateMemory;
 pub(crate) use names::NAMES;
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
@@ -50,6 +51,7 @@ pub struct Metrics {
     rewinds: Family<FunctionLabels, Counter>,
     rewinds_refused: Family<ReasonLabels, Counter>,
     instances: Family<InstanceLabels, Gauge>,
+    instance_memory: Family<InstanceLabels, Gauge>,
     zygotes: Gauge,
     monitor_refusals: Counter,
     requests: RequestMetrics,
@@ -133,6 +135,7 @@ impl Default for Metrics {
         let rewinds = Family::default();
         let rewinds_refused = Family::default();
         let instances = Family::default();
+        let instance_memory = Family::default();
         let zygotes = Gauge::default();
         let monitor_refusals = Counter::default();
         registry.register(
@@ -209,6 +212,12 @@ impl Default for Metrics {
             rewinds_refused.clone(),
         );
         registry.register("instances", "Live instances", instances.clone());
+        registry.register_with_unit(
+            "instance_memory",
+            "Memory of live instances, and of what is kept for the next boots: proportional shares",
+            Unit::Bytes,
+            instance_memory.clone(),
+        );
         registry.register("zygotes", "Zygotes ready", zygotes.clone());
         registry.register(
             "monitor_refusals",
@@ -239,6 +248,7 @@ impl Default for Metrics {
             rewinds,
             rewinds_refused,
             instances,
+            instance_memory,
             zygotes,
             monitor_refusals,
             requests,
@@ -438,6 +448,16 @@ impl Metrics {
                 set(&self.rewinds_refused.get_or_create(&refused), *count);
             }
             set(&self.rewinds.get_or_create(&FunctionLabels { function }), info.done);
+        }
+    }
+
+    /// Sets how much memory instances have.
+    pub(crate) fn show_memory(&self, memory: &[StateMemory]) {
+        self.instance_memory.clear();
+        for StateMemory { function, state, bytes } in memory {
+            let labels = InstanceLabels { function: function.clone(), state: (*state).to_owned() };
+            let bytes = i64::try_from(*bytes).unwrap_or(i64::MAX);
+            self.instance_memory.get_or_create(&labels).set(bytes);
         }
     }
 

@@ -18,6 +18,7 @@ use crate::swap::SwapSpace;
 use crate::tenants::{Tenant, Tenants};
 use crate::traces::{TraceSettings, Tracer};
 use crate::triggers::Triggers;
+use crate::usage::MemoryByState;
 use std::collections::HashMap;
 use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -68,6 +69,8 @@ pub struct NodeState {
     limits: Arc<LimitsTable>,
     /// Pulls that this daemon has begun.
     pulls: Pulls,
+    /// Memory of instances, as it was counted last.
+    memory: MemoryByState,
     /// Records traces, if somebody wants them.
     tracer: OnceLock<Arc<Tracer>>,
     services: RwLock<HashMap<FunctionName, Served>>,
@@ -86,6 +89,11 @@ impl NodeState {
     /// Pulls that this daemon has begun.
     pub fn pulls(&self) -> &Pulls {
         &self.pulls
+    }
+
+    /// Memory of instances by their state, as it was counted last.
+    pub(crate) fn memory_by_state(&self) -> &MemoryByState {
+        &self.memory
     }
 
     /// A node without functions that runs at most `instances` instances.
@@ -123,6 +131,7 @@ impl NodeState {
             egress: Arc::default(),
             limits: Arc::default(),
             pulls: Pulls::default(),
+            memory: MemoryByState::default(),
             tracer: OnceLock::new(),
             services: RwLock::default(),
             retired: Mutex::default(),

@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use crate::sandbox::Sandbox;
 use crate::state::Subject;
 use crate::state::protocol::{ANSWER_DONE, Answer, REQUEST_MEMORY};
+use crate::zygote::{ReadySandbox, Template};
 
 /// How long the host may take to count: a guest decides how many pages and mappings it has.
 const COUNTING_MAX: Duration = Duration::from_secs(2);
@@ -99,6 +100,22 @@ impl MemoryReader {
     /// The host has no descriptors left.
     pub fn new(sandbox: &Sandbox) -> io::Result<Self> {
         Ok(Self { subject: sandbox.subject()? })
+    }
+
+    /// For an instance that was booted ahead.
+    ///
+    /// # Errors
+    /// As [`MemoryReader::new`].
+    pub fn of_ready(ready: &ReadySandbox) -> io::Result<Self> {
+        Self::new(ready.sandbox())
+    }
+
+    /// For a live template.
+    ///
+    /// # Errors
+    /// As [`MemoryReader::new`].
+    pub fn of_template(template: &Template) -> io::Result<Self> {
+        Self::new(template.sandbox())
     }
 
     /// Has the memory counted. Another process does so, which has to be started the first time.

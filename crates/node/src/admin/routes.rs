@@ -12,7 +12,7 @@ use crate::clock::wall_ms;
 use crate::logs::{Follower, Line};
 use crate::service::{InstanceInfo, Service};
 use crate::tenants::{TenantName, TenantReport};
-use crate::usage::{UsageReport, measure_memory};
+use crate::usage::{MemoryByState, UsageReport, measure_memory};
 use crate::volumes::VolumeStore;
 use axum::body::Body;
 use axum::extract::{Path, Query, Request, State};
@@ -136,6 +136,7 @@ pub(crate) async fn metrics_text(admin: &Admin) -> String {
         *counts.entry((instance.function.to_string(), state)).or_insert(0) += 1;
     }
     let counts: Vec<_> = counts.into_iter().map(|((f, state), count)| (f, state, count)).collect();
+    admin.shared.metrics().show_memory(&MemoryByState::of(&admin.shared).await);
     let zygotes = admin.catalog.pool().stats().ready as i64;
     // The other metrics are worth having without these.
     let tenants = report_tenants(admin).await.unwrap_or_else(|error| {

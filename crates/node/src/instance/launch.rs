@@ -172,6 +172,11 @@ pub trait Launcher: Send + Sync {
         StandbyInfo::default()
     }
 
+    /// What counts the memory of what is kept for the next boots, and in which state each is.
+    fn standby_memory(&self) -> Vec<(StandbyState, MemoryReader)> {
+        Vec::new()
+    }
+
     /// Room that an instance takes which was booted ahead, for the boot that is about to
     /// use it.
     fn spare_room(&self) -> Option<Lease> {
@@ -217,6 +222,28 @@ pub struct StandbyInfo {
     /// What became of instances that had served their request, if they are put back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rewinds: Option<RewindInfo>,
+}
+
+/// In which state something is that is kept for the next boots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StandbyState {
+    /// An instance that was booted ahead.
+    Ready,
+    /// A copy that a template has forked ahead.
+    Forked,
+    /// A live template.
+    Template,
+}
+
+impl StandbyState {
+    /// Its name in the metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ready => "ready",
+            Self::Forked => "forked",
+            Self::Template => "template",
+        }
+    }
 }
 
 /// How often instances were put back into the state before their request.

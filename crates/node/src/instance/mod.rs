@@ -30,7 +30,7 @@ pub use launch::{
     Checkpoint, CheckpointKey, Checkpointed, Client, ComingBack, Connector, End, Finish,
     FrozenInstance, HibernatedInstance, Instance, LaunchError, Launched, Launcher, LimitSetting,
     NotNow, Opening, Overrun, Reading, Report, RewindInfo, RewindVerdict, SleepingInstance,
-    StandbyInfo, Unread, WakeError, Way,
+    StandbyInfo, StandbyState, Unread, WakeError, Way,
 };
 pub use options::{LaunchOptions, Techniques, WorkingSetUse};
 pub use partial::while_partial;

@@ -3,14 +3,14 @@
 
 use super::launch::{
     Client, ComingBack, Instance, LaunchError, Launched, Launcher, NotNow, Opening, StandbyInfo,
-    WakeError,
+    StandbyState, WakeError,
 };
 use super::sandboxed::{Decrypted, SandboxLauncher};
 use crate::tenants::Lease;
 use std::fs::File;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::SystemTime;
-use thaw_sandbox::{EgressPolicy, FreezeBase, Orphan, ResourceLimits};
+use thaw_sandbox::{EgressPolicy, FreezeBase, MemoryReader, Orphan, ResourceLimits};
 use thaw_store::{ImageId, IndexId, KernelId};
 use tokio::sync::watch;
 
@@ -171,6 +171,10 @@ impl Launcher for RestingLauncher {
 
     fn standby(&self) -> StandbyInfo {
         self.present().map(|launcher| launcher.standby()).unwrap_or_default()
+    }
+
+    fn standby_memory(&self) -> Vec<(StandbyState, MemoryReader)> {
+        self.present().map(|launcher| launcher.standby_memory()).unwrap_or_default()
     }
 
     fn spare_room(&self) -> Option<Lease> {

@@ -3,7 +3,7 @@
 use super::cold::{ColdBoots, Plans, in_background};
 use super::launch::{
     Client, ComingBack, FrozenInstance, Instance, LaunchError, Launched, Launcher, NotNow,
-    StandbyInfo, WakeError,
+    StandbyInfo, StandbyState, WakeError,
 };
 use super::options::{LaunchOptions, Techniques, WorkingSetUse};
 use super::recording::{Recordings, Shows, WorkingSetState, stored_working_set};
@@ -27,9 +27,9 @@ use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 use thaw_abi::control::{Connection, EntryPoint};
 use thaw_sandbox::{
-    AskedContents, BootError, BootPlan, EgressPolicy, FreezeBase, Image, Orphan, PlanError,
-    PopulatePolicy, ResourceLimits, Sandbox, Secrets, ThawOptions, WorkingSet, Zygote, ZygotePool,
-    connection,
+    AskedContents, BootError, BootPlan, EgressPolicy, FreezeBase, Image, MemoryReader, Orphan,
+    PlanError, PopulatePolicy, ResourceLimits, Sandbox, Secrets, ThawOptions, WorkingSet, Zygote,
+    ZygotePool, connection,
 };
 use thaw_store::{ImageId, IndexId, KernelId, Store};
 
@@ -439,6 +439,10 @@ impl Launcher for SandboxLauncher {
 
     fn standby(&self) -> StandbyInfo {
         self.shared.standby.info()
+    }
+
+    fn standby_memory(&self) -> Vec<(StandbyState, MemoryReader)> {
+        self.shared.standby.memory_readers()
     }
 
     fn spare_room(&self) -> Option<Lease> {

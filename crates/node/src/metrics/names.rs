@@ -7,6 +7,7 @@ pub(crate) const NAMES: &[(&str, &str)] = &[
     ("thaw_crash_backoffs", "counter"),
     ("thaw_egress_denied", "counter"),
     ("thaw_hibernations", "counter"),
+    ("thaw_instance_memory_bytes", "gauge"),
     ("thaw_instances", "gauge"),
     ("thaw_instances_ended", "counter"),
     ("thaw_liveness_ends", "counter"),

@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use thaw_sandbox::SandboxMemory;
+use thaw_sandbox::{MemoryReader, SandboxMemory};
 
 /// Most instances whose memory is counted: the host walks through all pages of each.
-const COUNTED_MAX: usize = 256;
+pub(super) const COUNTED_MAX: usize = 256;
 /// How long counting may take in all.
-const COUNTING_MAX: Duration = Duration::from_secs(3);
+pub(super) const COUNTING_MAX: Duration = Duration::from_secs(3);
 
 /// Memory of the live instances of a function.
 #[derive(
@@ -98,7 +98,7 @@ pub async fn measure_instance(service: &Service, id: u64) -> Option<SandboxMemor
 }
 
 /// The first of each, then the second of each, and so on.
-fn in_turns<T: Clone>(mut lists: Vec<(T, Vec<u64>)>) -> Vec<(T, u64)> {
+pub(super) fn in_turns<T: Clone, U>(mut lists: Vec<(T, Vec<U>)>) -> Vec<(T, U)> {
     let mut turns = Vec::new();
     while !lists.is_empty() {
         for (of, list) in &mut lists {
@@ -110,11 +110,18 @@ fn in_turns<T: Clone>(mut lists: Vec<(T, Vec<u64>)>) -> Vec<(T, u64)> {
 }
 
 /// Memory of one instance; `None`: it has ended, or cannot be looked at.
-async fn memory_of(service: &Service, id: u64) -> Option<SandboxMemory> {
-    let reader = service.memory_reader(id).await?;
+pub(super) async fn memory_of(service: &Service, id: u64) -> Option<SandboxMemory> {
+    memory_of_reader(service.memory_reader(id).await?, service.name().as_str()).await
+}
+
+/// The same, by what counts it.
+pub(super) async fn memory_of_reader(
+    reader: MemoryReader,
+    function: &str,
+) -> Option<SandboxMemory> {
     let read = tokio::task::spawn_blocking(move || reader.read()).await.ok()?;
     if let Err(error) = &read {
-        tracing::debug!(function = %service.name(), instance = id, "cannot count memory: {error}");
+        tracing::debug!(function, "cannot count the memory of an instance: {error}");
     }
     read.ok()
 }

@@ -5,9 +5,11 @@
 
 mod directory;
 mod memory;
+mod states;
 mod volumes;
 
 pub use memory::{MemoryUse, measure_instance, measure_memory, measure_memory_of};
+pub use states::{MemoryByState, StateMemory};
 pub use volumes::VolumeUsage;
 
 use crate::asleep::{Sleeper, sleepers_in};

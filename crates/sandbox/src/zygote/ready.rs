@@ -61,6 +61,10 @@ impl ReadySandbox {
         self.sandbox.take_down(&self.plan)
     }
 
+    pub(crate) fn sandbox(&self) -> &Sandbox {
+        &self.sandbox
+    }
+
     /// What it was booted from.
     pub fn plan(&self) -> &Arc<BootPlan> {
         &self.plan

@@ -148,6 +148,10 @@ pub enum TemplateError {
 }
 
 impl Template {
+    pub(crate) fn sandbox(&self) -> &Sandbox {
+        &self.sandbox
+    }
+
     /// Forks a copy, with a client's connected, non-blocking socket if there is
     /// one. On an error the socket is still with the caller, who may boot
     /// another way.

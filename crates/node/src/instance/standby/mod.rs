@@ -8,7 +8,7 @@ mod stock;
 pub use policy::BootPolicy;
 pub(super) use rewinds::Lent;
 
-use super::launch::{ComingBack, LaunchError, RewindInfo, StandbyInfo};
+use super::launch::{ComingBack, LaunchError, RewindInfo, StandbyInfo, StandbyState};
 use super::recording::Shows;
 use super::rewinding::{Fate, IDLE, RewindPolicy, Served, Trial, processor_time};
 use super::sandboxed::{Boot, Handed, ImageBoots};
@@ -22,7 +22,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use stock::{Forked, Ready, Stock};
-use thaw_sandbox::{Effort, ReadySandbox, RewindError, Sandbox, Secrets, Template, ThawOptions};
+use thaw_sandbox::{
+    Effort, MemoryReader, ReadySandbox, RewindError, Sandbox, Secrets, Template, ThawOptions,
+};
 use tokio::sync::Notify;
 
 /// How long the background leaves the processors to the boot that has just
@@ -136,6 +138,18 @@ impl Standby {
                 ..self.rewinds.info(self.lent())
             }),
         }
+    }
+
+    /// What counts the memory of what there is. One that has ended is left out.
+    pub fn memory_readers(&self) -> Vec<(StandbyState, MemoryReader)> {
+        let stock = self.stock();
+        let ready = stock.ready.iter().map(|ready| (StandbyState::Ready, &ready.held));
+        let forked = stock.forked.iter().map(|forked| (StandbyState::Forked, &forked.held));
+        let template = stock.template.iter().filter_map(|leased| {
+            Some((StandbyState::Template, MemoryReader::of_template(&leased.template).ok()?))
+        });
+        let reader = |(state, held)| Some((state, MemoryReader::of_ready(held).ok()?));
+        ready.chain(forked).filter_map(reader).chain(template).collect()
     }
 
     /// Ends the instances that are ready, and copies forked ahead; others will be made.
