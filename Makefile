@@ -20,7 +20,7 @@ PREFIX ?= /usr/local
 # Where the files of a package are put together; nothing otherwise.
 DESTDIR ?=
 
-.PHONY: help setup build install deb run test ci check all-tests unit e2e examples runtimes bench bench-check stress \
+.PHONY: help setup build install uninstall deb run test ci check all-tests unit e2e examples runtimes bench bench-check stress \
 	fuzz miri conformance chaos \
 	soak clean
 
@@ -36,16 +36,13 @@ build: setup ## Build target/release/thaw
 	@scripts/say "Building thaw"
 	$(CARGO) build --release --locked -p thaw-cli
 
-install: build ## Install the binary, manual pages and completions (PREFIX=/usr/local)
+install: build ## Install the binary, manual pages, completions and units (PREFIX=/usr/local)
 	@scripts/say "Installing below $(DESTDIR)$(PREFIX)"
-	install -D -s -m 755 $(THAW) $(DESTDIR)$(PREFIX)/bin/thaw
-	$(THAW) man --output $(DESTDIR)$(PREFIX)/share/man/man1
-	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions \
-		$(DESTDIR)$(PREFIX)/share/zsh/site-functions \
-		$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
-	$(THAW) completions bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/thaw
-	$(THAW) completions zsh > $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_thaw
-	$(THAW) completions fish > $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/thaw.fish
+	@THAW=$(abspath $(THAW)) DESTDIR=$(DESTDIR) scripts/install $(abspath $(PREFIX))
+
+uninstall: ## Remove what `make install` has installed (PREFIX=/usr/local)
+	@scripts/say "Removing Thaw below $(DESTDIR)$(PREFIX)"
+	@DESTDIR=$(DESTDIR) scripts/install $(abspath $(PREFIX)) --remove
 
 deb: build ## Build a Debian package below target/debian
 	@scripts/say "Building a Debian package"
