@@ -42,7 +42,8 @@ fn bring_up_loopback() -> io::Result<()> {
     }
     request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
     // SAFETY: the request is a valid `ifreq` that lives through the call.
-    let result =
-        unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) };
+    let result = unsafe {
+        libc::ioctl(socket.as_fd().as_raw_fd(), libc::SIOCSIFFLAGS as _, &raw const request)
+    };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

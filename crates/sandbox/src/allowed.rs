@@ -28,6 +28,12 @@ pub const fn is(argument: u8, value: u64) -> Check {
     Check { argument, mask: 0xffff_ffff, value }
 }
 
+/// The request of ioctl(2) must be this.
+#[allow(clippy::unnecessary_cast, reason = "other C libraries have another type of requests")]
+pub const fn is_request(request: libc::Ioctl) -> Check {
+    is(1, request as u64)
+}
+
 /// The argument must have none but these bits.
 pub const fn has_no_bits_but(argument: u8, bits: u64) -> Check {
     Check { argument, mask: !bits & 0xffff_ffff, value: 0 }

@@ -180,7 +180,7 @@ impl PageMap {
             // SAFETY: the request names its own size, and `vec_len` regions at
             // `vec`, which the kernel may fill; both live through the call.
             let count =
-                unsafe { libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN, &raw mut request) };
+                unsafe { libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN as _, &raw mut request) };
             if count < 0 {
                 return Err(io::Error::last_os_error());
             }
@@ -253,7 +253,7 @@ impl PageMap {
 }
 
 /// `PAGEMAP_SCAN`: `_IOWR('f', 16, struct pm_scan_arg)` (linux/fs.h).
-pub(crate) const PAGEMAP_SCAN: libc::Ioctl = 0xc060_6610;
+pub(crate) const PAGEMAP_SCAN: u64 = 0xc060_6610;
 const PAGE_IS_FILE: u64 = 1 << 2;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;

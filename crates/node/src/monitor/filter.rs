@@ -3,7 +3,7 @@
 use super::UserKind;
 use std::io;
 use thaw_sandbox::allowed::{
-    Call, Check, Otherwise, call, has_bits, install_list, is, refuse_call,
+    Call, Check, Otherwise, call, has_bits, install_list, is, is_request, refuse_call,
 };
 
 /// Threads: they share everything, and get no namespaces.
@@ -119,12 +119,12 @@ static CALLS: &[Call] = &[
     call(
         libc::SYS_ioctl,
         &[
-            &[is(1, libc::FIONBIO)],
-            &[is(1, libc::FIONREAD)],
-            &[is(1, libc::TIOCOUTQ)],
-            &[is(1, libc::FIOCLEX)],
-            &[is(1, libc::TCGETS)],
-            &[is(1, libc::TIOCGWINSZ)],
+            &[is_request(libc::FIONBIO)],
+            &[is_request(libc::FIONREAD)],
+            &[is_request(libc::TIOCOUTQ)],
+            &[is_request(libc::FIOCLEX)],
+            &[is_request(libc::TCGETS)],
+            &[is_request(libc::TIOCGWINSZ)],
             &[is(1, NS_GET_PARENT)],
         ],
         "what waits on a socket, whether something is a terminal (nothing that types there), \

@@ -1,7 +1,6 @@
 //! The files of the host that looking up names takes.
 #![allow(unsafe_code)]
 
-use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
@@ -154,7 +153,7 @@ fn modules(configuration: &str) -> Vec<String> {
 
 #[cfg(target_env = "gnu")]
 fn load(module: &str) {
-    let Ok(name) = CString::new(format!("libnss_{module}.so.2")) else { return };
+    let Ok(name) = std::ffi::CString::new(format!("libnss_{module}.so.2")) else { return };
     // SAFETY: the name ends with a zero. The constructors that run are those of modules
     // that the host's administrator has every program load which looks up a name.
     unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) };

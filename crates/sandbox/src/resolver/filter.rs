@@ -9,7 +9,8 @@ use std::io;
 use seccompiler::{BpfProgram, apply_filter};
 
 use crate::allowed::{
-    ALLOCATOR, Call, Check, O_LARGEFILE, Otherwise, READ_WRITE, call, has_no_bits_but, is, program,
+    ALLOCATOR, Call, Check, O_LARGEFILE, Otherwise, READ_WRITE, call, has_no_bits_but, is,
+    is_request, program,
 };
 
 /// To read a file; nothing is opened for writing, or made.
@@ -62,7 +63,10 @@ impl List {
 }
 
 static WORKER_CALLS: &[Call] = &[
-    // Name servers. There is no bind(2): nobody can be waited for.
+    // Name servers. There is no listen(2): nobody can be waited for. musl asks for the port
+    // from which it asks, and would not ask without; other C libraries let the host choose.
+    #[cfg(target_env = "musl")]
+    call(libc::SYS_bind, &[], "asks name servers from a port that the host chooses"),
     call(libc::SYS_connect, &[], "asks name servers"),
     call(libc::SYS_sendto, &[], "questions to name servers"),
     call(libc::SYS_sendmmsg, &[], "two questions at once"),
@@ -77,7 +81,7 @@ static WORKER_CALLS: &[Call] = &[
     call(libc::SYS_shutdown, &[], "ends connections"),
     call(
         libc::SYS_ioctl,
-        &[&[is(1, libc::FIONREAD)], &[is(1, libc::FIONBIO)]],
+        &[&[is_request(libc::FIONREAD)], &[is_request(libc::FIONBIO)]],
         "how long an answer is",
     ),
     call(libc::SYS_poll, &[], "waits for answers"),

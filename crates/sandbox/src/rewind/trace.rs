@@ -7,15 +7,21 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::ptr;
 
-use libc::{c_int, c_long, c_uint, c_void, pid_t, user_regs_struct};
+use libc::{c_int, c_long, c_void, pid_t, user_regs_struct};
 
 /// Bytes of the extended state of a processor, at most: with AMX it is some 11 KiB.
 const VECTOR_STATE_MAX: usize = 16 * 1024;
 /// Note type of the extended state (linux/elf.h).
 const NT_X86_XSTATE: usize = 0x202;
+/// Type of the requests of ptrace(2), which C libraries do not agree on.
+#[cfg(not(target_env = "musl"))]
+type Request = libc::c_uint;
+#[cfg(target_env = "musl")]
+type Request = libc::c_int;
+
 /// `PTRACE_GETSIGMASK` and `PTRACE_SETSIGMASK` (linux/ptrace.h), with the size of a mask.
-const GET_SIGNAL_MASK: c_uint = 0x420a;
-const SET_SIGNAL_MASK: c_uint = 0x420b;
+const GET_SIGNAL_MASK: Request = 0x420a;
+const SET_SIGNAL_MASK: Request = 0x420b;
 const SIGNAL_MASK_LEN: usize = 8;
 /// Stops that one host call may take: each pending signal is one.
 const STOPS_MAX: u32 = 80;
@@ -157,7 +163,7 @@ impl Stopped {
     }
 
     /// Reads or writes the extended state; returns its length.
-    fn vectors(&self, direction: c_uint, state: &mut [u8]) -> io::Result<usize> {
+    fn vectors(&self, direction: Request, state: &mut [u8]) -> io::Result<usize> {
         let base = state.as_mut_ptr().cast::<c_void>();
         let mut part = libc::iovec { iov_base: base, iov_len: state.len() };
         request(direction, self.pid, NT_X86_XSTATE, (&raw mut part).cast())?;
@@ -190,7 +196,7 @@ impl Drop for Stopped {
 }
 
 /// ptrace(2). `data` points to memory that is as long as the request says, if it takes any.
-fn request(request: c_uint, pid: pid_t, address: usize, data: *mut c_void) -> io::Result<()> {
+fn request(request: Request, pid: pid_t, address: usize, data: *mut c_void) -> io::Result<()> {
     // SAFETY: the callers in this file pass pointers to values that live through the call, and
     // their lengths.
     match unsafe { libc::ptrace(request, pid, address, data) } {
