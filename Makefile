@@ -6,6 +6,8 @@ SHELL := /bin/bash
 CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 THAW := $(TARGET)/release/thaw
+# What `make static` builds for.
+MUSL := x86_64-unknown-linux-musl
 # What `make run` builds: small ones, one for each language.
 EXAMPLES := hello-c hello-c-dynamic hello-python thumbnail-python \
 	hello-node hello-java hello-go hello-ruby hello-php words-perl
@@ -20,7 +22,7 @@ PREFIX ?= /usr/local
 # Where the files of a package are put together; nothing otherwise.
 DESTDIR ?=
 
-.PHONY: help setup build install uninstall deb run test ci check all-tests unit e2e examples runtimes bench bench-check stress \
+.PHONY: help setup build static static-test install uninstall deb run test ci check all-tests unit e2e examples runtimes bench bench-check stress \
 	fuzz miri conformance chaos \
 	soak clean
 
@@ -35,6 +37,16 @@ setup: ## Install what is missing (Debian packages)
 build: setup ## Build target/release/thaw
 	@scripts/say "Building thaw"
 	$(CARGO) build --release --locked -p thaw-cli
+
+static: ## Build one binary that needs no libraries of the host, with musl
+	@scripts/setup static
+	@scripts/say "Building thaw with musl"
+	$(CARGO) build --release --locked -p thaw-cli --target $(MUSL)
+	@echo "$(TARGET)/$(MUSL)/release/thaw"
+
+static-test: static ## Run the end-to-end tests with that binary
+	@scripts/say "Building and running the end-to-end tests"
+	@THAW_BIN=$(abspath $(TARGET)/$(MUSL)/release/thaw) CARGO_INCREMENTAL=0 CARGO="$(CARGO)" scripts/run-tests e2e
 
 install: build ## Install the binary, manual pages, completions and units (PREFIX=/usr/local)
 	@scripts/say "Installing below $(DESTDIR)$(PREFIX)"

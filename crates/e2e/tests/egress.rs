@@ -248,10 +248,12 @@ fn a_thawed_copy_connects_anew() {
         assert_eq!(get(daemon.gateway(), "caller", "/").text(), expected);
     }
     let denied = format!("denied an outgoing connection to 10.0.2.2:{}", port + 1);
-    wait_until("denials are logged and counted", || {
-        let counted = "thaw_egress_denied_total{function=\"caller\"} 3";
+    wait_until("connections and denials are counted, and these are logged", || {
+        let metrics = daemon.admin("/metrics").text();
+        // Each copy connects once over TCP and once over UDP.
         daemon.log().matches(&denied).count() == 3
-            && daemon.admin("/metrics").text().contains(counted)
+            && metrics.contains("thaw_egress_connections_total{function=\"caller\"} 6")
+            && metrics.contains("thaw_egress_denied_total{function=\"caller\"} 3")
     });
 }
 

@@ -38,6 +38,7 @@ pub struct Metrics {
     refusals: Family<RefusalLabels, Counter>,
     phases: Family<PhaseLabels, Histogram>,
     ended: Family<EndLabels, Counter>,
+    egress_connections: Family<FunctionLabels, Counter>,
     egress_denied: Family<FunctionLabels, Counter>,
     backoffs: Family<FunctionLabels, Counter>,
     liveness_failures: Family<FunctionLabels, Counter>,
@@ -126,7 +127,7 @@ impl Default for Metrics {
         let connections = Family::default();
         let refusals = Family::default();
         let ended = Family::default();
-        let egress_denied = Family::default();
+        let [egress_connections, egress_denied] = [(); 2].map(|()| Family::default());
         let backoffs = Family::default();
         let [liveness_failures, liveness_ends] = [(); 2].map(|()| Family::default());
         let rollbacks = Family::default();
@@ -155,6 +156,11 @@ impl Default for Metrics {
             phases.clone(),
         );
         registry.register("instances_ended", "Instances that have ended", ended.clone());
+        registry.register(
+            "egress_connections",
+            "Outgoing connections that sandboxes of a function were given, UDP sockets included",
+            egress_connections.clone(),
+        );
         registry.register(
             "egress_denied",
             "Outgoing connections and names that a function's policy has denied",
@@ -235,6 +241,7 @@ impl Default for Metrics {
             refusals,
             phases,
             ended,
+            egress_connections,
             egress_denied,
             backoffs,
             liveness_failures,
@@ -361,11 +368,17 @@ impl Metrics {
         self.ended.get_or_create(&labels).inc();
     }
 
-    /// A function wanted to reach what it may not, `count` times.
-    pub fn egress_denied(&self, function: &FunctionName, count: u64) {
-        self.events.note(EventKind::EgressDenied, function.as_str(), "", count);
+    /// A function was given `made` outgoing connections, and wanted to reach what it may not
+    /// `denied` times.
+    pub fn egress(&self, function: &FunctionName, made: u64, denied: u64) {
         let labels = FunctionLabels { function: function.to_string() };
-        self.egress_denied.get_or_create(&labels).inc_by(count);
+        if made > 0 {
+            self.egress_connections.get_or_create(&labels).inc_by(made);
+        }
+        if denied > 0 {
+            self.events.note(EventKind::EgressDenied, function.as_str(), "", denied);
+            self.egress_denied.get_or_create(&labels).inc_by(denied);
+        }
     }
 
     /// An instance of a function has given up its memory.

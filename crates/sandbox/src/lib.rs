@@ -50,7 +50,7 @@ pub use broker::{
 pub use console::{Console, ConsoleOutput, ConsoleRate};
 pub use cores::{CoreError, CoreGroup, CoreScheduling};
 pub use egress::{
-    Denials, Denied, DialError, Dialer, EgressEntry, EgressOutcome, EgressPolicy, EgressQuota,
+    Denied, DialError, Dialer, EgressEntry, EgressEvents, EgressOutcome, EgressPolicy, EgressQuota,
     EgressReport, EgressRule, EgressRuleError, EgressRules, GuardedPort, Intercepted, Interceptor,
     NotTaken, PortGuard, Told, Transport,
 };

@@ -20,7 +20,7 @@ use thaw_abi::cpu::Baseline;
 use crate::boot::{BootError, BootPlan, Rootfs};
 use crate::broker::{Broker, QueueFull};
 use crate::console::HostEnd;
-use crate::egress::{Denials, EgressPolicy, open_flags};
+use crate::egress::{EgressEvents, EgressPolicy, open_flags};
 use crate::event::{Event, Incoming, Progress, Violation, parse};
 use crate::limits::{LimitReached, Meter, NotChanged, RaisedMemory, ResourceLimits};
 use crate::message::{self, Outbox, OutboxFull};
@@ -572,8 +572,8 @@ impl Sandbox {
 
     /// Outgoing connections and names that its policy has denied since the last call.
     /// Where nothing at all is allowed, the sandbox does not even ask.
-    pub fn take_denials(&self) -> Denials {
-        self.broker.take_denials()
+    pub fn take_egress_events(&self) -> EgressEvents {
+        self.broker.take_egress_events()
     }
 
     /// Puts the sandbox under a policy of its own, whose rules can change, and tells it that it

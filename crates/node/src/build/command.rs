@@ -365,14 +365,14 @@ fn of_status(status: ExitStatus) -> Result<(), CommandFailure> {
 
 /// Says what the command wanted to connect to and was not allowed to.
 fn note_denials(sandbox: &Sandbox, on_event: &mut OnEvent<'_>) {
-    let denials = sandbox.take_denials();
-    for denied in &denials.recent {
+    let events = sandbox.take_egress_events();
+    for denied in &events.recent {
         on_event(BuildEvent::Note(&format!(
             "it may not connect to {denied}; if it should, add the destination to `egress` in \
              [build] of thaw.toml"
         )));
     }
-    for failure in &denials.failures {
+    for failure in &events.failures {
         on_event(BuildEvent::Note(&format!("could not look up {failure}")));
     }
 }

@@ -25,8 +25,8 @@ use std::task::{Context, Poll};
 use std::time::SystemTime;
 use thaw_abi::control::EntryPoint;
 use thaw_sandbox::{
-    Awake, BootTimes, Denials, EgressPolicy, FreezeBase, GuestExit, LimitReached, MemoryReader,
-    Orphan, RemoteEvent, RemoteMessage, ResourceLimits, Twin,
+    Awake, BootTimes, EgressEvents, EgressPolicy, FreezeBase, GuestExit, LimitReached,
+    MemoryReader, Orphan, RemoteEvent, RemoteMessage, ResourceLimits, Twin,
 };
 use thaw_store::{ImageId, IndexId, KernelId, Name};
 
@@ -645,7 +645,7 @@ pub enum Report {
     /// The guest has closed the connection with this number.
     ConnectionClosed(u64),
     /// Its policy has denied outgoing connections.
-    Denied(Denials),
+    Egress(EgressEvents),
     /// Something has become of a process that was started from outside.
     Remote(RemoteEvent),
     /// Nothing in it can run, as was asked.

@@ -209,10 +209,10 @@ impl SandboxInstance {
         }
     }
 
-    /// What its policy has denied since the last call.
-    fn denials(&self) -> Option<Report> {
-        let denials = self.sandbox.get_ref().take_denials();
-        (!denials.is_empty()).then_some(Report::Denied(denials))
+    /// What it has connected to, or was denied, since the last call.
+    fn egress_events(&self) -> Option<Report> {
+        let events = self.sandbox.get_ref().take_egress_events();
+        (!events.is_empty()).then_some(Report::Egress(events))
     }
 
     /// How it ended; waits a moment for an end that nobody here has wanted.
@@ -398,7 +398,7 @@ impl Instance for SandboxInstance {
         if self.sandbox.get_ref().wants_write() {
             self.flush(context);
         }
-        if let Some(report) = self.denials() {
+        if let Some(report) = self.egress_events() {
             return Poll::Ready(report);
         }
         let hibernation = self.hibernation.poll(self.sandbox.get_mut(), context);
@@ -506,7 +506,7 @@ impl Instance for SandboxInstance {
                 }
                 Progress::Idle => {
                     ready.clear_ready();
-                    if let Some(report) = self.denials() {
+                    if let Some(report) = self.egress_events() {
                         return Poll::Ready(report);
                     }
                     if self.sandbox.get_ref().wants_write() {

@@ -5,6 +5,7 @@ pub(crate) const NAMES: &[(&str, &str)] = &[
     ("thaw_boot_phase_seconds", "histogram"),
     ("thaw_connections", "counter"),
     ("thaw_crash_backoffs", "counter"),
+    ("thaw_egress_connections", "counter"),
     ("thaw_egress_denied", "counter"),
     ("thaw_hibernations", "counter"),
     ("thaw_instance_memory_bytes", "gauge"),

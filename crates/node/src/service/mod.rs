@@ -608,8 +608,8 @@ impl Service {
     }
 
     /// The egress policy has denied connections of an instance.
-    pub(crate) fn egress_denied(&self, count: u64) {
-        self.shared.metrics().egress_denied(self.name(), count);
+    pub(crate) fn count_egress(&self, made: u64, denied: u64) {
+        self.shared.metrics().egress(self.name(), made, denied);
     }
 
     /// An instance has lost a connection.

@@ -44,7 +44,7 @@ use rustix::io::Errno;
 use rustix::termios::isatty;
 
 use crate::boot::Rootfs;
-use crate::egress::{Denials, EgressPolicy, LeftSockets, Opening, Sockets};
+use crate::egress::{EgressEvents, EgressPolicy, LeftSockets, Opening, Sockets};
 use crate::event::Violation;
 use crate::{message, sys};
 use fetch::Fetches;
@@ -221,8 +221,8 @@ impl Broker {
     }
 
     /// Outgoing connections that were denied since the last call.
-    pub fn take_denials(&self) -> Denials {
-        self.sockets.as_ref().map(Sockets::take_denials).unwrap_or_default()
+    pub fn take_egress_events(&self) -> EgressEvents {
+        self.sockets.as_ref().map(Sockets::take_egress_events).unwrap_or_default()
     }
 
     /// Puts the sandbox under a policy of its own. `control` is the control socket.

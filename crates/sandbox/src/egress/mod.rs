@@ -20,8 +20,8 @@
 //! | `socket` | all of that in order, and the connection |
 
 mod budget;
-mod denials;
 pub(crate) mod dns;
+mod events;
 mod intercept;
 mod journal;
 mod ledger;
@@ -36,7 +36,7 @@ mod rules;
 mod socket;
 
 pub use budget::EgressQuota;
-pub use denials::{Denials, Denied};
+pub use events::{Denied, EgressEvents};
 pub use intercept::{DialError, Dialer, Intercepted, Interceptor, NotTaken, Told};
 pub use journal::{EgressEntry, EgressOutcome, EgressReport};
 pub use local::{GuardedPort, PortGuard};

@@ -8,8 +8,8 @@ use rustix::io::Errno;
 use thaw_abi::network::{HOST_NAME, INTERCEPT_ADDRESS};
 
 use super::budget;
-use super::denials::{Denials, Denied, Unseen};
 use super::dns::{Outcome, lookup};
+use super::events::{Denied, EgressEvents, Unseen};
 use super::intercept::{self, Interception};
 use super::journal::EgressOutcome;
 use super::policy::{EgressPolicy, OnHost, Verdict};
@@ -28,8 +28,8 @@ pub struct Names {
     learned: Mutex<Learned>,
     /// The rules under which the names of rules were looked up.
     rules: Mutex<Option<Arc<EgressRules>>>,
-    /// What was asked for in vain.
-    denials: Unseen,
+    /// What became of what it asked for.
+    events: Unseen,
     lookups: Arc<AtomicUsize>,
     channels: Arc<AtomicUsize>,
     intercepted: Arc<AtomicUsize>,
@@ -65,7 +65,7 @@ impl Names {
             policy,
             learned: Mutex::default(),
             rules: Mutex::default(),
-            denials: Unseen::default(),
+            events: Unseen::default(),
             lookups: Arc::default(),
             channels: Arc::default(),
             intercepted: Arc::default(),
@@ -76,9 +76,9 @@ impl Names {
         self.learned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What was denied since the last call.
-    pub fn take_denials(&self) -> Denials {
-        self.denials.take()
+    /// What was made and denied since the last call.
+    pub fn take_egress_events(&self) -> EgressEvents {
+        self.events.take()
     }
 
     /// The answer to who may not reach `to`.
@@ -89,21 +89,23 @@ impl Names {
 
     fn deny_as(&self, denied: Denied) {
         self.policy.note(EgressOutcome::Denied, &denied.to_string(), None);
-        self.denials.note(denied);
+        self.events.note(denied);
     }
 
     /// Notes that a connection to `to` was begun.
     pub fn reached(&self, to: SocketAddr, transport: Transport) {
-        if self.policy.is_of_sandbox() {
-            let name = self.learned().name_of(to.ip()).map(str::to_owned);
-            self.reached_by(name.as_deref(), to, transport);
-        }
+        let learned = self.learned();
+        let name = self.policy.is_of_sandbox().then(|| learned.name_of(to.ip())).flatten();
+        self.reached_by(name, to, transport);
     }
 
     /// The same for a destination that was looked up by this name.
     pub fn reached_by(&self, name: Option<&str>, to: SocketAddr, transport: Transport) {
-        let to = Denied::Address(to, transport).to_string();
-        self.policy.note(EgressOutcome::Reached, &to, name);
+        self.events.note_made();
+        if self.policy.is_of_sandbox() {
+            let to = Denied::Address(to, transport).to_string();
+            self.policy.note(EgressOutcome::Reached, &to, name);
+        }
     }
 
     /// Whether there is nothing that may be reached, for now.
@@ -155,7 +157,7 @@ impl Names {
     /// Asks the host's resolver, and notes what it says. May block.
     pub fn look_up(&self, name: &str) -> Outcome {
         let outcome = lookup::addresses_of(&self.policy.budget, name).unwrap_or_else(|error| {
-            self.denials.note_failure(name, &error);
+            self.events.note_failure(name, &error);
             Outcome::Failed
         });
         let addresses: &[IpAddr] = match &outcome {
@@ -223,7 +225,7 @@ mod tests {
         let names = names(&["api.example.com:443"]);
         assert_eq!(names.at_once(Some("api.example.com")), Err("api.example.com"));
         assert_eq!(names.at_once(Some("example.com")), Ok(Outcome::NoSuchName));
-        assert_eq!(names.take_denials().recent, [Denied::Name("example.com".to_owned())]);
+        assert_eq!(names.take_egress_events().recent, [Denied::Name("example.com".to_owned())]);
         assert_eq!(names.at_once(None), Ok(Outcome::NoSuchName));
         assert_eq!(names.at_once(Some(HOST_NAME)), Ok(Outcome::NoSuchName));
     }

@@ -13,8 +13,8 @@ use thaw_abi::control::{OpenedSocket, SOCKET_RECONNECTS};
 use thaw_abi::network::{RESOLVER_ADDRESS, RESOLVER_PORT};
 
 use super::budget::{Share, sockets_present};
-use super::denials::Denials;
 use super::dns::{self, lookup};
+use super::events::EgressEvents;
 use super::intercept;
 use super::ledger::Ledger;
 use super::local;
@@ -123,9 +123,9 @@ impl Sockets {
         Self { names: Names::new(policy), ..self }
     }
 
-    /// What was denied since the last call.
-    pub fn take_denials(&self) -> Denials {
-        self.names.take_denials()
+    /// What was made and denied since the last call.
+    pub fn take_egress_events(&self) -> EgressEvents {
+        self.names.take_egress_events()
     }
 
     /// Has the sockets written down for the next daemon; a descriptor of the file.
@@ -397,7 +397,7 @@ mod tests {
         let to = tcp(HOST_ADDRESS, port);
         let gateway = GuardedPort::new(Transport::Tcp, port, PortGuard::IfWrittenOut);
         assert_eq!(open(&wide, &of_wide, to).unwrap_err(), Errno::ACCESS);
-        assert_eq!(wide.take_denials().total, 1);
+        assert_eq!(wide.take_egress_events().denied, 1);
         assert!(open(&written, &of_written, to).is_ok());
         let admin = GuardedPort::new(Transport::Tcp, port, PortGuard::Never);
         assert_eq!(open(&written, &of_written, to).unwrap_err(), Errno::ACCESS);

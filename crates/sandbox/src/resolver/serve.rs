@@ -124,8 +124,13 @@ fn ask(name: &str) -> Found {
             }
             Found::Addresses(addresses)
         }
-        // The standard library passes on no more than the text of gai_strerror(3).
-        Err(error) if error.to_string().contains("Temporary failure") => Found::Failed,
+        Err(error) if is_temporary(&error.to_string()) => Found::Failed,
         Err(_) => Found::NoSuchName,
     }
+}
+
+/// Whether it is `EAI_AGAIN`. The standard library passes on no more than the text of
+/// gai_strerror(3): that of the GNU C library, or of musl.
+fn is_temporary(error: &str) -> bool {
+    ["Temporary failure", "Try again"].iter().any(|text| error.contains(text))
 }

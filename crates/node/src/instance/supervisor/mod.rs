@@ -32,7 +32,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use thaw_sandbox::monitor::has_monitor;
-use thaw_sandbox::{BootTimes, Denials, MemoryReader, ResourceLimits, Twin};
+use thaw_sandbox::{BootTimes, EgressEvents, MemoryReader, ResourceLimits, Twin};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::time::{Instant, sleep as wait};
 
@@ -272,7 +272,7 @@ impl Supervisor {
                     }
                 }
                 Step::Report(Report::Remote(event)) => self.connections.execs().heard(event),
-                Step::Report(Report::Denied(denials)) => self.denied(&denials),
+                Step::Report(Report::Egress(events)) => self.egress(&events),
                 Step::Report(Report::Gone(end)) => return self.gone(end),
                 Step::Report(Report::AtRest(rest)) if self.sleepiness.is_asked() => {
                     if self.at_rest_to_sleep(rest) {
@@ -519,13 +519,13 @@ impl Supervisor {
         self.instance.kill();
     }
 
-    /// Every denial is counted; a program that tries again and again does not fill
+    /// Every connection and denial is counted; a program that tries again and again does not fill
     /// the log, nor does one whose names cannot be looked up.
-    fn denied(&mut self, denials: &Denials) {
+    fn egress(&mut self, events: &EgressEvents) {
         let function = self.service.name();
-        self.service.egress_denied(denials.total);
+        self.service.count_egress(events.made, events.denied);
         let left = DENIALS_LOGGED.saturating_sub(self.denials_logged);
-        for denied in denials.recent.iter().take(left) {
+        for denied in events.recent.iter().take(left) {
             let text =
                 format!("denied an outgoing connection to {denied}; see [egress] in its thaw.toml");
             tracing::warn!(%function, instance = self.id, "{text}");
@@ -533,7 +533,7 @@ impl Supervisor {
             self.denials_logged += 1;
         }
         let left = DENIALS_LOGGED.saturating_sub(self.denials_logged);
-        for failure in denials.failures.iter().take(left) {
+        for failure in events.failures.iter().take(left) {
             let text = format!("could not look up {failure}");
             tracing::warn!(%function, instance = self.id, "{text}");
             self.instance.remark(&text);

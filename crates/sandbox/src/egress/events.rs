@@ -1,4 +1,4 @@
-//! What a sandbox wanted to reach and was not allowed to.
+//! What became of a sandbox' wishes to reach something.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -30,51 +30,58 @@ impl fmt::Display for Denied {
     }
 }
 
-/// What was denied since the last look.
+/// What happened since the last look.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Denials {
-    /// How many there were.
-    pub total: u64,
-    /// The first of them, each once, 16 at most.
+pub struct EgressEvents {
+    /// Sockets that the sandbox was given, over TCP and UDP.
+    pub made: u64,
+    /// What was denied: how often.
+    pub denied: u64,
+    /// The first of that, each once, 16 at most.
     pub recent: Vec<Denied>,
     /// Names that were allowed and could not be looked up because of this host, with the
     /// reason: the first of them, 16 at most.
     pub failures: Vec<String>,
 }
 
-impl Denials {
+impl EgressEvents {
     /// Whether there is nothing to be told.
     pub fn is_empty(&self) -> bool {
-        self.total == 0 && self.failures.is_empty()
+        self.made == 0 && self.denied == 0 && self.failures.is_empty()
     }
 }
 
-/// Denials that nobody has looked at yet.
+/// EgressEvents that nobody has looked at yet.
 #[derive(Debug, Default)]
-pub(super) struct Unseen(Mutex<Denials>);
+pub(super) struct Unseen(Mutex<EgressEvents>);
 
 impl Unseen {
-    fn lock(&self) -> MutexGuard<'_, Denials> {
+    fn lock(&self) -> MutexGuard<'_, EgressEvents> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn note(&self, denied: Denied) {
-        let mut denials = self.lock();
-        denials.total += 1;
-        if denials.recent.len() < RECENT_MAX && !denials.recent.contains(&denied) {
-            denials.recent.push(denied);
+        let mut events = self.lock();
+        events.denied += 1;
+        if events.recent.len() < RECENT_MAX && !events.recent.contains(&denied) {
+            events.recent.push(denied);
         }
+    }
+
+    /// Notes that the sandbox was given a socket.
+    pub fn note_made(&self) {
+        self.lock().made += 1;
     }
 
     /// Notes that a name that is allowed could not be looked up.
     pub fn note_failure(&self, name: &str, error: &LookUpError) {
-        let mut denials = self.lock();
-        if denials.failures.len() < RECENT_MAX {
-            denials.failures.push(format!("{}: {error}", name.escape_default()));
+        let mut events = self.lock();
+        if events.failures.len() < RECENT_MAX {
+            events.failures.push(format!("{}: {error}", name.escape_default()));
         }
     }
 
-    pub fn take(&self) -> Denials {
+    pub fn take(&self) -> EgressEvents {
         std::mem::take(&mut *self.lock())
     }
 }
@@ -90,10 +97,11 @@ mod tests {
             unseen.note(Denied::Name(format!("{}.example.com", number / 2)));
         }
         unseen.note(Denied::Address("192.0.2.1:53".parse().unwrap(), Transport::Udp));
-        let denials = unseen.take();
-        assert_eq!((denials.total, denials.recent.len()), (101, RECENT_MAX));
-        assert_eq!(denials.recent[1].to_string(), "1.example.com");
-        assert_eq!(unseen.take(), Denials::default());
+        unseen.note_made();
+        let events = unseen.take();
+        assert_eq!((events.made, events.denied, events.recent.len()), (1, 101, RECENT_MAX));
+        assert_eq!(events.recent[1].to_string(), "1.example.com");
+        assert_eq!(unseen.take(), EgressEvents::default());
     }
 
     #[test]
@@ -103,11 +111,11 @@ mod tests {
         for number in 0..100 {
             unseen.note_failure(&format!("{number}.example.com"), &LookUpError::Late);
         }
-        let denials = unseen.take();
-        assert!(!denials.is_empty());
-        assert_eq!((denials.total, denials.failures.len()), (0, RECENT_MAX));
+        let events = unseen.take();
+        assert!(!events.is_empty());
+        assert_eq!((events.denied, events.failures.len()), (0, RECENT_MAX));
         let expected = "0.example.com: looking up the name took longer than 60 seconds";
-        assert_eq!(denials.failures[0], expected);
+        assert_eq!(events.failures[0], expected);
     }
 
     #[test]
