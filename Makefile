@@ -50,11 +50,11 @@ static-test: static ## Run the end-to-end tests with that binary
 
 install: build ## Install the binary, manual pages, completions and units (PREFIX=/usr/local)
 	@scripts/say "Installing below $(DESTDIR)$(PREFIX)"
-	@THAW=$(abspath $(THAW)) DESTDIR=$(DESTDIR) scripts/install $(abspath $(PREFIX))
+	@THAW=$(abspath $(THAW)) DESTDIR=$(DESTDIR) scripts/install-thaw $(abspath $(PREFIX))
 
 uninstall: ## Remove what `make install` has installed (PREFIX=/usr/local)
 	@scripts/say "Removing Thaw below $(DESTDIR)$(PREFIX)"
-	@DESTDIR=$(DESTDIR) scripts/install $(abspath $(PREFIX)) --remove
+	@DESTDIR=$(DESTDIR) scripts/install-thaw $(abspath $(PREFIX)) --remove
 
 deb: build ## Build a Debian package below target/debian
 	@scripts/say "Building a Debian package"

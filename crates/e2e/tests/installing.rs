@@ -9,7 +9,7 @@ use thaw_e2e::{Outcome, repository, run, thaw_binary};
 
 /// Installs below a prefix in a directory for packages, or removes it.
 fn install(destination: &Path, prefix: &str, home: &str, more: &[&str]) -> Outcome {
-    let mut command = Command::new(repository().join("scripts/install"));
+    let mut command = Command::new(repository().join("scripts/install-thaw"));
     command.env("THAW", thaw_binary()).env("DESTDIR", destination).env("HOME", home);
     run(command.arg(prefix).args(more))
 }
