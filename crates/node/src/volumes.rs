@@ -390,6 +390,12 @@ impl VolumeStore {
             Err(VolumeError::Host { path, reason }) => (path, true, Some(reason)),
             Err(error) => return Err(error),
         };
+        let mut snapshots = self.snapshots(name)?;
+        for snapshot in &mut snapshots {
+            let label = Name::new(&snapshot.label).ok();
+            let needed_by = label.and_then(|label| self.needed_by(name, &label));
+            snapshot.checkpoint = needed_by.map(|checkpoint| checkpoint.to_string());
+        }
         Ok(VolumeInfo {
             name: name.to_string(),
             size: note.size.bytes(),
@@ -400,7 +406,7 @@ impl VolumeStore {
             path,
             is_host,
             problem,
-            snapshots: self.snapshots(name)?,
+            snapshots,
         })
     }
 

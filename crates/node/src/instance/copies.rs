@@ -130,7 +130,7 @@ impl ImageBoots {
                 stored.map_err(|error| error.to_string())
             };
             let id = match &volumes {
-                Some(volumes) => volumes.keep(store),
+                Some(volumes) => volumes.keep(store).map(|(id, _)| id),
                 None => store(),
             }?;
             last.set(FreezeBase { image: Arc::new(image), name: *id.as_bytes() });

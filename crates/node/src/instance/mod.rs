@@ -42,4 +42,5 @@ pub use sandboxed::{Decrypted, SandboxLauncher, StandsOn};
 pub use standby::BootPolicy;
 pub use state::{Change, InstanceState};
 pub(crate) use supervisor::{Command, Copied, Held, Hold, InstanceNote, Place, Supervisor};
+pub(crate) use volumes::GiveUp;
 pub use volumes::VolumesAtRest;

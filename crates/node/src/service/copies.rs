@@ -169,8 +169,7 @@ impl Service {
         // As long as its twin is read it may have its memory twice.
         let room = self.tenant.room().try_enter(most);
         self.table_of_live(id)?.tell(Command::Checkpoint(new, reply, room));
-        let written = Self::with_patience(volumes.as_ref(), self.rested(id, done));
-        let (checkpoint, pause) = written.await?;
+        let (checkpoint, pause) = self.written_with(id, volumes, self.rested(id, done)).await?;
         let function = self.name().clone();
         let (pause_us, twin) = (as_us(pause.time), pause.had_twin);
         Ok(CheckpointTaken { function, instance: id, pause_us, twin, checkpoint })

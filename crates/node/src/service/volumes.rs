@@ -2,7 +2,7 @@
 
 use super::Service;
 use crate::config::FunctionName;
-use crate::instance::{Command, Held, Hold, InstanceState, VolumesAtRest};
+use crate::instance::{Command, GiveUp, Held, Hold, InstanceState, VolumesAtRest};
 use crate::node::NodeState;
 use crate::volumes::{Purpose, PutBack, VolumeError, VolumeSnapshot, VolumeStore};
 use std::collections::BTreeMap;
@@ -168,8 +168,7 @@ impl NodeState {
         let made = self.snapshots_at_rest(vec![name], label, Purpose::Operator, None).await?;
         let copied = spawn_blocking(move || {
             made.copy(&|_| 0)?;
-            made.keep(|| Ok(()))?;
-            Ok::<_, String>(made.copied())
+            made.keep(|| Ok(())).map(|((), copied)| copied)
         });
         Ok(copied.await.map_err(|error| error.to_string())??)
     }
@@ -204,20 +203,28 @@ impl Service {
         begun.await.map(Arc::new).map_err(|error| error.to_string())
     }
 
-    /// Waits until an instance is written whose volumes are copied when it rests. If that takes long,
-    /// others go on before.
-    pub(super) async fn with_patience<T>(
-        volumes: Option<&Arc<VolumesAtRest>>,
-        written: impl Future<Output = T>,
-    ) -> T {
+    /// Waits until an instance is written whose volumes are copied when it rests. If it does not rest
+    /// in time, others go on, and that is given up.
+    pub(super) async fn written_with<T>(
+        &self,
+        id: u64,
+        volumes: Option<Arc<VolumesAtRest>>,
+        written: impl Future<Output = Result<T, String>>,
+    ) -> Result<T, String> {
         tokio::pin!(written);
-        if let Some(volumes) = volumes {
-            match timeout(HOLD_PATIENCE, &mut written).await {
-                Ok(written) => return written,
-                Err(_) => volumes.let_go(),
-            }
+        let Some(volumes) = volumes else { return written.await };
+        if let Ok(written) = timeout(HOLD_PATIENCE, &mut written).await {
+            return written;
         }
-        written.await
+        let given_up = spawn_blocking(move || volumes.give_up()).await;
+        match given_up.map_err(|error| error.to_string())? {
+            GiveUp::TooLate => written.await,
+            GiveUp::Done => Err(format!(
+                "instance {id} did not come to rest within {} s, for which others that have its \
+                 volumes waited; nothing was written",
+                HOLD_PATIENCE.as_secs()
+            )),
+        }
     }
 
     /// Puts snapshots back which nobody may use; whoever comes waits until that is finished.

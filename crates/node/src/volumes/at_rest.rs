@@ -346,3 +346,92 @@ pub(super) fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     fs::rename(&new, path)?;
     File::open(directory)?.sync_all()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{config, store};
+    use super::*;
+    use thaw_sandbox::{VolumeMount, VolumeShare};
+
+    /// A store with volume `data` that this process uses, which has a file.
+    fn used() -> (tempfile::TempDir, VolumeStore, Vec<VolumeMount>, Name) {
+        let (directory, volumes) = store();
+        let one = config("one", "data");
+        volumes.of_new_function(&one).unwrap();
+        let mounts = volumes.of_function(&one.name, &one.volumes, &VolumeShare::default()).unwrap();
+        let name = Name::new("data").unwrap();
+        fs::write(volumes.show(&name).unwrap().path.join("file"), "first").unwrap();
+        (directory, volumes, mounts, name)
+    }
+
+    fn begin(volumes: &VolumeStore, name: &Name, label: &str) -> SnapshotsAtRest {
+        let label = Name::new(label).unwrap();
+        volumes.begin_snapshots(std::slice::from_ref(name), &label, Purpose::Checkpoint).unwrap()
+    }
+
+    fn is_nothing_left(volumes: &VolumeStore, name: &Name) -> bool {
+        let numbers = fs::read_dir(volumes.directory(name).join("numbers"));
+        volumes.count_copies(name).unwrap() == 0 && numbers.is_ok_and(|all| all.count() == 0)
+    }
+
+    #[test]
+    fn of_what_is_not_kept_nothing_is_left() {
+        let (_directory, volumes, _mounts, name) = used();
+        fs::create_dir(volumes.directory(&name).join("numbers")).unwrap();
+        let begun = begin(&volumes, &name, "begun");
+        let busy = volumes.begin_snapshots(std::slice::from_ref(&name), &name, Purpose::Operator);
+        assert!(matches!(busy, Err(VolumeError::Busy(_))), "{busy:?}");
+        drop(begun);
+        assert!(is_nothing_left(&volumes, &name));
+        let copied = begin(&volumes, &name, "copied");
+        copied.copy(&|_| 0).unwrap();
+        drop(copied);
+        assert!(is_nothing_left(&volumes, &name));
+        let not_stored = begin(&volumes, &name, "not-stored");
+        not_stored.copy(&|_| 0).unwrap();
+        not_stored.keep(|| Err::<(), _>("the store is full".to_owned())).unwrap_err();
+        drop(not_stored);
+        assert!(is_nothing_left(&volumes, &name));
+        let mut late = begin(&volumes, &name, "late");
+        late.patience = Duration::ZERO;
+        let refused = late.copy(&|_| 0).unwrap_err();
+        assert!(refused.to_string().contains("takes too long"), "{refused}");
+        late.keep(|| Ok(())).unwrap_err();
+        drop(late);
+        assert!(is_nothing_left(&volumes, &name));
+    }
+
+    #[test]
+    fn a_snapshot_that_no_checkpoint_needs_is_swept() {
+        let (_directory, volumes, mounts, name) = used();
+        let store = Store::open(&volumes.home.store()).unwrap();
+        let label = Name::new("kept").unwrap();
+        let kept = begin(&volumes, &name, "kept");
+        kept.copy(&|_| 0).unwrap();
+        // Whoever stores the checkpoint just now is left alone.
+        volumes.sweep(&store).unwrap();
+        kept.keep(|| Ok(())).unwrap();
+        drop(kept);
+        assert_eq!(volumes.show(&name).unwrap().snapshots.len(), 1);
+        // An operator's stays.
+        let own = Name::new("own").unwrap();
+        drop(mounts);
+        volumes.snapshot(&name, &own).unwrap();
+        volumes.sweep(&store).unwrap();
+        let left: Vec<_> = volumes.show(&name).unwrap().snapshots;
+        assert_eq!(left.iter().map(|left| &left.label[..]).collect::<Vec<_>>(), ["own"]);
+        assert!(!volumes.numbers_of(&name, &label).exists());
+    }
+
+    #[test]
+    fn there_are_so_many_snapshots_with_those_of_checkpoints() {
+        let (_directory, volumes, _mounts, name) = used();
+        for number in 0..super::super::SNAPSHOTS_MAX {
+            let made = begin(&volumes, &name, &format!("s{number}"));
+            made.copy(&|_| 0).unwrap();
+            made.keep(|| Ok(())).unwrap();
+        }
+        let more = volumes.begin_snapshots(std::slice::from_ref(&name), &name, Purpose::Checkpoint);
+        assert!(matches!(more, Err(VolumeError::TooMany(_))), "{more:?}");
+    }
+}

@@ -296,3 +296,108 @@ fn exchange(one: &Path, other: &Path) -> Result<(), VolumeError> {
     let exchanged = renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE);
     exchanged.map_err(|error| failed("replace", other)(error.into()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::Purpose;
+    use super::super::tests::{config, store};
+    use super::*;
+    use thaw_sandbox::{VolumeMount, VolumeShare};
+
+    /// A store with volumes that this process uses, of each a snapshot `one` with other files.
+    fn used() -> (tempfile::TempDir, VolumeStore, Vec<VolumeMount>, Vec<VolumeSnapshot>) {
+        let (directory, volumes) = store();
+        let (mut mounts, mut snapshots) = (Vec::new(), Vec::new());
+        for volume in ["data", "more"] {
+            let one = config("one", volume);
+            volumes.of_new_function(&one).unwrap();
+            let share = VolumeShare::default();
+            mounts.extend(volumes.of_function(&one.name, &one.volumes, &share).unwrap());
+            let [volume, label] = [volume, "one"].map(|name| Name::new(name).unwrap());
+            write(&volumes, &volume, "first");
+            let made =
+                volumes.begin_snapshots(std::slice::from_ref(&volume), &label, Purpose::Checkpoint);
+            let made = made.unwrap();
+            made.copy(&|_| 0).unwrap();
+            made.keep(|| Ok(())).unwrap();
+            write(&volumes, &volume, "second");
+            snapshots.push(VolumeSnapshot { volume, label });
+        }
+        (directory, volumes, mounts, snapshots)
+    }
+
+    fn write(volumes: &VolumeStore, name: &Name, text: &str) {
+        fs::write(volumes.directory(name).join("files/file"), text).unwrap();
+    }
+
+    fn read(volumes: &VolumeStore) -> [String; 2] {
+        ["data", "more"].map(|name| {
+            let file = volumes.directory(&Name::new(name).unwrap()).join("files/file");
+            fs::read_to_string(file).unwrap()
+        })
+    }
+
+    /// Names that are there only while something is put back.
+    fn left_over(volumes: &VolumeStore) -> Vec<String> {
+        let mut left = Vec::new();
+        for at in [volumes.all(), volumes.all().join("data"), volumes.all().join("more")] {
+            let names = fs::read_dir(at).unwrap().map(|entry| entry.unwrap().file_name());
+            let names = names.map(|name| name.into_string().unwrap());
+            left.extend(names.filter(|name| name.starts_with('.') || name.starts_with("inodes-")));
+        }
+        left
+    }
+
+    #[test]
+    fn what_is_not_kept_is_as_before() {
+        let (_directory, volumes, mounts, snapshots) = used();
+        drop(volumes.begin_put_back(&snapshots).unwrap());
+        let mut exchanged = volumes.begin_put_back(&snapshots).unwrap();
+        exchanged.exchange().unwrap();
+        assert_eq!(read(&volumes), ["first", "first"]);
+        drop(exchanged);
+        assert_eq!(
+            (read(&volumes), left_over(&volumes)),
+            (["second", "second"].map(str::to_owned), vec![])
+        );
+        // One of several that is missing.
+        let mut some = snapshots.clone();
+        some[1].label = Name::new("two").unwrap();
+        let missing = volumes.begin_put_back(&some).map(drop);
+        assert!(matches!(missing, Err(VolumeError::NoSnapshot { .. })), "{missing:?}");
+        assert!(left_over(&volumes).is_empty());
+        let used = mounts[0].volume.usage().unwrap();
+
+        let mut kept = volumes.begin_put_back(&snapshots).unwrap();
+        kept.exchange().unwrap();
+        kept.keep().unwrap();
+        assert_eq!(read(&volumes), ["first", "first"]);
+        // The numbers of the files that are there now.
+        let left = left_over(&volumes);
+        assert!(left.len() == 2 && left.iter().all(|name| name.starts_with("inodes-")), "{left:?}");
+        assert_eq!(mounts[0].volume.usage().unwrap(), used);
+        // With the numbers of other files nothing is shown when they are restored without memory.
+        drop(mounts);
+        volumes.restore(&snapshots[0].volume, &snapshots[0].label).unwrap();
+        assert_eq!(left_over(&volumes).len(), 1);
+    }
+
+    #[test]
+    fn whoever_comes_next_undoes_what_was_not_finished() {
+        let (_directory, volumes, _mounts, snapshots) = used();
+        let mut killed = volumes.begin_put_back(&snapshots).unwrap();
+        killed.exchange().unwrap();
+        // One who goes on is left alone.
+        volumes.undo_unfinished().unwrap();
+        assert_eq!(read(&volumes), ["first", "first"]);
+        // Only one of them was exchanged when it was killed, and its locks have ended with it.
+        exchange(&killed.parts[1].new, &killed.parts[1].files).unwrap();
+        drop(killed.journal.take());
+        std::mem::forget(killed);
+        volumes.undo_unfinished().unwrap();
+        assert_eq!(
+            (read(&volumes), left_over(&volumes)),
+            (["second", "second"].map(str::to_owned), vec![])
+        );
+    }
+}

@@ -30,6 +30,9 @@ pub struct Snapshot {
     pub label: String,
     /// When it was made, milliseconds since the epoch.
     pub created_ms: u64,
+    /// The checkpoint that it belongs to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<String>,
 }
 
 impl VolumeStore {
@@ -62,7 +65,7 @@ impl VolumeStore {
             let label = entry.file_name().into_string().ok()?;
             let made = entry.metadata().ok()?.modified().ok()?;
             let created_ms = made.duration_since(UNIX_EPOCH).ok()?.as_millis() as u64;
-            (!label.starts_with('.')).then_some(Snapshot { label, created_ms })
+            (!label.starts_with('.')).then_some(Snapshot { label, created_ms, checkpoint: None })
         };
         let mut found: Vec<_> = entries.filter_map(|entry| snapshot(entry.ok()?)).collect();
         found.sort_by(|a, b| a.label.cmp(&b.label));
