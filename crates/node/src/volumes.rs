@@ -518,6 +518,11 @@ impl VolumeStore {
         self.mount(name, &self.read_note(name)?, access, &VolumeShare::whole())
     }
 
+    /// Whether this process uses a volume.
+    pub(crate) fn is_open(&self, name: &Name) -> bool {
+        self.opened(name).is_some()
+    }
+
     /// A volume that this process uses.
     fn opened(&self, name: &Name) -> Option<Arc<Volume>> {
         let open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);

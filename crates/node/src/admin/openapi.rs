@@ -139,7 +139,7 @@ const OPERATIONS: &[Operation] = &[
     operation("get", "/checkpoints", "Checkpoints in the store", &[], Nothing, Json(of::<Vec<CheckpointInfo>>)),
     operation("delete", "/checkpoints/{name}", "Removes one", &[], Nothing, Nothing),
     operation("post", "/checkpoints/{name}/restore", "Makes instances of one; the body is the key of one that is encrypted. With `volumes=true` the files of its volumes are put back", &["copies", "volumes"], Bytes(OCTETS), Json(of::<Restored>)),
-    operation("post", "/volumes/{name}/snapshots", "Makes a snapshot of a volume that functions of this daemon use, which rest meanwhile", &["!label"], Nothing, Json(of::<SnapshotMade>)),
+    operation("post", "/volumes/{name}/snapshots", "Makes a snapshot of a volume, whose users rest meanwhile", &["!label"], Nothing, Json(of::<SnapshotMade>)),
     operation("get", "/df", "What is stored and shared", &[], Nothing, Json(of::<UsageReport>)),
     operation("get", "/tenants", "What tenants use and may use", &[], Nothing, Json(of::<Vec<TenantReport>>)),
     operation("get", "/images", "Images in the store", &[], Nothing, Json(of::<Vec<ImageSummary>>)),

@@ -10,7 +10,7 @@ use super::types::{
 };
 use crate::clock::wall_ms;
 use crate::logs::{Follower, Line};
-use crate::service::{InstanceInfo, Service, SnapshotRefused, VolumeFiles};
+use crate::service::{InstanceInfo, Service, VolumeFiles};
 use crate::tenants::{TenantName, TenantReport};
 use crate::usage::{UsageReport, measure_memory};
 use crate::volumes::VolumeStore;
@@ -514,9 +514,6 @@ async fn snapshot_volume(
     };
     match admin.shared.snapshot_volume(volume, label).await {
         Ok(copied) => Json(SnapshotMade::from(copied)).into_response(),
-        Err(error @ SnapshotRefused::Unused(_)) => {
-            problem(StatusCode::NOT_FOUND, "unused_volume", error)
-        }
         Err(error) => problem(StatusCode::CONFLICT, "no_snapshot", error),
     }
 }

@@ -80,6 +80,11 @@ impl VolumesAtRest {
         }
     }
 
+    /// Leaves nothing of what is not kept by now. May block for as long as copying or keeping takes.
+    pub(crate) fn discard(&self) {
+        *self.stage() = Stage::Over;
+    }
+
     /// Makes the copies durable, and keeps them if `store` succeeds, which has somebody refer to them;
     /// with what was copied of the first volume.
     ///

@@ -136,9 +136,9 @@ impl Service {
             VolumeFiles::Go => Some(self.begin_volumes(id).await?),
         };
         let written = self.write_checkpoint(id, name, key, volumes.clone()).await;
-        if written.is_err() {
-            // Nothing is left of the copies before somebody hears of it.
-            let _ = spawn_blocking(move || drop(volumes)).await;
+        if let (Err(_), Some(volumes)) = (&written, volumes) {
+            // Nothing is left of the copies when somebody hears of it.
+            let _ = spawn_blocking(move || volumes.discard()).await;
         }
         written
     }

@@ -30,7 +30,7 @@ mod volumes;
 pub use copies::{CheckpointOf, CheckpointTaken, Forked, Restored};
 pub use place::Placement;
 pub(crate) use place::{Found, PlaceError, Reuse};
-pub use volumes::{SnapshotRefused, VolumeFiles};
+pub use volumes::VolumeFiles;
 
 use crate::admission::OUTPUT_SHARE;
 use crate::asleep::Asleep;

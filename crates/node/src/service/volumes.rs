@@ -28,23 +28,6 @@ pub enum VolumeFiles {
     Go,
 }
 
-/// Why a volume has no snapshot.
-#[derive(Debug, thiserror::Error)]
-pub enum SnapshotRefused {
-    /// This daemon does not use it: it can be copied without one.
-    #[error("{0}")]
-    Unused(VolumeError),
-    /// Anything else: one sentence for the operator.
-    #[error("{0}")]
-    Refused(String),
-}
-
-impl From<String> for SnapshotRefused {
-    fn from(why: String) -> Self {
-        Self::Refused(why)
-    }
-}
-
 /// An instance that has volumes.
 struct User {
     id: u64,
@@ -129,7 +112,7 @@ impl NodeState {
         label: Name,
         purpose: Purpose,
         but: Option<u64>,
-    ) -> Result<VolumesAtRest, SnapshotRefused> {
+    ) -> Result<VolumesAtRest, String> {
         let store = self.volumes()?;
         let listed: Vec<_> = names
             .iter()
@@ -137,16 +120,14 @@ impl NodeState {
             .collect();
         let wanted = names.clone();
         let begun = spawn_blocking(move || store.begin_snapshots(&wanted, &label, purpose)).await;
-        let begun = begun.map_err(|error| error.to_string())?.map_err(|error| match error {
-            unused @ VolumeError::Missing(_) => SnapshotRefused::Unused(unused),
-            error => SnapshotRefused::Refused(error.to_string()),
-        })?;
+        let begun = begun.map_err(|error| error.to_string())?;
+        let begun = begun.map_err(|error| error.to_string())?;
         match self.hold_users(&names, &begun.volumes(), but).await {
             Ok(held) => Ok(VolumesAtRest::new(begun, listed, held)),
             Err(why) => {
                 // What is left of it is gone before somebody hears of it.
                 let _ = spawn_blocking(move || drop(begun)).await;
-                Err(why.into())
+                Err(why)
             }
         }
     }
@@ -156,21 +137,27 @@ impl NodeState {
         Ok(secrets.volumes())
     }
 
-    /// Makes a snapshot of a volume that this daemon uses, while its users rest.
+    /// Makes a snapshot of a volume, while its users rest.
     ///
     /// # Errors
-    /// Nobody uses it, somebody does not rest, or the host refuses; there is no snapshot then.
-    pub async fn snapshot_volume(
-        &self,
-        name: Name,
-        label: Name,
-    ) -> Result<Copied, SnapshotRefused> {
-        let made = self.snapshots_at_rest(vec![name], label, Purpose::Operator, None).await?;
-        let copied = spawn_blocking(move || {
-            made.copy(&|_| 0)?;
-            made.keep(|| Ok(())).map(|((), copied)| copied)
-        });
-        Ok(copied.await.map_err(|error| error.to_string())??)
+    /// Somebody does not rest, or the host refuses: one sentence for the operator. There is no
+    /// snapshot then.
+    pub async fn snapshot_volume(&self, name: Name, label: Name) -> Result<Copied, String> {
+        let store = self.volumes()?;
+        let copied = match store.is_open(&name) {
+            true => {
+                let purpose = Purpose::Operator;
+                let made = self.snapshots_at_rest(vec![name], label, purpose, None).await?;
+                spawn_blocking(move || {
+                    made.copy(&|_| 0)?;
+                    made.keep(|| Ok(())).map(|((), copied)| copied)
+                })
+            }
+            false => spawn_blocking(move || {
+                store.snapshot(&name, &label).map_err(|error| error.to_string())
+            }),
+        };
+        copied.await.map_err(|error| error.to_string())?
     }
 }
 
@@ -200,7 +187,7 @@ impl Service {
         let label = Name::new(&format!("checkpoint-{}", now.as_millis()));
         let label = label.map_err(|error| error.to_string())?;
         let begun = self.shared.snapshots_at_rest(names, label, Purpose::Checkpoint, Some(id));
-        begun.await.map(Arc::new).map_err(|error| error.to_string())
+        begun.await.map(Arc::new)
     }
 
     /// Waits until an instance is written whose volumes are copied when it rests. If it does not rest

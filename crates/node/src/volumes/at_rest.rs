@@ -5,7 +5,7 @@
 //! the disk, and its name, nobody waits for. A snapshot that belongs to a checkpoint has the inode
 //! numbers of its files beside it (`numbers/LABEL`), which also tells it from an operator's.
 
-use super::snapshots::{UNDER_WAY, clear, private, publish, remove_tree, settle};
+use super::snapshots::{UNDER_WAY, clear, clear_leftovers, private, publish, remove_tree, settle};
 use super::{VolumeError, VolumeStore, failed, open_own};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -20,8 +20,9 @@ use std::time::{Duration, Instant};
 use thaw_sandbox::{ClosedVolume, Copied, FileNumbers, Volume, settle_copy};
 use thaw_store::{CheckpointRecord, Name, Store};
 
-/// How long the files of all volumes may take to be copied while their users rest.
-pub const COPY_PATIENCE: Duration = Duration::from_secs(20);
+/// How long the files of all volumes may take to be copied while their users rest. Requests of others wait
+/// for as long, which fail after ten seconds.
+pub const COPY_PATIENCE: Duration = Duration::from_secs(8);
 /// How long sandboxes that have ended may take to give their files back.
 const GONE_PATIENCE: Duration = Duration::from_secs(2);
 /// How often it is looked for that.
@@ -167,14 +168,15 @@ impl VolumeStore {
         for name in self.names()? {
             let _acting = self.home.act()?;
             if let (Ok(_), Ok(_copying)) = (self.read_note(&name), self.copying(&name)) {
-                super::snapshots::clear_leftovers(&self.snapshots_of(&name))?;
-                self.sweep_volume(store, &name)?;
+                clear_leftovers(&self.snapshots_of(&name))?;
+                self.tidy_files(&name)?;
+                self.sweep_snapshots(store, &name)?;
             }
         }
         Ok(())
     }
 
-    fn sweep_volume(&self, store: &Store, name: &Name) -> Result<(), VolumeError> {
+    fn sweep_snapshots(&self, store: &Store, name: &Name) -> Result<(), VolumeError> {
         let numbers = self.directory(name).join("numbers");
         let Ok(entries) = fs::read_dir(&numbers) else { return Ok(()) };
         // Read after the volume was locked: a checkpoint that is stored now is among them.

@@ -71,8 +71,16 @@ impl VolumeStore {
         }
     }
 
+    /// Removes what was left of files that were exchanged, or were to be. The volume must be locked.
+    pub(super) fn tidy_files(&self, name: &Name) -> Result<(), VolumeError> {
+        let directory = self.directory(name);
+        clear(&directory.join(".files.new"))?;
+        // Another directory may get the number of one that is gone.
+        self.forget_numbers(name).map_err(failed("tidy up", &directory))
+    }
+
     /// Removes numbers of directories that are not the files of a volume.
-    pub(super) fn forget_numbers(&self, name: &Name) -> io::Result<()> {
+    fn forget_numbers(&self, name: &Name) -> io::Result<()> {
         let directory = self.directory(name);
         let current = fs::metadata(directory.join("files"))?.ino();
         for entry in fs::read_dir(&directory)?.flatten() {
@@ -111,7 +119,7 @@ impl VolumeStore {
         let snapshot = self.find(name, label)?;
         let directory = self.directory(name);
         let (files, new) = (directory.join("files"), directory.join(".files.new"));
-        clear(&new)?;
+        self.tidy_files(name)?;
         let copied = private(false).create(&new).and_then(|()| {
             let (from, to) = (File::open(&snapshot)?, File::open(&new)?);
             let (_, pairs) = copy_snapshot(from.as_fd(), to.as_fd(), note.size.bytes())?;
@@ -162,8 +170,7 @@ impl VolumeStore {
                 exchange(&new, &files)?;
                 settle(&directory)?;
             }
-            clear(&new)?;
-            self.forget_numbers(&volume).map_err(failed("tidy up", &directory))?;
+            self.tidy_files(&volume)?;
         }
         fs::remove_file(&path).map_err(failed("remove", &path))
     }
@@ -258,8 +265,7 @@ impl Drop for PutBack {
         self.undo();
         for part in self.parts.iter().filter(|part| !part.is_exchanged) {
             // The next one removes what is left.
-            let _ = remove_tree(&part.new);
-            let _ = self.store.forget_numbers(&part.name);
+            let _ = self.store.tidy_files(&part.name);
         }
     }
 }

@@ -139,7 +139,7 @@ impl VolumeStore {
         }
         let directory = self.directory(name);
         let (files, new) = (directory.join("files"), directory.join(".files.new"));
-        clear(&new)?;
+        self.tidy_files(name)?;
         private(false).create(&new).map_err(failed("make", &new))?;
         let copied = copy(&snapshot, &new, note.size)?;
         // At every moment there is the one or the other.
@@ -147,7 +147,7 @@ impl VolumeStore {
             .map_err(|error| failed("replace", &files)(error.into()))?;
         settle(&directory)?;
         // Programs find other files than they knew.
-        if let Err(error) = remove_tree(&new).and_then(|()| self.forget_numbers(name)) {
+        if let Err(error) = self.tidy_files(name) {
             // The next one removes it.
             tracing::warn!("what was in volume `{name}` before is there still: {error}");
         }

@@ -133,11 +133,7 @@ impl Rest {
             Self::Copy(reply, _) => drop(reply.send(Err(reason))),
             Self::Hold(hold) => drop(hold.reply.send(Err(reason))),
             Self::Held => {}
-            Self::Checkpoint(new, reply, ..) => {
-                // Copies of volumes are gone before somebody hears of it.
-                drop(new);
-                drop(reply.send(Err(reason)));
-            }
+            Self::Checkpoint(_, reply, ..) => drop(reply.send(Err(reason))),
         }
     }
 }
