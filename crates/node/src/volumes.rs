@@ -579,11 +579,19 @@ fn open_own(path: &Path) -> io::Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::{MetadataExt, chown};
 
     pub(super) fn store() -> (tempfile::TempDir, VolumeStore) {
         let directory = tempfile::tempdir().unwrap();
         let home = Home::at(directory.path().join("home")).unwrap();
         (directory, VolumeStore::of(home))
+    }
+
+    /// Writes a file of the volume's owner.
+    pub(super) fn write(path: PathBuf, content: &str) -> io::Result<()> {
+        fs::write(&path, content)?;
+        let owner = fs::metadata(path.parent().expect("a directory"))?;
+        chown(path, Some(owner.uid()), Some(owner.gid()))
     }
 
     pub(super) fn config(name: &str, volume: &str) -> FunctionConfig {

@@ -333,7 +333,7 @@ mod tests {
     }
 
     fn write(volumes: &VolumeStore, name: &Name, text: &str) {
-        fs::write(volumes.directory(name).join("files/file"), text).unwrap();
+        super::super::tests::write(volumes.directory(name).join("files/file"), text).unwrap();
     }
 
     fn read(volumes: &VolumeStore) -> [String; 2] {

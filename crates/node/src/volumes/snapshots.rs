@@ -272,7 +272,7 @@ pub(super) fn settle(directory: &Path) -> Result<(), VolumeError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{config, store};
+    use super::super::tests::{config, store, write};
     use super::*;
     use std::fs::OpenOptions;
     use std::os::unix::fs::{MetadataExt, chown};
@@ -280,13 +280,6 @@ mod tests {
 
     fn names() -> (Name, impl Fn(&str) -> Name) {
         (Name::new("data").unwrap(), |label| Name::new(label).unwrap())
-    }
-
-    /// Writes a file of the volume's owner.
-    fn write(path: PathBuf, content: &str) -> io::Result<()> {
-        fs::write(&path, content)?;
-        let owner = fs::metadata(path.parent().expect("a directory"))?;
-        chown(path, Some(owner.uid()), Some(owner.gid()))
     }
 
     #[test]
