@@ -97,7 +97,7 @@ fn a_database_and_its_program_are_put_back_together() {
         db = sqlite3.connect('/data/app.db', check_same_thread=False, isolation_level=None)\n\
         db.execute('PRAGMA journal_mode = WAL'); db.execute('PRAGMA mmap_size = 1000000')\n\
         db.execute('CREATE TABLE t (n INTEGER)')\n\
-        for n in range(100): db.execute('INSERT INTO t VALUES (?)', (n,))\n\
+        db.execute('BEGIN'); db.executemany('INSERT INTO t VALUES (?)', [(n,) for n in range(100)]); db.execute('COMMIT')\n\
         number = os.stat('/data/app.db').st_ino\n\
         note = open('/data/note', 'w+b', 0); note.write(b'before')\n\
         shared = mmap.mmap(note.fileno(), 6)\n\
@@ -107,7 +107,7 @@ fn a_database_and_its_program_are_put_back_together() {
     assert_eq!(taken["volumes"][0]["volume"], "data", "{taken}");
     // The original goes on.
     let more = "db.execute('COMMIT')\n\
-        for n in range(1000, 1500): db.execute('INSERT INTO t VALUES (?)', (n,))\n\
+        db.execute('BEGIN'); db.executemany('INSERT INTO t VALUES (?)', [(n,) for n in range(1000, 1500)]); db.execute('COMMIT')\n\
         shared[:] = b'after.'; open('/data/other', 'w').write('x')\n\
         result = db.execute('SELECT count(*) FROM t').fetchone()[0]";
     assert_eq!(ask(&daemon, "shop", more), 601);
