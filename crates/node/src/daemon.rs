@@ -28,6 +28,7 @@ use crate::tenants::{CARRIED_FILE, read_periods, watch_cpu_time, write_down};
 use crate::tls_listeners::{TlsListeners, watch_files};
 use crate::traces::TraceSettings;
 use crate::triggers::Triggers;
+use crate::volumes::VolumeStore;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::collections::{BTreeMap, HashMap};
 use std::future::{Future, poll_fn};
@@ -334,6 +335,11 @@ pub async fn serve(
     warn_of_uncounted_cpu_time(&shared, &pool);
     let logs = Arc::new(Logs::start(&home.logs()?, options.logs)?);
     let catalog = Catalog::new(store, logs.clone(), pool, shared.clone(), options.working_set);
+    let (first, volumes) = (catalog.clone(), VolumeStore::of(home.clone()));
+    let swept = tokio::task::spawn_blocking(move || volumes.sweep(first.store())).await;
+    if let Err(error) = swept.map_err(io::Error::other)? {
+        tracing::warn!("what was left of snapshots of volumes is there still: {error}");
+    }
     let first = catalog.clone();
     tokio::task::spawn_blocking(move || first.reload()).await.map_err(io::Error::other)??;
     let periods = home.root().join(CARRIED_FILE);

@@ -7,15 +7,23 @@
 //! $THAW_HOME/volumes/NAME/users         locked, shared, by every process that uses it
 //! $THAW_HOME/volumes/NAME/copying       locked while a snapshot is made or put back
 //! $THAW_HOME/volumes/NAME/snapshots/    copies of its files, by label
+//! $THAW_HOME/volumes/NAME/numbers/      inode numbers of files in snapshots of checkpoints, by label
+//! $THAW_HOME/volumes/NAME/inodes-INODE  those that files are shown under which were put back
+//! $THAW_HOME/volumes/.put-back          volumes whose files are being put back
 //! ```
 //!
 //! The operator says which functions may use a volume: the author of a function can only name it.
 
+mod at_rest;
 mod host;
+mod put_back;
 mod quota;
 mod snapshots;
 
+pub use at_rest::VolumeSnapshot;
+pub(crate) use at_rest::{Purpose, SnapshotsAtRest};
 pub(crate) use host::host_directories;
+pub(crate) use put_back::PutBack;
 use snapshots::remove_tree;
 pub use snapshots::{SNAPSHOTS_MAX, Snapshot};
 
@@ -35,7 +43,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use thaw_sandbox::{BoundAccess, Volume, VolumeMount, VolumeShare};
-use thaw_store::Name;
+use thaw_store::{Name, StoreError};
 
 /// Most volumes of a state directory.
 pub const VOLUMES_OF_HOME_MAX: usize = 4096;
@@ -120,6 +128,40 @@ pub enum VolumeError {
     /// A snapshot of it is being made, or put back.
     #[error("a snapshot of volume `{0}` is being made or put back; try again when that is done")]
     Busy(Name),
+    /// Another process has it.
+    #[error(
+        "volume `{0}` is in use by another process of this host, `thaw build` or `thaw run -v`; try \
+         again when that has ended"
+    )]
+    UsedElsewhere(Name),
+    /// Sandboxes have files of it open that are not at rest.
+    #[error(
+        "files of volume `{0}` are open in sandboxes that are booted ahead, or are just ending; try \
+         again, or have their functions keep none ready"
+    )]
+    OthersOpen(Name),
+    /// It is a directory of the host, whose files are not put back.
+    #[error(
+        "volume `{0}` is a directory of the host, which is not put back and can be copied only while \
+         nobody uses it"
+    )]
+    HostFiles(Name),
+    /// A checkpoint has a snapshot.
+    #[error(
+        "checkpoint `{checkpoint}` needs snapshot `{label}` of volume `{name}`; `thaw checkpoints \
+         --remove {checkpoint}` removes both"
+    )]
+    Needed {
+        /// The volume.
+        name: Name,
+        /// The snapshot.
+        label: Name,
+        /// The checkpoint.
+        checkpoint: Name,
+    },
+    /// The store cannot be read.
+    #[error(transparent)]
+    Store(StoreError),
     /// A directory of the host cannot be a volume.
     #[error("{} cannot be a volume: {reason}", path.display())]
     Host {
@@ -348,6 +390,12 @@ impl VolumeStore {
             Err(VolumeError::Host { path, reason }) => (path, true, Some(reason)),
             Err(error) => return Err(error),
         };
+        let mut snapshots = self.snapshots(name)?;
+        for snapshot in &mut snapshots {
+            let label = Name::new(&snapshot.label).ok();
+            let needed_by = label.and_then(|label| self.needed_by(name, &label));
+            snapshot.checkpoint = needed_by.map(|checkpoint| checkpoint.to_string());
+        }
         Ok(VolumeInfo {
             name: name.to_string(),
             size: note.size.bytes(),
@@ -358,7 +406,7 @@ impl VolumeStore {
             path,
             is_host,
             problem,
-            snapshots: self.snapshots(name)?,
+            snapshots,
         })
     }
 
@@ -470,6 +518,17 @@ impl VolumeStore {
         self.mount(name, &self.read_note(name)?, access, &VolumeShare::whole())
     }
 
+    /// Whether this process uses a volume.
+    pub(crate) fn is_open(&self, name: &Name) -> bool {
+        self.opened(name).is_some()
+    }
+
+    /// A volume that this process uses.
+    fn opened(&self, name: &Name) -> Option<Arc<Volume>> {
+        let open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        open.as_ref()?.get(&self.directory(name)).and_then(Weak::upgrade)
+    }
+
     fn mount(
         &self,
         name: &Name,
@@ -484,6 +543,7 @@ impl VolumeStore {
             Some(volume) => volume,
             None => {
                 // Whoever copies its files may take long, and is not waited for.
+                self.undo_unfinished()?;
                 let files = self.files(name)?;
                 let copying = open_own(&directory.join("copying"));
                 let copying = copying.map_err(failed("open", &directory))?;
@@ -491,7 +551,8 @@ impl VolumeStore {
                     .map_err(|_| VolumeError::Busy(name.clone()))?;
                 let opened = open_own(&directory.join("usage")).and_then(|usage| {
                     let users = open_own(&directory.join("users"))?;
-                    Volume::open(&files, usage, users, note.size.bytes())
+                    let numbers = self.numbers(name, &files)?;
+                    Volume::open(&files, usage, users, note.size.bytes(), numbers)
                 });
                 let volume = Arc::new(opened.map_err(failed("open", &files))?);
                 open.retain(|_, volume| volume.strong_count() > 0);
@@ -518,11 +579,19 @@ fn open_own(path: &Path) -> io::Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::{MetadataExt, chown};
 
     pub(super) fn store() -> (tempfile::TempDir, VolumeStore) {
         let directory = tempfile::tempdir().unwrap();
         let home = Home::at(directory.path().join("home")).unwrap();
         (directory, VolumeStore::of(home))
+    }
+
+    /// Writes a file of the volume's owner.
+    pub(super) fn write(path: PathBuf, content: &str) -> io::Result<()> {
+        fs::write(&path, content)?;
+        let owner = fs::metadata(path.parent().expect("a directory"))?;
+        chown(path, Some(owner.uid()), Some(owner.gid()))
     }
 
     pub(super) fn config(name: &str, volume: &str) -> FunctionConfig {

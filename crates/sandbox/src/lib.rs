@@ -44,8 +44,9 @@ pub use boot::{
     Rootfs, Secrets, StartSpec, ThawOptions, TooManySecrets, connection,
 };
 pub use broker::{
-    BlobSource, BoundAccess, BoundDirectory, Copied, FetchAnswer, FileRights, FuseAccess,
-    HostDirectory, HostPolicy, Volume, VolumeMount, VolumeShare, copy_volume, volume_descriptors,
+    BlobSource, BoundAccess, BoundDirectory, ClosedVolume, Copied, FetchAnswer, FileNumbers,
+    FileRights, FuseAccess, HostDirectory, HostPolicy, Volume, VolumeMount, VolumeShare,
+    copy_snapshot, copy_volume, settle_copy, volume_descriptors,
 };
 pub use console::{Console, ConsoleOutput, ConsoleRate};
 pub use cores::{CoreError, CoreGroup, CoreScheduling};

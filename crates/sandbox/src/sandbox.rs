@@ -436,6 +436,11 @@ impl Sandbox {
         self.process.ring()
     }
 
+    /// How many files of a volume it has open.
+    pub fn open_files_of(&self, volume: &crate::Volume) -> usize {
+        self.broker.open_files_of(volume)
+    }
+
     /// The memory of its twin has been read, or is not wanted any more.
     pub fn end_twin(&mut self) -> io::Result<()> {
         self.send(message::message(MSG_TWIN_READ, &()), Vec::new())?;

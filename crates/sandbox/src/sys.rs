@@ -95,20 +95,6 @@ pub fn set_lock(file: BorrowedFd<'_>, kind: RecordLock, start: u64, len: u64) ->
     }
 }
 
-/// Takes a lease to read an open file, until it is closed: nobody else has it open to be written,
-/// or mapped so (fcntl(2), `F_SETLEASE`).
-///
-/// # Errors
-/// `EAGAIN` if somebody has. Others where the file system has no leases, or the file is another
-/// user's.
-pub fn take_read_lease(file: BorrowedFd<'_>) -> Result<(), Errno> {
-    // SAFETY: the call takes a number.
-    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_RDLCK) } {
-        0 => Ok(()),
-        _ => Err(errno()),
-    }
-}
-
 /// The lock that stands in the way of one, with its first byte and its bytes (0: all).
 ///
 /// # Errors

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use thaw_node::admin::CheckpointInfo;
 use thaw_node::home::Home;
+use thaw_node::volumes::VolumeStore;
 use thaw_store::{Name, Store};
 
 /// List the checkpoints in the store, or remove one.
@@ -28,9 +29,14 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
-    let store = Store::open(&Home::from_environment()?.store())?;
+    let home = Home::from_environment()?;
+    let store = Store::open(&home.store())?;
     if let Some(name) = &arguments.remove {
         store.remove_checkpoint(&Name::new(name)?)?;
+        let volumes = VolumeStore::of(home);
+        if let Err(error) = volumes.sweep(&store) {
+            eprintln!("thaw: {error}; `thaw gc` removes the files of its volumes");
+        }
         eprintln!("thaw: {NOT_ERASED}");
         return Ok(ExitCode::SUCCESS);
     }
@@ -43,8 +49,16 @@ pub fn run(arguments: &Arguments) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The volumes whose files a checkpoint has.
+fn volumes(checkpoint: &CheckpointInfo) -> String {
+    let names: Vec<_> =
+        checkpoint.volumes.iter().map(|snapshot| snapshot.volume.as_str()).collect();
+    if names.is_empty() { "-".to_owned() } else { names.join(" ") }
+}
+
 fn table(checkpoints: &[CheckpointInfo]) -> String {
-    let mut table = Table::new(&["NAME", "FUNCTION", "AGE", "OWN SIZE", "DIFFERS FROM", "KEY"]);
+    let mut table =
+        Table::new(&["NAME", "FUNCTION", "AGE", "OWN SIZE", "DIFFERS FROM", "KEY", "VOLUMES"]);
     for checkpoint in checkpoints {
         let made = UNIX_EPOCH + Duration::from_millis(checkpoint.created_ms);
         let age = SystemTime::now().duration_since(made).unwrap_or_default();
@@ -57,6 +71,7 @@ fn table(checkpoints: &[CheckpointInfo]) -> String {
             size(checkpoint.allocated),
             parent.unwrap_or_else(|| "-".to_owned()),
             checkpoint.key.clone().unwrap_or_else(|| "-".to_owned()),
+            volumes(checkpoint),
         ]);
     }
     table.text()

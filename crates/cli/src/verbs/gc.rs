@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use thaw_node::asleep::images_of_sleepers;
 use thaw_node::home::Home;
 use thaw_node::kernels_of_partial;
+use thaw_node::volumes::VolumeStore;
 
 use thaw_store::{GcReport, Kept, Removal, Store, VERSIONS_KEPT};
 
@@ -38,6 +39,10 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let kernels = || kernels_of_partial(&home.partial());
     let kept = Kept { images: &asleep, kernels: &kernels, versions: arguments.keep };
     let report = store.gc_keeping(removal, &kept).map_err(Failure::failed)?;
+    if !arguments.dry_run {
+        // Snapshots of checkpoints that are gone.
+        VolumeStore::of(home).sweep(&store).map_err(Failure::failed)?;
+    }
     if arguments.json {
         output::print_json(&json!({
             "dry_run": arguments.dry_run,

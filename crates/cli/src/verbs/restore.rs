@@ -14,11 +14,15 @@ use thaw_node::service::Restored;
 /// it runs, and what its instances have in memory does not get to disk unencrypted. Each has random
 /// numbers, limits and logs of its own, and its connections are reset. They serve
 /// requests of their function like its other instances.
+///
+/// With --volumes the files of its volumes are put back that the checkpoint has: nobody may use these
+/// volumes then. Other instances find these files from then on.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     thaw checkpoints\n  \
     thaw restore before-upgrade\n  \
     thaw restore before-upgrade -n 10 --json\n  \
+    thaw restart shop && thaw restore with-files --volumes\n  \
     thaw restore secret --key-file key")]
 pub struct Arguments {
     /// Name of the checkpoint.
@@ -26,6 +30,9 @@ pub struct Arguments {
     /// How many instances.
     #[arg(short = 'n', long = "copies", value_name = "N", default_value = "1")]
     copies: NonZeroU32,
+    /// Put the files of its volumes back, too.
+    #[arg(long)]
+    volumes: bool,
     #[command(flatten)]
     key: KeyFile,
     #[command(flatten)]
@@ -34,7 +41,10 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> Outcome {
     let (name, copies) = (output::escape(&arguments.name), arguments.copies);
-    let path = format!("/checkpoints/{name}/restore?copies={copies}");
+    let mut path = format!("/checkpoints/{name}/restore?copies={copies}");
+    if arguments.volumes {
+        path += "&volumes=true";
+    }
     arguments.telling.post_with(&path, &arguments.key, |done: &Restored| {
         format!(
             "restored {} as instance {} of {} within {:.1} ms",

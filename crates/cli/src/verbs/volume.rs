@@ -1,14 +1,16 @@
 //! `thaw volume`: directories that functions write to.
 
+use crate::client::{Daemon, DaemonArguments};
 use crate::failure::{Failure, Outcome};
 use crate::output::{self, Table};
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
+use thaw_node::admin::SnapshotMade;
 use thaw_node::config::{ByteSize, DomainName, FunctionName};
 use thaw_node::home::Home;
-use thaw_node::volumes::{VolumeInfo, VolumeStore};
+use thaw_node::volumes::{VolumeError, VolumeInfo, VolumeStore};
 use thaw_sandbox::Copied;
 use thaw_store::Name;
 
@@ -69,7 +71,7 @@ enum Action {
         /// The volume.
         name: Name,
     },
-    /// Make a snapshot of a volume that nobody uses: stop the daemon, or remove the functions.
+    /// Make a snapshot of a volume: all instances that use it rest meanwhile.
     Snapshot {
         /// The volume.
         name: Name,
@@ -78,6 +80,8 @@ enum Action {
         /// Remove the snapshot of this label instead.
         #[arg(long, requires = "label")]
         remove: bool,
+        #[command(flatten)]
+        daemon: DaemonArguments,
     },
     /// Put a snapshot in the place of all files of a volume that nobody uses.
     Restore {
@@ -117,12 +121,12 @@ pub fn run(arguments: &Arguments) -> Outcome {
         Action::Show { name } => {
             output::print_json(&volumes.show(name).map_err(Failure::failed)?)?;
         }
-        Action::Snapshot { name, label: Some(label), remove: true } => {
+        Action::Snapshot { name, label: Some(label), remove: true, .. } => {
             volumes.remove_snapshot(name, label).map_err(Failure::failed)?;
         }
-        Action::Snapshot { name, label, .. } => {
+        Action::Snapshot { name, label, daemon, .. } => {
             let label = label.clone().map_or_else(time_as_label, Ok)?;
-            let copied = volumes.snapshot(name, &label).map_err(Failure::failed)?;
+            let copied = snapshot(&volumes, name, &label, daemon)?;
             output::print(&format!("{label}: {}\n", described(copied)))?;
         }
         Action::Restore { name, label } => {
@@ -132,6 +136,25 @@ pub fn run(arguments: &Arguments) -> Outcome {
         Action::Remove { name } => volumes.remove(name).map_err(Failure::failed)?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Makes a snapshot; of a volume that the daemon uses, it does that itself.
+fn snapshot(
+    volumes: &VolumeStore,
+    name: &Name,
+    label: &Name,
+    daemon: &DaemonArguments,
+) -> Result<Copied, Failure> {
+    let in_use = match volumes.snapshot(name, label) {
+        Err(error @ VolumeError::InUse(_)) => error,
+        made => return made.map_err(Failure::failed),
+    };
+    // Without a daemon, somebody else uses it.
+    let Ok(daemon) = Daemon::find(daemon) else { return Err(Failure::failed(in_use)) };
+    let (name, label) = (output::escape(name.as_str()), output::escape(label.as_str()));
+    let made: SnapshotMade = daemon.post(&format!("/volumes/{name}/snapshots?label={label}"))?;
+    let SnapshotMade { files, shared } = made;
+    Ok(Copied { files, shared })
 }
 
 fn time_as_label() -> Result<Name, Failure> {

@@ -76,7 +76,7 @@ pub use listen::{LocalListener, listen_at};
 pub use sandboxes::PORT_PROTOCOL;
 pub use types::{
     CheckpointInfo, FellAsleep, Frozen, FunctionDetail, FunctionInfo, Hibernated, ImageSummary,
-    Problem, Woken, summarize_images,
+    Problem, SnapshotMade, Woken, summarize_images,
 };
 
 use crate::catalog::Catalog;

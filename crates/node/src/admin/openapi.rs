@@ -5,7 +5,7 @@
 
 use super::types::{
     CheckpointInfo, FellAsleep, Frozen, FunctionDetail, FunctionInfo, Hibernated, ImageSummary,
-    Problem, Woken,
+    Problem, SnapshotMade, Woken,
 };
 use crate::catalog::Reload;
 use crate::deploy::Deployment;
@@ -104,7 +104,7 @@ const OPERATIONS: &[Operation] = &[
     operation("get", "/functions/{name}/schedules", "Its schedules", &[], Nothing, Json(of::<Vec<ScheduleInfo>>)),
     operation("get", "/instances", "Live instances, and those that are asleep", &[], Nothing, Json(of::<Vec<InstanceInfo>>)),
     operation("post", "/instances/{id}/fork", "Makes copies of a live instance", &["copies"], Nothing, Json(of::<Forked>)),
-    operation("post", "/instances/{id}/checkpoint", "Writes a live instance to the store, encrypted with the key in the body, if there is one", &["!name"], Bytes(OCTETS), Json(of::<CheckpointTaken>)),
+    operation("post", "/instances/{id}/checkpoint", "Writes a live instance to the store, encrypted with the key in the body, if there is one; with `volumes=true` the files of its volumes, too", &["!name", "volumes"], Bytes(OCTETS), Json(of::<CheckpointTaken>)),
     operation("post", "/instances/{id}/exec", "Starts a process; with `Upgrade: thaw-exec` the connection carries its streams", &[], Json(of::<ExecRequest>), Upgrade(of::<ExecInfo>)),
     operation("get", "/instances/{id}/execs", "Processes that were started so", &[], Nothing, Json(of::<Vec<ExecInfo>>)),
     operation("get", "/instances/{id}/execs/{exec}", "One of them", &[], Nothing, Json(of::<ExecInfo>)),
@@ -138,7 +138,8 @@ const OPERATIONS: &[Operation] = &[
     operation("post", "/sandboxes/{name}/timeout", "Changes when its time has come", &["seconds"], Nothing, Json(of::<SandboxInfo>)),
     operation("get", "/checkpoints", "Checkpoints in the store", &[], Nothing, Json(of::<Vec<CheckpointInfo>>)),
     operation("delete", "/checkpoints/{name}", "Removes one", &[], Nothing, Nothing),
-    operation("post", "/checkpoints/{name}/restore", "Makes instances of one; the body is the key of one that is encrypted", &["copies"], Bytes(OCTETS), Json(of::<Restored>)),
+    operation("post", "/checkpoints/{name}/restore", "Makes instances of one; the body is the key of one that is encrypted. With `volumes=true` the files of its volumes are put back", &["copies", "volumes"], Bytes(OCTETS), Json(of::<Restored>)),
+    operation("post", "/volumes/{name}/snapshots", "Makes a snapshot of a volume, whose users rest meanwhile", &["!label"], Nothing, Json(of::<SnapshotMade>)),
     operation("get", "/df", "What is stored and shared", &[], Nothing, Json(of::<UsageReport>)),
     operation("get", "/tenants", "What tenants use and may use", &[], Nothing, Json(of::<Vec<TenantReport>>)),
     operation("get", "/images", "Images in the store", &[], Nothing, Json(of::<Vec<ImageSummary>>)),

@@ -5,12 +5,12 @@ use super::access::{Denied, RemoteAccess, check_origin};
 use super::invoke::invoke;
 use super::owner_key::owner_key;
 use super::types::{
-    CheckpointInfo, FellAsleep, Frozen, FunctionDetail, FunctionInfo, Hibernated, Problem, Woken,
-    summarize_images,
+    CheckpointInfo, FellAsleep, Frozen, FunctionDetail, FunctionInfo, Hibernated, Problem,
+    SnapshotMade, Woken, summarize_images,
 };
 use crate::clock::wall_ms;
 use crate::logs::{Follower, Line};
-use crate::service::{InstanceInfo, Service};
+use crate::service::{InstanceInfo, Service, VolumeFiles};
 use crate::tenants::{TenantName, TenantReport};
 use crate::usage::{MemoryByState, UsageReport, measure_memory};
 use crate::volumes::VolumeStore;
@@ -51,6 +51,7 @@ pub(super) fn router(admin: Admin, access: Option<Arc<RemoteAccess>>) -> Router 
         .route("/checkpoints", get(checkpoints))
         .route("/checkpoints/{name}", delete(remove_checkpoint))
         .route("/checkpoints/{name}/restore", post(restore))
+        .route("/volumes/{name}/snapshots", post(snapshot_volume))
         .route("/df", get(usage))
         .route("/tenants", get(tenants))
         .route("/images", get(images))
@@ -384,6 +385,16 @@ async fn fork(
 #[derive(Deserialize)]
 struct CheckpointQuery {
     name: String,
+    #[serde(default)]
+    volumes: bool,
+}
+
+#[derive(Deserialize)]
+struct RestoreQuery {
+    #[serde(default = "one")]
+    copies: NonZeroU32,
+    #[serde(default)]
+    volumes: bool,
 }
 
 async fn checkpoint(
@@ -404,8 +415,14 @@ async fn checkpoint(
     if let Err(refused) = awake(&service, id).await {
         return refused;
     }
-    match service.checkpoint(id, name, key).await {
-        Ok(taken) => Json(taken).into_response(),
+    let files = if query.volumes { VolumeFiles::Go } else { VolumeFiles::Stay };
+    let wanted = name.clone();
+    match service.checkpoint(id, name, key, files).await {
+        Ok(taken) => {
+            // One of that name may have been replaced that had volumes.
+            tidy_volumes(&admin, &wanted).await;
+            Json(taken).into_response()
+        }
         Err(reason) => problem(StatusCode::CONFLICT, "no_checkpoint", reason),
     }
 }
@@ -422,7 +439,7 @@ async fn checkpoints(State(admin): State<Admin>) -> Response {
 async fn restore(
     State(admin): State<Admin>,
     Path(name): Path<String>,
-    Query(query): Query<ForkQuery>,
+    Query(query): Query<RestoreQuery>,
     body: Body,
 ) -> Response {
     let name = match Name::new(&name) {
@@ -433,11 +450,18 @@ async fn restore(
         Ok(key) => key,
         Err(reason) => return problem(StatusCode::BAD_REQUEST, "bad_key", reason),
     };
+    let snapshots = match query.volumes {
+        false => Vec::new(),
+        true => match admin.catalog.volumes_of_checkpoint(&name).await {
+            Ok(snapshots) => snapshots,
+            Err(error) => return problem(StatusCode::CONFLICT, "not_restored", error),
+        },
+    };
     let (service, launcher) = match admin.catalog.checkpoint(name, key).await {
         Ok(opened) => opened,
         Err(error) => return problem(StatusCode::CONFLICT, "not_restored", error),
     };
-    match service.restore(launcher, query.copies).await {
+    match service.restore(launcher, query.copies, &snapshots).await {
         Ok(restored) => Json(restored).into_response(),
         Err(reason) => problem(StatusCode::CONFLICT, "not_restored", reason),
     }
@@ -448,14 +472,50 @@ async fn remove_checkpoint(State(admin): State<Admin>, Path(name): Path<String>)
         Ok(name) => name,
         Err(error) => return problem(StatusCode::BAD_REQUEST, "bad_name", error),
     };
-    let store = admin.catalog.store().clone();
+    let (store, wanted) = (admin.catalog.store().clone(), name.clone());
     match tokio::task::spawn_blocking(move || store.remove_checkpoint(&name)).await {
-        Ok(Ok(())) => StatusCode::NO_CONTENT.into_response(),
+        Ok(Ok(())) => {
+            tidy_volumes(&admin, &wanted).await;
+            StatusCode::NO_CONTENT.into_response()
+        }
         Ok(Err(error)) if error.is_not_found() => {
             problem(StatusCode::NOT_FOUND, "unknown_checkpoint", error)
         }
         Ok(Err(error)) => problem(StatusCode::CONFLICT, "not_removed", error),
         Err(error) => problem(StatusCode::INTERNAL_SERVER_ERROR, "internal", error),
+    }
+}
+
+/// Removes the snapshots of volumes that belonged to a checkpoint which is not there any more.
+async fn tidy_volumes(admin: &Admin, of: &Name) {
+    let (volumes, store) = (VolumeStore::of(admin.home.clone()), admin.catalog.store().clone());
+    let swept = tokio::task::spawn_blocking(move || volumes.sweep(&store)).await;
+    if let Ok(Err(error)) = swept {
+        // `thaw gc` tries again.
+        tracing::warn!("snapshots of checkpoint `{of}` are there still: {error}");
+    }
+}
+
+#[derive(Deserialize)]
+struct SnapshotQuery {
+    label: String,
+}
+
+/// Makes a snapshot of a volume while its users rest.
+async fn snapshot_volume(
+    State(admin): State<Admin>,
+    Path(name): Path<String>,
+    Query(query): Query<SnapshotQuery>,
+) -> Response {
+    let (volume, label) = match (Name::new(&name), Name::new(&query.label)) {
+        (Ok(volume), Ok(label)) => (volume, label),
+        (Err(error), _) | (_, Err(error)) => {
+            return problem(StatusCode::BAD_REQUEST, "bad_name", error);
+        }
+    };
+    match admin.shared.snapshot_volume(volume, label).await {
+        Ok(copied) => Json(SnapshotMade::from(copied)).into_response(),
+        Err(error) => problem(StatusCode::CONFLICT, "no_snapshot", error),
     }
 }
 

@@ -7,8 +7,10 @@ use crate::function::BuiltFunction;
 use crate::instance::{FrozenInstance, HibernatedInstance, SleepingInstance, StandbyInfo};
 use crate::pulls::Fetching;
 use crate::service::{InstanceInfo, Service};
+use crate::volumes::VolumeSnapshot;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
+use thaw_sandbox::Copied;
 use thaw_store::{CheckpointRecord, ImageForm, ImageInfo, Store, StoreError};
 
 /// Boots that a [`FunctionDetail`] shows.
@@ -105,6 +107,24 @@ pub struct CheckpointInfo {
     /// The id of the key that it is encrypted with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
+    /// Snapshots of volumes that belong to it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub volumes: Vec<VolumeSnapshot>,
+}
+
+/// A snapshot of a volume that was made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct SnapshotMade {
+    /// Regular files.
+    pub files: u64,
+    /// Those of them that share their blocks with the original.
+    pub shared: u64,
+}
+
+impl From<Copied> for SnapshotMade {
+    fn from(Copied { files, shared }: Copied) -> Self {
+        Self { files, shared }
+    }
 }
 
 impl CheckpointInfo {
@@ -123,6 +143,7 @@ impl CheckpointInfo {
 
     fn of(store: &Store, images: &[ImageInfo], record: CheckpointRecord) -> Self {
         let function = record.config["function"].as_str().unwrap_or_default().to_owned();
+        let volumes = VolumeSnapshot::of_checkpoint(&record);
         // One that is damaged does not hide the others; restoring says what is wrong.
         let ancestors = store.image_ancestors(record.image).unwrap_or_default();
         let of_image = images.iter().find(|image| image.id == record.image);
@@ -135,6 +156,7 @@ impl CheckpointInfo {
             allocated: of_image.map_or(0, |image| image.allocated),
             created_ms: record.created_ms,
             key: record.config["key"].as_str().map(str::to_owned),
+            volumes,
         }
     }
 }

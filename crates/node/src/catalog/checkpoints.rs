@@ -13,6 +13,7 @@ use crate::seal::memory_file;
 use crate::seal::owner::{Head, OwnerKey};
 use crate::service::{CheckpointOf, Service};
 use crate::tenants::Tenant;
+use crate::volumes::VolumeSnapshot;
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
@@ -56,6 +57,27 @@ impl Catalog {
             opened
         });
         opened.await.map_err(|error| unusable(&name, error))?
+    }
+
+    /// The snapshots of volumes that belong to a checkpoint.
+    ///
+    /// # Errors
+    /// There is no such checkpoint, or it has none.
+    pub async fn volumes_of_checkpoint(
+        &self,
+        name: &Name,
+    ) -> Result<Vec<VolumeSnapshot>, LoadError> {
+        let (store, wanted) = (self.store.clone(), name.clone());
+        let record = spawn_blocking(move || store.get_checkpoint(&wanted)).await;
+        let record = record.map_err(|error| unusable(name, error))??;
+        match VolumeSnapshot::of_checkpoint(&record) {
+            none if none.is_empty() => Err(unusable(
+                name,
+                "it has no files of volumes; leave --volumes out, or take one with `thaw checkpoint \
+                 --volumes`",
+            )),
+            snapshots => Ok(snapshots),
+        }
     }
 
     fn find_checkpoint(&self, name: &Name) -> Result<Found, LoadError> {

@@ -11,7 +11,7 @@ use crate::sandboxes::files::{FileProblem, FileSession};
 use crate::sandboxes::ports::PortProblem;
 use crate::sandboxes::registry::SandboxProblem;
 use crate::sandboxes::{self, ExecRequest, ExecState, NewSandbox, Next, OnTimeout, Sandboxes};
-use crate::service::Service;
+use crate::service::{Service, VolumeFiles};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -219,7 +219,8 @@ impl Backend for NodeBackend {
             let busy = |reason: String| Problem::new(Kind::Busy, reason);
             service.reach(instance).await.map_err(busy)?;
             service.wake(Some(instance)).await.map_err(busy)?;
-            let taken = service.checkpoint(instance, store_name(name)?, None).await;
+            let taken =
+                service.checkpoint(instance, store_name(name)?, None, VolumeFiles::Stay).await;
             taken.map(drop).map_err(busy)
         })
     }

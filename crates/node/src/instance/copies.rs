@@ -104,7 +104,7 @@ impl ImageBoots {
         let build = freezer.kernel_build_id();
         let mut file = file;
         Ok(move || {
-            let Checkpoint { name, owner, config, key } = new;
+            let Checkpoint { name, owner, config, key, volumes } = new;
             if let (Some(key), Some(plain)) = (&key, &plain) {
                 let name = Checkpoint::sealed_name(&name, owner.as_ref());
                 seal::owner::seal(&key.key, &name, plain, file.file())
@@ -121,11 +121,18 @@ impl ImageBoots {
             let ancestors: Vec<_> = image.ancestors().iter().map(|of| ImageId(of.name)).collect();
             let kernel = store_kernel(&mut session, build).map_err(|error| error.to_string())?;
             file.needs(kernel);
-            let stored = session.commit_checkpoint_image(file, &ancestors).and_then(|id| {
-                let new = NewCheckpoint { name: name.clone(), owner, config, index, image: id };
-                session.put_checkpoint(new).map(|_| id)
-            });
-            let id = stored.map_err(|error| error.to_string())?;
+            let snapshots = volumes.as_ref().map(|volumes| volumes.snapshots());
+            let store = || {
+                let stored = session.commit_checkpoint_image(file, &ancestors).and_then(|id| {
+                    let new = NewCheckpoint { name: name.clone(), owner, config, index, image: id };
+                    session.put_checkpoint(new).map(|_| id)
+                });
+                stored.map_err(|error| error.to_string())
+            };
+            let id = match &volumes {
+                Some(volumes) => volumes.keep(store).map(|(id, _)| id),
+                None => store(),
+            }?;
             last.set(FreezeBase { image: Arc::new(image), name: *id.as_bytes() });
             Ok(Checkpointed {
                 name: name.to_string(),
@@ -134,6 +141,7 @@ impl ImageBoots {
                 stored: report.stored,
                 mappings: report.mappings,
                 key: key.map(|key| key.key.id()),
+                volumes: snapshots.unwrap_or_default(),
             })
         })
     }

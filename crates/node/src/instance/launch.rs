@@ -3,6 +3,7 @@
 
 use super::hibernation::HibernationTerms;
 use super::sandboxed::Decrypted;
+use super::volumes::VolumesAtRest;
 use crate::admission::Admitted;
 use crate::asleep::{AsleepImage, NewAsleep};
 use crate::boots::BootKind;
@@ -11,6 +12,7 @@ use crate::edge::Addresses;
 use crate::sandboxes::limits::Unchanged;
 use crate::seal::owner::{KeyId, OwnerKey};
 use crate::tenants::Lease;
+use crate::volumes::VolumeSnapshot;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -26,7 +28,7 @@ use std::time::SystemTime;
 use thaw_abi::control::EntryPoint;
 use thaw_sandbox::{
     Awake, BootTimes, EgressEvents, EgressPolicy, FreezeBase, GuestExit, LimitReached,
-    MemoryReader, Orphan, RemoteEvent, RemoteMessage, ResourceLimits, Twin,
+    MemoryReader, Orphan, RemoteEvent, RemoteMessage, ResourceLimits, Twin, Volume,
 };
 use thaw_store::{ImageId, IndexId, KernelId, Name};
 
@@ -483,6 +485,11 @@ pub trait Instance: Send {
         Err("this instance cannot be checkpointed".to_owned())
     }
 
+    /// How many files of a volume the instance has open.
+    fn open_files_of(&self, _volume: &Volume) -> usize {
+        0
+    }
+
     /// The memory of the instance's twin has been read, or is not wanted any more.
     fn end_twin(&mut self) {}
 
@@ -526,6 +533,8 @@ pub struct Checkpoint {
     pub config: serde_json::Value,
     /// It is to be encrypted.
     pub key: Option<CheckpointKey>,
+    /// The files of its volumes are copied with it: they are to be, while it rests.
+    pub volumes: Option<Arc<VolumesAtRest>>,
 }
 
 impl Checkpoint {
@@ -580,6 +589,9 @@ pub struct Checkpointed {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub key: Option<KeyId>,
+    /// Snapshots of its volumes that belong to it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub volumes: Vec<VolumeSnapshot>,
 }
 
 /// Hands connections to an instance.

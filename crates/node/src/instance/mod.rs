@@ -20,6 +20,7 @@ mod standby;
 mod state;
 mod supervisor;
 mod terms;
+mod volumes;
 
 pub(crate) use connections::{
     ConnectionNote, ConnectionTable, Delivery, Done, KeptConnections, LetGo,
@@ -40,4 +41,6 @@ pub use rewinding::RewindPolicy;
 pub use sandboxed::{Decrypted, SandboxLauncher, StandsOn};
 pub use standby::BootPolicy;
 pub use state::{Change, InstanceState};
-pub(crate) use supervisor::{Command, Copied, InstanceNote, Place, Supervisor};
+pub(crate) use supervisor::{Command, Copied, Held, Hold, InstanceNote, Place, Supervisor};
+pub(crate) use volumes::GiveUp;
+pub use volumes::VolumesAtRest;

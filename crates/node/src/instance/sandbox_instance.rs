@@ -28,7 +28,8 @@ use std::time::Duration;
 use thaw_abi::control::EntryPoint;
 use thaw_sandbox::{
     BootPlan, EgressPolicy, Event, Freezer, KeptForSuccessor, LimitReached, Lowered, MemoryReader,
-    NotChanged, Progress, RaisedMemory, RemoteMessage, ResourceLimits, Sandbox, Twin, connection,
+    NotChanged, Progress, RaisedMemory, RemoteMessage, ResourceLimits, Sandbox, Twin, Volume,
+    connection,
 };
 use thaw_store::ImageId;
 use tokio::io::unix::AsyncFd;
@@ -622,6 +623,10 @@ impl Instance for SandboxInstance {
             Ok(Box::new(boots.checkpoint(&freezer, rest, &last, new, memory, is_read)?)
                 as Finish<_>)
         }))
+    }
+
+    fn open_files_of(&self, volume: &Volume) -> usize {
+        self.sandbox().open_files_of(volume)
     }
 
     fn end_twin(&mut self) {

@@ -14,6 +14,8 @@ const NEW_THREAD: Check = has_bits(
 );
 /// `NS_GET_PARENT` (linux/nsfs.h).
 const NS_GET_PARENT: u64 = 0xb702;
+/// `FICLONE` (linux/fs.h).
+const FICLONE: u64 = 0x4004_9409;
 /// `PR_GET_AUXV` (linux/prctl.h).
 const PR_GET_AUXV: u64 = 0x4155_5856;
 /// `PR_SCHED_CORE` (linux/prctl.h).
@@ -126,9 +128,10 @@ static CALLS: &[Call] = &[
             &[is_request(libc::TCGETS)],
             &[is_request(libc::TIOCGWINSZ)],
             &[is(1, NS_GET_PARENT)],
+            &[is(1, FICLONE)],
         ],
         "what waits on a socket, whether something is a terminal (nothing that types there), \
-         which namespace a state helper joins",
+         which namespace a state helper joins; copies of volumes that share their blocks",
     ),
     // Waiting.
     call(libc::SYS_poll, &[], "waiting"),

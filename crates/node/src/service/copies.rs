@@ -1,14 +1,15 @@
 //! Copies of live instances.
 
 use super::held::use_egress;
-use super::{REST_PATIENCE, Service, Slot};
+use super::{REST_PATIENCE, Service, Slot, VolumeFiles};
 use crate::config::{FunctionConfig, FunctionName};
 use crate::instance::{
     Checkpoint, CheckpointKey, Checkpointed, Command, ConnectionTable, Copied, InstanceState,
-    LaunchError, Launched, Launcher, Place, Supervisor,
+    LaunchError, Launched, Launcher, Place, Supervisor, VolumesAtRest,
 };
 use crate::sandboxes::limits::OwnLimits;
 use crate::seal::owner::{KeyId, OwnerKey};
+use crate::volumes::VolumeSnapshot;
 use serde::{Deserialize, Serialize};
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use std::time::{Duration, Instant};
 use thaw_sandbox::EgressPolicy;
 use thaw_store::Name;
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::JoinSet;
+use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::{timeout, timeout_at};
 
 /// How long copies may take until all of them run.
@@ -79,6 +80,9 @@ pub struct CheckpointOf {
     /// The id of the key that it is encrypted with, to be shown. Its image itself decides.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<KeyId>,
+    /// Snapshots of its volumes that belong to it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub volumes: Vec<VolumeSnapshot>,
 }
 
 impl Service {
@@ -113,8 +117,8 @@ impl Service {
         })
     }
 
-    /// Writes a live instance to the store by a name, encrypted with a key if there is one. It goes
-    /// on meanwhile, but for a pause.
+    /// Writes a live instance to the store by a name, encrypted with a key if there is one, and the
+    /// files of its volumes if they are to go with it. It goes on meanwhile, but for a pause.
     ///
     /// # Errors
     /// One sentence for the operator; the store is as before.
@@ -123,14 +127,36 @@ impl Service {
         id: u64,
         name: Name,
         key: Option<OwnerKey>,
+        files: VolumeFiles,
     ) -> Result<CheckpointTaken, String> {
         self.check_serves_several("the copy of a connection leads nowhere")?;
+        drop(self.table_of_live(id)?);
+        let volumes = match files {
+            VolumeFiles::Stay => None,
+            VolumeFiles::Go => Some(self.begin_volumes(id).await?),
+        };
+        let written = self.write_checkpoint(id, name, key, volumes.clone()).await;
+        if let (Err(_), Some(volumes)) = (&written, volumes) {
+            // Nothing is left of the copies when somebody hears of it.
+            let _ = spawn_blocking(move || volumes.discard()).await;
+        }
+        written
+    }
+
+    async fn write_checkpoint(
+        &self,
+        id: u64,
+        name: Name,
+        key: Option<OwnerKey>,
+        volumes: Option<Arc<VolumesAtRest>>,
+    ) -> Result<CheckpointTaken, String> {
         let (reply, done) = oneshot::channel();
         let owner = self.tenant.name().domain().map(|domain| domain.name().clone());
         let config = CheckpointOf {
             function: self.name().clone(),
             config: self.config.without_secrets(),
             key: key.as_ref().map(OwnerKey::id),
+            volumes: volumes.as_ref().map(|volumes| volumes.snapshots()).unwrap_or_default(),
         };
         let config = serde_json::to_value(config).expect("plain data");
         let most = self.limits_of(id).memory;
@@ -138,17 +164,19 @@ impl Service {
             let memory = Arc::new(self.tenant.keep_memory(most)?);
             Ok::<_, String>(CheckpointKey { key: Arc::new(key), memory })
         };
-        let new = Checkpoint { name, owner, config, key: key.map(with_memory).transpose()? };
+        let key = key.map(with_memory).transpose()?;
+        let new = Checkpoint { name, owner, config, key, volumes: volumes.clone() };
         // As long as its twin is read it may have its memory twice.
         let room = self.tenant.room().try_enter(most);
         self.table_of_live(id)?.tell(Command::Checkpoint(new, reply, room));
-        let (checkpoint, pause) = self.rested(id, done).await?;
+        let (checkpoint, pause) = self.written_with(id, volumes, self.rested(id, done)).await?;
         let function = self.name().clone();
         let (pause_us, twin) = (as_us(pause.time), pause.had_twin);
         Ok(CheckpointTaken { function, instance: id, pause_us, twin, checkpoint })
     }
 
-    /// Boots instances that begin where another one was when it was checkpointed.
+    /// Boots instances that begin where another one was when it was checkpointed. Before that, these
+    /// snapshots are put back, if there are any.
     ///
     /// # Errors
     /// One sentence for the operator; there is none of them then.
@@ -156,12 +184,25 @@ impl Service {
         self: &Arc<Self>,
         launcher: Arc<dyn Launcher>,
         count: NonZeroU32,
+        snapshots: &[VolumeSnapshot],
     ) -> Result<Restored, String> {
         let began = Instant::now();
         self.check_serves_several("one that is restored has none")?;
         let places = self.places_for(count, self.config.limits.memory.bytes())?;
+        let put_back = self.put_back(snapshots).await?;
         let ids = self.boot_copies(&launcher, places, (None, None)).await;
-        let ids = ids.map_err(|error| error.to_string())?;
+        let ids = match ids {
+            Ok(ids) => ids,
+            Err(error) => {
+                // The files are as before when somebody hears of it.
+                let _ = spawn_blocking(move || drop(put_back)).await;
+                return Err(error.to_string());
+            }
+        };
+        if let Err(why) = Self::keep_put_back(put_back).await {
+            ids.into_iter().for_each(|id| self.kill(id));
+            return Err(why);
+        }
         self.wait_until_running(&ids).await?;
         let function = self.name().clone();
         Ok(Restored { function, running_us: as_us(began.elapsed()), ids })

@@ -25,10 +25,12 @@ mod liveness;
 mod place;
 mod request;
 mod retire;
+mod volumes;
 
 pub use copies::{CheckpointOf, CheckpointTaken, Forked, Restored};
 pub use place::Placement;
 pub(crate) use place::{Found, PlaceError, Reuse};
+pub use volumes::VolumeFiles;
 
 use crate::admission::OUTPUT_SHARE;
 use crate::asleep::Asleep;

@@ -4,7 +4,7 @@
 //! somebody has one of its files open to be written still. So a snapshot is what a crash of all
 //! writers would leave, at one moment.
 
-use super::{VolumeError, VolumeStore, failed, open_own};
+use super::{Note, VolumeError, VolumeStore, failed, open_own};
 use crate::config::ByteSize;
 use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
 use serde::Serialize;
@@ -21,7 +21,7 @@ use thaw_store::Name;
 pub const SNAPSHOTS_MAX: usize = 8;
 
 /// The beginning of names of copies that are not complete; no label begins so.
-const UNDER_WAY: &str = ".new-";
+pub(super) const UNDER_WAY: &str = ".new-";
 
 /// A snapshot, for people.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -30,6 +30,9 @@ pub struct Snapshot {
     pub label: String,
     /// When it was made, milliseconds since the epoch.
     pub created_ms: u64,
+    /// The checkpoint that it belongs to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<String>,
 }
 
 impl VolumeStore {
@@ -62,7 +65,7 @@ impl VolumeStore {
             let label = entry.file_name().into_string().ok()?;
             let made = entry.metadata().ok()?.modified().ok()?;
             let created_ms = made.duration_since(UNIX_EPOCH).ok()?.as_millis() as u64;
-            (!label.starts_with('.')).then_some(Snapshot { label, created_ms })
+            (!label.starts_with('.')).then_some(Snapshot { label, created_ms, checkpoint: None })
         };
         let mut found: Vec<_> = entries.filter_map(|entry| snapshot(entry.ok()?)).collect();
         found.sort_by(|a, b| a.label.cmp(&b.label));
@@ -79,23 +82,7 @@ impl VolumeStore {
         let note = self.read_note(name)?;
         let _alone = self.alone_to_copy(name)?;
         let all = self.snapshots_of(name);
-        clear_leftovers(&all)?;
-        let known = self.snapshots(name)?;
-        if known.iter().any(|known| known.label == label.as_str()) {
-            let (name, label) = (name.clone(), label.clone());
-            return Err(VolumeError::SnapshotExists { name, label });
-        }
-        if known.len() >= SNAPSHOTS_MAX {
-            return Err(VolumeError::TooMany(format!("{SNAPSHOTS_MAX} snapshots of a volume")));
-        }
-        private(true).create(&all).map_err(failed("make", &all))?;
-        let (new, path) = (all.join(format!("{UNDER_WAY}{label}")), all.join(label.as_str()));
-        {
-            let _counting = self.counting()?;
-            self.check_quota(note.domain.as_ref(), note.size)?;
-            // From now on it counts.
-            private(false).create(&new).map_err(failed("make", &new))?;
-        }
+        let (new, path) = self.room_for_snapshot(name, label, &note)?;
         let made = self.files(name).and_then(|files| {
             let copied = copy(&files, &new, note.size)?;
             publish(&new, &path)?;
@@ -107,6 +94,33 @@ impl VolumeStore {
             let _ = (remove_tree(&new), remove_tree(&path));
         }
         made
+    }
+
+    /// Makes the directory of a snapshot of that label, and says what its name will be. The volume
+    /// must be locked.
+    pub(super) fn room_for_snapshot(
+        &self,
+        name: &Name,
+        label: &Name,
+        note: &Note,
+    ) -> Result<(PathBuf, PathBuf), VolumeError> {
+        let all = self.snapshots_of(name);
+        clear_leftovers(&all)?;
+        let known = self.snapshots(name)?;
+        if known.iter().any(|known| known.label == label.as_str()) {
+            let (name, label) = (name.clone(), label.clone());
+            return Err(VolumeError::SnapshotExists { name, label });
+        }
+        if known.len() >= SNAPSHOTS_MAX {
+            return Err(VolumeError::TooMany(format!("{SNAPSHOTS_MAX} snapshots of a volume")));
+        }
+        private(true).create(&all).map_err(failed("make", &all))?;
+        let (new, path) = (all.join(format!("{UNDER_WAY}{label}")), all.join(label.as_str()));
+        let _counting = self.counting()?;
+        self.check_quota(note.domain.as_ref(), note.size)?;
+        // From now on it counts.
+        private(false).create(&new).map_err(failed("make", &new))?;
+        Ok((new, path))
     }
 
     /// Puts a snapshot in the place of what is in a volume that nobody uses.
@@ -125,14 +139,15 @@ impl VolumeStore {
         }
         let directory = self.directory(name);
         let (files, new) = (directory.join("files"), directory.join(".files.new"));
-        clear(&new)?;
+        self.tidy_files(name)?;
         private(false).create(&new).map_err(failed("make", &new))?;
         let copied = copy(&snapshot, &new, note.size)?;
         // At every moment there is the one or the other.
         renameat_with(CWD, &new, CWD, &files, RenameFlags::EXCHANGE)
             .map_err(|error| failed("replace", &files)(error.into()))?;
         settle(&directory)?;
-        if let Err(error) = remove_tree(&new) {
+        // Programs find other files than they knew.
+        if let Err(error) = self.tidy_files(name) {
             // The next one removes it.
             tracing::warn!("what was in volume `{name}` before is there still: {error}");
         }
@@ -142,27 +157,30 @@ impl VolumeStore {
     /// Removes a snapshot.
     ///
     /// # Errors
-    /// There is none, somebody copies it just now, or the host refuses.
+    /// There is none, a checkpoint needs it, somebody copies it just now, or the host refuses.
     pub fn remove_snapshot(&self, name: &Name, label: &Name) -> Result<(), VolumeError> {
         let _acting = self.home.act()?;
         self.read_note(name)?;
         let _copying = self.copying(name)?;
         // Nobody else could remove them.
         clear_leftovers(&self.snapshots_of(name))?;
-        let path = self.find(name, label)?;
-        let gone = self.snapshots_of(name).join(format!("{UNDER_WAY}{label}"));
-        // What is removed in part is no snapshot.
-        fs::rename(&path, &gone).map_err(failed("remove", &path))?;
-        clear(&gone)
+        self.find(name, label)?;
+        if let Some(checkpoint) = self.needed_by(name, label) {
+            let (name, label) = (name.clone(), label.clone());
+            return Err(VolumeError::Needed { name, label, checkpoint });
+        }
+        self.drop_snapshot(name, label)
     }
 
     /// Keeps everybody else from a volume for as long as a copy takes; who wants it is told so.
     fn alone_to_copy(&self, name: &Name) -> Result<[File; 2], VolumeError> {
-        Ok([self.copying(name)?, self.alone(name)?])
+        let both = [self.copying(name)?, self.alone(name)?];
+        self.undo_unfinished()?;
+        Ok(both)
     }
 
     /// Keeps others from copying a volume or its snapshots.
-    fn copying(&self, name: &Name) -> Result<File, VolumeError> {
+    pub(super) fn copying(&self, name: &Name) -> Result<File, VolumeError> {
         let path = self.directory(name).join("copying");
         let copying = open_own(&path).map_err(failed("open", &path))?;
         flock(&copying, FlockOperation::NonBlockingLockExclusive)
@@ -170,7 +188,7 @@ impl VolumeStore {
         Ok(copying)
     }
 
-    fn find(&self, name: &Name, label: &Name) -> Result<PathBuf, VolumeError> {
+    pub(super) fn find(&self, name: &Name, label: &Name) -> Result<PathBuf, VolumeError> {
         let path = self.snapshots_of(name).join(label.as_str());
         match path.is_dir() {
             true => Ok(path),
@@ -179,7 +197,7 @@ impl VolumeStore {
     }
 }
 
-fn private(is_recursive: bool) -> DirBuilder {
+pub(super) fn private(is_recursive: bool) -> DirBuilder {
     let mut builder = DirBuilder::new();
     builder.mode(0o700).recursive(is_recursive);
     builder
@@ -197,13 +215,13 @@ fn copy(from: &Path, to: &Path, most: ByteSize) -> Result<Copied, VolumeError> {
 }
 
 /// Gives a copy that is complete its name. The time of the directory is that of the snapshot.
-fn publish(new: &Path, path: &Path) -> Result<(), VolumeError> {
+pub(super) fn publish(new: &Path, path: &Path) -> Result<(), VolumeError> {
     let touched = File::open(new).and_then(|new| new.set_modified(std::time::SystemTime::now()));
     touched.map_err(failed("write", new))?;
     fs::rename(new, path).map_err(failed("write", path))
 }
 
-fn clear(path: &Path) -> Result<(), VolumeError> {
+pub(super) fn clear(path: &Path) -> Result<(), VolumeError> {
     match remove_tree(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(failed("remove", path)(error)),
         _ => Ok(()),
@@ -232,7 +250,7 @@ pub(super) fn remove_tree(path: &Path) -> io::Result<()> {
 }
 
 /// Removes what others have left that were killed: nobody else copies just now.
-fn clear_leftovers(all: &Path) -> Result<(), VolumeError> {
+pub(super) fn clear_leftovers(all: &Path) -> Result<(), VolumeError> {
     let entries = match fs::read_dir(all) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         entries => entries.map_err(failed("read", all))?,
@@ -247,14 +265,14 @@ fn clear_leftovers(all: &Path) -> Result<(), VolumeError> {
 }
 
 /// Waits until names of a directory are on disk.
-fn settle(directory: &Path) -> Result<(), VolumeError> {
+pub(super) fn settle(directory: &Path) -> Result<(), VolumeError> {
     let settled: io::Result<()> = File::open(directory).and_then(|all| all.sync_all());
     settled.map_err(failed("write", directory))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{config, store};
+    use super::super::tests::{config, store, write};
     use super::*;
     use std::fs::OpenOptions;
     use std::os::unix::fs::{MetadataExt, chown};
@@ -262,13 +280,6 @@ mod tests {
 
     fn names() -> (Name, impl Fn(&str) -> Name) {
         (Name::new("data").unwrap(), |label| Name::new(label).unwrap())
-    }
-
-    /// Writes a file of the volume's owner.
-    fn write(path: PathBuf, content: &str) -> io::Result<()> {
-        fs::write(&path, content)?;
-        let owner = fs::metadata(path.parent().expect("a directory"))?;
-        chown(path, Some(owner.uid()), Some(owner.gid()))
     }
 
     #[test]

@@ -19,7 +19,7 @@ use thaw_abi::bind::BindRequest;
 use super::bound::{Bound, BoundAccess, BoundDirectory};
 use super::host_directory::{Description, HostDirectory, Listing};
 use super::rights::FileRights;
-use super::volume::{MountedVolume, Share, VolumeMount};
+use super::volume::{MountedVolume, Share, Volume, VolumeMount};
 use super::{Answer, Question, check_read_only};
 use crate::message;
 
@@ -261,6 +261,12 @@ impl FileServer {
         let watched = server.shared.clone();
         std::thread::Builder::new().name("files-watch".into()).spawn(move || watched.watch())?;
         Ok(server)
+    }
+
+    /// How many files of a volume are open.
+    pub fn open_files_of(&self, volume: &Volume) -> usize {
+        let mounted = self.shared.directories.volumes.values();
+        mounted.map(|mounted| mounted.open_files_of(volume)).sum()
     }
 
     /// Has a question answered, if it is about files; whether it is.

@@ -28,7 +28,10 @@ mod volume;
 pub use bound::{BoundAccess, BoundDirectory};
 pub use host_directory::{FuseAccess, HostDirectory, HostPolicy};
 pub use rights::FileRights;
-pub use volume::{Copied, Volume, VolumeMount, VolumeShare, copy_volume, volume_descriptors};
+pub use volume::{
+    ClosedVolume, Copied, FileNumbers, Volume, VolumeMount, VolumeShare, copy_snapshot,
+    copy_volume, settle_copy, volume_descriptors,
+};
 
 pub(crate) use files::{Directories, FileServer, QueueFull};
 pub(crate) use process::main as files_main;
@@ -195,6 +198,14 @@ impl Broker {
         let submitted = server.submit(request.sequence, &request.question);
         self.volumes = Some(Volumes::Used(mounts, server));
         submitted
+    }
+
+    /// How many files of a volume the sandbox has open.
+    pub fn open_files_of(&self, volume: &Volume) -> usize {
+        match &self.volumes {
+            Some(Volumes::Used(_, server)) => server.open_files_of(volume),
+            _ => 0,
+        }
     }
 
     /// Waits until directories of the host can be used.

@@ -6,9 +6,12 @@
 //! `RLIMIT_FSIZE` is 0. So whatever makes a volume larger is a request, and the quota holds on
 //! every file system (decisions/0041).
 
+mod closed;
 mod copy;
+mod gate;
 mod limits;
 mod listings;
+mod numbers;
 mod ranges;
 mod tree;
 
@@ -20,7 +23,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use bytemuck::bytes_of;
 use rustix::fs::{
@@ -31,12 +34,15 @@ use rustix::io::{Errno, pread, pwrite};
 use rustix::process::{getegid, geteuid, getgroups, getuid};
 use rustix::thread::set_thread_groups;
 use thaw_abi::bind::*;
-use thaw_abi::control::FileAttributes;
+use thaw_abi::control::{DirectoryEntry, FileAttributes};
 
-pub use copy::{Copied, copy_volume};
+pub use closed::ClosedVolume;
+pub use copy::{Copied, copy_snapshot, copy_volume, settle_copy};
 pub(super) use limits::Share;
 pub use limits::{VolumeShare, volume_descriptors};
+pub use numbers::FileNumbers;
 
+use gate::Gate;
 use limits::Taken;
 use listings::Listings;
 use ranges::Ranges;
@@ -52,7 +58,9 @@ const NAME_COST: u64 = 4096;
 
 /// A volume, as all sandboxes of this process use it.
 pub struct Volume {
-    directory: BoundDirectory,
+    place: RwLock<Arc<Place>>,
+    /// Closed while its files are copied or exchanged.
+    gate: Gate,
     /// To whom files belong that this process makes as root.
     owner: Option<(Uid, Gid)>,
     /// Under whose rights root serves it: those of the owner.
@@ -62,9 +70,17 @@ pub struct Volume {
     /// The bytes that it holds, a `u64`; locked while they change, by every process that has the
     /// volume.
     usage: File,
-    /// Locked, shared, by every process that has the volume.
-    _users: File,
+    /// Locked, shared, by every process that has the volume; and its first byte, as a record is, so
+    /// that one can tell whether others have it.
+    users: File,
     state: Mutex<State>,
+}
+
+/// Where the files of a volume lie.
+struct Place {
+    directory: BoundDirectory,
+    /// The numbers that they are shown under.
+    numbers: FileNumbers,
 }
 
 /// What this process knows of a volume's files.
@@ -90,11 +106,17 @@ impl fmt::Debug for Volume {
 impl Volume {
     /// The volume whose files lie in `directory`. `usage` is a file in which its use is kept,
     /// `users` one whose lock tells who uses it; both are kept for it alone. Whoever is the first
-    /// to use it counts what is there.
+    /// to use it counts what is there. Files are shown under these `numbers`.
     ///
     /// # Errors
     /// One of them cannot be used.
-    pub fn open(directory: &Path, usage: File, users: File, quota: u64) -> io::Result<Self> {
+    pub fn open(
+        directory: &Path,
+        usage: File,
+        users: File,
+        quota: u64,
+        numbers: FileNumbers,
+    ) -> io::Result<Self> {
         let owner = fs::metadata(directory)?;
         // Who opens it as root may act as the owner of what it lies in just now; requests are
         // served by other threads.
@@ -113,10 +135,28 @@ impl Volume {
             Err(error) => return Err(error.into()),
         }
         flock(&users, FlockOperation::LockShared)?;
+        sys::set_lock(users.as_fd(), RecordLock::Read, 0, 1)?;
         let directory = BoundDirectory::open(directory, BoundAccess::Write)?;
-        let state = Mutex::default();
-        let _users = users;
-        Ok(Self { directory, owner, serves_as, quota, usage, _users, state })
+        let place = RwLock::new(Arc::new(Place { directory, numbers }));
+        let (gate, state) = (Gate::default(), Mutex::default());
+        Ok(Self { place, gate, owner, serves_as, quota, usage, users, state })
+    }
+
+    fn place(&self) -> Arc<Place> {
+        self.place.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// How many files of it the sandboxes of this process have open; one counts as often as it is.
+    pub fn open_files(&self) -> usize {
+        self.state().open.values().map(|open| open.count).sum()
+    }
+
+    /// Whether another process has it, too.
+    ///
+    /// # Errors
+    /// The host refuses.
+    pub fn is_used_elsewhere(&self) -> io::Result<bool> {
+        Ok(sys::test_lock(self.users.as_fd(), RecordLock::Write, 0, 1)?.is_some())
     }
 
     /// Takes the rights of the volume's owner on this thread, if this process is root: files in a
@@ -275,7 +315,6 @@ pub struct VolumeMount {
 pub(super) struct MountedVolume {
     volume: Arc<Volume>,
     access: BoundAccess,
-    bound: Bound,
     of_tenant: VolumeShare,
     share: Share,
     listings: Listings,
@@ -328,11 +367,23 @@ impl LockFile {
 impl MountedVolume {
     /// The volume in a sandbox, whose volumes all have the same share.
     pub fn new(mount: &VolumeMount, share: Share) -> Self {
-        let bound = Bound::new(&mount.volume.directory.with_access(mount.access));
         let (volume, access) = (mount.volume.clone(), mount.access);
         let (listings, files) = (Listings::default(), Mutex::default());
         let of_tenant = mount.of_tenant.clone();
-        Self { volume, access, bound, of_tenant, share, listings, files }
+        Self { volume, access, of_tenant, share, listings, files }
+    }
+
+    /// The directory of its files, as it is now.
+    fn bound(&self) -> Bound {
+        Bound::new(&self.volume.place().directory.with_access(self.access))
+    }
+
+    /// How many files of `volume` the sandbox has open by this mount.
+    pub fn open_files_of(&self, volume: &Volume) -> usize {
+        match std::ptr::eq(&raw const *self.volume, volume) {
+            true => self.files().open.len(),
+            false => 0,
+        }
     }
 
     fn files(&self) -> MutexGuard<'_, Files> {
@@ -342,6 +393,29 @@ impl MountedVolume {
     /// Serves a request.
     pub fn serve(&self, request: &BindRequest, tail: &[u8]) -> Result<Answer, Errno> {
         self.volume.take_rights()?;
+        // Who gives a file back changes nothing that is copied, and may be a sandbox that ends.
+        let _passed = (request.operation != BIND_CLOSE).then(|| self.volume.gate.pass());
+        let answer = self.answer(request, tail)?;
+        Ok(self.numbered(request.operation, answer))
+    }
+
+    /// An answer with the numbers that files are shown under.
+    fn numbered(&self, operation: u32, mut answer: Answer) -> Answer {
+        let numbers = &self.volume.place().numbers;
+        match operation {
+            BIND_STAT | BIND_FSTAT => {
+                renumber::<FileAttributes>(&mut answer.tail, |found| &mut found.inode, numbers);
+            }
+            BIND_OPEN => {
+                renumber::<OpenedVolumeFile>(&mut answer.tail, |found| &mut found.inode, numbers);
+            }
+            BIND_LIST => renumber_entries(&mut answer.tail, numbers),
+            _ => {}
+        }
+        answer
+    }
+
+    fn answer(&self, request: &BindRequest, tail: &[u8]) -> Result<Answer, Errno> {
         let BindRequest { operation, a, b, c, .. } = *request;
         match operation {
             BIND_OPEN => self.open(tail, a, b),
@@ -389,12 +463,13 @@ impl MountedVolume {
 
     /// Requests about names, whose cost is counted.
     fn with_names(&self, request: &BindRequest, tail: &[u8]) -> Result<Vec<u8>, Errno> {
-        let serve = |request: &BindRequest| self.bound.serve(request, tail);
+        let bound = self.bound();
+        let serve = |request: &BindRequest| bound.serve(request, tail);
         match request.operation {
             BIND_STAT | BIND_READLINK | BIND_UTIMES => serve(request),
             BIND_LIST => {
                 let of_tenant = &self.of_tenant.listings;
-                self.listings.page(self.bound.directory(), tail, request.a, of_tenant)
+                self.listings.page(bound.directory(), tail, request.a, of_tenant)
             }
             BIND_CHMOD => {
                 // The daemon opens files again, by the rights of their owner.
@@ -432,7 +507,7 @@ impl MountedVolume {
                 self.check_writable()?;
                 // Held before it is opened: meanwhile nobody removes it.
                 let state = self.volume.state();
-                let (file, _) = self.bound.directory().open_regular(tail, OFlags::RDWR)?;
+                let (file, _) = bound.directory().open_regular(tail, OFlags::RDWR)?;
                 self.volume.resize(&state, &file, request.a).map(|()| Vec::new())
             }
             _ => Err(Errno::NOSYS),
@@ -443,7 +518,7 @@ impl MountedVolume {
         if !is_harmless(path) {
             return Err(Errno::INVAL);
         }
-        let found = self.bound.directory().stat(path)?;
+        let found = self.bound().directory().stat(path)?;
         bytemuck::try_pod_read_unaligned(&found).map_err(|_| Errno::IO)
     }
 
@@ -464,7 +539,7 @@ impl MountedVolume {
     /// Gives what root has made to whom the volume belongs.
     fn give_away(&self, path: &[u8]) -> Result<(), Errno> {
         let Some((uid, gid)) = self.volume.owner else { return Ok(()) };
-        let made = self.bound.directory().locate(path)?.seen()?;
+        let made = self.bound().directory().locate(path)?.seen()?;
         chownat(&made, c"", Some(uid), Some(gid), AtFlags::EMPTY_PATH)
     }
 
@@ -482,7 +557,7 @@ impl MountedVolume {
         if request.a == 2 {
             self.check_move(to, from)?;
         }
-        self.bound.serve(request, tail)?;
+        self.bound().serve(request, tail)?;
         // rename(2): two names of one file both stay.
         if let Some(replaced) = replaced.filter(|replaced| replaced.inode != moved.inode) {
             self.volume.removed(&mut state, &replaced);
@@ -498,7 +573,7 @@ impl MountedVolume {
             return Ok(());
         }
         tree::check_depth(to)?;
-        let directory = self.bound.directory().locate(from)?.seen()?;
+        let directory = self.bound().directory().locate(from)?.seen()?;
         tree::check_move(directory.as_fd(), tree::depth(to))
     }
 
@@ -520,7 +595,7 @@ impl MountedVolume {
         let places = [self.share.open.take(1).ok_or(Errno::MFILE)?, of_tenant];
         let file = match is_new {
             true => self.volume.paid(NAME_COST, || self.make(path, mode))?,
-            false => self.bound.directory().open_regular(path, access)?.0,
+            false => self.bound().directory().open_regular(path, access)?.0,
         };
         let found = fstat(&file)?;
         let given = file.try_clone().map_err(|_| Errno::MFILE)?;
@@ -539,7 +614,7 @@ impl MountedVolume {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
         let flags = flags | OFlags::NOCTTY | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(mode as u32 & 0o777 | 0o600);
-        let file = self.bound.make(path, flags, mode)?;
+        let file = self.bound().make(path, flags, mode)?;
         if let Some((uid, gid)) = self.volume.owner {
             rustix::fs::fchown(&file, Some(uid), Some(gid))?;
         }
@@ -575,7 +650,7 @@ impl MountedVolume {
     }
 
     fn statfs(&self) -> Result<Answer, Errno> {
-        let disk = fstatvfs(self.volume.directory.directory().as_fd())?;
+        let disk = fstatvfs(self.volume.place().directory.directory().as_fd())?;
         let left = self.volume.quota.saturating_sub(self.volume.used()?) / NAME_COST;
         let on_disk = disk.f_bavail.saturating_mul(disk.f_frsize) / NAME_COST;
         let (blocks, free) = (self.volume.quota / NAME_COST, left.min(on_disk));
@@ -655,6 +730,30 @@ impl Drop for MountedVolume {
             // A failure leaves bytes counted, which the next who counts finds.
             let _ = self.close(handle);
         }
+    }
+}
+
+/// Replaces the inode number in an answer that is a `T`.
+fn renumber<T: bytemuck::Pod>(
+    tail: &mut [u8],
+    inode: fn(&mut T) -> &mut u64,
+    numbers: &FileNumbers,
+) {
+    if let Ok(mut found) = bytemuck::try_pod_read_unaligned::<T>(tail) {
+        let inode = inode(&mut found);
+        *inode = numbers.shown(*inode);
+        tail.copy_from_slice(bytes_of(&found));
+    }
+}
+
+/// Replaces the inode numbers in a page of a listing.
+fn renumber_entries(tail: &mut [u8], numbers: &FileNumbers) {
+    const HEAD: usize = std::mem::size_of::<DirectoryEntry>();
+    let mut at = 0;
+    while let Some(head) = tail.get_mut(at..at + HEAD) {
+        renumber::<DirectoryEntry>(head, |entry| &mut entry.inode, numbers);
+        let entry: DirectoryEntry = bytemuck::pod_read_unaligned(head);
+        at += HEAD + (entry.name_len as usize).next_multiple_of(8);
     }
 }
 

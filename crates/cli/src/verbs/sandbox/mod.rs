@@ -19,6 +19,7 @@ use crate::verbs::{checkpoint, exec};
 use clap::{Args, Subcommand};
 use std::process::ExitCode;
 use thaw_node::sandboxes::SandboxInfo;
+use thaw_node::service::VolumeFiles;
 
 /// Make sandboxes that stay, and work in them from outside.
 ///
@@ -158,7 +159,13 @@ fn write_checkpoint(arguments: &CheckpointArguments) -> Outcome {
     let one = &arguments.one;
     let daemon = Daemon::find(&one.daemon)?;
     let instance = exec::instance_of(&daemon, &one.name)?;
-    let taken = checkpoint::take(&daemon, instance, &arguments.checkpoint, &arguments.key)?;
+    let taken = checkpoint::take(
+        &daemon,
+        instance,
+        &arguments.checkpoint,
+        &arguments.key,
+        VolumeFiles::Stay,
+    )?;
     output::print_done(one.json, &taken, |_| format!("wrote checkpoint {}", arguments.checkpoint))?;
     Ok(ExitCode::SUCCESS)
 }

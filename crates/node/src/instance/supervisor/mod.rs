@@ -8,7 +8,7 @@ mod liveness;
 mod rest;
 mod sleep;
 
-pub(crate) use rest::Copied;
+pub(crate) use rest::{Copied, Held, Hold};
 
 use super::connections::{ConnectionTable, Due, LetGo, Outcome};
 use super::launch::{Checkpoint, Client, End, Instance, Launched, Origin, Overrun, Report};
@@ -82,6 +82,10 @@ pub(crate) enum Command {
     Copy(CopyReply),
     /// Write its memory to the store; it goes on. There may be room for its memory a second time.
     Checkpoint(Checkpoint, CheckpointReply, Option<Lease>),
+    /// Come to rest while volumes are copied, and stay so.
+    Hold(Hold),
+    /// It need not stay at rest any more.
+    LetGo,
     /// The memory of its twin was read.
     TwinRead,
     /// The twin has ended before its memory was read: copy it once more, while it rests.
@@ -302,9 +306,15 @@ impl Supervisor {
                     self.ask_to_rest(Rest::Copy(reply, Instant::now()), Twin::Allowed);
                 }
                 Step::Command(Some(Command::Checkpoint(new, reply, room))) => {
-                    let twin = if room.is_some() { Twin::Allowed } else { Twin::Refused };
+                    // With a twin it would go on before its volumes are copied.
+                    let goes_on = room.is_some() && new.volumes.is_none();
+                    let twin = if goes_on { Twin::Allowed } else { Twin::Refused };
                     self.ask_to_rest(Rest::Checkpoint(new, reply, Instant::now(), room), twin);
                 }
+                Step::Command(Some(Command::Hold(hold))) => {
+                    self.ask_to_rest(Rest::Hold(hold), Twin::Refused);
+                }
+                Step::Command(Some(Command::LetGo)) => self.let_go(),
                 Step::Command(Some(Command::TwinRead)) => self.twin_read(),
                 Step::Command(Some(Command::CopyAtRest(rest))) => {
                     self.ask_to_rest(rest, Twin::Refused);

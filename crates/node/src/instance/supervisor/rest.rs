@@ -1,6 +1,7 @@
 //! An instance that rests for somebody: to be frozen, copied or checkpointed.
 
 use super::{Command, Supervisor, keep_time};
+use crate::instance::connections::ConnectionTable;
 use crate::instance::launch::{
     Checkpoint, Checkpointed, FrozenInstance, Launcher, Reading, Unread,
 };
@@ -10,7 +11,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 use thaw_abi::control::EntryPoint;
-use thaw_sandbox::Twin;
+use thaw_sandbox::{Twin, Volume};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -45,11 +46,50 @@ impl fmt::Debug for Copied {
     }
 }
 
+/// Somebody wants an instance to be at rest while these volumes are copied.
+#[derive(Debug)]
+pub(crate) struct Hold {
+    pub volumes: Vec<Arc<Volume>>,
+    pub reply: oneshot::Sender<Result<Held, String>>,
+}
+
+/// An instance that is at rest until this is dropped.
+pub(crate) struct Held {
+    table: Arc<ConnectionTable>,
+    volumes: Vec<Arc<Volume>>,
+    /// How many files of each the instance has open.
+    open: Vec<usize>,
+}
+
+impl Held {
+    /// How many files of a volume the instance has open.
+    pub fn open_files_of(&self, volume: &Volume) -> usize {
+        let all = self.volumes.iter().zip(&self.open);
+        let of_it = all.filter(|(one, _)| std::ptr::eq(&raw const ***one, volume));
+        of_it.map(|(_, open)| open).sum()
+    }
+}
+
+impl fmt::Debug for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Held").field("open", &self.open).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.table.tell(Command::LetGo);
+    }
+}
+
 /// Who wants the instance to come to rest.
 #[derive(Debug)]
 pub(crate) enum Rest {
     Freeze(FreezeReply),
     Copy(CopyReply, Instant),
+    Hold(Hold),
+    /// It rests, and stays so.
+    Held,
     /// With room for a twin, if there is any.
     Checkpoint(Checkpoint, CheckpointReply, Instant, Option<Lease>),
 }
@@ -79,6 +119,8 @@ impl Rest {
         match self {
             Self::Freeze(reply) => !reply.is_closed(),
             Self::Copy(reply, _) => !reply.is_closed(),
+            Self::Hold(hold) => !hold.reply.is_closed(),
+            Self::Held => true,
             Self::Checkpoint(_, reply, ..) => !reply.is_closed(),
         }
     }
@@ -89,6 +131,8 @@ impl Rest {
         match self {
             Self::Freeze(reply) => drop(reply.send(Err(reason))),
             Self::Copy(reply, _) => drop(reply.send(Err(reason))),
+            Self::Hold(hold) => drop(hold.reply.send(Err(reason))),
+            Self::Held => {}
             Self::Checkpoint(_, reply, ..) => drop(reply.send(Err(reason))),
         }
     }
@@ -145,7 +189,13 @@ impl Supervisor {
                 }
                 Ok(reading) => self.read_at_rest(reading, reply, since, copied),
             },
+            Some(Rest::Hold(hold)) => self.hold(hold),
+            Some(Rest::Held) => self.rest = Some(Rest::Held),
             Some(Rest::Checkpoint(new, reply, since, room)) => {
+                if let Err(error) = self.copy_volumes(&new) {
+                    let rest = Rest::Checkpoint(new, reply, since, room);
+                    return self.not_copied(rest, error, has_twin);
+                }
                 match self.instance.checkpoint(rest, new.clone()) {
                     Err(error) => {
                         self.not_copied(Rest::Checkpoint(new, reply, since, room), error, has_twin);
@@ -164,6 +214,30 @@ impl Supervisor {
                 self.instance.kill();
             }
             None => self.instance.kill(),
+        }
+    }
+
+    /// Copies the files of the instance's volumes, which rests, if they are to go with a checkpoint.
+    fn copy_volumes(&self, new: &Checkpoint) -> Result<(), String> {
+        let Some(volumes) = &new.volumes else { return Ok(()) };
+        // Others of the runtime's tasks go on elsewhere meanwhile.
+        tokio::task::block_in_place(|| volumes.copy(&|volume| self.instance.open_files_of(volume)))
+    }
+
+    /// Has the instance stay at rest for as long as somebody wants.
+    fn hold(&mut self, hold: Hold) {
+        let Hold { volumes, reply } = hold;
+        let open = volumes.iter().map(|volume| self.instance.open_files_of(volume)).collect();
+        self.rest = Some(Rest::Held);
+        // If nobody wants that any more, it goes on when this is dropped.
+        let _ = reply.send(Ok(Held { table: self.connections.clone(), volumes, open }));
+    }
+
+    /// Nobody wants the instance to stay at rest any more.
+    pub(super) fn let_go(&mut self) {
+        if matches!(self.rest, Some(Rest::Held)) {
+            self.rest = None;
+            self.go_on();
         }
     }
 

@@ -79,8 +79,8 @@ impl Supervisor {
     }
 
     pub(super) fn begin_hibernation(&mut self) -> std::io::Result<()> {
-        if self.twin.is_some() {
-            // It has memory in the swap file that would be replaced.
+        if self.twin.is_some() || self.rest.is_some() {
+            // It has memory in the swap file that would be replaced, or is to stay at rest.
             return Err(std::io::ErrorKind::WouldBlock.into());
         }
         if self.health.cancel() {

@@ -10,6 +10,7 @@ use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
 
 use rustix::fs::{
     AtFlags, Dir, FileType, Mode, OFlags, SeekFrom, Stat, Timespec, Timestamps, fstat, fsync,
@@ -26,6 +27,11 @@ use crate::sys;
 /// found at first: to copy one for each of its names would take more room than the volume has.
 const LINKED_MAX: usize = 1 << 14;
 const LINKED_PATH_MAX: usize = 1024;
+
+/// Most files and directories of a copy whose numbers are kept: 4 MiB of them.
+pub const NUMBERED_MAX: usize = 1 << 18;
+/// Bytes that are copied before it is looked at the clock.
+const CHUNK: u64 = 16 << 20;
 
 /// What was copied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,25 +51,106 @@ pub struct Copied {
 /// a link, lies too deep, or cannot be read or written, or all of it counts for more than `most`
 /// bytes (`EDQUOT`); `to` holds a part then.
 pub fn copy_volume(from: BorrowedFd<'_>, to: BorrowedFd<'_>, most: u64) -> io::Result<Copied> {
-    walk(&below(from, c".")?, 0, &mut |directory, name, found| match kind(found) {
-        FileType::RegularFile => is_unwritten(directory.as_fd(), name),
-        FileType::Directory | FileType::Symlink => Ok(()),
-        _ => Err(named(name, "is neither a file, a directory nor a link")),
+    let terms = CopyTerms { most, until: None, files: None, rests: &|_| false };
+    let (copied, _) = copy_on_terms(from, to, &terms)?;
+    settle_copy(to)?;
+    Ok(copied)
+}
+
+/// Copies a snapshot of at most `most` bytes for the sandboxes of this process; with what became of
+/// the files, by the numbers of the copy and of the snapshot.
+///
+/// # Errors
+/// As [`copy_volume`].
+pub fn copy_snapshot(
+    from: BorrowedFd<'_>,
+    to: BorrowedFd<'_>,
+    most: u64,
+) -> io::Result<(Copied, Vec<(u64, u64)>)> {
+    let terms = CopyTerms { most, until: None, files: Some(NUMBERED_MAX), rests: &|_| false };
+    let copied = copy_on_terms(from, to, &terms)?;
+    settle_copy(to)?;
+    Ok(copied)
+}
+
+/// Waits until a copy is on disk.
+///
+/// # Errors
+/// The host refuses.
+pub fn settle_copy(copy: BorrowedFd<'_>) -> io::Result<()> {
+    let root = below(copy, c".")?;
+    walk(&root, 0, &mut |directory, name, found| match kind(found) {
+        FileType::RegularFile | FileType::Directory => {
+            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+            Ok(fsync(openat(directory, name, flags, Mode::empty())?)?)
+        }
+        _ => Ok(()),
     })?;
-    let root = below(to, c".")?;
+    Ok(fsync(root)?)
+}
+
+/// Within which bounds a copy is made.
+pub(super) struct CopyTerms<'a> {
+    /// Bytes that it may count for.
+    pub most: u64,
+    /// When it must be done.
+    pub until: Option<Instant>,
+    /// How many files and directories it may have at most, if their numbers are wanted.
+    pub files: Option<usize>,
+    /// Whether those who have this file open, by its number, are at rest.
+    pub rests: &'a dyn Fn(u64) -> bool,
+}
+
+impl CopyTerms<'_> {
+    fn check_time(&self) -> io::Result<()> {
+        match self.until {
+            Some(until) if Instant::now() >= until => Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "it takes too long; remove files, or copy it while nobody uses it",
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Copies as [`copy_volume`] does, but does not wait until it is on disk; with the numbers of each
+/// copy and its original, if these are wanted.
+///
+/// # Errors
+/// As [`copy_volume`], and it takes too long, or there are too many files.
+pub(super) fn copy_on_terms(
+    from: BorrowedFd<'_>,
+    to: BorrowedFd<'_>,
+    terms: &CopyTerms<'_>,
+) -> io::Result<(Copied, Vec<(u64, u64)>)> {
+    walk(&below(from, c".")?, 0, &mut |directory, name, found| {
+        terms.check_time()?;
+        match kind(found) {
+            FileType::RegularFile if (terms.rests)(found.st_ino) => Ok(()),
+            FileType::RegularFile => is_unwritten(directory.as_fd(), name),
+            FileType::Directory | FileType::Symlink => Ok(()),
+            _ => Err(named(name, "is neither a file, a directory nor a link")),
+        }
+    })?;
+    let (root, original) = (below(to, c".")?, below(from, c".")?);
     let (copied, linked) = (Copied::default(), BTreeMap::new());
-    let mut copy = Copy { root: &root, copied, linked, left: most };
-    copy.all(&below(from, c".")?, &root, &Vec::new(), 0)?;
-    Ok(copy.copied)
+    let mut copy =
+        Copy { terms, root: &root, copied, linked, left: terms.most, numbers: Vec::new() };
+    copy.number(&root, fstat(&original)?.st_ino)?;
+    copy.all(&original, &root, &Vec::new(), 0)?;
+    Ok((copy.copied, copy.numbers))
 }
 
 struct Copy<'a> {
+    terms: &'a CopyTerms<'a>,
     root: &'a OwnedFd,
     copied: Copied,
     /// Where the copy of each file with several names is, by inode number of the original.
     linked: BTreeMap<u64, Vec<u8>>,
     /// Bytes that the rest may count for.
     left: u64,
+    /// The numbers of copies and originals, if they are wanted.
+    numbers: Vec<(u64, u64)>,
 }
 
 impl Copy<'_> {
@@ -75,8 +162,20 @@ impl Copy<'_> {
         Ok(())
     }
 
+    /// Notes which file the copy is of.
+    fn number(&mut self, copy: &OwnedFd, original: u64) -> io::Result<()> {
+        let Some(most) = self.terms.files else { return Ok(()) };
+        if self.numbers.len() >= most {
+            let why = format!("it has more than {most} files and directories");
+            return Err(io::Error::new(io::ErrorKind::QuotaExceeded, why));
+        }
+        self.numbers.push((fstat(copy)?.st_ino, original));
+        Ok(())
+    }
+
     fn all(&mut self, from: &OwnedFd, to: &OwnedFd, at: &[u8], depth: usize) -> io::Result<()> {
         for name in names(from)? {
+            self.terms.check_time()?;
             let found = statat(from, &name, AtFlags::SYMLINK_NOFOLLOW)?;
             self.charge(NAME_COST)?;
             let path = match at {
@@ -87,6 +186,7 @@ impl Copy<'_> {
                 FileType::Directory if depth < DEPTH_MAX => {
                     mkdirat(to, &name, Mode::RWXU)?;
                     let made = below(to.as_fd(), &name)?;
+                    self.number(&made, found.st_ino)?;
                     self.all(&below(from.as_fd(), &name)?, &made, &path, depth + 1)?;
                     finish(&made, &found)?;
                 }
@@ -99,7 +199,7 @@ impl Copy<'_> {
                 _ => return Err(named(&name, "is neither a file, a directory nor a link")),
             }
         }
-        Ok(fsync(to)?)
+        Ok(())
     }
 
     fn file(
@@ -130,44 +230,44 @@ impl Copy<'_> {
         self.copied.files += 1;
         match ioctl_ficlone(&made, &original) {
             Ok(()) => self.copied.shared += 1,
-            Err(_) => copy_data(&original, &made, opened.st_size as u64)?,
+            Err(_) => self.data(&original, &made, opened.st_size as u64)?,
         }
         let (original, copy) = (fstat(&original)?, fstat(&made)?);
         if state(&original) != state(&opened) || copy.st_size != opened.st_size {
             return Err(changed(name));
         }
-        finish(&made, found)?;
-        fsync(&made)?;
-        Ok(())
+        self.number(&made, found.st_ino)?;
+        finish(&made, found)
     }
-}
 
-/// Copies the first `len` bytes of a file but for its holes (lseek(2), `SEEK_DATA`).
-fn copy_data(from: &OwnedFd, to: &OwnedFd, len: u64) -> io::Result<()> {
-    let (mut from, mut to) = (File::from(from.try_clone()?), File::from(to.try_clone()?));
-    ftruncate(&to, len)?;
-    let mut at = 0;
-    while at < len {
-        let start = match seek(&from, SeekFrom::Data(at)) {
-            Ok(start) => start,
-            // There is none from here on.
-            Err(Errno::NXIO) => break,
-            Err(error) => return Err(error.into()),
-        };
-        let end = seek(&from, SeekFrom::Hole(start))?.min(len);
-        if end <= start {
-            break;
+    /// Copies the first `len` bytes of a file but for its holes (lseek(2), `SEEK_DATA`).
+    fn data(&self, from: &OwnedFd, to: &OwnedFd, len: u64) -> io::Result<()> {
+        let (mut from, mut to) = (File::from(from.try_clone()?), File::from(to.try_clone()?));
+        ftruncate(&to, len)?;
+        let mut at = 0;
+        while at < len {
+            self.terms.check_time()?;
+            let start = match seek(&from, SeekFrom::Data(at)) {
+                Ok(start) => start,
+                // There is none from here on.
+                Err(Errno::NXIO) => break,
+                Err(error) => return Err(error.into()),
+            };
+            let end = seek(&from, SeekFrom::Hole(start))?.min(len).min(start.saturating_add(CHUNK));
+            if end <= start {
+                break;
+            }
+            seek(&from, SeekFrom::Start(start))?;
+            seek(&to, SeekFrom::Start(start))?;
+            let copied = io::copy(&mut Read::by_ref(&mut from).take(end - start), &mut to)?;
+            if copied < end - start {
+                // It is shorter by now, which is found.
+                break;
+            }
+            at = end;
         }
-        seek(&from, SeekFrom::Start(start))?;
-        seek(&to, SeekFrom::Start(start))?;
-        let copied = io::copy(&mut Read::by_ref(&mut from).take(end - start), &mut to)?;
-        if copied < end - start {
-            // It is shorter by now, which is found.
-            break;
-        }
-        at = end;
+        to.flush()
     }
-    to.flush()
 }
 
 /// What changes when somebody writes to a file.
@@ -196,13 +296,13 @@ fn finish(made: &OwnedFd, found: &Stat) -> io::Result<()> {
 fn is_unwritten(directory: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let file = openat(directory, name, flags, Mode::empty())?;
-    match sys::take_read_lease(file.as_fd()) {
-        Ok(()) => Ok(()),
-        Err(Errno::AGAIN) => Err(io::Error::new(
+    match sys::is_open_for_writing(&File::from(file)) {
+        Ok(false) => Ok(()),
+        Ok(true) => Err(io::Error::new(
             io::ErrorKind::ExecutableFileBusy,
             format!("{} is open to be written", name.to_string_lossy()),
         )),
-        Err(Errno::ACCESS) => Err(named(
+        Err(error) if error.raw_os_error() == Some(libc::EACCES) => Err(named(
             name,
             "belongs to another user than the volume, who alone can tell who writes to it; give it to the \
              volume's with chown(1)",

@@ -27,7 +27,9 @@ impl Tree {
             options.open(all.path().join(name)).unwrap()
         };
         let files = all.path().join("files");
-        let volume = Volume::open(&files, own("usage"), own("users"), quota).unwrap();
+        let volume =
+            Volume::open(&files, own("usage"), own("users"), quota, FileNumbers::default())
+                .unwrap();
         Self { volume: Arc::new(volume), of_tenant, all }
     }
 
@@ -386,4 +388,124 @@ fn the_target_of_a_link_is_counted() {
     assert_eq!((tree.used(), counted(&tree)), (2 * 4096, 2 * 4096));
     ask(&mount, BIND_UNLINK, 0, 0, b"twin").unwrap();
     assert_eq!(tree.used(), 0);
+}
+
+/// The inode number of a path, as a sandbox sees it.
+fn shown(mount: &MountedVolume, path: &[u8]) -> u64 {
+    let found = ask(mount, BIND_STAT, 0, 0, path).unwrap();
+    bytemuck::pod_read_unaligned::<FileAttributes>(&found.tail).inode
+}
+
+/// The inode numbers of a directory's entries by name, as a sandbox sees them.
+fn listed(mount: &MountedVolume) -> BTreeMap<Vec<u8>, u64> {
+    let tail = ask(mount, BIND_LIST, 0, 0, b"").unwrap().tail;
+    let (mut all, mut rest) = (BTreeMap::new(), &tail[..]);
+    while let Some((head, after)) = rest.split_at_checked(std::mem::size_of::<DirectoryEntry>()) {
+        let entry: DirectoryEntry = bytemuck::pod_read_unaligned(head);
+        all.insert(after[..entry.name_len as usize].to_vec(), entry.inode);
+        rest = &after[(entry.name_len as usize).next_multiple_of(8)..];
+    }
+    all
+}
+
+/// Closes a volume at once.
+fn close(tree: &Tree) -> ClosedVolume {
+    ClosedVolume::close(&tree.volume, later()).unwrap()
+}
+
+fn later() -> std::time::Instant {
+    std::time::Instant::now() + std::time::Duration::from_secs(20)
+}
+
+/// Copies a closed volume to a new directory beside it.
+fn copy_beside(tree: &Tree, closed: &ClosedVolume, name: &str) -> io::Result<FileNumbers> {
+    let to = tree.all.path().join(name);
+    fs::create_dir(&to)?;
+    closed.copy_to(File::open(&to)?.as_fd(), later()).map(|(_, numbers)| numbers)
+}
+
+#[test]
+fn files_that_were_put_back_are_shown_as_what_they_were() {
+    let tree = Tree::new(1 << 20);
+    let mount = tree.mount(BoundAccess::Write);
+    let (first, file) = open(&mount, CREATE, b"first").unwrap();
+    ask(&mount, VOLUME_GROW, first, 5, b"").unwrap();
+    file.write_all_at(b"first", 0).unwrap();
+    ask(&mount, BIND_MKDIR, 0o755, 0, b"d").unwrap();
+    let before = [&b"first"[..], b"d", b""].map(|path| shown(&mount, path));
+    // It is copied although somebody has a file open to be written.
+    let closed = close(&tree);
+    assert_eq!(tree.volume.open_files(), mount.open_files_of(&tree.volume));
+    let numbers = copy_beside(&tree, &closed, "copy").unwrap();
+    drop(closed);
+    ask(&mount, BIND_CLOSE, first, 0, b"").unwrap();
+    open(&mount, CREATE, b"other").unwrap();
+    close(&tree).move_to(&tree.all.path().join("copy"), numbers.clone()).unwrap();
+    assert_eq!([&b"first"[..], b"d", b""].map(|path| shown(&mount, path)), before);
+    assert_eq!(listed(&mount), [(b"d".to_vec(), before[1]), (b"first".to_vec(), before[0])].into());
+    let answer = ask(&mount, BIND_OPEN, 0, 0, b"first").unwrap();
+    let opened: OpenedVolumeFile = bytemuck::pod_read_unaligned(&answer.tail);
+    assert_eq!((opened.inode, opened.size), (before[0], 5));
+    assert_eq!(ask(&mount, BIND_STAT, 0, 0, b"other").unwrap_err(), Errno::NOENT);
+    assert_eq!(tree.used(), 2 * 4096 + 4096);
+    // The copy of the copy is shown so, too.
+    let again = copy_beside(&tree, &close(&tree), "again").unwrap();
+    close(&tree).move_to(&tree.all.path().join("again"), again).unwrap();
+    assert_eq!([&b"first"[..], b"d", b""].map(|path| shown(&mount, path)), before);
+}
+
+#[test]
+fn a_closed_volume_is_not_changed_and_can_be_looked_at_again_later() {
+    let tree = Tree::new(1 << 20);
+    let mount = tree.mount(BoundAccess::Write);
+    let (handle, _) = open(&mount, CREATE, b"file").unwrap();
+    let closed = close(&tree);
+    ClosedVolume::close(&tree.volume, later()).unwrap_err();
+    std::thread::scope(|threads| {
+        let waiting = threads.spawn(|| ask(&mount, BIND_MKDIR, 0o755, 0, b"d").map(drop));
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert!(!waiting.is_finished() && !tree.path("d").exists());
+        // Who ends gives its files back all the same.
+        ask(&mount, BIND_CLOSE, handle, 0, b"").unwrap();
+        drop(closed);
+        waiting.join().unwrap().unwrap();
+    });
+}
+
+#[test]
+fn a_copy_at_rest_has_bounds() {
+    let tree = Tree::new(1 << 20);
+    fs::write(tree.path("file"), [7; 5000]).unwrap();
+    let closed = close(&tree);
+    let to = tree.all.path().join("late");
+    fs::create_dir(&to).unwrap();
+    let late = closed.copy_to(File::open(&to).unwrap().as_fd(), std::time::Instant::now());
+    assert_eq!(late.unwrap_err().kind(), io::ErrorKind::TimedOut);
+    let terms =
+        super::copy::CopyTerms { most: 1 << 20, until: None, files: Some(1), rests: &|_| false };
+    let files = File::open(tree.path("")).unwrap();
+    let many = super::copy::copy_on_terms(files.as_fd(), File::open(&to).unwrap().as_fd(), &terms);
+    assert!(many.unwrap_err().to_string().contains("more than 1 files"));
+    // One whom nobody holds back writes to a file that no sandbox has open.
+    let writer = File::options().write(true).open(tree.path("file")).unwrap();
+    let refused = copy_beside(&tree, &closed, "busy").unwrap_err();
+    assert_eq!(refused.kind(), io::ErrorKind::ExecutableFileBusy, "{refused}");
+    drop(writer);
+    copy_beside(&tree, &closed, "rest").unwrap();
+}
+
+#[test]
+fn another_process_that_has_a_volume_is_found() {
+    let tree = Tree::new(1 << 20);
+    assert!(!tree.volume.is_used_elsewhere().unwrap());
+    let own = |name: &str| {
+        File::options().read(true).write(true).open(tree.all.path().join(name)).unwrap()
+    };
+    // As another process has it: by descriptions of its own.
+    let other =
+        Volume::open(&tree.path(""), own("usage"), own("users"), 1 << 20, FileNumbers::default());
+    let other = other.unwrap();
+    assert!(tree.volume.is_used_elsewhere().unwrap() && other.is_used_elsewhere().unwrap());
+    drop(other);
+    assert!(!tree.volume.is_used_elsewhere().unwrap());
 }

@@ -1,0 +1,409 @@
+//! Putting snapshots of several volumes back, while this process has the volumes and nobody uses them.
+//!
+//! The snapshots are copied beside the files of their volumes. Then the directories are exchanged, one
+//! after the other; a journal says so, so that whoever comes next undoes it if this process is killed
+//! before all of it is done. What was there before is removed last.
+
+use super::at_rest::{COPY_PATIENCE, VolumeSnapshot, check_users, write_whole};
+use super::snapshots::{clear, private, remove_tree, settle};
+use super::{VolumeError, VolumeStore, failed, open_own};
+use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read, Seek, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+use thaw_sandbox::{ClosedVolume, FileNumbers, Volume, copy_snapshot};
+use thaw_store::Name;
+
+/// Most bytes of a journal.
+const JOURNAL_MAX: u64 = 1 << 20;
+
+/// A volume whose files are being exchanged.
+#[derive(Debug, Serialize, Deserialize)]
+struct Exchange {
+    volume: Name,
+    /// The number of the directory that takes the place of its files.
+    inode: u64,
+}
+
+/// Snapshots that are being put back. Unless that is done, all is as before when this is dropped.
+pub(crate) struct PutBack {
+    store: VolumeStore,
+    parts: Vec<Part>,
+    journal: Option<File>,
+}
+
+struct Part {
+    name: Name,
+    volume: Arc<Volume>,
+    directory: PathBuf,
+    files: PathBuf,
+    new: PathBuf,
+    /// The number of the new directory, and those that its files are shown under.
+    inode: u64,
+    numbers: FileNumbers,
+    closed: Option<ClosedVolume>,
+    is_exchanged: bool,
+    _copying: File,
+}
+
+impl VolumeStore {
+    fn journal(&self) -> PathBuf {
+        self.all().join(".put-back")
+    }
+
+    /// Where the numbers of a volume's files are which lie in the directory of this number.
+    fn numbers_in(&self, name: &Name, inode: u64) -> PathBuf {
+        self.directory(name).join(format!("inodes-{inode}"))
+    }
+
+    /// The numbers that the files of a volume are shown under.
+    pub(super) fn numbers(&self, name: &Name, files: &Path) -> io::Result<FileNumbers> {
+        let inode = fs::metadata(files)?.ino();
+        match fs::read(self.numbers_in(name, inode)) {
+            Ok(bytes) => FileNumbers::from_bytes(&bytes, inode),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(FileNumbers::default()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Removes what was left of files that were exchanged, or were to be. The volume must be locked.
+    pub(super) fn tidy_files(&self, name: &Name) -> Result<(), VolumeError> {
+        let directory = self.directory(name);
+        clear(&directory.join(".files.new"))?;
+        // Another directory may get the number of one that is gone.
+        self.forget_numbers(name).map_err(failed("tidy up", &directory))
+    }
+
+    /// Removes numbers of directories that are not the files of a volume.
+    fn forget_numbers(&self, name: &Name) -> io::Result<()> {
+        let directory = self.directory(name);
+        let current = fs::metadata(directory.join("files"))?.ino();
+        for entry in fs::read_dir(&directory)?.flatten() {
+            let file = entry.file_name();
+            let of = file.to_str().and_then(|name| name.strip_prefix("inodes-"));
+            if of.is_some_and(|of| of != current.to_string()) {
+                fs::remove_file(entry.path())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies snapshots beside the files of their volumes, which this process uses.
+    ///
+    /// # Errors
+    /// One is missing, or is being copied, or the host refuses; nothing is left then.
+    pub(crate) fn begin_put_back(
+        &self,
+        snapshots: &[VolumeSnapshot],
+    ) -> Result<PutBack, VolumeError> {
+        let _acting = self.home.act()?;
+        let mut begun = PutBack { store: self.clone(), parts: Vec::new(), journal: None };
+        for VolumeSnapshot { volume, label } in snapshots {
+            begun.parts.push(self.copy_beside(volume, label)?);
+        }
+        Ok(begun)
+    }
+
+    fn copy_beside(&self, name: &Name, label: &Name) -> Result<Part, VolumeError> {
+        let note = self.read_note(name)?;
+        if self.host(name)?.is_some() {
+            return Err(VolumeError::HostFiles(name.clone()));
+        }
+        let volume = self.opened(name).ok_or_else(|| VolumeError::Missing(name.clone()))?;
+        let copying = self.copying(name)?;
+        let snapshot = self.find(name, label)?;
+        let directory = self.directory(name);
+        let (files, new) = (directory.join("files"), directory.join(".files.new"));
+        self.tidy_files(name)?;
+        let copied = private(false).create(&new).and_then(|()| {
+            let (from, to) = (File::open(&snapshot)?, File::open(&new)?);
+            let (_, pairs) = copy_snapshot(from.as_fd(), to.as_fd(), note.size.bytes())?;
+            let numbers = self.numbers_of(name, label);
+            let numbers = FileNumbers::from_bytes(&fs::read(numbers)?, from.metadata()?.ino())?;
+            let shown = pairs.into_iter().filter_map(|(new, old)| Some((new, numbers.get(old)?)));
+            Ok((to.metadata()?.ino(), FileNumbers::new(shown)))
+        });
+        let (inode, numbers) = copied.map_err(|error| {
+            // What is left is removed by the next attempt.
+            let _ = remove_tree(&new);
+            failed("copy", &snapshot)(error)
+        })?;
+        Ok(Part {
+            name: name.clone(),
+            volume,
+            directory,
+            files,
+            new,
+            inode,
+            numbers,
+            closed: None,
+            is_exchanged: false,
+            _copying: copying,
+        })
+    }
+
+    /// Undoes what one has begun who was killed. One who goes on is left alone.
+    pub(super) fn undo_unfinished(&self) -> Result<(), VolumeError> {
+        let path = self.journal();
+        if !path.exists() {
+            return Ok(());
+        }
+        let mut journal = open_own(&path).map_err(failed("open", &path))?;
+        if flock(&journal, FlockOperation::NonBlockingLockExclusive).is_err() {
+            return Ok(());
+        }
+        let mut text = Vec::new();
+        let read = (&mut journal).take(JOURNAL_MAX).read_to_end(&mut text);
+        read.map_err(failed("read", &path))?;
+        // One that was not written whole was written before anything was exchanged.
+        let exchanges: Vec<Exchange> = serde_json::from_slice(&text).unwrap_or_default();
+        for Exchange { volume, inode } in exchanges {
+            let directory = self.directory(&volume);
+            let (files, new) = (directory.join("files"), directory.join(".files.new"));
+            let is_exchanged = fs::metadata(&files).is_ok_and(|found| found.ino() == inode);
+            if is_exchanged && new.exists() {
+                exchange(&new, &files)?;
+                settle(&directory)?;
+            }
+            self.tidy_files(&volume)?;
+        }
+        fs::remove_file(&path).map_err(failed("remove", &path))
+    }
+}
+
+impl PutBack {
+    /// Exchanges the files of all volumes. Requests of sandboxes that would change something wait from
+    /// then on until this is kept or dropped.
+    ///
+    /// # Errors
+    /// Somebody uses one of the volumes, or the host refuses; all is as before.
+    pub fn exchange(&mut self) -> Result<(), VolumeError> {
+        let _acting = self.store.home.act()?;
+        let until = Instant::now() + COPY_PATIENCE;
+        for part in &mut self.parts {
+            let closed = ClosedVolume::close(&part.volume, until);
+            part.closed = Some(closed.map_err(failed("replace", &part.files))?);
+            check_users(&part.name, &part.volume, &|_| 0)?;
+        }
+        self.journal = Some(self.begin_journal()?);
+        let done = self.parts.iter_mut().try_for_each(|part| part.exchange(&self.store));
+        if done.is_err() {
+            self.undo();
+        }
+        done
+    }
+
+    fn begin_journal(&self) -> Result<File, VolumeError> {
+        let path = self.store.journal();
+        self.store.undo_unfinished()?;
+        let write = || -> io::Result<File> {
+            let mut journal = open_own(&path)?;
+            flock(&journal, FlockOperation::NonBlockingLockExclusive)?;
+            let entry = |part: &Part| Exchange { volume: part.name.clone(), inode: part.inode };
+            let entries: Vec<_> = self.parts.iter().map(entry).collect();
+            journal.set_len(0)?;
+            journal.rewind()?;
+            journal.write_all(&serde_json::to_vec(&entries)?)?;
+            journal.sync_all()?;
+            Ok(journal)
+        };
+        let journal = write().map_err(failed("write", &path))?;
+        settle(&self.store.all())?;
+        Ok(journal)
+    }
+
+    /// All is done: what was there before is removed, and everybody may go on.
+    ///
+    /// # Errors
+    /// The host refuses, and all is as before.
+    pub fn keep(mut self) -> Result<(), VolumeError> {
+        let _acting = self.store.home.act()?;
+        let journal = self.store.journal();
+        // From now on nobody undoes it.
+        fs::remove_file(&journal).map_err(failed("remove", &journal))?;
+        self.journal = None;
+        if let Err(error) = settle(&self.store.all()) {
+            // It might be undone after all: what was there before stays until the next one.
+            tracing::warn!("what was in volumes before is there still: {error}");
+            self.parts.clear();
+        }
+        for part in std::mem::take(&mut self.parts) {
+            drop(part.closed);
+            let tidied =
+                remove_tree(&part.new).and_then(|()| self.store.forget_numbers(&part.name));
+            if let Err(error) = tidied {
+                // The next one removes it.
+                let name = &part.name;
+                tracing::warn!("what was in volume `{name}` before is there still: {error}");
+            }
+        }
+        Ok(())
+    }
+
+    fn undo(&mut self) {
+        for part in self.parts.iter_mut().filter(|part| part.is_exchanged) {
+            if let Err(error) = part.undo(&self.store) {
+                tracing::error!("volume `{}` is not as it was: {error}", part.name);
+            }
+        }
+        let is_undone = !self.parts.iter().any(|part| part.is_exchanged);
+        if self.journal.take().is_some() && is_undone {
+            // Whoever comes next finds nothing to undo.
+            let _ = fs::remove_file(self.store.journal());
+        }
+    }
+}
+
+impl Drop for PutBack {
+    fn drop(&mut self) {
+        let Ok(_acting) = self.store.home.act() else { return };
+        self.undo();
+        for part in self.parts.iter().filter(|part| !part.is_exchanged) {
+            // The next one removes what is left.
+            let _ = self.store.tidy_files(&part.name);
+        }
+    }
+}
+
+impl Part {
+    fn exchange(&mut self, store: &VolumeStore) -> Result<(), VolumeError> {
+        let numbers = store.numbers_in(&self.name, self.inode);
+        let bytes = self.numbers.to_bytes(self.inode);
+        write_whole(&numbers, &bytes).map_err(failed("write", &numbers))?;
+        // At every moment there is the one or the other.
+        exchange(&self.new, &self.files)?;
+        self.is_exchanged = true;
+        settle(&self.directory)?;
+        self.use_files(self.numbers.clone())
+    }
+
+    fn undo(&mut self, store: &VolumeStore) -> Result<(), VolumeError> {
+        exchange(&self.new, &self.files)?;
+        self.is_exchanged = false;
+        settle(&self.directory)?;
+        let numbers =
+            store.numbers(&self.name, &self.files).map_err(failed("read", &self.files))?;
+        self.use_files(numbers)
+    }
+
+    /// Has sandboxes find the files where they are now.
+    fn use_files(&self, numbers: FileNumbers) -> Result<(), VolumeError> {
+        let Some(closed) = &self.closed else { return Ok(()) };
+        closed.move_to(&self.files, numbers).map_err(failed("open", &self.files))
+    }
+}
+
+fn exchange(one: &Path, other: &Path) -> Result<(), VolumeError> {
+    let exchanged = renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE);
+    exchanged.map_err(|error| failed("replace", other)(error.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Purpose;
+    use super::super::tests::{config, store};
+    use super::*;
+    use thaw_sandbox::{VolumeMount, VolumeShare};
+
+    /// A store with volumes that this process uses, of each a snapshot `one` with other files.
+    fn used() -> (tempfile::TempDir, VolumeStore, Vec<VolumeMount>, Vec<VolumeSnapshot>) {
+        let (directory, volumes) = store();
+        let (mut mounts, mut snapshots) = (Vec::new(), Vec::new());
+        for volume in ["data", "more"] {
+            let one = config("one", volume);
+            volumes.of_new_function(&one).unwrap();
+            let share = VolumeShare::default();
+            mounts.extend(volumes.of_function(&one.name, &one.volumes, &share).unwrap());
+            let [volume, label] = [volume, "one"].map(|name| Name::new(name).unwrap());
+            write(&volumes, &volume, "first");
+            let made =
+                volumes.begin_snapshots(std::slice::from_ref(&volume), &label, Purpose::Checkpoint);
+            let made = made.unwrap();
+            made.copy(&|_| 0).unwrap();
+            made.keep(|| Ok(())).unwrap();
+            write(&volumes, &volume, "second");
+            snapshots.push(VolumeSnapshot { volume, label });
+        }
+        (directory, volumes, mounts, snapshots)
+    }
+
+    fn write(volumes: &VolumeStore, name: &Name, text: &str) {
+        super::super::tests::write(volumes.directory(name).join("files/file"), text).unwrap();
+    }
+
+    fn read(volumes: &VolumeStore) -> [String; 2] {
+        ["data", "more"].map(|name| {
+            let file = volumes.directory(&Name::new(name).unwrap()).join("files/file");
+            fs::read_to_string(file).unwrap()
+        })
+    }
+
+    /// Names that are there only while something is put back.
+    fn left_over(volumes: &VolumeStore) -> Vec<String> {
+        let mut left = Vec::new();
+        for at in [volumes.all(), volumes.all().join("data"), volumes.all().join("more")] {
+            let names = fs::read_dir(at).unwrap().map(|entry| entry.unwrap().file_name());
+            let names = names.map(|name| name.into_string().unwrap());
+            left.extend(names.filter(|name| name.starts_with('.') || name.starts_with("inodes-")));
+        }
+        left
+    }
+
+    #[test]
+    fn what_is_not_kept_is_as_before() {
+        let (_directory, volumes, mounts, snapshots) = used();
+        drop(volumes.begin_put_back(&snapshots).unwrap());
+        let mut exchanged = volumes.begin_put_back(&snapshots).unwrap();
+        exchanged.exchange().unwrap();
+        assert_eq!(read(&volumes), ["first", "first"]);
+        drop(exchanged);
+        assert_eq!(
+            (read(&volumes), left_over(&volumes)),
+            (["second", "second"].map(str::to_owned), vec![])
+        );
+        // One of several that is missing.
+        let mut some = snapshots.clone();
+        some[1].label = Name::new("two").unwrap();
+        let missing = volumes.begin_put_back(&some).map(drop);
+        assert!(matches!(missing, Err(VolumeError::NoSnapshot { .. })), "{missing:?}");
+        assert!(left_over(&volumes).is_empty());
+        let used = mounts[0].volume.usage().unwrap();
+
+        let mut kept = volumes.begin_put_back(&snapshots).unwrap();
+        kept.exchange().unwrap();
+        kept.keep().unwrap();
+        assert_eq!(read(&volumes), ["first", "first"]);
+        // The numbers of the files that are there now.
+        let left = left_over(&volumes);
+        assert!(left.len() == 2 && left.iter().all(|name| name.starts_with("inodes-")), "{left:?}");
+        assert_eq!(mounts[0].volume.usage().unwrap(), used);
+        // With the numbers of other files nothing is shown when they are restored without memory.
+        drop(mounts);
+        volumes.restore(&snapshots[0].volume, &snapshots[0].label).unwrap();
+        assert_eq!(left_over(&volumes).len(), 1);
+    }
+
+    #[test]
+    fn whoever_comes_next_undoes_what_was_not_finished() {
+        let (_directory, volumes, _mounts, snapshots) = used();
+        let mut killed = volumes.begin_put_back(&snapshots).unwrap();
+        killed.exchange().unwrap();
+        // One who goes on is left alone.
+        volumes.undo_unfinished().unwrap();
+        assert_eq!(read(&volumes), ["first", "first"]);
+        // Only one of them was exchanged when it was killed, and its locks have ended with it.
+        exchange(&killed.parts[1].new, &killed.parts[1].files).unwrap();
+        drop(killed.journal.take());
+        std::mem::forget(killed);
+        volumes.undo_unfinished().unwrap();
+        assert_eq!(
+            (read(&volumes), left_over(&volumes)),
+            (["second", "second"].map(str::to_owned), vec![])
+        );
+    }
+}

@@ -1,0 +1,80 @@
+//! A volume that nobody of this process changes, because it is copied or its files are exchanged.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+use std::sync::{Arc, PoisonError};
+use std::time::Instant;
+
+use rustix::io::pwrite;
+
+use super::copy::{CopyTerms, NUMBERED_MAX, copy_on_terms};
+use super::{BoundAccess, BoundDirectory, Copied, FileNumbers, Place, Volume, tree};
+
+/// Holds back all requests of sandboxes of this process that change a volume, or open a file of it,
+/// until it is dropped. A sandbox that has files open can still write what they have.
+#[derive(Debug)]
+pub struct ClosedVolume(Arc<Volume>);
+
+impl ClosedVolume {
+    /// Closes a volume when all requests that are under way are done.
+    ///
+    /// # Errors
+    /// They are not by then, or it is closed.
+    pub fn close(volume: &Arc<Volume>, until: Instant) -> io::Result<Self> {
+        match volume.gate.close(until) {
+            true => Ok(Self(volume.clone())),
+            false => Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "a request of a program takes too long; try again",
+            )),
+        }
+    }
+
+    /// The volume.
+    pub fn volume(&self) -> &Volume {
+        &self.0
+    }
+
+    /// Copies its files to a directory that is empty; with the numbers that the copies are to be
+    /// shown under, of each by its own. All who have one of them open must be at rest, but for
+    /// processes of the host, which are found. Nobody waits until the copy is on disk.
+    ///
+    /// # Errors
+    /// As [`super::copy_volume`], and it is not done by then, or there are too many files.
+    pub fn copy_to(&self, to: BorrowedFd<'_>, until: Instant) -> io::Result<(Copied, FileNumbers)> {
+        let open: HashSet<u64> = self.0.state().open.keys().copied().collect();
+        let terms = CopyTerms {
+            most: self.0.quota,
+            until: Some(until),
+            files: Some(NUMBERED_MAX),
+            rests: &|inode| open.contains(&inode),
+        };
+        let place = self.0.place();
+        let (copied, pairs) = copy_on_terms(place.directory.directory().as_fd(), to, &terms)?;
+        let shown = |(copy, original)| (copy, place.numbers.shown(original));
+        Ok((copied, FileNumbers::new(pairs.into_iter().map(shown))))
+    }
+
+    /// Has the files lie in another directory from now on, under these numbers. Nobody may have one
+    /// open.
+    ///
+    /// # Errors
+    /// The host refuses; they lie where they did.
+    pub fn move_to(&self, directory: &Path, numbers: FileNumbers) -> io::Result<()> {
+        let used = tree::count(File::open(directory)?.as_fd(), self.0.quota);
+        let directory = BoundDirectory::open(directory, BoundAccess::Write)?;
+        pwrite(&self.0.usage, &used.to_ne_bytes(), 0)?;
+        let place = Arc::new(Place { directory, numbers });
+        *self.0.place.write().unwrap_or_else(PoisonError::into_inner) = place;
+        Ok(())
+    }
+}
+
+impl Drop for ClosedVolume {
+    fn drop(&mut self) {
+        self.0.gate.open();
+    }
+}
