@@ -2,7 +2,7 @@
 
 use super::listeners::ListenTask;
 use super::serving::{GATEWAY, Serving};
-use super::{ServeError, ServeOptions};
+use super::{ServeError, ServeOptions, Successor};
 use crate::catalog::Catalog;
 use crate::logs::Logs;
 use crate::node::NodeState;
@@ -13,6 +13,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
+use thaw_sandbox::monitor;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::{AbortHandle, JoinError};
 
@@ -20,6 +21,26 @@ use tokio::task::{AbortHandle, JoinError};
 const TRACES_PATIENCE: Duration = Duration::from_secs(2);
 /// How long writing the last lines of functions may take.
 const LOGS_PATIENCE: Duration = Duration::from_secs(3);
+/// How long the monitor may take to have what it is to keep for the next daemon.
+const MONITOR_PATIENCE: Duration = Duration::from_secs(5);
+
+/// How leaving everything to the next daemon went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HandOver {
+    /// The monitor has all that outlives this process.
+    Done,
+    /// Somebody wants everything to end.
+    Interrupted,
+}
+
+/// What is to become of the instances of a daemon that ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wish {
+    /// The next daemon has them, if one comes.
+    HandOver,
+    /// They end.
+    End,
+}
 
 /// The signals that tell the daemon what to do.
 pub(super) struct Signals {
@@ -47,18 +68,17 @@ impl Serving {
     ///
     /// # Errors
     /// A listener has failed.
-    pub async fn wait_for_end(&mut self, signals: Signals) -> Result<(), ServeError> {
-        let Signals { mut terminate, mut interrupt, mut hangup } = signals;
+    pub async fn wait_for_end(&mut self, signals: &mut Signals) -> Result<Wish, ServeError> {
         loop {
             tokio::select! {
-                _ = terminate.recv() => return Ok(()),
-                _ = interrupt.recv() => return Ok(()),
-                _ = hangup.recv() => {
+                _ = signals.terminate.recv() => return Ok(Wish::HandOver),
+                _ = signals.interrupt.recv() => return Ok(Wish::End),
+                _ = signals.hangup.recv() => {
                     reload(self.catalog.clone()).await;
                     self.own.update();
                 }
                 ended = first_to_end(&mut self.listening) => {
-                    return Ok(ended.map_err(io::Error::other)??);
+                    return ended.map_err(io::Error::other)?.map(|()| Wish::End).map_err(Into::into);
                 }
             }
         }
@@ -70,7 +90,7 @@ impl Serving {
         // Clients that come now wait in the backlog until the sockets close, and
         // those that were accepted are told to come back.
         self.own.stop();
-        if options.clients_wait {
+        if options.successor == Successor::Comes {
             self.listening[GATEWAY].abort();
         }
         self.shared.drain(options.drain).await;
@@ -87,6 +107,27 @@ impl Serving {
         let Self { shared, catalog, own, logs, .. } = self;
         drop((catalog, own));
         write_last_lines(shared, logs).await;
+    }
+
+    /// Leaves live instances, with the connections that were handed over to them, to the next daemon,
+    /// which begins when this process has ended. Clients that come now wait for that one.
+    pub async fn hand_over(&mut self, options: &ServeOptions, signals: &mut Signals) -> HandOver {
+        tracing::info!("leaving the live instances to the next daemon");
+        self.own.stop();
+        self.listening[GATEWAY].abort();
+        tokio::select! {
+            () = self.shared.leave(options.drain) => {}
+            _ = signals.interrupt.recv() => return HandOver::Interrupted,
+        }
+        self.stop_work().await;
+        self.stop_listening().await;
+        let instances = self.shared.instances().len();
+        self.shared.keep_all_asleep();
+        self.write_periods();
+        write_last_lines(self.shared.clone(), self.logs.clone()).await;
+        tell_monitor().await;
+        tracing::info!(instances, "left live instances to the next daemon");
+        HandOver::Done
     }
 
     /// Ends what goes on in the background. The queue keeps what was being attempted.
@@ -130,6 +171,15 @@ async fn write_last_lines(shared: Arc<NodeState>, logs: Arc<Logs>) {
     .await;
     if !written.unwrap_or(false) {
         tracing::warn!("the last lines of functions may be missing from their logs");
+    }
+}
+
+/// Waits until the monitor has what it is to keep.
+async fn tell_monitor() {
+    let Some(link) = monitor::of_this_process() else { return };
+    let told = tokio::task::spawn_blocking(move || link.leave(MONITOR_PATIENCE)).await;
+    if let Ok(Err(error)) = told {
+        tracing::warn!("the monitor may not have everything for the next daemon: {error}");
     }
 }
 

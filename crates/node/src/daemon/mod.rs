@@ -28,14 +28,14 @@ use crate::home::{DaemonAddress, Home};
 use crate::instance::WorkingSetUse;
 use crate::logs::LogLimits;
 use crate::traces::TraceSettings;
-use ending::Signals;
+use ending::{HandOver, Signals, Wish};
 use prepared::Doors;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serving::Serving;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
-use thaw_sandbox::WeakLimits;
+use thaw_sandbox::{WeakLimits, monitor};
 
 /// How a node serves.
 #[derive(Clone, Debug)]
@@ -54,9 +54,8 @@ pub struct ServeOptions {
     pub working_set: WorkingSetUse,
     /// Whether to serve on a host that does not enforce the functions' limits.
     pub weak_limits: WeakLimits,
-    /// Whether somebody else has the listeners, too, and another daemon will: clients that come
-    /// while this one ends wait for that one.
-    pub clients_wait: bool,
+    /// Whether another daemon comes after this one.
+    pub successor: Successor,
     /// Whether sandboxes of different tenants may share a core at a time.
     pub cores: CoreSharing,
     /// How much is kept of what functions log, and of the access log.
@@ -65,6 +64,17 @@ pub struct ServeOptions {
     pub e2b: Option<SocketAddr>,
     /// Where traces go, if somebody wants them.
     pub traces: Option<TraceSettings>,
+}
+
+/// Whether another daemon comes after one that ends in order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Successor {
+    /// Its listeners close, and all that it has ends.
+    #[default]
+    None,
+    /// The monitor keeps the listeners, where clients wait, and the live instances, unless this one
+    /// is told to end them (`SIGINT`).
+    Comes,
 }
 
 /// Who may share a core at a time, where cores have several hardware threads.
@@ -99,7 +109,8 @@ pub struct AdminOptions {
     pub names: Vec<String>,
 }
 
-/// Serves the functions in `home` until `SIGTERM` or `SIGINT`, then drains.
+/// Serves the functions in `home` until `SIGTERM` or `SIGINT`, then drains. If another daemon comes
+/// ([`Successor::Comes`]), `SIGTERM` ends this process and leaves its live instances to that one.
 /// `on_ready` is called when clients are served.
 ///
 /// # Errors
@@ -115,11 +126,21 @@ pub async fn serve(
     let node = opening::open(home, options).await?;
     let mut serving = Serving::begin(home, options, doors, node)?;
     // From the announcement on, clients may send signals that end the daemon in order.
-    let signals = Signals::listen()?;
+    let mut signals = Signals::listen()?;
     lock.announce(serving.address())?;
     on_ready(serving.address(), serving.catalog());
     warn_of_unused_sockets();
-    serving.wait_for_end(signals).await?;
+    let wish = serving.wait_for_end(&mut signals).await?;
+    if (wish, options.successor) == (Wish::HandOver, Successor::Comes) {
+        match serving.hand_over(options, &mut signals).await {
+            // Nothing is dropped: what is left to the next daemon would end.
+            HandOver::Done => {
+                drop(lock);
+                monitor::exit_at_once(0);
+            }
+            HandOver::Interrupted => {}
+        }
+    }
     serving.end(options).await;
     drop(lock);
     Ok(())

@@ -22,6 +22,9 @@ use thaw_sandbox::{KeptForSuccessor, RESUMED_MAX, keep_connection};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::time::Instant;
 
+/// How long the monitor may take to have what a daemon leaves that ends.
+const KEEP_PATIENCE: Duration = Duration::from_secs(2);
+
 /// A connection that an instance has.
 #[derive(Clone, Copy, Debug)]
 pub struct Placed {
@@ -168,6 +171,17 @@ pub(super) enum Due {
     Overdue(u64, LetGo),
 }
 
+/// Whether an instance outlives this daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Leaving {
+    /// The monitor has it.
+    Kept,
+    /// It does not yet.
+    NotYet,
+    /// It ends with this daemon.
+    Refused,
+}
+
 /// The connections of one instance.
 pub(crate) struct ConnectionTable {
     connector: Arc<dyn Connector>,
@@ -179,6 +193,12 @@ pub(crate) struct ConnectionTable {
     has_served: AtomicBool,
     /// Whether the monitor has the instance, for the next daemon, if it was asked to.
     is_kept: OnceLock<Arc<AtomicBool>>,
+    /// The instance cannot outlive this daemon.
+    cannot_leave: AtomicBool,
+    /// When it was to be kept at once.
+    asked_to_leave: OnceLock<Instant>,
+    /// It was tried in vain to put it to sleep.
+    cannot_sleep: AtomicBool,
     /// How long after it was placed a connection is looked at; `None`: never.
     first_look: Option<Duration>,
     open: Mutex<Open>,
@@ -214,6 +234,9 @@ impl ConnectionTable {
             is_watched: AtomicBool::new(false),
             has_served: AtomicBool::new(false),
             is_kept: OnceLock::new(),
+            cannot_leave: AtomicBool::new(false),
+            asked_to_leave: OnceLock::new(),
+            cannot_sleep: AtomicBool::new(false),
             first_look,
             open: Mutex::default(),
             execs: Execs::default(),
@@ -432,6 +455,34 @@ impl ConnectionTable {
         })
     }
 
+    /// Whether the next daemon gets the instance with all connections that were handed over.
+    pub(crate) fn leaving(&self) -> Leaving {
+        if self.cannot_leave.load(SeqCst) {
+            return Leaving::Refused;
+        }
+        let has_it = self.is_kept.get().is_some_and(|has_arrived| has_arrived.load(SeqCst));
+        let is_asked =
+            |held: &OpenConnection| !matches!(held.watch, Watch::Client(_)) || held.kept.is_some();
+        let is_late = || self.asked_to_leave.get().is_some_and(|at| at.elapsed() > KEEP_PATIENCE);
+        match has_it {
+            true if self.open().held.values().all(is_asked) => Leaving::Kept,
+            // Most likely the monitor keeps as much as it may.
+            false if is_late() => Leaving::Refused,
+            _ => Leaving::NotYet,
+        }
+    }
+
+    /// How many connections it has that were handed over.
+    pub(crate) fn handed_over(&self) -> usize {
+        let is_clients = |held: &&OpenConnection| matches!(held.watch, Watch::Client(_));
+        self.open().held.values().filter(is_clients).count()
+    }
+
+    /// Whether it was tried in vain to put it to sleep.
+    pub(crate) fn cannot_sleep(&self) -> bool {
+        self.cannot_sleep.load(SeqCst)
+    }
+
     /// Tells the supervisor something. One that has ended needs to know nothing.
     pub(crate) fn tell(&self, command: Command) {
         let _ = self.commands.send(command);
@@ -445,6 +496,21 @@ impl ConnectionTable {
             // Asked for once.
             let _ = self.is_kept.set(has_arrived);
         }
+    }
+
+    /// The monitor was asked to have the instance at once.
+    pub(super) fn note_asked_to_leave(&self) {
+        let _ = self.asked_to_leave.set(Instant::now());
+    }
+
+    /// The instance ends with this daemon.
+    pub(super) fn note_cannot_leave(&self) {
+        self.cannot_leave.store(true, SeqCst);
+    }
+
+    /// It was tried in vain to put it to sleep.
+    pub(super) fn note_cannot_sleep(&self) {
+        self.cannot_sleep.store(true, SeqCst);
     }
 
     /// It is about to look whether the instance has read everything: it wants to be told

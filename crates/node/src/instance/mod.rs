@@ -22,7 +22,7 @@ mod supervisor;
 mod terms;
 
 pub(crate) use connections::{
-    ConnectionNote, ConnectionTable, Delivery, Done, KeptConnections, LetGo,
+    ConnectionNote, ConnectionTable, Delivery, Done, KeptConnections, Leaving, LetGo,
 };
 pub use connections::{Outcome, Placed};
 pub use hibernation::HibernationTerms;

@@ -106,7 +106,7 @@ impl Service {
         reuse: Reuse,
         done: Done,
     ) -> Placement {
-        if self.shared.is_draining()
+        if self.shared.is_ending()
             || self.backs_off().is_some()
             || self.tenant.cpu().spent_for().is_some()
         {
@@ -150,7 +150,7 @@ impl Service {
         done: Done,
     ) -> Result<Found, PlaceError> {
         let deadline = Instant::now() + self.config.limits.queue.0;
-        if self.shared.is_draining() {
+        if self.shared.is_ending() {
             return Err(PlaceError::Draining);
         }
         if let Some(retry_after) = self.backs_off() {
