@@ -142,6 +142,67 @@ fn instances_and_their_connections_go_on_under_the_next_daemon() {
     wait_until("nothing is left", || all.iter().all(|process| !exists(process.pid)));
 }
 
+/// The gateway copies the bytes of a connection that has changed its protocol, as a WebSocket has.
+#[test]
+fn connections_of_another_protocol_go_on_under_the_next_daemon() {
+    let Some(node) = node() else { return };
+    let _monitor = node.start_monitor();
+    let mut daemon = node.start_daemon("daemon-0.log");
+    let gateway = node.gateway(&daemon);
+    let mut client = Lines::upgrade(gateway, "lasting");
+    let mut single = Lines::upgrade(gateway, "single");
+    let (mut said, long) = (0, "x".repeat(100_000));
+    for number in 1..4 {
+        restart(&node, &mut daemon, &format!("daemon-{number}.log"));
+        for text in ["short", &long] {
+            said += 1;
+            assert_eq!(client.say(text), said, "{}", daemon.log());
+            assert_eq!(single.say(text), said);
+        }
+    }
+    // Its end is seen on both sides, and gives its place back.
+    drop((client, single));
+    wait_until("the single instance has ended", || instances(&node) == 1);
+    let mut others: Vec<_> = (0..32).map(|_| Lines::upgrade(gateway, "lasting")).collect();
+    assert_eq!(others[31].say("hello"), said + 1);
+}
+
+/// Bytes are on their way in both directions all the time.
+#[test]
+fn no_byte_is_lost_in_a_connection_that_goes_on() {
+    let Some(node) = node() else { return };
+    let _monitor = node.start_monitor();
+    let mut daemon = node.start_daemon("daemon-0.log");
+    let client = Lines::upgrade(node.gateway(&daemon), "lasting");
+    let mut writer = client.0.get_ref().try_clone().expect("a descriptor");
+    let is_over = Arc::new(AtomicBool::new(false));
+    let written = {
+        let is_over = is_over.clone();
+        thread::spawn(move || {
+            let mut written = 0;
+            while !is_over.load(Ordering::SeqCst) {
+                writer.write_all(format!("line {written}\n").as_bytes()).expect("it is sent");
+                written += 1;
+                if written % 64 == 0 {
+                    thread::sleep(Duration::from_millis(1));
+                }
+            }
+            writer.shutdown(std::net::Shutdown::Write).expect("it ends");
+            written
+        })
+    };
+    let read = thread::spawn(move || client.0.lines().map(|line| line.expect("a line")).collect());
+    for number in 1..4 {
+        thread::sleep(Duration::from_millis(300));
+        restart(&node, &mut daemon, &format!("daemon-{number}.log"));
+    }
+    is_over.store(true, Ordering::SeqCst);
+    let written = written.join().expect("the writer");
+    let read: Vec<String> = read.join().expect("the reader");
+    let expected: Vec<_> = (0..written).map(|line| format!("{} line {line}", line + 1)).collect();
+    assert!(read == expected, "{} of {written} lines: {:?}", read.len(), read.last());
+}
+
 /// What is younger than those that are kept in any case.
 #[test]
 fn connections_of_the_last_moment_are_left_to_the_next_daemon() {

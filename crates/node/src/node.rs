@@ -7,6 +7,7 @@ use crate::config::FunctionName;
 use crate::crashes::{Crashes, Refreshes};
 use crate::edge::Edge;
 use crate::health::Failures;
+use crate::joined::Joined;
 use crate::metrics::Metrics;
 use crate::pulls::Pulls;
 use crate::rollout::Served;
@@ -39,6 +40,8 @@ pub struct NodeState {
     /// An instance has become idle while somebody waits.
     idle: Notify,
     admission: Arc<Admission>,
+    /// Connections of which the gateway only copies the bytes.
+    joined: Joined,
     /// Liveness probes that may be under way.
     probes: Arc<Semaphore>,
     next_connection: AtomicU64,
@@ -113,6 +116,7 @@ impl NodeState {
             waiting: AtomicUsize::new(0),
             idle: Notify::new(),
             admission,
+            joined: Joined::default(),
             probes: Arc::new(Semaphore::new(PROBES_MAX)),
             next_connection: AtomicU64::new(1),
             next_instance: AtomicU64::new(1),
@@ -504,6 +508,7 @@ impl NodeState {
     /// and ends them all.
     pub async fn drain(&self, patience: Duration) {
         self.leaving.store(false, Ordering::SeqCst);
+        self.joined.stay();
         self.draining.store(true, Ordering::SeqCst);
         let deadline = Instant::now() + patience;
         loop {
@@ -539,12 +544,13 @@ impl NodeState {
     pub(crate) async fn leave(&self, patience: Duration) {
         self.leaving.store(true, Ordering::SeqCst);
         self.draining.store(true, Ordering::SeqCst);
+        self.joined.leave();
         let began = Instant::now();
         let mut quiet_looks = 0;
         while quiet_looks < QUIET_LOOKS {
             sleep(LEAVING_LOOK).await;
             // A client that has connected a moment ago is about to ask something.
-            let mut clients = self.admission.busy();
+            let mut clients = self.admission.busy() + self.joined.moving();
             match began.elapsed() < CLIENTS_PATIENCE {
                 true => clients += self.admission.waiting_count(),
                 false => self.admission.let_go_of_waiting(),
@@ -568,6 +574,11 @@ impl NodeState {
     /// A place among the liveness probes of the node; `None`: all are taken.
     pub(crate) fn probe_place(&self) -> Option<OwnedSemaphorePermit> {
         self.probes.clone().try_acquire_owned().ok()
+    }
+
+    /// Connections of which the gateway only copies the bytes.
+    pub(crate) fn joined(&self) -> &Joined {
+        &self.joined
     }
 
     /// Whom the gateway takes in.

@@ -6,6 +6,7 @@ use super::patience::Patience;
 use super::supervisor::Command;
 use crate::clock::monotonic_ns;
 use crate::config::FunctionConfig;
+use crate::edge::Addresses;
 use crate::sandboxes::Execs;
 use rustix::net::{Shutdown, shutdown};
 use serde::{Deserialize, Serialize};
@@ -14,7 +15,7 @@ use std::fmt;
 use std::io;
 use std::mem;
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
@@ -59,6 +60,28 @@ pub(crate) struct ConnectionNote {
     pub wants_head_only: bool,
 }
 
+/// A connection whose bytes an earlier daemon has copied.
+#[derive(Debug)]
+pub(crate) struct JoinedOrphan {
+    /// Number of the instance.
+    pub instance: u64,
+    /// Number of the connection.
+    pub connection: u64,
+    pub addresses: Addresses,
+    /// The client's socket.
+    pub client: OwnedFd,
+    /// The one whose other end the instance has.
+    pub far: OwnedFd,
+}
+
+/// A connection that an instance of an earlier daemon has.
+pub(crate) enum Inherited {
+    /// It was handed over; the monitor keeps it for the next daemon, too.
+    HandedOver(Arc<Client>, KeptForSuccessor),
+    /// The gateway copies its bytes.
+    Joined(JoinedOrphan),
+}
+
 /// Who is told what became of a connection.
 pub(crate) type Done = Box<dyn FnOnce(Placed, Outcome) + Send>;
 
@@ -99,6 +122,8 @@ pub(super) struct OpenConnection {
     kept: Option<KeptForSuccessor>,
     /// The guest was told to close it, since others wait for its place.
     is_crowded_out: bool,
+    /// It has another protocol by now, and the gateway only copies its bytes.
+    is_joined: bool,
 }
 
 /// Who knows how a connection goes.
@@ -308,12 +333,13 @@ impl ConnectionTable {
                 done,
                 kept: None,
                 is_crowded_out: false,
+                is_joined: false,
             },
         );
         Ok(())
     }
 
-    /// Takes in a connection that the instance has had since an earlier daemon.
+    /// Takes in a connection that was handed over to the instance by an earlier daemon.
     pub(crate) fn inherit(&self, delivery: Delivery, placed: Placed, kept: KeptForSuccessor) {
         let id = delivery.client.id;
         // Nobody could have closed it before the instance has a supervisor.
@@ -321,6 +347,27 @@ impl ConnectionTable {
         if let Some(held) = self.open().held.get_mut(&id) {
             held.kept = Some(kept);
         }
+    }
+
+    /// Takes in one of which the gateway copies the bytes, as an earlier daemon did.
+    pub(crate) fn inherit_joined(
+        &self,
+        orphan: &JoinedOrphan,
+        permit: OwnedSemaphorePermit,
+        placed: Placed,
+    ) {
+        let held = OpenConnection {
+            watch: Watch::Gateway,
+            look_at: None,
+            permit: Some(permit),
+            placed,
+            // Its client sees the end by its socket.
+            done: Box::new(|_, _| {}),
+            kept: None,
+            is_crowded_out: false,
+            is_joined: true,
+        };
+        self.open().held.insert(orphan.connection, held);
     }
 
     /// Has those connections outlive this daemon that were handed over whole and are at least
@@ -355,7 +402,7 @@ impl ConnectionTable {
                 wants_head_only: client.wants_head_only,
             };
             let text = serde_json::to_string(&note).expect("plain data");
-            let kept = keep_connection(client.socket.as_fd(), &text)?;
+            let kept = keep_connection(client.socket.as_fd(), None, &text)?;
             if let Some(held) = self.open().held.get_mut(&id) {
                 held.kept = kept;
             }
@@ -472,10 +519,18 @@ impl ConnectionTable {
         }
     }
 
-    /// How many connections it has that were handed over.
-    pub(crate) fn handed_over(&self) -> usize {
-        let is_clients = |held: &&OpenConnection| matches!(held.watch, Watch::Client(_));
-        self.open().held.values().filter(is_clients).count()
+    /// How many connections it has that may outlive this daemon.
+    pub(crate) fn lasting(&self) -> usize {
+        let lasts =
+            |held: &&OpenConnection| held.is_joined || matches!(held.watch, Watch::Client(_));
+        self.open().held.values().filter(lasts).count()
+    }
+
+    /// A connection has another protocol from now on.
+    pub(crate) fn join(&self, id: u64) {
+        if let Some(held) = self.open().held.get_mut(&id) {
+            held.is_joined = true;
+        }
     }
 
     /// Whether it was tried in vain to put it to sleep.

@@ -22,7 +22,8 @@ mod supervisor;
 mod terms;
 
 pub(crate) use connections::{
-    ConnectionNote, ConnectionTable, Delivery, Done, KeptConnections, Leaving, LetGo,
+    ConnectionNote, ConnectionTable, Delivery, Done, Inherited, JoinedOrphan, KeptConnections,
+    Leaving, LetGo,
 };
 pub use connections::{Outcome, Placed};
 pub use hibernation::HibernationTerms;

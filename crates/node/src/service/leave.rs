@@ -22,7 +22,7 @@ impl Service {
                 waited_for += 1;
                 continue;
             }
-            let ends = is_single_use && slot.table.handed_over() == 0;
+            let ends = is_single_use && slot.table.lasting() == 0;
             match slot.table.leaving() {
                 Leaving::Kept if !ends => continue,
                 Leaving::NotYet if !ends => slot.table.tell(Command::Leave),
