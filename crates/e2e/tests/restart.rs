@@ -281,6 +281,42 @@ fn five_restarts_under_clients_cost_none_of_them_a_request() {
     assert!(count(gateway, "lasting") < all, "one instance has served all of its function");
 }
 
+/// Also where the daemon has bound the address itself.
+#[test]
+fn nobody_is_refused_at_an_address_of_a_function() {
+    let Some((_turn, node)) = node_with_lines() else { return };
+    let mut monitor = node.start_monitor_with(&["--keep-for", "3s"]);
+    let mut daemon = node.start_daemon("daemon-0.log");
+    let is_over = Arc::new(AtomicBool::new(false));
+    let client = {
+        let is_over = is_over.clone();
+        thread::spawn(move || {
+            let mut last = 0;
+            while !is_over.load(Ordering::SeqCst) {
+                let number = Lines::connect(lines_address()).say("hello");
+                assert!(number > last, "the same instance");
+                last = number;
+            }
+            last
+        })
+    };
+    for number in 1..4 {
+        thread::sleep(Duration::from_millis(200));
+        restart(&node, &mut daemon, &format!("daemon-{number}.log"));
+        assert!(!daemon.log().contains("cannot listen"), "{}", daemon.log());
+    }
+    is_over.store(true, Ordering::SeqCst);
+    assert!(client.join().expect("a client") > 3, "{}", daemon.log());
+    // Nobody listens any more when no daemon has come, or all was to end.
+    daemon.stop();
+    wait_until("nobody listens", || TcpStream::connect(lines_address()).is_err());
+    let mut daemon = node.start_daemon("last.log");
+    daemon.signal(Signal::INT);
+    assert_eq!(daemon.wait(), Some(0));
+    TcpStream::connect(lines_address()).expect_err("it is closed at once");
+    assert_eq!(monitor.stop(), Some(0));
+}
+
 #[test]
 fn what_no_daemon_comes_for_ends_after_a_while() {
     let Some((_turn, node)) = node_with_lines() else { return };

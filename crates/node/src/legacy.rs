@@ -6,12 +6,46 @@ use crate::gateway::{attend_inherited, join_inherited};
 use crate::instance::{Client, ConnectionNote, Inherited, InstanceNote, JoinedOrphan, Way};
 use crate::node::NodeState;
 use crate::tenants::{Lease, Tenant, TenantName};
+use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
+use std::mem;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use thaw_sandbox::{Legacy, Orphan, OrphanConnection};
+use thaw_sandbox::{KeptForSuccessor, Legacy, Orphan, OrphanConnection};
 
 /// Connections, by the number of their instance.
 type Connections = HashMap<u64, Vec<Inherited>>;
+
+/// What the next daemon has to know of a listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ListenerNote {
+    /// Where it listens.
+    pub listener: SocketAddr,
+    /// Whether it takes datagrams.
+    pub is_udp: bool,
+}
+
+/// A listener that an earlier daemon has left.
+#[derive(Debug)]
+pub(crate) struct LeftListener {
+    pub note: ListenerNote,
+    pub socket: OwnedFd,
+    /// Keeps it for the daemon after this one, too.
+    pub kept: KeptForSuccessor,
+}
+
+/// Takes the listeners out of what an earlier daemon has left.
+pub(crate) fn take_listeners(legacy: &mut Legacy) -> Vec<LeftListener> {
+    let mut listeners = Vec::new();
+    for OrphanConnection { socket, far, note, kept } in mem::take(&mut legacy.connections) {
+        match serde_json::from_str::<ListenerNote>(&note) {
+            Ok(note) => listeners.push(LeftListener { note, socket, kept }),
+            Err(_) => legacy.connections.push(OrphanConnection { socket, far, note, kept }),
+        }
+    }
+    listeners
+}
 
 /// Instances of an earlier daemon that have their tenants' room, but no function yet.
 pub struct Waiting {

@@ -2,7 +2,7 @@
 
 use super::listeners::ListenTask;
 use super::serving::{GATEWAY, Serving};
-use super::{ServeError, ServeOptions, Successor};
+use super::{ServeError, ServeOptions, Successor, lasting};
 use crate::catalog::Catalog;
 use crate::logs::Logs;
 use crate::node::NodeState;
@@ -87,6 +87,7 @@ impl Serving {
     /// Finishes what is being served, and ends everything.
     pub async fn end(mut self, options: &ServeOptions) {
         tracing::info!("finishing what is being served");
+        lasting::stay();
         // Clients that come now wait in the backlog until the sockets close, and
         // those that were accepted are told to come back.
         self.own.stop();
@@ -113,6 +114,7 @@ impl Serving {
     /// which begins when this process has ended. Clients that come now wait for that one.
     pub async fn hand_over(&mut self, options: &ServeOptions, signals: &mut Signals) -> HandOver {
         tracing::info!("leaving the live instances to the next daemon");
+        lasting::leave();
         self.own.stop();
         self.listening[GATEWAY].abort();
         tokio::select! {

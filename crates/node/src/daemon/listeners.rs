@@ -1,6 +1,7 @@
 //! The addresses that are bound while a daemon serves: those of functions, and of E2B's API.
 
 use super::ServeError;
+use super::lasting::{self, Held};
 use crate::activation;
 use crate::catalog::Catalog;
 use crate::config::{EntryKind, FunctionName};
@@ -14,7 +15,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
 use std::io;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use thaw_sandbox::{GuardedPort, PortGuard, Transport, monitor};
 use tokio::task::JoinHandle;
@@ -91,21 +92,16 @@ impl OwnListeners {
         let option = "`listen` in its thaw.toml";
         Ok(match kind {
             EntryKind::Http | EntryKind::Stdin | EntryKind::Sandbox => {
-                let guarded = guard(address, Transport::Tcp, PortGuard::IfWrittenOut);
-                let listening = gateway.listen(bind(address, option)?, Some(name));
-                tokio::spawn(with_guard(guarded, listening))
+                let (listener, held) = listen_for(address, option)?;
+                tokio::spawn(with_held(held, gateway.listen(listener, Some(name))))
             }
             EntryKind::Tcp => {
-                let guarded = guard(address, Transport::Tcp, PortGuard::IfWrittenOut);
-                let listening = gateway.listen_raw(bind(address, option)?, name);
-                tokio::spawn(with_guard(guarded, listening))
+                let (listener, held) = listen_for(address, option)?;
+                tokio::spawn(with_held(held, gateway.listen_raw(listener, name)))
             }
             EntryKind::Udp => {
-                let socket = bind_datagrams(address, option);
-                let socket =
-                    socket.map_err(|error| ServeError::Listen { address, option, error })?;
-                let guarded = guard(address, Transport::Udp, PortGuard::IfWrittenOut);
-                tokio::spawn(with_guard(guarded, gateway.receive(socket, name)))
+                let (socket, held) = receive_for(address, option)?;
+                tokio::spawn(with_held(held, gateway.receive(socket, name)))
             }
         })
     }
@@ -131,12 +127,11 @@ pub(super) fn serve_e2b(
     let settings = LiveSettings::load(home.root().join(e2b::FILE))?;
     let backend = NodeBackend::new(catalog.node().clone(), sandboxes.clone(), catalog.clone());
     let api = E2b::new(backend, settings, home.root())?;
-    let listener = bind(address, "--e2b")?;
+    let (listener, held) = listen_for(address, "--e2b")?;
     listener.set_nonblocking(true)?;
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let address = listener.local_addr()?;
-    let guarded = guard(address, Transport::Tcp, PortGuard::IfWrittenOut);
-    Ok((address, tokio::spawn(with_guard(guarded, api.serve(listener)))))
+    Ok((address, tokio::spawn(with_held(held, api.serve(listener)))))
 }
 
 pub(super) fn bind(address: SocketAddr, option: &'static str) -> Result<TcpListener, ServeError> {
@@ -159,13 +154,32 @@ fn bind_datagrams(address: SocketAddr, option: &'static str) -> io::Result<UdpSo
     }
 }
 
-/// A listener at an address that `option` names, which sandboxes are kept from.
+/// A listener at an address that `option` names, which sandboxes are kept from, and which the next
+/// daemon gets. The daemon before this one may have left it.
 pub(crate) fn listen_for(
     address: SocketAddr,
     option: &'static str,
-) -> Result<(TcpListener, GuardedPort), ServeError> {
-    let guarded = guard(address, Transport::Tcp, PortGuard::IfWrittenOut);
-    Ok((bind(address, option)?, guarded))
+) -> Result<(TcpListener, Held), ServeError> {
+    let (listener, kept) = match lasting::claim(address, Transport::Tcp) {
+        Some((socket, kept)) => (TcpListener::from(socket), Some(kept)),
+        None => (bind(address, option)?, None),
+    };
+    let bound = listener.local_addr().unwrap_or(address);
+    let held = lasting::hold(listener.as_fd(), (bound, Transport::Tcp), kept);
+    Ok((listener, held))
+}
+
+/// The same for datagrams.
+fn receive_for(address: SocketAddr, option: &'static str) -> Result<(UdpSocket, Held), ServeError> {
+    let (socket, kept) = match lasting::claim(address, Transport::Udp) {
+        Some((socket, kept)) => (UdpSocket::from(socket), Some(kept)),
+        None => {
+            let bound = bind_datagrams(address, option);
+            (bound.map_err(|error| ServeError::Listen { address, option, error })?, None)
+        }
+    };
+    let held = lasting::hold(socket.as_fd(), (address, Transport::Udp), kept);
+    Ok((socket, held))
 }
 
 /// Has the monitor bind what this process may not, if there is one.
@@ -183,9 +197,9 @@ pub(super) fn guard(address: SocketAddr, transport: Transport, guard: PortGuard)
     GuardedPort::new(transport, address.port(), guard)
 }
 
-/// Serves for as long as `serving` does, with a port guarded.
-pub(crate) async fn with_guard(
-    _guarded: GuardedPort,
+/// Serves for as long as `serving` does, with what is held for its listener.
+pub(crate) async fn with_held(
+    _held: Held,
     serving: impl Future<Output = io::Result<()>>,
 ) -> io::Result<()> {
     serving.await

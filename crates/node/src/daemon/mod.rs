@@ -4,19 +4,21 @@
 //! | --- | --- |
 //! | `prepared` | locks the home and binds the addresses of the node |
 //! | `listeners` | binds all other addresses, and listens where functions want it |
+//! | `lasting` | leaves those listeners to the next daemon |
 //! | `opening` | opens what is in the home, and takes over what an earlier daemon has left |
 //! | `serving` | begins all tasks of the daemon |
 //! | `ending` | waits for the signal that ends it, and ends it in order |
 
 mod ending;
 mod error;
+mod lasting;
 mod listeners;
 mod opening;
 mod prepared;
 mod serving;
 
 pub use error::ServeError;
-pub(crate) use listeners::{listen_for, with_guard};
+pub(crate) use listeners::{listen_for, with_held};
 pub use opening::start_pool;
 pub use prepared::Prepared;
 

@@ -1,6 +1,6 @@
 //! Opening what is in the home: the store, the functions, and what an earlier daemon has left.
 
-use super::{CoreSharing, ServeError, ServeOptions};
+use super::{CoreSharing, ServeError, ServeOptions, lasting};
 use crate::asleep::AsleepSpace;
 use crate::catalog::Catalog;
 use crate::config::QUOTAS_FILE;
@@ -38,7 +38,8 @@ pub(super) async fn open(home: &Home, options: &ServeOptions) -> Result<Opened, 
     let store = Store::open(&home.store())?;
     let console = console()?;
     // Before there are others.
-    let legacy = thaw_sandbox::take_over(&console)?;
+    let mut legacy = thaw_sandbox::take_over(&console)?;
+    lasting::inherit(legacy::take_listeners(&mut legacy));
     let pool = start_pool_with(home, console, options.zygotes, options.weak_limits)?;
     let shared = open_node(home, options)?;
     let asleep = AsleepSpace::at(home.asleep()?);

@@ -3,7 +3,7 @@
 use super::listeners::{ListenTask, OwnListeners, reachable, serve_e2b};
 use super::opening::Opened;
 use super::prepared::Doors;
-use super::{ServeError, ServeOptions};
+use super::{ServeError, ServeOptions, lasting};
 use crate::admin::{Admin, AdminAddress};
 use crate::catalog::Catalog;
 use crate::dashboard::Dashboard;
@@ -76,6 +76,7 @@ impl Serving {
         listening.extend(e2b_task);
         let own = Arc::new(OwnListeners::new(gateway, shared.clone()));
         own.update();
+        lasting::close_unclaimed();
         let history = History::new(shared.clone(), catalog.pool().clone());
         let mut watching = watch(&shared, &catalog, options, &periods);
         watching.push(spawn(sandboxes.clone().watch()));
