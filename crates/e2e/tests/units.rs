@@ -46,6 +46,14 @@ fn the_units_have_no_mistakes() {
     assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""), "{outcome:?}");
 }
 
+/// A restart leaves what lives to the next daemon, and a stop ends it.
+#[test]
+fn the_daemons_unit_tells_a_restart_from_a_stop() {
+    let unit = unit("thaw.service");
+    assert_eq!(setting(&unit, "RestartKillSignal"), "SIGTERM");
+    assert_eq!(setting(&unit, "KillSignal"), "SIGINT");
+}
+
 /// The threshold is in tenths.
 #[test]
 fn the_daemons_unit_is_exposed_little() {
