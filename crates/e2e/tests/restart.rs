@@ -3,16 +3,18 @@
 //! answered first, and new clients wait.
 
 use rustix::process::Signal;
+use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 use thaw_e2e::{
-    Apart, Background, Function, built_home, descendants, exists, free_port, get, request,
-    request_local, wait_until,
+    Apart, Background, Function, Raw, built_home, descendants, exists, free_port, get, repository,
+    request, request_local, run, run_within, skip, thaw, wait_until,
 };
 
 /// What an instance that stays may do.
@@ -38,6 +40,7 @@ fn node() -> Option<Apart> {
             lasting("lasting", KEYS),
             lasting("single", "isolation = \"request\""),
             lasting("sleepy", SLEEPY),
+            lasting("locked", "isolation = \"instance\"\n[hibernate]\nencrypt = true"),
         ]
     };
     Apart::of(|| HOME.get_or_init(|| built_home("restart", &functions())).clone())
@@ -228,7 +231,7 @@ fn requests_under_way_are_answered_whichever_way_they_have_come() {
     let routed = thread::spawn(move || get(gateway, "lasting", "/hold/2").status);
     // Nothing can follow it, so its connection is handed over.
     let whole = thread::spawn(move || {
-        let mut client = thaw_e2e::Raw::connect(gateway);
+        let mut client = Raw::connect(gateway);
         client.send("GET /hold/4 HTTP/1.1\r\nHost: single\r\nConnection: close\r\n\r\n");
         client.response().map(|response| response.status)
     });
@@ -366,4 +369,220 @@ fn idle_instances_that_persist_sleep_meanwhile() {
     let _monitor = node.start_monitor();
     let daemon = node.start_daemon("third.log");
     assert_eq!(count(node.gateway(&daemon), "sleepy"), 3, "{}", daemon.log());
+}
+
+/// One request after another on a connection, as long as the answers allow it.
+fn keep_asking(gateway: SocketAddr, is_over: &AtomicBool) -> Vec<String> {
+    let mut failures = Vec::new();
+    let mut connection: Option<Raw> = None;
+    while !is_over.load(Ordering::SeqCst) {
+        let mut client = connection.take().unwrap_or_else(|| Raw::connect(gateway));
+        client.send("GET /count HTTP/1.1\r\nHost: lasting\r\n\r\n");
+        match client.response() {
+            Some(response) if response.status == 200 => {
+                let is_last = response.header("connection") == Some("close");
+                connection = (!is_last).then_some(client);
+            }
+            other => failures.push(format!("{other:?}")),
+        }
+    }
+    failures
+}
+
+#[test]
+fn clients_that_keep_their_connections_lose_no_request() {
+    let Some(node) = node() else { return };
+    let _monitor = node.start_monitor();
+    let mut daemon = node.start_daemon("daemon-0.log");
+    let gateway = node.gateway(&daemon);
+    let is_over = Arc::new(AtomicBool::new(false));
+    let clients = [(); 4].map(|()| {
+        let is_over = is_over.clone();
+        thread::spawn(move || keep_asking(gateway, &is_over))
+    });
+    for number in 1..4 {
+        thread::sleep(Duration::from_millis(300));
+        restart(&node, &mut daemon, &format!("daemon-{number}.log"));
+    }
+    is_over.store(true, Ordering::SeqCst);
+    let failures: Vec<_> = clients.into_iter().flat_map(|client| client.join().unwrap()).collect();
+    assert_eq!(failures, Vec::<String>::new(), "{}", daemon.log());
+}
+
+/// They are told to open another connection, or one that never rests would hold up the restart.
+#[test]
+fn clients_of_http_2_do_not_hold_up_a_restart() {
+    if Command::new("node").arg("--version").output().is_err() {
+        return skip("node is missing");
+    }
+    let Some(node) = node() else { return };
+    let _monitor = node.start_monitor();
+    let mut daemon = node.start_daemon("first.log");
+    let mut client = Command::new("node");
+    let script = repository().join("tests/guest/host/http2_client.mjs");
+    client.arg(script).args([node.gateway(&daemon).to_string(), "4000".to_owned()]);
+    let client = thread::spawn(move || run_within(Duration::from_secs(120), &mut client, b""));
+    thread::sleep(Duration::from_millis(500));
+    let began = Instant::now();
+    restart(&node, &mut daemon, "second.log");
+    assert!(began.elapsed() < Duration::from_secs(20), "{}", daemon.log());
+    let outcome = client.join().expect("a client");
+    assert_eq!(outcome.stdout, "4000 answered, 0 failed\n", "{outcome:?}\n{}", daemon.log());
+}
+
+#[test]
+fn a_request_has_the_drain_time_and_no_more() {
+    let Some(node) = node() else { return };
+    let _monitor = node.start_monitor();
+    let mut daemon = node.start_as_daemon(node.daemon().args(["--drain", "2s"]), "first.log");
+    let gateway = node.gateway(&daemon);
+    assert_eq!(count(gateway, "lasting"), 1);
+    let slow = thread::spawn(move || request(gateway, "lasting", "/hold/30", None));
+    wait_until("it is under way", || is_busy(&node));
+    let began = Instant::now();
+    restart(&node, &mut daemon, "second.log");
+    let taken = began.elapsed();
+    assert!((Duration::from_secs(2)..Duration::from_secs(15)).contains(&taken), "{taken:?}");
+    slow.join().expect("a client").expect_err("it is cut");
+    // The instance itself has gone on.
+    assert_eq!(count(gateway, "lasting"), 3, "{}", daemon.log());
+}
+
+/// Whether an instance has a connection.
+fn is_busy(node: &Apart) -> bool {
+    let all = request_local(&node.home().join("admin.sock"), "/instances").expect("an answer");
+    let all = all.json();
+    all.as_array().expect("a list").iter().any(|instance| instance["connections"] == 1)
+}
+
+#[test]
+fn an_end_of_everything_overtakes_a_restart() {
+    let Some((_turn, node)) = node_with_lines() else { return };
+    let monitor = node.start_monitor();
+    let mut daemon = node.start_as_daemon(node.daemon().args(["--drain", "5s"]), "first.log");
+    let gateway = node.gateway(&daemon);
+    assert_eq!(count(gateway, "lasting"), 1);
+    Lines::connect(lines_address()).say("hello");
+    let slow = thread::spawn(move || request(gateway, "lasting", "/hold/30", None));
+    wait_until("it is under way", || is_busy(&node));
+    daemon.signal(Signal::TERM);
+    wait_until("it leaves", || daemon.log().contains("leaving the live instances"));
+    daemon.signal(Signal::INT);
+    assert_eq!(daemon.wait(), Some(0));
+    drop(slow.join().expect("a client"));
+    wait_until("all sandboxes are gone", || descendants(monitor.pid()).is_empty());
+    TcpStream::connect(lines_address()).expect_err("nobody listens");
+}
+
+/// Nobody but the daemon has the key to its memory.
+#[test]
+fn an_instance_whose_memory_is_encrypted_on_disk_goes_on() {
+    let Some(node) = node() else { return };
+    let _monitor = node.start_monitor();
+    let mut daemon = node.start_daemon("first.log");
+    let gateway = node.gateway(&daemon);
+    assert_eq!(count(gateway, "locked"), 1);
+    let mut hibernate = thaw();
+    hibernate.env("THAW_HOME", node.home()).args(["hibernate", "locked"]);
+    run(&mut hibernate).success();
+    restart(&node, &mut daemon, "second.log");
+    assert_eq!(count(gateway, "locked"), 2, "{}", daemon.log());
+}
+
+/// Bytes that were read for a client which does not take them are in the daemon's memory only.
+#[test]
+fn a_client_that_does_not_read_holds_up_no_restart() {
+    let Some(node) = node() else { return };
+    let _monitor = node.start_monitor();
+    let mut daemon = node.start_daemon("first.log");
+    let gateway = node.gateway(&daemon);
+    let stuck = Lines::upgrade(gateway, "lasting");
+    let socket = stuck.0.get_ref();
+    socket.set_nonblocking(true).expect("it can be set");
+    let line = [&[b'x'; 9999][..], b"\n"].concat();
+    wait_until("nothing more fits", || {
+        let mut fitted = 0;
+        while (&*socket).write(&line).is_ok() {
+            fitted += 1;
+        }
+        thread::sleep(Duration::from_millis(200));
+        fitted == 0
+    });
+    let began = Instant::now();
+    restart(&node, &mut daemon, "second.log");
+    assert!(began.elapsed() < Duration::from_secs(15), "{}", daemon.log());
+    assert!(count(gateway, "lasting") > 1, "the same instance");
+}
+
+/// A sandbox without a program, such as people and agents work in.
+const BOX: &str = "name = \"box\"\nisolation = \"instance\"\n[entry]\nkind = \"sandbox\"\n[runtime]\n\
+                   kind = \"python3\"\nprograms = [\"sh\", \"cat\", \"sleep\"]\n";
+
+#[test]
+fn sandboxes_go_on_under_the_next_daemon() {
+    static HOME: OnceLock<PathBuf> = OnceLock::new();
+    let build = || {
+        let home = built_home("restart-box", &[]);
+        let directory = home.with_extension("box");
+        fs::create_dir_all(&directory).expect("a directory");
+        fs::write(directory.join("thaw.toml"), BOX).expect("thaw.toml");
+        run(thaw().arg("build").arg(&directory).env("THAW_HOME", &home)).success();
+        home
+    };
+    let Some(node) = Apart::of(|| HOME.get_or_init(build).clone()) else { return };
+    let _monitor = node.start_monitor();
+    let mut daemon = node.start_daemon("first.log");
+    let call = |arguments: &[&str]| run(thaw().args(arguments).env("THAW_HOME", node.home()));
+    call(&["sandbox", "create", "box", "--name", "one"]).success();
+    let leave = "echo kept > /tmp/file; sleep 600 & echo $! > /tmp/pid";
+    call(&["exec", "one", "--", "sh", "-c", leave]).success();
+    // The stream of this one ends with its daemon.
+    let home = node.home();
+    let running = thread::spawn(move || {
+        run(thaw().args(["exec", "one", "--", "sleep", "600"]).env("THAW_HOME", home))
+    });
+    thread::sleep(Duration::from_millis(500));
+    let began = Instant::now();
+    restart(&node, &mut daemon, "second.log");
+    assert!(began.elapsed() < Duration::from_secs(20), "{}", daemon.log());
+    assert_ne!(running.join().expect("a client").code, Some(0));
+    let look = "cat /tmp/file; kill -0 $(cat /tmp/pid) && echo runs";
+    assert_eq!(call(&["exec", "one", "--", "sh", "-c", look]).success(), "kept\nruns\n");
+}
+
+/// Connects to the monitor as a daemon of another version does, and goes.
+const TURNS_AWAY: &str = "\
+import socket, sys
+s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+s.settimeout(30)
+s.connect(sys.argv[1])
+assert s.recv(100000)
+";
+
+#[test]
+fn daemons_that_do_not_understand_the_monitor_end_nothing() {
+    let Some(node) = node() else { return };
+    let _monitor = node.start_monitor();
+    let mut daemon = node.start_daemon("first.log");
+    let gateway = node.gateway(&daemon);
+    assert_eq!(count(gateway, "lasting"), 1);
+    assert_eq!(daemon.stop(), Some(0));
+    for _ in 0..4 {
+        let mut other = node.as_user(node.uid, node.gid);
+        other.args(["/usr/bin/python3", "-c", TURNS_AWAY, &node.socket()]);
+        // The monitor ends those that close its socket.
+        run(&mut other);
+    }
+    let daemon = node.start_daemon("second.log");
+    assert!(daemon.log().contains("took over 1 of 1 instances"), "{}", daemon.log());
+    assert_eq!(count(gateway, "lasting"), 2);
+}
+
+#[test]
+fn instances_wait_for_a_daemon_for_a_second_to_a_day() {
+    for (time, is_refused) in [("999ms", true), ("86401s", true), ("1s", false), ("24h", false)] {
+        // Without a socket it does not begin.
+        let outcome = run(thaw().args(["monitor", "--keep-for", time]));
+        assert_eq!(outcome.stderr.contains("it must be 1s to 1d"), is_refused, "{outcome:?}");
+    }
 }

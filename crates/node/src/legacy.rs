@@ -38,10 +38,13 @@ pub(crate) struct LeftListener {
 /// Takes the listeners out of what an earlier daemon has left.
 pub(crate) fn take_listeners(legacy: &mut Legacy) -> Vec<LeftListener> {
     let mut listeners = Vec::new();
-    for OrphanConnection { socket, far, note, kept } in mem::take(&mut legacy.connections) {
-        match serde_json::from_str::<ListenerNote>(&note) {
-            Ok(note) => listeners.push(LeftListener { note, socket, kept }),
-            Err(_) => legacy.connections.push(OrphanConnection { socket, far, note, kept }),
+    for orphan in mem::take(&mut legacy.connections) {
+        match serde_json::from_str::<ListenerNote>(&orphan.note) {
+            Ok(note) => {
+                let OrphanConnection { socket, kept, .. } = orphan;
+                listeners.push(LeftListener { note, socket, kept });
+            }
+            Err(_) => legacy.connections.push(orphan),
         }
     }
     listeners
@@ -91,12 +94,14 @@ fn reserve_one(shared: &NodeState, orphan: Orphan) -> Option<WaitingInstance> {
 
 fn by_instance(connections: Vec<OrphanConnection>) -> Connections {
     let mut all = Connections::new();
-    for OrphanConnection { socket, far, note, kept } in connections {
+    for OrphanConnection { socket, others, note, kept } in connections {
         let Ok(note) = serde_json::from_str::<ConnectionNote>(&note) else { continue };
-        if let Some(far) = far {
+        let mut others = others.into_iter();
+        if let Some(far) = others.next() {
             let addresses = Addresses { client: note.peer, gateway: note.local };
             let (instance, connection) = (note.instance, note.id);
-            let orphan = JoinedOrphan { instance, connection, addresses, client: socket, far };
+            let (client, left) = (socket, others.next());
+            let orphan = JoinedOrphan { instance, connection, addresses, client, far, left };
             // As soon as bytes are read, no other daemon can go on with it as it is.
             drop(kept);
             all.entry(note.instance).or_default().push(Inherited::Joined(orphan));

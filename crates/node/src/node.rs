@@ -416,7 +416,12 @@ impl NodeState {
 
     /// Whether it also refuses the requests of those that it has, and ends its instances.
     pub(crate) fn is_ending(&self) -> bool {
-        self.is_draining() && !self.leaving.load(Ordering::Relaxed)
+        self.is_draining() && !self.is_leaving()
+    }
+
+    /// Whether its instances are about to be left to the next daemon.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.leaving.load(Ordering::Relaxed)
     }
 
     /// Instances that an earlier daemon has put to sleep; each is taken over when its function is

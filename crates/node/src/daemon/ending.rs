@@ -108,6 +108,10 @@ impl Serving {
         let Self { shared, catalog, own, logs, .. } = self;
         drop((catalog, own));
         write_last_lines(shared, logs).await;
+        if options.successor == Successor::Comes {
+            // Otherwise it might keep listeners that are closed here.
+            tell_monitor().await;
+        }
     }
 
     /// Leaves live instances, with the connections that were handed over to them, to the next daemon,
@@ -176,7 +180,7 @@ async fn write_last_lines(shared: Arc<NodeState>, logs: Arc<Logs>) {
     }
 }
 
-/// Waits until the monitor has what it is to keep.
+/// Waits until the monitor has what it is to keep, and has let go of everything else.
 async fn tell_monitor() {
     let Some(link) = monitor::of_this_process() else { return };
     let told = tokio::task::spawn_blocking(move || link.leave(MONITOR_PATIENCE)).await;

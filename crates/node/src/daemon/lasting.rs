@@ -58,7 +58,7 @@ fn keep(
 ) -> Option<KeptForSuccessor> {
     let note = ListenerNote { listener: address, is_udp: transport == Transport::Udp };
     let note = serde_json::to_string(&note).expect("plain data");
-    keep_connection(socket, None, &note).unwrap_or_else(|error| {
+    keep_connection(socket, &[], &note).unwrap_or_else(|error| {
         tracing::debug!("{address} is not kept for the next daemon: {error}");
         None
     })

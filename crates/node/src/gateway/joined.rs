@@ -1,6 +1,8 @@
 //! Connections of which the gateway only copies the bytes, such as WebSockets. A daemon that ends in
-//! order leaves them to the next one: it copies what it has read, reads no more, and has the monitor
-//! keep both sockets. Those of clients that speak TLS end with their daemon, which alone has the keys.
+//! order leaves them to the next one: it reads no more, and has the monitor keep both sockets, and a
+//! file in memory with what it has read and not written yet. To wait until that is written would not
+//! do: an instance may read nothing before somebody takes what it writes. Connections of clients that
+//! speak TLS end with their daemon, which alone has the keys.
 
 use super::wire::ClientIo;
 use crate::clock::monotonic_ns;
@@ -9,9 +11,11 @@ use crate::instance::{ConnectionNote, JoinedOrphan, LetGo};
 use crate::joined::Moving;
 use crate::service::Service;
 use crate::upstream::Tap;
+use rustix::fs::{MemfdFlags, memfd_create};
+use std::fs::File;
 use std::future::poll_fn;
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -20,12 +24,12 @@ use thaw_sandbox::{KeptForSuccessor, keep_connection};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until};
 
 /// Bytes that are read ahead in each direction.
 const BUFFER: usize = 8 << 10;
-/// How long a reader may take for what was read ahead before its connection ends with the daemon.
-const FLUSH_PATIENCE: Duration = Duration::from_secs(2);
+/// Most bytes that a daemon takes over in both directions.
+const LEFT_MAX: u64 = 1 << 20;
 
 /// Whose connection it is.
 pub(super) struct Place {
@@ -41,7 +45,7 @@ impl Place {
     fn keep(
         &self,
         client: BorrowedFd<'_>,
-        instance: BorrowedFd<'_>,
+        others: &[BorrowedFd<'_>],
     ) -> io::Result<Option<KeptForSuccessor>> {
         let note = ConnectionNote {
             instance: self.instance,
@@ -52,7 +56,7 @@ impl Place {
             wants_head_only: false,
         };
         let note = serde_json::to_string(&note).expect("plain data");
-        keep_connection(client, Some(instance), &note)
+        keep_connection(client, others, &note)
     }
 }
 
@@ -105,23 +109,22 @@ impl Half {
         Self { bytes: read_ahead.to_vec(), ..Self::default() }
     }
 
-    /// Nothing of it is in this process.
-    fn is_empty(&self) -> bool {
-        self.written == self.bytes.len() && !self.is_unflushed
+    /// What was read and not written yet.
+    fn left(&self) -> &[u8] {
+        &self.bytes[self.written..]
     }
 
     /// Copies as far as that goes now; notes in `moved` when something did.
     fn poll(
         &mut self,
         context: &mut Context<'_>,
-        (reader, may_read): (&mut impl Side, bool),
+        reader: &mut impl Side,
         writer: &mut impl Side,
         moved: &mut Option<Instant>,
     ) -> Poll<io::Result<()>> {
         while !self.is_done {
             if self.written < self.bytes.len() {
-                let left = &self.bytes[self.written..];
-                let count = ready!(Pin::new(&mut *writer).poll_write(context, left))?;
+                let count = ready!(Pin::new(&mut *writer).poll_write(context, self.left()))?;
                 if count == 0 {
                     return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
                 }
@@ -135,11 +138,7 @@ impl Half {
                 (self.is_done, self.is_unflushed) = (true, false);
                 continue;
             }
-            let read = match may_read {
-                true => self.poll_read(context, reader),
-                false => Poll::Pending,
-            };
-            match read {
+            match self.poll_read(context, reader) {
                 Poll::Ready(result) => {
                     result?;
                     *moved = Some(Instant::now());
@@ -180,14 +179,6 @@ pub(super) struct Pair<C, I> {
     to_client: Half,
 }
 
-/// How copying has stopped.
-enum Stop {
-    /// The connection has ended.
-    Ended(io::Result<()>),
-    /// The daemon leaves, and nothing was read that is not written.
-    Leaving,
-}
-
 impl<C: Side, I: Side> Pair<C, I> {
     /// With what was read ahead of each.
     pub fn new(client: C, instance: I, from_client: &[u8], from_instance: &[u8]) -> Self {
@@ -203,38 +194,47 @@ impl<C: Side, I: Side> Pair<C, I> {
     fn poll(
         &mut self,
         context: &mut Context<'_>,
-        may_read: bool,
         moved: &mut Option<Instant>,
-    ) -> Poll<Stop> {
+    ) -> Poll<io::Result<()>> {
         let Self { client, instance, to_instance, to_client } = self;
-        let there = to_instance.poll(context, (client, may_read), instance, moved);
-        let back = to_client.poll(context, (instance, may_read), client, moved);
+        let there = to_instance.poll(context, client, instance, moved);
+        let back = to_client.poll(context, instance, client, moved);
         match (there, back) {
-            (Poll::Ready(Err(error)), _) | (_, Poll::Ready(Err(error))) => {
-                Poll::Ready(Stop::Ended(Err(error)))
-            }
-            (Poll::Ready(Ok(())), Poll::Ready(Ok(()))) => Poll::Ready(Stop::Ended(Ok(()))),
-            _ if !may_read && to_instance.is_empty() && to_client.is_empty() => {
-                Poll::Ready(Stop::Leaving)
-            }
+            (Poll::Ready(Err(error)), _) | (_, Poll::Ready(Err(error))) => Poll::Ready(Err(error)),
+            (Poll::Ready(Ok(())), Poll::Ready(Ok(()))) => Poll::Ready(Ok(())),
             _ => Poll::Pending,
         }
     }
 
-    /// Copies until one side has ended, nothing has moved for `keep_alive`, or reading is over and
-    /// all is written.
-    async fn copy(&mut self, may_read: bool, keep_alive: Duration) -> Stop {
+    /// A file with what was read and not written yet; `None`: there is nothing.
+    fn left(&self) -> io::Result<Option<OwnedFd>> {
+        let (there, back) = (self.to_instance.left(), self.to_client.left());
+        if there.is_empty() && back.is_empty() {
+            return Ok(None);
+        }
+        let mut file = File::from(memfd_create("joined", MemfdFlags::CLOEXEC)?);
+        file.write_all(&(there.len() as u64).to_le_bytes())?;
+        file.write_all(there)?;
+        file.write_all(back)?;
+        Ok(Some(file.into()))
+    }
+
+    /// Copies until both sides have ended, or nothing has moved for `keep_alive`.
+    ///
+    /// # Errors
+    /// Why it has ended otherwise.
+    async fn copy(&mut self, keep_alive: Duration) -> io::Result<()> {
         let mut last = Instant::now();
         loop {
             let mut moved = None;
-            let copied = poll_fn(|context| self.poll(context, may_read, &mut moved));
+            let copied = poll_fn(|context| self.poll(context, &mut moved));
             tokio::select! {
-                stop = copied => return stop,
+                ended = copied => return ended,
                 () = sleep_until(last + keep_alive) => {}
             }
             match moved {
                 Some(at) => last = at,
-                None => return Stop::Ended(Err(io::ErrorKind::TimedOut.into())),
+                None => return Err(io::ErrorKind::TimedOut.into()),
             }
         }
     }
@@ -275,19 +275,8 @@ impl<C: Side, I: Side> Joint<C, I> {
                 }
             };
             tokio::select! {
-                stop = self.pair.copy(true, keep_alive) => {
-                    if let Stop::Ended(ended) = stop {
-                        break ended;
-                    }
-                }
-                () = is_told => {
-                    let copied = self.pair.copy(false, keep_alive);
-                    match timeout(FLUSH_PATIENCE, copied).await {
-                        Ok(Stop::Ended(ended)) => break ended,
-                        Ok(Stop::Leaving) => self.rest(&mut leaving).await,
-                        Err(_) => self.moving = None,
-                    }
-                }
+                ended = self.pair.copy(keep_alive) => break ended,
+                () = is_told => self.rest(&mut leaving).await,
             }
         };
         let Self { pair, moving, .. } = self;
@@ -298,10 +287,16 @@ impl<C: Side, I: Side> Joint<C, I> {
         ended
     }
 
+    fn keep(&self) -> io::Result<Option<KeptForSuccessor>> {
+        let Some((client, instance)) = self.pair.sockets() else { return Ok(None) };
+        let left = self.pair.left()?;
+        let others: Vec<_> = [instance].into_iter().chain(left.iter().map(AsFd::as_fd)).collect();
+        self.place.keep(client, &others)
+    }
+
     /// Has the monitor keep both sockets, until the daemon stays after all.
     async fn rest(&mut self, leaving: &mut watch::Receiver<bool>) {
-        let Some((client, instance)) = self.pair.sockets() else { return };
-        match self.place.keep(client, instance) {
+        match self.keep() {
             Ok(Some(kept)) => {
                 self.moving = None;
                 let _ = leaving.wait_for(|is_leaving| !*is_leaving).await;
@@ -317,27 +312,149 @@ impl<C: Side, I: Side> Joint<C, I> {
     }
 }
 
+/// What an earlier daemon has read and not written.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Left {
+    to_instance: Vec<u8>,
+    to_client: Vec<u8>,
+}
+
+/// Reads what [`Pair::left`] has written.
+fn read_left(file: OwnedFd) -> io::Result<Left> {
+    let mut file = File::from(file);
+    file.seek(SeekFrom::Start(0))?;
+    let mut count = [0; 8];
+    file.read_exact(&mut count)?;
+    let mut to_instance = Vec::new();
+    file.take(LEFT_MAX + 1).read_to_end(&mut to_instance)?;
+    let count = usize::try_from(u64::from_le_bytes(count)).unwrap_or(usize::MAX);
+    if count > to_instance.len() || to_instance.len() as u64 > LEFT_MAX {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let to_client = to_instance.split_off(count);
+    Ok(Left { to_instance, to_client })
+}
+
 /// Goes on with a connection whose bytes an earlier daemon has copied. Its instance has it.
 pub(crate) fn join_inherited(service: &Arc<Service>, orphan: JoinedOrphan) {
-    let JoinedOrphan { instance, connection, addresses, client, far } = orphan;
+    let JoinedOrphan { instance, connection, addresses, client, far, left } = orphan;
     let place = Place { service: service.clone(), instance, connection, addresses };
     let service = service.clone();
     let finish = move || service.let_go(instance, connection, LetGo::Answered);
     let admitted = place.service.shared().admission().admit();
-    let streams = TcpStream::from_std(client.into())
-        .and_then(|client| Ok((client, UnixStream::from_std(far.into())?)));
-    let (client, far) = match streams {
-        Ok(streams) => streams,
+    let pair = left.map_or(Ok(Left::default()), read_left).and_then(|left| {
+        let client = TcpStream::from_std(client.into())?;
+        let far = UnixStream::from_std(far.into())?;
+        Ok(Pair::new(client, far, &left.to_instance, &left.to_client))
+    });
+    let pair = match pair {
+        Ok(pair) => pair,
         Err(error) => {
             tracing::warn!("a connection of the daemon before this one ends: {error}");
             return finish();
         }
     };
-    let joint = Joint::begin(place, Pair::new(client, far, &[], &[]));
+    let joint = Joint::begin(place, pair);
     tokio::spawn(async move {
         let _admitted = admitted;
         if let Err(error) = joint.run(finish).await {
             tracing::debug!("a connection of another protocol has ended: {error}");
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::time::timeout;
+
+    fn pair(
+        from_client: &[u8],
+        from_instance: &[u8],
+    ) -> (Pair<UnixStream, UnixStream>, UnixStream, UnixStream) {
+        let (client, near) = UnixStream::pair().unwrap();
+        let (far, instance) = UnixStream::pair().unwrap();
+        (Pair::new(near, far, from_client, from_instance), client, instance)
+    }
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    #[tokio::test]
+    async fn bytes_and_ends_go_both_ways() {
+        let (mut pair, mut client, mut instance) = pair(b"ahead ", b"first ");
+        let copied = tokio::spawn(async move { pair.copy(LONG).await });
+        client.write_all(b"question").await.unwrap();
+        client.shutdown().await.unwrap();
+        let mut heard = Vec::new();
+        instance.read_to_end(&mut heard).await.unwrap();
+        assert_eq!(heard, b"ahead question");
+        // The other direction goes on.
+        instance.write_all(b"answer").await.unwrap();
+        drop(instance);
+        heard.clear();
+        client.read_to_end(&mut heard).await.unwrap();
+        assert_eq!(heard, b"first answer");
+        copied.await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_connection_on_which_nothing_moves_ends() {
+        let (mut pair, _client, _instance) = pair(b"", b"");
+        let ended = pair.copy(Duration::from_millis(20)).await.unwrap_err();
+        assert_eq!(ended.kind(), io::ErrorKind::TimedOut);
+    }
+
+    /// Neither end reads, so that bytes stay in the gateway.
+    #[tokio::test]
+    async fn what_was_read_and_not_written_is_left_to_the_next_daemon() {
+        let (mut first, mut client, mut instance) = pair(b"", b"");
+        let sent: Vec<u8> = (0..1 << 20).map(|byte| (byte % 251) as u8).collect();
+        let mut written = [0, 0];
+        let _ = timeout(Duration::from_millis(300), async {
+            let copying = first.copy(LONG);
+            let [sent_there, sent_back] = &mut written;
+            let there = fill(&mut client, &sent, sent_there);
+            let back = fill(&mut instance, &sent, sent_back);
+            let _ = tokio::join!(copying, there, back);
+        })
+        .await;
+        let file = first.left().unwrap().expect("both are full");
+        let left = read_left(file).unwrap();
+        assert!(!left.to_instance.is_empty() && !left.to_client.is_empty());
+        let Pair { client: near, instance: far, .. } = first;
+        let mut second = Pair::new(near, far, &left.to_instance, &left.to_client);
+        tokio::spawn(async move { second.copy(LONG).await });
+        for (end, written) in [(&mut instance, written[0]), (&mut client, written[1])] {
+            let mut heard = vec![0; written];
+            timeout(LONG, end.read_exact(&mut heard)).await.unwrap().unwrap();
+            assert!(heard == sent[..written]);
+        }
+    }
+
+    async fn fill(end: &mut UnixStream, bytes: &[u8], written: &mut usize) {
+        while let Ok(count) = end.write(&bytes[*written..]).await {
+            *written += count;
+        }
+    }
+
+    #[test]
+    fn what_is_left_is_read_as_it_was_written_or_not_at_all() {
+        let (there, back) = (b"to the instance".as_slice(), b"to the client".as_slice());
+        let file = |count: u64, bytes: &[u8]| {
+            let mut file = File::from(memfd_create("test", MemfdFlags::CLOEXEC).unwrap());
+            file.write_all(&count.to_le_bytes()).unwrap();
+            file.write_all(bytes).unwrap();
+            OwnedFd::from(file)
+        };
+        let both = [there, back].concat();
+        let left = read_left(file(there.len() as u64, &both)).unwrap();
+        assert_eq!(left, Left { to_instance: there.to_vec(), to_client: back.to_vec() });
+        for count in [both.len() as u64 + 1, u64::MAX] {
+            assert!(read_left(file(count, &both)).is_err(), "{count}");
+        }
+        let long = vec![0; LEFT_MAX as usize + 1];
+        read_left(file(0, &long)).unwrap_err();
+        read_left(file(0, &long[1..])).unwrap();
+    }
 }

@@ -72,6 +72,8 @@ pub(crate) struct JoinedOrphan {
     pub client: OwnedFd,
     /// The one whose other end the instance has.
     pub far: OwnedFd,
+    /// What was read of either and not written to the other, if there is any.
+    pub left: Option<OwnedFd>,
 }
 
 /// A connection that an instance of an earlier daemon has.
@@ -402,7 +404,7 @@ impl ConnectionTable {
                 wants_head_only: client.wants_head_only,
             };
             let text = serde_json::to_string(&note).expect("plain data");
-            let kept = keep_connection(client.socket.as_fd(), None, &text)?;
+            let kept = keep_connection(client.socket.as_fd(), &[], &text)?;
             if let Some(held) = self.open().held.get_mut(&id) {
                 held.kept = kept;
             }
@@ -510,7 +512,9 @@ impl ConnectionTable {
         let has_it = self.is_kept.get().is_some_and(|has_arrived| has_arrived.load(SeqCst));
         let is_asked =
             |held: &OpenConnection| !matches!(held.watch, Watch::Client(_)) || held.kept.is_some();
-        let is_late = || self.asked_to_leave.get().is_some_and(|at| at.elapsed() > KEEP_PATIENCE);
+        // Only then is it known that nobody looks at it, and that no other daemon is needed to wake it.
+        let Some(asked) = self.asked_to_leave.get() else { return Leaving::NotYet };
+        let is_late = || asked.elapsed() > KEEP_PATIENCE;
         match has_it {
             true if self.open().held.values().all(is_asked) => Leaving::Kept,
             // Most likely the monitor keeps as much as it may.

@@ -157,8 +157,16 @@ struct Watch<'a> {
     user: DaemonUser,
     /// Somebody has asked for the end.
     stopping: bool,
-    /// The last daemon has ended in order, and left what it had to the next.
-    has_left: bool,
+    /// How the last daemon has ended.
+    last: Option<Parting>,
+}
+
+/// How a daemon has ended, as far as its monitor knows.
+#[derive(Clone, Copy, Debug)]
+struct Parting {
+    at: Instant,
+    /// It has said that it ends in order, and leaves what it had to the next.
+    in_order: bool,
 }
 
 /// The process of a daemon, as its monitor knows it.
@@ -242,8 +250,8 @@ impl<'a> Watch<'a> {
         if user.kind == UserKind::Caller {
             prepared.listen_locally(home)?;
         }
-        let (stopping, has_left) = (false, false);
-        Ok(Some(Self { monitor, signals, home, linked, prepared, user, stopping, has_left }))
+        let (stopping, last) = (false, None);
+        Ok(Some(Self { monitor, signals, home, linked, prepared, user, stopping, last }))
     }
 }
 
@@ -288,7 +296,10 @@ impl Watch<'_> {
             self.monitor.forget_kept();
         }
         self.await_sandboxes();
-        self.has_left = self.monitor.has_left();
+        if self.monitor.has_asked() {
+            let in_order = self.monitor.has_left();
+            self.last = Some(Parting { at: Instant::now(), in_order });
+        }
         self.monitor.forget_daemon();
         Ok(end)
     }

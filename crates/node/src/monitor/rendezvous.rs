@@ -165,13 +165,21 @@ pub fn run_at(
         if watch.stopping {
             break;
         }
-        short_lives = match watch.has_left {
+        let Some(parting) = watch.last.filter(|last| last.at >= began) else {
+            tracing::warn!("a daemon has turned away; waiting for the next");
+            thread::sleep(PAUSE);
+            continue;
+        };
+        short_lives = match parting.in_order {
             // A daemon that was restarted is none that crashes, however often that happens.
             true => 0,
             false if began.elapsed() > LONG_LIFE => 0,
             false => short_lives + 1,
         };
-        watch.say_that_it_has_ended();
+        match parting.in_order {
+            true => tracing::info!("the daemon has ended in order; waiting for the next"),
+            false => tracing::warn!("the daemon has ended; waiting for the next"),
+        }
         if short_lives >= CRASHES_WITH_INSTANCES {
             watch.end_instances("it may have ended because of one of them");
         }
@@ -182,13 +190,6 @@ pub fn run_at(
 }
 
 impl Watch<'_> {
-    fn say_that_it_has_ended(&self) {
-        match self.has_left {
-            true => tracing::info!("the daemon has ended in order; waiting for the next"),
-            false => tracing::warn!("the daemon has ended; waiting for the next"),
-        }
-    }
-
     /// The next daemon that may have this monitor; `None` if somebody has asked for the end. What
     /// the one before has left ends if none has come after `keep_for`.
     fn next_daemon(
@@ -196,7 +197,8 @@ impl Watch<'_> {
         socket: &MonitorSocket,
         keep_for: Duration,
     ) -> io::Result<Option<(OwnedFd, Connected)>> {
-        let deadline = Instant::now().checked_add(keep_for);
+        // Those that have turned away meanwhile do not prolong it.
+        let deadline = self.last.and_then(|last| last.at.checked_add(keep_for));
         loop {
             self.pass_on_signals(&Nobody);
             if self.stopping {

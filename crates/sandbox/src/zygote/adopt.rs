@@ -74,19 +74,19 @@ impl KeptForSuccessor {
     }
 }
 
-/// Has the monitor keep a connection of a sandbox for the next daemon: the client's socket, and where
-/// bytes pass through the daemon the other one. `None`: this process has no monitor.
+/// Has the monitor keep a connection for the next daemon: the client's socket, and others that belong
+/// to it. `None`: this process has no monitor.
 ///
 /// # Errors
 /// The note is too long, or the monitor keeps as much as it may.
 pub fn keep_connection(
     socket: BorrowedFd<'_>,
-    far: Option<BorrowedFd<'_>>,
+    others: &[BorrowedFd<'_>],
     note: &str,
 ) -> io::Result<Option<KeptForSuccessor>> {
     let Some(link) = monitor::of_this_process() else { return Ok(None) };
-    let sockets: Vec<_> = [socket].into_iter().chain(far).collect();
-    let keep = link.keep(KeptKind::Connection, None, note.as_bytes(), &sockets)?;
+    let all = [&[socket], others].concat();
+    let keep = link.keep(KeptKind::Connection, None, note.as_bytes(), &all)?;
     Ok(Some(KeptForSuccessor(keep)))
 }
 
@@ -242,8 +242,8 @@ pub struct Adopted {
 pub struct OrphanConnection {
     /// The client's socket.
     pub socket: OwnedFd,
-    /// The socket whose other end the sandbox has, if bytes pass through the daemon.
-    pub far: Option<OwnedFd>,
+    /// What was kept with it.
+    pub others: Vec<OwnedFd>,
     /// What was noted about it.
     pub note: String,
     /// Keeps it for the daemon after this one, too.
@@ -403,11 +403,10 @@ fn orphan(
 }
 
 fn connection(keep: Keep, kept: Kept) -> io::Result<OrphanConnection> {
-    let mut sockets = kept.descriptors;
-    let far = (sockets.len() == 2).then(|| sockets.pop()).flatten();
-    let [socket] = exactly(sockets)?;
+    let mut others = kept.descriptors.into_iter();
+    let socket = others.next().ok_or(io::ErrorKind::InvalidData)?;
     let note = String::from_utf8(kept.note).map_err(io::Error::other)?;
-    Ok(OrphanConnection { socket, far, note, kept: KeptForSuccessor(keep) })
+    Ok(OrphanConnection { socket, others: others.collect(), note, kept: KeptForSuccessor(keep) })
 }
 
 fn exactly<const N: usize>(descriptors: Vec<OwnedFd>) -> io::Result<[OwnedFd; N]> {

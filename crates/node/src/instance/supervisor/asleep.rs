@@ -114,6 +114,9 @@ impl Supervisor {
         if due > now {
             return Some(due);
         }
+        if self.service.shared().is_leaving() {
+            return Some(now + SLEEP_AGAIN);
+        }
         let again = match self.fall_asleep() {
             Ok(()) => after.max(IDLE_CHECK_MIN),
             Err(_) => SLEEP_AGAIN,
@@ -176,6 +179,8 @@ impl Supervisor {
         }
         let is_looked_at = self.rest.is_some() || self.twin.is_some() || self.sleep == Sleep::Begun;
         let is_owed = self.sleepiness.is_late || self.sleepiness.woken_from.is_some();
+        // A daemon that leaves waits for those that persist only.
+        let is_owed = is_owed || self.service.shared().is_leaving() && !self.service.persists();
         if is_looked_at || is_owed || WRITERS.available_permits() == 0 {
             return Err(());
         }

@@ -412,7 +412,7 @@ impl Supervisor {
     fn outlive_daemon(&mut self) {
         let is_looked_at = self.rest.is_some() || self.twin.is_some();
         let is_about_to_sleep = self.sleepiness.is_asked() || self.sleep == Sleep::Begun;
-        if is_looked_at || is_about_to_sleep {
+        if is_looked_at || is_about_to_sleep || !self.wake_from_own_key() {
             return;
         }
         match self.keep(Duration::ZERO) {

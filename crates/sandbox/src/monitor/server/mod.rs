@@ -81,6 +81,8 @@ pub struct Monitor {
     made: HashMap<u64, Group>,
     store: DescriptorStore,
     bound: u32,
+    /// The daemon has asked for something.
+    has_asked: bool,
     /// The daemon has said that it ends in order.
     has_left: bool,
     /// See [`Grant`].
@@ -227,6 +229,7 @@ impl Monitor {
             made: HashMap::new(),
             store: DescriptorStore::new(KEPT_MAX, kept_descriptors_max()),
             bound: 0,
+            has_asked: false,
             has_left: false,
             life: 0,
             groups_max: GROUPS_MAX,
@@ -298,6 +301,7 @@ impl Monitor {
         let Ok(Some((request, note))) = receive_request(socket, &mut descriptors) else {
             return false;
         };
+        self.has_asked = true;
         descriptors.iter().for_each(do_not_linger);
         let done = match request.kind {
             REQUEST_PARENT => self.start_parent(descriptors).map(|()| Vec::new()),
@@ -368,6 +372,12 @@ impl Monitor {
         self.store.len()
     }
 
+    /// Whether the daemon has asked for anything. One that has not, such as one of another version,
+    /// has not begun.
+    pub fn has_asked(&self) -> bool {
+        self.has_asked
+    }
+
     /// Whether the daemon has said that it ends in order, and leaves what is kept to the next.
     pub fn has_left(&self) -> bool {
         self.has_left
@@ -378,7 +388,7 @@ impl Monitor {
         let kept = self.store.groups();
         self.made.retain(|number, _| kept.contains(number));
         self.bound = 0;
-        self.has_left = false;
+        (self.has_asked, self.has_left) = (false, false);
         self.life += 1;
     }
 

@@ -394,11 +394,11 @@ fn what_a_daemon_has_kept_is_there_for_the_next_and_its_groups_are() {
 #[test]
 fn a_daemon_that_leaves_is_told_from_one_that_does_not() {
     let Some(mut all) = monitor() else { return };
-    assert!(!all.0.has_left());
+    assert!(!all.0.has_left() && !all.0.has_asked());
     assert_eq!(ask(&mut all, Request::new(REQUEST_LEAVE, 0), &[]), (0, 0));
-    assert!(all.0.has_left());
+    assert!(all.0.has_left() && all.0.has_asked());
     all.0.forget_daemon();
-    assert!(!all.0.has_left(), "the next one has not said so");
+    assert!(!all.0.has_left() && !all.0.has_asked(), "the next one has said nothing");
 }
 
 #[test]
