@@ -54,7 +54,7 @@ fn node_with_lines() -> Option<(MutexGuard<'static, ()>, Apart)> {
     let keys = || {
         format!(
             "isolation = \"instance\"\nlisten = \"{}\"\n[entry]\nkind = \"tcp\"\n[limits]\n\
-             concurrency = 32\nkeep_alive = \"10m\"",
+             instances = 1\nconcurrency = 32\nkeep_alive = \"10m\"",
             lines_address()
         )
     };
