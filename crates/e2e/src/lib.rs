@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod apart;
 mod binary;
 mod browser;
 mod calls;
@@ -18,6 +19,7 @@ mod sdk;
 mod skip;
 mod user;
 
+pub use apart::{Apart, Background, setting, unit};
 pub use binary::{build_directory, changed_kernel, kernel_symbol, repository, thaw, thaw_binary};
 pub use browser::{Browser, Screen};
 pub use calls::{ask, begin, command};

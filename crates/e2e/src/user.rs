@@ -10,6 +10,7 @@ use std::process::Command;
 use tempfile::TempDir;
 
 /// A user of this machine, with a copy of `thaw` and a home of its own.
+#[derive(Debug)]
 pub struct User {
     directory: TempDir,
     uid: u32,

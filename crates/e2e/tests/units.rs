@@ -1,38 +1,24 @@
 //! The units of `contrib/systemd`, and the two processes that two of them start apart: a
 //! monitor with the rights that its unit leaves to it, and a daemon that has none.
 
-use rustix::io::{FdFlags, fcntl_setfd};
-use std::fs::{self, File};
-use std::net::{SocketAddr, TcpListener};
+use std::fs;
+use std::net::TcpListener;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::OnceLock;
 use std::thread;
 use std::time::Duration;
 use thaw_e2e::{
-    Function, Outcome, User, built_home, changed_kernel, children, descendants, exists, get, kill,
-    repository, request_local, run, run_within, skip, wait_until,
+    Apart, Function, Outcome, built_home, changed_kernel, children, descendants, exists, get, kill,
+    request_local, run, run_within, setting, skip, unit, wait_until,
 };
 
 /// Where the units say that `thaw` is.
 const INSTALLED: &str = "/usr/local/bin/thaw";
 const UNITS: [&str; 4] =
     ["thaw.service", "thaw-monitor.service", "thaw.socket", "thaw-user.service"];
-
-fn unit(name: &str) -> String {
-    let path = repository().join("contrib/systemd").join(name);
-    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
-}
-
-/// The value of a setting that a unit has once.
-fn setting(unit: &str, name: &str) -> String {
-    let mut values = unit.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix('='));
-    let value = values.next().unwrap_or_else(|| panic!("no {name}=")).to_owned();
-    assert_eq!(values.next(), None, "{name}= twice");
-    value
-}
 
 /// Asks `systemd-analyze` about the units; none without it, and without an installed `thaw`
 /// another program takes its place.
@@ -60,6 +46,14 @@ fn the_units_have_no_mistakes() {
     assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""), "{outcome:?}");
 }
 
+/// A restart leaves what lives to the next daemon, and a stop ends it.
+#[test]
+fn the_daemons_unit_tells_a_restart_from_a_stop() {
+    let unit = unit("thaw.service");
+    assert_eq!(setting(&unit, "RestartKillSignal"), "SIGTERM");
+    assert_eq!(setting(&unit, "KillSignal"), "SIGINT");
+}
+
 /// The threshold is in tenths.
 #[test]
 fn the_daemons_unit_is_exposed_little() {
@@ -82,168 +76,11 @@ fn every_right_of_the_monitor_has_its_reason() {
     }
 }
 
-/// A process in the background, killed when this is dropped or the test process dies.
-struct Process {
-    child: Child,
-    log: PathBuf,
-}
-
-impl Process {
-    fn start(command: &mut Command, log: PathBuf) -> Self {
-        let stderr = File::create(&log).expect("a log file");
-        let stdout = stderr.try_clone().expect("a descriptor");
-        let child = command.stdin(Stdio::null()).stdout(stdout).stderr(stderr).spawn();
-        Self { child: child.expect("it starts"), log }
-    }
-
-    fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
-    fn log(&self) -> String {
-        fs::read_to_string(&self.log).unwrap_or_default()
-    }
-
-    /// Ends it as a service manager does; its exit code.
-    fn stop(&mut self) -> Option<i32> {
-        let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it runs");
-        self.child.wait().expect("our child").code()
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        if thread::panicking() {
-            eprintln!("{}:\n{}", self.log.display(), self.log());
-        }
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// A home, the copy of `thaw` that its owner may execute, and a socket's directory.
-struct Node {
-    directory: tempfile::TempDir,
-    user: User,
-    uid: u32,
-    gid: u32,
-}
-
-impl Node {
-    /// `None` where this user has no privileges to be separated.
-    fn new() -> Option<Self> {
-        static HOME: OnceLock<PathBuf> = OnceLock::new();
-        Self::of(|| {
-            HOME.get_or_init(|| built_home("units", &[Function::Example("hello-c")])).clone()
-        })
-    }
-
-    /// The same with a copy of another home.
-    fn of(built: impl FnOnce() -> PathBuf) -> Option<Self> {
-        if !rustix::process::geteuid().is_root() {
-            skip("only root has rights that a monitor could keep");
-            return None;
-        }
-        let built = built();
-        // Nobody but root can look for it in root's directories.
-        let directory = tempfile::Builder::new().prefix("thaw-units-").tempdir().expect("/tmp");
-        let mode = fs::Permissions::from_mode(0o755);
-        fs::set_permissions(directory.path(), mode).expect("its mode");
-        let home = directory.path().join("home");
-        let copied = run(Command::new("cp").arg("-a").args([&built, &home]));
-        assert_eq!(copied.code, Some(0), "{}", copied.stderr);
-        let (uid, gid) = (54_321, 54_322);
-        let given = run(Command::new("chown").arg("-R").arg(format!("{uid}:{gid}")).arg(&home));
-        assert_eq!(given.code, Some(0), "{}", given.stderr);
-        Some(Self { directory, user: User::nobody(), uid, gid })
-    }
-
-    fn home(&self) -> PathBuf {
-        self.directory.path().join("home")
-    }
-
-    fn socket(&self) -> String {
-        self.directory.path().join("monitor.sock").to_string_lossy().into_owned()
-    }
-
-    fn thaw(&self) -> PathBuf {
-        self.user.thaw().get_program().into()
-    }
-
-    /// A monitor with the capabilities of its unit.
-    fn monitor(&self, arguments: &[&str]) -> Command {
-        let rights = setting(&unit("thaw-monitor.service"), "CapabilityBoundingSet");
-        let kept: String =
-            rights.split(' ').map(|right| format!(",+{}", right.to_lowercase())).collect();
-        let kept = kept.replace("cap_", "");
-        let mut command = Command::new("setpriv");
-        command.arg(format!("--bounding-set=-all{kept}")).args(["--inh-caps=-all"]);
-        command.args(["--pdeathsig", "KILL"]).arg(self.thaw()).arg("monitor").args(arguments);
-        command.arg("--weak-limits");
-        command.env("THAW_HOME", self.home()).env_remove("THAW_TRACE");
-        command
-    }
-
-    fn start_monitor(&self) -> Process {
-        let arguments = ["--socket", &self.socket(), "--listen", "127.0.0.1:0"];
-        self.start_as_monitor(&mut self.monitor(&arguments), "monitor.log")
-    }
-
-    /// A monitor whose service manager has a socket for it (sd_listen_fds(3)).
-    fn start_activated_monitor(&self, listener: &TcpListener, name: &str) -> Process {
-        fcntl_setfd(listener, FdFlags::empty()).expect("it can be inherited");
-        let monitor = self.monitor(&["--socket", &self.socket()]);
-        let script = "export LISTEN_FDS=1 LISTEN_PID=$$; exec \"$@\" 3<&$0";
-        let mut command = Command::new("sh");
-        command.args(["-c", script, &listener.as_raw_fd().to_string()]);
-        command.arg(monitor.get_program()).args(monitor.get_args());
-        for (variable, value) in monitor.get_envs() {
-            match value {
-                Some(value) => command.env(variable, value),
-                None => command.env_remove(variable),
-            };
-        }
-        self.start_as_monitor(&mut command, name)
-    }
-
-    fn start_as_monitor(&self, command: &mut Command, name: &str) -> Process {
-        let monitor = Process::start(command, self.directory.path().join(name));
-        wait_until("the monitor waits", || monitor.log().contains("waiting for a daemon"));
-        monitor
-    }
-
-    /// A command of a user with these ids and no rights.
-    fn as_user(&self, uid: u32, gid: u32) -> Command {
-        let mut command = Command::new("setpriv");
-        command.arg(format!("--reuid={uid}")).arg(format!("--regid={gid}"));
-        command.args(["--clear-groups", "--bounding-set=-all", "--inh-caps=-all"]);
-        command.arg("--no-new-privs").current_dir("/");
-        command
-    }
-
-    fn daemon(&self) -> Command {
-        let mut command = self.as_user(self.uid, self.gid);
-        command.arg(self.thaw()).args(["serve", "--monitor", &self.socket()]);
-        command
-    }
-
-    fn start_daemon(&self, name: &str) -> Process {
-        self.start_as_daemon(&mut self.daemon(), name)
-    }
-
-    fn start_as_daemon(&self, command: &mut Command, name: &str) -> Process {
-        let log = self.directory.path().join(name);
-        let daemon = Process::start(command, log);
-        wait_until("the daemon serves", || daemon.log().contains("serving 1 functions on"));
-        daemon
-    }
-
-    fn gateway(&self, daemon: &Process) -> SocketAddr {
-        let log = daemon.log();
-        let (_, rest) = log.split_once("http://").expect("an address");
-        rest.split_once(',').expect("its end").0.parse().expect("an address")
-    }
+/// `None` where this user has no privileges to be separated.
+fn node() -> Option<Apart> {
+    static HOME: OnceLock<PathBuf> = OnceLock::new();
+    let built = || HOME.get_or_init(|| built_home("units", &[Function::Example("hello-c")]));
+    Apart::of(|| built().clone())
 }
 
 #[track_caller]
@@ -256,7 +93,7 @@ fn status(pid: u32, field: &str) -> String {
 /// Also shows that the rights of the monitor's unit are enough.
 #[test]
 fn a_daemon_that_never_had_rights_serves() {
-    let Some(node) = Node::new() else { return };
+    let Some(node) = node() else { return };
     let mut monitor = node.start_monitor();
     let mut daemon = node.start_daemon("daemon.log");
     let gateway = node.gateway(&daemon);
@@ -277,7 +114,7 @@ fn a_daemon_that_never_had_rights_serves() {
 
 #[test]
 fn clients_wait_for_the_next_daemon() {
-    let Some(node) = Node::new() else { return };
+    let Some(node) = node() else { return };
     let monitor = node.start_monitor();
     let first = node.start_daemon("first.log");
     let gateway = node.gateway(&first);
@@ -296,7 +133,7 @@ fn clients_wait_for_the_next_daemon() {
 /// As in an upgrade: the monitor is another process afterwards.
 #[test]
 fn clients_wait_for_the_next_monitor_if_systemd_has_the_socket() {
-    let Some(node) = Node::new() else { return };
+    let Some(node) = node() else { return };
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("its address");
     let start = |number| {
@@ -330,7 +167,7 @@ fn a_newer_daemon_goes_on_with_what_lives_under_the_monitor() {
         name: "survivor",
         keys: "isolation = \"instance\"\n[limits]\nkeep_alive = \"10m\"",
     };
-    let Some(node) = Node::of(|| built_home("units-upgrade", &[function])) else { return };
+    let Some(node) = Apart::of(|| built_home("units-upgrade", &[function])) else { return };
     // In the linker's name of the build.
     let newer = changed_kernel(3, b"GNU\0", |id| id[0] = !id[0]);
     let path = node.home().join("newer.elf");
@@ -362,14 +199,14 @@ fn a_newer_daemon_goes_on_with_what_lives_under_the_monitor() {
 
 #[test]
 fn a_daemon_ends_with_its_monitor() {
-    let Some(node) = Node::new() else { return };
+    let Some(node) = node() else { return };
     let monitor = node.start_monitor();
     let mut daemon = node.start_daemon("daemon.log");
     wait_until("there are zygotes", || descendants(monitor.pid()).len() > 2);
     let all = descendants(monitor.pid());
     kill(monitor.pid());
     wait_until("the daemon has ended", || !exists(daemon.pid()) || is_zombie(daemon.pid()));
-    assert_eq!(daemon.child.wait().expect("our child").code(), Some(1));
+    assert_eq!(daemon.wait(), Some(1));
     assert!(daemon.log().contains("the monitor has ended"), "{}", daemon.log());
     wait_until("nothing is left", || all.iter().all(|process| !exists(process.pid)));
 }
@@ -393,7 +230,7 @@ time.sleep(30)
 
 #[test]
 fn nobody_but_the_daemons_user_has_the_monitor() {
-    let Some(node) = Node::new() else { return };
+    let Some(node) = node() else { return };
     let socket = node.socket();
     let monitor = node.start_monitor();
     // The host lets root in, and the monitor sends it away.
@@ -422,7 +259,7 @@ fn nobody_but_the_daemons_user_has_the_monitor() {
 
 #[test]
 fn a_monitor_has_one_daemon_at_a_time() {
-    let Some(node) = Node::new() else { return };
+    let Some(node) = node() else { return };
     let _monitor = node.start_monitor();
     let daemon = node.start_daemon("daemon.log");
     let second = run_within(Duration::from_secs(60), &mut node.daemon(), b"");
@@ -430,15 +267,15 @@ fn a_monitor_has_one_daemon_at_a_time() {
     assert!(second.stderr.contains("serves another daemon"), "{second:?}");
     assert_eq!(get(node.gateway(&daemon), "hello-c", "/").status, 200);
     // Neither can there be two monitors of a home.
-    let beside = node.directory.path().join("other.sock");
+    let beside = node.directory().join("other.sock");
     let second = run(&mut node.monitor(&["--socket", &beside.to_string_lossy()]));
     assert!(second.stderr.contains("another daemon already serves"), "{second:?}");
 }
 
 #[test]
 fn a_monitors_socket_is_in_a_directory_of_roots() {
-    let Some(node) = Node::new() else { return };
-    let open = node.directory.path().join("open");
+    let Some(node) = node() else { return };
+    let open = node.directory().join("open");
     fs::create_dir(&open).expect("a directory");
     fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).expect("its mode");
     let socket = open.join("monitor.sock");
@@ -446,7 +283,7 @@ fn a_monitors_socket_is_in_a_directory_of_roots() {
     assert_eq!(outcome.code, Some(1), "{outcome:?}");
     assert!(outcome.stderr.contains("others than root may write to"), "{outcome:?}");
     // A file is not replaced.
-    let file = node.directory.path().join("file");
+    let file = node.directory().join("file");
     fs::write(&file, "content").expect("a file");
     let outcome = run(&mut node.monitor(&["--socket", &file.to_string_lossy()]));
     assert!(outcome.stderr.contains("cannot make the monitor's socket"), "{outcome:?}");
@@ -455,7 +292,7 @@ fn a_monitors_socket_is_in_a_directory_of_roots() {
 
 #[test]
 fn a_daemon_without_a_monitor_says_so() {
-    let Some(node) = Node::new() else { return };
+    let Some(node) = node() else { return };
     let outcome = run_within(Duration::from_secs(60), &mut node.daemon(), b"");
     assert_eq!(outcome.code, Some(1), "{outcome:?}");
     assert!(outcome.stderr.contains("no monitor listens on"), "{outcome:?}");

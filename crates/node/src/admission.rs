@@ -169,13 +169,18 @@ impl Admission {
         lines.values().flat_map(BTreeMap::values).for_each(|displaced| displaced.notify_one());
     }
 
-    /// A routed request begins.
+    /// Connections that wait for their clients.
+    pub(crate) fn waiting_count(&self) -> usize {
+        self.waiting().count
+    }
+
+    /// A routed request begins, or a connection begins to wait for an instance.
     pub(crate) fn begin(self: &Arc<Self>) -> Busy {
         self.busy.fetch_add(1, Ordering::SeqCst);
         Busy(self.clone())
     }
 
-    /// Routed requests that are under way.
+    /// Routed requests that are under way, and connections that wait for an instance.
     pub(crate) fn busy(&self) -> usize {
         self.busy.load(Ordering::SeqCst)
     }

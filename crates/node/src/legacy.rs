@@ -1,16 +1,54 @@
 //! What an earlier daemon has left: instances that live, and the connections that they have.
-//! It was killed, or it has crashed; the monitor has kept them ([`thaw_sandbox::take_over`]).
+//! It was killed, has crashed or was restarted; the monitor has kept them ([`thaw_sandbox::take_over`]).
 
-use crate::gateway::attend_inherited;
-use crate::instance::{Client, ConnectionNote, InstanceNote, Way};
+use crate::edge::Addresses;
+use crate::gateway::{attend_inherited, join_inherited};
+use crate::instance::{Client, ConnectionNote, Inherited, InstanceNote, JoinedOrphan, Way};
 use crate::node::NodeState;
 use crate::tenants::{Lease, Tenant, TenantName};
+use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
+use std::mem;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use thaw_sandbox::{KeptForSuccessor, Legacy, Orphan, OrphanConnection};
 
 /// Connections, by the number of their instance.
-type Connections = HashMap<u64, Vec<(Arc<Client>, KeptForSuccessor)>>;
+type Connections = HashMap<u64, Vec<Inherited>>;
+
+/// What the next daemon has to know of a listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ListenerNote {
+    /// Where it listens.
+    pub listener: SocketAddr,
+    /// Whether it takes datagrams.
+    pub is_udp: bool,
+}
+
+/// A listener that an earlier daemon has left.
+#[derive(Debug)]
+pub(crate) struct LeftListener {
+    pub note: ListenerNote,
+    pub socket: OwnedFd,
+    /// Keeps it for the daemon after this one, too.
+    pub kept: KeptForSuccessor,
+}
+
+/// Takes the listeners out of what an earlier daemon has left.
+pub(crate) fn take_listeners(legacy: &mut Legacy) -> Vec<LeftListener> {
+    let mut listeners = Vec::new();
+    for orphan in mem::take(&mut legacy.connections) {
+        match serde_json::from_str::<ListenerNote>(&orphan.note) {
+            Ok(note) => {
+                let OrphanConnection { socket, kept, .. } = orphan;
+                listeners.push(LeftListener { note, socket, kept });
+            }
+            Err(_) => legacy.connections.push(orphan),
+        }
+    }
+    listeners
+}
 
 /// Instances of an earlier daemon that have their tenants' room, but no function yet.
 pub struct Waiting {
@@ -56,8 +94,19 @@ fn reserve_one(shared: &NodeState, orphan: Orphan) -> Option<WaitingInstance> {
 
 fn by_instance(connections: Vec<OrphanConnection>) -> Connections {
     let mut all = Connections::new();
-    for OrphanConnection { socket, note, kept } in connections {
+    for OrphanConnection { socket, others, note, kept } in connections {
         let Ok(note) = serde_json::from_str::<ConnectionNote>(&note) else { continue };
+        let mut others = others.into_iter();
+        if let Some(far) = others.next() {
+            let addresses = Addresses { client: note.peer, gateway: note.local };
+            let (instance, connection) = (note.instance, note.id);
+            let (client, left) = (socket, others.next());
+            let orphan = JoinedOrphan { instance, connection, addresses, client, far, left };
+            // As soon as bytes are read, no other daemon can go on with it as it is.
+            drop(kept);
+            all.entry(note.instance).or_default().push(Inherited::Joined(orphan));
+            continue;
+        }
         let client = Client {
             id: note.id,
             socket,
@@ -68,7 +117,7 @@ fn by_instance(connections: Vec<OrphanConnection>) -> Connections {
             way: Way::HandedOver,
             admitted: None,
         };
-        all.entry(note.instance).or_default().push((Arc::new(client), kept));
+        all.entry(note.instance).or_default().push(Inherited::HandedOver(Arc::new(client), kept));
     }
     all
 }
@@ -108,7 +157,8 @@ fn take_over_one(
     }
     let connections = connections.remove(&note.id).unwrap_or_default();
     let attend = |client| attend_inherited(service, client);
-    match service.take_over(&note, lease, orphan, connections, attend) {
+    let join = |orphan| join_inherited(service, orphan);
+    match service.take_over(&note, lease, orphan, connections, (attend, join)) {
         Ok(()) => Some(()),
         Err(error) => {
             tracing::info!(%function, instance, "an instance was not taken over: {error}");

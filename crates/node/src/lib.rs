@@ -31,6 +31,7 @@ mod http;
 pub mod init;
 pub mod inject;
 pub mod instance;
+mod joined;
 mod legacy;
 pub mod logs;
 pub mod metrics;

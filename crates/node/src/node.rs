@@ -7,6 +7,7 @@ use crate::config::FunctionName;
 use crate::crashes::{Crashes, Refreshes};
 use crate::edge::Edge;
 use crate::health::Failures;
+use crate::joined::Joined;
 use crate::metrics::Metrics;
 use crate::pulls::Pulls;
 use crate::rollout::Served;
@@ -40,6 +41,8 @@ pub struct NodeState {
     /// An instance has become idle while somebody waits.
     idle: Notify,
     admission: Arc<Admission>,
+    /// Connections of which the gateway only copies the bytes.
+    joined: Joined,
     /// Liveness probes that may be under way.
     probes: Arc<Semaphore>,
     next_connection: AtomicU64,
@@ -47,6 +50,8 @@ pub struct NodeState {
     boots: RecentBoots,
     metrics: Metrics,
     draining: AtomicBool,
+    /// Instances are left to the next daemon, and take requests until then.
+    leaving: AtomicBool,
     /// What is said of clients.
     edge: Edge,
     /// Crashes outlast the service: a new image does not make them undone.
@@ -80,6 +85,13 @@ pub struct NodeState {
 
 /// Each daemon has so many bits of numbers for connections.
 const CONNECTIONS_OF_A_LIFE: u32 = 40;
+/// How often a daemon that leaves its instances to the next one looks whether it can go.
+const LEAVING_LOOK: Duration = Duration::from_millis(20);
+/// How often in a row nobody has to be waited for: between two states a client is in no list.
+const QUIET_LOOKS: u32 = 2;
+/// How long clients that are connected may take for their next request before such a daemon
+/// disconnects them.
+const CLIENTS_PATIENCE: Duration = Duration::from_millis(500);
 /// How often it is looked for instances that have been asleep for too long.
 const LOOK_FOR_OLD_SLEEPERS: Duration = Duration::from_secs(1);
 /// Each daemon has so many numbers for instances.
@@ -112,12 +124,14 @@ impl NodeState {
             waiting: AtomicUsize::new(0),
             idle: Notify::new(),
             admission,
+            joined: Joined::default(),
             probes: Arc::new(Semaphore::new(PROBES_MAX)),
             next_connection: AtomicU64::new(1),
             next_instance: AtomicU64::new(1),
             boots: RecentBoots::default(),
             metrics: Metrics::default(),
             draining: AtomicBool::new(false),
+            leaving: AtomicBool::new(false),
             edge: Edge::default(),
             crashes: Mutex::default(),
             refreshes: Refreshes::default(),
@@ -404,9 +418,19 @@ impl NodeState {
         all
     }
 
-    /// Whether the node takes no more requests.
+    /// Whether the node takes no more clients.
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
+    }
+
+    /// Whether it also refuses the requests of those that it has, and ends its instances.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.is_draining() && !self.is_leaving()
+    }
+
+    /// Whether its instances are about to be left to the next daemon.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.leaving.load(Ordering::Relaxed)
     }
 
     /// Instances that an earlier daemon has put to sleep; each is taken over when its function is
@@ -469,11 +493,20 @@ impl NodeState {
     /// Leaves instances that are asleep to the next daemon, where their functions want that; how
     /// many there are.
     pub(crate) fn keep_asleep(&self) -> usize {
+        self.keep_asleep_of(Service::persists)
+    }
+
+    /// Leaves all instances that are asleep to the next daemon; how many there are.
+    pub(crate) fn keep_all_asleep(&self) -> usize {
+        self.keep_asleep_of(|_| true)
+    }
+
+    fn keep_asleep_of(&self, is_wanted: impl Fn(&Service) -> bool) -> usize {
         let services = self.services();
-        let persistent = services.iter().filter(|service| service.persists());
+        let wanted = services.iter().filter(|service| is_wanted(service));
         let left = mem::take(&mut *self.left_asleep.lock().expect("no holder panics"));
         left.iter().for_each(Left::keep);
-        persistent.map(|service| service.keep_asleep()).sum::<usize>() + left.len()
+        wanted.map(|service| service.keep_asleep()).sum::<usize>() + left.len()
     }
 
     /// Ends instances that have been asleep for longer than their functions keep them, for as long
@@ -488,6 +521,8 @@ impl NodeState {
     /// Takes no more requests, lets instances finish for at most `patience`,
     /// and ends them all.
     pub async fn drain(&self, patience: Duration) {
+        self.leaving.store(false, Ordering::SeqCst);
+        self.joined.stay();
         self.draining.store(true, Ordering::SeqCst);
         let deadline = Instant::now() + patience;
         loop {
@@ -518,6 +553,34 @@ impl NodeState {
         }
     }
 
+    /// Takes no more clients, answers those that it has for at most `patience`, and has the
+    /// instances outlive this daemon that can. The others end.
+    pub(crate) async fn leave(&self, patience: Duration) {
+        self.leaving.store(true, Ordering::SeqCst);
+        self.draining.store(true, Ordering::SeqCst);
+        self.joined.leave();
+        let began = Instant::now();
+        let mut quiet_looks = 0;
+        while quiet_looks < QUIET_LOOKS {
+            sleep(LEAVING_LOOK).await;
+            // A client that has connected a moment ago is about to ask something.
+            let mut clients = self.admission.busy() + self.joined.moving();
+            match began.elapsed() < CLIENTS_PATIENCE {
+                true => clients += self.admission.waiting_count(),
+                false => self.admission.let_go_of_waiting(),
+            }
+            let services = self.everything();
+            let instances: usize = services.iter().map(|service| service.leave_all()).sum();
+            if began.elapsed() >= patience {
+                tracing::warn!(clients, instances, "ending what is still busy and cannot be left");
+                services.iter().for_each(|service| service.kill_those_that_stay());
+                sleep(LEAVING_LOOK).await;
+                return;
+            }
+            quiet_looks = if instances + clients == 0 { quiet_looks + 1 } else { 0 };
+        }
+    }
+
     pub(crate) fn capacity(&self) -> Arc<Semaphore> {
         self.capacity.clone()
     }
@@ -525,6 +588,11 @@ impl NodeState {
     /// A place among the liveness probes of the node; `None`: all are taken.
     pub(crate) fn probe_place(&self) -> Option<OwnedSemaphorePermit> {
         self.probes.clone().try_acquire_owned().ok()
+    }
+
+    /// Connections of which the gateway only copies the bytes.
+    pub(crate) fn joined(&self) -> &Joined {
+        &self.joined
     }
 
     /// Whom the gateway takes in.

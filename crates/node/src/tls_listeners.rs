@@ -1,6 +1,6 @@
 //! The addresses at which the node speaks TLS, and its certificates as time goes by.
 
-use crate::daemon::{listen_for, with_guard};
+use crate::daemon::{listen_for, with_held};
 use crate::gateway::Gateway;
 use crate::node::NodeState;
 use std::collections::HashMap;
@@ -56,9 +56,9 @@ impl TlsListeners {
                 continue;
             }
             match listen_for(address, "`listen` of [tls] in gateway.toml") {
-                Ok((listener, guarded)) => {
+                Ok((listener, held)) => {
                     let listening = self.gateway.clone().listen_tls(listener);
-                    tasks.insert(address, tokio::spawn(with_guard(guarded, listening)));
+                    tasks.insert(address, tokio::spawn(with_held(held, listening)));
                 }
                 Err(error) => {
                     self.shared.edge().note_deaf(address, error.to_string());

@@ -6,7 +6,9 @@ use crate::failure::Outcome;
 use clap::Args;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 use thaw_node::activation;
+use thaw_node::config::TimeSpan;
 use thaw_node::daemon::ServeError;
 use thaw_node::home::Home;
 use thaw_node::monitor::{self, DaemonUser, RendezvousError};
@@ -28,6 +30,10 @@ pub struct Arguments {
     /// directory must be root's.
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
+    /// How long live instances wait for the next daemon after one has ended (1s to 1d). Those that
+    /// none has taken over by then end.
+    #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = parse_keep_for)]
+    keep_for: TimeSpan,
     #[command(flatten)]
     listening: ListenArguments,
     #[command(flatten)]
@@ -45,6 +51,15 @@ pub fn run(arguments: &Arguments) -> Outcome {
     };
     let listening = arguments.listening.chosen(&home);
     let weak_limits = arguments.weak_limits.chosen();
-    monitor::run_at(&arguments.socket, &home, &listening, weak_limits, user)?;
+    monitor::run_at(&arguments.socket, &home, &listening, weak_limits, user, arguments.keep_for.0)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Shorter, and a daemon that is restarted would find nothing; for longer nobody waits.
+fn parse_keep_for(text: &str) -> Result<TimeSpan, String> {
+    let time = text.parse::<TimeSpan>().map_err(|error| error.to_string())?;
+    match (Duration::from_secs(1)..=Duration::from_secs(86_400)).contains(&time.0) {
+        true => Ok(time),
+        false => Err("it must be 1s to 1d".to_owned()),
+    }
 }

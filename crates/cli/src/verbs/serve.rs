@@ -12,7 +12,7 @@ use std::time::Duration;
 use thaw_node::activation;
 use thaw_node::catalog::Catalog;
 use thaw_node::config::{ByteSize, TimeSpan};
-use thaw_node::daemon::{CoreSharing, Prepared, ServeError, ServeOptions, serve};
+use thaw_node::daemon::{CoreSharing, Prepared, ServeError, ServeOptions, Successor, serve};
 use thaw_node::gateway::GatewayConfig;
 use thaw_node::home::{DaemonAddress, Home};
 use thaw_node::inject;
@@ -26,7 +26,8 @@ use thaw_sandbox::{PopulatePolicy, WeakLimits};
 /// Serve the built functions over HTTP.
 ///
 /// Runs in the foreground. SIGTERM and SIGINT end it after the requests that
-/// are being served; SIGHUP looks for new builds, for
+/// are being served. With --monitor, SIGTERM leaves live instances to the next daemon, and SIGINT
+/// ends them. SIGHUP looks for new builds, for
 /// new quotas of tenants (thaw tenants --help) and for new routes, certificates and rules of
 /// clients in $THAW_HOME/gateway.toml (docs/gateway.md). THAW_LOG_FORMAT=json makes the
 /// daemon's log lines of JSON.
@@ -176,7 +177,7 @@ impl Arguments {
             unpacked: self.unpacked,
             working_set: self.working_set.chosen(),
             weak_limits: self.weak_limits.chosen(),
-            clients_wait: false,
+            successor: Successor::None,
             cores: if self.core_scheduling { CoreSharing::Tenant } else { CoreSharing::All },
             logs: self.logs.chosen(),
             e2b: self.e2b,
@@ -197,8 +198,11 @@ pub fn run(arguments: &Arguments) -> Outcome {
     if let Some(socket) = &arguments.monitor_socket {
         let Inherited { home, prepared } = monitor::connect_daemon(socket)?;
         // The monitor has already refused a host that lacks what it was told to keep.
-        let options =
-            ServeOptions { weak_limits: WeakLimits::Accept, clients_wait: true, ..options };
+        let options = ServeOptions {
+            weak_limits: WeakLimits::Accept,
+            successor: Successor::Comes,
+            ..options
+        };
         return serve_functions(&home, &options, prepared);
     }
     activation::take_from_environment().map_err(ServeError::from)?;

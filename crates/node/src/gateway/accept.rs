@@ -113,6 +113,8 @@ impl Gateway {
     /// # Errors
     /// The listener cannot be used at all.
     pub async fn listen_raw(self, listener: TcpListener, function: String) -> io::Result<()> {
+        // It may have been that of a function whose clients speak first.
+        defer_accept(&listener, 0)?;
         let admission = self.shared.admission().clone();
         accept_all(listener, &admission, |arrival| {
             // Otherwise the function has just been removed, and this listener with it.

@@ -69,6 +69,8 @@ impl Attendant {
 
     /// Waits until an instance can have the connection.
     async fn place(self) {
+        // A daemon that ends waits for it.
+        let _busy = self.service.shared().admission().begin();
         let done = self.clone().done();
         match self.service.place(&self.client, Reuse::None, done).await {
             Ok(_) => self.note_placed(),

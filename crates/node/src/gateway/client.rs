@@ -222,6 +222,11 @@ impl RoutedClient {
         }
     }
 
+    /// The connection begins no more requests, and ends after those that it has.
+    pub fn go_away(&self) {
+        self.displaced.notify_one();
+    }
+
     /// An answer is there, of which the client may take so long to read a piece; without a word,
     /// as long as it may for those of the gateway.
     pub fn answer(self: &Arc<Self>, patience: Option<Duration>) -> Reading {
@@ -246,6 +251,11 @@ impl RoutedClient {
             Phase::Head { since, .. } => Some(since + self.head_timeout),
             Phase::Busy(_) | Phase::Switched => self.untaken().values().min().copied(),
         }
+    }
+
+    /// It has requests under way, and is to begin no others.
+    fn is_to_leave(&self) -> bool {
+        self.protocol == Protocol::Http2 && self.gateway.shared().is_draining()
     }
 
     /// It waits for its client.
@@ -413,10 +423,17 @@ async fn drive(wire: Wire, client: Arc<RoutedClient>) {
         Protocol::Http2 => {
             let connection: Http2Connection<_> = http2_server().serve_connection(io, service);
             let mut connection = std::pin::pin!(connection);
-            if attend(&client, connection.as_mut()).await == Ending::Silent {
+            loop {
+                let ending = attend(&client, connection.as_mut()).await;
+                if ending == Ending::Ended {
+                    return;
+                }
                 // The client learns which requests were not begun (RFC 9113 §6.8).
                 connection.as_mut().graceful_shutdown();
-                let _ = timeout(LEAVING, connection).await;
+                if ending == Ending::Silent {
+                    let _ = timeout(LEAVING, connection).await;
+                    return;
+                }
             }
         }
     }
@@ -460,6 +477,8 @@ enum Ending {
     Ended,
     /// The client was silent for too long, or has to make room.
     Silent,
+    /// The node takes no more requests on it.
+    Leaving,
 }
 
 /// Follows a connection until it ends, or its client has been silent for too long.
@@ -491,6 +510,7 @@ async fn attend(
                 return Ending::Ended;
             }
             Step::Displaced if client.is_waiting() => return Ending::Silent,
+            Step::Displaced if client.is_to_leave() => return Ending::Leaving,
             // Its next request began at the same time.
             Step::Displaced => displaced.set(client.displaced.notified()),
             Step::Alarm => match client.due() {

@@ -61,6 +61,12 @@ impl Lease {
         }
     }
 
+    /// The service, and the numbers of the instance and of the connection; `None`: it has ended.
+    pub fn place(&self) -> Option<(&Arc<Service>, u64, u64)> {
+        let upstream = self.upstream.as_ref()?;
+        Some((&self.service, upstream.instance, upstream.connection))
+    }
+
     /// The request was answered.
     pub fn finish(&mut self) {
         let Some(mut upstream) = self.upstream.take() else { return };
@@ -155,7 +161,7 @@ pub(super) async fn answer(
                     return Err(bad_response(service, "it switches protocols unasked"));
                 }
                 asked.client.switch();
-                return Ok(upgrade::switch(response, lease, switch, service.keep_alive()));
+                return Ok(upgrade::switch(response, lease, switch));
             }
             Ok((response, lease)) => return Ok(respond(response, lease, state)),
             Err(Failure::Refused(_)) if state.is_too_large() => {

@@ -105,6 +105,9 @@ pub(super) async fn answer(
     if is_http1 && shared.is_draining() && response.status() != StatusCode::SWITCHING_PROTOCOLS {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
+    if !is_http1 && shared.is_draining() {
+        client.go_away();
+    }
     let service = course.passed.as_ref().map(|passed| &passed.service);
     let reading = client.answer(service.map(|service| service.config().limits.timeout.0));
     let account = course.account;

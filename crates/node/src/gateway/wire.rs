@@ -1,9 +1,11 @@
 //! A client's connection as bytes, plain or within TLS.
 
 use super::client::RoutedClient;
+use crate::edge::Addresses;
 use rustix::net::RecvFlags;
 use std::future::Future;
 use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -58,6 +60,19 @@ struct Lingering {
 impl ClientIo {
     pub fn new(wire: Wire, client: Arc<RoutedClient>) -> Self {
         Self { wire, client, is_first_read: true, stalled: None, lingering: None }
+    }
+
+    /// The socket, if its bytes are the client's own.
+    pub fn plain_socket(&self) -> Option<BorrowedFd<'_>> {
+        match &self.wire {
+            Wire::Plain(stream) => Some(stream.as_fd()),
+            Wire::Tls(_) => None,
+        }
+    }
+
+    /// The two ends of the connection.
+    pub fn addresses(&self) -> Addresses {
+        self.client.addresses()
     }
 
     /// Ends a connection whose client does not read.

@@ -6,6 +6,7 @@ use super::patience::Patience;
 use super::supervisor::Command;
 use crate::clock::monotonic_ns;
 use crate::config::FunctionConfig;
+use crate::edge::Addresses;
 use crate::sandboxes::Execs;
 use rustix::net::{Shutdown, shutdown};
 use serde::{Deserialize, Serialize};
@@ -14,13 +15,16 @@ use std::fmt;
 use std::io;
 use std::mem;
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 use thaw_sandbox::{KeptForSuccessor, RESUMED_MAX, keep_connection};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::time::Instant;
+
+/// How long the monitor may take to have what a daemon leaves that ends.
+const KEEP_PATIENCE: Duration = Duration::from_secs(2);
 
 /// A connection that an instance has.
 #[derive(Clone, Copy, Debug)]
@@ -54,6 +58,30 @@ pub(crate) struct ConnectionNote {
     /// When it was accepted, in nanoseconds of `CLOCK_MONOTONIC`.
     pub accepted_ns: u64,
     pub wants_head_only: bool,
+}
+
+/// A connection whose bytes an earlier daemon has copied.
+#[derive(Debug)]
+pub(crate) struct JoinedOrphan {
+    /// Number of the instance.
+    pub instance: u64,
+    /// Number of the connection.
+    pub connection: u64,
+    pub addresses: Addresses,
+    /// The client's socket.
+    pub client: OwnedFd,
+    /// The one whose other end the instance has.
+    pub far: OwnedFd,
+    /// What was read of either and not written to the other, if there is any.
+    pub left: Option<OwnedFd>,
+}
+
+/// A connection that an instance of an earlier daemon has.
+pub(crate) enum Inherited {
+    /// It was handed over; the monitor keeps it for the next daemon, too.
+    HandedOver(Arc<Client>, KeptForSuccessor),
+    /// The gateway copies its bytes.
+    Joined(JoinedOrphan),
 }
 
 /// Who is told what became of a connection.
@@ -96,6 +124,8 @@ pub(super) struct OpenConnection {
     kept: Option<KeptForSuccessor>,
     /// The guest was told to close it, since others wait for its place.
     is_crowded_out: bool,
+    /// It has another protocol by now, and the gateway only copies its bytes.
+    is_joined: bool,
 }
 
 /// Who knows how a connection goes.
@@ -168,6 +198,17 @@ pub(super) enum Due {
     Overdue(u64, LetGo),
 }
 
+/// Whether an instance outlives this daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Leaving {
+    /// The monitor has it.
+    Kept,
+    /// It does not yet.
+    NotYet,
+    /// It ends with this daemon.
+    Refused,
+}
+
 /// The connections of one instance.
 pub(crate) struct ConnectionTable {
     connector: Arc<dyn Connector>,
@@ -179,6 +220,12 @@ pub(crate) struct ConnectionTable {
     has_served: AtomicBool,
     /// Whether the monitor has the instance, for the next daemon, if it was asked to.
     is_kept: OnceLock<Arc<AtomicBool>>,
+    /// The instance cannot outlive this daemon.
+    cannot_leave: AtomicBool,
+    /// When it was to be kept at once.
+    asked_to_leave: OnceLock<Instant>,
+    /// It was tried in vain to put it to sleep.
+    cannot_sleep: AtomicBool,
     /// How long after it was placed a connection is looked at; `None`: never.
     first_look: Option<Duration>,
     open: Mutex<Open>,
@@ -214,6 +261,9 @@ impl ConnectionTable {
             is_watched: AtomicBool::new(false),
             has_served: AtomicBool::new(false),
             is_kept: OnceLock::new(),
+            cannot_leave: AtomicBool::new(false),
+            asked_to_leave: OnceLock::new(),
+            cannot_sleep: AtomicBool::new(false),
             first_look,
             open: Mutex::default(),
             execs: Execs::default(),
@@ -285,12 +335,13 @@ impl ConnectionTable {
                 done,
                 kept: None,
                 is_crowded_out: false,
+                is_joined: false,
             },
         );
         Ok(())
     }
 
-    /// Takes in a connection that the instance has had since an earlier daemon.
+    /// Takes in a connection that was handed over to the instance by an earlier daemon.
     pub(crate) fn inherit(&self, delivery: Delivery, placed: Placed, kept: KeptForSuccessor) {
         let id = delivery.client.id;
         // Nobody could have closed it before the instance has a supervisor.
@@ -298,6 +349,27 @@ impl ConnectionTable {
         if let Some(held) = self.open().held.get_mut(&id) {
             held.kept = Some(kept);
         }
+    }
+
+    /// Takes in one of which the gateway copies the bytes, as an earlier daemon did.
+    pub(crate) fn inherit_joined(
+        &self,
+        orphan: &JoinedOrphan,
+        permit: OwnedSemaphorePermit,
+        placed: Placed,
+    ) {
+        let held = OpenConnection {
+            watch: Watch::Gateway,
+            look_at: None,
+            permit: Some(permit),
+            placed,
+            // Its client sees the end by its socket.
+            done: Box::new(|_, _| {}),
+            kept: None,
+            is_crowded_out: false,
+            is_joined: true,
+        };
+        self.open().held.insert(orphan.connection, held);
     }
 
     /// Has those connections outlive this daemon that were handed over whole and are at least
@@ -332,7 +404,7 @@ impl ConnectionTable {
                 wants_head_only: client.wants_head_only,
             };
             let text = serde_json::to_string(&note).expect("plain data");
-            let kept = keep_connection(client.socket.as_fd(), &text)?;
+            let kept = keep_connection(client.socket.as_fd(), &[], &text)?;
             if let Some(held) = self.open().held.get_mut(&id) {
                 held.kept = kept;
             }
@@ -432,6 +504,44 @@ impl ConnectionTable {
         })
     }
 
+    /// Whether the next daemon gets the instance with all connections that were handed over.
+    pub(crate) fn leaving(&self) -> Leaving {
+        if self.cannot_leave.load(SeqCst) {
+            return Leaving::Refused;
+        }
+        let has_it = self.is_kept.get().is_some_and(|has_arrived| has_arrived.load(SeqCst));
+        let is_asked =
+            |held: &OpenConnection| !matches!(held.watch, Watch::Client(_)) || held.kept.is_some();
+        // Only then is it known that nobody looks at it, and that no other daemon is needed to wake it.
+        let Some(asked) = self.asked_to_leave.get() else { return Leaving::NotYet };
+        let is_late = || asked.elapsed() > KEEP_PATIENCE;
+        match has_it {
+            true if self.open().held.values().all(is_asked) => Leaving::Kept,
+            // Most likely the monitor keeps as much as it may.
+            false if is_late() => Leaving::Refused,
+            _ => Leaving::NotYet,
+        }
+    }
+
+    /// How many connections it has that may outlive this daemon.
+    pub(crate) fn lasting(&self) -> usize {
+        let lasts =
+            |held: &&OpenConnection| held.is_joined || matches!(held.watch, Watch::Client(_));
+        self.open().held.values().filter(lasts).count()
+    }
+
+    /// A connection has another protocol from now on.
+    pub(crate) fn join(&self, id: u64) {
+        if let Some(held) = self.open().held.get_mut(&id) {
+            held.is_joined = true;
+        }
+    }
+
+    /// Whether it was tried in vain to put it to sleep.
+    pub(crate) fn cannot_sleep(&self) -> bool {
+        self.cannot_sleep.load(SeqCst)
+    }
+
     /// Tells the supervisor something. One that has ended needs to know nothing.
     pub(crate) fn tell(&self, command: Command) {
         let _ = self.commands.send(command);
@@ -445,6 +555,21 @@ impl ConnectionTable {
             // Asked for once.
             let _ = self.is_kept.set(has_arrived);
         }
+    }
+
+    /// The monitor was asked to have the instance at once.
+    pub(super) fn note_asked_to_leave(&self) {
+        let _ = self.asked_to_leave.set(Instant::now());
+    }
+
+    /// The instance ends with this daemon.
+    pub(super) fn note_cannot_leave(&self) {
+        self.cannot_leave.store(true, SeqCst);
+    }
+
+    /// It was tried in vain to put it to sleep.
+    pub(super) fn note_cannot_sleep(&self) {
+        self.cannot_sleep.store(true, SeqCst);
     }
 
     /// It is about to look whether the instance has read everything: it wants to be told

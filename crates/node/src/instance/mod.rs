@@ -23,7 +23,8 @@ mod terms;
 mod volumes;
 
 pub(crate) use connections::{
-    ConnectionNote, ConnectionTable, Delivery, Done, KeptConnections, LetGo,
+    ConnectionNote, ConnectionTable, Delivery, Done, Inherited, JoinedOrphan, KeptConnections,
+    Leaving, LetGo,
 };
 pub use connections::{Outcome, Placed};
 pub use hibernation::HibernationTerms;

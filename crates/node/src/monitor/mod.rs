@@ -133,7 +133,7 @@ pub fn run(
         }
         tracing::error!("the daemon was ended by signal {signal}; starting it again");
         if has_crashed && crashes >= CRASHES_WITH_INSTANCES || deaths >= DEATHS_WITH_INSTANCES {
-            watch.end_instances();
+            watch.end_instances("it may have ended because of one of them");
         }
         std::thread::sleep(pause);
         pause = (pause * 2).min(PAUSES.1);
@@ -157,12 +157,25 @@ struct Watch<'a> {
     user: DaemonUser,
     /// Somebody has asked for the end.
     stopping: bool,
+    /// How the last daemon has ended.
+    last: Option<Parting>,
+}
+
+/// How a daemon has ended, as far as its monitor knows.
+#[derive(Clone, Copy, Debug)]
+struct Parting {
+    at: Instant,
+    /// It has said that it ends in order, and leaves what it had to the next.
+    in_order: bool,
 }
 
 /// The process of a daemon, as its monitor knows it.
 trait DaemonProcess {
     /// How it has ended.
     type End;
+
+    /// The signal that ends it, and all that it has.
+    const END: Signal;
 
     /// Sends it a signal.
     fn signal(&self, signal: Signal);
@@ -184,6 +197,7 @@ struct Child(Pid);
 
 impl DaemonProcess for Child {
     type End = WaitStatus;
+    const END: Signal = Signal::TERM;
 
     fn signal(&self, signal: Signal) {
         // It has not been reaped.
@@ -236,7 +250,8 @@ impl<'a> Watch<'a> {
         if user.kind == UserKind::Caller {
             prepared.listen_locally(home)?;
         }
-        Ok(Some(Self { monitor, signals, home, linked, prepared, user, stopping: false }))
+        let (stopping, last) = (false, None);
+        Ok(Some(Self { monitor, signals, home, linked, prepared, user, stopping, last }))
     }
 }
 
@@ -281,6 +296,10 @@ impl Watch<'_> {
             self.monitor.forget_kept();
         }
         self.await_sandboxes();
+        if self.monitor.has_asked() {
+            let in_order = self.monitor.has_left();
+            self.last = Some(Parting { at: Instant::now(), in_order });
+        }
         self.monitor.forget_daemon();
         Ok(end)
     }
@@ -321,11 +340,11 @@ impl Watch<'_> {
     }
 
     /// Ends what the daemon that has ended had kept for the next.
-    fn end_instances(&mut self) {
+    fn end_instances(&mut self, why: &str) {
         if self.monitor.kept() == 0 {
             return;
         }
-        tracing::warn!("its instances end, too: it may have ended because of one of them");
+        tracing::warn!("its instances end, too: {why}");
         self.monitor.forget_kept();
         self.await_sandboxes();
     }
@@ -335,7 +354,7 @@ impl Watch<'_> {
             let passed_on = match signal {
                 Signal::TERM | Signal::INT => {
                     self.stopping = true;
-                    Signal::TERM
+                    D::END
                 }
                 Signal::HUP => Signal::HUP,
                 _ => continue,
@@ -360,14 +379,17 @@ impl Watch<'_> {
                 tracing::warn!("some sandboxes of the daemon that has ended are still there");
                 return;
             }
-            let left =
-                Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
             let mut events = [PollFd::new(&self.signals.0, PollFlags::IN)];
-            let _ = poll(&mut events, Some(&left));
+            let _ = poll(&mut events, Some(&timespec(left)));
             let ends = [Signal::TERM, Signal::INT];
             self.stopping |= self.signals.take().any(|signal| ends.contains(&signal));
         }
     }
+}
+
+fn timespec(time: Duration) -> Timespec {
+    let tv_sec = i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
+    Timespec { tv_sec, tv_nsec: time.subsec_nanos().into() }
 }
 
 /// Reaps all children that have ended.

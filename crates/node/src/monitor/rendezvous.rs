@@ -7,6 +7,7 @@
 
 use super::{
     CRASHES_WITH_INSTANCES, DaemonProcess, Inherited, LONG_LIFE, Start, Version, Watch, reap,
+    timespec,
 };
 use crate::daemon::{ListenOptions, ServeError};
 use crate::home::Home;
@@ -139,7 +140,8 @@ pub enum RendezvousError {
 }
 
 /// Waits on the socket `path` for a daemon of `user`, serves it until it ends, and waits
-/// for the next, until `SIGTERM` or `SIGINT`. Listeners stay open all the time.
+/// for the next, until `SIGTERM` or `SIGINT`. Listeners stay open all the time. Instances that a
+/// daemon has left live on for `keep_for`, in which the next one has to come.
 ///
 /// # Errors
 /// The host does not allow privileges to be separated, or something cannot be made.
@@ -149,6 +151,7 @@ pub fn run_at(
     listening: &ListenOptions,
     weak_limits: WeakLimits,
     user: super::DaemonUser,
+    keep_for: Duration,
 ) -> Result<(), ServeError> {
     let Some(mut watch) = Watch::make(home, listening, weak_limits, user)? else {
         return Err(RendezvousError::NoNamespaces.into());
@@ -156,26 +159,46 @@ pub fn run_at(
     let socket = MonitorSocket::make(path, user.ids)?;
     tracing::info!("waiting for a daemon of user id {} on {}", user.ids.uid, path.display());
     let mut short_lives = 0;
-    while let Some((connection, daemon)) = watch.next_daemon(&socket)? {
+    while let Some((connection, daemon)) = watch.next_daemon(&socket, keep_for)? {
         let began = Instant::now();
         watch.serve_life(connection, &daemon)?;
         if watch.stopping {
             break;
         }
-        tracing::warn!("the daemon has ended; waiting for the next");
-        // Nobody tells how it has ended.
-        short_lives = if began.elapsed() > LONG_LIFE { 0 } else { short_lives + 1 };
+        let Some(parting) = watch.last.filter(|last| last.at >= began) else {
+            tracing::warn!("a daemon has turned away; waiting for the next");
+            thread::sleep(PAUSE);
+            continue;
+        };
+        short_lives = match parting.in_order {
+            // A daemon that was restarted is none that crashes, however often that happens.
+            true => 0,
+            false if began.elapsed() > LONG_LIFE => 0,
+            false => short_lives + 1,
+        };
+        match parting.in_order {
+            true => tracing::info!("the daemon has ended in order; waiting for the next"),
+            false => tracing::warn!("the daemon has ended; waiting for the next"),
+        }
         if short_lives >= CRASHES_WITH_INSTANCES {
-            watch.end_instances();
+            watch.end_instances("it may have ended because of one of them");
         }
         thread::sleep(PAUSE);
     }
+    watch.end_instances("the monitor ends");
     Ok(())
 }
 
 impl Watch<'_> {
-    /// The next daemon that may have this monitor; `None` if somebody has asked for the end.
-    fn next_daemon(&mut self, socket: &MonitorSocket) -> io::Result<Option<(OwnedFd, Connected)>> {
+    /// The next daemon that may have this monitor; `None` if somebody has asked for the end. What
+    /// the one before has left ends if none has come after `keep_for`.
+    fn next_daemon(
+        &mut self,
+        socket: &MonitorSocket,
+        keep_for: Duration,
+    ) -> io::Result<Option<(OwnedFd, Connected)>> {
+        // Those that have turned away meanwhile do not prolong it.
+        let deadline = self.last.and_then(|last| last.at.checked_add(keep_for));
         loop {
             self.pass_on_signals(&Nobody);
             if self.stopping {
@@ -188,9 +211,16 @@ impl Watch<'_> {
                 PollFd::new(&self.signals.0, PollFlags::IN),
                 PollFd::new(&socket.listener, PollFlags::IN),
             ];
-            match poll(&mut events, None) {
+            let left = deadline
+                .filter(|_| self.monitor.kept() > 0)
+                .map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            match poll(&mut events, left.map(timespec).as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
+            }
+            if left.is_some_and(|left| left.is_zero()) {
+                let waited = keep_for.as_secs_f64();
+                self.end_instances(&format!("no daemon has come within {waited} s"));
             }
         }
     }
@@ -284,6 +314,8 @@ impl Connected {
 
 impl DaemonProcess for Connected {
     type End = ();
+    // `SIGTERM` has it leave its instances to the next daemon.
+    const END: Signal = Signal::INT;
 
     fn signal(&self, signal: Signal) {
         // If it has ended, nobody gets the signal.
@@ -308,6 +340,7 @@ struct Nobody;
 
 impl DaemonProcess for Nobody {
     type End = ();
+    const END: Signal = Signal::INT;
 
     fn signal(&self, _: Signal) {}
 

@@ -17,7 +17,8 @@ use tokio::runtime::Handle;
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Called after functions have come or gone.
-type OnReload = Arc<dyn Fn() -> BTreeMap<String, String> + Send + Sync>;
+/// Called after functions were loaded anew; those that cannot be reached, with the reason.
+pub(crate) type OnReload = Arc<dyn Fn() -> BTreeMap<String, String> + Send + Sync>;
 
 /// Begins to have everything fetched that is to be, for as long as the daemon lives. It has a thread of its
 /// own: looking for work each second would keep all idle threads of the runtime alive.

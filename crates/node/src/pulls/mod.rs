@@ -20,5 +20,5 @@ mod process;
 pub use book::{Fetching, NewPull, PullInfo, PullState, Pulls, PullsError};
 pub use process::fetcher_main;
 
-pub(crate) use driver::keep_fetching;
+pub(crate) use driver::{OnReload, keep_fetching};
 pub(crate) use process::command;

@@ -21,6 +21,7 @@ mod asleep;
 mod copies;
 mod crowding;
 mod held;
+mod leave;
 mod liveness;
 mod place;
 mod request;

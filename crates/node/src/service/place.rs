@@ -4,14 +4,14 @@ use super::asleep::Beginning;
 use super::{Service, Slot};
 use crate::boots::BootKind;
 use crate::instance::{
-    Change, Client, ConnectionTable, Delivery, Done, InstanceNote, InstanceState, LaunchError,
-    Launched, NotNow, Place, Placed, Supervisor,
+    Change, Client, ConnectionTable, Delivery, Done, Inherited, InstanceNote, InstanceState,
+    JoinedOrphan, LaunchError, Launched, NotNow, Place, Placed, Supervisor,
 };
 use crate::tenants::{Lease, Refused, Unmet};
 use crate::upstream::Upstream;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
-use thaw_sandbox::{KeptForSuccessor, Orphan};
+use thaw_sandbox::Orphan;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::time::{Instant, timeout_at};
 
@@ -106,7 +106,7 @@ impl Service {
         reuse: Reuse,
         done: Done,
     ) -> Placement {
-        if self.shared.is_draining()
+        if self.shared.is_ending()
             || self.backs_off().is_some()
             || self.tenant.cpu().spent_for().is_some()
         {
@@ -150,7 +150,7 @@ impl Service {
         done: Done,
     ) -> Result<Found, PlaceError> {
         let deadline = Instant::now() + self.config.limits.queue.0;
-        if self.shared.is_draining() {
+        if self.shared.is_ending() {
             return Err(PlaceError::Draining);
         }
         if let Some(retry_after) = self.backs_off() {
@@ -534,7 +534,7 @@ impl Service {
     }
 
     /// What keeps an instance's connections.
-    pub(super) fn table_of(&self, instance: u64) -> Option<Arc<ConnectionTable>> {
+    pub(crate) fn table_of(&self, instance: u64) -> Option<Arc<ConnectionTable>> {
         self.slots().get(&instance).map(|slot| slot.table.clone())
     }
 
@@ -572,7 +572,8 @@ impl Service {
     }
 
     /// Takes over an instance that an earlier daemon has booted from the same image, with the
-    /// connections that it has. `attend` says who is told what becomes of a connection.
+    /// connections that it has. `attend` says who is told what becomes of one that was handed over,
+    /// and `join` copies the bytes of another.
     ///
     /// # Errors
     /// There is no room for it, or it has ended; it is ended then.
@@ -581,8 +582,8 @@ impl Service {
         note: &InstanceNote,
         lease: Lease,
         orphan: Orphan,
-        connections: Vec<(Arc<Client>, KeptForSuccessor)>,
-        attend: impl Fn(Arc<Client>) -> Done,
+        connections: Vec<Inherited>,
+        (attend, join): (impl Fn(Arc<Client>) -> Done, impl Fn(JoinedOrphan)),
     ) -> Result<(), LaunchError> {
         let no = |what: &str| LaunchError(what.to_owned());
         if self.is_single_use() && connections.is_empty() {
@@ -590,7 +591,7 @@ impl Service {
         }
         let capacity = self.shared.capacity().try_acquire_owned();
         let capacity = capacity.map_err(|_| no("this node runs as many instances as it may"))?;
-        let permit = |_: &_| self.permits.clone().try_acquire_owned().ok();
+        let permit = |_: &Inherited| self.permits.clone().try_acquire_owned().ok();
         let permits: Option<Vec<_>> = connections.iter().map(permit).collect();
         let permits = permits.ok_or_else(|| no("its function serves as many as it may"))?;
         // It was restored from a checkpoint of other files.
@@ -625,10 +626,18 @@ impl Service {
             was_full: false,
             ending: lease.ending(),
         };
-        for ((client, kept), permit) in connections.into_iter().zip(permits) {
-            let done = attend(client.clone());
-            let delivery = Delivery { client, permit, done };
-            table.inherit(delivery, placed, kept);
+        let mut joined = Vec::new();
+        for (inherited, permit) in connections.into_iter().zip(permits) {
+            match inherited {
+                Inherited::HandedOver(client, kept) => {
+                    let done = attend(client.clone());
+                    table.inherit(Delivery { client, permit, done }, placed, kept);
+                }
+                Inherited::Joined(orphan) => {
+                    table.inherit_joined(&orphan, permit, placed);
+                    joined.push(orphan);
+                }
+            }
         }
         let place = Place { _capacity: capacity, lease };
         let supervisor = Supervisor::adopted(id, self.clone(), instance, receiver, table, place);
@@ -637,6 +646,7 @@ impl Service {
         slots.perhaps_free.insert(id);
         drop(slots);
         tokio::spawn(supervisor.run());
+        joined.into_iter().for_each(join);
         Ok(())
     }
 

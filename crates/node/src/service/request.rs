@@ -18,7 +18,7 @@ impl Service {
     /// A connection to an instance on which a request can be sent at once.
     pub(crate) fn idle_upstream(self: &Arc<Self>) -> Option<Upstream> {
         if self.is_single_use()
-            || self.shared.is_draining()
+            || self.shared.is_ending()
             || self.tenant.cpu().spent_for().is_some()
         {
             return None;

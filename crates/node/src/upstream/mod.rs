@@ -17,7 +17,7 @@ use hyper_util::rt::TokioIo;
 use rustix::net::{RecvFlags, SendFlags, recv};
 use std::future::Future;
 use std::io::{self, IoSlice};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
@@ -92,7 +92,7 @@ impl Meter {
 }
 
 /// Counts the bytes of a connection.
-struct Tap {
+pub(crate) struct Tap {
     stream: UnixStream,
     meter: Arc<Meter>,
     is_first_write: bool,
@@ -269,6 +269,11 @@ impl AsyncRead for Tap {
 }
 
 impl Tap {
+    /// The gateway's end.
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+
     /// A new pair of sockets has room; to hear so from the runtime takes a turn of its
     /// reactor.
     fn write_at_once(&self, bytes: &[u8]) -> Option<usize> {

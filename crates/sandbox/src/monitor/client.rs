@@ -7,10 +7,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use super::protocol::{
     Answer, Grant, Kept, KeptKind, NOTE_MAX, REQUEST_FETCHER, REQUEST_FORGET, REQUEST_GROUP,
-    REQUEST_NEXT_KEPT, REQUEST_PARENT, REQUEST_REMOVE_GROUP, REQUEST_RESOLVER,
+    REQUEST_LEAVE, REQUEST_NEXT_KEPT, REQUEST_PARENT, REQUEST_REMOVE_GROUP, REQUEST_RESOLVER,
     REQUEST_STATE_HELPER, Request, receive_kept,
 };
 use crate::egress::Transport;
@@ -50,6 +51,8 @@ enum Queued {
     },
     /// It is not answered.
     Tell(Request),
+    /// The last one; whoever waits for it hears when the monitor has all.
+    Leave(Sender<()>),
 }
 
 static LINK: OnceLock<Arc<MonitorLink>> = OnceLock::new();
@@ -208,6 +211,17 @@ impl MonitorLink {
         self.refusals.load(Ordering::Relaxed)
     }
 
+    /// Says that this daemon ends in order, behind everything that the monitor is to keep: when
+    /// this has returned, the monitor has all of it, and nothing is kept or forgotten any more.
+    ///
+    /// # Errors
+    /// The monitor has not answered within `patience`. It has what has arrived by then.
+    pub fn leave(self: &Arc<Self>, patience: Duration) -> io::Result<()> {
+        let (told, tell) = mpsc::channel();
+        self.send(Queued::Leave(told));
+        tell.recv_timeout(patience).map_err(|_| io::ErrorKind::TimedOut.into())
+    }
+
     /// Leaves a request to the thread that sends them in turn.
     fn send(self: &Arc<Self>, queued: Queued) {
         let queue = self.queue.get_or_init(|| {
@@ -227,6 +241,15 @@ impl MonitorLink {
             match queued {
                 // A monitor that is gone takes this process with it.
                 Queued::Tell(request) => drop(send(&*socket, &request, &[])),
+                Queued::Leave(told) => {
+                    let request = Request::new(REQUEST_LEAVE, 0);
+                    if send(&*socket, &request, &[]).and_then(|()| receive_answer(&socket)).is_ok()
+                    {
+                        // Who waits may have lost patience.
+                        let _ = told.send(());
+                    }
+                    return;
+                }
                 Queued::Keep { request, note, descriptors, has_arrived } => {
                     let parts = [IoSlice::new(bytemuck::bytes_of(&request)), IoSlice::new(&note)];
                     let lent: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
@@ -373,7 +396,7 @@ mod tests {
     use crate::monitor::protocol::{REQUEST_KEEP, receive_request};
     use crate::monitor::store::DescriptorStore;
     use std::fs::File;
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     /// A link to whoever has the other end.
     fn link() -> (Arc<MonitorLink>, OwnedFd) {
@@ -429,6 +452,45 @@ mod tests {
         let more = [(); 3].map(|()| keep());
         wait_for_refusals(&link, 3);
         drop(more);
+    }
+
+    /// Whatever lets go of something afterwards, the next daemon gets it.
+    #[test]
+    fn a_daemon_that_leaves_has_everything_kept_and_forgets_nothing() {
+        let (link, monitor) = link();
+        let (done, store) = mpsc::channel();
+        std::thread::spawn(move || {
+            let mut store = DescriptorStore::new(100, 100);
+            let mut descriptors = Vec::new();
+            while let Ok(Some((request, note))) = receive_request(&monitor, &mut descriptors) {
+                let given = std::mem::take(&mut descriptors);
+                match request.kind {
+                    REQUEST_KEEP => store.keep(&request, 0, note, given).unwrap(),
+                    REQUEST_LEAVE => {}
+                    _ => {
+                        store.forget(request.number);
+                        continue;
+                    }
+                }
+                let _ = send(&monitor, &Answer::new(0), &[]);
+            }
+            done.send(store.len()).unwrap();
+        });
+        let null = File::open("/dev/null").unwrap();
+        let keep = || link.keep(KeptKind::Connection, None, b"", &[null.as_fd()]).unwrap();
+        let kept = [(); 20].map(|()| keep());
+        link.leave(Duration::from_secs(20)).unwrap();
+        assert!(kept.iter().all(|kept| kept.has_arrived().load(Ordering::Acquire)));
+        drop(kept);
+        drop(link);
+        assert_eq!(store.recv_timeout(Duration::from_secs(20)), Ok(20));
+    }
+
+    #[test]
+    fn a_daemon_that_leaves_waits_for_its_monitor_so_long() {
+        let (link, _monitor) = link();
+        let error = link.leave(Duration::from_millis(20)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }
 
     /// Nobody reads the monitor's end.

@@ -19,7 +19,7 @@ use crate::message;
 /// parents, state helpers, rewinders and resolver processes. The monitor starts those from its own
 /// executable, which may be of another version of Thaw than the daemon. Change it with any of
 /// them.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// Daemon → monitor: start a zygote parent. Attached: its control socket and the kernel.
 pub const REQUEST_PARENT: u32 = 1;
@@ -49,6 +49,10 @@ pub const REQUEST_NEXT_KEPT: u32 = 9;
 /// Daemon → monitor: start a fetcher, which talks to a registry in the daemon's place. Attached:
 /// its socket, over which the daemon says what is to be fetched. The monitor does not read that.
 pub const REQUEST_FETCHER: u32 = 10;
+
+/// Daemon → monitor: this daemon ends in order, and leaves to the next one what it has had kept.
+/// It is no crash that this is its last request.
+pub const REQUEST_LEAVE: u32 = 11;
 
 /// Most bytes of a note.
 pub const NOTE_MAX: usize = 1024;

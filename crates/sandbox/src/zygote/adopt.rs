@@ -74,14 +74,19 @@ impl KeptForSuccessor {
     }
 }
 
-/// Has the monitor keep a connection of a sandbox for the next daemon. `None`: this process
-/// has no monitor.
+/// Has the monitor keep a connection for the next daemon: the client's socket, and others that belong
+/// to it. `None`: this process has no monitor.
 ///
 /// # Errors
 /// The note is too long, or the monitor keeps as much as it may.
-pub fn keep_connection(socket: BorrowedFd<'_>, note: &str) -> io::Result<Option<KeptForSuccessor>> {
+pub fn keep_connection(
+    socket: BorrowedFd<'_>,
+    others: &[BorrowedFd<'_>],
+    note: &str,
+) -> io::Result<Option<KeptForSuccessor>> {
     let Some(link) = monitor::of_this_process() else { return Ok(None) };
-    let keep = link.keep(KeptKind::Connection, None, note.as_bytes(), &[socket])?;
+    let all = [&[socket], others].concat();
+    let keep = link.keep(KeptKind::Connection, None, note.as_bytes(), &all)?;
     Ok(Some(KeptForSuccessor(keep)))
 }
 
@@ -237,6 +242,8 @@ pub struct Adopted {
 pub struct OrphanConnection {
     /// The client's socket.
     pub socket: OwnedFd,
+    /// What was kept with it.
+    pub others: Vec<OwnedFd>,
     /// What was noted about it.
     pub note: String,
     /// Keeps it for the daemon after this one, too.
@@ -396,9 +403,10 @@ fn orphan(
 }
 
 fn connection(keep: Keep, kept: Kept) -> io::Result<OrphanConnection> {
-    let [socket] = exactly(kept.descriptors)?;
+    let mut others = kept.descriptors.into_iter();
+    let socket = others.next().ok_or(io::ErrorKind::InvalidData)?;
     let note = String::from_utf8(kept.note).map_err(io::Error::other)?;
-    Ok(OrphanConnection { socket, note, kept: KeptForSuccessor(keep) })
+    Ok(OrphanConnection { socket, others: others.collect(), note, kept: KeptForSuccessor(keep) })
 }
 
 fn exactly<const N: usize>(descriptors: Vec<OwnedFd>) -> io::Result<[OwnedFd; N]> {

@@ -4,7 +4,7 @@
 //! if none has come when the file is whole does the process end; otherwise the instance goes on,
 //! and the file is thrown away.
 
-use super::{IDLE_CHECK_MIN, Supervisor};
+use super::{IDLE_CHECK_MIN, KEEP_AFTER, Supervisor};
 use crate::asleep::{Asleep, Going};
 use crate::instance::connections::Outcome;
 use crate::instance::hibernation::SwapStorage;
@@ -114,6 +114,9 @@ impl Supervisor {
         if due > now {
             return Some(due);
         }
+        if self.service.shared().is_leaving() {
+            return Some(now + SLEEP_AGAIN);
+        }
         let again = match self.fall_asleep() {
             Ok(()) => after.max(IDLE_CHECK_MIN),
             Err(_) => SLEEP_AGAIN,
@@ -176,6 +179,8 @@ impl Supervisor {
         }
         let is_looked_at = self.rest.is_some() || self.twin.is_some() || self.sleep == Sleep::Begun;
         let is_owed = self.sleepiness.is_late || self.sleepiness.woken_from.is_some();
+        // A daemon that leaves waits for those that persist only.
+        let is_owed = is_owed || self.service.shared().is_leaving() && !self.service.persists();
         if is_looked_at || is_owed || WRITERS.available_permits() == 0 {
             return Err(());
         }
@@ -296,7 +301,8 @@ impl Supervisor {
                 tracing::warn!(function = %self.service.name(), instance = self.id, "cannot put an instance to sleep, which stays as it is: {why}");
                 self.sleepiness.not_before = Some(Instant::now() + SLEEP_AFTER_FAILURE);
                 // There is no later for it.
-                if self.sleepiness.ends_otherwise || self.service.shared().is_draining() {
+                self.connections.note_cannot_sleep();
+                if self.sleepiness.ends_otherwise || self.service.shared().is_ending() {
                     self.leave();
                 }
                 why
@@ -328,7 +334,7 @@ impl Supervisor {
     /// It runs again after it was asleep: its files go, as soon as it outlives this daemon itself.
     pub(super) fn runs_again(&mut self) {
         if let Some(asleep) = self.sleepiness.woken_from.take() {
-            self.keep();
+            self.keep(KEEP_AFTER);
             drop(asleep);
         }
     }

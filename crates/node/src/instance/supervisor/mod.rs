@@ -108,6 +108,8 @@ pub(crate) enum Command {
     CpuTime(oneshot::Sender<Duration>),
     /// Change what it may use.
     Limits(ResourceLimits, oneshot::Sender<Result<(), Unchanged>>),
+    /// Be kept for the next daemon at once, with all connections that were handed over.
+    Leave,
     /// Have the program end by itself, if its function gives it time for that.
     Stop,
     End,
@@ -338,6 +340,7 @@ impl Supervisor {
                     // Who has asked may have gone.
                     let _ = reply.send(self.change_limits(wanted));
                 }
+                Step::Command(Some(Command::Leave)) => self.outlive_daemon(),
                 Step::Command(Some(Command::Stop)) => self.stop(Instant::now()),
                 Step::Command(Some(Command::End) | None) => self.instance.kill(),
                 Step::Command(Some(Command::EndLate(why))) => self.end_late(&why),
@@ -389,7 +392,7 @@ impl Supervisor {
             self.instance.ring_if_unread();
         }
         if is_due(self.keep_at) {
-            self.keep();
+            self.keep(KEEP_AFTER);
         }
         if is_due(self.kill_at) {
             self.out_of_grace();
@@ -414,8 +417,22 @@ impl Supervisor {
         }
     }
 
-    /// Has the instance and its connections outlive this daemon.
-    fn keep(&mut self) {
+    /// This daemon is about to end: has everything kept that is not yet. An instance that somebody
+    /// looks at is asked again.
+    fn outlive_daemon(&mut self) {
+        let is_looked_at = self.rest.is_some() || self.twin.is_some();
+        let is_about_to_sleep = self.sleepiness.is_asked() || self.sleep == Sleep::Begun;
+        if is_looked_at || is_about_to_sleep || !self.wake_from_own_key() {
+            return;
+        }
+        match self.keep(Duration::ZERO) {
+            true => self.connections.note_asked_to_leave(),
+            false => self.connections.note_cannot_leave(),
+        }
+    }
+
+    /// Has the instance, and its connections of this age, outlive this daemon. Whether it can.
+    fn keep(&mut self, age: Duration) -> bool {
         let note = InstanceNote {
             id: self.id,
             function: self.service.name().clone(),
@@ -428,15 +445,17 @@ impl Supervisor {
         let note = serde_json::to_string(&note).expect("plain data");
         let kept = self.instance.keep(&note);
         let next = kept.and_then(|has_arrived| {
+            let is_kept = has_arrived.is_some();
             self.connections.note_kept(has_arrived);
-            self.connections.keep_old_ones(KEEP_AFTER)
+            Ok((is_kept, self.connections.keep_old_ones(age)?))
         });
-        self.keep_at = next.unwrap_or_else(|error| {
+        let (is_kept, left) = next.unwrap_or_else(|error| {
             let function = self.service.name();
             tracing::debug!(%function, instance = self.id, "cannot be kept for the next daemon: {error}");
-            None
-        })
-        .map(|left| Instant::now() + left);
+            (false, None)
+        });
+        self.keep_at = left.map(|left| Instant::now() + left);
+        is_kept
     }
 
     /// Ends the instance if it has been idle for long enough, or has it give up its memory.

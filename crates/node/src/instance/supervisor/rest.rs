@@ -144,6 +144,9 @@ impl Supervisor {
         if self.sleepiness.is_asked() || self.sleepiness.is_late {
             return rest.refuse("it is being put to sleep; try again".to_owned());
         }
+        if self.service.shared().is_leaving() {
+            return rest.refuse("the daemon is being restarted; try again".to_owned());
+        }
         if let Some(why) = rest.lays_bare(self.instance.owner_key()) {
             return rest.refuse(why);
         }

@@ -83,6 +83,10 @@ impl Supervisor {
             // It has memory in the swap file that would be replaced, or is to stay at rest.
             return Err(std::io::ErrorKind::WouldBlock.into());
         }
+        if self.service.shared().is_leaving() {
+            // The next daemon would not know that it is on the way.
+            return Err(std::io::ErrorKind::WouldBlock.into());
+        }
         if self.health.cancel() {
             // The end of the probe would wake it.
             return Err(std::io::ErrorKind::WouldBlock.into());
@@ -154,6 +158,16 @@ impl Supervisor {
             (Sleep::Hibernated, Ok(())) => self.wake.push(reply),
             (_, woken) => drop(reply.send(woken.map(|()| None).map_err(|error| error.to_string()))),
         }
+    }
+
+    /// Wakes an instance whose memory nobody but this daemon can decrypt. Whether it is awake.
+    pub(super) fn wake_from_own_key(&mut self) -> bool {
+        let is_locked = self.sleep == Sleep::Hibernated && self.storage() == SwapStorage::Encrypted;
+        if is_locked && self.wake.is_empty() {
+            // Nobody waits for the answer.
+            self.wake_for(oneshot::channel().0);
+        }
+        !is_locked
     }
 
     pub(super) fn hibernated(&mut self, hibernated: &HibernatedInstance) {

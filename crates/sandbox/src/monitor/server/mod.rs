@@ -19,8 +19,8 @@ use super::caller::{Begun, CallerNamespaces, InnerRoot};
 use super::namespace::UserNamespace;
 use super::protocol::{
     Answer, Grant, Kept, REQUEST_BIND, REQUEST_FETCHER, REQUEST_FORGET, REQUEST_GROUP,
-    REQUEST_KEEP, REQUEST_NEXT_KEPT, REQUEST_PARENT, REQUEST_REMOVE_GROUP, REQUEST_RESOLVER,
-    REQUEST_STATE_HELPER, Request, receive_request, send_kept,
+    REQUEST_KEEP, REQUEST_LEAVE, REQUEST_NEXT_KEPT, REQUEST_PARENT, REQUEST_REMOVE_GROUP,
+    REQUEST_RESOLVER, REQUEST_STATE_HELPER, Request, receive_request, send_kept,
 };
 use super::store::{DescriptorStore, do_not_linger};
 use crate::egress::Transport;
@@ -81,6 +81,10 @@ pub struct Monitor {
     made: HashMap<u64, Group>,
     store: DescriptorStore,
     bound: u32,
+    /// The daemon has asked for something.
+    has_asked: bool,
+    /// The daemon has said that it ends in order.
+    has_left: bool,
     /// See [`Grant`].
     life: u32,
     /// [`GROUPS_MAX`].
@@ -225,6 +229,8 @@ impl Monitor {
             made: HashMap::new(),
             store: DescriptorStore::new(KEPT_MAX, kept_descriptors_max()),
             bound: 0,
+            has_asked: false,
+            has_left: false,
             life: 0,
             groups_max: GROUPS_MAX,
             children_max: CHILDREN_MAX,
@@ -295,6 +301,7 @@ impl Monitor {
         let Ok(Some((request, note))) = receive_request(socket, &mut descriptors) else {
             return false;
         };
+        self.has_asked = true;
         descriptors.iter().for_each(do_not_linger);
         let done = match request.kind {
             REQUEST_PARENT => self.start_parent(descriptors).map(|()| Vec::new()),
@@ -307,6 +314,10 @@ impl Monitor {
             REQUEST_BIND => self.bind(&request).map(|socket| vec![socket]),
             REQUEST_KEEP => {
                 self.store.keep(&request, self.life, note, descriptors).map(|()| Vec::new())
+            }
+            REQUEST_LEAVE => {
+                self.has_left = true;
+                Ok(Vec::new())
             }
             REQUEST_NEXT_KEPT => {
                 return send_kept(socket, self.kept_after(request.number)).is_ok();
@@ -361,11 +372,23 @@ impl Monitor {
         self.store.len()
     }
 
+    /// Whether the daemon has asked for anything. One that has not, such as one of another version,
+    /// has not begun.
+    pub fn has_asked(&self) -> bool {
+        self.has_asked
+    }
+
+    /// Whether the daemon has said that it ends in order, and leaves what is kept to the next.
+    pub fn has_left(&self) -> bool {
+        self.has_left
+    }
+
     /// Removes what was made for a daemon that has ended, but for what is kept for the next.
     pub fn forget_daemon(&mut self) {
         let kept = self.store.groups();
         self.made.retain(|number, _| kept.contains(number));
         self.bound = 0;
+        (self.has_asked, self.has_left) = (false, false);
         self.life += 1;
     }
 

@@ -47,7 +47,7 @@ fn nonsense_is_not_served() {
         message::send(&daemon, &[IoSlice::new(&vec![0; len])], &[]).unwrap();
         assert!(!monitor.serve(&own), "{len} bytes");
     }
-    for kind in [0, 11, u32::MAX] {
+    for kind in [0, REQUEST_LEAVE + 1, u32::MAX] {
         send(&daemon, &Request::new(kind, 1), &[]).unwrap();
         assert!(!monitor.serve(&own), "kind {kind}");
     }
@@ -389,6 +389,16 @@ fn what_a_daemon_has_kept_is_there_for_the_next_and_its_groups_are() {
     send(&all.2, &Request::new(REQUEST_NEXT_KEPT, 0), &[]).unwrap();
     assert!(all.0.serve(&all.1));
     assert!(receive_kept(&all.2).unwrap().is_none());
+}
+
+#[test]
+fn a_daemon_that_leaves_is_told_from_one_that_does_not() {
+    let Some(mut all) = monitor() else { return };
+    assert!(!all.0.has_left() && !all.0.has_asked());
+    assert_eq!(ask(&mut all, Request::new(REQUEST_LEAVE, 0), &[]), (0, 0));
+    assert!(all.0.has_left() && all.0.has_asked());
+    all.0.forget_daemon();
+    assert!(!all.0.has_left() && !all.0.has_asked(), "the next one has said nothing");
 }
 
 #[test]

@@ -1,0 +1,50 @@
+//! A daemon that ends in order, and leaves its instances to the next one.
+
+use super::Service;
+use crate::instance::{Command, Leaving};
+
+impl Service {
+    /// Has all instances outlive this daemon that can, and the others end: idle ones now, each
+    /// other one after its last connection. How many are still to be waited for.
+    pub(crate) fn leave_all(&self) -> usize {
+        if self.is_retired() {
+            // The next daemon would not have them.
+            self.retire_all();
+            return self.instance_count();
+        }
+        let (persists, is_single_use) = (self.persists(), self.is_single_use());
+        let mut slots = self.slots();
+        let mut waited_for = 0;
+        for slot in slots.values_mut() {
+            if persists && slot.state.is_idle() && !slot.table.cannot_sleep() {
+                // What lies on disk outlives the monitor, too.
+                slot.table.tell(Command::Sleep(None));
+                waited_for += 1;
+                continue;
+            }
+            let ends = is_single_use && slot.table.lasting() == 0;
+            match slot.table.leaving() {
+                Leaving::Kept if !ends => continue,
+                Leaving::NotYet if !ends => slot.table.tell(Command::Leave),
+                _ if slot.connections == 0 => {
+                    slot.end();
+                    slot.table.tell(Command::Stop);
+                }
+                _ => {}
+            }
+            waited_for += 1;
+        }
+        waited_for
+    }
+
+    /// Ends the instances that do not outlive this daemon, whatever they do.
+    pub(crate) fn kill_those_that_stay(&self) {
+        let is_retired = self.is_retired();
+        for slot in self.slots().values_mut() {
+            if is_retired || slot.table.leaving() != Leaving::Kept {
+                slot.end();
+                slot.table.tell(Command::End);
+            }
+        }
+    }
+}
