@@ -35,12 +35,15 @@ fn lasting(name: &'static str, keys: &'static str) -> Function {
 fn node() -> Option<Apart> {
     static HOME: OnceLock<PathBuf> = OnceLock::new();
     const SLEEPY: &str = "isolation = \"instance\"\npersist = true\n[limits]\nkeep_alive = \"10m\"";
+    const STORED: &str = "isolation = \"instance\"\n[[volumes]]\nname = \"data\"\npath = \"/data\"\n\
+                          size = \"1MiB\"";
     let functions = || {
         [
             lasting("lasting", KEYS),
             lasting("single", "isolation = \"request\""),
             lasting("sleepy", SLEEPY),
             lasting("locked", "isolation = \"instance\"\n[hibernate]\nencrypt = true"),
+            lasting("stored", STORED),
         ]
     };
     Apart::of(|| HOME.get_or_init(|| built_home("restart", &functions())).clone())
@@ -242,6 +245,27 @@ fn requests_under_way_are_answered_whichever_way_they_have_come() {
     assert!(began.elapsed() < Duration::from_secs(20));
     assert_eq!(whole.join().expect("a client"), Some(200), "{}", daemon.log());
     assert_eq!(count(gateway, "lasting"), 3);
+}
+
+/// Its locks end with its daemon, so no other daemon has it.
+#[test]
+fn an_instance_with_a_volume_has_the_time_that_it_has_at_a_stop() {
+    let Some(node) = node() else { return };
+    let _monitor = node.start_monitor();
+    let mut daemon = node.start_daemon("first.log");
+    let gateway = node.gateway(&daemon);
+    assert_eq!(count(gateway, "stored"), 1);
+    let whole = thread::spawn(move || {
+        let mut client = Raw::connect(gateway);
+        client.send("GET /hold/3 HTTP/1.1\r\nHost: stored\r\nConnection: close\r\n\r\n");
+        client.response().map(|response| response.status)
+    });
+    wait_until("it is under way", || is_busy(&node));
+    restart(&node, &mut daemon, "second.log");
+    assert_eq!(whole.join().expect("a client"), Some(200), "{}", daemon.log());
+    assert!(!daemon.log().contains("it has volumes"), "{}", daemon.log());
+    // Another instance, with a memory of its own.
+    assert_eq!(count(gateway, "stored"), 1);
 }
 
 #[test]
@@ -448,6 +472,12 @@ fn a_request_has_the_drain_time_and_no_more() {
     assert_eq!(count(gateway, "lasting"), 3, "{}", daemon.log());
 }
 
+/// Whether all instances wait for a connection.
+fn is_idle(node: &Apart) -> bool {
+    let all = request_local(&node.home().join("admin.sock"), "/instances").expect("an answer");
+    all.json().as_array().expect("a list").iter().all(|instance| instance["state"] == "idle")
+}
+
 /// Whether an instance has a connection.
 fn is_busy(node: &Apart) -> bool {
     let all = request_local(&node.home().join("admin.sock"), "/instances").expect("an answer");
@@ -482,6 +512,7 @@ fn an_instance_whose_memory_is_encrypted_on_disk_goes_on() {
     let mut daemon = node.start_daemon("first.log");
     let gateway = node.gateway(&daemon);
     assert_eq!(count(gateway, "locked"), 1);
+    wait_until("it is idle", || is_idle(&node));
     let mut hibernate = thaw();
     hibernate.env("THAW_HOME", node.home()).args(["hibernate", "locked"]);
     run(&mut hibernate).success();

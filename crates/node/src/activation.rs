@@ -120,14 +120,25 @@ pub(crate) fn find(
 }
 
 /// Says that `option` takes connections at a socket that another process has found ([`find`]).
-pub(crate) fn note_user(listening: SocketAddr, option: &'static str) {
-    let is_it = |activated: &&Activated| {
-        activated.address == listening && activated.transport == Transport::Tcp
-    };
+pub(crate) fn note_user(listening: SocketAddr, transport: Transport, option: &'static str) {
+    let is_it =
+        |activated: &&Activated| activated.address == listening && activated.transport == transport;
     for activated in all().iter().filter(is_it) {
         // The first one has it.
         let _ = activated.user.set(option);
     }
+}
+
+/// Whether a socket is what one would get who binds `address` and listens there.
+///
+/// # Errors
+/// It does neither, or the host does not tell.
+pub(crate) fn listens_at(
+    socket: BorrowedFd<'_>,
+    address: SocketAddr,
+    transport: Transport,
+) -> io::Result<bool> {
+    Ok(Activated::of(socket.try_clone_to_owned()?)?.serves(address, transport))
 }
 
 /// The addresses at which nobody listens yet: their clients wait.
@@ -175,6 +186,22 @@ mod tests {
 
     fn activated(socket: impl Into<OwnedFd>) -> Activated {
         Activated::of(socket.into()).unwrap()
+    }
+
+    #[test]
+    fn a_socket_says_itself_where_it_listens() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let listens = |socket: BorrowedFd<'_>, address, transport| {
+            listens_at(socket, address, transport).unwrap_or(false)
+        };
+        assert!(listens(listener.as_fd(), address, Transport::Tcp));
+        assert!(!listens(listener.as_fd(), address, Transport::Udp));
+        assert!(!listens(listener.as_fd(), "127.0.0.1:9".parse().unwrap(), Transport::Tcp));
+        let connected = std::net::TcpStream::connect(address).unwrap();
+        assert!(!listens(connected.as_fd(), connected.local_addr().unwrap(), Transport::Tcp));
+        let file = std::fs::File::open("/dev/null").unwrap();
+        assert!(!listens(file.as_fd(), address, Transport::Tcp));
     }
 
     #[test]

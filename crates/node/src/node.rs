@@ -28,7 +28,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 /// Most liveness probes that are under way at a time on a node.
 const PROBES_MAX: usize = 64;
@@ -92,6 +92,8 @@ const QUIET_LOOKS: u32 = 2;
 /// How long clients that are connected may take for their next request before such a daemon
 /// disconnects them.
 const CLIENTS_PATIENCE: Duration = Duration::from_millis(500);
+/// How long the connections may take whose bytes the gateway copies, until the monitor has them.
+const JOINED_PATIENCE: Duration = Duration::from_secs(2);
 /// How often it is looked for instances that have been asleep for too long.
 const LOOK_FOR_OLD_SLEEPERS: Duration = Duration::from_secs(1);
 /// Each daemon has so many numbers for instances.
@@ -558,25 +560,38 @@ impl NodeState {
     pub(crate) async fn leave(&self, patience: Duration) {
         self.leaving.store(true, Ordering::SeqCst);
         self.draining.store(true, Ordering::SeqCst);
+        if timeout(patience, self.until_left(patience)).await.is_err() {
+            tracing::warn!("ending what is still busy and cannot be left");
+            self.everything().iter().for_each(|service| service.kill_those_that_stay());
+            sleep(LEAVING_LOOK).await;
+        }
+        // Last: their bytes stand still until the next daemon has them.
         self.joined.leave();
+        let _ = timeout(JOINED_PATIENCE, async {
+            while self.joined.moving() > 0 {
+                sleep(LEAVING_LOOK).await;
+            }
+        })
+        .await;
+    }
+
+    /// Waits until no client is served here, and each instance is kept or has ended.
+    async fn until_left(&self, patience: Duration) {
         let began = Instant::now();
         let mut quiet_looks = 0;
         while quiet_looks < QUIET_LOOKS {
             sleep(LEAVING_LOOK).await;
             // A client that has connected a moment ago is about to ask something.
-            let mut clients = self.admission.busy() + self.joined.moving();
+            let mut clients = self.admission.busy();
             match began.elapsed() < CLIENTS_PATIENCE {
                 true => clients += self.admission.waiting_count(),
                 false => self.admission.let_go_of_waiting(),
             }
+            // What is not asleep by then lives on: writing many to disk takes long.
+            let may_sleep = began.elapsed() < patience / 2;
             let services = self.everything();
-            let instances: usize = services.iter().map(|service| service.leave_all()).sum();
-            if began.elapsed() >= patience {
-                tracing::warn!(clients, instances, "ending what is still busy and cannot be left");
-                services.iter().for_each(|service| service.kill_those_that_stay());
-                sleep(LEAVING_LOOK).await;
-                return;
-            }
+            let instances: usize =
+                services.iter().map(|service| service.leave_all(may_sleep)).sum();
             quiet_looks = if instances + clients == 0 { quiet_looks + 1 } else { 0 };
         }
     }

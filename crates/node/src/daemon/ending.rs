@@ -84,17 +84,17 @@ impl Serving {
         }
     }
 
-    /// Finishes what is being served, and ends everything.
-    pub async fn end(mut self, options: &ServeOptions) {
+    /// Finishes what is being served, for at most `patience`, and ends everything.
+    pub async fn end(mut self, successor: Successor, patience: Duration) {
         tracing::info!("finishing what is being served");
         lasting::stay();
         // Clients that come now wait in the backlog until the sockets close, and
         // those that were accepted are told to come back.
         self.own.stop();
-        if options.successor == Successor::Comes {
+        if successor == Successor::Comes {
             self.listening[GATEWAY].abort();
         }
-        self.shared.drain(options.drain).await;
+        self.shared.drain(patience).await;
         self.stop_work().await;
         let kept = self.shared.keep_asleep();
         if kept > 0 {
@@ -108,7 +108,7 @@ impl Serving {
         let Self { shared, catalog, own, logs, .. } = self;
         drop((catalog, own));
         write_last_lines(shared, logs).await;
-        if options.successor == Successor::Comes {
+        if successor == Successor::Comes {
             // Otherwise it might keep listeners that are closed here.
             tell_monitor().await;
         }

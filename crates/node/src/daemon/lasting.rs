@@ -1,9 +1,10 @@
 //! Listeners that outlive their daemon: the monitor keeps those that a daemon has bound itself, so
 //! that clients wait while the next one starts, and are not refused.
 
+use crate::activation;
 use crate::legacy::{LeftListener, ListenerNote};
 use std::net::SocketAddr;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard};
 use thaw_sandbox::{GuardedPort, KeptForSuccessor, PortGuard, Transport, keep_connection};
 
@@ -69,7 +70,8 @@ pub(super) fn inherit(left: Vec<LeftListener>) {
     listeners().left = left;
 }
 
-/// A socket at this address that the daemon before this one has left.
+/// A socket at this address that the daemon before this one has left. That one may have been a
+/// guest's: the socket itself says where it listens, and not the note.
 pub(super) fn claim(
     address: SocketAddr,
     transport: Transport,
@@ -78,7 +80,13 @@ pub(super) fn claim(
     let left = &mut listeners().left;
     let found = left.iter().position(|left| left.note == wanted)?;
     let LeftListener { socket, kept, .. } = left.swap_remove(found);
-    Some((socket, kept))
+    match activation::listens_at(socket.as_fd(), address, transport) {
+        Ok(true) => Some((socket, kept)),
+        otherwise => {
+            tracing::warn!(?otherwise, "what was left for {address} does not listen there");
+            None
+        }
+    }
 }
 
 /// Closes those that nobody has claimed: no function wants them any more.

@@ -16,6 +16,7 @@ use std::future::Future;
 use std::io;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use thaw_sandbox::{GuardedPort, PortGuard, Transport, monitor};
 use tokio::task::JoinHandle;
@@ -25,6 +26,8 @@ pub(super) struct OwnListeners {
     gateway: Gateway,
     shared: Arc<NodeState>,
     tasks: Mutex<HashMap<SocketAddr, (Wanted, ListenTask)>>,
+    /// The daemon ends: nobody listens again.
+    has_stopped: AtomicBool,
     tls: TlsListeners,
 }
 
@@ -37,14 +40,17 @@ pub(super) type ListenTask = JoinHandle<io::Result<()>>;
 impl OwnListeners {
     pub fn new(gateway: Gateway, shared: Arc<NodeState>) -> Self {
         let tls = TlsListeners::new(gateway.clone(), shared.clone());
-        Self { gateway, shared, tasks: Mutex::default(), tls }
+        Self { gateway, shared, tasks: Mutex::default(), has_stopped: AtomicBool::new(false), tls }
     }
 
     /// Listens where the present functions want it, and nowhere else. Functions for which that is
     /// not possible, with the reason.
     pub fn update(&self) -> BTreeMap<String, String> {
-        self.tls.update();
         let mut problems = BTreeMap::new();
+        if self.has_stopped.load(Ordering::SeqCst) {
+            return problems;
+        }
+        self.tls.update();
         let mut wanted: HashMap<SocketAddr, Wanted> = HashMap::new();
         for service in self.shared.functions() {
             let wants = (service.name().clone(), service.config().entry.kind);
@@ -107,6 +113,7 @@ impl OwnListeners {
     }
 
     pub fn stop(&self) {
+        self.has_stopped.store(true, Ordering::SeqCst);
         self.tls.stop();
         for (_, (_, task)) in self.tasks.lock().expect("no holder panics").drain() {
             task.abort();
@@ -161,7 +168,10 @@ pub(crate) fn listen_for(
     option: &'static str,
 ) -> Result<(TcpListener, Held), ServeError> {
     let (listener, kept) = match lasting::claim(address, Transport::Tcp) {
-        Some((socket, kept)) => (TcpListener::from(socket), Some(kept)),
+        Some((socket, kept)) => {
+            activation::note_user(address, Transport::Tcp, option);
+            (TcpListener::from(socket), Some(kept))
+        }
         None => (bind(address, option)?, None),
     };
     let bound = listener.local_addr().unwrap_or(address);
@@ -172,7 +182,10 @@ pub(crate) fn listen_for(
 /// The same for datagrams.
 fn receive_for(address: SocketAddr, option: &'static str) -> Result<(UdpSocket, Held), ServeError> {
     let (socket, kept) = match lasting::claim(address, Transport::Udp) {
-        Some((socket, kept)) => (UdpSocket::from(socket), Some(kept)),
+        Some((socket, kept)) => {
+            activation::note_user(address, Transport::Udp, option);
+            (UdpSocket::from(socket), Some(kept))
+        }
         None => {
             let bound = bind_datagrams(address, option);
             (bound.map_err(|error| ServeError::Listen { address, option, error })?, None)

@@ -36,7 +36,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serving::Serving;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use thaw_sandbox::{WeakLimits, monitor};
 
 /// How a node serves.
@@ -133,6 +133,7 @@ pub async fn serve(
     on_ready(serving.address(), serving.catalog());
     warn_of_unused_sockets();
     let wish = serving.wait_for_end(&mut signals).await?;
+    let until = Instant::now() + options.drain;
     if (wish, options.successor) == (Wish::HandOver, Successor::Comes) {
         match serving.hand_over(options, &mut signals).await {
             // Nothing is dropped: what is left to the next daemon would end.
@@ -143,7 +144,7 @@ pub async fn serve(
             HandOver::Interrupted => {}
         }
     }
-    serving.end(options).await;
+    serving.end(options.successor, until.saturating_duration_since(Instant::now())).await;
     drop(lock);
     Ok(())
 }

@@ -61,10 +61,10 @@ impl Prepared {
     /// Says which sockets of the service manager these listeners are.
     fn note_users(&self) -> io::Result<()> {
         let others = [("--admin", &self.admin), ("--dashboard", &self.dashboard)];
-        activation::note_user(self.gateway.local_addr()?, "--listen");
+        activation::note_user(self.gateway.local_addr()?, Transport::Tcp, "--listen");
         for (option, listener) in others {
             if let Some((listener, _)) = listener {
-                activation::note_user(listener.local_addr()?, option);
+                activation::note_user(listener.local_addr()?, Transport::Tcp, option);
             }
         }
         Ok(())

@@ -343,6 +343,9 @@ pub(crate) fn join_inherited(service: &Arc<Service>, orphan: JoinedOrphan) {
     let finish = move || service.let_go(instance, connection, LetGo::Answered);
     let admitted = place.service.shared().admission().admit();
     let pair = left.map_or(Ok(Left::default()), read_left).and_then(|left| {
+        // Whatever the daemon before this one has made of them.
+        rustix::io::ioctl_fionbio(&client, true)?;
+        rustix::io::ioctl_fionbio(&far, true)?;
         let client = TcpStream::from_std(client.into())?;
         let far = UnixStream::from_std(far.into())?;
         Ok(Pair::new(client, far, &left.to_instance, &left.to_client))

@@ -5,8 +5,9 @@ use crate::instance::{Command, Leaving};
 
 impl Service {
     /// Has all instances outlive this daemon that can, and the others end: idle ones now, each
-    /// other one after its last connection. How many are still to be waited for.
-    pub(crate) fn leave_all(&self) -> usize {
+    /// other one after its last connection. Idle ones that persist sleep, if they may: it takes
+    /// long. How many are still to be waited for.
+    pub(crate) fn leave_all(&self, may_sleep: bool) -> usize {
         if self.is_retired() {
             // The next daemon would not have them.
             self.retire_all();
@@ -16,7 +17,7 @@ impl Service {
         let mut slots = self.slots();
         let mut waited_for = 0;
         for slot in slots.values_mut() {
-            if persists && slot.state.is_idle() && !slot.table.cannot_sleep() {
+            if persists && may_sleep && slot.state.is_idle() && !slot.table.cannot_sleep() {
                 // What lies on disk outlives the monitor, too.
                 slot.table.tell(Command::Sleep(None));
                 waited_for += 1;

@@ -425,10 +425,20 @@ impl Supervisor {
         if is_looked_at || is_about_to_sleep || !self.wake_from_own_key() {
             return;
         }
-        match self.keep(Duration::ZERO) {
+        match self.can_be_taken_over() && self.keep(Duration::ZERO) {
             true => self.connections.note_asked_to_leave(),
             false => self.connections.note_cannot_leave(),
         }
+    }
+
+    /// Whether the next daemon would take the instance over. Locks of volumes end with this
+    /// daemon; one that is to rest, and does not, would do so unasked in the next one; and one of
+    /// other files than its function's is nobody's.
+    fn can_be_taken_over(&self) -> bool {
+        let (origin, launcher) = (self.instance.origin(), self.service.launcher());
+        let has_other_files = origin.index.is_some() && origin.index != launcher.index();
+        let has_volumes = !self.service.config().volumes.is_empty();
+        !has_volumes && !has_other_files && !self.sleepiness.is_late
     }
 
     /// Has the instance, and its connections of this age, outlive this daemon. Whether it can.
