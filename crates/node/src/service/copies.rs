@@ -118,11 +118,25 @@ impl Service {
     }
 
     /// Writes a live instance to the store by a name, encrypted with a key if there is one, and the
-    /// files of its volumes if they are to go with it. It goes on meanwhile, but for a pause.
+    /// files of its volumes if they are to go with it. It goes on meanwhile, but for a pause. It is
+    /// done to its end, also if nobody waits for that any more: others may rest for it.
     ///
     /// # Errors
     /// One sentence for the operator; the store is as before.
     pub async fn checkpoint(
+        self: &Arc<Self>,
+        id: u64,
+        name: Name,
+        key: Option<OwnerKey>,
+        files: VolumeFiles,
+    ) -> Result<CheckpointTaken, String> {
+        let service = self.clone();
+        let taking =
+            tokio::spawn(async move { service.checkpoint_now(id, name, key, files).await });
+        taking.await.map_err(|error| error.to_string())?
+    }
+
+    async fn checkpoint_now(
         &self,
         id: u64,
         name: Name,
@@ -176,11 +190,24 @@ impl Service {
     }
 
     /// Boots instances that begin where another one was when it was checkpointed. Before that, these
-    /// snapshots are put back, if there are any.
+    /// snapshots are put back, if there are any. It is done to its end, also if nobody waits for that
+    /// any more: no instance may live on whose files are put away again.
     ///
     /// # Errors
     /// One sentence for the operator; there is none of them then.
     pub async fn restore(
+        self: &Arc<Self>,
+        launcher: Arc<dyn Launcher>,
+        count: NonZeroU32,
+        snapshots: Vec<VolumeSnapshot>,
+    ) -> Result<Restored, String> {
+        let service = self.clone();
+        let restoring =
+            tokio::spawn(async move { service.restore_now(launcher, count, &snapshots).await });
+        restoring.await.map_err(|error| error.to_string())?
+    }
+
+    async fn restore_now(
         self: &Arc<Self>,
         launcher: Arc<dyn Launcher>,
         count: NonZeroU32,

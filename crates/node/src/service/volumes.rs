@@ -137,12 +137,23 @@ impl NodeState {
         Ok(secrets.volumes())
     }
 
-    /// Makes a snapshot of a volume, while its users rest.
+    /// Makes a snapshot of a volume, while its users rest. It is done to its end, also if nobody waits
+    /// for that any more.
     ///
     /// # Errors
     /// Somebody does not rest, or the host refuses: one sentence for the operator. There is no
     /// snapshot then.
-    pub async fn snapshot_volume(&self, name: Name, label: Name) -> Result<Copied, String> {
+    pub async fn snapshot_volume(
+        self: &Arc<Self>,
+        name: Name,
+        label: Name,
+    ) -> Result<Copied, String> {
+        let node = self.clone();
+        let making = tokio::spawn(async move { node.snapshot_volume_now(name, label).await });
+        making.await.map_err(|error| error.to_string())?
+    }
+
+    async fn snapshot_volume_now(&self, name: Name, label: Name) -> Result<Copied, String> {
         let store = self.volumes()?;
         let copied = match store.is_open(&name) {
             true => {
