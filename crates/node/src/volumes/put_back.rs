@@ -73,6 +73,7 @@ impl VolumeStore {
 
     /// Removes what was left of files that were exchanged, or were to be. The volume must be locked.
     pub(super) fn tidy_files(&self, name: &Name) -> Result<(), VolumeError> {
+        let _acting = self.home.act()?;
         let directory = self.directory(name);
         clear(&directory.join(".files.new"))?;
         // Another directory may get the number of one that is gone.
@@ -149,6 +150,7 @@ impl VolumeStore {
 
     /// Undoes what one has begun who was killed. One who goes on is left alone.
     pub(super) fn undo_unfinished(&self) -> Result<(), VolumeError> {
+        let _acting = self.home.act()?;
         let path = self.journal();
         if !path.exists() {
             return Ok(());
