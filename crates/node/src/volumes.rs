@@ -543,7 +543,10 @@ impl VolumeStore {
             Some(volume) => volume,
             None => {
                 // Whoever copies its files may take long, and is not waited for.
-                self.undo_unfinished()?;
+                if self.is_unfinished(name)? {
+                    let _copying = self.copying(name)?;
+                    self.undo_unfinished_of(name)?;
+                }
                 let files = self.files(name)?;
                 let copying = open_own(&directory.join("copying"));
                 let copying = copying.map_err(failed("open", &directory))?;

@@ -6,21 +6,24 @@
 
 use super::at_rest::{COPY_PATIENCE, VolumeSnapshot, check_users, write_whole};
 use super::snapshots::{clear, private, remove_tree, settle};
-use super::{VolumeError, VolumeStore, failed, open_own};
+use super::{VolumeError, VolumeStore, failed};
 use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
 use serde::{Deserialize, Serialize};
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Seek, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 use thaw_sandbox::{ClosedVolume, FileNumbers, Volume, copy_snapshot};
 use thaw_store::Name;
 
 /// Most bytes of a journal.
 const JOURNAL_MAX: u64 = 1 << 20;
+/// How often a journal is begun that others look at.
+const JOURNAL_TRIES: usize = 8;
 
 /// A volume whose files are being exchanged.
 #[derive(Debug, Serialize, Deserialize)]
@@ -73,6 +76,12 @@ impl VolumeStore {
 
     /// Removes what was left of files that were exchanged, or were to be. The volume must be locked.
     pub(super) fn tidy_files(&self, name: &Name) -> Result<(), VolumeError> {
+        // What the volume had before might be all that there is of it.
+        self.undo_unfinished_of(name)?;
+        self.clear_files(name)
+    }
+
+    fn clear_files(&self, name: &Name) -> Result<(), VolumeError> {
         let _acting = self.home.act()?;
         let directory = self.directory(name);
         clear(&directory.join(".files.new"))?;
@@ -148,33 +157,113 @@ impl VolumeStore {
         })
     }
 
-    /// Undoes what one has begun who was killed. One who goes on is left alone.
+    /// The exchanges that a journal names. One that was not written whole was written before anything
+    /// was exchanged.
+    fn read_journal(&self, mut journal: &File) -> Result<Vec<Exchange>, VolumeError> {
+        let mut text = Vec::new();
+        let read = journal.rewind().and_then(|()| journal.take(JOURNAL_MAX).read_to_end(&mut text));
+        read.map_err(failed("read", &self.journal()))?;
+        Ok(serde_json::from_slice(&text).unwrap_or_default())
+    }
+
+    /// Undoes what one has begun who was killed. One who goes on is left alone, and so are volumes that
+    /// somebody has locked.
+    ///
+    /// # Errors
+    /// The host refuses.
     pub(super) fn undo_unfinished(&self) -> Result<(), VolumeError> {
         let _acting = self.home.act()?;
         let path = self.journal();
-        if !path.exists() {
-            return Ok(());
-        }
-        let mut journal = open_own(&path).map_err(failed("open", &path))?;
-        if flock(&journal, FlockOperation::NonBlockingLockExclusive).is_err() {
-            return Ok(());
-        }
-        let mut text = Vec::new();
-        let read = (&mut journal).take(JOURNAL_MAX).read_to_end(&mut text);
-        read.map_err(failed("read", &path))?;
-        // One that was not written whole was written before anything was exchanged.
-        let exchanges: Vec<Exchange> = serde_json::from_slice(&text).unwrap_or_default();
-        for Exchange { volume, inode } in exchanges {
-            let directory = self.directory(&volume);
-            let (files, new) = (directory.join("files"), directory.join(".files.new"));
-            let is_exchanged = fs::metadata(&files).is_ok_and(|found| found.ino() == inode);
-            if is_exchanged && new.exists() {
-                exchange(&new, &files)?;
-                settle(&directory)?;
+        let Some(Journal { file, is_locked: true }) = Journal::open(&path)? else { return Ok(()) };
+        let mut left = Vec::new();
+        for exchange in self.read_journal(&file)? {
+            if !self.directory(&exchange.volume).exists() {
+                continue;
             }
-            self.tidy_files(&volume)?;
+            match self.copying(&exchange.volume) {
+                Ok(_copying) => self.undo_exchange(&exchange)?,
+                Err(_) => left.push(exchange),
+            }
         }
-        fs::remove_file(&path).map_err(failed("remove", &path))
+        self.end_journal(&left)
+    }
+
+    /// As [`VolumeStore::undo_unfinished`], of one volume that the caller has locked.
+    ///
+    /// # Errors
+    /// The host refuses, or somebody else looks at what is to be undone.
+    pub(super) fn undo_unfinished_of(&self, name: &Name) -> Result<(), VolumeError> {
+        let _acting = self.home.act()?;
+        let path = self.journal();
+        let Some(Journal { file, is_locked }) = Journal::open(&path)? else { return Ok(()) };
+        let (own, left): (Vec<_>, Vec<_>) =
+            self.read_journal(&file)?.into_iter().partition(|exchange| exchange.volume == *name);
+        if own.is_empty() {
+            return Ok(());
+        }
+        if !is_locked {
+            return Err(VolumeError::Busy(name.clone()));
+        }
+        own.iter().try_for_each(|exchange| self.undo_exchange(exchange))?;
+        self.end_journal(&left)
+    }
+
+    /// Whether the files of a volume are being exchanged, or somebody was killed who did that.
+    pub(super) fn is_unfinished(&self, name: &Name) -> Result<bool, VolumeError> {
+        let Some(journal) = Journal::open(&self.journal())? else { return Ok(false) };
+        let exchanges = self.read_journal(&journal.file)?;
+        Ok(exchanges.iter().any(|exchange| exchange.volume == *name))
+    }
+
+    /// Undoes one exchange, if it was made. The volume must be locked.
+    fn undo_exchange(&self, Exchange { volume, inode }: &Exchange) -> Result<(), VolumeError> {
+        let directory = self.directory(volume);
+        let (files, new) = (directory.join("files"), directory.join(".files.new"));
+        let is_exchanged = fs::metadata(&files).is_ok_and(|found| found.ino() == *inode);
+        if is_exchanged && new.exists() {
+            exchange(&new, &files)?;
+            settle(&directory)?;
+        }
+        self.clear_files(volume)
+    }
+
+    /// Leaves of a locked journal what is not undone yet.
+    fn end_journal(&self, left: &[Exchange]) -> Result<(), VolumeError> {
+        let path = self.journal();
+        let ended = match left {
+            [] => fs::remove_file(&path),
+            _ => serde_json::to_vec(left)
+                .map_err(io::Error::from)
+                .and_then(|text| write_whole(&path, &text)),
+        };
+        ended.map_err(failed("write", &path))
+    }
+}
+
+/// A journal that was there when it was locked, if nobody else has it locked.
+struct Journal {
+    file: File,
+    is_locked: bool,
+}
+
+impl Journal {
+    /// None: there is none.
+    fn open(path: &Path) -> Result<Option<Self>, VolumeError> {
+        match Self::open_now(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            opened => opened.map_err(failed("open", path)),
+        }
+    }
+
+    fn open_now(path: &Path) -> io::Result<Option<Self>> {
+        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+        if !file.metadata()?.is_file() {
+            return Err(io::Error::new(ErrorKind::InvalidData, "it is no file; remove it"));
+        }
+        let is_locked = flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
+        // Somebody may have ended it before it was locked.
+        Ok((file.metadata()?.nlink() > 0).then_some(Self { file, is_locked }))
     }
 }
 
@@ -203,20 +292,35 @@ impl PutBack {
     fn begin_journal(&self) -> Result<File, VolumeError> {
         let path = self.store.journal();
         self.store.undo_unfinished()?;
-        let write = || -> io::Result<File> {
-            let mut journal = open_own(&path)?;
-            flock(&journal, FlockOperation::NonBlockingLockExclusive)?;
-            let entry = |part: &Part| Exchange { volume: part.name.clone(), inode: part.inode };
-            let entries: Vec<_> = self.parts.iter().map(entry).collect();
-            journal.set_len(0)?;
-            journal.rewind()?;
+        let entry = |part: &Part| Exchange { volume: part.name.clone(), inode: part.inode };
+        let entries: Vec<_> = self.parts.iter().map(entry).collect();
+        let write = || -> io::Result<Option<File>> {
+            let mut new = OpenOptions::new();
+            new.write(true).create_new(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+            let mut journal = new.open(&path)?;
+            // Somebody may take it for one of a process that was killed until it is locked.
+            if flock(&journal, FlockOperation::NonBlockingLockExclusive).is_err()
+                || journal.metadata()?.nlink() == 0
+            {
+                return Ok(None);
+            }
             journal.write_all(&serde_json::to_vec(&entries)?)?;
             journal.sync_all()?;
-            Ok(journal)
+            Ok(Some(journal))
         };
-        let journal = write().map_err(failed("write", &path))?;
-        settle(&self.store.all())?;
-        Ok(journal)
+        for _ in 0..JOURNAL_TRIES {
+            match write() {
+                Ok(Some(journal)) => {
+                    settle(&self.store.all())?;
+                    return Ok(journal);
+                }
+                Ok(None) => thread::sleep(Duration::from_millis(1)),
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => break,
+                Err(error) => return Err(failed("write", &path)(error)),
+            }
+        }
+        let why = "other snapshots are being put back; try again";
+        Err(failed("write", &path)(io::Error::new(ErrorKind::ResourceBusy, why)))
     }
 
     /// All is done: what was there before is removed, and everybody may go on.
@@ -401,7 +505,10 @@ mod tests {
         // Only one of them was exchanged when it was killed, and its locks have ended with it.
         exchange(&killed.parts[1].new, &killed.parts[1].files).unwrap();
         drop(killed.journal.take());
-        std::mem::forget(killed);
+        volumes.undo_unfinished().unwrap();
+        // They are locked still.
+        assert_eq!(read(&volumes), ["first", "second"]);
+        killed.parts.clear();
         volumes.undo_unfinished().unwrap();
         assert_eq!(
             (read(&volumes), left_over(&volumes)),
