@@ -22,6 +22,8 @@ use tokio::time::{timeout, timeout_at};
 
 /// How long copies may take until all of them run.
 const RUN_PATIENCE: Duration = Duration::from_secs(30);
+/// How long copies may take to end.
+const GONE_PATIENCE: Duration = Duration::from_secs(10);
 /// How many are booted at a time: each takes a processor.
 const BOOTS_AT_A_TIME: usize = 2;
 
@@ -226,8 +228,10 @@ impl Service {
                 return Err(error.to_string());
             }
         };
-        if let Err(why) = Self::keep_put_back(put_back).await {
-            ids.into_iter().for_each(|id| self.kill(id));
+        if let Err((why, put_back)) = Self::keep_put_back(put_back).await {
+            // Nobody may have the files that are put away again.
+            self.end_copies(&ids).await;
+            let _ = spawn_blocking(move || drop(put_back)).await;
             return Err(why);
         }
         self.wait_until_running(&ids).await?;
@@ -352,8 +356,27 @@ impl Service {
                 Ok(ids)
             }
             Some(error) => {
-                ids.into_iter().for_each(|id| self.kill(id));
+                self.end_copies(&ids).await;
                 Err(error)
+            }
+        }
+    }
+
+    /// Ends copies, and waits until they are gone, but not for ever.
+    async fn end_copies(&self, ids: &[u64]) {
+        ids.iter().for_each(|&id| self.kill(id));
+        let deadline = tokio::time::Instant::now() + GONE_PATIENCE;
+        loop {
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            // From now on every change counts.
+            changed.as_mut().enable();
+            let are_gone = {
+                let slots = self.slots();
+                ids.iter().all(|id| slots.get(id).is_none())
+            };
+            if are_gone || timeout_at(deadline, changed).await.is_err() {
+                return;
             }
         }
     }

@@ -248,10 +248,16 @@ impl Service {
         done.await.map_err(|error| error.to_string())?
     }
 
-    /// Keeps what was put back, for instances that have been booted.
-    pub(super) async fn keep_put_back(put_back: Option<PutBack>) -> Result<(), String> {
-        let Some(put_back) = put_back else { return Ok(()) };
-        let kept = spawn_blocking(move || put_back.keep()).await;
-        kept.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
+    /// Keeps what was put back, for instances that have been booted. If that fails, the files are as
+    /// before when what is given back is dropped.
+    pub(super) async fn keep_put_back(
+        put_back: Option<PutBack>,
+    ) -> Result<(), (String, Option<PutBack>)> {
+        let Some(mut put_back) = put_back else { return Ok(()) };
+        let kept = spawn_blocking(move || match put_back.keep() {
+            Ok(()) => Ok(()),
+            Err(error) => Err((error.to_string(), Some(put_back))),
+        });
+        kept.await.map_err(|error| (error.to_string(), None))?
     }
 }

@@ -24,7 +24,7 @@ use thaw_store::{CheckpointRecord, Name, Store};
 /// for as long, which fail after ten seconds.
 pub const COPY_PATIENCE: Duration = Duration::from_secs(8);
 /// How long sandboxes that have ended may take to give their files back.
-const GONE_PATIENCE: Duration = Duration::from_secs(2);
+pub(super) const GONE_PATIENCE: Duration = Duration::from_secs(2);
 /// How often it is looked for that.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
@@ -325,14 +325,25 @@ pub(super) fn check_users(
     if volume.is_used_elsewhere().map_err(failed("look at", Path::new(name.as_str())))? {
         return Err(VolumeError::UsedElsewhere(name.clone()));
     }
-    let until = Instant::now() + GONE_PATIENCE;
+    match wait_for_users(volume, resting, Instant::now() + GONE_PATIENCE) {
+        true => Ok(()),
+        false => Err(VolumeError::OthersOpen(name.clone())),
+    }
+}
+
+/// Waits until nobody has files of a volume open but the sandboxes at rest; whether that is so.
+pub(super) fn wait_for_users(
+    volume: &Volume,
+    resting: &dyn Fn(&Volume) -> usize,
+    until: Instant,
+) -> bool {
     while volume.open_files() > resting(volume) {
         if Instant::now() >= until {
-            return Err(VolumeError::OthersOpen(name.clone()));
+            return false;
         }
         thread::sleep(LOOK_AGAIN);
     }
-    Ok(())
+    true
 }
 
 /// Writes a file that is there as a whole, or not at all.

@@ -4,7 +4,9 @@
 //! after the other; a journal says so, so that whoever comes next undoes it if this process is killed
 //! before all of it is done. What was there before is removed last.
 
-use super::at_rest::{COPY_PATIENCE, VolumeSnapshot, check_users, write_whole};
+use super::at_rest::{
+    COPY_PATIENCE, GONE_PATIENCE, VolumeSnapshot, check_users, wait_for_users, write_whole,
+};
 use super::snapshots::{clear, private, remove_tree, settle};
 use super::{VolumeError, VolumeStore, failed};
 use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
@@ -326,8 +328,8 @@ impl PutBack {
     /// All is done: what was there before is removed, and everybody may go on.
     ///
     /// # Errors
-    /// The host refuses, and all is as before.
-    pub fn keep(mut self) -> Result<(), VolumeError> {
+    /// The host refuses, and all is as before when this is dropped.
+    pub fn keep(&mut self) -> Result<(), VolumeError> {
         let _acting = self.store.home.act()?;
         let journal = self.store.journal();
         // From now on nobody undoes it.
@@ -368,6 +370,11 @@ impl PutBack {
 impl Drop for PutBack {
     fn drop(&mut self) {
         let Ok(_acting) = self.store.home.act() else { return };
+        // Sandboxes that have just ended give their files back.
+        let until = Instant::now() + GONE_PATIENCE;
+        for part in self.parts.iter().filter(|part| part.is_exchanged) {
+            wait_for_users(&part.volume, &|_| 0, until);
+        }
         self.undo();
         for part in self.parts.iter().filter(|part| !part.is_exchanged) {
             // The next one removes what is left.
