@@ -444,6 +444,10 @@ impl VolumeStore {
         let directory = self.directory(name);
         self.read_note(name)?;
         let _alone = self.alone(name)?;
+        // Nobody looks for its files again when it is gone.
+        if let Err(error) = self.undo_unfinished() {
+            tracing::warn!("not all volumes are as they were before a restore: {error}");
+        }
         let note = directory.join("volume.json");
         fs::remove_file(&note).map_err(failed("remove", &note))?;
         remove_tree(&directory).map_err(failed("remove", &directory))

@@ -162,16 +162,21 @@ impl VolumeStore {
     /// are there no more. Volumes that are copied just now are left alone.
     ///
     /// # Errors
-    /// The host refuses, or the store cannot be read.
+    /// The host refuses with one of them, when the others are done, or the store cannot be read.
     pub fn sweep(&self, store: &Store) -> Result<(), VolumeError> {
-        self.undo_unfinished()?;
+        let mut swept = self.undo_unfinished();
         for name in self.names()? {
-            let _acting = self.home.act()?;
-            if let (Ok(_), Ok(_copying)) = (self.read_note(&name), self.copying(&name)) {
-                clear_leftovers(&self.snapshots_of(&name))?;
-                self.tidy_files(&name)?;
-                self.sweep_snapshots(store, &name)?;
-            }
+            swept = swept.and(self.sweep_volume(store, &name));
+        }
+        swept
+    }
+
+    fn sweep_volume(&self, store: &Store, name: &Name) -> Result<(), VolumeError> {
+        let _acting = self.home.act()?;
+        if let (Ok(_), Ok(_copying)) = (self.read_note(name), self.copying(name)) {
+            clear_leftovers(&self.snapshots_of(name))?;
+            self.tidy_files(name)?;
+            self.sweep_snapshots(store, name)?;
         }
         Ok(())
     }

@@ -94,7 +94,12 @@ impl VolumeStore {
     /// Removes numbers of directories that are not the files of a volume.
     fn forget_numbers(&self, name: &Name) -> io::Result<()> {
         let directory = self.directory(name);
-        let current = fs::metadata(directory.join("files"))?.ino();
+        let current = match fs::metadata(directory.join("files")) {
+            Ok(found) => found.ino(),
+            // It is being removed.
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(error),
+        };
         for entry in fs::read_dir(&directory)?.flatten() {
             let file = entry.file_name();
             let of = file.to_str().and_then(|name| name.strip_prefix("inodes-"));
@@ -172,22 +177,27 @@ impl VolumeStore {
     /// somebody has locked.
     ///
     /// # Errors
-    /// The host refuses.
+    /// The host refuses with one of them, when the others are done.
     pub(super) fn undo_unfinished(&self) -> Result<(), VolumeError> {
         let _acting = self.home.act()?;
         let path = self.journal();
         let Some(Journal { file, is_locked: true }) = Journal::open(&path)? else { return Ok(()) };
-        let mut left = Vec::new();
+        let (mut left, mut undone) = (Vec::new(), Ok(()));
         for exchange in self.read_journal(&file)? {
             if !self.directory(&exchange.volume).exists() {
                 continue;
             }
             match self.copying(&exchange.volume) {
-                Ok(_copying) => self.undo_exchange(&exchange)?,
+                Ok(_copying) => {
+                    if let Err(error) = self.undo_exchange(&exchange) {
+                        left.push(exchange);
+                        undone = undone.and(Err(error));
+                    }
+                }
                 Err(_) => left.push(exchange),
             }
         }
-        self.end_journal(&left)
+        undone.and(self.end_journal(&left))
     }
 
     /// As [`VolumeStore::undo_unfinished`], of one volume that the caller has locked.
