@@ -91,6 +91,19 @@ impl VolumeStore {
         self.forget_numbers(name).map_err(failed("tidy up", &directory))
     }
 
+    /// Whether there is something of files that were exchanged, or were to be.
+    pub(super) fn has_left_files(&self, name: &Name) -> bool {
+        let directory = self.directory(name);
+        let Ok(current) = fs::metadata(directory.join("files")) else { return true };
+        let current = format!("inodes-{}", current.ino());
+        let is_left = |entry: fs::DirEntry| {
+            let file = entry.file_name();
+            let file = file.as_encoded_bytes();
+            file == b".files.new" || file.starts_with(b"inodes-") && file != current.as_bytes()
+        };
+        fs::read_dir(&directory).into_iter().flatten().flatten().any(is_left)
+    }
+
     /// Removes numbers of directories that are not the files of a volume.
     fn forget_numbers(&self, name: &Name) -> io::Result<()> {
         let directory = self.directory(name);
