@@ -53,6 +53,8 @@ struct Part {
     numbers: FileNumbers,
     closed: Option<ClosedVolume>,
     is_exchanged: bool,
+    /// Whether it is on disk that it is not exchanged.
+    is_settled: bool,
     _copying: File,
 }
 
@@ -173,6 +175,7 @@ impl VolumeStore {
             numbers,
             closed: None,
             is_exchanged: false,
+            is_settled: true,
             _copying: copying,
         })
     }
@@ -377,13 +380,18 @@ impl PutBack {
     }
 
     fn undo(&mut self) {
-        for part in self.parts.iter_mut().filter(|part| part.is_exchanged) {
-            if let Err(error) = part.undo(&self.store) {
+        let mut is_undone = true;
+        for part in &mut self.parts {
+            if let Err(error) = part.undo() {
+                is_undone = false;
                 tracing::error!("volume `{}` is not as it was: {error}", part.name);
             }
         }
-        let is_undone = !self.parts.iter().any(|part| part.is_exchanged);
-        if self.journal.take().is_some() && is_undone {
+        if !is_undone {
+            // Whoever comes next finds it unlocked, and tries again.
+            return;
+        }
+        if self.journal.take().is_some() {
             // Whoever comes next finds nothing to undo.
             let _ = fs::remove_file(self.store.journal());
         }
@@ -415,22 +423,24 @@ impl Part {
         exchange(&self.new, &self.files)?;
         self.is_exchanged = true;
         settle(&self.directory)?;
-        self.use_files(self.numbers.clone())
+        // Sandboxes find the files where they are now.
+        let Some(closed) = &mut self.closed else { return Ok(()) };
+        closed.move_to(&self.files, self.numbers.clone()).map_err(failed("open", &self.files))
     }
 
-    fn undo(&mut self, store: &VolumeStore) -> Result<(), VolumeError> {
-        exchange(&self.new, &self.files)?;
-        self.is_exchanged = false;
-        settle(&self.directory)?;
-        let numbers =
-            store.numbers(&self.name, &self.files).map_err(failed("read", &self.files))?;
-        self.use_files(numbers)
-    }
-
-    /// Has sandboxes find the files where they are now.
-    fn use_files(&self, numbers: FileNumbers) -> Result<(), VolumeError> {
-        let Some(closed) = &self.closed else { return Ok(()) };
-        closed.move_to(&self.files, numbers).map_err(failed("open", &self.files))
+    fn undo(&mut self) -> Result<(), VolumeError> {
+        if self.is_exchanged {
+            exchange(&self.new, &self.files)?;
+            (self.is_exchanged, self.is_settled) = (false, false);
+            if let Some(closed) = &mut self.closed {
+                closed.move_back();
+            }
+        }
+        if !self.is_settled {
+            settle(&self.directory)?;
+            self.is_settled = true;
+        }
+        Ok(())
     }
 }
 
