@@ -19,11 +19,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
-use thaw_sandbox::{ClosedVolume, FileNumbers, Volume, copy_snapshot};
+use thaw_sandbox::{ClosedVolume, FileNumbers, NUMBERED_MAX, Volume, copy_snapshot};
 use thaw_store::Name;
 
 /// Most bytes of a journal.
 const JOURNAL_MAX: u64 = 1 << 20;
+/// Most bytes of the numbers of a volume's files.
+const NUMBERS_BYTES_MAX: u64 = 8 + 16 * NUMBERED_MAX as u64;
 /// How often a journal is begun that others look at.
 const JOURNAL_TRIES: usize = 8;
 
@@ -71,7 +73,7 @@ impl VolumeStore {
     /// The numbers that the files of a volume are shown under.
     pub(super) fn numbers(&self, name: &Name, files: &Path) -> io::Result<FileNumbers> {
         let inode = fs::metadata(files)?.ino();
-        match fs::read(self.numbers_in(name, inode)) {
+        match read_numbers(&self.numbers_in(name, inode)) {
             Ok(bytes) => FileNumbers::from_bytes(&bytes, inode),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(FileNumbers::default()),
             Err(error) => Err(error),
@@ -156,7 +158,8 @@ impl VolumeStore {
             let (from, to) = (File::open(&snapshot)?, File::open(&new)?);
             let (_, pairs) = copy_snapshot(from.as_fd(), to.as_fd(), note.size.bytes())?;
             let numbers = self.numbers_of(name, label);
-            let numbers = FileNumbers::from_bytes(&fs::read(numbers)?, from.metadata()?.ino())?;
+            let numbers =
+                FileNumbers::from_bytes(&read_numbers(&numbers)?, from.metadata()?.ino())?;
             let shown = pairs.into_iter().filter_map(|(new, old)| Some((new, numbers.get(old)?)));
             Ok((to.metadata()?.ino(), FileNumbers::new(shown)))
         });
@@ -284,11 +287,7 @@ impl Journal {
     }
 
     fn open_now(path: &Path) -> io::Result<Option<Self>> {
-        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
-        let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
-        if !file.metadata()?.is_file() {
-            return Err(io::Error::new(ErrorKind::InvalidData, "it is no file; remove it"));
-        }
+        let file = open_file(path)?;
         let is_locked = flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
         // Somebody may have ended it before it was locked.
         Ok((file.metadata()?.nlink() > 0).then_some(Self { file, is_locked }))
@@ -444,6 +443,23 @@ impl Part {
     }
 }
 
+/// Opens a file to be read, and nothing else that may be there.
+fn open_file(path: &Path) -> io::Result<File> {
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::new(ErrorKind::InvalidData, "it is no file; remove it")),
+    }
+}
+
+/// What a file of numbers holds. More than that is none.
+fn read_numbers(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    open_file(path)?.take(NUMBERS_BYTES_MAX).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
 fn exchange(one: &Path, other: &Path) -> Result<(), VolumeError> {
     let exchanged = renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE);
     exchanged.map_err(|error| failed("replace", other)(error.into()))
@@ -532,6 +548,23 @@ mod tests {
         drop(mounts);
         volumes.restore(&snapshots[0].volume, &snapshots[0].label).unwrap();
         assert_eq!(left_over(&volumes).len(), 1);
+    }
+
+    #[test]
+    fn numbers_and_journals_are_files() {
+        let (directory, volumes, _mounts, snapshots) = used();
+        let other = directory.path().join("other");
+        let owner = fs::metadata(volumes.directory(&snapshots[0].volume)).unwrap();
+        for path in
+            [volumes.numbers_of(&snapshots[0].volume, &snapshots[0].label), volumes.journal()]
+        {
+            let _ = fs::remove_file(&path);
+            fs::write(&other, "[]").unwrap();
+            std::os::unix::fs::symlink(&other, &path).unwrap();
+            std::os::unix::fs::lchown(&path, Some(owner.uid()), Some(owner.gid())).unwrap();
+            assert!(matches!(volumes.begin_put_back(&snapshots), Err(VolumeError::Io { .. })));
+            fs::remove_file(&path).unwrap();
+        }
     }
 
     #[test]
