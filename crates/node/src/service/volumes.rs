@@ -187,12 +187,14 @@ impl Service {
     /// # Errors
     /// One sentence for the operator; nothing is left of it then.
     pub(super) async fn begin_volumes(&self, id: u64) -> Result<Arc<VolumesAtRest>, String> {
-        let mut names: Vec<_> =
-            self.config.volumes.iter().map(|volume| volume.name.clone()).collect();
+        // Who may only read a volume must not decide what is in it.
+        let written = self.config.volumes.iter().filter(|volume| !volume.read_only);
+        let mut names: Vec<_> = written.map(|volume| volume.name.clone()).collect();
         names.sort();
         names.dedup();
         if names.is_empty() {
-            return Err(format!("`{}` has no volumes; leave --volumes out", self.name()));
+            let which = if self.config.volumes.is_empty() { "" } else { " that it may write" };
+            return Err(format!("`{}` has no volumes{which}; leave --volumes out", self.name()));
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let label = Name::new(&format!("checkpoint-{}", now.as_millis()));
