@@ -241,8 +241,12 @@ impl VolumeStore {
 
     /// Whether the files of a volume are being exchanged, or somebody was killed who did that.
     pub(super) fn is_unfinished(&self, name: &Name) -> Result<bool, VolumeError> {
-        let Some(journal) = Journal::open(&self.journal())? else { return Ok(false) };
-        let exchanges = self.read_journal(&journal.file)?;
+        let path = self.journal();
+        let journal = match open_file(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
+            opened => opened.map_err(failed("open", &path))?,
+        };
+        let exchanges = self.read_journal(&journal)?;
         Ok(exchanges.iter().any(|exchange| exchange.volume == *name))
     }
 
@@ -326,9 +330,12 @@ impl PutBack {
             new.write(true).create_new(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
             let mut journal = new.open(&path)?;
             // Somebody may take it for one of a process that was killed until it is locked.
-            if flock(&journal, FlockOperation::NonBlockingLockExclusive).is_err()
-                || journal.metadata()?.nlink() == 0
-            {
+            let mut tries = 0..JOURNAL_TRIES;
+            while flock(&journal, FlockOperation::NonBlockingLockExclusive).is_err() {
+                tries.next().ok_or(ErrorKind::ResourceBusy)?;
+                thread::sleep(Duration::from_millis(1));
+            }
+            if journal.metadata()?.nlink() == 0 {
                 return Ok(None);
             }
             journal.write_all(&serde_json::to_vec(&entries)?)?;
@@ -341,7 +348,7 @@ impl PutBack {
                     settle(&self.store.all())?;
                     return Ok(journal);
                 }
-                Ok(None) => thread::sleep(Duration::from_millis(1)),
+                Ok(None) => {}
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => break,
                 Err(error) => return Err(failed("write", &path)(error)),
             }
@@ -555,9 +562,8 @@ mod tests {
         let (directory, volumes, _mounts, snapshots) = used();
         let other = directory.path().join("other");
         let owner = fs::metadata(volumes.directory(&snapshots[0].volume)).unwrap();
-        for path in
-            [volumes.numbers_of(&snapshots[0].volume, &snapshots[0].label), volumes.journal()]
-        {
+        let numbers = volumes.numbers_of(&snapshots[0].volume, &snapshots[0].label);
+        for path in [volumes.journal(), numbers] {
             let _ = fs::remove_file(&path);
             fs::write(&other, "[]").unwrap();
             std::os::unix::fs::symlink(&other, &path).unwrap();

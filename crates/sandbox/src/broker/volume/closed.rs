@@ -1,6 +1,7 @@
 //! A volume that nobody of this process changes, because it is copied or its files are exchanged.
 
 use std::collections::HashSet;
+use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -15,7 +16,6 @@ use super::{BoundAccess, BoundDirectory, Copied, FileNumbers, Place, Volume, tre
 
 /// Holds back all requests of sandboxes of this process that change a volume, or open a file of it,
 /// until it is dropped. A sandbox that has files open can still write what they have.
-#[derive(Debug)]
 pub struct ClosedVolume {
     volume: Arc<Volume>,
     /// Where its files lay before they were moved, and the bytes that they counted for.
@@ -89,6 +89,12 @@ impl ClosedVolume {
 
     fn set_place(&self, place: Arc<Place>) {
         *self.volume.place.write().unwrap_or_else(PoisonError::into_inner) = place;
+    }
+}
+
+impl fmt::Debug for ClosedVolume {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ClosedVolume").field(&self.volume).finish()
     }
 }
 
