@@ -444,6 +444,10 @@ impl VolumeStore {
         let directory = self.directory(name);
         self.read_note(name)?;
         let _alone = self.alone(name)?;
+        // Nobody looks for its files again when it is gone.
+        if let Err(error) = self.undo_unfinished() {
+            tracing::warn!("not all volumes are as they were before a restore: {error}");
+        }
         let note = directory.join("volume.json");
         fs::remove_file(&note).map_err(failed("remove", &note))?;
         remove_tree(&directory).map_err(failed("remove", &directory))
@@ -543,7 +547,10 @@ impl VolumeStore {
             Some(volume) => volume,
             None => {
                 // Whoever copies its files may take long, and is not waited for.
-                self.undo_unfinished()?;
+                if self.is_unfinished(name)? {
+                    let _copying = self.copying(name)?;
+                    self.undo_unfinished_of(name)?;
+                }
                 let files = self.files(name)?;
                 let copying = open_own(&directory.join("copying"));
                 let copying = copying.map_err(failed("open", &directory))?;

@@ -461,7 +461,7 @@ async fn restore(
         Ok(opened) => opened,
         Err(error) => return problem(StatusCode::CONFLICT, "not_restored", error),
     };
-    match service.restore(launcher, query.copies, &snapshots).await {
+    match service.restore(launcher, query.copies, snapshots).await {
         Ok(restored) => Json(restored).into_response(),
         Err(reason) => problem(StatusCode::CONFLICT, "not_restored", reason),
     }

@@ -22,6 +22,8 @@ use tokio::time::{timeout, timeout_at};
 
 /// How long copies may take until all of them run.
 const RUN_PATIENCE: Duration = Duration::from_secs(30);
+/// How long copies may take to end.
+const GONE_PATIENCE: Duration = Duration::from_secs(10);
 /// How many are booted at a time: each takes a processor.
 const BOOTS_AT_A_TIME: usize = 2;
 
@@ -118,11 +120,25 @@ impl Service {
     }
 
     /// Writes a live instance to the store by a name, encrypted with a key if there is one, and the
-    /// files of its volumes if they are to go with it. It goes on meanwhile, but for a pause.
+    /// files of its volumes if they are to go with it. It goes on meanwhile, but for a pause. It is
+    /// done to its end, also if nobody waits for that any more: others may rest for it.
     ///
     /// # Errors
     /// One sentence for the operator; the store is as before.
     pub async fn checkpoint(
+        self: &Arc<Self>,
+        id: u64,
+        name: Name,
+        key: Option<OwnerKey>,
+        files: VolumeFiles,
+    ) -> Result<CheckpointTaken, String> {
+        let service = self.clone();
+        let taking =
+            tokio::spawn(async move { service.checkpoint_now(id, name, key, files).await });
+        taking.await.map_err(|error| error.to_string())?
+    }
+
+    async fn checkpoint_now(
         &self,
         id: u64,
         name: Name,
@@ -176,11 +192,24 @@ impl Service {
     }
 
     /// Boots instances that begin where another one was when it was checkpointed. Before that, these
-    /// snapshots are put back, if there are any.
+    /// snapshots are put back, if there are any. It is done to its end, also if nobody waits for that
+    /// any more: no instance may live on whose files are put away again.
     ///
     /// # Errors
     /// One sentence for the operator; there is none of them then.
     pub async fn restore(
+        self: &Arc<Self>,
+        launcher: Arc<dyn Launcher>,
+        count: NonZeroU32,
+        snapshots: Vec<VolumeSnapshot>,
+    ) -> Result<Restored, String> {
+        let service = self.clone();
+        let restoring =
+            tokio::spawn(async move { service.restore_now(launcher, count, &snapshots).await });
+        restoring.await.map_err(|error| error.to_string())?
+    }
+
+    async fn restore_now(
         self: &Arc<Self>,
         launcher: Arc<dyn Launcher>,
         count: NonZeroU32,
@@ -199,8 +228,10 @@ impl Service {
                 return Err(error.to_string());
             }
         };
-        if let Err(why) = Self::keep_put_back(put_back).await {
-            ids.into_iter().for_each(|id| self.kill(id));
+        if let Err((why, put_back)) = Self::keep_put_back(put_back).await {
+            // Nobody may have the files that are put away again.
+            self.end_copies(&ids).await;
+            let _ = spawn_blocking(move || drop(put_back)).await;
             return Err(why);
         }
         self.wait_until_running(&ids).await?;
@@ -325,8 +356,27 @@ impl Service {
                 Ok(ids)
             }
             Some(error) => {
-                ids.into_iter().for_each(|id| self.kill(id));
+                self.end_copies(&ids).await;
                 Err(error)
+            }
+        }
+    }
+
+    /// Ends copies, and waits until they are gone, but not for ever.
+    async fn end_copies(&self, ids: &[u64]) {
+        ids.iter().for_each(|&id| self.kill(id));
+        let deadline = tokio::time::Instant::now() + GONE_PATIENCE;
+        loop {
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            // From now on every change counts.
+            changed.as_mut().enable();
+            let are_gone = {
+                let slots = self.slots();
+                ids.iter().all(|id| slots.get(id).is_none())
+            };
+            if are_gone || timeout_at(deadline, changed).await.is_err() {
+                return;
             }
         }
     }

@@ -137,12 +137,23 @@ impl NodeState {
         Ok(secrets.volumes())
     }
 
-    /// Makes a snapshot of a volume, while its users rest.
+    /// Makes a snapshot of a volume, while its users rest. It is done to its end, also if nobody waits
+    /// for that any more.
     ///
     /// # Errors
     /// Somebody does not rest, or the host refuses: one sentence for the operator. There is no
     /// snapshot then.
-    pub async fn snapshot_volume(&self, name: Name, label: Name) -> Result<Copied, String> {
+    pub async fn snapshot_volume(
+        self: &Arc<Self>,
+        name: Name,
+        label: Name,
+    ) -> Result<Copied, String> {
+        let node = self.clone();
+        let making = tokio::spawn(async move { node.snapshot_volume_now(name, label).await });
+        making.await.map_err(|error| error.to_string())?
+    }
+
+    async fn snapshot_volume_now(&self, name: Name, label: Name) -> Result<Copied, String> {
         let store = self.volumes()?;
         let copied = match store.is_open(&name) {
             true => {
@@ -176,12 +187,14 @@ impl Service {
     /// # Errors
     /// One sentence for the operator; nothing is left of it then.
     pub(super) async fn begin_volumes(&self, id: u64) -> Result<Arc<VolumesAtRest>, String> {
-        let mut names: Vec<_> =
-            self.config.volumes.iter().map(|volume| volume.name.clone()).collect();
+        // Who may only read a volume must not decide what is in it.
+        let written = self.config.volumes.iter().filter(|volume| !volume.read_only);
+        let mut names: Vec<_> = written.map(|volume| volume.name.clone()).collect();
         names.sort();
         names.dedup();
         if names.is_empty() {
-            return Err(format!("`{}` has no volumes; leave --volumes out", self.name()));
+            let which = if self.config.volumes.is_empty() { "" } else { " that it may write" };
+            return Err(format!("`{}` has no volumes{which}; leave --volumes out", self.name()));
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let label = Name::new(&format!("checkpoint-{}", now.as_millis()));
@@ -237,10 +250,16 @@ impl Service {
         done.await.map_err(|error| error.to_string())?
     }
 
-    /// Keeps what was put back, for instances that have been booted.
-    pub(super) async fn keep_put_back(put_back: Option<PutBack>) -> Result<(), String> {
-        let Some(put_back) = put_back else { return Ok(()) };
-        let kept = spawn_blocking(move || put_back.keep()).await;
-        kept.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
+    /// Keeps what was put back, for instances that have been booted. If that fails, the files are as
+    /// before when what is given back is dropped.
+    pub(super) async fn keep_put_back(
+        put_back: Option<PutBack>,
+    ) -> Result<(), (String, Option<PutBack>)> {
+        let Some(mut put_back) = put_back else { return Ok(()) };
+        let kept = spawn_blocking(move || match put_back.keep() {
+            Ok(()) => Ok(()),
+            Err(error) => Err((error.to_string(), Some(put_back))),
+        });
+        kept.await.map_err(|error| (error.to_string(), None))?
     }
 }

@@ -24,7 +24,7 @@ use thaw_store::{CheckpointRecord, Name, Store};
 /// for as long, which fail after ten seconds.
 pub const COPY_PATIENCE: Duration = Duration::from_secs(8);
 /// How long sandboxes that have ended may take to give their files back.
-const GONE_PATIENCE: Duration = Duration::from_secs(2);
+pub(super) const GONE_PATIENCE: Duration = Duration::from_secs(2);
 /// How often it is looked for that.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
@@ -162,39 +162,68 @@ impl VolumeStore {
     /// are there no more. Volumes that are copied just now are left alone.
     ///
     /// # Errors
-    /// The host refuses, or the store cannot be read.
+    /// The host refuses with one of them, when the others are done, or the store cannot be read.
     pub fn sweep(&self, store: &Store) -> Result<(), VolumeError> {
-        self.undo_unfinished()?;
+        let mut swept = self.undo_unfinished();
         for name in self.names()? {
-            let _acting = self.home.act()?;
-            if let (Ok(_), Ok(_copying)) = (self.read_note(&name), self.copying(&name)) {
-                clear_leftovers(&self.snapshots_of(&name))?;
-                self.tidy_files(&name)?;
-                self.sweep_snapshots(store, &name)?;
-            }
+            swept = swept.and(self.sweep_volume(store, &name));
+        }
+        swept
+    }
+
+    fn sweep_volume(&self, store: &Store, name: &Name) -> Result<(), VolumeError> {
+        let _acting = self.home.act()?;
+        // Whoever opens a volume that is locked for this would be refused.
+        if self.read_note(name).is_err() || !self.has_leftovers(store, name)? {
+            return Ok(());
+        }
+        if let Ok(_copying) = self.copying(name) {
+            clear_leftovers(&self.snapshots_of(name))?;
+            self.tidy_files(name)?;
+            self.sweep_snapshots(store, name)?;
         }
         Ok(())
     }
 
-    fn sweep_snapshots(&self, store: &Store, name: &Name) -> Result<(), VolumeError> {
-        let numbers = self.directory(name).join("numbers");
-        let Ok(entries) = fs::read_dir(&numbers) else { return Ok(()) };
-        // Read after the volume was locked: a checkpoint that is stored now is among them.
+    /// Whether there is something that may have to be removed.
+    fn has_leftovers(&self, store: &Store, name: &Name) -> Result<bool, VolumeError> {
+        let is_under_way = |entry: fs::DirEntry| {
+            entry.file_name().as_encoded_bytes().starts_with(UNDER_WAY.as_bytes())
+        };
+        let copies = fs::read_dir(self.snapshots_of(name));
+        let mut copies = copies.into_iter().flatten().flatten();
+        Ok(copies.any(is_under_way)
+            || self.has_left_files(name)
+            || self.is_unfinished(name)?
+            || !self.not_needed(store, name)?.is_empty())
+    }
+
+    /// Snapshots of checkpoints that are not there.
+    fn not_needed(&self, store: &Store, name: &Name) -> Result<Vec<Name>, VolumeError> {
+        let Ok(entries) = fs::read_dir(self.directory(name).join("numbers")) else {
+            return Ok(Vec::new());
+        };
+        let labels = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+        let mut labels: Vec<_> = labels.filter_map(|label| Name::new(&label).ok()).collect();
+        if labels.is_empty() {
+            return Ok(labels);
+        }
         let known = store.list_checkpoints().map_err(VolumeError::Store)?;
         if !known.damaged.is_empty() {
             // Nobody knows what they need.
-            return Ok(());
+            return Ok(Vec::new());
         }
         let needed: Vec<_> = known.records.iter().flat_map(VolumeSnapshot::of_checkpoint).collect();
-        for entry in entries.flatten() {
-            let label = entry.file_name().into_string().ok();
-            let Some(label) = label.and_then(|label| Name::new(&label).ok()) else { continue };
-            let snapshot = VolumeSnapshot { volume: name.clone(), label };
-            if !needed.contains(&snapshot) {
-                self.drop_snapshot(name, &snapshot.label)?;
-            }
-        }
-        Ok(())
+        let is_needed = |label: &Name| {
+            needed.iter().any(|needed| needed.volume == *name && needed.label == *label)
+        };
+        labels.retain(|label| !is_needed(label));
+        Ok(labels)
+    }
+
+    fn sweep_snapshots(&self, store: &Store, name: &Name) -> Result<(), VolumeError> {
+        // Looked up after the volume was locked: a checkpoint that is stored now is known.
+        self.not_needed(store, name)?.iter().try_for_each(|label| self.drop_snapshot(name, label))
     }
 
     /// Removes a snapshot, if it is there, and its numbers. The volume must be locked.
@@ -325,14 +354,25 @@ pub(super) fn check_users(
     if volume.is_used_elsewhere().map_err(failed("look at", Path::new(name.as_str())))? {
         return Err(VolumeError::UsedElsewhere(name.clone()));
     }
-    let until = Instant::now() + GONE_PATIENCE;
+    match wait_for_users(volume, resting, Instant::now() + GONE_PATIENCE) {
+        true => Ok(()),
+        false => Err(VolumeError::OthersOpen(name.clone())),
+    }
+}
+
+/// Waits until nobody has files of a volume open but the sandboxes at rest; whether that is so.
+pub(super) fn wait_for_users(
+    volume: &Volume,
+    resting: &dyn Fn(&Volume) -> usize,
+    until: Instant,
+) -> bool {
     while volume.open_files() > resting(volume) {
         if Instant::now() >= until {
-            return Err(VolumeError::OthersOpen(name.clone()));
+            return false;
         }
         thread::sleep(LOOK_AGAIN);
     }
-    Ok(())
+    true
 }
 
 /// Writes a file that is there as a whole, or not at all.

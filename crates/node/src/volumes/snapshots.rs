@@ -175,7 +175,7 @@ impl VolumeStore {
     /// Keeps everybody else from a volume for as long as a copy takes; who wants it is told so.
     fn alone_to_copy(&self, name: &Name) -> Result<[File; 2], VolumeError> {
         let both = [self.copying(name)?, self.alone(name)?];
-        self.undo_unfinished()?;
+        self.undo_unfinished_of(name)?;
         Ok(both)
     }
 

@@ -29,8 +29,8 @@ pub use bound::{BoundAccess, BoundDirectory};
 pub use host_directory::{FuseAccess, HostDirectory, HostPolicy};
 pub use rights::FileRights;
 pub use volume::{
-    ClosedVolume, Copied, FileNumbers, Volume, VolumeMount, VolumeShare, copy_snapshot,
-    copy_volume, settle_copy, volume_descriptors,
+    ClosedVolume, Copied, FileNumbers, NUMBERED_MAX, Volume, VolumeMount, VolumeShare,
+    copy_snapshot, copy_volume, settle_copy, volume_descriptors,
 };
 
 pub(crate) use files::{Directories, FileServer, QueueFull};

@@ -37,7 +37,7 @@ use thaw_abi::bind::*;
 use thaw_abi::control::{DirectoryEntry, FileAttributes};
 
 pub use closed::ClosedVolume;
-pub use copy::{Copied, copy_snapshot, copy_volume, settle_copy};
+pub use copy::{Copied, NUMBERED_MAX, copy_snapshot, copy_volume, settle_copy};
 pub(super) use limits::Share;
 pub use limits::{VolumeShare, volume_descriptors};
 pub use numbers::FileNumbers;

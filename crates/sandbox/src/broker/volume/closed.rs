@@ -1,6 +1,7 @@
 //! A volume that nobody of this process changes, because it is copied or its files are exchanged.
 
 use std::collections::HashSet;
+use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -15,8 +16,11 @@ use super::{BoundAccess, BoundDirectory, Copied, FileNumbers, Place, Volume, tre
 
 /// Holds back all requests of sandboxes of this process that change a volume, or open a file of it,
 /// until it is dropped. A sandbox that has files open can still write what they have.
-#[derive(Debug)]
-pub struct ClosedVolume(Arc<Volume>);
+pub struct ClosedVolume {
+    volume: Arc<Volume>,
+    /// Where its files lay before they were moved, and the bytes that they counted for.
+    former: Option<(Arc<Place>, u64)>,
+}
 
 impl ClosedVolume {
     /// Closes a volume when all requests that are under way are done.
@@ -25,7 +29,7 @@ impl ClosedVolume {
     /// They are not by then, or it is closed.
     pub fn close(volume: &Arc<Volume>, until: Instant) -> io::Result<Self> {
         match volume.gate.close(until) {
-            true => Ok(Self(volume.clone())),
+            true => Ok(Self { volume: volume.clone(), former: None }),
             false => Err(io::Error::new(
                 io::ErrorKind::TimedOut,
                 "a request of a program takes too long; try again",
@@ -35,7 +39,7 @@ impl ClosedVolume {
 
     /// The volume.
     pub fn volume(&self) -> &Volume {
-        &self.0
+        &self.volume
     }
 
     /// Copies its files to a directory that is empty; with the numbers that the copies are to be
@@ -45,14 +49,14 @@ impl ClosedVolume {
     /// # Errors
     /// As [`super::copy_volume`], and it is not done by then, or there are too many files.
     pub fn copy_to(&self, to: BorrowedFd<'_>, until: Instant) -> io::Result<(Copied, FileNumbers)> {
-        let open: HashSet<u64> = self.0.state().open.keys().copied().collect();
+        let open: HashSet<u64> = self.volume.state().open.keys().copied().collect();
         let terms = CopyTerms {
-            most: self.0.quota,
+            most: self.volume.quota,
             until: Some(until),
             files: Some(NUMBERED_MAX),
             rests: &|inode| open.contains(&inode),
         };
-        let place = self.0.place();
+        let place = self.volume.place();
         let (copied, pairs) = copy_on_terms(place.directory.directory().as_fd(), to, &terms)?;
         let shown = |(copy, original)| (copy, place.numbers.shown(original));
         Ok((copied, FileNumbers::new(pairs.into_iter().map(shown))))
@@ -63,18 +67,39 @@ impl ClosedVolume {
     ///
     /// # Errors
     /// The host refuses; they lie where they did.
-    pub fn move_to(&self, directory: &Path, numbers: FileNumbers) -> io::Result<()> {
-        let used = tree::count(File::open(directory)?.as_fd(), self.0.quota);
+    pub fn move_to(&mut self, directory: &Path, numbers: FileNumbers) -> io::Result<()> {
+        let used = tree::count(File::open(directory)?.as_fd(), self.volume.quota);
         let directory = BoundDirectory::open(directory, BoundAccess::Write)?;
-        pwrite(&self.0.usage, &used.to_ne_bytes(), 0)?;
-        let place = Arc::new(Place { directory, numbers });
-        *self.0.place.write().unwrap_or_else(PoisonError::into_inner) = place;
+        let former = (self.volume.place(), self.volume.used()?);
+        pwrite(&self.volume.usage, &used.to_ne_bytes(), 0)?;
+        self.set_place(Arc::new(Place { directory, numbers }));
+        self.former.get_or_insert(former);
         Ok(())
+    }
+
+    /// Has the files lie where they did before they were moved, if they were.
+    pub fn move_back(&mut self) {
+        if let Some((place, used)) = self.former.take() {
+            // They lie there, whether that can be counted or not. The next one who opens the volume
+            // counts anew.
+            let _ = pwrite(&self.volume.usage, &used.to_ne_bytes(), 0);
+            self.set_place(place);
+        }
+    }
+
+    fn set_place(&self, place: Arc<Place>) {
+        *self.volume.place.write().unwrap_or_else(PoisonError::into_inner) = place;
+    }
+}
+
+impl fmt::Debug for ClosedVolume {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ClosedVolume").field(&self.volume).finish()
     }
 }
 
 impl Drop for ClosedVolume {
     fn drop(&mut self) {
-        self.0.gate.open();
+        self.volume.gate.open();
     }
 }

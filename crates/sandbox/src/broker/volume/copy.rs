@@ -30,6 +30,10 @@ const LINKED_PATH_MAX: usize = 1024;
 
 /// Most files and directories of a copy whose numbers are kept: 4 MiB of them.
 pub const NUMBERED_MAX: usize = 1 << 18;
+/// Most names of a copy without their numbers. Those of one directory are in memory at a time.
+const NAMES_MAX: usize = 1 << 21;
+/// Names after which it is looked at the clock.
+const LOOK_EVERY: usize = 1 << 10;
 /// Bytes that are copied before it is looked at the clock.
 const CHUNK: u64 = 16 << 20;
 
@@ -49,7 +53,7 @@ pub struct Copied {
 /// # Errors
 /// A file is open to be written (`ETXTBSY`), has changed, is neither a regular file, a directory nor
 /// a link, lies too deep, or cannot be read or written, or all of it counts for more than `most`
-/// bytes (`EDQUOT`); `to` holds a part then.
+/// bytes or has too many names (`EDQUOT`); `to` holds a part then.
 pub fn copy_volume(from: BorrowedFd<'_>, to: BorrowedFd<'_>, most: u64) -> io::Result<Copied> {
     let terms = CopyTerms { most, until: None, files: None, rests: &|_| false };
     let (copied, _) = copy_on_terms(from, to, &terms)?;
@@ -79,7 +83,8 @@ pub fn copy_snapshot(
 /// The host refuses.
 pub fn settle_copy(copy: BorrowedFd<'_>) -> io::Result<()> {
     let root = below(copy, c".")?;
-    walk(&root, 0, &mut |directory, name, found| match kind(found) {
+    let terms = CopyTerms { most: u64::MAX, until: None, files: None, rests: &|_| false };
+    walk(&root, 0, &mut Names::new(&terms), &mut |directory, name, found| match kind(found) {
         FileType::RegularFile | FileType::Directory => {
             let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
             Ok(fsync(openat(directory, name, flags, Mode::empty())?)?)
@@ -95,13 +100,20 @@ pub(super) struct CopyTerms<'a> {
     pub most: u64,
     /// When it must be done.
     pub until: Option<Instant>,
-    /// How many files and directories it may have at most, if their numbers are wanted.
+    /// How many files and directories, and how many names, it may have at most, if its numbers are
+    /// wanted.
     pub files: Option<usize>,
     /// Whether those who have this file open, by its number, are at rest.
     pub rests: &'a dyn Fn(u64) -> bool,
 }
 
 impl CopyTerms<'_> {
+    /// How many names it may have.
+    fn names(&self) -> usize {
+        let room = usize::try_from(self.most / NAME_COST).unwrap_or(usize::MAX);
+        self.files.unwrap_or(NAMES_MAX).min(room)
+    }
+
     fn check_time(&self) -> io::Result<()> {
         match self.until {
             Some(until) if Instant::now() >= until => Err(io::Error::new(
@@ -123,7 +135,7 @@ pub(super) fn copy_on_terms(
     to: BorrowedFd<'_>,
     terms: &CopyTerms<'_>,
 ) -> io::Result<(Copied, Vec<(u64, u64)>)> {
-    walk(&below(from, c".")?, 0, &mut |directory, name, found| {
+    walk(&below(from, c".")?, 0, &mut Names::new(terms), &mut |directory, name, found| {
         terms.check_time()?;
         match kind(found) {
             FileType::RegularFile if (terms.rests)(found.st_ino) => Ok(()),
@@ -134,8 +146,8 @@ pub(super) fn copy_on_terms(
     })?;
     let (root, original) = (below(to, c".")?, below(from, c".")?);
     let (copied, linked) = (Copied::default(), BTreeMap::new());
-    let mut copy =
-        Copy { terms, root: &root, copied, linked, left: terms.most, numbers: Vec::new() };
+    let (names, numbers) = (Names::new(terms), Vec::new());
+    let mut copy = Copy { terms, root: &root, copied, linked, left: terms.most, names, numbers };
     copy.number(&root, fstat(&original)?.st_ino)?;
     copy.all(&original, &root, &Vec::new(), 0)?;
     Ok((copy.copied, copy.numbers))
@@ -149,16 +161,14 @@ struct Copy<'a> {
     linked: BTreeMap<u64, Vec<u8>>,
     /// Bytes that the rest may count for.
     left: u64,
+    names: Names<'a>,
     /// The numbers of copies and originals, if they are wanted.
     numbers: Vec<(u64, u64)>,
 }
 
 impl Copy<'_> {
     fn charge(&mut self, bytes: u64) -> io::Result<()> {
-        self.left = self.left.checked_sub(bytes).ok_or_else(|| {
-            let why = "it holds more than the volume may; remove files, or give it a larger size";
-            io::Error::new(io::ErrorKind::QuotaExceeded, why)
-        })?;
+        self.left = self.left.checked_sub(bytes).ok_or_else(too_large)?;
         Ok(())
     }
 
@@ -166,15 +176,14 @@ impl Copy<'_> {
     fn number(&mut self, copy: &OwnedFd, original: u64) -> io::Result<()> {
         let Some(most) = self.terms.files else { return Ok(()) };
         if self.numbers.len() >= most {
-            let why = format!("it has more than {most} files and directories");
-            return Err(io::Error::new(io::ErrorKind::QuotaExceeded, why));
+            return Err(too_many(most));
         }
         self.numbers.push((fstat(copy)?.st_ino, original));
         Ok(())
     }
 
     fn all(&mut self, from: &OwnedFd, to: &OwnedFd, at: &[u8], depth: usize) -> io::Result<()> {
-        for name in names(from)? {
+        for name in self.names.of(from)? {
             self.terms.check_time()?;
             let found = statat(from, &name, AtFlags::SYMLINK_NOFOLLOW)?;
             self.charge(NAME_COST)?;
@@ -316,29 +325,68 @@ fn is_unwritten(directory: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
 
 type Look<'a> = dyn FnMut(&OwnedFd, &CStr, &Stat) -> io::Result<()> + 'a;
 
-fn walk(directory: &OwnedFd, depth: usize, look: &mut Look<'_>) -> io::Result<()> {
-    for name in names(directory)? {
+fn walk(
+    directory: &OwnedFd,
+    depth: usize,
+    names: &mut Names<'_>,
+    look: &mut Look<'_>,
+) -> io::Result<()> {
+    for name in names.of(directory)? {
         let found = statat(directory, &name, AtFlags::SYMLINK_NOFOLLOW)?;
         look(directory, &name, &found)?;
         if kind(&found) == FileType::Directory {
             if depth >= DEPTH_MAX {
                 return Err(named(&name, "lies too deep"));
             }
-            walk(&below(directory.as_fd(), &name)?, depth + 1, look)?;
+            walk(&below(directory.as_fd(), &name)?, depth + 1, names, look)?;
         }
     }
     Ok(())
 }
 
-fn names(directory: &OwnedFd) -> io::Result<Vec<CString>> {
-    let mut names = Vec::new();
-    for entry in Dir::read_from(directory)? {
-        let entry = entry?;
-        if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
+/// Counts the names of a tree: whoever made them does not say how many there are.
+struct Names<'a> {
+    terms: &'a CopyTerms<'a>,
+    found: usize,
+}
+
+impl<'a> Names<'a> {
+    fn new(terms: &'a CopyTerms<'a>) -> Self {
+        Self { terms, found: 0 }
+    }
+
+    /// Those of a directory.
+    fn of(&mut self, directory: &OwnedFd) -> io::Result<Vec<CString>> {
+        let mut names = Vec::new();
+        for entry in Dir::read_from(directory)? {
+            let entry = entry?;
+            if matches!(entry.file_name().to_bytes(), b"." | b"..") {
+                continue;
+            }
+            if self.found >= self.terms.names() {
+                return Err(match self.terms.files.unwrap_or(NAMES_MAX) {
+                    most if self.found >= most => too_many(most),
+                    _ => too_large(),
+                });
+            }
+            self.found += 1;
+            if self.found.is_multiple_of(LOOK_EVERY) {
+                self.terms.check_time()?;
+            }
             names.push(entry.file_name().to_owned());
         }
+        Ok(names)
     }
-    Ok(names)
+}
+
+fn too_many(most: usize) -> io::Error {
+    let why = format!("it has more than {most} files and directories, or names of them");
+    io::Error::new(io::ErrorKind::QuotaExceeded, why)
+}
+
+fn too_large() -> io::Error {
+    let why = "it holds more than the volume may; remove files, or give it a larger size";
+    io::Error::new(io::ErrorKind::QuotaExceeded, why)
 }
 
 fn below(directory: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
@@ -430,6 +478,27 @@ mod tests {
         fs::remove_dir_all(to.path()).unwrap();
         fs::create_dir(to.path()).unwrap();
         assert_eq!(within(counted).unwrap().files, 1);
+    }
+
+    #[test]
+    fn names_are_counted_before_anything_is_copied() {
+        let [from, to] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        fs::create_dir(from.path().join("d")).unwrap();
+        for number in 0..2000 {
+            symlink("d", from.path().join(format!("d/{number}"))).unwrap();
+        }
+        let copy = |most, files, until| {
+            let [from, to] = [&from, &to].map(|at| File::open(at.path()).unwrap());
+            let terms = CopyTerms { most, until, files, rests: &|_| false };
+            copy_on_terms(from.as_fd(), to.as_fd(), &terms).unwrap_err()
+        };
+        let refused = copy(1 << 30, Some(2000), None);
+        assert!(refused.to_string().contains("more than 2000 files"), "{refused}");
+        let refused = copy(2000 * NAME_COST, None, None);
+        assert!(refused.to_string().contains("more than the volume may"), "{refused}");
+        let late = copy(1 << 30, None, Some(Instant::now()));
+        assert_eq!(late.kind(), io::ErrorKind::TimedOut);
+        assert_eq!(fs::read_dir(to.path()).unwrap().count(), 0);
     }
 
     #[test]

@@ -7,9 +7,9 @@
 use std::collections::{HashMap, HashSet};
 use std::io;
 
-/// Set in the number of a file whose own number stands for another one: no file system of a host
-/// has so many inodes.
-const OTHERS: u64 = 1 << 62;
+/// Bits that are not set in a number of the host: no file system has so many inodes. A file whose
+/// own number stands for another one is shown with some of them.
+const SPARE: u32 = 8;
 /// Bytes of the number of the directory, and of each pair.
 const HEAD: usize = 8;
 const PAIR: usize = 16;
@@ -35,8 +35,13 @@ impl FileNumbers {
     pub fn shown(&self, of_host: u64) -> u64 {
         match self.shown.get(&of_host) {
             Some(shown) => *shown,
-            None if self.taken.contains(&of_host) => of_host ^ OTHERS,
-            None => of_host,
+            None => {
+                // Files of earlier tables may have taken some of these, too.
+                let others = (0..).map(|other: u64| other.rotate_right(SPARE));
+                let mut numbers = others.map(|other| of_host.wrapping_add(other));
+                let free = numbers.find(|number| !self.taken.contains(number));
+                free.expect("more numbers than files")
+            }
         }
     }
 
@@ -83,7 +88,18 @@ mod tests {
         let all: HashSet<_> = (1..20).map(|of_host| numbers.shown(of_host)).collect();
         assert_eq!(all.len(), 19);
         assert_eq!([10, 11, 12, 13].map(|of_host| numbers.shown(of_host)), [3, 10, 12, 13]);
-        assert_eq!(numbers.shown(3), 3 | 1 << 62);
+        assert_eq!(numbers.shown(3), 3 | 1 << 56);
+    }
+
+    #[test]
+    fn no_number_of_an_earlier_table_is_given_again() {
+        let first = FileNumbers::new([(10, 3)]);
+        let other = first.shown(3);
+        assert_ne!(other, 3);
+        // Both files were put back, and the host has used number 3 once more.
+        let next = FileNumbers::new([(20, 3), (21, other)]);
+        let all: HashSet<_> = [3, 20, 21].map(|of_host| next.shown(of_host)).into();
+        assert_eq!(all.len(), 3);
     }
 
     #[test]

@@ -452,6 +452,14 @@ fn files_that_were_put_back_are_shown_as_what_they_were() {
     let again = copy_beside(&tree, &close(&tree), "again").unwrap();
     close(&tree).move_to(&tree.all.path().join("again"), again).unwrap();
     assert_eq!([&b"first"[..], b"d", b""].map(|path| shown(&mount, path)), before);
+    // And where they were before, with what they counted for.
+    let mut closed = close(&tree);
+    closed.move_to(&tree.path(""), FileNumbers::default()).unwrap();
+    assert_eq!(tree.used(), 3 * 4096 + 4096);
+    closed.move_back();
+    drop(closed);
+    assert_eq!(tree.used(), 2 * 4096 + 4096);
+    assert_eq!([&b"first"[..], b"d", b""].map(|path| shown(&mount, path)), before);
 }
 
 #[test]
