@@ -28,6 +28,13 @@ impl Outcome {
         assert_eq!(self.code, Some(0), "stdout:\n{}\nstderr:\n{}", self.stdout, self.stderr);
         self.stdout
     }
+
+    /// What a command says that must fail.
+    #[track_caller]
+    pub fn refusal(self) -> String {
+        assert_ne!(self.code, Some(0), "{}", self.stdout);
+        self.stderr
+    }
 }
 
 /// Runs a command with empty standard input.

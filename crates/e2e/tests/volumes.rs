@@ -59,13 +59,6 @@ fn ask(daemon: &Daemon, function: &str, code: &str) -> Value {
     answer["result"].clone()
 }
 
-/// What a command says that fails.
-#[track_caller]
-fn refusal(outcome: Outcome) -> String {
-    assert_ne!(outcome.code, Some(0), "{}", outcome.stdout);
-    outcome.stderr
-}
-
 fn files_of(home: &Path, volume: &str) -> PathBuf {
     home.join("volumes").join(volume).join("files")
 }
@@ -76,7 +69,7 @@ fn what_one_copy_writes_the_next_one_reads() {
     let one = Function { name: "one", keys: "", volumes: DATA, at_start: "" };
     one.build(&home).success();
     let ready = Function { name: "ready", keys: "ready = 2", ..one };
-    let refused = refusal(ready.build(&home));
+    let refused = ready.build(&home).refusal();
     assert!(refused.contains("`thaw volume allow data ready`"), "{refused}");
     command(&home, &["volume", "allow", "data", "ready"]).success();
     ready.build(&home).success();
@@ -111,7 +104,7 @@ fn what_one_copy_writes_the_next_one_reads() {
     let info: Value = serde_json::from_str(&info).unwrap();
     assert_eq!(info["functions"], json!(["one", "ready", "forked"]));
     assert_eq!(info["in_use"], true);
-    let refused = refusal(command(&home, &["volume", "remove", "data"]));
+    let refused = command(&home, &["volume", "remove", "data"]).refusal();
     assert!(refused.contains("in use"), "{refused}");
     assert_eq!(daemon.stop(), Some(0));
     command(&home, &["volume", "remove", "data"]).success();
@@ -205,10 +198,11 @@ fn volumes_count_for_their_tenant_and_are_shown_by_df() {
     let keys = "sharing = { domain = \"x\" }";
     Function { name: "one", keys, volumes: DATA, at_start: "" }.build(&home).success();
     let more = "[[volumes]]\nname = \"more\"\npath = \"/data\"\nsize = \"2MiB\"\n";
-    let refused = refusal(Function { name: "two", keys, volumes: more, at_start: "" }.build(&home));
+    let refused =
+        Function { name: "two", keys, volumes: more, at_start: "" }.build(&home).refusal();
     assert!(refused.contains("domain `x` is 9MiB for volumes"), "{refused}");
     // A snapshot counts as much again as the volume.
-    let refused = refusal(command(&home, &["volume", "snapshot", "data", "now"]));
+    let refused = command(&home, &["volume", "snapshot", "data", "now"]).refusal();
     assert!(refused.contains("domain `x` is 9MiB for volumes"), "{refused}");
     Function { name: "two", keys: "", volumes: more, at_start: "" }.build(&home).success();
     let shown = command(&home, &["df"]).success();
@@ -462,7 +456,7 @@ fn run_with(home: &Path, volume: &str, code: &str) -> Outcome {
 #[test]
 fn a_program_is_run_with_a_volume() {
     let home = built_home("volumes-run", &[]);
-    let missing = refusal(run_with(&home, "data:/v", "pass"));
+    let missing = run_with(&home, "data:/v", "pass").refusal();
     assert!(missing.contains("there is no volume `data`"), "{missing}");
     command(&home, &["volume", "create", "data", "--size", "1MiB"]).success();
     let write = "open('/v/a', 'w').write('kept')";
@@ -470,9 +464,9 @@ fn a_program_is_run_with_a_volume() {
     assert_eq!(fs::read_to_string(files_of(&home, "data").join("a")).unwrap(), "kept");
     let read = "print(open('/v/a').read())";
     assert_eq!(run_with(&home, "data:/v:ro", read).success(), "kept\n");
-    let refused = refusal(run_with(&home, "data:/v:ro", write));
+    let refused = run_with(&home, "data:/v:ro", write).refusal();
     assert!(refused.contains("Read-only file system"), "{refused}");
-    let refused = refusal(run_with(&home, "data:/v", "open('/v/b', 'wb').write(bytes(2 << 20))"));
+    let refused = run_with(&home, "data:/v", "open('/v/b', 'wb').write(bytes(2 << 20))").refusal();
     assert!(refused.contains("quota exceeded"), "{refused}");
 }
 
@@ -521,7 +515,7 @@ fn a_snapshot_of_a_database_is_whole() {
     let shown: Value = serde_json::from_str(&shown).unwrap();
     assert_eq!(shown["snapshots"][1]["label"], "one");
     command(&home, &["volume", "snapshot", "data", "one", "--remove"]).success();
-    let gone = refusal(command(&home, &["volume", "restore", "data", "one"]));
+    let gone = command(&home, &["volume", "restore", "data", "one"]).refusal();
     assert!(gone.contains("has no snapshot `one`"), "{gone}");
 }
 
@@ -538,14 +532,14 @@ fn a_directory_of_the_host_is_served_as_its_owner_sees_it() {
         volumes: &volumes,
         at_start: "",
     };
-    let refused = refusal(function.build(&home));
+    let refused = function.build(&home).refusal();
     assert!(
         refused.contains("the operator makes it so with `thaw volume create photos"),
         "{refused}"
     );
     let create =
         ["volume", "create", "photos", "--size", "1MiB", "--host", path, "--function", "shop"];
-    let refused = refusal(command(&home, &create));
+    let refused = command(&home, &create).refusal();
     let owner = refused.split("as user ").nth(1).and_then(|rest| rest.split(';').next());
     let owner: u32 = owner.and_then(|owner| owner.parse().ok()).expect(&refused);
     std::os::unix::fs::chown(host.path(), Some(owner), Some(owner)).unwrap();

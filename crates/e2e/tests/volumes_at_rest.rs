@@ -32,6 +32,14 @@ fn home(label: &str) -> PathBuf {
     home
 }
 
+/// Two more functions that have the volume.
+fn others(home: &Path, keys: &str) {
+    for name in ["other", "third"] {
+        command(home, &["volume", "allow", "data", name]).success();
+        build(home, name, keys, DATA);
+    }
+}
+
 fn command(home: &Path, arguments: &[&str]) -> Outcome {
     run(thaw().env("THAW_HOME", home).args(arguments))
 }
@@ -43,12 +51,6 @@ fn ask(daemon: &Daemon, function: &str, code: &str) -> Value {
     let answer = response.json();
     assert_eq!(answer.get("error"), None, "{code}: {answer}");
     answer["result"].clone()
-}
-
-#[track_caller]
-fn refusal(outcome: Outcome) -> String {
-    assert_ne!(outcome.code, Some(0), "{}", outcome.stdout);
-    outcome.stderr
 }
 
 /// The only instance of a function.
@@ -113,7 +115,7 @@ fn a_database_and_its_program_are_put_back_together() {
     assert_eq!(ask(&daemon, "shop", more), 601);
 
     let id = instance(&daemon, "shop");
-    let refused = refusal(command(&home, &["restore", "one", "--volumes"]));
+    let refused = command(&home, &["restore", "one", "--volumes"]).refusal();
     let says = format!("volume `data` is in use by instance {id} of `shop`");
     assert!(refused.contains(&says), "{refused}");
     // Whatever was put back is written again, and once more.
@@ -195,10 +197,7 @@ fn memory_and_shared_mappings_are_of_one_moment() {
 #[test]
 fn all_who_write_rest_while_files_are_copied() {
     let home = home("at-rest-writers");
-    for name in ["other", "third"] {
-        command(&home, &["volume", "allow", "data", name]).success();
-        build(&home, name, "ready = 1", DATA);
-    }
+    others(&home, "ready = 1");
     let daemon = Daemon::start(&home, &DaemonOptions::default());
     ask(&daemon, "shop", "kept = open('/data/kept', 'w+b', 0); kept.write(b'x' * (48 << 20))");
     // First and last are written one after the other; which is copied first nobody knows.
@@ -248,7 +247,7 @@ fn all_who_write_rest_while_files_are_copied() {
     };
     signal("-STOP");
     let own = instance(&daemon, "shop");
-    let refused = refusal(command(&home, &["checkpoint", &own, "late", "--volumes"]));
+    let refused = command(&home, &["checkpoint", &own, "late", "--volumes"]).refusal();
     signal("-CONT");
     let says = format!("instance {id} of `other`, which has volume `data`, does not rest");
     assert!(refused.contains(&says), "{refused}");
@@ -263,10 +262,7 @@ fn all_who_write_rest_while_files_are_copied() {
 #[test]
 fn those_that_have_given_up_their_memory_go_on_afterwards() {
     let home = home("at-rest-hibernated");
-    for name in ["other", "third"] {
-        command(&home, &["volume", "allow", "data", name]).success();
-        build(&home, name, "", DATA);
-    }
+    others(&home, "");
     let daemon = Daemon::start(&home, &DaemonOptions::default());
     for name in ["shop", "other", "third"] {
         ask(&daemon, name, &format!("f = open('/data/{name}', 'w+b', 0); f.write(b'first')"));
@@ -282,7 +278,7 @@ fn those_that_have_given_up_their_memory_go_on_afterwards() {
         end(&daemon, name);
     }
     let id = instance(&daemon, "third");
-    let refused = refusal(command(&home, &["restore", "one", "--volumes"]));
+    let refused = command(&home, &["restore", "one", "--volumes"]).refusal();
     let says = format!("volume `data` is in use by instance {id} of `third`");
     assert!(refused.contains(&says), "{refused}");
     end(&daemon, "third");
@@ -304,7 +300,7 @@ fn an_instance_that_does_not_rest_is_given_up() {
         run(std::process::Command::new("kill").args([what, &pid.to_string()])).success();
     };
     signal("-STOP");
-    let refused = refusal(command(&home, &["checkpoint", &id.to_string(), "late", "--volumes"]));
+    let refused = command(&home, &["checkpoint", &id.to_string(), "late", "--volumes"]).refusal();
     assert!(refused.contains("did not come to rest within 10 s"), "{refused}");
     assert!(names(&home, "snapshots").is_empty());
     signal("-CONT");
@@ -321,10 +317,10 @@ fn what_cannot_be_copied_or_put_back_is_refused_in_a_sentence() {
     ask(&daemon, "plain", "result = 1");
     ask(&daemon, "shop", "kept = open('/data/file', 'w+b', 0); kept.write(b'first')");
     let [shop, plain] = ["shop", "plain"].map(|name| instance(&daemon, name));
-    let refused = refusal(command(&home, &["checkpoint", &plain, "none", "--volumes"]));
+    let refused = command(&home, &["checkpoint", &plain, "none", "--volumes"]).refusal();
     assert!(refused.contains("`plain` has no volumes; leave --volumes out"), "{refused}");
     command(&home, &["checkpoint", &shop, "without"]).success();
-    let refused = refusal(command(&home, &["restore", "without", "--volumes"]));
+    let refused = command(&home, &["restore", "without", "--volumes"]).refusal();
     assert!(refused.contains("has no files of volumes"), "{refused}");
     let bad = daemon.admin("/checkpoints");
     assert_eq!(bad.json()[0]["volumes"], Value::Null);
@@ -349,7 +345,7 @@ fn what_cannot_be_copied_or_put_back_is_refused_in_a_sentence() {
         .expect("thaw run");
     let mut line = [0; 6];
     std::io::Read::read_exact(outside.stdout.as_mut().unwrap(), &mut line).expect("a line");
-    let refused = refusal(command(&home, &["checkpoint", &shop, "busy", "--volumes"]));
+    let refused = command(&home, &["checkpoint", &shop, "busy", "--volumes"]).refusal();
     assert!(refused.contains("in use by another process of this host"), "{refused}");
     drop(outside.stdin.take());
     outside.wait().unwrap();
@@ -359,7 +355,7 @@ fn what_cannot_be_copied_or_put_back_is_refused_in_a_sentence() {
         serde_json::from_str(&command(&home, &["volume", "show", "data"]).success()).unwrap();
     assert_eq!(shown["snapshots"][0]["checkpoint"], "one");
     let label = shown["snapshots"][0]["label"].as_str().expect("a label");
-    let refused = refusal(command(&home, &["volume", "snapshot", "data", label, "--remove"]));
+    let refused = command(&home, &["volume", "snapshot", "data", label, "--remove"]).refusal();
     assert!(refused.contains("checkpoint `one` needs snapshot"), "{refused}");
     let listed = command(&home, &["checkpoints"]).success();
     let row = listed.lines().find(|line| line.starts_with("one")).expect("a row");
@@ -375,7 +371,7 @@ fn what_cannot_be_copied_or_put_back_is_refused_in_a_sentence() {
         home.join("volumes/data/elsewhere"),
     )
     .unwrap();
-    let refused = refusal(command(&home, &["restore", "two", "--volumes"]));
+    let refused = command(&home, &["restore", "two", "--volumes"]).refusal();
     assert!(refused.contains("has no snapshot"), "{refused}");
     assert!(daemon.instances("shop").is_empty());
     assert_eq!(ask(&daemon, "shop", "result = open('/data/file').read()"), "first");
@@ -391,7 +387,7 @@ fn without_room_nothing_is_written_and_the_instance_goes_on() {
     ask(&daemon, "shop", "kept = open('/data/kept', 'w+b', 0); kept.write(os.urandom(8 << 20))");
     let id = instance(&daemon, "shop");
     checkpoint(&daemon, "shop", "one");
-    let refused = refusal(command(&home, &["checkpoint", &id, "two", "--volumes"]));
+    let refused = command(&home, &["checkpoint", &id, "two", "--volumes"]).refusal();
     assert!(refused.contains("domain `x` is 300MiB for volumes"), "{refused}");
     command(&home, &["checkpoints", "--remove", "one"]).success();
     assert_eq!(daemon.stop(), Some(0));
@@ -407,7 +403,7 @@ fn without_room_nothing_is_written_and_the_instance_goes_on() {
     let daemon = Daemon::start(&home, &DaemonOptions::default());
     ask(&daemon, "shop", "kept = open('/data/kept', 'r+b', 0)");
     let id = instance(&daemon, "shop");
-    let refused = refusal(command(&home, &["checkpoint", &id, "two", "--volumes"]));
+    let refused = command(&home, &["checkpoint", &id, "two", "--volumes"]).refusal();
     assert!(refused.contains("No space left on device"), "{refused}");
     assert!(names(&home, "snapshots").is_empty() && names(&home, "numbers").is_empty());
     let listed = command(&home, &["checkpoints", "--json"]).success();

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Guest, Node, PATIENCE, Response, Wire, eventually};
+use common::{Guest, Node, PATIENCE, Response, Threads, Wire, eventually};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -172,16 +172,23 @@ fn a_tenant_at_its_bound_ends_its_own_idle_instance_and_nobody_elses() {
     eventually(|| node.shared.instances().len() == 2);
 }
 
-#[test]
-fn an_instance_that_never_comes_to_rest_keeps_nobody_elses_room() {
+/// A node whose tenant may have one instance, of a function that sleeps or of another one; with the
+/// launcher of the first, and the directory of those that sleep.
+fn sleeper_and_other() -> (Node, Arc<Threads>, tempfile::TempDir) {
     let node = Node::new(100);
     let directory = tempfile::tempdir().unwrap();
     node.shared.sleep_in(AsleepSpace::at(directory.path().to_owned()));
     set(&node, "[domain.full]\ninstances = 1");
     let limits = "queue = \"30s\"\nkeep_alive = \"60s\"";
     let sleeps = format!("{limits}\nsleep_after = \"50s\"");
-    node.serve("sleeper", &of("full", KEPT, &sleeps), answering);
+    let (_, threads) = node.serve("sleeper", &of("full", KEPT, &sleeps), answering);
     node.serve("other", &of("full", KEPT, limits), answering);
+    (node, threads, directory)
+}
+
+#[test]
+fn an_instance_that_never_comes_to_rest_keeps_nobody_elses_room() {
+    let (node, _threads, _directory) = sleeper_and_other();
     assert_eq!(node.connect().get("sleeper", "/").status, 200);
     assert_eq!(node.connect().get("other", "/").status, 200);
     let instances = node.shared.instances();
@@ -191,14 +198,7 @@ fn an_instance_that_never_comes_to_rest_keeps_nobody_elses_room() {
 /// It has answered before the node heard that it is booted, as on a busy machine.
 #[test]
 fn an_instance_that_is_booted_after_its_answer_makes_room() {
-    let node = Node::new(100);
-    let directory = tempfile::tempdir().unwrap();
-    node.shared.sleep_in(AsleepSpace::at(directory.path().to_owned()));
-    set(&node, "[domain.full]\ninstances = 1");
-    let limits = "queue = \"30s\"\nkeep_alive = \"60s\"";
-    let sleeps = format!("{limits}\nsleep_after = \"50s\"");
-    let (_, threads) = node.serve("sleeper", &of("full", KEPT, &sleeps), answering);
-    node.serve("other", &of("full", KEPT, limits), answering);
+    let (node, threads, _directory) = sleeper_and_other();
     threads.boots_in_silence.store(true, Ordering::SeqCst);
     assert_eq!(node.connect().get("sleeper", "/").status, 200);
     let mut other = ask(&node, "other");
