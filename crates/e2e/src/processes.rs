@@ -38,9 +38,15 @@ pub fn resident_bytes(pid: u32) -> u64 {
     kibibytes << 10
 }
 
-/// Whether a process exists and has not ended.
+/// Whether a process exists and has not ended: while some of its threads are left it still has its
+/// files, also when its first one has gone.
 pub fn exists(pid: u32) -> bool {
-    process(pid).is_some_and(|process| process.state != 'Z' && process.state != 'X')
+    let threads = || fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
+    process(pid).is_some_and(|process| !has_gone(&process) || threads() > 1)
+}
+
+fn has_gone(process: &Process) -> bool {
+    matches!(process.state, 'Z' | 'X')
 }
 
 /// All processes that have not ended.
@@ -49,7 +55,7 @@ fn living() -> Vec<Process> {
     entries
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
         .filter_map(process)
-        .filter(|process| process.state != 'Z' && process.state != 'X')
+        .filter(|process| !has_gone(process))
         .collect()
 }
 

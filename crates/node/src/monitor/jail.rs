@@ -56,8 +56,30 @@ pub fn become_daemon() -> io::Result<Inherited> {
         return Err(Errno::PIPE.into());
     }
     super::filter::install(start.user.kind)?;
+    let watched = socket.try_clone()?;
     monitor::adopt(socket, start.grant);
+    end_with(watched)?;
     Ok(Inherited { home: start.home, prepared })
+}
+
+/// Has a thread end this process when its monitor has ended: it can make no sandboxes any more,
+/// and those that it has are ended with the monitor. A signal at the death of the parent is not
+/// enough: the host asks then whether who dies may send it (prctl(2), kill(2)).
+///
+/// # Errors
+/// There is no thread to be had.
+pub(super) fn end_with(monitor: OwnedFd) -> io::Result<()> {
+    let watch = move || loop {
+        // The end of a connection is always reported (poll(2)); requests and answers are
+        // others' business.
+        let mut events = [PollFd::new(&monitor, PollFlags::empty())];
+        if matches!(poll(&mut events, None), Ok(1..)) {
+            tracing::error!("the monitor has ended, and the daemon ends with it");
+            monitor::exit_at_once(1);
+        }
+    };
+    std::thread::Builder::new().name("monitor-watch".to_owned()).spawn(watch)?;
+    Ok(())
 }
 
 /// Whether the other end of a connection is closed.

@@ -375,7 +375,7 @@ pub fn connect_daemon(path: &Path) -> Result<Inherited, ServeError> {
     monitor::adopt(socket, start.grant);
     give_up_rights().map_err(RendezvousError::Rights)?;
     super::filter::install(super::UserKind::Other).map_err(RendezvousError::Rights)?;
-    thread::Builder::new().name("monitor-watch".to_owned()).spawn(move || end_with(&watched))?;
+    super::jail::end_with(watched)?;
     Ok(Inherited { home: start.home, prepared })
 }
 
@@ -457,20 +457,6 @@ fn give_up_rights() -> io::Result<()> {
     // As for a process that has changed its user: others of the user's cannot read its
     // memory, and no core file gets it.
     Ok(set_dumpable_behavior(DumpableBehavior::NotDumpable)?)
-}
-
-/// Ends this process when its monitor has ended: it can make no sandboxes any more, and
-/// those that it has are ended with the monitor.
-fn end_with(monitor: &OwnedFd) {
-    loop {
-        // The end of a connection is always reported (poll(2)); requests and answers are
-        // others' business.
-        let mut events = [PollFd::new(monitor, PollFlags::empty())];
-        if matches!(poll(&mut events, None), Ok(1..)) {
-            tracing::error!("the monitor has ended, and the daemon ends with it");
-            monitor::exit_at_once(1);
-        }
-    }
 }
 
 #[cfg(test)]

@@ -21,7 +21,9 @@ use std::path::Path;
 use rustix::process::{
     Uid, getegid, geteuid, parent_process_death_signal, set_parent_process_death_signal,
 };
-use rustix::thread::set_thread_res_uid;
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_thread_res_uid,
+};
 
 use super::hierarchy::{Hierarchy, Version};
 use crate::sys;
@@ -121,13 +123,91 @@ fn as_user<T>(uid: u32, files: FileUser, action: impl FnOnce() -> io::Result<T>)
     let death_signal = parent_process_death_signal()?;
     // Of this thread only (setresuid(2), "C library/kernel differences").
     set_thread_res_uid(Uid::ROOT, Uid::from_raw(uid), Uid::ROOT)?;
-    let result = match files {
+    let result = keep_right_to_kill().and_then(|()| match files {
         FileUser::Same => Ok(()),
         FileUser::Root => sys::set_filesystem_ids(Uid::ROOT.as_raw(), getegid().as_raw()),
-    };
+    });
     let result = result.and_then(|()| action());
     // Sets the user id for files, too, and gives root's rights back.
     set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT)?;
     set_parent_process_death_signal(death_signal)?;
     result
+}
+
+/// Lets children of other users end with this thread, should it be killed just now: the host asks
+/// whether who dies may send them the signal that they have asked for (`reparent_leader` in
+/// kernel/exit.c, kill(2)). Comes after the user id has changed, which takes all rights.
+fn keep_right_to_kill() -> io::Result<()> {
+    let sets = capabilities(None)?;
+    let effective = sets.permitted & CapabilitySet::KILL;
+    Ok(set_capabilities(None, CapabilitySets { effective, ..sets })?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{PollFd, PollFlags, poll};
+    use rustix::io::Errno;
+    use rustix::process::{Pid, Signal, getpid, kill_process, test_kill_process, waitpid};
+    use std::convert::Infallible;
+    use std::io::Read;
+    use std::time::{Duration, Instant};
+
+    const USER: u32 = 65_533;
+    const OTHER_USER: u32 = 65_532;
+
+    #[test]
+    #[allow(unsafe_code)]
+    fn who_is_killed_as_another_user_takes_its_children_along() {
+        if !geteuid().is_root() {
+            eprintln!("skipped: only root acts as others");
+            return;
+        }
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        // A process with one thread: none with root's rights is left to end after it.
+        // SAFETY: the child makes system calls only.
+        let parent = unsafe { libc::fork() };
+        if parent == 0 {
+            let Err(_) = die_as_another(&reader, &writer);
+            // SAFETY: ends this process.
+            unsafe { libc::_exit(1) };
+        }
+        let parent = Pid::from_raw(parent).expect("a child");
+        let (_, status) =
+            waitpid(Some(parent), rustix::process::WaitOptions::empty()).unwrap().unwrap();
+        assert_eq!(status.terminating_signal(), Some(libc::SIGKILL));
+        let mut child = [0; 4];
+        File::from(reader).read_exact(&mut child).unwrap();
+        let child = Pid::from_raw(i32::from_ne_bytes(child)).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while test_kill_process(child).is_ok() {
+            assert!(Instant::now() < deadline, "process {child:?} has outlived its parent");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Starts a process of a user that ends with this one, and is killed while it acts as another.
+    #[allow(unsafe_code)]
+    fn die_as_another(reader: &OwnedFd, writer: &OwnedFd) -> io::Result<Infallible> {
+        // SAFETY: the child makes system calls only.
+        if unsafe { libc::fork() } == 0 {
+            let Err(_) = end_with_parent(writer);
+            // SAFETY: ends this process.
+            unsafe { libc::_exit(1) };
+        }
+        poll(&mut [PollFd::new(reader, PollFlags::IN)], None)?;
+        as_user(OTHER_USER, FileUser::Same, || {
+            kill_process(getpid(), Signal::KILL)?;
+            Err(Errno::SRCH.into())
+        })
+    }
+
+    fn end_with_parent(writer: &OwnedFd) -> io::Result<Infallible> {
+        let user = Uid::from_raw(USER);
+        set_thread_res_uid(user, user, user)?;
+        set_parent_process_death_signal(Some(Signal::KILL))?;
+        rustix::io::write(writer, &getpid().as_raw_nonzero().get().to_ne_bytes())?;
+        std::thread::sleep(Duration::from_secs(60));
+        Err(Errno::TIMEDOUT.into())
+    }
 }
