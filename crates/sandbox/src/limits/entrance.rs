@@ -24,6 +24,7 @@ use rustix::process::{
 use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_thread_res_uid,
 };
+use serde::{Deserialize, Serialize};
 
 use super::hierarchy::{Hierarchy, Version};
 use crate::sys;
@@ -44,7 +45,8 @@ pub(super) fn open(directory: &Path, version: Version) -> io::Result<OwnedFd> {
 }
 
 /// The user that processes have while they enter groups.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Newcomers {
     uid: u32,
     /// For each place of the hierarchy: whether files that this user opens lead into its groups.

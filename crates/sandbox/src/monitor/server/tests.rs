@@ -253,7 +253,7 @@ fn waiting(uid: u32) -> std::process::Child {
 fn files_that_lead_into_groups_move_newcomers_and_nobody_else() {
     let Some(mut all) = monitor() else { return };
     let places = all.0.groups.places().to_vec();
-    let newcomer = all.0._range.as_ref().unwrap().first;
+    let newcomer = all.0.range.as_ref().unwrap().first;
     let (_, entrances) = make(&mut all, 1);
     assert_eq!(rustix::process::geteuid(), rustix::process::Uid::ROOT);
     let directories = all.0.made[&1].directories().to_vec();
