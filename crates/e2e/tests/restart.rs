@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 use thaw_e2e::{
-    Apart, Background, Function, Lines, Raw, built_home, descendants, exists, free_port, get, repository,
-    request, request_local, run, run_within, skip, thaw, wait_until,
+    Apart, Background, Function, Lines, Raw, built_home, descendants, exists, free_port, get,
+    repository, request, request_local, run, run_within, skip, thaw, wait_until,
 };
 
 /// What an instance that stays may do.

@@ -61,17 +61,22 @@ impl<'a> Leaving<'a> {
         Number(descriptor.as_raw_fd())
     }
 
-    /// Executes a program in the place of this one, with all descriptors that are listed. Returns
-    /// only on failure, and then everything is as it was.
+    /// Executes a program in the place of this one, with the descriptors that are listed and no
+    /// others. Returns only on failure, and then everything is as it was.
     pub fn execute(
         &self,
         program: BorrowedFd<'_>,
         arguments: Vec<OsString>,
         environment: impl Iterator<Item = (OsString, OsString)>,
     ) -> io::Error {
+        // Also what somebody has left open for this process.
+        let others = || sys::close_on_exec_from(FIRST_NUMBER.cast_unsigned());
+        if let Err(error) = others() {
+            return error;
+        }
         let failure = self.try_execute(program, arguments, environment);
-        // Of all that this process has: it executes helpers.
-        sys::close_on_exec_from(FIRST_NUMBER.cast_unsigned()).err().unwrap_or(failure)
+        // This process executes helpers, which are to inherit none.
+        others().err().unwrap_or(failure)
     }
 
     fn try_execute(
