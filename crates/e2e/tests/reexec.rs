@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, Permissions};
 use std::io::{Seek, Write};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -481,6 +481,57 @@ fn the_daemons_user_has_no_say_in_it() {
     assert_ne!(outcome.code, Some(0), "{outcome:?}");
     assert_eq!((times(&monitor, GOES_ON), times(&monitor, STAYS)), (1, 0));
     assert_eq!(count(gateway, "lasting"), 2);
+}
+
+/// A socket of the service manager, and the addresses that the monitor has bound itself.
+#[test]
+fn listeners_go_on() {
+    let Some(node) = node() else { return };
+    let socket = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let gateway = socket.local_addr().expect("an address");
+    let mut monitor = node.start_activated_monitor(&socket, "monitor.log");
+    let mut daemon = node.start_daemon("first.log");
+    assert_eq!(count(gateway, "lasting"), 1);
+    for name in ["second.log", "third.log"] {
+        execute_anew(&monitor);
+        assert_eq!(daemon.stop(), Some(0));
+        // A client waits while there is no daemon.
+        let waiting = thread::spawn(move || get(gateway, "single", "/count").status);
+        execute_anew(&monitor);
+        daemon = node.start_daemon(name);
+        assert!(!daemon.log().contains("a socket of the service manager"), "{}", daemon.log());
+        assert_eq!(waiting.join().expect("a client"), 200);
+    }
+    assert_eq!(count(gateway, "lasting"), 2);
+    assert_eq!(daemon.stop(), Some(0));
+    assert_eq!(monitor.stop(), Some(0));
+}
+
+/// One that is being restarted in order, and one that comes when the monitor is executed anew.
+#[test]
+fn a_restart_of_the_daemon_goes_on_meanwhile() {
+    let Some(node) = node() else { return };
+    let monitor = node.start_monitor();
+    let mut daemon = node.start_daemon("first.log");
+    let gateway = node.gateway(&daemon);
+    assert_eq!(count(gateway, "lasting"), 1);
+    let mut client = Lines::upgrade(gateway, "lasting");
+    let routed = thread::spawn(move || get(gateway, "lasting", "/hold/2").status);
+    wait_until("it is under way", || instances(&node) == 1);
+    thread::sleep(Duration::from_millis(300));
+    daemon.signal(Signal::TERM);
+    thread::sleep(Duration::from_millis(300));
+    // It still finishes a request.
+    execute_anew(&monitor);
+    assert_eq!(daemon.wait(), Some(0), "{}", daemon.log());
+    assert_eq!(routed.join().expect("a client"), 200);
+    wait_until("it waits", || monitor.log().contains("ended in order; waiting"));
+    monitor.signal(Signal::USR2);
+    let daemon = node.start_daemon("second.log");
+    assert!(daemon.log().contains("took over 1 of 1 instances"), "{}", daemon.log());
+    wait_until("the monitor is executed anew", || times(&monitor, GOES_ON) == 2);
+    assert_eq!(client.say("hello"), 3, "{}", daemon.log());
+    assert_eq!(count(gateway, "lasting"), 4);
 }
 
 /// There the daemon would not be another one either.

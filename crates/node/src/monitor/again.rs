@@ -314,3 +314,69 @@ fn arguments(last: &str) -> Vec<OsString> {
     let before = std::env::args_os().filter(|argument| !is_own(argument));
     before.chain([last.into()]).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::Permissions;
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
+
+    #[test]
+    fn a_state_of_another_version_is_refused_whatever_else_it_says() {
+        for (text, says) in [
+            ("{\"version\":2,\"new\":[]}", "in version 2, and this Thaw reads version 1"),
+            ("{\"version\":0}", "in version 0"),
+            ("{\"version\":1,\"new\":[]}", "not written down as it should be"),
+            ("{}", "not written down as it should be"),
+            ("{\"version\":1", "not written down as it should be"),
+        ] {
+            let refused = State::parse(text.as_bytes()).err().expect(text).to_string();
+            assert!(refused.contains(says), "{text}: {refused}");
+        }
+    }
+
+    #[test]
+    fn the_path_of_a_file_that_was_replaced_is_that_of_the_new_one() {
+        let unmarked = |path: &str| without_mark(path.into());
+        assert_eq!(unmarked("/usr/bin/thaw (deleted)"), Path::new("/usr/bin/thaw"));
+        assert_eq!(unmarked("/usr/bin/thaw"), Path::new("/usr/bin/thaw"));
+    }
+
+    #[test]
+    fn only_programs_that_root_alone_may_change_are_executed() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let all = tempfile::tempdir().unwrap();
+        let (directory, link) = (all.path().join("bin"), all.path().join("link"));
+        fs::create_dir(&directory).unwrap();
+        let file = directory.join("thaw");
+        let set = |path: &Path, mode| fs::set_permissions(path, Permissions::from_mode(mode));
+        let opens = |path: &Path| ProgramPath(path.to_owned()).open().map(drop).is_ok();
+        assert!(!opens(&file), "there is none");
+        fs::write(&file, "").unwrap();
+        set(&file, 0o755).unwrap();
+        set(&directory, 0o755).unwrap();
+        symlink(&file, &link).unwrap();
+        assert!(opens(&file) && opens(&link));
+        for (path, bad, good) in [(&file, 0o775, 0o755), (&directory, 0o757, 0o755)] {
+            set(path, bad).unwrap();
+            assert!(!opens(&file) && !opens(&link), "{} {bad:o}", path.display());
+            set(path, good).unwrap();
+        }
+        // What is root's stays where it is in a directory like /tmp.
+        set(&directory, 0o1777).unwrap();
+        assert!(opens(&file));
+        chown(&file, Some(12_345), None).unwrap();
+        assert!(!opens(&file));
+        assert!(!opens(&directory), "no file");
+    }
+
+    #[test]
+    fn what_was_long_ago_is_so_still() {
+        let ago = before(Duration::from_secs(2)).elapsed();
+        assert!((2..20).contains(&ago.as_secs()), "{ago:?}");
+        // Longer than the host runs.
+        before(Duration::from_secs(u64::MAX));
+    }
+}
