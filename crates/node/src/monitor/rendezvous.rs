@@ -126,8 +126,8 @@ pub enum RendezvousError {
     /// The monitor is of another version of Thaw.
     #[error(
         "the monitor on {} is of another version of Thaw (it speaks version {found}, this daemon \
-         {}); start it again with this one, which ends the instances that it keeps: those that are to \
-         go on need a checkpoint first",
+         {}); have it execute this one (`systemctl reload thaw-monitor`), or start it again, which ends \
+         the instances that it keeps: those that are to go on need a checkpoint first",
         path.display(), monitor::VERSION
     )]
     Version {

@@ -169,6 +169,11 @@ impl DescriptorStore {
 }
 
 impl StoreState {
+    /// How many keys there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// Whether it can be gone on with, as far as that is known without the descriptors.
     pub fn is_sound(&self) -> bool {
         self.0.iter().all(|kept| {

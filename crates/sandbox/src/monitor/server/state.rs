@@ -13,7 +13,8 @@ use super::super::namespace::UserNamespace;
 use super::super::protocol::{OLDEST_VERSION, VERSION};
 use super::super::store::{DescriptorStore, StoreState};
 use super::{
-    CHILDREN_MAX, DaemonIds, GROUPS_MAX, KEPT_MAX, Monitor, Namespaces, kept_descriptors_max,
+    BOUND_MAX, CHILDREN_MAX, DaemonIds, GROUPS_MAX, KEPT_MAX, Monitor, Namespaces,
+    kept_descriptors_max,
 };
 use crate::limits::{Group, GroupName, Hierarchy, Missing, Newcomers, Place};
 use crate::zygote::IdRange;
@@ -64,6 +65,9 @@ impl MonitorState {
         }
         if !self.store.is_sound() {
             return Err("what it keeps for the next daemon is damaged".to_owned());
+        }
+        if self.store.len() > KEPT_MAX || self.groups.len() > GROUPS_MAX || self.bound > BOUND_MAX {
+            return Err("it has more of something than this Thaw allows".to_owned());
         }
         Ok(())
     }

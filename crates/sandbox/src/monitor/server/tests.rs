@@ -497,7 +497,7 @@ fn a_monitor_goes_on_with_all_that_it_had() {
 }
 
 #[test]
-fn what_a_monitor_has_of_daemons_that_nobody_knows_is_refused() {
+fn what_a_monitor_has_beyond_what_is_known_and_allowed_is_refused() {
     let Some((mut monitor, ..)) = monitor() else { return };
     for oldest in [OLDEST_VERSION - 1, VERSION + 1] {
         monitor.oldest = oldest;
@@ -505,6 +505,9 @@ fn what_a_monitor_has_of_daemons_that_nobody_knows_is_refused() {
         let refused = state.check().unwrap_err();
         assert!(refused.contains(&format!("speaks version {oldest}")), "{refused}");
     }
+    (monitor.oldest, monitor.bound) = (VERSION, BOUND_MAX + 1);
+    let refused = monitor.state(None, &mut Leaving::default()).unwrap().check().unwrap_err();
+    assert!(refused.contains("more of something"), "{refused}");
 }
 
 /// A launcher executes what the daemon before it knows.
