@@ -11,13 +11,14 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 use thaw_e2e::{
     Apart, Background, Daemon, DaemonOptions, Descriptor, Function, Lines, Outcome, Raw,
-    built_home, children, descendants, descriptors, exists, free_port, get, kill, request_local,
-    run, setting, thaw, unit, wait_until,
+    built_home, children, descendants, descriptors, exists, free_port, get, kill, repository,
+    request, request_local, run, setting, skip, thaw, unit, wait_until,
 };
 
 /// What an instance that stays may do.
@@ -200,6 +201,43 @@ fn groups_of(monitor: u32) -> Vec<PathBuf> {
     found
 }
 
+/// Each request of the function makes the daemon ask the monitor for control groups, to keep something,
+/// or to forget it.
+#[test]
+fn clients_notice_nothing() {
+    let Some(node) = node() else { return };
+    let monitor = node.start_monitor();
+    let daemon = node.start_daemon("daemon.log");
+    let gateway = node.gateway(&daemon);
+    let is_over = Arc::new(AtomicBool::new(false));
+    let clients: Vec<_> = ["single", "single", "lasting"]
+        .into_iter()
+        .map(|function| {
+            let is_over = is_over.clone();
+            thread::spawn(move || {
+                let mut failures = Vec::new();
+                while !is_over.load(Ordering::SeqCst) {
+                    match request(gateway, function, "/count", None) {
+                        Ok(response) if response.status == 200 => {}
+                        other => failures.push(format!("{function}: {other:?}")),
+                    }
+                }
+                failures
+            })
+        })
+        .collect();
+    for round in 0..10 {
+        thread::sleep(Duration::from_millis(100));
+        if round % 2 == 0 {
+            replace_program(&node, &node.thaw());
+        }
+        execute_anew(&monitor);
+    }
+    is_over.store(true, Ordering::SeqCst);
+    let failures: Vec<_> = clients.into_iter().flat_map(|client| client.join().unwrap()).collect();
+    assert_eq!(failures, Vec::<String>::new(), "{}", daemon.log());
+}
+
 /// Nothing that the monitor has is left behind, and nothing comes along twice.
 #[test]
 fn a_monitor_has_the_same_open_before_and_afterwards() {
@@ -335,15 +373,13 @@ fn signals_that_come_meanwhile_are_not_lost() {
 
 /// Has the monitor refuse to be executed anew, for this reason, and everything go on.
 fn is_refused(node: &Apart, monitor: &Background, gateway: SocketAddr, says: &str) {
-    let (before, open, counted) =
-        (times(monitor, STAYS), open_at_rest(monitor), count(gateway, "lasting"));
+    let (before, counted) = (times(monitor, STAYS), count(gateway, "lasting"));
     monitor.signal(Signal::USR2);
     wait_until("the monitor refuses", || times(monitor, STAYS) > before);
     let log = monitor.log();
     let line = log.lines().filter(|line| line.contains(STAYS)).next_back().expect("a line");
     assert!(line.contains(says), "{says}: {line}");
     assert_eq!(times(monitor, GOES_ON), 0, "{log}");
-    assert_eq!(open_at_rest(monitor), open);
     assert_eq!(count(gateway, "lasting"), counted + 1);
     assert_eq!(get(gateway, "single", "/count").status, 200, "{}", node.socket());
 }
@@ -357,6 +393,10 @@ fn a_program_that_is_not_acceptable_leaves_everything_as_it_was() {
     let (program, directory) = (node.thaw(), node.thaw().parent().expect("its own").to_owned());
     let original = directory.join("original");
     run(Command::new("cp").arg("-p").args([&program, &original])).success();
+    assert_eq!(count(gateway, "lasting"), 1);
+    // It is kept by then.
+    thread::sleep(Duration::from_secs(1));
+    let open = open_at_rest(&monitor);
     let refused = |says: &str| is_refused(&node, &monitor, gateway, says);
 
     fs::remove_file(&program).expect("it is there");
@@ -384,6 +424,8 @@ fn a_program_that_is_not_acceptable_leaves_everything_as_it_was() {
     replace_program(&node, &directory.join("strange"));
     refused("says: ");
 
+    // Instances that have served their one request are kept no more.
+    wait_until("the monitor has open what it had", || open_at_rest(&monitor) == open);
     replace_program(&node, &original);
     execute_anew_after_refusals(&monitor);
     assert_eq!(daemon.stop(), Some(0));
@@ -560,6 +602,40 @@ fn reload(node: &Apart, pid: u32) -> Option<i32> {
         (code != Some(0)).then_some(code)
     });
     failed.unwrap_or(Some(0))
+}
+
+/// What the package's script has systemd do where the reload ends so; `None` where a test may not
+/// make a place for it.
+fn upgrade(reload: u8) -> Option<String> {
+    let tools = tempfile::tempdir().expect("a directory");
+    let systemctl = tools.path().join("systemctl");
+    let script =
+        format!("#!/bin/sh\necho \"$*\"\ncase $1 in reload) exit {reload};; *) exit 0;; esac\n");
+    fs::write(&systemctl, script).expect("room");
+    fs::set_permissions(&systemctl, Permissions::from_mode(0o755)).expect("its mode");
+    let inside = "mount -t tmpfs run /run && mkdir -p /run/systemd/system || exit 99\n\
+                  PATH=$1:$PATH exec sh \"$2\" configure 0.1";
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", inside, "sh"]).arg(tools.path());
+    let outcome = run(command.arg(repository().join("contrib/debian/postinst")));
+    match outcome.code {
+        Some(0) => Some(outcome.stdout),
+        _ => {
+            skip("no mount namespaces for a file system of the test's own");
+            None
+        }
+    }
+}
+
+#[test]
+fn the_package_restarts_the_monitor_only_if_it_cannot_be_reloaded() {
+    let (Some(done), Some(refused)) = (upgrade(0), upgrade(1)) else { return };
+    let common =
+        ["daemon-reload", "is-active --quiet thaw-monitor.service", "reload thaw-monitor.service"];
+    let with = |last: &[&'static str]| [&common[..], last].concat();
+    assert_eq!(done.lines().collect::<Vec<_>>(), with(&["try-restart thaw.service"]));
+    let ends = with(&["stop thaw.service", "restart thaw-monitor.service"]);
+    assert_eq!(refused.lines().collect::<Vec<_>>(), ends);
 }
 
 #[test]
