@@ -179,7 +179,7 @@ fn instances_and_their_connections_go_on_and_then_under_the_next_daemon() {
 /// Begins a request whose connection is handed over, since nothing can follow it.
 fn begin(gateway: SocketAddr, function: &str, path: &str) -> Raw {
     let mut client = Raw::connect(gateway);
-    client.send(&format!("GET {path} HTTP/1.1\r\nHost: {function}\r\nConnection: close\r\n\r\n"));
+    client.send(format!("GET {path} HTTP/1.1\r\nHost: {function}\r\nConnection: close\r\n\r\n"));
     client
 }
 
@@ -377,7 +377,7 @@ fn is_refused(node: &Apart, monitor: &Background, gateway: SocketAddr, says: &st
     monitor.signal(Signal::USR2);
     wait_until("the monitor refuses", || times(monitor, STAYS) > before);
     let log = monitor.log();
-    let line = log.lines().filter(|line| line.contains(STAYS)).next_back().expect("a line");
+    let line = log.lines().rfind(|line| line.contains(STAYS)).expect("a line");
     assert!(line.contains(says), "{says}: {line}");
     assert_eq!(times(monitor, GOES_ON), 0, "{log}");
     assert_eq!(count(gateway, "lasting"), counted + 1);
