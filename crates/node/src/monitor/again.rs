@@ -121,6 +121,26 @@ impl ProgramPath {
         }
         Ok(file)
     }
+
+    /// Asks the program, which is open, whether it can go on with a state.
+    fn ask(&self, program: &File, state: BorrowedFd<'_>) -> Result<(), Refusal> {
+        monitor::ask(program.as_fd(), &arguments(QUESTION), state, ANSWER, PATIENCE)
+            .map_err(|refused| Refusal::Refused { path: self.0.clone(), refused })
+    }
+
+    /// Executes the program, which is open, in the place of this one. Returns only on failure.
+    fn execute<'a>(
+        &self,
+        program: &File,
+        state: BorrowedFd<'a>,
+        mut leaving: Leaving<'a>,
+    ) -> Refusal {
+        let number = leaving.add(state);
+        tracing::info!("executing {} in the place of this monitor", self.0.display());
+        let arguments = arguments(&format!("{TAKING_OVER}{number}"));
+        let error = leaving.execute(program.as_fd(), arguments, std::env::vars_os());
+        Refusal::Failed { path: self.0.clone(), error }
+    }
 }
 
 /// The path of a file that may have been replaced since it was executed.
@@ -268,7 +288,7 @@ impl Watch {
         if self.stopping {
             return Err(Refusal::Ending);
         }
-        let (program, path) = (apart.program.open()?, || apart.program.0.clone());
+        let program = apart.program.open()?;
         // A daemon speaks with helpers of its own version.
         let own = File::open("/proc/self/exe")?;
         let is_another = !is_same_file(own.metadata(), program.metadata());
@@ -276,13 +296,8 @@ impl Watch {
         let mut leaving = Leaving::default();
         let state = self.state(apart, present, helpers, &mut leaving)?;
         let state = monitor::seal(&serde_json::to_vec(&state).map_err(io::Error::from)?)?;
-        monitor::ask(program.as_fd(), &arguments(QUESTION), state.as_fd(), ANSWER, PATIENCE)
-            .map_err(|refused| Refusal::Refused { path: path(), refused })?;
-        let number = leaving.add(state.as_fd());
-        tracing::info!("executing {} in the place of this monitor", path().display());
-        let arguments = arguments(&format!("{TAKING_OVER}{number}"));
-        let error = leaving.execute(program.as_fd(), arguments, std::env::vars_os());
-        Err(Refusal::Failed { path: path(), error })
+        apart.program.ask(&program, state.as_fd())?;
+        Err(apart.program.execute(&program, state.as_fd(), leaving))
     }
 
     fn state<'a>(
