@@ -159,7 +159,9 @@ fn probes_keep_no_instance_from_hibernating_and_wake_none() {
     assert!(before > 0);
     std::thread::sleep(std::time::Duration::from_secs(3));
     assert!(is("hibernated"));
-    assert_eq!(asked(), before);
+    // What it has said of the last one may have come to the log since.
+    assert!(asked() <= before + 1);
+    let before = asked();
     // It is asked again when it runs again.
     assert_eq!(get(daemon.gateway(), "rests", "/").status, 200);
     wait_until("it was asked again", || asked() > before);

@@ -3,9 +3,12 @@
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
 use std::thread;
-use std::time::Duration;
-use thaw_e2e::{Daemon, DaemonOptions, Outcome, built_home, get, post, repository, run, thaw};
+use std::time::{Duration, Instant};
+use thaw_e2e::{
+    Daemon, DaemonOptions, Outcome, built_home, get, post, repository, run, thaw, wait_until,
+};
 
 const DATA: &str = "[[volumes]]\nname = \"data\"\npath = \"/data\"\nsize = \"128MiB\"\n";
 
@@ -71,7 +74,7 @@ fn checkpoint(daemon: &Daemon, function: &str, name: &str) -> Value {
 /// Ends all instances of a function.
 fn end(daemon: &Daemon, function: &str) {
     command(daemon.home(), &["restart", function]).success();
-    thaw_e2e::wait_until("its instances have ended", || daemon.instances(function).is_empty());
+    wait_until("its instances have ended", || daemon.instances(function).is_empty());
 }
 
 #[track_caller]
@@ -237,7 +240,7 @@ fn all_who_write_rest_while_files_are_copied() {
             assert!(first == last || first == last + 1, "{name}: {first} {last}");
         }
         for (name, before) in ["other", "third"].into_iter().zip(before) {
-            thaw_e2e::wait_until("it goes on", || count(name) > before);
+            wait_until("it goes on", || count(name) > before);
         }
     }
     // Whoever does not rest is named.
@@ -253,7 +256,7 @@ fn all_who_write_rest_while_files_are_copied() {
     assert!(refused.contains(&says), "{refused}");
     assert_eq!(names(&home, "snapshots").len(), 2);
     let before = count("other");
-    thaw_e2e::wait_until("it goes on", || count("other") > before);
+    wait_until("it goes on", || count("other") > before);
     checkpoint(&daemon, "shop", "all");
 }
 
@@ -422,35 +425,45 @@ impl Drop for Mounted {
     }
 }
 
+/// Volume `data` with 96 MiB, so that to copy it takes a while, a checkpoint `one` of it, and a change since.
+fn fill_and_change(daemon: &Daemon) {
+    let write = "kept = open('/data/kept', 'w+b', 0)\n\
+        for n in range(24): kept.write(os.urandom(4 << 20))\n\
+        open('/data/note', 'w').write('first')";
+    ask(daemon, "shop", write);
+    checkpoint(daemon, "shop", "one");
+    ask(daemon, "shop", "open('/data/note', 'w').write('second')");
+}
+
+/// Begins a checkpoint `two`, or to restore `one`, and is there in the middle of it.
+fn in_the_middle_of(daemon: &Daemon, verb: &str) -> Child {
+    let home = daemon.home();
+    let mut asked = thaw();
+    match verb {
+        "checkpoint" => asked.args(["checkpoint", &instance(daemon, "shop"), "two", "--volumes"]),
+        _ => {
+            end(daemon, "shop");
+            asked.args(["restore", "one", "--volumes"])
+        }
+    };
+    let asked = asked.env("THAW_HOME", home).stderr(Stdio::null()).spawn().expect("thaw");
+    let is_at_it = || match verb {
+        "checkpoint" => names(home, "snapshots").iter().any(|name| name.starts_with('.')),
+        _ => names(home, "").iter().any(|name| name == ".files.new"),
+    };
+    let until = Instant::now() + Duration::from_secs(10);
+    while !is_at_it() && Instant::now() < until {}
+    asked
+}
+
 /// What a daemon was at when it was killed is removed or undone by the next one.
 #[test]
 fn a_daemon_that_is_killed_leaves_nothing_half() {
     let home = home("at-rest-killed");
     for (round, verb) in ["checkpoint", "restore"].into_iter().enumerate() {
         let daemon = Daemon::start(&home, &DaemonOptions::default());
-        let write = "kept = open('/data/kept', 'w+b', 0)\n\
-            for n in range(24): kept.write(os.urandom(4 << 20))\n\
-            open('/data/note', 'w').write('first')";
-        ask(&daemon, "shop", write);
-        let id = instance(&daemon, "shop");
-        checkpoint(&daemon, "shop", "one");
-        ask(&daemon, "shop", "open('/data/note', 'w').write('second')");
-        let mut asked = thaw();
-        match verb {
-            "checkpoint" => asked.args(["checkpoint", &id, "two", "--volumes"]),
-            _ => {
-                end(&daemon, "shop");
-                asked.args(["restore", "one", "--volumes"])
-            }
-        };
-        let asked = asked.env("THAW_HOME", &home).stderr(std::process::Stdio::null()).spawn();
-        let mut asked = asked.expect("thaw");
-        let is_at_it = || match verb {
-            "checkpoint" => names(&home, "snapshots").iter().any(|name| name.starts_with('.')),
-            _ => names(&home, "").iter().any(|name| name == ".files.new"),
-        };
-        let until = std::time::Instant::now() + Duration::from_secs(10);
-        while !is_at_it() && std::time::Instant::now() < until {}
+        fill_and_change(&daemon);
+        let mut asked = in_the_middle_of(&daemon, verb);
         daemon.kill();
         let _ = asked.wait();
         drop(daemon);
@@ -468,4 +481,34 @@ fn a_daemon_that_is_killed_leaves_nothing_half() {
         assert!(!left.iter().any(|name| name.starts_with('.')), "{left:?}");
         assert_eq!(daemon.stop(), Some(0));
     }
+}
+
+/// What it has asked for is done, or nothing of it is, and nobody rests for it any more.
+#[test]
+fn a_client_that_goes_away_leaves_nothing_half() {
+    let home = home("at-rest-gone");
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    fill_and_change(&daemon);
+    let mut asked = in_the_middle_of(&daemon, "checkpoint");
+    asked.kill().expect("it is ours");
+    asked.wait().expect("it is ours");
+    // Whoever rests goes on.
+    let seen = ask(&daemon, "shop", "result = open('/data/note').read()");
+    assert_eq!(seen, "second");
+    let is_whole = |of: &str| names(&home, of).iter().all(|name| !name.starts_with('.'));
+    wait_until("nothing is half", || is_whole("snapshots") && is_whole(""));
+    assert_eq!(names(&home, "numbers"), names(&home, "snapshots"));
+
+    let mut asked = in_the_middle_of(&daemon, "restore");
+    asked.kill().expect("it is ours");
+    asked.wait().expect("it is ours");
+    wait_until("nothing is half", || is_whole("snapshots") && is_whole(""));
+    let seen = ask(&daemon, "shop", "result = open('/data/note').read()");
+    assert!(seen == "first" || seen == "second", "{seen}");
+    // And all goes on as ever.
+    end(&daemon, "shop");
+    restore(&daemon, "one");
+    assert_eq!(ask(&daemon, "shop", "result = open('/data/note').read()"), "first");
+    checkpoint(&daemon, "shop", "three");
+    assert_eq!(daemon.stop(), Some(0));
 }

@@ -1,6 +1,7 @@
 //! Downloading blobs into files, by digest. What was downloaded before an interruption is not
 //! downloaded again: complete blobs are kept, and others go on where they ended.
 
+use super::pace::Broke;
 use super::source::{Broken, Source};
 use crate::error::OciError;
 use oci_spec::image::Descriptor;
@@ -179,16 +180,18 @@ impl Source {
             len = 0;
         }
         counters.here.fetch_add(len, Ordering::Relaxed);
-        // A registry that begins again and again does not get on.
+        // A registry that begins again and again does not get on, nor does one that only drips.
         let (mut attempts, mut longest) = (0, len);
         while len < blob.size() {
             let result = self.go_on(blob, (&mut file, &part), len, counters).await;
             let now = file.metadata().map_err(unusable)?.len();
-            attempts = if now > longest { 0 } else { attempts + 1 };
+            let gets_on = now > longest && !matches!(result, Err(Broken::Slow));
+            attempts = if gets_on { 0 } else { attempts + 1 };
             (len, longest) = (now, longest.max(now));
             let broken = match result {
                 Err(Broken::Final(error)) => return Err(error),
                 Err(Broken::Network(reason)) => Some(reason),
+                Err(Broken::Slow) => Some(Broke::Slow.to_string()),
                 Ok(()) if len < blob.size() => Some("it sends no more".to_owned()),
                 Ok(()) => None,
             };
@@ -223,7 +226,7 @@ impl Source {
             file.set_len(0).map_err(unusable)?;
             counters.here.fetch_sub(from, Ordering::Relaxed);
         }
-        while let Some(chunk) = stream.next().await.map_err(Broken::Network)? {
+        while let Some(chunk) = stream.next().await.map_err(Broken::from)? {
             if chunk.len() as u64 > left {
                 let what = "a blob that the registry sent";
                 let error = OciError::document(what, "it is longer than the manifest says");
@@ -254,18 +257,18 @@ impl Source {
             return Err(OciError::document(what, format!("it is longer than {most} bytes")));
         }
         let wanted = blob.digest().to_string();
+        let broke_off =
+            |broke: Broke| self.refused(format!("{} broke off ({broke}); try again", self.place()));
         let opened = self.open_blob(&wanted, 0).await;
         let mut stream = opened.map_err(|broken| match broken {
             Broken::Network(reason) => self.refused(format!(
                 "{} cannot be reached ({reason}); check the name and the network",
                 self.place()
             )),
+            Broken::Slow => broke_off(Broke::Slow),
             Broken::Final(error) => error,
         })?;
         let mut bytes = Vec::new();
-        let broke_off = |error: String| {
-            self.refused(format!("{} broke off ({error}); try again", self.place()))
-        };
         while let Some(chunk) = stream.next().await.map_err(broke_off)? {
             if (bytes.len() + chunk.len()) as u64 > blob.size() {
                 return Err(OciError::document(what, "it is longer than the manifest says"));

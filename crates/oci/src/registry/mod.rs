@@ -3,6 +3,7 @@
 mod bucket;
 mod download;
 mod mounts;
+mod pace;
 mod pull;
 mod push;
 mod remote;

@@ -1,6 +1,7 @@
 //! A function in a registry whose pieces are fetched one by one, in any order.
 
 use super::download::BlobDirectory;
+use super::pace::Broke;
 use super::pull::{FoundFunction, Pull, PulledFunction};
 use super::source::{Broken, Source, check_digest};
 use crate::artifact::{FunctionDocument, FunctionManifest, Section, packed_max};
@@ -143,11 +144,13 @@ impl RemoteFunction {
         let opened = timeout(STALL, opened).await.map_err(stalled)?;
         let mut stream = opened.map_err(|broken| match broken {
             Broken::Network(reason) => broke_off(reason),
+            Broken::Slow => broke_off(Broke::Slow.to_string()),
             Broken::Final(error) => error,
         })?;
         bytes.truncate(stream.from as usize);
         while (bytes.len() as u64) < piece.size {
-            let chunk = timeout(STALL, stream.next()).await.map_err(stalled)?.map_err(broke_off)?;
+            let chunk = timeout(STALL, stream.next()).await.map_err(stalled)?;
+            let chunk = chunk.map_err(|broke| broke_off(broke.to_string()))?;
             let Some(chunk) = chunk else { return Err(broke_off("too early".to_owned())) };
             bytes.extend_from_slice(&chunk);
             if bytes.len() as u64 > piece.size {

@@ -1,6 +1,7 @@
 //! One registry, or a mirror of it, and what is asked of it.
 
 use super::bucket::{Bucket, BucketError, SCHEME, bucket_of};
+use super::pace::{Broke, Pace};
 use super::settings::Registries;
 use crate::credentials;
 use crate::error::{OciError, escaped};
@@ -221,7 +222,10 @@ impl Source {
         reference: &oci_client::Reference,
     ) -> Result<Document, OciError> {
         let read = bounded(response, MANIFEST_MAX).await;
-        let (bytes, is_whole) = read.map_err(|error| self.refused(self.unreachable(&error)))?;
+        let (bytes, is_whole) = read.map_err(|broke| match broke {
+            Broke::Off(error) => self.refused(self.unreachable(&error)),
+            Broke::Slow => self.refused(format!("{}: {broke}; try again", self.place())),
+        })?;
         if !is_whole {
             return Err(OciError::document("the manifest", "it is longer than 4 MiB"));
         }
@@ -239,7 +243,7 @@ impl Source {
     pub async fn open_blob(&self, digest: &str, from: u64) -> Result<OpenBlob, Broken> {
         if let Some(bucket) = &self.bucket {
             return match bucket.get(&blob_key(digest), from).await {
-                Ok(Some((response, from))) => Ok(OpenBlob { from, body: response }),
+                Ok(Some((response, from))) => Ok(OpenBlob::new(from, response)),
                 Ok(None) => Err(Broken::Final(self.refused(self.unknown()))),
                 Err(BucketError::Passing(reason)) => Err(Broken::Network(reason)),
                 Err(BucketError::Final(reason)) => Err(Broken::Final(self.refused(reason))),
@@ -259,8 +263,8 @@ impl Source {
             Err(Asking::Token(error)) => return Err(Broken::Final(self.failed(&error))),
         };
         match response.status() {
-            StatusCode::PARTIAL_CONTENT => Ok(OpenBlob { from, body: response }),
-            StatusCode::OK => Ok(OpenBlob { from: 0, body: response }),
+            StatusCode::PARTIAL_CONTENT => Ok(OpenBlob::new(from, response)),
+            StatusCode::OK => Ok(OpenBlob::new(0, response)),
             StatusCode::NOT_FOUND => Err(Broken::Final(self.refused(self.unknown()))),
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
                 Err(Broken::Final(self.refused(self.not_allowed())))
@@ -360,7 +364,18 @@ enum Asking {
 pub(crate) enum Broken {
     /// It is worth going on.
     Network(String),
+    /// Too little comes.
+    Slow,
     Final(OciError),
+}
+
+impl From<Broke> for Broken {
+    fn from(broke: Broke) -> Self {
+        match broke {
+            Broke::Off(error) => Self::Network(innermost(&error)),
+            Broke::Slow => Self::Slow,
+        }
+    }
 }
 
 /// A blob that is being downloaded.
@@ -368,15 +383,20 @@ pub(crate) struct OpenBlob {
     /// The byte at which it begins: not every registry begins where it is told to.
     pub from: u64,
     body: reqwest::Response,
+    pace: Pace,
 }
 
 impl OpenBlob {
+    fn new(from: u64, body: reqwest::Response) -> Self {
+        Self { from, body, pace: Pace::default() }
+    }
+
     /// The next bytes; `None`: the end.
     ///
     /// # Errors
-    /// The connection broke.
-    pub async fn next(&mut self) -> Result<Option<Bytes>, String> {
-        self.body.chunk().await.map_err(|error| innermost(&error))
+    /// The connection broke, or is too slow.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, Broke> {
+        self.pace.next(&mut self.body).await
     }
 }
 
@@ -392,12 +412,9 @@ pub(crate) fn manifest_key(reference: &oci_client::Reference) -> String {
 }
 
 /// The beginning of a body, and whether it is all of it.
-async fn bounded(
-    mut response: reqwest::Response,
-    most: usize,
-) -> Result<(Vec<u8>, bool), reqwest::Error> {
-    let mut bytes = Vec::new();
-    while let Some(chunk) = response.chunk().await? {
+async fn bounded(mut response: reqwest::Response, most: usize) -> Result<(Vec<u8>, bool), Broke> {
+    let (mut bytes, mut pace) = (Vec::new(), Pace::default());
+    while let Some(chunk) = pace.next(&mut response).await? {
         if bytes.len() + chunk.len() > most {
             return Ok((bytes, false));
         }
@@ -485,7 +502,7 @@ fn excerpt(text: &str) -> String {
 }
 
 /// The cause that says most.
-fn innermost(error: &dyn std::error::Error) -> String {
+pub(super) fn innermost(error: &dyn std::error::Error) -> String {
     let mut cause = error;
     while let Some(source) = cause.source() {
         cause = source;
@@ -509,7 +526,7 @@ pub(crate) fn on_another_thread() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()
 }
 
-fn choose_cryptography() {
+pub(super) fn choose_cryptography() {
     // Whoever came first has set the same one.
     let _ = rustls::crypto::ring::default_provider().install_default();
 }
