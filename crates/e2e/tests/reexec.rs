@@ -604,38 +604,47 @@ fn reload(node: &Apart, pid: u32) -> Option<i32> {
     failed.unwrap_or(Some(0))
 }
 
-/// What the package's script has systemd do where the reload ends so; `None` where a test may not
-/// make a place for it.
-fn upgrade(reload: u8) -> Option<String> {
+/// What the package's script has systemd do, called with these arguments, where a monitor is active or
+/// not and its reload ends so; `None` where a test may not make a place for it.
+fn postinst(arguments: &[&str], is_active: bool, reload: u8) -> Option<String> {
+    const NO_PLACE: i32 = 99;
     let tools = tempfile::tempdir().expect("a directory");
     let systemctl = tools.path().join("systemctl");
-    let script =
-        format!("#!/bin/sh\necho \"$*\"\ncase $1 in reload) exit {reload};; *) exit 0;; esac\n");
+    let active = u8::from(!is_active);
+    let script = format!(
+        "#!/bin/sh\necho \"$*\"\n\
+         case $1 in reload) exit {reload};; is-active) exit {active};; *) exit 0;; esac\n"
+    );
     fs::write(&systemctl, script).expect("room");
     fs::set_permissions(&systemctl, Permissions::from_mode(0o755)).expect("its mode");
-    let inside = "mount -t tmpfs run /run && mkdir -p /run/systemd/system || exit 99\n\
-                  PATH=$1:$PATH exec sh \"$2\" configure 0.1";
+    let inside = "unshare --mount true && mount -t tmpfs run /run && mkdir -p /run/systemd/system \
+                  || exit 99\nPATH=$1:$PATH; shift; exec sh \"$@\"";
     let mut command = Command::new("unshare");
     command.args(["--mount", "sh", "-c", inside, "sh"]).arg(tools.path());
-    let outcome = run(command.arg(repository().join("contrib/debian/postinst")));
-    match outcome.code {
-        Some(0) => Some(outcome.stdout),
-        _ => {
-            skip("no mount namespaces for a file system of the test's own");
-            None
-        }
+    command.arg(repository().join("contrib/debian/postinst")).args(arguments);
+    let outcome = run(&mut command);
+    if outcome.code == Some(NO_PLACE) || outcome.stderr.contains("unshare failed") {
+        skip("no mount namespaces for a file system of the test's own");
+        return None;
     }
+    assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+    Some(outcome.stdout)
 }
 
 #[test]
 fn the_package_restarts_the_monitor_only_if_it_cannot_be_reloaded() {
-    let (Some(done), Some(refused)) = (upgrade(0), upgrade(1)) else { return };
-    let common =
-        ["daemon-reload", "is-active --quiet thaw-monitor.service", "reload thaw-monitor.service"];
-    let with = |last: &[&'static str]| [&common[..], last].concat();
-    assert_eq!(done.lines().collect::<Vec<_>>(), with(&["try-restart thaw.service"]));
-    let ends = with(&["stop thaw.service", "restart thaw-monitor.service"]);
-    assert_eq!(refused.lines().collect::<Vec<_>>(), ends);
+    let Some(first) = postinst(&["configure", ""], true, 0) else { return };
+    assert_eq!(first, "", "a first installation");
+    let upgrade = |is_active, reload| {
+        let said = postinst(&["configure", "0.1"], is_active, reload).expect("a place");
+        said.lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let looks = ["daemon-reload", "is-active --quiet thaw-monitor.service"];
+    let reload = "reload thaw-monitor.service";
+    assert_eq!(upgrade(false, 0), looks);
+    assert_eq!(upgrade(true, 0), [&looks[..], &[reload, "try-restart thaw.service"]].concat());
+    let ends = [reload, reload, "stop thaw.service", "restart thaw-monitor.service"];
+    assert_eq!(upgrade(true, 1), [&looks[..], &ends].concat());
 }
 
 #[test]

@@ -7,7 +7,7 @@
 //! text. If it does not, or anything else is amiss, the monitor goes on as it is.
 
 use super::rendezvous::{Apart, ApartState, Served};
-use super::{DaemonUser, Parting, Present, Watch};
+use super::{DaemonUser, Parting, Present, Signals, Watch};
 use crate::activation;
 use crate::admin::RemoteAccess;
 use crate::daemon::{Prepared, ServeError};
@@ -35,7 +35,7 @@ const ANSWER: &str = "takes over\n";
 /// descriptor of the state.
 const TAKING_OVER: &str = "--taking-over=";
 /// How long the answer may take. The daemon waits so long at most.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(10);
 /// How the host marks the path of a file that is not there any more (proc_pid_exe(5)).
 const DELETED: &str = " (deleted)";
 
@@ -266,6 +266,9 @@ pub(super) fn resume(number: RawFd) -> Result<(Watch, Option<Served>), ServeErro
     // SAFETY: a program that is told to take over does this before all else, so that it owns no
     // descriptors yet but its standard streams.
     let (text, mut left) = unsafe { Left::arrive(number) }.map_err(TakeOverError::from)?;
+    // Before there are threads: one that the program before this one did not block ends this process
+    // until here.
+    Signals::block()?;
     // Executing a descriptor may have named the process after that (execveat(2)).
     rustix::thread::set_name(c"thaw").map_err(io::Error::from)?;
     let state = State::parse(&text)?;

@@ -82,6 +82,11 @@ impl Newcomers {
         with_places.map(|(group, may_enter)| self.open_as(*may_enter, group)).collect()
     }
 
+    /// How many places of a hierarchy this is about.
+    pub(crate) fn places(&self) -> usize {
+        self.may_enter.len()
+    }
+
     fn open_as(&self, may_enter: bool, group: &(&Path, Version)) -> io::Result<OwnedFd> {
         let &(directory, version) = group;
         match version {

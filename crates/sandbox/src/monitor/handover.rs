@@ -201,7 +201,10 @@ pub fn ask(
     patience: Duration,
 ) -> Result<(), Refused> {
     let mut child = asked(program, arguments, state)?.spawn()?;
-    let status = wait_until(&mut child, Instant::now() + patience)?;
+    let status = wait_until(&mut child, Instant::now() + patience).inspect_err(|_| {
+        // Somebody reaps it, like all children.
+        let _ = child.kill();
+    })?;
     let said = read_rest(child.stdout.take())?;
     match status {
         Some(status) if status.success() && said == expected => Ok(()),
@@ -254,7 +257,8 @@ pub(super) fn path_of(program: BorrowedFd<'_>) -> String {
     format!("/proc/self/fd/{}", program.as_raw_fd())
 }
 
-/// Waits for the end of a child; kills it at the deadline, and says so by `None`.
+/// Waits for the end of a child; kills it at the deadline, and says so by `None`. It is not waited for
+/// then: whoever reaps the children of this process reaps it, too.
 fn wait_until(child: &mut Child, deadline: Instant) -> io::Result<Option<ExitStatus>> {
     loop {
         if let Some(status) = child.try_wait()? {
@@ -262,7 +266,6 @@ fn wait_until(child: &mut Child, deadline: Instant) -> io::Result<Option<ExitSta
         }
         if Instant::now() >= deadline {
             child.kill()?;
-            child.wait()?;
             return Ok(None);
         }
         std::thread::sleep(LOOK);

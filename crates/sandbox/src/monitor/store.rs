@@ -102,6 +102,11 @@ impl DescriptorStore {
         self.kept.values().map(|kept| kept.group.number).collect()
     }
 
+    /// Lives of the daemons that have had something kept.
+    pub fn lives(&self) -> HashSet<u32> {
+        self.kept.keys().map(|key| (key >> 32) as u32).collect()
+    }
+
     /// The process ids of the zygote parents that do not end with their daemon, as `/proc`
     /// numbers them. Those that have ended have none.
     pub fn parent_pids(&self) -> HashSet<u32> {
@@ -176,14 +181,17 @@ impl StoreState {
 
     /// Whether it can be gone on with, as far as that is known without the descriptors.
     pub fn is_sound(&self) -> bool {
-        self.0.iter().all(|kept| {
-            let note = from_hex(&kept.note);
-            KeptKind::from_number(kept.kind).is_some()
-                && note.is_some_and(|note| note.len() <= NOTE_MAX)
-                && (1..=KEPT_DESCRIPTORS_MAX).contains(&kept.descriptors.len())
-                && (kept.kind != KeptKind::Parent as u32
-                    || kept.descriptors.len() == PARENT_DESCRIPTORS)
-        })
+        let is_parent = |kept: &&KeptState| kept.kind == KeptKind::Parent as u32;
+        let has_room_for_parents = self.0.iter().filter(is_parent).count() <= PARENTS_MAX;
+        has_room_for_parents
+            && self.0.iter().all(|kept| {
+                let note = from_hex(&kept.note);
+                KeptKind::from_number(kept.kind).is_some()
+                    && note.is_some_and(|note| note.len() <= NOTE_MAX)
+                    && (1..=KEPT_DESCRIPTORS_MAX).contains(&kept.descriptors.len())
+                    && (kept.kind != KeptKind::Parent as u32
+                        || kept.descriptors.len() == PARENT_DESCRIPTORS)
+            })
     }
 }
 

@@ -5,7 +5,7 @@ mod state;
 
 pub use state::MonitorState;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::OsString;
 use std::fmt;
 use std::io;
@@ -101,9 +101,9 @@ pub struct Monitor {
     fetcher: Option<FetcherCommand>,
     /// Those that were started, by process id.
     fetchers: Vec<u32>,
-    /// The least version of a daemon that speaks with this monitor, or has had something kept that
-    /// is kept still.
-    oldest: u32,
+    /// Versions of daemons by their life: of the present one, and of those before it that have had
+    /// something kept which is kept still.
+    versions: BTreeMap<u32, u32>,
     /// The program from which the helpers of this daemon are started, if that is not this one.
     helpers: Option<OwnedFd>,
 }
@@ -252,7 +252,7 @@ impl Monitor {
             children_max: CHILDREN_MAX,
             fetcher: None,
             fetchers: Vec::new(),
-            oldest: VERSION,
+            versions: BTreeMap::from([(0, VERSION)]),
             helpers: None,
         })
     }
@@ -409,9 +409,9 @@ impl Monitor {
         (self.has_asked, self.has_left) = (false, false);
         self.life += 1;
         self.helpers = None;
-        if self.store.len() == 0 {
-            self.oldest = VERSION;
-        }
+        let kept = self.store.lives();
+        self.versions.retain(|life, _| kept.contains(life));
+        self.versions.insert(self.life, VERSION);
     }
 
     /// The program from which helpers of the daemon are started.

@@ -1,7 +1,7 @@
 //! What a monitor has, as text and numbers of descriptors, for the program that it executes in its
 //! own place ([`super::super::handover`]).
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -13,7 +13,7 @@ use super::super::namespace::UserNamespace;
 use super::super::protocol::{OLDEST_VERSION, VERSION};
 use super::super::store::{DescriptorStore, StoreState};
 use super::{
-    BOUND_MAX, CHILDREN_MAX, DaemonIds, GROUPS_MAX, KEPT_MAX, Monitor, Namespaces,
+    BOUND_MAX, CHILDREN_MAX, DaemonIds, FETCHERS_MAX, GROUPS_MAX, KEPT_MAX, Monitor, Namespaces,
     kept_descriptors_max,
 };
 use crate::limits::{Group, GroupName, Hierarchy, Missing, Newcomers, Place};
@@ -37,8 +37,8 @@ pub struct MonitorState {
     has_left: bool,
     life: u32,
     fetchers: Vec<u32>,
-    /// See [`Monitor::oldest`].
-    oldest: u32,
+    /// See [`Monitor::versions`].
+    versions: BTreeMap<u32, u32>,
     /// What the daemon's helpers are started from, if that is not the program which reads this.
     helpers: Option<Number>,
 }
@@ -57,16 +57,26 @@ impl MonitorState {
     /// # Errors
     /// Why not, in words.
     pub fn check(&self) -> Result<(), String> {
-        let oldest = self.oldest;
-        if !(OLDEST_VERSION..=VERSION).contains(&oldest) {
+        let known = OLDEST_VERSION..=VERSION;
+        if let Some(other) = self.versions.values().find(|version| !known.contains(version)) {
             return Err(format!(
-                "its daemon speaks version {oldest} with it, and this Thaw {OLDEST_VERSION} to {VERSION}"
+                "a daemon of it speaks version {other} with it, and this Thaw {OLDEST_VERSION} to {VERSION}"
             ));
         }
         if !self.store.is_sound() {
             return Err("what it keeps for the next daemon is damaged".to_owned());
         }
-        if self.store.len() > KEPT_MAX || self.groups.len() > GROUPS_MAX || self.bound > BOUND_MAX {
+        let names: HashSet<u64> = self.groups.iter().map(|name| name.number).collect();
+        let may_enter = self.newcomers.as_ref().map(Newcomers::places);
+        if names.len() < self.groups.len() || may_enter.is_some_and(|n| n != self.places.len()) {
+            return Err("what it says of its control groups is damaged".to_owned());
+        }
+        let has_too_many_fetchers = self.fetchers.len() > FETCHERS_MAX;
+        if self.store.len() > KEPT_MAX
+            || self.groups.len() > GROUPS_MAX
+            || self.bound > BOUND_MAX
+            || has_too_many_fetchers
+        {
             return Err("it has more of something than this Thaw allows".to_owned());
         }
         Ok(())
@@ -104,7 +114,7 @@ impl Monitor {
             has_left: self.has_left,
             life: self.life,
             fetchers: self.fetchers.clone(),
-            oldest: self.oldest,
+            versions: self.versions.clone(),
             helpers: self
                 .helpers
                 .as_ref()
@@ -141,7 +151,7 @@ impl Monitor {
             children_max: CHILDREN_MAX,
             fetcher: None,
             fetchers: state.fetchers,
-            oldest: state.oldest,
+            versions: state.versions,
             helpers: state.helpers.map(|helpers| left.take(helpers)).transpose()?,
             groups,
         })

@@ -490,7 +490,8 @@ fn a_monitor_goes_on_with_all_that_it_had() {
     await_end(&others);
     assert!(made.is_empty() || is_there(&made));
     all.0.forget_daemon();
-    assert_eq!((all.0.grant().life, all.0.oldest), (2, VERSION));
+    assert_eq!(all.0.grant().life, 2);
+    assert_eq!(all.0.versions, BTreeMap::from([(1, VERSION), (2, VERSION)]));
     assert!(kept.is_empty() || is_there(&kept));
     drop(all);
     await_end(&[made, kept].concat());
@@ -499,13 +500,17 @@ fn a_monitor_goes_on_with_all_that_it_had() {
 #[test]
 fn what_a_monitor_has_beyond_what_is_known_and_allowed_is_refused() {
     let Some((mut monitor, ..)) = monitor() else { return };
-    for oldest in [OLDEST_VERSION - 1, VERSION + 1] {
-        monitor.oldest = oldest;
+    // Whatever else is kept: one that is not known is enough.
+    for other in [OLDEST_VERSION - 1, VERSION + 1] {
+        monitor.versions = BTreeMap::from([(0, VERSION), (1, other), (2, OLDEST_VERSION)]);
         let state = monitor.state(None, &mut Leaving::default()).unwrap();
         let refused = state.check().unwrap_err();
-        assert!(refused.contains(&format!("speaks version {oldest}")), "{refused}");
+        assert!(refused.contains(&format!("speaks version {other}")), "{refused}");
     }
-    (monitor.oldest, monitor.bound) = (VERSION, BOUND_MAX + 1);
+    monitor.versions = BTreeMap::from([(0, VERSION)]);
+    monitor.fetchers = vec![1; FETCHERS_MAX + 1];
+    assert!(monitor.state(None, &mut Leaving::default()).unwrap().check().is_err());
+    (monitor.fetchers, monitor.bound) = (Vec::new(), BOUND_MAX + 1);
     let refused = monitor.state(None, &mut Leaving::default()).unwrap().check().unwrap_err();
     assert!(refused.contains("more of something"), "{refused}");
 }
