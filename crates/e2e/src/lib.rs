@@ -8,6 +8,7 @@ mod daemon;
 mod function;
 mod guest;
 mod http;
+mod lines;
 pub mod mirror;
 mod outcome;
 mod ports;
@@ -27,6 +28,7 @@ pub use daemon::{Daemon, DaemonOptions, ending_once_it_serves, wait_until};
 pub use function::{Function, Language, built_home, copy_home, prefetch_file};
 pub use guest::{Fixture, Linking, compare_c, compare_python, compile, programs, python};
 pub use http::{Heard, Raw, Response, get, post, request, request_local};
+pub use lines::Lines;
 pub use outcome::{Outcome, run, run_with_input, run_within};
 pub use ports::{free_port, free_privileged_port, listening_ports};
 pub use processes::{

@@ -4,7 +4,7 @@
 
 use rustix::process::Signal;
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::process::Command;
@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 use thaw_e2e::{
-    Apart, Background, Function, Raw, built_home, descendants, exists, free_port, get, repository,
-    request, request_local, run, run_within, skip, thaw, wait_until,
+    Apart, Background, Function, Lines, Raw, built_home, descendants, exists, free_port, get,
+    repository, request, request_local, run, run_within, skip, thaw, wait_until,
 };
 
 /// What an instance that stays may do.
@@ -82,44 +82,6 @@ fn count(gateway: SocketAddr, function: &str) -> u32 {
 fn instances(node: &Apart) -> usize {
     let all = request_local(&node.home().join("admin.sock"), "/instances").expect("an answer");
     all.json().as_array().expect("a list").len()
-}
-
-/// A client that sends lines.
-struct Lines(BufReader<TcpStream>);
-
-impl Lines {
-    fn connect(address: SocketAddr) -> Self {
-        let stream = TcpStream::connect(address).expect("a connection");
-        stream.set_read_timeout(Some(Duration::from_secs(60))).expect("it can be set");
-        Self(BufReader::new(stream))
-    }
-
-    /// A client of HTTP whose connection has another protocol after its first request.
-    fn upgrade(gateway: SocketAddr, function: &str) -> Self {
-        let mut lines = Self::connect(gateway);
-        let head = format!(
-            "GET / HTTP/1.1\r\nHost: {function}\r\nConnection: Upgrade\r\nUpgrade: lines\r\n\r\n"
-        );
-        lines.0.get_mut().write_all(head.as_bytes()).expect("it is sent");
-        assert!(lines.read().starts_with("HTTP/1.1 101 "));
-        while lines.read() != "\r\n" {}
-        lines
-    }
-
-    fn read(&mut self) -> String {
-        let mut line = String::new();
-        self.0.read_line(&mut line).expect("a line");
-        line
-    }
-
-    /// Says something, and hears its number.
-    fn say(&mut self, text: &str) -> u32 {
-        self.0.get_mut().write_all(format!("{text}\n").as_bytes()).expect("it is sent");
-        let answer = self.read();
-        let (number, rest) = answer.split_once(' ').unwrap_or_else(|| panic!("{answer:?}"));
-        assert_eq!(rest.trim_end(), text);
-        number.parse().expect("a number")
-    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Host calls that no safe wrapper offers.
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::io;
 
 use rustix::io::Errno;
@@ -11,6 +11,9 @@ use std::ptr;
 use bytemuck::Zeroable;
 use rustix::process::Pid;
 use thaw_abi::control::TerminalMode;
+
+/// The program of this process, as it executes itself for helpers.
+pub(crate) const OWN_PROGRAM: &str = "/proc/self/exe";
 
 /// How many pages of a part of a file are in the page cache: `cachestat`, Linux 6.5. No
 /// page is read for it. `len` 0: up to the end.
@@ -401,6 +404,54 @@ pub fn execute(file: BorrowedFd<'_>, name: &CStr) -> io::Error {
         );
     }
     io::Error::last_os_error()
+}
+
+/// Executes the file behind `file` in the place of this program. Returns only on failure, and
+/// then everything is as it was.
+pub fn execute_with(
+    file: BorrowedFd<'_>,
+    arguments: &[CString],
+    environment: &[CString],
+) -> io::Error {
+    let pointers = |strings: &[CString]| -> Vec<*const c_char> {
+        strings.iter().map(|string| string.as_ptr()).chain([ptr::null()]).collect()
+    };
+    let (argv, envp) = (pointers(arguments), pointers(environment));
+    // SAFETY: the path is an empty C string, both arrays end with a null pointer, and all strings
+    // and arrays outlive the call.
+    unsafe {
+        libc::syscall(
+            libc::SYS_execveat,
+            file.as_raw_fd(),
+            c"".as_ptr(),
+            argv.as_ptr(),
+            envp.as_ptr(),
+            libc::AT_EMPTY_PATH,
+        );
+    }
+    io::Error::last_os_error()
+}
+
+/// Has a descriptor stay open over exec.
+pub fn keep_over_exec(file: BorrowedFd<'_>) -> io::Result<()> {
+    Ok(rustix::io::fcntl_setfd(file, rustix::io::FdFlags::empty())?)
+}
+
+/// Takes possession of an open descriptor by its number.
+///
+/// # Errors
+/// `EBADF` if there is no such descriptor.
+///
+/// # Safety
+///
+/// Nothing else in this process owns that number.
+pub unsafe fn own_descriptor(number: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: takes no pointers, and changes nothing.
+    match unsafe { libc::fcntl(number, libc::F_GETFD) } {
+        // SAFETY: it is open, and the caller promises that nobody else owns it.
+        0.. => Ok(unsafe { OwnedFd::from_raw_fd(number) }),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// Makes `number` refer to what `file` refers to, inherited over exec or not.

@@ -71,7 +71,7 @@ mod tests {
     fn no_shell_completes_what_the_help_hides() {
         for shell in Shell::value_variants() {
             let script = script(*shell);
-            for hidden in ["worker", "--monitored"] {
+            for hidden in ["worker", "--monitored", "--taking-over", "--can-take-over"] {
                 assert!(!script.contains(hidden), "{shell}: {hidden}");
             }
         }

@@ -3,7 +3,9 @@
 use super::limits::WeakLimitsArgument;
 use super::listen::ListenArguments;
 use crate::failure::Outcome;
+use crate::output;
 use clap::Args;
+use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -19,7 +21,8 @@ use thaw_node::monitor::{self, DaemonUser, RendezvousError};
 /// systemd do. It listens, makes the processes and control groups of sandboxes, and reads
 /// nothing that clients or sandboxes have sent. The daemon runs as the user that owns
 /// $THAW_HOME, or as `thaw` if root owns it. One daemon is served at a time.
-/// Clients wait while there is none.
+/// Clients wait while there is none. SIGUSR2 has it execute its program anew in its own place, as
+/// after an upgrade: neither the daemon nor live instances notice.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Example:\n  thaw monitor --socket /run/thaw/monitor.sock --listen 0.0.0.0:80\n  \
@@ -38,9 +41,23 @@ pub struct Arguments {
     listening: ListenArguments,
     #[command(flatten)]
     weak_limits: WeakLimitsArgument,
+    /// Say whether this program can go on with what a monitor has, which is standard input.
+    #[arg(long, hide = true)]
+    can_take_over: bool,
+    /// A monitor has executed this program in its own place, with what it had in this descriptor.
+    #[arg(long, hide = true, value_name = "DESCRIPTOR")]
+    taking_over: Option<RawFd>,
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
+    if arguments.can_take_over {
+        output::print(monitor::can_take_over().map_err(ServeError::from)?)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if let Some(state) = arguments.taking_over {
+        monitor::resume_at(state, arguments.keep_for.0)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     if !rustix::process::geteuid().is_root() {
         return Err(ServeError::from(RendezvousError::NotRoot).into());
     }

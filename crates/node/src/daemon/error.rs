@@ -33,6 +33,9 @@ pub enum ServeError {
     /// A monitor and its daemon do not find each other.
     #[error(transparent)]
     Rendezvous(#[from] crate::monitor::RendezvousError),
+    /// A monitor cannot go on with what the program before it had.
+    #[error("cannot go on in the place of another monitor: {0}")]
+    TakeOver(#[from] crate::monitor::TakeOverError),
     /// An address is not available.
     #[error("cannot listen on {address} ({error}); choose another address with {option}")]
     Listen {

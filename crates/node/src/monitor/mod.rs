@@ -3,25 +3,29 @@
 //! When root starts a daemon, this process stays root and does no more than
 //! [`thaw_sandbox::monitor`] says. It keeps the listeners, starts the daemon as a process
 //! of another user in a root directory with little in it ([`jail`]), passes signals on to
-//! it, and starts it again if it crashes. Clients that connect meanwhile wait.
+//! it, and starts it again if it crashes. Clients that connect meanwhile wait. One that is started
+//! apart from its daemon executes a later program in its own place when it is told to ([`again`]).
 //!
 //! When another user starts a daemon, it is the same, but that both have the caller's user
 //! id: the daemon has user and pid namespaces of its own.
 
+mod again;
 mod filter;
 mod jail;
 mod rendezvous;
 mod user;
 
+pub use again::{TakeOverError, can_take_over};
 pub(crate) use jail::{FetcherStart, become_fetcher, confine_memory};
 pub use jail::{Inherited, become_daemon};
-pub use rendezvous::{RendezvousError, connect_daemon, run_at};
+pub use rendezvous::{RendezvousError, connect_daemon, resume_at, run_at};
 pub use user::{DaemonUser, UserKind, give_home, linked_directories};
 
 use crate::activation;
 use crate::admin::RemoteAccess;
 use crate::daemon::{ListenOptions, Prepared, ServeError, raise_file_limit};
 use crate::home::Home;
+use rendezvous::{Apart, Nobody};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, wait};
@@ -34,7 +38,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use thaw_sandbox::WeakLimits;
-use thaw_sandbox::monitor::{self, Grant, Monitor, NoNamespaces};
+use thaw_sandbox::monitor::{self, FetcherCommand, Grant, Monitor, NoNamespaces};
 
 /// The argument with which a monitor starts a daemon.
 pub const MONITORED: &str = "--monitored";
@@ -148,17 +152,21 @@ fn warn_of_one_process(reason: &NoNamespaces) {
 }
 
 /// A monitor at work.
-struct Watch<'a> {
+struct Watch {
     monitor: Monitor,
     signals: Signals,
-    home: &'a Home,
+    home: Home,
     linked: Vec<PathBuf>,
     prepared: Prepared,
     user: DaemonUser,
     /// Somebody has asked for the end.
     stopping: bool,
+    /// Somebody has asked for another program in the place of this one.
+    wants_another: bool,
     /// How the last daemon has ended.
     last: Option<Parting>,
+    /// What it has besides if somebody else starts its daemons.
+    apart: Option<Apart>,
 }
 
 /// How a daemon has ended, as far as its monitor knows.
@@ -167,6 +175,13 @@ struct Parting {
     at: Instant,
     /// It has said that it ends in order, and leaves what it had to the next.
     in_order: bool,
+}
+
+/// The daemon that is served just now: its connection, if it has one still, and its process.
+#[derive(Clone, Copy, Debug)]
+struct Present<'a> {
+    connection: Option<BorrowedFd<'a>>,
+    process: BorrowedFd<'a>,
 }
 
 /// The process of a daemon, as its monitor knows it.
@@ -217,16 +232,17 @@ impl DaemonProcess for Child {
     }
 }
 
-impl<'a> Watch<'a> {
+impl Watch {
     /// Makes what all daemons of `user` need; `None` if this host does not allow privileges
     /// to be separated: nothing has been done then.
     fn make(
-        home: &'a Home,
+        home: &Home,
         listening: &ListenOptions,
         weak_limits: WeakLimits,
         user: DaemonUser,
     ) -> Result<Option<Self>, ServeError> {
-        let signals = Signals::block()?;
+        // From here on none that comes ends this process.
+        Signals::block()?;
         let monitor = match user.kind {
             UserKind::Other => Monitor::new(user.ids, weak_limits)?,
             UserKind::Caller => {
@@ -238,24 +254,40 @@ impl<'a> Watch<'a> {
             monitor::unblock_signals();
             return Ok(None);
         };
-        raise_file_limit();
         if user.kind == UserKind::Other {
             give_home(home, user.ids)?;
         }
         let linked = linked_directories(home, user)?;
-        let (home_too, linked_too) = (home.clone(), linked.clone());
-        let start = FetcherStart { home: home_too, linked: linked_too, user: Some(user) };
-        monitor.fetch_with(crate::pulls::command(&start));
+        monitor.fetch_with(fetchers(home, &linked, user));
         let mut prepared = Prepared::make(home, listening)?;
         if user.kind == UserKind::Caller {
             prepared.listen_locally(home)?;
         }
-        let (stopping, last) = (false, None);
-        Ok(Some(Self { monitor, signals, home, linked, prepared, user, stopping, last }))
+        Ok(Some(Self::with(monitor, home.clone(), linked, prepared, user)?))
     }
-}
 
-impl Watch<'_> {
+    fn with(
+        monitor: Monitor,
+        home: Home,
+        linked: Vec<PathBuf>,
+        prepared: Prepared,
+        user: DaemonUser,
+    ) -> io::Result<Self> {
+        raise_file_limit();
+        Ok(Self {
+            monitor,
+            signals: Signals::block()?,
+            home,
+            linked,
+            prepared,
+            user,
+            stopping: false,
+            wants_another: false,
+            last: None,
+            apart: None,
+        })
+    }
+
     /// Starts a daemon and serves it until it ends.
     fn one_life(&mut self) -> Result<WaitStatus, ServeError> {
         let (socket, remote) = monitor::socket_pair()?;
@@ -264,14 +296,20 @@ impl Watch<'_> {
         self.serve_life(socket, &daemon)
     }
 
-    /// Serves a daemon until it ends, and removes what was made for it.
+    /// Tells a daemon what it begins with, serves it until it ends, and removes what was made for it.
     fn serve_life<D: DaemonProcess>(
         &mut self,
         socket: OwnedFd,
         daemon: &D,
     ) -> Result<D::End, ServeError> {
+        self.greet(&socket)?;
+        Ok(self.serve_to_end(Some(socket), daemon)?)
+    }
+
+    /// Tells a daemon what it begins with.
+    fn greet(&self, socket: &OwnedFd) -> io::Result<()> {
         // A daemon that does not read its answers is not waited for.
-        rustix::io::ioctl_fionbio(&socket, true).map_err(io::Error::from)?;
+        rustix::io::ioctl_fionbio(socket, true)?;
         let start = Start {
             version: monitor::VERSION,
             grant: self.monitor.grant(),
@@ -283,13 +321,24 @@ impl Watch<'_> {
             activated: activation::descriptors().len(),
         };
         let text = serde_json::to_vec(&start).expect("plain data");
-        match monitor::send_start(&socket, &text, &self.prepared.descriptors()) {
+        match monitor::send_start(socket, &text, &self.prepared.descriptors()) {
             // It has ended already; its status says how.
             Err(error)
                 if [io::ErrorKind::BrokenPipe, io::ErrorKind::ConnectionReset]
-                    .contains(&error.kind()) => {}
-            result => result?,
+                    .contains(&error.kind()) =>
+            {
+                Ok(())
+            }
+            result => result,
         }
+    }
+
+    /// Serves a daemon until it ends, and removes what was made for it.
+    fn serve_to_end<D: DaemonProcess>(
+        &mut self,
+        socket: Option<OwnedFd>,
+        daemon: &D,
+    ) -> io::Result<D::End> {
         let end = self.serve(socket, daemon)?;
         if self.stopping || D::has_exited(&end) {
             // There is no next daemon, or this one has ended its instances itself.
@@ -305,8 +354,11 @@ impl Watch<'_> {
     }
 
     /// Serves the daemon's requests and passes signals on, until it ends.
-    fn serve<D: DaemonProcess>(&mut self, socket: OwnedFd, daemon: &D) -> io::Result<D::End> {
-        let mut socket = Some(socket);
+    fn serve<D: DaemonProcess>(
+        &mut self,
+        mut socket: Option<OwnedFd>,
+        daemon: &D,
+    ) -> io::Result<D::End> {
         loop {
             let (asked, happened) = {
                 let mut events = vec![PollFd::new(&self.signals.0, PollFlags::IN)];
@@ -326,6 +378,9 @@ impl Watch<'_> {
                 if let Some(end) = daemon.ended() {
                     return Ok(end);
                 }
+                let connection = socket.as_ref().map(AsFd::as_fd);
+                let present = daemon.watched().map(|process| Present { connection, process });
+                self.heed_wish_for_another(present);
             }
             if asked
                 && let Some(open) = &socket
@@ -357,6 +412,10 @@ impl Watch<'_> {
                     D::END
                 }
                 Signal::HUP => Signal::HUP,
+                Signal::USR2 => {
+                    self.wants_another = true;
+                    continue;
+                }
                 _ => continue,
             };
             daemon.signal(passed_on);
@@ -381,8 +440,8 @@ impl Watch<'_> {
             }
             let mut events = [PollFd::new(&self.signals.0, PollFlags::IN)];
             let _ = poll(&mut events, Some(&timespec(left)));
-            let ends = [Signal::TERM, Signal::INT];
-            self.stopping |= self.signals.take().any(|signal| ends.contains(&signal));
+            // There is no daemon to pass them on to.
+            self.pass_on_signals(&Nobody);
         }
     }
 }
@@ -419,12 +478,18 @@ fn command(socket: OwnedFd) -> Command {
     daemon
 }
 
+/// How fetchers are started for this home.
+fn fetchers(home: &Home, linked: &[PathBuf], user: DaemonUser) -> FetcherCommand {
+    let (home, linked) = (home.clone(), linked.to_owned());
+    crate::pulls::command(&FetcherStart { home, linked, user: Some(user) })
+}
+
 /// The signals that a monitor reads instead of being interrupted by them.
 struct Signals(OwnedFd);
 
 impl Signals {
     fn block() -> io::Result<Self> {
-        let signals = [libc::SIGCHLD, libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
+        let signals = [libc::SIGCHLD, libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGUSR2];
         Ok(Self(monitor::signal_descriptor(&signals)?))
     }
 

@@ -5,9 +5,10 @@
 //! root's rights, so it cannot make itself a root directory ([`super::jail`]): whoever
 //! starts it does (`contrib/systemd/thaw.service`).
 
+use super::again::{self, ProgramPath, before};
 use super::{
-    CRASHES_WITH_INSTANCES, DaemonProcess, Inherited, LONG_LIFE, Start, Version, Watch, reap,
-    timespec,
+    CRASHES_WITH_INSTANCES, DaemonProcess, Inherited, LONG_LIFE, Present, Start, Version, Watch,
+    reap, timespec,
 };
 use crate::daemon::{ListenOptions, ServeError};
 use crate::home::Home;
@@ -27,15 +28,16 @@ use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set, set_capabilities,
     set_no_new_privs,
 };
+use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 use thaw_sandbox::WeakLimits;
-use thaw_sandbox::monitor::{self, DaemonIds};
+use thaw_sandbox::monitor::{self, DaemonIds, Leaving, Left, Number};
 
 /// Daemons that wait until the one before them is gone.
 const BACKLOG: i32 = 4;
@@ -124,8 +126,8 @@ pub enum RendezvousError {
     /// The monitor is of another version of Thaw.
     #[error(
         "the monitor on {} is of another version of Thaw (it speaks version {found}, this daemon \
-         {}); start it again with this one, which ends the instances that it keeps: those that are to \
-         go on need a checkpoint first",
+         {}); have it execute this one (`systemctl reload thaw-monitor`), or start it again, which ends \
+         the instances that it keeps: those that are to go on need a checkpoint first",
         path.display(), monitor::VERSION
     )]
     Version {
@@ -153,50 +155,90 @@ pub fn run_at(
     user: super::DaemonUser,
     keep_for: Duration,
 ) -> Result<(), ServeError> {
+    let program = ProgramPath::of_this_process()?;
     let Some(mut watch) = Watch::make(home, listening, weak_limits, user)? else {
         return Err(RendezvousError::NoNamespaces.into());
     };
     let socket = MonitorSocket::make(path, user.ids)?;
     tracing::info!("waiting for a daemon of user id {} on {}", user.ids.uid, path.display());
-    let mut short_lives = 0;
-    while let Some((connection, daemon)) = watch.next_daemon(&socket, keep_for)? {
-        let began = Instant::now();
-        watch.serve_life(connection, &daemon)?;
-        if watch.stopping {
-            break;
-        }
-        let Some(parting) = watch.last.filter(|last| last.at >= began) else {
-            tracing::warn!("a daemon has turned away; waiting for the next");
+    watch.apart = Some(Apart { socket, program, short_lives: 0, began: Instant::now() });
+    watch.serve_daemons(None, keep_for)
+}
+
+/// Goes on as the monitor that has executed this program in its own place, with what has this
+/// descriptor. To be called before all else.
+///
+/// # Errors
+/// It is no such thing, or something has failed since.
+pub fn resume_at(state: RawFd, keep_for: Duration) -> Result<(), ServeError> {
+    let (mut watch, served) = again::resume(state)?;
+    let has_daemon = if served.is_some() { "a daemon" } else { "no daemon" };
+    let kept = watch.monitor.kept();
+    tracing::info!("goes on in the place of the monitor before it, with {has_daemon}, {kept} kept");
+    watch.serve_daemons(served, keep_for)
+}
+
+/// A daemon that is served already, and its connection, if it has one still.
+pub(super) type Served = (Option<OwnedFd>, Connected);
+
+impl Watch {
+    /// Serves one daemon after the other, the first of which may be `served` already.
+    fn serve_daemons(
+        &mut self,
+        mut served: Option<Served>,
+        keep_for: Duration,
+    ) -> Result<(), ServeError> {
+        loop {
+            if let Some((connection, daemon)) = served.take() {
+                self.serve_to_end(connection, &daemon)?;
+            } else {
+                let Some((connection, daemon)) = self.next_daemon(keep_for)? else { break };
+                self.apart().began = Instant::now();
+                self.serve_life(connection, &daemon)?;
+            }
+            if self.stopping {
+                break;
+            }
+            self.judge_last();
             thread::sleep(PAUSE);
-            continue;
+        }
+        self.end_instances("the monitor ends");
+        Ok(())
+    }
+
+    fn apart(&mut self) -> &mut Apart {
+        self.apart.as_mut().expect("others start the daemons")
+    }
+
+    fn socket(&self) -> &MonitorSocket {
+        &self.apart.as_ref().expect("others start the daemons").socket
+    }
+
+    /// Says how the last daemon has ended, and ends its instances if it may be because of them.
+    fn judge_last(&mut self) {
+        let last = self.last;
+        let apart = self.apart();
+        let Some(parting) = last.filter(|last| last.at >= apart.began) else {
+            return tracing::warn!("a daemon has turned away; waiting for the next");
         };
-        short_lives = match parting.in_order {
+        apart.short_lives = match parting.in_order {
             // A daemon that was restarted is none that crashes, however often that happens.
             true => 0,
-            false if began.elapsed() > LONG_LIFE => 0,
-            false => short_lives + 1,
+            false if apart.began.elapsed() > LONG_LIFE => 0,
+            false => apart.short_lives + 1,
         };
         match parting.in_order {
             true => tracing::info!("the daemon has ended in order; waiting for the next"),
             false => tracing::warn!("the daemon has ended; waiting for the next"),
         }
-        if short_lives >= CRASHES_WITH_INSTANCES {
-            watch.end_instances("it may have ended because of one of them");
+        if apart.short_lives >= CRASHES_WITH_INSTANCES {
+            self.end_instances("it may have ended because of one of them");
         }
-        thread::sleep(PAUSE);
     }
-    watch.end_instances("the monitor ends");
-    Ok(())
-}
 
-impl Watch<'_> {
     /// The next daemon that may have this monitor; `None` if somebody has asked for the end. What
     /// the one before has left ends if none has come after `keep_for`.
-    fn next_daemon(
-        &mut self,
-        socket: &MonitorSocket,
-        keep_for: Duration,
-    ) -> io::Result<Option<(OwnedFd, Connected)>> {
+    fn next_daemon(&mut self, keep_for: Duration) -> io::Result<Option<(OwnedFd, Connected)>> {
         // Those that have turned away meanwhile do not prolong it.
         let deadline = self.last.and_then(|last| last.at.checked_add(keep_for));
         loop {
@@ -204,6 +246,8 @@ impl Watch<'_> {
             if self.stopping {
                 return Ok(None);
             }
+            self.heed_wish_for_another(None);
+            let socket = self.socket();
             if let Some(found) = socket.accept()? {
                 return Ok(Some(found));
             }
@@ -223,6 +267,83 @@ impl Watch<'_> {
                 self.end_instances(&format!("no daemon has come within {waited} s"));
             }
         }
+    }
+}
+
+/// What a monitor has whose daemons somebody else starts.
+#[derive(Debug)]
+pub(super) struct Apart {
+    socket: MonitorSocket,
+    /// What it executes when it is to execute itself anew.
+    pub(super) program: ProgramPath,
+    /// Daemons in a row that have ended early.
+    short_lives: u32,
+    /// When the last daemon began.
+    began: Instant,
+}
+
+/// [`Apart`] and the daemon that is served, for the program that the process is about to execute.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ApartState {
+    listener: Number,
+    path: PathBuf,
+    program: ProgramPath,
+    short_lives: u32,
+    /// How long ago.
+    began: Duration,
+    served: Option<ServedState>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ServedState {
+    connection: Option<Number>,
+    process: Number,
+}
+
+impl Apart {
+    /// Writes it down.
+    pub fn state<'a>(
+        &'a self,
+        present: Option<Present<'a>>,
+        leaving: &mut Leaving<'a>,
+    ) -> ApartState {
+        ApartState {
+            listener: leaving.add(self.socket.listener.as_fd()),
+            path: self.socket.path.clone(),
+            program: self.program.clone(),
+            short_lives: self.short_lives,
+            began: self.began.elapsed(),
+            served: present.map(|present| ServedState {
+                connection: present.connection.map(|connection| leaving.add(connection)),
+                process: leaving.add(present.process),
+            }),
+        }
+    }
+}
+
+impl ApartState {
+    /// Goes on with it.
+    ///
+    /// # Errors
+    /// A descriptor is missing.
+    pub fn resume(self, user: DaemonIds, left: &mut Left) -> io::Result<(Apart, Option<Served>)> {
+        let (listener, path) = (left.take(self.listener)?, self.path);
+        let apart = Apart {
+            socket: MonitorSocket { listener, path, user },
+            program: self.program,
+            short_lives: self.short_lives,
+            began: before(self.began),
+        };
+        Ok((apart, self.served.map(|served| served.resume(left)).transpose()?))
+    }
+}
+
+impl ServedState {
+    fn resume(self, left: &mut Left) -> io::Result<Served> {
+        let connection = self.connection.map(|connection| left.take(connection)).transpose()?;
+        Ok((connection, Connected(left.take(self.process)?)))
     }
 }
 
@@ -295,7 +416,7 @@ impl Drop for MonitorSocket {
 
 /// A daemon that has connected.
 #[derive(Debug)]
-struct Connected(OwnedFd);
+pub(super) struct Connected(OwnedFd);
 
 impl Connected {
     /// The process that had this id when it connected; `None` if it has ended. If the id
@@ -336,7 +457,7 @@ impl DaemonProcess for Connected {
 }
 
 /// While no daemon has connected, signals are for the monitor only.
-struct Nobody;
+pub(super) struct Nobody;
 
 impl DaemonProcess for Nobody {
     type End = ();

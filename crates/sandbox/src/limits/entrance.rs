@@ -24,6 +24,7 @@ use rustix::process::{
 use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_thread_res_uid,
 };
+use serde::{Deserialize, Serialize};
 
 use super::hierarchy::{Hierarchy, Version};
 use crate::sys;
@@ -44,7 +45,8 @@ pub(super) fn open(directory: &Path, version: Version) -> io::Result<OwnedFd> {
 }
 
 /// The user that processes have while they enter groups.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Newcomers {
     uid: u32,
     /// For each place of the hierarchy: whether files that this user opens lead into its groups.
@@ -78,6 +80,11 @@ impl Newcomers {
         }
         let with_places = groups.iter().zip(&self.may_enter);
         with_places.map(|(group, may_enter)| self.open_as(*may_enter, group)).collect()
+    }
+
+    /// How many places of a hierarchy this is about.
+    pub(crate) fn places(&self) -> usize {
+        self.may_enter.len()
     }
 
     fn open_as(&self, may_enter: bool, group: &(&Path, Version)) -> io::Result<OwnedFd> {

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use bytemuck::{Pod, Zeroable};
+use serde::{Deserialize, Serialize};
 
 use super::entrance::{self, Newcomers};
 use super::hierarchy::{Controller, Hierarchy, Maker, Version};
@@ -25,7 +26,8 @@ pub const CPU_PERIOD: Duration = Duration::from_millis(100);
 const CPU_BURST_US: u128 = CPU_PERIOD.as_micros();
 
 /// How the groups of a sandbox are called by their maker and whoever asked for them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 #[repr(C)]
 pub(crate) struct GroupName {
     /// A number that no other sandbox has, or 0.
@@ -224,6 +226,22 @@ impl Group {
         {
             memory.file = File::options().write(true).open(&memory.path).ok();
         }
+        group
+    }
+
+    /// Groups that this process has set up and given to a user before it executed another program.
+    pub(super) fn restored(
+        directories: Vec<PathBuf>,
+        name: GroupName,
+        hierarchy: Arc<Hierarchy>,
+    ) -> Self {
+        let mut group = Self::with_settings(directories, name, Vec::new(), hierarchy);
+        let settings = [&mut group.memory, &mut group.cpu, &mut group.processes];
+        for setting in settings.into_iter().flatten() {
+            setting.is_given = true;
+            setting.forget();
+        }
+        group.is_prepared = true;
         group
     }
 

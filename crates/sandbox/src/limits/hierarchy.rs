@@ -1,5 +1,7 @@
 //! The directories of this process in which sandboxes get control groups of their own.
 
+use std::collections::HashSet;
+use std::ffi::OsString;
 use std::fmt;
 use std::fs::{self, Permissions};
 use std::io;
@@ -104,10 +106,28 @@ impl Place {
         self.version == Version::V1
     }
 
+    /// The directories of all groups of sandboxes that are there.
+    fn sandboxes(&self) -> Vec<PathBuf> {
+        let Some(above) = self.directory.parent() else { return Vec::new() };
+        let own = self.of_sandbox_prefix();
+        let entries = fs::read_dir(above).into_iter().flatten().flatten().map(|entry| entry.path());
+        let is_of_sandbox = |path: &PathBuf| {
+            path.as_os_str().as_encoded_bytes().starts_with(own.as_encoded_bytes())
+        };
+        entries.filter(is_of_sandbox).collect()
+    }
+
+    /// How the directories of sandboxes' groups begin.
+    fn of_sandbox_prefix(&self) -> OsString {
+        let mut prefix = self.directory.clone().into_os_string();
+        prefix.push(".");
+        prefix
+    }
+
     /// The directory of a sandbox's group.
     fn of_sandbox(&self, number: u64) -> PathBuf {
-        let mut directory = self.directory.clone().into_os_string();
-        directory.push(format!(".{number}"));
+        let mut directory = self.of_sandbox_prefix();
+        directory.push(number.to_string());
         directory.into()
     }
 }
@@ -143,6 +163,11 @@ impl Hierarchy {
         let (places, missing) = (link.grant().places.clone(), link.grant().missing.clone());
         supervisor::note_hierarchy();
         Arc::new(Self { places, missing, maker: Maker::Monitor(link), stock: Arc::default() })
+    }
+
+    /// The places that this process had before it executed another program.
+    pub(crate) fn restored(places: Vec<Place>, missing: Vec<Missing>) -> Arc<Self> {
+        Self::new(places, missing)
     }
 
     pub(super) fn maker(&self) -> &Maker {
@@ -209,6 +234,20 @@ impl Hierarchy {
     pub(crate) fn adopt(self: &Arc<Self>, name: GroupName) -> Group {
         let directories = self.directories(name);
         Group::given(directories, name, Vec::new(), self.clone(), InForce::UNKNOWN)
+    }
+
+    /// The groups with this name, which this process had before it executed another program.
+    pub(crate) fn restore(self: &Arc<Self>, name: GroupName) -> Group {
+        Group::restored(self.directories(name), name, self.clone())
+    }
+
+    /// Removes all groups of sandboxes of this process but these: what another program in this
+    /// process was about to remove, or kept for other sandboxes.
+    pub(crate) fn remove_others<'a>(&self, groups: impl Iterator<Item = &'a Group>) {
+        let known: HashSet<&Path> =
+            groups.flat_map(Group::directories).map(PathBuf::as_path).collect();
+        let found = self.places.iter().flat_map(Place::sandboxes);
+        supervisor::remove(found.filter(|found| !known.contains(found.as_path())).collect());
     }
 
     /// The directories of the groups with this name.

@@ -17,20 +17,24 @@
 //! daemon's has user and pid namespaces of its own, and the user namespace of its sandboxes
 //! is below the former ([`caller`]).
 //!
+//! A monitor executes a later program in its own place without losing any of it ([`handover`]).
+//!
 //! This module has both ends. [`Monitor`] is the privileged one; in a process that has
 //! been [`adopt`]ed, zygote parents and groups are asked for instead of being made.
 
 mod caller;
 mod client;
+mod handover;
 mod namespace;
 mod protocol;
 mod server;
 mod store;
 
 pub use client::{MonitorLink, adopt, has_monitor};
+pub use handover::{Leaving, Left, Number, Refused, ask, read_sealed, seal};
 pub use namespace::UserNamespace;
-pub use protocol::{Grant, VERSION, receive_start, send_start, socket_pair};
-pub use server::{DaemonIds, FetcherCommand, Monitor, NoNamespaces};
+pub use protocol::{Grant, OLDEST_VERSION, VERSION, receive_start, send_start, socket_pair};
+pub use server::{DaemonIds, FetcherCommand, Monitor, MonitorState, NoNamespaces};
 
 pub use crate::confine::{
     copy_tree, drop_groups_if_allowed, enter_root, hold_capabilities, put_tree,

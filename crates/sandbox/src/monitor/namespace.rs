@@ -56,6 +56,13 @@ impl UserNamespace {
     }
 }
 
+impl From<OwnedFd> for UserNamespace {
+    /// The one that the program before this one has made in this process.
+    fn from(namespace: OwnedFd) -> Self {
+        Self(namespace)
+    }
+}
+
 impl AsFd for UserNamespace {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()

@@ -19,7 +19,15 @@ use crate::message;
 /// parents, state helpers, rewinders and resolver processes. The monitor starts those from its own
 /// executable, which may be of another version of Thaw than the daemon. Change it with any of
 /// them.
+///
+/// A monitor that has executed itself anew serves the daemon which it had with packets of the
+/// version of that one, whose helpers it starts from the program that it was before. The daemon after
+/// that has this version, and takes over what those before it have had kept: both understand all
+/// versions from [`OLDEST_VERSION`] on.
 pub const VERSION: u32 = 5;
+/// The least version of which packets, notes and zygote parents are understood: two before
+/// [`VERSION`], but none before monitors execute themselves anew.
+pub const OLDEST_VERSION: u32 = 5;
 
 /// Daemon → monitor: start a zygote parent. Attached: its control socket and the kernel.
 pub const REQUEST_PARENT: u32 = 1;

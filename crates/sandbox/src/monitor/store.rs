@@ -7,9 +7,11 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_linger;
+use serde::{Deserialize, Serialize};
 
+use super::handover::{Leaving, Left, Number};
 use super::protocol::{
-    KEPT_DESCRIPTORS_MAX, Kept, KeptKind, PARENT_DESCRIPTORS, PARENT_PIDFD, Request,
+    KEPT_DESCRIPTORS_MAX, Kept, KeptKind, NOTE_MAX, PARENT_DESCRIPTORS, PARENT_PIDFD, Request,
 };
 use crate::limits::GroupName;
 use crate::zygote::pid_of;
@@ -100,6 +102,11 @@ impl DescriptorStore {
         self.kept.values().map(|kept| kept.group.number).collect()
     }
 
+    /// Lives of the daemons that have had something kept.
+    pub fn lives(&self) -> HashSet<u32> {
+        self.kept.keys().map(|key| (key >> 32) as u32).collect()
+    }
+
     /// The process ids of the zygote parents that do not end with their daemon, as `/proc`
     /// numbers them. Those that have ended have none.
     pub fn parent_pids(&self) -> HashSet<u32> {
@@ -111,6 +118,93 @@ impl DescriptorStore {
     fn parents(&self) -> impl Iterator<Item = &Kept> {
         self.kept.values().filter(|kept| kept.kind == KeptKind::Parent)
     }
+}
+
+/// What a store has, for the program that its process is about to execute.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct StoreState(Vec<KeptState>);
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct KeptState {
+    key: u64,
+    kind: u32,
+    group: GroupName,
+    /// In hexadecimal digits: it need not be text.
+    note: String,
+    descriptors: Vec<Number>,
+}
+
+impl DescriptorStore {
+    /// Writes down what is kept.
+    pub fn state<'a>(&'a self, leaving: &mut Leaving<'a>) -> StoreState {
+        let kept = self.kept.iter().map(|(&key, kept)| KeptState {
+            key,
+            kind: kept.kind as u32,
+            group: kept.group,
+            note: to_hex(&kept.note),
+            descriptors: kept.descriptors.iter().map(|kept| leaving.add(kept.as_fd())).collect(),
+        });
+        StoreState(kept.collect())
+    }
+
+    /// Goes on with what the program before this one had kept.
+    ///
+    /// # Errors
+    /// Something is not as [`DescriptorStore::state`] writes it, or is missing.
+    pub fn resume(
+        state: StoreState,
+        left: &mut Left,
+        keys_max: usize,
+        descriptors_max: usize,
+    ) -> io::Result<Self> {
+        let mut store = Self::new(keys_max, descriptors_max);
+        for KeptState { key, kind, group, note, descriptors } in state.0 {
+            let (Some(kind), Some(note)) = (KeptKind::from_number(kind), from_hex(&note)) else {
+                return Err(Errno::INVAL.into());
+            };
+            let descriptors = descriptors.into_iter().map(|number| left.take(number));
+            let descriptors = descriptors.collect::<io::Result<Vec<_>>>()?;
+            store.descriptors += descriptors.len();
+            store.kept.insert(key, Kept { kind, group, note, descriptors });
+        }
+        Ok(store)
+    }
+}
+
+impl StoreState {
+    /// How many keys there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether it can be gone on with, as far as that is known without the descriptors.
+    pub fn is_sound(&self) -> bool {
+        let is_parent = |kept: &&KeptState| kept.kind == KeptKind::Parent as u32;
+        let has_room_for_parents = self.0.iter().filter(is_parent).count() <= PARENTS_MAX;
+        has_room_for_parents
+            && self.0.iter().all(|kept| {
+                let note = from_hex(&kept.note);
+                KeptKind::from_number(kept.kind).is_some()
+                    && note.is_some_and(|note| note.len() <= NOTE_MAX)
+                    && (1..=KEPT_DESCRIPTORS_MAX).contains(&kept.descriptors.len())
+                    && (kept.kind != KeptKind::Parent as u32
+                        || kept.descriptors.len() == PARENT_DESCRIPTORS)
+            })
+    }
+}
+
+fn to_hex(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+    digits.map(|digit| char::from(DIGITS[usize::from(digit)])).collect()
+}
+
+fn from_hex(text: &str) -> Option<Vec<u8>> {
+    let (pairs, []) = text.as_bytes().as_chunks::<2>() else { return None };
+    let digit = |byte: u8| char::from(byte).to_digit(16);
+    pairs.iter().map(|&[high, low]| u8::try_from(digit(high)? << 4 | digit(low)?).ok()).collect()
 }
 
 /// Closes descriptors without waiting for what was sent on connections, whatever the daemon has
@@ -179,6 +273,16 @@ mod tests {
         strange.port = 3;
         assert_eq!(errno(store.keep(&strange, 1, Vec::new(), descriptors(1))), libc::EINVAL);
         assert!(store.next_after(u64::MAX).is_none());
+    }
+
+    #[test]
+    fn notes_of_any_bytes_are_written_down() {
+        let note: Vec<u8> = (0..=255).collect();
+        assert_eq!(from_hex(&to_hex(&note)), Some(note));
+        assert_eq!(from_hex(""), Some(Vec::new()));
+        for wrong in ["0", "0g", "é0"] {
+            assert_eq!(from_hex(wrong), None, "{wrong}");
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use rustix::process::geteuid;
@@ -58,13 +59,13 @@ pub fn spawn(socket: OwnedFd) -> io::Result<Option<Child>> {
         true => (USUAL_ID, Namespaces::Callers),
         false => (0, Namespaces::New),
     };
-    launcher(socket, id, namespaces).spawn().map(Some)
+    launcher(sys::OWN_PROGRAM.as_ref(), socket, id, namespaces).spawn().map(Some)
 }
 
-/// The command that starts a resolver process with this user and group id. For
+/// The command by which `program`, a Thaw, becomes a resolver process with this user and group id. For
 /// [`Namespaces::Joined`], the namespace is to be made its standard error.
-pub fn launcher(socket: OwnedFd, id: u32, namespaces: Namespaces) -> Command {
-    let mut launcher = Command::new("/proc/self/exe");
+pub fn launcher(program: &Path, socket: OwnedFd, id: u32, namespaces: Namespaces) -> Command {
+    let mut launcher = Command::new(program);
     launcher
         .args([RESOLVER_ARGUMENT, &id.to_string(), namespaces.argument()])
         .env_clear()

@@ -12,6 +12,7 @@ use std::fs::File;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use rustix::io::Errno;
@@ -79,7 +80,8 @@ pub(crate) fn spawn(
         }
         None => (Stdio::null(), Join::Nothing),
     };
-    let mut launcher = launcher(socket, namespaces.pid, id, join, task);
+    let program = sys::OWN_PROGRAM.as_ref();
+    let mut launcher = launcher(program, socket, namespaces.pid, id, join, task);
     // The launcher's code says nothing that is not said on the socket, or by its end.
     launcher.stderr(user).spawn()?.wait().map(drop)
 }
@@ -90,15 +92,16 @@ fn is_in_first_user_namespace() -> io::Result<bool> {
     Ok(map.split_whitespace().eq(["0", "0", "4294967295"]))
 }
 
-/// The command that starts a helper; see [`spawn`].
+/// The command by which `program`, a Thaw, starts a helper; see [`spawn`].
 pub(crate) fn launcher(
+    program: &Path,
     socket: OwnedFd,
     pid_namespace: OwnedFd,
     id: u32,
     join: Join,
     task: Task,
 ) -> Command {
-    let mut launcher = Command::new("/proc/self/exe");
+    let mut launcher = Command::new(program);
     launcher
         .args([HELPER_ARGUMENT, &id.to_string(), join.argument(), &task.number().to_string()])
         .env_clear()

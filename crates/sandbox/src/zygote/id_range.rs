@@ -26,7 +26,7 @@ pub struct IdRange {
     pub first: u32,
     /// How many sandboxes can have one of their own.
     pub slots: u32,
-    _locks: Vec<File>,
+    locks: Vec<File>,
 }
 
 /// How many parents a window of ids is large enough for, if it is smaller than all
@@ -56,8 +56,19 @@ impl IdRange {
         Ok(Some(Self {
             first: u32::try_from(first).map_err(too_large)?,
             slots: u32::try_from(ids - own).map_err(too_large)?,
-            _locks: files,
+            locks: files,
         }))
+    }
+
+    /// The files whose locks keep the ids from others, to be handed over ([`IdRange::restore`]).
+    pub fn locks(&self) -> &[File] {
+        &self.locks
+    }
+
+    /// The range that this process had before it executed another program, whose locks are those
+    /// of the same open files (fcntl(2), "Open file description locks").
+    pub fn restore(first: u32, slots: u32, locks: Vec<File>) -> Self {
+        Self { first, slots, locks }
     }
 }
 

@@ -1,13 +1,18 @@
 //! The monitor's end.
 #![allow(unsafe_code)]
 
-use std::collections::{HashMap, HashSet};
+mod state;
+
+pub use state::MonitorState;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::OsString;
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
@@ -16,11 +21,12 @@ use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 
 use super::caller::{Begun, CallerNamespaces, InnerRoot};
+use super::handover::path_of;
 use super::namespace::UserNamespace;
 use super::protocol::{
     Answer, Grant, Kept, REQUEST_BIND, REQUEST_FETCHER, REQUEST_FORGET, REQUEST_GROUP,
     REQUEST_KEEP, REQUEST_LEAVE, REQUEST_NEXT_KEPT, REQUEST_PARENT, REQUEST_REMOVE_GROUP,
-    REQUEST_RESOLVER, REQUEST_STATE_HELPER, Request, receive_request, send_kept,
+    REQUEST_RESOLVER, REQUEST_STATE_HELPER, Request, VERSION, receive_request, send_kept,
 };
 use super::store::{DescriptorStore, do_not_linger};
 use crate::egress::Transport;
@@ -71,7 +77,7 @@ const BOUND_MAX: u32 = 4096;
 pub struct Monitor {
     ids: DaemonIds,
     /// Held for as long as there are sandboxes with these ids.
-    _range: Option<IdRange>,
+    range: Option<IdRange>,
     /// See [`Grant`].
     slots: u32,
     namespaces: Namespaces,
@@ -95,9 +101,14 @@ pub struct Monitor {
     fetcher: Option<FetcherCommand>,
     /// Those that were started, by process id.
     fetchers: Vec<u32>,
+    /// Versions of daemons by their life: of the present one, and of those before it that have had
+    /// something kept which is kept still.
+    versions: BTreeMap<u32, u32>,
+    /// The program from which the helpers of this daemon are started, if that is not this one.
+    helpers: Option<OwnedFd>,
 }
 
-/// How a fetcher is started: this executable, with these arguments and variables.
+/// How a fetcher is started: an executable of Thaw, with these arguments and variables.
 #[derive(Clone)]
 pub struct FetcherCommand {
     /// Its arguments.
@@ -115,7 +126,12 @@ impl fmt::Debug for FetcherCommand {
 impl FetcherCommand {
     /// The command, with this socket as its standard input.
     pub fn with(&self, socket: OwnedFd) -> Command {
-        let mut command = Command::new("/proc/self/exe");
+        self.by(sys::OWN_PROGRAM.as_ref(), socket)
+    }
+
+    /// The same by another Thaw.
+    fn by(&self, program: &Path, socket: OwnedFd) -> Command {
+        let mut command = Command::new(program);
         command
             .args(&self.arguments)
             .env_clear()
@@ -221,7 +237,7 @@ impl Monitor {
         }
         Ok(Self {
             ids,
-            _range: range,
+            range,
             slots,
             namespaces,
             groups,
@@ -236,6 +252,8 @@ impl Monitor {
             children_max: CHILDREN_MAX,
             fetcher: None,
             fetchers: Vec::new(),
+            versions: BTreeMap::from([(0, VERSION)]),
+            helpers: None,
         })
     }
 
@@ -390,13 +408,25 @@ impl Monitor {
         self.bound = 0;
         (self.has_asked, self.has_left) = (false, false);
         self.life += 1;
+        self.helpers = None;
+        let kept = self.store.lives();
+        self.versions.retain(|life, _| kept.contains(life));
+        self.versions.insert(self.life, VERSION);
+    }
+
+    /// The program from which helpers of the daemon are started.
+    fn program(&self) -> PathBuf {
+        match &self.helpers {
+            Some(helpers) => path_of(helpers.as_fd()).into(),
+            None => sys::OWN_PROGRAM.into(),
+        }
     }
 
     /// Starts a zygote parent in the daemon's user namespace; it is a child of the
     /// calling thread.
     fn start_parent(&self, descriptors: Vec<OwnedFd>) -> io::Result<()> {
         let [control, kernel] = <[OwnedFd; 2]>::try_from(descriptors).map_err(|_| Errno::INVAL)?;
-        let mut launcher = Command::new("/proc/self/exe");
+        let mut launcher = Command::new(self.program());
         launcher
             .args([PARENT_ARGUMENT, Join::AsRoot.argument()])
             .env_clear()
@@ -411,7 +441,8 @@ impl Monitor {
         let [socket, pid_namespace] =
             <[OwnedFd; 2]>::try_from(descriptors).map_err(|_| Errno::INVAL)?;
         let task = Task::from_number((number >> 32) as u32).ok_or(Errno::INVAL)?;
-        self.launch(launcher(socket, pid_namespace, number as u32, Join::AsRoot, task))
+        let (program, id) = (self.program(), number as u32);
+        self.launch(launcher(&program, socket, pid_namespace, id, Join::AsRoot, task))
     }
 
     /// Starts a resolver process, with the id that no sandbox has. It gives up its rights as
@@ -419,7 +450,7 @@ impl Monitor {
     fn start_resolver(&self, descriptors: Vec<OwnedFd>) -> io::Result<()> {
         let [socket] = <[OwnedFd; 1]>::try_from(descriptors).map_err(|_| Errno::INVAL)?;
         let namespaces = resolver::Namespaces::Joined;
-        self.launch(resolver::launcher(socket, self.resolver_id(), namespaces))
+        self.launch(resolver::launcher(&self.program(), socket, self.resolver_id(), namespaces))
     }
 
     /// Says how fetchers are started. Until then, none are.
@@ -431,7 +462,8 @@ impl Monitor {
     /// its own) before it reads what the daemon has to say.
     fn start_fetcher(&mut self, descriptors: Vec<OwnedFd>) -> io::Result<()> {
         let [socket] = <[OwnedFd; 1]>::try_from(descriptors).map_err(|_| Errno::INVAL)?;
-        let mut command = self.fetcher.as_ref().ok_or(Errno::NOSYS)?.with(socket);
+        let fetcher = self.fetcher.as_ref().ok_or(Errno::NOSYS)?;
+        let mut command = fetcher.by(&self.program(), socket);
         self.check_children()?;
         let present = children();
         self.fetchers.retain(|fetcher| present.contains(fetcher));

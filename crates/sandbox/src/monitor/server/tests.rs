@@ -3,9 +3,11 @@
 use super::*;
 use crate::message;
 use crate::monitor::KeptKind;
-use crate::monitor::protocol::receive_kept;
+use crate::monitor::handover::{Leaving, Left, seal};
+use crate::monitor::protocol::{OLDEST_VERSION, receive_kept};
 use crate::zygote::receive;
 use std::io::IoSlice;
+use std::os::fd::IntoRawFd;
 use std::os::unix::fs::MetadataExt;
 
 const USER: DaemonIds = DaemonIds { uid: 12_345, gid: 12_346 };
@@ -253,7 +255,7 @@ fn waiting(uid: u32) -> std::process::Child {
 fn files_that_lead_into_groups_move_newcomers_and_nobody_else() {
     let Some(mut all) = monitor() else { return };
     let places = all.0.groups.places().to_vec();
-    let newcomer = all.0._range.as_ref().unwrap().first;
+    let newcomer = all.0.range.as_ref().unwrap().first;
     let (_, entrances) = make(&mut all, 1);
     assert_eq!(rustix::process::geteuid(), rustix::process::Uid::ROOT);
     let directories = all.0.made[&1].directories().to_vec();
@@ -414,4 +416,116 @@ fn a_daemon_has_so_many_groups_and_loses_them_at_its_end() {
     assert_eq!(ask(&mut all, Request::new(REQUEST_GROUP, 1), &[]).0, libc::EINVAL);
     let number = (u64::from(all.0.grant().life) << 32) + 1;
     assert_eq!(ask(&mut all, Request::new(REQUEST_GROUP, number), &[]).0, 0);
+}
+
+/// Has a monitor go on as after an exec: its descriptors stay, and its memory does not.
+fn execute_anew(monitor: Monitor) -> Monitor {
+    let mut leaving = Leaving::default();
+    let text = serde_json::to_vec(&monitor.state(None, &mut leaving).unwrap()).unwrap();
+    let sealed = seal(&text).unwrap().into_raw_fd();
+    drop(leaving);
+    std::mem::forget(monitor);
+    // SAFETY: what the monitor had is owned by nobody any more, and the sealed file neither.
+    let (text, mut left) = unsafe { Left::arrive(sealed) }.unwrap();
+    let state: MonitorState = serde_json::from_slice(&text).unwrap();
+    state.check().unwrap();
+    Monitor::resume(state, &mut left).unwrap()
+}
+
+#[test]
+fn a_monitor_goes_on_with_all_that_it_had() {
+    let Some((mut monitor, own, daemon)) = monitor() else { return };
+    monitor.forget_daemon();
+    let mut all = (monitor, own, daemon);
+    let life = 1 << 32;
+    for number in [1, 2] {
+        assert_eq!(ask(&mut all, Request::new(REQUEST_GROUP, life + number), &[]).0, 0);
+    }
+    let file = tempfile::tempfile().unwrap();
+    let request = Request::keep(life + 3, KeptKind::Sandbox, life + 2);
+    let note: Vec<u8> = (0..=255).collect();
+    let parts = [IoSlice::new(bytemuck::bytes_of(&request)), IoSlice::new(&note)];
+    message::send(&all.2, &parts, &[file.as_fd(); 3]).unwrap();
+    assert!(all.0.serve(&all.1));
+    assert_eq!(receive::<Answer>(&all.2, &mut Vec::new()).unwrap().unwrap().errno, 0);
+    assert_eq!(ask(&mut all, Request::new(REQUEST_LEAVE, 0), &[]).0, 0);
+    (all.0.bound, all.0.fetchers) = (BOUND_MAX, vec![12_345]);
+    let (grant, uid) = (all.0.grant(), all.0.range.as_ref().unwrap().first);
+    let directories = |number| all.0.made[&(life + number)].directories().to_vec();
+    let (made, kept) = (directories(1), directories(2));
+    // What a thread of the program before was about to remove.
+    let others: Vec<_> = made.iter().map(|made| made.with_extension("77")).collect();
+    others.iter().for_each(|other| std::fs::create_dir(other).unwrap());
+
+    let mut all = (execute_anew(execute_anew(all.0)), all.1, all.2);
+    assert_eq!(all.0.grant().life, 1);
+    assert_eq!((all.0.grant().ids, all.0.grant().places), (grant.ids, grant.places));
+    assert_eq!((all.0.range.as_ref().unwrap().first, all.0.fetchers.clone()), (uid, vec![12_345]));
+    assert!(all.0.has_asked() && all.0.has_left());
+    // The bounds are those of before.
+    let port = Request::bind((std::net::Ipv4Addr::LOCALHOST, 826).into(), Transport::Tcp);
+    assert_eq!(ask(&mut all, port, &[]), (libc::EMFILE, 0));
+    assert_eq!(ask(&mut all, Request::new(REQUEST_GROUP, life + 1), &[]), (libc::EEXIST, 0));
+    send(&all.2, &Request::new(REQUEST_NEXT_KEPT, 0), &[]).unwrap();
+    assert!(all.0.serve(&all.1));
+    let (key, found) = receive_kept(&all.2).unwrap().unwrap();
+    assert_eq!((key, found.group.number, found.note), (life + 3, life + 2, note));
+    let inode = |file: &std::fs::File| file.metadata().unwrap().ino();
+    for descriptor in found.descriptors {
+        assert_eq!(inode(&descriptor.into()), inode(&file));
+    }
+    // Nobody else gets its ids.
+    let other = Monitor::new(USER, WeakLimits::Accept).unwrap().unwrap();
+    assert_ne!(other.range.as_ref().unwrap().first, uid);
+    drop(other);
+
+    let is_there = |all: &[std::path::PathBuf]| all.iter().any(|directory| directory.exists());
+    let await_end = |all: &[std::path::PathBuf]| {
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while is_there(all) {
+            assert!(std::time::Instant::now() < deadline, "{all:?} are still there");
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+    };
+    await_end(&others);
+    assert!(made.is_empty() || is_there(&made));
+    all.0.forget_daemon();
+    assert_eq!(all.0.grant().life, 2);
+    assert_eq!(all.0.versions, BTreeMap::from([(1, VERSION), (2, VERSION)]));
+    assert!(kept.is_empty() || is_there(&kept));
+    drop(all);
+    await_end(&[made, kept].concat());
+}
+
+#[test]
+fn what_a_monitor_has_beyond_what_is_known_and_allowed_is_refused() {
+    let Some((mut monitor, ..)) = monitor() else { return };
+    // Whatever else is kept: one that is not known is enough.
+    for other in [OLDEST_VERSION - 1, VERSION + 1] {
+        monitor.versions = BTreeMap::from([(0, VERSION), (1, other), (2, OLDEST_VERSION)]);
+        let state = monitor.state(None, &mut Leaving::default()).unwrap();
+        let refused = state.check().unwrap_err();
+        assert!(refused.contains(&format!("speaks version {other}")), "{refused}");
+    }
+    monitor.versions = BTreeMap::from([(0, VERSION)]);
+    monitor.fetchers = vec![1; FETCHERS_MAX + 1];
+    assert!(monitor.state(None, &mut Leaving::default()).unwrap().check().is_err());
+    (monitor.fetchers, monitor.bound) = (Vec::new(), BOUND_MAX + 1);
+    let refused = monitor.state(None, &mut Leaving::default()).unwrap().check().unwrap_err();
+    assert!(refused.contains("more of something"), "{refused}");
+}
+
+/// A launcher executes what the daemon before it knows.
+#[test]
+fn helpers_are_started_from_the_program_that_was_kept() {
+    let Some((mut monitor, ..)) = monitor() else { return };
+    assert_eq!(monitor.program(), std::path::Path::new(sys::OWN_PROGRAM));
+    let kept = std::fs::File::open("/bin/true").unwrap();
+    let state = monitor.state(Some(kept.as_fd()), &mut Leaving::default()).unwrap();
+    assert!(serde_json::to_string(&state).unwrap().contains("\"helpers\":"));
+    monitor.helpers = Some(kept.into());
+    let is_true = |path| std::fs::read(path).unwrap() == std::fs::read("/bin/true").unwrap();
+    assert!(is_true(monitor.program()));
+    monitor.forget_daemon();
+    assert!(!is_true(monitor.program()));
 }
