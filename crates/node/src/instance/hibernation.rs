@@ -101,7 +101,9 @@ enum Phase {
     /// It was asked to rest.
     Asked(HibernationTerms, FreezeBase),
     /// It rests, and is written.
-    Writing(Writer),
+    Writing(Writer, Resting),
+    /// It rests, and could not be written: it goes on, or is written again.
+    Kept(Resting),
     /// It was told to give up what was written, to this file. It keeps what it has if it goes on
     /// before it hears that.
     Told(Box<Swapped>, Arc<Given>),
@@ -212,7 +214,7 @@ type Recorded = Arc<Mutex<Option<WorkingSet>>>;
 pub(super) enum Outcome {
     /// The instance has given up its memory.
     Hibernated(Swapped),
-    /// It has not, and goes on.
+    /// It could not be written, and rests with its memory.
     Failed(HibernateError),
     /// Its memory cannot be brought back: it is to be ended, and has executed nothing of it.
     Lost(io::Error),
@@ -237,7 +239,7 @@ impl Default for Hibernation {
 }
 
 impl Hibernation {
-    /// Asks the sandbox to rest.
+    /// Asks the sandbox to rest. One that rests, and could not be written, is written again.
     ///
     /// # Errors
     /// [`io::ErrorKind::WouldBlock`]: it is on its way; others: it has ended.
@@ -247,7 +249,7 @@ impl Hibernation {
         terms: HibernationTerms,
         base: FreezeBase,
     ) -> io::Result<()> {
-        if !matches!(self.phase, Phase::Awake) {
+        if !matches!(self.phase, Phase::Awake | Phase::Kept(_)) {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         let earlier_max = match terms.storage {
@@ -266,6 +268,9 @@ impl Hibernation {
                  or verified need that of the daemon; build the function anew",
             ));
         }
+        if let Phase::Kept(resting) = self.phase {
+            return self.begin_writing(sandbox, resting, terms, base);
+        }
         // No daemon before this one had the same moment.
         self.rest = monotonic_ns().max(self.rest + 1);
         sandbox.request_rest(self.rest, terms.timers)?;
@@ -279,7 +284,7 @@ impl Hibernation {
             Phase::Awake => Ok(()),
             // It says when it is there again.
             Phase::Hibernated | Phase::Told(..) => sandbox.wake(),
-            Phase::Asked(..) | Phase::Writing(..) => {
+            Phase::Asked(..) | Phase::Writing(..) | Phase::Kept(_) => {
                 self.phase = Phase::Awake;
                 sandbox.wake()
             }
@@ -299,21 +304,32 @@ impl Hibernation {
 
     /// Whether its memory is looked at or on its way.
     pub fn is_under_way(&self) -> bool {
-        !matches!(self.phase, Phase::Awake | Phase::Hibernated)
+        !matches!(self.phase, Phase::Awake | Phase::Hibernated | Phase::Kept(_))
     }
 
-    /// The sandbox rests.
+    /// The sandbox rests; whether that is wanted still, so that it is being written.
     ///
     /// # Errors
     /// It has ended.
-    pub fn resting(&mut self, sandbox: &mut Sandbox, resting: Resting) -> io::Result<()> {
+    pub fn resting(&mut self, sandbox: &mut Sandbox, resting: Resting) -> io::Result<bool> {
         if resting.number != self.rest || !matches!(self.phase, Phase::Asked(..)) {
             // It was not wanted any more; the sandbox hears that, too.
-            return Ok(());
+            return Ok(false);
         }
         let Phase::Asked(terms, base) = std::mem::replace(&mut self.phase, Phase::Awake) else {
-            return Ok(());
+            return Ok(false);
         };
+        self.begin_writing(sandbox, resting, terms, base).map(|()| true)
+    }
+
+    /// Begins to write the memory of the sandbox, which rests.
+    fn begin_writing(
+        &mut self,
+        sandbox: &mut Sandbox,
+        resting: Resting,
+        terms: HibernationTerms,
+        base: FreezeBase,
+    ) -> io::Result<()> {
         let max_stored =
             terms.max_stored.min(terms.room.left(self.given.as_ref().map(|given| &given.lease)));
         let spec = HibernateSpec { max_stored, base: Some(base) };
@@ -333,11 +349,12 @@ impl Hibernation {
         let write = move |is_wanted: &dyn Fn() -> bool| {
             write(hibernator, &terms, recorder, set, is_batch, old, is_wanted)
         };
-        self.phase = Phase::Writing(Writer::new(write));
+        self.phase = Phase::Writing(Writer::new(write), resting);
         Ok(())
     }
 
-    /// Passes on what was written; what has failed.
+    /// Passes on what was written; what has failed. After that the sandbox rests until
+    /// [`Hibernation::end`].
     pub fn poll(&mut self, sandbox: &mut Sandbox, context: &mut Context<'_>) -> Poll<Outcome> {
         if let Some(Unsealing(unsealing)) = &mut self.unsealing
             && let Poll::Ready(joined) = Pin::new(unsealing).poll(context)
@@ -347,9 +364,11 @@ impl Hibernation {
                 return Poll::Ready(Outcome::Lost(error));
             }
         }
-        let Phase::Writing(Writer { writing, .. }) = &mut self.phase else { return Poll::Pending };
+        let Phase::Writing(Writer { writing, .. }, resting) = &mut self.phase else {
+            return Poll::Pending;
+        };
         let Poll::Ready(joined) = Pin::new(writing).poll(context) else { return Poll::Pending };
-        self.phase = Phase::Awake;
+        self.phase = Phase::Kept(*resting);
         let written = joined.unwrap_or_else(|error| Err(io::Error::other(error).into()));
         let told = written.and_then(|written| {
             self.set = written.set;
@@ -360,11 +379,7 @@ impl Hibernation {
                 self.phase = Phase::Told(Box::new(swapped), Arc::new(given));
                 Poll::Pending
             }
-            Err(error) => {
-                // One that has ended needs no telling.
-                let _ = sandbox.wake();
-                Poll::Ready(Outcome::Failed(error))
-            }
+            Err(error) => Poll::Ready(Outcome::Failed(error)),
         }
     }
 

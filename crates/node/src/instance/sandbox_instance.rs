@@ -465,12 +465,15 @@ impl Instance for SandboxInstance {
                 }
                 Progress::Event(Event::Resting(resting)) => {
                     let sandbox = ready.get_inner_mut();
-                    if let Err(error) = self.hibernation.resting(sandbox, resting) {
+                    let rests = self.hibernation.resting(sandbox, resting);
+                    let is_wanted = rests.unwrap_or_else(|error| {
                         tracing::debug!(pid = self.pid, "an instance ended at rest: {error}");
+                        false
+                    });
+                    if is_wanted {
+                        // Whoever writes is waited for when this is asked next.
+                        return Poll::Ready(Report::Resting);
                     }
-                    // Whoever writes is to be waited for from now on.
-                    context.waker().wake_by_ref();
-                    return Poll::Pending;
                 }
                 Progress::Event(Event::Hibernated) => match self.hibernation.hibernated() {
                     Some(outcome) => return Poll::Ready(report_of(outcome)),

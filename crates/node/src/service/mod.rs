@@ -113,6 +113,8 @@ struct Slots {
     held: BTreeSet<u64>,
     /// Those that are being put to sleep to make room for others.
     leaving: BTreeSet<u64>,
+    /// Those that are paused and keep their memory, and why that could not be written.
+    kept: BTreeMap<u64, String>,
 }
 
 impl Deref for Slots {
@@ -145,6 +147,7 @@ impl Slots {
     fn remove(&mut self, id: &u64) -> Option<Slot> {
         self.perhaps_free.remove(id);
         self.leaving.remove(id);
+        self.kept.remove(id);
         self.all.remove(id)
     }
 }
@@ -647,10 +650,38 @@ impl Service {
         self.slots().get(&id)?.idle_since
     }
 
+    /// Nothing in an instance runs, and its memory is being written.
+    pub(crate) fn paused(&self, id: u64) {
+        if let Some(slot) = self.slots().get_mut(&id) {
+            slot.change(Change::Paused { connections: slot.connections });
+        }
+    }
+
+    /// The memory of a paused instance could not be written.
+    pub(crate) fn keeps_memory(&self, id: u64, why: &str) {
+        self.slots().kept.insert(id, why.to_owned());
+    }
+
+    /// Why a paused instance keeps its memory, if that could not be written.
+    pub(crate) fn why_memory_is_kept(&self, id: u64) -> Option<String> {
+        self.slots().kept.get(&id).cloned()
+    }
+
+    /// An instance that was paused, and had its memory, goes on.
+    pub(crate) fn unpaused(&self, id: u64) {
+        let mut slots = self.slots();
+        slots.kept.remove(&id);
+        if let Some(slot) = slots.get_mut(&id) {
+            slot.change(Change::Unpaused { connections: slot.connections });
+        }
+    }
+
     /// An instance has given up its memory.
     pub(crate) fn hibernated(&self, id: u64) {
         self.shared.metrics().hibernated(self.name());
-        if let Some(slot) = self.slots().get_mut(&id) {
+        let mut slots = self.slots();
+        slots.kept.remove(&id);
+        if let Some(slot) = slots.get_mut(&id) {
             slot.change(Change::Hibernated { connections: slot.connections });
         }
     }

@@ -19,7 +19,6 @@ use thaw_sandbox::Twin;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::{Instant, timeout};
 
-use super::sleep::Sleep;
 
 /// Where to say how it went.
 pub(crate) type SleepReply = oneshot::Sender<Result<SleepingInstance, String>>;
@@ -177,7 +176,7 @@ impl Supervisor {
         if self.sleepiness.is_asked() {
             return Ok(());
         }
-        let is_looked_at = self.rest.is_some() || self.twin.is_some() || self.sleep == Sleep::Begun;
+        let is_looked_at = self.rest.is_some() || self.twin.is_some() || self.sleep.is_under_way();
         let is_owed = self.sleepiness.is_late || self.sleepiness.woken_from.is_some();
         // A daemon that leaves waits for those that persist only.
         let is_owed = is_owed || self.service.shared().is_leaving() && !self.service.persists();

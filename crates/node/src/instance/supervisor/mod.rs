@@ -16,7 +16,7 @@ use super::patience::{Patience, Verdict};
 use asleep::{SleepReply, Sleepiness};
 use liveness::{Health, Probed};
 use rest::{CheckpointReply, CopyReply, FreezeReply, Rest};
-use sleep::{HibernateReply, Sleep, WakeReply};
+use sleep::{HibernateReply, PauseReply, Sleep, WakeReply};
 
 use crate::boots::{BootKind, BootRecord, Phases};
 use crate::config::{DomainName, FunctionName};
@@ -92,6 +92,8 @@ pub(crate) enum Command {
     CopyAtRest(Rest),
     /// Give up its memory; it is idle.
     Hibernate(HibernateReply),
+    /// Run nothing until somebody wants something of it, and give up its memory.
+    Pause(PauseReply),
     /// Give up its memory if it is idle; nobody waits for that.
     Relieve,
     /// Take its memory back.
@@ -149,6 +151,8 @@ pub(crate) struct Supervisor {
     twin: Option<Option<Lease>>,
     /// Who wants it to be hibernated.
     hibernate: Vec<HibernateReply>,
+    /// Who wants it to be paused.
+    pauses: Vec<PauseReply>,
     /// Who wants it to be awake.
     wake: Vec<WakeReply>,
     /// Whether it is hibernated, or about to be.
@@ -237,6 +241,7 @@ impl Supervisor {
             rest: None,
             twin: None,
             hibernate: Vec::new(),
+            pauses: Vec::new(),
             wake: Vec::new(),
             sleep: Sleep::Awake,
             hibernate_again: None,
@@ -290,8 +295,9 @@ impl Supervisor {
                     self.go_on();
                 }
                 Step::Report(Report::AtRest(rest)) => self.at_rest(rest),
+                Step::Report(Report::Resting) => self.resting(),
                 Step::Report(Report::Hibernated(hibernated)) => self.hibernated(&hibernated),
-                Step::Report(Report::NotHibernated(why)) => self.not_hibernated(&why),
+                Step::Report(Report::NotHibernated(why)) => self.not_written(&why),
                 Step::Report(Report::Awake(awake)) => self.awake(awake),
                 Step::Command(Some(Command::Watch)) => {
                     self.ring_at = Some(Instant::now() + RING_AFTER);
@@ -322,6 +328,7 @@ impl Supervisor {
                     self.ask_to_rest(rest, Twin::Refused);
                 }
                 Step::Command(Some(Command::Hibernate(reply))) => self.hibernate_for(reply),
+                Step::Command(Some(Command::Pause(reply))) => self.pause_for(reply),
                 Step::Command(Some(Command::Relieve)) => self.relieve(Instant::now()),
                 Step::Command(Some(Command::Wake(reply))) => self.wake_for(reply),
                 Step::Command(Some(Command::Sleep(Some(reply)))) => self.sleep_for(reply),
@@ -421,7 +428,7 @@ impl Supervisor {
     /// looks at is asked again.
     fn outlive_daemon(&mut self) {
         let is_looked_at = self.rest.is_some() || self.twin.is_some();
-        let is_about_to_sleep = self.sleepiness.is_asked() || self.sleep == Sleep::Begun;
+        let is_about_to_sleep = self.sleepiness.is_asked() || self.sleep.is_under_way();
         if is_looked_at || is_about_to_sleep || !self.wake_from_own_key() {
             return;
         }

@@ -10,6 +10,8 @@ use tokio::time::Instant;
 
 /// Where to say how a hibernation went.
 pub(crate) type HibernateReply = oneshot::Sender<Result<HibernatedInstance, String>>;
+/// Where to say that nothing in it runs.
+pub(crate) type PauseReply = oneshot::Sender<Result<(), String>>;
 /// Where to say how it woke; `None`: it was awake.
 pub(crate) type WakeReply = oneshot::Sender<Result<Option<Awake>, String>>;
 
@@ -24,7 +26,25 @@ pub(super) enum Sleep {
     Awake,
     /// It was asked to give up its memory.
     Begun,
+    /// Nothing in it runs, and its memory is being written.
+    Resting,
+    /// The same, and somebody has paused it: if its memory cannot be written, it rests with it.
+    Paused,
+    /// It is paused, and its memory could not be written.
+    Kept,
     Hibernated,
+}
+
+impl Sleep {
+    /// Whether its memory is being written, or is to be.
+    pub fn is_under_way(self) -> bool {
+        matches!(self, Self::Begun | Self::Resting | Self::Paused)
+    }
+
+    /// Whether it is to give up its memory and nobody has begun with that.
+    fn is_before(self) -> bool {
+        matches!(self, Self::Awake | Self::Kept)
+    }
 }
 
 impl Supervisor {
@@ -60,20 +80,20 @@ impl Supervisor {
     /// Has the instance give up its memory now, unless that has failed a short while ago.
     pub(super) fn relieve(&mut self, now: Instant) {
         let is_too_early = self.hibernate_not_before.is_some_and(|not_before| not_before > now);
-        if self.sleep == Sleep::Awake && is_too_early {
+        if self.sleep.is_before() && is_too_early {
             // It cannot hibernate now; perhaps it may sleep.
             if self.service.config().limits.sleep_after.is_some() {
                 self.make_room(now);
             }
             return;
         }
-        if self.sleep != Sleep::Awake {
+        if !self.sleep.is_before() {
             return;
         }
         match self.begin_hibernation() {
             // Where there are many, some wait for their turn.
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-            Err(error) => self.not_hibernated(&error.to_string()),
+            Err(error) => self.not_begun(&error.to_string()),
             Ok(()) => {}
         }
     }
@@ -106,7 +126,8 @@ impl Supervisor {
             storage: self.storage(),
         };
         self.instance.hibernate(terms)?;
-        self.sleep = Sleep::Begun;
+        // One that is paused rests already.
+        self.sleep = if self.sleep == Sleep::Kept { Sleep::Paused } else { Sleep::Begun };
         Ok(())
     }
 
@@ -125,29 +146,66 @@ impl Supervisor {
         self.hibernate_if_wanted();
     }
 
+    /// Has the instance come to rest for somebody who waits for that only, and give up its memory
+    /// then.
+    pub(super) fn pause_for(&mut self, reply: PauseReply) {
+        self.pauses.push(reply);
+        match self.sleep {
+            Sleep::Resting => self.paused(),
+            Sleep::Paused | Sleep::Kept | Sleep::Hibernated => self.answer_pauses(&Ok(())),
+            Sleep::Awake | Sleep::Begun => self.hibernate_if_wanted(),
+        }
+    }
+
     /// Has the instance give up its memory if somebody waits for that.
     pub(super) fn hibernate_if_wanted(&mut self) {
         self.hibernate_again = None;
-        if self.hibernate.is_empty() || self.sleep == Sleep::Begun {
+        let is_awaited = !self.hibernate.is_empty() || !self.pauses.is_empty();
+        if self.sleep.is_under_way() || !is_awaited && self.sleep != Sleep::Kept {
             return;
         }
-        let begun = match self.sleep {
-            Sleep::Hibernated => Err("it is hibernated already".to_owned()),
-            _ => match self.begin_hibernation() {
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                    self.hibernate_again = Some(Instant::now() + HIBERNATE_AGAIN);
-                    return;
-                }
-                begun => begun.map_err(|error| error.to_string()),
-            },
-        };
-        if let Err(why) = begun {
-            self.answer_hibernation(&Err(why));
+        if self.sleep == Sleep::Hibernated {
+            return self.answer_hibernation(&Err("it is hibernated already".to_owned()));
+        }
+        match self.begin_hibernation() {
+            Ok(()) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                self.hibernate_again = Some(Instant::now() + HIBERNATE_AGAIN);
+            }
+            Err(error) if self.sleep == Sleep::Kept => self.stays_paused(&error.to_string()),
+            Err(error) => self.answer_hibernation(&Err(error.to_string())),
+        }
+    }
+
+    /// Nothing in the instance runs any more, and its memory is being written.
+    pub(super) fn resting(&mut self) {
+        if self.sleep != Sleep::Begun {
+            return;
+        }
+        self.sleep = Sleep::Resting;
+        self.pauses.retain(|reply| !reply.is_closed());
+        if !self.pauses.is_empty() {
+            self.paused();
+        }
+    }
+
+    /// Nothing in the instance runs until somebody wants something of it, as was asked.
+    fn paused(&mut self) {
+        self.sleep = Sleep::Paused;
+        self.service.paused(self.id);
+        self.answer_pauses(&Ok(()));
+    }
+
+    fn answer_pauses(&mut self, outcome: &Result<(), String>) {
+        for reply in self.pauses.drain(..) {
+            // Who has asked may have lost patience.
+            let _ = reply.send(outcome.clone());
         }
     }
 
     /// Tells those who wait for a hibernation how it went; they may have lost patience.
     pub(super) fn answer_hibernation(&mut self, outcome: &Result<HibernatedInstance, String>) {
+        self.answer_pauses(&outcome.as_ref().map(drop).map_err(Clone::clone));
         for reply in self.hibernate.drain(..) {
             drop(reply.send(outcome.clone()));
         }
@@ -155,7 +213,7 @@ impl Supervisor {
 
     pub(super) fn wake_for(&mut self, reply: WakeReply) {
         match (self.sleep, self.instance.wake()) {
-            (Sleep::Hibernated, Ok(())) => self.wake.push(reply),
+            (Sleep::Paused | Sleep::Kept | Sleep::Hibernated, Ok(())) => self.wake.push(reply),
             (_, woken) => drop(reply.send(woken.map(|()| None).map_err(|error| error.to_string()))),
         }
     }
@@ -176,6 +234,39 @@ impl Supervisor {
         self.answer_hibernation(&Ok(hibernated.clone()));
     }
 
+    /// Its memory could not be written. One that is paused stays so; others go on.
+    pub(super) fn not_written(&mut self, why: &str) {
+        if self.sleep == Sleep::Paused {
+            return self.stays_paused(why);
+        }
+        // One that has ended needs no telling.
+        let _ = self.instance.wake();
+        self.not_hibernated(why);
+    }
+
+    /// It cannot be asked for its memory now.
+    fn not_begun(&mut self, why: &str) {
+        match self.sleep {
+            Sleep::Kept => self.stays_paused(why),
+            _ => self.not_hibernated(why),
+        }
+    }
+
+    /// It rests with its memory, which is to be written later.
+    fn stays_paused(&mut self, why: &str) {
+        tracing::warn!(
+            function = %self.service.name(), instance = self.id,
+            "a paused instance stays paused and keeps its memory, which could not be written: {why}; \
+             it is tried again in {} s",
+            HIBERNATE_AFTER_FAILURE.as_secs()
+        );
+        self.sleep = Sleep::Kept;
+        let again = Instant::now() + HIBERNATE_AFTER_FAILURE;
+        (self.hibernate_again, self.hibernate_not_before) = (Some(again), Some(again));
+        self.service.keeps_memory(self.id, why);
+        self.answer_hibernation(&Err(why.to_owned()));
+    }
+
     /// It keeps its memory; it is tried again later.
     pub(super) fn not_hibernated(&mut self, why: &str) {
         tracing::warn!(function = %self.service.name(), instance = self.id, "cannot hibernate an instance, which keeps its memory: {why}");
@@ -193,13 +284,18 @@ impl Supervisor {
         if awake.was_hibernated {
             self.service.woken(self.id);
             self.idle_look = Some(Instant::now() + idle_check(&self.service));
-        } else if awake.cause == AwakeCause::Unanswered {
-            return self.not_hibernated("one of its processes does not answer");
+        } else if matches!(was, Sleep::Paused | Sleep::Kept) {
+            self.service.unpaused(self.id);
+            self.idle_look = Some(Instant::now() + idle_check(&self.service));
         }
-        self.answer_hibernation(&Err(format!(
-            "{} before its memory was written; try again",
-            cause_of(awake.cause)
-        )));
+        if !awake.was_hibernated && awake.cause == AwakeCause::Unanswered {
+            self.not_hibernated("one of its processes does not answer");
+        } else {
+            self.answer_hibernation(&Err(format!(
+                "{} before its memory was written; try again",
+                cause_of(awake.cause)
+            )));
+        }
         for reply in self.wake.drain(..) {
             drop(reply.send(Ok(Some(awake))));
         }
