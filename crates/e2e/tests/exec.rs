@@ -160,7 +160,9 @@ fn a_sandbox_runs_programs_keeps_files_is_copied_and_ends() {
     ok(&home, &["sandbox", "cp", tree.to_str().unwrap(), "one:/tmp/up"]);
     assert_eq!(ok(&home, &["exec", "one", "--", "cat", "/tmp/up/link"]), "content");
     ok(&home, &["sandbox", "pause", "one"]);
-    assert!(ok(&home, &["sandbox", "list"]).contains("hibernated"));
+    wait_until("it has given up its memory", || {
+        ok(&home, &["sandbox", "list"]).contains("hibernated")
+    });
     let down = work.join("down");
     ok(&home, &["sandbox", "cp", "one:/tmp/up", down.to_str().unwrap()]);
     assert_eq!(fs::read_to_string(down.join("below/file")).unwrap(), "content");

@@ -218,7 +218,9 @@ fn sum_of(states: &BTreeMap<String, usize>, wanted: &[InstanceState]) -> f32 {
 }
 
 fn sample_of(window: &Reading, states: &BTreeMap<String, usize>, seconds: f64) -> Sample {
-    use InstanceState::{Asleep, Booting, Busy, HibernateRunning, Hibernated, Idle, Paused, WokenUp};
+    use InstanceState::{
+        Asleep, Booting, Busy, HibernateRunning, Hibernated, Idle, Paused, WokenUp,
+    };
     let mut sample = [f32::NAN; COLUMNS.len()];
     let mut set = |column: Column, value: f32| sample[column as usize] = value;
     let rate = |count: u64| (count as f64 / seconds) as f32;

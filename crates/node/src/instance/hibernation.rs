@@ -5,6 +5,7 @@
 
 use super::sealed::{Sealed, Unsealed, Unsealing, gate};
 use crate::clock::monotonic_ns;
+use crate::debug::is_swap_slow;
 use crate::swap::SwapSpace;
 use crate::tenants::{Lease, SwapLease, SwapRoom, Tenant};
 use std::fs::File;
@@ -14,6 +15,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
+use std::time::Duration;
 use thaw_abi::control::Resting;
 use thaw_sandbox::{
     Awake, AwakeCause, Deflated, FreezeBase, FreezeError, HibernateError, HibernateSpec,
@@ -35,10 +37,11 @@ struct Writer {
 }
 
 impl Writer {
+    /// One that writes as long as this is true.
     fn new(
+        is_wanted: Arc<AtomicBool>,
         write: impl FnOnce(&dyn Fn() -> bool) -> Result<Written, HibernateError> + Send + 'static,
     ) -> Self {
-        let is_wanted = Arc::new(AtomicBool::new(true));
         let wanted = is_wanted.clone();
         let writing = tokio::spawn(async move {
             let place = WRITERS.acquire().await.map_err(io::Error::other)?;
@@ -58,6 +61,9 @@ impl Drop for Writer {
         self.writing.abort();
     }
 }
+
+/// How often it is looked whether a disk that tests have slowed down goes on.
+const SLOW_SWAP_LOOK: Duration = Duration::from_millis(10);
 
 /// Most files besides the last one that an instance keeps disk in: one is left whenever some of its
 /// processes do not give up their memory, as it says.
@@ -333,7 +339,8 @@ impl Hibernation {
         let max_stored =
             terms.max_stored.min(terms.room.left(self.given.as_ref().map(|given| &given.lease)));
         let spec = HibernateSpec { max_stored, base: Some(base) };
-        let hibernator = sandbox.hibernator(resting, spec)?;
+        let is_wanted = Arc::new(AtomicBool::new(true));
+        let hibernator = sandbox.hibernator(resting, spec)?.while_wanted(is_wanted.clone());
         if let Some(recorded) = self.recorded.take() {
             let set = recorded.lock().expect("nobody panics with it").take();
             self.set = set.map(Arc::new);
@@ -349,7 +356,7 @@ impl Hibernation {
         let write = move |is_wanted: &dyn Fn() -> bool| {
             write(hibernator, &terms, recorder, set, is_batch, old, is_wanted)
         };
-        self.phase = Phase::Writing(Writer::new(write), resting);
+        self.phase = Phase::Writing(Writer::new(is_wanted, write), resting);
         Ok(())
     }
 
@@ -474,6 +481,9 @@ fn write(
     old: Option<Arc<Given>>,
     is_wanted: &dyn Fn() -> bool,
 ) -> Result<Written, HibernateError> {
+    while is_wanted() && is_swap_slow() {
+        std::thread::sleep(SLOW_SWAP_LOOK);
+    }
     if !is_wanted() {
         return Err(io::Error::from(io::ErrorKind::Interrupted).into());
     }

@@ -19,7 +19,6 @@ use thaw_sandbox::Twin;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::{Instant, timeout};
 
-
 /// Where to say how it went.
 pub(crate) type SleepReply = oneshot::Sender<Result<SleepingInstance, String>>;
 

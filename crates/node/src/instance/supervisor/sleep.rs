@@ -236,12 +236,15 @@ impl Supervisor {
 
     /// Its memory could not be written. One that is paused stays so; others go on.
     pub(super) fn not_written(&mut self, why: &str) {
-        if self.sleep == Sleep::Paused {
+        let is_ending = self.service.is_ending(self.id);
+        if self.sleep == Sleep::Paused && !is_ending {
             return self.stays_paused(why);
         }
         // One that has ended needs no telling.
         let _ = self.instance.wake();
-        self.not_hibernated(why);
+        if !is_ending {
+            self.not_hibernated(why);
+        }
     }
 
     /// It cannot be asked for its memory now.
