@@ -42,6 +42,13 @@ while True:
 const ASK: &str = "rm -f /tmp/answer; echo > /tmp/ask; until [ -e /tmp/answer ]; do sleep 0.02; \
                    done; cat /tmp/answer";
 
+/// Computes until a file is there.
+const COMPUTE: &str = "import os\nwhile not os.path.exists('/tmp/stop'): pass";
+
+/// Computes for some seconds, and writes down that it has.
+const COMPUTE_AWHILE: &str = "import time\nend = time.time() + 3\nwhile time.time() < end: pass\n\
+                              open('/tmp/done', 'w')";
+
 /// A daemon whose disk takes nothing as long as a file is there.
 struct Node {
     daemon: Daemon,
@@ -175,16 +182,13 @@ fn what_wakes_a_paused_sandbox_ends_the_writing() {
     assert_eq!(one.state(), "idle");
     one.check();
     // Without a word, too: by what is wanted of it.
-    wait_until("it is known to run", || one.state() == "idle");
     one.pause();
     assert_eq!(one.state(), "paused");
     one.check();
-    wait_until("it is known to run", || one.state() == "idle");
     one.pause();
     node.ok(&["sandbox", "fork", "one", "--name", "two"]);
     one.check_in("two");
     one.check();
-    wait_until("it is known to run", || one.state() == "idle");
     // What was begun then is of no use, and does it no harm.
     node.speed_up();
     one.check();
@@ -200,6 +204,7 @@ fn a_sandbox_is_resumed_while_it_is_being_written() {
     let one = node.sandbox("one");
     for round in 0..5 {
         one.pause();
+        assert_eq!(one.state(), "paused", "it is being written");
         node.ok(&["sandbox", "resume", "one"]);
         let copy = format!("copy-{round}");
         node.ok(&["sandbox", "fork", "one", "--name", &copy]);
@@ -208,6 +213,90 @@ fn a_sandbox_is_resumed_while_it_is_being_written() {
     }
     one.check();
     one.pause();
+    one.wait_for("hibernated");
+    one.check();
+}
+
+/// It says that it is awake only when it waits.
+#[test]
+fn a_sandbox_is_paused_again_before_it_has_said_that_it_is_awake() {
+    let node = Node::start("again");
+    let one = node.sandbox("one");
+    for _ in 0..3 {
+        node.slow_down();
+        one.pause();
+        node.ok(&["sandbox", "resume", "one"]);
+        one.pause();
+        assert_eq!(one.state(), "paused");
+        node.speed_up();
+        one.wait_for("hibernated");
+        node.ok(&["sandbox", "resume", "one"]);
+        one.pause();
+        one.wait_for("hibernated");
+    }
+    one.check();
+}
+
+#[test]
+fn a_pause_waits_for_what_computes_in_a_paused_sandbox() {
+    let node = Node::start("computes");
+    let one = node.sandbox("one");
+    let has_computed = || {
+        let found = node.ok(&["exec", "one", "--", "sh", "-c", "[ -e /tmp/done ] && echo done"]);
+        node.ok(&["exec", "one", "--", "rm", "/tmp/done"]);
+        found == "done\n"
+    };
+    // Before its memory is written, and after that.
+    for state in ["paused", "hibernated"] {
+        if state == "paused" {
+            node.slow_down();
+        }
+        one.pause();
+        one.wait_for(state);
+        node.ok(&["exec", "-d", "one", "--", "python3", "-c", COMPUTE_AWHILE]);
+        one.pause();
+        assert!(has_computed(), "the pause of one that is {state} was answered while it ran");
+        if state == "paused" {
+            node.speed_up();
+        }
+    }
+    one.pause();
+    one.wait_for("hibernated");
+    one.check();
+}
+
+#[test]
+fn a_pause_that_is_withdrawn_leaves_nothing_behind() {
+    let node = Node::start("withdrawn");
+    let one = node.sandbox("one");
+    node.ok(&["exec", "-d", "one", "--", "python3", "-c", COMPUTE]);
+    let refused = std::thread::scope(|scope| {
+        let pause = scope.spawn(|| node.call(&["sandbox", "pause", "one"]));
+        while !pause.is_finished() {
+            node.ok(&["sandbox", "resume", "one"]);
+        }
+        pause.join().unwrap()
+    });
+    assert!(refused.stderr.contains("told to go on"), "{refused:?}");
+    assert_eq!(one.state(), "idle");
+    node.ok(&["exec", "one", "--", "sh", "-c", "echo > /tmp/stop"]);
+    one.pause();
+    one.wait_for("hibernated");
+    one.check();
+}
+
+/// Takes a minute: whoever waits for its memory loses patience.
+#[test]
+fn a_paused_sandbox_stays_so_if_its_memory_takes_too_long() {
+    let node = Node::start("patience");
+    let one = node.sandbox("one");
+    node.slow_down();
+    one.pause();
+    let instance = one.show()["instance"].to_string();
+    let late = node.call(&["hibernate", "box", "--instance", &instance]);
+    assert!(late.stderr.contains("still being written"), "{late:?}");
+    assert_eq!(one.state(), "paused");
+    node.speed_up();
     one.wait_for("hibernated");
     one.check();
 }

@@ -53,6 +53,12 @@ impl Writer {
         });
         Self { writing, is_wanted }
     }
+
+    /// One that cannot write.
+    fn failed(error: io::Error) -> Self {
+        let writing = tokio::spawn(async move { Err(error.into()) });
+        Self { writing, is_wanted: Arc::default() }
+    }
 }
 
 impl Drop for Writer {
@@ -313,19 +319,20 @@ impl Hibernation {
         !matches!(self.phase, Phase::Awake | Phase::Hibernated | Phase::Kept(_))
     }
 
-    /// The sandbox rests; whether that is wanted still, so that it is being written.
-    ///
-    /// # Errors
-    /// It has ended.
-    pub fn resting(&mut self, sandbox: &mut Sandbox, resting: Resting) -> io::Result<bool> {
+    /// The sandbox rests; whether that is wanted still, so that it is being written. If that cannot
+    /// be begun, it has failed.
+    pub fn resting(&mut self, sandbox: &mut Sandbox, resting: Resting) -> bool {
         if resting.number != self.rest || !matches!(self.phase, Phase::Asked(..)) {
             // It was not wanted any more; the sandbox hears that, too.
-            return Ok(false);
+            return false;
         }
         let Phase::Asked(terms, base) = std::mem::replace(&mut self.phase, Phase::Awake) else {
-            return Ok(false);
+            return false;
         };
-        self.begin_writing(sandbox, resting, terms, base).map(|()| true)
+        if let Err(error) = self.begin_writing(sandbox, resting, terms, base) {
+            self.phase = Phase::Writing(Writer::failed(error), resting);
+        }
+        true
     }
 
     /// Begins to write the memory of the sandbox, which rests.

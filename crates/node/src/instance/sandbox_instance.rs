@@ -464,13 +464,7 @@ impl Instance for SandboxInstance {
                     self.kill();
                 }
                 Progress::Event(Event::Resting(resting)) => {
-                    let sandbox = ready.get_inner_mut();
-                    let rests = self.hibernation.resting(sandbox, resting);
-                    let is_wanted = rests.unwrap_or_else(|error| {
-                        tracing::debug!(pid = self.pid, "an instance ended at rest: {error}");
-                        false
-                    });
-                    if is_wanted {
+                    if self.hibernation.resting(ready.get_inner_mut(), resting) {
                         // Whoever writes is waited for when this is asked next.
                         return Poll::Ready(Report::Resting);
                     }

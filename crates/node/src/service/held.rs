@@ -224,9 +224,7 @@ impl Service {
     /// # Errors
     /// One sentence for the operator.
     pub(crate) async fn pause(&self, id: u64) -> Result<(), String> {
-        // It may have given up its memory by itself, for others.
-        let is_hibernated = |slot: &Slot| slot.state == InstanceState::Hibernated;
-        if self.is_asleep(id) || self.slots().get(&id).is_some_and(is_hibernated) {
+        if self.is_asleep(id) {
             return Ok(());
         }
         let (reply, paused) = oneshot::channel();
@@ -234,9 +232,12 @@ impl Service {
         match timeout(super::HIBERNATE_PATIENCE, paused).await {
             Ok(Ok(outcome)) => outcome,
             Ok(Err(_)) => Err(format!("instance {id} has ended before it was paused")),
-            Err(_) => Err(format!(
-                "instance {id} did not come to rest; what computes all the time cannot be paused"
-            )),
+            Err(_) => {
+                self.withdraw(id);
+                Err(format!(
+                    "instance {id} did not come to rest; what computes all the time cannot be paused"
+                ))
+            }
         }
     }
 }

@@ -362,14 +362,16 @@ impl Service {
         idle.filter(|found| after.is_none_or(|after| *found > after)).min()
     }
 
-    /// Instances that are idle with memory to give up, and since when they are idle.
+    /// Instances that are idle with memory to give up, and since when they are idle. Those that are
+    /// paused are being written already, or cannot be.
     pub(crate) fn idle_with_memory(&self) -> Vec<(Instant, u64)> {
         if self.is_single_use() {
             // They end, or are put back into the state before their request.
             return Vec::new();
         }
         let slots = self.slots();
-        let idle = slots.iter().filter(|(_, slot)| slot.state.may_hibernate());
+        let may = |state: InstanceState| state.may_hibernate() && state != InstanceState::Paused;
+        let idle = slots.iter().filter(|(_, slot)| may(slot.state));
         idle.filter_map(|(id, slot)| Some((slot.idle_since?, *id))).collect()
     }
 
@@ -511,16 +513,31 @@ impl Service {
         match timeout(HIBERNATE_PATIENCE, hibernated).await {
             Ok(Ok(outcome)) => outcome.map(|hibernated| (id, hibernated)),
             Ok(Err(_)) => Err(format!("instance {id} has ended before it could be hibernated")),
-            Err(_) => {
-                // It keeps its memory.
-                let (reply, _) = oneshot::channel();
-                self.tell_idle(Some(id), |_| true, Command::Wake(reply));
-                Err(format!(
-                    "instance {id} did not come to rest within {} s; a program that always \
-                     computes cannot be hibernated",
-                    HIBERNATE_PATIENCE.as_secs()
-                ))
-            }
+            Err(_) => Err(self.lost_patience(id)),
+        }
+    }
+
+    /// Nobody waits any more for an instance to be hibernated. It keeps its memory, unless it was
+    /// paused: then it is written still. Why it took so long.
+    fn lost_patience(&self, id: u64) -> String {
+        self.withdraw(id);
+        let patience = HIBERNATE_PATIENCE.as_secs();
+        match self.state_of(id) {
+            Some(InstanceState::Paused) => format!(
+                "the memory of instance {id}, which is paused, is still being written after \
+                 {patience} s; see `thaw ps`"
+            ),
+            _ => format!(
+                "instance {id} did not come to rest within {patience} s; a program that always \
+                 computes cannot be hibernated"
+            ),
+        }
+    }
+
+    /// Somebody does not wait any more who wanted an instance to be hibernated or paused.
+    fn withdraw(&self, id: u64) {
+        if let Some(slot) = self.slots().get(&id) {
+            slot.table.tell(Command::Withdraw);
         }
     }
 

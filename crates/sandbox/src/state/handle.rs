@@ -219,6 +219,19 @@ impl Subject {
         self.wanted.as_ref().is_none_or(|wanted| wanted.load(SeqCst))
     }
 
+    /// Waits until nobody else asks, for as long as the answer is wanted.
+    fn turn(&self, deadline: Instant) -> Result<MutexGuard<'_, Slot>, StateError> {
+        loop {
+            let look = Instant::now() + WANTED_INTERVAL;
+            let turn = self.helper.turn(deadline.min(look));
+            match turn {
+                _ if !self.is_wanted() => return Err(StateError::Unwanted),
+                Err(StateError::Busy) if look < deadline => {}
+                turn => return turn,
+            }
+        }
+    }
+
     /// Whether the sandbox ends within a time, or has ended.
     pub fn ends_within(&self, time: Duration) -> bool {
         let time = message::time_until(Instant::now() + time);
@@ -235,11 +248,8 @@ impl Subject {
         time: Duration,
         converse: impl FnOnce(&mut Conversation<'_>) -> Result<T, StateError>,
     ) -> Result<T, StateError> {
-        let mut slot = self.helper.turn(Instant::now() + time)?;
+        let mut slot = self.turn(Instant::now() + time)?;
         self.require_running()?;
-        if !self.is_wanted() {
-            return Err(StateError::Unwanted);
-        }
         let running = match slot.running.take() {
             Some(running) if !running.has_ended() => running,
             // None, or it has died: that is nothing to be told of.

@@ -112,6 +112,10 @@ impl Supervisor {
         if due > now {
             return Some(due);
         }
+        if self.sleep.is_paused() {
+            // It would go on if it could not sleep. It is written first.
+            return Some(now + after.max(IDLE_CHECK_MIN));
+        }
         if self.service.shared().is_leaving() {
             return Some(now + SLEEP_AGAIN);
         }
@@ -124,7 +128,9 @@ impl Supervisor {
 
     /// Puts the instance to sleep now, unless that has failed a short while ago. Nobody waits.
     pub(super) fn sleep_now(&mut self, now: Instant) {
-        if self.sleepiness.not_before.is_none_or(|not_before| not_before <= now) {
+        let is_due = self.sleepiness.not_before.is_none_or(|not_before| not_before <= now);
+        // One that is paused and has its memory would go on if it could not sleep.
+        if is_due && !self.sleep.is_paused() {
             // Where there are many, some wait for their turn.
             let _ = self.fall_asleep();
         }
@@ -199,6 +205,7 @@ impl Supervisor {
             self.stays_awake(Refusal::Wanted);
             return Ok(());
         }
+        self.is_disturbed = true;
         match self.instance.request_checkpoint(Twin::Refused) {
             Ok(()) => self.sleepiness.asked = Some(Instant::now() + REST_PATIENCE),
             Err(error) => self.stays_awake(Refusal::Failed(format!("it has ended ({error})"))),

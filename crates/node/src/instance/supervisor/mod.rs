@@ -98,6 +98,8 @@ pub(crate) enum Command {
     Relieve,
     /// Take its memory back.
     Wake(WakeReply),
+    /// Somebody does not wait any more who wanted it to be hibernated or paused.
+    Withdraw,
     /// Leave a file and end, if it is idle; perhaps nobody waits for that.
     Sleep(Option<SleepReply>),
     /// The same for others who want its room: end if it cannot.
@@ -157,6 +159,12 @@ pub(crate) struct Supervisor {
     wake: Vec<WakeReply>,
     /// Whether it is hibernated, or about to be.
     sleep: Sleep,
+    /// It was sent something since it was asked to rest.
+    is_disturbed: bool,
+    /// CPU time that it had used when it said that it rests; none: nobody counts.
+    used_at_rest: Option<Duration>,
+    /// How often the memory could not be written since it was paused.
+    times_kept: u32,
     /// When to try again what somebody waits for.
     hibernate_again: Option<Instant>,
     /// Not before this is it tried to hibernate it.
@@ -244,6 +252,9 @@ impl Supervisor {
             pauses: Vec::new(),
             wake: Vec::new(),
             sleep: Sleep::Awake,
+            is_disturbed: false,
+            used_at_rest: None,
+            times_kept: 0,
             hibernate_again: None,
             hibernate_not_before: None,
             sleepiness: Sleepiness::default(),
@@ -300,6 +311,7 @@ impl Supervisor {
                 Step::Report(Report::NotHibernated(why)) => self.not_written(&why),
                 Step::Report(Report::Awake(awake)) => self.awake(awake),
                 Step::Command(Some(Command::Watch)) => {
+                    self.is_disturbed = true;
                     self.ring_at = Some(Instant::now() + RING_AFTER);
                     self.keep_at = self.keep_at.or_else(keep_time);
                 }
@@ -331,6 +343,7 @@ impl Supervisor {
                 Step::Command(Some(Command::Pause(reply))) => self.pause_for(reply),
                 Step::Command(Some(Command::Relieve)) => self.relieve(Instant::now()),
                 Step::Command(Some(Command::Wake(reply))) => self.wake_for(reply),
+                Step::Command(Some(Command::Withdraw)) => self.withdraw(),
                 Step::Command(Some(Command::Sleep(Some(reply)))) => self.sleep_for(reply),
                 Step::Command(Some(Command::SleepOrEnd)) => self.make_room(Instant::now()),
                 Step::Command(Some(Command::Sleep(None))) => self.sleep_now(Instant::now()),
@@ -396,6 +409,8 @@ impl Supervisor {
         if is_due(self.ring_at) {
             self.ring_at = None;
             self.connections.stop_watching();
+            // More may have been sent meanwhile, of which nobody tells.
+            self.is_disturbed = true;
             self.instance.ring_if_unread();
         }
         if is_due(self.keep_at) {

@@ -19,6 +19,11 @@ pub(crate) type WakeReply = oneshot::Sender<Result<Option<Awake>, String>>;
 const HIBERNATE_AGAIN: Duration = Duration::from_millis(100);
 /// The same after it has failed.
 const HIBERNATE_AFTER_FAILURE: Duration = Duration::from_secs(60);
+/// The same at most, for one that is paused and has failed again and again.
+const HIBERNATE_KEPT_MAX: Duration = Duration::from_secs(30 * 60);
+/// CPU time that an instance at rest may have used since it has said so. One that has used more
+/// has woken.
+const USED_AT_REST_MAX: Duration = Duration::from_millis(5);
 
 /// Whether an instance is awake, as its supervisor knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,9 +46,14 @@ impl Sleep {
         matches!(self, Self::Begun | Self::Resting | Self::Paused)
     }
 
-    /// Whether it is to give up its memory and nobody has begun with that.
-    fn is_before(self) -> bool {
-        matches!(self, Self::Awake | Self::Kept)
+    /// Whether somebody has paused it, and it has its memory.
+    pub fn is_paused(self) -> bool {
+        matches!(self, Self::Paused | Self::Kept)
+    }
+
+    /// Whether it has said that nothing in it runs. It may have woken since.
+    fn has_rested(self) -> bool {
+        matches!(self, Self::Resting | Self::Paused | Self::Kept | Self::Hibernated)
     }
 }
 
@@ -79,21 +89,21 @@ impl Supervisor {
 
     /// Has the instance give up its memory now, unless that has failed a short while ago.
     pub(super) fn relieve(&mut self, now: Instant) {
-        let is_too_early = self.hibernate_not_before.is_some_and(|not_before| not_before > now);
-        if self.sleep.is_before() && is_too_early {
+        if self.sleep != Sleep::Awake {
+            // One that is paused is written, or tried again later.
+            return;
+        }
+        if self.hibernate_not_before.is_some_and(|not_before| not_before > now) {
             // It cannot hibernate now; perhaps it may sleep.
             if self.service.config().limits.sleep_after.is_some() {
                 self.make_room(now);
             }
             return;
         }
-        if !self.sleep.is_before() {
-            return;
-        }
         match self.begin_hibernation() {
             // Where there are many, some wait for their turn.
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-            Err(error) => self.not_begun(&error.to_string()),
+            Err(error) => self.not_hibernated(&error.to_string()),
             Ok(()) => {}
         }
     }
@@ -126,8 +136,13 @@ impl Supervisor {
             storage: self.storage(),
         };
         self.instance.hibernate(terms)?;
-        // One that is paused rests already.
-        self.sleep = if self.sleep == Sleep::Kept { Sleep::Paused } else { Sleep::Begun };
+        if self.sleep == Sleep::Kept {
+            // It rests already.
+            self.sleep = Sleep::Paused;
+        } else {
+            self.sleep = Sleep::Begun;
+            self.is_disturbed = false;
+        }
         Ok(())
     }
 
@@ -150,10 +165,75 @@ impl Supervisor {
     /// then.
     pub(super) fn pause_for(&mut self, reply: PauseReply) {
         self.pauses.push(reply);
+        if !self.is_known_to_rest() {
+            return self.rest_anew();
+        }
         match self.sleep {
             Sleep::Resting => self.paused(),
-            Sleep::Paused | Sleep::Kept | Sleep::Hibernated => self.answer_pauses(&Ok(())),
-            Sleep::Awake | Sleep::Begun => self.hibernate_if_wanted(),
+            _ => self.answer_pauses(&Ok(())),
+        }
+    }
+
+    /// Whether the instance has come to rest, and nothing can have woken it since. It says that it
+    /// is awake only when it answers or waits for the first time.
+    fn is_known_to_rest(&self) -> bool {
+        let is_left_alone = !self.is_disturbed
+            && self.ring_at.is_none()
+            && self.wake.is_empty()
+            && self.rest.is_none()
+            && self.twin.is_none()
+            && !self.sleepiness.is_asked();
+        let has_clients =
+            self.connections.execs().in_use() || self.service.idle_since(self.id).is_none();
+        self.sleep.has_rested() && is_left_alone && !has_clients && self.has_not_run()
+    }
+
+    /// Whether it has used no CPU time since it has rested: its own timers and connections wake it,
+    /// too. Where nobody counts that, nobody knows.
+    fn has_not_run(&self) -> bool {
+        let used = self.used_at_rest.zip(self.instance.cpu_time());
+        used.is_some_and(|(then, now)| now.saturating_sub(then) <= USED_AT_REST_MAX)
+    }
+
+    /// Asks the instance to come to rest, whether it was asked before or not: only an answer to the
+    /// new question says that nothing has woken it. One that has given up its memory, or is about
+    /// to, says first that it has it back.
+    fn rest_anew(&mut self) {
+        self.is_disturbed = true;
+        if let Err(error) = self.instance.wake() {
+            return self.answer_pauses(&Err(format!("it has ended ({error})")));
+        }
+        if self.sleep != Sleep::Hibernated {
+            self.goes_on();
+        }
+        self.hibernate_if_wanted();
+    }
+
+    /// The instance, which has its memory, was told to go on.
+    fn goes_on(&mut self) {
+        if std::mem::replace(&mut self.sleep, Sleep::Awake).is_paused() {
+            self.unpaused();
+        }
+    }
+
+    fn unpaused(&mut self) {
+        self.times_kept = 0;
+        let soon = Instant::now() + HIBERNATE_AFTER_FAILURE;
+        self.hibernate_not_before = self.hibernate_not_before.map(|at| at.min(soon));
+        self.service.unpaused(self.id);
+        self.idle_look = Some(Instant::now() + idle_check(&self.service));
+    }
+
+    /// Somebody does not wait any more. If nobody does, one that has not come to rest for anybody
+    /// runs on; one that was paused stays so.
+    pub(super) fn withdraw(&mut self) {
+        self.hibernate.retain(|reply| !reply.is_closed());
+        self.pauses.retain(|reply| !reply.is_closed());
+        let is_awaited = !self.hibernate.is_empty() || !self.pauses.is_empty();
+        if !is_awaited && matches!(self.sleep, Sleep::Begun | Sleep::Resting) {
+            // One that has ended needs no telling.
+            let _ = self.instance.wake();
+            self.goes_on();
         }
     }
 
@@ -165,7 +245,8 @@ impl Supervisor {
             return;
         }
         if self.sleep == Sleep::Hibernated {
-            return self.answer_hibernation(&Err("it is hibernated already".to_owned()));
+            // Whoever wants it to be paused waits until it is awake.
+            return self.answer_hibernations(&Err("it is hibernated already".to_owned()));
         }
         match self.begin_hibernation() {
             Ok(()) => {}
@@ -173,7 +254,7 @@ impl Supervisor {
                 self.hibernate_again = Some(Instant::now() + HIBERNATE_AGAIN);
             }
             Err(error) if self.sleep == Sleep::Kept => self.stays_paused(&error.to_string()),
-            Err(error) => self.answer_hibernation(&Err(error.to_string())),
+            Err(error) => self.answer_all(&error.to_string()),
         }
     }
 
@@ -183,6 +264,7 @@ impl Supervisor {
             return;
         }
         self.sleep = Sleep::Resting;
+        self.used_at_rest = self.instance.cpu_time();
         self.pauses.retain(|reply| !reply.is_closed());
         if !self.pauses.is_empty() {
             self.paused();
@@ -204,18 +286,32 @@ impl Supervisor {
     }
 
     /// Tells those who wait for a hibernation how it went; they may have lost patience.
-    pub(super) fn answer_hibernation(&mut self, outcome: &Result<HibernatedInstance, String>) {
-        self.answer_pauses(&outcome.as_ref().map(drop).map_err(Clone::clone));
+    fn answer_hibernations(&mut self, outcome: &Result<HibernatedInstance, String>) {
         for reply in self.hibernate.drain(..) {
             drop(reply.send(outcome.clone()));
         }
     }
 
+    /// Tells all who want it to be hibernated or paused why it is not.
+    fn answer_all(&mut self, why: &str) {
+        self.answer_pauses(&Err(why.to_owned()));
+        self.answer_hibernations(&Err(why.to_owned()));
+    }
+
+    /// Has the instance run. One that has its memory does so at once; others say when they do.
     pub(super) fn wake_for(&mut self, reply: WakeReply) {
-        match (self.sleep, self.instance.wake()) {
-            (Sleep::Paused | Sleep::Kept | Sleep::Hibernated, Ok(())) => self.wake.push(reply),
-            (_, woken) => drop(reply.send(woken.map(|()| None).map_err(|error| error.to_string()))),
+        self.is_disturbed = true;
+        if let Err(error) = self.instance.wake() {
+            return drop(reply.send(Err(error.to_string())));
         }
+        if self.sleep == Sleep::Hibernated {
+            return self.wake.push(reply);
+        }
+        if self.sleep != Sleep::Awake {
+            self.goes_on();
+            self.answer_all("it was told to go on; try again");
+        }
+        let _ = reply.send(Ok(None));
     }
 
     /// Wakes an instance whose memory nobody but this daemon can decrypt. Whether it is awake.
@@ -230,8 +326,10 @@ impl Supervisor {
 
     pub(super) fn hibernated(&mut self, hibernated: &HibernatedInstance) {
         self.sleep = Sleep::Hibernated;
+        self.times_kept = 0;
+        self.used_at_rest = self.instance.cpu_time();
         self.service.hibernated(self.id);
-        self.answer_hibernation(&Ok(hibernated.clone()));
+        self.answer_hibernations(&Ok(hibernated.clone()));
     }
 
     /// Its memory could not be written. One that is paused stays so; others go on.
@@ -247,27 +345,30 @@ impl Supervisor {
         }
     }
 
-    /// It cannot be asked for its memory now.
-    fn not_begun(&mut self, why: &str) {
-        match self.sleep {
-            Sleep::Kept => self.stays_paused(why),
-            _ => self.not_hibernated(why),
-        }
-    }
-
     /// It rests with its memory, which is to be written later.
     fn stays_paused(&mut self, why: &str) {
-        tracing::warn!(
-            function = %self.service.name(), instance = self.id,
-            "a paused instance stays paused and keeps its memory, which could not be written: {why}; \
-             it is tried again in {} s",
-            HIBERNATE_AFTER_FAILURE.as_secs()
-        );
+        let wait = kept_wait(self.times_kept);
+        self.log_kept(why, wait);
+        self.times_kept = self.times_kept.saturating_add(1);
         self.sleep = Sleep::Kept;
-        let again = Instant::now() + HIBERNATE_AFTER_FAILURE;
+        let again = Instant::now() + wait;
         (self.hibernate_again, self.hibernate_not_before) = (Some(again), Some(again));
         self.service.keeps_memory(self.id, why);
-        self.answer_hibernation(&Err(why.to_owned()));
+        self.answer_hibernations(&Err(why.to_owned()));
+    }
+
+    /// The first time is worth a warning.
+    fn log_kept(&self, why: &str, wait: Duration) {
+        let (function, instance, wait) = (self.service.name(), self.id, wait.as_secs());
+        if self.times_kept > 0 {
+            tracing::debug!(%function, instance, "a paused instance keeps its memory still: {why}; it is tried again in {wait} s");
+            return;
+        }
+        tracing::warn!(
+            %function, instance,
+            "a paused instance stays paused and keeps its memory, which could not be written: {why}; \
+             it is tried again in {wait} s"
+        );
     }
 
     /// It keeps its memory; it is tried again later.
@@ -275,34 +376,53 @@ impl Supervisor {
         tracing::warn!(function = %self.service.name(), instance = self.id, "cannot hibernate an instance, which keeps its memory: {why}");
         self.sleep = Sleep::Awake;
         self.hibernate_not_before = Some(Instant::now() + HIBERNATE_AFTER_FAILURE);
-        self.answer_hibernation(&Err(why.to_owned()));
+        self.answer_all(why);
     }
 
     pub(super) fn awake(&mut self, awake: Awake) {
         let was = std::mem::replace(&mut self.sleep, Sleep::Awake);
         if was == Sleep::Awake && !awake.was_hibernated {
-            // It was not asked to rest: a sandbox may say what it likes.
+            // It was told to go on, or was not asked to rest: a sandbox may say what it likes.
             return;
         }
-        if awake.was_hibernated {
-            self.service.woken(self.id);
-            self.idle_look = Some(Instant::now() + idle_check(&self.service));
-        } else if matches!(was, Sleep::Paused | Sleep::Kept) {
-            self.service.unpaused(self.id);
-            self.idle_look = Some(Instant::now() + idle_check(&self.service));
-        }
-        if !awake.was_hibernated && awake.cause == AwakeCause::Unanswered {
+        self.note_awake(was, awake);
+        let is_unanswered = !awake.was_hibernated && awake.cause == AwakeCause::Unanswered;
+        if is_unanswered {
             self.not_hibernated("one of its processes does not answer");
         } else {
-            self.answer_hibernation(&Err(format!(
-                "{} before its memory was written; try again",
-                cause_of(awake.cause)
-            )));
+            let cause = cause_of(awake.cause);
+            let why = format!("{cause} before its memory was written; try again");
+            self.answer_hibernations(&Err(why));
         }
         for reply in self.wake.drain(..) {
             drop(reply.send(Ok(Some(awake))));
         }
+        // Somebody wants it to be paused, and did not know whether it was awake.
+        self.hibernate_if_wanted();
     }
+
+    fn note_awake(&mut self, was: Sleep, awake: Awake) {
+        if awake.was_hibernated {
+            self.service.woken(self.id);
+            self.idle_look = Some(Instant::now() + idle_check(&self.service));
+        } else if was.is_paused() {
+            self.unpaused();
+            if !self.is_disturbed && awake.cause == AwakeCause::Message {
+                // It knows another image than its memory refers to.
+                tracing::warn!(
+                    function = %self.service.name(), instance = self.id,
+                    "a paused instance did not take the file with its memory, and goes on"
+                );
+            }
+        }
+    }
+}
+
+/// How long until it is tried again to write the memory of a paused instance, after so many
+/// failures before this one.
+fn kept_wait(failures: u32) -> Duration {
+    let doubled = HIBERNATE_AFTER_FAILURE.saturating_mul(1 << failures.min(10));
+    doubled.min(HIBERNATE_KEPT_MAX)
 }
 
 /// What has kept an instance from giving up its memory.
@@ -311,5 +431,16 @@ fn cause_of(cause: AwakeCause) -> &'static str {
         AwakeCause::Connection => "bytes came on one of its connections",
         AwakeCause::Timer => "a timer of the program was due",
         AwakeCause::Message | AwakeCause::Unanswered => "it was asked something else",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_paused_instance_is_tried_more_and_more_seldom() {
+        let waits = [0, 1, 2, 4, 5, u32::MAX].map(|failures| kept_wait(failures).as_secs());
+        assert_eq!(waits, [60, 120, 240, 960, 1800, 1800]);
     }
 }
