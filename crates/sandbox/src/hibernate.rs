@@ -130,7 +130,7 @@ pub struct HibernateSpec {
     pub base: Option<FreezeBase>,
 }
 
-/// Why a sandbox was not hibernated. It goes on as before.
+/// Why a sandbox was not hibernated. It rests until it is told to go on, or has ended.
 #[derive(Debug, thiserror::Error)]
 pub enum HibernateError {
     /// Its memory could not be written.

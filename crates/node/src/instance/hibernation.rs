@@ -347,14 +347,18 @@ impl Hibernation {
             terms.max_stored.min(terms.room.left(self.given.as_ref().map(|given| &given.lease)));
         let spec = HibernateSpec { max_stored, base: Some(base) };
         let is_wanted = Arc::new(AtomicBool::new(true));
-        let hibernator = sandbox.hibernator(resting, spec)?.while_wanted(is_wanted.clone());
+        let wanted = is_wanted.clone();
+        let hibernator = sandbox.hibernator(resting, spec)?.while_wanted(wanted.clone());
         if let Some(recorded) = self.recorded.take() {
             let set = recorded.lock().expect("nobody panics with it").take();
             self.set = set.map(Arc::new);
         }
         // Pages that come back at once are needed again for that reason alone.
         let recorder = match (&self.swapped, &self.set) {
-            (Some(swapped), None) => Some((WorkingSet::recorder(sandbox)?, swapped.clone())),
+            (Some(swapped), None) => {
+                let recorder = WorkingSet::recorder(sandbox)?.while_wanted(wanted);
+                Some((recorder, swapped.clone()))
+            }
             _ => None,
         };
         let set = self.set.clone();

@@ -128,9 +128,7 @@ impl Supervisor {
 
     /// Puts the instance to sleep now, unless that has failed a short while ago. Nobody waits.
     pub(super) fn sleep_now(&mut self, now: Instant) {
-        let is_due = self.sleepiness.not_before.is_none_or(|not_before| not_before <= now);
-        // One that is paused and has its memory would go on if it could not sleep.
-        if is_due && !self.sleep.is_paused() {
+        if self.sleepiness.not_before.is_none_or(|not_before| not_before <= now) {
             // Where there are many, some wait for their turn.
             let _ = self.fall_asleep();
         }
