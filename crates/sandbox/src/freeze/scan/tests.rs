@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::pagemap::PageMap;
+use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
 use std::ptr;
 use thaw_abi::image::{Mapping, SOURCE_IMAGE, SOURCE_ZERO, ancestor_number};
@@ -210,7 +211,15 @@ fn what_an_earlier_process_has_stored_is_not_stored_again() {
     }
 }
 
-/// Several chunks of one run: an earlier process has some of the second one only.
+/// Memory of which pages can be read from a part of it only.
+fn readable(part: Range<u64>) -> Space {
+    let memory = File::from(memfd_create("readable", MemfdFlags::CLOEXEC).unwrap());
+    memory.write_all_at(&vec![7; (part.end - part.start) as usize], part.start).unwrap();
+    Space { memory, pages: PageMap::own().unwrap() }
+}
+
+/// Several chunks of one run: an earlier process has some of the second one only. To read the
+/// third one fails.
 #[test]
 fn only_chunks_that_an_earlier_process_has_some_of_are_compared() {
     let pages = 3 * CHUNK / P;
@@ -225,7 +234,7 @@ fn only_chunks_that_an_earlier_process_has_some_of_are_compared() {
     };
     let mut source = Own(Vec::new());
     let mut scanner = Scanner::open(&mut source, FIRST_PROCESS, pages * P).unwrap();
-    scanner.spaces.push(Own(Vec::new()).take_space(1).unwrap());
+    scanner.spaces.push(readable(start + CHUNK..start + 2 * CHUNK));
     scanner.trust_page_map();
     let part = |space: u32, first: u64, pages: u64| Region {
         start: start + first * P,
