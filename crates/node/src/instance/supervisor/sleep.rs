@@ -407,11 +407,12 @@ impl Supervisor {
             self.idle_look = Some(Instant::now() + idle_check(&self.service));
         } else if was.is_paused() {
             self.unpaused();
-            if !self.is_disturbed && awake.cause == AwakeCause::Message {
+            let is_in_use = self.connections.execs().in_use();
+            if awake.cause == AwakeCause::Message && !self.is_disturbed && !is_in_use {
                 // It knows another image than its memory refers to.
                 tracing::warn!(
                     function = %self.service.name(), instance = self.id,
-                    "a paused instance did not take the file with its memory, and goes on"
+                    "a paused instance goes on, since it did not take the file with its memory"
                 );
             }
         }
