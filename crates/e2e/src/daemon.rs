@@ -1,7 +1,8 @@
 //! A `thaw serve` for tests, which never outlives them.
 
-use crate::binary::thaw_binary;
+use crate::binary::{thaw, thaw_binary};
 use crate::http::{Response, request_local};
+use crate::outcome::run;
 use crate::processes::{Process, children, descendants, exists, kill};
 use crate::user::User;
 use rustix::process::{Pid, Signal, kill_process};
@@ -351,6 +352,19 @@ pub fn wait_until(what: &str, condition: impl Fn() -> bool) {
         assert!(Instant::now() < deadline, "waited in vain until {what}");
         thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// Pauses a sandbox, and waits until it has given up its memory.
+///
+/// # Panics
+/// It is not paused, or keeps its memory for a minute.
+#[track_caller]
+pub fn pause_until_hibernated(home: &Path, name: &str) {
+    let ok = |arguments: &[&str]| run(thaw().args(arguments).env("THAW_HOME", home)).success();
+    ok(&["sandbox", "pause", name]);
+    let shown = || ok(&["sandbox", "show", name, "--json"]);
+    let state = || serde_json::from_str::<Value>(&shown()).expect("JSON")["state"].clone();
+    wait_until(&format!("{name} is hibernated"), || state() == "hibernated");
 }
 
 /// A Python script that begins as `script` does, which forks a process `pid` that is a daemon of

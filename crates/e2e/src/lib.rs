@@ -24,7 +24,9 @@ pub use apart::{Apart, Background, setting, unit};
 pub use binary::{build_directory, changed_kernel, kernel_symbol, repository, thaw, thaw_binary};
 pub use browser::{Browser, Screen};
 pub use calls::{ask, begin, command};
-pub use daemon::{Daemon, DaemonOptions, ending_once_it_serves, wait_until};
+pub use daemon::{
+    Daemon, DaemonOptions, ending_once_it_serves, pause_until_hibernated, wait_until,
+};
 pub use function::{Function, Language, built_home, copy_home, prefetch_file};
 pub use guest::{Fixture, Linking, compare_c, compare_python, compile, programs, python};
 pub use http::{Heard, Raw, Response, get, post, request, request_local};

@@ -75,7 +75,10 @@ fn attempts_are_forks_and_the_dashboard_shows_their_tree() {
             _ => Some(ids[2].as_str()),
         };
         assert_eq!(one["forked_from"]["name"].as_str(), parent, "{line}: {one}");
-        assert!(["hibernated", "asleep"].contains(&one["state"].as_str().unwrap()), "{one}");
+        assert!(
+            ["paused", "hibernated", "asleep"].contains(&one["state"].as_str().unwrap()),
+            "{one}"
+        );
     }
     look_at_tree(&home, &announced(&daemon, "dashboard"), &ids);
 }

@@ -314,7 +314,17 @@ fn each_use_of_a_sandbox_is_measured() {
         serde_json::from_str(&run_within(PATIENCE, &mut command, b"").success()).expect("JSON");
     assert_eq!(report["n"], 3);
     let commands = ["begin_ready", "begin_image", "command_ready", "command", "next_command"];
-    let uses = ["create_ready", "create_image", "write", "read", "fork", "pause", "resume"];
+    let uses = [
+        "create_ready",
+        "create_image",
+        "write",
+        "read",
+        "fork",
+        "pause",
+        "given_back",
+        "resume",
+        "resume_early",
+    ];
     let beside = ["fork_command", "native"];
     for what in uses.iter().chain(&commands).chain(&beside) {
         positive(&report[format!("{what}_us")]);

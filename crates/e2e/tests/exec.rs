@@ -3,7 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use thaw_e2e::{
-    Daemon, DaemonOptions, Function, Outcome, built_home, run, run_with_input, thaw, wait_until,
+    Daemon, DaemonOptions, Function, Outcome, built_home, pause_until_hibernated, run,
+    run_with_input, thaw, wait_until,
 };
 
 /// A function without a program, with some programs of this host.
@@ -79,7 +80,7 @@ fn ports_on_which_programs_listen_are_reached_also_in_a_paused_sandbox() {
     };
     wait_until("it listens", || stdio("7001", b"").code == Some(0));
     assert_eq!(stdio("7000", b"one\ntwo\n").success(), "ONE\nTWO\nEND");
-    ok(&home, &["sandbox", "pause", "one"]);
+    pause_until_hibernated(&home, "one");
     assert_eq!(stdio("7000", b"awake\n").success(), "AWAKE\nEND");
     let closed = stdio("7002", b"");
     assert_eq!(closed.code, Some(1));
@@ -160,7 +161,9 @@ fn a_sandbox_runs_programs_keeps_files_is_copied_and_ends() {
     ok(&home, &["sandbox", "cp", tree.to_str().unwrap(), "one:/tmp/up"]);
     assert_eq!(ok(&home, &["exec", "one", "--", "cat", "/tmp/up/link"]), "content");
     ok(&home, &["sandbox", "pause", "one"]);
-    assert!(ok(&home, &["sandbox", "list"]).contains("hibernated"));
+    wait_until("it has given up its memory", || {
+        ok(&home, &["sandbox", "list"]).contains("hibernated")
+    });
     let down = work.join("down");
     ok(&home, &["sandbox", "cp", "one:/tmp/up", down.to_str().unwrap()]);
     assert_eq!(fs::read_to_string(down.join("below/file")).unwrap(), "content");
@@ -200,7 +203,7 @@ fn sandboxes_that_have_run_nothing_are_paused_copied_and_put_to_sleep() {
         let paused = format!("{function}-paused");
         named(&paused);
         for said in ["one", "two"] {
-            ok(&home, &["sandbox", "pause", &paused]);
+            pause_until_hibernated(&home, &paused);
             says(&paused, said);
         }
         let asleep = format!("{function}-asleep");

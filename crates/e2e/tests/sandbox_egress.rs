@@ -7,8 +7,8 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::thread;
 use thaw_e2e::{
-    Daemon, DaemonOptions, Outcome, built_home, python_with, repository, run, run_within,
-    start_with_e2b, thaw, use_e2b, write_e2b_settings,
+    Daemon, DaemonOptions, Outcome, built_home, pause_until_hibernated, python_with, repository,
+    run, run_within, start_with_e2b, thaw, use_e2b, write_e2b_settings,
 };
 
 /// An echo server on the host's loopback, which lives as long as the test; its port.
@@ -168,7 +168,7 @@ fn copies_pauses_sleep_and_the_next_daemon_keep_the_rules() {
     // A copy has its own rules from then on.
     ok(&home, &["sandbox", "egress", "two", "--none"]);
     expect("one");
-    ok(&home, &["sandbox", "pause", "one"]);
+    pause_until_hibernated(&home, "one");
     expect("one");
     let instance = |name: &str| {
         let shown: Value =

@@ -49,6 +49,16 @@ pub fn is_memory_short() -> Option<bool> {
     file.as_ref().map(|file| file.exists())
 }
 
+/// Whether memory that is to be written to swap files waits: as long as the file is there that
+/// `THAW_SLOW_SWAP` names, so that tests need no slow disk.
+pub fn is_swap_slow() -> bool {
+    static FILE: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let file = FILE.get_or_init(|| {
+        std::env::var_os("THAW_SLOW_SWAP").filter(|path| !path.is_empty()).map(PathBuf::from)
+    });
+    file.as_ref().is_some_and(|file| file.exists())
+}
+
 /// The kernel to run: the one inside this program, or the ELF file that
 /// `THAW_KERNEL` names, for kernel development. It is read once.
 ///

@@ -16,6 +16,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use bytemuck::cast_slice;
@@ -129,7 +130,7 @@ pub struct HibernateSpec {
     pub base: Option<FreezeBase>,
 }
 
-/// Why a sandbox was not hibernated. It goes on as before.
+/// Why a sandbox was not hibernated. It rests until it is told to go on, or has ended.
 #[derive(Debug, thiserror::Error)]
 pub enum HibernateError {
     /// Its memory could not be written.
@@ -248,6 +249,12 @@ impl Sandbox {
 }
 
 impl Hibernator {
+    /// The same, and writing ends with an error soon after this is false.
+    pub fn while_wanted(mut self, wanted: Arc<AtomicBool>) -> Self {
+        self.subject.wanted = Some(wanted);
+        self
+    }
+
     /// Writes the memory to `swap`. Takes as long as there is memory to store.
     /// With a working set, those pages come back at once on waking (REAP); without one, pages
     /// come back when they are touched.

@@ -19,7 +19,7 @@ use serde::Serialize;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use thaw_node::boots::BootKind;
 use thaw_node::config::Isolation;
 use thaw_node::daemon::ServeError;
@@ -34,6 +34,10 @@ const WARM_UPS: usize = 2;
 /// A file in a sandbox, and what is written to it and read.
 const FILE: &str = "/tmp/thaw-bench";
 const CONTENTS: [u8; 1024] = [b'x'; 1024];
+
+/// How long a paused sandbox may take to give up its memory, and how often that is looked at.
+const GIVEN_BACK_MAX: Duration = Duration::from_secs(60);
+const LOOK: Duration = Duration::from_millis(1);
 
 /// What is measured.
 #[derive(Clone, Debug)]
@@ -76,10 +80,14 @@ pub struct SandboxReport {
     pub fork_us: Percentiles,
     /// From the request for a copy until the end of its first command is known.
     pub fork_command_us: Percentiles,
-    /// It gives up its memory.
+    /// Nothing in it runs any more.
     pub pause_us: Percentiles,
-    /// It has its memory back.
+    /// From the request for a pause until its memory is in a file, and given back to the host.
+    pub given_back_us: Percentiles,
+    /// It runs after that.
     pub resume_us: Percentiles,
+    /// It runs when it is resumed at once after a pause, while its memory is being written.
+    pub resume_early_us: Percentiles,
     /// The command runs as a process of the host.
     pub native_us: Option<Percentiles>,
     /// It runs in a plain container.
@@ -204,14 +212,15 @@ struct Subject {
 }
 
 /// How many things are measured besides the making and the commands.
-const USES: usize = 6;
+const USES: usize = 8;
 
 /// Nanoseconds of one round.
 struct Round {
     create: u64,
     command: u64,
     next_command: u64,
-    /// A file written and read, a copy, a copy with a command, pause and resumption.
+    /// A file written and read, a copy, a copy with a command, a pause, until it has given up its
+    /// memory, a resumption after that, and one before that.
     rest: Option<[u64; USES]>,
 }
 
@@ -297,13 +306,28 @@ impl Subject {
         let command = self.command(&copy.name, options)?;
         sandboxes.kill(&copy.name)?;
         let (_, pause) = self.timed(sandboxes.pause(name))?;
+        let given_back = pause + self.timed(self.given_back(name))?.1;
         let (_, resume) = self.timed(sandboxes.resume(name))?;
+        self.rig.block_on(sandboxes.pause(name))?;
+        let (_, resume_early) = self.timed(sandboxes.resume(name))?;
         if let Some(program) = program
             && !matches!(program.state(), ExecState::Running { .. })
         {
             return Err(BenchError::Verb("the program in the sandbox has ended".to_owned()));
         }
-        Ok([write, read, fork, fork + command, pause, resume])
+        Ok([write, read, fork, fork + command, pause, given_back, resume, resume_early])
+    }
+
+    /// Waits until a paused sandbox has given up its memory.
+    async fn given_back(&self, name: &str) -> Result<(), BenchError> {
+        let deadline = Instant::now() + GIVEN_BACK_MAX;
+        while self.sandboxes.find(name)?.state.as_deref() == Some("paused") {
+            if Instant::now() > deadline {
+                return Err(BenchError::NoPhase("that a paused sandbox gives up its memory"));
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        Ok(())
     }
 
     /// Starts a program that goes on, and waits until it has printed something.
@@ -366,8 +390,16 @@ impl Samples {
     }
 
     fn report(mut self, function: &str, n: usize, mut beside: Beside) -> SandboxReport {
-        let [write_us, read_us, fork_us, fork_command_us, pause_us, resume_us] =
-            self.rest.each_mut().map(|samples| Percentiles::of_ns(samples));
+        let [
+            write_us,
+            read_us,
+            fork_us,
+            fork_command_us,
+            pause_us,
+            given_back_us,
+            resume_us,
+            resume_early_us,
+        ] = self.rest.each_mut().map(|samples| Percentiles::of_ns(samples));
         SandboxReport {
             function: function.to_owned(),
             n,
@@ -383,7 +415,9 @@ impl Samples {
             fork_us,
             fork_command_us,
             pause_us,
+            given_back_us,
             resume_us,
+            resume_early_us,
             native_us: beside.native(),
             container: beside.container(),
             large_file: None,

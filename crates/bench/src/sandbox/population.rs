@@ -168,6 +168,7 @@ impl<'a> Crowd<'a> {
         }
         if self.state == State::Paused {
             let instance = subject.rig.block_on(node.pause(&name))?.instance;
+            subject.rig.block_on(subject.given_back(&name))?;
             if self.options.paused_with == PausedWith::Nothing {
                 // As it does by itself after `sleep_after` of its function.
                 let asleep = subject.rig.block_on(subject.rig.service.put_to_sleep(Some(instance)));

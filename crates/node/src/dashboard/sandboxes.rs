@@ -119,7 +119,7 @@ fn time_out(one: &SandboxInfo, now: u64) -> String {
 }
 
 fn is_paused(one: &SandboxInfo) -> bool {
-    matches!(one.state.as_deref(), Some("hibernated" | "asleep"))
+    matches!(one.state.as_deref(), Some("paused" | "hibernated" | "asleep"))
 }
 
 fn actions(one: &SandboxInfo, session: &Session) -> Markup {
@@ -233,13 +233,22 @@ fn about(
         Some(memory) => pairs.push(("Memory", html! {
             (bytes(memory.private)) " private, " (bytes(memory.shared)) " shared, " (bytes(memory.pss)) " proportional"
         })),
-        None if is_paused(one) => pairs.push(("Memory", html! { "given up" })),
-        None => {}
+        None => pairs.extend(memory_of_paused(one).map(|memory| ("Memory", memory))),
     }
     for (name, value) in one.metadata.iter().take(32) {
         pairs.push(("Metadata", html! { code { (name) } " " (value) }));
     }
     pairs
+}
+
+/// Where the memory of a sandbox is, if that is paused.
+fn memory_of_paused(one: &SandboxInfo) -> Option<Markup> {
+    Some(match (one.state.as_deref()?, &one.memory_kept) {
+        ("paused", Some(why)) => html! { "kept, since it could not be written: " (why) },
+        ("paused", None) => html! { "being written" },
+        _ if is_paused(one) => html! { "given up" },
+        _ => return None,
+    })
 }
 
 fn ports(inside: Option<&Inside>) -> Markup {
@@ -420,6 +429,7 @@ mod tests {
             metadata: BTreeMap::new(),
             forked_from: from.map(|instance| ForkedFrom { name: format!("s{instance}"), instance }),
             state: None,
+            memory_kept: None,
         }
     }
 

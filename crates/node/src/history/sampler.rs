@@ -218,7 +218,9 @@ fn sum_of(states: &BTreeMap<String, usize>, wanted: &[InstanceState]) -> f32 {
 }
 
 fn sample_of(window: &Reading, states: &BTreeMap<String, usize>, seconds: f64) -> Sample {
-    use InstanceState::{Asleep, Booting, Busy, HibernateRunning, Hibernated, Idle, WokenUp};
+    use InstanceState::{
+        Asleep, Booting, Busy, HibernateRunning, Hibernated, Idle, Paused, WokenUp,
+    };
     let mut sample = [f32::NAN; COLUMNS.len()];
     let mut set = |column: Column, value: f32| sample[column as usize] = value;
     let rate = |count: u64| (count as f64 / seconds) as f32;
@@ -242,7 +244,7 @@ fn sample_of(window: &Reading, states: &BTreeMap<String, usize>, seconds: f64) -
         set(column, rate(count));
     }
     set(Column::Busy, sum_of(states, &[Booting, Busy, HibernateRunning]));
-    set(Column::Idle, sum_of(states, &[Idle, WokenUp]));
+    set(Column::Idle, sum_of(states, &[Idle, Paused, WokenUp]));
     set(Column::Hibernated, sum_of(states, &[Hibernated]));
     set(Column::Asleep, sum_of(states, &[Asleep]));
     set(Column::Ahead, states.get("ready").copied().unwrap_or(0) as f32);

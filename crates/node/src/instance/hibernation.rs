@@ -5,6 +5,7 @@
 
 use super::sealed::{Sealed, Unsealed, Unsealing, gate};
 use crate::clock::monotonic_ns;
+use crate::debug::is_swap_slow;
 use crate::swap::SwapSpace;
 use crate::tenants::{Lease, SwapLease, SwapRoom, Tenant};
 use std::fs::File;
@@ -14,6 +15,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
+use std::time::Duration;
 use thaw_abi::control::Resting;
 use thaw_sandbox::{
     Awake, AwakeCause, Deflated, FreezeBase, FreezeError, HibernateError, HibernateSpec,
@@ -35,10 +37,11 @@ struct Writer {
 }
 
 impl Writer {
+    /// One that writes as long as this is true.
     fn new(
+        is_wanted: Arc<AtomicBool>,
         write: impl FnOnce(&dyn Fn() -> bool) -> Result<Written, HibernateError> + Send + 'static,
     ) -> Self {
-        let is_wanted = Arc::new(AtomicBool::new(true));
         let wanted = is_wanted.clone();
         let writing = tokio::spawn(async move {
             let place = WRITERS.acquire().await.map_err(io::Error::other)?;
@@ -50,6 +53,12 @@ impl Writer {
         });
         Self { writing, is_wanted }
     }
+
+    /// One that cannot write.
+    fn failed(error: io::Error) -> Self {
+        let writing = tokio::spawn(async move { Err(error.into()) });
+        Self { writing, is_wanted: Arc::default() }
+    }
 }
 
 impl Drop for Writer {
@@ -58,6 +67,9 @@ impl Drop for Writer {
         self.writing.abort();
     }
 }
+
+/// How often it is looked whether a disk that tests have slowed down goes on.
+const SLOW_SWAP_LOOK: Duration = Duration::from_millis(10);
 
 /// Most files besides the last one that an instance keeps disk in: one is left whenever some of its
 /// processes do not give up their memory, as it says.
@@ -101,7 +113,9 @@ enum Phase {
     /// It was asked to rest.
     Asked(HibernationTerms, FreezeBase),
     /// It rests, and is written.
-    Writing(Writer),
+    Writing(Writer, Resting),
+    /// It rests, and could not be written: it goes on, or is written again.
+    Kept(Resting),
     /// It was told to give up what was written, to this file. It keeps what it has if it goes on
     /// before it hears that.
     Told(Box<Swapped>, Arc<Given>),
@@ -212,7 +226,7 @@ type Recorded = Arc<Mutex<Option<WorkingSet>>>;
 pub(super) enum Outcome {
     /// The instance has given up its memory.
     Hibernated(Swapped),
-    /// It has not, and goes on.
+    /// It could not be written, and rests with its memory.
     Failed(HibernateError),
     /// Its memory cannot be brought back: it is to be ended, and has executed nothing of it.
     Lost(io::Error),
@@ -237,7 +251,7 @@ impl Default for Hibernation {
 }
 
 impl Hibernation {
-    /// Asks the sandbox to rest.
+    /// Asks the sandbox to rest. One that rests, and could not be written, is written again.
     ///
     /// # Errors
     /// [`io::ErrorKind::WouldBlock`]: it is on its way; others: it has ended.
@@ -247,7 +261,7 @@ impl Hibernation {
         terms: HibernationTerms,
         base: FreezeBase,
     ) -> io::Result<()> {
-        if !matches!(self.phase, Phase::Awake) {
+        if !matches!(self.phase, Phase::Awake | Phase::Kept(_)) {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         let earlier_max = match terms.storage {
@@ -266,6 +280,9 @@ impl Hibernation {
                  or verified need that of the daemon; build the function anew",
             ));
         }
+        if let Phase::Kept(resting) = self.phase {
+            return self.begin_writing(sandbox, resting, terms, base);
+        }
         // No daemon before this one had the same moment.
         self.rest = monotonic_ns().max(self.rest + 1);
         sandbox.request_rest(self.rest, terms.timers)?;
@@ -279,7 +296,7 @@ impl Hibernation {
             Phase::Awake => Ok(()),
             // It says when it is there again.
             Phase::Hibernated | Phase::Told(..) => sandbox.wake(),
-            Phase::Asked(..) | Phase::Writing(..) => {
+            Phase::Asked(..) | Phase::Writing(..) | Phase::Kept(_) => {
                 self.phase = Phase::Awake;
                 sandbox.wake()
             }
@@ -299,32 +316,49 @@ impl Hibernation {
 
     /// Whether its memory is looked at or on its way.
     pub fn is_under_way(&self) -> bool {
-        !matches!(self.phase, Phase::Awake | Phase::Hibernated)
+        !matches!(self.phase, Phase::Awake | Phase::Hibernated | Phase::Kept(_))
     }
 
-    /// The sandbox rests.
-    ///
-    /// # Errors
-    /// It has ended.
-    pub fn resting(&mut self, sandbox: &mut Sandbox, resting: Resting) -> io::Result<()> {
+    /// The sandbox rests; whether that is wanted still, so that it is being written. If that cannot
+    /// be begun, it has failed.
+    pub fn resting(&mut self, sandbox: &mut Sandbox, resting: Resting) -> bool {
         if resting.number != self.rest || !matches!(self.phase, Phase::Asked(..)) {
             // It was not wanted any more; the sandbox hears that, too.
-            return Ok(());
+            return false;
         }
         let Phase::Asked(terms, base) = std::mem::replace(&mut self.phase, Phase::Awake) else {
-            return Ok(());
+            return false;
         };
+        if let Err(error) = self.begin_writing(sandbox, resting, terms, base) {
+            self.phase = Phase::Writing(Writer::failed(error), resting);
+        }
+        true
+    }
+
+    /// Begins to write the memory of the sandbox, which rests.
+    fn begin_writing(
+        &mut self,
+        sandbox: &mut Sandbox,
+        resting: Resting,
+        terms: HibernationTerms,
+        base: FreezeBase,
+    ) -> io::Result<()> {
         let max_stored =
             terms.max_stored.min(terms.room.left(self.given.as_ref().map(|given| &given.lease)));
         let spec = HibernateSpec { max_stored, base: Some(base) };
-        let hibernator = sandbox.hibernator(resting, spec)?;
+        let is_wanted = Arc::new(AtomicBool::new(true));
+        let wanted = is_wanted.clone();
+        let hibernator = sandbox.hibernator(resting, spec)?.while_wanted(wanted.clone());
         if let Some(recorded) = self.recorded.take() {
             let set = recorded.lock().expect("nobody panics with it").take();
             self.set = set.map(Arc::new);
         }
         // Pages that come back at once are needed again for that reason alone.
         let recorder = match (&self.swapped, &self.set) {
-            (Some(swapped), None) => Some((WorkingSet::recorder(sandbox)?, swapped.clone())),
+            (Some(swapped), None) => {
+                let recorder = WorkingSet::recorder(sandbox)?.while_wanted(wanted);
+                Some((recorder, swapped.clone()))
+            }
             _ => None,
         };
         let set = self.set.clone();
@@ -333,11 +367,12 @@ impl Hibernation {
         let write = move |is_wanted: &dyn Fn() -> bool| {
             write(hibernator, &terms, recorder, set, is_batch, old, is_wanted)
         };
-        self.phase = Phase::Writing(Writer::new(write));
+        self.phase = Phase::Writing(Writer::new(is_wanted, write), resting);
         Ok(())
     }
 
-    /// Passes on what was written; what has failed.
+    /// Passes on what was written; what has failed. After that the sandbox rests until
+    /// [`Hibernation::end`].
     pub fn poll(&mut self, sandbox: &mut Sandbox, context: &mut Context<'_>) -> Poll<Outcome> {
         if let Some(Unsealing(unsealing)) = &mut self.unsealing
             && let Poll::Ready(joined) = Pin::new(unsealing).poll(context)
@@ -347,9 +382,11 @@ impl Hibernation {
                 return Poll::Ready(Outcome::Lost(error));
             }
         }
-        let Phase::Writing(Writer { writing, .. }) = &mut self.phase else { return Poll::Pending };
+        let Phase::Writing(Writer { writing, .. }, resting) = &mut self.phase else {
+            return Poll::Pending;
+        };
         let Poll::Ready(joined) = Pin::new(writing).poll(context) else { return Poll::Pending };
-        self.phase = Phase::Awake;
+        self.phase = Phase::Kept(*resting);
         let written = joined.unwrap_or_else(|error| Err(io::Error::other(error).into()));
         let told = written.and_then(|written| {
             self.set = written.set;
@@ -360,11 +397,7 @@ impl Hibernation {
                 self.phase = Phase::Told(Box::new(swapped), Arc::new(given));
                 Poll::Pending
             }
-            Err(error) => {
-                // One that has ended needs no telling.
-                let _ = sandbox.wake();
-                Poll::Ready(Outcome::Failed(error))
-            }
+            Err(error) => Poll::Ready(Outcome::Failed(error)),
         }
     }
 
@@ -459,6 +492,9 @@ fn write(
     old: Option<Arc<Given>>,
     is_wanted: &dyn Fn() -> bool,
 ) -> Result<Written, HibernateError> {
+    while is_wanted() && is_swap_slow() {
+        std::thread::sleep(SLOW_SWAP_LOOK);
+    }
     if !is_wanted() {
         return Err(io::Error::from(io::ErrorKind::Interrupted).into());
     }

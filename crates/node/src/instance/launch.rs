@@ -429,7 +429,8 @@ pub trait Instance: Send {
     /// may have. If that fails it is ended. Only where [`Instance::can_rewind`] says so.
     fn rewind(self: Box<Self>, _lease: Lease) {}
 
-    /// Asks the instance, which is idle, to give up its memory. [`Report::Hibernated`] follows,
+    /// Asks the instance, which is idle, to give up its memory. [`Report::Resting`] follows as soon
+    /// as nothing in it runs, unless it rests already; then [`Report::Hibernated`],
     /// [`Report::NotHibernated`], or [`Report::Awake`] if there is something to do for it
     /// before that.
     ///
@@ -662,9 +663,12 @@ pub enum Report {
     Remote(RemoteEvent),
     /// Nothing in it can run, as was asked.
     AtRest(EntryPoint),
+    /// Nothing in it runs, and its memory is being written, as was asked.
+    Resting,
     /// It has given up its memory.
     Hibernated(HibernatedInstance),
-    /// It could not give up its memory, and goes on: one sentence for the operator.
+    /// Its memory could not be written: one sentence for the operator. It rests until
+    /// [`Instance::wake`] or [`Instance::hibernate`].
     NotHibernated(String),
     /// It was at rest or hibernated, and goes on.
     Awake(Awake),

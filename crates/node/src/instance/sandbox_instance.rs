@@ -464,13 +464,10 @@ impl Instance for SandboxInstance {
                     self.kill();
                 }
                 Progress::Event(Event::Resting(resting)) => {
-                    let sandbox = ready.get_inner_mut();
-                    if let Err(error) = self.hibernation.resting(sandbox, resting) {
-                        tracing::debug!(pid = self.pid, "an instance ended at rest: {error}");
+                    if self.hibernation.resting(ready.get_inner_mut(), resting) {
+                        // Whoever writes is waited for when this is asked next.
+                        return Poll::Ready(Report::Resting);
                     }
-                    // Whoever writes is to be waited for from now on.
-                    context.waker().wake_by_ref();
-                    return Poll::Pending;
                 }
                 Progress::Event(Event::Hibernated) => match self.hibernation.hibernated() {
                     Some(outcome) => return Poll::Ready(report_of(outcome)),

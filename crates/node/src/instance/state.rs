@@ -12,6 +12,8 @@ pub enum InstanceState {
     Busy,
     /// It waits for a connection.
     Idle,
+    /// Nothing in it runs, since it was paused. It still has its memory, which is being written.
+    Paused,
     /// It has given up its memory, and waits for a connection.
     Hibernated,
     /// It has at least one connection, and was hibernated before.
@@ -38,6 +40,16 @@ pub enum Change {
         /// Connections now.
         connections: u32,
     },
+    /// Nothing in it runs, and it has its memory; it has this many connections.
+    Paused {
+        /// Connections now.
+        connections: u32,
+    },
+    /// It goes on after that; it has this many connections.
+    Unpaused {
+        /// Connections now.
+        connections: u32,
+    },
     /// It has given up its memory; it has this many connections.
     Hibernated {
         /// Connections now.
@@ -61,10 +73,14 @@ impl InstanceState {
         match (self, change) {
             // Nothing leads out of the last state.
             (Self::Ending, _) | (_, Change::End) => Self::Ending,
-            (_, Change::Booted { connections }) => by_load(connections),
+            (_, Change::Booted { connections } | Change::Unpaused { connections }) => {
+                by_load(connections)
+            }
             // Connections of a booting instance wait in its accept queue.
             (Self::Booting, Change::Connections { .. }) => Self::Booting,
             // With a connection it wakes by itself.
+            (Self::Paused, Change::Connections { connections: 0 })
+            | (_, Change::Paused { connections: 0 }) => Self::Paused,
             (Self::Hibernated, Change::Connections { connections: 0 })
             | (_, Change::Hibernated { connections: 0 }) => Self::Hibernated,
             (_, Change::Hibernated { connections } | Change::Woken { connections })
@@ -72,7 +88,9 @@ impl InstanceState {
                 Self::Hibernated | Self::HibernateRunning | Self::WokenUp,
                 Change::Connections { connections },
             ) => after_sleep(connections),
-            (_, Change::Connections { connections }) => by_load(connections),
+            (_, Change::Connections { connections } | Change::Paused { connections }) => {
+                by_load(connections)
+            }
         }
     }
 
@@ -82,6 +100,7 @@ impl InstanceState {
             Self::Booting => "booting",
             Self::Busy => "busy",
             Self::Idle => "idle",
+            Self::Paused => "paused",
             Self::Hibernated => "hibernated",
             Self::HibernateRunning => "hibernate-running",
             Self::WokenUp => "woken-up",
@@ -92,12 +111,12 @@ impl InstanceState {
 
     /// Whether the instance waits for a connection, with its memory or without.
     pub fn is_idle(self) -> bool {
-        matches!(self, Self::Idle | Self::Hibernated | Self::WokenUp)
+        matches!(self, Self::Idle | Self::Paused | Self::Hibernated | Self::WokenUp)
     }
 
     /// Whether the instance waits and has memory to give up.
     pub fn may_hibernate(self) -> bool {
-        matches!(self, Self::Idle | Self::WokenUp)
+        matches!(self, Self::Idle | Self::Paused | Self::WokenUp)
     }
 
     /// Whether the instance has its memory, and runs.
@@ -151,6 +170,31 @@ mod tests {
         {
             assert_eq!(serde_json::to_value(state).unwrap(), state.name());
         }
+    }
+
+    #[test]
+    fn a_paused_instance_has_its_memory_until_that_is_written() {
+        let paused = Change::Paused { connections: 0 };
+        let mut state = InstanceState::WokenUp;
+        for (change, expected) in [
+            (paused, InstanceState::Paused),
+            (Change::Connections { connections: 0 }, InstanceState::Paused),
+            (Change::Unpaused { connections: 0 }, InstanceState::Idle),
+            (paused, InstanceState::Paused),
+            (Change::Connections { connections: 1 }, InstanceState::Busy),
+            // It was at rest for a moment, and somebody had come.
+            (Change::Paused { connections: 1 }, InstanceState::Busy),
+            (paused, InstanceState::Paused),
+            (Change::Hibernated { connections: 0 }, InstanceState::Hibernated),
+            (Change::End, InstanceState::Ending),
+            (paused, InstanceState::Ending),
+        ] {
+            state = state.after(change);
+            assert_eq!(state, expected, "{change:?}");
+        }
+        assert!(InstanceState::Paused.is_idle() && InstanceState::Paused.may_hibernate());
+        assert!(!InstanceState::Paused.has_memory(), "nothing may ask it whether it is well");
+        assert_eq!(serde_json::to_value(InstanceState::Paused).unwrap(), "paused");
     }
 
     #[test]

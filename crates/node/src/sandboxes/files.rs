@@ -26,6 +26,10 @@ const LIST_BYTES_MAX: usize = 24 << 20;
 /// Most bytes of a name in a directory, and of the target of a link.
 const NAME_MAX: usize = 4096;
 
+/// Pieces of a file that are sent at once: about what a socket holds, so that the sandbox and the
+/// daemon wake each other seldom.
+const PIECES_AT_ONCE: usize = 8;
+
 /// Why something was not done with a file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FileProblem {
@@ -106,6 +110,8 @@ pub struct FileSession {
     socket: UnixStream,
     /// The sandbox has said that it knows the user.
     is_greeted: bool,
+    /// The length of the next piece of the file that is read, if that has come already.
+    next_len: Option<u32>,
     _place: OwnedSemaphorePermit,
 }
 
@@ -127,13 +133,13 @@ impl FileSession {
         let socket = socket.map_err(|error| error.to_string())?;
         let sent = connector.send_remote(message, &[theirs.as_fd()]);
         sent.map_err(|error| format!("the instance takes no message: {error}"))?;
-        Ok(Self { socket, is_greeted: false, _place: place })
+        Ok(Self { socket, is_greeted: false, next_len: None, _place: place })
     }
 
     /// A session with whoever has the other end of a socket.
     #[cfg(test)]
     pub(super) fn with(socket: UnixStream, place: OwnedSemaphorePermit) -> Self {
-        Self { socket, is_greeted: false, _place: place }
+        Self { socket, is_greeted: false, next_len: None, _place: place }
     }
 
     /// What a file is.
@@ -225,7 +231,17 @@ impl FileSession {
 
     /// The next bytes of the file that is read; `None` at its end.
     pub async fn next_piece(&mut self, path: &str) -> Outcome<Option<Vec<u8>>> {
-        self.piece(path).await
+        let len = match self.next_len.take() {
+            Some(len) => len,
+            None => self.receive_plain().await?,
+        };
+        let Some(len) = piece_len(len, path)? else { return Ok(None) };
+        // The length of the next one, or the end, follows without being asked for.
+        let mut bytes = vec![0; len + size_of::<u32>()];
+        self.receive(&mut bytes).await?;
+        self.next_len = bytes.last_chunk().map(|next| u32::from_ne_bytes(*next));
+        bytes.truncate(len);
+        Ok(Some(bytes))
     }
 
     /// Begins to write a file, with directories above it that are missing; permissions and time
@@ -250,8 +266,15 @@ impl FileSession {
 
     /// Adds bytes to the file that is written.
     pub async fn put(&mut self, bytes: &[u8]) -> Outcome<()> {
-        for piece in bytes.chunks(FILE_PIECE_MAX) {
-            self.send(&[&(piece.len() as u32).to_ne_bytes()[..], piece].concat()).await?;
+        let mut framed = Vec::new();
+        for bytes in bytes.chunks(PIECES_AT_ONCE * FILE_PIECE_MAX) {
+            framed.clear();
+            framed.reserve(bytes.len() + PIECES_AT_ONCE * size_of::<u32>());
+            for piece in bytes.chunks(FILE_PIECE_MAX) {
+                framed.extend_from_slice(&(piece.len() as u32).to_ne_bytes());
+                framed.extend_from_slice(piece);
+            }
+            self.send(&framed).await?;
         }
         Ok(())
     }
@@ -355,17 +378,21 @@ impl FileSession {
     }
 
     async fn piece(&mut self, path: &str) -> Outcome<Option<Vec<u8>>> {
-        let len: u32 = self.receive_plain().await?;
-        match len {
-            0 => Ok(None),
-            len if len & FILE_FAILED != 0 => Err(refused((len & !FILE_FAILED) as i32, path)),
-            len if len as usize > FILE_PIECE_MAX => Err(broken()),
-            len => {
-                let mut bytes = vec![0; len as usize];
-                self.receive(&mut bytes).await?;
-                Ok(Some(bytes))
-            }
-        }
+        let len = self.receive_plain().await?;
+        let Some(len) = piece_len(len, path)? else { return Ok(None) };
+        let mut bytes = vec![0; len];
+        self.receive(&mut bytes).await?;
+        Ok(Some(bytes))
+    }
+}
+
+/// The length of a piece, as the sandbox has said it; `None`: it was the last one.
+fn piece_len(said: u32, path: &str) -> Outcome<Option<usize>> {
+    match said {
+        0 => Ok(None),
+        len if len & FILE_FAILED != 0 => Err(refused((len & !FILE_FAILED) as i32, path)),
+        len if len as usize > FILE_PIECE_MAX => Err(broken()),
+        len => Ok(Some(len as usize)),
     }
 }
 

@@ -112,6 +112,9 @@ pub struct SandboxInfo {
     /// What its instance does (`thaw ps`); none where nobody has looked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<String>,
+    /// Why one that is paused keeps its memory, if that could not be written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_kept: Option<String>,
     /// Where it may connect to, and what it has reached; none where nobody has looked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub egress: Option<EgressInfo>,
@@ -295,6 +298,7 @@ impl Sandboxes {
             metadata: new.metadata,
             forked_from,
             state: None,
+            memory_kept: None,
             egress: None,
             usage: None,
         };
@@ -448,8 +452,10 @@ impl Sandboxes {
 
     fn with_state(&self, info: SandboxInfo) -> SandboxInfo {
         let service = self.node.service_of(info.instance);
-        let state = service.and_then(|service| service.state_of(info.instance));
-        SandboxInfo { state: state.map(|state| state.name().to_owned()), ..info }
+        let state = service.as_ref().and_then(|service| service.state_of(info.instance));
+        let state = state.map(|state| state.name().to_owned());
+        let memory_kept = service.and_then(|service| service.why_memory_is_kept(info.instance));
+        SandboxInfo { state, memory_kept, ..info }
     }
 
     /// Its time begins anew, if it is one.
@@ -487,7 +493,7 @@ impl Sandboxes {
         Ok(info)
     }
 
-    /// Has one give up its memory.
+    /// Has one run nothing until somebody wants something of it. It gives up its memory after that.
     ///
     /// # Errors
     /// There is none, or it cannot.

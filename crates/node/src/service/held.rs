@@ -218,24 +218,26 @@ impl Service {
         PortStream::open(&*table.connector(), port, place, || table.watch()).await
     }
 
-    /// Has an instance give up its memory, whatever its processes wait for.
+    /// Has an instance come to rest, whatever its processes wait for. It gives up its memory after
+    /// that; if that cannot be written, it rests with it.
     ///
     /// # Errors
     /// One sentence for the operator.
     pub(crate) async fn pause(&self, id: u64) -> Result<(), String> {
-        // It may have given it up by itself, for others.
-        let is_hibernated = |slot: &Slot| slot.state == InstanceState::Hibernated;
-        if self.is_asleep(id) || self.slots().get(&id).is_some_and(is_hibernated) {
+        if self.is_asleep(id) {
             return Ok(());
         }
-        let (reply, hibernated) = oneshot::channel();
-        self.table_of_live(id)?.tell(Command::Hibernate(reply));
-        match timeout(super::HIBERNATE_PATIENCE, hibernated).await {
-            Ok(Ok(outcome)) => outcome.map(drop),
+        let (reply, paused) = oneshot::channel();
+        self.table_of_live(id)?.tell(Command::Pause(reply));
+        match timeout(super::HIBERNATE_PATIENCE, paused).await {
+            Ok(Ok(outcome)) => outcome,
             Ok(Err(_)) => Err(format!("instance {id} has ended before it was paused")),
-            Err(_) => Err(format!(
-                "instance {id} did not come to rest; what computes all the time cannot be paused"
-            )),
+            Err(_) => {
+                self.withdraw(id);
+                Err(format!(
+                    "instance {id} did not come to rest; what computes all the time cannot be paused"
+                ))
+            }
         }
     }
 }

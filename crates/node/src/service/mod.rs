@@ -113,6 +113,8 @@ struct Slots {
     held: BTreeSet<u64>,
     /// Those that are being put to sleep to make room for others.
     leaving: BTreeSet<u64>,
+    /// Those that are paused and keep their memory, and why that could not be written.
+    kept: BTreeMap<u64, String>,
 }
 
 impl Deref for Slots {
@@ -145,6 +147,7 @@ impl Slots {
     fn remove(&mut self, id: &u64) -> Option<Slot> {
         self.perhaps_free.remove(id);
         self.leaving.remove(id);
+        self.kept.remove(id);
         self.all.remove(id)
     }
 }
@@ -359,14 +362,16 @@ impl Service {
         idle.filter(|found| after.is_none_or(|after| *found > after)).min()
     }
 
-    /// Instances that are idle with memory to give up, and since when they are idle.
+    /// Instances that are idle with memory to give up, and since when they are idle. Those that are
+    /// paused are being written already, or cannot be.
     pub(crate) fn idle_with_memory(&self) -> Vec<(Instant, u64)> {
         if self.is_single_use() {
             // They end, or are put back into the state before their request.
             return Vec::new();
         }
         let slots = self.slots();
-        let idle = slots.iter().filter(|(_, slot)| slot.state.may_hibernate());
+        let may = |state: InstanceState| state.may_hibernate() && state != InstanceState::Paused;
+        let idle = slots.iter().filter(|(_, slot)| may(slot.state));
         idle.filter_map(|(id, slot)| Some((slot.idle_since?, *id))).collect()
     }
 
@@ -508,16 +513,31 @@ impl Service {
         match timeout(HIBERNATE_PATIENCE, hibernated).await {
             Ok(Ok(outcome)) => outcome.map(|hibernated| (id, hibernated)),
             Ok(Err(_)) => Err(format!("instance {id} has ended before it could be hibernated")),
-            Err(_) => {
-                // It keeps its memory.
-                let (reply, _) = oneshot::channel();
-                self.tell_idle(Some(id), |_| true, Command::Wake(reply));
-                Err(format!(
-                    "instance {id} did not come to rest within {} s; a program that always \
-                     computes cannot be hibernated",
-                    HIBERNATE_PATIENCE.as_secs()
-                ))
-            }
+            Err(_) => Err(self.lost_patience(id)),
+        }
+    }
+
+    /// Nobody waits any more for an instance to be hibernated. It keeps its memory, unless it was
+    /// paused: then it is written still. Why it took so long.
+    fn lost_patience(&self, id: u64) -> String {
+        self.withdraw(id);
+        let patience = HIBERNATE_PATIENCE.as_secs();
+        match self.state_of(id) {
+            Some(InstanceState::Paused) => format!(
+                "the memory of instance {id}, which is paused, is still being written after \
+                 {patience} s; see `thaw ps`"
+            ),
+            _ => format!(
+                "instance {id} did not come to rest within {patience} s; a program that always \
+                 computes cannot be hibernated"
+            ),
+        }
+    }
+
+    /// Somebody does not wait any more who wanted an instance to be hibernated or paused.
+    fn withdraw(&self, id: u64) {
+        if let Some(slot) = self.slots().get(&id) {
+            slot.table.tell(Command::Withdraw);
         }
     }
 
@@ -647,10 +667,38 @@ impl Service {
         self.slots().get(&id)?.idle_since
     }
 
+    /// Nothing in an instance runs, and its memory is being written.
+    pub(crate) fn paused(&self, id: u64) {
+        if let Some(slot) = self.slots().get_mut(&id) {
+            slot.change(Change::Paused { connections: slot.connections });
+        }
+    }
+
+    /// The memory of a paused instance could not be written.
+    pub(crate) fn keeps_memory(&self, id: u64, why: &str) {
+        self.slots().kept.insert(id, why.to_owned());
+    }
+
+    /// Why a paused instance keeps its memory, if that could not be written.
+    pub(crate) fn why_memory_is_kept(&self, id: u64) -> Option<String> {
+        self.slots().kept.get(&id).cloned()
+    }
+
+    /// An instance that was paused, and had its memory, goes on.
+    pub(crate) fn unpaused(&self, id: u64) {
+        let mut slots = self.slots();
+        slots.kept.remove(&id);
+        if let Some(slot) = slots.get_mut(&id) {
+            slot.change(Change::Unpaused { connections: slot.connections });
+        }
+    }
+
     /// An instance has given up its memory.
     pub(crate) fn hibernated(&self, id: u64) {
         self.shared.metrics().hibernated(self.name());
-        if let Some(slot) = self.slots().get_mut(&id) {
+        let mut slots = self.slots();
+        slots.kept.remove(&id);
+        if let Some(slot) = slots.get_mut(&id) {
             slot.change(Change::Hibernated { connections: slot.connections });
         }
     }

@@ -566,7 +566,11 @@ pub(crate) fn write_image(
     let report = read_report(&scanner, request.report_address, request.report_len)?;
     scanner.take_spaces(&report.processes)?;
     let blobs = blobs_in_use(&report);
-    scanner.open_blobs(&blobs)?;
+    if !order.is_in_memory() {
+        scanner.open_blobs(&blobs)?;
+    }
+    // Otherwise few are compared with, each of which is opened then: to ask for all of them takes
+    // dozens of questions to the daemon.
     let base = read_base(&mut scanner, order)?;
     scanner.compare_with(base, report.origins.clone());
 

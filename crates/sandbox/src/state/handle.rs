@@ -6,6 +6,7 @@
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -29,6 +30,8 @@ const END_MAX: Duration = Duration::from_secs(5);
 const FAILED_FOR: Duration = Duration::from_secs(1);
 /// How often somebody who waits for another request looks whether it is done.
 const TURN_INTERVAL: Duration = Duration::from_millis(2);
+/// How often it is looked whether an answer is wanted still.
+const WANTED_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Why the state helper is of no use.
 #[derive(Debug, thiserror::Error)]
@@ -60,6 +63,9 @@ pub enum StateError {
     /// There is nothing to be read any more.
     #[error("the sandbox has ended")]
     SandboxEnded,
+    /// Nobody wants the answer any more: it was killed.
+    #[error("the memory of the sandbox is not wanted any more")]
+    Unwanted,
     /// It was busy with other sandboxes for too long.
     #[error("other sandboxes are being read; try again")]
     Busy,
@@ -78,6 +84,7 @@ impl StateError {
         match self {
             Self::Late(_) => io::ErrorKind::TimedOut,
             Self::Busy => io::ErrorKind::WouldBlock,
+            Self::Unwanted => io::ErrorKind::Interrupted,
             Self::SandboxEnded => io::ErrorKind::NotFound,
             Self::Start { source, .. } => source.kind(),
             _ => io::ErrorKind::Other,
@@ -203,9 +210,28 @@ pub(crate) struct Subject {
     pub pid: u32,
     /// Of that process.
     pub pidfd: OwnedFd,
+    /// Whether the answer is wanted, if that may change.
+    pub wanted: Option<Arc<AtomicBool>>,
 }
 
 impl Subject {
+    fn is_wanted(&self) -> bool {
+        self.wanted.as_ref().is_none_or(|wanted| wanted.load(SeqCst))
+    }
+
+    /// Waits until nobody else asks, for as long as the answer is wanted.
+    fn turn(&self, deadline: Instant) -> Result<MutexGuard<'_, Slot>, StateError> {
+        loop {
+            let look = Instant::now() + WANTED_INTERVAL;
+            let turn = self.helper.turn(deadline.min(look));
+            match turn {
+                _ if !self.is_wanted() => return Err(StateError::Unwanted),
+                Err(StateError::Busy) if look < deadline => {}
+                turn => return turn,
+            }
+        }
+    }
+
     /// Whether the sandbox ends within a time, or has ended.
     pub fn ends_within(&self, time: Duration) -> bool {
         let time = message::time_until(Instant::now() + time);
@@ -222,7 +248,7 @@ impl Subject {
         time: Duration,
         converse: impl FnOnce(&mut Conversation<'_>) -> Result<T, StateError>,
     ) -> Result<T, StateError> {
-        let mut slot = self.helper.turn(Instant::now() + time)?;
+        let mut slot = self.turn(Instant::now() + time)?;
         self.require_running()?;
         let running = match slot.running.take() {
             Some(running) if !running.has_ended() => running,
@@ -236,7 +262,8 @@ impl Subject {
         control.send(request, &own.into_iter().chain(file).collect::<Vec<_>>())?;
         // If the worker dies, this must be the end of its socket.
         drop(remote);
-        let result = converse(&mut Conversation::new(&socket, time))?;
+        let wanted = self.wanted.as_deref();
+        let result = converse(&mut Conversation { wanted, ..Conversation::new(&socket, time) })?;
         // Only then has nobody the files any more. After any error the helper is killed, and
         // its worker with it, since nobody knows what they would do next.
         match control.next()? {
@@ -346,12 +373,31 @@ pub(crate) struct Conversation<'a> {
     /// How long it may take.
     time: Duration,
     deadline: Instant,
+    /// Whether the answer is wanted, if that may change.
+    wanted: Option<&'a AtomicBool>,
 }
 
 impl<'a> Conversation<'a> {
     /// One that may take so long from now on.
     pub fn new(socket: &'a OwnedFd, time: Duration) -> Self {
-        Self { socket, time, deadline: Instant::now() + time }
+        Self { socket, time, deadline: Instant::now() + time, wanted: None }
+    }
+
+    /// Waits for a packet, for as long as one is wanted.
+    fn wait(&self) -> Result<(), StateError> {
+        let Some(wanted) = self.wanted else {
+            let is_there = is_readable(self.socket, self.deadline);
+            return if is_there { Ok(()) } else { Err(StateError::Late(self.time)) };
+        };
+        while !is_readable(self.socket, self.deadline.min(Instant::now() + WANTED_INTERVAL)) {
+            if !wanted.load(SeqCst) {
+                return Err(StateError::Unwanted);
+            }
+            if Instant::now() >= self.deadline {
+                return Err(StateError::Late(self.time));
+            }
+        }
+        Ok(())
     }
 
     /// Sends a packet.
@@ -375,9 +421,7 @@ impl<'a> Conversation<'a> {
         buffer: &mut [u8],
         descriptors: Option<&mut Vec<OwnedFd>>,
     ) -> Result<usize, StateError> {
-        if !is_readable(self.socket, self.deadline) {
-            return Err(StateError::Late(self.time));
-        }
+        self.wait()?;
         match message::receive(self.socket, buffer, descriptors) {
             Ok(packet) if packet.truncated => Err(StateError::Nonsense("a packet is too long")),
             Ok(packet) if packet.len > 0 => Ok(packet.len),
@@ -508,6 +552,28 @@ mod tests {
     }
 
     #[test]
+    fn an_answer_that_nobody_wants_any_more_is_not_waited_for() {
+        let (own, helper) = message::control_pair().unwrap();
+        let wanted = AtomicBool::new(true);
+        let conversation = || Conversation {
+            wanted: Some(&wanted),
+            ..Conversation::new(&own, Duration::from_secs(20))
+        };
+        std::thread::scope(|scope| {
+            let asker = scope.spawn(|| conversation().finish());
+            std::thread::sleep(2 * WANTED_INTERVAL);
+            assert!(!asker.is_finished());
+            wanted.store(false, SeqCst);
+            let result = asker.join().unwrap();
+            assert!(matches!(result, Err(StateError::Unwanted)), "{result:?}");
+        });
+        wanted.store(true, SeqCst);
+        message::send(&helper, &[IoSlice::new(&Answer::new(ANSWER_DONE).with_text(""))], &[])
+            .unwrap();
+        conversation().finish().unwrap();
+    }
+
+    #[test]
     fn a_helper_that_does_not_read_is_not_waited_for() {
         let (own, _helper) = message::control_pair().unwrap();
         rustix::io::ioctl_fionbio(&own, true).unwrap();
@@ -526,6 +592,7 @@ mod tests {
             // Not a sandbox: the pid namespace around its own is not to be had.
             pid: std::process::id(),
             pidfd: pidfd.unwrap(),
+            wanted: None,
         };
         let first = subject.check().unwrap_err().to_string();
         let when = || subject.helper.slot.lock().unwrap().failed.as_ref().unwrap().0;

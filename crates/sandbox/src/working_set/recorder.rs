@@ -15,6 +15,8 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use thaw_abi::PAGE_SIZE;
 use thaw_abi::image::{Mapping, SOURCE_BLOB, SOURCE_PREFETCH, ancestor_depth};
@@ -33,6 +35,12 @@ pub struct Recorder {
 }
 
 impl Recorder {
+    /// The same, and recording ends with an error soon after this is false.
+    pub fn while_wanted(mut self, wanted: Arc<AtomicBool>) -> Self {
+        self.subject.wanted = Some(wanted);
+        self
+    }
+
     /// Records the working set of the sandbox, which was thawed from `plan`. Another process
     /// does so, which has to be started the first time. Takes milliseconds, or longer if
     /// the guest has made it so, but a second at most ([`io::ErrorKind::TimedOut`]) once

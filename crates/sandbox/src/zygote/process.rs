@@ -140,7 +140,13 @@ impl Process {
     /// The process, for whoever asks the state helper about its memory.
     pub fn subject(&self) -> io::Result<Subject> {
         let (helper, helper_id) = self.parent.state_helper();
-        Ok(Subject { helper, helper_id, pid: self.pid, pidfd: self.pidfd.try_clone()? })
+        Ok(Subject {
+            helper,
+            helper_id,
+            pid: self.pid,
+            pidfd: self.pidfd.try_clone()?,
+            wanted: None,
+        })
     }
 
     /// Sets the limits of the sandbox.

@@ -123,7 +123,9 @@ fn times(report: &SandboxReport) -> String {
         ("copy", &report.fork_us),
         ("copy and run the copy's first", &report.fork_command_us),
         ("pause", &report.pause_us),
+        ("pause, memory given back", &report.given_back_us),
         ("resume", &report.resume_us),
+        ("resume, at once", &report.resume_early_us),
     ] {
         row(what, of);
     }

@@ -57,9 +57,13 @@ pub fn show(info: &SandboxInfo, json: bool) -> Outcome {
         });
         let egress = egress.unwrap_or_default();
         let usage = info.usage.as_ref().map(usage).unwrap_or_default();
+        let kept = info.memory_kept.as_ref().map(|why| {
+            format!("\nit is paused and keeps its memory, which could not be written: {why}")
+        });
+        let kept = kept.unwrap_or_default();
         let text = format!(
             "{name}: instance {instance} of {of}, {state}, made {age} ago\ntimeout: {timeout}, then \
-             {:?}{usage}{egress}{metadata}",
+             {:?}{kept}{usage}{egress}{metadata}",
             info.on_timeout
         );
         text.lines()

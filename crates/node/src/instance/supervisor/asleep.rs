@@ -19,8 +19,6 @@ use thaw_sandbox::Twin;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::{Instant, timeout};
 
-use super::sleep::Sleep;
-
 /// Where to say how it went.
 pub(crate) type SleepReply = oneshot::Sender<Result<SleepingInstance, String>>;
 
@@ -114,6 +112,10 @@ impl Supervisor {
         if due > now {
             return Some(due);
         }
+        if self.sleep.is_paused() {
+            // It would go on if it could not sleep. It is written first.
+            return Some(now + after.max(IDLE_CHECK_MIN));
+        }
         if self.service.shared().is_leaving() {
             return Some(now + SLEEP_AGAIN);
         }
@@ -177,7 +179,7 @@ impl Supervisor {
         if self.sleepiness.is_asked() {
             return Ok(());
         }
-        let is_looked_at = self.rest.is_some() || self.twin.is_some() || self.sleep == Sleep::Begun;
+        let is_looked_at = self.rest.is_some() || self.twin.is_some() || self.sleep.is_under_way();
         let is_owed = self.sleepiness.is_late || self.sleepiness.woken_from.is_some();
         // A daemon that leaves waits for those that persist only.
         let is_owed = is_owed || self.service.shared().is_leaving() && !self.service.persists();
@@ -201,6 +203,7 @@ impl Supervisor {
             self.stays_awake(Refusal::Wanted);
             return Ok(());
         }
+        self.is_disturbed = true;
         match self.instance.request_checkpoint(Twin::Refused) {
             Ok(()) => self.sleepiness.asked = Some(Instant::now() + REST_PATIENCE),
             Err(error) => self.stays_awake(Refusal::Failed(format!("it has ended ({error})"))),

@@ -109,6 +109,7 @@ impl Supervisor {
         self.rest.as_ref().is_some_and(Rest::is_wanted)
             || self.sleep != Sleep::Awake
             || !self.hibernate.is_empty()
+            || !self.pauses.is_empty()
             || self.sleepiness.is_asked()
             || self.kill_at.is_some()
     }

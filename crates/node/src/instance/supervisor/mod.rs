@@ -16,7 +16,7 @@ use super::patience::{Patience, Verdict};
 use asleep::{SleepReply, Sleepiness};
 use liveness::{Health, Probed};
 use rest::{CheckpointReply, CopyReply, FreezeReply, Rest};
-use sleep::{HibernateReply, Sleep, WakeReply};
+use sleep::{HibernateReply, PauseReply, Sleep, WakeReply};
 
 use crate::boots::{BootKind, BootRecord, Phases};
 use crate::config::{DomainName, FunctionName};
@@ -92,10 +92,14 @@ pub(crate) enum Command {
     CopyAtRest(Rest),
     /// Give up its memory; it is idle.
     Hibernate(HibernateReply),
+    /// Run nothing until somebody wants something of it, and give up its memory.
+    Pause(PauseReply),
     /// Give up its memory if it is idle; nobody waits for that.
     Relieve,
     /// Take its memory back.
     Wake(WakeReply),
+    /// Somebody does not wait any more who wanted it to be hibernated or paused.
+    Withdraw,
     /// Leave a file and end, if it is idle; perhaps nobody waits for that.
     Sleep(Option<SleepReply>),
     /// The same for others who want its room: end if it cannot.
@@ -149,10 +153,18 @@ pub(crate) struct Supervisor {
     twin: Option<Option<Lease>>,
     /// Who wants it to be hibernated.
     hibernate: Vec<HibernateReply>,
+    /// Who wants it to be paused.
+    pauses: Vec<PauseReply>,
     /// Who wants it to be awake.
     wake: Vec<WakeReply>,
     /// Whether it is hibernated, or about to be.
     sleep: Sleep,
+    /// It was sent something since it was asked to rest.
+    is_disturbed: bool,
+    /// CPU time that it had used when it said that it rests; none: nobody counts.
+    used_at_rest: Option<Duration>,
+    /// How often the memory could not be written since it was paused.
+    times_kept: u32,
     /// When to try again what somebody waits for.
     hibernate_again: Option<Instant>,
     /// Not before this is it tried to hibernate it.
@@ -237,8 +249,12 @@ impl Supervisor {
             rest: None,
             twin: None,
             hibernate: Vec::new(),
+            pauses: Vec::new(),
             wake: Vec::new(),
             sleep: Sleep::Awake,
+            is_disturbed: false,
+            used_at_rest: None,
+            times_kept: 0,
             hibernate_again: None,
             hibernate_not_before: None,
             sleepiness: Sleepiness::default(),
@@ -290,10 +306,12 @@ impl Supervisor {
                     self.go_on();
                 }
                 Step::Report(Report::AtRest(rest)) => self.at_rest(rest),
+                Step::Report(Report::Resting) => self.resting(),
                 Step::Report(Report::Hibernated(hibernated)) => self.hibernated(&hibernated),
-                Step::Report(Report::NotHibernated(why)) => self.not_hibernated(&why),
+                Step::Report(Report::NotHibernated(why)) => self.not_written(&why),
                 Step::Report(Report::Awake(awake)) => self.awake(awake),
                 Step::Command(Some(Command::Watch)) => {
+                    self.is_disturbed = true;
                     self.ring_at = Some(Instant::now() + RING_AFTER);
                     self.keep_at = self.keep_at.or_else(keep_time);
                 }
@@ -322,8 +340,10 @@ impl Supervisor {
                     self.ask_to_rest(rest, Twin::Refused);
                 }
                 Step::Command(Some(Command::Hibernate(reply))) => self.hibernate_for(reply),
+                Step::Command(Some(Command::Pause(reply))) => self.pause_for(reply),
                 Step::Command(Some(Command::Relieve)) => self.relieve(Instant::now()),
                 Step::Command(Some(Command::Wake(reply))) => self.wake_for(reply),
+                Step::Command(Some(Command::Withdraw)) => self.withdraw(),
                 Step::Command(Some(Command::Sleep(Some(reply)))) => self.sleep_for(reply),
                 Step::Command(Some(Command::SleepOrEnd)) => self.make_room(Instant::now()),
                 Step::Command(Some(Command::Sleep(None))) => self.sleep_now(Instant::now()),
@@ -389,6 +409,8 @@ impl Supervisor {
         if is_due(self.ring_at) {
             self.ring_at = None;
             self.connections.stop_watching();
+            // More may have been sent meanwhile, of which nobody tells.
+            self.is_disturbed = true;
             self.instance.ring_if_unread();
         }
         if is_due(self.keep_at) {
@@ -421,7 +443,7 @@ impl Supervisor {
     /// looks at is asked again.
     fn outlive_daemon(&mut self) {
         let is_looked_at = self.rest.is_some() || self.twin.is_some();
-        let is_about_to_sleep = self.sleepiness.is_asked() || self.sleep == Sleep::Begun;
+        let is_about_to_sleep = self.sleepiness.is_asked() || self.sleep.is_under_way();
         if is_looked_at || is_about_to_sleep || !self.wake_from_own_key() {
             return;
         }

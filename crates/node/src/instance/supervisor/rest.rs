@@ -159,6 +159,7 @@ impl Supervisor {
         }
         // Its program sees the end of a probe before it rests.
         self.health.cancel();
+        self.is_disturbed = true;
         let asked = match &self.rest {
             // It was asked, and its rest is for somebody else now.
             Some(_) => Ok(()),

@@ -10,6 +10,8 @@ use tokio::time::Instant;
 
 /// Where to say how a hibernation went.
 pub(crate) type HibernateReply = oneshot::Sender<Result<HibernatedInstance, String>>;
+/// Where to say that nothing in it runs.
+pub(crate) type PauseReply = oneshot::Sender<Result<(), String>>;
 /// Where to say how it woke; `None`: it was awake.
 pub(crate) type WakeReply = oneshot::Sender<Result<Option<Awake>, String>>;
 
@@ -17,6 +19,11 @@ pub(crate) type WakeReply = oneshot::Sender<Result<Option<Awake>, String>>;
 const HIBERNATE_AGAIN: Duration = Duration::from_millis(100);
 /// The same after it has failed.
 const HIBERNATE_AFTER_FAILURE: Duration = Duration::from_secs(60);
+/// The same at most, for one that is paused and has failed again and again.
+const HIBERNATE_KEPT_MAX: Duration = Duration::from_secs(30 * 60);
+/// CPU time that an instance at rest may have used since it has said so. One that has used more
+/// has woken.
+const USED_AT_REST_MAX: Duration = Duration::from_millis(5);
 
 /// Whether an instance is awake, as its supervisor knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +31,30 @@ pub(super) enum Sleep {
     Awake,
     /// It was asked to give up its memory.
     Begun,
+    /// Nothing in it runs, and its memory is being written.
+    Resting,
+    /// The same, and somebody has paused it: if its memory cannot be written, it rests with it.
+    Paused,
+    /// It is paused, and its memory could not be written.
+    Kept,
     Hibernated,
+}
+
+impl Sleep {
+    /// Whether its memory is being written, or is to be.
+    pub fn is_under_way(self) -> bool {
+        matches!(self, Self::Begun | Self::Resting | Self::Paused)
+    }
+
+    /// Whether somebody has paused it, and it has its memory.
+    pub fn is_paused(self) -> bool {
+        matches!(self, Self::Paused | Self::Kept)
+    }
+
+    /// Whether it has said that nothing in it runs. It may have woken since.
+    fn has_rested(self) -> bool {
+        matches!(self, Self::Resting | Self::Paused | Self::Kept | Self::Hibernated)
+    }
 }
 
 impl Supervisor {
@@ -59,15 +89,15 @@ impl Supervisor {
 
     /// Has the instance give up its memory now, unless that has failed a short while ago.
     pub(super) fn relieve(&mut self, now: Instant) {
-        let is_too_early = self.hibernate_not_before.is_some_and(|not_before| not_before > now);
-        if self.sleep == Sleep::Awake && is_too_early {
+        if self.sleep != Sleep::Awake {
+            // One that is paused is written, or tried again later.
+            return;
+        }
+        if self.hibernate_not_before.is_some_and(|not_before| not_before > now) {
             // It cannot hibernate now; perhaps it may sleep.
             if self.service.config().limits.sleep_after.is_some() {
                 self.make_room(now);
             }
-            return;
-        }
-        if self.sleep != Sleep::Awake {
             return;
         }
         match self.begin_hibernation() {
@@ -106,7 +136,13 @@ impl Supervisor {
             storage: self.storage(),
         };
         self.instance.hibernate(terms)?;
-        self.sleep = Sleep::Begun;
+        if self.sleep == Sleep::Kept {
+            // It rests already.
+            self.sleep = Sleep::Paused;
+        } else {
+            self.sleep = Sleep::Begun;
+            self.is_disturbed = false;
+        }
         Ok(())
     }
 
@@ -125,39 +161,157 @@ impl Supervisor {
         self.hibernate_if_wanted();
     }
 
+    /// Has the instance come to rest for somebody who waits for that only, and give up its memory
+    /// then.
+    pub(super) fn pause_for(&mut self, reply: PauseReply) {
+        self.pauses.push(reply);
+        if !self.is_known_to_rest() {
+            return self.rest_anew();
+        }
+        match self.sleep {
+            Sleep::Resting => self.paused(),
+            _ => self.answer_pauses(&Ok(())),
+        }
+    }
+
+    /// Whether the instance has come to rest, and nothing can have woken it since. It says that it
+    /// is awake only when it answers or waits for the first time.
+    fn is_known_to_rest(&self) -> bool {
+        let is_left_alone = !self.is_disturbed
+            && self.ring_at.is_none()
+            && self.wake.is_empty()
+            && self.rest.is_none()
+            && self.twin.is_none()
+            && !self.sleepiness.is_asked();
+        let has_clients =
+            self.connections.execs().in_use() || self.service.idle_since(self.id).is_none();
+        self.sleep.has_rested() && is_left_alone && !has_clients && self.has_not_run()
+    }
+
+    /// Whether it has used no CPU time since it has rested: its own timers and connections wake it,
+    /// too. Where nobody counts that, nobody knows.
+    fn has_not_run(&self) -> bool {
+        let used = self.used_at_rest.zip(self.instance.cpu_time());
+        used.is_some_and(|(then, now)| now.saturating_sub(then) <= USED_AT_REST_MAX)
+    }
+
+    /// Asks the instance to come to rest, whether it was asked before or not: only an answer to the
+    /// new question says that nothing has woken it. One that has given up its memory, or is about
+    /// to, says first that it has it back.
+    fn rest_anew(&mut self) {
+        self.is_disturbed = true;
+        if let Err(error) = self.instance.wake() {
+            return self.answer_pauses(&Err(format!("it has ended ({error})")));
+        }
+        if self.sleep != Sleep::Hibernated {
+            self.goes_on();
+        }
+        self.hibernate_if_wanted();
+    }
+
+    /// The instance, which has its memory, was told to go on.
+    fn goes_on(&mut self) {
+        if std::mem::replace(&mut self.sleep, Sleep::Awake).is_paused() {
+            self.unpaused();
+        }
+    }
+
+    fn unpaused(&mut self) {
+        self.times_kept = 0;
+        let soon = Instant::now() + HIBERNATE_AFTER_FAILURE;
+        self.hibernate_not_before = self.hibernate_not_before.map(|at| at.min(soon));
+        self.service.unpaused(self.id);
+        self.idle_look = Some(Instant::now() + idle_check(&self.service));
+    }
+
+    /// Somebody does not wait any more. If nobody does, one that has not come to rest for anybody
+    /// runs on; one that was paused stays so.
+    pub(super) fn withdraw(&mut self) {
+        self.hibernate.retain(|reply| !reply.is_closed());
+        self.pauses.retain(|reply| !reply.is_closed());
+        let is_awaited = !self.hibernate.is_empty() || !self.pauses.is_empty();
+        if !is_awaited && matches!(self.sleep, Sleep::Begun | Sleep::Resting) {
+            // One that has ended needs no telling.
+            let _ = self.instance.wake();
+            self.goes_on();
+        }
+    }
+
     /// Has the instance give up its memory if somebody waits for that.
     pub(super) fn hibernate_if_wanted(&mut self) {
         self.hibernate_again = None;
-        if self.hibernate.is_empty() || self.sleep == Sleep::Begun {
+        let is_awaited = !self.hibernate.is_empty() || !self.pauses.is_empty();
+        if self.sleep.is_under_way() || !is_awaited && self.sleep != Sleep::Kept {
             return;
         }
-        let begun = match self.sleep {
-            Sleep::Hibernated => Err("it is hibernated already".to_owned()),
-            _ => match self.begin_hibernation() {
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                    self.hibernate_again = Some(Instant::now() + HIBERNATE_AGAIN);
-                    return;
-                }
-                begun => begun.map_err(|error| error.to_string()),
-            },
-        };
-        if let Err(why) = begun {
-            self.answer_hibernation(&Err(why));
+        if self.sleep == Sleep::Hibernated {
+            // Whoever wants it to be paused waits until it is awake.
+            return self.answer_hibernations(&Err("it is hibernated already".to_owned()));
+        }
+        match self.begin_hibernation() {
+            Ok(()) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                self.hibernate_again = Some(Instant::now() + HIBERNATE_AGAIN);
+            }
+            Err(error) if self.sleep == Sleep::Kept => self.stays_paused(&error.to_string()),
+            Err(error) => self.answer_all(&error.to_string()),
+        }
+    }
+
+    /// Nothing in the instance runs any more, and its memory is being written.
+    pub(super) fn resting(&mut self) {
+        if self.sleep != Sleep::Begun {
+            return;
+        }
+        self.sleep = Sleep::Resting;
+        self.used_at_rest = self.instance.cpu_time();
+        self.pauses.retain(|reply| !reply.is_closed());
+        if !self.pauses.is_empty() {
+            self.paused();
+        }
+    }
+
+    /// Nothing in the instance runs until somebody wants something of it, as was asked.
+    fn paused(&mut self) {
+        self.sleep = Sleep::Paused;
+        self.service.paused(self.id);
+        self.answer_pauses(&Ok(()));
+    }
+
+    fn answer_pauses(&mut self, outcome: &Result<(), String>) {
+        for reply in self.pauses.drain(..) {
+            // Who has asked may have lost patience.
+            let _ = reply.send(outcome.clone());
         }
     }
 
     /// Tells those who wait for a hibernation how it went; they may have lost patience.
-    pub(super) fn answer_hibernation(&mut self, outcome: &Result<HibernatedInstance, String>) {
+    fn answer_hibernations(&mut self, outcome: &Result<HibernatedInstance, String>) {
         for reply in self.hibernate.drain(..) {
             drop(reply.send(outcome.clone()));
         }
     }
 
+    /// Tells all who want it to be hibernated or paused why it is not.
+    fn answer_all(&mut self, why: &str) {
+        self.answer_pauses(&Err(why.to_owned()));
+        self.answer_hibernations(&Err(why.to_owned()));
+    }
+
+    /// Has the instance run. One that has its memory does so at once; others say when they do.
     pub(super) fn wake_for(&mut self, reply: WakeReply) {
-        match (self.sleep, self.instance.wake()) {
-            (Sleep::Hibernated, Ok(())) => self.wake.push(reply),
-            (_, woken) => drop(reply.send(woken.map(|()| None).map_err(|error| error.to_string()))),
+        self.is_disturbed = true;
+        if let Err(error) = self.instance.wake() {
+            return drop(reply.send(Err(error.to_string())));
         }
+        if self.sleep == Sleep::Hibernated {
+            return self.wake.push(reply);
+        }
+        if self.sleep != Sleep::Awake {
+            self.goes_on();
+            self.answer_all("it was told to go on; try again");
+        }
+        let _ = reply.send(Ok(None));
     }
 
     /// Wakes an instance whose memory nobody but this daemon can decrypt. Whether it is awake.
@@ -172,8 +326,49 @@ impl Supervisor {
 
     pub(super) fn hibernated(&mut self, hibernated: &HibernatedInstance) {
         self.sleep = Sleep::Hibernated;
+        self.times_kept = 0;
+        self.used_at_rest = self.instance.cpu_time();
         self.service.hibernated(self.id);
-        self.answer_hibernation(&Ok(hibernated.clone()));
+        self.answer_hibernations(&Ok(hibernated.clone()));
+    }
+
+    /// Its memory could not be written. One that is paused stays so; others go on.
+    pub(super) fn not_written(&mut self, why: &str) {
+        let is_ending = self.service.is_ending(self.id);
+        if self.sleep == Sleep::Paused && !is_ending {
+            return self.stays_paused(why);
+        }
+        // One that has ended needs no telling.
+        let _ = self.instance.wake();
+        if !is_ending {
+            self.not_hibernated(why);
+        }
+    }
+
+    /// It rests with its memory, which is to be written later.
+    fn stays_paused(&mut self, why: &str) {
+        let wait = kept_wait(self.times_kept);
+        self.log_kept(why, wait);
+        self.times_kept = self.times_kept.saturating_add(1);
+        self.sleep = Sleep::Kept;
+        let again = Instant::now() + wait;
+        (self.hibernate_again, self.hibernate_not_before) = (Some(again), Some(again));
+        self.service.keeps_memory(self.id, why);
+        self.answer_hibernations(&Err(why.to_owned()));
+    }
+
+    /// The first time is worth a warning.
+    fn log_kept(&self, why: &str, wait: Duration) {
+        let (function, instance, wait) = (self.service.name(), self.id, wait.as_secs());
+        if self.times_kept > 0 {
+            tracing::debug!(%function, instance, "a paused instance keeps its memory still: {why}; it is tried again in {wait} s");
+            return;
+        }
+        tracing::warn!(
+            %function, instance,
+            "a paused instance stays paused and keeps its memory, which could not be written: {why}; \
+             it is tried again in {wait} s"
+        );
     }
 
     /// It keeps its memory; it is tried again later.
@@ -181,29 +376,54 @@ impl Supervisor {
         tracing::warn!(function = %self.service.name(), instance = self.id, "cannot hibernate an instance, which keeps its memory: {why}");
         self.sleep = Sleep::Awake;
         self.hibernate_not_before = Some(Instant::now() + HIBERNATE_AFTER_FAILURE);
-        self.answer_hibernation(&Err(why.to_owned()));
+        self.answer_all(why);
     }
 
     pub(super) fn awake(&mut self, awake: Awake) {
         let was = std::mem::replace(&mut self.sleep, Sleep::Awake);
         if was == Sleep::Awake && !awake.was_hibernated {
-            // It was not asked to rest: a sandbox may say what it likes.
+            // It was told to go on, or was not asked to rest: a sandbox may say what it likes.
             return;
         }
-        if awake.was_hibernated {
-            self.service.woken(self.id);
-            self.idle_look = Some(Instant::now() + idle_check(&self.service));
-        } else if awake.cause == AwakeCause::Unanswered {
-            return self.not_hibernated("one of its processes does not answer");
+        self.note_awake(was, awake);
+        let is_unanswered = !awake.was_hibernated && awake.cause == AwakeCause::Unanswered;
+        if is_unanswered {
+            self.not_hibernated("one of its processes does not answer");
+        } else {
+            let cause = cause_of(awake.cause);
+            let why = format!("{cause} before its memory was written; try again");
+            self.answer_hibernations(&Err(why));
         }
-        self.answer_hibernation(&Err(format!(
-            "{} before its memory was written; try again",
-            cause_of(awake.cause)
-        )));
         for reply in self.wake.drain(..) {
             drop(reply.send(Ok(Some(awake))));
         }
+        // Somebody wants it to be paused, and did not know whether it was awake.
+        self.hibernate_if_wanted();
     }
+
+    fn note_awake(&mut self, was: Sleep, awake: Awake) {
+        if awake.was_hibernated {
+            self.service.woken(self.id);
+            self.idle_look = Some(Instant::now() + idle_check(&self.service));
+        } else if was.is_paused() {
+            self.unpaused();
+            let is_in_use = self.connections.execs().in_use();
+            if awake.cause == AwakeCause::Message && !self.is_disturbed && !is_in_use {
+                // It knows another image than its memory refers to.
+                tracing::warn!(
+                    function = %self.service.name(), instance = self.id,
+                    "a paused instance goes on, since it did not take the file with its memory"
+                );
+            }
+        }
+    }
+}
+
+/// How long until it is tried again to write the memory of a paused instance, after so many
+/// failures before this one.
+fn kept_wait(failures: u32) -> Duration {
+    let doubled = HIBERNATE_AFTER_FAILURE.saturating_mul(1 << failures.min(10));
+    doubled.min(HIBERNATE_KEPT_MAX)
 }
 
 /// What has kept an instance from giving up its memory.
@@ -212,5 +432,16 @@ fn cause_of(cause: AwakeCause) -> &'static str {
         AwakeCause::Connection => "bytes came on one of its connections",
         AwakeCause::Timer => "a timer of the program was due",
         AwakeCause::Message | AwakeCause::Unanswered => "it was asked something else",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_paused_instance_is_tried_more_and_more_seldom() {
+        let waits = [0, 1, 2, 4, 5, u32::MAX].map(|failures| kept_wait(failures).as_secs());
+        assert_eq!(waits, [60, 120, 240, 960, 1800, 1800]);
     }
 }

@@ -313,8 +313,13 @@ impl<'a> Scanner<'a> {
         if is_private(region) && self.stored_by_space.may_have(region.space, &written) {
             return self.take_unless_same(region, written, runs);
         }
-        self.stored += written.end - written.start;
-        runs.push(written.end, Content::Own);
+        self.store(&written, runs)
+    }
+
+    /// Adds pages that are to be stored, whatever they hold.
+    fn store(&mut self, part: &Range<u64>, runs: &mut Runs) -> Result<(), FreezeError> {
+        self.stored += part.end - part.start;
+        runs.push(part.end, Content::Own);
         self.check_stored()
     }
 
@@ -329,6 +334,12 @@ impl<'a> Scanner<'a> {
         let mut at = written.start;
         while at < written.end {
             let memory = &mut memory[..(written.end - at).min(CHUNK) as usize];
+            let part = at..at + memory.len() as u64;
+            if !self.stored_by_space.may_have(region.space, &part) {
+                self.store(&part, runs)?;
+                at = part.end;
+                continue;
+            }
             self.read(region.space, at, memory).map_err(FreezeError::Memory)?;
             let earlier = self.earlier(region, at, memory.len());
             for (number, page) in memory.chunks_exact(PAGE_SIZE as usize).enumerate() {

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::pagemap::PageMap;
+use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
 use std::ptr;
 use thaw_abi::image::{Mapping, SOURCE_IMAGE, SOURCE_ZERO, ancestor_number};
@@ -208,6 +209,53 @@ fn what_an_earlier_process_has_stored_is_not_stored_again() {
         let shared = Region { space: 1, flags: REGION_SHARED, ..first };
         assert!(scanner.earlier(&shared, start, P as usize).is_empty());
     }
+}
+
+/// Memory of which pages can be read from a part of it only.
+fn readable(part: Range<u64>) -> Space {
+    let memory = File::from(memfd_create("readable", MemfdFlags::CLOEXEC).unwrap());
+    memory.write_all_at(&vec![7; (part.end - part.start) as usize], part.start).unwrap();
+    Space { memory, pages: PageMap::own().unwrap() }
+}
+
+/// Several chunks of one run: an earlier process has some of the second one only. To read the
+/// third one fails.
+#[test]
+fn only_chunks_that_an_earlier_process_has_some_of_are_compared() {
+    let pages = 3 * CHUNK / P;
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping at an address that the kernel chooses, which is filled.
+    let start = unsafe {
+        let start =
+            mmap_anonymous(ptr::null_mut(), (pages * P) as usize, protection, MapFlags::PRIVATE)
+                .unwrap();
+        start.cast::<u8>().write_bytes(7, (pages * P) as usize);
+        start as u64
+    };
+    let mut source = Own(Vec::new());
+    let mut scanner = Scanner::open(&mut source, FIRST_PROCESS, pages * P).unwrap();
+    scanner.spaces.push(readable(start + CHUNK..start + 2 * CHUNK));
+    scanner.trust_page_map();
+    let part = |space: u32, first: u64, pages: u64| Region {
+        start: start + first * P,
+        len: pages * P,
+        space,
+        ..region(start, 0)
+    };
+    let shared = pages / 2;
+    scanner.runs(&part(0, shared, 1)).unwrap();
+    let found: Vec<_> = scanner
+        .runs(&part(1, 0, pages))
+        .unwrap()
+        .iter()
+        .map(|run| ((run.start - start) / P, run.content))
+        .collect();
+    let same = Content::Same { space: 0 };
+    assert_eq!(found, [(0, Content::Own), (shared, same), (shared + 1, Content::Own)]);
+    assert_eq!(scanner.stored, pages * P, "the page is counted once");
+    // The bound holds for what is not compared, too.
+    scanner.max_stored = pages * P;
+    assert!(matches!(scanner.runs(&part(1, 0, 1)), Err(FreezeError::TooLarge { .. })));
 }
 
 #[test]
