@@ -77,7 +77,10 @@ fn lines_say_which_instance_printed_them_however_it_was_booted() {
         assert!(boot["kind"] == kind || kind == "warm" && boot["kind"] == "cold", "{boot}");
         // The files have the same, and one instance's lines can be had alone.
         let logs = |more: &[&str]| logs(&home, kind, more);
-        wait_until("it is in the file", || logs(&[]).contains(&format!("[{}] out one\n", said[0])));
+        for (id, word) in said.iter().zip(["one", "two"]) {
+            let line = format!("[{id}] out {word}\n");
+            wait_until("it is in the file", || logs(&[]).contains(&line));
+        }
         let one = logs(&["--instance", &said[1].to_string()]);
         assert!(one.contains("out two\n") && !one.contains("one"), "{one}");
     }
