@@ -343,7 +343,9 @@ fn connections_follow_a_deploy() {
     assert_eq!(kept_request(&mut idle, "/", ""), Some((200, "two".into())));
     let mut busy = Raw::connect(address);
     busy.send(format!("GET /slow HTTP/1.1\r\nHost: {FUNCTION}\r\n\r\n"));
-    wait_until("the request has arrived", || daemon.instances(FUNCTION)[0]["connections"] == 2);
+    wait_until("the request has arrived", || {
+        daemon.instances(FUNCTION).first().is_some_and(|found| found["connections"] == 2)
+    });
     command(&home, &["activate", FUNCTION, "1"]).success();
     // A request that is under way is answered by the version that has it.
     assert_eq!(busy.response().map(|response| response.text()), Some("two".to_owned()));
