@@ -266,6 +266,15 @@ impl Daemon {
         all.as_array().expect("an array").iter().filter(of).cloned().collect()
     }
 
+    /// The first live instance of a function, once there is one: a client that was answered may be
+    /// earlier than the daemon's list.
+    #[track_caller]
+    pub fn first_instance(&self, function: &str) -> Value {
+        let first = || self.instances(function).into_iter().next();
+        wait_until("an instance is listed", || first().is_some());
+        first().unwrap_or_else(|| panic!("{function} has no instance any more"))
+    }
+
     /// Waits until a function has instances awake, and all of them would outlive this daemon: they are
     /// kept for the next one when they are a fraction of a second old.
     #[track_caller]

@@ -202,7 +202,7 @@ fn connections_that_the_program_has_itself_go_on_after_the_sleep() {
         client.send("GET /count HTTP/1.1\r\nHost: whole\r\n\r\n");
         counted(&client.response().expect("an answer"), &daemon)
     };
-    let connections = || daemon.instances("whole")[0]["connections"].as_u64();
+    let connections = || daemon.first_instance("whole")["connections"].as_u64();
     let mut first = Raw::connect(address);
     assert_eq!(ask(&mut first), 1);
     let (id, ..) = daemon.instance("whole");

@@ -298,7 +298,7 @@ fn a_copy_that_answers_at_once_has_one_virtual_cpu() {
         assert_eq!(get(daemon.gateway(), "go", "/").status, 200);
         // It may answer before the gateway has noted it.
         wait_until("it is known", || !daemon.instances("go").is_empty());
-        let pid = daemon.instances("go")[0]["pid"].as_u64().expect("a process id") as u32;
+        let pid = daemon.first_instance("go")["pid"].as_u64().expect("a process id") as u32;
         let threads = status(pid, "Threads");
         kill(pid);
         wait_until("it is gone", || daemon.instances("go").is_empty());

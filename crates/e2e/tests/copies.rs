@@ -701,7 +701,7 @@ fn a_session_with_bash_a_repl_and_a_pool_of_connections_goes_on_in_every_copy() 
     let pool = |instance: u64| ask(&daemon, "session", instance, "/pool");
 
     assert_eq!(get(daemon.gateway(), "session", "/pool").status, 200);
-    let original = daemon.instances("session")[0]["id"].as_u64().expect("a number");
+    let original = daemon.first_instance("session")["id"].as_u64().expect("a number");
     let before = pool(original);
     assert_eq!(repl(original, "squares.sum()"), "333328333350000");
     assert_eq!(repl(original, "(number:=41)"), "41");

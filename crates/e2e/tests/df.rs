@@ -115,7 +115,7 @@ fn live_sleeping_and_checkpointed_instances_are_counted() {
     assert_eq!(live["domains"][0]["memory"]["instances"], 2, "{live}");
     assert_eq!(live["home"]["swap_bytes"], 0);
 
-    let id = daemon.instances("one")[0]["id"].as_u64().expect("a number").to_string();
+    let id = daemon.first_instance("one")["id"].as_u64().expect("a number").to_string();
     command(&["checkpoint", &id, "kept"]);
     command(&["hibernate", "two"]);
     let later = df(&home);

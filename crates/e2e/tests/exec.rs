@@ -279,7 +279,7 @@ fn instances_of_functions_have_processes_from_outside_too() {
     for name in ["server", "single"] {
         ok(&home, &["invoke", name]);
     }
-    let id = |name: &str| daemon.instances(name)[0]["id"].to_string();
+    let id = |name: &str| daemon.first_instance(name)["id"].to_string();
     let comm = "print(open('/proc/1/comm').read().strip() != '')";
     assert_eq!(ok(&home, &["exec", &id("server"), "--", "python3", "-c", comm]), "True\n");
     ok(&home, &["invoke", "server"]);

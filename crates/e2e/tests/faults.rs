@@ -451,7 +451,7 @@ fn a_full_disk_refuses_a_checkpoint_and_the_instance_goes_on() {
     let daemon = Daemon::start(&home, &DaemonOptions::default());
     let ask = || assert_eq!(get(daemon.gateway(), "hello-c", "/").status, 200);
     ask();
-    let id = daemon.instances("hello-c")[0]["id"].to_string();
+    let id = daemon.first_instance("hello-c")["id"].to_string();
     command(&["checkpoint", &id, "before"]).success();
 
     let filler = disk.0.join("filler");
@@ -460,7 +460,7 @@ fn a_full_disk_refuses_a_checkpoint_and_the_instance_goes_on() {
     assert_eq!(refused.code, Some(1), "{}", refused.stdout);
     assert!(refused.stderr.to_lowercase().contains("space"), "{}", refused.stderr);
     ask();
-    assert_eq!(daemon.instances("hello-c")[0]["id"].to_string(), id, "it went on");
+    assert_eq!(daemon.first_instance("hello-c")["id"].to_string(), id, "it went on");
     // Copies are in memory.
     command(&["fork", &id]).success();
 

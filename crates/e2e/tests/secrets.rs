@@ -161,7 +161,7 @@ fn no_image_and_nothing_that_is_shown_has_a_value() {
     set(&home, "stays", "database", VALUE);
     set(&home, "stays", "api-key", "other");
     ask(&daemon, "stays", "/quiet");
-    let instance = daemon.instances("stays")[0]["id"].to_string();
+    let instance = daemon.first_instance("stays")["id"].to_string();
     // It has the value, and has not read it.
     command(&home, &["checkpoint", &instance, "before"]).success();
     command(&home, &["sleep", "stays"]).success();

@@ -88,7 +88,7 @@ fn instances_go_on_under_the_next_daemon() {
     for function in functions {
         assert_eq!(count(&daemon, function), 1, "{function}");
     }
-    let pid = |daemon: &Daemon, function: &str| daemon.instances(function)[0]["pid"].clone();
+    let pid = |daemon: &Daemon, function: &str| daemon.first_instance(function)["pid"].clone();
     let before = functions.map(|function| pid(&daemon, function));
     let lines = |daemon: &Daemon| {
         let outcome = run(thaw().env("THAW_HOME", daemon.home()).args(["logs", "fork"]));
