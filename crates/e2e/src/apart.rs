@@ -1,8 +1,9 @@
 //! A monitor and a daemon that are started apart from each other, as two units of systemd's do.
 
-use crate::{User, repository, run, skip, wait_until};
+use crate::{User, repository, request_local, run, skip, wait_until};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
 use std::fs::{self, File};
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::AsRawFd;
@@ -214,5 +215,14 @@ impl Apart {
         let log = daemon.log();
         let (_, rest) = log.split_once("http://").expect("an address");
         rest.split_once(',').expect("its end").0.parse().expect("an address")
+    }
+
+    /// The instances that there are.
+    ///
+    /// # Panics
+    /// No daemon answers.
+    pub fn instances(&self) -> Vec<Value> {
+        let all = request_local(&self.home().join("admin.sock"), "/instances").expect("an answer");
+        all.json().as_array().expect("a list").clone()
     }
 }

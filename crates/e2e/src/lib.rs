@@ -8,6 +8,7 @@ mod daemon;
 mod function;
 mod guest;
 mod http;
+mod lasting;
 mod lines;
 pub mod mirror;
 mod outcome;
@@ -30,6 +31,7 @@ pub use daemon::{
 pub use function::{Function, Language, built_home, copy_home, prefetch_file};
 pub use guest::{Fixture, Linking, compare_c, compare_python, compile, programs, python};
 pub use http::{Heard, Raw, Response, get, post, request, request_local};
+pub use lasting::{LASTING_KEYS, count, lasting, lasting_lines};
 pub use lines::Lines;
 pub use outcome::{Outcome, run, run_with_input, run_within};
 pub use ports::{free_port, free_privileged_port, listening_ports};

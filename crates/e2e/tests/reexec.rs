@@ -16,22 +16,15 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 use thaw_e2e::{
-    Apart, Background, Daemon, DaemonOptions, Descriptor, Function, Lines, Outcome, Raw,
-    built_home, children, descendants, descriptors, exists, free_port, get, kill, repository,
-    request, request_local, run, setting, skip, thaw, unit, wait_until,
+    Apart, Background, Daemon, DaemonOptions, Descriptor, Function, LASTING_KEYS, Lines, Outcome,
+    Raw, built_home, children, count, descendants, descriptors, exists, free_port, get, kill,
+    lasting, lasting_lines, repository, request, run, setting, skip, thaw, unit, wait_until,
 };
 
-/// What an instance that stays may do.
-const KEYS: &str = "isolation = \"instance\"\n[limits]\nconcurrency = 32\ntimeout = \"60s\"\n\
-                    keep_alive = \"10m\"";
 /// What a monitor says that has taken the place of another.
 const GOES_ON: &str = "goes on in the place of the monitor before it";
 /// What one says that has not been executed anew.
 const STAYS: &str = "this monitor goes on as it is";
-
-fn lasting(name: &'static str, keys: &'static str) -> Function {
-    Function::PythonVariant { program: "lasting", name, keys }
-}
 
 /// One whose instances have one request each.
 fn single() -> Function {
@@ -41,7 +34,7 @@ fn single() -> Function {
 /// A home with a function that remembers, or `None` where there is no monitor.
 fn node() -> Option<Apart> {
     static HOME: OnceLock<PathBuf> = OnceLock::new();
-    let functions = || [lasting("lasting", KEYS), single()];
+    let functions = || [lasting("lasting", LASTING_KEYS), single()];
     Apart::of(|| HOME.get_or_init(|| built_home("reexec", &functions())).clone())
 }
 
@@ -52,11 +45,11 @@ fn node_with_lines() -> Option<(MutexGuard<'static, ()>, SocketAddr, Apart)> {
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let (home, port) = HOME.get_or_init(|| {
         let port = free_port();
-        let keys = format!(
-            "isolation = \"instance\"\nlisten = \"127.0.0.1:{port}\"\n[entry]\nkind = \"tcp\"\n\
-             [limits]\ninstances = 1\nconcurrency = 32\nkeep_alive = \"10m\""
-        );
-        let functions = [lasting("lasting", KEYS), single(), lasting("lines", keys.leak())];
+        let functions = [
+            lasting("lasting", LASTING_KEYS),
+            single(),
+            lasting_lines(([127, 0, 0, 1], port).into()),
+        ];
         (built_home("reexec-lines", &functions), port)
     });
     Some((turn, ([127, 0, 0, 1], *port).into(), Apart::of(|| home.clone())?))
@@ -90,18 +83,6 @@ fn executes(pid: u32, program: &Path) -> bool {
     let file = |path: &Path| fs::metadata(path).map(|file| (file.dev(), file.ino())).ok();
     let own = file(&PathBuf::from(format!("/proc/{pid}/exe")));
     own.is_some() && own == file(program)
-}
-
-fn count(gateway: SocketAddr, function: &str) -> u32 {
-    let response = get(gateway, function, "/count");
-    assert_eq!(response.status, 200, "{}", response.text());
-    response.text().trim().parse().expect("a number")
-}
-
-/// How many instances there are.
-fn instances(node: &Apart) -> usize {
-    let all = request_local(&node.home().join("admin.sock"), "/instances").expect("an answer");
-    all.json().as_array().expect("a list").len()
 }
 
 /// What a process has open, but for pipes that it has from whoever has started this test.
@@ -327,7 +308,7 @@ fn what_a_killed_daemon_has_left_is_there_for_the_next() {
     let gateway = node.gateway(&daemon);
     assert_eq!(count(gateway, "lasting"), 1);
     let mut held = begin(gateway, "lasting", "/hold/10");
-    wait_until("it is under way", || instances(&node) == 1);
+    wait_until("it is under way", || node.instances().len() == 1);
     // It is kept 150 ms after it came.
     thread::sleep(Duration::from_secs(1));
     monitor.signal(Signal::USR2);
@@ -559,7 +540,7 @@ fn a_restart_of_the_daemon_goes_on_meanwhile() {
     assert_eq!(count(gateway, "lasting"), 1);
     let mut client = Lines::upgrade(gateway, "lasting");
     let routed = thread::spawn(move || get(gateway, "lasting", "/hold/2").status);
-    wait_until("it is under way", || instances(&node) == 1);
+    wait_until("it is under way", || node.instances().len() == 1);
     thread::sleep(Duration::from_millis(300));
     daemon.signal(Signal::TERM);
     thread::sleep(Duration::from_millis(300));

@@ -13,22 +13,14 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 use thaw_e2e::{
-    Apart, Background, Function, Lines, Raw, built_home, descendants, exists, free_port, get,
-    repository, request, request_local, run, run_within, skip, thaw, wait_until,
+    Apart, Background, LASTING_KEYS, Lines, Raw, built_home, count, descendants, exists, free_port,
+    get, lasting, lasting_lines, repository, request, run, run_within, skip, thaw, wait_until,
 };
-
-/// What an instance that stays may do.
-const KEYS: &str = "isolation = \"instance\"\n[limits]\nconcurrency = 32\ntimeout = \"60s\"\n\
-                    keep_alive = \"10m\"";
 
 /// The address of the function that speaks no HTTP.
 fn lines_address() -> SocketAddr {
     static PORT: OnceLock<u16> = OnceLock::new();
     ([127, 0, 0, 1], *PORT.get_or_init(free_port)).into()
-}
-
-fn lasting(name: &'static str, keys: &'static str) -> Function {
-    Function::PythonVariant { program: "lasting", name, keys }
 }
 
 /// A home with functions that remember, or `None` where there is no monitor.
@@ -39,7 +31,7 @@ fn node() -> Option<Apart> {
                           size = \"1MiB\"";
     let functions = || {
         [
-            lasting("lasting", KEYS),
+            lasting("lasting", LASTING_KEYS),
             lasting("single", "isolation = \"request\""),
             lasting("sleepy", SLEEPY),
             lasting("locked", "isolation = \"instance\"\n[hibernate]\nencrypt = true"),
@@ -54,14 +46,7 @@ fn node_with_lines() -> Option<(MutexGuard<'static, ()>, Apart)> {
     static HOME: OnceLock<PathBuf> = OnceLock::new();
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let keys = || {
-        format!(
-            "isolation = \"instance\"\nlisten = \"{}\"\n[entry]\nkind = \"tcp\"\n[limits]\n\
-             instances = 1\nconcurrency = 32\nkeep_alive = \"10m\"",
-            lines_address()
-        )
-    };
-    let functions = || [lasting("lasting", KEYS), lasting("lines", keys().leak())];
+    let functions = || [lasting("lasting", LASTING_KEYS), lasting_lines(lines_address())];
     let home = || HOME.get_or_init(|| built_home("restart-lines", &functions())).clone();
     Some((turn, Apart::of(home)?))
 }
@@ -70,18 +55,6 @@ fn node_with_lines() -> Option<(MutexGuard<'static, ()>, Apart)> {
 fn restart(node: &Apart, daemon: &mut Background, name: &str) {
     assert_eq!(daemon.stop(), Some(0), "{}", daemon.log());
     *daemon = node.start_daemon(name);
-}
-
-fn count(gateway: SocketAddr, function: &str) -> u32 {
-    let response = get(gateway, function, "/count");
-    assert_eq!(response.status, 200, "{}", response.text());
-    response.text().trim().parse().expect("a number")
-}
-
-/// How many instances there are.
-fn instances(node: &Apart) -> usize {
-    let all = request_local(&node.home().join("admin.sock"), "/instances").expect("an answer");
-    all.json().as_array().expect("a list").len()
 }
 
 #[test]
@@ -130,7 +103,7 @@ fn connections_of_another_protocol_go_on_under_the_next_daemon() {
     }
     // Its end is seen on both sides, and gives its place back.
     drop((client, single));
-    wait_until("the single instance has ended", || instances(&node) == 1);
+    wait_until("the single instance has ended", || node.instances().len() == 1);
     let mut others: Vec<_> = (0..32).map(|_| Lines::upgrade(gateway, "lasting")).collect();
     assert_eq!(others[31].say("hello"), said + 1);
 }
@@ -200,7 +173,7 @@ fn requests_under_way_are_answered_whichever_way_they_have_come() {
         client.send("GET /hold/4 HTTP/1.1\r\nHost: single\r\nConnection: close\r\n\r\n");
         client.response().map(|response| response.status)
     });
-    wait_until("both have an instance", || instances(&node) == 2);
+    wait_until("both have an instance", || node.instances().len() == 2);
     let began = Instant::now();
     restart(&node, &mut daemon, "second.log");
     assert_eq!(routed.join().expect("a client"), 200);
@@ -436,15 +409,12 @@ fn a_request_has_the_drain_time_and_no_more() {
 
 /// Whether all instances wait for a connection.
 fn is_idle(node: &Apart) -> bool {
-    let all = request_local(&node.home().join("admin.sock"), "/instances").expect("an answer");
-    all.json().as_array().expect("a list").iter().all(|instance| instance["state"] == "idle")
+    node.instances().iter().all(|instance| instance["state"] == "idle")
 }
 
 /// Whether an instance has a connection.
 fn is_busy(node: &Apart) -> bool {
-    let all = request_local(&node.home().join("admin.sock"), "/instances").expect("an answer");
-    let all = all.json();
-    all.as_array().expect("a list").iter().any(|instance| instance["connections"] == 1)
+    node.instances().iter().any(|instance| instance["connections"] == 1)
 }
 
 #[test]
