@@ -2,7 +2,7 @@
 //!
 //! All are of kind [`crate::control::MSG_BIND`]: a [`BindRequest`], then a tail
 //! that the operation describes. Paths are relative to the bound directory, as
-//! in `MSG_FS_*`; two paths are separated by a NUL. No descriptor travels: open
+//! in `MSG_FS_*`; two paths are separated by a NUL. No descriptor travels but those of volumes: open
 //! files are numbers that the host gives out.
 
 use bytemuck::{Pod, Zeroable};
@@ -96,6 +96,13 @@ pub const VOLUME_TEST_LOCK: u32 = 75;
 /// Take or give up the sandbox' lock of the whole of open file `a` (flock(2)): `b` is
 /// `LOCK_SH` (1), `LOCK_EX` (2) or `LOCK_UN` (8). `EAGAIN` as above. Reply: the bytes of the file.
 pub const VOLUME_FLOCK: u32 = 76;
+
+/// Give me a socket of my own for requests about all my volumes; granted once. Reply: that socket, on
+/// which requests and replies are as on the control socket, but for three things. [`BIND_CLOSE`] has
+/// no reply. Nothing is asked before the reply to the last request was read. When a request has
+/// taken too long, the host ends the socket after its reply, and the control socket is there for the
+/// next one.
+pub const VOLUME_SOCKET: u32 = 77;
 
 /// Reply to [`BIND_OPEN`] of a volume's file; the descriptor comes along.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]

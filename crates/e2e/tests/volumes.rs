@@ -470,6 +470,31 @@ fn a_program_is_run_with_a_volume() {
     assert!(refused.contains("quota exceeded"), "{refused}");
 }
 
+/// No program with a volume makes a file longer itself, also not the one that its output goes to.
+#[test]
+fn a_program_with_a_volume_writes_to_files_of_its_caller() {
+    let home = built_home("volumes-output", &[]);
+    command(&home, &["volume", "create", "data", "--size", "1MiB"]).success();
+    let path = home.join("output");
+    let output = fs::File::create(&path).unwrap();
+    let code = "import sys\n\
+        for n in range(1000):\n\
+        \x20print(n, file=(sys.stdout, sys.stderr)[n % 2], flush=True)\n\
+        sys.exit(3)";
+    let status = thaw()
+        .env("THAW_HOME", &home)
+        .args(["run", "--weak-limits", "--rootfs", "/", "-v", "data:/v", "--"])
+        .args(["/usr/bin/python3", "-c", code])
+        .stdout(output.try_clone().unwrap())
+        .stderr(output)
+        .status();
+    assert_eq!(status.unwrap().code(), Some(3));
+    let written = fs::read_to_string(&path).unwrap();
+    let expected: Vec<String> = (0..1000).map(|n| n.to_string()).collect();
+    let numbers = |line: &&str| line.parse::<u32>().is_ok();
+    assert_eq!(written.lines().filter(numbers).collect::<Vec<_>>(), expected, "{written}");
+}
+
 /// A database that was in use when its daemon and the writers were killed.
 #[test]
 fn a_snapshot_of_a_database_is_whole() {

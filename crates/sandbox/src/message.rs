@@ -111,15 +111,26 @@ pub(crate) struct Packet {
     pub descriptors_dropped: bool,
 }
 
+impl Packet {
+    fn of(received: &RecvMsg) -> Self {
+        Self {
+            len: received.bytes,
+            truncated: received.flags.contains(ReturnFlags::TRUNC),
+            descriptors_dropped: received.flags.contains(ReturnFlags::CTRUNC),
+        }
+    }
+}
+
 /// recvmsg(2), again if a signal came in between.
 fn receive_uninterrupted(
     socket: impl AsFd,
     buffer: &mut [u8],
     control: &mut RecvAncillaryBuffer<'_>,
+    flags: RecvFlags,
 ) -> io::Result<RecvMsg> {
     loop {
         let mut parts = [IoSliceMut::new(buffer)];
-        match recvmsg(&socket, &mut parts, control, RecvFlags::CMSG_CLOEXEC) {
+        match recvmsg(&socket, &mut parts, control, RecvFlags::CMSG_CLOEXEC | flags) {
             Err(Errno::INTR) => {}
             result => return Ok(result?),
         }
@@ -134,7 +145,7 @@ pub(crate) fn receive_with_sender(
 ) -> io::Result<(usize, Option<Pid>)> {
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmCredentials(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let received = receive_uninterrupted(socket, buffer, &mut control)?;
+    let received = receive_uninterrupted(socket, buffer, &mut control, RecvFlags::empty())?;
     let sender = control.drain().find_map(|message| match message {
         RecvAncillaryMessage::ScmCredentials(credentials) => Some(credentials.pid),
         _ => None,
@@ -154,7 +165,7 @@ pub(crate) fn receive(
         Some(_) => RecvAncillaryBuffer::new(&mut space),
         None => RecvAncillaryBuffer::new(&mut []),
     };
-    let received = receive_uninterrupted(socket, buffer, &mut control)?;
+    let received = receive_uninterrupted(socket, buffer, &mut control, RecvFlags::empty())?;
     if let Some(descriptors) = descriptors {
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(rights) = message {
@@ -162,11 +173,17 @@ pub(crate) fn receive(
             }
         }
     }
-    Ok(Packet {
-        len: received.bytes,
-        truncated: received.flags.contains(ReturnFlags::TRUNC),
-        descriptors_dropped: received.flags.contains(ReturnFlags::CTRUNC),
-    })
+    Ok(Packet::of(&received))
+}
+
+/// Receives one packet that is there, on a socket that may block, and drops descriptors.
+///
+/// # Errors
+/// [`io::ErrorKind::WouldBlock`]: there is none.
+pub(crate) fn receive_at_once(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<Packet> {
+    let mut none = RecvAncillaryBuffer::new(&mut []);
+    let received = receive_uninterrupted(socket, buffer, &mut none, RecvFlags::DONTWAIT)?;
+    Ok(Packet::of(&received))
 }
 
 /// Sends a packet as [`send`], and waits until `deadline` for room in a socket that does not

@@ -30,6 +30,7 @@ pub mod ps;
 pub mod pull;
 pub mod push;
 pub mod queue;
+pub mod relay;
 pub mod remove;
 pub mod restart;
 pub mod restore;

@@ -3,6 +3,7 @@
 use super::download::ProgressLine;
 use super::limits::WeakLimitsArgument;
 use super::publish::{Publish, Published};
+use super::relay::Relay;
 use super::{mounts, terminal};
 use crate::failure::{Failure, Outcome};
 use clap::Args;
@@ -25,7 +26,7 @@ use thaw_oci::{Limits, Reference, Settings};
 use thaw_sandbox::limits::{self, Controller, Missing, PROCESSES_MAX};
 use thaw_sandbox::{
     Console, ConsoleOutput, ConsoleRate, Event, FileRights, FuseAccess, GuestExit, HostPolicy,
-    Mount, Progress, Rootfs, Sandbox, StartSpec, WeakLimits, ZygoteConfig, ZygoteParent,
+    Mount, MountKind, Progress, Rootfs, Sandbox, StartSpec, WeakLimits, ZygoteConfig, ZygoteParent,
 };
 use thaw_store::Store;
 use tokio::io::unix::AsyncFd;
@@ -204,14 +205,30 @@ fn check_limits(
 }
 
 pub fn run(arguments: Arguments) -> Outcome {
+    let mut relay = Relay::default();
+    let outcome = run_with(arguments, &mut relay);
+    match relay.finish() {
+        Ok(()) => outcome,
+        Err(error) => Err(Failure::failed(format!(
+            "what the program wrote could not be written to its file: {error}"
+        ))),
+    }
+}
+
+fn run_with(arguments: Arguments, relay: &mut Relay) -> Outcome {
     let asked_limits = arguments.asked_limits();
     let hint = rights_hint(&arguments);
     let policy = host_policy(&arguments);
     let Program { rootfs, argv, env, cwd, account } = program(&arguments, &policy)?;
     let stdio = [io::stdin().as_fd(), io::stdout().as_fd(), io::stderr().as_fd()]
         .map(|fd| fd.try_clone_to_owned());
+    let mounts = mounts(&arguments, &policy)?;
     let [stdin, stdout, stderr] = stdio;
-    let stdio = [stdin?, stdout?, stderr?];
+    let mut stdio = [stdin?, stdout?, stderr?];
+    if mounts.iter().any(|mount| matches!(mount.kind, MountKind::Volume(_))) {
+        let [stdin, stdout, stderr] = stdio;
+        stdio = [stdin, relay.of(stdout)?, relay.of(stderr)?];
+    }
     let stdio = [stdio[0].as_fd(), stdio[1].as_fd(), stdio[2].as_fd()];
     let spec = StartSpec {
         program: None,
@@ -230,7 +247,7 @@ pub fn run(arguments: Arguments) -> Outcome {
         flags: flags(stdio),
         rootfs,
         egress: Egress { allow: arguments.allow_egress.clone(), ..Egress::default() }.policy(),
-        mounts: mounts(&arguments, &policy)?,
+        mounts,
         stdio,
         window: window(stdio),
     };

@@ -15,23 +15,33 @@ static LAST_SEQUENCE: AtomicU64 = AtomicU64::new(0);
 /// Asks the host without waiting: the answer comes as a message. Returns the
 /// number of the request.
 pub fn ask(kind: u32, body: &[u8]) -> u64 {
-    let sequence = LAST_SEQUENCE.fetch_add(1, Ordering::Relaxed) + 1;
+    let sequence = next_sequence();
     control::send(kind, sequence, body, &[]);
     sequence
+}
+
+/// A number for a request.
+pub fn next_sequence() -> u64 {
+    LAST_SEQUENCE.fetch_add(1, Ordering::Relaxed) + 1
 }
 
 /// Asks the host and waits for the answer. The answer's tail replaces what is
 /// in `reply`; its descriptor, if any, is returned. Errors that the host
 /// answers with come back as such.
 pub fn request(kind: u32, body: &[u8], tail: &[u8], reply: &mut Vec<u8>) -> Result<Option<HostFd>> {
-    let sequence = LAST_SEQUENCE.fetch_add(1, Ordering::Relaxed) + 1;
+    let sequence = next_sequence();
     let message = loop {
         control::send(kind, sequence, body, tail);
         if let Some(message) = control::receive_reply(sequence..sequence + 1) {
             break message;
         }
     };
-    let (fd, rest) = read_answer(&message)?;
+    take_answer(&message, reply)
+}
+
+/// The descriptor of an answer, whose tail replaces what is in `reply`.
+pub fn take_answer(message: &Message, reply: &mut Vec<u8>) -> Result<Option<HostFd>> {
+    let (fd, rest) = read_answer(message)?;
     reply.clear();
     reply.extend_from_slice(rest);
     Ok(fd)

@@ -114,15 +114,23 @@ pub fn register_handler(handler: fn(&Kept)) {
 
 /// Receives one message. `None` if there is none and `nonblocking`.
 fn receive(nonblocking: bool) -> Option<Message> {
-    let received = match Received::from(CONTROL, nonblocking) {
-        Ok(received) => received,
-        Err(Errno::EAGAIN) if nonblocking => return None,
+    match receive_from(CONTROL, nonblocking) {
+        Ok(message) => Some(message),
+        Err(Errno::EAGAIN) if nonblocking => None,
         Err(_) => hung_up(),
-    };
-    let Ok((&header, body)) = split::<MessageHeader>(received.bytes()) else { hung_up() };
+    }
+}
+
+/// Receives one message of a socket on which they are as on the control socket.
+///
+/// # Errors
+/// As [`Received::from`], and `EIO`: it is none.
+pub fn receive_from(socket: HostFd, nonblocking: bool) -> Result<Message> {
+    let received = Received::from(socket, nonblocking)?;
+    let (&header, body) = split::<MessageHeader>(received.bytes())?;
     let len = (header.len as usize).min(body.len());
     let (kind, sequence) = (header.kind, header.sequence);
-    Some(Message { kind, sequence, content: Content::Received(received, len) })
+    Ok(Message { kind, sequence, content: Content::Received(received, len) })
 }
 
 /// The host is gone: nobody is left to run for.
@@ -246,23 +254,40 @@ pub fn wait_for(kind: u32) -> Kept {
 
 /// Sends a message, waiting while the host is slow.
 pub fn send(kind: u32, sequence: u64, body: &[u8], tail: &[u8]) {
+    if send_to(CONTROL, kind, sequence, [body, tail]).is_err() {
+        hung_up();
+    }
+}
+
+/// Sends a message over a socket on which they are as on the control socket, waiting while there is
+/// no room.
+///
+/// # Errors
+/// Nobody will read it.
+pub fn send_to(socket: HostFd, kind: u32, sequence: u64, parts: [&[u8]; 2]) -> Result<()> {
     /// Bytes of a short message.
     const SHORT: usize = 256;
-    if size_of::<MessageHeader>() + body.len() + tail.len() <= SHORT {
-        send_through(&mut [0; SHORT], kind, sequence, [body, tail]);
+    if size_of::<MessageHeader>() + parts[0].len() + parts[1].len() <= SHORT {
+        send_through(&mut [0; SHORT], socket, kind, sequence, parts)
     } else {
-        send_long(kind, sequence, [body, tail]);
+        send_long(socket, kind, sequence, parts)
     }
 }
 
 /// Apart, since most messages are short, and the frame of this function would be
 /// pages of stack that every copy writes.
 #[inline(never)]
-fn send_long(kind: u32, sequence: u64, parts: [&[u8]; 2]) {
-    send_through(&mut [0; 8192], kind, sequence, parts);
+fn send_long(socket: HostFd, kind: u32, sequence: u64, parts: [&[u8]; 2]) -> Result<()> {
+    send_through(&mut [0; 8192], socket, kind, sequence, parts)
 }
 
-fn send_through(packet: &mut [u8], kind: u32, sequence: u64, parts: [&[u8]; 2]) {
+fn send_through(
+    packet: &mut [u8],
+    socket: HostFd,
+    kind: u32,
+    sequence: u64,
+    parts: [&[u8]; 2],
+) -> Result<()> {
     let [body, tail] = parts;
     assert!(size_of::<MessageHeader>() + body.len() + tail.len() <= packet.len(), "too long");
     let header = MessageHeader { kind, len: (body.len() + tail.len()) as u32, sequence };
@@ -272,17 +297,17 @@ fn send_through(packet: &mut [u8], kind: u32, sequence: u64, parts: [&[u8]; 2]) 
         at += part.len();
     }
     loop {
-        match Machine::send(CONTROL, packet[..at].as_ref().into()) {
-            Ok(_) => return,
+        match Machine::send(socket, packet[..at].as_ref().into()) {
+            Ok(_) => return Ok(()),
             Err(Errno::EAGAIN) => {
                 const POLLOUT: i16 = 4;
                 let _ = Machine::poll(
-                    &mut [PollFd { fd: CONTROL_FD, events: POLLOUT, revents: 0 }],
+                    &mut [PollFd { fd: socket.0, events: POLLOUT, revents: 0 }],
                     None,
                 );
             }
             Err(Errno::EINTR) => {}
-            Err(_) => hung_up(),
+            Err(error) => return Err(error),
         }
     }
 }

@@ -8,3 +8,4 @@ pub mod control;
 pub mod files;
 pub mod phases;
 pub mod stdio;
+pub mod volume_socket;

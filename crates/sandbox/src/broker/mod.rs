@@ -13,6 +13,7 @@
 
 mod bound;
 mod fetch;
+mod file_server;
 mod file_systems;
 mod files;
 mod hidden;
@@ -33,7 +34,8 @@ pub use volume::{
     copy_snapshot, copy_volume, settle_copy, volume_descriptors,
 };
 
-pub(crate) use files::{Directories, FileServer, QueueFull};
+pub(crate) use file_server::{FileServer, QueueFull};
+pub(crate) use files::Directories;
 pub(crate) use process::main as files_main;
 pub(crate) use request::{Question, Request};
 

@@ -2,7 +2,8 @@
 //!
 //! The host does everything: names, attributes and bytes travel as requests
 //! ([`thaw_abi::bind`]), and nothing is remembered here but which file is meant,
-//! so that the guest sees what others change. No host descriptor is involved, but for files of
+//! so that the guest sees what others change: what the host has said is used again within one
+//! system call only. No host descriptor is involved, but for files of
 //! volumes ([`volume`]).
 
 mod file;
@@ -14,7 +15,10 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use bytemuck::Zeroable;
-use thaw_abi::bind::{BIND_STAT, BIND_STATFS, BindRequest, BindStatfs};
+use thaw_abi::bind::{
+    BIND_CLOSE, BIND_FSTAT, BIND_LIST, BIND_READLINK, BIND_STAT, BIND_STATFS, BindRequest,
+    BindStatfs,
+};
 use thaw_abi::control::{FileAttributes, MSG_BIND};
 
 pub use file::BoundFile;
@@ -22,9 +26,10 @@ pub use node::BoundNode;
 
 use super::inode::{FilesystemId, Inode, Statfs};
 use crate::errno::{Errno, Result};
-use crate::host::broker;
+use crate::host::{broker, volume_socket};
 use crate::platform::machine::{HostFd, HostFiles, Machine};
 use crate::sync::KernelCell;
+use crate::task::host_process;
 
 /// A mounted directory of the host.
 pub struct Bind {
@@ -35,6 +40,18 @@ pub struct Bind {
     /// Bytes of files of a volume that have been opened, by inode number, as the host has said
     /// last: nothing but the host makes them longer.
     sizes: KernelCell<BTreeMap<u64, u64>>,
+    /// Requests that may have changed something.
+    changes: KernelCell<u64>,
+}
+
+/// When the host has said something: as long as it is the same, the system call that is handled has
+/// changed nothing since, and had begun before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Moment {
+    /// See [`host_process::requests_begun`].
+    requests: u64,
+    /// See [`Bind::changes`].
+    changes: u64,
 }
 
 /// What is mounted.
@@ -57,7 +74,13 @@ const SIZES_MAX: usize = 4096;
 impl Bind {
     /// The root directory of mount number `mount`.
     pub fn root(mount: u32, id: FilesystemId, kind: Kind) -> Result<Arc<dyn Inode>> {
-        let bind = Arc::new(Bind { mount, id, kind, sizes: KernelCell::default() });
+        let bind = Arc::new(Bind {
+            mount,
+            id,
+            kind,
+            sizes: KernelCell::default(),
+            changes: KernelCell::new(0),
+        });
         let attributes = bind.stat(b"")?;
         Ok(BoundNode::new(bind, None, b"", attributes))
     }
@@ -87,11 +110,29 @@ impl Bind {
         arguments: [u64; 3],
         tail: &[u8],
     ) -> Result<(Option<HostFd>, Vec<u8>)> {
+        if !matches!(operation, BIND_STAT | BIND_FSTAT | BIND_LIST | BIND_READLINK | BIND_STATFS) {
+            *self.changes.borrow_mut() += 1;
+        }
         let [a, b, c] = arguments;
         let request = BindRequest { mount: self.mount, operation, a, b, c };
         let mut reply = Vec::new();
-        let fd = broker::request(MSG_BIND, bytemuck::bytes_of(&request), tail, &mut reply)?;
+        let fd = match self.is_volume() {
+            true => volume_socket::request(&request, tail, &mut reply)?,
+            false => broker::request(MSG_BIND, bytemuck::bytes_of(&request), tail, &mut reply)?,
+        };
         Ok((fd, reply))
+    }
+
+    /// Gives an open file of a volume back. Nobody is left to hear of a failure.
+    fn give_back(&self, handle: u64) {
+        let request =
+            BindRequest { mount: self.mount, operation: BIND_CLOSE, a: handle, b: 0, c: 0 };
+        volume_socket::tell(&request);
+    }
+
+    /// This moment.
+    fn moment(&self) -> Moment {
+        Moment { requests: host_process::requests_begun(), changes: self.changes.get() }
     }
 
     fn is_volume(&self) -> bool {

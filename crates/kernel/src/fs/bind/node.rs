@@ -7,7 +7,7 @@ use thaw_abi::bind::*;
 use thaw_abi::control::{DirectoryEntry, FileAttributes};
 
 use super::volume::{Opened, VolumeFile};
-use super::{Bind, BoundFile, parse};
+use super::{Bind, BoundFile, Moment, parse};
 use crate::errno::{Errno, Result};
 use crate::fs::file::{File, OpenFlags};
 use crate::fs::inode::{
@@ -23,8 +23,8 @@ pub struct BoundNode {
     pub(super) bind: Arc<Bind>,
     file_type: FileType,
     place: KernelCell<Place>,
-    /// What the host said last.
-    known: KernelCell<FileAttributes>,
+    /// What the host said last, and when.
+    known: KernelCell<(FileAttributes, Moment)>,
     /// A new file is open already, with the rights that its permissions may deny.
     fresh: KernelCell<Option<Fresh>>,
     /// Open files: they are there even if the name is not.
@@ -76,11 +76,12 @@ impl BoundNode {
         attributes: FileAttributes,
     ) -> Arc<Self> {
         let file_type = FileType::from_mode(attributes.mode).unwrap_or(FileType::Regular);
+        let known = (attributes, bind.moment());
         Arc::new(Self {
             bind,
             file_type,
             place: KernelCell::new(Place { parent, name: name.to_vec() }),
-            known: KernelCell::new(attributes),
+            known: KernelCell::new(known),
             fresh: KernelCell::new(None),
             open: KernelCell::default(),
         })
@@ -136,34 +137,43 @@ impl BoundNode {
         }))
     }
 
+    /// What the host says about the file since this system call began, or said last if it is gone.
+    fn look_once(&self) -> FileAttributes {
+        let (known, since) = self.known.get();
+        if since == self.bind.moment() { known } else { self.look() }
+    }
+
     /// What the host says about the file now, or said last if it is gone.
     fn look(&self) -> FileAttributes {
+        let (known, _) = self.known.get();
+        let found =
+            self.ask_for_attributes().map_or(FileAttributes { nlink: 0, ..known }, |mut found| {
+                self.bind.give_owner(&mut found);
+                found
+            });
+        self.known.set((found, self.bind.moment()));
+        found
+    }
+
+    fn ask_for_attributes(&self) -> Result<FileAttributes> {
         let (handle, is_open) = {
             let open = self.open.borrow_mut();
             (open.iter().rfind(|handle| handle.is_of_this_boot()).copied(), !open.is_empty())
         };
-        let found = match handle {
+        match handle {
             Some(handle) => self
                 .bind
                 .ask(BIND_FSTAT, [handle.number, 0, 0], &[])
                 .and_then(|reply| parse(&reply)),
             None => self.bind.stat(&self.path()).and_then(|found| {
                 // Opened in another boot: the file is there by its name, or not at all.
-                let is_other = is_open && found.inode != self.known.get().inode;
+                let is_other = is_open && found.inode != self.known.get().0.inode;
                 if is_other { Err(Errno::ESTALE) } else { Ok(found) }
             }),
-        };
-        match found {
-            Ok(mut attributes) => {
-                self.bind.give_owner(&mut attributes);
-                self.known.set(attributes);
-            }
-            Err(_) => self.known.borrow_mut().nlink = 0,
         }
-        self.known.get()
     }
 
-    /// Bytes of the file.
+    /// Bytes of the file now.
     pub(super) fn size(&self) -> u64 {
         self.look().size
     }
@@ -206,7 +216,7 @@ fn nanoseconds(time: Option<Timestamp>) -> u64 {
 
 impl Inode for BoundNode {
     fn attributes(&self) -> Attributes {
-        let found = self.look();
+        let found = self.look_once();
         let mtime = Timestamp { sec: found.mtime_sec, nsec: found.mtime_nsec };
         Attributes {
             dev: device_number(self.bind.id, 0),
@@ -339,7 +349,7 @@ impl Inode for BoundNode {
     }
 
     fn change(&self, changes: &AttributeChanges) -> Result<()> {
-        let known = self.known.get();
+        let (known, _) = self.known.get();
         let other = |wanted: Option<u32>, now: u32| wanted.is_some_and(|id| id != now);
         if other(changes.uid, known.uid) || other(changes.gid, known.gid) {
             // Files belong to whoever runs the sandbox.
@@ -359,7 +369,7 @@ impl Inode for BoundNode {
         crate::fs::writing::check_size(self.size(), size)?;
         self.command(BIND_TRUNCATE, [size, 0, 0])?;
         if self.bind.is_volume() {
-            self.bind.set_size(self.known.get().inode, size);
+            self.bind.set_size(self.known.get().0.inode, size);
         }
         Ok(())
     }

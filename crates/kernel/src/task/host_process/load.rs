@@ -5,6 +5,7 @@
 //! What runs next on the vCPU that woke it needs no wake-up across processors, which
 //! costs more than most calls do.
 
+use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::{Activity, HostProcess, Vcpu, is_own, own_host_process, own_space, own_vcpu};
@@ -22,11 +23,31 @@ fn is_talkative(calls: u64, within_ns: u64) -> bool {
     calls.saturating_mul(TALKATIVE_NS) > within_ns
 }
 
+/// See [`requests_begun`]. Changes under the kernel lock.
+static REQUESTS_BEGUN: AtomicU64 = AtomicU64::new(0);
+
 /// A thread makes a system call.
 #[inline]
 pub fn count_call() {
-    let calls = &own_vcpu().calls;
-    calls.store(calls.load(Relaxed) + 1, Relaxed);
+    add_one(&own_vcpu().calls);
+    add_one(&REQUESTS_BEGUN);
+}
+
+/// The host asks for something.
+pub fn count_message() {
+    add_one(&REQUESTS_BEGUN);
+}
+
+/// By the only one who changes it.
+#[inline]
+fn add_one(count: &AtomicU64) {
+    count.store(count.load(Relaxed) + 1, Relaxed);
+}
+
+/// How many system calls and messages of the host have begun to be handled, in all boots. Whoever
+/// handles one: what was learnt when there were as many was learnt since that began.
+pub fn requests_begun() -> u64 {
+    REQUESTS_BEGUN.load(Relaxed)
 }
 
 impl HostProcess {

@@ -29,7 +29,8 @@ use rustix::process::{Resource, setsid};
 use rustix::thread::set_name;
 use thaw_abi::control::{MESSAGE_MAX, MessageHeader};
 
-use super::files::{Directories, FileServer, QueueFull, Setup};
+use super::file_server::{FileServer, QueueFull};
+use super::files::{Directories, Setup};
 use super::request::Question;
 use crate::confine::{During, Failure, set_limits, set_oom_score};
 use crate::event::Violation;

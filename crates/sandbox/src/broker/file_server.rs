@@ -1,0 +1,333 @@
+//! The threads that serve files of the host to one sandbox.
+//!
+//! Those of directories belong to a process that does nothing else ([`super::process`]). They are
+//! threads because a file system may let them wait (a server that does not answer). A
+//! request that takes [`PATIENCE`] is answered with `ETIMEDOUT`; meanwhile others are
+//! served by another thread, of which there are [`WORKERS_MAX`] at most.
+//!
+//! Requests come over the control socket, through whoever reads that, or over a socket of the
+//! sandbox' own ([`own_socket`]).
+
+mod own_socket;
+
+use std::collections::{HashMap, VecDeque};
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use super::files::{Directories, FileQuestion};
+use super::volume::Volume;
+use super::{Answer, Question};
+use crate::message;
+use own_socket::OwnSocket;
+
+/// How long a request may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long one may keep others waiting.
+const SLOW: Duration = Duration::from_millis(500);
+/// Most threads of one sandbox that serve requests of the control socket.
+const WORKERS_MAX: usize = 4;
+/// Most requests that wait. A sandbox has one at a time for each virtual CPU of each
+/// of its processes, of which it may have 1024.
+const QUEUE_MAX: usize = 2048;
+
+/// More requests wait than a sandbox can have, or there is no thread to serve them.
+#[derive(Debug)]
+pub struct QueueFull;
+
+/// Serves files on threads of its own, which end with it.
+pub struct FileServer {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    directories: Directories,
+    control: OwnedFd,
+    /// The host's end of the sandbox' own socket, if it has asked for one.
+    own: OnceLock<OwnSocket>,
+    state: Mutex<State>,
+    /// There is something to do.
+    work: Condvar,
+    /// The server is dropped.
+    closing: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    queue: VecDeque<Job>,
+    /// What the threads are at, by number of the job.
+    running: HashMap<u64, Running>,
+    last: u64,
+    workers: usize,
+    idle: usize,
+    closed: bool,
+}
+
+struct Job {
+    sequence: u64,
+    question: FileQuestion,
+    since: Instant,
+}
+
+struct Running {
+    request: Asked,
+    since: Instant,
+    /// The sandbox has been told that it takes too long.
+    given_up: bool,
+}
+
+/// A request, as its reply has to name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Asked {
+    socket: Socket,
+    sequence: u64,
+}
+
+/// The socket over which a request has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Socket {
+    Control,
+    Own,
+}
+
+impl FileServer {
+    /// Starts serving, under the rights of the caller; replies go to `control`.
+    ///
+    /// # Errors
+    /// There are no threads left.
+    pub fn start(directories: Directories, control: OwnedFd) -> io::Result<Self> {
+        let shared = Arc::new(Shared {
+            directories,
+            control,
+            own: OnceLock::new(),
+            state: Mutex::default(),
+            work: Condvar::new(),
+            closing: Condvar::new(),
+        });
+        // From here on the threads are told to end, whatever fails.
+        let server = Self { shared };
+        server.shared.spawn_worker()?;
+        let watched = server.shared.clone();
+        std::thread::Builder::new().name("files-watch".into()).spawn(move || watched.watch())?;
+        Ok(server)
+    }
+
+    /// How many files of a volume are open.
+    pub fn open_files_of(&self, volume: &Volume) -> usize {
+        self.shared.directories.open_files_of(volume)
+    }
+
+    /// Has a question answered, if it is about files; whether it is.
+    pub fn submit(&self, sequence: u64, question: &Question<'_>) -> Result<bool, QueueFull> {
+        let Some(question) = FileQuestion::of(question) else { return Ok(false) };
+        let mut state = self.shared.state();
+        if state.queue.len() >= QUEUE_MAX {
+            return Err(QueueFull);
+        }
+        state.queue.push_back(Job { sequence, question, since: Instant::now() });
+        let (is_awaited, has_workers) = (state.idle > 0, state.workers > 0);
+        drop(state);
+        if is_awaited {
+            self.shared.work.notify_one();
+        }
+        if !has_workers {
+            // The first one serves the sandbox' own socket now.
+            self.shared.spawn_worker().map_err(|_| QueueFull)?;
+        }
+        Ok(true)
+    }
+}
+
+impl Drop for FileServer {
+    fn drop(&mut self) {
+        self.shared.state().closed = true;
+        self.shared.work.notify_all();
+        self.shared.closing.notify_all();
+        if let Some(own) = self.shared.own.get() {
+            own.end();
+        }
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn spawn_worker(self: &Arc<Self>) -> io::Result<()> {
+        let shared = self.clone();
+        let work = move || {
+            let has_granted_socket = shared.work();
+            shared.state().workers -= 1;
+            if let Some(own) = shared.own.get().filter(|_| has_granted_socket) {
+                shared.serve_own(own);
+            }
+        };
+        self.state().workers += 1;
+        let spawned = std::thread::Builder::new().name("files".into()).spawn(work);
+        spawned.map(drop).inspect_err(|_| self.state().workers -= 1)
+    }
+
+    /// A worker's life. Whether it has given the sandbox a socket of its own, which it has to serve
+    /// from now on.
+    fn work(&self) -> bool {
+        let mut state = self.state();
+        loop {
+            let Some(job) = state.queue.pop_front() else {
+                if state.closed {
+                    return false;
+                }
+                state.idle += 1;
+                state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state.idle -= 1;
+                continue;
+            };
+            if state.closed {
+                return false;
+            }
+            drop(state);
+            let Job { sequence, question, since } = job;
+            let request = Asked { socket: Socket::Control, sequence };
+            let number = self.begin(request, since);
+            let is_about_socket = self.directories.is_about_socket(&question);
+            let answer = match is_about_socket {
+                true => self.grant_own_socket(),
+                false => self.directories.answer(&question),
+            };
+            let is_granted = is_about_socket && answer.is_ok();
+            if self.finish(number) {
+                self.reply(request, answer);
+            }
+            if is_granted {
+                return true;
+            }
+            state = self.state();
+        }
+    }
+
+    /// Notes that a request is being served.
+    fn begin(&self, request: Asked, since: Instant) -> u64 {
+        let mut state = self.state();
+        state.last += 1;
+        let number = state.last;
+        state.running.insert(number, Running { request, since, given_up: false });
+        number
+    }
+
+    /// Notes that it is done; whether it still waits for its reply.
+    fn finish(&self, number: u64) -> bool {
+        self.state().running.remove(&number).is_some_and(|running| !running.given_up)
+    }
+
+    /// Makes a socket for the sandbox' requests about volumes.
+    fn grant_own_socket(&self) -> Result<Answer, Errno> {
+        let (own, of_sandbox) = OwnSocket::pair().map_err(|_| Errno::MFILE)?;
+        match self.own.set(own) {
+            Ok(()) => Ok(Answer::file(of_sandbox, Vec::new())),
+            Err(_) => Err(Errno::BUSY),
+        }
+    }
+
+    /// Serves the requests that come over the sandbox' own socket, until it is ended.
+    fn serve_own(&self, own: &OwnSocket) {
+        let mut requests = own.requests();
+        while let Some((sequence, question)) = requests.next() {
+            let request = Asked { socket: Socket::Own, sequence };
+            let number = self.begin(request, Instant::now());
+            let answer = self.directories.answer(&question);
+            if self.finish(number) && !question.is_close() {
+                self.reply(request, answer);
+            }
+        }
+        own.end();
+    }
+
+    /// Sends a reply; waits while the sandbox does not read its control socket.
+    fn reply(&self, request: Asked, answer: Result<Answer, Errno>) {
+        let (errno, answer) = match answer {
+            Ok(answer) => (0, answer),
+            Err(errno) => (errno.raw_os_error(), Answer::default()),
+        };
+        let bytes = message::reply(request.sequence, errno, &answer.tail);
+        let descriptors: Vec<_> = answer.descriptor.iter().map(AsFd::as_fd).collect();
+        if request.socket == Socket::Own {
+            self.own.get().into_iter().for_each(|own| own.send(&bytes, &descriptors));
+            return;
+        }
+        // A sandbox that has ended hears nothing more; its owner learns that elsewhere.
+        while let Err(error) = message::send(&self.control, &[IoSlice::new(&bytes)], &descriptors) {
+            if error.kind() != io::ErrorKind::WouldBlock || self.state().closed {
+                return;
+            }
+            let second = Timespec { tv_sec: 1, tv_nsec: 0 };
+            let mut events = [PollFd::new(&self.control, PollFlags::OUT)];
+            // An error shows in the next attempt, too.
+            let _ = poll(&mut events, Some(&second));
+        }
+    }
+
+    /// Tells the sandbox that a request takes too long. One that does not read its replies gets no
+    /// further ones.
+    fn reply_late(&self, request: Asked) {
+        let bytes = message::reply(request.sequence, Errno::TIMEDOUT.raw_os_error(), &[]);
+        match request.socket {
+            Socket::Control => {
+                let _ = message::send(&self.control, &[IoSlice::new(&bytes)], &[]);
+            }
+            // Its only thread waits: what comes next goes over the control socket.
+            Socket::Own => {
+                if let Some(own) = self.own.get() {
+                    own.send(&bytes, &[]);
+                    own.end();
+                }
+            }
+        }
+    }
+
+    /// Looks after the workers, from a thread that never touches a file.
+    fn watch(self: &Arc<Self>) {
+        let mut state = self.state();
+        while !state.closed {
+            (state, _) =
+                self.closing.wait_timeout(state, SLOW).unwrap_or_else(PoisonError::into_inner);
+            let late = give_up(&mut state, Instant::now());
+            let wants_worker = state.idle == 0
+                && state.workers < WORKERS_MAX
+                && state.queue.front().is_some_and(|job| job.since.elapsed() >= SLOW);
+            if late.is_empty() && !wants_worker {
+                continue;
+            }
+            drop(state);
+            if wants_worker {
+                // Without another thread the others wait for their time to pass.
+                let _ = self.spawn_worker();
+            }
+            late.into_iter().for_each(|request| self.reply_late(request));
+            state = self.state();
+        }
+    }
+}
+
+/// Takes out the requests whose time has passed.
+fn give_up(state: &mut State, now: Instant) -> Vec<Asked> {
+    let is_late = |since: Instant| now.saturating_duration_since(since) >= PATIENCE;
+    let mut late = Vec::new();
+    for running in state.running.values_mut() {
+        if !running.given_up && is_late(running.since) {
+            running.given_up = true;
+            late.push(running.request);
+        }
+    }
+    while state.queue.front().is_some_and(|job| is_late(job.since)) {
+        let of_control = |job: Job| Asked { socket: Socket::Control, sequence: job.sequence };
+        late.extend(state.queue.pop_front().map(of_control));
+    }
+    late
+}
+
+#[cfg(test)]
+mod tests;
