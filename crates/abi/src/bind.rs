@@ -98,10 +98,10 @@ pub const VOLUME_TEST_LOCK: u32 = 75;
 pub const VOLUME_FLOCK: u32 = 76;
 
 /// Give me a socket of my own for requests about all my volumes; granted once. Reply: that socket, on
-/// which requests and replies are as on the control socket, but for three things. [`BIND_CLOSE`] has
-/// no reply. Nothing is asked before the reply to the last request was read. When a request has
-/// taken too long, the host ends the socket after its reply, and the control socket is there for the
-/// next one.
+/// which requests and replies are as on the control socket, but for two things. Nothing is asked
+/// before the reply to the last request was read. When a request has taken too long, the host ends
+/// the socket after its reply, and the control socket is there for the next one; what it has not
+/// replied to then, nobody has served.
 pub const VOLUME_SOCKET: u32 = 77;
 
 /// Reply to [`BIND_OPEN`] of a volume's file; the descriptor comes along.

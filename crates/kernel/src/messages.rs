@@ -23,7 +23,7 @@ use crate::task::signal::{SI_KERNEL, SIGWINCH, Signal, SignalInfo, send_to_proce
 
 /// Does what a message says.
 pub fn handle(message: &Kept) {
-    host_process::count_message();
+    host_process::count_request();
     match message.kind {
         MSG_CONNECTION => {
             if let Some(&fd) = message.fds.first() {

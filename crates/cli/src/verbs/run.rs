@@ -207,12 +207,11 @@ fn check_limits(
 pub fn run(arguments: Arguments) -> Outcome {
     let mut relay = Relay::default();
     let outcome = run_with(arguments, &mut relay);
-    match relay.finish() {
-        Ok(()) => outcome,
-        Err(error) => Err(Failure::failed(format!(
-            "what the program wrote could not be written to its file: {error}"
-        ))),
-    }
+    let written = relay.finish();
+    let code = outcome?;
+    written.map(|()| code).map_err(|error| {
+        Failure::failed(format!("what the program wrote could not be written to its file: {error}"))
+    })
 }
 
 fn run_with(arguments: Arguments, relay: &mut Relay) -> Outcome {

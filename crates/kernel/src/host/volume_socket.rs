@@ -18,7 +18,7 @@ use crate::state::OfBoot;
 use crate::sync::KernelCell;
 
 /// The socket; `Some` of none: the control socket serves in this boot. The kernel lock is held
-/// from a request to its reply, so that each has only one request.
+/// from a request to its reply, so that there is one request at a time.
 static SOCKET: KernelCell<Option<OfBoot<Option<HostFd>>>> = KernelCell::new(None);
 
 /// How long a reply is looked for without sleep, in nanoseconds: to be woken takes as long on a
@@ -32,45 +32,35 @@ static SLEEPS_LEFT: AtomicU32 = AtomicU32::new(0);
 /// Asks about a volume and waits for the answer, as [`broker::request`].
 ///
 /// # Errors
-/// Those that the host answers with; `EIO`: it has ended the socket before it answered.
+/// Those that the host answers with; `EIO`: it breaks the protocol.
 pub fn request(request: &BindRequest, tail: &[u8], reply: &mut Vec<u8>) -> Result<Option<HostFd>> {
     let body = bytemuck::bytes_of(request);
+    let asked = socket(request.mount).and_then(|socket| {
+        let asked = ask(socket, request.operation, [body, tail]);
+        // The host ends it in place of a reply only if nobody has served the request.
+        asked.inspect_err(|_| give_up(socket)).ok()
+    });
+    match asked {
+        Some(message) => broker::take_answer(&message?, reply),
+        None => broker::request(MSG_BIND, body, tail, reply),
+    }
+}
+
+/// The reply to a request that is sent over the socket; an error within if it is that of another
+/// one.
+///
+/// # Errors
+/// The host has ended the socket.
+fn ask(socket: HostFd, operation: u32, parts: [&[u8]; 2]) -> Result<Result<Message>> {
     let sequence = broker::next_sequence();
-    let Some(socket) = send(request.mount, sequence, [body, tail]) else {
-        return broker::request(MSG_BIND, body, tail, reply);
-    };
+    control::send_to(socket, MSG_BIND, sequence, parts)?;
     // What waits for a disk takes long for sure.
-    let message = match request.operation == BIND_SYNC {
+    let message = match operation == BIND_SYNC {
         true => control::receive_from(socket, false),
         false => wait_for_reply(socket),
-    };
-    let message = message.inspect_err(|_| give_up(socket))?;
-    if message.kind != MSG_REPLY || message.sequence != sequence {
-        give_up(socket);
-        return Err(Errno::EIO);
-    }
-    broker::take_answer(&message, reply)
-}
-
-/// Tells the host something to which it does not reply over this socket.
-pub fn tell(request: &BindRequest) {
-    let body = bytemuck::bytes_of(request);
-    if send(request.mount, broker::next_sequence(), [body, &[]]).is_none() {
-        // Nobody waits for the outcome.
-        let _ = broker::request(MSG_BIND, body, &[], &mut Vec::new());
-    }
-}
-
-/// Sends over the socket, and returns it; `None`: there is none, and nobody has the request.
-fn send(mount: u32, sequence: u64, parts: [&[u8]; 2]) -> Option<HostFd> {
-    let socket = socket(mount)?;
-    match control::send_to(socket, MSG_BIND, sequence, parts) {
-        Ok(()) => Some(socket),
-        Err(_) => {
-            give_up(socket);
-            None
-        }
-    }
+    }?;
+    let is_reply = message.kind == MSG_REPLY && message.sequence == sequence;
+    Ok(if is_reply { Ok(message) } else { Err(Errno::EIO) })
 }
 
 /// The socket of this boot. The host is asked for it once, by the number of a volume.

@@ -26,7 +26,7 @@ use crate::state::{ProcessFiles, kernel};
 use crate::syscall::files::attributes;
 use crate::task::process::FIRST_PID;
 use crate::task::work::{self, Next, Work};
-use crate::task::{Credentials, current_process, scheduler};
+use crate::task::{Credentials, current_process, host_process, scheduler};
 
 /// Begins a session of a user (empty: that of the first process) over a socket.
 pub fn start(fd: HostFd, user: Vec<u8>) {
@@ -90,6 +90,7 @@ impl Session {
         self.receive(&mut path)?;
         let mut other = alloc::vec![0; request.other_len as usize];
         self.receive(&mut other)?;
+        host_process::count_request();
         let context = Context::current();
         match request.operation {
             FILE_READ => self.read(&context, &request, &path),

@@ -35,7 +35,7 @@ const WORKERS_MAX: usize = 4;
 /// of its processes, of which it may have 1024.
 const QUEUE_MAX: usize = 2048;
 
-/// More requests wait than a sandbox can have, or there is no thread to serve them.
+/// More requests wait than a sandbox can have.
 #[derive(Debug)]
 pub struct QueueFull;
 
@@ -65,6 +65,8 @@ struct State {
     workers: usize,
     idle: usize,
     closed: bool,
+    /// Nothing more is served that comes over the sandbox' own socket.
+    own_ended: bool,
 }
 
 struct Job {
@@ -135,8 +137,9 @@ impl FileServer {
             self.shared.work.notify_one();
         }
         if !has_workers {
-            // The first one serves the sandbox' own socket now.
-            self.shared.spawn_worker().map_err(|_| QueueFull)?;
+            // The first one serves the sandbox' own socket now. If there is no thread just now,
+            // the watcher tries again.
+            let _ = self.shared.spawn_worker();
         }
         Ok(true)
     }
@@ -150,6 +153,22 @@ impl Drop for FileServer {
         if let Some(own) = self.shared.own.get() {
             own.end();
         }
+    }
+}
+
+impl State {
+    /// Notes that a request is being served.
+    fn begin(&mut self, request: Asked, since: Instant) -> u64 {
+        self.last += 1;
+        self.running.insert(self.last, Running { request, since, given_up: false });
+        self.last
+    }
+
+    /// The same for one that came over the sandbox' own socket; `None` if none is served any more.
+    fn begin_own(&mut self, sequence: u64) -> Option<u64> {
+        let is_served = !self.closed && !self.own_ended;
+        let request = Asked { socket: Socket::Own, sequence };
+        is_served.then(|| self.begin(request, Instant::now()))
     }
 }
 
@@ -192,7 +211,7 @@ impl Shared {
             drop(state);
             let Job { sequence, question, since } = job;
             let request = Asked { socket: Socket::Control, sequence };
-            let number = self.begin(request, since);
+            let number = self.state().begin(request, since);
             let is_about_socket = self.directories.is_about_socket(&question);
             let answer = match is_about_socket {
                 true => self.grant_own_socket(),
@@ -207,15 +226,6 @@ impl Shared {
             }
             state = self.state();
         }
-    }
-
-    /// Notes that a request is being served.
-    fn begin(&self, request: Asked, since: Instant) -> u64 {
-        let mut state = self.state();
-        state.last += 1;
-        let number = state.last;
-        state.running.insert(number, Running { request, since, given_up: false });
-        number
     }
 
     /// Notes that it is done; whether it still waits for its reply.
@@ -236,11 +246,11 @@ impl Shared {
     fn serve_own(&self, own: &OwnSocket) {
         let mut requests = own.requests();
         while let Some((sequence, question)) = requests.next() {
-            let request = Asked { socket: Socket::Own, sequence };
-            let number = self.begin(request, Instant::now());
+            // What is still in the socket when it has ended can be received, and must not be served.
+            let Some(number) = self.state().begin_own(sequence) else { break };
             let answer = self.directories.answer(&question);
-            if self.finish(number) && !question.is_close() {
-                self.reply(request, answer);
+            if self.finish(number) {
+                self.reply(Asked { socket: Socket::Own, sequence }, answer);
             }
         }
         own.end();
@@ -279,12 +289,7 @@ impl Shared {
                 let _ = message::send(&self.control, &[IoSlice::new(&bytes)], &[]);
             }
             // Its only thread waits: what comes next goes over the control socket.
-            Socket::Own => {
-                if let Some(own) = self.own.get() {
-                    own.send(&bytes, &[]);
-                    own.end();
-                }
-            }
+            Socket::Own => self.own.get().into_iter().for_each(|own| own.end_with(&bytes)),
         }
     }
 
@@ -319,6 +324,7 @@ fn give_up(state: &mut State, now: Instant) -> Vec<Asked> {
     for running in state.running.values_mut() {
         if !running.given_up && is_late(running.since) {
             running.given_up = true;
+            state.own_ended |= running.request.socket == Socket::Own;
             late.push(running.request);
         }
     }

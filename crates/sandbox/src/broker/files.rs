@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
-use thaw_abi::bind::{BIND_CLOSE, BindRequest, VOLUME_SOCKET};
+use thaw_abi::bind::{BindRequest, VOLUME_SOCKET};
 
 use super::bound::{Bound, BoundAccess, BoundDirectory};
 use super::host_directory::{Description, HostDirectory, Listing};
@@ -36,11 +36,6 @@ impl FileQuestion {
             Question::Bind(request, tail) => Self::Bind(request, tail.to_vec()),
             _ => return None,
         })
-    }
-
-    /// Whether it gives an open file back.
-    pub fn is_close(&self) -> bool {
-        matches!(self, Self::Bind(BindRequest { operation: BIND_CLOSE, .. }, _))
     }
 }
 

@@ -16,8 +16,7 @@ use alloc::vec::Vec;
 
 use bytemuck::Zeroable;
 use thaw_abi::bind::{
-    BIND_CLOSE, BIND_FSTAT, BIND_LIST, BIND_READLINK, BIND_STAT, BIND_STATFS, BindRequest,
-    BindStatfs,
+    BIND_FSTAT, BIND_LIST, BIND_READLINK, BIND_STAT, BIND_STATFS, BindRequest, BindStatfs,
 };
 use thaw_abi::control::{FileAttributes, MSG_BIND};
 
@@ -28,6 +27,7 @@ use super::inode::{FilesystemId, Inode, Statfs};
 use crate::errno::{Errno, Result};
 use crate::host::{broker, volume_socket};
 use crate::platform::machine::{HostFd, HostFiles, Machine};
+use crate::state;
 use crate::sync::KernelCell;
 use crate::task::host_process;
 
@@ -48,6 +48,8 @@ pub struct Bind {
 /// changed nothing since, and had begun before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Moment {
+    /// The boot. What follows is counted from 0 in each.
+    generation: u64,
     /// See [`host_process::requests_begun`].
     requests: u64,
     /// See [`Bind::changes`].
@@ -123,16 +125,13 @@ impl Bind {
         Ok((fd, reply))
     }
 
-    /// Gives an open file of a volume back. Nobody is left to hear of a failure.
-    fn give_back(&self, handle: u64) {
-        let request =
-            BindRequest { mount: self.mount, operation: BIND_CLOSE, a: handle, b: 0, c: 0 };
-        volume_socket::tell(&request);
-    }
-
     /// This moment.
     fn moment(&self) -> Moment {
-        Moment { requests: host_process::requests_begun(), changes: self.changes.get() }
+        Moment {
+            generation: state::generation(),
+            requests: host_process::requests_begun(),
+            changes: self.changes.get(),
+        }
     }
 
     fn is_volume(&self) -> bool {

@@ -34,7 +34,7 @@ pub fn count_call() {
 }
 
 /// The host asks for something.
-pub fn count_message() {
+pub fn count_request() {
     add_one(&REQUESTS_BEGUN);
 }
 
@@ -44,7 +44,7 @@ fn add_one(count: &AtomicU64) {
     count.store(count.load(Relaxed) + 1, Relaxed);
 }
 
-/// How many system calls and messages of the host have begun to be handled, in all boots. Whoever
+/// How many system calls and requests of the host have begun to be handled in this boot. Whoever
 /// handles one: what was learnt when there were as many was learnt since that began.
 pub fn requests_begun() -> u64 {
     REQUESTS_BEGUN.load(Relaxed)

@@ -19,7 +19,7 @@ pub mod twins;
 mod vcpus;
 
 pub use fork::{ForkRequest, begin_others, fork, fork_empty, move_to_new_space, prepare_fork};
-pub use load::{count_call, count_message, requests_begun};
+pub use load::{count_call, count_request, requests_begun};
 pub use residence::{complete_memory, has_all_memory, others_give_up, settle, take_back_first};
 pub use table::{HostProcess, Served, first_range, map_first, number};
 pub use vcpus::{Vcpu, add_if_wanted, may_grow};

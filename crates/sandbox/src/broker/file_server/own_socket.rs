@@ -20,9 +20,11 @@ use crate::{message, sys};
 
 /// Most bytes of a request.
 const REQUEST_MAX: usize = 8192;
-/// How long the next request is looked for without sleep, if the last one came as soon: as long as
-/// it takes to be woken.
+/// How long the next request is looked for without sleep, if the last one came soon: as long as it
+/// takes to be woken.
 const EAGERNESS: Duration = Duration::from_micros(50);
+/// How long the next request may stay away to have come soon, if this thread had to be woken for it.
+const SOON: Duration = Duration::from_micros(100);
 
 /// The host's end.
 pub struct OwnSocket(OwnedFd);
@@ -38,6 +40,15 @@ impl OwnSocket {
     pub fn end(&self) {
         // It fails if the sandbox has ended it.
         let _ = shutdown(&self.0, Shutdown::Both);
+    }
+
+    /// Ends it with a last reply. Nobody can send any more when that can be read, so that no request
+    /// gets lost.
+    pub fn end_with(&self, bytes: &[u8]) {
+        // As above.
+        let _ = shutdown(&self.0, Shutdown::Read);
+        self.send(bytes, &[]);
+        self.end();
     }
 
     /// Sends a reply. There is room for it, since nothing is unread; the socket of a sandbox that
@@ -120,6 +131,6 @@ impl Pace {
 
     /// Notes how long the last one was waited for. To be woken takes a part of that.
     fn note(&mut self, waited: Duration) {
-        self.is_fast = waited < 2 * EAGERNESS;
+        self.is_fast = waited < SOON;
     }
 }
