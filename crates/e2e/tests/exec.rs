@@ -244,6 +244,23 @@ fn processes_go_on_without_anybody_and_are_found_again() {
     assert!(ok(&home, &["sandbox", "logs", "one", "--list"]).contains(busy.trim()));
 }
 
+/// A process that has just begun is not as old as the image of its sandbox (proc_pid_stat(5),
+/// `starttime`).
+#[test]
+fn a_process_has_begun_when_it_was_started() {
+    let home = home("exec-start-time");
+    let _daemon = Daemon::start(&home, &DaemonOptions::default());
+    // The image gets older than a command takes.
+    std::thread::sleep(std::time::Duration::from_secs(4));
+    let began = std::time::Instant::now();
+    ok(&home, &["sandbox", "create", "box", "--name", "one"]);
+    let code = "print(float(open('/proc/uptime').read().split()[0]) \
+                - int(open('/proc/self/stat').read().rsplit(')')[1].split()[19]) / 100)";
+    let age: f64 = ok(&home, &["exec", "one", "--", "python3", "-c", code]).trim().parse().unwrap();
+    let since = began.elapsed().as_secs_f64();
+    assert!((-0.02..since + 0.02).contains(&age), "{age} seconds, of {since}");
+}
+
 #[test]
 fn the_time_of_a_sandbox_comes() {
     let home = home("exec-timeout");

@@ -286,7 +286,7 @@ pub struct Process {
     pub is_init: KernelCell<bool>,
     /// `PR_SET_PDEATHSIG` (prctl(2)); 0 for none.
     pub parent_death_signal: KernelCell<Option<Signal>>,
-    /// When it started, on the guest's monotonic clock, in nanoseconds.
+    /// When it started, on the guest's `CLOCK_BOOTTIME`, in nanoseconds.
     pub start_ns: u64,
     /// CPU time of threads that have ended, in nanoseconds.
     pub ended_cpu_ns: AtomicU64,
@@ -380,7 +380,7 @@ impl Process {
             is_subreaper: KernelCell::new(false),
             is_init: KernelCell::new(false),
             parent_death_signal: KernelCell::new(None),
-            start_ns: crate::time::Instant::now().0,
+            start_ns: crate::time::clock::boottime_ns(),
             ended_cpu_ns: AtomicU64::new(0),
             children_cpu_ns: AtomicU64::new(0),
         }
