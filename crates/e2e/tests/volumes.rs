@@ -470,24 +470,6 @@ fn a_program_is_run_with_a_volume() {
     assert!(refused.contains("quota exceeded"), "{refused}");
 }
 
-/// What the kernel knew of a file when its sandbox fell asleep is not what it says after that, also
-/// if the program makes the same system calls at each wake.
-#[test]
-fn who_wakes_looks_at_files_anew() {
-    let home = built_home("volumes-woken", &[]);
-    let keys = "isolation = \"instance\"";
-    Function { name: "sleeper", keys, volumes: DATA, at_start: "" }.build(&home).success();
-    let daemon = Daemon::start(&home, &DaemonOptions::default());
-    for subdirectories in 0..4 {
-        let looked = ask(&daemon, "sleeper", "result = os.stat('/data').st_nlink");
-        assert_eq!(looked, 2 + subdirectories);
-        fs::create_dir(files_of(&home, "data").join(subdirectories.to_string())).unwrap();
-        thaw_e2e::wait_until("it is idle and falls asleep", || {
-            command(&home, &["sleep", "sleeper"]).code == Some(0)
-        });
-    }
-}
-
 /// No program with a volume makes a file longer itself, also not the one that its output goes to.
 #[test]
 fn a_program_with_a_volume_writes_to_files_of_its_caller() {

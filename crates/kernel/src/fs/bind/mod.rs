@@ -197,3 +197,32 @@ fn parse(reply: &[u8]) -> Result<FileAttributes> {
     let bytes = reply.get(..size_of::<FileAttributes>()).ok_or(Errno::EIO)?;
     Ok(bytemuck::pod_read_unaligned(bytes))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Sandbox;
+
+    /// Counts of requests begin at 0 in each boot, and what is known of a file is saved.
+    #[test]
+    fn a_moment_ends_with_a_request_with_a_change_and_with_the_boot() {
+        let _sandbox = Sandbox::new();
+        let bind = Bind {
+            mount: 0,
+            id: FilesystemId(7),
+            kind: Kind::Directory,
+            sizes: KernelCell::default(),
+            changes: KernelCell::new(0),
+        };
+        let first = bind.moment();
+        assert_eq!(bind.moment(), first);
+        *bind.changes.borrow_mut() += 1;
+        let second = bind.moment();
+        assert_ne!(second, first);
+        *state::kernel().generation.borrow_mut() += 1;
+        let third = bind.moment();
+        assert_ne!(third, second);
+        host_process::count_request();
+        assert_ne!(bind.moment(), third);
+    }
+}
