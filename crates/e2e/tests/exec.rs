@@ -289,6 +289,26 @@ fn sandboxes_outlive_their_daemon() {
     assert!(ok(&home, &["sandbox", "list"]).contains("one"));
 }
 
+/// The next daemon wakes what it takes over. Nobody has asked for that.
+#[test]
+fn who_is_paused_stays_so_under_the_next_daemon_until_it_is_used() {
+    let home = home("exec-takeover-paused");
+    let mut daemon = Daemon::start(&home, &DaemonOptions::default());
+    for name in ["paused", "used"] {
+        ok(&home, &["sandbox", "create", "box", "--name", name]);
+        let count = "while true; do echo . >> /tmp/count; sleep 0.1; done";
+        ok(&home, &["exec", "-d", name, "--", "sh", "-c", count]);
+        pause_until_hibernated(&home, name);
+    }
+    ok(&home, &["exec", "used", "--", "true"]);
+    daemon.wait_until_kept("box");
+    daemon.kill_and_await_next();
+    let state = |name: &str| ok(&home, &["sandbox", "show", name]);
+    wait_until("it is paused again", || state("paused").contains("hibernated"));
+    assert!(!state("used").contains("hibernated"));
+    ok(&home, &["exec", "paused", "--", "cat", "/tmp/count"]);
+}
+
 #[test]
 fn instances_of_functions_have_processes_from_outside_too() {
     let home = home("exec-function");

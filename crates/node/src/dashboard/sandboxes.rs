@@ -428,6 +428,7 @@ mod tests {
             on_timeout: Default::default(),
             metadata: BTreeMap::new(),
             forked_from: from.map(|instance| ForkedFrom { name: format!("s{instance}"), instance }),
+            paused: false,
             state: None,
             memory_kept: None,
         }

@@ -109,6 +109,10 @@ pub struct SandboxInfo {
     /// Of which sandbox it is a copy, if it is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub forked_from: Option<ForkedFrom>,
+    /// It was told to pause, and nobody has wanted anything of it since. So the next daemon, which
+    /// wakes what it takes over, pauses it again.
+    #[serde(default)]
+    pub paused: bool,
     /// What its instance does (`thaw ps`); none where nobody has looked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<String>,
@@ -297,6 +301,7 @@ impl Sandboxes {
             on_timeout: new.on_timeout,
             metadata: new.metadata,
             forked_from,
+            paused: false,
             state: None,
             memory_kept: None,
             egress: None,
@@ -460,8 +465,31 @@ impl Sandboxes {
 
     /// Its time begins anew, if it is one.
     pub(crate) fn used(&self, instance: u64) {
+        let mut was_paused = false;
         for info in self.all().values_mut().filter(|info| info.instance == instance) {
             info.deadline_ms = deadline(info.timeout_s);
+            was_paused |= std::mem::take(&mut info.paused);
+        }
+        if was_paused {
+            self.write();
+        }
+    }
+
+    /// Notes that one is paused until somebody wants something of it.
+    fn note_pause(&self, name: &str) {
+        if let Some(info) = self.all().get_mut(name) {
+            info.paused = true;
+        }
+        self.write();
+    }
+
+    /// Pauses those again that an earlier daemon has paused.
+    async fn pause_again(&self) {
+        let paused: Vec<_> = self.all().values().filter(|info| info.paused).cloned().collect();
+        for SandboxInfo { name, .. } in paused {
+            if let Err(error) = self.pause(&name).await {
+                tracing::warn!(sandbox = name, "it was paused, and runs now: {error}");
+            }
         }
     }
 
@@ -502,6 +530,7 @@ impl Sandboxes {
         let service = self.node.service_of(info.instance);
         let service = service.ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))?;
         service.pause(info.instance).await.map_err(SandboxProblem::Refused)?;
+        self.note_pause(&info.name);
         self.find(name)
     }
 
@@ -645,6 +674,7 @@ impl Sandboxes {
 
     /// Does what is to be done when the time of one has come, for as long as the node lives.
     pub async fn watch(self: Arc<Self>) {
+        self.pause_again().await;
         loop {
             sleep(LOOK).await;
             self.forget_gone();
