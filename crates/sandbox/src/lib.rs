@@ -51,9 +51,10 @@ pub use broker::{
 pub use console::{Console, ConsoleOutput, ConsoleRate};
 pub use cores::{CoreError, CoreGroup, CoreScheduling};
 pub use egress::{
-    Denied, DialError, Dialer, EgressEntry, EgressEvents, EgressOutcome, EgressPolicy, EgressQuota,
-    EgressReport, EgressRule, EgressRuleError, EgressRules, GuardedPort, Intercepted, Interceptor,
-    NotTaken, PortGuard, Told, Transport,
+    Bytes, Denied, DialError, Dialer, EgressEntry, EgressEvents, EgressOutcome, EgressPolicy,
+    EgressQuota, EgressReport, EgressRule, EgressRuleError, EgressRules, FunctionBytes,
+    GuardedPort, Intercepted, Interceptor, NotTaken, PortGuard, Told, Transport,
+    bytes_of_functions, count_bytes, look_at_bytes,
 };
 pub use event::{BootTimes, Event, GuestExit, ProgramActivity, Progress, Violation, WrittenFiles};
 pub use freeze::{
