@@ -175,8 +175,8 @@ pub fn count_bytes() -> io::Result<()> {
     Ok(())
 }
 
-/// The bytes of each function that had a connection, as they are now, give or take a second; `None`: they
-/// are not counted. May take some milliseconds.
+/// The bytes of each function that has, or had, a connection, as they are now, give or take a
+/// second; `None`: they are not counted. May take some milliseconds.
 pub fn bytes_of_functions() -> Option<Vec<FunctionBytes>> {
     let meter = running()?;
     meter.look();
@@ -186,7 +186,7 @@ pub fn bytes_of_functions() -> Option<Vec<FunctionBytes>> {
         bytes: traffic.bytes.read(),
         uncounted: traffic.uncounted.load(Relaxed),
     };
-    Some(functions.iter().map(of).collect())
+    Some(functions.iter().filter(|(_, traffic)| traffic.is_used()).map(of).collect())
 }
 
 /// Has the counters of sandboxes say how it is now, give or take a second; whether bytes are

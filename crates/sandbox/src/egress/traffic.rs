@@ -63,6 +63,15 @@ pub struct FunctionTraffic {
     pub open: AtomicUsize,
 }
 
+impl FunctionTraffic {
+    /// Whether there was a connection.
+    pub fn is_used(&self) -> bool {
+        self.open.load(Ordering::Relaxed) > 0
+            || self.uncounted.load(Ordering::Relaxed) > 0
+            || self.bytes.read() != Bytes::default()
+    }
+}
+
 /// What is counted of a sandbox that stays, also while no process of it lives.
 #[derive(Debug, Default)]
 pub struct SandboxTraffic {
