@@ -5,6 +5,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::thread;
 use thaw_e2e::{
     Daemon, DaemonOptions, Outcome, built_home, pause_until_hibernated, python_with, repository,
@@ -327,6 +328,28 @@ fn every_byte_of_a_connection_is_counted_once() {
     let instance: Value = serde_json::from_str(&instance).expect("JSON");
     ok(&home, &["sleep", "open", "--instance", &instance["instance"].to_string()]);
     assert_eq!(bytes_listed(&home, "one"), listed);
+}
+
+/// A network without a loopback, in which the daemon cannot try whether bytes are counted.
+#[test]
+fn a_host_that_counts_no_bytes_has_no_numbers_and_all_else() {
+    let can_unshare = Command::new("unshare").args(["--net", "true"]).status();
+    if !can_unshare.is_ok_and(|status| status.success()) {
+        return skip("another network takes root and unshare(1)");
+    }
+    let home = home("sandbox-egress-uncounted", "");
+    let apart = ["unshare".to_owned(), "--net".to_owned()];
+    let daemon = Daemon::start_by(&apart, &home, &DaemonOptions::default());
+    let line = "bytes of outgoing connections are not counted: ";
+    assert_eq!(daemon.log().matches(line).count(), 1, "{}", daemon.log());
+    ok(&home, &["sandbox", "create", "box", "--name", "one", "--egress", "host.thaw.internal:1"]);
+    assert_eq!(knock(&home, "one", &[1]), ["ENETUNREACH"]);
+    assert_eq!(bytes_shown(&home, "one"), None);
+    assert_eq!(bytes_listed(&home, "one"), None);
+    assert!(!ok(&home, &["sandbox", "show", "one"]).contains("TCP: "));
+    let metrics = daemon.admin("/metrics").text().to_owned();
+    assert!(!metrics.contains("thaw_egress_bytes"), "{metrics}");
+    assert!(metrics.contains("thaw_zygotes"), "{metrics}");
 }
 
 #[test]

@@ -165,6 +165,17 @@ mod tests {
     }
 
     #[test]
+    fn bytes_are_shown_where_they_are_counted() {
+        let counted = NodeStats {
+            egress_sent: Some(2048.0),
+            egress_received: Some(0.0),
+            ..NodeStats::default()
+        };
+        assert_eq!(traffic(&counted), " (2.0KiB/s sent, 0B/s received)");
+        assert_eq!(traffic(&NodeStats::default()), "");
+    }
+
+    #[test]
     fn times_have_units() {
         let shown = [None, Some(0.25), Some(12.34), Some(61_000.0)].map(time);
         assert_eq!(shown, ["-", "250us", "12.3ms", "61.0s"]);

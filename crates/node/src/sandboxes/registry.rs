@@ -354,14 +354,13 @@ impl Sandboxes {
     /// # Errors
     /// There is none.
     pub async fn show(&self, name: &str) -> Result<SandboxInfo, SandboxProblem> {
+        look_at_bytes().await;
         let info = self.find(name)?;
         let service = self.node.service_of(info.instance);
         let service = service.ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))?;
         let usage = Some(usage_of(&service, info.instance).await);
         let egress = self.node.egress().info(info.instance);
-        look_at_bytes().await;
-        let network = self.node.egress().bytes(info.instance);
-        Ok(SandboxInfo { egress, usage, network, ..info })
+        Ok(SandboxInfo { egress, usage, ..info })
     }
 
     /// What one may use.

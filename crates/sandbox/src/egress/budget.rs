@@ -245,7 +245,7 @@ impl Share {
     pub fn new(budget: Arc<Budget>) -> Self {
         static SANDBOXES: AtomicU64 = AtomicU64::new(0);
         let sandbox = SANDBOXES.fetch_add(1, Ordering::Relaxed);
-        let account = Arc::new(Account::of(budget.traffic.get_or_init(Arc::default).clone()));
+        let account = Arc::new(Account::of(budget.clone()));
         Self { budget, sandbox, rate: Mutex::new(Rate::new(OF_SANDBOX)), account }
     }
 
@@ -292,12 +292,12 @@ impl Share {
         }
         let of_tenant = self.budget.tenant.as_ref();
         if of_tenant.is_some_and(|tenant| !tenant.open.note(inode, self.sandbox)) {
-            self.budget.open.forget(inode);
+            self.budget.forget(inode);
             return Err(Errno::AGAIN);
         }
         let counted = to.zip(meter::running());
         let id = counted.and_then(|(to, meter)| meter.count(socket, (inode, to), &self.account));
-        self.write_down(Entry::new(inode, id)).inspect_err(|_| self.forget(inode))
+        self.write_down(Entry::new(inode, id)).inspect_err(|_| self.budget.forget(inode))
     }
 
     fn write_down(&self, socket: Entry) -> Result<(), Errno> {
@@ -312,13 +312,6 @@ impl Share {
         let meter = meter::running().filter(|_| !inodes.is_empty());
         let ids = meter.map(|meter| meter.ids_of(&self.account)).unwrap_or_default();
         inodes.iter().map(|inode| Entry::new(*inode, ids.get(inode).copied())).collect()
-    }
-
-    fn forget(&self, inode: u64) {
-        self.budget.open.forget(inode);
-        if let Some(tenant) = &self.budget.tenant {
-            tenant.open.forget(inode);
-        }
     }
 
     /// Has the sandbox's sockets written down for the next daemon from now on; a descriptor of
@@ -383,6 +376,19 @@ impl Budget {
     /// What rules may allow at most; `None`: anything.
     pub fn ceiling(&self) -> Option<Arc<EgressRules>> {
         self.tenant.as_ref().and_then(|tenant| lock(&tenant.ceiling).clone())
+    }
+
+    /// The bytes of its connections.
+    pub fn traffic(&self) -> &FunctionTraffic {
+        self.traffic.get_or_init(Arc::default)
+    }
+
+    /// A socket is known to be closed.
+    pub fn forget(&self, inode: u64) {
+        self.open.forget(inode);
+        if let Some(tenant) = &self.tenant {
+            tenant.open.forget(inode);
+        }
     }
 
     /// Has the bytes of its connections counted as those of the function of this name.

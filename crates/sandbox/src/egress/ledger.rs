@@ -17,8 +17,11 @@ use super::traffic::Bytes;
 /// The first number of a file that has bytes in it. Files of older daemons are numbers of inodes,
 /// which have 32 bits.
 const WITH_BYTES: u64 = u64::from_ne_bytes(*b"thawbyt1");
-/// Most entries. Those of closed sockets go when there would be more.
+/// Most entries.
 const ENTRIES_MAX: usize = 2 * OPEN_MAX;
+/// So many entries, or twice as many as there were sockets open the last time, have room. Those of
+/// closed sockets go when there would be more.
+const ENTRIES_MIN: usize = 512;
 
 /// What stands before the entries.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -61,6 +64,12 @@ const ENTRY: usize = size_of::<Entry>();
 pub struct Ledger {
     file: File,
     entries: usize,
+    room: usize,
+}
+
+/// How many entries a file gets in which there are so many.
+fn room_for(entries: usize) -> usize {
+    (2 * entries).clamp(ENTRIES_MIN, ENTRIES_MAX)
 }
 
 /// What stands in one.
@@ -74,7 +83,11 @@ impl Ledger {
     /// One with this in it.
     pub fn create(written: &Written) -> io::Result<Self> {
         let file = File::from(memfd_create("thaw-connections", MemfdFlags::CLOEXEC)?);
-        let mut ledger = Self { file, entries: 0 };
+        Self::write(file, written)
+    }
+
+    fn write(file: File, written: &Written) -> io::Result<Self> {
+        let mut ledger = Self { file, entries: 0, room: 0 };
         ledger.note_ended(written.ended)?;
         ledger.replace(&written.sockets)?;
         Ok(ledger)
@@ -91,8 +104,8 @@ impl Ledger {
                 let sockets: Vec<Entry> =
                     rest.chunks_exact(ENTRY).map(pod_read_unaligned).collect();
                 let entries = sockets.len();
-                let ended = Bytes { sent, received };
-                Ok((Self { file, entries }, Written { ended, sockets }))
+                let ledger = Self { file, entries, room: room_for(entries) };
+                Ok((ledger, Written { ended: Bytes { sent, received }, sockets }))
             }
             _ => Self::open_older(file, &bytes),
         }
@@ -103,10 +116,7 @@ impl Ledger {
         let inodes = bytes.chunks_exact(size_of::<u64>()).take(ENTRIES_MAX);
         let sockets = inodes.map(|inode| Entry::new(pod_read_unaligned(inode), None)).collect();
         let written = Written { ended: Bytes::default(), sockets };
-        let mut ledger = Self { file, entries: 0 };
-        ledger.note_ended(written.ended)?;
-        ledger.replace(&written.sockets)?;
-        Ok((ledger, written))
+        Ok((Self::write(file, &written)?, written))
     }
 
     /// Another descriptor of it, for the monitor.
@@ -116,7 +126,7 @@ impl Ledger {
 
     /// Writes a socket down. `open` are all sockets that there are, this one included.
     pub fn note(&mut self, socket: Entry, open: impl FnOnce() -> Vec<Entry>) -> io::Result<()> {
-        if self.entries >= ENTRIES_MAX {
+        if self.entries >= self.room {
             return self.replace(&open());
         }
         let offset = (HEAD + self.entries * ENTRY) as u64;
@@ -137,7 +147,7 @@ impl Ledger {
     fn replace(&mut self, sockets: &[Entry]) -> io::Result<()> {
         self.file.write_all_at(cast_slice(sockets), HEAD as u64)?;
         self.file.set_len((HEAD + size_of_val(sockets)) as u64)?;
-        self.entries = sockets.len();
+        (self.entries, self.room) = (sockets.len(), room_for(sockets.len()));
         Ok(())
     }
 }
@@ -200,12 +210,19 @@ mod tests {
     #[test]
     fn closed_sockets_go_when_there_are_many() {
         let mut ledger = ledger([]);
-        for socket in sockets(0..ENTRIES_MAX as u64) {
+        for socket in sockets(0..ENTRIES_MIN as u64) {
             ledger.note(socket, no_need).unwrap();
         }
         ledger.note(Entry::new(99, None), || sockets([98, 99])).unwrap();
         ledger.note(Entry::new(100, None), no_need).unwrap();
         assert_eq!(read(&ledger).sockets, sockets([98, 99, 100]));
+        // Where many are open, it is not written anew for each.
+        let open = sockets(0..OPEN_MAX as u64);
+        ledger.replace(&open).unwrap();
+        for socket in &open {
+            ledger.note(*socket, no_need).unwrap();
+        }
+        ledger.note(Entry::new(98, None), || sockets([98])).unwrap();
         // No file makes the next daemon read more, nor a piece of an entry.
         ledger.file.set_len((HEAD + 10 * ENTRIES_MAX * ENTRY) as u64).unwrap();
         assert_eq!(read(&ledger).sockets.len(), ENTRIES_MAX);

@@ -102,9 +102,9 @@ impl Sockets {
     }
 
     fn remove(&mut self, cookie: u64) -> Option<Ended> {
-        let Counted { account, seen, .. } = self.all.remove(&cookie)?;
+        let Counted { account, inode, seen, .. } = self.all.remove(&cookie)?;
         account.function().open.fetch_sub(1, Relaxed);
-        Some(Ended { account, all: seen })
+        Some(Ended { account, inode, all: seen })
     }
 
     /// Gives up a socket that the host shows no more, if its notice may be among those that were
@@ -124,13 +124,14 @@ impl Sockets {
 #[derive(Debug)]
 struct Ended {
     account: Arc<Account>,
+    inode: u64,
     /// What it has carried.
     all: Bytes,
 }
 
 impl Ended {
     fn note(self) {
-        self.account.ended(self.all);
+        self.account.ended(self.inode, self.all);
     }
 }
 
@@ -152,19 +153,20 @@ struct Looking {
     took: Duration,
 }
 
-static METER: OnceLock<Meter> = OnceLock::new();
+static METER: OnceLock<&Meter> = OnceLock::new();
 
-/// Begins to count the bytes of TCP connections that sandboxes of this process are given.
+/// Begins to count the bytes of TCP connections that sandboxes of this process are given. To be
+/// called before there are any.
 ///
 /// # Errors
 /// This host does not count them, or does not say; everything else works without.
 pub fn count_bytes() -> io::Result<()> {
     sock_diag::check()?;
-    let meter = Meter::new()?;
-    if METER.set(meter).is_err() {
+    if running().is_some() {
         return Ok(());
     }
-    let Some(meter) = running() else { return Ok(()) };
+    // It counts as long as the process lives.
+    let meter: &'static Meter = Box::leak(Box::new(Meter::new()?));
     Builder::new().name("thaw-ends".into()).spawn(|| meter.hear())?;
     Builder::new().name("thaw-bytes".into()).spawn(|| {
         loop {
@@ -172,6 +174,8 @@ pub fn count_bytes() -> io::Result<()> {
             meter.look();
         }
     })?;
+    // Nobody else has begun to.
+    let _ = METER.set(meter);
     Ok(())
 }
 
@@ -197,7 +201,7 @@ pub fn look_at_bytes() -> bool {
 
 /// What counts in this process, if something does.
 pub(super) fn running() -> Option<&'static Meter> {
-    METER.get()
+    METER.get().copied()
 }
 
 impl Meter {
@@ -264,18 +268,20 @@ impl Meter {
     pub fn take_over(&self, sockets: &[Entry], account: &Arc<Account>) {
         for entry in sockets {
             let Some(id) = entry.id() else { continue };
-            let is_heard = self.hear_of(&id).is_some();
-            let said = lock(&self.looking).asker.ask(&id);
-            let bytes = said.ok().and_then(|said| said.bytes);
-            account.add_to_sandbox(bytes.unwrap_or_default());
-            let is_counted = is_heard
-                && bytes.is_some_and(|bytes| {
-                    lock(&self.sockets).insert(entry.inode, id, account, bytes)
-                });
-            if !is_counted {
+            if self.try_take_over(entry.inode, id, account).is_none() {
                 account.function().uncounted.fetch_add(1, Relaxed);
             }
         }
+    }
+
+    fn try_take_over(&self, inode: u64, id: SocketId, account: &Arc<Account>) -> Option<()> {
+        self.hear_of(&id)?;
+        let looking = lock(&self.looking);
+        // A notice that comes meanwhile waits until the socket is known.
+        let mut sockets = lock(&self.sockets);
+        let bytes = looking.asker.ask(&id).ok()?.bytes?;
+        account.add_to_sandbox(bytes);
+        sockets.insert(inode, id, account, bytes).then_some(())
     }
 
     /// The sockets of an account that are counted, by their inode numbers.
@@ -325,8 +331,11 @@ impl Meter {
                 Ok(message) => self.take_notice(message),
                 Err(Errno::NOBUFS) => self.lost(),
                 Err(Errno::INTR) => {}
-                // The socket is of no use any more: no such error is known. Looks go on.
-                Err(_) => return self.lost(),
+                // No such error is known.
+                Err(_) => {
+                    self.lost();
+                    std::thread::sleep(LOOKS_EVERY);
+                }
             }
         }
     }

@@ -401,6 +401,29 @@ mod tests {
         assert_eq!(some.with(1), Some(PortRange { first: 0, last: 36863 }));
     }
 
+    /// Sockets with other ports are destroyed first, so that their notices would come first.
+    #[test]
+    fn other_ports_are_not_heard_of() {
+        if let Err(error) = check() {
+            eprintln!("skipped: {error}");
+            return;
+        }
+        let notices = Notices::open().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let connect = || (TcpStream::connect(address).unwrap(), listener.accept().unwrap());
+        let others: Vec<_> = (0..50).map(|_| connect()).collect();
+        let own = connect();
+        let id = SocketId::of(&own.0, address).unwrap();
+        let port = id.local_port();
+        notices.hear_of(PortRange { first: port, last: port }).unwrap();
+        drop(others);
+        drop(own);
+        let mut buffer = [0; MESSAGE_MAX];
+        let said = read_message(notices.receive(&mut buffer).unwrap()).unwrap();
+        assert_eq!(said.cookie, id.cookie());
+    }
+
     /// The host's own words, if it has any here.
     #[test]
     fn the_host_tells_the_bytes_of_open_sockets_and_of_destroyed_ones() {

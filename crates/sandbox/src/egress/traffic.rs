@@ -4,6 +4,7 @@ use std::ops::{Add, Sub};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::budget::Budget;
 use super::ledger::Ledger;
 
 /// Bytes of what connections have carried, without headers of packets and what was sent again.
@@ -84,7 +85,8 @@ pub struct SandboxTraffic {
 /// Who has a connection: the process of one sandbox.
 #[derive(Debug)]
 pub struct Account {
-    function: Arc<FunctionTraffic>,
+    /// Of its function.
+    budget: Arc<Budget>,
     sandbox: Mutex<Option<Arc<SandboxTraffic>>>,
     /// Its sockets, and the bytes of those that have ended, for the next daemon, once that is to
     /// know them.
@@ -92,12 +94,14 @@ pub struct Account {
 }
 
 impl Account {
-    pub fn of(function: Arc<FunctionTraffic>) -> Self {
-        Self { function, sandbox: Mutex::default(), ledger: Mutex::default() }
+    /// One of a sandbox of the function that has this budget.
+    pub fn of(budget: Arc<Budget>) -> Self {
+        Self { budget, sandbox: Mutex::default(), ledger: Mutex::default() }
     }
 
+    /// What is counted of its function.
     pub fn function(&self) -> &FunctionTraffic {
-        &self.function
+        self.budget.traffic()
     }
 
     /// Counts what is added from now on for this sandbox, too.
@@ -107,7 +111,7 @@ impl Account {
 
     /// A connection has carried so much more.
     pub fn add(&self, more: Bytes) {
-        self.function.bytes.add(more);
+        self.function().bytes.add(more);
         self.add_to_sandbox(more);
     }
 
@@ -119,8 +123,10 @@ impl Account {
         }
     }
 
-    /// A connection has ended that has carried so much since its beginning.
-    pub fn ended(&self, all: Bytes) {
+    /// The connection with this inode number has ended, and has carried so much since its
+    /// beginning. It counts no more where there may be so many.
+    pub fn ended(&self, inode: u64, all: Bytes) {
+        self.budget.forget(inode);
         let Some(sandbox) = lock(&self.sandbox).clone() else { return };
         sandbox.ended.add(all);
         if let Some(ledger) = &*self.ledger() {

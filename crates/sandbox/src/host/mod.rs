@@ -503,6 +503,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_host_that_counts_no_bytes_is_limited() {
+        assert_eq!(bytes_of_connections(Ok(())).status, Status::Good);
+        let without = bytes_of_connections(Err(io::ErrorKind::PermissionDenied.into()));
+        assert_eq!(without.status, Status::Limited);
+        assert!(without.way_out.unwrap().contains("tcp_diag"));
+    }
+
+    #[test]
     fn a_forbidden_trace_is_named() {
         assert_eq!(tracing("").status, Status::Good);
         assert_eq!(tracing("1\n").status, Status::Good);
