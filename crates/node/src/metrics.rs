@@ -27,7 +27,7 @@ use requests::RequestMetrics;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tenants::TenantMetrics;
-use thaw_sandbox::FunctionBytes;
+use thaw_sandbox::FunctionEgressBytes;
 pub(crate) use traces::TraceCounters;
 pub use triggers::TriggerMetrics;
 
@@ -407,9 +407,9 @@ impl Metrics {
     }
 
     /// Sets what connections of functions have carried since this process has begun to count.
-    pub fn show_bytes(&self, functions: &[FunctionBytes]) {
+    pub fn show_egress_bytes(&self, functions: &[FunctionEgressBytes]) {
         let set = |counter: &Counter, count| counter.inner().store(count, Ordering::Relaxed);
-        for FunctionBytes { function, bytes, uncounted } in functions {
+        for FunctionEgressBytes { function, bytes, uncounted } in functions {
             for (direction, count) in [("sent", bytes.sent), ("received", bytes.received)] {
                 let labels = DirectionLabels { function: function.clone(), direction };
                 set(&self.egress_bytes.get_or_create(&labels), count);
@@ -535,7 +535,7 @@ impl Metrics {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use thaw_sandbox::Bytes;
+    use thaw_sandbox::EgressBytes;
 
     #[test]
     fn metrics_are_readable_text() {
@@ -549,10 +549,13 @@ mod tests {
         metrics.show_monitor_refusals(5);
         let text = metrics.text(&[], 0);
         assert!(!text.contains("thaw_egress_bytes"), "nobody has said that bytes are counted");
-        let bytes = Bytes { sent: 7, received: 8 };
-        let all = FunctionBytes { function: "hello".into(), bytes, uncounted: 1 };
-        metrics.show_bytes(std::slice::from_ref(&all));
-        metrics.show_bytes(&[FunctionBytes { bytes: Bytes { sent: 9, ..bytes }, ..all }]);
+        let bytes = EgressBytes { sent: 7, received: 8 };
+        let all = FunctionEgressBytes { function: "hello".into(), bytes, uncounted: 1 };
+        metrics.show_egress_bytes(std::slice::from_ref(&all));
+        metrics.show_egress_bytes(&[FunctionEgressBytes {
+            bytes: EgressBytes { sent: 9, ..bytes },
+            ..all
+        }]);
         let text = metrics.text(&[("hello".into(), "idle".into(), 2)], 3);
         for line in [
             "thaw_connections_total{function=\"hello\",instance=\"boot\"} 1",

@@ -168,10 +168,10 @@ mod tests {
     fn bytes_are_shown_where_they_are_counted() {
         let counted = NodeStats {
             egress_sent: Some(2048.0),
-            egress_received: Some(0.0),
+            egress_received: Some(1024.0),
             ..NodeStats::default()
         };
-        assert_eq!(traffic(&counted), " (2.0KiB/s sent, 0B/s received)");
+        assert_eq!(traffic(&counted), " (2.0KiB/s sent, 1.0KiB/s received)");
         assert_eq!(traffic(&NodeStats::default()), "");
     }
 

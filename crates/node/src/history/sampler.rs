@@ -11,7 +11,7 @@ use crate::node::NodeState;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
-use thaw_sandbox::{Bytes, ZygotePool};
+use thaw_sandbox::{EgressBytes, ZygotePool};
 use tokio::time::{MissedTickBehavior, interval};
 
 /// How often a sample is taken.
@@ -29,7 +29,7 @@ pub struct History {
 struct Kept {
     before: HashMap<String, Reading>,
     before_cpu: Option<(Instant, Duration)>,
-    before_bytes: Option<Bytes>,
+    before_bytes: Option<EgressBytes>,
     node: Series,
     functions: HashMap<String, Series>,
     stats: Stats,
@@ -43,7 +43,7 @@ struct Present {
     cpu: Duration,
     egress: usize,
     /// What all outgoing connections have carried; none if nobody counts that.
-    bytes: Option<Bytes>,
+    bytes: Option<EgressBytes>,
     zygotes: usize,
     zygotes_target: usize,
 }
@@ -123,8 +123,8 @@ impl History {
             present.cpu += meter.cpu_time();
             present.egress += tenant.egress().connections();
         }
-        present.bytes = thaw_sandbox::bytes_of_functions()
-            .map(|all| all.iter().fold(Bytes::default(), |sum, one| sum + one.bytes));
+        present.bytes = thaw_sandbox::egress_bytes_of_functions()
+            .map(|all| all.iter().fold(EgressBytes::default(), |sum, one| sum + one.bytes));
         let pool = self.pool.stats();
         (present.zygotes, present.zygotes_target) = (pool.ready, pool.target);
         present
@@ -314,7 +314,7 @@ mod tests {
         assert!(f.request_p50_ms.is_some_and(|ms| (6.0..10.0).contains(&ms)), "{f:?}");
         let bytes = |sent, received| Present {
             instances: present.instances.clone(),
-            bytes: Some(Bytes { sent, received }),
+            bytes: Some(EgressBytes { sent, received }),
             ..Present::default()
         };
         kept.take(&bytes(100, 5), reading(30), Duration::from_secs(5), 1);

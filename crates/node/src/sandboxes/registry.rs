@@ -14,7 +14,7 @@ use crate::sandboxes::egress::{
 };
 use crate::sandboxes::exec::Exec;
 use crate::sandboxes::files::{FileProblem, FileSession};
-use crate::sandboxes::usage::{NetworkUsage, SandboxUsage, look_at_bytes, usage_of};
+use crate::sandboxes::usage::{NetworkUsage, SandboxUsage, look_at_egress_bytes, usage_of};
 use crate::sandboxes::{ExecRequest, ExecState, LimitsChange, LimitsInfo, Next, Reader};
 use crate::service::Service;
 use schemars::JsonSchema;
@@ -354,7 +354,7 @@ impl Sandboxes {
     /// # Errors
     /// There is none.
     pub async fn show(&self, name: &str) -> Result<SandboxInfo, SandboxProblem> {
-        look_at_bytes().await;
+        look_at_egress_bytes().await;
         let info = self.find(name)?;
         let service = self.node.service_of(info.instance);
         let service = service.ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))?;

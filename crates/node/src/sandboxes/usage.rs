@@ -4,7 +4,7 @@ use crate::service::Service;
 use crate::usage::measure_instance;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use thaw_sandbox::Bytes;
+use thaw_sandbox::EgressBytes;
 use tokio::task::spawn_blocking;
 
 /// What a sandbox uses, and may use.
@@ -33,16 +33,16 @@ pub struct NetworkUsage {
     pub received_bytes: u64,
 }
 
-impl From<Bytes> for NetworkUsage {
-    fn from(Bytes { sent, received }: Bytes) -> Self {
+impl From<EgressBytes> for NetworkUsage {
+    fn from(EgressBytes { sent, received }: EgressBytes) -> Self {
         Self { sent_bytes: sent, received_bytes: received }
     }
 }
 
 /// Has [`NetworkUsage`] say how it is now. Waits for the host.
-pub(crate) async fn look_at_bytes() {
+pub(crate) async fn look_at_egress_bytes() {
     // Without it the numbers are some seconds old.
-    let _ = spawn_blocking(thaw_sandbox::look_at_bytes).await;
+    let _ = spawn_blocking(thaw_sandbox::look_at_egress_bytes).await;
 }
 
 /// What an instance of a service uses. Wakes nobody.

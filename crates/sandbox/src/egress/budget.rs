@@ -531,7 +531,7 @@ mod tests {
     /// Of a sandbox that stays, everything once; of its function, what is carried since then.
     #[test]
     fn the_next_daemon_goes_on_with_the_bytes_of_a_sandbox() {
-        if let Err(error) = meter::count_bytes() {
+        if let Err(error) = meter::count_egress_bytes() {
             eprintln!("skipped: {error}");
             return;
         }
@@ -539,7 +539,7 @@ mod tests {
         let wait_for = |traffic: &SandboxTraffic, sent: u64| {
             while traffic.all.read().sent < sent {
                 assert!(Instant::now() < until, "{traffic:?}, {sent}");
-                meter::look_at_bytes();
+                meter::look_at_egress_bytes();
                 std::thread::sleep(Duration::from_millis(20));
             }
         };

@@ -12,7 +12,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::budget::OPEN_MAX;
 use super::sock_diag::SocketId;
-use super::traffic::Bytes;
+use super::traffic::EgressBytes;
 
 /// The first number of a file that has bytes in it. Files of older daemons are numbers of inodes,
 /// which have 32 bits.
@@ -75,7 +75,7 @@ fn room_for(entries: usize) -> usize {
 /// What stands in one.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Written {
-    pub ended: Bytes,
+    pub ended: EgressBytes,
     pub sockets: Vec<Entry>,
 }
 
@@ -105,7 +105,7 @@ impl Ledger {
                     rest.chunks_exact(ENTRY).map(pod_read_unaligned).collect();
                 let entries = sockets.len();
                 let ledger = Self { file, entries, room: room_for(entries) };
-                Ok((ledger, Written { ended: Bytes { sent, received }, sockets }))
+                Ok((ledger, Written { ended: EgressBytes { sent, received }, sockets }))
             }
             _ => Self::open_older(file, &bytes),
         }
@@ -115,7 +115,7 @@ impl Ledger {
     fn open_older(file: File, bytes: &[u8]) -> io::Result<(Self, Written)> {
         let inodes = bytes.chunks_exact(size_of::<u64>()).take(ENTRIES_MAX);
         let sockets = inodes.map(|inode| Entry::new(pod_read_unaligned(inode), None)).collect();
-        let written = Written { ended: Bytes::default(), sockets };
+        let written = Written { ended: EgressBytes::default(), sockets };
         Ok((Self::write(file, &written)?, written))
     }
 
@@ -136,8 +136,8 @@ impl Ledger {
     }
 
     /// Writes down what all connections have carried that have ended.
-    pub fn note_ended(&self, ended: Bytes) -> io::Result<()> {
-        let Bytes { sent, received } = ended;
+    pub fn note_ended(&self, ended: EgressBytes) -> io::Result<()> {
+        let EgressBytes { sent, received } = ended;
         let head = Head { version: WITH_BYTES, sent, received, reserved: 0 };
         self.file.write_all_at(bytes_of(&head), 0)
     }
@@ -195,13 +195,13 @@ mod tests {
         let id = SocketId::of(TcpStream::connect(address).unwrap(), address).unwrap();
         let mut first = ledger([1, 2]);
         first.note(Entry::new(3, Some(id)), no_need).unwrap();
-        first.note_ended(Bytes { sent: 7, received: 8 }).unwrap();
+        first.note_ended(EgressBytes { sent: 7, received: 8 }).unwrap();
         let (mut second, written) = Ledger::open(first.for_successor().unwrap()).unwrap();
-        assert_eq!(written.ended, Bytes { sent: 7, received: 8 });
+        assert_eq!(written.ended, EgressBytes { sent: 7, received: 8 });
         assert_eq!(written.sockets[..2], sockets([1, 2]));
         assert_eq!((written.sockets[2].inode, written.sockets[2].id()), (3, Some(id)));
         second.note(Entry::new(4, None), no_need).unwrap();
-        second.note_ended(Bytes { sent: 9, received: 9 }).unwrap();
+        second.note_ended(EgressBytes { sent: 9, received: 9 }).unwrap();
         let third = read(&second);
         let inodes: Vec<u64> = third.sockets.iter().map(|socket| socket.inode).collect();
         assert_eq!((inodes, third.ended.sent), (vec![1, 2, 3, 4], 9));

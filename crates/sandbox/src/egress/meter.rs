@@ -21,7 +21,7 @@ use super::ledger::Entry;
 use super::sock_diag::{
     self, Asker, MESSAGE_MAX, Notices, PortRange, Said, SocketId, read_message,
 };
-use super::traffic::{Account, Bytes, FunctionTraffic};
+use super::traffic::{Account, EgressBytes, FunctionTraffic};
 
 /// How often the host is asked for the sockets that are open.
 const LOOKS_EVERY: Duration = Duration::from_secs(5);
@@ -41,11 +41,11 @@ const FUNCTIONS_MAX: usize = 16 * 1024;
 
 /// What is counted of a function.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FunctionBytes {
+pub struct FunctionEgressBytes {
     /// Its name.
     pub function: String,
     /// Of its connections, since this process has begun to count.
-    pub bytes: Bytes,
+    pub bytes: EgressBytes,
     /// Connections whose bytes are not counted, or not all of them.
     pub uncounted: u64,
 }
@@ -57,7 +57,7 @@ struct Counted {
     id: SocketId,
     inode: u64,
     /// What was counted already.
-    seen: Bytes,
+    seen: EgressBytes,
     /// When the host last showed it.
     shown: Instant,
 }
@@ -72,7 +72,13 @@ struct Sockets {
 
 impl Sockets {
     /// Whether there is room for one more.
-    fn insert(&mut self, inode: u64, id: SocketId, account: &Arc<Account>, seen: Bytes) -> bool {
+    fn insert(
+        &mut self,
+        inode: u64,
+        id: SocketId,
+        account: &Arc<Account>,
+        seen: EgressBytes,
+    ) -> bool {
         let open = &account.function().open;
         if self.all.len() >= OF_NODE_MAX || open.load(Relaxed) >= OF_FUNCTION_MAX {
             return false;
@@ -86,7 +92,7 @@ impl Sockets {
     }
 
     /// The host says that a socket has carried so much. Sockets of others are none of ours.
-    fn shown(&mut self, cookie: u64, bytes: Bytes) {
+    fn shown(&mut self, cookie: u64, bytes: EgressBytes) {
         let Some(counted) = self.all.get_mut(&cookie) else { return };
         counted.account.add(bytes - counted.seen);
         counted.seen = bytes;
@@ -126,7 +132,7 @@ struct Ended {
     account: Arc<Account>,
     inode: u64,
     /// What it has carried.
-    all: Bytes,
+    all: EgressBytes,
 }
 
 impl Ended {
@@ -160,7 +166,7 @@ static METER: OnceLock<&Meter> = OnceLock::new();
 ///
 /// # Errors
 /// This host does not count them, or does not say; everything else works without.
-pub fn count_bytes() -> io::Result<()> {
+pub fn count_egress_bytes() -> io::Result<()> {
     sock_diag::check()?;
     if running().is_some() {
         return Ok(());
@@ -181,11 +187,11 @@ pub fn count_bytes() -> io::Result<()> {
 
 /// The bytes of each function that has, or had, a connection, as they are now, give or take a
 /// second; `None`: they are not counted. May take some milliseconds.
-pub fn bytes_of_functions() -> Option<Vec<FunctionBytes>> {
+pub fn egress_bytes_of_functions() -> Option<Vec<FunctionEgressBytes>> {
     let meter = running()?;
     meter.look();
     let functions = lock(&meter.functions);
-    let of = |(name, traffic): (&String, &Arc<FunctionTraffic>)| FunctionBytes {
+    let of = |(name, traffic): (&String, &Arc<FunctionTraffic>)| FunctionEgressBytes {
         function: name.clone(),
         bytes: traffic.bytes.read(),
         uncounted: traffic.uncounted.load(Relaxed),
@@ -195,7 +201,7 @@ pub fn bytes_of_functions() -> Option<Vec<FunctionBytes>> {
 
 /// Has the counters of sandboxes say how it is now, give or take a second; whether bytes are
 /// counted. May take some milliseconds.
-pub fn look_at_bytes() -> bool {
+pub fn look_at_egress_bytes() -> bool {
     running().inspect(|meter| meter.look()).is_some()
 }
 
@@ -249,7 +255,7 @@ impl Meter {
     ) -> Option<SocketId> {
         let id = SocketId::of(socket, to).ok()?;
         self.hear_of(&id)?;
-        lock(&self.sockets).insert(inode, id, account, Bytes::default()).then_some(id)
+        lock(&self.sockets).insert(inode, id, account, EgressBytes::default()).then_some(id)
     }
 
     /// Has notices of the socket come.
@@ -369,8 +375,8 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(60);
 
-    fn bytes(sent: u64, received: u64) -> Bytes {
-        Bytes { sent, received }
+    fn bytes(sent: u64, received: u64) -> EgressBytes {
+        EgressBytes { sent, received }
     }
 
     fn id(cookie: u32) -> SocketId {
@@ -386,7 +392,7 @@ mod tests {
         (Arc::new(account), sandbox)
     }
 
-    fn of_function(account: &Account) -> Bytes {
+    fn of_function(account: &Account) -> EgressBytes {
         account.function().bytes.read()
     }
 
@@ -398,14 +404,14 @@ mod tests {
     fn every_byte_of_a_connection_counts_once() {
         let (account, sandbox) = account();
         let mut sockets = Sockets::default();
-        assert!(sockets.insert(1, id(7), &account, Bytes::default()));
+        assert!(sockets.insert(1, id(7), &account, EgressBytes::default()));
         // Of somebody else.
         sockets.shown(8, bytes(1000, 1000));
         assert!(sockets.destroyed(Said { cookie: 8, bytes: Some(bytes(9, 9)) }).is_none());
         sockets.shown(7, bytes(100, 10));
         sockets.shown(7, bytes(100, 10));
         assert_eq!((of_function(&account), sandbox.all.read()), (bytes(100, 10), bytes(100, 10)));
-        assert_eq!(sandbox.ended.read(), Bytes::default());
+        assert_eq!(sandbox.ended.read(), EgressBytes::default());
         let end = Said { cookie: 7, bytes: Some(bytes(150, 70)) };
         sockets.destroyed(end).unwrap().note();
         assert!(sockets.destroyed(end).is_none());
@@ -419,14 +425,14 @@ mod tests {
     fn a_socket_is_given_up_only_where_its_notice_may_be_lost() {
         let (account, sandbox) = account();
         let mut sockets = Sockets::default();
-        sockets.insert(1, id(7), &account, Bytes::default());
+        sockets.insert(1, id(7), &account, EgressBytes::default());
         sockets.shown(7, bytes(5, 6));
         let late = Instant::now() + 2 * PATIENCE;
         // It was reset, and its program has it still.
         assert!(sockets.not_shown(7, late).is_none());
         sockets.lost = Some(Instant::now());
         assert!(sockets.not_shown(7, Instant::now()).is_none(), "its notice may come yet");
-        sockets.insert(2, id(8), &account, Bytes::default());
+        sockets.insert(2, id(8), &account, EgressBytes::default());
         sockets.not_shown(7, late).unwrap().note();
         assert!(sockets.not_shown(8, late).is_none(), "no notice was lost since it was made");
         assert_eq!((sandbox.ended.read(), uncounted(&account)), (bytes(5, 6), 1));
@@ -438,13 +444,13 @@ mod tests {
         let ((full, _), (other, _)) = (account(), account());
         let mut sockets = Sockets::default();
         let mut insert = |number: usize, account: &Arc<Account>| {
-            sockets.insert(0, id(number as u32), account, Bytes::default())
+            sockets.insert(0, id(number as u32), account, EgressBytes::default())
         };
         assert!((0..OF_FUNCTION_MAX).all(|number| insert(number, &full)));
         assert!(!insert(OF_FUNCTION_MAX, &full));
         assert!(insert(OF_FUNCTION_MAX, &other));
         sockets.remove(0).unwrap();
-        assert!(sockets.insert(0, id(0), &full, Bytes::default()));
+        assert!(sockets.insert(0, id(0), &full, EgressBytes::default()));
     }
 
     #[test]

@@ -44,13 +44,15 @@ pub use events::{Denied, EgressEvents};
 pub use intercept::{DialError, Dialer, Intercepted, Interceptor, NotTaken, Told};
 pub use journal::{EgressEntry, EgressOutcome, EgressReport};
 pub use local::{GuardedPort, PortGuard};
-pub use meter::{FunctionBytes, bytes_of_functions, count_bytes, look_at_bytes};
+pub use meter::{
+    FunctionEgressBytes, count_egress_bytes, egress_bytes_of_functions, look_at_egress_bytes,
+};
 pub use policy::EgressPolicy;
 pub use rule::{EgressRule, EgressRuleError, Transport};
 pub use rules::EgressRules;
-pub(crate) use sock_diag::check as check_bytes;
+pub(crate) use sock_diag::check as check_egress_bytes;
 pub(crate) use socket::{Destination, LeftSockets, Opening, Sockets};
-pub use traffic::Bytes;
+pub use traffic::EgressBytes;
 
 use std::net::{Ipv6Addr, SocketAddr};
 

@@ -10,7 +10,7 @@ use super::meter;
 use super::reach::HOST_LOOPBACK;
 use super::rule::{EgressRule, Target, Transport};
 use super::rules::{Asked, EgressRules, Learned, NAMES_MAX, Opinion};
-use super::traffic::{Bytes, SandboxTraffic};
+use super::traffic::{EgressBytes, SandboxTraffic};
 
 /// The destinations that the sandboxes of one function may connect to; everything
 /// else is denied. The sandboxes that share one share its limits: how many sockets
@@ -148,7 +148,7 @@ impl EgressPolicy {
     }
 
     /// Has the bytes of all connections counted as those of the function of this name, if bytes
-    /// are counted ([`super::count_bytes`]).
+    /// are counted ([`super::count_egress_bytes`]).
     pub fn counted_as(self, function: &str) -> Self {
         self.budget.count_as(function);
         self
@@ -161,7 +161,7 @@ impl EgressPolicy {
 
     /// What the TCP connections of the sandbox have carried, those that have ended included; none
     /// if nobody counts it, or if the policy is that of a function.
-    pub fn bytes(&self) -> Option<Bytes> {
+    pub fn bytes(&self) -> Option<EgressBytes> {
         let traffic = self.traffic.as_ref().filter(|_| meter::running().is_some())?;
         Some(traffic.all.read())
     }

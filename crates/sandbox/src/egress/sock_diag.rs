@@ -15,7 +15,7 @@ use rustix::net::{
     socket_with, sockopt,
 };
 
-use super::traffic::Bytes;
+use super::traffic::EgressBytes;
 use crate::sys;
 
 /// `SOCK_DIAG_BY_FAMILY`.
@@ -122,7 +122,7 @@ fn address_bytes(ip: IpAddr) -> [u8; 16] {
 pub struct Said {
     pub cookie: u64,
     /// Missing of one that only waits for late packets (`TIME_WAIT`).
-    pub bytes: Option<Bytes>,
+    pub bytes: Option<EgressBytes>,
 }
 
 /// Reads an answer or a notice.
@@ -165,12 +165,15 @@ fn attribute(mut rest: &[u8], wanted: u16) -> Option<&[u8]> {
 
 /// Bytes of a connection as its `struct tcp_info` has them. The start of a connection counts as a
 /// byte that was sent there (RFC 793, SYN), and does not here. Its end does in both directions.
-fn bytes_of_info(info: &[u8]) -> Option<Bytes> {
+fn bytes_of_info(info: &[u8]) -> Option<EgressBytes> {
     let number = |at: usize| {
         let bytes = info.get(at..at + 8)?;
         Some(u64::from_ne_bytes(bytes.try_into().expect("eight bytes")))
     };
-    Some(Bytes { sent: number(BYTES_ACKED)?.saturating_sub(1), received: number(BYTES_RECEIVED)? })
+    Some(EgressBytes {
+        sent: number(BYTES_ACKED)?.saturating_sub(1),
+        received: number(BYTES_RECEIVED)?,
+    })
 }
 
 fn open() -> Result<OwnedFd, Errno> {
@@ -199,7 +202,8 @@ impl Asker {
         let mut answer = [0; MESSAGE_MAX];
         // The host kernel answers before sendto(2) returns.
         let (len, _) = recv(&self.0, &mut answer, RecvFlags::DONTWAIT)?;
-        read_message(&answer[..len])
+        let said = read_message(&answer[..len])?;
+        if said.cookie == id.cookie() { Ok(said) } else { Err(Errno::BADMSG) }
     }
 }
 
@@ -366,7 +370,7 @@ mod tests {
         let attributes = [(8, vec![1]), (INET_DIAG_INFO, info(1001, 77))];
         let said = read_message(&message(0x1_0000_0002, &attributes)).unwrap();
         assert_eq!(said.cookie, 0x1_0000_0002);
-        assert_eq!(said.bytes, Some(Bytes { sent: 1000, received: 77 }));
+        assert_eq!(said.bytes, Some(EgressBytes { sent: 1000, received: 77 }));
         assert_eq!(read_message(&message(7, &[(8, vec![1])])).unwrap().bytes, None);
     }
 
@@ -445,7 +449,7 @@ mod tests {
             stream.read_exact(&mut [0; 300]).unwrap();
             let said = asker.ask(&id).unwrap();
             assert_eq!(said.cookie, id.cookie());
-            assert_eq!(said.bytes, Some(Bytes { sent: 1000, received: 300 }));
+            assert_eq!(said.bytes, Some(EgressBytes { sent: 1000, received: 300 }));
             drop(stream);
             drop(peer);
             let mut buffer = [0; MESSAGE_MAX];

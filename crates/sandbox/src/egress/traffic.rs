@@ -9,14 +9,14 @@ use super::ledger::Ledger;
 
 /// Bytes of what connections have carried, without headers of packets and what was sent again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Bytes {
+pub struct EgressBytes {
     /// Those that the other side has confirmed.
     pub sent: u64,
     /// Those that have come.
     pub received: u64,
 }
 
-impl Add for Bytes {
+impl Add for EgressBytes {
     type Output = Self;
 
     fn add(self, other: Self) -> Self {
@@ -25,7 +25,7 @@ impl Add for Bytes {
     }
 }
 
-impl Sub for Bytes {
+impl Sub for EgressBytes {
     type Output = Self;
 
     /// What is more than `other`, which was earlier.
@@ -43,14 +43,14 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    pub fn add(&self, bytes: Bytes) {
+    pub fn add(&self, bytes: EgressBytes) {
         self.sent.fetch_add(bytes.sent, Ordering::Relaxed);
         self.received.fetch_add(bytes.received, Ordering::Relaxed);
     }
 
-    pub fn read(&self) -> Bytes {
+    pub fn read(&self) -> EgressBytes {
         let sent = self.sent.load(Ordering::Relaxed);
-        Bytes { sent, received: self.received.load(Ordering::Relaxed) }
+        EgressBytes { sent, received: self.received.load(Ordering::Relaxed) }
     }
 }
 
@@ -69,7 +69,7 @@ impl FunctionTraffic {
     pub fn is_used(&self) -> bool {
         self.open.load(Ordering::Relaxed) > 0
             || self.uncounted.load(Ordering::Relaxed) > 0
-            || self.bytes.read() != Bytes::default()
+            || self.bytes.read() != EgressBytes::default()
     }
 }
 
@@ -110,14 +110,14 @@ impl Account {
     }
 
     /// A connection has carried so much more.
-    pub fn add(&self, more: Bytes) {
+    pub fn add(&self, more: EgressBytes) {
         self.function().bytes.add(more);
         self.add_to_sandbox(more);
     }
 
     /// A connection had carried so much before this daemon, which counts for the sandbox and was
     /// counted for the function by the daemon before.
-    pub fn add_to_sandbox(&self, more: Bytes) {
+    pub fn add_to_sandbox(&self, more: EgressBytes) {
         if let Some(sandbox) = &*lock(&self.sandbox) {
             sandbox.all.add(more);
         }
@@ -125,7 +125,7 @@ impl Account {
 
     /// The connection with this inode number has ended, and has carried so much since its
     /// beginning. It counts no more where there may be so many.
-    pub fn ended(&self, inode: u64, all: Bytes) {
+    pub fn ended(&self, inode: u64, all: EgressBytes) {
         self.budget.forget(inode);
         let Some(sandbox) = lock(&self.sandbox).clone() else { return };
         sandbox.ended.add(all);
@@ -136,7 +136,7 @@ impl Account {
     }
 
     /// Connections that ended under an earlier daemon have carried so much.
-    pub fn had_before(&self, ended: Bytes) {
+    pub fn had_before(&self, ended: EgressBytes) {
         if let Some(sandbox) = &*lock(&self.sandbox) {
             sandbox.all.add(ended);
             sandbox.ended.add(ended);
@@ -144,7 +144,7 @@ impl Account {
     }
 
     /// What connections of the sandbox that have ended have carried.
-    pub fn of_ended(&self) -> Bytes {
+    pub fn of_ended(&self) -> EgressBytes {
         lock(&self.sandbox).as_ref().map(|sandbox| sandbox.ended.read()).unwrap_or_default()
     }
 

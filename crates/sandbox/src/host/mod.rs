@@ -17,7 +17,7 @@ use advice::Settings;
 pub(crate) use advice::{RESERVE_IDS, STORE_KERNEL, TOO_FEW_IDS};
 pub(crate) use calls::call_main;
 
-use crate::egress::check_bytes;
+use crate::egress::check_egress_bytes;
 use crate::image::cpu_features;
 use crate::kernel::Kernel;
 use crate::limits::{self, Controller, WeakLimits};
@@ -88,7 +88,7 @@ pub fn probe() -> Vec<Probe> {
     ]);
     probes.extend(limits_of_sandboxes());
     probes.push(page_map());
-    probes.push(bytes_of_connections(check_bytes()));
+    probes.push(bytes_of_connections(check_egress_bytes()));
     probes.extend(isolation());
     probes.extend(neighbours::probe());
     probes
