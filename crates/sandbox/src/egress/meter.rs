@@ -536,20 +536,21 @@ mod tests {
             peer.read_exact(&mut [0; 10]).unwrap();
             ids.push(id);
         }
-        std::thread::spawn(|| meter.hear());
-        wait_until("lost", || lock(&meter.sockets).lost.is_some());
-        // All of them are closed: what was not heard of by now, and for a while, never will be.
         let asker = Asker::open().unwrap();
         wait_until("closed", || {
             ids.iter().all(|id| !asker.ask(id).is_ok_and(|said| said.bytes.is_some()))
         });
+        std::thread::spawn(|| meter.hear());
+        wait_until("lost", || lock(&meter.sockets).lost.is_some());
+        // What is not heard of for a while never will be.
         let late = Instant::now() + 2 * PATIENCE;
         for id in &ids {
             let ended = lock(&meter.sockets).not_shown(id.cookie(), late);
             ended.into_iter().for_each(Ended::note);
         }
         let given_up = uncounted(&account);
-        assert!((1..COUNT).contains(&given_up), "{given_up}");
+        // The one that has found room may be of another test.
+        assert!((1..=COUNT).contains(&given_up), "{given_up}");
         assert!(lock(&meter.sockets).all.is_empty());
         // Of those that were heard of, all bytes: 10, and perhaps one for the end.
         let sent = sandbox.all.read().sent;
