@@ -257,6 +257,13 @@ fn unmodified_clients_send_a_secret_that_the_sandbox_does_not_have() {
     assert_eq!(request["path"], "/a?b");
     let (_, hosts) = node.server.last("host");
     assert_eq!(hosts, [format!("{HOST}:{}", node.server.port)]);
+    // The proxy's connection to the server is the sandbox's: a handshake and a request.
+    let shown: Value =
+        serde_json::from_str(&node.ok(&["sandbox", "show", "one", "--json"])).expect("JSON");
+    if !node.daemon.log().contains("bytes of outgoing connections are not counted") {
+        let sent = shown["network"]["sent_bytes"].as_u64();
+        assert!(sent.is_some_and(|sent| (200..20_000).contains(&sent)), "{shown}");
+    }
     let url = format!("https://{HOST}:{}/other", node.server.port);
     if has("curl") {
         let said = node.ok(&[

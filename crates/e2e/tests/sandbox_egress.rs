@@ -5,10 +5,11 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::thread;
 use thaw_e2e::{
     Daemon, DaemonOptions, Outcome, built_home, pause_until_hibernated, python_with, repository,
-    run, run_within, start_with_e2b, thaw, use_e2b, write_e2b_settings,
+    run, run_within, skip, start_with_e2b, thaw, use_e2b, wait_until, write_e2b_settings,
 };
 
 /// An echo server on the host's loopback, which lives as long as the test; its port.
@@ -190,6 +191,165 @@ fn copies_pauses_sleep_and_the_next_daemon_keep_the_rules() {
     // It has slept since before this daemon.
     ok(&home, &["sandbox", "egress", "two", "--allow", &rule(one)]);
     expect("two");
+}
+
+/// Bytes that a client sends in a round, and then receives.
+const ROUND: (usize, usize) = (100_000, 30_000);
+
+/// A server of rounds on the host's loopback; its port.
+fn round_server() -> u16 {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            thread::spawn(move || {
+                let (mut request, answer) = (vec![0; ROUND.0], vec![0; ROUND.1]);
+                while stream.read_exact(&mut request).is_ok() && stream.write_all(&answer).is_ok() {
+                }
+            });
+        }
+    });
+    port
+}
+
+/// Makes as many rounds on one connection as stands in a file, and closes it at a negative number.
+const ROUNDS: &str = "import socket, sys, time\n\
+    s = socket.create_connection(('10.0.2.2', int(sys.argv[1])))\n\
+    done = wanted = 0\n\
+    while wanted >= 0:\n\
+    \u{20} try: wanted = int(open('/wanted').read())\n\
+    \u{20} except (OSError, ValueError): pass\n\
+    \u{20} while done < wanted:\n\
+    \u{20}  s.sendall(bytes(100000)); left = 30000; done += 1\n\
+    \u{20}  while left: left -= len(s.recv(left))\n\
+    \u{20} time.sleep(0.02)\n";
+
+/// Waits until both numbers of `read`, sent and received, are those of so many rounds, or up to
+/// `ends` more: the end of a connection may count as a byte.
+#[track_caller]
+fn wait_for_rounds(rounds: u64, ends: u64, read: impl Fn() -> Option<(u64, u64)>) {
+    let (sent, received) = (rounds * ROUND.0 as u64, rounds * ROUND.1 as u64);
+    wait_until(&format!("{rounds} rounds are counted: {:?}", read()), || {
+        read().is_some_and(|(has_sent, has_received)| {
+            (sent..=sent + ends).contains(&has_sent)
+                && (received..=received + ends).contains(&has_received)
+        })
+    });
+}
+
+/// Bytes of a sandbox, as `network` says.
+fn bytes_of(info: &Value) -> Option<(u64, u64)> {
+    let network = &info["network"];
+    Some((network["sent_bytes"].as_u64()?, network["received_bytes"].as_u64()?))
+}
+
+fn bytes_shown(home: &Path, name: &str) -> Option<(u64, u64)> {
+    let shown = ok(home, &["sandbox", "show", name, "--json"]);
+    bytes_of(&serde_json::from_str(&shown).expect("JSON"))
+}
+
+fn bytes_listed(home: &Path, name: &str) -> Option<(u64, u64)> {
+    let listed: Vec<Value> =
+        serde_json::from_str(&ok(home, &["sandbox", "list", "--json"])).expect("JSON");
+    bytes_of(listed.iter().find(|info| info["name"] == name)?)
+}
+
+/// Bytes of a function in the metrics.
+fn bytes_in_metrics(daemon: &Daemon, function: &str) -> Option<(u64, u64)> {
+    let text = daemon.admin("/metrics").text().to_owned();
+    let of = |direction: &str| {
+        let name = format!(
+            "thaw_egress_bytes_total{{function=\"{function}\",direction=\"{direction}\"}} "
+        );
+        text.lines().find_map(|line| line.strip_prefix(&name)?.parse().ok())
+    };
+    Some((of("sent")?, of("received")?))
+}
+
+#[test]
+fn every_byte_of_a_connection_is_counted_once() {
+    let probes: Vec<Value> =
+        serde_json::from_str(&run(thaw().args(["doctor", "--json"])).stdout).expect("JSON");
+    let probe = probes.iter().find(|probe| probe["name"] == "bytes of connections");
+    if probe.expect("it is told")["status"] != "good" {
+        return skip("this host does not say how many bytes connections have carried");
+    }
+    let port = round_server();
+    let home = home("sandbox-egress-bytes", &format!("[egress]\nallow = [\"{}\"]", rule(port)));
+    let mut daemon = Daemon::start(&home, &DaemonOptions::default());
+    let port = port.to_string();
+    ok(&home, &["sandbox", "create", "open", "--name", "one"]);
+    assert_eq!(bytes_shown(&home, "one"), Some((0, 0)));
+    assert_eq!(bytes_in_metrics(&daemon, "open"), None);
+    let want = |name: &str, rounds: i32| {
+        ok(&home, &["exec", name, "--", "sh", "-c", &format!("echo {rounds} > /wanted")]);
+    };
+
+    // While the connection is open, to the byte.
+    ok(&home, &["exec", "-d", "one", "--", "python3", "-c", ROUNDS, &port]);
+    want("one", 1);
+    wait_for_rounds(1, 0, || bytes_shown(&home, "one"));
+    wait_for_rounds(1, 0, || bytes_listed(&home, "one"));
+    wait_for_rounds(1, 0, || bytes_in_metrics(&daemon, "open"));
+    let said = ok(&home, &["sandbox", "show", "one"]);
+    assert!(said.contains("\nTCP: 97.7KiB sent, 29.3KiB received"), "{said}");
+
+    // When one ends, whose sandbox goes on, and one whose sandbox ends with it.
+    const ONE_ROUND: &str = "import socket, sys\n\
+        s = socket.create_connection(('10.0.2.2', int(sys.argv[1])))\n\
+        s.sendall(bytes(100000)); left = 30000\n\
+        while left: left -= len(s.recv(left))\n";
+    ok(&home, &["exec", "one", "--", "python3", "-c", ONE_ROUND, &port]);
+    wait_for_rounds(2, 1, || bytes_shown(&home, "one"));
+    ok(&home, &["sandbox", "create", "open", "--name", "other"]);
+    ok(&home, &["exec", "other", "--", "python3", "-c", ONE_ROUND, &port]);
+    ok(&home, &["sandbox", "kill", "other"]);
+    wait_for_rounds(3, 2, || bytes_in_metrics(&daemon, "open"));
+    wait_for_rounds(2, 1, || bytes_shown(&home, "one"));
+    // A copy has nothing yet.
+    ok(&home, &["sandbox", "fork", "one", "--name", "two"]);
+    assert_eq!(bytes_shown(&home, "two"), Some((0, 0)));
+
+    // The next daemon goes on with those of the sandbox, and begins those of the function.
+    daemon.wait_until_kept("open");
+    daemon.kill_and_await_next();
+    wait_for_rounds(2, 1, || bytes_shown(&home, "one"));
+    want("one", 2);
+    wait_for_rounds(3, 1, || bytes_shown(&home, "one"));
+    wait_for_rounds(1, 0, || bytes_in_metrics(&daemon, "open"));
+    want("one", -1);
+    wait_for_rounds(3, 2, || bytes_listed(&home, "one"));
+    ok(&home, &["exec", "one", "--", "python3", "-c", ONE_ROUND, &port]);
+    wait_for_rounds(4, 3, || bytes_shown(&home, "one"));
+    wait_for_rounds(2, 2, || bytes_in_metrics(&daemon, "open"));
+    // One that sleeps has them, too.
+    let listed = bytes_listed(&home, "one");
+    let instance = ok(&home, &["sandbox", "show", "one", "--json"]);
+    let instance: Value = serde_json::from_str(&instance).expect("JSON");
+    ok(&home, &["sleep", "open", "--instance", &instance["instance"].to_string()]);
+    assert_eq!(bytes_listed(&home, "one"), listed);
+}
+
+/// A network without a loopback, in which the daemon cannot try whether bytes are counted.
+#[test]
+fn a_host_that_counts_no_bytes_has_no_numbers_and_all_else() {
+    let can_unshare = Command::new("unshare").args(["--net", "true"]).status();
+    if !can_unshare.is_ok_and(|status| status.success()) {
+        return skip("another network takes root and unshare(1)");
+    }
+    let home = home("sandbox-egress-uncounted", "");
+    let apart = ["unshare".to_owned(), "--net".to_owned()];
+    let daemon = Daemon::start_by(&apart, &home, &DaemonOptions::default());
+    let line = "bytes of outgoing connections are not counted: ";
+    assert_eq!(daemon.log().matches(line).count(), 1, "{}", daemon.log());
+    ok(&home, &["sandbox", "create", "box", "--name", "one", "--egress", "host.thaw.internal:1"]);
+    assert_eq!(knock(&home, "one", &[1]), ["ENETUNREACH"]);
+    assert_eq!(bytes_shown(&home, "one"), None);
+    assert_eq!(bytes_listed(&home, "one"), None);
+    assert!(!ok(&home, &["sandbox", "show", "one"]).contains("TCP: "));
+    let metrics = daemon.admin("/metrics").text().to_owned();
+    assert!(!metrics.contains("thaw_egress_bytes"), "{metrics}");
+    assert!(metrics.contains("thaw_zygotes"), "{metrics}");
 }
 
 #[test]

@@ -27,6 +27,7 @@ use requests::RequestMetrics;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tenants::TenantMetrics;
+use thaw_sandbox::FunctionEgressBytes;
 pub(crate) use traces::TraceCounters;
 pub use triggers::TriggerMetrics;
 
@@ -40,6 +41,8 @@ pub struct Metrics {
     ended: Family<EndLabels, Counter>,
     egress_connections: Family<FunctionLabels, Counter>,
     egress_denied: Family<FunctionLabels, Counter>,
+    egress_bytes: Family<DirectionLabels, Counter>,
+    egress_uncounted: Family<FunctionLabels, Counter>,
     backoffs: Family<FunctionLabels, Counter>,
     liveness_failures: Family<FunctionLabels, Counter>,
     liveness_ends: Family<FunctionLabels, Counter>,
@@ -107,6 +110,13 @@ struct FunctionLabels {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct DirectionLabels {
+    function: String,
+    /// `sent` or `received`, as its programs see it.
+    direction: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct ReasonLabels {
     function: String,
     reason: String,
@@ -127,7 +137,9 @@ impl Default for Metrics {
         let connections = Family::default();
         let refusals = Family::default();
         let ended = Family::default();
-        let [egress_connections, egress_denied] = [(); 2].map(|()| Family::default());
+        let [egress_connections, egress_denied, egress_uncounted] =
+            [(); 3].map(|()| Family::default());
+        let egress_bytes = Family::default();
         let backoffs = Family::default();
         let [liveness_failures, liveness_ends] = [(); 2].map(|()| Family::default());
         let rollbacks = Family::default();
@@ -165,6 +177,17 @@ impl Default for Metrics {
             "egress_denied",
             "Outgoing connections and names that a function's policy has denied",
             egress_denied.clone(),
+        );
+        registry.register_with_unit(
+            "egress",
+            "Bytes that TCP connections of a function's sandboxes have carried",
+            Unit::Bytes,
+            egress_bytes.clone(),
+        );
+        registry.register(
+            "egress_uncounted",
+            "TCP connections of a function's sandboxes whose bytes are not counted, or not all",
+            egress_uncounted.clone(),
         );
         registry.register(
             "crash_backoffs",
@@ -243,6 +266,8 @@ impl Default for Metrics {
             ended,
             egress_connections,
             egress_denied,
+            egress_bytes,
+            egress_uncounted,
             backoffs,
             liveness_failures,
             liveness_ends,
@@ -381,6 +406,19 @@ impl Metrics {
         }
     }
 
+    /// Sets what connections of functions have carried since this process has begun to count.
+    pub fn show_egress_bytes(&self, functions: &[FunctionEgressBytes]) {
+        let set = |counter: &Counter, count| counter.inner().store(count, Ordering::Relaxed);
+        for FunctionEgressBytes { function, bytes, uncounted } in functions {
+            for (direction, count) in [("sent", bytes.sent), ("received", bytes.received)] {
+                let labels = DirectionLabels { function: function.clone(), direction };
+                set(&self.egress_bytes.get_or_create(&labels), count);
+            }
+            let labels = FunctionLabels { function: function.clone() };
+            set(&self.egress_uncounted.get_or_create(&labels), *uncounted);
+        }
+    }
+
     /// An instance of a function has given up its memory.
     pub fn hibernated(&self, function: &FunctionName) {
         self.note(EventKind::Hibernated, function);
@@ -497,6 +535,7 @@ impl Metrics {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use thaw_sandbox::EgressBytes;
 
     #[test]
     fn metrics_are_readable_text() {
@@ -508,6 +547,15 @@ mod tests {
         // A number that was counted elsewhere is not added to.
         metrics.show_monitor_refusals(4);
         metrics.show_monitor_refusals(5);
+        let text = metrics.text(&[], 0);
+        assert!(!text.contains("thaw_egress_bytes"), "nobody has said that bytes are counted");
+        let bytes = EgressBytes { sent: 7, received: 8 };
+        let all = FunctionEgressBytes { function: "hello".into(), bytes, uncounted: 1 };
+        metrics.show_egress_bytes(std::slice::from_ref(&all));
+        metrics.show_egress_bytes(&[FunctionEgressBytes {
+            bytes: EgressBytes { sent: 9, ..bytes },
+            ..all
+        }]);
         let text = metrics.text(&[("hello".into(), "idle".into(), 2)], 3);
         for line in [
             "thaw_connections_total{function=\"hello\",instance=\"boot\"} 1",
@@ -515,6 +563,9 @@ mod tests {
             "thaw_instances{function=\"hello\",state=\"idle\"} 2",
             "thaw_zygotes 3",
             "thaw_monitor_refusals_total 5",
+            "thaw_egress_bytes_total{function=\"hello\",direction=\"sent\"} 9",
+            "thaw_egress_bytes_total{function=\"hello\",direction=\"received\"} 8",
+            "thaw_egress_uncounted_total{function=\"hello\"} 1",
         ] {
             assert!(text.contains(line), "{line} is missing in\n{text}");
         }

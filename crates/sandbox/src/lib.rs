@@ -51,9 +51,10 @@ pub use broker::{
 pub use console::{Console, ConsoleOutput, ConsoleRate};
 pub use cores::{CoreError, CoreGroup, CoreScheduling};
 pub use egress::{
-    Denied, DialError, Dialer, EgressEntry, EgressEvents, EgressOutcome, EgressPolicy, EgressQuota,
-    EgressReport, EgressRule, EgressRuleError, EgressRules, GuardedPort, Intercepted, Interceptor,
-    NotTaken, PortGuard, Told, Transport,
+    Denied, DialError, Dialer, EgressBytes, EgressEntry, EgressEvents, EgressOutcome, EgressPolicy,
+    EgressQuota, EgressReport, EgressRule, EgressRuleError, EgressRules, FunctionEgressBytes,
+    GuardedPort, Intercepted, Interceptor, NotTaken, PortGuard, Told, Transport,
+    count_egress_bytes, egress_bytes_of_functions, look_at_egress_bytes,
 };
 pub use event::{BootTimes, Event, GuestExit, ProgramActivity, Progress, Violation, WrittenFiles};
 pub use freeze::{

@@ -32,6 +32,32 @@ pub(crate) fn cached_pages(file: BorrowedFd<'_>, offset: u64, len: u64) -> io::R
     if result == 0 { Ok(found[0]) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Has a socket receive only what a program of the classic BPF lets through, in place of the one
+/// before (`SO_ATTACH_FILTER`, socket(7)).
+///
+/// # Errors
+/// The host's.
+pub(crate) fn attach_filter(
+    socket: BorrowedFd<'_>,
+    program: &[libc::sock_filter],
+) -> io::Result<()> {
+    let len = program.len().try_into().map_err(|_| io::ErrorKind::InvalidInput)?;
+    // The kernel does not write there.
+    let program = libc::sock_fprog { len, filter: program.as_ptr().cast_mut() };
+    // SAFETY: the kernel reads one `sock_fprog`, and the `len` steps that it points to, which
+    // outlive the call. It checks the program before it runs it.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_FILTER,
+            (&raw const program).cast(),
+            size_of_val(&program) as libc::socklen_t,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Processor time of this thread, in nanoseconds. The wrapper of `rustix` asks prctl(2) for a vdso,
 /// which processes behind a filter may not.
 pub(crate) fn thread_processor_time() -> u64 {

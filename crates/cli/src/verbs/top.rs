@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::Duration;
 use thaw_node::config::TimeSpan;
-use thaw_node::history::{FunctionStats, Stats};
+use thaw_node::history::{FunctionStats, NodeStats, Stats};
 
 /// Show what the node does: requests, times, boots and instances by function, the busiest first.
 ///
@@ -95,13 +95,14 @@ fn head(stats: &Stats) -> String {
     );
     let _ = writeln!(
         text,
-        "{} requests/s, {} errors/s, {} refusals/s, p50 {}, p95 {}, {} connections out\n",
+        "{} requests/s, {} errors/s, {} refusals/s, p50 {}, p95 {}, {} connections out{}\n",
         rate(node.all.requests),
         rate(node.all.server_errors),
         rate(node.all.refusals),
         time(node.all.request_p50_ms),
         time(node.all.request_p95_ms),
-        node.egress_connections
+        node.egress_connections,
+        traffic(node)
     );
     text
 }
@@ -120,6 +121,15 @@ fn row(function: &FunctionStats) -> Vec<String> {
         rate(function.boots.values().sum()),
         if states.is_empty() { "-".to_owned() } else { states.join(", ") },
     ]
+}
+
+/// What these carry, where somebody counts it.
+fn traffic(node: &NodeStats) -> String {
+    let size = |rate: f64| output::size(rate as u64);
+    let rates = node.egress_sent.zip(node.egress_received);
+    rates.map_or_else(String::new, |(sent, received)| {
+        format!(" ({}/s sent, {}/s received)", size(sent), size(received))
+    })
 }
 
 fn rate(value: f64) -> String {
@@ -152,6 +162,17 @@ mod tests {
         let order: Vec<_> = ["busy", "some"].map(|name| text.find(name).unwrap()).into();
         assert!(order[0] < order[1] && !text.contains("idle"), "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= 40), "{text}");
+    }
+
+    #[test]
+    fn bytes_are_shown_where_they_are_counted() {
+        let counted = NodeStats {
+            egress_sent: Some(2048.0),
+            egress_received: Some(1024.0),
+            ..NodeStats::default()
+        };
+        assert_eq!(traffic(&counted), " (2.0KiB/s sent, 1.0KiB/s received)");
+        assert_eq!(traffic(&NodeStats::default()), "");
     }
 
     #[test]

@@ -156,6 +156,11 @@ pub(crate) async fn metrics_text(admin: &Admin) -> String {
         admin.shared.metrics().triggers().show(&queues, wall_ms());
     }
     admin.shared.metrics().pulls().show(&admin.shared.pulls().count());
+    if let Ok(Some(bytes)) =
+        tokio::task::spawn_blocking(thaw_sandbox::egress_bytes_of_functions).await
+    {
+        admin.shared.metrics().show_egress_bytes(&bytes);
+    }
     if let Some(link) = thaw_sandbox::monitor::of_this_process() {
         admin.shared.metrics().show_monitor_refusals(link.refusals());
     }

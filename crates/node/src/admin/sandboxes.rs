@@ -6,6 +6,7 @@ use crate::sandboxes::ports::PortProblem;
 use crate::sandboxes::registry::SandboxProblem;
 use crate::sandboxes::{
     EgressInfo, LimitsChange, LimitsInfo, NewSandbox, SandboxEgress, SandboxInfo, SandboxInject,
+    look_at_egress_bytes,
 };
 use axum::extract::{Path, Query, Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
@@ -51,6 +52,7 @@ fn refusal(error: &SandboxProblem) -> Response {
 }
 
 async fn list(State(admin): State<Admin>) -> Json<Vec<SandboxInfo>> {
+    look_at_egress_bytes().await;
     Json(admin.sandboxes.list())
 }
 

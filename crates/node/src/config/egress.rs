@@ -1,6 +1,7 @@
 //! `[egress]`: destinations of outgoing connections.
 
 use super::inject::Inject;
+use super::name::FunctionName;
 use super::quantity::FromText;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
@@ -90,14 +91,15 @@ impl Egress {
         Arc::new(self.rules(None))
     }
 
-    /// The same for one function of several that share bounds; `proxy` takes connections to the
-    /// hosts of `inject`.
+    /// The same for the function of this name, of several that share bounds; `proxy` takes
+    /// connections to the hosts of `inject`.
     pub fn policy_within(
         &self,
+        function: &FunctionName,
         quota: &Arc<EgressQuota>,
         proxy: Option<Arc<dyn Interceptor>>,
     ) -> Arc<EgressPolicy> {
-        Arc::new(self.rules(proxy).within(quota.clone()))
+        Arc::new(self.rules(proxy).within(quota.clone()).counted_as(function.as_str()))
     }
 
     fn rules(&self, proxy: Option<Arc<dyn Interceptor>>) -> EgressPolicy {

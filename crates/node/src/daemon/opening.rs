@@ -38,6 +38,7 @@ pub(super) struct Opened {
 pub(super) async fn open(home: &Home, options: &ServeOptions) -> Result<Opened, ServeError> {
     let store = Store::open(&home.store())?;
     let console = console()?;
+    count_egress_bytes();
     // Before there are others.
     let mut legacy = thaw_sandbox::take_over(&console)?;
     lasting::inherit(legacy::take_listeners(&mut legacy));
@@ -63,6 +64,15 @@ pub(super) async fn open(home: &Home, options: &ServeOptions) -> Result<Opened, 
     shared.egress().forget_gone(|id| shared.may_have_instance(id));
     shared.limits().forget_gone(|id| shared.may_have_instance(id));
     Ok(Opened { shared, catalog, logs, periods })
+}
+
+/// Counts bytes of outgoing connections, before there are any.
+fn count_egress_bytes() {
+    if let Err(error) = thaw_sandbox::count_egress_bytes() {
+        tracing::warn!(
+            "bytes of outgoing connections are not counted: {error}; `thaw doctor` says more"
+        );
+    }
 }
 
 /// Removes what earlier daemons have left of snapshots of volumes.

@@ -7,7 +7,7 @@ use super::inside::{Inside, look};
 use super::overview::state_if_any;
 use super::session::Session;
 use crate::sandboxes::registry::SandboxProblem;
-use crate::sandboxes::{ExecInfo, ExecState, NewSandbox, SandboxInfo};
+use crate::sandboxes::{ExecInfo, ExecState, NetworkUsage, NewSandbox, SandboxInfo};
 use crate::usage::measure_instance;
 use axum::extract::{Form, Path, State};
 use axum::http::StatusCode;
@@ -235,6 +235,12 @@ fn about(
         })),
         None => pairs.extend(memory_of_paused(one).map(|memory| ("Memory", memory))),
     }
+    if let Some(NetworkUsage { sent_bytes, received_bytes }) = one.network {
+        pairs.push((
+            "TCP to the outside",
+            html! { (bytes(sent_bytes)) " sent, " (bytes(received_bytes)) " received" },
+        ));
+    }
     for (name, value) in one.metadata.iter().take(32) {
         pairs.push(("Metadata", html! { code { (name) } " " (value) }));
     }
@@ -419,6 +425,7 @@ mod tests {
         SandboxInfo {
             egress: None,
             usage: None,
+            network: None,
             name: format!("s{instance}"),
             instance,
             function: "f".parse().unwrap(),

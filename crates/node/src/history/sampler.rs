@@ -11,7 +11,7 @@ use crate::node::NodeState;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
-use thaw_sandbox::ZygotePool;
+use thaw_sandbox::{EgressBytes, ZygotePool};
 use tokio::time::{MissedTickBehavior, interval};
 
 /// How often a sample is taken.
@@ -29,6 +29,7 @@ pub struct History {
 struct Kept {
     before: HashMap<String, Reading>,
     before_cpu: Option<(Instant, Duration)>,
+    before_bytes: Option<EgressBytes>,
     node: Series,
     functions: HashMap<String, Series>,
     stats: Stats,
@@ -41,6 +42,8 @@ struct Present {
     memory: u64,
     cpu: Duration,
     egress: usize,
+    /// What all outgoing connections have carried; none if nobody counts that.
+    bytes: Option<EgressBytes>,
     zygotes: usize,
     zygotes_target: usize,
 }
@@ -120,6 +123,8 @@ impl History {
             present.cpu += meter.cpu_time();
             present.egress += tenant.egress().connections();
         }
+        present.bytes = thaw_sandbox::egress_bytes_of_functions()
+            .map(|all| all.iter().fold(EgressBytes::default(), |sum, one| sum + one.bytes));
         let pool = self.pool.stats();
         (present.zygotes, present.zygotes_target) = (pool.ready, pool.target);
         present
@@ -167,6 +172,8 @@ impl Kept {
         let is_there = |name: &str| name == OTHERS || present.instances.contains_key(name);
         self.functions.retain(|name, series| is_there(name) && !series.is_silent());
         let cpus = self.cpus(present.cpu);
+        let before = std::mem::replace(&mut self.before_bytes, present.bytes);
+        let bytes = present.bytes.zip(before).map(|(now, before)| now - before);
         let mut sample = sample_of(&total, &all, seconds);
         sample[Column::Memory as usize] = present.memory as f32;
         sample[Column::Cpu as usize] = cpus as f32;
@@ -185,6 +192,8 @@ impl Kept {
                 memory_bytes: present.memory,
                 cpus,
                 egress_connections: present.egress,
+                egress_sent: bytes.map(|bytes| bytes.sent as f64 / seconds),
+                egress_received: bytes.map(|bytes| bytes.received as f64 / seconds),
             },
             functions: stats,
         };
@@ -298,10 +307,21 @@ mod tests {
         let stats = &kept.stats;
         assert_eq!(stats.node.all.requests, 2.0);
         assert_eq!(stats.node.memory_bytes, 7);
+        assert_eq!(stats.node.egress_sent, None);
         let [f, g] = &stats.functions[..] else { panic!("{stats:?}") };
         assert_eq!((f.requests, f.instances["idle"]), (2.0, 3));
         assert_eq!((g.requests, g.request_p50_ms), (0.0, None));
         assert!(f.request_p50_ms.is_some_and(|ms| (6.0..10.0).contains(&ms)), "{f:?}");
+        let bytes = |sent, received| Present {
+            instances: present.instances.clone(),
+            bytes: Some(EgressBytes { sent, received }),
+            ..Present::default()
+        };
+        kept.take(&bytes(100, 5), reading(30), Duration::from_secs(5), 1);
+        assert_eq!(kept.stats.node.egress_sent, None, "there was nothing before");
+        kept.take(&bytes(1100, 5), reading(30), Duration::from_secs(10), 1);
+        let node = &kept.stats.node;
+        assert_eq!((node.egress_sent, node.egress_received), (Some(100.0), Some(0.0)));
         // A function that has done nothing has no history.
         assert_eq!(kept.functions.keys().collect::<Vec<_>>(), ["f"]);
         // One that is removed has none any more.

@@ -39,6 +39,12 @@ pub struct NodeStats {
     pub cpus: f64,
     /// Outgoing connections.
     pub egress_connections: usize,
+    /// Bytes that these have sent and received, per second; null: they are not counted.
+    #[serde(default)]
+    pub egress_sent: Option<f64>,
+    /// The same.
+    #[serde(default)]
+    pub egress_received: Option<f64>,
 }
 
 /// A function. Rates are per second, times in milliseconds; null: there was none.

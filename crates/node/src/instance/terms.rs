@@ -55,7 +55,7 @@ impl InstanceTerms {
             processes: config.processes(),
             port: config.port_number(),
             flags: crate::debug::flags() | config.entry_flags() | techniques.flags(),
-            egress: config.egress.policy_within(tenant.egress(), proxy),
+            egress: config.egress.policy_within(&config.name, tenant.egress(), proxy),
             secrets: config.secrets.names.clone(),
             secret_store,
             volumes: config.volumes.clone(),

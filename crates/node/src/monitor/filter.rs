@@ -38,7 +38,7 @@ static CALLS: &[Call] = &[
             &[is(0, libc::AF_INET6 as u64)],
             &[is(0, libc::AF_NETLINK as u64)],
         ],
-        "egress, upstream connections, addresses of the host",
+        "egress and its bytes, upstream connections, addresses of the host",
     ),
     call(libc::SYS_socketpair, &[], "control sockets of sandboxes"),
     call(libc::SYS_bind, &[], "listeners of functions, the admin API"),
@@ -220,7 +220,7 @@ static CALLERS_SOCKETS: &[Call] = &[
             &[is(0, libc::AF_INET6 as u64)],
             &[is(0, libc::AF_NETLINK as u64)],
         ],
-        "egress, upstream connections, looking up names and addresses of the host",
+        "egress and its bytes, upstream connections, looking up names and addresses of the host",
     ),
     call(
         libc::SYS_socketpair,

@@ -4,6 +4,7 @@
 //! of its function. The policy outlives the process of an instance that sleeps, and a file keeps
 //! the rules for the next daemon: an instance is never served under other rules meanwhile.
 
+use super::usage::NetworkUsage;
 use crate::config::{EgressRule, Inject};
 use crate::inject::OwnHeaders;
 use crate::replace::{replace, settle};
@@ -395,6 +396,12 @@ impl EgressTable {
             self.known().policies.retain(|id, _| !ids.contains(id));
         }
         written
+    }
+
+    /// What the connections of an instance have carried; none if nobody counts that.
+    pub fn bytes(&self, instance: u64) -> Option<NetworkUsage> {
+        let bytes = self.known().policies.get(&instance)?.bytes()?;
+        Some(bytes.into())
     }
 
     /// Where an instance may connect to, and what it has reached.

@@ -23,4 +23,5 @@ pub use limits::{LimitsChange, LimitsInfo};
 pub use output::Stream;
 pub(crate) use output::{Next, READERS_MAX, Reader};
 pub use registry::{ForkedFrom, NewSandbox, OnTimeout, SandboxInfo, Sandboxes, Started};
-pub use usage::SandboxUsage;
+pub(crate) use usage::look_at_egress_bytes;
+pub use usage::{NetworkUsage, SandboxUsage};

@@ -14,7 +14,7 @@ use crate::sandboxes::egress::{
 };
 use crate::sandboxes::exec::Exec;
 use crate::sandboxes::files::{FileProblem, FileSession};
-use crate::sandboxes::usage::{SandboxUsage, usage_of};
+use crate::sandboxes::usage::{NetworkUsage, SandboxUsage, look_at_egress_bytes, usage_of};
 use crate::sandboxes::{ExecRequest, ExecState, LimitsChange, LimitsInfo, Next, Reader};
 use crate::service::Service;
 use schemars::JsonSchema;
@@ -125,6 +125,10 @@ pub struct SandboxInfo {
     /// What it uses; none where nobody has looked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usage: Option<SandboxUsage>,
+    /// What its TCP connections to the outside have carried; none where the host does not say, and
+    /// of a sandbox that sleeps since before this daemon.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetworkUsage>,
 }
 
 /// A sandbox that was copied. Names are used again, instances are not.
@@ -306,6 +310,7 @@ impl Sandboxes {
             memory_kept: None,
             egress: None,
             usage: None,
+            network: None,
         };
         let clash = {
             let mut all = self.all();
@@ -354,6 +359,7 @@ impl Sandboxes {
     /// # Errors
     /// There is none.
     pub async fn show(&self, name: &str) -> Result<SandboxInfo, SandboxProblem> {
+        look_at_egress_bytes().await;
         let info = self.find(name)?;
         let service = self.node.service_of(info.instance);
         let service = service.ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))?;
@@ -460,7 +466,8 @@ impl Sandboxes {
         let state = service.as_ref().and_then(|service| service.state_of(info.instance));
         let state = state.map(|state| state.name().to_owned());
         let memory_kept = service.and_then(|service| service.why_memory_is_kept(info.instance));
-        SandboxInfo { state, memory_kept, ..info }
+        let network = self.node.egress().bytes(info.instance);
+        SandboxInfo { state, memory_kept, network, ..info }
     }
 
     /// Its time begins anew, if it is one.

@@ -4,17 +4,20 @@
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::fs::fstat;
 use rustix::io::Errno;
 
-use super::ledger::Ledger;
+use super::ledger::{Entry, Ledger, Written};
+use super::meter;
 use super::rate::Rate;
 use super::rules::EgressRules;
+use super::traffic::{Account, FunctionTraffic, SandboxTraffic};
 
 /// Sockets that one sandbox may ask for at once, and after that one in this time.
 const OF_SANDBOX: (u32, Duration) = (1024, Duration::from_millis(2));
@@ -52,6 +55,8 @@ pub struct Budget {
     pub channels: Arc<AtomicUsize>,
     /// What the function shares with others.
     tenant: Option<Arc<EgressQuota>>,
+    /// Bytes of its connections.
+    traffic: OnceLock<Arc<FunctionTraffic>>,
 }
 
 /// What the sandboxes of several functions may use together: of all functions of one
@@ -91,6 +96,7 @@ impl Default for Budget {
             open: OpenSockets::of(OPEN_MAX),
             channels: Arc::default(),
             tenant: None,
+            traffic: OnceLock::new(),
         }
     }
 }
@@ -231,16 +237,21 @@ pub struct Share {
     budget: Arc<Budget>,
     sandbox: u64,
     rate: Mutex<Rate>,
-    /// Its sockets, for the next daemon, once that is to know them.
-    ledger: Mutex<Option<Ledger>>,
+    /// Where the bytes of its connections are counted, and what the next daemon is to know.
+    account: Arc<Account>,
 }
 
 impl Share {
     pub fn new(budget: Arc<Budget>) -> Self {
         static SANDBOXES: AtomicU64 = AtomicU64::new(0);
         let sandbox = SANDBOXES.fetch_add(1, Ordering::Relaxed);
-        let (rate, ledger) = (Mutex::new(Rate::new(OF_SANDBOX)), Mutex::default());
-        Self { budget, sandbox, rate, ledger }
+        let account = Arc::new(Account::of(budget.clone()));
+        Self { budget, sandbox, rate: Mutex::new(Rate::new(OF_SANDBOX)), account }
+    }
+
+    /// Counts bytes for this sandbox, too, which stays.
+    pub fn count_for(&self, sandbox: Option<Arc<SandboxTraffic>>) {
+        self.account.count_for(sandbox);
     }
 
     /// Takes leave to ask for a socket; `EAGAIN` if the sandbox, its function or its
@@ -272,54 +283,65 @@ impl Share {
         }
     }
 
-    /// Notes a socket that the sandbox is about to get; `EAGAIN` if its function or its
-    /// tenant has too many open.
-    pub fn note_open(&self, socket: impl AsFd) -> Result<(), Errno> {
-        let inode = fstat(socket)?.st_ino;
+    /// Notes a socket that the sandbox is about to get, a TCP connection to `to` or another one;
+    /// `EAGAIN` if its function or its tenant has too many open.
+    pub fn note_open(&self, socket: impl AsFd, to: Option<SocketAddr>) -> Result<(), Errno> {
+        let inode = fstat(&socket)?.st_ino;
         if !self.budget.open.note(inode, self.sandbox) {
             return Err(Errno::AGAIN);
         }
         let of_tenant = self.budget.tenant.as_ref();
         if of_tenant.is_some_and(|tenant| !tenant.open.note(inode, self.sandbox)) {
-            self.budget.open.forget(inode);
+            self.budget.forget(inode);
             return Err(Errno::AGAIN);
         }
-        self.write_down(inode).inspect_err(|_| self.forget(inode))
+        let counted = to.zip(meter::running());
+        let id = counted.and_then(|(to, meter)| meter.count(socket, (inode, to), &self.account));
+        self.write_down(Entry::new(inode, id)).inspect_err(|_| self.budget.forget(inode))
     }
 
-    fn write_down(&self, inode: u64) -> Result<(), Errno> {
-        let all = || self.budget.open.inodes_of(self.sandbox);
-        let noted = lock(&self.ledger).as_mut().map_or(Ok(()), |ledger| ledger.note(inode, all));
+    fn write_down(&self, socket: Entry) -> Result<(), Errno> {
+        let mut ledger = self.account.ledger();
+        let noted = ledger.as_mut().map_or(Ok(()), |ledger| ledger.note(socket, || self.open()));
         noted.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::NOMEM))
     }
 
-    fn forget(&self, inode: u64) {
-        self.budget.open.forget(inode);
-        if let Some(tenant) = &self.budget.tenant {
-            tenant.open.forget(inode);
-        }
+    /// Its sockets that are not known to be closed.
+    fn open(&self) -> Vec<Entry> {
+        let inodes = self.budget.open.inodes_of(self.sandbox);
+        let meter = meter::running().filter(|_| !inodes.is_empty());
+        let ids = meter.map(|meter| meter.ids_of(&self.account)).unwrap_or_default();
+        inodes.iter().map(|inode| Entry::new(*inode, ids.get(inode).copied())).collect()
     }
 
     /// Has the sandbox's sockets written down for the next daemon from now on; a descriptor of
     /// the file.
     pub fn for_successor(&self) -> io::Result<OwnedFd> {
-        let mut ledger = lock(&self.ledger);
+        let mut ledger = self.account.ledger();
         match &mut *ledger {
             Some(ledger) => ledger,
             // A socket that comes meanwhile is noted first, and waits to be written down.
-            none => none.insert(Ledger::create(&self.budget.open.inodes_of(self.sandbox))?),
+            none => none.insert(Ledger::create(&Written {
+                ended: self.account.of_ended(),
+                sockets: self.open(),
+            })?),
         }
         .for_successor()
     }
 
-    /// Goes on with what an earlier daemon has written down. `inodes` are those sockets of it
-    /// that there still are; they count, even if there are more than there may be.
-    pub fn take_over(&self, ledger: Ledger, inodes: &[u64]) {
-        self.budget.open.take_over(inodes, self.sandbox);
+    /// Goes on with what an earlier daemon has written down: the sockets of it that there still
+    /// are. They count, even if there are more than there may be.
+    pub fn take_over(&self, ledger: Ledger, written: &Written) {
+        let inodes: Vec<u64> = written.sockets.iter().map(|socket| socket.inode).collect();
+        self.budget.open.take_over(&inodes, self.sandbox);
         if let Some(tenant) = &self.budget.tenant {
-            tenant.open.take_over(inodes, self.sandbox);
+            tenant.open.take_over(&inodes, self.sandbox);
         }
-        *lock(&self.ledger) = Some(ledger);
+        *self.account.ledger() = Some(ledger);
+        self.account.had_before(written.ended);
+        if let Some(meter) = meter::running() {
+            meter.take_over(&written.sockets, &self.account);
+        }
     }
 
     /// Whether somebody should call [`Budget::forget_closed`], on a thread that may
@@ -354,6 +376,26 @@ impl Budget {
     /// What rules may allow at most; `None`: anything.
     pub fn ceiling(&self) -> Option<Arc<EgressRules>> {
         self.tenant.as_ref().and_then(|tenant| lock(&tenant.ceiling).clone())
+    }
+
+    /// The bytes of its connections.
+    pub fn traffic(&self) -> &FunctionTraffic {
+        self.traffic.get_or_init(Arc::default)
+    }
+
+    /// A socket is known to be closed.
+    pub fn forget(&self, inode: u64) {
+        self.open.forget(inode);
+        if let Some(tenant) = &self.tenant {
+            tenant.open.forget(inode);
+        }
+    }
+
+    /// Has the bytes of its connections counted as those of the function of this name.
+    pub fn count_as(&self, function: &str) {
+        if let Some(meter) = meter::running() {
+            self.traffic.get_or_init(|| meter.function(function));
+        }
     }
 
     /// The budget of a function that shares another one with others.
@@ -411,6 +453,7 @@ fn read_table(path: &str, present: &mut HashSet<u64>) -> Option<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream, UdpSocket};
 
     #[test]
@@ -445,8 +488,8 @@ mod tests {
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let datagrams = UdpSocket::bind("127.0.0.1:0").unwrap();
         datagrams.connect("127.0.0.1:9").unwrap();
-        share.note_open(&stream).unwrap();
-        share.note_open(&datagrams).unwrap();
+        share.note_open(&stream, None).unwrap();
+        share.note_open(&datagrams, None).unwrap();
         budget.forget_closed();
         assert_eq!(budget.open_count(), 2);
         drop(stream);
@@ -461,28 +504,86 @@ mod tests {
         let tenant: Arc<EgressQuota> = Arc::default();
         let before = Share::new(Arc::new(Budget::within(tenant)));
         let sockets: Vec<_> = (0..4).map(|_| UdpSocket::bind("127.0.0.1:0").unwrap()).collect();
-        before.note_open(&sockets[0]).unwrap();
+        before.note_open(&sockets[0], None).unwrap();
         let file = before.for_successor().unwrap();
         // The same file, whoever asks again; what comes later stands in it, too.
         drop(before.for_successor().unwrap());
-        before.note_open(&sockets[1]).unwrap();
+        before.note_open(&sockets[1], None).unwrap();
 
         let quota: Arc<EgressQuota> = Arc::default();
         quota.set(Some(3), None);
         let budget = Arc::new(Budget::within(quota.clone()));
         let after = Share::new(budget.clone());
-        let (ledger, inodes) = Ledger::open(file).unwrap();
-        assert_eq!(inodes.len(), 2);
-        after.take_over(ledger, &inodes);
+        let (ledger, written) = Ledger::open(file).unwrap();
+        assert_eq!(written.sockets.len(), 2);
+        after.take_over(ledger, &written);
         assert_eq!((quota.connections(), budget.open_count()), (2, 2));
-        after.note_open(&sockets[2]).unwrap();
-        assert_eq!(after.note_open(&sockets[3]), Err(Errno::AGAIN));
-        assert_eq!(Ledger::open(after.for_successor().unwrap()).unwrap().1.len(), 3);
+        after.note_open(&sockets[2], None).unwrap();
+        assert_eq!(after.note_open(&sockets[3], None), Err(Errno::AGAIN));
+        assert_eq!(Ledger::open(after.for_successor().unwrap()).unwrap().1.sockets.len(), 3);
         // They count until they are closed, or their sandbox ends.
         drop(sockets);
         assert_eq!(quota.connections(), 0);
         drop(after);
         assert_eq!(budget.open_count(), 0);
+    }
+
+    /// Of a sandbox that stays, everything once; of its function, what is carried since then.
+    #[test]
+    fn the_next_daemon_goes_on_with_the_bytes_of_a_sandbox() {
+        if let Err(error) = meter::count_egress_bytes() {
+            eprintln!("skipped: {error}");
+            return;
+        }
+        let until = Instant::now() + Duration::from_secs(60);
+        let wait_for = |traffic: &SandboxTraffic, sent: u64| {
+            while traffic.all.read().sent < sent {
+                assert!(Instant::now() < until, "{traffic:?}, {sent}");
+                meter::look_at_egress_bytes();
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        };
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let before = Share::new(Arc::default());
+        let traffic: Arc<SandboxTraffic> = Arc::default();
+        before.count_for(Some(traffic.clone()));
+        let file = before.for_successor().unwrap();
+        let connect = |share: &Share| {
+            let stream = TcpStream::connect(address).unwrap();
+            share.note_open(&stream, Some(address)).unwrap();
+            (stream, listener.accept().unwrap().0)
+        };
+        let send = |(stream, peer): &mut (TcpStream, TcpStream), count: usize| {
+            stream.write_all(&vec![0; count]).unwrap();
+            peer.read_exact(&mut vec![0; count]).unwrap();
+        };
+        let (mut stays, mut ends) = (connect(&before), connect(&before));
+        send(&mut stays, 1000);
+        send(&mut ends, 200);
+        drop(ends);
+        wait_for(&traffic, 1200);
+        while Ledger::open(before.for_successor().unwrap()).unwrap().1.ended.sent < 200 {
+            assert!(Instant::now() < until);
+        }
+
+        let after = Share::new(Arc::default());
+        let next: Arc<SandboxTraffic> = Arc::default();
+        after.count_for(Some(next.clone()));
+        let (ledger, mut written) = Ledger::open(file).unwrap();
+        written.sockets.retain(|socket| socket.inode == fstat(&stays.0).unwrap().st_ino);
+        after.take_over(ledger, &written);
+        let of_function = || after.account.function().bytes.read().sent;
+        assert!((1200..=1201).contains(&next.all.read().sent), "{next:?}");
+        assert_eq!(of_function(), 0);
+        send(&mut stays, 30);
+        wait_for(&next, 1230);
+        assert!((1230..=1231).contains(&next.all.read().sent), "{next:?}");
+        assert_eq!(of_function(), 30);
+        drop(stays);
+        while !(1230..=1232).contains(&next.ended.read().sent) {
+            assert!(Instant::now() < until, "{next:?}");
+        }
     }
 
     #[test]
@@ -494,11 +595,11 @@ mod tests {
         let closed = (1..=OPEN_MAX as u64).map(|number| (u64::MAX - number, full.sandbox));
         lock(&budget.open.known).owners.extend(closed);
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-        assert_eq!(other.note_open(&socket), Err(Errno::AGAIN));
+        assert_eq!(other.note_open(&socket, None), Err(Errno::AGAIN));
         // One is told to look, and not too often.
         assert!(other.is_in_doubt(now) && !full.is_in_doubt(now + ASKED_EVERY));
         budget.forget_closed();
-        assert!(other.note_open(&socket).is_ok());
+        assert!(other.note_open(&socket, None).is_ok());
         assert_eq!(budget.open_count(), 1);
         assert!(!other.is_in_doubt(now + ASKED_EVERY));
     }
@@ -538,21 +639,21 @@ mod tests {
         let share = || Share::new(Arc::new(Budget::within(quota.clone())));
         let (one, other) = (share(), share());
         let streams = [connect(), connect(), connect()];
-        one.note_open(&streams[0]).unwrap();
-        other.note_open(&streams[1]).unwrap();
-        assert_eq!(other.note_open(&streams[2]), Err(Errno::AGAIN));
+        one.note_open(&streams[0], None).unwrap();
+        other.note_open(&streams[1], None).unwrap();
+        assert_eq!(other.note_open(&streams[2], None), Err(Errno::AGAIN));
         assert_eq!(other.budget.open_count(), 1, "it does not count for the function either");
         // The host is asked, and says that none was closed.
         one.wait_for_room();
         assert_eq!(one.has_room(), Err(Errno::AGAIN));
-        assert_eq!(other.note_open(&streams[2]), Err(Errno::AGAIN));
+        assert_eq!(other.note_open(&streams[2], None), Err(Errno::AGAIN));
         let [first, ..] = streams;
         drop(first);
         let until = Instant::now() + Duration::from_secs(20);
         while other.has_room().is_err() && Instant::now() < until {
             other.wait_for_room();
         }
-        assert!(other.note_open(connect()).is_ok());
+        assert!(other.note_open(connect(), None).is_ok());
         drop(one);
         assert_eq!(quota.connections(), 1);
         drop(other);

@@ -280,7 +280,8 @@ impl Inner {
         self.share.has_room().map_err(|_| DialError::TooMany)?;
         let socket = connect(permit.address, Transport::Tcp)
             .map_err(|errno| DialError::Connect(errno.into()))?;
-        self.share.note_open(&socket).map_err(|_| DialError::TooMany)?;
+        let noted = self.share.note_open(&socket, Some(permit.address));
+        noted.map_err(|_| DialError::TooMany)?;
         self.names.reached_by(Some(name), permit.address, Transport::Tcp);
         Ok(socket)
     }

@@ -14,6 +14,7 @@
 //! | `local` | whether it is the host's own, or a port of this process |
 //! | `budget`, `rate` | how much the sandboxes of a function, and of a tenant, use together |
 //! | `ledger` | what the next daemon is to know of them |
+//! | `traffic`, `meter`, `sock_diag` | bytes: whose they are, when they are counted, how the host tells them |
 //! | `names`, `dns` | what is looked up |
 //! | `pool` | whose turn it is to have something done that may wait |
 //! | `intercept` | which destinations a proxy on the host answers for |
@@ -26,6 +27,7 @@ mod intercept;
 mod journal;
 mod ledger;
 mod local;
+mod meter;
 mod names;
 mod policy;
 mod pool;
@@ -33,17 +35,24 @@ mod rate;
 mod reach;
 mod rule;
 mod rules;
+mod sock_diag;
 mod socket;
+mod traffic;
 
 pub use budget::EgressQuota;
 pub use events::{Denied, EgressEvents};
 pub use intercept::{DialError, Dialer, Intercepted, Interceptor, NotTaken, Told};
 pub use journal::{EgressEntry, EgressOutcome, EgressReport};
 pub use local::{GuardedPort, PortGuard};
+pub use meter::{
+    FunctionEgressBytes, count_egress_bytes, egress_bytes_of_functions, look_at_egress_bytes,
+};
 pub use policy::EgressPolicy;
 pub use rule::{EgressRule, EgressRuleError, Transport};
 pub use rules::EgressRules;
+pub(crate) use sock_diag::check as check_egress_bytes;
 pub(crate) use socket::{Destination, LeftSockets, Opening, Sockets};
+pub use traffic::EgressBytes;
 
 use std::net::{Ipv6Addr, SocketAddr};
 

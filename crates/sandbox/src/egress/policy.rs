@@ -6,9 +6,11 @@ use std::sync::{Arc, PoisonError, RwLock};
 use super::budget::{Budget, EgressQuota};
 use super::intercept::{Interception, OwnDestinations};
 use super::journal::{EgressOutcome, EgressReport, Journal};
+use super::meter;
 use super::reach::HOST_LOOPBACK;
 use super::rule::{EgressRule, Target, Transport};
 use super::rules::{Asked, EgressRules, Learned, NAMES_MAX, Opinion};
+use super::traffic::{EgressBytes, SandboxTraffic};
 
 /// The destinations that the sandboxes of one function may connect to; everything
 /// else is denied. The sandboxes that share one share its limits: how many sockets
@@ -22,6 +24,8 @@ pub struct EgressPolicy {
     within: Option<Arc<EgressRules>>,
     /// What the sandbox has reached; only of one that has a policy of its own.
     journal: Option<Journal>,
+    /// What its connections have carried; only of the same.
+    traffic: Option<Arc<SandboxTraffic>>,
     /// Destinations that a proxy answers for.
     pub(super) interception: Option<Interception>,
     /// More of them, of one sandbox.
@@ -96,6 +100,7 @@ impl EgressPolicy {
             rules: RwLock::new(Arc::new(rules)),
             within: within.map(Arc::new),
             journal: Some(Journal::default()),
+            traffic: Some(Arc::default()),
             interception: self.interception.clone(),
             own: RwLock::default(),
             budget: self.budget.clone(),
@@ -142,9 +147,27 @@ impl EgressPolicy {
         *self.rules.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(rules);
     }
 
+    /// Has the bytes of all connections counted as those of the function of this name, if bytes
+    /// are counted ([`super::count_egress_bytes`]).
+    pub fn counted_as(self, function: &str) -> Self {
+        self.budget.count_as(function);
+        self
+    }
+
     /// What the sandbox has reached and was denied; nothing if the policy is that of a function.
     pub fn report(&self) -> EgressReport {
         self.journal.as_ref().map(Journal::report).unwrap_or_default()
+    }
+
+    /// What the TCP connections of the sandbox have carried, those that have ended included; none
+    /// if nobody counts it, or if the policy is that of a function.
+    pub fn bytes(&self) -> Option<EgressBytes> {
+        let traffic = self.traffic.as_ref().filter(|_| meter::running().is_some())?;
+        Some(traffic.all.read())
+    }
+
+    pub(super) fn traffic(&self) -> Option<Arc<SandboxTraffic>> {
+        self.traffic.clone()
     }
 
     /// Notes what became of a request.

@@ -16,7 +16,7 @@ use super::budget::{Share, sockets_present};
 use super::dns::{self, lookup};
 use super::events::EgressEvents;
 use super::intercept;
-use super::ledger::Ledger;
+use super::ledger::{Ledger, Written};
 use super::local;
 use super::names::{Names, Slot};
 use super::policy::{AfterThaw, EgressPolicy, Permit, Verdict};
@@ -54,26 +54,26 @@ pub(crate) struct Sockets {
 #[derive(Debug)]
 pub(crate) struct LeftSockets {
     ledger: Ledger,
-    inodes: Vec<u64>,
+    written: Written,
 }
 
 impl LeftSockets {
     /// Reads the file of [`Sockets::for_successor`].
     pub fn read(file: OwnedFd) -> io::Result<Self> {
-        let (ledger, inodes) = Ledger::open(file)?;
-        Ok(Self { ledger, inodes })
+        let (ledger, written) = Ledger::open(file)?;
+        Ok(Self { ledger, written })
     }
 
     /// Forgets those of all that have been closed. Takes as long as the host needs to write
     /// down all sockets that there are.
     pub fn forget_closed<'a>(all: impl IntoIterator<Item = &'a mut Self>) {
-        let mut all = all.into_iter().filter(|left| !left.inodes.is_empty()).peekable();
+        let mut all = all.into_iter().filter(|left| !left.written.sockets.is_empty()).peekable();
         if all.peek().is_none() {
             return;
         }
         // Without an answer they stay, as those of a live daemon do.
         let Some(present) = sockets_present() else { return };
-        all.for_each(|left| left.inodes.retain(|inode| present.contains(inode)));
+        all.for_each(|left| left.written.sockets.retain(|one| present.contains(&one.inode)));
     }
 }
 
@@ -115,11 +115,13 @@ impl Sockets {
     /// For a sandbox with this policy and this (host's end of the) control socket.
     pub fn new(policy: Arc<EgressPolicy>, control: OwnedFd) -> Self {
         let share = Arc::new(Share::new(policy.budget.clone()));
+        share.count_for(policy.traffic());
         Self { names: Names::new(policy), share, control: Arc::new(control) }
     }
 
     /// The same under another policy, which shares the limits of the one before.
     pub fn under(self, policy: Arc<EgressPolicy>) -> Self {
+        self.share.count_for(policy.traffic());
         Self { names: Names::new(policy), ..self }
     }
 
@@ -135,7 +137,7 @@ impl Sockets {
 
     /// Counts the sockets that an earlier daemon has made for the sandbox.
     pub fn take_over(&self, left: LeftSockets) {
-        self.share.take_over(left.ledger, &left.inodes);
+        self.share.take_over(left.ledger, &left.written);
     }
 
     /// Makes the socket that request `sequence` asks for. Waits for nothing.
@@ -220,7 +222,8 @@ impl Sockets {
         }
         self.share.has_room()?;
         let socket = connect(permit.address, to.transport)?;
-        self.share.note_open(&socket)?;
+        let connection = (to.transport == Transport::Tcp).then_some(permit.address);
+        self.share.note_open(&socket, connection)?;
         self.names.reached(to.address, to.transport);
         Ok(Opened { socket, after_thaw: permit.after_thaw })
     }

@@ -6,6 +6,7 @@ mod neighbours;
 mod separation;
 
 use std::fs;
+use std::io;
 use std::path::Path;
 
 use rustix::fs::StatVfsMountFlags;
@@ -16,6 +17,7 @@ use advice::Settings;
 pub(crate) use advice::{RESERVE_IDS, STORE_KERNEL, TOO_FEW_IDS};
 pub(crate) use calls::call_main;
 
+use crate::egress::check_egress_bytes;
 use crate::image::cpu_features;
 use crate::kernel::Kernel;
 use crate::limits::{self, Controller, WeakLimits};
@@ -86,6 +88,7 @@ pub fn probe() -> Vec<Probe> {
     ]);
     probes.extend(limits_of_sandboxes());
     probes.push(page_map());
+    probes.push(bytes_of_connections(check_egress_bytes()));
     probes.extend(isolation());
     probes.extend(neighbours::probe());
     probes
@@ -250,6 +253,20 @@ fn user_namespaces() -> Probe {
 }
 
 /// Whether each limit is enforced, and where or why not.
+/// Whether the host tells how many bytes a connection has carried; `tried` says so.
+fn bytes_of_connections(tried: io::Result<()>) -> Probe {
+    const NAME: &str = "bytes of connections";
+    match tried {
+        Ok(()) => Probe::good(NAME, "the host counts those of outgoing connections"),
+        Err(error) => Probe::with(
+            NAME,
+            Status::Limited,
+            format!("those of outgoing connections are not counted ({error})"),
+            "load the host's module `tcp_diag`, and let the service's filter allow AF_NETLINK",
+        ),
+    }
+}
+
 fn limits_of_sandboxes() -> Vec<Probe> {
     let way_out = format!("{}, or accept weaker limits with --weak-limits", limits::way_out());
     let hierarchy = limits::discover();
@@ -484,6 +501,14 @@ fn without_hint(error: &ZygoteError) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_host_that_counts_no_bytes_is_limited() {
+        assert_eq!(bytes_of_connections(Ok(())).status, Status::Good);
+        let without = bytes_of_connections(Err(io::ErrorKind::PermissionDenied.into()));
+        assert_eq!(without.status, Status::Limited);
+        assert!(without.way_out.unwrap().contains("tcp_diag"));
+    }
 
     #[test]
     fn a_forbidden_trace_is_named() {

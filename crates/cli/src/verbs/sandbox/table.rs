@@ -5,7 +5,7 @@ use crate::failure::Outcome;
 use crate::output::{self, Table};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use thaw_node::sandboxes::{SandboxInfo, SandboxUsage};
+use thaw_node::sandboxes::{NetworkUsage, SandboxInfo, SandboxUsage};
 
 /// `thaw sandbox list`.
 pub fn list(daemon: &DaemonArguments, json: bool) -> Outcome {
@@ -44,6 +44,12 @@ fn usage(usage: &SandboxUsage) -> String {
     format!("\nuses: {memory} of {most} memory, {cpu} on up to {} processors", usage.cpus)
 }
 
+/// What its connections have carried, as a line.
+fn network(network: &NetworkUsage) -> String {
+    let NetworkUsage { sent_bytes, received_bytes } = *network;
+    format!("\nTCP: {} sent, {} received", output::size(sent_bytes), output::size(received_bytes))
+}
+
 /// `thaw sandbox show`.
 pub fn show(info: &SandboxInfo, json: bool) -> Outcome {
     output::print_done(json, info, |info| {
@@ -56,6 +62,7 @@ pub fn show(info: &SandboxInfo, json: bool) -> Outcome {
             format!("\nconnections: {rules} rules allow some; reached {reached}, denied {denied}")
         });
         let egress = egress.unwrap_or_default();
+        let network = info.network.as_ref().map(network).unwrap_or_default();
         let usage = info.usage.as_ref().map(usage).unwrap_or_default();
         let kept = info.memory_kept.as_ref().map(|why| {
             format!("\nit is paused and keeps its memory, which could not be written: {why}")
@@ -63,7 +70,7 @@ pub fn show(info: &SandboxInfo, json: bool) -> Outcome {
         let kept = kept.unwrap_or_default();
         let text = format!(
             "{name}: instance {instance} of {of}, {state}, made {age} ago\ntimeout: {timeout}, then \
-             {:?}{kept}{usage}{egress}{metadata}",
+             {:?}{kept}{usage}{egress}{network}{metadata}",
             info.on_timeout
         );
         text.lines()
