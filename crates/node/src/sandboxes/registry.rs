@@ -6,7 +6,7 @@
 
 use crate::config::FunctionName;
 use crate::inject::{OwnHeaders, WrongHeaders};
-use crate::instance::Launcher;
+use crate::instance::{InstanceState, Launcher};
 use crate::node::NodeState;
 use crate::replace::replace;
 use crate::sandboxes::egress::{
@@ -490,10 +490,14 @@ impl Sandboxes {
         self.write();
     }
 
-    /// Pauses those again that an earlier daemon has paused.
+    /// Pauses those again that an earlier daemon has paused; those that are asleep sleep on.
     async fn pause_again(&self) {
         let paused: Vec<_> = self.all().values().filter(|info| info.paused).cloned().collect();
-        for SandboxInfo { name, .. } in paused {
+        let woken = paused.into_iter().map(|info| self.with_state(info)).filter(|info| {
+            let sleeps = InstanceState::Asleep.name();
+            info.state.as_deref().is_some_and(|state| state != sleeps)
+        });
+        for SandboxInfo { name, .. } in woken.collect::<Vec<_>>() {
             if let Err(error) = self.pause(&name).await {
                 tracing::warn!(sandbox = name, "it was paused, and runs now: {error}");
             }
