@@ -130,7 +130,7 @@ impl Service {
         stays: Stays,
     ) -> Result<Forked, String> {
         let began = Instant::now();
-        self.check_serves_several("a copy does not have it")?;
+        self.check_outlives_connections(Some(id), "a copy does not have it")?;
         // Nothing rests before it is known that there is room.
         let limits = self.limits_of(id);
         let places = self.places_for(count, limits.memory)?;
@@ -180,7 +180,7 @@ impl Service {
         key: Option<OwnerKey>,
         files: VolumeFiles,
     ) -> Result<CheckpointTaken, String> {
-        self.check_serves_several("the copy of a connection leads nowhere")?;
+        self.check_outlives_connections(Some(id), "the copy of a connection leads nowhere")?;
         drop(self.table_of_live(id)?);
         let volumes = match files {
             VolumeFiles::Stay => None,
@@ -251,7 +251,7 @@ impl Service {
         snapshots: &[VolumeSnapshot],
     ) -> Result<Restored, String> {
         let began = Instant::now();
-        self.check_serves_several("one that is restored has none")?;
+        self.check_outlives_connections(None, "one that is restored has none")?;
         let places = self.places_for(count, self.config.limits.memory.bytes())?;
         let put_back = self.put_back(snapshots).await?;
         let stays = Stays::WhileWanted;
@@ -275,9 +275,10 @@ impl Service {
         Ok(Restored { function, running_us: as_us(began.elapsed()), ids })
     }
 
-    /// Instances that serve one connection end with it.
-    fn check_serves_several(&self, why: &str) -> Result<(), String> {
-        match self.is_single_use() {
+    /// Instances that serve one connection end with it, unless they are sandboxes.
+    fn check_outlives_connections(&self, id: Option<u64>, why: &str) -> Result<(), String> {
+        let is_held = id.is_some_and(|id| self.slots().held.contains(&id));
+        match self.is_single_use() && !is_held {
             false => Ok(()),
             true => Err(format!(
                 "instances of `{}` end with their connection, and {why}; set isolation = \"instance\"",

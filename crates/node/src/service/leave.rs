@@ -28,7 +28,8 @@ impl Service {
                 waited_for += 1;
                 continue;
             }
-            let ends = is_single_use && slot.table.lasting() == 0;
+            // A sandbox does not end with a connection.
+            let ends = is_single_use && !held.contains(id) && slot.table.lasting() == 0;
             match slot.table.leaving() {
                 Leaving::Kept if !ends => continue,
                 Leaving::NotYet if !ends => slot.table.tell(Command::Leave),
