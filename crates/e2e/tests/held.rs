@@ -3,6 +3,7 @@
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use thaw_e2e::{
     Daemon, DaemonOptions, Function, Outcome, built_home, pause_until_hibernated, run, thaw,
     wait_until,
@@ -31,15 +32,20 @@ struct Box {
 
 impl Box {
     fn built(label: &str) -> Self {
-        let plain = Function::Variant {
-            example: "hello-python",
-            name: "plain",
-            keys: "isolation = \"instance\"".into(),
-            limits: "",
-        };
-        let new = Self { home: built_home(label, &[plain]) };
+        let new = Self { home: built_home(label, &[]) };
         new.build("first");
         new
+    }
+
+    /// The same, of instances that serve one request.
+    fn of_requests(label: &str) -> Self {
+        let server = Function::Variant {
+            example: "hello-python",
+            name: "server",
+            keys: "".into(),
+            limits: "",
+        };
+        Self { home: built_home(label, &[server]) }
     }
 
     /// Builds a version whose file says this.
@@ -145,10 +151,16 @@ fn the_next_daemon_takes_over_sandboxes_of_older_versions() {
     assert_eq!(made.has("sleeps"), pair("first", "sleeps"));
     made.create("new");
     assert_eq!(made.has("new"), pair("sixth", "new"));
+    // One that is stopped puts them to sleep, since their function has `persist`.
+    daemon.stop();
+    made.ok(&["gc"]);
+    let _daemon = Daemon::start(&made.home, &DaemonOptions::default());
+    assert_eq!(made.has("runs"), pair("first", "runs"));
+    assert_eq!(made.has("sleeps"), pair("first", "sleeps"));
+    assert_eq!(made.has("new"), pair("sixth", "new"));
     for name in ["runs", "sleeps"] {
         made.ok(&["sandbox", "kill", name]);
     }
-    made.ok(&["gc"]);
     wait_until("the first version is gone", || {
         made.ok(&["gc"]);
         let versions = made.json(&["versions", "box"]);
@@ -174,8 +186,63 @@ fn end_first_process(made: &Box, instance: &str) {
         });
     let pid = pid.expect("it is live");
     assert!(Path::new(&format!("/proc/{pid}")).exists());
-    run(std::process::Command::new("kill").args(["-9", &pid.to_string()])).success();
+    run(Command::new("kill").args(["-9", &pid.to_string()])).success();
     wait_until("it is gone", || {
         made.call(&["sandbox", "kill", "again"]).stderr.contains("no sandbox is named")
     });
+}
+
+#[test]
+fn a_sandbox_is_made_of_a_checkpoint() {
+    let made = Box::built("held-checkpoint");
+    let _daemon = Daemon::start(&made.home, &DaemonOptions::default());
+    made.create("one");
+    let counts = "i=0; while :; do i=$((i+1)); echo $i > /tmp/count; sleep 0.05; done";
+    made.ok(&["exec", "-d", "one", "--", "sh", "-c", counts]);
+    made.ok(&["sandbox", "checkpoint", "one", "before"]);
+    made.ok(&["exec", "one", "--", "sh", "-c", "echo later > /tmp/file"]);
+    made.ok(&["sandbox", "kill", "one"]);
+    let create = ["sandbox", "create", "--checkpoint"];
+    let of = |rest: &[&str]| made.call(&[&create[..], rest].concat());
+    assert_eq!(of(&["before", "--name", "one", "--timeout", "2s"]).success(), "one\n");
+    assert_eq!(made.has("one"), pair("first", "one"));
+    let count = || made.ok(&["exec", "one", "--", "cat", "/tmp/count"]);
+    let before = count();
+    wait_until("its process goes on", || count() != before);
+    wait_until("its time has come", || made.ok(&["sandbox", "list"]).contains("hibernated"));
+    assert!(count() != before);
+    let taken = of(&["before", "--name", "one"]);
+    assert!(taken.stderr.contains("there is a sandbox `one` already"), "{taken:?}");
+    let unknown = of(&["nothing"]);
+    assert!(unknown.stderr.contains("no checkpoint is named `nothing`"), "{unknown:?}");
+    let key = made.home.with_extension("key");
+    fs::write(&key, [7; 32]).unwrap();
+    let sealed = ["sandbox", "checkpoint", "one", "sealed", "--key-file"];
+    made.ok(&[&sealed[..], &[key.to_str().unwrap()]].concat());
+    let sealed = of(&["sealed"]);
+    assert!(sealed.stderr.contains("sandboxes are made of plain ones"), "{sealed:?}");
+    made.ok(&["remove", "box"]);
+    let orphan = of(&["before"]);
+    assert!(orphan.stderr.contains("its function `box` is not served"), "{orphan:?}");
+}
+
+/// No client is connected to a sandbox, so it does not end with one.
+#[test]
+fn sandboxes_of_functions_that_serve_single_requests_are_sandboxes_too() {
+    let made = Box::of_requests("held-requests");
+    let mut daemon = Daemon::start(&made.home, &DaemonOptions::default());
+    let created = made.call(&["sandbox", "create", "server", "--name", "one"]);
+    assert!(created.stderr.contains("end when the daemon is stopped"), "{created:?}");
+    let python = |name: &str, line: &str| made.ok(&["exec", name, "--", "python3", "-c", line]);
+    python("one", "open('/tmp/file', 'w').write('kept')");
+    let read = "print(open('/tmp/file').read())";
+    made.ok(&["sandbox", "fork", "one", "--name", "copy"]);
+    made.ok(&["sandbox", "checkpoint", "one", "before"]);
+    made.ok(&["sandbox", "create", "--checkpoint", "before", "--name", "restored"]);
+    pause_until_hibernated(&made.home, "copy");
+    daemon.wait_until_kept("server");
+    daemon.kill_and_await_next();
+    for name in ["one", "copy", "restored"] {
+        assert_eq!(python(name, read), "kept\n");
+    }
 }

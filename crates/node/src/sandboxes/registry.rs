@@ -55,8 +55,11 @@ pub enum OnTimeout {
 pub struct NewSandbox {
     /// Its name; one is made up if empty.
     pub name: String,
-    /// The function whose image it is a copy of.
+    /// The function whose image it is a copy of; empty: that of the checkpoint.
     pub function: String,
+    /// The checkpoint that it begins where it was taken; none: the function's image.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<String>,
     /// Seconds after which `on_timeout` happens, from the last use on; none: never.
     pub timeout_s: Option<u64>,
     /// What happens then.
@@ -220,11 +223,17 @@ impl Sandboxes {
         Ok(Arc::new(Self { node, file, all: Mutex::new(all), writing: Mutex::default() }))
     }
 
-    /// Makes one.
+    /// Makes one. It is done to its end, also if nobody waits for that any more: no instance may stay
+    /// that nobody knows.
     ///
     /// # Errors
     /// See [`SandboxProblem`].
-    pub async fn create(&self, new: NewSandbox) -> Result<SandboxInfo, SandboxProblem> {
+    pub async fn create(self: &Arc<Self>, new: NewSandbox) -> Result<SandboxInfo, SandboxProblem> {
+        let this = self.clone();
+        to_its_end(async move { this.create_now(new).await }).await
+    }
+
+    async fn create_now(&self, new: NewSandbox) -> Result<SandboxInfo, SandboxProblem> {
         self.check(&new)?;
         let unknown = || {
             SandboxProblem::Wrong(format!(
@@ -244,11 +253,27 @@ impl Sandboxes {
     /// # Errors
     /// See [`SandboxProblem`].
     pub(crate) async fn create_of(
+        self: &Arc<Self>,
+        new: NewSandbox,
+        opened: (Arc<Service>, Arc<dyn Launcher>),
+    ) -> Result<SandboxInfo, SandboxProblem> {
+        let this = self.clone();
+        to_its_end(async move { this.create_of_now(new, opened).await }).await
+    }
+
+    async fn create_of_now(
         &self,
         new: NewSandbox,
         (service, launcher): (Arc<Service>, Arc<dyn Launcher>),
     ) -> Result<SandboxInfo, SandboxProblem> {
         self.check(&new)?;
+        if !new.function.is_empty() && new.function != service.name().as_str() {
+            return Err(SandboxProblem::Wrong(format!(
+                "the checkpoint is of `{}`, and not of `{}`; leave the function out",
+                service.name(),
+                new.function
+            )));
+        }
         let egress = new.egress_wish(&service)?;
         let booted = service.boot_held_of(launcher, egress).await;
         let instance = booted.map_err(SandboxProblem::Refused)?;
@@ -631,7 +656,16 @@ impl Sandboxes {
     ///
     /// # Errors
     /// See [`SandboxProblem`].
-    pub async fn fork(&self, name: &str, new_name: &str) -> Result<SandboxInfo, SandboxProblem> {
+    pub async fn fork(
+        self: &Arc<Self>,
+        name: &str,
+        new_name: &str,
+    ) -> Result<SandboxInfo, SandboxProblem> {
+        let (this, name, new_name) = (self.clone(), name.to_owned(), new_name.to_owned());
+        to_its_end(async move { this.fork_now(&name, &new_name).await }).await
+    }
+
+    async fn fork_now(&self, name: &str, new_name: &str) -> Result<SandboxInfo, SandboxProblem> {
         let info = self.find(name)?;
         let new = NewSandbox {
             name: new_name.to_owned(),
@@ -720,6 +754,14 @@ impl Sandboxes {
     fn all(&self) -> MutexGuard<'_, BTreeMap<String, SandboxInfo>> {
         self.all.lock().expect("no holder panics")
     }
+}
+
+/// Does something to its end, also if nobody waits for that any more.
+async fn to_its_end(
+    doing: impl Future<Output = Result<SandboxInfo, SandboxProblem>> + Send + 'static,
+) -> Result<SandboxInfo, SandboxProblem> {
+    let done = tokio::spawn(doing).await;
+    done.map_err(|error| SandboxProblem::Refused(error.to_string()))?
 }
 
 /// The versions of functions of which the file in a directory knows sandboxes, by their instances;

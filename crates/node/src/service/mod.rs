@@ -460,11 +460,16 @@ impl Service {
         let (reply, frozen) = oneshot::channel();
         let (id, upstreams) = {
             let mut slots = self.slots();
+            let Slots { all, held, .. } = &mut *slots;
             let is_idle = |slot: &Slot| slot.state.is_idle();
-            let idle = slots.iter_mut().filter(|(_, slot)| is_idle(slot));
             let found = match id {
-                Some(id) => slots.get_mut(&id).filter(|slot| is_idle(slot)).map(|slot| (id, slot)),
-                None => idle.max_by_key(|(_, slot)| slot.served).map(|(id, slot)| (*id, slot)),
+                Some(id) => all.get_mut(&id).filter(|slot| is_idle(slot)).map(|slot| (id, slot)),
+                // Sandboxes are ended by those only who name them.
+                None => all
+                    .iter_mut()
+                    .filter(|(id, slot)| is_idle(slot) && !held.contains(id))
+                    .max_by_key(|(_, slot)| slot.served)
+                    .map(|(id, slot)| (*id, slot)),
             };
             let (id, slot) = found.ok_or_else(|| self.nothing_to_freeze(id))?;
             // It gets no more connections.
