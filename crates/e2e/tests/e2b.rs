@@ -281,6 +281,34 @@ fn the_next_daemon_knows_the_sandboxes_their_owners_and_tokens() {
 }
 
 #[test]
+fn sandboxes_stay_when_their_template_is_built_anew() {
+    let Some(python) = python() else { return };
+    let home = home("e2b-template");
+    let daemon = Daemon::start(&home, &options());
+    let url = url(&daemon);
+    let made = python_lines(
+        &python,
+        &url,
+        "for paused in (False, True):\n\
+         \x20 box = Sandbox.create()\n\
+         \x20 box.files.write('/tmp/x', 'kept')\n\
+         \x20 if paused: box.pause()\n\
+         \x20 print(box.sandbox_id)",
+    );
+    let directory = home.with_extension("box");
+    fs::write(directory.join("new-file"), "new").unwrap();
+    run(thaw().arg("build").arg(&directory).env("THAW_HOME", &home)).success();
+    for id in made.lines() {
+        let lines = format!(
+            "box = Sandbox.connect('{id}')\nprint(box.files.read('/tmp/x'), box.commands.run('cat /tmp/x').stdout, box.kill())"
+        );
+        assert_eq!(python_lines(&python, &url, &lines), "kept kept True");
+    }
+    let made = "print(Sandbox.create().commands.run('cat /app/new-file').stdout)";
+    assert_eq!(python_lines(&python, &url, made), "new");
+}
+
+#[test]
 fn without_settings_the_daemon_says_what_is_missing() {
     let home = built_home("e2b-settings", &[]);
     for (settings, words) in [

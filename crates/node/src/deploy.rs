@@ -210,8 +210,15 @@ impl Deployment {
         for service in served.services() {
             let info = self.versions.iter_mut().find(|info| info.number == service.version());
             if let Some(info) = info {
-                info.instances = Some(service.instance_count());
+                info.instances = Some(0);
                 info.requests = Some(service.requests());
+            }
+        }
+        // A version that gets no requests may have sandboxes.
+        for service in shared.versions_of(&self.function) {
+            let info = self.versions.iter_mut().find(|info| info.number == service.version());
+            if let Some(info) = info {
+                *info.instances.get_or_insert_default() += service.instance_count();
             }
         }
         self

@@ -1,10 +1,12 @@
 //! What an earlier daemon has left: instances that live, and the connections that they have.
 //! It was killed, has crashed or was restarted; the monitor has kept them ([`thaw_sandbox::take_over`]).
 
+use crate::catalog::Catalog;
 use crate::edge::Addresses;
 use crate::gateway::{attend_inherited, join_inherited};
 use crate::instance::{Client, ConnectionNote, Inherited, InstanceNote, JoinedOrphan, Way};
 use crate::node::NodeState;
+use crate::service::Service;
 use crate::tenants::{Lease, Tenant, TenantName};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -123,9 +125,10 @@ fn by_instance(connections: Vec<OrphanConnection>) -> Connections {
 }
 
 /// Makes instances of an earlier daemon those of the functions that are served now. An
-/// instance whose function has another image by now, or is not served any more, ends. To be
-/// called when the functions are known, and before clients are served.
-pub fn take_over(shared: &Arc<NodeState>, waiting: Waiting) {
+/// instance whose function has another image by now ends, unless it is a sandbox: that stays one of
+/// its version. One whose function is not served any more ends. To be called when the functions are
+/// known, and before clients are served.
+pub fn take_over(catalog: &Arc<Catalog>, waiting: Waiting) {
     let Waiting { instances, mut connections } = waiting;
     if instances.is_empty() {
         return;
@@ -133,31 +136,33 @@ pub fn take_over(shared: &Arc<NodeState>, waiting: Waiting) {
     let all = instances.len();
     let taken = instances
         .into_iter()
-        .filter_map(|instance| take_over_one(shared, &mut connections, instance))
+        .filter_map(|instance| take_over_one(catalog, &mut connections, instance))
         .count();
     tracing::info!("took over {taken} of {all} instances of the daemon before this one");
 }
 
 /// `None`: it has ended.
 fn take_over_one(
-    shared: &Arc<NodeState>,
+    catalog: &Arc<Catalog>,
     connections: &mut Connections,
     instance: WaitingInstance,
 ) -> Option<()> {
     let WaitingInstance { orphan, note, lease, tenant } = instance;
     let (function, instance) = (&note.function, note.id);
-    let served = shared.served(function.as_str())?;
-    let Some(service) = served.services().find(|service| service.image() == note.image) else {
-        tracing::info!(%function, instance, "ended an instance of an older image");
-        return None;
+    let service = match version_with(catalog, &note) {
+        Ok(service) => service,
+        Err(why) => {
+            tracing::info!(%function, instance, "ended an instance: {why}");
+            return None;
+        }
     };
     if !Arc::ptr_eq(service.tenant(), &tenant) {
         tracing::info!(%function, instance, "ended an instance of another tenant");
         return None;
     }
     let connections = connections.remove(&note.id).unwrap_or_default();
-    let attend = |client| attend_inherited(service, client);
-    let join = |orphan| join_inherited(service, orphan);
+    let attend = |client| attend_inherited(&service, client);
+    let join = |orphan| join_inherited(&service, orphan);
     match service.take_over(&note, lease, orphan, connections, (attend, join)) {
         Ok(()) => Some(()),
         Err(error) => {
@@ -165,4 +170,28 @@ fn take_over_one(
             None
         }
     }
+}
+
+/// The version of its function that an instance is of: one that is served, or for a sandbox one that
+/// is not any more. Why there is none.
+fn version_with(catalog: &Arc<Catalog>, note: &InstanceNote) -> Result<Arc<Service>, String> {
+    let node = catalog.node();
+    let served = node.served(note.function.as_str());
+    let served = served.ok_or("its function is served no longer")?;
+    let is_sandbox = node.version_of_left(note.id).is_some();
+    let has_its_files = |service: &Service| {
+        note.origin.index.is_none_or(|index| service.launcher().index() == Some(index))
+    };
+    let is_its = |service: &&Arc<Service>| {
+        service.image() == note.image && (has_its_files(service) || !is_sandbox)
+    };
+    let service = match served.services().find(is_its) {
+        Some(service) => service.clone(),
+        None if is_sandbox => catalog.older_with(note)?,
+        None => return Err("it is of an older image".to_owned()),
+    };
+    if is_sandbox {
+        service.hold(note.id);
+    }
+    Ok(service)
 }

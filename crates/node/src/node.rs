@@ -63,6 +63,8 @@ pub struct NodeState {
     swap_space: OnceLock<Arc<SwapSpace>>,
     /// Instances that an earlier daemon has put to sleep, of functions that cannot be served yet.
     left_asleep: Mutex<Vec<Left>>,
+    /// Which instances of earlier daemons are sandboxes, and of which versions of their functions.
+    left_sandboxes: OnceLock<HashMap<u64, u32>>,
     /// Where secrets of functions are.
     secrets: OnceLock<Arc<SecretStore>>,
     /// Where instances sleep.
@@ -141,6 +143,7 @@ impl NodeState {
             tenants: Tenants::default(),
             swap_space: OnceLock::new(),
             left_asleep: Mutex::default(),
+            left_sandboxes: OnceLock::new(),
             secrets: OnceLock::new(),
             asleep_space: OnceLock::new(),
             triggers: RwLock::default(),
@@ -327,7 +330,8 @@ impl NodeState {
     }
 
     /// Serves a function. Versions that were served before and are not now get no more requests;
-    /// their instances end when they are idle, at the latest after the function's `limits.drain`.
+    /// their instances end when they are idle, at the latest after the function's `limits.drain`, but
+    /// for sandboxes.
     pub fn deploy(&self, served: Served) {
         let name = served.active().name().clone();
         self.take_over_asleep(&served);
@@ -342,7 +346,7 @@ impl NodeState {
         old.into_iter().for_each(|old| self.retire(old));
     }
 
-    /// Serves a function no longer.
+    /// Serves a function no longer, and ends its sandboxes, those of older versions too.
     pub fn remove(&self, name: &str) {
         let mut services = self.services.write().expect("no holder panics");
         let old = services.get(name).into_iter().flat_map(Served::services);
@@ -350,6 +354,9 @@ impl NodeState {
         self.keep_in_sight(&old);
         services.remove(name);
         drop(services);
+        for service in self.versions_of(name) {
+            service.hold_none();
+        }
         let mut crashes = self.crashes.lock().expect("no holder panics");
         crashes.retain(|(function, _), _| function.as_str() != name);
         drop(crashes);
@@ -373,7 +380,25 @@ impl NodeState {
         self.retired.lock().expect("no holder panics").clear();
     }
 
+    /// All versions of a function that are there, those included of which only sandboxes are left.
+    pub(crate) fn versions_of(&self, name: &str) -> Vec<Arc<Service>> {
+        let mut all = self.everything();
+        all.retain(|service| service.name().as_str() == name);
+        all
+    }
+
+    /// Keeps a version of which there are sandboxes of an earlier daemon, until they have ended.
+    pub(crate) fn keep_for_sandboxes(&self, service: &Arc<Service>) {
+        self.keep_in_sight(std::slice::from_ref(service));
+        self.retire(service.clone());
+    }
+
     fn retire(&self, old: Arc<Service>) {
+        let sandboxes = old.held_count();
+        if sandboxes > 0 {
+            let (function, version) = (old.name(), old.version());
+            tracing::info!(%function, version, sandboxes, "sandboxes of a version that is served no longer stay");
+        }
         old.retire_from_service();
         let launcher = old.launcher();
         let is_in_use = self.services().iter().any(|new| Arc::ptr_eq(&new.launcher(), &launcher));
@@ -410,7 +435,8 @@ impl NodeState {
         self.everything().into_iter().find(|service| service.has_instance(instance))
     }
 
-    fn everything(&self) -> Vec<Arc<Service>> {
+    /// All services, those included of which only the last instances are left.
+    pub(crate) fn everything(&self) -> Vec<Arc<Service>> {
         let mut all = self.services();
         let retired = self.retired.lock().expect("no holder panics");
         // One that has been replaced since is among both.
@@ -442,7 +468,30 @@ impl NodeState {
         *self.left_asleep.lock().expect("no holder panics") = left;
     }
 
-    /// Those of them that belong to a function that can be served now are taken over, or end.
+    /// Says which instances of an earlier daemon are sandboxes, and of which versions of their
+    /// functions. To be called before functions are served; the first call counts.
+    pub(crate) fn expect_sandboxes(&self, versions: HashMap<u64, u32>) {
+        // Only a daemon that begins twice says it again.
+        let _ = self.left_sandboxes.set(versions);
+    }
+
+    /// The version of the function that a sandbox of an earlier daemon is of; `None`: it is none.
+    pub(crate) fn version_of_left(&self, instance: u64) -> Option<u32> {
+        self.left_sandboxes.get()?.get(&instance).copied()
+    }
+
+    /// Takes out the sandboxes of a function that an earlier daemon has put to sleep, and that none
+    /// of the versions which are served can take in.
+    pub(crate) fn take_left_sandboxes(&self, function: &FunctionName) -> Vec<Left> {
+        let mut left = self.left_asleep.lock().expect("no holder panics");
+        let is_its = |one: &mut Left| {
+            one.note.function == *function && self.version_of_left(one.note.id).is_some()
+        };
+        left.extract_if(.., is_its).collect()
+    }
+
+    /// Those of them that belong to a function that can be served now are taken over, or end. The
+    /// sandboxes of other versions of it are left to [`Self::take_left_sandboxes`].
     fn take_over_asleep(&self, served: &Served) {
         let active = served.active();
         if active.launcher().index().is_none() {
@@ -459,14 +508,27 @@ impl NodeState {
             let has_files =
                 |service: &&Arc<Service>| service.launcher().index() == Some(one.note.index);
             let service = served.services().find(has_files).unwrap_or(active);
-            let (function, instance) = (service.name(), one.note.id);
-            match service.take_over_asleep(one) {
-                Ok(()) => {
-                    tracing::info!(%function, instance, "an instance of an earlier daemon is asleep")
-                }
-                Err(why) => {
-                    tracing::warn!(%function, instance, "ended an instance that was asleep: {why}")
-                }
+            let is_sandbox = self.version_of_left(one.note.id).is_some();
+            if is_sandbox && service.check_asleep(&one.note).is_err() {
+                self.left_asleep.lock().expect("no holder panics").push(one);
+                continue;
+            }
+            self.take_in(service, one);
+        }
+    }
+
+    /// Makes an instance that an earlier daemon has put to sleep one of a service, or ends it.
+    pub(crate) fn take_in(&self, service: &Service, one: Left) {
+        let (function, instance) = (service.name(), one.note.id);
+        if self.version_of_left(instance).is_some() {
+            service.hold(instance);
+        }
+        match service.take_over_asleep(one) {
+            Ok(()) => {
+                tracing::info!(%function, instance, "an instance of an earlier daemon is asleep")
+            }
+            Err(why) => {
+                tracing::warn!(%function, instance, "ended an instance that was asleep: {why}")
             }
         }
     }
@@ -504,7 +566,7 @@ impl NodeState {
     }
 
     fn keep_asleep_of(&self, is_wanted: impl Fn(&Service) -> bool) -> usize {
-        let services = self.services();
+        let services = self.everything();
         let wanted = services.iter().filter(|service| is_wanted(service));
         let left = mem::take(&mut *self.left_asleep.lock().expect("no holder panics"));
         left.iter().for_each(Left::keep);
@@ -535,6 +597,9 @@ impl NodeState {
                 match service.persists() {
                     true => service.send_all_to_sleep(),
                     false => service.retire_all(),
+                }
+                if service.is_retired() {
+                    service.retire_others();
                 }
             }
             let instances: usize = services.iter().map(|service| service.instance_count()).sum();
@@ -648,7 +713,7 @@ impl NodeState {
     /// Asks instances that are idle and have memory to give it up, those first that have been
     /// idle longest; how many were asked, `most` at most.
     pub(crate) fn hibernate_idlest(&self, most: usize) -> usize {
-        let services = self.services();
+        let services = self.everything();
         let with_memory = services.iter().flat_map(|service| {
             let idle = service.idle_with_memory().into_iter();
             idle.map(move |(since, id)| (since, id, service))

@@ -66,11 +66,13 @@ pub struct Kept<'a> {
     pub kernels: &'a dyn Fn() -> BTreeSet<KernelId>,
     /// How many of the newest versions of each function, besides those in use.
     pub versions: usize,
+    /// Versions of functions that are in use though they get no requests.
+    pub in_use: &'a [(Name, u32)],
 }
 
 impl Default for Kept<'_> {
     fn default() -> Self {
-        Self { images: &[], kernels: &BTreeSet::new, versions: VERSIONS_KEPT }
+        Self { images: &[], kernels: &BTreeSet::new, versions: VERSIONS_KEPT, in_use: &[] }
     }
 }
 
@@ -107,7 +109,7 @@ impl Store {
         let _acting = self.layout.act()?;
         let _lock = self.lock_all(patience)?;
         let mut report = GcReport::default();
-        let records = self.records_without_surplus(kept.versions, &mut report)?;
+        let records = self.records_without_surplus(kept, &mut report)?;
         let mut live = self.live(&records)?;
         live.images.extend(kept.images.iter().filter(|id| self.layout.has_image(**id)));
         let images = self.unused_images(&mut live)?;
@@ -171,7 +173,7 @@ impl Store {
     /// The functions without the versions that go; which those are joins the report.
     fn records_without_surplus(
         &self,
-        keep: usize,
+        kept: &Kept<'_>,
         report: &mut GcReport,
     ) -> Result<Vec<FunctionRecord>> {
         let functions = self.list_functions()?;
@@ -180,7 +182,11 @@ impl Store {
         }
         let mut records = functions.records;
         for record in &mut records {
-            let surplus = record.surplus(keep);
+            let mut surplus = record.surplus(kept.versions);
+            let is_in_use = |number: u32| {
+                kept.in_use.iter().any(|(name, used)| *name == record.name && *used == number)
+            };
+            surplus.retain(|number| !is_in_use(*number));
             record.forget(&surplus);
             report.versions.extend(surplus.into_iter().map(|number| (record.name.clone(), number)));
         }

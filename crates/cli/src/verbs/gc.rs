@@ -6,17 +6,19 @@ use clap::Args;
 use serde_json::json;
 use std::process::ExitCode;
 use thaw_node::asleep::images_of_sleepers;
+use thaw_node::config::FunctionName;
 use thaw_node::home::Home;
 use thaw_node::kernels_of_partial;
+use thaw_node::sandboxes::functions_of_sandboxes;
 use thaw_node::volumes::VolumeStore;
-
-use thaw_store::{GcReport, Kept, Removal, Store, VERSIONS_KEPT};
+use thaw_store::{GcReport, Kept, Name, Removal, Store, VERSIONS_KEPT};
 
 /// Remove files from the store that no function and no checkpoint refers to, kernel builds
 /// that no image needs included. Kernel builds of functions that are being pulled with `--lazy` stay.
 ///
 /// Of each function the three newest versions stay, besides the active one, those that have a
-/// share of the requests, and the one to which `thaw rollback` would go.
+/// share of the requests, the one to which `thaw rollback` would go, and those that sandboxes were
+/// made of, as long as these live.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  thaw gc --dry-run\n  thaw gc --keep 1")]
 pub struct Arguments {
@@ -37,7 +39,13 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let asleep = images_of_sleepers(&home.asleep()?)?;
     let removal = if arguments.dry_run { Removal::DryRun } else { Removal::Remove };
     let kernels = || kernels_of_partial(&home.partial());
-    let kept = Kept { images: &asleep, kernels: &kernels, versions: arguments.keep };
+    let of_sandboxes = |(function, version): (FunctionName, u32)| {
+        Some((Name::new(function.as_str()).ok()?, version))
+    };
+    let in_use = functions_of_sandboxes(home.root()).into_iter().filter_map(of_sandboxes);
+    let in_use: Vec<_> = in_use.collect();
+    let versions = arguments.keep;
+    let kept = Kept { images: &asleep, kernels: &kernels, versions, in_use: &in_use };
     let report = store.gc_keeping(removal, &kept).map_err(Failure::failed)?;
     if !arguments.dry_run {
         // Snapshots of checkpoints that are gone.

@@ -8,13 +8,14 @@ use thaw_node::artifact;
 use thaw_node::catalog::Reload;
 use thaw_node::home::Home;
 use thaw_node::pulls::{PullInfo, PullState};
+use thaw_node::sandboxes::SandboxInfo;
 use thaw_node::secrets::SecretStore;
 use thaw_store::{Name, Store};
 
 /// Forget a function and its secrets; `thaw gc` then frees its files.
 ///
-/// A running daemon gives it no more requests. Its idle instances end at once, those that are at
-/// work when they have answered, after `drain` of [limits] at the latest.
+/// A running daemon gives it no more requests. Its idle instances end at once, its sandboxes too, those
+/// that are at work when they have answered, after `drain` of [limits] at the latest.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  thaw remove hello-python && thaw gc")]
 pub struct Arguments {
@@ -42,10 +43,23 @@ pub fn run(arguments: &Arguments) -> Outcome {
         SecretStore::of(home.clone()).remove_all(&function).map_err(Failure::failed)?;
     }
     if let Some(daemon) = Daemon::running(&home) {
+        let sandboxes = count_sandboxes(&daemon, name.as_str());
         let _: Reload = daemon.post("/reload")?;
+        match sandboxes {
+            0 => {}
+            1 => eprintln!("thaw: 1 sandbox of {name} ends with it"),
+            _ => eprintln!("thaw: {sandboxes} sandboxes of {name} end with it"),
+        }
     }
     eprintln!("thaw: {NOT_ERASED}; its checkpoints stay");
     Ok(ExitCode::SUCCESS)
+}
+
+/// How many sandboxes of a function there are.
+fn count_sandboxes(daemon: &Daemon, function: &str) -> usize {
+    // A daemon of an older build has none.
+    let all: Vec<SandboxInfo> = daemon.get("/sandboxes").unwrap_or_default();
+    all.iter().filter(|info| info.function.as_str() == function).count()
 }
 
 /// Has a daemon leave a function alone of which it fetches the rest.

@@ -275,12 +275,20 @@ struct InstanceQuery {
     instance: Option<u64>,
 }
 
+/// The version of a function that is meant: the one with the instance, or the active one.
+fn version_with(admin: &Admin, name: &str, instance: Option<u64>) -> Option<Arc<Service>> {
+    let active = admin.shared.route(name)?;
+    let named = instance.and_then(|id| admin.shared.service_of(id));
+    Some(named.filter(|service| service.name() == active.name()).unwrap_or(active))
+}
+
 async fn hibernate(
     State(admin): State<Admin>,
     Path(name): Path<String>,
     Query(query): Query<InstanceQuery>,
 ) -> Response {
-    let Some(service) = admin.shared.route(&name) else { return unknown_function(&name) };
+    let service = version_with(&admin, &name, query.instance);
+    let Some(service) = service else { return unknown_function(&name) };
     match service.hibernate(query.instance).await {
         Ok((instance, hibernated)) => {
             Json(Hibernated { function: service.name().clone(), instance, hibernated })
@@ -295,7 +303,8 @@ async fn put_to_sleep(
     Path(name): Path<String>,
     Query(query): Query<InstanceQuery>,
 ) -> Response {
-    let Some(service) = admin.shared.route(&name) else { return unknown_function(&name) };
+    let service = version_with(&admin, &name, query.instance);
+    let Some(service) = service else { return unknown_function(&name) };
     match service.put_to_sleep(query.instance).await {
         Ok((instance, asleep)) => {
             Json(FellAsleep { function: service.name().clone(), instance, asleep }).into_response()
@@ -315,7 +324,8 @@ async fn wake(
     Path(name): Path<String>,
     Query(query): Query<InstanceQuery>,
 ) -> Response {
-    let Some(service) = admin.shared.route(&name) else { return unknown_function(&name) };
+    let service = version_with(&admin, &name, query.instance);
+    let Some(service) = service else { return unknown_function(&name) };
     let is_none_hibernated = !service.has_hibernated();
     if query.instance.is_some() || is_none_hibernated {
         match service.wake_if_asleep(query.instance).await {

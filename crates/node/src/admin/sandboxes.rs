@@ -2,6 +2,7 @@
 
 use super::Admin;
 use super::routes::problem;
+use crate::catalog::LoadError;
 use crate::sandboxes::ports::PortProblem;
 use crate::sandboxes::registry::SandboxProblem;
 use crate::sandboxes::{
@@ -15,6 +16,7 @@ use axum::routing::{get, post, put};
 use axum::{Json, Router};
 use hyper_util::rt::TokioIo;
 use serde::Deserialize;
+use thaw_store::{InvalidName, Name};
 use tokio::io::copy_bidirectional;
 
 /// What the `Upgrade` header says for a connection to a port of a sandbox.
@@ -57,7 +59,38 @@ async fn list(State(admin): State<Admin>) -> Json<Vec<SandboxInfo>> {
 }
 
 async fn create(State(admin): State<Admin>, Json(new): Json<NewSandbox>) -> Response {
-    answer(admin.sandboxes.create(new).await)
+    let made = match new.checkpoint.clone() {
+        None => admin.sandboxes.create(new).await,
+        Some(checkpoint) => create_of(&admin, &checkpoint, new).await,
+    };
+    answer(made)
+}
+
+/// Makes a sandbox of a checkpoint. Its image is read whole, so it may take seconds.
+async fn create_of(
+    admin: &Admin,
+    checkpoint: &str,
+    new: NewSandbox,
+) -> Result<SandboxInfo, SandboxProblem> {
+    let wrong = |error: InvalidName| SandboxProblem::Wrong(error.to_string());
+    let name = Name::new(checkpoint).map_err(wrong)?;
+    let opened = admin.catalog.checkpoint(name, None).await;
+    let opened = opened.map_err(|error| SandboxProblem::Refused(why_none_of(checkpoint, error)))?;
+    admin.sandboxes.create_of(new, opened).await
+}
+
+/// Why no sandbox can be made of a checkpoint.
+fn why_none_of(checkpoint: &str, error: LoadError) -> String {
+    match error {
+        LoadError::Store(error) if error.is_not_found() => format!(
+            "no checkpoint is named `{checkpoint}`; `thaw checkpoints` shows those there are"
+        ),
+        LoadError::Encrypted { key, .. } => format!(
+            "checkpoint `{checkpoint}` is encrypted with key {key}, and sandboxes are made of plain \
+             ones; `thaw restore {checkpoint} --key-file FILE` makes an instance of it"
+        ),
+        error => error.to_string(),
+    }
 }
 
 async fn show(State(admin): State<Admin>, Path(name): Path<String>) -> Response {

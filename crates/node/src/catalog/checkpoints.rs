@@ -157,7 +157,8 @@ impl Catalog {
             }
             (None, Some(_)) => "it is not encrypted; leave the key out".to_owned(),
             (Some(head), None) => {
-                format!("it is encrypted with key {}; give that with --key-file", head.key())
+                let (name, key) = (record.name.clone(), head.key().to_string());
+                return Err(LoadError::Encrypted { name, key });
             }
             (Some(head), Some(key)) => {
                 format!("it is encrypted with key {}, and this is key {}", head.key(), key.id())

@@ -28,6 +28,17 @@ pub enum LoadError {
         /// Why.
         reason: String,
     },
+    /// A checkpoint is encrypted, and there is no key.
+    #[error(
+        "checkpoint `{name}` cannot be restored: it is encrypted with key {key}; give that with \
+         --key-file"
+    )]
+    Encrypted {
+        /// The checkpoint.
+        name: Name,
+        /// The id of the key.
+        key: String,
+    },
     /// Its files are missing or damaged.
     #[error(transparent)]
     Store(#[from] StoreError),

@@ -3,6 +3,7 @@
 mod checkpoints;
 mod freshness;
 mod launchers;
+mod older;
 mod partial;
 mod restart;
 mod room;
@@ -263,6 +264,7 @@ impl Catalog {
             service.watch_anew();
         }
         self.shared.deploy(Served::split(service, shares));
+        self.take_in_older(&name);
         self.shared.forget_crashes_of_others(&name, &numbers);
     }
 

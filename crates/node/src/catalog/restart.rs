@@ -18,6 +18,9 @@ pub struct Restarted {
     /// Instances of before: idle ones have ended, each other one does when it has answered and its
     /// connections are idle, at the latest after `limits.drain`.
     pub instances: usize,
+    /// Sandboxes: they stay, and have the values of secrets that they were made with.
+    #[serde(default)]
+    pub sandboxes: usize,
 }
 
 /// Why a function is not restarted. What serves it goes on.
@@ -54,6 +57,7 @@ pub enum RestartError {
 impl Catalog {
     /// Serves the versions of a function that get requests by new instances: those of before get no
     /// more requests, and those that are asleep end: a program may remember what it has read.
+    /// Sandboxes stay: they have state that nobody else has.
     /// Reads whole images, so it may take seconds.
     ///
     /// # Errors
@@ -77,9 +81,11 @@ impl Catalog {
         }
         let known = active.function.config.name.clone();
         self.serve_anew(&known, &record, &active)?;
-        let instances = before.services().map(|service| service.instance_count()).sum();
-        tracing::info!(function = name, instances, "restarted");
-        Ok(Restarted { function: name.to_owned(), instances })
+        let instances = before.services().map(|service| service.count_others()).sum();
+        let all = self.shared.versions_of(name);
+        let sandboxes = all.iter().map(|service| service.held_count()).sum();
+        tracing::info!(function = name, instances, sandboxes, "restarted");
+        Ok(Restarted { function: name.to_owned(), instances, sandboxes })
     }
 
     fn serve_anew(

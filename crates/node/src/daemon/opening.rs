@@ -9,6 +9,7 @@ use crate::home::Home;
 use crate::legacy;
 use crate::logs::{AccessFile, Logs};
 use crate::node::NodeState;
+use crate::sandboxes::registry::versions_of_sandboxes;
 use crate::secrets::SecretStore;
 use crate::swap::SwapSpace;
 use crate::tenants::{CARRIED_FILE, read_periods};
@@ -48,6 +49,7 @@ pub(super) async fn open(home: &Home, options: &ServeOptions) -> Result<Opened, 
     let left_asleep = asleep.left()?;
     shared.sleep_in(asleep);
     let waiting = legacy::reserve(&shared, legacy);
+    shared.expect_sandboxes(versions_of_sandboxes(home.root()));
     shared.wake_up_with(left_asleep);
     warn_of_uncounted_cpu_time(&shared, &pool);
     let logs = Arc::new(Logs::start(&home.logs()?, options.logs)?);
@@ -59,7 +61,7 @@ pub(super) async fn open(home: &Home, options: &ServeOptions) -> Result<Opened, 
     if let Err(error) = read_periods(shared.tenants(), &periods) {
         tracing::warn!("{}: {error}; periods of CPU time begin anew", periods.display());
     }
-    legacy::take_over(&shared, waiting);
+    legacy::take_over(&catalog, waiting);
     shared.forget_left_asleep();
     shared.egress().forget_gone(|id| shared.may_have_instance(id));
     shared.limits().forget_gone(|id| shared.may_have_instance(id));

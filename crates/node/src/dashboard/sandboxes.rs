@@ -429,6 +429,7 @@ mod tests {
             name: format!("s{instance}"),
             instance,
             function: "f".parse().unwrap(),
+            version: 1,
             created_ms: 0,
             deadline_ms: None,
             timeout_s: None,

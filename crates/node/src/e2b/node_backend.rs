@@ -30,6 +30,7 @@ const CPU_SPAN: Duration = Duration::from_millis(200);
 fn new_sandbox(wanted: Wanted) -> NewSandbox {
     NewSandbox {
         name: wanted.id,
+        checkpoint: None,
         function: wanted.function,
         timeout_s: Some(wanted.timeout_s),
         on_timeout: if wanted.pauses { OnTimeout::Pause } else { OnTimeout::Kill },
@@ -68,7 +69,8 @@ impl NodeBackend {
         let opened = catalog.checkpoint(name, None).await;
         let opened = opened.map_err(|error| Problem::new(Kind::Busy, error))?;
         let id = wanted.id.clone();
-        let made = self.sandboxes.create_of(new_sandbox(wanted), opened).await.map_err(problem)?;
+        let new = NewSandbox { function: String::new(), ..new_sandbox(wanted) };
+        let made = self.sandboxes.create_of(new, opened).await.map_err(problem)?;
         self.view(made).ok_or_else(|| Problem::gone(&id))
     }
 

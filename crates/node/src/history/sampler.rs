@@ -110,7 +110,7 @@ impl History {
 
     fn present(&self) -> Present {
         let mut present = Present::default();
-        for service in self.shared.services() {
+        for service in self.shared.everything() {
             let of = present.instances.entry(service.name().to_string()).or_default();
             for instance in service.instances() {
                 *of.entry(instance.state.name().to_owned()).or_default() += 1;

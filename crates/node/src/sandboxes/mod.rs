@@ -22,6 +22,8 @@ pub use exec::{ExecInfo, ExecRequest, ExecState};
 pub use limits::{LimitsChange, LimitsInfo};
 pub use output::Stream;
 pub(crate) use output::{Next, READERS_MAX, Reader};
-pub use registry::{ForkedFrom, NewSandbox, OnTimeout, SandboxInfo, Sandboxes, Started};
+pub use registry::{
+    ForkedFrom, NewSandbox, OnTimeout, SandboxInfo, Sandboxes, Started, functions_of_sandboxes,
+};
 pub(crate) use usage::look_at_egress_bytes;
 pub use usage::{NetworkUsage, SandboxUsage};

@@ -19,9 +19,9 @@ use crate::sandboxes::{ExecRequest, ExecState, LimitsChange, LimitsInfo, Next, R
 use crate::service::Service;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use thaw_store::Name;
@@ -55,8 +55,11 @@ pub enum OnTimeout {
 pub struct NewSandbox {
     /// Its name; one is made up if empty.
     pub name: String,
-    /// The function whose image it is a copy of.
+    /// The function whose image it is a copy of; empty: that of the checkpoint.
     pub function: String,
+    /// The checkpoint that it begins where it was taken; none: the function's image.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<String>,
     /// Seconds after which `on_timeout` happens, from the last use on; none: never.
     pub timeout_s: Option<u64>,
     /// What happens then.
@@ -96,6 +99,9 @@ pub struct SandboxInfo {
     pub instance: u64,
     /// The function whose image it is a copy of.
     pub function: FunctionName,
+    /// The version of the function: a sandbox outlives it. 0: it was made by an older Thaw.
+    #[serde(default)]
+    pub version: u32,
     /// When it was made, in milliseconds since 1970.
     pub created_ms: u64,
     /// When `on_timeout` happens, in milliseconds since 1970.
@@ -190,7 +196,7 @@ impl Sandboxes {
     ///
     /// # Errors
     /// The file is there and cannot be read.
-    pub fn load(node: Arc<NodeState>, directory: &std::path::Path) -> io::Result<Arc<Self>> {
+    pub fn load(node: Arc<NodeState>, directory: &Path) -> io::Result<Arc<Self>> {
         let file = directory.join(FILE);
         let known: Vec<SandboxInfo> = match std::fs::read(&file) {
             Ok(bytes) => match serde_json::from_slice(&bytes) {
@@ -215,17 +221,27 @@ impl Sandboxes {
                     service.hold(one.instance);
                     all.insert(one.name.clone(), one);
                 }
+                // It is asleep, and its function is being frozen anew.
+                None if node.may_have_instance(one.instance) => {
+                    all.insert(one.name.clone(), one);
+                }
                 None => tracing::warn!(sandbox = one.name, "its instance has ended meanwhile"),
             }
         }
         Ok(Arc::new(Self { node, file, all: Mutex::new(all), writing: Mutex::default() }))
     }
 
-    /// Makes one.
+    /// Makes one. It is done to its end, also if nobody waits for that any more: no instance may stay
+    /// that nobody knows.
     ///
     /// # Errors
     /// See [`SandboxProblem`].
-    pub async fn create(&self, new: NewSandbox) -> Result<SandboxInfo, SandboxProblem> {
+    pub async fn create(self: &Arc<Self>, new: NewSandbox) -> Result<SandboxInfo, SandboxProblem> {
+        let this = self.clone();
+        to_its_end(async move { this.create_now(new).await }).await
+    }
+
+    async fn create_now(&self, new: NewSandbox) -> Result<SandboxInfo, SandboxProblem> {
         self.check(&new)?;
         let unknown = || {
             SandboxProblem::Wrong(format!(
@@ -245,11 +261,27 @@ impl Sandboxes {
     /// # Errors
     /// See [`SandboxProblem`].
     pub(crate) async fn create_of(
+        self: &Arc<Self>,
+        new: NewSandbox,
+        opened: (Arc<Service>, Arc<dyn Launcher>),
+    ) -> Result<SandboxInfo, SandboxProblem> {
+        let this = self.clone();
+        to_its_end(async move { this.create_of_now(new, opened).await }).await
+    }
+
+    async fn create_of_now(
         &self,
         new: NewSandbox,
         (service, launcher): (Arc<Service>, Arc<dyn Launcher>),
     ) -> Result<SandboxInfo, SandboxProblem> {
         self.check(&new)?;
+        if !new.function.is_empty() && new.function != service.name().as_str() {
+            return Err(SandboxProblem::Wrong(format!(
+                "the checkpoint is of `{}`, and not of `{}`; leave the function out",
+                service.name(),
+                new.function
+            )));
+        }
         let egress = new.egress_wish(&service)?;
         let booted = service.boot_held_of(launcher, egress).await;
         let instance = booted.map_err(SandboxProblem::Refused)?;
@@ -271,8 +303,9 @@ impl Sandboxes {
         if new.timeout_s == Some(0) {
             return Err(SandboxProblem::Wrong("a timeout of 0 leaves no time; give some".into()));
         }
-        let all = self.all();
-        if all.contains_key(&new.name) {
+        let mut all = self.all();
+        let is_there = |info: &SandboxInfo| self.node.may_have_instance(info.instance);
+        if all.get(&new.name).is_some_and(is_there) {
             return Err(SandboxProblem::Refused(format!(
                 "there is a sandbox `{}` already; name another one, or end it with `thaw sandbox \
                  kill`",
@@ -284,6 +317,8 @@ impl Sandboxes {
                 "this node has {SANDBOXES_MAX} sandboxes; end some"
             )));
         }
+        // One whose instance has just ended does not have its name any more.
+        all.remove(&new.name);
         Ok(())
     }
 
@@ -299,6 +334,7 @@ impl Sandboxes {
             name: name.clone(),
             instance,
             function: service.name().clone(),
+            version: service.version(),
             created_ms: now_ms(),
             deadline_ms: deadline(new.timeout_s),
             timeout_s: new.timeout_s,
@@ -660,7 +696,16 @@ impl Sandboxes {
     ///
     /// # Errors
     /// See [`SandboxProblem`].
-    pub async fn fork(&self, name: &str, new_name: &str) -> Result<SandboxInfo, SandboxProblem> {
+    pub async fn fork(
+        self: &Arc<Self>,
+        name: &str,
+        new_name: &str,
+    ) -> Result<SandboxInfo, SandboxProblem> {
+        let (this, name, new_name) = (self.clone(), name.to_owned(), new_name.to_owned());
+        to_its_end(async move { this.fork_now(&name, &new_name).await }).await
+    }
+
+    async fn fork_now(&self, name: &str, new_name: &str) -> Result<SandboxInfo, SandboxProblem> {
         let info = self.find(name)?;
         let new = NewSandbox {
             name: new_name.to_owned(),
@@ -675,10 +720,8 @@ impl Sandboxes {
         let service = self.node.service_of(info.instance);
         let service = service.ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))?;
         service.reach(info.instance).await.map_err(SandboxProblem::Refused)?;
-        let forked = service.fork(info.instance, std::num::NonZeroU32::MIN).await;
-        let forked = forked.map_err(SandboxProblem::Refused)?;
-        let instance = forked.ids[0];
-        service.hold(instance);
+        let forked = service.fork_held(info.instance).await;
+        let instance = forked.map_err(SandboxProblem::Refused)?;
         let forked_from = ForkedFrom { name: info.name, instance: info.instance };
         self.adopt(&service, instance, new, Some(forked_from))
     }
@@ -730,7 +773,7 @@ impl Sandboxes {
         let before = all.len();
         self.node.egress().forget_gone(|id| self.node.may_have_instance(id));
         self.node.limits().forget_gone(|id| self.node.may_have_instance(id));
-        all.retain(|_, info| self.node.service_of(info.instance).is_some());
+        all.retain(|_, info| self.node.may_have_instance(info.instance));
         let changed = all.len() != before;
         drop(all);
         if changed {
@@ -752,6 +795,33 @@ impl Sandboxes {
     fn all(&self) -> MutexGuard<'_, BTreeMap<String, SandboxInfo>> {
         self.all.lock().expect("no holder panics")
     }
+}
+
+/// Does something to its end, also if nobody waits for that any more.
+async fn to_its_end(
+    doing: impl Future<Output = Result<SandboxInfo, SandboxProblem>> + Send + 'static,
+) -> Result<SandboxInfo, SandboxProblem> {
+    let done = tokio::spawn(doing).await;
+    done.map_err(|error| SandboxProblem::Refused(error.to_string()))?
+}
+
+/// The versions of functions of which the file in a directory knows sandboxes, by their instances;
+/// none if it cannot be read, which [`Sandboxes::load`] says.
+pub fn versions_of_sandboxes(directory: &Path) -> HashMap<u64, u32> {
+    let known = known_in(directory);
+    known.into_iter().map(|info| (info.instance, info.version)).collect()
+}
+
+/// The versions of functions of which the file in a directory knows sandboxes: the store has to
+/// keep them.
+pub fn functions_of_sandboxes(directory: &Path) -> BTreeSet<(FunctionName, u32)> {
+    let known = known_in(directory);
+    known.into_iter().map(|info| (info.function, info.version)).collect()
+}
+
+fn known_in(directory: &Path) -> Vec<SandboxInfo> {
+    let read = std::fs::read(directory.join(FILE)).ok();
+    read.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
 }
 
 fn refused(error: FileProblem) -> SandboxProblem {

@@ -7,7 +7,7 @@
 
 use super::held::use_egress;
 use super::{Service, Slot, Slots};
-use crate::asleep::{Asleep, Going, Left};
+use crate::asleep::{Asleep, AsleepNote, Going, Left};
 use crate::boots::BootKind;
 use crate::config::{ByteSize, QUOTAS_FILE};
 use crate::instance::{
@@ -41,7 +41,7 @@ pub(super) struct Sleepers {
     all: BTreeMap<u64, Sleeper>,
     /// Those of them that nobody is waking, by how long they have been idle.
     resting: BTreeSet<(Instant, u64)>,
-    /// The function is served no longer by this service: those that wake up in vain are lost.
+    /// They are left to the next daemon: those that wake up in vain are lost.
     is_closed: bool,
 }
 
@@ -137,6 +137,12 @@ impl Sleepers {
     fn take_all(&mut self) -> Vec<Sleeper> {
         self.resting.clear();
         mem::take(&mut self.all).into_values().collect()
+    }
+
+    /// Takes out those that are none of these.
+    fn take_others(&mut self, held: &BTreeSet<u64>) -> Vec<Sleeper> {
+        let others: Vec<u64> = self.all.keys().filter(|id| !held.contains(id)).copied().collect();
+        others.into_iter().filter_map(|id| self.remove(id)).collect()
     }
 
     /// From now on there are none.
@@ -346,7 +352,8 @@ impl Service {
                 && slot.state != InstanceState::Booting
                 && slot.connections as usize == clients.len()
         };
-        if slots.asleep.is_closed || !slots.get(&id).is_some_and(is_silent) {
+        let may_stay = !slots.asleep.is_closed && self.may_keep(&slots, id);
+        if !may_stay || !slots.get(&id).is_some_and(is_silent) {
             drop(slots);
             return Err(clients);
         }
@@ -597,13 +604,25 @@ impl Service {
             End::Killed(None | Some(libc::SIGKILL)) | End::KilledInBoot(_) | End::TenantSpent
         );
         let id = asleep.id();
-        if was_killed && self.slots().asleep.insert(Sleeper::new(asleep)).is_ok() {
+        if was_killed && self.sleeps_on(asleep) {
             tracing::info!(function = %self.name(), instance = id, "an instance that was killed while it woke sleeps on");
         } else {
+            self.slots().held.remove(&id);
             tracing::warn!(function = %self.name(), instance = id, "an instance that was asleep is lost: {end}");
             self.shared.metrics().lost_asleep(self.name());
         }
         self.freed.notify_waiters();
+    }
+
+    /// An instance is among those that are asleep again, if it may be.
+    fn sleeps_on(&self, asleep: Arc<Asleep>) -> bool {
+        let mut slots = self.slots();
+        self.may_keep(&slots, asleep.id()) && slots.asleep.insert(Sleeper::new(asleep)).is_ok()
+    }
+
+    /// Whether an instance may stay: of a version that is served no longer only sandboxes do.
+    fn may_keep(&self, slots: &Slots, id: u64) -> bool {
+        !self.is_retired() || slots.held.contains(&id)
     }
 
     /// Has an instance run if it is asleep; how long that took if it was.
@@ -713,12 +732,11 @@ impl Service {
 
     // From one daemon to the next.
 
-    /// Takes in an instance that an earlier daemon has put to sleep.
+    /// Whether an instance that an earlier daemon has put to sleep can be taken in.
     ///
     /// # Errors
-    /// It is none of this function's any more: one sentence for the log.
-    pub(crate) fn take_over_asleep(&self, left: Left) -> Result<(), String> {
-        let note = &left.note;
+    /// It is none of this version's: one sentence for the log.
+    pub(crate) fn check_asleep(&self, note: &AsleepNote) -> Result<(), String> {
         if self.is_single_use() {
             return Err("its function has isolation = \"request\" by now".to_owned());
         }
@@ -731,7 +749,16 @@ impl Service {
         if note.kernel.is_some_and(|kernel| self.launcher.kernel_build() != Some(kernel)) {
             return Err("its function was frozen anew under another kernel build".to_owned());
         }
-        if self.slots().contains_key(&note.id) {
+        Ok(())
+    }
+
+    /// Takes in an instance that an earlier daemon has put to sleep.
+    ///
+    /// # Errors
+    /// It is none of this version's: one sentence for the log.
+    pub(crate) fn take_over_asleep(&self, left: Left) -> Result<(), String> {
+        self.check_asleep(&left.note)?;
+        if self.slots().contains_key(&left.note.id) {
             return Err("it was awake already".to_owned());
         }
         let asleep = left.take_over(self.tenant.clone());
@@ -757,9 +784,12 @@ impl Service {
         drop(ended);
     }
 
-    /// The same, and none falls asleep from now on.
-    pub(crate) fn end_sleep(&self) {
-        let ended = self.slots().asleep.close();
+    /// Ends all that are asleep and are no sandboxes.
+    pub(super) fn end_others_asleep(&self) {
+        let mut slots = self.slots();
+        let Slots { asleep, held, .. } = &mut *slots;
+        let ended = asleep.take_others(held);
+        drop(slots);
         drop(ended);
     }
 

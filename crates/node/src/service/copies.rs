@@ -87,6 +87,15 @@ pub struct CheckpointOf {
     pub volumes: Vec<VolumeSnapshot>,
 }
 
+/// How long an instance stays for which no client waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stays {
+    /// Until it is told to end: it is a sandbox.
+    UntilTold,
+    /// As long as its function keeps idle ones.
+    WhileWanted,
+}
+
 impl Service {
     /// Makes `count` copies of a live instance, with all that it has in memory. It goes on
     /// meanwhile, but for a pause.
@@ -94,8 +103,34 @@ impl Service {
     /// # Errors
     /// One sentence for the operator; there are no copies then.
     pub async fn fork(self: &Arc<Self>, id: u64, count: NonZeroU32) -> Result<Forked, String> {
+        if self.is_retired() {
+            return Err(format!(
+                "version {} of `{}` gets no more requests, so plain copies would end at once; \
+                 `thaw sandbox fork` makes a sandbox of it",
+                self.version(),
+                self.name()
+            ));
+        }
+        self.copy(id, count, Stays::WhileWanted).await
+    }
+
+    /// Makes a copy of a sandbox that is one, too; its number.
+    ///
+    /// # Errors
+    /// The same.
+    pub(crate) async fn fork_held(self: &Arc<Self>, id: u64) -> Result<u64, String> {
+        let forked = self.copy(id, NonZeroU32::MIN, Stays::UntilTold).await?;
+        Ok(forked.ids[0])
+    }
+
+    async fn copy(
+        self: &Arc<Self>,
+        id: u64,
+        count: NonZeroU32,
+        stays: Stays,
+    ) -> Result<Forked, String> {
         let began = Instant::now();
-        self.check_serves_several("a copy does not have it")?;
+        self.check_outlives_connections(Some(id), "a copy does not have it")?;
         // Nothing rests before it is known that there is room.
         let limits = self.limits_of(id);
         let places = self.places_for(count, limits.memory)?;
@@ -106,7 +141,7 @@ impl Service {
         if self.shared.limits().of(id).is_some_and(|now| own.1 != Some(now)) {
             return Err(format!("the limits of instance {id} have just changed; try again"));
         }
-        let ids = self.boot_copies(&launcher, places, own).await;
+        let ids = self.boot_copies(&launcher, places, own, stays).await;
         let ids = ids.map_err(|error| error.to_string())?;
         self.wait_until_running(&ids).await?;
         Ok(Forked {
@@ -145,7 +180,7 @@ impl Service {
         key: Option<OwnerKey>,
         files: VolumeFiles,
     ) -> Result<CheckpointTaken, String> {
-        self.check_serves_several("the copy of a connection leads nowhere")?;
+        self.check_outlives_connections(Some(id), "the copy of a connection leads nowhere")?;
         drop(self.table_of_live(id)?);
         let volumes = match files {
             VolumeFiles::Stay => None,
@@ -216,10 +251,11 @@ impl Service {
         snapshots: &[VolumeSnapshot],
     ) -> Result<Restored, String> {
         let began = Instant::now();
-        self.check_serves_several("one that is restored has none")?;
+        self.check_outlives_connections(None, "one that is restored has none")?;
         let places = self.places_for(count, self.config.limits.memory.bytes())?;
         let put_back = self.put_back(snapshots).await?;
-        let ids = self.boot_copies(&launcher, places, (None, None)).await;
+        let stays = Stays::WhileWanted;
+        let ids = self.boot_copies(&launcher, places, (None, None), stays).await;
         let ids = match ids {
             Ok(ids) => ids,
             Err(error) => {
@@ -239,9 +275,10 @@ impl Service {
         Ok(Restored { function, running_us: as_us(began.elapsed()), ids })
     }
 
-    /// Instances that serve one connection end with it.
-    fn check_serves_several(&self, why: &str) -> Result<(), String> {
-        match self.is_single_use() {
+    /// Instances that serve one connection end with it, unless they are sandboxes.
+    fn check_outlives_connections(&self, id: Option<u64>, why: &str) -> Result<(), String> {
+        let is_held = id.is_some_and(|id| self.slots().held.contains(&id));
+        match self.is_single_use() && !is_held {
             false => Ok(()),
             true => Err(format!(
                 "instances of `{}` end with their connection, and {why}; set isolation = \"instance\"",
@@ -317,6 +354,7 @@ impl Service {
         launcher: &Arc<dyn Launcher>,
         mut places: Vec<Place>,
         (original, limits): (Option<Arc<EgressPolicy>>, Option<OwnLimits>),
+        stays: Stays,
     ) -> Result<Vec<u64>, LaunchError> {
         let (mut boots, mut ids) = (JoinSet::new(), Vec::with_capacity(places.len()));
         let mut policies = Vec::new();
@@ -333,7 +371,7 @@ impl Service {
                     let own = original.as_ref().map(|original| Arc::new(original.copy()));
                     match own.map(|own| use_egress(&mut launched, own)).transpose() {
                         Ok(own) => {
-                            let id = self.adopt_copy(launched, place);
+                            let id = self.adopt_copy(launched, place, stays);
                             ids.push(id);
                             policies.extend(own.map(|own| (id, own)));
                         }
@@ -382,7 +420,12 @@ impl Service {
     }
 
     /// Makes an instance that was booted without a client one of the service's.
-    pub(super) fn adopt_copy(self: &Arc<Self>, launched: Launched, place: Place) -> u64 {
+    pub(super) fn adopt_copy(
+        self: &Arc<Self>,
+        launched: Launched,
+        place: Place,
+        stays: Stays,
+    ) -> u64 {
         let id = self.shared.next_instance();
         let (commands, receiver) = mpsc::unbounded_channel();
         let instance = launched.instance;
@@ -401,6 +444,9 @@ impl Service {
         };
         let supervisor = Supervisor::adopted(id, self.clone(), instance, receiver, table, place);
         let mut slots = self.slots();
+        if stays == Stays::UntilTold {
+            slots.hold(id);
+        }
         slots.insert(id, slot);
         slots.perhaps_free.insert(id);
         drop(slots);

@@ -1,7 +1,8 @@
 //! Instances that stay: sandboxes, which nobody's request ends, and processes in instances from
 //! outside.
 
-use super::{InstanceState, Service, Slot};
+use super::copies::Stays;
+use super::{InstanceState, Service, Slot, Slots};
 use crate::instance::{Command, ConnectionTable, Launched, Launcher, Place};
 use crate::sandboxes::exec::{Exec, ExecProblem, ExecRequest};
 use crate::sandboxes::files::FileSession;
@@ -63,8 +64,7 @@ impl Service {
     }
 
     fn adopt_held(self: &Arc<Self>, launched: Launched, place: Place, was_told: bool) -> u64 {
-        let id = self.adopt_copy(launched, place);
-        self.hold(id);
+        let id = self.adopt_copy(launched, place, Stays::UntilTold);
         if was_told && let Ok(table) = self.table_of_live(id) {
             table.watch();
         }
@@ -152,7 +152,7 @@ impl Service {
 
     /// Has an instance stay: it gets no requests, and is not ended when it is idle.
     pub(crate) fn hold(&self, id: u64) {
-        self.slots().held.insert(id);
+        self.slots().hold(id);
     }
 
     /// What tells an instance, which is woken first if it is asleep.
@@ -250,6 +250,15 @@ pub(super) fn use_egress(
     let used = launched.instance.use_egress(&policy);
     used.map_err(|error| format!("the instance cannot be told where it may connect to: {error}"))?;
     Ok(policy)
+}
+
+impl Slots {
+    /// Has an instance stay, unless its function is gone.
+    pub(super) fn hold(&mut self, id: u64) {
+        if !self.holds_none {
+            self.held.insert(id);
+        }
+    }
 }
 
 impl Slot {

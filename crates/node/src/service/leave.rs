@@ -1,6 +1,6 @@
 //! A daemon that ends in order, and leaves its instances to the next one.
 
-use super::Service;
+use super::{Service, Slots};
 use crate::instance::{Command, Leaving};
 
 impl Service {
@@ -8,22 +8,28 @@ impl Service {
     /// other one after its last connection. Idle ones that persist sleep, if they may: it takes
     /// long. How many are still to be waited for.
     pub(crate) fn leave_all(&self, may_sleep: bool) -> usize {
-        if self.is_retired() {
-            // The next daemon would not have them.
-            self.retire_all();
-            return self.instance_count();
+        let is_retired = self.is_retired();
+        if is_retired {
+            // The next daemon would not have them, but for its sandboxes.
+            self.retire_others();
         }
         let (persists, is_single_use) = (self.persists(), self.is_single_use());
         let mut slots = self.slots();
+        let Slots { all, held, .. } = &mut *slots;
         let mut waited_for = 0;
-        for slot in slots.values_mut() {
+        for (id, slot) in all {
+            if is_retired && !held.contains(id) {
+                waited_for += 1;
+                continue;
+            }
             if persists && may_sleep && slot.state.is_idle() && !slot.table.cannot_sleep() {
                 // What lies on disk outlives the monitor, too.
                 slot.table.tell(Command::Sleep(None));
                 waited_for += 1;
                 continue;
             }
-            let ends = is_single_use && slot.table.lasting() == 0;
+            // A sandbox does not end with a connection.
+            let ends = is_single_use && !held.contains(id) && slot.table.lasting() == 0;
             match slot.table.leaving() {
                 Leaving::Kept if !ends => continue,
                 Leaving::NotYet if !ends => slot.table.tell(Command::Leave),
@@ -41,8 +47,11 @@ impl Service {
     /// Ends the instances that do not outlive this daemon, whatever they do.
     pub(crate) fn kill_those_that_stay(&self) {
         let is_retired = self.is_retired();
-        for slot in self.slots().values_mut() {
-            if is_retired || slot.table.leaving() != Leaving::Kept {
+        let mut slots = self.slots();
+        let Slots { all, held, .. } = &mut *slots;
+        for (id, slot) in all {
+            let is_wanted = !is_retired || held.contains(id);
+            if !is_wanted || slot.table.leaving() != Leaving::Kept {
                 slot.end();
                 slot.table.tell(Command::End);
             }

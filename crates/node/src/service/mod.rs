@@ -111,6 +111,8 @@ struct Slots {
     asleep: Sleepers,
     /// Those that stay, awake or asleep, until they are told to end; no request reaches them.
     held: BTreeSet<u64>,
+    /// The function is gone, and with it the reason to hold any.
+    holds_none: bool,
     /// Those that are being put to sleep to make room for others.
     leaving: BTreeSet<u64>,
     /// Those that are paused and keep their memory, and why that could not be written.
@@ -409,13 +411,7 @@ impl Service {
     /// Ends all idle instances, those that are asleep, and every other one after its last connection.
     pub fn retire_all(&self) {
         self.end_all_asleep();
-        let mut slots = self.slots();
-        for slot in slots.values_mut() {
-            if slot.connections == 0 {
-                slot.end();
-                slot.table.tell(Command::Stop);
-            }
-        }
+        self.slots().values_mut().for_each(Slot::retire);
     }
 
     /// One that was to be frozen stays, if it has not ended.
@@ -464,11 +460,16 @@ impl Service {
         let (reply, frozen) = oneshot::channel();
         let (id, upstreams) = {
             let mut slots = self.slots();
+            let Slots { all, held, .. } = &mut *slots;
             let is_idle = |slot: &Slot| slot.state.is_idle();
-            let idle = slots.iter_mut().filter(|(_, slot)| is_idle(slot));
             let found = match id {
-                Some(id) => slots.get_mut(&id).filter(|slot| is_idle(slot)).map(|slot| (id, slot)),
-                None => idle.max_by_key(|(_, slot)| slot.served).map(|(id, slot)| (*id, slot)),
+                Some(id) => all.get_mut(&id).filter(|slot| is_idle(slot)).map(|slot| (id, slot)),
+                // Sandboxes are ended by those only who name them.
+                None => all
+                    .iter_mut()
+                    .filter(|(id, slot)| is_idle(slot) && !held.contains(id))
+                    .max_by_key(|(_, slot)| slot.served)
+                    .map(|(id, slot)| (*id, slot)),
             };
             let (id, slot) = found.ok_or_else(|| self.nothing_to_freeze(id))?;
             // It gets no more connections.
@@ -812,6 +813,14 @@ impl Slot {
     fn end(&mut self) {
         self.change(Change::End);
         self.ending.announce(true);
+    }
+
+    /// It ends now if it is idle.
+    fn retire(&mut self) {
+        if self.connections == 0 {
+            self.end();
+            self.table.tell(Command::Stop);
+        }
     }
 
     /// It was idle and about to end, and does not.

@@ -586,7 +586,8 @@ impl Service {
         (attend, join): (impl Fn(Arc<Client>) -> Done, impl Fn(JoinedOrphan)),
     ) -> Result<(), LaunchError> {
         let no = |what: &str| LaunchError(what.to_owned());
-        if self.is_single_use() && connections.is_empty() {
+        let is_sandbox = self.slots().held.contains(&note.id);
+        if self.is_single_use() && !is_sandbox && connections.is_empty() {
             return Err(no("its only connection ended with its daemon"));
         }
         let capacity = self.shared.capacity().try_acquire_owned();

@@ -1,6 +1,7 @@
-//! The end of a version that is served no longer: what it serves may go on for a while.
+//! The end of a version that is served no longer: what it serves may go on for a while, and its
+//! sandboxes until they are told to end.
 
-use super::Service;
+use super::{Service, Slot, Slots};
 use crate::clock::monotonic_ns;
 use crate::health::{Requests, Verdict};
 use crate::instance::Command;
@@ -19,31 +20,69 @@ impl Service {
     }
 
     /// It is served no longer: its idle instances end now, each other one when it has answered
-    /// and its connections are idle.
+    /// and its connections are idle. Its sandboxes stay.
     pub(crate) fn retire_from_service(&self) {
         self.retired.store(true, SeqCst);
-        self.end_sleep();
         self.retire_step();
+    }
+
+    /// Its function is gone: its sandboxes are instances as all others.
+    pub(crate) fn hold_none(&self) {
+        let mut slots = self.slots();
+        slots.holds_none = true;
+        slots.held.clear();
     }
 
     /// Ends what is idle, and has connections that were handed over end as soon as they are.
     fn retire_step(&self) {
-        self.retire_all();
-        for slot in self.slots().values() {
+        self.retire_others();
+        let mut slots = self.slots();
+        for slot in slots.others() {
             slot.table.tell(Command::Retire);
         }
     }
 
+    /// Ends all instances but sandboxes: idle ones and those that are asleep now, and every other
+    /// one after its last connection.
+    pub(crate) fn retire_others(&self) {
+        self.end_others_asleep();
+        self.slots().others().for_each(Slot::retire);
+    }
+
+    /// Ends all instances but sandboxes, whatever they do; how many there are.
+    fn kill_others(&self) -> usize {
+        let mut slots = self.slots();
+        let mut ended = 0;
+        for slot in slots.others() {
+            slot.end();
+            slot.table.tell(Command::End);
+            ended += 1;
+        }
+        ended
+    }
+
+    /// How many live instances are no sandboxes.
+    pub(crate) fn count_others(&self) -> usize {
+        self.slots().others().count()
+    }
+
+    /// How many sandboxes it has, those included that are asleep.
+    pub(crate) fn held_count(&self) -> usize {
+        let slots = self.slots();
+        slots.held.iter().filter(|id| slots.contains_key(id) || slots.asleep.contains(**id)).count()
+    }
+
     /// Follows a service that was retired to its end, which comes after the function's `limits.drain`
-    /// at the latest. `is_held` says whether somebody else may begin something on it.
-    pub(crate) async fn wind_up(self: Arc<Self>, is_held: impl Fn(&Arc<Self>) -> bool) {
+    /// at the latest, or with its last sandbox. `is_in_use` says whether somebody else may begin
+    /// something on it.
+    pub(crate) async fn wind_up(self: Arc<Self>, is_in_use: impl Fn(&Arc<Self>) -> bool) {
         let deadline = Instant::now() + self.config.limits.drain.0;
         let mut is_told = false;
-        while self.instance_count() > 0 || is_held(&self) {
+        while self.instance_count() + self.asleep_count() > 0 || is_in_use(&self) {
             sleep(LOOK).await;
             self.retire_step();
             if Instant::now() >= deadline {
-                let ended = self.kill_all();
+                let ended = self.kill_others();
                 if ended > 0 && !std::mem::replace(&mut is_told, true) {
                     let (function, version) = (self.name(), self.version);
                     let drain = self.config.limits.drain;
@@ -84,5 +123,13 @@ impl Service {
         {
             self.shared.failures().report(self.name().clone(), self.version, reason);
         }
+    }
+}
+
+impl Slots {
+    /// The live instances that are no sandboxes.
+    pub(super) fn others(&mut self) -> impl Iterator<Item = &mut Slot> {
+        let Self { all, held, .. } = self;
+        all.iter_mut().filter(|(id, _)| !held.contains(id)).map(|(_, slot)| slot)
     }
 }

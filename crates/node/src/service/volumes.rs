@@ -62,7 +62,7 @@ impl NodeState {
         let ids: Vec<_> = ids.iter().map(u64::to_string).collect();
         Err(format!(
             "volume `{}` is in use by instance {} of `{function}`; end that first: `thaw restart \
-             {function}` ends the instances of a function",
+             {function}` ends the instances of a function, and `thaw sandbox kill` a sandbox",
             volumes[0],
             ids.join(", "),
         ))

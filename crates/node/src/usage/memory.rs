@@ -53,12 +53,12 @@ impl MemoryUse {
 /// as long as there is time.
 pub async fn measure_memory(shared: &Arc<NodeState>) -> BTreeMap<String, MemoryUse> {
     let (mut found, mut ahead) = (BTreeMap::new(), Vec::new());
-    for service in shared.services() {
+    for service in shared.everything() {
         let instances = service.instances();
         let live: Vec<u64> =
             instances.iter().filter(|one| one.pid != 0).map(|one| one.id).collect();
-        let memory = MemoryUse { instances: live.len(), ..MemoryUse::default() };
-        found.insert(service.name().to_string(), memory);
+        let of_function: &mut MemoryUse = found.entry(service.name().to_string()).or_default();
+        of_function.instances += live.len();
         ahead.push((service, live));
     }
     let deadline = Instant::now() + COUNTING_MAX;

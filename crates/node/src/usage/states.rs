@@ -130,7 +130,7 @@ async fn measure_by_state(shared: &Arc<NodeState>) -> Vec<StateMemory> {
 /// All whose memory there is to count, by function and state.
 fn subjects(shared: &NodeState) -> BTreeMap<(String, &'static str), Vec<Subject>> {
     let mut all: BTreeMap<_, Vec<Subject>> = BTreeMap::new();
-    for service in shared.services() {
+    for service in shared.everything() {
         let function = service.name().to_string();
         for one in service.instances().into_iter().filter(|one| one.pid != 0) {
             let subject = Subject::Instance(service.clone(), one.id);

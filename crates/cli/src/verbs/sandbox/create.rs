@@ -8,26 +8,33 @@ use clap::{Args, ValueEnum};
 use std::collections::BTreeMap;
 use thaw_node::admin::FunctionInfo;
 use thaw_node::build::{BuildOptions, Trust, build};
-use thaw_node::config::{ByteSize, CONFIG_FILE, EgressRule, TimeSpan};
+use thaw_node::config::{ByteSize, CONFIG_FILE, EgressRule, Isolation, TimeSpan};
 use thaw_node::home::Home;
 use thaw_node::sandboxes::{NewSandbox, OnTimeout, SandboxEgress, SandboxInfo};
 use thaw_oci::Reference;
 
-/// Make a sandbox of a function's image, or of a container image.
+/// Make a sandbox of a function's image, of a container image, or of a checkpoint.
 ///
 /// A function is one that the daemon serves; its sandbox begins where the function was frozen. Of
 /// a container image nothing is run: its sandbox has no program until one is started in it. The
 /// first sandbox of an image builds a function `sandbox-IMAGE` for that, which takes as long as
-/// the image takes to be pulled; all others take milliseconds.
+/// the image takes to be pulled; all others take milliseconds. With `--checkpoint` it begins where
+/// the checkpoint was taken, with all files and processes of then.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     thaw sandbox create debian:12\n  \
     thaw sandbox create my-function --name box --timeout 10m --on-timeout kill\n  \
     thaw sandbox create debian:12 --egress '*:443'\n  \
+    thaw sandbox create --checkpoint before --name box\n  \
     thaw sandbox create debian:12 --metadata owner=me --json")]
 pub struct Arguments {
     /// A function, or a container image, by its name in the store or in a registry.
-    image: String,
+    #[arg(required_unless_present = "checkpoint", conflicts_with = "checkpoint")]
+    image: Option<String>,
+    /// A checkpoint that it begins where it was taken (`thaw sandbox checkpoint`); one that is not
+    /// encrypted.
+    #[arg(long, value_name = "NAME")]
+    checkpoint: Option<String>,
     /// The name of the sandbox; one is made up without.
     #[arg(long, default_value = "")]
     name: String,
@@ -74,7 +81,11 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let metadata = arguments.metadata.iter().map(|text| pair(text));
     let new = NewSandbox {
         name: arguments.name.clone(),
-        function: function(&daemon, arguments)?,
+        function: match &arguments.image {
+            Some(image) => function(&daemon, image, arguments)?,
+            None => String::new(),
+        },
+        checkpoint: arguments.checkpoint.clone(),
         timeout_s: arguments.timeout.map(|timeout| timeout.0.as_secs()),
         on_timeout: match arguments.on_timeout {
             When::Pause => OnTimeout::Pause,
@@ -86,7 +97,22 @@ pub fn run(arguments: &Arguments) -> Outcome {
         ..NewSandbox::default()
     };
     let info: SandboxInfo = daemon.send_json("POST", "/sandboxes", &new)?;
+    note_isolation(&daemon, &info);
     output::print_done(arguments.json, &info, |info| info.name.clone())
+}
+
+/// Says so where a sandbox ends with the daemon: instances that serve one request do not sleep.
+fn note_isolation(daemon: &Daemon, info: &SandboxInfo) {
+    // The sandbox is there, whether this can be told or not.
+    let functions: Vec<FunctionInfo> = daemon.get("/functions").unwrap_or_default();
+    let is_its = |known: &&FunctionInfo| known.name == info.function;
+    if functions.iter().find(is_its).is_some_and(|known| known.isolation == Isolation::Request) {
+        eprintln!(
+            "thaw: note: sandboxes of {} do not sleep, and end when the daemon is stopped; set \
+             isolation = \"instance\" and persist = true in its thaw.toml",
+            info.function
+        );
+    }
 }
 
 fn pair(text: &str) -> Result<(String, String), Failure> {
@@ -97,13 +123,13 @@ fn pair(text: &str) -> Result<(String, String), Failure> {
 }
 
 /// The function that is meant, which is built if it is a container image that none was built of.
-fn function(daemon: &Daemon, arguments: &Arguments) -> Result<String, Failure> {
+fn function(daemon: &Daemon, image: &str, arguments: &Arguments) -> Result<String, Failure> {
     let functions: Vec<FunctionInfo> = daemon.get("/functions")?;
     let is_known = |name: &str| functions.iter().any(|known| known.name.as_str() == name);
-    if is_known(&arguments.image) {
-        return Ok(arguments.image.clone());
+    if is_known(image) {
+        return Ok(image.to_owned());
     }
-    let name = function_name(&arguments.image, arguments.memory)?;
+    let name = function_name(image, arguments.memory)?;
     if is_known(&name) {
         return Ok(name);
     }
@@ -111,10 +137,10 @@ fn function(daemon: &Daemon, arguments: &Arguments) -> Result<String, Failure> {
         return Err(Failure::failed(format!(
             "that daemon serves no function `{}`, and images are made into functions beside the \
              daemon only; run this there, without --admin",
-            arguments.image
+            image
         )));
     }
-    build_function(&name, arguments)?;
+    build_function(&name, image, arguments)?;
     Ok(name)
 }
 
@@ -130,9 +156,9 @@ fn function_name(image: &str, memory: ByteSize) -> Result<String, Failure> {
     Ok(if tail > 0 { format!("sb{}", &name[tail..]) } else { name })
 }
 
-fn build_function(name: &str, arguments: &Arguments) -> Result<(), Failure> {
+fn build_function(name: &str, image: &str, arguments: &Arguments) -> Result<(), Failure> {
     let home = Home::from_environment()?;
-    let image = toml::Value::String(arguments.image.clone());
+    let image = toml::Value::String(image.to_owned());
     let text = format!(
         "name = \"{name}\"\nisolation = \"instance\"\npersist = true\n[entry]\nkind = \"sandbox\"\n\
          [runtime]\nimage = {image}\n[limits]\nmemory = \"{}\"\nmemory_max = \"{}\"\ncpu_max = {CPU_MAX}\n\

@@ -34,6 +34,7 @@ use thaw_node::service::VolumeFiles;
     thaw sandbox port box 8080\n  \
     thaw sandbox egress box --allow 'api.example.com:443'\n  \
     thaw sandbox limits box --memory 2GiB\n  \
+    thaw sandbox checkpoint box before; thaw sandbox create --checkpoint before\n  \
     thaw sandbox pause box; thaw sandbox fork box; thaw sandbox kill box")]
 pub struct Arguments {
     #[command(subcommand)]
@@ -66,7 +67,7 @@ enum Verb {
     /// Make another sandbox with all that this one has in memory.
     #[command(after_help = "Example:\n  thaw sandbox fork box --name copy")]
     Fork(ForkArguments),
-    /// Write a sandbox to the store, for `thaw restore`.
+    /// Write a sandbox to the store, for `thaw sandbox create --checkpoint`.
     #[command(after_help = "Example:\n  thaw sandbox checkpoint box before")]
     Checkpoint(CheckpointArguments),
     /// End a sandbox.

@@ -68,8 +68,12 @@ pub fn show(info: &SandboxInfo, json: bool) -> Outcome {
             format!("\nit is paused and keeps its memory, which could not be written: {why}")
         });
         let kept = kept.unwrap_or_default();
+        let version = match info.version {
+            0 => String::new(),
+            version => format!(" version {version}"),
+        };
         let text = format!(
-            "{name}: instance {instance} of {of}, {state}, made {age} ago\ntimeout: {timeout}, then \
+            "{name}: instance {instance} of {of}{version}, {state}, made {age} ago\ntimeout: {timeout}, then \
              {:?}{kept}{usage}{egress}{network}{metadata}",
             info.on_timeout
         );

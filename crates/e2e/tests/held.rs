@@ -1,0 +1,248 @@
+//! Sandboxes stay when the version of their function is replaced, until they are told to end.
+
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use thaw_e2e::{
+    Daemon, DaemonOptions, Function, Outcome, built_home, pause_until_hibernated, run, thaw,
+    wait_until,
+};
+
+/// A function without a program, with some programs of this host and a file of its own.
+const BOX: &str = r#"
+name = "box"
+isolation = "instance"
+persist = true
+[entry]
+kind = "sandbox"
+[runtime]
+kind = "python3"
+programs = ["sh", "cat", "sleep"]
+[limits]
+instances = 50
+keep_alive = "1s"
+drain = "1s"
+"#;
+
+/// A home with `box`, whose `/app/version` says which build it is.
+struct Box {
+    home: PathBuf,
+}
+
+impl Box {
+    fn built(label: &str) -> Self {
+        let new = Self { home: built_home(label, &[]) };
+        new.build("first");
+        new
+    }
+
+    /// The same, of instances that serve one request.
+    fn of_requests(label: &str) -> Self {
+        let server = Function::Variant {
+            example: "hello-python",
+            name: "server",
+            keys: "".into(),
+            limits: "",
+        };
+        Self { home: built_home(label, &[server]) }
+    }
+
+    /// Builds a version whose file says this.
+    fn build(&self, says: &str) {
+        let directory = self.home.with_extension("box");
+        fs::create_dir_all(&directory).unwrap();
+        fs::write(directory.join("thaw.toml"), BOX).unwrap();
+        fs::write(directory.join("version"), says).unwrap();
+        self.ok(&["build", directory.to_str().unwrap()]);
+    }
+
+    fn call(&self, arguments: &[&str]) -> Outcome {
+        run(thaw().args(arguments).env("THAW_HOME", &self.home))
+    }
+
+    fn ok(&self, arguments: &[&str]) -> String {
+        self.call(arguments).success()
+    }
+
+    fn json(&self, arguments: &[&str]) -> Value {
+        serde_json::from_str(&self.ok(&[arguments, &["--json"]].concat())).unwrap()
+    }
+
+    /// Makes a sandbox with a file that has its name.
+    fn create(&self, name: &str) {
+        self.ok(&["sandbox", "create", "box", "--name", name]);
+        self.ok(&["exec", name, "--", "sh", "-c", &format!("echo {name} > /tmp/file")]);
+    }
+
+    /// Which build a sandbox is of, and what its file says.
+    fn has(&self, name: &str) -> (String, String) {
+        let said = self.ok(&["exec", name, "--", "sh", "-c", "cat version; echo; cat /tmp/file"]);
+        let (version, file) = said.split_once('\n').unwrap();
+        (version.to_owned(), file.trim().to_owned())
+    }
+
+    fn version_of(&self, name: &str) -> Value {
+        self.json(&["sandbox", "show", name])["version"].clone()
+    }
+
+    /// Instances of a version of the function.
+    fn live(&self, version: u64) -> Value {
+        let versions = self.json(&["versions", "box"]);
+        let all = versions["versions"].as_array().unwrap();
+        all.iter().find(|one| one["number"] == version).unwrap()["instances"].clone()
+    }
+}
+
+fn pair(version: &str, file: &str) -> (String, String) {
+    (version.to_owned(), file.to_owned())
+}
+
+#[test]
+fn sandboxes_stay_when_their_version_is_replaced() {
+    let made = Box::built("held-versions");
+    let daemon = Daemon::start(&made.home, &DaemonOptions::default());
+    made.create("runs");
+    made.create("rests");
+    pause_until_hibernated(&made.home, "rests");
+    made.build("second");
+    made.create("new");
+    assert_eq!((made.version_of("runs"), made.version_of("new")), (1.into(), 2.into()));
+    made.ok(&["activate", "box", "1"]);
+    made.ok(&["rollback", "box"]);
+    let restarted = made.ok(&["restart", "box"]);
+    assert!(restarted.contains("3 sandboxes stay"), "{restarted}");
+    // Longer than `drain` and `keep_alive`.
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    assert_eq!(made.has("runs"), pair("first", "runs"));
+    assert_eq!(made.has("rests"), pair("first", "rests"));
+    assert_eq!(made.has("new"), pair("second", "new"));
+    made.ok(&["sandbox", "fork", "runs", "--name", "copy"]);
+    assert_eq!(made.has("copy"), pair("first", "runs"));
+    pause_until_hibernated(&made.home, "copy");
+    made.ok(&["sandbox", "resume", "copy"]);
+    assert_eq!(made.live(1), 3);
+    for name in ["runs", "rests", "copy"] {
+        made.ok(&["sandbox", "kill", name]);
+    }
+    wait_until("nothing is left of the first version", || made.live(1).is_null());
+    assert_eq!(made.has("new"), pair("second", "new"));
+    let removed = made.call(&["remove", "box"]);
+    assert!(removed.stderr.contains("1 sandbox of box ends with it"), "{removed:?}");
+    wait_until("its sandbox has ended", || daemon.instances("box").is_empty());
+}
+
+#[test]
+fn the_next_daemon_takes_over_sandboxes_of_older_versions() {
+    let made = Box::built("held-takeover");
+    let mut daemon = Daemon::start(&made.home, &DaemonOptions::default());
+    made.create("runs");
+    made.create("sleeps");
+    // More versions than a collection of garbage keeps.
+    for says in ["second", "third", "fourth", "fifth", "sixth"] {
+        made.build(says);
+    }
+    let instance = made.json(&["sandbox", "show", "sleeps"])["instance"].to_string();
+    made.ok(&["sleep", "box", "--instance", &instance]);
+    made.ok(&["gc"]);
+    daemon.wait_until_kept("box");
+    daemon.kill_and_await_next();
+    assert_eq!(made.has("runs"), pair("first", "runs"));
+    assert_eq!(made.has("sleeps"), pair("first", "sleeps"));
+    made.create("new");
+    assert_eq!(made.has("new"), pair("sixth", "new"));
+    // One that is stopped puts them to sleep, since their function has `persist`.
+    daemon.stop();
+    made.ok(&["gc"]);
+    let _daemon = Daemon::start(&made.home, &DaemonOptions::default());
+    assert_eq!(made.has("runs"), pair("first", "runs"));
+    assert_eq!(made.has("sleeps"), pair("first", "sleeps"));
+    assert_eq!(made.has("new"), pair("sixth", "new"));
+    for name in ["runs", "sleeps"] {
+        made.ok(&["sandbox", "kill", name]);
+    }
+    wait_until("the first version is gone", || {
+        made.ok(&["gc"]);
+        let versions = made.json(&["versions", "box"]);
+        versions["versions"].as_array().unwrap().iter().all(|one| one["number"] != 1)
+    });
+}
+
+#[test]
+fn a_name_is_free_as_soon_as_its_sandbox_has_ended() {
+    let made = Box::built("held-names");
+    let _daemon = Daemon::start(&made.home, &DaemonOptions::default());
+    for _ in 0..5 {
+        made.create("again");
+        let instance = made.json(&["sandbox", "show", "again"])["instance"].to_string();
+        end_first_process(&made, &instance);
+    }
+}
+
+fn end_first_process(made: &Box, instance: &str) {
+    let pid =
+        made.json(&["ps"]).as_array().unwrap().iter().find_map(|one| {
+            (one["id"].to_string() == instance).then(|| one["pid"].as_u64()).flatten()
+        });
+    let pid = pid.expect("it is live");
+    assert!(Path::new(&format!("/proc/{pid}")).exists());
+    run(Command::new("kill").args(["-9", &pid.to_string()])).success();
+    wait_until("it is gone", || {
+        made.call(&["sandbox", "kill", "again"]).stderr.contains("no sandbox is named")
+    });
+}
+
+#[test]
+fn a_sandbox_is_made_of_a_checkpoint() {
+    let made = Box::built("held-checkpoint");
+    let _daemon = Daemon::start(&made.home, &DaemonOptions::default());
+    made.create("one");
+    let counts = "i=0; while :; do i=$((i+1)); echo $i > /tmp/count; sleep 0.05; done";
+    made.ok(&["exec", "-d", "one", "--", "sh", "-c", counts]);
+    made.ok(&["sandbox", "checkpoint", "one", "before"]);
+    made.ok(&["exec", "one", "--", "sh", "-c", "echo later > /tmp/file"]);
+    made.ok(&["sandbox", "kill", "one"]);
+    let create = ["sandbox", "create", "--checkpoint"];
+    let of = |rest: &[&str]| made.call(&[&create[..], rest].concat());
+    assert_eq!(of(&["before", "--name", "one", "--timeout", "2s"]).success(), "one\n");
+    assert_eq!(made.has("one"), pair("first", "one"));
+    let count = || made.ok(&["exec", "one", "--", "cat", "/tmp/count"]);
+    let before = count();
+    wait_until("its process goes on", || count() != before);
+    wait_until("its time has come", || made.ok(&["sandbox", "list"]).contains("hibernated"));
+    assert!(count() != before);
+    let taken = of(&["before", "--name", "one"]);
+    assert!(taken.stderr.contains("there is a sandbox `one` already"), "{taken:?}");
+    let unknown = of(&["nothing"]);
+    assert!(unknown.stderr.contains("no checkpoint is named `nothing`"), "{unknown:?}");
+    let key = made.home.with_extension("key");
+    fs::write(&key, [7; 32]).unwrap();
+    let sealed = ["sandbox", "checkpoint", "one", "sealed", "--key-file"];
+    made.ok(&[&sealed[..], &[key.to_str().unwrap()]].concat());
+    let sealed = of(&["sealed"]);
+    assert!(sealed.stderr.contains("sandboxes are made of plain ones"), "{sealed:?}");
+    made.ok(&["remove", "box"]);
+    let orphan = of(&["before"]);
+    assert!(orphan.stderr.contains("its function `box` is not served"), "{orphan:?}");
+}
+
+/// No client is connected to a sandbox, so it does not end with one.
+#[test]
+fn sandboxes_of_functions_that_serve_single_requests_are_sandboxes_too() {
+    let made = Box::of_requests("held-requests");
+    let mut daemon = Daemon::start(&made.home, &DaemonOptions::default());
+    let created = made.call(&["sandbox", "create", "server", "--name", "one"]);
+    assert!(created.stderr.contains("end when the daemon is stopped"), "{created:?}");
+    let python = |name: &str, line: &str| made.ok(&["exec", name, "--", "python3", "-c", line]);
+    python("one", "open('/tmp/file', 'w').write('kept')");
+    let read = "print(open('/tmp/file').read())";
+    made.ok(&["sandbox", "fork", "one", "--name", "copy"]);
+    made.ok(&["sandbox", "checkpoint", "one", "before"]);
+    made.ok(&["sandbox", "create", "--checkpoint", "before", "--name", "restored"]);
+    pause_until_hibernated(&made.home, "copy");
+    daemon.wait_until_kept("server");
+    daemon.kill_and_await_next();
+    for name in ["one", "copy", "restored"] {
+        assert_eq!(python(name, read), "kept\n");
+    }
+}
