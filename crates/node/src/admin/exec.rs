@@ -7,12 +7,13 @@
 //! prints is kept within a bound.
 
 use super::Admin;
+use super::extract::{Path, Query};
 use super::routes::{problem, unknown_instance};
 use crate::instance::ConnectionTable;
 use crate::sandboxes::exec::{Exec, ExecProblem};
 use crate::sandboxes::{ExecRequest, ExecState, Next, READERS_MAX, Reader, Stream};
 use axum::body::Body;
-use axum::extract::{Path, Query, Request, State};
+use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};

@@ -2,6 +2,7 @@
 //! its boot went.
 
 use super::Admin;
+use super::extract::{Path, Query};
 use super::routes::{problem, unknown_function, unknown_instance};
 use crate::boots::BootRecord;
 use crate::clock::monotonic_ns;
@@ -9,7 +10,7 @@ use crate::edge::Addresses;
 use crate::gateway::own_connection;
 use crate::service::Service;
 use axum::body::Body;
-use axum::extract::{Path, Query, Request, State};
+use axum::extract::{Request, State};
 use axum::http::header::{CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING};
 use axum::http::{HeaderValue, Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};

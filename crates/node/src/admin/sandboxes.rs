@@ -1,13 +1,14 @@
 //! Requests about sandboxes.
 
 use super::Admin;
+use super::extract::{JsonBody, Path, Query};
 use super::routes::problem;
 use crate::sandboxes::ports::PortProblem;
 use crate::sandboxes::registry::SandboxProblem;
 use crate::sandboxes::{
     EgressInfo, LimitsChange, LimitsInfo, NewSandbox, SandboxEgress, SandboxInfo, SandboxInject,
 };
-use axum::extract::{Path, Query, Request, State};
+use axum::extract::{Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
@@ -54,7 +55,10 @@ async fn list(State(admin): State<Admin>) -> Json<Vec<SandboxInfo>> {
     Json(admin.sandboxes.list())
 }
 
-async fn create(State(admin): State<Admin>, Json(new): Json<NewSandbox>) -> Response {
+async fn create(
+    State(admin): State<Admin>,
+    JsonBody(new): JsonBody<NewSandbox>,
+) -> Response {
     answer(admin.sandboxes.create(new).await)
 }
 
@@ -73,7 +77,7 @@ async fn egress(State(admin): State<Admin>, Path(name): Path<String>) -> Respons
 async fn set_egress(
     State(admin): State<Admin>,
     Path(name): Path<String>,
-    Json(egress): Json<SandboxEgress>,
+    JsonBody(egress): JsonBody<SandboxEgress>,
 ) -> Response {
     egress_answer(admin.sandboxes.set_egress(&name, &egress).await)
 }
@@ -81,7 +85,7 @@ async fn set_egress(
 async fn set_inject(
     State(admin): State<Admin>,
     Path(name): Path<String>,
-    Json(inject): Json<SandboxInject>,
+    JsonBody(inject): JsonBody<SandboxInject>,
 ) -> Response {
     egress_answer(admin.sandboxes.set_inject(&name, inject).await)
 }
@@ -97,7 +101,7 @@ async fn limits(State(admin): State<Admin>, Path(name): Path<String>) -> Respons
 async fn set_limits(
     State(admin): State<Admin>,
     Path(name): Path<String>,
-    Json(change): Json<LimitsChange>,
+    JsonBody(change): JsonBody<LimitsChange>,
 ) -> Response {
     limits_answer(admin.sandboxes.set_limits(&name, change).await)
 }
