@@ -69,6 +69,9 @@ pub struct Arguments {
     daemon: DaemonArguments,
 }
 
+/// Most bytes of the path of a request to the daemon, which has the path for the function in it.
+const URL_MAX: usize = 60 << 10;
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Header(String, String);
 
@@ -109,6 +112,13 @@ pub fn run(arguments: &Arguments) -> Outcome {
         escape(&method),
         escape(&arguments.path)
     );
+    if url.len() > URL_MAX {
+        return Err(Failure::failed(format!(
+            "the path is too long: a request has room for {URL_MAX} bytes, and this one takes {}; \
+             send a part of it with --data",
+            url.len()
+        )));
+    }
     let mut response = daemon.post_raw(&url, &headers, &body.unwrap_or_default())?;
     let status = response.status();
     if arguments.json {
