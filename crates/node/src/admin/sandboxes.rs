@@ -55,11 +55,22 @@ async fn list(State(admin): State<Admin>) -> Json<Vec<SandboxInfo>> {
     Json(admin.sandboxes.list())
 }
 
-async fn create(
-    State(admin): State<Admin>,
-    JsonBody(new): JsonBody<NewSandbox>,
-) -> Response {
+async fn create(State(admin): State<Admin>, JsonBody(new): JsonBody<NewSandbox>) -> Response {
+    if let Err(error) = check_name(&new.name) {
+        return refusal(&error);
+    }
     answer(admin.sandboxes.create(new).await)
+}
+
+/// Refuses a name that would be taken for the number of an instance.
+fn check_name(name: &str) -> Result<(), SandboxProblem> {
+    if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Ok(());
+    }
+    Err(SandboxProblem::Wrong(format!(
+        "a sandbox cannot be named `{name}`, which would be taken for the number of an instance; \
+         put a letter into the name"
+    )))
 }
 
 async fn show(State(admin): State<Admin>, Path(name): Path<String>) -> Response {
@@ -129,6 +140,9 @@ async fn fork(
     Path(name): Path<String>,
     Query(query): Query<ForkQuery>,
 ) -> Response {
+    if let Err(error) = check_name(&query.name) {
+        return refusal(&error);
+    }
     answer(admin.sandboxes.fork(&name, &query.name).await)
 }
 
@@ -189,4 +203,18 @@ async fn set_timeout(
 ) -> Response {
     let changed = admin.sandboxes.set_timeout(&name, query.seconds);
     answer(changed.and_then(|()| admin.sandboxes.find(&name)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_not_a_number() {
+        for name in ["", "box", "8a", "a8", "sb-83"] {
+            assert!(check_name(name).is_ok(), "{name}");
+        }
+        let why = check_name("83").unwrap_err().to_string();
+        assert!(why.contains("number of an instance"), "{why}");
+    }
 }
