@@ -32,7 +32,7 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
-    let home = Home::from_environment()?;
+    let home = Home::existing()?;
     let store = Store::open(&home.store())?;
     let asleep = images_of_sleepers(&home.asleep()?)?;
     let removal = if arguments.dry_run { Removal::DryRun } else { Removal::Remove };
