@@ -81,6 +81,12 @@ struct Live {
     images: BTreeSet<ImageId>,
 }
 
+/// Nobody has a session while this lasts.
+#[derive(Debug)]
+pub struct KeptOut {
+    _lock: File,
+}
+
 /// Images that nobody needs, with the files that hold them, locked.
 type UnusedImages = BTreeMap<ImageId, Vec<(PathBuf, File)>>;
 
@@ -158,6 +164,11 @@ impl Store {
     }
 
     /// Keeps all sessions of all processes out.
+    /// Keeps sessions out, and with them builds and collections, until the result is dropped.
+    pub fn keep_sessions_out(&self, patience: Duration) -> Result<KeptOut> {
+        Ok(KeptOut { _lock: self.lock_all(patience)? })
+    }
+
     pub(crate) fn lock_all(&self, patience: Duration) -> Result<File> {
         let _acting = self.layout.act()?;
         let path = self.layout.lock();
