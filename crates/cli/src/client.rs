@@ -5,6 +5,7 @@ use crate::failure::Failure;
 use crate::unix_transport::UnixConnector;
 use clap::Args;
 use serde::de::DeserializeOwned;
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::time::Duration;
 use thaw_node::admin::{AdminAddress, AdminToken, Problem, connect_unix};
@@ -34,6 +35,7 @@ impl DaemonArguments {
 }
 
 /// A client of the daemon's admin API.
+#[derive(Clone)]
 pub struct Daemon {
     agent: Agent,
     admin: AdminAddress,
@@ -261,11 +263,40 @@ impl Daemon {
         }
     }
 
+    /// Why a request has no answer.
     fn unreachable(&self, error: &ureq::Error) -> Failure {
-        Failure::failed(format!(
-            "the daemon at {} does not answer ({error}); is `thaw serve` running?",
-            self.admin
-        ))
+        let admin = &self.admin;
+        Failure::failed(match error {
+            error if is_unconnected(error) => {
+                format!("the daemon at {admin} does not answer ({error}); is `thaw serve` running?")
+            }
+            ureq::Error::Http(error) => {
+                format!("the request cannot be sent ({error}); give it a shorter or another path")
+            }
+            error => format!(
+                "the connection to the daemon at {admin} has ended before its answer ({error}); \
+                 the daemon's log may say why"
+            ),
+        })
+    }
+}
+
+/// Whether nobody was there to take the request.
+fn is_unconnected(error: &ureq::Error) -> bool {
+    match error {
+        ureq::Error::Io(error) => matches!(
+            error.kind(),
+            ErrorKind::NotFound
+                | ErrorKind::ConnectionRefused
+                | ErrorKind::PermissionDenied
+                | ErrorKind::AddrNotAvailable
+                | ErrorKind::HostUnreachable
+                | ErrorKind::NetworkUnreachable
+                | ErrorKind::TimedOut
+        ),
+        ureq::Error::ConnectionFailed | ureq::Error::HostNotFound => true,
+        ureq::Error::Timeout(timeout) => *timeout == ureq::Timeout::Connect,
+        _ => false,
     }
 }
 

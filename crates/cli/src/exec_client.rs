@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::thread;
 use thaw_node::admin::{EXEC_PROTOCOL, Frame, Problem};
-use thaw_node::sandboxes::ExecRequest;
+use thaw_node::sandboxes::{ExecInfo, ExecRequest};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Most bytes of the head of an answer.
@@ -64,11 +64,17 @@ pub enum Input {
 /// # Errors
 /// The daemon refuses, or the connection breaks.
 pub fn run(daemon: &Daemon, instance: u64, request: &ExecRequest) -> Outcome {
+    request.check().map_err(Failure::failed)?;
     let body = serde_json::to_vec(request).expect("plain data");
     let path = format!("/instances/{instance}/exec");
-    let input =
-        if request.stdin || request.terminal.is_some() { Input::Passed } else { Input::None };
-    converse(daemon, &path, &body, input, request.terminal.is_some())
+    let has_terminal = request.terminal.is_some();
+    let input = if request.stdin || has_terminal { Input::Passed } else { Input::None };
+    let started = |exec| match has_terminal {
+        // The terminal in the sandbox makes signals of keys.
+        true => Ok(()),
+        false => pass_signals(daemon, instance, exec),
+    };
+    converse(daemon, &path, &body, (input, has_terminal), started)
 }
 
 /// Stays with a process that runs.
@@ -77,7 +83,8 @@ pub fn run(daemon: &Daemon, instance: u64, request: &ExecRequest) -> Outcome {
 /// There is none, or the connection breaks.
 pub fn attach(daemon: &Daemon, instance: u64, exec: u64, has_terminal: bool) -> Outcome {
     let path = format!("/instances/{instance}/execs/{exec}/attach");
-    converse(daemon, &path, b"", Input::Passed, has_terminal)
+    // Who attached goes away again, and the process goes on.
+    converse(daemon, &path, b"", (Input::Passed, has_terminal), |_| Ok(()))
 }
 
 /// Rows and columns of this terminal, if it is one.
@@ -86,7 +93,13 @@ pub fn window() -> Option<(u16, u16)> {
     Some((size.ws_row, size.ws_col))
 }
 
-fn converse(daemon: &Daemon, path: &str, body: &[u8], input: Input, has_terminal: bool) -> Outcome {
+fn converse(
+    daemon: &Daemon,
+    path: &str,
+    body: &[u8],
+    (input, has_terminal): (Input, bool),
+    started: impl FnOnce(u64) -> io::Result<()>,
+) -> Outcome {
     let mut stream = daemon.upgraded(path, EXEC_PROTOCOL, body)?;
     let sender = Arc::new(Mutex::new(stream.again()?));
     let _modes = if has_terminal && isatty(stdin()) { Some(Raw::begin()?) } else { None };
@@ -98,7 +111,7 @@ fn converse(daemon: &Daemon, path: &str, body: &[u8], input: Input, has_terminal
         // It ends with this process: nobody could interrupt its read.
         thread::spawn(move || pass_input(&sender, has_terminal));
     }
-    show(&mut *stream)
+    show(&mut *stream, started)
 }
 
 fn send(to: &Mutex<Box<dyn Stream>>, frame: Frame, bytes: &[u8]) {
@@ -108,15 +121,59 @@ fn send(to: &Mutex<Box<dyn Stream>>, frame: Frame, bytes: &[u8]) {
 
 fn pass_input(to: &Mutex<Box<dyn Stream>>, has_terminal: bool) {
     let mut buffer = vec![0; 16 << 10];
+    let mut is_in_line = false;
     loop {
         match stdin().read(&mut buffer) {
-            Ok(count) if count > 0 => send(to, Frame::Stdin, &buffer[..count]),
+            Ok(count) if count > 0 => {
+                is_in_line = buffer[count - 1] != b'\n';
+                send(to, Frame::Stdin, &buffer[..count]);
+            }
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            // A terminal has no end of its own.
+            // A terminal has no end of its own. In a line the first character for it ends the line
+            // (termios(3), VEOF).
+            _ if has_terminal && is_in_line => return send(to, Frame::Stdin, b"\x04\x04"),
             _ if has_terminal => return send(to, Frame::Stdin, b"\x04"),
             _ => return send(to, Frame::Stdin, b""),
         }
     }
+}
+
+/// Passes signals that would end this program on to a process, past its input, which it may not read.
+/// A second SIGINT ends this program: the process may not mind the first one.
+fn pass_signals(daemon: &Daemon, instance: u64, exec: u64) -> io::Result<()> {
+    let ignored = ignored_signals();
+    for kind in [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()] {
+        let number = kind.as_raw_value();
+        // nohup(1) means the process, too.
+        if ignored & (1 << (number - 1)) != 0 {
+            continue;
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let mut signals = runtime.block_on(async { signal(kind) })?;
+        let path = format!("/instances/{instance}/execs/{exec}/signal?number={number}");
+        let daemon = daemon.clone();
+        thread::spawn(move || {
+            let mut is_again = false;
+            while runtime.block_on(signals.recv()).is_some() {
+                if is_again && kind == SignalKind::interrupt() {
+                    eprintln!("thaw: the process goes on; `thaw sandbox attach` finds it");
+                    std::process::exit(128 + number);
+                }
+                is_again = true;
+                let (daemon, path) = (daemon.clone(), path.clone());
+                // A process that has just ended gets none.
+                thread::spawn(move || drop(daemon.post::<ExecInfo>(&path)));
+            }
+        });
+    }
+    Ok(())
+}
+
+/// Signals that this program ignores, a bit each (`SigIgn` of proc(5)).
+fn ignored_signals() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
 }
 
 /// Tells whenever the window has another size.
@@ -136,13 +193,14 @@ fn follow_window(told: impl Fn([u8; 4]) + Send + 'static) -> io::Result<()> {
     Ok(())
 }
 
-/// Shows what the process prints until it ends.
-fn show(from: &mut dyn Stream) -> Outcome {
+/// Shows what the process prints until it ends. Its number comes first.
+fn show(from: &mut dyn Stream, started: impl FnOnce(u64) -> io::Result<()>) -> Outcome {
     let broken = |error: io::Error| {
         Failure::failed(format!(
             "the connection to the daemon has ended ({error}); the process goes on"
         ))
     };
+    let mut started = Some(started);
     loop {
         let mut head = [0; 8];
         from.read_exact(&mut head).map_err(broken)?;
@@ -158,6 +216,12 @@ fn show(from: &mut dyn Stream) -> Outcome {
                 stdout().write_all(&bytes).and_then(|()| stdout().flush())?;
             }
             kind if kind == Frame::Stderr as u8 => stderr().write_all(&bytes)?,
+            kind if kind == Frame::Started as u8 => {
+                let exec = bytes.try_into().map(u64::from_be_bytes);
+                if let (Ok(exec), Some(started)) = (exec, started.take()) {
+                    started(exec)?;
+                }
+            }
             kind if kind == Frame::Lost as u8 => {
                 eprintln!("thaw: what it printed first was not kept");
             }

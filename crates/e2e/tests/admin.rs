@@ -202,6 +202,43 @@ fn values_of_the_environment_are_never_shown() {
 }
 
 #[test]
+fn a_request_that_makes_no_sense_is_refused_in_json() {
+    let home = copy_home(home(), "admin-malformed");
+    let daemon = Daemon::start(&home, &tcp_options());
+    let address = daemon.admin_tcp().expect("it listens");
+    let token = fs::read_to_string(home.join("admin.token")).expect("a token");
+    let ask = |request: &str, kind: &str, body: &str| {
+        let head = format!(
+            "{request} HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {}\r\nConnection: close\r\n\
+             Content-Type: {kind}\r\nContent-Length: {}\r\n\r\n{body}",
+            token.trim(),
+            body.len()
+        );
+        Raw::connect(address).send(head).response().expect("an answer")
+    };
+    let json = "application/json";
+    for (request, kind, body, status, error) in [
+        ("POST /sandboxes", json, "{", 400, "bad_body"),
+        ("POST /sandboxes", json, "{\"nme\": \"a\"}", 422, "bad_body"),
+        ("POST /sandboxes", json, "{\"name\": 1}", 422, "bad_body"),
+        ("POST /sandboxes", "text/plain", "{}", 415, "bad_body"),
+        ("PUT /sandboxes/a/limits", json, "[", 400, "bad_body"),
+        ("POST /sandboxes/a/timeout?seconds=x", json, "", 400, "bad_query"),
+        ("POST /instances/x/fork", json, "", 400, "bad_path"),
+        ("POST /pulls", json, "{", 400, "wrong_pull"),
+        ("DELETE /functions", json, "", 405, "wrong_method"),
+    ] {
+        let refused = ask(request, kind, body);
+        assert_eq!(refused.status, status, "{request} {body}: {}", refused.text());
+        assert_eq!(refused.header("content-type"), Some(json), "{request} {body}");
+        assert_eq!(refused.json()["error"], error, "{request} {body}");
+        assert!(refused.json()["reason"].as_str().is_some_and(|reason| !reason.is_empty()));
+    }
+    assert!(ask("DELETE /functions", json, "").header("allow").is_some());
+    assert_eq!(daemon.stop(), Some(0));
+}
+
+#[test]
 fn slow_clients_are_few_and_leave() {
     let home = copy_home(home(), "admin-slow");
     let daemon = Daemon::start(&home, &tcp_options());

@@ -104,6 +104,36 @@ fn a_failing_build_command_is_shown_with_its_output() {
     for line in ["build | out", "build | err", "it ended with exit code 3"] {
         assert!(message.contains(line), "{line} is missing in {message}");
     }
+    let quiet = thaw(home.path(), &["build", "-q", function.path().to_str().unwrap()]);
+    let message = stderr(&quiet);
+    assert!(message.starts_with("build | out\nbuild | err\nthaw: "), "{message}");
+}
+
+#[test]
+fn a_home_that_is_not_there_is_named_and_not_made() {
+    let directory = tempfile::tempdir().unwrap();
+    let home = directory.path().join("typo");
+    for arguments in
+        [&["list"][..], &["images"], &["df"], &["gc"], &["inspect", "f"], &["logs", "f"]]
+    {
+        let output = thaw(&home, arguments);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+        let message = stderr(&output);
+        assert!(message.contains("there is no Thaw home in"), "{arguments:?}: {message}");
+        assert!(!home.exists(), "{arguments:?}");
+    }
+}
+
+#[test]
+fn a_secret_that_looks_like_a_slip_is_set_with_a_remark() {
+    let home = tempfile::tempdir().unwrap();
+    let output = thaw(home.path(), &["secret", "set", "f", "key", "--file", "/dev/null"]);
+    assert_eq!(output.status.code(), Some(0));
+    let message = stderr(&output);
+    assert!(message.contains("there is no function f yet"), "{message}");
+    assert!(message.contains("the value of key is empty"), "{message}");
+    let output = thaw(home.path(), &["secret", "list", "f"]);
+    assert!(stdout(&output).contains("key"));
 }
 
 #[test]

@@ -1,7 +1,12 @@
 //! `thaw exec`, `thaw sandbox` and the files of sandboxes, through a daemon.
 
+use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Stdio};
+use std::thread;
+use std::time::Duration;
 use thaw_e2e::{
     Daemon, DaemonOptions, Function, Outcome, built_home, pause_until_hibernated, run,
     run_with_input, thaw, wait_until,
@@ -259,6 +264,91 @@ fn a_process_has_begun_when_it_was_started() {
     let age: f64 = ok(&home, &["exec", "one", "--", "python3", "-c", code]).trim().parse().unwrap();
     let since = began.elapsed().as_secs_f64();
     assert!((-0.02..since + 0.02).contains(&age), "{age} seconds, of {since}");
+}
+
+/// A client that stays with a process, which has printed `ready`.
+fn stay(home: &Path, arguments: &[&str], script: &str) -> (Child, BufReader<ChildStdout>) {
+    let mut thaw = thaw();
+    thaw.arg("exec").args(arguments).args(["--", "sh", "-c", script]).env("THAW_HOME", home);
+    let mut client = thaw.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut output = BufReader::new(client.stdout.take().unwrap());
+    let mut line = String::new();
+    output.read_line(&mut line).unwrap();
+    assert_eq!(line, "ready\n");
+    (client, output)
+}
+
+#[test]
+fn signals_of_a_client_reach_the_process_and_its_end_is_that_of_the_input() {
+    let home = home("exec-signals");
+    let _daemon = Daemon::start(&home, &DaemonOptions::default());
+    ok(&home, &["sandbox", "create", "box", "--name", "one"]);
+    let tell = |client: &Child, signal| kill_process(Pid::from_child(client), signal).unwrap();
+
+    let script = "trap 'echo told; exit 7' INT; echo ready; while :; do sleep 0.1; done";
+    let (mut client, mut output) = stay(&home, &["one"], script);
+    tell(&client, Signal::INT);
+    assert_eq!(client.wait().unwrap().code(), Some(7));
+    let mut rest = String::new();
+    output.read_to_string(&mut rest).unwrap();
+    assert_eq!(rest, "told\n");
+
+    for (signal, code) in [(Signal::TERM, 143), (Signal::HUP, 129)] {
+        let (mut client, _output) = stay(&home, &["one"], "echo ready; exec sleep 1000");
+        tell(&client, signal);
+        assert_eq!(client.wait().unwrap().code(), Some(code));
+    }
+
+    // Also past input that the process does not read.
+    let (mut client, _output) = stay(&home, &["-i", "one"], "echo ready; exec sleep 1000");
+    let mut input = client.stdin.take().unwrap();
+    let fill = thread::spawn(move || drop(input.write_all(&vec![0; 8 << 20])));
+    thread::sleep(Duration::from_millis(500));
+    tell(&client, Signal::TERM);
+    assert_eq!(client.wait().unwrap().code(), Some(143));
+    fill.join().unwrap();
+
+    // A client that is killed says nothing.
+    let script = "echo ready; cat; echo ended > /tmp/ended";
+    let (mut client, _output) = stay(&home, &["-i", "one"], script);
+    client.kill().unwrap();
+    client.wait().unwrap();
+    wait_until("the process has seen the end of its input", || {
+        call(&home, &["exec", "one", "--", "cat", "/tmp/ended"]).stdout == "ended\n"
+    });
+}
+
+#[test]
+fn a_terminal_sees_the_end_of_a_pipe_also_in_a_line() {
+    let home = home("exec-piped-terminal");
+    let _daemon = Daemon::start(&home, &DaemonOptions::default());
+    ok(&home, &["sandbox", "create", "box", "--name", "one"]);
+    for input in ["abc", "abc\n", ""] {
+        let mut cat = thaw();
+        // cat(1) closes its streams before it ends, and may hear the hang-up of its terminal then.
+        let script = "cat; true";
+        cat.args(["exec", "-it", "one", "--", "sh", "-c", script]).env("THAW_HOME", &home);
+        let printed = run_with_input(&mut cat, input.as_bytes()).success();
+        assert!(printed.starts_with(input.trim()), "{printed:?}");
+    }
+}
+
+#[test]
+fn wrong_names_and_too_many_arguments_are_refused_with_the_reason() {
+    let home = home("exec-refused");
+    let _daemon = Daemon::start(&home, &DaemonOptions::default());
+    ok(&home, &["sandbox", "create", "box", "--name", "one"]);
+    let create = call(&home, &["sandbox", "create", "box", "--name", "83"]);
+    assert!(create.stderr.contains("a sandbox cannot be named `83`"), "{create:?}");
+    let fork = call(&home, &["sandbox", "fork", "one", "--name", "83"]);
+    assert!(fork.stderr.contains("a sandbox cannot be named `83`"), "{fork:?}");
+    let long = "x".repeat(1000);
+    for count in [170, 300, 1000] {
+        let arguments = [&["exec", "one", "--", "true"][..], &vec![&*long; count]].concat();
+        let refused = call(&home, &arguments);
+        assert_eq!(refused.code, Some(1));
+        assert!(refused.stderr.contains("write them to a file in the sandbox"), "{refused:?}");
+    }
 }
 
 #[test]

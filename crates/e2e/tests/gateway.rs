@@ -437,6 +437,22 @@ fn invoke_prints_the_response_and_the_phases() {
     assert!(outcome.stderr.contains("nobody"), "{}", outcome.stderr);
 }
 
+#[test]
+fn invoke_prints_an_answer_that_comes_before_the_body_was_read() {
+    let file = served().daemon.home().with_extension("body");
+    let data = format!("@{}", file.display());
+    for mebibytes in [1, 5, 20] {
+        std::fs::write(&file, vec![b'x'; mebibytes << 20]).unwrap();
+        for _ in 0..3 {
+            let outcome =
+                cli(&["invoke", "hello-python", "-X", "GET", "-p", "/?name=Ada", "-d", &data]);
+            assert_eq!(outcome.success(), "Hello from Python! Nice to meet Ada.\n");
+        }
+    }
+    let long = cli(&["invoke", "hello-c", "-p", &format!("/{}", "y".repeat(100_000))]);
+    assert!(long.stderr.contains("the path is too long"), "{long:?}");
+}
+
 /// As those that ssh(1) and CI runners keep open.
 #[test]
 fn invoke_does_not_wait_for_a_pipe_to_which_nobody_writes() {

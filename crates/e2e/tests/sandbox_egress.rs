@@ -134,8 +134,8 @@ fn the_rules_of_a_sandbox_change_while_it_runs() {
         let to = format!("10.0.2.2:{port}");
         log.lines().any(|line| line.contains(word) && line.contains(&to))
     };
-    assert!(line("reached", one) && line("denied", one) && line("denied", other), "{log}");
-    assert!(ok(&home, &["sandbox", "show", "one"]).contains("reached 3, denied 2"));
+    assert!(line("allowed", one) && line("denied", one) && line("denied", other), "{log}");
+    assert!(ok(&home, &["sandbox", "show", "one"]).contains("allowed 3, denied 2"));
     let shown = ok(&home, &["sandbox", "show", "one", "--json"]);
     let usage = serde_json::from_str::<Value>(&shown).expect("JSON")["usage"].clone();
     assert_eq!(usage["memory_max_bytes"], 128 << 20);

@@ -98,15 +98,20 @@ fn an_invocation_is_answered_at_once_and_done_later() {
     wait_until("the function was called", || attempts(daemon.home(), &id).len() == 1);
     // Whoever does not ask for it waits.
     assert_eq!(post(daemon.gateway(), "receiver", "/", b"now").status, 200);
-    let said = command(&daemon, &["invoke", "receiver", "--data", "x", "--async"]).success();
-    let id = serde_json::from_str::<Value>(&said).expect("JSON")["id"].clone();
-    wait_until("the function was called", || {
-        attempts(daemon.home(), id.as_str().expect("an id")).len() == 1
-    });
+    let asynchronously = ["invoke", "receiver", "--data", "x", "--async", "--idempotency-key", "i"];
+    let said = command(&daemon, &asynchronously);
+    let id = said.stdout.strip_suffix('\n').expect("a line");
+    assert_eq!((said.stderr.as_str(), said.code), ("", Some(0)));
+    wait_until("the function was called", || attempts(daemon.home(), id).len() == 1);
+    let again = command(&daemon, &asynchronously);
+    assert_eq!(again.stdout, said.stdout);
+    assert!(again.stderr.contains("queued before"), "{again:?}");
+    let json = command(&daemon, &[&asynchronously[..], &["--json"]].concat()).success();
+    assert!(json.contains(&format!("\"{id}\"")), "{json}");
     let metrics = daemon.admin("/metrics").text();
     for line in [
         "thaw_queue_invocations_total{function=\"receiver\",outcome=\"queued\"} 3",
-        "thaw_queue_invocations_total{function=\"receiver\",outcome=\"duplicate\"} 1",
+        "thaw_queue_invocations_total{function=\"receiver\",outcome=\"duplicate\"} 3",
         "thaw_queue_attempts_total{function=\"receiver\",outcome=\"done\"} 3",
     ] {
         assert!(metrics.contains(line), "{line} is missing in\n{metrics}");

@@ -273,6 +273,15 @@ fn a_program_that_cannot_be_asked_is_built_all_the_same() {
 }
 
 #[test]
+fn a_comparison_leaves_no_image() {
+    let place = Place::new("app.py", &python("import random", "pass", "random.random()"), "");
+    assert!(place.generators().is_some());
+    let images: Value =
+        serde_json::from_str(&place.thaw(&["images", "--json"]).stdout).expect("JSON");
+    assert_eq!(images.as_array().map(Vec::len), Some(1), "{images}");
+}
+
+#[test]
 fn a_build_says_why_it_compares_nothing() {
     let text = python("import random", "pass", "random.random()");
     let note = |keys: &str, why: &str| {

@@ -23,7 +23,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};
-use std::io;
+use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -51,12 +51,22 @@ pub enum HomeError {
     #[error("no place for Thaw's state is known; set THAW_HOME to a directory")]
     Unknown,
     /// A directory or file could not be made.
-    #[error("cannot use {} ({error}); check its owner and permissions, or set THAW_HOME to another directory", path.display())]
+    #[error("cannot use {} ({error}); {}", path.display(), way_out(error))]
     Unusable {
         /// The directory or file.
         path: PathBuf,
         /// What the system said.
         error: io::Error,
+    },
+    /// It is not there, and nothing makes it now.
+    #[error(
+        "there is no Thaw home in {}; set THAW_HOME to another directory, or begin one with \
+         `thaw build` or `thaw serve`",
+        path.display()
+    )]
+    Missing {
+        /// The directory.
+        path: PathBuf,
     },
     /// It is another user's.
     #[error(
@@ -149,6 +159,14 @@ pub struct DaemonLock {
     file: File,
 }
 
+/// How a directory or file becomes usable.
+fn way_out(error: &io::Error) -> &'static str {
+    match error.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "make room on its disk",
+        _ => "check its owner and permissions, or set THAW_HOME to another directory",
+    }
+}
+
 impl Home {
     /// The directory at `root`, made if missing.
     ///
@@ -181,6 +199,19 @@ impl Home {
         match Self::chosen().or_else(Self::usual) {
             Some(root) => Self::at(root),
             None => Err(HomeError::Unknown),
+        }
+    }
+
+    /// As [`Home::from_environment`], but makes nothing.
+    ///
+    /// # Errors
+    /// No such directory is known, or it is not there.
+    pub fn existing() -> Result<Self, HomeError> {
+        let path = Self::chosen().or_else(Self::usual).ok_or(HomeError::Unknown)?;
+        match path.try_exists() {
+            Ok(false) => Err(HomeError::Missing { path }),
+            // One that may not be seen says so when it is used.
+            Ok(true) | Err(_) => Self::at(path),
         }
     }
 

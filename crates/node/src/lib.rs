@@ -61,6 +61,7 @@ pub mod upstream;
 pub mod usage;
 pub mod volumes;
 pub mod watch;
+pub mod work;
 
 pub use partial::kernels_of_partial;
 

@@ -49,6 +49,10 @@ use thaw_store::{Name, StoreError};
 pub const VOLUMES_OF_HOME_MAX: usize = 4096;
 /// Most functions that may use one volume.
 const FUNCTIONS_MAX: usize = 256;
+/// Files of a volume that hold no data of anybody's.
+const OWN_FILES: [&str; 4] = ["usage", "users", "copying", NEW_NOTE];
+/// The note while it is written.
+const NEW_NOTE: &str = ".volume.json.new";
 /// Bytes of its note.
 const NOTE_MAX: u64 = 1 << 16;
 
@@ -289,6 +293,7 @@ impl VolumeStore {
             return Err(VolumeError::TooMany(format!("{VOLUMES_OF_HOME_MAX} volumes")));
         }
         let directory = self.directory(name);
+        self.clear_half_made(name);
         if directory.exists() {
             return Err(VolumeError::Exists(name.clone()));
         }
@@ -299,8 +304,25 @@ impl VolumeStore {
             }
             made => made.map_err(failed("make", &directory))?,
         }
+        drop(acting);
+        let filled = self.fill(name, note, host);
+        if filled.is_err() {
+            let _acting = self.home.act()?;
+            self.clear_half_made(name);
+        }
+        drop(counting);
+        filled
+    }
+
+    /// Makes what lies in the directory of a new volume.
+    fn fill(&self, name: &Name, note: &Note, host: Option<&Path>) -> Result<(), VolumeError> {
+        let directory = self.directory(name);
+        let acting = self.home.act()?;
         match host {
-            None => private.create(directory.join("files")).map_err(failed("make", &directory))?,
+            None => {
+                let made = DirBuilder::new().mode(0o700).create(directory.join("files"));
+                made.map_err(failed("make", &directory))?;
+            }
             Some(host) => {
                 let linkable = Linkable::open(&directory).map_err(failed("open", &directory))?;
                 // The link is root's own.
@@ -313,14 +335,46 @@ impl VolumeStore {
             open_own(&directory.join(file)).map_err(failed("make", &directory))?;
         }
         // Last: a volume without a note is none.
-        self.note(name, note)?;
-        drop(counting);
-        Ok(())
+        self.note(name, note)
+    }
+
+    /// Removes what a volume consists of that was never made to the end: it has no note and no files.
+    /// Everything else stays, and so does a volume that somebody is removing.
+    fn clear_half_made(&self, name: &Name) {
+        let directory = self.directory(name);
+        let is_half_made = || -> io::Result<bool> {
+            for entry in fs::read_dir(&directory)? {
+                let entry = entry?;
+                let known = match entry.file_name().to_str() {
+                    Some("files") if entry.file_type()?.is_dir() => {
+                        fs::read_dir(entry.path())?.next().is_none()
+                    }
+                    Some("files") => entry.file_type()?.is_symlink(),
+                    Some(file) => OWN_FILES.contains(&file),
+                    None => false,
+                };
+                if !known {
+                    return Ok(false);
+                }
+            }
+            Ok(true)
+        };
+        if !is_half_made().unwrap_or(false) {
+            return;
+        }
+        let Ok(_alone) = self.alone(name) else { return };
+        let files = directory.join("files");
+        // `create` finds what cannot be removed.
+        let _ = fs::remove_dir(&files).or_else(|_| fs::remove_file(&files));
+        for file in OWN_FILES {
+            let _ = fs::remove_file(directory.join(file));
+        }
+        let _ = fs::remove_dir(&directory);
     }
 
     fn note(&self, name: &Name, note: &Note) -> Result<(), VolumeError> {
         let directory = self.directory(name);
-        let (path, new) = (directory.join("volume.json"), directory.join(".volume.json.new"));
+        let (path, new) = (directory.join("volume.json"), directory.join(NEW_NOTE));
         let text = serde_json::to_vec_pretty(note).map_err(io::Error::from);
         let written = text.and_then(|text| {
             let mut file = OpenOptions::new()
@@ -643,5 +697,35 @@ mod tests {
         fs::create_dir(shown.path.join("directory")).unwrap();
         let mounts = volumes.of_function(&one.name, &one.volumes, &VolumeShare::default()).unwrap();
         assert_eq!(mounts[0].volume.usage().unwrap(), (2 * 4096 + 8192, 1 << 20));
+    }
+
+    #[test]
+    fn a_volume_that_cannot_be_made_leaves_nothing() {
+        let (_directory, volumes) = store();
+        let one = config("one", "data");
+        let name = &one.volumes[0].name;
+        let note = Note { size: ByteSize(1), functions: Vec::new(), domain: None };
+        // Its host refuses a link to a place with a zero in it.
+        let nowhere = Path::new("/no\0where");
+        assert!(volumes.make(name, &note, Some(nowhere)).is_err());
+        assert!(!volumes.directory(name).exists());
+        volumes.of_new_function(&one).unwrap();
+    }
+
+    #[test]
+    fn a_half_made_volume_counts_as_none_and_one_with_files_does_not() {
+        let (_directory, volumes) = store();
+        let one = config("one", "data");
+        let name = &one.volumes[0].name;
+        drop(volumes.of_new_function(&one).unwrap());
+        let directory = volumes.directory(name);
+        // A full disk ended an older Thaw here.
+        fs::rename(directory.join("volume.json"), directory.join(NEW_NOTE)).unwrap();
+        drop(volumes.of_new_function(&one).unwrap());
+        fs::write(directory.join("files/data"), "data").unwrap();
+        assert!(matches!(volumes.of_new_function(&one).map(drop), Ok(())));
+        fs::remove_file(directory.join("volume.json")).unwrap();
+        assert!(matches!(volumes.of_new_function(&one), Err(VolumeError::Exists(_))));
+        assert_eq!(fs::read(directory.join("files/data")).unwrap(), b"data");
     }
 }

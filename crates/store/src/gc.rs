@@ -19,6 +19,7 @@ use crate::id::{BlobHash, ImageId, IndexId, KernelId, Name};
 use crate::image::list;
 use crate::layout::ImageFile;
 use crate::lock::{lock_exclusive_within, try_lock_exclusive};
+use crate::session::Session;
 use crate::stage::{Existing, Removal, SHARED_MODE, Stage, clean};
 use crate::store::Store;
 use crate::version::VERSIONS_KEPT;
@@ -81,6 +82,39 @@ impl Default for Kept<'_> {
 struct Live {
     indexes: BTreeSet<IndexId>,
     images: BTreeSet<ImageId>,
+}
+
+impl Session {
+    /// Removes an image that was for this session alone, so that no record leads to it, unless somebody
+    /// has it open; says whether it is gone.
+    pub fn discard_image(&self, id: ImageId) -> Result<bool> {
+        let _acting = self.store.layout.act()?;
+        let mut removed = UnusedImages::new();
+        for (path, file) in self.store.image_files()? {
+            if !matches!(file, ImageFile::Image(of) | ImageFile::Packed(of) if of == id) {
+                continue;
+            }
+            match lock_if_unused(&path)? {
+                Some(lock) => removed.entry(id).or_default().push((path, lock)),
+                None => return Ok(false),
+            }
+        }
+        for (path, _in_use_check) in removed.values().flatten() {
+            remove(path, Removal::Remove)?;
+        }
+        for (of, path) in self.store.records_without(&removed)? {
+            if of == id {
+                remove(&path, Removal::Remove)?;
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// Nobody has a session while this lasts.
+#[derive(Debug)]
+pub struct KeptOut {
+    _lock: File,
 }
 
 /// Images that nobody needs, with the files that hold them, locked.
@@ -160,6 +194,11 @@ impl Store {
     }
 
     /// Keeps all sessions of all processes out.
+    /// Keeps sessions out, and with them builds and collections, until the result is dropped.
+    pub fn keep_sessions_out(&self, patience: Duration) -> Result<KeptOut> {
+        Ok(KeptOut { _lock: self.lock_all(patience)? })
+    }
+
     pub(crate) fn lock_all(&self, patience: Duration) -> Result<File> {
         let _acting = self.layout.act()?;
         let path = self.layout.lock();

@@ -38,7 +38,7 @@ pub use footprint::Footprint;
 pub use function::{
     Activation, FunctionList, FunctionRecord, FunctionVersion, NewFunction, RootfsRecord,
 };
-pub use gc::{GcReport, Kept};
+pub use gc::{GcReport, Kept, KeptOut};
 pub use id::{BlobHash, ImageId, IndexId, InvalidHash, InvalidName, KernelId, Name, short_hash};
 pub use image::{ImageForm, ImageInfo, NewImage};
 pub use index::{ForeignIndex, ForeignIndexError, OpenIndex, Tree};

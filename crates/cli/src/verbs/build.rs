@@ -6,6 +6,7 @@ use crate::failure::{Failure, Outcome};
 use crate::output;
 use clap::Args;
 use serde_json::json;
+use std::collections::VecDeque;
 use std::io::{IsTerminal, Write, stderr};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -81,7 +82,7 @@ pub struct Arguments {
     /// Print JSON about the result.
     #[arg(long)]
     json: bool,
-    /// Do not show progress and output.
+    /// Do not show progress, nor output unless the build fails: then its last lines.
     #[arg(long, short)]
     quiet: bool,
     #[command(flatten)]
@@ -99,7 +100,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         display.show(&event);
     });
     display.finish();
-    let built = result?;
+    let built = result.inspect_err(|_| display.show_hidden())?;
     let stages = timings.end();
     let config = &built.function.function.config;
     for finding in &built.frozen.findings {
@@ -260,6 +261,9 @@ fn table(stages: &[Stage]) -> String {
     stages.iter().map(line).collect()
 }
 
+/// Lines of output that `--quiet` shows when a build fails.
+const HIDDEN_MAX: usize = 10;
+
 /// Shows what a build does on standard error.
 pub(super) struct Display {
     quiet: bool,
@@ -268,16 +272,24 @@ pub(super) struct Display {
     drawn: Instant,
     /// A line that is being drawn over.
     counting: Option<String>,
+    /// The last lines of output that were not shown.
+    hidden: VecDeque<String>,
 }
 
 impl Display {
     pub(super) fn new(quiet: bool) -> Self {
-        Self { quiet, live: stderr().is_terminal(), drawn: Instant::now(), counting: None }
+        Self {
+            quiet,
+            live: stderr().is_terminal(),
+            drawn: Instant::now(),
+            counting: None,
+            hidden: VecDeque::new(),
+        }
     }
 
     pub(super) fn show(&mut self, event: &BuildEvent<'_>) {
         if self.quiet {
-            return;
+            return self.hide(event);
         }
         match event {
             BuildEvent::Stage(stage) => {
@@ -300,6 +312,24 @@ impl Display {
                 self.finish();
                 eprintln!("{from} | {line}");
             }
+        }
+    }
+
+    /// Keeps the end of the output of commands for the case that one fails. What the program has
+    /// printed last is part of its error.
+    fn hide(&mut self, event: &BuildEvent<'_>) {
+        if let BuildEvent::Output { from, line } = event
+            && *from != "program"
+        {
+            self.hidden.truncate(HIDDEN_MAX - 1);
+            self.hidden.push_front(format!("{from} | {line}"));
+        }
+    }
+
+    /// Shows the end of the output that was hidden, to which an error refers.
+    fn show_hidden(&mut self) {
+        while let Some(line) = self.hidden.pop_back() {
+            eprintln!("{line}");
         }
     }
 

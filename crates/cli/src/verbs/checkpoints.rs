@@ -29,7 +29,7 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
-    let home = Home::from_environment()?;
+    let home = Home::existing()?;
     let store = Store::open(&home.store())?;
     if let Some(name) = &arguments.remove {
         store.remove_checkpoint(&Name::new(name)?)?;

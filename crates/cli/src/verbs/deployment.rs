@@ -23,7 +23,7 @@ impl Telling {
     pub fn daemon(&self) -> Result<Option<Daemon>, Failure> {
         match self.daemon.is_named() {
             true => Daemon::find(&self.daemon).map(Some),
-            false => Ok(Daemon::running(&Home::from_environment()?)),
+            false => Ok(Daemon::running(&Home::existing()?)),
         }
     }
 
@@ -43,7 +43,7 @@ impl Telling {
                 daemon.post(&format!("/functions/{}/{action}", output::escape(function)))?
             }
             None => {
-                let store = Store::open(&Home::from_environment()?.store())?;
+                let store = Store::open(&Home::existing()?.store())?;
                 in_store(&store).map_err(Failure::failed)?
             }
         };

@@ -42,7 +42,7 @@ fn report(arguments: &DaemonArguments) -> Result<UsageReport, Failure> {
     if arguments.is_named() {
         return Daemon::find(arguments)?.get("/df");
     }
-    let home = Home::from_environment()?;
+    let home = Home::existing()?;
     match Daemon::running(&home) {
         Some(daemon) => daemon.get("/df"),
         None => {

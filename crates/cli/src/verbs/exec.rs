@@ -12,6 +12,8 @@ use thaw_node::sandboxes::{ExecInfo, ExecRequest, SandboxInfo};
 ///
 /// The program is a new process there, beside those that run; nothing in it has to expect that.
 /// Its exit code is this command's, 128 and the number of the signal that has ended it otherwise.
+/// Without --tty it gets SIGINT, SIGTERM and SIGHUP of this command; a second SIGINT ends this command
+/// alone, and `thaw sandbox attach` finds the process again.
 /// It has the environment and working directory that the instance's first process was started
 /// with. Functions with processes = 1 cannot have another process.
 #[derive(Debug, Args)]

@@ -11,10 +11,13 @@ use thaw_node::home::Home;
 use thaw_node::kernels_of_partial;
 use thaw_node::sandboxes::functions_of_sandboxes;
 use thaw_node::volumes::VolumeStore;
+use thaw_node::work::{RemovedWork, remove_work_of_nobody};
 use thaw_store::{GcReport, Kept, Name, Removal, Store, VERSIONS_KEPT};
 
 /// Remove files from the store that no function and no checkpoint refers to, kernel builds
 /// that no image needs included. Kernel builds of functions that are being pulled with `--lazy` stay.
+///
+/// What builds have kept of functions that are gone (packages, caches of package managers) goes, too.
 ///
 /// Of each function the three newest versions stay, besides the active one, those that have a
 /// share of the requests, the one to which `thaw rollback` would go, and those that sandboxes were
@@ -34,7 +37,7 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
-    let home = Home::from_environment()?;
+    let home = Home::existing()?;
     let store = Store::open(&home.store())?;
     let asleep = images_of_sleepers(&home.asleep()?)?;
     let removal = if arguments.dry_run { Removal::DryRun } else { Removal::Remove };
@@ -47,6 +50,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let versions = arguments.keep;
     let kept = Kept { images: &asleep, kernels: &kernels, versions, in_use: &in_use };
     let report = store.gc_keeping(removal, &kept).map_err(Failure::failed)?;
+    let work = remove_work_of_nobody(&home, &store, removal).map_err(Failure::failed)?;
     if !arguments.dry_run {
         // Snapshots of checkpoints that are gone.
         VolumeStore::of(home).sweep(&store).map_err(Failure::failed)?;
@@ -62,21 +66,22 @@ pub fn run(arguments: &Arguments) -> Outcome {
             "templates": report.templates.len(),
             "working_sets": report.working_sets.len(),
             "left_overs": report.left_overs.len(),
-            "bytes": report.bytes,
+            "work": work.names.len(),
+            "bytes": report.bytes + work.bytes,
         }))?;
     } else {
-        output::print(&summary(&report, arguments.dry_run))?;
+        output::print(&summary(&report, &work, arguments.dry_run))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn summary(report: &GcReport, dry_run: bool) -> String {
-    if report.is_empty() {
+fn summary(report: &GcReport, work: &RemovedWork, dry_run: bool) -> String {
+    if report.is_empty() && work.names.is_empty() {
         return "nothing to remove\n".to_owned();
     }
     format!(
-        "{} {} versions, {} images, {} rootfs indexes, {} files, {} kernel builds, {} runtime templates and {} \
-         left-overs: {:.1} MiB\n",
+        "{} {} versions, {} images, {} rootfs indexes, {} files, {} kernel builds, {} runtime templates, {} \
+         left-overs and what builds kept of {} functions: {:.1} MiB\n",
         if dry_run { "would remove" } else { "removed" },
         report.versions.len(),
         report.images.len(),
@@ -85,6 +90,7 @@ fn summary(report: &GcReport, dry_run: bool) -> String {
         report.kernels.len(),
         report.templates.len(),
         report.left_overs.len() + report.working_sets.len(),
-        report.bytes as f64 / f64::from(1 << 20),
+        work.names.len(),
+        (report.bytes + work.bytes) as f64 / f64::from(1 << 20),
     )
 }

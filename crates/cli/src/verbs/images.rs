@@ -19,7 +19,7 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
-    let store = Store::open(&Home::from_environment()?.store())?;
+    let store = Store::open(&Home::existing()?.store())?;
     let images = summarize_images(&store)?;
     if arguments.json {
         output::print_json(&images)?;

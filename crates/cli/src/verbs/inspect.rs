@@ -112,7 +112,7 @@ struct ImageFacts {
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
-    let home = Home::from_environment()?;
+    let home = Home::existing()?;
     let store = Store::open(&home.store())?;
     let daemon = Daemon::running(&home);
     let detail: Option<FunctionDetail> = daemon

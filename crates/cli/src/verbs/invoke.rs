@@ -5,6 +5,7 @@ use crate::failure::{Failure, Outcome};
 use crate::input::{self, Input, WhenSilent};
 use crate::output::{self, escape};
 use clap::Args;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -52,7 +53,7 @@ pub struct Arguments {
     /// The instance that is to answer, by its number in `thaw ps`; default: any.
     #[arg(long, value_name = "ID", conflicts_with = "timings")]
     instance: Option<u64>,
-    /// Queue the request and do not wait for the function: prints the name of the invocation
+    /// Queue the request and do not wait for the function: prints the name of the invocation alone
     /// (see `thaw queue`). For functions with [async] in their thaw.toml.
     #[arg(long = "async", conflicts_with_all = ["instance", "timings"])]
     is_async: bool,
@@ -62,11 +63,22 @@ pub struct Arguments {
     /// Print the phases of the boot to standard error.
     #[arg(long)]
     timings: bool,
-    /// Print JSON: status, headers, body as text, and the phases.
+    /// Print JSON: status, headers, body as text, and the phases; with --async the invocation.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     daemon: DaemonArguments,
+}
+
+/// Most bytes of the path of a request to the daemon, which has the path for the function in it.
+const URL_MAX: usize = 60 << 10;
+
+/// An invocation that was queued, as the daemon answers.
+#[derive(Debug, Serialize, Deserialize)]
+struct Queued {
+    id: String,
+    /// Whether the same one was queued before.
+    duplicate: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -109,8 +121,18 @@ pub fn run(arguments: &Arguments) -> Outcome {
         escape(&method),
         escape(&arguments.path)
     );
+    if url.len() > URL_MAX {
+        return Err(Failure::failed(format!(
+            "the path is too long: a request has room for {URL_MAX} bytes, and this one takes {}; \
+             send a part of it with --data",
+            url.len()
+        )));
+    }
     let mut response = daemon.post_raw(&url, &headers, &body.unwrap_or_default())?;
     let status = response.status();
+    if arguments.is_async && status == 202 {
+        return print_invocation(&mut response, arguments.json);
+    }
     if arguments.json {
         let value = as_json(&mut response)?;
         output::print_json(&value)?;
@@ -137,6 +159,20 @@ pub fn run(arguments: &Arguments) -> Outcome {
     if status.as_u16() >= 400 {
         return Err(Failure::failed(format!("{} answered {status}", arguments.name)));
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints the name of an invocation that was queued.
+fn print_invocation(response: &mut Response<Body>, json: bool) -> Outcome {
+    let queued: Queued = response.body_mut().read_json().map_err(|error| {
+        Failure::failed(format!(
+            "the daemon's answer cannot be read ({error}); is it the same version?"
+        ))
+    })?;
+    if queued.duplicate && !json {
+        eprintln!("thaw: the same invocation was queued before, and is not queued again");
+    }
+    output::print_done(json, &queued, |queued| queued.id.clone())?;
     Ok(ExitCode::SUCCESS)
 }
 

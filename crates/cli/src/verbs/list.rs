@@ -87,7 +87,7 @@ impl State {
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
-    let home = Home::from_environment()?;
+    let home = Home::existing()?;
     let found = Store::open(&home.store())?.list_functions()?;
     let mut next: HashMap<String, u64> = HashMap::new();
     let mut served: HashMap<String, FunctionInfo> = match Daemon::running(&home) {

@@ -127,7 +127,7 @@ pub(super) fn print_stream(mut response: Response<Body>) -> Result<(), Failure> 
 
 /// Prints what is in the files.
 fn print_past(arguments: &Arguments) -> Result<(), Failure> {
-    let path = log_path(&Home::from_environment()?.logs()?, arguments.name.as_str());
+    let path = log_path(&Home::existing()?.logs()?, arguments.name.as_str());
     let most = arguments.lines.unwrap_or(usize::MAX);
     let mut kept = VecDeque::new();
     let mut found = false;

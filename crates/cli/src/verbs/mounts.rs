@@ -18,11 +18,11 @@ pub fn open(
     for option in binds {
         let Bind { host, guest, access } = parse(option)?;
         let directory = BoundDirectory::open_with(Path::new(host), access, policy)
-            .map_err(|error| Failure::failed(format!("--bind {option}: {host}: {error}")))?;
+            .map_err(|error| Failure::failed(format!("cannot mount {host}: {error}")))?;
         mounts.push(Mount { at: guest.into(), kind: MountKind::Bind(directory) });
     }
     for guest in tmpfs {
-        check_guest(&format!("--tmpfs {guest}"), guest)?;
+        check_guest(guest, guest)?;
         mounts.push(Mount { at: guest.into(), kind: MountKind::Tmpfs });
     }
     Ok(mounts)
@@ -82,9 +82,14 @@ fn parse(option: &str) -> Result<Bind<'_>, Failure> {
     };
     let Some((host, guest)) = rest.split_once(':').filter(|(host, _)| !host.is_empty()) else {
         let wanted = "give a directory of this host and where it goes, as in ./data:/data";
-        return Err(Failure::misused(format!("--bind {option}: {wanted}")));
+        return Err(Failure::misused(format!("cannot mount {rest}: {wanted}")));
     };
-    check_guest(&format!("--bind {option}"), guest)?;
+    if let Some((_, mode)) = guest.rsplit_once(':') {
+        return Err(Failure::misused(format!(
+            "cannot mount {rest}: `{mode}` is no mode; write ro or rw"
+        )));
+    }
+    check_guest(rest, guest)?;
     Ok(Bind { host, guest, access })
 }
 
@@ -99,7 +104,7 @@ fn check_guest(option: &str, guest: &str) -> Result<(), Failure> {
         return Ok(());
     }
     let wanted = "the place in the sandbox must be an absolute path, such as /data";
-    Err(Failure::misused(format!("{option}: {wanted}")))
+    Err(Failure::misused(format!("cannot mount {option}: {wanted}")))
 }
 
 #[cfg(test)]
@@ -120,6 +125,16 @@ mod tests {
         for option in ["", "/a", "/a:", ":/b", "/a:b", "/a:/", "/a:/b/../c", "/a:/b:rx", "/a:rw"] {
             assert!(parse(option).is_err(), "{option}");
         }
+    }
+
+    #[test]
+    fn a_wrong_mode_is_named() {
+        // `-v` is writable without a mode.
+        let why = parse("../src:/x:zz:rw").unwrap_err();
+        assert_eq!(
+            why.message(),
+            Some("cannot mount ../src:/x:zz: `zz` is no mode; write ro or rw")
+        );
     }
 
     #[test]

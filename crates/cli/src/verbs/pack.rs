@@ -27,7 +27,7 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
-    let store = Store::open(&Home::from_environment()?.store())?;
+    let store = Store::open(&Home::existing()?.store())?;
     let report = make_room(&store, arguments.unpacked.bytes(), &Nobody).map_err(Failure::failed)?;
     let RoomReport { packed, freed, in_use, left, failed } = &report;
     if arguments.json {

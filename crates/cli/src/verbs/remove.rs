@@ -28,7 +28,7 @@ pub const NOT_ERASED: &str = "`thaw gc` unlinks the files. Not erased: blocks th
      file system keep, backups and other copies, and memory of instances that are still live";
 
 pub fn run(arguments: &Arguments) -> Outcome {
-    let home = Home::from_environment()?;
+    let home = Home::existing()?;
     let store = Store::open(&home.store())?;
     let name = Name::new(&arguments.name)?;
     stop_fetching(&home, name.as_str())?;

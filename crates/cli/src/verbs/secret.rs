@@ -10,10 +10,11 @@ use std::io::{Read, stdin};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
-use thaw_node::config::FunctionName;
+use thaw_node::config::{FunctionConfig, FunctionName, Inject};
+use thaw_node::function::{BuiltFunction, FunctionError};
 use thaw_node::home::Home;
 use thaw_node::secrets::{SecretInfo, SecretStore};
-use thaw_store::Name;
+use thaw_store::{Name, Store};
 
 /// Set, list and remove the values of a function's secrets.
 ///
@@ -80,6 +81,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         Action::Set(arguments) => {
             let value = value(arguments)?;
             secrets.set(&arguments.function, &arguments.name, &value).map_err(Failure::failed)?;
+            note_slips(&arguments.function, &arguments.name, &value)?;
         }
         Action::List { function, json } => {
             let found = secrets.list(function).map_err(Failure::failed)?;
@@ -93,6 +95,42 @@ pub fn run(arguments: &Arguments) -> Outcome {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Says what looks like a slip: the secret is set all the same, perhaps before the first build.
+fn note_slips(function: &FunctionName, name: &Name, value: &[u8]) -> Result<(), Failure> {
+    if value.is_empty() {
+        eprintln!("thaw: note: the value of {name} is empty");
+    }
+    let Some(config) = config_of(function)? else {
+        eprintln!("thaw: note: there is no function {function} yet");
+        return Ok(());
+    };
+    let mut named =
+        config.secrets.names.iter().chain(config.egress.inject.iter().flat_map(Inject::secrets));
+    if !named.any(|known| known == name) {
+        eprintln!(
+            "thaw: note: the active version of {function} names no secret {name}; [secrets] and \
+             [[egress.inject]] of its thaw.toml do"
+        );
+    }
+    Ok(())
+}
+
+/// The settings of a function's active version, if there is the function.
+///
+/// # Errors
+/// The store cannot be read.
+pub(super) fn config_of(function: &FunctionName) -> Result<Option<FunctionConfig>, Failure> {
+    let home = Home::from_environment()?;
+    if !home.store().exists() {
+        return Ok(None);
+    }
+    match BuiltFunction::read(&Store::open(&home.store())?, function.as_str()) {
+        Ok(function) => Ok(Some(function.function.config)),
+        Err(FunctionError::Store(error)) if error.is_not_found() => Ok(None),
+        Err(error) => Err(Failure::failed(error)),
+    }
 }
 
 fn value(arguments: &SetArguments) -> Result<Vec<u8>, Failure> {

@@ -26,7 +26,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let deployment = match telling.daemon()? {
         Some(daemon) => daemon.get(&format!("/functions/{}/versions", output::escape(name)))?,
         None => {
-            let store = Store::open(&Home::from_environment()?.store())?;
+            let store = Store::open(&Home::existing()?.store())?;
             deploy::versions(&store, name).map_err(Failure::failed)?
         }
     };

@@ -107,9 +107,11 @@ pub fn run(arguments: &Arguments) -> Outcome {
                 None => volumes.create(name, *size, functions, domain),
             };
             made.map_err(Failure::failed)?;
+            functions.iter().try_for_each(note_unknown_function)?;
         }
         Action::Allow { name, function } => {
             volumes.allow(name, function).map_err(Failure::failed)?;
+            note_unknown_function(function)?;
         }
         Action::List { json } => {
             let found = volumes.list().map_err(Failure::failed)?;
@@ -136,6 +138,14 @@ pub fn run(arguments: &Arguments) -> Outcome {
         Action::Remove { name } => volumes.remove(name).map_err(Failure::failed)?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Says that no function has this name, which may be a slip.
+fn note_unknown_function(function: &FunctionName) -> Result<(), Failure> {
+    if super::secret::config_of(function)?.is_none() {
+        eprintln!("thaw: note: there is no function {function} yet");
+    }
+    Ok(())
 }
 
 /// Makes a snapshot; of a volume that the daemon uses, it does that itself.
@@ -165,6 +175,7 @@ fn time_as_label() -> Result<Name, Failure> {
 fn described(copied: Copied) -> String {
     let Copied { files, shared } = copied;
     match shared {
+        0 if files == 1 => "1 file copied".to_owned(),
         0 => format!("{files} files copied"),
         _ => format!("{files} files, {shared} of which share their blocks with the original"),
     }
@@ -176,8 +187,8 @@ fn table(volumes: &[VolumeInfo]) -> String {
         let functions: Vec<&str> = volume.functions.iter().map(FunctionName::as_str).collect();
         table.row(vec![
             volume.name.clone(),
-            volume.used.to_string(),
-            volume.size.to_string(),
+            output::size(volume.used),
+            output::size(volume.size),
             match (&volume.problem, volume.in_use) {
                 (Some(_), _) => "unusable",
                 (None, true) => "yes",

@@ -7,12 +7,13 @@
 //! prints is kept within a bound.
 
 use super::Admin;
+use super::extract::{Path, Query};
 use super::routes::{problem, unknown_instance};
 use crate::instance::ConnectionTable;
 use crate::sandboxes::exec::{Exec, ExecProblem};
 use crate::sandboxes::{ExecRequest, ExecState, Next, READERS_MAX, Reader, Stream};
 use axum::body::Body;
-use axum::extract::{Path, Query, Request, State};
+use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -28,7 +29,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
 /// What the `Upgrade` header says.
 pub const EXEC_PROTOCOL: &str = "thaw-exec";
 /// Most bytes of a request for a process.
-const REQUEST_MAX: usize = 256 << 10;
+const REQUEST_MAX: usize = 1 << 20;
 /// Most bytes of a frame of a client.
 const FRAME_MAX: u32 = 1 << 20;
 
@@ -97,7 +98,10 @@ async fn start(State(admin): State<Admin>, Path(id): Path<u64>, mut request: Req
     };
     admin.sandboxes.used(id);
     match (service.exec(id, &wanted).await, upgrade) {
-        (Ok((exec, reader)), Some(upgrade)) => switch(admin, id, exec, reader, upgrade),
+        (Ok((exec, reader)), Some(upgrade)) => {
+            let leaving = if wanted.stdin { Leaving::EndsInput } else { Leaving::ChangesNothing };
+            switch(admin, id, (exec, reader, leaving), upgrade)
+        }
         (Ok((exec, _)), None) => Json(exec.info()).into_response(),
         (Err(error), _) => {
             let status = match error {
@@ -114,18 +118,30 @@ fn wants_upgrade(headers: &HeaderMap) -> bool {
     headers.get(header::UPGRADE).is_some_and(|value| value == EXEC_PROTOCOL)
 }
 
+/// What a client that goes away does to the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Leaving {
+    /// It started the process with its own standard input, which is at its end now.
+    EndsInput,
+    /// The process is left to itself.
+    ChangesNothing,
+}
+
 /// Answers that the connection carries the streams of a process from now on.
 fn switch(
     admin: Admin,
     instance: u64,
-    exec: Arc<Exec>,
-    reader: Reader,
+    (exec, reader, leaving): (Arc<Exec>, Reader, Leaving),
     upgrade: OnUpgrade,
 ) -> Response {
     tokio::spawn(async move {
         if let Ok(upgraded) = upgrade.await {
-            // A client that goes away leaves the process to itself.
+            // A client that goes away is no failure.
             let _ = carry(&exec, reader, TokioIo::new(upgraded)).await;
+        }
+        if leaving == Leaving::EndsInput {
+            // A terminal has no end, and stays as it is.
+            exec.write(b"").await;
         }
         admin.sandboxes.used(instance);
     });
@@ -246,7 +262,7 @@ async fn attach(
             let Some(reader) = exec.output.reader() else { return too_many() };
             let upgrade = hyper::upgrade::on(&mut request);
             admin.sandboxes.used(id);
-            switch(admin, id, exec, reader, upgrade)
+            switch(admin, id, (exec, reader, Leaving::ChangesNothing), upgrade)
         }
         Err(refused) => *refused,
     }

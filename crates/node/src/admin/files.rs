@@ -1,10 +1,11 @@
 //! Requests about files in instances.
 
 use super::Admin;
+use super::extract::{Path, Query};
 use super::routes::{problem, unknown_instance};
 use crate::sandboxes::files::{FileProblem, FileSession};
 use axum::body::Body;
-use axum::extract::{Path, Query, Request, State};
+use axum::extract::{Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};

@@ -2,6 +2,7 @@
 //! its boot went.
 
 use super::Admin;
+use super::extract::{Path, Query};
 use super::routes::{problem, unknown_function, unknown_instance};
 use crate::boots::BootRecord;
 use crate::clock::monotonic_ns;
@@ -9,17 +10,20 @@ use crate::edge::Addresses;
 use crate::gateway::own_connection;
 use crate::service::Service;
 use axum::body::Body;
-use axum::extract::{Path, Query, Request, State};
+use axum::extract::{Request, State};
 use axum::http::header::{CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING};
 use axum::http::{HeaderValue, Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
+use http_body_util::{BodyExt, StreamBody};
 use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::net::{TcpStream, UnixStream};
+use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
+use tokio_stream::wrappers::ReceiverStream;
 
 /// Header of the answer with the boot's phases as JSON, see
 /// [`Phases`](crate::boots::Phases); only if asked for and if an instance was booted.
@@ -30,6 +34,9 @@ pub const BOOT_HEADER: &str = "x-thaw-boot";
 
 /// How long the sandbox may take to report the phases of a boot.
 const PHASES_PATIENCE: Duration = Duration::from_millis(500);
+
+/// How long the rest of a body is read that the function does not want.
+const REST_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Why there is no response.
 type Unanswered = Box<dyn std::error::Error + Send + Sync>;
@@ -171,7 +178,25 @@ fn translate(name: &str, query: &InvokeQuery, request: Request) -> Result<Reques
     parts.uri = path.parse::<Uri>().map_err(|_| format!("`{path}` is not a path"))?;
     parts.headers.insert(HOST, HeaderValue::from_str(name).map_err(|error| error.to_string())?);
     parts.headers.insert(CONNECTION, HeaderValue::from_static("close"));
+    let body = if has_body { read_to_its_end(body) } else { body };
     Ok(Request::from_parts(parts, body))
+}
+
+/// The same body, which is read to its end even if the function has answered and wants no more: a
+/// client that still sends it would find the connection closed, and not read the answer.
+fn read_to_its_end(mut body: Body) -> Body {
+    let (to_function, wanted) = mpsc::channel(1);
+    tokio::spawn(async move {
+        while let Some(frame) = body.frame().await {
+            if to_function.send(frame).await.is_err() {
+                break;
+            }
+        }
+        let rest = async { while let Some(Ok(_)) = body.frame().await {} };
+        // A client that is slower loses the answer.
+        let _ = timeout(REST_PATIENCE, rest).await;
+    });
+    Body::new(StreamBody::new(ReceiverStream::new(wanted)))
 }
 
 /// One request over a connection of its own, whose local address tells it

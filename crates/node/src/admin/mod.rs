@@ -52,6 +52,7 @@
 mod access;
 mod address;
 mod exec;
+mod extract;
 mod files;
 mod invoke;
 mod listen;

@@ -1,10 +1,12 @@
 //! Requests about pulls.
 
 use super::Admin;
+use super::extract::Path;
 use super::routes::problem;
 use crate::pulls::{NewPull, PullsError};
 use axum::body::Bytes;
-use axum::extract::{Path, State};
+use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -20,8 +22,12 @@ async fn all(State(admin): State<Admin>) -> Response {
     Json(admin.shared.pulls().all()).into_response()
 }
 
-async fn begin(State(admin): State<Admin>, body: Bytes) -> Response {
+async fn begin(State(admin): State<Admin>, body: Result<Bytes, BytesRejection>) -> Response {
     let wrong = |reason: String| problem(StatusCode::BAD_REQUEST, "wrong_pull", reason);
+    let body = match body {
+        Ok(body) => body,
+        Err(error) => return problem(error.status(), "wrong_pull", error.body_text()),
+    };
     let new: NewPull = match serde_json::from_slice(&body) {
         Ok(new) => new,
         Err(error) => return wrong(error.to_string()),

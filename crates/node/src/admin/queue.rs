@@ -1,9 +1,10 @@
 //! Requests about queues and schedules.
 
 use super::Admin;
+use super::extract::{Path, Query};
 use super::routes::{problem, unknown_function};
 use crate::triggers::{InvocationId, NotQueued, Triggers, Unavailable, Which};
-use axum::extract::{Path, Query, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};

@@ -2,6 +2,7 @@
 
 use super::Admin;
 use super::access::{Denied, RemoteAccess, check_origin};
+use super::extract::{Path, Query};
 use super::invoke::invoke;
 use super::owner_key::owner_key;
 use super::types::{
@@ -15,7 +16,7 @@ use crate::tenants::{TenantName, TenantReport};
 use crate::usage::{MemoryByState, UsageReport, measure_memory};
 use crate::volumes::VolumeStore;
 use axum::body::Body;
-use axum::extract::{Path, Query, Request, State};
+use axum::extract::{Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
@@ -64,6 +65,13 @@ pub(super) fn router(admin: Admin, access: Option<Arc<RemoteAccess>>) -> Router 
         .merge(super::files::routes())
         .merge(super::trees::routes())
         .merge(super::sandboxes::routes())
+        .method_not_allowed_fallback(|| async {
+            problem(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "wrong_method",
+                "the path takes other methods; the header `Allow` lists them",
+            )
+        })
         .fallback(|| async {
             problem(
                 StatusCode::NOT_FOUND,

@@ -1,6 +1,7 @@
 //! Requests about sandboxes.
 
 use super::Admin;
+use super::extract::{JsonBody, Path, Query};
 use super::routes::problem;
 use crate::catalog::LoadError;
 use crate::sandboxes::ports::PortProblem;
@@ -9,7 +10,7 @@ use crate::sandboxes::{
     EgressInfo, LimitsChange, LimitsInfo, NewSandbox, SandboxEgress, SandboxInfo, SandboxInject,
     look_at_egress_bytes,
 };
-use axum::extract::{Path, Query, Request, State};
+use axum::extract::{Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
@@ -58,7 +59,10 @@ async fn list(State(admin): State<Admin>) -> Json<Vec<SandboxInfo>> {
     Json(admin.sandboxes.list())
 }
 
-async fn create(State(admin): State<Admin>, Json(new): Json<NewSandbox>) -> Response {
+async fn create(State(admin): State<Admin>, JsonBody(new): JsonBody<NewSandbox>) -> Response {
+    if let Err(error) = check_name(&new.name) {
+        return refusal(&error);
+    }
     let made = match new.checkpoint.clone() {
         None => admin.sandboxes.create(new).await,
         Some(checkpoint) => create_of(&admin, &checkpoint, new).await,
@@ -93,6 +97,17 @@ fn why_none_of(checkpoint: &str, error: LoadError) -> String {
     }
 }
 
+/// Refuses a name that would be taken for the number of an instance.
+fn check_name(name: &str) -> Result<(), SandboxProblem> {
+    if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Ok(());
+    }
+    Err(SandboxProblem::Wrong(format!(
+        "a sandbox cannot be named `{name}`, which would be taken for the number of an instance; \
+         put a letter into the name"
+    )))
+}
+
 async fn show(State(admin): State<Admin>, Path(name): Path<String>) -> Response {
     answer(admin.sandboxes.show(&name).await)
 }
@@ -108,7 +123,7 @@ async fn egress(State(admin): State<Admin>, Path(name): Path<String>) -> Respons
 async fn set_egress(
     State(admin): State<Admin>,
     Path(name): Path<String>,
-    Json(egress): Json<SandboxEgress>,
+    JsonBody(egress): JsonBody<SandboxEgress>,
 ) -> Response {
     egress_answer(admin.sandboxes.set_egress(&name, &egress).await)
 }
@@ -116,7 +131,7 @@ async fn set_egress(
 async fn set_inject(
     State(admin): State<Admin>,
     Path(name): Path<String>,
-    Json(inject): Json<SandboxInject>,
+    JsonBody(inject): JsonBody<SandboxInject>,
 ) -> Response {
     egress_answer(admin.sandboxes.set_inject(&name, inject).await)
 }
@@ -132,7 +147,7 @@ async fn limits(State(admin): State<Admin>, Path(name): Path<String>) -> Respons
 async fn set_limits(
     State(admin): State<Admin>,
     Path(name): Path<String>,
-    Json(change): Json<LimitsChange>,
+    JsonBody(change): JsonBody<LimitsChange>,
 ) -> Response {
     limits_answer(admin.sandboxes.set_limits(&name, change).await)
 }
@@ -160,6 +175,9 @@ async fn fork(
     Path(name): Path<String>,
     Query(query): Query<ForkQuery>,
 ) -> Response {
+    if let Err(error) = check_name(&query.name) {
+        return refusal(&error);
+    }
     answer(admin.sandboxes.fork(&name, &query.name).await)
 }
 
@@ -220,4 +238,18 @@ async fn set_timeout(
 ) -> Response {
     let changed = admin.sandboxes.set_timeout(&name, query.seconds);
     answer(changed.and_then(|()| admin.sandboxes.find(&name)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_not_a_number() {
+        for name in ["", "box", "8a", "a8", "sb-83"] {
+            assert!(check_name(name).is_ok(), "{name}");
+        }
+        let why = check_name("83").unwrap_err().to_string();
+        assert!(why.contains("number of an instance"), "{why}");
+    }
 }

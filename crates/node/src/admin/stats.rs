@@ -1,10 +1,11 @@
 //! Requests about the last hour, and the description of this API.
 
 use super::Admin;
+use super::extract::Query;
 use super::openapi;
 use super::routes::problem;
 use crate::history::{Event, SeriesView, Stats};
-use axum::extract::{Query, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;

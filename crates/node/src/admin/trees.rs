@@ -1,13 +1,14 @@
 //! Requests about trees of files in instances, which travel as tar.
 
 use super::Admin;
+use super::extract::{Path, Query};
 use super::files::{FileQuery, refusal, session};
 use super::routes::problem;
 use crate::sandboxes::files::FileKind;
 use crate::sandboxes::tree::{CLIENT_PATIENCE, PLACES, TREE_TYPE, TreeLimits, pack};
 use crate::sandboxes::untree::{Source, unpack};
 use axum::body::{Body, Bytes};
-use axum::extract::{Path, Query, Request, State};
+use axum::extract::{Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;

@@ -1,10 +1,11 @@
 //! Requests about the versions of functions.
 
 use super::Admin;
+use super::extract::{Path, Query};
 use super::routes::problem;
 use crate::catalog::RestartError;
 use crate::deploy::{self, DeployError, Deployment};
-use axum::extract::{Path, Query, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};

@@ -99,6 +99,31 @@ pub struct Reload {
     pub gateway: Option<String>,
 }
 
+impl Reload {
+    /// What has changed and what is wrong, in one line.
+    pub fn summary(&self) -> String {
+        let mut parts = Vec::new();
+        let mut list = |what: &str, names: &mut dyn Iterator<Item = String>| {
+            let names: Vec<String> = names.collect();
+            if !names.is_empty() {
+                parts.push(format!("{what} {}", names.join(", ")));
+            }
+        };
+        let with_reason = |(name, reason): (&String, &String)| format!("{name} ({reason})");
+        list("new", &mut self.loaded.iter().cloned());
+        list("gone", &mut self.removed.iter().cloned());
+        list("cannot be served:", &mut self.broken.iter().map(with_reason));
+        list("not reached at its address:", &mut self.unreachable.iter().map(with_reason));
+        list("quotas are the old ones:", &mut self.quotas.iter().cloned());
+        list("gateway.toml is the old one:", &mut self.gateway.iter().cloned());
+        match parts.is_empty() {
+            true => "nothing has changed".to_owned(),
+            // A reason may quote what somebody has written.
+            false => thaw_sandbox::escape(parts.join("; ").as_bytes()),
+        }
+    }
+}
+
 /// Stands in for a function that cannot be served, so that its clients learn why.
 struct Broken {
     reason: String,

@@ -271,7 +271,7 @@ impl Template {
             rest = after;
         }
         if parts.is_empty() {
-            return wrong("names no secret, and what is written in thaw.toml is none");
+            return wrong("names no secret, and a text that is written out is none");
         }
         parts.extend((!rest.is_empty()).then(|| Part::Text(rest.to_owned())));
         Ok(Self(parts))

@@ -191,7 +191,7 @@ async fn tell_monitor() {
 
 async fn reload(catalog: Arc<Catalog>) {
     match tokio::task::spawn_blocking(move || catalog.reload()).await {
-        Ok(Ok(report)) => tracing::info!(?report, "reloaded"),
+        Ok(Ok(report)) => tracing::info!("reloaded: {}", report.summary()),
         Ok(Err(error)) => tracing::error!("cannot reload: {error}"),
         Err(error) => tracing::error!("cannot reload: {error}"),
     }

@@ -72,6 +72,14 @@ pub enum ServeError {
     /// Traces cannot be sent as somebody has said.
     #[error("{0}")]
     Traces(String),
+    /// A file of the state directory cannot be used.
+    #[error("cannot use {} ({error}); check its owner and permissions", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
     /// The host refused something.
     #[error("cannot serve ({0}); `thaw doctor` says what this host lacks")]
     Io(#[from] io::Error),

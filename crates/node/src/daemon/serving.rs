@@ -70,7 +70,9 @@ impl Serving {
             Triggers::start(&home.triggers()?, &shared, gateway_address, options.max_instances)?;
         let gateway = Gateway::new(shared.clone(), options.gateway);
         let mut listening = vec![tokio::spawn(gateway.clone().listen(doors.gateway, None))];
-        let sandboxes = Sandboxes::load(shared.clone(), home.root())?;
+        let sandboxes = Sandboxes::load(shared.clone(), home.root()).map_err(|error| {
+            ServeError::File { path: home.root().join("sandboxes.json"), error }
+        })?;
         let e2b = options.e2b.map(|address| serve_e2b(address, home, &catalog, &sandboxes));
         let (e2b, e2b_task) = e2b.transpose()?.unzip();
         listening.extend(e2b_task);

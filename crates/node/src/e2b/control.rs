@@ -98,8 +98,8 @@ pub(super) async fn check_key(
     let Some(key) = settings.key(shown.as_bytes()) else {
         let problem = Problem::new(
             Kind::Unauthenticated,
-            "the API key is missing or unknown; set E2B_API_KEY to one that e2b.toml of the node \
-             has the hash of",
+            "the API key is missing or unknown; set E2B_API_KEY to one that `thaw key create` has \
+             made, or that e2b.toml of the node has the hash of",
         );
         return refused(request.into_body(), problem.into_response()).await;
     };

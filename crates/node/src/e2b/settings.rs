@@ -98,7 +98,8 @@ fn from_hex(text: &str) -> Option<Hash> {
 pub enum SettingsError {
     /// The file cannot be read.
     #[error(
-        "cannot read {} ({error}); it says who may use E2B's API, and docs/e2b.md says how",
+        "cannot read {} ({error}); `thaw key create NAME` makes a key for E2B's API, and docs/e2b.md says \
+         what else the file may hold",
         path.display()
     )]
     Read {

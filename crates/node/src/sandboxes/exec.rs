@@ -56,6 +56,14 @@ pub struct ExecRequest {
 }
 
 impl ExecRequest {
+    /// Whether a sandbox takes so many arguments and so much environment.
+    ///
+    /// # Errors
+    /// One sentence.
+    pub fn check(&self) -> Result<(), String> {
+        RemoteMessage::exec(0, &self.spec()).map(drop).map_err(|error| error.to_string())
+    }
+
     fn spec(&self) -> ExecSpec {
         ExecSpec {
             argv: self.argv.clone(),
@@ -506,5 +514,18 @@ impl Exec {
     pub fn resize(&self, size: (u16, u16)) {
         // One that has ended needs none.
         let _ = self.connector.send_remote(RemoteMessage::window(self.id, window(size)), &[]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_have_a_bound_that_is_named() {
+        let of = |count| ExecRequest { argv: vec!["x".repeat(1000); count], ..Default::default() };
+        assert_eq!(of(100).check(), Ok(()));
+        let why = of(1000).check().unwrap_err();
+        assert!(why.contains("at most") && why.contains("write them to a file"), "{why}");
     }
 }

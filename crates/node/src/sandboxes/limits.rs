@@ -111,7 +111,7 @@ impl LimitsChange {
         if memory > most_memory.max(now.memory) {
             return Err(format!(
                 "its function allows {} of memory, and {} are wanted; raise `memory_max` in \
-                 [limits] of its thaw.toml",
+                 [limits] of its thaw.toml if it was built from one",
                 ByteSize(most_memory),
                 ByteSize(memory)
             ));
@@ -119,7 +119,7 @@ impl LimitsChange {
         if cpus > most_cpus.max(now.cpus) {
             return Err(format!(
                 "its function allows {most_cpus} processors, and {cpus} are wanted; raise \
-                 `cpu_max` in [limits] of its thaw.toml"
+                 `cpu_max` in [limits] of its thaw.toml if it was built from one"
             ));
         }
         Ok(ResourceLimits { memory, cpus, ..now })

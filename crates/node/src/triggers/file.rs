@@ -5,7 +5,8 @@ use redb::backends::FileBackend;
 use redb::{Database, Durability, ReadableDatabase, ReadableTable, TableDefinition};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufRead, ErrorKind, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -24,6 +25,9 @@ const FORMAT: TableDefinition<&str, u64> = TableDefinition::new("format");
 const VERSION: u64 = 1;
 /// Bytes of the file that are kept in memory.
 const CACHE: usize = 16 << 20;
+/// Bytes of redb's header, and of its magic number, with which it begins.
+const HEADER: u64 = 320;
+const MAGIC: usize = 9;
 
 /// Hash of a function's name, of who has sent a request to it, and of an idempotency key.
 pub(super) type Key = [u8; 32];
@@ -86,16 +90,47 @@ impl QueueFile {
                 path.display()
             )
         };
-        let file = open_private(path).map_err(|error| damaged(redb::Error::Io(error)))?;
-        let mut builder = redb::Builder::new();
-        builder.set_cache_size(CACHE);
-        let backend = FileBackend::new(file).map_err(|error| damaged(error.into()))?;
-        let database = builder.create_with_backend(backend);
-        let database = database.map_err(|error| damaged(error.into()))?;
-        let file = Self { path: path.to_owned(), database };
-        file.begin().map_err(damaged)?;
+        let file = match was_begun(path) {
+            Ok(false) => Self::make(path),
+            // An error comes again, with its reason.
+            Ok(true) | Err(_) => Self::at(path),
+        };
+        let file = file.map_err(damaged)?;
         let content = file.read_all()?;
         Ok((file, content))
+    }
+
+    /// Makes the file under another name first: a full disk leaves none that cannot be opened later.
+    fn make(path: &Path) -> Result<Self, redb::Error> {
+        let mut new = path.as_os_str().to_owned();
+        new.push(".new");
+        let new = PathBuf::from(new);
+        let made = remove_if_there(&new).and_then(|()| create_private(&new));
+        let made = made.map_err(redb::Error::Io).and_then(|file| Self::of(file, path));
+        let renamed = made.and_then(|file| {
+            fs::rename(&new, path)?;
+            File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()?;
+            Ok(file)
+        });
+        if renamed.is_err() {
+            // The next attempt removes it otherwise.
+            let _ = fs::remove_file(&new);
+        }
+        renamed
+    }
+
+    /// Opens the file that is there.
+    fn at(path: &Path) -> Result<Self, redb::Error> {
+        Self::of(OpenOptions::new().read(true).write(true).open(path)?, path)
+    }
+
+    fn of(file: File, path: &Path) -> Result<Self, redb::Error> {
+        let mut builder = redb::Builder::new();
+        builder.set_cache_size(CACHE);
+        let database = builder.create_with_backend(FileBackend::new(file)?)?;
+        let file = Self { path: path.to_owned(), database };
+        file.begin()?;
+        Ok(file)
     }
 
     /// Makes the tables that are missing.
@@ -207,9 +242,42 @@ impl QueueFile {
     }
 }
 
+/// Whether a database was ever begun in the file. redb writes the first bytes of its header last, so
+/// that a file without them holds nothing but zeros behind the header. One with anything else there
+/// may be a queue that is damaged, and counts as begun.
+fn was_begun(path: &Path) -> io::Result<bool> {
+    let mut file = match File::open(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
+        file => io::BufReader::new(file?),
+    };
+    let mut header = Vec::new();
+    file.by_ref().take(HEADER).read_to_end(&mut header)?;
+    if header.iter().take(MAGIC).any(|byte| *byte != 0) {
+        return Ok(true);
+    }
+    loop {
+        let rest = file.fill_buf()?;
+        if rest.is_empty() {
+            return Ok(false);
+        }
+        if rest.iter().any(|byte| *byte != 0) {
+            return Ok(true);
+        }
+        let length = rest.len();
+        file.consume(length);
+    }
+}
+
+fn remove_if_there(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}
+
 /// Requests may hold what clients keep secret: nobody else reads the file.
-fn open_private(path: &Path) -> std::io::Result<File> {
-    OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
+fn create_private(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)
 }
 
 fn json(value: &impl Serialize) -> Vec<u8> {
@@ -218,4 +286,57 @@ fn json(value: &impl Serialize) -> Vec<u8> {
 
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, redb::Error> {
     serde_json::from_slice(bytes).map_err(|error| redb::Error::Corrupted(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn queue() -> (tempfile::TempDir, PathBuf) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("queue.redb");
+        (directory, path)
+    }
+
+    #[test]
+    fn a_file_that_was_never_begun_counts_as_none() {
+        let (_directory, path) = queue();
+        for length in [0, 4, 73728] {
+            let file = File::create(&path).unwrap();
+            file.set_len(length).unwrap();
+            QueueFile::open(&path).map(drop).unwrap();
+            assert!(was_begun(&path).unwrap());
+            QueueFile::open(&path).map(drop).unwrap();
+        }
+        // redb stopped between the header and its magic number.
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[..MAGIC].fill(0);
+        bytes[HEADER as usize..].fill(0);
+        fs::write(&path, &bytes).unwrap();
+        QueueFile::open(&path).map(drop).unwrap();
+    }
+
+    #[test]
+    fn a_damaged_queue_stays_as_it_is() {
+        let (_directory, path) = queue();
+        QueueFile::open(&path).map(drop).unwrap();
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[..MAGIC].fill(0);
+        fs::write(&path, &bytes).unwrap();
+        assert!(QueueFile::open(&path).is_err());
+        assert_eq!(fs::read(&path).unwrap(), bytes);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_made_leaves_none() {
+        let (directory, path) = queue();
+        let new = directory.path().join("queue.redb.new");
+        fs::create_dir(&new).unwrap();
+        assert!(QueueFile::open(&path).is_err());
+        assert!(!path.exists());
+        fs::remove_dir(&new).unwrap();
+        fs::write(&new, "half").unwrap();
+        QueueFile::open(&path).map(drop).unwrap();
+        assert!(!new.exists());
+    }
 }

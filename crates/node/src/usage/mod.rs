@@ -392,6 +392,11 @@ fn totals(usage: &StoreUsage) -> StoreTotals {
     }
 }
 
+/// Bytes on disk below a directory; none of one that cannot be read.
+pub(crate) fn bytes_below(path: &std::path::Path) -> u64 {
+    DirectoryUse::of(path).map_or(0, |found| found.bytes)
+}
+
 fn home_usage(home: &Home, sleepers: &[Sleeper]) -> Result<HomeUsage, UsageError> {
     let mut asleep = AsleepUse::default();
     sleepers.iter().for_each(|sleeper| asleep.add(sleeper.bytes));

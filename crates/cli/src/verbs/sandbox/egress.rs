@@ -33,7 +33,8 @@ pub struct Arguments {
     /// It may connect to nothing.
     #[arg(long, conflicts_with_all = ["allow", "deny"])]
     none: bool,
-    /// Print what it has reached and what it was denied.
+    /// Print which connections were allowed and which were denied. One that was allowed may still have
+    /// found nobody who listens.
     #[arg(long)]
     log: bool,
     /// Print JSON.
@@ -73,7 +74,7 @@ pub(super) fn summary(info: &EgressInfo) -> String {
     for (host, headers) in &info.inject {
         text += &format!("adds {} to requests to {host}\n", headers.join(", "));
     }
-    text + &format!("reached {}, denied {}\n", info.reached, info.denied)
+    text + &format!("allowed {}, denied {}\n", info.reached, info.denied)
 }
 
 fn rules(rules: &SandboxEgress) -> String {
@@ -93,7 +94,7 @@ fn rules(rules: &SandboxEgress) -> String {
 fn log(info: &EgressInfo) -> String {
     let mut table = Table::new(&["LAST", "WHAT", "TO", "NAME", "TIMES"]);
     for event in &info.log {
-        let what = if event.denied { "denied" } else { "reached" };
+        let what = if event.denied { "denied" } else { "allowed" };
         let row = [
             output::ago(event.last_ms),
             what.to_owned(),
@@ -129,7 +130,7 @@ mod tests {
         assert_eq!(
             summary(&info),
             "allow *:443\ndeny 10.0.0.0/8:*\nand of that what these allow:\nnothing is allowed\n\
-             adds x-key to requests to a.example\nreached 3, denied 1\n"
+             adds x-key to requests to a.example\nallowed 3, denied 1\n"
         );
     }
 }

@@ -5,7 +5,7 @@ use crate::failure::Outcome;
 use crate::output::{self, Table};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use thaw_node::sandboxes::{NetworkUsage, SandboxInfo, SandboxUsage};
+use thaw_node::sandboxes::{NetworkUsage, OnTimeout, SandboxInfo, SandboxUsage};
 
 /// `thaw sandbox list`.
 pub fn list(daemon: &DaemonArguments, json: bool) -> Outcome {
@@ -41,7 +41,11 @@ fn usage(usage: &SandboxUsage) -> String {
         |ms| format!("{}.{:03} s of CPU time", ms / 1000, ms % 1000),
     );
     let most = output::size(usage.memory_max_bytes);
-    format!("\nuses: {memory} of {most} memory, {cpu} on up to {} processors", usage.cpus)
+    let cpus = match usage.cpus {
+        1 => "1 processor".to_owned(),
+        cpus => format!("up to {cpus} processors"),
+    };
+    format!("\nuses: {memory} of {most} memory, {cpu} on {cpus}")
 }
 
 /// What its connections have carried, as a line.
@@ -57,9 +61,12 @@ pub fn show(info: &SandboxInfo, json: bool) -> Outcome {
         let metadata: String =
             info.metadata.iter().map(|(name, value)| format!("\n  {name} = {value}")).collect();
         let egress = info.egress.as_ref().map(|egress| {
-            let rules = egress.rules.allow.len() + egress.rules.exempt.len();
-            let (reached, denied) = (egress.reached, egress.denied);
-            format!("\nconnections: {rules} rules allow some; reached {reached}, denied {denied}")
+            let rules = match egress.rules.allow.len() + egress.rules.exempt.len() {
+                0 => "no rule allows any".to_owned(),
+                1 => "1 rule allows some".to_owned(),
+                rules => format!("{rules} rules allow some"),
+            };
+            format!("\nconnections: {rules}; allowed {}, denied {}", egress.reached, egress.denied)
         });
         let egress = egress.unwrap_or_default();
         let network = info.network.as_ref().map(network).unwrap_or_default();
@@ -72,10 +79,14 @@ pub fn show(info: &SandboxInfo, json: bool) -> Outcome {
             0 => String::new(),
             version => format!(" version {version}"),
         };
+        let then = match (info.timeout_s, info.on_timeout) {
+            (None, _) => "",
+            (Some(_), OnTimeout::Pause) => ", then it is paused",
+            (Some(_), OnTimeout::Kill) => ", then it ends",
+        };
         let text = format!(
-            "{name}: instance {instance} of {of}{version}, {state}, made {age} ago\ntimeout: {timeout}, then \
-             {:?}{kept}{usage}{egress}{network}{metadata}",
-            info.on_timeout
+            "{name}: instance {instance} of {of}{version}, {state}, made {age} ago\n\
+             timeout: {timeout}{then}{kept}{usage}{egress}{network}{metadata}"
         );
         text.lines()
             .map(|line| thaw_sandbox::escape(line.as_bytes()))

@@ -26,9 +26,13 @@ use copy::{Answer, Named, ask};
 pub(super) use go::generators as generators_of_go;
 use probe::{DIRECTORY, Probe};
 use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
 use thaw_store::index::{Attributes, Content, Node};
 use thaw_store::{Domain, ImageId, IndexId, Session};
 
+/// How long copies that are over may keep their image.
+const DISCARD_PATIENCE: Duration = Duration::from_secs(2);
 /// Names of generators, or of times, that a finding lists.
 const NAMED_MAX: usize = 6;
 
@@ -105,7 +109,30 @@ fn asked_twice(
     let index = with_file(session, probe, index)?;
     let rootfs = StoredRootfs::open(session, index)?;
     let image = freeze(session, function, &rootfs, options)?;
-    let image = open_image_of_any_build(session, image, &rootfs)?;
+    let answers = answers(session, function, image, &rootfs, options);
+    discard(session, image);
+    answers
+}
+
+/// Removes the image of a comparison once the copies have let go of it. The collector does otherwise.
+fn discard(session: &Session, image: ImageId) {
+    let deadline = Instant::now() + DISCARD_PATIENCE;
+    while let Ok(false) = session.discard_image(image)
+        && Instant::now() < deadline
+    {
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Thaws an image twice and asks both copies.
+fn answers(
+    session: &Session,
+    function: &StoredFunction,
+    image: ImageId,
+    rootfs: &StoredRootfs,
+    options: &BuildOptions,
+) -> Result<[Answer; 2], BuildError> {
+    let image = open_image_of_any_build(session, image, rootfs)?;
     let plan = image
         .plan(rootfs.file(), rootfs.file_len(), rootfs.blobs())
         .map_err(FreezeFailure::Plan)?;

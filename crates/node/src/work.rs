@@ -1,0 +1,117 @@
+//! What builds keep for functions that are gone: packages, caches of package managers.
+
+use crate::home::Home;
+use crate::usage::bytes_below;
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+use thaw_store::{Name, Removal, Store, StoreError};
+
+/// A directory that has changed within this time may belong to a function that is about to be built
+/// for the first time.
+const NEW: Duration = Duration::from_secs(60);
+/// How long builds are waited for.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Directories of benchmarks begin like this.
+const OF_BENCHMARKS: &str = "bench-";
+
+/// Directories of builds that were removed, or would be.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RemovedWork {
+    /// Their names.
+    pub names: Vec<OsString>,
+    /// Bytes on disk that they occupied.
+    pub bytes: u64,
+}
+
+/// Removes the directories of builds of functions that are gone, while nothing is built. What cannot
+/// be removed stays, and is no failure.
+///
+/// # Errors
+/// The store is busy.
+pub fn remove_work_of_nobody(
+    home: &Home,
+    store: &Store,
+    removal: Removal,
+) -> Result<RemovedWork, StoreError> {
+    let _alone = store.keep_sessions_out(PATIENCE)?;
+    let Ok(_acting) = home.act() else { return Ok(RemovedWork::default()) };
+    let mut removed = RemovedWork::default();
+    let all = home.root().join("work");
+    for entry in fs::read_dir(&all).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        if !is_nobodys(home, store, &name) || !is_old(&entry.path()).unwrap_or(false) {
+            continue;
+        }
+        let bytes = bytes_below(&entry.path());
+        if removal == Removal::Remove
+            && let Err(error) = fs::remove_dir_all(entry.path())
+        {
+            tracing::warn!("{} cannot be removed: {error}", entry.path().display());
+            continue;
+        }
+        removed.bytes += bytes;
+        removed.names.push(name);
+    }
+    Ok(removed)
+}
+
+/// Whether no function has the name, not even one whose record is damaged.
+fn is_nobodys(home: &Home, store: &Store, name: &OsString) -> bool {
+    let Some(name) = name.to_str().and_then(|name| Name::new(name).ok()) else { return false };
+    let is_gone = matches!(store.get_function(&name), Err(error) if error.is_not_found());
+    let is_partial = home.partial().join(name.as_str()).exists();
+    is_gone && !is_partial && !name.as_str().starts_with(OF_BENCHMARKS)
+}
+
+fn is_old(directory: &Path) -> io::Result<bool> {
+    let found = fs::symlink_metadata(directory)?;
+    let age = SystemTime::now().duration_since(found.modified()?).unwrap_or_default();
+    Ok(found.is_dir() && age >= NEW)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+
+    #[test]
+    fn work_of_nobody_goes_once_it_is_old() {
+        let directory = tempfile::tempdir().unwrap();
+        let home = Home::at(directory.path().join("home")).unwrap();
+        let store = Store::open(&home.store()).unwrap();
+        for name in ["gone", "new", "bench-asleep", "damaged"] {
+            fs::write(home.work(name).unwrap().join("file"), [1; 10_000]).unwrap();
+        }
+        let damaged = home.store().join("functions/damaged");
+        fs::create_dir_all(&damaged).unwrap();
+        fs::write(damaged.join("record.json"), "no record").unwrap();
+        let long_ago = SystemTime::now() - 2 * NEW;
+        for name in ["gone", "bench-asleep", "damaged"] {
+            let work = File::open(home.work(name).unwrap()).unwrap();
+            work.set_modified(long_ago).unwrap();
+        }
+        let planned = remove_work_of_nobody(&home, &store, Removal::DryRun).unwrap();
+        assert_eq!(planned.names, ["gone"]);
+        assert!(planned.bytes >= 10_000);
+        assert!(home.root().join("work/gone/file").exists());
+        assert_eq!(remove_work_of_nobody(&home, &store, Removal::Remove).unwrap(), planned);
+        assert!(!home.root().join("work/gone").exists());
+        for name in ["new", "bench-asleep", "damaged"] {
+            assert!(home.root().join("work").join(name).exists(), "{name}");
+        }
+    }
+
+    #[test]
+    fn nothing_goes_while_something_is_built() {
+        let directory = tempfile::tempdir().unwrap();
+        let home = Home::at(directory.path().join("home")).unwrap();
+        let store = Store::open(&home.store()).unwrap();
+        let session = store.session().unwrap();
+        assert!(store.keep_sessions_out(Duration::ZERO).is_err());
+        drop(session);
+        assert!(store.keep_sessions_out(Duration::ZERO).is_ok());
+    }
+}
