@@ -9,7 +9,7 @@ use thaw_e2e::{
     wait_until,
 };
 
-/// A function without a program, with some programs of this host and a file of its own.
+/// A function without a program, with some programs of this host.
 const BOX: &str = r#"
 name = "box"
 isolation = "instance"
@@ -180,10 +180,10 @@ fn a_name_is_free_as_soon_as_its_sandbox_has_ended() {
 }
 
 fn end_first_process(made: &Box, instance: &str) {
-    let pid =
-        made.json(&["ps"]).as_array().unwrap().iter().find_map(|one| {
-            (one["id"].to_string() == instance).then(|| one["pid"].as_u64()).flatten()
-        });
+    let pid = made.json(&["ps"]).as_array().unwrap().iter().find_map(|one| {
+        let id = one["id"].to_string();
+        (id == instance).then(|| one["pid"].as_u64()).flatten()
+    });
     let pid = pid.expect("it is live");
     assert!(Path::new(&format!("/proc/{pid}")).exists());
     run(Command::new("kill").args(["-9", &pid.to_string()])).success();
