@@ -312,7 +312,7 @@ fn sandboxes_stay_when_their_template_is_built_anew() {
 fn without_settings_the_daemon_says_what_is_missing() {
     let home = built_home("e2b-settings", &[]);
     for (settings, words) in [
-        (None, "who may use E2B's API"),
+        (None, "`thaw key create NAME` makes a key"),
         (Some("[templates]\n"), "no `[[keys]]`"),
         (Some("[[keys]]\nname = \"a\"\nsha256 = \"plain\"\n"), "64 hexadecimal digits"),
     ] {

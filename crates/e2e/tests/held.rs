@@ -179,6 +179,42 @@ fn a_name_is_free_as_soon_as_its_sandbox_has_ended() {
     }
 }
 
+/// Numbers of instances may begin anew: what the file says of one that has ended is not true of the next
+/// one with its number.
+#[test]
+fn a_name_of_a_sandbox_that_has_ended_leads_to_no_other_instance() {
+    let made = Box::built("held-stale");
+    let mut daemon = Daemon::start(&made.home, &DaemonOptions::default());
+    made.create("own");
+    let file = made.home.join("sandboxes.json");
+    let known: Vec<Value> = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    // As if it had been one of another function, or had had another number.
+    let of_other = |name: &str, key: &str, value: Value| {
+        let mut one = known[0].clone();
+        one["name"] = name.into();
+        one[key] = value;
+        one
+    };
+    let all = [
+        known[0].clone(),
+        of_other("function", "function", "other".into()),
+        of_other("number", "instance", 4711.into()),
+    ];
+    daemon.wait_until_kept("box");
+    fs::write(&file, serde_json::to_vec(&all).unwrap()).unwrap();
+    daemon.kill_and_await_next();
+    let names = || {
+        let known: Vec<Value> = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+        known.iter().map(|one| one["name"].clone()).collect::<Vec<_>>()
+    };
+    wait_until("the next daemon has it", || names() == ["own"]);
+    for name in ["function", "number"] {
+        let refused = made.call(&["exec", name, "--", "true"]);
+        assert!(refused.stderr.contains("no sandbox is named"), "{refused:?}");
+    }
+    assert_eq!(made.ok(&["exec", "own", "--", "cat", "/tmp/file"]), "own\n");
+}
+
 fn end_first_process(made: &Box, instance: &str) {
     let pid = made.json(&["ps"]).as_array().unwrap().iter().find_map(|one| {
         let id = one["id"].to_string();

@@ -6,6 +6,7 @@ use crate::edge::Addresses;
 use crate::gateway::{attend_inherited, join_inherited};
 use crate::instance::{Client, ConnectionNote, Inherited, InstanceNote, JoinedOrphan, Way};
 use crate::node::NodeState;
+use crate::rollout::Served;
 use crate::service::Service;
 use crate::tenants::{Lease, Tenant, TenantName};
 use serde::{Deserialize, Serialize};
@@ -87,8 +88,7 @@ fn reserve_one(shared: &NodeState, orphan: Orphan) -> Option<WaitingInstance> {
     let tenant = shared.tenants().of(TenantName::of(note.domain.as_ref()));
     let own = shared.limits().of(note.id);
     let Some(lease) = tenant.room().try_enter(own.map_or(note.memory, |own| own.memory())) else {
-        let (function, instance) = (&note.function, note.id);
-        tracing::info!(%function, instance, "ended an instance: the quota of {} is used up", tenant.name());
+        log_end(shared, &note, &format!("the quota of {} is used up", tenant.name()));
         return None;
     };
     Some(WaitingInstance { orphan, note, lease, tenant })
@@ -148,27 +148,25 @@ fn take_over_one(
     instance: WaitingInstance,
 ) -> Option<()> {
     let WaitingInstance { orphan, note, lease, tenant } = instance;
-    let (function, instance) = (&note.function, note.id);
-    let service = match version_with(catalog, &note) {
-        Ok(service) => service,
-        Err(why) => {
-            tracing::info!(%function, instance, "ended an instance: {why}");
-            return None;
-        }
-    };
+    let ended = |why: &str| log_end(catalog.node(), &note, why);
+    let service = version_with(catalog, &note).inspect_err(|why| ended(why)).ok()?;
     if !Arc::ptr_eq(service.tenant(), &tenant) {
-        tracing::info!(%function, instance, "ended an instance of another tenant");
+        ended("its function is in another sharing domain by now");
         return None;
     }
     let connections = connections.remove(&note.id).unwrap_or_default();
     let attend = |client| attend_inherited(&service, client);
     let join = |orphan| join_inherited(&service, orphan);
-    match service.take_over(&note, lease, orphan, connections, (attend, join)) {
-        Ok(()) => Some(()),
-        Err(error) => {
-            tracing::info!(%function, instance, "an instance was not taken over: {error}");
-            None
-        }
+    let taken = service.take_over(&note, lease, orphan, connections, (attend, join));
+    taken.inspect_err(|error| ended(&error.to_string())).ok()
+}
+
+/// Says that an instance has ended. A sandbox has state that nobody else has.
+fn log_end(node: &NodeState, note: &InstanceNote, why: &str) {
+    let (function, instance) = (&note.function, note.id);
+    match node.version_of_left(function, instance) {
+        Some(version) => tracing::warn!(%function, version, instance, "ended a sandbox: {why}"),
+        None => tracing::info!(%function, instance, "ended an instance: {why}"),
     }
 }
 
@@ -177,21 +175,28 @@ fn take_over_one(
 fn version_with(catalog: &Arc<Catalog>, note: &InstanceNote) -> Result<Arc<Service>, String> {
     let node = catalog.node();
     let served = node.served(note.function.as_str());
-    let served = served.ok_or("its function is served no longer")?;
-    let is_sandbox = node.version_of_left(note.id).is_some();
-    let has_its_files = |service: &Service| {
+    let served: Vec<Arc<Service>> = served.iter().flat_map(Served::services).cloned().collect();
+    let of_image = |service: &&Arc<Service>| service.image() == note.image;
+    let Some(number) = node.version_of_left(&note.function, note.id) else {
+        return served.iter().find(of_image).cloned().ok_or_else(|| match served.is_empty() {
+            true => "its function is served no longer".to_owned(),
+            false => "it is of an older image".to_owned(),
+        });
+    };
+    let has_its_files = |service: &&Arc<Service>| {
         note.origin.index.is_none_or(|index| service.launcher().index() == Some(index))
     };
-    let is_its = |service: &&Arc<Service>| {
-        service.image() == note.image && (has_its_files(service) || !is_sandbox)
+    let its: Vec<_> = served.iter().filter(of_image).filter(has_its_files).collect();
+    let of_number = |service: &&&Arc<Service>| [0, service.version()].contains(&number);
+    let service = match its.iter().find(of_number) {
+        Some(service) => Arc::clone(service),
+        // One that has the same image will do, if its own cannot be had.
+        None => match (catalog.older_with(note), its.first()) {
+            (Ok(service), _) => service,
+            (Err(_), Some(service)) => Arc::clone(service),
+            (Err(why), None) => return Err(why.to_string()),
+        },
     };
-    let service = match served.services().find(is_its) {
-        Some(service) => service.clone(),
-        None if is_sandbox => catalog.older_with(note)?,
-        None => return Err("it is of an older image".to_owned()),
-    };
-    if is_sandbox {
-        service.hold(note.id);
-    }
+    service.hold(note.id);
     Ok(service)
 }

@@ -1,7 +1,7 @@
 //! The node: all functions that are served here, and what they share.
 
 use crate::admission::Admission;
-use crate::asleep::{AsleepSpace, Left};
+use crate::asleep::{AsleepNote, AsleepSpace, Left};
 use crate::boots::{BootRecord, RecentBoots};
 use crate::config::FunctionName;
 use crate::crashes::{Crashes, Refreshes};
@@ -63,8 +63,8 @@ pub struct NodeState {
     swap_space: OnceLock<Arc<SwapSpace>>,
     /// Instances that an earlier daemon has put to sleep, of functions that cannot be served yet.
     left_asleep: Mutex<Vec<Left>>,
-    /// Which instances of earlier daemons are sandboxes, and of which versions of their functions.
-    left_sandboxes: OnceLock<HashMap<u64, u32>>,
+    /// Which instances of earlier daemons are sandboxes, of which functions and which versions of them.
+    left_sandboxes: OnceLock<HashMap<u64, (FunctionName, u32)>>,
     /// Where secrets of functions are.
     secrets: OnceLock<Arc<SecretStore>>,
     /// Where instances sleep.
@@ -341,8 +341,9 @@ impl NodeState {
         let old = old.filter(|old| !new.iter().any(|new| Arc::ptr_eq(new, old)));
         let old: Vec<_> = old.cloned().collect();
         self.keep_in_sight(&old);
-        services.insert(name, served);
+        services.insert(name, served.clone());
         drop(services);
+        self.take_in_sandboxes(&served);
         old.into_iter().for_each(|old| self.retire(old));
     }
 
@@ -468,30 +469,37 @@ impl NodeState {
         *self.left_asleep.lock().expect("no holder panics") = left;
     }
 
-    /// Says which instances of an earlier daemon are sandboxes, and of which versions of their
-    /// functions. To be called before functions are served; the first call counts.
-    pub(crate) fn expect_sandboxes(&self, versions: HashMap<u64, u32>) {
+    /// Says which instances of an earlier daemon are sandboxes, of which functions and which versions
+    /// of them (0: nobody knows), and numbers no other instance like one of them. To be called before
+    /// functions are served; the first call counts.
+    pub(crate) fn expect_sandboxes(&self, versions: HashMap<u64, (FunctionName, u32)>) {
+        versions.keys().for_each(|instance| self.note_instance(*instance));
         // Only a daemon that begins twice says it again.
         let _ = self.left_sandboxes.set(versions);
     }
 
-    /// The version of the function that a sandbox of an earlier daemon is of; `None`: it is none.
-    pub(crate) fn version_of_left(&self, instance: u64) -> Option<u32> {
-        self.left_sandboxes.get()?.get(&instance).copied()
+    /// The version of its function that a sandbox of an earlier daemon is of; `None`: the instance is
+    /// none. Another instance may have had its number since.
+    pub(crate) fn version_of_left(&self, function: &FunctionName, instance: u64) -> Option<u32> {
+        let (of, version) = self.left_sandboxes.get()?.get(&instance)?;
+        (of == function).then_some(*version)
     }
 
-    /// Takes out the sandboxes of a function that an earlier daemon has put to sleep, and that none
-    /// of the versions which are served can take in.
-    pub(crate) fn take_left_sandboxes(&self, function: &FunctionName) -> Vec<Left> {
-        let mut left = self.left_asleep.lock().expect("no holder panics");
-        let is_its = |one: &mut Left| {
-            one.note.function == *function && self.version_of_left(one.note.id).is_some()
-        };
-        left.extract_if(.., is_its).collect()
+    /// Whether an instance that an earlier daemon has put to sleep is a sandbox.
+    fn is_sandbox(&self, note: &AsleepNote) -> bool {
+        self.version_of_left(&note.function, note.id).is_some()
     }
 
-    /// Those of them that belong to a function that can be served now are taken over, or end. The
-    /// sandboxes of other versions of it are left to [`Self::take_left_sandboxes`].
+    /// The sandboxes of a function that an earlier daemon has put to sleep, and that are not taken in
+    /// yet.
+    pub(crate) fn left_sandboxes_of(&self, function: &FunctionName) -> Vec<AsleepNote> {
+        let left = self.left_asleep.lock().expect("no holder panics");
+        let notes = left.iter().map(|one| &one.note);
+        notes.filter(|note| note.function == *function && self.is_sandbox(note)).cloned().collect()
+    }
+
+    /// Those that are no sandboxes and belong to a function that can be served now are taken over, or
+    /// end.
     fn take_over_asleep(&self, served: &Served) {
         let active = served.active();
         if active.launcher().index().is_none() {
@@ -499,28 +507,53 @@ impl NodeState {
             return;
         }
         let mut left = self.left_asleep.lock().expect("no holder panics");
-        let (own, others) =
-            mem::take(&mut *left).into_iter().partition(|one| one.note.function == *active.name());
-        *left = others;
+        let is_its =
+            |one: &mut Left| one.note.function == *active.name() && !self.is_sandbox(&one.note);
+        let own: Vec<Left> = left.extract_if(.., is_its).collect();
         drop(left);
-        let own: Vec<Left> = own;
         for one in own {
             let has_files =
                 |service: &&Arc<Service>| service.launcher().index() == Some(one.note.index);
             let service = served.services().find(has_files).unwrap_or(active);
-            let is_sandbox = self.version_of_left(one.note.id).is_some();
-            if is_sandbox && service.check_asleep(&one.note).is_err() {
-                self.left_asleep.lock().expect("no holder panics").push(one);
-                continue;
-            }
             self.take_in(service, one);
         }
     }
 
+    /// Takes in the sandboxes that are of versions which are served now. Those of others stay what
+    /// they are.
+    fn take_in_sandboxes(&self, served: &Served) {
+        for note in self.left_sandboxes_of(served.active().name()) {
+            let number = self.version_of_left(&note.function, note.id).unwrap_or_default();
+            let is_its = |service: &&Arc<Service>| {
+                [0, service.version()].contains(&number) && service.check_asleep(&note).is_ok()
+            };
+            if let Some(service) = served.services().find(is_its) {
+                self.take_in_left(service, note.id);
+            }
+        }
+    }
+
+    /// Makes one of those that an earlier daemon has put to sleep an instance of a service that is
+    /// among all that there are.
+    pub(crate) fn take_in_left(&self, service: &Service, instance: u64) {
+        // Whoever looks for the instance meanwhile waits, and does not take it for gone.
+        let mut left = self.left_asleep.lock().expect("no holder panics");
+        if let Some(at) = left.iter().position(|one| one.note.id == instance) {
+            let one = left.swap_remove(at);
+            self.take_in(service, one);
+        }
+    }
+
+    /// Ends one of them.
+    pub(crate) fn end_left(&self, instance: u64) {
+        let mut left = self.left_asleep.lock().expect("no holder panics");
+        left.retain(|one| one.note.id != instance);
+    }
+
     /// Makes an instance that an earlier daemon has put to sleep one of a service, or ends it.
-    pub(crate) fn take_in(&self, service: &Service, one: Left) {
+    fn take_in(&self, service: &Service, one: Left) {
         let (function, instance) = (service.name(), one.note.id);
-        if self.version_of_left(instance).is_some() {
+        if self.is_sandbox(&one.note) {
             service.hold(instance);
         }
         match service.take_over_asleep(one) {
@@ -542,15 +575,15 @@ impl NodeState {
     }
 
     /// Ends those of functions that are gone.
-    pub(crate) fn forget_left_asleep(&self) {
+    pub(crate) fn forget_left_asleep(&self, is_gone: impl Fn(&FunctionName) -> bool) {
         let mut left = self.left_asleep.lock().expect("no holder panics");
         left.retain(|one| {
-            let is_known = self.route(one.note.function.as_str()).is_some();
-            if !is_known {
+            let is_gone = is_gone(&one.note.function);
+            if is_gone {
                 let (function, instance) = (&one.note.function, one.note.id);
                 tracing::warn!(%function, instance, "ended an instance that was asleep: its function is gone");
             }
-            is_known
+            !is_gone
         });
     }
 
@@ -566,10 +599,11 @@ impl NodeState {
     }
 
     fn keep_asleep_of(&self, is_wanted: impl Fn(&Service) -> bool) -> usize {
-        let services = self.everything();
-        let wanted = services.iter().filter(|service| is_wanted(service));
+        // First: what is taken in meanwhile is in one of the services.
         let left = mem::take(&mut *self.left_asleep.lock().expect("no holder panics"));
         left.iter().for_each(Left::keep);
+        let services = self.everything();
+        let wanted = services.iter().filter(|service| is_wanted(service));
         wanted.map(|service| service.keep_asleep()).sum::<usize>() + left.len()
     }
 
@@ -809,5 +843,22 @@ fn evict_idlest_of(services: &[Arc<Service>], evict: impl Fn(&Service, u64) -> b
             tracing::debug!(function = %service.name(), instance = id, "ended an idle instance to make room");
             return true;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_makes_an_instance_of_another_function_no_sandbox() {
+        let [own, other]: [FunctionName; 2] = ["own", "other"].map(|name| name.parse().unwrap());
+        let node = NodeState::new(1);
+        assert_eq!(node.version_of_left(&own, 3), None);
+        node.expect_sandboxes(HashMap::from([(3, (own.clone(), 2))]));
+        assert_eq!(node.version_of_left(&own, 3), Some(2));
+        assert_eq!(node.version_of_left(&other, 3), None);
+        assert_eq!(node.version_of_left(&own, 4), None);
+        assert_eq!(node.next_instance(), 4);
     }
 }

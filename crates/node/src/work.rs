@@ -36,7 +36,17 @@ pub fn remove_work_of_nobody(
     store: &Store,
     removal: Removal,
 ) -> Result<RemovedWork, StoreError> {
-    let _alone = store.keep_sessions_out(PATIENCE)?;
+    remove_within(PATIENCE, home, store, removal)
+}
+
+/// The same, with so much patience for builds.
+fn remove_within(
+    patience: Duration,
+    home: &Home,
+    store: &Store,
+    removal: Removal,
+) -> Result<RemovedWork, StoreError> {
+    let _alone = store.keep_sessions_out(patience)?;
     let Ok(_acting) = home.act() else { return Ok(RemovedWork::default()) };
     let mut removed = RemovedWork::default();
     let all = home.root().join("work");
@@ -109,9 +119,14 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let home = Home::at(directory.path().join("home")).unwrap();
         let store = Store::open(&home.store()).unwrap();
+        let work = home.work("gone").unwrap();
+        File::open(&work).unwrap().set_modified(SystemTime::now() - 2 * NEW).unwrap();
+        let remove = || remove_within(Duration::ZERO, &home, &store, Removal::Remove);
         let session = store.session().unwrap();
-        assert!(store.keep_sessions_out(Duration::ZERO).is_err());
+        assert!(remove().is_err());
+        assert!(work.exists());
         drop(session);
-        assert!(store.keep_sessions_out(Duration::ZERO).is_ok());
+        assert_eq!(remove().unwrap().names, ["gone"]);
+        assert!(!work.exists());
     }
 }

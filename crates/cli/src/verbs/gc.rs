@@ -45,8 +45,8 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let of_sandboxes = |(function, version): (FunctionName, u32)| {
         Some((Name::new(function.as_str()).ok()?, version))
     };
-    let in_use = functions_of_sandboxes(home.root()).into_iter().filter_map(of_sandboxes);
-    let in_use: Vec<_> = in_use.collect();
+    let in_use: Vec<_> =
+        functions_of_sandboxes(home.root())?.into_iter().filter_map(of_sandboxes).collect();
     let versions = arguments.keep;
     let kept = Kept { images: &asleep, kernels: &kernels, versions, in_use: &in_use };
     let report = store.gc_keeping(removal, &kept).map_err(Failure::failed)?;

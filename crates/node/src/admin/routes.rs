@@ -339,6 +339,7 @@ async fn wake(
         match service.wake_if_asleep(query.instance).await {
             Ok(None) => {}
             Ok(Some((instance, took))) => {
+                admin.sandboxes.wanted(instance);
                 let wake_us = u64::try_from(took.as_micros()).ok();
                 return Json(Woken { function: service.name().clone(), instance, wake_us })
                     .into_response();
@@ -348,6 +349,7 @@ async fn wake(
     }
     match service.wake(query.instance).await {
         Ok((instance, awake)) => {
+            admin.sandboxes.wanted(instance);
             let took = |awake: Awake| awake.ready_ns.saturating_sub(awake.woken_ns) / 1000;
             let (function, wake_us) = (service.name().clone(), awake.map(took));
             Json(Woken { function, instance, wake_us }).into_response()

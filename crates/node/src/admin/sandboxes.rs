@@ -78,7 +78,7 @@ async fn create_of(
 ) -> Result<SandboxInfo, SandboxProblem> {
     let wrong = |error: InvalidName| SandboxProblem::Wrong(error.to_string());
     let name = Name::new(checkpoint).map_err(wrong)?;
-    let opened = admin.catalog.checkpoint(name, None).await;
+    let opened = admin.catalog.checkpoint_for_sandbox(name).await;
     let opened = opened.map_err(|error| SandboxProblem::Refused(why_none_of(checkpoint, error)))?;
     admin.sandboxes.create_of(new, opened).await
 }

@@ -44,7 +44,34 @@ impl Catalog {
     ) -> Result<(Arc<Service>, Arc<dyn Launcher>), LoadError> {
         let (catalog, wanted) = (self.clone(), name.clone());
         let found = spawn_blocking(move || catalog.find_checkpoint(&wanted)).await;
-        let found = found.map_err(|error| unusable(&name, error))??;
+        self.opened(found.map_err(|error| unusable(&name, error))??, key).await
+    }
+
+    /// What boots sandboxes of a plain checkpoint, and the version of its function that they belong
+    /// to: the one with its files, as long as there is one, since only that can take them over from
+    /// an earlier daemon. Else it is the active one.
+    ///
+    /// # Errors
+    /// As [`Self::checkpoint`].
+    pub async fn checkpoint_for_sandbox(
+        self: &Arc<Self>,
+        name: Name,
+    ) -> Result<(Arc<Service>, Arc<dyn Launcher>), LoadError> {
+        let (catalog, wanted) = (self.clone(), name.clone());
+        let find = move || {
+            let found = catalog.find_checkpoint(&wanted);
+            found.map(|found| catalog.of_its_files(found))
+        };
+        let found = spawn_blocking(find).await;
+        self.opened(found.map_err(|error| unusable(&name, error))??, None).await
+    }
+
+    async fn opened(
+        self: &Arc<Self>,
+        found: Found,
+        key: Option<OwnerKey>,
+    ) -> Result<(Arc<Service>, Arc<dyn Launcher>), LoadError> {
+        let name = found.record.name.clone();
         // Whoever gives no key decrypts nothing.
         let turn = match &key {
             Some(_) => Some(found.service.tenant().unsealer().await),
@@ -99,6 +126,23 @@ impl Catalog {
         let mut config = FunctionConfig { limits, egress, ..config };
         config.secrets.names.retain(|name| now.names.contains(name));
         Ok(Found { record, function, config, service })
+    }
+
+    /// The same of the version of its function that has its files, with the limits of that. Where
+    /// there is none, or where it is another tenant's, nothing changes.
+    fn of_its_files(self: &Arc<Self>, found: Found) -> Found {
+        let index = found.record.index;
+        if found.service.launcher().index() == Some(index) {
+            return found;
+        }
+        // The function may not go meanwhile.
+        let _reloading = self.reloading.lock().expect("no holder panics");
+        let service = match self.version_with_files(&found.function, index) {
+            Ok(service) if Arc::ptr_eq(service.tenant(), found.service.tenant()) => service,
+            _ => return found,
+        };
+        let limits = service.config().limits.clone();
+        Found { config: FunctionConfig { limits, ..found.config }, service, ..found }
     }
 
     fn open_checkpoint(

@@ -57,6 +57,17 @@ pub enum LoadError {
 }
 
 impl LoadError {
+    /// Whether the store does not have something that it needs.
+    pub(super) fn is_not_found(&self) -> bool {
+        match self {
+            Self::Store(error)
+            | Self::Function(FunctionError::Store(error))
+            | Self::Image(FreezeFailure::Store(error))
+            | Self::Kernel(KernelBuildError::Read(error)) => error.is_not_found(),
+            _ => false,
+        }
+    }
+
     /// Whether freezing the function anew would mend it.
     pub(super) fn is_mended_by_freezing(&self) -> bool {
         match self {

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 use thaw_sandbox::{BuildPools, ZygotePool};
-use thaw_store::{FunctionRecord, ImageId, RolledBack, Share, Store, StoreError};
+use thaw_store::{FunctionRecord, ImageId, Name, RolledBack, Share, Store, StoreError};
 
 /// Turns stored functions into services and keeps them so.
 pub struct Catalog {
@@ -230,7 +230,11 @@ impl Catalog {
             }
         }
         let mut known = self.known.lock().expect("no holder panics");
-        let gone: Vec<_> = known.keys().filter(|name| !present.contains(name)).cloned().collect();
+        // What is served of one whose record cannot be read goes on.
+        let is_gone = |name: &&FunctionName| {
+            !present.contains(name) && !report.broken.contains_key(name.as_str())
+        };
+        let gone: Vec<_> = known.keys().filter(is_gone).cloned().collect();
         for name in gone {
             known.remove(&name);
             self.shared.remove(name.as_str());
@@ -239,6 +243,17 @@ impl Catalog {
         drop(known);
         self.shared.shrink_to_quotas();
         Ok(report)
+    }
+
+    /// Whether there is no function of this name, not even one that cannot be read or served.
+    pub(crate) fn is_gone(&self, function: &FunctionName) -> bool {
+        let is_stored = || {
+            let found = Name::new(function.as_str()).map(|name| self.store.get_function(&name));
+            found.is_ok_and(|found| !matches!(found, Err(error) if error.is_not_found()))
+        };
+        self.shared.route(function.as_str()).is_none()
+            && !self.may_be_partial(function)
+            && !is_stored()
     }
 
     /// Reads the quotas of tenants again; why not, if that failed.
@@ -283,6 +298,8 @@ impl Catalog {
         known.split = record.split.clone();
         drop(all_known);
         if is_same {
+            // Those that could not be taken in the last time.
+            self.take_in_older(&name);
             return;
         }
         if was_active.is_some_and(|was| was.version() != service.version()) {

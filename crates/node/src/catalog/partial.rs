@@ -30,6 +30,11 @@ impl Catalog {
         partial::directory_beside(&self.store)
     }
 
+    /// Whether a part of a function is here, if only one that cannot be used.
+    pub(super) fn may_be_partial(&self, function: &FunctionName) -> bool {
+        self.partial_directory().join(function.as_str()).exists()
+    }
+
     /// The functions of which a part is served.
     pub(crate) fn partial_functions(&self) -> BTreeSet<String> {
         let known = self.known.lock().expect("no holder panics");

@@ -48,8 +48,8 @@ pub(super) async fn open(home: &Home, options: &ServeOptions) -> Result<Opened, 
     let asleep = AsleepSpace::at(home.asleep()?);
     let left_asleep = asleep.left()?;
     shared.sleep_in(asleep);
-    let waiting = legacy::reserve(&shared, legacy);
     shared.expect_sandboxes(versions_of_sandboxes(home.root()));
+    let waiting = legacy::reserve(&shared, legacy);
     shared.wake_up_with(left_asleep);
     warn_of_uncounted_cpu_time(&shared, &pool);
     let logs = Arc::new(Logs::start(&home.logs()?, options.logs)?);
@@ -62,7 +62,7 @@ pub(super) async fn open(home: &Home, options: &ServeOptions) -> Result<Opened, 
         tracing::warn!("{}: {error}; periods of CPU time begin anew", periods.display());
     }
     legacy::take_over(&catalog, waiting);
-    shared.forget_left_asleep();
+    shared.forget_left_asleep(|function| catalog.is_gone(function));
     shared.egress().forget_gone(|id| shared.may_have_instance(id));
     shared.limits().forget_gone(|id| shared.may_have_instance(id));
     Ok(Opened { shared, catalog, logs, periods })

@@ -259,6 +259,11 @@ pub trait Backend: Send + Sync {
     fn create(&self, wanted: Wanted) -> Later<'_, Outcome<Sandbox>>;
     /// One that is there, running or paused.
     fn find(&self, id: &str) -> Option<Sandbox>;
+    /// Whether there is none of this name, not even one that cannot be reached just now.
+    fn is_gone(&self, id: &str) -> bool {
+        self.find(id).is_none()
+    }
+
     /// Ends one.
     ///
     /// # Errors

@@ -98,7 +98,7 @@ impl E2b {
     fn present(&self, ids: Vec<String>) -> Vec<Sandbox> {
         let found = |id: String| {
             let found = self.backend.find(&id);
-            if found.is_none() {
+            if found.is_none() && self.backend.is_gone(&id) {
                 self.records.remove(&id);
                 self.watchers.forget(&id);
             }

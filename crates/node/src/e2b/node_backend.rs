@@ -81,6 +81,13 @@ impl NodeBackend {
         Ok((info.instance, service.ok_or_else(|| Problem::gone(id))?))
     }
 
+    /// The same, of one that somebody wants something of, for which it wakes.
+    fn wanted_instance(&self, id: &str) -> Outcome<(u64, Arc<Service>)> {
+        let found = self.instance(id)?;
+        self.sandboxes.wanted(found.0);
+        Ok(found)
+    }
+
     fn view(&self, info: sandboxes::SandboxInfo) -> Option<Sandbox> {
         let service = self.node.service_of(info.instance)?;
         let (config, limits) = (service.config(), service.limits_of(info.instance));
@@ -176,6 +183,10 @@ impl Backend for NodeBackend {
         })
     }
 
+    fn is_gone(&self, id: &str) -> bool {
+        !self.sandboxes.knows(id)
+    }
+
     fn find(&self, id: &str) -> Option<Sandbox> {
         // Numbers of instances are names of others' sandboxes, too.
         let found = self.sandboxes.find(id).ok().filter(|info| info.name == id)?;
@@ -217,7 +228,7 @@ impl Backend for NodeBackend {
 
     fn snapshot<'a>(&'a self, id: &'a str, name: &'a str) -> Later<'a, Outcome<()>> {
         Box::pin(async move {
-            let (instance, service) = self.instance(id)?;
+            let (instance, service) = self.wanted_instance(id)?;
             let busy = |reason: String| Problem::new(Kind::Busy, reason);
             service.reach(instance).await.map_err(busy)?;
             service.wake(Some(instance)).await.map_err(busy)?;
@@ -258,7 +269,7 @@ impl Backend for NodeBackend {
 
     fn start<'a>(&'a self, id: &'a str, wanted: WantedProcess) -> Later<'a, Outcome<Started>> {
         Box::pin(async move {
-            let (instance, service) = self.instance(id)?;
+            let (instance, service) = self.wanted_instance(id)?;
             let request = ExecRequest {
                 argv: wanted.argv.clone(),
                 env: wanted.envs.iter().map(|(name, value)| format!("{name}={value}")).collect(),
@@ -298,7 +309,7 @@ impl Backend for NodeBackend {
 
     fn port<'a>(&'a self, id: &'a str, port: u16) -> Later<'a, Outcome<Box<dyn ByteStream>>> {
         Box::pin(async move {
-            let (instance, service) = self.instance(id)?;
+            let (instance, service) = self.wanted_instance(id)?;
             let stream = service.port(instance, port).await.map_err(port_problem)?;
             Ok(Box::new(stream) as Box<dyn ByteStream>)
         })
@@ -310,7 +321,7 @@ impl Backend for NodeBackend {
         user: Option<&'a str>,
     ) -> Later<'a, Outcome<Box<dyn Files>>> {
         Box::pin(async move {
-            let (instance, service) = self.instance(id)?;
+            let (instance, service) = self.wanted_instance(id)?;
             let opened = service.files(instance, user.unwrap_or_default()).await;
             let session = opened.map_err(|reason| Problem::new(Kind::Busy, reason))?;
             Ok(Box::new(session) as Box<dyn Files>)

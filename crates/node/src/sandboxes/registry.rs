@@ -21,10 +21,12 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
+use std::mem;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use thaw_store::Name;
+use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 /// Most sandboxes of a node.
@@ -33,6 +35,8 @@ const SANDBOXES_MAX: usize = 10_000;
 const METADATA_MAX: usize = 16 << 10;
 /// How often it is looked whether the time of one has come.
 const LOOK: Duration = Duration::from_millis(250);
+/// How many are paused again at a time.
+const PAUSES_AT_ONCE: usize = 8;
 /// Name of the file.
 const FILE: &str = "sandboxes.json";
 
@@ -214,21 +218,41 @@ impl Sandboxes {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
             Err(error) => return Err(error),
         };
-        let mut all = BTreeMap::new();
-        for one in known {
+        let (mut all, before) = (BTreeMap::new(), known.clone());
+        for mut one in known {
             match node.service_of(one.instance) {
-                Some(service) => {
+                Some(service) if *service.name() == one.function => {
                     service.hold(one.instance);
+                    // An older Thaw knew none.
+                    one.version = service.version();
                     all.insert(one.name.clone(), one);
                 }
                 // It is asleep, and its function is being frozen anew.
                 None if node.may_have_instance(one.instance) => {
                     all.insert(one.name.clone(), one);
                 }
-                None => tracing::warn!(sandbox = one.name, "its instance has ended meanwhile"),
+                // Numbers of instances begin anew with each monitor.
+                _ => tracing::warn!(sandbox = one.name, "its instance has ended meanwhile"),
             }
         }
-        Ok(Arc::new(Self { node, file, all: Mutex::new(all), writing: Mutex::default() }))
+        let is_changed = !all.values().eq(&before);
+        let this = Self { node, file, all: Mutex::new(all), writing: Mutex::default() };
+        if is_changed {
+            this.write();
+        }
+        Ok(Arc::new(this))
+    }
+
+    /// The service of the instance of one, if that is there.
+    fn service(&self, info: &SandboxInfo) -> Option<Arc<Service>> {
+        let service = self.node.service_of(info.instance);
+        service.filter(|service| *service.name() == info.function)
+    }
+
+    /// Whether there is one of this name, if only its file, whose function is not served yet.
+    pub(crate) fn knows(&self, name: &str) -> bool {
+        let is_there = |info: &SandboxInfo| self.node.may_have_instance(info.instance);
+        self.all().get(name).is_some_and(is_there)
     }
 
     /// Makes one. It is done to its end, also if nobody waits for that any more: no instance may stay
@@ -384,10 +408,15 @@ impl Sandboxes {
             };
             all.get(name).or_else(by_number).cloned()
         };
-        found
-            .filter(|info| self.node.service_of(info.instance).is_some())
-            .map(|info| self.with_state(info))
-            .ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))
+        let info = found.ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))?;
+        match self.service(&info) {
+            Some(_) => Ok(self.with_state(info)),
+            None if self.knows(&info.name) => Err(SandboxProblem::Refused(format!(
+                "sandbox `{name}` is asleep, and its function `{}` is not served yet; try again",
+                info.function
+            ))),
+            None => Err(SandboxProblem::Unknown(name.to_owned())),
+        }
     }
 
     /// One of them with all that is known of it.
@@ -397,7 +426,7 @@ impl Sandboxes {
     pub async fn show(&self, name: &str) -> Result<SandboxInfo, SandboxProblem> {
         look_at_egress_bytes().await;
         let info = self.find(name)?;
-        let service = self.node.service_of(info.instance);
+        let service = self.service(&info);
         let service = service.ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))?;
         let usage = Some(usage_of(&service, info.instance).await);
         let egress = self.node.egress().info(info.instance);
@@ -410,7 +439,7 @@ impl Sandboxes {
     /// There is none.
     pub fn limits(&self, name: &str) -> Result<LimitsInfo, SandboxProblem> {
         let info = self.find(name)?;
-        let service = self.node.service_of(info.instance);
+        let service = self.service(&info);
         let service = service.ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))?;
         Ok(LimitsInfo::new(service.limits_of(info.instance), &service.config().limits))
     }
@@ -425,7 +454,7 @@ impl Sandboxes {
         change: LimitsChange,
     ) -> Result<LimitsInfo, SandboxProblem> {
         let info = self.find(name)?;
-        let service = self.node.service_of(info.instance);
+        let service = self.service(&info);
         let service = service.ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))?;
         service.change_limits(info.instance, change).await.map_err(SandboxProblem::Refused)?;
         self.limits(name)
@@ -471,7 +500,7 @@ impl Sandboxes {
         asked: ClientEgress,
     ) -> Result<(), SandboxProblem> {
         let info = self.find(name)?;
-        let service = self.node.service_of(info.instance);
+        let service = self.service(&info);
         let service = service.ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))?;
         asked.headers.check_trust(service.config())?;
         let changed = self.node.egress().change_within(info.instance, asked).await;
@@ -489,7 +518,7 @@ impl Sandboxes {
         inject: SandboxInject,
     ) -> Result<EgressInfo, SandboxProblem> {
         let info = self.find(name)?;
-        let service = self.node.service_of(info.instance);
+        let service = self.service(&info);
         let service = service.ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))?;
         let headers = OwnHeaders::of_secrets(inject.rules, service.config())?;
         let changed = self.node.egress().change_headers(info.instance, headers).await;
@@ -498,7 +527,7 @@ impl Sandboxes {
     }
 
     fn with_state(&self, info: SandboxInfo) -> SandboxInfo {
-        let service = self.node.service_of(info.instance);
+        let service = self.service(&info);
         let state = service.as_ref().and_then(|service| service.state_of(info.instance));
         let state = state.map(|state| state.name().to_owned());
         let memory_kept = service.and_then(|service| service.why_memory_is_kept(info.instance));
@@ -508,35 +537,53 @@ impl Sandboxes {
 
     /// Its time begins anew, if it is one.
     pub(crate) fn used(&self, instance: u64) {
-        let mut was_paused = false;
         for info in self.all().values_mut().filter(|info| info.instance == instance) {
             info.deadline_ms = deadline(info.timeout_s);
-            was_paused |= std::mem::take(&mut info.paused);
         }
-        if was_paused {
+        self.wanted(instance);
+    }
+
+    /// Somebody wants something of it, if it is one: it is not to be paused again.
+    pub(crate) fn wanted(&self, instance: u64) {
+        let is_it = |info: &&mut SandboxInfo| info.instance == instance;
+        let was_paused =
+            self.all().values_mut().find(is_it).map(|info| mem::take(&mut info.paused));
+        if was_paused == Some(true) {
             self.write();
         }
     }
 
-    /// Notes that one is paused until somebody wants something of it.
-    fn note_pause(&self, name: &str) {
-        if let Some(info) = self.all().get_mut(name) {
-            info.paused = true;
+    /// Notes whether the next daemon is to pause one.
+    fn note_pause(&self, name: &str, paused: bool) {
+        let was = self.all().get_mut(name).map(|info| mem::replace(&mut info.paused, paused));
+        if was == Some(!paused) {
+            self.write();
         }
-        self.write();
     }
 
     /// Pauses those again that an earlier daemon has paused; those that are asleep sleep on.
-    async fn pause_again(&self) {
+    async fn pause_again(self: Arc<Self>) {
         let paused: Vec<_> = self.all().values().filter(|info| info.paused).cloned().collect();
-        let woken = paused.into_iter().map(|info| self.with_state(info)).filter(|info| {
-            let sleeps = InstanceState::Asleep.name();
-            info.state.as_deref().is_some_and(|state| state != sleeps)
-        });
-        for SandboxInfo { name, .. } in woken.collect::<Vec<_>>() {
-            if let Err(error) = self.pause(&name).await {
-                tracing::warn!(sandbox = name, "it was paused, and runs now: {error}");
+        let mut pauses = JoinSet::new();
+        for SandboxInfo { name, .. } in paused {
+            if pauses.len() >= PAUSES_AT_ONCE {
+                pauses.join_next().await;
             }
+            let this = self.clone();
+            pauses.spawn(async move { this.pause_one_again(&name).await });
+        }
+        while pauses.join_next().await.is_some() {}
+    }
+
+    async fn pause_one_again(&self, name: &str) {
+        let Ok(info) = self.find(name) else { return };
+        let sleeps = InstanceState::Asleep.name();
+        // Somebody may have used it since.
+        if !info.paused || info.state.as_deref() == Some(sleeps) {
+            return;
+        }
+        if let Err(error) = self.pause(name).await {
+            tracing::warn!(sandbox = name, "it was paused, and runs now: {error}");
         }
     }
 
@@ -560,7 +607,7 @@ impl Sandboxes {
     /// There is none.
     pub fn kill(&self, name: &str) -> Result<SandboxInfo, SandboxProblem> {
         let info = self.find(name)?;
-        if let Some(service) = self.node.service_of(info.instance) {
+        if let Some(service) = self.service(&info) {
             service.kill(info.instance);
         }
         self.all().remove(&info.name);
@@ -574,10 +621,15 @@ impl Sandboxes {
     /// There is none, or it cannot.
     pub async fn pause(&self, name: &str) -> Result<SandboxInfo, SandboxProblem> {
         let info = self.find(name)?;
-        let service = self.node.service_of(info.instance);
+        let service = self.service(&info);
         let service = service.ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))?;
-        service.pause(info.instance).await.map_err(SandboxProblem::Refused)?;
-        self.note_pause(&info.name);
+        // Before it is paused: whoever uses it meanwhile takes the note back.
+        self.note_pause(&info.name, true);
+        let paused = service.pause(info.instance).await;
+        paused.map_err(|error| {
+            self.note_pause(&info.name, false);
+            SandboxProblem::Refused(error)
+        })?;
         self.find(name)
     }
 
@@ -587,7 +639,7 @@ impl Sandboxes {
     /// There is none, or it cannot be woken.
     pub async fn resume(&self, name: &str) -> Result<SandboxInfo, SandboxProblem> {
         let info = self.find(name)?;
-        let service = self.node.service_of(info.instance);
+        let service = self.service(&info);
         let service = service.ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))?;
         service.reach(info.instance).await.map_err(SandboxProblem::Refused)?;
         service.wake(Some(info.instance)).await.map_err(SandboxProblem::Refused)?;
@@ -637,7 +689,7 @@ impl Sandboxes {
         request: &ExecRequest,
     ) -> Result<(Arc<Exec>, Reader), SandboxProblem> {
         let info = self.find(name)?;
-        let service = self.node.service_of(info.instance);
+        let service = self.service(&info);
         let service = service.ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))?;
         let started = service.exec(info.instance, request).await;
         started.map_err(|error| SandboxProblem::Refused(error.to_string()))
@@ -687,7 +739,7 @@ impl Sandboxes {
     /// There is no such sandbox, or too many have a session.
     pub async fn files(&self, name: &str) -> Result<FileSession, SandboxProblem> {
         let info = self.find(name)?;
-        let service = self.node.service_of(info.instance);
+        let service = self.service(&info);
         let service = service.ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))?;
         service.files(info.instance, "").await.map_err(SandboxProblem::Refused)
     }
@@ -712,12 +764,12 @@ impl Sandboxes {
             function: info.function.to_string(),
             timeout_s: info.timeout_s,
             on_timeout: info.on_timeout,
-            metadata: info.metadata,
+            metadata: info.metadata.clone(),
             // Copies keep the rules.
             ..NewSandbox::default()
         };
         self.check(&new)?;
-        let service = self.node.service_of(info.instance);
+        let service = self.service(&info);
         let service = service.ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))?;
         service.reach(info.instance).await.map_err(SandboxProblem::Refused)?;
         let forked = service.fork_held(info.instance).await;
@@ -728,7 +780,10 @@ impl Sandboxes {
 
     /// Does what is to be done when the time of one has come, for as long as the node lives.
     pub async fn watch(self: Arc<Self>) {
-        self.pause_again().await;
+        tokio::join!(self.clone().pause_again(), self.watch_times());
+    }
+
+    async fn watch_times(&self) {
         loop {
             sleep(LOOK).await;
             self.forget_gone();
@@ -773,7 +828,11 @@ impl Sandboxes {
         let before = all.len();
         self.node.egress().forget_gone(|id| self.node.may_have_instance(id));
         self.node.limits().forget_gone(|id| self.node.may_have_instance(id));
-        all.retain(|_, info| self.node.may_have_instance(info.instance));
+        all.retain(|_, info| {
+            let is_other = |service: Arc<Service>| *service.name() != info.function;
+            self.node.may_have_instance(info.instance)
+                && !self.node.service_of(info.instance).is_some_and(is_other)
+        });
         let changed = all.len() != before;
         drop(all);
         if changed {
@@ -805,23 +864,31 @@ async fn to_its_end(
     done.map_err(|error| SandboxProblem::Refused(error.to_string()))?
 }
 
-/// The versions of functions of which the file in a directory knows sandboxes, by their instances;
-/// none if it cannot be read, which [`Sandboxes::load`] says.
-pub fn versions_of_sandboxes(directory: &Path) -> HashMap<u64, u32> {
-    let known = known_in(directory);
-    known.into_iter().map(|info| (info.instance, info.version)).collect()
+/// The functions of which the file in a directory knows sandboxes, and their versions, by their
+/// instances; none if it cannot be read, which [`Sandboxes::load`] says.
+pub fn versions_of_sandboxes(directory: &Path) -> HashMap<u64, (FunctionName, u32)> {
+    let known = known_in(directory).unwrap_or_default();
+    known.into_iter().map(|info| (info.instance, (info.function, info.version))).collect()
 }
 
 /// The versions of functions of which the file in a directory knows sandboxes: the store has to
 /// keep them.
-pub fn functions_of_sandboxes(directory: &Path) -> BTreeSet<(FunctionName, u32)> {
-    let known = known_in(directory);
-    known.into_iter().map(|info| (info.function, info.version)).collect()
+///
+/// # Errors
+/// The file is there and cannot be read.
+pub fn functions_of_sandboxes(directory: &Path) -> io::Result<BTreeSet<(FunctionName, u32)>> {
+    let known = known_in(directory)?;
+    Ok(known.into_iter().map(|info| (info.function, info.version)).collect())
 }
 
-fn known_in(directory: &Path) -> Vec<SandboxInfo> {
-    let read = std::fs::read(directory.join(FILE)).ok();
-    read.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
+fn known_in(directory: &Path) -> io::Result<Vec<SandboxInfo>> {
+    let file = directory.join(FILE);
+    let why =
+        |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", file.display()));
+    match std::fs::read(&file) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        read => serde_json::from_slice(&read.map_err(why)?).map_err(|error| why(error.into())),
+    }
 }
 
 fn refused(error: FileProblem) -> SandboxProblem {

@@ -195,9 +195,11 @@ impl<'a> Collector<'a> {
         !(is_systems && asked.file_name() == Some(OsStr::new(usual)))
     }
 
-    /// Whether something is at the path, whoever may look at it.
-    pub(super) fn exists_anywhere(&self, path: &Path) -> bool {
-        self.on_host(path).exists()
+    /// Whether a file that can be executed is at the path, whoever may look at it: shells pass over
+    /// directories and other files of the name (exec(3)).
+    pub(super) fn is_program(&self, path: &Path) -> bool {
+        fs::metadata(self.on_host(path))
+            .is_ok_and(|found| found.is_file() && found.mode() & 0o111 != 0)
     }
 
     /// Whether the path leads to something on the host.

@@ -47,7 +47,7 @@ impl Collector<'_> {
         }
         for directory in std::env::split_paths(&self.search_path.clone()) {
             let candidate = directory.join(program);
-            if candidate.is_absolute() && self.exists_anywhere(&candidate) {
+            if candidate.is_absolute() && self.is_program(&candidate) {
                 // The search path is that of whoever builds.
                 self.grant(&candidate);
                 return Ok(candidate);
@@ -284,13 +284,17 @@ mod tests {
         std::fs::write(at("etc/ld.so.conf"), "/foreign\n").unwrap();
         std::fs::create_dir(at("foreign")).unwrap();
         std::fs::write(at("foreign/libfoo.so.1"), b"\x7fELF\x01\x01\x01").unwrap();
+        // So are a directory and a file that cannot be executed.
+        std::fs::create_dir_all(at("other/program")).unwrap();
+        std::fs::create_dir(at("plain")).unwrap();
+        std::fs::write(at("plain/program"), "text").unwrap();
 
         let home = tempfile::tempdir().unwrap();
         let store = crate::Store::open(home.path()).unwrap();
         let mut session = store.session().unwrap();
         let mut tree = crate::Tree::new();
         let programs = vec!["program".into()];
-        let search_path = Some("/nowhere:/bin".into());
+        let search_path = Some("/nowhere:/other:/plain:/bin".into());
         let request = super::super::CollectRequest { programs, search_path, ..Default::default() };
         let collected =
             session.collect_from(root.path(), &mut tree, &request, &mut ask_on_host, &mut |_| {});
