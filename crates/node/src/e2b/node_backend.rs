@@ -66,7 +66,7 @@ impl NodeBackend {
     /// Makes a sandbox of a snapshot. Its image is read whole, so it may take seconds.
     async fn create_of(&self, snapshot: &str, wanted: Wanted) -> Outcome<Sandbox> {
         let (catalog, name) = (self.catalog.clone(), store_name(snapshot)?);
-        let opened = catalog.checkpoint(name, None).await;
+        let opened = catalog.checkpoint_for_sandbox(name).await;
         let opened = opened.map_err(|error| Problem::new(Kind::Busy, error))?;
         let id = wanted.id.clone();
         let new = NewSandbox { function: String::new(), ..new_sandbox(wanted) };
