@@ -19,6 +19,8 @@ use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 use std::io;
 use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::mpsc;
@@ -216,12 +218,70 @@ async fn send<S>(stream: S, request: Request) -> Result<Response, Unanswered>
 where
     S: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
 {
+    let stream = UntilAnswered { stream, takes_more: true };
     let (mut sender, connection) = hyper::client::conn::http1::handshake::<_, Body>(stream).await?;
     tokio::spawn(connection);
     let response = sender.send_request(request).await?;
     let mut response = response.map(Body::new).into_response();
     response.headers_mut().remove(CONNECTION);
     Ok(response)
+}
+
+/// A connection whose peer may answer, and close it, before it has read all of the request: what is
+/// written after that goes nowhere, so that the answer can be read.
+struct UntilAnswered<S> {
+    stream: S,
+    takes_more: bool,
+}
+
+impl<S: Unpin> UntilAnswered<S> {
+    fn write<T>(
+        &mut self,
+        written: T,
+        write: impl FnOnce(Pin<&mut S>) -> Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        use io::ErrorKind::{BrokenPipe, ConnectionReset, NotConnected};
+        if !self.takes_more {
+            return Poll::Ready(Ok(written));
+        }
+        match write(Pin::new(&mut self.stream)) {
+            Poll::Ready(Err(error))
+                if matches!(error.kind(), BrokenPipe | ConnectionReset | NotConnected) =>
+            {
+                self.takes_more = false;
+                Poll::Ready(Ok(written))
+            }
+            outcome => outcome,
+        }
+    }
+}
+
+impl<S: hyper::rt::Read + Unpin> hyper::rt::Read for UntilAnswered<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: hyper::rt::ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl<S: hyper::rt::Write + Unpin> hyper::rt::Write for UntilAnswered<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.write(bytes.len(), |stream| stream.poll_write(context, bytes))
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.write((), |stream| stream.poll_flush(context))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.write((), |stream| stream.poll_shutdown(context))
+    }
 }
 
 /// The boot that the connection from `local` caused, once it is reported.
@@ -235,5 +295,33 @@ async fn phases(admin: &Admin, local: SocketAddr, asked_ns: u64) -> Option<BootR
         }
         sleep(step).await;
         waited += step;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    #[tokio::test]
+    async fn an_answer_is_read_that_comes_before_the_body_was() {
+        for _ in 0..20 {
+            let (ours, mut theirs) = UnixStream::pair().unwrap();
+            tokio::spawn(async move {
+                theirs.read_exact(&mut [0; 16]).await.unwrap();
+                let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
+                theirs.write_all(answer).await.unwrap();
+            });
+            let request = Request::post("/").body(Body::from(vec![b'x'; 8 << 20])).unwrap();
+            let response = send(TokioIo::new(ours), request).await.unwrap();
+            assert_eq!(response.status(), StatusCode::OK);
+            let body = response.into_body().collect().await.unwrap().to_bytes();
+            assert_eq!(&body[..], b"ok");
+        }
+        // No answer is an error still.
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        drop(theirs);
+        let request = Request::post("/").body(Body::from("x")).unwrap();
+        assert!(send(TokioIo::new(ours), request).await.is_err());
     }
 }
