@@ -1,12 +1,11 @@
 //! A monitor and a daemon that are started apart from each other, as two units of systemd's do.
 
 use crate::{User, repository, request_local, run, skip, wait_until};
-use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::fs::{self, File};
 use std::net::{SocketAddr, TcpListener};
-use std::os::fd::AsRawFd;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -36,9 +35,14 @@ pub struct Background {
 impl Background {
     /// Starts a command that writes to this file.
     pub fn start(command: &mut Command, log: PathBuf) -> Self {
+        Self::start_with(command, Stdio::null(), log)
+    }
+
+    /// The same with a standard input.
+    fn start_with(command: &mut Command, stdin: Stdio, log: PathBuf) -> Self {
         let stderr = File::create(&log).expect("a log file");
         let stdout = stderr.try_clone().expect("a descriptor");
-        let child = command.stdin(Stdio::null()).stdout(stdout).stderr(stderr).spawn();
+        let child = command.stdin(stdin).stdout(stdout).stderr(stderr).spawn();
         Self { child: child.expect("it starts"), log }
     }
 
@@ -159,11 +163,11 @@ impl Apart {
 
     /// A monitor whose service manager has a socket for it (sd_listen_fds(3)).
     pub fn start_activated_monitor(&self, listener: &TcpListener, name: &str) -> Background {
-        fcntl_setfd(listener, FdFlags::empty()).expect("it can be inherited");
         let monitor = self.monitor(&["--socket", &self.socket()]);
-        let script = "export LISTEN_FDS=1 LISTEN_PID=$$; exec \"$@\" 3<&$0";
+        // Its standard input is the only one that no other test's child can inherit, too.
+        let script = "export LISTEN_FDS=1 LISTEN_PID=$$; exec \"$@\" 3<&0 </dev/null";
         let mut command = Command::new("sh");
-        command.args(["-c", script, &listener.as_raw_fd().to_string()]);
+        command.args(["-c", script, "sh"]);
         command.arg(monitor.get_program()).args(monitor.get_args());
         for (variable, value) in monitor.get_envs() {
             match value {
@@ -171,12 +175,18 @@ impl Apart {
                 None => command.env_remove(variable),
             };
         }
-        self.start_as_monitor(&mut command, name)
+        let listener = listener.try_clone().expect("a descriptor");
+        self.await_monitor(&mut command, OwnedFd::from(listener).into(), name)
     }
 
     /// Starts a command that is a monitor, and waits until it waits for a daemon.
     pub fn start_as_monitor(&self, command: &mut Command, name: &str) -> Background {
-        let monitor = Background::start(command, self.directory.path().join(name));
+        self.await_monitor(command, Stdio::null(), name)
+    }
+
+    fn await_monitor(&self, command: &mut Command, stdin: Stdio, name: &str) -> Background {
+        let log = self.directory.path().join(name);
+        let monitor = Background::start_with(command, stdin, log);
         wait_until("the monitor waits", || monitor.log().contains("waiting for a daemon"));
         monitor
     }

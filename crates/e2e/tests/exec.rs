@@ -401,6 +401,30 @@ fn who_is_paused_stays_so_under_the_next_daemon_until_it_is_used() {
     assert!(!state("used").contains("hibernated"));
 }
 
+/// sh makes each by vfork(2) and execve(2).
+#[test]
+fn a_sandbox_that_makes_processes_all_the_time_is_paused_and_copied_and_goes_on() {
+    let home = home("exec-pause-processes");
+    let _daemon = Daemon::start(&home, &DaemonOptions::default());
+    ok(&home, &["sandbox", "create", "box", "--name", "busy"]);
+    for number in ["1", "2", "3"] {
+        let count = "while true; do echo . >> /tmp/$0; sleep 0.01; done";
+        ok(&home, &["exec", "-d", "busy", "--", "sh", "-c", count, number]);
+    }
+    let counted =
+        |name: &str| ok(&home, &["exec", name, "--", "cat", "/tmp/1", "/tmp/2", "/tmp/3"]).len();
+    for round in 0..20 {
+        let before = counted("busy");
+        pause_until_hibernated(&home, "busy");
+        assert!(counted("busy") >= before);
+        if round % 5 == 0 {
+            ok(&home, &["sandbox", "fork", "busy", "--name", "copy"]);
+            assert!(counted("copy") >= before);
+            ok(&home, &["sandbox", "kill", "copy"]);
+        }
+    }
+}
+
 #[test]
 fn instances_of_functions_have_processes_from_outside_too() {
     let home = home("exec-function");

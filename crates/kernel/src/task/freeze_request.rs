@@ -39,6 +39,11 @@ pub fn wants_rest() -> bool {
     REST.load(Relaxed) != 0
 }
 
+/// Whether somebody may wait for a moment at which no thread can run.
+pub fn may_be_awaited() -> bool {
+    wants_rest() || cause() != 0 || kernel().config.get().freezes_when_waiting()
+}
+
 /// Takes the rest that the host asks for, if it does.
 pub fn take_rest() -> Option<Rest> {
     if REST.load(Relaxed) == 0 {

@@ -285,15 +285,10 @@ fn others_rest() -> bool {
     if !kernel_lock::is_enabled() {
         return true;
     }
-    kernel().tasks.spaces().iter().all(|space| {
-        let rests = |vcpu: &Vcpu| is_own(vcpu) || vcpu.activity.get() != Activity::Active;
-        // One without a vCPU is about to begin.
-        let at_rest = |host_process: &HostProcess| {
-            host_process.vcpu_count() > 0 && host_process.vcpus().all(rests)
-        };
-        space.host_process().is_none_or(at_rest)
-            && (space.run_queue.is_empty() || freeze_request::is_at_once())
-    })
+    let has_nothing_to_do =
+        |space: &Arc<Space>| space.run_queue.is_empty() || freeze_request::is_at_once();
+    HostProcess::all().all(HostProcess::rests)
+        && kernel().tasks.spaces().iter().all(has_nothing_to_do)
 }
 
 /// Waits in the host for descriptors, messages, the nearest timer and the wake socket.
@@ -402,6 +397,9 @@ pub fn needs_look() -> bool {
 fn retire() -> ! {
     if !is_somebody_watching() {
         hand_over_watch();
+    } else if freeze_request::may_be_awaited() {
+        // This may be the last one that does not rest.
+        wake_watcher();
     }
     let host_process = own_host_process();
     let is_last = host_process.remove_vcpu(Machine::index());

@@ -318,6 +318,13 @@ impl HostProcess {
         self.vcpus().any(|vcpu| vcpu.activity.get() != Activity::Active)
     }
 
+    /// Whether all of its vCPUs wait but the calling one. One without a vCPU is about to begin:
+    /// what it will do is on the way, also if no process has its space yet, as in execve(2) after
+    /// vfork(2).
+    pub(super) fn rests(&self) -> bool {
+        self.vcpu_count() > 0 && self.is_alone()
+    }
+
     /// Whether no other vCPU than the calling one runs or is about to.
     pub fn is_alone(&self) -> bool {
         self.vcpus().all(|vcpu| is_own(vcpu) || vcpu.activity.get() != Activity::Active)
@@ -327,7 +334,8 @@ impl HostProcess {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::task::host_process::{own_host_process, own_vcpu};
+    use crate::platform::kernel_lock;
+    use crate::task::host_process::{others_rest, own_host_process, own_vcpu};
     use crate::testing::Sandbox;
     use thaw_abi::layout::{BOOT_BASE, BOOT_MAX};
 
@@ -389,6 +397,27 @@ mod tests {
         assert!(spaces[1].host_process().is_none(), "another space has it now");
         assert_eq!(HostProcess::begin(&spaces[0]).unwrap().number(), 1);
         assert_eq!(FREE.load(Relaxed), 0);
+    }
+
+    #[test]
+    fn one_that_is_about_to_begin_does_not_rest_whoever_has_its_space() {
+        let _sandbox = Sandbox::new();
+        map(2);
+        kernel_lock::enable().unwrap();
+        assert!(others_rest());
+        // As in execve(2) after vfork(2): no process has it before its host process runs.
+        let space = Arc::new(Space::new());
+        let new = HostProcess::begin(&space).unwrap();
+        assert!(!others_rest());
+        new.add_vcpu(0, 77);
+        assert!(!others_rest(), "it looks for something to run");
+        new.vcpu(0).activity.set(Activity::Sleeping);
+        assert!(others_rest());
+        new.vcpu(0).activity.set(Activity::Active);
+        // As when its process has ended, and it has not.
+        assert!(!others_rest());
+        new.end();
+        assert!(others_rest());
     }
 
     #[test]
