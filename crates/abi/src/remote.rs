@@ -24,7 +24,8 @@ use crate::control::WindowSize;
 
 /// Start a process: [`Exec`]. Descriptors: three connected stream sockets, which become standard
 /// input, output and error; with [`EXEC_TERMINAL`] one, which is the other side of its terminal.
-/// The answer is [`MSG_EXEC_STARTED`] or [`MSG_EXEC_FAILED`].
+/// The answer is [`MSG_EXEC_STARTED`], [`MSG_EXEC_FAILED`], [`MSG_EXEC_NOT_FOUND`] or
+/// [`MSG_EXEC_NOT_EXECUTABLE`].
 pub const MSG_EXEC: u32 = 80;
 /// Send a signal to such a process: [`ExecSignal`]. Nothing happens if it has ended.
 pub const MSG_EXEC_SIGNAL: u32 = 81;
@@ -46,6 +47,11 @@ pub const MSG_EXEC_STARTED: u32 = 180;
 pub const MSG_EXEC_ENDED: u32 = 181;
 /// It could not be started: [`ExecFailed`].
 pub const MSG_EXEC_FAILED: u32 = 182;
+/// The same, since there is no such program. A kernel that does not know of this kind says
+/// [`MSG_EXEC_FAILED`].
+pub const MSG_EXEC_NOT_FOUND: u32 = 183;
+/// The same, since the program cannot be executed.
+pub const MSG_EXEC_NOT_EXECUTABLE: u32 = 184;
 
 /// Most processes of [`MSG_EXEC`] that live in a sandbox at a time.
 pub const EXECS_MAX: usize = 256;
@@ -125,7 +131,7 @@ pub struct ExecEnded {
     pub signal: u32,
 }
 
-/// Body of [`MSG_EXEC_FAILED`]. Tail: UTF-8 text, one sentence.
+/// Body of [`MSG_EXEC_FAILED`] and of those that say more. Tail: UTF-8 text, one sentence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct ExecFailed {

@@ -10,7 +10,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 use thaw_node::admin::{AdminAddress, AdminToken, Problem, connect_unix};
 use thaw_node::home::Home;
-use thaw_sandbox::escape;
 use ureq::http::Response;
 use ureq::unversioned::resolver::DefaultResolver;
 use ureq::{Agent, Body, RequestBuilder};
@@ -257,8 +256,7 @@ impl Daemon {
             return Ok(response);
         }
         match response.body_mut().read_json::<Problem>() {
-            // It may quote what a sandbox said.
-            Ok(problem) => Err(Failure::failed(escape(problem.reason.as_bytes()))),
+            Ok(problem) => Err(Failure::of(&problem)),
             Err(_) => Err(Failure::failed(format!("the daemon answered {}", response.status()))),
         }
     }

@@ -289,8 +289,7 @@ pub fn upgrade(
     let mut answer = vec![0; length.unwrap_or(0).min(HEAD_MAX)];
     stream.read_exact(&mut answer)?;
     Err(match serde_json::from_slice::<Problem>(&answer) {
-        // It may quote what a sandbox said.
-        Ok(problem) => Failure::failed(thaw_sandbox::escape(problem.reason.as_bytes())),
+        Ok(problem) => Failure::of(&problem),
         Err(_) => Failure::failed(format!("the daemon answered {status}; is it the same version?")),
     })
 }

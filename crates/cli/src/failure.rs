@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 use std::process::ExitCode;
+use thaw_node::admin::Problem;
 
 /// Why a verb did not do what it was asked.
 #[derive(Debug, PartialEq, Eq)]
@@ -10,6 +11,8 @@ pub enum Failure {
     Failed(String),
     /// It was asked for something that makes no sense: exit code 2.
     Misused(String),
+    /// The program that was to be run is not there, or cannot be executed: a shell's exit code.
+    NotRun(String, u8),
     /// The reader of our output went away, as in `thaw ps | head -1`.
     OutputClosed,
 }
@@ -29,10 +32,21 @@ impl Failure {
         Self::Misused(cause.to_string())
     }
 
+    /// What the daemon says. It may quote what a sandbox said.
+    pub fn of(problem: &Problem) -> Self {
+        let reason = thaw_sandbox::escape(problem.reason.as_bytes());
+        match problem.exit_code() {
+            Some(code) => Self::NotRun(reason, code),
+            None => Self::Failed(reason),
+        }
+    }
+
     /// One sentence for standard error.
     pub fn message(&self) -> Option<&str> {
         match self {
-            Self::Failed(message) | Self::Misused(message) => Some(message),
+            Self::Failed(message) | Self::Misused(message) | Self::NotRun(message, _) => {
+                Some(message)
+            }
             Self::OutputClosed => None,
         }
     }
@@ -42,6 +56,7 @@ impl Failure {
         match self {
             Self::Failed(_) => ExitCode::from(1),
             Self::Misused(_) => ExitCode::from(2),
+            Self::NotRun(_, code) => ExitCode::from(*code),
             Self::OutputClosed => ExitCode::SUCCESS,
         }
     }

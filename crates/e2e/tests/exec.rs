@@ -325,12 +325,53 @@ fn a_terminal_sees_the_end_of_a_pipe_also_in_a_line() {
     ok(&home, &["sandbox", "create", "box", "--name", "one"]);
     for input in ["abc", "abc\n", ""] {
         let mut cat = thaw();
-        // cat(1) closes its streams before it ends, and may hear the hang-up of its terminal then.
-        let script = "cat; true";
-        cat.args(["exec", "-it", "one", "--", "sh", "-c", script]).env("THAW_HOME", &home);
+        // cat(1) closes its streams before it ends.
+        cat.args(["exec", "-it", "one", "--", "cat"]).env("THAW_HOME", &home);
         let printed = run_with_input(&mut cat, input.as_bytes()).success();
         assert!(printed.starts_with(input.trim()), "{printed:?}");
     }
+}
+
+#[test]
+fn a_process_that_closes_its_terminal_is_not_hung_up() {
+    let home = home("exec-closed-terminal");
+    let _daemon = Daemon::start(&home, &DaemonOptions::default());
+    ok(&home, &["sandbox", "create", "box", "--name", "one"]);
+    let close = "exec <&- >&- 2>&-; sleep 0.3";
+    for (script, printed, code) in [
+        (format!("{close}; exit 7"), "", 7),
+        (format!("{close}; exec >/dev/tty && echo again"), "again\r\n", 0),
+        ("sleep 0.3 & exit 7".to_owned(), "", 7),
+    ] {
+        let ended = call(&home, &["exec", "-t", "one", "--", "sh", "-c", &script]);
+        assert_eq!((ended.stdout.as_str(), ended.code), (printed, Some(code)), "{script}");
+    }
+}
+
+#[test]
+fn programs_that_cannot_be_run_end_as_in_a_shell() {
+    let home = home("exec-not-run");
+    let _daemon = Daemon::start(&home, &DaemonOptions::default());
+    ok(&home, &["sandbox", "create", "box", "--name", "one"]);
+    let script = "import os\n\
+                  open('/tmp/script', 'w').write('#!/no/such\\n'); os.chmod('/tmp/script', 0o755)\n\
+                  open('/tmp/plain', 'w')";
+    ok(&home, &["exec", "one", "--", "python3", "-c", script]);
+    for (program, code, reason) in [
+        ("no-such", 127, "no-such does not exist in the sandbox"),
+        ("/usr/bin/no-such", 127, "does not exist in the sandbox"),
+        ("/tmp/script", 127, "needs the interpreter /no/such"),
+        ("/tmp/plain", 126, "may not be executed"),
+        ("/tmp", 126, "is a directory"),
+    ] {
+        for options in [&["exec", "one"][..], &["exec", "-t", "one"], &["exec", "-d", "one"]] {
+            let ended = call(&home, &[options, &["--", program]].concat());
+            assert_eq!(ended.code, Some(code), "{program}: {}", ended.stderr);
+            assert!(ended.stderr.contains(reason), "{program}: {}", ended.stderr);
+        }
+    }
+    let unknown = call(&home, &["exec", "one", "--user", "nobody-at-all", "--", "sh"]);
+    assert_eq!(unknown.code, Some(1), "{}", unknown.stderr);
 }
 
 #[test]
@@ -399,30 +440,6 @@ fn who_is_paused_stays_so_under_the_next_daemon_until_it_is_used() {
     // One that would be paused again would be by now, or soon.
     std::thread::sleep(std::time::Duration::from_secs(1));
     assert!(!state("used").contains("hibernated"));
-}
-
-/// sh makes each by vfork(2) and execve(2).
-#[test]
-fn a_sandbox_that_makes_processes_all_the_time_is_paused_and_copied_and_goes_on() {
-    let home = home("exec-pause-processes");
-    let _daemon = Daemon::start(&home, &DaemonOptions::default());
-    ok(&home, &["sandbox", "create", "box", "--name", "busy"]);
-    for number in ["1", "2", "3"] {
-        let count = "while true; do echo . >> /tmp/$0; sleep 0.01; done";
-        ok(&home, &["exec", "-d", "busy", "--", "sh", "-c", count, number]);
-    }
-    let counted =
-        |name: &str| ok(&home, &["exec", name, "--", "cat", "/tmp/1", "/tmp/2", "/tmp/3"]).len();
-    for round in 0..20 {
-        let before = counted("busy");
-        pause_until_hibernated(&home, "busy");
-        assert!(counted("busy") >= before);
-        if round % 5 == 0 {
-            ok(&home, &["sandbox", "fork", "busy", "--name", "copy"]);
-            assert!(counted("copy") >= before);
-            ok(&home, &["sandbox", "kill", "copy"]);
-        }
-    }
 }
 
 #[test]

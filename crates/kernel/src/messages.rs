@@ -51,6 +51,9 @@ pub fn handle(message: &Kept) {
         MSG_RENEWED => {
             // Nobody reads it any more.
             twins::end();
+            if freeze_request::host_renewed() {
+                host_process::go_on();
+            }
             crate::net::host_renewed();
         }
         MSG_REST => freeze_request::request_rest(&body::<Rest>(message)),

@@ -8,7 +8,7 @@ use thaw_abi::control::{
     MSG_OPEN_SOCKET, MSG_READY, MSG_RESTING, MSG_TERMINAL_GET, MSG_TERMINAL_SET, MSG_UNSEAL,
     MSG_WAKE_SOCKET, MSG_WRITTEN, MessageHeader, Resting, WRITTEN_MAX, WRITTEN_PATHS_MAX, Written,
 };
-use thaw_abi::remote::{MSG_EXEC_FAILED, MSG_EXEC_STARTED};
+use thaw_abi::remote::{MSG_EXEC_NOT_EXECUTABLE, MSG_EXEC_STARTED};
 
 use crate::broker::{Question, Request};
 use crate::hibernate::Awake;
@@ -235,7 +235,7 @@ pub(crate) fn parse(packet: &[u8]) -> Result<Incoming<'_>, Violation> {
             let exit: Exit = whole(body).ok_or(wrong_length)?;
             Event::Exit(GuestExit::checked(exit.code, exit.signal).ok_or(wrong_value)?)
         }
-        MSG_EXEC_STARTED..=MSG_EXEC_FAILED => Event::Remote(remote::parse(kind, body)?),
+        MSG_EXEC_STARTED..=MSG_EXEC_NOT_EXECUTABLE => Event::Remote(remote::parse(kind, body)?),
         MSG_FAILED => Event::Failed(printable(body)),
         MSG_OPEN_BLOB..=MSG_WAKE_SOCKET
         | MSG_OPEN_SOCKET

@@ -9,8 +9,8 @@ use bytemuck::{Pod, Zeroable, bytes_of, pod_read_unaligned};
 use thaw_abi::control::{MESSAGE_MAX, MessageHeader, WindowSize};
 use thaw_abi::remote::{
     EXEC_TERMINAL, Exec, ExecEnded, ExecFailed, ExecSignal, ExecStarted, ExecWindow, Files,
-    MSG_EXEC, MSG_EXEC_ENDED, MSG_EXEC_FAILED, MSG_EXEC_SIGNAL, MSG_EXEC_STARTED, MSG_EXEC_WINDOW,
-    MSG_FILES, MSG_PORT, Port,
+    MSG_EXEC, MSG_EXEC_ENDED, MSG_EXEC_FAILED, MSG_EXEC_NOT_EXECUTABLE, MSG_EXEC_NOT_FOUND,
+    MSG_EXEC_SIGNAL, MSG_EXEC_STARTED, MSG_EXEC_WINDOW, MSG_FILES, MSG_PORT, Port,
 };
 
 use crate::event::{GuestExit, Violation};
@@ -191,6 +191,9 @@ pub enum RemoteEvent {
         id: u64,
         /// Why: one sentence, control characters removed, at most 1 KiB.
         reason: String,
+        /// The exit code of a shell that is told to run it: 127 if there is no such program, 126
+        /// if it cannot be executed; `None`: that is not why.
+        code: Option<u8>,
     },
 }
 
@@ -207,11 +210,16 @@ pub(crate) fn parse(kind: u32, body: &[u8]) -> Result<RemoteEvent, Violation> {
             let exit = GuestExit::checked(code, signal).ok_or(Violation::Value { kind })?;
             Ok(RemoteEvent::Ended { id, exit })
         }
-        MSG_EXEC_FAILED => {
+        MSG_EXEC_FAILED | MSG_EXEC_NOT_FOUND | MSG_EXEC_NOT_EXECUTABLE => {
             let (head, reason) =
                 body.split_at_checked(size_of::<ExecFailed>()).ok_or(wrong_length)?;
             let ExecFailed { id } = pod_read_unaligned(head);
-            Ok(RemoteEvent::Failed { id, reason: printable(reason) })
+            let code = match kind {
+                MSG_EXEC_NOT_FOUND => Some(127),
+                MSG_EXEC_NOT_EXECUTABLE => Some(126),
+                _ => None,
+            };
+            Ok(RemoteEvent::Failed { id, reason: printable(reason), code })
         }
         _ => Err(Violation::Kind { kind }),
     }
@@ -276,6 +284,13 @@ mod tests {
         }
         let failed = [&7u64.to_ne_bytes()[..], b"no\x1b such"].concat();
         let reason = "no\\x1b such".to_owned();
-        assert_eq!(parse(MSG_EXEC_FAILED, &failed), Ok(RemoteEvent::Failed { id: 7, reason }));
+        for (kind, code) in [
+            (MSG_EXEC_FAILED, None),
+            (MSG_EXEC_NOT_FOUND, Some(127)),
+            (MSG_EXEC_NOT_EXECUTABLE, Some(126)),
+        ] {
+            let reason = reason.clone();
+            assert_eq!(parse(kind, &failed), Ok(RemoteEvent::Failed { id: 7, reason, code }));
+        }
     }
 }

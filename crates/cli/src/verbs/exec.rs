@@ -11,7 +11,8 @@ use thaw_node::sandboxes::{ExecInfo, ExecRequest, SandboxInfo};
 /// Run a program in a live instance or sandbox.
 ///
 /// The program is a new process there, beside those that run; nothing in it has to expect that.
-/// Its exit code is this command's, 128 and the number of the signal that has ended it otherwise.
+/// Its exit code is this command's, 128 and the number of the signal that has ended it otherwise; 127 if there
+/// is no such program, 126 if it cannot be executed.
 /// Without --tty it gets SIGINT, SIGTERM and SIGHUP of this command; a second SIGINT ends this command
 /// alone, and `thaw sandbox attach` finds the process again.
 /// It has the environment and working directory that the instance's first process was started

@@ -89,7 +89,7 @@ pub(super) fn rest(rest: &Rest) {
 }
 
 fn rest_until_woken(&Rest { number, flags, .. }: &Rest) -> Woken {
-    let awaited = Awaited::now(flags);
+    let Some(awaited) = Awaited::now(flags) else { return Woken::by(AWAKE_DESCRIPTOR) };
     let report = super::come_to_rest(Use::Itself);
     let resting =
         Resting { number, report_address: report.as_ptr() as u64, report_len: report.len() as u64 };
@@ -190,12 +190,12 @@ impl Drop for Gate {
 }
 
 impl Awaited {
-    /// What the sandbox waits for now.
-    fn now(flags: u32) -> Self {
+    /// What the sandbox waits for now; `None` if that are too many descriptors.
+    fn now(flags: u32) -> Option<Self> {
         let offset = kernel().clocks.offset();
         let timer = timer::next_deadline().filter(|_| flags & REST_TIMERS != 0);
         let timer_ns = timer.map(|deadline| deadline.0.wrapping_sub(offset));
-        Self { descriptors: host_poll::note_awaited(), timer_ns }
+        Some(Self { descriptors: host_poll::note_awaited()?, timer_ns })
     }
 
     /// Waits for it; says why the wait has ended (`AWAKE_*`). Uses no saved memory.
@@ -320,10 +320,10 @@ mod tests {
     #[test]
     fn a_due_timer_ends_the_wait_only_if_it_matters() {
         let _sandbox = Sandbox::new();
-        assert_eq!(Awaited::now(REST_TIMERS).timer_ns, None, "there is no timer");
+        assert_eq!(Awaited::now(REST_TIMERS).unwrap().timer_ns, None, "there is no timer");
         crate::time::timer::add(crate::time::Instant::after_ns(0), Arc::new(Nothing));
-        assert_eq!(Awaited::now(0).timer_ns, None);
-        let awaited = Awaited::now(REST_TIMERS);
+        assert_eq!(Awaited::now(0).unwrap().timer_ns, None);
+        let awaited = Awaited::now(REST_TIMERS).unwrap();
         assert!(awaited.timer_ns.unwrap() <= Machine::monotonic_ns());
         assert_eq!(awaited.wait(), AWAKE_TIMER);
     }
@@ -331,7 +331,7 @@ mod tests {
     #[test]
     fn the_control_socket_is_awaited_first() {
         let _sandbox = Sandbox::new();
-        let awaited = Awaited::now(0);
+        let awaited = Awaited::now(0).unwrap();
         assert_eq!(awaited.descriptors, 1);
         assert_eq!(awaited.descriptors()[0].fd, control::CONTROL.0);
     }

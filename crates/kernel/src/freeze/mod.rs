@@ -65,7 +65,7 @@ pub fn freeze_if_due() -> bool {
 fn freeze(cause: u32) {
     phases::say_awake();
     let is_checkpoint = cause == CAUSE_CHECKPOINT;
-    freeze_request::clear();
+    freeze_request::done(cause);
     if !is_checkpoint {
         kernel().config.borrow_mut().flags &= !FLAG_FREEZE_AT_ENTRY;
     }
@@ -83,9 +83,10 @@ fn freeze(cause: u32) {
         cause,
         process: twin.unwrap_or(0),
     };
-    control::send(MSG_ENTRY_POINT, 0, bytemuck::bytes_of(&entry), &[]);
-    if twin.is_none() {
-        control::wait_for(MSG_RESUME);
+    let tell = || control::send(MSG_ENTRY_POINT, 0, bytemuck::bytes_of(&entry), &[]);
+    match twin {
+        Some(_) => tell(),
+        None => control::wait_untouched(MSG_RESUME, tell),
     }
     if is_checkpoint {
         // Time has passed, and nothing else has happened here.

@@ -13,11 +13,14 @@ use thaw_abi::control::{
 };
 use thaw_abi::layout::CONTROL_FD;
 
+use super::waiting::{WAITING_MAX, Waiting};
 use crate::errno::{Errno, Result};
 use crate::platform::machine::{
     Clocks, HostFd, HostFiles, Machine, Memory, PollFd, Populate, Processes,
 };
+use crate::platform::memory::Window;
 use crate::platform::message::{self, Received};
+use crate::platform::panic;
 use crate::sync::{KernelCell, Late};
 
 /// The control socket.
@@ -41,6 +44,12 @@ enum Content {
 }
 
 impl Message {
+    /// One that had to wait.
+    pub fn kept(kept: Kept) -> Self {
+        let Kept { kind, sequence, body, fds } = kept;
+        Self { kind, sequence, content: Content::Kept { body, fds } }
+    }
+
     /// What follows the header, 8-byte aligned.
     pub fn body(&self) -> &[u8] {
         match &self.content {
@@ -184,8 +193,7 @@ pub fn expect_second_command(mut work: impl FnMut() -> bool) -> Message {
 /// while an answer of the broker was waited for.
 fn second_command(nonblocking: bool) -> Option<Message> {
     if let Some(kept) = KEPT.borrow_mut().as_mut().and_then(VecDeque::pop_front) {
-        let Kept { kind, sequence, body, fds } = kept;
-        return Some(Message { kind, sequence, content: Content::Kept { body, fds } });
+        return Some(Message::kept(kept));
     }
     receive(nonblocking)
 }
@@ -240,16 +248,25 @@ pub fn receive_reply(sequences: Range<u64>) -> Option<Message> {
     }
 }
 
-/// Waits for a message of one kind, keeping others.
-pub fn wait_for(kind: u32) -> Kept {
+/// Calls `told` and waits for a message of one kind, while the host reads the memory of the sandbox:
+/// it is as `told` has found it until that message is there. Others that come meanwhile are kept
+/// then.
+pub fn wait_untouched(kind: u32, told: impl FnOnce()) {
+    let Ok(mut room) = Window::anonymous(WAITING_MAX) else {
+        panic::die_with("there is no memory for messages that come during a freeze")
+    };
+    let mut waiting = Waiting::new(room.bytes_mut());
+    told();
     loop {
         let Some(message) = receive(false) else { continue };
-        let kept = keep(&message);
         if message.kind == kind {
-            return kept;
+            break;
         }
-        KEPT.borrow_mut().get_or_insert_default().push_back(kept);
+        if !waiting.add(&message) {
+            panic::die_with("more messages have come during a freeze than can wait")
+        }
     }
+    KEPT.borrow_mut().get_or_insert_default().extend(waiting.into_kept());
 }
 
 /// Sends a message, waiting while the host is slow.

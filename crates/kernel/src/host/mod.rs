@@ -9,3 +9,4 @@ pub mod files;
 pub mod phases;
 pub mod stdio;
 pub mod volume_socket;
+pub mod waiting;

@@ -10,6 +10,7 @@ use crate::errno::{Errno, Result};
 use crate::fs::file::{Events, File};
 use crate::io::Sink;
 use crate::sync::KernelCell;
+use crate::task::scheduler;
 use crate::task::timers::clock::Clock;
 use crate::task::wait::WaitQueue;
 use crate::time::timer::{self, TimerCallback, TimerId};
@@ -85,6 +86,8 @@ impl TimerFd {
         let callback = Arc::new(Expiry(Arc::downgrade(&self.shared)));
         let id = timer::add(self.clock.look_at(next), callback);
         self.timer.set(Some(id));
+        // Somebody else may wait for it.
+        scheduler::watch_clock();
     }
 
     fn disarm(&self) {

@@ -40,7 +40,7 @@ fn state(thread: &Thread, process: &Process) -> (char, &'static str) {
     match thread.sched.borrow_mut().state {
         RunState::Runnable => ('R', "running"),
         RunState::Blocked => ('S', "sleeping"),
-        RunState::Uninterruptible => ('D', "disk sleep"),
+        RunState::Uninterruptible | RunState::Forking => ('D', "disk sleep"),
         RunState::Dead => ('X', "dead"),
     }
 }

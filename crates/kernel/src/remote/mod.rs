@@ -13,6 +13,7 @@
 //! | --- | --- |
 //! | [`process`] | starting a process |
 //! | [`program`] | finding its program, user and environment |
+//! | [`refusal`] | why there is none |
 //! | [`stream`] | its standard streams |
 //! | [`terminal`] | its terminal |
 //! | [`files`] | sessions over files |
@@ -25,6 +26,7 @@ pub mod init;
 mod port;
 mod process;
 mod program;
+mod refusal;
 mod stream;
 mod terminal;
 mod tree;
@@ -39,8 +41,10 @@ use bytemuck::Pod;
 use thaw_abi::control::WindowSize;
 use thaw_abi::remote::{
     EXECS_MAX, Exec, ExecEnded, ExecFailed, ExecSignal, ExecWindow, FILE_SESSIONS_MAX, MSG_EXEC,
-    MSG_EXEC_ENDED, MSG_EXEC_FAILED, MSG_EXEC_SIGNAL, MSG_EXEC_WINDOW, MSG_FILES, MSG_PORT,
+    MSG_EXEC_ENDED, MSG_EXEC_SIGNAL, MSG_EXEC_WINDOW, MSG_FILES, MSG_PORT,
 };
+
+use refusal::Refusal;
 
 use crate::fs::tty::job;
 use crate::fs::tty::pty::Pty;
@@ -103,18 +107,19 @@ fn close(fds: &[i32]) {
 
 /// Takes what the message has brought: whoever does not need the descriptors closes them.
 fn start_process(exec: &Exec, tail: &[u8], fds: &[i32]) {
-    if let Err(reason) = process::start(exec, tail, fds) {
-        failed(exec.id, reason.as_bytes());
+    if let Err(refusal) = process::start(exec, tail, fds) {
+        refuse(exec.id, &refusal);
     }
 }
 
 /// Tells the host why there is no process.
-fn failed(id: u64, reason: &[u8]) {
+fn refuse(id: u64, refusal: &Refusal) {
     // It may quote names of any length.
     const LONGEST: usize = 1024;
     let body = ExecFailed { id };
+    let reason = refusal.reason.as_bytes();
     let reason = &reason[..reason.len().min(LONGEST)];
-    control::send(MSG_EXEC_FAILED, 0, bytemuck::bytes_of(&body), reason);
+    control::send(refusal.kind, 0, bytemuck::bytes_of(&body), reason);
 }
 
 fn start_session(tail: &[u8], fds: &[i32]) {

@@ -8,8 +8,9 @@ use alloc::vec::Vec;
 use thaw_abi::remote::{EXEC_TERMINAL, EXECS_MAX, Exec, ExecStarted, MSG_EXEC_STARTED};
 
 use super::program::{self, Strings};
+use super::refusal::Refusal;
 use super::stream::{self, HostSocket};
-use super::terminal::Terminal;
+use super::terminal::{Relay, Terminal};
 use super::user;
 use crate::errno::Errno;
 use crate::exec::{self, PreparedProgram};
@@ -27,8 +28,8 @@ use crate::task::{Credentials, Process, Thread, current_process, host_process};
 /// Begins to do what a message says; what comes of it is told later.
 ///
 /// # Errors
-/// One sentence: nothing comes of it.
-pub fn start(exec: &Exec, tail: &[u8], fds: &[i32]) -> Result<(), String> {
+/// Nothing comes of it.
+pub fn start(exec: &Exec, tail: &[u8], fds: &[i32]) -> Result<(), Refusal> {
     // From here on they are closed whatever happens.
     let sockets: Vec<_> = fds.iter().map(|&fd| HostSocket::new(HostFd::new(fd))).collect();
     let wanted = if exec.flags & EXEC_TERMINAL != 0 { 1 } else { 3 };
@@ -57,17 +58,17 @@ struct Starter {
 /// A process that is about to run.
 struct Newborn {
     thread: Arc<Thread>,
-    /// What is passed on for it, if it has a terminal.
-    relay: Option<(Terminal, HostSocket)>,
+    /// Its terminal, if it has one.
+    relay: Option<Relay>,
 }
 
 impl Work for Starter {
     fn run(self: Box<Self>) -> Next {
         let id = self.exec.id;
         match (*self).make().and_then(|newborn| newborn.publish(id)) {
-            Ok(Some((terminal, socket))) => terminal.relay(&socket),
+            Ok(Some(relay)) => relay.run(),
             Ok(None) => {}
-            Err(reason) => super::failed(id, reason.as_bytes()),
+            Err(refusal) => super::refuse(id, &refusal),
         }
         Next::End
     }
@@ -75,7 +76,7 @@ impl Work for Starter {
 
 impl Starter {
     /// Makes the process, of which nobody knows yet.
-    fn make(self) -> Result<Newborn, String> {
+    fn make(self) -> Result<Newborn, Refusal> {
         let Self { exec, strings, sockets } = self;
         let first = kernel().tasks.process(FIRST_PID).ok_or("the sandbox is about to end")?;
         let own = current_process();
@@ -99,7 +100,8 @@ impl Starter {
         let program = program::find(&context, strings.argv, envp)?;
         let attributes = program.file.path.as_ref().map(|path| path.inode().attributes());
         let process = new_process(&first, &own.credentials.borrow_mut(), context);
-        let prepared = program.prepare(&process).map_err(|error| program::refusal(&name, error))?;
+        let prepared =
+            program.prepare(&process).map_err(|error| Refusal::of_program(&name, error))?;
         let after =
             exec::after_exec(&process.credentials.borrow_mut(), &attributes.unwrap_or_default());
         *process.credentials.borrow_mut() = after;
@@ -134,12 +136,12 @@ fn new_process(first: &Process, credentials: &Credentials, context: Context) -> 
     Arc::new(process)
 }
 
-/// Gives the process its standard streams; what is passed on for it.
+/// Gives the process its standard streams; its terminal, if it is to have one.
 fn open_streams(
     exec: &Exec,
-    process: &Process,
+    process: &Arc<Process>,
     sockets: Box<[HostSocket]>,
-) -> Result<Option<(Terminal, HostSocket)>, String> {
+) -> Result<Option<Relay>, Refusal> {
     let mut sockets = sockets.into_vec().into_iter();
     if exec.flags & EXEC_TERMINAL == 0 {
         for (number, socket) in sockets.enumerate() {
@@ -156,7 +158,7 @@ fn open_streams(
     let terminal = Terminal::new(owner, &exec.window).map_err(no_terminal)?;
     let file = terminal.open_for(process.session()).map_err(no_terminal)?;
     (0..3).for_each(|_| give(process, file.clone()));
-    Ok(sockets.next().map(|socket| (terminal, socket)))
+    Ok(sockets.next().map(|socket| Relay { terminal, socket, leader: process.clone() }))
 }
 
 fn give(process: &Process, file: Arc<OpenFile>) {
@@ -165,10 +167,10 @@ fn give(process: &Process, file: Arc<OpenFile>) {
 }
 
 impl Newborn {
-    /// Has the process run in a host process of its own; what is passed on for it.
-    fn publish(self, id: u64) -> Result<Option<(Terminal, HostSocket)>, String> {
+    /// Has the process run in a host process of its own; its terminal, if it has one.
+    fn publish(self, id: u64) -> Result<Option<Relay>, Refusal> {
         let process = self.thread.process.clone();
-        let terminal = self.relay.as_ref().map(|(terminal, _)| &terminal.pty);
+        let terminal = self.relay.as_ref().map(|relay| &relay.terminal.pty);
         let outcome = match kernel().remote.note(process.pid, id, terminal) {
             true => host_process::fork_empty(process.mm(), &self.thread),
             false => Err(Errno::EUSERS),
@@ -178,7 +180,7 @@ impl Newborn {
         drop(kernel().remote.forget(process.pid));
         process.mm().detach();
         crate::task::process::Resources::release(&**process);
-        Err(match error {
+        let reason = match error {
             Errno::EUSERS => alloc::format!(
                 "it has {EXECS_MAX} processes already that were started from outside; wait until \
                  one has ended"
@@ -187,7 +189,8 @@ impl Newborn {
                               some, or raise that"
                 .into(),
             error => alloc::format!("no process can be made for it: {}", error.name()),
-        })
+        };
+        Err(reason.into())
     }
 }
 

@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 
 use thaw_abi::remote::Exec;
 
+use super::refusal::Refusal;
 use crate::errno::Errno;
 use crate::exec::{Program, script};
 use crate::fs::Context;
@@ -83,8 +84,8 @@ pub fn directory(context: &Context, workdir: &[u8]) -> Result<Path, String> {
 /// Finds the program as a shell does: names without a slash along `PATH`.
 ///
 /// # Errors
-/// One sentence.
-pub fn find(context: &Context, argv: Vec<Vec<u8>>, envp: Vec<Vec<u8>>) -> Result<Program, String> {
+/// There is none, or it cannot be executed.
+pub fn find(context: &Context, argv: Vec<Vec<u8>>, envp: Vec<Vec<u8>>) -> Result<Program, Refusal> {
     let name = argv.first().cloned().unwrap_or_default();
     let search = envp.iter().find_map(|variable| variable.strip_prefix(b"PATH=")).unwrap_or(PATH);
     let candidates: Vec<Vec<u8>> = match name.contains(&b'/') {
@@ -98,33 +99,13 @@ pub fn find(context: &Context, argv: Vec<Vec<u8>>, envp: Vec<Vec<u8>>) -> Result
             Ok(program) => return Ok(program),
             Err(Errno::ENOENT | Errno::ENOTDIR) => {
                 if let Some(missing) = script::missing_interpreter(context, candidate) {
-                    let (script, missing) = (candidate.escape_ascii(), missing.escape_ascii());
-                    return Err(alloc::format!(
-                        "{script} needs the interpreter {missing}, which the sandbox lacks"
-                    ));
+                    return Err(Refusal::of_interpreter(candidate, &missing));
                 }
             }
             Err(error) => problem = error,
         }
     }
-    Err(refusal(&name, problem))
-}
-
-/// Why a program does not run.
-pub fn refusal(name: &[u8], error: Errno) -> String {
-    let why = match error {
-        Errno::ENOENT => "does not exist in the sandbox; check the path and the rootfs",
-        Errno::EACCES | Errno::EPERM => "may not be executed; check its permissions",
-        Errno::ENOEXEC => {
-            "is not a program that this machine can run; give a 64-bit x86 ELF file or a script"
-        }
-        Errno::E2BIG => "has too many arguments; pass them in a file",
-        Errno::EISDIR => "is a directory; name a program",
-        error => {
-            return alloc::format!("{} cannot be started: {}", name.escape_ascii(), error.name());
-        }
-    };
-    alloc::format!("{} {why}", name.escape_ascii())
+    Err(Refusal::of_program(&name, problem))
 }
 
 #[cfg(test)]

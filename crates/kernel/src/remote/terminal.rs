@@ -17,6 +17,7 @@ use crate::fs::tty::pty::{Master, Pty, Slave};
 use crate::io::{Sink, Source};
 use crate::state::kernel;
 use crate::sync::KernelCell;
+use crate::task::Process;
 use crate::task::ids::Sid;
 use crate::task::scheduler;
 
@@ -48,20 +49,48 @@ impl Terminal {
         Ok(OpenFile::new(slave, OpenFlags::RDWR | OpenFlags::LARGEFILE, Some(path)))
     }
 
-    /// Passes on what is typed and what is shown, until no process has the terminal open, or the
-    /// host has gone, which hangs it up.
-    pub fn relay(self, socket: &HostSocket) {
+    /// What has been shown.
+    ///
+    /// # Errors
+    /// `EIO`: no process has the terminal open, and its leader has ended. As long as that lives it
+    /// may open it again, and to hang up would end it by a signal.
+    fn read(&self, sink: &mut Sink<'_>, leader: &Process) -> Result<usize> {
+        match self.master.read(sink, 0) {
+            Err(Errno::EIO) if !leader.is_zombie() => Err(Errno::EAGAIN),
+            outcome => outcome,
+        }
+    }
+}
+
+/// A terminal that is passed on to the host.
+pub struct Relay {
+    /// Its both ends.
+    pub terminal: Terminal,
+    /// Where the host has it.
+    pub socket: HostSocket,
+    /// The process that it was made for.
+    pub leader: Arc<Process>,
+}
+
+impl Relay {
+    /// Passes on what is typed and what is shown, until its leader has ended and no process has the
+    /// terminal open, or the host has gone, which hangs it up.
+    pub fn run(self) {
+        let Self { terminal, socket, leader } = self;
         let (typed, shown) = (Way::default(), Way::default());
         loop {
-            let typed = typed.pass(|sink| socket.read(sink), |source| self.master.write(source, 0));
-            let shown = shown.pass(|sink| self.master.read(sink, 0), |source| socket.write(source));
+            let typed =
+                typed.pass(|sink| socket.read(sink), |source| terminal.master.write(source, 0));
+            let shown =
+                shown.pass(|sink| terminal.read(sink, &leader), |source| socket.write(source));
             match (typed, shown) {
                 (Passed::Closed, _) | (_, Passed::Closed) => return,
                 (Passed::Waits, Passed::Waits) => {}
                 _ => continue,
             }
-            let master = self.master.wait_queue();
-            let queues = [Some(socket.queue()), master].into_iter().flatten().collect::<Vec<_>>();
+            let master = terminal.master.wait_queue();
+            let queues = [Some(socket.queue()), Some(&leader.released), master];
+            let queues = queues.into_iter().flatten().collect::<Vec<_>>();
             scheduler::block_uninterruptibly_on(&queues);
         }
     }

@@ -62,8 +62,9 @@ pub(super) fn count(entry: Option<&Entry>) {
 /// Tells the host what `threads` have done since it asked last, and which calls `busy` has made
 /// most.
 pub fn tell(threads: &[impl AsRef<Thread>], busy: Option<Tid>) {
-    let is_uninterruptible =
-        |thread: &Thread| thread.sched.get().state == RunState::Uninterruptible;
+    let is_uninterruptible = |thread: &Thread| {
+        matches!(thread.sched.get().state, RunState::Uninterruptible | RunState::Forking)
+    };
     let calls = core::mem::replace(&mut *CALLS.borrow_mut(), Calls::new());
     let activity = Activity {
         calls: calls.all,

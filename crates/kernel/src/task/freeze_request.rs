@@ -12,8 +12,10 @@ use super::wait::{WaitQueue, wait_uninterruptibly};
 use crate::errno::{Errno, Result};
 use crate::state::{Config, kernel};
 
-/// Why a freeze was asked for (`CAUSE_*`); 0 if none was.
+/// Why a freeze was asked for (`CAUSE_*`) that may wait for its moment; 0 if none was.
 static REQUESTED: AtomicU32 = AtomicU32::new(0);
+/// Whether the host has asked for one at once.
+static AT_ONCE: AtomicBool = AtomicBool::new(false);
 
 /// Whether the sandbox may go on while a twin is read.
 static MAY_HAVE_TWIN: AtomicBool = AtomicBool::new(false);
@@ -61,7 +63,14 @@ pub fn request() {
 /// The host asks for a freeze at once: no thread is to run until it has happened.
 pub fn request_at_once(checkpoint: &Checkpoint) {
     MAY_HAVE_TWIN.store(checkpoint.flags & CHECKPOINT_TWIN != 0, Relaxed);
-    REQUESTED.store(CAUSE_CHECKPOINT, Relaxed);
+    AT_ONCE.store(true, Relaxed);
+}
+
+/// The host that has asked for a rest, or for a freeze at once, has ended; whether threads rest for
+/// it.
+pub fn host_renewed() -> bool {
+    withdraw_rest();
+    AT_ONCE.swap(false, Relaxed)
 }
 
 /// Whether the host lets the sandbox go on at once, and reads the memory of a twin.
@@ -71,7 +80,7 @@ pub fn may_have_twin() -> bool {
 
 /// Whether threads that could run are to rest until the sandbox is frozen.
 pub fn is_at_once() -> bool {
-    cause() == CAUSE_CHECKPOINT
+    AT_ONCE.load(Relaxed)
 }
 
 /// The program asks for a freeze (a write to `/dev/thaw`). `EAGAIN` until it has
@@ -130,17 +139,41 @@ pub fn happened() -> &'static WaitQueue {
 
 /// Why a freeze was asked for (`CAUSE_*`); 0 if none was.
 pub fn cause() -> u32 {
-    REQUESTED.load(Relaxed)
+    if is_at_once() { CAUSE_CHECKPOINT } else { REQUESTED.load(Relaxed) }
 }
 
-/// The freeze that was asked for is about to happen.
-pub fn clear() {
-    REQUESTED.store(0, Relaxed);
+/// The freeze that was asked for by that cause is about to happen.
+pub fn done(cause: u32) {
+    match cause {
+        CAUSE_CHECKPOINT => AT_ONCE.store(false, Relaxed),
+        _ => REQUESTED.store(0, Relaxed),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_freeze_at_once_comes_before_another_one_and_does_not_replace_it() {
+        let _sandbox = crate::testing::Sandbox::new();
+        request();
+        request_at_once(&Checkpoint::default());
+        assert_eq!((cause(), is_at_once()), (CAUSE_CHECKPOINT, true));
+        done(CAUSE_CHECKPOINT);
+        assert_eq!((cause(), is_at_once()), (CAUSE_HOST, false));
+        done(CAUSE_HOST);
+        assert_eq!(cause(), 0);
+    }
+
+    #[test]
+    fn nobody_rests_for_a_host_that_has_ended() {
+        let _sandbox = crate::testing::Sandbox::new();
+        request_rest(&Rest { number: 7, flags: 0, reserved: 0 });
+        assert!(!host_renewed() && !wants_rest());
+        request_at_once(&Checkpoint::default());
+        assert!(host_renewed() && !is_at_once());
+    }
 
     #[test]
     fn what_freezes_is_what_the_host_said() {

@@ -467,20 +467,23 @@ impl HostPoll {
         self.finish(requests, outcome.is_ok())
     }
 
-    /// Notes outside of all saved memory what the watcher would wait for; how many descriptors.
-    /// The control socket comes first.
-    fn note_awaited(&self) -> usize {
+    /// Notes outside of all saved memory what the watcher would wait for; how many descriptors, or
+    /// `None` if there is no room for them. The control socket comes first.
+    fn note_awaited(&self) -> Option<usize> {
         let requests = self.requests(None, None);
         let control = PollFd {
             fd: crate::host::control::CONTROL.0,
             events: Events::IN.bits() as i16,
             revents: 0,
         };
-        let wanted = core::iter::once(&control).chain(&requests.fds);
-        let noted = AWAITED.cells(AWAITED.capacity()).iter().zip(wanted);
-        let count = noted.map(|(place, wanted)| place.set(*wanted)).count();
+        let count = requests.fds.len() + 1;
+        let fits = count <= AWAITED.capacity();
+        if fits {
+            let wanted = core::iter::once(&control).chain(&requests.fds);
+            AWAITED.cells(count).iter().zip(wanted).for_each(|(place, wanted)| place.set(*wanted));
+        }
         self.give_back(requests);
-        count
+        fits.then_some(count)
     }
 
     /// Whether somebody waits for something that the watcher does not watch.
@@ -593,7 +596,7 @@ pub fn watch(timeout_ns: Option<u64>) -> bool {
 }
 
 /// See [`HostPoll::note_awaited`].
-pub fn note_awaited() -> usize {
+pub fn note_awaited() -> Option<usize> {
     host_poll().note_awaited()
 }
 
@@ -611,6 +614,12 @@ pub fn check() {
     crate::task::host_process::note_look();
     if polls.look(control).control || crate::host::control::has_kept() {
         crate::host::control::handle_messages();
+        if let Some(thread) = crate::task::thread::running()
+            && !crate::task::host_process::may_run_threads()
+        {
+            // All threads are to rest: on its way out this one does.
+            thread.needs_attention();
+        }
     }
 }
 

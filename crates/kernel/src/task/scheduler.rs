@@ -15,7 +15,7 @@ use super::{Thread, host_process};
 use crate::platform::boot_area::of_process;
 use crate::platform::machine::{Clocks, Machine, Vcpus};
 use crate::state::kernel;
-use crate::sync::KernelCell;
+use crate::sync::{Borrowed, KernelCell};
 use crate::time::{Instant, timer};
 
 /// How long a thread may run while others wait, in nanoseconds.
@@ -44,6 +44,9 @@ pub enum RunState {
     Blocked,
     /// Waiting for something that is sure to come; signals do not interrupt it.
     Uninterruptible,
+    /// Waiting until its host process has been forked, or another one has it: nobody but who does
+    /// that wakes it, not even to end.
+    Forking,
     /// Ended.
     Dead,
 }
@@ -112,10 +115,20 @@ impl RunQueue {
 
 /// Makes a blocked thread runnable; the first reason to wake counts.
 pub fn wake(thread: &Thread, reason: Wake) {
-    let mut sched = thread.sched.borrow_mut();
-    if !matches!(sched.state, RunState::Blocked | RunState::Uninterruptible) {
-        return;
+    let sched = thread.sched.borrow_mut();
+    if matches!(sched.state, RunState::Blocked | RunState::Uninterruptible) {
+        run(thread, sched, reason);
     }
+}
+
+/// Makes a thread runnable whose fork has been done, or has failed.
+pub fn wake_forked(thread: &Thread) {
+    let sched = thread.sched.borrow_mut();
+    assert_eq!(sched.state, RunState::Forking, "nobody else wakes it");
+    run(thread, sched, Wake::Woken);
+}
+
+fn run(thread: &Thread, mut sched: Borrowed<'_, SchedState>, reason: Wake) {
     sched.state = RunState::Runnable;
     sched.reason = reason;
     drop(sched);
@@ -319,4 +332,28 @@ fn slice_ns() -> Option<u64> {
         return Some(TICK_NS);
     }
     host_process::needs_look().then_some(SLICE_NS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Sandbox;
+
+    #[test]
+    fn a_thread_whose_host_process_is_being_forked_is_woken_by_nobody_else() {
+        let _sandbox = Sandbox::new();
+        let thread = current_arc();
+        thread.dying.store(true, Relaxed);
+        let become_ = |state| thread.sched.borrow_mut().state = state;
+        let state = || thread.sched.get().state;
+        become_(RunState::Uninterruptible);
+        interrupt(&thread);
+        assert_eq!(state(), RunState::Runnable, "to end");
+        become_(RunState::Forking);
+        interrupt(&thread);
+        wake(&thread, Wake::Woken);
+        assert_eq!(state(), RunState::Forking);
+        wake_forked(&thread);
+        assert_eq!(state(), RunState::Runnable);
+    }
 }

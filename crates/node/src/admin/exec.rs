@@ -9,6 +9,7 @@
 use super::Admin;
 use super::extract::{Path, Query};
 use super::routes::{problem, unknown_instance};
+use super::types::Problem;
 use crate::instance::ConnectionTable;
 use crate::sandboxes::exec::{Exec, ExecProblem};
 use crate::sandboxes::{ExecRequest, ExecState, Next, READERS_MAX, Reader, Stream};
@@ -107,9 +108,14 @@ async fn start(State(admin): State<Admin>, Path(id): Path<u64>, mut request: Req
             let status = match error {
                 ExecProblem::Wrong(_) => StatusCode::BAD_REQUEST,
                 ExecProblem::Full(_) => StatusCode::TOO_MANY_REQUESTS,
-                ExecProblem::Refused(_) => StatusCode::CONFLICT,
+                ExecProblem::Refused(_) | ExecProblem::NotRun(..) => StatusCode::CONFLICT,
             };
-            problem(status, "not_started", error)
+            let name = match error {
+                ExecProblem::NotRun(_, 127) => Problem::PROGRAM_NOT_FOUND,
+                ExecProblem::NotRun(..) => Problem::PROGRAM_NOT_EXECUTABLE,
+                _ => "not_started",
+            };
+            problem(status, name, error)
         }
     }
 }

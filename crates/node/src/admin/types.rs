@@ -25,6 +25,21 @@ pub struct Problem {
     pub reason: String,
 }
 
+impl Problem {
+    pub(super) const PROGRAM_NOT_FOUND: &str = "program_not_found";
+    pub(super) const PROGRAM_NOT_EXECUTABLE: &str = "program_not_executable";
+
+    /// The exit code of a shell that is told to run a program which cannot be run, if that is the
+    /// problem.
+    pub fn exit_code(&self) -> Option<u8> {
+        match self.error.as_str() {
+            Self::PROGRAM_NOT_FOUND => Some(127),
+            Self::PROGRAM_NOT_EXECUTABLE => Some(126),
+            _ => None,
+        }
+    }
+}
+
 /// A function, in short.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct FunctionInfo {

@@ -332,7 +332,7 @@ fn what_became(state: &ExecState) -> String {
         ExecState::Ended { code: Some(code), .. } => format!("ended with {code}"),
         ExecState::Ended { signal: Some(signal), .. } => format!("ended by signal {signal}"),
         ExecState::Ended { .. } => "ended".to_owned(),
-        ExecState::Failed { reason } => reason.clone(),
+        ExecState::Failed { reason, .. } => reason.clone(),
     }
 }
 

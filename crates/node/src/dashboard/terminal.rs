@@ -258,7 +258,7 @@ async fn start(
             ..ExecRequest::default()
         };
         match service.exec(instance, &request).await {
-            Err(error @ ExecProblem::Refused(_)) => last = error,
+            Err(error @ (ExecProblem::Refused(_) | ExecProblem::NotRun(..))) => last = error,
             other => return other,
         }
     }

@@ -130,7 +130,7 @@ fn problem(error: SandboxProblem) -> Problem {
 
 fn exec_problem(error: ExecProblem) -> Problem {
     let kind = match &error {
-        ExecProblem::Wrong(_) | ExecProblem::Refused(_) => Kind::Invalid,
+        ExecProblem::Wrong(_) | ExecProblem::Refused(_) | ExecProblem::NotRun(..) => Kind::Invalid,
         ExecProblem::Full(_) => Kind::Exhausted,
     };
     Problem::new(kind, error)

@@ -401,6 +401,12 @@ impl Hibernation {
         }
     }
 
+    /// Whether this daemon has never asked the sandbox to rest: what it says of that is the answer to
+    /// an earlier one.
+    pub fn is_of_earlier_daemon(&self) -> bool {
+        self.rest == 0
+    }
+
     /// The sandbox has given up its memory; `None`: nobody has told it to.
     pub fn hibernated(&mut self) -> Option<Outcome> {
         match std::mem::replace(&mut self.phase, Phase::Awake) {
@@ -426,8 +432,8 @@ impl Hibernation {
 
     /// The sandbox wakes and wants its memory decrypted; false: it has none that is encrypted.
     pub fn unseal(&mut self) -> bool {
-        if self.rest == 0 {
-            // The daemon before this one had the key. The sandbox notices that, and says so.
+        if self.is_of_earlier_daemon() {
+            // That had the key. The sandbox notices it, and says so.
             return true;
         }
         let is_hibernated = matches!(self.phase, Phase::Hibernated) && self.unsealing.is_none();
@@ -462,7 +468,7 @@ impl Hibernation {
     /// it may be one of an earlier daemon.
     pub fn awake(&mut self, awake: Awake) -> bool {
         if awake.rest != self.rest {
-            return self.rest == 0;
+            return self.is_of_earlier_daemon();
         }
         match (std::mem::replace(&mut self.phase, Phase::Awake), awake.cause) {
             // Some of its processes have given up their memory; others may have the earlier file.

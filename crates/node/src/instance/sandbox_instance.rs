@@ -468,9 +468,15 @@ impl Instance for SandboxInstance {
                         // Whoever writes is waited for when this is asked next.
                         return Poll::Ready(Report::Resting);
                     }
+                    if self.hibernation.is_of_earlier_daemon() {
+                        // Nobody else would let it go on. If it has ended, its report is on the way.
+                        let _ = ready.get_inner_mut().wake();
+                    }
                 }
                 Progress::Event(Event::Hibernated) => match self.hibernation.hibernated() {
                     Some(outcome) => return Poll::Ready(report_of(outcome)),
+                    // To hear of this daemon wakes it.
+                    None if self.hibernation.is_of_earlier_daemon() => {}
                     None => {
                         self.end = Some(End::Violation("it hibernated unasked".into()));
                         self.kill();

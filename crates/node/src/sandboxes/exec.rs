@@ -101,6 +101,9 @@ pub enum ExecState {
     Failed {
         /// One sentence.
         reason: String,
+        /// 127 if there is no such program, 126 if it cannot be executed, as shells say it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        code: Option<u8>,
     },
 }
 
@@ -157,6 +160,9 @@ pub(crate) enum ExecProblem {
     /// The sandbox cannot, or has ended.
     #[error("{0}")]
     Refused(String),
+    /// There is no such program, or it cannot be executed; the exit code of a shell.
+    #[error("{0}")]
+    NotRun(String, u8),
 }
 
 /// The processes of one instance.
@@ -209,7 +215,12 @@ impl Execs {
         let reached = timeout(START_PATIENCE, started).await;
         match reached {
             Ok(Ok(state)) => match &*state {
-                ExecState::Failed { reason } => Err(ExecProblem::Refused(reason.clone())),
+                ExecState::Failed { reason, code: Some(code) } => {
+                    Err(ExecProblem::NotRun(reason.clone(), *code))
+                }
+                ExecState::Failed { reason, code: None } => {
+                    Err(ExecProblem::Refused(reason.clone()))
+                }
                 _ => Ok(()),
             },
             Ok(Err(_)) => Err(ExecProblem::Refused("the instance has ended".to_owned())),
@@ -335,7 +346,7 @@ impl Execs {
                 };
                 (id, ExecState::Ended { code, signal })
             }
-            RemoteEvent::Failed { id, reason } => (id, ExecState::Failed { reason }),
+            RemoteEvent::Failed { id, reason, code } => (id, ExecState::Failed { reason, code }),
         };
         if let Some(exec) = self.find(id) {
             exec.become_(state);

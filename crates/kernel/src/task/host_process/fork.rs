@@ -2,7 +2,7 @@
 //! the other address spaces of an image.
 
 use alloc::sync::Arc;
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use super::{
     HostProcess, complete_memory, halt, is_first, own_host_process, own_space, run, serve,
@@ -18,7 +18,6 @@ use crate::task::Space;
 use crate::task::clone;
 use crate::task::scheduler::{self, RunState};
 use crate::task::thread::{Thread, current};
-use crate::task::wait::Wake;
 
 /// Something that only the idle loop can do for a thread, since it forks the
 /// host process: both sides go on from there.
@@ -97,9 +96,25 @@ fn perform(new: Option<NewHostProcess>) -> Result<()> {
     let fork_request = Arc::new(ForkRequest { new, outcome: KernelCell::new(None) });
     let thread = current();
     *thread.fork_request.borrow_mut() = Some(fork_request.clone());
-    thread.sched.borrow_mut().state = RunState::Uninterruptible;
+    thread.sched.borrow_mut().state = RunState::Forking;
+    UNDER_WAY.fetch_add(1, Relaxed);
     thread.switch_to_idle();
     fork_request.outcome.get().unwrap_or(Err(Errno::EAGAIN))
+}
+
+/// How many requests have no answer yet.
+static UNDER_WAY: AtomicU32 = AtomicU32::new(0);
+
+/// Whether a host process is being forked for a thread, or is about to take a thread over.
+pub(super) fn is_under_way() -> bool {
+    UNDER_WAY.load(Relaxed) != 0
+}
+
+/// Answers a thread, which goes on.
+fn answer(thread: &Thread, fork_request: &ForkRequest, outcome: Result<()>) {
+    fork_request.outcome.set(Some(outcome));
+    UNDER_WAY.fetch_sub(1, Relaxed);
+    scheduler::wake_forked(thread);
 }
 
 /// Does what a thread that has just left the vCPU has asked for; which side
@@ -108,8 +123,7 @@ pub(super) fn run_fork_request(thread: &Arc<Thread>) -> Option<Forked> {
     let fork_request = thread.fork_request.borrow_mut().take()?;
     let shared = share_arena();
     let Some(new) = &fork_request.new else {
-        fork_request.outcome.set(Some(shared));
-        scheduler::wake(thread, Wake::Woken);
+        answer(thread, &fork_request, shared);
         return None;
     };
     let (memory, moves) = (new.memory, new.memory == NewMemory::EmptyForAsker);
@@ -118,7 +132,7 @@ pub(super) fn run_fork_request(thread: &Arc<Thread>) -> Option<Forked> {
         Ok(Forked::Child) => {
             begin_child(memory, moves.then_some((thread, &fork_request)));
             // This reference is the parent's. The request itself may be gone unless the thread
-            // moves: the old side does not wait for this one.
+            // moves, which waits for this side's answer.
             core::mem::forget(fork_request);
             return Some(Forked::Child);
         }
@@ -130,8 +144,7 @@ pub(super) fn run_fork_request(thread: &Arc<Thread>) -> Option<Forked> {
         Err(_) => {}
     }
     if !moves || outcome.is_err() {
-        fork_request.outcome.set(Some(outcome.map(drop)));
-        scheduler::wake(thread, Wake::Woken);
+        answer(thread, &fork_request, outcome.map(drop));
     }
     outcome.ok()
 }
@@ -190,8 +203,10 @@ fn begin_child(memory: NewMemory, moving: Option<(&Arc<Thread>, &ForkRequest)>) 
         crate::platform::panic::die_with("the memory of a new process cannot be set up")
     }
     if let Some((thread, fork_request)) = moving {
-        fork_request.outcome.set(Some(Ok(())));
-        thread.process.set_mm(space);
-        scheduler::wake(thread, Wake::Woken);
+        let old = thread.process.set_mm(space);
+        if old.users() == 0 {
+            super::wake_to_retire(&old);
+        }
+        answer(thread, fork_request, Ok(()));
     }
 }

@@ -125,10 +125,8 @@ pub fn notify(space: &Space) {
             // time slice.
             interrupt_all(host_process);
         }
-    } else if let Some(sleeper) = host_process.with_activity(Activity::Sleeping) {
-        wake_vcpu(sleeper);
     } else {
-        wake_watcher();
+        wake_idle(host_process);
     }
 }
 
@@ -153,8 +151,7 @@ pub fn interrupt_others() {
 
 /// Makes all other vCPUs come into the kernel, to see what is asked of everybody.
 pub fn interrupt_everybody() {
-    for space in kernel().tasks.spaces() {
-        let Some(host_process) = space.host_process() else { continue };
+    for host_process in HostProcess::all() {
         for vcpu in host_process.vcpus().filter(|vcpu| !is_own(vcpu)) {
             if vcpu.activity.get() == Activity::Active {
                 vcpu.interrupt(host_process.host_pid());
@@ -165,9 +162,25 @@ pub fn interrupt_everybody() {
 
 /// After a freeze at once: has the threads run that could before.
 pub fn go_on() {
-    kernel().tasks.spaces().iter().filter(|space| !space.run_queue.is_empty()).for_each(|space| {
-        notify(space);
-    });
+    let spaces = HostProcess::all().map(HostProcess::served);
+    spaces.filter(|space| !space.run_queue.is_empty()).for_each(|space| notify(&space));
+}
+
+/// The last process of a space has left it for another one: its host process looks whether it is
+/// needed.
+fn wake_to_retire(space: &Space) {
+    if let Some(host_process) = space.host_process() {
+        wake_idle(host_process);
+    }
+}
+
+/// Makes an idle vCPU of another host process look for what there is to do.
+fn wake_idle(host_process: &HostProcess) {
+    if let Some(sleeper) = host_process.with_activity(Activity::Sleeping) {
+        wake_vcpu(sleeper);
+    } else {
+        wake_watcher();
+    }
 }
 
 /// Makes a thread that runs on another vCPU come into the kernel.
@@ -285,10 +298,10 @@ fn others_rest() -> bool {
     if !kernel_lock::is_enabled() {
         return true;
     }
-    let has_nothing_to_do =
-        |space: &Arc<Space>| space.run_queue.is_empty() || freeze_request::is_at_once();
-    HostProcess::all().all(HostProcess::rests)
-        && kernel().tasks.spaces().iter().all(has_nothing_to_do)
+    let has_nothing_to_do = |host_process: &HostProcess| {
+        host_process.served().run_queue.is_empty() || freeze_request::is_at_once()
+    };
+    !fork::is_under_way() && HostProcess::all().all(|all| all.rests() && has_nothing_to_do(all))
 }
 
 /// Waits in the host for descriptors, messages, the nearest timer and the wake socket.
@@ -377,10 +390,7 @@ pub fn is_watched() -> bool {
 
 /// Wakes somebody to watch; whether there is anybody.
 fn hand_over_watch() -> bool {
-    let spaces = kernel().tasks.spaces();
-    let mut host_processes = spaces.iter().filter_map(|space| space.host_process());
-    let sleeper =
-        host_processes.find_map(|host_process| host_process.with_activity(Activity::Sleeping));
+    let sleeper = HostProcess::all().find_map(|all| all.with_activity(Activity::Sleeping));
     if let Some(sleeper) = sleeper {
         wake_vcpu(sleeper);
     }

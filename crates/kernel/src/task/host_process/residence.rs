@@ -14,8 +14,7 @@
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 
 use super::{
-    Activity, HostProcess, WATCHER, own_host_process, own_vcpu, table, twins, wake_vcpu,
-    wake_watcher,
+    Activity, HostProcess, WATCHER, own_host_process, own_vcpu, table, twins, wake_idle, wake_vcpu,
 };
 use crate::errno::{Errno, Result};
 use crate::mm::{arena, lazy, swap};
@@ -218,9 +217,6 @@ impl HostProcess {
     /// Asks something of it, and wakes a vCPU that will do it.
     fn ask(&self, what: Asked) {
         self.asked.set(what);
-        match self.with_activity(Activity::Sleeping) {
-            Some(sleeper) => wake_vcpu(sleeper),
-            None => wake_watcher(),
-        }
+        wake_idle(self);
     }
 }

@@ -84,11 +84,21 @@ pub fn fork(mut name: impl FnMut(u32, u32)) -> Option<u32> {
 
 /// That of the only host process: a copy of all memory.
 fn fork_only() -> Option<u32> {
-    match Machine::fork(Kinship::Twin).ok()? {
-        Forked::Parent { pid } => Some(pid),
-        Forked::Child => {
+    // Another host process, if there is one by then, may be the one that is told to end it.
+    let twin = &own_host_process().twin;
+    twin.store(TO_BE, Relaxed);
+    match Machine::fork(Kinship::Twin) {
+        Ok(Forked::Parent { pid }) => {
+            twin.store(pid, Relaxed);
+            Some(pid)
+        }
+        Ok(Forked::Child) => {
             begin();
             Machine::be_twin()
+        }
+        Err(_) => {
+            twin.store(0, Relaxed);
+            None
         }
     }
 }

@@ -149,6 +149,8 @@ pub(crate) struct Supervisor {
     boot: Option<Boot>,
     /// Who waits for it to come to rest.
     rest: Option<Rest>,
+    /// It was allowed to go on, and to have its twin read, when it was asked to rest.
+    may_have_twin: bool,
     /// Its twin is being read, which may take this room.
     twin: Option<Option<Lease>>,
     /// Who wants it to be hibernated.
@@ -247,6 +249,7 @@ impl Supervisor {
             retained: Vec::new(),
             boot: None,
             rest: None,
+            may_have_twin: false,
             twin: None,
             hibernate: Vec::new(),
             pauses: Vec::new(),

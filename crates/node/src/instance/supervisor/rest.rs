@@ -151,7 +151,10 @@ impl Supervisor {
             return rest.refuse(why);
         }
         let is_taken = match &self.rest {
-            Some(earlier) => earlier.is_wanted() || !rest.is_checkpoint(),
+            Some(earlier) => {
+                let would_go_on = self.may_have_twin && twin == Twin::Refused;
+                earlier.is_wanted() || !rest.is_checkpoint() || would_go_on
+            }
             None => self.twin.is_some(),
         };
         if is_taken {
@@ -167,7 +170,10 @@ impl Supervisor {
             None => self.instance.request_rest(),
         };
         match asked {
-            Ok(()) => self.rest = Some(rest),
+            Ok(()) => {
+                self.may_have_twin |= twin == Twin::Allowed;
+                self.rest = Some(rest);
+            }
             // The report of its end is on the way.
             Err(error) => rest.refuse(format!("instance {} has ended ({error})", self.id)),
         }
@@ -177,6 +183,7 @@ impl Supervisor {
     /// gone on already.
     pub(super) fn at_rest(&mut self, rest: EntryPoint) {
         let has_twin = rest.process != 0;
+        self.may_have_twin = false;
         match self.rest.take() {
             Some(lost) if lost.is_checkpoint() && !lost.is_wanted() => {
                 if has_twin {

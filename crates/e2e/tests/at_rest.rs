@@ -1,0 +1,95 @@
+//! Sandboxes come to rest for a pause, a copy or a checkpoint whatever their programs do just then.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use thaw_e2e::{Daemon, DaemonOptions, Outcome, built_home, pause_until_hibernated, run, thaw};
+
+/// A function without a program, with some programs of this host.
+const BOX: &str = r#"
+name = "box"
+isolation = "instance"
+[entry]
+kind = "sandbox"
+[runtime]
+kind = "python3"
+programs = ["sh", "cat", "sleep", "true"]
+[limits]
+instances = 50
+"#;
+
+fn home(label: &str) -> PathBuf {
+    let home = built_home(label, &[]);
+    let directory = home.with_extension("box");
+    fs::create_dir_all(&directory).unwrap();
+    fs::write(directory.join("thaw.toml"), BOX).unwrap();
+    run(thaw().arg("build").arg(&directory).env("THAW_HOME", &home)).success();
+    home
+}
+
+fn call(home: &Path, arguments: &[&str]) -> Outcome {
+    run(thaw().args(arguments).env("THAW_HOME", home))
+}
+
+fn ok(home: &Path, arguments: &[&str]) -> String {
+    call(home, arguments).success()
+}
+
+/// sh makes each by vfork(2) and execve(2).
+#[test]
+fn a_sandbox_that_makes_processes_all_the_time_is_paused_and_copied_and_goes_on() {
+    let home = home("exec-pause-processes");
+    let _daemon = Daemon::start(&home, &DaemonOptions::default());
+    ok(&home, &["sandbox", "create", "box", "--name", "busy"]);
+    for number in ["1", "2", "3"] {
+        let count = "while true; do echo . >> /tmp/$0; sleep 0.01; done";
+        ok(&home, &["exec", "-d", "busy", "--", "sh", "-c", count, number]);
+    }
+    let counted =
+        |name: &str| ok(&home, &["exec", name, "--", "cat", "/tmp/1", "/tmp/2", "/tmp/3"]).len();
+    for round in 0..20 {
+        let before = counted("busy");
+        pause_until_hibernated(&home, "busy");
+        assert!(counted("busy") >= before);
+        if round % 5 == 0 {
+            ok(&home, &["sandbox", "fork", "busy", "--name", "copy"]);
+            assert!(counted("copy") >= before);
+            ok(&home, &["sandbox", "kill", "copy"]);
+        }
+    }
+}
+
+/// A thread that looks at the host beside itself, again and again, is the one that hears of a copy.
+#[test]
+fn a_sandbox_whose_program_polls_without_a_pause_is_copied() {
+    let home = home("rest-polls");
+    let _daemon = Daemon::start(&home, &DaemonOptions::default());
+    ok(&home, &["sandbox", "create", "box", "--name", "polls"]);
+    let poll = "import select\nwhile True: select.select([], [], [], 0)";
+    ok(&home, &["exec", "-d", "polls", "--", "python3", "-c", poll]);
+    for name in ["first", "second", "third"] {
+        ok(&home, &["sandbox", "fork", "polls", "--name", name]);
+        assert_eq!(ok(&home, &["exec", name, "--", "sh", "-c", "echo lives"]), "lives\n");
+    }
+    assert_eq!(ok(&home, &["exec", "polls", "--", "sh", "-c", "echo lives"]), "lives\n");
+}
+
+/// Processes (the shell has a `true` of its own) that are killed while another host process is about to have them (execve(2) after
+/// vfork(2)).
+const KILLED: &str = "
+import os, signal, subprocess, time
+for number in range(150):
+    shell = subprocess.Popen(['sh', '-c', 'while :; do /usr/bin/true; done'], start_new_session=True)
+    time.sleep(0.002 * (number % 9 + 1))
+    os.killpg(shell.pid, signal.SIGKILL)
+    shell.wait()
+print('done')
+";
+
+#[test]
+fn processes_may_be_killed_at_any_moment() {
+    let home = home("rest-killed");
+    let _daemon = Daemon::start(&home, &DaemonOptions::default());
+    ok(&home, &["sandbox", "create", "box", "--name", "kills"]);
+    assert_eq!(ok(&home, &["exec", "kills", "--", "python3", "-c", KILLED]), "done\n");
+    assert_eq!(ok(&home, &["exec", "kills", "--", "sh", "-c", "echo lives"]), "lives\n");
+}
