@@ -2,12 +2,16 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use thaw_e2e::{Daemon, DaemonOptions, Outcome, built_home, pause_until_hibernated, run, thaw};
+use std::time::{Duration, Instant};
+use thaw_e2e::{
+    Daemon, DaemonOptions, Outcome, built_home, pause_until_hibernated, run, thaw, wait_until,
+};
 
 /// A function without a program, with some programs of this host.
 const BOX: &str = r#"
 name = "box"
 isolation = "instance"
+persist = true
 [entry]
 kind = "sandbox"
 [runtime]
@@ -92,4 +96,69 @@ fn processes_may_be_killed_at_any_moment() {
     ok(&home, &["sandbox", "create", "box", "--name", "kills"]);
     assert_eq!(ok(&home, &["exec", "kills", "--", "python3", "-c", KILLED]), "done\n");
     assert_eq!(ok(&home, &["exec", "kills", "--", "sh", "-c", "echo lives"]), "lives\n");
+}
+
+/// Pages of a process that are in memory (statm of proc(5)).
+fn resident(pid: u32) -> u64 {
+    let statm = fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
+    statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0)
+}
+
+/// The sandbox says that it has given up its memory to nobody but the next daemon, which has not
+/// told it to.
+#[test]
+fn a_daemon_that_is_killed_while_a_sandbox_gives_up_its_memory_leaves_it() {
+    let home = home("rest-killed-daemon");
+    let mut daemon = Daemon::start(&home, &DaemonOptions::default());
+    ok(&home, &["sandbox", "create", "box", "--name", "one"]);
+    let holds = "import os, time\nheld = os.urandom(1 << 20)\ntime.sleep(1000)";
+    for _ in 0..6 {
+        ok(&home, &["exec", "-d", "one", "--", "python3", "-c", holds]);
+    }
+    let all = || -> Vec<u32> {
+        daemon.sandboxes().iter().map(|one| one.pid).filter(|&pid| resident(pid) > 700).collect()
+    };
+    wait_until("they hold their memory", || all().len() >= 6);
+    let all = all();
+    for _ in 0..2 {
+        daemon.wait_until_kept("box");
+        let before: Vec<u64> = all.iter().map(|&pid| resident(pid)).collect();
+        ok(&home, &["sandbox", "pause", "one"]);
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while all.iter().zip(&before).all(|(&pid, &before)| resident(pid) > before * 7 / 10) {
+            assert!(Instant::now() < deadline, "it never gives up its memory");
+        }
+        daemon.kill_and_await_next();
+        assert_eq!(ok(&home, &["exec", "one", "--", "sh", "-c", "echo lives"]), "lives\n");
+    }
+}
+
+/// A process that is wanted while the sandbox is on its way to sleep runs in it, or wakes it.
+#[test]
+fn processes_are_started_while_a_sandbox_falls_asleep() {
+    let home = home("rest-sleep-exec");
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    ok(&home, &["sandbox", "create", "box", "--name", "one"]);
+    let start = "for number in 1 2 3; do sleep 1000 </dev/null >/dev/null 2>&1 & done";
+    ok(&home, &["exec", "one", "--", "sh", "-c", start]);
+    let instance = daemon.first_instance("box")["id"].to_string();
+    let slept = std::thread::scope(|scope| {
+        let (stop, stopped) = std::sync::mpsc::channel::<()>();
+        let sleep = || call(&home, &["sleep", "box", "--instance", &instance]).code == Some(0);
+        let sleeper = scope.spawn(move || {
+            let mut slept = 0;
+            while stopped.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty) {
+                slept += u32::from(sleep());
+            }
+            slept
+        });
+        for round in 0..60 {
+            let echo = format!("echo {round}");
+            let printed = call(&home, &["exec", "one", "--", "sh", "-c", &echo]);
+            assert_eq!(printed.success(), format!("{round}\n"));
+        }
+        drop(stop);
+        sleeper.join().expect("it has not panicked")
+    });
+    assert!(slept > 0, "it never slept");
 }

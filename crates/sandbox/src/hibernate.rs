@@ -145,6 +145,12 @@ pub enum HibernateError {
 }
 
 impl HibernateError {
+    /// Whether the sandbox' own description of its memory makes no sense: it has gone on meanwhile,
+    /// or its kernel is hostile.
+    pub fn is_torn(&self) -> bool {
+        matches!(self, Self::Write(FreezeError::Report(_)))
+    }
+
     /// Whether there is no room for the swap file: on the disk, or by a quota.
     pub fn is_no_room(&self) -> bool {
         let source = match self {

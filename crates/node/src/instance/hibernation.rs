@@ -199,6 +199,8 @@ pub(super) struct Hibernation {
     phase: Phase,
     /// The number of the last rest that was asked for.
     rest: u64,
+    /// Whether it has come to rest as this daemon has asked.
+    has_rested: bool,
     /// The swap file that it has memory in.
     swapped: Option<Swapped>,
     /// That file.
@@ -237,6 +239,7 @@ impl Default for Hibernation {
         Self {
             phase: Phase::Awake,
             rest: 0,
+            has_rested: false,
             swapped: None,
             given: None,
             earlier: Vec::new(),
@@ -322,6 +325,7 @@ impl Hibernation {
     /// The sandbox rests; whether that is wanted still, so that it is being written. If that cannot
     /// be begun, it has failed.
     pub fn resting(&mut self, sandbox: &mut Sandbox, resting: Resting) -> bool {
+        self.has_rested |= resting.number == self.rest;
         if resting.number != self.rest || !matches!(self.phase, Phase::Asked(..)) {
             // It was not wanted any more; the sandbox hears that, too.
             return false;
@@ -401,10 +405,15 @@ impl Hibernation {
         }
     }
 
-    /// Whether this daemon has never asked the sandbox to rest: what it says of that is the answer to
-    /// an earlier one.
-    pub fn is_of_earlier_daemon(&self) -> bool {
+    /// Whether this daemon has never asked the sandbox to rest.
+    pub fn has_asked_nothing(&self) -> bool {
         self.rest == 0
+    }
+
+    /// Whether what the sandbox says of rests may be its answer to an earlier daemon: it has said
+    /// nothing of those that this one has asked for.
+    pub fn may_answer_earlier_daemon(&self) -> bool {
+        !self.has_rested
     }
 
     /// The sandbox has given up its memory; `None`: nobody has told it to.
@@ -432,7 +441,7 @@ impl Hibernation {
 
     /// The sandbox wakes and wants its memory decrypted; false: it has none that is encrypted.
     pub fn unseal(&mut self) -> bool {
-        if self.is_of_earlier_daemon() {
+        if self.may_answer_earlier_daemon() {
             // That had the key. The sandbox notices it, and says so.
             return true;
         }
@@ -468,7 +477,7 @@ impl Hibernation {
     /// it may be one of an earlier daemon.
     pub fn awake(&mut self, awake: Awake) -> bool {
         if awake.rest != self.rest {
-            return self.is_of_earlier_daemon();
+            return self.has_asked_nothing();
         }
         match (std::mem::replace(&mut self.phase, Phase::Awake), awake.cause) {
             // Some of its processes have given up their memory; others may have the earlier file.

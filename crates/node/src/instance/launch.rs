@@ -669,7 +669,12 @@ pub enum Report {
     Hibernated(HibernatedInstance),
     /// Its memory could not be written: one sentence for the operator. It rests until
     /// [`Instance::wake`] or [`Instance::hibernate`].
-    NotHibernated(String),
+    NotHibernated {
+        /// One sentence.
+        why: String,
+        /// It may have gone on while its memory was written.
+        is_torn: bool,
+    },
     /// It was at rest or hibernated, and goes on.
     Awake(Awake),
     /// It has ended.

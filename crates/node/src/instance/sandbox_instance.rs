@@ -468,7 +468,7 @@ impl Instance for SandboxInstance {
                         // Whoever writes is waited for when this is asked next.
                         return Poll::Ready(Report::Resting);
                     }
-                    if self.hibernation.is_of_earlier_daemon() {
+                    if self.hibernation.has_asked_nothing() {
                         // Nobody else would let it go on. If it has ended, its report is on the way.
                         let _ = ready.get_inner_mut().wake();
                     }
@@ -476,7 +476,7 @@ impl Instance for SandboxInstance {
                 Progress::Event(Event::Hibernated) => match self.hibernation.hibernated() {
                     Some(outcome) => return Poll::Ready(report_of(outcome)),
                     // To hear of this daemon wakes it.
-                    None if self.hibernation.is_of_earlier_daemon() => {}
+                    None if self.hibernation.may_answer_earlier_daemon() => {}
                     None => {
                         self.end = Some(End::Violation("it hibernated unasked".into()));
                         self.kill();
@@ -674,7 +674,9 @@ fn report_of(outcome: Outcome) -> Report {
             ranges: swapped.populated,
             write_ms: swapped.duration.as_secs_f64() * 1e3,
         }),
-        Outcome::Failed(error) => Report::NotHibernated(error.to_string()),
-        Outcome::Lost(error) => Report::NotHibernated(error.to_string()),
+        Outcome::Failed(error) => {
+            Report::NotHibernated { why: error.to_string(), is_torn: error.is_torn() }
+        }
+        Outcome::Lost(error) => Report::NotHibernated { why: error.to_string(), is_torn: false },
     }
 }

@@ -186,6 +186,8 @@ impl Default for Execs {
 struct Known {
     execs: BTreeMap<u64, Arc<Exec>>,
     is_closed: bool,
+    /// All places at files and ports, while nobody may begin anything.
+    shut: Option<[OwnedSemaphorePermit; 2]>,
 }
 
 /// Two connected, non-blocking sockets: this daemon's, and the sandbox's.
@@ -283,7 +285,7 @@ impl Execs {
 
     fn insert(&self, exec: &Arc<Exec>) -> Result<(), ExecProblem> {
         let mut known = self.lock();
-        if known.is_closed {
+        if known.is_closed || known.shut.is_some() {
             return Err(ExecProblem::Refused("the instance has ended".to_owned()));
         }
         let ended: Vec<u64> = known.ended().collect();
@@ -317,6 +319,30 @@ impl Execs {
         self.alive() > 0
             || self.files.available_permits() < FILE_SESSIONS_MAX
             || self.ports.available_permits() < PORT_CONNECTIONS_MAX
+    }
+
+    /// Lets nobody begin anything from now on, since the instance is about to be asleep; `false` if
+    /// somebody outside has something of it, and all is as before.
+    pub fn shut(&self) -> bool {
+        let mut known = self.lock();
+        let take = |places: &Arc<Semaphore>, all: usize| {
+            places.clone().try_acquire_many_owned(all as u32).ok()
+        };
+        let places =
+            take(&self.files, FILE_SESSIONS_MAX).zip(take(&self.ports, PORT_CONNECTIONS_MAX));
+        let is_unused = known.execs.len() == known.ended().count();
+        known.shut = places.filter(|_| is_unused).map(|(files, ports)| [files, ports]);
+        known.shut.is_some()
+    }
+
+    /// The instance stays awake after [`Execs::shut`].
+    pub fn reopen(&self) {
+        self.lock().shut = None;
+    }
+
+    /// Whether nobody may begin anything: the instance is asleep, or is soon.
+    pub fn is_shut(&self) -> bool {
+        self.lock().shut.is_some()
     }
 
     /// One of them.

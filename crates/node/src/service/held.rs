@@ -4,7 +4,7 @@
 use super::copies::Stays;
 use super::{InstanceState, Service, Slot, Slots};
 use crate::instance::{Command, ConnectionTable, Launched, Launcher, Place};
-use crate::sandboxes::exec::{Exec, ExecProblem, ExecRequest};
+use crate::sandboxes::exec::{Exec, ExecProblem, ExecRequest, Execs};
 use crate::sandboxes::files::FileSession;
 use crate::sandboxes::limits::{Unchanged, check_host, of_host};
 use crate::sandboxes::ports::{PortProblem, PortStream};
@@ -19,6 +19,10 @@ use tokio::time::{Instant, sleep, timeout};
 
 /// How long the limits of an instance may take to be changed that is being copied.
 const LIMITS_PATIENCE: Duration = Duration::from_secs(15);
+/// How long an instance may take from the moment at which nobody may begin anything in it to its sleep.
+const SHUT_PATIENCE: Duration = Duration::from_secs(10);
+/// How long until it is looked at again.
+const SHUT_AGAIN: Duration = Duration::from_millis(1);
 /// How long until it is tried again.
 const LIMITS_AGAIN: Duration = Duration::from_millis(50);
 
@@ -166,6 +170,36 @@ impl Service {
         self.table_of_live(id)
     }
 
+    /// The same, once it is not about to be asleep.
+    async fn reach_open(self: &Arc<Self>, id: u64) -> Result<Arc<ConnectionTable>, String> {
+        let deadline = Instant::now() + SHUT_PATIENCE;
+        loop {
+            let table = self.reach(id).await?;
+            if !table.execs().is_shut() {
+                return Ok(table);
+            }
+            if Instant::now() > deadline {
+                return Err(format!("instance {id} is being put to sleep; try again"));
+            }
+            sleep(SHUT_AGAIN).await;
+        }
+    }
+
+    /// The same, with a place there; `None`: all are taken.
+    async fn reach_place<T>(
+        self: &Arc<Self>,
+        id: u64,
+        take: impl Fn(&Execs) -> Option<T>,
+    ) -> Result<(Arc<ConnectionTable>, Option<T>), String> {
+        loop {
+            let table = self.reach_open(id).await?;
+            let place = take(table.execs());
+            if place.is_some() || !table.execs().is_shut() {
+                return Ok((table, place));
+            }
+        }
+    }
+
     /// Starts a process in an instance, and waits until it runs.
     ///
     /// # Errors
@@ -175,11 +209,16 @@ impl Service {
         id: u64,
         request: &ExecRequest,
     ) -> Result<(Arc<Exec>, Reader), ExecProblem> {
-        let table = self.reach(id).await.map_err(ExecProblem::Refused)?;
-        let number = self.shared().next_connection();
-        let starting = table.execs().start(number, request, table.connector());
-        table.watch();
-        starting.await
+        loop {
+            let table = self.reach_open(id).await.map_err(ExecProblem::Refused)?;
+            let number = self.shared().next_connection();
+            let starting = table.execs().start(number, request, table.connector());
+            table.watch();
+            match starting.await {
+                Err(ExecProblem::Refused(_)) if table.execs().is_shut() => {}
+                outcome => return outcome,
+            }
+        }
     }
 
     /// Opens a session over the files of an instance.
@@ -191,8 +230,8 @@ impl Service {
         id: u64,
         user: &str,
     ) -> Result<FileSession, String> {
-        let table = self.reach(id).await?;
-        let place = table.execs().file_place().ok_or_else(|| {
+        let (table, place) = self.reach_place(id, Execs::file_place).await?;
+        let place = place.ok_or_else(|| {
             format!("{FILE_SESSIONS_MAX} others look at files of the instance; try again")
         })?;
         let session = FileSession::open(&*table.connector(), user, place)?;
@@ -209,8 +248,9 @@ impl Service {
         id: u64,
         port: u16,
     ) -> Result<PortStream, PortProblem> {
-        let table = self.reach(id).await.map_err(PortProblem::Refused)?;
-        let place = table.execs().port_place().ok_or_else(|| {
+        let (table, place) =
+            self.reach_place(id, Execs::port_place).await.map_err(PortProblem::Refused)?;
+        let place = place.ok_or_else(|| {
             PortProblem::Full(format!(
                 "the sandbox has {PORT_CONNECTIONS_MAX} connections to its ports already; close some"
             ))

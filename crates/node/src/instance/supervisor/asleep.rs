@@ -231,6 +231,8 @@ impl Supervisor {
         let written = tokio::task::block_in_place(|| self.write_asleep(rest));
         drop(place);
         let refusal = match written {
+            // Somebody wants a process, or its files, and it does not know of that yet.
+            Ok(_) if !self.connections.execs().shut() => Refusal::Wanted,
             Ok((asleep, done)) => {
                 let clients = self.connections.take_clients();
                 match self.service.falls_asleep(asleep, clients) {
@@ -240,6 +242,7 @@ impl Supervisor {
                     }
                     Err(clients) => {
                         self.connections.put_back(clients);
+                        self.connections.execs().reopen();
                         Refusal::Wanted
                     }
                 }

@@ -311,7 +311,9 @@ impl Supervisor {
                 Step::Report(Report::AtRest(rest)) => self.at_rest(rest),
                 Step::Report(Report::Resting) => self.resting(),
                 Step::Report(Report::Hibernated(hibernated)) => self.hibernated(&hibernated),
-                Step::Report(Report::NotHibernated(why)) => self.not_written(&why),
+                Step::Report(Report::NotHibernated { why, is_torn }) => {
+                    self.not_written(&why, is_torn);
+                }
                 Step::Report(Report::Awake(awake)) => self.awake(awake),
                 Step::Command(Some(Command::Watch)) => {
                     self.is_disturbed = true;

@@ -332,8 +332,16 @@ impl Supervisor {
         self.answer_hibernations(&Ok(hibernated.clone()));
     }
 
-    /// Its memory could not be written. One that is paused stays so; others go on.
-    pub(super) fn not_written(&mut self, why: &str) {
+    /// Its memory could not be written. One that is paused stays so, unless somebody has used it
+    /// meanwhile, of which a torn memory is a sign; others go on.
+    pub(super) fn not_written(&mut self, why: &str, is_torn: bool) {
+        if is_torn && !self.is_known_to_rest() {
+            // One that has ended needs no telling.
+            let _ = self.instance.wake();
+            self.goes_on();
+            self.answer_hibernations(&Err(USED_MEANWHILE.to_owned()));
+            return self.hibernate_if_wanted();
+        }
         let is_ending = self.service.is_ending(self.id);
         if self.sleep == Sleep::Paused && !is_ending {
             return self.stays_paused(why);
@@ -390,9 +398,7 @@ impl Supervisor {
         if is_unanswered {
             self.not_hibernated("one of its processes does not answer");
         } else {
-            let cause = cause_of(awake.cause);
-            let why = format!("{cause} before its memory was written; try again");
-            self.answer_hibernations(&Err(why));
+            self.answer_hibernations(&Err(cause_of(awake.cause).to_owned()));
         }
         for reply in self.wake.drain(..) {
             drop(reply.send(Ok(Some(awake))));
@@ -429,11 +435,17 @@ fn kept_wait(failures: u32) -> Duration {
 /// What has kept an instance from giving up its memory.
 fn cause_of(cause: AwakeCause) -> &'static str {
     match cause {
-        AwakeCause::Connection => "bytes came on one of its connections",
-        AwakeCause::Timer => "a timer of the program was due",
-        AwakeCause::Message | AwakeCause::Unanswered => "it was asked something else",
+        AwakeCause::Connection => {
+            "bytes came on one of its connections before its memory was written; try again"
+        }
+        AwakeCause::Timer => {
+            "a timer of the program was due before its memory was written; try again"
+        }
+        AwakeCause::Message | AwakeCause::Unanswered => USED_MEANWHILE,
     }
 }
+
+const USED_MEANWHILE: &str = "it was asked something else before its memory was written; try again";
 
 #[cfg(test)]
 mod tests {
