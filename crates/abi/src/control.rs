@@ -69,6 +69,9 @@ pub const MSG_CHECKPOINT: u32 = 13;
 pub const MSG_TWIN_READ: u32 = 14;
 /// Say what the program does ([`MSG_DESCRIBED`]); no body.
 pub const MSG_DESCRIBE: u32 = 15;
+/// The sandbox has other limits from now on: [`Limits`]. Kernels that do not know of it say the
+/// old ones.
+pub const MSG_LIMITS: u32 = 16;
 /// The sandbox may have outgoing connections from now on, and so may copies of it: [`Outgoing`].
 /// Kernels that do not know of it go on without.
 pub const MSG_OUTGOING: u32 = 108;
@@ -205,6 +208,18 @@ pub const FLAG_EGRESS_V6: u32 = 1 << 17;
 pub struct Outgoing {
     /// [`FLAG_EGRESS`], with or without [`FLAG_EGRESS_V6`].
     pub flags: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// Body of [`MSG_LIMITS`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Limits {
+    /// Bytes of memory; 0 means no limit.
+    pub memory: u64,
+    /// Number of virtual CPUs.
+    pub cpus: u32,
     /// Zero.
     pub reserved: u32,
 }

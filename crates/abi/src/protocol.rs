@@ -89,6 +89,7 @@ mod tests {
             ("Activity", size_of::<Activity>(), 24),
             ("Losses", size_of::<Losses>(), 32),
             ("Outgoing", size_of::<Outgoing>(), 8),
+            ("Limits", size_of::<Limits>(), 16),
             ("Written", size_of::<Written>(), 16),
             ("ConnectionClosed", size_of::<ConnectionClosed>(), 8),
             ("Exit", size_of::<Exit>(), 8),

@@ -145,7 +145,7 @@ fn a_sandbox_runs_programs_keeps_files_is_copied_and_ends() {
     let long = "line\n".repeat(200_000);
     assert!(run_with_input(&mut cat, long.as_bytes()).success() == long);
     let missing = call(&home, &["exec", "one", "--", "no-such-program"]);
-    assert_eq!(missing.code, Some(1));
+    assert_eq!(missing.code, Some(127));
     assert!(
         missing.stderr.contains("no-such-program does not exist in the sandbox"),
         "{missing:?}"
@@ -362,7 +362,7 @@ fn programs_that_cannot_be_run_end_as_in_a_shell() {
         ("/usr/bin/no-such", 127, "does not exist in the sandbox"),
         ("/tmp/script", 127, "needs the interpreter /no/such"),
         ("/tmp/plain", 126, "may not be executed"),
-        ("/tmp", 126, "is a directory"),
+        ("/tmp", 126, "may not be executed"),
     ] {
         for options in [&["exec", "one"][..], &["exec", "-t", "one"], &["exec", "-d", "one"]] {
             let ended = call(&home, &[options, &["--", program]].concat());

@@ -4,7 +4,8 @@ use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use thaw_e2e::{
-    Daemon, DaemonOptions, Outcome, built_home, has_controller, run, skip, thaw, wait_until,
+    Daemon, DaemonOptions, Outcome, built_home, has_controller, pause_until_hibernated, run, skip,
+    thaw, wait_until,
 };
 
 const MIB: u64 = 1 << 20;
@@ -53,6 +54,15 @@ fn can_have(home: &Path, sandbox: &str, mib: u64) -> bool {
     );
     let outcome = call(home, &["exec", sandbox, "--", "python3", "-c", &program]);
     outcome.stdout == "had it\n"
+}
+
+/// MiB of memory, and processors, as programs in a sandbox see them.
+fn seen(home: &Path, sandbox: &str) -> (u64, u64) {
+    let program = "import os\nprint(open('/proc/meminfo').readline().split()[1], os.cpu_count())";
+    let printed = ok(home, &["exec", sandbox, "--", "python3", "-c", program]);
+    let numbers = printed.split_whitespace().map(|number| number.parse::<u64>().expect("a number"));
+    let numbers: Vec<u64> = numbers.collect();
+    (numbers[0] >> 10, numbers[1])
 }
 
 fn instance(home: &Path, sandbox: &str) -> Value {
@@ -127,6 +137,10 @@ fn the_limits_of_a_sandbox_change_while_it_runs() {
     assert_eq!(limits(&home, &["two", "--memory", "384MiB", "--cpus", "2"]), (384, 2));
     assert_eq!(in_force(pid), (384, 2));
     assert!(can_have(&home, "two", 250));
+    // In one piece, too.
+    let large = "print(len(bytearray(300 << 20)) >> 20)";
+    assert_eq!(ok(&home, &["exec", "two", "--", "python3", "-c", large]), "300\n");
+    assert_eq!(seen(&home, "two"), (384, 2));
     // The quota follows: there is room for one of 128 MiB, and for no other.
     ok(&home, &["sandbox", "create", "box", "--name", "three"]);
     let full = call(&home, &["sandbox", "create", "box", "--name", "four"]);
@@ -147,7 +161,7 @@ fn the_limits_of_a_sandbox_change_while_it_runs() {
     assert!(refused.contains("and was to have 48MiB"), "{refused}");
     assert_eq!((limits(&home, &["two"]), in_force(pid)), ((384, 2), (384, 2)));
     assert_eq!(limits(&home, &["two", "--memory", "160MiB", "--cpus", "1"]), (160, 1));
-    assert_eq!(in_force(pid), (160, 1));
+    assert_eq!((in_force(pid), seen(&home, "two")), ((160, 1), (160, 1)));
     assert_eq!(limits(&home, &["three", "--memory", "256MiB"]), (256, 1));
     let shown: Value =
         serde_json::from_str(&ok(&home, &["sandbox", "show", "three", "--json"])).expect("JSON");
@@ -177,8 +191,14 @@ fn copies_pauses_sleep_and_the_next_daemon_keep_the_limits() {
         assert_eq!(ok(&home, &["exec", name, "--", "sh", "-c", lives]), "alive\n", "{name}");
         assert_eq!(limits(&home, &[name]), (320, 2), "{name}");
         assert_eq!(in_force(pid(daemon, &home, name)), (320, 2), "{name}");
+        assert_eq!(seen(&home, name), (320, 2), "{name}");
     };
     expect(&daemon, "one");
+    // One that is paused hears of it when it goes on.
+    pause_until_hibernated(&home, "one");
+    assert_eq!(limits(&home, &["one", "--memory", "352MiB", "--cpus", "1"]), (352, 1));
+    assert_eq!(seen(&home, "one"), (352, 1));
+    assert_eq!(limits(&home, &["one", "--memory", "320MiB", "--cpus", "2"]), (320, 2));
     ok(&home, &["sandbox", "fork", "one", "--name", "copy"]);
     expect(&daemon, "copy");
     ok(&home, &["sandbox", "pause", "one"]);

@@ -2,10 +2,10 @@
 
 use bytemuck::Pod;
 use thaw_abi::control::{
-    Checkpoint, Connection, Described, MSG_CHECKPOINT, MSG_CONNECTION, MSG_DESCRIBE, MSG_DESCRIBED,
-    MSG_FREEZE, MSG_HIBERNATE, MSG_HIBERNATE_SEALED, MSG_OUTGOING, MSG_RENEWED, MSG_REPLY,
-    MSG_REST, MSG_SIGNAL, MSG_TWIN_READ, MSG_WAKE, MSG_WINDOW_SIZE, Outgoing, Rest,
-    Signal as SignalMessage, WindowSize,
+    Checkpoint, Connection, Described, Limits, MSG_CHECKPOINT, MSG_CONNECTION, MSG_DESCRIBE,
+    MSG_DESCRIBED, MSG_FREEZE, MSG_HIBERNATE, MSG_HIBERNATE_SEALED, MSG_LIMITS, MSG_OUTGOING,
+    MSG_RENEWED, MSG_REPLY, MSG_REST, MSG_SIGNAL, MSG_TWIN_READ, MSG_WAKE, MSG_WINDOW_SIZE,
+    Outgoing, Rest, Signal as SignalMessage, WindowSize,
 };
 
 use thaw_abi::remote::{MSG_EXEC, MSG_PORT};
@@ -58,6 +58,7 @@ pub fn handle(message: &Kept) {
         }
         MSG_REST => freeze_request::request_rest(&body::<Rest>(message)),
         MSG_DESCRIBE => describe(),
+        MSG_LIMITS => kernel().change_limits(&body::<Limits>(message)),
         MSG_OUTGOING => crate::net::outside::open(body::<Outgoing>(message).flags),
         MSG_WAKE => freeze_request::withdraw_rest(),
         // The sandbox has gone on since it was at rest: the file is out of date.

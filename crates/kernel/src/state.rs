@@ -11,7 +11,7 @@ use alloc::vec::Vec;
 use core::panic::RefUnwindSafe;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-use thaw_abi::control::FLAG_ENTRY_STDIN;
+use thaw_abi::control::{FLAG_ENTRY_STDIN, Limits};
 
 pub use crate::fs::process::ProcessFiles;
 use crate::mm::pages::PageAllocator;
@@ -120,6 +120,13 @@ impl Kernel {
             window: KernelCell::new(bytemuck::Zeroable::zeroed()),
             config: KernelCell::new(config),
         }
+    }
+
+    /// The host has changed what the sandbox may use.
+    pub fn change_limits(&self, limits: &Limits) {
+        let mut config = self.config.borrow_mut();
+        config.memory_limit = limits.memory;
+        config.cpus = limits.cpus.max(1);
     }
 
     /// Largest single allocation that is not refused outright, in bytes: the

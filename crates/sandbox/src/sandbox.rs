@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use thaw_abi::control::{
-    CHECKPOINT_TWIN, Checkpoint, Connection, MSG_CHECKPOINT, MSG_CONNECTION, MSG_DESCRIBE,
-    MSG_FREEZE, MSG_OUTGOING, MSG_READY, MSG_RENEWED, MSG_RESUME, MSG_SIGNAL, MSG_TWIN_READ,
-    MSG_WINDOW_SIZE, Outgoing, Signal, WindowSize,
+    CHECKPOINT_TWIN, Checkpoint, Connection, Limits, MSG_CHECKPOINT, MSG_CONNECTION, MSG_DESCRIBE,
+    MSG_FREEZE, MSG_LIMITS, MSG_OUTGOING, MSG_READY, MSG_RENEWED, MSG_RESUME, MSG_SIGNAL,
+    MSG_TWIN_READ, MSG_WINDOW_SIZE, Outgoing, Signal, WindowSize,
 };
 use thaw_abi::cpu::Baseline;
 
@@ -457,7 +457,8 @@ impl Sandbox {
     }
 
     /// Changes its memory and processors from what they are, `before`, to `wanted`. Of its memory
-    /// `elsewhere` bytes are in a swap file. It does not hear of it.
+    /// `elsewhere` bytes are in a swap file. It does not hear of it before
+    /// [`Sandbox::tell_limits`].
     ///
     /// # Errors
     /// See [`NotChanged`]; the limits are as before.
@@ -468,6 +469,16 @@ impl Sandbox {
         elsewhere: u64,
     ) -> Result<(), NotChanged> {
         self.process.limits.change(before, wanted, elsewhere)
+    }
+
+    /// Tells the sandbox its limits, which it shows to its programs, unless its kernel is of another
+    /// build, which may not know of that.
+    pub fn tell_limits(&self, limits: ResourceLimits) -> io::Result<()> {
+        if self.kernel_build_id() != crate::kernel::kernel_build_id() {
+            return Ok(());
+        }
+        let limits = Limits { memory: limits.memory, cpus: limits.cpus, reserved: 0 };
+        self.send(message::message(MSG_LIMITS, &limits), Vec::new())
     }
 
     /// Lets the sandbox go on after [`Event::EntryPoint`].

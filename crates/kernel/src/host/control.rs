@@ -13,7 +13,7 @@ use thaw_abi::control::{
 };
 use thaw_abi::layout::CONTROL_FD;
 
-use super::waiting::{WAITING_MAX, Waiting};
+use super::waiting::{WAITING_MAX, WAITING_MIN, Waiting};
 use crate::errno::{Errno, Result};
 use crate::platform::machine::{
     Clocks, HostFd, HostFiles, Machine, Memory, PollFd, Populate, Processes,
@@ -252,7 +252,9 @@ pub fn receive_reply(sequences: Range<u64>) -> Option<Message> {
 /// it is as `told` has found it until that message is there. Others that come meanwhile are kept
 /// then.
 pub fn wait_untouched(kind: u32, told: impl FnOnce()) {
-    let Ok(mut room) = Window::anonymous(WAITING_MAX) else {
+    // A host that promises no more memory than it has may refuse so much.
+    let room = Window::anonymous(WAITING_MAX).or_else(|_| Window::anonymous(WAITING_MIN));
+    let Ok(mut room) = room else {
         panic::die_with("there is no memory for messages that come during a freeze")
     };
     let mut waiting = Waiting::new(room.bytes_mut());

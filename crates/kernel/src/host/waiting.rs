@@ -8,6 +8,8 @@ use super::control::{Kept, Message};
 /// Bytes of them at most. What the host sends is bounded by the clients and processes that an
 /// instance may have.
 pub const WAITING_MAX: u64 = 256 << 20;
+/// The least of them.
+pub const WAITING_MIN: u64 = 16 << 20;
 
 /// What precedes the descriptors and the body of a message.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]

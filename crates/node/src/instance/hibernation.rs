@@ -317,6 +317,11 @@ impl Hibernation {
         swapped.map_or(0, |swapped| swapped.stored)
     }
 
+    /// Whether it has its memory, and was not asked to rest.
+    pub fn is_awake(&self) -> bool {
+        matches!(self.phase, Phase::Awake)
+    }
+
     /// Whether its memory is looked at or on its way.
     pub fn is_under_way(&self) -> bool {
         !matches!(self.phase, Phase::Awake | Phase::Hibernated | Phase::Kept(_))

@@ -81,6 +81,8 @@ pub(super) struct SandboxInstance {
     hibernation: Hibernation,
     /// What it may use.
     limits: ResourceLimits,
+    /// They have changed, and the sandbox has not heard of it: that would wake it.
+    has_untold_limits: bool,
 }
 
 /// Looks whether something has happened of which nobody tells.
@@ -166,6 +168,7 @@ impl SandboxInstance {
             last_checkpoint: LastCheckpoint::default(),
             hibernation: Hibernation::default(),
             limits,
+            has_untold_limits: false,
         })
     }
 
@@ -493,7 +496,13 @@ impl Instance for SandboxInstance {
                 }
                 Progress::Event(Event::Awake(awake)) => {
                     // An earlier rest may have ended long ago; a sandbox may say what it likes.
-                    if self.hibernation.awake(awake) {
+                    let is_last = self.hibernation.awake(awake);
+                    if self.has_untold_limits && self.hibernation.is_awake() {
+                        // If it has ended, its report is on the way.
+                        let _ = ready.get_inner_mut().tell_limits(self.limits);
+                        self.has_untold_limits = false;
+                    }
+                    if is_last {
                         return Poll::Ready(Report::Awake(awake));
                     }
                 }
@@ -542,6 +551,11 @@ impl Instance for SandboxInstance {
         let changed = self.sandbox().change_limits(self.limits, wanted, elsewhere);
         changed.map_err(|error| Unchanged::Refused(explain_unchanged(&error)))?;
         self.limits = wanted;
+        self.has_untold_limits = !self.hibernation.is_awake();
+        if !self.has_untold_limits {
+            // If it has ended, its report is on the way.
+            let _ = self.sandbox().tell_limits(wanted);
+        }
         Ok(())
     }
 
