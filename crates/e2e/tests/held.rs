@@ -14,6 +14,7 @@ const BOX: &str = r#"
 name = "box"
 isolation = "instance"
 persist = true
+files = ["version"]
 [entry]
 kind = "sandbox"
 [runtime]
@@ -50,9 +51,14 @@ impl Box {
 
     /// Builds a version whose file says this.
     fn build(&self, says: &str) {
+        self.build_with(says, "");
+    }
+
+    /// The same with further limits. What thaw.toml says is in no file of the function.
+    fn build_with(&self, says: &str, limits: &str) {
         let directory = self.home.with_extension("box");
         fs::create_dir_all(&directory).unwrap();
-        fs::write(directory.join("thaw.toml"), BOX).unwrap();
+        fs::write(directory.join("thaw.toml"), format!("{BOX}{limits}\n")).unwrap();
         fs::write(directory.join("version"), says).unwrap();
         self.ok(&["build", directory.to_str().unwrap()]);
     }
@@ -166,6 +172,75 @@ fn the_next_daemon_takes_over_sandboxes_of_older_versions() {
         let versions = made.json(&["versions", "box"]);
         versions["versions"].as_array().unwrap().iter().all(|one| one["number"] != 1)
     });
+}
+
+/// Which version a sandbox is of is not to be seen in its files.
+#[test]
+fn versions_with_the_same_files_are_told_apart_by_the_next_daemon() {
+    let made = Box { home: built_home("held-same-files", &[]) };
+    let mut daemon = None;
+    for (name, memory) in [("small", 96), ("large", 160)] {
+        made.build_with("same", &format!("memory = \"{memory}MiB\""));
+        daemon.get_or_insert_with(|| Daemon::start(&made.home, &DaemonOptions::default()));
+        made.create(name);
+    }
+    made.build_with("same", "memory = \"128MiB\"");
+    let mut daemon = daemon.expect("it serves");
+    daemon.wait_until_kept("box");
+    daemon.kill_and_await_next();
+    let memory = |name: &str| {
+        let usage = made.json(&["sandbox", "show", name])["usage"].clone();
+        usage["memory_max_bytes"].as_u64().map(|bytes| bytes >> 20)
+    };
+    for (name, version, mib) in [("small", 1, 96), ("large", 2, 160)] {
+        assert_eq!(made.has(name), pair("same", name));
+        assert_eq!((made.version_of(name), memory(name)), (version.into(), Some(mib)), "{name}");
+    }
+}
+
+/// A record that cannot be read says nothing of its function: what is served goes on.
+#[test]
+fn sandboxes_stay_while_the_record_of_their_function_cannot_be_read() {
+    let made = Box::built("held-record");
+    let daemon = Daemon::start(&made.home, &DaemonOptions::default());
+    made.create("one");
+    let record = made.home.join("store/functions/box/record.json");
+    let good = fs::read(&record).unwrap();
+    fs::write(&record, "{").unwrap();
+    daemon.signal(rustix::process::Signal::HUP);
+    wait_until("it was looked at", || daemon.log().contains("cannot be served: box"));
+    assert_eq!(made.has("one"), pair("first", "one"));
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    assert_eq!(made.has("one"), pair("first", "one"));
+    fs::write(&record, good).unwrap();
+    daemon.signal(rustix::process::Signal::HUP);
+    made.create("two");
+    assert_eq!(made.has("one"), pair("first", "one"));
+}
+
+/// A checkpoint has the files of its own version, whichever is active.
+#[test]
+fn a_sandbox_of_a_checkpoint_of_another_version_is_of_that_version() {
+    let made = Box::built("held-checkpoint-version");
+    let mut daemon = Daemon::start(&made.home, &DaemonOptions::default());
+    made.create("one");
+    made.ok(&["sandbox", "checkpoint", "one", "before"]);
+    made.ok(&["sandbox", "kill", "one"]);
+    for says in ["second", "third", "fourth", "fifth"] {
+        made.build(says);
+    }
+    made.ok(&["sandbox", "create", "--checkpoint", "before", "--name", "restored"]);
+    assert_eq!(made.version_of("restored"), 1);
+    made.ok(&["gc"]);
+    assert_eq!(made.has("restored"), pair("first", "one"));
+    daemon.wait_until_kept("box");
+    daemon.kill_and_await_next();
+    assert_eq!(made.has("restored"), pair("first", "one"));
+    // `persist`: it sleeps until the next one begins.
+    daemon.stop();
+    made.ok(&["gc"]);
+    let _daemon = Daemon::start(&made.home, &DaemonOptions::default());
+    assert_eq!(made.has("restored"), pair("first", "one"));
 }
 
 #[test]
