@@ -241,6 +241,7 @@ impl Catalog {
             report.removed.push(name.to_string());
         }
         drop(known);
+        self.shared.forget_left_asleep(|function| self.is_gone(function));
         self.shared.shrink_to_quotas();
         Ok(report)
     }

@@ -400,6 +400,20 @@ impl Sandboxes {
     /// # Errors
     /// There is none.
     pub fn find(&self, name: &str) -> Result<SandboxInfo, SandboxProblem> {
+        let info = self.noted(name)?;
+        match self.service(&info) {
+            Some(_) => Ok(self.with_state(info)),
+            None if self.knows(&info.name) => Err(SandboxProblem::Refused(format!(
+                "sandbox `{name}` is asleep, and its function `{}` is not served yet; try again, or \
+                 end it with `thaw sandbox kill`",
+                info.function
+            ))),
+            None => Err(SandboxProblem::Unknown(name.to_owned())),
+        }
+    }
+
+    /// What was noted of one, whether it is there or not.
+    fn noted(&self, name: &str) -> Result<SandboxInfo, SandboxProblem> {
         let found = {
             let all = self.all();
             let by_number = || {
@@ -408,15 +422,7 @@ impl Sandboxes {
             };
             all.get(name).or_else(by_number).cloned()
         };
-        let info = found.ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))?;
-        match self.service(&info) {
-            Some(_) => Ok(self.with_state(info)),
-            None if self.knows(&info.name) => Err(SandboxProblem::Refused(format!(
-                "sandbox `{name}` is asleep, and its function `{}` is not served yet; try again",
-                info.function
-            ))),
-            None => Err(SandboxProblem::Unknown(name.to_owned())),
-        }
+        found.ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))
     }
 
     /// One of them with all that is known of it.
@@ -606,7 +612,12 @@ impl Sandboxes {
     /// # Errors
     /// There is none.
     pub fn kill(&self, name: &str) -> Result<SandboxInfo, SandboxProblem> {
-        let info = self.find(name)?;
+        let info = self.noted(name)?;
+        if !self.knows(&info.name) {
+            return Err(SandboxProblem::Unknown(name.to_owned()));
+        }
+        // It may be asleep since before this daemon began.
+        self.node.end_left(info.instance);
         if let Some(service) = self.service(&info) {
             service.kill(info.instance);
         }
