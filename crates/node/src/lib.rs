@@ -55,6 +55,7 @@ mod successor;
 pub mod swap;
 pub mod tenants;
 mod tls_listeners;
+mod to_its_end;
 pub mod traces;
 pub mod triggers;
 pub mod upstream;

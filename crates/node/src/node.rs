@@ -9,6 +9,7 @@ use crate::edge::Edge;
 use crate::health::Failures;
 use crate::joined::Joined;
 use crate::metrics::Metrics;
+use crate::pressure::Asked;
 use crate::pulls::Pulls;
 use crate::rollout::Served;
 use crate::sandboxes::egress::EgressTable;
@@ -63,6 +64,10 @@ pub struct NodeState {
     swap_space: OnceLock<Arc<SwapSpace>>,
     /// Instances that an earlier daemon has put to sleep, of functions that cannot be served yet.
     left_asleep: Mutex<Vec<Left>>,
+    /// Those that were asked to give up their memory.
+    relieved: Mutex<Asked>,
+    /// Those that were asked to fall asleep.
+    sent_to_sleep: Mutex<Asked>,
     /// Which instances of earlier daemons are sandboxes, of which functions and which versions of them.
     left_sandboxes: OnceLock<HashMap<u64, (FunctionName, u32)>>,
     /// Where secrets of functions are.
@@ -143,6 +148,8 @@ impl NodeState {
             tenants: Tenants::default(),
             swap_space: OnceLock::new(),
             left_asleep: Mutex::default(),
+            relieved: Mutex::default(),
+            sent_to_sleep: Mutex::default(),
             left_sandboxes: OnceLock::new(),
             secrets: OnceLock::new(),
             asleep_space: OnceLock::new(),
@@ -752,11 +759,7 @@ impl NodeState {
             let idle = service.idle_with_memory().into_iter();
             idle.map(move |(since, id)| (since, id, service))
         });
-        let mut idle: Vec<_> = with_memory.collect();
-        idle.sort_by_key(|(since, id, _)| (*since, *id));
-        idle.truncate(most);
-        idle.iter().for_each(|(_, id, service)| service.relieve(*id));
-        idle.len()
+        ask(with_memory, &self.relieved, most, Service::relieve)
     }
 
     /// Puts hibernated instances to sleep, those first that have been idle longest; how many were
@@ -767,11 +770,7 @@ impl NodeState {
             let idle = service.idle_hibernated().into_iter();
             idle.map(move |(since, id)| (since, id, service))
         });
-        let mut idle: Vec<_> = hibernated.collect();
-        idle.sort_by_key(|(since, id, _)| (*since, *id));
-        idle.truncate(most);
-        idle.iter().for_each(|(_, id, service)| service.send_to_sleep(*id));
-        idle.len()
+        ask(hibernated, &self.sent_to_sleep, most, Service::send_to_sleep)
     }
 
     /// Makes room for one more instance of a tenant: ends one of its own that nobody uses,
@@ -827,6 +826,25 @@ impl NodeState {
     pub(crate) fn ended(&self, function: &FunctionName, expected: bool) {
         self.metrics.ended(function, expected);
     }
+}
+
+/// Asks idle instances for something, those first that have been idle longest; how many were asked,
+/// `most` at most.
+fn ask<'a>(
+    idle: impl Iterator<Item = (std::time::Instant, u64, &'a Arc<Service>)>,
+    asked: &Mutex<Asked>,
+    most: usize,
+    ask: impl Fn(&Service, u64),
+) -> usize {
+    let mut idle: Vec<_> = idle.collect();
+    idle.sort_by_key(|(since, id, _)| (*since, *id));
+    let ids = idle.iter().map(|(_, id, _)| *id);
+    let chosen =
+        asked.lock().expect("no holder panics").choose(ids, most, std::time::Instant::now());
+    for (_, id, service) in idle.iter().filter(|(_, id, _)| chosen.contains(id)) {
+        ask(service, *id);
+    }
+    chosen.len()
 }
 
 /// Has `evict` end the instance that has been idle longest; whether there was one.

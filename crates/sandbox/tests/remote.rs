@@ -274,7 +274,7 @@ fn what_cannot_run_is_refused_with_a_sentence() {
         let event = sandbox.heard();
         assert_eq!(streams.all(1), "");
         match event {
-            RemoteEvent::Failed { id: 4, reason } => reason,
+            RemoteEvent::Failed { id: 4, reason, .. } => reason,
             event => panic!("{event:?}"),
         }
     };
@@ -396,7 +396,7 @@ fn no_more_processes_than_the_bound_live_at_a_time() {
     }
     let _one_more = sandbox.exec(1000, &spec(&["true"]));
     match sandbox.heard() {
-        RemoteEvent::Failed { id: 1000, reason } => {
+        RemoteEvent::Failed { id: 1000, reason, .. } => {
             assert!(reason.contains("256 processes already"), "{reason}");
         }
         event => panic!("{event:?}"),

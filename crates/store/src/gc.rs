@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -58,22 +58,27 @@ impl GcReport {
     }
 }
 
-/// What stays besides all that records lead to.
+/// What stays besides all that records lead to. It is asked once sessions are kept out: whoever
+/// comes to need something while a session of his lasts keeps it.
 pub struct Kept<'a> {
     /// Images, with all that they need.
-    pub images: &'a [ImageId],
-    /// Kernel builds. It is asked once sessions are kept out: whoever comes to need one while a
-    /// session of his lasts keeps it.
+    pub images: &'a dyn Fn() -> io::Result<Vec<ImageId>>,
+    /// Kernel builds.
     pub kernels: &'a dyn Fn() -> BTreeSet<KernelId>,
     /// How many of the newest versions of each function, besides those in use.
     pub versions: usize,
     /// Versions of functions that are in use though they get no requests.
-    pub in_use: &'a [(Name, u32)],
+    pub in_use: &'a dyn Fn() -> io::Result<Vec<(Name, u32)>>,
 }
 
 impl Default for Kept<'_> {
     fn default() -> Self {
-        Self { images: &[], kernels: &BTreeSet::new, versions: VERSIONS_KEPT, in_use: &[] }
+        Self {
+            images: &|| Ok(Vec::new()),
+            kernels: &BTreeSet::new,
+            versions: VERSIONS_KEPT,
+            in_use: &|| Ok(Vec::new()),
+        }
     }
 }
 
@@ -145,7 +150,8 @@ impl Store {
         let mut report = GcReport::default();
         let records = self.records_without_surplus(kept, &mut report)?;
         let mut live = self.live(&records)?;
-        live.images.extend(kept.images.iter().filter(|id| self.layout.has_image(**id)));
+        let images = (kept.images)().map_err(StoreError::Source)?;
+        live.images.extend(images.into_iter().filter(|id| self.layout.has_image(*id)));
         let images = self.unused_images(&mut live)?;
         let templates = self.unused_templates(&mut live)?;
         let indexes = self.unused_indexes(&mut live)?;
@@ -219,11 +225,12 @@ impl Store {
         if let Some((_, error)) = functions.damaged.into_iter().next() {
             return Err(error);
         }
+        let in_use = (kept.in_use)().map_err(StoreError::Source)?;
         let mut records = functions.records;
         for record in &mut records {
             let mut surplus = record.surplus(kept.versions);
             let is_in_use = |number: u32| {
-                kept.in_use.iter().any(|(name, used)| *name == record.name && *used == number)
+                in_use.iter().any(|(name, used)| *name == record.name && *used == number)
             };
             surplus.retain(|number| !is_in_use(*number));
             record.forget(&surplus);

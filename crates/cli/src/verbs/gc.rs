@@ -39,16 +39,19 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Outcome {
     let home = Home::existing()?;
     let store = Store::open(&home.store())?;
-    let asleep = images_of_sleepers(&home.asleep()?)?;
+    let asleep = home.asleep()?;
+    let images = || images_of_sleepers(&asleep);
     let removal = if arguments.dry_run { Removal::DryRun } else { Removal::Remove };
     let kernels = || kernels_of_partial(&home.partial());
     let of_sandboxes = |(function, version): (FunctionName, u32)| {
         Some((Name::new(function.as_str()).ok()?, version))
     };
-    let in_use: Vec<_> =
-        functions_of_sandboxes(home.root())?.into_iter().filter_map(of_sandboxes).collect();
+    let in_use = || {
+        let all = functions_of_sandboxes(home.root())?;
+        Ok(all.into_iter().filter_map(of_sandboxes).collect())
+    };
     let versions = arguments.keep;
-    let kept = Kept { images: &asleep, kernels: &kernels, versions, in_use: &in_use };
+    let kept = Kept { images: &images, kernels: &kernels, versions, in_use: &in_use };
     let report = store.gc_keeping(removal, &kept).map_err(Failure::failed)?;
     let work = remove_work_of_nobody(&home, &store, removal).map_err(Failure::failed)?;
     if !arguments.dry_run {

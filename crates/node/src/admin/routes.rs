@@ -13,6 +13,7 @@ use crate::clock::wall_ms;
 use crate::logs::{Follower, Line};
 use crate::service::{InstanceInfo, Service, VolumeFiles};
 use crate::tenants::{TenantName, TenantReport};
+use crate::to_its_end::to_its_end;
 use crate::usage::{MemoryByState, UsageReport, measure_memory};
 use crate::volumes::VolumeStore;
 use axum::body::Body;
@@ -363,6 +364,11 @@ async fn freeze(
     Path(name): Path<String>,
     Query(query): Query<InstanceQuery>,
 ) -> Response {
+    // An instance that is to be frozen gets no requests any more.
+    to_its_end(async move { freeze_now(admin, name, query).await }).await
+}
+
+async fn freeze_now(admin: Admin, name: String, query: InstanceQuery) -> Response {
     let Some(service) = admin.shared.route(&name) else { return unknown_function(&name) };
     if let Some(id) = query.instance
         && let Err(refused) = awake(&service, id).await

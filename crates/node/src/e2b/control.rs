@@ -9,6 +9,7 @@ use super::records::{ENVS_MAX, Holder, Record};
 use super::serve::{header, nothing, refused};
 use super::{E2b, ENVD_VERSION, list, metrics, network, snapshots};
 use crate::sandboxes::EgressWish;
+use crate::to_its_end::to_its_end;
 use axum::body::Bytes;
 use axum::extract::{Path, Request, State};
 use axum::http::header::RETRY_AFTER;
@@ -21,7 +22,6 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -123,14 +123,6 @@ fn too_often(wait: Duration) -> Response {
     let mut answer = problem.into_response();
     answer.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
     answer
-}
-
-/// Does something to its end, also if the client goes away meanwhile: half of it would leave a
-/// sandbox that nobody knows.
-pub(super) async fn to_its_end<T: Send + 'static>(
-    work: impl Future<Output = T> + Send + 'static,
-) -> T {
-    tokio::spawn(work).await.expect("it does not panic")
 }
 
 /// A body as JSON; none is an empty object.

@@ -193,7 +193,7 @@ fn is_name(text: &str) -> bool {
 
 /// Replaces the rules of a sandbox that runs.
 pub(super) async fn update((State(e2b), Extension(client), Path(id), body): Posted) -> Response {
-    let changed = super::control::to_its_end(async move {
+    let changed = crate::to_its_end::to_its_end(async move {
         let request: NetworkRequest = parse(&body)?;
         change(&e2b, &client, &id, &request).await
     });

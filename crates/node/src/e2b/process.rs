@@ -10,6 +10,7 @@ use super::messages::{self, ProcessRequest, Selector, StartRequest, StreamInputR
 use super::problem::{Kind, Problem};
 use super::serve::{Target, closing, header};
 use super::{E2b, StreamPlace};
+use crate::to_its_end::to_its_end;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, header as names};
@@ -139,16 +140,20 @@ async fn start(
         let place = e2b.streams.enter(&target.record.owner)?;
         let timeout = client_timeout(&headers)?;
         let wanted = wanted(request, user(&headers)?, &target)?;
-        let process = e2b.backend.start(&target.id, wanted);
-        Ok((place, timeout, process.await?))
-    };
-    match started.await {
-        Ok((place, timeout, (process, output))) => {
-            // The client is told that its time is over, not how the process has ended then.
+        // Its time is over at its end, also if the client does not wait for its beginning.
+        let started = to_its_end(async move {
+            let (process, output) = e2b.backend.start(&target.id, wanted).await?;
             let deadline = timeout.map(|timeout| Instant::now() + timeout);
             if let Some(deadline) = deadline {
                 tokio::spawn(end_at(process.clone(), deadline));
             }
+            Ok((process, output, deadline))
+        });
+        Ok((place, started.await?))
+    };
+    match started.await {
+        // The client is told that its time is over, not how the process has ended then.
+        Ok((place, (process, output, deadline))) => {
             stream(Following { process, output, deadline, every: every(&headers), place })
         }
         Err(problem) => refuse_stream(problem),

@@ -307,7 +307,8 @@ pub(super) async fn admit(
             return Err(Problem::gone(id));
         }
         let (e2b, id, seconds) = (e2b.clone(), id.to_owned(), record.timeout_s);
-        control::to_its_end(async move { e2b.backend.resume(&id, seconds).await }).await?;
+        crate::to_its_end::to_its_end(async move { e2b.backend.resume(&id, seconds).await })
+            .await?;
     }
     Ok((sandbox, record))
 }

@@ -2,9 +2,10 @@
 //! are made. `template` of a new sandbox names one by its id or its name.
 
 use super::E2b;
-use super::control::{Asked, Client, Posted, answer, parse, to_its_end};
+use super::control::{Asked, Client, Posted, answer, parse};
 use super::problem::{Kind, Problem};
 use super::records::Snapshot;
+use crate::to_its_end::to_its_end;
 use axum::extract::{Path, Query, State};
 use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};

@@ -8,6 +8,7 @@ use super::usage::NetworkUsage;
 use crate::config::{EgressRule, Inject};
 use crate::inject::OwnHeaders;
 use crate::replace::{replace, settle};
+use crate::to_its_end::to_its_end;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -388,6 +389,14 @@ impl EgressTable {
         if new.is_empty() {
             return Ok(());
         }
+        let this = self.clone();
+        to_its_end(async move { this.insert_now(new).await }).await
+    }
+
+    async fn insert_now(
+        self: &Arc<Self>,
+        new: Vec<(u64, Arc<EgressPolicy>)>,
+    ) -> Result<(), String> {
         let _changing = self.changing.lock().await;
         let ids: Vec<u64> = new.iter().map(|(id, _)| *id).collect();
         self.known().policies.extend(new);
@@ -432,6 +441,11 @@ impl EgressTable {
     }
 
     async fn make(self: &Arc<Self>, instance: u64, rules: Change) -> Result<(), String> {
+        let this = self.clone();
+        to_its_end(async move { this.make_now(instance, rules).await }).await
+    }
+
+    async fn make_now(self: &Arc<Self>, instance: u64, rules: Change) -> Result<(), String> {
         let _changing = self.changing.lock().await;
         let before = self.known().replace(instance, rules)?;
         let written = self.write(Self::write_lasting).await;

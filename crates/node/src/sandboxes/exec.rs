@@ -226,11 +226,16 @@ impl Execs {
                 _ => Ok(()),
             },
             Ok(Err(_)) => Err(ExecProblem::Refused("the instance has ended".to_owned())),
-            Err(_) => Err(ExecProblem::Refused(format!(
-                "the sandbox did not start it within {} s; if its image was built by an older \
-                 version of thaw, build it again",
-                START_PATIENCE.as_secs()
-            ))),
+            Err(_) => {
+                let reason = format!(
+                    "the sandbox did not start it within {} s; if its image was built by an older \
+                     version of thaw, build it again",
+                    START_PATIENCE.as_secs()
+                );
+                // Should it be started yet, it ends at once.
+                exec.become_(ExecState::Failed { reason: reason.clone(), code: None });
+                Err(ExecProblem::Refused(reason))
+            }
         }?;
         Ok((exec, reader))
     }
@@ -374,8 +379,10 @@ impl Execs {
             }
             RemoteEvent::Failed { id, reason, code } => (id, ExecState::Failed { reason, code }),
         };
-        if let Some(exec) = self.find(id) {
-            exec.become_(state);
+        let Some(exec) = self.find(id) else { return };
+        match state {
+            ExecState::Running { .. } if exec.state().is_final() => exec.end_unwanted(),
+            state => exec.become_(state),
         }
     }
 
@@ -545,6 +552,13 @@ impl Exec {
         }
         let message = RemoteMessage::signal(self.id, number, to);
         self.connector.send_remote(message, &[]).map_err(|error| error.to_string())
+    }
+
+    /// It has been started although whoever wanted it has given up.
+    fn end_unwanted(&self) {
+        const SIGKILL: u32 = 9;
+        // One whose instance has ended needs none.
+        let _ = self.signal(SIGKILL, SignalTo::Group);
     }
 
     /// Its terminal has another size.

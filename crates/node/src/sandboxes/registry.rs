@@ -6,7 +6,7 @@
 
 use crate::config::FunctionName;
 use crate::inject::{OwnHeaders, WrongHeaders};
-use crate::instance::{InstanceState, Launcher};
+use crate::instance::Launcher;
 use crate::node::NodeState;
 use crate::replace::replace;
 use crate::sandboxes::egress::{
@@ -17,6 +17,7 @@ use crate::sandboxes::files::{FileProblem, FileSession};
 use crate::sandboxes::usage::{NetworkUsage, SandboxUsage, look_at_egress_bytes, usage_of};
 use crate::sandboxes::{ExecRequest, ExecState, LimitsChange, LimitsInfo, Next, Reader};
 use crate::service::Service;
+use crate::to_its_end::to_its_end;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -24,17 +25,16 @@ use std::io;
 use std::mem;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 use thaw_store::Name;
-use tokio::task::JoinSet;
-use tokio::time::sleep;
+use timeouts::Times;
+
+mod timeouts;
 
 /// Most sandboxes of a node.
 const SANDBOXES_MAX: usize = 10_000;
 /// Most bytes of names and values of metadata of one.
 const METADATA_MAX: usize = 16 << 10;
-/// How often it is looked whether the time of one has come.
-const LOOK: Duration = Duration::from_millis(250);
 /// How many are paused again at a time.
 const PAUSES_AT_ONCE: usize = 8;
 /// Name of the file.
@@ -193,6 +193,7 @@ pub struct Sandboxes {
     all: Mutex<BTreeMap<String, SandboxInfo>>,
     /// Held while the file is written.
     writing: Mutex<()>,
+    times: Times,
 }
 
 impl Sandboxes {
@@ -236,7 +237,13 @@ impl Sandboxes {
             }
         }
         let is_changed = !all.values().eq(&before);
-        let this = Self { node, file, all: Mutex::new(all), writing: Mutex::default() };
+        let this = Self {
+            node,
+            file,
+            all: Mutex::new(all),
+            writing: Mutex::default(),
+            times: Times::default(),
+        };
         if is_changed {
             this.write();
         }
@@ -541,14 +548,6 @@ impl Sandboxes {
         SandboxInfo { state, memory_kept, network, ..info }
     }
 
-    /// Its time begins anew, if it is one.
-    pub(crate) fn used(&self, instance: u64) {
-        for info in self.all().values_mut().filter(|info| info.instance == instance) {
-            info.deadline_ms = deadline(info.timeout_s);
-        }
-        self.wanted(instance);
-    }
-
     /// Somebody wants something of it, if it is one: it is not to be paused again.
     pub(crate) fn wanted(&self, instance: u64) {
         let is_it = |info: &&mut SandboxInfo| info.instance == instance;
@@ -565,46 +564,6 @@ impl Sandboxes {
         if was == Some(!paused) {
             self.write();
         }
-    }
-
-    /// Pauses those again that an earlier daemon has paused; those that are asleep sleep on.
-    async fn pause_again(self: Arc<Self>) {
-        let paused: Vec<_> = self.all().values().filter(|info| info.paused).cloned().collect();
-        let mut pauses = JoinSet::new();
-        for SandboxInfo { name, .. } in paused {
-            if pauses.len() >= PAUSES_AT_ONCE {
-                pauses.join_next().await;
-            }
-            let this = self.clone();
-            pauses.spawn(async move { this.pause_one_again(&name).await });
-        }
-        while pauses.join_next().await.is_some() {}
-    }
-
-    async fn pause_one_again(&self, name: &str) {
-        let Ok(info) = self.find(name) else { return };
-        let sleeps = InstanceState::Asleep.name();
-        // Somebody may have used it since.
-        if !info.paused || info.state.as_deref() == Some(sleeps) {
-            return;
-        }
-        if let Err(error) = self.pause(name).await {
-            tracing::warn!(sandbox = name, "it was paused, and runs now: {error}");
-        }
-    }
-
-    /// Changes when its time has come.
-    ///
-    /// # Errors
-    /// There is none.
-    pub fn set_timeout(&self, name: &str, seconds: Option<u64>) -> Result<(), SandboxProblem> {
-        let name = self.find(name)?.name;
-        if let Some(info) = self.all().get_mut(&name) {
-            info.timeout_s = seconds;
-            info.deadline_ms = deadline(seconds);
-        }
-        self.write();
-        Ok(())
     }
 
     /// Ends one.
@@ -630,7 +589,13 @@ impl Sandboxes {
     ///
     /// # Errors
     /// There is none, or it cannot.
-    pub async fn pause(&self, name: &str) -> Result<SandboxInfo, SandboxProblem> {
+    pub async fn pause(self: &Arc<Self>, name: &str) -> Result<SandboxInfo, SandboxProblem> {
+        // What was noted is to be true, also if nobody waits for it any more.
+        let (this, name) = (self.clone(), name.to_owned());
+        to_its_end(async move { this.pause_now(&name).await }).await
+    }
+
+    async fn pause_now(&self, name: &str) -> Result<SandboxInfo, SandboxProblem> {
         let info = self.find(name)?;
         let service = self.service(&info);
         let service = service.ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))?;
@@ -789,50 +754,6 @@ impl Sandboxes {
         self.adopt(&service, instance, new, Some(forked_from))
     }
 
-    /// Does what is to be done when the time of one has come, for as long as the node lives.
-    pub async fn watch(self: Arc<Self>) {
-        tokio::join!(self.clone().pause_again(), self.watch_times());
-    }
-
-    async fn watch_times(&self) {
-        loop {
-            sleep(LOOK).await;
-            self.forget_gone();
-            let now = now_ms();
-            let is_due = |info: &&mut SandboxInfo| info.deadline_ms.is_some_and(|at| at <= now);
-            let due: Vec<_> = {
-                let mut all = self.all();
-                let due = all.values_mut().filter(is_due);
-                due.map(|info| {
-                    info.deadline_ms = None;
-                    info.clone()
-                })
-                .collect()
-            };
-            for info in due {
-                self.time_has_come(&info).await;
-            }
-        }
-    }
-
-    async fn time_has_come(&self, info: &SandboxInfo) {
-        let (sandbox, done) = (
-            &info.name,
-            match info.on_timeout {
-                OnTimeout::Kill => self.kill(&info.name).map(drop),
-                OnTimeout::Pause => self.pause(&info.name).await.map(drop),
-            },
-        );
-        match done {
-            Ok(()) => tracing::info!(sandbox, "its time has come: {:?}", info.on_timeout),
-            Err(error) => {
-                tracing::warn!(sandbox, "its time has come, and it goes on: {error}");
-                // It is tried again after as long.
-                self.used(info.instance);
-            }
-        }
-    }
-
     /// Forgets those whose instances have ended.
     fn forget_gone(&self) {
         let mut all = self.all();
@@ -865,14 +786,6 @@ impl Sandboxes {
     fn all(&self) -> MutexGuard<'_, BTreeMap<String, SandboxInfo>> {
         self.all.lock().expect("no holder panics")
     }
-}
-
-/// Does something to its end, also if nobody waits for that any more.
-async fn to_its_end(
-    doing: impl Future<Output = Result<SandboxInfo, SandboxProblem>> + Send + 'static,
-) -> Result<SandboxInfo, SandboxProblem> {
-    let done = tokio::spawn(doing).await;
-    done.map_err(|error| SandboxProblem::Refused(error.to_string()))?
 }
 
 /// The functions of which the file in a directory knows sandboxes, and their versions, by their

@@ -566,6 +566,7 @@ impl Service {
             upstreams: Vec::new(),
             was_full: false,
             ending: place.lease.ending(),
+            is_unwanted: false,
         };
         let client = first.as_ref().map(|delivery| delivery.client.clone());
         if let Some(first) = first {
@@ -584,6 +585,7 @@ impl Service {
             table.put_back(mem::take(&mut sleeper.clients));
         } else {
             // Its function was removed meanwhile, or it was to end.
+            slot.is_unwanted = true;
             table.tell(Command::End);
         }
         slots.insert(id, slot);
@@ -596,28 +598,26 @@ impl Service {
         placed
     }
 
-    /// An instance that was asleep has ended before it was known to run. One that was killed
-    /// sleeps on.
-    pub(crate) fn did_not_wake(&self, asleep: Arc<Asleep>, end: &End) {
+    /// An instance that was asleep has ended before it was known to run. One that was killed is among
+    /// those that are asleep again, if it may be.
+    pub(super) fn sleeps_on(&self, slots: &mut Slots, asleep: Arc<Asleep>, end: &End) -> bool {
         let was_killed = matches!(
             end,
             End::Killed(None | Some(libc::SIGKILL)) | End::KilledInBoot(_) | End::TenantSpent
         );
-        let id = asleep.id();
-        if was_killed && self.sleeps_on(asleep) {
+        was_killed
+            && self.may_keep(slots, asleep.id())
+            && slots.asleep.insert(Sleeper::new(asleep)).is_ok()
+    }
+
+    /// Says what has become of an instance that was asleep and has ended before it was known to run.
+    pub(super) fn did_not_wake(&self, id: u64, sleeps_on: bool, end: &End) {
+        if sleeps_on {
             tracing::info!(function = %self.name(), instance = id, "an instance that was killed while it woke sleeps on");
         } else {
-            self.slots().held.remove(&id);
             tracing::warn!(function = %self.name(), instance = id, "an instance that was asleep is lost: {end}");
             self.shared.metrics().lost_asleep(self.name());
         }
-        self.freed.notify_waiters();
-    }
-
-    /// An instance is among those that are asleep again, if it may be.
-    fn sleeps_on(&self, asleep: Arc<Asleep>) -> bool {
-        let mut slots = self.slots();
-        self.may_keep(&slots, asleep.id()) && slots.asleep.insert(Sleeper::new(asleep)).is_ok()
     }
 
     /// Whether an instance may stay: of a version that is served no longer only sandboxes do.

@@ -441,6 +441,7 @@ impl Service {
             upstreams: Vec::new(),
             was_full: false,
             ending: place.lease.ending(),
+            is_unwanted: false,
         };
         let supervisor = Supervisor::adopted(id, self.clone(), instance, receiver, table, place);
         let mut slots = self.slots();

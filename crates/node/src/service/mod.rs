@@ -154,6 +154,18 @@ impl Slots {
     }
 }
 
+/// Somebody who waits for an instance to be hibernated, and may lose interest.
+struct Waiter<'a> {
+    service: &'a Service,
+    id: u64,
+}
+
+impl Drop for Waiter<'_> {
+    fn drop(&mut self) {
+        self.service.withdraw(self.id);
+    }
+}
+
 /// What the service knows of an instance.
 struct Slot {
     state: InstanceState,
@@ -172,6 +184,8 @@ struct Slot {
     upstreams: Vec<Upstream>,
     /// Tells the tenant's room that it is about to end.
     ending: Ending,
+    /// Somebody has told it to end: it does not sleep on.
+    is_unwanted: bool,
 }
 
 /// An instance as the admin API shows it.
@@ -428,6 +442,7 @@ impl Service {
             return;
         }
         if let Some(slot) = self.slots().get_mut(&id) {
+            slot.is_unwanted = true;
             slot.end();
             slot.table.tell(Command::End);
         }
@@ -511,7 +526,10 @@ impl Service {
                 id.map_or_else(|| "idle instance".to_owned(), |id| format!("idle instance {id}"));
             format!("`{}` has no {which} with memory to give up; see `thaw ps`", self.name())
         })?;
-        match timeout(HIBERNATE_PATIENCE, hibernated).await {
+        let waiter = Waiter { service: self, id };
+        let outcome = timeout(HIBERNATE_PATIENCE, hibernated).await;
+        std::mem::forget(waiter);
+        match outcome {
             Ok(Ok(outcome)) => outcome.map(|hibernated| (id, hibernated)),
             Ok(Err(_)) => Err(format!("instance {id} has ended before it could be hibernated")),
             Err(_) => Err(self.lost_patience(id)),
@@ -732,13 +750,31 @@ impl Service {
         }
     }
 
-    /// An instance is gone. Gives what there is to say if nobody has expected that.
-    pub(crate) fn remove(&self, id: u64, end: &End) -> Option<String> {
-        let slot = {
+    /// An instance is gone, which was just woken from sleep or not. Gives what there is to say if
+    /// nobody has expected that.
+    pub(crate) fn remove(
+        &self,
+        id: u64,
+        end: &End,
+        woken_from: Option<Arc<Asleep>>,
+    ) -> Option<String> {
+        let was_woken = woken_from.is_some();
+        let (slot, sleeps_on) = {
+            // It is never in none of both lists for anybody who looks.
             let mut slots = self.slots();
-            slots.held.remove(&id);
-            slots.remove(&id)
+            let slot = slots.remove(&id);
+            let is_unwanted = slot.as_ref().is_some_and(|slot| slot.is_unwanted);
+            let woken_from = woken_from.filter(|_| !is_unwanted);
+            let sleeps_on =
+                woken_from.is_some_and(|asleep| self.sleeps_on(&mut slots, asleep, end));
+            if !sleeps_on {
+                slots.held.remove(&id);
+            }
+            (slot, sleeps_on)
         };
+        if was_woken {
+            self.did_not_wake(id, sleeps_on, end);
+        }
         // A program that has read its standard input ends; how is its client's matter.
         let has_done_its_work =
             self.config.entry.kind == EntryKind::Stdin && matches!(end, End::Exited(_));

@@ -557,6 +557,7 @@ impl Service {
             upstreams: Vec::new(),
             was_full: false,
             ending: place.lease.ending(),
+            is_unwanted: false,
         };
         let client = first.client.clone();
         table.adopt(first, placed);
@@ -626,6 +627,7 @@ impl Service {
             upstreams: Vec::new(),
             was_full: false,
             ending: lease.ending(),
+            is_unwanted: false,
         };
         let mut joined = Vec::new();
         for (inherited, permit) in connections.into_iter().zip(permits) {

@@ -4,7 +4,7 @@
 //! if none has come when the file is whole does the process end; otherwise the instance goes on,
 //! and the file is thrown away.
 
-use super::{IDLE_CHECK_MIN, KEEP_AFTER, Supervisor};
+use super::{IDLE_CHECK_MIN, KEEP_AFTER, Sleep, Supervisor};
 use crate::asleep::{Asleep, Going};
 use crate::instance::connections::Outcome;
 use crate::instance::hibernation::SwapStorage;
@@ -178,6 +178,10 @@ impl Supervisor {
     fn fall_asleep(&mut self) -> Result<(), ()> {
         if self.sleepiness.is_asked() {
             return Ok(());
+        }
+        if self.sleep == Sleep::Begun && !self.is_awaited() {
+            // It may compute for long, and is stopped for its sleep all the same.
+            self.go_on_with_memory("");
         }
         let is_looked_at = self.rest.is_some() || self.twin.is_some() || self.sleep.is_under_way();
         let is_owed = self.sleepiness.is_late || self.sleepiness.woken_from.is_some();

@@ -11,6 +11,7 @@ mod sleep;
 pub(crate) use rest::{Copied, Held, Hold};
 
 use super::connections::{ConnectionTable, Due, LetGo, Outcome};
+use super::hibernation::SwapStorage;
 use super::launch::{Checkpoint, Client, End, Instance, Launched, Origin, Overrun, Report};
 use super::patience::{Patience, Verdict};
 use asleep::{SleepReply, Sleepiness};
@@ -169,6 +170,8 @@ pub(crate) struct Supervisor {
     times_kept: u32,
     /// When to try again what somebody waits for.
     hibernate_again: Option<Instant>,
+    /// Until when it may come to rest that was asked to.
+    rests_until: Option<Instant>,
     /// Not before this is it tried to hibernate it.
     hibernate_not_before: Option<Instant>,
     /// Whether it is on its way to sleep, or from there.
@@ -259,6 +262,7 @@ impl Supervisor {
             used_at_rest: None,
             times_kept: 0,
             hibernate_again: None,
+            rests_until: None,
             hibernate_not_before: None,
             sleepiness: Sleepiness::default(),
             denials_logged: 0,
@@ -401,6 +405,7 @@ impl Supervisor {
             self.kill_at,
             self.idle_look,
             self.hibernate_again,
+            self.rests_until,
             self.sleepiness.again,
             self.sleepiness.asked,
             self.connections.next_look(),
@@ -430,6 +435,9 @@ impl Supervisor {
         if is_due(self.hibernate_again) {
             self.hibernate_if_wanted();
         }
+        if is_due(self.rests_until) {
+            self.does_not_come_to_rest(now);
+        }
         if is_due(self.sleepiness.asked) {
             self.does_not_rest();
         }
@@ -448,6 +456,11 @@ impl Supervisor {
     /// looks at is asked again.
     fn outlive_daemon(&mut self) {
         let is_looked_at = self.rest.is_some() || self.twin.is_some();
+        // Only this daemon could decrypt what is just being given up.
+        if self.storage() != SwapStorage::Encrypted {
+            // The next daemon pauses those again that are paused.
+            self.go_on_with_memory("the daemon is being restarted; try again");
+        }
         let is_about_to_sleep = self.sleepiness.is_asked() || self.sleep.is_under_way();
         if is_looked_at || is_about_to_sleep || !self.wake_from_own_key() {
             return;
@@ -673,7 +686,7 @@ impl Supervisor {
         let ending = self.place.lease.ending();
         self.instance.rewind(self.place.lease);
         drop(self.connections.close());
-        self.service.remove(self.id, &End::Rewound);
+        self.service.remove(self.id, &End::Rewound, None);
         // Its room is the next one's.
         ending.announce(false);
     }
@@ -710,11 +723,9 @@ impl Supervisor {
     fn gone(mut self, end: End) {
         let end = self.how_it_ended(end);
         self.connections.execs().close();
-        if let Some(unexpected) = self.service.remove(self.id, &end) {
+        let woken_from = self.sleepiness.woken_from.take();
+        if let Some(unexpected) = self.service.remove(self.id, &end, woken_from) {
             self.instance.log_end(unexpected);
-        }
-        if let Some(asleep) = self.sleepiness.woken_from.take() {
-            self.service.did_not_wake(asleep, &end);
         }
         for (connection, held) in self.connections.close() {
             let outcome = match self.late.contains(&connection) {

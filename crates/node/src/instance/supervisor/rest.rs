@@ -281,6 +281,10 @@ impl Supervisor {
         let time = pause.unwrap_or_else(|| since.elapsed());
         let pause = Pause { time, had_twin: false };
         tokio::task::spawn_blocking(move || {
+            if reply.is_closed() {
+                // Whoever has asked was told that there is none.
+                return;
+            }
             let finished = read.map_err(|error| error.to_string()).and_then(|finish| finish());
             let _ = reply.send(finished.map(|made| result(made, pause)));
         });
@@ -310,6 +314,9 @@ impl Supervisor {
             }
             if let (Err(Unread::Ended(_)), false) = (&read, is_read) {
                 return table.tell(Command::CopyAtRest(again(reply)));
+            }
+            if reply.is_closed() {
+                return;
             }
             let finished = read.map_err(|error| error.to_string()).and_then(|finish| finish());
             let _ = reply.send(finished.map(|made| result(made, pause)));

@@ -21,6 +21,8 @@ const HIBERNATE_AGAIN: Duration = Duration::from_millis(100);
 const HIBERNATE_AFTER_FAILURE: Duration = Duration::from_secs(60);
 /// The same at most, for one that is paused and has failed again and again.
 const HIBERNATE_KEPT_MAX: Duration = Duration::from_secs(30 * 60);
+/// How long it may take to come to rest: longer than anybody waits for it.
+const REST_MAX: Duration = Duration::from_secs(75);
 /// CPU time that an instance at rest may have used since it has said so. One that has used more
 /// has woken.
 const USED_AT_REST_MAX: Duration = Duration::from_millis(5);
@@ -142,6 +144,7 @@ impl Supervisor {
         } else {
             self.sleep = Sleep::Begun;
             self.is_disturbed = false;
+            self.rests_until = Some(Instant::now() + REST_MAX);
         }
         Ok(())
     }
@@ -229,19 +232,43 @@ impl Supervisor {
     pub(super) fn withdraw(&mut self) {
         self.hibernate.retain(|reply| !reply.is_closed());
         self.pauses.retain(|reply| !reply.is_closed());
-        let is_awaited = !self.hibernate.is_empty() || !self.pauses.is_empty();
-        if !is_awaited && matches!(self.sleep, Sleep::Begun | Sleep::Resting) {
+        if !self.is_awaited() && matches!(self.sleep, Sleep::Begun | Sleep::Resting) {
             // One that has ended needs no telling.
             let _ = self.instance.wake();
             self.goes_on();
         }
     }
 
+    /// It was asked to rest and has not come to it: a program that computes may never do so, and would
+    /// rest unasked much later.
+    pub(super) fn does_not_come_to_rest(&mut self, now: Instant) {
+        self.rests_until = None;
+        if self.sleep == Sleep::Begun {
+            self.go_on_with_memory("it did not come to rest; what computes all the time does not");
+            self.hibernate_not_before = Some(now + HIBERNATE_AFTER_FAILURE);
+        }
+    }
+
+    /// Has an instance go on that was asked to rest, or rests and is being written.
+    pub(super) fn go_on_with_memory(&mut self, why: &str) {
+        if self.sleep.is_under_way() {
+            self.is_disturbed = true;
+            // One that has ended needs no telling.
+            let _ = self.instance.wake();
+            self.goes_on();
+            self.answer_all(why);
+        }
+    }
+
+    /// Whether somebody waits for it to be hibernated or paused.
+    pub(super) fn is_awaited(&self) -> bool {
+        !self.hibernate.is_empty() || !self.pauses.is_empty()
+    }
+
     /// Has the instance give up its memory if somebody waits for that.
     pub(super) fn hibernate_if_wanted(&mut self) {
         self.hibernate_again = None;
-        let is_awaited = !self.hibernate.is_empty() || !self.pauses.is_empty();
-        if self.sleep.is_under_way() || !is_awaited && self.sleep != Sleep::Kept {
+        if self.sleep.is_under_way() || !self.is_awaited() && self.sleep != Sleep::Kept {
             return;
         }
         if self.sleep == Sleep::Hibernated {
