@@ -149,6 +149,7 @@ pub fn replace_program(program: Program, path: &[u8]) -> Result<u64> {
     // execve(2): a table that is shared with other processes is copied.
     process.unshare_files();
     let closed = process.files.borrow_mut().borrow_mut().close_on_exec();
+    closed.iter().for_each(|open| open.release_record_locks());
     drop(closed);
     reset_thread(&thread, path);
     thread.context.set_fs_base(0);

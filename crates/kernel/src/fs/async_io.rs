@@ -203,6 +203,9 @@ impl OpenFile {
     }
 
     fn register(&self, teller: Arc<Teller>) {
+        if !self.file.tells_async() {
+            return;
+        }
         let mut registered = self.async_io.registered.borrow_mut();
         if let (None, Some(queue)) = (*registered, self.file.wait_queue()) {
             *registered = Some(queue.register(teller));

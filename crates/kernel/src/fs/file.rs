@@ -162,6 +162,11 @@ pub trait File: Any + Saved + Send + Sync {
         Events::IN | Events::OUT | Events::RDNORM | Events::WRNORM
     }
 
+    /// Whether `O_ASYNC` has an effect (fcntl(2), F_SETFL). Signals never tell of signals.
+    fn tells_async(&self) -> bool {
+        true
+    }
+
     /// Where to wait for [`File::poll`] to change; `None` if it never does
     /// (then epoll refuses the file with `EPERM`).
     fn wait_queue(&self) -> Option<&WaitQueue> {

@@ -4,13 +4,42 @@ use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use super::file::Events;
+use super::file::{Events, OpenFile};
 use crate::errno::{Errno, Result};
 use crate::platform::saved::Saved;
+use crate::state::kernel;
 use crate::sync::KernelCell;
+use crate::task::current_process;
 use crate::task::ids::Pid;
 use crate::task::wait::{WaitQueue, wait_until};
 use crate::time::Instant;
+
+impl OpenFile {
+    /// Names the file for locks of a family.
+    pub fn lock_key(&self, family: Family) -> Result<FileKey> {
+        if let Some(host) = self.file.host_locks() {
+            let (device, inode) = host.file();
+            return Ok((device, inode, family));
+        }
+        let stat = match &self.path {
+            Some(path) => path.inode().attributes().to_stat(),
+            None => self.file.stat()?,
+        };
+        Ok((stat.dev, stat.ino, family))
+    }
+
+    /// fcntl(2): closing any descriptor of a file gives up the process' record locks on it. The
+    /// running process has closed one.
+    pub fn release_record_locks(&self) {
+        let locks = &kernel().fs.locks;
+        if locks.is_empty() {
+            return;
+        }
+        if let Ok(key) = self.lock_key(Family::Record) {
+            locks.release(key, Owner::Process(current_process().pid), Range::ALL);
+        }
+    }
+}
 
 /// Who holds a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

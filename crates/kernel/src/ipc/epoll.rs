@@ -332,6 +332,10 @@ fn stale_key(items: &BTreeMap<Key, Arc<Item>>, fd: i32) -> Option<Key> {
 }
 
 impl File for Epoll {
+    fn tells_async(&self) -> bool {
+        false
+    }
+
     fn poll(&self) -> Events {
         let candidates = self.shared.state.borrow_mut().ready.len();
         for _ in 0..candidates {

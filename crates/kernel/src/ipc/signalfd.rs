@@ -94,6 +94,10 @@ impl SignalFd {
 }
 
 impl File for SignalFd {
+    fn tells_async(&self) -> bool {
+        false
+    }
+
     fn read(&self, sink: &mut Sink<'_>, _offset: u64) -> Result<usize> {
         let size = size_of::<SignalRecord>();
         if sink.remaining() < size {

@@ -13,8 +13,8 @@ use alloc::vec::Vec;
 use thaw_abi::layout::{ARENA_SHM, SHM_BASE, SHM_MAX};
 
 use crate::errno::{Errno, Result};
-use crate::mm::arena;
 use crate::mm::vma::{Vma, VmaFlags};
+use crate::mm::{AddressSpace, arena};
 use crate::platform::machine::{Machine, Memory, Sharing};
 use crate::platform::memory::KernelRange;
 use crate::state::kernel;
@@ -109,6 +109,12 @@ pub fn release(vma: &Vma) {
         }
         kernel().shared_memory.give_back(start, end - start);
     }
+}
+
+/// Frees what nobody maps any more of the areas of a space whose last process has ended, or has left
+/// it.
+pub fn release_all(space: &AddressSpace) {
+    space.shared_anonymous().iter().for_each(release);
 }
 
 /// What is left of a range without another.

@@ -236,8 +236,11 @@ impl AddressSpace {
     fn hide(&self, start: u64, end: u64) {
         let hidden: Vec<(u64, u64)> = {
             let mut shown = self.shown.borrow_mut();
-            let found = shown.range(start..end).map(|(&at, &page)| (at, page)).collect();
-            shown.retain(|at, _| !(start..end).contains(at));
+            let found: Vec<(u64, u64)> =
+                shown.range(start..end).map(|(&at, &page)| (at, page)).collect();
+            for (at, _) in &found {
+                shown.remove(at);
+            }
             found
         };
         for (address, page) in hidden {

@@ -258,15 +258,25 @@ impl TcpSocket {
         }
     }
 
-    /// A place in the accept queue has become free.
-    fn retry(&self) {
-        let State::Connecting { to } = *self.state.borrow_mut() else { return };
-        match self.establish(to) {
-            Attempt::Full => return,
+    /// A place in the accept queue has become free. Whether there is none any more.
+    fn retry(&self) -> bool {
+        let State::Connecting { to } = *self.state.borrow_mut() else { return false };
+        let attempt = self.establish(to);
+        match attempt {
+            Attempt::Full => return true,
             Attempt::Connected => {}
             Attempt::Refused => self.fail(Errno::ECONNREFUSED),
         }
         self.common.queue.wake_all(IN | OUT | Events::ERR | Events::HUP);
+        matches!(attempt, Attempt::Connected)
+    }
+
+    /// The first of those that wait for a place in the accept queue.
+    fn next_waiting(&self) -> Option<Weak<Self>> {
+        match &mut *self.state.borrow_mut() {
+            State::Listening(listener) => listener.waiting.pop_front(),
+            _ => None,
+        }
     }
 
     pub(super) fn fail(&self, error: Errno) {
@@ -339,15 +349,15 @@ impl Protocol for TcpSocket {
     }
 
     fn accept(&self) -> Result<Arc<dyn Protocol>> {
-        let (connection, waiting) = match &mut *self.state.borrow_mut() {
-            State::Listening(listener) => match listener.queue.pop_front() {
-                Some(connection) => (connection, listener.waiting.pop_front()),
-                None => return Err(Errno::EAGAIN),
-            },
+        let connection = match &mut *self.state.borrow_mut() {
+            State::Listening(listener) => listener.queue.pop_front().ok_or(Errno::EAGAIN)?,
             _ => return Err(Errno::EINVAL),
         };
-        if let Some(socket) = waiting.and_then(|socket| socket.upgrade()) {
-            socket.retry();
+        // Some may have been closed, or have given up.
+        while let Some(waiting) = self.next_waiting() {
+            if waiting.upgrade().is_some_and(|socket| socket.retry()) {
+                break;
+            }
         }
         Ok(connection)
     }

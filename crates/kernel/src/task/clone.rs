@@ -152,6 +152,11 @@ impl NewTask {
     /// Makes what a call asks for; `EINVAL`, `EPERM`, `EAGAIN`.
     pub fn prepare(request: &Request) -> Result<Self> {
         request.check()?;
+        if current().is_dying() {
+            // Whoever ends this process, or executes another program in it, does not know of more
+            // threads than there are. This one never gets back to the guest.
+            return Err(Errno::ERESTARTNOINTR);
+        }
         let maker = &current().process;
         let tasks = &kernel().tasks;
         let limit = maker.limits.borrow_mut()[RLIMIT_NPROC].current.min(PID_MAX as u64);

@@ -12,6 +12,7 @@ use super::signal::{self, Signal, SignalInfo};
 use super::thread::{Thread, current};
 use super::{futex, scheduler};
 use crate::host::control;
+use crate::mm::shm;
 use crate::platform::machine::ThreadState;
 use crate::state::kernel;
 use crate::task::wait::Events;
@@ -99,6 +100,9 @@ fn end_process(process: &Arc<Process>, status: ExitStatus) {
     release_memory(process);
     process.mm().detach();
     process.life.set(Life::Zombie(status));
+    if process.mm().users() == 0 {
+        shm::release_all(&process.mm());
+    }
     above().process_ended(process);
     let children = leave_children(process);
     signal::hang_up_orphans(process, &children);

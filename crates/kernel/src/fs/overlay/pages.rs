@@ -115,14 +115,22 @@ impl Content {
     pub fn punch(&mut self, lower: Option<&LowerLayer>, offset: u64, len: u64) -> Result<()> {
         self.recall_addresses(0, u64::MAX);
         let end = offset.saturating_add(len).min(self.size);
+        // Pages below which nothing lies: a file may be sparse, and much larger than all memory.
+        let pages_below = self.below.map_or(0, |below| below.len.div_ceil(PAGE));
+        let whole = offset.div_ceil(PAGE).max(pages_below)..end / PAGE;
+        if !whole.is_empty() {
+            let gone: Vec<u64> = self.pages.range(whole.clone()).map(|(&page, _)| page).collect();
+            gone.iter().for_each(|page| drop(self.pages.remove(page)));
+        }
         let mut at = offset;
         while at < end {
             let page = at / PAGE;
+            if whole.contains(&page) {
+                at = whole.end * PAGE;
+                continue;
+            }
             let step = (PAGE - at % PAGE).min(end - at);
-            let below = self.below.is_some_and(|below| page * PAGE < below.len);
-            if step == PAGE && !below {
-                self.pages.remove(&page);
-            } else if below || self.pages.contains_key(&page) {
+            if page < pages_below || self.pages.contains_key(&page) {
                 let bytes = self.page_for_write(lower, page)?;
                 let from = (at % PAGE) as usize;
                 bytes[from..from + step as usize].fill(0);
@@ -135,7 +143,12 @@ impl Content {
     /// Makes room: after this, writing to the range cannot fail for lack of memory.
     pub fn allocate(&mut self, lower: Option<&LowerLayer>, offset: u64, len: u64) -> Result<()> {
         let end = offset.checked_add(len).ok_or(Errno::EFBIG)?;
-        for page in offset / PAGE..end.div_ceil(PAGE) {
+        let pages = offset / PAGE..end.div_ceil(PAGE);
+        let there = self.pages.range(pages.clone()).count() as u64;
+        if is_limited() && pages.end - pages.start - there > page_counts().1 {
+            return Err(Errno::ENOSPC);
+        }
+        for page in pages {
             self.page_for_write(lower, page)?;
         }
         Ok(())
@@ -257,10 +270,13 @@ pub fn page_counts() -> (u64, u64) {
     (limit / PAGE, limit.saturating_sub(used) / PAGE)
 }
 
+fn is_limited() -> bool {
+    kernel().config.get().memory_limit > 0
+}
+
 /// A page of zeros for a file; `ENOSPC`.
 fn alloc_page() -> Result<PageBox> {
-    let limited = kernel().config.get().memory_limit > 0;
-    if limited && page_counts().1 == 0 {
+    if is_limited() && page_counts().1 == 0 {
         return Err(Errno::ENOSPC);
     }
     pages::alloc_page().map_err(|_| Errno::ENOSPC)

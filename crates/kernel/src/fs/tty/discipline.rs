@@ -421,6 +421,14 @@ impl Discipline {
         if was_canonical && !termios.has_local(ICANON) {
             self.input.extend(self.line.drain(..).map(Input::Byte));
         }
+        if !was_canonical
+            && termios.has_local(ICANON)
+            && let Some(last) = self.input.back_mut()
+            && let Input::Byte(byte) = *last
+        {
+            // What was typed without lines can be read, as a line is.
+            *last = Input::End(byte);
+        }
         if !termios.has_input(IXON) {
             self.stopped = false;
         }

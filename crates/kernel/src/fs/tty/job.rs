@@ -10,8 +10,8 @@ use crate::sync::KernelCell;
 use crate::task::Capabilities;
 use crate::task::ids::{Pgid, Pid, Sid};
 use crate::task::signal::{
-    Action, SI_KERNEL, SIGCONT, SIGHUP, SIGTTIN, SIGTTOU, Signal, SignalInfo, bit, send_to_group,
-    send_to_process,
+    Action, SI_KERNEL, SIGCONT, SIGHUP, SIGTTIN, SIGTTOU, Signal, SignalInfo, bit, is_orphaned,
+    send_to_group, send_to_process,
 };
 use crate::task::{Process, current_process};
 
@@ -69,12 +69,12 @@ fn does_not_notice(signal: Signal) -> bool {
 }
 
 /// What a background process hears when it reads from the terminal: `SIGTTIN`,
-/// or `EIO` if it does not listen.
+/// or `EIO` if it does not listen or nobody could continue it.
 pub fn check_read(job: &KernelCell<JobControl>) -> Result<()> {
     if !is_background(job) {
         return Ok(());
     }
-    if does_not_notice(SIGTTIN) {
+    if does_not_notice(SIGTTIN) || is_orphaned(current_process().process_group()) {
         return Err(Errno::EIO);
     }
     signal_process_group(current_process().process_group(), SIGTTIN);
@@ -82,10 +82,13 @@ pub fn check_read(job: &KernelCell<JobControl>) -> Result<()> {
 }
 
 /// What a background process hears when it changes the terminal, or writes to
-/// it with `TOSTOP`: `SIGTTOU`, unless it does not listen.
+/// it with `TOSTOP`: `SIGTTOU`, unless it does not listen; `EIO` if nobody could continue it.
 pub fn check_change(job: &KernelCell<JobControl>) -> Result<()> {
     if !is_background(job) || does_not_notice(SIGTTOU) {
         return Ok(());
+    }
+    if is_orphaned(current_process().process_group()) {
+        return Err(Errno::EIO);
     }
     signal_process_group(current_process().process_group(), SIGTTOU);
     Err(Errno::ERESTARTSYS)
@@ -112,7 +115,8 @@ pub fn foreground_number(job: &KernelCell<JobControl>) -> u32 {
 /// `TIOCSPGRP`.
 pub fn set_foreground(job: &KernelCell<JobControl>, group: i32) -> Result<()> {
     check_controlling(job)?;
-    check_change(job)?;
+    // As Linux says it here.
+    check_change(job).map_err(|error| if error == Errno::EIO { Errno::ENOTTY } else { error })?;
     let group = Pgid::new(u32::try_from(group).map_err(|_| Errno::EINVAL)?);
     let own = current_process().session();
     let all = kernel().tasks.all_processes();

@@ -10,7 +10,6 @@ use crate::fs::dentry::Dentry;
 use crate::fs::fd_table::{NewDescriptor, OnExec, install};
 use crate::fs::file::{OpenFile, OpenFlags};
 use crate::fs::inode::{Inode, NewInode, NewKind};
-use crate::fs::locks::{Owner, Range};
 use crate::fs::open::{How, open as open_path};
 use crate::fs::overlay::{RegularFile, Seals, node_of_inode};
 use crate::fs::path::Path;
@@ -95,20 +94,8 @@ pub fn openat2(dirfd: Fd, path: UserString, how: UserPtr<OpenHow>, size: usize) 
 
 /// Ends the use of a descriptor that has been taken out of the table.
 fn closed(open: Arc<OpenFile>) {
-    release_record_locks(&open);
+    open.release_record_locks();
     drop(open);
-}
-
-/// fcntl(2): closing any descriptor of a file gives up the process' record
-/// locks on it.
-fn release_record_locks(open: &OpenFile) {
-    let locks = &kernel().fs.locks;
-    if locks.is_empty() {
-        return;
-    }
-    if let Ok(key) = super::locking::record_key(open) {
-        locks.release(key, Owner::Process(current_process().pid), Range::ALL);
-    }
 }
 
 /// close(2).

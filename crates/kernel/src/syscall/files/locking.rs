@@ -10,23 +10,6 @@ use crate::platform::user::UserAddress;
 use crate::state::kernel;
 use crate::task::current_process;
 
-fn key(open: &OpenFile, family: Family) -> Result<FileKey> {
-    if let Some(host) = open.file.host_locks() {
-        let (device, inode) = host.file();
-        return Ok((device, inode, family));
-    }
-    let stat = match &open.path {
-        Some(path) => path.inode().attributes().to_stat(),
-        None => open.file.stat()?,
-    };
-    Ok((stat.dev, stat.ino, family))
-}
-
-/// Names a file for record locks.
-pub(super) fn record_key(open: &OpenFile) -> Result<FileKey> {
-    key(open, Family::Record)
-}
-
 const LOCK_SH: u32 = 1;
 const LOCK_EX: u32 = 2;
 const LOCK_NB: u32 = 4;
@@ -37,7 +20,7 @@ pub fn flock(fd: Fd, operation: u32) -> Result<()> {
     let open = fd.usable_file()?;
     let locks = &kernel().fs.locks;
     let owner = Owner::Description(description_id(&open));
-    let key = key(&open, Family::Flock)?;
+    let key = open.lock_key(Family::Flock)?;
     let kind = match operation & !LOCK_NB {
         LOCK_SH => LockKind::Read,
         LOCK_EX => LockKind::Write,
@@ -170,7 +153,7 @@ pub(super) fn set_record_lock(
     patience: Patience,
 ) -> Result<()> {
     let flock: Flock = argument.read()?;
-    let key = record_key(open)?;
+    let key = open.lock_key(Family::Record)?;
     let Some(wanted) = wanted(open, &flock, by)? else {
         kernel().fs.locks.release(key, owner(open, by), range(open, &flock)?);
         return Ok(());
@@ -198,7 +181,7 @@ fn show_to_others(open: &OpenFile, key: FileKey) {
 
 /// The lock of this sandbox or another one that stands in the way.
 fn conflict(open: &OpenFile, wanted: &HeldLock) -> Result<Option<HeldLock>> {
-    let here = kernel().fs.locks.conflict(record_key(open)?, wanted);
+    let here = kernel().fs.locks.conflict(open.lock_key(Family::Record)?, wanted);
     match open.file.host_locks() {
         Some(host) if here.is_none() => host.test(wanted.range, wanted.kind),
         _ => Ok(here),

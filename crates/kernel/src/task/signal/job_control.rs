@@ -100,7 +100,7 @@ fn tell_parent(process: &Process, info: SignalInfo) {
 
 /// Whether no process of a group has a parent in the same session but another
 /// group.
-fn is_orphaned(group: Pgid) -> bool {
+pub fn is_orphaned(group: Pgid) -> bool {
     let members = kernel().tasks.processes_where(|p| p.process_group() == group && !p.is_zombie());
     !members.iter().any(|member| {
         member.parent().is_some_and(|parent| {

@@ -217,9 +217,10 @@ impl ProcessSignals {
 }
 
 impl ProcessSignals {
-    /// What a child inherits: the actions.
+    /// What a child inherits: the actions, and where to wait: it may read from a signalfd that its
+    /// parent has made.
     pub fn inherited(&self) -> Self {
-        Self { actions: self.actions, ..Self::default() }
+        Self { actions: self.actions, arrived: self.arrived.clone(), ..Self::default() }
     }
 
     /// What is done with a signal.
