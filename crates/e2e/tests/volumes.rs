@@ -544,6 +544,26 @@ fn a_snapshot_of_a_database_is_whole() {
     assert!(gone.contains("has no snapshot `one`"), "{gone}");
 }
 
+/// What a process other than the first one has written and closed is not open any more.
+#[test]
+fn a_volume_is_copied_whose_files_were_written_and_closed() {
+    let home = built_home("volumes-closed", &[]);
+    let keys = "isolation = \"instance\"";
+    let volumes = "[[volumes]]\nname = \"data\"\npath = \"/data\"\nsize = \"64MiB\"\n";
+    Function { name: "writer", keys, volumes, at_start: "" }.build(&home).success();
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let write = "import subprocess, sys\n\
+        code = 'import time; file = open(\"/data/x\", \"wb\"); file.write(b\"kept\"); file.close(); \\\n\
+        print(1, flush=True); time.sleep(1000)'\n\
+        child = subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE)\n\
+        print(child.stdout.readline())";
+    ask(&daemon, "writer", write);
+    command(&home, &["volume", "snapshot", "data", "one"]).success();
+    let instance = daemon.first_instance("writer")["id"].to_string();
+    command(&home, &["checkpoint", &instance, "both", "--volumes"]).success();
+    assert_eq!(run_with(&home, "data:/v", "print(open('/v/x').read())").success(), "kept\n");
+}
+
 #[test]
 fn a_directory_of_the_host_is_served_as_its_owner_sees_it() {
     let home = built_home("volumes-host", &[]);

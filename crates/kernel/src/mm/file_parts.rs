@@ -91,8 +91,19 @@ fn mapped(number: u64, fd: HostFd, part: u64) -> Result<u64> {
 
 /// Unmaps all parts of this host process.
 pub fn forget() {
+    forget_where(|file| file != 0);
+}
+
+/// Unmaps the parts of an open file that this host process has: as long as there are any, the file is
+/// open to be written on the host.
+pub fn forget_file(number: u64) {
+    forget_where(|file| file == number);
+}
+
+fn forget_where(is_it: impl Fn(u64) -> bool) {
     for (number, place) in VOLUME_PARTS.cells(COUNT).iter().enumerate() {
-        if place.replace(MappedPart::default()).file != 0 {
+        if is_it(place.get().file) {
+            place.set(MappedPart::default());
             // What is not there needs not to be unmapped.
             let _ = Machine::unmap(range(number));
         }

@@ -71,6 +71,7 @@ impl Opened {
     /// Gives it back; nothing if that belongs to another boot.
     pub fn close(self, bind: &Bind) {
         if self.is_of_this_boot() {
+            file_parts::forget_file(self.number);
             // Nobody is left to hear of a failure.
             let _ = bind.ask(BIND_CLOSE, [self.handle.number, 0, 0], &[]);
             Machine::close(HostFd::new(self.fd));
