@@ -162,3 +162,27 @@ fn processes_are_started_while_a_sandbox_falls_asleep() {
     });
     assert!(slept > 0, "it never slept");
 }
+
+/// A sandbox that is told to end while it wakes from sleep does not sleep on.
+#[test]
+fn a_sandbox_that_is_killed_while_it_wakes_is_gone() {
+    let home = home("rest-killed-waking");
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let fill = "import os\nopen('/large', 'wb').write(os.urandom(200 << 20))";
+    for wait_ms in [5, 20, 60, 120, 200] {
+        ok(&home, &["sandbox", "create", "box", "--name", "one"]);
+        ok(&home, &["exec", "one", "--", "python3", "-c", fill]);
+        let instance = daemon.first_instance("box")["id"].to_string();
+        wait_until("it sleeps", || {
+            call(&home, &["sleep", "box", "--instance", &instance]).code == Some(0)
+        });
+        std::thread::scope(|scope| {
+            scope.spawn(|| call(&home, &["sandbox", "resume", "one"]));
+            std::thread::sleep(Duration::from_millis(wait_ms));
+            ok(&home, &["sandbox", "kill", "one"]);
+        });
+        wait_until("nothing is left of it", || daemon.instances("box").is_empty());
+        let left = fs::read_dir(home.join("asleep")).map_or(0, Iterator::count);
+        assert_eq!(left, 0, "after {wait_ms} ms");
+    }
+}

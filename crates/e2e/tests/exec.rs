@@ -408,6 +408,44 @@ fn the_time_of_a_sandbox_comes() {
     assert_eq!(daemon.instances("box").len(), 1);
 }
 
+/// What computes all the time takes a minute to refuse a pause.
+#[test]
+fn the_time_of_a_sandbox_waits_for_no_other_one() {
+    let home = home("exec-timeouts");
+    let _daemon = Daemon::start(&home, &DaemonOptions::default());
+    ok(&home, &["sandbox", "create", "box", "--timeout", "1s", "--name", "computes"]);
+    ok(&home, &["exec", "-d", "computes", "--", "sh", "-c", "while :; do :; done"]);
+    let create = ["sandbox", "create", "box", "--timeout", "3s", "--on-timeout", "kill", "--name"];
+    ok(&home, &[&create[..], &["ends"]].concat());
+    // The time of the first one has come.
+    std::thread::sleep(Duration::from_secs(2));
+    let began = std::time::Instant::now();
+    wait_until("it has ended", || !ok(&home, &["sandbox", "list"]).contains("ends"));
+    assert!(began.elapsed() < Duration::from_secs(30), "it has waited for the other one");
+    // Another one of its name has a time of its own.
+    ok(&home, &["sandbox", "create", "box", "--name", "ends"]);
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(ok(&home, &["sandbox", "list"]).contains("ends"));
+}
+
+#[test]
+fn the_next_daemon_knows_when_a_sandbox_was_used() {
+    let home = home("exec-used");
+    let mut daemon = Daemon::start(&home, &DaemonOptions::default());
+    let create = ["sandbox", "create", "box", "--timeout", "12s", "--on-timeout", "kill", "--name"];
+    ok(&home, &[&create[..], &["one"]].concat());
+    for _ in 0..2 {
+        std::thread::sleep(Duration::from_secs(5));
+        ok(&home, &["exec", "one", "--", "sh", "-c", ":"]);
+    }
+    // The use stands in the file within some seconds.
+    std::thread::sleep(Duration::from_secs(5));
+    daemon.wait_until_kept("box");
+    daemon.kill_and_await_next();
+    assert!(ok(&home, &["sandbox", "list"]).contains("one"));
+    wait_until("its time has come", || !ok(&home, &["sandbox", "list"]).contains("one"));
+}
+
 #[test]
 fn sandboxes_outlive_their_daemon() {
     let home = home("exec-takeover");
