@@ -156,7 +156,7 @@ impl Network {
     /// on its port. Without one, it waits if there never was one, and is closed otherwise.
     pub fn deliver(&self, connection: &thaw_abi::control::Connection, fd: HostFd) {
         let port = connection.local.port;
-        let Some(listener) = self.tcp.ports.listeners_at(port).filter(|_| port != 0) else {
+        let Some(listener) = self.tcp.ports.listener_at(port).filter(|_| port != 0) else {
             if !self.early.borrow_mut().keep(connection, port, fd) {
                 let _ = Machine::shutdown(fd, socket::ShutdownHow::Both as u32);
                 turn_away(connection, fd);
@@ -180,7 +180,7 @@ impl Network {
         accepted: impl FnOnce(),
     ) -> crate::errno::Result<()> {
         let refused = crate::errno::Errno::ECONNREFUSED;
-        let listener = self.tcp.ports.listeners_at(port).ok_or(refused)?;
+        let listener = self.tcp.ports.listener_at(port).ok_or(refused)?;
         accepted();
         let family = listener.common().family;
         let options = listener.inherited_options();
@@ -213,7 +213,7 @@ impl Network {
     /// A socket has begun to listen: those who came early to its port have somebody to wait for.
     /// `own` is the function's port.
     pub fn listening(&self, own: u16) {
-        let is_listening = |port| self.tcp.ports.listeners_at(port).is_some();
+        let is_listening = |port| self.tcp.ports.listener_at(port).is_some();
         let ready = self.early.borrow_mut().take(own, is_listening);
         for (connection, fd) in of_this_boot(&ready) {
             self.deliver(connection, fd);
@@ -226,7 +226,7 @@ impl Network {
             && self
                 .tcp
                 .ports
-                .listeners_at(port)
+                .listener_at(port)
                 .is_some_and(|listener| listener.waits_for_clients())
     }
 }

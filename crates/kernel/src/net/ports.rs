@@ -58,6 +58,8 @@ fn overlap(a: IpAddr, a_options: BindOptions, b: IpAddr, b_options: BindOptions)
 struct Ports<S> {
     by_port: BTreeMap<u16, Vec<Entry<S>>>,
     next_ephemeral: u16,
+    /// Whose turn it is among sockets that share a port (`SO_REUSEPORT`).
+    turn: usize,
 }
 
 /// The ports of one protocol.
@@ -78,6 +80,7 @@ impl<S> PortTable<S> {
             ports: KernelCell::new(Ports {
                 by_port: BTreeMap::new(),
                 next_ephemeral: EPHEMERAL_FIRST,
+                turn: 0,
             }),
         }
     }
@@ -143,22 +146,42 @@ impl<S> PortTable<S> {
     }
 
     /// The listening socket that a connection to `to` reaches; one bound to
-    /// the very address goes before a wildcard.
+    /// the very address goes before a wildcard. Those that share a port take turns.
     pub fn listener(&self, to: Endpoint) -> Option<Arc<S>> {
-        self.find(to, |entry| entry.listening)
+        self.find(to.port, |entry| {
+            (entry.listening && entry.accepts(to.ip)).then_some((0, entry.ip == to.ip))
+        })
     }
 
-    /// The socket that a datagram to `to` reaches.
-    pub fn receiver(&self, to: Endpoint) -> Option<Arc<S>> {
-        self.find(to, |_| true)
+    /// The socket that a datagram to `to` reaches: the one of which `rank` says most, if it says
+    /// something; then as [`PortTable::listener`].
+    pub fn receiver(&self, to: Endpoint, rank: impl Fn(&S) -> Option<u8>) -> Option<Arc<S>> {
+        self.find(to.port, |entry| {
+            let owner = entry.owner.upgrade().filter(|_| entry.accepts(to.ip))?;
+            Some((rank(&owner)?, entry.ip == to.ip))
+        })
     }
 
-    fn find(&self, to: Endpoint, suitable: impl Fn(&Entry<S>) -> bool) -> Option<Arc<S>> {
-        let ports = self.ports.borrow_mut();
-        let entries = ports.by_port.get(&to.port)?;
-        let matching = entries.iter().filter(|entry| suitable(entry) && entry.accepts(to.ip));
-        let exact_first = matching.clone().filter(|entry| entry.ip == to.ip).chain(matching);
-        exact_first.filter_map(|entry| entry.owner.upgrade()).next()
+    /// Of the sockets at a port that have a rank, one with the highest: the first, or, if they share
+    /// the port, the next in turn.
+    fn find(&self, port: u16, rank: impl Fn(&Entry<S>) -> Option<(u8, bool)>) -> Option<Arc<S>> {
+        let mut ports = self.ports.borrow_mut();
+        let Ports { by_port, turn, .. } = &mut *ports;
+        let entries = by_port.get(&port)?;
+        let ranked = || {
+            let there = entries.iter().filter(|entry| entry.owner.strong_count() > 0);
+            there.filter_map(|entry| Some((rank(entry)?, entry)))
+        };
+        let (best, _) = ranked().max_by_key(|(rank, _)| *rank)?;
+        let mut all = ranked().filter(|(rank, _)| *rank == best).map(|(_, entry)| entry);
+        let first = all.next()?;
+        let sharing = all.filter(|entry| entry.options.reuse_port && first.options.reuse_port);
+        let count = sharing.clone().count() + 1;
+        if count > 1 {
+            *turn = turn.wrapping_add(1);
+        }
+        let next = core::iter::once(first).chain(sharing).nth(*turn % count)?;
+        next.owner.upgrade()
     }
 
     /// A socket bound to `port`, whatever its address.
@@ -176,11 +199,9 @@ impl<S> PortTable<S> {
         listening.map(|(port, _)| *port).collect()
     }
 
-    /// All listening sockets at `port`, whatever their address.
-    pub fn listeners_at(&self, port: u16) -> Option<Arc<S>> {
-        let ports = self.ports.borrow_mut();
-        let entries = ports.by_port.get(&port)?;
-        entries.iter().filter(|entry| entry.listening).find_map(|entry| entry.owner.upgrade())
+    /// A listening socket at `port`, whatever its address. Those that share the port take turns.
+    pub fn listener_at(&self, port: u16) -> Option<Arc<S>> {
+        self.find(port, |entry| entry.listening.then_some((0, false)))
     }
 }
 
@@ -270,9 +291,29 @@ mod tests {
         table.bind(&Arc::downgrade(&local), at(LOCAL4, 80), reuse).unwrap();
         table.listen(&Arc::downgrade(&any), 80).unwrap();
         assert_eq!(table.listener(at(LOCAL4, 80)).as_deref(), Some(&"any"));
-        assert_eq!(table.receiver(at(LOCAL4, 80)).as_deref(), Some(&"local"));
+        assert_eq!(table.receiver(at(LOCAL4, 80), |_| Some(0)).as_deref(), Some(&"local"));
+        let rank = |name: &&str| (*name != "local").then_some(0);
+        assert_eq!(table.receiver(at(LOCAL4, 80), rank).as_deref(), Some(&"any"));
+        let rank = |name: &&str| Some(u8::from(*name == "any"));
+        assert_eq!(table.receiver(at(LOCAL4, 80), rank).as_deref(), Some(&"any"));
         drop(any);
         assert_eq!(table.listener(at(LOCAL6, 80)), None);
+    }
+
+    #[test]
+    fn sockets_that_share_a_port_take_turns() {
+        let table = PortTable::new();
+        let reuse = BindOptions { reuse_port: true, ..BindOptions::default() };
+        let all = [1, 2, 3].map(Arc::new);
+        for one in &all {
+            table.bind(&Arc::downgrade(one), at(ANY4, 80), reuse).unwrap();
+            table.listen(&Arc::downgrade(one), 80).unwrap();
+        }
+        let mut reached: Vec<i32> =
+            (0..6).filter_map(|_| table.listener(at(LOCAL4, 80))).map(|one| *one).collect();
+        reached.sort_unstable();
+        assert_eq!(reached, [1, 1, 2, 2, 3, 3]);
+        assert_ne!(table.listener_at(80), table.listener_at(80));
     }
 
     #[test]

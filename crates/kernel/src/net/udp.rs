@@ -141,9 +141,18 @@ impl UdpSocket {
         (peer.port != super::outside::DNS_PORT && self.flows.leads_to(peer)).then_some(peer)
     }
 
+    /// How much a datagram of this sender is this socket's: one that is connected to another peer gets
+    /// none.
+    fn rank_of(&self, from: Endpoint) -> Option<u8> {
+        match self.state.get().peer {
+            Some(peer) => (peer == from).then_some(1),
+            None => Some(0),
+        }
+    }
+
     /// Takes a datagram in; `false` if this socket listens to another peer.
     fn deliver(&self, from: Endpoint, bytes: alloc::vec::Vec<u8>, arrival: Arrival) -> bool {
-        if self.state.get().peer.is_some_and(|peer| peer != from) {
+        if self.rank_of(from).is_none() {
             return false;
         }
         let limit = self
@@ -262,7 +271,8 @@ impl Protocol for UdpSocket {
             None if own.ip.is_unspecified() => Endpoint { ip: to.ip, ..own },
             None => own,
         };
-        let delivered = self.network.ports.receiver(to).is_some_and(|socket| {
+        let rank = |socket: &Self| socket.rank_of(from);
+        let delivered = self.network.ports.receiver(to, rank).is_some_and(|socket| {
             let arrival =
                 Arrival::from_sender(to.ip, &message.departure, &self.common, &socket.common);
             socket.deliver(from, bytes, arrival)

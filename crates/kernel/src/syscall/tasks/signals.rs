@@ -119,6 +119,8 @@ pub fn rt_sigtimedwait(
         signals.mask = old;
         signals.awaited = 0;
     }
+    // What came for this thread meanwhile may be for another one that waits.
+    pass_on(&thread.process);
     thread.needs_attention();
     match outcome {
         Ok(info) => {
