@@ -243,7 +243,7 @@ impl Sandbox {
         let Deflated { command, file, gate, swapped } = deflated;
         let kind = if gate.is_some() { MSG_HIBERNATE_SEALED } else { MSG_HIBERNATE };
         let files = [file].into_iter().chain(gate).collect();
-        self.send(message::message(kind, &command), files)?;
+        self.send_at_rest(message::message(kind, &command), files)?;
         Ok(swapped)
     }
 

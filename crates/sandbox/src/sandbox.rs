@@ -62,6 +62,8 @@ pub struct Sandbox {
 struct Line {
     control: Arc<OwnedFd>,
     outbox: Mutex<Outbox>,
+    /// What is sent before the next message.
+    first: Mutex<Option<Vec<u8>>>,
     /// Whether something waits in the outbox: who asks does not have to wait while
     /// somebody else sends.
     wants_write: AtomicBool,
@@ -474,11 +476,20 @@ impl Sandbox {
     /// Tells the sandbox its limits, which it shows to its programs, unless its kernel is of another
     /// build, which may not know of that.
     pub fn tell_limits(&self, limits: ResourceLimits) -> io::Result<()> {
-        if self.kernel_build_id() != crate::kernel::kernel_build_id() {
-            return Ok(());
+        self.tell_limits_later(limits);
+        match self.line.take_first() {
+            Some(message) => self.send(message, Vec::new()),
+            None => Ok(()),
         }
-        let limits = Limits { memory: limits.memory, cpus: limits.cpus, reserved: 0 };
-        self.send(message::message(MSG_LIMITS, &limits), Vec::new())
+    }
+
+    /// The same right before whatever is sent to it next, since each message wakes a sandbox that
+    /// rests.
+    pub fn tell_limits_later(&self, limits: ResourceLimits) {
+        if self.kernel_build_id() == crate::kernel::kernel_build_id() {
+            let limits = Limits { memory: limits.memory, cpus: limits.cpus, reserved: 0 };
+            self.line.put_first(message::message(MSG_LIMITS, &limits));
+        }
     }
 
     /// Lets the sandbox go on after [`Event::EntryPoint`].
@@ -493,6 +504,15 @@ impl Sandbox {
 
     pub(crate) fn send(&self, message: Vec<u8>, descriptors: Vec<OwnedFd>) -> io::Result<()> {
         self.line.send(|outbox, control| outbox.send(control, message, descriptors))
+    }
+
+    /// The same to a sandbox that is to stay at rest.
+    pub(crate) fn send_at_rest(
+        &self,
+        message: Vec<u8>,
+        descriptors: Vec<OwnedFd>,
+    ) -> io::Result<()> {
+        self.line.send_alone(|outbox, control| outbox.send(control, message, descriptors))
     }
 
     /// Ends the sandbox at once. Harmless if it has ended already.
@@ -612,9 +632,9 @@ impl Sandbox {
 
 impl Line {
     fn new(control: Arc<OwnedFd>) -> Self {
-        let outbox = Mutex::default();
+        let (outbox, first) = (Mutex::default(), Mutex::default());
         let (wants_write, has_ended) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { control, outbox, wants_write, has_ended }
+        Self { control, outbox, first, wants_write, has_ended }
     }
 
     /// Sends nothing from now on; whether nothing waits to be sent.
@@ -622,6 +642,15 @@ impl Line {
         let outbox = self.outbox.lock().expect("no holder panics");
         self.has_ended.store(true, Ordering::Release);
         outbox.is_empty()
+    }
+
+    /// Has a message sent right before the next one.
+    fn put_first(&self, message: Vec<u8>) {
+        *self.first.lock().expect("no holder panics") = Some(message);
+    }
+
+    fn take_first(&self) -> Option<Vec<u8>> {
+        self.first.lock().expect("no holder panics").take()
     }
 
     fn with_outbox<T>(&self, act: impl FnOnce(&mut Outbox, BorrowedFd<'_>) -> T) -> T {
@@ -632,6 +661,17 @@ impl Line {
     }
 
     fn send(
+        &self,
+        send: impl FnOnce(&mut Outbox, BorrowedFd<'_>) -> io::Result<Result<(), OutboxFull>>,
+    ) -> io::Result<()> {
+        if let Some(first) = self.take_first() {
+            self.send_alone(|outbox, control| outbox.send(control, first, Vec::new()))?;
+        }
+        self.send_alone(send)
+    }
+
+    /// The same for what a sandbox is to hear that stays at rest.
+    fn send_alone(
         &self,
         send: impl FnOnce(&mut Outbox, BorrowedFd<'_>) -> io::Result<Result<(), OutboxFull>>,
     ) -> io::Result<()> {

@@ -223,11 +223,7 @@ impl Network {
     /// Whether a socket listens on `port` and nobody waits to be accepted.
     pub fn waits_for_clients(&self, port: u16) -> bool {
         port != 0
-            && self
-                .tcp
-                .ports
-                .listener_at(port)
-                .is_some_and(|listener| listener.waits_for_clients())
+            && self.tcp.ports.listener_at(port).is_some_and(|listener| listener.waits_for_clients())
     }
 }
 

@@ -552,7 +552,9 @@ impl Instance for SandboxInstance {
         changed.map_err(|error| Unchanged::Refused(explain_unchanged(&error)))?;
         self.limits = wanted;
         self.has_untold_limits = !self.hibernation.is_awake();
-        if !self.has_untold_limits {
+        if self.has_untold_limits {
+            self.sandbox().tell_limits_later(wanted);
+        } else {
             // If it has ended, its report is on the way.
             let _ = self.sandbox().tell_limits(wanted);
         }
