@@ -168,7 +168,8 @@ fn processes_are_started_while_a_sandbox_falls_asleep() {
 fn a_sandbox_that_is_killed_while_it_wakes_is_gone() {
     let home = home("rest-killed-waking");
     let daemon = Daemon::start(&home, &DaemonOptions::default());
-    let fill = "import os\nopen('/large', 'wb').write(os.urandom(200 << 20))";
+    let fill = "import os\nfile = open('/large', 'wb')\n\
+                for _ in range(100): file.write(os.urandom(1 << 20))";
     for wait_ms in [5, 20, 60, 120, 200] {
         ok(&home, &["sandbox", "create", "box", "--name", "one"]);
         ok(&home, &["exec", "one", "--", "python3", "-c", fill]);
