@@ -758,19 +758,19 @@ impl Service {
         end: &End,
         woken_from: Option<Arc<Asleep>>,
     ) -> Option<String> {
-        let was_woken = woken_from.is_some();
-        let (slot, sleeps_on) = {
+        let (slot, sleeps_on, was_woken) = {
             // It is never in none of both lists for anybody who looks.
             let mut slots = self.slots();
             let slot = slots.remove(&id);
             let is_unwanted = slot.as_ref().is_some_and(|slot| slot.is_unwanted);
             let woken_from = woken_from.filter(|_| !is_unwanted);
+            let was_woken = woken_from.is_some();
             let sleeps_on =
                 woken_from.is_some_and(|asleep| self.sleeps_on(&mut slots, asleep, end));
             if !sleeps_on {
                 slots.held.remove(&id);
             }
-            (slot, sleeps_on)
+            (slot, sleeps_on, was_woken)
         };
         if was_woken {
             self.did_not_wake(id, sleeps_on, end);

@@ -456,8 +456,8 @@ impl Supervisor {
     /// looks at is asked again.
     fn outlive_daemon(&mut self) {
         let is_looked_at = self.rest.is_some() || self.twin.is_some();
-        // Only this daemon could decrypt what is just being given up.
-        if self.storage() != SwapStorage::Encrypted {
+        // Only this daemon could decrypt or verify what is just being given up.
+        if self.storage() == SwapStorage::Plain {
             // The next daemon pauses those again that are paused.
             self.go_on_with_memory("the daemon is being restarted; try again");
         }
