@@ -2,7 +2,7 @@
 
 use crate::binary::{thaw, thaw_binary};
 use crate::http::{Response, request_local};
-use crate::outcome::run;
+use crate::outcome::{Outcome, run};
 use crate::processes::{Process, children, descendants, exists, kill};
 use crate::user::User;
 use rustix::process::{Pid, Signal, kill_process};
@@ -363,15 +363,25 @@ pub fn wait_until(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
+/// Runs `thaw` for a home.
+pub fn call(home: &Path, arguments: &[&str]) -> Outcome {
+    run(thaw().args(arguments).env("THAW_HOME", home))
+}
+
+/// The same, which has to succeed; what it has printed.
+#[track_caller]
+pub fn ok(home: &Path, arguments: &[&str]) -> String {
+    call(home, arguments).success()
+}
+
 /// Pauses a sandbox, and waits until it has given up its memory.
 ///
 /// # Panics
 /// It is not paused, or keeps its memory for a minute.
 #[track_caller]
 pub fn pause_until_hibernated(home: &Path, name: &str) {
-    let ok = |arguments: &[&str]| run(thaw().args(arguments).env("THAW_HOME", home)).success();
-    ok(&["sandbox", "pause", name]);
-    let shown = || ok(&["sandbox", "show", name, "--json"]);
+    ok(home, &["sandbox", "pause", name]);
+    let shown = || ok(home, &["sandbox", "show", name, "--json"]);
     let state = || serde_json::from_str::<Value>(&shown()).expect("JSON")["state"].clone();
     wait_until(&format!("{name} is hibernated"), || state() == "hibernated");
 }

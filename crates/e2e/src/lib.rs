@@ -26,7 +26,7 @@ pub use binary::{build_directory, changed_kernel, kernel_symbol, repository, tha
 pub use browser::{Browser, Screen};
 pub use calls::{ask, begin, command};
 pub use daemon::{
-    Daemon, DaemonOptions, ending_once_it_serves, pause_until_hibernated, wait_until,
+    Daemon, DaemonOptions, call, ending_once_it_serves, ok, pause_until_hibernated, wait_until,
 };
 pub use function::{Function, Language, built_home, copy_home, prefetch_file};
 pub use guest::{Fixture, Linking, compare_c, compare_python, compile, programs, python};

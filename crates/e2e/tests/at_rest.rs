@@ -1,10 +1,10 @@
 //! Sandboxes come to rest for a pause, a copy or a checkpoint whatever their programs do just then.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use thaw_e2e::{
-    Daemon, DaemonOptions, Outcome, built_home, pause_until_hibernated, run, thaw, wait_until,
+    Daemon, DaemonOptions, built_home, call, ok, pause_until_hibernated, run, thaw, wait_until,
 };
 
 /// A function without a program, with some programs of this host.
@@ -28,14 +28,6 @@ fn home(label: &str) -> PathBuf {
     fs::write(directory.join("thaw.toml"), BOX).unwrap();
     run(thaw().arg("build").arg(&directory).env("THAW_HOME", &home)).success();
     home
-}
-
-fn call(home: &Path, arguments: &[&str]) -> Outcome {
-    run(thaw().args(arguments).env("THAW_HOME", home))
-}
-
-fn ok(home: &Path, arguments: &[&str]) -> String {
-    call(home, arguments).success()
 }
 
 /// sh makes each by vfork(2) and execve(2).

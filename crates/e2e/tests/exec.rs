@@ -8,7 +8,7 @@ use std::process::{Child, ChildStdout, Stdio};
 use std::thread;
 use std::time::Duration;
 use thaw_e2e::{
-    Daemon, DaemonOptions, Function, Outcome, built_home, pause_until_hibernated, run,
+    Daemon, DaemonOptions, Function, built_home, call, ok, pause_until_hibernated, run,
     run_with_input, thaw, wait_until,
 };
 
@@ -48,14 +48,6 @@ fn home(label: &str) -> PathBuf {
     fs::write(directory.join("thaw.toml"), BOX).unwrap();
     run(thaw().arg("build").arg(&directory).env("THAW_HOME", &home)).success();
     home
-}
-
-fn call(home: &Path, arguments: &[&str]) -> Outcome {
-    run(thaw().args(arguments).env("THAW_HOME", home))
-}
-
-fn ok(home: &Path, arguments: &[&str]) -> String {
-    call(home, arguments).success()
 }
 
 /// Listens on two ports of the loopback: one answers each line in capitals, the other one ends at

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 use thaw_e2e::{
-    Daemon, DaemonOptions, Outcome, built_home, pause_until_hibernated, python_with, repository,
+    Daemon, DaemonOptions, built_home, call, ok, pause_until_hibernated, python_with, repository,
     run, run_within, skip, start_with_e2b, thaw, use_e2b, wait_until, write_e2b_settings,
 };
 
@@ -46,14 +46,6 @@ fn home(label: &str, rules: &str) -> PathBuf {
         run(thaw().arg("build").arg(&directory).env("THAW_HOME", &home)).success();
     }
     home
-}
-
-fn call(home: &Path, arguments: &[&str]) -> Outcome {
-    run(thaw().args(arguments).env("THAW_HOME", home))
-}
-
-fn ok(home: &Path, arguments: &[&str]) -> String {
-    call(home, arguments).success()
 }
 
 /// How connections from a sandbox to ports of the host end.

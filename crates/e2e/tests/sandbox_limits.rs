@@ -4,7 +4,7 @@ use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use thaw_e2e::{
-    Daemon, DaemonOptions, Outcome, built_home, has_controller, pause_until_hibernated, run, skip,
+    Daemon, DaemonOptions, built_home, call, has_controller, ok, pause_until_hibernated, run, skip,
     thaw, wait_until,
 };
 
@@ -22,14 +22,6 @@ fn home(label: &str) -> PathBuf {
     fs::write(directory.join("thaw.toml"), text).unwrap();
     run(thaw().arg("build").arg(&directory).env("THAW_HOME", &home)).success();
     home
-}
-
-fn call(home: &Path, arguments: &[&str]) -> Outcome {
-    run(thaw().args(arguments).env("THAW_HOME", home))
-}
-
-fn ok(home: &Path, arguments: &[&str]) -> String {
-    call(home, arguments).success()
 }
 
 /// Memory in MiB and processors, as `thaw sandbox limits --json` says.

@@ -213,7 +213,7 @@ impl Network {
     /// A socket has begun to listen: those who came early to its port have somebody to wait for.
     /// `own` is the function's port.
     pub fn listening(&self, own: u16) {
-        let is_listening = |port| self.tcp.ports.listener_at(port).is_some();
+        let is_listening = |port| self.tcp.ports.any_listener_at(port).is_some();
         let ready = self.early.borrow_mut().take(own, is_listening);
         for (connection, fd) in of_this_boot(&ready) {
             self.deliver(connection, fd);
@@ -223,7 +223,11 @@ impl Network {
     /// Whether a socket listens on `port` and nobody waits to be accepted.
     pub fn waits_for_clients(&self, port: u16) -> bool {
         port != 0
-            && self.tcp.ports.listener_at(port).is_some_and(|listener| listener.waits_for_clients())
+            && self
+                .tcp
+                .ports
+                .any_listener_at(port)
+                .is_some_and(|listener| listener.waits_for_clients())
     }
 }
 

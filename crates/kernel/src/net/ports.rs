@@ -199,7 +199,15 @@ impl<S> PortTable<S> {
         listening.map(|(port, _)| *port).collect()
     }
 
-    /// A listening socket at `port`, whatever its address. Those that share the port take turns.
+    /// Any of the sockets that listen at `port`, for a question: it takes nobody's turn.
+    pub fn any_listener_at(&self, port: u16) -> Option<Arc<S>> {
+        let ports = self.ports.borrow_mut();
+        let entries = ports.by_port.get(&port)?;
+        entries.iter().filter(|entry| entry.listening).find_map(|entry| entry.owner.upgrade())
+    }
+
+    /// A listening socket at `port`, whatever its address, for a connection. Those that share the port
+    /// take turns.
     pub fn listener_at(&self, port: u16) -> Option<Arc<S>> {
         self.find(port, |entry| entry.listening.then_some((0, false)))
     }
@@ -313,7 +321,9 @@ mod tests {
             (0..6).filter_map(|_| table.listener(at(LOCAL4, 80))).map(|one| *one).collect();
         reached.sort_unstable();
         assert_eq!(reached, [1, 1, 2, 2, 3, 3]);
-        assert_ne!(table.listener_at(80), table.listener_at(80));
+        let first = table.listener_at(80);
+        assert!(table.any_listener_at(80).is_some());
+        assert_ne!(first, table.listener_at(80), "a question takes nobody's turn");
     }
 
     #[test]

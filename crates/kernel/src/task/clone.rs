@@ -307,3 +307,19 @@ fn new_thread(request: &Request, tid: Tid, process: Arc<Process>) -> Arc<Thread>
     }
     thread
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Sandbox;
+
+    #[test]
+    fn a_thread_that_is_to_end_makes_no_other_one() {
+        let _sandbox = Sandbox::new();
+        let flags = CloneFlags::THREAD | CloneFlags::SIGHAND | CloneFlags::VM;
+        let prepare = || NewTask::prepare(&Request::plain(flags)).map(drop);
+        prepare().unwrap();
+        current().dying.store(true, Relaxed);
+        assert_eq!(prepare(), Err(Errno::ERESTARTNOINTR));
+    }
+}

@@ -445,3 +445,38 @@ fn write_through(
     }
     Ok(done)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Sandbox;
+
+    /// Larger than anybody could look at page by page.
+    const HUGE: u64 = 1 << 62;
+
+    #[test]
+    fn a_hole_in_a_sparse_file_takes_no_look_at_what_is_not_there() {
+        let _sandbox = Sandbox::new();
+        let mut content = Content { size: HUGE, ..Content::default() };
+        for page in [0, 1, 7, HUGE / PAGE - 1] {
+            content.page_for_write(None, page).unwrap().fill(b'x');
+        }
+        content.punch(None, 10, HUGE).unwrap();
+        assert_eq!(content.pages.keys().copied().collect::<Vec<_>>(), [0]);
+        let first = content.page_for_write(None, 0).unwrap();
+        assert!(first[..10] == [b'x'; 10] && first[10..].iter().all(|&byte| byte == 0));
+    }
+
+    #[test]
+    fn an_allocation_of_more_than_there_is_takes_nothing() {
+        let _sandbox = Sandbox::new();
+        kernel().config.borrow_mut().memory_limit = 16 << 20;
+        let mut content = Content::default();
+        assert_eq!(content.allocate(None, 0, HUGE), Err(Errno::ENOSPC));
+        assert!(content.pages.is_empty());
+        content.allocate(None, 0, 3 * PAGE).unwrap();
+        assert_eq!(content.pages.len(), 3);
+        // What is there already is not asked for again.
+        content.allocate(None, 0, 3 * PAGE).unwrap();
+    }
+}
