@@ -5,6 +5,8 @@
 //! in `MSG_FS_*`; two paths are separated by a NUL. No descriptor travels but those of volumes: open
 //! files are numbers that the host gives out.
 
+use core::sync::atomic::AtomicU64;
+
 use bytemuck::{Pod, Zeroable};
 
 /// Most bytes in the tail of a [`BIND_WRITE`].
@@ -104,6 +106,64 @@ pub const VOLUME_FLOCK: u32 = 76;
 /// replied to then, nobody has served.
 pub const VOLUME_SOCKET: u32 = 77;
 
+/// Give me what tells how long the files of this volume are that I open from now on: if `a` is 0 a
+/// [`LengthsPage`], to be mapped shared and to be read; if it is 1 the [`EndsPage`] that belongs to
+/// it, to be mapped shared and to be written. Reply: its descriptor. `EOPNOTSUPP`: there is none,
+/// since others than the host may change lengths.
+pub const VOLUME_LENGTHS: u32 = 78;
+/// Make open file `a`, whose length is delegated to me, longer on the host, so that I may write up to
+/// byte `b`. Reply: [`FileLength::granted`], a `u64`. `EAGAIN`: its length is not delegated any more.
+pub const VOLUME_GRANT: u32 = 79;
+
+/// How long a file of a volume is that a sandbox has open. Stored by the host.
+///
+/// As long as the length is *delegated*, no other sandbox has the file open, and this one alone says how
+/// long it is: it may write up to `granted`, where the file ends on the host, and stores where its
+/// bytes end in the [`EndsPage`]. The host takes a delegation back by storing 0 in `delegated` and
+/// waiting until the sandbox is not [busy](EndsPage::busy); then it cuts the file at that end, if that
+/// lies between the length before and `granted`.
+#[derive(Debug, Default, Zeroable)]
+#[repr(C)]
+pub struct FileLength {
+    /// Bytes of the file if it is not delegated; [`LENGTH_UNKNOWN`]: the host has to be asked.
+    pub length: AtomicU64,
+    /// Bytes that a delegated file has on the host.
+    pub granted: AtomicU64,
+    /// 1: the length is delegated.
+    pub delegated: AtomicU64,
+    reserved: u64,
+}
+
+/// See [`FileLength::length`].
+pub const LENGTH_UNKNOWN: u64 = u64::MAX;
+/// Most files of a volume whose lengths a sandbox is told.
+pub const LENGTHS: usize = 255;
+
+/// What the host tells a sandbox about files of one volume.
+#[derive(Zeroable)]
+#[repr(C)]
+pub struct LengthsPage {
+    /// The files, by [`OpenedVolumeFile::place`] from 1 on.
+    pub files: [FileLength; LENGTHS],
+    reserved: [u64; 4],
+}
+
+/// What a sandbox tells the host about files of one volume. The file behind it may be on a full disk:
+/// a store may fail.
+#[derive(Zeroable)]
+#[repr(C)]
+pub struct EndsPage {
+    /// 1 while the sandbox writes by a delegation: it stores that, looks whether the length is
+    /// delegated, writes, stores the end, and stores 0. Meanwhile it asks the host nothing.
+    pub busy: AtomicU64,
+    /// Bytes of the files whose length is delegated, by place from 1 on. The host stores the
+    /// first one before it delegates.
+    pub ends: [AtomicU64; LENGTHS],
+    reserved: [u64; 256],
+}
+
+const _: () = assert!(size_of::<LengthsPage>() == 8192 && size_of::<EndsPage>() == 4096);
+
 /// Reply to [`BIND_OPEN`] of a volume's file; the descriptor comes along.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
@@ -114,6 +174,9 @@ pub struct OpenedVolumeFile {
     pub inode: u64,
     /// Its bytes.
     pub size: u64,
+    /// Its place in the [`LengthsPage`], the same for all that the sandbox has open of one file; 0: none.
+    /// Hosts of before say nothing here.
+    pub place: u64,
 }
 
 /// Reply to [`VOLUME_TEST_LOCK`].

@@ -89,11 +89,19 @@ pub const MAPPINGS_BASE: u64 = 0x7e98_0000_0000;
 /// Most bytes of such mappings, with the rest of their first and last page.
 pub const MAPPINGS_MAX: u64 = 1 << 24;
 
-/// Parts of files of volumes that the kernel writes to, a mapping for each, in every host process
-/// for itself. Never in an image.
+/// What tells how long files of volumes are ([`crate::bind::LengthsPage`]), by the number of the
+/// mount, in every host process for itself. Never in an image.
+pub const LENGTHS_BASE: u64 = 0x7e9a_0000_0000;
+/// The same of [`crate::bind::EndsPage`].
+pub const ENDS_BASE: u64 = 0x7e9b_0000_0000;
+/// Mounts that have a place there.
+pub const LENGTHS_MOUNTS: usize = 64;
+
+/// Parts of files of volumes that the kernel reads and writes, a mapping for each, in every host
+/// process for itself. Never in an image.
 pub const VOLUMES_BASE: u64 = 0x7e9c_0000_0000;
 /// Bytes of one such part.
-pub const VOLUME_PART: u64 = 1 << 20;
+pub const VOLUME_PART: u64 = 1 << 28;
 /// Most of them at a time.
 pub const VOLUME_PARTS: usize = 64;
 
@@ -109,6 +117,7 @@ pub const CONSOLE_FD: i32 = 4;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bind::{EndsPage, LengthsPage};
 
     /// Images contain absolute addresses: moving an area makes every stored
     /// image unusable, so it must come with a new image version.
@@ -139,6 +148,8 @@ mod tests {
             (BOOT_BASE, BOOT_BASE + BOOT_MAX),
             (INDEX_BASE, INDEX_BASE + INDEX_MAX),
             (MAPPINGS_BASE, MAPPINGS_BASE + MAPPINGS_MAX),
+            (LENGTHS_BASE, LENGTHS_BASE + (LENGTHS_MOUNTS * size_of::<LengthsPage>()) as u64),
+            (ENDS_BASE, ENDS_BASE + (LENGTHS_MOUNTS * size_of::<EndsPage>()) as u64),
             (VOLUMES_BASE, VOLUMES_BASE + VOLUME_PART * VOLUME_PARTS as u64),
             (WINDOW_BASE, WINDOW_END),
             (LAYOUT_END, 1 << 47),

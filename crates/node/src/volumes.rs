@@ -5,6 +5,7 @@
 //! $THAW_HOME/volumes/NAME/volume.json   its size, and the functions that may use it
 //! $THAW_HOME/volumes/NAME/usage         the bytes that it holds, a u64
 //! $THAW_HOME/volumes/NAME/users         locked, shared, by every process that uses it
+//! $THAW_HOME/volumes/NAME/lengths/      in which sandboxes say how long files are that they write
 //! $THAW_HOME/volumes/NAME/copying       locked while a snapshot is made or put back
 //! $THAW_HOME/volumes/NAME/snapshots/    copies of its files, by label
 //! $THAW_HOME/volumes/NAME/numbers/      inode numbers of files in snapshots of checkpoints, by label
@@ -42,7 +43,7 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use thaw_sandbox::{BoundAccess, Volume, VolumeMount, VolumeShare};
+use thaw_sandbox::{BoundAccess, OwnFiles, Volume, VolumeMount, VolumeShare, settle_lengths};
 use thaw_store::{Name, StoreError};
 
 /// Most volumes of a state directory.
@@ -478,6 +479,14 @@ impl VolumeStore {
         Ok(users)
     }
 
+    /// Has the files of a volume, which nobody else has, be as long as sandboxes have said whose
+    /// process was killed.
+    fn settle(&self, name: &Name) -> Result<(), VolumeError> {
+        let (files, directory) = (self.directory(name).join("files"), self.directory(name));
+        let settled = settle_lengths(&files, &directory.join("lengths"));
+        settled.map_err(failed("cut files of", &directory))
+    }
+
     /// All volumes, by name.
     ///
     /// # Errors
@@ -612,8 +621,12 @@ impl VolumeStore {
                     .map_err(|_| VolumeError::Busy(name.clone()))?;
                 let opened = open_own(&directory.join("usage")).and_then(|usage| {
                     let users = open_own(&directory.join("users"))?;
+                    // Programs of the host change a directory of the host when they like.
+                    let is_own = files.starts_with(&directory);
+                    let lengths = is_own.then(|| directory.join("lengths"));
                     let numbers = self.numbers(name, &files)?;
-                    Volume::open(&files, usage, users, note.size.bytes(), numbers)
+                    let own = OwnFiles { usage, users, lengths };
+                    Volume::open(&files, own, note.size.bytes(), numbers)
                 });
                 let volume = Arc::new(opened.map_err(failed("open", &files))?);
                 open.retain(|_, volume| volume.strong_count() > 0);

@@ -20,8 +20,9 @@
 use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
+use thaw_abi::bind::{EndsPage, LengthsPage};
 use thaw_abi::image::Mapping;
-use thaw_abi::layout::BOOT_BASE;
+use thaw_abi::layout::{BOOT_BASE, ENDS_BASE, LENGTHS_BASE, LENGTHS_MOUNTS};
 
 use crate::io::IoVec;
 use crate::machine::PollFd;
@@ -61,6 +62,8 @@ pub struct OfProcess {
     pub pending: AtomicU64,
     /// Faults make single pages of them.
     pub maps_by_page: AtomicBool,
+    /// Bit n: number n of [`LENGTHS`] and [`ENDS`] is mapped.
+    pub lengths: AtomicU64,
 }
 
 /// A twin is being forked, whose number nobody knows yet.
@@ -101,6 +104,16 @@ pub struct MappedPart {
     /// When it was used last, by a clock that counts uses.
     pub used: u64,
 }
+
+/// How long files of volumes are, as the host says, by number of the mount. Mapped if
+/// [`OfProcess::lengths`] says so.
+// SAFETY: the area is the table's alone. Its values are made of atomics, and each is mapped before it
+// is used.
+pub static LENGTHS: Table<LengthsPage> = unsafe { Table::new(LENGTHS_BASE, LENGTHS_MOUNTS) };
+
+/// The same, as this sandbox says.
+// SAFETY: as above.
+pub static ENDS: Table<EndsPage> = unsafe { Table::new(ENDS_BASE, LENGTHS_MOUNTS) };
 
 /// The secrets of this boot, as the host has said them, behind their length.
 // SAFETY: this part of the area is the table's alone, and mapped from the beginning.

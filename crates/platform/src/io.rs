@@ -263,6 +263,28 @@ impl<'a> Sink<'a> {
         done
     }
 
+    /// Copies at most `len` bytes from `from` and returns how many. Fewer: a fault on either side, or
+    /// a page of a file would have to be mapped.
+    ///
+    /// # Safety
+    /// Nobody writes to these `len` bytes by a reference. They need not be there.
+    pub unsafe fn copy_present_from(&mut self, from: *const u8, len: usize) -> usize {
+        let mut done = 0;
+        while let Some((base, piece)) = self.segments.current().filter(|_| done < len) {
+            let step = piece.min(len - done);
+            // SAFETY: `base` is checked guest memory or a live kernel buffer, the other side is
+            // the caller's promise; faults are caught.
+            let left =
+                unsafe { Machine::copy_present(base as *mut u8, from.wrapping_add(done), step) };
+            self.segments.advance(step - left);
+            done += step - left;
+            if left > 0 {
+                break;
+            }
+        }
+        done
+    }
+
     /// Appends up to `count` zero bytes.
     pub fn put_zeros(&mut self, count: usize) -> Result<usize> {
         const ZEROS: [u8; 512] = [0; 512];
@@ -338,18 +360,19 @@ impl<'a> Source<'a> {
         self.segments.limit(bytes);
     }
 
-    /// Copies at most `len` bytes to `to` and returns how many. Fewer: a fault on either side.
+    /// Copies at most `len` bytes to `to` and returns how many. Fewer: a fault on either side, or a
+    /// page of a file would have to be mapped.
     ///
     /// # Safety
     /// Nobody has a reference to these `len` bytes. They need not be there.
-    pub unsafe fn copy_to(&mut self, to: *mut u8, len: usize) -> usize {
+    pub unsafe fn copy_present_to(&mut self, to: *mut u8, len: usize) -> usize {
         let mut done = 0;
-        while done < len {
-            let Some((base, piece)) = self.segments.current() else { break };
+        while let Some((base, piece)) = self.segments.current().filter(|_| done < len) {
             let step = piece.min(len - done);
             // SAFETY: `base` is checked guest memory or a live kernel buffer, the other side is
             // the caller's promise; faults are caught.
-            let left = unsafe { Machine::copy(to.wrapping_add(done), base as *const u8, step) };
+            let left =
+                unsafe { Machine::copy_present(to.wrapping_add(done), base as *const u8, step) };
             self.segments.advance(step - left);
             done += step - left;
             if left > 0 {
@@ -397,6 +420,30 @@ impl<'a> Source<'a> {
             }
         }
         done
+    }
+
+    /// Has pages of files mapped that the bytes come from, as far as they are there: what is taken
+    /// [where it is present](Source::take_where_present) then is all of it.
+    pub fn touch(&mut self) {
+        const PAGE: usize = 4096;
+        let (index, offset, left) = (self.segments.index, self.segments.offset, self.segments.left);
+        let mut byte = 0_u8;
+        while let Some((base, len)) = self.segments.current() {
+            // SAFETY: `base` is checked guest memory or a live kernel buffer; faults are caught.
+            if unsafe { Machine::copy(&raw mut byte, base as *const u8, 1) } > 0 {
+                break;
+            }
+            self.segments.advance(len.min(PAGE - base as usize % PAGE));
+        }
+        (self.segments.index, self.segments.offset, self.segments.left) = (index, offset, left);
+    }
+
+    /// Whether the next byte can be taken with no page of a file to be mapped for it.
+    pub fn next_is_present(&mut self) -> bool {
+        let (index, offset, left) = (self.segments.index, self.segments.offset, self.segments.left);
+        let taken = self.take_where_present(&mut [0]);
+        (self.segments.index, self.segments.offset, self.segments.left) = (index, offset, left);
+        taken == 1
     }
 
     /// As [`Source::take`], but leaves the bytes in the source.

@@ -16,6 +16,7 @@
 #![allow(unsafe_code)]
 
 use core::marker::PhantomData;
+use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 
 use bytemuck::Zeroable;
@@ -122,7 +123,7 @@ impl Pages for KernelRange {
     }
 }
 
-/// A table in the per-boot area, which stays there until the host process ends, so that
+/// A table in the per-boot area, or in one of its own, which stays there until the host process ends, so that
 /// references to its values are good for ever. It is used under the kernel lock, and by the
 /// handler of a fault in the middle of that: its values are cells, or made of cells. They begin
 /// as zeros. Where the tables lie says [`crate::boot_area`].
@@ -167,6 +168,28 @@ impl<T: Zeroable> Table<T> {
         Machine::map_anonymous(range, PROT_READ | PROT_WRITE, Sharing::Private)
     }
 
+    /// Maps value number `index`, which fills pages, to the beginning of a file, shared. It must not
+    /// have been used before.
+    ///
+    /// # Errors
+    /// The host cannot map it.
+    pub fn map_to_file(&self, index: usize, fd: HostFd, protection: u32) -> Result<()> {
+        const { assert!((size_of::<T>() as u64).is_multiple_of(PAGE), "values share a page") };
+        assert!(index < self.capacity, "beyond the table");
+        let start = self.address + (index * size_of::<T>()) as u64;
+        // SAFETY: the memory is the table's, whose values may change at any time.
+        let range = unsafe { KernelRange::new(start, size_of::<T>() as u64) };
+        Machine::map_file(fd, range, protection, Sharing::Shared, 0)
+    }
+
+    /// Value number `index`, which has to be mapped.
+    #[inline]
+    pub fn cell(&self, index: usize) -> &'static T {
+        assert!(index < self.capacity, "beyond the table");
+        // SAFETY: as in `cells`.
+        unsafe { &*(self.address as *const T).add(index) }
+    }
+
     /// The first `count` values, which have to be mapped.
     #[inline]
     pub fn cells(&self, count: usize) -> &'static [T] {
@@ -174,6 +197,19 @@ impl<T: Zeroable> Table<T> {
         // SAFETY: inside the table, which nobody else refers to in another way; the zeros of
         // fresh memory make a value.
         unsafe { core::slice::from_raw_parts(self.address as *const T, count) }
+    }
+}
+
+/// Stores a number in memory that shows a file, whose disk may be full. Not atomic.
+///
+/// # Errors
+/// `EFAULT`: there is no room for it.
+pub fn store_in_file(word: &AtomicU64, value: u64) -> Result<()> {
+    let bytes = value.to_ne_bytes();
+    // SAFETY: both sides are valid; a fault of the copy is caught.
+    match unsafe { Machine::copy(word.as_ptr().cast(), bytes.as_ptr(), bytes.len()) } {
+        0 => Ok(()),
+        _ => Err(Errno::EFAULT),
     }
 }
 

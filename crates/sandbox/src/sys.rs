@@ -4,12 +4,14 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::io;
 
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 
 use bytemuck::Zeroable;
 use rustix::process::Pid;
+use thaw_abi::bind::LengthsPage;
 use thaw_abi::control::TerminalMode;
 
 /// The program of this process, as it executes itself for helpers.
@@ -686,6 +688,54 @@ pub fn refuses_executable_memory() -> bool {
         let refused = libc::mprotect(page, 4096, libc::PROT_READ | libc::PROT_EXEC) != 0;
         libc::munmap(page, 4096);
         refused
+    }
+}
+
+/// A [`LengthsPage`] that sandboxes map to read it.
+pub(crate) struct SharedLengths {
+    address: ptr::NonNull<LengthsPage>,
+}
+
+// SAFETY: the memory is there until this is dropped, and holds atomics only.
+unsafe impl Send for SharedLengths {}
+// SAFETY: as above.
+unsafe impl Sync for SharedLengths {}
+
+impl SharedLengths {
+    /// Zeros, and the descriptor of their memory, which nobody else can change, map to be written, or make
+    /// shorter.
+    ///
+    /// # Errors
+    /// The host's.
+    pub fn new() -> io::Result<(Self, OwnedFd)> {
+        const LEN: usize = size_of::<LengthsPage>();
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let memory = memfd_create("thaw-lengths", flags)?;
+        ftruncate(&memory, LEN as u64)?;
+        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
+        // SAFETY: a new mapping at an address that the host chooses.
+        let address =
+            unsafe { libc::mmap(ptr::null_mut(), LEN, protection, flags, memory.as_raw_fd(), 0) };
+        if address == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let address = ptr::NonNull::new(address.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let shared = Self { address };
+        fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE)?;
+        Ok((shared, memory))
+    }
+
+    /// The page.
+    pub fn get(&self) -> &LengthsPage {
+        // SAFETY: mapped and aligned, and zeros make one.
+        unsafe { self.address.as_ref() }
+    }
+}
+
+impl Drop for SharedLengths {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's, and nobody refers to it any more.
+        unsafe { libc::munmap(self.address.as_ptr().cast(), size_of::<LengthsPage>()) };
     }
 }
 

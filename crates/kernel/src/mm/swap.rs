@@ -18,7 +18,7 @@ use thaw_abi::layout::{
 };
 
 use super::image::Mappings;
-use super::{AddressSpace, arena, lazy, populate, shm};
+use super::{AddressSpace, arena, file_parts, lazy, populate, shm};
 use crate::errno::{Errno, Result};
 use crate::platform::machine::{HostFiles, Machine, Memory, Populate, Vcpus};
 use crate::platform::memory::{GuestRange, KernelRange};
@@ -65,6 +65,7 @@ pub fn give_up() -> Result<()> {
         Machine::unmap(unsafe { KernelRange::new(start, len) })?;
     }
     arena::unmap_saved()?;
+    file_parts::forget();
     lazy::forget_plan();
     populate::forget();
     message::discard_buffers();

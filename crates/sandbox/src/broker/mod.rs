@@ -30,8 +30,8 @@ pub use bound::{BoundAccess, BoundDirectory};
 pub use host_directory::{FuseAccess, HostDirectory, HostPolicy};
 pub use rights::FileRights;
 pub use volume::{
-    ClosedVolume, Copied, FileNumbers, NUMBERED_MAX, Volume, VolumeMount, VolumeShare,
-    copy_snapshot, copy_volume, settle_copy, volume_descriptors,
+    ClosedVolume, Copied, FileNumbers, NUMBERED_MAX, OwnFiles, Volume, VolumeMount, VolumeShare,
+    copy_snapshot, copy_volume, settle_copy, settle_lengths, volume_descriptors,
 };
 
 pub(crate) use file_server::{FileServer, QueueFull};

@@ -4,14 +4,18 @@
 //! descriptor, which can read, map and so change the bytes that the file has. It cannot make the
 //! file longer: sandboxes have no ftruncate(2), fallocate(2) or pwrite(2), and their
 //! `RLIMIT_FSIZE` is 0. So whatever makes a volume larger is a request, and the quota holds on
-//! every file system (decisions/0041).
+//! every file system (decisions/0041). A file that one sandbox alone has open is made longer ahead, and
+//! that sandbox says how long it is (decisions/0069).
 
+mod alone;
 mod closed;
 mod copy;
 mod gate;
+mod lengths;
 mod limits;
 mod listings;
 mod numbers;
+mod open_files;
 mod ranges;
 mod tree;
 
@@ -22,8 +26,9 @@ use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 use bytemuck::bytes_of;
 use rustix::fs::{
@@ -38,13 +43,17 @@ use thaw_abi::control::{DirectoryEntry, FileAttributes};
 
 pub use closed::ClosedVolume;
 pub use copy::{Copied, NUMBERED_MAX, copy_snapshot, copy_volume, settle_copy};
+pub use lengths::settle_lengths;
 pub(super) use limits::Share;
 pub use limits::{VolumeShare, volume_descriptors};
 pub use numbers::FileNumbers;
 
+use alone::Lengths;
 use gate::Gate;
+use lengths::Pages;
 use limits::Taken;
 use listings::Listings;
+use open_files::OpenFiles;
 use ranges::Ranges;
 
 use super::Answer;
@@ -73,6 +82,8 @@ pub struct Volume {
     /// Locked, shared, by every process that has the volume; and its first byte, as a record is, so
     /// that one can tell whether others have it.
     users: File,
+    /// How sandboxes are told of lengths; none: others may change them at any time.
+    lengths: Option<Lengths>,
     state: Mutex<State>,
 }
 
@@ -86,15 +97,19 @@ struct Place {
 /// What this process knows of a volume's files.
 #[derive(Default)]
 struct State {
-    /// Open files by inode number.
-    open: HashMap<u64, OpenInode>,
+    open: OpenFiles,
 }
 
-#[derive(Default)]
-struct OpenInode {
-    count: usize,
-    /// Its last name was removed here: its bytes count until it is closed.
-    is_orphan: bool,
+/// Files beside a volume that are kept for it alone.
+#[derive(Debug)]
+pub struct OwnFiles {
+    /// Its use is kept there.
+    pub usage: File,
+    /// Its lock tells who uses the volume.
+    pub users: File,
+    /// A directory, made when it is needed, in which sandboxes say how long files are; none: processes of
+    /// the host may change files at any time.
+    pub lengths: Option<PathBuf>,
 }
 
 impl fmt::Debug for Volume {
@@ -104,19 +119,19 @@ impl fmt::Debug for Volume {
 }
 
 impl Volume {
-    /// The volume whose files lie in `directory`. `usage` is a file in which its use is kept,
-    /// `users` one whose lock tells who uses it; both are kept for it alone. Whoever is the first
-    /// to use it counts what is there. Files are shown under these `numbers`.
+    /// The volume whose files lie in `directory`. Whoever is the first to use it cuts files whose
+    /// lengths a process was to say that was killed, and counts what is there. Files are shown under
+    /// these `numbers`.
     ///
     /// # Errors
-    /// One of them cannot be used.
+    /// One of its own files cannot be used, or another process that has it does not answer.
     pub fn open(
         directory: &Path,
-        usage: File,
-        users: File,
+        own: OwnFiles,
         quota: u64,
         numbers: FileNumbers,
     ) -> io::Result<Self> {
+        let OwnFiles { usage, users, lengths } = own;
         let owner = fs::metadata(directory)?;
         // Who opens it as root may act as the owner of what it lies in just now; requests are
         // served by other threads.
@@ -128,6 +143,10 @@ impl Volume {
         let owner = others.map(|(uid, gid)| (Uid::from_raw(uid), Gid::from_raw(gid)));
         match flock(&users, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {
+                if let Some(lengths) = &lengths {
+                    settle_lengths(directory, lengths)?;
+                }
+                users.set_len(0)?;
                 let used = tree::count(File::open(directory)?.as_fd(), quota);
                 pwrite(&usage, &used.to_ne_bytes(), 0)?;
             }
@@ -136,10 +155,11 @@ impl Volume {
         }
         flock(&users, FlockOperation::LockShared)?;
         sys::set_lock(users.as_fd(), RecordLock::Read, 0, 1)?;
+        let lengths = lengths.map(|directory| Lengths::new(directory, &users)).transpose()?;
         let directory = BoundDirectory::open(directory, BoundAccess::Write)?;
         let place = RwLock::new(Arc::new(Place { directory, numbers }));
         let (gate, state) = (Gate::default(), Mutex::default());
-        Ok(Self { place, gate, owner, serves_as, quota, usage, users, state })
+        Ok(Self { place, gate, owner, serves_as, quota, usage, users, lengths, state })
     }
 
     fn place(&self) -> Arc<Place> {
@@ -148,7 +168,7 @@ impl Volume {
 
     /// How many files of it the sandboxes of this process have open; one counts as often as it is.
     pub fn open_files(&self) -> usize {
-        self.state().open.values().map(|open| open.count).sum()
+        self.state().open.values().map(|open| open.count()).sum()
     }
 
     /// Whether another process has it, too.
@@ -230,16 +250,19 @@ impl Volume {
     }
 
     /// Changes the length of a file.
-    fn resize(&self, _state: &State, file: &OwnedFd, size: u64) -> Result<(), Errno> {
-        let (old, new) = (blocks(size_of(file)?), blocks(size));
-        match new > old {
-            true => self.paid(new - old, || ftruncate(file, size)),
-            false => {
-                ftruncate(file, size)?;
-                self.refund(old - new);
-                Ok(())
+    fn resize(&self, state: &mut State, file: &OwnedFd, size: u64) -> Result<(), Errno> {
+        let inode = fstat(file)?.st_ino;
+        self.change_length(&mut state.open, (inode, file), || {
+            let (old, new) = (blocks(size_of(file)?), blocks(size));
+            match new > old {
+                true => self.paid(new - old, || ftruncate(file, size)),
+                false => {
+                    ftruncate(file, size)?;
+                    self.refund(old - new);
+                    Ok(())
+                }
             }
-        }
+        })
     }
 
     /// Makes a file longer, with room on the disk for all of it.
@@ -252,21 +275,31 @@ impl Volume {
         })
     }
 
-    fn grow(&self, _state: &State, file: &OwnedFd, size: u64) -> Result<u64, Errno> {
-        let old = size_of(file)?;
-        if size > old {
-            self.extend(file, old, size)?;
-        }
-        Ok(size.max(old))
+    fn grow(&self, state: &mut State, inode: u64, file: &OwnedFd, size: u64) -> Result<u64, Errno> {
+        self.change_length(&mut state.open, (inode, file), || {
+            let old = size_of(file)?;
+            if size > old {
+                self.extend(file, old, size)?;
+            }
+            Ok(size.max(old))
+        })
     }
 
-    fn append(&self, _state: &State, file: &OwnedFd, more: u64) -> Result<u64, Errno> {
-        let old = size_of(file)?;
-        let size = old.checked_add(more).ok_or(Errno::FBIG)?;
-        if more > 0 {
-            self.extend(file, old, size)?;
-        }
-        Ok(old)
+    fn append(
+        &self,
+        state: &mut State,
+        inode: u64,
+        file: &OwnedFd,
+        more: u64,
+    ) -> Result<u64, Errno> {
+        self.change_length(&mut state.open, (inode, file), || {
+            let old = size_of(file)?;
+            let size = old.checked_add(more).ok_or(Errno::FBIG)?;
+            if more > 0 {
+                self.extend(file, old, size)?;
+            }
+            Ok(old)
+        })
     }
 }
 
@@ -313,13 +346,20 @@ pub struct VolumeMount {
 
 /// A volume in use by one sandbox.
 pub(super) struct MountedVolume {
+    /// Tells it from all others of this process.
+    number: u64,
     volume: Arc<Volume>,
     access: BoundAccess,
     of_tenant: VolumeShare,
     share: Share,
     listings: Listings,
+    /// What the sandbox is told of lengths, as soon as it has asked for that.
+    pages: OnceLock<Option<Arc<Pages>>>,
     files: Mutex<Files>,
 }
+
+/// Numbers of mounts in this process.
+static LAST_MOUNT: AtomicU64 = AtomicU64::new(0);
 
 /// The files that a sandbox has open.
 #[derive(Default)]
@@ -370,7 +410,8 @@ impl MountedVolume {
         let (volume, access) = (mount.volume.clone(), mount.access);
         let (listings, files) = (Listings::default(), Mutex::default());
         let of_tenant = mount.of_tenant.clone();
-        Self { volume, access, of_tenant, share, listings, files }
+        let (number, pages) = (LAST_MOUNT.fetch_add(1, Relaxed), OnceLock::new());
+        Self { number, volume, access, of_tenant, share, listings, pages, files }
     }
 
     /// The directory of its files, as it is now.
@@ -422,25 +463,38 @@ impl MountedVolume {
             BIND_CLOSE => self.close(a).map(|()| Answer::default()),
             BIND_STATFS => self.statfs(),
             BIND_FSTAT => {
-                let found = encode(&fstat(self.file(a)?)?);
+                let state = self.volume.state();
+                let (inode, file) = self.file(a)?;
+                let mut found = encode(&fstat(&file)?);
+                found.size = Volume::length(&state.open, inode, found.size);
                 Ok(Answer::data(bytes_of(&found).to_vec()))
             }
-            BIND_SYNC => fsync(self.file(a)?).map(|()| Answer::default()),
+            BIND_SYNC => self.sync(a).map(|()| Answer::default()),
             BIND_FTRUNCATE => {
                 self.check_writable()?;
-                let state = self.volume.state();
-                self.volume.resize(&state, &*self.file(a)?, b).map(|()| Answer::default())
+                let mut state = self.volume.state();
+                let (_, file) = self.file(a)?;
+                self.volume.resize(&mut state, &file, b).map(|()| Answer::default())
             }
             VOLUME_GROW => {
                 self.check_writable()?;
-                let state = self.volume.state();
-                number(self.volume.grow(&state, &*self.file(a)?, b)?)
+                let mut state = self.volume.state();
+                let (inode, file) = self.file(a)?;
+                number(self.volume.grow(&mut state, inode, &file, b)?)
             }
             VOLUME_APPEND => {
                 self.check_writable()?;
-                let state = self.volume.state();
-                number(self.volume.append(&state, &*self.file(a)?, b)?)
+                let mut state = self.volume.state();
+                let (inode, file) = self.file(a)?;
+                number(self.volume.append(&mut state, inode, &file, b)?)
             }
+            VOLUME_GRANT => {
+                self.check_writable()?;
+                let mut state = self.volume.state();
+                let (inode, file) = self.file(a)?;
+                number(self.volume.grant(&mut state.open, (inode, &file), self.number, b)?)
+            }
+            VOLUME_LENGTHS => self.lengths(a == 1),
             VOLUME_LOCK_READ => self.lock(a, RecordLock::Read, b, c),
             VOLUME_LOCK_WRITE => self.lock(a, RecordLock::Write, b, c),
             VOLUME_UNLOCK => self.lock(a, RecordLock::None, b, c),
@@ -457,8 +511,30 @@ impl MountedVolume {
 
     /// An open file. Whoever makes it longer has locked the volume's state before, so that it
     /// is not closed meanwhile.
-    fn file(&self, number: u64) -> Result<Arc<OwnedFd>, Errno> {
-        self.files().open.get(&number).map(|open| open.file.clone()).ok_or(Errno::BADF)
+    fn file(&self, number: u64) -> Result<(u64, Arc<OwnedFd>), Errno> {
+        let files = self.files();
+        let open = files.open.get(&number).ok_or(Errno::BADF)?;
+        Ok((open.inode, open.file.clone()))
+    }
+
+    fn sync(&self, handle: u64) -> Result<(), Errno> {
+        let (inode, file) = self.file(handle)?;
+        // After a power failure nobody knows which bytes were granted only.
+        self.volume.settle_one(&mut self.volume.state().open, inode)?;
+        fsync(file)
+    }
+
+    /// A page that tells of lengths: the sandbox' own, or the host's.
+    fn lengths(&self, is_of_sandbox: bool) -> Result<Answer, Errno> {
+        let lengths = self.volume.lengths.as_ref().ok_or(Errno::OPNOTSUPP)?;
+        let make = || {
+            self.volume.watch_lengths().ok()?;
+            // On a full disk the sandbox asks.
+            Pages::new(&lengths.directory).ok()
+        };
+        let pages = self.pages.get_or_init(make).as_ref().ok_or(Errno::OPNOTSUPP)?;
+        let descriptor = pages.descriptor(is_of_sandbox).map_err(|_| Errno::MFILE)?;
+        Ok(Answer::file(descriptor, Vec::new()))
     }
 
     /// Requests about names, whose cost is counted.
@@ -466,7 +542,17 @@ impl MountedVolume {
         let bound = self.bound();
         let serve = |request: &BindRequest| bound.serve(request, tail);
         match request.operation {
-            BIND_STAT | BIND_READLINK | BIND_UTIMES => serve(request),
+            BIND_STAT => {
+                let mut found = self.stat(tail)?;
+                let state = self.volume.state();
+                if state.open.contains_key(&found.inode) {
+                    // Nobody cuts it meanwhile.
+                    found = self.stat(tail)?;
+                    found.size = Volume::length(&state.open, found.inode, found.size);
+                }
+                Ok(bytes_of(&found).to_vec())
+            }
+            BIND_READLINK | BIND_UTIMES => serve(request),
             BIND_LIST => {
                 let of_tenant = &self.of_tenant.listings;
                 self.listings.page(bound.directory(), tail, request.a, of_tenant)
@@ -506,9 +592,9 @@ impl MountedVolume {
             BIND_TRUNCATE => {
                 self.check_writable()?;
                 // Held before it is opened: meanwhile nobody removes it.
-                let state = self.volume.state();
+                let mut state = self.volume.state();
                 let (file, _) = bound.directory().open_regular(tail, OFlags::RDWR)?;
-                self.volume.resize(&state, &file, request.a).map(|()| Vec::new())
+                self.volume.resize(&mut state, &file, request.a).map(|()| Vec::new())
             }
             _ => Err(Errno::NOSYS),
         }
@@ -599,13 +685,15 @@ impl MountedVolume {
         };
         let found = fstat(&file)?;
         let given = file.try_clone().map_err(|_| Errno::MFILE)?;
-        state.open.entry(found.st_ino).or_default().count += 1;
+        let inode = found.st_ino;
+        let pages = self.pages.get().and_then(Option::as_ref);
+        let place = self.volume.add_user(&mut state.open, (inode, &file), self.number, pages)?;
+        let size = Volume::length(&state.open, inode, size_of(&file)?);
         let mut files = self.files();
         files.last += 1;
         let handle = files.last;
-        let inode = found.st_ino;
         files.open.insert(handle, OpenFile { file: Arc::new(file), inode, _places: places });
-        let opened = OpenedVolumeFile { handle, inode, size: found.st_size as u64 };
+        let opened = OpenedVolumeFile { handle, inode, size, place };
         Ok(Answer::file(given, bytes_of(&opened).to_vec()))
     }
 
@@ -629,13 +717,8 @@ impl MountedVolume {
         if !files.open.values().any(|other| other.inode == inode) {
             files.locks.remove(&inode);
         }
-        let Some(open) = state.open.get_mut(&inode) else { return Ok(()) };
-        open.count -= 1;
-        if open.count > 0 {
-            return Ok(());
-        }
-        let is_orphan = open.is_orphan;
-        state.open.remove(&inode);
+        let known = self.volume.remove_user(&mut state.open, (inode, &file), self.number);
+        let Some(known) = known else { return Ok(()) };
         let found = fstat(&file)?;
         let outcome = match found.st_nlink {
             // A sandbox that has kept the descriptor keeps nothing on the disk with it. The
@@ -643,7 +726,7 @@ impl MountedVolume {
             0 => open_again(&file, OFlags::RDWR).and_then(|file| ftruncate(file, 0)),
             _ => Ok(()),
         };
-        if is_orphan {
+        if known.is_orphan {
             self.volume.refund(blocks(found.st_size as u64));
         }
         outcome
@@ -693,10 +776,15 @@ impl MountedVolume {
     }
 
     fn lock(&self, handle: u64, kind: RecordLock, start: u64, len: u64) -> Result<Answer, Errno> {
-        self.with_locks(handle, |locks| {
-            locks.set(kind, start, len)?;
-            number(size_of(&locks.file)?)
-        })
+        self.with_locks(handle, |locks| locks.set(kind, start, len))?;
+        self.length(handle)
+    }
+
+    /// Bytes of an open file.
+    fn length(&self, handle: u64) -> Result<Answer, Errno> {
+        let state = self.volume.state();
+        let (inode, file) = self.file(handle)?;
+        number(Volume::length(&state.open, inode, size_of(&file)?))
     }
 
     fn test_lock(&self, handle: u64, start: u64, write: u64, tail: &[u8]) -> Result<Answer, Errno> {
@@ -716,15 +804,14 @@ impl MountedVolume {
             8 => FlockOperation::Unlock,
             _ => return Err(Errno::INVAL),
         };
-        self.with_locks(handle, |locks| {
-            flock(&locks.file, operation)?;
-            number(size_of(&locks.file)?)
-        })
+        self.with_locks(handle, |locks| flock(&locks.file, operation))?;
+        self.length(handle)
     }
 }
 
 impl Drop for MountedVolume {
     fn drop(&mut self) {
+        self.pages.get().and_then(Option::as_ref).into_iter().for_each(|pages| pages.end());
         let open: Vec<u64> = self.files().open.keys().copied().collect();
         for handle in open {
             // A failure leaves bytes counted, which the next who counts finds.

@@ -7,6 +7,7 @@
 //! volumes ([`volume`]).
 
 mod file;
+mod lengths;
 mod node;
 mod volume;
 

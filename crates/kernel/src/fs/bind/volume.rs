@@ -1,9 +1,9 @@
 //! Open regular files of volumes.
 //!
 //! The host opens a file and hands its descriptor in. The kernel reads from it and maps it; no
-//! byte travels in a message. What makes a file longer, and what other sandboxes have to
-//! know of (locks), is a request. A copy of a frozen program opens the file again by its
-//! name, when it first uses it.
+//! byte travels in a message. What makes a file longer on the host, and what other sandboxes have to
+//! know of (locks), is a request. How long a file is, the kernel mostly knows ([`lengths`]). A copy of a
+//! frozen program opens the file again by its name, when it first uses it.
 
 use alloc::string::String;
 use alloc::sync::Arc;
@@ -12,6 +12,7 @@ use core::ops::Range as Span;
 
 use thaw_abi::bind::*;
 
+use super::lengths::{self, Known};
 use super::node::Handle;
 use super::{Bind, BoundNode, parse};
 use crate::errno::{Errno, Result};
@@ -22,7 +23,7 @@ use crate::fs::overlay::device_number;
 use crate::fs::writing;
 use crate::io::{Sink, Source};
 use crate::mm::backing::{MmapSource, UpperPages};
-use crate::mm::file_parts::{self, Lost};
+use crate::mm::file_parts::{self, Lost, Parts};
 use crate::mm::shared::Placed;
 use crate::platform::machine::{HostFd, HostFiles, Machine, Memory, PROT_WRITE, Sharing};
 use crate::platform::memory::GuestRange;
@@ -31,6 +32,12 @@ use crate::sync::KernelCell;
 
 /// How often a write looks again how long a file is that another sandbox makes shorter.
 const LOOKS_MAX: u32 = 8;
+/// Reads of an open file after which it is read through mappings: one that is read once costs less
+/// without.
+const READS_BEFORE_MAPPING: u32 = 4;
+/// Bytes of a read that goes through a mapping, at most. The host copies longer ones as fast, and
+/// reads ahead from disk.
+const MAPPED_READ_MAX: u64 = 64 << 10;
 
 /// Bytes of a shared mapping that a fault maps at most, aligned as one table of pages of the
 /// processor is. A fault behind what the file had maps its window anew, so that larger ones would
@@ -45,23 +52,31 @@ pub struct Opened {
     fd: i32,
     handle: Handle,
     inode: u64,
+    /// Its place among the [`lengths`], from 1 on; 0: none.
+    place: u64,
 }
 
 impl Opened {
     /// Opens a file, or makes it.
     pub fn open(bind: &Bind, flags: u64, permissions: u64, path: &[u8]) -> Result<Self> {
+        // Only who has it gets places in it.
+        let are_lengths_known = lengths::are_known(bind);
         let (fd, reply) = bind.ask_for_file(BIND_OPEN, [flags, permissions, 0], path)?;
-        let known: OpenedVolumeFile = match reply.get(..size_of::<OpenedVolumeFile>()) {
-            Some(bytes) => bytemuck::pod_read_unaligned(bytes),
-            None => return Err(Errno::EIO),
-        };
+        let known = parse_opened(&reply)?;
         bind.set_size(known.inode, known.size);
         Ok(Self {
             number: file_parts::new_number(),
             fd: fd.0,
             handle: Handle::new(known.handle),
             inode: known.inode,
+            place: if are_lengths_known { known.place } else { 0 },
         })
+    }
+
+    /// What is known of its length without a question.
+    fn known(&self, bind: &Bind) -> Option<Known> {
+        let has_place = self.place > 0 && self.is_of_this_boot();
+        has_place.then(|| Known::new(bind, self.place)).flatten()
     }
 
     fn is_of_this_boot(&self) -> bool {
@@ -79,6 +94,16 @@ impl Opened {
     }
 }
 
+fn parse_opened(reply: &[u8]) -> Result<OpenedVolumeFile> {
+    /// What a host of before says.
+    const HEAD: usize = core::mem::offset_of!(OpenedVolumeFile, place);
+    let mut known = OpenedVolumeFile::default();
+    let len = reply.len().min(size_of_val(&known));
+    let given = reply.get(..len).filter(|given| given.len() >= HEAD).ok_or(Errno::EIO)?;
+    bytemuck::bytes_of_mut(&mut known)[..len].copy_from_slice(given);
+    Ok(known)
+}
+
 /// An open regular file of a volume.
 pub struct VolumeFile {
     pages: Arc<VolumePages>,
@@ -91,6 +116,8 @@ struct VolumePages {
     inode: u64,
     /// `Err`: it could not be opened again in the boot of this generation.
     opened: KernelCell<core::result::Result<Opened, (u64, Errno)>>,
+    /// Reads until it is read through mappings.
+    reads_left: KernelCell<u32>,
 }
 
 impl VolumeFile {
@@ -98,7 +125,8 @@ impl VolumeFile {
         let inode = opened.inode;
         node.open.borrow_mut().push(opened.handle);
         let opened = KernelCell::new(Ok(opened));
-        Self { pages: Arc::new(VolumePages { node, writable, inode, opened }) }
+        let reads_left = KernelCell::new(READS_BEFORE_MAPPING);
+        Self { pages: Arc::new(VolumePages { node, writable, inode, opened, reads_left }) }
     }
 }
 
@@ -149,17 +177,66 @@ impl VolumePages {
         self.bind().ask_number(operation, [handle, b, c], &[])
     }
 
-    /// Bytes of the file as the host knows them now.
+    fn parts(&self, opened: &Opened) -> Parts {
+        Parts { number: opened.number, fd: opened.fd, is_writable: self.writable }
+    }
+
+    /// Bytes of the file now.
     fn look(&self) -> Result<u64> {
-        let handle = self.opened()?.handle.number;
-        let found = parse(&self.bind().ask(BIND_FSTAT, [handle, 0, 0], &[])?)?;
+        let opened = self.opened()?;
+        if let Some(length) = opened.known(self.bind()).and_then(Known::length) {
+            return Ok(length);
+        }
+        let found = parse(&self.bind().ask(BIND_FSTAT, [opened.handle.number, 0, 0], &[])?)?;
         self.bind().set_size(self.inode, found.size);
         Ok(found.size)
     }
 
+    /// Bytes of the file as they are known without a question.
+    fn size(&self) -> u64 {
+        self.known_length().ok().flatten().unwrap_or_else(|| self.bind().size(self.inode))
+    }
+
+    /// Bytes of the file, if that is known for sure without a question.
+    fn known_length(&self) -> Result<Option<u64>> {
+        Ok(self.opened()?.known(self.bind()).and_then(Known::length))
+    }
+
+    fn read(&self, sink: &mut Sink<'_>, offset: u64) -> Result<usize> {
+        let opened = self.opened()?;
+        let wanted = sink.remaining() as u64;
+        let known = opened.known(self.bind());
+        let Some(length) = known.and_then(Known::length) else {
+            return self.read_by_host(sink, offset, wanted);
+        };
+        let len = length.saturating_sub(offset).min(wanted);
+        let mut done = 0;
+        if len <= MAPPED_READ_MAX && self.is_read_often() {
+            done = self.parts(&opened).read(sink, offset, len) as u64;
+        }
+        match done < len {
+            false => Ok(done as usize),
+            true => match self.read_by_host(sink, offset + done, len - done) {
+                Ok(more) => Ok(done as usize + more),
+                Err(error) if done == 0 => Err(error),
+                Err(_) => Ok(done as usize),
+            },
+        }
+    }
+
+    fn is_read_often(&self) -> bool {
+        let mut left = self.reads_left.borrow_mut();
+        *left = left.saturating_sub(1);
+        *left == 0
+    }
+
+    fn read_by_host(&self, sink: &mut Sink<'_>, offset: u64, len: u64) -> Result<usize> {
+        host_file::read_file(|| Ok(HostFd::new(self.opened()?.fd)), sink, offset, len as usize)
+    }
+
     /// Bytes that can be written from `offset` on, of `wanted`; makes the file longer.
     fn room(&self, offset: u64, wanted: u64) -> Result<u64> {
-        let size = self.bind().size(self.inode);
+        let size = self.size();
         let end = offset.checked_add(wanted).ok_or(Errno::EFBIG)?;
         if end <= size {
             return Ok(wanted);
@@ -187,22 +264,88 @@ impl VolumePages {
         Ok(done)
     }
 
+    /// Writes at the end, wherever that is by then: where the bytes are, and how many.
+    fn append(&self, source: &mut Source<'_>) -> Result<(u64, usize)> {
+        if let Some((at, written)) = self.write_by_delegation(source, None)? {
+            return match written {
+                Ok(count) => Ok((at, count)),
+                Err(lost) => Err(reason(lost)),
+            };
+        }
+        let wanted = source.remaining() as u64;
+        let at = self.ask_number(VOLUME_APPEND, wanted, 0)?;
+        self.bind().set_size(self.inode, at + wanted);
+        limit(source, at)?;
+        self.write(source, at).map(|count| (at, count))
+    }
+
     fn write_some(&self, source: &mut Source<'_>, offset: u64, looks: &mut u32) -> Result<usize> {
-        let opened = self.opened()?;
-        let room = self.room(offset, source.remaining() as u64)?;
-        match file_parts::write(opened.number, HostFd::new(opened.fd), source, offset, room) {
+        let written = match self.write_by_delegation(source, Some(offset))? {
+            Some((_, written)) => written,
+            None => {
+                let room = self.room(offset, source.remaining() as u64)?;
+                source.touch();
+                self.parts(&self.opened()?).write(source, offset, room)
+            }
+        };
+        match written {
             Ok(count) => Ok(count),
-            Err(Lost::Source) => Err(Errno::EFAULT),
-            Err(Lost::Host(error)) => Err(error),
-            Err(Lost::File) => {
+            Err(Lost::File) if *looks < LOOKS_MAX && self.look()? <= offset => {
                 *looks += 1;
-                if *looks > LOOKS_MAX || self.look()? > offset {
-                    // It is there and cannot be written to: there is no room for a hole's bytes.
-                    return Err(Errno::ENOSPC);
-                }
                 Ok(0)
             }
+            Err(lost) => Err(reason(lost)),
         }
+    }
+
+    /// Writes at `offset`, or at the end, by the delegation of the file's length; where the bytes are
+    /// then, and how many. `None`: the length is not delegated.
+    fn write_by_delegation(
+        &self,
+        source: &mut Source<'_>,
+        offset: Option<u64>,
+    ) -> Result<Option<(u64, core::result::Result<usize, Lost>)>> {
+        let opened = self.opened()?;
+        let Some(known) = opened.known(self.bind()) else { return Ok(None) };
+        let Some(mut granted) = known.granted() else { return Ok(None) };
+        let at = offset.or_else(|| known.length()).unwrap_or_default();
+        if offset.is_none() {
+            limit(source, at)?;
+        }
+        let end = at.checked_add(source.remaining() as u64).ok_or(Errno::EFBIG)?;
+        if end > granted {
+            granted = match self.ask_number(VOLUME_GRANT, end, 0) {
+                Ok(granted) => granted,
+                Err(Errno::EAGAIN) => return Ok(None),
+                // What is there already can be written.
+                Err(_) if at < granted => granted,
+                Err(error) => return Err(error),
+            };
+        }
+        let parts = self.parts(&opened);
+        source.touch();
+        Ok(known.write(|length, now_granted| {
+            let at = offset.unwrap_or(length);
+            let room = granted.min(now_granted).saturating_sub(at);
+            let written = parts.write(source, at, room);
+            (written.map_or(0, |count| at + count as u64), (at, written))
+        }))
+    }
+}
+
+/// Has a write at `offset` keep to what the process may write.
+fn limit(source: &mut Source<'_>, offset: u64) -> Result<()> {
+    let room = writing::room(offset, source.remaining() as u64)?;
+    source.limit(usize::try_from(room).unwrap_or(usize::MAX));
+    Ok(())
+}
+
+fn reason(lost: Lost) -> Errno {
+    match lost {
+        Lost::Source => Errno::EFAULT,
+        // It is there and cannot be written to: there is no room for a hole's bytes.
+        Lost::File => Errno::ENOSPC,
+        Lost::Host(error) => error,
     }
 }
 
@@ -217,31 +360,19 @@ impl Drop for VolumePages {
 
 impl File for VolumeFile {
     fn read(&self, sink: &mut Sink<'_>, offset: u64) -> Result<usize> {
-        let wanted = sink.remaining();
-        let fd = || Ok(HostFd::new(self.pages.opened()?.fd));
-        host_file::read_file(fd, sink, offset, wanted)
+        self.pages.read(sink, offset)
     }
 
     fn write(&self, source: &mut Source<'_>, offset: u64) -> Result<usize> {
         if source.remaining() == 0 {
             return Ok(0);
         }
-        let room = writing::room(offset, source.remaining() as u64)?;
-        source.limit(usize::try_from(room).unwrap_or(usize::MAX));
+        limit(source, offset)?;
         self.pages.write(source, offset)
     }
 
     fn append(&self, source: &mut Source<'_>) -> Option<Result<(u64, usize)>> {
-        let wanted = source.remaining() as u64;
-        if wanted == 0 {
-            return None;
-        }
-        let at = match self.pages.ask_number(VOLUME_APPEND, wanted, 0) {
-            Ok(at) => at,
-            Err(error) => return Some(Err(error)),
-        };
-        self.pages.bind().set_size(self.pages.inode, at + wanted);
-        Some(self.write(source, at).map(|count| (at, count)))
+        (source.remaining() > 0).then(|| self.pages.append(source))
     }
 
     fn seekable(&self) -> bool {
@@ -286,8 +417,9 @@ impl UpperPages for VolumePages {
     }
 
     fn read_at(&self, sink: &mut Sink<'_>, offset: u64) -> Result<usize> {
-        let wanted = sink.remaining();
-        host_file::read_file(|| Ok(HostFd::new(self.opened()?.fd)), sink, offset, wanted)
+        // The host's file may be longer than the length that is delegated.
+        let left = self.known_length()?.unwrap_or(u64::MAX).saturating_sub(offset);
+        self.read_by_host(sink, offset, left.min(sink.remaining() as u64))
     }
 
     fn write_at(&self, source: &mut Source<'_>, offset: u64) -> Result<usize> {
@@ -313,13 +445,13 @@ impl UpperPages for VolumePages {
             page.checked_mul(4096).ok_or(Errno::EINVAL)
         };
         let offset = offset_of(address)?;
-        if offset >= self.bind().size(self.inode) && offset >= self.look()? {
+        if offset >= self.size() && offset >= self.look()? {
             return Ok(None);
         }
         if prot & PROT_WRITE != 0 && !self.writable {
             return Err(Errno::EACCES);
         }
-        let pages = self.bind().size(self.inode).div_ceil(4096).saturating_sub(first);
+        let pages = self.size().div_ceil(4096).saturating_sub(first);
         let around = window(address, &room, pages);
         let range = GuestRange::new(around.start, around.end - around.start)?;
         let offset = offset_of(around.start)?;

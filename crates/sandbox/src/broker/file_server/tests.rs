@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::broker::volume::VolumeMount;
-use crate::broker::{BoundAccess, ClosedVolume, FileNumbers, HostDirectory, VolumeShare};
+use crate::broker::{BoundAccess, ClosedVolume, FileNumbers, HostDirectory, OwnFiles, VolumeShare};
 use std::fs::{self, File};
 use std::thread;
 use thaw_abi::bind::{
@@ -69,7 +69,8 @@ impl Guest {
             options.open(all.path().join(name)).unwrap()
         };
         let numbers = FileNumbers::default();
-        let volume = Volume::open(&files, own("usage"), own("users"), 1 << 20, numbers).unwrap();
+        let own = OwnFiles { usage: own("usage"), users: own("users"), lengths: None };
+        let volume = Volume::open(&files, own, 1 << 20, numbers).unwrap();
         let volume = Arc::new(volume);
         let mount = VolumeMount {
             volume: volume.clone(),

@@ -25,16 +25,19 @@ pub struct ClosedVolume {
 impl ClosedVolume {
     /// Closes a volume when all requests that are under way are done.
     ///
+    /// Files are as long then as their users say.
+    ///
     /// # Errors
-    /// They are not by then, or it is closed.
+    /// They are not by then, it is closed, or a file cannot be cut.
     pub fn close(volume: &Arc<Volume>, until: Instant) -> io::Result<Self> {
-        match volume.gate.close(until) {
-            true => Ok(Self { volume: volume.clone(), former: None }),
-            false => Err(io::Error::new(
-                io::ErrorKind::TimedOut,
-                "a request of a program takes too long; try again",
-            )),
+        if !volume.gate.close(until) {
+            let reason = "a request of a program takes too long; try again";
+            return Err(io::Error::new(io::ErrorKind::TimedOut, reason));
         }
+        // Opens the gate again if it is dropped.
+        let closed = Self { volume: volume.clone(), former: None };
+        volume.settle(&mut volume.state().open)?;
+        Ok(closed)
     }
 
     /// The volume.

@@ -1,5 +1,7 @@
 //! Volumes, as a hostile sandbox asks for them.
 
+mod delegated;
+
 use super::limits::{LISTING_MAX, OPEN_MAX, RANGES_MAX, Shared};
 use super::tree::DEPTH_MAX;
 use super::*;
@@ -21,16 +23,8 @@ impl Tree {
         let all = tempfile::tempdir().unwrap();
         fs::create_dir(all.path().join("files")).unwrap();
         fs::write(all.path().join("secret"), "secret").unwrap();
-        let own = |name: &str| {
-            let mut options = File::options();
-            options.read(true).write(true).create(true).truncate(false);
-            options.open(all.path().join(name)).unwrap()
-        };
-        let files = all.path().join("files");
-        let volume =
-            Volume::open(&files, own("usage"), own("users"), quota, FileNumbers::default())
-                .unwrap();
-        Self { volume: Arc::new(volume), of_tenant, all }
+        let volume = Arc::new(open_volume(&all, quota).unwrap());
+        Self { volume, of_tenant, all }
     }
 
     fn mount(&self, access: BoundAccess) -> MountedVolume {
@@ -50,6 +44,18 @@ impl Tree {
     fn used(&self) -> u64 {
         self.volume.usage().unwrap().0
     }
+}
+
+/// Opens a volume by descriptions of its own, as each process does.
+fn open_volume(all: &tempfile::TempDir, quota: u64) -> io::Result<Volume> {
+    let own = |name: &str| {
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(false);
+        options.open(all.path().join(name)).unwrap()
+    };
+    let lengths = Some(all.path().join("lengths"));
+    let own = OwnFiles { usage: own("usage"), users: own("users"), lengths };
+    Volume::open(&all.path().join("files"), own, quota, FileNumbers::default())
 }
 
 fn ask(
@@ -506,12 +512,8 @@ fn a_copy_at_rest_has_bounds() {
 fn another_process_that_has_a_volume_is_found() {
     let tree = Tree::new(1 << 20);
     assert!(!tree.volume.is_used_elsewhere().unwrap());
-    let own = |name: &str| {
-        File::options().read(true).write(true).open(tree.all.path().join(name)).unwrap()
-    };
-    // As another process has it: by descriptions of its own.
-    let other =
-        Volume::open(&tree.path(""), own("usage"), own("users"), 1 << 20, FileNumbers::default());
+    // As another process has it.
+    let other = open_volume(&tree.all, 1 << 20);
     let other = other.unwrap();
     assert!(tree.volume.is_used_elsewhere().unwrap() && other.is_used_elsewhere().unwrap());
     drop(other);

@@ -1,12 +1,14 @@
 //! What lies in a volume, counted by descriptors: no path is too long for that.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::CStr;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, openat, statat};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ftruncate, openat, statat};
 use rustix::io::Errno;
 
+use super::lengths::Cut;
 use super::{NAME_COST, content};
 
 /// Deepest directory that a volume has: the root has depth 0.
@@ -63,6 +65,48 @@ impl Count {
         }
         Ok(())
     }
+}
+
+/// Cuts regular files below `root`, by inode number, and takes out what is cut. One that is longer than
+/// was granted, or shorter, was changed by somebody else since.
+pub(super) fn cut(root: BorrowedFd<'_>, cuts: &mut HashMap<u64, Cut>) -> io::Result<()> {
+    Ok(cut_below(&directory_in(root, c".")?, 0, cuts)?)
+}
+
+fn cut_below(
+    directory: &OwnedFd,
+    depth: usize,
+    cuts: &mut HashMap<u64, Cut>,
+) -> Result<(), Errno> {
+    if depth > DEPTH_MAX {
+        return Err(Errno::NAMETOOLONG);
+    }
+    for entry in Dir::read_from(directory)? {
+        if cuts.is_empty() {
+            return Ok(());
+        }
+        let entry = entry?;
+        let name = entry.file_name();
+        if !is_name(name) {
+            continue;
+        }
+        let found = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        match FileType::from_raw_mode(found.st_mode) {
+            FileType::Directory => {
+                cut_below(&directory_in(directory.as_fd(), name)?, depth + 1, cuts)?;
+            }
+            FileType::RegularFile => {
+                let Some(cut) = cuts.remove(&found.st_ino) else { continue };
+                let size = found.st_size as u64;
+                if size > cut.length && size <= cut.granted {
+                    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                    ftruncate(openat(directory, name, flags, Mode::empty())?, cut.length)?;
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// Depth of what has the name `path`.

@@ -1,0 +1,115 @@
+//! How long files of volumes are, without a question to the host ([`LengthsPage`]).
+//!
+//! The host says how long a file is that others have open, too. As long as a sandbox alone has it open,
+//! its length is *delegated*: the kernel says how long it is, and may write
+//! behind its end as far as the host has granted
+//! ([decisions/0069](../../../../../docs/decisions/0069-lengths-of-files-are-delegated.md)).
+
+use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use core::sync::atomic::{AtomicU64, fence};
+
+use thaw_abi::bind::{EndsPage, FileLength, LENGTH_UNKNOWN, VOLUME_LENGTHS};
+use thaw_abi::layout::LENGTHS_MOUNTS;
+
+use super::Bind;
+use crate::platform::boot_area::{ENDS, LENGTHS, of_process};
+use crate::platform::machine::{HostFd, HostFiles, Machine, PROT_READ, PROT_WRITE};
+use crate::platform::memory::store_in_file;
+use crate::state::OfBoot;
+use crate::sync::KernelCell;
+
+/// What the host has given, by number of the mount: lengths and ends. `Some` of none: it gives none
+/// in this boot.
+static GIVEN: KernelCell<[Option<OfBoot<Option<[HostFd; 2]>>>; LENGTHS_MOUNTS]> =
+    KernelCell::new([const { None }; LENGTHS_MOUNTS]);
+
+/// Whether the lengths of a volume's files are told. The host is asked once in a boot.
+pub fn are_known(bind: &Bind) -> bool {
+    let mount = bind.mount as usize;
+    let Some(bit) = 1_u64.checked_shl(bind.mount) else { return false };
+    if of_process().lengths.load(Relaxed) & bit != 0 {
+        return true;
+    }
+    let Some([lengths, ends]) = given(bind) else { return false };
+    let mapped = LENGTHS
+        .map_to_file(mount, lengths, PROT_READ)
+        .and_then(|()| ENDS.map_to_file(mount, ends, PROT_READ | PROT_WRITE));
+    if mapped.is_ok() {
+        of_process().lengths.fetch_or(bit, Relaxed);
+    }
+    mapped.is_ok()
+}
+
+fn given(bind: &Bind) -> Option<[HostFd; 2]> {
+    let mount = bind.mount as usize;
+    let known = GIVEN.borrow_mut()[mount].as_ref().and_then(|given| given.get().copied());
+    known.unwrap_or_else(|| {
+        let ask = |which| bind.ask_for_file(VOLUME_LENGTHS, [which, 0, 0], &[]).map(|(fd, _)| fd);
+        let given = ask(0).ok().and_then(|lengths| match ask(1) {
+            Ok(ends) => Some([lengths, ends]),
+            Err(_) => {
+                Machine::close(lengths);
+                None
+            }
+        });
+        GIVEN.borrow_mut()[mount] = Some(OfBoot::new(given));
+        given
+    })
+}
+
+/// What the host and the kernel tell each other of one open file.
+#[derive(Clone, Copy)]
+pub struct Known {
+    file: &'static FileLength,
+    ends: &'static EndsPage,
+    end: &'static AtomicU64,
+}
+
+impl Known {
+    /// The file of a volume in this place, from 1 on.
+    pub fn new(bind: &Bind, place: u64) -> Option<Self> {
+        let index = usize::try_from(place).ok()?.checked_sub(1)?;
+        if !are_known(bind) {
+            return None;
+        }
+        let ends = ENDS.cell(bind.mount as usize);
+        let file = LENGTHS.cell(bind.mount as usize).files.get(index)?;
+        Some(Self { file, ends, end: ends.ends.get(index)? })
+    }
+
+    fn is_delegated(self) -> bool {
+        self.file.delegated.load(SeqCst) == 1
+    }
+
+    /// Bytes of the file; `None`: the host has to be asked.
+    pub fn length(self) -> Option<u64> {
+        if self.is_delegated() {
+            return Some(self.end.load(Relaxed));
+        }
+        Some(self.file.length.load(Acquire)).filter(|&length| length != LENGTH_UNKNOWN)
+    }
+
+    /// Bytes up to which the file may be written by a delegation; `None`: there is none.
+    pub fn granted(self) -> Option<u64> {
+        self.is_delegated().then(|| self.file.granted.load(Acquire))
+    }
+
+    /// Writes by the delegation: `write` gets where the file ends now, and where it may end, and
+    /// says where its bytes end, and what else there is to say. It asks the host nothing. `None`:
+    /// there is no delegation any more, or no room to say so.
+    pub fn write<T>(self, write: impl FnOnce(u64, u64) -> (u64, T)) -> Option<T> {
+        store_in_file(&self.ends.busy, 1).ok()?;
+        // The host stores 0 there before it looks whether this is busy.
+        fence(SeqCst);
+        let outcome = self.is_delegated().then(|| {
+            let length = self.end.load(Relaxed);
+            let (end, outcome) = write(length, self.file.granted.load(Acquire));
+            let is_said = end <= length || store_in_file(self.end, end).is_ok();
+            is_said.then_some(outcome)
+        });
+        fence(SeqCst);
+        // It could be stored before.
+        let _ = store_in_file(&self.ends.busy, 0);
+        outcome.flatten()
+    }
+}
