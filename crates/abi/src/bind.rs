@@ -115,6 +115,13 @@ pub const VOLUME_LENGTHS: u32 = 78;
 /// byte `b`. Reply: [`FileLength::granted`], a `u64`. `EAGAIN`: its length is not delegated any more.
 pub const VOLUME_GRANT: u32 = 79;
 
+/// Write the tail, at most [`BIND_WRITE_MAX`] bytes, to open file `a` at `b`, or at its end if `b` is
+/// [`VOLUME_END`]. Whoever sees that the file is longer sees these bytes. Reply: where they are, a
+/// `u64`.
+pub const VOLUME_WRITE: u32 = 80;
+/// See [`VOLUME_WRITE`].
+pub const VOLUME_END: u64 = u64::MAX;
+
 /// How long a file of a volume is that a sandbox has open. Stored by the host.
 ///
 /// As long as the length is *delegated*, no other sandbox has the file open, and this one alone says how

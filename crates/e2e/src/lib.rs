@@ -20,6 +20,7 @@ mod runtime;
 mod sdk;
 mod skip;
 mod user;
+mod volume_function;
 
 pub use apart::{Apart, Background, setting, unit};
 pub use binary::{build_directory, changed_kernel, kernel_symbol, repository, thaw, thaw_binary};
@@ -48,3 +49,4 @@ pub use sdk::{
 };
 pub use skip::{has_controller, skip};
 pub use user::User;
+pub use volume_function::{VolumeFunction, ask_volume};

@@ -6,39 +6,12 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
-use thaw_e2e::{Daemon, DaemonOptions, Outcome, built_home, post, repository, request, run, thaw};
-
-/// A function that runs what it is sent, as tests/guest/functions/volumes.py says.
-#[derive(Clone, Copy)]
-struct Function<'a> {
-    name: &'a str,
-    /// Top-level keys of thaw.toml.
-    keys: &'a str,
-    /// `[[volumes]]`.
-    volumes: &'a str,
-    /// Python code that it runs before it is frozen.
-    at_start: &'a str,
-}
+use thaw_e2e::{
+    Daemon, DaemonOptions, Outcome, VolumeFunction as Function, ask_volume as ask, built_home,
+    post, request, run, thaw,
+};
 
 const DATA: &str = "[[volumes]]\nname = \"data\"\npath = \"/data\"\nsize = \"8MiB\"\n";
-
-impl Function<'_> {
-    fn build(&self, home: &Path) -> Outcome {
-        let directory = tempfile::tempdir().expect("a directory");
-        let program = repository().join("tests/guest/functions/volumes.py");
-        fs::copy(program, directory.path().join("app.py")).expect("a copy");
-        let Self { name, keys, volumes, at_start } = self;
-        let text = format!(
-            "name = \"{name}\"\ncommand = [\"python3\", \"app.py\"]\nport = 8080\n\
-             files = [\"app.py\"]\n{keys}\nenv = {{ AT_START = '''{at_start}''' }}\n{volumes}\n\
-             [runtime]\nkind = \"python3\"\ninterpreter = \"/usr/bin/python3\"\n"
-        );
-        fs::write(directory.path().join("thaw.toml"), text).expect("thaw.toml");
-        let mut build = thaw();
-        build.env("THAW_HOME", home).args(["build", "--quiet", "--weak-limits"]);
-        run(build.arg(directory.path()))
-    }
-}
 
 fn command(home: &Path, arguments: &[&str]) -> Outcome {
     run(thaw().env("THAW_HOME", home).args(arguments))
@@ -49,14 +22,6 @@ fn answer(gateway: SocketAddr, function: &str, code: &str) -> Value {
     let response = post(gateway, function, "/", code.as_bytes());
     assert_eq!(response.status, 200, "{code}: {}", response.text());
     response.json()
-}
-
-/// Has a copy run some code, which must not fail; what it has left in `result`.
-#[track_caller]
-fn ask(daemon: &Daemon, function: &str, code: &str) -> Value {
-    let answer = answer(daemon.gateway(), function, code);
-    assert_eq!(answer.get("error"), None, "{code}: {answer}");
-    answer["result"].clone()
 }
 
 fn files_of(home: &Path, volume: &str) -> PathBuf {

@@ -7,25 +7,16 @@ use std::process::{Child, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 use thaw_e2e::{
-    Daemon, DaemonOptions, Outcome, built_home, get, post, repository, run, thaw, wait_until,
+    Daemon, DaemonOptions, Outcome, VolumeFunction, ask_volume as ask, built_home, get, repository,
+    run, thaw, wait_until,
 };
 
 const DATA: &str = "[[volumes]]\nname = \"data\"\npath = \"/data\"\nsize = \"128MiB\"\n";
 
-/// Builds a function of a Python program that runs what it is sent.
+/// Builds a function whose instances answer many requests.
 fn build(home: &Path, name: &str, keys: &str, volumes: &str) {
-    let directory = tempfile::tempdir().expect("a directory");
-    let program = repository().join("tests/guest/functions/volumes.py");
-    fs::copy(program, directory.path().join("app.py")).expect("a copy");
-    let text = format!(
-        "name = \"{name}\"\ncommand = [\"python3\", \"app.py\"]\nport = 8080\n\
-         files = [\"app.py\"]\nisolation = \"instance\"\n{keys}\n{volumes}\n\
-         [runtime]\nkind = \"python3\"\ninterpreter = \"/usr/bin/python3\"\n"
-    );
-    fs::write(directory.path().join("thaw.toml"), text).expect("thaw.toml");
-    let mut build = thaw();
-    build.env("THAW_HOME", home).args(["build", "--quiet", "--weak-limits"]);
-    run(build.arg(directory.path())).success();
+    let keys = format!("isolation = \"instance\"\n{keys}");
+    VolumeFunction { name, keys: &keys, volumes, at_start: "" }.build(home).success();
 }
 
 /// A home in which `shop` has volume `data`.
@@ -45,15 +36,6 @@ fn others(home: &Path, keys: &str) {
 
 fn command(home: &Path, arguments: &[&str]) -> Outcome {
     run(thaw().env("THAW_HOME", home).args(arguments))
-}
-
-#[track_caller]
-fn ask(daemon: &Daemon, function: &str, code: &str) -> Value {
-    let response = post(daemon.gateway(), function, "/", code.as_bytes());
-    assert_eq!(response.status, 200, "{code}: {}", response.text());
-    let answer = response.json();
-    assert_eq!(answer.get("error"), None, "{code}: {answer}");
-    answer["result"].clone()
 }
 
 /// The only instance of a function.

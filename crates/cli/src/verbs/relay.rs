@@ -4,7 +4,7 @@
 //! (docs/decisions/0041-volumes.md). So what it writes for a regular file goes through a pipe.
 
 use std::fs::File;
-use std::io::{self, PipeReader, Write};
+use std::io::{self, PipeReader, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::thread::{self, JoinHandle};
@@ -52,9 +52,18 @@ impl Relay {
     }
 }
 
+/// Copies until the end. Others write to the same open file meanwhile, so that each piece goes where the
+/// file's offset is when it has come; splice(2), as [`io::copy`] uses it, takes the offset before.
 fn copy(mut from: PipeReader, to: &mut impl Write) -> io::Result<()> {
-    io::copy(&mut from, to)?;
-    to.flush()
+    let mut piece = vec![0; 64 << 10];
+    loop {
+        match from.read(&mut piece) {
+            Ok(0) => return to.flush(),
+            Ok(count) => to.write_all(&piece[..count])?,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -82,6 +91,34 @@ mod tests {
         relay.finish().unwrap();
         let expected: String = (0..100).map(|line| format!("{line}\n")).collect();
         assert_eq!(fs::read_to_string(&path).unwrap(), expected);
+    }
+
+    #[test]
+    fn others_who_write_to_the_same_file_lose_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("out");
+        let mut file = File::create(&path).unwrap();
+        let mut relays: Vec<_> = (0..2).map(|_| Relay::default()).collect();
+        let mut outputs: Vec<_> = relays
+            .iter_mut()
+            .map(|relay| File::from(relay.of(file.try_clone().unwrap().into()).unwrap()))
+            .collect();
+        let mut expected = 0;
+        for (round, word) in ["one\n", "two\n", "three\n", "four\n", "five\n"].iter().enumerate() {
+            match outputs.get_mut(round % 3) {
+                Some(output) => output.write_all(word.as_bytes()).unwrap(),
+                None => file.write_all(word.as_bytes()).unwrap(),
+            }
+            expected += word.len() as u64;
+            let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
+            while file.metadata().unwrap().len() < expected {
+                assert!(std::time::Instant::now() < until, "{word:?} was lost");
+                thread::yield_now();
+            }
+        }
+        drop(outputs);
+        relays.into_iter().for_each(|relay| relay.finish().unwrap());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "one\ntwo\nthree\nfour\nfive\n");
     }
 
     #[test]

@@ -33,6 +33,9 @@ const OPENING_FLAGS: OpenFlags = OpenFlags::CREAT
     .union(OpenFlags::TRUNC)
     .union(OpenFlags::CLOEXEC);
 
+/// How often a file is looked for, and made, that others make and remove at once.
+const TRIES_MAX: u32 = 64;
+
 /// The bit of `O_TMPFILE` that is not `O_DIRECTORY`.
 const TMPFILE_BIT: OpenFlags = OpenFlags::from_bits_retain(0o20000000);
 
@@ -47,23 +50,36 @@ pub fn open(context: &Context, start: &Path, path: &[u8], how: How) -> Result<Ar
     if flags.intersects(TMPFILE_BIT) {
         return open_unnamed(context, start, path, How { flags, ..how });
     }
-    let mut walk = Walk::new(context, start, how.resolve);
     let follow = if flags.contains(OpenFlags::NOFOLLOW) { Follow::No } else { Follow::Yes };
     if !flags.contains(OpenFlags::CREAT) {
-        let target = walk.to(start, path, follow)?;
+        let target = Walk::new(context, start, how.resolve).to(start, path, follow)?;
         return open_existing(context, target, flags);
     }
     if flags.contains(OpenFlags::DIRECTORY) {
         return Err(Errno::EINVAL);
     }
-    let (target, created) = find_or_create(context, &mut walk, start, path, How { flags, ..how })?;
-    if created {
-        return open_checked(target, flags - OpenFlags::TRUNC);
+    open_or_create(context, start, path, How { flags, ..how })
+}
+
+/// `O_CREAT`: opens the file, or makes it. In a directory of the host, others may make it after it was
+/// looked for, and remove it after it was found.
+fn open_or_create(context: &Context, start: &Path, path: &[u8], how: How) -> Result<Arc<OpenFile>> {
+    let mut tries_left = TRIES_MAX;
+    loop {
+        tries_left -= 1;
+        let mut walk = Walk::new(context, start, how.resolve);
+        let opened = match find_or_create(context, &mut walk, start, path, how) {
+            Ok((new, true)) => return open_checked(new, how.flags - OpenFlags::TRUNC),
+            Ok((found, false)) if found.is_directory() => return Err(Errno::EISDIR),
+            Ok((found, false)) => open_existing(context, found, how.flags),
+            Err(Errno::EEXIST) if !how.flags.contains(OpenFlags::EXCL) => Err(Errno::EEXIST),
+            Err(error) => return Err(error),
+        };
+        match opened {
+            Err(Errno::EEXIST | Errno::ENOENT) if tries_left > 0 => {}
+            outcome => return outcome,
+        }
     }
-    if target.is_directory() {
-        return Err(Errno::EISDIR);
-    }
-    open_existing(context, target, flags)
 }
 
 /// `O_CREAT`: the file, and whether it is new.

@@ -285,6 +285,37 @@ impl Volume {
         })
     }
 
+    fn write(
+        &self,
+        state: &mut State,
+        (inode, file): (u64, &OwnedFd),
+        at: u64,
+        bytes: &[u8],
+    ) -> Result<u64, Errno> {
+        self.change_length(&mut state.open, (inode, file), || {
+            let old = size_of(file)?;
+            let at = if at == VOLUME_END { old } else { at };
+            let end = at.checked_add(bytes.len() as u64).ok_or(Errno::FBIG)?;
+            let write = || match pwrite(file, bytes, at)? == bytes.len() {
+                true => Ok(at),
+                false => Err(Errno::NOSPC),
+            };
+            if end <= old {
+                return write();
+            }
+            self.paid(blocks(end) - blocks(old), || {
+                match fallocate(file, FallocateFlags::KEEP_SIZE, old, end - old) {
+                    Ok(()) | Err(Errno::OPNOTSUPP) => {}
+                    Err(error) => return Err(error),
+                }
+                // Nobody is told of what was written in part.
+                write().inspect_err(|_| {
+                    let _ = ftruncate(file, old);
+                })
+            })
+        })
+    }
+
     fn append(
         &self,
         state: &mut State,
@@ -487,6 +518,12 @@ impl MountedVolume {
                 let mut state = self.volume.state();
                 let (inode, file) = self.file(a)?;
                 number(self.volume.append(&mut state, inode, &file, b)?)
+            }
+            VOLUME_WRITE => {
+                self.check_writable()?;
+                let mut state = self.volume.state();
+                let (inode, file) = self.file(a)?;
+                number(self.volume.write(&mut state, (inode, &file), b, tail)?)
             }
             VOLUME_GRANT => {
                 self.check_writable()?;

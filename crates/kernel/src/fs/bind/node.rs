@@ -62,6 +62,24 @@ enum Fresh {
     Volume(Opened),
 }
 
+impl Fresh {
+    /// The host's number.
+    fn handle(&self) -> u64 {
+        match self {
+            Self::Bound(handle) => *handle,
+            Self::Volume(opened) => opened.handle().number,
+        }
+    }
+
+    fn close(self, bind: &Bind) {
+        match self {
+            // Nobody is left to hear of a failure.
+            Self::Bound(handle) => drop(bind.ask(BIND_CLOSE, [handle, 0, 0], &[])),
+            Self::Volume(opened) => opened.close(bind),
+        }
+    }
+}
+
 /// Where a file lies in the bound directory.
 struct Place {
     parent: Option<Arc<BoundNode>>,
@@ -196,6 +214,29 @@ impl BoundNode {
         Ok(Arc::new(BoundFile::new(self, handle)))
     }
 
+    fn create_regular(&self, name: &[u8], path: &[u8], permissions: u64) -> Result<Arc<dyn Inode>> {
+        const RDWR_CREAT_EXCL: u64 = 0o2 | 0o100 | 0o200;
+        let (bind, flags) = (&self.bind, RDWR_CREAT_EXCL);
+        let fresh = match bind.is_volume() {
+            true => Fresh::Volume(Opened::open(bind, flags, permissions, path)?),
+            false => Fresh::Bound(bind.ask_number(BIND_OPEN, [flags, permissions, 0], path)?),
+        };
+        // By its number: somebody may have removed the name by now.
+        let found =
+            bind.ask(BIND_FSTAT, [fresh.handle(), 0, 0], &[]).and_then(|found| parse(&found));
+        let mut attributes = match found {
+            Ok(found) => found,
+            Err(error) => {
+                fresh.close(bind);
+                return Err(error);
+            }
+        };
+        bind.give_owner(&mut attributes);
+        let node = Self::new(bind.clone(), self.parent_of_child(), name, attributes);
+        *node.fresh.borrow_mut() = Some(fresh);
+        Ok(node)
+    }
+
     fn command(&self, operation: u32, arguments: [u64; 3]) -> Result<()> {
         self.bind.ask(operation, arguments, &self.path()).map(drop)
     }
@@ -294,18 +335,8 @@ impl Inode for BoundNode {
     fn create(&self, name: &[u8], new: &NewInode) -> Result<Arc<dyn Inode>> {
         let path = self.path_of(name);
         let permissions = u64::from(new.permissions);
-        let mut fresh = None;
         match &new.kind {
-            NewKind::Regular => {
-                const RDWR_CREAT_EXCL: u64 = 0o2 | 0o100 | 0o200;
-                let (bind, flags) = (&self.bind, RDWR_CREAT_EXCL);
-                fresh = Some(match bind.is_volume() {
-                    true => Fresh::Volume(Opened::open(bind, flags, permissions, &path)?),
-                    false => {
-                        Fresh::Bound(bind.ask_number(BIND_OPEN, [flags, permissions, 0], &path)?)
-                    }
-                });
-            }
+            NewKind::Regular => return self.create_regular(name, &path, permissions),
             NewKind::Directory => {
                 self.bind.ask(BIND_MKDIR, [permissions, 0, 0], &path)?;
             }
@@ -317,9 +348,7 @@ impl Inode for BoundNode {
                 return Err(Errno::EPERM);
             }
         }
-        let node = self.child(name)?;
-        *node.fresh.borrow_mut() = fresh;
-        Ok(node)
+        Ok(self.child(name)?)
     }
 
     fn link(&self, name: &[u8], target: &Arc<dyn Inode>) -> Result<()> {
@@ -385,13 +414,8 @@ impl Inode for BoundNode {
 
 impl Drop for BoundNode {
     fn drop(&mut self) {
-        match self.fresh.borrow_mut().take() {
-            // Nobody is left to hear of a failure.
-            Some(Fresh::Bound(handle)) => {
-                let _ = self.bind.ask(BIND_CLOSE, [handle, 0, 0], &[]);
-            }
-            Some(Fresh::Volume(opened)) => opened.close(&self.bind),
-            None => {}
+        if let Some(fresh) = self.fresh.borrow_mut().take() {
+            fresh.close(&self.bind);
         }
     }
 }

@@ -79,6 +79,11 @@ impl Opened {
         has_place.then(|| Known::new(bind, self.place)).flatten()
     }
 
+    /// The host's number.
+    pub fn handle(&self) -> Handle {
+        self.handle
+    }
+
     fn is_of_this_boot(&self) -> bool {
         self.handle.is_of_this_boot()
     }
@@ -234,22 +239,41 @@ impl VolumePages {
         host_file::read_file(|| Ok(HostFd::new(self.opened()?.fd)), sink, offset, len as usize)
     }
 
-    /// Bytes that can be written from `offset` on, of `wanted`; makes the file longer.
-    fn room(&self, offset: u64, wanted: u64) -> Result<u64> {
-        let size = self.size();
-        let end = offset.checked_add(wanted).ok_or(Errno::EFBIG)?;
-        if end <= size {
-            return Ok(wanted);
-        }
-        match self.ask_number(VOLUME_GROW, end, 0) {
-            Ok(size) => {
-                self.bind().set_size(self.inode, size);
-                Ok(size.saturating_sub(offset).min(wanted))
+    /// Makes a file longer that others have open, too: they see its new bytes, never zeros in their
+    /// place. At the end, if there is no `offset`. Where the bytes are, and how many.
+    fn write_longer(&self, source: &mut Source<'_>, offset: Option<u64>) -> Result<(u64, usize)> {
+        let mut bytes = alloc::vec![0; source.remaining().min(BIND_WRITE_MAX)];
+        let count = source.peek(&mut bytes)?;
+        let opened = self.opened()?;
+        let arguments = [opened.handle.number, offset.unwrap_or(VOLUME_END), 0];
+        let written = self.bind().ask_number(VOLUME_WRITE, arguments, &bytes[..count]);
+        let at = match written {
+            Err(Errno::ENOSYS) => return self.fill_longer(source, offset, count as u64),
+            written => written?,
+        };
+        source.take(&mut bytes[..count])?;
+        self.bind().set_size(self.inode, at + count as u64);
+        Ok((at, count))
+    }
+
+    /// The same with a host of before, in two steps.
+    fn fill_longer(
+        &self,
+        source: &mut Source<'_>,
+        offset: Option<u64>,
+        count: u64,
+    ) -> Result<(u64, usize)> {
+        let at = match offset {
+            Some(offset) => {
+                self.ask_number(VOLUME_GROW, offset.checked_add(count).ok_or(Errno::EFBIG)?, 0)?;
+                offset
             }
-            // What is there already can be written.
-            Err(_) if offset < size => Ok(size - offset),
-            Err(error) => Err(error),
-        }
+            None => self.ask_number(VOLUME_APPEND, count, 0)?,
+        };
+        self.bind().set_size(self.inode, at + count);
+        source.touch();
+        let written = self.parts(&self.opened()?).write(source, at, count);
+        written.map(|written| (at, written)).map_err(reason)
     }
 
     fn write(&self, source: &mut Source<'_>, offset: u64) -> Result<usize> {
@@ -272,9 +296,14 @@ impl VolumePages {
                 Err(lost) => Err(reason(lost)),
             };
         }
-        let wanted = source.remaining() as u64;
-        let at = self.ask_number(VOLUME_APPEND, wanted, 0)?;
-        self.bind().set_size(self.inode, at + wanted);
+        let wanted = source.remaining();
+        if wanted <= BIND_WRITE_MAX {
+            limit(source, self.look()?)?;
+            return self.write_longer(source, None);
+        }
+        // All of its place at once, so that nobody's bytes come in between.
+        let at = self.ask_number(VOLUME_APPEND, wanted as u64, 0)?;
+        self.bind().set_size(self.inode, at + wanted as u64);
         limit(source, at)?;
         self.write(source, at).map(|count| (at, count))
     }
@@ -282,11 +311,13 @@ impl VolumePages {
     fn write_some(&self, source: &mut Source<'_>, offset: u64, looks: &mut u32) -> Result<usize> {
         let written = match self.write_by_delegation(source, Some(offset))? {
             Some((_, written)) => written,
-            None => {
-                let room = self.room(offset, source.remaining() as u64)?;
-                source.touch();
-                self.parts(&self.opened()?).write(source, offset, room)
-            }
+            None => match self.size().checked_sub(offset) {
+                None | Some(0) => return self.write_longer(source, Some(offset)).map(|(_, n)| n),
+                Some(room) => {
+                    source.touch();
+                    self.parts(&self.opened()?).write(source, offset, room)
+                }
+            },
         };
         match written {
             Ok(count) => Ok(count),
@@ -307,29 +338,42 @@ impl VolumePages {
     ) -> Result<Option<(u64, core::result::Result<usize, Lost>)>> {
         let opened = self.opened()?;
         let Some(known) = opened.known(self.bind()) else { return Ok(None) };
-        let Some(mut granted) = known.granted() else { return Ok(None) };
-        let at = offset.or_else(|| known.length()).unwrap_or_default();
-        if offset.is_none() {
-            limit(source, at)?;
-        }
-        let end = at.checked_add(source.remaining() as u64).ok_or(Errno::EFBIG)?;
-        if end > granted {
-            granted = match self.ask_number(VOLUME_GRANT, end, 0) {
-                Ok(granted) => granted,
-                Err(Errno::EAGAIN) => return Ok(None),
-                // What is there already can be written.
-                Err(_) if at < granted => granted,
-                Err(error) => return Err(error),
-            };
-        }
         let parts = self.parts(&opened);
-        source.touch();
-        Ok(known.write(|length, now_granted| {
-            let at = offset.unwrap_or(length);
-            let room = granted.min(now_granted).saturating_sub(at);
-            let written = parts.write(source, at, room);
-            (written.map_or(0, |count| at + count as u64), (at, written))
-        }))
+        while let Some(granted) = known.granted() {
+            let at = offset.or_else(|| known.length()).unwrap_or_default();
+            if offset.is_none() {
+                limit(source, at)?;
+            }
+            let wanted = source.remaining() as u64;
+            let end = at.checked_add(wanted).ok_or(Errno::EFBIG)?;
+            let mut least = wanted;
+            if end > granted {
+                match self.ask_number(VOLUME_GRANT, end, 0) {
+                    Ok(_) => {}
+                    Err(Errno::EAGAIN) => return Ok(None),
+                    // What is there already can be written.
+                    Err(_) if at < granted => least = 1,
+                    Err(error) => return Err(error),
+                };
+            }
+            source.touch();
+            let written = known.write(|length, granted| {
+                let at = offset.unwrap_or(length);
+                let room = granted.saturating_sub(at);
+                // It was taken back and given anew meanwhile.
+                if room < least {
+                    return (0, None);
+                }
+                let written = parts.write(source, at, room);
+                (written.map_or(0, |count| at + count as u64), Some((at, written)))
+            });
+            match written {
+                Some(Some(written)) => return Ok(Some(written)),
+                Some(None) => {}
+                None => break,
+            }
+        }
+        Ok(None)
     }
 }
 

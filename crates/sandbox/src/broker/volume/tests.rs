@@ -132,6 +132,33 @@ fn no_request_gets_beyond_the_quota() {
 }
 
 #[test]
+fn bytes_that_make_a_file_longer_come_with_the_request() {
+    let tree = Tree::new(10 * 4096);
+    let (mount, reader) = (tree.mount(BoundAccess::Write), tree.mount(BoundAccess::Read));
+    let (handle, file) = open(&mount, CREATE, b"file").unwrap();
+    let at = |answer: Result<Answer, Errno>| {
+        answer.map(|answer| u64::from_ne_bytes(answer.tail.try_into().unwrap()))
+    };
+    assert_eq!(at(ask(&mount, VOLUME_WRITE, handle, VOLUME_END, b"begin")), Ok(0));
+    assert_eq!(at(ask(&mount, VOLUME_WRITE, handle, VOLUME_END, b"ning")), Ok(5));
+    assert_eq!(at(ask(&mount, VOLUME_WRITE, handle, 5000, b"end")), Ok(5000));
+    assert_eq!(at(ask(&mount, VOLUME_WRITE, handle, 1, b"E")), Ok(1));
+    let mut bytes = vec![0; 5003];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    assert!(bytes.starts_with(b"bEginning\0") && bytes.ends_with(b"\0end"));
+    assert_eq!(tree.used(), NAME_COST + 8192);
+    for offset in [9 * 4096, u64::MAX - 1, 1 << 40] {
+        let refused = at(ask(&mount, VOLUME_WRITE, handle, offset, b"more"));
+        assert!(matches!(refused, Err(Errno::DQUOT | Errno::FBIG)), "{offset} {refused:?}");
+    }
+    assert_eq!((file.metadata().unwrap().len(), tree.used()), (5003, NAME_COST + 8192));
+    let (theirs, _) = open(&reader, 0, b"file").unwrap();
+    assert_eq!(at(ask(&reader, VOLUME_WRITE, theirs, 0, b"x")), Err(Errno::ROFS));
+    let (theirs, _) = open(&mount, 0, b"file").unwrap();
+    assert!(at(ask(&mount, VOLUME_WRITE, theirs, 0, b"x")).is_err(), "it is open to be read");
+}
+
+#[test]
 fn nothing_outside_is_reached_and_what_is_open_has_a_bound() {
     let tree = Tree::new(1 << 30);
     let mount = tree.mount(BoundAccess::Write);

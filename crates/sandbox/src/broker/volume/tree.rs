@@ -73,11 +73,7 @@ pub(super) fn cut(root: BorrowedFd<'_>, cuts: &mut HashMap<u64, Cut>) -> io::Res
     Ok(cut_below(&directory_in(root, c".")?, 0, cuts)?)
 }
 
-fn cut_below(
-    directory: &OwnedFd,
-    depth: usize,
-    cuts: &mut HashMap<u64, Cut>,
-) -> Result<(), Errno> {
+fn cut_below(directory: &OwnedFd, depth: usize, cuts: &mut HashMap<u64, Cut>) -> Result<(), Errno> {
     if depth > DEPTH_MAX {
         return Err(Errno::NAMETOOLONG);
     }
