@@ -294,3 +294,40 @@ fn a_file_goes_on_after_its_sandbox_has_slept() {
     let (gateway, again) = (daemon.gateway(), more.as_bytes());
     assert_eq!(post(gateway, "first", "/", again).json()["result"], json!([26_973, "xy"]));
 }
+
+/// From outside: what a sandbox may change of the host's files is what its volume grants, and the page on
+/// which it says how long files are. The host's page cannot be changed.
+#[test]
+fn a_sandbox_holds_no_more_of_a_volume_than_is_listed() {
+    let home = home("volumes-held", &["first"], STAYS, "");
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let open = "f = open('/data/held', 'wb', buffering=0)\nf.write(b'x'); f.write(b'y')";
+    ask_volume(&daemon, "first", open);
+    let process = PathBuf::from(format!("/proc/{}", daemon.instances("first")[0]["pid"]));
+    let volume = fs::canonicalize(&home).unwrap().join("volumes/data");
+    let (mut changed, mut lengths) = (Vec::new(), 0);
+    for entry in fs::read_dir(process.join("fd")).unwrap() {
+        let number = entry.unwrap().file_name();
+        let target = fs::read_link(process.join("fd").join(&number)).unwrap();
+        let info = fs::read_to_string(process.join("fdinfo").join(&number)).unwrap();
+        let flags = info.lines().find_map(|line| line.strip_prefix("flags:")).unwrap();
+        let is_writable = u32::from_str_radix(flags.trim(), 8).unwrap() & 3 != 0;
+        lengths += usize::from(target.starts_with("/memfd:thaw-lengths (deleted)"));
+        if target.is_absolute()
+            && is_writable
+            && !target.starts_with("/memfd:thaw-lengths (deleted)")
+        {
+            let place = target.strip_prefix(&volume);
+            let place = place.unwrap_or_else(|_| panic!("{target:?} can be changed"));
+            changed.push(place.components().next().unwrap().as_os_str().to_owned());
+        }
+    }
+    changed.sort();
+    assert_eq!((changed, lengths), (vec!["files".into(), "lengths".into()], 1));
+    let maps = fs::read_to_string(process.join("maps")).unwrap();
+    let of_host: Vec<_> = maps.lines().filter(|line| line.contains("thaw-lengths")).collect();
+    assert!(of_host.len() == 1 && of_host[0].contains(" r--s "), "{of_host:?}");
+    let limits = fs::read_to_string(process.join("limits")).unwrap();
+    let longest = limits.lines().find(|line| line.starts_with("Max file size")).unwrap();
+    assert_eq!(longest.split_whitespace().nth(3), Some("0"), "{longest}");
+}

@@ -30,6 +30,9 @@ use crate::platform::memory::GuestRange;
 use crate::state;
 use crate::sync::KernelCell;
 
+/// Bytes of a write that travel in requests, at most, if it makes a file longer that others have open,
+/// too: so many show at once, or in the order in which they come. Of a longer write, zeros show before.
+const SENT_MAX: usize = 16 << 10;
 /// How often a write looks again how long a file is that another sandbox makes shorter.
 const LOOKS_MAX: u32 = 8;
 /// Reads of an open file after which it is read through mappings: one that is read once costs less
@@ -256,7 +259,7 @@ impl VolumePages {
         Ok((at, count))
     }
 
-    /// The same with a host of before, in two steps.
+    /// The same in two steps: others see zeros meanwhile.
     fn fill_longer(
         &self,
         source: &mut Source<'_>,
@@ -312,7 +315,13 @@ impl VolumePages {
         let written = match self.write_by_delegation(source, Some(offset))? {
             Some((_, written)) => written,
             None => match self.size().checked_sub(offset) {
-                None | Some(0) => return self.write_longer(source, Some(offset)).map(|(_, n)| n),
+                None | Some(0) => {
+                    let longer = match source.remaining() {
+                        ..=SENT_MAX => self.write_longer(source, Some(offset)),
+                        many => self.fill_longer(source, Some(offset), many as u64),
+                    };
+                    return longer.map(|(_, count)| count);
+                }
                 Some(room) => {
                     source.touch();
                     self.parts(&self.opened()?).write(source, offset, room)
