@@ -312,11 +312,10 @@ fn a_sandbox_holds_no_more_of_a_volume_than_is_listed() {
         let info = fs::read_to_string(process.join("fdinfo").join(&number)).unwrap();
         let flags = info.lines().find_map(|line| line.strip_prefix("flags:")).unwrap();
         let is_writable = u32::from_str_radix(flags.trim(), 8).unwrap() & 3 != 0;
-        lengths += usize::from(target.starts_with("/memfd:thaw-lengths (deleted)"));
-        if target.is_absolute()
-            && is_writable
-            && !target.starts_with("/memfd:thaw-lengths (deleted)")
-        {
+        let is_of_host = target.starts_with("/memfd:thaw-lengths (deleted)");
+        lengths += usize::from(is_of_host);
+        let is_file = fs::metadata(process.join("fd").join(&number)).unwrap().is_file();
+        if is_file && is_writable && !is_of_host {
             let place = target.strip_prefix(&volume);
             let place = place.unwrap_or_else(|_| panic!("{target:?} can be changed"));
             changed.push(place.components().next().unwrap().as_os_str().to_owned());
