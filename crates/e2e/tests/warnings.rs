@@ -284,23 +284,52 @@ fn a_comparison_leaves_no_image() {
 #[test]
 fn a_build_says_why_it_compares_nothing() {
     let text = python("import random", "pass", "random.random()");
-    let note = |keys: &str, why: &str| {
-        let place = Place::new("app.py", &text, keys);
-        let notes = place.notes();
-        assert!(notes.contains("were not compared") && notes.contains(why), "{notes}");
-        assert!(!notes.contains("warning"), "{notes}");
-    };
-    note("\n[egress]\nallow = [\"192.0.2.1:443\"]\n", "it has [egress]");
-    let volume = "\n[[volumes]]\nname = \"data\"\npath = \"/data\"\nsize = \"8MiB\"\n";
-    note(volume, "it has [[volumes]]");
-    let freeze = "import random\nopen('/dev/thaw', 'w').write('freeze')";
-    let keys = "\n[entry]\nfreeze = \"program\"\n";
-    let notes = Place::new("app.py", &python(freeze, "pass", "1"), keys).notes();
-    assert!(notes.contains("it says when it is frozen"), "{notes}");
+    let volume = "\n[[volumes]]\nname = \"data\"\npath = \"/data\"\n";
+    let place = Place::new("app.py", &text, volume);
+    let create = ["volume", "create", "data", "--size", "8MiB", "--function", "f"];
+    assert_eq!(place.thaw(&create).code, Some(0));
+    let written = fs::File::create(place.path("home/volumes/data/files/log")).expect("a file");
+    let notes = place.notes();
+    assert!(notes.contains("were not compared") && !notes.contains("warning"), "{notes}");
+    assert!(notes.contains("volume `data` cannot be copied"), "{notes}");
+    drop(written);
     // Values of secrets come with each copy, so that a program without them is the program.
     let secrets = "\n[secrets]\nnames = [\"key\"]\n";
     let place = Place::new("app.py", &text, secrets);
     assert_eq!(place.generators().as_deref(), Some("the module random"));
+}
+
+/// A second start has no connections, and copies of the volumes.
+#[test]
+fn functions_that_act_outside_are_compared_and_do_not_act_twice() {
+    let text = python("import random", "pass", "random.random()");
+    let drawn = |text: &str, keys: &str| Place::new("app.py", text, keys).generators();
+    let egress = "\n[egress]\nallow = [\"192.0.2.1:443\"]\n";
+    assert_eq!(drawn(&text, egress).as_deref(), Some("the module random"));
+    let freeze = "import random\nopen('/dev/thaw', 'w').write('freeze')";
+    let keys = "\n[entry]\nfreeze = \"program\"\n";
+    let program = python(freeze, "pass", "1");
+    assert_eq!(drawn(&program, keys).as_deref(), Some("the module random"));
+    let volume = "\n[[volumes]]\nname = \"data\"\npath = \"/data\"\nsize = \"8MiB\"\n";
+    let writes = "import random\nopen('/data/starts', 'a').write('x')\n\
+        started = len(open('/data/starts').read())";
+    let place = Place::new("app.py", &python(writes, "pass", "started"), volume);
+    assert_eq!(place.generators().as_deref(), Some("the module random"));
+    let starts = place.path("home/volumes/data/files/starts");
+    assert_eq!(fs::read_to_string(starts).expect("a file"), "x");
+    // One that needs its connections is built, and the note says why nothing is compared.
+    let connects = "import random, socket\ns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n\
+        s.connect(('192.0.2.1', 443))";
+    let place = Place::new("app.py", &python(connects, "pass", "1"), egress_of_udp());
+    let notes = place.notes();
+    assert!(
+        notes.contains("were not compared") && notes.contains("without connections"),
+        "{notes}"
+    );
+}
+
+fn egress_of_udp() -> &'static str {
+    "\n[egress]\nallow = [\"192.0.2.1:443/udp\"]\n"
 }
 
 #[test]

@@ -5,13 +5,15 @@
 //! The copies also say which times of before the freeze they keep.
 //!
 //! The probe is loaded by the interpreter, so this is for languages whose interpreters load
-//! something for a variable: Python, Node.js, Ruby, Java. The function itself is not touched. Of
+//! something for a variable: Python, Node.js, Ruby, Java. The function itself is not touched, and the
+//! second start acts on nothing: it has no connections, and copies of its volumes. Of
 //! programs in Go the machine code says what draws (`go`).
 
 mod copy;
 mod go;
 mod jar;
 mod probe;
+mod volumes;
 
 use super::Way;
 use super::findings::Finding;
@@ -19,7 +21,7 @@ use super::freeze::{Frozen, ImageOrder, open_image_of_any_build, write_image};
 use super::program::Program;
 use super::train::Course;
 use super::{BuildError, BuildEvent, BuildOptions, FreezeFailure, ImportFailure, OnEvent};
-use crate::config::RuntimeKind;
+use crate::config::{Egress, RuntimeKind};
 use crate::function::StoredFunction;
 use crate::rootfs::StoredRootfs;
 use copy::{Answer, Named, ask};
@@ -30,6 +32,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 use thaw_store::index::{Attributes, Content, Node};
 use thaw_store::{Domain, ImageId, IndexId, Session};
+use volumes::CopiedVolumes;
 
 /// How long copies that are over may keep their image.
 const DISCARD_PATIENCE: Duration = Duration::from_secs(2);
@@ -47,14 +50,21 @@ pub(super) fn compare(
     on_event: &mut OnEvent<'_>,
 ) -> Vec<Finding> {
     let Some(probe) = probe::of_language(kind(function)) else { return Vec::new() };
-    if let Some(obstacle) = probe::obstacle(function, frozen) {
-        on_event(BuildEvent::Note(&format!(
-            "two copies of the program were not compared in what they draw at random and which \
-             times they keep: {obstacle} (docs/uniqueness.md)"
-        )));
-        return Vec::new();
-    }
+    let copied = match probe::obstacle(function, frozen) {
+        Some(obstacle) => Err(obstacle.to_owned()),
+        None => CopiedVolumes::of(&function.config, options.volumes.as_ref()),
+    };
+    let copied = match copied {
+        Ok(copied) => copied,
+        Err(obstacle) => {
+            note(&obstacle, on_event);
+            return Vec::new();
+        }
+    };
+    let options = &BuildOptions { volumes: Some(copied.store()), ..options.clone() };
     let mut function = with_probe(function, probe);
+    let has_connections = !function.config.egress.is_closed();
+    function.config.egress = Egress::default();
     if matches!(way, Way::Template(_)) {
         // The program that is compared is started; one from a template begins with its
         // generators seeded.
@@ -63,12 +73,25 @@ pub(super) fn compare(
     on_event(BuildEvent::Stage("comparing what two copies draw at random"));
     match asked_twice(session, probe, &function, index, options) {
         Ok([one, other]) => findings(&one, &other, probe.way_out),
+        Err(_) if has_connections => {
+            note("it does not come to its freeze a second time, without connections", on_event);
+            Vec::new()
+        }
         Err(error) => {
             let text = format!("what two copies draw could not be compared: {error}");
             on_event(BuildEvent::Note(&thaw_sandbox::escape(text.as_bytes())));
             Vec::new()
         }
     }
+}
+
+/// Says why nothing is compared.
+fn note(obstacle: &str, on_event: &mut OnEvent<'_>) {
+    let text = format!(
+        "two copies of the program were not compared in what they draw at random and which times \
+         they keep: {obstacle} (docs/uniqueness.md)"
+    );
+    on_event(BuildEvent::Note(&thaw_sandbox::escape(text.as_bytes())));
 }
 
 /// What is the same in two copies.

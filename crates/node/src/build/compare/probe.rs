@@ -83,12 +83,8 @@ pub(super) fn of_language(kind: RuntimeKind) -> Option<&'static Probe> {
 pub(super) fn obstacle(function: &StoredFunction, frozen: &Frozen) -> Option<&'static str> {
     let config = &function.config;
     let training = frozen.training.as_ref().map_or(Duration::ZERO, |training| training.duration);
-    if !config.egress.is_closed() {
-        Some("it has [egress], and a second start could act outside twice")
-    } else if !config.volumes.is_empty() {
-        Some("it has [[volumes]], and a second start could write there twice")
-    } else if config.entry.freeze != FreezeAt::Wait {
-        Some("it says when it is frozen, so that its copies run on at once")
+    if matches!(config.entry.freeze, FreezeAt::Signal(_)) {
+        Some("it waits for a signal to be frozen")
     } else if !matches!(config.entry.kind, EntryKind::Http | EntryKind::Tcp | EntryKind::Udp) {
         Some("its copies end without a client")
     } else if frozen.start + training > RUN_MAX {

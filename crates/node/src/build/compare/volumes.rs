@@ -1,0 +1,57 @@
+//! The volumes of a program that is started a second time: copies of its own, which end with it.
+
+use crate::config::{ByteSize, FunctionConfig};
+use crate::home::Home;
+use crate::volumes::VolumeStore;
+use std::fs::File;
+use std::os::fd::AsFd;
+use tempfile::TempDir;
+use thaw_sandbox::copy_volume;
+
+/// Most bytes of a volume that are copied for a comparison.
+const BYTES_MAX: u64 = 64 << 20;
+
+/// Copies of the volumes of a function.
+pub(super) struct CopiedVolumes {
+    store: VolumeStore,
+    _directory: TempDir,
+}
+
+impl CopiedVolumes {
+    /// Copies what lies in the volumes of a function in `store` now.
+    ///
+    /// # Errors
+    /// Why not, for people: one is in use, a directory of the host, or too large.
+    pub fn of(config: &FunctionConfig, store: Option<&VolumeStore>) -> Result<Self, String> {
+        let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
+        let home = Home::at(directory.path().join("home")).map_err(|error| error.to_string())?;
+        let copies = VolumeStore::of(home);
+        for volume in &config.volumes {
+            let name = &volume.name;
+            let failed = |error: String| format!("volume `{name}` cannot be copied: {error}");
+            if volume.host.is_some() {
+                return Err(failed("it is a directory of the host".to_owned()));
+            }
+            let store = store.ok_or_else(|| failed("it is not known".to_owned()))?;
+            let found = store.show(name).map_err(|error| failed(error.to_string()))?;
+            if found.used > BYTES_MAX {
+                return Err(failed(format!("it has more than {} MiB", BYTES_MAX >> 20)));
+            }
+            let (functions, size) = (std::slice::from_ref(&config.name), ByteSize(found.size));
+            copies
+                .create(name, size, functions, None)
+                .map_err(|error| failed(error.to_string()))?;
+            let to = copies.show(name).map_err(|error| failed(error.to_string()))?.path;
+            let copied = File::open(&found.path)
+                .and_then(|from| Ok((from, File::open(&to)?)))
+                .and_then(|(from, to)| copy_volume(from.as_fd(), to.as_fd(), BYTES_MAX));
+            copied.map_err(|error| failed(error.to_string()))?;
+        }
+        Ok(Self { store: copies, _directory: directory })
+    }
+
+    /// Where they are.
+    pub fn store(&self) -> VolumeStore {
+        self.store.clone()
+    }
+}
