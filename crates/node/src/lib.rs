@@ -37,6 +37,7 @@ pub mod logs;
 pub mod metrics;
 pub mod monitor;
 pub mod node;
+mod notification;
 pub mod packing;
 mod partial;
 mod pressure;

@@ -18,6 +18,7 @@ const BELOW: &[&str] = &[
     "logs",
     "metrics",
     "metrics.rs",
+    "node",
     "node.rs",
     "rollout.rs",
     "secrets.rs",

@@ -6,6 +6,7 @@ use super::{ServeError, ServeOptions, Successor, lasting};
 use crate::catalog::Catalog;
 use crate::logs::Logs;
 use crate::node::NodeState;
+use crate::notification;
 use crate::tenants::write_down;
 use std::future::{Future, poll_fn};
 use std::io;
@@ -87,6 +88,7 @@ impl Serving {
     /// Finishes what is being served, for at most `patience`, and ends everything.
     pub async fn end(mut self, successor: Successor, patience: Duration) {
         tracing::info!("finishing what is being served");
+        notification::stopping("Finishing what is being served");
         lasting::stay();
         // Clients that come now wait in the backlog until the sockets close, and
         // those that were accepted are told to come back.
@@ -118,6 +120,7 @@ impl Serving {
     /// which begins when this process has ended. Clients that come now wait for that one.
     pub async fn hand_over(&mut self, options: &ServeOptions, signals: &mut Signals) -> HandOver {
         tracing::info!("leaving the live instances to the next daemon");
+        notification::stopping("Leaving the live instances to the next daemon");
         lasting::leave();
         self.own.stop();
         self.listening[GATEWAY].abort();

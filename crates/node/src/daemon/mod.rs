@@ -29,6 +29,7 @@ use crate::gateway::GatewayConfig;
 use crate::home::{DaemonAddress, Home};
 use crate::instance::WorkingSetUse;
 use crate::logs::LogLimits;
+use crate::notification;
 use crate::traces::TraceSettings;
 use ending::{HandOver, Signals, Wish};
 use prepared::Doors;
@@ -124,6 +125,7 @@ pub async fn serve(
     on_ready: impl FnOnce(&DaemonAddress, &Catalog),
 ) -> Result<(), ServeError> {
     raise_file_limit();
+    notification::status("Taking over what earlier daemons have left");
     let (lock, doors) = Doors::open(home, prepared)?;
     let node = opening::open(home, options).await?;
     let mut serving = Serving::begin(home, options, doors, node)?;
@@ -131,6 +133,7 @@ pub async fn serve(
     let mut signals = Signals::listen()?;
     lock.announce(serving.address())?;
     on_ready(serving.address(), serving.catalog());
+    tell_service_manager(serving.address(), options.successor);
     warn_of_unused_sockets();
     let wish = serving.wait_for_end(&mut signals).await?;
     let until = Instant::now() + options.drain;
@@ -147,6 +150,15 @@ pub async fn serve(
     serving.end(options.successor, until.saturating_duration_since(Instant::now())).await;
     drop(lock);
     Ok(())
+}
+
+/// Says that clients are served: to the service manager, or to the monitor that has started this
+/// process and tells it.
+fn tell_service_manager(address: &DaemonAddress, successor: Successor) {
+    match monitor::of_this_process() {
+        Some(link) if successor == Successor::None => link.say_serving(),
+        _ => notification::serving(address.gateway),
+    }
 }
 
 fn warn_of_unused_sockets() {

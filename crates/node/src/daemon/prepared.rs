@@ -58,6 +58,11 @@ impl Prepared {
         self.dashboard.as_ref().map(|(_, access)| access)
     }
 
+    /// Where the gateway listens.
+    pub(crate) fn gateway_address(&self) -> io::Result<SocketAddr> {
+        self.gateway.local_addr()
+    }
+
     /// Says which sockets of the service manager these listeners are.
     fn note_users(&self) -> io::Result<()> {
         let others = [("--admin", &self.admin), ("--dashboard", &self.dashboard)];

@@ -12,6 +12,7 @@ use crate::activation;
 use crate::admin::RemoteAccess;
 use crate::daemon::{Prepared, ServeError};
 use crate::home::Home;
+use crate::notification;
 use serde::{Deserialize, Serialize};
 use std::convert::Infallible;
 use std::ffi::OsString;
@@ -36,6 +37,8 @@ const ANSWER: &str = "takes over\n";
 const TAKING_OVER: &str = "--taking-over=";
 /// How long the answer may take. The daemon waits so long at most.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// What the service manager hears if it does not.
+const STAYS: &str = "Goes on as it was, and is not executed anew: its log says why";
 /// How the host marks the path of a file that is not there any more (proc_pid_exe(5)).
 const DELETED: &str = " (deleted)";
 
@@ -284,6 +287,9 @@ impl Watch {
         }
         let Err(refusal) = self.execute_another(present);
         tracing::error!("this monitor goes on as it is, and is not executed anew: {refusal}");
+        if !self.stopping {
+            notification::status(STAYS);
+        }
     }
 
     fn execute_another(&self, present: Option<Present<'_>>) -> Result<Infallible, Refusal> {
@@ -300,7 +306,10 @@ impl Watch {
         let state = self.state(apart, present, helpers, &mut leaving)?;
         let state = monitor::seal(&serde_json::to_vec(&state).map_err(io::Error::from)?)?;
         apart.program.ask(&program, state.as_fd())?;
-        Err(apart.program.execute(&program, state.as_fd(), leaving))
+        notification::reloading("Executing its program anew");
+        let refusal = apart.program.execute(&program, state.as_fd(), leaving);
+        notification::ready(STAYS);
+        Err(refusal)
     }
 
     fn state<'a>(

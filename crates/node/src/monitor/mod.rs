@@ -25,6 +25,7 @@ use crate::activation;
 use crate::admin::RemoteAccess;
 use crate::daemon::{ListenOptions, Prepared, ServeError, raise_file_limit};
 use crate::home::Home;
+use crate::notification;
 use rendezvous::{Apart, Nobody};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -136,6 +137,9 @@ pub fn run(
             return Ok(Some(1));
         }
         tracing::error!("the daemon was ended by signal {signal}; starting it again");
+        notification::status(&format!(
+            "Starting the daemon again, which signal {signal} has ended"
+        ));
         if has_crashed && crashes >= CRASHES_WITH_INSTANCES || deaths >= DEATHS_WITH_INSTANCES {
             watch.end_instances("it may have ended because of one of them");
         }
@@ -359,6 +363,7 @@ impl Watch {
         mut socket: Option<OwnedFd>,
         daemon: &D,
     ) -> io::Result<D::End> {
+        let mut is_known_to_serve = false;
         loop {
             let (asked, happened) = {
                 let mut events = vec![PollFd::new(&self.signals.0, PollFlags::IN)];
@@ -391,6 +396,10 @@ impl Watch {
                 daemon.signal(Signal::KILL);
                 socket = None;
             }
+            if !is_known_to_serve && self.monitor.is_serving() {
+                is_known_to_serve = true;
+                notification::serving(self.prepared.gateway_address()?);
+            }
         }
     }
 
@@ -409,6 +418,7 @@ impl Watch {
             let passed_on = match signal {
                 Signal::TERM | Signal::INT => {
                     self.stopping = true;
+                    notification::stopping("Ending when the daemon has ended");
                     D::END
                 }
                 Signal::HUP => Signal::HUP,

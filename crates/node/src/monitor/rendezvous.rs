@@ -12,6 +12,7 @@ use super::{
 };
 use crate::daemon::{ListenOptions, ServeError};
 use crate::home::Home;
+use crate::notification;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, chownat, fchmod};
 use rustix::io::Errno;
@@ -47,6 +48,11 @@ const PATIENCE: Duration = Duration::from_secs(15);
 /// How long the monitor pauses between two daemons, so that one which ends at once keeps
 /// no processor busy.
 const PAUSE: Duration = Duration::from_millis(50);
+
+/// What the service manager hears while there is no daemon.
+const WAITING: &str = "Waiting for a daemon";
+/// The same while there is one.
+const SERVING: &str = "A daemon is served";
 
 /// Why a monitor and its daemon do not find each other.
 #[derive(Debug, thiserror::Error)]
@@ -162,6 +168,7 @@ pub fn run_at(
     let socket = MonitorSocket::make(path, user.ids)?;
     tracing::info!("waiting for a daemon of user id {} on {}", user.ids.uid, path.display());
     watch.apart = Some(Apart { socket, program, short_lives: 0, began: Instant::now() });
+    notification::ready(WAITING);
     watch.serve_daemons(None, keep_for)
 }
 
@@ -175,6 +182,7 @@ pub fn resume_at(state: RawFd, keep_for: Duration) -> Result<(), ServeError> {
     let has_daemon = if served.is_some() { "a daemon" } else { "no daemon" };
     let kept = watch.monitor.kept();
     tracing::info!("goes on in the place of the monitor before it, with {has_daemon}, {kept} kept");
+    notification::ready(if served.is_some() { SERVING } else { WAITING });
     watch.serve_daemons(served, keep_for)
 }
 
@@ -194,12 +202,14 @@ impl Watch {
             } else {
                 let Some((connection, daemon)) = self.next_daemon(keep_for)? else { break };
                 self.apart().began = Instant::now();
+                notification::status(SERVING);
                 self.serve_life(connection, &daemon)?;
             }
             if self.stopping {
                 break;
             }
             self.judge_last();
+            notification::status(WAITING);
             thread::sleep(PAUSE);
         }
         self.end_instances("the monitor ends");

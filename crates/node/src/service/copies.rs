@@ -1,7 +1,8 @@
 //! Copies of live instances.
 
 use super::held::use_egress;
-use super::{REST_PATIENCE, Service, Slot, VolumeFiles};
+use super::memory::REST_PATIENCE;
+use super::{Service, Slot, VolumeFiles};
 use crate::config::{FunctionConfig, FunctionName};
 use crate::instance::{
     Checkpoint, CheckpointKey, Checkpointed, Command, ConnectionTable, Copied, InstanceState,

@@ -2,6 +2,7 @@
 //! outside.
 
 use super::copies::Stays;
+use super::memory::{HIBERNATE_PATIENCE, MEMORY_PATIENCE};
 use super::{InstanceState, Service, Slot, Slots};
 use crate::instance::{Command, ConnectionTable, Launched, Launcher, Place};
 use crate::sandboxes::exec::{Exec, ExecProblem, ExecRequest, Execs};
@@ -151,7 +152,7 @@ impl Service {
     pub(crate) async fn cpu_time(&self, id: u64) -> Option<Duration> {
         let (reply, used) = oneshot::channel();
         self.table_of_live(id).ok()?.tell(Command::CpuTime(reply));
-        timeout(super::MEMORY_PATIENCE, used).await.ok()?.ok()
+        timeout(MEMORY_PATIENCE, used).await.ok()?.ok()
     }
 
     /// Has an instance stay: it gets no requests, and is not ended when it is idle.
@@ -269,7 +270,7 @@ impl Service {
         }
         let (reply, paused) = oneshot::channel();
         self.table_of_live(id)?.tell(Command::Pause(reply));
-        match timeout(super::HIBERNATE_PATIENCE, paused).await {
+        match timeout(HIBERNATE_PATIENCE, paused).await {
             Ok(Ok(outcome)) => outcome,
             Ok(Err(_)) => Err(format!("instance {id} has ended before it was paused")),
             Err(_) => {

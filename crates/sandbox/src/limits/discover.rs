@@ -250,7 +250,9 @@ fn is_delegated_by_user(service: &Path) -> bool {
         return false;
     }
     let question = ["--user", "show", "--property=Delegate", "--value", "--"];
-    let answer = Command::new("systemctl").args(question).arg(name).output();
+    let mut command = Command::new("systemctl");
+    // What the service manager hears comes from this process alone.
+    let answer = command.args(question).arg(name).env_remove("NOTIFY_SOCKET").output();
     answer.is_ok_and(|answer| answer.stdout.trim_ascii() == b"yes")
 }
 

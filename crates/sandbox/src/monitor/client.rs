@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::protocol::{
     Answer, Grant, Kept, KeptKind, NOTE_MAX, REQUEST_FETCHER, REQUEST_FORGET, REQUEST_GROUP,
     REQUEST_LEAVE, REQUEST_NEXT_KEPT, REQUEST_PARENT, REQUEST_REMOVE_GROUP, REQUEST_RESOLVER,
-    REQUEST_STATE_HELPER, Request, receive_kept,
+    REQUEST_SERVING, REQUEST_STATE_HELPER, Request, receive_kept,
 };
 use crate::egress::Transport;
 use crate::limits::{GroupName, InForceByGroup};
@@ -220,6 +220,11 @@ impl MonitorLink {
         let (told, tell) = mpsc::channel();
         self.send(Queued::Leave(told));
         tell.recv_timeout(patience).map_err(|_| io::ErrorKind::TimedOut.into())
+    }
+
+    /// Says that this daemon serves its clients, to the monitor that has started it.
+    pub fn say_serving(self: &Arc<Self>) {
+        self.send(Queued::Tell(Request::new(REQUEST_SERVING, 0)));
     }
 
     /// Leaves a request to the thread that sends them in turn.

@@ -62,6 +62,11 @@ pub const REQUEST_FETCHER: u32 = 10;
 /// It is no crash that this is its last request.
 pub const REQUEST_LEAVE: u32 = 11;
 
+/// Daemon → monitor: this daemon serves its clients. Not answered. Only a daemon that its monitor has
+/// started says so, and is of the same version: one that was started apart from its monitor tells its
+/// service manager itself.
+pub const REQUEST_SERVING: u32 = 12;
+
 /// Most bytes of a note.
 pub const NOTE_MAX: usize = 1024;
 /// Most descriptors that are kept under one key.

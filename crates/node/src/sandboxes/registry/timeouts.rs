@@ -1,7 +1,7 @@
 //! What happens to sandboxes when their time has come, and to those that an earlier daemon has
 //! paused.
 
-use super::{OnTimeout, PAUSES_AT_ONCE, SandboxInfo, SandboxProblem, Sandboxes, deadline, now_ms};
+use super::{OnTimeout, SandboxInfo, SandboxProblem, Sandboxes, deadline, now_ms};
 use crate::instance::InstanceState;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,6 +13,8 @@ use tokio::time::sleep;
 
 /// How often it is looked whether the time of one has come.
 const LOOK: Duration = Duration::from_millis(250);
+/// How many are paused again at a time.
+const PAUSES_AT_ONCE: usize = 8;
 /// How old the times in the file may be: each use moves one.
 const TIMES_WRITTEN: Duration = Duration::from_secs(3);
 

@@ -26,7 +26,8 @@ use super::namespace::UserNamespace;
 use super::protocol::{
     Answer, Grant, Kept, REQUEST_BIND, REQUEST_FETCHER, REQUEST_FORGET, REQUEST_GROUP,
     REQUEST_KEEP, REQUEST_LEAVE, REQUEST_NEXT_KEPT, REQUEST_PARENT, REQUEST_REMOVE_GROUP,
-    REQUEST_RESOLVER, REQUEST_STATE_HELPER, Request, VERSION, receive_request, send_kept,
+    REQUEST_RESOLVER, REQUEST_SERVING, REQUEST_STATE_HELPER, Request, VERSION, receive_request,
+    send_kept,
 };
 use super::store::{DescriptorStore, do_not_linger};
 use crate::egress::Transport;
@@ -89,6 +90,8 @@ pub struct Monitor {
     bound: u32,
     /// The daemon has asked for something.
     has_asked: bool,
+    /// The daemon has said that it serves its clients.
+    is_serving: bool,
     /// The daemon has said that it ends in order.
     has_left: bool,
     /// See [`Grant`].
@@ -246,6 +249,7 @@ impl Monitor {
             store: DescriptorStore::new(KEPT_MAX, kept_descriptors_max()),
             bound: 0,
             has_asked: false,
+            is_serving: false,
             has_left: false,
             life: 0,
             groups_max: GROUPS_MAX,
@@ -337,6 +341,10 @@ impl Monitor {
                 self.has_left = true;
                 Ok(Vec::new())
             }
+            REQUEST_SERVING => {
+                self.is_serving = true;
+                return true;
+            }
             REQUEST_NEXT_KEPT => {
                 return send_kept(socket, self.kept_after(request.number)).is_ok();
             }
@@ -396,6 +404,11 @@ impl Monitor {
         self.has_asked
     }
 
+    /// Whether the daemon, which this monitor has started, has said that it serves its clients.
+    pub fn is_serving(&self) -> bool {
+        self.is_serving
+    }
+
     /// Whether the daemon has said that it ends in order, and leaves what is kept to the next.
     pub fn has_left(&self) -> bool {
         self.has_left
@@ -406,7 +419,7 @@ impl Monitor {
         let kept = self.store.groups();
         self.made.retain(|number, _| kept.contains(number));
         self.bound = 0;
-        (self.has_asked, self.has_left) = (false, false);
+        (self.has_asked, self.is_serving, self.has_left) = (false, false, false);
         self.life += 1;
         self.helpers = None;
         let kept = self.store.lives();

@@ -145,6 +145,7 @@ impl Monitor {
             store: DescriptorStore::resume(state.store, left, KEPT_MAX, kept_descriptors_max())?,
             bound: state.bound,
             has_asked: state.has_asked,
+            is_serving: false,
             has_left: state.has_left,
             life: state.life,
             groups_max: GROUPS_MAX,

@@ -49,7 +49,7 @@ fn nonsense_is_not_served() {
         message::send(&daemon, &[IoSlice::new(&vec![0; len])], &[]).unwrap();
         assert!(!monitor.serve(&own), "{len} bytes");
     }
-    for kind in [0, REQUEST_LEAVE + 1, u32::MAX] {
+    for kind in [0, REQUEST_SERVING + 1, u32::MAX] {
         send(&daemon, &Request::new(kind, 1), &[]).unwrap();
         assert!(!monitor.serve(&own), "kind {kind}");
     }
@@ -391,6 +391,18 @@ fn what_a_daemon_has_kept_is_there_for_the_next_and_its_groups_are() {
     send(&all.2, &Request::new(REQUEST_NEXT_KEPT, 0), &[]).unwrap();
     assert!(all.0.serve(&all.1));
     assert!(receive_kept(&all.2).unwrap().is_none());
+}
+
+#[test]
+fn a_daemon_says_once_in_its_life_that_it_serves() {
+    let Some((mut monitor, own, daemon)) = monitor() else { return };
+    assert!(!monitor.is_serving());
+    for _ in 0..2 {
+        send(&daemon, &Request::new(REQUEST_SERVING, 0), &[]).unwrap();
+        assert!(monitor.serve(&own) && monitor.is_serving());
+    }
+    monitor.forget_daemon();
+    assert!(!monitor.is_serving(), "the next one does not yet");
 }
 
 #[test]

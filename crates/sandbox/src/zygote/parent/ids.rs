@@ -211,6 +211,7 @@ fn map_with_helpers(pid: i32, first: u32, count: u32, numbers: Numbers) -> Optio
             Numbers::AsOutside => (own, first),
         };
         Command::new(helper)
+            .env_remove("NOTIFY_SOCKET")
             .arg(pid.to_string())
             .args([inside.0, own, 1, inside.1, first, slots].map(|number| number.to_string()))
             .stdin(Stdio::null())

@@ -1,0 +1,153 @@
+//! Room for instances: who waits for it, and which idle ones end, give up their memory or fall asleep to
+//! make some.
+
+use super::NodeState;
+use crate::pressure::Asked;
+use crate::service::Service;
+use crate::tenants::Tenant;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::sync::Semaphore;
+use tokio::sync::futures::Notified;
+use tokio::time::sleep;
+
+/// How often it is looked for instances that have been asleep for too long.
+const LOOK_FOR_OLD_SLEEPERS: Duration = Duration::from_secs(1);
+
+impl NodeState {
+    pub(crate) fn capacity(&self) -> Arc<Semaphore> {
+        self.capacity.clone()
+    }
+
+    /// Somebody waits until an instance more may run, as long as the value lives.
+    pub(crate) fn wait_for_room(&self) -> impl Drop + Send + '_ {
+        struct Waiting<'a>(&'a AtomicUsize);
+        impl Drop for Waiting<'_> {
+            fn drop(&mut self) {
+                self.0.fetch_sub(1, Ordering::SeqCst);
+            }
+        }
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        Waiting(&self.waiting)
+    }
+
+    /// An instance has become idle, and can make room for another. One of those who wait
+    /// hears of it; a wake-up that comes too late for it goes to the next.
+    pub(crate) fn instance_is_idle(&self) {
+        if self.waiting.load(Ordering::SeqCst) > 0 {
+            self.idle.notify_one();
+        }
+    }
+
+    /// Resolves when an instance of any function has become idle.
+    pub(crate) fn idle_instance(&self) -> Notified<'_> {
+        self.idle.notified()
+    }
+
+    /// Ends the instance of the node that has been idle longest, if any is idle.
+    pub(crate) fn evict_idlest(&self) {
+        evict_idlest_of(&self.services(), Service::evict);
+    }
+
+    /// Makes room for one more instance of a tenant: ends one of its own that nobody uses,
+    /// if there is one. First come those that are only kept ready.
+    pub(crate) fn make_room_of(&self, tenant: &Arc<Tenant>) {
+        let services = self.services_of(tenant);
+        if !services.iter().any(|service| service.launcher().give_up_one()) {
+            evict_idlest_of(&services, Service::evict);
+        }
+    }
+
+    /// Ends what nobody uses of tenants that have more than they may, as after their quotas
+    /// were lowered. What is busy ends when it is no more.
+    pub fn shrink_to_quotas(&self) {
+        for tenant in self.tenants.all() {
+            let room = tenant.room();
+            while room.is_overdrawn() {
+                let services = self.services_of(&tenant);
+                // Ready instances give their room back at once.
+                if services.iter().any(|service| service.launcher().give_up_one()) {
+                    continue;
+                }
+                if !evict_idlest_of(&services, Service::evict_beyond_quota) {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Ends all instances of a tenant, whatever they do; how many there were.
+    pub(crate) fn end_instances_of(&self, tenant: &Arc<Tenant>) -> usize {
+        let of_tenant = |service: &Arc<Service>| Arc::ptr_eq(service.tenant(), tenant);
+        let services = self.everything().into_iter().filter(of_tenant);
+        services.map(|service| service.kill_all()).sum()
+    }
+
+    /// Asks instances that are idle and have memory to give it up, those first that have been
+    /// idle longest; how many were asked, `most` at most.
+    pub(crate) fn hibernate_idlest(&self, most: usize) -> usize {
+        let services = self.everything();
+        let with_memory = services.iter().flat_map(|service| {
+            let idle = service.idle_with_memory().into_iter();
+            idle.map(move |(since, id)| (since, id, service))
+        });
+        ask(with_memory, &self.relieved, most, Service::relieve)
+    }
+
+    /// Puts hibernated instances to sleep, those first that have been idle longest; how many were
+    /// asked, `most` at most.
+    pub(crate) fn put_idlest_to_sleep(&self, most: usize) -> usize {
+        let services = self.services();
+        let hibernated = services.iter().flat_map(|service| {
+            let idle = service.idle_hibernated().into_iter();
+            idle.map(move |(since, id)| (since, id, service))
+        });
+        ask(hibernated, &self.sent_to_sleep, most, Service::send_to_sleep)
+    }
+
+    /// Ends instances that have been asleep for longer than their functions keep them, for as long
+    /// as the node lives.
+    pub(crate) async fn end_old_sleepers(self: Arc<Self>) {
+        loop {
+            sleep(LOOK_FOR_OLD_SLEEPERS).await;
+            self.services().iter().for_each(|service| service.end_old_sleepers());
+        }
+    }
+}
+
+/// Asks idle instances for something, those first that have been idle longest; how many were asked,
+/// `most` at most.
+fn ask<'a>(
+    idle: impl Iterator<Item = (std::time::Instant, u64, &'a Arc<Service>)>,
+    asked: &Mutex<Asked>,
+    most: usize,
+    ask: impl Fn(&Service, u64),
+) -> usize {
+    let mut idle: Vec<_> = idle.collect();
+    idle.sort_by_key(|(since, id, _)| (*since, *id));
+    let ids = idle.iter().map(|(_, id, _)| *id);
+    let chosen =
+        asked.lock().expect("no holder panics").choose(ids, most, std::time::Instant::now());
+    for (_, id, service) in idle.iter().filter(|(_, id, _)| chosen.contains(id)) {
+        ask(service, *id);
+    }
+    chosen.len()
+}
+
+/// Has `evict` end the instance that has been idle longest; whether there was one.
+fn evict_idlest_of(services: &[Arc<Service>], evict: impl Fn(&Service, u64) -> bool) -> bool {
+    let mut tried = None;
+    loop {
+        let idlest = services.iter().filter_map(|service| Some((service.idlest(tried)?, service)));
+        let Some((found, service)) = idlest.min_by_key(|(found, _)| *found) else { return false };
+        let (_, id) = found;
+        // One that has just got a connection, or that comes to rest only now, stays: the next one
+        // is tried.
+        tried = Some(found);
+        if evict(service, id) {
+            tracing::debug!(function = %service.name(), instance = id, "ended an idle instance to make room");
+            return true;
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! New sandboxes: of a function, of a checkpoint, or of another one.
+
+use super::{ForkedFrom, NewSandbox, SandboxInfo, SandboxProblem, Sandboxes, deadline, now_ms};
+use crate::instance::Launcher;
+use crate::service::Service;
+use crate::to_its_end::to_its_end;
+use std::sync::Arc;
+use thaw_store::Name;
+
+/// Most sandboxes of a node.
+const SANDBOXES_MAX: usize = 10_000;
+/// Most bytes of names and values of metadata of one.
+const METADATA_MAX: usize = 16 << 10;
+
+impl Sandboxes {
+    /// Makes one. It is done to its end, also if nobody waits for that any more: no instance may stay
+    /// that nobody knows.
+    ///
+    /// # Errors
+    /// See [`SandboxProblem`].
+    pub async fn create(self: &Arc<Self>, new: NewSandbox) -> Result<SandboxInfo, SandboxProblem> {
+        let this = self.clone();
+        to_its_end(async move { this.create_now(new).await }).await
+    }
+
+    async fn create_now(&self, new: NewSandbox) -> Result<SandboxInfo, SandboxProblem> {
+        self.check(&new)?;
+        let unknown = || {
+            SandboxProblem::Wrong(format!(
+                "no function is named `{}`; `thaw list` shows those there are, and `thaw sandbox \
+                 create` makes one of a container image",
+                new.function
+            ))
+        };
+        let service = self.node.route(&new.function).ok_or_else(unknown)?;
+        let egress = new.egress_wish(&service)?;
+        let instance = service.boot_held(egress).await.map_err(SandboxProblem::Refused)?;
+        self.adopt(&service, instance, new, None)
+    }
+
+    /// Makes one of a checkpoint: what boots its instances, and the service that they belong to.
+    ///
+    /// # Errors
+    /// See [`SandboxProblem`].
+    pub(crate) async fn create_of(
+        self: &Arc<Self>,
+        new: NewSandbox,
+        opened: (Arc<Service>, Arc<dyn Launcher>),
+    ) -> Result<SandboxInfo, SandboxProblem> {
+        let this = self.clone();
+        to_its_end(async move { this.create_of_now(new, opened).await }).await
+    }
+
+    async fn create_of_now(
+        &self,
+        new: NewSandbox,
+        (service, launcher): (Arc<Service>, Arc<dyn Launcher>),
+    ) -> Result<SandboxInfo, SandboxProblem> {
+        self.check(&new)?;
+        if !new.function.is_empty() && new.function != service.name().as_str() {
+            return Err(SandboxProblem::Wrong(format!(
+                "the checkpoint is of `{}`, and not of `{}`; leave the function out",
+                service.name(),
+                new.function
+            )));
+        }
+        let egress = new.egress_wish(&service)?;
+        let booted = service.boot_held_of(launcher, egress).await;
+        let instance = booted.map_err(SandboxProblem::Refused)?;
+        self.adopt(&service, instance, new, None)
+    }
+
+    /// Makes a sandbox of a copy of another one, with all that it has in memory.
+    ///
+    /// # Errors
+    /// See [`SandboxProblem`].
+    pub async fn fork(
+        self: &Arc<Self>,
+        name: &str,
+        new_name: &str,
+    ) -> Result<SandboxInfo, SandboxProblem> {
+        let (this, name, new_name) = (self.clone(), name.to_owned(), new_name.to_owned());
+        to_its_end(async move { this.fork_now(&name, &new_name).await }).await
+    }
+
+    async fn fork_now(&self, name: &str, new_name: &str) -> Result<SandboxInfo, SandboxProblem> {
+        let info = self.find(name)?;
+        let new = NewSandbox {
+            name: new_name.to_owned(),
+            function: info.function.to_string(),
+            timeout_s: info.timeout_s,
+            on_timeout: info.on_timeout,
+            metadata: info.metadata.clone(),
+            // Copies keep the rules.
+            ..NewSandbox::default()
+        };
+        self.check(&new)?;
+        let service = self.service(&info);
+        let service = service.ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))?;
+        service.reach(info.instance).await.map_err(SandboxProblem::Refused)?;
+        let forked = service.fork_held(info.instance).await;
+        let instance = forked.map_err(SandboxProblem::Refused)?;
+        let forked_from = ForkedFrom { name: info.name, instance: info.instance };
+        self.adopt(&service, instance, new, Some(forked_from))
+    }
+
+    fn check(&self, new: &NewSandbox) -> Result<(), SandboxProblem> {
+        if !new.name.is_empty()
+            && let Err(error) = Name::new(&new.name)
+        {
+            return Err(SandboxProblem::Wrong(error.to_string()));
+        }
+        let bytes: usize = new.metadata.iter().map(|(name, value)| name.len() + value.len()).sum();
+        if bytes > METADATA_MAX {
+            return Err(SandboxProblem::Wrong(format!(
+                "the metadata has {bytes} bytes, and at most {METADATA_MAX} are kept; keep less"
+            )));
+        }
+        if new.timeout_s == Some(0) {
+            return Err(SandboxProblem::Wrong("a timeout of 0 leaves no time; give some".into()));
+        }
+        let mut all = self.all();
+        let is_there = |info: &SandboxInfo| self.node.may_have_instance(info.instance);
+        if all.get(&new.name).is_some_and(is_there) {
+            return Err(SandboxProblem::Refused(format!(
+                "there is a sandbox `{}` already; name another one, or end it with `thaw sandbox \
+                 kill`",
+                new.name
+            )));
+        }
+        if all.len() >= SANDBOXES_MAX {
+            return Err(SandboxProblem::Refused(format!(
+                "this node has {SANDBOXES_MAX} sandboxes; end some"
+            )));
+        }
+        // One whose instance has just ended does not have its name any more.
+        all.remove(&new.name);
+        Ok(())
+    }
+
+    fn adopt(
+        &self,
+        service: &Service,
+        instance: u64,
+        new: NewSandbox,
+        forked_from: Option<ForkedFrom>,
+    ) -> Result<SandboxInfo, SandboxProblem> {
+        let name = if new.name.is_empty() { format!("sb-{instance}") } else { new.name };
+        let info = SandboxInfo {
+            name: name.clone(),
+            instance,
+            function: service.name().clone(),
+            version: service.version(),
+            created_ms: now_ms(),
+            deadline_ms: deadline(new.timeout_s),
+            timeout_s: new.timeout_s,
+            on_timeout: new.on_timeout,
+            metadata: new.metadata,
+            forked_from,
+            paused: false,
+            state: None,
+            memory_kept: None,
+            egress: None,
+            usage: None,
+            network: None,
+        };
+        let clash = {
+            let mut all = self.all();
+            let clash = all.contains_key(&name);
+            if !clash {
+                all.insert(name.clone(), info.clone());
+            }
+            clash
+        };
+        if clash {
+            service.kill(instance);
+            return Err(SandboxProblem::Refused(format!("there is a sandbox `{name}` already")));
+        }
+        self.write();
+        Ok(info)
+    }
+}

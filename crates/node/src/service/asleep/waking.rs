@@ -1,0 +1,271 @@
+//! On the way back: the right to wake an instance, its boot from its file, and what becomes of one that
+//! does not wake.
+
+use super::sleepers::Sleeper;
+use crate::asleep::Asleep;
+use crate::boots::BootKind;
+use crate::instance::{
+    Command, ConnectionTable, Decrypted, Delivery, End, InstanceState, Launched, Outcome, Place,
+    Placed, Supervisor, WakeError,
+};
+use crate::service::held::use_egress;
+use crate::service::place::PlaceError;
+use crate::service::{Service, Slot, Slots};
+use std::mem;
+use std::sync::Arc;
+use std::time::{Duration, Instant, UNIX_EPOCH};
+use tokio::sync::mpsc;
+use tokio::time::timeout_at;
+
+/// The right to wake an instance, which sleeps on if it is dropped.
+pub(in crate::service) struct Waking {
+    service: Arc<Service>,
+    asleep: Option<Arc<Asleep>>,
+}
+
+impl Waking {
+    pub(super) fn new(service: &Arc<Service>, asleep: Arc<Asleep>) -> Self {
+        Self { service: service.clone(), asleep: Some(asleep) }
+    }
+
+    pub(in crate::service) fn asleep(&self) -> &Arc<Asleep> {
+        self.asleep.as_ref().expect("it is taken when this is dropped")
+    }
+
+    /// It is none of those that are asleep any more.
+    fn done(mut self) -> Option<Sleeper> {
+        let asleep = self.asleep.take()?;
+        self.service.slots().asleep.remove(asleep.id())
+    }
+}
+
+impl Drop for Waking {
+    fn drop(&mut self) {
+        let Some(asleep) = self.asleep.take() else { return };
+        let mut slots = self.service.slots();
+        slots.asleep.rest_again(&asleep);
+        drop(slots);
+        self.service.freed.notify_waiters();
+    }
+}
+
+/// How a boot for a client is to begin.
+pub(in crate::service) enum Beginning {
+    /// From the image of the function.
+    Image,
+    /// From the file of an instance that is asleep.
+    File(Waking),
+    /// Not yet: an instance that is being woken will have a free place.
+    Later,
+}
+
+impl Service {
+    /// How a boot for a client is to begin, who has room for it.
+    pub(in crate::service) fn beginning(self: &Arc<Self>) -> Beginning {
+        let mut slots = self.slots();
+        let most = self.config.limits.concurrency.get();
+        match slots.wake_for_one_more(most) {
+            Some(asleep) => Beginning::File(Waking::new(self, asleep)),
+            // It has room for one more beside the client that wakes it.
+            None if slots.asleep.are_waking() && most > 1 => Beginning::Later,
+            None => Beginning::Image,
+        }
+    }
+
+    /// Waits while instances are being woken that may have a free place then.
+    pub(in crate::service) async fn wait_for_waking(&self, deadline: tokio::time::Instant) {
+        if self.is_single_use() || self.config.limits.concurrency.get() == 1 {
+            return;
+        }
+        loop {
+            let freed = self.freed.notified();
+            tokio::pin!(freed);
+            // What happens from now on is noticed.
+            freed.as_mut().enable();
+            let will_be_free = {
+                let slots = self.slots();
+                let most = self.config.limits.concurrency.get();
+                slots.asleep.are_waking() && slots.asleep.one_with_room(most, &slots.held).is_none()
+            };
+            if !will_be_free || timeout_at(deadline, freed).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Boots an instance that is asleep, for a client or for nobody. The place has room for it and
+    /// for its decrypted memory ([`Service::memory_to_wake`]).
+    pub(in crate::service) async fn wake_up(
+        self: &Arc<Self>,
+        waking: Waking,
+        first: Option<Delivery>,
+        mut place: Place,
+    ) -> Result<Placed, PlaceError> {
+        let (launcher, asleep) = (self.launcher.clone(), waking.asleep().clone());
+        let decrypted_len = asleep.decrypted_len();
+        if place.lease.memory() < self.needs_awake(&asleep) {
+            // The quota was lowered while it slept, or another one slept a moment ago.
+            return Err(match self.never_wakes(asleep.id(), decrypted_len) {
+                Some(why) => self.lose(waking, why),
+                None => self.cannot_wake(
+                    &waking,
+                    "there is no room for its memory; it sleeps on, try again",
+                ),
+            });
+        }
+        let client = first.as_ref().map(|delivery| delivery.client.clone());
+        let clients = self.slots().asleep.get(asleep.id()).map(|one| one.clients.clients());
+        let clients = clients.unwrap_or_default();
+        if let Some(opening) = launcher.clone().opening() {
+            // If it fails, waking does, and says why.
+            let _ = opening.await;
+        }
+        let decrypted = decrypted_len.map(|bytes| Decrypted {
+            memory: Arc::new(place.lease.split_off(bytes)),
+            owner_key: asleep.owner_key(),
+        });
+        let limits = self.limits_of(asleep.id());
+        place.lease.shrink_to(limits.memory);
+        let unsealer = match &decrypted {
+            Some(_) => Some(self.tenant.unsealer().await),
+            None => None,
+        };
+        let egress = self.shared.egress().clone();
+        let boot = move || {
+            let later = |error: &dyn ToString| WakeError::Later(error.to_string());
+            let function = launcher.egress();
+            let own = egress.of(asleep.id(), function.as_deref()).map_err(WakeError::Later)?;
+            let file = asleep.open().map_err(|error| match error.kind() {
+                std::io::ErrorKind::NotFound => WakeError::Lost("its file is gone".to_owned()),
+                std::io::ErrorKind::InvalidData => WakeError::Lost(error.to_string()),
+                _ => later(&error),
+            })?;
+            drop(unsealer);
+            let launcher = launcher.waken(
+                file,
+                asleep.checksum(),
+                asleep.base(),
+                clients,
+                decrypted,
+                limits,
+            )?;
+            let mut launched = launcher.launch(client.as_deref()).map_err(|error| later(&error))?;
+            if let Some(own) = own {
+                use_egress(&mut launched, own).map_err(WakeError::Later)?;
+            }
+            Ok(Launched { kind: BootKind::Asleep, ..launched })
+        };
+        let launched = tokio::task::spawn_blocking(boot).await.expect("a launcher does not panic");
+        match launched {
+            Ok(launched) => Ok(self.adopt_woken(launched, waking, first, place)),
+            Err(WakeError::Later(why)) => {
+                Err(self.cannot_wake(&waking, &format!("{why}; it sleeps on, try again")))
+            }
+            Err(WakeError::Lost(why)) => Err(self.lose(waking, why)),
+        }
+    }
+
+    /// An instance will never wake. Whoever comes next gets a new one.
+    fn lose(&self, waking: Waking, why: String) -> PlaceError {
+        let refused = self.cannot_wake(&waking, &format!("{why}; its state is lost"));
+        if let Some(mut lost) = waking.done() {
+            mem::take(&mut lost.clients).end(&Outcome::Gone(End::Failed(why)));
+        }
+        self.shared.metrics().lost_asleep(self.name());
+        self.freed.notify_waiters();
+        refused
+    }
+
+    fn cannot_wake(&self, waking: &Waking, why: &str) -> PlaceError {
+        let instance = waking.asleep().id();
+        tracing::error!(function = %self.name(), instance, "cannot wake an instance that is asleep: {why}");
+        PlaceError::CannotWake(format!("instance {instance} was asleep and cannot be woken: {why}"))
+    }
+
+    /// Makes an instance that was asleep a live one of the same number.
+    fn adopt_woken(
+        self: &Arc<Self>,
+        launched: Launched,
+        waking: Waking,
+        first: Option<Delivery>,
+        place: Place,
+    ) -> Placed {
+        let asleep = waking.asleep().clone();
+        let id = asleep.id();
+        let placed = Placed { instance: id, waited: false };
+        let (commands, receiver) = mpsc::unbounded_channel();
+        let connector = launched.instance.connector();
+        let table = Arc::new(ConnectionTable::new(connector, commands, &self.config));
+        let booted = UNIX_EPOCH.checked_add(Duration::from_millis(asleep.booted_ms));
+        let age = booted.and_then(|booted| booted.elapsed().ok()).unwrap_or_default();
+        let now = Instant::now();
+        let mut slot = Slot {
+            state: InstanceState::Booting,
+            connections: first.is_some().into(),
+            table: table.clone(),
+            pid: launched.instance.pid(),
+            started: now.checked_sub(age).unwrap_or(now),
+            served: asleep.served,
+            idle_since: first.is_none().then_some(now),
+            upstreams: Vec::new(),
+            was_full: false,
+            ending: place.lease.ending(),
+            is_unwanted: false,
+        };
+        let client = first.as_ref().map(|delivery| delivery.client.clone());
+        if let Some(first) = first {
+            table.adopt(first, placed);
+        }
+        let (service, owned) = (self.clone(), table.clone());
+        let supervisor = match client {
+            Some(client) => Supervisor::new(id, service, launched, receiver, owned, &client, place),
+            None => Supervisor::adopted(id, service, launched.instance, receiver, owned, place),
+        };
+        // It is never in both lists, nor in none, for anybody who looks.
+        let mut slots = self.slots();
+        if let Some(mut sleeper) = slots.asleep.remove(id) {
+            slot.connections += sleeper.clients.len() as u32;
+            slot.idle_since = slot.idle_since.filter(|_| slot.connections == 0);
+            table.put_back(mem::take(&mut sleeper.clients));
+        } else {
+            // Its function was removed meanwhile, or it was to end.
+            slot.is_unwanted = true;
+            table.tell(Command::End);
+        }
+        slots.insert(id, slot);
+        slots.perhaps_free.insert(id);
+        drop(slots);
+        drop(waking.done());
+        self.shared.metrics().woken_from_sleep(self.name());
+        tokio::spawn(supervisor.woken_from(asleep).run());
+        self.freed.notify_waiters();
+        placed
+    }
+
+    /// An instance that was asleep has ended before it was known to run. One that was killed is among
+    /// those that are asleep again, if it may be.
+    pub(in crate::service) fn sleeps_on(
+        &self,
+        slots: &mut Slots,
+        asleep: Arc<Asleep>,
+        end: &End,
+    ) -> bool {
+        let was_killed = matches!(
+            end,
+            End::Killed(None | Some(libc::SIGKILL)) | End::KilledInBoot(_) | End::TenantSpent
+        );
+        was_killed
+            && self.may_keep(slots, asleep.id())
+            && slots.asleep.insert(Sleeper::new(asleep)).is_ok()
+    }
+
+    /// Says what has become of an instance that was asleep and has ended before it was known to run.
+    pub(in crate::service) fn did_not_wake(&self, id: u64, sleeps_on: bool, end: &End) {
+        if sleeps_on {
+            tracing::info!(function = %self.name(), instance = id, "an instance that was killed while it woke sleeps on");
+        } else {
+            tracing::warn!(function = %self.name(), instance = id, "an instance that was asleep is lost: {end}");
+            self.shared.metrics().lost_asleep(self.name());
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Instances that are to end: idle ones, to make room for others, and those that somebody ends.
+
+use super::{Service, Slot};
+use crate::instance::Command;
+use crate::tenants::Ending;
+use std::time::Instant;
+
+impl Service {
+    /// Which instance has been idle longest, and since when, of those after `after` in that order.
+    pub(crate) fn idlest(&self, after: Option<(Instant, u64)>) -> Option<(Instant, u64)> {
+        let slots = self.slots();
+        let others =
+            slots.iter().filter(|(id, _)| !slots.leaving.contains(id) && !slots.held.contains(id));
+        let idle = others.filter_map(|(id, slot)| Some((slot.idle_since?, *id)));
+        idle.filter(|found| after.is_none_or(|after| *found > after)).min()
+    }
+
+    /// Ends the instance if it is idle, or puts it to sleep where its function wants that in the
+    /// end; says whether it was.
+    pub(crate) fn evict(&self, id: u64) -> bool {
+        if self.config.limits.sleep_after.is_some() {
+            return self.put_to_sleep_or_end(id);
+        }
+        let retired = self.retire_if_idle(id);
+        if retired && let Some(slot) = self.slots().get(&id) {
+            slot.table.tell(Command::End);
+        }
+        retired
+    }
+
+    /// The same if the tenant has more instances than it may, those that are about to end left out.
+    pub(crate) fn evict_beyond_quota(&self, id: u64) -> bool {
+        let ending = self.slots().get(&id).map(|slot| slot.ending.clone());
+        let Some(ending) = ending.filter(Ending::announce_if_overdrawn) else { return false };
+        let is_ending = self.evict(id);
+        if !is_ending && self.slots().get(&id).is_some_and(|slot| slot.state.takes_connections()) {
+            ending.announce(false);
+        }
+        is_ending
+    }
+
+    /// Gives an instance no more connections. It stays until it ends by itself.
+    pub fn retire(&self, id: u64) {
+        if let Some(slot) = self.slots().get_mut(&id) {
+            slot.end();
+        }
+    }
+
+    /// The same, only if it has no connections; says whether it is so.
+    pub(crate) fn retire_if_idle(&self, id: u64) -> bool {
+        let mut slots = self.slots();
+        let is_held = slots.held.contains(&id);
+        match slots.get_mut(&id) {
+            Some(slot) if !is_held && slot.connections == 0 && slot.state.takes_connections() => {
+                slot.end();
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Ends all idle instances, those that are asleep, and every other one after its last connection.
+    pub fn retire_all(&self) {
+        self.end_all_asleep();
+        self.slots().values_mut().for_each(Slot::retire);
+    }
+
+    /// Ends one instance, whatever it does.
+    pub fn kill(&self, id: u64) {
+        if self.end_asleep(id) {
+            return;
+        }
+        if let Some(slot) = self.slots().get_mut(&id) {
+            slot.is_unwanted = true;
+            slot.end();
+            slot.table.tell(Command::End);
+        }
+    }
+
+    /// Ends one instance that has taken too long.
+    pub(crate) fn kill_late(&self, id: u64, why: String) {
+        if let Some(slot) = self.slots().get_mut(&id) {
+            slot.end();
+            slot.table.tell(Command::EndLate(why));
+        }
+    }
+
+    /// Ends all instances but those that are asleep, whatever they do; how many there are.
+    pub fn kill_all(&self) -> usize {
+        let mut slots = self.slots();
+        for slot in slots.values_mut() {
+            slot.end();
+            slot.table.tell(Command::End);
+        }
+        slots.len()
+    }
+}
