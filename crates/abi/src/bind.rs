@@ -124,27 +124,36 @@ pub const VOLUME_END: u64 = u64::MAX;
 
 /// How long a file of a volume is that a sandbox has open. Stored by the host.
 ///
-/// As long as the length is *delegated*, no other sandbox has the file open, and this one alone says how
-/// long it is: it may write up to `granted`, where the file ends on the host, and stores where its
-/// bytes end in the [`EndsPage`]. The host takes a delegation back by storing 0 in `delegated` and
-/// waiting until the sandbox is not [busy](EndsPage::busy); then it cuts the file at that end, if that
-/// lies between the length before and `granted`.
+/// As long as the length is [*delegated*](LENGTH_DELEGATED), no other sandbox has the file open, and this
+/// one alone says how long it is: it may write up to `granted`, where the file ends on the host, and
+/// stores where its bytes end in the [`EndsPage`]. The host takes a delegation back by storing
+/// [`LENGTH_WITHDRAWN`] and waiting until the sandbox is not [busy](EndsPage::busy); then it cuts the
+/// file at that end, if that lies between the length before and `granted`, and tells the length.
 #[derive(Debug, Default, Zeroable)]
 #[repr(C)]
 pub struct FileLength {
-    /// Bytes of the file if it is not delegated; [`LENGTH_UNKNOWN`]: the host has to be asked.
+    /// Bytes of the file if the length is told; [`LENGTH_UNKNOWN`]: the host has to be asked.
     pub length: AtomicU64,
-    /// Bytes that a delegated file has on the host.
+    /// Bytes that a file whose length is delegated has on the host.
     pub granted: AtomicU64,
-    /// 1: the length is delegated.
-    pub delegated: AtomicU64,
+    /// `LENGTH_TOLD`, `LENGTH_DELEGATED` or `LENGTH_WITHDRAWN`.
+    pub state: AtomicU64,
     reserved: u64,
 }
 
+/// The host says how long the file is.
+pub const LENGTH_TOLD: u64 = 0;
+/// The sandbox does.
+pub const LENGTH_DELEGATED: u64 = 1;
+/// What the sandbox has said holds still, and it says nothing more.
+pub const LENGTH_WITHDRAWN: u64 = 2;
 /// See [`FileLength::length`].
 pub const LENGTH_UNKNOWN: u64 = u64::MAX;
 /// Most files of a volume whose lengths a sandbox is told.
 pub const LENGTHS: usize = 255;
+
+/// See [`EndsPage::busy`].
+pub const DELEGATED_WRITE_MAX: u64 = 1 << 20;
 
 /// What the host tells a sandbox about files of one volume.
 #[derive(Zeroable)]
@@ -161,7 +170,8 @@ pub struct LengthsPage {
 #[repr(C)]
 pub struct EndsPage {
     /// 1 while the sandbox writes by a delegation: it stores that, looks whether the length is
-    /// delegated, writes, stores the end, and stores 0. Meanwhile it asks the host nothing.
+    /// delegated, writes at most [`DELEGATED_WRITE_MAX`] bytes, stores the end, and stores 0. Meanwhile it
+    /// sends the host nothing. It may have to wait for a disk.
     pub busy: AtomicU64,
     /// Bytes of the files whose length is delegated, by place from 1 on. The host stores the
     /// first one before it delegates.

@@ -43,7 +43,7 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use thaw_sandbox::{BoundAccess, OwnFiles, Volume, VolumeMount, VolumeShare, settle_lengths};
+use thaw_sandbox::{BoundAccess, OwnFiles, Volume, VolumeMount, VolumeShare, cut_to_lengths};
 use thaw_store::{Name, StoreError};
 
 /// Most volumes of a state directory.
@@ -481,10 +481,10 @@ impl VolumeStore {
 
     /// Has the files of a volume, which nobody else has, be as long as sandboxes have said whose
     /// process was killed.
-    fn settle(&self, name: &Name) -> Result<(), VolumeError> {
+    fn cut_files(&self, name: &Name) -> Result<(), VolumeError> {
         let (files, directory) = (self.directory(name).join("files"), self.directory(name));
-        let settled = settle_lengths(&files, &directory.join("lengths"));
-        settled.map_err(failed("cut files of", &directory))
+        let cut = cut_to_lengths(&files, &directory.join("lengths"));
+        cut.map_err(failed("cut files of", &directory))
     }
 
     /// All volumes, by name.

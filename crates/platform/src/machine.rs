@@ -168,6 +168,18 @@ pub trait Memory {
     /// As [`Memory::copy`].
     unsafe fn copy_present(to: *mut u8, from: *const u8, len: usize) -> usize;
 
+    /// Stores a word in memory that shows a file, whose disk may be full, as one.
+    ///
+    /// # Errors
+    /// `EFAULT`: there is no room for it.
+    fn store_in_file(word: &AtomicU64, value: u64) -> Result<()>;
+
+    /// Loads a word from memory that shows a file, as one.
+    ///
+    /// # Errors
+    /// `EFAULT`: its disk fails.
+    fn load_from_file(word: &AtomicU64) -> Result<u64>;
+
     /// Replaces a word by `new` if it is `expected`, atomically for all who share the memory,
     /// and returns the word as it was; `None` after a fault.
     ///

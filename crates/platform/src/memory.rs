@@ -16,7 +16,6 @@
 #![allow(unsafe_code)]
 
 use core::marker::PhantomData;
-use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 
 use bytemuck::Zeroable;
@@ -197,19 +196,6 @@ impl<T: Zeroable> Table<T> {
         // SAFETY: inside the table, which nobody else refers to in another way; the zeros of
         // fresh memory make a value.
         unsafe { core::slice::from_raw_parts(self.address as *const T, count) }
-    }
-}
-
-/// Stores a number in memory that shows a file, whose disk may be full. Not atomic.
-///
-/// # Errors
-/// `EFAULT`: there is no room for it.
-pub fn store_in_file(word: &AtomicU64, value: u64) -> Result<()> {
-    let bytes = value.to_ne_bytes();
-    // SAFETY: both sides are valid; a fault of the copy is caught.
-    match unsafe { Machine::copy(word.as_ptr().cast(), bytes.as_ptr(), bytes.len()) } {
-        0 => Ok(()),
-        _ => Err(Errno::EFAULT),
     }
 }
 

@@ -46,7 +46,7 @@ pub use boot::{
 pub use broker::{
     BlobSource, BoundAccess, BoundDirectory, ClosedVolume, Copied, FetchAnswer, FileNumbers,
     FileRights, FuseAccess, HostDirectory, HostPolicy, NUMBERED_MAX, OwnFiles, Volume, VolumeMount,
-    VolumeShare, copy_snapshot, copy_volume, settle_copy, settle_lengths, volume_descriptors,
+    VolumeShare, copy_snapshot, copy_volume, cut_to_lengths, settle_copy, volume_descriptors,
 };
 pub use console::{Console, ConsoleOutput, ConsoleRate};
 pub use cores::{CoreError, CoreGroup, CoreScheduling};

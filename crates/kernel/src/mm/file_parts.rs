@@ -49,8 +49,8 @@ pub enum Lost {
 }
 
 impl Parts {
-    /// Writes at `offset`, from where on the file has `room` bytes; fewer than `source` has where a
-    /// part ends. Maps no page of another file.
+    /// Writes at `offset`, from where on the file has `room` bytes; fewer than `source` has where a copy
+    /// faults. Maps no page of another file.
     ///
     /// # Errors
     /// No byte could be written.
@@ -61,6 +61,23 @@ impl Parts {
         room: u64,
     ) -> core::result::Result<usize, Lost> {
         let len = room.min(source.remaining() as u64);
+        let mut done = 0;
+        while done < len {
+            match self.write_in_part(source, offset + done, len - done) {
+                Ok(count) => done += count as u64,
+                Err(lost) if done == 0 => return Err(lost),
+                Err(_) => break,
+            }
+        }
+        Ok(done as usize)
+    }
+
+    fn write_in_part(
+        self,
+        source: &mut Source<'_>,
+        offset: u64,
+        len: u64,
+    ) -> core::result::Result<usize, Lost> {
         let (base, len) = self.mapped(offset, len).map_err(Lost::Host)?;
         // SAFETY: the place is this module's alone; nobody has a reference into it, and a fault of
         // the copy is caught.

@@ -176,7 +176,7 @@ impl VolumeStore {
     fn alone_to_copy(&self, name: &Name) -> Result<[File; 2], VolumeError> {
         let both = [self.copying(name)?, self.alone(name)?];
         self.undo_unfinished_of(name)?;
-        self.settle(name)?;
+        self.cut_files(name)?;
         Ok(both)
     }
 

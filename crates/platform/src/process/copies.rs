@@ -1,5 +1,5 @@
-//! The routines that touch guest memory. A fault in one of them is not a bug: the handler
-//! ([`super::fault`]) knows them by their addresses, and goes on behind what faulted.
+//! The routines that touch guest memory, and files that may not be there. A fault in one of them is not
+//! a bug: the handler ([`super::fault`]) knows them by their addresses, and goes on behind what faulted.
 #![allow(unsafe_code)]
 
 /// usize NAME(dst: rdi, src: rsi, len: rdx) -> bytes not copied.
@@ -49,7 +49,41 @@ core::arch::global_asm!(
     "ret",
 );
 
+core::arch::global_asm!(
+    // u64 thaw_store(word: rdi, value: rsi) -> 0, or all ones after a fault.
+    ".globl thaw_store, thaw_store_begin, thaw_store_end, thaw_store_fault",
+    "thaw_store:",
+    "xor eax, eax",
+    "thaw_store_begin:",
+    "mov [rdi], rsi",
+    "thaw_store_end:",
+    "ret",
+    "thaw_store_fault:",
+    "mov rax, -1",
+    "ret",
+    // u64 thaw_load(word: rdi, to: rsi) -> 0, or all ones after a fault.
+    ".globl thaw_load, thaw_load_begin, thaw_load_end, thaw_load_fault",
+    "thaw_load:",
+    "xor eax, eax",
+    "thaw_load_begin:",
+    "mov rdx, [rdi]",
+    "thaw_load_end:",
+    "mov [rsi], rdx",
+    "ret",
+    "thaw_load_fault:",
+    "mov rax, -1",
+    "ret",
+);
+
 unsafe extern "C" {
+    pub(super) fn thaw_store(word: *mut u64, value: u64) -> u64;
+    static thaw_store_begin: u8;
+    static thaw_store_end: u8;
+    static thaw_store_fault: u8;
+    pub(super) fn thaw_load(word: *const u64, to: *mut u64) -> u64;
+    static thaw_load_begin: u8;
+    static thaw_load_end: u8;
+    static thaw_load_fault: u8;
     pub(super) fn thaw_compare_exchange(word: *mut u32, expected: u32, new: u32) -> u64;
     static thaw_exchange_begin: u8;
     static thaw_exchange_end: u8;
@@ -89,6 +123,13 @@ pub(super) fn fault_exit(rip: u64) -> Option<FaultExit> {
             &raw const thaw_copy_present_fault,
             false,
         ),
+        (
+            &raw const thaw_store_begin,
+            &raw const thaw_store_end,
+            &raw const thaw_store_fault,
+            false,
+        ),
+        (&raw const thaw_load_begin, &raw const thaw_load_end, &raw const thaw_load_fault, false),
     ];
     routines
         .into_iter()

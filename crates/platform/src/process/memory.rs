@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use core::cell::Cell;
+use core::sync::atomic::AtomicU64;
 
 use super::calls::{hostcall, nr};
 use super::{HostProcesses, copies};
@@ -128,6 +129,23 @@ impl Memory for HostProcesses {
     unsafe fn copy_present(to: *mut u8, from: *const u8, len: usize) -> usize {
         // SAFETY: as in `copy`.
         unsafe { copies::thaw_copy_present(to, from, len) }
+    }
+
+    fn store_in_file(word: &AtomicU64, value: u64) -> Result<()> {
+        // SAFETY: an aligned word that may change at any time; a fault is caught.
+        match unsafe { copies::thaw_store(word.as_ptr(), value) } {
+            0 => Ok(()),
+            _ => Err(Errno::EFAULT),
+        }
+    }
+
+    fn load_from_file(word: &AtomicU64) -> Result<u64> {
+        let mut value = 0;
+        // SAFETY: as above.
+        match unsafe { copies::thaw_load(word.as_ptr(), &raw mut value) } {
+            0 => Ok(value),
+            _ => Err(Errno::EFAULT),
+        }
     }
 
     unsafe fn compare_exchange(word: *mut u32, expected: u32, new: u32) -> Option<u32> {

@@ -147,6 +147,7 @@ impl FileServer {
 
 impl Drop for FileServer {
     fn drop(&mut self) {
+        self.shared.directories.note_end();
         self.shared.state().closed = true;
         self.shared.work.notify_all();
         self.shared.closing.notify_all();

@@ -132,6 +132,11 @@ impl Directories {
         self.volumes.values().map(|mounted| mounted.open_files_of(volume)).sum()
     }
 
+    /// Notes that nothing runs in the sandbox any more.
+    pub fn note_end(&self) {
+        self.volumes.values().for_each(MountedVolume::note_end);
+    }
+
     /// Answers a question.
     pub fn answer(&self, question: &FileQuestion) -> Result<Answer, Errno> {
         if let FileQuestion::Bind(request, tail) = question {

@@ -31,7 +31,7 @@ pub use host_directory::{FuseAccess, HostDirectory, HostPolicy};
 pub use rights::FileRights;
 pub use volume::{
     ClosedVolume, Copied, FileNumbers, NUMBERED_MAX, OwnFiles, Volume, VolumeMount, VolumeShare,
-    copy_snapshot, copy_volume, settle_copy, settle_lengths, volume_descriptors,
+    copy_snapshot, copy_volume, cut_to_lengths, settle_copy, volume_descriptors,
 };
 
 pub(crate) use file_server::{FileServer, QueueFull};

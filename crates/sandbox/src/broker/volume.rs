@@ -43,12 +43,12 @@ use thaw_abi::control::{DirectoryEntry, FileAttributes};
 
 pub use closed::ClosedVolume;
 pub use copy::{Copied, NUMBERED_MAX, copy_snapshot, copy_volume, settle_copy};
-pub use lengths::settle_lengths;
+pub use lengths::cut_to_lengths;
 pub(super) use limits::Share;
 pub use limits::{VolumeShare, volume_descriptors};
 pub use numbers::FileNumbers;
 
-use alone::Lengths;
+use alone::{Lengths, wait_for_others};
 use gate::Gate;
 use lengths::Pages;
 use limits::Taken;
@@ -141,21 +141,30 @@ impl Volume {
         });
         let others = serves_as.filter(|&(uid, _)| uid != 0);
         let owner = others.map(|(uid, gid)| (Uid::from_raw(uid), Gid::from_raw(gid)));
-        match flock(&users, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {
-                if let Some(lengths) = &lengths {
-                    settle_lengths(directory, lengths)?;
-                }
-                users.set_len(0)?;
-                let used = tree::count(File::open(directory)?.as_fd(), quota);
-                pwrite(&usage, &used.to_ne_bytes(), 0)?;
+        let begin = || -> io::Result<()> {
+            if let Some(lengths) = &lengths {
+                cut_to_lengths(directory, lengths)?;
             }
-            Err(Errno::WOULDBLOCK) => {}
+            let used = tree::count(File::open(directory)?.as_fd(), quota);
+            pwrite(&usage, &used.to_ne_bytes(), 0)?;
+            Ok(())
+        };
+        let is_first = match flock(&users, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => begin().map(|()| true)?,
+            Err(Errno::WOULDBLOCK) => false,
             Err(error) => return Err(error.into()),
-        }
+        };
         flock(&users, FlockOperation::LockShared)?;
         sys::set_lock(users.as_fd(), RecordLock::Read, 0, 1)?;
-        let lengths = lengths.map(|directory| Lengths::new(directory, &users)).transpose()?;
+        if lengths.is_some() {
+            wait_for_others(&users)?;
+        }
+        // Who was first may have been killed meanwhile.
+        if !is_first && flock(&users, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            begin()?;
+            flock(&users, FlockOperation::LockShared)?;
+        }
+        let lengths = lengths.map(Lengths::new);
         let directory = BoundDirectory::open(directory, BoundAccess::Write)?;
         let place = RwLock::new(Arc::new(Place { directory, numbers }));
         let (gate, state) = (Gate::default(), Mutex::default());
@@ -268,10 +277,14 @@ impl Volume {
     /// Makes a file longer, with room on the disk for all of it.
     fn extend(&self, file: &OwnedFd, from: u64, to: u64) -> Result<(), Errno> {
         self.paid(blocks(to) - blocks(from), || {
-            match fallocate(file, FallocateFlags::empty(), from, to - from) {
+            let extended = match fallocate(file, FallocateFlags::empty(), from, to - from) {
                 Err(Errno::OPNOTSUPP) => ftruncate(file, to),
                 outcome => outcome,
-            }
+            };
+            // It may have become longer in part.
+            extended.inspect_err(|_| {
+                let _ = ftruncate(file, from);
+            })
         })
     }
 
@@ -292,6 +305,9 @@ impl Volume {
         at: u64,
         bytes: &[u8],
     ) -> Result<u64, Errno> {
+        if bytes.is_empty() {
+            return Err(Errno::INVAL);
+        }
         self.change_length(&mut state.open, (inode, file), || {
             let old = size_of(file)?;
             let at = if at == VOLUME_END { old } else { at };
@@ -304,12 +320,12 @@ impl Volume {
                 return write();
             }
             self.paid(blocks(end) - blocks(old), || {
-                match fallocate(file, FallocateFlags::KEEP_SIZE, old, end - old) {
-                    Ok(()) | Err(Errno::OPNOTSUPP) => {}
-                    Err(error) => return Err(error),
-                }
-                // Nobody is told of what was written in part.
-                write().inspect_err(|_| {
+                let room = match fallocate(file, FallocateFlags::KEEP_SIZE, old, end - old) {
+                    Err(Errno::OPNOTSUPP) => Ok(()),
+                    room => room,
+                };
+                // Nobody is told of what was written in part, and room that nobody uses is none's.
+                room.and_then(|()| write()).inspect_err(|_| {
                     let _ = ftruncate(file, old);
                 })
             })
@@ -458,6 +474,11 @@ impl MountedVolume {
         }
     }
 
+    /// Notes that nothing runs in the sandbox any more.
+    pub fn note_end(&self) {
+        self.pages.get().and_then(Option::as_ref).into_iter().for_each(|pages| pages.note_end());
+    }
+
     fn files(&self) -> MutexGuard<'_, Files> {
         self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -467,7 +488,15 @@ impl MountedVolume {
         self.volume.take_rights()?;
         // Who gives a file back changes nothing that is copied, and may be a sandbox that ends.
         let _passed = (request.operation != BIND_CLOSE).then(|| self.volume.gate.pass());
-        let answer = self.answer(request, tail)?;
+        let answer = match self.answer(request, tail) {
+            // Files may be longer than they need be.
+            Err(Errno::DQUOT | Errno::NOSPC)
+                if self.volume.reclaim(&mut self.volume.state().open) =>
+            {
+                self.answer(request, tail)
+            }
+            answer => answer,
+        }?;
         Ok(self.numbered(request.operation, answer))
     }
 
@@ -557,7 +586,7 @@ impl MountedVolume {
     fn sync(&self, handle: u64) -> Result<(), Errno> {
         let (inode, file) = self.file(handle)?;
         // After a power failure nobody knows which bytes were granted only.
-        self.volume.settle_one(&mut self.volume.state().open, inode)?;
+        self.volume.cut_one(&mut self.volume.state().open, inode)?;
         fsync(file)
     }
 
@@ -565,9 +594,10 @@ impl MountedVolume {
     fn lengths(&self, is_of_sandbox: bool) -> Result<Answer, Errno> {
         let lengths = self.volume.lengths.as_ref().ok_or(Errno::OPNOTSUPP)?;
         let make = || {
+            let descriptors = self.of_tenant.descriptors.take(Pages::DESCRIPTORS)?;
             self.volume.watch_lengths().ok()?;
             // On a full disk the sandbox asks.
-            Pages::new(&lengths.directory).ok()
+            Pages::new(&lengths.directory, descriptors).ok()
         };
         let pages = self.pages.get_or_init(make).as_ref().ok_or(Errno::OPNOTSUPP)?;
         let descriptor = pages.descriptor(is_of_sandbox).map_err(|_| Errno::MFILE)?;
@@ -580,13 +610,10 @@ impl MountedVolume {
         let serve = |request: &BindRequest| bound.serve(request, tail);
         match request.operation {
             BIND_STAT => {
-                let mut found = self.stat(tail)?;
+                // Nobody cuts it meanwhile.
                 let state = self.volume.state();
-                if state.open.contains_key(&found.inode) {
-                    // Nobody cuts it meanwhile.
-                    found = self.stat(tail)?;
-                    found.size = Volume::length(&state.open, found.inode, found.size);
-                }
+                let mut found = self.stat(tail)?;
+                found.size = Volume::length(&state.open, found.inode, found.size);
                 Ok(bytes_of(&found).to_vec())
             }
             BIND_READLINK | BIND_UTIMES => serve(request),
@@ -724,7 +751,8 @@ impl MountedVolume {
         let given = file.try_clone().map_err(|_| Errno::MFILE)?;
         let inode = found.st_ino;
         let pages = self.pages.get().and_then(Option::as_ref);
-        let place = self.volume.add_user(&mut state.open, (inode, &file), self.number, pages)?;
+        let user = (self.number, self.access == BoundAccess::Write);
+        let place = self.volume.add_user(&mut state.open, (inode, &file), user, pages)?;
         let size = Volume::length(&state.open, inode, size_of(&file)?);
         let mut files = self.files();
         files.last += 1;
@@ -848,7 +876,7 @@ impl MountedVolume {
 
 impl Drop for MountedVolume {
     fn drop(&mut self) {
-        self.pages.get().and_then(Option::as_ref).into_iter().for_each(|pages| pages.end());
+        self.note_end();
         let open: Vec<u64> = self.files().open.keys().copied().collect();
         for handle in open {
             // A failure leaves bytes counted, which the next who counts finds.

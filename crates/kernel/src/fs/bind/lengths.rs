@@ -8,13 +8,14 @@
 use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use core::sync::atomic::{AtomicU64, fence};
 
-use thaw_abi::bind::{EndsPage, FileLength, LENGTH_UNKNOWN, VOLUME_LENGTHS};
+use thaw_abi::bind::{
+    EndsPage, FileLength, LENGTH_DELEGATED, LENGTH_TOLD, LENGTH_UNKNOWN, VOLUME_LENGTHS,
+};
 use thaw_abi::layout::LENGTHS_MOUNTS;
 
 use super::Bind;
 use crate::platform::boot_area::{ENDS, LENGTHS, of_process};
-use crate::platform::machine::{HostFd, HostFiles, Machine, PROT_READ, PROT_WRITE};
-use crate::platform::memory::store_in_file;
+use crate::platform::machine::{HostFd, HostFiles, Machine, Memory, PROT_READ, PROT_WRITE};
 use crate::state::OfBoot;
 use crate::sync::KernelCell;
 
@@ -77,39 +78,39 @@ impl Known {
         Some(Self { file, ends, end: ends.ends.get(index)? })
     }
 
-    fn is_delegated(self) -> bool {
-        self.file.delegated.load(SeqCst) == 1
+    fn state(self) -> u64 {
+        self.file.state.load(SeqCst)
     }
 
     /// Bytes of the file; `None`: the host has to be asked.
     pub fn length(self) -> Option<u64> {
-        if self.is_delegated() {
-            return Some(self.end.load(Relaxed));
+        if self.state() != LENGTH_TOLD {
+            return Machine::load_from_file(self.end).ok();
         }
         Some(self.file.length.load(Acquire)).filter(|&length| length != LENGTH_UNKNOWN)
     }
 
     /// Bytes up to which the file may be written by a delegation; `None`: there is none.
     pub fn granted(self) -> Option<u64> {
-        self.is_delegated().then(|| self.file.granted.load(Acquire))
+        (self.state() == LENGTH_DELEGATED).then(|| self.file.granted.load(Acquire))
     }
 
     /// Writes by the delegation: `write` gets where the file ends now, and where it may end, and
-    /// says where its bytes end, and what else there is to say. It asks the host nothing. `None`:
+    /// says where its bytes end, and what else there is to say. It sends the host nothing. `None`:
     /// there is no delegation any more, or no room to say so.
     pub fn write<T>(self, write: impl FnOnce(u64, u64) -> (u64, T)) -> Option<T> {
-        store_in_file(&self.ends.busy, 1).ok()?;
-        // The host stores 0 there before it looks whether this is busy.
+        Machine::store_in_file(&self.ends.busy, 1).ok()?;
+        // The host withdraws it before it looks whether this is busy.
         fence(SeqCst);
-        let outcome = self.is_delegated().then(|| {
-            let length = self.end.load(Relaxed);
-            let (end, outcome) = write(length, self.file.granted.load(Acquire));
-            let is_said = end <= length || store_in_file(self.end, end).is_ok();
+        let outcome = self.granted().and_then(|granted| {
+            let length = Machine::load_from_file(self.end).ok()?;
+            let (end, outcome) = write(length, granted);
+            let is_said = end <= length || Machine::store_in_file(self.end, end).is_ok();
             is_said.then_some(outcome)
         });
         fence(SeqCst);
         // It could be stored before.
-        let _ = store_in_file(&self.ends.busy, 0);
-        outcome.flatten()
+        let _ = Machine::store_in_file(&self.ends.busy, 0);
+        outcome
     }
 }

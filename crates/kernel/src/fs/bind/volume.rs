@@ -291,13 +291,24 @@ impl VolumePages {
         Ok(done)
     }
 
-    /// Writes at the end, wherever that is by then: where the bytes are, and how many.
+    /// Writes at the end, wherever that is by then: where the bytes end, and how many they are. Others
+    /// may come in between if they are more than [`DELEGATED_WRITE_MAX`].
     fn append(&self, source: &mut Source<'_>) -> Result<(u64, usize)> {
+        let (mut end, mut done) = (0, 0);
+        while source.remaining() > 0 {
+            match self.append_some(source) {
+                Ok((at, count)) => (end, done) = (at + count as u64, done + count),
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok((end, done))
+    }
+
+    /// The same at once: where the bytes are.
+    fn append_some(&self, source: &mut Source<'_>) -> Result<(u64, usize)> {
         if let Some((at, written)) = self.write_by_delegation(source, None)? {
-            return match written {
-                Ok(count) => Ok((at, count)),
-                Err(lost) => Err(reason(lost)),
-            };
+            return written.map(|count| (at, count)).map_err(reason);
         }
         let wanted = source.remaining();
         if wanted <= BIND_WRITE_MAX {
@@ -353,7 +364,7 @@ impl VolumePages {
             if offset.is_none() {
                 limit(source, at)?;
             }
-            let wanted = source.remaining() as u64;
+            let wanted = (source.remaining() as u64).min(DELEGATED_WRITE_MAX);
             let end = at.checked_add(wanted).ok_or(Errno::EFBIG)?;
             let mut least = wanted;
             if end > granted {
@@ -368,7 +379,7 @@ impl VolumePages {
             source.touch();
             let written = known.write(|length, granted| {
                 let at = offset.unwrap_or(length);
-                let room = granted.saturating_sub(at);
+                let room = granted.saturating_sub(at).min(wanted);
                 // It was taken back and given anew meanwhile.
                 if room < least {
                     return (0, None);
@@ -425,7 +436,8 @@ impl File for VolumeFile {
     }
 
     fn append(&self, source: &mut Source<'_>) -> Option<Result<(u64, usize)>> {
-        (source.remaining() > 0).then(|| self.pages.append(source))
+        let appended = (source.remaining() > 0).then(|| self.pages.append(source));
+        appended.map(|appended| appended.map(|(end, count)| (end - count as u64, count)))
     }
 
     fn seekable(&self) -> bool {

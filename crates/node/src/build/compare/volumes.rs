@@ -25,7 +25,7 @@ impl CopiedVolumes {
     pub fn of(config: &FunctionConfig, store: Option<&VolumeStore>) -> Result<Self, String> {
         let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
         let home = Home::at(directory.path().join("home")).map_err(|error| error.to_string())?;
-        let copies = VolumeStore::of(home);
+        let copies = VolumeStore::of(home.clone());
         for volume in &config.volumes {
             let name = &volume.name;
             let failed = |error: String| format!("volume `{name}` cannot be copied: {error}");
@@ -42,9 +42,11 @@ impl CopiedVolumes {
                 .create(name, size, functions, None)
                 .map_err(|error| failed(error.to_string()))?;
             let to = copies.show(name).map_err(|error| failed(error.to_string()))?.path;
-            let copied = File::open(&found.path)
-                .and_then(|from| Ok((from, File::open(&to)?)))
-                .and_then(|(from, to)| copy_volume(from.as_fd(), to.as_fd(), BYTES_MAX));
+            // Where they lie can be reached by this user alone, and they are to be the home's owner's.
+            let opened = File::open(&found.path).and_then(|from| Ok((from, File::open(&to)?)));
+            let (from, to) = opened.map_err(|error| failed(error.to_string()))?;
+            let _acting = home.act().map_err(|error| failed(error.to_string()))?;
+            let copied = copy_volume(from.as_fd(), to.as_fd(), BYTES_MAX);
             copied.map_err(|error| failed(error.to_string()))?;
         }
         Ok(Self { store: copies, _directory: directory })

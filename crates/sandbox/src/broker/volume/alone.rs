@@ -1,7 +1,8 @@
 //! Whether this process alone has a volume: only then it knows how long all files are without a look.
 //!
 //! Whoever has a volume has a lock of one byte of its file of users, to read; whoever has it alone,
-//! to write. Who comes second leaves word in that file, and waits for the lock.
+//! to write. Who comes second waits for the lock: the first one looks now and then whether somebody else
+//! has the volume, too.
 
 use std::fs::File;
 use std::io;
@@ -11,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use rustix::io::{Errno, pread, pwrite};
+use rustix::io::Errno;
 
 use super::Volume;
 use crate::sys::{self, RecordLock};
@@ -33,19 +34,18 @@ pub(super) struct Lengths {
 }
 
 impl Lengths {
-    /// Those of a volume that this process has from now on. `users` is its file of users.
-    ///
-    /// # Errors
-    /// Another process that has it does not answer.
-    pub fn new(directory: PathBuf, users: &File) -> io::Result<Self> {
-        wait_for_others(users)?;
+    /// Those of a volume, with pages in a directory.
+    pub fn new(directory: PathBuf) -> Self {
         let (is_alone, is_watched) = (AtomicBool::new(false), AtomicBool::new(false));
-        Ok(Self { directory, is_alone, is_watched })
+        Self { directory, is_alone, is_watched }
     }
 }
 
 /// Waits until nobody takes the volume for its own, and keeps everybody from it.
-fn wait_for_others(users: &File) -> io::Result<()> {
+///
+/// # Errors
+/// Another process that has it does not answer.
+pub(super) fn wait_for_others(users: &File) -> io::Result<()> {
     let until = Instant::now() + PATIENCE;
     while let Err(error) = sys::set_lock(users.as_fd(), RecordLock::Read, BYTE, 1) {
         if error != Errno::AGAIN {
@@ -55,7 +55,6 @@ fn wait_for_others(users: &File) -> io::Result<()> {
             let reason = "another process that has it does not answer; end it, and try again";
             return Err(io::Error::new(io::ErrorKind::TimedOut, reason));
         }
-        pwrite(users, &[1], 0)?;
         std::thread::sleep(Duration::from_millis(10));
     }
     Ok(())
@@ -85,26 +84,25 @@ impl Volume {
     fn look_after_lengths(&self) -> Result<(), Errno> {
         let Some(lengths) = &self.lengths else { return Ok(()) };
         let mut state = self.state();
+        // An older program knows nothing of the other lock.
+        let is_used_elsewhere = self.is_used_elsewhere().unwrap_or(true);
         if !lengths.is_alone.load(Relaxed) {
-            // Who has come first may be older, and know nothing of this.
-            let is_alone = !self.is_used_elsewhere().unwrap_or(true)
+            let is_alone = !is_used_elsewhere
                 && sys::set_lock(self.users.as_fd(), RecordLock::Write, BYTE, 1).is_ok();
             lengths.is_alone.store(is_alone, Relaxed);
             return Ok(());
         }
-        let mut word = [0];
-        if pread(&self.users, &mut word, 0)? == 0 || word == [0] {
-            self.settle_unused(&mut state.open);
+        if !is_used_elsewhere {
+            self.cut_unused(&mut state.open);
             return Ok(());
         }
         lengths.is_alone.store(false, Relaxed);
-        let settled = self.take_all_back(&mut state.open);
-        if settled.is_err() {
-            // They are this process' own still, and whoever waits goes on to wait.
+        let taken = self.take_all_back(&mut state.open);
+        if taken.is_err() {
+            // Some are said by sandboxes still, and whoever waits goes on to wait.
             lengths.is_alone.store(true, Relaxed);
-            return settled;
+            return taken;
         }
-        pwrite(&self.users, &[0], 0)?;
         sys::set_lock(self.users.as_fd(), RecordLock::Read, BYTE, 1)
     }
 }

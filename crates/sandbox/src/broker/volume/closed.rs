@@ -36,7 +36,7 @@ impl ClosedVolume {
         }
         // Opens the gate again if it is dropped.
         let closed = Self { volume: volume.clone(), former: None };
-        volume.settle(&mut volume.state().open)?;
+        volume.cut_all(&mut volume.state().open)?;
         Ok(closed)
     }
 

@@ -15,17 +15,27 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64, fence};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytemuck::{Pod, Zeroable, bytes_of};
 use rustix::io::Errno;
-use thaw_abi::bind::{EndsPage, FileLength, LENGTH_UNKNOWN, LENGTHS};
+use thaw_abi::bind::{
+    EndsPage, FileLength, LENGTH_DELEGATED, LENGTH_TOLD, LENGTH_UNKNOWN, LENGTH_WITHDRAWN, LENGTHS,
+};
 
+use super::limits::Taken;
 use super::tree;
-use crate::sys::SharedLengths;
+use crate::sys::{self, SharedLengths};
 
-/// How long a sandbox may be busy. It copies bytes meanwhile, and asks nobody for anything.
+/// How long a sandbox may be busy. It copies a mebibyte at most meanwhile, and asks nobody for
+/// anything.
 const BUSY_MAX: Duration = Duration::from_secs(2);
+/// The same for one that has been busy for so long before.
+const BUSY_MAX_AGAIN: Duration = Duration::from_millis(20);
+/// How long a sandbox that is busy is looked at without sleep, and between two looks from then on.
+const EAGERNESS: Duration = Duration::from_micros(100);
+/// How long what a sandbox of a process that was killed holds is waited for.
+const ORPHANS_MAX: Duration = Duration::from_secs(5);
 /// Names of records end with it.
 const RECORD: &str = ".granted";
 
@@ -42,6 +52,10 @@ pub(super) struct Pages {
     places: Mutex<[bool; LENGTHS]>,
     /// Nothing runs in the sandbox any more.
     is_gone: AtomicBool,
+    /// It was busy for too long.
+    was_slow: AtomicBool,
+    /// The places of their descriptors among those of its tenant.
+    _descriptors: Taken,
 }
 
 /// What is granted of one file.
@@ -54,6 +68,8 @@ pub(super) struct Granted {
     pub base: u64,
     /// Bytes that it has on the host.
     pub granted: u64,
+    /// The same before; it still has so many if its process was killed just then.
+    pub before: u64,
 }
 
 /// A record: what is granted, in which boot of this machine. After another boot, what the sandbox has
@@ -74,39 +90,51 @@ fn boot() -> io::Result<[u8; 40]> {
     Ok(boot)
 }
 
-fn new_file(path: &Path) -> io::Result<File> {
-    OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)
+fn new_file(path: &Path, contents: &[u8]) -> io::Result<File> {
+    let mut new = OpenOptions::new();
+    let file = new.read(true).write(true).create_new(true).mode(0o600).open(path)?;
+    file.write_all_at(contents, 0).inspect_err(|_| {
+        let _ = fs::remove_file(path);
+    })?;
+    Ok(file)
 }
 
 impl Pages {
-    /// Pages with files in a directory, which is made if it is missing.
-    pub fn new(directory: &Path) -> io::Result<Arc<Self>> {
+    /// Pages with files in a directory, which is made if it is missing. `descriptors` are places for
+    /// [`Pages::DESCRIPTORS`].
+    pub fn new(directory: &Path, descriptors: Taken) -> io::Result<Arc<Self>> {
         DirBuilder::new().mode(0o700).recursive(true).create(directory)?;
-        let name = format!("{}-{}", std::process::id(), LAST.fetch_add(1, Relaxed));
-        let paths = [directory.join(&name), directory.join(name + RECORD)];
-        let made = Self::make(&paths);
-        if made.is_err() {
-            // What was not made cannot be removed.
-            paths.iter().for_each(|path| drop(fs::remove_file(path)));
-        }
-        let [ends, record] = made?;
         let (lengths, lengths_fd) = SharedLengths::new()?;
         for file in &lengths.get().files {
             file.length.store(LENGTH_UNKNOWN, SeqCst);
         }
-        let (places, is_gone) = (Mutex::new([false; LENGTHS]), AtomicBool::new(false));
-        Ok(Arc::new(Self { lengths, lengths_fd, ends, record, paths, places, is_gone }))
+        // Another process may have the same number, in another life of its pid namespace.
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+        let name = format!("{since:x}-{}-{}", std::process::id(), LAST.fetch_add(1, Relaxed));
+        let paths = [directory.join(&name), directory.join(name + RECORD)];
+        // Written whole, so that there is room on the disk for what is stored later.
+        let ends = new_file(&paths[0], &[0; size_of::<EndsPage>()])?;
+        let fresh = Record { boot: boot()?, granted: [Granted::default(); LENGTHS] };
+        let record = new_file(&paths[1], bytes_of(&fresh));
+        let record = record.inspect_err(|_| {
+            // The next one who has the volume alone removes what is left.
+            let _ = fs::remove_file(&paths[0]);
+        })?;
+        Ok(Arc::new(Self {
+            lengths,
+            lengths_fd,
+            ends,
+            record,
+            paths,
+            places: Mutex::new([false; LENGTHS]),
+            is_gone: AtomicBool::new(false),
+            was_slow: AtomicBool::new(false),
+            _descriptors: descriptors,
+        }))
     }
 
-    fn make(paths: &[PathBuf; 2]) -> io::Result<[File; 2]> {
-        let record = new_file(&paths[1])?;
-        // Written whole, so that there is room on the disk for what is stored later.
-        let fresh = Record { boot: boot()?, granted: [Granted::default(); LENGTHS] };
-        record.write_all_at(bytes_of(&fresh), 0)?;
-        let ends = new_file(&paths[0])?;
-        ends.write_all_at(&[0; size_of::<EndsPage>()], 0)?;
-        Ok([ends, record])
-    }
+    /// Descriptors that they take.
+    pub const DESCRIPTORS: usize = 3;
 
     /// The descriptor of the host's page, or of the sandbox' one.
     pub fn descriptor(&self, is_of_sandbox: bool) -> io::Result<OwnedFd> {
@@ -125,7 +153,7 @@ impl Pages {
     }
 
     /// Notes that nothing runs in the sandbox any more.
-    pub fn end(&self) {
+    pub fn note_end(&self) {
         self.is_gone.store(true, Relaxed);
     }
 
@@ -135,18 +163,25 @@ impl Pages {
         Ok(u64::from_ne_bytes(bytes))
     }
 
-    /// Waits until the sandbox writes by no delegation; `ETIMEDOUT`: it does not come to that.
+    /// Whether the sandbox writes by a delegation just now.
+    fn is_busy(&self) -> Result<bool, Errno> {
+        let busy = self.number(offset_of!(EndsPage, busy)).map_err(|_| Errno::IO)?;
+        Ok(busy != 0 && !self.is_gone.load(Relaxed))
+    }
+
+    /// Waits until it does not; `ETIMEDOUT`: it does not come to that.
     fn wait_until_idle(&self) -> Result<(), Errno> {
-        let until = Instant::now() + BUSY_MAX;
-        while !self.is_gone.load(Relaxed) {
-            let busy = self.number(offset_of!(EndsPage, busy)).map_err(|_| Errno::IO)?;
-            if busy == 0 {
-                break;
+        let since = Instant::now();
+        let patience = if self.was_slow.load(Relaxed) { BUSY_MAX_AGAIN } else { BUSY_MAX };
+        while self.is_busy()? {
+            match since.elapsed() {
+                waited if waited > patience => {
+                    self.was_slow.store(true, Relaxed);
+                    return Err(Errno::TIMEDOUT);
+                }
+                waited if waited > EAGERNESS => std::thread::sleep(EAGERNESS),
+                _ => std::thread::yield_now(),
             }
-            if Instant::now() > until {
-                return Err(Errno::TIMEDOUT);
-            }
-            std::thread::yield_now();
         }
         Ok(())
     }
@@ -178,6 +213,12 @@ impl Place {
     /// Tells the sandbox how long the file is, or that it has to ask.
     pub fn tell(&self, length: Option<u64>) {
         self.file().length.store(length.unwrap_or(LENGTH_UNKNOWN), SeqCst);
+        self.file().state.store(LENGTH_TOLD, SeqCst);
+    }
+
+    /// Whether the sandbox writes by a delegation just now.
+    pub fn is_busy(&self) -> bool {
+        self.pages.is_busy().unwrap_or(true)
     }
 
     /// Lets the sandbox say from now on how long the file is, which has `length` bytes now.
@@ -188,24 +229,23 @@ impl Place {
         let at = offset_of!(EndsPage, ends) + 8 * self.index;
         self.pages.ends.write_all_at(&length.to_ne_bytes(), at as u64)?;
         self.file().granted.store(length, SeqCst);
-        self.file().delegated.store(1, SeqCst);
+        self.file().state.store(LENGTH_DELEGATED, SeqCst);
         Ok(())
     }
 
-    /// Takes that back. Returns what the sandbox has said last, which may be anything.
+    /// Takes that back: the sandbox says nothing more, until it is told.
     ///
     /// # Errors
-    /// `ETIMEDOUT`: the sandbox is busy for too long; `EIO`.
-    pub fn take_back(&self) -> Result<u64, Errno> {
-        self.file().delegated.store(0, SeqCst);
+    /// `ETIMEDOUT`: the sandbox is busy for too long; `EIO`. It is delegated still.
+    pub fn withdraw(&self) -> Result<(), Errno> {
+        self.file().state.store(LENGTH_WITHDRAWN, SeqCst);
         fence(SeqCst);
         let idle = self.pages.wait_until_idle();
-        let end = idle.and_then(|()| self.end());
-        end.inspect_err(|_| self.file().delegated.store(1, SeqCst))
+        idle.inspect_err(|_| self.file().state.store(LENGTH_DELEGATED, SeqCst))
     }
 
-    /// Where the sandbox says that the file ends.
-    pub fn end(&self) -> Result<u64, Errno> {
+    /// Where the sandbox says that the file ends, which may be anything.
+    pub fn said_end(&self) -> Result<u64, Errno> {
         let at = offset_of!(EndsPage, ends) + 8 * self.index;
         self.pages.number(at).map_err(|_| Errno::IO)
     }
@@ -233,18 +273,25 @@ impl Drop for Place {
 /// in `directory` say, and removes these. Nobody else may have the volume.
 ///
 /// # Errors
-/// The host refuses; the next one tries again.
-pub fn settle_lengths(files: &Path, directory: &Path) -> io::Result<()> {
+/// A sandbox of that process does not end, or the host refuses; the next one tries again.
+pub fn cut_to_lengths(files: &Path, directory: &Path) -> io::Result<()> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         entries => entries?,
     };
     let (boot, mut left, mut cuts) = (boot()?, Vec::new(), HashMap::new());
     for entry in entries {
-        let path = entry?.path();
+        let entry = entry?;
+        if !entry.file_type()?.is_file() {
+            continue;
+        }
+        let path = entry.path();
         if let Some(ends) = path.to_str().and_then(|path| path.strip_suffix(RECORD)) {
             // One that was not written to the end grants nothing.
-            let _ = read_cuts(&path, ends.as_ref(), &boot, &mut cuts);
+            match read_cuts(&path, ends.as_ref(), &boot, &mut cuts) {
+                Err(error) if error.kind() == ErrorKind::ResourceBusy => return Err(error),
+                _ => {}
+            }
         }
         left.push(path);
     }
@@ -259,8 +306,8 @@ pub fn settle_lengths(files: &Path, directory: &Path) -> io::Result<()> {
 pub(super) struct Cut {
     /// Bytes that it has then.
     pub length: u64,
-    /// Bytes that it has at most if nobody has cut it.
-    pub granted: u64,
+    /// Bytes that it has if nobody has changed its length.
+    pub granted: [u64; 2],
 }
 
 fn read_cuts(
@@ -277,11 +324,28 @@ fn read_cuts(
         return Ok(());
     }
     let mut said = [0; size_of::<EndsPage>()];
-    open(ends)?.read_exact_at(&mut said, 0)?;
+    let ends = open(ends)?;
+    wait_for_orphan(&ends)?;
+    ends.read_exact_at(&mut said, 0)?;
     let said = said[offset_of!(EndsPage, ends)..].chunks_exact(8);
     for (granted, end) in record.granted.iter().zip(said).filter(|(granted, _)| granted.inode > 0) {
         let end = u64::from_ne_bytes(end.try_into().unwrap_or_default());
-        cuts.insert(granted.inode, Cut { length: granted.cut(end), granted: granted.granted });
+        let length = granted.cut(end);
+        cuts.insert(granted.inode, Cut { length, granted: [granted.granted, granted.before] });
+    }
+    Ok(())
+}
+
+/// Waits until nobody has the page of a sandbox open to be written: that one has ended then.
+fn wait_for_orphan(ends: &File) -> io::Result<()> {
+    let until = Instant::now() + ORPHANS_MAX;
+    // A file system that grants no leases does not tell.
+    while sys::is_open_for_writing(ends).unwrap_or(false) {
+        if Instant::now() > until {
+            let reason = "a sandbox of a daemon that was killed has not ended yet; try again";
+            return Err(io::Error::new(ErrorKind::ResourceBusy, reason));
+        }
+        std::thread::sleep(Duration::from_millis(10));
     }
     Ok(())
 }

@@ -38,6 +38,8 @@ pub(super) struct OpenInode {
 struct User {
     /// The number of its mount.
     mount: u64,
+    /// Whether it may change files of the volume.
+    may_write: bool,
     /// How often it has it open.
     count: usize,
     /// What it is told of the file's length; none: it asks.
@@ -66,41 +68,49 @@ impl OpenInode {
 
     /// Bytes that it has, of `size` on the host.
     pub fn length(&self, size: u64) -> u64 {
-        match (&self.grant, self.place().map(Place::end)) {
-            (Some(grant), Some(Ok(end))) => grant.granted.cut(end),
+        match (&self.grant, self.place().map(Place::said_end)) {
+            (Some(grant), Some(Ok(end))) if size == grant.granted.granted => grant.granted.cut(end),
             _ => size,
         }
     }
 
     /// Takes its length back from who says it, and cuts it there: the bytes that it had on the host, and
-    /// those that it has. `None`: they are the same.
+    /// those that it has. `None`: they are the same. Its user takes it for as long as it has said until
+    /// it is told.
     fn take_back(&mut self) -> Result<Option<(u64, u64)>, Errno> {
         let Some(place) = self.users.first().and_then(|user| user.place.as_ref()) else {
             return Ok(None);
         };
         if self.is_delegated {
-            place.take_back()?;
+            place.withdraw()?;
             self.is_delegated = false;
         }
         let Some(Grant { file, granted, .. }) = &self.grant else { return Ok(None) };
-        let (size, length) = (granted.granted, granted.cut(place.end()?));
-        ftruncate(file, length)?;
+        let (size, length) = (granted.granted, granted.cut(place.said_end()?));
+        // Somebody else has made it longer or shorter: an older program, which knows nothing of this.
+        let is_its_own = size_of(file)? == size;
+        if is_its_own {
+            ftruncate(file, length)?;
+        }
         // It has room on the disk.
         let _ = place.record(Granted::default());
         (self.grant, self.ahead) = (None, 0);
-        Ok(Some((size, length)))
+        Ok(is_its_own.then_some((size, length)))
     }
 
     /// Tells its users how long it is, if that is known, or lets the only one say so.
     fn tell(&mut self, length: Option<u64>) {
-        for user in &self.users {
-            user.place.iter().for_each(|place| place.tell(length));
-        }
-        let is_alone = self.users.len() == 1;
-        self.is_delegated = match (length, self.place()) {
-            (Some(length), Some(place)) => is_alone && place.delegate(length).is_ok(),
+        self.is_delegated = match (&self.users[..], length) {
+            ([User { may_write: true, place: Some(place), .. }], Some(length)) => {
+                place.delegate(length).is_ok()
+            }
             _ => false,
         };
+        if !self.is_delegated {
+            for user in &self.users {
+                user.place.iter().for_each(|place| place.tell(length));
+            }
+        }
     }
 }
 
@@ -147,47 +157,65 @@ impl Volume {
     ///
     /// # Errors
     /// One cannot be cut.
-    pub(super) fn settle(&self, open: &mut OpenFiles) -> Result<(), Errno> {
+    pub(super) fn cut_all(&self, open: &mut OpenFiles) -> Result<(), Errno> {
         let inodes: Vec<u64> = open.keys().copied().collect();
-        inodes.iter().try_for_each(|&inode| self.settle_one(open, inode))
+        inodes.iter().try_for_each(|&inode| self.cut_one(open, inode))
     }
 
     /// The same with one file.
     ///
     /// # Errors
     /// It cannot be cut.
-    pub(super) fn settle_one(&self, open: &mut OpenFiles, inode: u64) -> Result<(), Errno> {
+    pub(super) fn cut_one(&self, open: &mut OpenFiles, inode: u64) -> Result<(), Errno> {
         let grant = open.get(&inode).and_then(|open| open.grant.as_ref());
         let Some(file) = grant.map(|grant| grant.file.clone()) else { return Ok(()) };
         self.change_length(open, (inode, &file), || Ok(()))
     }
 
-    /// Takes all lengths back, and tells nobody of any: others may change them.
-    ///
-    /// # Errors
-    /// Those of [`Volume::take_back`].
-    pub(super) fn take_all_back(&self, open: &mut OpenFiles) -> Result<(), Errno> {
-        let inodes: Vec<u64> = open.keys().copied().collect();
-        inodes.iter().try_for_each(|&inode| self.take_back(open, inode))?;
-        open.values_mut().for_each(|open| open.tell(None));
-        Ok(())
-    }
-
     /// The same with those whose users have written nothing since this was called last.
-    pub(super) fn settle_unused(&self, open: &mut OpenFiles) {
+    pub(super) fn cut_unused(&self, open: &mut OpenFiles) {
         let mut unused = Vec::new();
         for (&inode, open) in open.iter_mut() {
-            let end = open.place().and_then(|place| place.end().ok());
+            let Some(place) = open.users.first().and_then(|user| user.place.as_ref()) else {
+                continue;
+            };
             let Some(grant) = &mut open.grant else { continue };
-            if end.is_some() && grant.seen == end {
+            let end = place.said_end().ok();
+            if end.is_some() && grant.seen == end && !place.is_busy() {
                 unused.push(inode);
             }
             grant.seen = end;
         }
         for inode in unused {
             // Whoever needs the length hears of an error.
-            let _ = self.settle_one(open, inode);
+            let _ = self.cut_one(open, inode);
         }
+    }
+
+    /// Cuts all files to their lengths: whether there may be more room then.
+    pub(super) fn reclaim(&self, open: &mut OpenFiles) -> bool {
+        let has_grants = open.values().any(|open| open.grant.is_some());
+        if has_grants {
+            // What cannot be cut now leaves as much room as there was.
+            let _ = self.cut_all(open);
+        }
+        has_grants
+    }
+
+    /// Takes all lengths back, and tells nobody of any: others may change them.
+    ///
+    /// # Errors
+    /// Those of [`Volume::take_back`], for one of them; the others are taken back all the same.
+    pub(super) fn take_all_back(&self, open: &mut OpenFiles) -> Result<(), Errno> {
+        let inodes: Vec<u64> = open.keys().copied().collect();
+        let mut outcome = Ok(());
+        for inode in inodes {
+            match self.take_back(open, inode) {
+                Ok(()) => open.get_mut(&inode).into_iter().for_each(|open| open.tell(None)),
+                Err(error) => outcome = Err(error),
+            }
+        }
+        outcome
     }
 
     /// Adds a sandbox to those that have a file open, or has it have it once more. `pages` tell it of
@@ -199,7 +227,7 @@ impl Volume {
         &self,
         open: &mut OpenFiles,
         (inode, file): (u64, &OwnedFd),
-        mount: u64,
+        (mount, may_write): (u64, bool),
         pages: Option<&Arc<Pages>>,
     ) -> Result<u64, Errno> {
         let known = open.get_mut(&inode);
@@ -212,7 +240,7 @@ impl Volume {
         self.take_back(open, inode)?;
         let place = pages.and_then(Pages::take_place);
         let number = place.as_ref().map_or(0, Place::number);
-        open.entry(inode).or_default().users.push(User { mount, count: 1, place });
+        open.entry(inode).or_default().users.push(User { mount, may_write, count: 1, place });
         self.tell(open, inode, file);
         Ok(number)
     }
@@ -234,6 +262,10 @@ impl Volume {
         // long as it is.
         let _ = self.take_back(open, inode);
         let known = open.get_mut(&inode)?;
+        if known.grant.take().is_some() {
+            // Its place is another file's from now on.
+            let _ = known.users[index].place.as_ref().map(|place| place.record(Granted::default()));
+        }
         known.users.remove(index);
         if known.users.is_empty() {
             return open.remove(&inode);
@@ -266,8 +298,9 @@ impl Volume {
             return Ok(size);
         }
         let base = known.map_or(size, |known| known.base);
+        let new = |granted| Granted { inode, base, granted, before: size };
         let extend = |granted| {
-            place.record(Granted { inode, base, granted })?;
+            place.record(new(granted))?;
             self.extend(file, size, granted).map(|()| granted)
         };
         let free = self.quota.saturating_sub(self.used()?) / AHEAD_PART;
@@ -280,8 +313,7 @@ impl Volume {
         })?;
         place.grant(granted);
         let file = file.clone();
-        let granted_now = Granted { inode, base, granted };
-        open.grant = Some(Grant { file, granted: granted_now, seen: None });
+        open.grant = Some(Grant { file, granted: new(granted), seen: None });
         open.ahead = (open.ahead * 2).clamp(AHEAD_MIN, AHEAD_MAX);
         Ok(granted)
     }

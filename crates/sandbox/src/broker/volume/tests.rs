@@ -147,6 +147,8 @@ fn bytes_that_make_a_file_longer_come_with_the_request() {
     file.read_exact_at(&mut bytes, 0).unwrap();
     assert!(bytes.starts_with(b"bEginning\0") && bytes.ends_with(b"\0end"));
     assert_eq!(tree.used(), NAME_COST + 8192);
+    assert_eq!(at(ask(&mount, VOLUME_WRITE, handle, 1 << 16, b"")), Err(Errno::INVAL));
+    assert_eq!(file.metadata().unwrap().blocks(), 16, "it keeps no more of the disk");
     for offset in [9 * 4096, u64::MAX - 1, 1 << 40] {
         let refused = at(ask(&mount, VOLUME_WRITE, handle, offset, b"more"));
         assert!(matches!(refused, Err(Errno::DQUOT | Errno::FBIG)), "{offset} {refused:?}");

@@ -67,15 +67,15 @@ impl Count {
     }
 }
 
-/// Cuts regular files below `root`, by inode number, and takes out what is cut. One that is longer than
-/// was granted, or shorter, was changed by somebody else since.
+/// Cuts regular files below `root`, by inode number, and takes out what is cut. One that has not the length
+/// that was granted was changed by somebody else since.
 pub(super) fn cut(root: BorrowedFd<'_>, cuts: &mut HashMap<u64, Cut>) -> io::Result<()> {
     Ok(cut_below(&directory_in(root, c".")?, 0, cuts)?)
 }
 
 fn cut_below(directory: &OwnedFd, depth: usize, cuts: &mut HashMap<u64, Cut>) -> Result<(), Errno> {
     if depth > DEPTH_MAX {
-        return Err(Errno::NAMETOOLONG);
+        return Ok(());
     }
     for entry in Dir::read_from(directory)? {
         if cuts.is_empty() {
@@ -89,12 +89,15 @@ fn cut_below(directory: &OwnedFd, depth: usize, cuts: &mut HashMap<u64, Cut>) ->
         let found = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
         match FileType::from_raw_mode(found.st_mode) {
             FileType::Directory => {
-                cut_below(&directory_in(directory.as_fd(), name)?, depth + 1, cuts)?;
+                // What cannot be read holds no file that this process could have opened.
+                if let Ok(below) = directory_in(directory.as_fd(), name) {
+                    cut_below(&below, depth + 1, cuts)?;
+                }
             }
             FileType::RegularFile => {
                 let Some(cut) = cuts.remove(&found.st_ino) else { continue };
                 let size = found.st_size as u64;
-                if size > cut.length && size <= cut.granted {
+                if size > cut.length && cut.granted.contains(&size) {
                     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                     ftruncate(openat(directory, name, flags, Mode::empty())?, cut.length)?;
                 }

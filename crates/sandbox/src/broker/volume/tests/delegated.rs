@@ -3,8 +3,9 @@
 use super::*;
 use rustix::fs::{SealFlags, fcntl_get_seals};
 use std::mem::{offset_of, size_of};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use thaw_abi::bind::{EndsPage, FileLength, LENGTHS};
+use thaw_abi::bind::{EndsPage, FileLength, LENGTH_DELEGATED, LENGTH_TOLD, LENGTHS};
 
 /// Bytes of a volume.
 const QUOTA: u64 = 64 << 20;
@@ -25,7 +26,11 @@ struct Opened {
 
 impl Sandbox {
     fn of(tree: &Tree) -> Self {
-        let mount = tree.mount(BoundAccess::Write);
+        Self::with(tree, BoundAccess::Write)
+    }
+
+    fn with(tree: &Tree, access: BoundAccess) -> Self {
+        let mount = tree.mount(access);
         let page = |which| ask(&mount, VOLUME_LENGTHS, which, 0, b"").unwrap().descriptor.unwrap();
         let (lengths, ends) = (File::from(page(0)), File::from(page(1)));
         Self { mount, lengths, ends }
@@ -56,11 +61,15 @@ impl Sandbox {
     }
 
     fn is_delegated(&self, opened: &Opened) -> bool {
-        self.told(opened, offset_of!(FileLength, delegated)) == 1
+        self.told(opened, offset_of!(FileLength, state)) == LENGTH_DELEGATED
     }
 
     fn length(&self, opened: &Opened) -> u64 {
         self.told(opened, offset_of!(FileLength, length))
+    }
+
+    fn said(&self, opened: &Opened) -> u64 {
+        Self::number_at(&self.ends, offset_of!(EndsPage, ends) + (opened.place as usize - 1) * 8)
     }
 
     fn say(&self, opened: &Opened, end: u64) {
@@ -260,10 +269,31 @@ fn files_are_cut_after_a_process_that_was_killed() {
             File::options().write(true).open(path).unwrap().write_all_at(b"x", 3).unwrap();
         }
     }
-    // What is no record is no reason not to open the volume.
-    fs::write(lengths.join("7-7.granted"), "short").unwrap();
     drop(open_volume(&all, QUOTA).unwrap());
     assert_eq!(on_host(&opened), granted);
+    // Neither is anything known of a file whose length somebody has changed since.
+    as_killed();
+    opened.file.set_len(granted + 1).unwrap();
+    drop(open_volume(&all, QUOTA).unwrap());
+    assert_eq!(on_host(&opened), granted + 1);
+    // A sandbox that has not ended yet is waited for.
+    as_killed();
+    let ends = fs::read_dir(&lengths).unwrap().map(|entry| entry.unwrap().path());
+    let ends = ends.into_iter().find(|path| path.extension().is_none()).unwrap();
+    let orphan = File::options().write(true).open(ends).unwrap();
+    std::thread::scope(|threads| {
+        threads.spawn(move || {
+            std::thread::sleep(Duration::from_millis(300));
+            drop(orphan);
+        });
+        drop(open_volume(&all, QUOTA).unwrap());
+    });
+    assert_eq!(on_host(&opened), 3001);
+    as_killed();
+    // What is no record is no reason not to open the volume.
+    fs::write(lengths.join("7-7.granted"), "short").unwrap();
+    opened.file.set_len(7).unwrap();
+    drop(open_volume(&all, QUOTA).unwrap());
     assert_eq!(fs::read_dir(&lengths).unwrap().count(), 0);
 }
 
@@ -285,6 +315,90 @@ fn two_processes_that_have_a_volume_say_no_lengths() {
     assert!(!other.is_delegated(&theirs) && other.length(&theirs) == u64::MAX);
     drop((other, theirs));
     drop(second);
+}
+
+/// What the kernel of a sandbox takes a file for, at every moment.
+#[test]
+fn a_file_is_never_shorter_than_its_sandbox_has_made_it() {
+    let tree = Tree::new(QUOTA);
+    let one = Sandbox::of(&tree);
+    let opened = one.open(CREATE, b"file").unwrap();
+    one.grant(&opened, 5000).unwrap();
+    one.say(&opened, 5000);
+    let is_over = AtomicBool::new(false);
+    let length = || match one.told(&opened, offset_of!(FileLength, state)) {
+        LENGTH_TOLD => one.length(&opened),
+        _ => one.said(&opened),
+    };
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                assert!((5000..u64::MAX).contains(&length()), "{}", length());
+            }
+        });
+        for end in 5001..5400 {
+            one.grant(&opened, end).unwrap();
+            one.say(&opened, end);
+            ask(&one.mount, BIND_SYNC, opened.handle, 0, b"").unwrap();
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn a_reader_says_no_lengths_and_keeps_nobody_from_a_file() {
+    let tree = Tree::new(QUOTA);
+    let one = Sandbox::of(&tree);
+    let opened = one.open(CREATE, b"file").unwrap();
+    ask(&one.mount, VOLUME_WRITE, opened.handle, 0, b"text").unwrap();
+    ask(&one.mount, BIND_CLOSE, opened.handle, 0, b"").unwrap();
+    let reader = Sandbox::with(&tree, BoundAccess::Read);
+    let theirs = reader.open(0, b"file").unwrap();
+    assert!(!reader.is_delegated(&theirs) && reader.length(&theirs) == 4);
+    reader.set_busy(1);
+    let opened = one.open(0o2, b"file").unwrap();
+    ask(&one.mount, VOLUME_WRITE, opened.handle, VOLUME_END, b"more").unwrap();
+    assert_eq!((reader.length(&theirs), one.length(&opened)), (8, 8));
+}
+
+#[test]
+fn room_that_was_granted_ahead_is_there_for_whoever_needs_it() {
+    let tree = Tree::new(2 << 20);
+    let one = Sandbox::of(&tree);
+    for number in 0..8 {
+        let opened = one.open(CREATE, format!("file{number}").as_bytes()).unwrap();
+        for end in [1, 2] {
+            one.grant(&opened, end).unwrap();
+            one.say(&opened, end);
+        }
+    }
+    let free = (2 << 20) - tree.used();
+    assert!(free < 1 << 20, "{free}");
+    let other = Sandbox::of(&tree);
+    let opened = other.open(CREATE, b"large").unwrap();
+    let most = (2 << 20) - 9 * NAME_COST - 8 * 4096;
+    assert_eq!(other.grant(&opened, most), Ok(most));
+    assert_eq!(other.grant(&opened, most + 1), Err(Errno::DQUOT));
+}
+
+/// A program of before, which knows nothing of lengths, has the volume, too.
+#[test]
+fn an_older_process_is_noticed() {
+    let tree = Tree::new(QUOTA);
+    let one = Sandbox::of(&tree);
+    let opened = one.open(CREATE, b"file").unwrap();
+    for end in [1, 2] {
+        one.grant(&opened, end).unwrap();
+        one.say(&opened, end);
+    }
+    let users = File::options().read(true).write(true).open(tree.all.path().join("users")).unwrap();
+    flock(&users, FlockOperation::LockShared).unwrap();
+    sys::set_lock(users.as_fd(), RecordLock::Read, 0, 1).unwrap();
+    let until = Instant::now() + Duration::from_secs(20);
+    while one.is_delegated(&opened) || on_host(&opened) != 2 {
+        assert!(Instant::now() < until, "its length is delegated still");
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 #[test]
