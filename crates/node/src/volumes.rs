@@ -255,6 +255,11 @@ impl VolumeStore {
         Self { home }
     }
 
+    /// The state directory.
+    pub(crate) fn home(&self) -> &Home {
+        &self.home
+    }
+
     fn all(&self) -> PathBuf {
         self.home.root().join("volumes")
     }

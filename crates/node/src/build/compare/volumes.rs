@@ -3,8 +3,9 @@
 use crate::config::{ByteSize, FunctionConfig};
 use crate::home::Home;
 use crate::volumes::VolumeStore;
-use std::fs::File;
+use std::fs::{self, File};
 use std::os::fd::AsFd;
+use std::os::unix::fs::{MetadataExt, chown};
 use tempfile::TempDir;
 use thaw_sandbox::copy_volume;
 
@@ -24,7 +25,15 @@ impl CopiedVolumes {
     /// Why not, for people: one is in use, a directory of the host, or too large.
     pub fn of(config: &FunctionConfig, store: Option<&VolumeStore>) -> Result<Self, String> {
         let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
-        let home = Home::at(directory.path().join("home")).map_err(|error| error.to_string())?;
+        let root = directory.path().join("home");
+        fs::create_dir(&root).map_err(|error| error.to_string())?;
+        if let Some(store) = store {
+            // Whoever may read the originals writes the copies.
+            let owner = fs::metadata(store.home().root());
+            let given = owner.and_then(|owner| chown(&root, Some(owner.uid()), Some(owner.gid())));
+            given.map_err(|error| error.to_string())?;
+        }
+        let home = Home::at(root).map_err(|error| error.to_string())?;
         let copies = VolumeStore::of(home.clone());
         for volume in &config.volumes {
             let name = &volume.name;
@@ -42,7 +51,7 @@ impl CopiedVolumes {
                 .create(name, size, functions, None)
                 .map_err(|error| failed(error.to_string()))?;
             let to = copies.show(name).map_err(|error| failed(error.to_string()))?.path;
-            // Where they lie can be reached by this user alone, and they are to be the home's owner's.
+            // The directory of the copies can be reached by this user alone.
             let opened = File::open(&found.path).and_then(|from| Ok((from, File::open(&to)?)));
             let (from, to) = opened.map_err(|error| failed(error.to_string()))?;
             let _acting = home.act().map_err(|error| failed(error.to_string()))?;
