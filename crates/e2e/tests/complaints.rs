@@ -171,6 +171,49 @@ fn connections_that_are_denied_are_named() {
     assert!(complaint.contains(expected), "{complaint}");
 }
 
+/// A function with rules that do not name the destination; how often it tries, it is said once.
+#[test]
+fn connections_that_no_rule_allows_are_named() {
+    let connect = "import socket\n\
+        for _ in range(3):\n    try: socket.create_connection(('192.0.2.1', 5432))\n    \
+        except OSError as error: last = error\n\
+        socket.getaddrinfo('db.example.com', 80) if last.errno == 13 else print(last)\n";
+    let keys = "port = 8000\n[egress]\nallow = [\"api.example.com:443\"]";
+    let complaint = Complaining::python(connect, keys).complaint(&[]);
+    for denied in ["192.0.2.1:5432", "db.example.com"] {
+        let expected = format!(
+            "it may not connect to {denied}; if it should, add the destination to `allow` in [egress]"
+        );
+        assert_eq!(complaint.matches(&expected).count(), 1, "{complaint}");
+    }
+}
+
+#[test]
+fn a_secret_that_is_read_too_early_is_explained() {
+    let read = "open('/run/secrets/db').read()\n";
+    let keys = "port = 8000\n[secrets]\nnames = [\"db\"]";
+    let complaint = Complaining::python(read, keys).complaint(&[]);
+    assert!(complaint.contains("a build has no values of secrets"), "{complaint}");
+    assert!(complaint.contains("`freeze = \"program\"` in [entry]"), "{complaint}");
+    let complaint = Complaining::python("1 / 0\n", "port = 8000").complaint(&[]);
+    assert!(!complaint.contains("secrets"), "{complaint}");
+}
+
+#[test]
+fn memory_that_is_refused_is_told_with_the_limit() {
+    let keys = "port = 8000\nlimits = { memory = \"64MiB\" }";
+    let complaint = Complaining::python("x = bytearray(400 << 20)\n", keys).complaint(&[]);
+    assert!(complaint.contains("MemoryError"), "{complaint}");
+    let expected = "is more than `limits.memory` in thaw.toml, which is 64MiB; raise that";
+    assert!(complaint.contains(expected), "{complaint}");
+    let fill =
+        "with open('/tmp/file', 'wb') as file:\n    while True: file.write(bytes(1 << 20))\n";
+    let complaint = Complaining::python(fill, keys).complaint(&[]);
+    assert!(complaint.contains("No space left on device"), "{complaint}");
+    let expected = "three quarters of `limits.memory` in thaw.toml, which is 64MiB; raise that";
+    assert_eq!(complaint.matches(expected).count(), 2, "once shown, and repeated: {complaint}");
+}
+
 #[test]
 fn a_memory_limit_that_is_reached_is_named_with_its_value() {
     let grow = "all = []\nwhile True: all.append(bytearray(1 << 20))\n";
