@@ -156,7 +156,35 @@ fn a_script_without_its_interpreter_names_it() {
     fs::write(path("thaw.toml"), text).expect("thaw.toml");
     let complaint = Complaining { directory }.complaint(&[]);
     assert!(complaint.contains("./run.sh needs the interpreter /bin/sh"), "{complaint}");
-    assert!(complaint.contains("by `programs` in [runtime]"), "{complaint}");
+    let expected = "`programs = [\"sh\"]` in [runtime]";
+    assert!(complaint.contains(expected), "{complaint}");
+}
+
+/// `env` alone would not help it.
+#[test]
+fn a_script_of_env_names_all_that_it_needs() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| directory.path().join(name);
+    fs::create_dir(path("root")).expect("a directory");
+    fs::write(path("run"), "#!/usr/bin/env python3\n").expect("a script");
+    fs::set_permissions(path("run"), Permissions::from_mode(0o755)).expect("permissions");
+    let text = "name = \"complaining\"\ncommand = [\"./run\"]\nport = 8000\n\
+                files = [\"run\"]\nrootfs = \"./root\"\n";
+    fs::write(path("thaw.toml"), text).expect("thaw.toml");
+    let complaint = Complaining { directory }.complaint(&[]);
+    let expected = "`programs = [\"env\", \"python3\"]` in [runtime]";
+    assert!(complaint.contains(expected), "{complaint}");
+}
+
+#[test]
+fn a_program_that_is_missing_is_named_as_a_key() {
+    let function = Complaining::python("", "port = 8000");
+    let file = function.path().join("thaw.toml");
+    let text = fs::read_to_string(&file).expect("thaw.toml");
+    fs::write(file, text.replace("\"python3\", \"app.py\"", "\"ls\"")).expect("thaw.toml");
+    let complaint = function.complaint(&[]);
+    assert!(complaint.contains("ls does not exist in the sandbox"), "{complaint}");
+    assert!(complaint.contains("`programs = [\"ls\"]` in [runtime]"), "{complaint}");
 }
 
 #[test]
