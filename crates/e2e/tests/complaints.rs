@@ -7,8 +7,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use tempfile::TempDir;
 use thaw_e2e::{
-    Daemon, DaemonOptions, Function, Outcome, User, built_home, has_controller, python, run, skip,
-    thaw,
+    Daemon, DaemonOptions, Function, Outcome, User, built_home, get, has_controller, python, run,
+    skip, thaw, wait_until,
 };
 
 const SERVE: &str = "import http.server\n\
@@ -275,6 +275,9 @@ fn an_address_that_is_taken_fails_the_build() {
     };
     assert!(problem().is_some_and(|problem| problem.contains("choose another address")));
     drop(taken);
+    // Nobody has to ask for it.
+    wait_until("the address is had", || problem().is_none());
+    assert_eq!(get(address, "elsewhere", "/").status, 200);
     function.build(daemon.home(), &[]).success();
     assert_eq!(problem(), None);
 }
