@@ -117,13 +117,13 @@ mod tests {
         };
         let texts = [
             ("port = \"x\"", "invalid type: string \"x\", expected a whole number"),
-            ("name = 3", "invalid type: integer `3`, expected a text in quotes"),
+            ("workdir = 3", "invalid type: integer `3`, expected a text in quotes"),
             ("command = 3", "invalid type: integer `3`, expected a list in brackets"),
             (
                 "entry = 3",
                 "invalid type: integer `3`, expected a table, such as `{ key = \"value\" }`",
             ),
-            ("template = 3", "invalid type: integer `3`, expected true or false"),
+            ("persist = 3", "invalid type: integer `3`, expected true or false"),
         ];
         for (text, expected) in texts {
             assert_eq!(told(text), expected, "{text}");
