@@ -268,6 +268,10 @@ impl Commands<'_> {
             set("LANG", "C.UTF-8".as_ref()),
             set("TERM", "dumb".as_ref()),
         ];
+        // Its `cargo` looks for the toolchains below its home directory, which is another one here.
+        if let Some(rustup) = self.tools().find(|tools| tools.join("toolchains").is_dir()) {
+            variables.push(set("RUSTUP_HOME", rustup.as_os_str()));
+        }
         for name in PASSED_ON {
             if let Some(value) = std::env::var_os(name) {
                 variables.push(set(name, &value));
