@@ -127,6 +127,7 @@ impl OwnListeners {
         if self.has_stopped.load(Ordering::SeqCst) {
             return;
         }
+        self.tls.try_again();
         let refused: Vec<_> = listening.refused.keys().copied().take(RETRIES_MAX).collect();
         for address in refused {
             let wants = listening.refused[&address].clone();
