@@ -3,7 +3,7 @@
 use serde_json::Value;
 use std::fs::{self, Permissions};
 use std::net::TcpListener;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 use tempfile::TempDir;
 use thaw_e2e::{
@@ -303,4 +303,17 @@ fn the_daemon_of_another_user_is_not_called_missing() {
         assert!(complaint.contains(", which belongs to user "), "{arguments:?}: {complaint}");
         assert!(complaint.contains("; run this as "), "{arguments:?}: {complaint}");
     }
+    // Whoever is told the socket by hand gets as far as there.
+    let admin = format!("unix:{}", daemon.admin_socket().display());
+    let outcome = run(User::nobody().thaw().args(["ps", "--admin", &admin]));
+    let expected =
+        format!("permission denied on {admin}; run this as the user who runs the daemon");
+    assert!(outcome.stderr.contains(&expected), "{}", outcome.stderr);
+    // So does a build whose home is another user's who is not root.
+    let home = tempfile::tempdir().expect("a directory");
+    chown(home.path(), Some(12345), Some(12345)).expect("root may do that");
+    let home = home.path();
+    let outcome = run(User::nobody().thaw().env("THAW_HOME", home).args(["build", function]));
+    let expected = format!("permission denied on {}, which belongs to user 12345", home.display());
+    assert!(outcome.stderr.contains(&expected), "{}", outcome.stderr);
 }
