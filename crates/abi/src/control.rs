@@ -282,6 +282,31 @@ pub struct Losses {
     pub peer: Address,
 }
 
+/// The sandbox says by [`MSG_DENIED`] what it has no way to. Kernels that do not know of it say
+/// nothing.
+pub const FLAG_SAY_DENIALS: u32 = 1 << 29;
+
+/// Sandbox to host: its program has wanted something outside to which it has no way, since it has
+/// none at all ([`DeniedWay`]). Tail: the name that was looked up, if that was it.
+pub const MSG_DENIED: u32 = 141;
+/// Most bytes of the name in [`MSG_DENIED`] (RFC 1035, section 2.3.4).
+pub const DENIED_NAME_MAX: usize = 255;
+/// Most denials of which one [`MSG_DENIED`] tells.
+pub const DENIALS_AT_ONCE_MAX: u32 = 64;
+
+/// Body of [`MSG_DENIED`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct DeniedWay {
+    /// Where it leads; of no family, if a name was looked up.
+    pub to: Address,
+    /// How many were denied since the last message, with this one; [`DENIALS_AT_ONCE_MAX`] at most,
+    /// and not 0.
+    pub count: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
 /// Sandbox to host: what the program has written outside of volumes, if anything ([`Written`]).
 /// Tail: the first [`WRITTEN_PATHS_MAX`] paths of [`WRITTEN_MAX`] bytes in all, each with a NUL
 /// behind it; directories end with a slash.

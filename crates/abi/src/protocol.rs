@@ -88,6 +88,7 @@ mod tests {
             ("Described", size_of::<Described>(), 40),
             ("Activity", size_of::<Activity>(), 24),
             ("Losses", size_of::<Losses>(), 32),
+            ("DeniedWay", size_of::<DeniedWay>(), 32),
             ("Outgoing", size_of::<Outgoing>(), 8),
             ("Limits", size_of::<Limits>(), 16),
             ("Written", size_of::<Written>(), 16),

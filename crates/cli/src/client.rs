@@ -265,6 +265,12 @@ impl Daemon {
     fn unreachable(&self, error: &ureq::Error) -> Failure {
         let admin = &self.admin;
         Failure::failed(match error {
+            ureq::Error::Io(error) if error.kind() == ErrorKind::PermissionDenied => {
+                format!(
+                    "permission denied on {admin}; run this as the user who runs the daemon, or as \
+                     root"
+                )
+            }
             error if is_unconnected(error) => {
                 format!("the daemon at {admin} does not answer ({error}); is `thaw serve` running?")
             }
@@ -286,7 +292,6 @@ fn is_unconnected(error: &ureq::Error) -> bool {
             error.kind(),
             ErrorKind::NotFound
                 | ErrorKind::ConnectionRefused
-                | ErrorKind::PermissionDenied
                 | ErrorKind::AddrNotAvailable
                 | ErrorKind::HostUnreachable
                 | ErrorKind::NetworkUnreachable

@@ -516,6 +516,10 @@ fn metrics_count_the_memory_of_what_is_kept_for_the_next_boots() {
         wait_until(&format!("memory is counted of {state}"), || {
             daemon.admin("/metrics").text().lines().find_map(bytes).is_some_and(|bytes| bytes > 0)
         });
+        let series = format!("thaw_instances{{{state}}} ");
+        wait_until(&format!("{state} is counted"), || {
+            daemon.admin("/metrics").text().lines().any(|line| line.starts_with(&series))
+        });
     }
 }
 

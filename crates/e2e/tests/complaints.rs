@@ -3,12 +3,12 @@
 use serde_json::Value;
 use std::fs::{self, Permissions};
 use std::net::TcpListener;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 use tempfile::TempDir;
 use thaw_e2e::{
-    Daemon, DaemonOptions, Function, Outcome, User, built_home, has_controller, python, run, skip,
-    thaw,
+    Daemon, DaemonOptions, Function, Outcome, User, built_home, get, has_controller, python, run,
+    skip, thaw, wait_until,
 };
 
 const SERVE: &str = "import http.server\n\
@@ -156,7 +156,35 @@ fn a_script_without_its_interpreter_names_it() {
     fs::write(path("thaw.toml"), text).expect("thaw.toml");
     let complaint = Complaining { directory }.complaint(&[]);
     assert!(complaint.contains("./run.sh needs the interpreter /bin/sh"), "{complaint}");
-    assert!(complaint.contains("by `programs` in [runtime]"), "{complaint}");
+    let expected = "`programs = [\"sh\"]` in [runtime]";
+    assert!(complaint.contains(expected), "{complaint}");
+}
+
+/// `env` alone would not help it.
+#[test]
+fn a_script_of_env_names_all_that_it_needs() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| directory.path().join(name);
+    fs::create_dir(path("root")).expect("a directory");
+    fs::write(path("run"), "#!/usr/bin/env python3\n").expect("a script");
+    fs::set_permissions(path("run"), Permissions::from_mode(0o755)).expect("permissions");
+    let text = "name = \"complaining\"\ncommand = [\"./run\"]\nport = 8000\n\
+                files = [\"run\"]\nrootfs = \"./root\"\n";
+    fs::write(path("thaw.toml"), text).expect("thaw.toml");
+    let complaint = Complaining { directory }.complaint(&[]);
+    let expected = "`programs = [\"env\", \"python3\"]` in [runtime]";
+    assert!(complaint.contains(expected), "{complaint}");
+}
+
+#[test]
+fn a_program_that_is_missing_is_named_as_a_key() {
+    let function = Complaining::python("", "port = 8000");
+    let file = function.path().join("thaw.toml");
+    let text = fs::read_to_string(&file).expect("thaw.toml");
+    fs::write(file, text.replace("\"python3\", \"app.py\"", "\"ls\"")).expect("thaw.toml");
+    let complaint = function.complaint(&[]);
+    assert!(complaint.contains("ls does not exist in the sandbox"), "{complaint}");
+    assert!(complaint.contains("`programs = [\"ls\"]` in [runtime]"), "{complaint}");
 }
 
 #[test]
@@ -169,6 +197,49 @@ fn connections_that_are_denied_are_named() {
     let complaint = Complaining::python(name, "port = 8000").complaint(&[]);
     let expected = "the look-up of example.com was denied: no rule of [egress]";
     assert!(complaint.contains(expected), "{complaint}");
+}
+
+/// A function with rules that do not name the destination; how often it tries, it is said once.
+#[test]
+fn connections_that_no_rule_allows_are_named() {
+    let connect = "import socket\n\
+        for _ in range(3):\n    try: socket.create_connection(('192.0.2.1', 5432))\n    \
+        except OSError as error: last = error\n\
+        socket.getaddrinfo('db.example.com', 80) if last.errno == 13 else print(last)\n";
+    let keys = "port = 8000\n[egress]\nallow = [\"api.example.com:443\"]";
+    let complaint = Complaining::python(connect, keys).complaint(&[]);
+    for denied in ["192.0.2.1:5432", "db.example.com"] {
+        let expected = format!(
+            "it may not connect to {denied}; if it should, add the destination to `allow` in [egress]"
+        );
+        assert_eq!(complaint.matches(&expected).count(), 1, "{complaint}");
+    }
+}
+
+#[test]
+fn a_secret_that_is_read_too_early_is_explained() {
+    let read = "open('/run/secrets/db').read()\n";
+    let keys = "port = 8000\n[secrets]\nnames = [\"db\"]";
+    let complaint = Complaining::python(read, keys).complaint(&[]);
+    assert!(complaint.contains("a build has no values of secrets"), "{complaint}");
+    assert!(complaint.contains("`freeze = \"program\"` in [entry]"), "{complaint}");
+    let complaint = Complaining::python("1 / 0\n", "port = 8000").complaint(&[]);
+    assert!(!complaint.contains("secrets"), "{complaint}");
+}
+
+#[test]
+fn memory_that_is_refused_is_told_with_the_limit() {
+    let keys = "port = 8000\nlimits = { memory = \"64MiB\" }";
+    let complaint = Complaining::python("x = bytearray(400 << 20)\n", keys).complaint(&[]);
+    assert!(complaint.contains("MemoryError"), "{complaint}");
+    let expected = "is more than `limits.memory` in thaw.toml, which is 64MiB; raise that";
+    assert!(complaint.contains(expected), "{complaint}");
+    let fill =
+        "with open('/tmp/file', 'wb') as file:\n    while True: file.write(bytes(1 << 20))\n";
+    let complaint = Complaining::python(fill, keys).complaint(&[]);
+    assert!(complaint.contains("No space left on device"), "{complaint}");
+    let expected = "three quarters of `limits.memory` in thaw.toml, which is 64MiB; raise that";
+    assert_eq!(complaint.matches(expected).count(), 2, "once shown, and repeated: {complaint}");
 }
 
 #[test]
@@ -204,6 +275,9 @@ fn an_address_that_is_taken_fails_the_build() {
     };
     assert!(problem().is_some_and(|problem| problem.contains("choose another address")));
     drop(taken);
+    // Nobody has to ask for it.
+    wait_until("the address is had", || problem().is_none());
+    assert_eq!(get(address, "elsewhere", "/").status, 200);
     function.build(daemon.home(), &[]).success();
     assert_eq!(problem(), None);
 }
@@ -229,4 +303,17 @@ fn the_daemon_of_another_user_is_not_called_missing() {
         assert!(complaint.contains(", which belongs to user "), "{arguments:?}: {complaint}");
         assert!(complaint.contains("; run this as "), "{arguments:?}: {complaint}");
     }
+    // Whoever is told the socket by hand gets as far as there.
+    let admin = format!("unix:{}", daemon.admin_socket().display());
+    let outcome = run(User::nobody().thaw().args(["ps", "--admin", &admin]));
+    let expected =
+        format!("permission denied on {admin}; run this as the user who runs the daemon");
+    assert!(outcome.stderr.contains(&expected), "{}", outcome.stderr);
+    // So does a build whose home is another user's who is not root.
+    let home = tempfile::tempdir().expect("a directory");
+    chown(home.path(), Some(12345), Some(12345)).expect("root may do that");
+    let home = home.path();
+    let outcome = run(User::nobody().thaw().env("THAW_HOME", home).args(["build", function]));
+    let expected = format!("permission denied on {}, which belongs to user 12345", home.display());
+    assert!(outcome.stderr.contains(&expected), "{}", outcome.stderr);
 }

@@ -2,8 +2,10 @@
 //! probes.
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use thaw_e2e::{Daemon, DaemonOptions, built_home, command, get, run, thaw, wait_until};
+use thaw_e2e::{Daemon, DaemonOptions, built_home, command, free_port, get, run, thaw, wait_until};
 
 const PROGRAM: &str = r#"
 import http.server, json, os, signal, sys, time
@@ -35,11 +37,16 @@ http.server.HTTPServer(("", int(os.environ["PORT"])), Handler).serve_forever()
 
 /// Builds a server in Python with these further lines in its thaw.toml.
 fn build(home: &Path, name: &str, program: &str, sections: &str) {
+    build_at(home, name, program, "", sections);
+}
+
+/// The same with further keys that are in no section.
+fn build_at(home: &Path, name: &str, program: &str, keys: &str, sections: &str) {
     let directory = tempfile::tempdir().expect("a directory");
     fs::write(directory.path().join("app.py"), program).expect("a program");
     let text = format!(
         "name = \"{name}\"\ncommand = [\"python3\", \"app.py\", \"{name}\"]\nport = 8123\n\
-         files = [\"app.py\"]\nisolation = \"instance\"\n\
+         files = [\"app.py\"]\nisolation = \"instance\"\n{keys}\n\
          [runtime]\nkind = \"python3\"\ninterpreter = \"/usr/bin/python3\"\n{sections}\n",
     );
     fs::write(directory.path().join("thaw.toml"), text).expect("thaw.toml");
@@ -165,4 +172,48 @@ fn probes_keep_no_instance_from_hibernating_and_wake_none() {
     // It is asked again when it runs again.
     assert_eq!(get(daemon.gateway(), "rests", "/").status, 200);
     wait_until("it was asked again", || asked() > before);
+}
+
+/// It serves connections until one says that it is to serve no more.
+const DEAF: &str = r#"
+import os, socket, time
+
+server = socket.create_server(("", int(os.environ["PORT"])))
+while True:
+    client, _ = server.accept()
+    said = client.recv(100)
+    print("heard", said, flush=True)
+    client.sendall(said)
+    client.close()
+    if said == b"enough":
+        server.close()
+        time.sleep(1000)
+"#;
+
+#[test]
+fn an_instance_that_takes_no_connections_fails_a_probe_of_tcp() {
+    let home = built_home("liveness-tcp", &[]);
+    let port = free_port();
+    let sections = "[entry]\nkind = \"tcp\"\n[liveness]\nkind = \"tcp\"\nperiod = \"1s\"\n\
+                    [limits]\nkeep_alive = \"10m\"\n";
+    let listen = format!("listen = \"127.0.0.1:{port}\"");
+    build_at(&home, "deaf", DEAF, &listen, sections);
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let say = |text: &[u8]| {
+        let mut client = TcpStream::connect(("127.0.0.1", port)).expect("the gateway");
+        client.write_all(text).expect("room");
+        let mut answer = Vec::new();
+        client.read_to_end(&mut answer).expect("an answer");
+        answer
+    };
+    let log = || command(&daemon, &["logs", "deaf"]).success();
+    assert_eq!(say(b"hello"), b"hello");
+    wait_until("it was asked", || log().matches("heard b''").count() >= 3);
+    let first = daemon.instance("deaf").0;
+    assert_eq!(say(b"enough"), b"enough");
+    let why = "ended because it failed 3 liveness probes in a row: nothing listens on port 8123";
+    wait_until("its log says why it ends", || log().contains(why));
+    wait_until("it has gone", || daemon.instances("deaf").is_empty());
+    assert_eq!(say(b"again"), b"again");
+    assert_ne!(daemon.instance("deaf").0, first);
 }

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use thaw_e2e::{
-    Daemon, DaemonOptions, Outcome, built_home, free_port, get, python, repository, run, thaw,
-    wait_until,
+    Daemon, DaemonOptions, Outcome, built_home, free_port, get, post, python, repository, run,
+    thaw, wait_until,
 };
 
 /// An echo server on TCP and UDP; it ends with the test.
@@ -230,6 +230,39 @@ fn build_named(home: &Path, program: &str, name: &str, env: &str, egress: &str) 
     );
     fs::write(directory.join("thaw.toml"), text).expect("thaw.toml");
     run(thaw().env("THAW_HOME", home).arg("build").arg(&directory)).success();
+}
+
+/// Without [egress] its own kernel denies it everything: that is logged and counted, too.
+#[test]
+fn what_a_function_without_a_way_out_wants_is_logged_and_counted() {
+    let home = built_home("egress-none", &[]);
+    let directory = home.join("source");
+    fs::create_dir_all(&directory).expect("a directory");
+    let program = repository().join("tests/guest/functions/volumes.py");
+    fs::copy(program, directory.join("app.py")).expect("a copy");
+    let text = "name = \"closed\"\ncommand = [\"python3\", \"app.py\"]\nport = 8080\n\
+        files = [\"app.py\"]\nisolation = \"instance\"\n\
+        [runtime]\nkind = \"python3\"\ninterpreter = \"/usr/bin/python3\"\n";
+    fs::write(directory.join("thaw.toml"), text).expect("thaw.toml");
+    run(thaw().env("THAW_HOME", &home).arg("build").arg(&directory)).success();
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let code = "import socket\nresult = 0\n\
+        for _ in range(16 + 2 * 64 + 5):\n  try: socket.create_connection(('192.0.2.1', 80))\n  \
+        except OSError: result += 1";
+    let answer = post(daemon.gateway(), "closed", "/", code.as_bytes()).json();
+    assert_eq!(answer["result"], 149, "{answer}");
+    wait_until("the denials are counted", || {
+        let metrics = daemon.admin("/metrics").text();
+        // The last five are too few for one more message.
+        metrics.contains("thaw_egress_denied_total{function=\"closed\"} 144")
+    });
+    let denied = "denied an outgoing connection to 192.0.2.1:80; see [egress] in its thaw.toml";
+    assert_eq!(daemon.log().matches(denied).count(), 16, "{}", daemon.log());
+    let shown = run(thaw().env("THAW_HOME", &home).args(["logs", "closed"])).success();
+    assert!(shown.contains(denied), "{shown}");
+    let code = "import socket\ntry: socket.getaddrinfo('example.com', 80)\nexcept OSError: pass";
+    post(daemon.gateway(), "closed", "/", code.as_bytes());
+    assert_eq!(daemon.stop(), Some(0));
 }
 
 /// A function may connect before it is frozen; its copies find the connection

@@ -481,7 +481,8 @@ fn the_verbs_tell_about_the_functions() {
     assert_eq!((&python["kind"], &python["state"]), (&"http".into(), &"served".into()), "{list}");
     assert!(python["version"].as_u64().is_some_and(|version| version > 0), "{list}");
     let list = cli(&["list"]).success();
-    assert!(list.lines().any(|line| line.starts_with("hello-python  ")), "{list}");
+    let line = list.lines().find(|line| line.starts_with("hello-python  ")).expect("its line");
+    assert!(line.contains(&format!("hello-python at {}", gateway())), "{list}");
     let images = cli(&["images"]).success();
     for name in ["hello-c", "hello-python", "thumbnail-python"] {
         assert!(images.contains(name), "{images}");

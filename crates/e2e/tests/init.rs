@@ -53,7 +53,9 @@ impl Place {
 
     fn build(&self, directory: &Path) {
         let directory = directory.to_str().expect("text");
-        let outcome = self.thaw(&["build", "--weak-limits", directory]);
+        let tools = toolchain();
+        let shown: Vec<_> = tools.iter().flat_map(|path| ["--tools", path]).collect();
+        let outcome = self.thaw(&[&["build", "--weak-limits", directory], &shown[..]].concat());
         assert_eq!(outcome.code, Some(0), "{directory}\n{}", outcome.stderr);
     }
 
@@ -66,6 +68,13 @@ impl Place {
         assert_eq!(response.status, 200, "{}\n{}", response.text(), daemon.log());
         response.text()
     }
+}
+
+/// Directories of a toolchain of Rust in a home directory, which builds see if they are shown.
+fn toolchain() -> Vec<String> {
+    let home = std::env::var("HOME").unwrap_or_default();
+    let all = [".cargo", ".rustup"].map(|name| format!("{home}/{name}"));
+    all.into_iter().filter(|path| Path::new(path).is_dir()).collect()
 }
 
 /// Whether a program of a language is here.
@@ -99,6 +108,8 @@ fn every_template_is_built_and_answers() {
         ("java", "javac"),
         ("ruby", "ruby"),
         ("php", "php"),
+        ("perl", "perl"),
+        ("rust", "cargo"),
         ("c", "cc"),
     ];
     let made: Vec<PathBuf> = all
@@ -239,7 +250,11 @@ fn what_is_there_is_kept_and_what_is_unknown_is_said() {
     assert!(refused.stderr.contains("--template LANGUAGE NAME"), "{}", refused.stderr);
     let misused = place.thaw(&["init", "--template", "cobol", "x"]);
     assert_eq!(misused.code, Some(2));
-    assert!(misused.stderr.contains("python, node, go, java, ruby, php, c"), "{}", misused.stderr);
+    assert!(
+        misused.stderr.contains("python, node, go, java, ruby, php, perl, rust, c"),
+        "{}",
+        misused.stderr
+    );
     // A name that no function can have leaves nothing behind.
     let unnamed = empty.with_file_name("+++");
     let refused = place.thaw(&["init", "--template", "python", unnamed.to_str().expect("text")]);

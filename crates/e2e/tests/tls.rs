@@ -1,7 +1,7 @@
 //! TLS, HTTP/2, routes and the access log, with curl as the client and functions in sandboxes.
 
 use std::fs;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -33,12 +33,15 @@ fn openssl(directory: &Path) {
 
 impl Secure {
     fn start(name: &str) -> Self {
+        Self::start_at(name, SocketAddr::from(([127, 0, 0, 1], free_port())))
+    }
+
+    fn start_at(name: &str, address: SocketAddr) -> Self {
         let functions = [Function::Example("hello-c"), Function::Example("hello-python")];
         let home = built_home(name, &functions);
         let keys = home.join("tls");
         fs::create_dir_all(&keys).expect("a directory");
         openssl(&keys);
-        let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
         let text = format!(
             "[access_log]\nformat = \"json\"\n[tls]\nlisten = [\"{address}\"]
              [[tls.certificate]]\nchain = \"tls/node.pem\"\nkey = \"tls/node.key\"
@@ -85,6 +88,20 @@ impl Secure {
         let (body, summary) = text.rsplit_once('\n').expect("a summary");
         (body.to_owned(), summary.to_owned())
     }
+}
+
+#[test]
+fn an_address_that_somebody_has_is_tried_again() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let secure = Secure::start_at("tls-taken", taken.local_addr().expect("an address"));
+    let said = || secure.daemon.log().matches("cannot listen on").count();
+    wait_until("the log says so", || said() == 1);
+    std::thread::sleep(std::time::Duration::from_secs(7));
+    assert_eq!(said(), 1, "once is enough");
+    drop(taken);
+    wait_until("it is had", || TcpStream::connect(secure.address).is_ok());
+    let (_, summary) = secure.curl("one.example", "/", &["--http1.1"]);
+    assert_eq!(summary, "1.1 200");
 }
 
 #[test]

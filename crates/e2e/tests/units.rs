@@ -54,6 +54,16 @@ fn the_daemons_unit_tells_a_restart_from_a_stop() {
     assert_eq!(setting(&unit, "KillSignal"), "SIGINT");
 }
 
+/// On a machine with the package, a user's daemon finds its address free.
+#[test]
+fn a_users_unit_has_another_address_than_the_machines() {
+    let machines = unit("thaw.socket");
+    let users = unit("thaw-user.service");
+    let command = setting(&users, "ExecStart");
+    let (_, address) = command.split_once("--listen ").expect("an address");
+    assert_ne!(address.trim(), setting(&machines, "ListenStream"));
+}
+
 /// The threshold is in tenths.
 #[test]
 fn the_daemons_unit_is_exposed_little() {

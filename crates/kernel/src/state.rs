@@ -9,10 +9,11 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::panic::RefUnwindSafe;
-use core::sync::atomic::{AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
-use thaw_abi::control::{FLAG_ENTRY_STDIN, Limits};
+use thaw_abi::control::{FLAG_ENTRY_STDIN, FLAG_FREEZE_AT_ENTRY, Limits};
 
+use crate::errno::{Errno, Result};
 pub use crate::fs::process::ProcessFiles;
 use crate::mm::pages::PageAllocator;
 use crate::platform::saved::assert_saved;
@@ -129,13 +130,46 @@ impl Kernel {
         config.cpus = limits.cpus.max(1);
     }
 
-    /// Largest single allocation that is not refused outright, in bytes: the
-    /// sandbox's limit, or what no machine has.
-    pub fn commit_limit(&self) -> u64 {
-        match self.config.get().memory_limit {
+    /// Refuses a single allocation of more bytes than the sandbox may have at all, or than any
+    /// machine has, as with vm.overcommit_memory=0. `ENOMEM`.
+    pub fn check_commit(&self, len: u64) -> Result<()> {
+        let limit = match self.config.get().memory_limit {
             0 => 1 << 40,
             limit => limit,
+        };
+        if len <= limit {
+            return Ok(());
         }
+        if self.is_first_refusal_of_a_build() {
+            crate::console!(
+                "thaw: an allocation of {} was refused: it is more than `limits.memory` in \
+                 thaw.toml, which is {}; raise that",
+                Size(len),
+                Size(limit)
+            );
+        }
+        Err(Errno::ENOMEM)
+    }
+
+    /// There is no room for more files beside the `used` bytes of those that are there. Whoever builds the function
+    /// hears of it.
+    pub fn files_are_full(&self, used: u64) {
+        if self.is_first_refusal_of_a_build() {
+            crate::console!(
+                "thaw: there is no room for what the program writes to files, which take {} of \
+                 memory: they may take three quarters of `limits.memory` in thaw.toml, which is \
+                 {}; raise that",
+                Size(used),
+                Size(self.memory_total())
+            );
+        }
+    }
+
+    /// Whether somebody builds the function who has heard of no refused memory yet.
+    fn is_first_refusal_of_a_build(&self) -> bool {
+        static IS_TOLD: AtomicBool = AtomicBool::new(false);
+        let is_built = self.config.get().flags & FLAG_FREEZE_AT_ENTRY != 0;
+        is_built && !IS_TOLD.swap(true, Ordering::Relaxed)
     }
 
     /// Bytes of memory that the guest is told the machine has: the sandbox's
@@ -144,6 +178,20 @@ impl Kernel {
         match self.config.get().memory_limit {
             0 => 1 << 30,
             limit => limit,
+        }
+    }
+}
+
+/// A number of bytes, for people: as `limits.memory` is written where it is a round one.
+struct Size(u64);
+
+impl core::fmt::Display for Size {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let units = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+        match units.iter().find(|(unit, _)| self.0 >= *unit && self.0.is_multiple_of(*unit)) {
+            Some((unit, name)) => write!(f, "{}{name}", self.0 / unit),
+            None if self.0 >= 10 << 20 => write!(f, "{}MiB", self.0.div_ceil(1 << 20)),
+            None => write!(f, "{}KiB", self.0.div_ceil(1 << 10)),
         }
     }
 }

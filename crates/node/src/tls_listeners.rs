@@ -37,6 +37,13 @@ impl TlsListeners {
         Self { gateway, shared, tasks: Mutex::default() }
     }
 
+    /// Tries the addresses again that somebody else had.
+    pub fn try_again(&self) {
+        if self.shared.edge().deaf().is_some() {
+            self.update();
+        }
+    }
+
     /// Listens where the present rules want it, and nowhere else.
     pub fn update(&self) {
         let rules = self.shared.edge().rules();
@@ -50,7 +57,7 @@ impl TlsListeners {
             }
             stays
         });
-        self.shared.edge().forget_deaf();
+        let known = self.shared.edge().forget_deaf();
         for address in wanted {
             if tasks.contains_key(&address) {
                 continue;
@@ -61,8 +68,12 @@ impl TlsListeners {
                     tasks.insert(address, tokio::spawn(with_held(held, listening)));
                 }
                 Err(error) => {
-                    self.shared.edge().note_deaf(address, error.to_string());
-                    tracing::error!("{error}");
+                    let why = error.to_string();
+                    // It is tried again every few seconds.
+                    if known.get(&address) != Some(&why) {
+                        tracing::error!("{why}");
+                    }
+                    self.shared.edge().note_deaf(address, why);
                 }
             }
         }

@@ -286,11 +286,15 @@ fn requests_are_logged_whatever_way_they_took() {
     let whole = of("/last");
     assert!(whole["status"].is_null() && whole["sent"].as_u64() > Some(5), "{whole}");
     node.rule(here(), "[access_log]\nformat = \"combined\"");
-    assert_eq!(client.get("f", "/combined").status, 200);
+    let answer = client.get("f", "/combined");
+    assert_eq!(answer.status, 200);
     assert!(node.shared.edge().finish_log(PATIENCE));
     let text = std::fs::read_to_string(access_log_path(directory.path())).unwrap();
     let line = text.lines().last().unwrap();
     assert!(line.contains("] \"GET /combined HTTP/1.1\" 200 5 \"-\" \"-\""), "{line}");
+    let id = field(&answer.head, "thaw-request-id").expect("its id");
+    assert!(line.ends_with(&format!("\" {id}")), "{id}: {line}");
+    assert_eq!(field(&answer.head, "thaw-error"), None);
 }
 
 #[test]

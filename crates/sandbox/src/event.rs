@@ -2,15 +2,17 @@
 
 use bytemuck::AnyBitPattern;
 use thaw_abi::control::{
-    ACTIVITY_NAMES_MAX, Activity, Awake as AwakeMessage, ConnectionClosed, Described, EntryPoint,
-    Exit, Losses, MSG_ACTIVITY, MSG_AWAKE, MSG_BIND, MSG_BOOTED, MSG_CONNECTION_CLOSED,
-    MSG_DESCRIBED, MSG_ENTRY_POINT, MSG_EXIT, MSG_FAILED, MSG_HIBERNATED, MSG_LOSES, MSG_OPEN_BLOB,
-    MSG_OPEN_SOCKET, MSG_READY, MSG_RESTING, MSG_TERMINAL_GET, MSG_TERMINAL_SET, MSG_UNSEAL,
-    MSG_WAKE_SOCKET, MSG_WRITTEN, MessageHeader, Resting, WRITTEN_MAX, WRITTEN_PATHS_MAX, Written,
+    ACTIVITY_NAMES_MAX, Activity, Awake as AwakeMessage, ConnectionClosed, DENIALS_AT_ONCE_MAX,
+    DENIED_NAME_MAX, DeniedWay, Described, EntryPoint, Exit, Losses, MSG_ACTIVITY, MSG_AWAKE,
+    MSG_BIND, MSG_BOOTED, MSG_CONNECTION_CLOSED, MSG_DENIED, MSG_DESCRIBED, MSG_ENTRY_POINT,
+    MSG_EXIT, MSG_FAILED, MSG_HIBERNATED, MSG_LOSES, MSG_OPEN_BLOB, MSG_OPEN_SOCKET, MSG_READY,
+    MSG_RESTING, MSG_TERMINAL_GET, MSG_TERMINAL_SET, MSG_UNSEAL, MSG_WAKE_SOCKET, MSG_WRITTEN,
+    MessageHeader, Resting, WRITTEN_MAX, WRITTEN_PATHS_MAX, Written,
 };
 use thaw_abi::remote::{MSG_EXEC_NOT_EXECUTABLE, MSG_EXEC_STARTED};
 
-use crate::broker::{Question, Request};
+use crate::broker::{Question, Request, socket_address};
+use crate::egress::{Denied, EgressEvents, Transport};
 use crate::hibernate::Awake;
 use crate::remote::{self, RemoteEvent};
 use crate::text::printable;
@@ -61,6 +63,9 @@ pub enum Event {
     /// What the program has written that lives and dies with a copy. A sandbox may say what it
     /// likes.
     Written(WrittenFiles),
+    /// What it has denied its program by itself, since it has no way out at all. A sandbox may say
+    /// what it likes.
+    Denied(EgressEvents),
     /// The guest has closed the connection with this number.
     ConnectionClosed {
         /// [`thaw_abi::control::Connection::id`].
@@ -179,6 +184,25 @@ impl WrittenFiles {
     }
 }
 
+/// What a sandbox that has no way out at all has denied its program.
+fn denials(body: &[u8]) -> Option<EgressEvents> {
+    let (way, name) = body.split_at_checked(size_of::<DeniedWay>())?;
+    let way: DeniedWay = bytemuck::pod_read_unaligned(way);
+    let first = match socket_address(&way.to) {
+        Some(to) if name.is_empty() => Denied::Address(to, Transport::Tcp),
+        None if way.to.family == 0 && (1..=DENIED_NAME_MAX).contains(&name.len()) => {
+            Denied::Name(String::from_utf8_lossy(name).into_owned())
+        }
+        _ => return None,
+    };
+    let (denied, recent) = (way.count.into(), vec![first]);
+    (1..=DENIALS_AT_ONCE_MAX).contains(&way.count).then(|| EgressEvents {
+        denied,
+        recent,
+        ..EgressEvents::default()
+    })
+}
+
 /// What a program does while its entry point is waited for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProgramActivity {
@@ -226,6 +250,7 @@ pub(crate) fn parse(packet: &[u8]) -> Result<Incoming<'_>, Violation> {
         MSG_DESCRIBED => Event::Described(whole(body).ok_or(wrong_length)?),
         MSG_ACTIVITY => Event::Activity(ProgramActivity::parse(body).ok_or(wrong_length)?),
         MSG_LOSES => Event::Losses(whole(body).ok_or(wrong_length)?),
+        MSG_DENIED => Event::Denied(denials(body).ok_or(wrong_value)?),
         MSG_WRITTEN => Event::Written(WrittenFiles::parse(body).ok_or(wrong_length)?),
         MSG_CONNECTION_CLOSED => {
             let ConnectionClosed { id } = whole(body).ok_or(wrong_length)?;
@@ -263,6 +288,30 @@ mod tests {
         let mut bytes = bytemuck::bytes_of(&message::header(kind, body.len(), 7)).to_vec();
         bytes.extend_from_slice(body);
         bytes
+    }
+
+    #[test]
+    fn denials_are_of_an_address_or_a_name() {
+        let denied = |family, count, name: &[u8]| {
+            let mut way = DeniedWay { count, ..bytemuck::Zeroable::zeroed() };
+            (way.to.family, way.to.port, way.to.bytes[0]) = (family, 80, 192);
+            let body = [bytemuck::bytes_of(&way), name].concat();
+            match parse(&packet(MSG_DENIED, &body)) {
+                Ok(Incoming::Event(Event::Denied(events))) => {
+                    Some(format!("{} {}", events.denied, events.recent[0]))
+                }
+                Err(Violation::Value { kind: MSG_DENIED }) => None,
+                other => panic!("{other:?}"),
+            }
+        };
+        let inet = libc::AF_INET as u16;
+        assert_eq!(denied(inet, 1, b"").as_deref(), Some("1 192.0.0.0:80"));
+        assert_eq!(denied(0, 64, b"a\n.example").as_deref(), Some("64 a\\n.example"));
+        for nonsense in [(inet, 0, ""), (inet, 65, ""), (inet, 1, "a"), (0, 1, ""), (7, 1, "")] {
+            let (family, count, name) = nonsense;
+            assert_eq!(denied(family, count, name.as_bytes()), None, "{nonsense:?}");
+        }
+        assert_eq!(denied(0, 1, &[b'a'; DENIED_NAME_MAX + 1]), None);
     }
 
     #[test]

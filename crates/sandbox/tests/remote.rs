@@ -281,7 +281,8 @@ fn what_cannot_run_is_refused_with_a_sentence() {
     let missing = refused(spec(&["no-such-program"]));
     assert_eq!(
         missing,
-        "no-such-program does not exist in the sandbox; check the path and the rootfs"
+        "no-such-program does not exist in the sandbox; check the path, or add it to the root file \
+         system, for a function with `programs = [\"no-such-program\"]` in [runtime] of thaw.toml"
     );
     assert!(refused(spec(&["/etc/passwd"])).contains("may not be executed"));
     let nowhere = ExecSpec { workdir: "/nowhere".into(), ..spec(&["true"]) };

@@ -21,7 +21,8 @@ use thaw_store::{FunctionRecord, Share, Store};
 /// List the functions: how clients reach them, and what the daemon makes of them.
 ///
 /// The names, versions, kinds, addresses and times of the builds are of the store, so that they are shown
-/// without a daemon, too.
+/// without a daemon, too. `HOST at ADDRESS`: requests with this `Host` at the gateway's address, or another one
+/// that `gateway.toml` leads there.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  thaw list\n  thaw ls --json | jq -r '.[].name'")]
 pub struct Arguments {
@@ -41,6 +42,9 @@ struct Listed {
     split: Vec<Share>,
     /// Its own address; without one, requests find it by its host name, at the gateway's.
     listen: Option<SocketAddr>,
+    /// The gateway's address, if requests find it there by its host name, and a daemon serves it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gateway: Option<SocketAddr>,
     state: State,
     /// Live instances.
     instances: usize,
@@ -114,6 +118,10 @@ pub fn run(arguments: &Arguments) -> Outcome {
     // Those are not in the store before all of them is here.
     let partial = served.into_values().filter(|info| info.fetching.is_some());
     listed.extend(partial.map(Listed::partial));
+    let gateway = home.daemon().map(|daemon| daemon.gateway);
+    for one in &mut listed {
+        one.gateway = gateway.filter(|_| one.is_found_by_name());
+    }
     listed.sort_by(|one, other| one.name.cmp(&other.name));
     print(arguments, &listed)?;
     for (name, error) in found.damaged {
@@ -160,6 +168,7 @@ impl Listed {
             version,
             split,
             listen: config.and_then(|config| config.listen),
+            gateway: None,
             state,
             instances: info.as_ref().map_or(0, |info| info.instances),
             ready: info.map_or(0, |info| info.ready.len()),
@@ -179,6 +188,7 @@ impl Listed {
             version: info.version,
             split: Vec::new(),
             listen: info.listen,
+            gateway: None,
             state: if problem.is_some() { State::Problem } else { State::Partial },
             instances: info.instances,
             ready: info.ready.len(),
@@ -186,6 +196,23 @@ impl Listed {
             next_ms: None,
             fetching: info.fetching,
             problem,
+        }
+    }
+}
+
+impl Listed {
+    /// Whether requests find it by its host name.
+    fn is_found_by_name(&self) -> bool {
+        let is_http = matches!(self.kind, Some(EntryKind::Http | EntryKind::Stdin));
+        is_http && self.listen.is_none() && self.state != State::NotServed
+    }
+
+    /// How clients reach it, for people.
+    fn address(&self) -> String {
+        match (self.listen, self.gateway) {
+            (Some(address), _) => address.to_string(),
+            (None, Some(gateway)) => format!("{} at {gateway}", self.name),
+            (None, None) => "-".to_owned(),
         }
     }
 }
@@ -199,7 +226,7 @@ fn table(listed: &[Listed]) -> String {
             one.name.clone(),
             version(one.version, &one.split),
             one.kind.map_or("-", EntryKind::name).to_owned(),
-            one.listen.map_or("-".to_owned(), |address| address.to_string()),
+            one.address(),
             match (&one.fetching, one.state) {
                 (Some(fetching), State::Partial) if fetching.of > 0 => {
                     format!("partial, {} %", fetching.bytes.saturating_mul(100) / fetching.of)

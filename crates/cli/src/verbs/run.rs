@@ -448,6 +448,7 @@ async fn attend(
                 | Event::Activity(_)
                 | Event::Losses(_)
                 | Event::Written(_)
+                | Event::Denied(_)
                 | Event::Remote(_)
                 | Event::ConnectionClosed { .. },
             ) => {}

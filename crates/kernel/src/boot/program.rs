@@ -10,8 +10,10 @@ use thaw_abi::control::{
 use thaw_abi::cpu::Baseline;
 
 use crate::errno::{Errno, Result};
+use crate::exec::script::Missing;
 use crate::exec::{Program, script};
 use crate::fs::fd_table::OnExec;
+use crate::fs::open::open_program;
 use crate::fs::walk::Follow;
 use crate::fs::{CGROUP_FS, Context, FileSystems, LowerLayer, PROC_FS, SYS_FS, Views};
 use crate::host::control::{self, Message};
@@ -214,7 +216,7 @@ fn load(process: &Arc<Process>, strings: Strings, thread: &Arc<Thread>) -> Resul
             &name,
             b" is not a program that this machine can run; give a 64-bit x86 ELF file or a script",
         ),
-        Err(Errno::ENOENT) => lacks_interpreter(&name, b"that its ELF header names"),
+        Err(Errno::ENOENT) => lacks_loader(&name),
         Err(Errno::EACCES | Errno::EPERM) => say(
             b"the host does not let ",
             &name,
@@ -240,13 +242,8 @@ fn find_program(context: &Context, strings: Strings) -> Result<Program> {
     let search = strings.envp.iter().find_map(|variable| variable.strip_prefix(b"PATH="));
     let search =
         search.unwrap_or(b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin").to_vec();
-    let candidates: Vec<Vec<u8>> = if name.contains(&b'/') {
-        alloc::vec![name.clone()]
-    } else {
-        search.split(|&b| b == b':').map(|directory| [directory, b"/", &name].concat()).collect()
-    };
     let mut problem = Errno::ENOENT;
-    for candidate in candidates {
+    for candidate in candidates(&name, &search) {
         let start = context.cwd.clone();
         match Program::open(
             context,
@@ -259,7 +256,7 @@ fn find_program(context: &Context, strings: Strings) -> Result<Program> {
             Ok(program) => return Ok(program),
             Err(Errno::ENOENT | Errno::ENOTDIR) => {
                 if let Some(missing) = script::missing_interpreter(context, &candidate) {
-                    lacks_interpreter(&candidate, &missing);
+                    lacks_interpreter(context, &search, &candidate, &missing);
                 }
             }
             Err(error) => problem = error,
@@ -267,22 +264,64 @@ fn find_program(context: &Context, strings: Strings) -> Result<Program> {
     }
     match problem {
         Errno::ENOENT => {
-            say(b"", &name, b" does not exist in the sandbox; check the path and the rootfs")
+            let after: [&[u8]; 3] = [
+                b" does not exist in the sandbox; check the path, or add it to the root file \
+                  system, for a function with `programs = [\"",
+                &name,
+                b"\"]` in [runtime] of thaw.toml",
+            ];
+            say(b"", &name, &after.concat())
         }
         Errno::EACCES => say(b"", &name, b" may not be executed; check its permissions"),
         error => say(b"", &name, &[b" cannot be opened: ", error.name().as_bytes()].concat()),
     }
 }
 
-/// The program cannot start without another file.
-fn lacks_interpreter(name: &[u8], missing: &[u8]) -> ! {
-    let after: [&[u8]; 3] = [
+/// The program cannot start without another file, or several.
+fn lacks_interpreter(context: &Context, search: &[u8], name: &[u8], missing: &Missing) -> ! {
+    let mut programs = [b"\"", base_name(&missing.interpreter), b"\""].concat();
+    // env(1) looks up the program that the script is for.
+    if let Some(argument) = missing.looked_up()
+        && !candidates(argument, search).iter().any(|at| exists(context, at))
+    {
+        programs.extend([b", \"", argument, b"\""].concat());
+    }
+    let after: [&[u8]; 5] = [
         b" needs the interpreter ",
-        missing,
-        b", which the sandbox does not have; add it to the root file system, for a function by \
-          `programs` in [runtime] of thaw.toml",
+        &missing.interpreter,
+        b", which the sandbox does not have; add it to the root file system, for a function with \
+          `programs = [",
+        &programs,
+        b"]` in [runtime] of thaw.toml",
     ];
     say(b"", name, &after.concat())
+}
+
+/// The program cannot start without the dynamic linker that it names.
+fn lacks_loader(name: &[u8]) -> ! {
+    say(
+        b"",
+        name,
+        b" needs the interpreter that its ELF header names, which the sandbox does not have; add \
+          it to the root file system, for a function by `programs` in [runtime] of thaw.toml",
+    )
+}
+
+/// Where a program of this name may lie, as a shell finds it.
+fn candidates(name: &[u8], search: &[u8]) -> Vec<Vec<u8>> {
+    if name.contains(&b'/') {
+        return alloc::vec![name.to_vec()];
+    }
+    search.split(|&b| b == b':').map(|directory| [directory, b"/", name].concat()).collect()
+}
+
+fn exists(context: &Context, path: &[u8]) -> bool {
+    open_program(context, &context.cwd, path, Follow::Yes).is_ok()
+}
+
+/// The last part of a path.
+fn base_name(path: &[u8]) -> &[u8] {
+    path.rsplit(|&byte| byte == b'/').next().unwrap_or(path)
 }
 
 /// Tells the host why the program cannot start, and ends the sandbox.

@@ -33,15 +33,36 @@ pub fn resolve(context: &Context, mut program: Program) -> Result<Program> {
     Err(Errno::ELOOP)
 }
 
+/// An interpreter that does not exist.
+pub struct Missing {
+    /// Its path.
+    pub interpreter: Vec<u8>,
+    /// What the script says behind it.
+    argument: Vec<u8>,
+}
+
+impl Missing {
+    /// The program that it would have looked up, if it is env(1).
+    pub fn looked_up(&self) -> Option<&[u8]> {
+        let is_plain = |&byte: &u8| byte.is_ascii_alphanumeric() || b"._-+/".contains(&byte);
+        let mut words = self.argument.split(|byte| byte.is_ascii_whitespace());
+        let word = words.find(|word| !word.is_empty() && !word.starts_with(b"-"))?;
+        (self.interpreter.ends_with(b"/env") && word.iter().all(is_plain)).then_some(word)
+    }
+}
+
 /// The interpreter of a script, or of a script that is its interpreter, that does not exist.
-pub fn missing_interpreter(context: &Context, program: &[u8]) -> Option<Vec<u8>> {
+pub fn missing_interpreter(context: &Context, program: &[u8]) -> Option<Missing> {
     let mut file = open_program(context, &context.cwd, program, Follow::Yes).ok()?;
     for _ in 0..=DEPTH_MAX {
         let mut head = [0u8; LINE_MAX];
         let len = file.file.read(&mut Sink::kernel(&mut head), 0).ok()?;
-        let (interpreter, _) = parse(head[..len].strip_prefix(b"#!")?)?;
+        let (interpreter, argument) = parse(head[..len].strip_prefix(b"#!")?)?;
         file = match open_program(context, &context.cwd, interpreter, Follow::Yes) {
-            Err(Errno::ENOENT) => return Some(interpreter.to_vec()),
+            Err(Errno::ENOENT) => {
+                let argument = argument.unwrap_or_default().to_vec();
+                return Some(Missing { interpreter: interpreter.to_vec(), argument });
+            }
             opened => opened.ok()?,
         };
     }
@@ -70,5 +91,17 @@ mod tests {
             Some((&b"/usr/bin/env"[..], Some(&b"python3 -u"[..])))
         );
         assert_eq!(parse(b"  \n"), None);
+    }
+
+    #[test]
+    fn what_env_looks_up() {
+        let looked_up = |interpreter: &[u8], argument: &[u8]| {
+            let (interpreter, argument) = (interpreter.to_vec(), argument.to_vec());
+            Missing { interpreter, argument }.looked_up().map(<[u8]>::to_vec)
+        };
+        assert_eq!(looked_up(b"/usr/bin/env", b"python3").as_deref(), Some(&b"python3"[..]));
+        assert_eq!(looked_up(b"/usr/bin/env", b"-S node --x").as_deref(), Some(&b"node"[..]));
+        assert_eq!(looked_up(b"/usr/bin/env", b"A=1"), None);
+        assert_eq!(looked_up(b"/bin/sh", b"-e"), None);
     }
 }

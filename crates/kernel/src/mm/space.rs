@@ -478,8 +478,8 @@ impl AddressSpace {
             let state = self.state.borrow_mut();
             (state.brk_start, state.brk)
         };
-        let most = crate::state::kernel().commit_limit();
-        if wanted < start || wanted > GUEST_MAX || wanted - start > most {
+        let is_refused = |len| crate::state::kernel().check_commit(len).is_err();
+        if wanted < start || wanted > GUEST_MAX || is_refused(wanted - start) {
             return old;
         }
         let (old_end, new_end) = (old.next_multiple_of(4096), wanted.next_multiple_of(4096));

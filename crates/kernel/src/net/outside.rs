@@ -11,12 +11,14 @@ use alloc::string::String;
 use alloc::sync::Weak;
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use bytemuck::Zeroable;
 
 use thaw_abi::control::{
-    Address, FLAG_EGRESS, FLAG_EGRESS_V6, FLAG_FREEZE_AT_ENTRY, FLAG_SAY_LOSSES, Losses,
-    MSG_OPEN_SOCKET, OpenSocket, OpenedSocket, Reply, SOCKET_RECONNECTS, TRANSPORT_DATAGRAM,
-    TRANSPORT_STREAM,
+    Address, DENIALS_AT_ONCE_MAX, DeniedWay, FLAG_EGRESS, FLAG_EGRESS_V6, FLAG_FREEZE_AT_ENTRY,
+    FLAG_SAY_DENIALS, FLAG_SAY_LOSSES, Losses, MSG_DENIED, MSG_OPEN_SOCKET, OpenSocket,
+    OpenedSocket, Reply, SOCKET_RECONNECTS, TRANSPORT_DATAGRAM, TRANSPORT_STREAM,
 };
 use thaw_abi::network;
 
@@ -111,36 +113,53 @@ pub fn source_address(to: IpAddr) -> Result<IpAddr> {
 pub const DNS_PORT: u16 = 53;
 /// Most bytes of a name (RFC 1035, section 2.3.4).
 const NAME_MAX: usize = 255;
-/// Whether whoever builds a function was told that its program has no way out.
-static IS_TOLD: AtomicBool = AtomicBool::new(false);
+/// Denials that are told one by one; of those after them, the host hears in numbers.
+const DENIALS_TOLD: u32 = 16;
+/// What was denied in this boot.
+static DENIED: AtomicU32 = AtomicU32::new(0);
 
-/// There is no way to `to`. Whoever builds the function hears of the first one.
+/// There is no way to `to`.
 pub fn no_way_to(to: Endpoint) {
-    if is_to_tell() {
+    deny(address(to), b"", || {
         crate::console!(
             "thaw: the connection to {} port {} was denied: no rule of [egress] in thaw.toml \
              allows it",
             to.ip,
             to.port
         );
-    }
+    });
 }
 
-/// There is no way to look a name up, which is said likewise.
+/// There is no way to look a name up.
 pub fn no_way_to_look_up(name: Option<&str>) {
-    if is_to_tell() {
+    let name = name.unwrap_or("a name");
+    deny(Address::zeroed(), name.as_bytes(), || {
         crate::console!(
-            "thaw: the look-up of {} was denied: no rule of [egress] in thaw.toml allows \
-             connections by name",
-            name.unwrap_or("a name")
+            "thaw: the look-up of {name} was denied: no rule of [egress] in thaw.toml allows \
+             connections by name"
         );
-    }
+    });
 }
 
-/// Whether somebody builds the function who has heard of nothing that was denied yet.
-fn is_to_tell() -> bool {
-    let is_built = kernel().config.get().flags & FLAG_FREEZE_AT_ENTRY != 0;
-    is_built && !IS_TOLD.swap(true, Relaxed)
+/// Whoever builds the function hears of the first denial, and the host of all of a live instance.
+fn deny(to: Address, name: &[u8], say: impl FnOnce()) {
+    let flags = kernel().config.get().flags;
+    if flags & (FLAG_FREEZE_AT_ENTRY | FLAG_SAY_DENIALS) == 0 {
+        return;
+    }
+    let before = DENIED.fetch_add(1, Relaxed);
+    if flags & FLAG_FREEZE_AT_ENTRY != 0 && before == 0 {
+        say();
+    }
+    let count = match before.checked_sub(DENIALS_TOLD) {
+        None => 1,
+        Some(more) if (more + 1).is_multiple_of(DENIALS_AT_ONCE_MAX) => DENIALS_AT_ONCE_MAX,
+        Some(_) => return,
+    };
+    if flags & FLAG_SAY_DENIALS != 0 {
+        let denied = DeniedWay { to, count, reserved: 0 };
+        control::send(MSG_DENIED, 0, bytemuck::bytes_of(&denied), name);
+    }
 }
 
 /// The name in the first question of a DNS message (RFC 1035, sections 4.1.1 and 4.1.2), if it is

@@ -99,7 +99,7 @@ pub fn find(context: &Context, argv: Vec<Vec<u8>>, envp: Vec<Vec<u8>>) -> Result
             Ok(program) => return Ok(program),
             Err(Errno::ENOENT | Errno::ENOTDIR) => {
                 if let Some(missing) = script::missing_interpreter(context, candidate) {
-                    return Err(Refusal::of_interpreter(candidate, &missing));
+                    return Err(Refusal::of_interpreter(candidate, &missing.interpreter));
                 }
             }
             Err(error) => problem = error,

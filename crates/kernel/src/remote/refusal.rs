@@ -32,7 +32,13 @@ impl Refusal {
     pub fn of_program(name: &[u8], error: Errno) -> Self {
         let (kind, why) = match error {
             Errno::ENOENT | Errno::ENOTDIR => {
-                (MSG_EXEC_NOT_FOUND, "does not exist in the sandbox; check the path and the rootfs")
+                let name = name.escape_ascii();
+                let reason = alloc::format!(
+                    "{name} does not exist in the sandbox; check the path, or add it to the root \
+                     file system, for a function with `programs = [\"{name}\"]` in [runtime] of \
+                     thaw.toml"
+                );
+                return Self { kind: MSG_EXEC_NOT_FOUND, reason };
             }
             Errno::EACCES | Errno::EPERM => {
                 (MSG_EXEC_NOT_EXECUTABLE, "may not be executed; check its permissions")
@@ -54,8 +60,10 @@ impl Refusal {
     /// That of a script whose interpreter is not there.
     pub fn of_interpreter(script: &[u8], missing: &[u8]) -> Self {
         let (script, missing) = (script.escape_ascii(), missing.escape_ascii());
-        let reason =
-            alloc::format!("{script} needs the interpreter {missing}, which the sandbox lacks");
+        let reason = alloc::format!(
+            "{script} needs the interpreter {missing}, which the sandbox lacks; add it to the root \
+             file system, for a function with `programs = [\"{missing}\"]` in [runtime] of thaw.toml"
+        );
         Self { kind: MSG_EXEC_NOT_FOUND, reason }
     }
 }

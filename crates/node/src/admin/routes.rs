@@ -145,6 +145,12 @@ pub(crate) async fn metrics_text(admin: &Admin) -> String {
         let state = state.and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default();
         *counts.entry((instance.function.to_string(), state)).or_insert(0) += 1;
     }
+    for service in admin.shared.everything() {
+        for (state, _) in service.launcher().standby_memory() {
+            let state = (service.name().to_string(), state.name().to_owned());
+            *counts.entry(state).or_insert(0) += 1;
+        }
+    }
     let counts: Vec<_> = counts.into_iter().map(|((f, state), count)| (f, state, count)).collect();
     admin.shared.metrics().show_memory(&MemoryByState::of(&admin.shared).await);
     let zygotes = admin.catalog.pool().stats().ready as i64;

@@ -24,8 +24,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 use thaw_sandbox::{
-    BoundAccess, BoundDirectory, Event, FileRights, GuestExit, HostDirectory, HostPolicy, Mount,
-    MountKind, Rootfs, Sandbox, StartSpec,
+    BoundAccess, BoundDirectory, EgressEvents, Event, FileRights, GuestExit, HostDirectory,
+    HostPolicy, Mount, MountKind, Rootfs, Sandbox, StartSpec,
 };
 
 /// What a sandbox of a build sees of the host, besides the function's directory and
@@ -204,7 +204,8 @@ impl Commands<'_> {
             let event = sandbox.wait_event(Some(patience))?;
             flow = output.pass_on(on_event);
             if let Some(end) = end_of(&sandbox, event) {
-                note_denials(&sandbox, on_event);
+                let events = sandbox.take_egress_events();
+                note_denials(&events, "`egress` in [build]", on_event);
                 return end;
             }
             if Instant::now() >= deadline {
@@ -267,6 +268,10 @@ impl Commands<'_> {
             set("LANG", "C.UTF-8".as_ref()),
             set("TERM", "dumb".as_ref()),
         ];
+        // Its `cargo` looks for the toolchains below its home directory, which is another one here.
+        if let Some(rustup) = self.tools().find(|tools| tools.join("toolchains").is_dir()) {
+            variables.push(set("RUSTUP_HOME", rustup.as_os_str()));
+        }
         for name in PASSED_ON {
             if let Some(value) = std::env::var_os(name) {
                 variables.push(set(name, &value));
@@ -363,13 +368,12 @@ fn of_status(status: ExitStatus) -> Result<(), CommandFailure> {
     }
 }
 
-/// Says what the command wanted to connect to and was not allowed to.
-fn note_denials(sandbox: &Sandbox, on_event: &mut OnEvent<'_>) {
-    let events = sandbox.take_egress_events();
+/// Says what a program wanted to connect to and was not allowed to, and which `rules` allow it.
+pub(super) fn note_denials(events: &EgressEvents, rules: &str, on_event: &mut OnEvent<'_>) {
     for denied in &events.recent {
         on_event(BuildEvent::Note(&format!(
-            "it may not connect to {denied}; if it should, add the destination to `egress` in \
-             [build] of thaw.toml"
+            "it may not connect to {denied}; if it should, add the destination to {rules} of \
+             thaw.toml"
         )));
     }
     for failure in &events.failures {

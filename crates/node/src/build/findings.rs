@@ -3,8 +3,12 @@
 
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::{Path, PathBuf};
 use thaw_abi::control::{Address, Losses, Written};
 use thaw_sandbox::WrittenFiles;
+
+/// Where the sources have a helper for each language.
+const HELPERS: &str = "sdk/entrypoint";
 
 /// Something that copies will not like.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,8 +71,9 @@ impl Finding {
     pub(super) fn of_generators(names: &[String], way_out: &str) -> Self {
         let names = names.join(", ");
         let text = format!(
-            "two copies drew the same numbers from {names}, seeded before the freeze: {way_out} \
-             (docs/uniqueness.md)"
+            "two copies drew the same numbers from {names}, seeded before the freeze: {} \
+             (docs/uniqueness.md)",
+            helpers_here(way_out)
         );
         Self { kind: FindingKind::Generator, text }
     }
@@ -82,6 +87,7 @@ impl Finding {
              copies draw the same numbers: draw from crypto/rand, or from Source of \
              sdk/entrypoint/thaw.go (docs/uniqueness.md)"
         );
+        let text = helpers_here(&text);
         Self { kind: FindingKind::Generator, text }
     }
 
@@ -103,6 +109,23 @@ impl Finding {
     pub(super) fn is_of_program(&self) -> bool {
         matches!(self.kind, FindingKind::Generator | FindingKind::Time)
     }
+}
+
+/// The same text with paths of this machine for helpers of `sdk/entrypoint`, where they are.
+fn helpers_here(text: &str) -> String {
+    match std::env::current_exe().ok().and_then(|program| helpers_beside(&program)) {
+        Some(directory) => text.replace(HELPERS, &directory.display().to_string()),
+        None => text.to_owned(),
+    }
+}
+
+/// The directory of the helpers of an installed program, `../share/thaw/sdk/entrypoint`, or of one
+/// in the build directory of its sources.
+fn helpers_beside(program: &Path) -> Option<PathBuf> {
+    let installed = program.parent()?.parent()?.join("share/thaw");
+    let sources = program.ancestors().skip(1).map(Path::to_owned);
+    let mut found = [installed].into_iter().chain(sources).map(|at| at.join(HELPERS));
+    found.find(|directory| directory.join("thaw.py").is_file())
 }
 
 fn of_streams(losses: &Losses) -> Option<String> {
@@ -186,5 +209,22 @@ mod tests {
         let more = text(9, 1, &["/a", "/b/"]);
         assert!(more.contains("9 files and a new empty directory"), "{more}");
         assert!(more.contains("(/a, /b/ and more): ") && more.contains("`[[volumes]]`"), "{more}");
+    }
+
+    #[test]
+    fn helpers_are_named_where_they_are() {
+        let all = tempfile::tempdir().unwrap();
+        let below = |path: &str| all.path().join(path);
+        let [program, beside] = ["opt/bin/thaw", "opt/share/thaw/sdk/entrypoint"].map(below);
+        assert_eq!(helpers_beside(&program), None);
+        std::fs::create_dir_all(&beside).unwrap();
+        std::fs::write(beside.join("thaw.py"), "").unwrap();
+        assert_eq!(helpers_beside(&program), Some(beside));
+        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap();
+        let found = helpers_beside(&sources.join("target/debug/thaw"));
+        assert_eq!(found, Some(sources.join("sdk/entrypoint")));
+        // As this test itself is there.
+        let text = Finding::of_go(&["main.f".to_owned()]).text;
+        assert!(text.contains(&format!("{}/thaw.go ", found.unwrap().display())), "{text}");
     }
 }

@@ -1,6 +1,7 @@
 //! The program that is being built: running in a sandbox, watched until it is at
 //! its entry point.
 
+use super::command::note_denials;
 use super::doubt::{Doubt, Reason, Wakers};
 use super::freeze::FreezeFailure;
 use super::output::{Flow, Output};
@@ -86,6 +87,11 @@ impl Awaited {
     }
 }
 
+/// Said when a program with secrets ends too early.
+const NO_SECRETS: &str = "a build has no values of secrets: /run/secrets is empty. If the program \
+    needs one, let it read the file when a request comes; or let it ask for its freeze before it \
+    reads the file, with `freeze = \"program\"` in [entry] of thaw.toml";
+
 /// Why the program did not come to where it should.
 pub(super) enum Stop {
     Ended(GuestExit),
@@ -107,6 +113,8 @@ pub(super) struct Program {
     awaited: Awaited,
     /// What it may use.
     memory: ByteSize,
+    /// Whether its copies get values of secrets, which a build does not have.
+    has_secrets: bool,
     /// The number of the signal that freezes it, whenever this process gets it.
     signals: Option<mpsc::Receiver<u32>>,
     /// The connections that copies will find reset, as the sandbox said last.
@@ -206,6 +214,7 @@ impl Program {
             flow,
             awaited,
             memory: config.limits.memory,
+            has_secrets: !config.secrets.is_default(),
             signals,
             losses: None,
             written: None,
@@ -282,9 +291,14 @@ impl Program {
 
     /// Ends it and says what went wrong.
     pub(super) fn fail(self, stop: Stop, on_event: &mut OnEvent<'_>) -> FreezeFailure {
-        let Self { sandbox, parent, output, awaited, memory, .. } = self;
+        let Self { sandbox, parent, output, awaited, memory, has_secrets, .. } = self;
+        let events = sandbox.take_egress_events();
         drop((sandbox, parent));
         let output = output.finish(on_event);
+        note_denials(&events, "`allow` in [egress]", on_event);
+        if has_secrets && matches!(stop, Stop::Ended(_)) {
+            on_event(BuildEvent::Note(NO_SECRETS));
+        }
         match stop {
             Stop::Ended(exit) => {
                 let how = match exit {
@@ -326,6 +340,7 @@ impl Program {
     pub(super) fn into_sandbox(mut self, on_event: &mut OnEvent<'_>) -> (Sandbox, ZygoteParent) {
         self.output.pass_on(on_event);
         self.output.note_dropped(on_event);
+        note_denials(&self.sandbox.take_egress_events(), "`allow` in [egress]", on_event);
         (self.sandbox, self.parent)
     }
 }

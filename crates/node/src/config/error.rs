@@ -45,6 +45,7 @@ impl ConfigError {
 /// messages of several lines into one.
 fn explain(message: &str) -> String {
     let message = message.split('\n').map(str::trim).collect::<Vec<_>>().join(", ");
+    let message = for_people(message);
     let Some(rest) = message.strip_prefix("unknown field `") else { return message };
     let Some((wrong, rest)) = rest.split_once('`') else { return message };
     // What follows lists the valid keys, each between backquotes.
@@ -54,6 +55,26 @@ fn explain(message: &str) -> String {
         None => format!("the keys here are {}", valid.join(", ")),
     };
     format!("unknown key `{wrong}`; {hint}")
+}
+
+/// Says which type is expected in words of TOML instead of Rust's.
+fn for_people(message: String) -> String {
+    let Some((said, expected)) = message.rsplit_once(", expected ") else { return message };
+    let known = match expected {
+        "i8" | "i16" | "i32" | "i64" | "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number",
+        "a nonzero u8" | "a nonzero u16" | "a nonzero u32" | "a nonzero u64" => {
+            "a whole number from 1"
+        }
+        "f32" | "f64" => "a number",
+        "a sequence" => "a list in brackets",
+        "a map" => "a table",
+        "a string" | "a borrowed string" => "a text in quotes",
+        "a boolean" => "true or false",
+        other if other.starts_with("struct ") => "a table, such as `{ key = \"value\" }`",
+        other if other.starts_with("enum ") => "a text in quotes",
+        other => other,
+    };
+    format!("{said}, expected {known}")
 }
 
 /// The candidate that `wrong` was most likely meant to be.
@@ -86,6 +107,27 @@ mod tests {
         assert_eq!(line_and_column("ab\ncd", 4), (2, 2));
         assert_eq!(line_and_column("ä=1", 2), (1, 2));
         assert_eq!(line_and_column("ab", 99), (1, 3));
+    }
+
+    #[test]
+    fn types_are_told_in_words_of_toml() {
+        let told = |text: &str| match toml::from_str::<crate::config::FunctionConfig>(text) {
+            Err(error) => explain(error.message()),
+            Ok(_) => panic!("{text}"),
+        };
+        let texts = [
+            ("port = \"x\"", "invalid type: string \"x\", expected a whole number"),
+            ("workdir = 3", "invalid type: integer `3`, expected a text in quotes"),
+            ("command = 3", "invalid type: integer `3`, expected a list in brackets"),
+            (
+                "entry = 3",
+                "invalid type: integer `3`, expected a table, such as `{ key = \"value\" }`",
+            ),
+            ("persist = 3", "invalid type: integer `3`, expected true or false"),
+        ];
+        for (text, expected) in texts {
+            assert_eq!(told(text), expected, "{text}");
+        }
     }
 
     #[test]

@@ -14,13 +14,28 @@ const FAILURES_MAX: u32 = 100;
 /// Longest path: the whole request has to fit into the buffer of a socket.
 const PATH_MAX: usize = 1024;
 
-/// `[liveness]`: a request that the node itself sends to each instance again and again.
+/// What a program is asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ProbeKind {
+    /// To answer a request.
+    #[default]
+    Http,
+    /// To have a connection.
+    Tcp,
+}
+
+/// `[liveness]`: what the node itself asks each instance again and again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Liveness {
-    /// Path and query of the request.
-    pub path: RequestPath,
-    /// How often it is sent.
+    /// What it is.
+    #[serde(default)]
+    pub kind: ProbeKind,
+    /// Path and query of the request, which a probe of HTTP has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<RequestPath>,
+    /// How often an instance is asked.
     #[serde(default = "default_period")]
     pub period: TimeSpan,
     /// How long the answer may take.
@@ -47,8 +62,19 @@ impl Liveness {
     /// The key that makes no sense, and why.
     pub(super) fn contradiction(&self) -> Option<(&'static str, String)> {
         let [shortest, longest] = PERIODS;
-        if self.path.0.len() > PATH_MAX {
-            return Some(("path", format!("it is longer than {PATH_MAX} bytes; shorten it")));
+        match (self.kind, &self.path) {
+            (ProbeKind::Http, None) => {
+                let why = "a probe needs a `path`, unless it is of `kind = \"tcp\"`; give one";
+                return Some(("kind", why.to_owned()));
+            }
+            (ProbeKind::Tcp, Some(_)) => {
+                let why = "a probe of `kind = \"tcp\"` asks for no `path`; remove one of them";
+                return Some(("path", why.to_owned()));
+            }
+            (ProbeKind::Http, Some(path)) if path.0.len() > PATH_MAX => {
+                return Some(("path", format!("it is longer than {PATH_MAX} bytes; shorten it")));
+            }
+            _ => {}
         }
         if !(shortest..=longest).contains(&self.period.0) {
             let why = "probes are sent every 1s to 1h; give such a `period`".to_owned();

@@ -31,7 +31,7 @@ pub use error::ConfigError;
 pub use files::FileEntry;
 pub use inject::{INJECT_MAX, Inject};
 pub(crate) use inject::{check as check_inject, check_header};
-pub use liveness::Liveness;
+pub use liveness::{Liveness, ProbeKind};
 pub use name::{FunctionName, NameError};
 pub use quantity::{ByteSize, QuantityError, TimeSpan};
 use quantity::{positive, positive_if_any};

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 use thaw_sandbox::EgressRules;
+use thaw_store::Closed;
 
 /// Name of the file in `$THAW_HOME`.
 pub const QUOTAS_FILE: &str = "tenants.toml";
@@ -25,6 +26,13 @@ const PERIOD_MIN: Duration = Duration::from_secs(1);
 /// Why the quotas cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum QuotasError {
+    /// They are another user's.
+    #[error(
+        "permission denied on {}, which belongs to user {}; run this as that user, or set THAW_HOME \
+         to a directory of your own",
+        .0.path.display(), .0.owner
+    )]
+    OfAnotherUser(Closed),
     /// The file is there and cannot be read.
     #[error("cannot read the quotas in {} ({error}); correct the file, or remove it if no tenant has a quota", path.display())]
     Read {
@@ -133,7 +141,10 @@ impl Quotas {
         match read(path) {
             Ok(text) => Ok(Self::parse(path, &text)?),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(Self::default()),
-            Err(error) => Err(QuotasError::Read { path: path.to_owned(), error }),
+            Err(error) => Err(match thaw_store::closed(path, &error) {
+                Some(closed) => QuotasError::OfAnotherUser(closed),
+                None => QuotasError::Read { path: path.to_owned(), error },
+            }),
         }
     }
 

@@ -220,3 +220,146 @@ fn the_examples_of_the_reference_are_valid() {
         parsed.unwrap_or_else(|error| panic!("{error}\n{document}"));
     }
 }
+
+/// The table that a key is in, in a document that has it.
+fn table_of<'a>(document: &'a mut toml::Table, key: &str) -> Option<(&'a mut toml::Table, String)> {
+    let (tables, name) = key.rsplit_once('.').unwrap_or(("", key));
+    let mut table = document;
+    for part in tables.split('.').filter(|part| !part.is_empty()) {
+        table = match table.get_mut(part)? {
+            toml::Value::Table(below) => below,
+            // Those that are texts stand beside tables.
+            toml::Value::Array(all) => all.iter_mut().find_map(toml::Value::as_table_mut)?,
+            _ => return None,
+        };
+    }
+    table.contains_key(name).then(|| (table, name.to_owned()))
+}
+
+/// The first example that has a key, as a document of its own.
+fn document_with(key: &str) -> Option<toml::Table> {
+    examples().map(completed).find(|document| table_of(&mut document.clone(), key).is_some())
+}
+
+/// Whether a document is valid with another value in place of the one that a key has.
+fn accepts(key: &str, value: toml::Value) -> bool {
+    let mut document = document_with(key).unwrap_or_else(|| panic!("no example has {key}"));
+    let (table, name) = table_of(&mut document, key).unwrap();
+    table.insert(name, value);
+    FunctionConfig::parse(Path::new("thaw.toml"), &document.to_string()).is_ok()
+}
+
+#[test]
+fn the_reference_names_the_defaults_of_sections_that_are_there() {
+    let mut compared = BTreeSet::new();
+    for row in rows() {
+        let (key, default) = (key_of(&row), row[2]);
+        let is_literal = default.starts_with('`') && default.matches('`').count() == 2;
+        let Some(mut document) = document_with(key).filter(|_| is_literal) else { continue };
+        let (table, name) = table_of(&mut document, key).unwrap();
+        table.remove(&name);
+        let text = document.to_string();
+        let Ok(config) = FunctionConfig::parse(Path::new("thaw.toml"), &text) else { continue };
+        let mut values = toml::Table::try_from(&config).unwrap();
+        if let Some((table, name)) = table_of(&mut values, key) {
+            assert_eq!(table[&name].to_string(), default.trim_matches('`'), "{row:?}");
+            compared.insert(key);
+        }
+    }
+    for key in ["async.attempts", "rollback.window", "liveness.timeout", "limits.queue"] {
+        assert!(compared.contains(key), "{key} is not in {compared:?}");
+    }
+    assert!(compared.len() > 35, "only {compared:?}");
+}
+
+#[test]
+fn the_reference_names_the_types() {
+    let mut compared = 0;
+    for row in rows().into_iter().filter(|row| document_with(key_of(row)).is_some()) {
+        let text = || toml::Value::String("\u{1}".to_owned());
+        let wrong = match row[1] {
+            "integer" => vec![text(), toml::Value::Boolean(true), toml::Value::Integer(-1)],
+            "count" => vec![text(), toml::Value::Integer(0), toml::Value::Integer(-1)],
+            "boolean" | "true or false" => vec![text(), toml::Value::Integer(1)],
+            "duration" | "size" => vec![text(), toml::Value::Boolean(true)],
+            "text" | "path" | "absolute path" | "path of the directory" | "function" => {
+                vec![toml::Value::Integer(1), toml::Value::Array(Vec::new())]
+            }
+            kind if kind.starts_with("list of") => vec![toml::Value::Integer(1)],
+            "table of texts" => vec![toml::Value::Integer(1), text()],
+            kind if kind.starts_with('`') => vec![text(), toml::Value::Integer(1)],
+            _ => continue,
+        };
+        for value in wrong {
+            assert!(!accepts(key_of(&row), value.clone()), "{value} is no error: {row:?}");
+        }
+        compared += 1;
+    }
+    assert!(compared > 80, "only {compared}");
+}
+
+/// A bound of the reference: `4096`, `"1m"` or `"64MiB"`, and values just below and above.
+fn around(bound: &str) -> Option<[toml::Value; 3]> {
+    if let Ok(number) = bound.parse::<i64>() {
+        return Some([number - 1, number, number + 1].map(toml::Value::Integer));
+    }
+    let text = bound.strip_prefix('"')?.strip_suffix('"')?;
+    let digits = text.find(|c: char| !c.is_ascii_digit())?;
+    let (number, unit) = (text[..digits].parse::<i64>().ok()?, &text[digits..]);
+    let (smaller, factor) = match unit {
+        "h" => ("s", 3600),
+        "m" => ("s", 60),
+        "s" => ("ms", 1000),
+        "ms" => ("us", 1000),
+        "GiB" => ("MiB", 1024),
+        "MiB" => ("KiB", 1024),
+        _ => return None,
+    };
+    let near = |by: i64| toml::Value::String(format!("{}{smaller}", number * factor + by));
+    Some([near(-1), toml::Value::String(text.to_owned()), near(1)])
+}
+
+#[test]
+fn the_reference_names_the_bounds() {
+    // With these values, another key of the example would have to change, too.
+    let depend = [
+        "limits.cpu",
+        "limits.processes",
+        "liveness.period",
+        "liveness.timeout",
+        "async.backoff",
+        "async.body_max",
+        "refresh",
+        "ready",
+    ];
+    let (mut compared, mut wrong) = (0, Vec::new());
+    for row in rows() {
+        let (key, text) = (key_of(&row), row[3].replace('`', ""));
+        if !["integer", "count", "duration", "size"].contains(&row[1])
+            || document_with(key).is_none()
+        {
+            continue;
+        }
+        let first = text.split([';', ',']).next().unwrap_or_default();
+        let (least, most) = match first.split_once(" to ") {
+            Some((least, most)) => (Some(least), Some(most)),
+            None => (
+                first.strip_prefix("at least "),
+                first.strip_prefix("at most ").or_else(|| first.strip_suffix(" at most")),
+            ),
+        };
+        let least = least.and_then(around).map(|[below, at, _]| (below, at));
+        let most = most.and_then(around).map(|[_, at, above]| (above, at));
+        for (beyond, at) in least.into_iter().chain(most) {
+            if accepts(key, beyond.clone()) {
+                wrong.push(format!("{beyond} is no error: {row:?}"));
+            }
+            if !accepts(key, at.clone()) && !depend.contains(&key) {
+                wrong.push(format!("{at} is an error: {row:?}"));
+            }
+            compared += 1;
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert!(compared > 30, "only {compared}");
+}

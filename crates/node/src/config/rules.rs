@@ -1,6 +1,8 @@
 //! Rules between keys of a `thaw.toml`, which no type can carry.
 
-use super::{ByteSize, Connections, EntryKind, FreezeAt, FunctionConfig, Isolation, RuntimeKind};
+use super::{
+    ByteSize, Connections, EntryKind, FreezeAt, FunctionConfig, Isolation, ProbeKind, RuntimeKind,
+};
 use std::time::Duration;
 use thaw_sandbox::Processes;
 use thaw_sandbox::limits::PROCESSES_MAX;
@@ -81,11 +83,20 @@ impl FunctionConfig {
     /// one that answers HTTP can be.
     fn wrong_liveness(&self) -> Option<Contradiction> {
         let liveness = self.liveness.as_ref()?;
-        if self.entry.kind != EntryKind::Http {
-            let why = format!(
-                "[liveness] sends HTTP requests, which kind = \"{}\" does not answer; remove it",
-                self.entry.kind.name()
-            );
+        let is_answered = match liveness.kind {
+            ProbeKind::Http => self.entry.kind == EntryKind::Http,
+            ProbeKind::Tcp => matches!(self.entry.kind, EntryKind::Http | EntryKind::Tcp),
+        };
+        if !is_answered {
+            let why = match (self.entry.kind, liveness.kind) {
+                (EntryKind::Tcp, _) => "[liveness] sends HTTP requests, which kind = \"tcp\" does not \
+                                        answer; ask for connections, by `kind = \"tcp\"` in [liveness]"
+                    .to_owned(),
+                (kind, _) => format!(
+                    "[liveness] asks over TCP, which kind = \"{}\" does not answer; remove it",
+                    kind.name()
+                ),
+            };
             return Some((&["liveness"], why));
         }
         if self.isolation == Isolation::Request {
@@ -95,6 +106,7 @@ impl FunctionConfig {
         }
         let (key, why) = liveness.contradiction()?;
         let keys: &[&str] = match key {
+            "kind" => &["liveness"],
             "path" => &["liveness", "path"],
             "period" => &["liveness", "period"],
             "timeout" => &["liveness", "timeout"],

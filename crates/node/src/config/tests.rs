@@ -319,14 +319,19 @@ fn instances_that_stay_can_be_asked_whether_they_are_well() {
     let config = with(stays, "path = \"/healthz?deep=1\"").unwrap();
     let liveness = config.liveness.as_ref().unwrap();
     assert_eq!((liveness.period, liveness.timeout), (TimeSpan::seconds(10), TimeSpan::seconds(1)));
-    assert_eq!((liveness.path.0.as_str(), liveness.failures), ("/healthz?deep=1", 3));
+    assert_eq!(
+        (liveness.path.as_ref().unwrap().0.as_str(), liveness.failures),
+        ("/healthz?deep=1", 3)
+    );
     let json = serde_json::to_string(&config).unwrap();
     assert_eq!(serde_json::from_str::<FunctionConfig>(&json).unwrap(), config);
     let edges = "path = \"/\"\nperiod = \"1h\"\ntimeout = \"1m\"\nfailures = 100";
     assert!(with(stays, edges).is_ok());
 
     for (wrong, complaint) in [
-        ("", "missing field `path`"),
+        ("", "needs a `path`, unless it is of `kind = \"tcp\"`"),
+        ("kind = \"tcp\"\npath = \"/\"", "asks for no `path`"),
+        ("kind = \"grpc\"", "unknown variant `grpc`"),
         ("path = \"healthz\"", "is not a path of a request"),
         ("path = \"/a b\"", "is not a path of a request"),
         ("path = \"/\"\nperiod = \"999ms\"", "probes are sent every 1s to 1h"),
@@ -348,6 +353,9 @@ fn instances_that_stay_can_be_asked_whether_they_are_well() {
     let tcp = "isolation = \"instance\"\nlisten = \"127.0.0.1:9000\"\n[entry]\nkind = \"tcp\"\n";
     let error = with(tcp, "path = \"/\"").unwrap_err();
     assert!(error.contains("which kind = \"tcp\" does not answer"), "{error}");
+    for serves in [stays, tcp] {
+        assert!(with(serves, "kind = \"tcp\"\nperiod = \"2s\"").is_ok());
+    }
 }
 
 #[test]

@@ -10,6 +10,7 @@ use crate::gateway::Gateway;
 use crate::home::Home;
 use crate::node::NodeState;
 use crate::sandboxes::Sandboxes;
+use crate::service::Service;
 use crate::tls_listeners::TlsListeners;
 use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
@@ -18,6 +19,7 @@ use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use thaw_sandbox::{GuardedPort, PortGuard, Transport, monitor};
 use tokio::task::JoinHandle;
 
@@ -25,11 +27,24 @@ use tokio::task::JoinHandle;
 pub(super) struct OwnListeners {
     gateway: Gateway,
     shared: Arc<NodeState>,
-    tasks: Mutex<HashMap<SocketAddr, (Wanted, ListenTask)>>,
+    listening: Mutex<Listening>,
     /// The daemon ends: nobody listens again.
     has_stopped: AtomicBool,
     tls: TlsListeners,
 }
+
+/// The addresses of functions.
+#[derive(Default)]
+struct Listening {
+    tasks: HashMap<SocketAddr, (Wanted, ListenTask)>,
+    /// Those that could not be had.
+    refused: HashMap<SocketAddr, Wanted>,
+}
+
+/// How often addresses are tried again that somebody else has.
+const RETRY_EVERY: Duration = Duration::from_secs(3);
+/// How many of them at a time.
+const RETRIES_MAX: usize = 64;
 
 /// Who is to be reached at an address, and how.
 type Wanted = (FunctionName, EntryKind);
@@ -40,7 +55,8 @@ pub(super) type ListenTask = JoinHandle<io::Result<()>>;
 impl OwnListeners {
     pub fn new(gateway: Gateway, shared: Arc<NodeState>) -> Self {
         let tls = TlsListeners::new(gateway.clone(), shared.clone());
-        Self { gateway, shared, tasks: Mutex::default(), has_stopped: AtomicBool::new(false), tls }
+        let (listening, has_stopped) = (Mutex::default(), AtomicBool::new(false));
+        Self { gateway, shared, listening, has_stopped, tls }
     }
 
     /// Listens where the present functions want it, and nowhere else. Functions for which that is
@@ -64,7 +80,9 @@ impl OwnListeners {
                 problems.insert(other.to_string(), problem);
             }
         }
-        let mut tasks = self.tasks.lock().expect("no holder panics");
+        let mut listening = self.listening.lock().expect("no holder panics");
+        let Listening { tasks, refused } = &mut *listening;
+        refused.clear();
         tasks.retain(|address, (present, task)| {
             let stays = wanted.get(address) == Some(present) && !task.is_finished();
             if !stays {
@@ -83,7 +101,9 @@ impl OwnListeners {
                 // A function that speaks HTTP is still served by name.
                 Err(error) => {
                     tracing::error!(function = %wants.0, "{error}");
-                    problems.insert(wants.0.to_string(), error.to_string());
+                    let problem = format!("{error}; it is tried again until it is free");
+                    problems.insert(wants.0.to_string(), problem);
+                    refused.insert(address, wants);
                 }
             }
         }
@@ -91,6 +111,35 @@ impl OwnListeners {
             service.set_unreachable(problems.get(service.name().as_str()).cloned());
         }
         problems
+    }
+
+    /// Tries the addresses again that somebody else had, without end.
+    pub async fn keep_trying(self: Arc<Self>) {
+        loop {
+            tokio::time::sleep(RETRY_EVERY).await;
+            self.try_again();
+        }
+    }
+
+    /// The same once. It says nothing of those that somebody still has.
+    fn try_again(&self) {
+        let mut listening = self.listening.lock().expect("no holder panics");
+        if self.has_stopped.load(Ordering::SeqCst) {
+            return;
+        }
+        self.tls.try_again();
+        let refused: Vec<_> = listening.refused.keys().copied().take(RETRIES_MAX).collect();
+        for address in refused {
+            let wants = listening.refused[&address].clone();
+            let Ok(task) = self.listen(address, &wants) else { continue };
+            tracing::info!(function = %wants.0, "listens on {address}, which is free by now");
+            let of_it = |service: &&Arc<Service>| *service.name() == wants.0;
+            if let Some(service) = self.shared.functions().iter().find(of_it) {
+                service.set_unreachable(None);
+            }
+            listening.refused.remove(&address);
+            listening.tasks.insert(address, (wants, task));
+        }
     }
 
     fn listen(&self, address: SocketAddr, (name, kind): &Wanted) -> Result<ListenTask, ServeError> {
@@ -115,7 +164,7 @@ impl OwnListeners {
     pub fn stop(&self) {
         self.has_stopped.store(true, Ordering::SeqCst);
         self.tls.stop();
-        for (_, (_, task)) in self.tasks.lock().expect("no holder panics").drain() {
+        for (_, (_, task)) in self.listening.lock().expect("no holder panics").tasks.drain() {
             task.abort();
         }
     }

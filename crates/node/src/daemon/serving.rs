@@ -83,6 +83,7 @@ impl Serving {
         let mut watching = watch(&shared, &catalog, options, &periods);
         watching.push(spawn(sandboxes.clone().watch()));
         watching.push(spawn(history.clone().watch()));
+        watching.push(spawn(own.clone().keep_trying()));
         watching.push(take_out_failing_of(&catalog, &shared, &own));
         let on_reload = on_reload(&own);
         keep_fetching(catalog.clone(), home.clone(), on_reload.clone())?;

@@ -129,7 +129,7 @@ impl AccessRecord {
         let or_none = |text: &str| if text.is_empty() { "-".to_owned() } else { escaped(text) };
         let status = passage.status.map_or("-".to_owned(), |status| status.to_string());
         format!(
-            "{} - {} [{}] \"{} {} {}\" {status} {} \"{}\" \"{}\"\n",
+            "{} - {} [{}] \"{} {} {}\" {status} {} \"{}\" \"{}\" {}\n",
             self.peer.ip(),
             or_none(passage.user.as_deref().unwrap_or_default()).replace(' ', "\\x20"),
             clock(self.time),
@@ -139,6 +139,7 @@ impl AccessRecord {
             passage.sent,
             or_none(&self.referer),
             or_none(&self.agent),
+            self.id,
         )
     }
 }
@@ -214,15 +215,17 @@ mod tests {
 
     #[test]
     fn combined_lines_are_as_tools_expect_them() {
-        let line = record("/x?y", "curl/8").line(&passage(), Format::Combined);
-        assert_eq!(
-            line,
-            "192.0.2.1 - - [29/Feb/2024:12:34:56 +0000] \"GET /x?y HTTP/1.1\" 200 12 \"-\" \"curl/8\"\n"
+        let record_of_it = record("/x?y", "curl/8");
+        let line = record_of_it.line(&passage(), Format::Combined);
+        let expected = format!(
+            "192.0.2.1 - - [29/Feb/2024:12:34:56 +0000] \"GET /x?y HTTP/1.1\" 200 12 \"-\" \"curl/8\" {}\n",
+            record_of_it.id
         );
+        assert_eq!(line, expected);
         let by = Passage { user: Some("a b".into()), status: None, ..passage() };
         let line = record("/", "say \"hi\"\\").line(&by, Format::Combined);
         assert!(line.contains(" - a\\x20b ["), "{line}");
-        assert!(line.ends_with("\" - 12 \"-\" \"say \\x22hi\\x22\\x5C\"\n"), "{line}");
+        assert!(line.contains("\" - 12 \"-\" \"say \\x22hi\\x22\\x5C\" "), "{line}");
     }
 
     #[test]

@@ -147,8 +147,9 @@ impl Edge {
         self.deaf.lock().expect("no holder panics").insert(address, why);
     }
 
-    pub(crate) fn forget_deaf(&self) {
-        self.deaf.lock().expect("no holder panics").clear();
+    /// Forgets which addresses nobody listens at, and says why it was so.
+    pub(crate) fn forget_deaf(&self) -> BTreeMap<SocketAddr, String> {
+        std::mem::take(&mut *self.deaf.lock().expect("no holder panics"))
     }
 
     /// Why nobody listens where the rules want it, if it is so.

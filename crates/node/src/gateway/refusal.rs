@@ -462,10 +462,11 @@ impl Refusal {
         let retry = retry.map_or(String::new(), |seconds| format!("Retry-After: {seconds}\r\n"));
         let head = format!(
             "HTTP/1.1 {} {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n{retry}\
-             Thaw-Request-Id: {id}\r\nConnection: close\r\n\r\n",
+             Thaw-Error: {}\r\nThaw-Request-Id: {id}\r\nConnection: close\r\n\r\n",
             self.status(),
             self.reason_phrase(),
             body.len(),
+            self.public_error(),
         );
         let mut response = head.into_bytes();
         if !head_only {

@@ -13,7 +13,7 @@ use crate::config::{EntryKind, FunctionName};
 use crate::edge::{AccessRecord, RequestId};
 use crate::health::Verdict;
 use crate::http::head::HeadError;
-use crate::http::message::REQUEST_ID;
+use crate::http::message::{ERROR, REQUEST_ID};
 use crate::service::Service;
 use crate::traces::{Came, RequestTrace};
 use http_body_util::Full;
@@ -152,9 +152,7 @@ impl Course {
         *response.status_mut() = status.unwrap_or(StatusCode::BAD_GATEWAY);
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        if let Ok(id) = HeaderValue::try_from(self.id.to_string()) {
-            headers.insert(REQUEST_ID, id);
-        }
+        headers.insert(ERROR, HeaderValue::from_static(refusal.public_error()));
         if let Some(seconds) = refusal.retry_after() {
             headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
         }
@@ -168,13 +166,16 @@ impl Course {
         response
     }
 
-    /// Says in an answer, whoever has given it, which pages may read it.
+    /// Says in an answer, whoever has given it, which request it is to and which pages may read it.
     fn mark(&mut self, response: &mut Response<AnswerBody>) {
         let policy = self.passed.as_ref().and_then(|passed| passed.policy.as_ref());
         if let Some(cors) = policy.and_then(|policy| policy.cors.as_ref())
             && !self.is_preflight
         {
             cors.mark(self.origin.as_ref(), response.headers_mut());
+        }
+        if let Ok(id) = HeaderValue::try_from(self.id.to_string()) {
+            response.headers_mut().insert(REQUEST_ID, id);
         }
         self.account.passage.function = self.function().cloned();
         self.account.passage.status = Some(response.status().as_u16());

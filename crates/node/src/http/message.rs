@@ -17,6 +17,8 @@ use hyper::http::{Method, StatusCode, Uri, Version, response};
 
 /// The id of a request, in the gateway's own answers and in no other.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("thaw-request-id");
+/// Of the gateway's own answers alone: what is wrong, in the word that clients get.
+pub(crate) const ERROR: HeaderName = HeaderName::from_static("thaw-error");
 
 /// How the client has spoken to the gateway, for the function.
 pub(crate) const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
@@ -181,8 +183,9 @@ pub(crate) fn to_client(head: &mut response::Parts) {
     if head.status != StatusCode::SWITCHING_PROTOCOLS {
         head.headers.remove(UPGRADE);
     }
-    // The queue knows refusals by it: a function must not pass for the gateway.
+    // The queue knows refusals by the latter: a function must not pass for the gateway.
     head.headers.remove(REQUEST_ID);
+    head.headers.remove(ERROR);
     head.version = Version::HTTP_11;
 }
 
@@ -381,6 +384,7 @@ mod tests {
             .header("server", "s")
             .header("thaw-request-id", "1")
             .header("Thaw-Request-Id", "2")
+            .header("Thaw-Error", "unavailable")
             .body(())
             .unwrap()
             .into_parts();

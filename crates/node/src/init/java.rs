@@ -44,6 +44,8 @@ struct Pom {
     artifact: String,
     version: String,
     final_name: Option<String>,
+    /// Where Maven puts what it makes.
+    target: String,
     main_class: Option<String>,
     is_boot: bool,
     is_shaded: bool,
@@ -59,9 +61,20 @@ fn maven(look: &Look, text: &str, project: &mut Project) -> Result<(), InitError
             "the name of its archive, {name}, is made of properties; set <finalName> in <build> to a plain name"
         )));
     }
+    let target = &pom.target;
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "./_-".contains(c);
+    if !target.chars().all(is_plain) {
+        return Err(look.unusable(
+            "pom.xml",
+            &format!(
+                "its <directory>, {target}, is no plain path; set <directory> in <build> to one"
+            ),
+        ));
+    }
     let resources = "src/main/resources/application.properties";
     let settings = look.source(resources).map(|text| (resources.to_owned(), text));
-    project.file(&format!("target/{name}.jar"), "/app/app.jar");
+    project.file(&format!("{target}/{name}.jar"), "/app/app.jar");
+    let (lib, output) = (format!("{target}/lib"), format!("-DoutputDirectory={target}/lib"));
     let mut command = vec!["mvn", "--batch-mode", "--quiet", "-DskipTests", "package"];
     if pom.is_boot {
         project.found.push("Spring Boot".to_owned());
@@ -76,14 +89,14 @@ fn maven(look: &Look, text: &str, project: &mut Project) -> Result<(), InitError
         let (main, sources) = main_class(look, &pom)?;
         project.found.push(main.clone());
         project.listens_as(&sources);
-        project.file("target/lib", "/app/lib");
+        project.file(&lib, "/app/lib");
         project.command(&["java", "-cp", "/app/app.jar:/app/lib/*", &main]);
         command.extend(["dependency:copy-dependencies", "-DincludeScope=runtime"]);
-        command.push("-DoutputDirectory=target/lib");
+        command.push(&output);
     }
     // Without dependencies there is nothing to copy, and no directory.
     if project.files.len() == 2 {
-        let line = format!("mkdir -p target/lib && {}", command.join(" "));
+        let line = format!("mkdir -p {lib} && {}", command.join(" "));
         project.builds("Compiles with Maven.", &["sh", "-c", &line], &CENTRAL);
     } else {
         project.builds("Compiles with Maven.", &command, &CENTRAL);
@@ -115,6 +128,13 @@ impl Pom {
         Ok(Self {
             artifact: own("artifactId").ok_or("it has no <artifactId>")?,
             version: version.ok_or("it has no <version>")?,
+            target: build
+                .and_then(|build| child(build, "directory"))
+                .map(|path| {
+                    path.trim_start_matches("${project.basedir}/").trim_matches('/').to_owned()
+                })
+                .filter(|path| !path.is_empty())
+                .unwrap_or_else(|| "target".to_owned()),
             final_name: build.and_then(|build| child(build, "finalName")),
             main_class: main.and_then(|node| node.text()).map(|text| text.trim().to_owned()),
             is_boot: has("spring-boot-maven-plugin"),
@@ -186,6 +206,14 @@ mod tests {
         assert_eq!((pom.artifact.as_str(), pom.version.as_str()), ("shop", "3.1"));
         assert_eq!(pom.final_name.as_deref(), Some("app"));
         assert!(pom.is_boot && !pom.is_shaded);
+        assert_eq!(pom.target, "target");
+        for directory in ["build", "${project.basedir}/build"] {
+            let text = format!(
+                "<project><artifactId>a</artifactId><version>1</version>\
+                 <build><directory>{directory}</directory></build></project>"
+            );
+            assert_eq!(Pom::parse(&text).unwrap().target, "build");
+        }
     }
 
     #[test]

@@ -142,9 +142,13 @@ pub(super) fn port(sources: &[(String, String)]) -> Ports {
     let patterns = [
         // `listen(3000`, `ListenAndServe(":8082"`, `bind("0.0.0.0:8083"`, `Server(("", 8001)`.
         format!(r#"(?i)\b(?:listen\w*|bind)\(\s*(?:["']tcp["'],\s*)?(?:{OWN}|(\d{{2,5}})\b)"#),
+        // `.sin_port = htons(8000)`.
+        r"\bhtons\(\s*(\d{2,5})\b".to_owned(),
         r#"Server\(\s*\(\s*["'][\w.]*["'],\s*(\d{2,5})\b"#.to_owned(),
         // `port=5000`, `:port, 4567`, `Port: 8000`, `PORT = 9000`, `server.port=8085`.
         r#"(?i)\bport\b['"]?\s*(?:[:=,]|:=)\s*(\d{2,5})\b"#.to_owned(),
+        // `LocalPort => 8000`.
+        r"\bLocalPort\b\s*=>\s*(\d{2,5})\b".to_owned(),
         // `server(8000`, `address = 8000`.
         r#"(?i)(?:server|address)\s*[=(]\s*(?:\(?["'][\w.]*["'],\s*)?(\d{2,5})\b"#.to_owned(),
         OWN.to_owned(),
@@ -212,6 +216,10 @@ mod tests {
             ("http.ListenAndServe(\":8082\", nil)", Some(8082)),
             ("s.bind(\"0.0.0.0:8083\")", Some(8083)),
             ("server.port=8085", Some(8085)),
+            ("address.sin_port = htons(8000);\nlisten(fd, 64);", Some(8000)),
+            ("htons(port ? atoi(port) : 8080)", None),
+            ("IO::Socket::INET->new(LocalPort => 8087, Listen => 5)", Some(8087)),
+            ("LocalPort => $ENV{PORT} // 8080", None),
             ("app.listen(process.env.PORT || 3000)", None),
             ("port = int(os.environ.get('PORT', '8000'))", None),
             ("port := os.Getenv(\"PORT\")", None),

@@ -9,6 +9,7 @@ mod java;
 mod look;
 mod native;
 mod node;
+mod perl;
 mod php;
 mod python;
 mod ruby;
@@ -44,6 +45,8 @@ pub enum Language {
     Ruby,
     /// `composer.json`, or `index.php`.
     Php,
+    /// A program in Perl.
+    Perl,
     /// `Cargo.toml`.
     Rust,
     /// One file in C.
@@ -55,7 +58,7 @@ pub enum Language {
 impl Language {
     /// All of them: those with a file of their own that names what they depend on come first,
     /// and Node.js behind the others, whose projects often have a `package.json` for a browser.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Go,
         Self::Rust,
         Self::Java,
@@ -63,6 +66,7 @@ impl Language {
         Self::Php,
         Self::Python,
         Self::Node,
+        Self::Perl,
         Self::C,
         Self::Binary,
     ];
@@ -76,6 +80,7 @@ impl Language {
             Self::Java => "java",
             Self::Ruby => "ruby",
             Self::Php => "php",
+            Self::Perl => "perl",
             Self::Rust => "rust",
             Self::C => "c",
             Self::Binary => "binary",
@@ -91,6 +96,7 @@ impl Language {
             Self::Java => "Java",
             Self::Ruby => "Ruby",
             Self::Php => "PHP",
+            Self::Perl => "Perl",
             Self::Rust => "Rust",
             Self::C => "C",
             Self::Binary => "a program",
@@ -107,7 +113,7 @@ impl Language {
             Self::Ruby => &["Gemfile", "config.ru"],
             Self::Php => &["composer.json"],
             Self::Rust => &["Cargo.toml"],
-            Self::C | Self::Binary => &[],
+            Self::Perl | Self::C | Self::Binary => &[],
         };
         candidates.iter().copied().find(|name| look.has(name))
     }
@@ -120,6 +126,7 @@ impl Language {
             Self::Java => java::read(look, project),
             Self::Ruby => ruby::read(look, project),
             Self::Php => php::read(look, project),
+            Self::Perl => perl::read(look, project),
             Self::Rust => native::read_rust(look, project),
             Self::C => native::read_c(look, project),
             Self::Binary => native::read_binary(look, project),
@@ -211,7 +218,7 @@ pub enum InitError {
     #[error(
         "found no program in {} that it knows: no requirements.txt, pyproject.toml, package.json, go.mod, \
          pom.xml, Gemfile, config.ru, composer.json, Cargo.toml, no server in Python, JavaScript, Ruby, PHP, \
-         Java or C, and no executable file; go to the program's own directory, begin with \
+         Java, Perl or C, and no executable file; go to the program's own directory, begin with \
          `thaw init --template LANGUAGE NAME`, or write {CONFIG_FILE} by hand (docs/thaw-toml.md)", .0.display()
     )]
     Unknown(PathBuf),
@@ -351,6 +358,7 @@ fn language_of(look: &Look) -> Option<Language> {
             Language::Java => java::main_file(look).is_some(),
             Language::Ruby => ruby::program(look).is_some(),
             Language::Php => php::front(look).is_some(),
+            Language::Perl => perl::program(look).is_some(),
             Language::C => native::c_file(look).is_some(),
             Language::Binary => native::executable(look).is_some(),
             Language::Go | Language::Rust => false,

@@ -17,7 +17,7 @@ pub struct Starter {
 
 impl Starter {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self {
             language: Language::Python,
             files: &[
@@ -47,6 +47,15 @@ impl Starter {
         Self {
             language: Language::Php,
             files: &[("index.php", include_str!("starters/index.php"))],
+        },
+        Self { language: Language::Perl, files: &[("app.pl", include_str!("starters/app.pl"))] },
+        Self {
+            language: Language::Rust,
+            files: &[
+                // Cargo takes a directory with a file of this name for a package of its own.
+                ("Cargo.toml", include_str!("starters/Cargo.toml.txt")),
+                ("src/main.rs", include_str!("starters/main.rs")),
+            ],
         },
         Self { language: Language::C, files: &[("hello.c", include_str!("starters/hello.c"))] },
     ];
@@ -84,6 +93,9 @@ pub fn make_starter(directory: &Path, starter: Starter) -> Result<Vec<&'static s
     }
     for (name, text) in starter.files {
         let path = directory.join(name);
+        if let Some(parent) = path.parent() {
+            fs::create_dir_all(parent).map_err(failed(parent))?;
+        }
         fs::write(&path, text).map_err(failed(&path))?;
     }
     Ok(starter.files.iter().map(|(name, _)| *name).collect())

@@ -1,4 +1,4 @@
-//! A liveness probe: one request to a program, on a connection of its own.
+//! A liveness probe: one request to a program, on a connection of its own, or that connection alone.
 //!
 //! The sandbox is hostile: it may answer never, byte by byte, or without an end.
 
@@ -49,7 +49,8 @@ pub(super) struct Probe {
     pub port: u16,
     /// The name by which clients ask for the function.
     pub host: String,
-    pub path: String,
+    /// Of a request; without one, a connection is enough.
+    pub path: Option<String>,
     /// How long the answer may take.
     pub limit: Duration,
     /// Its share of the node's probes, and of its tenant's.
@@ -71,6 +72,7 @@ impl Probe {
             PortProblem::Closed(port) => ProbeFailure::Closed(port),
             PortProblem::Full(_) | PortProblem::Refused(_) => ProbeFailure::Unreachable,
         })?;
+        let Some(path) = path else { return Ok(()) };
         let request = format!(
             "GET {path} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: thaw-liveness\r\nAccept: */*\r\n\
              Connection: close\r\n\r\n"

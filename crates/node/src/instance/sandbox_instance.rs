@@ -509,6 +509,9 @@ impl Instance for SandboxInstance {
                 Progress::Event(
                     Event::Described(_) | Event::Activity(_) | Event::Losses(_) | Event::Written(_),
                 ) => {}
+                Progress::Event(Event::Denied(denied)) => {
+                    return Poll::Ready(Report::Egress(denied));
+                }
                 Progress::Event(Event::Remote(event)) => {
                     return Poll::Ready(Report::Remote(event));
                 }

@@ -11,6 +11,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use thaw_abi::control::FLAG_SAY_DENIALS;
 use thaw_sandbox::{EgressPolicy, Processes, ResourceLimits, Secrets, ThawOptions, VolumeMount};
 use thaw_store::Name;
 
@@ -54,7 +55,10 @@ impl InstanceTerms {
             cpu_time_limit: config.limits.cpu_time.map(|span| span.0),
             processes: config.processes(),
             port: config.port_number(),
-            flags: crate::debug::flags() | config.entry_flags() | techniques.flags(),
+            flags: crate::debug::flags()
+                | FLAG_SAY_DENIALS
+                | config.entry_flags()
+                | techniques.flags(),
             egress: config.egress.policy_within(&config.name, tenant.egress(), proxy),
             secrets: config.secrets.names.clone(),
             secret_store,

@@ -42,6 +42,25 @@ fn dashboards_and_alerts_name_metrics_that_there_are() {
     assert!(grafana["panels"].as_array().is_some_and(|panels| panels.len() > 10));
 }
 
+/// A reader of an alert or a chart finds each metric in the reference, and nothing else.
+#[test]
+fn the_reference_has_every_metric() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/admin.md");
+    let page = fs::read_to_string(page).unwrap();
+    let first_cells = page.lines().filter(|line| line.starts_with("| `thaw_"));
+    let listed: BTreeSet<_> =
+        first_cells.flat_map(|line| named(line.split('|').nth(1).unwrap())).collect();
+    let expected: BTreeSet<_> = NAMES
+        .iter()
+        .map(
+            |(name, kind)| {
+                if *kind == "counter" { format!("{name}_total") } else { (*name).into() }
+            },
+        )
+        .collect();
+    assert_eq!(listed, expected);
+}
+
 #[test]
 fn figures_of_the_dashboard_lead_to_metrics_that_there_are() {
     let pages = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/dashboard");

@@ -21,6 +21,11 @@ pub(crate) const NAMES: &[(&str, &str)] = &[
     ("thaw_pull_fetches_failed", "counter"),
     ("thaw_pull_moved_bytes", "counter"),
     ("thaw_pulls", "gauge"),
+    ("thaw_queue_attempts", "counter"),
+    ("thaw_queue_bytes", "gauge"),
+    ("thaw_queue_depth", "gauge"),
+    ("thaw_queue_invocations", "counter"),
+    ("thaw_queue_oldest_seconds", "gauge"),
     ("thaw_refusals", "counter"),
     ("thaw_request_duration_seconds", "histogram"),
     ("thaw_request_queue_seconds", "histogram"),
@@ -28,6 +33,7 @@ pub(crate) const NAMES: &[(&str, &str)] = &[
     ("thaw_rewinds", "counter"),
     ("thaw_rewinds_refused", "counter"),
     ("thaw_rollbacks", "counter"),
+    ("thaw_schedule_times", "counter"),
     ("thaw_sleep_losses", "counter"),
     ("thaw_sleep_wakes", "counter"),
     ("thaw_sleeps", "counter"),
@@ -60,6 +66,7 @@ mod tests {
             include_str!("requests.rs"),
             include_str!("tenants.rs"),
             include_str!("traces.rs"),
+            include_str!("triggers.rs"),
         ];
         let mut names = BTreeSet::new();
         for call in ["register(", "register_with_unit(", " gauge(", " bytes("] {

@@ -7,6 +7,7 @@ use super::record::{InvocationId, Job, Origin, Outcome, Terms};
 use super::retry::judge;
 use crate::clock::wall_ms;
 use crate::edge::Addresses;
+use crate::http::message::ERROR;
 use crate::node::NodeState;
 use crate::traces::Consuming;
 use http_body_util::{BodyExt, Full};
@@ -26,8 +27,6 @@ use tokio::time::{sleep, timeout};
 pub const INVOCATION_HEADER: &str = "thaw-invocation-id";
 /// Header of an attempt: its number, from 1 on.
 pub const ATTEMPT_HEADER: &str = "thaw-attempt";
-/// The id of a request, in answers of the gateway's own.
-const REQUEST_ID: &str = "thaw-request-id";
 
 /// Most attempts of a node at a time.
 const ATTEMPTS_MAX: usize = 64;
@@ -232,7 +231,7 @@ fn harmless(outcome: Outcome) -> Outcome {
 /// What an answer says; its body is read to the end and forgotten.
 async fn read(answer: Response<Incoming>) -> Outcome {
     let (head, mut body) = answer.into_parts();
-    let is_refusal = head.headers.contains_key(REQUEST_ID);
+    let is_refusal = head.headers.contains_key(ERROR);
     let mut kept = Vec::new();
     while let Some(frame) = body.frame().await {
         match frame.map(|frame| frame.into_data()) {

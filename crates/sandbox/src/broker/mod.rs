@@ -37,7 +37,7 @@ pub use volume::{
 pub(crate) use file_server::{FileServer, QueueFull};
 pub(crate) use files::Directories;
 pub(crate) use process::main as files_main;
-pub(crate) use request::{Question, Request};
+pub(crate) use request::{Question, Request, socket_address};
 
 use std::collections::BTreeSet;
 use std::io;

@@ -113,7 +113,7 @@ impl Question<'_> {
 }
 
 /// An address as the standard library has it; `None` for an unknown family.
-fn socket_address(address: &Address) -> Option<SocketAddr> {
+pub(crate) fn socket_address(address: &Address) -> Option<SocketAddr> {
     let [a, b, c, d, ..] = address.bytes;
     match i32::from(address.family) {
         libc::AF_INET => Some((Ipv4Addr::new(a, b, c, d), address.port).into()),

@@ -145,9 +145,7 @@ impl Content {
         let end = offset.checked_add(len).ok_or(Errno::EFBIG)?;
         let pages = offset / PAGE..end.div_ceil(PAGE);
         let there = self.pages.range(pages.clone()).count() as u64;
-        if is_limited() && pages.end - pages.start - there > page_counts().1 {
-            return Err(Errno::ENOSPC);
-        }
+        check_room(pages.end - pages.start - there)?;
         for page in pages {
             self.page_for_write(lower, page)?;
         }
@@ -270,15 +268,19 @@ pub fn page_counts() -> (u64, u64) {
     (limit / PAGE, limit.saturating_sub(used) / PAGE)
 }
 
-fn is_limited() -> bool {
-    kernel().config.get().memory_limit > 0
+/// Whether the sandbox may use so many pages more for files; `ENOSPC`.
+fn check_room(pages: u64) -> Result<()> {
+    if kernel().config.get().memory_limit == 0 || pages <= page_counts().1 {
+        return Ok(());
+    }
+    let used = kernel().pages.borrow_mut().bytes_in_use();
+    kernel().files_are_full(used);
+    Err(Errno::ENOSPC)
 }
 
 /// A page of zeros for a file; `ENOSPC`.
 fn alloc_page() -> Result<PageBox> {
-    if is_limited() && page_counts().1 == 0 {
-        return Err(Errno::ENOSPC);
-    }
+    check_room(1)?;
     pages::alloc_page().map_err(|_| Errno::ENOSPC)
 }
 

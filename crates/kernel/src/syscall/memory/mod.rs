@@ -94,9 +94,8 @@ pub fn mmap(
     const MAP_NORESERVE: u32 = 0x4000;
     let accounted =
         prot & PROT_WRITE != 0 && flags & MAP_NORESERVE == 0 && (file.is_none() || !shared);
-    if accounted && len > crate::state::kernel().commit_limit() {
-        // vm.overcommit_memory=0: obvious overcommits are refused.
-        return Err(Errno::ENOMEM);
+    if accounted {
+        crate::state::kernel().check_commit(len)?;
     }
     let mut vma_flags = if shared { VmaFlags::SHARED } else { VmaFlags::empty() };
     vma_flags.set(VmaFlags::LOCKED, is_locked);

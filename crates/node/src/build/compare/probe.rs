@@ -41,7 +41,7 @@ pub(super) const NODE: Probe = Probe {
     contents: || include_bytes!("probe.js").into(),
     variable: "NODE_OPTIONS",
     value: |old| behind(old, &format!("--require {DIRECTORY}/probe.js")),
-    way_out: "start it with `node --require ./thaw-random.js` (sdk/entrypoint), or draw from \
+    way_out: "start it with `node --require ./thaw-random.js` (sdk/entrypoint/thaw-random.js), or draw from \
               crypto.randomInt",
 };
 

@@ -89,7 +89,7 @@ impl Supervisor {
             sockets,
             port: config.port_number(),
             host: config.name.to_string(),
-            path: liveness.path.0.clone(),
+            path: liveness.path.as_ref().map(|path| path.0.clone()),
             limit: liveness.timeout.0,
             places,
         };

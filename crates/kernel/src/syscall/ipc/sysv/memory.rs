@@ -52,10 +52,12 @@ pub fn shmget(key: i32, size: u64, Mode(flags): Mode) -> Result<i32> {
         if size == 0 || size > SIZE_MAX {
             return Err(Errno::EINVAL);
         }
-        let too_much = size > kernel().commit_limit() && flags & SHM_NORESERVE == 0;
         // Huge pages: as on a machine without any set aside.
-        if too_much || size > i64::MAX as u64 || flags & SHM_HUGETLB != 0 {
+        if size > i64::MAX as u64 || flags & SHM_HUGETLB != 0 {
             return Err(Errno::ENOMEM);
+        }
+        if flags & SHM_NORESERVE == 0 {
+            kernel().check_commit(size)?;
         }
         Segment::new(permissions, size, current_process().pid)
     })?;
