@@ -108,6 +108,8 @@ impl Memory for Nowhere {
         fn populate_ranges(&[Cell<IoVec>], Populate) -> Result<u64>;
         #[unsafe] fn copy(*mut u8, *const u8, usize) -> usize;
         #[unsafe] fn copy_present(*mut u8, *const u8, usize) -> usize;
+        fn store_in_file(&AtomicU64, u64) -> Result<()>;
+        fn load_from_file(&AtomicU64) -> Result<u64>;
         #[unsafe] fn compare_exchange(*mut u32, u32, u32) -> Option<u32>;
         fn barrier() -> Result<()>;
     }

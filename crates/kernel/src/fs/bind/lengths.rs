@@ -19,9 +19,11 @@ use crate::platform::machine::{HostFd, HostFiles, Machine, Memory, PROT_READ, PR
 use crate::state::OfBoot;
 use crate::sync::KernelCell;
 
-/// What the host has given, by number of the mount: lengths and ends. `Some` of none: it gives none
-/// in this boot.
-static GIVEN: KernelCell<[Option<OfBoot<Option<[HostFd; 2]>>>; LENGTHS_MOUNTS]> =
+/// What the host has given for a volume: lengths and ends. `None`: it gives none in this boot.
+type Given = Option<[HostFd; 2]>;
+
+/// The same by number of the mount, if the host was asked.
+static GIVEN: KernelCell<[Option<OfBoot<Given>>; LENGTHS_MOUNTS]> =
     KernelCell::new([const { None }; LENGTHS_MOUNTS]);
 
 /// Whether the lengths of a volume's files are told. The host is asked once in a boot.
@@ -41,7 +43,7 @@ pub fn are_known(bind: &Bind) -> bool {
     mapped.is_ok()
 }
 
-fn given(bind: &Bind) -> Option<[HostFd; 2]> {
+fn given(bind: &Bind) -> Given {
     let mount = bind.mount as usize;
     let known = GIVEN.borrow_mut()[mount].as_ref().and_then(|given| given.get().copied());
     known.unwrap_or_else(|| {
