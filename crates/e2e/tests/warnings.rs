@@ -460,17 +460,22 @@ const GO: &str = "package main\n\nimport (\n\t\"fmt\"\n\t\"net/http\"\nIMPORTS)\
 
 /// A function of a program in Go, which is compiled on the host; in a sandbox, that takes minutes.
 fn go(imports: &str, seed: &str, drawn: &str) -> Place {
+    let text = GO.replace("IMPORTS", imports).replace("SEED", seed).replace("DRAWN", drawn);
+    go_linked(&text, "-ldflags=-s -w")
+}
+
+/// A function of a program in Go that is linked with these options.
+fn go_linked(text: &str, options: &str) -> Place {
     let place = Place::empty();
     let source = place.path("source");
     fs::create_dir_all(source.join("thaw")).expect("a directory");
     let helper = repository().join("sdk/entrypoint/thaw.go");
     fs::copy(helper, source.join("thaw/thaw.go")).expect("a copy");
-    let text = GO.replace("IMPORTS", imports).replace("SEED", seed).replace("DRAWN", drawn);
     fs::write(source.join("main.go"), text).expect("a file");
     fs::write(source.join("go.mod"), "module f\n\ngo 1.19\n").expect("a file");
     let server = place.path("f/server");
     let mut build = std::process::Command::new("go");
-    build.current_dir(&source).env("CGO_ENABLED", "0").args(["build", "-ldflags=-s -w", "-o"]);
+    build.current_dir(&source).env("CGO_ENABLED", "0").args(["build", options, "-o"]);
     let outcome = run(build.arg(server).arg("."));
     assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
     let toml = "name = \"f\"\ncommand = [\"/app/server\"]\nport = 8080\nfiles = [\"server\"]\n\n\
@@ -499,6 +504,25 @@ fn functions_of_go_that_draw_are_named_and_the_helper_gives_others() {
     let place =
         go("\t\"f/thaw\"\n\t\"math/rand\"\n", "thaw.Reseed()", "rand.New(thaw.Source{}).Int63()");
     assert!(place.warnings(&[]).is_empty());
+}
+
+#[test]
+fn times_that_go_keeps_are_named() {
+    let program = |variables: &str, answer: &str| {
+        let text = format!(
+            "package main\n\nimport (\n\t\"fmt\"\n\t\"net/http\"\n\t\"time\"\n)\n\n{variables}\n\n\
+             func main() {{\n\thttp.ListenAndServe(\":8080\", http.HandlerFunc(answer))\n}}\n\n\
+             func answer(w http.ResponseWriter, _ *http.Request) {{\n\tfmt.Fprint(w, {answer})\n}}\n"
+        );
+        go_linked(&text, "-ldflags=-w")
+    };
+    let variables = "var START = time.Now()\nvar millis = time.Now().UnixMilli()\n\
+        var utc = time.Now().UTC().Round(0)\nvar later = START.Add(time.Hour)\nvar small int64 = 42";
+    let place = program(variables, "START.UnixNano(), millis, utc, later, small");
+    assert_eq!(place.times().as_deref(), Some("main.START, main.millis, main.utc"));
+    let [one, other] = place.answers();
+    assert_eq!(one, other, "the warning was right");
+    assert_eq!(program("var began time.Time", "time.Now(), began").times(), None);
 }
 
 /// A shop with a database and a directory for uploads, which is trained.

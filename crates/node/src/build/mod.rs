@@ -45,7 +45,7 @@ use crate::volumes::VolumeStore;
 use import::Imported;
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use template::{Files, Template};
 use thaw_sandbox::{CoreGroup, MergePolicy, WeakLimits};
 use thaw_store::{
@@ -451,6 +451,7 @@ fn freeze_and_store(
     options: &BuildOptions,
     on_event: &mut OnEvent<'_>,
 ) -> Result<Built, BuildError> {
+    let since = SystemTime::now();
     let (image, mut frozen) = freeze::freeze(session, &function, index, way, options, on_event)?;
     match place {
         Place::New(_) if options.comparison == Comparison::Made => {
@@ -458,6 +459,8 @@ fn freeze_and_store(
                 compare::compare(session, &function, (index, way), &frozen, options, on_event);
             frozen.findings.extend(found);
             frozen.findings.extend(compare::generators_of_go(session, &function, index));
+            let times = compare::times_of_go(session, &function, (index, image), since);
+            frozen.findings.extend(times);
         }
         // It is the same program that was looked at when it was built.
         Place::New(_) | Place::Of(..) => {

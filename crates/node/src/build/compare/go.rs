@@ -72,7 +72,7 @@ pub(in super::super) fn generators(
 }
 
 /// The program that the function's command names.
-fn program(session: &Session, function: &StoredFunction, index: IndexId) -> Option<File> {
+pub(super) fn program(session: &Session, function: &StoredFunction, index: IndexId) -> Option<File> {
     let rootfs = StoredRootfs::open(session, index).ok()?;
     let tree = rootfs.tree().ok()?;
     let command = function.config.command.first()?;
@@ -145,8 +145,8 @@ fn is_for_all(name: &str, package: &str) -> bool {
     own == "globalRand" || is_exported && !makes && !is_method
 }
 
-/// Whether a function is of Go's own library.
-fn is_of_library(name: &str) -> bool {
+/// Whether a function, or a variable, is of Go's own library.
+pub(super) fn is_of_library(name: &str) -> bool {
     let package = name.split(['/', '.', '[', ':', '(']).next().unwrap_or(name);
     // A path that begins with a name of the Internet is somebody else's.
     let first = name.split('/').next().unwrap_or(name);
@@ -243,11 +243,11 @@ impl<'a> Code<'a> {
     }
 }
 
-fn word(bytes: &[u8], at: usize) -> Option<u64> {
+pub(super) fn word(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
-fn half(bytes: &[u8], at: usize) -> Option<u32> {
+pub(super) fn half(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 

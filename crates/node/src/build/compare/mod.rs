@@ -11,6 +11,7 @@
 
 mod copy;
 mod go;
+mod go_times;
 mod jar;
 mod probe;
 mod volumes;
@@ -26,6 +27,7 @@ use crate::function::StoredFunction;
 use crate::rootfs::StoredRootfs;
 use copy::{Answer, Named, ask};
 pub(super) use go::generators as generators_of_go;
+pub(super) use go_times::times as times_of_go;
 use probe::{DIRECTORY, Probe};
 use std::path::Path;
 use std::thread;
