@@ -176,7 +176,9 @@ pub struct EndsPage {
     /// Bytes of the files whose length is delegated, by place from 1 on. The host stores the
     /// first one before it delegates.
     pub ends: [AtomicU64; LENGTHS],
-    reserved: [u64; 256],
+    /// 1: the sandbox has written to the file since the host has stored 0. Its time is to change.
+    pub written: [AtomicU64; LENGTHS],
+    reserved: u64,
 }
 
 const _: () = assert!(size_of::<LengthsPage>() == 8192 && size_of::<EndsPage>() == 4096);

@@ -276,6 +276,34 @@ fn a_file_is_what_was_written_to_it_by_whatever_way() {
     assert_eq!(ask_volume(&daemon, "first", forks), json!(["chief", 2000]));
 }
 
+/// What cp(1) with `-p`, tar(1) and make(1) rely on.
+#[test]
+fn a_file_has_the_time_of_its_last_write_or_the_one_that_it_was_given() {
+    let home = home("volumes-times", &["first"], STAYS, "");
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let code = "import time\n\
+        f = open('/data/given', 'wb', buffering=0)\n\
+        for n in range(5): f.write(b'x' * 5000)\n\
+        os.utime('/data/given', (86400, 86400))\n\
+        given = [os.stat('/data/given').st_mtime]\n\
+        f.close()\n\
+        f = open('/data/given', 'r+b', buffering=0)\n\
+        given.append(os.fstat(f.fileno()).st_mtime)\n\
+        f.write(b'y')\n\
+        first = os.stat('/data/given').st_mtime\n\
+        time.sleep(1.1)\n\
+        f.seek(0); f.write(b'z')\n\
+        second = os.stat('/data/given').st_mtime\n\
+        os.posix_fallocate(f.fileno(), 0, 30000)\n\
+        result = [given, first > 86400, second > first, os.path.getsize('/data/given')]";
+    let expected = json!([[86_400.0, 86_400.0], true, true, 30_000]);
+    assert_eq!(ask_volume(&daemon, "first", code), expected);
+    let close = "os.utime(f.fileno(), (86400, 86400)); f.close()";
+    ask_volume(&daemon, "first", close);
+    let found = fs::metadata(files(&home).join("given")).unwrap();
+    assert_eq!((found.len(), std::os::unix::fs::MetadataExt::mtime(&found)), (30_000, 86_400));
+}
+
 /// Of a freeze, a hibernation and a sleep, the file knows nothing.
 #[test]
 fn a_file_goes_on_after_its_sandbox_has_slept() {

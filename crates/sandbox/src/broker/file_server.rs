@@ -39,7 +39,8 @@ const QUEUE_MAX: usize = 2048;
 #[derive(Debug)]
 pub struct QueueFull;
 
-/// Serves files on threads of its own, which end with it.
+/// Serves files on threads of its own, which end with it. It is dropped when nothing runs in the sandbox
+/// any more.
 pub struct FileServer {
     shared: Arc<Shared>,
 }
@@ -147,13 +148,14 @@ impl FileServer {
 
 impl Drop for FileServer {
     fn drop(&mut self) {
-        self.shared.directories.note_end();
         self.shared.state().closed = true;
         self.shared.work.notify_all();
         self.shared.closing.notify_all();
         if let Some(own) = self.shared.own.get() {
             own.end();
         }
+        // Not by a thread of the server, which may be left behind if this process ends now.
+        self.shared.directories.end();
     }
 }
 

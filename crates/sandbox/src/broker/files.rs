@@ -132,9 +132,9 @@ impl Directories {
         self.volumes.values().map(|mounted| mounted.open_files_of(volume)).sum()
     }
 
-    /// Notes that nothing runs in the sandbox any more.
-    pub fn note_end(&self) {
-        self.volumes.values().for_each(MountedVolume::note_end);
+    /// Closes all files of volumes: nothing runs in the sandbox any more.
+    pub fn end(&self) {
+        self.volumes.values().for_each(MountedVolume::end);
     }
 
     /// Answers a question.

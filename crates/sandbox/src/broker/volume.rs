@@ -159,10 +159,10 @@ impl Volume {
         if lengths.is_some() {
             wait_for_others(&users)?;
         }
-        // Who was first may have been killed meanwhile.
-        if !is_first && flock(&users, FlockOperation::NonBlockingLockExclusive).is_ok() {
+        // Who was first may have been killed meanwhile. The lock is not exchanged for that, since one that
+        // cannot be had is lost (flock(2)).
+        if !is_first && sys::test_lock(users.as_fd(), RecordLock::Write, 0, 1)?.is_none() {
             begin()?;
-            flock(&users, FlockOperation::LockShared)?;
         }
         let lengths = lengths.map(Lengths::new);
         let directory = BoundDirectory::open(directory, BoundAccess::Write)?;
@@ -474,9 +474,14 @@ impl MountedVolume {
         }
     }
 
-    /// Notes that nothing runs in the sandbox any more.
-    pub fn note_end(&self) {
+    /// Closes all files, of which nobody uses one any more: nothing runs in the sandbox.
+    pub fn end(&self) {
         self.pages.get().and_then(Option::as_ref).into_iter().for_each(|pages| pages.note_end());
+        let open: Vec<u64> = self.files().open.keys().copied().collect();
+        for handle in open {
+            // A failure leaves bytes counted, which the next who counts finds.
+            let _ = self.close(handle);
+        }
     }
 
     fn files(&self) -> MutexGuard<'_, Files> {
@@ -525,6 +530,7 @@ impl MountedVolume {
             BIND_FSTAT => {
                 let state = self.volume.state();
                 let (inode, file) = self.file(a)?;
+                Volume::note_written(&state.open, inode);
                 let mut found = encode(&fstat(&file)?);
                 found.size = Volume::length(&state.open, inode, found.size);
                 Ok(Answer::data(bytes_of(&found).to_vec()))
@@ -586,7 +592,10 @@ impl MountedVolume {
     fn sync(&self, handle: u64) -> Result<(), Errno> {
         let (inode, file) = self.file(handle)?;
         // After a power failure nobody knows which bytes were granted only.
-        self.volume.cut_one(&mut self.volume.state().open, inode)?;
+        let mut state = self.volume.state();
+        Volume::note_written(&state.open, inode);
+        self.volume.cut_one(&mut state.open, inode)?;
+        drop(state);
         fsync(file)
     }
 
@@ -612,11 +621,24 @@ impl MountedVolume {
             BIND_STAT => {
                 // Nobody cuts it meanwhile.
                 let state = self.volume.state();
-                let mut found = self.stat(tail)?;
+                let found = self.stat(tail)?;
+                let mut found = match state.open.contains_key(&found.inode) {
+                    true => {
+                        Volume::note_written(&state.open, found.inode);
+                        self.stat(tail)?
+                    }
+                    false => found,
+                };
                 found.size = Volume::length(&state.open, found.inode, found.size);
                 Ok(bytes_of(&found).to_vec())
             }
-            BIND_READLINK | BIND_UTIMES => serve(request),
+            BIND_UTIMES => {
+                // What was written before changes the time no more.
+                let state = self.volume.state();
+                Volume::note_written(&state.open, self.stat(tail)?.inode);
+                serve(request)
+            }
+            BIND_READLINK => serve(request),
             BIND_LIST => {
                 let of_tenant = &self.of_tenant.listings;
                 self.listings.page(bound.directory(), tail, request.a, of_tenant)
@@ -751,13 +773,13 @@ impl MountedVolume {
         let given = file.try_clone().map_err(|_| Errno::MFILE)?;
         let inode = found.st_ino;
         let pages = self.pages.get().and_then(Option::as_ref);
-        let user = (self.number, self.access == BoundAccess::Write);
+        let (user, file) = ((self.number, self.access == BoundAccess::Write), Arc::new(file));
         let place = self.volume.add_user(&mut state.open, (inode, &file), user, pages)?;
         let size = Volume::length(&state.open, inode, size_of(&file)?);
         let mut files = self.files();
         files.last += 1;
         let handle = files.last;
-        files.open.insert(handle, OpenFile { file: Arc::new(file), inode, _places: places });
+        files.open.insert(handle, OpenFile { file, inode, _places: places });
         let opened = OpenedVolumeFile { handle, inode, size, place };
         Ok(Answer::file(given, bytes_of(&opened).to_vec()))
     }
@@ -876,12 +898,7 @@ impl MountedVolume {
 
 impl Drop for MountedVolume {
     fn drop(&mut self) {
-        self.note_end();
-        let open: Vec<u64> = self.files().open.keys().copied().collect();
-        for handle in open {
-            // A failure leaves bytes counted, which the next who counts finds.
-            let _ = self.close(handle);
-        }
+        self.end();
     }
 }
 

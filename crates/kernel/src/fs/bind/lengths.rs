@@ -66,6 +66,7 @@ pub struct Known {
     file: &'static FileLength,
     ends: &'static EndsPage,
     end: &'static AtomicU64,
+    written: &'static AtomicU64,
 }
 
 impl Known {
@@ -77,7 +78,15 @@ impl Known {
         }
         let ends = ENDS.cell(bind.mount as usize);
         let file = LENGTHS.cell(bind.mount as usize).files.get(index)?;
-        Some(Self { file, ends, end: ends.ends.get(index)? })
+        Some(Self { file, ends, end: ends.ends.get(index)?, written: ends.written.get(index)? })
+    }
+
+    /// Notes that bytes of the file have changed, for its time.
+    pub fn note_written(self) {
+        if Machine::load_from_file(self.written) == Ok(0) {
+            // Without room for that, the time is the one of an earlier write.
+            let _ = Machine::store_in_file(self.written, 1);
+        }
     }
 
     fn state(self) -> u64 {

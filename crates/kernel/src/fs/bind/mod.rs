@@ -23,6 +23,7 @@ use thaw_abi::control::{FileAttributes, MSG_BIND};
 
 pub use file::BoundFile;
 pub use node::BoundNode;
+pub use volume::VolumeFile;
 
 use super::inode::{FilesystemId, Inode, Statfs};
 use crate::errno::{Errno, Result};

@@ -138,6 +138,19 @@ impl VolumeFile {
     }
 }
 
+impl VolumeFile {
+    /// Makes the file at least `end` bytes long (fallocate(2)).
+    pub fn allocate(&self, end: u64) -> Result<()> {
+        let size = self.pages.look()?;
+        writing::check_size(size, end)?;
+        if end > size {
+            let size = self.pages.ask_number(VOLUME_GROW, end, 0)?;
+            self.pages.bind().set_size(self.pages.inode, size);
+        }
+        Ok(())
+    }
+}
+
 impl VolumePages {
     fn bind(&self) -> &Bind {
         &self.node.bind
@@ -232,6 +245,12 @@ impl VolumePages {
         }
     }
 
+    fn note_written(&self) {
+        if let Ok(opened) = self.opened() {
+            opened.known(self.bind()).into_iter().for_each(Known::note_written);
+        }
+    }
+
     fn is_read_often(&self) -> bool {
         let mut left = self.reads_left.borrow_mut();
         *left = left.saturating_sub(1);
@@ -308,7 +327,9 @@ impl VolumePages {
     /// The same at once: where the bytes are.
     fn append_some(&self, source: &mut Source<'_>) -> Result<(u64, usize)> {
         if let Some((at, written)) = self.write_by_delegation(source, None)? {
-            return written.map(|count| (at, count)).map_err(reason);
+            let count = written.map_err(reason)?;
+            self.note_written();
+            return Ok((at, count));
         }
         let wanted = source.remaining();
         if wanted <= BIND_WRITE_MAX {
@@ -340,7 +361,10 @@ impl VolumePages {
             },
         };
         match written {
-            Ok(count) => Ok(count),
+            Ok(count) => {
+                self.note_written();
+                Ok(count)
+            }
             Err(Lost::File) if *looks < LOOKS_MAX && self.look()? <= offset => {
                 *looks += 1;
                 Ok(0)

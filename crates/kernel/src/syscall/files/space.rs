@@ -3,6 +3,7 @@
 use super::resolve;
 use crate::args::{Fd, Flags, UserString};
 use crate::errno::{Errno, Result};
+use crate::fs::bind::{BoundFile, VolumeFile};
 use crate::fs::context::{AT_FDCWD, Context};
 use crate::fs::inode::FileType;
 use crate::fs::inotify::Mask;
@@ -83,13 +84,24 @@ pub fn fallocate(fd: Fd, Flags(mode): Flags, offset: i64, len: i64) -> Result<()
     if !open.flags().can_write() {
         return Err(Errno::EBADF);
     }
-    let Some(regular) = open.downcast::<RegularFile>() else {
-        return Err(if open.file.seekable() { Errno::ENODEV } else { Errno::ESPIPE });
-    };
     let (offset, len) = (offset as u64, len as u64);
     if offset + len > i64::MAX as u64 {
         return Err(Errno::EFBIG);
     }
+    if let Some(file) = open.downcast::<VolumeFile>().filter(|_| mode == 0) {
+        file.allocate(offset + len)?;
+        notify::open_file(&open, Mask::MODIFY);
+        return Ok(());
+    }
+    let Some(regular) = open.downcast::<RegularFile>() else {
+        let is_of_host =
+            open.downcast::<VolumeFile>().is_some() || open.downcast::<BoundFile>().is_some();
+        return Err(match open.file.seekable() {
+            true if is_of_host => Errno::EOPNOTSUPP,
+            true => Errno::ENODEV,
+            false => Errno::ESPIPE,
+        });
+    };
     let grow = if mode & FALLOC_FL_KEEP_SIZE != 0 { Grow::No } else { Grow::Yes };
     match mode & !FALLOC_FL_KEEP_SIZE {
         0 => regular.allocate(offset, len, grow)?,

@@ -72,7 +72,11 @@ pub(in super::super) fn generators(
 }
 
 /// The program that the function's command names.
-pub(super) fn program(session: &Session, function: &StoredFunction, index: IndexId) -> Option<File> {
+pub(super) fn program(
+    session: &Session,
+    function: &StoredFunction,
+    index: IndexId,
+) -> Option<File> {
     let rootfs = StoredRootfs::open(session, index).ok()?;
     let tree = rootfs.tree().ok()?;
     let command = function.config.command.first()?;

@@ -84,11 +84,7 @@ fn variables<'a>(program: impl ReadRef<'a>) -> Option<Vec<Variable>> {
 }
 
 /// The names of variables that hold a time of these seconds in an image, sorted.
-fn kept(
-    variables: &[Variable],
-    image: &File,
-    meant: &RangeInclusive<i64>,
-) -> Option<Vec<String>> {
+fn kept(variables: &[Variable], image: &File, meant: &RangeInclusive<i64>) -> Option<Vec<String>> {
     let image = ReadCache::new(image);
     let header = FileHeader64::<LittleEndian>::parse(&image).ok()?;
     let segments = header.program_headers(LittleEndian, &image).ok()?;
@@ -123,7 +119,9 @@ fn is_time(bytes: &[u8], meant: &RangeInclusive<i64>) -> bool {
     let Some(first) = word(bytes, 0) else { return false };
     if bytes.len() == 8 {
         let number = first as i64;
-        return [1, 1000, 1_000_000, 1_000_000_000].iter().any(|unit| meant.contains(&(number / unit)));
+        return [1, 1000, 1_000_000, 1_000_000_000]
+            .iter()
+            .any(|unit| meant.contains(&(number / unit)));
     }
     let (Some(ext), Some(nanoseconds)) = (word(bytes, 8), half(bytes, 0)) else { return false };
     let seconds = match first & HAS_MONOTONIC {
@@ -153,7 +151,11 @@ mod tests {
         assert!(time(5, now + UNIX_TO_INTERNAL as u64));
         assert!(!time(5, now) && !time(0, 0) && !time(u64::MAX, u64::MAX));
         let number = |number: i64| is_time(&number.to_le_bytes(), &meant);
-        assert!(number(1_800_000_000) && number(1_800_000_000_123) && number(1_800_000_000 * 1_000_000_000));
+        assert!(
+            number(1_800_000_000)
+                && number(1_800_000_000_123)
+                && number(1_800_000_000 * 1_000_000_000)
+        );
         assert!(!number(0) && !number(-1) && !number(1_800_000_061) && !number(i64::MIN));
         assert!(!is_time(&[0; 4], &meant));
     }

@@ -19,6 +19,11 @@ use crate::sys::{self, RecordLock};
 
 /// The byte that tells who has the volume alone.
 const BYTE: u64 = 1;
+/// The byte that is locked while a process that has not the volume alone changes a length.
+const LOCK_BYTE: u64 = 2;
+/// How long that lock is waited for, and between two looks.
+const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+const LOCK_PAUSE: Duration = Duration::from_micros(50);
 /// How often somebody looks whether others want the volume, and which lengths nobody changes any more.
 const TICK: Duration = Duration::from_millis(250);
 /// How long another process may take to see that it is not alone.
@@ -60,10 +65,42 @@ pub(super) fn wait_for_others(users: &File) -> io::Result<()> {
     Ok(())
 }
 
+/// See [`Volume::lock_others`].
+pub(super) struct OthersLocked<'a>(&'a File);
+
+impl Drop for OthersLocked<'_> {
+    fn drop(&mut self) {
+        // To give up a lock that one has does not fail.
+        let _ = sys::set_lock(self.0.as_fd(), RecordLock::None, LOCK_BYTE, 1);
+    }
+}
+
 impl Volume {
     /// Whether all changes of lengths are this process' own.
     pub(super) fn is_alone(&self) -> bool {
         self.lengths.as_ref().is_some_and(|lengths| lengths.is_alone.load(Relaxed))
+    }
+
+    /// Keeps other processes from changing the length of a file until the result is dropped, if there
+    /// may be some.
+    ///
+    /// # Errors
+    /// `ETIMEDOUT`: one of them does not come on.
+    pub(super) fn lock_others(&self) -> Result<Option<OthersLocked<'_>>, Errno> {
+        if self.is_alone() {
+            return Ok(None);
+        }
+        let until = Instant::now() + LOCK_PATIENCE;
+        while let Err(error) = sys::set_lock(self.users.as_fd(), RecordLock::Write, LOCK_BYTE, 1) {
+            if error != Errno::AGAIN {
+                return Err(error);
+            }
+            if Instant::now() > until {
+                return Err(Errno::TIMEDOUT);
+            }
+            std::thread::sleep(LOCK_PAUSE);
+        }
+        Ok(Some(OthersLocked(&self.users)))
     }
 
     /// Has somebody look after lengths from now on, as long as the volume is in use.

@@ -30,10 +30,13 @@ use crate::sys::{self, SharedLengths};
 /// How long a sandbox may be busy. It copies a mebibyte at most meanwhile, and asks nobody for
 /// anything.
 const BUSY_MAX: Duration = Duration::from_secs(2);
-/// The same for one that has been busy for so long before.
-const BUSY_MAX_AGAIN: Duration = Duration::from_millis(20);
+/// The same for one that has been busy for so long, and for how long that is remembered.
+const BUSY_MAX_AGAIN: Duration = Duration::from_millis(100);
+const SLOW_FOR: Duration = Duration::from_secs(10);
 /// How long a sandbox that is busy is looked at without sleep, and between two looks from then on.
 const EAGERNESS: Duration = Duration::from_micros(100);
+/// How long a sandbox that was killed may still write.
+const END_MAX: Duration = Duration::from_millis(20);
 /// How long what a sandbox of a process that was killed holds is waited for.
 const ORPHANS_MAX: Duration = Duration::from_secs(5);
 /// Names of records end with it.
@@ -52,8 +55,8 @@ pub(super) struct Pages {
     places: Mutex<[bool; LENGTHS]>,
     /// Nothing runs in the sandbox any more.
     is_gone: AtomicBool,
-    /// It was busy for too long.
-    was_slow: AtomicBool,
+    /// When it was busy for too long.
+    slow_since: Mutex<Option<Instant>>,
     /// The places of their descriptors among those of its tenant.
     _descriptors: Taken,
 }
@@ -128,7 +131,7 @@ impl Pages {
             paths,
             places: Mutex::new([false; LENGTHS]),
             is_gone: AtomicBool::new(false),
-            was_slow: AtomicBool::new(false),
+            slow_since: Mutex::new(None),
             _descriptors: descriptors,
         }))
     }
@@ -152,8 +155,13 @@ impl Pages {
         Some(Place { pages: self.clone(), index })
     }
 
-    /// Notes that nothing runs in the sandbox any more.
+    /// Notes that nothing runs in the sandbox any more, which was killed.
     pub fn note_end(&self) {
+        let since = Instant::now();
+        // To be killed takes a moment.
+        while self.is_busy().unwrap_or(false) && since.elapsed() < END_MAX {
+            std::thread::sleep(EAGERNESS);
+        }
         self.is_gone.store(true, Relaxed);
     }
 
@@ -172,11 +180,13 @@ impl Pages {
     /// Waits until it does not; `ETIMEDOUT`: it does not come to that.
     fn wait_until_idle(&self) -> Result<(), Errno> {
         let since = Instant::now();
-        let patience = if self.was_slow.load(Relaxed) { BUSY_MAX_AGAIN } else { BUSY_MAX };
+        let mut slow_since = self.slow_since.lock().unwrap_or_else(PoisonError::into_inner);
+        let was_slow = slow_since.is_some_and(|since| since.elapsed() < SLOW_FOR);
+        let patience = if was_slow { BUSY_MAX_AGAIN } else { BUSY_MAX };
         while self.is_busy()? {
             match since.elapsed() {
                 waited if waited > patience => {
-                    self.was_slow.store(true, Relaxed);
+                    *slow_since = Some(Instant::now());
                     return Err(Errno::TIMEDOUT);
                 }
                 waited if waited > EAGERNESS => std::thread::sleep(EAGERNESS),
@@ -248,6 +258,14 @@ impl Place {
     pub fn said_end(&self) -> Result<u64, Errno> {
         let at = offset_of!(EndsPage, ends) + 8 * self.index;
         self.pages.number(at).map_err(|_| Errno::IO)
+    }
+
+    /// Whether the sandbox has written to the file since this was asked last.
+    pub fn take_written(&self) -> bool {
+        let at = offset_of!(EndsPage, written) + 8 * self.index;
+        let is_written = self.pages.number(at).is_ok_and(|written| written != 0);
+        // Otherwise it is taken for written to again.
+        is_written && self.pages.ends.write_all_at(&[0; 8], at as u64).is_ok()
     }
 
     /// Records what is granted. It is said to the sandbox when it is so.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use rustix::fs::ftruncate;
+use rustix::fs::{Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, fstat, ftruncate, futimens};
 use rustix::io::Errno;
 
 use super::lengths::{Granted, Pages, Place};
@@ -42,6 +42,8 @@ struct User {
     may_write: bool,
     /// How often it has it open.
     count: usize,
+    /// It, as it was opened first.
+    file: Arc<OwnedFd>,
     /// What it is told of the file's length; none: it asks.
     place: Option<Place>,
 }
@@ -88,9 +90,15 @@ impl OpenInode {
         let Some(Grant { file, granted, .. }) = &self.grant else { return Ok(None) };
         let (size, length) = (granted.granted, granted.cut(place.said_end()?));
         // Somebody else has made it longer or shorter: an older program, which knows nothing of this.
-        let is_its_own = size_of(file)? == size;
-        if is_its_own {
+        let found = fstat(file)?;
+        let is_its_own = found.st_size as u64 == size;
+        if is_its_own && length < size {
             ftruncate(file, length)?;
+            // Nobody has written to it.
+            set_time(
+                file,
+                Timespec { tv_sec: found.st_mtime, tv_nsec: found.st_mtime_nsec as i64 },
+            );
         }
         // It has room on the disk.
         let _ = place.record(Granted::default());
@@ -114,7 +122,23 @@ impl OpenInode {
     }
 }
 
+/// Sets when a file was changed. One that this process may not do that to keeps its time.
+fn set_time(file: &OwnedFd, last_modification: Timespec) {
+    let last_access = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
+    let _ = futimens(file, &Timestamps { last_access, last_modification });
+}
+
 impl Volume {
+    /// Sets the time of a file that sandboxes have written to since the last look.
+    pub(super) fn note_written(open: &OpenFiles, inode: u64) {
+        let users = open.get(&inode).into_iter().flat_map(|open| &open.users);
+        for user in users {
+            if user.place.as_ref().is_some_and(Place::take_written) {
+                set_time(&user.file, Timespec { tv_sec: 0, tv_nsec: UTIME_NOW });
+            }
+        }
+    }
+
     /// Bytes of a file, of `size` on the host.
     pub(super) fn length(open: &OpenFiles, inode: u64, size: u64) -> u64 {
         open.get(&inode).map_or(size, |open| open.length(size))
@@ -147,6 +171,7 @@ impl Volume {
         (inode, file): (u64, &OwnedFd),
         work: impl FnOnce() -> Result<T, Errno>,
     ) -> Result<T, Errno> {
+        let _lock = self.lock_others()?;
         self.take_back(open, inode)?;
         let outcome = work();
         self.tell(open, inode, file);
@@ -174,6 +199,7 @@ impl Volume {
 
     /// The same with those whose users have written nothing since this was called last.
     pub(super) fn cut_unused(&self, open: &mut OpenFiles) {
+        open.keys().for_each(|&inode| Self::note_written(open, inode));
         let mut unused = Vec::new();
         for (&inode, open) in open.iter_mut() {
             let Some(place) = open.users.first().and_then(|user| user.place.as_ref()) else {
@@ -226,7 +252,7 @@ impl Volume {
     pub(super) fn add_user(
         &self,
         open: &mut OpenFiles,
-        (inode, file): (u64, &OwnedFd),
+        (inode, file): (u64, &Arc<OwnedFd>),
         (mount, may_write): (u64, bool),
         pages: Option<&Arc<Pages>>,
     ) -> Result<u64, Errno> {
@@ -240,7 +266,13 @@ impl Volume {
         self.take_back(open, inode)?;
         let place = pages.and_then(Pages::take_place);
         let number = place.as_ref().map_or(0, Place::number);
-        open.entry(inode).or_default().users.push(User { mount, may_write, count: 1, place });
+        open.entry(inode).or_default().users.push(User {
+            mount,
+            may_write,
+            count: 1,
+            file: file.clone(),
+            place,
+        });
         self.tell(open, inode, file);
         Ok(number)
     }
@@ -258,6 +290,7 @@ impl Volume {
         if known.users[index].count > 0 {
             return None;
         }
+        Self::note_written(open, inode);
         // Its sandbox asks for this, or has ended, so that it is not busy. A file that cannot be cut stays as
         // long as it is.
         let _ = self.take_back(open, inode);

@@ -547,4 +547,13 @@ fn another_process_that_has_a_volume_is_found() {
     assert!(tree.volume.is_used_elsewhere().unwrap() && other.is_used_elsewhere().unwrap());
     drop(other);
     assert!(!tree.volume.is_used_elsewhere().unwrap());
+    // Whoever wants it alone is kept out by the one that came second, too.
+    let other = open_volume(&tree.all, 1 << 20).unwrap();
+    let Tree { all, volume, .. } = tree;
+    drop(volume);
+    let users = File::options().write(true).open(all.path().join("users")).unwrap();
+    let alone = || flock(&users, FlockOperation::NonBlockingLockExclusive);
+    assert_eq!(alone(), Err(Errno::WOULDBLOCK));
+    drop(other);
+    assert_eq!(alone(), Ok(()));
 }

@@ -77,6 +77,11 @@ impl Sandbox {
         self.ends.write_all_at(&end.to_ne_bytes(), at as u64).unwrap();
     }
 
+    fn note_written(&self, opened: &Opened) {
+        let at = offset_of!(EndsPage, written) + (opened.place as usize - 1) * 8;
+        self.ends.write_all_at(&1_u64.to_ne_bytes(), at as u64).unwrap();
+    }
+
     fn set_busy(&self, busy: u64) {
         self.ends.write_all_at(&busy.to_ne_bytes(), 0).unwrap();
     }
@@ -399,6 +404,65 @@ fn an_older_process_is_noticed() {
         assert!(Instant::now() < until, "its length is delegated still");
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+#[test]
+fn a_file_keeps_the_time_that_its_program_has_given_it() {
+    let tree = Tree::new(QUOTA);
+    let one = Sandbox::of(&tree);
+    let opened = one.open(CREATE, b"file").unwrap();
+    for end in [1, 2] {
+        one.grant(&opened, end).unwrap();
+        one.say(&opened, end);
+    }
+    let time = || opened.file.metadata().unwrap().mtime();
+    one.note_written(&opened);
+    let day = 86_400_000_000_000;
+    ask(&one.mount, BIND_UTIMES, BIND_TIME_OMIT, day, b"file").unwrap();
+    assert!(on_host(&opened) > 2 && time() == 86_400);
+    ask(&one.mount, BIND_SYNC, opened.handle, 0, b"").unwrap();
+    assert_eq!((on_host(&opened), time()), (2, 86_400));
+    // Whoever looks next sees that it was written to.
+    one.note_written(&opened);
+    let found = ask(&one.mount, BIND_STAT, 0, 0, b"file").unwrap();
+    let found = bytemuck::pod_read_unaligned::<FileAttributes>(&found.tail);
+    assert!(found.mtime_sec > 86_400 && time() == found.mtime_sec);
+    ask(&one.mount, BIND_UTIMES, BIND_TIME_OMIT, day, b"file").unwrap();
+    one.note_written(&opened);
+    ask(&one.mount, BIND_CLOSE, opened.handle, 0, b"").unwrap();
+    assert!(time() > 86_400);
+}
+
+/// Two processes that have a volume append to one file.
+#[test]
+fn what_processes_append_at_once_is_all_there() {
+    let tree = Tree::new(QUOTA);
+    let second = Arc::new(open_volume(&tree.all, QUOTA).unwrap());
+    let volumes = [tree.volume.clone(), second];
+    std::thread::scope(|threads| {
+        for (number, volume) in volumes.iter().enumerate() {
+            threads.spawn(move || {
+                let of_tenant = Shared::new(4096, 64 << 20).of_tenant();
+                let access = BoundAccess::Write;
+                let mount = VolumeMount { volume: volume.clone(), access, of_tenant };
+                let mount = MountedVolume::new(&mount, Share::default());
+                let handle = loop {
+                    match open(&mount, CREATE, b"log").or_else(|_| open(&mount, 0o2, b"log")) {
+                        Ok((handle, _)) => break handle,
+                        Err(_) => std::thread::yield_now(),
+                    }
+                };
+                for _ in 0..500 {
+                    let line = [b"one\n", b"two\n"][number];
+                    ask(&mount, VOLUME_WRITE, handle, VOLUME_END, line).unwrap();
+                }
+            });
+        }
+    });
+    let text = fs::read_to_string(tree.path("log")).unwrap();
+    assert_eq!(text.lines().filter(|line| *line == "one").count(), 500);
+    assert_eq!(text.lines().filter(|line| *line == "two").count(), 500);
+    assert_eq!(tree.used(), NAME_COST + blocks(4000));
 }
 
 #[test]
