@@ -186,6 +186,23 @@ fn a_killed_daemon_leaves_files_as_long_as_they_were_written() {
     }
 }
 
+/// The next daemon ends the instances with volumes that its predecessor has left, before it opens these.
+#[test]
+fn functions_with_volumes_are_served_by_the_next_daemon() {
+    let home = home("volumes-next", &NAMES, STAYS, "");
+    let mut daemon = Daemon::start(&home, &DaemonOptions::default());
+    let code = "f = os.open('/data/next', os.O_RDWR | os.O_APPEND | os.O_CREAT)\n\
+        for n in range(5): os.write(f, b'x' * 10)\nresult = os.fstat(f).st_size";
+    for round in 0..3 {
+        for (number, name) in NAMES.into_iter().enumerate() {
+            let size = (round * NAMES.len() + number + 1) * 50;
+            assert_eq!(ask_volume(&daemon, name, code), json!(size));
+        }
+        NAMES.iter().for_each(|name| daemon.wait_until_kept(name));
+        daemon.kill_and_await_next();
+    }
+}
+
 /// A program of the operator's, in a process of its own, has the volume of a function that is served.
 #[test]
 fn another_process_of_the_host_has_the_volume_too() {

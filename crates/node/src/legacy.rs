@@ -17,6 +17,10 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use thaw_sandbox::{KeptForSuccessor, Legacy, Orphan, OrphanConnection};
 
+/// Why an instance ends that has volumes.
+pub(crate) const VOLUMES_END: &str =
+    "it has volumes, whose locks have ended with the daemon before this one";
+
 /// Connections, by the number of their instance.
 type Connections = HashMap<u64, Vec<Inherited>>;
 
@@ -85,6 +89,11 @@ pub fn reserve(shared: &NodeState, legacy: Legacy) -> Waiting {
 fn reserve_one(shared: &NodeState, orphan: Orphan) -> Option<WaitingInstance> {
     let note: InstanceNote = serde_json::from_str(orphan.note()).ok()?;
     shared.note_instance(note.id);
+    if note.has_volumes {
+        // Before volumes are opened: that waits for who may still write there.
+        log_end(shared, &note, VOLUMES_END);
+        return None;
+    }
     let tenant = shared.tenants().of(TenantName::of(note.domain.as_ref()));
     let own = shared.limits().of(note.id);
     let Some(lease) = tenant.room().try_enter(own.map_or(note.memory, |own| own.memory())) else {

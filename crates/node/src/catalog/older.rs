@@ -196,6 +196,7 @@ mod tests {
             domain: None,
             memory: 0,
             origin: Default::default(),
+            has_volumes: false,
         };
         note.origin.index = files.map(|files| IndexId([files; 32]));
         note

@@ -391,8 +391,7 @@ impl Launcher for SandboxLauncher {
         let shared = self.shared.clone();
         let (plan, terms) = (shared.plan(), &shared.terms);
         if terms.has_volumes() {
-            let why = "it has volumes, whose locks have ended with the daemon before this one";
-            return Err(failed(&why));
+            return Err(failed(&crate::legacy::VOLUMES_END));
         }
         let egress = egress.unwrap_or(&terms.egress);
         let adopted = orphan

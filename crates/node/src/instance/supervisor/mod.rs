@@ -66,6 +66,9 @@ pub(crate) struct InstanceNote {
     /// What it was made of.
     #[serde(default)]
     pub origin: Origin,
+    /// Its function has volumes.
+    #[serde(default)]
+    pub has_volumes: bool,
 }
 
 /// What a supervisor can be told.
@@ -477,8 +480,11 @@ impl Supervisor {
     fn can_be_taken_over(&self) -> bool {
         let (origin, launcher) = (self.instance.origin(), self.service.launcher());
         let has_other_files = origin.index.is_some() && origin.index != launcher.index();
-        let has_volumes = !self.service.config().volumes.is_empty();
-        !has_volumes && !has_other_files && !self.sleepiness.is_late
+        !self.has_volumes() && !has_other_files && !self.sleepiness.is_late
+    }
+
+    fn has_volumes(&self) -> bool {
+        !self.service.config().volumes.is_empty()
     }
 
     /// Has the instance, and its connections of this age, outlive this daemon. Whether it can.
@@ -491,6 +497,7 @@ impl Supervisor {
             domain: self.service.tenant().name().domain().cloned(),
             memory: self.place.lease.memory(),
             origin: self.instance.origin(),
+            has_volumes: self.has_volumes(),
         };
         let note = serde_json::to_string(&note).expect("plain data");
         let kept = self.instance.keep(&note);
