@@ -186,6 +186,21 @@ fn a_killed_daemon_leaves_files_as_long_as_they_were_written() {
     }
 }
 
+/// A daemon that starts while somebody copies a volume, as `thaw volume snapshot` does.
+#[test]
+fn a_volume_that_could_not_be_opened_is_tried_again() {
+    let home = home("volumes-again", &["first"], STAYS, "");
+    let copying = fs::File::create(home.join("volumes/data/copying")).unwrap();
+    rustix::fs::flock(&copying, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let ask = || post(daemon.gateway(), "first", "/", b"result = os.listdir('/data')");
+    let refused = ask();
+    assert!(refused.status >= 500, "{}", refused.text());
+    assert!(daemon.log().contains("is being made"), "{}", daemon.log());
+    drop(copying);
+    wait_until("it is opened", || ask().status == 200);
+}
+
 /// The next daemon ends the instances with volumes that its predecessor has left, before it opens these.
 #[test]
 fn functions_with_volumes_are_served_by_the_next_daemon() {

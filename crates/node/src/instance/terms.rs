@@ -9,11 +9,14 @@ use crate::secrets::{SecretSource, SecretStore};
 use crate::tenants::{Lease, Tenant};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 use thaw_abi::control::FLAG_SAY_DENIALS;
 use thaw_sandbox::{EgressPolicy, Processes, ResourceLimits, Secrets, ThawOptions, VolumeMount};
 use thaw_store::Name;
+
+/// How long nobody tries again to open volumes that could not be opened.
+const OPEN_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// The limits, rights and names of each instance.
 #[derive(Clone)]
@@ -37,8 +40,10 @@ pub(super) struct InstanceTerms {
     secret_store: Arc<SecretSource>,
     /// The volumes that the program uses.
     volumes: Vec<VolumeConfig>,
-    /// The same, open, or why they cannot be used; empty until it is known where they are.
-    opened_volumes: Arc<OnceLock<Result<Vec<VolumeMount>, String>>>,
+    /// The same, open; empty until they can be used.
+    opened_volumes: Arc<OnceLock<Vec<VolumeMount>>>,
+    /// Why they could not be opened, and when that was tried last.
+    volume_problem: Arc<Mutex<Option<(Instant, String)>>>,
     pub tenant: Arc<Tenant>,
 }
 
@@ -64,6 +69,7 @@ impl InstanceTerms {
             secret_store,
             volumes: config.volumes.clone(),
             opened_volumes: Arc::default(),
+            volume_problem: Arc::default(),
             tenant,
         }
     }
@@ -85,12 +91,34 @@ impl InstanceTerms {
 
     /// Copies get their secrets from there, and their volumes from beside them.
     pub fn read_secrets_from(&self, store: &Arc<SecretStore>) {
-        self.opened_volumes.get_or_init(|| {
-            let share = self.tenant.volumes();
-            let opened = store.volumes().of_function(&self.function, &self.volumes, share);
-            opened.map_err(|error| error.to_string())
-        });
+        // Who boots hears why they cannot be used.
+        let _ = self.open_volumes(store);
         self.secret_store.set(store);
+    }
+
+    /// Opens the volumes, unless they are open, or that has failed just now: what prevents it may pass,
+    /// such as a snapshot that is being made.
+    fn open_volumes(&self, store: &SecretStore) -> Result<(), LaunchError> {
+        let mut problem = self.volume_problem.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.opened_volumes.get().is_some() {
+            return Ok(());
+        }
+        if let Some((_, why)) = problem.as_ref().filter(|(at, _)| at.elapsed() < OPEN_AGAIN_AFTER) {
+            return Err(LaunchError(why.clone()));
+        }
+        let share = self.tenant.volumes();
+        match store.volumes().of_function(&self.function, &self.volumes, share) {
+            Ok(opened) => {
+                *problem = None;
+                // Nobody else sets it: the lock is held.
+                let _ = self.opened_volumes.set(opened);
+                Ok(())
+            }
+            Err(error) => {
+                *problem = Some((Instant::now(), error.to_string()));
+                Err(LaunchError(error.to_string()))
+            }
+        }
     }
 
     /// The function was removed: its instances get no secrets any more.
@@ -121,16 +149,17 @@ impl InstanceTerms {
 
     /// Whether all volumes can be used.
     fn check_volumes(&self) -> Result<(), LaunchError> {
-        match self.opened_volumes.get() {
-            _ if !self.has_volumes() => Ok(()),
-            Some(Ok(_)) => Ok(()),
-            Some(Err(why)) => Err(LaunchError(why.clone())),
+        if !self.has_volumes() || self.opened_volumes.get().is_some() {
+            return Ok(());
+        }
+        match self.secret_store.get() {
+            Some(store) => self.open_volumes(store),
             None => Err(LaunchError("only a daemon has its volumes".to_owned())),
         }
     }
 
     fn mounts(&self) -> &[VolumeMount] {
-        self.opened_volumes.get().and_then(|opened| opened.as_deref().ok()).unwrap_or_default()
+        self.opened_volumes.get().map(Vec::as_slice).unwrap_or_default()
     }
 
     /// What every boot is told. A copy that was booted ahead has its pipes, and a

@@ -476,12 +476,14 @@ impl MountedVolume {
 
     /// Closes all files, of which nobody uses one any more: nothing runs in the sandbox.
     pub fn end(&self) {
-        self.pages.get().and_then(Option::as_ref).into_iter().for_each(|pages| pages.note_end());
+        let pages = self.pages.get().and_then(Option::as_ref);
+        pages.into_iter().for_each(|pages| pages.note_end());
         let open: Vec<u64> = self.files().open.keys().copied().collect();
         for handle in open {
             // A failure leaves bytes counted, which the next who counts finds.
             let _ = self.close(handle);
         }
+        pages.into_iter().for_each(|pages| pages.remove_files());
     }
 
     fn files(&self) -> MutexGuard<'_, Files> {

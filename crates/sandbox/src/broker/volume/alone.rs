@@ -121,6 +121,10 @@ impl Volume {
     fn look_after_lengths(&self) -> Result<(), Errno> {
         let Some(lengths) = &self.lengths else { return Ok(()) };
         let mut state = self.state();
+        if self.gate.is_closed() {
+            // Whoever copies the files has settled all, and finds what changes meanwhile.
+            return Ok(());
+        }
         // An older program knows nothing of the other lock.
         let is_used_elsewhere = self.is_used_elsewhere().unwrap_or(true);
         if !lengths.is_alone.load(Relaxed) {

@@ -25,7 +25,7 @@ pub struct ClosedVolume {
 impl ClosedVolume {
     /// Closes a volume when all requests that are under way are done.
     ///
-    /// Files are as long then as their users say.
+    /// Files are as long then as their users say, and have the times of what these have written.
     ///
     /// # Errors
     /// They are not by then, it is closed, or a file cannot be cut.
@@ -36,7 +36,7 @@ impl ClosedVolume {
         }
         // Opens the gate again if it is dropped.
         let closed = Self { volume: volume.clone(), former: None };
-        volume.cut_all(&mut volume.state().open)?;
+        volume.settle(&mut volume.state().open)?;
         Ok(closed)
     }
 

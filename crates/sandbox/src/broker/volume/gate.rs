@@ -53,6 +53,11 @@ impl Gate {
         true
     }
 
+    /// Whether it lets nobody pass.
+    pub fn is_closed(&self) -> bool {
+        self.state().is_closed
+    }
+
     /// Lets everybody pass again.
     pub fn open(&self) {
         self.state().is_closed = false;

@@ -165,6 +165,12 @@ impl Pages {
         self.is_gone.store(true, Relaxed);
     }
 
+    /// Removes the files, of which nothing is needed any more.
+    pub fn remove_files(&self) {
+        // The next one who has the volume alone removes what is left.
+        self.paths.iter().for_each(|path| drop(fs::remove_file(path)));
+    }
+
     fn number(&self, offset: usize) -> io::Result<u64> {
         let mut bytes = [0; 8];
         self.ends.read_exact_at(&mut bytes, offset as u64)?;
@@ -199,8 +205,7 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // The next one who has the volume alone removes what is left.
-        self.paths.iter().for_each(|path| drop(fs::remove_file(path)));
+        self.remove_files();
     }
 }
 

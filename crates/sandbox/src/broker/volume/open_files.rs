@@ -187,7 +187,16 @@ impl Volume {
         inodes.iter().try_for_each(|&inode| self.cut_one(open, inode))
     }
 
-    /// The same with one file.
+    /// The same, and sets the times of what sandboxes have written.
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) fn settle(&self, open: &mut OpenFiles) -> Result<(), Errno> {
+        open.keys().for_each(|&inode| Self::note_written(open, inode));
+        self.cut_all(open)
+    }
+
+    /// Cuts one file to its length, which goes on to be delegated.
     ///
     /// # Errors
     /// It cannot be cut.
@@ -197,7 +206,8 @@ impl Volume {
         self.change_length(open, (inode, &file), || Ok(()))
     }
 
-    /// The same with those whose users have written nothing since this was called last.
+    /// Cuts those whose users have written nothing since this was called last, and sets the times of the
+    /// others.
     pub(super) fn cut_unused(&self, open: &mut OpenFiles) {
         open.keys().for_each(|&inode| Self::note_written(open, inode));
         let mut unused = Vec::new();

@@ -433,6 +433,31 @@ fn a_file_keeps_the_time_that_its_program_has_given_it() {
     assert!(time() > 86_400);
 }
 
+#[test]
+fn no_time_changes_while_files_are_copied() {
+    let tree = Tree::new(QUOTA);
+    let one = Sandbox::of(&tree);
+    let opened = one.open(CREATE, b"file").unwrap();
+    let day = 86_400_000_000_000;
+    ask(&one.mount, BIND_UTIMES, BIND_TIME_OMIT, day, b"file").unwrap();
+    one.note_written(&opened);
+    let soon = Instant::now() + Duration::from_secs(10);
+    let closed = ClosedVolume::close(&tree.volume, soon).unwrap();
+    let time = || opened.file.metadata().unwrap().modified().unwrap();
+    let before = time();
+    assert!(opened.file.metadata().unwrap().mtime() > 86_400, "it was written before");
+    one.note_written(&opened);
+    // Longer than whoever looks after lengths sleeps.
+    std::thread::sleep(Duration::from_millis(800));
+    assert_eq!(time(), before);
+    drop(closed);
+    let until = Instant::now() + Duration::from_secs(20);
+    while time() == before {
+        assert!(Instant::now() < until, "its time does not change");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 /// Two processes that have a volume append to one file.
 #[test]
 fn what_processes_append_at_once_is_all_there() {
