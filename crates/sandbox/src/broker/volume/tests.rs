@@ -5,8 +5,11 @@ mod delegated;
 use super::limits::{LISTING_MAX, OPEN_MAX, RANGES_MAX, Shared};
 use super::tree::DEPTH_MAX;
 use super::*;
+use crate::broker::Answer;
+use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use thaw_abi::control::DirectoryEntry;
 
 struct Tree {
     all: tempfile::TempDir,
