@@ -161,10 +161,15 @@ fn a_process_that_does_not_answer_keeps_the_sandbox_awake_and_unharmed() {
         let Event::Awake(awake) = event else { panic!("{event:?}") };
         assert_eq!((awake.cause, awake.was_hibernated), (AwakeCause::Unanswered, false));
         unanswered += 1;
-        // Others have given up their memory, and take it back.
+        // Others have given up their memory, and take it back. If this one was stopped while it held
+        // the kernel lock, they wait for it (docs/roadmap.md), and answer when it goes on.
         if stopped > 0 {
             let other = 3 - stopped;
-            assert_eq!(client.ask(ALL[other]), sums[other]);
+            client.send(ALL[other]);
+            let answer = client.receive();
+            signal(pid, 18);
+            let answer = answer.or_else(|| client.receive());
+            assert_eq!(answer.as_deref(), Some(sums[other].as_str()));
         }
         signal(pid, 18);
         assert_eq!(ALL.map(|command| client.ask(command)), sums);
