@@ -6,7 +6,7 @@
 //! 0x0009_0000  page of [`crate::machine::Memory::barrier`]
 //! 0x000a_0000  words of [`crate::kernel_lock`]
 //! 0x000b_0000  descriptors that a hibernated sandbox waits for
-//! 0x000c_0000  parts of files of volumes that are mapped to be written to
+//! 0x000c_0000  parts of files of volumes that are mapped
 //! 0x000e_0000  secrets
 //! 0x0010_0000  buffers of [`crate::message`]
 //! 0x0030_0000  tables
