@@ -108,8 +108,8 @@ pub const VOLUME_SOCKET: u32 = 77;
 
 /// Give me what tells how long the files of this volume are that I open from now on: if `a` is 0 a
 /// [`LengthsPage`], to be mapped shared and to be read; if it is 1 the [`EndsPage`] that belongs to
-/// it, to be mapped shared and to be written. Reply: its descriptor. `EOPNOTSUPP`: there is none,
-/// since others than the host may change lengths.
+/// it, to be mapped shared and to be written; each is granted once. Reply: its descriptor.
+/// `EOPNOTSUPP`: there is none, since others than the host may change lengths.
 pub const VOLUME_LENGTHS: u32 = 78;
 /// Make open file `a`, whose length is delegated to me, longer on the host, so that I may write up to
 /// byte `b`. Reply: [`FileLength::granted`], a `u64`. `EAGAIN`: its length is not delegated any more.

@@ -17,6 +17,11 @@ pub fn room(offset: u64, wanted: u64) -> Result<u64> {
     }
 }
 
+/// Whether there is a size that the running thread may not write beyond.
+pub fn has_limit() -> bool {
+    size_limit() != u64::MAX
+}
+
 /// Whether the running thread may change the size of a file: `EFBIG` and `SIGXFSZ` if
 /// it would grow beyond `RLIMIT_FSIZE`. A file that is larger already may shrink.
 pub fn check_size(old: u64, new: u64) -> Result<()> {

@@ -333,7 +333,10 @@ impl VolumePages {
         }
         let wanted = source.remaining();
         if wanted <= BIND_WRITE_MAX {
-            limit(source, self.look()?)?;
+            if writing::has_limit() {
+                // Where the end is may be a question.
+                limit(source, self.look()?)?;
+            }
             return self.write_longer(source, None);
         }
         // All of its place at once, so that nobody's bytes come in between.

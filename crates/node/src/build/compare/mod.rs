@@ -54,7 +54,8 @@ pub(super) fn compare(
     let Some(probe) = probe::of_language(kind(function)) else { return Vec::new() };
     let copied = match probe::obstacle(function, frozen) {
         Some(obstacle) => Err(obstacle.to_owned()),
-        None => CopiedVolumes::of(&function.config, options.volumes.as_ref()),
+        None if function.config.volumes.is_empty() => Ok(None),
+        None => CopiedVolumes::of(&function.config, options.volumes.as_ref()).map(Some),
     };
     let copied = match copied {
         Ok(copied) => copied,
@@ -63,7 +64,8 @@ pub(super) fn compare(
             return Vec::new();
         }
     };
-    let options = &BuildOptions { volumes: Some(copied.store()), ..options.clone() };
+    let volumes = copied.as_ref().map(CopiedVolumes::store);
+    let options = &BuildOptions { volumes, ..options.clone() };
     let mut function = with_probe(function, probe);
     let has_connections = !function.config.egress.is_closed();
     function.config.egress = Egress::default();
@@ -75,7 +77,8 @@ pub(super) fn compare(
     on_event(BuildEvent::Stage("comparing what two copies draw at random"));
     match asked_twice(session, probe, &function, index, options) {
         Ok([one, other]) => findings(&one, &other, probe.way_out),
-        Err(_) if has_connections => {
+        Err(error) if has_connections => {
+            tracing::debug!("a second start without connections: {error}");
             note("it does not come to its freeze a second time, without connections", on_event);
             Vec::new()
         }

@@ -6,7 +6,7 @@ mod renumber;
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use bytemuck::bytes_of;
@@ -38,6 +38,8 @@ pub(in crate::broker) struct MountedVolume {
     listings: Listings,
     /// What the sandbox is told of lengths, as soon as it has asked for that.
     pages: OnceLock<Option<Arc<Pages>>>,
+    /// Whether it has got the host's page of them, and its own.
+    has_page: [AtomicBool; 2],
     files: Mutex<Files>,
 }
 
@@ -67,7 +69,17 @@ impl MountedVolume {
         let (listings, files) = (Listings::default(), Mutex::default());
         let of_tenant = mount.of_tenant.clone();
         let (number, pages) = (LAST_MOUNT.fetch_add(1, Relaxed), OnceLock::new());
-        Self { number, volume, access, of_tenant, share, listings, pages, files }
+        Self {
+            number,
+            volume,
+            access,
+            of_tenant,
+            share,
+            listings,
+            pages,
+            has_page: Default::default(),
+            files,
+        }
     }
 
     /// The directory of its files, as it is now.
@@ -210,7 +222,7 @@ impl MountedVolume {
         fsync(file)
     }
 
-    /// A page that tells of lengths: the sandbox' own, or the host's.
+    /// A page that tells of lengths: the sandbox' own, or the host's. Each is given once.
     fn lengths(&self, is_of_sandbox: bool) -> Result<Answer, Errno> {
         let lengths = self.volume.lengths.as_ref().ok_or(Errno::OPNOTSUPP)?;
         let make = || {
@@ -220,6 +232,10 @@ impl MountedVolume {
             Pages::new(&lengths.directory, descriptors).ok()
         };
         let pages = self.pages.get_or_init(make).as_ref().ok_or(Errno::OPNOTSUPP)?;
+        // Descriptors that nobody reads are kept on their way, at the expense of all.
+        if self.has_page[usize::from(is_of_sandbox)].swap(true, Relaxed) {
+            return Err(Errno::BUSY);
+        }
         let descriptor = pages.descriptor(is_of_sandbox).map_err(|_| Errno::MFILE)?;
         Ok(Answer::file(descriptor, Vec::new()))
     }

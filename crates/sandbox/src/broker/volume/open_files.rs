@@ -129,13 +129,23 @@ fn set_time(file: &OwnedFd, last_modification: Timespec) {
 }
 
 impl Volume {
-    /// Sets the time of a file that sandboxes have written to since the last look.
-    pub(super) fn note_written(open: &OpenFiles, inode: u64) {
+    /// Sets the time of a file that sandboxes have written to since the last look; whether one has.
+    pub(super) fn note_written(open: &OpenFiles, inode: u64) -> bool {
         let users = open.get(&inode).into_iter().flat_map(|open| &open.users);
+        let mut is_written = false;
         for user in users {
             if user.place.as_ref().is_some_and(Place::take_written) {
                 set_time(&user.file, Timespec { tv_sec: 0, tv_nsec: UTIME_NOW });
+                is_written = true;
             }
+        }
+        is_written
+    }
+
+    /// The same with all files.
+    fn note_all_written(open: &OpenFiles) {
+        for &inode in open.keys() {
+            Self::note_written(open, inode);
         }
     }
 
@@ -192,7 +202,7 @@ impl Volume {
     /// # Errors
     /// As there.
     pub(super) fn settle(&self, open: &mut OpenFiles) -> Result<(), Errno> {
-        open.keys().for_each(|&inode| Self::note_written(open, inode));
+        Self::note_all_written(open);
         self.cut_all(open)
     }
 
@@ -209,7 +219,7 @@ impl Volume {
     /// Cuts those whose users have written nothing since this was called last, and sets the times of the
     /// others.
     pub(super) fn cut_unused(&self, open: &mut OpenFiles) {
-        open.keys().for_each(|&inode| Self::note_written(open, inode));
+        Self::note_all_written(open);
         let mut unused = Vec::new();
         for (&inode, open) in open.iter_mut() {
             let Some(place) = open.users.first().and_then(|user| user.place.as_ref()) else {

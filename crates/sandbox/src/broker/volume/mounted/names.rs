@@ -20,14 +20,10 @@ impl MountedVolume {
             BIND_STAT => {
                 // Nobody cuts it meanwhile.
                 let state = self.volume.state();
-                let found = self.stat(tail)?;
-                let mut found = match state.open.contains_key(&found.inode) {
-                    true => {
-                        Volume::note_written(&state.open, found.inode);
-                        self.stat(tail)?
-                    }
-                    false => found,
-                };
+                let mut found = self.stat(tail)?;
+                if Volume::note_written(&state.open, found.inode) {
+                    found = self.stat(tail)?;
+                }
                 found.size = Volume::length(&state.open, found.inode, found.size);
                 Ok(bytes_of(&found).to_vec())
             }

@@ -77,6 +77,14 @@ impl Sandbox {
         self.ends.write_all_at(&end.to_ne_bytes(), at as u64).unwrap();
     }
 
+    /// Makes an empty file two bytes long, by two writes: it has room ahead then.
+    fn write_two(&self, opened: &Opened) {
+        for end in [1, 2] {
+            self.grant(opened, end).unwrap();
+            self.say(opened, end);
+        }
+    }
+
     fn note_written(&self, opened: &Opened) {
         let at = offset_of!(EndsPage, written) + (opened.place as usize - 1) * 8;
         self.ends.write_all_at(&1_u64.to_ne_bytes(), at as u64).unwrap();
@@ -192,10 +200,7 @@ fn what_nobody_writes_to_is_soon_as_long_on_the_host_as_it_is_said_to_be() {
     let tree = Tree::new(QUOTA);
     let one = Sandbox::of(&tree);
     let opened = one.open(CREATE, b"file").unwrap();
-    for end in [1, 2] {
-        one.grant(&opened, end).unwrap();
-        one.say(&opened, end);
-    }
+    one.write_two(&opened);
     assert!(on_host(&opened) > 2);
     let until = Instant::now() + Duration::from_secs(20);
     while on_host(&opened) > 2 || !one.is_delegated(&opened) {
@@ -372,10 +377,7 @@ fn room_that_was_granted_ahead_is_there_for_whoever_needs_it() {
     let one = Sandbox::of(&tree);
     for number in 0..8 {
         let opened = one.open(CREATE, format!("file{number}").as_bytes()).unwrap();
-        for end in [1, 2] {
-            one.grant(&opened, end).unwrap();
-            one.say(&opened, end);
-        }
+        one.write_two(&opened);
     }
     let free = (2 << 20) - tree.used();
     assert!(free < 1 << 20, "{free}");
@@ -392,10 +394,7 @@ fn an_older_process_is_noticed() {
     let tree = Tree::new(QUOTA);
     let one = Sandbox::of(&tree);
     let opened = one.open(CREATE, b"file").unwrap();
-    for end in [1, 2] {
-        one.grant(&opened, end).unwrap();
-        one.say(&opened, end);
-    }
+    one.write_two(&opened);
     let users = File::options().read(true).write(true).open(tree.all.path().join("users")).unwrap();
     flock(&users, FlockOperation::LockShared).unwrap();
     sys::set_lock(users.as_fd(), RecordLock::Read, 0, 1).unwrap();
@@ -411,10 +410,7 @@ fn a_file_keeps_the_time_that_its_program_has_given_it() {
     let tree = Tree::new(QUOTA);
     let one = Sandbox::of(&tree);
     let opened = one.open(CREATE, b"file").unwrap();
-    for end in [1, 2] {
-        one.grant(&opened, end).unwrap();
-        one.say(&opened, end);
-    }
+    one.write_two(&opened);
     let time = || opened.file.metadata().unwrap().mtime();
     one.note_written(&opened);
     let day = 86_400_000_000_000;
@@ -497,6 +493,10 @@ fn the_hosts_page_cannot_be_changed_by_who_has_it() {
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE;
     assert!(fcntl_get_seals(&one.lengths).unwrap().contains(seals));
     one.lengths.write_all_at(&[1], 0).unwrap_err();
+    for which in [0, 1] {
+        let again = ask(&one.mount, VOLUME_LENGTHS, which, 0, b"").err();
+        assert_eq!(again, Some(Errno::BUSY), "each is granted once");
+    }
     let page = one.ends.metadata().unwrap().len();
     assert_eq!(page, size_of::<EndsPage>() as u64);
 }
