@@ -141,6 +141,7 @@ impl Bench {
             merge: self.merge,
             base,
             identity: None,
+            post_copy: false,
         };
         let mut session = self.store.session().unwrap();
         let new = session.new_image_file().unwrap();

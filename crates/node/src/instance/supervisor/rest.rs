@@ -3,7 +3,7 @@
 use super::{Command, Supervisor, keep_time};
 use crate::instance::connections::ConnectionTable;
 use crate::instance::launch::{
-    Checkpoint, Checkpointed, FrozenInstance, Launcher, Reading, Unread,
+    Checkpoint, Checkpointed, FrozenInstance, Launcher, Reading, ReadingStep, Unread,
 };
 use crate::seal::owner::KeyId;
 use crate::tenants::Lease;
@@ -272,9 +272,12 @@ impl Supervisor {
         let mut pause = None;
         // Others of the runtime's tasks go on elsewhere meanwhile.
         let read = tokio::task::block_in_place(|| {
-            reading(&mut || {
-                self.instance.resume();
-                pause = Some(since.elapsed());
+            reading(&mut |step| {
+                // There is nothing that could be used before: only a twin is copied so.
+                if let ReadingStep::Read = step {
+                    self.instance.resume();
+                    pause = Some(since.elapsed());
+                }
             })
         });
         self.go_on();
@@ -304,14 +307,22 @@ impl Supervisor {
         let pause = Pause { time: since.elapsed(), had_twin: true };
         let table = self.connections.clone();
         tokio::task::spawn_blocking(move || {
-            let mut is_read = false;
-            let read = reading(&mut || {
-                is_read = true;
-                table.tell(Command::TwinRead);
+            let (mut is_read, mut reply) = (false, Some(reply));
+            let read = reading(&mut |step| match step {
+                ReadingStep::Read => {
+                    is_read = true;
+                    table.tell(Command::TwinRead);
+                }
+                ReadingStep::Usable(made) => {
+                    // Whoever has asked may have lost patience.
+                    reply.take().map(|reply| reply.send(Ok(result(made, pause))));
+                }
             });
             if !is_read {
                 table.tell(Command::TwinRead);
             }
+            // Who has been answered hears of an error by the end of what was made.
+            let Some(reply) = reply else { return };
             if let (Err(Unread::Ended(_)), false) = (&read, is_read) {
                 return table.tell(Command::CopyAtRest(again(reply)));
             }
