@@ -14,7 +14,7 @@
 pub mod owner;
 
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
-use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::fs::{MemfdFlags, Mode, fchmod, memfd_create};
 use rustix::rand::GetRandomFlags;
 use std::fs::File;
 use std::io::{self, ErrorKind};
@@ -208,6 +208,8 @@ pub(crate) fn sealable_memory_file() -> io::Result<(File, File)> {
 fn memory_file_with(name: &str, flags: MemfdFlags) -> io::Result<(File, File)> {
     let write: File = memfd_create(name, flags)?.into();
     let read = File::open(format!("/proc/self/fd/{}", write.as_raw_fd()))?;
+    // Nobody else opens it to write through a descriptor that can only be read.
+    fchmod(&write, Mode::RUSR)?;
     Ok((write, read))
 }
 

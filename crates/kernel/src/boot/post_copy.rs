@@ -11,12 +11,17 @@
 use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use crate::errno::Result;
+use thaw_abi::control::MSG_FAILED;
+
+use crate::host::control;
 use crate::host::gate::Gate;
-use crate::platform::kernel_lock;
+use crate::platform::{kernel_lock, panic};
 
 /// How many host processes wait. It changes under the kernel lock.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
+
+/// Why a copy ends that is not complete.
+const NOT_COPIED: &str = "the rest of the memory of this copy has not been copied";
 
 /// The memory of all address spaces but the first, which is on its way.
 pub(super) struct Rest {
@@ -36,18 +41,18 @@ impl Rest {
     }
 
     /// Waits, in a host process that has nothing of its memory yet. Others have the kernel lock
-    /// meanwhile.
-    ///
-    /// # Errors
-    /// It does not come.
-    pub fn wait(&mut self) -> Result<()> {
+    /// meanwhile. If it does not come, the sandbox ends.
+    pub fn wait(&mut self) {
         kernel_lock::release();
         let opened = self.gate.wait();
         kernel_lock::acquire();
+        if opened.is_err() {
+            control::send(MSG_FAILED, 0, NOT_COPIED.as_bytes(), &[]);
+            panic::die_with(NOT_COPIED)
+        }
         if WAITING.fetch_sub(1, Relaxed) == 1 {
             self.close();
         }
-        opened
     }
 
     fn close(&mut self) {

@@ -226,7 +226,7 @@ fn adopt_several(mappings: &mut Mappings<'_>, gate: Option<Gate>) -> Result<()> 
     let others = kernel().tasks.spaces().len() - 1;
     let mut rest = gate.map(|gate| post_copy::Rest::awaited_by(others, gate));
     host_process::begin_others(|number, space| {
-        rest.as_mut().map_or(Ok(()), post_copy::Rest::wait)?;
+        rest.as_mut().into_iter().for_each(post_copy::Rest::wait);
         fill(space, number, mappings)
     })?;
     fill(&space, 0, mappings)

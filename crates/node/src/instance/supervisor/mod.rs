@@ -90,10 +90,9 @@ pub(crate) enum Command {
     Hold(Hold),
     /// It need not stay at rest any more.
     LetGo,
-    /// The memory of its twin was read.
-    TwinRead,
-    /// The twin has ended before its memory was read: copy it once more, while it rests.
-    CopyAtRest(Rest),
+    /// The memory of its twin was read; or it has ended before, and the instance is to be copied once
+    /// more, while it rests.
+    TwinRead(Option<Rest>),
     /// Give up its memory; it is idle.
     Hibernate(HibernateReply),
     /// Run nothing until somebody wants something of it, and give up its memory.
@@ -157,6 +156,8 @@ pub(crate) struct Supervisor {
     may_have_twin: bool,
     /// Its twin is being read, which may take this room.
     twin: Option<Option<Lease>>,
+    /// Who wants it to come to rest after that, and whether with a twin.
+    next_rest: Option<(Rest, Twin)>,
     /// Who wants it to be hibernated.
     hibernate: Vec<HibernateReply>,
     /// Who wants it to be paused.
@@ -257,6 +258,7 @@ impl Supervisor {
             rest: None,
             may_have_twin: false,
             twin: None,
+            next_rest: None,
             hibernate: Vec::new(),
             pauses: Vec::new(),
             wake: Vec::new(),
@@ -334,7 +336,7 @@ impl Supervisor {
                     self.ask_to_rest(Rest::Freeze(reply), Twin::Refused);
                 }
                 Step::Command(Some(Command::Copy(reply))) => {
-                    // The copies have room, and its twin is gone before they are there.
+                    // The copies have room, which they hardly need before its twin is gone.
                     self.ask_to_rest(Rest::Copy(reply, Instant::now()), Twin::Allowed);
                 }
                 Step::Command(Some(Command::Checkpoint(new, reply, room))) => {
@@ -347,10 +349,7 @@ impl Supervisor {
                     self.ask_to_rest(Rest::Hold(hold), Twin::Refused);
                 }
                 Step::Command(Some(Command::LetGo)) => self.let_go(),
-                Step::Command(Some(Command::TwinRead)) => self.twin_read(),
-                Step::Command(Some(Command::CopyAtRest(rest))) => {
-                    self.ask_to_rest(rest, Twin::Refused);
-                }
+                Step::Command(Some(Command::TwinRead(again))) => self.twin_read(again),
                 Step::Command(Some(Command::Hibernate(reply))) => self.hibernate_for(reply),
                 Step::Command(Some(Command::Pause(reply))) => self.pause_for(reply),
                 Step::Command(Some(Command::Relieve)) => self.relieve(Instant::now()),

@@ -15,6 +15,9 @@ use thaw_sandbox::{Twin, Volume};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+/// Why an instance is not asked to rest for one more.
+const IS_COPIED: &str = "it is being copied already; try again";
+
 /// Where to say how a freeze went.
 pub(crate) type FreezeReply = oneshot::Sender<Result<FrozenInstance, String>>;
 /// Where to say how copying went.
@@ -155,10 +158,11 @@ impl Supervisor {
                 let would_go_on = self.may_have_twin && twin == Twin::Refused;
                 earlier.is_wanted() || !rest.is_checkpoint() || would_go_on
             }
-            None => self.twin.is_some(),
+            None if self.twin.is_some() => return self.rest_later(rest, twin),
+            None => false,
         };
         if is_taken {
-            return rest.refuse("it is being copied already; try again".to_owned());
+            return rest.refuse(IS_COPIED.to_owned());
         }
         // Its program sees the end of a probe before it rests.
         self.health.cancel();
@@ -176,6 +180,15 @@ impl Supervisor {
             }
             // The report of its end is on the way.
             Err(error) => rest.refuse(format!("instance {} has ended ({error})", self.id)),
+        }
+    }
+
+    /// Asks it when the memory of its twin was read, for whose copies others may have stopped to wait
+    /// already. One at a time waits for that.
+    fn rest_later(&mut self, rest: Rest, twin: Twin) {
+        match &self.next_rest {
+            Some((earlier, _)) if earlier.is_wanted() => rest.refuse(IS_COPIED.to_owned()),
+            _ => self.next_rest = Some((rest, twin)),
         }
     }
 
@@ -311,33 +324,39 @@ impl Supervisor {
             let read = reading(&mut |step| match step {
                 ReadingStep::Read => {
                     is_read = true;
-                    table.tell(Command::TwinRead);
+                    table.tell(Command::TwinRead(None));
                 }
                 ReadingStep::Usable(made) => {
-                    // Whoever has asked may have lost patience.
-                    reply.take().map(|reply| reply.send(Ok(result(made, pause))));
+                    if let Some(reply) = reply.take() {
+                        // Whoever has asked may have lost patience.
+                        let _ = reply.send(Ok(result(made, pause)));
+                    }
                 }
             });
             if !is_read {
-                table.tell(Command::TwinRead);
+                let has_ended = matches!(read, Err(Unread::Ended(_)));
+                let again = reply.take_if(|_| has_ended).map(again);
+                table.tell(Command::TwinRead(again));
             }
-            // Who has been answered hears of an error by the end of what was made.
-            let Some(reply) = reply else { return };
-            if let (Err(Unread::Ended(_)), false) = (&read, is_read) {
-                return table.tell(Command::CopyAtRest(again(reply)));
-            }
-            if reply.is_closed() {
-                return;
-            }
+            // Whoever has been answered hears of an error by the end of what was made.
+            let Some(reply) = reply.filter(|reply| !reply.is_closed()) else { return };
             let finished = read.map_err(|error| error.to_string()).and_then(|finish| finish());
             let _ = reply.send(finished.map(|made| result(made, pause)));
         });
     }
 
-    /// Nobody reads the memory of the instance's twin any more.
-    pub(super) fn twin_read(&mut self) {
+    /// Nobody reads the memory of the instance's twin any more. If that has ended before, the
+    /// instance is asked `again`, and rests.
+    pub(super) fn twin_read(&mut self, again: Option<Rest>) {
         self.twin = None;
         self.instance.end_twin();
+        let next = self.next_rest.take();
+        if let Some(again) = again {
+            self.ask_to_rest(again, Twin::Refused);
+        }
+        if let Some((next, twin)) = next.filter(|(next, _)| next.is_wanted()) {
+            self.ask_to_rest(next, twin);
+        }
     }
 
     /// Ends the rest of the instance.
