@@ -420,6 +420,38 @@ fn copies_in_quick_succession_have_all_of_their_memory() {
 }
 
 #[test]
+fn a_copy_outlives_an_original_that_ends_at_once() {
+    let daemon = daemon("orphan");
+    let sandbox = |arguments: &[&str]| {
+        command(&daemon, &[&["sandbox"], arguments].concat()).success();
+    };
+    let said_by = |name: &str, path: &str| {
+        let shown = command(&daemon, &["sandbox", "show", name, "--json"]).success();
+        let shown: Value = serde_json::from_str(&shown).expect("JSON");
+        said_by_one_of(&daemon, "large", shown["instance"].as_u64().expect("a number"), path)
+    };
+    sandbox(&["create", "large", "--name", "one"]);
+    said_by("one", "/grow/60");
+    let before = memory(&said_by("one", "/"));
+    let end_itself = "import os; os.kill(1, 9)";
+    for (number, (original, copy)) in
+        [("one", "two"), ("two", "three"), ("three", "four")].into_iter().enumerate()
+    {
+        sandbox(&["fork", original, "--name", copy]);
+        match number {
+            // Its first process is killed by another one.
+            1 => {
+                command(&daemon, &["exec", original, "--", "python3", "-c", end_itself]);
+                wait_until("it has ended", || daemon.instances("large").len() == 1);
+            }
+            _ => sandbox(&["kill", original]),
+        }
+        assert_eq!(memory(&said_by(copy, "/")), before, "{copy}");
+        assert_eq!(daemon.instances("large").len(), 1);
+    }
+}
+
+#[test]
 fn a_copy_ends_if_nobody_copies_the_rest_of_its_memory() {
     let daemon = daemon("rest");
     said(&daemon, "large", "/grow/100");

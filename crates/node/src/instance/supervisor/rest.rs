@@ -9,6 +9,7 @@ use crate::seal::owner::KeyId;
 use crate::tenants::Lease;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use thaw_abi::control::EntryPoint;
 use thaw_sandbox::{Twin, Volume};
@@ -318,7 +319,7 @@ impl Supervisor {
     ) {
         self.twin = Some(None);
         let pause = Pause { time: since.elapsed(), had_twin: true };
-        let table = self.connections.clone();
+        let (table, copies_wait) = (self.connections.clone(), self.copies_wait.clone());
         tokio::task::spawn_blocking(move || {
             let (mut is_read, mut reply) = (false, Some(reply));
             let read = reading(&mut |step| match step {
@@ -328,6 +329,7 @@ impl Supervisor {
                 }
                 ReadingStep::Usable(made) => {
                     if let Some(reply) = reply.take() {
+                        copies_wait.store(true, Ordering::Release);
                         // Whoever has asked may have lost patience.
                         let _ = reply.send(Ok(result(made, pause)));
                     }
@@ -349,7 +351,11 @@ impl Supervisor {
     /// instance is asked `again`, and rests.
     pub(super) fn twin_read(&mut self, again: Option<Rest>) {
         self.twin = None;
+        self.copies_wait.store(false, Ordering::Release);
         self.instance.end_twin();
+        if self.end_if_it_had_to_live() {
+            return;
+        }
         let next = self.next_rest.take();
         if let Some(again) = again {
             self.ask_to_rest(again, Twin::Refused);
