@@ -392,10 +392,16 @@ pub const THAW_AS_TEMPLATE: u32 = 2;
 /// own; it has all inodes and blobs of the template's under the same numbers. Kernels that do
 /// not know of it refuse it.
 pub const THAW_AND_START: u32 = 3;
+/// Go on at once with an image of several address spaces that is still being written (post-copy):
+/// the memory of the kernel and of the first address space is there, and the reading end of a pipe
+/// says by a byte when all is, and by its end without one that nothing more comes. Until then
+/// nothing is mapped of the others. Kernels that do not know of it refuse it.
+pub const THAW_POST_COPY: u32 = 4;
 
 /// Body of [`MSG_THAW`].
 ///
-/// Descriptors: image, index, the prefetch file if there is one, then `blob_count` blobs, then those of `identity`. Tail: `mapping_count`
+/// Descriptors: image, index, the prefetch file if there is one, the pipe of [`THAW_POST_COPY`], then `blob_count` blobs, then those of
+/// `identity`. Tail: `mapping_count`
 /// [`crate::image::Mapping`], unless they are read from the image, `populate_count` [`PopulateRange`], the tail of
 /// `identity`, then `blob_count` `u32` blob numbers, then each [`Secret`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]

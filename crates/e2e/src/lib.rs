@@ -38,6 +38,7 @@ pub use outcome::{Outcome, run, run_with_input, run_within};
 pub use ports::{free_port, free_privileged_port, listening_ports};
 pub use processes::{
     Descriptor, Process, children, descendants, descriptors, exists, kill, process, resident_bytes,
+    state_helper_at_work,
 };
 pub use registry::{Cut, Registry, cutting_proxy};
 pub use rights::{

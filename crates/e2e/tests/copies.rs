@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use thaw_e2e::{
     Daemon, DaemonOptions, Outcome, ask, begin, built_home, command, free_port, get, repository,
-    run, thaw, wait_until,
+    run, state_helper_at_work, thaw, wait_until,
 };
 
 /// A store with the server that is never idle, as `alone` and with a second process as `two`; as
@@ -536,8 +536,8 @@ fn an_instance_survives_the_end_of_who_reads_its_twin() {
     // A worker: the helper itself has been there before.
     let worker = || {
         let twin = children(pid).first().copied()?;
-        let helper = helper_of(pid)?;
-        children(helper).last().copied().filter(|_| twin > 0)
+        let helper = state_helper_at_work(pid as u32)?;
+        children(helper as i32).last().copied().filter(|_| twin > 0)
     };
     fork(&daemon, original, 1);
     let mut refused = 0;
@@ -557,19 +557,6 @@ fn an_instance_survives_the_end_of_who_reads_its_twin() {
     is_consistent(&daemon, "writer", original);
     let copy = fork(&daemon, original, 1)[0];
     is_consistent(&daemon, "writer", copy);
-}
-
-/// The state helper of the sandboxes among which `pid` is one: in the same pid namespace above.
-fn helper_of(pid: i32) -> Option<i32> {
-    let namespace = |of: &str, kind: &str| fs::read_link(format!("/proc/{of}/ns/{kind}")).ok();
-    let own = namespace(&pid.to_string(), "user")?;
-    fs::read_dir("/proc").ok()?.flatten().find_map(|entry| {
-        let name = entry.file_name().into_string().ok()?;
-        let number = name.parse().ok()?;
-        let comm = fs::read_to_string(entry.path().join("comm")).ok()?;
-        let is_helper = comm.trim_end() == "thaw-state" && !children(number).is_empty();
-        (is_helper && namespace(&name, "user")? == own).then_some(number)
-    })
 }
 
 #[test]

@@ -7,13 +7,16 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use thaw_e2e::{
     Daemon, DaemonOptions, Function, Outcome, built_home, children, copy_home, get, kill, run,
-    skip, thaw, wait_until,
+    skip, state_helper_at_work, thaw, wait_until,
 };
 
 const KEYS: &str = "isolation = \"instance\"\n[limits]\nconcurrency = 8\nkeep_alive = \"10m\"\n\
                     memory = \"256MiB\"\ninstances = 4\n";
 const BY_ITSELF: &str = "isolation = \"instance\"\nlimits = { concurrency = 8, keep_alive = \
                          \"10m\", hibernate_after = \"300ms\" }";
+
+const LARGE: &str = "isolation = \"instance\"\nlimits = { concurrency = 8, keep_alive = \
+                     \"10m\", memory = \"1GiB\", instances = 12 }";
 
 fn family(name: &'static str, keys: &'static str) -> Function {
     Function::PythonVariant { program: "family", name, keys }
@@ -25,7 +28,12 @@ fn daemon(label: &str) -> Daemon {
         let few = format!("{KEYS}processes = 6\n");
         built_home(
             "families",
-            &[family("family", KEYS), family("idle", BY_ITSELF), family("few", few.leak())],
+            &[
+                family("family", KEYS),
+                family("idle", BY_ITSELF),
+                family("few", few.leak()),
+                family("large", LARGE),
+            ],
         )
     });
     Daemon::start(&copy_home(home, &format!("families-{label}")), &DaemonOptions::default())
@@ -357,4 +365,122 @@ fn one_rests_where_twins_would_be_too_many_or_would_share_too_much() {
     for instance in [copy, original] {
         assert_eq!(said_by(&daemon, instance, "/kept"), sum);
     }
+}
+
+/// Descriptors of images of copies that a process could write to.
+fn writable_images(pid: u32) -> (usize, usize) {
+    let (mut all, mut writable) = (0, 0);
+    for entry in fs::read_dir(format!("/proc/{pid}/fd")).expect("root may read this").flatten() {
+        let Ok(file) = fs::read_link(entry.path()) else { continue };
+        if !file.to_string_lossy().starts_with("/memfd:thaw-copy") {
+            continue;
+        }
+        let number = entry.file_name();
+        let about = fs::read_to_string(format!("/proc/{pid}/fdinfo/{}", number.display()));
+        let about = about.expect("it is open");
+        let flags = about.lines().find_map(|line| line.strip_prefix("flags:")).expect("flags");
+        all += 1;
+        // The last octal digit has the access mode (open(2)).
+        writable += usize::from(!flags.trim().ends_with('0'));
+    }
+    (all, writable)
+}
+
+/// They are answered for before all processes have their memory, for which the image is written while
+/// they run.
+#[test]
+fn copies_in_quick_succession_have_all_of_their_memory() {
+    let daemon = daemon("succession");
+    let grown = said(&daemon, "large", "/grow/40");
+    assert_eq!(grown.as_array().map(Vec::len), Some(3));
+    let before = memory(&said(&daemon, "large", "/"));
+    let (original, pid, _) = daemon.instance("large");
+    let mut copies = Vec::new();
+    for _ in 0..3 {
+        let (copy, had_twin) = fork(&daemon, original);
+        assert!(had_twin);
+        let found = daemon.instances("large");
+        let found = found.iter().find(|known| known["id"] == copy).expect("the copy");
+        let (all, writable) = writable_images(found["pid"].as_u64().expect("a pid") as u32);
+        assert!(all > 0 && writable == 0, "{writable} of {all}");
+        copies.push(copy);
+    }
+    let together = command(&daemon, &["fork", &original.to_string(), "-n", "3", "--json"]);
+    let together: Value = serde_json::from_str(&together.success()).expect("JSON");
+    copies.extend(together["ids"].as_array().expect("copies").iter().filter_map(Value::as_u64));
+    // Nothing that the original does meanwhile is in them.
+    said_by_one_of(&daemon, "large", original, "/grow/1");
+    // One of a copy whose memory may not be there yet.
+    copies.push(fork(&daemon, copies[5]).0);
+    for copy in &copies {
+        assert_eq!(memory(&said_by_one_of(&daemon, "large", *copy, "/")), before, "{copy}");
+    }
+    assert_eq!(daemon.instances("large").len(), 8);
+    wait_until("all twins have ended", || children(pid).len() == 3);
+}
+
+#[test]
+fn a_copy_outlives_an_original_that_ends_at_once() {
+    let daemon = daemon("orphan");
+    let sandbox = |arguments: &[&str]| {
+        command(&daemon, &[&["sandbox"], arguments].concat()).success();
+    };
+    let said_by = |name: &str, path: &str| {
+        let shown = command(&daemon, &["sandbox", "show", name, "--json"]).success();
+        let shown: Value = serde_json::from_str(&shown).expect("JSON");
+        said_by_one_of(&daemon, "large", shown["instance"].as_u64().expect("a number"), path)
+    };
+    sandbox(&["create", "large", "--name", "one"]);
+    said_by("one", "/grow/60");
+    let before = memory(&said_by("one", "/"));
+    let end_itself = "import os; os.kill(1, 9)";
+    for (number, (original, copy)) in
+        [("one", "two"), ("two", "three"), ("three", "four")].into_iter().enumerate()
+    {
+        sandbox(&["fork", original, "--name", copy]);
+        match number {
+            // Its first process is killed by another one.
+            1 => {
+                command(&daemon, &["exec", original, "--", "python3", "-c", end_itself]);
+                wait_until("it has ended", || daemon.instances("large").len() == 1);
+            }
+            _ => sandbox(&["kill", original]),
+        }
+        assert_eq!(memory(&said_by(copy, "/")), before, "{copy}");
+        assert_eq!(daemon.instances("large").len(), 1);
+    }
+}
+
+#[test]
+fn a_copy_ends_if_nobody_copies_the_rest_of_its_memory() {
+    let daemon = daemon("rest");
+    said(&daemon, "large", "/grow/100");
+    let before = memory(&said(&daemon, "large", "/"));
+    let (original, pid, _) = daemon.instance("large");
+    let mut ended = 0;
+    for round in 0..20 {
+        if round >= 2 && ended > 0 {
+            break;
+        }
+        let (copy, _) = fork(&daemon, original);
+        let helper = state_helper_at_work(pid);
+        let worker = helper.and_then(|helper| children(helper).last().cloned());
+        if worker.is_none() {
+            // It was copied before it was looked for.
+            end(&daemon, "large", copy);
+            continue;
+        }
+        kill(worker.expect("just looked").pid);
+        wait_until("the copy has ended", || {
+            !daemon.instances("large").iter().any(|known| known["id"] == copy)
+        });
+        wait_until("the twins have ended", || children(pid).len() == 3);
+        ended += 1;
+    }
+    assert!(ended > 0, "all copies had their memory before anybody could be killed");
+    let log = command(&daemon, &["logs", "large"]).success();
+    assert!(log.contains("the rest of the memory of this copy has not been copied"), "{log}");
+    assert_eq!(memory(&said_by_one_of(&daemon, "large", original, "/")), before);
+    let (copy, _) = fork(&daemon, original);
+    assert_eq!(memory(&said_by_one_of(&daemon, "large", copy, "/")), before);
 }

@@ -14,6 +14,7 @@
 pub mod owner;
 
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+use rustix::fs::{MemfdFlags, Mode, fchmod, memfd_create};
 use rustix::rand::GetRandomFlags;
 use std::fs::File;
 use std::io::{self, ErrorKind};
@@ -196,9 +197,19 @@ impl Chunks<'_> {
 /// # Errors
 /// The host's.
 pub(crate) fn memory_file() -> io::Result<(File, File)> {
-    use rustix::fs::{MemfdFlags, memfd_create};
-    let write: File = memfd_create("thaw-unsealed", MemfdFlags::CLOEXEC)?.into();
+    memory_file_with("thaw-unsealed", MemfdFlags::CLOEXEC)
+}
+
+/// The same that can be sealed against changes (fcntl(2), `F_ADD_SEALS`).
+pub(crate) fn sealable_memory_file() -> io::Result<(File, File)> {
+    memory_file_with("thaw-copy", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+}
+
+fn memory_file_with(name: &str, flags: MemfdFlags) -> io::Result<(File, File)> {
+    let write: File = memfd_create(name, flags)?.into();
     let read = File::open(format!("/proc/self/fd/{}", write.as_raw_fd()))?;
+    // Nobody else opens it to write through a descriptor that can only be read.
+    fchmod(&write, Mode::RUSR)?;
     Ok((write, read))
 }
 

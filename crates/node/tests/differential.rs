@@ -6,12 +6,12 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use thaw_abi::control::{EntryPoint, FLAG_FREEZE_AT_ENTRY};
@@ -20,8 +20,8 @@ use thaw_node::build::open_image;
 use thaw_node::rootfs::{self, StoredRootfs};
 use thaw_sandbox::{
     BootPlan, Console, Event, FreezeBase, FreezeReport, FreezeSpec, Image, ImageError, Kernel,
-    MergePolicy, PopulatePolicy, PrefetchLayout, Processes, Sandbox, StartSpec, ThawOptions,
-    WeakLimits, WorkingSet, Zygote, ZygoteConfig, ZygoteParent, connection, freeze,
+    MergePolicy, PopulatePolicy, PostCopy, PrefetchLayout, Processes, Sandbox, StartSpec,
+    ThawOptions, WeakLimits, WorkingSet, Zygote, ZygoteConfig, ZygoteParent, connection, freeze,
     zygote_parent_main,
 };
 use thaw_store::{ImageId, Store};
@@ -141,6 +141,7 @@ impl Bench {
             merge: self.merge,
             base,
             identity: None,
+            post_copy: false,
         };
         let mut session = self.store.session().unwrap();
         let new = session.new_image_file().unwrap();
@@ -242,6 +243,12 @@ impl Running {
 
     /// Has it do something, and tells what it holds then.
     fn ask(&mut self, command: &str) -> String {
+        let mut client = self.send(command);
+        self.receive(&mut client, PATIENCE).unwrap_or_else(|| panic!("no answer to {command}"))
+    }
+
+    /// Tells it what to do.
+    fn send(&mut self, command: &str) -> TcpStream {
         let mut client = TcpStream::connect(self.listener.local_addr().unwrap()).unwrap();
         let (socket, peer) = self.listener.accept().unwrap();
         socket.set_nonblocking(true).unwrap();
@@ -252,16 +259,23 @@ impl Running {
         drop(socket);
         client.write_all(command.as_bytes()).unwrap();
         client.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+        client
+    }
+
+    /// What it holds after a command that went well; `None`: it has not answered for so long.
+    fn receive(&mut self, client: &mut TcpStream, patience: Duration) -> Option<String> {
         let mut answer = String::new();
-        let deadline = std::time::Instant::now() + PATIENCE;
+        let deadline = Instant::now() + patience;
         while client.read_to_string(&mut answer).is_err() {
-            assert!(std::time::Instant::now() < deadline, "no answer to {command}");
+            if Instant::now() > deadline {
+                return None;
+            }
             // It may want something of its host.
             self.serve();
         }
         let (result, held) = answer.split_once(' ').expect("an answer");
-        assert_eq!(result, "0", "{command}");
-        held.to_owned()
+        assert_eq!(result, "0");
+        Some(held.to_owned())
     }
 
     /// Serves what it asks its host for.
@@ -524,6 +538,152 @@ fn processes_have_ancestors_of_their_own() {
         assert_eq!(copy.held(), held);
         assert_eq!(bench.thaw(&next).held(), held);
         parent = next;
+    }
+}
+
+/// The image of a program with two processes.
+fn image_of_two(bench: &Bench) -> (Stored, String) {
+    let (mut running, _) = bench.start();
+    running.go_on();
+    running.ask("f 1 100 500 7");
+    let held = running.held();
+    let entry = running.rest();
+    (bench.store(&running, entry, None), held)
+}
+
+/// An image that is still being written.
+struct Growing {
+    /// With holes in place of what the second process has for itself.
+    file: File,
+    whole: Vec<u8>,
+    rest: Arc<PostCopy>,
+}
+
+impl Growing {
+    fn begin(stored: &Stored) -> Self {
+        let mut whole = Vec::new();
+        let mut file = File::open(format!("/proc/self/fd/{}", stored.image.file().as_raw_fd()));
+        file.as_mut().unwrap().read_to_end(&mut whole).unwrap();
+        let mut part = whole.clone();
+        let of_first = |mapping: &&Mapping| mapping.space() == 0;
+        let stored_of = |offset: u64| {
+            let all = stored.image.mappings().iter().filter(of_first);
+            all.clone().any(|first| {
+                first.source == SOURCE_IMAGE
+                    && (first.offset..first.offset + first.len).contains(&offset)
+            })
+        };
+        let mut left_out = 0;
+        for mapping in stored.image.mappings().iter().filter(|mapping| !of_first(mapping)) {
+            for page in (0..mapping.len).step_by(PAGE as usize) {
+                let offset = mapping.offset + page;
+                if mapping.source == SOURCE_IMAGE && !stored_of(offset) {
+                    part[offset as usize..(offset + PAGE) as usize].fill(0);
+                    left_out += 1;
+                }
+            }
+        }
+        assert!(left_out >= 500, "{left_out} pages");
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&part).unwrap();
+        Self { file, whole, rest: Arc::new(PostCopy::new()) }
+    }
+
+    fn thaw(&self, bench: &Bench) -> Running {
+        let image = Image::open_partial(self.file.try_clone().unwrap()).unwrap();
+        let rootfs = &bench.rootfs;
+        let plan = image.plan(rootfs.file(), rootfs.file_len(), rootfs.blobs()).unwrap();
+        let plan = plan.post_copy(self.rest.clone());
+        let egress = Arc::default();
+        Running::new(bench.zygote().thaw(&plan, None, &options(&egress)).unwrap())
+    }
+
+    fn complete(&self) {
+        self.file.write_all_at(&self.whole, 0).unwrap();
+        self.rest.complete();
+    }
+}
+
+/// The pipes that a sandbox has open.
+fn pipes_of(running: &Running) -> usize {
+    let descriptors = fs::read_dir(format!("/proc/{}/fd", running.sandbox.pid())).unwrap();
+    let targets = descriptors.filter_map(|entry| fs::read_link(entry.unwrap().path()).ok());
+    targets.filter(|target| target.to_string_lossy().starts_with("pipe:")).count()
+}
+
+#[test]
+fn a_copy_runs_before_the_memory_of_its_other_processes_is_there() {
+    let bench = Bench::new();
+    let (stored, held) = image_of_two(&bench);
+    let growing = Growing::begin(&stored);
+    let usual = pipes_of(&bench.thaw(&stored));
+    let (mut first, mut second) = (growing.thaw(&bench), growing.thaw(&bench));
+    let mut waiting = Vec::new();
+    for copy in [&mut first, &mut second] {
+        assert_eq!(copy.held(), held);
+        copy.ask("w 2 1 1 9");
+        assert_eq!(pipes_of(copy), usual + 1, "it waits at one");
+        let mut client = copy.send("c 1 0 500 7");
+        let answer = copy.receive(&mut client, Duration::from_millis(300));
+        assert_eq!(answer, None, "its second process has nothing of its memory yet");
+        waiting.push(client);
+    }
+    growing.complete();
+    for (copy, client) in [&mut first, &mut second].into_iter().zip(&mut waiting) {
+        let after = copy.receive(client, PATIENCE).expect("an answer");
+        assert_ne!(after, held);
+        assert_eq!(pipes_of(copy), usual);
+        // It is a copy as any other one.
+        copy.ask("f 1 100 500 8");
+        copy.ask("c 1 0 500 8");
+        let held = copy.held();
+        let entry = copy.rest();
+        let next = bench.store(copy, entry, None);
+        assert_eq!(bench.thaw(&next).held(), held);
+    }
+    let mut late = growing.thaw(&bench);
+    assert_eq!((late.held(), pipes_of(&late)), (held, usual));
+    late.ask("c 1 0 500 7");
+}
+
+#[test]
+fn a_copy_does_not_come_to_rest_before_its_memory_is_there() {
+    let bench = Bench::new();
+    let (stored, held) = image_of_two(&bench);
+    let growing = Growing::begin(&stored);
+    let mut copy = growing.thaw(&bench);
+    assert_eq!(copy.held(), held);
+    copy.sandbox.request_freeze().unwrap();
+    for _ in 0..30 {
+        if let Some(event) = copy.sandbox.wait_event(Some(Duration::from_millis(10))).unwrap() {
+            assert!(!matches!(event, Event::EntryPoint(_)), "{event:?}");
+        }
+    }
+    growing.complete();
+    let entry = entry_of(&mut copy.sandbox);
+    let next = bench.store(&copy, entry, None);
+    let mut copy = bench.thaw(&next);
+    assert_eq!(copy.held(), held);
+    copy.ask("c 1 0 500 7");
+}
+
+#[test]
+fn a_copy_ends_if_the_rest_of_its_memory_does_not_come() {
+    let bench = Bench::new();
+    let (stored, held) = image_of_two(&bench);
+    for is_dropped in [false, true] {
+        let growing = Growing::begin(&stored);
+        let mut copy = growing.thaw(&bench);
+        assert_eq!(copy.held(), held);
+        match is_dropped {
+            false => growing.rest.fail(),
+            true => drop(growing),
+        }
+        let deadline = Instant::now() + PATIENCE;
+        while copy.sandbox.try_wait().is_none() {
+            assert!(Instant::now() < deadline, "it goes on");
+            let _ = copy.sandbox.wait_event(Some(Duration::from_millis(10)));
+        }
     }
 }
 

@@ -282,6 +282,7 @@ impl Hibernator {
             merge: MergePolicy::default(),
             base: self.spec.base.clone(),
             identity: None,
+            post_copy: false,
         };
         let Resting { number, report_address, report_len } = self.resting;
         let entry = EntryPoint { report_address, report_len, cause: 0, process: 0 };
@@ -292,7 +293,7 @@ impl Hibernator {
             baseline: None,
             thawed: self.thawed,
         };
-        let report = frozen.write(entry, &spec, &swap.write, &mut || {})?;
+        let report = frozen.write(entry, &spec, &swap.write, &mut |_| {})?;
         let image = swap.read.try_clone()?;
         let base = self.spec.base.as_ref();
         let image = Image::open_with(image, &mut |ancestor| {

@@ -40,8 +40,8 @@ mod sys;
 mod text;
 
 pub use boot::{
-    AskedContents, BootError, BootFlags, BootPlan, Mount, MountKind, PlanError, RESUMED_MAX,
-    Rootfs, Secrets, StartSpec, ThawOptions, TooManySecrets, connection,
+    AskedContents, BootError, BootFlags, BootPlan, Mount, MountKind, PlanError, PostCopy,
+    RESUMED_MAX, Rootfs, Secrets, StartSpec, ThawOptions, TooManySecrets, connection,
 };
 pub use broker::{
     BlobSource, BoundAccess, BoundDirectory, ClosedVolume, Copied, FetchAnswer, FileNumbers,
@@ -58,7 +58,8 @@ pub use egress::{
 };
 pub use event::{BootTimes, Event, GuestExit, ProgramActivity, Progress, Violation, WrittenFiles};
 pub use freeze::{
-    FreezeBase, FreezeError, FreezeReport, FreezeSpec, Freezer, MergePolicy, freeze, freeze_live,
+    FreezeBase, FreezeError, FreezeReport, FreezeSpec, Freezer, MergePolicy, Step, freeze,
+    freeze_live,
 };
 pub use hibernate::{
     Awake, AwakeCause, Deflated, HibernateError, HibernateSpec, Hibernator, SwapFile, Swapped,

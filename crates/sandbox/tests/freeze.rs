@@ -35,6 +35,7 @@ fn spec() -> FreezeSpec {
         merge: MergePolicy { clean_gap_pages: 0, zero_gap_pages: 4 },
         base: None,
         identity: None,
+        post_copy: false,
     }
 }
 

@@ -39,6 +39,7 @@ fn spec() -> FreezeSpec {
         merge: MergePolicy::default(),
         base: None,
         identity: None,
+        post_copy: false,
     }
 }
 

@@ -22,6 +22,36 @@ static unsigned long hash(const unsigned char *bytes, unsigned long len) {
     return sum;
 }
 
+/* To the newest child, and from it. */
+static int asks = -1, answers = -1;
+
+/* A child that stays, with memory of its own, and tells a hash of it whenever it is asked. */
+static int make_child(unsigned char *at, int byte, unsigned long len) {
+    int down[2], up[2];
+    char nothing;
+    if (pipe(down) || pipe(up)) return -1;
+    if (fork() == 0) {
+        memset(at, byte, len);
+        if (write(up[1], "", 1) != 1) _exit(1);
+        while (read(down[0], &nothing, 1) == 1) {
+            unsigned long sum = hash(at, len);
+            if (write(up[1], &sum, sizeof sum) != sizeof sum) _exit(1);
+        }
+        for (;;) pause();
+    }
+    asks = down[1], answers = up[0];
+    return read(answers, &nothing, 1) == 1 ? 0 : -1;
+}
+
+/* Whether the newest child has what it wrote. */
+static int ask_child(int byte, unsigned long len) {
+    static unsigned char expected[PAGES * PAGE];
+    unsigned long sum;
+    memset(expected, byte, len);
+    if (write(asks, "", 1) != 1 || read(answers, &sum, sizeof sum) != sizeof sum) return -1;
+    return sum != hash(expected, len);
+}
+
 static void *map(unsigned long len) {
     void *at = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (at == MAP_FAILED) exit(3);
@@ -61,18 +91,8 @@ static int act(const char *command) {
         /* A few bytes in each `count`-th page. */
         for (; page < PAGES; page += count) memset(areas[area] + page * PAGE + 5, byte, 3);
         return 0;
-    case 'f': {
-        /* A child that stays, with memory of its own. */
-        int ready[2];
-        if (pipe(ready)) return -1;
-        if (fork() == 0) {
-            memset(at, byte, len);
-            if (write(ready[1], "", 1) != 1) _exit(1);
-            for (;;) pause();
-        }
-        char nothing;
-        return read(ready[0], &nothing, 1) == 1 ? 0 : -1;
-    }
+    case 'f': return make_child(at, byte, len);
+    case 'c': return ask_child(byte, len);
     case 'h': return 0;
     }
     return -1;

@@ -6,6 +6,7 @@
 //! folder hold what every boot rebuilds.
 #![allow(unsafe_code)]
 
+mod post_copy;
 pub mod program;
 mod runtime;
 mod template;

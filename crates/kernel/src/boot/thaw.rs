@@ -9,13 +9,15 @@ use alloc::sync::Arc;
 
 use thaw_abi::control::{
     CONNECTION_GOES_ON, Connection, FLAG_TRACE_SYSCALLS, Identity, MSG_GO, MSG_READY,
-    PopulateRange, THAW_AND_HOLD, THAW_AND_RUN, THAW_AND_START, THAW_AS_TEMPLATE, Thaw,
+    PopulateRange, THAW_AND_HOLD, THAW_AND_RUN, THAW_AND_START, THAW_AS_TEMPLATE, THAW_POST_COPY,
+    Thaw,
 };
 use thaw_abi::image::{MAPPING_KERNEL, Mapping};
 
-use super::{runtime, template};
+use super::{post_copy, runtime, template};
 use crate::errno::{Errno, Result};
 use crate::host::control::{self, Message};
+use crate::host::gate::Gate;
 use crate::host::{blobs, phases, stdio};
 use crate::mm::image::{Mappings, Memory};
 use crate::mm::{AddressSpace, arena, heap, lazy, populate, shm};
@@ -40,6 +42,11 @@ pub fn thaw(message: &Message) -> Result<()> {
         (1, [prefetch, rest @ ..]) => (Some(HostFd::new(*prefetch)), rest),
         _ => return Err(Errno::EINVAL),
     };
+    let (gate, rest) = match (command.mode, rest) {
+        (THAW_POST_COPY, [gate, rest @ ..]) => (Some(Gate::new(HostFd::new(*gate))), rest),
+        (THAW_POST_COPY, []) => return Err(Errno::EINVAL),
+        (_, rest) => (None, rest),
+    };
     let (blob_fds, rest) = rest.split_at_checked(blob_numbers.len()).ok_or(Errno::EINVAL)?;
     let connection_fds = take_streams(&command.identity, rest)?;
     if connection_fds.len() != connections.len() {
@@ -55,17 +62,17 @@ pub fn thaw(message: &Message) -> Result<()> {
     let index = Some(lazy::index(HostFd::new(*index), command.index_len)?);
     let mut memory = Memory { mappings, index, ranges, flags: command.identity.flags };
     match command.mode {
-        THAW_AND_RUN => {
+        THAW_AND_RUN | THAW_POST_COPY => {
             memory.map()?;
             memory.read_front()?;
-            adopt(&mut memory)?;
+            adopt(&mut memory, gate)?;
             go_on(&command.identity, hostname, connections.iter().zip(connection_fds));
             share_ahead();
         }
         THAW_AND_HOLD => {
             memory.map()?;
             memory.read_front()?;
-            adopt(&mut memory)?;
+            adopt(&mut memory, None)?;
             populate::finish();
             share_ahead();
             control::prepare_for_second_command();
@@ -77,7 +84,7 @@ pub fn thaw(message: &Message) -> Result<()> {
         THAW_AND_START => {
             memory.map()?;
             memory.read_front()?;
-            adopt(&mut memory)?;
+            adopt(&mut memory, None)?;
             runtime::take_program(&control::receive_second_command())?;
             go_on(&command.identity, hostname, connections.iter().zip(connection_fds));
         }
@@ -85,7 +92,7 @@ pub fn thaw(message: &Message) -> Result<()> {
             memory.map()?;
             memory.map_front()?;
             template::serve()?;
-            adopt(&mut memory)?;
+            adopt(&mut memory, None)?;
             control::prepare_for_second_command();
             let message = control::expect_second_command(populate::some);
             phases::received();
@@ -166,9 +173,15 @@ fn goes_on(connection: &Connection) -> bool {
 }
 
 /// Finds the kernel's state in the memory of an image and takes it over.
-fn adopt(memory: &mut Memory<'_>) -> Result<()> {
+///
+/// # Errors
+/// There is none, or a gate for an image of one address space, whose memory comes at once.
+fn adopt(memory: &mut Memory<'_>, gate: Option<Gate>) -> Result<()> {
     if memory.is_of_several() {
-        return adopt_several(&mut memory.mappings);
+        return adopt_several(&mut memory.mappings, gate);
+    }
+    if gate.is_some() {
+        return Err(Errno::EINVAL);
     }
     memory.mappings.forget()?;
     populate::begin(memory.ranges);
@@ -200,8 +213,9 @@ fn share_ahead() {
     let _ = arena::prepare().and_then(|()| arena::share(None));
 }
 
-/// Takes over several address spaces, and makes a host process for each.
-fn adopt_several(mappings: &mut Mappings<'_>) -> Result<()> {
+/// Takes over several address spaces, and makes a host process for each. All but the first wait for
+/// their memory at the gate, if there is one.
+fn adopt_several(mappings: &mut Mappings<'_>, gate: Option<Gate>) -> Result<()> {
     let space = find_state()?;
     host_process::begin(space.clone());
     for space in kernel().tasks.spaces() {
@@ -209,7 +223,12 @@ fn adopt_several(mappings: &mut Mappings<'_>) -> Result<()> {
     }
     arena::prepare()?;
     arena::share(Some(mappings))?;
-    host_process::begin_others(|number, space| fill(space, number, mappings))?;
+    let others = kernel().tasks.spaces().len() - 1;
+    let mut rest = gate.map(|gate| post_copy::Rest::awaited_by(others, gate));
+    host_process::begin_others(|number, space| {
+        rest.as_mut().into_iter().for_each(post_copy::Rest::wait);
+        fill(space, number, mappings)
+    })?;
     fill(&space, 0, mappings)
 }
 

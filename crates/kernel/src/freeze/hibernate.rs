@@ -25,6 +25,7 @@ use thaw_abi::image::Mapping;
 use super::report::Use;
 use crate::errno::{Errno, Result};
 use crate::host::control::Message;
+use crate::host::gate::Gate;
 use crate::host::{control, phases};
 use crate::mm::image::{Mappings, Memory};
 use crate::mm::{arena, heap, lazy, populate, swap};
@@ -44,9 +45,6 @@ static HAS_BEEN: AtomicBool = AtomicBool::new(false);
 pub fn has_been_hibernated() -> bool {
     HAS_BEEN.load(Relaxed)
 }
-
-/// Something can be read (poll(2)).
-const POLLIN: i16 = 1;
 
 /// What ends a rest or a hibernation. It is outside of all saved memory.
 struct Awaited {
@@ -132,7 +130,7 @@ impl Answer {
         match (message.kind, message.fds()) {
             (MSG_HIBERNATE, &[file]) => Self::to_hibernate(&message, number, file, None),
             (MSG_HIBERNATE_SEALED, &[file, gate]) => {
-                Self::to_hibernate(&message, number, file, Some(Gate(HostFd::new(gate))))
+                Self::to_hibernate(&message, number, file, Some(Gate::new(HostFd::new(gate))))
             }
             (MSG_WAKE, _) => Self::GoOn,
             _ => {
@@ -156,37 +154,10 @@ impl Answer {
     }
 }
 
-/// The reading end of a pipe, in which a byte lies when the host has decrypted the file and
-/// verified it. It is closed at its end.
-struct Gate(HostFd);
-
-impl Gate {
-    /// How long the host may take, in nanoseconds: the daemon that has the key may be gone, and
-    /// somebody else may keep the other end.
-    const PATIENCE_NS: u64 = 300_000_000_000;
-
-    /// Has the host bring the content of the file, and waits for that. Uses no saved memory.
-    fn unseal(&self) -> Result<()> {
-        control::send(MSG_UNSEAL, 0, &[], &[]);
-        let until = Machine::monotonic_ns().saturating_add(Self::PATIENCE_NS);
-        loop {
-            let left = until.saturating_sub(Machine::monotonic_ns());
-            let mut awaited = [PollFd { fd: self.0.0, events: POLLIN, revents: 0 }];
-            match Machine::poll(&mut awaited, Some(left)) {
-                Ok(0) if left == 0 => return Err(Errno::ETIMEDOUT),
-                Ok(0) | Err(Errno::EINTR) => {}
-                Ok(_) if awaited[0].revents & POLLIN != 0 => return Ok(()),
-                Ok(_) => return Err(Errno::EPIPE),
-                Err(error) => return Err(error),
-            }
-        }
-    }
-}
-
-impl Drop for Gate {
-    fn drop(&mut self) {
-        Machine::close(self.0);
-    }
+/// Has the host decrypt the file and verify it, and waits for that. Uses no saved memory.
+fn unseal(gate: &Gate) -> Result<()> {
+    control::send(MSG_UNSEAL, 0, &[], &[]);
+    gate.wait()
 }
 
 impl Awaited {
@@ -243,7 +214,7 @@ fn hibernate(command: &Hibernate, file: HostFd, gate: Option<&Gate>, awaited: &A
     }
     control::send(MSG_HIBERNATED, 0, &[], &[]);
     let woken = Woken { was_hibernated: true, ..Woken::by(awaited.wait()) };
-    if let Err(error) = gate.map_or(Ok(()), Gate::unseal) {
+    if let Err(error) = gate.map_or(Ok(()), unseal) {
         fail("its encrypted swap file has no key any more", error);
     }
     let is_back = swap::is_whole().and_then(|()| match arena::is_shared() {
@@ -334,19 +305,6 @@ mod tests {
         let awaited = Awaited::now(0).unwrap();
         assert_eq!(awaited.descriptors, 1);
         assert_eq!(awaited.descriptors()[0].fd, control::CONTROL.0);
-    }
-
-    #[test]
-    fn a_gate_that_is_closed_without_a_byte_stays_shut() {
-        use std::io::Write;
-        use std::os::fd::IntoRawFd;
-        let _sandbox = Sandbox::new();
-        let (told, mut tell) = std::io::pipe().unwrap();
-        tell.write_all(&[1]).unwrap();
-        Gate(HostFd::new(told.into_raw_fd())).unseal().unwrap();
-        let (told, tell) = std::io::pipe().unwrap();
-        drop(tell);
-        assert_eq!(Gate(HostFd::new(told.into_raw_fd())).unseal(), Err(Errno::EPIPE));
     }
 
     struct Nothing;

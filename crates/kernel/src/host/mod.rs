@@ -6,6 +6,7 @@ pub mod blobs;
 pub mod broker;
 pub mod control;
 pub mod files;
+pub mod gate;
 pub mod phases;
 pub mod stdio;
 pub mod volume_socket;

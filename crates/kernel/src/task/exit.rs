@@ -176,6 +176,7 @@ pub fn forget(process: &Process) {
 }
 
 fn end_sandbox(status: ExitStatus) -> ! {
+    super::host_process::twins::await_reader();
     above().sandbox_ends();
     let exit = match status {
         ExitStatus::Exited(code) => Exit { code: code.into(), signal: 0 },

@@ -253,6 +253,7 @@ pub(super) fn write_image(
         merge: order.merge,
         base: order.base.clone(),
         identity: None,
+        post_copy: false,
     };
     let kernel = store_kernel(session, sandbox.kernel_build_id())?;
     let mut new = session.new_image_file()?;

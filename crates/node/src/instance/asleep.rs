@@ -1,5 +1,6 @@
 //! Images of instances that sleep: written to a file, and booted from it.
 
+use super::copies::Prepared;
 use super::launch::{Client, Launcher, WakeError};
 use super::sandboxed::{Decrypted, ImageBoots};
 use crate::asleep::{AsleepImage, NewAsleep};
@@ -71,7 +72,8 @@ impl ImageBoots {
         });
         let image = image.and_then(|image| self.check(&image, checksum).map(|()| image))?;
         let stored = stored.clone();
-        let launcher = self.launcher_of(image, checksum.0, stored, clients, decrypted, limits);
+        let new = Prepared { resumed: clients, decrypted, limits, rest: None };
+        let launcher = self.launcher_of(image, checksum.0, stored, new);
         Ok(Arc::new(launcher.map_err(WakeError::Later)?))
     }
 

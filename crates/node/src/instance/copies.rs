@@ -2,14 +2,14 @@
 //! store, by a name.
 
 use super::cold::ColdBoots;
-use super::launch::{Checkpoint, Checkpointed, Client, Launcher, Unread};
+use super::launch::{Checkpoint, Checkpointed, Client, Launcher, ReadingStep, Unread};
 use super::recording::{Recordings, WorkingSetState};
 use super::sandboxed::{Decrypted, ImageBoots, SandboxLauncher};
 use super::standby::{BootPolicy, Standby};
 use crate::build::{about, store_kernel};
 use crate::seal;
 use crate::tenants::check_file;
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use rustix::fs::{SealFlags, fcntl_add_seals};
 use rustix::rand::GetRandomFlags;
 use std::fs::File;
 use std::io;
@@ -17,15 +17,27 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, RwLock};
 use thaw_abi::control::EntryPoint;
-use thaw_abi::image::Ancestor;
+use thaw_abi::image::{Ancestor, Mapping};
 use thaw_sandbox::{
     AncestorFile, FreezeBase, FreezeError, FreezeReport, FreezeSpec, Freezer, Image, ImageError,
-    MergePolicy, ResourceLimits, Sandbox, freeze_live,
+    MergePolicy, PostCopy, ResourceLimits, Sandbox, Step, freeze_live, kernel_build_id,
 };
 use thaw_store::{ImageId, NewCheckpoint, StoreError};
 
 /// Few clean pages are stored to save mappings: what matters is how long reading takes.
 const MERGE: MergePolicy = MergePolicy { clean_gap_pages: 2, zero_gap_pages: 4 };
+
+/// What boots of the image of an instance have besides that.
+pub(super) struct Prepared {
+    /// Clients that the first of them has again.
+    pub resumed: Vec<Arc<Client>>,
+    /// What goes with the image.
+    pub decrypted: Option<Decrypted>,
+    /// What each of them gets.
+    pub limits: ResourceLimits,
+    /// What they wait for, if the image is still being written.
+    pub rest: Option<Arc<PostCopy>>,
+}
 
 /// The last image of an instance in the store: the next one holds what differs from it.
 #[derive(Clone, Default)]
@@ -42,33 +54,46 @@ impl LastCheckpoint {
 }
 
 impl ImageBoots {
-    /// Copies the memory of an instance of these, which is at rest or has a twin, into memory;
-    /// calls `is_read` as soon as that has been read. What is returned prepares boots from there.
+    /// Copies the memory of an instance of these, which is at rest or has a twin, into memory, and
+    /// says how far it is. What is returned prepares boots from there.
+    ///
+    /// If a twin is read that has several processes, boots begin when the memory of the first one is
+    /// there ([`ReadingStep::Usable`]); what the others have goes on being copied meanwhile.
     pub fn copy(
         self: &Arc<Self>,
         freezer: &Freezer,
         rest: EntryPoint,
         limits: ResourceLimits,
-        is_read: &mut dyn FnMut(),
+        on_step: &mut dyn FnMut(ReadingStep<Arc<dyn Launcher>>),
     ) -> Result<impl FnOnce() -> Result<Arc<dyn Launcher>, String> + Send + use<>, Unread> {
         let cannot = |error: io::Error| {
             Unread::Failed(format!("cannot keep its memory for copies ({error})"))
         };
-        let file = memory_file().map_err(cannot)?;
+        let (write, file) = seal::sealable_memory_file().map_err(cannot)?;
         let base = self.base();
         // A file in memory that is sealed has this in place of a checksum.
         let identity = random_bytes().map_err(cannot)?;
-        let spec = self.spec(base.clone(), Some(identity), limits.memory);
-        freezer.write(rest, &spec, &file, is_read).map_err(unread)?;
-        seal(&file).map_err(cannot)?;
+        // Kernels of other builds may not know how to wait for the rest.
+        let post_copy = rest.process != 0 && freezer.kernel_build_id() == kernel_build_id();
+        let spec = FreezeSpec {
+            identity: Some(identity),
+            post_copy,
+            ..self.spec(base.clone(), limits.memory)
+        };
+        let new = NewCopies { boots: self, base: &base, file: &file, identity, limits };
+        let mut early = None;
+        let written = freezer.write(rest, &spec, &write, &mut |step| match step {
+            Step::Read => on_step(ReadingStep::Read),
+            // If it cannot be opened now, whoever opens the whole image hears why.
+            Step::FirstWritten => early = new.early().ok().inspect(|early| on_step(early.usable())),
+        });
+        written.map_err(unread)?;
+        seal(&write).map_err(cannot)?;
+        let early = early.map(|early| early.complete(&new)).transpose().map_err(Unread::Failed)?;
         let boots = self.clone();
-        Ok(move || {
-            let image = Image::open_sealed(file, &identity, &mut |named| ancestor(&base, named));
-            let image = image.map_err(|error| error.to_string())?;
-            let (stored, decrypted) = (boots.stored.clone(), boots.decrypted.clone());
-            let launcher =
-                boots.launcher_of(image, identity, stored, Vec::new(), decrypted, limits)?;
-            Ok(Arc::new(launcher) as Arc<dyn Launcher>)
+        Ok(move || match early {
+            Some(launcher) => Ok(launcher),
+            None => NewCopies { boots: &boots, base: &base, file: &file, identity, limits }.whole(),
         })
     }
 
@@ -96,9 +121,14 @@ impl ImageBoots {
         })?;
         let last = if plain.is_some() { LastCheckpoint::default() } else { last.clone() };
         let base = last.get().unwrap_or_else(|| self.stored.clone());
-        let spec = self.spec(base.clone(), None, memory);
+        let spec = self.spec(base.clone(), memory);
         let written = plain.as_ref().unwrap_or(file.file());
-        let report: FreezeReport = freezer.write(rest, &spec, written, is_read).map_err(unread)?;
+        let written = freezer.write(rest, &spec, written, &mut |step| {
+            if step == Step::Read {
+                is_read();
+            }
+        });
+        let report: FreezeReport = written.map_err(unread)?;
         let index = self.rootfs.id();
         let (store, tenant) = (self.store.clone(), self.terms.tenant.clone());
         let build = freezer.kernel_build_id();
@@ -161,13 +191,17 @@ impl ImageBoots {
         memory: u64,
         is_read: &mut dyn FnMut(),
     ) -> Result<FreezeReport, String> {
-        let written = freeze_live(sandbox, rest, &self.spec(base, None, memory), file, is_read);
+        let written = freeze_live(sandbox, rest, &self.spec(base, memory), file, &mut |step| {
+            if step == Step::Read {
+                is_read();
+            }
+        });
         written.map_err(|error| error.to_string())
     }
 
     /// How to write what the memory of an instance of these has that `base` has not. It may have
     /// `memory` bytes.
-    fn spec(&self, base: FreezeBase, identity: Option<[u8; 32]>, memory: u64) -> FreezeSpec {
+    fn spec(&self, base: FreezeBase, memory: u64) -> FreezeSpec {
         let terms = &self.terms;
         FreezeSpec {
             index_hash: *self.rootfs.id().as_bytes(),
@@ -177,25 +211,28 @@ impl ImageBoots {
             max_stored: memory,
             merge: MERGE,
             base: Some(base),
-            identity,
+            identity: None,
+            post_copy: false,
         }
     }
 
-    /// Boots of an image of an instance of these, whose nearest image in the store is `stored`; the
-    /// first of them has these clients again. `decrypted` is what goes with the image.
-    /// Nothing is kept ready for them, and no working set is recorded. They get these limits.
+    /// Boots of an image of an instance of these, whose nearest image in the store is `stored`.
+    /// Nothing is kept ready for them, and no working set is recorded.
     pub(super) fn launcher_of(
         &self,
         image: Image,
         name: [u8; 32],
         stored: FreezeBase,
-        resumed: Vec<Arc<Client>>,
-        decrypted: Option<Decrypted>,
-        limits: ResourceLimits,
+        new: Prepared,
     ) -> Result<SandboxLauncher, String> {
+        let Prepared { resumed, decrypted, limits, rest } = new;
         let rootfs = self.rootfs.clone();
         let plan = image.plan(rootfs.file(), rootfs.file_len(), rootfs.blobs());
-        let plan = Arc::new(self.techniques.reduce(plan.map_err(|error| error.to_string())?));
+        let plan = self.techniques.reduce(plan.map_err(|error| error.to_string())?);
+        let plan = Arc::new(match rest {
+            Some(rest) => plan.post_copy(rest),
+            None => plan,
+        });
         Ok(SandboxLauncher::from(Self {
             pool: self.pool.clone(),
             terms: self.terms.clone().limited_to(limits),
@@ -218,6 +255,81 @@ impl ImageBoots {
             resumed: Mutex::new(resumed),
             decrypted,
         }))
+    }
+}
+
+/// A file in memory that becomes the image of copies of an instance.
+struct NewCopies<'a> {
+    boots: &'a Arc<ImageBoots>,
+    /// The image that it differs from.
+    base: &'a FreezeBase,
+    /// Open for reading only: copies have it from there before it is sealed.
+    file: &'a File,
+    identity: [u8; 32],
+    limits: ResourceLimits,
+}
+
+impl NewCopies<'_> {
+    /// Opens the image, of which the part that is looked at does not change any more.
+    fn open(&self) -> Result<Image, String> {
+        let file = self.file.try_clone().map_err(|error| error.to_string())?;
+        let image =
+            Image::open_sealed(file, &self.identity, &mut |named| ancestor(self.base, named));
+        image.map_err(|error| error.to_string())
+    }
+
+    /// Boots of the image, which is whole and sealed.
+    fn whole(&self) -> Result<Arc<dyn Launcher>, String> {
+        Ok(Arc::new(self.launcher_of(self.open()?, None)?))
+    }
+
+    /// Boots of the image, which has only the memory of the first process so far.
+    fn early(&self) -> Result<EarlyCopies, String> {
+        let (rest, image) = (Arc::new(PostCopy::new()), self.open()?);
+        let mappings = image.mappings().to_vec();
+        let launcher = Arc::new(self.launcher_of(image, Some(rest.clone()))?);
+        Ok(EarlyCopies { launcher, mappings, rest })
+    }
+
+    fn launcher_of(
+        &self,
+        image: Image,
+        rest: Option<Arc<PostCopy>>,
+    ) -> Result<SandboxLauncher, String> {
+        let (stored, decrypted) = (self.boots.stored.clone(), self.boots.decrypted.clone());
+        let new = Prepared { resumed: Vec::new(), decrypted, limits: self.limits, rest };
+        self.boots.launcher_of(image, self.identity, stored, new)
+    }
+}
+
+/// Boots of an image whose memory is not all there. If this is dropped before it is, those that were
+/// booted end.
+struct EarlyCopies {
+    launcher: Arc<SandboxLauncher>,
+    /// What the image said of its memory.
+    mappings: Vec<Mapping>,
+    rest: Arc<PostCopy>,
+}
+
+impl EarlyCopies {
+    fn usable(&self) -> ReadingStep<Arc<dyn Launcher>> {
+        ReadingStep::Usable(self.launcher.clone())
+    }
+
+    /// The image is sealed, with all of its memory. Nobody may have changed what it says since it was
+    /// opened.
+    fn complete(self, image: &NewCopies<'_>) -> Result<Arc<dyn Launcher>, String> {
+        if image.open()?.mappings() != self.mappings {
+            return Err("the image of its copies has changed while it was written".to_owned());
+        }
+        self.rest.complete();
+        Ok(self.launcher.clone())
+    }
+}
+
+impl Drop for EarlyCopies {
+    fn drop(&mut self) {
+        self.rest.fail();
     }
 }
 
@@ -256,12 +368,6 @@ fn random_bytes() -> io::Result<[u8; 32]> {
 /// A file in memory for an image that is to be encrypted.
 fn unsealed_file() -> io::Result<File> {
     seal::memory_file().map(|(write, _)| write)
-}
-
-/// A file in memory for an image.
-fn memory_file() -> io::Result<File> {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    Ok(memfd_create("thaw-copy", flags)?.into())
 }
 
 /// From now on nobody changes the file: the copies map it, and each has a descriptor of it.

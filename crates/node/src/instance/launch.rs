@@ -555,9 +555,19 @@ pub struct CheckpointKey {
     pub memory: Arc<Lease>,
 }
 
-/// Reads the memory of an instance, on any thread, and says when that is done: from then on the
-/// instance may go on, or its twin end. It blocks for as long as that takes.
-pub type Reading<T> = Box<dyn FnOnce(&mut dyn FnMut()) -> Result<Finish<T>, Unread> + Send>;
+/// Reads the memory of an instance, on any thread, and says how far it is. It blocks for as long as
+/// that takes.
+pub type Reading<T> =
+    Box<dyn FnOnce(&mut dyn FnMut(ReadingStep<T>)) -> Result<Finish<T>, Unread> + Send>;
+
+/// How far the reading of an instance's memory is.
+pub enum ReadingStep<T> {
+    /// What comes of it can be used already, before all is read, and what is made of it waits for
+    /// the rest by itself.
+    Usable(T),
+    /// All is read: from now on the instance may go on, or its twin end.
+    Read,
+}
 
 /// What is left to do of a copy when its memory has been read. It may block.
 pub type Finish<T> = Box<dyn FnOnce() -> Result<T, String> + Send>;

@@ -4,7 +4,7 @@ use super::copies::LastCheckpoint;
 use super::hibernation::{Hibernation, HibernationTerms, Outcome};
 use super::launch::{
     Checkpoint, Checkpointed, Client, Connector, End, Finish, FrozenInstance, HibernatedInstance,
-    Instance, Launcher, Origin, Overrun, Reading, Report,
+    Instance, Launcher, Origin, Overrun, Reading, ReadingStep, Report,
 };
 use super::recording::Shows;
 use super::sandboxed::ImageBoots;
@@ -629,8 +629,8 @@ impl Instance for SandboxInstance {
 
     fn copy(&mut self, rest: EntryPoint) -> Result<Reading<Arc<dyn Launcher>>, String> {
         let (freezer, boots, limits) = (self.freezer()?, self.boots.clone(), self.limits);
-        Ok(Box::new(move |is_read| {
-            Ok(Box::new(boots.copy(&freezer, rest, limits, is_read)?) as Finish<_>)
+        Ok(Box::new(move |on_step| {
+            Ok(Box::new(boots.copy(&freezer, rest, limits, on_step)?) as Finish<_>)
         }))
     }
 
@@ -641,7 +641,8 @@ impl Instance for SandboxInstance {
     ) -> Result<Reading<Checkpointed>, String> {
         let (freezer, boots) = (self.freezer()?, self.boots.clone());
         let (last, memory) = (self.last_checkpoint.clone(), self.limits.memory);
-        Ok(Box::new(move |is_read| {
+        Ok(Box::new(move |on_step| {
+            let is_read = &mut || on_step(ReadingStep::Read);
             Ok(Box::new(boots.checkpoint(&freezer, rest, &last, new, memory, is_read)?)
                 as Finish<_>)
         }))

@@ -2,12 +2,14 @@
 
 mod asked;
 mod plan;
+mod post_copy;
 mod secrets;
 mod start;
 mod thaw;
 
 pub use asked::AskedContents;
 pub use plan::{BootPlan, PlanError};
+pub use post_copy::PostCopy;
 pub use secrets::{Secrets, TooManySecrets};
 pub use start::{Mount, MountKind, Rootfs, StartSpec};
 pub use thaw::{RESUMED_MAX, ThawOptions};

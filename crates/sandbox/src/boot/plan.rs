@@ -14,13 +14,14 @@ use thaw_abi::image::{MAPPING_EAGER, MAPPING_KERNEL, Mapping, SOURCE_BLOB, ances
 use thaw_abi::rootfs::{INDEX_MAGIC, IndexHeader};
 
 use super::asked::{ASKED_MAX, AskedContents, Noting};
+use super::post_copy::PostCopy;
 use crate::broker::BlobSource;
 use crate::image::{BlobsAndAncestors, Image};
 use crate::prefetch::PrefetchLayout;
 use crate::working_set::{PopulatePolicy, WorkingSet};
 
-/// Descriptors of a boot command beside the blobs: image, index, prefetch file, standard
-/// output and error, a connection.
+/// Descriptors of a boot command beside the blobs: image, index, prefetch file (of one address space)
+/// or pipe of [`thaw_abi::control::THAW_POST_COPY`] (of several), standard output and error, a connection.
 pub(super) const FIXED_DESCRIPTORS: usize = 6;
 
 /// Why an image cannot be made into a plan.
@@ -77,6 +78,8 @@ pub struct BootPlan {
     pub(super) asked: Option<Arc<AskedContents>>,
     /// The file that some of the mappings come from.
     pub(crate) prefetch: Option<Arc<File>>,
+    /// The image is still being written, or was when this was made.
+    pub(super) post_copy: Option<Arc<PostCopy>>,
     is_partial: bool,
 }
 
@@ -149,6 +152,7 @@ impl BootPlan {
             blob_files: Vec::new(),
             asked: None,
             prefetch: None,
+            post_copy: None,
             is_partial: false,
         })
     }
@@ -196,6 +200,13 @@ impl BootPlan {
         self.blob_numbers.truncate(self.ancestors.len());
         self.blob_files.truncate(self.ancestors.len());
         self.asked = None;
+        self
+    }
+
+    /// The same for an image of several address spaces that is still being written. Until it is
+    /// whole, nothing is booted ahead from it.
+    pub fn post_copy(mut self, rest: Arc<PostCopy>) -> Self {
+        self.post_copy = Some(rest);
         self
     }
 

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use bytemuck::{bytes_of, cast_slice};
 use thaw_abi::control::{
-    CONNECTION_GOES_ON, Connection, Identity, MESSAGE_MAX, MSG_GO, MSG_THAW, MessageHeader, Thaw,
+    CONNECTION_GOES_ON, Connection, Identity, MESSAGE_MAX, MSG_GO, MSG_THAW, MessageHeader,
+    THAW_AND_RUN, THAW_POST_COPY, Thaw,
 };
 
 use super::plan::{BLOBS_MAX, FIXED_DESCRIPTORS};
@@ -86,6 +87,13 @@ impl BootPlan {
             Some(asked) => asked.beside(&self.blob_numbers, room - blobs).into_iter().unzip(),
             None => Default::default(),
         };
+        let gate = self.post_copy.as_ref().map_or(Ok(None), |rest| rest.gate())?;
+        let mode = match (mode, &gate) {
+            (mode, None) => mode,
+            (THAW_AND_RUN, Some(_)) => THAW_POST_COPY,
+            // Nobody does so: what is booted ahead would wait for it.
+            (_, Some(_)) => return Err(io::Error::from(io::ErrorKind::InvalidInput)),
+        };
         let resumed: Vec<_> = options.resumed.iter().map(|(about, _)| going_on(about)).collect();
         let body = Thaw {
             index_len: self.index_len,
@@ -132,6 +140,7 @@ impl BootPlan {
         let mut descriptors = Vec::with_capacity(FIXED_DESCRIPTORS + blobs + asked.len());
         descriptors.extend([self.image.as_fd(), self.index.as_fd()]);
         descriptors.extend(self.prefetch.as_ref().map(AsFd::as_fd));
+        descriptors.extend(gate.as_ref().map(AsFd::as_fd));
         descriptors.extend(self.blob_files[..blobs].iter().map(AsFd::as_fd));
         descriptors.extend(asked_files.iter().map(|file| file.as_fd()));
         descriptors.extend(options.streams.into_iter().flatten());

@@ -97,12 +97,12 @@ impl Mate {
         Ok(())
     }
 
-    /// Waits until it has done everything; bytes that it has stored.
-    pub fn finish(mut self) -> Result<u64, FreezeError> {
+    /// Waits until it has done everything; bytes that it has stored since it was asked last.
+    pub fn finish(&mut self) -> Result<u64, FreezeError> {
         while self.under_way > 0 {
             self.take_reply()?;
         }
-        Ok(self.stored)
+        Ok(std::mem::take(&mut self.stored))
     }
 
     fn take_reply(&mut self) -> Result<(), FreezeError> {

@@ -32,10 +32,11 @@ use crate::image::parse::{Bytes, parse};
 use crate::image::{AncestorFile, Ancestors, BlobsAndAncestors, Image, most_mappings};
 use crate::sandbox::Sandbox;
 use crate::state::protocol::{
-    ABOUT_MAX, ANSWER_BLOB, ANSWER_DONE, ANSWER_READ, Answer, BLOBS_MAX as BLOBS_ASKED_MAX,
-    BlobReply, ERROR_BASE, ERROR_BLOB, ERROR_HOST, ERROR_MEMORY, ERROR_REPORT, ERROR_SANDBOX_ENDED,
-    ERROR_TOO_LARGE, ERROR_TOO_MANY_MAPPINGS, ERROR_WRITE, FREEZE_IN_MEMORY, FreezeRequest,
-    NOT_A_COPY, REPLY_BLOB, REQUEST_FREEZE, errno_of, padded,
+    ABOUT_MAX, ANSWER_BLOB, ANSWER_DONE, ANSWER_FIRST, ANSWER_READ, Answer,
+    BLOBS_MAX as BLOBS_ASKED_MAX, BlobReply, ERROR_BASE, ERROR_BLOB, ERROR_HOST, ERROR_MEMORY,
+    ERROR_REPORT, ERROR_SANDBOX_ENDED, ERROR_TOO_LARGE, ERROR_TOO_MANY_MAPPINGS, ERROR_WRITE,
+    FREEZE_IN_MEMORY, FREEZE_POST_COPY, FreezeRequest, NOT_A_COPY, REPLY_BLOB, REQUEST_FREEZE,
+    errno_of, padded,
 };
 use crate::state::{Conversation, FIRST_PROCESS, StateError, Subject};
 use chart::Chart;
@@ -68,6 +69,8 @@ pub struct FreezeSpec {
     /// that the sandbox has written are stored without comparing them with anything, and these
     /// bytes, which no other image has, stand in it for a checksum. See [`Image::open_sealed`].
     pub identity: Option<[u8; 32]>,
+    /// The image is thawed while it is being written: see [`Step::FirstWritten`].
+    pub post_copy: bool,
 }
 
 /// The image that a new one is to store the difference to, its parent: the one that the
@@ -88,6 +91,17 @@ impl FreezeBase {
         let is_own = *name == self.name;
         is_own.then(|| AncestorFile::from(&*self.image)).or_else(|| self.image.ancestor(name))
     }
+}
+
+/// How far a freeze is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The image has its tables, the kernel's memory and that of the first address space, which stay
+    /// as they are: it can be thawed (`BootPlan::post_copy`). Only with [`FreezeSpec::post_copy`],
+    /// and if the other address spaces have so much that it is worth while.
+    FirstWritten,
+    /// All memory has been read: the sandbox may go on, while the image is finished.
+    Read,
 }
 
 /// How runs of pages are merged into mappings: a mapping costs one `mmap` at
@@ -253,22 +267,21 @@ pub fn freeze(
     spec: &FreezeSpec,
     image: &File,
 ) -> Result<FreezeReport, FreezeError> {
-    freeze_live(sandbox, entry, spec, image, &mut || {})
+    freeze_live(sandbox, entry, spec, image, &mut |_| {})
 }
 
-/// The same, and calls `is_read` as soon as all memory has been read. From then on the sandbox
-/// may go on, while the image is finished.
+/// The same, and says how far it is.
 ///
 /// # Errors
-/// The image is of no use then; `is_read` may have been called.
+/// The image is of no use then, whatever step was taken.
 pub fn freeze_live(
     sandbox: &Sandbox,
     entry: EntryPoint,
     spec: &FreezeSpec,
     image: &File,
-    is_read: &mut dyn FnMut(),
+    on_step: &mut dyn FnMut(Step),
 ) -> Result<FreezeReport, FreezeError> {
-    Freezer::new(sandbox)?.write(entry, spec, image, is_read)
+    Freezer::new(sandbox)?.write(entry, spec, image, on_step)
 }
 
 /// Writes the memory of a sandbox from another thread than the one that serves the sandbox.
@@ -312,11 +325,11 @@ impl Freezer {
         entry: EntryPoint,
         spec: &FreezeSpec,
         image: &File,
-        is_read: &mut dyn FnMut(),
+        on_step: &mut dyn FnMut(Step),
     ) -> Result<FreezeReport, FreezeError> {
         let (subject, blobs) = (&self.subject, Some(self.blobs.clone()));
         let Self { kernel_build, baseline, thawed, .. } = *self;
-        Frozen { subject, blobs, kernel_build, baseline, thawed }.write(entry, spec, image, is_read)
+        Frozen { subject, blobs, kernel_build, baseline, thawed }.write(entry, spec, image, on_step)
     }
 }
 
@@ -339,9 +352,9 @@ impl Frozen<'_> {
         entry: EntryPoint,
         spec: &FreezeSpec,
         image: &File,
-        is_read: &mut dyn FnMut(),
+        on_step: &mut dyn FnMut(Step),
     ) -> Result<FreezeReport, FreezeError> {
-        self.have_written(entry, spec, image, is_read).map_err(|error| match error {
+        self.have_written(entry, spec, image, on_step).map_err(|error| match error {
             // The memory of a process that is ending can be gone, or forbidden, before the
             // process has ended.
             FreezeError::Memory(_) if self.subject.ends_within(ENDING) => FreezeError::SandboxEnded,
@@ -354,7 +367,7 @@ impl Frozen<'_> {
         entry: EntryPoint,
         spec: &FreezeSpec,
         image: &File,
-        is_read: &mut dyn FnMut(),
+        on_step: &mut dyn FnMut(Step),
     ) -> Result<FreezeReport, FreezeError> {
         let started = Instant::now();
         if spec.about.len() > ABOUT_MAX {
@@ -384,7 +397,7 @@ impl Frozen<'_> {
             ancestor_count: ancestors.named().len() as u32,
             thawed_depth: thawed.map_or(NOT_A_COPY, |ancestor| ancestor.depth),
             process: if entry.process == 0 { FIRST_PROCESS } else { entry.process },
-            flags: if spec.identity.is_some() { FREEZE_IN_MEMORY } else { 0 },
+            flags: flags_of(spec),
             identity: spec.identity.unwrap_or_default(),
         };
         let named: &[u8] = cast_slice(ancestors.named());
@@ -392,7 +405,7 @@ impl Frozen<'_> {
         let blobs = self.blobs.clone().unwrap_or_else(|| Arc::new(NoBlobs));
         let blobs = BlobsAndAncestors { ancestors, blobs };
         let time = time_allowed(spec.max_stored);
-        let mut lender = Lender { blobs: &blobs, lent: 0, failed: None, is_read: Some(is_read) };
+        let mut lender = Lender::new(&blobs, spec.post_copy, on_step);
         let (answer, text) =
             self.subject.ask(&packet, Some(image.as_fd()), time, |helper| lender.serve(helper))?;
         if answer.kind != ANSWER_DONE {
@@ -402,6 +415,13 @@ impl Frozen<'_> {
         let report = report_of(&answer, file_len, started.elapsed());
         report.ok_or(StateError::Nonsense("its report of the image has no sense").into())
     }
+}
+
+/// `FREEZE_*`.
+fn flags_of(spec: &FreezeSpec) -> u32 {
+    let in_memory = if spec.identity.is_some() { FREEZE_IN_MEMORY } else { 0 };
+    let post_copy = if spec.post_copy { FREEZE_POST_COPY } else { 0 };
+    in_memory | post_copy
 }
 
 /// How long it takes a killed process to be gone, at most, on a busy host.
@@ -423,32 +443,56 @@ struct Lender<'a> {
     lent: usize,
     /// The last one that could not be opened.
     failed: Option<(u32, io::Error)>,
-    /// To be called once, when the memory has been read.
-    is_read: Option<&'a mut dyn FnMut()>,
+    /// Hears of each step once, in their order.
+    on_step: &'a mut dyn FnMut(Step),
+    /// [`FreezeSpec::post_copy`].
+    post_copy: bool,
+    /// The last step.
+    step: Option<Step>,
 }
 
-impl Lender<'_> {
+impl<'a> Lender<'a> {
+    fn new(blobs: &'a dyn BlobSource, post_copy: bool, on_step: &'a mut dyn FnMut(Step)) -> Self {
+        Self { blobs, lent: 0, failed: None, on_step, post_copy, step: None }
+    }
+
+    /// The helper is so far.
+    fn take_step(&mut self, step: Step) -> Result<(), StateError> {
+        let is_next = match step {
+            Step::FirstWritten => self.post_copy && self.step.is_none(),
+            Step::Read => self.step != Some(Step::Read),
+        };
+        if !is_next {
+            return Err(StateError::Nonsense("it takes a step twice, or one that nobody wants"));
+        }
+        self.step = Some(step);
+        (self.on_step)(step);
+        Ok(())
+    }
+
     /// Answers the helper until it is done or has failed.
     fn serve(&mut self, helper: &mut Conversation<'_>) -> Result<(Answer, String), StateError> {
         loop {
             let (answer, text) = helper.next()?;
-            if answer.kind == ANSWER_READ {
-                let twice = StateError::Nonsense("it has read the memory twice");
-                (self.is_read.take().ok_or(twice)?)();
-                continue;
+            match answer.kind {
+                ANSWER_FIRST => self.take_step(Step::FirstWritten)?,
+                ANSWER_READ => self.take_step(Step::Read)?,
+                ANSWER_BLOB => self.lend(&answer, helper)?,
+                _ => return Ok((answer, text)),
             }
-            if answer.kind != ANSWER_BLOB {
-                return Ok((answer, text));
-            }
-            let numbers = answer.blobs().ok_or(StateError::Nonsense("it asks for too much"))?;
-            self.lent += numbers.len();
-            if self.lent > BLOBS_ASKED_MAX {
-                return Err(StateError::Nonsense("it asks for too many blobs"));
-            }
-            let (reply, blobs) = self.open(numbers);
-            let blobs: Vec<_> = blobs.iter().map(AsFd::as_fd).collect();
-            helper.send(bytes_of(&reply), &blobs)?;
         }
+    }
+
+    /// Opens the blobs that it asks for.
+    fn lend(&mut self, answer: &Answer, helper: &mut Conversation<'_>) -> Result<(), StateError> {
+        let numbers = answer.blobs().ok_or(StateError::Nonsense("it asks for too much"))?;
+        self.lent += numbers.len();
+        if self.lent > BLOBS_ASKED_MAX {
+            return Err(StateError::Nonsense("it asks for too many blobs"));
+        }
+        let (reply, blobs) = self.open(numbers);
+        let blobs: Vec<_> = blobs.iter().map(AsFd::as_fd).collect();
+        helper.send(bytes_of(&reply), &blobs)
     }
 
     /// Opens blobs, up to the first that cannot be opened.
@@ -532,7 +576,8 @@ pub(crate) fn take_answer(answer: &Answer, text: &str) {
     if let Some(report) = report_of(answer, answer.numbers[0], Duration::ZERO) {
         assert!(report.stored <= report.file_len);
     }
-    let mut lender = Lender { blobs: &NoBlobs, lent: 0, failed: None, is_read: None };
+    let mut on_step = |_| {};
+    let mut lender = Lender::new(&NoBlobs, false, &mut on_step);
     assert!(!lender.error(answer, text).to_string().is_empty());
 }
 
@@ -549,6 +594,12 @@ impl Order<'_> {
     /// Whether the image is a file in memory, for this host only.
     pub fn is_in_memory(&self) -> bool {
         self.request.flags & FREEZE_IN_MEMORY != 0
+    }
+
+    /// Whether the caller is to hear when only the memory of other address spaces than the first is
+    /// left to copy.
+    pub fn is_post_copy(&self) -> bool {
+        self.request.flags & FREEZE_POST_COPY != 0
     }
 }
 
@@ -714,7 +765,8 @@ mod tests {
             }
             asked
         });
-        let mut lender = Lender { blobs: &Null, lent: 0, failed: None, is_read: None };
+        let mut on_step = |_| {};
+        let mut lender = Lender::new(&Null, false, &mut on_step);
         let mut helper = Conversation::new(&own, Duration::from_secs(60));
         let error = lender.serve(&mut helper).unwrap_err();
         assert!(matches!(error, StateError::Nonsense(_)), "{error}");

@@ -61,7 +61,7 @@ pub(crate) fn write(
         kernel_build: order.request.kernel_build,
         index: order.request.index_hash,
         cpu_features: order.request.cpu_features,
-        checksum: [0; 32],
+        checksum: if order.is_in_memory() { order.request.identity } else { [0; 32] },
     };
 
     // The notes hold offsets that depend on the length of the notes, but not
@@ -84,15 +84,15 @@ pub(crate) fn write(
     image.set_len(0).map_err(failed)?;
     image.set_len(file_len).map_err(failed)?;
     image.write_all_at(&start, 0).map_err(failed)?;
-    let stored = copy_memory(image, &layout.segments, memory)?;
+    let stored = copy_memory(image, &layout.segments, order, memory)?;
     memory.end_reading()?;
 
+    if order.is_in_memory() {
+        return Ok(Written { file_len, stored, depth, checksum: header.checksum });
+    }
     let checksum_offset =
         notes_offset + (header_offset + std::mem::offset_of!(ImageHeader, checksum)) as u64;
-    let checksum = match order.is_in_memory() {
-        true => order.request.identity,
-        false => checksum(image, file_len, checksum_offset).map_err(failed)?,
-    };
+    let checksum = checksum(image, file_len, checksum_offset).map_err(failed)?;
     image.write_all_at(&checksum, checksum_offset).map_err(failed)?;
     Ok(Written { file_len, stored, depth, checksum })
 }
@@ -115,9 +115,14 @@ struct Chunks {
 }
 
 impl Chunks {
+    /// Those that hold segments which follow each other without a gap.
     fn of(segments: &[Segment]) -> Self {
         let start = segments.first().map_or(0, |first| first.offset);
         Self { start, end: segments.last().map_or(start, |last| last.offset + last.len()) }
+    }
+
+    fn len(&self) -> u64 {
+        self.end - self.start
     }
 
     fn take_first(&mut self) -> Option<Range<u64>> {
@@ -134,34 +139,60 @@ impl Chunks {
     }
 }
 
+/// Bytes of other address spaces than the first for which a thaw does not wait.
+const POST_COPY_MIN: u64 = 4 << 20;
+
 /// Copies the stored memory, which the segments cover without a gap; many pages of
 /// zeros in a row become holes.
 fn copy_memory(
     image: &File,
     segments: &[Segment],
+    order: &Order<'_>,
     memory: &mut Scanner<'_>,
 ) -> Result<u64, FreezeError> {
-    let mut mate = memory.take_mate().map(Mate::new);
-    let mut buffer = Vec::with_capacity(CHUNK as usize);
-    let (mut chunks, mut stored) = (Chunks::of(segments), 0);
-    while let Some(chunk) = chunks.take_first() {
-        while let Some(mate) = &mut mate
-            && mate.is_free()?
-            && let Some(chunk) = chunks.take_last()
-        {
-            let parts: Vec<Part> = parts_of(segments, &chunk)
-                .map(|(space, part)| Part { process: memory.process(space), ..part })
-                .collect();
-            mate.copy(chunk.start, chunk.end - chunk.start, &parts)?;
-        }
-        buffer.resize((chunk.end - chunk.start) as usize, 0);
-        for (space, part) in parts_of(segments, &chunk) {
-            let place = &mut buffer[part.at as usize..(part.at + part.len) as usize];
-            memory.read(space, part.address, place).map_err(FreezeError::Memory)?;
-        }
-        stored += write_content(image, &buffer, chunk.start)?;
+    let mut copying = Copying { image, segments, mate: memory.take_mate().map(Mate::new) };
+    let others = segments.partition_point(|segment| segment.space == 0);
+    let (first, others) = segments.split_at(others);
+    let (first, others) = (Chunks::of(first), Chunks::of(others));
+    if !order.is_post_copy() || others.len() < POST_COPY_MIN {
+        return copying.copy(Chunks::of(segments), memory);
     }
-    Ok(stored + mate.map_or(Ok(0), Mate::finish)?)
+    let stored = copying.copy(first, memory)?;
+    memory.end_first()?;
+    Ok(stored + copying.copy(others, memory)?)
+}
+
+/// The copying of memory into an image.
+struct Copying<'a> {
+    image: &'a File,
+    segments: &'a [Segment],
+    mate: Option<Mate>,
+}
+
+impl Copying<'_> {
+    /// Copies what lies in some chunks, from both ends if there is a mate; bytes that are no holes.
+    fn copy(&mut self, mut chunks: Chunks, memory: &mut Scanner<'_>) -> Result<u64, FreezeError> {
+        let mut buffer = Vec::with_capacity(CHUNK as usize);
+        let mut stored = 0;
+        while let Some(chunk) = chunks.take_first() {
+            while let Some(mate) = &mut self.mate
+                && mate.is_free()?
+                && let Some(chunk) = chunks.take_last()
+            {
+                let parts: Vec<Part> = parts_of(self.segments, &chunk)
+                    .map(|(space, part)| Part { process: memory.process(space), ..part })
+                    .collect();
+                mate.copy(chunk.start, chunk.end - chunk.start, &parts)?;
+            }
+            buffer.resize((chunk.end - chunk.start) as usize, 0);
+            for (space, part) in parts_of(self.segments, &chunk) {
+                let place = &mut buffer[part.at as usize..(part.at + part.len) as usize];
+                memory.read(space, part.address, place).map_err(FreezeError::Memory)?;
+            }
+            stored += write_content(self.image, &buffer, chunk.start)?;
+        }
+        Ok(stored + self.mate.as_mut().map_or(Ok(0), Mate::finish)?)
+    }
 }
 
 /// What lies in a chunk, with the number of the address space that has it.

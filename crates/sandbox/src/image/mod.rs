@@ -151,7 +151,8 @@ impl Image {
     /// The same for a file in memory that was written with [`crate::FreezeSpec::identity`] and
     /// then sealed against writing. Its bytes are not compared with a checksum, which guards
     /// against disks that fail and files that were replaced: since it was written, nobody could
-    /// change it.
+    /// change it. One that is thawed while it is written ([`crate::PostCopy`]) is opened again when it
+    /// is sealed, to see whether it says the same.
     ///
     /// # Errors
     /// It is not an image, is not the one with this identity, or an ancestor is not to be had.

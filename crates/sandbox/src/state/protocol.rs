@@ -111,6 +111,9 @@ pub struct FreezeRequest {
 /// comparing them with anything, and nobody takes a checksum of it.
 pub const FREEZE_IN_MEMORY: u32 = 1 << 0;
 
+/// [`ANSWER_FIRST`] is wanted, if it comes long before the end.
+pub const FREEZE_POST_COPY: u32 = 1 << 1;
+
 /// The sandbox is not a copy of an ancestor of its image.
 pub const NOT_A_COPY: u32 = u32::MAX;
 
@@ -156,6 +159,9 @@ pub const ANSWER_IDLE: u32 = 7;
 /// The memory of the sandbox that is being frozen has been read: it may go on. Once, before
 /// [`ANSWER_DONE`].
 pub const ANSWER_READ: u32 = 8;
+/// The image has its tables, the kernel's memory and that of the first address space, and they do
+/// not change any more; only with [`FREEZE_POST_COPY`]. Once, before [`ANSWER_READ`].
+pub const ANSWER_FIRST: u32 = 9;
 
 /// What failed: a host call, with [`Answer::errno`].
 pub const ERROR_HOST: u32 = 0;
@@ -227,7 +233,7 @@ impl Answer {
     pub fn parse(packet: &[u8]) -> Option<(Self, String)> {
         let (head, text) = packet.split_at_checked(size_of::<Self>())?;
         let answer: Self = pod_read_unaligned(head);
-        let is_known = (ANSWER_STARTED..=ANSWER_READ).contains(&answer.kind)
+        let is_known = (ANSWER_STARTED..=ANSWER_FIRST).contains(&answer.kind)
             && (ERROR_HOST..=ERROR_BASE).contains(&answer.error)
             && (0..=4095).contains(&answer.errno)
             && text.len() <= TEXT_MAX;
@@ -286,7 +292,7 @@ mod tests {
         }
         for wrong in [
             Answer { kind: 0, ..good },
-            Answer { kind: ANSWER_READ + 1, ..good },
+            Answer { kind: ANSWER_FIRST + 1, ..good },
             Answer { error: ERROR_BASE + 1, ..good },
             Answer { errno: -1, ..good },
             Answer { errno: i32::MAX, ..good },

@@ -20,11 +20,11 @@ use thaw_abi::image::{Ancestor, Mapping};
 use super::confine::become_worker;
 use super::processes::{FIRST_PROCESS, Sandbox, Space};
 use super::protocol::{
-    ANSWER_DONE, ANSWER_FAILED, ANSWER_IDLE, ANSWER_READ, Answer, BLOBS_AT_ONCE, BLOBS_MAX,
-    BlobReply, ERROR_BASE, ERROR_BLOB, ERROR_HOST, ERROR_MEMORY, ERROR_PANIC, ERROR_REPORT,
-    ERROR_SANDBOX_ENDED, ERROR_TOO_LARGE, ERROR_TOO_MANY_MAPPINGS, ERROR_WRITE, FREEZE_IN_MEMORY,
-    FreezeRequest, PACKET_MAX, PIECE_MAX, REPLY_BLOB, REQUEST_CHECK, REQUEST_FREEZE,
-    REQUEST_MEMORY, REQUEST_RECORD, RecordRequest, errno_of,
+    ANSWER_DONE, ANSWER_FAILED, ANSWER_FIRST, ANSWER_IDLE, ANSWER_READ, Answer, BLOBS_AT_ONCE,
+    BLOBS_MAX, BlobReply, ERROR_BASE, ERROR_BLOB, ERROR_HOST, ERROR_MEMORY, ERROR_PANIC,
+    ERROR_REPORT, ERROR_SANDBOX_ENDED, ERROR_TOO_LARGE, ERROR_TOO_MANY_MAPPINGS, ERROR_WRITE,
+    FREEZE_IN_MEMORY, FreezeRequest, PACKET_MAX, PIECE_MAX, REPLY_BLOB, REQUEST_CHECK,
+    REQUEST_FREEZE, REQUEST_MEMORY, REQUEST_RECORD, RecordRequest, errno_of,
 };
 use crate::freeze::{FreezeError, FreezeReport, Order, Source, serve_mate, write_image};
 use crate::memory::SandboxMemory;
@@ -382,20 +382,30 @@ impl Source for Frozen<'_> {
         self.mate.take()
     }
 
+    fn first_is_written(&mut self) -> Result<(), FreezeError> {
+        self.tell(ANSWER_FIRST)
+    }
+
     fn memory_is_read(&mut self) -> Result<(), FreezeError> {
+        self.tell(ANSWER_READ)?;
+        self.is_read = true;
+        Ok(())
+    }
+}
+
+impl Frozen<'_> {
+    /// Tells the caller of a step, if all that was read so far was the sandbox' memory.
+    fn tell(&mut self, answer: u32) -> Result<(), FreezeError> {
         match self.sandbox.is_whole() {
             Ok(true) => {}
             Ok(false) => return Err(FreezeError::SandboxEnded),
             Err(error) => return Err(FreezeError::Memory(error)),
         }
-        self.is_read = true;
-        let sent = send(self.socket, &Answer::new(ANSWER_READ).with_text(""));
+        let sent = send(self.socket, &Answer::new(answer).with_text(""));
         // Without the caller nobody wants the image.
         sent.map_err(FreezeError::Memory)
     }
-}
 
-impl Frozen<'_> {
     fn some_blobs(&mut self, numbers: &[u32]) -> Result<Vec<File>, (u32, io::Error)> {
         let failed = |error| (numbers[0], error);
         self.blobs += numbers.len();

@@ -12,11 +12,16 @@
 
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
+use thaw_abi::control::MSG_TWIN_READ;
+
 use super::residence::{self, Asked};
 use super::{HostProcess, own_host_process};
 use crate::errno::{Errno, Result};
+use crate::host::control;
 use crate::mm::arena;
-use crate::platform::machine::{Clocks, Forked, HostFiles, Kinship, Machine, Processes, Vcpus};
+use crate::platform::machine::{
+    Clocks, Forked, HostFiles, Kinship, Machine, PollFd, Processes, Vcpus,
+};
 use crate::platform::upcalls::Ended;
 
 /// Bytes of the arena that are copied at most: some milliseconds.
@@ -25,6 +30,10 @@ const ARENA_MAX: u64 = 64 << 20;
 const FAMILY_MAX: usize = 256;
 /// How long the copy may take.
 const COPY_NS: u64 = 5_000_000_000;
+/// How long a sandbox that is about to end waits for whoever reads its twins.
+const READ_NS: u64 = 10_000_000_000;
+/// Something can be read (poll(2)).
+const POLLIN: i16 = 1;
 /// How often a twin that waits looks whether it is to end.
 const LOOKS_NS: u64 = 20_000_000;
 
@@ -205,6 +214,29 @@ pub fn end() {
             twin => Machine::interrupt(twin, twin),
         }
     }
+}
+
+/// To be called before the sandbox ends by itself, with the kernel lock, since its twins end with it:
+/// waits until the host has read them, but not for ever.
+pub fn await_reader() {
+    let deadline_ns = Machine::monotonic_ns() + READ_NS;
+    let are_there = || HostProcess::all_that_were().any(|all| all.twin.load(Relaxed) != 0);
+    while are_there() {
+        let left = deadline_ns.saturating_sub(Machine::monotonic_ns());
+        let mut control = [PollFd { fd: control::CONTROL.0, events: POLLIN, revents: 0 }];
+        if left == 0 || Machine::poll(&mut control, Some(left.min(LOOKS_NS))).is_err_and(is_final) {
+            return;
+        }
+        while let Some(kind) = control::discard_message() {
+            if kind == MSG_TWIN_READ {
+                return;
+            }
+        }
+    }
+}
+
+fn is_final(error: Errno) -> bool {
+    error != Errno::EINTR
 }
 
 /// A process of the sandbox has ended, in the handler of that signal: what it was. A twin is

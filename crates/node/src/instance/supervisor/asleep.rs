@@ -150,7 +150,7 @@ impl Supervisor {
     fn leave(&mut self) {
         self.sleepiness.ends_otherwise = false;
         match self.service.retire_if_idle(self.id) {
-            true => self.instance.kill(),
+            true => self.kill(),
             false => self.service.stays(self.id),
         }
     }

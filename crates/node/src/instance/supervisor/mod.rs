@@ -15,6 +15,7 @@ use super::hibernation::SwapStorage;
 use super::launch::{Checkpoint, Client, End, Instance, Launched, Origin, Overrun, Report};
 use super::patience::{Patience, Verdict};
 use asleep::{SleepReply, Sleepiness};
+use ending::EndLater;
 use liveness::{Health, Probed};
 use rest::{CheckpointReply, CopyReply, FreezeReply, Rest};
 use sleep::{HibernateReply, PauseReply, Sleep, WakeReply};
@@ -31,6 +32,7 @@ use std::collections::HashSet;
 use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use thaw_sandbox::monitor::has_monitor;
 use thaw_sandbox::{BootTimes, EgressEvents, MemoryReader, ResourceLimits, Twin};
@@ -90,10 +92,9 @@ pub(crate) enum Command {
     Hold(Hold),
     /// It need not stay at rest any more.
     LetGo,
-    /// The memory of its twin was read.
-    TwinRead,
-    /// The twin has ended before its memory was read: copy it once more, while it rests.
-    CopyAtRest(Rest),
+    /// The memory of its twin was read; or it has ended before, and the instance is to be copied once
+    /// more, while it rests.
+    TwinRead(Option<Rest>),
     /// Give up its memory; it is idle.
     Hibernate(HibernateReply),
     /// Run nothing until somebody wants something of it, and give up its memory.
@@ -157,6 +158,12 @@ pub(crate) struct Supervisor {
     may_have_twin: bool,
     /// Its twin is being read, which may take this room.
     twin: Option<Option<Lease>>,
+    /// Copies run that wait for that: the sandbox, and the twin with it, must not end before.
+    copies_wait: Arc<AtomicBool>,
+    /// It is to be ended after that.
+    ends_later: Option<EndLater>,
+    /// Who wants it to come to rest after that, and whether with a twin.
+    next_rest: Option<(Rest, Twin)>,
     /// Who wants it to be hibernated.
     hibernate: Vec<HibernateReply>,
     /// Who wants it to be paused.
@@ -257,6 +264,9 @@ impl Supervisor {
             rest: None,
             may_have_twin: false,
             twin: None,
+            copies_wait: Arc::default(),
+            ends_later: None,
+            next_rest: None,
             hibernate: Vec::new(),
             pauses: Vec::new(),
             wake: Vec::new(),
@@ -334,7 +344,7 @@ impl Supervisor {
                     self.ask_to_rest(Rest::Freeze(reply), Twin::Refused);
                 }
                 Step::Command(Some(Command::Copy(reply))) => {
-                    // The copies have room, and its twin is gone before they are there.
+                    // The copies have room, which they hardly need before its twin is gone.
                     self.ask_to_rest(Rest::Copy(reply, Instant::now()), Twin::Allowed);
                 }
                 Step::Command(Some(Command::Checkpoint(new, reply, room))) => {
@@ -347,10 +357,7 @@ impl Supervisor {
                     self.ask_to_rest(Rest::Hold(hold), Twin::Refused);
                 }
                 Step::Command(Some(Command::LetGo)) => self.let_go(),
-                Step::Command(Some(Command::TwinRead)) => self.twin_read(),
-                Step::Command(Some(Command::CopyAtRest(rest))) => {
-                    self.ask_to_rest(rest, Twin::Refused);
-                }
+                Step::Command(Some(Command::TwinRead(again))) => self.twin_read(again),
                 Step::Command(Some(Command::Hibernate(reply))) => self.hibernate_for(reply),
                 Step::Command(Some(Command::Pause(reply))) => self.pause_for(reply),
                 Step::Command(Some(Command::Relieve)) => self.relieve(Instant::now()),
@@ -374,7 +381,8 @@ impl Supervisor {
                 }
                 Step::Command(Some(Command::Leave)) => self.outlive_daemon(),
                 Step::Command(Some(Command::Stop)) => self.stop(Instant::now()),
-                Step::Command(Some(Command::End) | None) => self.instance.kill(),
+                Step::Command(Some(Command::End)) => self.kill(),
+                Step::Command(None) => self.instance.kill(),
                 Step::Command(Some(Command::EndLate(why))) => self.end_late(&why),
                 Step::Probed(probed) => self.probed(probed),
                 Step::Alarm => self.alarm(Instant::now()),
@@ -602,7 +610,7 @@ impl Supervisor {
     fn end_late(&mut self, why: &str) {
         tracing::warn!(function = %self.service.name(), instance = self.id, "{why}");
         self.instance.remark(why);
-        self.instance.kill();
+        self.kill();
     }
 
     /// Every connection and denial is counted; a program that tries again and again does not fill
@@ -664,7 +672,7 @@ impl Supervisor {
             self.retained.extend(permit);
             self.service.retire(self.id);
             if !self.is_spent_and_sound() {
-                self.instance.kill();
+                self.kill();
             }
         } else if let Some(permit) = permit {
             self.service.disconnected(self.id);

@@ -3,17 +3,21 @@
 use super::{Command, Supervisor, keep_time};
 use crate::instance::connections::ConnectionTable;
 use crate::instance::launch::{
-    Checkpoint, Checkpointed, FrozenInstance, Launcher, Reading, Unread,
+    Checkpoint, Checkpointed, FrozenInstance, Launcher, Reading, ReadingStep, Unread,
 };
 use crate::seal::owner::KeyId;
 use crate::tenants::Lease;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use thaw_abi::control::EntryPoint;
 use thaw_sandbox::{Twin, Volume};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
+
+/// Why an instance is not asked to rest for one more.
+const IS_COPIED: &str = "it is being copied already; try again";
 
 /// Where to say how a freeze went.
 pub(crate) type FreezeReply = oneshot::Sender<Result<FrozenInstance, String>>;
@@ -155,10 +159,11 @@ impl Supervisor {
                 let would_go_on = self.may_have_twin && twin == Twin::Refused;
                 earlier.is_wanted() || !rest.is_checkpoint() || would_go_on
             }
-            None => self.twin.is_some(),
+            None if self.twin.is_some() => return self.rest_later(rest, twin),
+            None => false,
         };
         if is_taken {
-            return rest.refuse("it is being copied already; try again".to_owned());
+            return rest.refuse(IS_COPIED.to_owned());
         }
         // Its program sees the end of a probe before it rests.
         self.health.cancel();
@@ -176,6 +181,15 @@ impl Supervisor {
             }
             // The report of its end is on the way.
             Err(error) => rest.refuse(format!("instance {} has ended ({error})", self.id)),
+        }
+    }
+
+    /// Asks it when the memory of its twin was read, for whose copies others may have stopped to wait
+    /// already. One at a time waits for that.
+    fn rest_later(&mut self, rest: Rest, twin: Twin) {
+        match &self.next_rest {
+            Some((earlier, _)) if earlier.is_wanted() => rest.refuse(IS_COPIED.to_owned()),
+            _ => self.next_rest = Some((rest, twin)),
         }
     }
 
@@ -272,9 +286,12 @@ impl Supervisor {
         let mut pause = None;
         // Others of the runtime's tasks go on elsewhere meanwhile.
         let read = tokio::task::block_in_place(|| {
-            reading(&mut || {
-                self.instance.resume();
-                pause = Some(since.elapsed());
+            reading(&mut |step| {
+                // There is nothing that could be used before: only a twin is copied so.
+                if let ReadingStep::Read = step {
+                    self.instance.resume();
+                    pause = Some(since.elapsed());
+                }
             })
         });
         self.go_on();
@@ -302,31 +319,50 @@ impl Supervisor {
     ) {
         self.twin = Some(None);
         let pause = Pause { time: since.elapsed(), had_twin: true };
-        let table = self.connections.clone();
+        let (table, copies_wait) = (self.connections.clone(), self.copies_wait.clone());
         tokio::task::spawn_blocking(move || {
-            let mut is_read = false;
-            let read = reading(&mut || {
-                is_read = true;
-                table.tell(Command::TwinRead);
+            let (mut is_read, mut reply) = (false, Some(reply));
+            let read = reading(&mut |step| match step {
+                ReadingStep::Read => {
+                    is_read = true;
+                    table.tell(Command::TwinRead(None));
+                }
+                ReadingStep::Usable(made) => {
+                    if let Some(reply) = reply.take() {
+                        copies_wait.store(true, Ordering::Release);
+                        // Whoever has asked may have lost patience.
+                        let _ = reply.send(Ok(result(made, pause)));
+                    }
+                }
             });
             if !is_read {
-                table.tell(Command::TwinRead);
+                let has_ended = matches!(read, Err(Unread::Ended(_)));
+                let again = reply.take_if(|_| has_ended).map(again);
+                table.tell(Command::TwinRead(again));
             }
-            if let (Err(Unread::Ended(_)), false) = (&read, is_read) {
-                return table.tell(Command::CopyAtRest(again(reply)));
-            }
-            if reply.is_closed() {
-                return;
-            }
+            // Whoever has been answered hears of an error by the end of what was made.
+            let Some(reply) = reply.filter(|reply| !reply.is_closed()) else { return };
             let finished = read.map_err(|error| error.to_string()).and_then(|finish| finish());
             let _ = reply.send(finished.map(|made| result(made, pause)));
         });
     }
 
-    /// Nobody reads the memory of the instance's twin any more.
-    pub(super) fn twin_read(&mut self) {
+    /// Nobody reads the memory of the instance's twin any more. If that has ended before, the
+    /// instance is asked `again`, and rests.
+    pub(super) fn twin_read(&mut self, again: Option<Rest>) {
         self.twin = None;
+        self.copies_wait.store(false, Ordering::Release);
         self.instance.end_twin();
+        if self.end_if_it_had_to_live() {
+            return;
+        }
+        let next = self.next_rest.take();
+        if let Some(again) = again {
+            self.ask_to_rest(again, Twin::Refused);
+        }
+        if let Some((next, twin)) = next.filter(|(next, _)| next.is_wanted()) {
+            self.ask_to_rest(next, twin);
+        }
     }
 
     /// Ends the rest of the instance.

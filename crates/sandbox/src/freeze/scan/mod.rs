@@ -99,6 +99,15 @@ pub(crate) trait Source {
         None
     }
 
+    /// The image has its tables and the memory of the first address space, and that of the others is
+    /// still to come.
+    ///
+    /// # Errors
+    /// It was not the sandbox' own, since that has ended.
+    fn first_is_written(&mut self) -> Result<(), FreezeError> {
+        Ok(())
+    }
+
     /// All memory has been read that the image takes.
     ///
     /// # Errors
@@ -198,6 +207,11 @@ impl<'a> Scanner<'a> {
     /// The socket of another worker that copies, if there is one.
     pub fn take_mate(&mut self) -> Option<OwnedFd> {
         self.source.take_mate()
+    }
+
+    /// Says that the image can be thawed before the memory of the other address spaces is there.
+    pub fn end_first(&mut self) -> Result<(), FreezeError> {
+        self.source.first_is_written()
     }
 
     /// Says that no more memory is read.
