@@ -436,3 +436,38 @@ fn explain(errno: i32) -> String {
         errno => io::Error::from_raw_os_error(errno).to_string(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use tokio::sync::Semaphore;
+
+    #[tokio::test]
+    async fn pieces_come_whole_and_in_order_however_little_a_socket_takes() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let place = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
+        let mut session = FileSession::with(ours, place);
+        let lens = [1, FILE_PIECE_MAX, 3, 2_000_001];
+        let bytes: Vec<u8> = (0..2_000_001u32).map(|n| (n / 7) as u8).collect();
+        let sent = bytes.clone();
+        let sender = tokio::spawn(async move {
+            for len in lens {
+                session.put(&sent[..len]).await.unwrap();
+            }
+        });
+        for len in lens {
+            let mut left = &bytes[..len];
+            while !left.is_empty() {
+                let piece = theirs.read_u32_le().await.unwrap() as usize;
+                assert_eq!(piece, left.len().min(FILE_PIECE_MAX));
+                let mut got = vec![0; piece];
+                theirs.read_exact(&mut got).await.unwrap();
+                assert!(got == left[..piece]);
+                left = &left[piece..];
+            }
+        }
+        sender.await.unwrap();
+        assert_eq!(theirs.read(&mut [0]).await.unwrap(), 0, "nothing more came");
+    }
+}

@@ -237,9 +237,10 @@ impl Content {
         {
             return;
         }
-        let count = pages.end - pages.start;
-        if kernel().config.get().memory_limit == 0 || count <= page_counts().1 {
-            pages::make_ahead(count as usize);
+        let count = (pages.end - pages.start) as usize;
+        let has_limit = kernel().config.get().memory_limit != 0;
+        if !has_limit || (count + pages::PAGES_AT_ONCE) as u64 <= page_counts().1 {
+            pages::make_ahead(count);
         }
     }
 
