@@ -308,6 +308,42 @@ fn a_file_is_what_was_written_to_it_by_whatever_way() {
     assert_eq!(ask_volume(&daemon, "first", forks), json!(["chief", 2000]));
 }
 
+/// Pages are made before they are written to: those of long writes, and some more behind short ones that
+/// follow each other. Nobody sees that, also if the file is cut meanwhile, or its program forks.
+#[test]
+fn a_file_whose_pages_were_made_ahead_is_what_was_written_to_it() {
+    let home = home("volumes-ahead", &["first"], STAYS, "");
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let code = "import random\n\
+        rng = random.Random(3)\n\
+        fd = os.open('/data/long', os.O_RDWR | os.O_CREAT)\n\
+        model = bytearray()\n\
+        def add(size, count):\n\
+        \x20for n in range(count):\n\
+        \x20\x20data = rng.randbytes(64) * (size // 64 + 1)\n\
+        \x20\x20assert os.pwrite(fd, data[:size], len(model)) == size; model.extend(data[:size])\n\
+        def cut(size):\n\
+        \x20os.ftruncate(fd, size); del model[size:]\n\
+        def check():\n\
+        \x20assert os.fstat(fd).st_size == len(model) and os.pread(fd, len(model) + 1, 0) == model\n\
+        add(4096, 2000); check(); cut(1 << 20); add(4096, 600); os.fsync(fd); add(4096, 600); check()\n\
+        cut(100); add(1 << 20, 5); check(); add(100000, 20); add(4000, 700); check()\n\
+        os.ftruncate(fd, len(model) + 70000); model.extend(bytes(70000)); add(300000, 3); check()\n\
+        pid = os.fork()\n\
+        if pid == 0: add(4096, 500); add(1 << 20, 2); check(); os._exit(0)\n\
+        assert os.waitpid(pid, 0)[1] == 0\n\
+        model.extend(os.pread(fd, 8 << 20, len(model))); add(4096, 500); check()\n\
+        result = len(model)";
+    let length = ask_volume(&daemon, "first", code);
+    let on_host = || fs::metadata(files(&home).join("long")).unwrap();
+    wait_until("it is cut", || json!(on_host().len()) == length);
+    let same = "result = open('/data/long', 'rb').read() == bytes(model)";
+    assert_eq!(ask_volume(&daemon, "first", same), json!(true));
+    // What was made in vain takes no place on the disk, but where a file system rounds up.
+    let blocks = std::os::unix::fs::MetadataExt::blocks(&on_host()) * 512;
+    assert!(blocks <= on_host().len() + (256 << 10), "{blocks} of {}", on_host().len());
+}
+
 /// What cp(1) with `-p`, tar(1) and make(1) rely on.
 #[test]
 fn a_file_has_the_time_of_its_last_write_or_the_one_that_it_was_given() {

@@ -103,6 +103,18 @@ pub struct MappedPart {
     pub part: u64,
     /// When it was used last, by a clock that counts uses.
     pub used: u64,
+    /// Pages behind the end of the file that were made before they are written to.
+    pub ahead: PagesAhead,
+}
+
+/// What is known of writes that make a file longer one after the other, in bytes of the file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::Zeroable)]
+#[repr(C)]
+pub struct PagesAhead {
+    /// Where the first of them began.
+    pub from: u64,
+    /// Up to where their pages were made.
+    pub to: u64,
 }
 
 /// How long files of volumes are, as the host says, by number of the mount. Mapped if

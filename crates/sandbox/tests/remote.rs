@@ -414,9 +414,13 @@ fn files_are_written_read_listed_and_removed() {
     let mut sandbox = start();
     let mut session = sandbox.files("");
     session.answer().unwrap();
-    let big: Vec<u8> = (0..3_000_000u32).map(|n| (n / 7) as u8).collect();
+    let big: Vec<u8> = (0..9_000_000u32).map(|n| (n / 7) as u8).collect();
     assert_eq!(session.write(FILE_PARENTS, "/tmp/thaw-tests/a/big", &big), Ok(big.len() as u64));
     assert!(session.read("/tmp/thaw-tests/a/big").unwrap() == big);
+    for len in [0, 1, FILE_PIECE_MAX / 2 - 1, FILE_PIECE_MAX / 2, FILE_PIECE_MAX, 100_000] {
+        assert_eq!(session.write(0, "/tmp/thaw-tests/a/small", &big[..len]), Ok(len as u64));
+        assert!(session.read("/tmp/thaw-tests/a/small").unwrap() == big[..len], "{len}");
+    }
     assert_eq!(session.write(0, "thaw-tests/a/small", b"x"), Ok(1), "from the working directory");
     assert_eq!(session.write(FILE_APPEND, "thaw-tests/a/small", b"yz"), Ok(3));
     assert_eq!(session.write(FILE_EXCLUSIVE, "thaw-tests/a/small", b""), Err(17));

@@ -3,14 +3,14 @@
 use super::{BenchError, Percentiles, Subject};
 use serde::Serialize;
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io::{self, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 use thaw_node::sandboxes::Sandboxes;
 use thaw_node::sandboxes::files::FileProblem;
 
 /// Bytes of one.
 const SIZE: usize = 100 << 20;
-/// Bytes that are read from the disk at a time, as of a client.
+/// Bytes that are read from the disk or written to it at a time, as of a client.
 const CHUNK: usize = 256 << 10;
 /// Turns at most: each moves three files.
 const ROUNDS_MAX: usize = 10;
@@ -125,11 +125,11 @@ async fn upload(sandboxes: &Sandboxes, sandbox: &str, from: &Path) -> Result<(),
 async fn download(sandboxes: &Sandboxes, sandbox: &str, to: &Path) -> Result<(), BenchError> {
     let mut session = sandboxes.files(sandbox).await?;
     session.read(FILE).await.map_err(refused)?;
-    let mut to = File::create(to)?;
+    let mut to = BufWriter::with_capacity(CHUNK, File::create(to)?);
     while let Some(piece) = session.next_piece(FILE).await.map_err(refused)? {
         to.write_all(&piece)?;
     }
-    Ok(())
+    Ok(to.flush()?)
 }
 
 fn refused(error: FileProblem) -> BenchError {

@@ -6,15 +6,25 @@
 //! a table of the parts that it has mapped, which a fork copies together with the mappings.
 #![allow(unsafe_code)]
 
+use core::ops::Range as Span;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use thaw_abi::layout::{VOLUME_PART, VOLUME_PARTS as COUNT, VOLUMES_BASE};
 
 use crate::errno::{Errno, Result};
 use crate::io::{Sink, Source};
-use crate::platform::boot_area::{MappedPart, VOLUME_PARTS};
-use crate::platform::machine::{HostFd, Machine, Memory, PROT_READ, PROT_WRITE, Sharing};
+use crate::platform::boot_area::{MappedPart, PagesAhead, VOLUME_PARTS};
+use crate::platform::machine::{HostFd, Machine, Memory, PROT_READ, PROT_WRITE, Populate, Sharing};
 use crate::platform::memory::KernelRange;
+
+const PAGE: u64 = 4096;
+/// Bytes whose pages are made at once, at least: the host needs about as long for fewer, fault by fault.
+const MADE_MIN: u64 = 16 << 10;
+/// Bytes behind a write whose pages are made, at most.
+const AHEAD_MAX: u64 = 1 << 20;
+/// Which part of the bytes that writes have added one after the other is made ahead: as much may be
+/// made in vain.
+const AHEAD_PART: u64 = 8;
 
 /// Counts uses.
 static CLOCK: AtomicU64 = AtomicU64::new(0);
@@ -72,6 +82,26 @@ impl Parts {
         Ok(done as usize)
     }
 
+    /// Makes pages at once that a write of `bytes`, which lie behind the end of the file, is about to
+    /// fill; and some more behind them, of the bytes before `limit` that the file may have, if such
+    /// writes follow each other. Otherwise the host makes each when it is touched, which takes longer.
+    pub fn make_pages(self, bytes: Span<u64>, limit: u64) {
+        if bytes.is_empty() {
+            return;
+        }
+        let Ok(place) = self.map(bytes.start / VOLUME_PART) else { return };
+        let places = VOLUME_PARTS.cells(COUNT);
+        let known = places[place].get();
+        let end_of_part = known.part.saturating_add(1).saturating_mul(VOLUME_PART);
+        let (ahead, pages) = next_ahead(known.ahead, bytes, limit.min(end_of_part));
+        places[place].set(MappedPart { ahead, ..known });
+        if !pages.is_empty() {
+            let at = address(place) + pages.start % VOLUME_PART;
+            // It is advice: where there is no room, the write hears of it.
+            let _ = Machine::populate(at, pages.end - pages.start, Populate::Write);
+        }
+    }
+
     fn write_in_part(
         self,
         source: &mut Source<'_>,
@@ -101,13 +131,13 @@ impl Parts {
     /// Where the bytes from `offset` on are mapped, of `len` those that are in the same part.
     fn mapped(self, offset: u64, len: u64) -> Result<(u64, usize)> {
         let (part, within) = (offset / VOLUME_PART, offset % VOLUME_PART);
-        let base = self.map(part)? + within;
+        let base = address(self.map(part)?) + within;
         Ok((base, len.min(VOLUME_PART - within) as usize))
     }
 
-    /// Where a part of the file is mapped; maps it in the place of the one that was not used for
+    /// The place where a part of the file is mapped; maps it in that of the one that was not used for
     /// longest.
-    fn map(self, part: u64) -> Result<u64> {
+    fn map(self, part: u64) -> Result<usize> {
         let places = VOLUME_PARTS.cells(COUNT);
         let used = CLOCK.fetch_add(1, Relaxed) + 1;
         let is_it = |known: MappedPart| known.file == self.number && known.part == part;
@@ -125,14 +155,39 @@ impl Parts {
                 place
             }
         };
-        places[place].set(MappedPart { file: self.number, part, used });
-        Ok(VOLUMES_BASE + place as u64 * VOLUME_PART)
+        let ahead = places[place].get().ahead;
+        places[place].set(MappedPart { file: self.number, part, used, ahead });
+        Ok(place)
     }
+}
+
+/// What is known after a write of `bytes`, and the pages that are to be made before it, by their first
+/// and last bytes.
+fn next_ahead(known: PagesAhead, bytes: Span<u64>, limit: u64) -> (PagesAhead, Span<u64>) {
+    let PagesAhead { from, to } = known;
+    // Where the file was made shorter meanwhile, its pages are gone.
+    let follows = (from..=to).contains(&bytes.start) && to - bytes.start <= AHEAD_MAX + PAGE;
+    let (from, to) = if follows { (from, to) } else { (bytes.start, bytes.start) };
+    let end = bytes.end.min(limit);
+    if end <= to {
+        return (PagesAhead { from, to }, 0..0);
+    }
+    let more = ((bytes.start - from) / AHEAD_PART).min(AHEAD_MAX);
+    let pages =
+        to.next_multiple_of(PAGE)..end.saturating_add(more).min(limit).next_multiple_of(PAGE);
+    match pages.end.saturating_sub(pages.start) {
+        MADE_MIN.. => (PagesAhead { from, to: pages.end }, pages),
+        _ => (PagesAhead { from, to: end }, 0..0),
+    }
+}
+
+fn address(place: usize) -> u64 {
+    VOLUMES_BASE + place as u64 * VOLUME_PART
 }
 
 fn range(place: usize) -> KernelRange {
     // SAFETY: the area is this module's alone, which keeps no reference into it.
-    unsafe { KernelRange::new(VOLUMES_BASE + place as u64 * VOLUME_PART, VOLUME_PART) }
+    unsafe { KernelRange::new(address(place), VOLUME_PART) }
 }
 
 /// Unmaps all parts of this host process.
@@ -153,5 +208,56 @@ fn forget_where(is_it: impl Fn(u64) -> bool) {
             // What is not there needs not to be unmapped.
             let _ = Machine::unmap(range(number));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// Writes pieces one after the other, and returns bytes that were made, and calls.
+    fn write(known: &mut PagesAhead, bytes: Span<u64>, piece: u64, granted: u64) -> (u64, u64) {
+        let (mut made, mut calls) = (0, 0);
+        for at in bytes.step_by(piece as usize) {
+            let (next, pages) = next_ahead(*known, at..at + piece, granted);
+            *known = next;
+            assert!(pages.end <= granted.next_multiple_of(PAGE));
+            made += pages.end - pages.start;
+            calls += u64::from(!pages.is_empty());
+        }
+        (made, calls)
+    }
+
+    #[test]
+    fn a_long_write_has_its_pages_made_at_once_and_no_more() {
+        let (known, pages) = next_ahead(PagesAhead::default(), 100..MIB, 2 * MIB);
+        assert_eq!((known, pages), (PagesAhead { from: 100, to: MIB }, PAGE..MIB));
+        // Up to where the file may be written.
+        let (_, pages) = next_ahead(PagesAhead::default(), 0..MIB, MIB / 2 + 1);
+        assert_eq!(pages, 0..MIB / 2 + PAGE);
+        assert_eq!(next_ahead(PagesAhead::default(), MIB..2 * MIB, 10).1, 0..0);
+    }
+
+    #[test]
+    fn short_writes_have_pages_made_when_many_have_followed_each_other() {
+        let mut known = PagesAhead::default();
+        assert_eq!(write(&mut known, 0..64 << 10, 4096, MIB), (0, 0));
+        let (made, calls) = write(&mut known, 64 << 10..16 * MIB, 4096, 20 * MIB);
+        // An eighth may be made in vain.
+        assert!((14 * MIB..18 * MIB).contains(&made), "{made}");
+        assert!(calls < 64, "{calls}");
+        assert_eq!(known.from, 0);
+        // Elsewhere nothing is known.
+        assert_eq!(next_ahead(known, 30 * MIB..30 * MIB + PAGE, 40 * MIB).1, 0..0);
+    }
+
+    #[test]
+    fn pages_of_a_file_that_was_made_shorter_are_made_again() {
+        let mut known = PagesAhead::default();
+        write(&mut known, 0..16 * MIB, 4096, 20 * MIB);
+        let (known, pages) = next_ahead(known, MIB..2 * MIB, 20 * MIB);
+        assert_eq!((known.from, pages), (MIB, MIB..2 * MIB));
     }
 }

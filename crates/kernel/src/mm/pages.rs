@@ -7,7 +7,7 @@
 //! host at any time: an image stores none, and hibernation drops them.
 #![allow(unsafe_code)]
 
-use core::ops::{Deref, DerefMut};
+use core::ops::{Deref, DerefMut, Range};
 
 use thaw_abi::layout::PAGES_MAX;
 
@@ -15,7 +15,7 @@ use thaw_abi::layout::PAGES_BASE;
 
 use super::arena;
 use crate::errno::{Errno, Result};
-use crate::platform::machine::{Machine, Memory, PROT_READ, PROT_WRITE, Sharing};
+use crate::platform::machine::{Machine, Memory, PROT_READ, PROT_WRITE, Populate, Sharing};
 use crate::platform::memory::KernelRange;
 use crate::state::kernel;
 
@@ -24,6 +24,8 @@ pub const PAGE: usize = 4096;
 /// Bytes of a block.
 pub const BLOCK: u64 = 4 << 20;
 const PAGES_PER_BLOCK: usize = 1024;
+/// Pages that are made at once, in whatever block but the first: so many may be made in vain.
+pub const PAGES_AT_ONCE: usize = 64;
 
 /// First page of a block.
 #[repr(C)]
@@ -70,6 +72,14 @@ impl ControlPage {
         Some((index, was_touched))
     }
 
+    /// Of so many pages that are taken next those that were never handed out, by their indices. Pages
+    /// before them that are free are taken before.
+    fn fresh(&self, count: usize) -> Range<usize> {
+        let (start, used) = (self.touched as usize, self.used as usize);
+        let count = count.saturating_sub(start - 1 - used);
+        start..(start + count).min(PAGES_PER_BLOCK)
+    }
+
     fn give_back(&mut self, index: usize) {
         self.free[index / 64] |= 1 << (index % 64);
         self.free_words |= 1 << (index / 64);
@@ -78,6 +88,16 @@ impl ControlPage {
 
     fn is_free(&self, index: usize) -> bool {
         self.free[index / 64] & (1 << (index % 64)) != 0
+    }
+}
+
+/// The groups of [`PAGES_AT_ONCE`] that begin within some pages of a block.
+fn groups(pages: Range<usize>) -> Range<usize> {
+    // The control page is in the first one.
+    let first = if pages.start == 1 { 1 } else { pages.start.next_multiple_of(PAGES_AT_ONCE) };
+    match first < pages.end {
+        true => first..pages.end.next_multiple_of(PAGES_AT_ONCE),
+        false => first..first,
     }
 }
 
@@ -191,6 +211,19 @@ impl PageAllocator {
         }
     }
 
+    /// Pages to be made, of one block, before so many pages are taken: as a start and bytes. The first
+    /// block has those that are taken, of which the host has made none; the others have theirs in groups,
+    /// which the first one of each brings along.
+    fn to_be_made(&self, count: usize) -> (u64, u64) {
+        let mut blocks = self.first_candidate..self.blocks;
+        let Some(block) = blocks.find(|&block| self.control(block).free_words != 0) else {
+            return (0, 0);
+        };
+        let fresh = self.control(block).fresh(count);
+        let fresh = if block == 0 { fresh } else { groups(fresh) };
+        (self.base + block * BLOCK + (fresh.start * PAGE) as u64, (fresh.len() * PAGE) as u64)
+    }
+
     /// Adds a reference to the page at `address`.
     pub fn share(&mut self, address: u64) {
         let (block, index) = self.locate(address);
@@ -246,6 +279,17 @@ impl PageAllocator {
 /// Takes a zeroed page; `ENOMEM` when the sandbox's memory is used up.
 pub fn alloc_page() -> Result<PageBox> {
     Ok(PageBox { at: kernel().pages.borrow_mut().take(PAGES_MAX)? })
+}
+
+/// Has the host make the pages at once of which so many are about to be taken and filled, as far as it
+/// never made them, and up to [`PAGES_AT_ONCE`] more; otherwise it makes each when it is touched, which
+/// takes longer.
+pub fn make_ahead(count: usize) {
+    let (start, len) = kernel().pages.borrow_mut().to_be_made(count);
+    if len > 0 {
+        // It is advice.
+        let _ = Machine::populate(start, len, Populate::Write);
+    }
 }
 
 impl Drop for PageBox {
@@ -342,6 +386,54 @@ mod tests {
         let mut runs = Vec::new();
         pages.for_each_used_run(|start, len| runs.push((start - pages.base, len)));
         assert_eq!(runs, [(0, 3 * 4096), (4 * 4096, 2 * 4096)]);
+    }
+
+    #[test]
+    fn pages_that_are_made_ahead_are_those_that_are_taken_next() {
+        let mut pages = allocator();
+        let start = |pages: &TestStore, page: u64| pages.base + page * PAGE as u64;
+        assert_eq!(pages.to_be_made(8).1, 0, "there is no block yet");
+        let taken: Vec<u64> = (0..5).map(|_| pages.take(4 * BLOCK).unwrap() as u64).collect();
+        assert_eq!(pages.to_be_made(8), (start(&pages, 6), 8 * PAGE as u64));
+        // Two that were used before come first.
+        pages.release(taken[1]);
+        pages.release(taken[3]);
+        assert_eq!(pages.to_be_made(8), (start(&pages, 6), 6 * PAGE as u64));
+        assert_eq!(pages.to_be_made(2).1, 0);
+        for _ in 0..2 + 3 {
+            pages.take(4 * BLOCK).unwrap();
+        }
+        assert_eq!(pages.to_be_made(8), (start(&pages, 9), 8 * PAGE as u64));
+        // No more than the block has.
+        assert_eq!(pages.to_be_made(5000), (start(&pages, 9), (1024 - 9) * PAGE as u64));
+        for _ in 9..1024 {
+            pages.take(4 * BLOCK).unwrap();
+        }
+        assert_eq!(pages.to_be_made(8).1, 0);
+    }
+
+    #[test]
+    fn later_blocks_are_made_in_groups_each_of_them_once() {
+        let mut pages = allocator();
+        for _ in 0..1023 + 1 {
+            pages.take(4 * BLOCK).unwrap();
+        }
+        let (mut made, mut times) = (Vec::new(), 0);
+        for _ in 0..100 {
+            let (start, len) = pages.to_be_made(8);
+            let first = (start - pages.base) / PAGE as u64;
+            made.extend(first..first + len / PAGE as u64);
+            times += usize::from(len > 0);
+            for _ in 0..8 {
+                pages.take(4 * BLOCK).unwrap();
+            }
+        }
+        // The group in which a page was taken before is the only one that was not made.
+        let expected: Vec<u64> = (1024 + 64..1024 + 832).collect();
+        assert_eq!((made, times), (expected, 12));
+        assert_eq!(groups(1..9), 1..64);
+        assert_eq!(groups(60..200), 64..256);
+        assert_eq!(groups(1020..1024), 1024..1024);
     }
 
     #[test]

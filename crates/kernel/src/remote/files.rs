@@ -28,6 +28,10 @@ use crate::task::process::FIRST_PID;
 use crate::task::work::{self, Next, Work};
 use crate::task::{Credentials, current_process, host_process, scheduler};
 
+/// Where the bytes of a piece lie in a buffer, behind its length: a copy to such an address is several
+/// times as fast as one to any other.
+const PIECE_AT: usize = 64;
+
 /// Begins a session of a user (empty: that of the first process) over a socket.
 pub fn start(fd: HostFd, user: Vec<u8>) {
     let session = Session { socket: HostSocket::new(fd), user, out: Vec::new() };
@@ -123,6 +127,19 @@ impl Session {
         if self.out.len() >= FILE_PIECE_MAX { self.flush() } else { Ok(()) }
     }
 
+    /// Sends a piece that lies in a buffer behind [`PIECE_AT`] bytes, and what is to be sent before it,
+    /// or keeps a short one as [`Session::piece`] does.
+    fn piece_in(&mut self, buffer: &mut [u8]) -> core::result::Result<(), Over> {
+        let len = buffer.len() - PIECE_AT;
+        if len < FILE_PIECE_MAX / 2 {
+            return self.piece(&buffer[PIECE_AT..]);
+        }
+        self.flush()?;
+        let head = PIECE_AT - size_of::<u32>();
+        buffer[head..PIECE_AT].copy_from_slice(&(len as u32).to_ne_bytes());
+        self.send(&buffer[head..])
+    }
+
     /// Adds an end before its time.
     fn failed_piece(&mut self, error: Errno) {
         self.out.extend_from_slice(&(FILE_FAILED | error.0 as u32).to_ne_bytes());
@@ -144,13 +161,13 @@ impl Session {
         };
         self.answer(Ok(attributes_of(&file.path)));
         let (mut offset, mut left) = (request.offset, request.len);
-        let mut buffer = alloc::vec![0; FILE_PIECE_MAX];
+        let mut buffer = alloc::vec![0; PIECE_AT + FILE_PIECE_MAX];
         while left > 0 {
-            let room = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
-            match file.file.read(&mut Sink::kernel(&mut buffer[..room]), offset) {
+            let room = usize::try_from(left).unwrap_or(usize::MAX).min(FILE_PIECE_MAX);
+            match file.file.read(&mut Sink::kernel(&mut buffer[PIECE_AT..][..room]), offset) {
                 Ok(0) => break,
                 Ok(count) => {
-                    self.piece(&buffer[..count])?;
+                    self.piece_in(&mut buffer[..PIECE_AT + count])?;
                     offset = offset.saturating_add(count as u64);
                     left -= count as u64;
                 }
@@ -288,7 +305,11 @@ impl Session {
     /// Sends what is to be sent.
     fn flush(&mut self) -> core::result::Result<(), Over> {
         let out = core::mem::take(&mut self.out);
-        let mut source = Source::kernel(&out);
+        self.send(&out)
+    }
+
+    fn send(&self, bytes: &[u8]) -> core::result::Result<(), Over> {
+        let mut source = Source::kernel(bytes);
         while source.remaining() > 0 {
             match self.socket.write(&mut source) {
                 Ok(_) => {}

@@ -5,7 +5,7 @@ use crate::instance::Connector;
 use bytemuck::{Pod, Zeroable};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use serde::{Deserialize, Serialize};
-use std::io;
+use std::io::{self, IoSlice};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::time::Duration;
@@ -266,15 +266,13 @@ impl FileSession {
 
     /// Adds bytes to the file that is written.
     pub async fn put(&mut self, bytes: &[u8]) -> Outcome<()> {
-        let mut framed = Vec::new();
         for bytes in bytes.chunks(PIECES_AT_ONCE * FILE_PIECE_MAX) {
-            framed.clear();
-            framed.reserve(bytes.len() + PIECES_AT_ONCE * size_of::<u32>());
-            for piece in bytes.chunks(FILE_PIECE_MAX) {
-                framed.extend_from_slice(&(piece.len() as u32).to_ne_bytes());
-                framed.extend_from_slice(piece);
-            }
-            self.send(&framed).await?;
+            let pieces = bytes.chunks(FILE_PIECE_MAX);
+            let lengths: Vec<_> = pieces.map(|piece| (piece.len() as u32).to_ne_bytes()).collect();
+            let pieces = lengths.iter().zip(bytes.chunks(FILE_PIECE_MAX));
+            let mut framed: Vec<_> =
+                pieces.flat_map(|(len, piece)| [IoSlice::new(len), IoSlice::new(piece)]).collect();
+            self.send_all(&mut framed).await?;
         }
         Ok(())
     }
@@ -334,6 +332,17 @@ impl FileSession {
             Ok(sent) => Ok(sent?),
             Err(_) => Err(late()),
         }
+    }
+
+    async fn send_all(&mut self, mut slices: &mut [IoSlice<'_>]) -> Outcome<()> {
+        while !slices.is_empty() {
+            match timeout(PATIENCE, self.socket.write_vectored(slices)).await {
+                Ok(Ok(0)) => return Err(io::Error::from(io::ErrorKind::WriteZero).into()),
+                Ok(sent) => IoSlice::advance_slices(&mut slices, sent?),
+                Err(_) => return Err(late()),
+            }
+        }
+        Ok(())
     }
 
     async fn receive(&mut self, bytes: &mut [u8]) -> Outcome<()> {
@@ -425,5 +434,40 @@ fn explain(errno: i32) -> String {
             "the sandbox has no room for it; files take its memory, so raise `memory`".into()
         }
         errno => io::Error::from_raw_os_error(errno).to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use tokio::sync::Semaphore;
+
+    #[tokio::test]
+    async fn pieces_come_whole_and_in_order_however_little_a_socket_takes() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let place = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
+        let mut session = FileSession::with(ours, place);
+        let lens = [1, FILE_PIECE_MAX, 3, 2_000_001];
+        let bytes: Vec<u8> = (0..2_000_001u32).map(|n| (n / 7) as u8).collect();
+        let sent = bytes.clone();
+        let sender = tokio::spawn(async move {
+            for len in lens {
+                session.put(&sent[..len]).await.unwrap();
+            }
+        });
+        for len in lens {
+            let mut left = &bytes[..len];
+            while !left.is_empty() {
+                let piece = theirs.read_u32_le().await.unwrap() as usize;
+                assert_eq!(piece, left.len().min(FILE_PIECE_MAX));
+                let mut got = vec![0; piece];
+                theirs.read_exact(&mut got).await.unwrap();
+                assert!(got == left[..piece]);
+                left = &left[piece..];
+            }
+        }
+        sender.await.unwrap();
+        assert_eq!(theirs.read(&mut [0]).await.unwrap(), 0, "nothing more came");
     }
 }

@@ -8,7 +8,7 @@ use crate::output;
 use crate::verbs::exec::instance_of;
 use clap::Args;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, BufWriter};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -40,6 +40,9 @@ pub struct Arguments {
     #[command(flatten)]
     daemon: DaemonArguments,
 }
+
+/// Bytes of a file that are written at a time.
+const PIECE: usize = 256 << 10;
 
 /// The files of one sandbox.
 struct Files {
@@ -143,8 +146,10 @@ impl Files {
             }
             FileKind::File => {
                 let mut answer = self.daemon.stream(&self.url("", from, ""))?;
-                let mut file = File::create(to).map_err(told)?;
-                io::copy(&mut answer.body_mut().as_reader(), &mut file).map_err(told)?;
+                let file = File::create(to).map_err(told)?;
+                let mut pieces = BufWriter::with_capacity(PIECE, file);
+                io::copy(&mut answer.body_mut().as_reader(), &mut pieces).map_err(told)?;
+                let file = pieces.into_inner().map_err(|error| told(error.into_error()))?;
                 // Not what would give rights to whoever runs it.
                 file.set_permissions(fs::Permissions::from_mode(info.mode & 0o777)).map_err(told)
             }

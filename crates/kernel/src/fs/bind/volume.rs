@@ -294,7 +294,9 @@ impl VolumePages {
         };
         self.bind().set_size(self.inode, at + count);
         source.touch();
-        let written = self.parts(&self.opened()?).write(source, at, count);
+        let parts = self.parts(&self.opened()?);
+        parts.make_pages(at..at + count, at + count);
+        let written = parts.write(source, at, count);
         written.map(|written| (at, written)).map_err(reason)
     }
 
@@ -411,6 +413,7 @@ impl VolumePages {
                 if room < least {
                     return (0, None);
                 }
+                parts.make_pages(length.max(at)..at + room, granted);
                 let written = parts.write(source, at, room);
                 (written.map_or(0, |count| at + count as u64), Some((at, written)))
             });

@@ -6,6 +6,7 @@
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
+use core::ops::Range as Span;
 
 use crate::errno::{Errno, Result};
 use crate::fs::lower::{LowerId, LowerLayer};
@@ -17,6 +18,8 @@ use crate::sync::KernelCell;
 
 /// Bytes of a page.
 pub const PAGE: u64 = 4096;
+/// Bytes of a write from which on its pages are made at once, and bytes of them at a time.
+const MADE: Span<usize> = 16 << 10..256 << 10;
 
 /// The part of a lower file that still shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -225,6 +228,22 @@ impl Content {
         done
     }
 
+    /// Makes the pages at once that a write at `offset` is about to fill, if it is long, has none of
+    /// them, and there is room.
+    fn make_pages(&self, offset: u64, len: usize) {
+        let Some(end) = offset.checked_add(len as u64) else { return };
+        let pages = offset.div_ceil(PAGE)..end / PAGE;
+        if len < MADE.start || pages.is_empty() || self.pages.range(pages.clone()).next().is_some()
+        {
+            return;
+        }
+        let count = (pages.end - pages.start) as usize;
+        let has_limit = kernel().config.get().memory_limit != 0;
+        if !has_limit || (count + pages::PAGES_AT_ONCE) as u64 <= page_counts().1 {
+            pages::make_ahead(count);
+        }
+    }
+
     /// Has `fill` write to the page of offset `at`, from there on, and returns how
     /// many bytes it says it has written; the file grows with them.
     fn write_page(
@@ -418,9 +437,14 @@ fn write_through(
     offset: u64,
     max: usize,
 ) -> Result<usize> {
-    let mut done = 0;
+    let (mut done, mut made) = (0, 0);
     while source.remaining() > 0 && done < max {
         let at = offset + done as u64;
+        if done >= made {
+            made = done + MADE.end;
+            let len = source.remaining().min(max - done).min(MADE.end);
+            content.borrow_mut().make_pages(at, len);
+        }
         let in_page = (at % PAGE) as usize;
         let len = (PAGE as usize - in_page).min(max - done);
         let direct = content.borrow_mut().write_page(lower, at, |page| {
