@@ -44,7 +44,8 @@ impl Rest {
     /// meanwhile. If it does not come, the sandbox ends.
     pub fn wait(&mut self) {
         kernel_lock::release();
-        let opened = self.gate.wait();
+        // The host closes its end if it gives up, or has gone.
+        let opened = self.gate.wait(None);
         kernel_lock::acquire();
         if opened.is_err() {
             control::send(MSG_FAILED, 0, NOT_COPIED.as_bytes(), &[]);

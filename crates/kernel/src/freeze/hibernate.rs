@@ -156,8 +156,11 @@ impl Answer {
 
 /// Has the host decrypt the file and verify it, and waits for that. Uses no saved memory.
 fn unseal(gate: &Gate) -> Result<()> {
+    /// How long the host may take: the daemon that has the key may be gone, and somebody else may keep
+    /// the other end.
+    const PATIENCE_NS: u64 = 300_000_000_000;
     control::send(MSG_UNSEAL, 0, &[], &[]);
-    gate.wait()
+    gate.wait(Some(PATIENCE_NS))
 }
 
 impl Awaited {

@@ -6,10 +6,6 @@ use crate::platform::machine::{Clocks, HostFd, HostFiles, Machine, PollFd};
 /// Something can be read (poll(2)).
 const POLLIN: i16 = 1;
 
-/// How long the host may take, in nanoseconds: a daemon may be gone, and somebody else may keep the
-/// other end.
-const PATIENCE_NS: u64 = 300_000_000_000;
-
 /// The reading end of a pipe, in which a byte lies when what is waited for is there. Nobody reads
 /// it, so that several host processes can wait for the same. It is closed at its end.
 pub struct Gate(HostFd);
@@ -20,17 +16,17 @@ impl Gate {
         Self(reading_end)
     }
 
-    /// Waits until it is open. Uses no saved memory.
+    /// Waits until it is open, so many nanoseconds at most. Uses no saved memory.
     ///
     /// # Errors
     /// `EPIPE`: the host has closed its end, and nothing will come. `ETIMEDOUT`: it does not answer.
-    pub fn wait(&self) -> Result<()> {
-        let until = Machine::monotonic_ns().saturating_add(PATIENCE_NS);
+    pub fn wait(&self, patience_ns: Option<u64>) -> Result<()> {
+        let until = patience_ns.map(|patience| Machine::monotonic_ns().saturating_add(patience));
         loop {
-            let left = until.saturating_sub(Machine::monotonic_ns());
+            let left = until.map(|until| until.saturating_sub(Machine::monotonic_ns()));
             let mut awaited = [PollFd { fd: self.0.0, events: POLLIN, revents: 0 }];
-            match Machine::poll(&mut awaited, Some(left)) {
-                Ok(0) if left == 0 => return Err(Errno::ETIMEDOUT),
+            match Machine::poll(&mut awaited, left) {
+                Ok(0) if left == Some(0) => return Err(Errno::ETIMEDOUT),
                 Ok(0) | Err(Errno::EINTR) => {}
                 Ok(_) if awaited[0].revents & POLLIN != 0 => return Ok(()),
                 Ok(_) => return Err(Errno::EPIPE),
@@ -58,10 +54,11 @@ mod tests {
         let _sandbox = crate::testing::Sandbox::new();
         let (told, mut tell) = std::io::pipe().unwrap();
         let gate = Gate::new(HostFd::new(told.into_raw_fd()));
+        assert_eq!(gate.wait(Some(1)), Err(Errno::ETIMEDOUT));
         tell.write_all(&[1]).unwrap();
         drop(tell);
         for _ in 0..2 {
-            gate.wait().unwrap();
+            gate.wait(None).unwrap();
         }
     }
 
@@ -71,6 +68,6 @@ mod tests {
         let (told, tell) = std::io::pipe().unwrap();
         drop(tell);
         let gate = Gate::new(HostFd::new(told.into_raw_fd()));
-        assert_eq!(gate.wait(), Err(Errno::EPIPE));
+        assert_eq!(gate.wait(None), Err(Errno::EPIPE));
     }
 }

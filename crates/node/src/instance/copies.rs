@@ -10,6 +10,7 @@ use crate::build::{about, store_kernel};
 use crate::seal;
 use crate::tenants::check_file;
 use rustix::fs::{SealFlags, fcntl_add_seals};
+use rustix::io::Errno;
 use rustix::rand::GetRandomFlags;
 use std::fs::File;
 use std::io;
@@ -272,10 +273,16 @@ struct NewCopies<'a> {
 impl NewCopies<'_> {
     /// Opens the image, of which the part that is looked at does not change any more.
     fn open(&self) -> Result<Image, String> {
-        let file = self.file.try_clone().map_err(|error| error.to_string())?;
-        let image =
-            Image::open_sealed(file, &self.identity, &mut |named| ancestor(self.base, named));
-        image.map_err(|error| error.to_string())
+        self.open_as(self.clone_file()?)
+    }
+
+    fn clone_file(&self) -> Result<File, String> {
+        self.file.try_clone().map_err(|error| error.to_string())
+    }
+
+    fn open_as(&self, file: File) -> Result<Image, String> {
+        let find = &mut |named: &Ancestor| ancestor(self.base, named);
+        Image::open_sealed(file, &self.identity, find).map_err(|error| error.to_string())
     }
 
     /// Boots of the image, which is whole and sealed.
@@ -286,9 +293,9 @@ impl NewCopies<'_> {
     /// Boots of the image, which has only the memory of the first process so far.
     fn early(&self) -> Result<EarlyCopies, String> {
         let (rest, image) = (Arc::new(PostCopy::new()), self.open()?);
-        let mappings = image.mappings().to_vec();
+        let (mappings, again) = (image.mappings().to_vec(), self.clone_file()?);
         let launcher = Arc::new(self.launcher_of(image, Some(rest.clone()))?);
-        Ok(EarlyCopies { launcher, mappings, rest })
+        Ok(EarlyCopies { launcher, mappings, again: Some(again), rest })
     }
 
     fn launcher_of(
@@ -308,6 +315,8 @@ struct EarlyCopies {
     launcher: Arc<SandboxLauncher>,
     /// What the image said of its memory.
     mappings: Vec<Mapping>,
+    /// To look at that once more; there may be no room for another descriptor then.
+    again: Option<File>,
     rest: Arc<PostCopy>,
 }
 
@@ -318,8 +327,9 @@ impl EarlyCopies {
 
     /// The image is sealed, with all of its memory. Nobody may have changed what it says since it was
     /// opened.
-    fn complete(self, image: &NewCopies<'_>) -> Result<Arc<dyn Launcher>, String> {
-        if image.open()?.mappings() != self.mappings {
+    fn complete(mut self, image: &NewCopies<'_>) -> Result<Arc<dyn Launcher>, String> {
+        let again = self.again.take().map(|file| image.open_as(file)).transpose()?;
+        if again.is_none_or(|again| again.mappings() != self.mappings) {
             return Err("the image of its copies has changed while it was written".to_owned());
         }
         self.rest.complete();
@@ -372,6 +382,16 @@ fn unsealed_file() -> io::Result<File> {
 
 /// From now on nobody changes the file: the copies map it, and each has a descriptor of it.
 fn seal(file: &File) -> io::Result<()> {
+    /// How often it is tried while pages of it are in use, for which the host waits some 100 ms each
+    /// time: copies that run take page faults for them.
+    const TRIES: u32 = 20;
     let seals = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-    Ok(fcntl_add_seals(file, seals)?)
+    let mut sealed = fcntl_add_seals(file, seals);
+    for _ in 1..TRIES {
+        if sealed != Err(Errno::BUSY) {
+            break;
+        }
+        sealed = fcntl_add_seals(file, seals);
+    }
+    Ok(sealed?)
 }

@@ -29,6 +29,7 @@ use crate::tenants::Lease;
 use rustix::net::{Shutdown, shutdown};
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
+use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -163,7 +164,7 @@ pub(crate) struct Supervisor {
     /// It is to be ended after that.
     ends_later: Option<EndLater>,
     /// Who wants it to come to rest after that, and whether with a twin.
-    next_rest: Option<(Rest, Twin)>,
+    next_rests: VecDeque<(Rest, Twin)>,
     /// Who wants it to be hibernated.
     hibernate: Vec<HibernateReply>,
     /// Who wants it to be paused.
@@ -266,7 +267,7 @@ impl Supervisor {
             twin: None,
             copies_wait: Arc::default(),
             ends_later: None,
-            next_rest: None,
+            next_rests: VecDeque::new(),
             hibernate: Vec::new(),
             pauses: Vec::new(),
             wake: Vec::new(),

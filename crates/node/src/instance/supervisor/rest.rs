@@ -16,8 +16,8 @@ use thaw_sandbox::{Twin, Volume};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-/// Why an instance is not asked to rest for one more.
-const IS_COPIED: &str = "it is being copied already; try again";
+/// How many wait for a rest of an instance at most, besides the one who has it.
+const NEXT_MAX: usize = 16;
 
 /// Where to say how a freeze went.
 pub(crate) type FreezeReply = oneshot::Sender<Result<FrozenInstance, String>>;
@@ -159,11 +159,10 @@ impl Supervisor {
                 let would_go_on = self.may_have_twin && twin == Twin::Refused;
                 earlier.is_wanted() || !rest.is_checkpoint() || would_go_on
             }
-            None if self.twin.is_some() => return self.rest_later(rest, twin),
-            None => false,
+            None => self.twin.is_some(),
         };
         if is_taken {
-            return rest.refuse(IS_COPIED.to_owned());
+            return self.rest_later(rest, twin);
         }
         // Its program sees the end of a probe before it rests.
         self.health.cancel();
@@ -184,18 +183,35 @@ impl Supervisor {
         }
     }
 
-    /// Asks it when the memory of its twin was read, for whose copies others may have stopped to wait
-    /// already. One at a time waits for that.
+    /// Asks it when nobody else has it rest, or its twin read, any more.
     fn rest_later(&mut self, rest: Rest, twin: Twin) {
-        match &self.next_rest {
-            Some((earlier, _)) if earlier.is_wanted() => rest.refuse(IS_COPIED.to_owned()),
-            _ => self.next_rest = Some((rest, twin)),
+        self.next_rests.retain(|(earlier, _)| earlier.is_wanted());
+        match self.next_rests.len() < NEXT_MAX {
+            true => self.next_rests.push_back((rest, twin)),
+            false => rest.refuse(format!("{NEXT_MAX} others wait for copies of it; try again")),
+        }
+    }
+
+    /// Asks it for the next one who waits for that.
+    fn ask_next(&mut self) {
+        while self.rest.is_none()
+            && self.twin.is_none()
+            && let Some((next, twin)) = self.next_rests.pop_front()
+        {
+            if next.is_wanted() {
+                self.ask_to_rest(next, twin);
+            }
         }
     }
 
     /// The instance rests, as somebody has asked, who may have lost patience. With a twin it has
     /// gone on already.
     pub(super) fn at_rest(&mut self, rest: EntryPoint) {
+        self.use_rest(rest);
+        self.ask_next();
+    }
+
+    fn use_rest(&mut self, rest: EntryPoint) {
         let has_twin = rest.process != 0;
         self.may_have_twin = false;
         match self.rest.take() {
@@ -263,6 +279,7 @@ impl Supervisor {
         if matches!(self.rest, Some(Rest::Held)) {
             self.rest = None;
             self.go_on();
+            self.ask_next();
         }
     }
 
@@ -356,13 +373,10 @@ impl Supervisor {
         if self.end_if_it_had_to_live() {
             return;
         }
-        let next = self.next_rest.take();
         if let Some(again) = again {
             self.ask_to_rest(again, Twin::Refused);
         }
-        if let Some((next, twin)) = next.filter(|(next, _)| next.is_wanted()) {
-            self.ask_to_rest(next, twin);
-        }
+        self.ask_next();
     }
 
     /// Ends the rest of the instance.
