@@ -1,6 +1,7 @@
 //! `thaw run --name` and `-d`: programs of images in sandboxes that the daemon holds.
 
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -30,11 +31,24 @@ fn named(home: &Path, name: &str, script: &str, input: &str) -> Outcome {
     run_with_input(&mut thaw_in(home, &arguments), input.as_bytes())
 }
 
+fn json(home: &Path, arguments: &[&str]) -> Value {
+    serde_json::from_str(&ok(home, arguments)).expect("JSON")
+}
+
+/// A sandbox as it is shown.
+fn shown(home: &Path, name: &str) -> Value {
+    json(home, &["sandbox", "show", name, "--json"])
+}
+
 /// The names of all sandboxes.
 fn names(home: &Path) -> Vec<String> {
-    let listed = ok(home, &["sandbox", "list", "--json"]);
-    let listed: Vec<serde_json::Value> = serde_json::from_str(&listed).expect("JSON");
-    listed.iter().map(|one| one["name"].as_str().expect("a name").to_owned()).collect()
+    let listed = json(home, &["sandbox", "list", "--json"]);
+    listed
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|one| one["name"].as_str().expect("a name").to_owned())
+        .collect()
 }
 
 /// A client that stays with a program, which has printed `ready`.
@@ -90,8 +104,7 @@ fn a_program_with_a_name_runs_as_one_without_and_leaves_nothing() {
     let terminal = ok(&home, &["run", "-it", "--name", "one", "app", "--", "tty"]);
     assert_eq!(terminal, "/dev/pts/0\r\n");
 
-    let function = ok(&home, &["list", "--json"]);
-    let function: serde_json::Value = serde_json::from_str(&function).expect("JSON");
+    let function = json(&home, &["list", "--json"]);
     let function = function[0]["name"].as_str().expect("a function").to_owned();
     let refused = call(&home, &["run", "--name", "one", &function]).refusal();
     assert!(refused.contains("is a function and no image"), "{refused}");
@@ -159,6 +172,24 @@ fn a_sandbox_with_a_name_ends_with_the_client_that_stays() {
 }
 
 #[test]
+fn a_sandbox_with_a_name_is_the_next_daemons_if_the_daemon_is_killed() {
+    let home = home("named-daemon");
+    let mut daemon = Daemon::start(&home, &DaemonOptions::default());
+    let mut client = stay(&home, "one", COUNT);
+    daemon.wait_until_kept(shown(&home, "one")["function"].as_str().expect("a name"));
+    daemon.kill_and_await_next();
+    assert_eq!(client.wait().expect("it ends").code(), Some(1));
+    let mut said = String::new();
+    client.stderr.take().expect("piped").read_to_string(&mut said).expect("text");
+    assert!(said.contains("the connection to the daemon has ended"), "{said}");
+    let count = ["exec", "one", "--", "/bin/busybox", "cat", "/tmp/n"];
+    let before = ok(&home, &count);
+    wait_until("it counts on", || ok(&home, &count) != before);
+    ok(&home, &["sandbox", "kill", "one"]);
+    assert!(names(&home).is_empty());
+}
+
+#[test]
 fn a_detached_program_goes_on_alone_and_its_sandbox_ends_with_it() {
     let home = home("named-detached");
     let _daemon = Daemon::start(&home, &DaemonOptions::default());
@@ -166,8 +197,7 @@ fn a_detached_program_goes_on_alone_and_its_sandbox_ends_with_it() {
     let detached = ["run", "-di", "--name", "one", "app", "--", "sh", "-c", script];
     assert_eq!(ok(&home, &detached), "one\n");
     assert_eq!(names(&home), ["one"]);
-    let shown = ok(&home, &["sandbox", "show", "one", "--json"]);
-    let shown: serde_json::Value = serde_json::from_str(&shown).expect("JSON");
+    let shown = shown(&home, "one");
     assert!(shown["timeout_s"].is_null() && shown["deadline_ms"].is_null(), "{shown}");
     let mut attach = thaw_in(&home, &["sandbox", "attach", "one"]);
     let attached = run_with_input(&mut attach, b"words\n");

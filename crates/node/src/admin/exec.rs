@@ -110,6 +110,9 @@ async fn start(State(admin): State<Admin>, Path(id): Path<u64>, mut request: Req
             }
         }
         (Err(error), _) => {
+            if wanted.ends_sandbox {
+                admin.sandboxes.end_instance(id);
+            }
             let status = match error {
                 ExecProblem::Wrong(_) => StatusCode::BAD_REQUEST,
                 ExecProblem::Full(_) => StatusCode::TOO_MANY_REQUESTS,

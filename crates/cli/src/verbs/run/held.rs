@@ -49,42 +49,37 @@ pub fn run(arguments: &Arguments, name: &str) -> Outcome {
         ..NewSandbox::default()
     };
     let sandbox: SandboxInfo = daemon.send_json("POST", "/sandboxes", &new)?;
-    let outcome = start(&daemon, &sandbox, arguments, &request, ports);
-    if outcome.is_err() {
-        // Its program does not run, or nobody stays with it. One that has ended needs no end.
-        let path = format!("/sandboxes/{}", sandbox.instance);
-        drop(daemon.send_empty::<SandboxInfo>("DELETE", &path));
-    }
-    outcome
-}
-
-/// Starts the program, and stays with it unless that is not wanted.
-fn start(
-    daemon: &Daemon,
-    sandbox: &SandboxInfo,
-    arguments: &Arguments,
-    request: &ExecRequest,
-    ports: Vec<(TcpListener, u16)>,
-) -> Outcome {
-    if arguments.cpus.is_some() {
-        let cpus = arguments.cpus.map(NonZeroU32::get);
-        let change = LimitsChange { cpus, ..LimitsChange::default() };
-        let path = format!("/sandboxes/{}/limits", sandbox.instance);
-        let _: LimitsInfo = daemon.send_json("PUT", &path, &change)?;
+    if let Some(cpus) = arguments.cpus {
+        give_cpus(&daemon, &sandbox, cpus)?;
     }
     if arguments.detach {
-        exec_client::begin(daemon, sandbox.instance, request)?;
+        exec_client::begin(&daemon, sandbox.instance, &request)?;
         output::print(&format!("{}\n", sandbox.name))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let shared = Arc::new(daemon.clone());
+    pass_clients(&daemon, &sandbox, ports);
+    exec_client::run(&daemon, sandbox.instance, &request)
+}
+
+/// Gives a sandbox processors, or ends it if they cannot be had.
+fn give_cpus(daemon: &Daemon, sandbox: &SandboxInfo, cpus: NonZeroU32) -> Result<(), Failure> {
+    let change = LimitsChange { cpus: Some(cpus.get()), ..LimitsChange::default() };
+    let path = format!("/sandboxes/{}", sandbox.instance);
+    let given = daemon.send_json::<LimitsInfo>("PUT", &format!("{path}/limits"), &change);
+    given.map(drop).inspect_err(|_| {
+        // One that has ended needs no end.
+        drop(daemon.send_empty::<SandboxInfo>("DELETE", &path));
+    })
+}
+
+/// Passes clients of ports of this host on, for as long as this process lives.
+fn pass_clients(daemon: &Daemon, sandbox: &SandboxInfo, ports: Vec<(TcpListener, u16)>) {
+    let daemon = Arc::new(daemon.clone());
     for (listener, guest) in ports {
         let path = format!("/sandboxes/{}/ports/{guest}", sandbox.instance);
-        let daemon = shared.clone();
-        // It ends with this process.
+        let daemon = daemon.clone();
         thread::spawn(move || port::pass_all(&listener, &daemon, &path));
     }
-    exec_client::run(daemon, sandbox.instance, request)
 }
 
 /// The program as the image and the options say, as without a name.
@@ -92,7 +87,7 @@ fn request(arguments: &Arguments) -> Result<ExecRequest, Failure> {
     let Program { argv, env, cwd, account, .. } = program(arguments, &host_policy(arguments))?;
     let is_attached = !arguments.detach;
     let has_terminal = arguments.docker.tty || (is_attached && isatty(stdin()) && isatty(stdout()));
-    Ok(ExecRequest {
+    let request = ExecRequest {
         argv: argv.into_iter().map(text).collect::<Result<_, _>>()?,
         env: env.into_iter().map(text).collect::<Result<_, _>>()?,
         workdir: text(cwd)?,
@@ -100,7 +95,9 @@ fn request(arguments: &Arguments) -> Result<ExecRequest, Failure> {
         terminal: has_terminal.then(|| exec_client::window().unwrap_or((24, 80))),
         stdin: is_attached || arguments.docker.interactive,
         ends_sandbox: true,
-    })
+    };
+    request.check().map_err(Failure::failed)?;
+    Ok(request)
 }
 
 fn text(bytes: OsString) -> Result<String, Failure> {
