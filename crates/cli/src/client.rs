@@ -59,16 +59,23 @@ impl Daemon {
             };
             return Ok(Self::at(admin.clone(), token));
         }
-        let home = Home::from_environment()?;
-        Self::running(&home).ok_or_else(|| {
+        Self::of_home(&Home::from_environment()?, "or name one with --admin")
+    }
+
+    /// The daemon that serves `home`.
+    ///
+    /// # Errors
+    /// None does; what to do `otherwise` ends the sentence.
+    pub fn of_home(home: &Home, otherwise: &str) -> Result<Self, Failure> {
+        Self::running(home).ok_or_else(|| {
             Failure::failed(match home.hidden_daemon() {
                 Some((path, owner)) => format!(
                     "permission denied on {}, which belongs to user {owner}; run this as the user \
-                     who runs the daemon, or name one with --admin",
+                     who runs the daemon, {otherwise}",
                     path.display()
                 ),
                 None => format!(
-                    "no daemon serves {}; start one with `thaw serve`, or name one with --admin",
+                    "no daemon serves {}; start one with `thaw serve`, {otherwise}",
                     home.root().display()
                 ),
             })

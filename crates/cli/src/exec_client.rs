@@ -69,12 +69,24 @@ pub fn run(daemon: &Daemon, instance: u64, request: &ExecRequest) -> Outcome {
     let path = format!("/instances/{instance}/exec");
     let has_terminal = request.terminal.is_some();
     let input = if request.stdin || has_terminal { Input::Passed } else { Input::None };
+    let left = match request.ends_sandbox {
+        true => "the sandbox ends",
+        false => "the process goes on; `thaw sandbox attach` finds it",
+    };
     let started = |exec| match has_terminal {
         // The terminal in the sandbox makes signals of keys.
         true => Ok(()),
-        false => pass_signals(daemon, instance, exec),
+        false => pass_signals(daemon, instance, exec, left),
     };
     converse(daemon, &path, &body, (input, has_terminal), started)
+}
+
+/// Starts a process in an instance that nobody stays with.
+///
+/// # Errors
+/// The daemon refuses.
+pub fn begin(daemon: &Daemon, instance: u64, request: &ExecRequest) -> Result<ExecInfo, Failure> {
+    daemon.send_json("POST", &format!("/instances/{instance}/exec"), request)
 }
 
 /// Stays with a process that runs.
@@ -139,8 +151,9 @@ fn pass_input(to: &Mutex<Box<dyn Stream>>, has_terminal: bool) {
 }
 
 /// Passes signals that would end this program on to a process, past its input, which it may not read.
-/// A second SIGINT ends this program: the process may not mind the first one.
-fn pass_signals(daemon: &Daemon, instance: u64, exec: u64) -> io::Result<()> {
+/// A second SIGINT ends this program, which says what becomes of the process then: it may not mind the
+/// first one.
+fn pass_signals(daemon: &Daemon, instance: u64, exec: u64, left: &'static str) -> io::Result<()> {
     let ignored = ignored_signals();
     for kind in [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()] {
         let number = kind.as_raw_value();
@@ -156,7 +169,7 @@ fn pass_signals(daemon: &Daemon, instance: u64, exec: u64) -> io::Result<()> {
             let mut is_again = false;
             while runtime.block_on(signals.recv()).is_some() {
                 if is_again && kind == SignalKind::interrupt() {
-                    eprintln!("thaw: the process goes on; `thaw sandbox attach` finds it");
+                    eprintln!("thaw: {left}");
                     std::process::exit(128 + number);
                 }
                 is_again = true;

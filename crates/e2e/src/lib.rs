@@ -21,6 +21,7 @@ mod sdk;
 mod skip;
 mod user;
 mod volume_function;
+mod workshop;
 
 pub use apart::{Apart, Background, setting, unit};
 pub use binary::{build_directory, changed_kernel, kernel_symbol, repository, thaw, thaw_binary};
@@ -51,3 +52,4 @@ pub use sdk::{
 pub use skip::{has_controller, skip};
 pub use user::User;
 pub use volume_function::{VolumeFunction, ask_volume};
+pub use workshop::Workshop;

@@ -62,6 +62,7 @@ fn failure_is_exit_code_1_and_one_line_that_says_what_to_do() {
         (&["remove", "f"], "no function f"),
         (&["bench", "boot", "f"], "no function f"),
         (&["build", missing.to_str().unwrap()], "thaw.toml"),
+        (&["run", "--name", "x", "app"], "thaw serve"),
         (&["run", "--rootfs", "nothing-stored", "--", "ls"], "no rootfs nothing-stored"),
         (&["run", "--rootfs", missing.to_str().unwrap(), "--", "ls"], "name another directory"),
     ] {
@@ -74,6 +75,31 @@ fn failure_is_exit_code_1_and_one_line_that_says_what_to_do() {
             "{arguments:?}: {message}"
         );
         assert_eq!(stdout(&output), "", "{arguments:?}");
+    }
+}
+
+#[test]
+fn options_that_a_sandbox_of_the_daemon_cannot_have_are_refused_with_a_way_out() {
+    let home = tempfile::tempdir().unwrap();
+    for (options, way_out) in [
+        (&["--volume", ".:/work", "app"][..], "`thaw sandbox cp`"),
+        (&["--volume", "data:/data", "app"], "`thaw sandbox cp`"),
+        (&["--bind", ".:/work", "app"], "`thaw sandbox cp`"),
+        (&["--tmpfs", "/tmp", "app"], "in memory"),
+        (&["--processes", "3", "app"], "`thaw sandbox create`"),
+        (&["--cpu-time", "3s", "app"], "`thaw sandbox create`"),
+        (&["--weak-limits", "app"], "`thaw serve`"),
+        (&["--hostname", "box", "app"], "leave it out"),
+        (&["--memory", "0B", "app"], "leave it out"),
+        (&["--detach", "--publish", "80", "app"], "`thaw sandbox port`"),
+        (&["./prog"], "thaw run --name x debian:12"),
+        (&["--rootfs", "/", "--", "prog"], "thaw run --name x debian:12"),
+    ] {
+        let output = thaw(home.path(), &[&["run", "--name", "x"], options].concat());
+        let message = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{options:?}: {message}");
+        assert_eq!(message.lines().count(), 1, "{options:?}: {message}");
+        assert!(message.contains(way_out), "{options:?}: {message}");
     }
 }
 

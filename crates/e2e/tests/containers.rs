@@ -2,80 +2,16 @@
 //! functions.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::Ordering;
-use tempfile::TempDir;
 use thaw_e2e::{
-    Cut, Daemon, DaemonOptions, Outcome, Registry, built_home, cutting_proxy, get, repository, run,
-    thaw,
+    Cut, Daemon, DaemonOptions, Outcome, Registry, Workshop, built_home, cutting_proxy, get,
+    repository, run, thaw,
 };
 
 /// What a client of `docker login` notes of that: base64 of `thaw:thaw-test`.
 const LOGIN: &str = "dGhhdzp0aGF3LXRlc3Q=";
-
-/// A place for images, with `buildah`'s state.
-struct Workshop {
-    directory: TempDir,
-}
-
-impl Workshop {
-    fn new() -> Self {
-        Self { directory: tempfile::tempdir().expect("a directory") }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
-    }
-
-    fn buildah(&self, arguments: &[&str]) -> String {
-        let mut command = Command::new("buildah");
-        command.arg("--root").arg(self.path("root")).arg("--runroot").arg(self.path("run"));
-        command.args(["--storage-driver", "vfs"]).args(arguments);
-        command.env("BUILDAH_ISOLATION", "chroot").env("HOME", self.directory.path());
-        run(&mut command).success().trim().to_owned()
-    }
-
-    /// Builds `image`: busybox, users, a large file, and how it is run.
-    fn build(&self, image: &str) {
-        let container = self.buildah(&["from", "scratch"]);
-        let files = self.path("files");
-        fs::create_dir_all(files.join("etc")).expect("a directory");
-        fs::write(
-            files.join("etc/passwd"),
-            "root:x:0:0::/root:/bin/sh\napp:x:1000:50::/srv:/bin/sh\n",
-        )
-        .expect("users");
-        fs::write(files.join("gone"), "gone").expect("a file");
-        let noise: Vec<u8> =
-            (0..4_000_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-        fs::write(files.join("large"), noise).expect("a large file");
-        let files = files.to_str().expect("UTF-8").to_owned();
-        self.buildah(&["copy", &container, "/bin/busybox", "/bin/busybox"]);
-        self.buildah(&["copy", &container, &files, "/"]);
-        self.buildah(&[
-            "config",
-            "--workingdir",
-            "/srv",
-            "--user",
-            "app",
-            "--env",
-            "COLOUR=blue",
-            "--entrypoint",
-            "[\"/bin/busybox\"]",
-            "--cmd",
-            "id",
-            &container,
-        ]);
-        self.buildah(&["commit", &container, "lower"]);
-        let upper = self.buildah(&["from", "--pull-never", "lower"]);
-        // A layer of its own that takes something away.
-        let root = self.buildah(&["mount", &upper]);
-        fs::remove_file(Path::new(&root).join("gone")).expect("it is there");
-        self.buildah(&["umount", &upper]);
-        self.buildah(&["commit", "--format", "docker", &upper, image]);
-    }
-}
 
 fn in_home(home: &Path, arguments: &[&str]) -> Outcome {
     run(thaw().env("THAW_HOME", home).env_remove("DOCKER_CONFIG").args(arguments))
@@ -92,7 +28,7 @@ fn images_are_imported_pulled_and_run() {
     let layout = workshop.path("layout");
     let layout = layout.to_str().expect("UTF-8");
     workshop.buildah(&["push", "app:1", &format!("oci:{layout}:app")]);
-    let registry = Registry::start(workshop.directory.path(), false);
+    let registry = Registry::start(workshop.directory(), false);
     let image = registry.image("team/app:1");
     workshop.buildah(&["push", "--tls-verify=false", "app:1", &format!("docker://{image}")]);
 
@@ -183,7 +119,7 @@ fn a_function_may_be_a_container_image() {
 fn an_interrupted_pull_goes_on_where_it_ended() {
     let workshop = Workshop::new();
     workshop.build("app:1");
-    let registry = Registry::start(workshop.directory.path(), false);
+    let registry = Registry::start(workshop.directory(), false);
     let image = registry.image("app:1");
     workshop.buildah(&["push", "--tls-verify=false", "app:1", &format!("docker://{image}")]);
     let home = built_home("containers-cut", &[]);
@@ -220,7 +156,7 @@ fn walk(directory: &Path) -> u64 {
 fn mirrors_and_logins_are_as_configured() {
     let workshop = Workshop::new();
     workshop.build("app:1");
-    let closed = Registry::start(workshop.directory.path(), true);
+    let closed = Registry::start(workshop.directory(), true);
     let image = closed.image("app:1");
     let to = format!("docker://{image}");
     workshop.buildah(&["push", "--tls-verify=false", "--creds", "thaw:thaw-test", "app:1", &to]);
@@ -231,10 +167,10 @@ fn mirrors_and_logins_are_as_configured() {
         format!("{{\"auths\": {{\"localhost:{}\": {{\"auth\": \"{LOGIN}\"}}}}}}", closed.port());
     fs::write(workshop.path("config.json"), login).expect("a login");
     let mut pulling = thaw();
-    pulling.env("THAW_HOME", &home).env("DOCKER_CONFIG", workshop.directory.path());
+    pulling.env("THAW_HOME", &home).env("DOCKER_CONFIG", workshop.directory());
     run(pulling.args(["pull", &image, "--json"])).success();
 
-    let open = Registry::start(workshop.directory.path(), false);
+    let open = Registry::start(workshop.directory(), false);
     let rules = format!(
         "[[registry]]\nhost = \"registry.invalid\"\nmirrors = [\"localhost:1\", \"localhost:{}\"]\n",
         open.port()

@@ -5,8 +5,7 @@ use crate::exec_client;
 use crate::failure::{Failure, Outcome};
 use crate::output;
 use clap::Args;
-use std::process::ExitCode;
-use thaw_node::sandboxes::{ExecInfo, ExecRequest, SandboxInfo};
+use thaw_node::sandboxes::{ExecRequest, SandboxInfo};
 
 /// Run a program in a live instance or sandbox.
 ///
@@ -79,14 +78,13 @@ pub fn start(daemon: &Daemon, instance: u64, options: &Options, command: &[Strin
         user: options.user.clone(),
         terminal: options.tty.then(|| exec_client::window().unwrap_or((24, 80))),
         stdin: options.interactive,
+        ends_sandbox: false,
     };
     if !options.detach {
         return exec_client::run(daemon, instance, &request);
     }
-    let info: ExecInfo =
-        daemon.send_json("POST", &format!("/instances/{instance}/exec"), &request)?;
-    output::print_done(options.json, &info, |info| info.id.to_string())?;
-    Ok(ExitCode::SUCCESS)
+    let info = exec_client::begin(daemon, instance, &request)?;
+    output::print_done(options.json, &info, |info| info.id.to_string())
 }
 
 /// The number of the instance that is meant.

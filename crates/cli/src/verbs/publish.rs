@@ -21,7 +21,23 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Publish {
     host: SocketAddr,
-    guest: u16,
+    /// That of the program.
+    pub guest: u16,
+}
+
+impl Publish {
+    /// Listens on the port of this host.
+    ///
+    /// # Errors
+    /// It cannot be had.
+    pub fn listen(&self) -> Result<std::net::TcpListener, Failure> {
+        std::net::TcpListener::bind(self.host).map_err(|error| {
+            Failure::failed(format!(
+                "--publish: cannot listen on {} ({error}); choose another port",
+                self.host
+            ))
+        })
+    }
 }
 
 impl FromStr for Publish {
@@ -75,16 +91,12 @@ impl Published {
     ///
     /// # Errors
     /// One of them cannot be had.
-    pub async fn open(all: &[Publish]) -> Result<Self, Failure> {
+    pub fn open(all: &[Publish]) -> Result<Self, Failure> {
         let mut listeners = Vec::new();
         for publish in all {
-            let listener = TcpListener::bind(publish.host).await.map_err(|error| {
-                Failure::failed(format!(
-                    "--publish: cannot listen on {} ({error}); choose another port",
-                    publish.host
-                ))
-            })?;
-            listeners.push((listener, publish.guest));
+            let listener = publish.listen()?;
+            listener.set_nonblocking(true)?;
+            listeners.push((TcpListener::from_std(listener)?, publish.guest));
         }
         Ok(Self { listeners, clients: 0, ring_at: None })
     }

@@ -1,5 +1,7 @@
 //! `thaw run`: any program in a sandbox, as if it were started directly.
 
+mod held;
+
 use super::download::ProgressLine;
 use super::limits::WeakLimitsArgument;
 use super::publish::{Publish, Published};
@@ -35,13 +37,21 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 /// Run a program in a sandbox.
 ///
 /// Standard input, output and error, signals and the exit code are those of the
-/// program; death by signal N is exit code 128+N.
+/// program; death by signal N is exit code 128+N. Nothing is left of the sandbox.
+///
+/// With --name the running daemon holds the sandbox: while the program runs, `thaw exec`, `thaw ps` and
+/// `thaw sandbox` work on it by its name. The sandbox and its files end with the program, and when this
+/// command ends before it (a second SIGINT, SIGKILL); with --detach with the program alone. Copies (`thaw
+/// sandbox fork`) stay. It is made of a container image: the first one of an image and of so much --memory
+/// builds a function of it. Directories of this host, --volume, --tmpfs and some limits are not for it.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     thaw run python:3.12-slim -- python3 -c 'print(\"hello\")'\n  \
     thaw run -it -v .:/work -w /work debian:12 -- bash\n  \
     thaw run -v data:/var/lib/data debian:12 -- ls /var/lib/data\n  \
     thaw run -p 8080:80 nginx\n  \
+    thaw run --name web -p 8080:80 nginx\n  \
+    thaw run -dit --name box debian:12 -- bash; thaw sandbox attach box\n  \
     thaw run --rootfs / -- python3 -c 'print(\"hello\")'\n  \
     thaw run --rootfs / --allow-egress '*:443' -- curl https://example.com/\n  \
     thaw run --rootfs / --bind .:/work:rw --workdir /work -- make\n  \
@@ -96,7 +106,7 @@ pub struct Arguments {
     #[arg(long, short, value_name = "DIR")]
     workdir: Option<OsString>,
     /// Host name that the program sees.
-    #[arg(long, value_name = "NAME", default_value = "thaw")]
+    #[arg(long, value_name = "NAME", default_value = HOSTNAME)]
     hostname: OsString,
     /// Most memory that the sandbox may use, such as 256MiB; 0B: no limit [default: 1GiB]
     #[arg(long, value_name = "SIZE")]
@@ -117,11 +127,19 @@ pub struct Arguments {
     /// of the image, or 0:0]
     #[arg(long, short, value_name = "USER[:GROUP]")]
     user: Option<String>,
+    /// Run the program in a sandbox of that name that the daemon holds, so that it can be paused, copied
+    /// and reached from outside. It ends with the program, and with this command.
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// Do not stay with the program: print the sandbox' name, with which `thaw sandbox attach` finds the
+    /// program. The sandbox ends with the program.
+    #[arg(long, short)]
+    detach: bool,
     /// Program to run instead of the image's entry point.
     #[arg(long, value_name = "PROGRAM", requires = "image")]
     entrypoint: Option<String>,
     #[command(flatten)]
-    _docker: DockerArguments,
+    docker: DockerArguments,
     /// Port on which the program serves; needed only to try a function by hand.
     #[arg(long, value_name = "PORT", default_value = "0")]
     port: u16,
@@ -145,10 +163,12 @@ pub struct Arguments {
 /// you have one, and nothing of it is left afterwards.
 #[derive(Debug, Args)]
 struct DockerArguments {
-    /// Accepted as by docker(1): standard input is always the program's.
+    /// Accepted as by docker(1): standard input is always the program's; with --detach, that of those
+    /// who attach.
     #[arg(long, short, hide = true)]
     interactive: bool,
-    /// Accepted as by docker(1): a terminal is passed on if there is one.
+    /// Accepted as by docker(1): a terminal is passed on if there is one; with --name or --detach the
+    /// program gets one of the sandbox in any case.
     #[arg(long, short, hide = true)]
     tty: bool,
     /// Accepted as by docker(1): nothing is left of a sandbox.
@@ -156,11 +176,18 @@ struct DockerArguments {
     rm: bool,
 }
 
+/// The host name if nobody has asked for one.
+const HOSTNAME: &str = "thaw";
 /// Limits that nobody has asked for, which the host need not enforce.
 const DEFAULT_MEMORY: ByteSize = ByteSize::mebibytes(1024);
 const DEFAULT_PROCESSES: u32 = 1024;
 
 impl Arguments {
+    /// The name of the sandbox if the daemon is to hold it; empty: one is made up.
+    fn held_name(&self) -> Option<&str> {
+        self.name.as_deref().or(self.detach.then_some(""))
+    }
+
     /// The limits that were asked for, each by what enforces it and its option.
     fn asked_limits(&self) -> Vec<(Controller, &'static str)> {
         // No limit needs no control group.
@@ -205,6 +232,9 @@ fn check_limits(
 }
 
 pub fn run(arguments: Arguments) -> Outcome {
+    if let Some(name) = arguments.held_name() {
+        return held::run(&arguments, name);
+    }
     let mut relay = Relay::default();
     let outcome = run_with(arguments, &mut relay);
     let written = relay.finish();
@@ -262,7 +292,7 @@ fn run_with(arguments: Arguments, relay: &mut Relay) -> Outcome {
     runtime.block_on(async {
         // Signals that arrive from here on are the program's.
         let mut signals = Signals::listen()?;
-        let published = Published::open(&arguments.publish).await?;
+        let published = Published::open(&arguments.publish)?;
         let outcome = match parent.create() {
             Ok(zygote) => attend(zygote.start(&spec)?, &mut signals, published, hint).await,
             Err(error) => Err(error.into()),

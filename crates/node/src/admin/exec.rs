@@ -99,12 +99,20 @@ async fn start(State(admin): State<Admin>, Path(id): Path<u64>, mut request: Req
     };
     admin.sandboxes.used(id);
     match (service.exec(id, &wanted).await, upgrade) {
-        (Ok((exec, reader)), Some(upgrade)) => {
-            let leaving = if wanted.stdin { Leaving::EndsInput } else { Leaving::ChangesNothing };
-            switch(admin, id, (exec, reader, leaving), upgrade)
+        (Ok((exec, reader)), upgrade) => {
+            let leaving = Leaving::of(&wanted);
+            if leaving == Leaving::EndsSandbox {
+                admin.sandboxes.keep_without_timeout(id);
+            }
+            match upgrade {
+                Some(upgrade) => switch(admin, id, (exec, reader, leaving), upgrade),
+                None => leave(admin, id, (exec, reader, leaving)),
+            }
         }
-        (Ok((exec, _)), None) => Json(exec.info()).into_response(),
         (Err(error), _) => {
+            if wanted.ends_sandbox {
+                admin.sandboxes.end_instance(id);
+            }
             let status = match error {
                 ExecProblem::Wrong(_) => StatusCode::BAD_REQUEST,
                 ExecProblem::Full(_) => StatusCode::TOO_MANY_REQUESTS,
@@ -129,8 +137,37 @@ fn wants_upgrade(headers: &HeaderMap) -> bool {
 enum Leaving {
     /// It started the process with its own standard input, which is at its end now.
     EndsInput,
+    /// It started the process for which the sandbox is there: the sandbox ends.
+    EndsSandbox,
     /// The process is left to itself.
     ChangesNothing,
+}
+
+impl Leaving {
+    /// That of the client that asks for a process.
+    fn of(wanted: &ExecRequest) -> Self {
+        match wanted {
+            ExecRequest { ends_sandbox: true, .. } => Self::EndsSandbox,
+            ExecRequest { stdin: true, .. } => Self::EndsInput,
+            _ => Self::ChangesNothing,
+        }
+    }
+}
+
+/// Answers that a process runs, with which nobody stays.
+fn leave(
+    admin: Admin,
+    instance: u64,
+    (exec, mut reader, leaving): (Arc<Exec>, Reader, Leaving),
+) -> Response {
+    let info = exec.info();
+    if leaving == Leaving::EndsSandbox {
+        tokio::spawn(async move {
+            while reader.next().await != Next::End {}
+            admin.sandboxes.end_instance(instance);
+        });
+    }
+    Json(info).into_response()
 }
 
 /// Answers that the connection carries the streams of a process from now on.
@@ -142,12 +179,20 @@ fn switch(
 ) -> Response {
     tokio::spawn(async move {
         if let Ok(upgraded) = upgrade.await {
+            // The client finds the name free when it hears of the end.
+            let ended = || {
+                if leaving == Leaving::EndsSandbox {
+                    admin.sandboxes.end_instance(instance);
+                }
+            };
             // A client that goes away is no failure.
-            let _ = carry(&exec, reader, TokioIo::new(upgraded)).await;
+            let _ = carry(&exec, reader, TokioIo::new(upgraded), ended).await;
         }
-        if leaving == Leaving::EndsInput {
+        match leaving {
             // A terminal has no end, and stays as it is.
-            exec.write(b"").await;
+            Leaving::EndsInput => exec.write(b"").await,
+            Leaving::EndsSandbox => admin.sandboxes.end_instance(instance),
+            Leaving::ChangesNothing => {}
         }
         admin.sandboxes.used(instance);
     });
@@ -163,10 +208,11 @@ async fn carry(
     exec: &Arc<Exec>,
     output: Reader,
     stream: impl AsyncRead + AsyncWrite,
+    ended: impl FnOnce(),
 ) -> io::Result<()> {
     let (reader, writer) = split(stream);
     tokio::select! {
-        done = show_output(exec, output, writer) => done,
+        done = show_output(exec, output, writer, ended) => done,
         gone = take_input(exec, reader) => gone,
     }
 }
@@ -175,6 +221,7 @@ async fn show_output(
     exec: &Exec,
     mut output: Reader,
     mut to: impl AsyncWrite + Unpin,
+    ended: impl FnOnce(),
 ) -> io::Result<()> {
     to.write_all(&Frame::Started.with(&exec.id().to_be_bytes())).await?;
     loop {
@@ -190,6 +237,7 @@ async fn show_output(
         ExecState::Ended { code, signal } => (code.unwrap_or(0), signal.unwrap_or(0)),
         _ => (0, 9),
     };
+    ended();
     to.write_all(&Frame::Ended.with(&[code, signal])).await?;
     to.shutdown().await
 }

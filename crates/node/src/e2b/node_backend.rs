@@ -277,6 +277,7 @@ impl Backend for NodeBackend {
                 user: wanted.user.clone().unwrap_or_else(|| own_user(service.config())),
                 terminal: wanted.terminal,
                 stdin: wanted.stdin,
+                ..ExecRequest::default()
             };
             let started = service.exec(instance, &request).await;
             let (exec, reader) = started.map_err(exec_problem)?;

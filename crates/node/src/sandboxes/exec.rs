@@ -53,6 +53,10 @@ pub struct ExecRequest {
     pub terminal: Option<(u16, u16)>,
     /// Standard input stays open for those who attach; otherwise it is at its end.
     pub stdin: bool,
+    /// Its sandbox ends when it has ended or is not started, and when the client goes away that stays
+    /// with it from its start. The timeout of the sandbox counts no more.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub ends_sandbox: bool,
 }
 
 impl ExecRequest {

@@ -146,6 +146,12 @@ impl Sandboxes {
         Ok(info)
     }
 
+    /// Ends the sandbox of an instance, if it is one still.
+    pub(crate) fn end_instance(&self, instance: u64) {
+        // Whoever ended it before has done the same.
+        let _ = self.kill(&instance.to_string());
+    }
+
     /// Has one run nothing until somebody wants something of it. It gives up its memory after that.
     ///
     /// # Errors

@@ -124,24 +124,45 @@ fn pair(text: &str) -> Result<(String, String), Failure> {
 
 /// The function that is meant, which is built if it is a container image that none was built of.
 fn function(daemon: &Daemon, image: &str, arguments: &Arguments) -> Result<String, Failure> {
-    let functions: Vec<FunctionInfo> = daemon.get("/functions")?;
-    let is_known = |name: &str| functions.iter().any(|known| known.name.as_str() == name);
-    if is_known(image) {
+    if serves(daemon, image)? {
         return Ok(image.to_owned());
     }
     let name = function_name(image, arguments.memory)?;
-    if is_known(&name) {
-        return Ok(name);
-    }
-    if arguments.daemon.is_named() {
+    if arguments.daemon.is_named() && !serves(daemon, &name)? {
         return Err(Failure::failed(format!(
             "that daemon serves no function `{}`, and images are made into functions beside the \
              daemon only; run this there, without --admin",
             image
         )));
     }
-    build_function(&name, image, arguments)?;
+    function_of_image(daemon, image, arguments.memory, Display::new(arguments.json))
+}
+
+/// The function whose sandboxes have the files of a container image and so much memory. It is built if
+/// there is none.
+///
+/// # Errors
+/// The image is not there, or the daemon does not serve what was built.
+pub(in crate::verbs) fn function_of_image(
+    daemon: &Daemon,
+    image: &str,
+    memory: ByteSize,
+    display: Display,
+) -> Result<String, Failure> {
+    let name = function_name(image, memory)?;
+    if !serves(daemon, &name)? {
+        build_function(&name, image, memory, display)?;
+    }
     Ok(name)
+}
+
+/// Whether a daemon serves a function of that name.
+///
+/// # Errors
+/// It does not answer.
+pub fn serves(daemon: &Daemon, name: &str) -> Result<bool, Failure> {
+    let functions: Vec<FunctionInfo> = daemon.get("/functions")?;
+    Ok(functions.iter().any(|known| known.name.as_str() == name))
 }
 
 /// What a function of an image is called.
@@ -156,21 +177,24 @@ fn function_name(image: &str, memory: ByteSize) -> Result<String, Failure> {
     Ok(if tail > 0 { format!("sb{}", &name[tail..]) } else { name })
 }
 
-fn build_function(name: &str, image: &str, arguments: &Arguments) -> Result<(), Failure> {
+fn build_function(
+    name: &str,
+    image: &str,
+    memory: ByteSize,
+    mut display: Display,
+) -> Result<(), Failure> {
     let home = Home::from_environment()?;
     let image = toml::Value::String(image.to_owned());
     let text = format!(
         "name = \"{name}\"\nisolation = \"instance\"\npersist = true\n[entry]\nkind = \"sandbox\"\n\
-         [runtime]\nimage = {image}\n[limits]\nmemory = \"{}\"\nmemory_max = \"{}\"\ncpu_max = {CPU_MAX}\n\
+         [runtime]\nimage = {image}\n[limits]\nmemory = \"{memory}\"\nmemory_max = \"{}\"\ncpu_max = {CPU_MAX}\n\
          instances = 10000\n",
-        arguments.memory,
-        ByteSize(arguments.memory.bytes().max(MEMORY_MAX.bytes())),
+        ByteSize(memory.bytes().max(MEMORY_MAX.bytes())),
     );
     let directory = home.work(name)?;
     std::fs::write(directory.join(CONFIG_FILE), text)?;
     // Nothing of it is run on this host.
     let options = BuildOptions { trust: Trust::Trusted, ..BuildOptions::default() };
-    let mut display = Display::new(arguments.json);
     let built = build(&home, &directory, &options, &mut |event| display.show(&event));
     display.finish();
     built?;

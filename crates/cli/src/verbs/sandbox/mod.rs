@@ -2,12 +2,12 @@
 
 mod attach;
 mod copy;
-mod create;
+pub mod create;
 mod download;
 mod egress;
 mod inject;
 mod limits;
-mod port;
+pub mod port;
 mod table;
 mod upload;
 

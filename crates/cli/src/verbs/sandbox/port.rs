@@ -57,9 +57,17 @@ pub fn run(arguments: &Arguments) -> Outcome {
         ))
     })?;
     output::print(&format!("{}\n", listener.local_addr()?))?;
+    Err(pass_all(&listener, &daemon, &path).into())
+}
+
+/// Passes all clients of a listener on to a port, whose path in the admin API is `path`; why it ends.
+pub fn pass_all(listener: &TcpListener, daemon: &Arc<Daemon>, path: &str) -> io::Error {
     loop {
-        let (client, _) = listener.accept()?;
-        let (daemon, path) = (daemon.clone(), path.clone());
+        let client = match listener.accept() {
+            Ok((client, _)) => client,
+            Err(error) => return error,
+        };
+        let (daemon, path) = (daemon.clone(), path.to_owned());
         // The daemon has a bound for connections to a sandbox, and refuses those beyond.
         thread::spawn(move || {
             if let Err(failure) = pass(client, &daemon, &path) {

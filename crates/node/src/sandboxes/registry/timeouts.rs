@@ -77,6 +77,12 @@ impl Sandboxes {
         Ok(())
     }
 
+    /// The sandbox of an instance has no timeout any more, if it is one.
+    pub(crate) fn keep_without_timeout(&self, instance: u64) {
+        // A plain instance has none.
+        let _ = self.set_timeout(&instance.to_string(), None);
+    }
+
     /// Does what is to be done when the time of one has come, for as long as the node lives.
     pub async fn watch(self: Arc<Self>) {
         tokio::join!(self.clone().pause_again(), self.watch_times());
