@@ -193,15 +193,19 @@ fn a_sandbox_with_a_name_is_the_next_daemons_if_the_daemon_is_killed() {
 fn a_detached_program_goes_on_alone_and_its_sandbox_ends_with_it() {
     let home = home("named-detached");
     let _daemon = Daemon::start(&home, &DaemonOptions::default());
-    let script = "read line; echo heard $line; exit 3";
+    let script = "echo ready; read line; echo heard $line; exit 3";
     let detached = ["run", "-di", "--name", "one", "app", "--", "sh", "-c", script];
     assert_eq!(ok(&home, &detached), "one\n");
     assert_eq!(names(&home), ["one"]);
     let shown = shown(&home, "one");
     assert!(shown["timeout_s"].is_null() && shown["deadline_ms"].is_null(), "{shown}");
+    // What is started besides is another matter.
+    let beside = ["exec", "one", "--", "/bin/busybox", "echo", "beside"];
+    assert_eq!(ok(&home, &beside), "beside\n");
+    wait_until("it has begun", || ok(&home, &["sandbox", "logs", "one"]) == "ready\n");
     let mut attach = thaw_in(&home, &["sandbox", "attach", "one"]);
     let attached = run_with_input(&mut attach, b"words\n");
-    assert_eq!((attached.stdout.as_str(), attached.code), ("heard words\n", Some(3)));
+    assert_eq!((attached.stdout.as_str(), attached.code), ("ready\nheard words\n", Some(3)));
     wait_until("its sandbox has ended", || names(&home).is_empty());
 
     let made_up = ok(&home, &["run", "-d", "app", "--", "sleep", "1000"]);

@@ -21,8 +21,8 @@ use thaw_node::rootfs::{self, StoredRootfs};
 use thaw_sandbox::{
     BootPlan, Console, Event, FreezeBase, FreezeReport, FreezeSpec, Image, ImageError, Kernel,
     MergePolicy, PopulatePolicy, PostCopy, PrefetchLayout, Processes, Sandbox, StartSpec,
-    ThawOptions, WeakLimits, WorkingSet, Zygote, ZygoteConfig, ZygoteParent, connection, freeze,
-    zygote_parent_main,
+    ThawOptions, Twin, WeakLimits, WorkingSet, Zygote, ZygoteConfig, ZygoteParent, connection,
+    freeze, zygote_parent_main,
 };
 use thaw_store::{ImageId, Store};
 
@@ -650,21 +650,23 @@ fn a_copy_runs_before_the_memory_of_its_other_processes_is_there() {
 fn a_copy_does_not_come_to_rest_before_its_memory_is_there() {
     let bench = Bench::new();
     let (stored, held) = image_of_two(&bench);
-    let growing = Growing::begin(&stored);
-    let mut copy = growing.thaw(&bench);
-    assert_eq!(copy.held(), held);
-    copy.sandbox.request_freeze().unwrap();
-    for _ in 0..30 {
-        if let Some(event) = copy.sandbox.wait_event(Some(Duration::from_millis(10))).unwrap() {
-            assert!(!matches!(event, Event::EntryPoint(_)), "{event:?}");
+    for is_at_once in [false, true] {
+        let growing = Growing::begin(&stored);
+        let mut copy = growing.thaw(&bench);
+        match is_at_once {
+            false => copy.sandbox.request_freeze().unwrap(),
+            true => copy.sandbox.request_checkpoint(Twin::Refused).unwrap(),
         }
+        for _ in 0..10 {
+            assert_eq!(copy.held(), held, "it goes on meanwhile");
+        }
+        growing.complete();
+        let entry = entry_of(&mut copy.sandbox);
+        let next = bench.store(&copy, entry, None);
+        let mut copy = bench.thaw(&next);
+        assert_eq!(copy.held(), held);
+        copy.ask("c 1 0 500 7");
     }
-    growing.complete();
-    let entry = entry_of(&mut copy.sandbox);
-    let next = bench.store(&copy, entry, None);
-    let mut copy = bench.thaw(&next);
-    assert_eq!(copy.held(), held);
-    copy.ask("c 1 0 500 7");
 }
 
 #[test]

@@ -9,16 +9,13 @@
 //! One that waits is active to the others, so that the sandbox does not come to rest meanwhile.
 
 use core::mem::ManuallyDrop;
-use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use thaw_abi::control::MSG_FAILED;
 
 use crate::host::control;
 use crate::host::gate::Gate;
 use crate::platform::{kernel_lock, panic};
-
-/// How many host processes wait. It changes under the kernel lock.
-static WAITING: AtomicUsize = AtomicUsize::new(0);
+use crate::task::{freeze_request, host_process};
 
 /// Why a copy ends that is not complete.
 const NOT_COPIED: &str = "the rest of the memory of this copy has not been copied";
@@ -32,7 +29,7 @@ pub(super) struct Rest {
 impl Rest {
     /// What so many host processes are going to wait for, each once.
     pub fn awaited_by(count: usize, gate: Gate) -> Self {
-        WAITING.store(count, Relaxed);
+        freeze_request::await_memory(count as u32);
         let mut rest = Self { gate: ManuallyDrop::new(gate) };
         if count == 0 {
             rest.close();
@@ -51,8 +48,11 @@ impl Rest {
             control::send(MSG_FAILED, 0, NOT_COPIED.as_bytes(), &[]);
             panic::die_with(NOT_COPIED)
         }
-        if WAITING.fetch_sub(1, Relaxed) == 1 {
+        if freeze_request::memory_has_come() {
             self.close();
+            if freeze_request::is_at_once() {
+                host_process::interrupt_everybody();
+            }
         }
     }
 

@@ -17,6 +17,9 @@ static REQUESTED: AtomicU32 = AtomicU32::new(0);
 /// Whether the host has asked for one at once.
 static AT_ONCE: AtomicBool = AtomicBool::new(false);
 
+/// How many host processes have no memory yet. It changes under the kernel lock.
+static MEMORY_AWAITED: AtomicU32 = AtomicU32::new(0);
+
 /// Whether the sandbox may go on while a twin is read.
 static MAY_HAVE_TWIN: AtomicBool = AtomicBool::new(false);
 
@@ -80,7 +83,18 @@ pub fn may_have_twin() -> bool {
 
 /// Whether threads that could run are to rest until the sandbox is frozen.
 pub fn is_at_once() -> bool {
-    AT_ONCE.load(Relaxed)
+    AT_ONCE.load(Relaxed) && MEMORY_AWAITED.load(Relaxed) == 0
+}
+
+/// So many host processes have no memory yet. No thread rests for a freeze at once before they have,
+/// since none can happen.
+pub fn await_memory(host_processes: u32) {
+    MEMORY_AWAITED.store(host_processes, Relaxed);
+}
+
+/// One of them has its memory now; whether all have.
+pub fn memory_has_come() -> bool {
+    MEMORY_AWAITED.fetch_sub(1, Relaxed) == 1
 }
 
 /// The program asks for a freeze (a write to `/dev/thaw`). `EAGAIN` until it has

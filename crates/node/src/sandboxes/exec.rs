@@ -127,6 +127,9 @@ pub struct ExecInfo {
     pub argv: Vec<String>,
     /// Whether it has a terminal.
     pub terminal: bool,
+    /// Its sandbox ends with it.
+    #[serde(default)]
+    pub ends_sandbox: bool,
     /// What has become of it.
     #[serde(flatten)]
     pub state: ExecState,
@@ -139,6 +142,7 @@ pub(crate) struct Exec {
     id: u64,
     argv: Vec<String>,
     has_terminal: bool,
+    ends_sandbox: bool,
     began: Instant,
     state: watch::Sender<ExecState>,
     /// Its process id in the sandbox, which is known after it has ended, too.
@@ -263,6 +267,7 @@ impl Execs {
             id,
             argv: request.argv.clone(),
             has_terminal,
+            ends_sandbox: request.ends_sandbox,
             began: Instant::now(),
             state,
             pid: OnceLock::new(),
@@ -420,6 +425,7 @@ impl Exec {
             id: self.id,
             argv: self.argv.clone(),
             terminal: self.has_terminal,
+            ends_sandbox: self.ends_sandbox,
             state: self.state.borrow().clone(),
             age_s: self.began.elapsed().as_secs(),
         }

@@ -42,7 +42,7 @@ pub struct LogArguments {
 struct Which {
     /// The sandbox, by its name or the number of its instance.
     name: String,
-    /// The process, by its number; without, the last one that was started.
+    /// The process, by its number; without, that of `thaw run --name`, or the last one that was started.
     process: Option<u64>,
     #[command(flatten)]
     daemon: DaemonArguments,
@@ -58,7 +58,9 @@ impl Which {
             Some(id) => info.id == id,
             None => !alive || matches!(info.state, ExecState::Running { .. }),
         };
-        let found = self.all(daemon, instance)?.into_iter().rfind(fits);
+        let fitting = self.all(daemon, instance)?.into_iter().filter(fits);
+        // Of those that fit equally, the last one.
+        let found = fitting.max_by_key(|info| info.ends_sandbox);
         found.ok_or_else(|| {
             Failure::failed(format!(
                 "{} has no such process; `thaw sandbox logs {} --list` shows those there are",
