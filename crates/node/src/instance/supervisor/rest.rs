@@ -104,6 +104,17 @@ impl Rest {
         !matches!(self, Self::Freeze(_))
     }
 
+    /// The same for an instance that is asked only now, so that its pause begins now.
+    fn asked_now(self) -> Self {
+        match self {
+            Self::Copy(reply, _) => Self::Copy(reply, Instant::now()),
+            Self::Checkpoint(new, reply, _, room) => {
+                Self::Checkpoint(new, reply, Instant::now(), room)
+            }
+            other => other,
+        }
+    }
+
     /// Why an instance of an encrypted checkpoint must not be written so: it would lie on disk as it
     /// is.
     fn lays_bare(&self, owner_key: Option<KeyId>) -> Option<String> {
@@ -199,7 +210,7 @@ impl Supervisor {
             && let Some((next, twin)) = self.next_rests.pop_front()
         {
             if next.is_wanted() {
-                self.ask_to_rest(next, twin);
+                self.ask_to_rest(next.asked_now(), twin);
             }
         }
     }
