@@ -283,6 +283,6 @@ fn a_socket_that_leads_nowhere_holds_nothing_up() {
     let gateway = node.gateway(&daemon);
     let response = request(gateway, "hello-c", "/", None).expect("an answer");
     assert_eq!(response.status, 200);
-    assert!(daemon.log().contains("the service manager cannot be told"), "{}", daemon.log());
+    wait_until("it has tried", || daemon.log().contains("the service manager cannot be told"));
     assert_eq!(daemon.stop(), Some(0));
 }
