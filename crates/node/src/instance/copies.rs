@@ -124,11 +124,7 @@ impl ImageBoots {
         let base = last.get().unwrap_or_else(|| self.stored.clone());
         let spec = self.spec(base.clone(), memory);
         let written = plain.as_ref().unwrap_or(file.file());
-        let written = freezer.write(rest, &spec, written, &mut |step| {
-            if step == Step::Read {
-                is_read();
-            }
-        });
+        let written = freezer.write(rest, &spec, written, &mut when_read(is_read));
         let report: FreezeReport = written.map_err(unread)?;
         let index = self.rootfs.id();
         let (store, tenant) = (self.store.clone(), self.terms.tenant.clone());
@@ -192,11 +188,8 @@ impl ImageBoots {
         memory: u64,
         is_read: &mut dyn FnMut(),
     ) -> Result<FreezeReport, String> {
-        let written = freeze_live(sandbox, rest, &self.spec(base, memory), file, &mut |step| {
-            if step == Step::Read {
-                is_read();
-            }
-        });
+        let written =
+            freeze_live(sandbox, rest, &self.spec(base, memory), file, &mut when_read(is_read));
         written.map_err(|error| error.to_string())
     }
 
@@ -340,6 +333,15 @@ impl EarlyCopies {
 impl Drop for EarlyCopies {
     fn drop(&mut self) {
         self.rest.fail();
+    }
+}
+
+/// Hears of the only step of an image that is not thawed while it is written.
+fn when_read(is_read: &mut dyn FnMut()) -> impl FnMut(Step) {
+    move |step| {
+        if step == Step::Read {
+            is_read();
+        }
     }
 }
 
