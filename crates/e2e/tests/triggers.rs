@@ -204,8 +204,10 @@ fn a_full_queue_refuses_and_clients_who_wait_are_served() {
     let keys =
         "async = { entries = 3, body_max = \"1KiB\", concurrency = 2 }\nlimits.instances = 2";
     let daemon = serve("triggers-full", keys);
-    for _ in 0..3 {
-        queue(&daemon, "/stuck", "", "");
+    let ids: Vec<_> = (0..3).map(|_| queue(&daemon, "/stuck", "", "")).collect();
+    for id in &ids {
+        let state = state(&daemon, id);
+        assert!(state == "queued" || state == "running", "{state}");
     }
     let refused = send(daemon.gateway(), "/", ASYNC, "");
     assert_eq!((refused.status, refused.header("retry-after")), (503, Some("5")));
@@ -390,6 +392,15 @@ fn events_reach_the_function_in_binary_mode_and_wrong_ones_do_not() {
     assert_eq!(post(daemon.gateway(), "receiver", "/", b"no event").status, 200);
 }
 
+/// What a client is told of the invocation `id`.
+fn status(daemon: &Daemon, id: &str) -> Response {
+    get(daemon.gateway(), "receiver", &format!("/slow?thaw-invocation={id}"))
+}
+
+fn state(daemon: &Daemon, id: &str) -> String {
+    status(daemon, id).json()["state"].as_str().unwrap_or_default().to_owned()
+}
+
 /// Lines of the log that may be lost with a daemon that is killed: those of requests at that moment.
 const LINES_LOST: usize = 2;
 
@@ -425,11 +436,6 @@ fn clients_and_destinations_learn_what_became_of_an_invocation() {
     let location = answer.header("location").expect("a place to ask").to_owned();
     let id = answer.json()["id"].as_str().expect("an id").to_owned();
     assert_eq!(location, format!("?thaw-invocation={id}"));
-    let status = |daemon: &Daemon, id: &str| {
-        get(daemon.gateway(), "receiver", &format!("/slow?thaw-invocation={id}"))
-    };
-    let state = |daemon: &Daemon, id: &str| status(daemon, id).json()["state"].clone();
-    assert!(["queued", "running"].contains(&state(&daemon, &id).as_str().expect("a state")));
     wait_until("it is done", || state(&daemon, &id) == "done");
     let done = status(&daemon, &id).json();
     assert_eq!(done, json!({"id": id, "state": "done", "attempts": 1, "status": 200}));
@@ -444,7 +450,7 @@ fn clients_and_destinations_learn_what_became_of_an_invocation() {
     wait_until("some have ended", || heard(&home).len() >= 2);
     daemon.kill_and_await_next();
     wait_until("all have ended", || {
-        ids.iter().all(|id| ["done", "dead"].contains(&state(&daemon, id).as_str().unwrap_or("")))
+        ids.iter().all(|id| ["done", "dead"].contains(&state(&daemon, id).as_str()))
     });
     let heard_of = |all: &BTreeSet<(String, String, String)>| {
         all.iter().map(|(_, of, _)| of.clone()).collect::<BTreeSet<_>>().len()

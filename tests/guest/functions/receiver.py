@@ -23,7 +23,7 @@ class Handler(BaseHTTPRequestHandler):
         headers = {name.lower(): value for name, value in self.headers.items()}
         seen = {"method": self.command, "path": self.path, "headers": headers, "body": body.decode()}
         print(json.dumps(seen), flush=True)
-        time.sleep({"/slow": 0.5, "/stuck": 600}.get(self.path, 0))
+        time.sleep({"/slow": 0.5, "/stuck": 600}.get(self.path.partition("?")[0], 0))
         attempt = int(headers.get("thaw-attempt", "1"))
         fails = self.path == "/fail" or self.path == "/flaky" and attempt < 3
         status = 500 if fails else 422 if self.path == "/refuse" else 200
