@@ -286,6 +286,11 @@ pub struct Losses {
 /// nothing.
 pub const FLAG_SAY_DENIALS: u32 = 1 << 29;
 
+/// In an identity: the host says which processes that it had asked for go on in this copy
+/// ([`crate::remote::MSG_EXECS_GO_ON`]). Their streams wait until then. Kernels that do not know of
+/// it have all of them at their end.
+pub const FLAG_EXECS_GO_ON: u32 = 1 << 30;
+
 /// Sandbox to host: its program has wanted something outside to which it has no way, since it has
 /// none at all ([`DeniedWay`]). Tail: the name that was looked up, if that was it.
 pub const MSG_DENIED: u32 = 141;

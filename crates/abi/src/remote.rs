@@ -38,6 +38,16 @@ pub const MSG_FILES: u32 = 83;
 /// it are an `i32`: 0, or a positive `errno` before its end; `ECONNREFUSED` if nobody listens. The
 /// bytes of the connection follow.
 pub const MSG_PORT: u32 = 84;
+/// In a copy that was thawed with [`FLAG_EXECS_GO_ON`]: a process that the host had asked for in an
+/// earlier boot goes on: [`ExecGoesOn`]. Descriptors as for [`MSG_EXEC`]; its streams lead to them
+/// from now on. The answer is [`MSG_EXEC_STARTED`], and [`MSG_EXEC_ENDED`] behind it if the process
+/// has ended since the thaw; [`MSG_EXEC_FAILED`] if there is none of that number.
+///
+/// [`FLAG_EXECS_GO_ON`]: crate::control::FLAG_EXECS_GO_ON
+pub const MSG_EXEC_GOES_ON: u32 = 85;
+/// All that go on were named. The streams of others are at their end, and nobody hears of them any
+/// more. No body.
+pub const MSG_EXECS_GO_ON: u32 = 86;
 
 // Sandbox → host.
 
@@ -105,6 +115,16 @@ pub struct ExecWindow {
     pub id: u64,
     /// The size.
     pub window: WindowSize,
+}
+
+/// Body of [`MSG_EXEC_GOES_ON`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct ExecGoesOn {
+    /// The number that the host had for it.
+    pub earlier: u64,
+    /// The number that it has from now on.
+    pub id: u64,
 }
 
 /// Body of [`MSG_EXEC_STARTED`].

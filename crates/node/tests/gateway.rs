@@ -129,6 +129,7 @@ impl Launcher for FakeLauncher {
             kind: if is_dying { BootKind::Ready } else { BootKind::Warm },
             instance: Box::new(instance),
             zygote_ns: client.map_or(0, |c| c.accepted_ns),
+            execs: None,
         })
     }
 

@@ -8,9 +8,10 @@ use std::os::unix::ffi::OsStrExt;
 use bytemuck::{Pod, Zeroable, bytes_of, pod_read_unaligned};
 use thaw_abi::control::{MESSAGE_MAX, MessageHeader, WindowSize};
 use thaw_abi::remote::{
-    EXEC_TERMINAL, Exec, ExecEnded, ExecFailed, ExecSignal, ExecStarted, ExecWindow, Files,
-    MSG_EXEC, MSG_EXEC_ENDED, MSG_EXEC_FAILED, MSG_EXEC_NOT_EXECUTABLE, MSG_EXEC_NOT_FOUND,
-    MSG_EXEC_SIGNAL, MSG_EXEC_STARTED, MSG_EXEC_WINDOW, MSG_FILES, MSG_PORT, Port,
+    EXEC_TERMINAL, Exec, ExecEnded, ExecFailed, ExecGoesOn, ExecSignal, ExecStarted, ExecWindow,
+    Files, MSG_EXEC, MSG_EXEC_ENDED, MSG_EXEC_FAILED, MSG_EXEC_GOES_ON, MSG_EXEC_NOT_EXECUTABLE,
+    MSG_EXEC_NOT_FOUND, MSG_EXEC_SIGNAL, MSG_EXEC_STARTED, MSG_EXEC_WINDOW, MSG_EXECS_GO_ON,
+    MSG_FILES, MSG_PORT, Port,
 };
 
 use crate::event::{GuestExit, Violation};
@@ -98,6 +99,17 @@ impl RemoteMessage {
             push(&mut strings, "an environment variable", variable)?;
         }
         Self::with_tail(MSG_EXEC, &body, &strings)
+    }
+
+    /// In a copy: a process that messages named by `earlier` goes on, and they name it by `id`. Sockets
+    /// as for [`RemoteMessage::exec`] go with it.
+    pub fn exec_goes_on(earlier: u64, id: u64) -> Self {
+        Self(message::message(MSG_EXEC_GOES_ON, &ExecGoesOn { earlier, id }))
+    }
+
+    /// All processes that go on were named.
+    pub fn execs_go_on() -> Self {
+        Self(bytes_of(&message::header(MSG_EXECS_GO_ON, 0, 0)).to_vec())
     }
 
     /// Send a signal, 1 to 64, to a process.

@@ -8,9 +8,9 @@
 use alloc::sync::Arc;
 
 use thaw_abi::control::{
-    CONNECTION_GOES_ON, Connection, FLAG_TRACE_SYSCALLS, Identity, MSG_GO, MSG_READY,
-    PopulateRange, THAW_AND_HOLD, THAW_AND_RUN, THAW_AND_START, THAW_AS_TEMPLATE, THAW_POST_COPY,
-    Thaw,
+    CONNECTION_GOES_ON, Connection, FLAG_EXECS_GO_ON, FLAG_TRACE_SYSCALLS, Identity, MSG_GO,
+    MSG_READY, PopulateRange, THAW_AND_HOLD, THAW_AND_RUN, THAW_AND_START, THAW_AS_TEMPLATE,
+    THAW_POST_COPY, Thaw,
 };
 use thaw_abi::image::{MAPPING_KERNEL, Mapping};
 
@@ -178,14 +178,14 @@ fn goes_on(connection: &Connection) -> bool {
 /// There is none, or a gate for an image of one address space, whose memory comes at once.
 fn adopt(memory: &mut Memory<'_>, gate: Option<Gate>) -> Result<()> {
     if memory.is_of_several() {
-        return adopt_several(&mut memory.mappings, gate);
+        return adopt_several(memory, gate);
     }
     if gate.is_some() {
         return Err(Errno::EINVAL);
     }
     memory.mappings.forget()?;
     populate::begin(memory.ranges);
-    let space = find_state()?;
+    let space = find_state(memory.flags)?;
     if core::mem::take(&mut *kernel().has_shared_arena.borrow_mut()) {
         // It has had more processes, or may have: what they shared is its own now.
         space.forget_shown();
@@ -215,8 +215,9 @@ fn share_ahead() {
 
 /// Takes over several address spaces, and makes a host process for each. All but the first wait for
 /// their memory at the gate, if there is one.
-fn adopt_several(mappings: &mut Mappings<'_>, gate: Option<Gate>) -> Result<()> {
-    let space = find_state()?;
+fn adopt_several(memory: &mut Memory<'_>, gate: Option<Gate>) -> Result<()> {
+    let space = find_state(memory.flags)?;
+    let mappings = &mut memory.mappings;
     host_process::begin(space.clone());
     for space in kernel().tasks.spaces() {
         space.forget_shown();
@@ -233,7 +234,7 @@ fn adopt_several(mappings: &mut Mappings<'_>, gate: Option<Gate>) -> Result<()> 
 }
 
 /// Finds the kernel's state in the heap; the space of the first process.
-fn find_state() -> Result<Arc<Space>> {
+fn find_state(flags: u32) -> Result<Arc<Space>> {
     if !heap::magic_is_right() {
         return Err(Errno::EINVAL);
     }
@@ -241,6 +242,9 @@ fn find_state() -> Result<Arc<Space>> {
     // SAFETY: the heap is the one that `install` filled in the frozen sandbox.
     unsafe { restore(heap::root()) };
     *kernel().generation.borrow_mut() += 1;
+    if flags & FLAG_EXECS_GO_ON != 0 {
+        kernel().remote.streams.wait_for_host();
+    }
     Ok(kernel().tasks.process(FIRST_PID).ok_or(Errno::EINVAL)?.mm())
 }
 

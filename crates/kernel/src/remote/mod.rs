@@ -6,8 +6,9 @@
 //! terminal and the host. For files it serves one session over a socket.
 //!
 //! Such a process has no parent, as one that has entered a container from outside: the program in
-//! the sandbox is told of nothing. Its streams are sockets of this boot. In a copy they are at
-//! their end, and nobody is told when the process ends.
+//! the sandbox is told of nothing. Its streams are sockets of this boot. In a copy the host may have
+//! it go on, with other sockets; otherwise they are at their end, and nobody is told when the
+//! process ends.
 //!
 //! | module | what it holds |
 //! | --- | --- |
@@ -40,11 +41,13 @@ use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use bytemuck::Pod;
 use thaw_abi::control::WindowSize;
 use thaw_abi::remote::{
-    EXECS_MAX, Exec, ExecEnded, ExecFailed, ExecSignal, ExecWindow, FILE_SESSIONS_MAX, MSG_EXEC,
-    MSG_EXEC_ENDED, MSG_EXEC_SIGNAL, MSG_EXEC_WINDOW, MSG_FILES, MSG_PORT,
+    EXECS_MAX, Exec, ExecEnded, ExecFailed, ExecGoesOn, ExecSignal, ExecStarted, ExecWindow,
+    FILE_SESSIONS_MAX, MSG_EXEC, MSG_EXEC_ENDED, MSG_EXEC_GOES_ON, MSG_EXEC_SIGNAL,
+    MSG_EXEC_STARTED, MSG_EXEC_WINDOW, MSG_EXECS_GO_ON, MSG_FILES, MSG_PORT,
 };
 
 use refusal::Refusal;
+use stream::{HostSocket, StreamEnd, Streams};
 
 use crate::fs::tty::job;
 use crate::fs::tty::pty::Pty;
@@ -62,6 +65,8 @@ use crate::task::signal::{SI_KERNEL, Signal, SignalInfo, send_to_process};
 #[derive(Default)]
 pub struct Remote {
     processes: KernelCell<Vec<Known>>,
+    /// The sandbox' ends of what they print and read.
+    pub streams: Streams,
     /// Sessions over files.
     sessions: AtomicU32,
 }
@@ -69,9 +74,22 @@ pub struct Remote {
 /// A process that the host has asked for.
 struct Known {
     pid: Pid,
-    /// The host's number for it.
-    id: OfBoot<u64>,
+    /// The host's number for it, in this boot or in the one before.
+    id: u64,
+    /// The host knows it in this boot.
+    is_known: OfBoot<()>,
     terminal: Option<Weak<Pty>>,
+    /// Its streams, or its terminal.
+    ends: Vec<Weak<StreamEnd>>,
+    /// How it has ended, before the host has said whether it goes on.
+    ended: Option<ExitStatus>,
+}
+
+impl Known {
+    /// Whether the host knows it by this number in this boot.
+    fn is(&self, id: u64) -> bool {
+        self.id == id && self.is_known.get().is_some()
+    }
 }
 
 /// Does what a message says.
@@ -81,6 +99,11 @@ pub fn handle(message: &Kept) {
         MSG_EXEC_SIGNAL => read(message).map(|(signal, _)| send_signal(&signal)),
         MSG_EXEC_WINDOW => read(message).map(|(window, _)| resize(&window)),
         MSG_PORT => read(message).map(|(port, _)| port::connect(&port, &message.fds)),
+        MSG_EXEC_GOES_ON => read(message).map(|(which, _)| go_on(&which, &message.fds)),
+        MSG_EXECS_GO_ON => {
+            kernel().remote.end_others();
+            Some(())
+        }
         MSG_FILES => {
             let tail = message.body.get(size_of::<thaw_abi::remote::Files>()..);
             tail.map(|tail| start_session(tail, &message.fds))
@@ -163,10 +186,44 @@ fn window_size(window: &WindowSize) -> WinSize {
     WinSize { rows: window.rows, columns: window.columns, ..WinSize::default() }
 }
 
+/// A process of an earlier boot goes on, with these sockets.
+fn go_on(which: &ExecGoesOn, fds: &[i32]) {
+    let sockets = fds.iter().map(|&fd| HostFd::new(fd));
+    let Some(known) = kernel().remote.take_earlier(which.earlier, fds.len()) else {
+        close(fds);
+        return refuse(which.id, &"it had ended when the sandbox was copied".into());
+    };
+    for (end, fd) in known.ends.iter().zip(sockets) {
+        match end.upgrade() {
+            Some(end) => end.go_on(fd),
+            // Nobody has it open any more, which the host sees.
+            None => drop(HostSocket::new(fd)),
+        }
+    }
+    let started = ExecStarted { id: which.id, pid: known.pid.number(), reserved: 0 };
+    control::send(MSG_EXEC_STARTED, 0, bytemuck::bytes_of(&started), &[]);
+    match known.ended {
+        Some(status) => tell_end(which.id, status),
+        None => {
+            let known = Known { id: which.id, is_known: OfBoot::new(()), ..known };
+            kernel().remote.processes.borrow_mut().push(known);
+        }
+    }
+}
+
 /// The last thread of a process has ended: the host is told if it has asked for it.
 pub fn process_ended(process: &Process) {
-    let Some(known) = kernel().remote.forget(process.pid) else { return };
-    let (Some(&id), Life::Zombie(status)) = (known.id.get(), process.life.get()) else { return };
+    let remote = &kernel().remote;
+    let Some(known) = remote.forget(process.pid) else { return };
+    let Life::Zombie(status) = process.life.get() else { return };
+    if known.is_known.get().is_some() {
+        tell_end(known.id, status);
+    } else if remote.streams.are_awaited() {
+        remote.processes.borrow_mut().push(Known { ended: Some(status), ..known });
+    }
+}
+
+fn tell_end(id: u64, status: ExitStatus) {
     let (code, signal) = match status {
         ExitStatus::Exited(code) => (code.into(), 0),
         ExitStatus::Killed(signal) => (0, signal.number()),
@@ -177,12 +234,18 @@ pub fn process_ended(process: &Process) {
 
 impl Remote {
     /// Notes a process that is about to run; `false` if there are too many.
-    fn note(&self, pid: Pid, id: u64, terminal: Option<&Arc<Pty>>) -> bool {
+    fn note(
+        &self,
+        pid: Pid,
+        id: u64,
+        terminal: Option<&Arc<Pty>>,
+        ends: Vec<Weak<StreamEnd>>,
+    ) -> bool {
         let mut processes = self.processes.borrow_mut();
         let has_room = processes.len() < EXECS_MAX;
         if has_room {
-            let terminal = terminal.map(Arc::downgrade);
-            processes.push(Known { pid, id: OfBoot::new(id), terminal });
+            let (terminal, is_known) = (terminal.map(Arc::downgrade), OfBoot::new(()));
+            processes.push(Known { pid, id, is_known, terminal, ends, ended: None });
         }
         has_room
     }
@@ -193,14 +256,30 @@ impl Remote {
         Some(processes.swap_remove(at))
     }
 
+    /// Takes out a process of an earlier boot that has so many streams.
+    fn take_earlier(&self, id: u64, streams: usize) -> Option<Known> {
+        let mut processes = self.processes.borrow_mut();
+        let is_it = |known: &Known| {
+            known.id == id && known.is_known.get().is_none() && known.ends.len() == streams
+        };
+        let at = processes.iter().position(is_it)?;
+        Some(processes.swap_remove(at))
+    }
+
+    /// The host has said which processes of an earlier boot go on.
+    fn end_others(&self) {
+        self.streams.end_others();
+        self.processes.borrow_mut().retain(|known| known.ended.is_none());
+    }
+
     fn pid_of(&self, id: u64) -> Option<Pid> {
         let processes = self.processes.borrow_mut();
-        processes.iter().find(|known| known.id.get() == Some(&id)).map(|known| known.pid)
+        processes.iter().find(|known| known.is(id)).map(|known| known.pid)
     }
 
     fn terminal_of(&self, id: u64) -> Option<Arc<Pty>> {
         let processes = self.processes.borrow_mut();
-        let known = processes.iter().find(|known| known.id.get() == Some(&id))?;
+        let known = processes.iter().find(|known| known.is(id))?;
         known.terminal.as_ref()?.upgrade()
     }
 }

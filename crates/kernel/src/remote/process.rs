@@ -2,14 +2,14 @@
 
 use alloc::boxed::Box;
 use alloc::string::String;
-use alloc::sync::Arc;
+use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 
 use thaw_abi::remote::{EXEC_TERMINAL, EXECS_MAX, Exec, ExecStarted, MSG_EXEC_STARTED};
 
 use super::program::{self, Strings};
 use super::refusal::Refusal;
-use super::stream::{self, HostSocket};
+use super::stream::{self, StreamEnd};
 use super::terminal::{Relay, Terminal};
 use super::user;
 use crate::errno::Errno;
@@ -31,9 +31,9 @@ use crate::task::{Credentials, Process, Thread, current_process, host_process};
 /// Nothing comes of it.
 pub fn start(exec: &Exec, tail: &[u8], fds: &[i32]) -> Result<(), Refusal> {
     // From here on they are closed whatever happens.
-    let sockets: Vec<_> = fds.iter().map(|&fd| HostSocket::new(HostFd::new(fd))).collect();
+    let ends: Vec<_> = fds.iter().map(|&fd| StreamEnd::new(HostFd::new(fd))).collect();
     let wanted = if exec.flags & EXEC_TERMINAL != 0 { 1 } else { 3 };
-    let strings = Strings::parse(exec, tail).filter(|_| sockets.len() == wanted);
+    let strings = Strings::parse(exec, tail).filter(|_| ends.len() == wanted);
     let strings = strings.ok_or("the host's message is incomplete")?;
     if !Machine::may_fork() {
         return Err("its function says `processes = 1`, so it cannot have another process; \
@@ -43,7 +43,7 @@ pub fn start(exec: &Exec, tail: &[u8], fds: &[i32]) -> Result<(), Refusal> {
     let first = kernel().tasks.process(FIRST_PID).ok_or("the sandbox is about to end")?;
     let credentials = first.credentials.borrow_mut().clone();
     let files = ProcessFiles::new(kernel().fs.root.clone());
-    let starter = Starter { exec: *exec, strings, sockets: sockets.into() };
+    let starter = Starter { exec: *exec, strings, ends };
     work::start(b"exec", credentials, files, Box::new(starter));
     Ok(())
 }
@@ -52,12 +52,14 @@ pub fn start(exec: &Exec, tail: &[u8], fds: &[i32]) -> Result<(), Refusal> {
 struct Starter {
     exec: Exec,
     strings: Strings,
-    sockets: Box<[HostSocket]>,
+    ends: Vec<Arc<StreamEnd>>,
 }
 
 /// A process that is about to run.
 struct Newborn {
     thread: Arc<Thread>,
+    /// Its streams, or its terminal.
+    ends: Vec<Weak<StreamEnd>>,
     /// Its terminal, if it has one.
     relay: Option<Relay>,
 }
@@ -77,7 +79,7 @@ impl Work for Starter {
 impl Starter {
     /// Makes the process, of which nobody knows yet.
     fn make(self) -> Result<Newborn, Refusal> {
-        let Self { exec, strings, sockets } = self;
+        let Self { exec, strings, ends } = self;
         let first = kernel().tasks.process(FIRST_PID).ok_or("the sandbox is about to end")?;
         let own = current_process();
         own.fs.borrow_mut().cwd = first.fs.borrow_mut().cwd.clone();
@@ -105,11 +107,12 @@ impl Starter {
         let after =
             exec::after_exec(&process.credentials.borrow_mut(), &attributes.unwrap_or_default());
         *process.credentials.borrow_mut() = after;
-        let relay = open_streams(&exec, &process, sockets)?;
+        let weak = ends.iter().map(Arc::downgrade).collect();
+        let relay = open_streams(&exec, &process, ends)?;
         let thread = Thread::new(process.pid.main_thread(), process, TrapFrame::zeroed());
         let loader = Loader { id: exec.id, name, program: prepared };
         *thread.work.borrow_mut() = Some(Box::new(loader));
-        Ok(Newborn { thread, relay })
+        Ok(Newborn { thread, ends: weak, relay })
     }
 }
 
@@ -140,13 +143,12 @@ fn new_process(first: &Process, credentials: &Credentials, context: Context) -> 
 fn open_streams(
     exec: &Exec,
     process: &Arc<Process>,
-    sockets: Box<[HostSocket]>,
+    mut ends: Vec<Arc<StreamEnd>>,
 ) -> Result<Option<Relay>, Refusal> {
-    let mut sockets = sockets.into_vec().into_iter();
     if exec.flags & EXEC_TERMINAL == 0 {
-        for (number, socket) in sockets.enumerate() {
+        for (number, end) in ends.into_iter().enumerate() {
             let flags = if number == 0 { OpenFlags::empty() } else { OpenFlags::WRONLY };
-            give(process, stream::open(socket, flags));
+            give(process, stream::open(end, flags));
         }
         return Ok(None);
     }
@@ -158,7 +160,7 @@ fn open_streams(
     let terminal = Terminal::new(owner, &exec.window).map_err(no_terminal)?;
     let file = terminal.open_for(process.session()).map_err(no_terminal)?;
     (0..3).for_each(|_| give(process, file.clone()));
-    Ok(sockets.next().map(|socket| Relay { terminal, socket, leader: process.clone() }))
+    Ok(ends.pop().map(|end| Relay { terminal, end, leader: process.clone() }))
 }
 
 fn give(process: &Process, file: Arc<OpenFile>) {
@@ -171,7 +173,7 @@ impl Newborn {
     fn publish(self, id: u64) -> Result<Option<Relay>, Refusal> {
         let process = self.thread.process.clone();
         let terminal = self.relay.as_ref().map(|relay| &relay.terminal.pty);
-        let outcome = match kernel().remote.note(process.pid, id, terminal) {
+        let outcome = match kernel().remote.note(process.pid, id, terminal, self.ends) {
             true => host_process::fork_empty(process.mm(), &self.thread),
             false => Err(Errno::EUSERS),
         };

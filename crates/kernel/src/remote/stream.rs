@@ -1,7 +1,11 @@
 //! Standard streams that lead to the host: sockets of this boot, which programs see as pipes.
+//!
+//! In a copy the host gives them other sockets, or says that they are at their end
+//! ([`Streams`]). Whoever reads or writes before that waits.
 
 use alloc::string::String;
-use alloc::sync::Arc;
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
 
 use crate::errno::{Errno, Result};
 use crate::fs::anonymous::pipe_stat;
@@ -12,6 +16,7 @@ use crate::fs::path::Path;
 use crate::io::{Sink, Source};
 use crate::platform::machine::{HostFd, HostFiles, Machine, Peek};
 use crate::state::{OfBoot, kernel};
+use crate::sync::KernelCell;
 use crate::task::host_poll::{HostFile, Kind};
 use crate::task::signal;
 use crate::task::wait::WaitQueue;
@@ -30,8 +35,17 @@ pub struct HostSocket {
 impl HostSocket {
     /// One that has come with a message.
     pub fn new(fd: HostFd) -> Self {
-        let host = HostFile::of_this_boot(fd, Kind::Socket, Arc::new(WaitQueue::new()));
+        Self::with_queue(fd, Arc::new(WaitQueue::new()))
+    }
+
+    /// The same, whose changes wake `queue`.
+    fn with_queue(fd: HostFd, queue: Arc<WaitQueue>) -> Self {
+        let host = HostFile::of_this_boot(fd, Kind::Socket, queue);
         Self { fd: OfBoot::new(fd), host }
+    }
+
+    fn is_of_this_boot(&self) -> bool {
+        self.fd.get().is_some()
     }
 
     /// Reads; `EAGAIN`. In another boot it is at its end.
@@ -71,19 +85,103 @@ impl Drop for HostSocket {
     }
 }
 
+/// The sandbox' end of a stream or a terminal, whatever socket that has in this boot.
+pub struct StreamEnd {
+    socket: KernelCell<Arc<HostSocket>>,
+    queue: Arc<WaitQueue>,
+}
+
+impl StreamEnd {
+    /// One over a socket of this boot, which copies of the sandbox may get anew.
+    pub fn new(fd: HostFd) -> Arc<Self> {
+        let queue = Arc::new(WaitQueue::new());
+        let socket = Arc::new(HostSocket::with_queue(fd, queue.clone()));
+        let end = Arc::new(Self { socket: KernelCell::new(socket), queue });
+        kernel().remote.streams.note(&end);
+        end
+    }
+
+    /// It has this socket from now on.
+    pub fn go_on(&self, fd: HostFd) {
+        *self.socket.borrow_mut() = Arc::new(HostSocket::with_queue(fd, self.queue.clone()));
+        self.queue.wake_all(Events::all());
+    }
+
+    /// The socket; `EAGAIN` as long as the host may still give one. One of another boot is at its end.
+    fn socket(&self) -> Result<Arc<HostSocket>> {
+        let socket = self.socket.borrow_mut().clone();
+        match socket.is_of_this_boot() || !kernel().remote.streams.are_awaited() {
+            true => Ok(socket),
+            false => Err(Errno::EAGAIN),
+        }
+    }
+
+    /// Reads; `EAGAIN`.
+    pub fn read(&self, sink: &mut Sink<'_>) -> Result<usize> {
+        self.socket()?.read(sink)
+    }
+
+    /// Writes; `EAGAIN`, or `EPIPE` once nobody reads.
+    pub fn write(&self, source: &mut Source<'_>) -> Result<usize> {
+        self.socket()?.write(source)
+    }
+
+    fn poll(&self) -> Events {
+        self.socket().map_or(Events::empty(), |socket| socket.poll())
+    }
+
+    /// Where to wait for what is possible.
+    pub fn queue(&self) -> &WaitQueue {
+        &self.queue
+    }
+}
+
+/// The ends of all streams and terminals. Saved.
+#[derive(Default)]
+pub struct Streams {
+    ends: KernelCell<Vec<Weak<StreamEnd>>>,
+    /// In this boot the host is about to say which of them go on.
+    awaited: KernelCell<Option<OfBoot<()>>>,
+}
+
+impl Streams {
+    fn note(&self, end: &Arc<StreamEnd>) {
+        let mut ends = self.ends.borrow_mut();
+        ends.retain(|end| end.strong_count() > 0);
+        ends.push(Arc::downgrade(end));
+    }
+
+    /// Has those of an earlier boot wait until the host has said which go on.
+    pub fn wait_for_host(&self) {
+        *self.awaited.borrow_mut() = Some(OfBoot::new(()));
+    }
+
+    /// Whether the host is still to say that.
+    pub fn are_awaited(&self) -> bool {
+        self.awaited.borrow_mut().as_ref().is_some_and(|of| of.get().is_some())
+    }
+
+    /// The host has said it: the others are at their end.
+    pub fn end_others(&self) {
+        *self.awaited.borrow_mut() = None;
+        let ends: Vec<_> = self.ends.borrow_mut().iter().filter_map(Weak::upgrade).collect();
+        ends.iter().for_each(|end| end.queue.wake_all(Events::all()));
+    }
+}
+
 /// An open standard stream.
 pub struct RemoteStream {
-    socket: HostSocket,
+    end: Arc<StreamEnd>,
     ino: u64,
 }
 
 impl File for RemoteStream {
     fn read(&self, sink: &mut Sink<'_>, _: u64) -> Result<usize> {
-        self.socket.read(sink)
+        self.end.read(sink)
     }
 
     fn write(&self, source: &mut Source<'_>, _: u64) -> Result<usize> {
-        let outcome = self.socket.write(source);
+        let outcome = self.end.write(source);
         if outcome == Err(Errno::EPIPE) {
             signal::send_sigpipe();
         }
@@ -91,11 +189,11 @@ impl File for RemoteStream {
     }
 
     fn poll(&self) -> Events {
-        self.socket.poll()
+        self.end.poll()
     }
 
     fn wait_queue(&self) -> Option<&WaitQueue> {
-        Some(self.socket.queue())
+        Some(self.end.queue())
     }
 
     fn stat(&self) -> Result<Stat> {
@@ -128,9 +226,9 @@ impl Inode for StreamInode {
     }
 }
 
-/// Opens a stream over a socket of the host, to be read or written by the guest.
-pub fn open(socket: HostSocket, flags: OpenFlags) -> Arc<OpenFile> {
-    let stream = Arc::new(RemoteStream { socket, ino: kernel().net.inodes.next() });
+/// Opens a stream that leads to the host, to be read or written by the guest.
+pub fn open(end: Arc<StreamEnd>, flags: OpenFlags) -> Arc<OpenFile> {
+    let stream = Arc::new(RemoteStream { end, ino: kernel().net.inodes.next() });
     let name = stream.description();
     let inode = Arc::new(StreamInode(stream.clone()));
     let path = Path::new(Dentry::anonymous(inode, name.as_bytes()));

@@ -7,7 +7,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use thaw_abi::control::WindowSize;
 
-use super::stream::HostSocket;
+use super::stream::StreamEnd;
 use super::window_size;
 use crate::errno::{Errno, Result};
 use crate::fs::file::{File, OpenFile, OpenFlags};
@@ -67,7 +67,7 @@ pub struct Relay {
     /// Its both ends.
     pub terminal: Terminal,
     /// Where the host has it.
-    pub socket: HostSocket,
+    pub end: Arc<StreamEnd>,
     /// The process that it was made for.
     pub leader: Arc<Process>,
 }
@@ -76,20 +76,19 @@ impl Relay {
     /// Passes on what is typed and what is shown, until its leader has ended and no process has the
     /// terminal open, or the host has gone, which hangs it up.
     pub fn run(self) {
-        let Self { terminal, socket, leader } = self;
+        let Self { terminal, end, leader } = self;
         let (typed, shown) = (Way::default(), Way::default());
         loop {
             let typed =
-                typed.pass(|sink| socket.read(sink), |source| terminal.master.write(source, 0));
-            let shown =
-                shown.pass(|sink| terminal.read(sink, &leader), |source| socket.write(source));
+                typed.pass(|sink| end.read(sink), |source| terminal.master.write(source, 0));
+            let shown = shown.pass(|sink| terminal.read(sink, &leader), |source| end.write(source));
             match (typed, shown) {
                 (Passed::Closed, _) | (_, Passed::Closed) => return,
                 (Passed::Waits, Passed::Waits) => {}
                 _ => continue,
             }
             let master = terminal.master.wait_queue();
-            let queues = [Some(socket.queue()), Some(&leader.released), master];
+            let queues = [Some(end.queue()), Some(&leader.released), master];
             let queues = queues.into_iter().flatten().collect::<Vec<_>>();
             scheduler::block_uninterruptibly_on(&queues);
         }

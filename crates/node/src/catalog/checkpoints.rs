@@ -9,6 +9,7 @@ use crate::instance::{
     Techniques, WorkingSetUse,
 };
 use crate::rootfs::StoredRootfs;
+use crate::sandboxes::ExecNote;
 use crate::seal::memory_file;
 use crate::seal::owner::{Head, OwnerKey};
 use crate::service::{CheckpointOf, Service};
@@ -27,6 +28,7 @@ struct Found {
     function: FunctionName,
     config: FunctionConfig,
     service: Arc<Service>,
+    execs: Vec<ExecNote>,
 }
 
 impl Catalog {
@@ -110,7 +112,8 @@ impl Catalog {
     fn find_checkpoint(&self, name: &Name) -> Result<Found, LoadError> {
         let record = self.store.get_checkpoint(name)?;
         let of = serde_json::from_value(record.config.clone());
-        let CheckpointOf { function, config, .. } = of.map_err(|error| unusable(name, error))?;
+        let CheckpointOf { function, config, execs, .. } =
+            of.map_err(|error| unusable(name, error))?;
         let service = self.shared.route(function.as_str()).ok_or_else(|| {
             unusable(name, format!("its function `{function}` is not served; build that again"))
         })?;
@@ -125,7 +128,7 @@ impl Catalog {
         let FunctionConfig { limits, egress, secrets: now, .. } = service.config().clone();
         let mut config = FunctionConfig { limits, egress, ..config };
         config.secrets.names.retain(|name| now.names.contains(name));
-        Ok(Found { record, function, config, service })
+        Ok(Found { record, function, config, service, execs })
     }
 
     /// The same of the version of its function that has its files, with the limits of that. Where
@@ -150,7 +153,7 @@ impl Catalog {
         found: Found,
         key: Option<&OwnerKey>,
     ) -> Result<(Arc<Service>, Arc<dyn Launcher>), LoadError> {
-        let Found { record, function, config, service } = found;
+        let Found { record, function, config, service, execs } = found;
         let rootfs = StoredRootfs::open(&self.store, record.index)?;
         let (image, stands_on) = self.checkpoint_image(&record, &rootfs, &service, key)?;
         let (image, pool, _) = self.with_zygotes(image).map_err(|error| match error {
@@ -175,6 +178,7 @@ impl Catalog {
             },
         )?;
         launcher.read_secrets_from(self.shared.secrets());
+        launcher.go_on_with(execs);
         Ok((service, Arc::new(launcher)))
     }
 

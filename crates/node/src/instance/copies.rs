@@ -16,7 +16,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use thaw_abi::control::EntryPoint;
 use thaw_abi::image::{Ancestor, Mapping};
 use thaw_sandbox::{
@@ -248,6 +248,7 @@ impl ImageBoots {
             recordings: Recordings::default(),
             resumed: Mutex::new(resumed),
             decrypted,
+            execs: OnceLock::new(),
         }))
     }
 }

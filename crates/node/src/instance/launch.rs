@@ -9,6 +9,7 @@ use crate::asleep::{AsleepImage, NewAsleep};
 use crate::boots::BootKind;
 use crate::config::{ByteSize, StopSignal, TimeSpan};
 use crate::edge::Addresses;
+use crate::sandboxes::ExecNote;
 use crate::sandboxes::limits::Unchanged;
 use crate::seal::owner::{KeyId, OwnerKey};
 use crate::tenants::Lease;
@@ -148,6 +149,10 @@ pub trait Launcher: Send + Sync {
     ) -> Result<Arc<dyn Launcher>, WakeError> {
         Err(WakeError::Lost("this launcher wakes nothing".to_owned()))
     }
+
+    /// Its instances have these processes from outside in their memory, and are told which of them go
+    /// on ([`Launched::execs`]). To be said once, before the first boot.
+    fn go_on_with(&self, _execs: Vec<ExecNote>) {}
 
     /// By what its instances connect to the outside; `None`: they are no sandboxes, or it cannot be
     /// known now.
@@ -290,6 +295,9 @@ pub struct Launched {
     pub kind: BootKind,
     /// When that had been taken, in nanoseconds of `CLOCK_MONOTONIC`.
     pub zygote_ns: u64,
+    /// Processes from outside that its memory has, whose streams wait until they are told what
+    /// becomes of them; `None`: they are at their end.
+    pub execs: Option<Arc<[ExecNote]>>,
 }
 
 impl fmt::Debug for Launched {
@@ -539,6 +547,15 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
+    /// With the processes from outside that go on in what is restored.
+    pub(crate) fn with_execs(mut self, notes: Vec<ExecNote>) -> Self {
+        if !notes.is_empty() {
+            let notes: Vec<_> = notes.into_iter().map(ExecNote::for_disk).collect();
+            self.config["execs"] = serde_json::to_value(notes).expect("plain data");
+        }
+        self
+    }
+
     /// What an encrypted one is authenticated as: no other of the same key can take its place.
     pub(crate) fn sealed_name(name: &Name, owner: Option<&Name>) -> String {
         // Names have no slash.

@@ -16,6 +16,7 @@ use crate::clock::monotonic_ns;
 use crate::config::{EntryKind, FunctionConfig};
 use crate::logs::{FunctionLog, Logs};
 use crate::rootfs::StoredRootfs;
+use crate::sandboxes::ExecNote;
 use crate::seal::owner::KeyId;
 use crate::secrets::SecretStore;
 use crate::tenants::{Lease, Tenant};
@@ -23,13 +24,13 @@ use std::fs::File;
 use std::mem;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use std::time::Duration;
-use thaw_abi::control::{Connection, EntryPoint};
+use thaw_abi::control::{Connection, EntryPoint, FLAG_EXECS_GO_ON};
 use thaw_sandbox::{
     AskedContents, BootError, BootPlan, EgressPolicy, FreezeBase, Image, MemoryReader, Orphan,
     PlanError, PopulatePolicy, ResourceLimits, Sandbox, Secrets, ThawOptions, WorkingSet, Zygote,
-    ZygotePool, connection,
+    ZygotePool, connection, kernel_build_id,
 };
 use thaw_store::{ImageId, IndexId, KernelId, Store};
 
@@ -80,6 +81,8 @@ pub(super) struct ImageBoots {
     pub(super) resumed: Mutex<Vec<Arc<Client>>>,
     /// The image, or one that it comes from, was decrypted into memory.
     pub(super) decrypted: Option<Decrypted>,
+    /// Processes from outside in the image, that boots from there are told of.
+    pub(super) execs: OnceLock<Arc<[ExecNote]>>,
 }
 
 /// What goes with an image that was decrypted into memory.
@@ -252,6 +255,7 @@ impl SandboxLauncher {
             recordings: Recordings::default(),
             resumed: Mutex::default(),
             decrypted,
+            execs: OnceLock::new(),
         };
         shared.pool.keep(shared.terms.processes);
         Self::from(shared)
@@ -326,7 +330,8 @@ impl SandboxLauncher {
             })?;
         let instance = instance.with_pipes(output.pipes).lent(lent).showing(shows);
         instance.sandbox().count_by(shared.terms.tenant.cpu().meter());
-        Ok(Launched { instance: Box::new(instance), kind, zygote_ns: taken_ns })
+        let execs = shared.execs.get().cloned();
+        Ok(Launched { instance: Box::new(instance), kind, zygote_ns: taken_ns, execs })
     }
 }
 
@@ -421,6 +426,14 @@ impl Launcher for SandboxLauncher {
         self.shared.waken(file, checksum, base, clients, decrypted, limits)
     }
 
+    fn go_on_with(&self, execs: Vec<ExecNote>) {
+        // Kernels of other builds may not know how to wait for them.
+        if self.shared.image.header().kernel_build == kernel_build_id() {
+            // Nobody says it twice.
+            let _ = self.shared.execs.set(execs.into());
+        }
+    }
+
     fn index(&self) -> Option<IndexId> {
         Some(self.shared.rootfs.id())
     }
@@ -498,6 +511,10 @@ impl ImageBoots {
         (connection(client.id, client.peer, local), client.socket.as_fd())
     }
 
+    fn exec_flags(&self) -> u32 {
+        self.execs.get().map_or(0, |_| FLAG_EXECS_GO_ON)
+    }
+
     /// Boots from the image in a zygote that `take` takes.
     fn boot_from_image<E: From<LaunchError>>(
         self: &Arc<Self>,
@@ -522,7 +539,7 @@ impl ImageBoots {
             tried += 1;
             zygote.label(&self.terms.label);
             let options = self.terms.options(Some(&pipes));
-            let flags = options.flags | self.recording_flags(shows);
+            let flags = options.flags | self.recording_flags(shows) | self.exec_flags();
             let options = ThawOptions { flags, resumed: &resumed, secrets, ..options };
             match zygote.thaw(&plan, handed, &options) {
                 Ok(sandbox) => break Ok((sandbox, taken_ns)),

@@ -1,12 +1,16 @@
 //! Processes of one instance that were started from outside.
 
+mod going_on;
+
+pub use going_on::ExecNote;
+
 use super::output::{Output, Reader, Stream};
 use crate::instance::Connector;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -116,6 +120,11 @@ impl ExecState {
     pub fn is_final(&self) -> bool {
         matches!(self, Self::Ended { .. } | Self::Failed { .. })
     }
+
+    /// Its sandbox has ended, or knows nothing of it.
+    fn lost() -> Self {
+        Self::Ended { code: None, signal: Some(9) }
+    }
 }
 
 /// A process, as the API shows it.
@@ -154,6 +163,8 @@ pub(crate) struct Exec {
     connector: Arc<dyn Connector>,
     /// Its instance has ended before it.
     is_cut_off: AtomicBool,
+    /// It was started in the sandbox that this one is a copy of.
+    goes_on: AtomicBool,
 }
 
 /// Why there is no process: one sentence.
@@ -196,6 +207,36 @@ struct Known {
     is_closed: bool,
     /// All places at files and ports, while nobody may begin anything.
     shut: Option<[OwnedSemaphorePermit; 2]>,
+}
+
+/// The sockets of a process: this daemon's, from which it reads, and the sandbox'.
+struct Sockets {
+    ours: Vec<(Stream, Box<dyn AsyncRead + Send + Unpin>)>,
+    theirs: Vec<OwnedFd>,
+}
+
+impl Sockets {
+    /// Those of one with a terminal, or with three streams; and where its standard input goes, if it is
+    /// open.
+    fn new(has_terminal: bool, stdin: bool) -> io::Result<(Self, Option<OwnedWriteHalf>)> {
+        let (input, their_input) = pair()?;
+        let (from_terminal, to_stdin) = input.into_split();
+        let mut sockets = Self { ours: Vec::new(), theirs: vec![their_input] };
+        if has_terminal {
+            sockets.ours.push((Stream::Stdout, Box::new(from_terminal)));
+        } else {
+            for stream in [Stream::Stdout, Stream::Stderr] {
+                let (reader, writer) = pair()?;
+                sockets.ours.push((stream, Box::new(reader)));
+                sockets.theirs.push(writer);
+            }
+        }
+        Ok((sockets, (has_terminal || stdin).then_some(to_stdin)))
+    }
+
+    fn lent(&self) -> Vec<BorrowedFd<'_>> {
+        self.theirs.iter().map(AsFd::as_fd).collect()
+    }
 }
 
 /// Two connected, non-blocking sockets: this daemon's, and the sandbox's.
@@ -255,45 +296,23 @@ impl Execs {
         message: RemoteMessage,
         connector: Arc<dyn Connector>,
     ) -> Result<(Arc<Exec>, Reader), ExecProblem> {
-        let refused = |error: io::Error| ExecProblem::Refused(error.to_string());
-        let (input, their_input) = pair().map_err(refused)?;
-        let output = Output::new();
-        let reader = output.reader().expect("it is the first one");
-        let has_terminal = request.terminal.is_some();
-        let (state, _) = watch::channel(ExecState::Starting);
-        let (from_terminal, to_stdin) = input.into_split();
-        let stdin = (has_terminal || request.stdin).then_some(to_stdin);
-        let exec = Arc::new(Exec {
+        let note = ExecNote {
             id,
             argv: request.argv.clone(),
-            has_terminal,
+            terminal: request.terminal.is_some(),
+            stdin: request.stdin,
             ends_sandbox: request.ends_sandbox,
-            began: Instant::now(),
-            state,
-            pid: OnceLock::new(),
-            stdin: AsyncMutex::new(stdin),
-            output,
-            connector: connector.clone(),
-            is_cut_off: AtomicBool::new(false),
-        });
-        let mut theirs = vec![their_input];
-        let mut ours: Vec<(Stream, Box<dyn AsyncRead + Send + Unpin>)> = Vec::new();
-        if has_terminal {
-            ours.push((Stream::Stdout, Box::new(from_terminal)));
-        } else {
-            for stream in [Stream::Stdout, Stream::Stderr] {
-                let (reader, writer) = pair().map_err(refused)?;
-                ours.push((stream, Box::new(reader)));
-                theirs.push(writer);
-            }
-        }
+        };
+        let sockets = Sockets::new(note.terminal, note.stdin);
+        let (sockets, stdin) = sockets.map_err(|error| ExecProblem::Refused(error.to_string()))?;
+        let exec = Arc::new(Exec::new(id, &note, stdin, connector.clone()));
+        let reader = exec.output.reader().expect("it is the first one");
         self.insert(&exec)?;
-        let lent: Vec<_> = theirs.iter().map(AsFd::as_fd).collect();
-        if let Err(error) = connector.send_remote(message, &lent) {
+        if let Err(error) = connector.send_remote(message, &sockets.lent()) {
             self.lock().execs.remove(&id);
             return Err(ExecProblem::Refused(format!("the instance takes no message: {error}")));
         }
-        tokio::spawn(exec.clone().collect(ours));
+        tokio::spawn(exec.clone().collect(sockets.ours));
         Ok((exec, reader))
     }
 
@@ -391,6 +410,9 @@ impl Execs {
         let Some(exec) = self.find(id) else { return };
         match state {
             ExecState::Running { .. } if exec.state().is_final() => exec.end_unwanted(),
+            ExecState::Failed { .. } if exec.goes_on.load(Ordering::Relaxed) => {
+                self.is_absent(&exec);
+            }
             state => exec.become_(state),
         }
     }
@@ -402,7 +424,7 @@ impl Execs {
         for exec in known.execs.values() {
             // Whoever learns of the end finds this, too.
             exec.is_cut_off.fetch_or(!exec.state().is_final(), Ordering::Release);
-            exec.become_(ExecState::Ended { code: None, signal: Some(9) });
+            exec.become_(ExecState::lost());
         }
     }
 
@@ -419,6 +441,29 @@ impl Known {
 }
 
 impl Exec {
+    /// One of which the sandbox is about to be told.
+    fn new(
+        id: u64,
+        note: &ExecNote,
+        stdin: Option<OwnedWriteHalf>,
+        connector: Arc<dyn Connector>,
+    ) -> Self {
+        Self {
+            id,
+            argv: note.argv.clone(),
+            has_terminal: note.terminal,
+            ends_sandbox: note.ends_sandbox,
+            began: Instant::now(),
+            state: watch::channel(ExecState::Starting).0,
+            pid: OnceLock::new(),
+            stdin: AsyncMutex::new(stdin),
+            output: Output::new(),
+            connector,
+            is_cut_off: AtomicBool::new(false),
+            goes_on: AtomicBool::new(false),
+        }
+    }
+
     /// As the API shows it.
     pub fn info(&self) -> ExecInfo {
         ExecInfo {
@@ -434,6 +479,11 @@ impl Exec {
     /// Its number.
     pub fn id(&self) -> u64 {
         self.id
+    }
+
+    /// Whether its sandbox ends with it.
+    pub fn ends_sandbox(&self) -> bool {
+        self.ends_sandbox
     }
 
     /// What has become of it.

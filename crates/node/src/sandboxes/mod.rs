@@ -18,7 +18,7 @@ mod usage;
 
 pub use egress::{EgressInfo, EgressWish, SandboxEgress, SandboxInject};
 pub(crate) use exec::Execs;
-pub use exec::{ExecInfo, ExecRequest, ExecState};
+pub use exec::{ExecInfo, ExecNote, ExecRequest, ExecState};
 pub use limits::{LimitsChange, LimitsInfo};
 pub use output::Stream;
 pub(crate) use output::{Next, READERS_MAX, Reader};

@@ -8,6 +8,7 @@ use crate::instance::{
     Checkpoint, CheckpointKey, Checkpointed, Command, ConnectionTable, Copied, InstanceState,
     LaunchError, Launched, Launcher, Place, Supervisor, VolumesAtRest,
 };
+use crate::sandboxes::ExecNote;
 use crate::sandboxes::limits::OwnLimits;
 use crate::seal::owner::{KeyId, OwnerKey};
 use crate::volumes::VolumeSnapshot;
@@ -86,6 +87,9 @@ pub struct CheckpointOf {
     /// Snapshots of its volumes that belong to it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub volumes: Vec<VolumeSnapshot>,
+    /// Processes from outside that go on in what is restored.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub execs: Vec<ExecNote>,
 }
 
 /// How long an instance stays for which no client waits.
@@ -209,6 +213,8 @@ impl Service {
             config: self.config.without_secrets(),
             key: key.as_ref().map(OwnerKey::id),
             volumes: volumes.as_ref().map(|volumes| volumes.snapshots()).unwrap_or_default(),
+            // They are known when it rests.
+            execs: Vec::new(),
         };
         let config = serde_json::to_value(config).expect("plain data");
         let most = self.limits_of(id).memory;
@@ -429,7 +435,7 @@ impl Service {
     ) -> u64 {
         let id = self.shared.next_instance();
         let (commands, receiver) = mpsc::unbounded_channel();
-        let instance = launched.instance;
+        let Launched { instance, execs, .. } = launched;
         let table = Arc::new(ConnectionTable::new(instance.connector(), commands, &self.config));
         let slot = Slot {
             state: InstanceState::Booting,
@@ -444,6 +450,9 @@ impl Service {
             ending: place.lease.ending(),
             is_unwanted: false,
         };
+        if let Some(execs) = &execs {
+            self.have_execs_go_on(id, &table, execs);
+        }
         let supervisor = Supervisor::adopted(id, self.clone(), instance, receiver, table, place);
         let mut slots = self.slots();
         if stays == Stays::UntilTold {

@@ -9,7 +9,7 @@ use crate::sandboxes::exec::{Exec, ExecProblem, ExecRequest, Execs};
 use crate::sandboxes::files::FileSession;
 use crate::sandboxes::limits::{Unchanged, check_host, of_host};
 use crate::sandboxes::ports::{PortProblem, PortStream};
-use crate::sandboxes::{EgressWish, LimitsChange, Reader};
+use crate::sandboxes::{EgressWish, ExecNote, LimitsChange, Reader};
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
@@ -220,6 +220,25 @@ impl Service {
                 outcome => return outcome,
             }
         }
+    }
+
+    /// Has the processes from outside go on that the memory of a copy has.
+    pub(super) fn have_execs_go_on(
+        self: &Arc<Self>,
+        id: u64,
+        table: &ConnectionTable,
+        notes: &[ExecNote],
+    ) {
+        let next = || self.shared().next_connection();
+        let all = table.execs().go_on_in_copy(notes, next, &table.connector());
+        for exec in all.into_iter().filter(|exec| exec.ends_sandbox()) {
+            let service = self.clone();
+            tokio::spawn(async move {
+                exec.ended().await;
+                service.kill(id);
+            });
+        }
+        table.watch();
     }
 
     /// Opens a session over the files of an instance.

@@ -184,6 +184,7 @@ impl Launcher for Threads {
             kind: BootKind::Warm,
             instance: Box::new(ThreadInstance { reports, thread }),
             zygote_ns: 0,
+            execs: None,
         })
     }
 

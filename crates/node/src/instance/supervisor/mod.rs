@@ -228,7 +228,7 @@ impl Supervisor {
         first: &Client,
         place: Place,
     ) -> Self {
-        let Launched { instance, kind, zygote_ns } = launched;
+        let Launched { instance, kind, zygote_ns, .. } = launched;
         let (peer, accepted_ns) = (first.peer, first.accepted_ns);
         let boot = Boot { kind, peer, accepted_ns, zygote_ns, is_reported: false };
         Self {

@@ -5,6 +5,7 @@ use crate::instance::connections::ConnectionTable;
 use crate::instance::launch::{
     Checkpoint, Checkpointed, FrozenInstance, Launcher, Reading, ReadingStep, Unread,
 };
+use crate::sandboxes::ExecNote;
 use crate::seal::owner::KeyId;
 use crate::tenants::Lease;
 use std::fmt;
@@ -234,12 +235,16 @@ impl Supervisor {
             }
             Some(Rest::Copy(reply, since)) => match self.instance.copy(rest) {
                 Err(error) => self.not_copied(Rest::Copy(reply, since), error, has_twin),
-                Ok(reading) if has_twin => {
-                    self.go_on();
-                    let again = move |reply| Rest::Copy(reply, since);
-                    self.read_twin(reading, reply, since, copied, again);
+                Ok(reading) => {
+                    let result = copied_with(self.connections.execs().notes());
+                    if has_twin {
+                        self.go_on();
+                        let again = move |reply| Rest::Copy(reply, since);
+                        self.read_twin(reading, reply, since, result, again);
+                    } else {
+                        self.read_at_rest(reading, reply, since, result);
+                    }
                 }
-                Ok(reading) => self.read_at_rest(reading, reply, since, copied),
             },
             Some(Rest::Hold(hold)) => self.hold(hold),
             Some(Rest::Held) => self.rest = Some(Rest::Held),
@@ -248,7 +253,8 @@ impl Supervisor {
                     let rest = Rest::Checkpoint(new, reply, since, room);
                     return self.not_copied(rest, error, has_twin);
                 }
-                match self.instance.checkpoint(rest, new.clone()) {
+                let noted = new.clone().with_execs(self.connections.execs().notes());
+                match self.instance.checkpoint(rest, noted) {
                     Err(error) => {
                         self.not_copied(Rest::Checkpoint(new, reply, since, room), error, has_twin);
                     }
@@ -309,7 +315,7 @@ impl Supervisor {
         reading: Reading<T>,
         reply: oneshot::Sender<Result<R, String>>,
         since: Instant,
-        result: fn(T, Pause) -> R,
+        result: impl FnOnce(T, Pause) -> R + Send + 'static,
     ) {
         let mut pause = None;
         // Others of the runtime's tasks go on elsewhere meanwhile.
@@ -342,21 +348,21 @@ impl Supervisor {
         reading: Reading<T>,
         reply: oneshot::Sender<Result<R, String>>,
         since: Instant,
-        result: fn(T, Pause) -> R,
+        result: impl FnOnce(T, Pause) -> R + Send + 'static,
         again: impl FnOnce(oneshot::Sender<Result<R, String>>) -> Rest + Send + 'static,
     ) {
         self.twin = Some(None);
         let pause = Pause { time: since.elapsed(), had_twin: true };
         let (table, copies_wait) = (self.connections.clone(), self.copies_wait.clone());
         tokio::task::spawn_blocking(move || {
-            let (mut is_read, mut reply) = (false, Some(reply));
+            let (mut is_read, mut reply) = (false, Some((reply, result)));
             let read = reading(&mut |step| match step {
                 ReadingStep::Read => {
                     is_read = true;
                     table.tell(Command::TwinRead(None));
                 }
                 ReadingStep::Usable(made) => {
-                    if let Some(reply) = reply.take() {
+                    if let Some((reply, result)) = reply.take() {
                         copies_wait.store(true, Ordering::Release);
                         // Whoever has asked may have lost patience.
                         let _ = reply.send(Ok(result(made, pause)));
@@ -365,11 +371,13 @@ impl Supervisor {
             });
             if !is_read {
                 let has_ended = matches!(read, Err(Unread::Ended(_)));
-                let again = reply.take_if(|_| has_ended).map(again);
+                let again = reply.take_if(|_| has_ended).map(|(reply, _)| again(reply));
                 table.tell(Command::TwinRead(again));
             }
             // Whoever has been answered hears of an error by the end of what was made.
-            let Some(reply) = reply.filter(|reply| !reply.is_closed()) else { return };
+            let Some((reply, result)) = reply.filter(|(reply, _)| !reply.is_closed()) else {
+                return;
+            };
             let finished = read.map_err(|error| error.to_string()).and_then(|finish| finish());
             let _ = reply.send(finished.map(|made| result(made, pause)));
         });
@@ -397,8 +405,12 @@ impl Supervisor {
     }
 }
 
-fn copied(launcher: Arc<dyn Launcher>, pause: Pause) -> Copied {
-    Copied { launcher, pause }
+/// Makes copies, in which these processes from outside go on.
+fn copied_with(execs: Vec<ExecNote>) -> impl FnOnce(Arc<dyn Launcher>, Pause) -> Copied {
+    move |launcher, pause| {
+        launcher.go_on_with(execs);
+        Copied { launcher, pause }
+    }
 }
 
 fn with_pause(checkpoint: Checkpointed, pause: Pause) -> (Checkpointed, Pause) {

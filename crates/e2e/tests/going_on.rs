@@ -1,0 +1,203 @@
+//! Processes from outside go on in copies of their sandbox, with their streams and terminals.
+
+use serde_json::Value;
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+use thaw_e2e::{
+    Daemon, DaemonOptions, Workshop, built_home, call, ok, run, run_with_input, thaw, wait_until,
+};
+
+/// A function without a program, with some programs of this host.
+const BOX: &str = r#"
+name = "box"
+isolation = "instance"
+persist = true
+[entry]
+kind = "sandbox"
+[runtime]
+kind = "python3"
+programs = ["sh", "cat", "sleep", "tty"]
+[limits]
+instances = 50
+"#;
+
+fn home(label: &str) -> PathBuf {
+    let home = built_home(label, &[]);
+    let directory = home.with_extension("box");
+    fs::create_dir_all(&directory).expect("a directory");
+    fs::write(directory.join("thaw.toml"), BOX).expect("a file");
+    run(thaw().arg("build").arg(&directory).env("THAW_HOME", &home)).success();
+    home
+}
+
+/// A client that stays with a process, which has printed `ready`.
+struct Client {
+    child: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+}
+
+impl Client {
+    fn start(home: &Path, arguments: &[&str]) -> Self {
+        let mut thaw = thaw();
+        thaw.args(arguments).env("THAW_HOME", home);
+        let mut child = thaw.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("thaw");
+        let input = child.stdin.take();
+        let output = BufReader::new(child.stdout.take().expect("piped"));
+        let mut client = Self { child, input, output };
+        assert_eq!(client.line(), "ready");
+        client
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.output.read_line(&mut line).expect("a line");
+        line.trim_end().to_owned()
+    }
+
+    fn say(&mut self, text: &str) {
+        self.input.as_mut().expect("it is open").write_all(text.as_bytes()).expect("it reads");
+    }
+
+    /// Ends its input; what comes then, and how it ends.
+    fn end(mut self) -> (String, Option<i32>) {
+        self.input = None;
+        let mut rest = String::new();
+        self.output.read_to_string(&mut rest).expect("text");
+        (rest, self.child.wait().expect("it ends").code())
+    }
+}
+
+/// Counts for ever.
+const COUNT: &str = "n=0; while :; do n=$((n+1)); echo n$n; sleep 0.05; done";
+/// Answers each line.
+const ANSWER: &str = "echo ready; while read line; do echo got $line; done; echo end; exit 5";
+
+/// The processes of a sandbox, by their programs' last arguments.
+fn processes(home: &Path, sandbox: &str) -> Vec<Value> {
+    let listed = ok(home, &["sandbox", "logs", sandbox, "--list"]);
+    serde_json::from_str(&listed).expect("JSON")
+}
+
+/// The number of the process with such a terminal whose arguments contain a text.
+fn number_of(home: &Path, sandbox: &str, part: &str, terminal: bool) -> String {
+    let listed = processes(home, sandbox);
+    let is_it =
+        |one: &&Value| one["argv"].to_string().contains(part) && one["terminal"] == terminal;
+    let found: Vec<_> = listed.iter().filter(is_it).collect();
+    assert!(found.len() == 1 && found[0]["state"] == "running", "{listed:?}");
+    found[0]["id"].to_string()
+}
+
+/// The numbers that a counting process has printed, which follow one another.
+fn counted(home: &Path, sandbox: &str, number: &str) -> Vec<u64> {
+    let printed = ok(home, &["sandbox", "logs", sandbox, number]);
+    let counted: Vec<u64> =
+        printed.lines().map(|line| line[1..].parse().expect("a number")).collect();
+    assert!(counted.windows(2).all(|two| two[1] == two[0] + 1), "{printed}");
+    counted
+}
+
+fn counts_on(home: &Path, sandbox: &str, number: &str) {
+    let before = counted(home, sandbox, number).len();
+    wait_until("it counts on", || counted(home, sandbox, number).len() > before + 2);
+}
+
+fn attached(home: &Path, sandbox: &str, number: &str, input: &str) -> (String, Option<i32>) {
+    let mut attach = thaw();
+    attach.args(["sandbox", "attach", sandbox, number]).env("THAW_HOME", home);
+    let attached = run_with_input(&mut attach, input.as_bytes());
+    (attached.stdout, attached.code)
+}
+
+#[test]
+fn streams_and_terminals_go_on_in_copies_and_copies_of_copies() {
+    let home = home("going-on");
+    let _daemon = Daemon::start(&home, &DaemonOptions::default());
+    ok(&home, &["sandbox", "create", "box", "--name", "one"]);
+    let count = ok(&home, &["exec", "-d", "one", "--", "sh", "-c", COUNT]).trim().to_owned();
+    let mut client = Client::start(&home, &["exec", "-i", "one", "--", "sh", "-c", ANSWER]);
+    let mut typist = Client::start(&home, &["exec", "-it", "one", "--", "sh", "-c", ANSWER]);
+    wait_until("it counts", || counted(&home, "one", &count).len() > 2);
+    client.say("one\n");
+    assert_eq!(client.line(), "got one");
+    ok(&home, &["sandbox", "fork", "one", "--name", "two"]);
+    ok(&home, &["sandbox", "fork", "two", "--name", "three"]);
+    for copy in ["three", "two"] {
+        assert_eq!(processes(&home, copy).len(), 3);
+        let count = number_of(&home, copy, "sleep", false);
+        counts_on(&home, copy, &count);
+        assert!(counted(&home, copy, &count)[0] > 1, "it does not begin anew");
+        let answer = number_of(&home, copy, "ready", false);
+        let (said, code) = attached(&home, copy, &answer, "a\nb\n");
+        assert_eq!((said.as_str(), code), ("got a\ngot b\nend\n", Some(5)));
+        let terminal = number_of(&home, copy, "ready", true);
+        let (said, code) = attached(&home, copy, &terminal, "c\n\x04");
+        assert_eq!((said.as_str(), code), ("c\r\ngot c\r\nend\r\n", Some(5)));
+        counts_on(&home, copy, &count);
+    }
+    // The original has noticed nothing.
+    counts_on(&home, "one", &count);
+    client.say("two\n");
+    assert_eq!(client.line(), "got two");
+    assert_eq!(client.end(), ("end\n".to_owned(), Some(5)));
+    typist.say("three\n");
+    assert_eq!([typist.line(), typist.line()], ["three", "got three"]);
+}
+
+#[test]
+fn streams_go_on_in_what_is_made_of_a_checkpoint_also_by_the_next_daemon() {
+    let home = home("going-on-checkpoint");
+    let mut daemon = Daemon::start(&home, &DaemonOptions::default());
+    ok(&home, &["sandbox", "create", "box", "--name", "one"]);
+    let secret = format!("{COUNT} # secret");
+    let count = ok(&home, &["exec", "-d", "one", "--", "sh", "-c", &secret]).trim().to_owned();
+    let client = Client::start(&home, &["exec", "-i", "one", "--", "sh", "-c", ANSWER]);
+    wait_until("it counts", || counted(&home, "one", &count).len() > 2);
+    ok(&home, &["sandbox", "checkpoint", "one", "then"]);
+    assert_eq!(client.end(), ("end\n".to_owned(), Some(5)));
+    let check = |sandbox: &str| {
+        let numbers: Vec<_> =
+            processes(&home, sandbox).iter().map(|one| one["id"].to_string()).collect();
+        let [count, answer] = &numbers[..] else { panic!("{numbers:?}") };
+        counts_on(&home, sandbox, count);
+        let (said, code) = attached(&home, sandbox, answer, "a\n");
+        assert_eq!((said.as_str(), code), ("got a\nend\n", Some(5)));
+        // What lies on disk names programs without their arguments.
+        let listed = ok(&home, &["sandbox", "logs", sandbox, "--list"]);
+        assert!(listed.contains("\"sh\"") && !listed.contains("secret"), "{listed}");
+    };
+    ok(&home, &["sandbox", "create", "--checkpoint", "then", "--name", "two"]);
+    check("two");
+    daemon.kill_and_await_next();
+    ok(&home, &["sandbox", "create", "--checkpoint", "then", "--name", "three"]);
+    check("three");
+    let restored: Value = serde_json::from_str(&ok(&home, &["restore", "then", "--json"])).unwrap();
+    check(&restored["ids"][0].to_string());
+}
+
+#[test]
+fn a_copy_ends_with_the_program_that_its_original_is_there_for() {
+    let workshop = Workshop::new();
+    workshop.build("app:1");
+    let home = built_home("going-on-named", &[]);
+    workshop.import("app:1", &home, "app");
+    let _daemon = Daemon::start(&home, &DaemonOptions::default());
+    let script = "echo ready; read line; echo got $line; exit 7";
+    let client =
+        Client::start(&home, &["run", "-i", "--name", "one", "app", "--", "sh", "-c", script]);
+    ok(&home, &["sandbox", "fork", "one", "--name", "two"]);
+    ok(&home, &["sandbox", "checkpoint", "one", "then"]);
+    ok(&home, &["sandbox", "create", "--checkpoint", "then", "--name", "three"]);
+    for copy in ["two", "three"] {
+        let mut attach = thaw();
+        attach.args(["sandbox", "attach", copy]).env("THAW_HOME", &home);
+        let said = run_with_input(&mut attach, b"x\n");
+        assert_eq!((said.stdout.as_str(), said.code), ("got x\n", Some(7)));
+        wait_until("it has ended", || call(&home, &["sandbox", "show", copy]).code != Some(0));
+    }
+    assert!(ok(&home, &["sandbox", "show", "one"]).contains("one"));
+    assert_eq!(client.end(), ("got\n".to_owned(), Some(7)));
+}
