@@ -18,7 +18,7 @@ persist = true
 kind = "sandbox"
 [runtime]
 kind = "python3"
-programs = ["sh", "cat", "sleep", "tty"]
+programs = ["sh", "cat", "sleep", "true"]
 [limits]
 instances = 50
 "#;
@@ -75,10 +75,11 @@ const COUNT: &str = "n=0; while :; do n=$((n+1)); echo n$n; sleep 0.05; done";
 /// Answers each line.
 const ANSWER: &str = "echo ready; while read line; do echo got $line; done; echo end; exit 5";
 
-/// The processes of a sandbox, by their programs' last arguments.
+/// The processes of a sandbox that run.
 fn processes(home: &Path, sandbox: &str) -> Vec<Value> {
     let listed = ok(home, &["sandbox", "logs", sandbox, "--list"]);
-    serde_json::from_str(&listed).expect("JSON")
+    let all: Vec<Value> = serde_json::from_str(&listed).expect("JSON");
+    all.into_iter().filter(|one| one["state"] == "running").collect()
 }
 
 /// The number of the process with such a terminal whose arguments contain a text.
@@ -87,7 +88,7 @@ fn number_of(home: &Path, sandbox: &str, part: &str, terminal: bool) -> String {
     let is_it =
         |one: &&Value| one["argv"].to_string().contains(part) && one["terminal"] == terminal;
     let found: Vec<_> = listed.iter().filter(is_it).collect();
-    assert!(found.len() == 1 && found[0]["state"] == "running", "{listed:?}");
+    assert!(found.len() == 1, "{listed:?}");
     found[0]["id"].to_string()
 }
 
@@ -176,6 +177,131 @@ fn streams_go_on_in_what_is_made_of_a_checkpoint_also_by_the_next_daemon() {
     check("three");
     let restored: Value = serde_json::from_str(&ok(&home, &["restore", "then", "--json"])).unwrap();
     check(&restored["ids"][0].to_string());
+}
+
+/// Makes a sandbox with a process that counts, one that answers, and one with a terminal.
+fn make(home: &Path, sandbox: &str) -> [String; 3] {
+    ok(home, &["sandbox", "create", "box", "--name", sandbox]);
+    let start = |options, script| {
+        ok(home, &["exec", options, sandbox, "--", "sh", "-c", script]).trim().to_owned()
+    };
+    let all = [start("-d", COUNT), start("-di", ANSWER), start("-dt", ANSWER)];
+    wait_until("it counts", || counted(home, sandbox, &all[0]).len() > 2);
+    all
+}
+
+fn instance_of(home: &Path, sandbox: &str) -> String {
+    let shown = ok(home, &["sandbox", "show", sandbox, "--json"]);
+    serde_json::from_str::<Value>(&shown).expect("JSON")["instance"].to_string()
+}
+
+fn state_of(home: &Path, sandbox: &str) -> String {
+    let shown = ok(home, &["sandbox", "show", sandbox, "--json"]);
+    let shown = serde_json::from_str::<Value>(&shown).expect("JSON");
+    shown["state"].as_str().expect("a state").to_owned()
+}
+
+/// Puts a sandbox to sleep, as soon as it has read what it was told.
+fn put_to_sleep(home: &Path, sandbox: &str) {
+    let instance = instance_of(home, sandbox);
+    wait_until("it sleeps", || {
+        call(home, &["sleep", "box", "--instance", &instance]).code == Some(0)
+    });
+    assert_eq!(state_of(home, sandbox), "asleep");
+}
+
+#[test]
+fn streams_and_terminals_go_on_after_a_sleep_and_nothing_that_was_printed_is_lost() {
+    let home = home("going-on-asleep");
+    let _daemon = Daemon::start(&home, &DaemonOptions::default());
+    let [count, answer, terminal] = make(&home, "one");
+    for _ in 0..3 {
+        let before = counted(&home, "one", &count).len();
+        put_to_sleep(&home, "one");
+        // To look at it wakes nobody.
+        assert_eq!(processes(&home, "one").len(), 3);
+        assert!(counted(&home, "one", &count).len() >= before);
+        assert_eq!(state_of(&home, "one"), "asleep");
+        ok(&home, &["exec", "one", "--", "true"]);
+        counts_on(&home, "one", &count);
+        assert_eq!(counted(&home, "one", &count)[0], 1, "all is kept");
+    }
+    // Whoever attaches wakes it.
+    put_to_sleep(&home, "one");
+    let (said, code) = attached(&home, "one", &answer, "a\nb\n");
+    assert_eq!((said.as_str(), code), ("ready\ngot a\ngot b\nend\n", Some(5)));
+    put_to_sleep(&home, "one");
+    let (said, code) = attached(&home, "one", &terminal, "c\n\x04");
+    assert_eq!((said.as_str(), code), ("ready\r\nc\r\ngot c\r\nend\r\n", Some(5)));
+    // A client that is attached keeps it awake.
+    let client = Client::start(&home, &["exec", "-i", "one", "--", "sh", "-c", ANSWER]);
+    let asleep = call(&home, &["sleep", "box", "--instance", &instance_of(&home, "one")]);
+    assert!(asleep.stderr.contains("somebody is connected"), "{asleep:?}");
+    assert_eq!(client.end(), ("end\n".to_owned(), Some(5)));
+    // A copy of one that sleeps has its processes, too.
+    put_to_sleep(&home, "one");
+    ok(&home, &["sandbox", "fork", "one", "--name", "two"]);
+    counts_on(&home, "two", &number_of(&home, "two", "sleep", false));
+    counts_on(&home, "one", &count);
+}
+
+#[test]
+fn processes_of_sleepers_go_on_under_the_next_daemon() {
+    let home = home("going-on-next");
+    let mut daemon = Daemon::start(&home, &DaemonOptions::default());
+    let [count, answer, terminal] = make(&home, "one");
+    for round in ["killed", "stopped", "stopped while it is awake"] {
+        if round != "stopped while it is awake" {
+            put_to_sleep(&home, "one");
+        }
+        match round {
+            "killed" => daemon.kill_and_await_next(),
+            _ => {
+                assert_eq!(daemon.stop(), Some(0));
+                daemon = Daemon::start(&home, &DaemonOptions::default());
+            }
+        }
+        assert_eq!(state_of(&home, "one"), "asleep", "{round}");
+        assert_eq!(processes(&home, "one").len(), 3, "{round}");
+        ok(&home, &["exec", "one", "--", "true"]);
+        counts_on(&home, "one", &count);
+    }
+    let (said, code) = attached(&home, "one", &answer, "a\n");
+    assert_eq!((said.as_str(), code), ("got a\nend\n", Some(5)));
+    let (said, code) = attached(&home, "one", &terminal, "c\n\x04");
+    assert_eq!((said.as_str(), code), ("c\r\ngot c\r\nend\r\n", Some(5)));
+}
+
+#[test]
+fn what_a_sandbox_has_not_read_keeps_it_awake() {
+    let home = home("going-on-unread");
+    let _daemon = Daemon::start(&home, &DaemonOptions::default());
+    ok(&home, &["sandbox", "create", "box", "--name", "one"]);
+    let script = "read line; echo ready; while [ ! -e /tmp/go ]; do sleep 0.05; done; cat";
+    let number = ok(&home, &["exec", "-di", "one", "--", "sh", "-c", script]).trim().to_owned();
+    let mut attach = thaw();
+    attach.args(["sandbox", "attach", "one", &number]).env("THAW_HOME", &home);
+    let mut client = attach.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("thaw");
+    // What is typed at once is passed on at once, and the shell reads a byte at a time.
+    client.stdin.as_mut().expect("piped").write_all(b"line\nkept\n").expect("it is read");
+    let mut line = String::new();
+    BufReader::new(client.stdout.as_mut().expect("piped")).read_line(&mut line).expect("a line");
+    assert_eq!(line, "ready\n");
+    let instance = instance_of(&home, "one");
+    let asleep = || call(&home, &["sleep", "box", "--instance", &instance]);
+    assert!(asleep().stderr.contains("somebody is connected"));
+    // The client goes, and what it has typed lies unread in the socket.
+    client.kill().expect("it runs");
+    client.wait().expect("it has ended");
+    for _ in 0..5 {
+        assert!(asleep().stderr.contains("has not read its input"));
+    }
+    ok(&home, &["exec", "one", "--", "sh", "-c", "> /tmp/go"]);
+    wait_until("it reads", || ok(&home, &["sandbox", "logs", "one", &number]) == "ready\nkept\n");
+    put_to_sleep(&home, "one");
+    ok(&home, &["exec", "one", "--", "true"]);
+    let (said, _) = attached(&home, "one", &number, "more\n");
+    assert_eq!(said, "ready\nkept\nmore\n");
 }
 
 #[test]

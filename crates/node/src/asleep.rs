@@ -10,6 +10,7 @@
 //! is asleep as a whole, or not at all; the next daemon takes the former over, and removes the rest.
 
 use crate::config::{DomainName, FunctionName};
+use crate::sandboxes::ExecNote;
 use crate::seal::owner::KeyId;
 use crate::seal::{SealKey, memory_file, seal, sealed_len};
 use crate::tenants::Tenant;
@@ -29,7 +30,7 @@ use thaw_store::{ImageId, IndexId, KernelId};
 /// The format of notes.
 const NOTE_VERSION: u32 = 1;
 /// Most bytes of a note.
-const NOTE_MAX: u64 = 16 << 10;
+const NOTE_MAX: u64 = 64 << 10;
 /// Most instances of a node that are asleep: each costs some hundred bytes of the daemon, and
 /// two names on disk.
 const ASLEEP_MAX: usize = 65_536;
@@ -73,6 +74,9 @@ pub struct AsleepNote {
     pub idle_since_ms: u64,
     /// Requests that it has served.
     pub served: u64,
+    /// Processes in it that were started from outside.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub execs: Vec<ExecNote>,
 }
 
 /// An instance that is about to sleep, as the one says who puts it there.
@@ -394,7 +398,12 @@ impl NewAsleep {
     ///
     /// # Errors
     /// The disk is full or fails; nothing is left then.
-    pub(crate) fn commit(self, going: &Going, image: &AsleepImage) -> io::Result<Asleep> {
+    pub(crate) fn commit(
+        self,
+        going: &Going,
+        image: &AsleepImage,
+        execs: Vec<ExecNote>,
+    ) -> io::Result<Asleep> {
         // A full disk may be noticed only now.
         self.file.sync_data()?;
         let bytes = self.bytes()?;
@@ -410,6 +419,7 @@ impl NewAsleep {
             booted_ms: going.booted_ms,
             idle_since_ms: ms_of(going.idle_since),
             served: going.served,
+            execs: execs.into_iter().map(ExecNote::for_disk).collect(),
         };
         if self.key.is_none() {
             self.files.write_note(&note)?;
@@ -577,6 +587,7 @@ mod tests {
             booted_ms: 1,
             idle_since_ms: 2,
             served: 3,
+            execs: Vec::new(),
         }
     }
 

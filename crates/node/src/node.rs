@@ -158,6 +158,11 @@ impl NodeState {
         self.next_connection.fetch_add(1, Ordering::Relaxed)
     }
 
+    /// A connection or process of an earlier daemon has this number: no new one gets it.
+    pub fn number_is_taken(&self, number: u64) {
+        self.next_connection.fetch_max(number.saturating_add(1), Ordering::Relaxed);
+    }
+
     /// A number that no other live instance of this node has.
     pub fn next_instance(&self) -> u64 {
         self.next_instance.fetch_add(1, Ordering::Relaxed)

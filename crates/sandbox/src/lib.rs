@@ -80,7 +80,7 @@ pub use remote::{ExecError, ExecSpec, RemoteEvent, RemoteMessage, SignalTo};
 pub use rewind::{Effort, Reason as RewindRefusal, RewindError};
 pub use sandbox::{Connector, Sandbox, Twin};
 pub use state::StateError;
-pub use sys::{set_terminal_mode, terminal_mode};
+pub use sys::{set_terminal_mode, terminal_mode, unread_by_peer};
 pub use text::escape;
 pub use working_set::{PopulatePolicy, Recorder, WorkingSet, WorkingSetError};
 pub use zygote::{

@@ -41,8 +41,9 @@ pub struct Options {
     /// Give it a terminal.
     #[arg(short, long)]
     tty: bool,
-    /// Do not stay with it: print its number, with which `thaw sandbox attach` finds it.
-    #[arg(short, long, conflicts_with_all = ["interactive", "tty"])]
+    /// Do not stay with it: print its number, with which `thaw sandbox attach` finds it. With
+    /// --interactive its standard input stays open for that.
+    #[arg(short, long)]
     detach: bool,
     /// User, and perhaps `:` and a group, by name or number.
     #[arg(short, long, value_name = "USER", default_value = "")]

@@ -10,9 +10,8 @@ use super::Admin;
 use super::extract::{Path, Query};
 use super::routes::{problem, unknown_instance};
 use super::types::Problem;
-use crate::instance::ConnectionTable;
-use crate::sandboxes::exec::{Exec, ExecProblem};
-use crate::sandboxes::{ExecRequest, ExecState, Next, READERS_MAX, Reader, Stream};
+use crate::sandboxes::exec::{Attached, Exec, ExecProblem};
+use crate::sandboxes::{ExecRequest, ExecState, Execs, Next, READERS_MAX, Reader, Stream};
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -158,7 +157,7 @@ impl Leaving {
 fn leave(
     admin: Admin,
     instance: u64,
-    (exec, mut reader, leaving): (Arc<Exec>, Reader, Leaving),
+    (exec, mut reader, leaving): (Attached, Reader, Leaving),
 ) -> Response {
     let info = exec.info();
     if leaving == Leaving::EndsSandbox {
@@ -174,7 +173,7 @@ fn leave(
 fn switch(
     admin: Admin,
     instance: u64,
-    (exec, reader, leaving): (Arc<Exec>, Reader, Leaving),
+    (exec, reader, leaving): (Attached, Reader, Leaving),
     upgrade: OnUpgrade,
 ) -> Response {
     tokio::spawn(async move {
@@ -205,7 +204,7 @@ fn switch(
 
 /// Carries the streams of a process until it has ended, or the client has gone.
 async fn carry(
-    exec: &Arc<Exec>,
+    exec: &Attached,
     output: Reader,
     stream: impl AsyncRead + AsyncWrite,
     ended: impl FnOnce(),
@@ -243,7 +242,7 @@ async fn show_output(
 }
 
 /// Takes what a client sends. An error ends the connection: it has gone, or sends nonsense.
-async fn take_input(exec: &Exec, mut from: impl AsyncRead + Unpin) -> io::Result<()> {
+async fn take_input(exec: &Attached, mut from: impl AsyncRead + Unpin) -> io::Result<()> {
     loop {
         let mut head = [0; 8];
         from.read_exact(&mut head).await?;
@@ -268,24 +267,34 @@ async fn take_input(exec: &Exec, mut from: impl AsyncRead + Unpin) -> io::Result
     }
 }
 
-/// Finds the processes of an instance, or says that there is none.
-fn table_of(admin: &Admin, id: u64) -> Result<Arc<ConnectionTable>, Box<Response>> {
-    let service = admin.shared.service_of(id).ok_or_else(|| Box::new(unknown_instance(id)))?;
-    let table = service.table_of_live(id);
-    table.map_err(|reason| Box::new(problem(StatusCode::CONFLICT, "no_processes", reason)))
+/// Finds the processes of an instance, which may be asleep, or says that there is none.
+fn execs_of(admin: &Admin, id: u64) -> Result<Arc<Execs>, Box<Response>> {
+    let execs = admin.shared.service_of(id).and_then(|service| service.execs_of(id));
+    execs.ok_or_else(|| Box::new(unknown_instance(id)))
+}
+
+fn unknown_exec(id: u64, exec: u64) -> Response {
+    let reason = format!("instance {id} has no process {exec} that was started from outside");
+    problem(StatusCode::NOT_FOUND, "unknown_exec", reason)
 }
 
 /// Finds a process, or says that there is none.
 fn find(admin: &Admin, id: u64, exec: u64) -> Result<Arc<Exec>, Box<Response>> {
-    table_of(admin, id)?.execs().find(exec).ok_or_else(|| {
-        let reason = format!("instance {id} has no process {exec} that was started from outside");
-        Box::new(problem(StatusCode::NOT_FOUND, "unknown_exec", reason))
-    })
+    execs_of(admin, id)?.find(exec).ok_or_else(|| Box::new(unknown_exec(id, exec)))
+}
+
+/// Attaches to a process, or says that there is none.
+async fn attach_to(admin: &Admin, id: u64, exec: u64) -> Result<Attached, Box<Response>> {
+    let service = admin.shared.service_of(id).ok_or_else(|| Box::new(unknown_instance(id)))?;
+    let found = service.attach(id, exec).await;
+    let found =
+        found.map_err(|why| Box::new(problem(StatusCode::CONFLICT, "no_processes", why)))?;
+    found.ok_or_else(|| Box::new(unknown_exec(id, exec)))
 }
 
 async fn list(State(admin): State<Admin>, Path(id): Path<u64>) -> Response {
-    match table_of(&admin, id) {
-        Ok(table) => Json(table.execs().list()).into_response(),
+    match execs_of(&admin, id) {
+        Ok(execs) => Json(execs.list()).into_response(),
         Err(refused) => *refused,
     }
 }
@@ -311,7 +320,7 @@ async fn attach(
         let reason = format!("ask with `Connection: Upgrade` and `Upgrade: {EXEC_PROTOCOL}`");
         return problem(StatusCode::UPGRADE_REQUIRED, "no_upgrade", reason);
     }
-    match find(&admin, id, exec) {
+    match attach_to(&admin, id, exec).await {
         Ok(exec) => {
             let Some(reader) = exec.output.reader() else { return too_many() };
             let upgrade = hyper::upgrade::on(&mut request);
@@ -350,7 +359,7 @@ async fn signal(
     Path((id, exec)): Path<(u64, u64)>,
     Query(query): Query<SignalQuery>,
 ) -> Response {
-    match find(&admin, id, exec) {
+    match attach_to(&admin, id, exec).await {
         Ok(exec) => match exec.signal(query.number, SignalTo::Group) {
             Ok(()) => Json(exec.info()).into_response(),
             Err(reason) => problem(StatusCode::BAD_REQUEST, "no_signal", reason),

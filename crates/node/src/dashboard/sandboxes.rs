@@ -175,7 +175,7 @@ async fn show(
             measure_instance(&service, one.instance).await,
         ),
     };
-    let execs = service.table_of_live(one.instance).map(|table| table.execs().list());
+    let execs = service.execs_of(one.instance).map(|execs| execs.list());
     let address = address(&one.name);
     let page = Page {
         place: Place::Sandboxes,

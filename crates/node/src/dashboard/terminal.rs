@@ -7,7 +7,7 @@ use super::assets::path;
 use super::frame::{Page, Place, plain, problem};
 use super::session::Session;
 use super::{App, format};
-use crate::sandboxes::exec::{Exec, ExecProblem};
+use crate::sandboxes::exec::{Attached, ExecProblem};
 use crate::sandboxes::{ExecRequest, ExecState, Next, Reader};
 use crate::service::Service;
 use axum::body::Bytes;
@@ -165,7 +165,7 @@ impl Terminal {
     }
 
     /// Carries bytes until somebody ends; why.
-    async fn carry(&self, socket: &mut WebSocket, exec: &Arc<Exec>, mut output: Reader) -> String {
+    async fn carry(&self, socket: &mut WebSocket, exec: &Attached, mut output: Reader) -> String {
         let mut heard = Instant::now();
         let mut used = Instant::now();
         // A program that does not read its input does not hold up its output.
@@ -218,7 +218,7 @@ impl Terminal {
 }
 
 /// Passes on what is typed.
-async fn write_input(exec: Arc<Exec>, mut typed: mpsc::Receiver<Bytes>) {
+async fn write_input(exec: Attached, mut typed: mpsc::Receiver<Bytes>) {
     while let Some(bytes) = typed.recv().await {
         exec.write(&bytes).await;
     }
@@ -248,7 +248,7 @@ async fn start(
     service: &Arc<Service>,
     instance: u64,
     size: Size,
-) -> Result<(Arc<Exec>, Reader), ExecProblem> {
+) -> Result<(Attached, Reader), ExecProblem> {
     let mut last = ExecProblem::Refused("there is no shell".to_owned());
     for shell in SHELLS {
         let request = ExecRequest {

@@ -294,7 +294,7 @@ pub trait Backend: Send + Sync {
     ///
     /// # Errors
     /// There is no such sandbox.
-    fn processes(&self, id: &str) -> Outcome<Vec<Arc<dyn Process>>>;
+    fn processes<'a>(&'a self, id: &'a str) -> Later<'a, Outcome<Vec<Arc<dyn Process>>>>;
     /// Connects to a port on which a program in one listens.
     fn port<'a>(&'a self, id: &'a str, port: u16) -> Later<'a, Outcome<Box<dyn ByteStream>>>;
     /// The files of one, with the rights of a user; none: that of the sandbox.

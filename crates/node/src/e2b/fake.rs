@@ -372,11 +372,11 @@ impl Backend for Fake {
         }))
     }
 
-    fn processes(&self, id: &str) -> Outcome<Vec<Arc<dyn Process>>> {
-        self.change(id, |one| {
+    fn processes<'a>(&'a self, id: &'a str) -> Later<'a, Outcome<Vec<Arc<dyn Process>>>> {
+        now(self.change(id, |one| {
             let running = one.processes.iter().filter(|one| one.printed.borrow().ended.is_none());
             running.map(|process| process.clone() as Arc<dyn Process>).collect()
-        })
+        }))
     }
 
     fn port<'a>(&'a self, id: &'a str, port: u16) -> Later<'a, Outcome<Box<dyn ByteStream>>> {

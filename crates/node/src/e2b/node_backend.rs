@@ -6,7 +6,7 @@ use crate::catalog::Catalog;
 use crate::config::FunctionConfig;
 use crate::node::NodeState;
 use crate::sandboxes::egress::ClientEgress;
-use crate::sandboxes::exec::{Exec, ExecProblem};
+use crate::sandboxes::exec::{Attached, Exec, ExecProblem};
 use crate::sandboxes::files::{FileProblem, FileSession};
 use crate::sandboxes::ports::PortProblem;
 use crate::sandboxes::registry::SandboxProblem;
@@ -107,9 +107,8 @@ impl NodeBackend {
     /// Remembers what was asked for, and forgets processes that have ended.
     fn remember(&self, instance: u64, exec: &Exec, wanted: WantedProcess) {
         let still_runs = |(instance, number): (u64, u64)| {
-            let table =
-                self.node.service_of(instance).map(|service| service.table_of_live(instance));
-            let exec = table.and_then(|table| table.ok()?.execs().find(number));
+            let service = self.node.service_of(instance);
+            let exec = service.and_then(|service| service.execs_of(instance)?.find(number));
             exec.is_some_and(|exec| !exec.state().is_final())
         };
         let mut all = self.wanted.lock().expect("no holder panics");
@@ -289,23 +288,25 @@ impl Backend for NodeBackend {
         })
     }
 
-    fn processes(&self, id: &str) -> Outcome<Vec<Arc<dyn Process>>> {
-        let (instance, service) = self.instance(id)?;
-        let table = service.table_of_live(instance).map_err(|_| Problem::gone(id))?;
-        let wanted = self.wanted.lock().expect("no holder panics");
-        let running = table.execs().list().into_iter().filter_map(|info| {
-            let pid = pid(&info.state)?;
-            let exec = table.execs().find(info.id)?;
-            // One that `thaw exec` has started.
-            let other = || WantedProcess {
-                argv: info.argv.clone(),
-                terminal: info.terminal.then_some((0, 0)),
-                ..WantedProcess::default()
-            };
-            let wanted = wanted.get(&(instance, info.id)).cloned().unwrap_or_else(other);
-            Some(Arc::new(NodeProcess { exec, pid, wanted }) as Arc<dyn Process>)
-        });
-        Ok(running.collect())
+    fn processes<'a>(&'a self, id: &'a str) -> Later<'a, Outcome<Vec<Arc<dyn Process>>>> {
+        Box::pin(async move {
+            let (instance, service) = self.instance(id)?;
+            let all = service.attach_all(instance).await.map_err(|_| Problem::gone(id))?;
+            let wanted = self.wanted.lock().expect("no holder panics");
+            let running = all.into_iter().filter_map(|exec| {
+                let info = exec.info();
+                let pid = pid(&info.state)?;
+                // One that `thaw exec` has started, or that goes on in a copy.
+                let other = || WantedProcess {
+                    argv: info.argv.clone(),
+                    terminal: info.terminal.then_some((0, 0)),
+                    ..WantedProcess::default()
+                };
+                let wanted = wanted.get(&(instance, info.id)).cloned().unwrap_or_else(other);
+                Some(Arc::new(NodeProcess { exec, pid, wanted }) as Arc<dyn Process>)
+            });
+            Ok(running.collect())
+        })
     }
 
     fn port<'a>(&'a self, id: &'a str, port: u16) -> Later<'a, Outcome<Box<dyn ByteStream>>> {
@@ -345,7 +346,7 @@ fn pid(state: &ExecState) -> Option<u32> {
 }
 
 struct NodeProcess {
-    exec: Arc<Exec>,
+    exec: Attached,
     pid: u32,
     wanted: WantedProcess,
 }
@@ -393,7 +394,7 @@ impl Process for NodeProcess {
 
 struct NodeOutput {
     reader: sandboxes::Reader,
-    exec: Arc<Exec>,
+    exec: Attached,
 }
 
 impl Output for NodeOutput {

@@ -71,13 +71,17 @@ const TAG_MAX: usize = 256;
 const WORDS_MAX: usize = 4096;
 
 /// One process of a sandbox.
-fn find(e2b: &E2b, target: &Target, selector: &Selector) -> Result<Arc<dyn Process>, Problem> {
+async fn find(
+    e2b: &E2b,
+    target: &Target,
+    selector: &Selector,
+) -> Result<Arc<dyn Process>, Problem> {
     let is_meant = |process: &Arc<dyn Process>| match (&selector.pid, &selector.tag) {
         (Some(pid), _) => process.pid() == *pid,
         (None, Some(tag)) => process.wanted().tag.as_ref() == Some(tag),
         (None, None) => false,
     };
-    let found = e2b.backend.processes(&target.id)?.into_iter().find(is_meant);
+    let found = e2b.backend.processes(&target.id).await?.into_iter().find(is_meant);
     found.ok_or_else(|| {
         let which = match (&selector.pid, &selector.tag) {
             (Some(pid), _) => format!("number {pid}"),
@@ -170,7 +174,7 @@ async fn connect(
         let request: ProcessRequest = one_message(&headers, body).await?;
         let place = e2b.streams.enter(&target.record.owner)?;
         let timeout = client_timeout(&headers)?;
-        let process = find(&e2b, &target, &request.process)?;
+        let process = find(&e2b, &target, &request.process).await?;
         let output = process.follow()?;
         Ok((place, timeout, process, output))
     };
@@ -307,7 +311,7 @@ async fn stream_input(
         let first: Option<StreamInputRequest> = messages.next().await?;
         let start = first.and_then(|first| first.start);
         let start = start.ok_or_else(|| Problem::invalid("the first message is not `start`"))?;
-        let process = find(&e2b, &target, &start.process)?;
+        let process = find(&e2b, &target, &start.process).await?;
         while let Some(message) = messages.next::<StreamInputRequest>().await? {
             // Other messages only keep the stream.
             if let Some(data) = message.data {
@@ -333,7 +337,7 @@ async fn write(process: &dyn Process, bytes: &[u8]) {
 async fn list((State(e2b), Extension(target), headers, body): Asked) -> Response {
     let listed = async {
         read_unary::<Value>(&headers, body).await?;
-        let processes = e2b.backend.processes(&target.id)?;
+        let processes = e2b.backend.processes(&target.id).await?;
         let shown = processes.iter().map(|one| messages::process_info(one.pid(), &one.wanted()));
         Ok(json!({"processes": shown.collect::<Vec<_>>()}))
     };
@@ -345,7 +349,7 @@ async fn named(
     (State(e2b), Extension(target), headers, body): Asked,
 ) -> Result<(Arc<dyn Process>, ProcessRequest), Problem> {
     let request: ProcessRequest = read_unary(&headers, body).await?;
-    let process = find(&e2b, &target, &request.process)?;
+    let process = find(&e2b, &target, &request.process).await?;
     Ok((process, request))
 }
 

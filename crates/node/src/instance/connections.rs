@@ -230,7 +230,7 @@ pub(crate) struct ConnectionTable {
     first_look: Option<Duration>,
     open: Mutex<Open>,
     /// Processes in it that were started from outside.
-    execs: Execs,
+    execs: Arc<Execs>,
 }
 
 #[derive(Default)]
@@ -266,12 +266,17 @@ impl ConnectionTable {
             cannot_sleep: AtomicBool::new(false),
             first_look,
             open: Mutex::default(),
-            execs: Execs::default(),
+            execs: Arc::default(),
         }
     }
 
+    /// Those of an instance that had these processes from outside before it fell asleep.
+    pub(crate) fn with_execs(self, execs: Arc<Execs>) -> Self {
+        Self { execs, ..self }
+    }
+
     /// Processes in the instance that were started from outside.
-    pub(crate) fn execs(&self) -> &Execs {
+    pub(crate) fn execs(&self) -> &Arc<Execs> {
         &self.execs
     }
 

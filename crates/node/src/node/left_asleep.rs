@@ -84,7 +84,7 @@ impl NodeState {
 
     /// Makes one of those that an earlier daemon has put to sleep an instance of a service that is
     /// among all that there are.
-    pub(crate) fn take_in_left(&self, service: &Service, instance: u64) {
+    pub(crate) fn take_in_left(&self, service: &Arc<Service>, instance: u64) {
         // Whoever looks for the instance meanwhile waits, and does not take it for gone.
         let mut left = self.left_asleep.lock().expect("no holder panics");
         if let Some(at) = left.iter().position(|one| one.note.id == instance) {
@@ -100,7 +100,7 @@ impl NodeState {
     }
 
     /// Makes an instance that an earlier daemon has put to sleep one of a service, or ends it.
-    fn take_in(&self, service: &Service, one: Left) {
+    fn take_in(&self, service: &Arc<Service>, one: Left) {
         let (function, instance) = (service.name(), one.note.id);
         if self.is_sandbox(&one.note) {
             service.hold(instance);

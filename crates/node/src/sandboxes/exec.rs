@@ -1,25 +1,23 @@
 //! Processes of one instance that were started from outside.
 
+mod attached;
 mod going_on;
+mod streams;
 
+pub(crate) use attached::Attached;
 pub use going_on::ExecNote;
 
-use super::output::{Output, Reader, Stream};
+use super::output::{Output, Reader};
 use crate::instance::Connector;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream as StdUnixStream;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
+use streams::{Sockets, all_read};
 use thaw_abi::control::WindowSize;
 use thaw_abi::remote::{EXECS_MAX, FILE_SESSIONS_MAX, PORT_CONNECTIONS_MAX};
 use thaw_sandbox::{ExecSpec, GuestExit, RemoteEvent, RemoteMessage, SignalTo};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
-use tokio::net::UnixStream;
 use tokio::net::unix::OwnedWriteHalf;
 use tokio::sync::{Mutex as AsyncMutex, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::timeout;
@@ -28,18 +26,6 @@ use tokio::time::timeout;
 const ENDED_MAX: usize = 32;
 /// How long a sandbox may take to start a process. One of an older kernel build never does.
 const START_PATIENCE: Duration = Duration::from_secs(20);
-/// How long output is waited for when a process has ended and others have its streams still.
-const LAST_OUTPUT: Duration = Duration::from_millis(100);
-/// How long, and for how many bytes, its streams are read in all once it has ended: what it has printed
-/// itself lies in the buffers of two sockets.
-const LAST_PATIENCE: Duration = Duration::from_secs(5);
-const LAST_BYTES: usize = 4 << 20;
-/// How long a terminal's hang-up waits for those who type.
-const HANG_UP_PATIENCE: Duration = Duration::from_secs(5);
-/// SIGHUP (signal(7)).
-const HANGUP: u32 = 1;
-/// Bytes read at a time.
-const CHUNK: usize = 16 << 10;
 
 /// A process that is wanted, as the API takes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -160,12 +146,27 @@ pub(crate) struct Exec {
     stdin: AsyncMutex<Option<OwnedWriteHalf>>,
     /// What it prints.
     pub output: Arc<Output>,
-    connector: Arc<dyn Connector>,
+    /// What reaches its sandbox; `None`: that is asleep.
+    connector: Mutex<Option<Arc<dyn Connector>>>,
+    /// How many are attached to it.
+    attached: AtomicUsize,
+    /// Somebody was, since its instance was asked to rest for its sleep.
+    was_attached: AtomicBool,
+    /// Its standard input was open when its sandbox fell asleep.
+    has_input: AtomicBool,
+    /// How often it has got streams, and who reads those.
+    streams: AtomicU64,
+    reading: AsyncMutex<()>,
     /// Its instance has ended before it.
     is_cut_off: AtomicBool,
-    /// It was started in the sandbox that this one is a copy of.
+    /// It was started before the boot that its sandbox is in.
     goes_on: AtomicBool,
 }
+
+/// The instance is asleep, or is soon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the instance is being put to sleep; try again")]
+pub(crate) struct Shut;
 
 /// Why there is no process: one sentence.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -209,43 +210,6 @@ struct Known {
     shut: Option<[OwnedSemaphorePermit; 2]>,
 }
 
-/// The sockets of a process: this daemon's, from which it reads, and the sandbox'.
-struct Sockets {
-    ours: Vec<(Stream, Box<dyn AsyncRead + Send + Unpin>)>,
-    theirs: Vec<OwnedFd>,
-}
-
-impl Sockets {
-    /// Those of one with a terminal, or with three streams; and where its standard input goes, if it is
-    /// open.
-    fn new(has_terminal: bool, stdin: bool) -> io::Result<(Self, Option<OwnedWriteHalf>)> {
-        let (input, their_input) = pair()?;
-        let (from_terminal, to_stdin) = input.into_split();
-        let mut sockets = Self { ours: Vec::new(), theirs: vec![their_input] };
-        if has_terminal {
-            sockets.ours.push((Stream::Stdout, Box::new(from_terminal)));
-        } else {
-            for stream in [Stream::Stdout, Stream::Stderr] {
-                let (reader, writer) = pair()?;
-                sockets.ours.push((stream, Box::new(reader)));
-                sockets.theirs.push(writer);
-            }
-        }
-        Ok((sockets, (has_terminal || stdin).then_some(to_stdin)))
-    }
-
-    fn lent(&self) -> Vec<BorrowedFd<'_>> {
-        self.theirs.iter().map(AsFd::as_fd).collect()
-    }
-}
-
-/// Two connected, non-blocking sockets: this daemon's, and the sandbox's.
-fn pair() -> io::Result<(UnixStream, OwnedFd)> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    Ok((UnixStream::from_std(StdUnixStream::from(ours))?, theirs))
-}
-
 impl Execs {
     /// Starts a process, and waits until it runs. Nothing that it prints is dropped as long as the
     /// reader is there.
@@ -257,7 +221,7 @@ impl Execs {
         id: u64,
         request: &ExecRequest,
         connector: Arc<dyn Connector>,
-    ) -> Result<(Arc<Exec>, Reader), ExecProblem> {
+    ) -> Result<(Attached, Reader), ExecProblem> {
         let message = RemoteMessage::exec(id, &request.spec())
             .map_err(|error| ExecProblem::Wrong(error.to_string()))?;
         let (exec, reader) = self.send(id, request, message, connector)?;
@@ -295,24 +259,26 @@ impl Execs {
         request: &ExecRequest,
         message: RemoteMessage,
         connector: Arc<dyn Connector>,
-    ) -> Result<(Arc<Exec>, Reader), ExecProblem> {
+    ) -> Result<(Attached, Reader), ExecProblem> {
         let note = ExecNote {
             id,
             argv: request.argv.clone(),
             terminal: request.terminal.is_some(),
             stdin: request.stdin,
             ends_sandbox: request.ends_sandbox,
+            pid: None,
         };
         let sockets = Sockets::new(note.terminal, note.stdin);
         let (sockets, stdin) = sockets.map_err(|error| ExecProblem::Refused(error.to_string()))?;
-        let exec = Arc::new(Exec::new(id, &note, stdin, connector.clone()));
+        let exec = Attached::to(Arc::new(Exec::new(id, &note, stdin)));
+        exec.reach_by(Some(connector.clone()));
         let reader = exec.output.reader().expect("it is the first one");
         self.insert(&exec)?;
         if let Err(error) = connector.send_remote(message, &sockets.lent()) {
             self.lock().execs.remove(&id);
             return Err(ExecProblem::Refused(format!("the instance takes no message: {error}")));
         }
-        tokio::spawn(exec.clone().collect(sockets.ours));
+        exec.collect(sockets.ours);
         Ok((exec, reader))
     }
 
@@ -354,8 +320,19 @@ impl Execs {
             || self.ports.available_permits() < PORT_CONNECTIONS_MAX
     }
 
+    /// Whether the instance can sleep: nobody looks at its files or is connected to its ports, and its
+    /// processes wait without anybody. What they are told from now on keeps it awake.
+    pub fn may_sleep(&self) -> bool {
+        let known = self.lock();
+        let all = known.execs.values();
+        all.for_each(|exec| exec.was_attached.store(false, Ordering::Relaxed));
+        self.files.available_permits() == FILE_SESSIONS_MAX
+            && self.ports.available_permits() == PORT_CONNECTIONS_MAX
+            && known.all_wait_alone()
+    }
+
     /// Lets nobody begin anything from now on, since the instance is about to be asleep; `false` if
-    /// somebody outside has something of it, and all is as before.
+    /// somebody outside has something of it since [`Execs::may_sleep`], and all is as before.
     pub fn shut(&self) -> bool {
         let mut known = self.lock();
         let take = |places: &Arc<Semaphore>, all: usize| {
@@ -363,12 +340,12 @@ impl Execs {
         };
         let places =
             take(&self.files, FILE_SESSIONS_MAX).zip(take(&self.ports, PORT_CONNECTIONS_MAX));
-        let is_unused = known.execs.len() == known.ended().count();
+        let is_unused = known.all_wait_alone();
         known.shut = places.filter(|_| is_unused).map(|(files, ports)| [files, ports]);
         known.shut.is_some()
     }
 
-    /// The instance stays awake after [`Execs::shut`].
+    /// The instance stays awake after [`Execs::shut`], or is awake again.
     pub fn reopen(&self) {
         self.lock().shut = None;
     }
@@ -383,9 +360,38 @@ impl Execs {
         self.lock().execs.get(&id).cloned()
     }
 
+    /// Attaches to one of them: its instance does not sleep meanwhile.
+    ///
+    /// # Errors
+    /// It sleeps, or is soon.
+    pub fn attach(&self, id: u64) -> Result<Option<Attached>, Shut> {
+        let known = self.lock();
+        if known.shut.is_some() {
+            return Err(Shut);
+        }
+        Ok(known.execs.get(&id).cloned().map(Attached::to))
+    }
+
+    /// Attaches to all of them.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn attach_all(&self) -> Result<Vec<Attached>, Shut> {
+        let known = self.lock();
+        if known.shut.is_some() {
+            return Err(Shut);
+        }
+        Ok(known.execs.values().cloned().map(Attached::to).collect())
+    }
+
     /// All of them.
     pub fn list(&self) -> Vec<ExecInfo> {
         self.lock().execs.values().map(|exec| exec.info()).collect()
+    }
+
+    /// All of them.
+    pub fn all(&self) -> Vec<Arc<Exec>> {
+        self.lock().execs.values().cloned().collect()
     }
 
     /// How many have not ended.
@@ -434,6 +440,10 @@ impl Execs {
 }
 
 impl Known {
+    fn all_wait_alone(&self) -> bool {
+        self.execs.values().all(|exec| exec.state.borrow().is_final() || exec.waits_alone())
+    }
+
     fn ended(&self) -> impl Iterator<Item = u64> {
         let is_final = |exec: &&Arc<Exec>| exec.state.borrow().is_final();
         self.execs.values().filter(is_final).map(|exec| exec.id)
@@ -442,12 +452,7 @@ impl Known {
 
 impl Exec {
     /// One of which the sandbox is about to be told.
-    fn new(
-        id: u64,
-        note: &ExecNote,
-        stdin: Option<OwnedWriteHalf>,
-        connector: Arc<dyn Connector>,
-    ) -> Self {
+    fn new(id: u64, note: &ExecNote, stdin: Option<OwnedWriteHalf>) -> Self {
         Self {
             id,
             argv: note.argv.clone(),
@@ -458,7 +463,12 @@ impl Exec {
             pid: OnceLock::new(),
             stdin: AsyncMutex::new(stdin),
             output: Output::new(),
-            connector,
+            connector: Mutex::default(),
+            attached: AtomicUsize::new(0),
+            was_attached: AtomicBool::new(false),
+            has_input: AtomicBool::new(false),
+            streams: AtomicU64::new(0),
+            reading: AsyncMutex::default(),
             is_cut_off: AtomicBool::new(false),
             goes_on: AtomicBool::new(false),
         }
@@ -511,50 +521,14 @@ impl Exec {
         });
     }
 
-    /// Keeps what it prints, until nobody has its streams any more, or it has ended and nothing
-    /// more comes for a moment.
-    async fn collect(self: Arc<Self>, streams: Vec<(Stream, Box<dyn AsyncRead + Send + Unpin>)>) {
-        let readers = streams.into_iter().map(|(stream, reader)| {
-            let exec = self.clone();
-            tokio::spawn(async move { exec.read_to_end(stream, reader).await })
-        });
-        for reader in readers.collect::<Vec<_>>() {
-            // They do not panic.
-            let _ = reader.await;
-        }
-        // Whoever reads to the end wants to know how it ended.
-        let _ = self.ended().await;
-        *self.stdin.lock().await = None;
-        self.output.end();
+    fn reach_by(&self, connector: Option<Arc<dyn Connector>>) {
+        *self.connector.lock().expect("no holder panics") = connector;
     }
 
-    async fn read_to_end(&self, stream: Stream, mut reader: Box<dyn AsyncRead + Send + Unpin>) {
-        let mut buffer = vec![0; CHUNK];
-        let (mut patience, mut room) = (LAST_PATIENCE, LAST_BYTES);
-        loop {
-            let (began, has_ended) = (Instant::now(), self.state().is_final());
-            let read = tokio::select! {
-                biased;
-                read = reader.read(&mut buffer) => read,
-                () = self.is_over(LAST_OUTPUT.min(patience)) => return,
-            };
-            let Ok(count @ 1..) = read else { return };
-            if has_ended {
-                // Whoever else holds its streams may go on printing for ever.
-                patience = patience.saturating_sub(began.elapsed());
-                room = room.saturating_sub(count);
-            }
-            self.output.put(stream, &buffer[..count]).await;
-            if patience.is_zero() || room == 0 {
-                return;
-            }
-        }
-    }
-
-    /// Waits until it has ended, and a moment more.
-    async fn is_over(&self, moment: Duration) {
-        let _ = self.ended().await;
-        tokio::time::sleep(moment).await;
+    fn send(&self, message: RemoteMessage) -> Result<(), String> {
+        let connector = self.connector.lock().expect("no holder panics").clone();
+        let connector = connector.ok_or_else(|| Shut.to_string())?;
+        connector.send_remote(message, &[]).map_err(|error| error.to_string())
     }
 
     /// Whether it has ended with its instance, so that nobody knows how.
@@ -571,60 +545,25 @@ impl Exec {
         }
     }
 
-    /// Passes bytes to its standard input, or its terminal; nothing closes standard input. What
-    /// comes after that is dropped, as is what it does not read once it has ended.
-    pub async fn write(&self, bytes: &[u8]) {
-        let mut stdin = self.stdin.lock().await;
-        let Some(open) = stdin.as_mut() else { return };
-        let is_closed = match bytes.is_empty() {
-            // A terminal has no end of its own: a program sees the character for it.
-            true => !self.has_terminal,
-            false => tokio::select! {
-                written = open.write_all(bytes) => written.is_err(),
-                _ = self.ended() => true,
-            },
+    /// Whether it waits for nobody: its sandbox has read all that was written to it, and nobody is
+    /// attached to it.
+    fn waits_alone(&self) -> bool {
+        let is_read = match self.stdin.try_lock() {
+            Ok(stdin) => stdin.as_ref().is_none_or(all_read),
+            // Somebody writes.
+            Err(_) => false,
         };
-        if is_closed {
-            *stdin = None;
-        }
-    }
-
-    /// Hangs up its terminal, as the end of a connection does with a real one: its session hears
-    /// SIGHUP, and whoever reads the terminal gets its end. A signal alone would be lost on a
-    /// program that waits for a line already.
-    pub async fn hang_up(&self) {
-        let close = async { *self.stdin.lock().await = None };
-        tokio::select! {
-            () = close => {}
-            _ = self.ended() => {}
-            // Somebody else types what it does not read.
-            () = tokio::time::sleep(HANG_UP_PATIENCE) => drop(self.signal(HANGUP, SignalTo::Group)),
-        }
-    }
-
-    /// Sends it a signal.
-    ///
-    /// # Errors
-    /// One sentence.
-    pub fn signal(&self, number: u32, to: SignalTo) -> Result<(), String> {
-        if !(1..=64).contains(&number) {
-            return Err(format!("{number} is no signal; give 1 to 64"));
-        }
-        let message = RemoteMessage::signal(self.id, number, to);
-        self.connector.send_remote(message, &[]).map_err(|error| error.to_string())
+        is_read
+            && matches!(*self.state.borrow(), ExecState::Running { .. })
+            && self.attached.load(Ordering::Relaxed) == 0
+            && !self.was_attached.load(Ordering::Relaxed)
     }
 
     /// It has been started although whoever wanted it has given up.
     fn end_unwanted(&self) {
         const SIGKILL: u32 = 9;
         // One whose instance has ended needs none.
-        let _ = self.signal(SIGKILL, SignalTo::Group);
-    }
-
-    /// Its terminal has another size.
-    pub fn resize(&self, size: (u16, u16)) {
-        // One that has ended needs none.
-        let _ = self.connector.send_remote(RemoteMessage::window(self.id, window(size)), &[]);
+        let _ = self.send(RemoteMessage::signal(self.id, SIGKILL, SignalTo::Group));
     }
 }
 

@@ -5,7 +5,7 @@ use super::copies::Stays;
 use super::memory::{HIBERNATE_PATIENCE, MEMORY_PATIENCE};
 use super::{InstanceState, Service, Slot, Slots};
 use crate::instance::{Command, ConnectionTable, Launched, Launcher, Place};
-use crate::sandboxes::exec::{Exec, ExecProblem, ExecRequest, Execs};
+use crate::sandboxes::exec::{Attached, Exec, ExecProblem, ExecRequest, Execs};
 use crate::sandboxes::files::FileSession;
 use crate::sandboxes::limits::{Unchanged, check_host, of_host};
 use crate::sandboxes::ports::{PortProblem, PortStream};
@@ -209,7 +209,7 @@ impl Service {
         self: &Arc<Self>,
         id: u64,
         request: &ExecRequest,
-    ) -> Result<(Arc<Exec>, Reader), ExecProblem> {
+    ) -> Result<(Attached, Reader), ExecProblem> {
         loop {
             let table = self.reach_open(id).await.map_err(ExecProblem::Refused)?;
             let number = self.shared().next_connection();
@@ -230,15 +230,54 @@ impl Service {
         notes: &[ExecNote],
     ) {
         let next = || self.shared().next_connection();
-        let all = table.execs().go_on_in_copy(notes, next, &table.connector());
-        for exec in all.into_iter().filter(|exec| exec.ends_sandbox()) {
+        self.end_with(id, table.execs().go_on_in_copy(notes, next, &table.connector()));
+        table.watch();
+    }
+
+    /// Ends an instance when those of its processes have ended that it is there for.
+    pub(super) fn end_with(self: &Arc<Self>, id: u64, execs: Vec<Arc<Exec>>) {
+        for exec in execs.into_iter().filter(|exec| exec.ends_sandbox()) {
             let service = self.clone();
             tokio::spawn(async move {
                 exec.ended().await;
                 service.kill(id);
             });
         }
-        table.watch();
+    }
+
+    /// Processes in an instance that were started from outside; it may be asleep.
+    pub(crate) fn execs_of(&self, id: u64) -> Option<Arc<Execs>> {
+        let slots = self.slots();
+        let live = || slots.get(&id).map(|slot| slot.table.execs().clone());
+        slots.asleep.execs(id).or_else(live)
+    }
+
+    /// Attaches to one of them, if it is there. The instance is woken if it is asleep.
+    ///
+    /// # Errors
+    /// One sentence for the operator.
+    pub(crate) async fn attach(
+        self: &Arc<Self>,
+        id: u64,
+        exec: u64,
+    ) -> Result<Option<Attached>, String> {
+        loop {
+            if let Ok(found) = self.reach_open(id).await?.execs().attach(exec) {
+                return Ok(found);
+            }
+        }
+    }
+
+    /// Attaches to all of them.
+    ///
+    /// # Errors
+    /// The same.
+    pub(crate) async fn attach_all(self: &Arc<Self>, id: u64) -> Result<Vec<Attached>, String> {
+        loop {
+            if let Ok(all) = self.reach_open(id).await?.execs().attach_all() {
+                return Ok(all);
+            }
+        }
     }
 
     /// Opens a session over the files of an instance.

@@ -9,6 +9,7 @@ use crate::config::{ByteSize, EntryKind};
 use crate::crashes::is_crash;
 use crate::health::Verdict;
 use crate::instance::{Change, End, LimitSetting};
+use crate::sandboxes::Execs;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use thaw_sandbox::LimitReached;
@@ -87,6 +88,7 @@ impl Service {
         id: u64,
         end: &End,
         woken_from: Option<Arc<Asleep>>,
+        execs: &Arc<Execs>,
     ) -> Option<String> {
         let (slot, sleeps_on, was_woken) = {
             // It is never in none of both lists for anybody who looks.
@@ -96,12 +98,16 @@ impl Service {
             let woken_from = woken_from.filter(|_| !is_unwanted);
             let was_woken = woken_from.is_some();
             let sleeps_on =
-                woken_from.is_some_and(|asleep| self.sleeps_on(&mut slots, asleep, end));
+                woken_from.is_some_and(|asleep| self.sleeps_on(&mut slots, asleep, execs, end));
             if !sleeps_on {
                 slots.held.remove(&id);
             }
             (slot, sleeps_on, was_woken)
         };
+        if !sleeps_on {
+            // Whoever learns of the end finds this, too.
+            execs.close();
+        }
         if was_woken {
             self.did_not_wake(id, sleeps_on, end);
         }

@@ -15,7 +15,8 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 use thaw_abi::control::EntryPoint;
-use thaw_sandbox::Twin;
+use thaw_sandbox::{Twin, kernel_build_id};
+use thaw_store::KernelId;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::{Instant, timeout};
 
@@ -194,13 +195,8 @@ impl Supervisor {
             // Its program sees the end of the probe first.
             return Err(());
         }
-        if self.connections.execs().in_use() {
-            // Their streams would not be there when it wakes.
-            self.stays_awake(Refusal::Failed(
-                "processes that were started from outside run in it, or somebody is connected to \
-                 its files or ports; end them first"
-                    .to_owned(),
-            ));
+        if let Some(why) = self.held_awake_by() {
+            self.stays_awake(Refusal::Failed(why.to_owned()));
             return Ok(());
         }
         if self.going_to_sleep().is_none() {
@@ -213,6 +209,23 @@ impl Supervisor {
             Err(error) => self.stays_awake(Refusal::Failed(format!("it has ended ({error})"))),
         }
         Ok(())
+    }
+
+    /// Who outside has something of it that would not be there when it wakes.
+    fn held_awake_by(&self) -> Option<&'static str> {
+        let execs = self.connections.execs();
+        if !execs.may_sleep() {
+            return Some(
+                "somebody is connected to a process in it that was started from outside, to its files \
+                 or its ports, or such a process has not read its input; end that first",
+            );
+        }
+        let knows_them =
+            self.service.launcher().kernel_build() == Some(KernelId(kernel_build_id()));
+        (execs.in_use() && !knows_them).then_some(
+            "processes that were started from outside run in it, under a kernel of another build, \
+             which cannot have them go on; end them first",
+        )
     }
 
     /// It has not come to rest in time, and may never do so: others do not wait for it.
@@ -239,7 +252,7 @@ impl Supervisor {
             Ok(_) if !self.connections.execs().shut() => Refusal::Wanted,
             Ok((asleep, done)) => {
                 let clients = self.connections.take_clients();
-                match self.service.falls_asleep(asleep, clients) {
+                match self.service.falls_asleep(asleep, clients, self.connections.execs()) {
                     Ok(()) => {
                         self.sleepiness.answer(&Ok(done));
                         return true;
@@ -293,7 +306,7 @@ impl Supervisor {
         if self.going_to_sleep().is_none() {
             return Err(Refusal::Wanted);
         }
-        let asleep = new.commit(&going, &image)?;
+        let asleep = new.commit(&going, &image, self.connections.execs().notes())?;
         let write_ms = began.elapsed().as_secs_f64() * 1e3;
         let (stored, on_disk) = (image.stored, asleep.bytes());
         Ok((asleep, SleepingInstance { stored, on_disk, write_ms }))

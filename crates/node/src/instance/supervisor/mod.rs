@@ -702,7 +702,7 @@ impl Supervisor {
         let ending = self.place.lease.ending();
         self.instance.rewind(self.place.lease);
         drop(self.connections.close());
-        self.service.remove(self.id, &End::Rewound, None);
+        self.service.remove(self.id, &End::Rewound, None, self.connections.execs());
         // Its room is the next one's.
         ending.announce(false);
     }
@@ -738,9 +738,10 @@ impl Supervisor {
 
     fn gone(mut self, end: End) {
         let end = self.how_it_ended(end);
-        self.connections.execs().close();
         let woken_from = self.sleepiness.woken_from.take();
-        if let Some(unexpected) = self.service.remove(self.id, &end, woken_from) {
+        if let Some(unexpected) =
+            self.service.remove(self.id, &end, woken_from, self.connections.execs())
+        {
             self.instance.log_end(unexpected);
         }
         for (connection, held) in self.connections.close() {

@@ -1,7 +1,7 @@
 //! Programs and files in sandboxes.
 
 use super::{SandboxProblem, Sandboxes};
-use crate::sandboxes::exec::Exec;
+use crate::sandboxes::exec::{Attached, Exec};
 use crate::sandboxes::files::{FileProblem, FileSession};
 use crate::sandboxes::{ExecRequest, ExecState, Next, Reader};
 use std::sync::Arc;
@@ -43,7 +43,7 @@ impl Sandboxes {
         let (exec, mut output) = self.exec(name, request).await?;
         loop {
             match output.next().await {
-                Next::Bytes(_, printed) => return Ok((Started(exec), printed)),
+                Next::Bytes(_, printed) => return Ok((Started(Arc::clone(&exec)), printed)),
                 Next::Lost(_) => {}
                 Next::End => {
                     let why = format!("`{}` ended without a word", request.argv.join(" "));
@@ -57,7 +57,7 @@ impl Sandboxes {
         &self,
         name: &str,
         request: &ExecRequest,
-    ) -> Result<(Arc<Exec>, Reader), SandboxProblem> {
+    ) -> Result<(Attached, Reader), SandboxProblem> {
         let info = self.find(name)?;
         let service = self.service(&info);
         let service = service.ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))?;

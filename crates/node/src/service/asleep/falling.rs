@@ -4,6 +4,7 @@ use super::sleepers::Sleeper;
 use super::wanted::watch_clients;
 use crate::asleep::{Asleep, Going};
 use crate::instance::{Command, InstanceState, KeptConnections, SleepingInstance};
+use crate::sandboxes::Execs;
 use crate::service::{Service, Slot, Slots};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -107,6 +108,7 @@ impl Service {
         self: &Arc<Self>,
         asleep: Asleep,
         clients: KeptConnections,
+        execs: &Arc<Execs>,
     ) -> Result<(), KeptConnections> {
         let mut slots = self.slots();
         let id = asleep.id();
@@ -122,7 +124,8 @@ impl Service {
             return Err(clients);
         }
         let slot = slots.remove(&id);
-        let mut sleeper = Sleeper::new(Arc::new(asleep));
+        execs.fall_asleep();
+        let mut sleeper = Sleeper::new(Arc::new(asleep), execs.clone());
         if clients.len() > 0 {
             let watch = watch_clients(self.clone(), id, clients.clients());
             sleeper.watch = Some(tokio::spawn(watch).abort_handle());

@@ -3,6 +3,7 @@
 
 use super::sleepers::Sleeper;
 use crate::asleep::{AsleepNote, Left};
+use crate::sandboxes::Execs;
 use crate::service::Service;
 use std::sync::Arc;
 
@@ -36,14 +37,19 @@ impl Service {
     ///
     /// # Errors
     /// It is none of this version's: one sentence for the log.
-    pub(crate) fn take_over_asleep(&self, left: Left) -> Result<(), String> {
+    pub(crate) fn take_over_asleep(self: &Arc<Self>, left: Left) -> Result<(), String> {
         self.check_asleep(&left.note)?;
         if self.slots().contains_key(&left.note.id) {
             return Err("it was awake already".to_owned());
         }
+        left.note.execs.iter().for_each(|note| self.shared.number_is_taken(note.id));
+        let execs = Arc::new(Execs::asleep(&left.note.execs));
         let asleep = left.take_over(self.tenant.clone());
-        let sleeper = Sleeper::new(Arc::new(asleep));
-        self.slots().asleep.insert(sleeper).map_err(|_| "it is not served".to_owned())
+        let id = asleep.id();
+        let sleeper = Sleeper::new(Arc::new(asleep), execs.clone());
+        self.slots().asleep.insert(sleeper).map_err(|_| "it is not served".to_owned())?;
+        self.end_with(id, execs.all());
+        Ok(())
     }
 
     /// Leaves all that are asleep to the next daemon; how many there are.

@@ -2,6 +2,7 @@
 
 use crate::asleep::Asleep;
 use crate::instance::KeptConnections;
+use crate::sandboxes::Execs;
 use crate::service::Slots;
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
@@ -23,13 +24,15 @@ pub(in crate::service) struct Sleepers {
 pub(super) struct Sleeper {
     pub asleep: Arc<Asleep>,
     pub clients: KeptConnections,
+    /// Processes in it that were started from outside; they end with this value.
+    pub execs: Option<Arc<Execs>>,
     /// Waits for a byte of theirs; ends with this value.
     pub watch: Option<AbortHandle>,
 }
 
 impl Sleeper {
-    pub(super) fn new(asleep: Arc<Asleep>) -> Self {
-        Self { asleep, clients: KeptConnections::default(), watch: None }
+    pub(super) fn new(asleep: Arc<Asleep>, execs: Arc<Execs>) -> Self {
+        Self { asleep, clients: KeptConnections::default(), execs: Some(execs), watch: None }
     }
 }
 
@@ -37,6 +40,9 @@ impl Drop for Sleeper {
     fn drop(&mut self) {
         if let Some(watch) = &self.watch {
             watch.abort();
+        }
+        if let Some(execs) = &self.execs {
+            execs.close();
         }
     }
 }
@@ -114,6 +120,11 @@ impl Sleepers {
 
     pub(in crate::service) fn iter(&self) -> impl Iterator<Item = &Asleep> {
         self.all.values().map(|sleeper| &*sleeper.asleep)
+    }
+
+    /// Processes in one that were started from outside.
+    pub(in crate::service) fn execs(&self, id: u64) -> Option<Arc<Execs>> {
+        self.all.get(&id)?.execs.clone()
     }
 
     /// Connections of clients to one.

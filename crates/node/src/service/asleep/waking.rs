@@ -8,6 +8,7 @@ use crate::instance::{
     Command, ConnectionTable, Decrypted, Delivery, End, InstanceState, Launched, Outcome, Place,
     Placed, Supervisor, WakeError,
 };
+use crate::sandboxes::Execs;
 use crate::service::held::use_egress;
 use crate::service::place::PlaceError;
 use crate::service::{Service, Slot, Slots};
@@ -124,6 +125,8 @@ impl Service {
             memory: Arc::new(place.lease.split_off(bytes)),
             owner_key: asleep.owner_key(),
         });
+        let execs = self.slots().asleep.execs(asleep.id());
+        let execs = execs.map(|execs| execs.notes()).unwrap_or_default();
         let limits = self.limits_of(asleep.id());
         place.lease.shrink_to(limits.memory);
         let unsealer = match &decrypted {
@@ -149,6 +152,7 @@ impl Service {
                 decrypted,
                 limits,
             )?;
+            launcher.go_on_with(execs);
             let mut launched = launcher.launch(client.as_deref()).map_err(|error| later(&error))?;
             if let Some(own) = own {
                 use_egress(&mut launched, own).map_err(WakeError::Later)?;
@@ -195,7 +199,9 @@ impl Service {
         let placed = Placed { instance: id, waited: false };
         let (commands, receiver) = mpsc::unbounded_channel();
         let connector = launched.instance.connector();
-        let table = Arc::new(ConnectionTable::new(connector, commands, &self.config));
+        let table = ConnectionTable::new(connector.clone(), commands, &self.config);
+        let execs = self.slots().asleep.execs(id).unwrap_or_default();
+        let table = Arc::new(table.with_execs(execs.clone()));
         let booted = UNIX_EPOCH.checked_add(Duration::from_millis(asleep.booted_ms));
         let age = booted.and_then(|booted| booted.elapsed().ok()).unwrap_or_default();
         let now = Instant::now();
@@ -216,6 +222,7 @@ impl Service {
         if let Some(first) = first {
             table.adopt(first, placed);
         }
+        let goes_on = launched.execs.is_some();
         let (service, owned) = (self.clone(), table.clone());
         let supervisor = match client {
             Some(client) => Supervisor::new(id, service, launched, receiver, owned, &client, place),
@@ -224,6 +231,7 @@ impl Service {
         // It is never in both lists, nor in none, for anybody who looks.
         let mut slots = self.slots();
         if let Some(mut sleeper) = slots.asleep.remove(id) {
+            sleeper.execs = None;
             slot.connections += sleeper.clients.len() as u32;
             slot.idle_since = slot.idle_since.filter(|_| slot.connections == 0);
             table.put_back(mem::take(&mut sleeper.clients));
@@ -236,6 +244,8 @@ impl Service {
         slots.perhaps_free.insert(id);
         drop(slots);
         drop(waking.done());
+        execs.wake(&connector, goes_on);
+        table.watch();
         self.shared.metrics().woken_from_sleep(self.name());
         tokio::spawn(supervisor.woken_from(asleep).run());
         self.freed.notify_waiters();
@@ -248,15 +258,18 @@ impl Service {
         &self,
         slots: &mut Slots,
         asleep: Arc<Asleep>,
+        execs: &Arc<Execs>,
         end: &End,
     ) -> bool {
         let was_killed = matches!(
             end,
             End::Killed(None | Some(libc::SIGKILL)) | End::KilledInBoot(_) | End::TenantSpent
         );
-        was_killed
-            && self.may_keep(slots, asleep.id())
-            && slots.asleep.insert(Sleeper::new(asleep)).is_ok()
+        if !was_killed || !self.may_keep(slots, asleep.id()) {
+            return false;
+        }
+        let sleeper = Sleeper::new(asleep, execs.asleep_again());
+        slots.asleep.insert(sleeper).is_ok()
     }
 
     /// Says what has become of an instance that was asleep and has ended before it was known to run.
