@@ -273,6 +273,29 @@ fn processes_of_sleepers_go_on_under_the_next_daemon() {
 }
 
 #[test]
+fn a_detached_program_of_an_image_goes_on_under_the_next_daemon_and_its_sandbox_ends_with_it() {
+    let workshop = Workshop::new();
+    workshop.build("app:1");
+    let home = built_home("going-on-detached", &[]);
+    workshop.import("app:1", &home, "app");
+    let mut daemon = Daemon::start(&home, &DaemonOptions::default());
+    let script = "n=0; while [ ! -e /tmp/end ]; do n=$((n+1)); echo n$n; sleep 0.05; done";
+    ok(&home, &["run", "-d", "--name", "one", "app", "--", "sh", "-c", script]);
+    for _ in 0..2 {
+        let number = processes(&home, "one")[0]["id"].to_string();
+        wait_until("it counts", || counted(&home, "one", &number).len() > 2);
+        assert_eq!(daemon.stop(), Some(0));
+        daemon = Daemon::start(&home, &DaemonOptions::default());
+        assert_eq!(processes(&home, "one")[0]["id"].to_string(), number);
+        assert_eq!(state_of(&home, "one"), "asleep");
+        ok(&home, &["exec", "one", "--", "true"]);
+        counts_on(&home, "one", &number);
+    }
+    ok(&home, &["exec", "one", "--", "sh", "-c", "> /tmp/end"]);
+    wait_until("it has ended", || call(&home, &["sandbox", "show", "one"]).code != Some(0));
+}
+
+#[test]
 fn what_a_sandbox_has_not_read_keeps_it_awake() {
     let home = home("going-on-unread");
     let _daemon = Daemon::start(&home, &DaemonOptions::default());

@@ -34,9 +34,9 @@ pub struct PopulationOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PausedWith {
-    /// A shell: it keeps its process on the host, and gives up its memory.
+    /// A shell, which is there again when its sandbox wakes.
     Shell,
-    /// Nothing that was started from outside: it is put to sleep, and has no process.
+    /// Nothing that was started from outside.
     Nothing,
 }
 
@@ -169,11 +169,9 @@ impl<'a> Crowd<'a> {
         if self.state == State::Paused {
             let instance = subject.rig.block_on(node.pause(&name))?.instance;
             subject.rig.block_on(subject.given_back(&name))?;
-            if self.options.paused_with == PausedWith::Nothing {
-                // As it does by itself after `sleep_after` of its function.
-                let asleep = subject.rig.block_on(subject.rig.service.put_to_sleep(Some(instance)));
-                asleep.map_err(|why| BenchError::NotHibernated { why })?;
-            }
+            // As it does by itself after `sleep_after` of its function.
+            let asleep = subject.rig.block_on(subject.rig.service.put_to_sleep(Some(instance)));
+            asleep.map_err(|why| BenchError::NotHibernated { why })?;
         }
         Ok(name)
     }

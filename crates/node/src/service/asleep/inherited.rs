@@ -54,8 +54,10 @@ impl Service {
 
     /// Leaves all that are asleep to the next daemon; how many there are.
     pub(crate) fn keep_asleep(&self) -> usize {
-        let kept = self.slots().asleep.close();
-        for Sleeper { asleep, .. } in &kept {
+        let mut kept = self.slots().asleep.close();
+        for Sleeper { asleep, execs, .. } in &mut kept {
+            // Their processes do not end with this daemon, and nobody is to hear that they have.
+            *execs = None;
             if let Err(error) = asleep.keep() {
                 let (function, instance) = (self.name(), asleep.id());
                 tracing::warn!(%function, instance, "an instance that is asleep may not outlive a loss of power: {error}");
