@@ -38,8 +38,8 @@ pub const MSG_FILES: u32 = 83;
 /// it are an `i32`: 0, or a positive `errno` before its end; `ECONNREFUSED` if nobody listens. The
 /// bytes of the connection follow.
 pub const MSG_PORT: u32 = 84;
-/// In a copy that was thawed with [`FLAG_EXECS_GO_ON`]: a process that the host had asked for in an
-/// earlier boot goes on: [`ExecGoesOn`]. Descriptors as for [`MSG_EXEC`]; its streams lead to them
+/// In a copy that was thawed with [`FLAG_EXECS_GO_ON`], or after [`MSG_EXECS_WAIT`]: a process that the host had asked for in an
+/// earlier boot, or another host, goes on: [`ExecGoesOn`]. Descriptors as for [`MSG_EXEC`]; its streams lead to them
 /// from now on. The answer is [`MSG_EXEC_STARTED`], and [`MSG_EXEC_ENDED`] behind it if the process
 /// has ended since the thaw; [`MSG_EXEC_FAILED`] if there is none of that number.
 ///
@@ -48,6 +48,9 @@ pub const MSG_EXEC_GOES_ON: u32 = 85;
 /// All that go on were named. The streams of others are at their end, and nobody hears of them any
 /// more. No body.
 pub const MSG_EXECS_GO_ON: u32 = 86;
+/// This host goes, and another one comes, which says what goes on as in a copy. Streams that end
+/// before that wait. No body.
+pub const MSG_EXECS_WAIT: u32 = 87;
 
 // Sandbox → host.
 

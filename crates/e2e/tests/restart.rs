@@ -14,7 +14,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 use thaw_e2e::{
     Apart, Background, LASTING_KEYS, Lines, Raw, built_home, count, descendants, exists, free_port,
-    get, lasting, lasting_lines, repository, request, run, run_within, skip, thaw, wait_until,
+    get, lasting, lasting_lines, repository, request, run, run_with_input, run_within, skip, thaw,
+    wait_until,
 };
 
 /// The address of the function that speaks no HTTP.
@@ -499,7 +500,12 @@ fn sandboxes_go_on_under_the_next_daemon() {
     call(&["sandbox", "create", "box", "--name", "one"]).success();
     let leave = "echo kept > /tmp/file; sleep 600 & echo $! > /tmp/pid";
     call(&["exec", "one", "--", "sh", "-c", leave]).success();
-    // The stream of this one ends with its daemon.
+    let count = "n=0; while :; do n=$((n+1)); echo n$n; sleep 0.05; done";
+    let count = call(&["exec", "-d", "one", "--", "sh", "-c", count]).success().trim().to_owned();
+    let answer = "while read line; do echo got $line; done; exit 5";
+    let answer = call(&["exec", "-di", "one", "--", "sh", "-c", answer]).success();
+    let typed = call(&["exec", "-dt", "one", "--", "cat"]).success();
+    // The client of this one ends with its daemon.
     let home = node.home();
     let running = thread::spawn(move || {
         run(thaw().args(["exec", "one", "--", "sleep", "600"]).env("THAW_HOME", home))
@@ -511,6 +517,24 @@ fn sandboxes_go_on_under_the_next_daemon() {
     assert_ne!(running.join().expect("a client").code, Some(0));
     let look = "cat /tmp/file; kill -0 $(cat /tmp/pid) && echo runs";
     assert_eq!(call(&["exec", "one", "--", "sh", "-c", look]).success(), "kept\nruns\n");
+    // Streams and terminals have waited for this daemon, and go on; twice.
+    let lines = || call(&["sandbox", "logs", "one", &count]).success().lines().count();
+    for log in ["third.log", "fourth.log"] {
+        let before = lines();
+        wait_until("it counts on", || lines() > before + 2);
+        restart(&node, &mut daemon, log);
+    }
+    let printed = call(&["sandbox", "logs", "one", &count]).success();
+    let first: u64 = printed.lines().next().map_or(0, |line| line[1..].parse().expect("a number"));
+    assert!(first > 6, "it has counted meanwhile: {printed}");
+    let attach = |number: &str, input: &[u8]| {
+        let mut attach = thaw();
+        attach.args(["sandbox", "attach", "one", number.trim()]).env("THAW_HOME", node.home());
+        let said = run_with_input(&mut attach, input);
+        (said.stdout, said.code)
+    };
+    assert_eq!(attach(&answer, b"a\nb\n"), ("got a\ngot b\n".to_owned(), Some(5)));
+    assert_eq!(attach(&typed, b"c\n\x04"), ("c\r\nc\r\n".to_owned(), Some(0)));
 }
 
 /// Connects to the monitor as a daemon of another version does, and goes.

@@ -8,7 +8,7 @@ use thaw_abi::control::{
     Outgoing, Rest, Signal as SignalMessage, WindowSize,
 };
 
-use thaw_abi::remote::{MSG_EXEC, MSG_EXECS_GO_ON};
+use thaw_abi::remote::{MSG_EXEC, MSG_EXECS_WAIT};
 
 use crate::console;
 use crate::host::control::{self, Kept};
@@ -38,7 +38,7 @@ pub fn handle(message: &Kept) {
             kernel().window.set(body::<WindowSize>(message));
             signal_from_host(SIGWINCH);
         }
-        MSG_EXEC..=MSG_EXECS_GO_ON => crate::remote::handle(message),
+        MSG_EXEC..=MSG_EXECS_WAIT => crate::remote::handle(message),
         MSG_FREEZE => freeze_request::request(),
         MSG_CHECKPOINT => {
             // An older host says nothing about it.

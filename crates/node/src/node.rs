@@ -2,6 +2,7 @@
 
 mod ending;
 mod left_asleep;
+mod left_execs;
 mod room;
 mod routing;
 
@@ -64,6 +65,7 @@ pub struct NodeState {
     swap_space: OnceLock<Arc<SwapSpace>>,
     /// Instances that an earlier daemon has put to sleep, of functions that cannot be served yet.
     left_asleep: Mutex<Vec<Left>>,
+    left_execs: left_execs::LeftExecs,
     /// Those that were asked to give up their memory.
     relieved: Mutex<Asked>,
     /// Those that were asked to fall asleep.
@@ -137,6 +139,7 @@ impl NodeState {
             tenants: Tenants::default(),
             swap_space: OnceLock::new(),
             left_asleep: Mutex::default(),
+            left_execs: left_execs::LeftExecs::default(),
             relieved: Mutex::default(),
             sent_to_sleep: Mutex::default(),
             left_sandboxes: OnceLock::new(),

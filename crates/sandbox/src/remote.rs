@@ -11,7 +11,7 @@ use thaw_abi::remote::{
     EXEC_TERMINAL, Exec, ExecEnded, ExecFailed, ExecGoesOn, ExecSignal, ExecStarted, ExecWindow,
     Files, MSG_EXEC, MSG_EXEC_ENDED, MSG_EXEC_FAILED, MSG_EXEC_GOES_ON, MSG_EXEC_NOT_EXECUTABLE,
     MSG_EXEC_NOT_FOUND, MSG_EXEC_SIGNAL, MSG_EXEC_STARTED, MSG_EXEC_WINDOW, MSG_EXECS_GO_ON,
-    MSG_FILES, MSG_PORT, Port,
+    MSG_EXECS_WAIT, MSG_FILES, MSG_PORT, Port,
 };
 
 use crate::event::{GuestExit, Violation};
@@ -110,6 +110,11 @@ impl RemoteMessage {
     /// All processes that go on were named.
     pub fn execs_go_on() -> Self {
         Self(bytes_of(&message::header(MSG_EXECS_GO_ON, 0, 0)).to_vec())
+    }
+
+    /// Another daemon follows this one, and says which processes go on.
+    pub fn execs_wait() -> Self {
+        Self(bytes_of(&message::header(MSG_EXECS_WAIT, 0, 0)).to_vec())
     }
 
     /// Send a signal, 1 to 64, to a process.

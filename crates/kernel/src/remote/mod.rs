@@ -43,7 +43,7 @@ use thaw_abi::control::WindowSize;
 use thaw_abi::remote::{
     EXECS_MAX, Exec, ExecEnded, ExecFailed, ExecGoesOn, ExecSignal, ExecStarted, ExecWindow,
     FILE_SESSIONS_MAX, MSG_EXEC, MSG_EXEC_ENDED, MSG_EXEC_GOES_ON, MSG_EXEC_SIGNAL,
-    MSG_EXEC_STARTED, MSG_EXEC_WINDOW, MSG_EXECS_GO_ON, MSG_FILES, MSG_PORT,
+    MSG_EXEC_STARTED, MSG_EXEC_WINDOW, MSG_EXECS_GO_ON, MSG_EXECS_WAIT, MSG_FILES, MSG_PORT,
 };
 
 use refusal::Refusal;
@@ -102,6 +102,10 @@ pub fn handle(message: &Kept) {
         MSG_EXEC_GOES_ON => read(message).map(|(which, _)| go_on(&which, &message.fds)),
         MSG_EXECS_GO_ON => {
             kernel().remote.end_others();
+            Some(())
+        }
+        MSG_EXECS_WAIT => {
+            kernel().remote.streams.wait_for_host();
             Some(())
         }
         MSG_FILES => {
@@ -186,10 +190,10 @@ fn window_size(window: &WindowSize) -> WinSize {
     WinSize { rows: window.rows, columns: window.columns, ..WinSize::default() }
 }
 
-/// A process of an earlier boot goes on, with these sockets.
+/// A process of an earlier boot, or of an earlier daemon, goes on, with these sockets.
 fn go_on(which: &ExecGoesOn, fds: &[i32]) {
     let sockets = fds.iter().map(|&fd| HostFd::new(fd));
-    let Some(known) = kernel().remote.take_earlier(which.earlier, fds.len()) else {
+    let Some(known) = kernel().remote.take(which.earlier, fds.len()) else {
         close(fds);
         return refuse(which.id, &"it had ended when the sandbox was copied".into());
     };
@@ -256,12 +260,11 @@ impl Remote {
         Some(processes.swap_remove(at))
     }
 
-    /// Takes out a process of an earlier boot that has so many streams.
-    fn take_earlier(&self, id: u64, streams: usize) -> Option<Known> {
+    /// Takes out a process that has so many streams: one of an earlier boot if there is one.
+    fn take(&self, id: u64, streams: usize) -> Option<Known> {
         let mut processes = self.processes.borrow_mut();
-        let is_it = |known: &Known| {
-            known.id == id && known.is_known.get().is_none() && known.ends.len() == streams
-        };
+        processes.sort_by_key(|known| known.is_known.get().is_some());
+        let is_it = |known: &Known| known.id == id && known.ends.len() == streams;
         let at = processes.iter().position(is_it)?;
         Some(processes.swap_remove(at))
     }

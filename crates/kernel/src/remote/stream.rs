@@ -87,7 +87,8 @@ impl Drop for HostSocket {
 
 /// The sandbox' end of a stream or a terminal, whatever socket that has in this boot.
 pub struct StreamEnd {
-    socket: KernelCell<Arc<HostSocket>>,
+    /// `None`: that has ended, while the host is about to give another one.
+    socket: KernelCell<Option<Arc<HostSocket>>>,
     queue: Arc<WaitQueue>,
 }
 
@@ -96,38 +97,65 @@ impl StreamEnd {
     pub fn new(fd: HostFd) -> Arc<Self> {
         let queue = Arc::new(WaitQueue::new());
         let socket = Arc::new(HostSocket::with_queue(fd, queue.clone()));
-        let end = Arc::new(Self { socket: KernelCell::new(socket), queue });
+        let end = Arc::new(Self { socket: KernelCell::new(Some(socket)), queue });
         kernel().remote.streams.note(&end);
         end
     }
 
     /// It has this socket from now on.
     pub fn go_on(&self, fd: HostFd) {
-        *self.socket.borrow_mut() = Arc::new(HostSocket::with_queue(fd, self.queue.clone()));
+        let socket = Arc::new(HostSocket::with_queue(fd, self.queue.clone()));
+        let earlier = self.socket.borrow_mut().replace(socket);
+        drop(earlier);
         self.queue.wake_all(Events::all());
     }
 
-    /// The socket; `EAGAIN` as long as the host may still give one. One of another boot is at its end.
-    fn socket(&self) -> Result<Arc<HostSocket>> {
-        let socket = self.socket.borrow_mut().clone();
-        match socket.is_of_this_boot() || !kernel().remote.streams.are_awaited() {
-            true => Ok(socket),
-            false => Err(Errno::EAGAIN),
+    /// The socket of this boot, if there is one; `EAGAIN` as long as the host may still give one.
+    fn socket(&self) -> Result<Option<Arc<HostSocket>>> {
+        let socket = self.socket.borrow_mut().clone().filter(|socket| socket.is_of_this_boot());
+        match socket.is_none() && kernel().remote.streams.are_awaited() {
+            true => Err(Errno::EAGAIN),
+            false => Ok(socket),
         }
+    }
+
+    /// The socket has ended. That is no end if the host is about to give another one.
+    fn ended<T>(&self, outcome: Result<T>) -> Result<T> {
+        if !kernel().remote.streams.are_awaited() {
+            return outcome;
+        }
+        let ended = self.socket.borrow_mut().take();
+        drop(ended);
+        Err(Errno::EAGAIN)
     }
 
     /// Reads; `EAGAIN`.
     pub fn read(&self, sink: &mut Sink<'_>) -> Result<usize> {
-        self.socket()?.read(sink)
+        let Some(socket) = self.socket()? else { return Ok(0) };
+        let is_wanted = sink.remaining() > 0;
+        match socket.read(sink) {
+            Ok(0) if is_wanted => self.ended(Ok(0)),
+            outcome => outcome,
+        }
     }
 
     /// Writes; `EAGAIN`, or `EPIPE` once nobody reads.
     pub fn write(&self, source: &mut Source<'_>) -> Result<usize> {
-        self.socket()?.write(source)
+        let Some(socket) = self.socket()? else { return Err(Errno::EPIPE) };
+        match socket.write(source) {
+            Err(Errno::EPIPE) => self.ended(Err(Errno::EPIPE)),
+            outcome => outcome,
+        }
     }
 
     fn poll(&self) -> Events {
-        self.socket().map_or(Events::empty(), |socket| socket.poll())
+        const END: Events = Events::HUP.union(Events::ERR).union(Events::RDHUP);
+        match self.socket() {
+            Err(_) => Events::empty(),
+            Ok(None) => END | Events::IN | Events::RDNORM | Events::OUT | Events::WRNORM,
+            Ok(Some(socket)) if kernel().remote.streams.are_awaited() => socket.poll() - END,
+            Ok(Some(socket)) => socket.poll(),
+        }
     }
 
     /// Where to wait for what is possible.
@@ -140,7 +168,7 @@ impl StreamEnd {
 #[derive(Default)]
 pub struct Streams {
     ends: KernelCell<Vec<Weak<StreamEnd>>>,
-    /// In this boot the host is about to say which of them go on.
+    /// The host is about to say which of them go on: in a copy, and while one daemon follows another.
     awaited: KernelCell<Option<OfBoot<()>>>,
 }
 
@@ -151,7 +179,8 @@ impl Streams {
         ends.push(Arc::downgrade(end));
     }
 
-    /// Has those of an earlier boot wait until the host has said which go on.
+    /// Has those of an earlier boot, and those whose sockets end, wait until the host has said which go
+    /// on.
     pub fn wait_for_host(&self) {
         *self.awaited.borrow_mut() = Some(OfBoot::new(()));
     }

@@ -103,6 +103,7 @@ fn open_node(home: &Home, options: &ServeOptions) -> Result<Arc<NodeState>, Serv
     }
     shared.egress().keep_in(home.root())?;
     shared.limits().keep_in(home.root())?;
+    shared.expect_execs(home.root())?;
     Ok(shared)
 }
 

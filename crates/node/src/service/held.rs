@@ -14,7 +14,8 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 use thaw_abi::remote::{FILE_SESSIONS_MAX, PORT_CONNECTIONS_MAX};
-use thaw_sandbox::{EgressPolicy, ResourceLimits};
+use thaw_sandbox::{EgressPolicy, ResourceLimits, kernel_build_id};
+use thaw_store::KernelId;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -243,6 +244,22 @@ impl Service {
                 service.kill(id);
             });
         }
+    }
+
+    /// Live instances, by their numbers, if their kernel can have processes from outside go on.
+    pub(crate) fn with_execs(&self) -> Vec<(u64, Arc<ConnectionTable>)> {
+        if !self.execs_can_go_on() {
+            return Vec::new();
+        }
+        let slots = self.slots();
+        let live = slots.iter().filter(|(_, slot)| slot.state.takes_connections());
+        live.map(|(id, slot)| (*id, slot.table.clone())).collect()
+    }
+
+    /// Whether the kernel of its instances can have processes from outside go on in another boot, or
+    /// under another daemon: one of this build can.
+    pub(crate) fn execs_can_go_on(&self) -> bool {
+        self.launcher.kernel_build() == Some(KernelId(kernel_build_id()))
     }
 
     /// Processes in an instance that were started from outside; it may be asleep.

@@ -610,7 +610,12 @@ impl Service {
         let id = note.id;
         let placed = Placed { instance: id, waited: false };
         let (commands, receiver) = mpsc::unbounded_channel();
-        let table = Arc::new(ConnectionTable::new(instance.connector(), commands, &self.config));
+        let connector = instance.connector();
+        let table = ConnectionTable::new(connector.clone(), commands, &self.config);
+        let left = self.shared.take_left_execs(id).map(|left| self.left_execs(&left));
+        let goes_on = left.is_some() || self.execs_can_go_on();
+        let execs = left.unwrap_or_default();
+        let table = Arc::new(table.with_execs(execs.clone()));
         let booted = UNIX_EPOCH.checked_add(Duration::from_millis(note.booted_ms));
         let age = booted.and_then(|booted| booted.elapsed().ok()).unwrap_or_default();
         let now = std::time::Instant::now();
@@ -648,6 +653,11 @@ impl Service {
         slots.insert(id, slot);
         slots.perhaps_free.insert(id);
         drop(slots);
+        if goes_on {
+            // Nothing waits in vain, also if there was a daemon in between that was killed.
+            execs.wake(&connector, true);
+            self.end_with(id, execs.all());
+        }
         tokio::spawn(supervisor.run());
         joined.into_iter().for_each(join);
         Ok(())

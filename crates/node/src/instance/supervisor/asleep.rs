@@ -15,8 +15,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 use thaw_abi::control::EntryPoint;
-use thaw_sandbox::{Twin, kernel_build_id};
-use thaw_store::KernelId;
+use thaw_sandbox::Twin;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::{Instant, timeout};
 
@@ -220,9 +219,7 @@ impl Supervisor {
                  or its ports, or such a process has not read its input; end that first",
             );
         }
-        let knows_them =
-            self.service.launcher().kernel_build() == Some(KernelId(kernel_build_id()));
-        (execs.in_use() && !knows_them).then_some(
+        (execs.in_use() && !self.service.execs_can_go_on()).then_some(
             "processes that were started from outside run in it, under a kernel of another build, \
              which cannot have them go on; end them first",
         )

@@ -118,6 +118,12 @@ impl Execs {
         }
     }
 
+    /// The instance lives on under the next daemon, and these wait for that.
+    pub fn wait_for_next(&self, connector: &Arc<dyn Connector>) {
+        // One that takes no message has ended.
+        let _ = connector.send_remote(RemoteMessage::execs_wait(), &[]);
+    }
+
     /// What is left of these: the instance was killed while it woke, and sleeps on. Processes to which
     /// somebody has attached meanwhile have ended for them.
     pub fn asleep_again(self: &Arc<Self>) -> Arc<Self> {

@@ -3,7 +3,7 @@
 
 use super::sleepers::Sleeper;
 use crate::asleep::{AsleepNote, Left};
-use crate::sandboxes::Execs;
+use crate::sandboxes::{ExecNote, Execs};
 use crate::service::Service;
 use std::sync::Arc;
 
@@ -42,14 +42,19 @@ impl Service {
         if self.slots().contains_key(&left.note.id) {
             return Err("it was awake already".to_owned());
         }
-        left.note.execs.iter().for_each(|note| self.shared.number_is_taken(note.id));
-        let execs = Arc::new(Execs::asleep(&left.note.execs));
+        let execs = self.left_execs(&left.note.execs);
         let asleep = left.take_over(self.tenant.clone());
         let id = asleep.id();
         let sleeper = Sleeper::new(Arc::new(asleep), execs.clone());
         self.slots().asleep.insert(sleeper).map_err(|_| "it is not served".to_owned())?;
         self.end_with(id, execs.all());
         Ok(())
+    }
+
+    /// Processes of an instance of an earlier daemon. No new one gets their numbers.
+    pub(in crate::service) fn left_execs(&self, notes: &[ExecNote]) -> Arc<Execs> {
+        notes.iter().for_each(|note| self.shared.number_is_taken(note.id));
+        Arc::new(Execs::asleep(notes))
     }
 
     /// Leaves all that are asleep to the next daemon; how many there are.
