@@ -288,10 +288,10 @@ fn a_detached_program_of_an_image_goes_on_under_the_next_daemon_and_its_sandbox_
         daemon = Daemon::start(&home, &DaemonOptions::default());
         assert_eq!(processes(&home, "one")[0]["id"].to_string(), number);
         assert_eq!(state_of(&home, "one"), "asleep");
-        ok(&home, &["exec", "one", "--", "sh", "-c", ":"]);
+        ok(&home, &["exec", "one", "--", "/bin/busybox", "true"]);
         counts_on(&home, "one", &number);
     }
-    ok(&home, &["exec", "one", "--", "sh", "-c", "> /tmp/end"]);
+    ok(&home, &["exec", "one", "--", "/bin/busybox", "touch", "/tmp/end"]);
     wait_until("it has ended", || call(&home, &["sandbox", "show", "one"]).code != Some(0));
 }
 
