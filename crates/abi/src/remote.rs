@@ -49,7 +49,7 @@ pub const MSG_EXEC_GOES_ON: u32 = 85;
 /// more. No body.
 pub const MSG_EXECS_GO_ON: u32 = 86;
 /// This host goes, and another one comes, which says what goes on as in a copy. Streams that end
-/// before that wait. No body.
+/// before that wait. No body. The answer is [`MSG_EXECS_WAITING`].
 pub const MSG_EXECS_WAIT: u32 = 87;
 
 // Sandbox → host.
@@ -65,6 +65,8 @@ pub const MSG_EXEC_FAILED: u32 = 182;
 pub const MSG_EXEC_NOT_FOUND: u32 = 183;
 /// The same, since the program cannot be executed.
 pub const MSG_EXEC_NOT_EXECUTABLE: u32 = 184;
+/// From now on they wait ([`MSG_EXECS_WAIT`]). No body.
+pub const MSG_EXECS_WAITING: u32 = 185;
 
 /// Most processes of [`MSG_EXEC`] that live in a sandbox at a time.
 pub const EXECS_MAX: usize = 256;

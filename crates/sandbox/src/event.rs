@@ -9,7 +9,7 @@ use thaw_abi::control::{
     MSG_RESTING, MSG_TERMINAL_GET, MSG_TERMINAL_SET, MSG_UNSEAL, MSG_WAKE_SOCKET, MSG_WRITTEN,
     MessageHeader, Resting, WRITTEN_MAX, WRITTEN_PATHS_MAX, Written,
 };
-use thaw_abi::remote::{MSG_EXEC_NOT_EXECUTABLE, MSG_EXEC_STARTED};
+use thaw_abi::remote::{MSG_EXEC_STARTED, MSG_EXECS_WAITING};
 
 use crate::broker::{Question, Request, socket_address};
 use crate::egress::{Denied, EgressEvents, Transport};
@@ -260,7 +260,7 @@ pub(crate) fn parse(packet: &[u8]) -> Result<Incoming<'_>, Violation> {
             let exit: Exit = whole(body).ok_or(wrong_length)?;
             Event::Exit(GuestExit::checked(exit.code, exit.signal).ok_or(wrong_value)?)
         }
-        MSG_EXEC_STARTED..=MSG_EXEC_NOT_EXECUTABLE => Event::Remote(remote::parse(kind, body)?),
+        MSG_EXEC_STARTED..=MSG_EXECS_WAITING => Event::Remote(remote::parse(kind, body)?),
         MSG_FAILED => Event::Failed(printable(body)),
         MSG_OPEN_BLOB..=MSG_WAKE_SOCKET
         | MSG_OPEN_SOCKET
@@ -397,8 +397,8 @@ mod tests {
             let mut bytes: Vec<u8> = (0..len).map(|_| next() as u8).collect();
             if len >= 16 && next() % 4 != 0 {
                 let kinds = [
-                    95, 102, 103, 104, 105, 106, 120, 121, 122, 180, 181, 182, 201, 202, 203, 204,
-                    205, 221, 231, 241, 242,
+                    95, 102, 103, 104, 105, 106, 120, 121, 122, 180, 181, 182, 183, 184, 185, 201,
+                    202, 203, 204, 205, 221, 231, 241, 242,
                 ];
                 let kind: u32 = kinds[(next() % kinds.len() as u64) as usize];
                 bytes[..4].copy_from_slice(&kind.to_le_bytes());

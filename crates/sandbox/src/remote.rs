@@ -11,7 +11,7 @@ use thaw_abi::remote::{
     EXEC_TERMINAL, Exec, ExecEnded, ExecFailed, ExecGoesOn, ExecSignal, ExecStarted, ExecWindow,
     Files, MSG_EXEC, MSG_EXEC_ENDED, MSG_EXEC_FAILED, MSG_EXEC_GOES_ON, MSG_EXEC_NOT_EXECUTABLE,
     MSG_EXEC_NOT_FOUND, MSG_EXEC_SIGNAL, MSG_EXEC_STARTED, MSG_EXEC_WINDOW, MSG_EXECS_GO_ON,
-    MSG_EXECS_WAIT, MSG_FILES, MSG_PORT, Port,
+    MSG_EXECS_WAIT, MSG_EXECS_WAITING, MSG_FILES, MSG_PORT, Port,
 };
 
 use crate::event::{GuestExit, Violation};
@@ -202,6 +202,8 @@ pub enum RemoteEvent {
         /// How.
         exit: GuestExit,
     },
+    /// Streams that end from now on wait for the next daemon ([`RemoteMessage::execs_wait`]).
+    Waiting,
     /// It could not be started.
     Failed {
         /// Its number.
@@ -238,6 +240,8 @@ pub(crate) fn parse(kind: u32, body: &[u8]) -> Result<RemoteEvent, Violation> {
             };
             Ok(RemoteEvent::Failed { id, reason: printable(reason), code })
         }
+        MSG_EXECS_WAITING if body.is_empty() => Ok(RemoteEvent::Waiting),
+        MSG_EXECS_WAITING => Err(wrong_length),
         _ => Err(Violation::Kind { kind }),
     }
 }

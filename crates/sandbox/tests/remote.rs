@@ -106,6 +106,17 @@ fn spec(argv: &[&str]) -> ExecSpec {
 struct Streams(Vec<UnixStream>);
 
 impl Streams {
+    fn write(&mut self, text: &str) {
+        self.0[0].write_all(text.as_bytes()).unwrap();
+    }
+
+    fn read(&mut self, text: &str) {
+        let output = self.0.len() / 2;
+        let mut bytes = vec![0; text.len()];
+        self.0[output].read_exact(&mut bytes).unwrap();
+        assert_eq!(String::from_utf8_lossy(&bytes), text);
+    }
+
     fn all(&mut self, number: usize) -> String {
         let mut bytes = Vec::new();
         self.0[number].read_to_end(&mut bytes).unwrap();
@@ -116,8 +127,26 @@ impl Streams {
 impl Box {
     fn exec(&mut self, id: u64, spec: &ExecSpec) -> Streams {
         let count = if spec.terminal.is_some() { 1 } else { 3 };
+        self.send(RemoteMessage::exec(id, spec).unwrap(), count)
+    }
+
+    /// The host has gone, and another one has the process go on, with so many sockets.
+    fn go_on(&mut self, earlier: u64, id: u64, count: usize) -> Streams {
+        self.send(RemoteMessage::exec_goes_on(earlier, id), count)
+    }
+
+    /// Another host follows.
+    fn wait_for_next(&mut self) {
+        self.say(RemoteMessage::execs_wait());
+        assert_eq!(self.heard(), RemoteEvent::Waiting);
+    }
+
+    fn say(&mut self, message: RemoteMessage) {
+        self.connector.send_remote(message, &[]).unwrap();
+    }
+
+    fn send(&mut self, message: RemoteMessage, count: usize) -> Streams {
         let pairs: Vec<_> = (0..count).map(|_| UnixStream::pair().unwrap()).collect();
-        let message = RemoteMessage::exec(id, spec).unwrap();
         let theirs: Vec<_> = pairs.iter().map(|(_, theirs)| theirs.as_fd()).collect();
         self.connector.send_remote(message, &theirs).unwrap();
         let ours = pairs.into_iter().map(|(ours, _)| ours);
@@ -248,6 +277,85 @@ fn programs_run_with_streams_and_exit_codes() {
         ..spec(&["sh", "-c", "echo $KEPT $NEW $(pwd)"])
     };
     assert_eq!(sandbox.run(&variables).1, "2 3 /usr\n");
+}
+
+/// Answers each line.
+const ANSWER: &str = "while read line; do echo got $line; done; echo end; exit 4";
+
+#[test]
+fn streams_wait_for_the_next_host_and_go_on() {
+    let mut sandbox = start();
+    let mut streams = sandbox.exec(7, &spec(&["sh", "-c", ANSWER]));
+    let pid = sandbox.started();
+    let terminal = ExecSpec {
+        terminal: Some(WindowSize { rows: 24, columns: 80, reserved: 0 }),
+        ..spec(&["sh", "-c", ANSWER])
+    };
+    let mut typed = sandbox.exec(8, &terminal);
+    let terminal = sandbox.started();
+    streams.write("a\n");
+    streams.read("got a\n");
+    typed.write("b\n");
+    typed.read("b\r\ngot b\r\n");
+    for _ in 0..3 {
+        sandbox.wait_for_next();
+        // What was said before is not lost.
+        streams.write("c\n");
+        drop((streams, typed));
+        streams = sandbox.go_on(7, 7, 3);
+        assert_eq!(sandbox.started(), pid);
+        typed = sandbox.go_on(8, 8, 1);
+        assert_eq!(sandbox.started(), terminal);
+        sandbox.say(RemoteMessage::execs_go_on());
+        streams.write("d\n");
+        // The line before it may have been answered while there was nobody, who has not heard it.
+        let mut answer = [0; 6];
+        streams.0[1].read_exact(&mut answer).unwrap();
+        if &answer == b"got c\n" {
+            streams.read("got d\n");
+        } else {
+            assert_eq!(String::from_utf8_lossy(&answer), "got d\n");
+        }
+        typed.write("e\n");
+        typed.read("e\r\ngot e\r\n");
+    }
+    typed.write("\x04");
+    typed.read("end\r\n");
+    assert_eq!(sandbox.ended(), (8, GuestExit::Code(4)));
+    drop(streams.0.remove(0));
+    assert_eq!(sandbox.ended(), (7, GuestExit::Code(4)));
+}
+
+#[test]
+fn streams_that_no_host_has_go_on_are_at_their_end() {
+    let mut sandbox = start();
+    let named = sandbox.exec(7, &spec(&["cat"]));
+    sandbox.started();
+    let other = sandbox.exec(8, &spec(&["sh", "-c", "cat; exit 6"]));
+    sandbox.started();
+    sandbox.wait_for_next();
+    drop((named, other));
+    // A wrong number, and the wrong number of sockets, are refused and harm nothing.
+    for (earlier, id, count) in [(9, 9, 3), (7, 9, 1), (7, 9, 0)] {
+        let mut refused = sandbox.go_on(earlier, id, count);
+        let heard = sandbox.heard();
+        assert!(matches!(heard, RemoteEvent::Failed { id: 9, .. }), "{heard:?}");
+        (0..count).for_each(|number| assert_eq!(refused.all(number), ""));
+    }
+    let mut named = sandbox.go_on(7, 10, 3);
+    sandbox.started();
+    sandbox.say(RemoteMessage::execs_go_on());
+    assert_eq!(sandbox.ended(), (8, GuestExit::Code(6)));
+    named.write("text");
+    named.read("text");
+    drop(named);
+    assert_eq!(sandbox.ended(), (10, GuestExit::Code(0)));
+    // Who never went away notices nothing.
+    let mut streams = sandbox.exec(11, &spec(&["cat"]));
+    sandbox.started();
+    sandbox.say(RemoteMessage::execs_go_on());
+    streams.write("text");
+    streams.read("text");
 }
 
 #[test]

@@ -43,7 +43,8 @@ use thaw_abi::control::WindowSize;
 use thaw_abi::remote::{
     EXECS_MAX, Exec, ExecEnded, ExecFailed, ExecGoesOn, ExecSignal, ExecStarted, ExecWindow,
     FILE_SESSIONS_MAX, MSG_EXEC, MSG_EXEC_ENDED, MSG_EXEC_GOES_ON, MSG_EXEC_SIGNAL,
-    MSG_EXEC_STARTED, MSG_EXEC_WINDOW, MSG_EXECS_GO_ON, MSG_EXECS_WAIT, MSG_FILES, MSG_PORT,
+    MSG_EXEC_STARTED, MSG_EXEC_WINDOW, MSG_EXECS_GO_ON, MSG_EXECS_WAIT, MSG_EXECS_WAITING,
+    MSG_FILES, MSG_PORT,
 };
 
 use refusal::Refusal;
@@ -106,6 +107,7 @@ pub fn handle(message: &Kept) {
         }
         MSG_EXECS_WAIT => {
             kernel().remote.streams.wait_for_host();
+            control::send(MSG_EXECS_WAITING, 0, &[], &[]);
             Some(())
         }
         MSG_FILES => {

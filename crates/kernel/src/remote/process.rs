@@ -31,7 +31,10 @@ use crate::task::{Credentials, Process, Thread, current_process, host_process};
 /// Nothing comes of it.
 pub fn start(exec: &Exec, tail: &[u8], fds: &[i32]) -> Result<(), Refusal> {
     // From here on they are closed whatever happens.
-    let ends: Vec<_> = fds.iter().map(|&fd| StreamEnd::new(HostFd::new(fd))).collect();
+    let ends = fds.iter().enumerate();
+    // The first is standard input, or the terminal.
+    let ends: Vec<_> =
+        ends.map(|(number, &fd)| StreamEnd::new(HostFd::new(fd), number == 0)).collect();
     let wanted = if exec.flags & EXEC_TERMINAL != 0 { 1 } else { 3 };
     let strings = Strings::parse(exec, tail).filter(|_| ends.len() == wanted);
     let strings = strings.ok_or("the host's message is incomplete")?;

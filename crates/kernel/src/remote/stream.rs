@@ -85,76 +85,101 @@ impl Drop for HostSocket {
     }
 }
 
+/// How many sockets of earlier hosts are kept at most for what was not read of them.
+const EARLIER_MAX: usize = 4;
+
 /// The sandbox' end of a stream or a terminal, whatever socket that has in this boot.
 pub struct StreamEnd {
-    /// `None`: that has ended, while the host is about to give another one.
-    socket: KernelCell<Option<Arc<HostSocket>>>,
+    /// That of this host is the last one. Those before it are at their end, but for what was not read
+    /// of them yet. There is none while the host is about to give one.
+    sockets: KernelCell<Vec<Arc<HostSocket>>>,
     queue: Arc<WaitQueue>,
+    /// Whether the sandbox reads from it.
+    is_input: bool,
 }
 
 impl StreamEnd {
     /// One over a socket of this boot, which copies of the sandbox may get anew.
-    pub fn new(fd: HostFd) -> Arc<Self> {
+    pub fn new(fd: HostFd, is_input: bool) -> Arc<Self> {
         let queue = Arc::new(WaitQueue::new());
         let socket = Arc::new(HostSocket::with_queue(fd, queue.clone()));
-        let end = Arc::new(Self { socket: KernelCell::new(Some(socket)), queue });
+        let end = Arc::new(Self { sockets: KernelCell::new(Vec::from([socket])), queue, is_input });
         kernel().remote.streams.note(&end);
         end
     }
 
-    /// It has this socket from now on.
+    /// It has this socket from now on, behind what was not read yet.
     pub fn go_on(&self, fd: HostFd) {
         let socket = Arc::new(HostSocket::with_queue(fd, self.queue.clone()));
-        let earlier = self.socket.borrow_mut().replace(socket);
-        drop(earlier);
+        let mut sockets = core::mem::take(&mut *self.sockets.borrow_mut());
+        sockets.retain(|socket| self.is_input && socket.is_of_this_boot());
+        sockets.drain(..sockets.len().saturating_sub(EARLIER_MAX));
+        sockets.push(socket);
+        *self.sockets.borrow_mut() = sockets;
         self.queue.wake_all(Events::all());
     }
 
-    /// The socket of this boot, if there is one; `EAGAIN` as long as the host may still give one.
-    fn socket(&self) -> Result<Option<Arc<HostSocket>>> {
-        let socket = self.socket.borrow_mut().clone().filter(|socket| socket.is_of_this_boot());
-        match socket.is_none() && kernel().remote.streams.are_awaited() {
-            true => Err(Errno::EAGAIN),
-            false => Ok(socket),
+    /// The first and the last socket of this boot, if there are some; `EAGAIN` as long as the host may
+    /// still give one.
+    fn sockets(&self) -> Result<Option<[Arc<HostSocket>; 2]>> {
+        let sockets = self.sockets.borrow_mut();
+        let mut of_this_boot = sockets.iter().filter(|socket| socket.is_of_this_boot());
+        match (of_this_boot.next(), kernel().remote.streams.are_awaited()) {
+            (None, true) => Err(Errno::EAGAIN),
+            (None, false) => Ok(None),
+            (Some(first), _) => {
+                Ok(Some([first.clone(), of_this_boot.next_back().unwrap_or(first).clone()]))
+            }
         }
     }
 
-    /// The socket has ended. That is no end if the host is about to give another one.
-    fn ended<T>(&self, outcome: Result<T>) -> Result<T> {
-        if !kernel().remote.streams.are_awaited() {
-            return outcome;
+    /// A socket has ended; whether that is the end of the stream. It is none if the host has given
+    /// another one, or is about to.
+    fn is_over(&self, socket: &Arc<HostSocket>) -> bool {
+        let mut sockets = self.sockets.borrow_mut();
+        let is_last = sockets.last().is_some_and(|last| Arc::ptr_eq(last, socket));
+        if is_last && !kernel().remote.streams.are_awaited() {
+            return true;
         }
-        let ended = self.socket.borrow_mut().take();
-        drop(ended);
-        Err(Errno::EAGAIN)
+        sockets.retain(|other| !Arc::ptr_eq(other, socket));
+        false
     }
 
     /// Reads; `EAGAIN`.
     pub fn read(&self, sink: &mut Sink<'_>) -> Result<usize> {
-        let Some(socket) = self.socket()? else { return Ok(0) };
-        let is_wanted = sink.remaining() > 0;
-        match socket.read(sink) {
-            Ok(0) if is_wanted => self.ended(Ok(0)),
-            outcome => outcome,
+        while let Some([socket, _]) = self.sockets()? {
+            let is_wanted = sink.remaining() > 0;
+            match socket.read(sink) {
+                Ok(0) if is_wanted && !self.is_over(&socket) => {}
+                outcome => return outcome,
+            }
         }
+        Ok(0)
     }
 
     /// Writes; `EAGAIN`, or `EPIPE` once nobody reads.
     pub fn write(&self, source: &mut Source<'_>) -> Result<usize> {
-        let Some(socket) = self.socket()? else { return Err(Errno::EPIPE) };
-        match socket.write(source) {
-            Err(Errno::EPIPE) => self.ended(Err(Errno::EPIPE)),
-            outcome => outcome,
+        while let Some([_, socket]) = self.sockets()? {
+            match socket.write(source) {
+                Err(Errno::EPIPE) if !self.is_over(&socket) => {}
+                outcome => return outcome,
+            }
         }
+        Err(Errno::EPIPE)
     }
 
     fn poll(&self) -> Events {
         const END: Events = Events::HUP.union(Events::ERR).union(Events::RDHUP);
-        match self.socket() {
+        const IN: Events = Events::IN.union(Events::RDNORM);
+        const OUT: Events = Events::OUT.union(Events::WRNORM);
+        match self.sockets() {
             Err(_) => Events::empty(),
-            Ok(None) => END | Events::IN | Events::RDNORM | Events::OUT | Events::WRNORM,
-            Ok(Some(socket)) if kernel().remote.streams.are_awaited() => socket.poll() - END,
-            Ok(Some(socket)) => socket.poll(),
+            Ok(None) => END | IN | OUT,
+            Ok(Some([first, last])) if !Arc::ptr_eq(&first, &last) => {
+                first.poll() & IN | last.poll() & OUT
+            }
+            Ok(Some([socket, _])) if kernel().remote.streams.are_awaited() => socket.poll() - END,
+            Ok(Some([socket, _])) => socket.poll(),
         }
     }
 

@@ -130,7 +130,7 @@ impl Serving {
         }
         self.stop_work().await;
         self.stop_listening().await;
-        self.shared.leave_execs();
+        self.shared.leave_execs().await;
         let instances = self.shared.instances().len();
         self.shared.keep_all_asleep();
         self.write_periods();

@@ -10,7 +10,11 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock};
+use std::time::Duration;
+use tokio::time::timeout;
 
+/// How long sandboxes may take to have their processes wait.
+const WAIT_PATIENCE: Duration = Duration::from_secs(2);
 /// Name of the file.
 const FILE: &str = "sandbox-processes.json";
 
@@ -63,8 +67,9 @@ impl NodeState {
         self.left_execs.all.lock().expect("no holder panics").remove(&instance)
     }
 
-    /// Has the processes of all live instances wait for the next daemon.
-    pub(crate) fn leave_execs(&self) {
+    /// Has the processes of all live instances wait for the next daemon. A sandbox that computes and
+    /// does not look is waited for, but not for long.
+    pub(crate) async fn leave_execs(&self) {
         let Some(file) = self.left_execs.file.get() else { return };
         let tables: Vec<_> =
             self.everything().iter().flat_map(|service| service.with_execs()).collect();
@@ -82,8 +87,20 @@ impl NodeState {
             return tracing::warn!("{file}: {error}; streams of processes in sandboxes end now");
         }
         let is_left = |id: &u64| left.iter().any(|left| left.instance == *id);
-        for (_, table) in tables.iter().filter(|(id, _)| is_left(id)) {
+        let tables: Vec<_> = tables.iter().filter(|(id, _)| is_left(id)).collect();
+        for (_, table) in &tables {
             table.execs().wait_for_next(&table.connector());
+            table.watch();
+        }
+        let all = async {
+            for (_, table) in &tables {
+                table.execs().wait().await;
+            }
+        };
+        if timeout(WAIT_PATIENCE, all).await.is_err() {
+            tracing::warn!(
+                "streams of processes in sandboxes may end before the next daemon has them"
+            );
         }
     }
 }

@@ -19,7 +19,7 @@ use thaw_abi::control::WindowSize;
 use thaw_abi::remote::{EXECS_MAX, FILE_SESSIONS_MAX, PORT_CONNECTIONS_MAX};
 use thaw_sandbox::{ExecSpec, GuestExit, RemoteEvent, RemoteMessage, SignalTo};
 use tokio::net::unix::OwnedWriteHalf;
-use tokio::sync::{Mutex as AsyncMutex, OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{Mutex as AsyncMutex, Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::timeout;
 
 /// Processes that have ended and are still known, of one instance.
@@ -192,13 +192,15 @@ pub(crate) struct Execs {
     files: Arc<Semaphore>,
     /// Places of connections to its ports.
     ports: Arc<Semaphore>,
+    /// Its sandbox waits for the next daemon.
+    waiting: Notify,
 }
 
 impl Default for Execs {
     fn default() -> Self {
         let files = Arc::new(Semaphore::new(FILE_SESSIONS_MAX));
         let ports = Arc::new(Semaphore::new(PORT_CONNECTIONS_MAX));
-        Self { all: Mutex::default(), files, ports }
+        Self { all: Mutex::default(), files, ports, waiting: Notify::new() }
     }
 }
 
@@ -206,6 +208,8 @@ impl Default for Execs {
 struct Known {
     execs: BTreeMap<u64, Arc<Exec>>,
     is_closed: bool,
+    /// Its sandbox was told that another daemon follows, and has not said that it waits.
+    wait: bool,
     /// All places at files and ports, while nobody may begin anything.
     shut: Option<[OwnedSemaphorePermit; 2]>,
 }
@@ -412,6 +416,10 @@ impl Execs {
                 (id, ExecState::Ended { code, signal })
             }
             RemoteEvent::Failed { id, reason, code } => (id, ExecState::Failed { reason, code }),
+            RemoteEvent::Waiting => {
+                self.lock().wait = false;
+                return self.waiting.notify_waiters();
+            }
         };
         let Some(exec) = self.find(id) else { return };
         match state {
@@ -427,6 +435,7 @@ impl Execs {
     pub fn close(&self) {
         let mut known = self.lock();
         known.is_closed = true;
+        self.waiting.notify_waiters();
         for exec in known.execs.values() {
             // Whoever learns of the end finds this, too.
             exec.is_cut_off.fetch_or(!exec.state().is_final(), Ordering::Release);

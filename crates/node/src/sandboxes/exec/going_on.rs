@@ -118,10 +118,29 @@ impl Execs {
         }
     }
 
-    /// The instance lives on under the next daemon, and these wait for that.
+    /// The instance lives on under the next daemon: these are to wait for that.
     pub fn wait_for_next(&self, connector: &Arc<dyn Connector>) {
         // One that takes no message has ended.
-        let _ = connector.send_remote(RemoteMessage::execs_wait(), &[]);
+        let sent = connector.send_remote(RemoteMessage::execs_wait(), &[]);
+        self.lock().wait = sent.is_ok();
+    }
+
+    /// Waits until they do, or the instance has ended.
+    pub async fn wait(&self) {
+        loop {
+            let waiting = self.waiting.notified();
+            tokio::pin!(waiting);
+            // What comes from now on is noticed.
+            waiting.as_mut().enable();
+            let is_awaited = {
+                let known = self.lock();
+                known.wait && !known.is_closed
+            };
+            if !is_awaited {
+                return;
+            }
+            waiting.await;
+        }
     }
 
     /// What is left of these: the instance was killed while it woke, and sleeps on. Processes to which
