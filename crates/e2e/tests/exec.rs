@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use thaw_e2e::{
     Daemon, DaemonOptions, Function, built_home, call, ok, pause_until_hibernated, run,
     run_with_input, thaw, wait_until,
@@ -424,14 +424,13 @@ fn the_time_of_a_sandbox_waits_for_no_other_one() {
 fn the_next_daemon_knows_when_a_sandbox_was_used() {
     let home = home("exec-used");
     let mut daemon = Daemon::start(&home, &DaemonOptions::default());
-    let create = ["sandbox", "create", "box", "--timeout", "12s", "--on-timeout", "kill", "--name"];
+    let create = ["sandbox", "create", "box", "--timeout", "30s", "--on-timeout", "kill", "--name"];
     ok(&home, &[&create[..], &["one"]].concat());
-    for _ in 0..2 {
-        std::thread::sleep(Duration::from_secs(5));
-        ok(&home, &["exec", "one", "--", "sh", "-c", ":"]);
-    }
-    // The use stands in the file within some seconds.
-    std::thread::sleep(Duration::from_secs(5));
+    let created = Instant::now();
+    std::thread::sleep(Duration::from_secs(20));
+    ok(&home, &["exec", "one", "--", "sh", "-c", ":"]);
+    // The use stands in the file within some seconds, and without it the time is over by then.
+    std::thread::sleep(Duration::from_secs(31).saturating_sub(created.elapsed()));
     daemon.wait_until_kept("box");
     daemon.kill_and_await_next();
     assert!(ok(&home, &["sandbox", "list"]).contains("one"));

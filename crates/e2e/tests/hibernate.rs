@@ -52,8 +52,10 @@ fn command(daemon: &Daemon, arguments: &[&str]) -> Outcome {
     run(thaw().env("THAW_HOME", daemon.home()).args(arguments))
 }
 
+/// Has the only instance of a function give up its memory as soon as it is idle.
 #[track_caller]
 fn hibernate(daemon: &Daemon, function: &str) -> Value {
+    wait_until("it is idle", || ["idle", "woken-up"].contains(&&*instance(daemon, function).1));
     let outcome = command(daemon, &["hibernate", function, "--json"]);
     assert_eq!(outcome.code, Some(0), "{}\n{}", outcome.stderr, daemon.log());
     serde_json::from_str(&outcome.stdout).expect("JSON")
@@ -186,9 +188,6 @@ fn threads_on_several_processors_hibernate_together() {
         };
         assert_eq!(ask(), [200; 8]);
         for _ in 0..4 {
-            wait_until("it is idle", || {
-                ["idle", "woken-up"].contains(&&*instance(&daemon, function).1)
-            });
             hibernate(&daemon, function);
             assert_eq!(ask(), [200; 8], "{}", daemon.log());
         }

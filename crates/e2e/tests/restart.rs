@@ -103,7 +103,10 @@ fn connections_of_another_protocol_go_on_under_the_next_daemon() {
     }
     // Its end is seen on both sides, and gives its place back.
     drop((client, single));
-    wait_until("the single instance has ended", || node.instances().len() == 1);
+    wait_until("one instance is left, and nobody is connected to it", || {
+        let instances = node.instances();
+        instances.len() == 1 && instances[0]["connections"] == 0
+    });
     let mut others: Vec<_> = (0..32).map(|_| Lines::upgrade(gateway, "lasting")).collect();
     assert_eq!(others[31].say("hello"), said + 1);
 }
@@ -190,6 +193,7 @@ fn an_instance_with_a_volume_has_the_time_that_it_has_at_a_stop() {
     let mut daemon = node.start_daemon("first.log");
     let gateway = node.gateway(&daemon);
     assert_eq!(count(gateway, "stored"), 1);
+    wait_until("it is idle", || is_idle(&node));
     let whole = thread::spawn(move || {
         let mut client = Raw::connect(gateway);
         client.send("GET /hold/3 HTTP/1.1\r\nHost: stored\r\nConnection: close\r\n\r\n");
@@ -272,10 +276,13 @@ fn nobody_is_refused_at_an_address_of_a_function() {
     // Nobody listens any more when no daemon has come, or all was to end.
     daemon.stop();
     wait_until("nobody listens", || TcpStream::connect(lines_address()).is_err());
+    let times_over = |monitor: &Background| monitor.log().matches("no daemon has come").count();
+    wait_until("it is said why", || times_over(&monitor) == 1);
     let mut daemon = node.start_daemon("last.log");
     daemon.signal(Signal::INT);
     assert_eq!(daemon.wait(), Some(0));
-    TcpStream::connect(lines_address()).expect_err("it is closed at once");
+    wait_until("it is closed", || TcpStream::connect(lines_address()).is_err());
+    assert_eq!(times_over(&monitor), 1, "it has waited for another daemon");
     assert_eq!(monitor.stop(), Some(0));
 }
 
@@ -396,20 +403,21 @@ fn a_request_has_the_drain_time_and_no_more() {
     let mut daemon = node.start_as_daemon(node.daemon().args(["--drain", "2s"]), "first.log");
     let gateway = node.gateway(&daemon);
     assert_eq!(count(gateway, "lasting"), 1);
+    wait_until("it is idle", || is_idle(&node));
     let slow = thread::spawn(move || request(gateway, "lasting", "/hold/30", None));
     wait_until("it is under way", || is_busy(&node));
     let began = Instant::now();
     restart(&node, &mut daemon, "second.log");
-    let taken = began.elapsed();
-    assert!((Duration::from_secs(2)..Duration::from_secs(15)).contains(&taken), "{taken:?}");
+    assert!(began.elapsed() >= Duration::from_secs(2), "{}", daemon.log());
     slow.join().expect("a client").expect_err("it is cut");
     // The instance itself has gone on.
     assert_eq!(count(gateway, "lasting"), 3, "{}", daemon.log());
 }
 
-/// Whether all instances wait for a connection.
+/// Whether there are instances, and all of them wait for a connection.
 fn is_idle(node: &Apart) -> bool {
-    node.instances().iter().all(|instance| instance["state"] == "idle")
+    let instances = node.instances();
+    !instances.is_empty() && instances.iter().all(|instance| instance["state"] == "idle")
 }
 
 /// Whether an instance has a connection.
@@ -425,6 +433,7 @@ fn an_end_of_everything_overtakes_a_restart() {
     let gateway = node.gateway(&daemon);
     assert_eq!(count(gateway, "lasting"), 1);
     Lines::connect(lines_address()).say("hello");
+    wait_until("all are idle", || is_idle(&node) && node.instances().len() == 2);
     let slow = thread::spawn(move || request(gateway, "lasting", "/hold/30", None));
     wait_until("it is under way", || is_busy(&node));
     daemon.signal(Signal::TERM);
@@ -433,7 +442,7 @@ fn an_end_of_everything_overtakes_a_restart() {
     assert_eq!(daemon.wait(), Some(0));
     drop(slow.join().expect("a client"));
     wait_until("all sandboxes are gone", || descendants(monitor.pid()).is_empty());
-    TcpStream::connect(lines_address()).expect_err("nobody listens");
+    wait_until("nobody listens", || TcpStream::connect(lines_address()).is_err());
 }
 
 /// Nobody but the daemon has the key to its memory.

@@ -248,19 +248,23 @@ fn a_version_that_fails_is_taken_out_of_service() {
     assert_eq!(get(daemon.gateway(), FUNCTION, "/fail").status, 500);
     watched.version(&home, "bad").success();
     wait_until("the version before answers", || {
-        get(daemon.gateway(), FUNCTION, "/").text() == "good"
+        let answer = get(daemon.gateway(), FUNCTION, "/").text();
+        answer == "good" && versions(&home)["rolled_back"]["version"] == 2
     });
     let known = versions(&home);
-    assert_eq!((&known["active"], &known["rolled_back"]["version"]), (&1.into(), &2.into()));
+    assert_eq!(known["active"], 1, "{known}");
     let problem = known["versions"][1]["problem"].as_str().expect("a problem");
     assert!(problem.contains("requests failed within 30s, more than 20 percent"), "{problem}");
-    let functions = daemon.admin("/functions").json();
-    let problem = functions[0]["problem"].as_str().expect("a problem");
-    assert!(problem.starts_with("version 2 was taken out of service"), "{problem}");
-    assert!(daemon.log().contains("took the version out of service"), "{}", daemon.log());
-    assert!(
-        daemon.admin("/metrics").text().contains("thaw_rollbacks_total{function=\"versioned\"} 1")
-    );
+    wait_until("the function has a problem", || {
+        let functions = daemon.admin("/functions").json();
+        let problem = functions[0]["problem"].as_str().unwrap_or_default();
+        problem.starts_with("version 2 was taken out of service")
+    });
+    wait_until("it is said", || daemon.log().contains("took the version out of service"));
+    wait_until("it is counted", || {
+        let line = "thaw_rollbacks_total{function=\"versioned\"} 1";
+        daemon.admin("/metrics").text().contains(line)
+    });
     // One with a share only.
     let later = Build { options: &["--no-activate", "--label", "canary"], ..watched };
     later.version(&home, "bad too").success();

@@ -197,7 +197,7 @@ fn a_volume_that_could_not_be_opened_is_tried_again() {
     let ask = || post(daemon.gateway(), "first", "/", b"result = os.listdir('/data')");
     let refused = ask();
     assert!(refused.status >= 500, "{}", refused.text());
-    assert!(daemon.log().contains("is being made"), "{}", daemon.log());
+    wait_until("it is said why", || daemon.log().contains("is being made"));
     drop(copying);
     wait_until("it is opened", || ask().status == 200);
 }
