@@ -286,9 +286,9 @@ fn helpers_are_those_of_the_daemon_that_asks_for_them() {
     wait_until("it is served", || get(gateway, "single", "/count").status == 200);
     // A fork shows the program of its parent until it executes its own.
     wait_until("the daemon speaks with its own version", || {
-        parents(&monitor, &daemon).difference(&old).all(|parent| {
-            !executes(*parent, &node.thaw()) && executes_what(*parent, daemon.pid())
-        })
+        parents(&monitor, &daemon)
+            .difference(&old)
+            .all(|parent| !executes(*parent, &node.thaw()) && executes_what(*parent, daemon.pid()))
     });
     assert_eq!(daemon.stop(), Some(0));
     let daemon = node.start_daemon("second.log");

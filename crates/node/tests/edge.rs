@@ -271,7 +271,8 @@ fn requests_are_logged_whatever_way_they_took() {
     drop(other);
     let lines = || -> Vec<serde_json::Value> {
         let text = std::fs::read_to_string(access_log_path(directory.path())).unwrap_or_default();
-        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+        // The last one may be half there.
+        text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     };
     eventually(|| lines().len() == 3);
     let lines = lines();

@@ -23,7 +23,7 @@ use thaw_sandbox::{
     freeze,
 };
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn blob() -> Vec<u8> {
     (0..8).flat_map(|page| vec![page + 1; 4096]).collect()
