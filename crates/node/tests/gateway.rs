@@ -317,7 +317,7 @@ fn fixture_of(
 impl Fixture {
     fn connect(&self) -> TcpStream {
         let client = TcpStream::connect(self.address).unwrap();
-        client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         client
     }
 
