@@ -399,14 +399,14 @@ pub fn pause_until_hibernated(home: &Path, name: &str) {
 }
 
 /// A Python script that begins as `script` does, which forks a process `pid` that is a daemon of
-/// `home` soon: it tells the daemon to end when that serves, and prints how it ended. A minute is
+/// `home` soon: it tells the daemon to end when that serves, and prints how it ended. Three minutes are
 /// enough for all of it.
 pub fn ending_once_it_serves(script: &str) -> String {
     format!("{script}{ENDING}")
 }
 
 const ENDING: &str = r#"
-until = time.monotonic() + 60
+until = time.monotonic() + 180
 while not os.path.exists(f"{home}/daemon.json") and time.monotonic() < until:
     time.sleep(0.01)
 os.kill(pid, signal.SIGTERM)

@@ -183,6 +183,7 @@ fn it_is_woken_by_the_control_plane_and_by_whoever_names_it() {
     let copy = copy.expect("a number");
     assert_eq!(count_at(&daemon, "several", copy), 3);
     // A copy sleeps as well, without the memory that it shares with others.
+    wait_for_state(&daemon, "several", "idle");
     command(&daemon, &["sleep", "several", "--instance", &copy.to_string()]).success();
     assert_eq!(count_at(&daemon, "several", copy), 4);
 }
@@ -570,6 +571,7 @@ fn a_full_disk_is_a_clear_error_and_the_instance_goes_on() {
     let filler = disk.0.join("filler");
     // 64 MiB are left to others before anything is written.
     fs::write(&filler, vec![0; 50 << 20]).expect("room");
+    wait_for_state(&daemon, "hello", "idle");
     let refused = command(&daemon, &["sleep", "hello"]);
     assert_eq!(refused.code, Some(1), "{}", refused.stdout);
     assert!(refused.stderr.contains("make room on the disk"), "{}", refused.stderr);

@@ -384,9 +384,14 @@ fn a_file_goes_on_after_its_sandbox_has_slept() {
     ask_volume(&daemon, "first", write);
     let more = "for n in range(9): os.write(f, b'y' * 999)\n\
         result = [os.fstat(f).st_size, os.pread(f, 2, 8990).decode()]";
-    command(&daemon, &["hibernate", "first"]).success();
+    let hibernate = || {
+        let is_idle = || ["idle", "woken-up"].contains(&&*daemon.instance("first").2);
+        wait_until("it is idle", is_idle);
+        command(&daemon, &["hibernate", "first"]).success();
+    };
+    hibernate();
     assert_eq!(ask_volume(&daemon, "first", more), json!([17_982, "xy"]));
-    command(&daemon, &["hibernate", "first"]).success();
+    hibernate();
     command(&daemon, &["sleep", "first"]).success();
     let (gateway, again) = (daemon.gateway(), more.as_bytes());
     assert_eq!(post(gateway, "first", "/", again).json()["result"], json!([26_973, "xy"]));
