@@ -9,7 +9,7 @@ use thaw_e2e::{
     Daemon, DaemonOptions, Function, built_home, copy_home, get, run, thaw, wait_until,
 };
 
-const STAYS: &str = "isolation = \"instance\"";
+const STAYS: &str = "isolation = \"instance\"\nlimits.keep_alive = \"10m\"";
 
 /// Two programs of one interpreter, one of them in a domain of its own, and one that has nothing in
 /// common with them.

@@ -11,7 +11,8 @@ use thaw_e2e::{
     thaw, wait_until,
 };
 
-const KEYS: &str = "isolation = \"instance\"\n[limits]\nconcurrency = 8\nmemory = \"96MiB\"\n";
+const KEYS: &str = "isolation = \"instance\"\n[limits]\nconcurrency = 8\nmemory = \"96MiB\"\n\
+                    keep_alive = \"10m\"\n";
 
 fn survivor(name: &'static str, keys: &'static str) -> Function {
     Function::PythonVariant { program: "survivor", name, keys }
@@ -25,14 +26,18 @@ fn daemon(label: &str) -> Daemon {
             survivor("told", KEYS),
             survivor(
                 "idle",
-                "isolation = \"instance\"\nlimits = { concurrency = 8, hibernate_after = \"300ms\" }",
+                "isolation = \"instance\"\nlimits = { concurrency = 8, hibernate_after = \"300ms\", \
+                 keep_alive = \"10m\" }",
             ),
-            survivor("several", "isolation = \"instance\"\nlimits = { concurrency = 8, cpu = 4 }"),
+            survivor(
+                "several",
+                "isolation = \"instance\"\nlimits = { concurrency = 8, cpu = 4, keep_alive = \"10m\" }",
+            ),
             Function::Variant {
                 example: "hello-go",
                 name: "go",
                 keys: "isolation = \"instance\"".to_owned(),
-                limits: "concurrency = 8\ncpu = 2",
+                limits: "concurrency = 8\ncpu = 2\nkeep_alive = \"10m\"",
             },
         ];
         built_home("hibernate", &functions)

@@ -34,7 +34,10 @@ fn node() -> Option<Apart> {
             lasting("lasting", LASTING_KEYS),
             lasting("single", "isolation = \"request\""),
             lasting("sleepy", SLEEPY),
-            lasting("locked", "isolation = \"instance\"\n[hibernate]\nencrypt = true"),
+            lasting(
+                "locked",
+                "isolation = \"instance\"\nlimits.keep_alive = \"10m\"\n[hibernate]\nencrypt = true",
+            ),
             lasting("stored", STORED),
         ]
     };

@@ -17,7 +17,7 @@ use thaw_e2e::{
 };
 
 const KEYS: &str = "isolation = \"instance\"\n[limits]\nconcurrency = 8\nmemory = \"96MiB\"\n\
-                    timeout = \"20s\"\n[egress]\nallow = [\"host.thaw.internal:*\"]";
+                    timeout = \"20s\"\nkeep_alive = \"10m\"\n[egress]\nallow = [\"host.thaw.internal:*\"]";
 
 fn survivor(name: &'static str, keys: &'static str) -> Function {
     Function::PythonVariant { program: "survivor", name, keys }
@@ -34,8 +34,11 @@ fn daemon(label: &str) -> Option<Daemon> {
     let home = HOME.get_or_init(|| {
         let functions = [
             survivor("warm", KEYS),
-            survivor("ready", "isolation = \"instance\"\nready = 2"),
-            survivor("fork", "isolation = \"instance\"\ntemplate = true"),
+            survivor("ready", "isolation = \"instance\"\nready = 2\nlimits.keep_alive = \"10m\""),
+            survivor(
+                "fork",
+                "isolation = \"instance\"\ntemplate = true\nlimits.keep_alive = \"10m\"",
+            ),
             survivor("single", "isolation = \"request\""),
         ];
         built_home("takeover", &functions)
