@@ -115,7 +115,11 @@ impl Load {
     fn note(&self, answer: Option<(u16, String)>) {
         match answer {
             Some((200, version)) => *self.answers.lock().unwrap().entry(version).or_default() += 1,
-            other => self.wrong.lock().unwrap().push(format!("{other:?}")),
+            other => {
+                self.wrong.lock().unwrap().push(format!("{other:?}"));
+                // Nothing more is to be learnt.
+                self.stop.store(true, Relaxed);
+            }
         }
     }
 
@@ -141,7 +145,19 @@ impl Load {
     #[track_caller]
     fn hears_of(&self, version: &str) {
         let before = self.count(version);
-        wait_until(&format!("{version} answers"), || self.count(version) > before + 10);
+        wait_until(&format!("{version} answers"), || {
+            assert_eq!(*self.wrong.lock().unwrap(), Vec::<String>::new());
+            self.count(version) > before + 10
+        });
+    }
+}
+
+/// Has the clients of a load end, also if something else fails.
+struct Ending<'a>(&'a Load);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.stop.store(true, Relaxed);
     }
 }
 
@@ -151,6 +167,7 @@ fn nothing_fails(build: &Build<'_>, label: &str) {
     let daemon = Daemon::start(&home, &DaemonOptions::default());
     let load = Load::new();
     thread::scope(|scope| {
+        let _ending = Ending(&load);
         for _ in 0..2 {
             scope.spawn(|| load.on_kept_connections(daemon.gateway()));
             scope.spawn(|| load.on_new_connections(daemon.gateway()));
@@ -167,7 +184,6 @@ fn nothing_fails(build: &Build<'_>, label: &str) {
         command(&home, &["rollback", FUNCTION]).success();
         command(&home, &["rollback", FUNCTION]).success();
         load.hears_of("two");
-        load.stop.store(true, Relaxed);
     });
     assert_eq!(*load.wrong.lock().unwrap(), Vec::<String>::new());
     // Nothing of the others is left, and what answers is what should.
