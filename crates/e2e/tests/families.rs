@@ -5,6 +5,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use thaw_e2e::{
     Daemon, DaemonOptions, Function, Outcome, built_home, children, copy_home, get, kill, run,
     skip, state_helper_at_work, thaw, wait_until,
@@ -298,6 +299,15 @@ fn said_by_copy(daemon: &Daemon, function: &str, copy: u64) -> Option<Value> {
     None
 }
 
+/// Says when it is dropped that something is over, also if it has failed.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
 /// A copy that was answered for before all of its memory was copied may end with the twin.
 #[test]
 fn an_instance_survives_the_end_of_any_twin_and_its_copy_is_whole_or_ends() {
@@ -312,11 +322,10 @@ fn an_instance_survives_the_end_of_any_twin_and_its_copy_is_whole_or_ends() {
         if number >= 8 && at_rest > 0 {
             break;
         }
-        let is_over = std::sync::atomic::AtomicBool::new(false);
-        let relaxed = std::sync::atomic::Ordering::Relaxed;
+        let is_over = AtomicBool::new(false);
         let (copy, had_twin) = std::thread::scope(|scope| {
             scope.spawn(|| {
-                while !is_over.load(relaxed) {
+                while !is_over.load(Relaxed) {
                     let all = host_processes(pid);
                     let twins: Vec<_> = all.into_iter().filter(|it| !own.contains(it)).collect();
                     if let Some(&twin) = twins.get(number % 4) {
@@ -325,9 +334,8 @@ fn an_instance_survives_the_end_of_any_twin_and_its_copy_is_whole_or_ends() {
                     }
                 }
             });
-            let copied = fork(&daemon, original);
-            is_over.store(true, relaxed);
-            copied
+            let _over = Over(&is_over);
+            fork(&daemon, original)
         });
         at_rest += usize::from(!had_twin);
         if let Some(said) = said_by_copy(&daemon, "family", copy) {
