@@ -49,7 +49,7 @@ fn append(who: &str, reopens: bool) -> String {
     let again = if reopens { format!("os.close(fd); {open}") } else { "pass".to_owned() };
     format!(
         "import time\n{open}\nend, n = time.monotonic() + 4, 0\n\
-         while time.monotonic() < end and n < 5000:\n\
+         while time.monotonic() < end + 20 * (n <= 50) and n < 5000:\n\
          \x20n += 1\n\
          \x20line = ('{who} %d ' % n + 'x' * (n * 37 % 9000) + '\\n').encode()\n\
          \x20assert os.write(fd, line) == len(line)\n\
