@@ -20,7 +20,5 @@ pub fn ask(daemon: &Daemon, function: &str, instance: u64, path: &str) -> Value 
 #[track_caller]
 pub fn begin(daemon: &Daemon, function: &str) -> u64 {
     assert_eq!(get(daemon.gateway(), function, "/").status, 200);
-    let instances = daemon.instances(function);
-    assert_eq!(instances.len(), 1, "{instances:?}");
-    instances[0]["id"].as_u64().expect("a number")
+    daemon.instance(function).0
 }

@@ -7,6 +7,7 @@ use crate::processes::{Process, children, descendants, exists, kill};
 use crate::user::User;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use std::cell::RefCell;
 use std::fs::{self, File};
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
@@ -59,9 +60,10 @@ impl Lifeline {
         Self { shell, stdin }
     }
 
-    /// Whether the command has ended.
+    /// Whether the command has ended: the shell has started it before what waits for its input.
     fn is_idle(&self) -> bool {
-        children(self.shell.id()).iter().all(|child| child.name == "cat")
+        let children = children(self.shell.id());
+        !children.is_empty() && children.iter().all(|child| child.name == "cat")
     }
 
     /// Ends the command with `SIGTERM`; its exit code, if it ends in time.
@@ -159,9 +161,7 @@ impl Daemon {
                 let home = home.to_owned();
                 return Ok(Self { lifeline, home, log, main, pid, gateway, admin, admin_tcp });
             }
-            // The shell itself takes a moment to start the command.
-            let ended = lifeline.is_idle() && started.elapsed() > Duration::from_secs(1);
-            if ended || started.elapsed() > PATIENCE {
+            if lifeline.is_idle() || started.elapsed() > PATIENCE {
                 drop(lifeline);
                 return Err(fs::read_to_string(&log).unwrap_or_default());
             }
@@ -270,9 +270,20 @@ impl Daemon {
     /// earlier than the daemon's list.
     #[track_caller]
     pub fn first_instance(&self, function: &str) -> Value {
-        let first = || self.instances(function).into_iter().next();
-        wait_until("an instance is listed", || first().is_some());
-        first().unwrap_or_else(|| panic!("{function} has no instance any more"))
+        self.listed(function).swap_remove(0)
+    }
+
+    /// The live instances of a function, once there are any.
+    #[track_caller]
+    fn listed(&self, function: &str) -> Vec<Value> {
+        let found = RefCell::default();
+        wait_until(&format!("an instance of {function} is listed"), || {
+            let instances = self.instances(function);
+            let is_listed = !instances.is_empty();
+            found.replace(instances);
+            is_listed
+        });
+        found.into_inner()
     }
 
     /// Waits until a function has instances awake, and all of them would outlive this daemon: they are
@@ -286,10 +297,11 @@ impl Daemon {
         });
     }
 
-    /// Number, process id and state of the only live instance of a function.
+    /// Number, process id and state of the only live instance of a function, once there is one, as
+    /// with [`Daemon::first_instance`].
     #[track_caller]
     pub fn instance(&self, function: &str) -> (u64, u32, String) {
-        let instances = self.instances(function);
+        let instances = self.listed(function);
         let [only] = &instances[..] else { panic!("{instances:?}\n{}", self.log()) };
         let number = |name: &str| only[name].as_u64().expect("a number");
         (number("id"), number("pid") as u32, only["state"].as_str().expect("a state").to_owned())
@@ -387,14 +399,14 @@ pub fn pause_until_hibernated(home: &Path, name: &str) {
 }
 
 /// A Python script that begins as `script` does, which forks a process `pid` that is a daemon of
-/// `home` soon: it tells the daemon to end when that serves, and prints how it ended. A minute is
+/// `home` soon: it tells the daemon to end when that serves, and prints how it ended. Three minutes are
 /// enough for all of it.
 pub fn ending_once_it_serves(script: &str) -> String {
     format!("{script}{ENDING}")
 }
 
 const ENDING: &str = r#"
-until = time.monotonic() + 60
+until = time.monotonic() + 180
 while not os.path.exists(f"{home}/daemon.json") and time.monotonic() < until:
     time.sleep(0.01)
 os.kill(pid, signal.SIGTERM)

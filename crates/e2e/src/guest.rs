@@ -64,17 +64,20 @@ pub fn compile(name: &str, linking: Linking) -> PathBuf {
         Linking::StaticPie => &["-static-pie"],
         Linking::Dynamic => &[],
     };
+    // Other test programs may compile or run it just now.
+    let new = program.with_extension(std::process::id().to_string());
     // Some calls pass on purpose what the compiler can see to be wrong.
     let output = Command::new("cc")
         .args(["-std=gnu17", "-O1", "-g", "-Wall", "-Wextra", "-Werror"])
         .args(["-Wno-nonnull", "-Wno-stringop-overflow", "-Wno-stringop-overread"])
         .args(flags)
         .arg("-o")
-        .arg(&program)
+        .arg(&new)
         .arg(&source)
         .output()
         .expect("a C compiler (cc); install gcc");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    fs::rename(new, &program).expect("a guest program");
     program
 }
 

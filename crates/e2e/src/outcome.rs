@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// How long a command may take before it is taken for stuck, unless said otherwise.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// What became of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]

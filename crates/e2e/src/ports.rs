@@ -1,17 +1,20 @@
 //! Ports of this host: free ones, and those that processes listen on.
 
+use crate::binary::build_directory;
 use crate::processes::descriptors;
 use std::collections::BTreeSet;
-use std::fs;
+use std::fs::{self, File};
 use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 /// A port of the loopback that is free for TCP and for UDP now. It is none of those that the host
 /// gives to whoever asks for any, nor one that another test is told soon: until somebody binds it,
 /// nobody else does.
 pub fn free_port() -> u16 {
     static TOLD: AtomicU32 = AtomicU32::new(0);
+    static OWN: Mutex<Vec<File>> = Mutex::new(Vec::new());
     let ports = chosen_ports();
     let count = u32::from(ports.end - ports.start);
     // Test processes have numbers that follow each other, and take few ports.
@@ -20,9 +23,23 @@ pub fn free_port() -> u16 {
         let place = (first + TOLD.fetch_add(1, Ordering::Relaxed)) % count;
         let port = ports.start + place as u16;
         TcpListener::bind((Ipv4Addr::LOCALHOST, port)).ok()?;
-        UdpSocket::bind((Ipv4Addr::LOCALHOST, port)).ok().map(|_| port)
+        UdpSocket::bind((Ipv4Addr::LOCALHOST, port)).ok()?;
+        OWN.lock().unwrap_or_else(PoisonError::into_inner).extend(claim(port)?);
+        Some(port)
     };
     (0..count).find_map(attempt).expect("a free port")
+}
+
+/// Tells test programs that run beside this one that it has a port, as long as the file is open. `None`:
+/// another one has it. Where there can be no file, nobody is told.
+fn claim(port: u16) -> Option<Option<File>> {
+    let directory = build_directory().join("ports");
+    let file = fs::create_dir_all(&directory)
+        .and_then(|()| File::create(directory.join(port.to_string())));
+    match file {
+        Ok(file) => file.try_lock().is_ok().then_some(Some(file)),
+        Err(_) => Some(None),
+    }
 }
 
 /// Ports that sockets get whose program has chosen them: those below the ones that the host gives

@@ -25,9 +25,14 @@ impl VolumeFunction<'_> {
         let program = repository().join("tests/guest/functions/volumes.py");
         fs::copy(program, directory.path().join("app.py")).expect("a copy");
         let Self { name, keys, volumes, at_start } = self;
+        // However slow the machine is, who was asked before is there.
+        let stays = match keys.contains("isolation = \"instance\"") {
+            true => "limits.keep_alive = \"10m\"",
+            false => "",
+        };
         let text = format!(
             "name = \"{name}\"\ncommand = [\"python3\", \"app.py\"]\nport = 8080\n\
-             files = [\"app.py\"]\n{keys}\nenv = {{ AT_START = '''{at_start}''' }}\n{volumes}\n\
+             files = [\"app.py\"]\n{keys}\n{stays}\nenv = {{ AT_START = '''{at_start}''' }}\n{volumes}\n\
              [runtime]\nkind = \"python3\"\ninterpreter = \"/usr/bin/python3\"\n"
         );
         fs::write(directory.path().join("thaw.toml"), text).expect("thaw.toml");

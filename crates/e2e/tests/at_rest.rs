@@ -116,7 +116,7 @@ fn a_daemon_that_is_killed_while_a_sandbox_gives_up_its_memory_leaves_it() {
         daemon.wait_until_kept("box");
         let before: Vec<u64> = all.iter().map(|&pid| resident(pid)).collect();
         ok(&home, &["sandbox", "pause", "one"]);
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while all.iter().zip(&before).all(|(&pid, &before)| resident(pid) > before * 7 / 10) {
             assert!(Instant::now() < deadline, "it never gives up its memory");
         }
@@ -175,7 +175,7 @@ fn a_sandbox_that_is_killed_while_it_wakes_is_gone() {
             ok(&home, &["sandbox", "kill", "one"]);
         });
         wait_until("nothing is left of it", || daemon.instances("box").is_empty());
-        let left = fs::read_dir(home.join("asleep")).map_or(0, Iterator::count);
-        assert_eq!(left, 0, "after {wait_ms} ms");
+        let left = || fs::read_dir(home.join("asleep")).map_or(0, Iterator::count);
+        wait_until(&format!("no file is left, after {wait_ms} ms"), || left() == 0);
     }
 }

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use thaw_e2e::{Daemon, DaemonOptions, Function, Outcome, get, run, run_within, thaw};
 
 /// How long a build may take.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(300);
 /// A file that every user may read, and one that only its owner may.
 const PUBLIC: &str = "what everybody may read";
 const SECRET: &str = "the secret of this test";

@@ -239,8 +239,8 @@ fn kills_while_copies_are_made_leave_nothing_behind() {
         if daemon.instances("quiet").is_empty() {
             assert_eq!(get(daemon.gateway(), "quiet", "/").status, 200);
         }
-        let instances = daemon.instances("quiet");
-        let number = |name: &str| instances[0][name].as_u64().expect("a number");
+        let first = daemon.first_instance("quiet");
+        let number = |name: &str| first[name].as_u64().expect("a number");
         let (original, pid) = (number("id").to_string(), number("pid") as i32);
         let name = format!("killed-{round}");
         let arguments = match round % 2 {
@@ -413,11 +413,11 @@ fn busy_instances_take_no_place_of_those_that_hibernate() {
     let original = begin(&daemon, "writer");
     let mut busy = vec![original];
     busy.extend(fork(&daemon, original, 3));
-    begin(&daemon, "quiet");
+    let quiet = begin(&daemon, "quiet");
     let mut waiting: Vec<_> = busy.iter().map(|&one| hibernating(&daemon, one)).collect();
     // At some time all of them were asked.
     for _ in 0..10 {
-        command(&daemon, &["hibernate", "quiet"]).success();
+        hibernate(&daemon, quiet);
         command(&daemon, &["wake", "quiet"]).success();
     }
     for one in &mut waiting {

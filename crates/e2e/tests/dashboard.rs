@@ -266,7 +266,7 @@ struct Client {
 impl Client {
     fn connect(address: SocketAddr) -> Self {
         let stream = TcpStream::connect(address).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         Self { stream, host: address.to_string() }
     }
 
@@ -399,7 +399,7 @@ fn streams_and_terminals_are_bounded_and_end_with_their_session() {
     let cookie = log_in(address, &token);
     let begin = |request: String| {
         let mut stream = TcpStream::connect(address).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         stream.write_all(request.as_bytes()).unwrap();
         let mut head = [0; 64];
         let count = stream.read(&mut head).unwrap();
@@ -479,7 +479,7 @@ fn so_many_connections_are_served_and_others_wait() {
     let mut head = [0; 12];
     assert!(waiting.read_exact(&mut head).is_err(), "it was served beside 64 others");
     drop(held);
-    waiting.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    waiting.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     waiting.read_exact(&mut head).unwrap();
     assert_eq!(&head, b"HTTP/1.1 200");
 }

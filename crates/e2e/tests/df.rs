@@ -5,9 +5,11 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
-use thaw_e2e::{Daemon, DaemonOptions, Function, built_home, copy_home, get, run, thaw};
+use thaw_e2e::{
+    Daemon, DaemonOptions, Function, built_home, copy_home, get, run, thaw, wait_until,
+};
 
-const STAYS: &str = "isolation = \"instance\"";
+const STAYS: &str = "isolation = \"instance\"\nlimits.keep_alive = \"10m\"";
 
 /// Two programs of one interpreter, one of them in a domain of its own, and one that has nothing in
 /// common with them.
@@ -117,6 +119,7 @@ fn live_sleeping_and_checkpointed_instances_are_counted() {
 
     let id = daemon.first_instance("one")["id"].as_u64().expect("a number").to_string();
     command(&["checkpoint", &id, "kept"]);
+    wait_until("it is idle", || daemon.instance("two").2 == "idle");
     command(&["hibernate", "two"]);
     let later = df(&home);
     let checkpoint = named(&later, "checkpoints", "kept");
@@ -132,6 +135,7 @@ fn live_sleeping_and_checkpointed_instances_are_counted() {
     let private = |report| number(&named(report, "functions", "two")["memory"], "private_bytes");
     assert!(private(&later) < private(&live), "{} {}", private(&later), private(&live));
 
+    wait_until("it is idle", || daemon.instance("one").2 == "idle");
     command(&["sleep", "one"]);
     let asleep = df(&home);
     let one = named(&asleep, "functions", "one");

@@ -257,9 +257,12 @@ fn what_a_function_without_a_way_out_wants_is_logged_and_counted() {
         metrics.contains("thaw_egress_denied_total{function=\"closed\"} 144")
     });
     let denied = "denied an outgoing connection to 192.0.2.1:80; see [egress] in its thaw.toml";
+    wait_until("they are logged", || daemon.log().matches(denied).count() >= 16);
     assert_eq!(daemon.log().matches(denied).count(), 16, "{}", daemon.log());
-    let shown = run(thaw().env("THAW_HOME", &home).args(["logs", "closed"])).success();
-    assert!(shown.contains(denied), "{shown}");
+    wait_until("its owner is shown them", || {
+        let shown = run(thaw().env("THAW_HOME", &home).args(["logs", "closed"])).success();
+        shown.contains(denied)
+    });
     let code = "import socket\ntry: socket.getaddrinfo('example.com', 80)\nexcept OSError: pass";
     post(daemon.gateway(), "closed", "/", code.as_bytes());
     assert_eq!(daemon.stop(), Some(0));

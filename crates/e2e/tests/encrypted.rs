@@ -11,15 +11,16 @@ use thaw_e2e::{
     wait_until,
 };
 
-const PLAIN: &str = "isolation = \"instance\"\n[limits]\nconcurrency = 8\ninstances = 1\n";
+const PLAIN: &str = "isolation = \"instance\"\n[limits]\nconcurrency = 8\ninstances = 1\n\
+                     keep_alive = \"10m\"\n";
 const SEALED: &str = "isolation = \"instance\"\nhibernate = { encrypt = true }\n[limits]\n\
-                      concurrency = 8\ninstances = 1\n";
+                      concurrency = 8\ninstances = 1\nkeep_alive = \"10m\"\n";
 const SEVERAL: &str = "isolation = \"instance\"\nhibernate = { encrypt = true }\n[limits]\n\
-                       concurrency = 8\ninstances = 1\ncpu = 4\n";
+                       concurrency = 8\ninstances = 1\ncpu = 4\nkeep_alive = \"10m\"\n";
 const VERIFIED: &str = "isolation = \"instance\"\nhibernate = { verify = true }\n[limits]\n\
-                        concurrency = 8\ninstances = 1\n";
+                        concurrency = 8\ninstances = 1\nkeep_alive = \"10m\"\n";
 const SMALL: &str = "isolation = \"instance\"\nhibernate = { encrypt = true }\n[limits]\n\
-                     concurrency = 8\ninstances = 1\nmemory = \"128MiB\"\n";
+                     concurrency = 8\ninstances = 1\nmemory = \"128MiB\"\nkeep_alive = \"10m\"\n";
 /// Nothing else in a memory has these bytes.
 const SECRET: &str = "the-moon-is-made-of-gorgonzola-4711";
 

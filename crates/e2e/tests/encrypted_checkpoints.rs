@@ -9,8 +9,8 @@ use thaw_e2e::{
     Daemon, DaemonOptions, Function, Outcome, built_home, copy_home, get, run, thaw, wait_until,
 };
 
-const KEYS: &str =
-    "isolation = \"instance\"\n[limits]\nconcurrency = 8\ninstances = 8\nmemory = \"128MiB\"\n";
+const KEYS: &str = "isolation = \"instance\"\n[limits]\nconcurrency = 8\ninstances = 8\nmemory = \"128MiB\"\n\
+    keep_alive = \"10m\"\n";
 /// Nothing else in a memory has these bytes.
 const SECRET: &str = "the-moon-is-made-of-gorgonzola-4712";
 const FUNCTION: &str = "keeper";

@@ -157,7 +157,7 @@ fn each_client_that_sends_datagrams_has_an_instance() {
     let (daemon, address) = serve_at_own_port("datagrams");
     let client = || {
         let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
-        socket.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
+        socket.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
         socket.connect(address).expect("the function's address");
         let port = socket.local_addr().expect("an address").port();
         (socket, port)
@@ -185,7 +185,7 @@ fn a_server_of_another_protocol_may_speak_first() {
     let (_daemon, address) = serve_at_own_port("greeter");
     for name in ["Ada", "Grace"] {
         let mut client = TcpStream::connect(address).expect("a connection");
-        client.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
+        client.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
         let mut lines = BufReader::new(client.try_clone().expect("a descriptor")).lines();
         assert_eq!(lines.next().expect("a line").expect("a line"), "who are you?");
         client.write_all(format!("{name}\n").as_bytes()).expect("an answer");

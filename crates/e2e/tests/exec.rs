@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use thaw_e2e::{
     Daemon, DaemonOptions, Function, built_home, call, ok, pause_until_hibernated, run,
     run_with_input, thaw, wait_until,
@@ -408,7 +408,7 @@ fn the_time_of_a_sandbox_waits_for_no_other_one() {
     std::thread::sleep(Duration::from_secs(2));
     let began = std::time::Instant::now();
     wait_until("it has ended", || !ok(&home, &["sandbox", "list"]).contains("ends"));
-    assert!(began.elapsed() < Duration::from_secs(30), "it has waited for the other one");
+    assert!(began.elapsed() < Duration::from_secs(45), "it has waited for the other one");
     // Another one of its name has a time of its own.
     ok(&home, &["sandbox", "create", "box", "--name", "ends"]);
     std::thread::sleep(Duration::from_secs(2));
@@ -419,14 +419,13 @@ fn the_time_of_a_sandbox_waits_for_no_other_one() {
 fn the_next_daemon_knows_when_a_sandbox_was_used() {
     let home = home("exec-used");
     let mut daemon = Daemon::start(&home, &DaemonOptions::default());
-    let create = ["sandbox", "create", "box", "--timeout", "12s", "--on-timeout", "kill", "--name"];
+    let create = ["sandbox", "create", "box", "--timeout", "30s", "--on-timeout", "kill", "--name"];
     ok(&home, &[&create[..], &["one"]].concat());
-    for _ in 0..2 {
-        std::thread::sleep(Duration::from_secs(5));
-        ok(&home, &["exec", "one", "--", "sh", "-c", ":"]);
-    }
-    // The use stands in the file within some seconds.
-    std::thread::sleep(Duration::from_secs(5));
+    let created = Instant::now();
+    std::thread::sleep(Duration::from_secs(20));
+    ok(&home, &["exec", "one", "--", "sh", "-c", ":"]);
+    // The use stands in the file within some seconds, and without it the time is over by then.
+    std::thread::sleep(Duration::from_secs(31).saturating_sub(created.elapsed()));
     daemon.wait_until_kept("box");
     daemon.kill_and_await_next();
     assert!(ok(&home, &["sandbox", "list"]).contains("one"));

@@ -183,7 +183,7 @@ fn express() {
 #[track_caller]
 fn echoes_over_a_websocket(daemon: &Daemon, function: &str) {
     let stream = TcpStream::connect(daemon.gateway()).expect("a connection");
-    stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
+    stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
     let address = format!("ws://{function}/echo");
     let (mut socket, _) = tungstenite::client(address, stream).expect("a WebSocket");
     for text in ["hello".to_owned(), "x".repeat(1000), "y".repeat(65_000)] {

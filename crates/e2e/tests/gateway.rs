@@ -165,12 +165,13 @@ fn a_program_may_ask_for_its_freeze_before_it_listens() {
 fn clocks_go_on_in_a_copy() {
     let first = get(gateway(), "hello-python", "/time").json();
     thread::sleep(Duration::from_millis(50));
+    let before = std::time::UNIX_EPOCH.elapsed().expect("a clock").as_secs_f64();
     let second = get(gateway(), "hello-python", "/time").json();
     let time = |value: &serde_json::Value, key: &str| value[key].as_f64().expect("a number");
     assert!(time(&second, "time") > time(&first, "time"));
     assert!(time(&second, "boottime") > time(&first, "boottime"));
-    let since_epoch = std::time::UNIX_EPOCH.elapsed().expect("a clock").as_secs_f64();
-    assert!((since_epoch - time(&second, "time")).abs() < 5.0);
+    let after = std::time::UNIX_EPOCH.elapsed().expect("a clock").as_secs_f64();
+    assert!((before - 1.0..after + 1.0).contains(&time(&second, "time")), "{second}");
 }
 
 #[test]
@@ -199,10 +200,13 @@ fn an_instance_is_reused_where_the_function_allows_it() {
 
 #[test]
 fn an_idle_instance_ends_after_keep_alive() {
-    assert_eq!(get(gateway(), "short-lived", "/pid").status, 200);
-    let daemon = &served().daemon;
-    wait_until("the idle instance has ended", || daemon.instances("short-lived").is_empty());
-    assert_eq!(get(gateway(), "short-lived", "/pid").json()["requests"], 1);
+    let asked = || get(gateway(), "short-lived", "/pid").json()["requests"].clone();
+    assert_eq!(asked(), 1);
+    // It may have answered before the daemon shows it, and another one is the first again.
+    wait_until("another one serves", || {
+        wait_until("it is not there", || served().daemon.instances("short-lived").is_empty());
+        asked() == 1
+    });
 }
 
 #[test]
@@ -354,10 +358,18 @@ fn pipelined_requests_are_answered_in_turn() {
 #[test]
 fn a_connection_to_an_instance_serves_many_clients() {
     let mut clients: Vec<_> = (0..4).map(|_| Raw::connect(gateway())).collect();
+    // An answer may be there before its place is free for another client.
+    let wait_for_place = || {
+        wait_until("the place is free", || {
+            let instances = served().daemon.instances("kept");
+            instances.iter().all(|instance| instance["connections"] == 0)
+        });
+    };
     for connection in [1, 3] {
         for request in 1..=20 {
             let text = ask(&mut clients[request % 4], "kept", "/").text();
             assert_eq!(text, format!("connection {connection}, request {request}\n"));
+            wait_for_place();
         }
         // Such a client gets a connection of its own, for which the other one ends.
         let mut last = Raw::connect(gateway());
@@ -365,10 +377,7 @@ fn a_connection_to_an_instance_serves_many_clients() {
         let text = last.response().expect("an answer").text();
         assert_eq!(text, format!("connection {}, request 1\n", connection + 1));
         assert_eq!(last.read_to_end(), b"");
-        wait_until("the place is free", || {
-            let instances = served().daemon.instances("kept");
-            instances.iter().all(|instance| instance["connections"] == 0)
-        });
+        wait_for_place();
     }
     assert_eq!(served().daemon.instances("kept").len(), 1);
 }
@@ -471,9 +480,11 @@ fn invoke_does_not_wait_for_a_pipe_to_which_nobody_writes() {
 #[test]
 fn the_verbs_tell_about_the_functions() {
     assert_eq!(get(gateway(), "reused", "/").status, 200);
-    let ps = cli(&["ps", "--json"]).success();
-    let ps: serde_json::Value = serde_json::from_str(&ps).expect("JSON");
-    assert!(ps.to_string().contains("reused"), "{ps}");
+    wait_until("it is shown", || {
+        let ps = cli(&["ps", "--json"]).success();
+        let ps: serde_json::Value = serde_json::from_str(&ps).expect("JSON");
+        ps.as_array().expect("a list").iter().any(|one| one["function"] == "reused")
+    });
     let list = cli(&["ls", "--json"]).success();
     let list: serde_json::Value = serde_json::from_str(&list).expect("JSON");
     let python = list.as_array().expect("a list").iter().find(|one| one["name"] == "hello-python");

@@ -218,7 +218,7 @@ fn floods_take_bounded_memory_and_hold_up_nobody() {
         thread::sleep(Duration::from_millis(20));
     }
     // On a busy machine a request may take long; held up by the log it took for ever.
-    assert!(slowest < Duration::from_secs(10), "a neighbour's request took {slowest:?}");
+    assert!(slowest < Duration::from_secs(30), "a neighbour's request took {slowest:?}");
     // Others' lines are all there, and those that flood are slowed down, not stopped.
     assert_eq!(get(gateway, "quiet", "/say/after").status, 200);
     line(&daemon, "quiet", "out after");

@@ -202,15 +202,21 @@ fn what_wakes_a_paused_sandbox_ends_the_writing() {
 fn a_sandbox_is_resumed_while_it_is_being_written() {
     let node = Node::start("interrupted");
     let one = node.sandbox("one");
-    for round in 0..5 {
+    let mut interrupted = 0;
+    for round in 0..40 {
+        if interrupted == 5 {
+            break;
+        }
         one.pause();
-        assert_eq!(one.state(), "paused", "it is being written");
+        // On a busy machine it may be written before anybody looks.
+        interrupted += usize::from(one.state() == "paused");
         node.ok(&["sandbox", "resume", "one"]);
         let copy = format!("copy-{round}");
         node.ok(&["sandbox", "fork", "one", "--name", &copy]);
         one.check_in(&copy);
         node.ok(&["sandbox", "kill", &copy]);
     }
+    assert!(interrupted > 0, "it was written each time before it was resumed");
     one.check();
     one.pause();
     one.wait_for("hibernated");
@@ -311,7 +317,7 @@ fn a_sandbox_whose_memory_finds_no_room_stays_paused_with_it() {
     assert_eq!(one.state(), "paused");
     let shown = node.ok(&["sandbox", "show", "one"]);
     assert!(shown.contains("keeps its memory, which could not be written"), "{shown}");
-    assert_eq!(times_kept(&node.daemon.log()), 1, "{}", node.daemon.log());
+    wait_until("the log says so", || times_kept(&node.daemon.log()) == 1);
     if has_controller("memory") && has_controller("cpu") {
         // Limits are changed of one that rests.
         node.ok(&["sandbox", "limits", "one", "--cpus", "1"]);

@@ -93,6 +93,15 @@ fn open(pid: u32) -> BTreeMap<u32, String> {
     all.filter(|(_, target)| !is_inherited(target)).collect()
 }
 
+/// Waits until the monitor keeps the only instance for the next daemon, with so many connections.
+#[track_caller]
+fn wait_until_kept(node: &Apart, connections: u64) {
+    wait_until("it is kept for the next daemon", || {
+        let instances = node.instances();
+        instances.len() == 1 && instances[0]["kept"] == connections
+    });
+}
+
 /// What a descriptor leads to. Numbers of inodes stay over an exec.
 fn name(descriptor: Descriptor) -> String {
     descriptor.target
@@ -138,6 +147,7 @@ fn instances_and_their_connections_go_on_and_then_under_the_next_daemon() {
         for mut client in held {
             assert_eq!(client.response().map(|response| response.status), Some(200));
         }
+        wait_until("those of one request have ended", || node.instances().len() == 2);
         assert_eq!(daemon.stop(), Some(0), "{}", daemon.log());
         daemon = node.start_daemon(&format!("daemon-{number}.log"));
         assert_eq!(node.gateway(&daemon), gateway);
@@ -228,8 +238,9 @@ fn a_monitor_has_the_same_open_before_and_afterwards() {
     let gateway = node.gateway(&daemon);
     let mut client = Lines::upgrade(gateway, "lasting");
     assert_eq!((client.say("hello"), count(gateway, "lasting")), (1, 2));
-    // Everything that is to be kept is.
-    thread::sleep(Duration::from_secs(1));
+    wait_until("one connection is left", || node.instances()[0]["connections"] == 1);
+    // Whoever copies its bytes has it kept, when the daemon ends.
+    wait_until_kept(&node, 0);
     let before = open_at_rest(&monitor);
     assert!(before.len() > 8, "{before:?}");
     for _ in 0..3 {
@@ -275,10 +286,12 @@ fn helpers_are_those_of_the_daemon_that_asks_for_them() {
         parents(&monitor, &daemon).difference(&old).next().is_some()
     });
     wait_until("it is served", || get(gateway, "single", "/count").status == 200);
-    for parent in parents(&monitor, &daemon).difference(&old) {
-        assert!(!executes(*parent, &node.thaw()), "the daemon speaks with another version");
-        assert!(executes_what(*parent, daemon.pid()));
-    }
+    // A fork shows the program of its parent until it executes its own.
+    wait_until("the daemon speaks with its own version", || {
+        parents(&monitor, &daemon)
+            .difference(&old)
+            .all(|parent| !executes(*parent, &node.thaw()) && executes_what(*parent, daemon.pid()))
+    });
     assert_eq!(daemon.stop(), Some(0));
     let daemon = node.start_daemon("second.log");
     assert!(executes(daemon.pid(), &node.thaw()));
@@ -309,8 +322,7 @@ fn what_a_killed_daemon_has_left_is_there_for_the_next() {
     assert_eq!(count(gateway, "lasting"), 1);
     let mut held = begin(gateway, "lasting", "/hold/10");
     wait_until("it is under way", || node.instances().len() == 1);
-    // It is kept 150 ms after it came.
-    thread::sleep(Duration::from_secs(1));
+    wait_until_kept(&node, 1);
     monitor.signal(Signal::USR2);
     kill(daemon.pid());
     drop(daemon);
@@ -375,8 +387,7 @@ fn a_program_that_is_not_acceptable_leaves_everything_as_it_was() {
     let original = directory.join("original");
     run(Command::new("cp").arg("-p").args([&program, &original])).success();
     assert_eq!(count(gateway, "lasting"), 1);
-    // It is kept by then.
-    thread::sleep(Duration::from_secs(1));
+    wait_until_kept(&node, 0);
     let open = open_at_rest(&monitor);
     let refused = |says: &str| is_refused(&node, &monitor, gateway, says);
 
@@ -540,10 +551,9 @@ fn a_restart_of_the_daemon_goes_on_meanwhile() {
     assert_eq!(count(gateway, "lasting"), 1);
     let mut client = Lines::upgrade(gateway, "lasting");
     let routed = thread::spawn(move || get(gateway, "lasting", "/hold/2").status);
-    wait_until("it is under way", || node.instances().len() == 1);
-    thread::sleep(Duration::from_millis(300));
+    wait_until("it is under way", || node.instances()[0]["connections"] == 2);
     daemon.signal(Signal::TERM);
-    thread::sleep(Duration::from_millis(300));
+    wait_until("it leaves", || daemon.log().contains("leaving the live instances"));
     // It still finishes a request.
     execute_anew(&monitor);
     assert_eq!(daemon.wait(), Some(0), "{}", daemon.log());

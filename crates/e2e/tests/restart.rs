@@ -35,7 +35,10 @@ fn node() -> Option<Apart> {
             lasting("lasting", LASTING_KEYS),
             lasting("single", "isolation = \"request\""),
             lasting("sleepy", SLEEPY),
-            lasting("locked", "isolation = \"instance\"\n[hibernate]\nencrypt = true"),
+            lasting(
+                "locked",
+                "isolation = \"instance\"\nlimits.keep_alive = \"10m\"\n[hibernate]\nencrypt = true",
+            ),
             lasting("stored", STORED),
         ]
     };
@@ -55,14 +58,22 @@ fn node_with_lines() -> Option<(MutexGuard<'static, ()>, Apart)> {
 /// Ends a daemon in order, and starts the next one.
 fn restart(node: &Apart, daemon: &mut Background, name: &str) {
     assert_eq!(daemon.stop(), Some(0), "{}", daemon.log());
-    *daemon = node.start_daemon(name);
+    *daemon = patient_daemon(node, name);
 }
+
+/// Starts a daemon that waits for much longer than [`SHORT`] if it waits for clients at all.
+fn patient_daemon(node: &Apart, name: &str) -> Background {
+    node.start_as_daemon(node.daemon().arg("--drain=10m"), name)
+}
+
+/// For a restart that waits for nobody, on a busy machine.
+const SHORT: Duration = Duration::from_secs(90);
 
 #[test]
 fn instances_and_their_connections_go_on_under_the_next_daemon() {
     let Some((_turn, node)) = node_with_lines() else { return };
     let mut monitor = node.start_monitor();
-    let mut daemon = node.start_daemon("daemon-0.log");
+    let mut daemon = patient_daemon(&node, "daemon-0.log");
     let gateway = node.gateway(&daemon);
     assert_eq!(count(gateway, "lasting"), 1);
     let mut raw = Lines::connect(lines_address());
@@ -70,7 +81,7 @@ fn instances_and_their_connections_go_on_under_the_next_daemon() {
     for number in 1..4 {
         let began = Instant::now();
         restart(&node, &mut daemon, &format!("daemon-{number}.log"));
-        assert!(began.elapsed() < Duration::from_secs(20), "nothing waits for the drain time");
+        assert!(began.elapsed() < SHORT, "nothing waits for the drain time");
         assert_eq!(node.gateway(&daemon), gateway);
         assert!(daemon.log().contains("took over 2 of 2 instances"), "{}", daemon.log());
         assert_eq!(raw.say("again"), number * 2);
@@ -104,7 +115,10 @@ fn connections_of_another_protocol_go_on_under_the_next_daemon() {
     }
     // Its end is seen on both sides, and gives its place back.
     drop((client, single));
-    wait_until("the single instance has ended", || node.instances().len() == 1);
+    wait_until("one instance is left, and nobody is connected to it", || {
+        let instances = node.instances();
+        instances.len() == 1 && instances[0]["connections"] == 0
+    });
     let mut others: Vec<_> = (0..32).map(|_| Lines::upgrade(gateway, "lasting")).collect();
     assert_eq!(others[31].say("hello"), said + 1);
 }
@@ -164,7 +178,7 @@ fn connections_of_the_last_moment_are_left_to_the_next_daemon() {
 fn requests_under_way_are_answered_whichever_way_they_have_come() {
     let Some(node) = node() else { return };
     let _monitor = node.start_monitor();
-    let mut daemon = node.start_daemon("first.log");
+    let mut daemon = patient_daemon(&node, "first.log");
     let gateway = node.gateway(&daemon);
     assert_eq!(count(gateway, "lasting"), 1);
     let routed = thread::spawn(move || get(gateway, "lasting", "/hold/2").status);
@@ -178,7 +192,7 @@ fn requests_under_way_are_answered_whichever_way_they_have_come() {
     let began = Instant::now();
     restart(&node, &mut daemon, "second.log");
     assert_eq!(routed.join().expect("a client"), 200);
-    assert!(began.elapsed() < Duration::from_secs(20));
+    assert!(began.elapsed() < SHORT);
     assert_eq!(whole.join().expect("a client"), Some(200), "{}", daemon.log());
     assert_eq!(count(gateway, "lasting"), 3);
 }
@@ -191,6 +205,7 @@ fn an_instance_with_a_volume_has_the_time_that_it_has_at_a_stop() {
     let mut daemon = node.start_daemon("first.log");
     let gateway = node.gateway(&daemon);
     assert_eq!(count(gateway, "stored"), 1);
+    wait_until("it is idle", || is_idle(&node));
     let whole = thread::spawn(move || {
         let mut client = Raw::connect(gateway);
         client.send("GET /hold/3 HTTP/1.1\r\nHost: stored\r\nConnection: close\r\n\r\n");
@@ -273,10 +288,13 @@ fn nobody_is_refused_at_an_address_of_a_function() {
     // Nobody listens any more when no daemon has come, or all was to end.
     daemon.stop();
     wait_until("nobody listens", || TcpStream::connect(lines_address()).is_err());
+    let times_over = |monitor: &Background| monitor.log().matches("no daemon has come").count();
+    wait_until("it is said why", || times_over(&monitor) == 1);
     let mut daemon = node.start_daemon("last.log");
     daemon.signal(Signal::INT);
     assert_eq!(daemon.wait(), Some(0));
-    TcpStream::connect(lines_address()).expect_err("it is closed at once");
+    wait_until("it is closed", || TcpStream::connect(lines_address()).is_err());
+    assert_eq!(times_over(&monitor), 1, "it has waited for another daemon");
     assert_eq!(monitor.stop(), Some(0));
 }
 
@@ -377,7 +395,7 @@ fn clients_of_http_2_do_not_hold_up_a_restart() {
     }
     let Some(node) = node() else { return };
     let _monitor = node.start_monitor();
-    let mut daemon = node.start_daemon("first.log");
+    let mut daemon = patient_daemon(&node, "first.log");
     let mut client = Command::new("node");
     let script = repository().join("tests/guest/host/http2_client.mjs");
     client.arg(script).args([node.gateway(&daemon).to_string(), "4000".to_owned()]);
@@ -385,7 +403,7 @@ fn clients_of_http_2_do_not_hold_up_a_restart() {
     thread::sleep(Duration::from_millis(500));
     let began = Instant::now();
     restart(&node, &mut daemon, "second.log");
-    assert!(began.elapsed() < Duration::from_secs(20), "{}", daemon.log());
+    assert!(began.elapsed() < SHORT, "{}", daemon.log());
     let outcome = client.join().expect("a client");
     assert_eq!(outcome.stdout, "4000 answered, 0 failed\n", "{outcome:?}\n{}", daemon.log());
 }
@@ -397,20 +415,21 @@ fn a_request_has_the_drain_time_and_no_more() {
     let mut daemon = node.start_as_daemon(node.daemon().args(["--drain", "2s"]), "first.log");
     let gateway = node.gateway(&daemon);
     assert_eq!(count(gateway, "lasting"), 1);
+    wait_until("it is idle", || is_idle(&node));
     let slow = thread::spawn(move || request(gateway, "lasting", "/hold/30", None));
     wait_until("it is under way", || is_busy(&node));
     let began = Instant::now();
     restart(&node, &mut daemon, "second.log");
-    let taken = began.elapsed();
-    assert!((Duration::from_secs(2)..Duration::from_secs(15)).contains(&taken), "{taken:?}");
+    assert!(began.elapsed() >= Duration::from_secs(2), "{}", daemon.log());
     slow.join().expect("a client").expect_err("it is cut");
     // The instance itself has gone on.
     assert_eq!(count(gateway, "lasting"), 3, "{}", daemon.log());
 }
 
-/// Whether all instances wait for a connection.
+/// Whether there are instances, and all of them wait for a connection.
 fn is_idle(node: &Apart) -> bool {
-    node.instances().iter().all(|instance| instance["state"] == "idle")
+    let instances = node.instances();
+    !instances.is_empty() && instances.iter().all(|instance| instance["state"] == "idle")
 }
 
 /// Whether an instance has a connection.
@@ -426,6 +445,7 @@ fn an_end_of_everything_overtakes_a_restart() {
     let gateway = node.gateway(&daemon);
     assert_eq!(count(gateway, "lasting"), 1);
     Lines::connect(lines_address()).say("hello");
+    wait_until("all are idle", || is_idle(&node) && node.instances().len() == 2);
     let slow = thread::spawn(move || request(gateway, "lasting", "/hold/30", None));
     wait_until("it is under way", || is_busy(&node));
     daemon.signal(Signal::TERM);
@@ -434,7 +454,7 @@ fn an_end_of_everything_overtakes_a_restart() {
     assert_eq!(daemon.wait(), Some(0));
     drop(slow.join().expect("a client"));
     wait_until("all sandboxes are gone", || descendants(monitor.pid()).is_empty());
-    TcpStream::connect(lines_address()).expect_err("nobody listens");
+    wait_until("nobody listens", || TcpStream::connect(lines_address()).is_err());
 }
 
 /// Nobody but the daemon has the key to its memory.
@@ -458,7 +478,7 @@ fn an_instance_whose_memory_is_encrypted_on_disk_goes_on() {
 fn a_client_that_does_not_read_holds_up_no_restart() {
     let Some(node) = node() else { return };
     let _monitor = node.start_monitor();
-    let mut daemon = node.start_daemon("first.log");
+    let mut daemon = patient_daemon(&node, "first.log");
     let gateway = node.gateway(&daemon);
     let stuck = Lines::upgrade(gateway, "lasting");
     let socket = stuck.0.get_ref();
@@ -474,7 +494,7 @@ fn a_client_that_does_not_read_holds_up_no_restart() {
     });
     let began = Instant::now();
     restart(&node, &mut daemon, "second.log");
-    assert!(began.elapsed() < Duration::from_secs(15), "{}", daemon.log());
+    assert!(began.elapsed() < SHORT, "{}", daemon.log());
     assert!(count(gateway, "lasting") > 1, "the same instance");
 }
 
@@ -495,7 +515,7 @@ fn sandboxes_go_on_under_the_next_daemon() {
     };
     let Some(node) = Apart::of(|| HOME.get_or_init(build).clone()) else { return };
     let _monitor = node.start_monitor();
-    let mut daemon = node.start_daemon("first.log");
+    let mut daemon = patient_daemon(&node, "first.log");
     let call = |arguments: &[&str]| run(thaw().args(arguments).env("THAW_HOME", node.home()));
     call(&["sandbox", "create", "box", "--name", "one"]).success();
     let leave = "echo kept > /tmp/file; sleep 600 & echo $! > /tmp/pid";
@@ -513,7 +533,7 @@ fn sandboxes_go_on_under_the_next_daemon() {
     thread::sleep(Duration::from_millis(500));
     let began = Instant::now();
     restart(&node, &mut daemon, "second.log");
-    assert!(began.elapsed() < Duration::from_secs(20), "{}", daemon.log());
+    assert!(began.elapsed() < SHORT, "{}", daemon.log());
     assert_ne!(running.join().expect("a client").code, Some(0));
     let look = "cat /tmp/file; kill -0 $(cat /tmp/pid) && echo runs";
     assert_eq!(call(&["exec", "one", "--", "sh", "-c", look]).success(), "kept\nruns\n");

@@ -50,7 +50,7 @@ fn serve(user: User) -> Served {
         let survivor = Function::PythonVariant {
             program: "survivor",
             name: "survivor",
-            keys: "isolation = \"instance\"",
+            keys: "isolation = \"instance\"\nlimits.keep_alive = \"10m\"",
         };
         let all =
             [Function::Example("hello-c"), copies("warm", WARM), copies("fork", FORK), survivor];

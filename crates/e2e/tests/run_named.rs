@@ -53,8 +53,12 @@ fn names(home: &Path) -> Vec<String> {
 
 /// A client that stays with a program, which has printed `ready`.
 fn stay(home: &Path, name: &str, script: &str) -> Child {
-    let script = format!("echo ready; {script}");
-    let mut thaw = thaw_in(home, &["run", "--name", name, "app", "--", "sh", "-c", &script]);
+    stay_with(home, name, &format!("echo ready; {script}"))
+}
+
+/// The same with a program that prints it itself.
+fn stay_with(home: &Path, name: &str, script: &str) -> Child {
+    let mut thaw = thaw_in(home, &["run", "--name", name, "app", "--", "sh", "-c", script]);
     thaw.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut client = thaw.spawn().expect("thaw");
     let mut line = String::new();
@@ -154,8 +158,8 @@ fn a_sandbox_with_a_name_ends_with_the_client_that_stays() {
     client.wait().expect("it ends");
     wait_until("its sandbox has ended", || names(&home).is_empty());
 
-    let mut client =
-        stay(&home, "one", "trap 'echo told > /tmp/told' INT; while :; do sleep 0.1; done");
+    let script = "trap 'echo told > /tmp/told' INT; echo ready; while :; do sleep 0.1; done";
+    let mut client = stay_with(&home, "one", script);
     tell(&client, Signal::INT);
     let told = ["exec", "one", "--", "/bin/busybox", "cat", "/tmp/told"];
     wait_until("the program has heard it", || call(&home, &told).stdout == "told\n");

@@ -243,7 +243,7 @@ fn files_that_may_hold_secrets_are_left_out() {
 #[test]
 fn a_restart_gives_new_values_and_refuses_nobody() {
     let home = built_home("secrets-restart", &[]);
-    build(&home, "kept", "isolation = \"instance\"").success();
+    build(&home, "kept", "isolation = \"instance\"\nlimits.keep_alive = \"10m\"").success();
     let daemon = Daemon::start(&home, &DaemonOptions::default());
     set(&home, "kept", "api-key", "k");
     set(&home, "kept", "database", "first");

@@ -17,7 +17,7 @@ use thaw_e2e::{
 };
 
 const KEYS: &str = "isolation = \"instance\"\n[limits]\nconcurrency = 8\nmemory = \"96MiB\"\n\
-                    timeout = \"20s\"\n[egress]\nallow = [\"host.thaw.internal:*\"]";
+                    timeout = \"40s\"\nkeep_alive = \"10m\"\n[egress]\nallow = [\"host.thaw.internal:*\"]";
 
 fn survivor(name: &'static str, keys: &'static str) -> Function {
     Function::PythonVariant { program: "survivor", name, keys }
@@ -34,8 +34,11 @@ fn daemon(label: &str) -> Option<Daemon> {
     let home = HOME.get_or_init(|| {
         let functions = [
             survivor("warm", KEYS),
-            survivor("ready", "isolation = \"instance\"\nready = 2"),
-            survivor("fork", "isolation = \"instance\"\ntemplate = true"),
+            survivor("ready", "isolation = \"instance\"\nready = 2\nlimits.keep_alive = \"10m\""),
+            survivor(
+                "fork",
+                "isolation = \"instance\"\ntemplate = true\nlimits.keep_alive = \"10m\"",
+            ),
             survivor("single", "isolation = \"request\""),
         ];
         built_home("takeover", &functions)
@@ -128,7 +131,7 @@ fn instances_go_on_under_the_next_daemon() {
 fn connections_that_were_handed_over_outlive_the_daemon() {
     let Some(mut daemon) = daemon("connections") else { return };
     let held: Vec<_> = ["warm", "single", "single"]
-        .map(|function| begin(&daemon, function, "/hold/12"))
+        .map(|function| begin(&daemon, function, "/hold/20"))
         .into_iter()
         .collect();
     let late = begin(&daemon, "warm", "/hold/60");
@@ -146,7 +149,7 @@ fn connections_that_were_handed_over_outlive_the_daemon() {
     wait_until("one is left", || connections(&daemon, "warm") == 1);
     // The time that a request may take is kept, too.
     assert_eq!(answer(late).expect("an answer").status, 504);
-    assert!(daemon.log().contains("no answer within 20 s"), "{}", daemon.log());
+    assert!(daemon.log().contains("no answer within 40 s"), "{}", daemon.log());
 }
 
 #[test]
@@ -191,16 +194,16 @@ fn questions_that_nobody_has_answered_are_asked_again() {
     assert_eq!(count(&daemon, "warm"), 1);
     wait_until_kept(&daemon, "warm", 0);
     let begun = Instant::now();
-    let connection = begin(&daemon, "warm", &format!("/later/8/{port}"));
+    let connection = begin(&daemon, "warm", &format!("/later/12/{port}"));
     wait_until_kept(&daemon, "warm", 1);
     // It asks while nobody listens, and nobody sees that.
     let pid = rustix::process::Pid::from_raw(daemon.pid() as i32).expect("a process id");
     rustix::process::kill_process(pid, Signal::STOP).expect("the daemon runs");
-    thread::sleep(Duration::from_secs(9).saturating_sub(begun.elapsed()));
+    thread::sleep(Duration::from_secs(13).saturating_sub(begun.elapsed()));
     assert!(heard.try_recv().is_err(), "somebody has connected it");
     daemon.kill_and_await_next();
     assert_eq!(answer(connection).expect("an answer").status, 200, "{}", daemon.log());
-    heard.recv_timeout(Duration::from_secs(20)).expect("the connection was made");
+    heard.recv_timeout(Duration::from_secs(60)).expect("the connection was made");
 }
 
 fn set_quotas(daemon: &Daemon, text: &str) {
@@ -218,7 +221,7 @@ fn instances_keep_their_share_of_a_quota() {
     set_quotas(&daemon, "[default]\ninstances = 2\n");
     let quota = || daemon.admin("/tenants").json()[0]["quota"].clone();
     wait_until("the quota is in force", || quota()["instances"] == 2);
-    let both = [1, 2].map(|_| begin(&daemon, "single", "/hold/15"));
+    let both = [1, 2].map(|_| begin(&daemon, "single", "/hold/25"));
     wait_until("both have an instance", || daemon.instances("single").len() == 2);
     wait_until_kept(&daemon, "single", 2);
     daemon.kill_and_await_next();
@@ -279,7 +282,7 @@ fn a_monitor_that_is_stopped_holds_up_no_client() {
     wait_until_kept(&daemon, "warm", 0);
     daemon.signal(Signal::STOP);
     // These are to be kept, and forgotten, while the monitor does neither.
-    let held: Vec<_> = (0..6).map(|_| begin(&daemon, "warm", "/hold/8")).collect();
+    let held: Vec<_> = (0..6).map(|_| begin(&daemon, "warm", "/hold/12")).collect();
     wait_until("they have arrived", || connections(&daemon, "warm") == 6);
     // The daemon asks for that some time after they have, and nobody hears of it.
     thread::sleep(Duration::from_millis(600));
@@ -301,7 +304,7 @@ fn a_monitor_that_is_stopped_holds_up_no_client() {
     }
     daemon.signal(Signal::CONT);
     // What was asked of it is done then.
-    let late = begin(&daemon, "warm", "/hold/15");
+    let late = begin(&daemon, "warm", "/hold/25");
     wait_until_kept(&daemon, "warm", 1);
     let pids = |daemon: &Daemon| {
         let of = |instance: &Value| instance["pid"].as_u64().expect("a process id");
@@ -323,7 +326,7 @@ fn connections_that_were_not_kept_end_no_others() {
     let young = begin(&daemon, "warm", "/hold/5");
     wait_until("it has arrived", || connections(&daemon, "warm") == 1);
     daemon.kill_and_await_next();
-    let held: Vec<_> = (0..4).map(|_| begin(&daemon, "warm", "/hold/15")).collect();
+    let held: Vec<_> = (0..4).map(|_| begin(&daemon, "warm", "/hold/25")).collect();
     // The guest has it still, answers, and says then that it has closed it: before it says
     // the same of the next one.
     assert_eq!(answer(young).expect("an answer").status, 200);
@@ -380,6 +383,6 @@ fn what_is_not_kept_ends_and_so_does_what_nobody_serves_any_more() {
             .all(|process| parents.contains(&process.pid) || kept.contains(&process.pid))
     });
     assert_eq!(get(daemon.gateway(), "fork", "/count").status, 404);
-    let live = kept.iter().filter(|pid| exists(**pid)).count();
-    assert_eq!(live, 2, "{}", daemon.log());
+    let live = || kept.iter().filter(|pid| exists(**pid)).count();
+    wait_until("that of the removed function is gone", || live() == 2);
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use thaw_e2e::{python, thaw_binary};
 
 /// How long something may take to appear on the screen.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A terminal, with `thaw run` on the other end.
 struct Terminal {

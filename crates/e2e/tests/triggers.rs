@@ -108,6 +108,7 @@ fn an_invocation_is_answered_at_once_and_done_later() {
     assert!(again.stderr.contains("queued before"), "{again:?}");
     let json = command(&daemon, &[&asynchronously[..], &["--json"]].concat()).success();
     assert!(json.contains(&format!("\"{id}\"")), "{json}");
+    wait_for_counts(&daemon, (0, 0));
     let metrics = daemon.admin("/metrics").text();
     for line in [
         "thaw_queue_invocations_total{function=\"receiver\",outcome=\"queued\"} 3",
@@ -196,7 +197,10 @@ fn a_killed_daemon_loses_nothing_that_it_has_answered() {
     }
     assert_eq!(ids.len(), 36);
     wait_for_counts(&daemon, (0, 0));
-    wait_until("each has run", || ids.iter().all(|id| !attempts(daemon.home(), id).is_empty()));
+    assert!(ids.iter().all(|id| state(&daemon, id) == "done"));
+    // A line that an instance had printed when a daemon was killed may be lost.
+    let has_run = |id: &&String| !attempts(daemon.home(), id).is_empty();
+    wait_until("each has run", || ids.iter().filter(has_run).count() + 3 * LINES_LOST >= ids.len());
 }
 
 #[test]
@@ -262,7 +266,7 @@ fn a_full_disk_refuses_and_has_room_again() {
     assert!(queued > 2 && daemon.explain(&refused).contains("make room"), "{queued}");
     assert_eq!(counts(&daemon), (queued, 0), "what was answered is there, and nothing else");
     assert_eq!(get(daemon.gateway(), "receiver", "/").status, 200);
-    // One runs.
+    wait_until("one runs", || daemon.admin("/queues").json()[0]["running"] == 1);
     let said = command(&daemon, &["queue", "purge", "receiver", "--queued"]).success();
     assert!(said.contains(&format!("removed {}", queued - 1)), "{said}");
     queue(&daemon, "/", "", &body);
@@ -327,10 +331,12 @@ fn schedules_fire_once_for_each_time_and_make_up_for_the_last_missed_one() {
     daemon.kill_and_await_next();
     move_to(&clock, start, 6, 1800);
     wait_until("one is made up for", || fired(&home, "kept").len() == 2);
-    let schedules = daemon.admin("/functions/receiver/schedules").json();
-    let plain =
-        schedules.as_array().expect("a list").iter().find(|s| s["name"] == "plain").expect("it");
-    assert_eq!((&plain["skipped"], fired(&home, "plain").len()), (&json!(1), 1), "{schedules}");
+    wait_until("the other one is left out", || {
+        let schedules = daemon.admin("/functions/receiver/schedules").json();
+        let mut all = schedules.as_array().expect("a list").iter();
+        all.find(|schedule| schedule["name"] == "plain").expect("it")["skipped"] == 1
+    });
+    assert_eq!(fired(&home, "plain").len(), 1);
     move_to(&clock, start, 7, 5);
     wait_until("both fire again", || {
         fired(&home, "plain").len() == 2 && fired(&home, "kept").len() == 3

@@ -204,7 +204,7 @@ fn a_newer_daemon_goes_on_with_what_lives_under_the_monitor() {
     assert_eq!(node.gateway(&second), gateway);
     assert!(second.log().contains("took over 1 of 1 instances"), "{}", second.log());
     assert_eq!(count(gateway), counted[1] + 1, "the same instance, with its memory");
-    assert!(second.log().contains("an image of an older build"), "{}", second.log());
+    wait_until("it says so", || second.log().contains("an image of an older build"));
 }
 
 #[test]
@@ -246,7 +246,7 @@ fn nobody_but_the_daemons_user_has_the_monitor() {
     // The host lets root in, and the monitor sends it away.
     let root = run(Command::new("/usr/bin/python3").args(["-c", STRANGER, &socket]));
     assert!(root.stdout.starts_with("0\n"), "{root:?}");
-    assert!(monitor.log().contains("sent away a process of user id 0"), "{}", monitor.log());
+    wait_until("it says so", || monitor.log().contains("sent away a process of user id 0"));
     // Others not even the host.
     let mut other = node.as_user(65_534, 65_534);
     let other = run(other.args(["/usr/bin/python3", "-c", STRANGER, &socket]));

@@ -361,6 +361,7 @@ fn a_database_survives_its_writers() {
     let daemon = Daemon::start(&home, &DaemonOptions::default());
     let gateway = daemon.gateway();
     let until = Instant::now() + Duration::from_secs(20);
+    let latest = until + Duration::from_secs(100);
     // A connection that cannot go on after the freeze says so, and is made again.
     let insert = "def insert(who, n):\n\
                   \x20global db\n\
@@ -376,7 +377,9 @@ fn a_database_survives_its_writers() {
         thread::spawn(move || {
             let (mut committed, mut killed) = (Vec::new(), 0);
             for n in 0_u32.. {
-                if Instant::now() >= until {
+                // For longer where each takes long.
+                let is_enough = (committed.len() > 10 && killed > 1) || Instant::now() >= latest;
+                if Instant::now() >= until && is_enough {
                     break;
                 }
                 if n % 7 == 6 {
@@ -480,7 +483,7 @@ fn a_snapshot_of_a_database_is_whole() {
     // Its writer rests meanwhile.
     command(&home, &["volume", "snapshot", "data", "busy"]).success();
     daemon.kill();
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + Duration::from_secs(60);
     // Its sandboxes end a moment after it; until then, files are open.
     loop {
         let outcome = command(&home, &["volume", "snapshot", "data", "one"]);

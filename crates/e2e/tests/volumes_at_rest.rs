@@ -4,7 +4,6 @@ use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
-use std::thread;
 use std::time::{Duration, Instant};
 use thaw_e2e::{
     Daemon, DaemonOptions, Outcome, VolumeFunction, ask_volume as ask, built_home, get, repository,
@@ -41,9 +40,7 @@ fn command(home: &Path, arguments: &[&str]) -> Outcome {
 /// The only instance of a function.
 #[track_caller]
 fn instance(daemon: &Daemon, function: &str) -> String {
-    let instances = daemon.instances(function);
-    assert_eq!(instances.len(), 1, "{instances:?}");
-    instances[0]["id"].to_string()
+    daemon.instance(function).0.to_string()
 }
 
 #[track_caller]
@@ -154,23 +151,24 @@ fn memory_and_shared_mappings_are_of_one_moment() {
     let daemon = Daemon::start(&home, &DaemonOptions::default());
     let look = || get(daemon.gateway(), "mapped", "/").json();
     let count = |said: &Value| said["memory"].as_u64().expect("a number");
-    look();
-    thread::sleep(Duration::from_millis(200));
+    let goes_on = |since: u64| {
+        wait_until("it counts on", || {
+            let said = look();
+            assert_eq!(said["torn"], 0, "{said}");
+            count(&said) > since
+        });
+    };
+    goes_on(count(&look()));
     let before = count(&look());
     checkpoint(&daemon, "mapped", "one");
-    thread::sleep(Duration::from_millis(500));
-    let after = look();
-    assert_eq!(after["torn"], 0, "{after}");
+    goes_on(count(&look()));
     for _ in 0..2 {
         end(&daemon, "mapped");
         restore(&daemon, "one");
         let restored = look();
         assert_eq!(restored["torn"], 0, "{restored}");
         assert!(count(&restored) >= before, "{restored} {before}");
-        thread::sleep(Duration::from_millis(100));
-        let later = look();
-        assert_eq!(later["torn"], 0, "{later}");
-        assert!(count(&later) > count(&restored), "{later}");
+        goes_on(count(&restored));
     }
     // The file has a hole still.
     let file = fs::metadata(home.join("volumes/data/files/counters")).unwrap();
@@ -252,8 +250,10 @@ fn those_that_have_given_up_their_memory_go_on_afterwards() {
     for name in ["shop", "other", "third"] {
         ask(&daemon, name, &format!("f = open('/data/{name}', 'w+b', 0); f.write(b'first')"));
     }
-    command(&home, &["hibernate", "other"]).success();
-    command(&home, &["sleep", "third"]).success();
+    for (verb, name) in [("hibernate", "other"), ("sleep", "third")] {
+        wait_until("it is idle", || daemon.instance(name).2 == "idle");
+        command(&home, &[verb, name]).success();
+    }
     checkpoint(&daemon, "shop", "one");
     for name in ["shop", "other"] {
         let go_on = "f.write(b'more'); f.seek(0); result = f.read().decode()";
@@ -438,31 +438,60 @@ fn in_the_middle_of(daemon: &Daemon, verb: &str) -> Child {
     asked
 }
 
+/// How often it is tried to kill a daemon in the middle of something.
+const KILLED_MAX: usize = 8;
+
 /// What a daemon was at when it was killed is removed or undone by the next one.
 #[test]
 fn a_daemon_that_is_killed_leaves_nothing_half() {
     let home = home("at-rest-killed");
-    for (round, verb) in ["checkpoint", "restore"].into_iter().enumerate() {
-        let daemon = Daemon::start(&home, &DaemonOptions::default());
-        fill_and_change(&daemon);
-        let mut asked = in_the_middle_of(&daemon, verb);
-        daemon.kill();
-        let _ = asked.wait();
-        drop(daemon);
-        let daemon = Daemon::start(&home, &DaemonOptions::default());
-        let left = names(&home, "snapshots");
-        assert!(left.len() == 1 && !left[0].starts_with('.'), "{verb}: {left:?}");
-        assert_eq!(names(&home, "numbers"), left, "{verb}");
-        assert!(!home.join("volumes/.put-back").exists());
-        assert_eq!(ask(&daemon, "shop", "result = open('/data/note').read()"), "second", "{round}");
-        // And all goes on as ever.
-        end(&daemon, "shop");
-        restore(&daemon, "one");
-        assert_eq!(ask(&daemon, "shop", "result = open('/data/note').read()"), "first", "{verb}");
-        let left = names(&home, "");
-        assert!(!left.iter().any(|name| name.starts_with('.')), "{left:?}");
-        assert_eq!(daemon.stop(), Some(0));
+    for verb in ["checkpoint", "restore"] {
+        // On a busy machine it may be done before the daemon is killed.
+        let is_undone = (0..KILLED_MAX).any(|_| !is_done_by_a_killed_daemon(&home, verb));
+        assert!(is_undone, "no daemon was killed in the middle of a {verb}");
     }
+}
+
+/// Kills a daemon that is at something; whether the next one finds that done, or else nothing of it.
+fn is_done_by_a_killed_daemon(home: &Path, verb: &str) -> bool {
+    let daemon = Daemon::start(home, &DaemonOptions::default());
+    fill_and_change(&daemon);
+    let mut asked = in_the_middle_of(&daemon, verb);
+    daemon.kill();
+    let is_told = asked.wait().expect("it is ours").success();
+    drop(daemon);
+    let daemon = Daemon::start(home, &DaemonOptions::default());
+    let left = names(home, "snapshots");
+    assert!(left.iter().all(|name| !name.starts_with('.')), "{verb}: {left:?}");
+    assert_eq!(names(home, "numbers"), left, "{verb}");
+    assert!(!home.join("volumes/.put-back").exists());
+    let listed = command(home, &["checkpoints", "--json"]).success();
+    let listed: Value = serde_json::from_str(&listed).expect("JSON");
+    assert_eq!(listed.as_array().map(Vec::len), Some(left.len()), "{listed} {left:?}");
+    let seen = ask(&daemon, "shop", "result = open('/data/note').read()");
+    let is_done = match verb {
+        "checkpoint" => {
+            assert_eq!(seen, "second");
+            left.len() == 2
+        }
+        _ => {
+            assert_eq!(left.len(), 1, "{left:?}");
+            assert!(seen == "first" || seen == "second", "{seen}");
+            seen == "first"
+        }
+    };
+    assert!(is_done || !is_told, "{verb}: what the client was told of is lost");
+    // And all goes on as ever.
+    end(&daemon, "shop");
+    restore(&daemon, "one");
+    assert_eq!(ask(&daemon, "shop", "result = open('/data/note').read()"), "first", "{verb}");
+    let left = names(home, "");
+    assert!(!left.iter().any(|name| name.starts_with('.')), "{left:?}");
+    if is_done && verb == "checkpoint" {
+        command(home, &["checkpoints", "--remove", "two"]).success();
+    }
+    assert_eq!(daemon.stop(), Some(0));
+    is_done
 }
 
 /// What it has asked for is done, or nothing of it is, and nobody rests for it any more.
@@ -478,8 +507,10 @@ fn a_client_that_goes_away_leaves_nothing_half() {
     let seen = ask(&daemon, "shop", "result = open('/data/note').read()");
     assert_eq!(seen, "second");
     let is_whole = |of: &str| names(&home, of).iter().all(|name| !name.starts_with('.'));
-    wait_until("nothing is half", || is_whole("snapshots") && is_whole(""));
-    assert_eq!(names(&home, "numbers"), names(&home, "snapshots"));
+    wait_until("nothing is half", || {
+        let snapshots = names(&home, "snapshots");
+        is_whole("snapshots") && is_whole("") && names(&home, "numbers") == snapshots
+    });
 
     let mut asked = in_the_middle_of(&daemon, "restore");
     asked.kill().expect("it is ours");

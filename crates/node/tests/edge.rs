@@ -53,7 +53,7 @@ fn the_public_gets_a_request_id_and_the_operator_the_reason() {
         guest.request();
         guest.exit(GuestExit::Code(3));
         // Its end is heard of before that of its connection.
-        thread::sleep(Duration::from_secs(1));
+        thread::sleep(Duration::from_secs(3));
     });
     for connection in ["close", "keep-alive"] {
         let head = format!("GET / HTTP/1.1\r\nHost: f\r\nConnection: {connection}");
@@ -271,7 +271,8 @@ fn requests_are_logged_whatever_way_they_took() {
     drop(other);
     let lines = || -> Vec<serde_json::Value> {
         let text = std::fs::read_to_string(access_log_path(directory.path())).unwrap_or_default();
-        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+        // The last one may be half there.
+        text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     };
     eventually(|| lines().len() == 3);
     let lines = lines();

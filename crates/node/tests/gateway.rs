@@ -91,7 +91,7 @@ impl Launcher for FakeLauncher {
         if let Behaviour::BootTogether(count) = self.behaviour {
             let began = std::time::Instant::now();
             while self.launched.load(Ordering::SeqCst) < count {
-                if began.elapsed() > Duration::from_secs(10) {
+                if began.elapsed() > Duration::from_secs(60) {
                     return Err(LaunchError("it has waited for itself".to_owned()));
                 }
                 thread::sleep(Duration::from_millis(1));
@@ -318,7 +318,7 @@ fn fixture_of(
 impl Fixture {
     fn connect(&self) -> TcpStream {
         let client = TcpStream::connect(self.address).unwrap();
-        client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         client
     }
 

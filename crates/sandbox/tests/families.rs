@@ -22,7 +22,7 @@ fn family(cpus: u32) -> (Running, Client) {
 }
 
 /// Longer than a process may take to give up its memory.
-const PATIENCE: Duration = Duration::from_secs(15);
+const PATIENCE: Duration = Duration::from_secs(30);
 
 fn signal(pid: u32, signal: i32) {
     let status = std::process::Command::new("kill")

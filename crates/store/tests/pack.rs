@@ -375,7 +375,7 @@ fn flock(path: &Path, operation: rustix::fs::FlockOperation) -> rustix::io::Resu
 fn wait_until_somebody_waits_for(path: &Path) {
     let inode = format!(":{} ", fs::metadata(path).unwrap().ino());
     let waits = |line: &str| line.contains("-> FLOCK") && line.contains(&inode);
-    for _ in 0..1000 {
+    for _ in 0..6000 {
         if fs::read_to_string("/proc/locks").unwrap().lines().any(waits) {
             return;
         }

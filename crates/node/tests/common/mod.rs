@@ -26,7 +26,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 
 /// How long anything may take before it is taken for lost.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What a connection of an instance does.
 pub type Program = dyn Fn(&mut Guest) + Send + Sync;

@@ -22,7 +22,7 @@ use super::{config, host_rootfs, start_with};
 /// The port of the program.
 pub const PORT: u16 = 8080;
 /// For what comes sooner or later.
-pub const LONG: Duration = Duration::from_secs(20);
+pub const LONG: Duration = Duration::from_secs(40);
 
 /// A directory that holds the program and nothing else.
 pub fn rootfs() -> &'static Path {
