@@ -24,10 +24,15 @@ instances = 50
 "#;
 
 fn home(label: &str) -> PathBuf {
+    home_with(label, "")
+}
+
+/// The same with more limits.
+fn home_with(label: &str, limits: &str) -> PathBuf {
     let home = built_home(label, &[]);
     let directory = home.with_extension("box");
     fs::create_dir_all(&directory).expect("a directory");
-    fs::write(directory.join("thaw.toml"), BOX).expect("a file");
+    fs::write(directory.join("thaw.toml"), format!("{BOX}{limits}\n")).expect("a file");
     run(thaw().arg("build").arg(&directory).env("THAW_HOME", &home)).success();
     home
 }
@@ -295,23 +300,23 @@ fn a_detached_program_of_an_image_goes_on_under_the_next_daemon_and_its_sandbox_
     wait_until("it has ended", || call(&home, &["sandbox", "show", "one"]).code != Some(0));
 }
 
-#[test]
-fn what_a_sandbox_has_not_read_keeps_it_awake() {
-    let home = home("going-on-unread");
-    let _daemon = Daemon::start(&home, &DaemonOptions::default());
-    ok(&home, &["sandbox", "create", "box", "--name", "one"]);
-    let script = "read line; echo ready; while [ ! -e /tmp/go ]; do sleep 0.05; done; cat";
-    let number = ok(&home, &["exec", "-di", "one", "--", "sh", "-c", script]).trim().to_owned();
+/// A process has read one line, and not the next one; its client has gone.
+fn leave_unread(home: &Path, is_closed: bool) -> String {
+    let script =
+        format!("read line; echo ready; while [ ! -e /tmp/{is_closed} ]; do sleep 0.05; done; cat");
+    let number = ok(home, &["exec", "-di", "one", "--", "sh", "-c", &script]).trim().to_owned();
     let mut attach = thaw();
-    attach.args(["sandbox", "attach", "one", &number]).env("THAW_HOME", &home);
+    attach.args(["sandbox", "attach", "one", &number]).env("THAW_HOME", home);
     let mut client = attach.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("thaw");
     // What is typed at once is passed on at once, and the shell reads a byte at a time.
-    client.stdin.as_mut().expect("piped").write_all(b"line\nkept\n").expect("it is read");
+    let mut input = client.stdin.take();
+    input.as_mut().expect("piped").write_all(b"line\nkept\n").expect("it is read");
+    input.take_if(|_| is_closed);
     let mut line = String::new();
     BufReader::new(client.stdout.as_mut().expect("piped")).read_line(&mut line).expect("a line");
     assert_eq!(line, "ready\n");
-    let instance = instance_of(&home, "one");
-    let asleep = || call(&home, &["sleep", "box", "--instance", &instance]);
+    let instance = instance_of(home, "one");
+    let asleep = || call(home, &["sleep", "box", "--instance", &instance]);
     assert!(asleep().stderr.contains("somebody is connected"));
     // The client goes, and what it has typed lies unread in the socket.
     client.kill().expect("it runs");
@@ -319,12 +324,41 @@ fn what_a_sandbox_has_not_read_keeps_it_awake() {
     for _ in 0..5 {
         assert!(asleep().stderr.contains("has not read its input"));
     }
-    ok(&home, &["exec", "one", "--", "sh", "-c", "> /tmp/go"]);
-    wait_until("it reads", || ok(&home, &["sandbox", "logs", "one", &number]) == "ready\nkept\n");
-    put_to_sleep(&home, "one");
+    number
+}
+
+#[test]
+fn what_a_sandbox_has_not_read_keeps_it_awake() {
+    let home = home("going-on-unread");
+    let _daemon = Daemon::start(&home, &DaemonOptions::default());
+    ok(&home, &["sandbox", "create", "box", "--name", "one"]);
+    for is_closed in [true, false] {
+        let number = leave_unread(&home, is_closed);
+        ok(&home, &["exec", "one", "--", "sh", "-c", &format!("> /tmp/{is_closed}")]);
+        wait_until("it reads", || {
+            ok(&home, &["sandbox", "logs", "one", &number]) == "ready\nkept\n"
+        });
+        put_to_sleep(&home, "one");
+        ok(&home, &["exec", "one", "--", "true"]);
+        if !is_closed {
+            let (said, _) = attached(&home, "one", &number, "more\n");
+            assert_eq!(said, "ready\nkept\nmore\n");
+        }
+    }
+}
+
+#[test]
+fn processes_at_work_are_not_put_to_sleep_unless_somebody_asks() {
+    let home = home_with("going-on-at-work", "sleep_after = \"200ms\"");
+    let _daemon = Daemon::start(&home, &DaemonOptions::default());
+    ok(&home, &["sandbox", "create", "box", "--name", "one"]);
+    let count = ok(&home, &["exec", "-d", "one", "--", "sh", "-c", COUNT]).trim().to_owned();
+    wait_until("it works for some seconds", || counted(&home, "one", &count).len() > 80);
+    // One that is paused sleeps by itself after that.
+    ok(&home, &["sandbox", "pause", "one"]);
+    wait_until("it sleeps", || state_of(&home, "one") == "asleep");
     ok(&home, &["exec", "one", "--", "true"]);
-    let (said, _) = attached(&home, "one", &number, "more\n");
-    assert_eq!(said, "ready\nkept\nmore\n");
+    counts_on(&home, "one", &count);
 }
 
 #[test]

@@ -30,7 +30,7 @@ use thaw_store::{ImageId, IndexId, KernelId};
 /// The format of notes.
 const NOTE_VERSION: u32 = 1;
 /// Most bytes of a note.
-const NOTE_MAX: u64 = 64 << 10;
+const NOTE_MAX: u64 = 256 << 10;
 /// Most instances of a node that are asleep: each costs some hundred bytes of the daemon, and
 /// two names on disk.
 const ASLEEP_MAX: usize = 65_536;
@@ -447,6 +447,10 @@ impl Files {
     fn write_note(&self, note: &AsleepNote) -> io::Result<()> {
         let new = self.space.path(self.id, "new");
         let text = serde_json::to_vec(note).expect("plain data");
+        if text.len() as u64 > NOTE_MAX {
+            // The next daemon would not take it.
+            return Err(io::Error::other("too much is to be noted of it"));
+        }
         let written = OpenOptions::new()
             .write(true)
             .create(true)
@@ -626,6 +630,29 @@ mod tests {
         assert_eq!(mode & 0o777, 0o600);
         drop(left);
         assert!(names(directory.path()).is_empty());
+    }
+
+    #[test]
+    fn as_many_processes_as_there_may_be_can_be_noted() {
+        let directory = tempfile::tempdir().unwrap();
+        let space = AsleepSpace::at(directory.path().to_owned());
+        let worst = |id| ExecNote {
+            id: u64::MAX - id,
+            argv: vec!["\u{1}\"".repeat(4000), "secret".to_owned()],
+            terminal: true,
+            stdin: true,
+            ends_sandbox: true,
+            pid: Some(u32::MAX),
+        };
+        let execs: Vec<_> = (0..256).map(|id| worst(id).for_disk()).collect();
+        let new = space.new_file(7, 0).unwrap();
+        new.files.write_note(&AsleepNote { execs, ..note(7) }).unwrap();
+        let written = fs::read_to_string(space.path(7, "json")).unwrap();
+        assert!(!written.contains("secret") && !written.contains("u0001"));
+        let longer = "x".repeat(NOTE_MAX as usize);
+        let execs = vec![ExecNote { argv: vec![longer], ..worst(1) }];
+        let new = space.new_file(8, 0).unwrap();
+        assert!(new.files.write_note(&AsleepNote { execs, ..note(8) }).is_err());
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::fs::file::{OpenFile, OpenFlags};
 use crate::host::control;
 use crate::platform::machine::{HostFd, Machine, Processes};
 use crate::platform::registers::TrapFrame;
-use crate::state::{ProcessFiles, kernel};
+use crate::state::{OfBoot, ProcessFiles, kernel};
 use crate::task::process::FIRST_PID;
 use crate::task::work::{self, Next, Work};
 use crate::task::{Credentials, Process, Thread, current_process, host_process};
@@ -46,7 +46,7 @@ pub fn start(exec: &Exec, tail: &[u8], fds: &[i32]) -> Result<(), Refusal> {
     let first = kernel().tasks.process(FIRST_PID).ok_or("the sandbox is about to end")?;
     let credentials = first.credentials.borrow_mut().clone();
     let files = ProcessFiles::new(kernel().fs.root.clone());
-    let starter = Starter { exec: *exec, strings, ends };
+    let starter = Starter { exec: *exec, strings, ends, boot: OfBoot::new(()) };
     work::start(b"exec", credentials, files, Box::new(starter));
     Ok(())
 }
@@ -56,6 +56,8 @@ struct Starter {
     exec: Exec,
     strings: Strings,
     ends: Vec<Arc<StreamEnd>>,
+    /// In which it was asked for.
+    boot: OfBoot<()>,
 }
 
 /// A process that is about to run.
@@ -69,11 +71,12 @@ struct Newborn {
 
 impl Work for Starter {
     fn run(self: Box<Self>) -> Next {
-        let id = self.exec.id;
-        match (*self).make().and_then(|newborn| newborn.publish(id)) {
+        let (id, boot) = (self.exec.id, self.boot);
+        match (*self).make().and_then(|newborn| newborn.publish(id, boot)) {
             Ok(Some(relay)) => relay.run(),
-            Ok(None) => {}
-            Err(refusal) => super::refuse(id, &refusal),
+            // In a copy nobody waits for it, or knows of it.
+            Err(refusal) if boot.get().is_some() => super::refuse(id, &refusal),
+            Ok(None) | Err(_) => {}
         }
         Next::End
     }
@@ -82,7 +85,7 @@ impl Work for Starter {
 impl Starter {
     /// Makes the process, of which nobody knows yet.
     fn make(self) -> Result<Newborn, Refusal> {
-        let Self { exec, strings, ends } = self;
+        let Self { exec, strings, ends, .. } = self;
         let first = kernel().tasks.process(FIRST_PID).ok_or("the sandbox is about to end")?;
         let own = current_process();
         own.fs.borrow_mut().cwd = first.fs.borrow_mut().cwd.clone();
@@ -173,12 +176,17 @@ fn give(process: &Process, file: Arc<OpenFile>) {
 
 impl Newborn {
     /// Has the process run in a host process of its own; its terminal, if it has one.
-    fn publish(self, id: u64) -> Result<Option<Relay>, Refusal> {
+    /// There is none if this is a copy by now.
+    fn publish(self, id: u64, boot: OfBoot<()>) -> Result<Option<Relay>, Refusal> {
         let process = self.thread.process.clone();
         let terminal = self.relay.as_ref().map(|relay| &relay.terminal.pty);
-        let outcome = match kernel().remote.note(process.pid, id, terminal, self.ends) {
-            true => host_process::fork_empty(process.mm(), &self.thread),
-            false => Err(Errno::EUSERS),
+        let remote = &kernel().remote;
+        let outcome = match boot.get() {
+            Some(()) if remote.note(process.pid, id, terminal, self.ends) => {
+                host_process::fork_empty(process.mm(), &self.thread)
+            }
+            Some(()) => Err(Errno::EUSERS),
+            None => Err(Errno::ESTALE),
         };
         let Err(error) = outcome else { return Ok(self.relay) };
         // Nobody has ever known it.

@@ -161,9 +161,13 @@ fn leave(
 ) -> Response {
     let info = exec.info();
     if leaving == Leaving::EndsSandbox {
+        let exec = Arc::clone(&exec);
         tokio::spawn(async move {
             while reader.next().await != Next::End {}
-            admin.sandboxes.end_instance(instance);
+            // It may sleep on where nobody knows what became of the process.
+            if !exec.is_cut_off() {
+                admin.sandboxes.end_instance(instance);
+            }
         });
     }
     Json(info).into_response()

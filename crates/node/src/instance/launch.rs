@@ -550,7 +550,11 @@ impl Checkpoint {
     /// With the processes from outside that go on in what is restored.
     pub(crate) fn with_execs(mut self, notes: Vec<ExecNote>) -> Self {
         if !notes.is_empty() {
-            let notes: Vec<_> = notes.into_iter().map(ExecNote::for_disk).collect();
+            let noted = |note: ExecNote| match self.key {
+                Some(_) => note.beside_secrets(),
+                None => note.for_disk(),
+            };
+            let notes: Vec<_> = notes.into_iter().map(noted).collect();
             self.config["execs"] = serde_json::to_value(notes).expect("plain data");
         }
         self

@@ -6,19 +6,19 @@ mod streams;
 
 pub(crate) use attached::Attached;
 pub use going_on::ExecNote;
+pub(crate) use going_on::NewStreams;
 
 use super::output::{Output, Reader};
 use crate::instance::Connector;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
-use streams::{Sockets, all_read};
+use streams::{Input, Sockets};
 use thaw_abi::control::WindowSize;
 use thaw_abi::remote::{EXECS_MAX, FILE_SESSIONS_MAX, PORT_CONNECTIONS_MAX};
 use thaw_sandbox::{ExecSpec, GuestExit, RemoteEvent, RemoteMessage, SignalTo};
-use tokio::net::unix::OwnedWriteHalf;
 use tokio::sync::{Mutex as AsyncMutex, Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::timeout;
 
@@ -143,7 +143,7 @@ pub(crate) struct Exec {
     /// Its process id in the sandbox, which is known after it has ended, too.
     pid: OnceLock<u32>,
     /// Where standard input goes; `None`: it is at its end.
-    stdin: AsyncMutex<Option<OwnedWriteHalf>>,
+    stdin: AsyncMutex<Input>,
     /// What it prints.
     pub output: Arc<Output>,
     /// What reaches its sandbox; `None`: that is asleep.
@@ -155,7 +155,7 @@ pub(crate) struct Exec {
     /// Its standard input was open when its sandbox fell asleep.
     has_input: AtomicBool,
     /// How often it has got streams, and who reads those.
-    streams: AtomicU64,
+    streams: watch::Sender<u64>,
     reading: AsyncMutex<()>,
     /// Its instance has ended before it.
     is_cut_off: AtomicBool,
@@ -268,7 +268,7 @@ impl Execs {
             id,
             argv: request.argv.clone(),
             terminal: request.terminal.is_some(),
-            stdin: request.stdin,
+            stdin: request.stdin || request.terminal.is_some(),
             ends_sandbox: request.ends_sandbox,
             pid: None,
         };
@@ -423,7 +423,12 @@ impl Execs {
         };
         let Some(exec) = self.find(id) else { return };
         match state {
-            ExecState::Running { .. } if exec.state().is_final() => exec.end_unwanted(),
+            ExecState::Running { .. } if exec.state().is_final() => {
+                // It was asked for, and whoever wanted it has given up.
+                if !exec.goes_on.load(Ordering::Relaxed) {
+                    exec.end_unwanted();
+                }
+            }
             ExecState::Failed { .. } if exec.goes_on.load(Ordering::Relaxed) => {
                 self.is_absent(&exec);
             }
@@ -436,11 +441,7 @@ impl Execs {
         let mut known = self.lock();
         known.is_closed = true;
         self.waiting.notify_waiters();
-        for exec in known.execs.values() {
-            // Whoever learns of the end finds this, too.
-            exec.is_cut_off.fetch_or(!exec.state().is_final(), Ordering::Release);
-            exec.become_(ExecState::lost());
-        }
+        known.execs.values().for_each(|exec| exec.lose());
     }
 
     fn lock(&self) -> MutexGuard<'_, Known> {
@@ -461,7 +462,7 @@ impl Known {
 
 impl Exec {
     /// One of which the sandbox is about to be told.
-    fn new(id: u64, note: &ExecNote, stdin: Option<OwnedWriteHalf>) -> Self {
+    fn new(id: u64, note: &ExecNote, stdin: Input) -> Self {
         Self {
             id,
             argv: note.argv.clone(),
@@ -476,7 +477,7 @@ impl Exec {
             attached: AtomicUsize::new(0),
             was_attached: AtomicBool::new(false),
             has_input: AtomicBool::new(false),
-            streams: AtomicU64::new(0),
+            streams: watch::channel(0).0,
             reading: AsyncMutex::default(),
             is_cut_off: AtomicBool::new(false),
             goes_on: AtomicBool::new(false),
@@ -513,6 +514,17 @@ impl Exec {
     /// Its process id in the sandbox, if it has run.
     pub fn pid(&self) -> Option<u32> {
         self.pid.get().copied()
+    }
+
+    /// Its sandbox has ended, or nothing is known of it there any more. Nobody knows how it ended.
+    fn lose(&self) {
+        // Whoever learns of the end finds this, too.
+        self.is_cut_off.fetch_or(!self.state().is_final(), Ordering::Release);
+        self.become_(ExecState::lost());
+        if *self.streams.borrow() == 0 {
+            // Nobody reads what it prints.
+            self.output.end();
+        }
     }
 
     /// Nothing leads out of the last state: a sandbox may say what it likes.
@@ -558,7 +570,7 @@ impl Exec {
     /// attached to it.
     fn waits_alone(&self) -> bool {
         let is_read = match self.stdin.try_lock() {
-            Ok(stdin) => stdin.as_ref().is_none_or(all_read),
+            Ok(stdin) => stdin.is_read(),
             // Somebody writes.
             Err(_) => false,
         };

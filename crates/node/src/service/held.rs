@@ -196,10 +196,20 @@ impl Service {
         loop {
             let table = self.reach_open(id).await?;
             let place = take(table.execs());
-            if place.is_some() || !table.execs().is_shut() {
+            if place.is_some() {
+                return Ok((table, place));
+            }
+            if !table.execs().is_shut() && !self.is_other(id, &table) {
+                // It may have been shut a moment ago.
+                let place = take(table.execs());
                 return Ok((table, place));
             }
         }
+    }
+
+    /// Whether the instance was booted anew since this table was its.
+    fn is_other(&self, id: u64, table: &Arc<ConnectionTable>) -> bool {
+        self.is_asleep(id) || self.table_of_live(id).is_ok_and(|now| !Arc::ptr_eq(&now, table))
     }
 
     /// Starts a process in an instance, and waits until it runs.
@@ -217,7 +227,8 @@ impl Service {
             let starting = table.execs().start(number, request, table.connector());
             table.watch();
             match starting.await {
-                Err(ExecProblem::Refused(_)) if table.execs().is_shut() => {}
+                Err(ExecProblem::Refused(_))
+                    if table.execs().is_shut() || self.is_other(id, &table) => {}
                 outcome => return outcome,
             }
         }
@@ -231,7 +242,13 @@ impl Service {
         notes: &[ExecNote],
     ) {
         let next = || self.shared().next_connection();
-        self.end_with(id, table.execs().go_on_in_copy(notes, next, &table.connector()));
+        match table.execs().go_on_in_copy(notes, next, &table.connector()) {
+            Ok(all) => self.end_with(id, all),
+            Err(error) => {
+                tracing::warn!(function = %self.name(), instance = id, "ended a copy, since its processes cannot have streams: {error}; raise the limit of open files");
+                table.tell(Command::End);
+            }
+        }
         table.watch();
     }
 
@@ -241,7 +258,10 @@ impl Service {
             let service = self.clone();
             tokio::spawn(async move {
                 exec.ended().await;
-                service.kill(id);
+                // It may sleep on where nobody knows what became of the process.
+                if !exec.is_cut_off() {
+                    service.kill(id);
+                }
             });
         }
     }

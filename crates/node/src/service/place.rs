@@ -655,7 +655,10 @@ impl Service {
         drop(slots);
         if goes_on {
             // Nothing waits in vain, also if there was a daemon in between that was killed.
-            execs.wake(&connector, true);
+            let streams = execs.new_streams().inspect_err(|error| {
+                tracing::warn!(function = %self.name(), instance = id, "processes of a sandbox have no streams: {error}; raise the limit of open files");
+            });
+            execs.wake(&connector, streams.ok());
             self.end_with(id, execs.all());
         }
         tokio::spawn(supervisor.run());

@@ -119,6 +119,10 @@ impl Supervisor {
         if self.service.shared().is_leaving() {
             return Some(now + SLEEP_AGAIN);
         }
+        if self.connections.execs().in_use() && self.sleep != Sleep::Hibernated {
+            // Its processes may be at work, and nobody has asked them to stop.
+            return Some(now + after.max(IDLE_CHECK_MIN));
+        }
         let again = match self.fall_asleep() {
             Ok(()) => after.max(IDLE_CHECK_MIN),
             Err(_) => SLEEP_AGAIN,

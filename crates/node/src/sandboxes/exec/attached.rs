@@ -1,6 +1,7 @@
 //! Those who tell a process something. As long as one of them is there, the instance does not sleep, with
 //! which what they say would be lost.
 
+use super::streams::Input;
 use super::{Exec, window};
 use std::ops::Deref;
 use std::sync::Arc;
@@ -29,17 +30,20 @@ impl Attached {
     /// comes after that is dropped, as is what it does not read once it has ended.
     pub async fn write(&self, bytes: &[u8]) {
         let mut stdin = self.stdin.lock().await;
-        let Some(open) = stdin.as_mut() else { return };
-        let is_closed = match bytes.is_empty() {
+        let Input::Open(open) = &mut *stdin else { return };
+        if bytes.is_empty() {
             // A terminal has no end of its own: a program sees the character for it.
-            true => !self.has_terminal,
-            false => tokio::select! {
-                written = open.write_all(bytes) => written.is_err(),
-                _ = self.ended() => true,
-            },
+            if !self.has_terminal {
+                stdin.end().await;
+            }
+            return;
+        }
+        let is_broken = tokio::select! {
+            written = open.write_all(bytes) => written.is_err(),
+            _ = self.ended() => true,
         };
-        if is_closed {
-            *stdin = None;
+        if is_broken {
+            *stdin = Input::None;
         }
     }
 
@@ -47,7 +51,7 @@ impl Attached {
     /// SIGHUP, and whoever reads the terminal gets its end. A signal alone would be lost on a
     /// program that waits for a line already.
     pub async fn hang_up(&self) {
-        let close = async { *self.stdin.lock().await = None };
+        let close = async { self.stdin.lock().await.end().await };
         tokio::select! {
             () = close => {}
             _ = self.ended() => {}

@@ -1,17 +1,18 @@
 //! Processes that go on in a copy of their sandbox, or when it wakes from its sleep: with other
 //! sockets in place of those that they had.
 
-use super::streams::Sockets;
-use super::{Exec, ExecState, Execs, START_PATIENCE};
+use super::streams::{Input, Sockets};
+use super::{Exec, ExecState, Execs};
 use crate::instance::Connector;
 use serde::{Deserialize, Serialize};
+use std::io;
+use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use thaw_abi::remote::EXECS_MAX;
 use thaw_sandbox::RemoteMessage;
-use tokio::time::timeout;
 
-/// Most bytes of a program's name that are noted on disk.
+/// Most characters of a program's name that are noted on disk.
 const NAME_MAX: usize = 64;
 
 /// A process of a sandbox whose memory is copied.
@@ -38,7 +39,7 @@ pub struct ExecNote {
 impl ExecNote {
     fn of(exec: &Exec) -> Self {
         // Somebody who writes to it has it open.
-        let is_open = exec.stdin.try_lock().map_or(true, |stdin| stdin.is_some());
+        let is_open = exec.stdin.try_lock().map_or(true, |stdin| stdin.is_open());
         Self {
             id: exec.id,
             argv: exec.argv.clone(),
@@ -53,9 +54,34 @@ impl ExecNote {
     pub fn for_disk(mut self) -> Self {
         self.argv.truncate(1);
         for name in &mut self.argv {
-            name.truncate(name.floor_char_boundary(NAME_MAX));
+            // Characters of which each takes two bytes in JSON at most.
+            *name = name.chars().filter(|one| !one.is_control()).take(NAME_MAX).collect();
         }
         self
+    }
+
+    /// What is written there in the clear beside something that is encrypted.
+    pub fn beside_secrets(mut self) -> Self {
+        self.argv.clear();
+        self
+    }
+}
+
+/// The new streams of processes that are about to go on.
+pub(crate) struct NewStreams(Vec<(u64, Sockets, Input)>);
+
+impl NewStreams {
+    /// Those of these processes.
+    ///
+    /// # Errors
+    /// This process has no descriptors left.
+    pub fn of(notes: &[ExecNote]) -> io::Result<Self> {
+        let notes = notes.iter().take(EXECS_MAX);
+        let all = notes.map(|note| {
+            let (sockets, input) = Sockets::new(note.terminal, note.stdin)?;
+            Ok((note.id, sockets, input))
+        });
+        all.collect::<io::Result<_>>().map(Self)
     }
 }
 
@@ -69,35 +95,35 @@ impl Execs {
 
     /// Has the processes of the sandbox that this one is a copy of go on, with new numbers. Nothing
     /// is heard of those that it does not have.
+    ///
+    /// # Errors
+    /// This process has no descriptors left; none goes on.
     pub fn go_on_in_copy(
         &self,
         notes: &[ExecNote],
         mut next: impl FnMut() -> u64,
         connector: &Arc<dyn Connector>,
-    ) -> Vec<Arc<Exec>> {
+    ) -> io::Result<Vec<Arc<Exec>>> {
+        let NewStreams(streams) = NewStreams::of(notes)?;
         let mut all = Vec::new();
-        for note in notes.iter().take(EXECS_MAX) {
-            let Ok((sockets, stdin)) = Sockets::new(note.terminal, note.stdin) else {
-                // Its streams are at their end, as nobody has them.
-                break;
-            };
-            let exec = Arc::new(Exec::new(next(), note, stdin));
-            if self.insert(&exec).is_err() {
-                break;
+        for (note, (earlier, sockets, input)) in notes.iter().zip(streams) {
+            let exec = Arc::new(Exec::new(next(), note, input));
+            // It is open, and has as many as its original.
+            if self.insert(&exec).is_ok() {
+                all.push(exec.clone());
+                self.tell(&exec, earlier, sockets, connector);
             }
-            all.push(exec.clone());
-            self.tell(&exec, note.id, sockets, connector);
         }
         // One that takes no message has ended.
         let _ = connector.send_remote(RemoteMessage::execs_go_on(), &[]);
-        all
+        Ok(all)
     }
 
     /// Processes of an instance that an earlier daemon has put to sleep.
     pub fn asleep(notes: &[ExecNote]) -> Self {
         let execs = Self::default();
         for note in notes.iter().take(EXECS_MAX) {
-            let exec = Arc::new(Exec::new(note.id, note, None));
+            let exec = Arc::new(Exec::new(note.id, note, Input::None));
             exec.has_input.store(note.stdin, Ordering::Relaxed);
             exec.become_(ExecState::Running { pid: note.pid.unwrap_or_default() });
             execs.lock().execs.insert(note.id, exec);
@@ -113,7 +139,7 @@ impl Execs {
             exec.reach_by(None);
             // Nobody writes to one that may sleep.
             if let Ok(mut stdin) = exec.stdin.try_lock() {
-                exec.has_input.store(stdin.take().is_some(), Ordering::Relaxed);
+                exec.has_input.store(mem::take(&mut *stdin).is_open(), Ordering::Relaxed);
             }
         }
     }
@@ -143,41 +169,57 @@ impl Execs {
         }
     }
 
-    /// What is left of these: the instance was killed while it woke, and sleeps on. Processes to which
-    /// somebody has attached meanwhile have ended for them.
-    pub fn asleep_again(self: &Arc<Self>) -> Arc<Self> {
-        if self.may_sleep() && self.shut() {
-            self.fall_asleep();
-            return self.clone();
-        }
-        self.close();
-        Arc::default()
-    }
-
-    /// The instance is awake again, and its processes go on by the numbers that they have, if its
-    /// kernel can have them go on.
-    pub fn wake(&self, connector: &Arc<dyn Connector>, can_go_on: bool) {
-        let alive: Vec<_> = {
-            let known = self.lock();
-            known.execs.values().filter(|exec| !exec.state().is_final()).cloned().collect()
-        };
-        for exec in alive {
-            let is_open = exec.has_input.load(Ordering::Relaxed);
-            let sockets = can_go_on.then(|| Sockets::new(exec.has_terminal, is_open));
-            match sockets {
-                Some(Ok((sockets, stdin))) => {
-                    // Nobody can write before the instance is open again.
-                    if let Ok(mut own) = exec.stdin.try_lock() {
-                        *own = stdin;
-                    }
-                    self.tell(&exec, exec.id, sockets, connector);
+    /// What is left of these: the instance was killed while it woke, and sleeps on. Processes that were
+    /// just started, and those that somebody was attached to meanwhile, have ended for these.
+    pub fn asleep_again(&self) -> Arc<Self> {
+        let next = Self::default();
+        {
+            let mut known = self.lock();
+            known.is_closed = true;
+            self.waiting.notify_waiters();
+            for (id, exec) in mem::take(&mut known.execs) {
+                if !exec.waits_alone() {
+                    exec.lose();
                 }
-                Some(Err(_)) | None => exec.become_(ExecState::lost()),
+                next.lock().execs.insert(id, exec);
             }
         }
-        if can_go_on {
-            // One that takes no message has ended.
-            let _ = connector.send_remote(RemoteMessage::execs_go_on(), &[]);
+        let is_shut = next.shut();
+        debug_assert!(is_shut, "who does not wait alone has ended");
+        next.fall_asleep();
+        Arc::new(next)
+    }
+
+    /// The streams that its processes will have when the instance is awake.
+    ///
+    /// # Errors
+    /// This process has no descriptors left.
+    pub fn new_streams(&self) -> io::Result<NewStreams> {
+        let mut notes = self.notes();
+        for note in &mut notes {
+            let exec = self.find(note.id);
+            note.stdin = exec.is_some_and(|exec| exec.has_input.load(Ordering::Relaxed));
+        }
+        NewStreams::of(&notes)
+    }
+
+    /// The instance is awake again, and its processes go on by the numbers that they have, with these
+    /// streams; `None`: its kernel cannot have them go on.
+    pub fn wake(&self, connector: &Arc<dyn Connector>, streams: Option<NewStreams>) {
+        match streams {
+            Some(NewStreams(streams)) => {
+                for (id, sockets, input) in streams {
+                    let Some(exec) = self.find(id) else { continue };
+                    // Nobody can write before the instance is open again.
+                    if let Ok(mut own) = exec.stdin.try_lock() {
+                        *own = input;
+                    }
+                    self.tell(&exec, id, sockets, connector);
+                }
+                // One that takes no message has ended.
+                let _ = connector.send_remote(RemoteMessage::execs_go_on(), &[]);
+            }
+            None => self.all().iter().for_each(|exec| exec.lose()),
         }
         self.reopen();
     }
@@ -194,18 +236,9 @@ impl Execs {
         exec.reach_by(Some(connector.clone()));
         let message = RemoteMessage::exec_goes_on(earlier, exec.id);
         if connector.send_remote(message, &sockets.lent()).is_err() {
-            self.lock().execs.remove(&exec.id);
-            return exec.become_(ExecState::lost());
+            return exec.lose();
         }
         exec.collect(sockets.ours);
-        let exec = exec.clone();
-        tokio::spawn(async move {
-            let mut state = exec.state.subscribe();
-            let answered = state.wait_for(|state| *state != ExecState::Starting);
-            if timeout(START_PATIENCE, answered).await.is_err() {
-                exec.become_(ExecState::lost());
-            }
-        });
     }
 
     /// The sandbox has no such process any more: one that nobody has ever known here is forgotten.
@@ -213,6 +246,116 @@ impl Execs {
         if exec.pid().is_none() {
             self.lock().execs.remove(&exec.id);
         }
-        exec.become_(ExecState::lost());
+        exec.lose();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::ExecProblem;
+    use super::*;
+    use crate::instance::Client;
+    use crate::sandboxes::Next;
+    use std::os::fd::{BorrowedFd, OwnedFd};
+    use std::sync::Mutex;
+    use thaw_sandbox::RemoteEvent;
+
+    /// A sandbox that keeps the sockets that it is given.
+    #[derive(Default)]
+    struct Sandbox {
+        sockets: Mutex<Vec<OwnedFd>>,
+        is_dead: bool,
+    }
+
+    impl Connector for Sandbox {
+        fn connect(&self, _: &Client) -> io::Result<()> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+
+        fn send_remote(&self, _: RemoteMessage, sockets: &[BorrowedFd<'_>]) -> io::Result<()> {
+            if self.is_dead {
+                return Err(io::ErrorKind::BrokenPipe.into());
+            }
+            let own = sockets.iter().map(|socket| socket.try_clone_to_owned().unwrap());
+            self.sockets.lock().unwrap().extend(own);
+            Ok(())
+        }
+    }
+
+    fn note(id: u64) -> ExecNote {
+        ExecNote {
+            id,
+            argv: vec!["sh".to_owned()],
+            terminal: false,
+            stdin: true,
+            ends_sandbox: true,
+            pid: Some(4),
+        }
+    }
+
+    fn started(execs: &Execs, id: u64) {
+        execs.heard(RemoteEvent::Started { id, pid: 4 });
+    }
+
+    #[tokio::test]
+    async fn one_that_is_killed_while_it_wakes_sleeps_on_with_those_that_nobody_has_used() {
+        let execs = Execs::asleep(&[note(1), note(2), note(3)]);
+        assert!(execs.is_shut() && execs.attach(1).is_err());
+        let connector: Arc<dyn Connector> = Arc::new(Sandbox::default());
+        execs.wake(&connector, Some(execs.new_streams().unwrap()));
+        // One is attached, one was, and one has been left alone.
+        let attached = execs.attach(1).unwrap().unwrap();
+        attached.write(b"lost").await;
+        drop(execs.attach(2).unwrap());
+        let next = execs.asleep_again();
+        assert!(attached.is_cut_off() && attached.state().is_final());
+        let alive: Vec<_> = next.notes().iter().map(|note| (note.id, note.stdin)).collect();
+        assert_eq!(alive, [(3, false)]);
+        assert!(next.is_shut() && next.new_streams().unwrap().0.len() == 1);
+        // Whoever comes late to the former table is refused.
+        let request = super::super::ExecRequest { argv: vec!["sh".into()], ..Default::default() };
+        let late = execs.start(9, &request, connector).await;
+        assert!(matches!(late.err(), Some(ExecProblem::Refused(_))));
+    }
+
+    #[tokio::test]
+    async fn input_that_was_not_read_keeps_a_sandbox_awake_also_behind_its_end() {
+        for ends in [false, true] {
+            let (execs, sandbox) = (Execs::default(), Arc::new(Sandbox::default()));
+            let connector: Arc<dyn Connector> = sandbox.clone();
+            let all = execs.go_on_in_copy(&[note(7)], || 8, &connector).unwrap();
+            assert_eq!(all[0].id(), 8);
+            assert!(!execs.may_sleep(), "it is not known whether it runs");
+            started(&execs, 8);
+            let attached = execs.attach(8).unwrap().unwrap();
+            attached.write(b"text").await;
+            if ends {
+                attached.write(b"").await;
+            }
+            assert!(!execs.may_sleep());
+            drop(attached);
+            assert!(!execs.may_sleep() && !execs.shut());
+            let mut text = [0; 8];
+            let read = rustix::io::read(&sandbox.sockets.lock().unwrap()[0], &mut text[..]);
+            assert_eq!(read, Ok(4));
+            assert!(execs.may_sleep() && execs.shut());
+            execs.fall_asleep();
+            let streams = execs.new_streams().unwrap();
+            assert_eq!(streams.0[0].2.is_open(), !ends);
+        }
+    }
+
+    #[tokio::test]
+    async fn those_that_are_lost_end_for_who_reads_them() {
+        let dead: Arc<dyn Connector> = Arc::new(Sandbox { is_dead: true, ..Sandbox::default() });
+        let execs = Execs::default();
+        let all = execs.go_on_in_copy(&[note(1)], || 2, &dead).unwrap();
+        let mut reader = all[0].output.reader().unwrap();
+        assert_eq!(reader.next().await, Next::End);
+        let asleep = Execs::asleep(&[note(1)]);
+        let mut reader = asleep.find(1).unwrap().output.reader().unwrap();
+        asleep.wake(&dead, None);
+        assert_eq!(reader.next().await, Next::End);
+        assert!(asleep.find(1).unwrap().is_cut_off());
     }
 }

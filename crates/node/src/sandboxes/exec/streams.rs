@@ -4,13 +4,13 @@ use super::super::output::Stream;
 use super::Exec;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::io;
+use std::mem;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use thaw_sandbox::unread_by_peer;
-use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::net::unix::OwnedWriteHalf;
 
@@ -30,9 +30,9 @@ pub(super) struct Sockets {
 }
 
 impl Sockets {
-    /// Those of one with a terminal, or with three streams; and where its standard input goes, if it is
+    /// Those of one with a terminal, or with three streams; and where what is typed goes, if that is
     /// open.
-    pub fn new(has_terminal: bool, stdin: bool) -> io::Result<(Self, Option<OwnedWriteHalf>)> {
+    pub fn new(has_terminal: bool, is_open: bool) -> io::Result<(Self, Input)> {
         let (input, their_input) = pair()?;
         let (from_terminal, to_stdin) = input.into_split();
         let mut sockets = Self { ours: Vec::new(), theirs: vec![their_input] };
@@ -45,7 +45,8 @@ impl Sockets {
                 sockets.theirs.push(writer);
             }
         }
-        Ok((sockets, (has_terminal || stdin).then_some(to_stdin)))
+        let input = if is_open { Input::Open(to_stdin) } else { Input::None };
+        Ok((sockets, input))
     }
 
     pub fn lent(&self) -> Vec<BorrowedFd<'_>> {
@@ -53,10 +54,39 @@ impl Sockets {
     }
 }
 
-/// Whether the sandbox has read all that was written.
-pub(super) fn all_read(socket: &OwnedWriteHalf) -> bool {
-    let socket: &UnixStream = socket.as_ref();
-    unread_by_peer(socket.as_fd()).is_ok_and(|bytes| bytes == 0)
+/// Where standard input, or what is typed at a terminal, goes.
+#[derive(Debug, Default)]
+pub(super) enum Input {
+    /// More may come.
+    Open(OwnedWriteHalf),
+    /// Nothing more comes; what was written may not be read yet.
+    Ended(OwnedWriteHalf),
+    /// It is at its end.
+    #[default]
+    None,
+}
+
+impl Input {
+    /// Whether more may come.
+    pub fn is_open(&self) -> bool {
+        matches!(self, Self::Open(_))
+    }
+
+    /// Whether the sandbox has read all that was written.
+    pub fn is_read(&self) -> bool {
+        let (Self::Open(socket) | Self::Ended(socket)) = self else { return true };
+        let socket: &UnixStream = socket.as_ref();
+        unread_by_peer(socket.as_fd()).is_ok_and(|bytes| bytes == 0)
+    }
+
+    /// Nothing more comes: the sandbox sees the end behind what was written.
+    pub async fn end(&mut self) {
+        if let Self::Open(mut socket) = mem::take(self) {
+            // One that is broken has no end.
+            let _ = socket.shutdown().await;
+            *self = Self::Ended(socket);
+        }
+    }
 }
 
 /// Two connected, non-blocking sockets: this daemon's, and the sandbox's.
@@ -73,15 +103,28 @@ impl Exec {
         self: &Arc<Self>,
         streams: Vec<(Stream, Box<dyn AsyncRead + Send + Unpin>)>,
     ) {
-        let (exec, number) = (self.clone(), self.streams.fetch_add(1, Ordering::SeqCst) + 1);
+        let exec = self.clone();
+        let number = {
+            let mut number = 0;
+            self.streams.send_modify(|streams| {
+                *streams += 1;
+                number = *streams;
+            });
+            number
+        };
         tokio::spawn(async move {
             let reading = exec.reading.lock().await;
             exec.read_all(streams).await;
             drop(reading);
-            // Whoever reads to the end wants to know how it ended.
-            let _ = exec.ended().await;
-            if exec.streams.load(Ordering::SeqCst) == number {
-                *exec.stdin.lock().await = None;
+            let mut streams = exec.streams.subscribe();
+            tokio::select! {
+                // Whoever reads to the end wants to know how it ended.
+                _ = exec.ended() => {}
+                // Others are read, and end what it prints.
+                _ = streams.wait_for(|newest| *newest != number) => return,
+            }
+            if *exec.streams.borrow() == number {
+                *exec.stdin.lock().await = Input::None;
                 exec.output.end();
             }
         });

@@ -9,6 +9,7 @@ use crate::instance::{
     Placed, Supervisor, WakeError,
 };
 use crate::sandboxes::Execs;
+use crate::sandboxes::exec::NewStreams;
 use crate::service::held::use_egress;
 use crate::service::place::PlaceError;
 use crate::service::{Service, Slot, Slots};
@@ -125,8 +126,19 @@ impl Service {
             memory: Arc::new(place.lease.split_off(bytes)),
             owner_key: asleep.owner_key(),
         });
-        let execs = self.slots().asleep.execs(asleep.id());
-        let execs = execs.map(|execs| execs.notes()).unwrap_or_default();
+        let execs = self.slots().asleep.execs(asleep.id()).unwrap_or_default();
+        let streams = match execs.new_streams() {
+            Ok(streams) => streams,
+            Err(error) => {
+                return Err(self.cannot_wake(
+                    &waking,
+                    &format!(
+                        "its processes cannot have streams ({error}); it sleeps on, try again"
+                    ),
+                ));
+            }
+        };
+        let execs = execs.notes();
         let limits = self.limits_of(asleep.id());
         place.lease.shrink_to(limits.memory);
         let unsealer = match &decrypted {
@@ -161,7 +173,7 @@ impl Service {
         };
         let launched = tokio::task::spawn_blocking(boot).await.expect("a launcher does not panic");
         match launched {
-            Ok(launched) => Ok(self.adopt_woken(launched, waking, first, place)),
+            Ok(launched) => Ok(self.adopt_woken(launched, waking, first, place, streams)),
             Err(WakeError::Later(why)) => {
                 Err(self.cannot_wake(&waking, &format!("{why}; it sleeps on, try again")))
             }
@@ -193,6 +205,7 @@ impl Service {
         waking: Waking,
         first: Option<Delivery>,
         place: Place,
+        streams: NewStreams,
     ) -> Placed {
         let asleep = waking.asleep().clone();
         let id = asleep.id();
@@ -222,7 +235,7 @@ impl Service {
         if let Some(first) = first {
             table.adopt(first, placed);
         }
-        let goes_on = launched.execs.is_some();
+        let streams = launched.execs.is_some().then_some(streams);
         let (service, owned) = (self.clone(), table.clone());
         let supervisor = match client {
             Some(client) => Supervisor::new(id, service, launched, receiver, owned, &client, place),
@@ -244,7 +257,7 @@ impl Service {
         slots.perhaps_free.insert(id);
         drop(slots);
         drop(waking.done());
-        execs.wake(&connector, goes_on);
+        execs.wake(&connector, streams);
         table.watch();
         self.shared.metrics().woken_from_sleep(self.name());
         tokio::spawn(supervisor.woken_from(asleep).run());
