@@ -38,9 +38,9 @@ pub const MSG_FILES: u32 = 83;
 /// it are an `i32`: 0, or a positive `errno` before its end; `ECONNREFUSED` if nobody listens. The
 /// bytes of the connection follow.
 pub const MSG_PORT: u32 = 84;
-/// In a copy that was thawed with [`FLAG_EXECS_GO_ON`], or after [`MSG_EXECS_WAIT`]: a process that the host had asked for in an
-/// earlier boot, or another host, goes on: [`ExecGoesOn`]. Descriptors as for [`MSG_EXEC`]; its streams lead to them
-/// from now on. The answer is [`MSG_EXEC_STARTED`], and [`MSG_EXEC_ENDED`] behind it if the process
+/// In a copy that was thawed with [`FLAG_EXECS_GO_ON`], or after [`MSG_EXECS_WAIT`]: a process goes
+/// on that the host has asked for in an earlier boot, or that the host before this one has:
+/// [`ExecGoesOn`]. Descriptors as for [`MSG_EXEC`]; its streams lead to them from now on. The answer is [`MSG_EXEC_STARTED`], and [`MSG_EXEC_ENDED`] behind it if the process
 /// has ended since the thaw; [`MSG_EXEC_FAILED`] if there is none of that number.
 ///
 /// [`FLAG_EXECS_GO_ON`]: crate::control::FLAG_EXECS_GO_ON

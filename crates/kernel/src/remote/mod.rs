@@ -197,7 +197,7 @@ fn go_on(which: &ExecGoesOn, fds: &[i32]) {
     let sockets = fds.iter().map(|&fd| HostFd::new(fd));
     let Some(known) = kernel().remote.take(which.earlier, fds.len()) else {
         close(fds);
-        return refuse(which.id, &"it had ended when the sandbox was copied".into());
+        return refuse(which.id, &"it has ended".into());
     };
     for (end, fd) in known.ends.iter().zip(sockets) {
         match end.upgrade() {

@@ -116,7 +116,7 @@ impl Starter {
         let weak = ends.iter().map(Arc::downgrade).collect();
         let relay = open_streams(&exec, &process, ends)?;
         let thread = Thread::new(process.pid.main_thread(), process, TrapFrame::zeroed());
-        let loader = Loader { id: exec.id, name, program: prepared };
+        let loader = Loader { id: exec.id, boot: OfBoot::new(()), name, program: prepared };
         *thread.work.borrow_mut() = Some(Box::new(loader));
         Ok(Newborn { thread, ends: weak, relay })
     }
@@ -210,16 +210,20 @@ impl Newborn {
 /// What the new process does first, in its own host process: it loads its program.
 struct Loader {
     id: u64,
+    /// In which the host has this number for it.
+    boot: OfBoot<()>,
     name: Vec<u8>,
     program: PreparedProgram,
 }
 
 impl Work for Loader {
     fn run(self: Box<Self>) -> Next {
-        let Self { id, name, program } = *self;
+        let Self { id, boot, name, program } = *self;
         let thread = crate::task::current();
-        let started = ExecStarted { id, pid: thread.process.pid.number(), reserved: 0 };
-        control::send(MSG_EXEC_STARTED, 0, bytemuck::bytes_of(&started), &[]);
+        if boot.get().is_some() {
+            let started = ExecStarted { id, pid: thread.process.pid.number(), reserved: 0 };
+            control::send(MSG_EXEC_STARTED, 0, bytemuck::bytes_of(&started), &[]);
+        }
         match program.load(&thread.process) {
             Ok(frame) => {
                 thread.frame().set(frame);

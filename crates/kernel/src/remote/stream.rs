@@ -1,7 +1,7 @@
 //! Standard streams that lead to the host: sockets of this boot, which programs see as pipes.
 //!
-//! In a copy the host gives them other sockets, or says that they are at their end
-//! ([`Streams`]). Whoever reads or writes before that waits.
+//! In a copy, and under the next daemon, the host gives them other sockets, or says that they are at
+//! their end ([`Streams`]). Whoever reads or writes before that waits.
 
 use alloc::string::String;
 use alloc::sync::{Arc, Weak};
@@ -48,6 +48,13 @@ impl HostSocket {
         self.fd.get().is_some()
     }
 
+    /// Whether nothing more can be read of it.
+    fn has_ended(&self) -> bool {
+        const GONE: Events = Events::HUP.union(Events::RDHUP);
+        let looked = || self.host.read(&mut Sink::kernel(&mut [0]), Peek::Yes);
+        self.poll().intersects(GONE) && matches!(looked(), Ok(0) | Err(Errno::ECONNRESET))
+    }
+
     /// Reads; `EAGAIN`. In another boot it is at its end.
     pub fn read(&self, sink: &mut Sink<'_>) -> Result<usize> {
         match self.host.read(sink, Peek::No) {
@@ -90,8 +97,8 @@ const EARLIER_MAX: usize = 4;
 
 /// The sandbox' end of a stream or a terminal, whatever socket that has in this boot.
 pub struct StreamEnd {
-    /// That of this host is the last one. Those before it are at their end, but for what was not read
-    /// of them yet. There is none while the host is about to give one.
+    /// The newest last; those before it may have bytes that were not read. Those of an earlier boot
+    /// count as none.
     sockets: KernelCell<Vec<Arc<HostSocket>>>,
     queue: Arc<WaitQueue>,
     /// Whether the sandbox reads from it.
@@ -133,8 +140,8 @@ impl StreamEnd {
         }
     }
 
-    /// A socket has ended; whether that is the end of the stream. It is none if the host has given
-    /// another one, or is about to.
+    /// A socket has ended; whether that is the end of the stream. It is not, if the host has given
+    /// another one or will.
     fn is_over(&self, socket: &Arc<HostSocket>) -> bool {
         let mut sockets = self.sockets.borrow_mut();
         let is_last = sockets.last().is_some_and(|last| Arc::ptr_eq(last, socket));
@@ -143,6 +150,16 @@ impl StreamEnd {
         }
         sockets.retain(|other| !Arc::ptr_eq(other, socket));
         false
+    }
+
+    /// Forgets sockets that have ended, so that nobody is told of bytes that do not come.
+    fn forget_ended(&self) {
+        while let Ok(Some([first, last])) = self.sockets() {
+            let may_end = !Arc::ptr_eq(&first, &last) || kernel().remote.streams.are_awaited();
+            if !self.is_input || !may_end || !first.has_ended() || self.is_over(&first) {
+                return;
+            }
+        }
     }
 
     /// Reads; `EAGAIN`.
@@ -161,6 +178,10 @@ impl StreamEnd {
     pub fn write(&self, source: &mut Source<'_>) -> Result<usize> {
         while let Some([_, socket]) = self.sockets()? {
             match socket.write(source) {
+                // A terminal's may have bytes that were not read.
+                Err(Errno::EPIPE) if self.is_input && kernel().remote.streams.are_awaited() => {
+                    return Err(Errno::EAGAIN);
+                }
                 Err(Errno::EPIPE) if !self.is_over(&socket) => {}
                 outcome => return outcome,
             }
@@ -172,6 +193,7 @@ impl StreamEnd {
         const END: Events = Events::HUP.union(Events::ERR).union(Events::RDHUP);
         const IN: Events = Events::IN.union(Events::RDNORM);
         const OUT: Events = Events::OUT.union(Events::WRNORM);
+        self.forget_ended();
         match self.sockets() {
             Err(_) => Events::empty(),
             Ok(None) => END | IN | OUT,

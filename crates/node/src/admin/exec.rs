@@ -164,13 +164,18 @@ fn leave(
         let exec = Arc::clone(&exec);
         tokio::spawn(async move {
             while reader.next().await != Next::End {}
-            // It may sleep on where nobody knows what became of the process.
-            if !exec.is_cut_off() {
-                admin.sandboxes.end_instance(instance);
-            }
+            end_with(&admin, instance, &exec);
         });
     }
     Json(info).into_response()
+}
+
+/// Ends the sandbox of a process that it was there for. It may sleep on, or live on, where nobody knows
+/// what became of the process.
+fn end_with(admin: &Admin, instance: u64, exec: &Exec) {
+    if !exec.is_cut_off() || !admin.shared.may_have_instance(instance) {
+        admin.sandboxes.end_instance(instance);
+    }
 }
 
 /// Answers that the connection carries the streams of a process from now on.
@@ -185,7 +190,7 @@ fn switch(
             // The client finds the name free when it hears of the end.
             let ended = || {
                 if leaving == Leaving::EndsSandbox {
-                    admin.sandboxes.end_instance(instance);
+                    end_with(&admin, instance, &exec);
                 }
             };
             // A client that goes away is no failure.
@@ -194,7 +199,7 @@ fn switch(
         match leaving {
             // A terminal has no end, and stays as it is.
             Leaving::EndsInput => exec.write(b"").await,
-            Leaving::EndsSandbox => admin.sandboxes.end_instance(instance),
+            Leaving::EndsSandbox => end_with(&admin, instance, &exec),
             Leaving::ChangesNothing => {}
         }
         admin.sandboxes.used(instance);

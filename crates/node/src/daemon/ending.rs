@@ -130,12 +130,12 @@ impl Serving {
         }
         self.stop_work().await;
         self.stop_listening().await;
-        self.shared.leave_execs().await;
         let instances = self.shared.instances().len();
         self.shared.keep_all_asleep();
         self.write_periods();
         write_last_lines(self.shared.clone(), self.logs.clone()).await;
         tell_monitor().await;
+        self.shared.leave_execs().await;
         tracing::info!(instances, "left live instances to the next daemon");
         HandOver::Done
     }

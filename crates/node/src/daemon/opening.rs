@@ -62,6 +62,7 @@ pub(super) async fn open(home: &Home, options: &ServeOptions) -> Result<Opened, 
         tracing::warn!("{}: {error}; periods of CPU time begin anew", periods.display());
     }
     legacy::take_over(&catalog, waiting);
+    shared.forget_left_execs();
     shared.forget_left_asleep(|function| catalog.is_gone(function));
     shared.egress().forget_gone(|id| shared.may_have_instance(id));
     shared.limits().forget_gone(|id| shared.may_have_instance(id));
@@ -103,7 +104,7 @@ fn open_node(home: &Home, options: &ServeOptions) -> Result<Arc<NodeState>, Serv
     }
     shared.egress().keep_in(home.root())?;
     shared.limits().keep_in(home.root())?;
-    shared.expect_execs(home.root())?;
+    shared.expect_execs(home.root());
     Ok(shared)
 }
 

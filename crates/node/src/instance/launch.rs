@@ -641,6 +641,12 @@ pub trait Connector: Send + Sync {
     fn send_remote(&self, _message: RemoteMessage, _sockets: &[BorrowedFd<'_>]) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
+
+    /// Whether its kernel can have processes from outside go on in another boot, and under another
+    /// daemon: one of this build can.
+    fn can_have_execs_go_on(&self) -> bool {
+        false
+    }
 }
 
 /// What became of an instance that was frozen.

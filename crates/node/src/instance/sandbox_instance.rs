@@ -116,6 +116,7 @@ const LOWERING_LOOKS: (u32, Duration) = (1000, Duration::from_millis(10));
 struct SandboxConnector {
     connector: thaw_sandbox::Connector,
     port: u16,
+    kernel_build: [u8; 32],
 }
 
 impl Connector for SandboxConnector {
@@ -127,6 +128,10 @@ impl Connector for SandboxConnector {
 
     fn send_remote(&self, message: RemoteMessage, sockets: &[BorrowedFd<'_>]) -> io::Result<()> {
         self.connector.send_remote(message, sockets)
+    }
+
+    fn can_have_execs_go_on(&self) -> bool {
+        self.kernel_build == kernel_build_id()
     }
 }
 
@@ -352,8 +357,9 @@ impl Instance for SandboxInstance {
     }
 
     fn connector(&self) -> Arc<dyn Connector> {
-        let connector = self.sandbox.get_ref().connector();
-        Arc::new(SandboxConnector { connector, port: self.boots.terms.port })
+        let sandbox = self.sandbox.get_ref();
+        let (connector, kernel_build) = (sandbox.connector(), sandbox.kernel_build_id());
+        Arc::new(SandboxConnector { connector, port: self.boots.terms.port, kernel_build })
     }
 
     fn keep(&mut self, note: &str) -> io::Result<Option<Arc<AtomicBool>>> {

@@ -4,12 +4,13 @@
 use super::NodeState;
 use crate::replace::replace;
 use crate::sandboxes::ExecNote;
+use crate::service::Service;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 use tokio::time::timeout;
 
@@ -33,12 +34,8 @@ struct OfInstance {
 }
 
 impl NodeState {
-    /// Reads what an earlier daemon has left in this directory, if it has left something. That is
-    /// true once: the file goes.
-    ///
-    /// # Errors
-    /// The file cannot be removed.
-    pub(crate) fn expect_execs(&self, directory: &Path) -> io::Result<()> {
+    /// Reads what an earlier daemon has left in this directory, if it has left something.
+    pub(crate) fn expect_execs(&self, directory: &Path) {
         let file = directory.join(FILE);
         let left = match fs::read(&file) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
@@ -51,15 +48,22 @@ impl NodeState {
                 })
             }
         };
-        match fs::remove_file(&file) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
         let left = left.into_iter().map(|OfInstance { instance, execs }| (instance, execs));
         *self.left_execs.all.lock().expect("no holder panics") = left.collect();
         // Nobody says it twice.
         let _ = self.left_execs.file.set(file);
-        Ok(())
+    }
+
+    /// All that was left is taken over, or has ended. Before that the file stays, for whoever follows a
+    /// daemon that does not come so far.
+    pub(crate) fn forget_left_execs(&self) {
+        let Some(file) = self.left_execs.file.get() else { return };
+        match fs::remove_file(file) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!("{}: {error}; the next daemon reads it again", file.display());
+            }
+            _ => {}
+        }
     }
 
     /// The processes of an instance that an earlier daemon has left, which wait for this one.
@@ -67,39 +71,47 @@ impl NodeState {
         self.left_execs.all.lock().expect("no holder panics").remove(&instance)
     }
 
-    /// Has the processes of all live instances wait for the next daemon. A sandbox that computes and
-    /// does not look is waited for, but not for long.
+    /// Has the processes of all live instances wait for the next daemon, and notes them: the last thing
+    /// that this one does, since what becomes of them after that is not known to the next. A sandbox that
+    /// computes and does not look is waited for, but not for long.
     pub(crate) async fn leave_execs(&self) {
         let Some(file) = self.left_execs.file.get() else { return };
-        let tables: Vec<_> =
-            self.everything().iter().flat_map(|service| service.with_execs()).collect();
-        let left = tables.iter().map(|(instance, table)| {
-            let execs = table.execs().notes().into_iter().map(ExecNote::for_disk).collect();
-            OfInstance { instance: *instance, execs }
-        });
-        let left: Vec<_> = left.filter(|left| !left.execs.is_empty()).collect();
-        if left.is_empty() {
+        let of_all = |service: &Arc<Service>| {
+            let is_secret = service.config().hibernate.encrypt;
+            service.with_execs().into_iter().map(move |(id, table)| (id, table, is_secret))
+        };
+        let tables: Vec<_> = self.everything().iter().flat_map(of_all).collect();
+        if tables.is_empty() {
             return;
         }
-        let text = serde_json::to_vec(&left).expect("plain data");
-        if let Err(error) = replace(file, &text) {
-            let file = file.display();
-            return tracing::warn!("{file}: {error}; streams of processes in sandboxes end now");
-        }
-        let is_left = |id: &u64| left.iter().any(|left| left.instance == *id);
-        let tables: Vec<_> = tables.iter().filter(|(id, _)| is_left(id)).collect();
-        for (_, table) in &tables {
+        for (_, table, _) in &tables {
             table.execs().wait_for_next(&table.connector());
             table.watch();
         }
         let all = async {
-            for (_, table) in &tables {
+            for (_, table, _) in &tables {
                 table.execs().wait().await;
             }
         };
         if timeout(WAIT_PATIENCE, all).await.is_err() {
             tracing::warn!(
                 "streams of processes in sandboxes may end before the next daemon has them"
+            );
+        }
+        let left = tables.iter().map(|(instance, table, is_secret)| {
+            // Of one that is just being started nobody can say what becomes of it.
+            let running = table.execs().notes().into_iter().filter(|note| note.pid.is_some());
+            let noted = |note: ExecNote| match is_secret {
+                true => note.beside_secrets(),
+                false => note.for_disk(),
+            };
+            OfInstance { instance: *instance, execs: running.map(noted).collect() }
+        });
+        let text = serde_json::to_vec(&left.collect::<Vec<_>>()).expect("plain data");
+        if let Err(error) = replace(file, &text) {
+            let file = file.display();
+            tracing::warn!(
+                "{file}: {error}; streams of processes in sandboxes end with this daemon"
             );
         }
     }

@@ -154,8 +154,9 @@ pub(crate) struct Exec {
     was_attached: AtomicBool,
     /// Its standard input was open when its sandbox fell asleep.
     has_input: AtomicBool,
-    /// How often it has got streams, and who reads those.
+    /// How often it has got streams.
     streams: watch::Sender<u64>,
+    /// Held while some of them are read.
     reading: AsyncMutex<()>,
     /// Its instance has ended before it.
     is_cut_off: AtomicBool,
@@ -163,7 +164,7 @@ pub(crate) struct Exec {
     goes_on: AtomicBool,
 }
 
-/// The instance is asleep, or is soon.
+/// The instance is asleep, or is soon, or has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the instance is being put to sleep; try again")]
 pub(crate) struct Shut;
@@ -239,6 +240,9 @@ impl Execs {
                 }
                 ExecState::Failed { reason, code: None } => {
                     Err(ExecProblem::Refused(reason.clone()))
+                }
+                _ if exec.is_cut_off() && exec.pid().is_none() => {
+                    Err(ExecProblem::Refused("the instance has ended".to_owned()))
                 }
                 _ => Ok(()),
             },
@@ -370,7 +374,7 @@ impl Execs {
     /// It sleeps, or is soon.
     pub fn attach(&self, id: u64) -> Result<Option<Attached>, Shut> {
         let known = self.lock();
-        if known.shut.is_some() {
+        if known.shut.is_some() || known.is_closed {
             return Err(Shut);
         }
         Ok(known.execs.get(&id).cloned().map(Attached::to))
@@ -382,7 +386,7 @@ impl Execs {
     /// The same.
     pub fn attach_all(&self) -> Result<Vec<Attached>, Shut> {
         let known = self.lock();
-        if known.shut.is_some() {
+        if known.shut.is_some() || known.is_closed {
             return Err(Shut);
         }
         Ok(known.execs.values().cloned().map(Attached::to).collect())

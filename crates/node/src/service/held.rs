@@ -14,8 +14,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 use thaw_abi::remote::{FILE_SESSIONS_MAX, PORT_CONNECTIONS_MAX};
-use thaw_sandbox::{EgressPolicy, ResourceLimits, kernel_build_id};
-use thaw_store::KernelId;
+use thaw_sandbox::{EgressPolicy, ResourceLimits};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -266,20 +265,16 @@ impl Service {
         }
     }
 
-    /// Live instances, by their numbers, if their kernel can have processes from outside go on.
+    /// Live instances, by their numbers, whose processes from outside can wait for the next daemon.
     pub(crate) fn with_execs(&self) -> Vec<(u64, Arc<ConnectionTable>)> {
-        if !self.execs_can_go_on() {
-            return Vec::new();
-        }
         let slots = self.slots();
-        let live = slots.iter().filter(|(_, slot)| slot.state.takes_connections());
+        let has_some = |slot: &&Slot| {
+            slot.state.takes_connections()
+                && !slot.table.execs().notes().is_empty()
+                && slot.table.connector().can_have_execs_go_on()
+        };
+        let live = slots.iter().filter(|(_, slot)| has_some(slot));
         live.map(|(id, slot)| (*id, slot.table.clone())).collect()
-    }
-
-    /// Whether the kernel of its instances can have processes from outside go on in another boot, or
-    /// under another daemon: one of this build can.
-    pub(crate) fn execs_can_go_on(&self) -> bool {
-        self.launcher.kernel_build() == Some(KernelId(kernel_build_id()))
     }
 
     /// Processes in an instance that were started from outside; it may be asleep.
@@ -302,6 +297,7 @@ impl Service {
             if let Ok(found) = self.reach_open(id).await?.execs().attach(exec) {
                 return Ok(found);
             }
+            sleep(SHUT_AGAIN).await;
         }
     }
 
@@ -314,6 +310,7 @@ impl Service {
             if let Ok(all) = self.reach_open(id).await?.execs().attach_all() {
                 return Ok(all);
             }
+            sleep(SHUT_AGAIN).await;
         }
     }
 

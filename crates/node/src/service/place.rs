@@ -613,9 +613,10 @@ impl Service {
         let connector = instance.connector();
         let table = ConnectionTable::new(connector.clone(), commands, &self.config);
         let left = self.shared.take_left_execs(id).map(|left| self.left_execs(&left));
-        let goes_on = left.is_some() || self.execs_can_go_on();
+        let goes_on = left.is_some() || connector.can_have_execs_go_on();
         let execs = left.unwrap_or_default();
         let table = Arc::new(table.with_execs(execs.clone()));
+        let watched = table.clone();
         let booted = UNIX_EPOCH.checked_add(Duration::from_millis(note.booted_ms));
         let age = booted.and_then(|booted| booted.elapsed().ok()).unwrap_or_default();
         let now = std::time::Instant::now();
@@ -655,11 +656,15 @@ impl Service {
         drop(slots);
         if goes_on {
             // Nothing waits in vain, also if there was a daemon in between that was killed.
-            let streams = execs.new_streams().inspect_err(|error| {
-                tracing::warn!(function = %self.name(), instance = id, "processes of a sandbox have no streams: {error}; raise the limit of open files");
-            });
-            execs.wake(&connector, streams.ok());
+            match execs.new_streams() {
+                Ok(streams) => execs.wake(&connector, Some(streams)),
+                Err(error) => {
+                    tracing::warn!(function = %self.name(), instance = id, "processes of a sandbox have no streams: {error}; raise the limit of open files");
+                    execs.go_on_without(&connector);
+                }
+            }
             self.end_with(id, execs.all());
+            watched.watch();
         }
         tokio::spawn(supervisor.run());
         joined.into_iter().for_each(join);

@@ -223,7 +223,8 @@ impl Supervisor {
                  or its ports, or such a process has not read its input; end that first",
             );
         }
-        (execs.in_use() && !self.service.execs_can_go_on()).then_some(
+        let can_go_on = self.connections.connector().can_have_execs_go_on();
+        (execs.in_use() && !can_go_on).then_some(
             "processes that were started from outside run in it, under a kernel of another build, \
              which cannot have them go on; end them first",
         )

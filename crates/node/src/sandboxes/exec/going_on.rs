@@ -125,6 +125,7 @@ impl Execs {
         for note in notes.iter().take(EXECS_MAX) {
             let exec = Arc::new(Exec::new(note.id, note, Input::None));
             exec.has_input.store(note.stdin, Ordering::Relaxed);
+            // They ran then, or are not noted.
             exec.become_(ExecState::Running { pid: note.pid.unwrap_or_default() });
             execs.lock().execs.insert(note.id, exec);
         }
@@ -146,9 +147,12 @@ impl Execs {
 
     /// The instance lives on under the next daemon: these are to wait for that.
     pub fn wait_for_next(&self, connector: &Arc<dyn Connector>) {
-        // One that takes no message has ended.
-        let sent = connector.send_remote(RemoteMessage::execs_wait(), &[]);
-        self.lock().wait = sent.is_ok();
+        // It may answer before the call has returned.
+        self.lock().wait = true;
+        if connector.send_remote(RemoteMessage::execs_wait(), &[]).is_err() {
+            // It has ended.
+            self.lock().wait = false;
+        }
     }
 
     /// Waits until they do, or the instance has ended.
@@ -203,6 +207,14 @@ impl Execs {
         NewStreams::of(&notes)
     }
 
+    /// There are no streams for its processes: they go on without, and nobody hears of them.
+    pub fn go_on_without(&self, connector: &Arc<dyn Connector>) {
+        self.all().iter().for_each(|exec| exec.lose());
+        // One that takes no message has ended.
+        let _ = connector.send_remote(RemoteMessage::execs_go_on(), &[]);
+        self.reopen();
+    }
+
     /// The instance is awake again, and its processes go on by the numbers that they have, with these
     /// streams; `None`: its kernel cannot have them go on.
     pub fn wake(&self, connector: &Arc<dyn Connector>, streams: Option<NewStreams>) {
@@ -241,12 +253,16 @@ impl Execs {
         exec.collect(sockets.ours);
     }
 
-    /// The sandbox has no such process any more: one that nobody has ever known here is forgotten.
+    /// The sandbox has no such process: it has ended, and nobody knows how. One of which nobody has
+    /// ever known that it ran is forgotten.
     pub(super) fn is_absent(&self, exec: &Exec) {
-        if exec.pid().is_none() {
-            self.lock().execs.remove(&exec.id);
+        match exec.pid() {
+            Some(_) => exec.become_(ExecState::lost()),
+            None => {
+                self.lock().execs.remove(&exec.id);
+                exec.lose();
+            }
         }
-        exec.lose();
     }
 }
 
