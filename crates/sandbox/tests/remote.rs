@@ -326,6 +326,41 @@ fn streams_wait_for_the_next_host_and_go_on() {
     assert_eq!(sandbox.ended(), (7, GuestExit::Code(4)));
 }
 
+/// Says that it lives as long as there is nothing to read, and reads what there is.
+const LOOK: &str = "
+import os, select
+while True:
+    if not select.select([0], [], [], 0.02)[0]: os.write(1, b'.')
+    elif not (said := os.read(0, 100)): break
+    else: os.write(1, said)
+";
+
+#[test]
+fn nobody_is_told_of_bytes_that_do_not_come_from_a_host_that_has_gone() {
+    let mut sandbox = start();
+    let mut streams = sandbox.exec(7, &spec(&["python3", "-c", LOOK]));
+    sandbox.started();
+    for _ in 0..3 {
+        streams.read(".");
+        sandbox.wait_for_next();
+        drop(streams);
+        thread::sleep(Duration::from_millis(50));
+        streams = sandbox.go_on(7, 7, 3);
+        sandbox.started();
+        sandbox.say(RemoteMessage::execs_go_on());
+    }
+    streams.read(".");
+    streams.write("text");
+    let mut said = String::new();
+    while !said.ends_with("text") {
+        let mut byte = [0];
+        streams.0[1].read_exact(&mut byte).unwrap();
+        said.push(byte[0].into());
+    }
+    drop(streams.0.remove(0));
+    assert_eq!(sandbox.ended(), (7, GuestExit::Code(0)));
+}
+
 #[test]
 fn streams_that_no_host_has_go_on_are_at_their_end() {
     let mut sandbox = start();

@@ -29,7 +29,7 @@ use thaw_abi::control::EntryPoint;
 use thaw_sandbox::{
     BootPlan, EgressPolicy, Event, Freezer, KeptForSuccessor, LimitReached, Lowered, MemoryReader,
     NotChanged, Progress, RaisedMemory, RemoteMessage, ResourceLimits, Sandbox, Twin, Volume,
-    connection,
+    connection, kernel_build_id,
 };
 use thaw_store::ImageId;
 use tokio::io::unix::AsyncFd;
