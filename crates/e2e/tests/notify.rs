@@ -14,8 +14,8 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
 use thaw_e2e::{
-    Apart, Background, Function, Process, User, built_home, children, descendants, kill, request,
-    run, skip, thaw, wait_until,
+    Apart, Background, Function, Process, User, built_home, children, copy_home, descendants, kill,
+    request, run, skip, thaw, wait_until,
 };
 
 /// The variable that names the socket.
@@ -178,7 +178,8 @@ fn a_daemon_says_that_it_serves_when_commands_find_it_and_that_it_ends() {
 /// The daemon is not the process that the service manager knows, and does not see its socket.
 #[test]
 fn a_monitor_tells_of_the_daemon_that_it_has_started() {
-    let home = home();
+    // Others copy theirs meanwhile, and what a daemon has there comes and goes.
+    let home = copy_home(&home(), "notify-own");
     let log = home.with_extension("notify.log");
     tells_of_its_daemon(
         &|| {
