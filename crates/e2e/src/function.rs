@@ -223,6 +223,26 @@ pub fn copy_home(home: &Path, label: &str) -> PathBuf {
     copy
 }
 
+/// A home with the function `box`: a sandbox without a program of its own, with these programs of the
+/// host, and lines for its `[limits]`.
+pub fn home_with_box(
+    label: &str,
+    functions: &[Function],
+    programs: &[&str],
+    limits: &str,
+) -> PathBuf {
+    let home = built_home(label, functions);
+    let directory = home.with_extension("box");
+    fs::create_dir_all(&directory).expect("a directory");
+    let configuration = format!(
+        "name = \"box\"\nisolation = \"instance\"\npersist = true\n[entry]\nkind = \"sandbox\"\n\
+         [runtime]\nkind = \"python3\"\nprograms = {programs:?}\n[limits]\ninstances = 50\n{limits}\n"
+    );
+    fs::write(directory.join("thaw.toml"), configuration).expect("a file");
+    run(thaw().arg("build").arg(&directory).env("THAW_HOME", &home)).success();
+    home
+}
+
 /// The prefetch file of some function, which is stored in the background after its first request.
 pub fn prefetch_file(home: &Path) -> Option<PathBuf> {
     let files = fs::read_dir(home.join("store/images")).expect("images");

@@ -30,7 +30,7 @@ pub use calls::{ask, begin, command};
 pub use daemon::{
     Daemon, DaemonOptions, call, ending_once_it_serves, ok, pause_until_hibernated, wait_until,
 };
-pub use function::{Function, Language, built_home, copy_home, prefetch_file};
+pub use function::{Function, Language, built_home, copy_home, home_with_box, prefetch_file};
 pub use guest::{Fixture, Linking, compare_c, compare_python, compile, programs, python};
 pub use http::{Heard, Raw, Response, get, post, request, request_local};
 pub use lasting::{LASTING_KEYS, count, lasting, lasting_lines};

@@ -4,30 +4,11 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use thaw_e2e::{
-    Daemon, DaemonOptions, built_home, call, ok, pause_until_hibernated, run, thaw, wait_until,
+    Daemon, DaemonOptions, call, home_with_box, ok, pause_until_hibernated, wait_until,
 };
 
-/// A function without a program, with some programs of this host.
-const BOX: &str = r#"
-name = "box"
-isolation = "instance"
-persist = true
-[entry]
-kind = "sandbox"
-[runtime]
-kind = "python3"
-programs = ["sh", "cat", "sleep", "true"]
-[limits]
-instances = 50
-"#;
-
 fn home(label: &str) -> PathBuf {
-    let home = built_home(label, &[]);
-    let directory = home.with_extension("box");
-    fs::create_dir_all(&directory).unwrap();
-    fs::write(directory.join("thaw.toml"), BOX).unwrap();
-    run(thaw().arg("build").arg(&directory).env("THAW_HOME", &home)).success();
-    home
+    home_with_box(label, &[], &["sh", "cat", "sleep", "true"], "")
 }
 
 /// sh makes each by vfork(2) and execve(2).

@@ -1,27 +1,13 @@
 //! Processes from outside go on in copies of their sandbox, with their streams and terminals.
 
 use serde_json::Value;
-use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use thaw_e2e::{
-    Daemon, DaemonOptions, Workshop, built_home, call, ok, run, run_with_input, thaw, wait_until,
+    Daemon, DaemonOptions, Workshop, built_home, call, home_with_box, ok, run_with_input, thaw,
+    wait_until,
 };
-
-/// A function without a program, with some programs of this host.
-const BOX: &str = r#"
-name = "box"
-isolation = "instance"
-persist = true
-[entry]
-kind = "sandbox"
-[runtime]
-kind = "python3"
-programs = ["sh", "cat", "sleep", "true"]
-[limits]
-instances = 50
-"#;
 
 fn home(label: &str) -> PathBuf {
     home_with(label, "")
@@ -29,12 +15,7 @@ fn home(label: &str) -> PathBuf {
 
 /// The same with more limits.
 fn home_with(label: &str, limits: &str) -> PathBuf {
-    let home = built_home(label, &[]);
-    let directory = home.with_extension("box");
-    fs::create_dir_all(&directory).expect("a directory");
-    fs::write(directory.join("thaw.toml"), format!("{BOX}{limits}\n")).expect("a file");
-    run(thaw().arg("build").arg(&directory).env("THAW_HOME", &home)).success();
-    home
+    home_with_box(label, &[], &["sh", "cat", "sleep", "true"], limits)
 }
 
 /// A client that stays with a process, which has printed `ready`.

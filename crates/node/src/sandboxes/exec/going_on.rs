@@ -247,10 +247,13 @@ impl Execs {
         exec.goes_on.store(true, Ordering::Relaxed);
         exec.reach_by(Some(connector.clone()));
         let message = RemoteMessage::exec_goes_on(earlier, exec.id);
-        if connector.send_remote(message, &sockets.lent()).is_err() {
-            return exec.lose();
+        match connector.send_remote(message, &sockets.lent()) {
+            Ok(()) => exec.collect(sockets.ours),
+            // The instance has ended. If it was just woken it may sleep on, with its processes: who hears
+            // of its end decides that.
+            Err(_) if exec.pid().is_some() => {}
+            Err(_) => exec.lose(),
         }
-        exec.collect(sockets.ours);
     }
 
     /// The sandbox has no such process: it has ended, and nobody knows how. One of which nobody has
@@ -368,7 +371,11 @@ mod tests {
         let all = execs.go_on_in_copy(&[note(1)], || 2, &dead).unwrap();
         let mut reader = all[0].output.reader().unwrap();
         assert_eq!(reader.next().await, Next::End);
+        // One that was killed as soon as it woke sleeps on with them.
         let asleep = Execs::asleep(&[note(1)]);
+        asleep.wake(&dead, Some(asleep.new_streams().unwrap()));
+        let asleep = asleep.asleep_again();
+        assert!(asleep.new_streams().unwrap().0[0].2.is_open());
         let mut reader = asleep.find(1).unwrap().output.reader().unwrap();
         asleep.wake(&dead, None);
         assert_eq!(reader.next().await, Next::End);
