@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Child, Command};
 use std::sync::OnceLock;
 use std::thread;
 use std::time::Duration;
@@ -186,7 +186,9 @@ fn whoever_takes_over_the_daemon_moves_no_process_of_the_hosts_into_a_group() {
     });
     let mut taking = Command::new("python3");
     taking.args(["-c", MOVE_OTHERS, &daemon.pid().to_string()]);
-    let outcome = run(taking.args(victims.each_ref().map(|victim| victim.id().to_string())));
+    let others = [daemon.main_pid(), daemon.pid()].into_iter();
+    let others = others.chain(victims.each_ref().map(Child::id));
+    let outcome = run(taking.args(others.map(|pid| pid.to_string())));
     victims.iter_mut().for_each(|victim| {
         victim.kill().and_then(|()| victim.wait()).map(drop).expect("our child")
     });
@@ -199,7 +201,6 @@ fn whoever_takes_over_the_daemon_moves_no_process_of_the_hosts_into_a_group() {
 }
 
 /// Takes the files that lead into groups from a process, and writes the numbers of others there.
-/// With control groups of version 2 the others of the tests may be in Thaw's unit.
 const MOVE_OTHERS: &str = r#"
 import ctypes, os, sys
 PIDFD_GETFD = 438
@@ -213,7 +214,7 @@ for name in os.listdir(f"/proc/{daemon}/fd"):
     if os.path.basename(path) not in ["tasks", "cgroup.procs"]:
         continue
     file = ctypes.CDLL(None).syscall(PIDFD_GETFD, pidfd, int(name), 0)
-    for pid in others if path.endswith("tasks") else [1]:
+    for pid in [1, *others]:
         try:
             os.write(file, str(pid).encode())
             print(path, pid, "was moved")

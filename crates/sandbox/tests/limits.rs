@@ -344,8 +344,15 @@ fn groups_go_with_their_sandbox() {
     wait_until("nobody is in the groups", || !groups.iter().any(|group| has_processes(group)));
     drop(parent);
     wait_until("all are removed", || !groups.iter().any(|group| group.exists()));
-    // That which stands for this process has the name without the sandbox's number.
-    let own: Vec<_> = groups.iter().map(|group| group.with_extension("")).collect();
+    // That which stands for this process has the name without the sandbox's number, or holds the
+    // sandbox's (version 2).
+    let own: Vec<_> = groups
+        .iter()
+        .map(|group| match group.extension() {
+            Some(_) => group.with_extension(""),
+            None => group.parent().unwrap().to_owned(),
+        })
+        .collect();
     wait_until("the others are removed", || !own.iter().any(|group| group.exists()));
 }
 

@@ -15,6 +15,9 @@ const PREFIX: &str = "thaw-";
 /// Where this process itself goes in a tree of version 2, which wants every process in
 /// a leaf.
 const LEAF: &str = "thaw-host";
+/// Weight of all sandboxes together against each group beside theirs, in a tree of version 2. That of
+/// one process is 100.
+const WEIGHT_OF_ALL: u32 = 1000;
 /// Depth to which leftovers are looked for.
 const SEARCH_DEPTH: usize = 6;
 
@@ -140,7 +143,7 @@ impl Tree {
                 .extend(usable.into_iter().map(|controller| (controller, reason.clone())));
             return found;
         }
-        match make_group(&own) {
+        match make_group(&own).and_then(|group| hold_sandboxes(group, self.version, &usable)) {
             Ok(directory) => {
                 found.place = Some(Place { version: self.version, directory, controllers: usable });
             }
@@ -305,7 +308,7 @@ fn vacate(own: &Path, unit: Unit) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the group that stands for this process, whose name begins those of its sandboxes.
+/// Makes the group that stands for this process. Its name begins those of its sandboxes.
 fn make_group(own: &Path) -> io::Result<PathBuf> {
     let name = group_name(std::process::id())
         .ok_or_else(|| io::Error::other("cannot read /proc/self/stat"))?;
@@ -320,6 +323,35 @@ fn make_group(own: &Path) -> io::Result<PathBuf> {
             result => Some(result.map(|()| directory)),
         })
         .unwrap_or_else(|| Err(io::Error::from(io::ErrorKind::AlreadyExists)))
+}
+
+/// In a tree of version 2, has a group of this process hold those of its sandboxes, with these
+/// controllers.
+fn hold_sandboxes(
+    group: PathBuf,
+    version: Version,
+    controllers: &[Controller],
+) -> io::Result<PathBuf> {
+    let enable = |controller: &Controller| match controller {
+        Controller::CpuAccounting => Ok(()),
+        _ => fs::write(group.join("cgroup.subtree_control"), format!("+{}", controller.name())),
+    };
+    let prepare = || {
+        if version == Version::V1 {
+            return Ok(());
+        }
+        if controllers.contains(&Controller::Cpu) {
+            fs::write(group.join("cpu.weight"), WEIGHT_OF_ALL.to_string())?;
+        }
+        controllers.iter().try_for_each(enable)
+    };
+    match prepare() {
+        Ok(()) => Ok(group),
+        Err(error) => {
+            let _ = fs::remove_dir(&group);
+            Err(error)
+        }
+    }
 }
 
 /// `PID-STARTTIME` of a live process.
@@ -446,6 +478,24 @@ mod tests {
         assert!(enabled.starts_with("+pids"), "{enabled}");
         let error = enable(Controller::Cpu, own.path(), &Unit::Unknown).unwrap_err();
         assert!(error.to_string().contains("`cpu`"), "{error}");
+    }
+
+    #[test]
+    fn a_group_of_version_2_holds_those_of_sandboxes_with_its_controllers() {
+        let own = tempfile::tempdir().unwrap();
+        let make = |version, controllers: &[Controller]| {
+            let group = own.path().join("group");
+            fs::create_dir(&group).unwrap();
+            assert_eq!(hold_sandboxes(group.clone(), version, controllers).unwrap(), group);
+            let read = |name| fs::read_to_string(group.join(name)).ok();
+            let written = (read("cpu.weight"), read("cgroup.subtree_control"));
+            fs::remove_dir_all(&group).unwrap();
+            written
+        };
+        assert_eq!(make(Version::V1, &Controller::ALL), (None, None));
+        let all = make(Version::V2, &[Controller::Cpu, Controller::CpuAccounting]);
+        assert_eq!(all, (Some("1000".to_owned()), Some("+cpu".to_owned())));
+        assert_eq!(make(Version::V2, &[Controller::Pids]), (None, Some("+pids".to_owned())));
     }
 
     #[test]

@@ -10,23 +10,21 @@
 //! | version | whom such a file moves |
 //! | --- | --- |
 //! | 1 | processes of this user (`__cgroup1_procs_write` in kernel/cgroup/cgroup-v1.c) |
-//! | 2 | processes in the groups below the one in which the sandboxes' are made, which is this user's for that (`cgroup_attach_permissions` in kernel/cgroup/cgroup.c) |
+//! | 2 | processes in the group that holds all sandboxes' groups and that of the zygote parents: its `cgroup.procs` is this user's for that, and of no group above it (`cgroup_procs_write_permission` in kernel/cgroup/cgroup.c) |
 
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{MetadataExt, chown};
+use std::os::unix::fs::chown;
 use std::path::Path;
 
-use rustix::process::{
-    Uid, getegid, geteuid, parent_process_death_signal, set_parent_process_death_signal,
-};
+use rustix::process::{Uid, getegid, parent_process_death_signal, set_parent_process_death_signal};
 use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_thread_res_uid,
 };
 use serde::{Deserialize, Serialize};
 
-use super::hierarchy::{Hierarchy, Version};
+use super::hierarchy::{Hierarchy, Version, make_directory};
 use crate::sys;
 
 /// The file of a group that moves whoever writes to it there.
@@ -49,8 +47,6 @@ pub(super) fn open(directory: &Path, version: Version) -> io::Result<OwnedFd> {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Newcomers {
     uid: u32,
-    /// For each place of the hierarchy: whether files that this user opens lead into its groups.
-    may_enter: Vec<bool>,
 }
 
 impl Newcomers {
@@ -59,12 +55,23 @@ impl Newcomers {
     /// # Errors
     /// The host's.
     pub fn let_in(hierarchy: &Hierarchy, uid: u32) -> io::Result<Self> {
-        let let_into = |place: &super::Place| match place.version {
-            Version::V1 => Ok(true),
-            Version::V2 => let_leave(place.directory.parent().unwrap_or(&place.directory), uid),
-        };
-        let may_enter = hierarchy.places().iter().map(let_into).collect::<io::Result<_>>()?;
-        Ok(Self { uid, may_enter })
+        for place in hierarchy.places() {
+            if let Some(parents) = place.of_zygote_parents() {
+                make_directory(&parents)?;
+                chown(place.directory.join(entrance(place.version)), Some(uid), None)?;
+            }
+        }
+        Ok(Self { uid })
+    }
+
+    /// The files by which a zygote parent enters the groups from which newcomers come. They move
+    /// every process: they are for root only.
+    ///
+    /// # Errors
+    /// The host's.
+    pub(crate) fn origins(hierarchy: &Hierarchy) -> io::Result<Vec<OwnedFd>> {
+        let groups = hierarchy.places().iter().filter_map(super::Place::of_zygote_parents);
+        groups.map(|group| open(&group, Version::V2)).collect()
     }
 
     /// Opens the files that lead into the groups of one sandbox, one of each place.
@@ -78,19 +85,11 @@ impl Newcomers {
             let open_all = || groups.iter().map(open_one).collect();
             return as_user(self.uid, FileUser::Root, open_all);
         }
-        let with_places = groups.iter().zip(&self.may_enter);
-        with_places.map(|(group, may_enter)| self.open_as(*may_enter, group)).collect()
+        groups.iter().map(|group| self.open_as(group)).collect()
     }
 
-    /// How many places of a hierarchy this is about.
-    pub(crate) fn places(&self) -> usize {
-        self.may_enter.len()
-    }
-
-    fn open_as(&self, may_enter: bool, group: &(&Path, Version)) -> io::Result<OwnedFd> {
-        let &(directory, version) = group;
+    fn open_as(&self, &(directory, version): &(&Path, Version)) -> io::Result<OwnedFd> {
         match version {
-            _ if !may_enter => open(directory, version),
             Version::V1 => as_user(self.uid, FileUser::Root, || open(directory, version)),
             Version::V2 => {
                 chown(directory.join(entrance(version)), Some(self.uid), None)?;
@@ -98,21 +97,6 @@ impl Newcomers {
             }
         }
     }
-}
-
-/// Lets a user move processes out of groups in this one, which are Thaw's and those of
-/// the same unit. False if that would concern other processes, too: it is the root of all
-/// groups, or that of another monitor's sandboxes, too.
-fn let_leave(directory: &Path, uid: u32) -> io::Result<bool> {
-    if !directory.join("cgroup.type").exists() {
-        return Ok(false);
-    }
-    let file = directory.join(entrance(Version::V2));
-    let owner = file.metadata()?.uid();
-    if owner == geteuid().as_raw() {
-        chown(&file, Some(uid), None)?;
-    }
-    Ok(owner == geteuid().as_raw() || owner == uid)
 }
 
 /// With whose rights files are found.
@@ -152,16 +136,79 @@ fn keep_right_to_kill() -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{Controller, Place};
     use super::*;
     use rustix::event::{PollFd, PollFlags, poll};
     use rustix::io::Errno;
-    use rustix::process::{Pid, Signal, getpid, kill_process, test_kill_process, waitpid};
+    use rustix::process::{Pid, Signal, geteuid, getpid, kill_process, test_kill_process, waitpid};
     use std::convert::Infallible;
     use std::io::Read;
+    use std::os::unix::process::CommandExt;
+    use std::process::{Child, Command};
     use std::time::{Duration, Instant};
 
     const USER: u32 = 65_533;
     const OTHER_USER: u32 = 65_532;
+
+    /// A place in the first tree of version 2 that is mounted here, which may have no controllers.
+    fn place_of_version_2() -> Option<Place> {
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let mut mounts = mounts.lines().filter(|line| line.contains(" - cgroup2 "));
+        let mount = Path::new(mounts.next()?.split(' ').nth(4)?);
+        let directory = mount.join(format!("thaw-{}-1-0", std::process::id()));
+        make_directory(&directory).ok()?;
+        Some(Place {
+            version: Version::V2,
+            directory,
+            controllers: vec![Controller::CpuAccounting],
+        })
+    }
+
+    /// A process of this user that waits, in the group that this file leads into.
+    fn waiting(uid: u32, entrance: Option<&OwnedFd>) -> Child {
+        let child = Command::new("sleep").arg("1000").uid(uid).gid(uid).spawn().unwrap();
+        if let Some(entrance) = entrance {
+            rustix::io::write(entrance, child.id().to_string().as_bytes()).unwrap();
+        }
+        child
+    }
+
+    #[test]
+    fn in_a_tree_of_version_2_only_processes_of_zygote_parents_are_moved() {
+        if !geteuid().is_root() {
+            eprintln!("skipped: only root acts as others");
+            return;
+        }
+        let Some(place) = place_of_version_2() else {
+            eprintln!("skipped: no control groups of version 2 that can be written");
+            return;
+        };
+        let own = place.directory.clone();
+        let hierarchy = Hierarchy::new(vec![place], Vec::new());
+        let newcomers = Newcomers::let_in(&hierarchy, USER).unwrap();
+        let origins = Newcomers::origins(&hierarchy).unwrap();
+        let group = hierarchy.create(1).unwrap();
+        let [entrance] = <[OwnedFd; 1]>::try_from(group.entrances_of(&newcomers).unwrap()).unwrap();
+        let mut others = [0, USER, OTHER_USER].map(|uid| waiting(uid, None));
+        let mut newcomer = waiting(USER, Some(&origins[0]));
+        let ids = others.iter().map(Child::id).chain([std::process::id(), 1]);
+        let moved: Vec<_> =
+            ids.map(|id| rustix::io::write(&entrance, id.to_string().as_bytes())).collect();
+        let entered = rustix::io::write(&entrance, newcomer.id().to_string().as_bytes());
+        let members = std::fs::read_to_string(group.directories()[0].join("cgroup.procs")).unwrap();
+        for child in others.iter_mut().chain([&mut newcomer]) {
+            child.kill().and_then(|()| child.wait()).unwrap();
+        }
+        assert_eq!(moved, [Err(Errno::ACCESS); 5]);
+        assert!(entered.is_ok(), "{entered:?}");
+        assert_eq!(members.trim(), newcomer.id().to_string());
+        drop((entrance, origins, group, hierarchy));
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while own.exists() {
+            assert!(Instant::now() < deadline, "{} is still there", own.display());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
 
     #[test]
     #[allow(unsafe_code)]

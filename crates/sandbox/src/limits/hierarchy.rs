@@ -82,12 +82,16 @@ pub struct Missing {
     pub reason: String,
 }
 
-/// Where the groups of the sandboxes are made in one tree: beside an empty group that
-/// stands for this process, and beside this process.
+/// Where the groups of the sandboxes are made in one tree: by the version, beside an empty group
+/// that stands for this process, or in it.
 ///
-/// No group holds them all: it would count as one with those beside it, so that a sandbox
-/// that wakes up would have to wait for what another had too much (200 µs became 320 µs
-/// until the first response byte on a machine with ten times more to do than it could).
+/// In a tree of version 1 no group holds them all: it would count as one with those beside it, so
+/// that a sandbox that wakes up would have to wait for what another had too much (200 µs became
+/// 320 µs until the first response byte on a machine with ten times more to do than it could).
+///
+/// In a tree of version 2 one does, with more weight ([`super::discover`]): who may write to its
+/// `cgroup.procs` moves processes within it, and nobody into it or out of it (cgroups(7), "Cgroups
+/// delegation: delegation containment").
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
     /// Version of the tree.
@@ -106,21 +110,31 @@ impl Place {
         self.version == Version::V1
     }
 
+    /// The directory in which those of the sandboxes' groups are.
+    pub(crate) fn above_sandboxes(&self) -> &Path {
+        match self.version {
+            Version::V1 => self.directory.parent().unwrap_or(&self.directory),
+            Version::V2 => &self.directory,
+        }
+    }
+
+    /// Whether this is the directory of a sandbox's group.
+    pub(crate) fn is_of_sandbox(&self, directory: &Path) -> bool {
+        let prefix = self.of_sandbox_prefix();
+        let rest = directory.as_os_str().as_encoded_bytes().strip_prefix(prefix.as_encoded_bytes());
+        rest.is_some_and(|number| !number.is_empty() && number.iter().all(u8::is_ascii_digit))
+    }
+
     /// The directories of all groups of sandboxes that are there.
     fn sandboxes(&self) -> Vec<PathBuf> {
-        let Some(above) = self.directory.parent() else { return Vec::new() };
-        let own = self.of_sandbox_prefix();
-        let entries = fs::read_dir(above).into_iter().flatten().flatten().map(|entry| entry.path());
-        let is_of_sandbox = |path: &PathBuf| {
-            path.as_os_str().as_encoded_bytes().starts_with(own.as_encoded_bytes())
-        };
-        entries.filter(is_of_sandbox).collect()
+        let entries = fs::read_dir(self.above_sandboxes()).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).filter(|path| self.is_of_sandbox(path)).collect()
     }
 
     /// How the directories of sandboxes' groups begin.
     fn of_sandbox_prefix(&self) -> OsString {
         let mut prefix = self.directory.clone().into_os_string();
-        prefix.push(".");
+        prefix.push(if self.version == Version::V1 { "." } else { "/" });
         prefix
     }
 
@@ -129,6 +143,12 @@ impl Place {
         let mut directory = self.of_sandbox_prefix();
         directory.push(number.to_string());
         directory.into()
+    }
+
+    /// The group of the zygote parents of a monitor, from which processes move into those of
+    /// sandboxes. `None`: they may be anywhere.
+    pub(super) fn of_zygote_parents(&self) -> Option<PathBuf> {
+        (self.version == Version::V2).then(|| self.directory.join("zygote-parents"))
     }
 }
 
@@ -284,7 +304,9 @@ fn umask() -> Option<u32> {
 impl Drop for Hierarchy {
     fn drop(&mut self) {
         if let Maker::Own = self.maker {
-            let own = self.places.iter().map(|place| place.directory.clone());
+            let own = self.places.iter().flat_map(|place| {
+                place.of_zygote_parents().into_iter().chain([place.directory.clone()])
+            });
             let vacant = self.stock.close().into_iter().flat_map(Reusable::into_directories);
             supervisor::remove(vacant.chain(own).collect());
         }

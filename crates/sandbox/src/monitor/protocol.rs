@@ -24,10 +24,10 @@ use crate::message;
 /// version of that one, whose helpers it starts from the program that it was before. The daemon after
 /// that has this version, and takes over what those before it have had kept: both understand all
 /// versions from [`OLDEST_VERSION`] on.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 /// The least version of which packets, notes and zygote parents are understood: two before
-/// [`VERSION`], but none before monitors execute themselves anew.
-pub const OLDEST_VERSION: u32 = 5;
+/// [`VERSION`], but none before control groups of version 2 were held by one of their monitor's.
+pub const OLDEST_VERSION: u32 = 6;
 
 /// Daemon → monitor: start a zygote parent. Attached: its control socket and the kernel.
 pub const REQUEST_PARENT: u32 = 1;
@@ -275,16 +275,12 @@ impl Grant {
 
     /// The directories in which the groups of sandboxes are made, one of each tree.
     pub fn group_directories(&self) -> impl Iterator<Item = &Path> {
-        self.places.iter().filter_map(|place| place.directory.parent())
+        self.places.iter().map(Place::above_sandboxes)
     }
 
     /// Whether this is the directory of a sandbox's group.
     pub fn is_of_sandbox(&self, directory: &Path) -> bool {
-        self.places.iter().any(|place| {
-            let name = place.directory.as_os_str().as_encoded_bytes();
-            let rest = directory.as_os_str().as_encoded_bytes().strip_prefix(name);
-            rest.is_some_and(|rest| rest.starts_with(b"."))
-        })
+        self.places.iter().any(|place| place.is_of_sandbox(directory))
     }
 }
 
@@ -336,18 +332,27 @@ mod tests {
 
     #[test]
     fn groups_of_sandboxes_are_known_by_their_names() {
-        let place = Place {
-            version: crate::limits::Version::V2,
-            directory: "/sys/fs/cgroup/unit/thaw-7-1-0".into(),
+        use crate::limits::Version;
+        let place = |version, directory: &str| Place {
+            version,
+            directory: directory.into(),
             controllers: Vec::new(),
         };
-        let grant = Grant { ids: 0, life: 0, places: vec![place], missing: Vec::new() };
-        assert!(grant.group_directories().eq([Path::new("/sys/fs/cgroup/unit")]));
-        for (name, expected) in
-            [("thaw-7-1-0.12", true), ("thaw-7-1-0", false), ("thaw-host", false)]
-        {
-            let directory = Path::new("/sys/fs/cgroup/unit").join(name);
-            assert_eq!(grant.is_of_sandbox(&directory), expected, "{name}");
+        let places =
+            vec![place(Version::V1, "/pids/thaw-7-1-0"), place(Version::V2, "/unit/thaw-7-1-0")];
+        let grant = Grant { ids: 0, life: 0, places, missing: Vec::new() };
+        assert!(grant.group_directories().eq(["/pids", "/unit/thaw-7-1-0"].map(Path::new)));
+        for (directory, expected) in [
+            ("/pids/thaw-7-1-0.12", true),
+            ("/pids/thaw-7-1-0/12", false),
+            ("/pids/thaw-7-1-0", false),
+            ("/unit/thaw-7-1-0/12", true),
+            ("/unit/thaw-7-1-0/zygote-parents", false),
+            ("/unit/thaw-7-1-0/", false),
+            ("/unit/thaw-7-1-0.12", false),
+            ("/unit/thaw-host", false),
+        ] {
+            assert_eq!(grant.is_of_sandbox(Path::new(directory)), expected, "{directory}");
         }
     }
 

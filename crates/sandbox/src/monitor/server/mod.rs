@@ -446,6 +446,9 @@ impl Monitor {
             .current_dir("/")
             .stdin(Stdio::from(control))
             .stdout(Stdio::from(kernel));
+        if self.newcomers.is_some() {
+            enter_groups(&mut launcher, Newcomers::origins(&self.groups)?);
+        }
         self.launch(launcher)
     }
 
@@ -584,6 +587,19 @@ fn ids_of_sandboxes(ids: u32) -> u32 {
 fn children() -> Vec<u32> {
     let text = std::fs::read_to_string("/proc/thread-self/children").unwrap_or_default();
     text.split_whitespace().filter_map(|child| child.parse().ok()).collect()
+}
+
+/// Has a command enter the groups into which these files lead.
+fn enter_groups(command: &mut Command, entrances: Vec<OwnedFd>) {
+    // SAFETY: between fork and exec nothing is called but the host.
+    unsafe {
+        command.pre_exec(move || {
+            entrances.iter().try_for_each(|entrance| {
+                rustix::io::write(entrance, b"0")?;
+                Ok(())
+            })
+        });
+    }
 }
 
 /// Lets a command inherit its standard streams and no more.

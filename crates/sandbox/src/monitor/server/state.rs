@@ -67,8 +67,7 @@ impl MonitorState {
             return Err("what it keeps for the next daemon is damaged".to_owned());
         }
         let names: HashSet<u64> = self.groups.iter().map(|name| name.number).collect();
-        let may_enter = self.newcomers.as_ref().map(Newcomers::places);
-        if names.len() < self.groups.len() || may_enter.is_some_and(|n| n != self.places.len()) {
+        if names.len() < self.groups.len() {
             return Err("what it says of its control groups is damaged".to_owned());
         }
         let has_too_many_fetchers = self.fetchers.len() > FETCHERS_MAX;
