@@ -74,7 +74,8 @@ test: forget-skipped check all-tests ## Run every test
 forget-skipped:
 	@mkdir -p $(dir $(THAW_SKIPPED)) && : > $(THAW_SKIPPED)
 
-ci: test runtimes ## Run every test, then every runtime and tool
+ci: test ## Run every test, then those that need every runtime and tool
+	@$(MAKE) runtimes RUNTIME_TESTS=--ignored
 
 check: setup
 	@scripts/say "Checking the style"
@@ -102,11 +103,13 @@ examples: build ## Build all examples, the large ones too (installs npm, maven, 
 	@scripts/setup runtimes
 	@THAW=$(abspath $(THAW)) ONCE=1 scripts/run-examples $(EXAMPLES) $(MORE_EXAMPLES)
 
+# `make ci` has run those that are not ignored.
+RUNTIME_TESTS ?= --include-ignored
 runtimes: build ## Test every runtime and tool that docs/runtimes.md lists
 	@scripts/setup runtimes
 	@scripts/say "Testing every runtime"
-	THAW_BIN=$(abspath $(THAW)) $(CARGO) test --locked -p thaw-e2e --no-fail-fast \
-		--test runtimes --test functions --test entry --test copies --test e2b -- --include-ignored --test-threads 2
+	@THAW_BIN=$(abspath $(THAW)) CARGO_INCREMENTAL=0 CARGO="$(CARGO)" JOBS=2 scripts/run-tests \
+		e2e/runtimes e2e/functions e2e/entry e2e/copies e2e/e2b -- $(RUNTIME_TESTS)
 
 bench: build ## Measure boots of the examples, at scale and by technique
 	@THAW=$(abspath $(THAW)) scripts/bench $(BENCHED)
