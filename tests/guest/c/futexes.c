@@ -3,6 +3,7 @@
 #include "guest.h"
 #include <linux/futex.h>
 #include <pthread.h>
+#include <stddef.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 
@@ -97,8 +98,39 @@ static void *owns(void *argument)
     return NULL;
 }
 
-int main(void)
+/* A robust list with one lock, which its thread holds. */
+struct held {
+    struct robust_list_head head;
+    struct robust_list entry;
+    uint32_t word;
+};
+
+/* A child takes a lock, and executes another program. */
+static void leaves_by_executing(void)
 {
+    PART("a holder executes another program");
+    struct held *held = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    pid_t child = MUST(fork());
+    if (!child) {
+        held->head.list.next = &held->entry;
+        held->entry.next = &held->head.list;
+        held->head.futex_offset = offsetof(struct held, word) - offsetof(struct held, entry);
+        held->word = (uint32_t)gettid();
+        MUST(syscall(SYS_set_robust_list, &held->head, sizeof held->head));
+        execl("/proc/self/exe", "futexes", "executed", NULL);
+        _exit(1);
+    }
+    int status;
+    MUST(waitpid(child, &status, 0));
+    say("ended %d, the lock: %x\n", status, held->word & ~FUTEX_TID_MASK);
+    IS((held->word & FUTEX_TID_MASK) == 0);
+}
+
+int main(int argc, char **argv)
+{
+    (void)argv;
+    if (argc > 1)
+        return 0;
     struct waiter w[4];
     struct timespec t;
 
@@ -256,6 +288,7 @@ int main(void)
     MUST(waitpid(child, &status, 0));
     say("woken %d\n", WEXITSTATUS(status));
     leave_scratch(scratch);
+    leaves_by_executing();
 
     PART("robust list");
     void *head;

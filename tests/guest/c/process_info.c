@@ -80,6 +80,19 @@ int main(void)
     limit.rlim_cur = 10, limit.rlim_max = 5;
     TRY(setrlimit(RLIMIT_CORE, &limit));
     TRY(prlimit(0x7ffffff0, RLIMIT_CORE, NULL, &again));
+    if (geteuid() == 0) {
+        pid_t parent = getpid(), child = MUST(fork());
+        if (!child) {
+            MUST(setresgid(65534, 65534, 65534));
+            MUST(setresuid(65534, 65534, 65534));
+            TRY(prlimit(0, RLIMIT_CORE, NULL, &again));
+            TRY(prlimit(parent, RLIMIT_CORE, NULL, &again));
+            _exit(0);
+        }
+        MUST(waitpid(child, NULL, 0));
+    } else {
+        say("not root\n");
+    }
     struct rusage usage;
     TRY(getrusage(RUSAGE_SELF, &usage));
     IS(usage.ru_maxrss > 0 && usage.ru_utime.tv_sec >= 0);

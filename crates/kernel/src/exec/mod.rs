@@ -132,6 +132,7 @@ pub fn replace_program(program: Program, path: &[u8]) -> Result<u64> {
     let prepared = program.prepare(process)?;
     // Nothing but a host that has no process left fails from here on.
     become_only_thread(&thread)?;
+    exit::leave_memory(&thread);
     if process.mm().users() > 1 {
         host_process::move_to_new_space()?;
     }

@@ -12,6 +12,7 @@ mod arrival;
 mod departure;
 pub mod host_connection;
 pub mod host_stream;
+mod in_flight;
 pub mod inbox;
 pub mod incoming;
 mod interface_ioctls;
@@ -74,6 +75,7 @@ pub struct Network {
     pub inodes: Arc<InodeNumbers>,
     /// Connections of clients.
     pub clients: Clients,
+    closing: in_flight::Closing,
     early: KernelCell<Early>,
 }
 
@@ -148,6 +150,7 @@ impl Network {
             outside: outside::Outside::new(),
             inodes: Arc::new(InodeNumbers::new()),
             clients: Clients::default(),
+            closing: in_flight::Closing::default(),
             early: KernelCell::default(),
         }
     }

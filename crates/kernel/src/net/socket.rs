@@ -10,6 +10,7 @@ use bitflags::bitflags;
 use super::address::SocketAddress;
 use super::arrival::Arrival;
 use super::departure::Departure;
+use super::in_flight::InFlight;
 use super::options::Options;
 use crate::errno::{Errno, Result};
 use crate::fs::anonymous::socket_stat;
@@ -163,7 +164,7 @@ impl PeerCredentials {
 #[derive(Clone, Default)]
 pub struct Ancillary {
     /// `SCM_RIGHTS`.
-    pub files: Vec<Arc<OpenFile>>,
+    pub files: InFlight,
     /// `SCM_CREDENTIALS`.
     pub credentials: Option<PeerCredentials>,
 }

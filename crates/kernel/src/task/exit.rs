@@ -66,13 +66,7 @@ pub fn exit_thread(status: ExitStatus) -> ! {
 fn leave(status: ExitStatus) {
     let thread = current();
     let process = thread.process.clone();
-    futex::release_robust(&thread);
-    let clear = crate::platform::user::UserAddress(thread.clear_child_tid.load(Relaxed));
-    // Nobody could look if the memory goes with the thread.
-    let is_shared = process.threads.borrow_mut().len() > 1 || process.mm().users() > 1;
-    if is_shared && !clear.is_null() && clear.write(&0u32).is_ok() {
-        let _ = futex::wake(clear, 1, u32::MAX, futex::Scope::Shared);
-    }
+    leave_memory(&thread);
     process.ended_cpu_ns.fetch_add(thread.cpu_ns(), Relaxed);
     process.threads.borrow_mut().retain(|other| !core::ptr::eq(Arc::as_ptr(other), &*thread));
     let removed = kernel().tasks.threads.borrow_mut().remove(&thread.tid());
@@ -87,6 +81,19 @@ fn leave(status: ExitStatus) {
         end_process(&process, status);
     }
     thread.sched.borrow_mut().state = scheduler::RunState::Dead;
+}
+
+/// Tells those who share memory with a thread that it uses it no more: it ends, or executes another
+/// program (`mm_release` in kernel/fork.c).
+pub fn leave_memory(thread: &Thread) {
+    futex::release_robust(thread);
+    let process = &thread.process;
+    let clear = crate::platform::user::UserAddress(thread.clear_child_tid.load(Relaxed));
+    // Nobody could look if the memory goes with the thread.
+    let is_shared = process.threads.borrow_mut().len() > 1 || process.mm().users() > 1;
+    if is_shared && !clear.is_null() && clear.write(&0u32).is_ok() {
+        let _ = futex::wake(clear, 1, u32::MAX, futex::Scope::Shared);
+    }
 }
 
 /// Ends a process whose last thread ends.

@@ -327,7 +327,7 @@ fn hand_over(address: UserAddress, key: Key, died: u32) -> Result<u64> {
 /// Longest list of robust futexes that is looked through (ROBUST_LIST_LIMIT).
 const ROBUST_LIST_LIMIT: usize = 2048;
 
-/// Frees the robust futexes that a thread holds at its end
+/// Frees the robust futexes that a thread holds when it leaves its memory
 /// (Documentation/locking/robust-futexes.rst).
 pub fn release_robust(thread: &Thread) {
     let head = UserAddress(thread.robust_list.load(Relaxed));

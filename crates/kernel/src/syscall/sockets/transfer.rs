@@ -204,7 +204,7 @@ fn receive_message(socket: &SocketFd, at: UserAddress, flags: MessageFlags) -> R
         }
         let close = flags.contains(MessageFlags::CMSG_CLOEXEC);
         let file_flags = if close { OpenFlags::CLOEXEC } else { OpenFlags::empty() };
-        control.put_files(core::mem::take(&mut received.ancillary.files), file_flags);
+        control.put_files(received.ancillary.files.take(), file_flags);
     }
     if let Some(arrival) = received.arrival {
         arrival.put(common, &mut control)?;

@@ -32,7 +32,7 @@ use crate::state::{RELEASE, VERSION, kernel};
 use crate::task::ids::Tid;
 use crate::task::process::ResourceLimit;
 use crate::task::signal::Signal;
-use crate::task::{Capabilities, current, current_process, exit, fork_id};
+use crate::task::{Capabilities, Process, current, current_process, exit, fork_id};
 
 /// getpid(2).
 pub fn getpid() -> Result<u64> {
@@ -333,7 +333,23 @@ pub fn prlimit64(
     old: UserAddress,
 ) -> Result<()> {
     let process = pid.process()?;
+    if !may_look_at_limits(&process) {
+        return Err(Errno::EPERM);
+    }
     limit(&process, resource, new, old)
+}
+
+/// Whether the running process may read and change the limits of another (`check_prlimit_permission`
+/// in kernel/sys.c).
+fn may_look_at_limits(process: &Process) -> bool {
+    let own = current_process();
+    if own.pid == process.pid {
+        return true;
+    }
+    let own = own.credentials.borrow_mut().clone();
+    let other = process.credentials.borrow_mut();
+    own.can(Capabilities::SYS_RESOURCE)
+        || other.users() == [own.uid; 3] && other.groups_of_process() == [own.gid; 3]
 }
 
 /// getrlimit(2).
@@ -347,7 +363,7 @@ pub fn setrlimit(resource: usize, from: UserAddress) -> Result<()> {
 }
 
 fn limit(
-    process: &crate::task::Process,
+    process: &Process,
     resource: usize,
     new: UserAddress,
     old: UserAddress,
