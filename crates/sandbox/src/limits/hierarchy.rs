@@ -139,7 +139,7 @@ impl Place {
     }
 
     /// The directory of a sandbox's group.
-    fn of_sandbox(&self, number: u64) -> PathBuf {
+    pub(crate) fn of_sandbox(&self, number: u64) -> PathBuf {
         let mut directory = self.of_sandbox_prefix();
         directory.push(number.to_string());
         directory.into()

@@ -465,7 +465,7 @@ fn a_monitor_goes_on_with_all_that_it_had() {
     let directories = |number| all.0.made[&(life + number)].directories().to_vec();
     let (made, kept) = (directories(1), directories(2));
     // What a thread of the program before was about to remove.
-    let others: Vec<_> = made.iter().map(|made| made.with_extension("77")).collect();
+    let others: Vec<_> = grant.places.iter().map(|place| place.of_sandbox(77)).collect();
     others.iter().for_each(|other| std::fs::create_dir(other).unwrap());
 
     let mut all = (execute_anew(execute_anew(all.0)), all.1, all.2);
