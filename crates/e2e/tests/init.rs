@@ -173,6 +173,58 @@ fn packages_of_npm_are_installed() {
     assert_eq!(place.answer(&directory, "/?q=1"), "express 1");
 }
 
+/// Has a program write a lock file as its users do, and builds what `thaw init` makes of it.
+#[test]
+fn packages_of_pnpm_and_yarn_are_installed_by_their_lock_files() {
+    if !has("npm") || !reaches("registry.npmjs.org") || !reaches("registry.yarnpkg.com") {
+        return;
+    }
+    let place = Place::new();
+    let app = "const app = require('express')();\n\
+               app.get('/', (request, response) => response.send('express ' + request.query.q));\n\
+               app.listen(3000);\n";
+    let json = r#"{"name": "x", "scripts": {"start": "node app.js"},
+        "dependencies": {"express": "4.21.2"}}"#;
+    let berry = "YARN_NODE_LINKER=node-modules npx --yes @yarnpkg/cli-dist@4.5.3 install --mode update-lockfile";
+    for (name, lock, command) in [
+        ("pnpm", "pnpm-lock.yaml", "npx --yes pnpm@9 install --lockfile-only"),
+        ("classic", "yarn.lock", "npx --yes yarn@1.22.22 install --ignore-scripts"),
+        ("berry", "yarn.lock", berry),
+    ] {
+        let directory = place.directory(name, &[("app.js", app), ("package.json", json)]);
+        if name == "berry" {
+            // Without one, yarn takes the directory for part of a project above it.
+            fs::write(directory.join(lock), "").expect("a file");
+        }
+        let mut locking = Command::new("sh");
+        locking.args(["-c", command]).current_dir(&directory).env("HOME", place.all.path());
+        let outcome = run_within(PATIENCE, &mut locking, b"");
+        assert_eq!(outcome.code, Some(0), "{name}: {}{}", outcome.stdout, outcome.stderr);
+        let _ = fs::remove_dir_all(directory.join("node_modules"));
+        let report = place.init(&directory, &[]);
+        let found = report["project"]["found"].as_array().expect("a list");
+        assert!(found.iter().any(|found| found == lock), "{report}");
+        assert_eq!(place.answer(&directory, &format!("/?q={name}")), format!("express {name}"));
+    }
+}
+
+#[test]
+fn packages_of_poetry_are_installed() {
+    if !has("python3") || !reaches("pypi.org") {
+        return;
+    }
+    let place = Place::new();
+    let app = "import flask\napp = flask.Flask(__name__)\n@app.get('/')\ndef hello():\n    \
+               return 'flask ' + flask.request.args['q']\n";
+    let project = "[tool.poetry]\nname = \"x\"\nversion = \"1\"\n[tool.poetry.dependencies]\n\
+                   python = \"^3.9\"\nflask = \"~3.1.0\"\n\
+                   gunicorn = { version = \"^23\", python = \"<4\" }\n\
+                   pywin32 = { version = \"*\", platform = \"win32\" }\n";
+    let directory = place.directory("poet", &[("app.py", app), ("pyproject.toml", project)]);
+    place.init(&directory, &[]);
+    assert_eq!(place.answer(&directory, "/?q=1"), "flask 1");
+}
+
 #[test]
 fn modules_of_go_are_fetched() {
     if !has("go") || !reaches("proxy.golang.org") {

@@ -17,6 +17,7 @@ mod image;
 mod import;
 mod output;
 mod packages;
+mod poetry;
 mod program;
 mod template;
 mod train;

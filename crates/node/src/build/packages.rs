@@ -3,6 +3,7 @@
 use super::OnEvent;
 use super::command::{Commands, Task};
 use super::import::ImportFailure;
+use super::poetry;
 use crate::config::{EgressRule, RuntimeConfig};
 use std::ffi::OsString;
 use std::fs::File;
@@ -95,23 +96,19 @@ fn wanted(requirements: &Path) -> Result<Vec<OsString>, ImportFailure> {
     })
 }
 
-/// The dependencies of a project by the text of its pyproject.toml (PEP 621).
+/// The dependencies of a project by the text of its pyproject.toml: those of `[project]` (PEP 621),
+/// or of Poetry's own table.
 ///
 /// # Errors
-/// It is not TOML, or its dependencies are in a table of Poetry's, which `pip` does not read.
+/// It is not TOML, or `pip` could not install one of them.
 pub(crate) fn dependencies(text: &str) -> Result<Vec<String>, String> {
     let table: toml::Table = text.parse().map_err(|error| format!("{error}"))?;
-    let Some(project) = table.get("project").and_then(toml::Value::as_table) else {
-        let is_poetry = table.get("tool").and_then(|tool| tool.get("poetry")).is_some();
-        return match is_poetry {
-            true => Err("it has [tool.poetry] and no [project], which pip does not read; write \
-                         the dependencies into [project], or `poetry export` a requirements.txt"
-                .to_owned()),
-            // Settings of tools only.
-            false => Ok(Vec::new()),
-        };
-    };
-    let list = project.get("dependencies").and_then(toml::Value::as_array);
+    let list = table.get("project").and_then(|project| project.get("dependencies"));
+    let poetry = table.get("tool").and_then(|tool| tool.get("poetry"));
+    if let (None, Some(poetry)) = (list, poetry.and_then(toml::Value::as_table)) {
+        return poetry::dependencies(poetry);
+    }
+    let list = list.and_then(toml::Value::as_array);
     Ok(list.into_iter().flatten().filter_map(|item| item.as_str().map(str::to_owned)).collect())
 }
 

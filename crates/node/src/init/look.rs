@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 
 /// Most bytes of a file that is read.
 const FILE_MAX: u64 = 1 << 20;
+/// Bytes at the beginning of a file that are looked at.
+const HEAD: u64 = 4096;
 /// Most names of a directory that are looked at.
 const NAMES_MAX: usize = 4096;
 /// Most sources that are searched.
@@ -75,6 +77,14 @@ impl Look {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             Err(error) => Err(self.unusable(name, &error.to_string())),
         }
+    }
+
+    /// The beginning of a file, which may be large; `None`: there is none that can be read.
+    pub fn head(&self, name: &str) -> Option<String> {
+        let file = self.has(name).then(|| beneath::open(&self.opened, Path::new(name)))?.ok()?;
+        let mut bytes = Vec::new();
+        file.take(HEAD).read_to_end(&mut bytes).ok()?;
+        Some(String::from_utf8_lossy(&bytes).into_owned())
     }
 
     /// The same for sources, of which one that cannot be read says nothing.

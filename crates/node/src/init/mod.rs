@@ -9,6 +9,7 @@ mod java;
 mod look;
 mod native;
 mod node;
+mod node_packages;
 mod perl;
 mod php;
 mod python;

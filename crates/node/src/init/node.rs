@@ -1,6 +1,7 @@
 //! Node.js: `package.json`, or a server in a file of its own.
 
 use super::look::Look;
+use super::node_packages::Installer;
 use super::{InitError, Project};
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -17,17 +18,28 @@ const PROGRAMS: [&str; 9] = [
     "src/server.js",
     "src/index.js",
 ];
-/// npm's registry.
-const REGISTRY: [&str; 1] = ["registry.npmjs.org:443"];
-
 /// As much of a `package.json` as matters here.
 #[derive(Debug, Default, Deserialize)]
-struct Package {
+#[serde(rename_all = "camelCase")]
+pub(super) struct Package {
     main: Option<String>,
+    /// The program that installs the packages, with its version, and a hash of it: `pnpm@9.1.0+sha512.…`
+    package_manager: Option<String>,
     #[serde(default)]
     scripts: BTreeMap<String, String>,
     #[serde(default)]
     dependencies: BTreeMap<String, serde_json::Value>,
+}
+
+impl Package {
+    /// The version of a program that installs packages, if this names it.
+    pub fn version_of(&self, program: &str) -> Option<String> {
+        let (name, version) = self.package_manager.as_ref()?.split_once('@')?;
+        let version = version.split('+').next().unwrap_or_default();
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || ".-".contains(c);
+        let is_it = name == program && version.starts_with(|c: char| c.is_ascii_digit());
+        (is_it && version.chars().all(is_plain)).then(|| version.to_owned())
+    }
 }
 
 /// The file that holds the server.
@@ -135,26 +147,17 @@ fn plain_words(line: &str) -> Option<PlainWords> {
 
 /// How dependencies are installed, and what is compiled.
 fn installs(look: &Look, package: &Package, project: &mut Project) {
-    let has_lock = look.has("package-lock.json");
-    let npm = if has_lock { "ci" } else { "install" };
-    if ["yarn.lock", "pnpm-lock.yaml"].iter().any(|lock| look.has(lock)) && !has_lock {
-        project.notes.push(
-            "npm installs the dependencies, which does not read the lock file that is there; set \
-             `command` in [build] of thaw.toml to use another program"
-                .to_owned(),
-        );
-    }
-    if package.scripts.contains_key("build") {
-        let line = format!("npm {npm} && npm run build");
-        project.builds(
-            "Installs what package.json names, and compiles.",
-            &["sh", "-c", &line],
-            &REGISTRY,
-        );
+    let installer = Installer::of(look, package);
+    let (why, command) = if package.scripts.contains_key("build") {
+        ("Installs what package.json names, and compiles.", installer.install_and_build())
     } else if !package.dependencies.is_empty() {
-        let command = ["npm", npm, "--omit=dev", "--no-audit", "--no-fund"];
-        project.builds("Installs what package.json names.", &command, &REGISTRY);
-    }
+        ("Installs what package.json names.", installer.install())
+    } else {
+        return;
+    };
+    project.found.extend(installer.lock_file().map(str::to_owned));
+    let command: Vec<&str> = command.iter().map(String::as_str).collect();
+    project.builds(why, &command, installer.egress());
 }
 
 #[cfg(test)]

@@ -94,6 +94,9 @@ fn packages(look: &Look, project: &mut Project) -> Result<Vec<String>, InitError
         return Ok(Vec::new());
     };
     project.found.push(file.to_owned());
+    if file == "pyproject.toml" {
+        project.notes.extend(not_pinned(look));
+    }
     let names: Vec<String> = lines.iter().filter_map(|line| package(line)).collect();
     // Options such as `-r other.txt` name packages, too.
     let wants_pip =
@@ -102,6 +105,21 @@ fn packages(look: &Look, project: &mut Project) -> Result<Vec<String>, InitError
         project.runtime.push(("requirements", toml_text::string(file)));
     }
     Ok(names)
+}
+
+/// What to do about versions that a lock file fixes, which `pip` does not read.
+fn not_pinned(look: &Look) -> Option<String> {
+    let (lock, export) = [
+        ("uv.lock", "uv export --frozen --no-dev --no-emit-project -o requirements.txt"),
+        ("poetry.lock", "poetry export -o requirements.txt"),
+        ("pdm.lock", "pdm export --prod -o requirements.txt"),
+    ]
+    .into_iter()
+    .find(|(lock, _)| look.has(lock))?;
+    Some(format!(
+        "the versions are those that pyproject.toml allows, not those of {lock}; run `{export}` and \
+         `thaw init --force` to have these"
+    ))
 }
 
 /// The name of the package that a line of a requirements file asks for; PEP 508.

@@ -64,7 +64,13 @@ fn applications_of_asgi_are_served_by_uvicorn() {
     assert!(project.notes.is_empty(), "{:?}", project.notes);
     let config = parsed(&project);
     assert_eq!(config.runtime.unwrap().requirements.unwrap(), Path::new("pyproject.toml"));
-    let error = refused(&[main, ("pyproject.toml", "[tool.poetry]\n")]);
+    let toml = "[tool.poetry.dependencies]\npython = \"^3.9\"\n\
+                fastapi = {version = \"^0.115\", extras = [\"standard\"]}\n";
+    let project = found(&[main, ("pyproject.toml", toml), ("poetry.lock", "")]);
+    assert!(project.command.ends_with(&["main:api".to_owned()]), "{:?}", project.command);
+    assert!(project.notes.len() == 1 && project.notes[0].contains("poetry export"), "{project:?}");
+    let toml = "[tool.poetry.dependencies]\nx = {git = \"https://example.org\"}\n";
+    let error = refused(&[main, ("pyproject.toml", toml)]);
     assert!(error.contains("poetry export"), "{error}");
 }
 
@@ -100,6 +106,41 @@ fn a_package_is_started_by_its_script() {
     let config = parsed(&project);
     assert_eq!(config.env["LEVEL"], "2");
     assert_eq!(config.build.unwrap().egress.len(), 1);
+}
+
+/// With each lock file the program that has written it installs.
+#[test]
+fn the_lock_file_says_who_installs_packages() {
+    let installed = |manager: &str, files: &[(&str, &str)]| {
+        let json = format!(
+            r#"{{{manager}"scripts": {{"start": "node a.js"}}, "dependencies": {{"x": "1"}}}}"#
+        );
+        let all = [&[("package.json", json.as_str()), ("a.js", "")], files].concat();
+        build(&found(&all))
+    };
+    let pnpm = ("pnpm-lock.yaml", "lockfileVersion: '6.0'\n");
+    let hoisted = "install --frozen-lockfile --config.node-linker=hoisted --prod";
+    assert_eq!(installed("", &[pnpm]), format!("npx --yes pnpm@8 {hoisted}"));
+    let named = r#""packageManager": "pnpm@9.1.0+sha512.ab", "#;
+    assert_eq!(installed(named, &[pnpm]), format!("npx --yes pnpm@9.1.0 {hoisted}"));
+    let classic = ("yarn.lock", "# yarn lockfile v1\n");
+    let frozen = "npx --yes yarn@1.22.22 install --frozen-lockfile --non-interactive --production";
+    assert_eq!(installed("", &[classic]), frozen);
+    let berry = ("yarn.lock", "__metadata:\n  version: 8\n");
+    let line =
+        "sh -c YARN_NODE_LINKER=node-modules npx --yes @yarnpkg/cli-dist@4.2.1 install --immutable";
+    assert_eq!(installed(r#""packageManager": "yarn@4.2.1", "#, &[berry]), line);
+    // What is no version is not run.
+    for wrong in ["pnpm@9; id", "pnpm@latest", "npm@9", "pnpm"] {
+        let named = format!(r#""packageManager": "{wrong}", "#);
+        assert_eq!(installed(&named, &[pnpm]), format!("npx --yes pnpm@8 {hoisted}"), "{wrong}");
+    }
+    let npm = ("package-lock.json", "{}");
+    assert!(installed("", &[npm, pnpm]).starts_with("npm ci"));
+    let json = r#"{"main": "a.js", "scripts": {"build": "tsc"}}"#;
+    let project = found(&[("package.json", json), ("a.js", ""), pnpm]);
+    let line = "npx --yes pnpm@8 install --frozen-lockfile --config.node-linker=hoisted && npx --yes pnpm@8 run build";
+    assert_eq!(build(&project), format!("sh -c {line}"));
 }
 
 #[test]

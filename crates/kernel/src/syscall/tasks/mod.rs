@@ -362,12 +362,7 @@ pub fn setrlimit(resource: usize, from: UserAddress) -> Result<()> {
     limit(&current_process(), resource, from, UserAddress::NULL)
 }
 
-fn limit(
-    process: &Process,
-    resource: usize,
-    new: UserAddress,
-    old: UserAddress,
-) -> Result<()> {
+fn limit(process: &Process, resource: usize, new: UserAddress, old: UserAddress) -> Result<()> {
     let current_limit = *process.limits.borrow_mut().get(resource).ok_or(Errno::EINVAL)?;
     if !new.is_null() {
         let wanted: ResourceLimit = new.read()?;
