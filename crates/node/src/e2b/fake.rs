@@ -6,6 +6,7 @@ use super::backend::*;
 use super::problem::{Kind, Problem};
 use crate::sandboxes::egress::ClientEgress;
 use std::collections::{BTreeMap, VecDeque};
+use std::io::Read;
 use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -277,6 +278,15 @@ impl Fake {
 }
 
 impl Backend for Fake {
+    fn check<'a>(&'a self, wanted: &'a Wanted) -> Later<'a, Outcome<()>> {
+        let is_too_much = wanted.limits.cpus.is_some_and(|cpus| cpus > 2);
+        now(match wanted.snapshot.is_none() && wanted.function != "python" {
+            true => Err(Problem::new(Kind::NotFound, "there is no such function")),
+            false if is_too_much => Err(Problem::invalid("its function allows 2 processors")),
+            false => Ok(()),
+        })
+    }
+
     fn create(&self, wanted: Wanted) -> Later<'_, Outcome<Sandbox>> {
         if let Some(snapshot) = &wanted.snapshot {
             let mut copy = self.snapshots.lock().unwrap()[snapshot].clone();
@@ -388,6 +398,27 @@ impl Backend for Fake {
             tokio::spawn(show_head(theirs));
             Box::new(ours) as Box<dyn ByteStream>
         }))
+    }
+
+    fn unpack<'a>(
+        &'a self,
+        id: &'a str,
+        directory: &'a str,
+        archive: Box<dyn Read + Send>,
+    ) -> Later<'a, Outcome<()>> {
+        let unpacked = self.change(id, |one| one.tree.clone()).and_then(|tree| {
+            let wrong = |error: std::io::Error| Problem::invalid(error);
+            let mut archive = tar::Archive::new(archive);
+            for entry in archive.entries().map_err(wrong)? {
+                let mut entry = entry.map_err(wrong)?;
+                let path = format!("{directory}/{}", entry.path().map_err(wrong)?.display());
+                let mut contents = Vec::new();
+                entry.read_to_end(&mut contents).map_err(wrong)?;
+                tree.lock().unwrap().insert(path, Some(contents));
+            }
+            Ok(())
+        });
+        now(unpacked)
     }
 
     fn files<'a>(

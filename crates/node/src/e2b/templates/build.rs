@@ -1,0 +1,280 @@
+//! A build: a sandbox of its base, in which the steps are done; the start command, which is left
+//! running; and a checkpoint, of which sandboxes are made then.
+
+use super::copying::copy;
+use super::log::{BuildLog, Level};
+use super::origin::Origin;
+use super::records::{Build, Failure, State};
+use super::shell::{Printed, Shell, Why, failed, why};
+use super::steps::{Plan, Step};
+use crate::e2b::E2b;
+use crate::e2b::backend::{Ended, Sandbox, Wanted};
+use crate::sandboxes::EgressWish;
+use crate::sandboxes::egress::ClientEgress;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+
+/// How long steps, start command and ready command may take together.
+const BUILD_MAX: Duration = Duration::from_secs(3600);
+/// How long the checkpoint may take besides, after which the sandbox ends by itself.
+const WRITING_MAX: Duration = Duration::from_secs(900);
+/// How long a start command may take until it is ready.
+const READY_MAX: Duration = Duration::from_secs(300);
+/// How long is waited between two questions whether it is.
+const READY_EVERY: Duration = Duration::from_millis(200);
+/// How long a start command has if nothing says when it is ready, as with E2B.
+const READY_UNTOLD: Duration = Duration::from_secs(20);
+/// The step at which the base is made ready, in the words of the SDK.
+const BASE: &str = "base";
+/// The step after all others, in the words of the SDK.
+const FINALIZE: &str = "finalize";
+
+/// A build that begins.
+pub struct Job {
+    /// The name of the key that wants it.
+    pub owner: String,
+    /// The template.
+    pub template: String,
+    /// The build.
+    pub build: String,
+    /// What is known of it.
+    pub known: Build,
+    /// What it begins with.
+    pub origin: Origin,
+    /// What is to be done.
+    pub plan: Plan,
+}
+
+impl Job {
+    /// The sandbox that it is made in.
+    pub fn wanted(&self, most: Option<thaw_sandbox::EgressRules>) -> Wanted {
+        Wanted {
+            id: self.known.sandbox.clone(),
+            function: self.origin.function.clone(),
+            snapshot: self.origin.snapshot.clone(),
+            timeout_s: (BUILD_MAX + WRITING_MAX).as_secs(),
+            pauses: false,
+            metadata: BTreeMap::new(),
+            egress: EgressWish::Within { most, asked: ClientEgress::default() },
+            limits: self.known.limits,
+        }
+    }
+}
+
+/// What a build has come to.
+struct Made {
+    shell: Shell,
+    sandbox: Sandbox,
+}
+
+impl E2b {
+    /// Does a build to its end, and notes what has become of it. Nothing of its sandbox is left.
+    /// `cancelled` says when it is not wanted any more.
+    pub(super) async fn build(
+        self: Arc<Self>,
+        job: Job,
+        log: Arc<BuildLog>,
+        cancelled: watch::Receiver<bool>,
+    ) {
+        let made = self.prepare(&job, &log, cancelled).await;
+        let written = match made {
+            Ok(made) => self.write(&job, made).await,
+            Err(failure) => Err(failure),
+        };
+        // One that was never made, or has ended by itself, is gone.
+        let _ = self.backend.kill(&job.known.sandbox);
+        let failure = written.as_ref().err().cloned();
+        if let Some(Failure { message, step }) = &failure {
+            log.add(step, Level::Error, message);
+        }
+        // Whoever sees that it has ended may begin the next one.
+        self.templates.running.end(&job.build);
+        let is_known = self.templates.records.finish(&job.template, &job.build, |build| {
+            build.state = failure.map_or(State::Ready, State::Failed);
+            if let Ok(made) = &written {
+                build.defaults = made.shell.defaults.clone();
+                build.had = Some((made.sandbox.cpus, made.sandbox.memory_bytes));
+            }
+        });
+        if !is_known {
+            self.templates.records.leave_over(&job.known.checkpoint, &job.owner);
+        }
+        self.remove_leftovers().await;
+    }
+
+    /// All but the checkpoint, unless it is cancelled or takes too long.
+    async fn prepare(
+        &self,
+        job: &Job,
+        log: &Arc<BuildLog>,
+        mut cancelled: watch::Receiver<bool>,
+    ) -> Result<Made, Failure> {
+        let mut step = BASE.to_owned();
+        let done = tokio::select! {
+            done = timeout(BUILD_MAX, self.follow(job, log, &mut step)) => done.unwrap_or_else(|_| {
+                Err(format!("the build has taken {} s, which is as long as it may", BUILD_MAX.as_secs()))
+            }),
+            // Whoever could say so is gone with the build.
+            _ = cancelled.wait_for(|is_cancelled| *is_cancelled) => {
+                Err("the template was deleted while it was built".to_owned())
+            }
+        };
+        done.map_err(|message| Failure { message, step })
+    }
+
+    /// Does the steps, and has the start command run. `at` is the step that is done.
+    async fn follow(&self, job: &Job, log: &Arc<BuildLog>, at: &mut String) -> Result<Made, Why> {
+        let mut shell = Shell {
+            backend: self.backend.clone(),
+            id: job.known.sandbox.clone(),
+            directory: String::new(),
+            defaults: job.origin.defaults.clone(),
+            log: log.clone(),
+            step: at.clone(),
+        };
+        shell.say(&format!("Making a sandbox of {}", job.origin.shown));
+        let made = self.backend.create(job.wanted(self.settings.now().most_egress())).await;
+        let sandbox = made.map_err(why)?;
+        shell.directory = sandbox.directory.clone();
+        let count = job.plan.steps.len();
+        for (n, step) in job.plan.steps.iter().enumerate() {
+            at.clone_from(&(n + 1).to_string());
+            shell.step.clone_from(at);
+            shell.say(&format!("[{}/{count}] {}", n + 1, step.text()));
+            self.do_step(&mut shell, step, &job.owner).await?;
+        }
+        FINALIZE.clone_into(at);
+        shell.step.clone_from(at);
+        start(&shell, &job.plan).await?;
+        Ok(Made { shell, sandbox })
+    }
+
+    async fn do_step(&self, shell: &mut Shell, step: &Step, owner: &str) -> Result<(), Why> {
+        match step {
+            Step::Run { command, user } => {
+                let mut wanted = shell.command(command);
+                wanted.user = user.clone().or(wanted.user);
+                shell.must(command, wanted).await
+            }
+            Step::Env(envs) => shell.set_envs(envs).await,
+            Step::Workdir(path) => shell.set_directory(path).await,
+            Step::User(user) => shell.set_user(user).await,
+            Step::Copy(step) => copy(shell, step, &self.templates.uploads, owner).await,
+        }
+    }
+
+    /// Writes the checkpoint. It is done to its end: half of one would be nobody's.
+    async fn write(&self, job: &Job, made: Made) -> Result<Made, Failure> {
+        made.shell.say("Writing the template");
+        let written = self.backend.snapshot(&job.known.sandbox, &job.known.checkpoint).await;
+        written.map_err(|problem| {
+            let message = format!("the template cannot be written: {}", problem.message);
+            Failure { message, step: FINALIZE.to_owned() }
+        })?;
+        made.shell.say("The template is ready");
+        Ok(made)
+    }
+}
+
+/// Starts the start command, if there is one, and waits until it is ready.
+async fn start(shell: &Shell, plan: &Plan) -> Result<(), Why> {
+    let Some(command) = &plan.start else {
+        return match &plan.ready {
+            Some(ready) => until_ready(shell, ready).await,
+            None => Ok(()),
+        };
+    };
+    shell.say(&format!("Starting {command}"));
+    let started = shell.backend.start(&shell.id, shell.command(command)).await;
+    let (_, output) = started.map_err(why)?;
+    let mut printed = Printed::new(output);
+    let mut has_ended = false;
+    let ready = async {
+        match &plan.ready {
+            Some(ready) => until_ready(shell, ready).await,
+            None => {
+                sleep(READY_UNTOLD).await;
+                Ok(())
+            }
+        }
+    };
+    tokio::pin!(ready);
+    loop {
+        let line = |level, line: &str| shell.log.add(&shell.step, level, line);
+        tokio::select! {
+            is_ready = &mut ready => return is_ready,
+            next = printed.next(line), if !has_ended => match next? {
+                // Some only start what goes on.
+                Some(Ended::Code(0)) => has_ended = true,
+                Some(ended) => return Err(failed(command, ended, &printed.tail())),
+                None => {}
+            },
+        }
+    }
+}
+
+/// Waits until a command ends with 0.
+async fn until_ready(shell: &Shell, command: &str) -> Result<(), Why> {
+    let deadline = Instant::now() + READY_MAX;
+    let mut last = String::new();
+    loop {
+        match timeout_at(deadline, is_ready(shell, command)).await {
+            Ok(Ok(None)) => return Ok(()),
+            Ok(Ok(Some(tail))) => last = tail,
+            Ok(Err(why)) => return Err(why),
+            Err(_) => {
+                let seconds = READY_MAX.as_secs();
+                return Err(format!(
+                    "the ready command {command:?} has not ended with 0 for {seconds} s: {last}"
+                ));
+            }
+        }
+        sleep(READY_EVERY).await;
+    }
+}
+
+/// `None` if so, and otherwise what the command has printed.
+async fn is_ready(shell: &Shell, command: &str) -> Result<Option<String>, Why> {
+    if let Some(port) = port_of(command) {
+        let connected = shell.backend.port(&shell.id, port).await;
+        return Ok(connected.err().map(why));
+    }
+    let (_, output) = shell.backend.start(&shell.id, shell.command(command)).await.map_err(why)?;
+    let mut printed = Printed::new(output);
+    loop {
+        match printed.next(|_, _| {}).await? {
+            Some(Ended::Code(0)) => return Ok(None),
+            Some(_) => return Ok(Some(printed.tail())),
+            None => {}
+        }
+    }
+}
+
+/// The port that the SDK's `wait_for_port` waits for. It asks the program `ss`, which few images have, and
+/// to which the sandbox' kernel says nothing: so this node looks itself whether somebody listens.
+fn port_of(command: &str) -> Option<u16> {
+    let rest = command.trim().strip_prefix("[ -n \"$(ss -Htuln sport = :")?;
+    rest.strip_suffix(")\" ]")?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ready_command_of_the_sdk_for_ports_is_known() {
+        // As `wait_for_port` of E2B's Python SDK 2.63 and `waitForPort` of that for JavaScript have it.
+        assert_eq!(port_of("[ -n \"$(ss -Htuln sport = :8000)\" ]"), Some(8000));
+        for other in [
+            "",
+            "ss",
+            "[ -n \"$(ss -Htuln sport = :x)\" ]",
+            "[ -n \"$(ss -Htuln sport = :1)\" ]; true",
+        ] {
+            assert_eq!(port_of(other), None, "{other}");
+        }
+    }
+}
