@@ -85,7 +85,8 @@ mod tests {
 
     #[test]
     fn a_name_has_perhaps_an_owner_and_a_tag() {
-        let parsed = |text| TemplateName::parse(text, "team-a").map(|name| (name.name, name.tag));
+        let parsed =
+            |text: &str| TemplateName::parse(text, "team-a").map(|name| (name.name, name.tag));
         let name = |tag: Option<&str>| Ok(("box".to_owned(), tag.map(str::to_owned)));
         assert_eq!(parsed("box"), name(None));
         assert_eq!(parsed("box:v1.0"), name(Some("v1.0")));
