@@ -11,7 +11,7 @@ use crate::sandboxes::exec::{Attached, Exec, ExecProblem};
 use crate::sandboxes::files::{FileProblem, FileSession};
 use crate::sandboxes::ports::PortProblem;
 use crate::sandboxes::registry::SandboxProblem;
-use crate::sandboxes::tree::{PLACES, TreeLimits};
+use crate::sandboxes::tree::TreeLimits;
 use crate::sandboxes::untree::unpack;
 use crate::sandboxes::{
     self, ExecRequest, ExecState, LimitsChange, NewSandbox, Next, OnTimeout, Sandboxes,
@@ -375,16 +375,14 @@ impl Backend for NodeBackend {
     ) -> Later<'a, Outcome<()>> {
         Box::pin(async move {
             let (instance, service) = self.wanted_instance(id)?;
-            let place = PLACES.acquire().await.expect("the semaphore is never closed");
             let session = async || {
                 let opened = service.files(instance, SUPERUSER).await;
                 opened.map_err(|reason| Problem::new(Kind::Busy, reason))
             };
             let sessions = (session().await?, session().await?);
             let (handle, directory) = (Handle::current(), directory.to_owned());
+            // At most as many threads as there are builds: it ends with its sandbox.
             let unpacked = spawn_blocking(move || {
-                // At most as many threads as there are places, also if nobody waits any more.
-                let _place = place;
                 unpack(sessions, &directory, archive, &handle, TreeLimits::default())
             });
             let unpacked = unpacked.await.map_err(|error| Problem::new(Kind::Busy, error))?;

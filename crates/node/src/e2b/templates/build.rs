@@ -2,9 +2,9 @@
 //! running; and a checkpoint, of which sandboxes are made then.
 
 use super::copying::copy;
+use super::known::{BASE, Build, FINALIZE, Failure, State};
 use super::log::{BuildLog, Level};
 use super::origin::Origin;
-use super::records::{Build, Failure, State};
 use super::shell::{Printed, Shell, Why, failed, why};
 use super::steps::{Plan, Step};
 use crate::e2b::E2b;
@@ -27,10 +27,6 @@ const READY_MAX: Duration = Duration::from_secs(300);
 const READY_EVERY: Duration = Duration::from_millis(200);
 /// How long a start command has if nothing says when it is ready, as with E2B.
 const READY_UNTOLD: Duration = Duration::from_secs(20);
-/// The step at which the base is made ready, in the words of the SDK.
-const BASE: &str = "base";
-/// The step after all others, in the words of the SDK.
-const FINALIZE: &str = "finalize";
 
 /// A build that begins.
 pub struct Job {
@@ -122,7 +118,7 @@ impl E2b {
                 Err("the template was deleted while it was built".to_owned())
             }
         };
-        done.map_err(|message| Failure { message, step })
+        done.map_err(|message| Failure::new(&step, &message))
     }
 
     /// Does the steps, and has the start command run. `at` is the step that is done.
@@ -172,7 +168,7 @@ impl E2b {
         let written = self.backend.snapshot(&job.known.sandbox, &job.known.checkpoint).await;
         written.map_err(|problem| {
             let message = format!("the template cannot be written: {}", problem.message);
-            Failure { message, step: FINALIZE.to_owned() }
+            Failure::new(FINALIZE, &message)
         })?;
         made.shell.say("The template is ready");
         Ok(made)

@@ -1,9 +1,10 @@
 //! Requests for templates and their builds.
 
 use super::build::Job;
+use super::known::{Build, NewBuild, Template};
 use super::log::PAGE_MAX;
 use super::names::{TemplateName, check_tags};
-use super::records::{Build, NewBuild, Template, no_build, no_template};
+use super::records::{no_build, no_template};
 use super::shown::{status, summary, with_builds};
 use super::steps::StartRequest;
 use super::{tags, uploading};
@@ -205,8 +206,13 @@ async fn show((State(e2b), Extension(client), Path(name)): Asked<Path<String>>) 
 
 /// Whether there is a template of this name. Those that the operator has named are everybody's.
 async fn find((State(e2b), Extension(client), Path(alias)): Asked<Path<String>>) -> Response {
-    let found = match e2b.template(&client, &alias) {
-        Ok((id, _)) => Ok(json!({"templateID": id, "public": false})),
+    let own = e2b.template(&client, &alias).and_then(|(id, found)| {
+        let tag = alias.split_once(':').map(|(_, tag)| tag);
+        let has_tag = tag.is_none_or(|tag| found.tags.contains_key(tag));
+        if has_tag { Ok(id) } else { Err(no_template(&alias)) }
+    });
+    let found = match own {
+        Ok(id) => Ok(json!({"templateID": id, "public": false})),
         Err(problem) => match e2b.settings.now().templates.contains_key(&alias) {
             true => Ok(json!({"templateID": alias, "public": true})),
             false => Err(problem),
@@ -239,7 +245,12 @@ pub(in crate::e2b) async fn remove(
     (State(e2b), Extension(client), Path(name)): Asked<Path<String>>,
 ) -> Response {
     let removed = to_its_end(async move {
-        match e2b.template(&client, &name) {
+        // A tag is taken away in another way, and snapshots may have such names.
+        let own = match name.contains(':') {
+            true => Err(no_template(&name)),
+            false => e2b.template(&client, &name),
+        };
+        match own {
             Ok((id, _)) => e2b.remove_template(&client, &id).await,
             Err(problem) if problem.kind == Kind::NotFound => {
                 snapshots::remove(&e2b, &client, &name).await

@@ -8,7 +8,7 @@
 //! | --- | --- |
 //! | `control`, `tags`, `shown` | requests for templates and builds, and their answers |
 //! | `steps`, `names` | what a client may ask for |
-//! | `records` | what is kept of templates and builds |
+//! | `known`, `records` | what is kept of templates and builds |
 //! | `running`, `log` | builds that are under way, and what they say |
 //! | `origin` | what sandboxes and templates begin with |
 //! | `build`, `shell`, `copying`, `archive` | the build itself |
@@ -18,6 +18,7 @@ mod archive;
 mod build;
 mod control;
 mod copying;
+mod known;
 mod log;
 mod names;
 mod origin;

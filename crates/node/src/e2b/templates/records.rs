@@ -4,6 +4,7 @@
 //! A build is noted with the names of its sandbox and of its checkpoint before either is there.
 //! So nothing is left of one that was cut off: the next daemon removes both.
 
+use super::known::{Build, FINALIZE, Failure, Found, NewBuild, State, Tag, Template};
 use super::names::{DEFAULT_TAG, TemplateName};
 use crate::e2b::control::now_ms;
 use crate::e2b::problem::{Kind, Problem};
@@ -20,113 +21,11 @@ use std::sync::{Mutex, MutexGuard};
 const FILE: &str = "e2b-templates.json";
 /// Letters and digits of a template's id.
 const ID_LEN: usize = 20;
-/// Most builds of a template that are known, besides those with tags.
-const BUILDS_MAX: usize = 10;
 /// Checkpoints that a key's name may have for each template: with those that were replaced, and on
 /// which other templates stand.
 const CHECKPOINTS_PER_TEMPLATE: usize = 4;
 /// Most tags of a template.
 const TAGS_MAX: usize = 64;
-
-/// What is known of a template.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Template {
-    /// The name of the key that made it.
-    pub owner: String,
-    /// What its owner calls it.
-    pub name: String,
-    /// When it was made, in milliseconds since 1970.
-    pub created_ms: u64,
-    /// Its builds, by id.
-    pub builds: BTreeMap<String, Build>,
-    /// Which build each tag means.
-    pub tags: BTreeMap<String, Tag>,
-    /// Sandboxes that this daemon has made of it.
-    #[serde(skip)]
-    pub spawned: u64,
-    /// When the last of them was made.
-    #[serde(skip)]
-    pub spawned_ms: Option<u64>,
-}
-
-/// A name for a build.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Tag {
-    /// The build.
-    pub build: String,
-    /// When it got the tag.
-    pub created_ms: u64,
-}
-
-/// What is known of a build.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Build {
-    /// When it was asked for.
-    pub created_ms: u64,
-    /// When it has ended.
-    pub finished_ms: Option<u64>,
-    /// The tags that it gets.
-    pub tags: Vec<String>,
-    /// What has become of it.
-    pub state: State,
-    /// What sandboxes of it may use, where that is not what their function says.
-    pub limits: LimitsChange,
-    /// Processors and bytes of memory that its sandbox had.
-    pub had: Option<(u32, u64)>,
-    /// What commands begin with in sandboxes of it.
-    pub defaults: Defaults,
-    /// The sandbox in which it is made.
-    pub sandbox: String,
-    /// The checkpoint that is made of that.
-    pub checkpoint: String,
-}
-
-/// What has become of a build.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum State {
-    /// Files may be uploaded for it; it has not begun.
-    Waiting,
-    /// It is under way.
-    Building,
-    /// Sandboxes can be made of it.
-    Ready,
-    /// There is nothing of it, and why.
-    Failed(Failure),
-}
-
-/// Why a build has failed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Failure {
-    /// One sentence, perhaps with the last output of a command.
-    pub message: String,
-    /// The step: `base`, the number of one, `finalize`.
-    pub step: String,
-}
-
-/// A build that is wanted.
-#[derive(Clone, Debug)]
-pub struct NewBuild {
-    /// The name of its template.
-    pub name: String,
-    /// The tags that it gets.
-    pub tags: Vec<String>,
-    /// What its sandboxes may use.
-    pub limits: LimitsChange,
-}
-
-/// What a sandbox is made of, or a template begins with.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
-    /// The id of the template.
-    pub template: String,
-    /// The checkpoint.
-    pub checkpoint: String,
-    /// What commands begin with.
-    pub defaults: Defaults,
-    /// What sandboxes may use.
-    pub limits: LimitsChange,
-}
 
 #[derive(Default, Serialize, Deserialize)]
 struct Contents {
@@ -139,38 +38,6 @@ struct Contents {
 pub struct TemplateRecords {
     file: PathBuf,
     contents: Mutex<Contents>,
-}
-
-impl Template {
-    /// The build that its owner means by a tag, or `None`.
-    pub fn ready(&self, tag: &str) -> Option<(&String, &Build)> {
-        let (id, build) = self.builds.get_key_value(&self.tags.get(tag)?.build)?;
-        (build.state == State::Ready).then_some((id, build))
-    }
-
-    /// The build that was asked for last.
-    pub fn latest(&self) -> Option<(&String, &Build)> {
-        self.builds.iter().max_by_key(|(_, build)| build.created_ms)
-    }
-
-    fn is_idle_and_empty(&self) -> bool {
-        !self.builds.values().any(|build| matches!(build.state, State::Ready | State::Building))
-    }
-
-    /// Forgets builds that nobody asks for any more. Those that have tags or are under way stay.
-    fn forget_old_builds(&mut self) {
-        let tagged: BTreeSet<_> = self.tags.values().map(|tag| tag.build.clone()).collect();
-        let others = self
-            .builds
-            .iter()
-            .filter(|(id, build)| !tagged.contains(*id) && build.state != State::Building);
-        let mut others: Vec<_> = others.map(|(id, build)| (build.created_ms, id.clone())).collect();
-        others.sort();
-        let surplus = others.len().saturating_sub(BUILDS_MAX);
-        for (_, id) in others.drain(..surplus) {
-            self.builds.remove(&id);
-        }
-    }
 }
 
 impl Contents {
@@ -234,8 +101,7 @@ impl TemplateRecords {
             let cut_off = |build: &&mut Build| build.state == State::Building;
             for build in template.builds.values_mut().filter(cut_off) {
                 let message = "the node's daemon ended before the build had; build it again";
-                let step = "finalize".to_owned();
-                build.state = State::Failed(Failure { message: message.to_owned(), step });
+                build.state = State::Failed(Failure::new(FINALIZE, message));
                 build.finished_ms = Some(now_ms());
                 sandboxes.push(build.sandbox.clone());
                 left.push((build.checkpoint.clone(), owner.clone()));
@@ -268,6 +134,13 @@ impl TemplateRecords {
         let checkpoints = most.saturating_mul(CHECKPOINTS_PER_TEMPLATE);
         if contents.checkpoints_of(owner) >= checkpoints {
             return Err(full(owner, format!("{checkpoints} builds of templates")));
+        }
+        let has_room = |template: &Template| {
+            let new = wanted.tags.iter().filter(|tag| !template.tags.contains_key(*tag)).count();
+            template.tags.len() + new <= TAGS_MAX
+        };
+        if !known.as_ref().and_then(|id| contents.templates.get(id)).is_none_or(has_room) {
+            return Err(too_many_tags());
         }
         let id = match known {
             Some(id) => id,
@@ -401,8 +274,7 @@ impl TemplateRecords {
             ready.ok_or_else(|| no_template(&format!("{}:{}", target.name, target.tag())))?;
         let new = tags.iter().filter(|tag| !template.tags.contains_key(*tag)).count();
         if template.tags.len() + new > TAGS_MAX {
-            let text = format!("a template has at most {TAGS_MAX} tags; remove some");
-            return Err(Problem::new(Kind::Exhausted, text));
+            return Err(too_many_tags());
         }
         let tag = Tag { build: build.clone(), created_ms: now_ms() };
         template.tags.extend(tags.iter().map(|name| (name.clone(), tag.clone())));
@@ -491,6 +363,11 @@ fn full(owner: &str, what: String) -> Problem {
             crate::e2b::settings::FILE
         ),
     )
+}
+
+fn too_many_tags() -> Problem {
+    let text = format!("a template has at most {TAGS_MAX} tags; remove some");
+    Problem::new(Kind::Exhausted, text)
 }
 
 /// There is no such template, for this client.

@@ -1,5 +1,6 @@
 //! What is kept of templates.
 
+use super::super::known::{BASE, MESSAGE_MAX};
 use super::*;
 use std::os::unix::fs::PermissionsExt;
 
@@ -73,6 +74,8 @@ fn tags_and_checkpoints_of_a_name_have_bounds() {
     let full = records.tag("a", &named("app"), &tags).unwrap_err();
     assert_eq!(full.kind, Kind::Exhausted);
     records.tag("a", &named("app"), &tags[1..]).unwrap();
+    assert_eq!(records.request("a", new("app", "new"), 2).unwrap_err().kind, Kind::Exhausted);
+    assert_eq!(Failure::new(BASE, &"ä".repeat(MESSAGE_MAX)).message.len(), MESSAGE_MAX);
     // Others stand on those that are left over, so they count.
     for n in 1..2 * CHECKPOINTS_PER_TEMPLATE {
         records.leave_over(&n.to_string(), "a");

@@ -124,7 +124,7 @@ impl Shell {
         String::from_utf8(answer).map_err(|_| "a text becomes what is not UTF-8".to_owned())
     }
 
-    /// A text in which `$NAME` and its like mean variables, as in a Dockerfile. No command is run.
+    /// A text in which `$NAME` and its like mean variables, as in a Dockerfile, and `$(…)` means itself.
     pub async fn expand(&self, text: &str) -> Result<String, Why> {
         if !text.contains('$') {
             return Ok(text.to_owned());

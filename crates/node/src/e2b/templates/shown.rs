@@ -1,7 +1,7 @@
 //! Templates and builds as the API shows them.
 
+use super::known::{Build, State, Template};
 use super::log::BuildLog;
-use super::records::{Build, State, Template};
 use crate::e2b::ENVD_VERSION;
 use crate::e2b::control::time_text;
 use serde_json::{Value, json};

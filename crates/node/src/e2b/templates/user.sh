@@ -2,6 +2,7 @@
 # writes the files itself.
 name=$1
 [[ $name =~ ^[A-Za-z_][A-Za-z0-9_.-]*$ ]] || { echo "$name is no name of a user" >&2; exit 1; }
+[ "$name" != root ] || exit 0
 largest=999
 while IFS=: read -r known _ number _; do
     [ "$known" = "$name" ] && exit 0

@@ -347,6 +347,13 @@ async fn tags_name_builds_and_a_build_without_any_goes() {
         let (status, ..) = place.control("secret", "POST /templates/tags", assign(target)).await;
         assert_eq!(status, expected, "{target}");
     }
+    for (line, expected) in [
+        ("GET /templates/aliases/app:v2", StatusCode::OK),
+        ("GET /templates/aliases/app:v3", StatusCode::NOT_FOUND),
+        ("DELETE /templates/app:v2", StatusCode::NOT_FOUND),
+    ] {
+        assert_eq!(place.control("secret", line, Value::Null).await.0, expected, "{line}");
+    }
     let remove = json!({"name": "app", "tags": ["default", "latest", "v2"]});
     let (status, ..) = place.control("secret", "DELETE /templates/tags", remove).await;
     assert_eq!((status, place.fake.counts()), (StatusCode::NO_CONTENT, (0, 0)));
