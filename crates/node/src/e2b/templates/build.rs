@@ -82,17 +82,20 @@ impl E2b {
         };
         // One that was never made, or has ended by itself, is gone.
         let _ = self.backend.kill(&job.known.sandbox);
-        let failure = written.as_ref().err().cloned();
-        if let Some(Failure { message, step }) = &failure {
+        let state = match &written {
+            Ok(_) => State::Ready,
+            Err(failure) => State::Failed(failure.clone()),
+        };
+        if let Err(Failure { message, step }) = &written {
             log.add(step, Level::Error, message);
         }
         // Whoever sees that it has ended may begin the next one.
         self.templates.running.end(&job.build);
-        let is_known = self.templates.records.finish(&job.template, &job.build, |build| {
-            build.state = failure.map_or(State::Ready, State::Failed);
-            if let Ok(made) = &written {
-                build.defaults = made.shell.defaults.clone();
-                build.had = Some((made.sandbox.cpus, made.sandbox.memory_bytes));
+        let records = &self.templates.records;
+        let is_known = records.finish(&job.template, &job.build, state, |build| {
+            if let Ok(Made { shell, sandbox }) = &written {
+                build.defaults = shell.defaults.clone();
+                build.had = Some((sandbox.cpus, sandbox.memory_bytes));
             }
         });
         if !is_known {

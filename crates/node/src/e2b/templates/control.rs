@@ -1,7 +1,7 @@
 //! Requests for templates and their builds.
 
 use super::build::Job;
-use super::known::{Build, NewBuild, Template};
+use super::known::{BASE, Build, Failure, NewBuild, State, Template};
 use super::log::PAGE_MAX;
 use super::names::{TemplateName, check_tags};
 use super::records::{no_build, no_template};
@@ -14,7 +14,7 @@ use crate::e2b::{E2b, snapshots};
 use crate::sandboxes::LimitsChange;
 use crate::to_its_end::to_its_end;
 use axum::body::Bytes;
-use axum::extract::{Path, Query, State};
+use axum::extract::{Path, Query, State as Shared};
 use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, patch, post};
@@ -79,7 +79,7 @@ impl BuildRequest {
 
 /// Notes a build, for which files may be uploaded then.
 async fn request(
-    State(e2b): State<Arc<E2b>>,
+    Shared(e2b): Shared<Arc<E2b>>,
     Extension(client): Extension<Client>,
     body: Bytes,
 ) -> Response {
@@ -102,7 +102,7 @@ async fn request(
 
 /// Begins a build. It goes on if the client goes away.
 async fn begin(
-    State(e2b): State<Arc<E2b>>,
+    Shared(e2b): Shared<Arc<E2b>>,
     Extension(client): Extension<Client>,
     Path((template, build)): Path<(String, String)>,
     body: Bytes,
@@ -119,23 +119,48 @@ impl E2b {
         build: &str,
         body: &[u8],
     ) -> Result<(), Problem> {
-        let owner = client.owner().to_owned();
         let request: StartRequest = parse(body)?;
+        let (template, found) = self.template(client, template)?;
+        let known = found.builds.get(build).cloned().ok_or_else(|| no_build(build))?;
+        let job = self.job(client, (template.clone(), build.to_owned()), known, request).await;
+        let limits = job.as_ref().map(|job| job.known.limits).unwrap_or_default();
+        let begin = || self.templates.records.begin(&template, build, limits);
+        match job {
+            Ok(job) => {
+                let (log, cancelled) = self.templates.running.begin(&job.owner, build, begin)?;
+                tokio::spawn(self.clone().build(job, log, cancelled));
+                Ok(())
+            }
+            // The SDKs show the line of a step that has failed, and so that which names the base.
+            Err(problem) if problem.kind == Kind::NotFound => {
+                begin()?;
+                let failure = Failure::new(BASE, &problem.message);
+                self.templates.records.finish(&template, build, State::Failed(failure), |_| ());
+                Ok(())
+            }
+            Err(problem) => Err(problem),
+        }
+    }
+
+    /// What a build is to do, if it can be done.
+    async fn job(
+        &self,
+        client: &Client,
+        (template, build): (String, String),
+        known: Build,
+        request: StartRequest,
+    ) -> Result<Job, Problem> {
+        let owner = client.owner().to_owned();
         let origin = self.base(&owner, &request)?;
         let plan = request.plan()?;
-        let (template, found) = self.templates.records.named(&owner, template)?;
-        let known = found.builds.get(build).cloned().ok_or_else(|| no_build(build))?;
         let limits = LimitsChange {
             cpus: known.limits.cpus.or(origin.limits.cpus),
             memory_bytes: known.limits.memory_bytes.or(origin.limits.memory_bytes),
         };
         let known = Build { limits, ..known };
-        let job = Job { owner, template, build: build.to_owned(), known, origin, plan };
+        let job = Job { owner, template, build, known, origin, plan };
         self.backend.check(&job.wanted(self.settings.now().most_egress())).await?;
-        let begin = || self.templates.records.begin(&job.template, build, limits);
-        let ((), log, cancelled) = self.templates.running.begin(&job.owner, build, begin)?;
-        tokio::spawn(self.clone().build(job, log, cancelled));
-        Ok(())
+        Ok(job)
     }
 
     /// A template of a client, by its id or its name.
@@ -157,7 +182,7 @@ struct StatusQuery {
 }
 
 async fn build_status(
-    (State(e2b), Extension(client), Path((template, build))): Asked<Path<(String, String)>>,
+    (Shared(e2b), Extension(client), Path((template, build))): Asked<Path<(String, String)>>,
     Query(query): Query<StatusQuery>,
 ) -> Response {
     let shown = e2b.template(&client, &template).and_then(|(id, found)| {
@@ -177,12 +202,12 @@ struct ListQuery {
 }
 
 /// The first version of the list: all of them.
-async fn list_all(State(e2b): State<Arc<E2b>>, Extension(client): Extension<Client>) -> Response {
+async fn list_all(Shared(e2b): Shared<Arc<E2b>>, Extension(client): Extension<Client>) -> Response {
     let all = e2b.templates.records.of(client.owner());
     Json(all.iter().map(|(id, one)| summary(id, one)).collect::<Vec<_>>()).into_response()
 }
 
-async fn list((State(e2b), Extension(client), Query(query)): Asked<Query<ListQuery>>) -> Response {
+async fn list((Shared(e2b), Extension(client), Query(query)): Asked<Query<ListQuery>>) -> Response {
     let limit = query.limit.unwrap_or(LIST_MAX);
     if !(1..=LIST_MAX).contains(&limit) {
         return Problem::invalid(format!("`limit` is between 1 and {LIST_MAX}")).into_response();
@@ -199,13 +224,13 @@ async fn list((State(e2b), Extension(client), Query(query)): Asked<Query<ListQue
     response
 }
 
-async fn show((State(e2b), Extension(client), Path(name)): Asked<Path<String>>) -> Response {
+async fn show((Shared(e2b), Extension(client), Path(name)): Asked<Path<String>>) -> Response {
     let shown = e2b.template(&client, &name).map(|(id, found)| with_builds(&id, &found));
     answer(StatusCode::OK, shown)
 }
 
 /// Whether there is a template of this name. Those that the operator has named are everybody's.
-async fn find((State(e2b), Extension(client), Path(alias)): Asked<Path<String>>) -> Response {
+async fn find((Shared(e2b), Extension(client), Path(alias)): Asked<Path<String>>) -> Response {
     let own = e2b.template(&client, &alias).and_then(|(id, found)| {
         let tag = alias.split_once(':').map(|(_, tag)| tag);
         let has_tag = tag.is_none_or(|tag| found.tags.contains_key(tag));
@@ -226,7 +251,7 @@ struct UpdateRequest {
     public: Option<bool>,
 }
 
-async fn update((State(e2b), Extension(client), Path(name), body): Posted) -> Response {
+async fn update((Shared(e2b), Extension(client), Path(name), body): Posted) -> Response {
     let updated = || {
         let request: UpdateRequest = parse(&body)?;
         let (_, found) = e2b.template(&client, &name)?;
@@ -242,7 +267,7 @@ async fn update((State(e2b), Extension(client), Path(name), body): Posted) -> Re
 
 /// Deletes a template, or a snapshot.
 pub(in crate::e2b) async fn remove(
-    (State(e2b), Extension(client), Path(name)): Asked<Path<String>>,
+    (Shared(e2b), Extension(client), Path(name)): Asked<Path<String>>,
 ) -> Response {
     let removed = to_its_end(async move {
         // A tag is taken away in another way, and snapshots may have such names.

@@ -236,12 +236,20 @@ impl TemplateRecords {
         Ok(())
     }
 
-    /// A build has ended. Whether it is known still: its template may be gone.
-    pub fn finish(&self, template: &str, build: &str, change: impl FnOnce(&mut Build)) -> bool {
+    /// A build has ended so; `change` notes what else is known of it. Whether it is known still: its
+    /// template may be gone.
+    pub fn finish(
+        &self,
+        template: &str,
+        build: &str,
+        state: State,
+        change: impl FnOnce(&mut Build),
+    ) -> bool {
         let mut contents = self.contents();
         let Some(found) = contents.templates.get_mut(template) else { return false };
         let Some(one) = found.builds.get_mut(build) else { return false };
         one.finished_ms = Some(now_ms());
+        one.state = state;
         change(one);
         if one.state == State::Ready {
             let (tags, created_ms) = (one.tags.clone(), now_ms());

@@ -16,7 +16,7 @@ fn named(text: &str) -> TemplateName {
 fn build(records: &TemplateRecords, name: &str, tag: &str) -> (String, String) {
     let (template, build) = records.request("a", new(name, tag), 2).unwrap();
     records.begin(&template, &build, LimitsChange::default()).unwrap();
-    assert!(records.finish(&template, &build, |build| build.state = State::Ready));
+    assert!(records.finish(&template, &build, State::Ready, |_| ()));
     (template, build)
 }
 

@@ -36,12 +36,12 @@ impl Builds {
     ///
     /// # Errors
     /// The owner or the node has as many already, or `begin` fails.
-    pub fn begin<T>(
+    pub fn begin(
         &self,
         owner: &str,
         build: &str,
-        begin: impl FnOnce() -> Result<T, Problem>,
-    ) -> Result<(T, Arc<BuildLog>, watch::Receiver<bool>), Problem> {
+        begin: impl FnOnce() -> Result<(), Problem>,
+    ) -> Result<(Arc<BuildLog>, watch::Receiver<bool>), Problem> {
         let mut contents = self.contents();
         let of_one = contents.running.values().filter(|one| one.owner == owner).count();
         if of_one >= OF_ONE_MAX {
@@ -58,12 +58,12 @@ impl Builds {
                 ),
             ));
         }
-        let begun = begin()?;
+        begin()?;
         let (cancel, cancelled) = watch::channel(false);
         let log = Arc::new(BuildLog::default());
         contents.running.insert(build.to_owned(), Running { owner: owner.to_owned(), cancel });
         contents.logs.insert(build.to_owned(), log.clone());
-        Ok((begun, log, cancelled))
+        Ok((log, cancelled))
     }
 
     /// Tells a build that it is not wanted any more, if it is under way.
@@ -118,7 +118,7 @@ mod tests {
         assert_eq!((contents.logs.len(), contents.running.len()), (LOGS_MAX, 0));
         drop(contents);
         assert!(builds.log("0").is_none() && builds.log(&LOGS_MAX.to_string()).is_some());
-        let refused = builds.begin("a", "refused", || Err::<(), _>(Problem::invalid("no")));
+        let refused = builds.begin("a", "refused", || Err(Problem::invalid("no")));
         assert!(refused.is_err() && builds.log("refused").is_none());
     }
 }
