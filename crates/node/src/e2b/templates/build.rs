@@ -5,6 +5,7 @@ use super::copying::copy;
 use super::known::{BASE, Build, FINALIZE, Failure, State};
 use super::log::{BuildLog, Level};
 use super::origin::Origin;
+use super::running::{Begun, Turn};
 use super::shell::{Printed, Shell, Why, failed, why};
 use super::steps::{Plan, Step};
 use crate::e2b::E2b;
@@ -14,7 +15,7 @@ use crate::sandboxes::egress::ClientEgress;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::watch;
+use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 /// How long steps, start command and ready command may take together.
@@ -67,15 +68,13 @@ struct Made {
 }
 
 impl E2b {
-    /// Does a build to its end, and notes what has become of it. Nothing of its sandbox is left.
-    /// `cancelled` says when it is not wanted any more.
-    pub(super) async fn build(
-        self: Arc<Self>,
-        job: Job,
-        log: Arc<BuildLog>,
-        cancelled: watch::Receiver<bool>,
-    ) {
-        let made = self.prepare(&job, &log, cancelled).await;
+    /// Does a build to its end when its turn comes, and notes what has become of it. Nothing of its
+    /// sandbox is left.
+    pub(super) async fn build(self: Arc<Self>, job: Job, begun: Begun) {
+        let Begun { log, cancelled, turn } = begun;
+        // It lasts until all is done.
+        let mut its_turn = None;
+        let made = self.prepare(&job, &log, cancelled, (turn, &mut its_turn)).await;
         let written = match made {
             Ok(made) => self.write(&job, made).await,
             Err(failure) => Err(failure),
@@ -110,10 +109,18 @@ impl E2b {
         job: &Job,
         log: &Arc<BuildLog>,
         mut cancelled: watch::Receiver<bool>,
+        (turn, its_turn): (Turn, &mut Option<[OwnedSemaphorePermit; 2]>),
     ) -> Result<Made, Failure> {
         let mut step = BASE.to_owned();
+        let follow = async {
+            if !turn.is_free() {
+                log.add(BASE, Level::Info, "Waiting for other builds");
+            }
+            *its_turn = Some(turn.come().await);
+            timeout(BUILD_MAX, self.follow(job, log, &mut step)).await
+        };
         let done = tokio::select! {
-            done = timeout(BUILD_MAX, self.follow(job, log, &mut step)) => done.unwrap_or_else(|_| {
+            done = follow => done.unwrap_or_else(|_| {
                 Err(format!("the build has taken {} s, which is as long as it may", BUILD_MAX.as_secs()))
             }),
             // Whoever could say so is gone with the build.

@@ -127,8 +127,8 @@ impl E2b {
         let begin = || self.templates.records.begin(&template, build, limits);
         match job {
             Ok(job) => {
-                let (log, cancelled) = self.templates.running.begin(&job.owner, build, begin)?;
-                tokio::spawn(self.clone().build(job, log, cancelled));
+                let begun = self.templates.running.begin(&job.owner, build, begin)?;
+                tokio::spawn(self.clone().build(job, begun));
                 Ok(())
             }
             // The SDKs show the line of a step that has failed, and so that which names the base.

@@ -435,6 +435,30 @@ async fn uploads_want_an_address_that_was_given_for_them() {
 }
 
 #[tokio::test]
+async fn builds_wait_for_their_turn_and_so_many_do() {
+    let place = Place::new();
+    let begin = async || {
+        let asked = place.ask("other", json!({"name": "one"})).await.unwrap();
+        let request = json!({"fromTemplate": "base", "steps": run("hang")});
+        place.control("other", &asked.begin_line(), request).await.0
+    };
+    for _ in 0..12 {
+        assert_eq!(begin().await, StatusCode::ACCEPTED);
+    }
+    assert_eq!(begin().await, StatusCode::TOO_MANY_REQUESTS);
+    for _ in 0..1000 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(place.fake.counts().0, 2, "two are under way, and the others wait");
+    // Another owner waits for none of them.
+    assert_eq!(place.build("app", run("one")).await["status"], "ready");
+    place.control("other", "DELETE /templates/one", Value::Null).await;
+    while place.fake.counts().0 > 0 || !place.api.templates_left().is_empty() {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
 async fn templates_and_builds_have_bounds() {
     let place = Place::new();
     place.build("one", run("one")).await;
@@ -452,13 +476,6 @@ async fn templates_and_builds_have_bounds() {
     }
     let (_, one, _) = place.control("secret", "GET /templates/one", Value::Null).await;
     assert_eq!(one["builds"].as_array().unwrap().len(), 11, "those with tags stay besides");
-    let begin = async |name: &str| {
-        let asked = place.ask("secret", json!({"name": name})).await.unwrap();
-        place.begin(&asked, json!({"fromTemplate": "base", "steps": run("hang")})).await.0
-    };
-    assert_eq!(begin("one").await, StatusCode::ACCEPTED);
-    assert_eq!(begin("one").await, StatusCode::ACCEPTED);
-    assert_eq!(begin("one").await, StatusCode::TOO_MANY_REQUESTS);
     // Builds of tags count, so that a name cannot have any number.
     for name in ["one", "three"] {
         place.control("secret", &format!("DELETE /templates/{name}"), Value::Null).await;
