@@ -5,7 +5,7 @@ use super::copying::copy;
 use super::known::{BASE, Build, FINALIZE, Failure, State};
 use super::log::{BuildLog, Level};
 use super::origin::Origin;
-use super::running::{Begun, Turn};
+use super::running::Begun;
 use super::shell::{Printed, Shell, Why, failed, why};
 use super::steps::{Plan, Step};
 use crate::e2b::E2b;
@@ -13,9 +13,10 @@ use crate::e2b::backend::{Ended, Sandbox, Wanted};
 use crate::sandboxes::EgressWish;
 use crate::sandboxes::egress::ClientEgress;
 use std::collections::BTreeMap;
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 /// How long steps, start command and ready command may take together.
@@ -72,90 +73,89 @@ impl E2b {
     /// sandbox is left.
     pub(super) async fn build(self: Arc<Self>, job: Job, begun: Begun) {
         let Begun { log, cancelled, turn } = begun;
-        // It lasts until all is done.
-        let mut its_turn = None;
-        let made = self.prepare(&job, &log, cancelled, (turn, &mut its_turn)).await;
-        let written = match made {
-            Ok(made) => self.write(&job, made).await,
-            Err(failure) => Err(failure),
+        if !turn.is_free() {
+            log.add(BASE, Level::Info, "Waiting for other builds");
+        }
+        let turn = while_wanted(cancelled.clone(), async { Ok(turn.come().await) }).await;
+        let made = match &turn {
+            Ok(_) => self.make(&job, &log, cancelled).await,
+            Err(why) => Err(Failure::new(BASE, why)),
         };
         // One that was never made, or has ended by itself, is gone.
         let _ = self.backend.kill(&job.known.sandbox);
-        let state = match &written {
-            Ok(_) => State::Ready,
-            Err(failure) => State::Failed(failure.clone()),
-        };
-        if let Err(Failure { message, step }) = &written {
+        if let Err(Failure { message, step }) = &made {
             log.add(step, Level::Error, message);
         }
         // Whoever sees that it has ended may begin the next one.
         self.templates.running.end(&job.build);
+        self.note(&job, made);
+        self.remove_leftovers().await;
+    }
+
+    /// Notes what has become of a build.
+    fn note(&self, job: &Job, made: Result<Made, Failure>) {
         let records = &self.templates.records;
+        let (state, made) = match made {
+            Ok(made) => (State::Ready, Some(made)),
+            Err(failure) => (State::Failed(failure), None),
+        };
         let is_known = records.finish(&job.template, &job.build, state, |build| {
-            if let Ok(Made { shell, sandbox }) = &written {
-                build.defaults = shell.defaults.clone();
+            if let Some(Made { shell, sandbox }) = made {
+                build.defaults = shell.defaults;
                 build.had = Some((sandbox.cpus, sandbox.memory_bytes));
             }
         });
         if !is_known {
-            self.templates.records.leave_over(&job.known.checkpoint, &job.owner);
+            records.leave_over(&job.known.checkpoint, &job.owner);
         }
-        self.remove_leftovers().await;
     }
 
-    /// All but the checkpoint, unless it is cancelled or takes too long.
-    async fn prepare(
+    /// Makes the sandbox, does the steps in it, and writes the checkpoint.
+    async fn make(
         &self,
         job: &Job,
         log: &Arc<BuildLog>,
-        mut cancelled: watch::Receiver<bool>,
-        (turn, its_turn): (Turn, &mut Option<[OwnedSemaphorePermit; 2]>),
+        cancelled: watch::Receiver<bool>,
     ) -> Result<Made, Failure> {
-        let mut step = BASE.to_owned();
-        let follow = async {
-            if !turn.is_free() {
-                log.add(BASE, Level::Info, "Waiting for other builds");
-            }
-            *its_turn = Some(turn.come().await);
-            timeout(BUILD_MAX, self.follow(job, log, &mut step)).await
-        };
-        let done = tokio::select! {
-            done = follow => done.unwrap_or_else(|_| {
-                Err(format!("the build has taken {} s, which is as long as it may", BUILD_MAX.as_secs()))
-            }),
-            // Whoever could say so is gone with the build.
-            _ = cancelled.wait_for(|is_cancelled| *is_cancelled) => {
-                Err("the template was deleted while it was built".to_owned())
-            }
-        };
-        done.map_err(|message| Failure::new(&step, &message))
-    }
-
-    /// Does the steps, and has the start command run. `at` is the step that is done.
-    async fn follow(&self, job: &Job, log: &Arc<BuildLog>, at: &mut String) -> Result<Made, Why> {
         let mut shell = Shell {
             backend: self.backend.clone(),
             id: job.known.sandbox.clone(),
             directory: String::new(),
             defaults: job.origin.defaults.clone(),
             log: log.clone(),
-            step: at.clone(),
+            step: BASE.to_owned(),
         };
         shell.say(&format!("Making a sandbox of {}", job.origin.shown));
+        // It is not given up: nobody would know the sandbox.
         let made = self.backend.create(job.wanted(self.settings.now().most_egress())).await;
-        let sandbox = made.map_err(why)?;
-        shell.directory = sandbox.directory.clone();
-        let count = job.plan.steps.len();
-        for (n, step) in job.plan.steps.iter().enumerate() {
-            at.clone_from(&(n + 1).to_string());
-            shell.step.clone_from(at);
-            shell.say(&format!("[{}/{count}] {}", n + 1, step.text()));
-            self.do_step(&mut shell, step, &job.owner).await?;
-        }
-        FINALIZE.clone_into(at);
-        shell.step.clone_from(at);
-        start(&shell, &job.plan).await?;
+        let sandbox = made.map_err(|problem| Failure::new(BASE, &problem.message))?;
+        shell.directory.clone_from(&sandbox.directory);
+        let steps = timeout(BUILD_MAX, self.follow(job, &mut shell));
+        let done =
+            while_wanted(cancelled, async { steps.await.unwrap_or_else(|_| Err(too_long())) });
+        let done = done.await;
+        done.map_err(|why| Failure::new(&shell.step, &why))?;
+        // Nor is this: half of a checkpoint would be nobody's.
+        shell.say("Writing the template");
+        let written = self.backend.snapshot(&job.known.sandbox, &job.known.checkpoint).await;
+        written.map_err(|problem| {
+            let message = format!("the template cannot be written: {}", problem.message);
+            Failure::new(FINALIZE, &message)
+        })?;
+        shell.say("The template is ready");
         Ok(Made { shell, sandbox })
+    }
+
+    /// Does the steps, and has the start command run.
+    async fn follow(&self, job: &Job, shell: &mut Shell) -> Result<(), Why> {
+        let count = job.plan.steps.len();
+        for (n, step) in (1..).zip(&job.plan.steps) {
+            shell.step = n.to_string();
+            shell.say(&format!("[{n}/{count}] {}", step.text()));
+            self.do_step(shell, step, &job.owner).await?;
+        }
+        FINALIZE.clone_into(&mut shell.step);
+        start(shell, &job.plan).await
     }
 
     async fn do_step(&self, shell: &mut Shell, step: &Step, owner: &str) -> Result<(), Why> {
@@ -171,18 +171,24 @@ impl E2b {
             Step::Copy(step) => copy(shell, step, &self.templates.uploads, owner).await,
         }
     }
+}
 
-    /// Writes the checkpoint. It is done to its end: half of one would be nobody's.
-    async fn write(&self, job: &Job, made: Made) -> Result<Made, Failure> {
-        made.shell.say("Writing the template");
-        let written = self.backend.snapshot(&job.known.sandbox, &job.known.checkpoint).await;
-        written.map_err(|problem| {
-            let message = format!("the template cannot be written: {}", problem.message);
-            Failure::new(FINALIZE, &message)
-        })?;
-        made.shell.say("The template is ready");
-        Ok(made)
+/// Does something, unless the build is not wanted any more before it is done.
+async fn while_wanted<T>(
+    mut cancelled: watch::Receiver<bool>,
+    work: impl Future<Output = Result<T, Why>>,
+) -> Result<T, Why> {
+    tokio::select! {
+        done = work => done,
+        // Whoever could say so is gone with the build.
+        _ = cancelled.wait_for(|is_cancelled| *is_cancelled) => {
+            Err("the template was deleted while it was built".to_owned())
+        }
     }
+}
+
+fn too_long() -> Why {
+    format!("the build has taken {} s, which is as long as it may", BUILD_MAX.as_secs())
 }
 
 /// Starts the start command, if there is one, and waits until it is ready.

@@ -124,7 +124,8 @@ impl E2b {
         let known = found.builds.get(build).cloned().ok_or_else(|| no_build(build))?;
         let job = self.job(client, (template.clone(), build.to_owned()), known, request).await;
         let limits = job.as_ref().map(|job| job.known.limits).unwrap_or_default();
-        let begin = || self.templates.records.begin(&template, build, limits);
+        let most = client.most_templates();
+        let begin = || self.templates.records.begin((&template, build), limits, most);
         match job {
             Ok(job) => {
                 let begun = self.templates.running.begin(&job.owner, build, begin)?;

@@ -57,6 +57,15 @@ impl Contents {
         builds.filter(is_kept).count() + left.count()
     }
 
+    /// Refuses one more checkpoint of an owner who may have `most` templates.
+    fn check_room(&self, owner: &str, most: usize) -> Result<(), Problem> {
+        let checkpoints = most.saturating_mul(CHECKPOINTS_PER_TEMPLATE);
+        match self.checkpoints_of(owner) >= checkpoints {
+            true => Err(full(owner, format!("{checkpoints} builds of templates"))),
+            false => Ok(()),
+        }
+    }
+
     /// Of builds that no tag means any more the checkpoints go.
     fn retire(&mut self, id: &str) {
         let Some(template) = self.templates.get_mut(id) else { return };
@@ -131,10 +140,7 @@ impl TemplateRecords {
             forget_an_empty_one(&mut contents, owner)
                 .ok_or_else(|| full(owner, format!("{most} templates")))?;
         }
-        let checkpoints = most.saturating_mul(CHECKPOINTS_PER_TEMPLATE);
-        if contents.checkpoints_of(owner) >= checkpoints {
-            return Err(full(owner, format!("{checkpoints} builds of templates")));
-        }
+        contents.check_room(owner, most)?;
         let has_room = |template: &Template| {
             let new = wanted.tags.iter().filter(|tag| !template.tags.contains_key(*tag)).count();
             template.tags.len() + new <= TAGS_MAX
@@ -218,12 +224,20 @@ impl TemplateRecords {
         }
     }
 
-    /// A build begins, whose sandboxes may use so much.
+    /// A build begins, whose sandboxes may use so much, of an owner who may have `most` templates.
     ///
     /// # Errors
-    /// It has begun already, or is not there.
-    pub fn begin(&self, template: &str, build: &str, limits: LimitsChange) -> Result<(), Problem> {
+    /// It has begun already, or is not there; or the owner has as many as may be.
+    pub fn begin(
+        &self,
+        (template, build): (&str, &str),
+        limits: LimitsChange,
+        most: u32,
+    ) -> Result<(), Problem> {
         let mut contents = self.contents();
+        let owner = contents.templates.get(template).map(|one| one.owner.clone());
+        // Others may have begun since this one was asked for.
+        contents.check_room(&owner.ok_or_else(|| no_build(build))?, most as usize)?;
         let found = contents.templates.get_mut(template).and_then(|one| one.builds.get_mut(build));
         let found = found.ok_or_else(|| no_build(build))?;
         if found.state != State::Waiting {

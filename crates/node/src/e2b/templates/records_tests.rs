@@ -15,7 +15,7 @@ fn named(text: &str) -> TemplateName {
 /// Builds something, to its end.
 fn build(records: &TemplateRecords, name: &str, tag: &str) -> (String, String) {
     let (template, build) = records.request("a", new(name, tag), 2).unwrap();
-    records.begin(&template, &build, LimitsChange::default()).unwrap();
+    records.begin((&template, &build), LimitsChange::default(), 2).unwrap();
     assert!(records.finish(&template, &build, State::Ready, |_| ()));
     (template, build)
 }
@@ -27,7 +27,7 @@ fn the_next_daemon_knows_templates_and_which_builds_were_cut_off() {
     let (template, _) = build(&records, "app", "v1");
     let (_, waiting) = records.request("a", new("app", "v2"), 2).unwrap();
     let (_, cut) = records.request("a", new("app", "v3"), 2).unwrap();
-    records.begin(&template, &cut, LimitsChange::default()).unwrap();
+    records.begin((&template, &cut), LimitsChange::default(), 2).unwrap();
     drop(records);
     let mode = place.path().join(FILE).metadata().unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
@@ -83,7 +83,12 @@ fn tags_and_checkpoints_of_a_name_have_bounds() {
     let full = records.request("a", new("app", "default"), 2).unwrap_err();
     assert_eq!(full.kind, Kind::Exhausted);
     records.forget_leftover("1");
-    records.request("a", new("app", "default"), 2).unwrap();
+    let begin = |build: &str, template: &str| {
+        records.begin((template, build), LimitsChange::default(), 2).map_err(|full| full.kind)
+    };
+    let asked = [(); 2].map(|()| records.request("a", new("app", "default"), 2).unwrap());
+    let begun = asked.map(|(template, build)| begin(&build, &template));
+    assert_eq!(begun, [Ok(()), Err(Kind::Exhausted)]);
     records.request("b", new("app", "default"), 2).unwrap();
 }
 

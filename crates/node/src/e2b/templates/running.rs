@@ -180,11 +180,11 @@ mod tests {
         let first = [turn("a", "1").come().await, turn("a", "2").come().await];
         let third = turn("a", "3");
         assert!(!third.is_free() && turn("b", "4").is_free());
-        let mut third = tokio::spawn(third.come());
+        let third = tokio::spawn(third.come());
         tokio::task::yield_now().await;
         assert!(!third.is_finished());
         drop(first);
-        (&mut third).await.unwrap();
+        drop(third.await.unwrap());
         let mut all = Vec::new();
         for n in 0..OF_ALL_MAX {
             all.push(turn(&format!("owner {n}"), &format!("of {n}")).come().await);
