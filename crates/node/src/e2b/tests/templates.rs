@@ -424,6 +424,12 @@ async fn uploads_want_an_address_that_was_given_for_them() {
     ] {
         assert_eq!(place.put(&url, length, b"x").await, expected, "{length:?}");
     }
+    // One whose client goes away in the middle.
+    let pieces = [Ok(b"x".to_vec()), Err(std::io::Error::other("the client has gone"))];
+    let request = Request::put(url.strip_prefix("http://here:1").unwrap());
+    let body = Body::from_stream(tokio_stream::iter(pieces));
+    let cut = place.send(request.header("content-length", 2).body(body).unwrap()).await;
+    assert_eq!(cut.status(), StatusCode::BAD_REQUEST);
     // Nothing is left of those.
     assert_eq!(place.link("secret", &asked.template).await.1["present"], false);
     let uploads = place._directory.path().join("e2b-uploads");
