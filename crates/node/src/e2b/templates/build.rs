@@ -17,18 +17,35 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::time::{sleep, timeout};
 
-/// How long steps, start command and ready command may take together.
-const BUILD_MAX: Duration = Duration::from_secs(3600);
-/// How long the checkpoint may take besides, after which the sandbox ends by itself.
+/// How long the checkpoint may take, after which the sandbox ends by itself.
 const WRITING_MAX: Duration = Duration::from_secs(900);
-/// How long a start command may take until it is ready.
-const READY_MAX: Duration = Duration::from_secs(300);
-/// How long is waited between two questions whether it is.
-const READY_EVERY: Duration = Duration::from_millis(200);
-/// How long a start command has if nothing says when it is ready, as with E2B.
-const READY_UNTOLD: Duration = Duration::from_secs(20);
+
+/// How long builds may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Times {
+    /// Steps, start command and ready command together.
+    pub all: Duration,
+    /// A start command until it is ready.
+    pub ready: Duration,
+    /// Between two questions whether it is.
+    pub ready_every: Duration,
+    /// A start command if nothing says when it is ready.
+    pub ready_untold: Duration,
+}
+
+impl Default for Times {
+    /// The last one is that of E2B.
+    fn default() -> Self {
+        Self {
+            all: Duration::from_secs(3600),
+            ready: Duration::from_secs(300),
+            ready_every: Duration::from_millis(200),
+            ready_untold: Duration::from_secs(20),
+        }
+    }
+}
 
 /// A build that begins.
 pub struct Job {
@@ -44,6 +61,8 @@ pub struct Job {
     pub origin: Origin,
     /// What is to be done.
     pub plan: Plan,
+    /// How long it may take.
+    pub times: Times,
 }
 
 impl Job {
@@ -53,7 +72,7 @@ impl Job {
             id: self.known.sandbox.clone(),
             function: self.origin.function.clone(),
             snapshot: self.origin.snapshot.clone(),
-            timeout_s: (BUILD_MAX + WRITING_MAX).as_secs(),
+            timeout_s: (self.times.all + WRITING_MAX).as_secs(),
             pauses: false,
             metadata: BTreeMap::new(),
             egress: EgressWish::Within { most, asked: ClientEgress::default() },
@@ -130,9 +149,10 @@ impl E2b {
         let made = self.backend.create(job.wanted(self.settings.now().most_egress())).await;
         let sandbox = made.map_err(|problem| Failure::new(BASE, &problem.message))?;
         shell.directory.clone_from(&sandbox.directory);
-        let steps = timeout(BUILD_MAX, self.follow(job, &mut shell));
+        let most = job.times.all;
+        let steps = timeout(most, self.follow(job, &mut shell));
         let done =
-            while_wanted(cancelled, async { steps.await.unwrap_or_else(|_| Err(too_long())) });
+            while_wanted(cancelled, async { steps.await.unwrap_or_else(|_| Err(too_long(most))) });
         let done = done.await;
         done.map_err(|why| Failure::new(&shell.step, &why))?;
         // Nor is this: half of a checkpoint would be nobody's.
@@ -155,7 +175,7 @@ impl E2b {
             self.do_step(shell, step, &job.owner).await?;
         }
         FINALIZE.clone_into(&mut shell.step);
-        start(shell, &job.plan).await
+        start(shell, &job.plan, &job.times).await
     }
 
     async fn do_step(&self, shell: &mut Shell, step: &Step, owner: &str) -> Result<(), Why> {
@@ -187,15 +207,15 @@ async fn while_wanted<T>(
     }
 }
 
-fn too_long() -> Why {
-    format!("the build has taken {} s, which is as long as it may", BUILD_MAX.as_secs())
+fn too_long(most: Duration) -> Why {
+    format!("the build has taken {} s, which is as long as it may", most.as_secs())
 }
 
 /// Starts the start command, if there is one, and waits until it is ready.
-async fn start(shell: &Shell, plan: &Plan) -> Result<(), Why> {
+async fn start(shell: &Shell, plan: &Plan, times: &Times) -> Result<(), Why> {
     let Some(command) = &plan.start else {
         return match &plan.ready {
-            Some(ready) => until_ready(shell, ready).await,
+            Some(ready) => until_ready(shell, ready, times).await,
             None => Ok(()),
         };
     };
@@ -206,9 +226,9 @@ async fn start(shell: &Shell, plan: &Plan) -> Result<(), Why> {
     let mut has_ended = false;
     let ready = async {
         match &plan.ready {
-            Some(ready) => until_ready(shell, ready).await,
+            Some(ready) => until_ready(shell, ready, times).await,
             None => {
-                sleep(READY_UNTOLD).await;
+                sleep(times.ready_untold).await;
                 Ok(())
             }
         }
@@ -229,23 +249,20 @@ async fn start(shell: &Shell, plan: &Plan) -> Result<(), Why> {
 }
 
 /// Waits until a command ends with 0.
-async fn until_ready(shell: &Shell, command: &str) -> Result<(), Why> {
-    let deadline = Instant::now() + READY_MAX;
+async fn until_ready(shell: &Shell, command: &str, times: &Times) -> Result<(), Why> {
     let mut last = String::new();
-    loop {
-        match timeout_at(deadline, is_ready(shell, command)).await {
-            Ok(Ok(None)) => return Ok(()),
-            Ok(Ok(Some(tail))) => last = tail,
-            Ok(Err(why)) => return Err(why),
-            Err(_) => {
-                let seconds = READY_MAX.as_secs();
-                return Err(format!(
-                    "the ready command {command:?} has not ended with 0 for {seconds} s: {last}"
-                ));
-            }
+    let asking = async {
+        while let Some(tail) = is_ready(shell, command).await? {
+            last = tail;
+            sleep(times.ready_every).await;
         }
-        sleep(READY_EVERY).await;
-    }
+        Ok(())
+    };
+    let asked = timeout(times.ready, asking).await;
+    asked.unwrap_or_else(|_| {
+        let seconds = times.ready.as_secs();
+        Err(format!("the ready command {command:?} has not ended with 0 for {seconds} s: {last}"))
+    })
 }
 
 /// `None` if so, and otherwise what the command has printed.

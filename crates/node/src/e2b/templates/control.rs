@@ -159,7 +159,8 @@ impl E2b {
             memory_bytes: known.limits.memory_bytes.or(origin.limits.memory_bytes),
         };
         let known = Build { limits, ..known };
-        let job = Job { owner, template, build, known, origin, plan };
+        let times = self.templates.times;
+        let job = Job { owner, template, build, known, origin, plan, times };
         self.backend.check(&job.wanted(self.settings.now().most_egress())).await?;
         Ok(job)
     }

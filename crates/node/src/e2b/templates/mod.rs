@@ -36,6 +36,7 @@ pub(super) use names::plain_image;
 pub(super) use uploading::routes as upload_routes;
 
 use super::E2b;
+use build::Times;
 use records::TemplateRecords;
 use running::Builds;
 use std::io;
@@ -54,6 +55,7 @@ pub(super) struct Templates {
     records: TemplateRecords,
     uploads: Arc<Uploads>,
     running: Builds,
+    times: Times,
     /// Sandboxes of builds that the daemon before this one has left.
     cut_off: Mutex<Vec<String>>,
 }
@@ -67,7 +69,8 @@ impl Templates {
         let records = TemplateRecords::load(directory)?;
         let uploads = Uploads::load(directory, UploadBounds::default())?;
         let cut_off = Mutex::new(records.fail_cut_off());
-        Ok(Self { records, uploads, running: Builds::default(), cut_off })
+        let (running, times) = Default::default();
+        Ok(Self { records, uploads, running, times, cut_off })
     }
 
     /// A sandbox was made of a template.
@@ -107,6 +110,11 @@ impl E2b {
 
 #[cfg(test)]
 impl E2b {
+    /// Has builds and start commands take no longer than this.
+    pub(super) fn hurry(&mut self, all: Duration, ready: Duration) {
+        self.templates.times = Times { all, ready, ready_untold: ready, ..Times::default() };
+    }
+
     /// Checkpoints that nobody wants any more, and that are there still.
     pub(super) fn templates_left(&self) -> Vec<String> {
         self.templates.records.leftovers()

@@ -267,6 +267,39 @@ async fn a_build_that_was_cut_off_has_failed_for_the_next_daemon() {
 }
 
 #[tokio::test]
+async fn builds_and_start_commands_have_so_much_time() {
+    let mut place = Place::new();
+    let (short, long) = (Duration::from_millis(300), Duration::from_secs(60));
+    let started = |ready: Value| json!({"fromTemplate": "base", "steps": [], "startCmd": "hang", "readyCmd": ready});
+    for (all, ready, request, step, word) in [
+        (
+            short,
+            long,
+            json!({"fromTemplate": "base", "steps": run("hang")}),
+            "1",
+            "the build has taken",
+        ),
+        (long, short, started(json!("exit 1")), "finalize", "ready command"),
+        (long, short, started(json!("hang")), "finalize", "ready command"),
+    ] {
+        Arc::get_mut(&mut place.api).unwrap().hurry(all, ready);
+        let asked = place.ask("secret", json!({"name": "app"})).await.unwrap();
+        place.begin(&asked, request).await;
+        let reason = place.ended(&asked).await["reason"].clone();
+        assert_eq!(reason["step"], step, "{reason}");
+        assert!(reason["message"].as_str().unwrap().contains(word), "{reason}");
+        while Arc::strong_count(&place.api) > 1 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(place.fake.counts(), (0, 0));
+    }
+    // Without a ready command it has so much time, and is ready then.
+    let asked = place.ask("secret", json!({"name": "app"})).await.unwrap();
+    place.begin(&asked, started(Value::Null)).await;
+    assert_eq!(place.ended(&asked).await["status"], "ready");
+}
+
+#[tokio::test]
 async fn templates_are_their_owners() {
     let place = Place::new();
     place.build("app", run("one")).await;
