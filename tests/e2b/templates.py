@@ -114,10 +114,10 @@ def files_have_owners_and_modes():
     os.symlink("a.sh", Path(CONTEXT, "tree/link"))
     put("one.txt", "1")
     put("two.txt", "2")
-    look = "stat -c '%U %a %n' " if os.path.exists("/usr/bin/stat") else "ls -ld "
     template = (
         Template(file_context_path=CONTEXT)
         .from_template("base")
+        .copy("one.txt", "/first.txt")
         .run_cmd("mkdir -p /there/below && echo old > /there/a.sh && echo kept > /there/below/kept")
         .set_user("worker")
         .set_workdir("/home/worker/deep/down")
@@ -149,6 +149,8 @@ def files_have_owners_and_modes():
     hidden = box.files.get_info("renamed", user="root")
     assert (hidden.owner, hidden.mode & 0o777) == ("root", 0o600), hidden
     assert box.commands.run("ls -A / | grep -c thaw-copy || true").stdout == "0\n"
+    # Before the first `set_user`, files are of whoever commands run as.
+    assert info("/first.txt").owner == "root", info("/first.txt")
     box.kill()
 
 

@@ -2,7 +2,7 @@
 //! its place with owner and permissions.
 
 use super::archive;
-use super::shell::{Shell, Why, why};
+use super::shell::{Shell, Why, why, with_group};
 use super::steps::Copy;
 use super::uploads::Uploads;
 
@@ -17,7 +17,7 @@ pub async fn copy(shell: &Shell, copy: &Copy, uploads: &Uploads, owner: &str) ->
     let target = shell.absolute(&shell.expand(&copy.target).await?);
     let user = match &copy.owner {
         Some(user) => with_group(&shell.expand(user).await?),
-        None => shell.owner(),
+        None => shell.owner().await?,
     };
     let file = uploads.open(owner, &copy.hash).map_err(why)?;
     let stream = archive::stream(file).map_err(|error| error.to_string())?;
@@ -34,15 +34,6 @@ pub async fn copy(shell: &Shell, copy: &Copy, uploads: &Uploads, owner: &str) ->
     let removed = shell.ask("rm -rf \"$1\"", &[PLACE]).await;
     let (from, to) = (&copy.source, &copy.target);
     moved.and(removed).map(drop).map_err(|why| format!("cannot copy {from:?} to {to:?}: {why}"))
-}
-
-/// A user with the group of its entry, unless a group is named.
-fn with_group(user: &str) -> String {
-    let is_number = user.bytes().all(|byte| byte.is_ascii_digit());
-    match user.contains(':') || is_number {
-        true => user.to_owned(),
-        false => format!("{user}:"),
-    }
 }
 
 /// The path in the archive that a source means: of a pattern, the directory above its first part

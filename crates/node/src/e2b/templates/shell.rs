@@ -155,7 +155,7 @@ impl Shell {
     /// Sets the working directory for what follows, and makes it if it is missing.
     pub async fn set_directory(&mut self, path: &str) -> Result<(), Why> {
         let path = self.absolute(&self.expand(path).await?);
-        let made = self.ask(MAKE_DIRECTORY, &[&path, &self.owner()]).await;
+        let made = self.ask(MAKE_DIRECTORY, &[&path, &self.owner().await?]).await;
         let made = made.map_err(|why| format!("cannot make the directory {path}: {why}"))?;
         self.defaults.directory = Some(made.trim_end_matches('\n').to_owned());
         Ok(())
@@ -182,15 +182,24 @@ impl Shell {
         }
     }
 
-    /// As `chown` takes the user of the build: with the group of the user's entry; empty if no step
-    /// has named one.
-    pub fn owner(&self) -> String {
+    /// The user of the build as `chown` takes it; without one, that of the function, by numbers.
+    pub async fn owner(&self) -> Result<String, Why> {
         match &self.defaults.user {
-            Some(user) if user.contains(':') => user.clone(),
-            Some(user) if user.bytes().all(|byte| byte.is_ascii_digit()) => user.clone(),
-            Some(user) => format!("{user}:"),
-            None => String::new(),
+            Some(user) => Ok(with_group(user)),
+            None => {
+                let script = self.script("printf %s \"$UID:$GROUPS\"", &[]);
+                self.answer(WantedProcess { user: None, ..script }).await
+            }
         }
+    }
+}
+
+/// A user with the group of its entry, as `chown` takes it, unless a group is named.
+pub fn with_group(user: &str) -> String {
+    let is_number = user.bytes().all(|byte| byte.is_ascii_digit());
+    match user.contains(':') || is_number {
+        true => user.to_owned(),
+        false => format!("{user}:"),
     }
 }
 
