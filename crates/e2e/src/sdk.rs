@@ -1,4 +1,4 @@
-//! SDKs of others from PyPI, and what tests need to have them talk to a daemon.
+//! SDKs of others from PyPI and npm, and what tests need to have them talk to a daemon.
 
 use crate::{Daemon, DaemonOptions, build_directory, run, run_within, skip};
 use serde_json::Value;
@@ -10,6 +10,10 @@ use std::time::Duration;
 
 /// How long installing packages may take.
 const PATIENCE: Duration = Duration::from_secs(400);
+/// E2B's SDK for Python that the tests use; docs/e2b.md says that it works.
+pub const E2B_SDK: &str = "e2b==2.63.0";
+/// The same for JavaScript.
+pub const E2B_JS_SDK: &str = "e2b@2.51.0";
 /// A key of E2B's API.
 pub const E2B_KEY: &str = "e2b_0123456789abcdef0123456789abcdef";
 
@@ -40,6 +44,34 @@ pub fn python_with(packages: &[&str]) -> Option<PathBuf> {
     }
     fs::write(is_whole, "").expect("a file");
     Some(python)
+}
+
+/// The module of a package of npm, `NAME@VERSION`; made once for a build directory. None, and a skipped
+/// test, if it cannot be had.
+pub fn js_module(package: &str) -> Option<PathBuf> {
+    let (name, version) = package.rsplit_once('@').expect("a name and a version");
+    let place = build_directory().join(format!("{}-js-{version}", name.replace(['@', '/'], "")));
+    let (module, is_whole) = (place.join("node_modules").join(name), place.join("is-whole"));
+    if !Path::new("/usr/bin/npm").exists() {
+        skip("there is no npm here");
+        return None;
+    }
+    fs::create_dir_all(&place).expect("a directory");
+    // Tests run side by side, in several processes.
+    let lock = File::create(place.with_extension("lock")).expect("a file");
+    lock.lock().expect("a lock");
+    if is_whole.exists() {
+        return Some(module);
+    }
+    let mut npm = Command::new("npm");
+    npm.args(["install", "--silent", "--no-save", package]).current_dir(&place);
+    let installed = run_within(PATIENCE, &mut npm, b"");
+    if installed.code != Some(0) {
+        skip(&format!("npm does not give {package}: {}", installed.stderr));
+        return None;
+    }
+    fs::write(is_whole, "").expect("a file");
+    Some(module)
 }
 
 /// Writes an `e2b.toml` that knows [`E2B_KEY`], with these lines of `[templates]`.

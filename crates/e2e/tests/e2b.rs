@@ -4,19 +4,14 @@ use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
 use std::time::Duration;
 use thaw_e2e::{
-    Daemon, DaemonOptions, Function, build_directory, built_home, free_port, repository, run,
-    run_within, skip, thaw, wait_until,
+    Daemon, DaemonOptions, E2B_JS_SDK, E2B_SDK, Function, build_directory, built_home, free_port,
+    js_module, python_with, repository, run, run_within, skip, thaw, wait_until,
 };
 
-/// The Python SDK that the tests use; docs/e2b.md says that it works.
-const SDK: &str = "e2b==2.63.0";
 /// The one for code, of which docs/e2b.md says that it works, too.
 const INTERPRETER: &str = "e2b-code-interpreter==2.11.5";
-/// The same for JavaScript.
-const JS_SDK: &str = "e2b@2.51.0";
 /// The one for code.
 const JS_INTERPRETER: &str = "@e2b/code-interpreter@2.8.0";
 /// A key, and the SHA-256 hash of it.
@@ -37,65 +32,9 @@ programs = ["bash", "sh", "cat", "sleep", "id", "stty", "head", "tr", "wc", "ln"
 instances = 50
 "#;
 
-/// A Python with the SDK; made once for all tests of a build directory. None if it cannot be had.
+/// A Python with the SDK. None if it cannot be had.
 fn python() -> Option<PathBuf> {
-    // Tests run side by side.
-    static PYTHON: OnceLock<Option<PathBuf>> = OnceLock::new();
-    PYTHON.get_or_init(make_python).clone()
-}
-
-fn make_python() -> Option<PathBuf> {
-    let venv = build_directory().join(SDK.replace("==", "-"));
-    let python = venv.join("bin/python3");
-    let has_sdk = |python: &Path| {
-        python.exists() && run(Command::new(python).args(["-c", "import e2b"])).code == Some(0)
-    };
-    if has_sdk(&python) {
-        return Some(python);
-    }
-    let made = run_within(
-        PATIENCE,
-        Command::new("python3").args(["-m", "venv", "--clear"]).arg(&venv),
-        b"",
-    );
-    if made.code != Some(0) {
-        skip(&format!("this python3 makes no virtual environment: {}", made.stderr));
-        return None;
-    }
-    let mut pip = Command::new(&python);
-    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", SDK]);
-    let installed = run_within(PATIENCE, &mut pip, b"");
-    if installed.code != Some(0) {
-        skip(&format!("PyPI does not give {SDK}: {}", installed.stderr));
-        return None;
-    }
-    Some(python)
-}
-
-/// The module of a package of npm; made once for all tests of a build directory. None if it cannot be
-/// had.
-fn js_module(package: &str) -> Option<PathBuf> {
-    let (name, version) = package.rsplit_once('@').expect("a name and a version");
-    let place = build_directory().join(format!("{}-js-{version}", name.replace(['@', '/'], "")));
-    let module = place.join("node_modules").join(name);
-    let is_whole = place.join("is-whole");
-    if is_whole.exists() {
-        return Some(module);
-    }
-    if !Path::new("/usr/bin/npm").exists() {
-        skip("there is no npm here");
-        return None;
-    }
-    fs::create_dir_all(&place).expect("a directory");
-    let mut npm = Command::new("npm");
-    npm.args(["install", "--silent", "--no-save", package]).current_dir(&place);
-    let installed = run_within(PATIENCE, &mut npm, b"");
-    if installed.code != Some(0) {
-        skip(&format!("npm does not give {package}: {}", installed.stderr));
-        return None;
-    }
-    fs::write(is_whole, "").expect("a file");
-    Some(module)
+    python_with(&[E2B_SDK])
 }
 
 fn hash_of(key: &str) -> String {
@@ -152,7 +91,7 @@ fn the_python_sdk_works_unmodified() {
 
 #[test]
 fn the_javascript_sdk_works_unmodified() {
-    let Some(module) = js_module(JS_SDK) else { return };
+    let Some(module) = js_module(E2B_JS_SDK) else { return };
     let mut program = Command::new("node");
     let printed = check("e2b-js", program.env("E2B_SDK", module), "js_sdk.mjs");
     assert!(printed.lines().any(|line| line == "whatIsMissingSaysSo"), "{printed}");

@@ -1,4 +1,4 @@
-// The tests of E2B's JavaScript SDKs that need no browser, no bundler and no build of a template.
+// The tests of E2B's JavaScript SDKs that need no browser and no bundler.
 import { existsSync } from 'node:fs'
 import { defineConfig } from 'vitest/config'
 
@@ -7,7 +7,7 @@ const setup = 'tests/globalFetchFallback.setup.ts'
 export default defineConfig({
   test: {
     include: ['tests/**/*.test.ts'],
-    exclude: ['tests/runtimes/**', 'tests/template/**', 'tests/bundle/**'],
+    exclude: ['tests/runtimes/**', 'tests/bundle/**'],
     isolate: true,
     testTimeout: 30_000,
     setupFiles: existsSync(setup) ? [setup] : [],

@@ -58,6 +58,9 @@ struct CreateArguments {
     /// Most snapshots of its name at a time; 20 without.
     #[arg(long, value_name = "COUNT")]
     snapshots: Option<u32>,
+    /// Most templates of its name at a time; 20 without.
+    #[arg(long, value_name = "COUNT")]
+    templates: Option<u32>,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -72,6 +75,7 @@ struct KeyView {
     rate: Option<RequestRate>,
     sandboxes: u32,
     snapshots: u32,
+    templates: u32,
     /// The key itself, when it is made.
     #[serde(skip_serializing_if = "Option::is_none")]
     key: Option<String>,
@@ -86,6 +90,7 @@ impl KeyView {
             rate: key.rate,
             sandboxes: key.sandboxes,
             snapshots: key.snapshots,
+            templates: key.templates,
             key: secret,
         }
     }
@@ -120,6 +125,7 @@ fn create(keys: &KeyStore, arguments: &CreateArguments) -> Result<(), Failure> {
         rate: arguments.rate,
         sandboxes: arguments.sandboxes,
         snapshots: arguments.snapshots,
+        templates: arguments.templates,
     };
     let (key, secret) = keys.create(wanted).map_err(Failure::failed)?;
     match arguments.json {
@@ -129,7 +135,8 @@ fn create(keys: &KeyStore, arguments: &CreateArguments) -> Result<(), Failure> {
 }
 
 fn table(keys: &[Key]) -> String {
-    let mut table = Table::new(&["ID", "NAME", "ROLE", "RATE", "SANDBOXES", "SNAPSHOTS"]);
+    let headings = ["ID", "NAME", "ROLE", "RATE", "SANDBOXES", "SNAPSHOTS", "TEMPLATES"];
+    let mut table = Table::new(&headings);
     for key in keys {
         table.row(vec![
             key.id(),
@@ -138,6 +145,7 @@ fn table(keys: &[Key]) -> String {
             key.rate.map_or_else(|| "-".to_owned(), |rate| rate.to_string()),
             key.sandboxes.to_string(),
             key.snapshots.to_string(),
+            key.templates.to_string(),
         ]);
     }
     table.text()

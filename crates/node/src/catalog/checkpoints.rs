@@ -65,7 +65,19 @@ impl Catalog {
             found.map(|found| catalog.of_its_files(found))
         };
         let found = spawn_blocking(find).await;
-        self.opened(found.map_err(|error| unusable(&name, error))??, None).await
+        let found = found.map_err(|error| unusable(&name, error))??;
+        let (image, service) = (found.record.image, found.service.clone());
+        if let Some(launcher) = self.open_checkpoints.get(&name, image, &service) {
+            return Ok((service, launcher));
+        }
+        let (service, launcher) = self.opened(found, None).await?;
+        self.open_checkpoints.keep(name, image, &service, &launcher);
+        Ok((service, launcher))
+    }
+
+    /// Closes a checkpoint that is going to be removed.
+    pub(crate) fn close_checkpoint(&self, name: &Name) {
+        self.open_checkpoints.close(name);
     }
 
     async fn opened(

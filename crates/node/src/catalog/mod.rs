@@ -4,11 +4,13 @@ mod checkpoints;
 mod freshness;
 mod launchers;
 mod older;
+mod open_checkpoints;
 mod partial;
 mod restart;
 mod room;
 
 pub use launchers::LoadError;
+use open_checkpoints::OpenCheckpoints;
 use partial::Far;
 pub(crate) use partial::PARTIAL;
 pub use restart::{RestartError, Restarted};
@@ -36,6 +38,8 @@ pub struct Catalog {
     known: Mutex<BTreeMap<FunctionName, KnownFunction>>,
     /// Held by the one who compares: what was read later from the store is installed later.
     reloading: Mutex<()>,
+    /// Checkpoints of which sandboxes were made last.
+    open_checkpoints: OpenCheckpoints,
     function_logs: Mutex<HashMap<FunctionName, Arc<FunctionLog>>>,
     /// Contents of functions that were partial when they were last loaded.
     far: Mutex<HashMap<FunctionName, Far>>,
@@ -158,6 +162,7 @@ impl Catalog {
             reloading: Mutex::default(),
             function_logs: Mutex::default(),
             far: Mutex::default(),
+            open_checkpoints: OpenCheckpoints::default(),
         })
     }
 

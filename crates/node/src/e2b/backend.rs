@@ -2,10 +2,11 @@
 //! `node_backend`; unit tests use one that lives in memory.
 
 use super::problem::Problem;
-use crate::sandboxes::EgressWish;
 use crate::sandboxes::egress::ClientEgress;
+use crate::sandboxes::{EgressWish, LimitsChange};
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::io::Read;
 use std::pin::Pin;
 use std::sync::Arc;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -33,6 +34,8 @@ pub struct Wanted {
     pub metadata: BTreeMap<String, String>,
     /// Where it may connect to.
     pub egress: EgressWish,
+    /// What it may use, where that is not what its function says.
+    pub limits: LimitsChange,
 }
 
 /// A sandbox.
@@ -255,6 +258,8 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
 
 /// Sandboxes.
 pub trait Backend: Send + Sync {
+    /// Whether what is wanted could be made with its limits.
+    fn check<'a>(&'a self, wanted: &'a Wanted) -> Later<'a, Outcome<()>>;
     /// Makes one.
     fn create(&self, wanted: Wanted) -> Later<'_, Outcome<Sandbox>>;
     /// One that is there, running or paused.
@@ -297,6 +302,13 @@ pub trait Backend: Send + Sync {
     fn processes<'a>(&'a self, id: &'a str) -> Later<'a, Outcome<Vec<Arc<dyn Process>>>>;
     /// Connects to a port on which a program in one listens.
     fn port<'a>(&'a self, id: &'a str, port: u16) -> Later<'a, Outcome<Box<dyn ByteStream>>>;
+    /// Makes what a stream of tar has below a directory of one, as its superuser.
+    fn unpack<'a>(
+        &'a self,
+        id: &'a str,
+        directory: &'a str,
+        archive: Box<dyn Read + Send>,
+    ) -> Later<'a, Outcome<()>>;
     /// The files of one, with the rights of a user; none: that of the sandbox.
     fn files<'a>(
         &'a self,

@@ -7,13 +7,13 @@ use super::network::NetworkRequest;
 use super::problem::{Kind, Problem};
 use super::records::{ENVS_MAX, Holder, Record};
 use super::serve::{header, nothing, refused};
-use super::{E2b, ENVD_VERSION, list, metrics, network, snapshots};
+use super::{E2b, ENVD_VERSION, list, metrics, network, snapshots, templates};
 use crate::sandboxes::EgressWish;
 use crate::to_its_end::to_its_end;
 use axum::body::Bytes;
 use axum::extract::{Path, Request, State};
 use axum::http::header::RETRY_AFTER;
-use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
@@ -44,6 +44,16 @@ impl Client {
     /// Most snapshots that it may have.
     pub fn most_snapshots(&self) -> u32 {
         self.0.snapshots
+    }
+
+    /// Most templates that it may have.
+    pub fn most_templates(&self) -> u32 {
+        self.0.templates
+    }
+
+    /// Refuses what changes something, or lets somebody change it.
+    pub fn check_changes(&self) -> Result<(), Problem> {
+        self.0.check(&Method::POST)
     }
 
     /// Whether the sandboxes of this owner are its business.
@@ -80,6 +90,7 @@ pub(super) fn routes() -> Router<Arc<E2b>> {
         .route("/sandboxes/{id}/refreshes", post(refresh))
         .route("/sandboxes/{id}/fork", post(fork))
         .merge(snapshots::routes())
+        .merge(templates::routes())
         .merge(metrics::routes())
         .fallback(|request: Request| async move {
             let (parts, body) = request.into_parts();
@@ -233,6 +244,7 @@ impl E2b {
             most: self.settings.now().most_egress(),
             asked: network.egress(request.allow_internet_access)?,
         };
+        let origin = self.origin(client.owner(), &request.template);
         let record = Record {
             owner: client.owner().to_owned(),
             template: request.template,
@@ -240,16 +252,18 @@ impl E2b {
             auto_resume: request.auto_resume.is_some_and(|resume| resume.enabled),
             timeout_s: timeout(request.timeout)?,
             is_open: network.allow_public_traffic == Some(true),
+            defaults: origin.defaults,
             is_being_made: true,
         };
         let wanted = Wanted {
             id: String::new(),
-            snapshot: self.snapshot_named(client.owner(), &record.template).map(|(id, _)| id),
-            function: self.settings.now().function(&record.template).to_owned(),
+            snapshot: origin.snapshot,
+            function: origin.function,
             timeout_s: record.timeout_s,
             pauses: request.auto_pause,
             metadata: request.metadata.unwrap_or_default(),
             egress,
+            limits: origin.limits,
         };
         // Those that have ended by themselves count no more.
         self.sandboxes_of(client.owner());
@@ -258,6 +272,9 @@ impl E2b {
         match made {
             Ok(sandbox) => {
                 self.records.made(&id);
+                if let Some(template) = &origin.template {
+                    self.templates.spawned(template);
+                }
                 Ok(self.brief(client, &sandbox, &record))
             }
             Err(problem) => {

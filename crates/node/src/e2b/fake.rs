@@ -1,11 +1,12 @@
 //! Sandboxes that live in memory, for tests of what is above [`Backend`]. A process prints its
 //! arguments but the program, then all that it is told, and ends when its input ends or a signal
-//! comes.
+//! comes. Those of builds do what [`Play`] says.
 
 use super::backend::*;
 use super::problem::{Kind, Problem};
 use crate::sandboxes::egress::ClientEgress;
 use std::collections::{BTreeMap, VecDeque};
+use std::io::Read;
 use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -72,6 +73,28 @@ impl Process for FakeProcess {
         Box::pin(async move {
             let _ = printed.wait_for(|printed| printed.ended.is_some()).await;
         })
+    }
+}
+
+/// What a process of a test does by itself.
+struct Play {
+    pieces: Vec<Vec<u8>>,
+    ended: Option<Ended>,
+}
+
+impl Play {
+    /// A script with arguments prints the first of them. `exit N` ends so, and `hang` does not end.
+    fn of(wanted: &WantedProcess) -> Self {
+        let is_script = wanted.argv.get(3).is_some_and(|name| name == "thaw");
+        let shown =
+            if is_script { wanted.argv.get(4..5).unwrap_or_default() } else { &wanted.argv[1..] };
+        let last = wanted.argv.last().map_or("", String::as_str);
+        let code = last.strip_prefix("exit ").and_then(|code| code.parse().ok()).unwrap_or(0);
+        let has_ended = !wanted.stdin && wanted.terminal.is_none() && last != "hang";
+        Self {
+            pieces: shown.iter().map(|text| text.clone().into_bytes()).collect(),
+            ended: has_ended.then_some(Ended::Code(code)),
+        }
     }
 }
 
@@ -269,6 +292,16 @@ impl Fake {
         found.flatten()
     }
 
+    /// How many sandboxes and snapshots there are.
+    pub fn counts(&self) -> (usize, usize) {
+        (self.all.lock().unwrap().len(), self.snapshots.lock().unwrap().len())
+    }
+
+    /// What was asked for of the processes of a sandbox.
+    pub fn wanted(&self, id: &str) -> Vec<WantedProcess> {
+        self.change(id, |one| one.processes.iter().map(|one| one.wanted()).collect()).unwrap()
+    }
+
     /// Puts a file there.
     pub fn put(&self, id: &str, path: &str, contents: Option<&[u8]>) {
         let tree = self.change(id, |one| one.tree.clone()).unwrap();
@@ -277,6 +310,15 @@ impl Fake {
 }
 
 impl Backend for Fake {
+    fn check<'a>(&'a self, wanted: &'a Wanted) -> Later<'a, Outcome<()>> {
+        let is_too_much = wanted.limits.cpus.is_some_and(|cpus| cpus > 2);
+        now(match wanted.snapshot.is_none() && wanted.function != "python" {
+            true => Err(Problem::new(Kind::NotFound, "there is no such function")),
+            false if is_too_much => Err(Problem::invalid("its function allows 2 processors")),
+            false => Ok(()),
+        })
+    }
+
     fn create(&self, wanted: Wanted) -> Later<'_, Outcome<Sandbox>> {
         if let Some(snapshot) = &wanted.snapshot {
             let mut copy = self.snapshots.lock().unwrap()[snapshot].clone();
@@ -361,8 +403,7 @@ impl Backend for Fake {
 
     fn start<'a>(&'a self, id: &'a str, wanted: WantedProcess) -> Later<'a, Outcome<Started>> {
         now(self.change(id, |one| {
-            let pieces = wanted.argv[1..].iter().map(|text| text.clone().into_bytes()).collect();
-            let ended = (!wanted.stdin && wanted.terminal.is_none()).then_some(Ended::Code(0));
+            let Play { pieces, ended } = Play::of(&wanted);
             let (printed, _) = watch::channel(Printed { pieces, ended, is_cut_off: false });
             let pid = 100 + one.processes.len() as u32;
             let process = Arc::new(FakeProcess { pid, wanted, printed });
@@ -388,6 +429,27 @@ impl Backend for Fake {
             tokio::spawn(show_head(theirs));
             Box::new(ours) as Box<dyn ByteStream>
         }))
+    }
+
+    fn unpack<'a>(
+        &'a self,
+        id: &'a str,
+        directory: &'a str,
+        archive: Box<dyn Read + Send>,
+    ) -> Later<'a, Outcome<()>> {
+        let unpacked = self.change(id, |one| one.tree.clone()).and_then(|tree| {
+            let wrong = |error: std::io::Error| Problem::invalid(error);
+            let mut archive = tar::Archive::new(archive);
+            for entry in archive.entries().map_err(wrong)? {
+                let mut entry = entry.map_err(wrong)?;
+                let path = format!("{directory}/{}", entry.path().map_err(wrong)?.display());
+                let mut contents = Vec::new();
+                entry.read_to_end(&mut contents).map_err(wrong)?;
+                tree.lock().unwrap().insert(path, Some(contents));
+            }
+            Ok(())
+        });
+        now(unpacked)
     }
 
     fn files<'a>(

@@ -114,7 +114,7 @@ async fn open(
         None if query.signature.is_some() => None,
         None => user(headers)?,
     };
-    e2b.backend.files(&target.id, user.as_deref()).await
+    e2b.backend.files(&target.id, target.user(user).as_deref()).await
 }
 
 async fn read(

@@ -72,7 +72,7 @@ struct Session {
 impl Session {
     async fn open((State(e2b), Extension(target), headers, body): Asked) -> Outcome<Self> {
         let request = read_unary(&headers, body).await?;
-        let user = user(&headers)?;
+        let user = target.user(user(&headers)?);
         let files = e2b.backend.files(&target.id, user.as_deref()).await?;
         Ok(Self { files, directory: target.directory, request })
     }

@@ -36,6 +36,8 @@ const NAME_MAX: usize = 64;
 pub(super) const SANDBOXES: u32 = 100;
 /// Snapshots of one key, unless the file says otherwise.
 const SNAPSHOTS: u32 = 20;
+/// Templates of one key, unless the file says otherwise.
+const TEMPLATES: u32 = 20;
 /// Random bytes of a key.
 const KEY_BYTES: usize = 20;
 /// Longest time over which requests are counted.
@@ -136,6 +138,9 @@ pub struct Key {
     /// Most snapshots at a time.
     #[serde(default = "default_snapshots")]
     pub snapshots: u32,
+    /// Most templates at a time.
+    #[serde(default = "default_templates")]
+    pub templates: u32,
     /// What it may do.
     #[serde(default)]
     pub role: Role,
@@ -146,6 +151,10 @@ pub struct Key {
 
 fn default_snapshots() -> u32 {
     SNAPSHOTS
+}
+
+fn default_templates() -> u32 {
+    TEMPLATES
 }
 
 fn default_sandboxes() -> u32 {
@@ -245,6 +254,8 @@ pub struct NewKey {
     pub sandboxes: Option<u32>,
     /// Most snapshots at a time.
     pub snapshots: Option<u32>,
+    /// Most templates at a time.
+    pub templates: Option<u32>,
 }
 
 /// The keys that `thaw key` makes in a state directory. A daemon that serves it sees each change
@@ -281,6 +292,7 @@ impl KeyStore {
             sha256: hash.as_ref().try_into().expect("SHA-256 has 32 bytes"),
             sandboxes: wanted.sandboxes.unwrap_or(SANDBOXES),
             snapshots: wanted.snapshots.unwrap_or(SNAPSHOTS),
+            templates: wanted.templates.unwrap_or(TEMPLATES),
             role: wanted.role,
             rate: wanted.rate,
         };

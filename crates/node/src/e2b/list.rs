@@ -92,11 +92,15 @@ fn matching(e2b: &E2b, client: &Client, query: &ListQuery) -> Result<Vec<Sandbox
     let metadata = query.metadata.as_deref().map(metadata_filter).transpose()?.unwrap_or_default();
     let after = query.started_after.as_deref().map(time_ms).transpose()?.unwrap_or(0);
     let settings = e2b.settings.now();
-    let function = query.template.as_deref().map(|template| settings.function(template));
+    let meant = query.template.as_deref().map(|template| settings.function(template));
+    let is_of_it = |sandbox: &Sandbox, meant: &str| {
+        let record = e2b.records.get(&sandbox.id).unwrap_or_default();
+        settings.function(&record.template) == meant
+    };
     let is_meant = |sandbox: &Sandbox| {
         (if sandbox.is_paused() { pauses } else { runs })
             && sandbox.created_ms >= after
-            && function.is_none_or(|function| sandbox.function == function)
+            && meant.is_none_or(|meant| is_of_it(sandbox, meant))
             && metadata.iter().all(|(name, value)| sandbox.metadata.get(name) == Some(value))
     };
     let mut found = e2b.seen_by(client);

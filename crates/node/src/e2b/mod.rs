@@ -31,6 +31,7 @@ mod records;
 mod serve;
 mod settings;
 mod snapshots;
+mod templates;
 #[cfg(test)]
 mod tests;
 mod watch;
@@ -65,6 +66,7 @@ pub struct E2b {
     /// Connections to ports, by the id of the sandbox: whoever makes them may be anybody.
     ports: Streams,
     watchers: watch::Watchers,
+    templates: templates::Templates,
     /// Requests of each key.
     rates: keys::Rates,
     /// How TLS is spoken, if it is.
@@ -82,11 +84,22 @@ impl E2b {
         directory: &Path,
     ) -> io::Result<Arc<Self>> {
         let records = Records::load(directory)?;
+        let templates = templates::Templates::load(directory)?;
         let tables = settings.now().certificates.clone();
         let tls = (!tables.is_empty()).then(|| LiveServer::load(directory, &tables)).transpose();
         let tls = tls.map_err(io::Error::other)?;
         let (streams, ports, watchers, rates) = Default::default();
-        Ok(Arc::new(Self { backend, settings, records, streams, ports, watchers, rates, tls }))
+        Ok(Arc::new(Self {
+            backend,
+            settings,
+            records,
+            streams,
+            ports,
+            watchers,
+            templates,
+            rates,
+            tls,
+        }))
     }
 
     /// The sandboxes of an owner that are there. Forgets those that are not any more.

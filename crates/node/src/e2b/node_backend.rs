@@ -4,26 +4,35 @@ use super::backend::*;
 use super::problem::{Kind, Problem};
 use crate::catalog::Catalog;
 use crate::config::FunctionConfig;
+use crate::instance::Launcher;
 use crate::node::NodeState;
 use crate::sandboxes::egress::ClientEgress;
 use crate::sandboxes::exec::{Attached, Exec, ExecProblem};
 use crate::sandboxes::files::{FileProblem, FileSession};
 use crate::sandboxes::ports::PortProblem;
 use crate::sandboxes::registry::SandboxProblem;
-use crate::sandboxes::{self, ExecRequest, ExecState, NewSandbox, Next, OnTimeout, Sandboxes};
+use crate::sandboxes::tree::TreeLimits;
+use crate::sandboxes::untree::unpack;
+use crate::sandboxes::{
+    self, ExecRequest, ExecState, LimitsChange, NewSandbox, Next, OnTimeout, Sandboxes,
+};
 use crate::service::{Service, VolumeFiles};
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use thaw_abi::remote;
 use thaw_sandbox::SignalTo;
 use thaw_store::Name;
+use tokio::runtime::Handle;
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
 /// What is remembered of a process that runs, beside what the node knows.
 type Remembered = BTreeMap<(u64, u64), WantedProcess>;
 
+/// Whose rights are those of whoever unpacks an archive.
+const SUPERUSER: &str = "0";
 /// How long CPU time is looked at.
 const CPU_SPAN: Duration = Duration::from_millis(200);
 
@@ -63,15 +72,53 @@ impl NodeBackend {
         Arc::new(Self { catalog, node, sandboxes, wanted: Mutex::default() })
     }
 
-    /// Makes a sandbox of a snapshot. Its image is read whole, so it may take seconds.
-    async fn create_of(&self, snapshot: &str, wanted: Wanted) -> Outcome<Sandbox> {
+    /// Makes a sandbox of a snapshot.
+    async fn create_of(&self, snapshot: &str, wanted: Wanted) -> Outcome<sandboxes::SandboxInfo> {
+        let opened = self.opened(snapshot).await?;
+        let new = NewSandbox { function: String::new(), ..new_sandbox(wanted) };
+        self.sandboxes.create_of(new, opened).await.map_err(problem)
+    }
+
+    /// What boots sandboxes of a snapshot, and the version of its function that they belong to.
+    async fn opened(&self, snapshot: &str) -> Outcome<(Arc<Service>, Arc<dyn Launcher>)> {
         let (catalog, name) = (self.catalog.clone(), store_name(snapshot)?);
         let opened = catalog.checkpoint_for_sandbox(name).await;
-        let opened = opened.map_err(|error| Problem::new(Kind::Busy, error))?;
-        let id = wanted.id.clone();
-        let new = NewSandbox { function: String::new(), ..new_sandbox(wanted) };
-        let made = self.sandboxes.create_of(new, opened).await.map_err(problem)?;
-        self.view(made).ok_or_else(|| Problem::gone(&id))
+        opened.map_err(|error| Problem::new(Kind::Busy, error))
+    }
+
+    /// Makes a sandbox of a function.
+    async fn create_of_function(&self, wanted: Wanted) -> Outcome<sandboxes::SandboxInfo> {
+        self.function(&wanted.function)?;
+        self.sandboxes.create(new_sandbox(wanted)).await.map_err(problem)
+    }
+
+    /// The service of a function that a template means.
+    fn function(&self, name: &str) -> Outcome<Arc<Service>> {
+        self.node.route(name).ok_or_else(|| {
+            Problem::new(
+                Kind::NotFound,
+                format!(
+                    "template \"{name}\" was not found; it is the name of a function of the node, \
+                     or one that `[templates]` of its e2b.toml has"
+                ),
+            )
+        })
+    }
+
+    /// Gives a sandbox that was just made its own limits, or ends it.
+    async fn limit(&self, id: &str, limits: LimitsChange) -> Outcome<()> {
+        let now = self.sandboxes.limits(id).map_err(problem)?;
+        let is_same = limits.memory_bytes.is_none_or(|bytes| bytes == now.memory_bytes)
+            && limits.cpus.is_none_or(|cpus| cpus == now.cpus);
+        if is_same {
+            return Ok(());
+        }
+        let changed = self.sandboxes.set_limits(id, limits).await;
+        changed.map(drop).map_err(|error| {
+            // It has perhaps ended by itself.
+            let _ = self.sandboxes.kill(id);
+            problem(error)
+        })
     }
 
     /// The instance of a sandbox, and its service.
@@ -161,23 +208,25 @@ fn file_problem(error: FileProblem) -> Problem {
 }
 
 impl Backend for NodeBackend {
+    fn check<'a>(&'a self, wanted: &'a Wanted) -> Later<'a, Outcome<()>> {
+        Box::pin(async move {
+            let service = match &wanted.snapshot {
+                Some(snapshot) => self.opened(snapshot).await?.0,
+                None => self.function(&wanted.function)?,
+            };
+            let possible = wanted.limits.check(&service.config().limits);
+            possible.map_err(Problem::invalid)
+        })
+    }
+
     fn create(&self, wanted: Wanted) -> Later<'_, Outcome<Sandbox>> {
         Box::pin(async move {
-            if let Some(snapshot) = &wanted.snapshot {
-                return self.create_of(&snapshot.clone(), wanted).await;
-            }
-            if self.node.route(&wanted.function).is_none() {
-                return Err(Problem::new(
-                    Kind::NotFound,
-                    format!(
-                        "template \"{}\" was not found; it is the name of a function of the node, \
-                         or one that `[templates]` of its e2b.toml has",
-                        wanted.function
-                    ),
-                ));
-            }
-            let id = wanted.id.clone();
-            let made = self.sandboxes.create(new_sandbox(wanted)).await.map_err(problem)?;
+            let (id, limits) = (wanted.id.clone(), wanted.limits);
+            let made = match wanted.snapshot.clone() {
+                Some(snapshot) => self.create_of(&snapshot, wanted).await?,
+                None => self.create_of_function(wanted).await?,
+            };
+            self.limit(&id, limits).await?;
             self.view(made).ok_or_else(|| Problem::gone(&id))
         })
     }
@@ -240,6 +289,7 @@ impl Backend for NodeBackend {
     fn remove_snapshot<'a>(&'a self, name: &'a str) -> Later<'a, Outcome<bool>> {
         Box::pin(async move {
             let (store, name) = (self.catalog.store().clone(), store_name(name)?);
+            self.catalog.close_checkpoint(&name);
             let removed = spawn_blocking(move || store.remove_checkpoint(&name)).await;
             match removed.map_err(|error| Problem::new(Kind::Busy, error))? {
                 Ok(()) => Ok(true),
@@ -314,6 +364,29 @@ impl Backend for NodeBackend {
             let (instance, service) = self.wanted_instance(id)?;
             let stream = service.port(instance, port).await.map_err(port_problem)?;
             Ok(Box::new(stream) as Box<dyn ByteStream>)
+        })
+    }
+
+    fn unpack<'a>(
+        &'a self,
+        id: &'a str,
+        directory: &'a str,
+        archive: Box<dyn Read + Send>,
+    ) -> Later<'a, Outcome<()>> {
+        Box::pin(async move {
+            let (instance, service) = self.wanted_instance(id)?;
+            let session = async || {
+                let opened = service.files(instance, SUPERUSER).await;
+                opened.map_err(|reason| Problem::new(Kind::Busy, reason))
+            };
+            let sessions = (session().await?, session().await?);
+            let (handle, directory) = (Handle::current(), directory.to_owned());
+            // At most as many threads as there are builds: it ends with its sandbox.
+            let unpacked = spawn_blocking(move || {
+                unpack(sessions, &directory, archive, &handle, TreeLimits::default())
+            });
+            let unpacked = unpacked.await.map_err(|error| Problem::new(Kind::Busy, error))?;
+            unpacked.map(drop).map_err(file_problem)
         })
     }
 

@@ -41,9 +41,23 @@ pub struct Record {
     /// Whether everybody reaches its ports.
     #[serde(default)]
     pub is_open: bool,
+    /// What its template says of commands.
+    #[serde(default)]
+    pub defaults: Defaults,
     /// It is not there yet. The next daemon finds that it never came.
     #[serde(skip)]
     pub is_being_made: bool,
+}
+
+/// What commands and files of a sandbox begin with, where its template says so.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Defaults {
+    /// The user; none: that of the function.
+    pub user: Option<String>,
+    /// The working directory, where relative paths begin; none: that of the function.
+    pub directory: Option<String>,
+    /// Environment, added to that of the function.
+    pub envs: BTreeMap<String, String>,
 }
 
 /// Who shows a token.
@@ -72,6 +86,9 @@ pub struct Snapshot {
     pub sandbox: String,
     /// What its owner calls it.
     pub name: Option<String>,
+    /// What commands begin with in sandboxes of it.
+    #[serde(default)]
+    pub defaults: Defaults,
     /// It is not in the store yet. If the daemon ends meanwhile, it may be there or not.
     #[serde(skip)]
     pub is_being_made: bool,
@@ -236,6 +253,11 @@ impl Records {
         self.tag(&format!("{id}/traffic"), holder)
     }
 
+    /// What a client shows that uploads files for a template, until a time.
+    pub fn upload_token(&self, template: &str, hash: &str, until_s: u64) -> String {
+        self.tag(&format!("upload/{template}/{hash}/{until_s}"), Holder::Owner)
+    }
+
     fn tag(&self, text: &str, holder: Holder) -> String {
         let of_holder = match holder {
             Holder::Owner => String::new(),
@@ -269,7 +291,7 @@ fn hexadecimal(bytes: &[u8]) -> String {
 }
 
 /// So many random letters and digits, of 32 that are all usable in names of hosts.
-fn random_text(len: usize) -> io::Result<String> {
+pub fn random_text(len: usize) -> io::Result<String> {
     const ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
     let mut bytes = vec![0; len];
     if getrandom(&mut bytes, GetRandomFlags::empty())? < len {

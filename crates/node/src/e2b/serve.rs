@@ -6,7 +6,7 @@ use super::connect::refuse;
 use super::files::Signature;
 use super::problem::{Kind, Problem};
 use super::records::{Record, are_equal};
-use super::{E2b, control, files, filesystem, ports, process};
+use super::{E2b, control, files, filesystem, ports, process, templates};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{DefaultBodyLimit, Request, State};
@@ -68,6 +68,7 @@ impl E2b {
     /// # Errors
     /// The listener fails.
     pub async fn serve(self: Arc<Self>, listener: TcpListener) -> io::Result<()> {
+        tokio::spawn(self.clone().clean_up());
         let router = self.router();
         let tls = self.tls.as_ref();
         let places = Arc::new(Semaphore::new(CONNECTIONS));
@@ -114,6 +115,9 @@ impl E2b {
             .layer(DefaultBodyLimit::disable())
             .layer(middleware::from_fn_with_state(self.clone(), check_token))
             .with_state(self.clone());
+        let uploads =
+            templates::upload_routes().layer(DefaultBodyLimit::disable()).with_state(self.clone());
+        let control = Router::new().merge(uploads).fallback_service(control);
         let e2b = self.clone();
         Router::new().fallback(move |request: Request| {
             let (e2b, envd, control) = (e2b.clone(), envd.clone(), control.clone());
@@ -152,6 +156,13 @@ impl E2b {
             Some(_) => StatusCode::NO_CONTENT.into_response(),
             None => Problem::gone(id).into_response(),
         }
+    }
+}
+
+impl Target {
+    /// The user that a request names, or otherwise that of the template.
+    pub fn user(&self, named: Option<String>) -> Option<String> {
+        named.or_else(|| self.record.defaults.user.clone())
     }
 }
 
@@ -266,7 +277,8 @@ async fn find_target(e2b: &Arc<E2b>, request: &Parts) -> Result<Target, Problem>
         }
     })
     .await?;
-    Ok(Target { id: id.to_owned(), record, directory: sandbox.directory })
+    let directory = record.defaults.directory.clone().unwrap_or(sandbox.directory);
+    Ok(Target { id: id.to_owned(), record, directory })
 }
 
 /// In the words of E2B, which its clients compare.

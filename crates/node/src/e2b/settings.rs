@@ -7,11 +7,15 @@
 //! [templates]
 //! base = "python-sandbox"        # a function of this node
 //!
+//! [images]
+//! "python:3.12" = "python-312"   # the function with the files of an image
+//!
 //! [[keys]]
 //! name = "team-a"
 //! sha256 = "…"                   # of the key, in hexadecimal digits
 //! sandboxes = 100                # most at a time, paused ones included
 //! snapshots = 20                 # most at a time
+//! templates = 20                 # most at a time
 //! role = "user"                  # or "admin", "read-only"
 //! rate = "100 per 1m"            # requests of the control API
 //!
@@ -25,6 +29,7 @@
 
 use super::keys::{self, KEYS_FILE, Key, Role};
 use super::records::Holder;
+use super::templates::plain_image;
 use crate::config::EgressRule;
 use crate::edge::CertificateTable;
 use ring::digest::{SHA256, digest};
@@ -43,6 +48,8 @@ use thaw_sandbox::EgressRules;
 pub const FILE: &str = "e2b.toml";
 /// Most bytes of it.
 const FILE_MAX: u64 = 1 << 20;
+/// The image that E2B's SDKs begin with where a client names none.
+const BASE_IMAGE: &str = "e2bdev/base";
 /// A SHA-256 hash.
 pub(super) type Hash = [u8; 32];
 
@@ -53,6 +60,9 @@ pub struct Settings {
     /// Names of templates, and the functions that they mean.
     #[serde(default)]
     pub templates: BTreeMap<String, String>,
+    /// Names of container images, and the functions that have their files.
+    #[serde(default)]
+    pub images: BTreeMap<String, String>,
     /// Those who may use the API.
     #[serde(default)]
     pub keys: Vec<Key>,
@@ -189,6 +199,15 @@ impl Settings {
         let bare = tags.iter().find_map(|tag| template.strip_suffix(tag)).unwrap_or(template);
         self.templates.get(bare).map_or(bare, String::as_str)
     }
+
+    /// The function that has the files of a container image. The image that E2B's SDKs begin with
+    /// is what the template `base` is here, unless it is named.
+    pub fn image<'a>(&'a self, image: &str) -> Option<&'a str> {
+        let wanted = plain_image(image);
+        let named = self.images.iter().find(|(name, _)| plain_image(name) == wanted);
+        let base = || self.templates.get("base").filter(|_| wanted == BASE_IMAGE);
+        named.map(|(_, function)| function).or_else(base).map(String::as_str)
+    }
 }
 
 /// All of a text file.
@@ -323,6 +342,22 @@ mod tests {
         {
             assert_eq!(settings.function(template), function);
         }
+    }
+
+    #[test]
+    fn images_are_functions_that_the_operator_names() {
+        let text = format!(
+            "[templates]\nbase = \"box\"\n[images]\n\"python:3.12\" = \"python-312\"\n\
+             \"docker.io/library/debian:latest\" = \"debian\"\n\
+             [[keys]]\nname = \"a\"\nsha256 = \"{HASH}\"\n"
+        );
+        let settings = parse(&text).unwrap();
+        assert_eq!(settings.image("docker.io/library/python:3.12"), Some("python-312"));
+        assert_eq!(settings.image("debian"), Some("debian"));
+        assert_eq!(settings.image("e2bdev/base:latest"), Some("box"));
+        assert_eq!(settings.image("python:3.13"), None);
+        let other = text.replace("\"python:3.12\"", "\"e2bdev/base\"");
+        assert_eq!(parse(&other).unwrap().image("e2bdev/base"), Some("python-312"));
     }
 
     #[test]

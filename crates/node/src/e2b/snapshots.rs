@@ -5,6 +5,7 @@ use super::E2b;
 use super::control::{Asked, Client, Posted, answer, parse};
 use super::problem::{Kind, Problem};
 use super::records::Snapshot;
+use super::templates;
 use crate::to_its_end::to_its_end;
 use axum::extract::{Path, Query, State};
 use axum::http::{HeaderName, HeaderValue, StatusCode};
@@ -27,7 +28,7 @@ pub(super) fn routes() -> Router<Arc<E2b>> {
     Router::new()
         .route("/sandboxes/{id}/snapshots", post(create))
         .route("/snapshots", get(list))
-        .route("/templates/{id}", delete(remove))
+        .route("/templates/{id}", delete(templates::remove))
 }
 
 #[derive(Deserialize)]
@@ -55,7 +56,7 @@ impl E2b {
         body: &[u8],
     ) -> Result<Value, Problem> {
         let request: CreateRequest = parse(body)?;
-        self.own(client, id)?;
+        let (_, record) = self.own(client, id)?;
         if request.memory == Some(false) {
             return Err(Problem::unsupported(
                 "`memory`: a snapshot keeps the memory always; leave it out",
@@ -71,8 +72,13 @@ impl E2b {
             )));
         }
         let owner = client.owner().to_owned();
-        let snapshot =
-            Snapshot { owner, sandbox: id.to_owned(), name: request.name, is_being_made: true };
+        let snapshot = Snapshot {
+            owner,
+            sandbox: id.to_owned(),
+            name: request.name,
+            defaults: record.defaults,
+            is_being_made: true,
+        };
         let new = self.records.insert_snapshot(snapshot.clone(), client.most_snapshots())?;
         match self.backend.snapshot(id, &new).await {
             Ok(()) => {
@@ -125,20 +131,21 @@ async fn list((State(e2b), Extension(client), Query(query)): Asked<Query<ListQue
     response
 }
 
-async fn remove((State(e2b), Extension(client), Path(id)): Asked<Path<String>>) -> Response {
-    let removed = to_its_end(async move {
-        let found = e2b.snapshot_named(client.owner(), &id);
-        let (id, snapshot) = found
-            .ok_or_else(|| Problem::new(Kind::NotFound, format!("there is no snapshot {id:?}")))?;
-        // Without its record nobody would own what comes into the store.
-        if snapshot.is_being_made {
-            let text = format!("the snapshot {id:?} is still being made; try again later");
-            return Err(Problem::new(Kind::Exists, text));
-        }
-        // One that is gone from the store already is forgotten, too.
-        e2b.backend.remove_snapshot(&id).await?;
-        e2b.records.remove_snapshot(&id);
-        Ok(Value::Null)
-    });
-    answer(StatusCode::NO_CONTENT, removed.await)
+/// Deletes a snapshot of a client.
+///
+/// # Errors
+/// There is none, it is still being made, or others descend from it.
+pub(super) async fn remove(e2b: &E2b, client: &Client, name: &str) -> Result<(), Problem> {
+    let (id, snapshot) = e2b.snapshot_named(client.owner(), name).ok_or_else(|| {
+        Problem::new(Kind::NotFound, format!("there is no template and no snapshot {name:?}"))
+    })?;
+    // Without its record nobody would own what comes into the store.
+    if snapshot.is_being_made {
+        let text = format!("the snapshot {id:?} is still being made; try again later");
+        return Err(Problem::new(Kind::Exists, text));
+    }
+    // One that is gone from the store already is forgotten, too.
+    e2b.backend.remove_snapshot(&id).await?;
+    e2b.records.remove_snapshot(&id);
+    Ok(())
 }

@@ -161,7 +161,7 @@ async fn begin(
         ));
     }
     let path = absolute(&target.directory, &request.path)?;
-    let user = user(headers)?;
+    let user = target.user(user(headers)?);
     let mut files = e2b.backend.files(&target.id, user.as_deref()).await?;
     let depth = if request.recursive { Depth::All } else { Depth::One };
     files.watch(&path, depth).await?;

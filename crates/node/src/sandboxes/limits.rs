@@ -88,6 +88,15 @@ impl LimitsChange {
         *self == Self::default()
     }
 
+    /// Whether a new sandbox of a function with these limits may have them.
+    ///
+    /// # Errors
+    /// As [`Self::of`], or the host has less.
+    pub(crate) fn check(self, function: &Limits) -> Result<(), String> {
+        let first = function.of_an_instance();
+        check_host(first, self.of(first, function)?, of_host())
+    }
+
     /// The limits that one gets which has `now`, of a function with these limits.
     ///
     /// # Errors

@@ -159,7 +159,7 @@ async fn what_thaw_does_not_do_is_refused_with_a_sentence() {
         assert_eq!(status, StatusCode::NOT_IMPLEMENTED, "{extra}");
         assert!(answer["message"].as_str().unwrap().len() > 20);
     }
-    let (status, ..) = place.control("secret", "GET /templates", Value::Null).await;
+    let (status, ..) = place.control("secret", "GET /volumes", Value::Null).await;
     assert_eq!(status, StatusCode::NOT_IMPLEMENTED);
     let made = place.make(base()).await;
     let watch = json!({"path": "/work", "includeEntry": true});

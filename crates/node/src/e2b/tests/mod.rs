@@ -5,6 +5,7 @@ mod control;
 mod envd;
 mod keys;
 mod ports;
+mod templates;
 
 use super::connect::{MESSAGE_MAX, envelope};
 use super::fake::Fake;
@@ -39,16 +40,19 @@ struct Made {
 
 impl Place {
     fn new() -> Self {
-        let directory = tempfile::tempdir().unwrap();
+        Self::with(tempfile::tempdir().unwrap(), Arc::default())
+    }
+
+    /// In a home, in front of sandboxes that may be there already.
+    fn with(directory: TempDir, fake: Arc<Fake>) -> Self {
         let text = format!(
             "[templates]\nbase = \"python\"\n\
-             [[keys]]\nname = \"a\"\nsha256 = \"{}\"\nsandboxes = 3\n\
+             [[keys]]\nname = \"a\"\nsha256 = \"{}\"\nsandboxes = 3\ntemplates = 2\n\
              [[keys]]\nname = \"b\"\nsha256 = \"{}\"\n",
             HASHES[0], HASHES[1]
         );
         let file = directory.path().join(FILE);
         std::fs::write(&file, text).unwrap();
-        let fake = Arc::new(Fake::default());
         let settings = LiveSettings::load(file).unwrap();
         let api = E2b::new(fake.clone(), settings, directory.path()).unwrap();
         Self { api, fake, _directory: directory }

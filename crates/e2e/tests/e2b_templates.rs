@@ -1,0 +1,124 @@
+//! `Template` of E2B's SDKs as PyPI and npm have them, not changed, against a daemon.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+use thaw_e2e::{
+    Daemon, DaemonOptions, E2B_JS_SDK, E2B_SDK, announced, built_home, free_port, js_module,
+    python_with, repository, run, run_within, start_with_e2b, thaw, use_e2b, wait_until,
+    write_e2b_settings,
+};
+
+/// How long all that is done with an SDK may take.
+const PATIENCE: Duration = Duration::from_secs(400);
+
+/// What `base` is in the tests: some programs of this host.
+const BOX: &str = r#"
+name = "box"
+isolation = "instance"
+persist = true
+[entry]
+kind = "sandbox"
+[runtime]
+kind = "python3"
+programs = [
+    "bash", "cat", "chmod", "chown", "cp", "grep", "id", "ln", "ls", "mkdir", "mv", "rm", "sh", "sleep", "touch",
+]
+[limits]
+instances = 50
+memory = "512MiB"
+memory_max = "1GiB"
+cpu = 1
+cpu_max = 2
+"#;
+
+/// A home with the function, and with settings.
+fn home(label: &str) -> PathBuf {
+    let home = built_home(label, &[]);
+    let directory = home.with_extension("box");
+    fs::create_dir_all(&directory).expect("a directory");
+    fs::write(directory.join("thaw.toml"), BOX).expect("a file");
+    run(thaw().arg("build").arg(&directory).env("THAW_HOME", &home)).success();
+    write_e2b_settings(&home, "base = \"box\"\n[images]\n\"python:3.12\" = \"box\"");
+    home
+}
+
+/// What is left of builds in a home: archives that did not come whole, and checkpoints.
+fn left_of_builds(home: &Path) -> Vec<String> {
+    let listed = run(thaw().args(["checkpoints", "--json"]).env("THAW_HOME", home)).success();
+    let listed: serde_json::Value = serde_json::from_str(&listed).expect("JSON");
+    let names = listed.as_array().expect("a list").iter();
+    names.map(|one| one["name"].as_str().expect("a name").to_owned()).collect()
+}
+
+/// Runs a script of `tests/e2b` with an SDK against a daemon; what it prints.
+fn check(label: &str, program: &mut Command, script: &str) -> String {
+    let home = home(label);
+    let daemon = start_with_e2b(&home);
+    use_e2b(program.arg(repository().join("tests/e2b").join(script)), &daemon);
+    let printed = run_within(PATIENCE, program, b"").success();
+    wait_until("nothing is left of the sandboxes", || daemon.instances("box").is_empty());
+    assert_eq!(left_of_builds(&home), Vec::<String>::new());
+    printed
+}
+
+#[test]
+fn the_python_sdk_builds_templates() {
+    let Some(python) = python_with(&[E2B_SDK]) else { return };
+    let printed = check("e2b-templates-python", &mut Command::new(python), "templates.py");
+    assert!(printed.lines().any(|line| line == "templates_are_deleted"), "{printed}");
+}
+
+#[test]
+fn the_javascript_sdk_builds_templates() {
+    let Some(module) = js_module(E2B_JS_SDK) else { return };
+    let mut program = Command::new("node");
+    let printed = check("e2b-templates-js", program.env("E2B_SDK", module), "templates.mjs");
+    assert!(printed.lines().any(|line| line == "templatesAreDeleted"), "{printed}");
+}
+
+/// Runs some lines of Python with the SDK; what they print.
+fn python_lines(python: &Path, daemon: &Daemon, lines: &str) -> String {
+    let lines = format!("from e2b import Sandbox, Template, wait_for_port\n{lines}");
+    let mut command = Command::new(python);
+    use_e2b(command.args(["-c", &lines]), daemon);
+    run_within(PATIENCE, &mut command, b"").success().trim().to_owned()
+}
+
+#[test]
+fn a_build_that_its_daemon_does_not_end_says_so_and_leaves_nothing() {
+    let Some(python) = python_with(&[E2B_SDK]) else { return };
+    let home = home("e2b-templates-restart");
+    let address = format!("127.0.0.1:{}", free_port());
+    let options = DaemonOptions { arguments: vec!["--e2b".to_owned(), address] };
+    let mut daemon = Daemon::start(&home, &options);
+    let begin = "base = Template().from_image('python:3.12')\n\
+                 served = base.set_start_cmd('python3 -m http.server 8000', wait_for_port(8000))\n\
+                 Template.build(served, 'kept')\n\
+                 endless = Template().from_template('kept').run_cmd('echo begun; sleep 1000')\n\
+                 info = Template.build_in_background(endless, 'cut-off')\n\
+                 while not any(line.message == 'begun' for line in Template.get_build_status(info).log_entries): pass\n\
+                 print(info.template_id, info.build_id)";
+    let begun = python_lines(&python, &daemon, begin);
+    let (template, build) = begun.split_once(' ').expect("two ids");
+    daemon.wait_until_kept("box");
+    daemon.kill_and_await_next();
+    assert!(announced(&daemon, "e2b").starts_with("127.0.0.1:"));
+    let ask = format!(
+        "from e2b.template.types import BuildInfo\n\
+         info = BuildInfo(template_id='{template}', build_id='{build}', name='cut-off', alias='cut-off')\n\
+         status = Template.get_build_status(info)\n\
+         print(status.status.value, status.reason.message)"
+    );
+    let said = python_lines(&python, &daemon, &ask);
+    assert!(said.starts_with("error ") && said.contains("daemon ended"), "{said}");
+    wait_until("nothing is left of the build", || daemon.instances("box").is_empty());
+    let one = left_of_builds(&home);
+    assert!(one.len() == 1 && one[0].starts_with("e2b-template-"), "{one:?}");
+    // What was built before is there, with its start command.
+    let create = "import urllib.request, os\n\
+                  box = Sandbox.create('kept')\n\
+                  print(box.commands.list()[0].cmd, box.kill())";
+    assert_eq!(python_lines(&python, &daemon, create), "/bin/bash True");
+}

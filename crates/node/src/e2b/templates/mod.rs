@@ -1,0 +1,122 @@
+//! Templates that clients build: `Template` of E2B's SDKs.
+//!
+//! A build makes a sandbox of its base, does the steps in it from outside, has the start command
+//! run, and takes a checkpoint, as `create_snapshot` does. A template is such a checkpoint with a
+//! name. Sandboxes of it go on where it was taken, with the start command running.
+//!
+//! | file | |
+//! | --- | --- |
+//! | `control`, `tags`, `shown` | requests for templates and builds, and their answers |
+//! | `steps`, `names` | what a client may ask for |
+//! | `known`, `records` | what is kept of templates and builds |
+//! | `running`, `log` | builds that are under way, and what they say |
+//! | `origin` | what sandboxes and templates begin with |
+//! | `build`, `shell`, `copying`, `archive` | the build itself |
+//! | `uploads`, `uploading` | files for it |
+
+mod archive;
+mod build;
+mod control;
+mod copying;
+mod known;
+mod log;
+mod names;
+mod origin;
+mod records;
+mod running;
+mod shell;
+mod shown;
+mod steps;
+mod tags;
+mod uploading;
+mod uploads;
+
+pub(super) use control::{remove, routes};
+pub(super) use names::plain_image;
+pub(super) use uploading::routes as upload_routes;
+
+use super::E2b;
+use build::Times;
+use records::TemplateRecords;
+use running::Builds;
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use uploads::{UploadBounds, Uploads};
+
+/// How often a sandbox is ended that the daemon before this one has left.
+const ENDED_AT_MOST: u32 = 60;
+/// How long is waited in between.
+const ENDED_EVERY: Duration = Duration::from_secs(1);
+
+/// The templates of all keys.
+pub(super) struct Templates {
+    records: TemplateRecords,
+    uploads: Arc<Uploads>,
+    running: Builds,
+    times: Times,
+    /// Sandboxes of builds that the daemon before this one has left.
+    cut_off: Mutex<Vec<String>>,
+}
+
+impl Templates {
+    /// Those in a node's home. Builds that were under way have failed.
+    ///
+    /// # Errors
+    /// What is kept cannot be read or written.
+    pub fn load(directory: &Path) -> io::Result<Self> {
+        let records = TemplateRecords::load(directory)?;
+        let uploads = Uploads::load(directory, UploadBounds::default())?;
+        let cut_off = Mutex::new(records.fail_cut_off());
+        let (running, times) = Default::default();
+        Ok(Self { records, uploads, running, times, cut_off })
+    }
+
+    /// A sandbox was made of a template.
+    pub fn spawned(&self, template: &str) {
+        self.records.spawned(template);
+    }
+}
+
+impl E2b {
+    /// Ends what builds have left that the daemon before this one has not ended.
+    pub(super) async fn clean_up(self: Arc<Self>) {
+        let sandboxes =
+            std::mem::take(&mut *self.templates.cut_off.lock().expect("no holder panics"));
+        for id in sandboxes {
+            for _ in 0..ENDED_AT_MOST {
+                if self.backend.is_gone(&id) {
+                    break;
+                }
+                // One that is being taken over just now is there in a moment.
+                let _ = self.backend.kill(&id);
+                tokio::time::sleep(ENDED_EVERY).await;
+            }
+        }
+        self.remove_leftovers().await;
+    }
+
+    /// Removes checkpoints that nobody wants any more. Those on which others stand stay until these
+    /// are gone.
+    async fn remove_leftovers(&self) {
+        for checkpoint in self.templates.records.leftovers() {
+            if self.backend.remove_snapshot(&checkpoint).await.is_ok() {
+                self.templates.records.forget_leftover(&checkpoint);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+impl E2b {
+    /// Has builds and start commands take no longer than this.
+    pub(super) fn hurry(&mut self, all: Duration, ready: Duration) {
+        self.templates.times = Times { all, ready, ready_untold: ready, ..Times::default() };
+    }
+
+    /// Checkpoints that nobody wants any more, and that are there still.
+    pub(super) fn templates_left(&self) -> Vec<String> {
+        self.templates.records.leftovers()
+    }
+}
