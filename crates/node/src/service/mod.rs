@@ -14,6 +14,9 @@
 //! first, and the permit of the node with it in hand: a tenant that waits for itself holds
 //! nothing that others wait for.
 //!
+//! Sandboxes, and others that no client waits for, have no permits of the function. So whoever boots
+//! an instance claims its place among those that there may be, before all else (`room`).
+//!
 //! Lock order: `Service::slots` is the only lock here, and no other is taken
 //! while it is held.
 
@@ -29,6 +32,7 @@ mod place;
 mod reports;
 mod request;
 mod retire;
+mod room;
 mod slots;
 mod volumes;
 
