@@ -3,11 +3,13 @@
 mod common;
 
 use common::{Guest, Node, Wire, eventually};
+use rustix::time::{ClockId, clock_gettime};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 use thaw_node::config::Quotas;
+use thaw_node::instance::{End, Report};
 use thaw_node::sandboxes::{NewSandbox, SandboxInfo, Sandboxes};
 use tokio::task::JoinSet;
 
@@ -261,6 +263,68 @@ fn a_name_is_given_once() {
     assert!(launcher.launched.load(Ordering::SeqCst) >= 1);
 }
 
+#[test]
+fn only_so_many_wait_for_copies_of_an_instance() {
+    /// One has it rest, and so many wait for that (`NEXT_MAX`).
+    const WAITING: usize = 1 + 16;
+    let place = Place::new(100);
+    let (service, _) = place.node.serve("box", KEPT, answering);
+    let made = place.create("box").unwrap();
+    place.node.runtime.block_on(async {
+        let mut copies = JoinSet::new();
+        // Its instance never comes to rest.
+        for _ in 0..WAITING + 3 {
+            let service = service.clone();
+            let one = std::num::NonZeroU32::MIN;
+            copies.spawn(async move { service.fork(made.instance, one).await });
+        }
+        for _ in 0..3 {
+            let refused = copies.join_next().await.unwrap().unwrap().unwrap_err();
+            assert!(refused.contains("16 others wait for copies of it"), "{refused}");
+        }
+        assert!(copies.try_join_next().is_none());
+        assert_eq!(copies.len(), WAITING);
+        // All hear of its end.
+        place.sandboxes.kill(&made.name).unwrap();
+        while let Some(refused) = copies.join_next().await {
+            let refused = refused.unwrap().unwrap_err();
+            assert!(refused.contains("has ended"), "{refused}");
+        }
+    });
+    eventually(|| place.live() == 0);
+}
+
+#[test]
+fn sandboxes_that_have_ended_are_forgotten() {
+    let place = Place::new(100);
+    let (_, launcher) = place.node.serve("box", KEPT, answering);
+    let watching = place.node.runtime.spawn(place.sandboxes.clone().watch());
+    let (made, _) = place.create_at_once("box", 3);
+    let known = || {
+        let text = std::fs::read(place._home.path().join("sandboxes.json")).unwrap();
+        serde_json::from_slice::<Vec<SandboxInfo>>(&text).unwrap().len()
+    };
+    assert_eq!(known(), 3, "whoever has one finds it noted");
+    // One ends by itself.
+    for reports in launcher.reports.lock().unwrap().iter().take(1) {
+        let exited = thaw_sandbox::GuestExit::Code(0);
+        reports.send(Report::Gone(End::Exited(exited))).unwrap();
+    }
+    eventually(|| place.sandboxes.list().len() == 2);
+    eventually(|| known() == 2);
+    // All of a function that is gone.
+    place.node.shared.remove("box");
+    eventually(|| known() == 0);
+    assert!(place.sandboxes.find(&made[0].name).is_err());
+    watching.abort();
+}
+
+/// Processor time of this process.
+fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
 /// `cargo test -p thaw-node --test sandbox_room -- --ignored --nocapture looking` says what it takes.
 #[test]
 #[ignore = "it measures"]
@@ -279,4 +343,19 @@ fn looking_at_many_sandboxes() {
         assert_eq!(place.sandboxes.list().len(), 2_000);
     }
     println!("a list of 2000 sandboxes of 200 functions takes {:?}", began.elapsed() / 10);
+    // What the daemon does for them while nothing happens.
+    let before = processor_time();
+    let began = Instant::now();
+    let watching = place.node.runtime.spawn(place.sandboxes.clone().watch());
+    thread::sleep(Duration::from_secs(5));
+    let (used, time) = (processor_time() - before, began.elapsed());
+    watching.abort();
+    println!("to watch them takes {used:?} of processor time in {time:?}");
+    // As requests do, on a worker.
+    let _entered = place.node.runtime.enter();
+    let began = Instant::now();
+    for one in place.sandboxes.list().into_iter().take(100) {
+        place.sandboxes.kill(&one.name).unwrap();
+    }
+    println!("to end one of them takes {:?}", began.elapsed() / 100);
 }

@@ -12,6 +12,7 @@ use crate::instance::{
 use crate::sandboxes::ExecNote;
 use crate::sandboxes::limits::OwnLimits;
 use crate::seal::owner::{KeyId, OwnerKey};
+use crate::to_its_end::to_its_end;
 use crate::volumes::VolumeSnapshot;
 use serde::{Deserialize, Serialize};
 use std::num::NonZeroU32;
@@ -117,7 +118,9 @@ impl Service {
                 self.name()
             ));
         }
-        self.copy(id, count, Stays::WhileWanted).await
+        // Half of the copies would stay if whoever wants them goes away.
+        let service = self.clone();
+        to_its_end(async move { service.copy(id, count, Stays::WhileWanted).await }).await
     }
 
     /// Makes a copy of a sandbox that is one, too; its number.

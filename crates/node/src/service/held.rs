@@ -157,6 +157,12 @@ impl Service {
         timeout(MEMORY_PATIENCE, used).await.ok()?.ok()
     }
 
+    /// Whether the node hears of the end of an instance that is there.
+    pub(crate) fn tells_of_end(&self, id: u64) -> bool {
+        let is_held = self.slots().held.contains(&id);
+        is_held || self.shared.egress().knows(id) || self.shared.limits().of(id).is_some()
+    }
+
     /// Has an instance stay: it gets no requests, and is not ended when it is idle.
     pub(crate) fn hold(&self, id: u64) {
         self.slots().hold(id);

@@ -53,6 +53,7 @@ use crate::tenants::{Tenant, TenantName};
 use crowding::Crowding;
 use serde::{Deserialize, Serialize};
 use slots::{Slot, Slots};
+use std::collections::HashSet;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -263,6 +264,12 @@ impl Service {
     pub(crate) fn has_instance(&self, id: u64) -> bool {
         let slots = self.slots();
         slots.contains_key(&id) || slots.asleep.contains(id)
+    }
+
+    /// Adds the numbers of its instances, those included that are asleep.
+    pub(crate) fn add_ids(&self, ids: &mut HashSet<u64>) {
+        let slots = self.slots();
+        ids.extend(slots.keys().copied().chain(slots.asleep.iter().map(Asleep::id)));
     }
 
     /// Number of live instances, without those that are asleep.

@@ -311,3 +311,171 @@ impl Service {
         is_up && self.evict(id)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::boots::BootKind;
+    use crate::config::FunctionConfig;
+    use crate::instance::{
+        Client, Connector, End, FrozenInstance, Instance, LaunchError, Launched, Launcher, Report,
+        Way,
+    };
+    use crate::node::NodeState;
+    use crate::service::Reuse;
+    use std::io;
+    use std::os::unix::net::UnixStream;
+    use std::sync::{Condvar, Mutex};
+    use std::task::{Context, Poll};
+    use thaw_abi::control::EntryPoint;
+    use thaw_sandbox::{RemoteMessage, Twin};
+
+    /// Boots that take as long as the test wants.
+    #[derive(Default)]
+    struct Slow {
+        /// How many have begun, and whether they may end.
+        state: Mutex<(usize, bool)>,
+        changed: Condvar,
+    }
+
+    impl Slow {
+        fn wait_for(&self, is_so: impl Fn(&(usize, bool)) -> bool) {
+            let state = self.state.lock().unwrap();
+            drop(self.changed.wait_while(state, |state| !is_so(state)).unwrap());
+        }
+
+        fn change(&self, change: impl FnOnce(&mut (usize, bool))) {
+            change(&mut self.state.lock().unwrap());
+            self.changed.notify_all();
+        }
+    }
+
+    impl Launcher for Slow {
+        fn launch(&self, _: Option<&Client>) -> Result<Launched, LaunchError> {
+            self.change(|(begun, _)| *begun += 1);
+            self.wait_for(|(_, may_end)| *may_end);
+            let instance = Box::new(Idle(false));
+            Ok(Launched { kind: BootKind::Warm, instance, zygote_ns: 0, execs: None })
+        }
+
+        fn is_ready(&self) -> bool {
+            false
+        }
+    }
+
+    /// An instance that does nothing until it is killed.
+    struct Idle(bool);
+
+    impl Connector for Idle {
+        fn connect(&self, _: &Client) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn send_remote(
+            &self,
+            _: RemoteMessage,
+            _: &[std::os::fd::BorrowedFd<'_>],
+        ) -> io::Result<()> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+    }
+
+    impl Instance for Idle {
+        fn pid(&self) -> u32 {
+            1
+        }
+
+        fn connector(&self) -> Arc<dyn Connector> {
+            Arc::new(Self(false))
+        }
+
+        fn ring_if_unread(&mut self) {}
+
+        fn kill(&mut self) {
+            self.0 = true;
+        }
+
+        /// Whoever kills it polls it again.
+        fn poll_report(&mut self, _: &mut Context<'_>) -> Poll<Report> {
+            match self.0 {
+                true => Poll::Ready(Report::Gone(End::Killed(Some(9)))),
+                false => Poll::Pending,
+            }
+        }
+
+        fn request_rest(&mut self) -> io::Result<()> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+
+        fn request_checkpoint(&mut self, _: Twin) -> io::Result<()> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+
+        fn freeze(&mut self, _: EntryPoint) -> Result<FrozenInstance, String> {
+            Err("it has no image".to_owned())
+        }
+
+        fn first_request_done(&mut self) {}
+    }
+
+    fn client() -> (Arc<Client>, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let address = "127.0.0.1:1".parse().unwrap();
+        let client = Client {
+            id: 1,
+            socket: ours.into(),
+            peer: address,
+            local: address,
+            accepted_ns: 0,
+            wants_head_only: false,
+            way: Way::HandedOver,
+            admitted: None,
+        };
+        (Arc::new(client), theirs)
+    }
+
+    fn taken(service: &Service) -> (u32, usize, usize) {
+        let instances = service.tenant.room().taken().instances;
+        let free = service.shared.capacity().available_permits();
+        (instances, free, service.slots().count())
+    }
+
+    async fn eventually(service: &Service, is_so: impl Fn() -> bool) {
+        let until = Instant::now() + Duration::from_secs(60);
+        while !is_so() {
+            assert!(Instant::now() < until, "it never became true: {:?}", taken(service));
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_boot_whose_client_has_gone_keeps_its_place() {
+        let node = NodeState::new(1);
+        let text = "name = \"slow\"\ncommand = [\"x\"]\nrootfs = \"./r\"\nport = 80\n\
+                    isolation = \"instance\"\n";
+        let config = FunctionConfig::parse("thaw.toml".as_ref(), text).unwrap();
+        let launcher = Arc::new(Slow::default());
+        let service = Service::new(config, "image".into(), launcher.clone(), node.clone());
+        node.install(service.clone());
+        let (client, theirs) = client();
+        let asked = service.clone();
+        let request = tokio::spawn(async move {
+            asked.place(&client, Reuse::None, Box::new(|_, _| {})).await.is_ok()
+        });
+        let begun = launcher.clone();
+        tokio::task::spawn_blocking(move || begun.wait_for(|(begun, _)| *begun == 1))
+            .await
+            .unwrap();
+        // It is counted before it is there.
+        assert_eq!((taken(&service), service.instance_count()), ((1, 0, 1), 0));
+        request.abort();
+        assert!(request.await.unwrap_err().is_cancelled());
+        drop(theirs);
+        assert_eq!((taken(&service), service.instance_count()), ((1, 0, 1), 0));
+        launcher.change(|(_, may_end)| *may_end = true);
+        eventually(&service, || service.instance_count() == 1).await;
+        assert_eq!(taken(&service), (1, 0, 1));
+        service.kill_all();
+        eventually(&service, || taken(&service) == (0, 1, 0)).await;
+    }
+}

@@ -195,6 +195,7 @@ impl Service {
         let refused = self.cannot_wake(&waking, &format!("{why}; its state is lost"));
         if let Some(mut lost) = waking.done() {
             mem::take(&mut lost.clients).end(&Outcome::Gone(End::Failed(why)));
+            self.forget_sleepers(vec![lost]);
         }
         self.shared.metrics().lost_asleep(self.name());
         self.freed.notify_waiters();
