@@ -253,8 +253,9 @@ impl Service {
             ),
             None => format!("others of {} wait for room before; try again", self.tenant.name()),
         };
-        if room.never_fits(memory).is_some() {
-            return Err(full());
+        if let Some(unmet) = room.never_fits(memory) {
+            let why = self.tenant.explain(unmet, memory);
+            return Err(format!("{why}; have the operator raise it (`thaw tenants`)"));
         }
         let mut turn = room.queue(memory);
         loop {
@@ -286,7 +287,7 @@ impl Service {
         }
         let full = || {
             "this node runs as many instances as it may, and none of them is idle; end some, or see \
-             `thaw serve --instances`"
+             `thaw serve --max-instances`"
                 .to_owned()
         };
         let _waiting = self.shared.wait_for_room();

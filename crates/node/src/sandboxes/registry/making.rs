@@ -5,7 +5,6 @@ use crate::instance::Launcher;
 use crate::service::Service;
 use crate::to_its_end::to_its_end;
 use std::collections::BTreeSet;
-use std::mem;
 use std::sync::{Arc, MutexGuard};
 use thaw_store::Name;
 
@@ -22,26 +21,33 @@ pub(super) struct Making {
     names: BTreeSet<String>,
 }
 
+impl Making {
+    fn remove(&mut self, name: &str) {
+        self.count -= 1;
+        self.names.remove(name);
+    }
+}
+
 /// One that is being made, until this is dropped.
 struct BeingMade {
-    sandboxes: Arc<Sandboxes>,
+    /// None: it is there.
+    sandboxes: Option<Arc<Sandboxes>>,
     name: String,
 }
 
 impl BeingMade {
     /// It is there.
     fn end(mut self, making: &mut Making) {
-        making.count -= 1;
-        making.names.remove(&mem::take(&mut self.name));
-        mem::forget(self);
+        self.sandboxes = None;
+        making.remove(&self.name);
     }
 }
 
 impl Drop for BeingMade {
     fn drop(&mut self) {
-        let mut making = self.sandboxes.making();
-        making.count -= 1;
-        making.names.remove(&self.name);
+        if let Some(sandboxes) = self.sandboxes.take() {
+            sandboxes.making().remove(&self.name);
+        }
     }
 }
 
@@ -177,7 +183,7 @@ impl Sandboxes {
         if !new.name.is_empty() {
             making.names.insert(new.name.clone());
         }
-        Ok(BeingMade { sandboxes: self.clone(), name: new.name.clone() })
+        Ok(BeingMade { sandboxes: Some(self.clone()), name: new.name.clone() })
     }
 
     fn making(&self) -> MutexGuard<'_, Making> {
