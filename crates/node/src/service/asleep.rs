@@ -44,6 +44,7 @@ impl Service {
             let was_held = self.slots().held.remove(&id);
             self.shared.is_gone(id, was_held);
         }
+        self.freed.notify_waiters();
     }
 
     /// Ends all that are asleep and are no sandboxes.

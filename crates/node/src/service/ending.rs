@@ -79,7 +79,6 @@ impl Service {
         drop(slots);
         if let Some(sleeper) = sleeper {
             self.forget_sleepers(vec![sleeper]);
-            self.freed.notify_waiters();
             self.changed.notify_waiters();
         }
     }

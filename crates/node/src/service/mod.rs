@@ -78,7 +78,8 @@ pub struct Service {
     crowding: Crowding,
     /// An instance of this function has a free place, or is gone.
     changed: Notify,
-    /// An instance has a free place: for all who wait for one in particular.
+    /// An instance has a free place, or there may be one more: for all who wait for one in particular, and
+    /// for those who claim a place.
     freed: Notify,
     /// Why nobody listens at its own address.
     unreachable: Mutex<Option<String>>,

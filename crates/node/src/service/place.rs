@@ -124,13 +124,13 @@ impl Service {
             // To wake one takes reading its file.
             return Placement::Later;
         }
-        let Some(claim) = self.claim_for_client() else { return Placement::Later };
         let Ok(capacity) = self.shared.capacity().try_acquire_owned() else {
             return Placement::Later;
         };
         if !self.launcher.is_ready() {
             return Placement::Later;
         }
+        let Some(claim) = self.claim_for_client() else { return Placement::Later };
         let Some(lease) = self.lease_now() else { return Placement::Later };
         let place = Claimed { claim, place: Place { _capacity: capacity, lease } };
         match self.launcher.launch_now(Some(client)) {
@@ -275,10 +275,10 @@ impl Service {
         deadline: Instant,
     ) -> Result<Waited<Option<Claim>>, PlaceError> {
         loop {
-            let changed = self.changed.notified();
-            tokio::pin!(changed);
-            // From now on every change counts.
-            changed.as_mut().enable();
+            let freed = self.freed.notified();
+            tokio::pin!(freed);
+            // From now on every place that is free counts.
+            freed.as_mut().enable();
             // That one counts already.
             if self.can_wake_one() {
                 return Ok(Waited::Room(delivery, None));
@@ -290,7 +290,7 @@ impl Service {
                 Ok(found) => return Ok(Waited::Found(found)),
                 Err(delivery) => delivery,
             };
-            if timeout_at(deadline, changed).await.is_err() {
+            if timeout_at(deadline, freed).await.is_err() {
                 return Err(self.no_capacity(format!(
                     "it may have {} instances, which are sandboxes or busy",
                     self.config.limits.instances

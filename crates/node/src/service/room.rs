@@ -78,7 +78,7 @@ impl Drop for Claim {
     fn drop(&mut self) {
         let Some(service) = self.service.take() else { return };
         *service.slots().claims.of(self.kind) -= 1;
-        service.changed.notify_waiters();
+        service.freed.notify_waiters();
     }
 }
 
@@ -191,14 +191,14 @@ impl Service {
         deadline: Instant,
     ) -> Result<Vec<Claim>, String> {
         loop {
-            let changed = self.changed.notified();
-            tokio::pin!(changed);
-            // From now on every change counts.
-            changed.as_mut().enable();
+            let freed = self.freed.notified();
+            tokio::pin!(freed);
+            // From now on every place that is free counts.
+            freed.as_mut().enable();
             let live = match self.claim_now(count, spared) {
                 Room::Claimed(claims) => return Ok(claims),
                 Room::None(live) => live,
-                Room::Soon if timeout_at(deadline, changed).await.is_ok() => continue,
+                Room::Soon if timeout_at(deadline, freed).await.is_ok() => continue,
                 Room::Soon => self.slots().count(),
             };
             let most = self.instances_max();
@@ -316,33 +316,45 @@ impl Service {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::asleep::AsleepSpace;
     use crate::boots::BootKind;
     use crate::config::FunctionConfig;
     use crate::instance::{
-        Client, Connector, End, FrozenInstance, Instance, LaunchError, Launched, Launcher, Report,
-        Way,
+        Client, Connector, Decrypted, End, FrozenInstance, Instance, LaunchError, Launched,
+        Launcher, Report, WakeError, Way,
     };
     use crate::node::NodeState;
     use crate::service::Reuse;
+    use std::fs::File;
     use std::io;
     use std::os::unix::net::UnixStream;
     use std::sync::{Condvar, Mutex};
     use std::task::{Context, Poll};
     use thaw_abi::control::EntryPoint;
-    use thaw_sandbox::{RemoteMessage, Twin};
+    use thaw_sandbox::{FreezeBase, RemoteMessage, ResourceLimits, Twin};
+    use thaw_store::{ImageId, IndexId};
 
-    /// Boots that take as long as the test wants.
+    /// How many boots have begun, and whether they may end.
     #[derive(Default)]
-    struct Slow {
-        /// How many have begun, and whether they may end.
+    struct Boots {
         state: Mutex<(usize, bool)>,
         changed: Condvar,
     }
 
-    impl Slow {
+    /// Boots that take as long as the test wants.
+    #[derive(Clone, Default)]
+    struct Slow(Arc<Boots>);
+
+    impl Boots {
         fn wait_for(&self, is_so: impl Fn(&(usize, bool)) -> bool) {
             let state = self.state.lock().unwrap();
             drop(self.changed.wait_while(state, |state| !is_so(state)).unwrap());
+        }
+
+        async fn wait_for_the_first(self: &Arc<Self>) {
+            let this = self.clone();
+            let begun = move || this.wait_for(|(begun, _)| *begun == 1);
+            tokio::task::spawn_blocking(begun).await.unwrap();
         }
 
         fn change(&self, change: impl FnOnce(&mut (usize, bool))) {
@@ -353,14 +365,30 @@ mod tests {
 
     impl Launcher for Slow {
         fn launch(&self, _: Option<&Client>) -> Result<Launched, LaunchError> {
-            self.change(|(begun, _)| *begun += 1);
-            self.wait_for(|(_, may_end)| *may_end);
+            self.0.change(|(begun, _)| *begun += 1);
+            self.0.wait_for(|(_, may_end)| *may_end);
             let instance = Box::new(Idle(false));
             Ok(Launched { kind: BootKind::Warm, instance, zygote_ns: 0, execs: None })
         }
 
         fn is_ready(&self) -> bool {
             false
+        }
+
+        fn index(&self) -> Option<IndexId> {
+            Some(IndexId([1; 32]))
+        }
+
+        fn waken(
+            &self,
+            _: File,
+            _: ImageId,
+            _: Option<&FreezeBase>,
+            _: Vec<Arc<Client>>,
+            _: Option<Decrypted>,
+            _: ResourceLimits,
+        ) -> Result<Arc<dyn Launcher>, WakeError> {
+            Ok(Arc::new(self.clone()))
         }
     }
 
@@ -449,34 +477,81 @@ mod tests {
         }
     }
 
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_boot_whose_client_has_gone_keeps_its_place() {
+    /// A service of a node for one instance, and its boots.
+    fn served() -> (Arc<Service>, Arc<Boots>) {
         let node = NodeState::new(1);
         let text = "name = \"slow\"\ncommand = [\"x\"]\nrootfs = \"./r\"\nport = 80\n\
                     isolation = \"instance\"\n";
         let config = FunctionConfig::parse("thaw.toml".as_ref(), text).unwrap();
-        let launcher = Arc::new(Slow::default());
-        let service = Service::new(config, "image".into(), launcher.clone(), node.clone());
+        let launcher = Slow::default();
+        let boots = launcher.0.clone();
+        let service = Service::new(config, "image".into(), Arc::new(launcher), node.clone());
         node.install(service.clone());
+        (service, boots)
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_boot_whose_client_has_gone_keeps_its_place() {
+        let (service, boots) = served();
         let (client, theirs) = client();
         let asked = service.clone();
         let request = tokio::spawn(async move {
             asked.place(&client, Reuse::None, Box::new(|_, _| {})).await.is_ok()
         });
-        let begun = launcher.clone();
-        tokio::task::spawn_blocking(move || begun.wait_for(|(begun, _)| *begun == 1))
-            .await
-            .unwrap();
+        boots.wait_for_the_first().await;
         // It is counted before it is there.
         assert_eq!((taken(&service), service.instance_count()), ((1, 0, 1), 0));
         request.abort();
         assert!(request.await.unwrap_err().is_cancelled());
         drop(theirs);
         assert_eq!((taken(&service), service.instance_count()), ((1, 0, 1), 0));
-        launcher.change(|(_, may_end)| *may_end = true);
+        boots.change(|(_, may_end)| *may_end = true);
         eventually(&service, || service.instance_count() == 1).await;
         assert_eq!(taken(&service), (1, 0, 1));
         service.kill_all();
         eventually(&service, || taken(&service) == (0, 1, 0)).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_wake_whose_client_has_gone_keeps_its_place() {
+        let directory = tempfile::tempdir().unwrap();
+        let space = AsleepSpace::at(directory.path().to_owned());
+        let (service, boots) = served();
+        service.take_over_asleep(space.leave_one(7, service.name())).unwrap();
+        assert_eq!(taken(&service), (0, 1, 1));
+        let asked = service.clone();
+        let wake = tokio::spawn(async move { asked.wake_if_asleep(Some(7)).await.is_ok() });
+        boots.wait_for_the_first().await;
+        wake.abort();
+        assert!(wake.await.unwrap_err().is_cancelled());
+        assert_eq!((taken(&service), service.asleep_count()), ((1, 0, 1), 1));
+        // Nobody else boots it meanwhile.
+        assert!(service.slots().asleep.begin_to_wake(Some(7)).is_none());
+        boots.change(|(_, may_end)| *may_end = true);
+        eventually(&service, || service.instance_count() == 1).await;
+        assert_eq!((taken(&service), service.asleep_count()), ((1, 0, 1), 0));
+        service.kill(7);
+        eventually(&service, || taken(&service) == (0, 1, 0)).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn one_that_is_killed_while_it_wakes_ends() {
+        let directory = tempfile::tempdir().unwrap();
+        let space = AsleepSpace::at(directory.path().to_owned());
+        let (service, boots) = served();
+        service.hold(7);
+        service.take_over_asleep(space.leave_one(7, service.name())).unwrap();
+        let asked = service.clone();
+        let wake = tokio::spawn(async move { asked.wake_if_asleep(Some(7)).await });
+        boots.wait_for_the_first().await;
+        service.kill(7);
+        assert_eq!((service.asleep_count(), service.held_count()), (0, 0));
+        // Its boot has a place until it is over.
+        assert_eq!(taken(&service).0, 1);
+        boots.change(|(_, may_end)| *may_end = true);
+        wake.await.unwrap().unwrap_err();
+        eventually(&service, || taken(&service) == (0, 1, 0)).await;
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+        assert_eq!(service.shared.take_departures(), [7]);
     }
 }

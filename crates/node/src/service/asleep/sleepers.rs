@@ -59,7 +59,7 @@ impl Sleepers {
     }
 
     /// One that somebody is about to wake: the given one, or the one that was used last.
-    pub(super) fn begin_to_wake(&mut self, id: Option<u64>) -> Option<Arc<Asleep>> {
+    pub(in crate::service) fn begin_to_wake(&mut self, id: Option<u64>) -> Option<Arc<Asleep>> {
         let id = id.or_else(|| self.resting.last().map(|(_, id)| *id))?;
         let found = &self.all.get(&id)?.asleep;
         self.resting.remove(&(found.idle_since, id)).then(|| found.clone())
