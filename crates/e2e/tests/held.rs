@@ -394,13 +394,18 @@ fn idle_instances_of_functions_make_room_for_sandboxes_and_sandboxes_for_nobody(
         call(&["sandbox", "fork", "one", "--name", "two"]),
     ] {
         assert_ne!(refused.code, Some(0));
-        assert!(refused.stderr.contains("is 1 instance, and nothing of it is idle"), "{refused:?}");
+        assert!(
+            refused
+                .stderr
+                .contains("none is idle: the quota of functions without a domain is 1 instance;"),
+            "{refused:?}"
+        );
     }
     assert_eq!(says("one").success(), "first");
     call(&["sleep", "box", "--instance", &instance("one")]).success();
     call(&["sandbox", "create", "box", "--name", "two"]).success();
     let refused = says("one");
-    assert!(refused.stderr.contains("nothing of it is idle"), "{refused:?}");
+    assert!(refused.stderr.contains("no room for one more instance"), "{refused:?}");
     call(&["sandbox", "kill", "two"]).success();
     assert_eq!(says("one").success(), "first");
 }

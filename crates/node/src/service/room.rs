@@ -248,7 +248,8 @@ impl Service {
         }
         let full = || match room.unmet(memory) {
             Some(unmet) => format!(
-                "{}, and nothing of it is idle; end some, or have the operator raise it (`thaw tenants`)",
+                "there is no room for one more instance, and none is idle: {}; end some, or have the \
+                 operator raise it (`thaw tenants`)",
                 self.tenant.explain(unmet, memory)
             ),
             None => format!("others of {} wait for room before; try again", self.tenant.name()),
