@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use std::thread;
 use thaw_e2e::{
     Daemon, DaemonOptions, Function, Outcome, built_home, copy_home, get, run, thaw, wait_until,
 };
@@ -275,8 +276,12 @@ fn what_is_decrypted_counts_in_the_memory_of_its_tenant() {
     refused(&daemon, &["checkpoint", &original, "sealed", "--key-file", &own], why);
     quota("256MiB");
     checkpoint(&daemon, &original, "sealed", &own);
-    // Two instances, and the image of the second.
-    refused(&daemon, &["restore", "sealed", "--key-file", &own], "has no room");
+    // Two instances, and the image of the second. An idle one would make room.
+    let gateway = daemon.gateway();
+    let busy = thread::spawn(move || get(gateway, FUNCTION, "/hold/20"));
+    wait_until("it is busy", || daemon.first_instance(FUNCTION)["connections"] == 1);
+    let why = "no room for one more instance, and none is idle";
+    refused(&daemon, &["restore", "sealed", "--key-file", &own], why);
     quota("1GiB");
     let restored = restore(&daemon, "sealed", &own);
     let taken = || {
@@ -288,6 +293,7 @@ fn what_is_decrypted_counts_in_the_memory_of_its_tenant() {
     let of_it = instances.iter().find(|one| one["id"].as_u64() == restored.parse().ok());
     thaw_e2e::kill(of_it.expect("it lives")["pid"].as_u64().expect("a pid") as u32);
     wait_until("the room is free again", || taken() == memory_bytes("128MiB"));
+    assert_eq!(busy.join().expect("it is answered").status, 200);
 }
 
 fn memory_bytes(text: &str) -> u64 {

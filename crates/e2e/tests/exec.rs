@@ -306,6 +306,56 @@ fn signals_of_a_client_reach_the_process_and_its_end_is_that_of_the_input() {
 }
 
 #[test]
+fn a_client_that_is_cut_off_before_its_process_has_begun_ends_its_input() {
+    let home = home("exec-cut-off");
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    ok(&home, &["sandbox", "create", "box", "--name", "one"]);
+    let (id, pid, _) = daemon.instance("box");
+    let sandbox = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    // It starts nothing for now.
+    kill_process(sandbox, Signal::STOP).unwrap();
+    let mut client = thaw();
+    client.args(["exec", "-i", "one", "--", "sh", "-c", "cat; echo ended > /tmp/ended"]);
+    client.env("THAW_HOME", &home).stdin(Stdio::piped()).stdout(Stdio::null());
+    let mut client = client.spawn().unwrap();
+    wait_until("the sandbox is asked to start it", || {
+        let execs = daemon.admin(&format!("/instances/{id}/execs")).json();
+        execs.as_array().is_some_and(|all| all.iter().any(|one| one["state"] == "starting"))
+    });
+    client.kill().unwrap();
+    client.wait().unwrap();
+    kill_process(sandbox, Signal::CONT).unwrap();
+    wait_until("the process has seen the end of its input", || {
+        call(&home, &["exec", "one", "--", "cat", "/tmp/ended"]).stdout == "ended\n"
+    });
+}
+
+#[test]
+fn a_sandbox_that_is_killed_while_it_wakes_ends() {
+    let home = home("exec-killed-waking");
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    for round in 0..10 {
+        let name = format!("one-{round}");
+        ok(&home, &["sandbox", "create", "box", "--name", &name]);
+        pause_until_hibernated(&home, &name);
+        let (id, ..) = daemon.instance("box");
+        ok(&home, &["sleep", "box", "--instance", &id.to_string()]);
+        let mut waking = thaw();
+        waking.args(["exec", &name, "--", "sh", "-c", "echo awake; exec sleep 1000"]);
+        waking.env("THAW_HOME", &home).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut waking = waking.spawn().unwrap();
+        if round % 2 == 1 {
+            wait_until("it wakes", || daemon.instances("box")[0]["state"] != "asleep");
+        }
+        ok(&home, &["sandbox", "kill", &name]);
+        wait_until("it ends", || daemon.instances("box").is_empty());
+        assert_ne!(waking.wait().unwrap().code(), Some(0));
+        assert_eq!(fs::read_dir(home.join("asleep")).unwrap().count(), 0, "its file is left");
+    }
+    assert!(!daemon.log().contains("panicked"), "{}", daemon.log());
+}
+
+#[test]
 fn a_terminal_sees_the_end_of_a_pipe_also_in_a_line() {
     let home = home("exec-piped-terminal");
     let _daemon = Daemon::start(&home, &DaemonOptions::default());

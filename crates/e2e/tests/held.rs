@@ -357,3 +357,55 @@ fn sandboxes_of_functions_that_serve_single_requests_are_sandboxes_too() {
         assert_eq!(python(name, read), "kept\n");
     }
 }
+
+#[test]
+fn idle_instances_of_functions_make_room_for_sandboxes_and_sandboxes_for_nobody() {
+    let server = Function::Variant {
+        example: "hello-python",
+        name: "server",
+        keys: "isolation = \"instance\"".into(),
+        limits: "keep_alive = \"600s\"\nqueue = \"100ms\"",
+    };
+    let new = Box { home: built_home("held-room", &[server]) };
+    new.build("first");
+    fs::write(new.home.join("tenants.toml"), "[shared]\ninstances = 1\n").unwrap();
+    let daemon = Daemon::start(&new.home, &DaemonOptions::default());
+    let call = |arguments: &[&str]| new.call(arguments);
+    let says = |name: &str| call(&["exec", name, "--", "cat", "/app/version"]);
+    let instance = |name: &str| {
+        let shown = call(&["sandbox", "show", name, "--json"]).success();
+        serde_json::from_str::<Value>(&shown).unwrap()["instance"].to_string()
+    };
+    let serves = || thaw_e2e::get(daemon.gateway(), "server", "/").status;
+
+    // A create, and a wake.
+    assert_eq!(serves(), 200);
+    call(&["sandbox", "create", "box", "--name", "one"]).success();
+    assert!(daemon.instances("server").is_empty());
+    call(&["sleep", "box", "--instance", &instance("one")]).success();
+    assert_eq!(serves(), 200);
+    assert_eq!(says("one").success(), "first");
+    assert!(daemon.instances("server").is_empty());
+
+    // Nobody else ends a sandbox, and who is refused hears why.
+    assert_eq!(serves(), 503);
+    for refused in [
+        call(&["sandbox", "create", "box", "--name", "two"]),
+        call(&["sandbox", "fork", "one", "--name", "two"]),
+    ] {
+        assert_ne!(refused.code, Some(0));
+        assert!(
+            refused
+                .stderr
+                .contains("none is idle: the quota of functions without a domain is 1 instance;"),
+            "{refused:?}"
+        );
+    }
+    assert_eq!(says("one").success(), "first");
+    call(&["sleep", "box", "--instance", &instance("one")]).success();
+    call(&["sandbox", "create", "box", "--name", "two"]).success();
+    let refused = says("one");
+    assert!(refused.stderr.contains("no room for one more instance"), "{refused:?}");
+    call(&["sandbox", "kill", "two"]).success();
+    assert_eq!(says("one").success(), "first");
+}

@@ -136,7 +136,7 @@ fn the_limits_of_a_sandbox_change_while_it_runs() {
     // The quota follows: there is room for one of 128 MiB, and for no other.
     ok(&home, &["sandbox", "create", "box", "--name", "three"]);
     let full = call(&home, &["sandbox", "create", "box", "--name", "four"]);
-    assert!(full.stderr.contains("has no room"), "{full:?}");
+    assert!(full.stderr.contains("no room for one more instance"), "{full:?}");
     let refused = refusal(&home, &["three", "--memory", "256MiB"]);
     assert!(refused.contains("600MiB") && refused.contains("256MiB"), "{refused}");
     let refused = refusal(&home, &["two", "--memory", "513MiB"]);

@@ -595,6 +595,17 @@ mod tests {
         }
     }
 
+    impl AsleepSpace {
+        /// An instance that an earlier daemon has left asleep, with nothing in its file.
+        pub(crate) fn leave_one(self: &Arc<Self>, id: u64, function: &FunctionName) -> Left {
+            let new = self.new_file(id, 0).unwrap();
+            let note = AsleepNote { function: function.clone(), ..note(id) };
+            new.files.write_note(&note).unwrap();
+            new.files.keep();
+            self.left().unwrap().remove(0)
+        }
+    }
+
     fn names(directory: &Path) -> Vec<String> {
         let entries = fs::read_dir(directory).unwrap();
         let mut names: Vec<_> =

@@ -1,5 +1,6 @@
 //! The node: all functions that are served here, and what they share.
 
+mod departures;
 mod ending;
 mod left_asleep;
 mod left_execs;
@@ -66,6 +67,8 @@ pub struct NodeState {
     /// Instances that an earlier daemon has put to sleep, of functions that cannot be served yet.
     left_asleep: Mutex<Vec<Left>>,
     left_execs: left_execs::LeftExecs,
+    /// Numbers of instances that are gone, of which others have to be told.
+    departures: Mutex<Vec<u64>>,
     /// Those that were asked to give up their memory.
     relieved: Mutex<Asked>,
     /// Those that were asked to fall asleep.
@@ -140,6 +143,7 @@ impl NodeState {
             swap_space: OnceLock::new(),
             left_asleep: Mutex::default(),
             left_execs: left_execs::LeftExecs::default(),
+            departures: Mutex::default(),
             relieved: Mutex::default(),
             sent_to_sleep: Mutex::default(),
             left_sandboxes: OnceLock::new(),

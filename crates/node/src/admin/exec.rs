@@ -12,6 +12,8 @@ use super::routes::{problem, unknown_instance};
 use super::types::Problem;
 use crate::sandboxes::exec::{Attached, Exec, ExecProblem};
 use crate::sandboxes::{ExecRequest, ExecState, Execs, Next, READERS_MAX, Reader, Stream};
+use crate::service::Service;
+use crate::to_its_end::to_its_end;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -97,6 +99,19 @@ async fn start(State(admin): State<Admin>, Path(id): Path<u64>, mut request: Req
         Err(error) => return problem(StatusCode::BAD_REQUEST, "bad_exec", error),
     };
     admin.sandboxes.used(id);
+    // A client that goes away before it has begun is one that goes away after that: its input is at its
+    // end, and so is the sandbox that is there for the process.
+    to_its_end(begin(admin, service, id, wanted, upgrade)).await
+}
+
+/// Starts a process, and answers that it runs.
+async fn begin(
+    admin: Admin,
+    service: Arc<Service>,
+    id: u64,
+    wanted: ExecRequest,
+    upgrade: Option<OnUpgrade>,
+) -> Response {
     match (service.exec(id, &wanted).await, upgrade) {
         (Ok((exec, reader)), upgrade) => {
             let leaving = Leaving::of(&wanted);

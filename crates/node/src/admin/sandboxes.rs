@@ -153,7 +153,10 @@ async fn set_limits(
 }
 
 async fn kill(State(admin): State<Admin>, Path(name): Path<String>) -> Response {
-    answer(admin.sandboxes.kill(&name))
+    let killed = admin.sandboxes.kill(&name);
+    // The next daemon is to know it, too.
+    admin.sandboxes.written().await;
+    answer(killed)
 }
 
 async fn pause(State(admin): State<Admin>, Path(name): Path<String>) -> Response {
@@ -237,6 +240,7 @@ async fn set_timeout(
     Query(query): Query<TimeoutQuery>,
 ) -> Response {
     let changed = admin.sandboxes.set_timeout(&name, query.seconds);
+    admin.sandboxes.written().await;
     answer(changed.and_then(|()| admin.sandboxes.find(&name)))
 }
 

@@ -164,6 +164,10 @@ impl Serving {
                 let _ = task.await;
             }
         }
+        if let Some(sandboxes) = self.sandboxes.take() {
+            // Nobody changes them any more.
+            sandboxes.written().await;
+        }
     }
 
     fn write_periods(&self) {

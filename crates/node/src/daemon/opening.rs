@@ -64,8 +64,10 @@ pub(super) async fn open(home: &Home, options: &ServeOptions) -> Result<Opened, 
     legacy::take_over(&catalog, waiting);
     shared.forget_left_execs();
     shared.forget_left_asleep(|function| catalog.is_gone(function));
-    shared.egress().forget_gone(|id| shared.may_have_instance(id));
-    shared.limits().forget_gone(|id| shared.may_have_instance(id));
+    let there = shared.instance_ids();
+    let is_gone = |id: &u64| !there.contains(id);
+    shared.egress().ids().into_iter().filter(is_gone).for_each(|id| shared.egress().forget(id));
+    shared.limits().ids().into_iter().filter(is_gone).for_each(|id| shared.limits().forget(id));
     Ok(Opened { shared, catalog, logs, periods })
 }
 

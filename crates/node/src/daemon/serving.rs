@@ -44,6 +44,8 @@ pub(super) struct Serving {
     /// What looks after something, until it is stopped.
     pub watching: Vec<AbortHandle>,
     pub triggers: Option<triggers::Running>,
+    /// Until the last change of them is written down.
+    pub sandboxes: Option<Arc<Sandboxes>>,
     pub tracing: Option<(Arc<Tracer>, JoinHandle<()>)>,
     address: DaemonAddress,
     _guarded: Vec<GuardedPort>,
@@ -92,7 +94,7 @@ impl Serving {
             shared: shared.clone(),
             catalog: catalog.clone(),
             gateway: gateway_address,
-            sandboxes,
+            sandboxes: sandboxes.clone(),
             home: home.clone(),
             counting: Arc::default(),
             on_reload,
@@ -122,6 +124,7 @@ impl Serving {
             listening,
             watching,
             triggers: Some(triggers),
+            sandboxes: Some(sandboxes),
             tracing,
             address,
             _guarded: doors.guarded,

@@ -390,7 +390,9 @@ async fn kill(
     Path(name): Path<String>,
     Extension(session): Extension<Session>,
 ) -> Response {
-    match app.admin.sandboxes.kill(&name) {
+    let killed = app.admin.sandboxes.kill(&name);
+    app.admin.sandboxes.written().await;
+    match killed {
         Ok(info) => {
             app.note(&info.name, "killed");
             Redirect::to("/sandboxes").into_response()

@@ -96,7 +96,11 @@ impl NodeState {
     /// Ends one of them.
     pub(crate) fn end_left(&self, instance: u64) {
         let mut left = self.left_asleep.lock().expect("no holder panics");
+        let before = left.len();
         left.retain(|one| one.note.id != instance);
+        if left.len() < before {
+            self.departs(instance);
+        }
     }
 
     /// Makes an instance that an earlier daemon has put to sleep one of a service, or ends it.
@@ -110,7 +114,8 @@ impl NodeState {
                 tracing::info!(%function, instance, "an instance of an earlier daemon is asleep")
             }
             Err(why) => {
-                tracing::warn!(%function, instance, "ended an instance that was asleep: {why}")
+                self.departs(instance);
+                tracing::warn!(%function, instance, "ended an instance that was asleep: {why}");
             }
         }
     }
@@ -130,6 +135,7 @@ impl NodeState {
             let is_gone = is_gone(&one.note.function);
             if is_gone {
                 let (function, instance) = (&one.note.function, one.note.id);
+                self.departs(instance);
                 tracing::warn!(%function, instance, "ended an instance that was asleep: its function is gone");
             }
             !is_gone

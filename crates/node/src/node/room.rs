@@ -59,6 +59,34 @@ impl NodeState {
         }
     }
 
+    /// The same for an instance that no client waits for: `spared` stays, and so do those that are being
+    /// booted. Whether something is about to give room back.
+    pub(crate) fn make_room_beside_clients_of(
+        &self,
+        tenant: &Arc<Tenant>,
+        spared: Option<u64>,
+    ) -> bool {
+        let room = tenant.room();
+        let ending = room.ending();
+        if ending >= room.waiting().max(1) {
+            return true;
+        }
+        let services = self.services_of(tenant);
+        services.iter().any(|service| service.launcher().give_up_one())
+            || evict_idlest_of(&services, |service, id| evict_beside_clients(service, id, spared))
+            || ending > 0
+    }
+
+    /// The same for the room of the node.
+    pub(crate) fn make_room_beside_clients(&self, spared: Option<u64>) -> bool {
+        let ending: usize = self.tenants.all().iter().map(|tenant| tenant.room().ending()).sum();
+        ending >= self.waiting.load(Ordering::SeqCst).max(1)
+            || evict_idlest_of(&self.services(), |service, id| {
+                evict_beside_clients(service, id, spared)
+            })
+            || ending > 0
+    }
+
     /// Ends what nobody uses of tenants that have more than they may, as after their quotas
     /// were lowered. What is busy ends when it is no more.
     pub fn shrink_to_quotas(&self) {
@@ -114,6 +142,11 @@ impl NodeState {
             self.services().iter().for_each(|service| service.end_old_sleepers());
         }
     }
+}
+
+/// Ends an instance that is idle, unless it is the one that is spared; whether it was so.
+fn evict_beside_clients(service: &Service, id: u64, spared: Option<u64>) -> bool {
+    Some(id) != spared && service.evict_if_up(id)
 }
 
 /// Asks idle instances for something, those first that have been idle longest; how many were asked,

@@ -138,11 +138,6 @@ impl NodeState {
         });
     }
 
-    /// The service with this instance, be it of an older build of its function.
-    pub fn service_of(&self, instance: u64) -> Option<Arc<Service>> {
-        self.everything().into_iter().find(|service| service.has_instance(instance))
-    }
-
     /// All services, those included of which only the last instances are left.
     pub(crate) fn everything(&self) -> Vec<Arc<Service>> {
         let mut all = self.services();

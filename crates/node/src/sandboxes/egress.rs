@@ -472,18 +472,23 @@ impl EgressTable {
         self.make(instance, Change { rules: Some(rules), headers: Some(headers) }).await
     }
 
-    /// Forgets those of instances that are there no more.
-    pub fn forget_gone(&self, is_there: impl Fn(u64) -> bool) {
-        let ids: Vec<u64> = {
-            let known = self.known();
-            known.policies.keys().chain(known.left.keys()).copied().collect()
-        };
-        // The file loses them with the next change.
-        for id in ids.into_iter().filter(|id| !is_there(*id)) {
-            let mut known = self.known();
-            known.policies.remove(&id);
-            known.left.remove(&id);
-        }
+    /// The instances that have one of their own.
+    pub fn ids(&self) -> Vec<u64> {
+        let known = self.known();
+        known.policies.keys().chain(known.left.keys()).copied().collect()
+    }
+
+    /// Whether an instance has one of its own.
+    pub fn knows(&self, id: u64) -> bool {
+        let known = self.known();
+        known.policies.contains_key(&id) || known.left.contains_key(&id)
+    }
+
+    /// Forgets that of an instance that is there no more. The file loses it with the next change.
+    pub fn forget(&self, id: u64) {
+        let mut known = self.known();
+        known.policies.remove(&id);
+        known.left.remove(&id);
     }
 
     async fn write(self: &Arc<Self>, how: fn(&Self) -> io::Result<()>) -> Result<(), String> {
@@ -598,7 +603,7 @@ mod tests {
         assert_eq!(of(8).unwrap().most(), Some(&most));
         assert!(of(9).is_none());
         // Instances that are gone are forgotten, also by the file.
-        after.forget_gone(|id| id == 8);
+        after.ids().into_iter().filter(|id| *id != 8).for_each(|id| after.forget(id));
         after.change(8, EgressRules::default()).await.unwrap();
         let last = EgressTable::default();
         last.keep_in(directory.path()).unwrap();

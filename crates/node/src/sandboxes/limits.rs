@@ -260,13 +260,14 @@ impl LimitsTable {
         })
     }
 
-    /// Forgets those of instances that are there no more.
-    pub fn forget_gone(&self, is_there: impl Fn(u64) -> bool) {
-        let ids: Vec<u64> = self.known().keys().copied().collect();
-        // The file loses them with the next change.
-        for id in ids.into_iter().filter(|id| !is_there(*id)) {
-            self.known().remove(&id);
-        }
+    /// The instances that have some.
+    pub fn ids(&self) -> Vec<u64> {
+        self.known().keys().copied().collect()
+    }
+
+    /// Forgets those of an instance that is there no more. The file loses them with the next change.
+    pub fn forget(&self, id: u64) {
+        self.known().remove(&id);
     }
 
     fn write(&self) -> io::Result<()> {
@@ -342,7 +343,7 @@ mod tests {
         table.keep_in(directory.path()).unwrap();
         let own = |memory| OwnLimits { memory, cpus: 2 };
         table.set(&[(7, own(64 * MIB)), (8, own(32 * MIB))]).await.unwrap();
-        table.forget_gone(|id| id == 7);
+        table.forget(8);
         table.set(&[(7, own(65 * MIB))]).await.unwrap();
         let next = LimitsTable::default();
         next.keep_in(directory.path()).unwrap();

@@ -8,6 +8,7 @@ mod bounds;
 mod contents;
 mod description;
 mod file;
+mod gone;
 mod making;
 mod timeouts;
 
@@ -19,6 +20,8 @@ use crate::node::NodeState;
 use crate::sandboxes::usage::{look_at_egress_bytes, usage_of};
 use crate::service::Service;
 use crate::to_its_end::to_its_end;
+use file::Written;
+use making::Making;
 use std::collections::BTreeMap;
 use std::mem;
 use std::path::PathBuf;
@@ -31,16 +34,16 @@ pub struct Sandboxes {
     node: Arc<NodeState>,
     file: PathBuf,
     all: Mutex<BTreeMap<String, SandboxInfo>>,
-    /// Held while the file is written.
-    writing: Mutex<()>,
+    /// Those that are being made. Locked before `all`.
+    making: Mutex<Making>,
+    written: Written,
     times: Times,
 }
 
 impl Sandboxes {
     /// The service of the instance of one, if that is there.
     fn service(&self, info: &SandboxInfo) -> Option<Arc<Service>> {
-        let service = self.node.service_of(info.instance);
-        service.filter(|service| *service.name() == info.function)
+        self.node.service_with(&info.function, info.instance)
     }
 
     /// Whether there is one of this name, if only its file, whose function is not served yet.
@@ -51,9 +54,15 @@ impl Sandboxes {
 
     /// All of them whose instances are there.
     pub fn list(&self) -> Vec<SandboxInfo> {
-        self.forget_gone();
+        // First: what is taken in meanwhile has a service then.
+        let left = self.node.left_ids();
         let all: Vec<_> = self.all().values().cloned().collect();
-        all.into_iter().map(|info| self.with_state(info)).collect()
+        let shown = all.into_iter().filter_map(|info| {
+            let service = self.service(&info);
+            let is_there = service.is_some() || left.contains(&info.instance);
+            is_there.then(|| self.with_state_of(info, service))
+        });
+        shown.collect()
     }
 
     /// One of them, by its name or the number of its instance.
@@ -102,6 +111,10 @@ impl Sandboxes {
 
     fn with_state(&self, info: SandboxInfo) -> SandboxInfo {
         let service = self.service(&info);
+        self.with_state_of(info, service)
+    }
+
+    fn with_state_of(&self, info: SandboxInfo, service: Option<Arc<Service>>) -> SandboxInfo {
         let state = service.as_ref().and_then(|service| service.state_of(info.instance));
         let state = state.map(|state| state.name().to_owned());
         let memory_kept = service.and_then(|service| service.why_memory_is_kept(info.instance));
@@ -110,20 +123,20 @@ impl Sandboxes {
     }
 
     /// Somebody wants something of it, if it is one: it is not to be paused again.
-    pub(crate) fn wanted(&self, instance: u64) {
+    pub(crate) fn wanted(self: &Arc<Self>, instance: u64) {
         let is_it = |info: &&mut SandboxInfo| info.instance == instance;
         let was_paused =
             self.all().values_mut().find(is_it).map(|info| mem::take(&mut info.paused));
         if was_paused == Some(true) {
-            self.write();
+            self.write_soon();
         }
     }
 
     /// Notes whether the next daemon is to pause one.
-    fn note_pause(&self, name: &str, paused: bool) {
+    async fn note_pause(self: &Arc<Self>, name: &str, paused: bool) {
         let was = self.all().get_mut(name).map(|info| mem::replace(&mut info.paused, paused));
         if was == Some(!paused) {
-            self.write();
+            self.write().await;
         }
     }
 
@@ -131,7 +144,7 @@ impl Sandboxes {
     ///
     /// # Errors
     /// There is none.
-    pub fn kill(&self, name: &str) -> Result<SandboxInfo, SandboxProblem> {
+    pub fn kill(self: &Arc<Self>, name: &str) -> Result<SandboxInfo, SandboxProblem> {
         let info = self.noted(name)?;
         if !self.knows(&info.name) {
             return Err(SandboxProblem::Unknown(name.to_owned()));
@@ -142,12 +155,12 @@ impl Sandboxes {
             service.kill(info.instance);
         }
         self.all().remove(&info.name);
-        self.write();
+        self.write_soon();
         Ok(info)
     }
 
     /// Ends the sandbox of an instance, if it is one still.
-    pub(crate) fn end_instance(&self, instance: u64) {
+    pub(crate) fn end_instance(self: &Arc<Self>, instance: u64) {
         // Whoever ended it before has done the same.
         let _ = self.kill(&instance.to_string());
     }
@@ -162,17 +175,16 @@ impl Sandboxes {
         to_its_end(async move { this.pause_now(&name).await }).await
     }
 
-    async fn pause_now(&self, name: &str) -> Result<SandboxInfo, SandboxProblem> {
+    async fn pause_now(self: &Arc<Self>, name: &str) -> Result<SandboxInfo, SandboxProblem> {
         let info = self.find(name)?;
         let service = self.service(&info);
         let service = service.ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))?;
         // Before it is paused: whoever uses it meanwhile takes the note back.
-        self.note_pause(&info.name, true);
-        let paused = service.pause(info.instance).await;
-        paused.map_err(|error| {
-            self.note_pause(&info.name, false);
-            SandboxProblem::Refused(error)
-        })?;
+        self.note_pause(&info.name, true).await;
+        if let Err(error) = service.pause(info.instance).await {
+            self.note_pause(&info.name, false).await;
+            return Err(SandboxProblem::Refused(error));
+        }
         self.find(name)
     }
 
@@ -180,7 +192,7 @@ impl Sandboxes {
     ///
     /// # Errors
     /// There is none, or it cannot be woken.
-    pub async fn resume(&self, name: &str) -> Result<SandboxInfo, SandboxProblem> {
+    pub async fn resume(self: &Arc<Self>, name: &str) -> Result<SandboxInfo, SandboxProblem> {
         let info = self.find(name)?;
         let service = self.service(&info);
         let service = service.ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))?;
@@ -188,24 +200,6 @@ impl Sandboxes {
         service.wake(Some(info.instance)).await.map_err(SandboxProblem::Refused)?;
         self.used(info.instance);
         self.find(name)
-    }
-
-    /// Forgets those whose instances have ended.
-    fn forget_gone(&self) {
-        let mut all = self.all();
-        let before = all.len();
-        self.node.egress().forget_gone(|id| self.node.may_have_instance(id));
-        self.node.limits().forget_gone(|id| self.node.may_have_instance(id));
-        all.retain(|_, info| {
-            let is_other = |service: Arc<Service>| *service.name() != info.function;
-            self.node.may_have_instance(info.instance)
-                && !self.node.service_of(info.instance).is_some_and(is_other)
-        });
-        let changed = all.len() != before;
-        drop(all);
-        if changed {
-            self.write();
-        }
     }
 
     fn all(&self) -> MutexGuard<'_, BTreeMap<String, SandboxInfo>> {

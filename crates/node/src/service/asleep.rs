@@ -12,6 +12,7 @@ mod sleepers;
 mod waking;
 mod wanted;
 
+use sleepers::Sleeper;
 pub(super) use sleepers::Sleepers;
 pub(super) use waking::Beginning;
 
@@ -32,7 +33,18 @@ impl Service {
     /// Ends all that are asleep.
     pub fn end_all_asleep(&self) {
         let ended = self.slots().asleep.take_all();
-        drop(ended);
+        self.forget_sleepers(ended);
+    }
+
+    /// Sleepers that were taken out of the others have ended.
+    pub(super) fn forget_sleepers(&self, ended: Vec<Sleeper>) {
+        for sleeper in ended {
+            let id = sleeper.asleep.id();
+            drop(sleeper);
+            let was_held = self.slots().held.remove(&id);
+            self.shared.is_gone(id, was_held);
+        }
+        self.freed.notify_waiters();
     }
 
     /// Ends all that are asleep and are no sandboxes.
@@ -41,7 +53,7 @@ impl Service {
         let Slots { asleep, held, .. } = &mut *slots;
         let ended = asleep.take_others(held);
         drop(slots);
-        drop(ended);
+        self.forget_sleepers(ended);
     }
 
     /// Ends those that have been idle for longer than the function keeps them.
@@ -56,18 +68,15 @@ impl Service {
             let Some(old) = old else { return };
             tracing::debug!(function = %self.name(), instance = old.asleep.id(), "ended an instance that was asleep for long");
             self.shared.ended(self.name(), true);
-            drop(old);
+            self.forget_sleepers(vec![old]);
         }
     }
 
-    /// Ends one that is asleep; whether there was one.
-    pub(super) fn end_asleep(&self, id: u64) -> bool {
-        let mut slots = self.slots();
-        let found = slots.asleep.remove(id);
-        if found.is_some() {
-            slots.held.remove(&id);
+    /// Ends one that is asleep, if it is.
+    pub(super) fn end_asleep(&self, id: u64) {
+        let found = self.slots().asleep.remove(id);
+        if let Some(sleeper) = found {
+            self.forget_sleepers(vec![sleeper]);
         }
-        drop(slots);
-        found.is_some()
     }
 }

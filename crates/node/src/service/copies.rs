@@ -2,15 +2,17 @@
 
 use super::held::use_egress;
 use super::memory::REST_PATIENCE;
+use super::room::Claimed;
 use super::{Service, Slot, VolumeFiles};
 use crate::config::{FunctionConfig, FunctionName};
 use crate::instance::{
     Checkpoint, CheckpointKey, Checkpointed, Command, ConnectionTable, Copied, InstanceState,
-    LaunchError, Launched, Launcher, Place, Supervisor, VolumesAtRest,
+    LaunchError, Launched, Launcher, Supervisor, VolumesAtRest,
 };
 use crate::sandboxes::ExecNote;
 use crate::sandboxes::limits::OwnLimits;
 use crate::seal::owner::{KeyId, OwnerKey};
+use crate::to_its_end::to_its_end;
 use crate::volumes::VolumeSnapshot;
 use serde::{Deserialize, Serialize};
 use std::num::NonZeroU32;
@@ -116,7 +118,9 @@ impl Service {
                 self.name()
             ));
         }
-        self.copy(id, count, Stays::WhileWanted).await
+        // Half of the copies would stay if whoever wants them goes away.
+        let service = self.clone();
+        to_its_end(async move { service.copy(id, count, Stays::WhileWanted).await }).await
     }
 
     /// Makes a copy of a sandbox that is one, too; its number.
@@ -138,7 +142,7 @@ impl Service {
         self.check_outlives_connections(Some(id), "a copy does not have it")?;
         // Nothing rests before it is known that there is room.
         let limits = self.limits_of(id);
-        let places = self.places_for(count, limits.memory)?;
+        let places = self.places_for(count, limits.memory, Some(id)).await?;
         // As long as the original is known: it may end while it is copied.
         let own = (self.shared.egress().copy_of(id), self.shared.limits().of(id));
         let Copied { launcher, pause } = self.copy_of(id).await?;
@@ -259,7 +263,7 @@ impl Service {
     ) -> Result<Restored, String> {
         let began = Instant::now();
         self.check_outlives_connections(None, "one that is restored has none")?;
-        let places = self.places_for(count, self.config.limits.memory.bytes())?;
+        let places = self.places_for(count, self.config.limits.memory.bytes(), None).await?;
         let put_back = self.put_back(snapshots).await?;
         let stays = Stays::WhileWanted;
         let ids = self.boot_copies(&launcher, places, (None, None), stays).await;
@@ -292,34 +296,6 @@ impl Service {
                 self.name()
             )),
         }
-    }
-
-    /// Room for more instances of `memory` bytes, within all limits.
-    pub(super) fn places_for(&self, count: NonZeroU32, memory: u64) -> Result<Vec<Place>, String> {
-        let most = self.config.limits.instances;
-        let live = self.instance_count() + self.asleep_count();
-        if live as u64 + u64::from(count.get()) > u64::from(most.get()) {
-            return Err(format!(
-                "`{}` may have {most} instances and has {live}; raise `instances` in [limits] of \
-                 its thaw.toml",
-                self.name()
-            ));
-        }
-        let place = |_| {
-            let capacity = self.shared.capacity().try_acquire_owned().map_err(|_| {
-                "this node has no room for so many instances; see `thaw serve --instances`"
-                    .to_owned()
-            })?;
-            let lease = self.tenant.room().try_enter(memory);
-            let lease = lease.ok_or_else(|| {
-                format!(
-                    "the quota of {} has no room for so many; see `thaw tenants`",
-                    self.tenant.name()
-                )
-            })?;
-            Ok(Place { _capacity: capacity, lease })
-        };
-        (0..count.get()).map(place).collect()
     }
 
     /// Has the memory of an instance copied.
@@ -359,7 +335,7 @@ impl Service {
     async fn boot_copies(
         self: &Arc<Self>,
         launcher: &Arc<dyn Launcher>,
-        mut places: Vec<Place>,
+        mut places: Vec<Claimed>,
         (original, limits): (Option<Arc<EgressPolicy>>, Option<OwnLimits>),
         stays: Stays,
     ) -> Result<Vec<u64>, LaunchError> {
@@ -430,7 +406,7 @@ impl Service {
     pub(super) fn adopt_copy(
         self: &Arc<Self>,
         launched: Launched,
-        place: Place,
+        Claimed { claim, place }: Claimed,
         stays: Stays,
     ) -> u64 {
         let id = self.shared.next_instance();
@@ -460,6 +436,7 @@ impl Service {
         }
         slots.insert(id, slot);
         slots.perhaps_free.insert(id);
+        claim.becomes_instance(&mut slots);
         drop(slots);
         tokio::spawn(supervisor.run());
         id

@@ -67,13 +67,19 @@ impl Service {
 
     /// Ends one instance, whatever it does.
     pub fn kill(&self, id: u64) {
-        if self.end_asleep(id) {
-            return;
-        }
-        if let Some(slot) = self.slots().get_mut(&id) {
+        // At one look: it may fall asleep, or wake, meanwhile. One that is being woken ends when it runs.
+        let mut slots = self.slots();
+        if let Some(slot) = slots.get_mut(&id) {
             slot.is_unwanted = true;
             slot.end();
             slot.table.tell(Command::End);
+            return;
+        }
+        let sleeper = slots.asleep.remove(id);
+        drop(slots);
+        if let Some(sleeper) = sleeper {
+            self.forget_sleepers(vec![sleeper]);
+            self.changed.notify_waiters();
         }
     }
 

@@ -3,8 +3,9 @@
 
 use super::copies::Stays;
 use super::memory::{HIBERNATE_PATIENCE, MEMORY_PATIENCE};
+use super::room::Claimed;
 use super::{InstanceState, Service, Slot, Slots};
-use crate::instance::{Command, ConnectionTable, Launched, Launcher, Place};
+use crate::instance::{Command, ConnectionTable, Launched, Launcher};
 use crate::sandboxes::exec::{Attached, Exec, ExecProblem, ExecRequest, Execs};
 use crate::sandboxes::files::FileSession;
 use crate::sandboxes::limits::{Unchanged, check_host, of_host};
@@ -43,7 +44,8 @@ impl Service {
         egress: EgressWish,
     ) -> Result<u64, String> {
         let memory = self.config.limits.memory.bytes();
-        let place = self.places_for(NonZeroU32::MIN, memory)?.pop().ok_or("there is no room")?;
+        let places = self.places_for(NonZeroU32::MIN, memory, None).await?;
+        let place = places.into_iter().next().ok_or("there is no room")?;
         if let Some(opening) = launcher.clone().opening() {
             opening.await.map_err(|error| error.to_string())?;
         }
@@ -68,7 +70,7 @@ impl Service {
         kept.inspect_err(|_| self.kill(id)).map(|()| id)
     }
 
-    fn adopt_held(self: &Arc<Self>, launched: Launched, place: Place, was_told: bool) -> u64 {
+    fn adopt_held(self: &Arc<Self>, launched: Launched, place: Claimed, was_told: bool) -> u64 {
         let id = self.adopt_copy(launched, place, Stays::UntilTold);
         if was_told && let Ok(table) = self.table_of_live(id) {
             table.watch();
@@ -153,6 +155,12 @@ impl Service {
         let (reply, used) = oneshot::channel();
         self.table_of_live(id).ok()?.tell(Command::CpuTime(reply));
         timeout(MEMORY_PATIENCE, used).await.ok()?.ok()
+    }
+
+    /// Whether the node hears of the end of an instance that is there.
+    pub(crate) fn tells_of_end(&self, id: u64) -> bool {
+        let is_held = self.slots().held.contains(&id);
+        is_held || self.shared.egress().knows(id) || self.shared.limits().of(id).is_some()
     }
 
     /// Has an instance stay: it gets no requests, and is not ended when it is idle.

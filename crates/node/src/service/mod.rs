@@ -14,6 +14,9 @@
 //! first, and the permit of the node with it in hand: a tenant that waits for itself holds
 //! nothing that others wait for.
 //!
+//! Sandboxes, and others that no client waits for, have no permits of the function. So whoever boots
+//! an instance claims its place among those that there may be, before all else (`room`).
+//!
 //! Lock order: `Service::slots` is the only lock here, and no other is taken
 //! while it is held.
 
@@ -29,6 +32,7 @@ mod place;
 mod reports;
 mod request;
 mod retire;
+mod room;
 mod slots;
 mod volumes;
 
@@ -49,6 +53,7 @@ use crate::tenants::{Tenant, TenantName};
 use crowding::Crowding;
 use serde::{Deserialize, Serialize};
 use slots::{Slot, Slots};
+use std::collections::HashSet;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -73,7 +78,8 @@ pub struct Service {
     crowding: Crowding,
     /// An instance of this function has a free place, or is gone.
     changed: Notify,
-    /// An instance has a free place: for all who wait for one in particular.
+    /// An instance has a free place, or there may be one more: for all who wait for one in particular, and
+    /// for those who claim a place.
     freed: Notify,
     /// Why nobody listens at its own address.
     unreachable: Mutex<Option<String>>,
@@ -259,6 +265,12 @@ impl Service {
     pub(crate) fn has_instance(&self, id: u64) -> bool {
         let slots = self.slots();
         slots.contains_key(&id) || slots.asleep.contains(id)
+    }
+
+    /// Adds the numbers of its instances, those included that are asleep.
+    pub(crate) fn add_ids(&self, ids: &mut HashSet<u64>) {
+        let slots = self.slots();
+        ids.extend(slots.keys().copied().chain(slots.asleep.iter().map(Asleep::id)));
     }
 
     /// Number of live instances, without those that are asleep.

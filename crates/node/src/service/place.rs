@@ -1,6 +1,7 @@
 //! Finding an instance for a connection.
 
 use super::asleep::Beginning;
+use super::room::{Claim, Claimed};
 use super::{Service, Slot};
 use crate::boots::BootKind;
 use crate::instance::{
@@ -129,8 +130,9 @@ impl Service {
         if !self.launcher.is_ready() {
             return Placement::Later;
         }
+        let Some(claim) = self.claim_for_client() else { return Placement::Later };
         let Some(lease) = self.lease_now() else { return Placement::Later };
-        let place = Place { _capacity: capacity, lease };
+        let place = Claimed { claim, place: Place { _capacity: capacity, lease } };
         match self.launcher.launch_now(Some(client)) {
             Ok(launched) => Placement::Placed(self.adopt(launched, delivery, place)),
             Err(NotNow::WouldWait) => Placement::Later,
@@ -166,6 +168,13 @@ impl Service {
         let mut delivery = Delivery { client: client.clone(), permit, done };
         loop {
             self.wait_for_waking(deadline).await;
+            let claim = match self.wait_for_claim(delivery, reuse, deadline).await? {
+                Waited::Found(found) => return Ok(found),
+                Waited::Room(unplaced, claim) => {
+                    delivery = unplaced;
+                    claim
+                }
+            };
             let lease = match self.wait_for_tenant(delivery, reuse, deadline).await? {
                 Waited::Found(found) => return Ok(found),
                 Waited::Room(unplaced, lease) => {
@@ -183,33 +192,35 @@ impl Service {
             // It may have been spent meanwhile.
             self.solvent()?;
             let mut place = Place { _capacity: capacity, lease };
-            match self.beginning() {
-                Beginning::Image => {
+            match (self.beginning(), claim) {
+                (Beginning::Image, Some(claim)) => {
                     place.lease.shrink_to(self.memory());
                     self.wait_for_image().await?;
-                    return match self.launch(client).await {
-                        Ok(launched) => Ok(Found::Placed(self.adopt(launched, delivery, place))),
-                        Err(error) => Err(PlaceError::InstanceDied(error.to_string())),
-                    };
+                    let placed = self.boot(delivery, Claimed { claim, place }).await;
+                    return placed
+                        .map(Found::Placed)
+                        .map_err(|error| PlaceError::InstanceDied(error.to_string()));
                 }
+                // The one that was to be woken for it was woken for another one.
+                (Beginning::Image, None) => drop(place),
                 // Another one than that for which there is room: one was woken meanwhile.
-                Beginning::File(waking)
+                (Beginning::File(waking), _)
                     if place.lease.memory() < self.memory_to_wake(waking.asleep())
                         && Instant::now() < deadline =>
                 {
                     drop((waking, place));
                     tokio::task::yield_now().await;
                 }
-                Beginning::File(waking) => {
+                (Beginning::File(waking), _) => {
                     return self.wake_up(waking, Some(delivery), place).await.map(Found::Placed);
                 }
-                Beginning::Later if tokio::time::Instant::now() >= deadline => {
+                (Beginning::Later, _) if tokio::time::Instant::now() >= deadline => {
                     return Err(self.no_capacity(
                         "instances that were asleep take too long to wake".to_owned(),
                     ));
                 }
                 // Whoever wakes them has to have a turn.
-                Beginning::Later => tokio::task::yield_now().await,
+                (Beginning::Later, _) => tokio::task::yield_now().await,
             }
         }
     }
@@ -227,12 +238,16 @@ impl Service {
     }
 
     /// Boots an instance, in one that comes back if that does not take too long.
-    async fn launch(&self, client: &Arc<Client>) -> Result<Launched, LaunchError> {
+    async fn boot(
+        self: &Arc<Self>,
+        delivery: Delivery,
+        place: Claimed,
+    ) -> Result<Placed, LaunchError> {
         let patience = Instant::now() + COMING_BACK_PATIENCE;
         loop {
             let coming_back = self.launcher.coming_back();
-            match self.launcher.launch_now(Some(client)) {
-                Ok(launched) => return Ok(launched),
+            match self.launcher.launch_now(Some(&delivery.client)) {
+                Ok(launched) => return Ok(self.adopt(launched, delivery, place)),
                 Err(NotNow::Failed(error)) => return Err(error),
                 Err(NotNow::WouldWait) => {}
             }
@@ -241,10 +256,47 @@ impl Service {
                 break;
             }
         }
-        // Making a zygote blocks.
-        let (launcher, client) = (self.launcher.clone(), client.clone());
-        let launch = move || launcher.launch(Some(&client));
-        tokio::task::spawn_blocking(launch).await.expect("a launcher does not panic")
+        // Making a zygote blocks. It goes on if the client goes away, and its place stays taken.
+        let service = self.clone();
+        let boot = move || {
+            let launched = service.launcher.launch(Some(&delivery.client))?;
+            Ok(service.adopt(launched, delivery, place))
+        };
+        tokio::task::spawn_blocking(boot).await.expect("a launcher does not panic")
+    }
+
+    /// Waits until the function may have one more instance, or one that it has gets a free place.
+    /// Without a claim there is one that is asleep and can be woken. Only sandboxes can be in the way:
+    /// instances of clients are bounded by their connections.
+    async fn wait_for_claim(
+        self: &Arc<Self>,
+        mut delivery: Delivery,
+        reuse: Reuse,
+        deadline: Instant,
+    ) -> Result<Waited<Option<Claim>>, PlaceError> {
+        loop {
+            let freed = self.freed.notified();
+            tokio::pin!(freed);
+            // From now on every place that is free counts.
+            freed.as_mut().enable();
+            // That one counts already.
+            if self.can_wake_one() {
+                return Ok(Waited::Room(delivery, None));
+            }
+            if let Some(claim) = self.claim_for_client() {
+                return Ok(Waited::Room(delivery, Some(claim)));
+            }
+            delivery = match self.reuse(delivery, reuse) {
+                Ok(found) => return Ok(Waited::Found(found)),
+                Err(delivery) => delivery,
+            };
+            if timeout_at(deadline, freed).await.is_err() {
+                return Err(self.no_capacity(format!(
+                    "it may have {} instances, which are sandboxes or busy",
+                    self.config.limits.instances
+                )));
+            }
+        }
     }
 
     /// Bytes of memory that an instance may use.
@@ -540,7 +592,12 @@ impl Service {
 
     /// Makes a launched instance, booted with a client's connection in it, one of the
     /// service's.
-    fn adopt(self: &Arc<Self>, launched: Launched, first: Delivery, place: Place) -> Placed {
+    fn adopt(
+        self: &Arc<Self>,
+        launched: Launched,
+        first: Delivery,
+        Claimed { claim, place }: Claimed,
+    ) -> Placed {
         let id = self.shared.next_instance();
         let placed = Placed { instance: id, waited: launched.kind == BootKind::Ready };
         let (commands, receiver) = mpsc::unbounded_channel();
@@ -566,6 +623,7 @@ impl Service {
         let mut slots = self.slots();
         slots.insert(id, slot);
         slots.perhaps_free.insert(id);
+        claim.becomes_instance(&mut slots);
         drop(slots);
         self.connected.booted.inc();
         tokio::spawn(supervisor.run());

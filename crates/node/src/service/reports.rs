@@ -90,7 +90,7 @@ impl Service {
         woken_from: Option<Arc<Asleep>>,
         execs: &Arc<Execs>,
     ) -> Option<String> {
-        let (slot, sleeps_on, was_woken) = {
+        let (slot, sleeps_on, was_woken, was_held) = {
             // It is never in none of both lists for anybody who looks.
             let mut slots = self.slots();
             let slot = slots.remove(&id);
@@ -99,14 +99,13 @@ impl Service {
             let was_woken = woken_from.is_some();
             let sleeps_on =
                 woken_from.is_some_and(|asleep| self.sleeps_on(&mut slots, asleep, execs, end));
-            if !sleeps_on {
-                slots.held.remove(&id);
-            }
-            (slot, sleeps_on, was_woken)
+            let was_held = !sleeps_on && slots.held.remove(&id);
+            (slot, sleeps_on, was_woken, was_held)
         };
         if !sleeps_on {
             // Whoever learns of the end finds this, too.
             execs.close();
+            self.shared.is_gone(id, was_held);
         }
         if was_woken {
             self.did_not_wake(id, sleeps_on, end);

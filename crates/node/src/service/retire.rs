@@ -30,7 +30,10 @@ impl Service {
     pub(crate) fn hold_none(&self) {
         let mut slots = self.slots();
         slots.holds_none = true;
-        slots.held.clear();
+        let held = std::mem::take(&mut slots.held);
+        drop(slots);
+        // They end as all others do, and nobody tells that they were sandboxes.
+        held.into_iter().for_each(|id| self.shared.departs(id));
     }
 
     /// Ends what is idle, and has connections that were handed over end as soon as they are.

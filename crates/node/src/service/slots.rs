@@ -2,6 +2,7 @@
 //! which of them have a free place.
 
 use super::asleep::Sleepers;
+use super::room::Claims;
 use crate::instance::{Change, Command, ConnectionTable, InstanceState};
 use crate::tenants::Ending;
 use crate::upstream::Upstream;
@@ -23,6 +24,8 @@ pub(super) struct Slots {
     pub held: BTreeSet<u64>,
     /// The function is gone, and with it the reason to hold any.
     pub holds_none: bool,
+    /// Those that are being made, and are none of these yet.
+    pub claims: Claims,
     /// Those that are being put to sleep to make room for others.
     pub leaving: BTreeSet<u64>,
     /// Those that are paused and keep their memory, and why that could not be written.
@@ -97,6 +100,12 @@ impl Slot {
     pub fn end(&mut self) {
         self.change(Change::End);
         self.ending.announce(true);
+    }
+
+    /// It ends at once, since others want its room.
+    pub fn end_for_others(&mut self) {
+        self.end();
+        self.table.tell(Command::End);
     }
 
     /// It ends now if it is idle.

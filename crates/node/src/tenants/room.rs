@@ -200,6 +200,12 @@ impl Room {
         self.state().is_overdrawn()
     }
 
+    /// How many instances are about to give their room back.
+    pub(crate) fn ending(&self) -> usize {
+        let state = self.state();
+        state.leases.values().filter(|held| held.is_ending && held.taken.instances > 0).count()
+    }
+
     /// How much is taken.
     pub fn taken(&self) -> Taken {
         self.state().taken()

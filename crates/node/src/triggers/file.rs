@@ -75,10 +75,22 @@ pub(super) struct Content {
 /// Why the file cannot be used: one sentence.
 pub(super) type FileError = String;
 
+/// Why there is no request of an invocation: one sentence.
+#[derive(Debug)]
+pub(super) enum NoRequest {
+    /// It is not what was written, and never will be.
+    Damaged(FileError),
+    /// The host has not read it. The file has to be opened anew.
+    Unread(FileError),
+}
+
 /// The file, open.
 pub(super) struct QueueFile {
     path: PathBuf,
     database: Database,
+    /// So many requests are not read.
+    #[cfg(test)]
+    pub unreadable: std::cell::Cell<u32>,
 }
 
 impl QueueFile {
@@ -128,7 +140,12 @@ impl QueueFile {
         let mut builder = redb::Builder::new();
         builder.set_cache_size(CACHE);
         let database = builder.create_with_backend(FileBackend::new(file)?)?;
-        let file = Self { path: path.to_owned(), database };
+        let file = Self {
+            path: path.to_owned(),
+            database,
+            #[cfg(test)]
+            unreadable: Default::default(),
+        };
         file.begin()?;
         Ok(file)
     }
@@ -188,16 +205,30 @@ impl QueueFile {
     }
 
     /// The request of an invocation.
-    pub fn request(&self, id: InvocationId) -> Result<QueuedRequest, FileError> {
+    pub fn request(&self, id: InvocationId) -> Result<QueuedRequest, NoRequest> {
         let read = || -> Result<Option<QueuedRequest>, redb::Error> {
+            #[cfg(test)]
+            if let Some(left) = self.unreadable.get().checked_sub(1) {
+                self.unreadable.set(left);
+                return Err(redb::Error::Io(io::Error::from_raw_os_error(libc::EIO)));
+            }
             let table = self.database.begin_read()?.open_table(REQUESTS)?;
             let bytes = table.get(id.0)?;
             Ok(bytes.and_then(|bytes| QueuedRequest::from_bytes(bytes.value())))
         };
         match read() {
             Ok(Some(request)) => Ok(request),
-            Ok(None) => Err(format!("{}: the request of {id} is damaged", self.path.display())),
-            Err(error) => Err(format!("{}: {error}", self.path.display())),
+            Ok(None) => {
+                let path = self.path.display();
+                Err(NoRequest::Damaged(format!("{path}: the request of {id} is damaged")))
+            }
+            Err(error) => {
+                let why = format!("{}: {error}", self.path.display());
+                Err(match error {
+                    redb::Error::Corrupted(_) => NoRequest::Damaged(why),
+                    _ => NoRequest::Unread(why),
+                })
+            }
         }
     }
 

@@ -8,7 +8,7 @@ mod results;
 mod views;
 
 use super::destinations::Ended;
-use super::file::{Change, Content, FileError, Key, KeyRow, QueueFile};
+use super::file::{Change, Content, FileError, Key, KeyRow, NoRequest, QueueFile};
 use super::record::{
     Death, InvocationId, Job, NewInvocation, NotQueued, OVERHEAD, Outcome, Queued, Record,
     ResultRow, ScheduleRow, Terms, Unavailable,
@@ -27,6 +27,10 @@ const LONGEST_WAIT_MS: u64 = 2 * 3600 * 1000;
 /// Bytes of a method and of a path that are kept beside a request, which has them whole.
 const METHOD_KEPT: usize = 32;
 const PATH_KEPT: usize = 256;
+/// How often a request is tried that the host does not read, before its invocation is given up.
+const UNREAD_MAX: u32 = 5;
+/// How long it is left alone after that; longer each time.
+const UNREAD_WAIT_MS: u64 = 5_000;
 /// Bytes of a reason that are kept.
 const REASON_MAX: usize = 512;
 
@@ -137,6 +141,22 @@ impl Places {
     }
 }
 
+/// A request that the host has not read.
+#[derive(Clone, Copy, Debug)]
+struct Unread {
+    times: u32,
+    /// Not before this is it tried again, in milliseconds since 1970.
+    again_ms: u64,
+}
+
+/// What is known of invocations in memory only, and stays so when the file is opened anew.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Carried {
+    /// Those that are being attempted.
+    pub running: HashSet<InvocationId>,
+    unread: HashMap<InvocationId, Unread>,
+}
+
 /// The queue.
 #[derive(Default)]
 pub(super) struct Ledger {
@@ -146,6 +166,10 @@ pub(super) struct Ledger {
     fresh: HashSet<InvocationId>,
     /// Those whose attempts have begun since: nobody has heard of them if it fails.
     begun: HashSet<InvocationId>,
+    /// Those whose requests the host has not read.
+    unread: HashMap<InvocationId, Unread>,
+    /// Why the file has to be opened anew.
+    failed: Option<FileError>,
     records: HashMap<InvocationId, Record>,
     books: BTreeMap<String, Book>,
     tenants: HashMap<Option<String>, Share>,
@@ -164,9 +188,10 @@ pub(super) struct Ledger {
 }
 
 impl Ledger {
-    /// From a file; what of it `running` names is being attempted.
-    pub fn new(file: QueueFile, content: Content, running: &HashSet<InvocationId>) -> Self {
-        let mut ledger = Self { file: Some(file), ..Self::default() };
+    /// From a file, of whose invocations this is known besides.
+    pub fn new(file: QueueFile, content: Content, carried: Carried) -> Self {
+        let Carried { running, unread } = carried;
+        let mut ledger = Self { file: Some(file), unread, ..Self::default() };
         for (id, mut record) in content.records {
             // Files of earlier versions have longer ones.
             record.method = beginning(&record.method, METHOD_KEPT).to_owned();
@@ -179,6 +204,8 @@ impl Ledger {
         for (id, row) in content.results {
             ledger.enter_result(id, row);
         }
+        let records = &ledger.records;
+        ledger.unread.retain(|id, _| records.contains_key(id));
         ledger.schedules = content.schedules.into_iter().collect();
         ledger
     }
@@ -198,8 +225,17 @@ impl Ledger {
         self.bounds.unwrap_or(BOUNDS)
     }
 
-    /// Writes what has changed; whether anything had.
+    /// The next requests, so many, are not read.
+    #[cfg(test)]
+    pub fn fail_to_read(&self, requests: u32) {
+        self.file.as_ref().expect("it is open").unreadable.set(requests);
+    }
+
+    /// Writes what has changed, unless the file has failed before.
     pub fn commit(&mut self) -> Result<(), FileError> {
+        if let Some(why) = self.failed.take() {
+            return Err(why);
+        }
         let staged = std::mem::take(&mut self.staged);
         match &self.file {
             _ if staged.is_empty() => {}
@@ -215,6 +251,11 @@ impl Ledger {
     pub fn running(&self) -> HashSet<InvocationId> {
         let running = self.books.values().flat_map(|book| book.running.iter());
         running.filter(|id| !self.begun.contains(id)).copied().collect()
+    }
+
+    /// What stays known when the file is opened anew.
+    pub fn carried(&self) -> Carried {
+        Carried { running: self.running(), unread: self.unread.clone() }
     }
 
     // The index.
@@ -477,7 +518,10 @@ impl Ledger {
         let mut waiting: Vec<(String, usize)> = waits.collect();
         let first = |ledger: &Self, name: &str| {
             let mut due = ledger.books.get(name)?.due.iter();
-            due.find(|(_, id)| !ledger.fresh.contains(id)).copied()
+            let is_left_alone = |id: &InvocationId| {
+                ledger.unread.get(id).is_some_and(|unread| unread.again_ms > now_ms)
+            };
+            due.find(|(_, id)| !ledger.fresh.contains(id) && !is_left_alone(id)).copied()
         };
         let mut places = self.places(most);
         let mut found_one = true;
@@ -497,7 +541,7 @@ impl Ledger {
                 }
                 *left -= 1;
                 found_one = true;
-                if let Some(job) = self.start(id)? {
+                if let Some(job) = self.start(id, now_ms)? {
                     taken.jobs.push(job);
                     self.last_served.clone_from(name);
                 }
@@ -522,23 +566,46 @@ impl Ledger {
         places
     }
 
-    /// Begins an attempt.
-    fn start(&mut self, id: InvocationId) -> Result<Option<Job>, Unavailable> {
+    /// Begins an attempt. After an error nothing is as it is here: the file is opened anew.
+    fn start(&mut self, id: InvocationId, now_ms: u64) -> Result<Option<Job>, Unavailable> {
         let Some(file) = &self.file else { return Err(Unavailable("it is closed".to_owned())) };
         let Some(record) = self.records.get(&id).cloned() else { return Ok(None) };
         let request = match file.request(id) {
             Ok(request) => request,
-            Err(reason) => {
-                self.bury(id, reason, record.due_ms);
+            Err(NoRequest::Damaged(reason)) => {
+                self.bury(id, reason, now_ms);
                 return Ok(None);
             }
+            Err(NoRequest::Unread(why)) => return self.does_not_read(id, why, now_ms),
         };
+        self.unread.remove(&id);
         if let Some(book) = self.books.get_mut(&record.function) {
             book.due.remove(&(record.due_ms, id));
             book.running.insert(id);
             self.begun.insert(id);
         }
         Ok(Some(Job { id, record, request }))
+    }
+
+    /// The host has not read a request. That may be over soon; one that is never read keeps no other
+    /// waiting, and is given up.
+    fn does_not_read(
+        &mut self,
+        id: InvocationId,
+        why: FileError,
+        now_ms: u64,
+    ) -> Result<Option<Job>, Unavailable> {
+        let times = self.unread.get(&id).map_or(1, |unread| unread.times + 1);
+        if times > UNREAD_MAX {
+            self.unread.remove(&id);
+            let reason = format!("its request was not read in {UNREAD_MAX} tries: {why}");
+            self.bury(id, reason, now_ms);
+            return Ok(None);
+        }
+        let again_ms = now_ms.saturating_add(UNREAD_WAIT_MS * u64::from(times));
+        self.unread.insert(id, Unread { times, again_ms });
+        self.failed = Some(why.clone());
+        Err(Unavailable(why))
     }
 
     /// No due time lies further ahead than waits are long, unless the clock went back.

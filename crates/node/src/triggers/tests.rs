@@ -1,7 +1,7 @@
 //! The queue: every rule, with a clock that the tests move and a file that they break.
 
 use super::file::QueueFile;
-use super::ledger::{BOUNDS, Bounds, Ledger};
+use super::ledger::{BOUNDS, Bounds, Carried, Ledger};
 use super::record::{Job, Outcome, Terms};
 use super::schedules::{Looked, look};
 use super::writer::Writer;
@@ -68,7 +68,7 @@ impl Queue {
 
 fn open(path: &Path) -> Ledger {
     let (file, content) = QueueFile::open(path).unwrap();
-    Ledger::new(file, content, &HashSet::new())
+    Ledger::new(file, content, Carried::default())
 }
 
 fn invocation(function: &str, key: Option<&str>) -> NewInvocation {

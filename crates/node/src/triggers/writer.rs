@@ -2,9 +2,8 @@
 //! answers after all of it is on the disk: many that ask at a time wait for one sync.
 
 use super::file::QueueFile;
-use super::ledger::Ledger;
-use super::record::{InvocationId, Unavailable};
-use std::collections::HashSet;
+use super::ledger::{Carried, Ledger};
+use super::record::Unavailable;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::thread::{self, JoinHandle};
@@ -66,16 +65,16 @@ impl Writer {
 /// The file, or why it cannot be used.
 enum State {
     Open(Box<Ledger>),
-    /// Those that were being attempted at the last commit are `running` still.
+    /// Those that were being attempted at the last commit still are.
     Broken {
         why: Unavailable,
         since: Instant,
-        running: HashSet<InvocationId>,
+        carried: Carried,
     },
 }
 
 fn run(path: &Path, mut asked: mpsc::Receiver<Work>) {
-    let mut state = open(path, HashSet::new());
+    let mut state = open(path, Carried::default());
     while let Some(first) = asked.blocking_recv() {
         if let State::Broken { since, .. } = &state
             && since.elapsed() >= REOPEN
@@ -103,28 +102,28 @@ fn commit(path: &Path, state: &mut State) -> Result<(), Unavailable> {
     let State::Open(ledger) = state else { return Ok(()) };
     let Err(why) = ledger.commit() else { return Ok(()) };
     tracing::error!("{why}");
-    let running = ledger.running();
+    let carried = ledger.carried();
     // Only one may have the file.
-    *state = State::Broken { why: Unavailable(why.clone()), since: Instant::now(), running };
+    *state = State::Broken { why: Unavailable(why.clone()), since: Instant::now(), carried };
     try_again(path, state);
     Err(Unavailable(why))
 }
 
 /// Opens a file that could not be used. What is being attempted stays known until it can.
 fn try_again(path: &Path, state: &mut State) {
-    if let State::Broken { running, .. } = state {
-        let running = std::mem::take(running);
-        *state = open(path, running);
+    if let State::Broken { carried, .. } = state {
+        let carried = std::mem::take(carried);
+        *state = open(path, carried);
     }
 }
 
-/// Opens the file; those that are `running` are being attempted.
-fn open(path: &Path, running: HashSet<InvocationId>) -> State {
+/// Opens the file, of whose invocations this is known besides.
+fn open(path: &Path, carried: Carried) -> State {
     match QueueFile::open(path) {
-        Ok((file, content)) => State::Open(Box::new(Ledger::new(file, content, &running))),
+        Ok((file, content)) => State::Open(Box::new(Ledger::new(file, content, carried))),
         Err(why) => {
             tracing::error!("{why}");
-            State::Broken { why: Unavailable(why), since: Instant::now(), running }
+            State::Broken { why: Unavailable(why), since: Instant::now(), carried }
         }
     }
 }
@@ -157,7 +156,7 @@ mod tests {
     fn what_runs_is_not_begun_again_however_often_the_file_cannot_be_opened() {
         let directory = tempfile::tempdir().unwrap();
         let (path, away) = (directory.path().join("queue"), directory.path().join("away"));
-        let mut state = open(&path, HashSet::new());
+        let mut state = open(&path, Carried::default());
         add(ledger(&mut state));
         commit(&path, &mut state).unwrap();
         assert_eq!(ledger(&mut state).take(1, 9, |_, _| 9).unwrap().jobs.len(), 1);
@@ -174,5 +173,74 @@ mod tests {
         try_again(&path, &mut state);
         let info = ledger(&mut state).queues().remove(0);
         assert_eq!((info.queued, info.running), (0, 1));
+    }
+
+    #[test]
+    fn a_request_that_is_not_read_is_tried_again_and_holds_up_no_other() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("queue");
+        let mut state = open(&path, Carried::default());
+        add(ledger(&mut state));
+        commit(&path, &mut state).unwrap();
+        let take = |state: &mut State, now: u64| ledger(state).take(now, 9, |_, _| 9);
+        let counts = |state: &mut State| {
+            let info = ledger(state).queues().remove(0);
+            (info.queued, info.running, info.dead)
+        };
+        ledger(&mut state).fail_to_read(1);
+        take(&mut state, 10).unwrap_err();
+        // Whoever has asked hears of it, and the file is opened anew.
+        assert!(commit(&path, &mut state).is_err());
+        assert_eq!(counts(&mut state), (1, 0, 0));
+        // Another one, which came later, does not wait for it.
+        add(ledger(&mut state));
+        commit(&path, &mut state).unwrap();
+        let jobs = take(&mut state, 11).unwrap().jobs;
+        assert_eq!((jobs.len(), jobs[0].record.created_ms), (1, 1));
+        commit(&path, &mut state).unwrap();
+        assert_eq!(counts(&mut state), (1, 1, 0));
+        let jobs = take(&mut state, 10_000).unwrap().jobs;
+        assert_eq!(jobs.len(), 1, "it is tried again");
+    }
+
+    #[test]
+    fn those_that_have_begun_beside_one_that_is_not_read_begin_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("queue");
+        let mut state = open(&path, Carried::default());
+        for _ in 0..2 {
+            add(ledger(&mut state));
+        }
+        commit(&path, &mut state).unwrap();
+        let first = ledger(&mut state).take(10, 1, |_, _| 9).unwrap().jobs;
+        assert_eq!(first.len(), 1);
+        ledger(&mut state).fail_to_read(1);
+        ledger(&mut state).take(10, 9, |_, _| 9).unwrap_err();
+        assert!(commit(&path, &mut state).is_err());
+        // Nobody has heard of the first one.
+        let info = ledger(&mut state).queues().remove(0);
+        assert_eq!((info.queued, info.running), (2, 0));
+    }
+
+    #[test]
+    fn one_that_is_never_read_is_a_dead_letter_that_says_so() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("queue");
+        let mut state = open(&path, Carried::default());
+        add(ledger(&mut state));
+        commit(&path, &mut state).unwrap();
+        let mut failures = 0;
+        for hour in 1..=9 {
+            ledger(&mut state).fail_to_read(1);
+            let taken = ledger(&mut state).take(hour * 60_000, 9, |_, _| 9);
+            failures += u32::from(taken.is_err());
+            assert_eq!(commit(&path, &mut state).is_err(), taken.is_err());
+        }
+        assert_eq!(failures, 5);
+        let info = ledger(&mut state).queues().remove(0);
+        assert_eq!((info.queued, info.running, info.dead), (0, 0, 1));
+        let ended = ledger(&mut state).take_ended();
+        let death = ended[0].record.dead.as_ref().unwrap();
+        assert!(death.reason.contains("was not read in 5 tries"), "{}", death.reason);
     }
 }

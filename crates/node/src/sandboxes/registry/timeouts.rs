@@ -13,6 +13,8 @@ use tokio::time::sleep;
 
 /// How often it is looked whether the time of one has come.
 const LOOK: Duration = Duration::from_millis(250);
+/// How often it is looked at all whether their instances are there.
+const LOOK_AT_ALL: Duration = Duration::from_secs(60);
 /// How many are paused again at a time.
 const PAUSES_AT_ONCE: usize = 8;
 /// How old the times in the file may be: each use moves one.
@@ -55,7 +57,7 @@ impl Due {
 
 impl Sandboxes {
     /// Its time begins anew, if it is one.
-    pub(crate) fn used(&self, instance: u64) {
+    pub(crate) fn used(self: &Arc<Self>, instance: u64) {
         for info in self.all().values_mut().filter(|info| info.instance == instance) {
             info.deadline_ms = deadline(info.timeout_s);
             self.times.have_changed.fetch_or(info.timeout_s.is_some(), Ordering::Relaxed);
@@ -67,18 +69,22 @@ impl Sandboxes {
     ///
     /// # Errors
     /// There is none.
-    pub fn set_timeout(&self, name: &str, seconds: Option<u64>) -> Result<(), SandboxProblem> {
+    pub fn set_timeout(
+        self: &Arc<Self>,
+        name: &str,
+        seconds: Option<u64>,
+    ) -> Result<(), SandboxProblem> {
         let name = self.find(name)?.name;
         if let Some(info) = self.all().get_mut(&name) {
             info.timeout_s = seconds;
             info.deadline_ms = deadline(seconds);
         }
-        self.write();
+        self.write_soon();
         Ok(())
     }
 
     /// The sandbox of an instance has no timeout any more, if it is one.
-    pub(crate) fn keep_without_timeout(&self, instance: u64) {
+    pub(crate) fn keep_without_timeout(self: &Arc<Self>, instance: u64) {
         // A plain instance has none.
         let _ = self.set_timeout(&instance.to_string(), None);
     }
@@ -90,10 +96,17 @@ impl Sandboxes {
 
     async fn watch_times(self: &Arc<Self>) {
         let (mut pauses, mut written) = (JoinSet::new(), Instant::now());
+        let mut looked_at_all = Instant::now();
         loop {
             sleep(LOOK).await;
             while pauses.try_join_next().is_some() {}
-            self.forget_gone();
+            self.forget_departed();
+            if looked_at_all.elapsed() > LOOK_AT_ALL {
+                let this = self.clone();
+                // If it panics, the next one is tried.
+                let _ = spawn_blocking(move || this.forget_gone()).await;
+                looked_at_all = Instant::now();
+            }
             for due in self.all_due() {
                 match due.on_timeout {
                     OnTimeout::Kill => self.end(&due),
@@ -108,9 +121,7 @@ impl Sandboxes {
             if written.elapsed() > TIMES_WRITTEN
                 && self.times.have_changed.swap(false, Ordering::Relaxed)
             {
-                let this = self.clone();
-                // If it panics, the next one is tried.
-                let _ = spawn_blocking(move || this.write()).await;
+                self.write().await;
                 written = Instant::now();
             }
         }
@@ -130,7 +141,7 @@ impl Sandboxes {
         self.all().get(&due.name).is_some_and(|info| Due::of(info) == *due)
     }
 
-    fn end(&self, due: &Due) {
+    fn end(self: &Arc<Self>, due: &Due) {
         if self.is_still(due) {
             let ended = self.kill(&due.name).map(drop);
             self.say(due, ended);
@@ -152,7 +163,7 @@ impl Sandboxes {
         self.times.acting().remove(&due.instance);
     }
 
-    fn say(&self, due: &Due, done: Result<(), SandboxProblem>) {
+    fn say(self: &Arc<Self>, due: &Due, done: Result<(), SandboxProblem>) {
         let sandbox = &due.name;
         match done {
             Ok(()) => tracing::info!(sandbox, "its time has come: {:?}", due.on_timeout),

@@ -21,7 +21,7 @@ pub(in crate::service) struct Sleepers {
 }
 
 /// An instance that is asleep, and the clients that are connected to it.
-pub(super) struct Sleeper {
+pub(in crate::service) struct Sleeper {
     pub asleep: Arc<Asleep>,
     pub clients: KeptConnections,
     /// Processes in it that were started from outside; they end with this value.
@@ -59,7 +59,7 @@ impl Sleepers {
     }
 
     /// One that somebody is about to wake: the given one, or the one that was used last.
-    pub(super) fn begin_to_wake(&mut self, id: Option<u64>) -> Option<Arc<Asleep>> {
+    pub(in crate::service) fn begin_to_wake(&mut self, id: Option<u64>) -> Option<Arc<Asleep>> {
         let id = id.or_else(|| self.resting.last().map(|(_, id)| *id))?;
         let found = &self.all.get(&id)?.asleep;
         self.resting.remove(&(found.idle_since, id)).then(|| found.clone())
@@ -102,7 +102,7 @@ impl Sleepers {
         self.all.get_mut(&id).map(|sleeper| mem::take(&mut sleeper.clients))
     }
 
-    pub(super) fn remove(&mut self, id: u64) -> Option<Sleeper> {
+    pub(in crate::service) fn remove(&mut self, id: u64) -> Option<Sleeper> {
         let found = self.all.remove(&id)?;
         self.resting.remove(&(found.asleep.idle_since, id));
         Some(found)

@@ -74,6 +74,13 @@ impl Service {
         }
     }
 
+    /// Whether one that is asleep can be woken for one more client.
+    pub(in crate::service) fn can_wake_one(&self) -> bool {
+        let most = self.config.limits.concurrency.get();
+        let slots = self.slots();
+        slots.asleep.one_with_room(most, &slots.held).is_some()
+    }
+
     /// Waits while instances are being woken that may have a free place then.
     pub(in crate::service) async fn wait_for_waking(&self, deadline: tokio::time::Instant) {
         if self.is_single_use() || self.config.limits.concurrency.get() == 1 {
@@ -146,7 +153,7 @@ impl Service {
             None => None,
         };
         let egress = self.shared.egress().clone();
-        let boot = move || {
+        let boot = move |asleep: &Asleep| {
             let later = |error: &dyn ToString| WakeError::Later(error.to_string());
             let function = launcher.egress();
             let own = egress.of(asleep.id(), function.as_deref()).map_err(WakeError::Later)?;
@@ -171,14 +178,16 @@ impl Service {
             }
             Ok(Launched { kind: BootKind::Asleep, ..launched })
         };
-        let launched = tokio::task::spawn_blocking(boot).await.expect("a launcher does not panic");
-        match launched {
-            Ok(launched) => Ok(self.adopt_woken(launched, waking, first, place, streams)),
+        // It goes on if the client goes away, and its place stays taken.
+        let service = self.clone();
+        let wake = move || match boot(&asleep) {
+            Ok(launched) => Ok(service.adopt_woken(launched, waking, first, place, streams)),
             Err(WakeError::Later(why)) => {
-                Err(self.cannot_wake(&waking, &format!("{why}; it sleeps on, try again")))
+                Err(service.cannot_wake(&waking, &format!("{why}; it sleeps on, try again")))
             }
-            Err(WakeError::Lost(why)) => Err(self.lose(waking, why)),
-        }
+            Err(WakeError::Lost(why)) => Err(service.lose(waking, why)),
+        };
+        tokio::task::spawn_blocking(wake).await.expect("a launcher does not panic")
     }
 
     /// An instance will never wake. Whoever comes next gets a new one.
@@ -186,6 +195,7 @@ impl Service {
         let refused = self.cannot_wake(&waking, &format!("{why}; its state is lost"));
         if let Some(mut lost) = waking.done() {
             mem::take(&mut lost.clients).end(&Outcome::Gone(End::Failed(why)));
+            self.forget_sleepers(vec![lost]);
         }
         self.shared.metrics().lost_asleep(self.name());
         self.freed.notify_waiters();

@@ -2,7 +2,7 @@
 //! something.
 
 use super::waking::Waking;
-use crate::instance::{Client, End, InstanceState, Outcome, Place};
+use crate::instance::{Client, End, InstanceState, Outcome};
 use crate::reactor::watch;
 use crate::service::Service;
 use crate::service::place::PlaceError;
@@ -67,14 +67,8 @@ impl Service {
         };
         let id = asleep.id();
         let waking = Waking::new(self, asleep);
-        let capacity = self.shared.capacity().try_acquire_owned().map_err(|_| {
-            "this node has no room for one instance more; see `thaw serve --instances`".to_owned()
-        })?;
-        let lease = self.tenant.room().try_enter(self.memory_to_wake(waking.asleep()));
-        let lease = lease.ok_or_else(|| {
-            format!("the quota of {} has no room for it; see `thaw tenants`", self.tenant.name())
-        })?;
-        let woken = self.wake_up(waking, None, Place { _capacity: capacity, lease }).await;
+        let place = self.place_to_wake(self.memory_to_wake(waking.asleep())).await?;
+        let woken = self.wake_up(waking, None, place).await;
         woken.map_err(|error| match error {
             PlaceError::CannotWake(why) => why,
             error => format!("{error:?}"),
@@ -141,8 +135,6 @@ impl Service {
                 }
                 Err(_) => {}
             }
-            self.shared.make_room_of(&self.tenant);
-            self.shared.evict_idlest();
             sleep(ROOM_AGAIN).await;
         }
     }

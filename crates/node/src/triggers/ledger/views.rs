@@ -1,7 +1,7 @@
 //! What operators see of the queue and do with it.
 
 use super::{Book, Ledger, Which, milliseconds};
-use crate::triggers::file::{FileError, Key};
+use crate::triggers::file::{FileError, Key, NoRequest};
 use crate::triggers::record::{
     InvocationId, InvocationInfo, QueueInfo, QueuedRequest, Record, Terms,
 };
@@ -94,13 +94,21 @@ impl Ledger {
 
     /// One of them with its request.
     pub fn show(
-        &self,
+        &mut self,
         function: &str,
         id: InvocationId,
     ) -> Option<Result<(InvocationInfo, QueuedRequest), FileError>> {
         let info = self.info(id).filter(|info| info.record.function == function)?;
         let request = self.file.as_ref()?.request(id);
-        Some(request.map(|request| (info, request)))
+        Some(match request {
+            Ok(request) => Ok((info, request)),
+            Err(NoRequest::Damaged(why)) => Err(why),
+            Err(NoRequest::Unread(why)) => {
+                // It is opened anew.
+                self.failed = Some(why.clone());
+                Err(why)
+            }
+        })
     }
 
     /// All queues in numbers, by function.

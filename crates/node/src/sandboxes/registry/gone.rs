@@ -1,0 +1,54 @@
+//! Sandboxes whose instances have ended: they are forgotten, and so are rules and limits of such instances.
+
+use super::Sandboxes;
+use std::collections::HashSet;
+use std::sync::Arc;
+
+impl Sandboxes {
+    /// Forgets those whose instances have ended since this was called last. What it takes is in
+    /// proportion to these.
+    pub(super) fn forget_departed(self: &Arc<Self>) {
+        let departed = self.node.take_departures();
+        if !departed.is_empty() {
+            self.forget(departed);
+        }
+    }
+
+    /// Looks at all of them, as nobody may have told of one. What it takes is in proportion to the
+    /// instances that there are.
+    pub(super) fn forget_gone(self: &Arc<Self>) {
+        let mut known: HashSet<u64> = self.all().values().map(|info| info.instance).collect();
+        known.extend(self.node.egress().ids());
+        known.extend(self.node.limits().ids());
+        // Later: a number that is known and not among these is that of none that is being made.
+        let there = self.node.instance_ids();
+        self.forget(known.into_iter().filter(|id| !there.contains(id)).collect());
+    }
+
+    fn forget(self: &Arc<Self>, departed: Vec<u64>) {
+        let mut gone = HashSet::new();
+        for id in departed {
+            match self.node.service_of(id) {
+                Some(service) if !service.tells_of_end(id) => self.node.departs(id),
+                None if !self.node.may_have_instance(id) => {
+                    self.node.egress().forget(id);
+                    self.node.limits().forget(id);
+                    gone.insert(id);
+                }
+                _ => {}
+            }
+        }
+        if gone.is_empty() {
+            return;
+        }
+        let (before, after) = {
+            let mut all = self.all();
+            let before = all.len();
+            all.retain(|_, info| !gone.contains(&info.instance));
+            (before, all.len())
+        };
+        if after != before {
+            self.write_soon();
+        }
+    }
+}
