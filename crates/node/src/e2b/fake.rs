@@ -268,6 +268,9 @@ async fn show_head(mut stream: tokio::io::DuplexStream) {
     stream.write_all(&[start.as_bytes(), &head].concat()).await.unwrap();
 }
 
+/// Bytes of memory of its sandboxes, unless they have limits of their own.
+const MEMORY: u64 = 512 << 20;
+
 /// Sandboxes in memory, of one function `python`.
 #[derive(Default)]
 pub(super) struct Fake {
@@ -323,6 +326,7 @@ impl Backend for Fake {
         if let Some(snapshot) = &wanted.snapshot {
             let mut copy = self.snapshots.lock().unwrap()[snapshot].clone();
             copy.sandbox.id = wanted.id.clone();
+            copy.sandbox.memory_bytes = wanted.limits.memory_bytes.unwrap_or(MEMORY);
             self.all.lock().unwrap().insert(wanted.id, copy.clone());
             return now(Ok(copy.sandbox));
         }
@@ -337,7 +341,7 @@ impl Backend for Fake {
             pauses: wanted.pauses,
             metadata: wanted.metadata,
             cpus: 2,
-            memory_bytes: 512 << 20,
+            memory_bytes: wanted.limits.memory_bytes.unwrap_or(MEMORY),
             directory: "/work".to_owned(),
         };
         let made = FakeSandbox {

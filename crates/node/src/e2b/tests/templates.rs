@@ -204,6 +204,25 @@ async fn a_failed_build_says_why_and_leaves_nothing() {
 }
 
 #[tokio::test]
+async fn sandboxes_of_snapshots_have_the_limits_of_the_template_too() {
+    let place = Place::new();
+    let asked = place.ask("secret", json!({"name": "large", "memoryMB": 1024})).await.unwrap();
+    place.begin(&asked, json!({"fromTemplate": "base", "steps": []})).await;
+    place.ended(&asked).await;
+    let memory = async |id: &str| {
+        let line = format!("GET /sandboxes/{id}");
+        place.control("secret", &line, Value::Null).await.1["memoryMB"].clone()
+    };
+    let made = place.make(json!({"templateID": "large"})).await;
+    assert_eq!(memory(&made.id).await, 1024);
+    let line = format!("POST /sandboxes/{}/snapshots", made.id);
+    let (status, taken, _) = place.control("secret", &line, json!({})).await;
+    assert_eq!(status, StatusCode::CREATED, "{taken}");
+    let copy = place.make(json!({"templateID": taken["snapshotID"]})).await;
+    assert_eq!(memory(&copy.id).await, 1024);
+}
+
+#[tokio::test]
 async fn building_a_name_again_replaces_it_and_deleting_it_leaves_nothing() {
     let place = Place::new();
     place.build("app", run("one")).await;
