@@ -204,6 +204,19 @@ async fn a_failed_build_says_why_and_leaves_nothing() {
 }
 
 #[tokio::test]
+async fn what_is_kept_of_a_user_and_a_directory_has_bounds() {
+    let place = Place::new();
+    for (kind, text, word) in [
+        ("USER", format!("0:{}", "1".repeat(1000)), "256 bytes"),
+        ("WORKDIR", format!("/{}", "d".repeat(5000)), "4096 bytes"),
+    ] {
+        let ended = place.build("app", json!([{"type": kind, "args": [text]}])).await;
+        let message = ended["reason"]["message"].as_str().expect("it has failed");
+        assert!(message.contains(word), "{message}");
+    }
+}
+
+#[tokio::test]
 async fn sandboxes_of_snapshots_have_the_limits_of_the_template_too() {
     let place = Place::new();
     let asked = place.ask("secret", json!({"name": "large", "memoryMB": 1024})).await.unwrap();
