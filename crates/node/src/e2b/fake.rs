@@ -7,6 +7,7 @@ use super::problem::{Kind, Problem};
 use crate::sandboxes::egress::ClientEgress;
 use std::collections::{BTreeMap, VecDeque};
 use std::io::Read;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -276,6 +277,10 @@ const MEMORY: u64 = 512 << 20;
 pub(super) struct Fake {
     all: Mutex<BTreeMap<String, FakeSandbox>>,
     snapshots: Mutex<BTreeMap<String, FakeSandbox>>,
+    /// Snapshots are not written as long as somebody waits for them.
+    pub is_slow: AtomicBool,
+    /// Those that are being written.
+    written_late: Mutex<BTreeMap<String, FakeSandbox>>,
 }
 
 fn now_ms() -> u64 {
@@ -303,6 +308,11 @@ impl Fake {
     /// What was asked for of the processes of a sandbox.
     pub fn wanted(&self, id: &str) -> Vec<WantedProcess> {
         self.change(id, |one| one.processes.iter().map(|one| one.wanted()).collect()).unwrap()
+    }
+
+    /// Snapshots come that nobody waits for any more.
+    pub fn write_late(&self) {
+        self.snapshots.lock().unwrap().append(&mut self.written_late.lock().unwrap());
     }
 
     /// Puts a file there.
@@ -392,8 +402,14 @@ impl Backend for Fake {
     }
 
     fn snapshot<'a>(&'a self, id: &'a str, name: &'a str) -> Later<'a, Outcome<()>> {
-        now(self.change(id, |one| one.clone()).map(|one| {
-            self.snapshots.lock().unwrap().insert(name.to_owned(), one);
+        now(self.change(id, |one| one.clone()).and_then(|one| {
+            let is_slow = self.is_slow.load(Ordering::SeqCst);
+            let into = if is_slow { &self.written_late } else { &self.snapshots };
+            into.lock().unwrap().insert(name.to_owned(), one);
+            match is_slow {
+                true => Err(Problem::new(Kind::Busy, "it was not written in time")),
+                false => Ok(()),
+            }
         }))
     }
 
