@@ -44,7 +44,7 @@ fn home(label: &str) -> PathBuf {
     home
 }
 
-/// What is left of builds in a home: archives that did not come whole, and checkpoints.
+/// What is left of builds in a home: the names of checkpoints.
 fn left_of_builds(home: &Path) -> Vec<String> {
     let listed = run(thaw().args(["checkpoints", "--json"]).env("THAW_HOME", home)).success();
     let listed: serde_json::Value = serde_json::from_str(&listed).expect("JSON");

@@ -512,6 +512,7 @@ async fn remove_checkpoint(State(admin): State<Admin>, Path(name): Path<String>)
     let (store, wanted) = (admin.catalog.store().clone(), name.clone());
     match tokio::task::spawn_blocking(move || store.remove_checkpoint(&name)).await {
         Ok(Ok(())) => {
+            admin.catalog.close_checkpoint(&wanted);
             tidy_volumes(&admin, &wanted).await;
             StatusCode::NO_CONTENT.into_response()
         }

@@ -2,6 +2,7 @@
 
 use super::Catalog;
 use super::launchers::LoadError;
+use super::open_checkpoints::OpenFor;
 use crate::build::{open_image_file, open_image_of_any_build};
 use crate::config::{FunctionConfig, FunctionName};
 use crate::instance::{
@@ -66,18 +67,28 @@ impl Catalog {
         };
         let found = spawn_blocking(find).await;
         let found = found.map_err(|error| unusable(&name, error))??;
-        let (image, service) = (found.record.image, found.service.clone());
-        if let Some(launcher) = self.open_checkpoints.get(&name, image, &service) {
+        let (image, config) = (found.record.image, found.config.clone());
+        let (for_what, service) = (OpenFor { name, image, config }, found.service.clone());
+        if let Some(launcher) = self.open_checkpoints.get(&for_what, &service) {
             return Ok((service, launcher));
         }
         let (service, launcher) = self.opened(found, None).await?;
-        self.open_checkpoints.keep(name, image, &service, &launcher);
+        self.open_checkpoints.keep(for_what, &service, &launcher);
         Ok((service, launcher))
     }
 
-    /// Closes a checkpoint that is going to be removed.
+    /// Closes a checkpoint that was removed.
     pub(crate) fn close_checkpoint(&self, name: &Name) {
         self.open_checkpoints.close(name);
+    }
+
+    /// Closes checkpoints that were removed or replaced by others than this daemon, or while they
+    /// were being opened.
+    pub(super) fn close_gone_checkpoints(&self) {
+        self.open_checkpoints.close_unless(|name, image| {
+            let found = self.store.get_checkpoint(name);
+            found.is_ok_and(|record| record.image == image)
+        });
     }
 
     async fn opened(

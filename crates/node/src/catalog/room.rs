@@ -12,7 +12,8 @@ use thaw_store::ImageId;
 const LOOK_FOR_ROOM: Duration = Duration::from_secs(10);
 
 impl Catalog {
-    /// Keeps the images that are not packed within `room` bytes on disk, until the task is dropped.
+    /// Keeps the images that are not packed within `room` bytes on disk, and none open of which
+    /// nobody can make sandboxes any more, until the task is dropped.
     pub async fn keep_room(self: Arc<Self>, room: u64) {
         let mut ticks = tokio::time::interval(LOOK_FOR_ROOM);
         loop {
@@ -26,6 +27,7 @@ impl Catalog {
     /// Packs images that were not used for long, if those that are not packed take more than
     /// `room` bytes on disk.
     fn make_room(&self, room: u64) {
+        self.close_gone_checkpoints();
         let made = packing::make_room(&self.store, room, &OfServices(&self.shared));
         match made {
             Ok(report) => {

@@ -253,6 +253,7 @@ impl E2b {
             timeout_s: timeout(request.timeout)?,
             is_open: network.allow_public_traffic == Some(true),
             defaults: origin.defaults,
+            limits: origin.limits,
             is_being_made: true,
         };
         let wanted = Wanted {

@@ -7,6 +7,7 @@ use super::problem::{Kind, Problem};
 use crate::sandboxes::egress::ClientEgress;
 use std::collections::{BTreeMap, VecDeque};
 use std::io::Read;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -268,11 +269,18 @@ async fn show_head(mut stream: tokio::io::DuplexStream) {
     stream.write_all(&[start.as_bytes(), &head].concat()).await.unwrap();
 }
 
+/// Bytes of memory of its sandboxes, unless they have limits of their own.
+const MEMORY: u64 = 512 << 20;
+
 /// Sandboxes in memory, of one function `python`.
 #[derive(Default)]
 pub(super) struct Fake {
     all: Mutex<BTreeMap<String, FakeSandbox>>,
     snapshots: Mutex<BTreeMap<String, FakeSandbox>>,
+    /// Snapshots are not written as long as somebody waits for them.
+    pub is_slow: AtomicBool,
+    /// Those that are being written.
+    written_late: Mutex<BTreeMap<String, FakeSandbox>>,
 }
 
 fn now_ms() -> u64 {
@@ -302,6 +310,11 @@ impl Fake {
         self.change(id, |one| one.processes.iter().map(|one| one.wanted()).collect()).unwrap()
     }
 
+    /// Snapshots come that nobody waits for any more.
+    pub fn write_late(&self) {
+        self.snapshots.lock().unwrap().append(&mut self.written_late.lock().unwrap());
+    }
+
     /// Puts a file there.
     pub fn put(&self, id: &str, path: &str, contents: Option<&[u8]>) {
         let tree = self.change(id, |one| one.tree.clone()).unwrap();
@@ -323,6 +336,7 @@ impl Backend for Fake {
         if let Some(snapshot) = &wanted.snapshot {
             let mut copy = self.snapshots.lock().unwrap()[snapshot].clone();
             copy.sandbox.id = wanted.id.clone();
+            copy.sandbox.memory_bytes = wanted.limits.memory_bytes.unwrap_or(MEMORY);
             self.all.lock().unwrap().insert(wanted.id, copy.clone());
             return now(Ok(copy.sandbox));
         }
@@ -337,7 +351,7 @@ impl Backend for Fake {
             pauses: wanted.pauses,
             metadata: wanted.metadata,
             cpus: 2,
-            memory_bytes: 512 << 20,
+            memory_bytes: wanted.limits.memory_bytes.unwrap_or(MEMORY),
             directory: "/work".to_owned(),
         };
         let made = FakeSandbox {
@@ -388,8 +402,14 @@ impl Backend for Fake {
     }
 
     fn snapshot<'a>(&'a self, id: &'a str, name: &'a str) -> Later<'a, Outcome<()>> {
-        now(self.change(id, |one| one.clone()).map(|one| {
-            self.snapshots.lock().unwrap().insert(name.to_owned(), one);
+        now(self.change(id, |one| one.clone()).and_then(|one| {
+            let is_slow = self.is_slow.load(Ordering::SeqCst);
+            let into = if is_slow { &self.written_late } else { &self.snapshots };
+            into.lock().unwrap().insert(name.to_owned(), one);
+            match is_slow {
+                true => Err(Problem::new(Kind::Busy, "it was not written in time")),
+                false => Ok(()),
+            }
         }))
     }
 

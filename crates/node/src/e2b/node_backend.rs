@@ -289,8 +289,11 @@ impl Backend for NodeBackend {
     fn remove_snapshot<'a>(&'a self, name: &'a str) -> Later<'a, Outcome<bool>> {
         Box::pin(async move {
             let (store, name) = (self.catalog.store().clone(), store_name(name)?);
-            self.catalog.close_checkpoint(&name);
-            let removed = spawn_blocking(move || store.remove_checkpoint(&name)).await;
+            let wanted = name.clone();
+            let removed = spawn_blocking(move || store.remove_checkpoint(&wanted)).await;
+            if matches!(removed, Ok(Ok(()))) {
+                self.catalog.close_checkpoint(&name);
+            }
             match removed.map_err(|error| Problem::new(Kind::Busy, error))? {
                 Ok(()) => Ok(true),
                 Err(error) if error.is_not_found() => Ok(false),

@@ -4,6 +4,7 @@
 
 use super::problem::{Kind, Problem};
 use super::settings::Hash;
+use crate::sandboxes::LimitsChange;
 use ring::hmac;
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
@@ -44,6 +45,9 @@ pub struct Record {
     /// What its template says of commands.
     #[serde(default)]
     pub defaults: Defaults,
+    /// What it may use, where its template says so.
+    #[serde(default)]
+    pub limits: LimitsChange,
     /// It is not there yet. The next daemon finds that it never came.
     #[serde(skip)]
     pub is_being_made: bool,
@@ -89,6 +93,9 @@ pub struct Snapshot {
     /// What commands begin with in sandboxes of it.
     #[serde(default)]
     pub defaults: Defaults,
+    /// What sandboxes of it may use, where the template of its own sandbox says so.
+    #[serde(default)]
+    pub limits: LimitsChange,
     /// It is not in the store yet. If the daemon ends meanwhile, it may be there or not.
     #[serde(skip)]
     pub is_being_made: bool,

@@ -77,6 +77,7 @@ impl E2b {
             sandbox: id.to_owned(),
             name: request.name,
             defaults: record.defaults,
+            limits: record.limits,
             is_being_made: true,
         };
         let new = self.records.insert_snapshot(snapshot.clone(), client.most_snapshots())?;

@@ -33,16 +33,19 @@ pub struct Times {
     pub ready_every: Duration,
     /// A start command if nothing says when it is ready.
     pub ready_untold: Duration,
+    /// The writing of a checkpoint after nobody waits for it any more.
+    pub late: Duration,
 }
 
 impl Default for Times {
-    /// The last one is that of E2B.
+    /// `ready_untold` is that of E2B.
     fn default() -> Self {
         Self {
             all: Duration::from_secs(3600),
             ready: Duration::from_secs(300),
             ready_every: Duration::from_millis(200),
             ready_untold: Duration::from_secs(20),
+            late: WRITING_MAX,
         }
     }
 }
@@ -91,13 +94,19 @@ impl E2b {
     /// Does a build to its end when its turn comes, and notes what has become of it. Nothing of its
     /// sandbox is left.
     pub(super) async fn build(self: Arc<Self>, job: Job, begun: Begun) {
+        let job = Arc::new(job);
         let Begun { log, cancelled, turn } = begun;
         if !turn.is_free() {
             log.add(BASE, Level::Info, "Waiting for other builds");
         }
         let turn = while_wanted(cancelled.clone(), async { Ok(turn.come().await) }).await;
         let made = match &turn {
-            Ok(_) => self.make(&job, &log, cancelled).await,
+            Ok(_) => {
+                let (e2b, job, log) = (self.clone(), job.clone(), log.clone());
+                let made = tokio::spawn(async move { e2b.make(&job, &log, cancelled).await });
+                // A panic is this node's fault, and ends nothing but this build.
+                made.await.unwrap_or_else(|error| Err(Failure::new(FINALIZE, &error.to_string())))
+            }
             Err(why) => Err(Failure::new(BASE, why)),
         };
         // One that was never made, or has ended by itself, is gone.
@@ -108,7 +117,13 @@ impl E2b {
         // Whoever sees that it has ended may begin the next one.
         self.templates.running.end(&job.build);
         self.note(&job, made);
+        drop(turn);
         self.remove_leftovers().await;
+        if self.templates.may_come().contains(&job.known.checkpoint) {
+            sleep(job.times.late).await;
+            self.templates.may_come().remove(&job.known.checkpoint);
+            self.remove_leftovers().await;
+        }
     }
 
     /// Notes what has become of a build.
@@ -125,7 +140,7 @@ impl E2b {
             }
         });
         if !is_known {
-            records.leave_over(&job.known.checkpoint, &job.owner);
+            records.leave_over(&job.build);
         }
     }
 
@@ -157,11 +172,14 @@ impl E2b {
         done.map_err(|why| Failure::new(&shell.step, &why))?;
         // Nor is this: half of a checkpoint would be nobody's.
         shell.say("Writing the template");
+        // The disk may be so slow that nobody waits for it to its end.
+        self.templates.may_come().insert(job.known.checkpoint.clone());
         let written = self.backend.snapshot(&job.known.sandbox, &job.known.checkpoint).await;
         written.map_err(|problem| {
             let message = format!("the template cannot be written: {}", problem.message);
             Failure::new(FINALIZE, &message)
         })?;
+        self.templates.may_come().remove(&job.known.checkpoint);
         shell.say("The template is ready");
         Ok(Made { shell, sandbox })
     }

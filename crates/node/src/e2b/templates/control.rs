@@ -137,6 +137,7 @@ impl E2b {
                 begin()?;
                 let failure = Failure::new(BASE, &problem.message);
                 self.templates.records.finish(&template, build, State::Failed(failure), |_| ());
+                self.remove_leftovers().await;
                 Ok(())
             }
             Err(problem) => Err(problem),

@@ -1,7 +1,7 @@
 //! The step `COPY`: an archive that was uploaded is unpacked in the sandbox, and what it has goes to
 //! its place with owner and permissions.
 
-use super::archive;
+use super::archive::Reader;
 use super::shell::{Shell, Why, why, with_group};
 use super::steps::Copy;
 use super::uploads::Uploads;
@@ -20,7 +20,9 @@ pub async fn copy(shell: &Shell, copy: &Copy, uploads: &Uploads, owner: &str) ->
         None => shell.owner().await?,
     };
     let file = uploads.open(owner, &copy.hash).map_err(why)?;
-    let stream = archive::stream(file).map_err(|error| error.to_string())?;
+    // A build that is given up drops it.
+    let reader = Reader::default();
+    let stream = reader.stream(file).map_err(|error| error.to_string())?;
     let unpacked = shell.backend.unpack(&shell.id, PLACE, stream).await;
     let moved = match unpacked {
         Ok(()) => {

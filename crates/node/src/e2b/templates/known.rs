@@ -1,5 +1,6 @@
 //! What is known of one template, and of one build.
 
+use super::names::beginning;
 use crate::e2b::records::Defaults;
 use crate::sandboxes::LimitsChange;
 use serde::{Deserialize, Serialize};
@@ -93,11 +94,8 @@ pub struct Failure {
 impl Failure {
     /// The failure of a step. It is kept, so what is said of it has a bound.
     pub fn new(step: &str, message: &str) -> Self {
-        let mut end = message.len().min(MESSAGE_MAX);
-        while !message.is_char_boundary(end) {
-            end -= 1;
-        }
-        Self { message: message[..end].to_owned(), step: step.to_owned() }
+        let message = beginning(message, MESSAGE_MAX).to_owned();
+        Self { message, step: step.to_owned() }
     }
 }
 
@@ -142,16 +140,18 @@ impl Template {
         !self.builds.values().any(|build| matches!(build.state, State::Ready | State::Building))
     }
 
-    /// Forgets builds that nobody asks for any more. Those that have tags or are under way stay.
-    pub fn forget_old_builds(&mut self) {
+    /// Forgets builds that nobody asks for any more. Those that have tags or are under way stay, and
+    /// so does the newest one, whatever the clock has said of the others.
+    pub fn forget_old_builds(&mut self, newest: &str) {
         let tagged: BTreeSet<_> = self.tags.values().map(|tag| tag.build.clone()).collect();
         let others = self
             .builds
             .iter()
-            .filter(|(id, build)| !tagged.contains(*id) && build.state != State::Building);
+            .filter(|(id, build)| !tagged.contains(*id) && build.state != State::Building)
+            .filter(|(id, _)| *id != newest);
         let mut others: Vec<_> = others.map(|(id, build)| (build.created_ms, id.clone())).collect();
         others.sort();
-        let surplus = others.len().saturating_sub(BUILDS_MAX);
+        let surplus = others.len().saturating_sub(BUILDS_MAX - 1);
         for (_, id) in others.drain(..surplus) {
             self.builds.remove(&id);
         }

@@ -1,6 +1,7 @@
 //! What a build says, line by line. Logs lie in memory: the next daemon knows how a build has ended,
 //! and not its lines.
 
+use super::names::beginning;
 use crate::e2b::control::{now_ms, time_text};
 use serde_json::{Value, json};
 use std::sync::{Mutex, MutexGuard};
@@ -64,8 +65,10 @@ struct Lines {
 pub struct BuildLog(Mutex<Lines>);
 
 impl BuildLog {
-    /// Adds a line of a step, unless there are too many already. An error finds room always.
+    /// Adds a line of a step, unless there are too many already. An error finds room always. Of a
+    /// long line the beginning is kept: a step may be a whole program.
     pub fn add(&self, step: &str, level: Level, text: &str) {
+        let text = beginning(text, LINE_MAX);
         let mut lines = self.lines();
         let line = |text: &str, level| Line {
             at_ms: now_ms(),
@@ -174,6 +177,12 @@ mod tests {
             log.add("1", Level::Info, &"x".repeat(LINE_MAX));
         }
         assert_eq!(log.lines().all.len(), BYTES_MAX / LINE_MAX + 1);
+        // A step that is longer than the log leaves room for what it prints.
+        let log = BuildLog::default();
+        log.add("1", Level::Info, &"ä".repeat(BYTES_MAX));
+        log.add("1", Level::Info, "printed");
+        let texts: Vec<_> = log.page(0, 2).iter().map(|line| line["message"].clone()).collect();
+        assert_eq!((texts[0].as_str().unwrap().len(), &texts[1]), (LINE_MAX, &json!("printed")));
     }
 
     #[test]

@@ -39,9 +39,11 @@ use super::E2b;
 use build::Times;
 use records::TemplateRecords;
 use running::Builds;
+use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use uploads::{UploadBounds, Uploads};
 
@@ -56,8 +58,19 @@ pub(super) struct Templates {
     uploads: Arc<Uploads>,
     running: Builds,
     times: Times,
-    /// Sandboxes of builds that the daemon before this one has left.
-    cut_off: Mutex<Vec<String>>,
+    /// Builds that the daemon before this one has left, and their sandboxes.
+    cut_off: Mutex<Vec<(String, String)>>,
+    removing: Removing,
+    /// Checkpoints that may come yet, though the builds that wanted them have failed.
+    may_come: Mutex<BTreeSet<String>>,
+}
+
+/// Who has asked for the removal of what is left over, and for how many of them it was done. It is
+/// held by the one who does it.
+#[derive(Default)]
+struct Removing {
+    asked: AtomicU64,
+    done: tokio::sync::Mutex<u64>,
 }
 
 impl Templates {
@@ -69,8 +82,12 @@ impl Templates {
         let records = TemplateRecords::load(directory)?;
         let uploads = Uploads::load(directory, UploadBounds::default())?;
         let cut_off = Mutex::new(records.fail_cut_off());
-        let (running, times) = Default::default();
-        Ok(Self { records, uploads, running, times, cut_off })
+        let (running, times, removing, may_come) = Default::default();
+        Ok(Self { records, uploads, running, times, cut_off, removing, may_come })
+    }
+
+    fn may_come(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.may_come.lock().expect("no holder panics")
     }
 
     /// A sandbox was made of a template.
@@ -82,9 +99,9 @@ impl Templates {
 impl E2b {
     /// Ends what builds have left that the daemon before this one has not ended.
     pub(super) async fn clean_up(self: Arc<Self>) {
-        let sandboxes =
+        let cut_off =
             std::mem::take(&mut *self.templates.cut_off.lock().expect("no holder panics"));
-        for id in sandboxes {
+        for (build, id) in cut_off {
             for _ in 0..ENDED_AT_MOST {
                 if self.backend.is_gone(&id) {
                     break;
@@ -93,18 +110,33 @@ impl E2b {
                 let _ = self.backend.kill(&id);
                 tokio::time::sleep(ENDED_EVERY).await;
             }
+            self.templates.records.leave_over(&build);
         }
         self.remove_leftovers().await;
     }
 
     /// Removes checkpoints that nobody wants any more. Those on which others stand stay until these
-    /// are gone.
+    /// are gone. One does that for all who have asked for it meanwhile: each checkpoint is looked
+    /// for in all others of the store.
     async fn remove_leftovers(&self) {
+        let Removing { asked, done } = &self.templates.removing;
+        let own = asked.fetch_add(1, Ordering::SeqCst) + 1;
+        let mut done = done.lock().await;
+        if *done >= own {
+            return;
+        }
+        let all = asked.load(Ordering::SeqCst);
         for checkpoint in self.templates.records.leftovers() {
-            if self.backend.remove_snapshot(&checkpoint).await.is_ok() {
+            let removed = self.backend.remove_snapshot(&checkpoint).await;
+            let is_gone = match removed {
+                Ok(was_there) => was_there || !self.templates.may_come().contains(&checkpoint),
+                Err(_) => false,
+            };
+            if is_gone {
                 self.templates.records.forget_leftover(&checkpoint);
             }
         }
+        *done = all;
     }
 }
 
@@ -112,7 +144,8 @@ impl E2b {
 impl E2b {
     /// Has builds and start commands take no longer than this.
     pub(super) fn hurry(&mut self, all: Duration, ready: Duration) {
-        self.templates.times = Times { all, ready, ready_untold: ready, ..Times::default() };
+        let late = ready;
+        self.templates.times = Times { all, ready, ready_untold: ready, late, ..Times::default() };
     }
 
     /// Checkpoints that nobody wants any more, and that are there still.

@@ -67,6 +67,15 @@ fn is_word(text: &str) -> bool {
     (1..=NAME_MAX).contains(&text.len()) && text.bytes().all(is_fine)
 }
 
+/// The beginning of a text, of at most so many bytes.
+pub fn beginning(text: &str, most: usize) -> &str {
+    let mut end = text.len().min(most);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
 /// The beginning of a text that somebody else wrote.
 pub fn shortened(text: &str) -> String {
     text.chars().take(NAME_MAX).collect()

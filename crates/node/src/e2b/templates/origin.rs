@@ -4,7 +4,7 @@ use super::names::{TemplateName, shortened};
 use super::steps::StartRequest;
 use crate::e2b::E2b;
 use crate::e2b::problem::{Kind, Problem};
-use crate::e2b::records::Defaults;
+use crate::e2b::records::{Defaults, Snapshot};
 use crate::sandboxes::LimitsChange;
 
 /// The template of E2B that has an MCP gateway.
@@ -44,8 +44,8 @@ impl E2b {
             };
         }
         if let Some((id, snapshot)) = self.snapshot_named(owner, name) {
-            let defaults = snapshot.defaults;
-            return Origin { shown, snapshot: Some(id), defaults, ..Origin::default() };
+            let Snapshot { defaults, limits, .. } = snapshot;
+            return Origin { shown, snapshot: Some(id), defaults, limits, ..Origin::default() };
         }
         let function = self.settings.now().function(name).to_owned();
         Origin { shown, function, ..Origin::default() }

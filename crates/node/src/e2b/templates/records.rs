@@ -32,6 +32,25 @@ struct Contents {
     templates: BTreeMap<String, Template>,
     /// Checkpoints that nobody wants any more, and whose they are.
     leftovers: BTreeMap<String, String>,
+    /// Builds that nobody wants any more, by their ids, whose sandboxes may be there yet: those
+    /// whose templates were deleted meanwhile, or that a daemon did not end.
+    #[serde(default)]
+    given_up: BTreeMap<String, GivenUp>,
+}
+
+/// What a build makes that nobody wants any more.
+#[derive(Serialize, Deserialize)]
+struct GivenUp {
+    owner: String,
+    sandbox: String,
+    checkpoint: String,
+}
+
+impl GivenUp {
+    fn of(build: &Build, owner: &str) -> Self {
+        let (sandbox, checkpoint) = (build.sandbox.clone(), build.checkpoint.clone());
+        Self { owner: owner.to_owned(), sandbox, checkpoint }
+    }
 }
 
 /// What is known of all of them.
@@ -54,7 +73,8 @@ impl Contents {
         let is_kept = |build: &&Build| matches!(build.state, State::Ready | State::Building);
         let builds = self.of(owner).flat_map(|(_, template)| template.builds.values());
         let left = self.leftovers.values().filter(|one| *one == owner);
-        builds.filter(is_kept).count() + left.count()
+        let given_up = self.given_up.values().filter(|one| one.owner == owner);
+        builds.filter(is_kept).count() + left.count() + given_up.count()
     }
 
     /// Refuses one more checkpoint of an owner who may have `most` templates.
@@ -99,26 +119,22 @@ impl TemplateRecords {
         Ok(records)
     }
 
-    /// Has builds fail that were under way when the daemon before this one ended; the names of
-    /// their sandboxes.
-    pub fn fail_cut_off(&self) -> Vec<String> {
+    /// Has builds fail that were under way when the daemon before this one ended. Those of which
+    /// something may be left, with their sandboxes; [`Self::leave_over`] follows for each.
+    pub fn fail_cut_off(&self) -> Vec<(String, String)> {
         let mut contents = self.contents();
-        let mut sandboxes = Vec::new();
-        let mut left = Vec::new();
-        for template in contents.templates.values_mut() {
-            let owner = template.owner.clone();
-            let cut_off = |build: &&mut Build| build.state == State::Building;
-            for build in template.builds.values_mut().filter(cut_off) {
+        let Contents { templates, given_up, .. } = &mut *contents;
+        for Template { owner, builds, .. } in templates.values_mut() {
+            for (id, build) in builds.iter_mut().filter(|(_, one)| one.state == State::Building) {
                 let message = "the node's daemon ended before the build had; build it again";
                 build.state = State::Failed(Failure::new(FINALIZE, message));
                 build.finished_ms = Some(now_ms());
-                sandboxes.push(build.sandbox.clone());
-                left.push((build.checkpoint.clone(), owner.clone()));
+                given_up.insert(id.clone(), GivenUp::of(build, owner));
             }
         }
-        contents.leftovers.extend(left);
         self.write_or_warn(&contents);
-        sandboxes
+        let all = contents.given_up.iter();
+        all.map(|(build, left)| (build.clone(), left.sandbox.clone())).collect()
     }
 
     /// Notes a build that is going to be made, of a new template or of one that is there, of an
@@ -141,9 +157,13 @@ impl TemplateRecords {
                 .ok_or_else(|| full(owner, format!("{most} templates")))?;
         }
         contents.check_room(owner, most)?;
+        // Those that it gets when builds have ended count, too.
         let has_room = |template: &Template| {
-            let new = wanted.tags.iter().filter(|tag| !template.tags.contains_key(*tag)).count();
-            template.tags.len() + new <= TAGS_MAX
+            let is_coming =
+                |build: &&Build| matches!(build.state, State::Waiting | State::Building);
+            let coming = template.builds.values().filter(is_coming).flat_map(|build| &build.tags);
+            let all: BTreeSet<_> = template.tags.keys().chain(coming).chain(&wanted.tags).collect();
+            all.len() <= TAGS_MAX
         };
         if !known.as_ref().and_then(|id| contents.templates.get(id)).is_none_or(has_room) {
             return Err(too_many_tags());
@@ -172,7 +192,7 @@ impl TemplateRecords {
             checkpoint: format!("e2b-template-{random}"),
         };
         template.builds.insert(build_id.clone(), build);
-        template.forget_old_builds();
+        template.forget_old_builds(&build_id);
         self.write_or_warn(&contents);
         Ok((id, build_id))
     }
@@ -227,7 +247,8 @@ impl TemplateRecords {
     /// A build begins, whose sandboxes may use so much, of an owner who may have `most` templates.
     ///
     /// # Errors
-    /// It has begun already, or is not there; or the owner has as many as may be.
+    /// It has begun already, or is not there; the owner has as many as may be; or the host does not
+    /// keep the note without which nobody would remove what a build leaves that is cut off.
     pub fn begin(
         &self,
         (template, build): (&str, &str),
@@ -246,8 +267,12 @@ impl TemplateRecords {
         }
         found.state = State::Building;
         found.limits = limits;
-        self.write_or_warn(&contents);
-        Ok(())
+        self.write(&contents).map_err(|error| {
+            let template = contents.templates.get_mut(template);
+            let build = template.and_then(|one| one.builds.get_mut(build));
+            build.expect("it was found").state = State::Waiting;
+            Problem::new(Kind::NoSpace, format!("the build cannot be noted: {error}"))
+        })
     }
 
     /// A build has ended so; `change` notes what else is known of it. Whether it is known still: its
@@ -327,18 +352,28 @@ impl TemplateRecords {
         let mut contents = self.contents();
         let id = contents.id_of(owner, name).ok_or_else(|| no_template(name))?;
         let template = contents.templates.remove(&id).expect("it was found");
-        for build in template.builds.values().filter(|build| build.state == State::Ready) {
-            contents.leftovers.insert(build.checkpoint.clone(), owner.to_owned());
+        for (id, build) in &template.builds {
+            match build.state {
+                State::Ready => {
+                    contents.leftovers.insert(build.checkpoint.clone(), owner.to_owned());
+                }
+                State::Building => {
+                    contents.given_up.insert(id.clone(), GivenUp::of(build, owner));
+                }
+                State::Waiting | State::Failed(_) => {}
+            }
         }
         self.write_or_warn(&contents);
         Ok(template.builds.into_keys().collect())
     }
 
-    /// A checkpoint is wanted no more.
-    pub fn leave_over(&self, checkpoint: &str, owner: &str) {
+    /// The sandbox of a build is gone that nobody wants any more. Its checkpoint is left over.
+    pub fn leave_over(&self, build: &str) {
         let mut contents = self.contents();
-        contents.leftovers.insert(checkpoint.to_owned(), owner.to_owned());
-        self.write_or_warn(&contents);
+        if let Some(GivenUp { owner, checkpoint, .. }) = contents.given_up.remove(build) {
+            contents.leftovers.insert(checkpoint, owner);
+            self.write_or_warn(&contents);
+        }
     }
 
     /// Checkpoints that are wanted no more.

@@ -33,8 +33,14 @@ fn the_next_daemon_knows_templates_and_which_builds_were_cut_off() {
     assert_eq!(mode & 0o777, 0o600);
     let records = TemplateRecords::load(place.path()).unwrap();
     let (_, known) = records.named("a", "app").unwrap();
-    assert_eq!(records.fail_cut_off(), [known.builds[&cut].sandbox.clone()]);
+    let left = [(cut.clone(), known.builds[&cut].sandbox.clone())];
+    assert_eq!(records.fail_cut_off(), left);
+    // Also for the one after it, should that one not come to an end with it.
+    let records = TemplateRecords::load(place.path()).unwrap();
+    assert_eq!(records.fail_cut_off(), left);
+    records.leave_over(&cut);
     assert_eq!(records.leftovers(), [known.builds[&cut].checkpoint.clone()]);
+    assert!(TemplateRecords::load(place.path()).unwrap().fail_cut_off().is_empty());
     let (_, known) = records.named("a", &template).unwrap();
     assert!(matches!(known.builds[&cut].state, State::Failed(_)));
     assert_eq!(known.builds[&waiting].state, State::Waiting);
@@ -78,7 +84,7 @@ fn tags_and_checkpoints_of_a_name_have_bounds() {
     assert_eq!(Failure::new(BASE, &"ä".repeat(MESSAGE_MAX)).message.len(), MESSAGE_MAX);
     // Others stand on those that are left over, so they count.
     for n in 1..2 * CHECKPOINTS_PER_TEMPLATE {
-        records.leave_over(&n.to_string(), "a");
+        records.contents().leftovers.insert(n.to_string(), "a".to_owned());
     }
     let full = records.request("a", new("app", "default"), 2).unwrap_err();
     assert_eq!(full.kind, Kind::Exhausted);
@@ -90,6 +96,73 @@ fn tags_and_checkpoints_of_a_name_have_bounds() {
     let begun = asked.map(|(template, build)| begin(&build, &template));
     assert_eq!(begun, [Ok(()), Err(Kind::Exhausted)]);
     records.request("b", new("app", "default"), 2).unwrap();
+}
+
+#[test]
+fn nothing_is_left_of_a_deleted_template_whose_build_its_daemon_did_not_end() {
+    let place = tempfile::tempdir().unwrap();
+    let records = TemplateRecords::load(place.path()).unwrap();
+    let (template, cut) = records.request("a", new("app", "v1"), 2).unwrap();
+    records.begin((&template, &cut), LimitsChange::default(), 2).unwrap();
+    let build = records.named("a", "app").unwrap().1.builds[&cut].clone();
+    records.remove("a", &template).unwrap();
+    assert!(records.leftovers().is_empty(), "it may be written yet");
+    let records = TemplateRecords::load(place.path()).unwrap();
+    assert_eq!(records.fail_cut_off(), [(cut.clone(), build.sandbox)]);
+    records.leave_over(&cut);
+    assert_eq!(records.leftovers(), [build.checkpoint]);
+    // One that ends before its daemon leaves its checkpoint.
+    let (template, ended) = records.request("a", new("app", "v1"), 2).unwrap();
+    records.begin((&template, &ended), LimitsChange::default(), 2).unwrap();
+    records.remove("a", &template).unwrap();
+    assert_eq!(records.contents().checkpoints_of("a"), 2);
+    assert!(!records.finish(&template, &ended, State::Ready, |_| ()));
+    records.leave_over(&ended);
+    assert_eq!(records.leftovers().len(), 2);
+    let records = TemplateRecords::load(place.path()).unwrap();
+    assert!(records.fail_cut_off().is_empty());
+}
+
+#[test]
+fn a_build_that_cannot_be_noted_does_not_begin() {
+    let place = tempfile::tempdir().unwrap();
+    let records = TemplateRecords::load(place.path()).unwrap();
+    let (template, build) = records.request("a", new("app", "v1"), 2).unwrap();
+    let begin = || records.begin((&template, &build), LimitsChange::default(), 2);
+    // As on a full disk.
+    let new_file = place.path().join(FILE).with_extension("new");
+    std::fs::create_dir(&new_file).unwrap();
+    assert_eq!(begin().unwrap_err().kind, Kind::NoSpace);
+    std::fs::remove_dir(&new_file).unwrap();
+    begin().unwrap();
+}
+
+#[test]
+fn a_clock_that_was_ahead_makes_no_new_build_go() {
+    let place = tempfile::tempdir().unwrap();
+    let records = TemplateRecords::load(place.path()).unwrap();
+    for n in 0..30 {
+        let (template, build) = records.request("a", new("app", "v1"), 2).unwrap();
+        let mut contents = records.contents();
+        let builds = &mut contents.templates.get_mut(&template).unwrap().builds;
+        assert!(builds.contains_key(&build), "{n}");
+        assert!(builds.len() <= 10);
+        // The next ones come an hour before this one.
+        builds.get_mut(&build).unwrap().created_ms += 3_600_000;
+    }
+}
+
+#[test]
+fn tags_that_builds_are_going_to_get_count() {
+    let place = tempfile::tempdir().unwrap();
+    let records = TemplateRecords::load(place.path()).unwrap();
+    for n in 0..TAGS_MAX / 16 {
+        let tags = (0..16).map(|m| format!("{n}.{m}")).collect();
+        records.request("a", NewBuild { tags, ..new("app", "") }, 2).unwrap();
+    }
+    let full = records.request("a", new("app", "one"), 2).unwrap_err();
+    assert_eq!(full.kind, Kind::Exhausted);
+    records.request("a", new("app", "0.0"), 2).unwrap();
 }
 
 #[test]

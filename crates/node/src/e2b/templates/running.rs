@@ -29,13 +29,26 @@ struct Contents {
     /// Turns of the owners that have builds.
     turns: BTreeMap<String, Arc<Semaphore>>,
     logs: BTreeMap<String, Arc<BuildLog>>,
-    /// Those that have ended, the oldest first.
-    ended: VecDeque<String>,
+    /// Those that have ended, the oldest first, with their owners.
+    ended: VecDeque<(String, String)>,
 }
 
 impl Contents {
     fn of(&self, owner: &str) -> usize {
         self.running.values().filter(|one| one.owner == owner).count()
+    }
+
+    /// Forgets the oldest log of the owner who has the most.
+    fn forget_a_log(&mut self) {
+        let mut counts = BTreeMap::<&str, usize>::new();
+        for (owner, _) in &self.ended {
+            *counts.entry(owner).or_default() += 1;
+        }
+        let most = counts.into_iter().max_by_key(|(_, count)| *count).map(|(owner, _)| owner);
+        let at = self.ended.iter().position(|(owner, _)| Some(owner.as_str()) == most);
+        if let Some((_, build)) = at.and_then(|at| self.ended.remove(at)) {
+            self.logs.remove(&build);
+        }
     }
 }
 
@@ -122,17 +135,13 @@ impl Builds {
     /// A build has ended.
     pub fn end(&self, build: &str) {
         let mut contents = self.contents();
-        let ended = contents.running.remove(build);
-        if let Some(Running { owner, .. }) = ended
-            && contents.of(&owner) == 0
-        {
+        let Some(Running { owner, .. }) = contents.running.remove(build) else { return };
+        if contents.of(&owner) == 0 {
             contents.turns.remove(&owner);
         }
-        contents.ended.push_back(build.to_owned());
-        if contents.ended.len() > LOGS_MAX
-            && let Some(oldest) = contents.ended.pop_front()
-        {
-            contents.logs.remove(&oldest);
+        contents.ended.push_back((owner, build.to_owned()));
+        if contents.ended.len() > LOGS_MAX {
+            contents.forget_a_log();
         }
     }
 
@@ -168,7 +177,17 @@ mod tests {
         assert_eq!((contents.logs.len(), contents.running.len()), (LOGS_MAX, 0));
         assert!(contents.turns.is_empty());
         drop(contents);
-        assert!(builds.log("0").is_none() && builds.log(&LOGS_MAX.to_string()).is_some());
+        let latest = (LOGS_MAX + BEGUN_MAX - 1).to_string();
+        assert!(builds.log("0").is_none() && builds.log(&latest).is_some());
+        // Whoever builds the most makes nobody else's logs go.
+        begin("quiet", "one").unwrap();
+        builds.end("one");
+        for n in 0..2 * LOGS_MAX {
+            begin("owner", &format!("more {n}")).unwrap();
+            builds.end(&format!("more {n}"));
+        }
+        assert!(builds.log("one").is_some() && builds.log(&latest).is_none());
+        assert_eq!(builds.contents().logs.len(), LOGS_MAX);
         let refused = builds.begin("a", "refused", || Err(Problem::invalid("no")));
         assert!(refused.is_err() && builds.log("refused").is_none());
     }

@@ -14,6 +14,10 @@ const SHELL: &str = "/bin/bash";
 const SUPERUSER: &str = "0";
 /// Most bytes of a text that a shell expands.
 const EXPANDED_MAX: usize = ENVS_MAX;
+/// Most bytes of a user, perhaps with a group: each sandbox of a template keeps it.
+const USER_MAX: usize = 256;
+/// Most bytes of a working directory (path_resolution(7)).
+const DIRECTORY_MAX: usize = 4096;
 
 /// Makes a user that is missing.
 const MAKE_USER: &str = include_str!("user.sh");
@@ -157,6 +161,9 @@ impl Shell {
         let path = self.absolute(&self.expand(path).await?);
         let made = self.ask(MAKE_DIRECTORY, &[&path, &self.owner().await?]).await;
         let made = made.map_err(|why| format!("cannot make the directory {path}: {why}"))?;
+        if made.len() > DIRECTORY_MAX {
+            return Err(format!("a working directory has at most {DIRECTORY_MAX} bytes"));
+        }
         self.defaults.directory = Some(made.trim_end_matches('\n').to_owned());
         Ok(())
     }
@@ -164,6 +171,9 @@ impl Shell {
     /// Sets the user for what follows, and makes it if it is missing. Numbers need not be known.
     pub async fn set_user(&mut self, user: &str) -> Result<(), Why> {
         let user = self.expand(user).await?;
+        if user.len() > USER_MAX {
+            return Err(format!("a user has at most {USER_MAX} bytes, with its group"));
+        }
         let name = user.split(':').next().unwrap_or_default();
         if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_digit()) {
             let made = self.ask(MAKE_USER, &[name]).await;

@@ -11,6 +11,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime};
 
@@ -38,16 +39,30 @@ impl Default for UploadBounds {
     }
 }
 
-/// One archive that is there, or is coming.
+/// One archive that is there.
 #[derive(Clone, Copy, Debug)]
 struct Kept {
     bytes: u64,
     used: SystemTime,
-    is_whole: bool,
 }
 
-/// What an owner has, by hash.
-type Shelf = BTreeMap<String, Kept>;
+/// What an owner has.
+#[derive(Default)]
+struct Shelf {
+    /// By hash.
+    whole: BTreeMap<String, Kept>,
+    /// Bytes of those that are coming, by number.
+    coming: BTreeMap<u64, u64>,
+}
+
+impl Shelf {
+    /// Archives and bytes without the one that a new one replaces.
+    fn taken_beside(&self, hash: &str) -> (usize, u64) {
+        let others = || self.whole.iter().filter(|(other, _)| *other != hash).map(|(_, one)| one);
+        let bytes: u64 = others().map(|kept| kept.bytes).chain(self.coming.values().copied()).sum();
+        (others().count() + self.coming.len(), bytes)
+    }
+}
 
 /// All archives.
 pub struct Uploads {
@@ -55,13 +70,18 @@ pub struct Uploads {
     bounds: UploadBounds,
     /// By the name of the owner's directory.
     shelves: Mutex<BTreeMap<String, Shelf>>,
+    /// The number of the next one that comes.
+    next: AtomicU64,
 }
 
-/// An archive that is coming. It goes unless it comes whole.
+/// An archive that is coming. It goes unless it comes whole; until then one that is there already
+/// stays of use, so that two builds may upload the same files at once.
 pub struct Upload {
     uploads: Arc<Uploads>,
     shelf: String,
     hash: String,
+    number: u64,
+    bytes: u64,
     file: Option<File>,
 }
 
@@ -80,14 +100,15 @@ impl Uploads {
                 shelves.insert(name.to_owned(), load_shelf(&path)?);
             }
         }
-        Ok(Arc::new(Self { place, bounds, shelves: Mutex::new(shelves) }))
+        let (shelves, next) = (Mutex::new(shelves), AtomicU64::default());
+        Ok(Arc::new(Self { place, bounds, shelves, next }))
     }
 
     /// Whether an owner has an archive, which is going to be used if so.
     pub fn has(&self, owner: &str, hash: &str) -> bool {
         let mut shelves = self.shelves();
-        let kept = shelves.get_mut(&shelf_of(owner)).and_then(|shelf| shelf.get_mut(hash));
-        match kept.filter(|kept| kept.is_whole) {
+        let shelf = shelves.get_mut(&shelf_of(owner));
+        match shelf.and_then(|shelf| shelf.whole.get_mut(hash)) {
             Some(kept) => {
                 kept.used = SystemTime::now();
                 true
@@ -113,7 +134,7 @@ impl Uploads {
     /// Makes room for an archive of so many bytes.
     ///
     /// # Errors
-    /// It is too large, it is coming already, or all of the owner's room is in use.
+    /// It is too large, or all of the owner's room is in use.
     pub fn begin(self: &Arc<Self>, owner: &str, hash: &str, bytes: u64) -> Result<Upload, Problem> {
         if bytes > self.bounds.one {
             return Err(Problem::new(
@@ -128,14 +149,14 @@ impl Uploads {
         let name = shelf_of(owner);
         let mut shelves = self.shelves();
         let shelf = shelves.entry(name.clone()).or_default();
-        if shelf.get(hash).is_some_and(|kept| !kept.is_whole) {
-            return Err(Problem::new(Kind::Exists, "these files are being uploaded already"));
-        }
         self.make_room(&name, shelf, hash, bytes)?;
-        let file = self.create(&name, hash).map_err(|error| Problem::new(Kind::NoSpace, error))?;
-        shelf.insert(hash.to_owned(), Kept { bytes, used: SystemTime::now(), is_whole: false });
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let file =
+            self.create(&name, number).map_err(|error| Problem::new(Kind::NoSpace, error))?;
+        shelf.coming.insert(number, bytes);
         drop(shelves);
-        Ok(Upload { uploads: self.clone(), shelf: name, hash: hash.to_owned(), file: Some(file) })
+        let (uploads, hash, file) = (self.clone(), hash.to_owned(), Some(file));
+        Ok(Upload { uploads, shelf: name, hash, number, bytes, file })
     }
 
     /// Removes the oldest archives until there is room for one more, which replaces its like.
@@ -146,17 +167,16 @@ impl Uploads {
         hash: &str,
         bytes: u64,
     ) -> Result<(), Problem> {
+        let now = SystemTime::now();
+        // After a clock that was ahead they would be in use for as long as it was.
+        shelf.whole.values_mut().for_each(|kept| kept.used = kept.used.min(now));
         let fits = |shelf: &Shelf| {
-            let others = || shelf.iter().filter(|(other, _)| *other != hash);
-            let sum: u64 = others().map(|(_, kept)| kept.bytes).sum();
-            others().count() < self.bounds.count && sum.saturating_add(bytes) <= self.bounds.all
+            let (count, sum) = shelf.taken_beside(hash);
+            count < self.bounds.count && sum.saturating_add(bytes) <= self.bounds.all
         };
         while !fits(shelf) {
-            let now = SystemTime::now();
-            let is_free = |kept: &Kept| {
-                kept.is_whole && now.duration_since(kept.used).is_ok_and(|age| age > IN_USE)
-            };
-            let free = shelf.iter().filter(|(other, kept)| *other != hash && is_free(kept));
+            let is_free = |kept: &Kept| now.duration_since(kept.used).is_ok_and(|age| age > IN_USE);
+            let free = shelf.whole.iter().filter(|(other, kept)| *other != hash && is_free(kept));
             let oldest = free.min_by_key(|(_, kept)| kept.used).map(|(hash, _)| hash.clone());
             let oldest = oldest.ok_or_else(|| {
                 let UploadBounds { all, count, .. } = self.bounds;
@@ -170,15 +190,19 @@ impl Uploads {
             })?;
             // One that is gone already takes no room.
             let _ = fs::remove_file(self.path(name, &oldest));
-            shelf.remove(&oldest);
+            shelf.whole.remove(&oldest);
         }
         Ok(())
     }
 
-    fn create(&self, shelf: &str, hash: &str) -> io::Result<File> {
+    fn create(&self, shelf: &str, number: u64) -> io::Result<File> {
         make_directory(&self.place.join(shelf))?;
-        let path = self.path(shelf, hash).with_extension(PARTIAL);
+        let path = self.partial(shelf, number);
         OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)
+    }
+
+    fn partial(&self, shelf: &str, number: u64) -> PathBuf {
+        self.place.join(shelf).join(number.to_string()).with_extension(PARTIAL)
     }
 
     fn path(&self, shelf: &str, hash: &str) -> PathBuf {
@@ -201,12 +225,15 @@ impl Upload {
     /// # Errors
     /// The host's.
     pub fn keep(self) -> io::Result<()> {
-        let path = self.uploads.path(&self.shelf, &self.hash);
-        fs::rename(path.with_extension(PARTIAL), path)?;
         let mut shelves = self.uploads.shelves();
-        if let Some(kept) = shelves.get_mut(&self.shelf).and_then(|all| all.get_mut(&self.hash)) {
-            kept.is_whole = true;
+        let path = self.uploads.path(&self.shelf, &self.hash);
+        fs::rename(self.uploads.partial(&self.shelf, self.number), path)?;
+        if let Some(shelf) = shelves.get_mut(&self.shelf) {
+            shelf.coming.remove(&self.number);
+            let kept = Kept { bytes: self.bytes, used: SystemTime::now() };
+            shelf.whole.insert(self.hash.clone(), kept);
         }
+        drop(shelves);
         Ok(())
     }
 }
@@ -215,12 +242,9 @@ impl Drop for Upload {
     fn drop(&mut self) {
         let mut shelves = self.uploads.shelves();
         let Some(shelf) = shelves.get_mut(&self.shelf) else { return };
-        if shelf.get(&self.hash).is_some_and(|kept| !kept.is_whole) {
-            shelf.remove(&self.hash);
-            let path = self.uploads.path(&self.shelf, &self.hash);
-            // An earlier archive of the same hash may be there, which is known no more.
-            let _ = fs::remove_file(path.with_extension(PARTIAL));
-            let _ = fs::remove_file(path);
+        if shelf.coming.remove(&self.number).is_some() {
+            // What cannot be removed the next daemon removes.
+            let _ = fs::remove_file(self.uploads.partial(&self.shelf, self.number));
         }
     }
 }
@@ -239,14 +263,14 @@ fn make_directory(path: &Path) -> io::Result<()> {
 }
 
 fn load_shelf(path: &Path) -> io::Result<Shelf> {
-    let mut shelf = Shelf::new();
+    let mut shelf = Shelf::default();
     for entry in fs::read_dir(path)? {
         let entry = entry?;
         let (name, found) = (entry.file_name(), entry.metadata()?);
         match name.to_str().filter(|name| super::steps::is_hash(name)) {
             Some(hash) => {
                 let used = found.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-                shelf.insert(hash.to_owned(), Kept { bytes: found.len(), used, is_whole: true });
+                shelf.whole.insert(hash.to_owned(), Kept { bytes: found.len(), used });
             }
             None => fs::remove_file(entry.path())?,
         }
@@ -284,7 +308,6 @@ mod tests {
         // One that does not come whole leaves nothing, also if the daemon ends meanwhile.
         let partial = uploads.begin("a", &hash(2), 5).unwrap();
         assert!(!uploads.has("a", &hash(2)));
-        assert_eq!(uploads.begin("a", &hash(2), 5).err().unwrap().kind, Kind::Exists);
         std::mem::forget(partial);
         let uploads = Uploads::load(home.path(), BOUNDS).unwrap();
         assert!(uploads.has("a", &hash(1)) && !uploads.has("a", &hash(2)));
@@ -307,9 +330,52 @@ mod tests {
         assert_eq!(upload(&uploads, 3, b"").unwrap_err().kind, Kind::Exhausted);
         uploads.begin("b", &hash(3), 10).unwrap();
         let shelf = shelf_of("a");
-        uploads.shelves().get_mut(&shelf).unwrap().get_mut(&hash(1)).unwrap().used -= 2 * IN_USE;
+        age(&uploads, &shelf, 1, |used| used - 2 * IN_USE);
         upload(&uploads, 3, b"123").unwrap();
         assert!(!uploads.has("a", &hash(1)) && uploads.has("a", &hash(2)));
         assert!(!uploads.path(&shelf, &hash(1)).exists());
+    }
+
+    fn age(uploads: &Uploads, shelf: &str, n: u8, of: impl FnOnce(SystemTime) -> SystemTime) {
+        let mut shelves = uploads.shelves();
+        let kept = shelves.get_mut(shelf).unwrap().whole.get_mut(&hash(n)).unwrap();
+        kept.used = of(kept.used);
+    }
+
+    #[test]
+    fn the_same_files_may_come_twice_at_once_and_one_that_does_not_come_takes_nothing_away() {
+        let home = tempfile::tempdir().unwrap();
+        let uploads = Uploads::load(home.path(), BOUNDS).unwrap();
+        let both = [b"one", b"two"].map(|bytes| {
+            let mut upload = uploads.begin("a", &hash(1), 3).unwrap();
+            upload.file().write_all(bytes).unwrap();
+            upload
+        });
+        // Both count until they are there.
+        assert_eq!(uploads.begin("a", &hash(2), 1).err().unwrap().kind, Kind::Exhausted);
+        let contents = || io::read_to_string(uploads.open("a", &hash(1)).unwrap()).unwrap();
+        let [first, second] = both;
+        first.keep().unwrap();
+        assert_eq!(contents(), "one");
+        second.keep().unwrap();
+        assert_eq!(contents(), "two");
+        let third = uploads.begin("a", &hash(1), 3).unwrap();
+        assert_eq!(contents(), "two", "it is of use while it is replaced");
+        drop(third);
+        assert_eq!(contents(), "two");
+        let shelf = uploads.place.join(shelf_of("a"));
+        assert_eq!(fs::read_dir(shelf).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_clock_that_was_ahead_keeps_no_room_taken() {
+        let home = tempfile::tempdir().unwrap();
+        let uploads = Uploads::load(home.path(), BOUNDS).unwrap();
+        upload(&uploads, 1, &[0; 10]).unwrap();
+        let shelf = shelf_of("a");
+        age(&uploads, &shelf, 1, |used| used + 1000 * IN_USE);
+        assert_eq!(upload(&uploads, 2, &[0; 6]).unwrap_err().kind, Kind::Exhausted);
+        age(&uploads, &shelf, 1, |used| used - 2 * IN_USE);
+        upload(&uploads, 2, &[0; 6]).unwrap();
     }
 }

@@ -3,6 +3,7 @@
 use super::super::keys::KEYS_FILE;
 use super::*;
 use axum::http::header::HOST;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// SHA-256 of files, as the SDK names them.
@@ -201,6 +202,70 @@ async fn a_failed_build_says_why_and_leaves_nothing() {
         place.control("secret", "POST /v2/sandboxes", json!({"templateID": "failing"})).await;
     assert_eq!(status, StatusCode::NOT_FOUND);
     assert_eq!(place.fake.counts(), (0, 0));
+}
+
+#[tokio::test]
+async fn builds_that_fail_at_their_base_take_no_room() {
+    let place = Place::new();
+    // The key may have eight.
+    for n in 0..10 {
+        let asked = place.ask("secret", json!({"name": "app"})).await.expect("room for one more");
+        let (status, answer) = place.begin(&asked, json!({"fromTemplate": "none"})).await;
+        assert_eq!(status, StatusCode::ACCEPTED, "{n} {answer}");
+    }
+    assert!(place.api.templates_left().is_empty());
+}
+
+#[tokio::test]
+async fn what_is_kept_of_a_user_and_a_directory_has_bounds() {
+    let place = Place::new();
+    for (kind, text, word) in [
+        ("USER", format!("0:{}", "1".repeat(1000)), "256 bytes"),
+        ("WORKDIR", format!("/{}", "d".repeat(5000)), "4096 bytes"),
+    ] {
+        let ended = place.build("app", json!([{"type": kind, "args": [text]}])).await;
+        let message = ended["reason"]["message"].as_str().expect("it has failed");
+        assert!(message.contains(word), "{message}");
+    }
+}
+
+#[tokio::test]
+async fn sandboxes_of_snapshots_have_the_limits_of_the_template_too() {
+    let place = Place::new();
+    let asked = place.ask("secret", json!({"name": "large", "memoryMB": 1024})).await.unwrap();
+    place.begin(&asked, json!({"fromTemplate": "base", "steps": []})).await;
+    place.ended(&asked).await;
+    let memory = async |id: &str| {
+        let line = format!("GET /sandboxes/{id}");
+        place.control("secret", &line, Value::Null).await.1["memoryMB"].clone()
+    };
+    let made = place.make(json!({"templateID": "large"})).await;
+    assert_eq!(memory(&made.id).await, 1024);
+    let line = format!("POST /sandboxes/{}/snapshots", made.id);
+    let (status, taken, _) = place.control("secret", &line, json!({})).await;
+    assert_eq!(status, StatusCode::CREATED, "{taken}");
+    let copy = place.make(json!({"templateID": taken["snapshotID"]})).await;
+    assert_eq!(memory(&copy.id).await, 1024);
+}
+
+#[tokio::test]
+async fn nothing_is_left_of_a_checkpoint_that_comes_after_its_build_has_failed() {
+    let mut place = Place::new();
+    let (short, long) = (Duration::from_millis(300), Duration::from_secs(60));
+    Arc::get_mut(&mut place.api).unwrap().hurry(long, short);
+    place.fake.is_slow.store(true, Ordering::SeqCst);
+    let ended = place.build("app", run("one")).await;
+    assert!(ended["reason"]["message"].as_str().unwrap().contains("in time"), "{ended}");
+    while place.fake.counts().0 > 0 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(place.api.templates_left().len(), 1, "it may come yet");
+    place.fake.write_late();
+    assert_eq!(place.fake.counts(), (0, 1));
+    while Arc::strong_count(&place.api) > 1 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!((place.fake.counts(), place.api.templates_left().len()), ((0, 0), 0));
 }
 
 #[tokio::test]
