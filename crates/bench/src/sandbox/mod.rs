@@ -292,7 +292,10 @@ impl Subject {
     /// Ends the only sandbox.
     fn end(&self, name: &str) -> Result<(), BenchError> {
         self.sandboxes.kill(name)?;
-        self.rig.wait_empty()
+        self.rig.wait_empty()?;
+        // The next measurement removes the file.
+        self.rig.block_on(self.sandboxes.written());
+        Ok(())
     }
 
     fn uses(&self, name: &str, options: &SandboxOptions) -> Result<[u64; USES], BenchError> {

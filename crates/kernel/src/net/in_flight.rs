@@ -24,6 +24,12 @@ impl InFlight {
     }
 }
 
+impl From<Vec<Arc<OpenFile>>> for InFlight {
+    fn from(files: Vec<Arc<OpenFile>>) -> Self {
+        Self(files)
+    }
+}
+
 impl Deref for InFlight {
     type Target = Vec<Arc<OpenFile>>;
 

@@ -3,7 +3,6 @@
 use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 
 use bitflags::bitflags;
 
@@ -14,7 +13,7 @@ use super::in_flight::InFlight;
 use super::options::Options;
 use crate::errno::{Errno, Result};
 use crate::fs::anonymous::socket_stat;
-use crate::fs::file::{Events, File, OpenFile, Stat};
+use crate::fs::file::{Events, File, Stat};
 use crate::fs::pipe::FIONREAD;
 use crate::io::{Sink, Source};
 use crate::platform::saved::Saved;

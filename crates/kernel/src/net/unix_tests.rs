@@ -86,7 +86,7 @@ fn descriptors_travel_with_their_bytes() {
     let (reader, writer) = Pipe::pair(1);
     let file = OpenFile::new(reader, OpenFlags::empty(), None);
     send(&*a, b"before").unwrap();
-    let ancillary = Ancillary { files: vec![file], credentials: None };
+    let ancillary = Ancillary { files: vec![file].into(), credentials: None };
     let mut message = Outgoing { ancillary, ..Outgoing::default() };
     assert_eq!(a.send(&mut Source::kernel(b"with"), &mut message), Ok(4));
     send(&*a, b"after").unwrap();
@@ -110,7 +110,7 @@ fn descriptors_that_nobody_received_are_closed() {
     let (a, b) = pair(SocketType::Stream);
     let (reader, writer) = Pipe::pair(1);
     let ancillary = Ancillary {
-        files: vec![OpenFile::new(reader, OpenFlags::empty(), None)],
+        files: vec![OpenFile::new(reader, OpenFlags::empty(), None)].into(),
         credentials: None,
     };
     a.send(&mut Source::kernel(b"x"), &mut Outgoing { ancillary, ..Outgoing::default() }).unwrap();
@@ -124,7 +124,7 @@ fn a_socket_may_carry_itself() {
     let _sandbox = Sandbox::new();
     let (a, b) = pair(SocketType::Stream);
     let b_file = OpenFile::new(Socket::new(b.clone()), OpenFlags::RDWR, None);
-    let ancillary = Ancillary { files: vec![b_file], credentials: None };
+    let ancillary = Ancillary { files: vec![b_file].into(), credentials: None };
     a.send(&mut Source::kernel(b"x"), &mut Outgoing { ancillary, ..Outgoing::default() }).unwrap();
     let mut bytes = [0; 1];
     let received = b.receive(&mut Sink::kernel(&mut bytes), MessageFlags::empty()).unwrap();

@@ -108,7 +108,7 @@ impl Sandboxes {
     }
 
     /// Waits until what has changed so far is in the file.
-    pub(crate) async fn written(self: &Arc<Self>) {
+    pub async fn written(self: &Arc<Self>) {
         self.write_up_to(self.written.changes.load(SeqCst)).await;
     }
 
