@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 use std::fs;
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use thaw_e2e::{
@@ -335,6 +336,36 @@ fn a_sandbox_is_made_of_a_checkpoint() {
     made.ok(&["remove", "box"]);
     let orphan = of(&["before"]);
     assert!(orphan.stderr.contains("its function `box` is not served"), "{orphan:?}");
+}
+
+/// A checkpoint stays open for the next sandbox of it, but not with what its function might before.
+#[test]
+fn sandboxes_of_a_checkpoint_reach_what_their_function_may_now() {
+    let made = Box::built("held-checkpoint-egress");
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let allowed = format!("[egress]\nallow = [\"host.thaw.internal:{port}\"]");
+    made.build_with("first", &allowed);
+    let _daemon = Daemon::start(&made.home, &DaemonOptions::default());
+    made.create("one");
+    made.ok(&["sandbox", "checkpoint", "one", "before"]);
+    let reaches = |name: &str| {
+        made.ok(&["sandbox", "create", "--checkpoint", "before", "--name", name]);
+        let line = format!(
+            "import socket; socket.create_connection(('host.thaw.internal', {port}), 5); print('yes')"
+        );
+        made.call(&["exec", name, "--", "python3", "-c", &line]).stdout == "yes\n"
+    };
+    assert!(reaches("two"));
+    made.build_with("second", "");
+    assert!(!reaches("three"));
+    assert_eq!(
+        made.version_of("three"),
+        made.version_of("one"),
+        "it is of the version with its files"
+    );
+    made.build_with("third", &allowed);
+    assert!(reaches("four"));
 }
 
 /// No client is connected to a sandbox, so it does not end with one.
