@@ -1,4 +1,4 @@
-//! Documents name what is there: every dependency, and files and headings that exist.
+//! Documents name what is there: every dependency and test program, and files and headings that exist.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -122,6 +122,24 @@ fn links_between_documents_lead_somewhere() {
 fn fragments_are_made_as_in_the_web_view() {
     assert_eq!(fragment("## How requests come: `kind`"), "how-requests-come-kind");
     assert_eq!(fragment("# An A--B_c"), "an-a--b_c");
+}
+
+/// The table of test programs has each of them, and no other.
+#[test]
+fn every_test_program_has_its_line() {
+    let tests = repository().join("crates/e2e/tests");
+    let is_program = |path: &Path| {
+        path.extension().is_some_and(|extension| extension == "rs") || path.join("main.rs").exists()
+    };
+    let entries = fs::read_dir(&tests).expect("a directory").flatten().map(|entry| entry.path());
+    let names = entries
+        .filter(|path| is_program(path))
+        .filter_map(|path| Some(path.file_stem()?.to_str().expect("text").to_owned()));
+    let table = read(&repository().join("crates/e2e/README.md"));
+    let first_cells = table.lines().filter_map(|line| line.strip_prefix("| `")?.split_once(" |"));
+    let named = first_cells.flat_map(|(cell, _)| cell.split(", "));
+    let named: BTreeSet<String> = named.map(|name| name.trim_matches('`').to_owned()).collect();
+    assert_eq!(named, names.collect());
 }
 
 /// Functions have files of their own directory only, so each workload has a copy of the server.

@@ -12,6 +12,23 @@ use thaw_e2e::{Daemon, DaemonOptions, Outcome, get, run_within, skip, thaw};
 /// How long a build may take, which may install packages.
 const PATIENCE: Duration = Duration::from_secs(600);
 
+/// A program with Flask that repeats what it is asked.
+const FLASK: &str = "import flask\napp = flask.Flask(__name__)\n@app.get('/')\ndef hello():\n    \
+                     return 'flask ' + flask.request.args['q']\n";
+/// The files of one with Express.
+const EXPRESS: [(&str, &str); 2] = [
+    (
+        "app.js",
+        "const app = require('express')();\n\
+         app.get('/', (request, response) => response.send('express ' + request.query.q));\n\
+         app.listen(3000);\n",
+    ),
+    (
+        "package.json",
+        r#"{"name": "x", "scripts": {"start": "node app.js"}, "dependencies": {"express": "4.21.2"}}"#,
+    ),
+];
+
 /// A home and a directory for functions.
 struct Place {
     all: TempDir,
@@ -138,11 +155,9 @@ fn packages_of_a_requirements_file_and_of_a_project_are_installed() {
         return;
     }
     let place = Place::new();
-    let app = "import flask\napp = flask.Flask(__name__)\n@app.get('/')\ndef hello():\n    \
-               return 'flask ' + flask.request.args['q']\n";
     let flask = place.directory(
         "flask",
-        &[("app.py", app), ("requirements.txt", "flask==3.1.0\ngunicorn==23.0.0\n")],
+        &[("app.py", FLASK), ("requirements.txt", "flask==3.1.0\ngunicorn==23.0.0\n")],
     );
     let report = place.init(&flask, &[]);
     assert_eq!(report["project"]["found"][1], "Flask");
@@ -162,12 +177,7 @@ fn packages_of_npm_are_installed() {
         return;
     }
     let place = Place::new();
-    let app = "const app = require('express')();\n\
-               app.get('/', (request, response) => response.send('express ' + request.query.q));\n\
-               app.listen(3000);\n";
-    let json = r#"{"name": "x", "scripts": {"start": "node app.js"},
-        "dependencies": {"express": "4.21.2"}}"#;
-    let directory = place.directory("express", &[("app.js", app), ("package.json", json)]);
+    let directory = place.directory("express", &EXPRESS);
     let report = place.init(&directory, &[]);
     assert_eq!(report["project"]["port"], 3000);
     assert_eq!(place.answer(&directory, "/?q=1"), "express 1");
@@ -180,18 +190,13 @@ fn packages_of_pnpm_and_yarn_are_installed_by_their_lock_files() {
         return;
     }
     let place = Place::new();
-    let app = "const app = require('express')();\n\
-               app.get('/', (request, response) => response.send('express ' + request.query.q));\n\
-               app.listen(3000);\n";
-    let json = r#"{"name": "x", "scripts": {"start": "node app.js"},
-        "dependencies": {"express": "4.21.2"}}"#;
     let berry = "YARN_NODE_LINKER=node-modules npx --yes @yarnpkg/cli-dist@4.5.3 install --mode update-lockfile";
     for (name, lock, command) in [
         ("pnpm", "pnpm-lock.yaml", "npx --yes pnpm@9 install --lockfile-only"),
         ("classic", "yarn.lock", "npx --yes yarn@1.22.22 install --ignore-scripts"),
         ("berry", "yarn.lock", berry),
     ] {
-        let directory = place.directory(name, &[("app.js", app), ("package.json", json)]);
+        let directory = place.directory(name, &EXPRESS);
         if name == "berry" {
             // Without one, yarn takes the directory for part of a project above it.
             fs::write(directory.join(lock), "").expect("a file");
@@ -214,13 +219,11 @@ fn packages_of_poetry_are_installed() {
         return;
     }
     let place = Place::new();
-    let app = "import flask\napp = flask.Flask(__name__)\n@app.get('/')\ndef hello():\n    \
-               return 'flask ' + flask.request.args['q']\n";
     let project = "[tool.poetry]\nname = \"x\"\nversion = \"1\"\n[tool.poetry.dependencies]\n\
                    python = \"^3.9\"\nflask = \"~3.1.0\"\n\
                    gunicorn = { version = \"^23\", python = \"<4\" }\n\
                    pywin32 = { version = \"*\", platform = \"win32\" }\n";
-    let directory = place.directory("poet", &[("app.py", app), ("pyproject.toml", project)]);
+    let directory = place.directory("poet", &[("app.py", FLASK), ("pyproject.toml", project)]);
     place.init(&directory, &[]);
     assert_eq!(place.answer(&directory, "/?q=1"), "flask 1");
 }

@@ -4,14 +4,13 @@
 
 use super::problem::{Kind, Problem};
 use super::settings::Hash;
+use crate::replace::replace;
 use crate::sandboxes::LimitsChange;
 use ring::hmac;
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs::OpenOptions;
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
@@ -285,11 +284,7 @@ impl Records {
     }
 
     fn write(&self, contents: &Contents) -> io::Result<()> {
-        let temporary = self.file.with_extension("new");
-        let mut file = OpenOptions::new();
-        let mut file = file.write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
-        file.write_all(&serde_json::to_vec(contents)?)?;
-        std::fs::rename(&temporary, &self.file)
+        replace(&self.file, &serde_json::to_vec(contents)?)
     }
 }
 
