@@ -3,10 +3,11 @@ set -eu
 cd "$(mktemp -d)"
 mkdir www; echo "hello from nginx" > www/index.html; seq 1 200000 > www/big; chmod -R a+rX .
 [ "$(id -u)" = 0 ] && user='user root;' || user=''
-# Ports at which nobody listens, from a random one on.
-free_port() { port=$((20000 + RANDOM)); while (: < /dev/tcp/127.0.0.1/$port) 2>/dev/null; do port=$((port + 1)); done; }
-free_port; front=$port
-free_port; behind=$port
+# A port at which nobody listens, from a random one on: below those that the host gives to connections, which
+# another test may have.
+free_port() { port=$(($1 + RANDOM % 1400)); while (: < /dev/tcp/127.0.0.1/$port) 2>/dev/null; do port=$((port + 1)); done; }
+free_port 12000; front=$port
+free_port 13500; behind=$port
 configure() {
     cat > nginx.conf <<END
 $user
