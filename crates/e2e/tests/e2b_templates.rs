@@ -1,11 +1,10 @@
 //! `Template` of E2B's SDKs as PyPI and npm have them, not changed, against a daemon.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use thaw_e2e::{
-    Daemon, DaemonOptions, E2B_JS_SDK, E2B_SDK, announced, built_home, free_port, js_module,
+    Daemon, DaemonOptions, E2B_JS_SDK, E2B_SDK, announced, free_port, home_with_box, js_module,
     python_with, repository, run, run_within, start_with_e2b, thaw, use_e2b, wait_until,
     write_e2b_settings,
 };
@@ -13,33 +12,17 @@ use thaw_e2e::{
 /// How long all that is done with an SDK may take.
 const PATIENCE: Duration = Duration::from_secs(400);
 
-/// What `base` is in the tests: some programs of this host.
-const BOX: &str = r#"
-name = "box"
-isolation = "instance"
-persist = true
-[entry]
-kind = "sandbox"
-[runtime]
-kind = "python3"
-programs = [
-    "bash", "cat", "chmod", "chown", "cp", "grep", "id", "ln", "ls", "mkdir", "mv", "rm", "sh", "sleep", "touch",
-]
-[limits]
-instances = 50
-memory = "512MiB"
-memory_max = "1GiB"
-cpu = 1
-cpu_max = 2
-"#;
+/// The programs of this host that `base` has in the tests.
+const PROGRAMS: [&str; 15] = [
+    "bash", "cat", "chmod", "chown", "cp", "grep", "id", "ln", "ls", "mkdir", "mv", "rm", "sh",
+    "sleep", "touch",
+];
+/// What a template may have, and what it has that does not say.
+const LIMITS: &str = "memory = \"512MiB\"\nmemory_max = \"1GiB\"\ncpu = 1\ncpu_max = 2";
 
 /// A home with the function, and with settings.
 fn home(label: &str) -> PathBuf {
-    let home = built_home(label, &[]);
-    let directory = home.with_extension("box");
-    fs::create_dir_all(&directory).expect("a directory");
-    fs::write(directory.join("thaw.toml"), BOX).expect("a file");
-    run(thaw().arg("build").arg(&directory).env("THAW_HOME", &home)).success();
+    let home = home_with_box(label, &[], &PROGRAMS, LIMITS);
     write_e2b_settings(&home, "base = \"box\"\n[images]\n\"python:3.12\" = \"box\"");
     home
 }
