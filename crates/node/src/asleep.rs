@@ -134,7 +134,8 @@ pub(crate) struct Asleep {
 struct Files {
     space: Arc<AsleepSpace>,
     id: u64,
-    is_kept: AtomicBool,
+    /// They are the next daemon's, or gone: the names may be those of the instance's next sleep.
+    is_settled: AtomicBool,
 }
 
 /// The image of an instance that is being written.
@@ -248,10 +249,7 @@ impl AsleepSpace {
         let of_one: HashSet<PathBuf> = left.iter().flat_map(|one| one.files.paths()).collect();
         for path in names.iter().filter(|path| !of_one.contains(*path)) {
             // It may have gone with the file beside it.
-            match fs::remove_file(path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
+            remove_if_there(path)?;
         }
         Ok(left)
     }
@@ -279,7 +277,7 @@ impl AsleepSpace {
     fn files(self: &Arc<Self>, id: u64) -> Option<Files> {
         let more = |count| (count < ASLEEP_MAX).then_some(count + 1);
         self.count.fetch_update(Relaxed, Relaxed, more).ok()?;
-        Some(Files { space: self.clone(), id, is_kept: AtomicBool::new(false) })
+        Some(Files { space: self.clone(), id, is_settled: AtomicBool::new(false) })
     }
 
     /// A file for the memory of an instance, which may have so many bytes of it.
@@ -295,13 +293,10 @@ impl AsleepSpace {
         };
         let files = self.files(id).ok_or_else(too_many)?;
         let [_, image] = files.paths();
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(image)?;
+        // A file that was left behind may be mapped still: it is replaced, never cut.
+        remove_if_there(&image)?;
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).create_new(true).mode(0o600).open(image)?;
         Ok(NewAsleep { files, file, plain: None, key: None, owner_key: None })
     }
 
@@ -326,24 +321,33 @@ impl Files {
     }
 
     fn keep(&self) {
-        self.is_kept.store(true, Relaxed);
+        self.is_settled.store(true, Relaxed);
+    }
+
+    /// Removes them now, whoever still has this value.
+    fn remove(&self) {
+        if self.is_settled.swap(true, Relaxed) {
+            return;
+        }
+        for path in self.paths() {
+            if let Err(error) = remove_if_there(&path) {
+                tracing::warn!("cannot remove {}: {error}", path.display());
+            }
+        }
     }
 }
 
 impl Drop for Files {
     fn drop(&mut self) {
         self.space.count.fetch_sub(1, Relaxed);
-        if self.is_kept.load(Relaxed) {
-            return;
-        }
-        for path in self.paths() {
-            match fs::remove_file(&path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    tracing::warn!("cannot remove {}: {error}", path.display());
-                }
-                _ => {}
-            }
-        }
+        self.remove();
+    }
+}
+
+fn remove_if_there(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
     }
 }
 
@@ -527,6 +531,12 @@ impl Asleep {
         Ok(read)
     }
 
+    /// It runs again: its files go now, whoever still has this value, since it may sleep again
+    /// under the same names.
+    pub fn runs_again(&self) {
+        self.files.remove();
+    }
+
     /// What its image must have for a checksum.
     pub fn checksum(&self) -> ImageId {
         self.checksum
@@ -577,6 +587,8 @@ fn instant_of(ms: u64) -> Instant {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Quota;
+    use crate::tenants::TenantName;
 
     fn note(id: u64) -> AsleepNote {
         AsleepNote {
@@ -641,6 +653,39 @@ mod tests {
         assert_eq!(mode & 0o777, 0o600);
         drop(left);
         assert!(names(directory.path()).is_empty());
+    }
+
+    #[test]
+    fn an_instance_that_sleeps_again_has_a_file_of_its_own() {
+        let directory = tempfile::tempdir().unwrap();
+        let space = AsleepSpace::at(directory.path().to_owned());
+        let function = "f".parse().unwrap();
+        let left = space.leave_one(7, &function);
+        fs::write(space.path(7, "image"), "first").unwrap();
+        let tenant = Tenant::new(TenantName::default(), Quota::default());
+        let waker = Arc::new(left.take_over(tenant));
+        let supervisor = waker.clone();
+        // The sandbox maps it for as long as it lives.
+        let mapped = waker.open().unwrap();
+
+        supervisor.runs_again();
+        drop(supervisor);
+        let again = space.new_file(7, 0).unwrap();
+        io::Write::write_all(&mut again.file(), b"second").unwrap();
+        again.files.write_note(&note(7)).unwrap();
+        // Whoever has woken it is done only now.
+        drop(waker);
+        assert_eq!(io::read_to_string(&mapped).unwrap(), "first");
+        assert_eq!(names(directory.path()), ["7.image", "7.json"]);
+        assert_eq!(fs::read_to_string(space.path(7, "image")).unwrap(), "second");
+
+        // Nor is a file cut that somebody has left.
+        again.files.keep();
+        let mapped = File::open(space.path(7, "image")).unwrap();
+        let third = space.new_file(7, 0).unwrap();
+        assert_eq!(io::read_to_string(&mapped).unwrap(), "second");
+        drop(third);
+        assert_eq!(names(directory.path()), ["7.json"; 0]);
     }
 
     #[test]

@@ -131,7 +131,7 @@ pub struct Tenant {
 }
 
 impl Tenant {
-    fn new(name: TenantName, quota: Quota) -> Arc<Self> {
+    pub(crate) fn new(name: TenantName, quota: Quota) -> Arc<Self> {
         let tenant = Self {
             name,
             quota: Mutex::default(),

@@ -360,7 +360,7 @@ impl Supervisor {
     pub(super) fn runs_again(&mut self) {
         if let Some(asleep) = self.sleepiness.woken_from.take() {
             self.keep(KEEP_AFTER);
-            drop(asleep);
+            asleep.runs_again();
         }
     }
 }
