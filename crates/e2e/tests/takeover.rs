@@ -4,6 +4,7 @@
 use rustix::process::Signal;
 use serde_json::Value;
 use std::collections::BTreeSet;
+use std::fs;
 use std::io::Read;
 use std::net::TcpListener;
 use std::os::unix::fs::MetadataExt;
@@ -314,6 +315,24 @@ fn a_monitor_that_is_stopped_holds_up_no_client() {
     daemon.kill_and_await_next();
     assert_eq!(answer(late).expect("an answer").status, 200, "{}", daemon.log());
     assert_eq!(pids(&daemon), before, "{}", daemon.log());
+}
+
+/// Until the monitor has it, the files are all that is left if the daemon is killed.
+#[test]
+fn one_that_wakes_keeps_its_files_until_the_monitor_has_it() {
+    let Some(mut daemon) = daemon("wakes") else { return };
+    assert_eq!(count(&daemon, "warm"), 1);
+    run(thaw().env("THAW_HOME", daemon.home()).args(["sleep", "warm"])).success();
+    let files = || fs::read_dir(daemon.home().join("asleep")).expect("a directory").count();
+    assert_eq!(files(), 2);
+    daemon.signal(Signal::STOP);
+    assert_eq!(count(&daemon, "warm"), 2);
+    assert_eq!(files(), 2, "{}", daemon.log());
+    daemon.signal(Signal::CONT);
+    wait_until("its files are gone", || files() == 0);
+    wait_until_kept(&daemon, "warm", 0);
+    daemon.kill_and_await_next();
+    assert_eq!(count(&daemon, "warm"), 3, "{}", daemon.log());
 }
 
 /// The numbers of connections that a daemon gives are none that a guest knows from before.

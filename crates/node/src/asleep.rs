@@ -13,7 +13,7 @@ use crate::config::{DomainName, FunctionName};
 use crate::sandboxes::ExecNote;
 use crate::seal::owner::KeyId;
 use crate::seal::{SealKey, memory_file, seal, sealed_len};
-use crate::tenants::Tenant;
+use crate::tenants::{AsleepBytes, Tenant};
 use rustix::fs::statvfs;
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
@@ -91,8 +91,10 @@ pub(crate) struct Going {
 }
 
 /// What was written of its memory.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct AsleepImage {
+    /// Bytes of its file, which count for its tenant.
+    pub(crate) bytes: AsleepBytes,
     /// Bytes of memory in the image.
     pub stored: u64,
     /// Checksum of the image.
@@ -118,9 +120,8 @@ pub(crate) struct Asleep {
     key: Option<SealKey>,
     /// The key of the encrypted checkpoint that it comes from.
     owner_key: Option<KeyId>,
-    /// Its bytes count in what the tenant has stored.
-    tenant: Arc<Tenant>,
-    bytes: u64,
+    /// They count in what the tenant has stored.
+    bytes: AsleepBytes,
     /// When it was booted, in milliseconds since 1970.
     pub booted_ms: u64,
     /// Since when it has been idle.
@@ -405,12 +406,11 @@ impl NewAsleep {
     pub(crate) fn commit(
         self,
         going: &Going,
-        image: &AsleepImage,
+        image: AsleepImage,
         execs: Vec<ExecNote>,
     ) -> io::Result<Asleep> {
         // A full disk may be noticed only now.
         self.file.sync_data()?;
-        let bytes = self.bytes()?;
         let note = AsleepNote {
             version: NOTE_VERSION,
             id: going.id,
@@ -429,20 +429,17 @@ impl NewAsleep {
             self.files.write_note(&note)?;
         }
         let Self { files, key, owner_key, .. } = self;
-        let asleep = Asleep {
+        Ok(Asleep {
             files,
-            base: Some(image.base.clone()),
+            base: Some(image.base),
             checksum: image.checksum,
             key,
             owner_key,
-            tenant: going.tenant.clone(),
-            bytes,
+            bytes: image.bytes,
             booted_ms: going.booted_ms,
             idle_since: going.idle_since,
             served: going.served,
-        };
-        asleep.tenant.asleep_more(bytes);
-        Ok(asleep)
+        })
     }
 }
 
@@ -478,17 +475,15 @@ impl Left {
     }
 
     /// Takes it over for a tenant.
-    pub fn take_over(self, tenant: Arc<Tenant>) -> Asleep {
+    pub fn take_over(self, tenant: &Arc<Tenant>) -> Asleep {
         let Self { note, files, bytes } = self;
-        tenant.asleep_more(bytes);
         Asleep {
             files,
             base: None,
             checksum: note.image,
             key: None,
             owner_key: None,
-            tenant,
-            bytes,
+            bytes: tenant.count_asleep(bytes),
             booted_ms: note.booted_ms,
             idle_since: instant_of(note.idle_since_ms),
             served: note.served,
@@ -504,7 +499,7 @@ impl Asleep {
 
     /// Bytes of its files on disk.
     pub fn bytes(&self) -> u64 {
-        self.bytes
+        self.bytes.get()
     }
 
     /// Bytes of memory that its image takes when it is open; `None`: it lies on disk as it is.
@@ -535,6 +530,7 @@ impl Asleep {
     /// under the same names.
     pub fn runs_again(&self) {
         self.files.remove();
+        self.bytes.give_back();
     }
 
     /// What its image must have for a checksum.
@@ -560,12 +556,6 @@ impl Asleep {
         let [note, _] = self.files.paths();
         File::open(note)?.sync_all()?;
         File::open(&self.files.space.directory)?.sync_all()
-    }
-}
-
-impl Drop for Asleep {
-    fn drop(&mut self) {
-        self.tenant.asleep_less(self.bytes);
     }
 }
 
@@ -660,21 +650,25 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let space = AsleepSpace::at(directory.path().to_owned());
         let function = "f".parse().unwrap();
-        let left = space.leave_one(7, &function);
+        space.leave_one(7, &function).keep();
         fs::write(space.path(7, "image"), "first").unwrap();
+        let left = space.left().unwrap().remove(0);
         let tenant = Tenant::new(TenantName::default(), Quota::default());
-        let waker = Arc::new(left.take_over(tenant));
+        let waker = Arc::new(left.take_over(&tenant));
+        assert!(tenant.asleep_bytes() > 0);
         let supervisor = waker.clone();
         // The sandbox maps it for as long as it lives.
         let mapped = waker.open().unwrap();
 
         supervisor.runs_again();
         drop(supervisor);
+        assert_eq!(tenant.asleep_bytes(), 0);
         let again = space.new_file(7, 0).unwrap();
         io::Write::write_all(&mut again.file(), b"second").unwrap();
         again.files.write_note(&note(7)).unwrap();
         // Whoever has woken it is done only now.
         drop(waker);
+        assert_eq!(tenant.asleep_bytes(), 0);
         assert_eq!(io::read_to_string(&mapped).unwrap(), "first");
         assert_eq!(names(directory.path()), ["7.image", "7.json"]);
         assert_eq!(fs::read_to_string(space.path(7, "image")).unwrap(), "second");

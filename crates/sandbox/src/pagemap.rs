@@ -4,6 +4,7 @@
 
 use std::fs::File;
 use std::io;
+use std::mem;
 use std::ops::{ControlFlow, Range};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
@@ -40,6 +41,16 @@ pub(crate) struct PageMap {
     scan: bool,
     /// When looking ends, however much there is to look at.
     deadline: Option<Instant>,
+    /// What was looked at ahead.
+    ahead: Ahead,
+}
+
+/// Where a process that does not run was looked at, and its private pages there.
+#[derive(Default)]
+struct Ahead {
+    known: Range<u64>,
+    /// In order; they do not touch.
+    runs: Vec<Range<u64>>,
 }
 
 /// Which pages that are there are reported.
@@ -55,13 +66,18 @@ enum Wanted {
 /// Most bytes of address space that the host kernel looks at in one call, which
 /// nothing but the end of this process interrupts.
 const SCAN_MAX: u64 = 1 << 36;
+/// Bytes of address space that are looked at at a time where a process does not run: a call for each
+/// of hundreds of mappings takes longer than to look at their pages.
+const AHEAD: u64 = 1 << 30;
+/// The end of what a process can have (Documentation/arch/x86/x86_64/mm.rst, with four levels).
+const SPACE_END: u64 = (1 << 47) - PAGE_SIZE;
 /// Most bytes of address space whose entries are read one by one.
 const ENTRIES_MAX: u64 = 1 << 40;
 
 impl PageMap {
     /// Reads the given `/proc/PID/pagemap`.
     pub fn new(file: File) -> Self {
-        Self { file, scan: true, deadline: None }
+        Self { file, scan: true, deadline: None, ahead: Ahead::default() }
     }
 
     /// The same, with an end: a process can have more pages than anybody has time
@@ -111,6 +127,33 @@ impl PageMap {
             }
             ControlFlow::Continue(())
         })
+    }
+
+    /// The runs of private pages between two page boundaries, in order, of a process that does not run
+    /// as long as this is asked. Whoever asks for neighbouring parts in order asks the host kernel
+    /// once for many of them.
+    pub fn private_runs_at_rest(&mut self, part: Range<u64>) -> io::Result<Vec<Range<u64>>> {
+        if part.start < self.ahead.known.start || part.end > self.ahead.known.end {
+            self.look_ahead(&part)?;
+        }
+        let runs = &self.ahead.runs;
+        let first = runs.partition_point(|run| run.end <= part.start);
+        let within = runs[first..].iter().take_while(|run| run.start < part.end);
+        Ok(within.map(|run| run.start.max(part.start)..run.end.min(part.end)).collect())
+    }
+
+    fn look_ahead(&mut self, part: &Range<u64>) -> io::Result<()> {
+        let mut runs = mem::take(&mut self.ahead).runs;
+        runs.clear();
+        // Entry by entry, more would take longer.
+        let further = if self.scan { part.start.saturating_add(AHEAD).min(SPACE_END) } else { 0 };
+        let known = part.start..part.end.max(further);
+        self.private_runs(known.start, known.end, |run| match runs.last_mut() {
+            Some(last) if last.end >= run.start => last.end = last.end.max(run.end),
+            _ => runs.push(run),
+        })?;
+        self.ahead = Ahead { known, runs };
+        Ok(())
     }
 
     /// The first run of pages that are there, if there are any.
@@ -343,6 +386,33 @@ mod tests {
             let first = map.first(start + 5 * PAGE_SIZE, end).unwrap();
             assert_eq!(first.map(|run| run.start), Some(zero));
             assert_eq!(map.first(start + 50 * PAGE_SIZE, end).unwrap(), None);
+        }
+    }
+
+    #[test]
+    fn who_looks_ahead_finds_the_same() {
+        for scan in [true, false] {
+            let start = memory(None);
+            let end = start + PAGES * PAGE_SIZE;
+            let mut map = PageMap::own().unwrap();
+            map.scan = scan;
+            let mut expected: Vec<Range<u64>> = Vec::new();
+            map.private_runs(start, end, |run| match expected.last_mut() {
+                Some(last) if last.end == run.start => last.end = run.end,
+                _ => expected.push(run),
+            })
+            .unwrap();
+            assert!(expected.len() > 1);
+            assert_eq!(map.private_runs_at_rest(start..end).unwrap(), expected);
+            // Page by page, from what is known, and before that.
+            for map in [&mut map, &mut PageMap { scan, ..PageMap::own().unwrap() }] {
+                for number in (0..PAGES).chain([3, 0]) {
+                    let page = start + number * PAGE_SIZE..start + (number + 1) * PAGE_SIZE;
+                    let has_it = expected.iter().any(|run| run.contains(&page.start));
+                    let found = map.private_runs_at_rest(page.clone()).unwrap();
+                    assert_eq!(found, if has_it { vec![page] } else { vec![] });
+                }
+            }
         }
     }
 

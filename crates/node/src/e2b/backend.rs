@@ -288,6 +288,9 @@ pub trait Backend: Send + Sync {
     /// Makes a copy of one, with all that it has in memory.
     fn fork<'a>(&'a self, id: &'a str, copy: &'a str) -> Later<'a, Outcome<Sandbox>>;
     /// Writes all that one has in memory to the store, by a name that nobody has yet.
+    ///
+    /// # Errors
+    /// [`Kind::Late`]: nobody waits for it any more, and it may be written yet.
     fn snapshot<'a>(&'a self, id: &'a str, name: &'a str) -> Later<'a, Outcome<()>>;
     /// Removes what [`Backend::snapshot`] has written; whether it was there.
     fn remove_snapshot<'a>(&'a self, name: &'a str) -> Later<'a, Outcome<bool>>;

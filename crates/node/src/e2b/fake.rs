@@ -254,6 +254,8 @@ struct FakeSandbox {
     sandbox: Sandbox,
     processes: Vec<Arc<FakeProcess>>,
     tree: Tree,
+    /// The snapshot that it was made of.
+    parent: Option<String>,
 }
 
 /// A program that answers with the head of the request.
@@ -336,6 +338,7 @@ impl Backend for Fake {
         if let Some(snapshot) = &wanted.snapshot {
             let mut copy = self.snapshots.lock().unwrap()[snapshot].clone();
             copy.sandbox.id = wanted.id.clone();
+            copy.parent = Some(snapshot.clone());
             copy.sandbox.memory_bytes = wanted.limits.memory_bytes.unwrap_or(MEMORY);
             self.all.lock().unwrap().insert(wanted.id, copy.clone());
             return now(Ok(copy.sandbox));
@@ -358,6 +361,7 @@ impl Backend for Fake {
             sandbox: sandbox.clone(),
             processes: Vec::new(),
             tree: Arc::new(Mutex::new([("/work".to_owned(), None)].into())),
+            parent: None,
         };
         self.all.lock().unwrap().insert(wanted.id, made);
         now(Ok(sandbox))
@@ -407,14 +411,18 @@ impl Backend for Fake {
             let into = if is_slow { &self.written_late } else { &self.snapshots };
             into.lock().unwrap().insert(name.to_owned(), one);
             match is_slow {
-                true => Err(Problem::new(Kind::Busy, "it was not written in time")),
+                true => Err(Problem::new(Kind::Late, "it was not written in time")),
                 false => Ok(()),
             }
         }))
     }
 
     fn remove_snapshot<'a>(&'a self, name: &'a str) -> Later<'a, Outcome<bool>> {
-        now(Ok(self.snapshots.lock().unwrap().remove(name).is_some()))
+        let mut snapshots = self.snapshots.lock().unwrap();
+        if snapshots.values().any(|one| one.parent.as_deref() == Some(name)) {
+            return now(Err(Problem::new(Kind::Exists, "others descend from it")));
+        }
+        now(Ok(snapshots.remove(name).is_some()))
     }
 
     fn usage<'a>(&'a self, id: &'a str) -> Later<'a, Outcome<Usage>> {

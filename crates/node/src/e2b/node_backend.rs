@@ -16,7 +16,7 @@ use crate::sandboxes::untree::unpack;
 use crate::sandboxes::{
     self, ExecRequest, ExecState, LimitsChange, NewSandbox, Next, OnTimeout, Sandboxes,
 };
-use crate::service::{Service, VolumeFiles};
+use crate::service::{REST_PATIENCE, Service, VolumeFiles};
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::sync::{Arc, Mutex};
@@ -280,9 +280,11 @@ impl Backend for NodeBackend {
             let busy = |reason: String| Problem::new(Kind::Busy, reason);
             service.reach(instance).await.map_err(busy)?;
             service.wake(Some(instance)).await.map_err(busy)?;
-            let taken =
-                service.checkpoint(instance, store_name(name)?, None, VolumeFiles::Stay).await;
-            taken.map(drop).map_err(busy)
+            let (name, began) = (store_name(name)?, Instant::now());
+            let taken = service.checkpoint(instance, name, None, VolumeFiles::Stay).await;
+            // Only one that is not waited for any more may be written yet.
+            let kind = if began.elapsed() < REST_PATIENCE { Kind::Busy } else { Kind::Late };
+            taken.map(drop).map_err(|reason| Problem::new(kind, reason))
         })
     }
 

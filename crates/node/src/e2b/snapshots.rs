@@ -15,6 +15,7 @@ use axum::{Extension, Json, Router};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
+use tokio::time::sleep;
 
 /// Most snapshots in one page of a list.
 const PAGE_MAX: usize = 100;
@@ -50,7 +51,7 @@ impl E2b {
     }
 
     async fn take_snapshot(
-        &self,
+        self: &Arc<Self>,
         client: &Client,
         id: &str,
         body: &[u8],
@@ -87,8 +88,25 @@ impl E2b {
                 Ok(shown(&new, &snapshot))
             }
             Err(problem) => {
-                self.records.remove_snapshot(&new);
+                match problem.kind {
+                    // Its place stays taken until then.
+                    Kind::Late => drop(tokio::spawn(self.clone().remove_late(new))),
+                    _ => self.records.remove_snapshot(&new),
+                }
                 Err(problem)
+            }
+        }
+    }
+
+    /// Removes a snapshot that may be written after nobody waits for it any more.
+    async fn remove_late(self: Arc<Self>, snapshot: String) {
+        sleep(self.templates.times.late).await;
+        match self.backend.remove_snapshot(&snapshot).await {
+            Ok(_) => self.records.remove_snapshot(&snapshot),
+            Err(problem) => {
+                tracing::warn!(%snapshot, "a snapshot that was written too late stays: {problem}");
+                // Its owner may delete it.
+                self.records.made_snapshot(&snapshot);
             }
         }
     }

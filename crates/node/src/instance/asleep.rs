@@ -5,7 +5,7 @@ use super::launch::{Client, Launcher, WakeError};
 use super::sandboxed::{Decrypted, ImageBoots};
 use crate::asleep::{AsleepImage, NewAsleep};
 use crate::build::open_ancestor;
-use crate::tenants::check_file;
+use crate::tenants::{AsleepBytes, check_file};
 use std::fs::File;
 use std::sync::Arc;
 use thaw_abi::control::EntryPoint;
@@ -29,8 +29,9 @@ impl ImageBoots {
         let file = new.file();
         let report =
             self.write_difference(sandbox, rest, base.clone(), file, memory, &mut || {})?;
-        self.check_quota(new)?;
+        let bytes = self.count(new)?;
         Ok(AsleepImage {
+            bytes,
             stored: report.stored,
             checksum: ImageId(report.checksum),
             index: self.rootfs.id(),
@@ -39,16 +40,17 @@ impl ImageBoots {
         })
     }
 
-    /// An error if the tenant may not have such a file.
-    fn check_quota(&self, new: &NewAsleep) -> Result<(), String> {
-        if self.terms.tenant.quota().store.is_none() {
-            return Ok(());
+    /// Counts the file among those of the tenant, if it may have it.
+    fn count(&self, new: &NewAsleep) -> Result<AsleepBytes, String> {
+        let (tenant, bytes) = (&self.terms.tenant, new.bytes().map_err(|error| error.to_string())?);
+        if tenant.quota().store.is_none() {
+            return Ok(tenant.count_asleep(bytes));
         }
         // Nobody else finds room meanwhile that is there once.
         let _turn = self.store.counting_turn().map_err(|error| error.to_string())?;
-        let bytes = new.bytes().map_err(|error| error.to_string())?;
-        check_file(&self.store, &self.terms.tenant, "this sleeping instance", bytes)
-            .map_err(|error| error.to_string())
+        check_file(&self.store, tenant, "this sleeping instance", bytes)
+            .map_err(|error| error.to_string())?;
+        Ok(tenant.count_asleep(bytes))
     }
 
     /// Boots of an instance that sleeps in a file, with what its image differs from, if that is

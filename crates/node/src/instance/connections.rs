@@ -219,7 +219,7 @@ pub(crate) struct ConnectionTable {
     /// The supervisor knows that a first request was answered.
     has_served: AtomicBool,
     /// Whether the monitor has the instance, for the next daemon, if it was asked to.
-    is_kept: OnceLock<Arc<AtomicBool>>,
+    is_kept: Mutex<Option<Arc<AtomicBool>>>,
     /// The instance cannot outlive this daemon.
     cannot_leave: AtomicBool,
     /// When it was to be kept at once.
@@ -260,7 +260,7 @@ impl ConnectionTable {
             commands,
             is_watched: AtomicBool::new(false),
             has_served: AtomicBool::new(false),
-            is_kept: OnceLock::new(),
+            is_kept: Mutex::default(),
             cannot_leave: AtomicBool::new(false),
             asked_to_leave: OnceLock::new(),
             cannot_sleep: AtomicBool::new(false),
@@ -503,10 +503,15 @@ impl ConnectionTable {
         let is_kept = |held: &&OpenConnection| {
             held.kept.as_ref().is_some_and(|kept| kept.has_arrived().load(SeqCst))
         };
-        self.is_kept.get().is_some_and(|has_arrived| has_arrived.load(SeqCst)).then(|| {
+        self.monitor_has_it().then(|| {
             let open = self.open();
             open.held.values().filter(is_kept).count()
         })
+    }
+
+    fn monitor_has_it(&self) -> bool {
+        let is_kept = self.is_kept.lock().expect("no holder panics");
+        is_kept.as_ref().is_some_and(|has_arrived| has_arrived.load(SeqCst))
     }
 
     /// Whether the next daemon gets the instance with all connections that were handed over.
@@ -514,7 +519,7 @@ impl ConnectionTable {
         if self.cannot_leave.load(SeqCst) {
             return Leaving::Refused;
         }
-        let has_it = self.is_kept.get().is_some_and(|has_arrived| has_arrived.load(SeqCst));
+        let has_it = self.monitor_has_it();
         let is_asked =
             |held: &OpenConnection| !matches!(held.watch, Watch::Client(_)) || held.kept.is_some();
         // Only then is it known that nobody looks at it, and that no other daemon is needed to wake it.
@@ -554,12 +559,9 @@ impl ConnectionTable {
 
     // For the supervisor.
 
-    /// The monitor was asked to keep the instance for the next daemon.
+    /// The monitor was asked to keep the instance for the next daemon, or to forget it.
     pub(super) fn note_kept(&self, has_arrived: Option<Arc<AtomicBool>>) {
-        if let Some(has_arrived) = has_arrived {
-            // Asked for once.
-            let _ = self.is_kept.set(has_arrived);
-        }
+        *self.is_kept.lock().expect("no holder panics") = has_arrived;
     }
 
     /// The monitor was asked to have the instance at once.
@@ -680,5 +682,43 @@ impl ConnectionTable {
 
     fn open(&self) -> MutexGuard<'_, Open> {
         self.open.lock().expect("no holder panics")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::BorrowedFd;
+    use thaw_sandbox::RemoteMessage;
+
+    struct Nobody;
+
+    impl Connector for Nobody {
+        fn connect(&self, _: &Client) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn send_remote(&self, _: RemoteMessage, _: &[BorrowedFd<'_>]) -> io::Result<()> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+    }
+
+    #[test]
+    fn it_outlives_the_daemon_only_as_long_as_the_monitor_has_it() {
+        let text = "name = \"f\"\ncommand = [\"x\"]\nrootfs = \"./r\"\nport = 80\n";
+        let config = FunctionConfig::parse("thaw.toml".as_ref(), text).unwrap();
+        let (commands, _) = mpsc::unbounded_channel();
+        let table = ConnectionTable::new(Arc::new(Nobody), commands, &config);
+        assert_eq!(table.kept(), None);
+        table.note_kept(Some(Arc::new(AtomicBool::new(true))));
+        assert_eq!(table.kept(), Some(0));
+        // It is to rest, and the monitor forgets it.
+        table.note_kept(None);
+        assert_eq!(table.kept(), None);
+        let has_arrived = Arc::new(AtomicBool::new(false));
+        table.note_kept(Some(has_arrived.clone()));
+        assert_eq!(table.kept(), None);
+        has_arrived.store(true, SeqCst);
+        assert_eq!(table.kept(), Some(0));
     }
 }

@@ -131,10 +131,17 @@ impl NodeState {
         };
         let shared = old.shared().clone();
         runtime.spawn(async move {
-            // This task has it, and the list; a request that was on its way is a third.
-            old.clone().wind_up(|service| Arc::strong_count(service) > 3).await;
-            let mut retired = shared.retired.lock().expect("no holder panics");
-            retired.retain(|service| !Arc::ptr_eq(service, &old));
+            loop {
+                // This task has it, and the list; a request that was on its way is a third.
+                old.clone().wind_up(|service| Arc::strong_count(service) > 3).await;
+                let mut retired = shared.retired.lock().expect("no holder panics");
+                // Who has found it in the list since then may make a sandbox of it.
+                if old.instance_count() == 0 && Arc::strong_count(&old) <= 2 {
+                    return retired.retain(|service| !Arc::ptr_eq(service, &old));
+                }
+                drop(retired);
+                tokio::task::yield_now().await;
+            }
         });
     }
 

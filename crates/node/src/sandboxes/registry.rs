@@ -133,8 +133,9 @@ impl Sandboxes {
     }
 
     /// Notes whether the next daemon is to pause one.
-    async fn note_pause(self: &Arc<Self>, name: &str, paused: bool) {
-        let was = self.all().get_mut(name).map(|info| mem::replace(&mut info.paused, paused));
+    async fn note_pause(self: &Arc<Self>, of: &SandboxInfo, paused: bool) {
+        let note = |info: &mut SandboxInfo| mem::replace(&mut info.paused, paused);
+        let was = same_one(&mut self.all(), of).map(note);
         if was == Some(!paused) {
             self.write().await;
         }
@@ -149,14 +150,23 @@ impl Sandboxes {
         if !self.knows(&info.name) {
             return Err(SandboxProblem::Unknown(name.to_owned()));
         }
+        self.kill_noted(&info);
+        Ok(info)
+    }
+
+    fn kill_noted(self: &Arc<Self>, info: &SandboxInfo) {
         // It may be asleep since before this daemon began.
         self.node.end_left(info.instance);
-        if let Some(service) = self.service(&info) {
+        if let Some(service) = self.service(info) {
             service.kill(info.instance);
         }
-        self.all().remove(&info.name);
+        let mut all = self.all();
+        // Its name was free as soon as it had ended.
+        if same_one(&mut all, info).is_some() {
+            all.remove(&info.name);
+        }
+        drop(all);
         self.write_soon();
-        Ok(info)
     }
 
     /// Ends the sandbox of an instance, if it is one still.
@@ -180,9 +190,9 @@ impl Sandboxes {
         let service = self.service(&info);
         let service = service.ok_or_else(|| SandboxProblem::Unknown(name.to_owned()))?;
         // Before it is paused: whoever uses it meanwhile takes the note back.
-        self.note_pause(&info.name, true).await;
+        self.note_pause(&info, true).await;
         if let Err(error) = service.pause(info.instance).await {
-            self.note_pause(&info.name, false).await;
+            self.note_pause(&info, false).await;
             return Err(SandboxProblem::Refused(error));
         }
         self.find(name)
@@ -207,6 +217,14 @@ impl Sandboxes {
     }
 }
 
+/// The entry of a sandbox, unless another one has its name by now.
+fn same_one<'a>(
+    all: &'a mut BTreeMap<String, SandboxInfo>,
+    of: &SandboxInfo,
+) -> Option<&'a mut SandboxInfo> {
+    all.get_mut(&of.name).filter(|found| found.instance == of.instance)
+}
+
 fn now_ms() -> u64 {
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX)
@@ -214,4 +232,23 @@ fn now_ms() -> u64 {
 
 fn deadline(timeout_s: Option<u64>) -> Option<u64> {
     timeout_s.map(|seconds| now_ms().saturating_add(seconds.saturating_mul(1000)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_another_one_has_by_now_is_not_taken_from_it() {
+        let info = |instance: u64| -> SandboxInfo {
+            serde_json::from_value(serde_json::json!({
+                "name": "box", "instance": instance, "function": "f", "created_ms": 1,
+                "deadline_ms": null, "timeout_s": null, "on_timeout": "kill", "metadata": {}
+            }))
+            .unwrap()
+        };
+        let mut all = BTreeMap::from([("box".to_owned(), info(6))]);
+        assert!(same_one(&mut all, &info(5)).is_none());
+        assert_eq!(same_one(&mut all, &info(6)).map(|found| found.instance), Some(6));
+    }
 }

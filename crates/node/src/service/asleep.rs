@@ -15,6 +15,8 @@ mod wanted;
 use sleepers::Sleeper;
 pub(super) use sleepers::Sleepers;
 pub(super) use waking::Beginning;
+#[cfg(test)]
+pub(super) use waking::Waking;
 
 use super::{Service, Slots};
 use std::time::Instant;

@@ -83,6 +83,15 @@ impl Service {
         }
     }
 
+    /// Ends one instance that takes no more connections, if it is not asleep. One that was just woken
+    /// sleeps on, as one that is killed from outside does.
+    pub(super) fn end_unreachable(&self, id: u64) {
+        if let Some(slot) = self.slots().get_mut(&id) {
+            slot.end();
+            slot.table.tell(Command::End);
+        }
+    }
+
     /// Ends one instance that has taken too long.
     pub(crate) fn kill_late(&self, id: u64, why: String) {
         if let Some(slot) = self.slots().get_mut(&id) {

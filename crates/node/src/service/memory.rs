@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 /// How long an instance may take to come to rest and be frozen.
-pub(super) const REST_PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const REST_PATIENCE: Duration = Duration::from_secs(60);
 
 /// How long an instance may take to be hibernated, or to wake.
 pub(super) const HIBERNATE_PATIENCE: Duration = Duration::from_secs(60);

@@ -37,6 +37,7 @@ mod slots;
 mod volumes;
 
 pub use copies::{CheckpointOf, CheckpointTaken, Forked, Restored};
+pub(crate) use memory::REST_PATIENCE;
 pub use place::Placement;
 pub(crate) use place::{Found, PlaceError, Reuse};
 pub use volumes::VolumeFiles;

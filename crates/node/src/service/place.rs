@@ -211,7 +211,9 @@ impl Service {
                     drop((waking, place));
                     tokio::task::yield_now().await;
                 }
-                (Beginning::File(waking), _) => {
+                (Beginning::File(waking), claim) => {
+                    // It counts already.
+                    drop(claim);
                     return self.wake_up(waking, Some(delivery), place).await.map(Found::Placed);
                 }
                 (Beginning::Later, _) if tokio::time::Instant::now() >= deadline => {
@@ -453,7 +455,7 @@ impl Service {
                         return Ok(Found::Placed(placed));
                     };
                     // It has just ended, or reads nothing any more.
-                    self.kill(instance);
+                    self.end_unreachable(instance);
                     return Err(refused);
                 }
             }
@@ -495,7 +497,7 @@ impl Service {
         drop(crowded_out);
         let delivery = Delivery { client: client.clone(), permit, done };
         table.hand_over(delivery, Placed { instance: id, waited: true }).map_err(|_| {
-            self.kill(id);
+            self.end_unreachable(id);
             format!("instance {id} has just ended")
         })
     }
@@ -711,6 +713,10 @@ impl Service {
         let mut slots = self.slots();
         slots.insert(id, slot);
         slots.perhaps_free.insert(id);
+        if is_sandbox {
+            // Its file was ended above, and with it that it is one.
+            slots.hold(id);
+        }
         drop(slots);
         if goes_on {
             // Nothing waits in vain, also if there was a daemon in between that was killed.

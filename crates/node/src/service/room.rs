@@ -326,6 +326,7 @@ mod tests {
     };
     use crate::node::NodeState;
     use crate::service::Reuse;
+    use crate::service::asleep::Waking;
     use std::fs::File;
     use std::io;
     use std::os::unix::net::UnixStream;
@@ -554,5 +555,58 @@ mod tests {
         eventually(&service, || taken(&service) == (0, 1, 0)).await;
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
         assert_eq!(service.shared.take_departures(), [7]);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn one_that_is_killed_while_it_waits_to_wake_is_not_booted() {
+        let directory = tempfile::tempdir().unwrap();
+        let space = AsleepSpace::at(directory.path().to_owned());
+        let (service, boots) = served();
+        service.take_over_asleep(space.leave_one(7, service.name())).unwrap();
+        let asleep = service.slots().asleep.begin_to_wake(Some(7)).unwrap();
+        let memory = service.memory_to_wake(&asleep);
+        let waking = Waking::new(&service, asleep);
+        let place = service.place_to_wake(memory).await.unwrap();
+        service.kill(7);
+        // Its rules and limits are forgotten by now.
+        assert!(service.wake_up(waking, None, place).await.is_err());
+        assert_eq!(boots.state.lock().unwrap().0, 0);
+        assert_eq!(taken(&service), (0, 1, 0));
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn one_that_is_killed_while_it_waits_for_room_waits_no_longer() {
+        let directory = tempfile::tempdir().unwrap();
+        let space = AsleepSpace::at(directory.path().to_owned());
+        let (service, boots) = served();
+        service.take_over_asleep(space.leave_one(7, service.name())).unwrap();
+        let place = service.place_to_wake(service.memory()).await.unwrap();
+        // What is about to be free is waited for.
+        place.lease.ending().announce(true);
+        let asked = service.clone();
+        let wake = tokio::spawn(async move { asked.wake_if_asleep(Some(7)).await });
+        eventually(&service, || service.slots().asleep.is_waking(7)).await;
+        service.kill(7);
+        let why = wake.await.unwrap().unwrap_err();
+        assert_eq!(why, "instance 7 was ended before it woke");
+        assert_eq!(boots.state.lock().unwrap().0, 0);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn one_that_takes_no_client_just_after_it_woke_sleeps_on() {
+        let directory = tempfile::tempdir().unwrap();
+        let space = AsleepSpace::at(directory.path().to_owned());
+        let (service, boots) = served();
+        service.take_over_asleep(space.leave_one(7, service.name())).unwrap();
+        boots.change(|(_, may_end)| *may_end = true);
+        let asked = service.clone();
+        let wake = tokio::spawn(async move { asked.wake_if_asleep(Some(7)).await });
+        eventually(&service, || service.instance_count() == 1).await;
+        service.end_unreachable(7);
+        wake.await.unwrap().unwrap_err();
+        eventually(&service, || taken(&service) == (0, 1, 1)).await;
+        assert_eq!(service.asleep_count(), 1);
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 2);
     }
 }

@@ -130,6 +130,32 @@ pub struct Tenant {
     cores: OnceLock<CoreGroup>,
 }
 
+/// Bytes on disk of an instance that is asleep, which count for its tenant until this is dropped.
+#[derive(Debug)]
+pub(crate) struct AsleepBytes {
+    tenant: Arc<Tenant>,
+    bytes: AtomicU64,
+}
+
+impl AsleepBytes {
+    /// How many.
+    pub fn get(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// They count no more, whoever still has this value.
+    pub fn give_back(&self) {
+        let bytes = self.bytes.swap(0, Ordering::Relaxed);
+        self.tenant.asleep.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+impl Drop for AsleepBytes {
+    fn drop(&mut self) {
+        self.give_back();
+    }
+}
+
 impl Tenant {
     pub(crate) fn new(name: TenantName, quota: Quota) -> Arc<Self> {
         let tenant = Self {
@@ -225,14 +251,10 @@ impl Tenant {
         self.asleep.load(Ordering::Relaxed)
     }
 
-    /// An instance more is asleep, with so many bytes.
-    pub(crate) fn asleep_more(&self, bytes: u64) {
+    /// Counts so many bytes of one more instance that is asleep.
+    pub(crate) fn count_asleep(self: &Arc<Self>, bytes: u64) -> AsleepBytes {
         self.asleep.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    /// It is not any more.
-    pub(crate) fn asleep_less(&self, bytes: u64) {
-        self.asleep.fetch_sub(bytes, Ordering::Relaxed);
+        AsleepBytes { tenant: self.clone(), bytes: AtomicU64::new(bytes) }
     }
 
     pub(crate) fn note_refused(&self, why: Refused) {

@@ -166,6 +166,8 @@ pub(super) struct Ledger {
     fresh: HashSet<InvocationId>,
     /// Those whose attempts have begun since: nobody has heard of them if it fails.
     begun: HashSet<InvocationId>,
+    /// Those whose attempts have ended since: they have been attempted, also if it fails.
+    finished: HashSet<InvocationId>,
     /// Those whose requests the host has not read.
     unread: HashMap<InvocationId, Unread>,
     /// Why the file has to be opened anew.
@@ -244,13 +246,14 @@ impl Ledger {
         }
         self.fresh.clear();
         self.begun.clear();
+        self.finished.clear();
         Ok(())
     }
 
     /// The invocations that were being attempted at the last commit.
     pub fn running(&self) -> HashSet<InvocationId> {
         let running = self.books.values().flat_map(|book| book.running.iter());
-        running.filter(|id| !self.begun.contains(id)).copied().collect()
+        running.chain(&self.finished).filter(|id| !self.begun.contains(id)).copied().collect()
     }
 
     /// What stays known when the file is opened anew.
@@ -628,6 +631,7 @@ impl Ledger {
     /// An attempt is over.
     pub fn finish(&mut self, id: InvocationId, outcome: Outcome, terms: &Terms, now_ms: u64) {
         let Some(record) = self.records.get(&id) else { return };
+        self.finished.insert(id);
         let (config, function) = (&terms.config, record.function.clone());
         let (attempts, deferrals) = (record.attempts + 1, record.deferrals.saturating_add(1));
         match outcome {

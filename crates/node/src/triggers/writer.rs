@@ -132,7 +132,7 @@ fn open(path: &Path, carried: Carried) -> State {
 mod tests {
     use super::*;
     use crate::config::AsyncConfig;
-    use crate::triggers::record::{NewInvocation, Origin, Terms};
+    use crate::triggers::record::{NewInvocation, Origin, Outcome, Terms};
 
     fn ledger(state: &mut State) -> &mut Ledger {
         match state {
@@ -220,6 +220,31 @@ mod tests {
         // Nobody has heard of the first one.
         let info = ledger(&mut state).queues().remove(0);
         assert_eq!((info.queued, info.running), (2, 0));
+    }
+
+    #[test]
+    fn one_that_has_just_been_attempted_is_not_begun_again_if_that_is_not_written() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("queue");
+        let mut state = open(&path, Carried::default());
+        for _ in 0..2 {
+            add(ledger(&mut state));
+        }
+        commit(&path, &mut state).unwrap();
+        let first = ledger(&mut state).take(10, 1, |_, _| 9).unwrap().jobs.remove(0);
+        commit(&path, &mut state).unwrap();
+        let terms = Terms { config: AsyncConfig::default(), domain: None, tenant_bytes: None };
+        ledger(&mut state).finish(first.id, Outcome::Done(200), &terms, 11);
+        ledger(&mut state).fail_to_read(1);
+        ledger(&mut state).take(12, 9, |_, _| 9).unwrap_err();
+        assert!(commit(&path, &mut state).is_err());
+        // Whoever has attempted it says so again.
+        let info = ledger(&mut state).queues().remove(0);
+        assert_eq!((info.queued, info.running), (1, 1));
+        ledger(&mut state).finish(first.id, Outcome::Done(200), &terms, 13);
+        commit(&path, &mut state).unwrap();
+        let info = ledger(&mut state).queues().remove(0);
+        assert_eq!((info.queued, info.running), (1, 0));
     }
 
     #[test]

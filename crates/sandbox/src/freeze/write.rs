@@ -24,6 +24,7 @@ use crate::image::elf::{
     CORE_OWNER, EM_X86_64, ET_CORE, FileHeader, IDENT, NT_AUXV, NT_FILE, NT_PRPSINFO, NT_PRSTATUS,
     PT_LOAD, PT_NOTE, ProcessInfo, ProgramHeader, ThreadStatus, push_note,
 };
+use crate::state::give_way;
 
 /// Bytes copied at a time, and their alignment in the file. The page cache keeps what
 /// is written at once in pages as large (folios), and maps large ones faster.
@@ -159,6 +160,9 @@ fn copy_memory(
     }
     let stored = copying.copy(first, memory)?;
     memory.end_first()?;
+    // Copies run from now on: they have the processors first, and one of two for themselves.
+    copying.mate = None;
+    give_way();
     Ok(stored + copying.copy(others, memory)?)
 }
 

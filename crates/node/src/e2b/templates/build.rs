@@ -10,6 +10,7 @@ use super::shell::{Printed, Shell, Why, failed, why};
 use super::steps::{Plan, Step};
 use crate::e2b::E2b;
 use crate::e2b::backend::{Ended, Sandbox, Wanted};
+use crate::e2b::problem::Kind;
 use crate::sandboxes::EgressWish;
 use crate::sandboxes::egress::ClientEgress;
 use std::collections::BTreeMap;
@@ -176,6 +177,9 @@ impl E2b {
         self.templates.may_come().insert(job.known.checkpoint.clone());
         let written = self.backend.snapshot(&job.known.sandbox, &job.known.checkpoint).await;
         written.map_err(|problem| {
+            if problem.kind != Kind::Late {
+                self.templates.may_come().remove(&job.known.checkpoint);
+            }
             let message = format!("the template cannot be written: {}", problem.message);
             Failure::new(FINALIZE, &message)
         })?;

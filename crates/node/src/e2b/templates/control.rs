@@ -136,7 +136,11 @@ impl E2b {
             Err(problem) if problem.kind == Kind::NotFound => {
                 begin()?;
                 let failure = Failure::new(BASE, &problem.message);
-                self.templates.records.finish(&template, build, State::Failed(failure), |_| ());
+                let records = &self.templates.records;
+                if !records.finish(&template, build, State::Failed(failure), |_| ()) {
+                    // Its template was deleted meanwhile.
+                    records.leave_over(build);
+                }
                 self.remove_leftovers().await;
                 Ok(())
             }

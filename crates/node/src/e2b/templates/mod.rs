@@ -57,7 +57,7 @@ pub(super) struct Templates {
     records: TemplateRecords,
     uploads: Arc<Uploads>,
     running: Builds,
-    times: Times,
+    pub(super) times: Times,
     /// Builds that the daemon before this one has left, and their sandboxes.
     cut_off: Mutex<Vec<(String, String)>>,
     removing: Removing,
@@ -126,17 +126,22 @@ impl E2b {
             return;
         }
         let all = asked.load(Ordering::SeqCst);
+        // What one stood on may go after it.
+        while self.remove_some_leftovers().await {}
+        *done = all;
+    }
+
+    /// Looks at each of them once; whether one was removed.
+    async fn remove_some_leftovers(&self) -> bool {
+        let mut has_removed = false;
         for checkpoint in self.templates.records.leftovers() {
-            let removed = self.backend.remove_snapshot(&checkpoint).await;
-            let is_gone = match removed {
-                Ok(was_there) => was_there || !self.templates.may_come().contains(&checkpoint),
-                Err(_) => false,
-            };
-            if is_gone {
+            let Ok(was_there) = self.backend.remove_snapshot(&checkpoint).await else { continue };
+            if was_there || !self.templates.may_come().contains(&checkpoint) {
                 self.templates.records.forget_leftover(&checkpoint);
             }
+            has_removed |= was_there;
         }
-        *done = all;
+        has_removed
     }
 }
 

@@ -269,6 +269,45 @@ async fn nothing_is_left_of_a_checkpoint_that_comes_after_its_build_has_failed()
 }
 
 #[tokio::test]
+async fn what_a_deleted_template_stood_on_goes_with_it() {
+    let place = Place::new();
+    // Which of both is looked at first is up to their ids.
+    for _ in 0..8 {
+        place.build("parent", json!([])).await;
+        let asked = place.ask("secret", json!({"name": "child"})).await.unwrap();
+        place.begin(&asked, json!({"fromTemplate": "parent", "steps": []})).await;
+        place.ended(&asked).await;
+        let delete = async |name: &str| {
+            let line = format!("DELETE /templates/{name}");
+            place.control("secret", &line, Value::Null).await.0
+        };
+        assert_eq!(delete("parent").await, StatusCode::NO_CONTENT);
+        assert_eq!((place.fake.counts().1, place.api.templates_left().len()), (2, 1));
+        assert_eq!(delete("child").await, StatusCode::NO_CONTENT);
+        assert_eq!((place.fake.counts().1, place.api.templates_left().len()), (0, 0));
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_left_of_a_snapshot_that_comes_after_nobody_waits_for_it() {
+    let mut place = Place::new();
+    let short = Duration::from_millis(300);
+    Arc::get_mut(&mut place.api).unwrap().hurry(short, short);
+    let made = place.make(json!({"templateID": "base"})).await;
+    place.fake.is_slow.store(true, Ordering::SeqCst);
+    let line = format!("POST /sandboxes/{}/snapshots", made.id);
+    let (status, refused, _) = place.control("secret", &line, json!({})).await;
+    assert_eq!(status, StatusCode::GATEWAY_TIMEOUT, "{refused}");
+    assert_eq!(place.api.records.snapshots_of("a").len(), 1, "it may come yet");
+    place.fake.write_late();
+    assert_eq!(place.fake.counts(), (1, 1));
+    while Arc::strong_count(&place.api) > 1 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!((place.fake.counts(), place.api.records.snapshots_of("a").len()), ((1, 0), 0));
+}
+
+#[tokio::test]
 async fn building_a_name_again_replaces_it_and_deleting_it_leaves_nothing() {
     let place = Place::new();
     place.build("app", run("one")).await;

@@ -12,6 +12,7 @@ use crate::instance::launch::{Report, SleepingInstance};
 use std::future::poll_fn;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Acquire};
 use std::task::Poll;
 use std::time::Duration;
 use thaw_abi::control::EntryPoint;
@@ -28,6 +29,11 @@ const SLEEP_AGAIN: Duration = Duration::from_millis(100);
 const SLEEP_AFTER_FAILURE: Duration = Duration::from_secs(60);
 /// How long the process of an instance may take to be gone.
 const GONE_PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long the monitor may take to have an instance that runs again.
+const KEPT_PATIENCE: Duration = Duration::from_secs(10);
+/// How often it is looked whether it has.
+const KEPT_LOOK: Duration = Duration::from_millis(5);
 
 /// How long an instance may take to come to rest.
 const REST_PATIENCE: Duration = Duration::from_secs(10);
@@ -54,6 +60,26 @@ pub(super) struct Sleepiness {
     ends_otherwise: bool,
     /// What it was booted from, until it is known to run.
     pub woken_from: Option<Arc<Asleep>>,
+    /// The same, until the monitor has the instance.
+    pub until_kept: Option<UntilKept>,
+}
+
+/// The files of an instance that runs again: if its daemon is killed before the monitor has it, they
+/// are all that is left.
+#[derive(Debug)]
+pub(super) struct UntilKept {
+    asleep: Arc<Asleep>,
+    has_arrived: Arc<AtomicBool>,
+    /// It is not waited for after this.
+    until: Instant,
+    /// When to look again.
+    pub look: Instant,
+}
+
+impl Drop for UntilKept {
+    fn drop(&mut self) {
+        self.asleep.runs_again();
+    }
 }
 
 impl Sleepiness {
@@ -188,7 +214,9 @@ impl Supervisor {
             self.go_on_with_memory("");
         }
         let is_looked_at = self.rest.is_some() || self.twin.is_some() || self.sleep.is_under_way();
-        let is_owed = self.sleepiness.is_late || self.sleepiness.woken_from.is_some();
+        let is_owed = self.sleepiness.is_late
+            || self.sleepiness.woken_from.is_some()
+            || self.sleepiness.until_kept.is_some();
         // A daemon that leaves waits for those that persist only.
         let is_owed = is_owed || self.service.shared().is_leaving() && !self.service.persists();
         if is_looked_at || is_owed || WRITERS.available_permits() == 0 {
@@ -207,6 +235,8 @@ impl Supervisor {
             return Ok(());
         }
         self.is_disturbed = true;
+        // The next daemon would not know that it rests.
+        self.connections.note_kept(None);
         match self.instance.request_checkpoint(Twin::Refused) {
             Ok(()) => self.sleepiness.asked = Some(Instant::now() + REST_PATIENCE),
             Err(error) => self.stays_awake(Refusal::Failed(format!("it has ended ({error})"))),
@@ -308,9 +338,10 @@ impl Supervisor {
         if self.going_to_sleep().is_none() {
             return Err(Refusal::Wanted);
         }
-        let asleep = new.commit(&going, &image, self.connections.execs().notes())?;
+        let stored = image.stored;
+        let asleep = new.commit(&going, image, self.connections.execs().notes())?;
         let write_ms = began.elapsed().as_secs_f64() * 1e3;
-        let (stored, on_disk) = (image.stored, asleep.bytes());
+        let on_disk = asleep.bytes();
         Ok((asleep, SleepingInstance { stored, on_disk, write_ms }))
     }
 
@@ -358,9 +389,24 @@ impl Supervisor {
 
     /// It runs again after it was asleep: its files go, as soon as it outlives this daemon itself.
     pub(super) fn runs_again(&mut self) {
-        if let Some(asleep) = self.sleepiness.woken_from.take() {
-            self.keep(KEEP_AFTER);
-            asleep.runs_again();
+        let Some(asleep) = self.sleepiness.woken_from.take() else { return };
+        let Some(has_arrived) = self.keep(KEEP_AFTER) else {
+            // Nobody keeps it: it ends with this daemon.
+            return asleep.runs_again();
+        };
+        let (until, look) = (Instant::now() + KEPT_PATIENCE, Instant::now() + KEPT_LOOK);
+        self.sleepiness.until_kept = Some(UntilKept { asleep, has_arrived, until, look });
+    }
+
+    /// Removes the files of one that runs again, if the monitor has it.
+    pub(super) fn remove_files_if_kept(&mut self, now: Instant) {
+        let Some(kept) = &mut self.sleepiness.until_kept else { return };
+        if kept.has_arrived.load(Acquire) || now >= kept.until {
+            self.sleepiness.until_kept = None;
+            // Whoever wants it to sleep need not wait longer.
+            self.sleepiness.again = self.sleepiness.again.map(|_| now);
+        } else {
+            kept.look = now + KEPT_LOOK;
         }
     }
 }

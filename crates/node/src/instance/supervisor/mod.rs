@@ -420,6 +420,7 @@ impl Supervisor {
             self.rests_until,
             self.sleepiness.again,
             self.sleepiness.asked,
+            self.sleepiness.until_kept.as_ref().map(|kept| kept.look),
             self.connections.next_look(),
             self.health.next_look(),
         ];
@@ -453,6 +454,7 @@ impl Supervisor {
         if is_due(self.sleepiness.asked) {
             self.does_not_rest();
         }
+        self.remove_files_if_kept(now);
         if is_due(self.sleepiness.again) {
             self.sleep_if_wanted();
         }
@@ -477,7 +479,7 @@ impl Supervisor {
         if is_looked_at || is_about_to_sleep || !self.wake_from_own_key() {
             return;
         }
-        match self.can_be_taken_over() && self.keep(Duration::ZERO) {
+        match self.can_be_taken_over() && self.keep(Duration::ZERO).is_some() {
             true => self.connections.note_asked_to_leave(),
             false => self.connections.note_cannot_leave(),
         }
@@ -496,8 +498,9 @@ impl Supervisor {
         !self.service.config().volumes.is_empty()
     }
 
-    /// Has the instance, and its connections of this age, outlive this daemon. Whether it can.
-    fn keep(&mut self, age: Duration) -> bool {
+    /// Has the instance, and its connections of this age, outlive this daemon. What becomes true
+    /// when the monitor has it; `None`: it cannot.
+    fn keep(&mut self, age: Duration) -> Option<Arc<AtomicBool>> {
         let note = InstanceNote {
             id: self.id,
             function: self.service.name().clone(),
@@ -511,17 +514,16 @@ impl Supervisor {
         let note = serde_json::to_string(&note).expect("plain data");
         let kept = self.instance.keep(&note);
         let next = kept.and_then(|has_arrived| {
-            let is_kept = has_arrived.is_some();
-            self.connections.note_kept(has_arrived);
-            Ok((is_kept, self.connections.keep_old_ones(age)?))
+            self.connections.note_kept(has_arrived.clone());
+            Ok((has_arrived, self.connections.keep_old_ones(age)?))
         });
-        let (is_kept, left) = next.unwrap_or_else(|error| {
+        let (has_arrived, left) = next.unwrap_or_else(|error| {
             let function = self.service.name();
             tracing::debug!(%function, instance = self.id, "cannot be kept for the next daemon: {error}");
-            (false, None)
+            (None, None)
         });
         self.keep_at = left.map(|left| Instant::now() + left);
-        is_kept
+        has_arrived
     }
 
     /// Ends the instance if it has been idle for long enough, or has it give up its memory.

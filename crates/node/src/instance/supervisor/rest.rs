@@ -179,6 +179,8 @@ impl Supervisor {
         // Its program sees the end of a probe before it rests.
         self.health.cancel();
         self.is_disturbed = true;
+        // The next daemon would not know that it is to rest.
+        self.connections.note_kept(None);
         let asked = match &self.rest {
             // It was asked, and its rest is for somebody else now.
             Some(_) => Ok(()),

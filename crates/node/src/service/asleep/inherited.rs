@@ -39,11 +39,15 @@ impl Service {
     /// It is none of this version's: one sentence for the log.
     pub(crate) fn take_over_asleep(self: &Arc<Self>, left: Left) -> Result<(), String> {
         self.check_asleep(&left.note)?;
-        if self.slots().contains_key(&left.note.id) {
-            return Err("it was awake already".to_owned());
+        let is_there = {
+            let slots = self.slots();
+            slots.contains_key(&left.note.id) || slots.asleep.contains(left.note.id)
+        };
+        if is_there {
+            return Err("it was there already".to_owned());
         }
         let execs = self.left_execs(&left.note.execs);
-        let asleep = left.take_over(self.tenant.clone());
+        let asleep = left.take_over(&self.tenant);
         let id = asleep.id();
         let sleeper = Sleeper::new(Arc::new(asleep), execs.clone());
         self.slots().asleep.insert(sleeper).map_err(|_| "it is not served".to_owned())?;

@@ -83,7 +83,7 @@ impl Sleepers {
     }
 
     /// Whether somebody is waking one.
-    pub(super) fn is_waking(&self, id: u64) -> bool {
+    pub(in crate::service) fn is_waking(&self, id: u64) -> bool {
         self.contains(id) && !self.resting.iter().any(|(_, resting)| *resting == id)
     }
 

@@ -19,6 +19,11 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 use tokio::sync::mpsc;
 use tokio::time::timeout_at;
 
+/// Why one does not wake that was ended while somebody was about to wake it.
+pub(super) fn ended_asleep(id: u64) -> String {
+    format!("instance {id} was ended before it woke")
+}
+
 /// The right to wake an instance, which sleeps on if it is dropped.
 pub(in crate::service) struct Waking {
     service: Arc<Service>,
@@ -26,7 +31,7 @@ pub(in crate::service) struct Waking {
 }
 
 impl Waking {
-    pub(super) fn new(service: &Arc<Service>, asleep: Arc<Asleep>) -> Self {
+    pub(in crate::service) fn new(service: &Arc<Service>, asleep: Arc<Asleep>) -> Self {
         Self { service: service.clone(), asleep: Some(asleep) }
     }
 
@@ -180,12 +185,18 @@ impl Service {
         };
         // It goes on if the client goes away, and its place stays taken.
         let service = self.clone();
-        let wake = move || match boot(&asleep) {
-            Ok(launched) => Ok(service.adopt_woken(launched, waking, first, place, streams)),
-            Err(WakeError::Later(why)) => {
-                Err(service.cannot_wake(&waking, &format!("{why}; it sleeps on, try again")))
+        let wake = move || {
+            if !service.is_asleep(asleep.id()) {
+                // Its rules and limits are forgotten with it.
+                return Err(PlaceError::CannotWake(ended_asleep(asleep.id())));
             }
-            Err(WakeError::Lost(why)) => Err(service.lose(waking, why)),
+            match boot(&asleep) {
+                Ok(launched) => Ok(service.adopt_woken(launched, waking, first, place, streams)),
+                Err(WakeError::Later(why)) => {
+                    Err(service.cannot_wake(&waking, &format!("{why}; it sleeps on, try again")))
+                }
+                Err(WakeError::Lost(why)) => Err(service.lose(waking, why)),
+            }
         };
         tokio::task::spawn_blocking(wake).await.expect("a launcher does not panic")
     }

@@ -1,7 +1,7 @@
 //! Instances that somebody wants awake: the control plane, or a client that is connected to one and sends
 //! something.
 
-use super::waking::Waking;
+use super::waking::{Waking, ended_asleep};
 use crate::instance::{Client, End, InstanceState, Outcome};
 use crate::reactor::watch;
 use crate::service::Service;
@@ -67,7 +67,10 @@ impl Service {
         };
         let id = asleep.id();
         let waking = Waking::new(self, asleep);
-        let place = self.place_to_wake(self.memory_to_wake(waking.asleep())).await?;
+        let place = tokio::select! {
+            place = self.place_to_wake(self.memory_to_wake(waking.asleep())) => place?,
+            () = self.until_ended_asleep(id) => return Err(ended_asleep(id)),
+        };
         let woken = self.wake_up(waking, None, place).await;
         woken.map_err(|error| match error {
             PlaceError::CannotWake(why) => why,
@@ -75,6 +78,20 @@ impl Service {
         })?;
         self.wait_until_awake(id).await?;
         Ok(Some((id, began.elapsed())))
+    }
+
+    /// Waits until an instance is none of those that are asleep.
+    async fn until_ended_asleep(&self, id: u64) {
+        loop {
+            let freed = self.freed.notified();
+            tokio::pin!(freed);
+            // What happens from now on is noticed.
+            freed.as_mut().enable();
+            if !self.is_asleep(id) {
+                return;
+            }
+            freed.await;
+        }
     }
 
     /// Waits until an instance that is being woken runs.

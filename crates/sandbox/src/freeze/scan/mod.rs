@@ -76,8 +76,8 @@ impl Run {
     }
 }
 
-/// Bytes read at a time.
-const CHUNK: u64 = 1 << 20;
+/// Bytes read at a time: what is compared with it, too, stays in a processor's cache.
+const CHUNK: u64 = 128 << 10;
 /// Most bytes of memory that are read although no page is known to be there.
 const UNKNOWN_MAX: u64 = 64 << 30;
 
@@ -147,6 +147,8 @@ pub(crate) struct Scanner<'a> {
     trusts_page_map: bool,
     /// Private memory of the guest that is stored, by address space.
     stored_by_space: StoredBySpace,
+    /// Buffers that are not in use: the host makes the pages of each new one.
+    buffers: Vec<Vec<u8>>,
 }
 
 impl<'a> Scanner<'a> {
@@ -173,6 +175,7 @@ impl<'a> Scanner<'a> {
             unknown,
             trusts_page_map,
             stored_by_space: StoredBySpace::default(),
+            buffers: Vec::new(),
         })
     }
 
@@ -285,18 +288,8 @@ impl<'a> Scanner<'a> {
 
     /// The runs of pages of a region that were written, in order.
     fn private_runs(&mut self, region: &Region) -> Result<Vec<Range<u64>>, FreezeError> {
-        let mut found: Vec<Range<u64>> = Vec::new();
-        self.spaces[region.space as usize]
-            .pages
-            .private_runs(region.start, region.end(), |run| {
-                let start = run.start.max(found.last().map_or(region.start, |last| last.end));
-                let end = run.end.min(region.end());
-                if start < end {
-                    found.push(start..end);
-                }
-            })
-            .map_err(FreezeError::Memory)?;
-        Ok(found)
+        let pages = &mut self.spaces[region.space as usize].pages;
+        pages.private_runs_at_rest(region.start..region.end()).map_err(FreezeError::Memory)
     }
 
     /// A region that lies where the thaw has mapped it: what was not written is what the image
@@ -344,10 +337,10 @@ impl<'a> Scanner<'a> {
         written: Range<u64>,
         runs: &mut Runs,
     ) -> Result<(), FreezeError> {
-        let mut memory = vec![0; (written.end - written.start).min(CHUNK) as usize];
+        let mut buffer = self.buffer((written.end - written.start).min(CHUNK) as usize);
         let mut at = written.start;
         while at < written.end {
-            let memory = &mut memory[..(written.end - at).min(CHUNK) as usize];
+            let memory = &mut buffer[..(written.end - at).min(CHUNK) as usize];
             let part = at..at + memory.len() as u64;
             if !self.stored_by_space.may_have(region.space, &part) {
                 self.store(&part, runs)?;
@@ -362,8 +355,17 @@ impl<'a> Scanner<'a> {
             }
             self.check_stored()?;
             at += memory.len() as u64;
+            self.buffers.extend(earlier.into_iter().map(|earlier| earlier.memory));
         }
+        self.buffers.push(buffer);
         Ok(())
+    }
+
+    /// A buffer of so many bytes with anything in it.
+    fn buffer(&mut self, len: usize) -> Vec<u8> {
+        let mut buffer = self.buffers.pop().unwrap_or_default();
+        buffer.resize(len, 0);
+        buffer
     }
 
     /// What is to be said of a page that is to be had from no file: it is stored, unless an
@@ -377,15 +379,19 @@ impl<'a> Scanner<'a> {
     }
 
     /// What earlier address spaces have stored of this part of a region.
-    fn earlier(&self, region: &Region, at: u64, len: usize) -> Vec<Earlier> {
+    fn earlier(&mut self, region: &Region, at: u64, len: usize) -> Vec<Earlier> {
         let mut found = Vec::new();
         for space in relatives(region.space).filter(|_| is_private(region)) {
             let stored: Vec<Range<u64>> =
                 self.stored_by_space.within(space, &(at..at + len as u64)).cloned().collect();
-            let mut memory = vec![0; if stored.is_empty() { 0 } else { len }];
+            if stored.is_empty() {
+                continue;
+            }
+            let mut memory = self.buffer(len);
             // Where it has gaps, nothing is to be had from it.
-            if !memory.is_empty() && self.read(space, at, &mut memory).is_ok() {
-                found.push(Earlier { space, at, stored, memory });
+            match self.read(space, at, &mut memory) {
+                Ok(()) => found.push(Earlier { space, at, stored, memory }),
+                Err(_) => self.buffers.push(memory),
             }
         }
         found
@@ -449,12 +455,13 @@ impl<'a> Scanner<'a> {
         end: u64,
         runs: &mut Runs,
     ) -> Result<(), FreezeError> {
-        let mut memory = vec![0; (end - start).min(CHUNK) as usize];
-        let mut original = vec![0; if region.blob.is_some() { memory.len() } else { 0 }];
+        let most = (end - start).min(CHUNK) as usize;
+        let mut buffer = self.buffer(most);
+        let mut original_buffer = region.blob.map(|_| self.buffer(most)).unwrap_or_default();
         let mut at = start;
         while at < end {
             let len = (end - at).min(CHUNK) as usize;
-            let memory = &mut memory[..len];
+            let memory = &mut buffer[..len];
             if let Err(error) = self.read(region.space, at, memory) {
                 // Pages behind the end of a mapped file cannot be read, and have
                 // no content but the file's.
@@ -472,7 +479,7 @@ impl<'a> Scanner<'a> {
                 at += len as u64;
                 continue;
             }
-            let original = &mut original[..if region.blob.is_some() { len } else { 0 }];
+            let original = &mut original_buffer[..if region.blob.is_some() { len } else { 0 }];
             if let Some((number, offset)) = region.blob {
                 let file = self.blob(number)?;
                 read_padded(file, offset + (at - region.start), original)
@@ -493,7 +500,10 @@ impl<'a> Scanner<'a> {
             }
             self.check_stored()?;
             at += len as u64;
+            self.buffers.extend(earlier.into_iter().map(|earlier| earlier.memory));
         }
+        self.buffers.push(buffer);
+        self.buffers.extend(region.blob.map(|_| original_buffer));
         Ok(())
     }
 
