@@ -52,6 +52,7 @@ pub mod seal;
 pub mod secrets;
 pub mod service;
 pub mod socket;
+mod state_file;
 mod successor;
 pub mod swap;
 pub mod tenants;

@@ -269,6 +269,9 @@ impl E2b {
         // Those that have ended by themselves count no more.
         self.sandboxes_of(client.owner());
         let id = self.records.insert(record.clone(), client.0.sandboxes)?;
+        // The next daemon is to know whose it is, wherever this one ends. Without room on the disk it
+        // does not, of which the log warns.
+        let _ = self.records.written().await;
         let made = self.backend.create(Wanted { id: id.clone(), ..wanted }).await;
         match made {
             Ok(sandbox) => {
@@ -504,6 +507,7 @@ impl E2b {
         let record = Record { timeout_s: seconds, ..record };
         let copy = self.records.insert(record.clone(), client.0.sandboxes)?;
         let forked = async {
+            let _ = self.records.written().await;
             let sandbox = self.backend.fork(id, &copy).await?;
             self.backend.set_timeout(&copy, seconds)?;
             self.records.made(&copy);

@@ -4,15 +4,14 @@
 
 use super::problem::{Kind, Problem};
 use super::settings::Hash;
-use crate::replace::replace;
 use crate::sandboxes::LimitsChange;
+use crate::state_file::{State, StateFile};
 use ring::hmac;
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io;
-use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard};
+use std::path::Path;
 
 /// Name of the file in the node's home.
 const FILE: &str = "e2b-sandboxes.json";
@@ -72,12 +71,20 @@ pub enum Holder {
     Key(Hash),
 }
 
-#[derive(Default, Serialize, Deserialize)]
+#[derive(Clone, Default, Serialize, Deserialize)]
 struct Contents {
     secret: String,
     sandboxes: BTreeMap<String, Record>,
     #[serde(default)]
     snapshots: BTreeMap<String, Snapshot>,
+}
+
+impl State for Contents {
+    const LOST: &'static str = "the next daemon does not know all sandboxes of E2B's API";
+
+    fn to_bytes(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("plain data")
+    }
 }
 
 /// What is known of one snapshot.
@@ -98,12 +105,14 @@ pub struct Snapshot {
     /// It is not in the store yet. If the daemon ends meanwhile, it may be there or not.
     #[serde(skip)]
     pub is_being_made: bool,
+    /// Nobody waits for it any more, and it is removed when it comes: it counts, and is not shown.
+    #[serde(skip)]
+    pub is_late: bool,
 }
 
 /// What is known of all of them.
 pub struct Records {
-    file: PathBuf,
-    contents: Mutex<Contents>,
+    contents: StateFile<Contents>,
     key: hmac::Key,
 }
 
@@ -122,9 +131,9 @@ impl Records {
             Err(error) => return Err(error),
         };
         let key = hmac::Key::new(hmac::HMAC_SHA256, contents.secret.as_bytes());
-        let records = Self { file, contents: Mutex::new(contents), key };
-        records.write(&records.contents())?;
-        Ok(records)
+        let contents = StateFile::new(file, contents);
+        contents.write_first()?;
+        Ok(Self { contents, key })
     }
 
     /// Notes a new sandbox of an owner who may have `most`; its id. [`Records::made`] or
@@ -135,7 +144,7 @@ impl Records {
     pub fn insert(&self, record: Record, most: u32) -> Result<String, Problem> {
         let internal = |error: io::Error| Problem::new(Kind::Busy, error);
         let id = random_text(ID_LEN).map_err(internal)?;
-        let mut contents = self.contents();
+        let mut contents = self.contents.lock();
         let of_owner = |other: &&Record| other.owner == record.owner;
         if contents.sandboxes.values().filter(of_owner).count() >= most as usize {
             return Err(Problem::new(
@@ -149,20 +158,21 @@ impl Records {
             ));
         }
         contents.sandboxes.insert(id.clone(), Record { is_being_made: true, ..record });
-        self.write_or_warn(&contents);
+        drop(contents);
+        self.contents.write_soon();
         Ok(id)
     }
 
     /// One is there now.
     pub fn made(&self, id: &str) {
-        if let Some(record) = self.contents().sandboxes.get_mut(id) {
+        if let Some(record) = self.contents.lock().sandboxes.get_mut(id) {
             record.is_being_made = false;
         }
     }
 
     /// What is known of one.
     pub fn get(&self, id: &str) -> Option<Record> {
-        self.contents().sandboxes.get(id).cloned()
+        self.contents.lock().sandboxes.get(id).cloned()
     }
 
     /// The ids of those of an owner that are made.
@@ -176,7 +186,7 @@ impl Records {
     }
 
     fn made_that(&self, is_meant: impl Fn(&Record) -> bool) -> Vec<String> {
-        let contents = self.contents();
+        let contents = self.contents.lock();
         let is_own = |record: &Record| is_meant(record) && !record.is_being_made;
         let own = contents.sandboxes.iter().filter(|(_, record)| is_own(record));
         own.map(|(id, _)| id.clone()).collect()
@@ -189,7 +199,7 @@ impl Records {
     pub fn insert_snapshot(&self, snapshot: Snapshot, most: u32) -> Result<String, Problem> {
         let random = random_text(ID_LEN).map_err(|error| Problem::new(Kind::Busy, error))?;
         let id = format!("{SNAPSHOT}{random}");
-        let mut contents = self.contents();
+        let mut contents = self.contents.lock();
         let own = contents.snapshots.values().filter(|one| one.owner == snapshot.owner);
         let (mut count, mut is_taken) = (0, false);
         for one in own {
@@ -215,37 +225,53 @@ impl Records {
             ));
         }
         contents.snapshots.insert(id.clone(), Snapshot { is_being_made: true, ..snapshot });
-        self.write_or_warn(&contents);
+        drop(contents);
+        self.contents.write_soon();
         Ok(id)
     }
 
     /// A snapshot is in the store now.
     pub fn made_snapshot(&self, id: &str) {
-        if let Some(snapshot) = self.contents().snapshots.get_mut(id) {
+        if let Some(snapshot) = self.contents.lock().snapshots.get_mut(id) {
             snapshot.is_being_made = false;
         }
     }
 
+    /// A snapshot may come when nobody waits for it any more. Its name is free.
+    pub fn snapshot_is_late(&self, id: &str) {
+        if let Some(snapshot) = self.contents.lock().snapshots.get_mut(id) {
+            (snapshot.name, snapshot.is_late) = (None, true);
+        }
+        self.contents.write_soon();
+    }
+
     /// The snapshots of an owner, by id.
     pub fn snapshots_of(&self, owner: &str) -> Vec<(String, Snapshot)> {
-        let contents = self.contents();
-        let own = contents.snapshots.iter().filter(|(_, one)| one.owner == owner);
+        let contents = self.contents.lock();
+        let own = contents.snapshots.iter().filter(|(_, one)| one.owner == owner && !one.is_late);
         own.map(|(id, one)| (id.clone(), one.clone())).collect()
+    }
+
+    #[cfg(test)]
+    pub fn snapshots_counted(&self, owner: &str) -> usize {
+        self.contents.lock().snapshots.values().filter(|one| one.owner == owner).count()
     }
 
     /// Forgets a snapshot.
     pub fn remove_snapshot(&self, id: &str) {
-        let mut contents = self.contents();
+        let mut contents = self.contents.lock();
         if contents.snapshots.remove(id).is_some() {
-            self.write_or_warn(&contents);
+            drop(contents);
+            self.contents.write_soon();
         }
     }
 
     /// Forgets one.
     pub fn remove(&self, id: &str) {
-        let mut contents = self.contents();
+        let mut contents = self.contents.lock();
         if contents.sandboxes.remove(id).is_some() {
-            self.write_or_warn(&contents);
+            drop(contents);
+            self.contents.write_soon();
         }
     }
 
@@ -273,18 +299,14 @@ impl Records {
         hexadecimal(tag.as_ref())
     }
 
-    fn contents(&self) -> MutexGuard<'_, Contents> {
-        self.contents.lock().expect("no holder panics")
-    }
-
-    fn write_or_warn(&self, contents: &Contents) {
-        if let Err(error) = self.write(contents) {
-            tracing::warn!("{}: {error}; the next daemon does not know all", self.file.display());
-        }
-    }
-
-    fn write(&self, contents: &Contents) -> io::Result<()> {
-        replace(&self.file, &serde_json::to_vec(contents)?)
+    /// Waits until what has changed so far is in the file.
+    ///
+    /// # Errors
+    /// The host does not keep it.
+    pub async fn written(&self) -> Result<(), Problem> {
+        self.contents.written().await.map_err(|error| {
+            Problem::new(Kind::NoSpace, format!("the node cannot note it: {error}"))
+        })
     }
 }
 

@@ -15,12 +15,15 @@ use axum::{Extension, Json, Router};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
-use tokio::time::sleep;
+use std::time::Duration;
+use tokio::time::{Instant, sleep_until};
 
 /// Most snapshots in one page of a list.
 const PAGE_MAX: usize = 100;
 /// Most bytes of a name.
 const NAME_MAX: usize = 128;
+/// How often it is looked whether a snapshot has come that nobody waits for any more.
+const LATE_EVERY: Duration = Duration::from_secs(10);
 /// The header that says where the next page begins.
 const NEXT_TOKEN: HeaderName = HeaderName::from_static("x-next-token");
 
@@ -80,9 +83,15 @@ impl E2b {
             defaults: record.defaults,
             limits: record.limits,
             is_being_made: true,
+            is_late: false,
         };
         let new = self.records.insert_snapshot(snapshot.clone(), client.most_snapshots())?;
-        match self.backend.snapshot(id, &new).await {
+        // The next daemon has to know whose it is, wherever this one ends.
+        let taken = match self.records.written().await {
+            Ok(()) => self.backend.snapshot(id, &new).await,
+            Err(problem) => Err(problem),
+        };
+        match taken {
             Ok(()) => {
                 self.records.made_snapshot(&new);
                 Ok(shown(&new, &snapshot))
@@ -90,7 +99,10 @@ impl E2b {
             Err(problem) => {
                 match problem.kind {
                     // Its place stays taken until then.
-                    Kind::Late => drop(tokio::spawn(self.clone().remove_late(new))),
+                    Kind::Late => {
+                        self.records.snapshot_is_late(&new);
+                        tokio::spawn(self.clone().remove_late(new));
+                    }
                     _ => self.records.remove_snapshot(&new),
                 }
                 Err(problem)
@@ -100,13 +112,15 @@ impl E2b {
 
     /// Removes a snapshot that may be written after nobody waits for it any more.
     async fn remove_late(self: Arc<Self>, snapshot: String) {
-        sleep(self.templates.times.late).await;
-        match self.backend.remove_snapshot(&snapshot).await {
-            Ok(_) => self.records.remove_snapshot(&snapshot),
-            Err(problem) => {
-                tracing::warn!(%snapshot, "a snapshot that was written too late stays: {problem}");
-                // Its owner may delete it.
-                self.records.made_snapshot(&snapshot);
+        let until = Instant::now() + self.templates.times.late;
+        loop {
+            sleep_until(until.min(Instant::now() + LATE_EVERY)).await;
+            match self.backend.remove_snapshot(&snapshot).await {
+                Ok(false) if Instant::now() < until => {}
+                Err(problem) if Instant::now() < until => {
+                    tracing::warn!(%snapshot, "a snapshot that came too late stays for now: {problem}");
+                }
+                _ => return self.records.remove_snapshot(&snapshot),
             }
         }
     }

@@ -509,7 +509,8 @@ impl ConnectionTable {
         })
     }
 
-    fn monitor_has_it(&self) -> bool {
+    /// Whether the next daemon gets it from the monitor.
+    pub(super) fn monitor_has_it(&self) -> bool {
         let is_kept = self.is_kept.lock().expect("no holder panics");
         is_kept.as_ref().is_some_and(|has_arrived| has_arrived.load(SeqCst))
     }

@@ -19,24 +19,22 @@ pub use file::{functions_of_sandboxes, versions_of_sandboxes};
 use crate::node::NodeState;
 use crate::sandboxes::usage::{look_at_egress_bytes, usage_of};
 use crate::service::Service;
+use crate::state_file::StateFile;
 use crate::to_its_end::to_its_end;
-use file::Written;
 use making::Making;
 use std::collections::BTreeMap;
 use std::mem;
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
 use timeouts::Times;
 
 /// The sandboxes of a node.
 pub struct Sandboxes {
     node: Arc<NodeState>,
-    file: PathBuf,
-    all: Mutex<BTreeMap<String, SandboxInfo>>,
+    /// By their names, for the next daemon, too.
+    all: StateFile<BTreeMap<String, SandboxInfo>>,
     /// Those that are being made. Locked before `all`.
     making: Mutex<Making>,
-    written: Written,
     times: Times,
 }
 
@@ -49,14 +47,14 @@ impl Sandboxes {
     /// Whether there is one of this name, if only its file, whose function is not served yet.
     pub(crate) fn knows(&self, name: &str) -> bool {
         let is_there = |info: &SandboxInfo| self.node.may_have_instance(info.instance);
-        self.all().get(name).is_some_and(is_there)
+        self.all.lock().get(name).is_some_and(is_there)
     }
 
     /// All of them whose instances are there.
     pub fn list(&self) -> Vec<SandboxInfo> {
         // First: what is taken in meanwhile has a service then.
         let left = self.node.left_ids();
-        let all: Vec<_> = self.all().values().cloned().collect();
+        let all: Vec<_> = self.all.lock().values().cloned().collect();
         let shown = all.into_iter().filter_map(|info| {
             let service = self.service(&info);
             let is_there = service.is_some() || left.contains(&info.instance);
@@ -85,7 +83,7 @@ impl Sandboxes {
     /// What was noted of one, whether it is there or not.
     fn noted(&self, name: &str) -> Result<SandboxInfo, SandboxProblem> {
         let found = {
-            let all = self.all();
+            let all = self.all.lock();
             let by_number = || {
                 let number = name.parse::<u64>().ok();
                 all.values().find(|info| Some(info.instance) == number)
@@ -126,16 +124,16 @@ impl Sandboxes {
     pub(crate) fn wanted(self: &Arc<Self>, instance: u64) {
         let is_it = |info: &&mut SandboxInfo| info.instance == instance;
         let was_paused =
-            self.all().values_mut().find(is_it).map(|info| mem::take(&mut info.paused));
+            self.all.lock().values_mut().find(is_it).map(|info| mem::take(&mut info.paused));
         if was_paused == Some(true) {
-            self.write_soon();
+            self.all.write_soon();
         }
     }
 
     /// Notes whether the next daemon is to pause one.
     async fn note_pause(self: &Arc<Self>, of: &SandboxInfo, paused: bool) {
         let note = |info: &mut SandboxInfo| mem::replace(&mut info.paused, paused);
-        let was = same_one(&mut self.all(), of).map(note);
+        let was = same_one(&mut self.all.lock(), of).map(note);
         if was == Some(!paused) {
             self.write().await;
         }
@@ -160,13 +158,13 @@ impl Sandboxes {
         if let Some(service) = self.service(info) {
             service.kill(info.instance);
         }
-        let mut all = self.all();
+        let mut all = self.all.lock();
         // Its name was free as soon as it had ended.
         if same_one(&mut all, info).is_some() {
             all.remove(&info.name);
         }
         drop(all);
-        self.write_soon();
+        self.all.write_soon();
     }
 
     /// Ends the sandbox of an instance, if it is one still.
@@ -210,10 +208,6 @@ impl Sandboxes {
         service.wake(Some(info.instance)).await.map_err(SandboxProblem::Refused)?;
         self.used(info.instance);
         self.find(name)
-    }
-
-    fn all(&self) -> MutexGuard<'_, BTreeMap<String, SandboxInfo>> {
-        self.all.lock().expect("no holder panics")
     }
 }
 

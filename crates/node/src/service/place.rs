@@ -666,6 +666,7 @@ impl Service {
         let instance = self.launcher.take_over(orphan, note.origin.image, own.as_ref(), limits)?;
         // Its daemon was killed when it had just woken, and its files were left.
         self.end_asleep(note.id);
+        self.shared.end_left(note.id);
 
         let id = note.id;
         let placed = Placed { instance: id, waited: false };

@@ -24,7 +24,6 @@ use crate::image::elf::{
     CORE_OWNER, EM_X86_64, ET_CORE, FileHeader, IDENT, NT_AUXV, NT_FILE, NT_PRPSINFO, NT_PRSTATUS,
     PT_LOAD, PT_NOTE, ProcessInfo, ProgramHeader, ThreadStatus, push_note,
 };
-use crate::state::give_way;
 
 /// Bytes copied at a time, and their alignment in the file. The page cache keeps what
 /// is written at once in pages as large (folios), and maps large ones faster.
@@ -160,9 +159,8 @@ fn copy_memory(
     }
     let stored = copying.copy(first, memory)?;
     memory.end_first()?;
-    // Copies run from now on: they have the processors first, and one of two for themselves.
+    // Copies run from now on: they have one of two processors for themselves.
     copying.mate = None;
-    give_way();
     Ok(stored + copying.copy(others, memory)?)
 }
 

@@ -8,9 +8,7 @@ use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount,
     fsopen,
 };
-use rustix::process::{
-    Resource, Signal, set_parent_process_death_signal, setpriority_process, setsid,
-};
+use rustix::process::{Resource, Signal, set_parent_process_death_signal, setsid};
 use rustix::thread::{CapabilitySet, set_name};
 
 use super::filter::{self, List};
@@ -71,14 +69,6 @@ pub(super) fn become_worker() -> io::Result<()> {
     hold_capabilities(CapabilitySet::empty())?;
     set_parent_process_death_signal(Some(Signal::KILL))?;
     filter::install(List::Worker)
-}
-
-/// Has a worker wait for the processors behind others who want them (nice(1)): not for ever, if they
-/// always do.
-pub(crate) fn give_way() {
-    const NICE: i32 = 10;
-    // Only a higher priority is ever refused.
-    let _ = setpriority_process(None, NICE);
 }
 
 /// A `/proc` without a mount point that shows the processes of this pid namespace and

@@ -54,11 +54,6 @@ static WORKER_CALLS: &[Call] = &[
     MAPS_ITS_OWN,
     call(libc::SYS_clock_gettime, &[], "looks at the clock where the vdso cannot"),
     call(libc::SYS_getrandom, &[], "seeds hash tables"),
-    call(
-        libc::SYS_setpriority,
-        &[&[is(0, libc::PRIO_PROCESS as u64), is(1, 0)]],
-        "has itself give way to copies that run; nobody gets more than they had",
-    ),
     call(libc::SYS_exit_group, &[], "ends the process"),
 ];
 

@@ -30,7 +30,6 @@ mod processes;
 pub(crate) mod protocol;
 mod serve;
 
-pub(crate) use confine::give_way;
 pub use handle::StateError;
 pub(crate) use handle::{Conversation, Running, StateHelper, Subject};
 pub(crate) use launch::{helper_main, launcher};

@@ -83,11 +83,12 @@ async fn request(
     Extension(client): Extension<Client>,
     body: Bytes,
 ) -> Response {
-    let requested = || {
+    let requested = async {
         let wanted = parse::<BuildRequest>(&body)?.wanted(client.owner())?;
         let (name, tags) = (wanted.name.clone(), wanted.tags.clone());
         let records = &e2b.templates.records;
         let (template, build) = records.request(client.owner(), wanted, client.most_templates())?;
+        records.written().await?;
         Ok(json!({
             "templateID": template,
             "buildID": build,
@@ -97,7 +98,7 @@ async fn request(
             "tags": tags,
         }))
     };
-    answer(StatusCode::ACCEPTED, requested())
+    answer(StatusCode::ACCEPTED, requested.await)
 }
 
 /// Begins a build. It goes on if the client goes away.
@@ -129,6 +130,10 @@ impl E2b {
         match job {
             Ok(job) => {
                 let begun = self.templates.running.begin(&job.owner, build, begin)?;
+                self.templates.records.written().await.inspect_err(|_| {
+                    self.templates.running.end(build);
+                    self.templates.records.has_not_begun(&template, build);
+                })?;
                 tokio::spawn(self.clone().build(job, begun));
                 Ok(())
             }
@@ -198,6 +203,8 @@ async fn build_status(
         let page = (query.logs_offset.unwrap_or(0), query.limit.unwrap_or(PAGE_MAX));
         Ok(status((&id, &build), known, log.as_deref(), page))
     });
+    // Whoever hears that it is ready finds it so, also if the next daemon answers.
+    let _ = e2b.templates.records.written().await;
     answer(StatusCode::OK, shown)
 }
 
@@ -298,6 +305,6 @@ impl E2b {
         let builds = self.templates.records.remove(client.owner(), id)?;
         builds.iter().for_each(|build| self.templates.running.cancel(build));
         self.remove_leftovers().await;
-        Ok(())
+        self.templates.records.written().await
     }
 }

@@ -9,13 +9,12 @@ use super::names::{DEFAULT_TAG, TemplateName};
 use crate::e2b::control::now_ms;
 use crate::e2b::problem::{Kind, Problem};
 use crate::e2b::records::{Defaults, random_text};
-use crate::replace::replace;
 use crate::sandboxes::LimitsChange;
+use crate::state_file::{self, StateFile};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard};
+use std::path::Path;
 
 /// Name of the file in the node's home.
 const FILE: &str = "e2b-templates.json";
@@ -27,7 +26,7 @@ const CHECKPOINTS_PER_TEMPLATE: usize = 4;
 /// Most tags of a template.
 const TAGS_MAX: usize = 64;
 
-#[derive(Default, Serialize, Deserialize)]
+#[derive(Clone, Default, Serialize, Deserialize)]
 struct Contents {
     templates: BTreeMap<String, Template>,
     /// Checkpoints that nobody wants any more, and whose they are.
@@ -38,8 +37,16 @@ struct Contents {
     given_up: BTreeMap<String, GivenUp>,
 }
 
+impl state_file::State for Contents {
+    const LOST: &'static str = "the next daemon does not know all templates of E2B's API";
+
+    fn to_bytes(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("plain data")
+    }
+}
+
 /// What a build makes that nobody wants any more.
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 struct GivenUp {
     owner: String,
     sandbox: String,
@@ -55,8 +62,7 @@ impl GivenUp {
 
 /// What is known of all of them.
 pub struct TemplateRecords {
-    file: PathBuf,
-    contents: Mutex<Contents>,
+    contents: StateFile<Contents>,
 }
 
 impl Contents {
@@ -114,15 +120,15 @@ impl TemplateRecords {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Contents::default(),
             Err(error) => return Err(error),
         };
-        let records = Self { file, contents: Mutex::new(contents) };
-        records.write(&records.contents())?;
-        Ok(records)
+        let contents = StateFile::new(file, contents);
+        contents.write_first()?;
+        Ok(Self { contents })
     }
 
     /// Has builds fail that were under way when the daemon before this one ended. Those of which
     /// something may be left, with their sandboxes; [`Self::leave_over`] follows for each.
     pub fn fail_cut_off(&self) -> Vec<(String, String)> {
-        let mut contents = self.contents();
+        let mut contents = self.contents.lock();
         let Contents { templates, given_up, .. } = &mut *contents;
         for Template { owner, builds, .. } in templates.values_mut() {
             for (id, build) in builds.iter_mut().filter(|(_, one)| one.state == State::Building) {
@@ -132,9 +138,11 @@ impl TemplateRecords {
                 given_up.insert(id.clone(), GivenUp::of(build, owner));
             }
         }
-        self.write_or_warn(&contents);
         let all = contents.given_up.iter();
-        all.map(|(build, left)| (build.clone(), left.sandbox.clone())).collect()
+        let all = all.map(|(build, left)| (build.clone(), left.sandbox.clone())).collect();
+        drop(contents);
+        self.contents.write_soon();
+        all
     }
 
     /// Notes a build that is going to be made, of a new template or of one that is there, of an
@@ -149,7 +157,7 @@ impl TemplateRecords {
         most: u32,
     ) -> Result<(String, String), Problem> {
         let internal = |error: io::Error| Problem::new(Kind::Busy, error);
-        let mut contents = self.contents();
+        let mut contents = self.contents.lock();
         let most = most as usize;
         let known = contents.id_of(owner, &wanted.name);
         if known.is_none() && contents.of(owner).count() >= most {
@@ -193,7 +201,8 @@ impl TemplateRecords {
         };
         template.builds.insert(build_id.clone(), build);
         template.forget_old_builds(&build_id);
-        self.write_or_warn(&contents);
+        drop(contents);
+        self.contents.write_soon();
         Ok((id, build_id))
     }
 
@@ -202,7 +211,7 @@ impl TemplateRecords {
     /// # Errors
     /// The owner has none.
     pub fn named(&self, owner: &str, name: &str) -> Result<(String, Template), Problem> {
-        let contents = self.contents();
+        let contents = self.contents.lock();
         let id = contents.id_of(owner, name).ok_or_else(|| no_template(name))?;
         let template = contents.templates[&id].clone();
         Ok((id, template))
@@ -210,12 +219,12 @@ impl TemplateRecords {
 
     /// Whose a template is, by its id.
     pub fn owner(&self, id: &str) -> Option<String> {
-        self.contents().templates.get(id).map(|template| template.owner.clone())
+        self.contents.lock().templates.get(id).map(|template| template.owner.clone())
     }
 
     /// The templates of an owner, by id.
     pub fn of(&self, owner: &str) -> Vec<(String, Template)> {
-        let contents = self.contents();
+        let contents = self.contents.lock();
         contents.of(owner).map(|(id, template)| (id.clone(), template.clone())).collect()
     }
 
@@ -238,24 +247,25 @@ impl TemplateRecords {
 
     /// A sandbox was made of a template.
     pub fn spawned(&self, id: &str) {
-        if let Some(template) = self.contents().templates.get_mut(id) {
+        if let Some(template) = self.contents.lock().templates.get_mut(id) {
             template.spawned += 1;
             template.spawned_ms = Some(now_ms());
         }
     }
 
     /// A build begins, whose sandboxes may use so much, of an owner who may have `most` templates.
+    /// Nothing is made for it before that is written: nobody would remove what it leaves if it is cut
+    /// off.
     ///
     /// # Errors
-    /// It has begun already, or is not there; the owner has as many as may be; or the host does not
-    /// keep the note without which nobody would remove what a build leaves that is cut off.
+    /// It has begun already, or is not there; or the owner has as many as may be.
     pub fn begin(
         &self,
         (template, build): (&str, &str),
         limits: LimitsChange,
         most: u32,
     ) -> Result<(), Problem> {
-        let mut contents = self.contents();
+        let mut contents = self.contents.lock();
         let owner = contents.templates.get(template).map(|one| one.owner.clone());
         // Others may have begun since this one was asked for.
         contents.check_room(&owner.ok_or_else(|| no_build(build))?, most as usize)?;
@@ -267,12 +277,22 @@ impl TemplateRecords {
         }
         found.state = State::Building;
         found.limits = limits;
-        self.write(&contents).map_err(|error| {
-            let template = contents.templates.get_mut(template);
-            let build = template.and_then(|one| one.builds.get_mut(build));
-            build.expect("it was found").state = State::Waiting;
-            Problem::new(Kind::NoSpace, format!("the build cannot be noted: {error}"))
-        })
+        drop(contents);
+        self.contents.write_soon();
+        Ok(())
+    }
+
+    /// A build has not begun after all.
+    pub fn has_not_begun(&self, template: &str, build: &str) {
+        let mut contents = self.contents.lock();
+        let found = contents.templates.get_mut(template).and_then(|one| one.builds.get_mut(build));
+        match found {
+            Some(found) => found.state = State::Waiting,
+            // Its template was deleted meanwhile, and it has left nothing.
+            None => drop(contents.given_up.remove(build)),
+        }
+        drop(contents);
+        self.contents.write_soon();
     }
 
     /// A build has ended so; `change` notes what else is known of it. Whether it is known still: its
@@ -284,7 +304,7 @@ impl TemplateRecords {
         state: State,
         change: impl FnOnce(&mut Build),
     ) -> bool {
-        let mut contents = self.contents();
+        let mut contents = self.contents.lock();
         let Some(found) = contents.templates.get_mut(template) else { return false };
         let Some(one) = found.builds.get_mut(build) else { return false };
         one.finished_ms = Some(now_ms());
@@ -299,7 +319,8 @@ impl TemplateRecords {
             contents.leftovers.insert(checkpoint, owner);
         }
         contents.retire(template);
-        self.write_or_warn(&contents);
+        drop(contents);
+        self.contents.write_soon();
         true
     }
 
@@ -313,7 +334,7 @@ impl TemplateRecords {
         target: &TemplateName,
         tags: &[String],
     ) -> Result<String, Problem> {
-        let mut contents = self.contents();
+        let mut contents = self.contents.lock();
         let id = contents.id_of(owner, &target.name).ok_or_else(|| no_template(&target.name))?;
         let template = contents.templates.get_mut(&id).expect("it was found");
         let ready = template.ready(target.tag()).map(|(build, _)| build.clone());
@@ -326,7 +347,8 @@ impl TemplateRecords {
         let tag = Tag { build: build.clone(), created_ms: now_ms() };
         template.tags.extend(tags.iter().map(|name| (name.clone(), tag.clone())));
         contents.retire(&id);
-        self.write_or_warn(&contents);
+        drop(contents);
+        self.contents.write_soon();
         Ok(build)
     }
 
@@ -335,12 +357,13 @@ impl TemplateRecords {
     /// # Errors
     /// There is no such template.
     pub fn untag(&self, owner: &str, name: &str, tags: &[String]) -> Result<(), Problem> {
-        let mut contents = self.contents();
+        let mut contents = self.contents.lock();
         let id = contents.id_of(owner, name).ok_or_else(|| no_template(name))?;
         let template = contents.templates.get_mut(&id).expect("it was found");
         template.tags.retain(|tag, _| !tags.contains(tag));
         contents.retire(&id);
-        self.write_or_warn(&contents);
+        drop(contents);
+        self.contents.write_soon();
         Ok(())
     }
 
@@ -349,7 +372,7 @@ impl TemplateRecords {
     /// # Errors
     /// There is no such template.
     pub fn remove(&self, owner: &str, name: &str) -> Result<Vec<String>, Problem> {
-        let mut contents = self.contents();
+        let mut contents = self.contents.lock();
         let id = contents.id_of(owner, name).ok_or_else(|| no_template(name))?;
         let template = contents.templates.remove(&id).expect("it was found");
         for (id, build) in &template.builds {
@@ -363,43 +386,42 @@ impl TemplateRecords {
                 State::Waiting | State::Failed(_) => {}
             }
         }
-        self.write_or_warn(&contents);
+        drop(contents);
+        self.contents.write_soon();
         Ok(template.builds.into_keys().collect())
     }
 
     /// The sandbox of a build is gone that nobody wants any more. Its checkpoint is left over.
     pub fn leave_over(&self, build: &str) {
-        let mut contents = self.contents();
+        let mut contents = self.contents.lock();
         if let Some(GivenUp { owner, checkpoint, .. }) = contents.given_up.remove(build) {
             contents.leftovers.insert(checkpoint, owner);
-            self.write_or_warn(&contents);
+            drop(contents);
+            self.contents.write_soon();
         }
     }
 
     /// Checkpoints that are wanted no more.
     pub fn leftovers(&self) -> Vec<String> {
-        self.contents().leftovers.keys().cloned().collect()
+        self.contents.lock().leftovers.keys().cloned().collect()
     }
 
     /// One of them is gone.
     pub fn forget_leftover(&self, checkpoint: &str) {
-        let mut contents = self.contents();
+        let mut contents = self.contents.lock();
         contents.leftovers.remove(checkpoint);
-        self.write_or_warn(&contents);
+        drop(contents);
+        self.contents.write_soon();
     }
 
-    fn contents(&self) -> MutexGuard<'_, Contents> {
-        self.contents.lock().expect("no holder panics")
-    }
-
-    fn write_or_warn(&self, contents: &Contents) {
-        if let Err(error) = self.write(contents) {
-            tracing::warn!("{}: {error}; the next daemon does not know all", self.file.display());
-        }
-    }
-
-    fn write(&self, contents: &Contents) -> io::Result<()> {
-        replace(&self.file, &serde_json::to_vec(contents)?)
+    /// Waits until what has changed so far is in the file.
+    ///
+    /// # Errors
+    /// The host does not keep it.
+    pub async fn written(&self) -> Result<(), Problem> {
+        self.contents.written().await.map_err(|error| {
+            Problem::new(Kind::NoSpace, format!("the node cannot note it: {error}"))
+        })
     }
 }
 

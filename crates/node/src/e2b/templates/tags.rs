@@ -45,6 +45,7 @@ async fn assign(
         let target = TemplateName::parse(&request.target, client.owner())?;
         let build = e2b.templates.records.tag(client.owner(), &target, &request.tags)?;
         e2b.remove_leftovers().await;
+        e2b.templates.records.written().await?;
         Ok(json!({"buildID": build, "tags": request.tags}))
     };
     answer(StatusCode::CREATED, assigned.await)
@@ -67,6 +68,7 @@ async fn remove(
         let name = TemplateName::parse(&request.name, client.owner())?;
         e2b.templates.records.untag(client.owner(), &name.name, &request.tags)?;
         e2b.remove_leftovers().await;
+        e2b.templates.records.written().await?;
         Ok(Value::Null)
     };
     answer(StatusCode::NO_CONTENT, removed.await)

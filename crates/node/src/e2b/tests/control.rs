@@ -229,7 +229,7 @@ async fn a_key_that_is_taken_away_takes_the_tokens_with_it() {
     let made = place.make(open).await;
     let list = "/process.Process/List";
     assert_eq!(place.unary(&made, list, json!({})).await.0, StatusCode::OK);
-    let file = place._directory.path().join(FILE);
+    let file = place.directory.path().join(FILE);
     let text = format!("[[keys]]\nname = \"b\"\nsha256 = \"{}\"\n", HASHES[1]);
     std::fs::write(&file, text).unwrap();
     let later = std::time::SystemTime::now() + std::time::Duration::from_secs(60);

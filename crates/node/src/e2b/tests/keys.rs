@@ -23,7 +23,7 @@ fn place() -> Place {
          [[keys]]\nname = \"a\"\nsha256 = \"{}\"\nrate = \"3 per 1h\"\n",
         MORE[0], MORE[1], MORE[2]
     );
-    std::fs::write(place._directory.path().join(KEYS_FILE), text).unwrap();
+    std::fs::write(place.directory.path().join(KEYS_FILE), text).unwrap();
     place
 }
 
@@ -109,7 +109,7 @@ async fn what_an_admin_has_read_counts_no_more_when_its_key_is_taken_away() {
     let refused = [StatusCode::UNAUTHORIZED, StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN];
     let before = statuses(&by_connecting, &traffic).await;
     assert!(before.iter().zip(refused).all(|(status, refused)| *status != refused), "{before:?}");
-    let keys = place._directory.path().join(KEYS_FILE);
+    let keys = place.directory.path().join(KEYS_FILE);
     let text = std::fs::read_to_string(&keys).unwrap();
     // An admin that becomes a user loses them, too.
     let (_, others) = text.split_once("role = \"admin\"\n").unwrap();

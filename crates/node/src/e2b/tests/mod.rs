@@ -29,7 +29,7 @@ const HASHES: [&str; 2] = [
 struct Place {
     api: Arc<E2b>,
     fake: Arc<Fake>,
-    _directory: TempDir,
+    directory: TempDir,
 }
 
 /// A sandbox, as whoever has made it knows it.
@@ -55,7 +55,7 @@ impl Place {
         std::fs::write(&file, text).unwrap();
         let settings = LiveSettings::load(file).unwrap();
         let api = E2b::new(fake.clone(), settings, directory.path()).unwrap();
-        Self { api, fake, _directory: directory }
+        Self { api, fake, directory: directory }
     }
 
     async fn send(&self, request: Request<Body>) -> Response {

@@ -269,6 +269,29 @@ async fn nothing_is_left_of_a_checkpoint_that_comes_after_its_build_has_failed()
 }
 
 #[tokio::test]
+async fn what_cannot_be_noted_does_not_begin() {
+    let place = Place::new();
+    let made = place.make(json!({"templateID": "base"})).await;
+    let asked = place.ask("secret", json!({"name": "app"})).await.unwrap();
+    // As on a full disk.
+    let in_the_way =
+        ["e2b-templates.new", "e2b-sandboxes.new"].map(|name| place.directory.path().join(name));
+    in_the_way.iter().for_each(|path| std::fs::create_dir(path).unwrap());
+    let step = json!({"fromTemplate": "base", "steps": []});
+    let (status, why) = place.begin(&asked, step.clone()).await;
+    assert_eq!(status, StatusCode::INSUFFICIENT_STORAGE, "{why}");
+    let take = format!("POST /sandboxes/{}/snapshots", made.id);
+    let (status, ..) = place.control("secret", &take, json!({})).await;
+    assert_eq!(status, StatusCode::INSUFFICIENT_STORAGE);
+    assert_eq!(place.fake.counts(), (1, 0));
+    in_the_way.iter().for_each(|path| std::fs::remove_dir(path).unwrap());
+    place.begin(&asked, step).await;
+    assert_eq!(place.ended(&asked).await["status"], "ready");
+    let (status, ..) = place.control("secret", &take, json!({})).await;
+    assert_eq!((status, place.fake.counts()), (StatusCode::CREATED, (1, 2)));
+}
+
+#[tokio::test]
 async fn what_a_deleted_template_stood_on_goes_with_it() {
     let place = Place::new();
     // Which of both is looked at first is up to their ids.
@@ -298,13 +321,16 @@ async fn nothing_is_left_of_a_snapshot_that_comes_after_nobody_waits_for_it() {
     let line = format!("POST /sandboxes/{}/snapshots", made.id);
     let (status, refused, _) = place.control("secret", &line, json!({})).await;
     assert_eq!(status, StatusCode::GATEWAY_TIMEOUT, "{refused}");
-    assert_eq!(place.api.records.snapshots_of("a").len(), 1, "it may come yet");
+    // It may come yet. Its name is free, and its place is not.
+    let (_, listed, _) = place.control("secret", "GET /snapshots", Value::Null).await;
+    assert_eq!(listed, json!([]));
+    assert_eq!(place.api.records.snapshots_counted("a"), 1);
     place.fake.write_late();
     assert_eq!(place.fake.counts(), (1, 1));
     while Arc::strong_count(&place.api) > 1 {
         tokio::task::yield_now().await;
     }
-    assert_eq!((place.fake.counts(), place.api.records.snapshots_of("a").len()), ((1, 0), 0));
+    assert_eq!((place.fake.counts(), place.api.records.snapshots_counted("a")), ((1, 0), 0));
 }
 
 #[tokio::test]
@@ -358,9 +384,9 @@ async fn a_build_that_was_cut_off_has_failed_for_the_next_daemon() {
     while place.fake.counts() != (1, 1) {
         tokio::task::yield_now().await;
     }
-    let Place { api, fake, _directory } = place;
+    let Place { api, fake, directory } = place;
     drop(api);
-    let place = Place::with(_directory, fake);
+    let place = Place::with(directory, fake);
     place.api.clone().clean_up().await;
     assert_eq!(place.fake.counts(), (0, 1), "its sandbox is gone, and what was there stays");
     let status = place.status(&asked).await;
@@ -442,7 +468,7 @@ async fn whoever_may_only_look_builds_nothing() {
     let place = Place::new();
     let text = "[[keys]]\nname = \"a\"\nrole = \"read-only\"\nsha256 = \
                 \"d133efd9800e396abbeb9de0cc7a6f873d58159121a0fc587f8a2ec1208ad50a\"\n";
-    std::fs::write(place._directory.path().join(KEYS_FILE), text).unwrap();
+    std::fs::write(place.directory.path().join(KEYS_FILE), text).unwrap();
     let asked = place.ask("secret", json!({"name": "app"})).await.unwrap();
     let (status, _) = place.link("looker", &asked.template).await;
     assert_eq!(status, StatusCode::FORBIDDEN);
@@ -569,7 +595,7 @@ async fn uploads_want_an_address_that_was_given_for_them() {
     assert_eq!(cut.status(), StatusCode::BAD_REQUEST);
     // Nothing is left of those.
     assert_eq!(place.link("secret", &asked.template).await.1["present"], false);
-    let uploads = place._directory.path().join("e2b-uploads");
+    let uploads = place.directory.path().join("e2b-uploads");
     let shelves = std::fs::read_dir(uploads).unwrap();
     let left: usize =
         shelves.map(|shelf| std::fs::read_dir(shelf.unwrap().path()).unwrap().count()).sum();

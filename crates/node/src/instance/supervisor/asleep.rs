@@ -12,7 +12,6 @@ use crate::instance::launch::{Report, SleepingInstance};
 use std::future::poll_fn;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Acquire};
 use std::task::Poll;
 use std::time::Duration;
 use thaw_abi::control::EntryPoint;
@@ -69,7 +68,6 @@ pub(super) struct Sleepiness {
 #[derive(Debug)]
 pub(super) struct UntilKept {
     asleep: Arc<Asleep>,
-    has_arrived: Arc<AtomicBool>,
     /// It is not waited for after this.
     until: Instant,
     /// When to look again.
@@ -214,9 +212,7 @@ impl Supervisor {
             self.go_on_with_memory("");
         }
         let is_looked_at = self.rest.is_some() || self.twin.is_some() || self.sleep.is_under_way();
-        let is_owed = self.sleepiness.is_late
-            || self.sleepiness.woken_from.is_some()
-            || self.sleepiness.until_kept.is_some();
+        let is_owed = self.sleepiness.is_late || self.sleepiness.woken_from.is_some();
         // A daemon that leaves waits for those that persist only.
         let is_owed = is_owed || self.service.shared().is_leaving() && !self.service.persists();
         if is_looked_at || is_owed || WRITERS.available_permits() == 0 {
@@ -315,6 +311,8 @@ impl Supervisor {
         let space = self.service.shared().asleep_space().ok_or_else(|| {
             Refusal::Failed("this daemon has no directory for sleeping instances".to_owned())
         })?;
+        // The names are those of its next sleep.
+        self.sleepiness.until_kept = None;
         let new = space.new_file(self.id, self.place.lease.memory())?;
         let new = match self.storage() {
             // Its image has a checksum.
@@ -390,21 +388,20 @@ impl Supervisor {
     /// It runs again after it was asleep: its files go, as soon as it outlives this daemon itself.
     pub(super) fn runs_again(&mut self) {
         let Some(asleep) = self.sleepiness.woken_from.take() else { return };
-        let Some(has_arrived) = self.keep(KEEP_AFTER) else {
+        if !self.keep(KEEP_AFTER) {
             // Nobody keeps it: it ends with this daemon.
             return asleep.runs_again();
-        };
+        }
         let (until, look) = (Instant::now() + KEPT_PATIENCE, Instant::now() + KEPT_LOOK);
-        self.sleepiness.until_kept = Some(UntilKept { asleep, has_arrived, until, look });
+        self.sleepiness.until_kept = Some(UntilKept { asleep, until, look });
     }
 
     /// Removes the files of one that runs again, if the monitor has it.
     pub(super) fn remove_files_if_kept(&mut self, now: Instant) {
         let Some(kept) = &mut self.sleepiness.until_kept else { return };
-        if kept.has_arrived.load(Acquire) || now >= kept.until {
+        let is_looked_at = self.rest.is_some() || self.twin.is_some();
+        if self.connections.monitor_has_it() || now >= kept.until && !is_looked_at {
             self.sleepiness.until_kept = None;
-            // Whoever wants it to sleep need not wait longer.
-            self.sleepiness.again = self.sleepiness.again.map(|_| now);
         } else {
             kept.look = now + KEPT_LOOK;
         }

@@ -479,7 +479,7 @@ impl Supervisor {
         if is_looked_at || is_about_to_sleep || !self.wake_from_own_key() {
             return;
         }
-        match self.can_be_taken_over() && self.keep(Duration::ZERO).is_some() {
+        match self.can_be_taken_over() && self.keep(Duration::ZERO) {
             true => self.connections.note_asked_to_leave(),
             false => self.connections.note_cannot_leave(),
         }
@@ -498,9 +498,8 @@ impl Supervisor {
         !self.service.config().volumes.is_empty()
     }
 
-    /// Has the instance, and its connections of this age, outlive this daemon. What becomes true
-    /// when the monitor has it; `None`: it cannot.
-    fn keep(&mut self, age: Duration) -> Option<Arc<AtomicBool>> {
+    /// Has the instance, and its connections of this age, outlive this daemon. Whether it can.
+    fn keep(&mut self, age: Duration) -> bool {
         let note = InstanceNote {
             id: self.id,
             function: self.service.name().clone(),
@@ -514,16 +513,17 @@ impl Supervisor {
         let note = serde_json::to_string(&note).expect("plain data");
         let kept = self.instance.keep(&note);
         let next = kept.and_then(|has_arrived| {
-            self.connections.note_kept(has_arrived.clone());
-            Ok((has_arrived, self.connections.keep_old_ones(age)?))
+            let is_kept = has_arrived.is_some();
+            self.connections.note_kept(has_arrived);
+            Ok((is_kept, self.connections.keep_old_ones(age)?))
         });
-        let (has_arrived, left) = next.unwrap_or_else(|error| {
+        let (is_kept, left) = next.unwrap_or_else(|error| {
             let function = self.service.name();
             tracing::debug!(%function, instance = self.id, "cannot be kept for the next daemon: {error}");
-            (None, None)
+            (false, None)
         });
         self.keep_at = left.map(|left| Instant::now() + left);
-        has_arrived
+        is_kept
     }
 
     /// Ends the instance if it has been idle for long enough, or has it give up its memory.

@@ -4,32 +4,21 @@ use super::timeouts::Times;
 use super::{SandboxInfo, Sandboxes};
 use crate::config::FunctionName;
 use crate::node::NodeState;
-use crate::replace::replace;
+use crate::state_file::{State, StateFile};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
-use tokio::runtime::Handle;
-use tokio::sync::Mutex as AsyncMutex;
-use tokio::task::spawn_blocking;
 
 /// Name of the file.
 const FILE: &str = "sandboxes.json";
 
-/// How much of what was changed is in the file.
-#[derive(Default)]
-pub(super) struct Written {
-    /// So many changes there were.
-    changes: AtomicU64,
-    /// The file has so many of them. Held while it is written.
-    up_to: Arc<AsyncMutex<u64>>,
-}
+impl State for BTreeMap<String, SandboxInfo> {
+    const LOST: &'static str = "the next daemon does not know them";
 
-impl Written {
-    /// One more; its number.
-    fn note_change(&self) -> u64 {
-        self.changes.fetch_add(1, SeqCst) + 1
+    fn to_bytes(&self) -> Vec<u8> {
+        let all: Vec<_> = self.values().collect();
+        serde_json::to_vec(&all).expect("plain data")
     }
 }
 
@@ -74,67 +63,22 @@ impl Sandboxes {
             }
         }
         let is_changed = !all.values().eq(&before);
-        let this = Self {
-            node,
-            file,
-            all: Mutex::new(all),
-            making: Mutex::default(),
-            written: Written::default(),
-            times: Times::default(),
-        };
+        let (all, making) = (StateFile::new(file, all), Mutex::default());
+        let this = Self { node, all, making, times: Times::default() };
         if is_changed {
-            this.write_now();
+            this.all.write_soon();
         }
         Ok(Arc::new(this))
     }
 
-    /// Writes them down for the next daemon, in a thread for that. When this is done, what was changed
-    /// before is in the file; many who wait share a write.
-    pub(super) async fn write(self: &Arc<Self>) {
-        let change = self.written.note_change();
-        self.write_up_to(change).await;
+    /// Writes them down for the next daemon; the log says why if it cannot.
+    pub(super) async fn write(&self) {
+        let _ = self.all.write().await;
     }
 
-    /// The same for one who does not wait.
-    pub(super) fn write_soon(self: &Arc<Self>) {
-        let change = self.written.note_change();
-        match Handle::try_current() {
-            Ok(runtime) => {
-                let this = self.clone();
-                drop(runtime.spawn(async move { this.write_up_to(change).await }));
-            }
-            Err(_) => self.write_now(),
-        }
-    }
-
-    /// Waits until what has changed so far is in the file.
-    pub async fn written(self: &Arc<Self>) {
-        self.write_up_to(self.written.changes.load(SeqCst)).await;
-    }
-
-    async fn write_up_to(self: &Arc<Self>, change: u64) {
-        let mut written = self.written.up_to.clone().lock_owned().await;
-        if *written >= change {
-            return;
-        }
-        let this = self.clone();
-        let write = move || {
-            // It may have more of what changes from now on, which is written again.
-            let changes = this.written.changes.load(SeqCst);
-            this.write_now();
-            *written = changes;
-        };
-        // If it panics, the next one is tried.
-        let _ = spawn_blocking(write).await;
-    }
-
-    /// By one at a time: whoever writes last has read last.
-    fn write_now(&self) {
-        let all: Vec<_> = self.all().values().cloned().collect();
-        let text = serde_json::to_vec(&all).expect("plain data");
-        if let Err(error) = replace(&self.file, &text) {
-            tracing::warn!("{}: {error}; the next daemon does not know them", self.file.display());
-        }
+    /// Waits until what has changed so far is in the file, or the log says why it is not.
+    pub async fn written(&self) {
+        let _ = self.all.written().await;
     }
 }
 

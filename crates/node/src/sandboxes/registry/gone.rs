@@ -17,7 +17,7 @@ impl Sandboxes {
     /// Looks at all of them, as nobody may have told of one. What it takes is in proportion to the
     /// instances that there are.
     pub(super) fn forget_gone(self: &Arc<Self>) {
-        let mut known: HashSet<u64> = self.all().values().map(|info| info.instance).collect();
+        let mut known: HashSet<u64> = self.all.lock().values().map(|info| info.instance).collect();
         known.extend(self.node.egress().ids());
         known.extend(self.node.limits().ids());
         // Later: a number that is known and not among these is that of none that is being made.
@@ -42,13 +42,13 @@ impl Sandboxes {
             return;
         }
         let (before, after) = {
-            let mut all = self.all();
+            let mut all = self.all.lock();
             let before = all.len();
             all.retain(|_, info| !gone.contains(&info.instance));
             (before, all.len())
         };
         if after != before {
-            self.write_soon();
+            self.all.write_soon();
         }
     }
 }

@@ -163,7 +163,7 @@ impl Sandboxes {
         if new.timeout_s == Some(0) {
             return Err(SandboxProblem::Wrong("a timeout of 0 leaves no time; give some".into()));
         }
-        let (mut making, mut all) = (self.making(), self.all());
+        let (mut making, mut all) = (self.making(), self.all.lock());
         let is_there = |info: &SandboxInfo| self.node.may_have_instance(info.instance);
         if making.names.contains(&new.name) || all.get(&new.name).is_some_and(is_there) {
             return Err(SandboxProblem::Refused(format!(
@@ -217,7 +217,7 @@ impl Sandboxes {
             network: None,
         };
         let clash = {
-            let (mut making, mut all) = (self.making(), self.all());
+            let (mut making, mut all) = (self.making(), self.all.lock());
             // It is counted once, and has its name, for whoever looks.
             made.end(&mut making);
             let clash = all.contains_key(&name);

@@ -58,7 +58,7 @@ impl Due {
 impl Sandboxes {
     /// Its time begins anew, if it is one.
     pub(crate) fn used(self: &Arc<Self>, instance: u64) {
-        for info in self.all().values_mut().filter(|info| info.instance == instance) {
+        for info in self.all.lock().values_mut().filter(|info| info.instance == instance) {
             info.deadline_ms = deadline(info.timeout_s);
             self.times.have_changed.fetch_or(info.timeout_s.is_some(), Ordering::Relaxed);
         }
@@ -75,11 +75,11 @@ impl Sandboxes {
         seconds: Option<u64>,
     ) -> Result<(), SandboxProblem> {
         let name = self.find(name)?.name;
-        if let Some(info) = self.all().get_mut(&name) {
+        if let Some(info) = self.all.lock().get_mut(&name) {
             info.timeout_s = seconds;
             info.deadline_ms = deadline(seconds);
         }
-        self.write_soon();
+        self.all.write_soon();
         Ok(())
     }
 
@@ -133,12 +133,12 @@ impl Sandboxes {
         let is_due = |info: &&SandboxInfo| {
             info.deadline_ms.is_some_and(|at| at <= now) && !acting.contains(&info.instance)
         };
-        self.all().values().filter(is_due).map(Due::of).collect()
+        self.all.lock().values().filter(is_due).map(Due::of).collect()
     }
 
     /// Whether nobody has used it since, or made another one of its name.
     fn is_still(&self, due: &Due) -> bool {
-        self.all().get(&due.name).is_some_and(|info| Due::of(info) == *due)
+        self.all.lock().get(&due.name).is_some_and(|info| Due::of(info) == *due)
     }
 
     fn end(self: &Arc<Self>, due: &Due) {
@@ -153,7 +153,7 @@ impl Sandboxes {
             let paused = self.pause(&due.name).await.map(drop);
             if paused.is_ok() && self.is_still(due) {
                 // Without a time it is paused until somebody wants something of it.
-                if let Some(info) = self.all().get_mut(&due.name) {
+                if let Some(info) = self.all.lock().get_mut(&due.name) {
                     info.deadline_ms = None;
                 }
                 self.times.have_changed.store(true, Ordering::Relaxed);
@@ -179,7 +179,7 @@ impl Sandboxes {
 
     /// Pauses those again that an earlier daemon has paused; those that are asleep sleep on.
     async fn pause_again(self: Arc<Self>) {
-        let paused: Vec<_> = self.all().values().filter(|info| info.paused).cloned().collect();
+        let paused: Vec<_> = self.all.lock().values().filter(|info| info.paused).cloned().collect();
         let mut pauses = JoinSet::new();
         for SandboxInfo { name, .. } in paused {
             if pauses.len() >= PAUSES_AT_ONCE {

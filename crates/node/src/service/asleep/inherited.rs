@@ -39,13 +39,16 @@ impl Service {
     /// It is none of this version's: one sentence for the log.
     pub(crate) fn take_over_asleep(self: &Arc<Self>, left: Left) -> Result<(), String> {
         self.check_asleep(&left.note)?;
-        let is_there = {
-            let slots = self.slots();
-            slots.contains_key(&left.note.id) || slots.asleep.contains(left.note.id)
-        };
-        if is_there {
-            return Err("it was there already".to_owned());
+        let slots = self.slots();
+        if slots.asleep.contains(left.note.id) {
+            // It was awake, and the files of this name are those of its next sleep.
+            left.keep();
+            return Err("it is asleep already".to_owned());
         }
+        if slots.contains_key(&left.note.id) {
+            return Err("it was awake already".to_owned());
+        }
+        drop(slots);
         let execs = self.left_execs(&left.note.execs);
         let asleep = left.take_over(&self.tenant);
         let id = asleep.id();

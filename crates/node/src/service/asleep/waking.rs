@@ -16,6 +16,7 @@ use crate::service::{Service, Slot, Slots};
 use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant, UNIX_EPOCH};
+use thaw_sandbox::EgressPolicy;
 use tokio::sync::mpsc;
 use tokio::time::timeout_at;
 
@@ -158,10 +159,8 @@ impl Service {
             None => None,
         };
         let egress = self.shared.egress().clone();
-        let boot = move |asleep: &Asleep| {
+        let boot = move |asleep: &Asleep, own: Option<Arc<EgressPolicy>>| {
             let later = |error: &dyn ToString| WakeError::Later(error.to_string());
-            let function = launcher.egress();
-            let own = egress.of(asleep.id(), function.as_deref()).map_err(WakeError::Later)?;
             let file = asleep.open().map_err(|error| match error.kind() {
                 std::io::ErrorKind::NotFound => WakeError::Lost("its file is gone".to_owned()),
                 std::io::ErrorKind::InvalidData => WakeError::Lost(error.to_string()),
@@ -186,11 +185,13 @@ impl Service {
         // It goes on if the client goes away, and its place stays taken.
         let service = self.clone();
         let wake = move || {
+            let function = service.launcher.egress();
+            let own = egress.of(asleep.id(), function.as_deref());
             if !service.is_asleep(asleep.id()) {
-                // Its rules and limits are forgotten with it.
+                // Its rules may have been forgotten with it.
                 return Err(PlaceError::CannotWake(ended_asleep(asleep.id())));
             }
-            match boot(&asleep) {
+            match own.map_err(WakeError::Later).and_then(|own| boot(&asleep, own)) {
                 Ok(launched) => Ok(service.adopt_woken(launched, waking, first, place, streams)),
                 Err(WakeError::Later(why)) => {
                     Err(service.cannot_wake(&waking, &format!("{why}; it sleeps on, try again")))
