@@ -3,7 +3,7 @@
 
 use crate::replace::replace;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::runtime::Handle;
@@ -44,7 +44,7 @@ impl<T: State> StateFile<T> {
     }
 
     #[cfg(test)]
-    pub fn path(&self) -> &Path {
+    pub fn path(&self) -> &std::path::Path {
         &self.0.path
     }
 

@@ -55,7 +55,7 @@ impl Place {
         std::fs::write(&file, text).unwrap();
         let settings = LiveSettings::load(file).unwrap();
         let api = E2b::new(fake.clone(), settings, directory.path()).unwrap();
-        Self { api, fake, directory: directory }
+        Self { api, fake, directory }
     }
 
     async fn send(&self, request: Request<Body>) -> Response {
