@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::mem;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use thaw_sandbox::{KeptForSuccessor, Legacy, Orphan, OrphanConnection};
 
 /// Why an instance ends that has volumes.
@@ -127,6 +127,7 @@ fn by_instance(connections: Vec<OrphanConnection>) -> Connections {
             wants_head_only: note.wants_head_only,
             way: Way::HandedOver,
             admitted: None,
+            shared: Weak::new(),
         };
         all.entry(note.instance).or_default().push(Inherited::HandedOver(Arc::new(client), kept));
     }

@@ -7,8 +7,11 @@ use super::routes::{problem, unknown_function, unknown_instance};
 use crate::boots::BootRecord;
 use crate::clock::monotonic_ns;
 use crate::edge::Addresses;
+use crate::config::Protocol;
 use crate::gateway::own_connection;
+use crate::http::message;
 use crate::service::Service;
+use crate::upstream::call;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::header::{CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING};
@@ -154,7 +157,10 @@ async fn invoke_instance(admin: &Admin, name: &str, id: u64, request: Request) -
     drop(client);
     let answer = async {
         let stream = UnixStream::from_std(ours)?;
-        send(TokioIo::new(stream), request).await
+        match service.config().protocol {
+            Protocol::Http1 => send(TokioIo::new(stream), request).await,
+            Protocol::H2c => send_http2(stream, request, name).await,
+        }
     };
     match timeout(service.config().limits.timeout.0, answer).await {
         Ok(Ok(response)) => response,
@@ -225,6 +231,18 @@ where
     let mut response = response.map(Body::new).into_response();
     response.headers_mut().remove(CONNECTION);
     Ok(response)
+}
+
+/// The same by HTTP/2.
+async fn send_http2(
+    stream: UnixStream,
+    request: Request,
+    name: &str,
+) -> Result<Response, Unanswered> {
+    let (mut head, body) = request.into_parts();
+    message::to_http2(&mut head, name)?;
+    let response = call(stream, Request::from_parts(head, body)).await?;
+    Ok(response.map(Body::new).into_response())
 }
 
 /// A connection whose peer may answer, and close it, before it has read all of the request: what is

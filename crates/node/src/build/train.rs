@@ -6,10 +6,12 @@ use super::freeze::FreezeFailure;
 use super::program::{Program, Stop, TICK};
 use super::{BuildEvent, BuildOptions, OnEvent};
 use crate::beneath;
-use crate::config::{FunctionConfig, Train, TrainingRequest};
-use axum::body::{Body, Bytes};
-use axum::http::header::{CONNECTION, HOST};
-use axum::http::{HeaderValue, Request};
+use crate::config::{FunctionConfig, Protocol, Train, TrainingRequest};
+use crate::http::message;
+use crate::upstream::call;
+use axum::body::{Bytes, HttpBody};
+use axum::http::header::{CONNECTION, HOST, TE};
+use axum::http::{HeaderMap, HeaderValue, Request, Response};
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::TokioIo;
 use std::io;
@@ -43,6 +45,7 @@ pub(super) struct Course<'a> {
     train: &'a Train,
     name: &'a str,
     port: u16,
+    protocol: Protocol,
     /// How long a response may take.
     patience: Duration,
     /// Bodies of the requests, in their order.
@@ -53,12 +56,15 @@ pub(super) struct Course<'a> {
 struct Question {
     stream: TcpStream,
     request: Request<Full<Bytes>>,
+    protocol: Protocol,
 }
 
 /// A response: its status and the beginning of its body.
 struct Answer {
     status: u16,
     excerpt: String,
+    /// What a call of gRPC has failed with.
+    failed_call: Option<String>,
 }
 
 impl<'a> Course<'a> {
@@ -84,6 +90,7 @@ impl<'a> Course<'a> {
             train,
             name: config.name.as_str(),
             port: config.port_number(),
+            protocol: config.protocol,
             patience: config.limits.timeout.0,
             bodies: train.requests.iter().map(body).collect::<Result<_, _>>()?,
         })
@@ -120,7 +127,8 @@ impl<'a> Course<'a> {
                 }
                 done += 1;
                 let stream = self.connect(program, &listener, done).map_err(Stop::Io)?;
-                let question = Question { stream, request: self.request(spec, body) };
+                let (request, protocol) = (self.request(spec, body), self.protocol);
+                let question = Question { stream, request, protocol };
                 let sent = questions.send(question);
                 sent.map_err(|_| Stop::Io(io::ErrorKind::BrokenPipe.into()))?;
                 let answer = self.await_answer(program, &answers, done, on_event)?;
@@ -128,6 +136,9 @@ impl<'a> Course<'a> {
                     format!("request {} of [train] ({} {})", number + 1, spec.method(), spec.path.0)
                 };
                 match answer {
+                    Ok(Answer { failed_call: Some(why), .. }) if spec.expect.is_none() => {
+                        return Err(Stop::Training(format!("{} failed: {why}", named())));
+                    }
                     Ok(answer) if spec.accepts(answer.status) => {}
                     Ok(answer) => return Err(Stop::Training(unexpected(&named(), spec, &answer))),
                     Err(reason) => {
@@ -274,23 +285,56 @@ fn start_client(patience: Duration) -> io::Result<Client> {
     Ok((questions, answers))
 }
 
-async fn exchange(question: Question) -> Result<Answer, Box<dyn std::error::Error + Send + Sync>> {
+/// Why there is no answer.
+type Unanswered = Box<dyn std::error::Error + Send + Sync>;
+
+async fn exchange(question: Question) -> Result<Answer, Unanswered> {
     question.stream.set_nonblocking(true)?;
     let stream = tokio::net::TcpStream::from_std(question.stream)?;
+    if question.protocol == Protocol::H2c {
+        let (mut head, body) = question.request.into_parts();
+        // Nothing is read of the name that is not in the request.
+        message::to_http2(&mut head, "")?;
+        head.headers.insert(TE, HeaderValue::from_static("trailers"));
+        return read(call(stream, Request::from_parts(head, body)).await?).await;
+    }
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     let connection = tokio::spawn(connection);
     let response = sender.send_request(question.request).await?;
-    let status = response.status().as_u16();
-    let mut body = Body::new(response.into_body());
-    let mut excerpt = Vec::new();
-    while let Some(frame) = body.frame().await {
-        if let Ok(data) = frame?.into_data() {
-            excerpt.extend_from_slice(&data[..data.len().min(EXCERPT - excerpt.len())]);
-        }
-    }
+    let answer = read(response).await;
     // Without its task the connection is closed for sure.
     connection.abort();
     let _ = connection.await;
-    Ok(Answer { status, excerpt: String::from_utf8_lossy(&excerpt).into_owned() })
+    answer
+}
+
+/// Reads an answer to its end.
+async fn read<B>(response: Response<B>) -> Result<Answer, Unanswered>
+where
+    B: HttpBody<Data = Bytes, Error: Into<Unanswered>> + Unpin,
+{
+    let status = response.status().as_u16();
+    let mut failed_call = failed_call(response.headers());
+    let mut body = response.into_body();
+    let mut excerpt = Vec::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(Into::into)?;
+        if let Some(trailers) = frame.trailers_ref() {
+            failed_call = failed_call.or_else(|| self::failed_call(trailers));
+        }
+        if let Ok(data) = frame.into_data() {
+            excerpt.extend_from_slice(&data[..data.len().min(EXCERPT - excerpt.len())]);
+        }
+    }
+    let excerpt = String::from_utf8_lossy(&excerpt).into_owned();
+    Ok(Answer { status, excerpt, failed_call })
+}
+
+/// What a call of gRPC has failed with, as its trailers, or its head, say.
+fn failed_call(headers: &HeaderMap) -> Option<String> {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    let status = text("grpc-status").filter(|status| *status != "0")?;
+    let message = text("grpc-message").unwrap_or_default();
+    Some(format!("its grpc-status is {status}, {message:?}"))
 }

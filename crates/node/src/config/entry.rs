@@ -36,6 +36,24 @@ impl Connections {
     }
 }
 
+/// The version of HTTP that the gateway speaks to a program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Protocol {
+    /// HTTP/1.1.
+    #[default]
+    Http1,
+    /// HTTP/2 with prior knowledge, without TLS (RFC 9113 §3.3).
+    H2c,
+}
+
+impl Protocol {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+    pub(super) fn is_http1(&self) -> bool {
+        *self == Self::Http1
+    }
+}
+
 /// How requests reach the program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

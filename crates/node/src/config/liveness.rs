@@ -13,6 +13,8 @@ const TIMEOUTS: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs
 const FAILURES_MAX: u32 = 100;
 /// Longest path: the whole request has to fit into the buffer of a socket.
 const PATH_MAX: usize = 1024;
+/// Longest name of a service, for the same reason.
+const SERVICE_MAX: usize = 255;
 
 /// What a program is asked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,6 +25,19 @@ pub enum ProbeKind {
     Http,
     /// To have a connection.
     Tcp,
+    /// To answer a health check of gRPC (`grpc.health.v1.Health/Check`).
+    Grpc,
+}
+
+impl ProbeKind {
+    /// As it is written.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Http => "http",
+            Self::Tcp => "tcp",
+            Self::Grpc => "grpc",
+        }
+    }
 }
 
 /// `[liveness]`: what the node itself asks each instance again and again.
@@ -35,6 +50,9 @@ pub struct Liveness {
     /// Path and query of the request, which a probe of HTTP has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<RequestPath>,
+    /// The service that a probe of gRPC asks about; none: the server as a whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service: Option<String>,
     /// How often an instance is asked.
     #[serde(default = "default_period")]
     pub period: TimeSpan,
@@ -64,17 +82,23 @@ impl Liveness {
         let [shortest, longest] = PERIODS;
         match (self.kind, &self.path) {
             (ProbeKind::Http, None) => {
-                let why = "a probe needs a `path`, unless it is of `kind = \"tcp\"`; give one";
+                let why = "a probe needs a `path`, unless it is of `kind = \"tcp\"` or `\"grpc\"`; give one";
                 return Some(("kind", why.to_owned()));
             }
-            (ProbeKind::Tcp, Some(_)) => {
-                let why = "a probe of `kind = \"tcp\"` asks for no `path`; remove one of them";
-                return Some(("path", why.to_owned()));
+            (ProbeKind::Tcp | ProbeKind::Grpc, Some(_)) => {
+                let kind = self.kind.name();
+                let why = format!(
+                    "a probe of `kind = \"{kind}\"` asks for no `path`; remove one of them"
+                );
+                return Some(("path", why));
             }
             (ProbeKind::Http, Some(path)) if path.0.len() > PATH_MAX => {
                 return Some(("path", format!("it is longer than {PATH_MAX} bytes; shorten it")));
             }
             _ => {}
+        }
+        if let Some(why) = self.wrong_service() {
+            return Some(("service", why));
         }
         if !(shortest..=longest).contains(&self.period.0) {
             let why = "probes are sent every 1s to 1h; give such a `period`".to_owned();
@@ -93,5 +117,16 @@ impl Liveness {
             return Some(("failures", why));
         }
         None
+    }
+
+    fn wrong_service(&self) -> Option<String> {
+        let service = self.service.as_ref()?;
+        if self.kind != ProbeKind::Grpc {
+            return Some(
+                "only a probe of `kind = \"grpc\"` asks about a `service`; remove it".to_owned(),
+            );
+        }
+        let is_too_long = service.len() > SERVICE_MAX;
+        is_too_long.then(|| format!("it is longer than {SERVICE_MAX} bytes; shorten it"))
     }
 }

@@ -26,7 +26,7 @@ mod volumes;
 pub use baseline::{BaselineError, CpuBaseline, UnknownBaseline};
 pub use build::{BuildConfig, DomainName, PrivateFiles, Sharing};
 pub use egress::{Egress, EgressRule, EgressRuleError};
-pub use entry::{Connections, Entry, EntryKind, FreezeAt, FreezeSignal};
+pub use entry::{Connections, Entry, EntryKind, FreezeAt, FreezeSignal, Protocol};
 pub use error::ConfigError;
 pub use files::FileEntry;
 pub use inject::{INJECT_MAX, Inject};
@@ -77,6 +77,9 @@ pub struct FunctionConfig {
         skip_serializing_if = "Option::is_none"
     )]
     pub port: Option<NonZeroU16>,
+    /// The version of HTTP that the program speaks there.
+    #[serde(default, skip_serializing_if = "Protocol::is_http1")]
+    pub protocol: Protocol,
     /// How requests reach the program, and what freezes it.
     #[serde(default)]
     pub entry: Entry,

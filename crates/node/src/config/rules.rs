@@ -1,7 +1,8 @@
 //! Rules between keys of a `thaw.toml`, which no type can carry.
 
 use super::{
-    ByteSize, Connections, EntryKind, FreezeAt, FunctionConfig, Isolation, ProbeKind, RuntimeKind,
+    ByteSize, Connections, EntryKind, FreezeAt, FunctionConfig, Isolation, ProbeKind, Protocol,
+    RuntimeKind,
 };
 use std::time::Duration;
 use thaw_sandbox::Processes;
@@ -31,6 +32,7 @@ impl FunctionConfig {
             .or_else(|| self.wrong_sleep())
             .or_else(|| self.wrong_grace())
             .or_else(|| self.wrong_entry())
+            .or_else(|| self.wrong_protocol())
             .or_else(|| self.wrong_training())
             .or_else(|| self.wrong_build())
             .or_else(|| self.wrong_rollback())
@@ -86,9 +88,13 @@ impl FunctionConfig {
         let is_answered = match liveness.kind {
             ProbeKind::Http => self.entry.kind == EntryKind::Http,
             ProbeKind::Tcp => matches!(self.entry.kind, EntryKind::Http | EntryKind::Tcp),
+            ProbeKind::Grpc => self.entry.kind == EntryKind::Http && self.protocol == Protocol::H2c,
         };
         if !is_answered {
             let why = match (self.entry.kind, liveness.kind) {
+                (EntryKind::Http, _) => "[liveness] asks by gRPC, which needs HTTP/2; set \
+                                         `protocol = \"h2c\"`, or ask for another `kind`"
+                    .to_owned(),
                 (EntryKind::Tcp, _) => "[liveness] sends HTTP requests, which kind = \"tcp\" does not \
                                         answer; ask for connections, by `kind = \"tcp\"` in [liveness]"
                     .to_owned(),
@@ -108,6 +114,7 @@ impl FunctionConfig {
         let keys: &[&str] = match key {
             "kind" => &["liveness"],
             "path" => &["liveness", "path"],
+            "service" => &["liveness", "service"],
             "period" => &["liveness", "period"],
             "timeout" => &["liveness", "timeout"],
             _ => &["liveness", "failures"],
@@ -511,6 +518,25 @@ impl FunctionConfig {
                 kind.name()
             )),
         }
+    }
+
+    /// HTTP/2 is spoken where the gateway routes requests.
+    fn wrong_protocol(&self) -> Option<Contradiction> {
+        let why = if self.protocol.is_http1() {
+            return None;
+        } else if self.entry.kind != EntryKind::Http {
+            format!(
+                "`protocol` is for HTTP, which kind = \"{}\" does not speak; remove it",
+                self.entry.kind.name()
+            )
+        } else if self.entry.connections == Connections::Handover {
+            "with protocol = \"h2c\" the gateway routes each request, and hands no connection over; \
+             remove one of `protocol` and [entry] `connections`"
+                .to_owned()
+        } else {
+            return None;
+        };
+        Some((&["protocol"], why))
     }
 
     fn wrong_training(&self) -> Option<Contradiction> {

@@ -331,7 +331,9 @@ fn instances_that_stay_can_be_asked_whether_they_are_well() {
     for (wrong, complaint) in [
         ("", "needs a `path`, unless it is of `kind = \"tcp\"`"),
         ("kind = \"tcp\"\npath = \"/\"", "asks for no `path`"),
-        ("kind = \"grpc\"", "unknown variant `grpc`"),
+        ("kind = \"dns\"", "unknown variant `dns`"),
+        ("kind = \"grpc\"", "asks by gRPC, which needs HTTP/2"),
+        ("path = \"/\"\nservice = \"s\"", "only a probe of `kind = \"grpc\"` asks about a `service`"),
         ("path = \"healthz\"", "is not a path of a request"),
         ("path = \"/a b\"", "is not a path of a request"),
         ("path = \"/\"\nperiod = \"999ms\"", "probes are sent every 1s to 1h"),
@@ -355,6 +357,39 @@ fn instances_that_stay_can_be_asked_whether_they_are_well() {
     assert!(error.contains("which kind = \"tcp\" does not answer"), "{error}");
     for serves in [stays, tcp] {
         assert!(with(serves, "kind = \"tcp\"\nperiod = \"2s\"").is_ok());
+    }
+    let h2c = "isolation = \"instance\"\nprotocol = \"h2c\"\n";
+    for liveness in ["kind = \"grpc\"", "kind = \"grpc\"\nservice = \"a.B\"", "path = \"/\""] {
+        assert!(with(h2c, liveness).is_ok(), "{liveness}");
+    }
+    let error = with(h2c, "kind = \"grpc\"\npath = \"/\"").unwrap_err();
+    assert!(error.contains("`kind = \"grpc\"` asks for no `path`"), "{error}");
+    let long = format!("kind = \"grpc\"\nservice = \"{}\"", "s".repeat(256));
+    assert!(with(h2c, &long).unwrap_err().contains("longer than 255 bytes"));
+}
+
+#[test]
+fn http2_is_for_functions_whose_requests_are_routed() {
+    let with = |keys: &str| parse(&MINIMAL.replace("port = 8000\n", &format!("port = 8000\n{keys}\n")));
+    let config = with("protocol = \"h2c\"").unwrap();
+    assert_eq!(config.protocol, Protocol::H2c);
+    let json = serde_json::to_string(&config).unwrap();
+    assert_eq!(serde_json::from_str::<FunctionConfig>(&json).unwrap(), config);
+    // Images and stores of before know no such key.
+    assert!(!serde_json::to_string(&with("").unwrap()).unwrap().contains("protocol"));
+    for (keys, complaint) in [
+        ("protocol = \"h2\"", "unknown variant `h2`"),
+        (
+            "protocol = \"h2c\"\nlisten = \"127.0.0.1:9000\"\nentry = { kind = \"tcp\" }",
+            "which kind = \"tcp\" does not speak",
+        ),
+        (
+            "protocol = \"h2c\"\nlisten = \"127.0.0.1:9000\"\nentry = { connections = \"handover\" }",
+            "hands no connection over",
+        ),
+    ] {
+        let error = with(keys).expect_err(keys);
+        assert!(error.contains(complaint), "{keys}: {error}");
     }
 }
 

@@ -9,7 +9,7 @@ use super::refusal::Refusal;
 use super::report;
 use crate::admission::{Admission, Admitted, Entrance};
 use crate::clock::monotonic_ns;
-use crate::config::{Connections, EntryKind};
+use crate::config::{Connections, EntryKind, Protocol};
 use crate::edge::{AccessRecord, Addresses, Asked, RequestId, Target};
 use crate::http::head::{self, Announcement, HEAD_MAX, Head, HeadError, Progress};
 use crate::instance::{Client, Way};
@@ -21,7 +21,7 @@ use rustix::net::{SocketFlags, acceptfrom_with};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Waker};
 use std::time::Duration;
 use tokio::io::unix::AsyncFd;
@@ -72,7 +72,18 @@ impl Arrival {
     fn into_client(self, shared: &NodeState, wants_head_only: bool) -> Arc<Client> {
         let Self { socket, peer, local, accepted_ns, admitted } = self;
         let (id, way) = (shared.next_connection(), Way::HandedOver);
-        Arc::new(Client { id, socket, peer, local, accepted_ns, wants_head_only, way, admitted })
+        let shared = Weak::new();
+        Arc::new(Client {
+            id,
+            socket,
+            peer,
+            local,
+            accepted_ns,
+            wants_head_only,
+            way,
+            admitted,
+            shared,
+        })
     }
 }
 
@@ -180,10 +191,11 @@ impl Gateway {
         let is_plain = is_plain && !is_triggered && !head.may_pretend;
         let is_whole = |service: &Arc<Service>| {
             let entry = service.config().entry;
+            let is_http1 = service.config().protocol == Protocol::Http1;
             let is_own = function.is_some() && entry.connections == Connections::Handover;
             // What is handed over has no spans.
             let is_last = head.announces == Announcement::Last && self.shared.tracer().is_none();
-            entry.kind == EntryKind::Http && (is_last || is_own)
+            entry.kind == EntryKind::Http && is_http1 && (is_last || is_own)
         };
         match service {
             Some(service) if is_plain && is_whole(&service) => {

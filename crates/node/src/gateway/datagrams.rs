@@ -203,7 +203,7 @@ impl Flow {
             service,
             outside: outside.clone(),
             inside: watch(inside)?,
-            client,
+            client: Arc::new(client),
             arriving,
             refusals,
             _share: share,

@@ -7,12 +7,14 @@
 
 use super::accept::Arrival;
 use super::attend::{died, ended};
+use super::client::RoutedClient;
+use super::grpc::{self, Code};
 use super::refusal::Refusal;
 use super::routed::{AnswerBody, Asked, too_large};
 use super::ticket::{Seat, Ticket};
 use super::upgrade;
 use crate::clock::monotonic_ns;
-use crate::config::EntryKind;
+use crate::config::{EntryKind, Protocol};
 use crate::health::Verdict;
 use crate::http::head::HeadError;
 use crate::http::message::{self, Afterwards};
@@ -21,16 +23,18 @@ use crate::node::NodeState;
 use crate::service::{Reuse, Service};
 use crate::upstream::{Line, Reply, RequestBody, Upload, UploadState, Upstream, UpstreamEnd};
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
+use hyper::header::{HeaderMap, TRAILER};
 use hyper::http::request::Parts;
 use hyper::{Request, Response, StatusCode};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use std::error::Error as _;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::time::{Instant, Sleep, sleep_until};
@@ -48,6 +52,8 @@ pub(super) struct Lease {
     service: Arc<Service>,
     /// None when it has been let go of.
     upstream: Option<Upstream>,
+    /// The request.
+    upload: UploadState,
 }
 
 impl Lease {
@@ -70,10 +76,38 @@ impl Lease {
     /// The request was answered.
     pub fn finish(&mut self) {
         let Some(mut upstream) = self.upstream.take() else { return };
+        if upstream.is_stream() {
+            // A server may answer before it has read everything.
+            self.upload.stop();
+        }
         if !self.service.is_single_use() && upstream.is_alive() {
             self.service.give_back(upstream);
         } else {
             self.let_go_of(upstream, LetGo::Answered);
+        }
+    }
+
+    /// The request is given up. Where others go on beside it, the instance is told so, and its
+    /// place is free; otherwise the instance sees the end of its connection.
+    fn abandon(&mut self) {
+        let Some(upstream) = self.upstream.take() else { return };
+        if !upstream.is_stream() {
+            return self.let_go_of(upstream, LetGo::Abandoned);
+        }
+        self.upload.stop();
+        upstream.give_up();
+        match self.service.is_single_use() {
+            true => self.let_go_of(upstream, LetGo::Abandoned),
+            false => self.service.give_back(upstream),
+        }
+    }
+
+    /// The instance has not gone on with its answer in time: ends it, unless the answer is one of
+    /// several, which ends alone.
+    fn end_stalled(&mut self) {
+        match self.upstream.as_ref().is_some_and(Upstream::is_stream) {
+            true => self.abandon(),
+            false => self.end_late("piece of the answer"),
         }
     }
 
@@ -96,6 +130,10 @@ impl Lease {
         if let Some(upstream) = self.upstream.take() {
             let limit = self.service.config().limits.timeout.0.as_secs_f64();
             let why = format!("no {what} within {limit} s, ending the instance");
+            if upstream.is_stream() && self.service.serves_others(upstream.instance) {
+                self.upstream = Some(upstream);
+                return self.abandon();
+            }
             self.service.kill_late(upstream.instance, why);
         }
     }
@@ -105,19 +143,16 @@ impl Lease {
     /// The client has stopped in the middle of its request. An instance that has nobody
     /// else ends; another one sees where the request ends.
     fn end_cut_off(&mut self) {
-        if self.service.is_single_use()
-            && let Some(upstream) = self.upstream.take()
-        {
-            self.service.kill(upstream.instance);
+        match self.upstream.take() {
+            Some(upstream) if self.service.is_single_use() => self.service.kill(upstream.instance),
+            upstream => self.upstream = upstream,
         }
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        if let Some(upstream) = self.upstream.take() {
-            self.let_go_of(upstream, LetGo::Abandoned);
-        }
+        self.abandon();
     }
 }
 
@@ -128,6 +163,8 @@ enum Failure {
     /// The connection had another answer on it, and the instance has read nothing of the
     /// request.
     Unasked,
+    /// It has said that it did not begin the request (RFC 9113 §8.7).
+    Unprocessed(String),
     /// The client is to be told.
     Refused(Refusal),
 }
@@ -138,12 +175,11 @@ pub(super) async fn answer(
     mut request: Request<RequestBody>,
 ) -> Result<Response<AnswerBody>, Refusal> {
     let service = &asked.service;
-    let afterwards =
-        if service.is_single_use() { Afterwards::Close } else { Afterwards::KeepAlive };
+    let protocol = service.config().protocol;
     let switch = hyper::upgrade::on(&mut request);
     let (mut head, body) = request.into_parts();
-    let wants_upgrade = message::wants_upgrade(&head);
-    message::to_instance(&mut head, service.name().as_str(), afterwards)?;
+    let wants_upgrade = protocol == Protocol::Http1 && message::wants_upgrade(&head);
+    translate(service, &mut head)?;
     let (upload, state) = Upload::new(body, asked.body_max);
     let mut request = Request::from_parts(head.clone(), upload);
     let mut placements = 1;
@@ -163,7 +199,7 @@ pub(super) async fn answer(
                 asked.client.switch();
                 return Ok(upgrade::switch(response, lease, switch));
             }
-            Ok((response, lease)) => return Ok(respond(response, lease, state)),
+            Ok((response, lease)) => return Ok(respond(response, lease, &asked.client)),
             Err(Failure::Refused(_)) if state.is_too_large() => {
                 return Err(too_large(service, asked.body_max.unwrap_or_default()));
             }
@@ -177,6 +213,13 @@ pub(super) async fn answer(
                 let given_up = tokio::task::spawn_blocking(move || launcher.give_up_ready());
                 given_up.await.expect("a launcher does not panic");
             }
+            Err(Failure::Unprocessed(_))
+                if placements < PLACEMENTS_MAX && state.is_replayable() =>
+            {
+                placements += 1;
+                request = Request::from_parts(head.clone(), state.again());
+            }
+            Err(Failure::Unprocessed(why)) => return Err(bad_response(service, &why)),
             Err(Failure::Unasked) if state.is_replayable() => {
                 reuse = Reuse::None;
                 request = Request::from_parts(head.clone(), state.again());
@@ -189,6 +232,22 @@ pub(super) async fn answer(
             }
         }
     }
+}
+
+/// Makes the head of a client's request one for an instance.
+fn translate(service: &Service, head: &mut Parts) -> Result<(), HeadError> {
+    let function = service.name().as_str();
+    match (service.config().protocol, service.is_single_use()) {
+        (Protocol::H2c, _) => message::to_http2(head, function),
+        (Protocol::Http1, true) => message::to_instance(head, function, Afterwards::Close),
+        (Protocol::Http1, false) => message::to_instance(head, function, Afterwards::KeepAlive),
+    }
+}
+
+/// Begins to speak HTTP on a new socket to an instance, in the version that its function speaks.
+async fn line(service: &Service, ours: OwnedFd) -> io::Result<Line> {
+    let config = service.config();
+    Line::new(ours, config.protocol, config.limits.concurrency.get()).await
 }
 
 /// An instance that was booted for the first request of a client before that was parsed
@@ -206,8 +265,8 @@ impl Prepared {
             return None;
         }
         let (ours, socket) = pair().ok()?;
-        let client =
-            routed_client(shared, socket, (arrival.peer, arrival.local), arrival.accepted_ns);
+        let ends = (arrival.peer, arrival.local);
+        let client = Arc::new(routed_client(shared, socket, ends, arrival.accepted_ns));
         // A refusal now is a refusal of the request, too, and the client hears of it then.
         let ticket = Ticket::now(service, &client)?;
         Some(Self { service: service.clone(), parts: Some((ours, client, ticket)) })
@@ -234,7 +293,8 @@ fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
 pub(crate) fn own_connection(shared: &NodeState) -> io::Result<(UnixStream, Arc<Client>)> {
     let nobody = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let (ours, socket) = pair()?;
-    Ok((ours.into(), routed_client(shared, socket, (nobody, nobody), monotonic_ns())))
+    let client = routed_client(shared, socket, (nobody, nobody), monotonic_ns());
+    Ok((ours.into(), Arc::new(client)))
 }
 
 /// The instance's end of a pair.
@@ -243,8 +303,8 @@ pub(super) fn routed_client(
     socket: OwnedFd,
     (peer, local): (SocketAddr, SocketAddr),
     accepted_ns: u64,
-) -> Arc<Client> {
-    Arc::new(Client {
+) -> Client {
+    Client {
         id: shared.next_connection(),
         socket,
         peer,
@@ -253,7 +313,8 @@ pub(super) fn routed_client(
         wants_head_only: false,
         way: Way::Routed,
         admitted: None,
-    })
+        shared: Weak::new(),
+    }
 }
 
 /// Sends a request to an instance: on a connection that is there, or with one for which
@@ -266,7 +327,11 @@ async fn send(
     reuse: Reuse,
 ) -> Result<(Lease, Reply), Refusal> {
     let service = &asked.service;
-    let lease = |upstream| Lease { service: service.clone(), upstream: Some(upstream) };
+    let lease = |upstream| Lease {
+        service: service.clone(),
+        upstream: Some(upstream),
+        upload: state.clone(),
+    };
     if reuse == Reuse::Any
         && let Some(mut upstream) = service.idle_upstream()
     {
@@ -278,7 +343,7 @@ async fn send(
     if let Some(mut prepared) = prepared.filter(|found| Arc::ptr_eq(&found.service, service))
         && let Some((ours, client, ticket)) = prepared.parts.take()
     {
-        let mut line = match Line::new(ours).await {
+        let mut line = match line(service, ours).await {
             Ok(line) => line,
             Err(error) => {
                 service.kill(ticket.placed.instance);
@@ -289,11 +354,13 @@ async fn send(
         return Ok((lease(ticket.upstream(line, client)), reply));
     }
     let (ours, socket) = pair().map_err(broken)?;
-    let mut line = Line::new(ours).await.map_err(broken)?;
+    let mut line = line(service, ours).await.map_err(broken)?;
     let reply = line.send(request);
     line.send_ahead();
     let ends = (asked.client.peer, asked.client.local);
-    let client = routed_client(asked.client.gateway.shared(), socket, ends, asked.since_ns);
+    let node = asked.client.gateway.shared();
+    let client = routed_client(node, socket, ends, asked.since_ns);
+    let client = Arc::new(Client { shared: line.shared(), ..client });
     let reuse = if state.is_replayable() { reuse } else { Reuse::None };
     match Seat::find(service, &client, reuse).await? {
         Seat::Taken(ticket) => Ok((lease(ticket.upstream(line, client)), reply)),
@@ -366,14 +433,16 @@ async fn explain(mut lease: Lease, error: &hyper::Error, state: &UploadState) ->
         lease.finish();
         return Failure::Refused(bad_response(&service, &error.to_string()));
     }
+    if lease.upstream().is_stream()
+        && let Some(failure) = explain_stream(&mut lease, error)
+    {
+        return failure;
+    }
     let mut news = pin!(tokio::time::sleep(NEWS));
     let upstream = lease.upstream();
-    let end: Option<UpstreamEnd> = poll_fn(|context| {
-        upstream.drive(context);
-        match upstream.end() {
-            Some(end) => Poll::Ready(Some(end.clone())),
-            None => news.as_mut().poll(context).map(|()| None),
-        }
+    let end: Option<UpstreamEnd> = poll_fn(|context| match upstream.poll_end(context) {
+        Poll::Ready(end) => Poll::Ready(Some(end)),
+        Poll::Pending => news.as_mut().poll(context).map(|()| None),
     })
     .await;
     let waited = upstream.waited;
@@ -403,6 +472,34 @@ async fn explain(mut lease: Lease, error: &hyper::Error, state: &UploadState) ->
     }
 }
 
+/// The same for a request that was one of several; `None`: its connection has ended.
+fn explain_stream(lease: &mut Lease, error: &hyper::Error) -> Option<Failure> {
+    let service = lease.service.clone();
+    let bad = |why: &str| Failure::Refused(bad_response(&service, why));
+    let failure = match (lease.upstream().complaint(), stream_error(error)) {
+        (Some(complaint), _) => bad(complaint),
+        // It never left the gateway.
+        (None, _) if error.is_canceled() => Failure::Unprocessed("it takes no requests".to_owned()),
+        (None, Some(error)) if is_unprocessed(error) => Failure::Unprocessed(error.to_string()),
+        (None, Some(error)) if !error.is_io() => bad(&error.to_string()),
+        (None, _) => return None,
+    };
+    lease.finish();
+    Some(failure)
+}
+
+/// What HTTP/2 says of a request or its answer that has failed.
+fn stream_error(error: &hyper::Error) -> Option<&h2::Error> {
+    error.source()?.downcast_ref()
+}
+
+/// Whether an instance has said that it did nothing with a request: it refuses the stream, or goes
+/// away and names an earlier one as the last that it has looked at (RFC 9113 §6.8, §8.7).
+fn is_unprocessed(error: &h2::Error) -> bool {
+    let is_refused = error.is_reset() && error.reason() == Some(h2::Reason::REFUSED_STREAM);
+    error.is_remote() && (is_refused || error.is_go_away())
+}
+
 pub(super) fn bad_response(service: &Service, reason: &str) -> Refusal {
     let reason = format!("the function's answer is not HTTP ({reason})");
     Refusal::BadResponse { function: service.name().to_string(), reason }
@@ -411,7 +508,7 @@ pub(super) fn bad_response(service: &Service, reason: &str) -> Refusal {
 fn respond(
     response: Response<Incoming>,
     mut lease: Lease,
-    upload: UploadState,
+    client: &RoutedClient,
 ) -> Response<AnswerBody> {
     let (mut head, incoming) = response.into_parts();
     if lease.service.is_single_use() || !message::keeps_alive(&head) {
@@ -419,11 +516,16 @@ fn respond(
     }
     message::to_client(&mut head);
     let patience = lease.service.config().limits.timeout.0;
+    let is_grpc = grpc::is_grpc(&head.headers);
+    if is_grpc && client.speaks_http1() {
+        // Otherwise it does not get the status of the call (RFC 9110 §6.5.1).
+        head.headers.entry(TRAILER).or_insert(grpc::TRAILERS);
+    }
     let body = InstanceBody {
-        verdict: Some(Verdict::of_status(head.status.as_u16())),
+        verdict: Some(verdict(head.status, &head.headers)),
+        has_grpc_trailers: is_grpc && !client.speaks_http1(),
         incoming,
         lease,
-        upload,
         patience,
         begun: Instant::now(),
         alarm: None,
@@ -437,16 +539,32 @@ pub(super) struct InstanceBody {
     /// What the request counts as when this ends; none: it was counted.
     verdict: Option<Verdict>,
     incoming: Incoming,
+    /// With the rest of the request, which may still be on its way.
     lease: Lease,
-    /// The rest of the request, which may still be on its way.
-    upload: UploadState,
+    /// The client expects trailers that say what became of its call.
+    has_grpc_trailers: bool,
     /// How long the instance may take for a piece of it.
     patience: Duration,
     /// When it was last asked for a piece that was not there.
     begun: Instant,
     alarm: Option<Pin<Box<Sleep>>>,
     /// The instance has failed in the middle.
-    failed: Option<io::Error>,
+    failed: Option<Failed>,
+}
+
+/// How an answer ends that is not complete.
+enum Failed {
+    /// With the end of the client's stream, or connection.
+    Error(io::Error),
+    /// With trailers.
+    Trailers(HeaderMap),
+    /// It has ended so.
+    Over,
+}
+
+/// What an answer with this head, or these trailers, says of the function.
+fn verdict(status: StatusCode, headers: &HeaderMap) -> Verdict {
+    Verdict::of_status(grpc::http_status(headers).unwrap_or(status).as_u16())
 }
 
 impl InstanceBody {
@@ -461,8 +579,29 @@ impl InstanceBody {
     /// answer: a failed body takes what is not sent yet with it.
     fn fail(&mut self, context: &mut Context<'_>, error: io::Error) {
         self.count();
-        self.failed = Some(error);
+        // A stream that the function has reset ends with its reason.
+        let is_reset = error
+            .get_ref()
+            .and_then(|error| error.source())
+            .is_some_and(|source| source.is::<h2::Error>());
+        self.failed = Some(match self.has_grpc_trailers && !is_reset {
+            true => Failed::Trailers(cut_off(&error)),
+            false => Failed::Error(error),
+        });
         context.waker().wake_by_ref();
+    }
+
+    /// Takes a part of the answer.
+    fn note(&mut self, frame: &mut Frame<Bytes>) {
+        if let (Some(data), Some(upstream)) = (frame.data_ref(), &self.lease.upstream) {
+            upstream.took(data.len());
+        }
+        if let Some(trailers) = frame.trailers_mut() {
+            message::clean_trailers(trailers);
+            let of_call =
+                grpc::http_status(trailers).map(|status| Verdict::of_status(status.as_u16()));
+            self.verdict = self.verdict.map(|verdict| of_call.unwrap_or(verdict));
+        }
     }
 
     /// Whether nothing has moved in either direction for too long.
@@ -473,7 +612,7 @@ impl InstanceBody {
         let until = self.begun + self.patience;
         let alarm = self.alarm.get_or_insert_with(|| Box::pin(sleep_until(until)));
         while alarm.as_mut().poll(context).is_ready() {
-            let due = self.upload.last_progress().max(self.begun) + self.patience;
+            let due = self.lease.upload.last_progress().max(self.begun) + self.patience;
             if due <= Instant::now() {
                 return true;
             }
@@ -481,6 +620,17 @@ impl InstanceBody {
         }
         false
     }
+}
+
+/// Trailers of a call whose answer has ended in the middle.
+fn cut_off(error: &io::Error) -> HeaderMap {
+    let (code, message) = match error.kind() {
+        io::ErrorKind::TimedOut => (Code::DeadlineExceeded, "the service did not go on in time"),
+        _ => (Code::Unavailable, "the service failed while it answered"),
+    };
+    let mut trailers = HeaderMap::new();
+    grpc::tell(&mut trailers, code, message);
+    trailers
 }
 
 impl Body for InstanceBody {
@@ -492,8 +642,12 @@ impl Body for InstanceBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         let this = &mut *self;
-        if let Some(error) = this.failed.take() {
-            return Poll::Ready(Some(Err(error)));
+        if let Some(failed) = &mut this.failed {
+            return Poll::Ready(match std::mem::replace(failed, Failed::Over) {
+                Failed::Error(error) => Some(Err(error)),
+                Failed::Trailers(trailers) => Some(Ok(Frame::trailers(trailers))),
+                Failed::Over => None,
+            });
         }
         // That somebody wants a piece is news for the connection: it is driven twice.
         for _ in 0..2 {
@@ -504,8 +658,9 @@ impl Body for InstanceBody {
                     this.lease.finish();
                     return Poll::Ready(None);
                 }
-                Poll::Ready(Some(Ok(frame))) => {
+                Poll::Ready(Some(Ok(mut frame))) => {
                     this.alarm = None;
+                    this.note(&mut frame);
                     return Poll::Ready(Some(Ok(frame)));
                 }
                 Poll::Ready(Some(Err(error))) => {
@@ -517,11 +672,11 @@ impl Body for InstanceBody {
             }
         }
         if this.is_late(context) {
-            match this.upload.waits_for_client() {
+            match this.lease.upload.waits_for_client() {
                 true => this.lease.end_cut_off(),
                 false => {
                     this.verdict = this.verdict.and(Some(Verdict::Failed));
-                    this.lease.end_late("piece of the answer");
+                    this.lease.end_stalled();
                 }
             }
             this.fail(context, io::ErrorKind::TimedOut.into());

@@ -15,6 +15,7 @@ mod attend;
 mod client;
 mod datagrams;
 mod exchange;
+mod grpc;
 mod handshake;
 mod intake;
 mod joined;

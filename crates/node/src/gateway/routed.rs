@@ -3,9 +3,10 @@
 
 use super::client::{Active, Reading, RoutedClient};
 use super::exchange::{self, InstanceBody};
+use super::grpc::{self, Code};
 use super::intake::{self, TakenIn};
 use super::passing::{self, Admittance, Passed, Way};
-use super::refusal::Refusal;
+use super::refusal::{Audience, Refusal};
 use super::report::{self, Account};
 use super::stdin::{self, OutputBody};
 use crate::clock::monotonic_ns;
@@ -79,6 +80,10 @@ struct Course {
     passed: Option<Passed>,
     /// The answer says it already.
     is_preflight: bool,
+    /// It is a call of gRPC, whose client reads what became of it in trailers.
+    is_grpc: bool,
+    /// The status of a refusal, whatever way it is told.
+    refused: Option<u16>,
     account: Account,
 }
 
@@ -133,6 +138,8 @@ impl Course {
             origin: request.headers().get(ORIGIN).cloned(),
             passed: None,
             is_preflight: false,
+            is_grpc: request.version() == Version::HTTP_2 && grpc::is_grpc(request.headers()),
+            refused: None,
             account,
         }
     }
@@ -146,12 +153,13 @@ impl Course {
         let shared = client.gateway.shared();
         report::refused(shared, self.id, client.peer, self.function(), refusal);
         self.account.passage.error = Some(refusal.error());
-        let body = refusal.body(self.id, report::audience(shared, client.addresses()));
-        let mut response = Response::new(AnswerBody::Own(Full::new(Bytes::from(body))));
-        let status = StatusCode::from_u16(refusal.status());
-        *response.status_mut() = status.unwrap_or(StatusCode::BAD_GATEWAY);
+        self.refused = Some(refusal.status());
+        let audience = report::audience(shared, client.addresses());
+        let mut response = match self.is_grpc {
+            true => told_by_grpc(refusal, audience),
+            false => told_by_http(refusal, refusal.body(self.id, audience)),
+        };
         let headers = response.headers_mut();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(ERROR, HeaderValue::from_static(refusal.public_error()));
         if let Some(seconds) = refusal.retry_after() {
             headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
@@ -178,8 +186,30 @@ impl Course {
             response.headers_mut().insert(REQUEST_ID, id);
         }
         self.account.passage.function = self.function().cloned();
-        self.account.passage.status = Some(response.status().as_u16());
+        self.account.passage.status = Some(self.refused.unwrap_or(response.status().as_u16()));
     }
+}
+
+fn told_by_http(refusal: &Refusal, body: String) -> Response<AnswerBody> {
+    let mut response = Response::new(AnswerBody::Own(Full::new(Bytes::from(body))));
+    let status = StatusCode::from_u16(refusal.status());
+    *response.status_mut() = status.unwrap_or(StatusCode::BAD_GATEWAY);
+    let json = HeaderValue::from_static("application/json");
+    response.headers_mut().insert(CONTENT_TYPE, json);
+    response
+}
+
+/// A head that is trailers at the same time ("Trailers-Only").
+fn told_by_grpc(refusal: &Refusal, audience: Audience) -> Response<AnswerBody> {
+    let message = match audience {
+        Audience::Public => refusal.reason(),
+        Audience::Operator => refusal.detail(),
+    };
+    let mut response = Response::new(AnswerBody::Own(Full::default()));
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    grpc::tell(headers, Code::of(refusal), &message);
+    response
 }
 
 /// A request, for the access log.

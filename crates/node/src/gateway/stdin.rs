@@ -23,7 +23,7 @@ use hyper::http::request::Parts;
 use hyper::{Response, StatusCode};
 use std::collections::VecDeque;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::Poll;
 use std::time::Duration;
 use thaw_sandbox::GuestExit;
@@ -78,6 +78,7 @@ async fn run(asked: &Asked, body: RequestBody) -> Result<(GuestExit, OutputBody)
         wants_head_only: false,
         way: Way::Routed,
         admitted: None,
+        shared: Weak::new(),
     });
     let ticket = Ticket::find(service, &client).await?;
     asked.note_placed(ticket.placed.instance);

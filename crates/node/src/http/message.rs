@@ -9,7 +9,7 @@ use super::head::{HeadError, host_in_authority};
 use crate::edge::TRACEPARENT;
 use hyper::header::{
     CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, TE,
-    TRANSFER_ENCODING, UPGRADE,
+    TRAILER, TRANSFER_ENCODING, UPGRADE,
 };
 use hyper::http::request::Parts;
 use hyper::http::uri::PathAndQuery;
@@ -141,6 +141,40 @@ pub(crate) fn to_instance(
     normalise_target(head, function);
     head.version = Version::HTTP_11;
     Ok(())
+}
+
+/// Makes a client's request one of HTTP/2 to an instance of `function`.
+///
+/// # Errors
+/// The request can be read in more than one way, or is not for servers.
+pub(crate) fn to_http2(head: &mut Parts, function: &str) -> Result<(), HeadError> {
+    let has_coding = head.headers.contains_key(TRANSFER_ENCODING);
+    // It is asked for no other protocol: streams do not change theirs.
+    head.headers.remove(UPGRADE);
+    to_instance(head, function, Afterwards::KeepAlive)?;
+    let headers = &mut head.headers;
+    if has_coding {
+        headers.remove(CONTENT_LENGTH);
+    }
+    headers.remove(TRANSFER_ENCODING);
+    headers.remove(CONNECTION);
+    let host = headers.remove(HOST);
+    // The authority is one, whatever the client has sent (RFC 9113 §8.3.1).
+    let authority = host.as_ref().and_then(|host| host.to_str().ok()).unwrap_or(function);
+    let path = head.uri.path_and_query().map_or("/", PathAndQuery::as_str);
+    let uri = Uri::builder().scheme("http").authority(authority).path_and_query(path).build();
+    let uri = uri.ok().filter(|_| !authority.contains('@'));
+    head.uri = uri.ok_or(HeadError::Host("its host is not one that a URI can have"))?;
+    head.version = Version::HTTP_2;
+    Ok(())
+}
+
+/// Takes out of trailers what says how a message is sent, or which one it is (RFC 9110 §6.5.1).
+pub(crate) fn clean_trailers(trailers: &mut HeaderMap) {
+    remove_hop_by_hop(trailers);
+    for name in [HOST, CONTENT_LENGTH, TE, UPGRADE, TRAILER, REQUEST_ID, ERROR] {
+        trailers.remove(name);
+    }
 }
 
 /// HTTP/2 may send a cookie in pieces; before, it was one field (RFC 9113 §8.2.3).

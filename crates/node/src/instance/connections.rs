@@ -115,8 +115,8 @@ pub(super) struct OpenConnection {
     watch: Watch,
     /// When to look whether it has been silent for too long, or is closed.
     look_at: Option<Instant>,
-    /// Its share of the function's capacity; none while no request is under way on a
-    /// connection that the gateway keeps for others.
+    /// Its share of the function's capacity, one for each request that is under way; none while no
+    /// request is on a connection that the gateway keeps for others.
     permit: Option<OwnedSemaphorePermit>,
     placed: Placed,
     done: Done,
@@ -427,17 +427,25 @@ impl ConnectionTable {
     ) -> Result<(), OwnedSemaphorePermit> {
         match self.open().held.get_mut(&id) {
             Some(held) => {
-                held.permit = Some(permit);
+                match &mut held.permit {
+                    Some(others) => others.merge(permit),
+                    none => *none = Some(permit),
+                }
                 Ok(())
             }
             None => Err(permit),
         }
     }
 
-    /// No request is under way on a connection any more. Returns its share of the
+    /// A request is under way on a connection no more. Returns its share of the
     /// function's capacity, unless the guest has closed it and the supervisor has seen that.
     pub(crate) fn vacate(&self, id: u64) -> Option<OwnedSemaphorePermit> {
-        self.open().held.get_mut(&id)?.permit.take()
+        let mut open = self.open();
+        let permit = &mut open.held.get_mut(&id)?.permit;
+        match permit {
+            Some(several) if several.num_permits() > 1 => several.split(1),
+            one => one.take(),
+        }
     }
 
     /// The gateway has let go of a connection: the guest is to close it by `at`.

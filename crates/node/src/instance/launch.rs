@@ -13,6 +13,7 @@ use crate::sandboxes::ExecNote;
 use crate::sandboxes::limits::Unchanged;
 use crate::seal::owner::{KeyId, OwnerKey};
 use crate::tenants::Lease;
+use crate::upstream::Shared;
 use crate::volumes::VolumeSnapshot;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -22,7 +23,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::sync::atomic::AtomicBool;
 use std::task::{Context, Poll};
 use std::time::SystemTime;
@@ -54,6 +55,9 @@ pub struct Client {
     /// The connection's share of the clients that the node takes in, if it has one of its
     /// own.
     pub admitted: Option<Admitted>,
+    /// What others may use of it beside the request that it was made for, as soon as an instance has
+    /// it; nothing on most.
+    pub(crate) shared: Weak<Shared>,
 }
 
 impl Client {

@@ -3,17 +3,33 @@
 //! The sandbox is hostile: it may answer never, byte by byte, or without an end.
 
 use super::launch::Connector;
+use crate::config::{Liveness, ProbeKind, Protocol};
+use crate::http::message;
 use crate::sandboxes::ports::{PortProblem, PortStream};
-use std::io;
+use crate::upstream::{CallBody, call};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Bytes;
+use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue, TE};
+use hyper::{Request, Response};
+use prost::encoding::{WireType, decode_key, decode_varint, skip_field, string};
+use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
 /// Most bytes that are read of an answer.
 const HEAD_MAX: usize = 64 * 1024;
+/// What a program that serves gRPC is asked (`grpc/health/v1/health.proto`).
+const CHECK: &str = "/grpc.health.v1.Health/Check";
+/// `HealthCheckResponse.ServingStatus.SERVING`.
+const SERVING: u64 = 1;
+/// Bytes before each message: whether it is compressed, and its length.
+const PREFIX: usize = 5;
 
 /// Why a probe has failed: what stands in the log of its function.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -32,12 +48,18 @@ pub(super) enum ProbeFailure {
     NotHttp,
     #[error("the head of its answer is longer than {} KiB", HEAD_MAX / 1024)]
     TooLong,
+    #[error("its grpc-status is {0}")]
+    CallFailed(u32),
+    #[error("it says that it does not serve")]
+    NotServing,
+    #[error("its answer is not one to a health check of gRPC")]
+    NotGrpc,
 }
 
 impl ProbeFailure {
     /// Whether the program has answered, and has said itself that it is not well.
     pub fn is_answer(&self) -> bool {
-        matches!(self, Self::Status(_))
+        matches!(self, Self::Status(_) | Self::CallFailed(_) | Self::NotServing)
     }
 }
 
@@ -49,12 +71,35 @@ pub(super) struct Probe {
     pub port: u16,
     /// The name by which clients ask for the function.
     pub host: String,
-    /// Of a request; without one, a connection is enough.
-    pub path: Option<String>,
+    pub question: Question,
     /// How long the answer may take.
     pub limit: Duration,
     /// Its share of the node's probes, and of its tenant's.
     pub places: (OwnedSemaphorePermit, OwnedSemaphorePermit),
+}
+
+/// What a program is asked.
+pub(super) enum Question {
+    /// To have a connection.
+    Connection,
+    /// To answer a request for this path by HTTP/1.1.
+    Path(String),
+    /// The same by HTTP/2.
+    PathByHttp2(String),
+    /// Whether this service of gRPC serves.
+    Service(String),
+}
+
+impl Question {
+    pub fn of(liveness: &Liveness, protocol: Protocol) -> Self {
+        let path = || liveness.path.as_ref().map(|path| path.0.clone()).unwrap_or_default();
+        match (liveness.kind, protocol) {
+            (ProbeKind::Tcp, _) => Self::Connection,
+            (ProbeKind::Grpc, _) => Self::Service(liveness.service.clone().unwrap_or_default()),
+            (ProbeKind::Http, Protocol::Http1) => Self::Path(path()),
+            (ProbeKind::Http, Protocol::H2c) => Self::PathByHttp2(path()),
+        }
+    }
 }
 
 impl Probe {
@@ -66,23 +111,162 @@ impl Probe {
     }
 
     async fn ask(self, sent: impl FnOnce() + Send) -> Result<(), ProbeFailure> {
-        let Self { connector, sockets, port, host, path, places: (place, _share), .. } = self;
+        let Self { connector, sockets, port, host, question, places: (place, _share), .. } = self;
         let opened = PortStream::over(sockets, &*connector, port, place, sent).await;
-        let mut stream = opened.map_err(|problem| match problem {
+        let stream = opened.map_err(|problem| match problem {
             PortProblem::Closed(port) => ProbeFailure::Closed(port),
             PortProblem::Full(_) | PortProblem::Refused(_) => ProbeFailure::Unreachable,
         })?;
-        let Some(path) = path else { return Ok(()) };
-        let request = format!(
-            "GET {path} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: thaw-liveness\r\nAccept: */*\r\n\
-             Connection: close\r\n\r\n"
-        );
-        // It may have answered without having read everything.
-        let _ = stream.write_all(request.as_bytes()).await;
-        match status(&mut stream).await? {
-            200..400 => Ok(()),
-            status => Err(ProbeFailure::Status(status)),
+        match question {
+            Question::Connection => Ok(()),
+            Question::Path(path) => ask_http1(stream, &host, &path).await,
+            Question::PathByHttp2(path) => ask_http2(stream, &host, &path).await,
+            Question::Service(service) => ask_grpc(stream, &host, &service).await,
         }
+    }
+}
+
+async fn ask_http1(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    host: &str,
+    path: &str,
+) -> Result<(), ProbeFailure> {
+    let request = format!(
+        "GET {path} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: thaw-liveness\r\nAccept: */*\r\n\
+         Connection: close\r\n\r\n"
+    );
+    // It may have answered without having read everything.
+    let _ = stream.write_all(request.as_bytes()).await;
+    judge(status(&mut stream).await?)
+}
+
+fn judge(status: u16) -> Result<(), ProbeFailure> {
+    match status {
+        200..400 => Ok(()),
+        status => Err(ProbeFailure::Status(status)),
+    }
+}
+
+async fn ask_http2(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    host: &str,
+    path: &str,
+) -> Result<(), ProbeFailure> {
+    let request = Request::get(path).body(Full::default());
+    let request = request.map_err(|_| ProbeFailure::NotHttp)?;
+    judge(ask(stream, host, request).await?.status().as_u16())
+}
+
+/// Sends a request by HTTP/2 on a connection of which a bounded number of bytes is read.
+async fn ask(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    host: &str,
+    request: Request<Full<Bytes>>,
+) -> Result<Response<CallBody>, ProbeFailure> {
+    let (mut head, body) = request.into_parts();
+    message::to_http2(&mut head, host).map_err(|_| ProbeFailure::NotHttp)?;
+    head.headers.insert("user-agent", HeaderValue::from_static("thaw-liveness"));
+    let bounded = Bounded { stream, left: HEAD_MAX };
+    let answered = call(bounded, Request::from_parts(head, body)).await;
+    answered.map_err(|_| ProbeFailure::NotHttp)
+}
+
+/// Asks whether a service serves; without a name, whether the server does.
+async fn ask_grpc(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    host: &str,
+    service: &str,
+) -> Result<(), ProbeFailure> {
+    let mut message = Vec::new();
+    if !service.is_empty() {
+        string::encode(1, &service.to_owned(), &mut message);
+    }
+    let mut body = vec![0; PREFIX];
+    body[1..].copy_from_slice(&(message.len() as u32).to_be_bytes());
+    body.extend(message);
+    let mut request = Request::post(CHECK).body(Full::new(Bytes::from(body)));
+    if let Ok(request) = &mut request {
+        let headers = request.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+        headers.insert(TE, HeaderValue::from_static("trailers"));
+    }
+    let answer = ask(stream, host, request.map_err(|_| ProbeFailure::NotHttp)?).await?;
+    judge(answer.status().as_u16())?;
+    let (head, body) = answer.into_parts();
+    let read = body.collect().await.map_err(|_| ProbeFailure::NotGrpc)?;
+    let code = read.trailers().and_then(code_of).or_else(|| code_of(&head.headers));
+    match code.ok_or(ProbeFailure::NotGrpc)? {
+        0 if serving_status(&read.to_bytes()) == Some(SERVING) => Ok(()),
+        0 => Err(ProbeFailure::NotServing),
+        code => Err(ProbeFailure::CallFailed(code)),
+    }
+}
+
+fn code_of(headers: &HeaderMap) -> Option<u32> {
+    headers.get("grpc-status")?.to_str().ok()?.parse().ok()
+}
+
+/// The first field of a `HealthCheckResponse`; a field that is missing is 0.
+fn serving_status(body: &[u8]) -> Option<u64> {
+    let (prefix, mut message) = body.split_at_checked(PREFIX)?;
+    let len = u32::from_be_bytes(prefix[1..].try_into().ok()?);
+    if prefix[0] != 0 || message.len() != len as usize {
+        return None;
+    }
+    let mut status = 0;
+    while !message.is_empty() {
+        match decode_key(&mut message).ok()? {
+            (1, WireType::Varint) => status = decode_varint(&mut message).ok()?,
+            (tag, kind) => skip_field(kind, tag, &mut message, Default::default()).ok()?,
+        }
+    }
+    Some(status)
+}
+
+/// A connection of which only so many bytes are read.
+struct Bounded<S> {
+    stream: S,
+    left: usize,
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Bounded<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
+        let count = buffer.filled().len() - before;
+        let left = self.left.checked_sub(count);
+        self.left = left.ok_or_else(|| io::Error::other(ProbeFailure::TooLong))?;
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Bounded<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }
 
@@ -174,6 +358,23 @@ mod tests {
             ("", Err(ProbeFailure::NothingSaid)),
         ] {
             assert_eq!(read(answer.as_bytes()).await, expected, "{answer:?}");
+        }
+    }
+
+    #[test]
+    fn the_status_of_a_service_is_read() {
+        for (body, expected) in [
+            (&b"\0\0\0\0\x02\x08\x01"[..], Some(SERVING)),
+            (b"\0\0\0\0\x02\x08\x02", Some(2)),
+            (b"\0\0\0\0\0", Some(0)),
+            // Another field before it.
+            (b"\0\0\0\0\x05\x12\x01x\x08\x01", Some(SERVING)),
+            (b"\x01\0\0\0\x02\x08\x01", None),
+            (b"\0\0\0\0\x03\x08\x01", None),
+            (b"\0\0\0\0\x01\x08", None),
+            (b"\0\0\0", None),
+        ] {
+            assert_eq!(serving_status(body), expected, "{body:?}");
         }
     }
 

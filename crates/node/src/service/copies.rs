@@ -422,6 +422,7 @@ impl Service {
             served: 0,
             idle_since: Some(Instant::now()),
             upstreams: Vec::new(),
+            shared: None,
             was_full: false,
             ending: place.lease.ending(),
             is_unwanted: false,

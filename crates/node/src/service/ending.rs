@@ -92,6 +92,11 @@ impl Service {
         }
     }
 
+    /// Whether an instance has more than one connection, or request on one.
+    pub(crate) fn serves_others(&self, id: u64) -> bool {
+        self.slots().get(&id).is_some_and(|slot| slot.connections > 1)
+    }
+
     /// Ends one instance that has taken too long.
     pub(crate) fn kill_late(&self, id: u64, why: String) {
         if let Some(slot) = self.slots().get_mut(&id) {

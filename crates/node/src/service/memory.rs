@@ -56,7 +56,7 @@ impl Service {
     /// One sentence for the operator.
     pub async fn freeze(&self, id: Option<u64>) -> Result<(u64, FrozenInstance), String> {
         let (reply, frozen) = oneshot::channel();
-        let (id, upstreams) = {
+        let (id, upstreams, shared) = {
             let mut slots = self.slots();
             let Slots { all, held, .. } = &mut *slots;
             let is_idle = |slot: &Slot| slot.state.is_idle();
@@ -73,10 +73,10 @@ impl Service {
             // It gets no more connections.
             slot.end();
             slot.table.tell(Command::Freeze(reply));
-            (id, std::mem::take(&mut slot.upstreams))
+            (id, std::mem::take(&mut slot.upstreams), slot.shared.take())
         };
         // The image has no connection in it that the guest can see the end of.
-        drop(upstreams);
+        drop((upstreams, shared));
         match timeout(REST_PATIENCE, frozen).await {
             Ok(Ok(Ok(frozen))) => Ok((id, frozen)),
             Ok(Ok(Err(why))) => {

@@ -9,7 +9,7 @@ use crate::instance::{
     JoinedOrphan, LaunchError, Launched, NotNow, Place, Placed, Supervisor,
 };
 use crate::tenants::{Lease, Refused, Unmet};
-use crate::upstream::Upstream;
+use crate::upstream::{Shared, Upstream};
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 use thaw_sandbox::Orphan;
@@ -438,7 +438,7 @@ impl Service {
             return Err(delivery);
         }
         loop {
-            match self.reserve(reuse) {
+            match self.reserve(reuse, &delivery.client) {
                 None => return Err(delivery),
                 Some(Free::Upstream(upstream)) => match self.occupy(upstream, delivery.permit) {
                     Ok(upstream) => return Ok(Found::Idle(upstream)),
@@ -555,6 +555,7 @@ impl Service {
                 Ok(upstream)
             }
             Err(permit) => {
+                self.forget_upstream(instance, upstream.connection);
                 drop(upstream);
                 self.disconnected(instance);
                 Err(permit)
@@ -565,26 +566,45 @@ impl Service {
     fn idle_upstream_of_a_slot(&self) -> Option<Upstream> {
         let most = self.config.limits.concurrency.get();
         let mut slots = self.slots();
-        let (_, slot) = slots.take_free(most)?;
-        let upstream = slot.upstreams.pop()?;
+        let (id, slot) = slots.take_free(most)?;
+        let upstream = slot.take_upstream(id)?;
         slot.connect(most);
         Some(upstream)
     }
 
-    /// A free place of a live instance, counted as taken.
-    fn reserve(&self, reuse: Reuse) -> Option<Free> {
+    /// A free place of a live instance, counted as taken: for `client`, or on a connection that is
+    /// there.
+    fn reserve(self: &Arc<Self>, reuse: Reuse, client: &Client) -> Option<Free> {
         let most = self.config.limits.concurrency.get();
         let mut slots = self.slots();
         let (instance, slot) = slots.take_free(most)?;
         slot.connect(most);
         if reuse == Reuse::Any
-            && let Some(upstream) = slot.upstreams.pop()
+            && let Some(upstream) = slot.take_upstream(instance)
         {
             return Some(Free::Upstream(upstream));
         }
         let is_crowded = slot.connections as usize + slot.upstreams.len() > most as usize;
         let crowded_out = if is_crowded { slot.upstreams.pop() } else { None };
-        Some(Free::Place { instance, table: slot.table.clone(), crowded_out })
+        // From now on the others use the new one.
+        let before = self.share(client, instance).and_then(|shared| slot.shared.replace(shared));
+        let place = Free::Place { instance, table: slot.table.clone(), crowded_out };
+        drop(slots);
+        drop(before);
+        Some(place)
+    }
+
+    /// What others may use of a connection that an instance gets, beside the request that it was made
+    /// for. If that is given up before it was begun, its place is freed.
+    pub(super) fn share(self: &Arc<Self>, client: &Client, instance: u64) -> Option<Arc<Shared>> {
+        let shared = client.shared.upgrade().filter(|_| !self.is_single_use())?;
+        let (service, connection) = (Arc::downgrade(self), client.id);
+        let release = move || {
+            if let Some(service) = service.upgrade() {
+                service.end_stream(instance, connection);
+            }
+        };
+        shared.place(connection, release).then_some(shared)
     }
 
     /// What keeps an instance's connections.
@@ -605,7 +625,7 @@ impl Service {
         let (commands, receiver) = mpsc::unbounded_channel();
         let instance = &launched.instance;
         let table = Arc::new(ConnectionTable::new(instance.connector(), commands, &self.config));
-        let slot = Slot {
+        let mut slot = Slot {
             state: InstanceState::Booting,
             connections: 1,
             table: table.clone(),
@@ -614,6 +634,7 @@ impl Service {
             served: 0,
             idle_since: None,
             upstreams: Vec::new(),
+            shared: None,
             was_full: false,
             ending: place.lease.ending(),
             is_unwanted: false,
@@ -622,6 +643,7 @@ impl Service {
         table.adopt(first, placed);
         let supervisor =
             Supervisor::new(id, self.clone(), launched, receiver, table, &client, place);
+        slot.shared = self.share(&client, id);
         let mut slots = self.slots();
         slots.insert(id, slot);
         slots.perhaps_free.insert(id);
@@ -692,6 +714,7 @@ impl Service {
             served: 0,
             idle_since: (count == 0).then_some(now),
             upstreams: Vec::new(),
+            shared: None,
             was_full: false,
             ending: lease.ending(),
             is_unwanted: false,
@@ -750,6 +773,12 @@ impl Service {
 }
 
 impl Slot {
+    /// A connection on which a request can be sent at once, or a part of one.
+    fn take_upstream(&mut self, id: u64) -> Option<Upstream> {
+        let stream = self.shared.as_ref().and_then(|shared| Upstream::of(shared, id));
+        stream.or_else(|| self.upstreams.pop())
+    }
+
     /// One connection more, of as many as it may have.
     fn connect(&mut self, most: u32) {
         self.connections += 1;

@@ -29,6 +29,10 @@ impl Service {
 
     /// A request was answered, and its connection can carry another.
     pub(crate) fn give_back(&self, mut upstream: Upstream) {
+        if upstream.is_stream() {
+            // The instance's slot has the connection, too.
+            return self.end_stream(upstream.instance, upstream.connection);
+        }
         upstream.rest();
         let Some(table) = self.table_of(upstream.instance) else { return };
         table.note_served();
@@ -50,6 +54,22 @@ impl Service {
         drop(refused);
         self.place_freed(id, is_idle);
         drop(permit);
+    }
+
+    /// A request is over that was one of several on its connection.
+    pub(crate) fn end_stream(&self, instance: u64, connection: u64) {
+        let Some(table) = self.table_of(instance) else { return };
+        table.note_served();
+        // Otherwise the guest has closed it, and the supervisor has freed its places.
+        let Some(permit) = table.vacate(connection) else { return };
+        self.disconnected(instance);
+        drop(permit);
+        // An instance that is about to end sees that nothing more comes.
+        let unused = self.slots().get_mut(&instance).and_then(|slot| {
+            let is_last = slot.connections == 0 && !slot.state.takes_connections();
+            slot.shared.take_if(|_| is_last)
+        });
+        drop(unused);
     }
 
     /// The gateway has ended its side of a connection to an instance.
@@ -85,7 +105,8 @@ impl Service {
         let Some(slot) = slots.get_mut(&instance) else { return };
         let found = slot.upstreams.iter().position(|upstream| upstream.connection == connection);
         let closed = found.map(|index| slot.upstreams.swap_remove(index));
+        let shared = slot.shared.take_if(|shared| shared.connection() == Some(connection));
         drop(slots);
-        drop(closed);
+        drop((closed, shared));
     }
 }

@@ -5,7 +5,7 @@ use super::asleep::Sleepers;
 use super::room::Claims;
 use crate::instance::{Change, Command, ConnectionTable, InstanceState};
 use crate::tenants::Ending;
-use crate::upstream::Upstream;
+use crate::upstream::{Shared, Upstream};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -83,6 +83,8 @@ pub(super) struct Slot {
     /// that are in use they are never more than the instance serves at a time: a server
     /// that attends to one after the other must not wait for an idle one.
     pub upstreams: Vec<Upstream>,
+    /// The connection of the gateway that several requests use; none with HTTP/1.1.
+    pub shared: Option<Arc<Shared>>,
     /// Tells the tenant's room that it is about to end.
     pub ending: Ending,
     /// Somebody has told it to end: it does not sleep on.

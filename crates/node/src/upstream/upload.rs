@@ -1,11 +1,12 @@
 //! The body of a client's request on its way to an instance.
 
+use crate::http::message;
 use crate::triggers::Room;
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use std::io;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 use tokio::time::Instant;
 
 /// Most bytes that are kept of a body until it is known that they have arrived.
@@ -50,6 +51,10 @@ struct Source {
     left: Option<u64>,
     is_too_large: bool,
     waits_for_client: bool,
+    /// Nobody wants the rest of it.
+    is_stopped: bool,
+    /// Who is to hear of that.
+    waker: Option<Waker>,
     last_progress: Instant,
     /// The room of a body that was read, declared behind its bytes.
     _room: Option<Room>,
@@ -76,6 +81,8 @@ impl Upload {
             left: most,
             is_too_large: false,
             waits_for_client: false,
+            is_stopped: false,
+            waker: None,
             last_progress: Instant::now(),
             _room: room,
         };
@@ -116,6 +123,15 @@ impl UploadState {
         self.source().is_too_large
     }
 
+    /// The answer is complete, or nobody waits for it: nothing more is sent of it.
+    pub fn stop(&self) {
+        let mut source = self.source();
+        source.is_stopped = true;
+        if let Some(waker) = source.waker.take() {
+            waker.wake();
+        }
+    }
+
     fn source(&self) -> MutexGuard<'_, Source> {
         self.0.lock().expect("no holder panics")
     }
@@ -140,7 +156,11 @@ impl Body for Upload {
         if source.is_complete {
             return Poll::Ready(None);
         }
+        if source.is_stopped {
+            return Poll::Ready(Some(Err(io::Error::other(Stopped::new()))));
+        }
         source.waits_for_client = true;
+        source.keep_waker(context);
         let frame = ready!(Pin::new(&mut source.body).poll_frame(context));
         source.waits_for_client = false;
         source.last_progress = Instant::now();
@@ -150,7 +170,10 @@ impl Body for Upload {
                 source.is_too_large = true;
                 Poll::Ready(Some(Err(io::ErrorKind::FileTooLarge.into())))
             }
-            Some(Ok(frame)) => {
+            Some(Ok(mut frame)) => {
+                if let Some(trailers) = frame.trailers_mut() {
+                    message::clean_trailers(trailers);
+                }
                 self.sent += 1;
                 source.keep(&frame);
                 source.is_complete = source.body.is_end_stream();
@@ -191,6 +214,13 @@ impl Source {
         }
     }
 
+    fn keep_waker(&mut self, context: &Context<'_>) {
+        let waker = context.waker();
+        if !self.waker.as_ref().is_some_and(|kept| kept.will_wake(waker)) {
+            self.waker = Some(waker.clone());
+        }
+    }
+
     fn keep(&mut self, frame: &Frame<Bytes>) {
         match frame.data_ref() {
             Some(data) if self.is_replayable && self.kept_len + data.len() <= REPLAY_MAX => {
@@ -202,5 +232,17 @@ impl Source {
                 self.kept.clear();
             }
         }
+    }
+}
+
+/// What a body ends with of which nobody wants the rest: on HTTP/2 it resets its stream with the
+/// reason that this names as its source.
+#[derive(Debug, thiserror::Error)]
+#[error("its request was given up")]
+struct Stopped(#[source] h2::Error);
+
+impl Stopped {
+    fn new() -> Self {
+        Self(h2::Reason::CANCEL.into())
     }
 }

@@ -4,7 +4,7 @@ use super::Supervisor;
 use super::rest::Rest;
 use super::sleep::Sleep;
 use crate::config::Liveness;
-use crate::instance::probe::{Probe, ProbeFailure};
+use crate::instance::probe::{Probe, ProbeFailure, Question};
 use crate::sandboxes::ports::sockets;
 use crate::service::Service;
 use std::future::Future;
@@ -89,7 +89,7 @@ impl Supervisor {
             sockets,
             port: config.port_number(),
             host: config.name.to_string(),
-            path: liveness.path.as_ref().map(|path| path.0.clone()),
+            question: Question::of(liveness, config.protocol),
             limit: liveness.timeout.0,
             places,
         };

@@ -678,12 +678,12 @@ impl Supervisor {
                 self.kill();
             }
         } else if let Some(permit) = permit {
-            self.service.disconnected(self.id);
+            // Of several requests that were under way on it, none is any more.
+            (0..permit.num_permits()).for_each(|_| self.service.disconnected(self.id));
             drop(permit);
-        } else {
-            // It was kept for requests to come.
-            self.service.forget_upstream(self.id, connection);
         }
+        // It may have been kept for requests to come.
+        self.service.forget_upstream(self.id, connection);
     }
 
     /// Whether the instance has served the one request that it was for, and can be put back

@@ -249,6 +249,7 @@ impl Service {
             served: asleep.served,
             idle_since: first.is_none().then_some(now),
             upstreams: Vec::new(),
+            shared: None,
             was_full: false,
             ending: place.lease.ending(),
             is_unwanted: false,
@@ -257,6 +258,7 @@ impl Service {
         if let Some(first) = first {
             table.adopt(first, placed);
         }
+        slot.shared = client.as_ref().and_then(|client| self.share(client, id));
         let streams = launched.execs.is_some().then_some(streams);
         let (service, owned) = (self.clone(), table.clone());
         let supervisor = match client {

@@ -1,0 +1,65 @@
+//! One request of this node's own by HTTP/2, on a connection of its own: to train a program, to ask
+//! whether it is well, and to call one particular instance.
+
+use super::http2::{Leash, Meter, Wire};
+use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
+use hyper::client::conn::http2::Builder;
+use hyper::rt::Executor;
+use hyper::{Request, Response};
+use hyper_util::rt::TokioIo;
+use std::error::Error;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::watch;
+
+/// Most bytes of all fields of a head or of trailers.
+const HEAD_MAX: u32 = 64 << 10;
+
+/// The body of an answer. The connection ends with it.
+pub(crate) struct CallBody {
+    incoming: Incoming,
+    _open: watch::Sender<bool>,
+}
+
+/// Sends a request whose head [`to_http2`](crate::http::message::to_http2) has made, and waits for
+/// the head of the answer. If this is dropped, the connection ends.
+///
+/// # Errors
+/// There is no answer.
+pub(crate) async fn call<S, B>(stream: S, request: Request<B>) -> hyper::Result<Response<CallBody>>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    B: Body<Data: Send, Error: Into<Box<dyn Error + Send + Sync>>> + Unpin + Send + 'static,
+{
+    let (open, is_cut) = watch::channel(false);
+    let leash = Leash::new(is_cut);
+    let wire = Wire::new(stream, Arc::new(Meter::of_one()));
+    let connecting =
+        Builder::new(leash.clone()).max_header_list_size(HEAD_MAX).handshake(TokioIo::new(wire));
+    let (mut sender, driver) = connecting.await?;
+    leash.execute(driver);
+    let response = sender.send_request(request).await?;
+    Ok(response.map(|incoming| CallBody { incoming, _open: open }))
+}
+
+impl Body for CallBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<hyper::Result<Frame<Bytes>>>> {
+        Pin::new(&mut self.incoming).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.incoming.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.incoming.size_hint()
+    }
+}
