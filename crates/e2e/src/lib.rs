@@ -47,7 +47,7 @@ pub use rights::{
 };
 pub use runtime::{RuntimeProgram, compare_runtime};
 pub use sdk::{
-    E2B_JS_SDK, E2B_KEY, E2B_SDK, announced, example_without, js_module, python_with,
+    E2B_JS_SDK, E2B_KEY, E2B_SDK, announced, example_without, js_module, python_site, python_with,
     start_with_e2b, use_e2b, write_e2b_settings,
 };
 pub use skip::{has_controller, skip};

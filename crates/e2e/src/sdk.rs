@@ -46,6 +46,33 @@ pub fn python_with(packages: &[&str]) -> Option<PathBuf> {
     Some(python)
 }
 
+/// A directory with these packages for the Python of the host's system, which sandboxes have; made once
+/// for a build directory. None, and a skipped test, if they cannot be had.
+pub fn python_site(packages: &[&str]) -> Option<PathBuf> {
+    let site = build_directory().join(format!("site-{}", packages.join("-").replace("==", "-")));
+    let is_whole = site.join("is-whole");
+    fs::create_dir_all(&site).expect("a directory");
+    // Tests run side by side, in several processes.
+    let lock = File::create(site.with_extension("lock")).expect("a file");
+    lock.lock().expect("a lock");
+    if is_whole.exists() {
+        return Some(site);
+    }
+    let python = python_with(packages)?;
+    let say = "import sys; print('%d.%d' % sys.version_info[:2])";
+    let version = run(Command::new("/usr/bin/python3").args(["-c", say])).success();
+    let mut pip = Command::new(python);
+    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]);
+    pip.args(["--only-binary=:all:", "--python-version", version.trim(), "--target"]).arg(&site);
+    let installed = run_within(PATIENCE, pip.args(packages), b"");
+    if installed.code != Some(0) {
+        skip(&format!("PyPI does not give {}: {}", packages.join(" "), installed.stderr));
+        return None;
+    }
+    fs::write(is_whole, "").expect("a file");
+    Some(site)
+}
+
 /// The module of a package of npm, `NAME@VERSION`; made once for a build directory. None, and a skipped
 /// test, if it cannot be had.
 pub fn js_module(package: &str) -> Option<PathBuf> {

@@ -112,7 +112,7 @@ impl Answer {
     fn code(&self) -> &str {
         let found =
             self.trailers.iter().chain([&self.headers]).find_map(|all| all.get("grpc-status"));
-        found.expect("a status").to_str().unwrap()
+        found.map_or("none", |code| code.to_str().unwrap())
     }
 }
 
@@ -232,9 +232,8 @@ fn clients_of_http1_are_translated_and_nothing_of_theirs_is_taken_for_more() {
     for name in ["x-hop", "connection", "upgrade", "transfer-encoding", "content-length", "host"] {
         assert!(!seen.contains(&format!("\n{name}:")), "{name} in {seen}");
     }
-    // The same connection goes on.
-    assert!(wire.get("f", "/").text().starts_with("GET http://f/\n"));
-    for host in ["u@f", "f:x", "f g"] {
+    assert!(node.connect().get("f", "/").text().starts_with("GET http://f/\n"));
+    for host in ["u@f", "f g", "f/x", "f?x"] {
         let mut wire = node.connect();
         wire.send(format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n"));
         let status = wire.response().map(|response| response.head);
@@ -300,6 +299,8 @@ fn an_instance_has_one_connection_for_as_many_requests_as_it_serves() {
     });
     node.runtime.block_on(async {
         let sender = client(&node).await;
+        // Requests that come before the first instance may boot one each.
+        assert_eq!(ask(&sender, grpc("/"), "").await.unwrap().body, b"1");
         let mut tasks = tokio::task::JoinSet::new();
         for _ in 0..8 {
             let sender = sender.clone();
@@ -320,7 +321,7 @@ fn an_instance_has_one_connection_for_as_many_requests_as_it_serves() {
     assert_eq!(threads.connections.load(Ordering::SeqCst), 2);
     eventually(|| service.instances().iter().all(|info| info.state == InstanceState::Idle));
     let served: Vec<u64> = service.instances().iter().map(|info| info.served).collect();
-    assert_eq!(served, [16, 1]);
+    assert_eq!(served, [17, 1]);
 }
 
 #[test]

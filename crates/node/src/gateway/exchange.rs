@@ -185,7 +185,13 @@ pub(super) async fn answer(
     let mut placements = 1;
     let mut reuse = Reuse::Any;
     loop {
-        let (lease, reply) = send(asked, request, &head, &state, reuse).await?;
+        let sent = send(asked, request, &head, &state, reuse).await;
+        let (lease, reply) = match sent {
+            Err(_) if state.is_too_large() => {
+                return Err(too_large(service, asked.body_max.unwrap_or_default()));
+            }
+            sent => sent?,
+        };
         let waited = Duration::from_nanos(monotonic_ns().saturating_sub(asked.since_ns));
         service.shared().metrics().placed(service.name(), waited);
         if let Some(upstream) = &lease.upstream {
@@ -204,31 +210,27 @@ pub(super) async fn answer(
                 return Err(too_large(service, asked.body_max.unwrap_or_default()));
             }
             Err(Failure::Refused(refusal)) => return Err(refusal),
-            Err(Failure::Untouched) if placements < PLACEMENTS_MAX && state.is_replayable() => {
+            Err(Failure::Untouched) => {
                 placements += 1;
+                let again = state.again().filter(|_| placements <= PLACEMENTS_MAX);
+                let unread = || died(service, "it ended before it read the request".to_owned());
                 reuse = Reuse::None;
-                request = Request::from_parts(head.clone(), state.again());
+                request = Request::from_parts(head.clone(), again.ok_or_else(unread)?);
                 // The cause of its death may have killed all ready instances, too.
                 let launcher = service.launcher();
                 let given_up = tokio::task::spawn_blocking(move || launcher.give_up_ready());
                 given_up.await.expect("a launcher does not panic");
             }
-            Err(Failure::Unprocessed(_))
-                if placements < PLACEMENTS_MAX && state.is_replayable() =>
-            {
+            Err(Failure::Unprocessed(why)) => {
                 placements += 1;
-                request = Request::from_parts(head.clone(), state.again());
-            }
-            Err(Failure::Unprocessed(why)) => return Err(bad_response(service, &why)),
-            Err(Failure::Unasked) if state.is_replayable() => {
-                reuse = Reuse::None;
-                request = Request::from_parts(head.clone(), state.again());
-            }
-            Err(Failure::Untouched) => {
-                return Err(died(service, "it ended before it read the request".to_owned()));
+                let again = state.again().filter(|_| placements <= PLACEMENTS_MAX);
+                let refused = || bad_response(service, &why);
+                request = Request::from_parts(head.clone(), again.ok_or_else(refused)?);
             }
             Err(Failure::Unasked) => {
-                return Err(bad_response(service, UNASKED));
+                let unasked = || bad_response(service, UNASKED);
+                reuse = Reuse::None;
+                request = Request::from_parts(head.clone(), state.again().ok_or_else(unasked)?);
             }
         }
     }
@@ -355,18 +357,28 @@ async fn send(
     }
     let (ours, socket) = pair().map_err(broken)?;
     let mut line = line(service, ours).await.map_err(broken)?;
-    let reply = line.send(request);
-    line.send_ahead();
+    let mut request = Some(request);
+    // An instance that is booted for it finds it there. A line that moves by itself would take of
+    // the body what another one may have to send.
+    let sent = request.take_if(|_| !line.moves_by_itself()).map(|request| line.send_ahead(request));
     let ends = (asked.client.peer, asked.client.local);
     let node = asked.client.gateway.shared();
     let client = routed_client(node, socket, ends, asked.since_ns);
     let client = Arc::new(Client { shared: line.shared(), ..client });
     let reuse = if state.is_replayable() { reuse } else { Reuse::None };
     match Seat::find(service, &client, reuse).await? {
-        Seat::Taken(ticket) => Ok((lease(ticket.upstream(line, client)), reply)),
-        Seat::Other(mut upstream) => {
-            let reply = upstream.send(Request::from_parts(head.clone(), state.again()));
-            Ok((lease(upstream), reply))
+        Seat::Taken(ticket) => {
+            let mut upstream = ticket.upstream(line, client);
+            let reply = sent.or_else(|| request.map(|request| upstream.send(request)));
+            Ok((lease(upstream), reply.expect("it is sent once")))
+        }
+        Seat::Other(upstream) => {
+            let mut lease = lease(upstream);
+            let Some(again) = request.map(Request::into_body).or_else(|| state.again()) else {
+                return Err(Refusal::BadHead(HeadError::Body));
+            };
+            let reply = lease.upstream().send(Request::from_parts(head.clone(), again));
+            Ok((lease, reply))
         }
     }
 }
@@ -479,8 +491,16 @@ fn explain_stream(lease: &mut Lease, error: &hyper::Error) -> Option<Failure> {
     let failure = match (lease.upstream().complaint(), stream_error(error)) {
         (Some(complaint), _) => bad(complaint),
         // It never left the gateway.
-        (None, _) if error.is_canceled() => Failure::Unprocessed("it takes no requests".to_owned()),
-        (None, Some(error)) if is_unprocessed(error) => Failure::Unprocessed(error.to_string()),
+        (None, _) if error.is_canceled() => {
+            lease.upstream().goes_away();
+            Failure::Unprocessed("it takes no requests".to_owned())
+        }
+        (None, Some(error)) if is_unprocessed(error) => {
+            if error.is_go_away() {
+                lease.upstream().goes_away();
+            }
+            Failure::Unprocessed(error.to_string())
+        }
         (None, Some(error)) if !error.is_io() => bad(&error.to_string()),
         (None, _) => return None,
     };
@@ -580,10 +600,10 @@ impl InstanceBody {
     fn fail(&mut self, context: &mut Context<'_>, error: io::Error) {
         self.count();
         // A stream that the function has reset ends with its reason.
-        let is_reset = error
-            .get_ref()
-            .and_then(|error| error.source())
-            .is_some_and(|source| source.is::<h2::Error>());
+        let source = error.get_ref().and_then(|error| error.source());
+        let is_reset = source
+            .and_then(|source| source.downcast_ref::<h2::Error>())
+            .is_some_and(h2::Error::is_reset);
         self.failed = Some(match self.has_grpc_trailers && !is_reset {
             true => Failed::Trailers(cut_off(&error)),
             false => Failed::Error(error),

@@ -17,7 +17,7 @@ use std::future::Future;
 use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -54,6 +54,8 @@ pub(crate) struct Shared {
     connection: OnceLock<u64>,
     first: Mutex<First>,
     end: watch::Receiver<Option<SharedEnd>>,
+    /// The instance has said that it takes no more requests on it.
+    goes_away: AtomicBool,
     tell_end: Mutex<Option<watch::Sender<Option<SharedEnd>>>>,
     /// Ends all tasks of the connection, at the latest when it is dropped.
     cut: watch::Sender<bool>,
@@ -168,7 +170,8 @@ impl Shared {
 
     /// Whether another request can be sent.
     pub fn is_alive(&self) -> bool {
-        !self.sender.is_closed()
+        !self.goes_away.load(Relaxed)
+            && !self.sender.is_closed()
             && self.end.borrow().is_none()
             && self.meter.complaint.get().is_none()
             && self.meter.requests.load(Relaxed) < STREAMS_MAX
@@ -229,6 +232,7 @@ impl FirstUse {
             connection: OnceLock::new(),
             first: Mutex::new(First::Wanted),
             end,
+            goes_away: AtomicBool::new(false),
             tell_end: Mutex::new(Some(tell_end)),
             cut,
         };
@@ -302,6 +306,11 @@ impl Stream {
             let _ = meter.complain(READS_NOTHING);
             self.shared.cut.send_replace(true);
         }
+    }
+
+    /// The instance takes no more requests on its connection.
+    pub fn goes_away(&self) {
+        self.shared.goes_away.store(true, Relaxed);
     }
 
     pub fn complaint(&self) -> Option<&'static str> {

@@ -82,14 +82,19 @@ impl Line {
         }
     }
 
-    /// Sends what can be sent now: an instance that is booted for a request finds it
-    /// there.
-    pub fn send_ahead(&mut self) {
-        match self {
-            Self::Http1(line) => line.send_ahead(),
-            // A task of its own does.
-            Self::Http2(_) => {}
+    /// The same, and sends what can be sent now: an instance that is booted for a request finds
+    /// it there.
+    pub fn send_ahead(&mut self, request: Request<Upload>) -> Reply {
+        let reply = self.send(request);
+        if let Self::Http1(line) = self {
+            line.send_ahead();
         }
+        reply
+    }
+
+    /// Whether its bytes move without somebody who drives it.
+    pub fn moves_by_itself(&self) -> bool {
+        matches!(self, Self::Http2(_))
     }
 
     /// What others may use of it as soon as an instance has it.
@@ -164,6 +169,13 @@ impl Upstream {
     pub(crate) fn give_up(&self) {
         if let Carrier::Stream(stream) = &self.carrier {
             stream.give_up();
+        }
+    }
+
+    /// The instance takes no more requests on the connection.
+    pub(crate) fn goes_away(&self) {
+        if let Carrier::Stream(stream) = &self.carrier {
+            stream.goes_away();
         }
     }
 

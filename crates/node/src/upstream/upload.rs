@@ -35,6 +35,8 @@ impl From<Incoming> for RequestBody {
 /// all of it that was sent is kept.
 pub(crate) struct Upload {
     source: Arc<Mutex<Source>>,
+    /// Which way it is: the last one alone gets pieces.
+    number: u32,
     /// Pieces of those that are kept which went this way.
     sent: usize,
 }
@@ -51,6 +53,8 @@ struct Source {
     left: Option<u64>,
     is_too_large: bool,
     waits_for_client: bool,
+    /// Number of the last way.
+    last_way: u32,
     /// Nobody wants the rest of it.
     is_stopped: bool,
     /// Who is to hear of that.
@@ -81,25 +85,33 @@ impl Upload {
             left: most,
             is_too_large: false,
             waits_for_client: false,
+            last_way: 0,
             is_stopped: false,
             waker: None,
             last_progress: Instant::now(),
             _room: room,
         };
-        let state = UploadState(Arc::new(Mutex::new(source)));
-        (state.again(), state)
+        let source = Arc::new(Mutex::new(source));
+        (Self { source: source.clone(), number: 0, sent: 0 }, UploadState(source))
     }
 }
 
 impl UploadState {
-    /// A way from the beginning; see [`UploadState::is_replayable`].
-    pub fn again(&self) -> Upload {
-        Upload { source: self.0.clone(), sent: 0 }
+    /// A way from the beginning, after which no other one goes on; see
+    /// [`UploadState::is_replayable`].
+    pub fn again(&self) -> Option<Upload> {
+        let mut source = self.source();
+        if !source.can_begin_again() {
+            return None;
+        }
+        source.last_way += 1;
+        source.wake();
+        Some(Upload { source: self.0.clone(), number: source.last_way, sent: 0 })
     }
 
     /// Whether all that was sent is still there.
     pub fn is_replayable(&self) -> bool {
-        self.source().is_replayable
+        self.source().can_begin_again()
     }
 
     /// When it last came or went on.
@@ -127,9 +139,7 @@ impl UploadState {
     pub fn stop(&self) {
         let mut source = self.source();
         source.is_stopped = true;
-        if let Some(waker) = source.waker.take() {
-            waker.wake();
-        }
+        source.wake();
     }
 
     fn source(&self) -> MutexGuard<'_, Source> {
@@ -147,6 +157,9 @@ impl Body for Upload {
     ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         let shared = self.source.clone();
         let mut source = shared.lock().expect("no holder panics");
+        if source.has_failed || self.number != source.last_way {
+            return Poll::Ready(Some(Err(io::Error::other(Stopped::new()))));
+        }
         if source.is_replayable
             && let Some(kept) = source.kept.get(self.sent)
         {
@@ -189,7 +202,7 @@ impl Body for Upload {
 
     fn is_end_stream(&self) -> bool {
         let source = self.source.lock().expect("no holder panics");
-        source.is_complete && self.sent >= source.kept.len()
+        source.is_complete && !source.has_failed && self.sent >= source.kept.len()
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -211,6 +224,18 @@ impl Source {
         match &mut self.left {
             None => true,
             Some(left) => left.checked_sub(len).map(|rest| *left = rest).is_some(),
+        }
+    }
+
+    /// A body that has failed would look complete.
+    fn can_begin_again(&self) -> bool {
+        self.is_replayable && !self.has_failed
+    }
+
+    /// Has the way that waits for a piece look again.
+    fn wake(&mut self) {
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
         }
     }
 
