@@ -91,36 +91,38 @@ def errors_have_their_code_and_message():
     assert error.code() == grpc.StatusCode.UNIMPLEMENTED, error
 
 
-def cancellations():
-    return int(unary("Cancellations")(b"", timeout=60))
-
-
-def wait_for_cancellations(most):
-    until = time.monotonic() + 30
-    while cancellations() < most:
-        assert time.monotonic() < until, f"{cancellations()} of {most}"
+def waited_for(cancelled, waiting):
+    """Waits until so many calls were cancelled in the function, and so many wait in it."""
+    until = time.monotonic() + 60
+    while (found := unary("Cancellations")(b"", timeout=60)) != f"{cancelled} {waiting}".encode():
+        assert time.monotonic() < until, f"{found}, not {cancelled} {waiting}"
         time.sleep(0.05)
 
 
 def deadlines_and_cancellations_reach_the_function():
-    before = cancellations()
-    error = failure(lambda: unary("Wait")(b"", timeout=0.5))
+    before = int(unary("Cancellations")(b"", timeout=60).split()[0])
+    error = failure(lambda: unary("Wait")(b"", timeout=2))
     assert error.code() == grpc.StatusCode.DEADLINE_EXCEEDED, error
-    wait_for_cancellations(before + 1)
+    waited_for(before + 1, 0)
     waiting = unary("Wait").future(b"")
-    time.sleep(0.3)
+    waited_for(before + 1, 1)
     waiting.cancel()
-    wait_for_cancellations(before + 2)
+    waited_for(before + 2, 0)
     # A client that goes away.
     other = connect()
-    unary("Wait", other).future(b"")
-    time.sleep(0.3)
+    waiting = unary("Wait", other).future(b"")
+    waited_for(before + 2, 1)
     other.close()
-    wait_for_cancellations(before + 3)
+    waited_for(before + 3, 0)
     # In the middle of an answer.
     ticks = channel.unary_stream(f"/{SERVICE}/Tick")(b"1000")
     next(ticks)
     ticks.cancel()
+
+
+def deadlines_end_calls():
+    error = failure(lambda: unary("Wait")(b"", timeout=1))
+    assert error.code() == grpc.StatusCode.DEADLINE_EXCEEDED, error
 
 
 def compressed_messages():

@@ -16,6 +16,7 @@ const method = (name, requestStream, responseStream) => ({
 });
 
 let cancelled = 0;
+let waiting = 0;
 const server = new grpc.Server({
   "grpc.max_receive_message_length": 16 << 20,
   "grpc.max_send_message_length": 16 << 20,
@@ -61,14 +62,18 @@ server.addService(
       call.on("end", () => call.end());
     },
     Wait(call) {
-      call.on("cancelled", () => cancelled++);
+      waiting++;
+      call.on("cancelled", () => {
+        waiting--;
+        cancelled++;
+      });
     },
     Tick(call) {
       const timer = setInterval(() => call.write(Buffer.from("tick")), 100);
       call.on("cancelled", () => clearInterval(timer));
     },
     Cancellations(_, done) {
-      done(null, Buffer.from(String(cancelled)));
+      done(null, Buffer.from(`${cancelled} ${waiting}`));
     },
   },
 );

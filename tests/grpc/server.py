@@ -14,6 +14,7 @@ VERSION = sys.argv[1] if len(sys.argv) > 1 else "first"
 lock = threading.Lock()
 counter = 0
 cancelled = 0
+waiting = 0
 
 
 def echo(request, context):
@@ -51,17 +52,19 @@ def chat(requests, context):
 
 
 def wait(_, context):
-    global cancelled
+    global cancelled, waiting
     ended = threading.Event()
     context.add_callback(ended.set)
+    waiting += 1
     ended.wait(60)
     with lock:
+        waiting -= 1
         cancelled += 1
     return b""
 
 
 def cancellations(_, context):
-    return str(cancelled).encode()
+    return f"{cancelled} {waiting}".encode()
 
 
 def tick(request, context):

@@ -32,7 +32,7 @@ func (plain) Unmarshal(bytes []byte, message any) error {
 	return nil
 }
 
-var cancelled atomic.Int64
+var cancelled, waiting atomic.Int64
 
 func own(ctx context.Context) string {
 	received, _ := metadata.FromIncomingContext(ctx)
@@ -88,7 +88,9 @@ func call(stream grpc.ServerStream) error {
 			}
 		}
 	case "Wait":
+		waiting.Add(1)
 		<-ctx.Done()
+		waiting.Add(-1)
 		cancelled.Add(1)
 		return ctx.Err()
 	case "Tick":
@@ -103,7 +105,7 @@ func call(stream grpc.ServerStream) error {
 			}
 		}
 	case "Cancellations":
-		return send([]byte(fmt.Sprint(cancelled.Load())))
+		return send([]byte(fmt.Sprint(cancelled.Load(), waiting.Load())))
 	}
 	return status.Error(codes.Unimplemented, "there is no "+method)
 }

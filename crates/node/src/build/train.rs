@@ -10,8 +10,9 @@ use crate::config::{FunctionConfig, Protocol, Train, TrainingRequest};
 use crate::http::message;
 use crate::upstream::call;
 use axum::body::{Bytes, HttpBody};
-use axum::http::header::{CONNECTION, HOST, TE};
-use axum::http::{HeaderMap, HeaderValue, Request, Response};
+use axum::http::header::{CONNECTION, HOST};
+use axum::http::response::Parts;
+use axum::http::{HeaderMap, HeaderValue, Request};
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::TokioIo;
 use std::io;
@@ -295,14 +296,16 @@ async fn exchange(question: Question) -> Result<Answer, Unanswered> {
         let (mut head, body) = question.request.into_parts();
         // Nothing is read of the name that is not in the request.
         message::to_http2(&mut head, "")?;
-        head.headers.insert(TE, HeaderValue::from_static("trailers"));
-        return read(call(stream, Request::from_parts(head, body)).await?).await;
+        let (head, mut body) = call(stream, Request::from_parts(head, body)).await?.into_parts();
+        let answer = read(&head, &mut body).await;
+        body.close().await;
+        return answer;
     }
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     let connection = tokio::spawn(connection);
-    let response = sender.send_request(question.request).await?;
-    let answer = read(response).await;
+    let (head, mut body) = sender.send_request(question.request).await?.into_parts();
+    let answer = read(&head, &mut body).await;
     // Without its task the connection is closed for sure.
     connection.abort();
     let _ = connection.await;
@@ -310,13 +313,12 @@ async fn exchange(question: Question) -> Result<Answer, Unanswered> {
 }
 
 /// Reads an answer to its end.
-async fn read<B>(response: Response<B>) -> Result<Answer, Unanswered>
+async fn read<B>(head: &Parts, body: &mut B) -> Result<Answer, Unanswered>
 where
     B: HttpBody<Data = Bytes, Error: Into<Unanswered>> + Unpin,
 {
-    let status = response.status().as_u16();
-    let mut failed_call = failed_call(response.headers());
-    let mut body = response.into_body();
+    let status = head.status.as_u16();
+    let mut failed_call = failed_call(&head.headers);
     let mut excerpt = Vec::new();
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(Into::into)?;

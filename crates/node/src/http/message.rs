@@ -158,6 +158,8 @@ pub(crate) fn to_http2(head: &mut Parts, function: &str) -> Result<(), HeadError
     }
     headers.remove(TRANSFER_ENCODING);
     headers.remove(CONNECTION);
+    // The gateway takes them, whatever it does with them; servers of gRPC insist on it.
+    headers.insert(TE, HeaderValue::from_static("trailers"));
     let host = headers.remove(HOST);
     // The authority is one, whatever the client has sent (RFC 9113 §8.3.1).
     let authority = host.as_ref().and_then(|host| host.to_str().ok()).unwrap_or(function);

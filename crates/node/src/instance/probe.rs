@@ -9,7 +9,7 @@ use crate::sandboxes::ports::{PortProblem, PortStream};
 use crate::upstream::{CallBody, call};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
-use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue, TE};
+use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
 use hyper::{Request, Response};
 use prost::encoding::{WireType, decode_key, decode_varint, skip_field, string};
 use std::io::{self, IoSlice};
@@ -188,7 +188,6 @@ async fn ask_grpc(
     if let Ok(request) = &mut request {
         let headers = request.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
-        headers.insert(TE, HeaderValue::from_static("trailers"));
     }
     let answer = ask(stream, host, request.map_err(|_| ProbeFailure::NotHttp)?).await?;
     judge(answer.status().as_u16())?;

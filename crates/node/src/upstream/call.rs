@@ -20,7 +20,15 @@ const HEAD_MAX: u32 = 64 << 10;
 /// The body of an answer. The connection ends with it.
 pub(crate) struct CallBody {
     incoming: Incoming,
-    _open: watch::Sender<bool>,
+    open: watch::Sender<bool>,
+}
+
+impl CallBody {
+    /// Ends the connection, and waits until it is closed.
+    pub async fn close(self) {
+        self.open.send_replace(true);
+        self.open.closed().await;
+    }
 }
 
 /// Sends a request whose head [`to_http2`](crate::http::message::to_http2) has made, and waits for
@@ -41,7 +49,7 @@ where
     let (mut sender, driver) = connecting.await?;
     leash.execute(driver);
     let response = sender.send_request(request).await?;
-    Ok(response.map(|incoming| CallBody { incoming, _open: open }))
+    Ok(response.map(|incoming| CallBody { incoming, open }))
 }
 
 impl Body for CallBody {
