@@ -127,7 +127,7 @@ fn by_instance(connections: Vec<OrphanConnection>) -> Connections {
             wants_head_only: note.wants_head_only,
             way: Way::HandedOver,
             admitted: None,
-            shared: Weak::new(),
+            shared: Weak::<()>::new(),
         };
         all.entry(note.instance).or_default().push(Inherited::HandedOver(Arc::new(client), kept));
     }

@@ -431,7 +431,7 @@ fn what_the_function_did_not_begin_is_sent_again_a_bounded_number_of_times() {
     serve(&node, &of_eight(""), move |mut call| {
         let number = counted.fetch_add(1, Ordering::SeqCst);
         async move {
-            if call.path() == "/never" || number % 2 == 0 {
+            if call.path() == "/never" || number.is_multiple_of(2) {
                 return call.respond.send_reset(Reason::REFUSED_STREAM);
             }
             echo(call).await;

@@ -333,7 +333,10 @@ fn instances_that_stay_can_be_asked_whether_they_are_well() {
         ("kind = \"tcp\"\npath = \"/\"", "asks for no `path`"),
         ("kind = \"dns\"", "unknown variant `dns`"),
         ("kind = \"grpc\"", "asks by gRPC, which needs HTTP/2"),
-        ("path = \"/\"\nservice = \"s\"", "only a probe of `kind = \"grpc\"` asks about a `service`"),
+        (
+            "path = \"/\"\nservice = \"s\"",
+            "only a probe of `kind = \"grpc\"` asks about a `service`",
+        ),
         ("path = \"healthz\"", "is not a path of a request"),
         ("path = \"/a b\"", "is not a path of a request"),
         ("path = \"/\"\nperiod = \"999ms\"", "probes are sent every 1s to 1h"),
@@ -370,7 +373,8 @@ fn instances_that_stay_can_be_asked_whether_they_are_well() {
 
 #[test]
 fn http2_is_for_functions_whose_requests_are_routed() {
-    let with = |keys: &str| parse(&MINIMAL.replace("port = 8000\n", &format!("port = 8000\n{keys}\n")));
+    let with =
+        |keys: &str| parse(&MINIMAL.replace("port = 8000\n", &format!("port = 8000\n{keys}\n")));
     let config = with("protocol = \"h2c\"").unwrap();
     assert_eq!(config.protocol, Protocol::H2c);
     let json = serde_json::to_string(&config).unwrap();

@@ -72,7 +72,7 @@ impl Arrival {
     fn into_client(self, shared: &NodeState, wants_head_only: bool) -> Arc<Client> {
         let Self { socket, peer, local, accepted_ns, admitted } = self;
         let (id, way) = (shared.next_connection(), Way::HandedOver);
-        let shared = Weak::new();
+        let shared = Weak::<()>::new();
         Arc::new(Client {
             id,
             socket,

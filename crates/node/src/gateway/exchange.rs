@@ -315,7 +315,7 @@ pub(super) fn routed_client(
         wants_head_only: false,
         way: Way::Routed,
         admitted: None,
-        shared: Weak::new(),
+        shared: Weak::<()>::new(),
     }
 }
 

@@ -78,7 +78,7 @@ async fn run(asked: &Asked, body: RequestBody) -> Result<(GuestExit, OutputBody)
         wants_head_only: false,
         way: Way::Routed,
         admitted: None,
-        shared: Weak::new(),
+        shared: Weak::<()>::new(),
     });
     let ticket = Ticket::find(service, &client).await?;
     asked.note_placed(ticket.placed.instance);

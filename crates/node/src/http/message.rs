@@ -399,6 +399,57 @@ mod tests {
     }
 
     #[test]
+    fn a_request_is_one_of_http2_with_one_authority() {
+        let sent = [
+            ("host", "other"),
+            ("connection", "keep-alive, X-Own"),
+            ("x-own", "1"),
+            ("x-kept", "2"),
+            ("te", "gzip"),
+            ("upgrade", "websocket"),
+            ("transfer-encoding", "chunked"),
+            ("content-length", "3"),
+        ];
+        let mut head = request("POST", "http://a.b:8080/x?y", &sent);
+        to_http2(&mut head, "f").unwrap();
+        assert_eq!(head.uri, "http://a.b:8080/x?y");
+        assert_eq!(fields(&head.headers), ["te: trailers", "x-kept: 2"]);
+        // A length that is the only one stays.
+        let mut head = request("POST", "/", &[("host", "f"), ("content-length", "3")]);
+        to_http2(&mut head, "f").unwrap();
+        assert_eq!(fields(&head.headers), ["content-length: 3", "te: trailers"]);
+        let mut old = request("GET", "/", &[]);
+        to_http2(&mut old, "f").unwrap();
+        assert_eq!(old.uri, "http://f/");
+        for host in ["u@f", "f/x", "f?x", "f#x", "f g", ""] {
+            let mut head = request("GET", "/", &[("host", host)]);
+            assert!(to_http2(&mut head, "f").is_err(), "{host:?}: {}", head.uri);
+        }
+        let two = [("transfer-encoding", "chunked"), ("transfer-encoding", "chunked")];
+        assert!(to_http2(&mut request("POST", "/", &two), "f").is_err());
+        assert!(to_http2(&mut request("CONNECT", "a:1", &[("host", "f")]), "f").is_err());
+    }
+
+    #[test]
+    fn trailers_say_nothing_of_how_a_message_is_sent() {
+        let (mut head, ()) = hyper::Response::builder()
+            .header("connection", "x-own")
+            .header("x-own", "1")
+            .header("transfer-encoding", "chunked")
+            .header("content-length", "7")
+            .header("host", "h")
+            .header("te", "trailers")
+            .header("thaw-error", "e")
+            .header("thaw-request-id", "1")
+            .header("grpc-status", "0")
+            .body(())
+            .unwrap()
+            .into_parts();
+        clean_trailers(&mut head.headers);
+        assert_eq!(fields(&head.headers), ["grpc-status: 0"]);
+    }
+
+    #[test]
     fn a_cookie_of_http2_is_one_field_again() {
         let fields = [("host", "f"), ("cookie", "a=1"), ("cookie", "b=2")];
         let mut head = request("GET", "https://f/", &fields);

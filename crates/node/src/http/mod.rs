@@ -1,6 +1,9 @@
-//! HTTP/1.1 messages on their way through this node: reading heads (`head`), and passing messages
-//! from one hop to the next (`message`). The gateway passes on requests of clients, the proxy of
-//! `[[egress.inject]]` those of sandboxes.
+//! HTTP on its way through this node: reading heads of HTTP/1.1 (`head`), passing messages
+//! from one hop to the next (`message`), and HTTP/2 with programs that are not trusted (`untrusted`, `frames`, `call`).
+//! The gateway passes on requests of clients, the proxy of `[[egress.inject]]` those of sandboxes.
 
+pub(crate) mod call;
+mod frames;
 pub mod head;
 pub(crate) mod message;
+pub(crate) mod untrusted;

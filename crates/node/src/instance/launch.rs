@@ -13,9 +13,9 @@ use crate::sandboxes::ExecNote;
 use crate::sandboxes::limits::Unchanged;
 use crate::seal::owner::{KeyId, OwnerKey};
 use crate::tenants::Lease;
-use crate::upstream::Shared;
 use crate::volumes::VolumeSnapshot;
 use serde::{Deserialize, Serialize};
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
@@ -23,8 +23,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::pin::Pin;
-use std::sync::{Arc, Weak};
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::SystemTime;
 use thaw_abi::control::EntryPoint;
@@ -55,9 +55,9 @@ pub struct Client {
     /// The connection's share of the clients that the node takes in, if it has one of its
     /// own.
     pub admitted: Option<Admitted>,
-    /// What others may use of it beside the request that it was made for, as soon as an instance has
-    /// it; nothing on most.
-    pub(crate) shared: Weak<Shared>,
+    /// What other requests may use of it, as soon as an instance has it, beside the one that it was
+    /// made for: only who has made it knows what that is. Nothing on most.
+    pub(crate) shared: Weak<dyn Any + Send + Sync>,
 }
 
 impl Client {

@@ -4,9 +4,9 @@
 
 use super::launch::Connector;
 use crate::config::{Liveness, ProbeKind, Protocol};
+use crate::http::call::{CallBody, call};
 use crate::http::message;
 use crate::sandboxes::ports::{PortProblem, PortStream};
-use crate::upstream::{CallBody, call};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
 use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue};

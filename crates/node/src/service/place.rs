@@ -598,6 +598,7 @@ impl Service {
     /// for. If that is given up before it was begun, its place is freed.
     pub(super) fn share(self: &Arc<Self>, client: &Client, instance: u64) -> Option<Arc<Shared>> {
         let shared = client.shared.upgrade().filter(|_| !self.is_single_use())?;
+        let shared = shared.downcast::<Shared>().ok()?;
         let (service, connection) = (Arc::downgrade(self), client.id);
         let release = move || {
             if let Some(service) = service.upgrade() {

@@ -461,7 +461,7 @@ mod tests {
             wants_head_only: false,
             way: Way::HandedOver,
             admitted: None,
-            shared: std::sync::Weak::new(),
+            shared: std::sync::Weak::<()>::new(),
         };
         (Arc::new(client), theirs)
     }

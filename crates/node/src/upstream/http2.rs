@@ -5,8 +5,8 @@
 //! It is closed when the last of them lets go; a GOAWAY would tell the instance nothing more, since no
 //! stream is open then. Tasks of their own move its bytes, since nobody's request is the connection's.
 
-use super::frames::{Flood, Frames};
 use super::{Reply, Upload, UpstreamEnd};
+use crate::http::untrusted::{CONNECTION_WINDOW, Leash, Meter, STREAM_WINDOW, TRAILERS_MAX, Wire};
 use crate::instance::{Client, Outcome};
 use crate::socket::unread;
 use hyper::Request;
@@ -14,22 +14,15 @@ use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper::rt::Executor;
 use hyper_util::rt::TokioIo;
 use std::future::Future;
-use std::io::{self, IoSlice};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::task::{Context, Poll};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixStream;
 use tokio::sync::{oneshot, watch};
-use tokio::time::Instant;
 
-/// Bytes of a body that an instance may send ahead on a stream, and on all of a connection.
-const STREAM_WINDOW: u32 = 64 << 10;
-const CONNECTION_WINDOW: u32 = 1 << 20;
-/// Most bytes of all fields of a head or of trailers, 32 for each field included (RFC 9113 §6.5.2).
-const HEAD_MAX: u32 = 64 << 10;
 /// Most bytes of a body that wait to be sent on a stream.
 const SEND_BUFFER: usize = 128 << 10;
 /// Streams that the gateway has reset and still knows, so that it ignores what comes late.
@@ -42,8 +35,6 @@ const GIVEN_UP_MAX: u64 = 256;
 /// (RFC 9113 §5.1.1).
 const STREAMS_MAX: u64 = 1 << 29;
 
-const FLOODS: &str = "it floods the gateway with frames of HTTP/2";
-const TOO_MUCH: &str = "it sends bodies that nobody has asked for";
 const READS_NOTHING: &str = "it does not read that requests were given up";
 
 /// A connection that several requests use. It ends with this value.
@@ -80,72 +71,6 @@ struct SharedEnd {
     written: u64,
 }
 
-/// What a connection has carried.
-pub(super) struct Meter {
-    frames: Mutex<Frames>,
-    written: AtomicU64,
-    requests: AtomicU64,
-    /// Bytes of answers that were taken.
-    taken: AtomicU64,
-    /// Requests that were given up, less one for each frame that was sent since.
-    given_up: AtomicU64,
-    /// Why the gateway has ended the connection.
-    complaint: OnceLock<&'static str>,
-}
-
-impl Meter {
-    fn new() -> Self {
-        Self {
-            frames: Mutex::new(Frames::new(Instant::now())),
-            written: AtomicU64::new(0),
-            requests: AtomicU64::new(0),
-            taken: AtomicU64::new(0),
-            given_up: AtomicU64::new(0),
-            complaint: OnceLock::new(),
-        }
-    }
-
-    /// Of a connection for one request, whose window alone bounds its answer.
-    pub fn of_one() -> Self {
-        Self { taken: AtomicU64::new(u64::MAX / 2), ..Self::new() }
-    }
-
-    fn frames(&self) -> MutexGuard<'_, Frames> {
-        self.frames.lock().expect("no holder panics")
-    }
-
-    /// The instance has sent these bytes.
-    fn read(&self, bytes: &[u8]) -> io::Result<()> {
-        let mut frames = self.frames();
-        let what = match frames.read(bytes, Instant::now()) {
-            Err(Flood) => FLOODS,
-            // No stream may have sent more than was taken of it and its window.
-            Ok(()) if frames.data() > self.most_data() => TOO_MUCH,
-            Ok(()) => return Ok(()),
-        };
-        drop(frames);
-        Err(self.complain(what))
-    }
-
-    fn most_data(&self) -> u64 {
-        let windows = self.requests.load(Relaxed) * u64::from(STREAM_WINDOW);
-        // What was taken is counted a moment after its window was given back.
-        self.taken.load(Relaxed) + windows + u64::from(CONNECTION_WINDOW)
-    }
-
-    fn complain(&self, what: &'static str) -> io::Error {
-        io::Error::other(*self.complaint.get_or_init(|| what))
-    }
-
-    /// The instance was sent these bytes.
-    fn sent(&self, bytes: &[u8]) {
-        self.written.fetch_add(bytes.len() as u64, Relaxed);
-        let frames = self.frames().sent(bytes);
-        let less = |given_up: u64| Some(given_up.saturating_sub(frames));
-        let _ = self.given_up.fetch_update(Relaxed, Relaxed, less);
-    }
-}
-
 impl Shared {
     /// An instance gets the connection; `release` is called if its first request is given up before
     /// it was begun. Whether others may use it: not if that has happened already.
@@ -178,8 +103,7 @@ impl Shared {
     }
 
     fn send(&self, request: Request<Upload>) -> Reply {
-        self.meter.requests.fetch_add(1, Relaxed);
-        self.meter.frames().asked();
+        self.meter.asked();
         Box::pin(self.sender.clone().send_request(request))
     }
 
@@ -217,7 +141,7 @@ impl FirstUse {
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
             .initial_max_send_streams(concurrency as usize)
-            .max_header_list_size(HEAD_MAX)
+            .max_header_list_size(TRAILERS_MAX)
             .max_send_buf_size(SEND_BUFFER)
             .max_concurrent_reset_streams(RESETS_KNOWN)
             .max_local_error_reset_streams(ERRORS_MAX)
@@ -331,91 +255,5 @@ impl Stream {
         let sent = end.written.saturating_sub(self.before);
         let is_untouched = end.unread.is_some_and(|unread| unread >= sent);
         Poll::Ready(UpstreamEnd { outcome: end.outcome, is_untouched })
-    }
-}
-
-/// Runs the tasks of a connection until that is cut.
-#[derive(Clone)]
-pub(super) struct Leash(watch::Receiver<bool>);
-
-impl Leash {
-    pub fn new(is_cut: watch::Receiver<bool>) -> Self {
-        Self(is_cut)
-    }
-}
-
-impl<F: Future<Output: Send> + Send + 'static> Executor<F> for Leash {
-    fn execute(&self, task: F) {
-        let mut cut = self.0.clone();
-        tokio::spawn(async move {
-            tokio::select! {
-                _ = cut.wait_for(|is_cut| *is_cut) => {}
-                _ = task => {}
-            }
-        });
-    }
-}
-
-/// The gateway's end of a connection.
-pub(super) struct Wire<S> {
-    stream: S,
-    meter: Arc<Meter>,
-}
-
-impl<S> Wire<S> {
-    pub fn new(stream: S, meter: Arc<Meter>) -> Self {
-        Self { stream, meter }
-    }
-}
-
-impl<S: AsyncRead + Unpin> AsyncRead for Wire<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
-        std::task::ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
-        Poll::Ready(self.meter.read(&buffer.filled()[before..]))
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for Wire<S> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        let count = std::task::ready!(Pin::new(&mut self.stream).poll_write(context, bytes))?;
-        self.meter.sent(&bytes[..count]);
-        Poll::Ready(Ok(count))
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.stream).poll_write_vectored(context, bytes);
-        let count = std::task::ready!(written)?;
-        let mut left = count;
-        for piece in bytes {
-            let piece = &piece[..piece.len().min(left)];
-            self.meter.sent(piece);
-            left -= piece.len();
-        }
-        Poll::Ready(Ok(count))
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }

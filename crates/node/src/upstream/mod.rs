@@ -1,13 +1,10 @@
 //! Connections to instances, on which the gateway speaks HTTP. The service keeps those that can carry
 //! another request.
 
-mod call;
-mod frames;
 mod http1;
 mod http2;
 mod upload;
 
-pub(crate) use call::{CallBody, call};
 pub(crate) use http1::Tap;
 pub(crate) use http2::{FirstUse, Shared};
 pub(crate) use upload::{RequestBody, Upload, UploadState};
@@ -18,6 +15,7 @@ use http1::{Alone, Http1Line};
 use http2::Stream;
 use hyper::body::Incoming;
 use hyper::{Request, Response};
+use std::any::Any;
 use std::future::Future;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -98,9 +96,9 @@ impl Line {
     }
 
     /// What others may use of it as soon as an instance has it.
-    pub fn shared(&self) -> Weak<Shared> {
+    pub fn shared(&self) -> Weak<dyn Any + Send + Sync> {
         match self {
-            Self::Http1(_) => Weak::new(),
+            Self::Http1(_) => Weak::<()>::new(),
             Self::Http2(line) => line.shared(),
         }
     }

@@ -1,7 +1,7 @@
 //! One request of this node's own by HTTP/2, on a connection of its own: to train a program, to ask
 //! whether it is well, and to call one particular instance.
 
-use super::http2::{Leash, Meter, Wire};
+use super::untrusted::{Leash, Meter, TRAILERS_MAX, Wire};
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use hyper::client::conn::http2::Builder;
 use hyper::rt::Executor;
@@ -13,9 +13,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
-
-/// Most bytes of all fields of a head or of trailers.
-const HEAD_MAX: u32 = 64 << 10;
 
 /// The body of an answer. The connection ends with it.
 pub(crate) struct CallBody {
@@ -31,7 +28,7 @@ impl CallBody {
     }
 }
 
-/// Sends a request whose head [`to_http2`](crate::http::message::to_http2) has made, and waits for
+/// Sends a request whose head [`to_http2`](super::message::to_http2) has made, and waits for
 /// the head of the answer. If this is dropped, the connection ends.
 ///
 /// # Errors
@@ -44,8 +41,9 @@ where
     let (open, is_cut) = watch::channel(false);
     let leash = Leash::new(is_cut);
     let wire = Wire::new(stream, Arc::new(Meter::of_one()));
-    let connecting =
-        Builder::new(leash.clone()).max_header_list_size(HEAD_MAX).handshake(TokioIo::new(wire));
+    let connecting = Builder::new(leash.clone())
+        .max_header_list_size(TRAILERS_MAX)
+        .handshake(TokioIo::new(wire));
     let (mut sender, driver) = connecting.await?;
     leash.execute(driver);
     let response = sender.send_request(request).await?;

@@ -140,15 +140,19 @@ impl Frames {
     /// It floods the gateway.
     pub fn read(&mut self, mut bytes: &[u8], now: Instant) -> Result<(), Flood> {
         self.refill(now);
+        let mut read = Ok(());
         while let Some(Head { len, kind, flags }) = self.theirs.next(&mut bytes) {
             let is_answer = flags & PADDED == 0 && (len > 0 || flags & END_STREAM != 0);
             if kind == DATA && is_answer {
                 self.data += u64::from(len);
             } else {
-                self.allowance = self.allowance.checked_sub(1).ok_or(Flood)?;
+                match self.allowance.checked_sub(1) {
+                    Some(left) => self.allowance = left,
+                    None => read = Err(Flood),
+                }
             }
         }
-        Ok(())
+        read
     }
 }
 

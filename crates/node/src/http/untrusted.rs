@@ -1,0 +1,181 @@
+//! A connection of HTTP/2 to a program that is not trusted: what it may send, and the tasks that move
+//! its bytes.
+
+use super::frames::{Flood, Frames};
+use hyper::rt::Executor;
+use std::future::Future;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::task::{Context, Poll};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+/// Bytes of a body that an instance may send ahead on a stream, and on all of a connection.
+pub(crate) const STREAM_WINDOW: u32 = 64 << 10;
+pub(crate) const CONNECTION_WINDOW: u32 = 1 << 20;
+/// Most bytes of all fields of a head or of trailers, 32 for each field included (RFC 9113 §6.5.2).
+pub(crate) const TRAILERS_MAX: u32 = 64 << 10;
+
+const FLOODS: &str = "it floods the gateway with frames of HTTP/2";
+const TOO_MUCH: &str = "it sends bodies that nobody has asked for";
+
+/// What a connection has carried.
+pub(crate) struct Meter {
+    frames: Mutex<Frames>,
+    pub written: AtomicU64,
+    pub requests: AtomicU64,
+    /// Bytes of answers that were taken.
+    pub taken: AtomicU64,
+    /// Requests that were given up, less one for each frame that was sent since.
+    pub given_up: AtomicU64,
+    /// Why the gateway has ended the connection.
+    pub complaint: OnceLock<&'static str>,
+}
+
+impl Meter {
+    pub fn new() -> Self {
+        Self {
+            frames: Mutex::new(Frames::new(Instant::now())),
+            written: AtomicU64::new(0),
+            requests: AtomicU64::new(0),
+            taken: AtomicU64::new(0),
+            given_up: AtomicU64::new(0),
+            complaint: OnceLock::new(),
+        }
+    }
+
+    /// Of a connection for one request, whose window alone bounds its answer.
+    pub fn of_one() -> Self {
+        Self { taken: AtomicU64::new(u64::MAX / 2), ..Self::new() }
+    }
+
+    /// A request is about to be sent.
+    pub fn asked(&self) {
+        self.requests.fetch_add(1, Relaxed);
+        self.frames().asked();
+    }
+
+    fn frames(&self) -> MutexGuard<'_, Frames> {
+        self.frames.lock().expect("no holder panics")
+    }
+
+    /// The instance has sent these bytes.
+    fn read(&self, bytes: &[u8]) -> io::Result<()> {
+        let mut frames = self.frames();
+        let what = match frames.read(bytes, Instant::now()) {
+            Err(Flood) => FLOODS,
+            // No stream may have sent more than was taken of it and its window.
+            Ok(()) if frames.data() > self.most_data() => TOO_MUCH,
+            Ok(()) => return Ok(()),
+        };
+        drop(frames);
+        Err(self.complain(what))
+    }
+
+    fn most_data(&self) -> u64 {
+        let windows = self.requests.load(Relaxed) * u64::from(STREAM_WINDOW);
+        // What was taken is counted a moment after its window was given back.
+        self.taken.load(Relaxed) + windows + u64::from(CONNECTION_WINDOW)
+    }
+
+    pub fn complain(&self, what: &'static str) -> io::Error {
+        io::Error::other(*self.complaint.get_or_init(|| what))
+    }
+
+    /// The instance was sent these bytes.
+    fn sent(&self, bytes: &[u8]) {
+        self.written.fetch_add(bytes.len() as u64, Relaxed);
+        let frames = self.frames().sent(bytes);
+        let less = |given_up: u64| Some(given_up.saturating_sub(frames));
+        let _ = self.given_up.fetch_update(Relaxed, Relaxed, less);
+    }
+}
+
+/// Runs the tasks of a connection until that is cut.
+#[derive(Clone)]
+pub(crate) struct Leash(watch::Receiver<bool>);
+
+impl Leash {
+    pub fn new(is_cut: watch::Receiver<bool>) -> Self {
+        Self(is_cut)
+    }
+}
+
+impl<F: Future<Output: Send> + Send + 'static> Executor<F> for Leash {
+    fn execute(&self, task: F) {
+        let mut cut = self.0.clone();
+        tokio::spawn(async move {
+            tokio::select! {
+                _ = cut.wait_for(|is_cut| *is_cut) => {}
+                _ = task => {}
+            }
+        });
+    }
+}
+
+/// The gateway's end of a connection.
+pub(crate) struct Wire<S> {
+    stream: S,
+    meter: Arc<Meter>,
+}
+
+impl<S> Wire<S> {
+    pub fn new(stream: S, meter: Arc<Meter>) -> Self {
+        Self { stream, meter }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Wire<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        std::task::ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
+        Poll::Ready(self.meter.read(&buffer.filled()[before..]))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Wire<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let count = std::task::ready!(Pin::new(&mut self.stream).poll_write(context, bytes))?;
+        self.meter.sent(&bytes[..count]);
+        Poll::Ready(Ok(count))
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write_vectored(context, bytes);
+        let count = std::task::ready!(written)?;
+        let mut left = count;
+        for piece in bytes {
+            let piece = &piece[..piece.len().min(left)];
+            self.meter.sent(piece);
+            left -= piece.len();
+        }
+        Poll::Ready(Ok(count))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
