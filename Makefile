@@ -12,7 +12,7 @@ MUSL := x86_64-unknown-linux-musl
 EXAMPLES := hello-c hello-c-dynamic hello-python thumbnail-python \
 	hello-node hello-java hello-go hello-ruby hello-php words-perl
 # What `make examples` builds besides: frameworks and FunctionBench.
-MORE_EXAMPLES := hello-nginx flask-python fastapi-python express-node sinatra-ruby \
+MORE_EXAMPLES := hello-nginx flask-python fastapi-python grpc-python express-node sinatra-ruby \
 	spring-java javalin-java browser-node redis postgresql code-interpreter \
 	$(patsubst examples/%/thaw.toml,%,$(wildcard examples/functionbench/*/thaw.toml))
 # Measured by `make bench`.

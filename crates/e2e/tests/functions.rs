@@ -6,7 +6,9 @@ use serde_json::json;
 use std::net::TcpStream;
 use std::process::Command;
 use std::time::Duration;
-use thaw_e2e::{Daemon, DaemonOptions, Function, Raw, Response, built_home, get, post, run};
+use thaw_e2e::{
+    Daemon, DaemonOptions, Function, Raw, Response, built_home, get, post, repository, run,
+};
 use tungstenite::Message;
 
 /// A daemon that serves one example, built into a home of its own.
@@ -134,6 +136,19 @@ fn flask() {
         let body = b"the quick fox and the slow fox and the end";
         let words = post(daemon.gateway(), "flask-python", "/words", body).json();
         assert_eq!(words, json!({"total": 10, "top": [["the", 3], ["fox", 2], ["and", 2]]}));
+    }
+}
+
+#[test]
+#[ignore = "make runtimes"]
+fn grpc_example() {
+    let daemon = serve("grpc-python");
+    let example = repository().join("examples/grpc-python");
+    for _ in 0..2 {
+        let mut client = Command::new("/usr/bin/python3");
+        client.env("PYTHONPATH", example.join("build/site")).arg(example.join("client.py"));
+        let printed = run(client.arg(daemon.gateway().to_string())).success();
+        assert_eq!(printed, "Hello, Ada!\n0 1 2\nHello, Ada! Hello, Grace!\n");
     }
 }
 

@@ -821,3 +821,45 @@ fn connections_that_go_away_are_replaced_and_do_not_pile_up() {
     assert_eq!(service.instances().len(), 1);
     eventually(|| service.instances()[0].connections == 0);
 }
+
+/// What was sent of it ahead has failed by the time at which there is a place.
+#[test]
+fn a_body_that_is_too_large_reaches_nobody_when_it_has_waited_for_a_place() {
+    for keys in ["isolation = \"instance\"\n", H2C] {
+        let node = Node::new(1);
+        let directory = tempfile::tempdir().unwrap();
+        node.rule(directory.path(), "[function.f]\nbody_max = \"1KiB\"");
+        let seen: Arc<Mutex<Vec<String>>> = Arc::default();
+        let noted = seen.clone();
+        let hold = |path: &str| path.contains("/held").then(|| Duration::from_millis(700));
+        let keys = format!("{keys}limits = {{ instances = 1 }}");
+        match keys.contains("h2c") {
+            true => drop(serve(&node, &keys, move |call| {
+                noted.lock().unwrap().push(call.path());
+                async move {
+                    sleep(hold(&call.path()).unwrap_or_default()).await;
+                    call.answer("", &[]);
+                }
+            })),
+            false => drop(node.serve("f", &keys, move |guest| {
+                while let Some(request) = guest.request() {
+                    noted.lock().unwrap().push(request.head.clone());
+                    std::thread::sleep(hold(&request.head).unwrap_or_default());
+                    guest.answer("");
+                }
+            })),
+        }
+        let mut held = node.connect();
+        held.send("GET /held HTTP/1.1\r\nHost: f\r\n\r\n");
+        eventually(|| seen.lock().unwrap().len() == 1);
+        let mut large = node.connect();
+        let head = "POST /large HTTP/1.1\r\nHost: f\r\nTransfer-Encoding: chunked\r\n\r\n";
+        large.send(format!("{head}7d0\r\n{}\r\n0\r\n\r\n", "x".repeat(2000)));
+        let answer = large.response().unwrap();
+        assert!(answer.head.starts_with("HTTP/1.1 413 "), "{keys}: {}", answer.head);
+        assert!(held.response().unwrap().head.starts_with("HTTP/1.1 200 "));
+        let seen = seen.lock().unwrap();
+        // An instance may have seen its head, but never its end.
+        assert!(seen.len() == 1 || keys.contains("h2c"), "{seen:?}");
+    }
+}
