@@ -814,7 +814,7 @@ fn connections_that_go_away_are_replaced_and_do_not_pile_up() {
         let sender = client(&node).await;
         for round in 0..100 {
             let answer = ask(&sender, grpc("/"), "x").await.unwrap();
-            assert_eq!(answer.code(), "0", "{round}");
+            assert_eq!(answer.code(), "0", "{round}: {:?}", answer.headers);
         }
     });
     assert!(threads.connections.load(Ordering::SeqCst) >= 30);

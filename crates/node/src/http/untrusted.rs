@@ -6,7 +6,7 @@ use hyper::rt::Executor;
 use std::future::Future;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -31,6 +31,9 @@ pub(crate) struct Meter {
     pub taken: AtomicU64,
     /// Requests that were given up, less one for each frame that was sent since.
     pub given_up: AtomicU64,
+    /// The program reads no more. What it has said before is still to be read, such as which requests
+    /// it did not begin: what is written goes nowhere.
+    pub is_deaf: AtomicBool,
     /// Why the gateway has ended the connection.
     pub complaint: OnceLock<&'static str>,
 }
@@ -43,6 +46,7 @@ impl Meter {
             requests: AtomicU64::new(0),
             taken: AtomicU64::new(0),
             given_up: AtomicU64::new(0),
+            is_deaf: AtomicBool::new(false),
             complaint: OnceLock::new(),
         }
     }
@@ -146,9 +150,21 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Wire<S> {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let count = std::task::ready!(Pin::new(&mut self.stream).poll_write(context, bytes))?;
-        self.meter.sent(&bytes[..count]);
-        Poll::Ready(Ok(count))
+        if self.meter.is_deaf.load(Relaxed) {
+            return Poll::Ready(Ok(bytes.len()));
+        }
+        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
+        match std::task::ready!(written) {
+            Ok(count) => {
+                self.meter.sent(&bytes[..count]);
+                Poll::Ready(Ok(count))
+            }
+            Err(error) if is_closed(&error) => {
+                self.meter.is_deaf.store(true, Relaxed);
+                Poll::Ready(Ok(bytes.len()))
+            }
+            Err(error) => Poll::Ready(Err(error)),
+        }
     }
 
     fn poll_write_vectored(
@@ -156,8 +172,18 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Wire<S> {
         context: &mut Context<'_>,
         bytes: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        let all = bytes.iter().map(|piece| piece.len()).sum();
+        if self.meter.is_deaf.load(Relaxed) {
+            return Poll::Ready(Ok(all));
+        }
         let written = Pin::new(&mut self.stream).poll_write_vectored(context, bytes);
-        let count = std::task::ready!(written)?;
+        let count = match std::task::ready!(written) {
+            Err(error) if is_closed(&error) => {
+                self.meter.is_deaf.store(true, Relaxed);
+                return Poll::Ready(Ok(all));
+            }
+            written => written?,
+        };
         let mut left = count;
         for piece in bytes {
             let piece = &piece[..piece.len().min(left)];
@@ -178,4 +204,10 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Wire<S> {
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(context)
     }
+}
+
+/// Whether the other end reads no more.
+fn is_closed(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, NotConnected};
+    matches!(error.kind(), BrokenPipe | ConnectionReset | NotConnected)
 }

@@ -99,6 +99,7 @@ impl Shared {
             && !self.sender.is_closed()
             && self.end.borrow().is_none()
             && self.meter.complaint.get().is_none()
+            && !self.meter.is_deaf.load(Relaxed)
             && self.meter.requests.load(Relaxed) < STREAMS_MAX
     }
 
