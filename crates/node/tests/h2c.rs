@@ -618,7 +618,7 @@ fn serve_raw(
     node: &Node,
     keys: &str,
     first: Vec<u8>,
-    again: Vec<u8>,
+    (pause, again): (Duration, Vec<u8>),
 ) -> (Arc<Service>, Arc<Threads>, Arc<AtomicUsize>) {
     let sent = Arc::new(AtomicUsize::new(0));
     let counted = sent.clone();
@@ -635,6 +635,7 @@ fn serve_raw(
         );
         std::thread::sleep(Duration::from_millis(50));
         let _ = socket.write_all(SETTINGS).and_then(|()| socket.write_all(&first));
+        std::thread::sleep(pause);
         let many = again.repeat((32 << 10) / again.len().max(1));
         while !again.is_empty() && socket.write_all(&many).is_ok() {
             counted.fetch_add(many.len(), Ordering::SeqCst);
@@ -650,7 +651,7 @@ fn serve_raw(
 fn ask_raw(first: Vec<u8>, again: Vec<u8>) -> (Result<Answer, h2::Error>, usize) {
     let node = Node::new(4);
     let keys = of_eight("").replace("[limits]", "[limits]\ntimeout = \"3s\"");
-    let (_, _, sent) = serve_raw(&node, &keys, first, again);
+    let (_, _, sent) = serve_raw(&node, &keys, first, (Duration::ZERO, again));
     let answer = node.runtime.block_on(async { ask(&client(&node).await, grpc("/"), "x").await });
     (answer, sent.load(Ordering::SeqCst))
 }
@@ -726,7 +727,8 @@ fn data_on_streams_that_nobody_reads_has_an_end() {
     let node = Node::new(4);
     // The stream is reset by the client, and the program sends on.
     let first = [frame(1, 4, 1, STATUS_200), frame(0, 0, 1, b"begun")].concat();
-    let (_, _, sent) = serve_raw(&node, &of_eight(""), first, frame(0, 0, 1, &[7; 16 << 10]));
+    let again = (Duration::from_secs(1), frame(0, 0, 1, &[7; 16 << 10]));
+    let (_, _, sent) = serve_raw(&node, &of_eight(""), first, again);
     node.runtime.block_on(async {
         let mut sender = client(&node).await.ready().await.unwrap();
         let (answer, mut stream) = sender.send_request(grpc("/"), false).unwrap();
@@ -735,6 +737,10 @@ fn data_on_streams_that_nobody_reads_has_an_end() {
         drop(body);
         let mut before = 0;
         let until = std::time::Instant::now() + PATIENCE;
+        while sent.load(Ordering::SeqCst) == 0 {
+            assert!(std::time::Instant::now() < until, "it never began");
+            sleep(Duration::from_millis(50)).await;
+        }
         loop {
             sleep(Duration::from_millis(300)).await;
             let now = sent.load(Ordering::SeqCst);
