@@ -18,7 +18,7 @@
 //! an instance claims its place among those that there may be, before all else (`room`).
 //!
 //! Lock order: `Service::slots` is the only lock here, and no other is taken
-//! while it is held.
+//! while it is held but that of a shared connection's first use (`upstream`), under which none is.
 
 mod asleep;
 mod copies;
