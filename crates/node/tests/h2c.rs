@@ -10,6 +10,7 @@ use h2::{Reason, RecvStream};
 use hyper::body::Bytes;
 use hyper::header::{HeaderMap, HeaderValue};
 use hyper::{Request, Response};
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::io::{Read, Write};
 use std::net::TcpStream as StdStream;
@@ -443,6 +444,19 @@ fn what_the_function_did_not_begin_is_sent_again_a_bounded_number_of_times() {
         assert_eq!(times.swap(0, Ordering::SeqCst), 2);
         let refused = ask(&sender, grpc("/never"), "x").await.unwrap();
         assert_eq!((refused.code(), times.swap(0, Ordering::SeqCst)), ("14", 3));
+        // So is a body that is not complete yet.
+        times.store(0, Ordering::SeqCst);
+        let mut ready = sender.clone().ready().await.unwrap();
+        let (answer, mut stream) = ready.send_request(grpc("/"), false).unwrap();
+        stream.send_data(Bytes::from_static(b"first"), false).unwrap();
+        let until = std::time::Instant::now() + PATIENCE;
+        while times.load(Ordering::SeqCst) < 2 {
+            assert!(std::time::Instant::now() < until, "it was not sent again");
+            sleep(Duration::from_millis(5)).await;
+        }
+        stream.send_data(Bytes::from_static(b"last"), true).unwrap();
+        let answer = read(answer.await.unwrap()).await.unwrap();
+        assert_eq!((answer.code(), &answer.body[..]), ("0", &b"firstlast"[..]));
         // What is no longer there cannot be sent again.
         times.store(0, Ordering::SeqCst);
         let large = ask(&sender, grpc("/"), vec![0; 1 << 20]).await;
@@ -790,8 +804,101 @@ fn an_instance_that_reads_nothing_does_not_make_what_was_given_up_pile_up() {
             drop(answer);
         }
     });
-    // An instance that closes none of them ends.
-    assert!(threads.connections.load(Ordering::SeqCst) >= 3);
+}
+
+/// A program that speaks HTTP/2, answers each request at once, and takes nothing of its body.
+fn answer_unread(node: &Node, keys: &str, settings: &'static [u8]) -> (Arc<Service>, Arc<Threads>) {
+    node.serve("f", keys, move |guest| {
+        let socket: &mut StdStream = guest.socket.get_mut();
+        let _ = socket.write_all(settings);
+        let mut bytes = Vec::new();
+        let mut read = [0; 4096];
+        let mut at = 24;
+        while let Ok(count @ 1..) = socket.read(&mut read) {
+            bytes.extend(&read[..count]);
+            while bytes.len() >= at + 9 {
+                let head = &bytes[at..at + 9];
+                let len = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
+                let (kind, stream) = (head[3], u32::from_be_bytes(head[5..9].try_into().unwrap()));
+                at += 9 + len;
+                if kind == 1 && socket.write_all(&frame(1, 5, stream, STATUS_200)).is_err() {
+                    return;
+                }
+            }
+        }
+    })
+}
+
+/// The windows of its streams are closed, so that hyper keeps the body of each request.
+#[test]
+fn bodies_that_an_instance_does_not_take_do_not_pile_up() {
+    let node = Node::new(4);
+    let no_window = &[0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0];
+    let (_, threads) = answer_unread(&node, &of_eight(""), no_window);
+    node.runtime.block_on(async {
+        let sender = client(&node).await;
+        let until = std::time::Instant::now() + PATIENCE;
+        // The bound is one for each connection: 8 and 64.
+        let mut asked = 0;
+        while threads.connections.load(Ordering::SeqCst) < 3 {
+            assert!(std::time::Instant::now() < until, "{asked} {:?}", threads.connections);
+            let _ = timeout(PATIENCE, ask(&sender, grpc("/"), vec![7; 32 << 10])).await;
+            asked += 1;
+        }
+        assert!((73..600).contains(&asked), "{asked}");
+    });
+}
+
+/// A server that answers, says that it goes away, and never closes its end.
+#[test]
+fn an_instance_that_closes_none_of_its_connections_ends() {
+    let node = Node::new(4);
+    let (service, threads) = node.serve("f", &of_eight(""), |guest| {
+        let socket: &mut StdStream = guest.socket.get_mut();
+        let mut read = [0; 4096];
+        if !socket.read(&mut read).is_ok_and(|count| count > 0) {
+            return;
+        }
+        let answer =
+            [SETTINGS, &frame(1, 5, 1, STATUS_200), &frame(7, 0, 0, &[0, 0, 0, 1, 0, 0, 0, 0])];
+        let _ = socket.write_all(&answer.concat());
+        // For as long as the instance lives.
+        std::thread::sleep(PATIENCE);
+    });
+    let first = || service.instances().first().map(|instance| instance.id);
+    node.runtime.block_on(async {
+        let sender = client(&node).await;
+        let mut instances = BTreeSet::new();
+        let until = std::time::Instant::now() + PATIENCE;
+        while instances.len() < 2 {
+            assert!(std::time::Instant::now() < until, "{:?}", threads.connections);
+            let _ = ask(&sender, grpc("/"), "x").await;
+            instances.extend(first());
+        }
+    });
+    assert!(threads.connections.load(Ordering::SeqCst) > 72);
+}
+
+/// A server may send messages that are smaller than their frames' heads for long.
+#[test]
+fn small_messages_that_nobody_takes_for_a_while_pass() {
+    let node = Node::new(4);
+    serve(&node, &of_eight(""), |mut call| async move {
+        let mut stream = call.respond.send_response(grpc_answer(), false).unwrap();
+        for _ in 0..4000 {
+            stream.send_data(Bytes::from_static(b"small"), false).unwrap();
+        }
+        let _ = stream.send_trailers(fields(&[("grpc-status", "0")]));
+        sleep(Duration::from_secs(1)).await;
+    });
+    node.runtime.block_on(async {
+        let mut sender = client(&node).await.ready().await.unwrap();
+        let (answer, _) = sender.send_request(grpc("/"), true).unwrap();
+        let answer = answer.await.unwrap();
+        sleep(Duration::from_millis(500)).await;
+        let answer = read(answer).await.unwrap();
+        assert_eq!((answer.code(), answer.body.len()), ("0", 20_000));
+    });
 }
 
 #[test]

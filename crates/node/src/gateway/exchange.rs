@@ -75,11 +75,17 @@ impl Lease {
 
     /// The request was answered.
     pub fn finish(&mut self) {
-        let Some(mut upstream) = self.upstream.take() else { return };
-        if upstream.is_stream() {
+        if self.upstream.as_ref().is_some_and(Upstream::is_stream) {
             // A server may answer before it has read everything.
             self.upload.stop();
         }
+        self.release();
+    }
+
+    /// The request is over here, and may be sent again elsewhere.
+    fn release(&mut self) {
+        let Some(mut upstream) = self.upstream.take() else { return };
+        upstream.is_over();
         if !self.service.is_single_use() && upstream.is_alive() {
             self.service.give_back(upstream);
         } else {
@@ -90,12 +96,12 @@ impl Lease {
     /// The request is given up. Where others go on beside it, the instance is told so, and its
     /// place is free; otherwise the instance sees the end of its connection.
     fn abandon(&mut self) {
-        let Some(upstream) = self.upstream.take() else { return };
+        let Some(mut upstream) = self.upstream.take() else { return };
         if !upstream.is_stream() {
             return self.let_go_of(upstream, LetGo::Abandoned);
         }
         self.upload.stop();
-        upstream.give_up();
+        upstream.is_given_up();
         match self.service.is_single_use() {
             true => self.let_go_of(upstream, LetGo::Abandoned),
             false => self.service.give_back(upstream),
@@ -343,15 +349,12 @@ async fn send(
     let broken = |error: io::Error| died(service, format!("the host refused a socket ({error})"));
     let prepared = asked.client.take_prepared();
     if let Some(mut prepared) = prepared.filter(|found| Arc::ptr_eq(&found.service, service))
-        && let Some((ours, client, ticket)) = prepared.parts.take()
+        && let Some((ours, ..)) = &prepared.parts
     {
-        let mut line = match line(service, ours).await {
-            Ok(line) => line,
-            Err(error) => {
-                service.kill(ticket.placed.instance);
-                return Err(broken(error));
-            }
-        };
+        // The instance ends if the client goes away meanwhile.
+        let ours = ours.try_clone().map_err(broken)?;
+        let mut line = line(service, ours).await.map_err(broken)?;
+        let (_, client, ticket) = prepared.parts.take().expect("they were there");
         let reply = line.send(request);
         return Ok((lease(ticket.upstream(line, client)), reply));
     }
@@ -458,7 +461,7 @@ async fn explain(mut lease: Lease, error: &hyper::Error, state: &UploadState) ->
     })
     .await;
     let waited = upstream.waited;
-    lease.finish();
+    lease.release();
     match end {
         // Whoever asks for its state is told that it is gone, before another one answers.
         Some(UpstreamEnd { outcome: Outcome::Gone(end @ End::MemoryLost(_)), .. }) => {
@@ -504,7 +507,7 @@ fn explain_stream(lease: &mut Lease, error: &hyper::Error) -> Option<Failure> {
         (None, Some(error)) if !error.is_io() => bad(&error.to_string()),
         (None, _) => return None,
     };
-    lease.finish();
+    lease.release();
     Some(failure)
 }
 

@@ -64,12 +64,11 @@ pub(super) fn tell(headers: &mut HeaderMap, code: Code, message: &str) {
 }
 
 /// The status of HTTP that says the same as that of a call, if there is one and the call failed for
-/// a fault of the server ("google/rpc/code.proto").
+/// a fault of the server ("google/rpc/code.proto"): not for one that any client can bring about, by
+/// the name of its method or by its deadline.
 pub(super) fn http_status(headers: &HeaderMap) -> Option<StatusCode> {
     match headers.get(STATUS)?.as_bytes() {
         b"2" | b"13" | b"15" => Some(StatusCode::INTERNAL_SERVER_ERROR),
-        b"4" => Some(StatusCode::GATEWAY_TIMEOUT),
-        b"12" => Some(StatusCode::NOT_IMPLEMENTED),
         b"14" => Some(StatusCode::SERVICE_UNAVAILABLE),
         _ => None,
     }

@@ -174,9 +174,27 @@ pub(crate) fn to_http2(head: &mut Parts, function: &str) -> Result<(), HeadError
 /// Takes out of trailers what says how a message is sent, or which one it is (RFC 9110 §6.5.1).
 pub(crate) fn clean_trailers(trailers: &mut HeaderMap) {
     remove_hop_by_hop(trailers);
-    for name in [HOST, CONTENT_LENGTH, TE, UPGRADE, TRAILER, REQUEST_ID, ERROR] {
+    for name in [
+        HOST,
+        CONTENT_LENGTH,
+        TE,
+        UPGRADE,
+        TRAILER,
+        REQUEST_ID,
+        ERROR,
+        hyper::header::AUTHORIZATION,
+    ] {
         trailers.remove(name);
     }
+    // Some programs take trailers for fields of the head.
+    let is_ours = |name: &HeaderName| {
+        let name = name.as_str();
+        ["thaw-", "x-forwarded-", "traceparent", "tracestate", "ce-"]
+            .iter()
+            .any(|own| name.starts_with(own))
+    };
+    let own: Vec<HeaderName> = trailers.keys().filter(|name| is_ours(name)).cloned().collect();
+    own.iter().for_each(|name| drop(trailers.remove(name)));
 }
 
 /// HTTP/2 may send a cookie in pieces; before, it was one field (RFC 9113 §8.2.3).

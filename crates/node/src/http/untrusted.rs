@@ -13,9 +13,11 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// Bytes of a body that an instance may send ahead on a stream, and on all of a connection.
+/// Bytes of a body that an instance may send ahead on a stream, and on all of a connection. Half of the
+/// latter is what h2 allows for frames of less than 256 bytes that nobody has taken yet, each of which
+/// counts with what it lacks: some 16,000 of a byte.
 pub(crate) const STREAM_WINDOW: u32 = 64 << 10;
-pub(crate) const CONNECTION_WINDOW: u32 = 1 << 20;
+pub(crate) const CONNECTION_WINDOW: u32 = 8 << 20;
 /// Most bytes of all fields of a head or of trailers, 32 for each field included (RFC 9113 §6.5.2).
 pub(crate) const TRAILERS_MAX: u32 = 64 << 10;
 
@@ -25,12 +27,15 @@ const TOO_MUCH: &str = "it sends bodies that nobody has asked for";
 /// What a connection has carried.
 pub(crate) struct Meter {
     frames: Mutex<Frames>,
+    /// Bytes that the instance was sent, at least.
     pub written: AtomicU64,
+    /// The same, with those that are just being sent.
+    pub being_written: AtomicU64,
     pub requests: AtomicU64,
     /// Bytes of answers that were taken.
     pub taken: AtomicU64,
-    /// Requests that were given up, less one for each frame that was sent since.
-    pub given_up: AtomicU64,
+    /// Requests that were given up since all that was ready to be sent has been sent.
+    pub unheard: AtomicU64,
     /// The program reads no more. What it has said before is still to be read, such as which requests
     /// it did not begin: what is written goes nowhere.
     pub is_deaf: AtomicBool,
@@ -43,9 +48,10 @@ impl Meter {
         Self {
             frames: Mutex::new(Frames::new(Instant::now())),
             written: AtomicU64::new(0),
+            being_written: AtomicU64::new(0),
             requests: AtomicU64::new(0),
             taken: AtomicU64::new(0),
-            given_up: AtomicU64::new(0),
+            unheard: AtomicU64::new(0),
             is_deaf: AtomicBool::new(false),
             complaint: OnceLock::new(),
         }
@@ -92,9 +98,23 @@ impl Meter {
     /// The instance was sent these bytes.
     fn sent(&self, bytes: &[u8]) {
         self.written.fetch_add(bytes.len() as u64, Relaxed);
-        let frames = self.frames().sent(bytes);
-        let less = |given_up: u64| Some(given_up.saturating_sub(frames));
-        let _ = self.given_up.fetch_update(Relaxed, Relaxed, less);
+        self.frames().sent(bytes);
+    }
+
+    /// Sends some of so many bytes.
+    fn writing(
+        &self,
+        all: usize,
+        write: impl FnOnce() -> Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
+        self.being_written.fetch_add(all as u64, Relaxed);
+        let written = write();
+        let count = match &written {
+            Poll::Ready(Ok(count)) => *count,
+            _ => 0,
+        };
+        self.being_written.fetch_sub((all - count) as u64, Relaxed);
+        written
     }
 }
 
@@ -153,7 +173,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Wire<S> {
         if self.meter.is_deaf.load(Relaxed) {
             return Poll::Ready(Ok(bytes.len()));
         }
-        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
+        let Self { stream, meter } = &mut *self;
+        let written = meter.writing(bytes.len(), || Pin::new(stream).poll_write(context, bytes));
         match std::task::ready!(written) {
             Ok(count) => {
                 self.meter.sent(&bytes[..count]);
@@ -176,7 +197,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Wire<S> {
         if self.meter.is_deaf.load(Relaxed) {
             return Poll::Ready(Ok(all));
         }
-        let written = Pin::new(&mut self.stream).poll_write_vectored(context, bytes);
+        let Self { stream, meter } = &mut *self;
+        let written = meter.writing(all, || Pin::new(stream).poll_write_vectored(context, bytes));
         let count = match std::task::ready!(written) {
             Err(error) if is_closed(&error) => {
                 self.meter.is_deaf.store(true, Relaxed);
@@ -197,7 +219,9 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Wire<S> {
         self.stream.is_write_vectored()
     }
 
+    /// h2 asks when it has written its buffer, of 16 KiB: more than a thousand resets.
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.meter.unheard.store(0, Relaxed);
         Pin::new(&mut self.stream).poll_flush(context)
     }
 

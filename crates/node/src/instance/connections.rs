@@ -306,7 +306,9 @@ impl ConnectionTable {
         self.insert(delivery, placed)?;
         if self.connector.connect(&client).is_err() {
             return match self.take(client.id) {
-                Some(OpenConnection { permit: Some(permit), done, .. }) => {
+                Some(OpenConnection { permit: Some(mut permit), done, .. }) => {
+                    // Others may have begun to use it meanwhile, and their places are free.
+                    let permit = permit.split(1).expect("it has its own");
                     Err(Delivery { client, permit, done })
                 }
                 // The instance is gone, and whoever wants to know has been told.

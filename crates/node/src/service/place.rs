@@ -626,7 +626,7 @@ impl Service {
         let (commands, receiver) = mpsc::unbounded_channel();
         let instance = &launched.instance;
         let table = Arc::new(ConnectionTable::new(instance.connector(), commands, &self.config));
-        let mut slot = Slot {
+        let slot = Slot {
             state: InstanceState::Booting,
             connections: 1,
             table: table.clone(),
@@ -644,9 +644,12 @@ impl Service {
         table.adopt(first, placed);
         let supervisor =
             Supervisor::new(id, self.clone(), launched, receiver, table, &client, place);
-        slot.shared = self.share(&client, id);
         let mut slots = self.slots();
         slots.insert(id, slot);
+        // Whoever gives the first request up finds the instance.
+        if let Some(slot) = slots.get_mut(&id) {
+            slot.shared = self.share(&client, id);
+        }
         slots.perhaps_free.insert(id);
         claim.becomes_instance(&mut slots);
         drop(slots);

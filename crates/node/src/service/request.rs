@@ -1,7 +1,7 @@
 //! Connections to instances that the gateway keeps for several requests.
 
 use super::{Service, Slots};
-use crate::instance::LetGo;
+use crate::instance::{ConnectionTable, LetGo};
 use crate::upstream::Upstream;
 use std::sync::Arc;
 use std::time::Duration;
@@ -61,9 +61,11 @@ impl Service {
         let Some(table) = self.table_of(instance) else { return };
         table.note_served();
         // Otherwise the guest has closed it, and the supervisor has freed its places.
-        let Some(permit) = table.vacate(connection) else { return };
-        self.disconnected(instance);
-        drop(permit);
+        if let Some(permit) = table.vacate(connection) {
+            self.disconnected(instance);
+            drop(permit);
+        }
+        self.end_if_it_closes_nothing(instance, &table);
         // An instance that is about to end sees that nothing more comes.
         let unused = self.slots().get_mut(&instance).and_then(|slot| {
             let is_last = slot.connections == 0 && !slot.state.takes_connections();
@@ -90,12 +92,17 @@ impl Service {
                     self.disconnected(instance);
                     drop(permit);
                 }
-                let most = self.config.limits.concurrency.get() as usize + LINGERING_MAX;
-                if table.count() > most {
-                    tracing::warn!(function = %self.name(), instance, "ending an instance that closes none of its connections");
-                    self.kill(instance);
-                }
+                self.end_if_it_closes_nothing(instance, &table);
             }
+        }
+    }
+
+    /// Ends an instance that keeps connections which the gateway has ended.
+    fn end_if_it_closes_nothing(&self, instance: u64, table: &ConnectionTable) {
+        let most = self.config.limits.concurrency.get() as usize + LINGERING_MAX;
+        if table.count() > most {
+            tracing::warn!(function = %self.name(), instance, "ending an instance that closes none of its connections");
+            self.kill(instance);
         }
     }
 

@@ -5,6 +5,7 @@
 //! It is closed when the last of them lets go; a GOAWAY would tell the instance nothing more, since no
 //! stream is open then. Tasks of their own move its bytes, since nobody's request is the connection's.
 
+use super::upload::Trace;
 use super::{Reply, Upload, UpstreamEnd};
 use crate::http::untrusted::{CONNECTION_WINDOW, Leash, Meter, STREAM_WINDOW, TRAILERS_MAX, Wire};
 use crate::instance::{Client, Outcome};
@@ -20,22 +21,31 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::task::{Context, Poll};
+use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::sync::{oneshot, watch};
 
 /// Most bytes of a body that wait to be sent on a stream.
 const SEND_BUFFER: usize = 128 << 10;
-/// Streams that the gateway has reset and still knows, so that it ignores what comes late.
-const RESETS_KNOWN: usize = 64;
-/// Streams that the gateway may have to reset for errors of the instance.
-const ERRORS_MAX: usize = 64;
-/// Requests that were given up and of which the instance may not have heard yet.
-const GIVEN_UP_MAX: u64 = 256;
+/// Streams that the gateway has reset and still knows, and for how long, so that it ignores what comes
+/// late.
+const RESETS_KNOWN: usize = 1024;
+const RESETS_KNOWN_FOR: Duration = Duration::from_secs(60);
+/// Streams of a connection that the gateway may have to reset for errors of the instance, or since it
+/// knows them no more.
+const ERRORS_MAX: usize = 10_000;
+/// Requests that are over and whose bodies the instance has not taken, besides as many as it serves
+/// at a time.
+const LEFT_MAX: usize = 64;
+/// Requests that were given up and of which an instance that reads nothing has not heard: a few hundred
+/// bytes each, and fewer than are written at a time.
+const UNHEARD_MAX: u64 = 1_000;
 /// Streams of a connection. Their numbers do not come again, and there are twice as many
 /// (RFC 9113 §5.1.1).
 const STREAMS_MAX: u64 = 1 << 29;
 
-const READS_NOTHING: &str = "it does not read that requests were given up";
+const HEARS_NOTHING: &str = "it does not read that requests were given up";
+const READS_NOTHING: &str = "it does not take the bodies of requests that are over";
 
 /// A connection that several requests use. It ends with this value.
 pub(crate) struct Shared {
@@ -48,6 +58,9 @@ pub(crate) struct Shared {
     /// The instance has said that it takes no more requests on it.
     goes_away: AtomicBool,
     tell_end: Mutex<Option<watch::Sender<Option<SharedEnd>>>>,
+    /// Bodies of requests that are over, which wait for the instance, and how many there may be.
+    left: Mutex<Vec<Arc<Trace>>>,
+    left_max: usize,
     /// Ends all tasks of the connection, at the latest when it is dropped.
     cut: watch::Sender<bool>,
 }
@@ -108,15 +121,50 @@ impl Shared {
         Box::pin(self.sender.clone().send_request(request))
     }
 
+    /// A request is over: it was answered or given up. If its body waits for the instance, hyper
+    /// keeps it, and the head of one that the instance takes no stream for.
+    fn is_over(&self, body: Option<Arc<Trace>>) {
+        // Its request and this know it.
+        let Some(body) = body.filter(|body| body.is_there(1)) else { return };
+        let mut left = self.left.lock().expect("no holder panics");
+        if left.len() >= self.left_max {
+            left.retain(|body| body.is_there(1));
+        }
+        left.push(body);
+        if left.len() > self.left_max {
+            self.end_for(READS_NOTHING);
+        }
+    }
+
+    /// A request is given up: its stream is reset, if it has one.
+    fn is_given_up(&self, body: Option<Arc<Trace>>) {
+        let has_begun = body.as_ref().is_some_and(|body| body.has_begun());
+        if has_begun && self.meter.unheard.fetch_add(1, Relaxed) >= UNHEARD_MAX {
+            self.end_for(HEARS_NOTHING);
+        }
+        self.is_over(body);
+    }
+
+    fn end_for(&self, what: &'static str) {
+        let _ = self.meter.complain(what);
+        self.cut.send_replace(true);
+    }
+
     /// Follows the connection until the instance is done with it.
     fn follow(&self, far_end: Arc<Client>, done: oneshot::Receiver<Outcome>) {
         let told = self.tell_end.lock().expect("no holder panics").take();
         let Some(tell) = told else { return };
-        let meter = self.meter.clone();
+        let (meter, mut cut) = (self.meter.clone(), self.cut.subscribe());
         tokio::spawn(async move {
-            let outcome = done.await.unwrap_or(Outcome::Closed);
-            let written = meter.written.load(Relaxed);
+            let outcome = tokio::select! {
+                outcome = done => outcome.unwrap_or(Outcome::Closed),
+                // The gateway has ended it, or nobody uses it any more: an instance that does not
+                // close its end keeps no descriptor of the daemon's.
+                _ = cut.wait_for(|is_cut| *is_cut) => Outcome::Closed,
+            };
+            // In this order: of what is sent meanwhile the instance counts as having read all.
             let unread = unread(&far_end.socket).ok();
+            let written = meter.being_written.load(Relaxed);
             tell.send_replace(Some(SharedEnd { outcome, unread, written }));
             // Only now its end is seen.
             drop(far_end);
@@ -129,6 +177,7 @@ pub(crate) struct FirstUse {
     shared: Arc<Shared>,
     /// What was sent before the request.
     before: u64,
+    body: Option<Arc<Trace>>,
 }
 
 impl FirstUse {
@@ -145,6 +194,7 @@ impl FirstUse {
             .max_header_list_size(TRAILERS_MAX)
             .max_send_buf_size(SEND_BUFFER)
             .max_concurrent_reset_streams(RESETS_KNOWN)
+            .reset_stream_duration(RESETS_KNOWN_FOR)
             .max_local_error_reset_streams(ERRORS_MAX)
             .handshake(TokioIo::new(wire))
             .await
@@ -159,9 +209,11 @@ impl FirstUse {
             end,
             goes_away: AtomicBool::new(false),
             tell_end: Mutex::new(Some(tell_end)),
+            left: Mutex::default(),
+            left_max: concurrency as usize + LEFT_MAX,
             cut,
         };
-        Ok(Self { shared: Arc::new(shared), before: 0 })
+        Ok(Self { shared: Arc::new(shared), before: 0, body: None })
     }
 
     pub fn shared(&self) -> Weak<Shared> {
@@ -170,15 +222,21 @@ impl FirstUse {
 
     pub fn send(&mut self, request: Request<Upload>) -> Reply {
         self.before = self.shared.meter.written.load(Relaxed);
+        self.body = Some(request.body().trace());
         self.shared.send(request)
     }
 
     /// An instance has the other end; `done` resolves when it is done with it.
-    pub(super) fn placed(self, far_end: Arc<Client>, done: oneshot::Receiver<Outcome>) -> Stream {
+    pub(super) fn placed(
+        mut self,
+        far_end: Arc<Client>,
+        done: oneshot::Receiver<Outcome>,
+    ) -> Stream {
         let _ = self.shared.connection.set(far_end.id);
         *self.shared.first() = First::Over;
         self.shared.follow(far_end, done);
-        Stream { shared: self.shared.clone(), before: self.before, ending: None }
+        let (shared, body) = (self.shared.clone(), self.body.take());
+        Stream { shared, before: self.before, body, ending: None }
     }
 }
 
@@ -186,6 +244,9 @@ impl Drop for FirstUse {
     fn drop(&mut self) {
         let first = std::mem::replace(&mut *self.shared.first(), First::Over);
         if let First::Placed(release) = first {
+            // Nobody follows it, and it ends with those who use it already.
+            self.shared.goes_away.store(true, Relaxed);
+            self.shared.is_given_up(self.body.take());
             release();
         }
     }
@@ -196,12 +257,14 @@ pub(super) struct Stream {
     shared: Arc<Shared>,
     /// What was sent before the request.
     before: u64,
+    body: Option<Arc<Trace>>,
     ending: Option<Pin<Box<dyn Future<Output = SharedEnd> + Send>>>,
 }
 
 impl Stream {
     pub fn of(shared: &Arc<Shared>) -> Option<Self> {
-        shared.is_alive().then(|| Self { shared: shared.clone(), before: 0, ending: None })
+        let shared = shared.is_alive().then(|| shared.clone())?;
+        Some(Self { shared, before: 0, body: None, ending: None })
     }
 
     /// Number of the connection.
@@ -211,6 +274,7 @@ impl Stream {
 
     pub fn send(&mut self, request: Request<Upload>) -> Reply {
         self.before = self.shared.meter.written.load(Relaxed);
+        self.body = Some(request.body().trace());
         self.shared.send(request)
     }
 
@@ -223,14 +287,14 @@ impl Stream {
         self.shared.meter.taken.fetch_add(count as u64, Relaxed);
     }
 
-    /// It was given up. An instance that reads nothing does not hear of it, and what it was to hear
-    /// must not grow without end.
-    pub fn give_up(&self) {
-        let meter = &self.shared.meter;
-        if meter.given_up.fetch_add(1, Relaxed) >= GIVEN_UP_MAX {
-            let _ = meter.complain(READS_NOTHING);
-            self.shared.cut.send_replace(true);
-        }
+    /// Its request was answered, or has failed.
+    pub fn is_over(&mut self) {
+        self.shared.is_over(self.body.take());
+    }
+
+    /// Its request is given up.
+    pub fn is_given_up(&mut self) {
+        self.shared.is_given_up(self.body.take());
     }
 
     /// The instance takes no more requests on its connection.

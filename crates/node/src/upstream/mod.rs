@@ -163,10 +163,17 @@ impl Upstream {
         }
     }
 
-    /// Its request was given up before it was answered.
-    pub(crate) fn give_up(&self) {
-        if let Carrier::Stream(stream) = &self.carrier {
-            stream.give_up();
+    /// Its request was answered, or has failed.
+    pub(crate) fn is_over(&mut self) {
+        if let Carrier::Stream(stream) = &mut self.carrier {
+            stream.is_over();
+        }
+    }
+
+    /// Its request is given up.
+    pub(crate) fn is_given_up(&mut self) {
+        if let Carrier::Stream(stream) = &mut self.carrier {
+            stream.is_given_up();
         }
     }
 

@@ -5,6 +5,7 @@ use crate::triggers::Room;
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use std::io;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker, ready};
 use tokio::time::Instant;
@@ -39,11 +40,32 @@ pub(crate) struct Upload {
     number: u32,
     /// Pieces of those that are kept which went this way.
     sent: usize,
+    trace: Arc<Trace>,
+}
+
+/// What is known of a way without having it: whoever sends a body keeps it while it waits for the
+/// instance, also if its request is over.
+#[derive(Default)]
+pub(crate) struct Trace {
+    has_begun: AtomicBool,
+}
+
+impl Trace {
+    /// Whether the request was begun.
+    pub fn has_begun(&self) -> bool {
+        self.has_begun.load(Relaxed)
+    }
+
+    /// Whether somebody has the body still.
+    pub fn is_there(self: &Arc<Self>, known_by: usize) -> bool {
+        Arc::strong_count(self) > known_by
+    }
 }
 
 /// Where a body comes from, and how far it is.
 struct Source {
-    body: Incoming,
+    /// None: nobody wants more of it.
+    body: Option<Incoming>,
     kept: Vec<Bytes>,
     kept_len: usize,
     is_replayable: bool,
@@ -55,8 +77,6 @@ struct Source {
     waits_for_client: bool,
     /// Number of the last way.
     last_way: u32,
-    /// Nobody wants the rest of it.
-    is_stopped: bool,
     /// Who is to hear of that.
     waker: Option<Waker>,
     last_progress: Instant,
@@ -77,7 +97,7 @@ impl Upload {
         let kept: Vec<Bytes> = bytes.into_iter().filter(|bytes| !bytes.is_empty()).collect();
         let source = Source {
             is_complete: is_read || incoming.is_end_stream(),
-            body: incoming,
+            body: Some(incoming),
             kept_len: kept.iter().map(Bytes::len).sum(),
             kept,
             is_replayable: true,
@@ -86,13 +106,18 @@ impl Upload {
             is_too_large: false,
             waits_for_client: false,
             last_way: 0,
-            is_stopped: false,
             waker: None,
             last_progress: Instant::now(),
             _room: room,
         };
         let source = Arc::new(Mutex::new(source));
-        (Self { source: source.clone(), number: 0, sent: 0 }, UploadState(source))
+        let trace = Arc::default();
+        (Self { source: source.clone(), number: 0, sent: 0, trace }, UploadState(source))
+    }
+
+    /// What is known of it when another one has it.
+    pub fn trace(&self) -> Arc<Trace> {
+        self.trace.clone()
     }
 }
 
@@ -106,7 +131,8 @@ impl UploadState {
         }
         source.last_way += 1;
         source.wake();
-        Some(Upload { source: self.0.clone(), number: source.last_way, sent: 0 })
+        let (number, trace) = (source.last_way, Arc::default());
+        Some(Upload { source: self.0.clone(), number, sent: 0, trace })
     }
 
     /// Whether all that was sent is still there.
@@ -135,11 +161,16 @@ impl UploadState {
         self.source().is_too_large
     }
 
-    /// The answer is complete, or nobody waits for it: nothing more is sent of it.
+    /// The answer is complete, or nobody waits for it: nothing more is sent of it, and nothing is
+    /// kept.
     pub fn stop(&self) {
         let mut source = self.source();
-        source.is_stopped = true;
+        source.is_replayable = false;
         source.wake();
+        // The client may have something to say about it.
+        let rest = (source.body.take(), std::mem::take(&mut source.kept));
+        drop(source);
+        drop(rest);
     }
 
     fn source(&self) -> MutexGuard<'_, Source> {
@@ -169,13 +200,13 @@ impl Body for Upload {
         if source.is_complete {
             return Poll::Ready(None);
         }
-        if source.is_stopped {
-            return Poll::Ready(Some(Err(io::Error::other(Stopped::new()))));
-        }
-        source.waits_for_client = true;
         source.keep_waker(context);
-        let frame = ready!(Pin::new(&mut source.body).poll_frame(context));
-        source.waits_for_client = false;
+        let Some(body) = &mut source.body else {
+            return Poll::Ready(Some(Err(io::Error::other(Stopped::new()))));
+        };
+        let frame = Pin::new(body).poll_frame(context);
+        source.waits_for_client = frame.is_pending();
+        let frame = ready!(frame);
         source.last_progress = Instant::now();
         match frame {
             Some(Ok(frame)) if !source.has_room(&frame) => {
@@ -189,7 +220,7 @@ impl Body for Upload {
                 }
                 self.sent += 1;
                 source.keep(&frame);
-                source.is_complete = source.body.is_end_stream();
+                source.is_complete = source.body.as_ref().is_none_or(Body::is_end_stream);
                 Poll::Ready(Some(Ok(frame)))
             }
             end => {
@@ -200,14 +231,16 @@ impl Body for Upload {
         }
     }
 
+    /// HTTP/2 asks when it opens the stream.
     fn is_end_stream(&self) -> bool {
+        self.trace.has_begun.store(true, Relaxed);
         let source = self.source.lock().expect("no holder panics");
         source.is_complete && !source.has_failed && self.sent >= source.kept.len()
     }
 
     fn size_hint(&self) -> SizeHint {
         let source = self.source.lock().expect("no holder panics");
-        let left = source.body.size_hint();
+        let left = source.body.as_ref().map(Body::size_hint).unwrap_or_default();
         let unsent: usize = source.kept.iter().skip(self.sent).map(Bytes::len).sum();
         match left.exact() {
             _ if source.is_complete => SizeHint::with_exact(unsent as u64),

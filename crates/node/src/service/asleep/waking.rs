@@ -258,7 +258,7 @@ impl Service {
         if let Some(first) = first {
             table.adopt(first, placed);
         }
-        slot.shared = client.as_ref().and_then(|client| self.share(client, id));
+        let shared = client.clone();
         let streams = launched.execs.is_some().then_some(streams);
         let (service, owned) = (self.clone(), table.clone());
         let supervisor = match client {
@@ -278,6 +278,10 @@ impl Service {
             table.tell(Command::End);
         }
         slots.insert(id, slot);
+        // Whoever gives the first request up finds the instance.
+        if let Some(slot) = slots.get_mut(&id) {
+            slot.shared = shared.and_then(|client| self.share(&client, id));
+        }
         slots.perhaps_free.insert(id);
         drop(slots);
         drop(waking.done());
