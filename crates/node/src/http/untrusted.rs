@@ -21,6 +21,9 @@ pub(crate) const CONNECTION_WINDOW: u32 = 8 << 20;
 /// Most bytes of all fields of a head or of trailers, 32 for each field included (RFC 9113 §6.5.2).
 pub(crate) const TRAILERS_MAX: u32 = 64 << 10;
 
+/// Bytes of bodies that an instance may send besides.
+const DATA_SLACK: u64 = 1 << 20;
+
 const FLOODS: &str = "it floods the gateway with frames of HTTP/2";
 const TOO_MUCH: &str = "it sends bodies that nobody has asked for";
 
@@ -88,7 +91,7 @@ impl Meter {
     fn most_data(&self) -> u64 {
         let windows = self.requests.load(Relaxed) * u64::from(STREAM_WINDOW);
         // What was taken is counted a moment after its window was given back.
-        self.taken.load(Relaxed) + windows + u64::from(CONNECTION_WINDOW)
+        self.taken.load(Relaxed) + windows + DATA_SLACK
     }
 
     pub fn complain(&self, what: &'static str) -> io::Error {
