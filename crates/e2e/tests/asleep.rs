@@ -577,7 +577,7 @@ fn a_full_disk_is_a_clear_error_and_the_instance_goes_on() {
     assert!(refused.stderr.contains("make room on the disk"), "{}", refused.stderr);
     ask();
     assert_eq!(daemon.instance("hello").0, id);
-    assert!(files(&home).is_empty());
+    wait_for_no_files(&home);
     fs::remove_file(&filler).expect("removable");
     wait_for_state(&daemon, "hello", "idle");
     command(&daemon, &["sleep", "hello"]).success();

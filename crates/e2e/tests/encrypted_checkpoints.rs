@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -89,7 +90,11 @@ fn image(daemon: &Daemon, taken: &Value) -> PathBuf {
 }
 
 fn holds_secret(path: &Path) -> bool {
-    let content = fs::read(path).expect("root may read it");
+    let content = match fs::read(path) {
+        // The files of an instance that runs again go when the monitor has it.
+        Err(error) if error.kind() == ErrorKind::NotFound => return false,
+        read => read.expect("root may read it"),
+    };
     content.windows(SECRET.len()).any(|window| window == SECRET.as_bytes())
 }
 

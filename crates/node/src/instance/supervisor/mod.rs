@@ -741,6 +741,8 @@ impl Supervisor {
     fn gone(mut self, end: End) {
         let end = self.how_it_ended(end);
         let woken_from = self.sleepiness.woken_from.take();
+        // Whoever sees that it is gone finds no files of it.
+        self.sleepiness.until_kept = None;
         if let Some(unexpected) =
             self.service.remove(self.id, &end, woken_from, self.connections.execs())
         {
