@@ -159,8 +159,6 @@ fn copy_memory(
     }
     let stored = copying.copy(first, memory)?;
     memory.end_first()?;
-    // Copies run from now on: they have one of two processors for themselves.
-    copying.mate = None;
     Ok(stored + copying.copy(others, memory)?)
 }
 
