@@ -174,27 +174,24 @@ pub(crate) fn to_http2(head: &mut Parts, function: &str) -> Result<(), HeadError
 /// Takes out of trailers what says how a message is sent, or which one it is (RFC 9110 §6.5.1).
 pub(crate) fn clean_trailers(trailers: &mut HeaderMap) {
     remove_hop_by_hop(trailers);
-    for name in [
-        HOST,
-        CONTENT_LENGTH,
-        TE,
-        UPGRADE,
-        TRAILER,
-        REQUEST_ID,
-        ERROR,
-        hyper::header::AUTHORIZATION,
-    ] {
+    for name in [HOST, CONTENT_LENGTH, TE, UPGRADE, TRAILER, REQUEST_ID, ERROR] {
         trailers.remove(name);
     }
-    // Some programs take trailers for fields of the head.
-    let is_ours = |name: &HeaderName| {
+}
+
+/// The same for a client's trailers, and takes out what the gateway sets or guards in heads: some
+/// programs make no difference.
+pub(crate) fn clean_request_trailers(trailers: &mut HeaderMap) {
+    clean_trailers(trailers);
+    let is_guarded = |name: &&HeaderName| {
         let name = name.as_str();
-        ["thaw-", "x-forwarded-", "traceparent", "tracestate", "ce-"]
-            .iter()
-            .any(|own| name.starts_with(own))
+        ["authorization", "traceparent"].contains(&name)
+            || ["thaw-", "x-forwarded-"].iter().any(|own| name.starts_with(own))
     };
-    let own: Vec<HeaderName> = trailers.keys().filter(|name| is_ours(name)).cloned().collect();
-    own.iter().for_each(|name| drop(trailers.remove(name)));
+    let guarded: Vec<HeaderName> = trailers.keys().filter(is_guarded).cloned().collect();
+    for name in guarded {
+        trailers.remove(name);
+    }
 }
 
 /// HTTP/2 may send a cookie in pieces; before, it was one field (RFC 9113 §8.2.3).
@@ -465,6 +462,21 @@ mod tests {
             .into_parts();
         clean_trailers(&mut head.headers);
         assert_eq!(fields(&head.headers), ["grpc-status: 0"]);
+    }
+
+    #[test]
+    fn trailers_of_clients_say_nothing_that_only_the_gateway_may_say() {
+        let sent = [
+            ("authorization", "Bearer x"),
+            ("traceparent", "00-1-1-01"),
+            ("x-forwarded-proto", "https"),
+            ("thaw-invocation-id", "1"),
+            ("host", "h"),
+            ("x-own", "1"),
+        ];
+        let mut trailers = request("POST", "/", &sent).headers;
+        clean_request_trailers(&mut trailers);
+        assert_eq!(fields(&trailers), ["x-own: 1"]);
     }
 
     #[test]

@@ -133,6 +133,7 @@ mod tests {
     use super::*;
     use crate::config::AsyncConfig;
     use crate::triggers::record::{NewInvocation, Origin, Outcome, Terms};
+    use std::path::PathBuf;
 
     fn ledger(state: &mut State) -> &mut Ledger {
         match state {
@@ -150,6 +151,18 @@ mod tests {
         };
         let terms = Terms { config: AsyncConfig::default(), domain: None, tenant_bytes: None };
         ledger.queue(new, &terms, 1).unwrap();
+    }
+
+    /// A file with two invocations that wait.
+    fn with_two() -> (tempfile::TempDir, PathBuf, State) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("queue");
+        let mut state = open(&path, Carried::default());
+        for _ in 0..2 {
+            add(ledger(&mut state));
+        }
+        commit(&path, &mut state).unwrap();
+        (directory, path, state)
     }
 
     #[test]
@@ -205,13 +218,7 @@ mod tests {
 
     #[test]
     fn those_that_have_begun_beside_one_that_is_not_read_begin_again() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("queue");
-        let mut state = open(&path, Carried::default());
-        for _ in 0..2 {
-            add(ledger(&mut state));
-        }
-        commit(&path, &mut state).unwrap();
+        let (_directory, path, mut state) = with_two();
         let first = ledger(&mut state).take(10, 1, |_, _| 9).unwrap().jobs;
         assert_eq!(first.len(), 1);
         ledger(&mut state).fail_to_read(1);
@@ -224,13 +231,7 @@ mod tests {
 
     #[test]
     fn one_that_has_just_been_attempted_is_not_begun_again_if_that_is_not_written() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("queue");
-        let mut state = open(&path, Carried::default());
-        for _ in 0..2 {
-            add(ledger(&mut state));
-        }
-        commit(&path, &mut state).unwrap();
+        let (_directory, path, mut state) = with_two();
         let first = ledger(&mut state).take(10, 1, |_, _| 9).unwrap().jobs.remove(0);
         commit(&path, &mut state).unwrap();
         let terms = Terms { config: AsyncConfig::default(), domain: None, tenant_bytes: None };

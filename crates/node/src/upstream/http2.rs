@@ -125,10 +125,10 @@ impl Shared {
     /// keeps it, and the head of one that the instance takes no stream for.
     fn is_over(&self, body: Option<Arc<Trace>>) {
         // Its request and this know it.
-        let Some(body) = body.filter(|body| body.is_there(1)) else { return };
+        let Some(body) = body.filter(|body| body.is_there()) else { return };
         let mut left = self.left.lock().expect("no holder panics");
         if left.len() >= self.left_max {
-            left.retain(|body| body.is_there(1));
+            left.retain(|body| body.is_there());
         }
         left.push(body);
         if left.len() > self.left_max {

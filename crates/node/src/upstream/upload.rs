@@ -56,9 +56,9 @@ impl Trace {
         self.has_begun.load(Relaxed)
     }
 
-    /// Whether somebody has the body still.
-    pub fn is_there(self: &Arc<Self>, known_by: usize) -> bool {
-        Arc::strong_count(self) > known_by
+    /// Whether somebody has the body still, for the only one besides who knows of it.
+    pub fn is_there(self: &Arc<Self>) -> bool {
+        Arc::strong_count(self) > 1
     }
 }
 
@@ -216,7 +216,7 @@ impl Body for Upload {
             }
             Some(Ok(mut frame)) => {
                 if let Some(trailers) = frame.trailers_mut() {
-                    message::clean_trailers(trailers);
+                    message::clean_request_trailers(trailers);
                 }
                 self.sent += 1;
                 source.keep(&frame);
