@@ -1,5 +1,6 @@
 //! Running a command to its end, with a limit on how long that may take.
 
+use crate::processes;
 use std::io::{Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, Stdio};
@@ -84,6 +85,7 @@ fn wait(child: &mut Child, patience: Duration) -> Option<i32> {
             return Some(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)));
         }
         if Instant::now() >= deadline {
+            eprintln!("stuck for {patience:?}:\n{}", processes::activity(child.id()));
             let group = rustix::process::Pid::from_child(child);
             let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
             let _ = child.wait();

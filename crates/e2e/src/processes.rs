@@ -92,6 +92,22 @@ pub fn descendants(pid: u32) -> Vec<Process> {
     found
 }
 
+/// What a process and all below it do at this moment, a line for each: state, CPU time in seconds,
+/// where the host holds it (`wchan`) and the host call that it is in (`syscall`, proc(5)).
+pub fn activity(pid: u32) -> String {
+    let line = |process: Process| {
+        let Process { pid, state, name, .. } = process;
+        let read =
+            |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
+        // In nanoseconds, of the first thread (Documentation/scheduler/sched-stats.rst).
+        let on_cpu = read("schedstat").split(' ').next().and_then(|text| text.parse().ok());
+        let seconds = on_cpu.unwrap_or(0_u64) as f64 / 1e9;
+        let (wchan, call) = (read("wchan"), read("syscall"));
+        format!("  {pid} {name} {state} {seconds:.2} s of CPU, {wchan}, {}\n", call.trim_end())
+    };
+    process(pid).into_iter().chain(descendants(pid)).map(line).collect()
+}
+
 /// Kills a process as `kill -9` does; it may have ended already.
 pub fn kill(pid: u32) {
     if let Some(pid) = Pid::from_raw(pid as i32) {

@@ -116,13 +116,15 @@ __attribute__((unused)) static void remove_tree(const char *path);
 #include <dirent.h>
 __attribute__((unused)) static void remove_tree(const char *path)
 {
-    DIR *dir = opendir(path);
+    /* A link is removed, not followed: one to /proc/self/fd leads on for ever. */
+    if (unlink(path) == 0)
+        return;
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
     if (dir) {
         struct dirent *entry;
         while ((entry = readdir(dir))) {
             if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, ".."))
-                continue;
-            if (unlinkat(dirfd(dir), entry->d_name, 0) == 0)
                 continue;
             char below[PATH_MAX];
             snprintf(below, sizeof below, "%s/%s", path, entry->d_name);
