@@ -8,6 +8,7 @@ use super::native::NativeProgram;
 use super::rig::{Rig, RigOptions};
 use super::{BenchError, OnProgress, Percentiles};
 use serde::Serialize;
+use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::num::NonZeroU32;
@@ -17,7 +18,6 @@ use thaw_node::boots::BootKind;
 use thaw_node::config::Isolation;
 use thaw_node::daemon::ServeError;
 use thaw_node::home::Home;
-use thaw_node::instance::InstanceState;
 use thaw_node::service::InstanceInfo;
 use thaw_node::swap::SwapSpace;
 use thaw_store::Store;
@@ -30,8 +30,8 @@ const FAULTING: usize = 20;
 const COLD: usize = 5;
 /// Copies of an instance that are made and put to sleep at a time.
 const COPIES: usize = 8;
-/// Bursts of requests that are to bring about all instances whose memory is measured.
-const BURSTS: usize = 200;
+/// Requests of each instance before its memory is measured.
+const REQUESTS: usize = 2;
 
 /// What is measured.
 #[derive(Clone, Debug)]
@@ -123,9 +123,8 @@ pub fn hibernate(
         Ok(Subject { rig, request: request.clone() })
     };
     let (first_byte_us, stored, write_ms) = latency(&subject(1)?, options, cold, name, progress)?;
-    progress(&format!("{name}, memory of {} instances", options.instances));
-    let (mut memory_kib, kernel_kib, instances) =
-        memory(&subject(options.instances)?, options.instances)?;
+    let instances = options.instances;
+    let (mut memory_kib, kernel_kib) = memory(&subject(instances)?, instances, name, progress)?;
     progress(&format!("{name}, memory of {} that are asleep", options.asleep));
     let subject = subject(options.asleep + COPIES + WARMING)?;
     memory_kib.asleep = Some(memory_asleep(&subject, options.asleep, name, progress)?);
@@ -214,6 +213,15 @@ impl Subject {
         eventually(idle).ok_or(BenchError::NoPhase("that it is idle"))
     }
 
+    /// The only instance besides those that are held, once it is idle.
+    fn idle_besides(&self, held: &BTreeSet<u64>) -> Result<u64, BenchError> {
+        let idle = || {
+            let mut all = self.instances().into_iter();
+            all.find(|it| !held.contains(&it.id) && it.state.may_hibernate()).map(|it| it.id)
+        };
+        eventually(idle).ok_or(BenchError::NoPhase("that it is idle"))
+    }
+
     /// Has an instance give up its memory; bytes written, and milliseconds that took.
     fn hibernate(&self, id: u64) -> Result<(u64, f64), BenchError> {
         let done = self.rig.block_on(self.rig.service.hibernate(Some(id)));
@@ -290,27 +298,51 @@ fn latency(
     Ok((latency, stored, write_ms))
 }
 
-fn memory(subject: &Subject, wanted: usize) -> Result<(StateMemory, f64, usize), BenchError> {
-    subject.ask()?;
-    subject.rig.service.kill_all();
+/// Memory of so many instances that are all in the same state.
+fn memory(
+    subject: &Subject,
+    wanted: usize,
+    name: &str,
+    progress: &mut OnProgress<'_>,
+) -> Result<(StateMemory, f64), BenchError> {
+    let service = &subject.rig.service;
+    // The first request makes what the others use again.
+    subject.begin()?;
+    service.kill_all();
     subject.rig.wait_empty()?;
     let before = HostMemory::now()?;
-    burst_until(subject, wanted, |instances| instances.len() >= wanted)?;
-    let host = HostMemory::now()?.since(before);
-    let instances = subject.instances();
-    let count = instances.len();
-    let of_kernel = host.slab_kib + host.kernel_stacks_kib + host.per_cpu_kib;
-    let kernel_kib = (of_kernel as f64 / count.max(1) as f64).max(0.0).round();
-    let warm = own_memory(&instances)? + kernel_kib;
-    for instance in &instances {
-        subject.hibernate(instance.id)?;
+    let mut held = BTreeSet::new();
+    for number in 0..wanted {
+        progress(&format!("{name}, warm: {number} of {wanted}"));
+        for _ in 0..REQUESTS {
+            subject.ask()?;
+            subject.idle_besides(&held)?;
+        }
+        let id = subject.idle_besides(&held)?;
+        // The next request boots another one.
+        service.hold(id);
+        held.insert(id);
     }
-    let hibernated = own_memory(&instances)? + kernel_kib;
-    burst_until(subject, wanted, |instances| {
-        instances.iter().all(|instance| instance.state != InstanceState::Hibernated)
-    })?;
-    let woken_up = own_memory(&instances)? + kernel_kib;
-    Ok((StateMemory { warm, hibernated, asleep: None, woken_up }, kernel_kib, count))
+    let host = HostMemory::now()?.since(before);
+    let of_kernel = host.slab_kib + host.kernel_stacks_kib + host.per_cpu_kib;
+    let kernel_kib = (of_kernel as f64 / wanted.max(1) as f64).max(0.0).round();
+    let warm = own_memory(&subject.instances())? + kernel_kib;
+    for (number, id) in held.iter().enumerate() {
+        progress(&format!("{name}, hibernated: {number} of {wanted}"));
+        subject.hibernate(*id)?;
+    }
+    let hibernated = own_memory(&subject.instances())? + kernel_kib;
+    for (number, id) in held.clone().into_iter().enumerate() {
+        progress(&format!("{name}, woken up: {number} of {wanted}"));
+        service.release(id);
+        held.remove(&id);
+        subject.ask()?;
+        subject.idle_besides(&held)?;
+        service.hold(id);
+        held.insert(id);
+    }
+    let woken_up = own_memory(&subject.instances())? + kernel_kib;
+    Ok((StateMemory { warm, hibernated, asleep: None, woken_up }, kernel_kib))
 }
 
 /// What one of so many instances that are asleep takes, in KiB: of this process, which stands for
@@ -353,29 +385,6 @@ fn memory_asleep(
     let own_kib = ProcessMemory::of(std::process::id())?.pss_kib as f64 - own.pss_kib as f64;
     let of_kernel = host.slab_kib + host.kernel_stacks_kib + host.per_cpu_kib;
     Ok(((own_kib + of_kernel as f64) / asleep as f64 * 10.0).round() / 10.0)
-}
-
-/// Asks many times at once, again and again, until the instances are as wanted and idle.
-fn burst_until(
-    subject: &Subject,
-    width: usize,
-    is_enough: impl Fn(&[InstanceInfo]) -> bool,
-) -> Result<(), BenchError> {
-    for _ in 0..BURSTS {
-        std::thread::scope(|scope| {
-            let asked: Vec<_> = (0..2 * width).map(|_| scope.spawn(|| subject.ask())).collect();
-            asked.into_iter().try_for_each(|asked| match asked.join() {
-                Ok(answer) => answer.map(drop),
-                Err(_) => Err(BenchError::NoPhase("an answer")),
-            })
-        })?;
-        let all_idle = || subject.instances().iter().all(|i| i.state.is_idle()).then_some(());
-        eventually(all_idle).ok_or(BenchError::NoPhase("that they are idle"))?;
-        if is_enough(&subject.instances()) {
-            return Ok(());
-        }
-    }
-    Err(BenchError::NoPhase("as many instances as were wanted"))
 }
 
 /// Own pages and page tables of the mean instance, in KiB.

@@ -17,6 +17,8 @@ const PROGRAMS: [&str; 15] = [
     "bash", "cat", "chmod", "chown", "cp", "grep", "id", "ln", "ls", "mkdir", "mv", "rm", "sh",
     "sleep", "touch",
 ];
+/// What names of checkpoints begin with that are kept of steps.
+const OF_STEPS: &str = "e2b-step-";
 /// What a template may have, and what it has that does not say.
 const LIMITS: &str = "memory = \"512MiB\"\nmemory_max = \"1GiB\"\ncpu = 1\ncpu_max = 2";
 
@@ -27,8 +29,13 @@ fn home(label: &str) -> PathBuf {
     home
 }
 
-/// What is left of builds in a home: the names of checkpoints.
+/// What is left of builds in a home: the names of checkpoints, without those of steps.
 fn left_of_builds(home: &Path) -> Vec<String> {
+    checkpoints(home).into_iter().filter(|name| !name.starts_with(OF_STEPS)).collect()
+}
+
+/// The names of all checkpoints in a home.
+fn checkpoints(home: &Path) -> Vec<String> {
     let listed = run(thaw().args(["checkpoints", "--json"]).env("THAW_HOME", home)).success();
     let listed: serde_json::Value = serde_json::from_str(&listed).expect("JSON");
     let names = listed.as_array().expect("a list").iter();
@@ -104,4 +111,64 @@ fn a_build_that_its_daemon_does_not_end_says_so_and_leaves_nothing() {
                   box = Sandbox.create('kept')\n\
                   print(box.commands.list()[0].cmd, box.kill())";
     assert_eq!(python_lines(&python, &daemon, create), "/bin/bash True");
+}
+
+#[test]
+fn steps_that_took_long_are_not_done_again() {
+    let Some(python) = python_with(&[E2B_SDK]) else { return };
+    let home = home("e2b-templates-steps");
+    let address = format!("127.0.0.1:{}", free_port());
+    let options = DaemonOptions { arguments: vec!["--e2b".to_owned(), address] };
+    let mut daemon = Daemon::start(&home, &options);
+    // What the slow step draws says whether it was done again; the server is another process.
+    let functions = "\
+        import contextlib, io\n\
+        slow = 'cat /proc/sys/kernel/random/uuid > /drawn; sleep 2.5'\n\
+        def build(name, *steps, **options):\n    \
+            template = Template().from_template('base').set_envs({'A': 'b'})\n    \
+            for step in steps: template = template.run_cmd(step)\n    \
+            template = template.set_start_cmd('python3 -m http.server 8000', wait_for_port(8000))\n    \
+            log = []\n    \
+            Template.build(template, name, on_build_logs=lambda line: log.append(line.message), **options)\n    \
+            return sum('CACHED' in line for line in log)\n\
+        def drawn(name):\n    \
+            box = Sandbox.create(name)\n    \
+            assert box.commands.run('cat /last; echo $A').stdout.split() == [name, 'b']\n    \
+            text = box.files.read('/drawn').strip()\n    \
+            box.kill()\n    \
+            return text\n";
+    let first = "print(build('one', slow, 'echo one > /last'), drawn('one'))";
+    let said = python_lines(&python, &daemon, &format!("{functions}{first}"));
+    let (cached, drawn) = said.split_once(' ').expect("two words");
+    assert_eq!((cached, drawn.len()), ("0", 36), "{said}");
+    let of_steps = |home: &Path| -> Vec<String> {
+        let all = checkpoints(home).into_iter();
+        all.filter(|name| name.starts_with(OF_STEPS)).collect()
+    };
+    assert_eq!(of_steps(&home).len(), 1);
+    // Another template goes on there, also under the next daemon, and when the first one is gone.
+    let second = "print(build('two', slow, 'echo two > /last'), drawn('two'))";
+    let again = format!("2 {drawn}");
+    assert_eq!(python_lines(&python, &daemon, &format!("{functions}{second}")), again);
+    daemon.kill_and_await_next();
+    assert!(announced(&daemon, "e2b").starts_with("127.0.0.1:"));
+    let third = "import httpx, os\n\
+        key = {'X-API-KEY': os.environ['E2B_API_KEY']}\n\
+        for name in 'one', 'two': httpx.delete(os.environ['E2B_API_URL'] + '/templates/' + name, headers=key)\n\
+        print(build('two', slow, 'echo two > /last'), drawn('two'))";
+    assert_eq!(python_lines(&python, &daemon, &format!("{functions}{third}")), again);
+    // Whoever says so has all done again.
+    let anew = "print(build('two', slow, 'echo two > /last', skip_cache=True), drawn('two'))";
+    let said = python_lines(&python, &daemon, &format!("{functions}{anew}"));
+    assert!(said.starts_with("0 ") && !said.ends_with(drawn), "{said}");
+    // What the operator has removed is made again.
+    let remove = "import httpx, os\n\
+        key = {'X-API-KEY': os.environ['E2B_API_KEY']}\n\
+        print(httpx.delete(os.environ['E2B_API_URL'] + '/templates/two', headers=key).status_code)";
+    assert_eq!(python_lines(&python, &daemon, remove), "204");
+    for name in of_steps(&home) {
+        run(thaw().args(["checkpoints", "--remove", &name]).env("THAW_HOME", &home)).success();
+    }
+    let said = python_lines(&python, &daemon, &format!("{functions}{second}"));
+    assert!(said.starts_with("0 "), "{said}");
 }

@@ -4,6 +4,7 @@
 use super::problem::Problem;
 use crate::sandboxes::egress::ClientEgress;
 use crate::sandboxes::{EgressWish, LimitsChange};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::io::Read;
@@ -36,6 +37,34 @@ pub struct Wanted {
     pub egress: EgressWish,
     /// What it may use, where that is not what its function says.
     pub limits: LimitsChange,
+}
+
+/// What sandboxes are copies of, so exactly that equal ones begin with the same.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Base {
+    /// The image of a version of a function.
+    Function {
+        /// The function.
+        name: String,
+        /// Its version.
+        version: u32,
+        /// The image.
+        image: String,
+    },
+    /// A checkpoint, by its name, which no other one ever has.
+    Checkpoint(String),
+}
+
+impl Base {
+    /// Whether this is another version of the same function.
+    pub fn replaces(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Function { name, .. }, Self::Function { name: other_name, .. }) => {
+                name == other_name && self != other
+            }
+            _ => false,
+        }
+    }
 }
 
 /// A sandbox.
@@ -260,6 +289,11 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
 pub trait Backend: Send + Sync {
     /// Whether what is wanted could be made with its limits.
     fn check<'a>(&'a self, wanted: &'a Wanted) -> Later<'a, Outcome<()>>;
+    /// What one would be a copy of that is made now.
+    ///
+    /// # Errors
+    /// There is no such function.
+    fn base(&self, wanted: &Wanted) -> Outcome<Base>;
     /// Makes one.
     fn create(&self, wanted: Wanted) -> Later<'_, Outcome<Sandbox>>;
     /// One that is there, running or paused.

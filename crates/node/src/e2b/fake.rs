@@ -7,7 +7,7 @@ use super::problem::{Kind, Problem};
 use crate::sandboxes::egress::ClientEgress;
 use std::collections::{BTreeMap, VecDeque};
 use std::io::Read;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -281,6 +281,8 @@ pub(super) struct Fake {
     snapshots: Mutex<BTreeMap<String, FakeSandbox>>,
     /// Snapshots are not written as long as somebody waits for them.
     pub is_slow: AtomicBool,
+    /// The version of the function.
+    pub version: AtomicU32,
     /// Those that are being written.
     written_late: Mutex<BTreeMap<String, FakeSandbox>>,
 }
@@ -305,6 +307,11 @@ impl Fake {
     /// How many sandboxes and snapshots there are.
     pub fn counts(&self) -> (usize, usize) {
         (self.all.lock().unwrap().len(), self.snapshots.lock().unwrap().len())
+    }
+
+    /// Names of all snapshots.
+    pub fn snapshot_names(&self) -> Vec<String> {
+        self.snapshots.lock().unwrap().keys().cloned().collect()
     }
 
     /// What was asked for of the processes of a sandbox.
@@ -334,9 +341,22 @@ impl Backend for Fake {
         })
     }
 
+    fn base(&self, wanted: &Wanted) -> Outcome<Base> {
+        Ok(match &wanted.snapshot {
+            Some(snapshot) => Base::Checkpoint(snapshot.clone()),
+            None => {
+                let version = self.version.load(Ordering::SeqCst);
+                Base::Function { name: wanted.function.clone(), version, image: "i".to_owned() }
+            }
+        })
+    }
+
     fn create(&self, wanted: Wanted) -> Later<'_, Outcome<Sandbox>> {
         if let Some(snapshot) = &wanted.snapshot {
-            let mut copy = self.snapshots.lock().unwrap()[snapshot].clone();
+            let found = self.snapshots.lock().unwrap().get(snapshot).cloned();
+            let Some(mut copy) = found else {
+                return now(Err(Problem::new(Kind::Busy, "there is no such checkpoint")));
+            };
             copy.sandbox.id = wanted.id.clone();
             copy.parent = Some(snapshot.clone());
             copy.sandbox.memory_bytes = wanted.limits.memory_bytes.unwrap_or(MEMORY);

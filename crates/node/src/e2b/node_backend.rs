@@ -219,6 +219,15 @@ impl Backend for NodeBackend {
         })
     }
 
+    fn base(&self, wanted: &Wanted) -> Outcome<Base> {
+        if let Some(snapshot) = &wanted.snapshot {
+            return Ok(Base::Checkpoint(snapshot.clone()));
+        }
+        let service = self.function(&wanted.function)?;
+        let (name, image) = (service.name().to_string(), service.image().to_owned());
+        Ok(Base::Function { name, version: service.version(), image })
+    }
+
     fn create(&self, wanted: Wanted) -> Later<'_, Outcome<Sandbox>> {
         Box::pin(async move {
             let (id, limits) = (wanted.id.clone(), wanted.limits);

@@ -164,8 +164,16 @@ impl Service {
     }
 
     /// Has an instance stay: it gets no requests, and is not ended when it is idle.
-    pub(crate) fn hold(&self, id: u64) {
+    pub fn hold(&self, id: u64) {
         self.slots().hold(id);
+    }
+
+    /// Has an instance that stays get requests again.
+    pub fn release(&self, id: u64) {
+        let mut slots = self.slots();
+        if slots.held.remove(&id) && slots.contains_key(&id) {
+            slots.perhaps_free.insert(id);
+        }
     }
 
     /// What tells an instance, which is woken first if it is asleep.

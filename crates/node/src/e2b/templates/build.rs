@@ -5,6 +5,7 @@ use super::copying::copy;
 use super::known::{BASE, Build, FINALIZE, Failure, State};
 use super::log::{BuildLog, Level};
 use super::origin::Origin;
+use super::reusing::Reuse;
 use super::running::Begun;
 use super::shell::{Printed, Shell, Why, failed, why};
 use super::steps::{Plan, Step};
@@ -36,6 +37,8 @@ pub struct Times {
     pub ready_untold: Duration,
     /// The writing of a checkpoint after nobody waits for it any more.
     pub late: Duration,
+    /// Steps at least, for a checkpoint to be taken after them.
+    pub kept_after: Duration,
 }
 
 impl Default for Times {
@@ -47,6 +50,7 @@ impl Default for Times {
             ready_every: Duration::from_millis(200),
             ready_untold: Duration::from_secs(20),
             late: WRITING_MAX,
+            kept_after: Duration::from_secs(2),
         }
     }
 }
@@ -65,6 +69,8 @@ pub struct Job {
     pub origin: Origin,
     /// What is to be done.
     pub plan: Plan,
+    /// How many templates the owner may have.
+    pub most_templates: u32,
     /// How long it may take.
     pub times: Times,
 }
@@ -147,7 +153,7 @@ impl E2b {
 
     /// Makes the sandbox, does the steps in it, and writes the checkpoint.
     async fn make(
-        &self,
+        self: &Arc<Self>,
         job: &Job,
         log: &Arc<BuildLog>,
         cancelled: watch::Receiver<bool>,
@@ -160,13 +166,12 @@ impl E2b {
             log: log.clone(),
             step: BASE.to_owned(),
         };
-        shell.say(&format!("Making a sandbox of {}", job.origin.shown));
         // It is not given up: nobody would know the sandbox.
-        let made = self.backend.create(job.wanted(self.settings.now().most_egress())).await;
-        let sandbox = made.map_err(|problem| Failure::new(BASE, &problem.message))?;
+        let made = self.begin_sandbox(job, &mut shell).await;
+        let (sandbox, reuse) = made.map_err(|problem| Failure::new(BASE, &problem.message))?;
         shell.directory.clone_from(&sandbox.directory);
         let most = job.times.all;
-        let steps = timeout(most, self.follow(job, &mut shell));
+        let steps = timeout(most, self.follow(job, &mut shell, reuse));
         let done =
             while_wanted(cancelled, async { steps.await.unwrap_or_else(|_| Err(too_long(most))) });
         let done = done.await;
@@ -188,13 +193,23 @@ impl E2b {
         Ok(Made { shell, sandbox })
     }
 
-    /// Does the steps, and has the start command run.
-    async fn follow(&self, job: &Job, shell: &mut Shell) -> Result<(), Why> {
+    /// Does the steps that were not done before, and has the start command run.
+    async fn follow(
+        self: &Arc<Self>,
+        job: &Job,
+        shell: &mut Shell,
+        mut reuse: Reuse,
+    ) -> Result<(), Why> {
         let count = job.plan.steps.len();
         for (n, step) in (1..).zip(&job.plan.steps) {
+            let is_done = n <= reuse.done;
             shell.step = n.to_string();
-            shell.say(&format!("[{n}/{count}] {}", step.text()));
-            self.do_step(shell, step, &job.owner).await?;
+            let cached = if is_done { " (CACHED)" } else { "" };
+            shell.say(&format!("[{n}/{count}] {}{cached}", step.text()));
+            if !is_done {
+                self.do_step(shell, step, &job.owner).await?;
+                self.keep_step(job, shell, &mut reuse, n).await;
+            }
         }
         FINALIZE.clone_into(&mut shell.step);
         start(shell, &job.plan, &job.times).await

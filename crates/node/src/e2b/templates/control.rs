@@ -170,7 +170,8 @@ impl E2b {
         };
         let known = Build { limits, ..known };
         let times = self.templates.times;
-        let job = Job { owner, template, build, known, origin, plan, times };
+        let most_templates = client.most_templates();
+        let job = Job { owner, template, build, known, origin, plan, most_templates, times };
         self.backend.check(&job.wanted(self.settings.now().most_egress())).await?;
         Ok(job)
     }

@@ -12,10 +12,12 @@
 //! | `running`, `log` | builds that are under way, and what they say |
 //! | `origin` | what sandboxes and templates begin with |
 //! | `build`, `shell`, `copying`, `archive` | the build itself |
+//! | `cache`, `reusing` | steps that need not be done again |
 //! | `uploads`, `uploading` | files for it |
 
 mod archive;
 mod build;
+mod cache;
 mod control;
 mod copying;
 mod known;
@@ -23,6 +25,7 @@ mod log;
 mod names;
 mod origin;
 mod records;
+mod reusing;
 mod running;
 mod shell;
 mod shown;
@@ -37,6 +40,7 @@ pub(super) use uploading::routes as upload_routes;
 
 use super::E2b;
 use build::Times;
+use cache::StepCache;
 use records::TemplateRecords;
 use running::Builds;
 use std::collections::BTreeSet;
@@ -55,6 +59,7 @@ const ENDED_EVERY: Duration = Duration::from_secs(1);
 /// The templates of all keys.
 pub(super) struct Templates {
     records: TemplateRecords,
+    cache: StepCache,
     uploads: Arc<Uploads>,
     running: Builds,
     pub(super) times: Times,
@@ -80,14 +85,20 @@ impl Templates {
     /// What is kept cannot be read or written.
     pub fn load(directory: &Path) -> io::Result<Self> {
         let records = TemplateRecords::load(directory)?;
+        let cache = StepCache::load(directory)?;
         let uploads = Uploads::load(directory, UploadBounds::default())?;
         let cut_off = Mutex::new(records.fail_cut_off());
         let (running, times, removing, may_come) = Default::default();
-        Ok(Self { records, uploads, running, times, cut_off, removing, may_come })
+        Ok(Self { records, cache, uploads, running, times, cut_off, removing, may_come })
     }
 
     fn may_come(&self) -> MutexGuard<'_, BTreeSet<String>> {
         self.may_come.lock().expect("no holder panics")
+    }
+
+    /// What is kept of steps that stand on a checkpoint which goes is of no use any more.
+    pub(super) fn leave_over_steps_on(&self, checkpoint: &str) {
+        self.cache.leave_over_those_on(checkpoint);
     }
 
     /// A sandbox was made of a template.
@@ -118,7 +129,7 @@ impl E2b {
     /// Removes checkpoints that nobody wants any more. Those on which others stand stay until these
     /// are gone. One does that for all who have asked for it meanwhile: each checkpoint is looked
     /// for in all others of the store.
-    async fn remove_leftovers(&self) {
+    pub(super) async fn remove_leftovers(&self) {
         let Removing { asked, done } = &self.templates.removing;
         let own = asked.fetch_add(1, Ordering::SeqCst) + 1;
         let mut done = done.lock().await;
@@ -134,11 +145,19 @@ impl E2b {
     /// Looks at each of them once; whether one was removed.
     async fn remove_some_leftovers(&self) -> bool {
         let mut has_removed = false;
-        for checkpoint in self.templates.records.leftovers() {
+        let Templates { records, cache, .. } = &self.templates;
+        let of_builds = records.leftovers();
+        of_builds.iter().for_each(|checkpoint| cache.leave_over_those_on(checkpoint));
+        for checkpoint in of_builds {
             let Ok(was_there) = self.backend.remove_snapshot(&checkpoint).await else { continue };
             if was_there || !self.templates.may_come().contains(&checkpoint) {
-                self.templates.records.forget_leftover(&checkpoint);
+                records.forget_leftover(&checkpoint);
             }
+            has_removed |= was_there;
+        }
+        for checkpoint in cache.leftovers() {
+            let Ok(was_there) = self.backend.remove_snapshot(&checkpoint).await else { continue };
+            cache.forget_leftover(&checkpoint);
             has_removed |= was_there;
         }
         has_removed
@@ -153,8 +172,14 @@ impl E2b {
         self.templates.times = Times { all, ready, ready_untold: ready, late, ..Times::default() };
     }
 
+    /// Has checkpoints be taken of steps that take so long.
+    pub(super) fn keep_steps_after(&mut self, least: Duration) {
+        self.templates.times.kept_after = least;
+    }
+
     /// Checkpoints that nobody wants any more, and that are there still.
     pub(super) fn templates_left(&self) -> Vec<String> {
-        self.templates.records.leftovers()
+        let Templates { records, cache, .. } = &self.templates;
+        records.leftovers().into_iter().chain(cache.leftovers()).collect()
     }
 }

@@ -3,7 +3,7 @@
 use super::names::shortened;
 use crate::e2b::problem::Problem;
 use crate::e2b::records::ENVS_MAX;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// Most steps of a build.
@@ -22,12 +22,13 @@ pub struct StartRequest {
     from_image_registry: Option<Value>,
     start_cmd: Option<String>,
     ready_cmd: Option<String>,
+    /// All steps are done.
+    force: Option<bool>,
     #[serde(default)]
     steps: Vec<StepRequest>,
 }
 
-/// `force` and `forceUpload` of a step are of no effect: each step is done anew in each build, and
-/// the SDK uploads by itself what it is told to.
+/// `forceUpload` of a step is of no effect: the SDK uploads by itself what it is told to.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct StepRequest {
@@ -36,6 +37,8 @@ struct StepRequest {
     #[serde(default)]
     args: Vec<String>,
     files_hash: Option<String>,
+    /// This step is done, and all after it, whatever was done before.
+    force: Option<bool>,
 }
 
 /// What a build does, in order.
@@ -43,6 +46,8 @@ struct StepRequest {
 pub struct Plan {
     /// The steps.
     pub steps: Vec<Step>,
+    /// So many of the first steps need not be done if they were before.
+    pub reusable: usize,
     /// The command that is left running.
     pub start: Option<String>,
     /// The command that ends with 0 when that is ready.
@@ -50,7 +55,7 @@ pub struct Plan {
 }
 
 /// One step.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub enum Step {
     /// Puts files there that were uploaded.
     Copy(Copy),
@@ -70,7 +75,7 @@ pub enum Step {
 }
 
 /// Files that were uploaded, and where they go.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Copy {
     /// The path in the archive.
     pub source: String,
@@ -117,10 +122,16 @@ impl StartRequest {
                 "a build has at most {STEPS_MAX} steps; join some with &&"
             )));
         }
+        let is_forced = |step: &StepRequest| step.force == Some(true);
+        let reusable = match self.force {
+            Some(true) => 0,
+            _ => self.steps.iter().position(is_forced).unwrap_or(self.steps.len()),
+        };
         let steps = self.steps.into_iter().map(StepRequest::step).collect::<Result<_, _>>()?;
         let has_text = |command: &String| !command.trim().is_empty();
         Ok(Plan {
             steps,
+            reusable,
             start: self.start_cmd.filter(has_text),
             ready: self.ready_cmd.filter(has_text),
         })

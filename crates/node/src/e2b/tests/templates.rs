@@ -6,6 +6,8 @@ use axum::http::header::HOST;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+mod reuse;
+
 /// SHA-256 of files, as the SDK names them.
 const HASH: &str = "abababababababababababababababababababababababababababababababab";
 
