@@ -4,8 +4,9 @@
 use super::client::{PATIENCE, eventually, get};
 use super::figure::{Bars, FigureError, Series};
 use super::memory::{HostMemory, ProcessMemory};
-use super::native::NativeProgram;
+use super::native::{NativeError, NativeProgram};
 use super::rig::{Rig, RigOptions};
+use super::without_image::memory_without_image;
 use super::{BenchError, OnProgress, Percentiles};
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -86,6 +87,9 @@ pub struct StateLatency {
 /// Memory of one instance by its state, in KiB.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct StateMemory {
+    /// Started in a sandbox without an image, and has answered: what the paper calls warm. `None`:
+    /// its files are not this host's.
+    pub without_image: Option<f64>,
     /// Thawed from its image, and has answered.
     pub warm: f64,
     /// Hibernated.
@@ -124,7 +128,13 @@ pub fn hibernate(
     };
     let (first_byte_us, stored, write_ms) = latency(&subject(1)?, options, cold, name, progress)?;
     let instances = options.instances;
+    progress(&format!("{name}, memory without an image"));
+    let without_image = match memory_without_image(&function, &request, WARMING) {
+        Err(NativeError::OwnRootfs(_)) => None,
+        measured => Some(measured?),
+    };
     let (mut memory_kib, kernel_kib) = memory(&subject(instances)?, instances, name, progress)?;
+    memory_kib.without_image = without_image.map(|own| own as f64 + kernel_kib);
     progress(&format!("{name}, memory of {} that are asleep", options.asleep));
     let subject = subject(options.asleep + COPIES + WARMING)?;
     memory_kib.asleep = Some(memory_asleep(&subject, options.asleep, name, progress)?);
@@ -142,11 +152,12 @@ pub fn hibernate(
 
 impl HibernateReport {
     /// States, with latency and memory.
-    pub fn rows(&self) -> [(&'static str, Option<Percentiles>, Option<f64>); 6] {
+    pub fn rows(&self) -> [(&'static str, Option<Percentiles>, Option<f64>); 7] {
         let (latency, memory) = (&self.first_byte_us, &self.memory_kib);
         let hibernated = Some(memory.hibernated);
         [
             ("cold", latency.cold, None),
+            ("without an image", None, memory.without_image),
             ("warm", Some(latency.warm), Some(memory.warm)),
             ("hibernated, by page faults", Some(latency.hibernated_faults), hibernated),
             ("hibernated, by batch", Some(latency.hibernated_reap), hibernated),
@@ -342,7 +353,8 @@ fn memory(
         held.insert(id);
     }
     let woken_up = own_memory(&subject.instances())? + kernel_kib;
-    Ok((StateMemory { warm, hibernated, asleep: None, woken_up }, kernel_kib))
+    let (asleep, without_image) = (None, None);
+    Ok((StateMemory { without_image, warm, hibernated, asleep, woken_up }, kernel_kib))
 }
 
 /// What one of so many instances that are asleep takes, in KiB: of this process, which stands for

@@ -23,6 +23,7 @@ mod stats;
 pub mod syscalls;
 mod throughput;
 mod volume;
+mod without_image;
 pub mod worker;
 
 pub use ablation::{AblationOptions, AblationReport, Technique, Variant, ablation};

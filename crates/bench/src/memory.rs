@@ -28,6 +28,35 @@ impl ProcessMemory {
     }
 }
 
+/// Memory of the processes of one sandbox.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SandboxMemory(ProcessMemory);
+
+impl SandboxMemory {
+    /// Of the sandboxes among the processes that descend from one.
+    pub fn below(pid: u32) -> io::Result<Self> {
+        let mut sum = ProcessMemory::default();
+        for pid in tree(pid, &parents()?) {
+            // Processes of sandboxes run the kernel, which is a file in memory.
+            let program = std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+            if program.to_string_lossy().starts_with("/memfd:thaw-kernel") {
+                let own = ProcessMemory::of(pid)?;
+                sum.pss_kib += own.pss_kib;
+                sum.page_tables_kib += own.page_tables_kib;
+            }
+        }
+        match sum == ProcessMemory::default() {
+            true => Err(io::Error::other("there is no process of a sandbox")),
+            false => Ok(Self(sum)),
+        }
+    }
+
+    /// Own pages and page tables, in KiB.
+    pub fn own_kib(self) -> u64 {
+        self.0.pss_kib + self.0.page_tables_kib
+    }
+}
+
 /// Memory of this process and of all that descend from it, in KiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct TreeMemory {

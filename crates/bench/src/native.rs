@@ -60,9 +60,12 @@ pub enum NativeError {
 /// The program that the worker starts.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Specification {
-    command: Vec<String>,
-    environment: BTreeMap<String, String>,
-    directory: PathBuf,
+    pub(crate) command: Vec<String>,
+    pub(crate) environment: BTreeMap<String, String>,
+    /// Below which the function's own files lie.
+    pub(crate) root: PathBuf,
+    /// The working directory.
+    pub(crate) directory: PathBuf,
     /// Where it listens.
     pub(crate) port: u16,
     request: Vec<u8>,
@@ -165,11 +168,19 @@ pub(crate) fn specify(
     function: &StoredFunction,
     request: &[u8],
 ) -> Result<Specification, NativeError> {
+    specify_below(native_root(home, function.config.name.as_str())?, function, request)
+}
+
+/// The same below a directory that is said.
+pub(crate) fn specify_below(
+    root: PathBuf,
+    function: &StoredFunction,
+    request: &[u8],
+) -> Result<Specification, NativeError> {
     let config = &function.config;
     if config.runtime.is_none() {
         return Err(NativeError::OwnRootfs(config.name.to_string()));
     }
-    let root = native_root(home, config.name.as_str())?;
     let _ = fs::remove_dir_all(&root);
     let mut destinations = Vec::new();
     for entry in &config.files {
@@ -214,6 +225,7 @@ pub(crate) fn specify(
     Ok(Specification {
         command,
         environment,
+        root,
         directory,
         port: config.port_number(),
         request: request.to_vec(),

@@ -162,6 +162,7 @@ fn instances_are_measured_in_every_state() {
     let memory = |state: &str| report["memory_kib"][state].as_f64().expect("a number");
     assert!(memory("hibernated") > 0.0 && memory("hibernated") < memory("warm"), "{report}");
     assert!(memory("woken_up") > 0.0, "{report}");
+    assert!(memory("without_image") > memory("hibernated"), "{report}");
     assert!(report["stored"].as_u64().is_some_and(|stored| stored > 0), "{report}");
 }
 
