@@ -348,7 +348,9 @@ fn memory(
         service.release(id);
         held.remove(&id);
         subject.ask()?;
-        subject.idle_besides(&held)?;
+        if subject.idle_besides(&held)? != id {
+            return Err(BenchError::NoPhase("the instance that was to wake"));
+        }
         service.hold(id);
         held.insert(id);
     }

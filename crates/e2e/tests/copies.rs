@@ -203,6 +203,21 @@ fn checkpoints_outlive_their_instance_and_store_what_differs() {
     assert!(missing.stderr.contains("third"), "{}", missing.stderr);
 }
 
+#[test]
+fn an_instance_is_checkpointed_again_though_what_it_differs_from_was_collected() {
+    let home = home("checkpoints-collected");
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let original = begin(&daemon, "alone");
+    ask(&daemon, "alone", original, "/write?one");
+    checkpoint(&daemon, original, "first");
+    command(&daemon, &["checkpoints", "--remove", "first"]).success();
+    command(&daemon, &["gc"]).success();
+    ask(&daemon, "alone", original, "/write?two");
+    checkpoint(&daemon, original, "second");
+    let restored = restore(&daemon, "second");
+    assert_eq!(ask(&daemon, "alone", restored, "/read")["file"], "two");
+}
+
 /// Has an instance of `quiet` give up its memory as soon as it is idle.
 fn hibernate(daemon: &Daemon, instance: u64) {
     let states = ["idle", "woken-up"];

@@ -50,6 +50,8 @@ pub enum Base {
         version: u32,
         /// The image.
         image: String,
+        /// A hash of its configuration.
+        config: String,
     },
     /// A checkpoint, by its name, which no other one ever has.
     Checkpoint(String),
@@ -328,6 +330,8 @@ pub trait Backend: Send + Sync {
     fn snapshot<'a>(&'a self, id: &'a str, name: &'a str) -> Later<'a, Outcome<()>>;
     /// Removes what [`Backend::snapshot`] has written; whether it was there.
     fn remove_snapshot<'a>(&'a self, name: &'a str) -> Later<'a, Outcome<bool>>;
+    /// Names of all that it has written and that is there, and that begin so.
+    fn snapshots<'a>(&'a self, prefix: &'a str) -> Later<'a, Outcome<Vec<String>>>;
     /// What one uses now.
     fn usage<'a>(&'a self, id: &'a str) -> Later<'a, Outcome<Usage>>;
     /// Starts a process in one, and waits until it runs.

@@ -346,7 +346,8 @@ impl Backend for Fake {
             Some(snapshot) => Base::Checkpoint(snapshot.clone()),
             None => {
                 let version = self.version.load(Ordering::SeqCst);
-                Base::Function { name: wanted.function.clone(), version, image: "i".to_owned() }
+                let [image, config] = ["image", "config"].map(str::to_owned);
+                Base::Function { name: wanted.function.clone(), version, image, config }
             }
         })
     }
@@ -355,7 +356,7 @@ impl Backend for Fake {
         if let Some(snapshot) = &wanted.snapshot {
             let found = self.snapshots.lock().unwrap().get(snapshot).cloned();
             let Some(mut copy) = found else {
-                return now(Err(Problem::new(Kind::Busy, "there is no such checkpoint")));
+                return now(Err(Problem::new(Kind::NotFound, "there is no such checkpoint")));
             };
             copy.sandbox.id = wanted.id.clone();
             copy.parent = Some(snapshot.clone());
@@ -443,6 +444,12 @@ impl Backend for Fake {
             return now(Err(Problem::new(Kind::Exists, "others descend from it")));
         }
         now(Ok(snapshots.remove(name).is_some()))
+    }
+
+    fn snapshots<'a>(&'a self, prefix: &'a str) -> Later<'a, Outcome<Vec<String>>> {
+        let mut names = self.snapshot_names();
+        names.retain(|name| name.starts_with(prefix));
+        now(Ok(names))
     }
 
     fn usage<'a>(&'a self, id: &'a str) -> Later<'a, Outcome<Usage>> {

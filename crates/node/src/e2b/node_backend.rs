@@ -82,8 +82,11 @@ impl NodeBackend {
     /// What boots sandboxes of a snapshot, and the version of its function that they belong to.
     async fn opened(&self, snapshot: &str) -> Outcome<(Arc<Service>, Arc<dyn Launcher>)> {
         let (catalog, name) = (self.catalog.clone(), store_name(snapshot)?);
-        let opened = catalog.checkpoint_for_sandbox(name).await;
-        opened.map_err(|error| Problem::new(Kind::Busy, error))
+        let opened = catalog.checkpoint_for_sandbox(name.clone()).await;
+        opened.map_err(|error| match catalog.store().get_checkpoint(&name) {
+            Err(gone) if gone.is_not_found() => Problem::new(Kind::NotFound, error),
+            _ => Problem::new(Kind::Busy, error),
+        })
     }
 
     /// Makes a sandbox of a function.
@@ -225,7 +228,9 @@ impl Backend for NodeBackend {
         }
         let service = self.function(&wanted.function)?;
         let (name, image) = (service.name().to_string(), service.image().to_owned());
-        Ok(Base::Function { name, version: service.version(), image })
+        let config = serde_json::to_vec(service.config()).expect("plain data");
+        let config = blake3::hash(&config).to_hex().to_string();
+        Ok(Base::Function { name, version: service.version(), image, config })
     }
 
     fn create(&self, wanted: Wanted) -> Later<'_, Outcome<Sandbox>> {
@@ -310,6 +315,17 @@ impl Backend for NodeBackend {
                 Err(error) if error.is_not_found() => Ok(false),
                 Err(error) => Err(Problem::new(Kind::Exists, error)),
             }
+        })
+    }
+
+    fn snapshots<'a>(&'a self, prefix: &'a str) -> Later<'a, Outcome<Vec<String>>> {
+        Box::pin(async move {
+            let store = self.catalog.store().clone();
+            let listed = spawn_blocking(move || store.list_checkpoints()).await;
+            let busy = |error: &dyn std::fmt::Display| Problem::new(Kind::Busy, error);
+            let listed = listed.map_err(|error| busy(&error))?.map_err(|error| busy(&error))?;
+            let names = listed.records.into_iter().map(|one| one.name.to_string());
+            Ok(names.filter(|name| name.starts_with(prefix)).collect())
         })
     }
 

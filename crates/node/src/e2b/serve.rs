@@ -69,6 +69,7 @@ impl E2b {
     /// The listener fails.
     pub async fn serve(self: Arc<Self>, listener: TcpListener) -> io::Result<()> {
         tokio::spawn(self.clone().clean_up());
+        tokio::spawn(Self::remove_unused_steps_daily(Arc::downgrade(&self)));
         let router = self.router();
         let tls = self.tls.as_ref();
         let places = Arc::new(Semaphore::new(CONNECTIONS));

@@ -177,10 +177,12 @@ pub(super) async fn remove(e2b: &E2b, client: &Client, name: &str) -> Result<(),
         let text = format!("the snapshot {id:?} is still being made; try again later");
         return Err(Problem::new(Kind::Exists, text));
     }
-    e2b.templates.leave_over_steps_on(&id);
-    e2b.remove_leftovers().await;
     // One that is gone from the store already is forgotten, too.
-    e2b.backend.remove_snapshot(&id).await?;
+    if e2b.backend.remove_snapshot(&id).await.is_err() {
+        // What builds have left there goes before it.
+        e2b.remove_steps_on(&id).await;
+        e2b.backend.remove_snapshot(&id).await?;
+    }
     e2b.records.remove_snapshot(&id);
     Ok(())
 }

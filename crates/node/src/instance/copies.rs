@@ -149,6 +149,7 @@ impl ImageBoots {
             let kernel = store_kernel(&mut session, build).map_err(|error| error.to_string())?;
             file.needs(kernel);
             let snapshots = volumes.as_ref().map(|volumes| volumes.snapshots());
+            let images = store.clone();
             let store = || {
                 let stored = session.commit_checkpoint_image(file, &ancestors).and_then(|id| {
                     let new = NewCheckpoint { name: name.clone(), owner, config, index, image: id };
@@ -160,7 +161,15 @@ impl ImageBoots {
                 Some(volumes) => volumes.keep(store).map(|(id, _)| id),
                 None => store(),
             }?;
-            last.set(FreezeBase { image: Arc::new(image), name: *id.as_bytes() });
+            // The next one differs from this one. What is open is not collected, also if its record
+            // goes; nobody collects anything meanwhile.
+            let held = images.open_image(id).map_err(|error| error.to_string());
+            match held.and_then(|held| open_child(held, &base)) {
+                Ok(image) => last.set(FreezeBase { image: Arc::new(image), name: *id.as_bytes() }),
+                Err(why) => {
+                    tracing::warn!(%name, "the next checkpoint differs from an earlier one: {why}")
+                }
+            }
             Ok(Checkpointed {
                 name: name.to_string(),
                 image: id.to_string(),

@@ -168,11 +168,13 @@ impl Service {
         self.slots().hold(id);
     }
 
-    /// Has an instance that stays get requests again.
+    /// Has an instance that stays get requests again. A sandbox stays until it ends.
     pub fn release(&self, id: u64) {
         let mut slots = self.slots();
         if slots.held.remove(&id) && slots.contains_key(&id) {
             slots.perhaps_free.insert(id);
+            drop(slots);
+            self.freed.notify_waiters();
         }
     }
 

@@ -125,6 +125,9 @@ impl E2b {
         self.templates.running.end(&job.build);
         self.note(&job, made);
         drop(turn);
+        if let Ok(base) = self.backend.base(&job.wanted(None)) {
+            self.templates.cache.leave_over_replaced(&job.owner, &base);
+        }
         self.remove_leftovers().await;
         if self.templates.may_come().contains(&job.known.checkpoint) {
             sleep(job.times.late).await;
@@ -180,7 +183,16 @@ impl E2b {
         shell.say("Writing the template");
         // The disk may be so slow that nobody waits for it to its end.
         self.templates.may_come().insert(job.known.checkpoint.clone());
-        let written = self.backend.snapshot(&job.known.sandbox, &job.known.checkpoint).await;
+        let write = || self.backend.snapshot(&job.known.sandbox, &job.known.checkpoint);
+        let written = match write().await {
+            // Perhaps there is room without what is kept of steps.
+            Err(problem)
+                if problem.kind != Kind::Late && self.remove_steps_of(&job.owner).await =>
+            {
+                write().await
+            }
+            written => written,
+        };
         written.map_err(|problem| {
             if problem.kind != Kind::Late {
                 self.templates.may_come().remove(&job.known.checkpoint);

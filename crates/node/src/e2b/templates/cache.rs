@@ -21,16 +21,19 @@ use std::sync::{Mutex, MutexGuard};
 /// Name of the file in the node's home.
 const FILE: &str = "e2b-steps.json";
 /// What the names of the checkpoints begin with.
-const PREFIX: &str = "e2b-step-";
+pub const PREFIX: &str = "e2b-step-";
 /// Random letters and digits behind that.
 const RANDOM_LEN: usize = 20;
-/// Checkpoints that an owner may have for each template that it may have.
-const PER_TEMPLATE: usize = 8;
+/// Checkpoints that an owner may have for each template that it may have. The longest build takes
+/// twelve, and its template stands on all of them.
+const PER_TEMPLATE: usize = 16;
 /// So long after its last use one makes no room: a build may go on from it that has not written
 /// anything yet. Builds take no longer.
 const IN_USE_MS: u64 = 2 * 3_600_000;
 /// So long after its last use one goes.
 const UNUSED_MS: u64 = 30 * 24 * 3_600_000;
+/// So long after it was noted that one was used that is noted again.
+const NOTED_EVERY_MS: u64 = 3_600_000;
 
 /// A checkpoint after some steps.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,17 +91,25 @@ pub struct StepCache {
 }
 
 impl StepCache {
-    /// Those in a directory. What was being written is left over.
+    /// Those in a directory. What was being written is left over. A file that is of no use is as none:
+    /// [`Self::leave_over_unknown`] follows.
     ///
     /// # Errors
-    /// The file is there and of no use, or cannot be written.
+    /// The file cannot be written.
     pub fn load(directory: &Path) -> io::Result<Self> {
         let file = directory.join(FILE);
-        let contents = match std::fs::read(&file) {
-            Ok(bytes) => serde_json::from_slice(&bytes)?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Contents::default(),
-            Err(error) => return Err(error),
+        let read = match std::fs::read(&file) {
+            Ok(bytes) => serde_json::from_slice(&bytes).map_err(io::Error::from),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Contents::default()),
+            Err(error) => Err(error),
         };
+        let contents = read.unwrap_or_else(|error| {
+            let file = file.display();
+            tracing::warn!(
+                "builds of templates do all steps again, since {file} cannot be read: {error}"
+            );
+            Contents::default()
+        });
         let contents = StateFile::new(file, contents);
         contents.write_first()?;
         Ok(Self { contents, coming: Mutex::default() })
@@ -107,14 +118,35 @@ impl StepCache {
     /// The last one that some of these keys name, with how many steps lead to it.
     pub fn find(&self, keys: &[String]) -> Option<(usize, Kept)> {
         let mut contents = self.contents.lock();
-        let (at, key) =
-            keys.iter().enumerate().rfind(|(_, key)| contents.kept.contains_key(*key))?;
-        let kept = contents.kept.get_mut(key)?;
-        kept.used_ms = now_ms();
-        let found = (at + 1, kept.clone());
+        let at = keys.iter().rposition(|key| contents.kept.contains_key(key))?;
+        let (now, mut is_old) = (now_ms(), false);
+        // What it stands on is used, too.
+        for key in &keys[..=at] {
+            if let Some(kept) = contents.kept.get_mut(key) {
+                is_old |= unused_ms(kept, now) > NOTED_EVERY_MS;
+                kept.used_ms = now;
+            }
+        }
+        let found = contents.kept.get(&keys[at])?.clone();
         drop(contents);
-        self.contents.write_soon();
-        Some(found)
+        if is_old {
+            self.contents.write_soon();
+        }
+        Some((at + 1, found))
+    }
+
+    /// Whether an owner who may have so many templates has as many as may be.
+    pub fn is_full(&self, owner: &str, most_templates: u32) -> bool {
+        self.contents.lock().count(owner) >= most(most_templates)
+    }
+
+    /// Those of an owner that may make room, the one first that was not used for longest.
+    pub fn may_go(&self, owner: &str) -> Vec<String> {
+        let (contents, now) = (self.contents.lock(), now_ms());
+        let may_go = |kept: &&Kept| kept.owner == owner && unused_ms(kept, now) >= IN_USE_MS;
+        let mut all: Vec<_> = contents.kept.values().filter(may_go).collect();
+        all.sort_by_key(|kept| kept.used_ms);
+        all.into_iter().map(|kept| kept.checkpoint.clone()).collect()
     }
 
     /// Notes that one is going to be written, for an owner who may have so many templates; its name.
@@ -127,11 +159,12 @@ impl StepCache {
         let name = format!("{PREFIX}{random}");
         {
             let mut contents = self.contents.lock();
-            if contents.count(owner) >= PER_TEMPLATE * most_templates as usize {
-                return Err(Problem::new(
-                    Kind::Exhausted,
-                    format!("`{owner}` has {} checkpoints of steps", contents.count(owner)),
-                ));
+            if contents.count(owner) >= most(most_templates) {
+                let most = most(most_templates);
+                let text = format!(
+                    "{most} are kept already, which are in use or which templates stand on"
+                );
+                return Err(Problem::new(Kind::Exhausted, text));
             }
             contents.leftovers.insert(name.clone(), owner.to_owned());
             self.coming().insert(name.clone());
@@ -168,33 +201,60 @@ impl StepCache {
         self.change(|contents| contents.leave_over(|kept| kept.checkpoint == checkpoint));
     }
 
+    /// One is gone.
+    pub fn is_gone(&self, checkpoint: &str) {
+        self.change(|contents| {
+            contents.kept.retain(|_, kept| kept.checkpoint != checkpoint);
+            contents.leftovers.remove(checkpoint);
+        });
+    }
+
     /// What stands on a checkpoint that goes is left over: nothing begins with that any more.
     pub fn leave_over_those_on(&self, checkpoint: &str) {
         let base = Base::Checkpoint(checkpoint.to_owned());
         self.change(|contents| contents.leave_over(|kept| kept.base == base));
     }
 
-    /// Those are left over that nobody has used for long, and those of an owner that stand on another
-    /// version of a function than its builds begin with now. If the owner, who may have so many
-    /// templates, has as many as may be, so is the one that it has not used for longest.
-    pub fn retire(&self, owner: &str, base: Option<&Base>, most_templates: u32) {
+    /// Those that stand on a checkpoint.
+    pub fn standing_on(&self, checkpoint: &str) -> Vec<String> {
+        let (base, contents) = (Base::Checkpoint(checkpoint.to_owned()), self.contents.lock());
+        let standing = contents.kept.values().filter(|kept| kept.base == base);
+        standing.map(|kept| kept.checkpoint.clone()).collect()
+    }
+
+    /// All of an owner are left over.
+    pub fn leave_over_those_of(&self, owner: &str) {
+        self.change(|contents| contents.leave_over(|kept| kept.owner == owner));
+    }
+
+    /// Those of an owner are left over that stand on another version of a function than its builds
+    /// begin with now.
+    pub fn leave_over_replaced(&self, owner: &str, base: &Base) {
         let now = now_ms();
-        // After a clock that was ahead they would be in use for as long as it was.
-        let unused = |kept: &Kept| now - kept.used_ms.min(now);
         self.change(|contents| {
             contents.leave_over(|kept| {
-                let is_old = kept.owner == owner
-                    && unused(kept) >= IN_USE_MS
-                    && base.is_some_and(|base| base.replaces(&kept.base));
-                is_old || unused(kept) >= UNUSED_MS
+                let is_free = kept.owner == owner && unused_ms(kept, now) >= IN_USE_MS;
+                is_free && base.replaces(&kept.base)
             });
-            if contents.count(owner) < PER_TEMPLATE * most_templates as usize {
-                return;
-            }
-            let free = contents.kept.values();
-            let free = free.filter(|kept| kept.owner == owner && unused(kept) >= IN_USE_MS);
-            if let Some(oldest) = free.min_by_key(|kept| kept.used_ms).cloned() {
-                contents.leave_over(|kept| kept.checkpoint == oldest.checkpoint);
+        });
+    }
+
+    /// Those are left over that nobody has used for long, and those of owners that are not there.
+    pub fn leave_over_unused(&self, is_owner: impl Fn(&str) -> bool) {
+        let now = now_ms();
+        self.change(|contents| {
+            contents.leave_over(|kept| unused_ms(kept, now) >= UNUSED_MS || !is_owner(&kept.owner));
+        });
+    }
+
+    /// Of checkpoints in the store those are left over that nobody knows: the file was lost.
+    pub fn leave_over_unknown(&self, stored: Vec<String>) {
+        self.change(|contents| {
+            let known: BTreeSet<_> = contents.kept.values().map(|kept| &kept.checkpoint).collect();
+            let unknown = stored.into_iter().filter(|name| !known.contains(name));
+            let unknown: Vec<_> = unknown.collect();
+            for name in unknown {
+                contents.leftovers.entry(name).or_default();
             }
         });
     }
@@ -204,11 +264,6 @@ impl StepCache {
         let contents = self.contents.lock();
         let coming = self.coming();
         contents.leftovers.keys().filter(|name| !coming.contains(*name)).cloned().collect()
-    }
-
-    /// One of them is gone.
-    pub fn forget_leftover(&self, checkpoint: &str) {
-        self.change(|contents| drop(contents.leftovers.remove(checkpoint)));
     }
 
     fn change(&self, change: impl FnOnce(&mut Contents)) {
@@ -225,6 +280,16 @@ impl StepCache {
     fn coming(&self) -> MutexGuard<'_, BTreeSet<String>> {
         self.coming.lock().expect("no holder panics")
     }
+}
+
+/// Most checkpoints of an owner who may have so many templates.
+fn most(templates: u32) -> usize {
+    PER_TEMPLATE.saturating_mul(templates as usize)
+}
+
+/// How long one was not used. After a clock that was ahead it is as if it had just been.
+fn unused_ms(kept: &Kept, now: u64) -> u64 {
+    now - kept.used_ms.min(now)
 }
 
 /// What a build begins with.
@@ -271,7 +336,8 @@ mod tests {
     const OWNER: &str = "a";
 
     fn base(version: u32) -> Base {
-        Base::Function { name: "f".to_owned(), version, image: version.to_string() }
+        let (name, config) = ("f".to_owned(), String::new());
+        Base::Function { name, version, image: version.to_string(), config }
     }
 
     async fn keep(cache: &StepCache, key: &str, base: Base) -> String {
@@ -302,23 +368,28 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_owner_has_so_many_and_the_oldest_go() {
+    async fn an_owner_has_so_many_and_those_may_go_that_were_not_used_for_long() {
         let place = tempfile::tempdir().unwrap();
         let cache = StepCache::load(place.path()).unwrap();
         let mut all = Vec::new();
         for n in 0..PER_TEMPLATE {
+            assert!(!cache.is_full(OWNER, 1));
             all.push(keep(&cache, &n.to_string(), base(1)).await);
         }
-        cache.retire(OWNER, None, 1);
+        assert!(cache.is_full(OWNER, 1) && !cache.is_full(OWNER, 2) && !cache.is_full("b", 1));
         assert_eq!(cache.begin(OWNER, 1).await.unwrap_err().kind, Kind::Exhausted);
-        cache.begin("b", 1).await.unwrap();
-        cache.begin(OWNER, 2).await.unwrap();
+        assert!(cache.may_go(OWNER).is_empty());
         age(&cache, "3", IN_USE_MS);
         age(&cache, "5", 2 * IN_USE_MS);
-        cache.retire(OWNER, None, 1);
-        assert_eq!(cache.leftovers(), [all[5].clone()]);
-        // It counts until it is gone.
-        assert_eq!(cache.begin(OWNER, 1).await.unwrap_err().kind, Kind::Exhausted);
+        assert_eq!(cache.may_go(OWNER), [all[5].clone(), all[3].clone()]);
+        // What stands on one uses it.
+        assert_eq!(cache.find(&["5", "6"].map(str::to_owned)).unwrap().0, 2);
+        assert_eq!(cache.may_go(OWNER), [all[3].clone()]);
+        // One that is left over counts until it is gone.
+        cache.forget(&all[3]);
+        assert!(cache.is_full(OWNER, 1));
+        cache.is_gone(&all[3]);
+        cache.begin(OWNER, 1).await.unwrap();
     }
 
     #[tokio::test]
@@ -332,7 +403,9 @@ mod tests {
         let on = keep(&cache, "5", Base::Checkpoint("c".to_owned())).await;
         age(&cache, "1", IN_USE_MS);
         age(&cache, "2", UNUSED_MS);
-        cache.retire(OWNER, Some(&base(2)), 1);
+        assert_eq!(cache.standing_on("c"), std::slice::from_ref(&on));
+        cache.leave_over_replaced(OWNER, &base(2));
+        cache.leave_over_unused(|owner| owner == OWNER);
         cache.leave_over_those_on("c");
         let (left, mut wanted) = (cache.leftovers(), vec![old, unused, on]);
         wanted.sort();
@@ -341,5 +414,20 @@ mod tests {
         let before = cache.contents.lock().kept["3"].checkpoint.clone();
         keep(&cache, "3", base(1)).await;
         assert!(cache.leftovers().contains(&before));
+        cache.leave_over_unused(|_| false);
+        assert_eq!((cache.leftovers().len(), cache.contents.lock().kept.len()), (6, 0));
+    }
+
+    #[tokio::test]
+    async fn a_damaged_file_loses_no_room() {
+        let place = tempfile::tempdir().unwrap();
+        let cache = StepCache::load(place.path()).unwrap();
+        let kept = keep(&cache, "1", base(1)).await;
+        cache.contents.written().await.unwrap();
+        std::fs::write(place.path().join(FILE), "").unwrap();
+        let cache = StepCache::load(place.path()).unwrap();
+        let other = keep(&cache, "2", base(1)).await;
+        cache.leave_over_unknown(vec![kept.clone(), other]);
+        assert_eq!(cache.leftovers(), [kept]);
     }
 }

@@ -7,7 +7,7 @@ use super::names::{TemplateName, check_tags};
 use super::records::{no_build, no_template};
 use super::shown::{status, summary, with_builds};
 use super::steps::StartRequest;
-use super::{tags, uploading};
+use super::{Templates, tags, uploading};
 use crate::e2b::control::{Asked, Client, Posted, answer, parse};
 use crate::e2b::problem::{Kind, Problem};
 use crate::e2b::{E2b, snapshots};
@@ -303,7 +303,11 @@ pub(in crate::e2b) async fn remove(
 
 impl E2b {
     async fn remove_template(&self, client: &Client, id: &str) -> Result<(), Problem> {
-        let builds = self.templates.records.remove(client.owner(), id)?;
+        let Templates { records, cache, .. } = &self.templates;
+        let builds = records.remove(client.owner(), id)?;
+        if records.of(client.owner()).is_empty() {
+            cache.leave_over_those_of(client.owner());
+        }
         builds.iter().for_each(|build| self.templates.running.cancel(build));
         self.remove_leftovers().await;
         self.templates.records.written().await

@@ -96,11 +96,6 @@ impl Templates {
         self.may_come.lock().expect("no holder panics")
     }
 
-    /// What is kept of steps that stand on a checkpoint which goes is of no use any more.
-    pub(super) fn leave_over_steps_on(&self, checkpoint: &str) {
-        self.cache.leave_over_those_on(checkpoint);
-    }
-
     /// A sandbox was made of a template.
     pub fn spawned(&self, template: &str) {
         self.records.spawned(template);
@@ -123,7 +118,10 @@ impl E2b {
             }
             self.templates.records.leave_over(&build);
         }
-        self.remove_leftovers().await;
+        if let Ok(stored) = self.backend.snapshots(cache::PREFIX).await {
+            self.templates.cache.leave_over_unknown(stored);
+        }
+        self.remove_unused_steps().await;
     }
 
     /// Removes checkpoints that nobody wants any more. Those on which others stand stay until these
@@ -157,7 +155,7 @@ impl E2b {
         }
         for checkpoint in cache.leftovers() {
             let Ok(was_there) = self.backend.remove_snapshot(&checkpoint).await else { continue };
-            cache.forget_leftover(&checkpoint);
+            cache.is_gone(&checkpoint);
             has_removed |= was_there;
         }
         has_removed

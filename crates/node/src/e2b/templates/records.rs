@@ -245,6 +245,13 @@ impl TemplateRecords {
         })
     }
 
+    /// Whether a checkpoint is what sandboxes of a template are made of.
+    pub fn has_checkpoint(&self, name: &str) -> bool {
+        let contents = self.contents.lock();
+        let mut builds = contents.templates.values().flat_map(|template| template.builds.values());
+        builds.any(|build| build.state == State::Ready && build.checkpoint == name)
+    }
+
     /// A sandbox was made of a template.
     pub fn spawned(&self, id: &str) {
         if let Some(template) = self.contents.lock().templates.get_mut(id) {

@@ -1,19 +1,31 @@
 //! Builds that go on where an earlier one was, and checkpoints from which later ones do.
 
+use super::Templates;
 use super::build::Job;
 use super::cache::{Beginning, keys};
 use super::shell::Shell;
+use super::steps::Step;
 use crate::e2b::E2b;
 use crate::e2b::backend::{Base, Sandbox, Wanted};
 use crate::e2b::problem::{Kind, Problem};
-use std::sync::Arc;
+use crate::e2b::records::Defaults;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
+use tokio::task::spawn_blocking;
 use tokio::time::sleep;
+
+/// Most bytes of the environment that is kept with steps.
+const ENVS_MAX: usize = 16 << 10;
+/// Most checkpoints that are tried at a time when one has to make room: many stand on each other.
+const TRIED_MAX: usize = 16;
+/// How often those go that nobody uses.
+const UNUSED_EVERY: Duration = Duration::from_secs(24 * 3600);
 
 /// What a build has of earlier ones, and may leave to later ones.
 pub struct Reuse {
-    /// What it begins with; none: its sandbox may be of another version of the function.
+    /// What it begins with; none: it leaves nothing.
     base: Option<Base>,
     /// Names for the places after each step.
     keys: Vec<String>,
@@ -49,41 +61,51 @@ impl E2b {
         shell: &mut Shell,
     ) -> Result<(Sandbox, Reuse), Problem> {
         let cache = &self.templates.cache;
-        let wanted = |checkpoint: Option<&str>| {
-            let wanted = job.wanted(self.settings.now().most_egress());
-            let snapshot = checkpoint.map(str::to_owned).or_else(|| wanted.snapshot.clone());
-            Wanted { snapshot, ..wanted }
-        };
-        let base = self.backend.base(&wanted(None))?;
-        let beginning = Beginning {
-            owner: &job.owner,
-            base: &base,
-            limits: job.known.limits,
-            defaults: &job.origin.defaults,
-        };
-        let keys =
-            keys(&beginning, &job.plan, |hash| self.templates.uploads.stamp(&job.owner, hash));
+        let wanted = job.wanted(self.settings.now().most_egress());
+        let base = self.backend.base(&wanted)?;
+        let keys = self.keys(job, &base).await;
         let found = cache.find(&keys[..job.plan.reusable.min(keys.len())]);
-        if let Some((done, kept)) = &found {
+        if let Some((done, kept)) = found {
             shell.say(&format!("Going on after step {done} of an earlier build"));
-            match self.backend.create(wanted(Some(&kept.checkpoint))).await {
+            let of_it = Wanted { snapshot: Some(kept.checkpoint.clone()), ..wanted.clone() };
+            match self.backend.create(of_it).await {
                 Ok(sandbox) => {
-                    shell.defaults = kept.defaults.clone();
-                    let (base, done, pace) = (Some(base), *done, Pace::new());
+                    shell.defaults = kept.defaults;
+                    let (base, pace) = (Some(base), Pace::new());
                     return Ok((sandbox, Reuse { base, keys, done, pace }));
                 }
-                Err(problem) => shell.say(&format!("That cannot be used: {}", problem.message)),
+                Err(problem) => {
+                    shell.say(&format!("No sandbox can be made of that: {}", problem.message));
+                    if problem.kind == Kind::NotFound {
+                        cache.is_gone(&kept.checkpoint);
+                    }
+                }
             }
         }
         shell.say(&format!("Making a sandbox of {}", job.origin.shown));
-        let sandbox = self.backend.create(wanted(None)).await?;
-        // It was not for want of room.
-        if let Some((_, kept)) = found {
-            cache.forget(&kept.checkpoint);
-        }
-        let is_same = self.backend.base(&wanted(None)).is_ok_and(|now| now == base);
+        let sandbox = self.backend.create(wanted.clone()).await?;
+        // It may be of another version of the function than a moment ago.
+        let is_same = self.backend.base(&wanted).is_ok_and(|now| now == base);
         let base = Some(base).filter(|_| is_same);
         Ok((sandbox, Reuse { base, keys, done: 0, pace: Pace::new() }))
+    }
+
+    /// Names for the places after each step of a build.
+    async fn keys(&self, job: &Job, base: &Base) -> Vec<String> {
+        let copied = job.plan.steps.iter().filter_map(|step| match step {
+            Step::Copy(copy) => Some(copy.hash.clone()),
+            _ => None,
+        });
+        let (copied, owner) = (copied.collect::<Vec<_>>(), job.owner.clone());
+        let uploads = self.templates.uploads.clone();
+        let stamps = spawn_blocking(move || -> BTreeMap<_, _> {
+            let stamp = |hash: String| uploads.stamp(&owner, &hash).map(|stamp| (hash, stamp));
+            copied.into_iter().filter_map(stamp).collect()
+        });
+        let stamps = stamps.await.unwrap_or_default();
+        let (owner, limits, defaults) = (&*job.owner, job.known.limits, &job.origin.defaults);
+        let beginning = Beginning { owner, base, limits, defaults };
+        keys(&beginning, &job.plan, |hash| stamps.get(hash).cloned())
     }
 
     /// A step was done: takes a checkpoint if it has taken long to come there. The build goes on
@@ -100,60 +122,157 @@ impl E2b {
         if !reuse.pace.is_due(job.times.kept_after, is_last) {
             return;
         }
-        let cache = &self.templates.cache;
-        cache.retire(&job.owner, Some(base), job.most_templates);
-        if !cache.leftovers().is_empty() {
-            self.remove_leftovers().await;
-        }
-        let written = match cache.begin(&job.owner, job.most_templates).await {
-            Ok(checkpoint) => {
-                let keeping = Keeping {
-                    key: key.clone(),
-                    owner: job.owner.clone(),
-                    base: base.clone(),
-                    checkpoint,
-                    late: job.times.late,
-                };
-                self.write_step(keeping, shell).await
-            }
-            Err(problem) => Err(problem),
+        let keeping = Keeping {
+            sandbox: shell.id.clone(),
+            key: key.clone(),
+            owner: job.owner.clone(),
+            most_templates: job.most_templates,
+            base: base.clone(),
+            defaults: shell.defaults.clone(),
+            late: job.times.late,
         };
-        if let Err(problem) = written {
+        if let Err(problem) = self.write_step(keeping).await {
             shell.say(&format!("These steps are not kept for later builds: {}", problem.message));
+            if problem.kind == Kind::Late {
+                // The template itself is not to wait for another one.
+                reuse.base = None;
+            }
         }
         reuse.pace.last = Instant::now();
     }
 
     /// Writes a checkpoint. It is done to its end also if the build is given up meanwhile.
-    async fn write_step(self: &Arc<Self>, keeping: Keeping, shell: &Shell) -> Result<(), Problem> {
-        let (e2b, id, defaults) = (self.clone(), shell.id.clone(), shell.defaults.clone());
+    async fn write_step(self: &Arc<Self>, keeping: Keeping) -> Result<(), Problem> {
+        let envs = keeping.defaults.envs.iter();
+        if envs.map(|(name, value)| name.len() + value.len()).sum::<usize>() > ENVS_MAX {
+            let text = format!("their environment has more than {ENVS_MAX} bytes");
+            return Err(Problem::invalid(text));
+        }
         let (told, written) = oneshot::channel();
-        tokio::spawn(async move {
-            let Keeping { key, owner, base, checkpoint, late } = keeping;
-            let taken = e2b.backend.snapshot(&id, &checkpoint).await;
-            let problem = taken.as_ref().err().map(|problem| problem.kind);
-            if taken.is_ok() {
-                e2b.templates.cache.keep(&key, &owner, base, &checkpoint, defaults);
-            }
-            // The build may be gone.
-            let _ = told.send(taken);
-            let Some(kind) = problem else { return };
-            if kind == Kind::Late {
-                sleep(late).await;
-            }
-            e2b.templates.cache.give_up(&checkpoint);
-            e2b.remove_leftovers().await;
-        });
+        tokio::spawn(self.clone().write_step_to_its_end(keeping, told));
         written.await.unwrap_or_else(|gone| Err(Problem::new(Kind::Busy, gone)))
+    }
+
+    async fn write_step_to_its_end(
+        self: Arc<Self>,
+        keeping: Keeping,
+        told: oneshot::Sender<Result<(), Problem>>,
+    ) {
+        let Keeping { sandbox, key, owner, most_templates, base, defaults, late } = keeping;
+        let Templates { cache, .. } = &self.templates;
+        self.make_room_for_a_step(&owner, most_templates).await;
+        let checkpoint = match cache.begin(&owner, most_templates).await {
+            Ok(checkpoint) => checkpoint,
+            // Whoever asked may be gone.
+            Err(problem) => return drop(told.send(Err(problem))),
+        };
+        let taken = self.backend.snapshot(&sandbox, &checkpoint).await;
+        let kind = taken.as_ref().err().map(|problem| problem.kind);
+        if taken.is_ok() {
+            cache.keep(&key, &owner, base.clone(), &checkpoint, defaults);
+        }
+        let _ = told.send(taken);
+        if kind == Some(Kind::Late) {
+            sleep(late).await;
+        }
+        if kind.is_some() {
+            cache.give_up(&checkpoint);
+            self.remove_leftovers().await;
+        } else if !self.may_begin_with(&owner, &base) {
+            // Its base or all templates of its owner were deleted meanwhile.
+            cache.forget(&checkpoint);
+            self.remove_leftovers().await;
+        }
+    }
+
+    /// Whether an owner has templates, and builds of it may begin with this.
+    fn may_begin_with(&self, owner: &str, base: &Base) -> bool {
+        let records = &self.templates.records;
+        let is_there = match base {
+            Base::Function { .. } => true,
+            Base::Checkpoint(name) => {
+                records.has_checkpoint(name) || self.snapshot_named(owner, name).is_some()
+            }
+        };
+        is_there && !records.of(owner).is_empty()
+    }
+
+    /// Removes a checkpoint of an owner who has as many as may be.
+    async fn make_room_for_a_step(&self, owner: &str, most_templates: u32) {
+        let cache = &self.templates.cache;
+        for checkpoint in cache.may_go(owner).into_iter().take(TRIED_MAX) {
+            if !cache.is_full(owner, most_templates) {
+                return;
+            }
+            self.remove_step(&checkpoint).await;
+        }
+    }
+
+    /// Removes a checkpoint of steps, unless others stand on it; whether it was there.
+    async fn remove_step(&self, checkpoint: &str) -> bool {
+        let removed = self.backend.remove_snapshot(checkpoint).await;
+        if removed.is_ok() {
+            self.templates.cache.is_gone(checkpoint);
+        }
+        removed.unwrap_or(false)
+    }
+
+    /// Removes what is kept of an owner's steps and was not used just now; whether there was any.
+    pub(super) async fn remove_steps_of(&self, owner: &str) -> bool {
+        let mut has_removed = false;
+        // The newest ones stand on the others.
+        for checkpoint in self.templates.cache.may_go(owner).into_iter().rev() {
+            has_removed |= self.remove_step(&checkpoint).await;
+        }
+        has_removed
+    }
+
+    /// Removes what is kept of steps on a checkpoint, unless others stand on it.
+    pub(in crate::e2b) async fn remove_steps_on(&self, checkpoint: &str) {
+        let mut standing = self.templates.cache.standing_on(checkpoint);
+        loop {
+            let before = standing.len();
+            let mut left = Vec::new();
+            for step in standing {
+                if self.backend.remove_snapshot(&step).await.is_ok() {
+                    self.templates.cache.is_gone(&step);
+                } else {
+                    left.push(step);
+                }
+            }
+            // They stand on each other, too.
+            if left.is_empty() || left.len() == before {
+                return;
+            }
+            standing = left;
+        }
+    }
+
+    /// Removes what nobody has used for long.
+    pub(super) async fn remove_unused_steps(&self) {
+        let settings = self.settings.now();
+        self.templates.cache.leave_over_unused(|owner| settings.has_owner(owner));
+        self.remove_leftovers().await;
+    }
+
+    /// The same each day, for as long as the API is there.
+    pub(in crate::e2b) async fn remove_unused_steps_daily(this: Weak<Self>) {
+        loop {
+            sleep(UNUSED_EVERY).await;
+            let Some(this) = this.upgrade() else { return };
+            this.remove_unused_steps().await;
+        }
     }
 }
 
 /// A checkpoint that is to be taken.
 struct Keeping {
+    sandbox: String,
     key: String,
     owner: String,
+    most_templates: u32,
     base: Base,
-    checkpoint: String,
+    defaults: Defaults,
     /// How long it may be written after nobody waits for it any more.
     late: Duration,
 }

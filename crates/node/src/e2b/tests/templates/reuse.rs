@@ -156,6 +156,51 @@ async fn what_stands_on_a_deleted_template_goes_with_it() {
 }
 
 #[tokio::test]
+async fn nothing_is_left_of_an_owner_without_templates() {
+    let place = place();
+    place.reused_of("app", &["one"]).await;
+    place.reused_of("other", &["one", "two"]).await;
+    let delete = async |name: &str| {
+        let line = format!("DELETE /templates/{name}");
+        assert_eq!(place.control("secret", &line, Value::Null).await.0, StatusCode::NO_CONTENT);
+    };
+    delete("app").await;
+    assert_eq!(place.reused_of("other", &["one", "two"]).await, ["one", "two"]);
+    delete("other").await;
+    assert_eq!((place.fake.counts(), place.api.templates_left().len()), ((0, 0), 0));
+    // Nor of one without keys, once somebody looks.
+    place.reused_of("app", &["one"]).await;
+    assert_eq!(place.fake.counts().1, 2);
+    let settings = format!(
+        "[templates]\nbase = \"python\"\n[[keys]]\nname = \"b\"\nsha256 = \"{}\"\n",
+        HASHES[1]
+    );
+    std::fs::write(place.directory.path().join(FILE), settings).unwrap();
+    place.api.clone().clean_up().await;
+    assert_eq!(place.fake.snapshot_names().iter().filter(|name| name.contains("step")).count(), 0);
+}
+
+#[tokio::test]
+async fn a_snapshot_goes_with_what_builds_have_left_on_it() {
+    let place = place();
+    let made = place.make(json!({"templateID": "base"})).await;
+    let line = format!("POST /sandboxes/{}/snapshots", made.id);
+    let (_, taken, _) = place.control("secret", &line, json!({})).await;
+    let snapshot = taken["snapshotID"].as_str().unwrap();
+    place.reused_of("app", &["zero"]).await;
+    let request = json!({"fromTemplate": snapshot, "steps": steps(&["one"])});
+    place.reused("child", request.clone()).await;
+    let delete = async |name: &str| {
+        let line = format!("DELETE /templates/{name}");
+        place.control("secret", &line, Value::Null).await.0
+    };
+    assert_eq!(delete(snapshot).await, StatusCode::CONFLICT, "a template stands on it");
+    assert_eq!(delete("child").await, StatusCode::NO_CONTENT);
+    assert_eq!(delete(snapshot).await, StatusCode::NO_CONTENT);
+    assert!(place.api.templates_left().is_empty());
+}
+
+#[tokio::test]
 async fn a_build_goes_on_if_its_steps_cannot_be_kept() {
     let mut place = place();
     let (short, long) = (Duration::from_millis(300), Duration::from_secs(60));
