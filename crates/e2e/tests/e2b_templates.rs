@@ -1,7 +1,10 @@
 //! `Template` of E2B's SDKs as PyPI and npm have them, not changed, against a daemon.
 
+use std::io::Write;
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
 use std::time::Duration;
 use thaw_e2e::{
     Daemon, DaemonOptions, E2B_JS_SDK, E2B_SDK, announced, free_port, home_with_box, js_module,
@@ -159,4 +162,28 @@ fn steps_that_took_long_are_not_done_again() {
     assert!(said.starts_with("0 ") && !said.ends_with(drawn), "{said}");
     python_lines(&python, &daemon, &format!("{delete}delete('two')"));
     assert_eq!(left_of_builds(&home), Vec::<String>::new());
+}
+
+#[test]
+fn steps_connect_to_what_the_function_may_reach() {
+    let Some(python) = python_with(&[E2B_SDK]) else { return };
+    let egress = format!("{LIMITS}\n[egress]\nallow = [\"host.thaw.internal:*\"]");
+    let home = home_with_box("e2b-templates-egress", &[], &PROGRAMS, &egress);
+    write_e2b_settings(&home, "base = \"box\"");
+    let daemon = start_with_e2b(&home);
+    let server = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+    let port = server.local_addr().expect("an address").port();
+    let answering = thread::spawn(move || {
+        let (mut client, _) = server.accept().expect("a client");
+        client.write_all(b"from outside\n").expect("it listens");
+    });
+    let build = format!(
+        "step = \"python3 -c 'import socket; s = socket.create_connection((\\\"host.thaw.internal\\\", {port})); \
+         open(\\\"/got\\\", \\\"wb\\\").write(s.recv(100))'\"\n\
+         Template.build(Template().from_template('base').run_cmd(step), 'fetched')\n\
+         box = Sandbox.create('fetched')\n\
+         print(box.files.read('/got').strip(), box.kill())"
+    );
+    assert_eq!(python_lines(&python, &daemon, &build), "from outside True");
+    answering.join().expect("it has answered");
 }

@@ -120,6 +120,11 @@ pub struct ClientEgress {
 }
 
 impl ClientEgress {
+    /// All that the client may have.
+    pub fn all() -> Self {
+        Self { rest: true, ..Self::default() }
+    }
+
     /// The rules within `most`.
     fn rules(self, most: &EgressRules) -> (EgressRules, OwnHeaders) {
         let base = if self.rest { most.clone() } else { EgressRules::default() };

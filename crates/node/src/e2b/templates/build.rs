@@ -85,7 +85,7 @@ impl Job {
             timeout_s: (self.times.all + WRITING_MAX).as_secs(),
             pauses: false,
             metadata: BTreeMap::new(),
-            egress: EgressWish::Within { most, asked: ClientEgress::default() },
+            egress: EgressWish::Within { most, asked: ClientEgress::all() },
             limits: self.known.limits,
         }
     }
