@@ -15,7 +15,8 @@ class Context:
         self.id = str(uuid.uuid4())
         self.language = language
         self.cwd = cwd
-        self.lock = asyncio.Lock()
+        # Held while code runs, and while the process is replaced.
+        self.lock, self.restarts = asyncio.Lock(), asyncio.Lock()
         # The sandbox's variables that its process has. A copy of the sandbox has others.
         self.environment = {}
 
@@ -24,14 +25,17 @@ class Context:
 
     async def restart(self):
         """Ends the process, which may have ended already, and starts a new one."""
-        await self.stop()
-        await self.start()
+        async with self.restarts:
+            await self.stop()
+            await self.start()
 
     async def execute(self, code, environment, variables):
         """Runs code; lines for what it prints and shows, as it comes.
 
         `environment` is the sandbox's, which stays; `variables` are there only meanwhile."""
         async with self.lock:
+            if environment is None:
+                environment = self.environment
             changes = changes_of(self.environment, environment)
             # A restart meanwhile forgets it.
             self.environment = environment

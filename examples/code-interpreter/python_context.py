@@ -1,10 +1,12 @@
 """Python: a context is an IPython kernel."""
 
+import asyncio
 import os
 import queue
 import sys
 import time
 
+import zmq
 from jupyter_client.manager import AsyncKernelManager
 
 from context import Context, died, error
@@ -96,12 +98,19 @@ class PythonContext(Context):
         await self.run_silently(STARTUP)
 
     async def restart(self):
-        self.client.stop_channels()
-        await self.manager.restart_kernel(now=True)
-        await self.connect()
+        async with self.restarts:
+            self.disconnect()
+            await self.manager.restart_kernel(now=True)
+            await self.connect()
+
+    def disconnect(self):
+        """What runs knows by this that it runs no more."""
+        client, self.client = self.client, None
+        if client is not None:
+            client.stop_channels()
 
     async def stop(self):
-        self.client.stop_channels()
+        self.disconnect()
         await self.manager.shutdown_kernel(now=True)
 
     async def interrupt(self):
@@ -111,6 +120,10 @@ class PythonContext(Context):
         await self.run_silently(WARM_UP)
 
     async def lines(self, code, changes, variables):
+        client = self.client
+        if await self.has_ended(client):
+            yield died()
+            return
         if changes:
             await self.run_silently(f"{VARIABLES}.change({changes!r})")
         if variables:
@@ -119,18 +132,30 @@ class PythonContext(Context):
             async for line in self.messages(code):
                 yield line
         finally:
-            if variables and await self.manager.is_alive():
+            if variables and not await self.has_ended(client):
                 await self.run_silently(f"{VARIABLES}.give_back()")
 
+    async def has_ended(self, client):
+        """Whether the kernel to which a client leads is there no more."""
+        return client is None or self.client is not client or not await self.manager.is_alive()
+
     async def messages(self, code, silent=False):
-        asked = self.client.execute(code, silent=silent, store_history=not silent,
-                                    allow_stdin=False, stop_on_error=False)
+        client = self.client
+        asked = client.execute(code, silent=silent, store_history=not silent, allow_stdin=False,
+                               stop_on_error=False)
         while True:
             try:
-                message = await self.client.get_iopub_msg(timeout=1)
-            except queue.Empty:
-                if await self.manager.is_alive():
+                message = await client.get_iopub_msg(timeout=1)
+            except (queue.Empty, zmq.ZMQError):
+                if not await self.has_ended(client):
                     continue
+                message = None
+            except asyncio.CancelledError:
+                # So it is when the client's channels are closed, too.
+                if self.client is client:
+                    raise
+                message = None
+            if message is None:
                 yield died()
                 return
             if message["parent_header"].get("msg_id") != asked:

@@ -28,6 +28,7 @@ from python_context import PythonContext
 from worker import WorkerContext
 
 PORT = 49999
+# Most contexts besides the default ones.
 CONTEXTS_MAX = 16
 BODY_MAX = 16 << 20
 HEAD_MAX = 1 << 20
@@ -83,9 +84,12 @@ class Contexts:
                 self.defaults[language] = await self.make(language, HOME)
             return self.defaults[language]
 
-    async def make(self, language, cwd):
-        if len(self.all) > CONTEXTS_MAX + len(READY):
+    async def make_another(self, language, cwd):
+        if len(self.all) - len(self.defaults) >= CONTEXTS_MAX:
             raise refusal(429, f"there are {CONTEXTS_MAX} contexts already; remove one")
+        return await self.make(language, cwd)
+
+    async def make(self, language, cwd):
         context = KINDS[language](language, cwd)
         # It has its place before it is ready: others who ask meanwhile are counted with it.
         self.all[context.id] = context
@@ -121,9 +125,9 @@ class Handler(tornado.web.RequestHandler):
         return asked
 
     def environment(self):
-        """The sandbox's variables."""
+        """The sandbox's variables; none if the request did not come by way of E2B's API."""
         shown = self.request.headers.get("Thaw-Sandbox-Environment")
-        return texts(json.loads(base64.b64decode(shown))) if shown else {}
+        return texts(json.loads(base64.b64decode(shown))) if shown else None
 
 
 class Health(Handler):
@@ -184,7 +188,7 @@ class ManyContexts(Handler):
         language, cwd = language_of(asked), asked.get("cwd") or HOME
         if not isinstance(cwd, str) or not os.path.isdir(cwd):
             raise refusal(400, "`cwd` is no directory")
-        context = await self.contexts.make(language, cwd)
+        context = await self.contexts.make_another(language, cwd)
         self.finish(context.shown())
 
 
