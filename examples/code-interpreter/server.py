@@ -136,7 +136,9 @@ class Health(Handler):
 
 
 class Execute(Handler):
+    # The context in which the code of this request runs.
     running = None
+    is_gone = is_interrupted = False
 
     async def post(self):
         asked = self.asked()
@@ -145,16 +147,29 @@ class Execute(Handler):
             raise refusal(400, "`code` is a text without a NUL")
         context = await self.context_of(asked)
         self.set_header("Content-Type", "application/x-ndjson")
-        lines = context.execute(code, self.environment(), variables)
+        async for line in context.execute(code, self.environment(), variables):
+            self.running = context
+            await self.show(line)
+        self.running = None
+
+    async def show(self, line):
+        if self.is_gone:
+            return self.interrupt()
+        self.write(json.dumps(line) + "\n")
         try:
-            async for line in lines:
-                self.running = context
-                self.write(json.dumps(line) + "\n")
-                await self.flush()
+            await self.flush()
         except tornado.iostream.StreamClosedError:
             pass
-        finally:
-            await self.end(lines)
+
+    def on_connection_close(self):
+        self.is_gone = True
+        self.interrupt()
+
+    def interrupt(self):
+        """Ends what runs for a client that has gone, so that the context is free for the next one."""
+        if self.running is not None and not self.is_interrupted:
+            self.is_interrupted = True
+            asyncio.ensure_future(self.running.interrupt())
 
     async def context_of(self, asked):
         name = asked.get("context_id")
@@ -163,19 +178,6 @@ class Execute(Handler):
         if asked.get("language"):
             raise refusal(400, "a context has its language; say one of `context_id` and `language`")
         return self.contexts.find(name)
-
-    async def end(self, lines):
-        gone, self.running = self.running is None, None
-        if gone:
-            # What still runs ends, so that the context is free for the next one.
-            async for _ in lines:
-                pass
-        await lines.aclose()
-
-    def on_connection_close(self):
-        context, self.running = self.running, None
-        if context is not None:
-            asyncio.ensure_future(context.interrupt())
 
 
 class ManyContexts(Handler):
