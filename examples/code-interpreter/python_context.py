@@ -125,7 +125,7 @@ class PythonContext(Context):
             yield died()
             return
         if changes:
-            await self.run_silently(f"{VARIABLES}.change({changes!r})")
+            await self.run_silently(f"{VARIABLES}.stay({changes!r})")
         if variables:
             await self.run_silently(f"{VARIABLES}.lend({variables!r})")
         try:

@@ -4,6 +4,7 @@ is without. And the module by which python_context.py changes variables of the e
 
 import json
 import os
+import random
 import sys
 import types
 
@@ -79,10 +80,22 @@ def show_saved_images():
     Image.save = save_and_show
 
 
+def reseed():
+    """All sandboxes begin as copies of this process, and draw other numbers all the same."""
+    random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+
+
 class Variables(types.ModuleType):
     """Changes variables of the environment: each is NAME=VALUE, or NAME if it is removed."""
 
     undo = []
+
+    def stay(self, changes):
+        if "E2B_SANDBOX_ID" not in os.environ:
+            reseed()
+        self.change(changes)
 
     def change(self, changes):
         before = []

@@ -2,6 +2,7 @@
 
 // Runs pieces of JavaScript or TypeScript for worker.py, which describes requests and answers.
 
+const crypto = require('crypto')
 const fs = require('fs')
 const { createRequire } = require('module')
 const net = require('net')
@@ -78,7 +79,17 @@ async function execute(stay, lent, code) {
   answer('done')
 }
 
-// What is left of the fields that have come, until they are a request.
+// All sandboxes begin as copies of this process. The engine's generator would draw the same numbers in
+// each of them; the system's does not.
+const drawn = new BigUint64Array(128)
+let left = 0
+Math.random = function random() {
+  if (!left) left = crypto.getRandomValues(drawn).length
+  left -= 1
+  return Number(drawn[left] >> 11n) / 2 ** 53
+}
+
+// The fields that have come, until they are a request.
 let fields = []
 let partial = Buffer.alloc(0)
 

@@ -55,6 +55,8 @@ _thaw_run() {
 
 trap : INT
 while _thaw_read_changes _thaw_stay && _thaw_read_changes _thaw_lent && _thaw_read _thaw_code; do
+    # A copy of the sandbox draws other numbers.
+    if ((${#_thaw_stay[@]})); then RANDOM=${SRANDOM:-$$}; fi
     _thaw_change "${_thaw_stay[@]}"
     _thaw_undo _thaw_before "${_thaw_lent[@]}"
     _thaw_change "${_thaw_lent[@]}"

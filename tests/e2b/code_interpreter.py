@@ -135,5 +135,17 @@ for each in (box, copy):
     wanted = f"{each.sandbox_id} 1"
     assert each.run_code("`${process.env.E2B_SANDBOX_ID} 1`", language="js").text == wanted
     assert "".join(each.run_code("echo $E2B_SANDBOX_ID 1", language="bash").logs.stdout).strip() == wanted
-assert copy.kill() and box.kill()
+assert copy.kill()
+
+# Sandboxes begin as copies, and draw numbers of their own all the same.
+DRAW = {
+    "python": "import random, numpy; print(random.random(), numpy.random.rand())",
+    "javascript": "console.log(Math.random(), crypto.randomUUID())",
+    "bash": "echo $RANDOM $RANDOM $RANDOM",
+}
+other, third = Sandbox.create(), Sandbox.create()
+for language, code in DRAW.items():
+    drawn = {str(each.run_code(code, language=language).logs.stdout) for each in (other, third)}
+    assert len(drawn) == 2, drawn
+assert other.kill() and third.kill() and box.kill()
 print("code runs")
