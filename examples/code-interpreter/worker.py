@@ -23,7 +23,7 @@ from context import Context, died, error
 PLACE = os.path.dirname(os.path.abspath(__file__))
 # Bytes of one read. A pipe keeps so many, too.
 PIECE = 64 << 10
-# Most bytes of an answer that is not complete.
+# Most bytes of an answer; the rest of a longer one is left out.
 ANSWER_MAX = 16 << 20
 # The fields of an answer, with its kind.
 FIELDS = {"result": 2, "error": 4, "done": 1}
@@ -67,7 +67,7 @@ class Process:
     def __init__(self, language, cwd):
         self.streams = {"stdout": Stream(), "stderr": Stream()}
         self.decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in self.streams}
-        self.answers, self.partial = Stream(), b""
+        self.answers, self.partial = Stream(), bytearray()
         requests, ours = os.pipe()
         os.set_blocking(ours, False)
         self.requests = open(ours, "wb", buffering=0)
@@ -121,6 +121,8 @@ class Process:
     def answered(self):
         """The answers that are complete."""
         piece = self.answers.read()
+        if len(self.partial) > ANSWER_MAX:
+            piece = piece[piece.find(b"\0"):] if b"\0" in piece else b""
         self.partial += piece
         while b"\0" in piece:
             kind = self.partial.split(b"\0", 1)[0].decode("utf-8", "replace")
@@ -129,8 +131,6 @@ class Process:
                 break
             self.partial = fields.pop()
             yield [field.decode("utf-8", "replace") for field in fields]
-        if len(self.partial) > ANSWER_MAX:
-            self.signal(signal.SIGKILL)
 
 
 async def ready(to_read, to_write):
