@@ -27,6 +27,8 @@ PIECE = 64 << 10
 ANSWER_MAX = 16 << 20
 # The fields of an answer, with its kind.
 FIELDS = {"result": 2, "error": 4, "done": 1}
+# Seconds in which a line that is written in pieces comes together.
+GATHERING = 0.005
 # Interrupts before a worker is killed, and seconds between them.
 INTERRUPTS, PAUSE = 12, 0.25
 
@@ -199,9 +201,14 @@ class WorkerContext(Context):
             yield died()
             return
         while True:
+            if process.is_alive():
+                await ready(process.files(), [])
             alive = process.is_alive()
             # Answers are read first: the code has printed all before its worker says that it is done.
             answers = list(process.answered())
+            if alive and not answers:
+                await asyncio.sleep(GATHERING)
+                answers = list(process.answered())
             for line in process.printed():
                 yield line
             for answer in answers:
@@ -211,7 +218,6 @@ class WorkerContext(Context):
             if not alive:
                 yield died()
                 return
-            await ready(process.files(), [])
 
 
 def line_of(answer):
