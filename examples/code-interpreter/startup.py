@@ -1,9 +1,15 @@
 """What each kernel shows beside what IPython knows: the data of a matplotlib figure as `e2b/chart`, and
-of a pandas table as `e2b/data`. Where there are none the result is what it is without."""
+of a pandas table as `e2b/data`, and images that are saved. Where there are none the result is what it
+is without. And the module by which python_context.py changes variables of the environment."""
 
 import json
+import os
+import random
+import sys
+import types
 
 from IPython import get_ipython
+from IPython.display import display
 from IPython.core.formatters import BaseFormatter
 from traitlets import ObjectName, Unicode
 
@@ -58,4 +64,56 @@ def register(display):
     display.formatters["e2b/data"] = tables
 
 
+def show_saved_images():
+    """Saving an image to a file shows it, as E2B's template does."""
+    try:
+        from PIL.Image import Image
+    except ImportError:
+        return
+    save = Image.save
+
+    def save_and_show(image, file, format=None, **options):
+        save(image, file, format, **options)
+        if isinstance(file, (str, os.PathLike)) and os.path.isfile(file):
+            display(image)
+
+    Image.save = save_and_show
+
+
+def reseed():
+    """All sandboxes begin as copies of this process, and draw other numbers all the same."""
+    random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+
+
+class Variables(types.ModuleType):
+    """Changes variables of the environment: each is NAME=VALUE, or NAME if it is removed."""
+
+    undo = []
+
+    def stay(self, changes):
+        if "E2B_SANDBOX_ID" not in os.environ:
+            reseed()
+        self.change(changes)
+
+    def change(self, changes):
+        before = []
+        for change in changes:
+            name, has_value, value = change.partition("=")
+            old = os.environ.pop(name, None)
+            before.append(name if old is None else f"{name}={old}")
+            if has_value:
+                os.environ[name] = value
+        return before
+
+    def lend(self, changes):
+        self.undo = self.change(changes)
+
+    def give_back(self):
+        self.change(self.undo)
+
+
 register(get_ipython().display_formatter)
+show_saved_images()
+sys.modules["thaw_variables"] = Variables("thaw_variables")

@@ -1,10 +1,10 @@
 """What E2B's code interpreter SDK does, against a node that serves examples/code-interpreter as the
 template `code-interpreter-v1`."""
 
-from e2b import TimeoutException
+from e2b import SandboxException, TimeoutException
 from e2b_code_interpreter import Sandbox
 
-box = Sandbox.create()
+box = Sandbox.create(envs={"OF_SANDBOX": "box", "BOTH": "box"})
 assert box.run_code("x = 41; x + 1").text == "42"
 lines = []
 done = box.run_code("import sys\nfor n in range(3): print(n, flush=True)\nprint('e', file=sys.stderr)",
@@ -42,11 +42,110 @@ except TimeoutException:
 # What was cut off has ended, and the context lives.
 assert box.run_code("x").text == "41"
 
+# Every language keeps what it was told, has the variables of the sandbox and of the call, begins in
+# the same directory, and says what is wrong.
+STATES = {
+    "javascript": ("const n = 41\nfunction f() { return n }", "f() + 1"),
+    "typescript": ("const n: number = 41; enum E { A = 1 }", "(n + E.A) as number"),
+    "bash": ("n=41; f() { echo $((n + 1)); }", "f"),
+}
+VARIABLES = {
+    "python": "import os; print(*map(os.environ.get, ['OF_SANDBOX', 'BOTH', 'OF_CALL']))",
+    "javascript": "const { OF_SANDBOX, BOTH, OF_CALL } = process.env; console.log(OF_SANDBOX, BOTH, OF_CALL)",
+    "typescript": "console.log(...['OF_SANDBOX', 'BOTH', 'OF_CALL'].map((name: string) => process.env[name]))",
+    "bash": "echo $OF_SANDBOX $BOTH $OF_CALL",
+}
+ERRORS = {
+    "javascript": ("function bad() {\n  null.x\n}\nbad()", "TypeError", ":2:8)"),
+    "typescript": ("const x: string =\nawait nothing", "ReferenceError", ":2:"),
+    "bash": ("nothing", "ExitStatus", "status 127"),
+}
+
+
+def printed(code, **options):
+    execution = box.run_code(code, **options)
+    assert execution.error is None, execution.error
+    return "".join(execution.logs.stdout).strip() or execution.text
+
+
+for language, code in VARIABLES.items():
+    assert printed(code, language=language, envs={"BOTH": "call", "OF_CALL": "call"}) == "box call call"
+    assert printed(code, language=language).split()[:2] == ["box", "box"]
+for language, (before, after) in STATES.items():
+    assert box.run_code(before, language=language).error is None
+    assert printed(after, language=language) == "42"
+    context = box.create_code_context(language=language, cwd="/tmp")
+    assert box.run_code(after, context=context).error, "another context knows it"
+    assert printed("pwd" if language == "bash" else "process.cwd()", context=context) == "/tmp"
+    code, name, place = ERRORS[language]
+    error = box.run_code(code, context=context).error
+    assert error.name == name and place in error.traceback, error
+    assert box.list_code_contexts()[-1].language == language
+    box.remove_code_context(context)
+assert printed("import os; os.getcwd()") == printed("process.cwd()", language="js") == "/home/user"
+assert printed("!pwd") == printed("pwd", language="bash") == box.commands.run("pwd").stdout.strip() == "/home/user"
+both = box.run_code("import { join } from 'path'; console.log(join('a', 'b')); console.error('e'); await 7", language="js")
+assert both.logs.stdout == ["a/b\n"] and both.logs.stderr == ["e\n"] and both.text == "7", both
+assert len(printed("printf 'x%.0s' {1..300000}", language="bash")) == 300000
+printed("cd /tmp; export KEPT=1", language="bash")
+assert printed("echo $PWD $KEPT", language="bash") == "/tmp 1"
+
+# Code that is cut off ends, in every language, and its context lives; a process that ends takes only
+# its own context with it, until that is started anew.
+defaults = {context.language: context for context in box.list_code_contexts()}
+KILL = {"python": "os.kill(os.getpid(), 9)", "javascript": "process.exit(1)", "typescript": "process.exit(1)", "bash": "exit"}
+ENDLESS = {"javascript": "while (true) {}", "typescript": "await new Promise(() => setTimeout(() => {}, 1e9))", "bash": "sleep 600; echo no"}
+for language, code in ENDLESS.items():
+    try:
+        box.run_code(code, language=language, timeout=1)
+        raise AssertionError("it has no end")
+    except TimeoutException:
+        pass
+    assert printed(STATES[language][1], language=language) == "42"
+kept = box.create_code_context(language="python")
+for language, code in {**KILL, "python": "import os; " + KILL["python"]}.items():
+    context = kept if language == "python" else defaults[language]
+    assert box.run_code(code, context=context).error.name == "ContextDied"
+    assert box.run_code("1", context=context).error.name == "ContextDied"
+    box.restart_code_context(context)
+    assert printed("echo 1" if language == "bash" else "1", context=context) == "1"
+    assert printed(VARIABLES[language], context=context).split()[:2] == ["box", "box"]
+for language in ["r", "java", "cobol"]:
+    try:
+        box.run_code("1", language=language)
+        raise AssertionError(f"{language} runs")
+    except SandboxException as error:
+        wanted = {"r": "the program Rscript", "java": "the program java"}.get(language, "the languages here are")
+        assert wanted in str(error), error
+
+# Images that are saved are results, and so is a box plot.
+[image] = box.run_code("from PIL import Image\nImage.new('RGB', (2, 2)).save('/tmp/i.png')").results
+assert image.png.startswith("iVBORw0KGgo"), image
+[boxes] = box.run_code("import matplotlib.pyplot as plt\nplt.boxplot([[1, 2, 3, 4], [2, 3, 4, 7]], patch_artist=True)\nplt.show()").results
+assert boxes.chart.type.value == "box_and_whisker" and len(boxes.chart.elements) == 2, boxes.chart
+
 box.pause()
 box = Sandbox.connect(box.sandbox_id)
 assert box.run_code("x").text == "41"
 [copy] = box.fork()
 copy.run_code("x = 0")
 assert box.run_code("x").text == "41" and copy.run_code("x").text == "0"
-assert copy.kill() and box.kill()
+# A copy has its own id, in every language, and what its original had.
+for each in (box, copy):
+    wanted = f"{each.sandbox_id} 1"
+    assert each.run_code("`${process.env.E2B_SANDBOX_ID} 1`", language="js").text == wanted
+    assert "".join(each.run_code("echo $E2B_SANDBOX_ID 1", language="bash").logs.stdout).strip() == wanted
+assert copy.kill()
+
+# Sandboxes begin as copies, and draw numbers of their own all the same.
+DRAW = {
+    "python": "import random, numpy; print(random.random(), numpy.random.rand())",
+    "javascript": "console.log(Math.random(), crypto.randomUUID())",
+    "bash": "echo $RANDOM $RANDOM $RANDOM",
+}
+other, third = Sandbox.create(), Sandbox.create()
+for language, code in DRAW.items():
+    drawn = {str(each.run_code(code, language=language).logs.stdout) for each in (other, third)}
+    assert len(drawn) == 2, drawn
+assert other.kill() and third.kill() and box.kill()
 print("code runs")

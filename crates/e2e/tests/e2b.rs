@@ -181,6 +181,28 @@ fn the_code_interpreter_works_unmodified() {
     assert_eq!(run_within(PATIENCE, &mut program, b"").success(), "code runs\n");
 }
 
+/// Those of languages that need packages or a sandbox are tested by the SDKs.
+#[test]
+fn workers_of_the_code_interpreter_keep_state_and_outlive_errors_and_interrupts() {
+    let example = repository().join("examples/code-interpreter");
+    for (language, program) in [("bash", "bash"), ("r", "Rscript"), ("java", "java")] {
+        if !is_in_path(program) {
+            skip(&format!("{program} is not here"));
+            continue;
+        }
+        let mut worker = Command::new("python3");
+        worker.arg(repository().join("tests/e2b/code_workers.py")).arg(&example).arg(language);
+        worker.env("PYTHONDONTWRITEBYTECODE", "1");
+        let printed = run_within(PATIENCE, &mut worker, b"").success();
+        assert_eq!(printed, format!("{language} runs\n"));
+    }
+}
+
+fn is_in_path(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
+}
+
 /// Runs some lines of Python with the SDK; what they print.
 fn python_lines(python: &Path, url: &str, lines: &str) -> String {
     let lines = format!("from e2b import Sandbox\n{lines}");

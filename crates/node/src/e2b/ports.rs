@@ -4,10 +4,13 @@
 //! A port is reached with the traffic access token of its sandbox (`E2b-Traffic-Access-Token`), or
 //! by everybody if the sandbox was made so (`network.allowPublicTraffic`). Neither token is passed
 //! on: the program inside may be anybody's.
+//!
+//! A server for `run_code` was frozen before the sandbox was made, and so without its environment.
+//! It gets that with each request, in `Thaw-Sandbox-Environment`.
 
 use super::backend::ByteStream;
 use super::problem::{Kind, Problem};
-use super::records::are_equal;
+use super::records::{Record, are_equal};
 use super::serve::{admit, header, refused};
 use super::{E2b, PORTS_MAX, StreamPlace};
 use crate::admin::PORT_PROTOCOL;
@@ -15,6 +18,8 @@ use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Version, header as names};
 use axum::response::{IntoResponse, Response};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use hyper::client::conn::http1;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
@@ -23,8 +28,13 @@ use tokio::io::copy_bidirectional;
 
 /// The header with the token.
 const TOKEN_HEADER: &str = "e2b-traffic-access-token";
-/// Headers that are about one connection only (RFC 9110 §7.6.1), and those with tokens.
-const NOT_PASSED: [&str; 9] = [
+/// The port at which the SDKs of E2B's code interpreter run code.
+const CODE_PORT: u16 = 49999;
+/// The header with the environment of the sandbox, for that port: a JSON object in Base64.
+const ENVIRONMENT_HEADER: HeaderName = HeaderName::from_static("thaw-sandbox-environment");
+/// Headers that are about one connection only (RFC 9110 §7.6.1), those with tokens, and those
+/// that only this node sets.
+const NOT_PASSED: [&str; 10] = [
     "connection",
     "keep-alive",
     "proxy-authenticate",
@@ -32,6 +42,7 @@ const NOT_PASSED: [&str; 9] = [
     "proxy-connection",
     "te",
     "transfer-encoding",
+    "thaw-sandbox-environment",
     TOKEN_HEADER,
     "x-access-token",
 ];
@@ -40,7 +51,7 @@ const NOT_PASSED: [&str; 9] = [
 pub(super) async fn pass(e2b: Arc<E2b>, id: String, port: u16, request: Request) -> Response {
     let shown = header(request.headers(), TOKEN_HEADER).map(str::to_owned);
     let connected = async {
-        admit(&e2b, &id, |record| {
+        let (_, record) = admit(&e2b, &id, |record| {
             let is_shown = |shown: String| {
                 let is_of = |holder| are_equal(&shown, &e2b.records.traffic_token(&id, holder));
                 e2b.settings.now().holders().any(is_of)
@@ -50,9 +61,10 @@ pub(super) async fn pass(e2b: Arc<E2b>, id: String, port: u16, request: Request)
         .await?;
         // Visitors of an open port do not take the places of its owner's commands.
         let place = e2b.ports.enter_below(&id, PORTS_MAX)?;
-        Ok::<_, Problem>((place, e2b.backend.port(&id, port).await?))
+        let environment = (port == CODE_PORT).then(|| environment_of(&record, &id));
+        Ok::<_, Problem>((place, e2b.backend.port(&id, port).await?, environment))
     };
-    let (place, stream) = match connected.await {
+    let (place, stream, environment) = match connected.await {
         Ok(connected) => connected,
         Err(problem) => return refused(request.into_body(), problem.into_response()).await,
     };
@@ -60,8 +72,14 @@ pub(super) async fn pass(e2b: Arc<E2b>, id: String, port: u16, request: Request)
         Some(protocol) if protocol.eq_ignore_ascii_case(PORT_PROTOCOL) => {
             raw(request, stream, place)
         }
-        _ => exchange(request, stream, place).await,
+        _ => exchange(request, environment, stream, place).await,
     }
+}
+
+/// The environment of a sandbox as a header.
+fn environment_of(record: &Record, id: &str) -> HeaderValue {
+    let json = serde_json::to_vec(&record.environment(id)).expect("plain data");
+    HeaderValue::try_from(STANDARD.encode(json)).expect("Base64 is a header's text")
 }
 
 fn private() -> Problem {
@@ -108,6 +126,7 @@ async fn join(
 
 async fn exchange(
     mut request: Request,
+    environment: Option<HeaderValue>,
     stream: Box<dyn ByteStream>,
     place: StreamPlace,
 ) -> Response {
@@ -118,7 +137,9 @@ async fn exchange(
     };
     // It ends when the answer has been passed on, or the client is gone.
     let connection = tokio::spawn(connection.with_upgrades());
-    let answered = sender.send_request(forwarded(request, protocol.as_deref())).await;
+    let mut request = forwarded(request, protocol.as_deref());
+    request.headers_mut().extend(environment.map(|value| (ENVIRONMENT_HEADER, value)));
+    let answered = sender.send_request(request).await;
     let Ok(mut answer) = answered else { return broken().into_response() };
     let switches = answer.status() == StatusCode::SWITCHING_PROTOCOLS;
     let inner = switches.then(|| hyper::upgrade::on(&mut answer));

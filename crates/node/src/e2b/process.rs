@@ -103,10 +103,7 @@ fn wanted(
     check_size(&request)?;
     let mut argv = vec![request.process.cmd];
     argv.extend(request.process.args);
-    let mut envs = target.record.defaults.envs.clone();
-    envs.extend(target.record.envs.clone());
-    envs.insert("E2B_SANDBOX".to_owned(), "true".to_owned());
-    envs.insert("E2B_SANDBOX_ID".to_owned(), target.id.clone());
+    let mut envs = target.record.environment(&target.id);
     envs.extend(request.process.envs);
     let cwd = request.process.cwd.filter(|cwd| !cwd.is_empty());
     let cwd = cwd.or_else(|| target.record.defaults.directory.clone());

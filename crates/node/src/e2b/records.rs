@@ -51,6 +51,18 @@ pub struct Record {
     pub is_being_made: bool,
 }
 
+impl Record {
+    /// The environment of commands and code in the sandbox of this id, added to that of its
+    /// function.
+    pub fn environment(&self, id: &str) -> BTreeMap<String, String> {
+        let mut envs = self.defaults.envs.clone();
+        envs.extend(self.envs.clone());
+        envs.insert("E2B_SANDBOX".to_owned(), "true".to_owned());
+        envs.insert("E2B_SANDBOX_ID".to_owned(), id.to_owned());
+        envs
+    }
+}
+
 /// What commands and files of a sandbox begin with, where its template says so.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Defaults {

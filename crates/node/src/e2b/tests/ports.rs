@@ -54,3 +54,25 @@ async fn ports_are_private_unless_the_sandbox_was_made_open() {
     let open = Made { id, token: String::new() };
     assert_eq!(at_port(&place, &open, "8080", &[]).await.status(), StatusCode::OK);
 }
+
+#[tokio::test]
+async fn the_server_for_code_gets_the_environment_of_the_sandbox_and_other_ports_do_not() {
+    let place = Place::new();
+    let open = json!({
+        "templateID": "base",
+        "envVars": {"A": "grün"},
+        "network": {"allowPublicTraffic": true}
+    });
+    let made = place.make(open).await;
+    let forged = [("Thaw-Sandbox-Environment", "Zm9yZ2Vk")];
+    let head = text_of(at_port(&place, &made, "49999", &forged).await).await;
+    let shown: Vec<_> =
+        head.lines().filter_map(|line| line.strip_prefix("thaw-sandbox-environment: ")).collect();
+    let [shown] = shown[..] else { panic!("{head}") };
+    let decoded = base64::Engine::decode(&base64::engine::general_purpose::STANDARD, shown);
+    let environment: Value = serde_json::from_slice(&decoded.unwrap()).unwrap();
+    let wanted = json!({"A": "grün", "E2B_SANDBOX": "true", "E2B_SANDBOX_ID": made.id});
+    assert_eq!(environment, wanted);
+    let head = text_of(at_port(&place, &made, "8080", &forged).await).await;
+    assert!(!head.contains("environment"), "{head}");
+}

@@ -1,0 +1,172 @@
+"""Python: a context is an IPython kernel."""
+
+import asyncio
+import os
+import queue
+import sys
+import time
+
+import zmq
+from jupyter_client.manager import AsyncKernelManager
+
+from context import Context, died, error
+
+# Seconds that a kernel may take to start.
+START_PATIENCE = 60
+# Executed in the default context before the first request: imports, and the font cache.
+WARM_UP = """
+import e2b_charts, matplotlib, numpy, pandas
+import matplotlib.pyplot as plt
+plt.plot([1, 2]); plt.title("x"); plt.savefig("/dev/null", format="png"); plt.close("all")
+del plt
+"""
+# Executed in each kernel when it has started. Its names are none of the user's.
+with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup.py")) as source:
+    STARTUP = f"exec(compile({source.read()!r}, 'startup.py', 'exec'), {{}})"
+# The module that this has put there.
+VARIABLES = "__import__('sys').modules['thaw_variables']"
+
+# The names of MIME types in a result; others go into `extra`.
+NAMES = {
+    "text/plain": "text",
+    "text/html": "html",
+    "text/markdown": "markdown",
+    "text/latex": "latex",
+    "image/svg+xml": "svg",
+    "image/png": "png",
+    "image/jpeg": "jpeg",
+    "application/pdf": "pdf",
+    "application/json": "json",
+    "application/javascript": "javascript",
+    "e2b/chart": "chart",
+    "e2b/data": "data",
+}
+
+
+def result_of(message):
+    """A line for what a cell shows, or what its last expression is."""
+    content = message["content"]
+    result = {"type": "result", "is_main_result": message["msg_type"] == "execute_result"}
+    extra = {}
+    for kind, value in content["data"].items():
+        if kind in NAMES:
+            result[NAMES[kind]] = value
+        else:
+            extra[kind] = value
+    text = result.get("text", "")
+    # A text is shown as it is, and not as Python would write it.
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        result["text"] = text[1:-1]
+    if extra:
+        result["extra"] = extra
+    return result
+
+
+def line_of(message):
+    """What a message of a kernel is for the client; none for those that say nothing to it."""
+    kind, content = message["msg_type"], message["content"]
+    if kind == "stream":
+        return {"type": content["name"], "text": content["text"], "timestamp": time.time_ns()}
+    if kind in ("display_data", "execute_result"):
+        return result_of(message)
+    if kind == "error":
+        return error(content["ename"], content["evalue"], "\n".join(content["traceback"]))
+    if kind == "execute_input":
+        return {"type": "number_of_executions", "execution_count": content["execution_count"]}
+    return None
+
+
+class PythonContext(Context):
+    def __init__(self, language, cwd):
+        super().__init__(language, cwd)
+        # Files below /tmp, which are the guest's own: no port is taken.
+        self.manager = AsyncKernelManager(transport="ipc", ip=f"/tmp/kernel-{self.id[:8]}")
+        self.client = None
+
+    async def start(self):
+        command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}",
+                   "--matplotlib=inline"]
+        self.manager.kernel_spec.argv[:] = command
+        await self.manager.start_kernel(cwd=self.cwd)
+        await self.connect()
+
+    async def connect(self):
+        self.environment = {}
+        self.client = self.manager.client()
+        self.client.start_channels(hb=False, stdin=False)
+        await self.client.wait_for_ready(timeout=START_PATIENCE)
+        await self.run_silently(STARTUP)
+
+    async def restart(self):
+        async with self.restarts:
+            self.disconnect()
+            await self.manager.restart_kernel(now=True)
+            await self.connect()
+
+    def disconnect(self):
+        """What runs knows by this that it runs no more."""
+        client, self.client = self.client, None
+        if client is not None:
+            client.stop_channels()
+
+    async def stop(self):
+        self.disconnect()
+        await self.manager.shutdown_kernel(now=True)
+
+    async def interrupt(self):
+        await self.manager.interrupt_kernel()
+
+    async def warm_up(self):
+        await self.run_silently(WARM_UP)
+
+    async def lines(self, code, changes, variables):
+        client = self.client
+        if await self.has_ended(client):
+            yield died()
+            return
+        if changes:
+            await self.run_silently(f"{VARIABLES}.stay({changes!r})")
+        if variables:
+            await self.run_silently(f"{VARIABLES}.lend({variables!r})")
+        try:
+            async for line in self.messages(code):
+                yield line
+        finally:
+            if variables and not await self.has_ended(client):
+                await self.run_silently(f"{VARIABLES}.give_back()")
+
+    async def has_ended(self, client):
+        """Whether the kernel to which a client leads is there no more."""
+        return client is None or self.client is not client or not await self.manager.is_alive()
+
+    async def messages(self, code, silent=False):
+        client = self.client
+        asked = client.execute(code, silent=silent, store_history=not silent, allow_stdin=False,
+                               stop_on_error=False)
+        while True:
+            try:
+                message = await client.get_iopub_msg(timeout=1)
+            except (queue.Empty, zmq.ZMQError):
+                if not await self.has_ended(client):
+                    continue
+                message = None
+            except asyncio.CancelledError:
+                # So it is when the client's channels are closed, too.
+                if self.client is client:
+                    raise
+                message = None
+            if message is None:
+                yield died()
+                return
+            if message["parent_header"].get("msg_id") != asked:
+                continue
+            if message["msg_type"] == "status" and message["content"]["execution_state"] == "idle":
+                return
+            line = line_of(message)
+            if line:
+                yield line
+
+    async def run_silently(self, code):
+        async for line in self.messages(code, silent=True):
+            if line["type"] == "error":
+                raise RuntimeError(f"{line['name']}: {line['value']}")

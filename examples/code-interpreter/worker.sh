@@ -1,0 +1,71 @@
+# Runs pieces of bash for worker.py, which describes requests and answers.
+# Its own names begin with `_thaw`; nothing else is the code's.
+# Descriptors that no program started by the code has.
+exec 200<&"$1" 201>&"$2"
+eval "exec $1<&- $2>&-"
+set --
+
+_thaw_answer() {
+    printf '%s\0' "$@" >&201
+}
+
+_thaw_read() {
+    IFS= read -r -d '' "$1" <&200
+}
+
+# Reads changes of variables into an array; a name that bash cannot have is left out.
+_thaw_read_changes() {
+    local -n changes=$1
+    local count change
+    changes=()
+    _thaw_read count || return
+    while ((count-- > 0)); do
+        _thaw_read change
+        if [[ ${change%%=*} =~ ^[A-Za-z_][A-Za-z0-9_]*$ ]]; then changes+=("$change"); fi
+    done
+}
+
+_thaw_change() {
+    local change
+    for change; do
+        case $change in
+        *=*) export "${change?}" ;;
+        *) unset -v "$change" ;;
+        esac
+    done
+}
+
+# Changes that undo others, into an array.
+_thaw_undo() {
+    local -n undo=$1
+    local change name
+    shift
+    undo=()
+    for change; do
+        name=${change%%=*}
+        if [[ -v $name ]]; then undo+=("$name=${!name}"); else undo+=("$name"); fi
+    done
+}
+
+# An interrupt leaves it, whatever the code was doing.
+_thaw_run() {
+    trap 'return 130' INT
+    eval "$_thaw_code"
+}
+
+trap : INT
+while _thaw_read_changes _thaw_stay && _thaw_read_changes _thaw_lent && _thaw_read _thaw_code; do
+    # A copy of the sandbox draws other numbers.
+    if ((${#_thaw_stay[@]})); then RANDOM=${SRANDOM:-$$}; fi
+    _thaw_change "${_thaw_stay[@]}"
+    _thaw_undo _thaw_before "${_thaw_lent[@]}"
+    _thaw_change "${_thaw_lent[@]}"
+    _thaw_run 200<&- 201>&-
+    _thaw_status=$?
+    trap : INT
+    _thaw_change "${_thaw_before[@]}"
+    if ((_thaw_status)); then
+        _thaw_answer error ExitStatus "$_thaw_status" "the code has ended with status $_thaw_status"
+    fi
+    _thaw_answer 'done'
+done
