@@ -37,7 +37,7 @@ use crate::home::{Home, HomeError};
 use crate::tenants::TenantName;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -100,6 +100,23 @@ pub struct VolumeInfo {
     pub problem: Option<String>,
     /// Its snapshots, by label.
     pub snapshots: Vec<Snapshot>,
+}
+
+/// Which volumes a sandbox may use.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum MayUse<'a> {
+    /// Any: that was looked at before.
+    Any,
+    /// Those of its function, those of the function's tenant that are no directories of the host, and
+    /// those that were granted to whoever makes it.
+    Those {
+        /// The function.
+        function: &'a FunctionName,
+        /// The domain of its tenant.
+        domain: Option<&'a DomainName>,
+        /// The names of the others.
+        granted: &'a BTreeSet<Name>,
+    },
 }
 
 /// What cannot be done with a volume.
@@ -575,6 +592,35 @@ impl VolumeStore {
         }
         let access = if wanted.read_only { BoundAccess::Read } else { BoundAccess::Write };
         self.mount(name, &note, access, share)
+    }
+
+    /// Volumes for a sandbox, in their order, to be mounted within the share of its tenant.
+    ///
+    /// # Errors
+    /// One is missing, or not for this sandbox.
+    pub(crate) fn of_sandbox(
+        &self,
+        volumes: &[VolumeConfig],
+        may_use: &MayUse<'_>,
+        share: &VolumeShare,
+    ) -> Result<Vec<VolumeMount>, VolumeError> {
+        let _acting = self.home.act()?;
+        let open = |wanted: &VolumeConfig| {
+            let name = &wanted.name;
+            let note = self.read_note(name)?;
+            if let MayUse::Those { function, domain, granted } = may_use {
+                // Root says who may use a directory of the host, function by function.
+                let is_own =
+                    || note.domain.as_ref() == *domain && matches!(self.host(name), Ok(None));
+                if !granted.contains(name) && !note.functions.contains(function) && !is_own() {
+                    let function = (*function).clone();
+                    return Err(VolumeError::NotFor { name: name.clone(), function });
+                }
+            }
+            let access = if wanted.read_only { BoundAccess::Read } else { BoundAccess::Write };
+            self.mount(name, &note, access, share)
+        };
+        volumes.iter().map(open).collect()
     }
 
     /// A volume for the operator's own program, whichever functions may use it.

@@ -2,9 +2,8 @@
 
 use super::backend::*;
 use super::problem::{Kind, Problem};
-use crate::catalog::Catalog;
+use crate::catalog::{Catalog, OpenedCheckpoint};
 use crate::config::FunctionConfig;
-use crate::instance::Launcher;
 use crate::node::NodeState;
 use crate::sandboxes::egress::ClientEgress;
 use crate::sandboxes::exec::{Attached, Exec, ExecProblem};
@@ -46,6 +45,7 @@ fn new_sandbox(wanted: Wanted) -> NewSandbox {
         metadata: wanted.metadata,
         egress: None,
         client_egress: Some(wanted.egress),
+        ..NewSandbox::default()
     }
 }
 
@@ -80,7 +80,7 @@ impl NodeBackend {
     }
 
     /// What boots sandboxes of a snapshot, and the version of its function that they belong to.
-    async fn opened(&self, snapshot: &str) -> Outcome<(Arc<Service>, Arc<dyn Launcher>)> {
+    async fn opened(&self, snapshot: &str) -> Outcome<OpenedCheckpoint> {
         let (catalog, name) = (self.catalog.clone(), store_name(snapshot)?);
         let opened = catalog.checkpoint_for_sandbox(name).await;
         opened.map_err(|error| Problem::new(Kind::Busy, error))
@@ -211,7 +211,7 @@ impl Backend for NodeBackend {
     fn check<'a>(&'a self, wanted: &'a Wanted) -> Later<'a, Outcome<()>> {
         Box::pin(async move {
             let service = match &wanted.snapshot {
-                Some(snapshot) => self.opened(snapshot).await?.0,
+                Some(snapshot) => self.opened(snapshot).await?.service,
                 None => self.function(&wanted.function)?,
             };
             let possible = wanted.limits.check(&service.config().limits);

@@ -117,7 +117,8 @@ impl Sandboxes {
         let state = state.map(|state| state.name().to_owned());
         let memory_kept = service.and_then(|service| service.why_memory_is_kept(info.instance));
         let network = self.node.egress().bytes(info.instance);
-        SandboxInfo { state, memory_kept, network, ..info }
+        let volumes = self.node.own_volumes().of(info.instance);
+        SandboxInfo { state, memory_kept, network, volumes, ..info }
     }
 
     /// Somebody wants something of it, if it is one: it is not to be paused again.

@@ -34,6 +34,7 @@ mod request;
 mod retire;
 mod room;
 mod slots;
+mod own_volumes;
 mod volumes;
 
 pub use copies::{CheckpointOf, CheckpointTaken, Forked, Restored};

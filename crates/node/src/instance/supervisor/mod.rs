@@ -495,7 +495,8 @@ impl Supervisor {
     }
 
     fn has_volumes(&self) -> bool {
-        !self.service.config().volumes.is_empty()
+        let of_function = !self.service.config().volumes.is_empty();
+        of_function || self.service.shared().own_volumes().has(self.id)
     }
 
     /// Has the instance, and its connections of this age, outlive this daemon. Whether it can.
