@@ -16,6 +16,7 @@ use crate::sandboxes::{
     self, ExecRequest, ExecState, LimitsChange, NewSandbox, Next, OnTimeout, Sandboxes,
 };
 use crate::service::{REST_PATIENCE, Service, VolumeFiles};
+use crate::volumes::VolumeStore;
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::sync::{Arc, Mutex};
@@ -45,7 +46,8 @@ fn new_sandbox(wanted: Wanted) -> NewSandbox {
         metadata: wanted.metadata,
         egress: None,
         client_egress: Some(wanted.egress),
-        ..NewSandbox::default()
+        volumes: wanted.volumes,
+        granted_volumes: wanted.granted_volumes,
     }
 }
 
@@ -148,6 +150,7 @@ impl NodeBackend {
             cpus: limits.cpus,
             memory_bytes: limits.memory,
             directory: config.workdir.clone(),
+            volumes: info.volumes,
         })
     }
 
@@ -286,6 +289,10 @@ impl Backend for NodeBackend {
             let kind = if began.elapsed() < REST_PATIENCE { Kind::Busy } else { Kind::Late };
             taken.map(drop).map_err(|reason| Problem::new(kind, reason))
         })
+    }
+
+    fn volumes(&self) -> Outcome<VolumeStore> {
+        self.node.volumes().map_err(|why| Problem::new(Kind::Busy, why))
     }
 
     fn remove_snapshot<'a>(&'a self, name: &'a str) -> Later<'a, Outcome<bool>> {

@@ -6,7 +6,7 @@ use super::connect::refuse;
 use super::files::Signature;
 use super::problem::{Kind, Problem};
 use super::records::{Record, are_equal};
-use super::{E2b, control, files, filesystem, ports, process, templates};
+use super::{E2b, control, files, filesystem, ports, process, templates, volumes};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{DefaultBodyLimit, Request, State};
@@ -117,7 +117,9 @@ impl E2b {
             .with_state(self.clone());
         let uploads =
             templates::upload_routes().layer(DefaultBodyLimit::disable()).with_state(self.clone());
-        let control = Router::new().merge(uploads).fallback_service(control);
+        let contents =
+            volumes::content_routes().layer(DefaultBodyLimit::disable()).with_state(self.clone());
+        let control = Router::new().merge(uploads).merge(contents).fallback_service(control);
         let e2b = self.clone();
         Router::new().fallback(move |request: Request| {
             let (e2b, envd, control) = (e2b.clone(), envd.clone(), control.clone());

@@ -511,6 +511,11 @@ pub trait Instance: Send {
         Err("this instance cannot be checkpointed".to_owned())
     }
 
+    /// Whether it has volumes, of its function or its own.
+    fn has_volumes(&self) -> bool {
+        false
+    }
+
     /// How many files of a volume the instance has open.
     fn open_files_of(&self, _volume: &Volume) -> usize {
         0

@@ -156,6 +156,7 @@ impl Sandboxes {
     fn kill_noted(self: &Arc<Self>, info: &SandboxInfo) {
         // It may be asleep since before this daemon began.
         self.node.end_left(info.instance);
+        self.node.own_volumes().release(info.instance);
         if let Some(service) = self.service(info) {
             service.kill(info.instance);
         }

@@ -174,6 +174,11 @@ impl VolumesTable {
         self.known().get(&instance).map(|own| own.kept.clone()).unwrap_or_default()
     }
 
+    /// An instance is ending: its volumes can be removed as soon as it has ended.
+    pub(crate) fn release(&self, instance: u64) {
+        self.keep(instance, Vec::new());
+    }
+
     /// The instances that have some.
     pub fn ids(&self) -> Vec<u64> {
         self.known().keys().copied().collect()

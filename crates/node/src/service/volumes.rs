@@ -142,7 +142,7 @@ impl NodeState {
         }
     }
 
-    pub(super) fn volumes(&self) -> Result<VolumeStore, String> {
+    pub(crate) fn volumes(&self) -> Result<VolumeStore, String> {
         let secrets = self.secrets().ok_or("only a daemon has volumes")?;
         Ok(secrets.volumes())
     }

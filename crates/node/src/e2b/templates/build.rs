@@ -13,7 +13,7 @@ use crate::e2b::backend::{Ended, Sandbox, Wanted};
 use crate::e2b::problem::Kind;
 use crate::sandboxes::EgressWish;
 use crate::sandboxes::egress::ClientEgress;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -81,6 +81,8 @@ impl Job {
             metadata: BTreeMap::new(),
             egress: EgressWish::Within { most, asked: ClientEgress::default() },
             limits: self.known.limits,
+            volumes: Vec::new(),
+            granted_volumes: BTreeSet::new(),
         }
     }
 }

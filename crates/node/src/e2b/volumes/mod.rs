@@ -4,7 +4,7 @@
 mod content;
 mod tree;
 
-pub(super) use content::routes as content_routes;
+pub(super) use content::{OF_NODE_MAX as CONTENTS_MAX, routes as content_routes};
 
 use super::E2b;
 use super::control::{Asked, Client, answer, parse};

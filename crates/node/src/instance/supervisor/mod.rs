@@ -495,8 +495,7 @@ impl Supervisor {
     }
 
     fn has_volumes(&self) -> bool {
-        let of_function = !self.service.config().volumes.is_empty();
-        of_function || self.service.shared().own_volumes().has(self.id)
+        !self.service.config().volumes.is_empty() || self.instance.has_volumes()
     }
 
     /// Has the instance, and its connections of this age, outlive this daemon. Whether it can.
