@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use thaw_e2e::{
-    Daemon, DaemonOptions, E2B_SDK, announced, call, home_with_box, ok, pause_until_hibernated,
-    python_with, repository, run_within, start_with_e2b, use_e2b, wait_until, write_e2b_settings,
+    Daemon, DaemonOptions, E2B_JS_SDK, E2B_SDK, announced, call, home_with_box, js_module, ok,
+    pause_until_hibernated, python_with, repository, run_within, start_with_e2b, use_e2b,
+    wait_until, write_e2b_settings,
 };
 
 const PROGRAMS: [&str; 8] = ["bash", "sh", "cat", "ls", "ln", "mkdir", "sleep", "touch"];
@@ -163,22 +164,34 @@ fn a_sandbox_that_sleeps_has_its_volumes_in_the_next_daemon() {
     ok(&home, &["sandbox", "kill", "a"]);
 }
 
-#[test]
-fn e2bs_volumes_work_with_the_sdk_unmodified() {
-    let Some(python) = python_with(&[E2B_SDK]) else { return };
-    let home = home("sandbox-volumes-e2b");
+/// Runs a script of `tests/e2b` with an SDK against a daemon; what it prints. No volume is left.
+fn check(label: &str, program: &mut Command, script: &str) -> String {
+    let home = home(label);
     write_e2b_settings(&home, "base = \"box\"");
     let hash: String = Sha256::digest(OTHER_KEY).iter().map(|byte| format!("{byte:02x}")).collect();
     let mut settings = OpenOptions::new().append(true).open(home.join("e2b.toml")).unwrap();
     let bounds = "volumes = 3\nvolume_size = \"32MiB\"";
     write!(settings, "{bounds}\n[[keys]]\nname = \"others\"\nsha256 = \"{hash}\"\n").unwrap();
     let daemon = start_with_e2b(&home);
-    let mut program = Command::new(python);
-    use_e2b(&mut program, &daemon);
+    use_e2b(program, &daemon);
     program.env("E2B_VOLUME_API_URL", format!("http://{}", announced(&daemon, "e2b")));
-    program.env("OTHER_KEY", OTHER_KEY);
-    program.arg(repository().join("tests/e2b/volumes.py"));
-    let printed = run_within(PATIENCE, &mut program, b"").success();
-    assert!(printed.lines().any(|line| line == "the_asynchronous_sdk_works"), "{printed}");
+    program.env("OTHER_KEY", OTHER_KEY).arg(repository().join("tests/e2b").join(script));
+    let printed = run_within(PATIENCE, program, b"").success();
     assert_eq!(fs::read_dir(home.join("volumes")).unwrap().count(), 0);
+    printed
+}
+
+#[test]
+fn volumes_of_the_python_sdk_work_unmodified() {
+    let Some(python) = python_with(&[E2B_SDK]) else { return };
+    let printed = check("sandbox-volumes-python", &mut Command::new(python), "volumes.py");
+    assert!(printed.lines().any(|line| line == "the_asynchronous_sdk_works"), "{printed}");
+}
+
+#[test]
+fn volumes_of_the_javascript_sdk_work_unmodified() {
+    let Some(module) = js_module(E2B_JS_SDK) else { return };
+    let mut program = Command::new("node");
+    let printed = check("sandbox-volumes-js", program.env("E2B_SDK", module), "volumes.mjs");
+    assert!(printed.lines().any(|line| line == "sandboxesShareAVolume"), "{printed}");
 }

@@ -32,9 +32,9 @@ mod serve;
 mod settings;
 mod snapshots;
 mod templates;
-mod volumes;
 #[cfg(test)]
 mod tests;
+mod volumes;
 mod watch;
 
 pub use keys::{KEYS_FILE, Key, KeyError, KeyStore, NewKey, RequestRate, Role};
@@ -69,6 +69,8 @@ pub struct E2b {
     ports: Streams,
     watchers: watch::Watchers,
     templates: templates::Templates,
+    /// Volumes whose files somebody has just used.
+    open_volumes: Arc<volumes::OpenVolumes>,
     /// Requests for files of volumes, by owner.
     contents: Streams,
     /// The same of all owners.
@@ -104,6 +106,7 @@ impl E2b {
             ports,
             watchers,
             templates,
+            open_volumes: Arc::default(),
             contents,
             content_turns,
             rates,

@@ -13,7 +13,8 @@ use crate::sandboxes::registry::SandboxProblem;
 use crate::sandboxes::tree::TreeLimits;
 use crate::sandboxes::untree::unpack;
 use crate::sandboxes::{
-    self, ExecRequest, ExecState, LimitsChange, NewSandbox, Next, OnTimeout, Sandboxes,
+    self, ExecRequest, ExecState, LimitsChange, NewSandbox, Next, OnTimeout, SandboxVolume,
+    Sandboxes,
 };
 use crate::service::{REST_PATIENCE, Service, VolumeFiles};
 use crate::volumes::VolumeStore;
@@ -77,6 +78,15 @@ impl NodeBackend {
     /// Makes a sandbox of a snapshot.
     async fn create_of(&self, snapshot: &str, wanted: Wanted) -> Outcome<sandboxes::SandboxInfo> {
         let opened = self.opened(snapshot).await?;
+        let is_there = |volume: &SandboxVolume| {
+            wanted.granted_volumes.iter().any(|name| name.as_str() == volume.name)
+        };
+        if !opened.volumes.iter().all(is_there) {
+            return Err(Problem::new(
+                Kind::NotFound,
+                "a volume that the snapshot has mounted was destroyed, or is somebody else's",
+            ));
+        }
         let new = NewSandbox { function: String::new(), ..new_sandbox(wanted) };
         self.sandboxes.create_of(new, opened).await.map_err(problem)
     }

@@ -442,7 +442,8 @@ mod tests {
     fn volumes_have_names_owners_and_a_bound() {
         let place = tempfile::tempdir().unwrap();
         let records = Records::load(place.path()).unwrap();
-        let volume = |owner: &str, name: &str| VolumeRecord { owner: owner.into(), name: name.into() };
+        let volume =
+            |owner: &str, name: &str| VolumeRecord { owner: owner.into(), name: name.into() };
         let id = records.insert_volume(volume("a", "data"), 2).unwrap();
         let taken = records.insert_volume(volume("a", "data"), 2).unwrap_err();
         assert_eq!(taken.kind, Kind::Exists);

@@ -69,6 +69,7 @@ impl E2b {
     /// The listener fails.
     pub async fn serve(self: Arc<Self>, listener: TcpListener) -> io::Result<()> {
         tokio::spawn(self.clone().clean_up());
+        tokio::spawn(volumes::OpenVolumes::close_idle(Arc::downgrade(&self.open_volumes)));
         let router = self.router();
         let tls = self.tls.as_ref();
         let places = Arc::new(Semaphore::new(CONNECTIONS));

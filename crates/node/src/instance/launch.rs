@@ -160,10 +160,7 @@ pub trait Launcher: Send + Sync {
     ///
     /// # Errors
     /// They are no sandboxes, or their own volumes cannot be used.
-    fn mounting(
-        &self,
-        _more: &[VolumeMount],
-    ) -> Result<(Arc<dyn Launcher>, u32), LaunchError> {
+    fn mounting(&self, _more: &[VolumeMount]) -> Result<(Arc<dyn Launcher>, u32), LaunchError> {
         Err(LaunchError("its instances cannot have volumes".to_owned()))
     }
 

@@ -157,10 +157,7 @@ impl Launcher for RestingLauncher {
         launcher.waken(file, checksum, base, clients, decrypted, limits)
     }
 
-    fn mounting(
-        &self,
-        more: &[VolumeMount],
-    ) -> Result<(Arc<dyn Launcher>, u32), LaunchError> {
+    fn mounting(&self, more: &[VolumeMount]) -> Result<(Arc<dyn Launcher>, u32), LaunchError> {
         self.wanted()?.mounting(more)
     }
 

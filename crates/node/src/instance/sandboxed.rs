@@ -29,8 +29,8 @@ use std::time::Duration;
 use thaw_abi::control::{Connection, EntryPoint, FLAG_EXECS_GO_ON};
 use thaw_sandbox::{
     AskedContents, BootError, BootPlan, EgressPolicy, FreezeBase, Image, MemoryReader, Orphan,
-    PlanError, PopulatePolicy, ResourceLimits, Sandbox, Secrets, ThawOptions, VolumeMount, WorkingSet, Zygote,
-    ZygotePool, connection, kernel_build_id,
+    PlanError, PopulatePolicy, ResourceLimits, Sandbox, Secrets, ThawOptions, VolumeMount,
+    WorkingSet, Zygote, ZygotePool, connection, kernel_build_id,
 };
 use thaw_store::{ImageId, IndexId, KernelId, Store};
 
@@ -426,10 +426,7 @@ impl Launcher for SandboxLauncher {
         self.shared.waken(file, checksum, base, clients, decrypted, limits)
     }
 
-    fn mounting(
-        &self,
-        more: &[VolumeMount],
-    ) -> Result<(Arc<dyn Launcher>, u32), LaunchError> {
+    fn mounting(&self, more: &[VolumeMount]) -> Result<(Arc<dyn Launcher>, u32), LaunchError> {
         let (terms, first) = self.shared.terms.mounting(more)?;
         Ok((Arc::new(self.shared.with_terms(terms)), first))
     }

@@ -1,8 +1,8 @@
 //! Copies of live instances.
 
 use super::held::use_egress;
-use super::own_volumes::Mounting;
 use super::memory::REST_PATIENCE;
+use super::own_volumes::Mounting;
 use super::room::Claimed;
 use super::{Service, Slot, VolumeFiles};
 use crate::config::{FunctionConfig, FunctionName};
@@ -278,7 +278,9 @@ impl Service {
     ) -> Result<Restored, String> {
         let service = self.clone();
         let restoring =
-            tokio::spawn(async move { service.restore_now(launcher, own, count, &snapshots).await });
+            tokio::spawn(
+                async move { service.restore_now(launcher, own, count, &snapshots).await },
+            );
         restoring.await.map_err(|error| error.to_string())?
     }
 
@@ -292,20 +294,18 @@ impl Service {
         let began = Instant::now();
         self.check_outlives_connections(None, "one that is restored has none")?;
         let places = self.places_for(count, self.config.limits.memory.bytes(), None).await?;
-        let put_back = self.put_back(snapshots).await?;
         let wanted = WantedVolumes { mounted: own, ..WantedVolumes::default() };
-        let booted = async {
-            let Mounting { launcher, own, kept, .. } = self.mounting(launcher, &wanted).await?;
-            let own = Own { volumes: own, kept, ..Own::default() };
-            let ids = self.boot_copies(&launcher, places, own, Stays::WhileWanted).await;
-            ids.map_err(|error| error.to_string())
-        };
-        let ids = match booted.await {
+        // Before that: files are put back of volumes that are open.
+        let Mounting { launcher, own, kept, .. } = self.mounting(launcher, &wanted).await?;
+        let own = Own { volumes: own, kept, ..Own::default() };
+        let put_back = self.put_back(snapshots).await?;
+        let ids = self.boot_copies(&launcher, places, own, Stays::WhileWanted).await;
+        let ids = match ids {
             Ok(ids) => ids,
             Err(error) => {
                 // The files are as before when somebody hears of it.
                 let _ = spawn_blocking(move || drop(put_back)).await;
-                return Err(error);
+                return Err(error.to_string());
             }
         };
         if let Err((why, put_back)) = Self::keep_put_back(put_back).await {

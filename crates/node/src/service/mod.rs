@@ -28,13 +28,13 @@ mod held;
 mod leave;
 mod liveness;
 mod memory;
+mod own_volumes;
 mod place;
 mod reports;
 mod request;
 mod retire;
 mod room;
 mod slots;
-mod own_volumes;
 mod volumes;
 
 pub use copies::{CheckpointOf, CheckpointTaken, Forked, Restored};

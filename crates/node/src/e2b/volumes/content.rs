@@ -23,7 +23,7 @@ use std::io;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
-use thaw_sandbox::{BoundAccess, VolumeClient};
+use thaw_sandbox::VolumeClient;
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::time::{Instant, timeout, timeout_at};
@@ -46,7 +46,7 @@ const PIECES: usize = 2;
 /// Most bytes of a request about metadata.
 const METADATA_MAX: usize = 16 << 10;
 /// The stack of a thread.
-const STACK: usize = 256 << 10;
+const STACK: usize = 512 << 10;
 
 /// Their paths. No key is asked for.
 pub(in crate::e2b) fn routes() -> Router<Arc<E2b>> {
@@ -80,7 +80,11 @@ struct Changes {
 ///
 /// # Errors
 /// They are none, or an owner is wanted as well.
-fn permissions(uid: Option<u32>, gid: Option<u32>, mode: Option<u32>) -> Result<Option<u32>, Problem> {
+fn permissions(
+    uid: Option<u32>,
+    gid: Option<u32>,
+    mode: Option<u32>,
+) -> Result<Option<u32>, Problem> {
     if uid.is_some_and(|uid| uid != 0) || gid.is_some_and(|gid| gid != 0) {
         return Err(Problem::unsupported(
             "`uid` and `gid`: all files of a volume are the sandbox' own user's; leave them out",
@@ -136,18 +140,19 @@ impl Guest {
     ) -> Result<oneshot::Receiver<Result<T, Problem>>, Problem> {
         let (reply, outcome) = oneshot::channel();
         let (store, name) = (self.e2b.backend.volumes()?, on_node(&self.id)?);
-        let begun = thread::Builder::new().name("volume".into()).stack_size(STACK).spawn(move || {
-            let done = match store.of_operator(&name, BoundAccess::Write) {
-                Ok(mount) => work(&VolumeClient::new(&mount)),
-                Err(error) => Err(match problem(error) {
-                    missing if missing.kind == Kind::NotFound => no_volume(&self.id),
-                    other => other,
-                }),
-            };
-            // Whoever hears of it finds a place.
-            drop(self);
-            let _ = reply.send(done);
-        });
+        let begun =
+            thread::Builder::new().name("volume".into()).stack_size(STACK).spawn(move || {
+                let done = match self.e2b.open_volumes.get(&store, &name) {
+                    Ok(mount) => work(&VolumeClient::new(&mount)),
+                    Err(error) => Err(match problem(error) {
+                        missing if missing.kind == Kind::NotFound => no_volume(&self.id),
+                        other => other,
+                    }),
+                };
+                // Whoever hears of it finds a place.
+                drop(self);
+                let _ = reply.send(done);
+            });
         begun.map_err(|error| Problem::new(Kind::Busy, error))?;
         Ok(outcome)
     }
@@ -268,10 +273,9 @@ async fn write(
         })?;
         let until = Instant::now() + TRANSFER_MAX;
         let passed = async {
-            while let Some(frame) =
-                timeout(PATIENCE, body.frame()).await.map_err(|_| silent())?
-            {
-                let frame = frame.map_err(|error| Problem::invalid(format!("cut short: {error}")))?;
+            while let Some(frame) = timeout(PATIENCE, body.frame()).await.map_err(|_| silent())? {
+                let frame =
+                    frame.map_err(|error| Problem::invalid(format!("cut short: {error}")))?;
                 let Some(bytes) = frame.data_ref() else { continue };
                 if parts.send(Part::Bytes(bytes.clone())).await.is_err() {
                     // It could not be written, and the outcome says why.
@@ -315,7 +319,7 @@ async fn read((State(e2b), Path(id), Query(at), headers): Asked) -> Response {
                     Bytes::from(bytes)
                 });
                 // A client that takes nothing gives its place back.
-                let sent = runtime.block_on(timeout(PATIENCE, pieces.send(piece)));
+                let sent = runtime.block_on(async { timeout(PATIENCE, pieces.send(piece)).await });
                 if is_over || Instant::now() > until || !matches!(sent, Ok(Ok(()))) {
                     break;
                 }

@@ -2,9 +2,11 @@
 //! that its key says, and belongs to the name of that key. `content` reads and writes files in them.
 
 mod content;
+mod open;
 mod tree;
 
 pub(super) use content::{OF_NODE_MAX as CONTENTS_MAX, routes as content_routes};
+pub(super) use open::OpenVolumes;
 
 use super::E2b;
 use super::control::{Asked, Client, answer, parse};
@@ -131,6 +133,7 @@ impl E2b {
         let until = Instant::now() + END_PATIENCE;
         loop {
             let name = on_node.clone();
+            self.open_volumes.close(&name);
             match with_store(store.clone(), move |store| store.remove(&name)).await {
                 Err(problem) if problem.kind == Kind::Exists && Instant::now() < until => {
                     sleep(AGAIN).await;
@@ -161,7 +164,9 @@ impl E2b {
         wanted: Vec<Mount>,
     ) -> Result<Vec<SandboxVolume>, Problem> {
         if wanted.len() > MOUNTS_MAX {
-            return Err(Problem::invalid(format!("a sandbox can have {MOUNTS_MAX} volumes at most")));
+            return Err(Problem::invalid(format!(
+                "a sandbox can have {MOUNTS_MAX} volumes at most"
+            )));
         }
         let own = self.records.volumes_of(client.owner());
         let one = |Mount { name, path }: Mount| {
@@ -204,8 +209,7 @@ async fn list(State(e2b): State<Arc<E2b>>, Extension(client): Extension<Client>)
 }
 
 async fn show((State(e2b), Extension(client), Path(id)): Asked<Path<String>>) -> Response {
-    let shown =
-        e2b.own_volume(&client, &id).map(|record| e2b.shown_volume(&client, &id, &record));
+    let shown = e2b.own_volume(&client, &id).map(|record| e2b.shown_volume(&client, &id, &record));
     answer(StatusCode::OK, shown)
 }
 

@@ -61,7 +61,9 @@ impl Place {
     /// Refuses the root.
     fn inside(&self) -> Result<(), Problem> {
         match self.0.is_empty() {
-            true => Err(Problem::invalid("the root of the volume cannot be meant; name what is in it")),
+            true => {
+                Err(Problem::invalid("the root of the volume cannot be meant; name what is in it"))
+            }
             false => Ok(()),
         }
     }
@@ -81,8 +83,14 @@ pub fn failed(place: &Place, error: &io::Error) -> Problem {
         Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM) => Kind::Exhausted,
         Some(libc::EACCES | libc::EPERM) => Kind::Forbidden,
         Some(
-            libc::ENOTDIR | libc::EISDIR | libc::EINVAL | libc::ELOOP | libc::ENAMETOOLONG
-            | libc::ENOTEMPTY | libc::EOVERFLOW | libc::ENXIO,
+            libc::ENOTDIR
+            | libc::EISDIR
+            | libc::EINVAL
+            | libc::ELOOP
+            | libc::ENAMETOOLONG
+            | libc::ENOTEMPTY
+            | libc::EOVERFLOW
+            | libc::ENXIO,
         ) => Kind::Invalid,
         _ => Kind::Busy,
     };
@@ -267,7 +275,8 @@ pub fn remove(client: &VolumeClient, place: &Place) -> Result<(), Problem> {
             }
             for name in names {
                 if Instant::now() > until {
-                    let message = format!("/{} has more in it than can be removed at once", place.0);
+                    let message =
+                        format!("/{} has more in it than can be removed at once", place.0);
                     return Err(Problem::new(Kind::Late, format!("{message}; remove it again")));
                 }
                 let Some(found) = below(&directory, &name) else {
