@@ -148,7 +148,7 @@ fn create(keys: &KeyStore, arguments: &CreateArguments) -> Result<(), Failure> {
 }
 
 fn table(keys: &[Key]) -> String {
-    let headings = ["ID", "NAME", "ROLE", "RATE", "SANDBOXES", "SNAPSHOTS", "TEMPLATES"];
+    let headings = ["ID", "NAME", "ROLE", "RATE", "SANDBOXES", "SNAPSHOTS", "TEMPLATES", "VOLUMES"];
     let mut table = Table::new(&headings);
     for key in keys {
         table.row(vec![
@@ -159,6 +159,7 @@ fn table(keys: &[Key]) -> String {
             key.sandboxes.to_string(),
             key.snapshots.to_string(),
             key.templates.to_string(),
+            key.volumes.to_string(),
         ]);
     }
     table.text()

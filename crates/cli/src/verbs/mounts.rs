@@ -56,8 +56,8 @@ pub fn of_sandbox(options: &[String]) -> Result<Vec<SandboxVolume>, Failure> {
         if !names_volume(option) {
             return Err(Failure::misused(format!(
                 "--volume {option}: a sandbox of the daemon can have volumes, and no directories of \
-                 this host; root makes a directory a volume with `thaw volume create NAME --host \
-                 DIRECTORY`"
+                 this host; `thaw sandbox cp` copies files, and root makes a directory a volume with \
+                 `thaw volume create NAME --host DIRECTORY`"
             )));
         }
         let option = writable(option);

@@ -32,11 +32,11 @@ const START_PATIENCE_S: u64 = 60;
 pub fn run(arguments: &Arguments, name: &str) -> Outcome {
     let image = image(arguments, name)?;
     refuse_what_it_cannot_have(arguments)?;
+    let volumes = mounts::of_sandbox(&arguments.volume)?;
     let home = Home::from_environment()?;
     let daemon = Daemon::of_home(&home, "or run the program without --name and --detach")?;
     refuse_function(&daemon, &home, image, name)?;
     let request = request(arguments)?;
-    let volumes = mounts::of_sandbox(&arguments.volume)?;
     let ports = listen(arguments)?;
     let memory = arguments.memory.unwrap_or(DEFAULT_MEMORY);
     let new = NewSandbox {
