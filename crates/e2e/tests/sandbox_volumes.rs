@@ -145,6 +145,26 @@ fn copies_pauses_and_checkpoints_keep_the_volumes_of_a_sandbox() {
 }
 
 #[test]
+fn a_sandbox_with_volumes_ends_with_a_daemon_that_is_killed() {
+    let home = home("sandbox-volumes-killed");
+    let mut daemon = Daemon::start(&home, &DaemonOptions::default());
+    ok(&home, &["volume", "create", "data", "--size", "4MiB"]);
+    ok(&home, &["sandbox", "create", "box", "--name", "plain"]);
+    ok(&home, &["sandbox", "create", "box", "--name", "a", "-v", "data:/data"]);
+    shell(&home, "a", "echo kept > /data/file");
+    ok(&home, &["sandbox", "fork", "a", "--name", "b"]);
+    daemon.wait_until_kept("box");
+    daemon.kill_and_await_next();
+    assert_eq!(shell(&home, "plain", "echo lives"), "lives\n");
+    for name in ["a", "b"] {
+        let gone = refusal(&home, &["exec", name, "--", "cat", "/data/file"]);
+        assert!(gone.contains(name), "{gone}");
+        ok(&home, &["sandbox", "create", "box", "--name", name, "-v", "data:/data"]);
+        assert_eq!(shell(&home, name, "cat /data/file"), "kept\n");
+    }
+}
+
+#[test]
 fn a_sandbox_that_sleeps_has_its_volumes_in_the_next_daemon() {
     let home = home("sandbox-volumes-asleep");
     let daemon = Daemon::start(&home, &DaemonOptions::default());

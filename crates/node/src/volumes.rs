@@ -752,6 +752,46 @@ mod tests {
     }
 
     #[test]
+    fn a_sandbox_may_use_what_its_function_its_tenant_or_whoever_asks_may() {
+        let (_directory, volumes) = store();
+        let domain = |name: &str| name.parse::<DomainName>().unwrap();
+        let (ours, theirs) = (domain("ours"), domain("theirs"));
+        let function: FunctionName = "box".parse().unwrap();
+        let named = |name: &str| Name::new(name).unwrap();
+        let size = ByteSize(1 << 20);
+        volumes.create(&named("shared"), size, &[], None).unwrap();
+        volumes.create(&named("ours"), size, &[], Some(&ours)).unwrap();
+        volumes.create(&named("theirs"), size, &[], Some(&theirs)).unwrap();
+        let allowed = std::slice::from_ref(&function);
+        volumes.create(&named("allowed"), size, allowed, Some(&theirs)).unwrap();
+        let granted = BTreeSet::from([named("shared")]);
+        let opens = |name: &str, may_use: MayUse<'_>| {
+            let (name, path) = (named(name), "/data".to_owned());
+            let wanted = VolumeConfig { name, path, read_only: true, size: None, host: None };
+            volumes.of_sandbox(&[wanted], &may_use, &VolumeShare::default()).map(drop)
+        };
+        let none = BTreeSet::new();
+        let may_use = |granted| MayUse::Those { function: &function, domain: Some(&ours), granted };
+        for (name, without, with) in [
+            ("ours", true, true),
+            ("allowed", true, true),
+            ("shared", false, true),
+            ("theirs", false, false),
+        ] {
+            for (granted, may) in [(&none, without), (&granted, with)] {
+                match opens(name, may_use(granted)) {
+                    Ok(()) => assert!(may, "{name}"),
+                    Err(error) => {
+                        assert!(!may && matches!(error, VolumeError::NotFor { .. }), "{name}");
+                    }
+                }
+            }
+            opens(name, MayUse::Any).unwrap();
+        }
+        assert!(matches!(opens("none", MayUse::Any), Err(VolumeError::Missing(_))));
+    }
+
+    #[test]
     fn use_is_counted_anew_by_the_first_who_opens_it() {
         let (_directory, volumes) = store();
         let one = config("one", "data");
