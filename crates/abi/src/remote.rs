@@ -207,6 +207,12 @@ pub const FILE_CHANGE: u32 = 10;
 /// session: one [`WatchEvent`] and the path of the file in the directory each. The end comes
 /// before its time when the directory is gone (`ENOENT`), or events were lost (`EOVERFLOW`).
 pub const FILE_WATCH: u32 = 11;
+/// Mount a volume at an absolute path, where directories are made that are missing, for all processes:
+/// [`FileRequest::mode`] is [`MOUNT_VOLUME`](crate::bind::MOUNT_VOLUME) or
+/// [`MOUNT_VOLUME_WRITABLE`](crate::bind::MOUNT_VOLUME_WRITABLE), [`FileRequest::offset`] the number of
+/// the mount, which the host knows already. The answer comes when it is there. It stays in copies, for
+/// which the host has to know it by the same number. Kernels that do not know of it say `ENOSYS`.
+pub const FILE_MOUNT: u32 = 12;
 
 /// Not to the file that a symbolic link leads to, but to the link.
 pub const FILE_NO_FOLLOW: u32 = 1 << 0;

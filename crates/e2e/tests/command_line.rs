@@ -83,7 +83,7 @@ fn options_that_a_sandbox_of_the_daemon_cannot_have_are_refused_with_a_way_out()
     let home = tempfile::tempdir().unwrap();
     for (options, way_out) in [
         (&["--volume", ".:/work", "app"][..], "`thaw sandbox cp`"),
-        (&["--volume", "data:/data", "app"], "`thaw sandbox cp`"),
+        (&["--volume", "data:data", "app"], "absolute path"),
         (&["--bind", ".:/work", "app"], "`thaw sandbox cp`"),
         (&["--tmpfs", "/tmp", "app"], "in memory"),
         (&["--processes", "3", "app"], "`thaw sandbox create`"),

@@ -21,6 +21,7 @@ use crate::pulls::Pulls;
 use crate::rollout::Served;
 use crate::sandboxes::egress::EgressTable;
 use crate::sandboxes::limits::LimitsTable;
+use crate::sandboxes::volumes::VolumesTable;
 use crate::secrets::SecretStore;
 use crate::service::{InstanceInfo, Service};
 use crate::swap::SwapSpace;
@@ -84,6 +85,8 @@ pub struct NodeState {
     /// Where sandboxes connect to.
     egress: Arc<EgressTable>,
     limits: Arc<LimitsTable>,
+    /// Which volumes sandboxes have beside those of their functions.
+    own_volumes: Arc<VolumesTable>,
     /// Pulls that this daemon has begun.
     pulls: Pulls,
     /// Memory of instances, as it was counted last.
@@ -152,6 +155,7 @@ impl NodeState {
             triggers: RwLock::default(),
             egress: Arc::default(),
             limits: Arc::default(),
+            own_volumes: Arc::default(),
             pulls: Pulls::default(),
             memory: MemoryByState::default(),
             tracer: OnceLock::new(),
@@ -198,6 +202,11 @@ impl NodeState {
     /// What sandboxes may use whose limits were changed.
     pub(crate) fn limits(&self) -> &Arc<LimitsTable> {
         &self.limits
+    }
+
+    /// Which volumes sandboxes have beside those of their functions.
+    pub(crate) fn own_volumes(&self) -> &Arc<VolumesTable> {
+        &self.own_volumes
     }
 
     /// Counters for the outside.

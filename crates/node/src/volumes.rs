@@ -37,7 +37,7 @@ use crate::home::{Home, HomeError};
 use crate::tenants::TenantName;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -100,6 +100,23 @@ pub struct VolumeInfo {
     pub problem: Option<String>,
     /// Its snapshots, by label.
     pub snapshots: Vec<Snapshot>,
+}
+
+/// Which volumes a sandbox may use.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum MayUse<'a> {
+    /// Any: that was looked at before.
+    Any,
+    /// Those of its function, those of the function's tenant that are no directories of the host, and
+    /// those that were granted to whoever makes it.
+    Those {
+        /// The function.
+        function: &'a FunctionName,
+        /// The domain of its tenant.
+        domain: Option<&'a DomainName>,
+        /// The names of the others.
+        granted: &'a BTreeSet<Name>,
+    },
 }
 
 /// What cannot be done with a volume.
@@ -577,6 +594,35 @@ impl VolumeStore {
         self.mount(name, &note, access, share)
     }
 
+    /// Volumes for a sandbox, in their order, to be mounted within the share of its tenant.
+    ///
+    /// # Errors
+    /// One is missing, or not for this sandbox.
+    pub(crate) fn of_sandbox(
+        &self,
+        volumes: &[VolumeConfig],
+        may_use: &MayUse<'_>,
+        share: &VolumeShare,
+    ) -> Result<Vec<VolumeMount>, VolumeError> {
+        let _acting = self.home.act()?;
+        let open = |wanted: &VolumeConfig| {
+            let name = &wanted.name;
+            let note = self.read_note(name)?;
+            if let MayUse::Those { function, domain, granted } = may_use {
+                // Root says who may use a directory of the host, function by function.
+                let is_own =
+                    || note.domain.as_ref() == *domain && matches!(self.host(name), Ok(None));
+                if !granted.contains(name) && !note.functions.contains(function) && !is_own() {
+                    let function = (*function).clone();
+                    return Err(VolumeError::NotFor { name: name.clone(), function });
+                }
+            }
+            let access = if wanted.read_only { BoundAccess::Read } else { BoundAccess::Write };
+            self.mount(name, &note, access, share)
+        };
+        volumes.iter().map(open).collect()
+    }
+
     /// A volume for the operator's own program, whichever functions may use it.
     ///
     /// # Errors
@@ -703,6 +749,46 @@ mod tests {
         drop((mounts, again));
         volumes.remove(&name).unwrap();
         assert!(volumes.list().unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_sandbox_may_use_what_its_function_its_tenant_or_whoever_asks_may() {
+        let (_directory, volumes) = store();
+        let domain = |name: &str| name.parse::<DomainName>().unwrap();
+        let (ours, theirs) = (domain("ours"), domain("theirs"));
+        let function: FunctionName = "box".parse().unwrap();
+        let named = |name: &str| Name::new(name).unwrap();
+        let size = ByteSize(1 << 20);
+        volumes.create(&named("shared"), size, &[], None).unwrap();
+        volumes.create(&named("ours"), size, &[], Some(&ours)).unwrap();
+        volumes.create(&named("theirs"), size, &[], Some(&theirs)).unwrap();
+        let allowed = std::slice::from_ref(&function);
+        volumes.create(&named("allowed"), size, allowed, Some(&theirs)).unwrap();
+        let granted = BTreeSet::from([named("shared")]);
+        let opens = |name: &str, may_use: MayUse<'_>| {
+            let (name, path) = (named(name), "/data".to_owned());
+            let wanted = VolumeConfig { name, path, read_only: true, size: None, host: None };
+            volumes.of_sandbox(&[wanted], &may_use, &VolumeShare::default()).map(drop)
+        };
+        let none = BTreeSet::new();
+        let may_use = |granted| MayUse::Those { function: &function, domain: Some(&ours), granted };
+        for (name, without, with) in [
+            ("ours", true, true),
+            ("allowed", true, true),
+            ("shared", false, true),
+            ("theirs", false, false),
+        ] {
+            for (granted, may) in [(&none, without), (&granted, with)] {
+                match opens(name, may_use(granted)) {
+                    Ok(()) => assert!(may, "{name}"),
+                    Err(error) => {
+                        assert!(!may && matches!(error, VolumeError::NotFor { .. }), "{name}");
+                    }
+                }
+            }
+            opens(name, MayUse::Any).unwrap();
+        }
+        assert!(matches!(opens("none", MayUse::Any), Err(VolumeError::Missing(_))));
     }
 
     #[test]

@@ -215,12 +215,16 @@ fn nothing_idle_ends_in_vain() {
     // More than there may be are not tried.
     let copies = std::num::NonZeroU32::new(4).unwrap();
     let launcher = service.launcher();
-    let restored = place.node.runtime.block_on(service.restore(launcher, copies, Vec::new()));
+    let restored =
+        place.node.runtime.block_on(service.restore((launcher, Vec::new()), copies, Vec::new()));
     assert!(restored.unwrap_err().contains("may have 3 instances and has 2"));
     assert_eq!(place.count("box"), 2);
     let two = std::num::NonZeroU32::new(2).unwrap();
-    let restored =
-        place.node.runtime.block_on(service.restore(service.launcher(), two, Vec::new()));
+    let restored = place.node.runtime.block_on(service.restore(
+        (service.launcher(), Vec::new()),
+        two,
+        Vec::new(),
+    ));
     assert_eq!(restored.unwrap().ids.len(), 2);
     eventually(|| place.count("box") == 3);
 }

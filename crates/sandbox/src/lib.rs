@@ -44,9 +44,10 @@ pub use boot::{
     RESUMED_MAX, Rootfs, Secrets, StartSpec, ThawOptions, TooManySecrets, connection,
 };
 pub use broker::{
-    BlobSource, BoundAccess, BoundDirectory, ClosedVolume, Copied, FetchAnswer, FileNumbers,
-    FileRights, FuseAccess, HostDirectory, HostPolicy, NUMBERED_MAX, OwnFiles, Volume, VolumeMount,
-    VolumeShare, copy_snapshot, copy_volume, cut_to_lengths, settle_copy, volume_descriptors,
+    BlobSource, BoundAccess, BoundDirectory, ClientFile, ClosedVolume, Copied, FetchAnswer,
+    FileNumbers, FileRights, FuseAccess, HostDirectory, HostPolicy, NUMBERED_MAX, OwnFiles, Volume,
+    VolumeClient, VolumeMount, VolumeShare, copy_snapshot, copy_volume, cut_to_lengths,
+    settle_copy, volume_descriptors,
 };
 pub use console::{Console, ConsoleOutput, ConsoleRate};
 pub use cores::{CoreError, CoreGroup, CoreScheduling};

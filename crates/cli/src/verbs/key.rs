@@ -5,6 +5,7 @@ use crate::output::{self, Table};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use std::process::ExitCode;
+use thaw_node::config::ByteSize;
 use thaw_node::e2b::{Key, KeyStore, NewKey, RequestRate, Role};
 use thaw_node::home::Home;
 
@@ -61,6 +62,12 @@ struct CreateArguments {
     /// Most templates of its name at a time; 20 without.
     #[arg(long, value_name = "COUNT")]
     templates: Option<u32>,
+    /// Most volumes of its name at a time; 20 without.
+    #[arg(long, value_name = "COUNT")]
+    volumes: Option<u32>,
+    /// Bytes that each volume may hold; 1GiB without.
+    #[arg(long, value_name = "SIZE")]
+    volume_size: Option<ByteSize>,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -76,6 +83,8 @@ struct KeyView {
     sandboxes: u32,
     snapshots: u32,
     templates: u32,
+    volumes: u32,
+    volume_size: ByteSize,
     /// The key itself, when it is made.
     #[serde(skip_serializing_if = "Option::is_none")]
     key: Option<String>,
@@ -91,6 +100,8 @@ impl KeyView {
             sandboxes: key.sandboxes,
             snapshots: key.snapshots,
             templates: key.templates,
+            volumes: key.volumes,
+            volume_size: key.volume_size,
             key: secret,
         }
     }
@@ -126,6 +137,8 @@ fn create(keys: &KeyStore, arguments: &CreateArguments) -> Result<(), Failure> {
         sandboxes: arguments.sandboxes,
         snapshots: arguments.snapshots,
         templates: arguments.templates,
+        volumes: arguments.volumes,
+        volume_size: arguments.volume_size,
     };
     let (key, secret) = keys.create(wanted).map_err(Failure::failed)?;
     match arguments.json {
@@ -135,7 +148,7 @@ fn create(keys: &KeyStore, arguments: &CreateArguments) -> Result<(), Failure> {
 }
 
 fn table(keys: &[Key]) -> String {
-    let headings = ["ID", "NAME", "ROLE", "RATE", "SANDBOXES", "SNAPSHOTS", "TEMPLATES"];
+    let headings = ["ID", "NAME", "ROLE", "RATE", "SANDBOXES", "SNAPSHOTS", "TEMPLATES", "VOLUMES"];
     let mut table = Table::new(&headings);
     for key in keys {
         table.row(vec![
@@ -146,6 +159,7 @@ fn table(keys: &[Key]) -> String {
             key.sandboxes.to_string(),
             key.snapshots.to_string(),
             key.templates.to_string(),
+            key.volumes.to_string(),
         ]);
     }
     table.text()

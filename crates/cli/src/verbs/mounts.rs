@@ -3,6 +3,7 @@
 use crate::failure::Failure;
 use std::path::Path;
 use thaw_node::home::Home;
+use thaw_node::sandboxes::SandboxVolume;
 use thaw_node::volumes::{VolumeError, VolumeStore};
 use thaw_sandbox::{BoundAccess, BoundDirectory, HostPolicy, Mount, MountKind};
 use thaw_store::Name;
@@ -36,6 +37,37 @@ const VOLUMES_MAX: usize = 16;
 pub fn names_volume(option: &str) -> bool {
     let source = option.split(':').next().unwrap_or_default();
     !source.is_empty() && !source.contains('/') && !matches!(source, "." | "..")
+}
+
+/// A mount of `--volume`, which may be written unless it says otherwise.
+pub fn writable(option: &str) -> String {
+    match option.ends_with(":ro") || option.ends_with(":rw") {
+        true => option.to_owned(),
+        false => format!("{option}:rw"),
+    }
+}
+
+/// The volumes that `--volume` names, for a sandbox of the daemon.
+///
+/// # Errors
+/// One is a directory of this host, or makes no sense.
+pub fn of_sandbox(options: &[String]) -> Result<Vec<SandboxVolume>, Failure> {
+    let one = |option: &String| {
+        if !names_volume(option) {
+            return Err(Failure::misused(format!(
+                "--volume {option}: a sandbox of the daemon can have volumes, and no directories of \
+                 this host; `thaw sandbox cp` copies files, and root makes a directory a volume with \
+                 `thaw volume create NAME --host DIRECTORY`"
+            )));
+        }
+        let option = writable(option);
+        let Bind { host: name, guest, access } = parse(&option)?;
+        let name = Name::new(name)
+            .map_err(|error| Failure::misused(format!("--volume {option}: {error}")))?;
+        let read_only = access == BoundAccess::Read;
+        Ok(SandboxVolume { name: name.to_string(), path: guest.to_owned(), read_only })
+    };
+    options.iter().map(one).collect()
 }
 
 /// Opens the volumes that `--volume` names.
@@ -144,6 +176,20 @@ mod tests {
         }
         for path in [".:/work", "..:/work", "./data:/data", "/srv/data:/data:ro", ":/data"] {
             assert!(!names_volume(path), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_sandbox_has_volumes_and_no_directories_of_the_host() {
+        let read = of_sandbox(&["data:/data".into(), "other:/o:ro".into()]).unwrap();
+        let volume = |name: &str, path: &str, read_only| SandboxVolume {
+            name: name.to_owned(),
+            path: path.to_owned(),
+            read_only,
+        };
+        assert_eq!(read, [volume("data", "/data", false), volume("other", "/o", true)]);
+        for wrong in ["./data:/data", "/srv:/data", "data", "data:data", "a b:/data", ":/data"] {
+            assert!(of_sandbox(&[wrong.into()]).is_err(), "{wrong}");
         }
     }
 

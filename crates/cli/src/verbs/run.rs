@@ -43,7 +43,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 /// `thaw sandbox` work on it by its name. The sandbox and its files end with the program, and when this
 /// command ends before it (a second SIGINT, SIGKILL); with --detach with the program alone. Copies (`thaw
 /// sandbox fork`) stay. It is made of a container image: the first one of an image and of so much --memory
-/// builds a function of it. Directories of this host, --volume, --tmpfs and some limits are not for it.
+/// builds a function of it. Directories of this host, --tmpfs and some limits are not for it.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     thaw run python:3.12-slim -- python3 -c 'print(\"hello\")'\n  \
@@ -393,12 +393,9 @@ fn numbers(text: &str) -> Result<Account, Failure> {
 
 /// What is mounted. What `--volume` names may be written unless it says otherwise.
 fn mounts(arguments: &Arguments, policy: &HostPolicy) -> Result<Vec<Mount>, Failure> {
-    let writable = |text: &String| match text.ends_with(":ro") || text.ends_with(":rw") {
-        true => text.clone(),
-        false => format!("{text}:rw"),
-    };
+    let volumes = arguments.volume.iter().map(|text| mounts::writable(text));
     let (volumes, binds): (Vec<String>, Vec<String>) =
-        arguments.volume.iter().map(writable).partition(|text| mounts::names_volume(text));
+        volumes.partition(|text| mounts::names_volume(text));
     let binds: Vec<String> = arguments.bind.iter().cloned().chain(binds).collect();
     let mut all = mounts::open(&binds, &[], policy)?;
     all.extend(mounts::open_volumes(&volumes, Home::from_environment)?);

@@ -5,6 +5,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use thaw_abi::bind::{MOUNT_VOLUME, MOUNT_VOLUME_WRITABLE};
 use thaw_abi::control::FileAttributes;
 use thaw_abi::remote::*;
 
@@ -31,6 +32,8 @@ use crate::task::{Credentials, current_process, host_process, scheduler};
 /// Where the bytes of a piece lie in a buffer, behind its length: a copy to such an address is several
 /// times as fast as one to any other.
 const PIECE_AT: usize = 64;
+/// Numbers of mounts are below this.
+const MOUNTS_MAX: u32 = 256;
 
 /// Begins a session of a user (empty: that of the first process) over a socket.
 pub fn start(fd: HostFd, user: Vec<u8>) {
@@ -368,9 +371,22 @@ fn perform(context: &Context, request: &FileRequest, path: &[u8], other: &[u8]) 
             return Ok(Answer { bytes, ..Answer::default() });
         }
         FILE_CHANGE => change(context, &walk(context, cwd, path, follow)?, request)?,
+        FILE_MOUNT => mount(context, request, path)?,
         _ => return Err(Errno::ENOSYS),
     }
     Ok(Answer::default())
+}
+
+/// Mounts a volume, whose files belong to the session's user.
+fn mount(context: &Context, request: &FileRequest, at: &[u8]) -> Result<()> {
+    let kind = u8::try_from(request.mode).map_err(|_| Errno::EINVAL)?;
+    let number = u32::try_from(request.offset).map_err(|_| Errno::EINVAL)?;
+    let is_volume = matches!(kind, MOUNT_VOLUME | MOUNT_VOLUME_WRITABLE);
+    if !is_volume || !at.starts_with(b"/") || number >= MOUNTS_MAX {
+        return Err(Errno::EINVAL);
+    }
+    let owner = (context.identity.uid, context.identity.gid);
+    kernel().fs.mount_extra(number, kind, at, owner)
 }
 
 /// Changes what the request's flags say.

@@ -9,6 +9,7 @@ use super::types::{
     CheckpointInfo, FellAsleep, Frozen, FunctionDetail, FunctionInfo, Hibernated, Problem,
     SnapshotMade, Woken, summarize_images,
 };
+use crate::catalog::OpenedCheckpoint;
 use crate::clock::wall_ms;
 use crate::logs::{Follower, Line};
 use crate::service::{InstanceInfo, Service, VolumeFiles};
@@ -494,11 +495,12 @@ async fn restore(
             Err(error) => return problem(StatusCode::CONFLICT, "not_restored", error),
         },
     };
-    let (service, launcher) = match admin.catalog.checkpoint(name, key).await {
+    let opened = match admin.catalog.checkpoint(name, key).await {
         Ok(opened) => opened,
         Err(error) => return problem(StatusCode::CONFLICT, "not_restored", error),
     };
-    match service.restore(launcher, query.copies, snapshots).await {
+    let OpenedCheckpoint { service, launcher, volumes } = opened;
+    match service.restore((launcher, volumes), query.copies, snapshots).await {
         Ok(restored) => Json(restored).into_response(),
         Err(reason) => problem(StatusCode::CONFLICT, "not_restored", reason),
     }

@@ -10,7 +10,7 @@ use crate::instance::{
     Techniques, WorkingSetUse,
 };
 use crate::rootfs::StoredRootfs;
-use crate::sandboxes::ExecNote;
+use crate::sandboxes::{ExecNote, SandboxVolume};
 use crate::seal::memory_file;
 use crate::seal::owner::{Head, OwnerKey};
 use crate::service::{CheckpointOf, Service};
@@ -30,6 +30,18 @@ struct Found {
     config: FunctionConfig,
     service: Arc<Service>,
     execs: Vec<ExecNote>,
+    own_volumes: Vec<SandboxVolume>,
+}
+
+/// A checkpoint that is open.
+#[derive(Clone)]
+pub struct OpenedCheckpoint {
+    /// The function that its instances belong to.
+    pub service: Arc<Service>,
+    /// What boots them.
+    pub launcher: Arc<dyn Launcher>,
+    /// The volumes that they have beside those of the function; the launcher does not know of them.
+    pub volumes: Vec<SandboxVolume>,
 }
 
 impl Catalog {
@@ -44,7 +56,7 @@ impl Catalog {
         self: &Arc<Self>,
         name: Name,
         key: Option<OwnerKey>,
-    ) -> Result<(Arc<Service>, Arc<dyn Launcher>), LoadError> {
+    ) -> Result<OpenedCheckpoint, LoadError> {
         let (catalog, wanted) = (self.clone(), name.clone());
         let found = spawn_blocking(move || catalog.find_checkpoint(&wanted)).await;
         self.opened(found.map_err(|error| unusable(&name, error))??, key).await
@@ -59,7 +71,7 @@ impl Catalog {
     pub async fn checkpoint_for_sandbox(
         self: &Arc<Self>,
         name: Name,
-    ) -> Result<(Arc<Service>, Arc<dyn Launcher>), LoadError> {
+    ) -> Result<OpenedCheckpoint, LoadError> {
         let (catalog, wanted) = (self.clone(), name.clone());
         let find = move || {
             let found = catalog.find_checkpoint(&wanted);
@@ -70,11 +82,11 @@ impl Catalog {
         let (image, config) = (found.record.image, found.config.clone());
         let (for_what, service) = (OpenFor { name, image, config }, found.service.clone());
         if let Some(launcher) = self.open_checkpoints.get(&for_what, &service) {
-            return Ok((service, launcher));
+            return Ok(OpenedCheckpoint { service, launcher, volumes: found.own_volumes });
         }
-        let (service, launcher) = self.opened(found, None).await?;
-        self.open_checkpoints.keep(for_what, &service, &launcher);
-        Ok((service, launcher))
+        let opened = self.opened(found, None).await?;
+        self.open_checkpoints.keep(for_what, &opened.service, &opened.launcher);
+        Ok(opened)
     }
 
     /// Closes a checkpoint that was removed.
@@ -95,7 +107,7 @@ impl Catalog {
         self: &Arc<Self>,
         found: Found,
         key: Option<OwnerKey>,
-    ) -> Result<(Arc<Service>, Arc<dyn Launcher>), LoadError> {
+    ) -> Result<OpenedCheckpoint, LoadError> {
         let name = found.record.name.clone();
         // Whoever gives no key decrypts nothing.
         let turn = match &key {
@@ -135,7 +147,7 @@ impl Catalog {
     fn find_checkpoint(&self, name: &Name) -> Result<Found, LoadError> {
         let record = self.store.get_checkpoint(name)?;
         let of = serde_json::from_value(record.config.clone());
-        let CheckpointOf { function, config, execs, .. } =
+        let CheckpointOf { function, config, execs, own_volumes, .. } =
             of.map_err(|error| unusable(name, error))?;
         let service = self.shared.route(function.as_str()).ok_or_else(|| {
             unusable(name, format!("its function `{function}` is not served; build that again"))
@@ -147,11 +159,17 @@ impl Catalog {
                 format!("`{function}` is in another sharing domain by now; restore it there");
             return Err(unusable(name, reason));
         }
+        if !own_volumes.is_empty() && config.volumes.len() != service.config().volumes.len() {
+            let reason = format!(
+                "it has volumes of its own, and `{function}` has another number of volumes by now"
+            );
+            return Err(unusable(name, reason));
+        }
         // What it may use and reach is what its function may now.
         let FunctionConfig { limits, egress, secrets: now, .. } = service.config().clone();
         let mut config = FunctionConfig { limits, egress, ..config };
         config.secrets.names.retain(|name| now.names.contains(name));
-        Ok(Found { record, function, config, service, execs })
+        Ok(Found { record, function, config, service, execs, own_volumes })
     }
 
     /// The same of the version of its function that has its files, with the limits of that. Where
@@ -175,8 +193,8 @@ impl Catalog {
         &self,
         found: Found,
         key: Option<&OwnerKey>,
-    ) -> Result<(Arc<Service>, Arc<dyn Launcher>), LoadError> {
-        let Found { record, function, config, service, execs } = found;
+    ) -> Result<OpenedCheckpoint, LoadError> {
+        let Found { record, function, config, service, execs, own_volumes } = found;
         let rootfs = StoredRootfs::open(&self.store, record.index)?;
         let (image, stands_on) = self.checkpoint_image(&record, &rootfs, &service, key)?;
         let (image, pool, _) = self.with_zygotes(image).map_err(|error| match error {
@@ -202,7 +220,7 @@ impl Catalog {
         )?;
         launcher.read_secrets_from(self.shared.secrets());
         launcher.go_on_with(execs);
-        Ok((service, Arc::new(launcher)))
+        Ok(OpenedCheckpoint { service, launcher: Arc::new(launcher), volumes: own_volumes })
     }
 
     /// The image of a checkpoint, decrypted if it is encrypted.

@@ -9,6 +9,7 @@ mod partial;
 mod restart;
 mod room;
 
+pub use checkpoints::OpenedCheckpoint;
 pub use launchers::LoadError;
 use open_checkpoints::OpenCheckpoints;
 use partial::Far;

@@ -42,6 +42,7 @@ pub use stop_signal::{StopSignal, UnknownSignal};
 pub use template::{TemplateConfig, TemplateLanguage};
 pub use train::{Train, TrainingRequest};
 pub use triggers::{AsyncConfig, CatchUp, Overlap, SCHEDULES_MAX, Schedule, TimeZone};
+pub(crate) use volumes::wrong_volumes;
 pub use volumes::{VolumeConfig, check_mount_point};
 
 use crate::beneath;

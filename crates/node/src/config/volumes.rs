@@ -55,9 +55,9 @@ pub fn check_mount_point(path: &str) -> Result<(), String> {
 }
 
 /// What is wrong with a function's volumes as a whole.
-pub(super) fn wrong_volumes(volumes: &[VolumeConfig]) -> Option<String> {
+pub(crate) fn wrong_volumes(volumes: &[VolumeConfig]) -> Option<String> {
     if volumes.len() > VOLUMES_MAX {
-        return Some(format!("a function can have {VOLUMES_MAX} volumes at most"));
+        return Some(format!("a function or sandbox can have {VOLUMES_MAX} volumes at most"));
     }
     for (number, volume) in volumes.iter().enumerate() {
         if volume.host.is_some() && volume.size.is_some() {

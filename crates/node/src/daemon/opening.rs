@@ -68,6 +68,11 @@ pub(super) async fn open(home: &Home, options: &ServeOptions) -> Result<Opened, 
     let is_gone = |id: &u64| !there.contains(id);
     shared.egress().ids().into_iter().filter(is_gone).for_each(|id| shared.egress().forget(id));
     shared.limits().ids().into_iter().filter(is_gone).for_each(|id| shared.limits().forget(id));
+    let own = shared.own_volumes();
+    own.ids().into_iter().filter(is_gone).for_each(|id| own.forget(id));
+    let asleep = shared.clone();
+    let kept = move || asleep.keep_own_volumes();
+    tokio::task::spawn_blocking(kept).await.map_err(io::Error::other)?;
     Ok(Opened { shared, catalog, logs, periods })
 }
 
@@ -106,6 +111,7 @@ fn open_node(home: &Home, options: &ServeOptions) -> Result<Arc<NodeState>, Serv
     }
     shared.egress().keep_in(home.root())?;
     shared.limits().keep_in(home.root())?;
+    shared.own_volumes().keep_in(home.root())?;
     shared.expect_execs(home.root());
     Ok(shared)
 }

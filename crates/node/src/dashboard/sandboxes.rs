@@ -428,6 +428,7 @@ mod tests {
             egress: None,
             usage: None,
             network: None,
+            volumes: Vec::new(),
             name: format!("s{instance}"),
             instance,
             function: "f".parse().unwrap(),

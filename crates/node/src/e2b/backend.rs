@@ -3,13 +3,15 @@
 
 use super::problem::Problem;
 use crate::sandboxes::egress::ClientEgress;
-use crate::sandboxes::{EgressWish, LimitsChange};
+use crate::sandboxes::{EgressWish, LimitsChange, SandboxVolume};
+use crate::volumes::VolumeStore;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::io::Read;
 use std::pin::Pin;
 use std::sync::Arc;
+use thaw_store::Name;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 /// A value that comes later, of a trait that is used as an object.
@@ -37,6 +39,10 @@ pub struct Wanted {
     pub egress: EgressWish,
     /// What it may use, where that is not what its function says.
     pub limits: LimitsChange,
+    /// Volumes of the node that are mounted in it.
+    pub volumes: Vec<SandboxVolume>,
+    /// Volumes of the node that whoever asks may use, such as those that a snapshot has mounted.
+    pub granted_volumes: BTreeSet<Name>,
 }
 
 /// What sandboxes are copies of, so exactly that equal ones begin with the same.
@@ -90,6 +96,8 @@ pub struct Sandbox {
     pub memory_bytes: u64,
     /// Where relative paths begin.
     pub directory: String,
+    /// Volumes of the node that it has beside those of its function.
+    pub volumes: Vec<SandboxVolume>,
 }
 
 impl Sandbox {
@@ -328,6 +336,11 @@ pub trait Backend: Send + Sync {
     /// # Errors
     /// [`Kind::Late`]: nobody waits for it any more, and it may be written yet.
     fn snapshot<'a>(&'a self, id: &'a str, name: &'a str) -> Later<'a, Outcome<()>>;
+    /// The volumes of the node.
+    ///
+    /// # Errors
+    /// There are none here.
+    fn volumes(&self) -> Outcome<VolumeStore>;
     /// Removes what [`Backend::snapshot`] has written; whether it was there.
     fn remove_snapshot<'a>(&'a self, name: &'a str) -> Later<'a, Outcome<bool>>;
     /// Names of all that it has written and that is there, and that begin so.

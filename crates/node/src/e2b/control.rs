@@ -7,7 +7,8 @@ use super::network::NetworkRequest;
 use super::problem::{Kind, Problem};
 use super::records::{ENVS_MAX, Holder, Record};
 use super::serve::{header, nothing, refused};
-use super::{E2b, ENVD_VERSION, list, metrics, network, snapshots, templates};
+use super::{E2b, ENVD_VERSION, list, metrics, network, snapshots, templates, volumes};
+use crate::config::ByteSize;
 use crate::sandboxes::EgressWish;
 use crate::to_its_end::to_its_end;
 use axum::body::Bytes;
@@ -51,6 +52,16 @@ impl Client {
         self.0.templates
     }
 
+    /// Most volumes that it may have, and the bytes of each.
+    pub fn most_volumes(&self) -> (u32, ByteSize) {
+        (self.0.volumes, self.0.volume_size)
+    }
+
+    /// What it may do.
+    pub fn role(&self) -> Role {
+        self.0.role
+    }
+
     /// Refuses what changes something, or lets somebody change it.
     pub fn check_changes(&self) -> Result<(), Problem> {
         self.0.check(&Method::POST)
@@ -92,6 +103,7 @@ pub(super) fn routes() -> Router<Arc<E2b>> {
         .merge(snapshots::routes())
         .merge(templates::routes())
         .merge(metrics::routes())
+        .merge(volumes::routes())
         .fallback(|request: Request| async move {
             let (parts, body) = request.into_parts();
             refused(body, nothing(&parts).into_response()).await
@@ -171,7 +183,7 @@ struct CreateRequest {
     network: Option<NetworkRequest>,
     mcp: Option<Value>,
     iam: Option<Value>,
-    volume_mounts: Option<Vec<Value>>,
+    volume_mounts: Option<Vec<volumes::Mount>>,
 }
 
 #[derive(Deserialize)]
@@ -185,10 +197,6 @@ impl CreateRequest {
         let lacks = [
             (self.mcp.is_some(), "`mcp`: there is no MCP gateway"),
             (self.iam.is_some(), "`iam`: sandboxes have no identities"),
-            (
-                self.volume_mounts.as_ref().is_some_and(|all| !all.is_empty()),
-                "`volumeMounts`: there are no volumes",
-            ),
             (
                 self.auto_pause && self.auto_pause_memory == Some(false),
                 "`autoPauseMemory`: a pause keeps the memory always",
@@ -244,6 +252,7 @@ impl E2b {
             most: self.settings.now().most_egress(),
             asked: network.egress(request.allow_internet_access)?,
         };
+        let volumes = self.mounts(client, request.volume_mounts.unwrap_or_default())?;
         let origin = self.origin(client.owner(), &request.template);
         let record = Record {
             owner: client.owner().to_owned(),
@@ -265,6 +274,8 @@ impl E2b {
             metadata: request.metadata.unwrap_or_default(),
             egress,
             limits: origin.limits,
+            volumes,
+            granted_volumes: self.volumes_for(client.owner()),
         };
         // Those that have ended by themselves count no more.
         self.sandboxes_of(client.owner());
@@ -338,6 +349,7 @@ impl E2b {
             "metadata": sandbox.metadata,
             "state": if sandbox.is_paused() { "paused" } else { "running" },
             "envdVersion": ENVD_VERSION,
+            "volumeMounts": self.shown_mounts(&sandbox.volumes),
         })
     }
 }

@@ -5,6 +5,7 @@
 use super::backend::*;
 use super::problem::{Kind, Problem};
 use crate::sandboxes::egress::ClientEgress;
+use crate::volumes::VolumeStore;
 use std::collections::{BTreeMap, VecDeque};
 use std::io::Read;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -285,6 +286,8 @@ pub(super) struct Fake {
     pub version: AtomicU32,
     /// Those that are being written.
     written_late: Mutex<BTreeMap<String, FakeSandbox>>,
+    /// Volumes, if the test has some.
+    pub volumes: Mutex<Option<VolumeStore>>,
 }
 
 fn now_ms() -> u64 {
@@ -377,6 +380,7 @@ impl Backend for Fake {
             cpus: 2,
             memory_bytes: wanted.limits.memory_bytes.unwrap_or(MEMORY),
             directory: "/work".to_owned(),
+            volumes: wanted.volumes,
         };
         let made = FakeSandbox {
             sandbox: sandbox.clone(),
@@ -436,6 +440,11 @@ impl Backend for Fake {
                 false => Ok(()),
             }
         }))
+    }
+
+    fn volumes(&self) -> Outcome<VolumeStore> {
+        let volumes = self.volumes.lock().unwrap().clone();
+        volumes.ok_or_else(|| Problem::unsupported("there are no volumes in this test"))
     }
 
     fn remove_snapshot<'a>(&'a self, name: &'a str) -> Later<'a, Outcome<bool>> {

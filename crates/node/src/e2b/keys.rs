@@ -5,7 +5,7 @@
 
 use super::problem::{Kind, Problem};
 use super::settings::{Hash, SettingsError, hexadecimal, to_hexadecimal};
-use crate::config::TimeSpan;
+use crate::config::{ByteSize, TimeSpan};
 use crate::edge::take_allowance;
 use crate::home::{Home, HomeError};
 use crate::replace::{replace, settle};
@@ -38,6 +38,10 @@ pub(super) const SANDBOXES: u32 = 100;
 const SNAPSHOTS: u32 = 20;
 /// Templates of one key, unless the file says otherwise.
 const TEMPLATES: u32 = 20;
+/// Volumes of one key, unless the file says otherwise.
+const VOLUMES: u32 = 20;
+/// Bytes of each of them.
+const VOLUME_SIZE: ByteSize = ByteSize::mebibytes(1 << 10);
 /// Random bytes of a key.
 const KEY_BYTES: usize = 20;
 /// Longest time over which requests are counted.
@@ -141,6 +145,12 @@ pub struct Key {
     /// Most templates at a time.
     #[serde(default = "default_templates")]
     pub templates: u32,
+    /// Most volumes at a time.
+    #[serde(default = "default_volumes")]
+    pub volumes: u32,
+    /// Bytes that each volume may hold.
+    #[serde(default = "default_volume_size")]
+    pub volume_size: ByteSize,
     /// What it may do.
     #[serde(default)]
     pub role: Role,
@@ -155,6 +165,14 @@ fn default_snapshots() -> u32 {
 
 fn default_templates() -> u32 {
     TEMPLATES
+}
+
+fn default_volumes() -> u32 {
+    VOLUMES
+}
+
+fn default_volume_size() -> ByteSize {
+    VOLUME_SIZE
 }
 
 fn default_sandboxes() -> u32 {
@@ -256,6 +274,10 @@ pub struct NewKey {
     pub snapshots: Option<u32>,
     /// Most templates at a time.
     pub templates: Option<u32>,
+    /// Most volumes at a time.
+    pub volumes: Option<u32>,
+    /// Bytes that each may hold.
+    pub volume_size: Option<ByteSize>,
 }
 
 /// The keys that `thaw key` makes in a state directory. A daemon that serves it sees each change
@@ -293,6 +315,8 @@ impl KeyStore {
             sandboxes: wanted.sandboxes.unwrap_or(SANDBOXES),
             snapshots: wanted.snapshots.unwrap_or(SNAPSHOTS),
             templates: wanted.templates.unwrap_or(TEMPLATES),
+            volumes: wanted.volumes.unwrap_or(VOLUMES),
+            volume_size: wanted.volume_size.unwrap_or(VOLUME_SIZE),
             role: wanted.role,
             rate: wanted.rate,
         };

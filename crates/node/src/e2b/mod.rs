@@ -34,6 +34,7 @@ mod snapshots;
 mod templates;
 #[cfg(test)]
 mod tests;
+mod volumes;
 mod watch;
 
 pub use keys::{KEYS_FILE, Key, KeyError, KeyStore, NewKey, RequestRate, Role};
@@ -48,6 +49,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
+use tokio::sync::Semaphore;
 
 /// The version of envd that the SDKs are told. They use what it can: from 0.5.7 on, uploads as
 /// plain bytes; only from 0.6.2 on, metadata of files, which there is none of here.
@@ -67,6 +69,12 @@ pub struct E2b {
     ports: Streams,
     watchers: watch::Watchers,
     templates: templates::Templates,
+    /// Volumes whose files somebody has just used.
+    open_volumes: Arc<volumes::OpenVolumes>,
+    /// Requests for files of volumes, by owner.
+    contents: Streams,
+    /// The same of all owners.
+    content_turns: Arc<Semaphore>,
     /// Requests of each key.
     rates: keys::Rates,
     /// How TLS is spoken, if it is.
@@ -88,7 +96,8 @@ impl E2b {
         let tables = settings.now().certificates.clone();
         let tls = (!tables.is_empty()).then(|| LiveServer::load(directory, &tables)).transpose();
         let tls = tls.map_err(io::Error::other)?;
-        let (streams, ports, watchers, rates) = Default::default();
+        let (streams, ports, watchers, rates, contents) = Default::default();
+        let content_turns = Arc::new(Semaphore::new(volumes::CONTENTS_MAX));
         Ok(Arc::new(Self {
             backend,
             settings,
@@ -97,6 +106,9 @@ impl E2b {
             ports,
             watchers,
             templates,
+            open_volumes: Arc::default(),
+            contents,
+            content_turns,
             rates,
             tls,
         }))

@@ -2,9 +2,8 @@
 
 use super::backend::*;
 use super::problem::{Kind, Problem};
-use crate::catalog::Catalog;
+use crate::catalog::{Catalog, OpenedCheckpoint};
 use crate::config::FunctionConfig;
-use crate::instance::Launcher;
 use crate::node::NodeState;
 use crate::sandboxes::egress::ClientEgress;
 use crate::sandboxes::exec::{Attached, Exec, ExecProblem};
@@ -14,9 +13,11 @@ use crate::sandboxes::registry::SandboxProblem;
 use crate::sandboxes::tree::TreeLimits;
 use crate::sandboxes::untree::unpack;
 use crate::sandboxes::{
-    self, ExecRequest, ExecState, LimitsChange, NewSandbox, Next, OnTimeout, Sandboxes,
+    self, ExecRequest, ExecState, LimitsChange, NewSandbox, Next, OnTimeout, SandboxVolume,
+    Sandboxes,
 };
 use crate::service::{REST_PATIENCE, Service, VolumeFiles};
+use crate::volumes::VolumeStore;
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::sync::{Arc, Mutex};
@@ -46,6 +47,8 @@ fn new_sandbox(wanted: Wanted) -> NewSandbox {
         metadata: wanted.metadata,
         egress: None,
         client_egress: Some(wanted.egress),
+        volumes: wanted.volumes,
+        granted_volumes: wanted.granted_volumes,
     }
 }
 
@@ -75,12 +78,21 @@ impl NodeBackend {
     /// Makes a sandbox of a snapshot.
     async fn create_of(&self, snapshot: &str, wanted: Wanted) -> Outcome<sandboxes::SandboxInfo> {
         let opened = self.opened(snapshot).await?;
+        let is_there = |volume: &SandboxVolume| {
+            wanted.granted_volumes.iter().any(|name| name.as_str() == volume.name)
+        };
+        if !opened.volumes.iter().all(is_there) {
+            return Err(Problem::new(
+                Kind::NotFound,
+                "a volume that the snapshot has mounted was destroyed, or is somebody else's",
+            ));
+        }
         let new = NewSandbox { function: String::new(), ..new_sandbox(wanted) };
         self.sandboxes.create_of(new, opened).await.map_err(problem)
     }
 
     /// What boots sandboxes of a snapshot, and the version of its function that they belong to.
-    async fn opened(&self, snapshot: &str) -> Outcome<(Arc<Service>, Arc<dyn Launcher>)> {
+    async fn opened(&self, snapshot: &str) -> Outcome<OpenedCheckpoint> {
         let (catalog, name) = (self.catalog.clone(), store_name(snapshot)?);
         let opened = catalog.checkpoint_for_sandbox(name.clone()).await;
         opened.map_err(|error| match catalog.store().get_checkpoint(&name) {
@@ -151,6 +163,7 @@ impl NodeBackend {
             cpus: limits.cpus,
             memory_bytes: limits.memory,
             directory: config.workdir.clone(),
+            volumes: info.volumes,
         })
     }
 
@@ -214,7 +227,7 @@ impl Backend for NodeBackend {
     fn check<'a>(&'a self, wanted: &'a Wanted) -> Later<'a, Outcome<()>> {
         Box::pin(async move {
             let service = match &wanted.snapshot {
-                Some(snapshot) => self.opened(snapshot).await?.0,
+                Some(snapshot) => self.opened(snapshot).await?.service,
                 None => self.function(&wanted.function)?,
             };
             let possible = wanted.limits.check(&service.config().limits);
@@ -300,6 +313,10 @@ impl Backend for NodeBackend {
             let kind = if began.elapsed() < REST_PATIENCE { Kind::Busy } else { Kind::Late };
             taken.map(drop).map_err(|reason| Problem::new(kind, reason))
         })
+    }
+
+    fn volumes(&self) -> Outcome<VolumeStore> {
+        self.node.volumes().map_err(|why| Problem::new(Kind::Busy, why))
     }
 
     fn remove_snapshot<'a>(&'a self, name: &'a str) -> Later<'a, Outcome<bool>> {

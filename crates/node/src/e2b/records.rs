@@ -89,6 +89,17 @@ struct Contents {
     sandboxes: BTreeMap<String, Record>,
     #[serde(default)]
     snapshots: BTreeMap<String, Snapshot>,
+    #[serde(default)]
+    volumes: BTreeMap<String, VolumeRecord>,
+}
+
+/// What is known of one volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeRecord {
+    /// The name of the key that made it.
+    pub owner: String,
+    /// What its owner calls it.
+    pub name: String,
 }
 
 impl State for Contents {
@@ -278,6 +289,61 @@ impl Records {
         }
     }
 
+    /// Notes a new volume of an owner who may have `most`; its id.
+    ///
+    /// # Errors
+    /// The owner has as many already, or one of that name.
+    pub fn insert_volume(&self, volume: VolumeRecord, most: u32) -> Result<String, Problem> {
+        let id = random_text(ID_LEN).map_err(|error| Problem::new(Kind::Busy, error))?;
+        let mut contents = self.contents.lock();
+        let own = || contents.volumes.values().filter(|one| one.owner == volume.owner);
+        if own().any(|one| one.name == volume.name) {
+            let message = format!("there is a volume {:?} already", volume.name);
+            return Err(Problem::new(Kind::Exists, message));
+        }
+        if own().count() >= most as usize {
+            return Err(Problem::new(
+                Kind::Exhausted,
+                format!(
+                    "`{}` has {most} volumes already; destroy some, or raise `volumes` of the key \
+                     in {}",
+                    volume.owner,
+                    super::settings::FILE
+                ),
+            ));
+        }
+        contents.volumes.insert(id.clone(), volume);
+        drop(contents);
+        self.contents.write_soon();
+        Ok(id)
+    }
+
+    /// What is known of a volume.
+    pub fn volume(&self, id: &str) -> Option<VolumeRecord> {
+        self.contents.lock().volumes.get(id).cloned()
+    }
+
+    /// The volumes of an owner, by id.
+    pub fn volumes_of(&self, owner: &str) -> Vec<(String, VolumeRecord)> {
+        let contents = self.contents.lock();
+        let own = contents.volumes.iter().filter(|(_, one)| one.owner == owner);
+        own.map(|(id, one)| (id.clone(), one.clone())).collect()
+    }
+
+    /// Forgets a volume.
+    pub fn remove_volume(&self, id: &str) {
+        let mut contents = self.contents.lock();
+        if contents.volumes.remove(id).is_some() {
+            drop(contents);
+            self.contents.write_soon();
+        }
+    }
+
+    /// What a client shows with each request for files of a volume.
+    pub fn volume_token(&self, id: &str) -> String {
+        self.tag(&format!("volume/{id}"), Holder::Owner)
+    }
+
     /// Forgets one.
     pub fn remove(&self, id: &str) {
         let mut contents = self.contents.lock();
@@ -382,6 +448,28 @@ mod tests {
         assert_eq!(records.of("a"), std::slice::from_ref(&first));
         records.remove(&first);
         records.insert(record("a"), 1).unwrap();
+    }
+
+    #[test]
+    fn volumes_have_names_owners_and_a_bound() {
+        let place = tempfile::tempdir().unwrap();
+        let records = Records::load(place.path()).unwrap();
+        let volume =
+            |owner: &str, name: &str| VolumeRecord { owner: owner.into(), name: name.into() };
+        let id = records.insert_volume(volume("a", "data"), 2).unwrap();
+        let taken = records.insert_volume(volume("a", "data"), 2).unwrap_err();
+        assert_eq!(taken.kind, Kind::Exists);
+        records.insert_volume(volume("b", "data"), 2).unwrap();
+        let other = records.insert_volume(volume("a", "other"), 2).unwrap();
+        let many = records.insert_volume(volume("a", "third"), 2).unwrap_err();
+        assert_eq!(many.kind, Kind::Exhausted);
+        assert_ne!(records.volume_token(&id), records.volume_token(&other));
+        assert_ne!(records.volume_token(&id), records.token(&id, Holder::Owner));
+        drop(records);
+        let records = Records::load(place.path()).unwrap();
+        assert_eq!(records.volume(&id), Some(volume("a", "data")));
+        records.remove_volume(&id);
+        assert_eq!(records.volumes_of("a").len(), 1);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use super::connect::refuse;
 use super::files::Signature;
 use super::problem::{Kind, Problem};
 use super::records::{Record, are_equal};
-use super::{E2b, control, files, filesystem, ports, process, templates};
+use super::{E2b, control, files, filesystem, ports, process, templates, volumes};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{DefaultBodyLimit, Request, State};
@@ -70,6 +70,7 @@ impl E2b {
     pub async fn serve(self: Arc<Self>, listener: TcpListener) -> io::Result<()> {
         tokio::spawn(self.clone().clean_up());
         tokio::spawn(Self::remove_unused_steps_daily(Arc::downgrade(&self)));
+        tokio::spawn(volumes::OpenVolumes::close_idle(Arc::downgrade(&self.open_volumes)));
         let router = self.router();
         let tls = self.tls.as_ref();
         let places = Arc::new(Semaphore::new(CONNECTIONS));
@@ -118,7 +119,9 @@ impl E2b {
             .with_state(self.clone());
         let uploads =
             templates::upload_routes().layer(DefaultBodyLimit::disable()).with_state(self.clone());
-        let control = Router::new().merge(uploads).fallback_service(control);
+        let contents =
+            volumes::content_routes().layer(DefaultBodyLimit::disable()).with_state(self.clone());
+        let control = Router::new().merge(uploads).merge(contents).fallback_service(control);
         let e2b = self.clone();
         Router::new().fallback(move |request: Request| {
             let (e2b, envd, control) = (e2b.clone(), envd.clone(), control.clone());

@@ -1,11 +1,8 @@
 //! Copies of a live instance: in memory, for instances that are booted at once, and in the
 //! store, by a name.
 
-use super::cold::ColdBoots;
 use super::launch::{Checkpoint, Checkpointed, Client, Launcher, ReadingStep, Unread};
-use super::recording::{Recordings, WorkingSetState};
 use super::sandboxed::{Decrypted, ImageBoots, SandboxLauncher};
-use super::standby::{BootPolicy, Standby};
 use crate::build::{about, store_kernel};
 use crate::seal;
 use crate::tenants::check_file;
@@ -15,8 +12,7 @@ use rustix::rand::GetRandomFlags;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, OnceLock, RwLock};
+use std::sync::{Arc, Mutex};
 use thaw_abi::control::EntryPoint;
 use thaw_abi::image::{Ancestor, Mapping};
 use thaw_sandbox::{
@@ -229,36 +225,17 @@ impl ImageBoots {
         new: Prepared,
     ) -> Result<SandboxLauncher, String> {
         let Prepared { resumed, decrypted, limits, rest } = new;
-        let rootfs = self.rootfs.clone();
+        let rootfs = &self.rootfs;
         let plan = image.plan(rootfs.file(), rootfs.file_len(), rootfs.blobs());
         let plan = self.techniques.reduce(plan.map_err(|error| error.to_string())?);
         let plan = Arc::new(match rest {
             Some(rest) => plan.post_copy(rest),
             None => plan,
         });
-        Ok(SandboxLauncher::from(Self {
-            pool: self.pool.clone(),
-            terms: self.terms.clone().limited_to(limits),
-            output: self.output.clone(),
-            image: Arc::new(image),
-            image_name: name,
-            stored,
-            rootfs,
-            store: self.store.clone(),
-            image_id: self.image_id,
-            ready_plan: RwLock::new(plan.clone()),
-            plan: RwLock::new(plan),
-            standby: Standby::new(BootPolicy::NONE),
-            techniques: self.techniques,
-            working_set: Mutex::new(WorkingSetState::Off),
-            last_boot_ns: AtomicU64::new(0),
-            cold: ColdBoots::default(),
-            image_boots: AtomicU64::new(0),
-            recordings: Recordings::default(),
-            resumed: Mutex::new(resumed),
-            decrypted,
-            execs: OnceLock::new(),
-        }))
+        let terms = self.terms.clone().limited_to(limits);
+        let mut new = self.of_plan(Arc::new(image), name, stored, (plan, terms, decrypted));
+        new.resumed = Mutex::new(resumed);
+        Ok(SandboxLauncher::from(new))
     }
 }
 

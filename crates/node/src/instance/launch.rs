@@ -30,7 +30,7 @@ use std::time::SystemTime;
 use thaw_abi::control::EntryPoint;
 use thaw_sandbox::{
     Awake, BootTimes, EgressEvents, EgressPolicy, FreezeBase, GuestExit, LimitReached,
-    MemoryReader, Orphan, RemoteEvent, RemoteMessage, ResourceLimits, Twin, Volume,
+    MemoryReader, Orphan, RemoteEvent, RemoteMessage, ResourceLimits, Twin, Volume, VolumeMount,
 };
 use thaw_store::{ImageId, IndexId, KernelId, Name};
 
@@ -152,6 +152,16 @@ pub trait Launcher: Send + Sync {
         _limits: ResourceLimits,
     ) -> Result<Arc<dyn Launcher>, WakeError> {
         Err(WakeError::Lost("this launcher wakes nothing".to_owned()))
+    }
+
+    /// What boots the same instances with more volumes, behind those that they have, and the number of
+    /// the mount of the first of these. They are not mounted yet, unless the memory of the instances
+    /// has them mounted by these numbers. Blocks.
+    ///
+    /// # Errors
+    /// They are no sandboxes, or their own volumes cannot be used.
+    fn mounting(&self, _more: &[VolumeMount]) -> Result<(Arc<dyn Launcher>, u32), LaunchError> {
+        Err(LaunchError("its instances cannot have volumes".to_owned()))
     }
 
     /// Its instances have these processes from outside in their memory, and are told which of them go
@@ -496,6 +506,11 @@ pub trait Instance: Send {
         _new: Checkpoint,
     ) -> Result<Reading<Checkpointed>, String> {
         Err("this instance cannot be checkpointed".to_owned())
+    }
+
+    /// Whether it has volumes, of its function or its own.
+    fn has_volumes(&self) -> bool {
+        false
     }
 
     /// How many files of a volume the instance has open.

@@ -10,7 +10,7 @@ use crate::tenants::Lease;
 use std::fs::File;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::SystemTime;
-use thaw_sandbox::{EgressPolicy, FreezeBase, MemoryReader, Orphan, ResourceLimits};
+use thaw_sandbox::{EgressPolicy, FreezeBase, MemoryReader, Orphan, ResourceLimits, VolumeMount};
 use thaw_store::{ImageId, IndexId, KernelId};
 use tokio::sync::watch;
 
@@ -155,6 +155,10 @@ impl Launcher for RestingLauncher {
     ) -> Result<Arc<dyn Launcher>, WakeError> {
         let launcher = self.wanted().map_err(|error| WakeError::Later(error.0))?;
         launcher.waken(file, checksum, base, clients, decrypted, limits)
+    }
+
+    fn mounting(&self, more: &[VolumeMount]) -> Result<(Arc<dyn Launcher>, u32), LaunchError> {
+        self.wanted()?.mounting(more)
     }
 
     fn index(&self) -> Option<IndexId> {

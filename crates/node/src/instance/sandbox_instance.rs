@@ -654,6 +654,10 @@ impl Instance for SandboxInstance {
         }))
     }
 
+    fn has_volumes(&self) -> bool {
+        self.boots.terms.has_volumes()
+    }
+
     fn open_files_of(&self, volume: &Volume) -> usize {
         self.sandbox().open_files_of(volume)
     }

@@ -8,7 +8,7 @@ use super::launch::{
 use super::options::{LaunchOptions, Techniques, WorkingSetUse};
 use super::recording::{Recordings, Shows, WorkingSetState, stored_working_set};
 use super::sandbox_instance::SandboxInstance;
-use super::standby::{Lent, Standby, Unready};
+use super::standby::{BootPolicy, Lent, Standby, Unready};
 use super::terms::{FunctionOutput, InstanceTerms, Output};
 use crate::boots::BootKind;
 use crate::build::freeze_instance;
@@ -29,8 +29,8 @@ use std::time::Duration;
 use thaw_abi::control::{Connection, EntryPoint, FLAG_EXECS_GO_ON};
 use thaw_sandbox::{
     AskedContents, BootError, BootPlan, EgressPolicy, FreezeBase, Image, MemoryReader, Orphan,
-    PlanError, PopulatePolicy, ResourceLimits, Sandbox, Secrets, ThawOptions, WorkingSet, Zygote,
-    ZygotePool, connection, kernel_build_id,
+    PlanError, PopulatePolicy, ResourceLimits, Sandbox, Secrets, ThawOptions, VolumeMount,
+    WorkingSet, Zygote, ZygotePool, connection, kernel_build_id,
 };
 use thaw_store::{ImageId, IndexId, KernelId, Store};
 
@@ -426,6 +426,11 @@ impl Launcher for SandboxLauncher {
         self.shared.waken(file, checksum, base, clients, decrypted, limits)
     }
 
+    fn mounting(&self, more: &[VolumeMount]) -> Result<(Arc<dyn Launcher>, u32), LaunchError> {
+        let (terms, first) = self.shared.terms.mounting(more)?;
+        Ok((Arc::new(self.shared.with_terms(terms)), first))
+    }
+
     fn go_on_with(&self, execs: Vec<ExecNote>) {
         // Kernels of other builds may not know how to wait for them.
         if self.shared.image.header().kernel_build == kernel_build_id() {
@@ -509,6 +514,53 @@ impl ImageBoots {
         // The guest listens on its own port, whatever the gateway's is.
         let local = (client.local.ip(), self.terms.port).into();
         (connection(client.id, client.peer, local), client.socket.as_fd())
+    }
+
+    /// Boots of the same image under other terms. Nothing is kept ready for them.
+    fn with_terms(&self, terms: InstanceTerms) -> SandboxLauncher {
+        let plan = self.plan();
+        let decrypted = self.decrypted.clone();
+        let (image, stored) = (self.image.clone(), self.stored.clone());
+        let new = Self::of_plan(self, image, self.image_name, stored, (plan, terms, decrypted));
+        if let Some(execs) = self.execs.get() {
+            // It is new, and nobody else has said it.
+            let _ = new.execs.set(execs.clone());
+        }
+        SandboxLauncher::from(new)
+    }
+
+    /// Boots of an image with the files of these, for which nothing is kept ready, and of which no
+    /// working set is recorded.
+    pub(super) fn of_plan(
+        &self,
+        image: Arc<Image>,
+        image_name: [u8; 32],
+        stored: FreezeBase,
+        (plan, terms, decrypted): (Arc<BootPlan>, InstanceTerms, Option<Decrypted>),
+    ) -> Self {
+        Self {
+            pool: self.pool.clone(),
+            terms,
+            output: self.output.clone(),
+            image,
+            image_name,
+            stored,
+            rootfs: self.rootfs.clone(),
+            store: self.store.clone(),
+            image_id: self.image_id,
+            ready_plan: RwLock::new(plan.clone()),
+            plan: RwLock::new(plan),
+            standby: Standby::new(BootPolicy::NONE),
+            techniques: self.techniques,
+            working_set: Mutex::new(WorkingSetState::Off),
+            last_boot_ns: AtomicU64::new(0),
+            cold: ColdBoots::default(),
+            image_boots: AtomicU64::new(0),
+            recordings: Recordings::default(),
+            resumed: Mutex::default(),
+            decrypted,
+            execs: OnceLock::new(),
+        }
     }
 
     fn exec_flags(&self) -> u32 {

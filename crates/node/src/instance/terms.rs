@@ -144,7 +144,20 @@ impl InstanceTerms {
 
     /// Whether the program uses volumes.
     pub fn has_volumes(&self) -> bool {
-        !self.volumes.is_empty()
+        !self.volumes.is_empty() || !self.mounts().is_empty()
+    }
+
+    /// The same with more volumes, and the number of the first of these.
+    ///
+    /// # Errors
+    /// The function's own cannot be used.
+    pub fn mounting(&self, more: &[VolumeMount]) -> Result<(Self, u32), LaunchError> {
+        self.check_volumes()?;
+        let mut all = self.mounts().to_vec();
+        let first = u32::try_from(all.len()).expect("there are few");
+        all.extend_from_slice(more);
+        let opened_volumes = Arc::new(OnceLock::from(all));
+        Ok((Self { opened_volumes, ..self.clone() }, first))
     }
 
     /// Whether all volumes can be used.

@@ -178,6 +178,15 @@ impl FileSession {
         self.answer(path).await.map(drop)
     }
 
+    /// Mounts a volume at a path; `number` and `kind` as for [`FILE_MOUNT`].
+    pub(crate) async fn mount(&mut self, path: &str, number: u32, kind: u8) -> Outcome<()> {
+        let (offset, mode) = (number.into(), kind.into());
+        let operation = FILE_MOUNT;
+        let request = FileRequest { operation, offset, mode, ..FileRequest::default() };
+        self.ask(request, path, "").await?;
+        self.answer(path).await.map(drop)
+    }
+
     /// Gives a file another name.
     pub async fn rename(&mut self, from: &str, to: &str) -> Outcome<()> {
         self.simple(FILE_RENAME, 0, from, to).await.map(drop)

@@ -15,6 +15,7 @@ pub mod registry;
 pub mod tree;
 pub mod untree;
 mod usage;
+pub mod volumes;
 
 pub use egress::{EgressInfo, EgressWish, SandboxEgress, SandboxInject};
 pub(crate) use exec::Execs;
@@ -27,3 +28,4 @@ pub use registry::{
 };
 pub(crate) use usage::look_at_egress_bytes;
 pub use usage::{NetworkUsage, SandboxUsage};
+pub use volumes::SandboxVolume;

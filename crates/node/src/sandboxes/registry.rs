@@ -117,7 +117,8 @@ impl Sandboxes {
         let state = state.map(|state| state.name().to_owned());
         let memory_kept = service.and_then(|service| service.why_memory_is_kept(info.instance));
         let network = self.node.egress().bytes(info.instance);
-        SandboxInfo { state, memory_kept, network, ..info }
+        let volumes = self.node.own_volumes().of(info.instance);
+        SandboxInfo { state, memory_kept, network, volumes, ..info }
     }
 
     /// Somebody wants something of it, if it is one: it is not to be paused again.
@@ -155,6 +156,7 @@ impl Sandboxes {
     fn kill_noted(self: &Arc<Self>, info: &SandboxInfo) {
         // It may be asleep since before this daemon began.
         self.node.end_left(info.instance);
+        self.node.own_volumes().release(info.instance);
         if let Some(service) = self.service(info) {
             service.kill(info.instance);
         }

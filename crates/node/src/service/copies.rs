@@ -2,6 +2,7 @@
 
 use super::held::use_egress;
 use super::memory::REST_PATIENCE;
+use super::own_volumes::Mounting;
 use super::room::Claimed;
 use super::{Service, Slot, VolumeFiles};
 use crate::config::{FunctionConfig, FunctionName};
@@ -9,8 +10,9 @@ use crate::instance::{
     Checkpoint, CheckpointKey, Checkpointed, Command, ConnectionTable, Copied, InstanceState,
     LaunchError, Launched, Launcher, Supervisor, VolumesAtRest,
 };
-use crate::sandboxes::ExecNote;
 use crate::sandboxes::limits::OwnLimits;
+use crate::sandboxes::volumes::WantedVolumes;
+use crate::sandboxes::{ExecNote, SandboxVolume};
 use crate::seal::owner::{KeyId, OwnerKey};
 use crate::to_its_end::to_its_end;
 use crate::volumes::VolumeSnapshot;
@@ -18,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use thaw_sandbox::EgressPolicy;
+use thaw_sandbox::{EgressPolicy, VolumeMount};
 use thaw_store::Name;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinSet, spawn_blocking};
@@ -92,6 +94,19 @@ pub struct CheckpointOf {
     /// Processes from outside that go on in what is restored.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub execs: Vec<ExecNote>,
+    /// The volumes that the sandbox had of its own, which are mounted in its memory.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub own_volumes: Vec<SandboxVolume>,
+}
+
+/// What instances have that is not their function's.
+#[derive(Default)]
+struct Own {
+    egress: Option<Arc<EgressPolicy>>,
+    limits: Option<OwnLimits>,
+    volumes: Vec<SandboxVolume>,
+    /// The same, open.
+    kept: Vec<VolumeMount>,
 }
 
 /// How long an instance stays for which no client waits.
@@ -144,10 +159,10 @@ impl Service {
         let limits = self.limits_of(id);
         let places = self.places_for(count, limits.memory, Some(id)).await?;
         // As long as the original is known: it may end while it is copied.
-        let own = (self.shared.egress().copy_of(id), self.shared.limits().of(id));
+        let own = self.own_of(id);
         let Copied { launcher, pause } = self.copy_of(id).await?;
         // The copies have what it had then, and room for what it had before.
-        if self.shared.limits().of(id).is_some_and(|now| own.1 != Some(now)) {
+        if self.shared.limits().of(id).is_some_and(|now| own.limits != Some(now)) {
             return Err(format!("the limits of instance {id} have just changed; try again"));
         }
         let ids = self.boot_copies(&launcher, places, own, stays).await;
@@ -161,6 +176,17 @@ impl Service {
             running_us: as_us(began.elapsed()),
             ids,
         })
+    }
+
+    /// What copies of an instance have of their own, as it has.
+    fn own_of(&self, id: u64) -> Own {
+        let (limits, volumes) = (self.shared.limits(), self.shared.own_volumes());
+        Own {
+            egress: self.shared.egress().copy_of(id),
+            limits: limits.of(id),
+            volumes: volumes.of(id),
+            kept: volumes.kept(id),
+        }
     }
 
     /// Writes a live instance to the store by a name, encrypted with a key if there is one, and the
@@ -219,6 +245,7 @@ impl Service {
             volumes: volumes.as_ref().map(|volumes| volumes.snapshots()).unwrap_or_default(),
             // They are known when it rests.
             execs: Vec::new(),
+            own_volumes: self.shared.own_volumes().of(id),
         };
         let config = serde_json::to_value(config).expect("plain data");
         let most = self.limits_of(id).memory;
@@ -245,28 +272,34 @@ impl Service {
     /// One sentence for the operator; there is none of them then.
     pub async fn restore(
         self: &Arc<Self>,
-        launcher: Arc<dyn Launcher>,
+        (launcher, own): (Arc<dyn Launcher>, Vec<SandboxVolume>),
         count: NonZeroU32,
         snapshots: Vec<VolumeSnapshot>,
     ) -> Result<Restored, String> {
         let service = self.clone();
         let restoring =
-            tokio::spawn(async move { service.restore_now(launcher, count, &snapshots).await });
+            tokio::spawn(
+                async move { service.restore_now(launcher, own, count, &snapshots).await },
+            );
         restoring.await.map_err(|error| error.to_string())?
     }
 
     async fn restore_now(
         self: &Arc<Self>,
         launcher: Arc<dyn Launcher>,
+        own: Vec<SandboxVolume>,
         count: NonZeroU32,
         snapshots: &[VolumeSnapshot],
     ) -> Result<Restored, String> {
         let began = Instant::now();
         self.check_outlives_connections(None, "one that is restored has none")?;
         let places = self.places_for(count, self.config.limits.memory.bytes(), None).await?;
+        let wanted = WantedVolumes { mounted: own, ..WantedVolumes::default() };
+        // Before that: files are put back of volumes that are open.
+        let Mounting { launcher, own, kept, .. } = self.mounting(launcher, &wanted).await?;
+        let own = Own { volumes: own, kept, ..Own::default() };
         let put_back = self.put_back(snapshots).await?;
-        let stays = Stays::WhileWanted;
-        let ids = self.boot_copies(&launcher, places, (None, None), stays).await;
+        let ids = self.boot_copies(&launcher, places, own, Stays::WhileWanted).await;
         let ids = match ids {
             Ok(ids) => ids,
             Err(error) => {
@@ -330,13 +363,13 @@ impl Service {
         table.ok_or_else(|| format!("`{}` has no instance {id}; see `thaw ps`", self.name()))
     }
 
-    /// Boots a copy for each place; each has a policy and limits of its own as `original`, if that has
-    /// some. If one cannot be booted, none is left.
+    /// Boots a copy for each place; each has a policy, limits and volumes of its own as `original`, if
+    /// that has some. If one cannot be booted, none is left.
     async fn boot_copies(
         self: &Arc<Self>,
         launcher: &Arc<dyn Launcher>,
         mut places: Vec<Claimed>,
-        (original, limits): (Option<Arc<EgressPolicy>>, Option<OwnLimits>),
+        original: Own,
         stays: Stays,
     ) -> Result<Vec<u64>, LaunchError> {
         let (mut boots, mut ids) = (JoinSet::new(), Vec::with_capacity(places.len()));
@@ -351,7 +384,7 @@ impl Service {
             let Some(boot) = boots.join_next().await else { break };
             match boot.expect("a launcher does not panic") {
                 (Ok(mut launched), place) => {
-                    let own = original.as_ref().map(|original| Arc::new(original.copy()));
+                    let own = original.egress.as_ref().map(|original| Arc::new(original.copy()));
                     match own.map(|own| use_egress(&mut launched, own)).transpose() {
                         Ok(own) => {
                             let id = self.adopt_copy(launched, place, stays);
@@ -367,9 +400,13 @@ impl Service {
         if failed.is_none() {
             failed = self.shared.egress().insert(policies).await.err().map(LaunchError);
         }
-        if let (None, Some(limits)) = (&failed, limits) {
+        if let (None, Some(limits)) = (&failed, original.limits) {
             let new: Vec<_> = ids.iter().map(|id| (*id, limits)).collect();
             failed = self.shared.limits().set(&new).await.err().map(LaunchError);
+        }
+        if failed.is_none() {
+            let set = self.shared.own_volumes().set(&ids, &original.volumes, &original.kept).await;
+            failed = set.err().map(LaunchError);
         }
         match failed {
             None => {

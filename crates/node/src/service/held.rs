@@ -10,6 +10,7 @@ use crate::sandboxes::exec::{Attached, Exec, ExecProblem, ExecRequest, Execs};
 use crate::sandboxes::files::FileSession;
 use crate::sandboxes::limits::{Unchanged, check_host, of_host};
 use crate::sandboxes::ports::{PortProblem, PortStream};
+use crate::sandboxes::volumes::WantedVolumes;
 use crate::sandboxes::{EgressWish, ExecNote, LimitsChange, Reader};
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -33,8 +34,12 @@ impl Service {
     ///
     /// # Errors
     /// One sentence for the operator.
-    pub(crate) async fn boot_held(self: &Arc<Self>, egress: EgressWish) -> Result<u64, String> {
-        self.boot_held_of(self.launcher(), egress).await
+    pub(crate) async fn boot_held(
+        self: &Arc<Self>,
+        egress: EgressWish,
+        volumes: WantedVolumes,
+    ) -> Result<u64, String> {
+        self.boot_held_of(self.launcher(), egress, volumes).await
     }
 
     /// The same from something else than the function's image.
@@ -42,6 +47,7 @@ impl Service {
         self: &Arc<Self>,
         launcher: Arc<dyn Launcher>,
         egress: EgressWish,
+        volumes: WantedVolumes,
     ) -> Result<u64, String> {
         let memory = self.config.limits.memory.bytes();
         let places = self.places_for(NonZeroU32::MIN, memory, None).await?;
@@ -49,6 +55,8 @@ impl Service {
         if let Some(opening) = launcher.clone().opening() {
             opening.await.map_err(|error| error.to_string())?;
         }
+        let mounting = self.mounting(launcher, &volumes).await?;
+        let launcher = mounting.launcher.clone();
         let function = launcher.egress();
         // What is ready takes less time than to find another thread.
         let mut launched = match launcher.launch_now(None) {
@@ -66,8 +74,12 @@ impl Service {
         };
         let id = self.adopt_held(launched, place, own.is_some());
         let own = own.into_iter().map(|policy| (id, policy)).collect();
-        let kept = self.shared().egress().insert(own).await;
-        kept.inspect_err(|_| self.kill(id)).map(|()| id)
+        let made = async {
+            self.shared().egress().insert(own).await?;
+            self.shared().own_volumes().set(&[id], &mounting.own, &mounting.kept).await?;
+            self.mount_own(id, &mounting, &volumes).await
+        };
+        made.await.inspect_err(|_| self.kill(id)).map(|()| id)
     }
 
     fn adopt_held(self: &Arc<Self>, launched: Launched, place: Claimed, was_told: bool) -> u64 {
@@ -160,7 +172,10 @@ impl Service {
     /// Whether the node hears of the end of an instance that is there.
     pub(crate) fn tells_of_end(&self, id: u64) -> bool {
         let is_held = self.slots().held.contains(&id);
-        is_held || self.shared.egress().knows(id) || self.shared.limits().of(id).is_some()
+        is_held
+            || self.shared.egress().knows(id)
+            || self.shared.limits().of(id).is_some()
+            || self.shared.own_volumes().has(id)
     }
 
     /// Has an instance stay: it gets no requests, and is not ended when it is idle.

@@ -55,6 +55,14 @@ impl Service {
     /// # Errors
     /// One sentence for the operator.
     pub async fn freeze(&self, id: Option<u64>) -> Result<(u64, FrozenInstance), String> {
+        let own_volumes = self.shared().own_volumes();
+        if let Some(id) = id.filter(|id| own_volumes.has(*id)) {
+            return Err(format!(
+                "instance {id} has volumes of its own, which other instances of `{}` would not \
+                 have; freeze another one",
+                self.name()
+            ));
+        }
         let (reply, frozen) = oneshot::channel();
         let (id, upstreams, shared) = {
             let mut slots = self.slots();
@@ -66,6 +74,7 @@ impl Service {
                 None => all
                     .iter_mut()
                     .filter(|(id, slot)| is_idle(slot) && !held.contains(id))
+                    .filter(|(id, _)| !own_volumes.has(**id))
                     .max_by_key(|(_, slot)| slot.served)
                     .map(|(id, slot)| (*id, slot)),
             };

@@ -28,6 +28,7 @@ mod held;
 mod leave;
 mod liveness;
 mod memory;
+mod own_volumes;
 mod place;
 mod reports;
 mod request;

@@ -42,12 +42,22 @@ impl NodeState {
     fn users_of(&self, volumes: &[Name]) -> Vec<User> {
         let user = |info: super::InstanceInfo| {
             let service = self.service_of(info.id)?;
-            let of_it = service.config().volumes.iter().map(|volume| &volume.name);
-            let shared: Vec<_> = of_it.filter(|name| volumes.contains(name)).cloned().collect();
+            let of_it = service.volumes_of(info.id).into_iter().map(|(name, _)| name);
+            let shared: Vec<_> = of_it.filter(|name| volumes.contains(name)).collect();
             let (id, function, state) = (info.id, info.function, info.state);
             (!shared.is_empty()).then_some(User { id, function, state, volumes: shared })
         };
         self.instances().into_iter().filter_map(user).collect()
+    }
+
+    /// Opens the volumes of sandboxes that are asleep since before this daemon, so that nobody removes
+    /// them. Blocks.
+    pub(crate) fn keep_own_volumes(&self) {
+        for id in self.own_volumes().ids() {
+            if let Some(service) = self.service_of(id) {
+                service.keep_own_volumes(id);
+            }
+        }
     }
 
     /// Refuses to go on if some instance has one of these volumes.
@@ -132,7 +142,7 @@ impl NodeState {
         }
     }
 
-    pub(super) fn volumes(&self) -> Result<VolumeStore, String> {
+    pub(crate) fn volumes(&self) -> Result<VolumeStore, String> {
         let secrets = self.secrets().ok_or("only a daemon has volumes")?;
         Ok(secrets.volumes())
     }
@@ -188,12 +198,13 @@ impl Service {
     /// One sentence for the operator; nothing is left of it then.
     pub(super) async fn begin_volumes(&self, id: u64) -> Result<Arc<VolumesAtRest>, String> {
         // Who may only read a volume must not decide what is in it.
-        let written = self.config.volumes.iter().filter(|volume| !volume.read_only);
-        let mut names: Vec<_> = written.map(|volume| volume.name.clone()).collect();
+        let all = self.volumes_of(id);
+        let written = all.iter().filter(|(_, read_only)| !read_only);
+        let mut names: Vec<_> = written.map(|(name, _)| name.clone()).collect();
         names.sort();
         names.dedup();
         if names.is_empty() {
-            let which = if self.config.volumes.is_empty() { "" } else { " that it may write" };
+            let which = if all.is_empty() { "" } else { " that it may write" };
             return Err(format!("`{}` has no volumes{which}; leave --volumes out", self.name()));
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -174,9 +174,12 @@ fn overlap(one: &Path, other: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::MayUse;
     use super::super::tests::{config, store};
     use super::*;
+    use std::collections::BTreeSet;
     use std::os::unix::fs::{chown, lchown};
+    use thaw_sandbox::VolumeShare;
 
     #[test]
     fn a_directory_of_the_host_is_the_operators_to_give() {
@@ -201,6 +204,16 @@ mod tests {
         // Nor does it find another directory than the one that it names.
         one.volumes[0].host = Some("/srv".into());
         assert!(matches!(volumes.of_new_function(&one), Err(VolumeError::NotHost { .. })));
+        // Of the same tenant, only the functions that root names may have it in their sandboxes.
+        let may_have = |function: &FunctionName| {
+            let wanted = &config("any", "data").volumes;
+            let granted = &BTreeSet::new();
+            let may_use = MayUse::Those { function, domain: None, granted };
+            volumes.of_sandbox(wanted, &may_use, &VolumeShare::default()).map(drop)
+        };
+        may_have(&one.name).unwrap();
+        let other = may_have(&"other".parse().unwrap());
+        assert!(matches!(other, Err(VolumeError::NotFor { .. })));
         drop(mounts);
         volumes.remove(&name).unwrap();
         assert_eq!(fs::read(host.path().join("kept")).unwrap(), b"kept");

@@ -30,8 +30,9 @@ pub use bound::{BoundAccess, BoundDirectory};
 pub use host_directory::{FuseAccess, HostDirectory, HostPolicy};
 pub use rights::FileRights;
 pub use volume::{
-    ClosedVolume, Copied, FileNumbers, NUMBERED_MAX, OwnFiles, Volume, VolumeMount, VolumeShare,
-    copy_snapshot, copy_volume, cut_to_lengths, settle_copy, volume_descriptors,
+    ClientFile, ClosedVolume, Copied, FileNumbers, NUMBERED_MAX, OwnFiles, Volume, VolumeClient,
+    VolumeMount, VolumeShare, copy_snapshot, copy_volume, cut_to_lengths, settle_copy,
+    volume_descriptors,
 };
 
 pub(crate) use file_server::{FileServer, QueueFull};

@@ -8,6 +8,7 @@
 //! that sandbox says how long it is (decisions/0069).
 
 mod alone;
+mod client;
 mod closed;
 mod copy;
 mod gate;
@@ -38,6 +39,7 @@ use rustix::thread::set_thread_groups;
 use thaw_abi::bind::*;
 use thaw_abi::control::FileAttributes;
 
+pub use client::{ClientFile, VolumeClient};
 pub use closed::ClosedVolume;
 pub use copy::{Copied, NUMBERED_MAX, copy_snapshot, copy_volume, settle_copy};
 pub use lengths::cut_to_lengths;

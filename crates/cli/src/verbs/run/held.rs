@@ -2,6 +2,7 @@
 //! the program.
 
 use super::super::build::Display;
+use super::super::mounts;
 use super::super::sandbox::{create, port};
 use super::{Arguments, DEFAULT_MEMORY, Program, host_policy, program};
 use crate::client::Daemon;
@@ -31,6 +32,7 @@ const START_PATIENCE_S: u64 = 60;
 pub fn run(arguments: &Arguments, name: &str) -> Outcome {
     let image = image(arguments, name)?;
     refuse_what_it_cannot_have(arguments)?;
+    let volumes = mounts::of_sandbox(&arguments.volume)?;
     let home = Home::from_environment()?;
     let daemon = Daemon::of_home(&home, "or run the program without --name and --detach")?;
     refuse_function(&daemon, &home, image, name)?;
@@ -46,6 +48,7 @@ pub fn run(arguments: &Arguments, name: &str) -> Outcome {
             allow: arguments.allow_egress.clone(),
             ..SandboxEgress::default()
         }),
+        volumes,
         ..NewSandbox::default()
     };
     let sandbox: SandboxInfo = daemon.send_json("POST", "/sandboxes", &new)?;
@@ -143,7 +146,6 @@ fn refuse_what_it_cannot_have(arguments: &Arguments) -> Result<(), Failure> {
     const OWN: &str = "leave it out";
     let refused = [
         (!arguments.bind.is_empty(), "--bind", FILES),
-        (!arguments.volume.is_empty(), "--volume", FILES),
         (!arguments.tmpfs.is_empty(), "--tmpfs", "all of its files are in memory"),
         (arguments.as_root, "--as-root", FILES),
         (arguments.allow_fuse, "--allow-fuse", FILES),

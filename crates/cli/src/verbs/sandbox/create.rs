@@ -4,6 +4,7 @@ use crate::client::{Daemon, DaemonArguments};
 use crate::failure::{Failure, Outcome};
 use crate::output;
 use crate::verbs::build::{Display, serve_new_version};
+use crate::verbs::mounts;
 use clap::{Args, ValueEnum};
 use std::collections::BTreeMap;
 use thaw_node::admin::FunctionInfo;
@@ -25,6 +26,7 @@ use thaw_oci::Reference;
     thaw sandbox create debian:12\n  \
     thaw sandbox create my-function --name box --timeout 10m --on-timeout kill\n  \
     thaw sandbox create debian:12 --egress '*:443'\n  \
+    thaw sandbox create debian:12 -v data:/data\n  \
     thaw sandbox create --checkpoint before --name box\n  \
     thaw sandbox create debian:12 --metadata owner=me --json")]
 pub struct Arguments {
@@ -54,6 +56,9 @@ pub struct Arguments {
     /// It may connect to nothing, whatever its function may.
     #[arg(long, conflicts_with = "egress")]
     no_egress: bool,
+    /// Mount a volume (`thaw volume`) of the function's tenant, to be written; with :ro, read-only.
+    #[arg(long, short, value_name = "NAME:GUEST[:ro]")]
+    volume: Vec<String>,
     /// Memory of a sandbox of a container image, files in it included; of a function's, its
     /// thaw.toml says.
     #[arg(long, value_name = "SIZE", default_value = "512MiB")]
@@ -79,6 +84,7 @@ enum When {
 pub fn run(arguments: &Arguments) -> Outcome {
     let daemon = Daemon::find(&arguments.daemon)?;
     let metadata = arguments.metadata.iter().map(|text| pair(text));
+    let volumes = mounts::of_sandbox(&arguments.volume)?;
     let new = NewSandbox {
         name: arguments.name.clone(),
         function: match &arguments.image {
@@ -94,6 +100,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         metadata: metadata.collect::<Result<BTreeMap<_, _>, _>>()?,
         egress: (arguments.no_egress || !arguments.egress.is_empty())
             .then(|| SandboxEgress { allow: arguments.egress.clone(), ..SandboxEgress::default() }),
+        volumes,
         ..NewSandbox::default()
     };
     let info: SandboxInfo = daemon.send_json("POST", "/sandboxes", &new)?;

@@ -5,7 +5,7 @@ use crate::failure::Outcome;
 use crate::output::{self, Table};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use thaw_node::sandboxes::{NetworkUsage, OnTimeout, SandboxInfo, SandboxUsage};
+use thaw_node::sandboxes::{NetworkUsage, OnTimeout, SandboxInfo, SandboxUsage, SandboxVolume};
 
 /// `thaw sandbox list`.
 pub fn list(daemon: &DaemonArguments, json: bool) -> Outcome {
@@ -54,6 +54,12 @@ fn network(network: &NetworkUsage) -> String {
     format!("\nTCP: {} sent, {} received", output::size(sent_bytes), output::size(received_bytes))
 }
 
+/// A volume that it has, as a line.
+fn volume(volume: &SandboxVolume) -> String {
+    let access = if volume.read_only { ", read-only" } else { "" };
+    format!("\nvolume {} at {}{access}", volume.name, volume.path)
+}
+
 /// `thaw sandbox show`.
 pub fn show(info: &SandboxInfo, json: bool) -> Outcome {
     output::print_done(json, info, |info| {
@@ -79,6 +85,7 @@ pub fn show(info: &SandboxInfo, json: bool) -> Outcome {
             0 => String::new(),
             version => format!(" version {version}"),
         };
+        let volumes: String = info.volumes.iter().map(volume).collect();
         let then = match (info.timeout_s, info.on_timeout) {
             (None, _) => "",
             (Some(_), OnTimeout::Pause) => ", then it is paused",
@@ -86,7 +93,7 @@ pub fn show(info: &SandboxInfo, json: bool) -> Outcome {
         };
         let text = format!(
             "{name}: instance {instance} of {of}{version}, {state}, made {age} ago\n\
-             timeout: {timeout}{then}{kept}{usage}{egress}{network}{metadata}"
+             timeout: {timeout}{then}{kept}{usage}{egress}{network}{volumes}{metadata}"
         );
         text.lines()
             .map(|line| thaw_sandbox::escape(line.as_bytes()))

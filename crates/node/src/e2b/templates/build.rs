@@ -14,7 +14,7 @@ use crate::e2b::backend::{Ended, Sandbox, Wanted};
 use crate::e2b::problem::Kind;
 use crate::sandboxes::EgressWish;
 use crate::sandboxes::egress::ClientEgress;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -87,6 +87,8 @@ impl Job {
             metadata: BTreeMap::new(),
             egress: EgressWish::Within { most, asked: ClientEgress::all() },
             limits: self.known.limits,
+            volumes: Vec::new(),
+            granted_volumes: BTreeSet::new(),
         }
     }
 }

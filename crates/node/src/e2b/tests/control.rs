@@ -150,7 +150,6 @@ async fn what_thaw_does_not_do_is_refused_with_a_sentence() {
         ]}}}),
         json!({"mcp": {}}),
         json!({"iam": {}}),
-        json!({"volumeMounts": [{"name": "v", "path": "/v"}]}),
         json!({"autoPause": true, "autoPauseMemory": false}),
     ] {
         let mut body = base();
@@ -159,7 +158,7 @@ async fn what_thaw_does_not_do_is_refused_with_a_sentence() {
         assert_eq!(status, StatusCode::NOT_IMPLEMENTED, "{extra}");
         assert!(answer["message"].as_str().unwrap().len() > 20);
     }
-    let (status, ..) = place.control("secret", "GET /volumes", Value::Null).await;
+    let (status, ..) = place.control("secret", "GET /secrets", Value::Null).await;
     assert_eq!(status, StatusCode::NOT_IMPLEMENTED);
     let made = place.make(base()).await;
     let watch = json!({"path": "/work", "includeEntry": true});
@@ -177,6 +176,10 @@ async fn what_thaw_does_not_do_is_refused_with_a_sentence() {
             StatusCode::BAD_REQUEST,
         ),
         (json!({}), StatusCode::BAD_REQUEST),
+        (
+            json!({"templateID": "base", "volumeMounts": [{"name": "v", "path": "/v"}]}),
+            StatusCode::NOT_FOUND,
+        ),
     ] {
         assert_eq!(place.control("secret", "POST /v2/sandboxes", body).await.0, status);
     }

@@ -6,6 +6,7 @@ mod envd;
 mod keys;
 mod ports;
 mod templates;
+mod volumes;
 
 use super::connect::{MESSAGE_MAX, envelope};
 use super::fake::Fake;

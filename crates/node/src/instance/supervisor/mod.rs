@@ -495,7 +495,7 @@ impl Supervisor {
     }
 
     fn has_volumes(&self) -> bool {
-        !self.service.config().volumes.is_empty()
+        !self.service.config().volumes.is_empty() || self.instance.has_volumes()
     }
 
     /// Has the instance, and its connections of this age, outlive this daemon. Whether it can.

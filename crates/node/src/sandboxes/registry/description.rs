@@ -4,10 +4,12 @@ use crate::config::FunctionName;
 use crate::inject::WrongHeaders;
 use crate::sandboxes::egress::{EgressInfo, EgressWish, SandboxEgress};
 use crate::sandboxes::usage::{NetworkUsage, SandboxUsage};
+use crate::sandboxes::volumes::{SandboxVolume, WantedVolumes, configs};
 use crate::service::Service;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use thaw_store::Name;
 
 /// What happens to a sandbox when its time has come.
 #[derive(
@@ -42,12 +44,30 @@ pub struct NewSandbox {
     /// Where it may connect to; none: where its function may.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub egress: Option<SandboxEgress>,
+    /// Volumes that it has beside those of its function and of the checkpoint.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub volumes: Vec<SandboxVolume>,
+    /// The names of volumes that whoever asks may use, whatever the tenant of the function may.
+    #[serde(skip)]
+    pub granted_volumes: BTreeSet<Name>,
     /// The same of a client that may not have more than others allow.
     #[serde(skip)]
     pub client_egress: Option<EgressWish>,
 }
 
 impl NewSandbox {
+    /// The volumes that it is to have, with those that are mounted in its memory already.
+    pub(super) fn wanted_volumes(
+        &self,
+        service: &Service,
+        mounted: Vec<SandboxVolume>,
+    ) -> Result<WantedVolumes, SandboxProblem> {
+        let (new, granted) = (self.volumes.clone(), self.granted_volumes.clone());
+        let wanted = WantedVolumes { mounted, new, granted };
+        configs(&wanted.all(), &service.config().volumes).map_err(SandboxProblem::Wrong)?;
+        Ok(wanted)
+    }
+
     /// Where it is to connect to.
     pub(super) fn egress_wish(&self, service: &Service) -> Result<EgressWish, SandboxProblem> {
         if let Some(EgressWish::Within { asked, .. }) = &self.client_egress {
@@ -108,6 +128,9 @@ pub struct SandboxInfo {
     /// of a sandbox that sleeps since before this daemon.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<NetworkUsage>,
+    /// The volumes that it has beside those of its function.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub volumes: Vec<SandboxVolume>,
 }
 
 /// A sandbox that was copied. Names are used again, instances are not.

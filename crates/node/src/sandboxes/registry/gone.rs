@@ -20,6 +20,7 @@ impl Sandboxes {
         let mut known: HashSet<u64> = self.all.lock().values().map(|info| info.instance).collect();
         known.extend(self.node.egress().ids());
         known.extend(self.node.limits().ids());
+        known.extend(self.node.own_volumes().ids());
         // Later: a number that is known and not among these is that of none that is being made.
         let there = self.node.instance_ids();
         self.forget(known.into_iter().filter(|id| !there.contains(id)).collect());
@@ -33,6 +34,7 @@ impl Sandboxes {
                 None if !self.node.may_have_instance(id) => {
                     self.node.egress().forget(id);
                     self.node.limits().forget(id);
+                    self.node.own_volumes().forget(id);
                     gone.insert(id);
                 }
                 _ => {}

@@ -1,7 +1,7 @@
 //! New sandboxes: of a function, of a checkpoint, or of another one.
 
 use super::{ForkedFrom, NewSandbox, SandboxInfo, SandboxProblem, Sandboxes, deadline, now_ms};
-use crate::instance::Launcher;
+use crate::catalog::OpenedCheckpoint;
 use crate::service::Service;
 use crate::to_its_end::to_its_end;
 use std::collections::BTreeSet;
@@ -73,7 +73,9 @@ impl Sandboxes {
         };
         let service = self.node.route(&new.function).ok_or_else(unknown)?;
         let egress = new.egress_wish(&service)?;
-        let instance = service.boot_held(egress).await.map_err(SandboxProblem::Refused)?;
+        let volumes = new.wanted_volumes(&service, Vec::new())?;
+        let booted = service.boot_held(egress, volumes).await;
+        let instance = booted.map_err(SandboxProblem::Refused)?;
         self.adopt(&service, instance, (new, made), None).await
     }
 
@@ -84,7 +86,7 @@ impl Sandboxes {
     pub(crate) async fn create_of(
         self: &Arc<Self>,
         new: NewSandbox,
-        opened: (Arc<Service>, Arc<dyn Launcher>),
+        opened: OpenedCheckpoint,
     ) -> Result<SandboxInfo, SandboxProblem> {
         let this = self.clone();
         to_its_end(async move { this.create_of_now(new, opened).await }).await
@@ -93,7 +95,7 @@ impl Sandboxes {
     async fn create_of_now(
         self: &Arc<Self>,
         new: NewSandbox,
-        (service, launcher): (Arc<Service>, Arc<dyn Launcher>),
+        OpenedCheckpoint { service, launcher, volumes }: OpenedCheckpoint,
     ) -> Result<SandboxInfo, SandboxProblem> {
         let made = self.begin(&new)?;
         if !new.function.is_empty() && new.function != service.name().as_str() {
@@ -104,7 +106,8 @@ impl Sandboxes {
             )));
         }
         let egress = new.egress_wish(&service)?;
-        let booted = service.boot_held_of(launcher, egress).await;
+        let volumes = new.wanted_volumes(&service, volumes)?;
+        let booted = service.boot_held_of(launcher, egress, volumes).await;
         let instance = booted.map_err(SandboxProblem::Refused)?;
         self.adopt(&service, instance, (new, made), None).await
     }
@@ -215,6 +218,7 @@ impl Sandboxes {
             egress: None,
             usage: None,
             network: None,
+            volumes: self.node.own_volumes().of(instance),
         };
         let clash = {
             let (mut making, mut all) = (self.making(), self.all.lock());

@@ -158,7 +158,7 @@ impl Service {
             Some(_) => Some(self.tenant.unsealer().await),
             None => None,
         };
-        let egress = self.shared.egress().clone();
+        let (egress, own_volumes) = (self.shared.egress().clone(), self.clone());
         let boot = move |asleep: &Asleep, own: Option<Arc<EgressPolicy>>| {
             let later = |error: &dyn ToString| WakeError::Later(error.to_string());
             let file = asleep.open().map_err(|error| match error.kind() {
@@ -167,7 +167,8 @@ impl Service {
                 _ => later(&error),
             })?;
             drop(unsealer);
-            let launcher = launcher.waken(
+            let launcher = own_volumes.with_own_volumes(launcher, asleep.id());
+            let launcher = launcher.map_err(WakeError::Later)?.waken(
                 file,
                 asleep.checksum(),
                 asleep.base(),

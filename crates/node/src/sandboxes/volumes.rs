@@ -1,0 +1,262 @@
+//! Volumes of sandboxes that are their own, beside those of their functions.
+//!
+//! A sandbox gets them when it is made, and keeps them: its memory says where each is mounted, by its
+//! place in the list. So copies have the same list, and so has the sandbox when it wakes. The list is
+//! in a table by the number of the instance, and in a file for the next daemon.
+
+use crate::config::{VolumeConfig, check_mount_point, wrong_volumes};
+use crate::replace::{replace, settle};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use thaw_sandbox::VolumeMount;
+use thaw_store::Name;
+use tokio::task::spawn_blocking;
+
+/// Name of the file.
+const FILE: &str = "sandbox-volumes.json";
+
+/// A volume of a sandbox.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SandboxVolume {
+    /// Its name on this node.
+    pub name: String,
+    /// Where the programs see it: an absolute path. Directories that are missing are made.
+    pub path: String,
+    /// Whether they can only read it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub read_only: bool,
+}
+
+impl SandboxVolume {
+    /// As thaw.toml says it.
+    ///
+    /// # Errors
+    /// One sentence: its name is none, or nothing can be mounted at its path.
+    fn config(&self) -> Result<VolumeConfig, String> {
+        check_mount_point(&self.path)?;
+        Ok(VolumeConfig {
+            name: Name::new(&self.name).map_err(|error| error.to_string())?,
+            path: self.path.clone(),
+            read_only: self.read_only,
+            size: None,
+            host: None,
+        })
+    }
+}
+
+/// The volumes that a new sandbox is to have.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct WantedVolumes {
+    /// Those that its memory has mounted already: it is made of a checkpoint.
+    pub mounted: Vec<SandboxVolume>,
+    /// Those that are mounted in it.
+    pub new: Vec<SandboxVolume>,
+    /// Volumes that whoever asks may use, whatever the tenant of the function may.
+    pub granted: BTreeSet<Name>,
+}
+
+impl WantedVolumes {
+    /// All of them, in the order of their mounts.
+    pub fn all(&self) -> Vec<SandboxVolume> {
+        self.mounted.iter().chain(&self.new).cloned().collect()
+    }
+}
+
+/// The same as thaw.toml says it, of a sandbox of a function with volumes.
+///
+/// # Errors
+/// One sentence: there are too many, or they are in each other's way.
+pub(crate) fn configs(
+    own: &[SandboxVolume],
+    function: &[VolumeConfig],
+) -> Result<Vec<VolumeConfig>, String> {
+    let own: Vec<_> = own.iter().map(SandboxVolume::config).collect::<Result<_, _>>()?;
+    let all: Vec<_> = function.iter().chain(&own).cloned().collect();
+    wrong_volumes(&all).map_or(Ok(own), Err)
+}
+
+/// Volumes of one instance.
+#[derive(Clone, Debug, Default)]
+struct Own {
+    volumes: Vec<SandboxVolume>,
+    /// The same, open: nobody removes a volume of a sandbox that is asleep.
+    kept: Vec<VolumeMount>,
+}
+
+/// The volumes of the instances that have some of their own.
+#[derive(Debug, Default)]
+pub struct VolumesTable {
+    known: Mutex<BTreeMap<u64, Own>>,
+    file: OnceLock<PathBuf>,
+    /// Held while the file is written, so that it gets what was changed last.
+    writing: Mutex<()>,
+}
+
+impl VolumesTable {
+    /// Reads what an earlier daemon has written in a directory, and writes there from now on. To
+    /// be called before instances that are asleep can be woken.
+    ///
+    /// # Errors
+    /// The file is there and cannot be read: some instances would wake without their volumes.
+    pub fn keep_in(&self, directory: &Path) -> io::Result<()> {
+        let file = directory.join(FILE);
+        let known: BTreeMap<u64, Vec<SandboxVolume>> = match std::fs::read(&file) {
+            Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| {
+                io::Error::other(format!(
+                    "{}: {error}; it says which volumes sandboxes have: restore it, or end all \
+                     instances and remove it",
+                    file.display()
+                ))
+            })?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => BTreeMap::new(),
+            Err(error) => return Err(error),
+        };
+        let own = |(id, volumes)| (id, Own { volumes, kept: Vec::new() });
+        *self.known() = known.into_iter().map(own).collect();
+        // The first one stays.
+        let _ = self.file.set(file);
+        Ok(())
+    }
+
+    /// Those of an instance, in the order of their mounts.
+    pub(crate) fn of(&self, instance: u64) -> Vec<SandboxVolume> {
+        self.known().get(&instance).map(|own| own.volumes.clone()).unwrap_or_default()
+    }
+
+    /// Whether an instance has some.
+    pub(crate) fn has(&self, instance: u64) -> bool {
+        self.known().contains_key(&instance)
+    }
+
+    /// Instances have these from now on, as this daemon and the next one know.
+    ///
+    /// # Errors
+    /// One sentence: the next daemon would not know; they have none.
+    pub(crate) async fn set(
+        self: &Arc<Self>,
+        ids: &[u64],
+        volumes: &[SandboxVolume],
+        kept: &[VolumeMount],
+    ) -> Result<(), String> {
+        if volumes.is_empty() || ids.is_empty() {
+            return Ok(());
+        }
+        for id in ids {
+            let own = Own { volumes: volumes.to_vec(), kept: kept.to_vec() };
+            self.known().insert(*id, own);
+        }
+        let table = self.clone();
+        let written = spawn_blocking(move || table.write()).await;
+        let written = written.map_err(io::Error::other).and_then(|written| written);
+        written.map_err(|error| {
+            ids.iter().for_each(|id| self.forget(*id));
+            format!(
+                "which volumes the sandbox has cannot be written down for the next daemon ({error}); \
+                 make room in THAW_HOME"
+            )
+        })
+    }
+
+    /// The volumes of an instance are open.
+    pub(crate) fn keep(&self, instance: u64, kept: Vec<VolumeMount>) {
+        if let Some(own) = self.known().get_mut(&instance) {
+            own.kept = kept;
+        }
+    }
+
+    /// Those that are open of an instance.
+    pub(crate) fn kept(&self, instance: u64) -> Vec<VolumeMount> {
+        self.known().get(&instance).map(|own| own.kept.clone()).unwrap_or_default()
+    }
+
+    /// An instance is ending: its volumes can be removed as soon as it has ended.
+    pub(crate) fn release(&self, instance: u64) {
+        self.keep(instance, Vec::new());
+    }
+
+    /// The instances that have some.
+    pub fn ids(&self) -> Vec<u64> {
+        self.known().keys().copied().collect()
+    }
+
+    /// Forgets those of an instance that is there no more. The file loses them with the next change.
+    pub fn forget(&self, id: u64) {
+        self.known().remove(&id);
+    }
+
+    fn write(&self) -> io::Result<()> {
+        let Some(file) = self.file.get() else { return Ok(()) };
+        // Whoever writes last has read last.
+        let _writing = self.writing.lock().expect("no holder panics");
+        let all: BTreeMap<u64, Vec<SandboxVolume>> =
+            self.known().iter().map(|(id, own)| (*id, own.volumes.clone())).collect();
+        replace(file, &serde_json::to_vec(&all)?)?;
+        settle(file)
+    }
+
+    fn known(&self) -> MutexGuard<'_, BTreeMap<u64, Own>> {
+        self.known.lock().expect("no holder panics")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn volume(name: &str, path: &str) -> SandboxVolume {
+        SandboxVolume { name: name.into(), path: path.into(), read_only: false }
+    }
+
+    #[test]
+    fn volumes_have_names_and_places_of_their_own() {
+        let good = [volume("a", "/data"), volume("b", "/other/place")];
+        let function = configs(&good, &[]).unwrap();
+        assert_eq!(function.len(), 2);
+        for (name, path) in [
+            ("a", "data"),
+            ("a", "/"),
+            ("a", "/a/../b"),
+            ("a", "/proc/x"),
+            ("a", "/run/secrets"),
+            ("../a", "/data"),
+            ("", "/data"),
+        ] {
+            assert!(configs(&[volume(name, path)], &[]).is_err(), "{name} {path}");
+        }
+        let twice = configs(&[volume("c", "/c"), volume("c", "/d")], &[]).unwrap_err();
+        assert!(twice.contains("named twice"), "{twice}");
+        let inside = configs(&[volume("c", "/data/sub")], &function).unwrap_err();
+        assert!(inside.contains("lie in each other"), "{inside}");
+        let many: Vec<_> = (0..17).map(|n| volume(&format!("v{n}"), &format!("/{n}"))).collect();
+        assert!(configs(&many, &[]).unwrap_err().contains("16"));
+        assert!(configs(&many[..15], &function).is_err());
+        assert!(configs(&many[..14], &function).is_ok());
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn the_next_daemon_knows_which_volumes_a_sandbox_has() {
+        let directory = tempfile::tempdir().unwrap();
+        let table = Arc::new(VolumesTable::default());
+        table.keep_in(directory.path()).unwrap();
+        let own = [volume("a", "/data")];
+        table.set(&[7, 8], &own, &[]).await.unwrap();
+        table.forget(8);
+        table.set(&[9], &own, &[]).await.unwrap();
+        let next = VolumesTable::default();
+        next.keep_in(directory.path()).unwrap();
+        assert_eq!((next.ids(), next.of(7), next.of(8)), (vec![7, 9], own.to_vec(), Vec::new()));
+        // Where nothing can be written down there is no such sandbox.
+        drop(directory);
+        assert!(table.set(&[10], &own, &[]).await.unwrap_err().contains("make room"));
+        assert!(!table.has(10));
+        let damaged = tempfile::tempdir().unwrap();
+        std::fs::write(damaged.path().join(FILE), "[").unwrap();
+        let error = VolumesTable::default().keep_in(damaged.path()).unwrap_err().to_string();
+        assert!(error.contains("restore it"), "{error}");
+    }
+}

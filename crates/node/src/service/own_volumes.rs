@@ -1,0 +1,145 @@
+//! Volumes that sandboxes have beside those of their functions: they are opened before a sandbox is
+//! booted, mounted in it when it runs, and open again for its copies and when it wakes.
+
+use super::Service;
+use crate::instance::Launcher;
+use crate::sandboxes::files::FileProblem;
+use crate::sandboxes::volumes::{SandboxVolume, WantedVolumes, configs};
+use crate::volumes::MayUse;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use thaw_abi::bind::{MOUNT_VOLUME, MOUNT_VOLUME_WRITABLE};
+use thaw_sandbox::VolumeMount;
+use thaw_store::Name;
+use tokio::task::spawn_blocking;
+
+/// What boots instances that have volumes of their own.
+pub(super) struct Mounting {
+    pub launcher: Arc<dyn Launcher>,
+    /// Their volumes.
+    pub own: Vec<SandboxVolume>,
+    /// The same, open.
+    pub kept: Vec<VolumeMount>,
+    /// The number of the mount of the first of them.
+    first: u32,
+}
+
+impl Service {
+    /// What boots instances with these volumes, besides what a launcher boots them with.
+    ///
+    /// # Errors
+    /// One sentence for the operator: one is not there, may not be used, or cannot be mounted.
+    pub(super) async fn mounting(
+        self: &Arc<Self>,
+        launcher: Arc<dyn Launcher>,
+        wanted: &WantedVolumes,
+    ) -> Result<Mounting, String> {
+        let own = wanted.all();
+        if own.is_empty() {
+            return Ok(Mounting { launcher, own, kept: Vec::new(), first: 0 });
+        }
+        let (service, granted) = (self.clone(), wanted.granted.clone());
+        let opened = spawn_blocking(move || service.open_own(launcher, own, Some(&granted))).await;
+        opened.map_err(|error| error.to_string())?
+    }
+
+    /// What boots an instance again that has volumes of its own, if it has some. Blocks.
+    ///
+    /// # Errors
+    /// One sentence for the operator.
+    pub(super) fn with_own_volumes(
+        &self,
+        launcher: Arc<dyn Launcher>,
+        id: u64,
+    ) -> Result<Arc<dyn Launcher>, String> {
+        let table = self.shared.own_volumes();
+        let own = table.of(id);
+        if own.is_empty() {
+            return Ok(launcher);
+        }
+        // Whether it may use them was asked when it was made.
+        let mounting = self.open_own(launcher, own, None)?;
+        table.keep(id, mounting.kept);
+        Ok(mounting.launcher)
+    }
+
+    /// Opens volumes of an instance that is asleep, so that nobody removes them. Blocks.
+    pub(crate) fn keep_own_volumes(&self, id: u64) {
+        let own = self.shared.own_volumes().of(id);
+        // If they cannot be opened, who wakes it hears why.
+        if let Ok(kept) = self.open_volumes(&own, None) {
+            self.shared.own_volumes().keep(id, kept);
+        }
+    }
+
+    fn open_own(
+        &self,
+        launcher: Arc<dyn Launcher>,
+        own: Vec<SandboxVolume>,
+        granted: Option<&BTreeSet<Name>>,
+    ) -> Result<Mounting, String> {
+        let kept = self.open_volumes(&own, granted)?;
+        let (launcher, first) = launcher.mounting(&kept).map_err(|error| error.to_string())?;
+        Ok(Mounting { launcher, own, kept, first })
+    }
+
+    fn open_volumes(
+        &self,
+        own: &[SandboxVolume],
+        granted: Option<&BTreeSet<Name>>,
+    ) -> Result<Vec<VolumeMount>, String> {
+        let wanted = configs(own, &self.config.volumes)?;
+        let may_use = match granted {
+            None => MayUse::Any,
+            Some(granted) => MayUse::Those {
+                function: self.name(),
+                domain: self.config.sharing.domain.as_ref(),
+                granted,
+            },
+        };
+        let opened = self.shared.volumes()?.of_sandbox(&wanted, &may_use, self.tenant.volumes());
+        opened.map_err(|error| error.to_string())
+    }
+
+    /// Mounts volumes in an instance that runs, for all of its processes.
+    ///
+    /// # Errors
+    /// One sentence for the operator; some may be mounted.
+    pub(super) async fn mount_own(
+        self: &Arc<Self>,
+        id: u64,
+        mounting: &Mounting,
+        wanted: &WantedVolumes,
+    ) -> Result<(), String> {
+        if wanted.new.is_empty() {
+            return Ok(());
+        }
+        let mut session = self.files(id, "").await?;
+        let numbered = (mounting.first..).zip(&mounting.own).skip(wanted.mounted.len());
+        for (number, volume) in numbered {
+            let kind = if volume.read_only { MOUNT_VOLUME } else { MOUNT_VOLUME_WRITABLE };
+            let mounted = session.mount(&volume.path, number, kind).await;
+            mounted.map_err(|problem| {
+                let why = match problem {
+                    FileProblem::Refused(libc::ENOSYS, _) => {
+                        "its function was frozen by an older Thaw; build it again".to_owned()
+                    }
+                    problem => problem.to_string(),
+                };
+                format!("volume `{}` cannot be mounted in the sandbox: {why}", volume.name)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The names of the volumes that an instance has, of its function and its own.
+    pub(super) fn volumes_of(&self, id: u64) -> Vec<(Name, bool)> {
+        let of_function = self.config.volumes.iter();
+        let mut all: Vec<_> =
+            of_function.map(|volume| (volume.name.clone(), volume.read_only)).collect();
+        for own in self.shared.own_volumes().of(id) {
+            all.extend(Name::new(&own.name).ok().map(|name| (name, own.read_only)));
+        }
+        all
+    }
+}
