@@ -96,7 +96,7 @@ class Contexts:
         try:
             await context.start()
         except BaseException:
-            del self.all[context.id]
+            self.all.pop(context.id, None)
             raise
         return context
 
