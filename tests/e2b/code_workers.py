@@ -56,7 +56,7 @@ LANGUAGES = {
     "python": SimpleNamespace(
         keep="n = 41", show="import os; print(n + 1, os.environ.get('A'))", fail="def f(): 1 / 0\nf()",
         error=("ZeroDivisionError", "division by zero", "f()"),
-        endless="for _ in range(3):\n  try:\n    while True: pass\n  except KeyboardInterrupt: pass\n1 / 0",
+        endless="import time\nfor _ in range(3):\n  try: time.sleep(60)\n  except KeyboardInterrupt: pass\n1 / 0",
         much="print('x' * 10 ** 6)", variable="import os; print(os.environ.get('B'))", noisy="1", comment="#",
         harm=[], after="print(n + 1)", left="42"),
 }

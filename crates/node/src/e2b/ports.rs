@@ -55,8 +55,8 @@ const NOT_PASSED: [&str; 10] = [
 
 /// Passes a request on to whatever listens on a port of a sandbox.
 pub(super) async fn pass(e2b: Arc<E2b>, id: String, port: u16, request: Request) -> Response {
-    let shown = |name| header(request.headers(), name).map(str::to_owned);
-    let (shown, of_envd) = (shown(TOKEN_HEADER), shown(ENVD_TOKEN_HEADER));
+    let [shown, of_envd] = [TOKEN_HEADER, ENVD_TOKEN_HEADER]
+        .map(|name| header(request.headers(), name).map(str::to_owned));
     let connected = async {
         let (_, record) = admit(&e2b, &id, |record| {
             let is_shown = is_shown(&e2b, shown, |holder| e2b.records.traffic_token(&id, holder));
