@@ -109,20 +109,13 @@ class Kernel:
         return self.is_open and await self.manager.is_alive()
 
     async def messages(self, code, silent=False):
+        if not self.is_open:
+            yield died()
+            return
         asked = self.client.execute(code, silent=silent, store_history=not silent, allow_stdin=False,
                                     stop_on_error=False)
         while True:
-            try:
-                message = await self.client.get_iopub_msg(timeout=1)
-            except (queue.Empty, zmq.ZMQError):
-                if await self.is_alive():
-                    continue
-                message = None
-            except asyncio.CancelledError:
-                # So it is when the client's channels are closed, too.
-                if self.is_open:
-                    raise
-                message = None
+            message = await self.message()
             if message is None:
                 yield died()
                 return
@@ -133,6 +126,20 @@ class Kernel:
             line = line_of(message)
             if line:
                 yield line
+
+    async def message(self):
+        """The next message, or None at the end of the kernel."""
+        while True:
+            try:
+                return await self.client.get_iopub_msg(timeout=1)
+            except (queue.Empty, zmq.ZMQError):
+                if not await self.is_alive():
+                    return None
+            except (asyncio.CancelledError, AssertionError):
+                # So it is when the client's channels are closed, too.
+                if self.is_open:
+                    raise
+                return None
 
     async def run_silently(self, code):
         """Runs code of this server; whether the kernel is there still."""

@@ -4,7 +4,8 @@ A worker gets the numbers of two pipes as its last arguments. It reads requests 
 writes answers to the second; its standard output and error are those of the code. Requests and
 answers are fields, each with a NUL at its end:
 
-    the bytes of the rest, N, N changes of variables that stay, N, N changes that end with the code, the code
+    the number of bytes that follow, N, N changes of variables that stay, N, N changes that end with
+    the code, the code
     result TEXT | error NAME VALUE TRACEBACK | done
 
 A change is NAME=VALUE, or NAME if the variable is removed. SIGINT ends the code, and not the worker.

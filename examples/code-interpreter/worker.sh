@@ -55,13 +55,13 @@ _thaw_reseed() {
     done
 }
 
-# Leaves the function that runs, and each that has called it before its next command.
+# Has each function that runs leave before its next command. Those called later do not inherit it.
 _thaw_unwind() {
     builtin trap '((${#FUNCNAME[@]} == 0)) || builtin return 130' DEBUG
 }
 
 _thaw_run() {
-    trap '_thaw_unwind; return 130' INT
+    builtin trap '_thaw_unwind; builtin return 130' INT
     eval "$_thaw_code"
 }
 
@@ -77,10 +77,10 @@ while _thaw_read _thaw_length && _thaw_read_changes _thaw_stay && _thaw_read_cha
     _thaw_run 200<&- 201>&-
     {
         _thaw_status=$?
+        builtin trap : INT
         case $- in *x*) _thaw_traced='builtin set -x; ' ;; *) _thaw_traced= ;; esac
         builtin set +x
         if ((_thaw_status == 130)); then builtin trap - DEBUG; fi
-        builtin trap : INT
     } 2>/dev/null
     _thaw_change "${_thaw_before[@]}"
     if ((_thaw_status)); then
