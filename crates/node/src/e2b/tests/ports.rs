@@ -1,6 +1,7 @@
 //! Ports of programs.
 
 use super::*;
+use crate::e2b::records::ENVS_MAX;
 
 #[tokio::test]
 async fn visitors_of_an_open_port_have_a_bound_and_do_not_lock_its_owner_out() {
@@ -92,8 +93,8 @@ async fn the_server_for_code_gets_the_environment_of_the_sandbox_and_other_ports
 #[tokio::test]
 async fn an_environment_that_no_server_takes_as_a_header_is_refused() {
     let place = Place::new();
-    // Each byte is six in JSON.
-    let long = json!({"templateID": "base", "envVars": {"A": "\u{1}".repeat(65_500)}});
+    // The longest that a sandbox may have: each byte is six in JSON.
+    let long = json!({"templateID": "base", "envVars": {"A": "\u{1}".repeat(ENVS_MAX - 1)}});
     let (_, shown, _) = place.control("secret", "POST /v2/sandboxes", long).await;
     let id = shown["sandboxID"].as_str().unwrap().to_owned();
     let traffic = ("E2b-Traffic-Access-Token", shown["trafficAccessToken"].as_str().unwrap());
