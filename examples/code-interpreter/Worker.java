@@ -45,6 +45,8 @@ class Worker {
 
     private void serve() throws IOException {
         while (true) {
+            // The length of the request.
+            read();
             change(readChanges());
             List<String> before = change(readChanges());
             interrupted = false;

@@ -3,8 +3,10 @@
 import asyncio
 import os
 import queue
+import signal
 import sys
 import time
+import uuid
 
 import zmq
 from jupyter_client.manager import AsyncKernelManager
@@ -76,85 +78,44 @@ def line_of(message):
     return None
 
 
-class PythonContext(Context):
-    def __init__(self, language, cwd):
-        super().__init__(language, cwd)
-        # Files below /tmp, which are the guest's own: no port is taken.
-        self.manager = AsyncKernelManager(transport="ipc", ip=f"/tmp/kernel-{self.id[:8]}")
-        self.client = None
+class Kernel:
+    """A kernel with a connection to it."""
 
-    async def start(self):
+    def __init__(self):
+        # Files below /tmp, which are the guest's own: no port is taken.
+        self.manager = AsyncKernelManager(transport="ipc", ip=f"/tmp/kernel-{uuid.uuid4().hex[:8]}")
         command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}",
                    "--matplotlib=inline"]
         self.manager.kernel_spec.argv[:] = command
-        await self.manager.start_kernel(cwd=self.cwd)
-        await self.connect()
+        self.client, self.is_open = None, True
 
-    async def connect(self):
-        self.environment = {}
+    async def start(self, cwd):
+        await self.manager.start_kernel(cwd=cwd)
         self.client = self.manager.client()
         self.client.start_channels(hb=False, stdin=False)
         await self.client.wait_for_ready(timeout=START_PATIENCE)
-        await self.run_silently(STARTUP)
+        if not await self.run_silently(STARTUP):
+            raise RuntimeError("the kernel has ended as it started")
 
-    async def restart(self):
-        async with self.restarts:
-            self.disconnect()
-            await self.manager.restart_kernel(now=True)
-            await self.connect()
+    async def end(self):
+        """What runs knows by `is_open` that it runs no more."""
+        if self.is_open:
+            self.is_open = False
+            if self.client is not None:
+                self.client.stop_channels()
+            await self.manager.shutdown_kernel(now=True)
 
-    def disconnect(self):
-        """What runs knows by this that it runs no more."""
-        client, self.client = self.client, None
-        if client is not None:
-            client.stop_channels()
-
-    async def stop(self):
-        self.disconnect()
-        await self.manager.shutdown_kernel(now=True)
-
-    async def interrupt(self):
-        await self.manager.interrupt_kernel()
-
-    async def warm_up(self):
-        await self.run_silently(WARM_UP)
-
-    async def lines(self, code, changes, variables):
-        client = self.client
-        if await self.has_ended(client):
-            yield died()
-            return
-        if changes:
-            await self.run_silently(f"{VARIABLES}.stay({changes!r})")
-        if variables:
-            await self.run_silently(f"{VARIABLES}.lend({variables!r})")
-        try:
-            async for line in self.messages(code):
-                yield line
-        finally:
-            if variables and not await self.has_ended(client):
-                await self.run_silently(f"{VARIABLES}.give_back()")
-
-    async def has_ended(self, client):
-        """Whether the kernel to which a client leads is there no more."""
-        return client is None or self.client is not client or not await self.manager.is_alive()
+    async def is_alive(self):
+        return self.is_open and await self.manager.is_alive()
 
     async def messages(self, code, silent=False):
-        client = self.client
-        asked = client.execute(code, silent=silent, store_history=not silent, allow_stdin=False,
-                               stop_on_error=False)
+        if not self.is_open:
+            yield died()
+            return
+        asked = self.client.execute(code, silent=silent, store_history=not silent, allow_stdin=False,
+                                    stop_on_error=False)
         while True:
-            try:
-                message = await client.get_iopub_msg(timeout=1)
-            except (queue.Empty, zmq.ZMQError):
-                if not await self.has_ended(client):
-                    continue
-                message = None
-            except asyncio.CancelledError:
-                # So it is when the client's channels are closed, too.
-                if self.client is client:
-                    raise
-                message = None
+            message = await self.message()
             if message is None:
                 yield died()
                 return
@@ -166,7 +127,70 @@ class PythonContext(Context):
             if line:
                 yield line
 
+    async def message(self):
+        """The next message, or None at the end of the kernel."""
+        while True:
+            try:
+                return await self.client.get_iopub_msg(timeout=1)
+            except (queue.Empty, zmq.ZMQError):
+                if not await self.is_alive():
+                    return None
+            except (asyncio.CancelledError, AssertionError):
+                # So it is when the client's channels are closed, too.
+                if self.is_open:
+                    raise
+                return None
+
     async def run_silently(self, code):
+        """Runs code of this server; whether the kernel is there still."""
         async for line in self.messages(code, silent=True):
-            if line["type"] == "error":
+            if line["type"] == "error" and await self.is_alive():
                 raise RuntimeError(f"{line['name']}: {line['value']}")
+        return await self.is_alive()
+
+
+class PythonContext(Context):
+    async def launch(self):
+        kernel = Kernel()
+        try:
+            await kernel.start(self.cwd)
+        except BaseException:
+            await kernel.end()
+            raise
+        self.process = kernel
+
+    async def end(self):
+        if self.process is not None:
+            await self.process.end()
+
+    async def warm_up(self):
+        await self.process.run_silently(WARM_UP)
+
+    async def is_alive(self, kernel):
+        return await kernel.is_alive()
+
+    async def signal(self, kernel, number):
+        if number == signal.SIGINT:
+            await kernel.manager.interrupt_kernel()
+        elif await kernel.is_alive():
+            await kernel.manager.signal_kernel(number)
+
+    async def lines(self, kernel, code, changes, variables):
+        if kernel is None or not await self.prepare(kernel, changes, variables):
+            yield died()
+            return
+        try:
+            async for line in kernel.messages(code):
+                yield line
+        finally:
+            self.ended += 1
+            if variables and await kernel.is_alive():
+                await kernel.run_silently(f"{VARIABLES}.give_back()")
+
+    async def prepare(self, kernel, changes, variables):
+        """Changes the variables; whether the kernel is there."""
+        if not await kernel.is_alive():
+            return False
+        if changes and not await kernel.run_silently(f"{VARIABLES}.stay({changes!r})"):
+            return False
+        return not variables or await kernel.run_silently(f"{VARIABLES}.lend({variables!r})")

@@ -11,8 +11,8 @@ HTTP on port 49999. A context is a process that runs code in one language:
 Each language has a default context. Those of `READY` are started, and their libraries are imported,
 before the server listens: Thaw freezes it then, so that a copy of it runs code at once.
 
-The header `Thaw-Sandbox-Environment`, which the node sets, has the variables of the sandbox: a JSON
-object in Base64.
+The header `Thaw-Sandbox-Environment`, which the node sets for those who may know them, has the
+variables of the sandbox: a JSON object in Base64. A request without it leaves them as they are.
 """
 
 import asyncio
@@ -96,7 +96,7 @@ class Contexts:
         try:
             await context.start()
         except BaseException:
-            del self.all[context.id]
+            self.all.pop(context.id, None)
             raise
         return context
 

@@ -81,7 +81,8 @@ def show_saved_images():
 
 
 def reseed():
-    """All sandboxes begin as copies of this process, and draw other numbers all the same."""
+    """A sandbox begins as a copy, of this process or of another sandbox, and draws other numbers all
+    the same."""
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
@@ -93,9 +94,9 @@ class Variables(types.ModuleType):
     undo = []
 
     def stay(self, changes):
-        if "E2B_SANDBOX_ID" not in os.environ:
-            reseed()
         self.change(changes)
+        if any(change.startswith("E2B_SANDBOX_ID=") for change in changes):
+            reseed()
 
     def change(self, changes):
         before = []

@@ -4,7 +4,8 @@ A worker gets the numbers of two pipes as its last arguments. It reads requests 
 writes answers to the second; its standard output and error are those of the code. Requests and
 answers are fields, each with a NUL at its end:
 
-    N, N changes of variables that stay, N, N changes that end with the code, the code
+    the number of bytes that follow, N, N changes of variables that stay, N, N changes that end with
+    the code, the code
     result TEXT | error NAME VALUE TRACEBACK | done
 
 A change is NAME=VALUE, or NAME if the variable is removed. SIGINT ends the code, and not the worker.
@@ -12,6 +13,7 @@ A change is NAME=VALUE, or NAME if the variable is removed. SIGINT ends the code
 
 import asyncio
 import codecs
+import logging
 import os
 import shutil
 import signal
@@ -29,8 +31,8 @@ ANSWER_MAX = 16 << 20
 FIELDS = {"result": 2, "error": 4, "done": 1}
 # Seconds in which a line that is written in pieces comes together.
 GATHERING = 0.005
-# Interrupts before a worker is killed, and seconds between them.
-INTERRUPTS, PAUSE = 12, 0.25
+# Seconds that a worker may take to start.
+START_PATIENCE = 60
 
 JAVA = ["java", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "--source", "17"]
 COMMANDS = {
@@ -69,7 +71,7 @@ class Process:
     def __init__(self, language, cwd):
         self.streams = {"stdout": Stream(), "stderr": Stream()}
         self.decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in self.streams}
-        self.answers, self.partial = Stream(), bytearray()
+        self.answers, self.partial, self.is_killed = Stream(), bytearray(), False
         requests, ours = os.pipe()
         os.set_blocking(ours, False)
         self.requests = open(ours, "wb", buffering=0)
@@ -82,13 +84,19 @@ class Process:
             os.close(fd)
 
     def is_alive(self):
-        return self.child.poll() is None and not self.answers.has_ended
+        return not self.is_killed and self.child.poll() is None and not self.answers.has_ended
 
     def signal(self, number):
         try:
             os.killpg(self.child.pid, number)
         except ProcessLookupError:
             pass
+
+    def kill(self):
+        """Nothing is read from it any more. What it has started outlives it if it has ended before."""
+        self.is_killed = True
+        if self.child.poll() is None:
+            self.signal(signal.SIGKILL)
 
     async def end(self):
         self.signal(signal.SIGKILL)
@@ -99,24 +107,50 @@ class Process:
         streams = (self.answers, *self.streams.values())
         return [stream.file for stream in streams if not stream.has_ended]
 
+    async def exchange(self, fields):
+        """Sends a request; lines for what the code prints and answers, until it is done."""
+        if not self.is_alive():
+            raise EOFError
+        async for line in self.ask(fields):
+            yield line
+        while True:
+            if self.is_alive():
+                await ready(self.files(), [])
+            alive = self.is_alive()
+            # Answers are read first: the code has printed all before its worker says that it is done.
+            answers = list(self.answered())
+            if alive and not answers:
+                await asyncio.sleep(GATHERING)
+                answers = list(self.answered())
+            is_done = ["done"] in answers
+            for line in self.printed(is_done):
+                yield line
+            for answer in answers:
+                if answer[0] != "done":
+                    yield line_of(answer)
+            if is_done:
+                return
+            if not alive:
+                raise EOFError
+
     async def ask(self, fields):
-        """Sends a request; whether the worker has taken it."""
-        rest = b"".join(field.encode("utf-8", "replace") + b"\0" for field in fields)
+        """Sends a request; lines for what is printed meanwhile, for which a worker may wait."""
+        request = b"".join(field.encode("utf-8", "replace") + b"\0" for field in fields)
+        rest = memoryview(b"%d\0%b" % (len(request), request))
         while rest and self.is_alive():
-            try:
-                written = self.requests.write(rest)
-            except BrokenPipeError:
-                return False
+            written = self.requests.write(rest)
             if written is None:
-                await ready([], [self.requests])
+                await ready(self.files(), [self.requests])
+                for line in self.printed(False):
+                    yield line
             else:
                 rest = rest[written:]
-        return not rest
 
-    def printed(self):
+    def printed(self, is_done):
         """Lines for what the code has printed, the last piece of each stream."""
         for name, stream in self.streams.items():
-            text = self.decoders[name].decode(stream.read())
+            # The next code does not end a character that this one has begun.
+            text = self.decoders[name].decode(stream.read(), is_done)
             if text:
                 yield {"type": name, "text": text, "timestamp": time.time_ns()}
 
@@ -160,64 +194,56 @@ async def ready(to_read, to_write):
 class WorkerContext(Context):
     def __init__(self, language, cwd):
         super().__init__(language, cwd)
-        self.process, self.count = None, 0
-        # How often code has ended, by which one knows whether the same still runs.
-        self.ended = 0
-
-    async def start(self):
-        self.environment, self.count = {}, 0
-        self.process = Process(self.language, self.cwd)
-
-    async def stop(self):
-        await self.process.end()
-
-    async def warm_up(self):
-        async for line in self.execute("", {}, {}):
-            if line["type"] == "error":
-                raise RuntimeError(f"{self.language}: {line['value']}")
         self.count = 0
 
-    async def interrupt(self):
-        process, ended = self.process, self.ended
-        for _ in range(INTERRUPTS):
-            if self.ended != ended or not process.is_alive():
-                return
-            process.signal(signal.SIGINT)
-            await asyncio.sleep(PAUSE)
-        process.signal(signal.SIGKILL)
-
-    async def lines(self, code, changes, variables):
-        self.count += 1
-        yield {"type": "number_of_executions", "execution_count": self.count}
+    async def launch(self):
+        process = Process(self.language, self.cwd)
         try:
-            request = [str(len(changes)), *changes, str(len(variables)), *variables, code]
-            async for line in self.run(self.process, request):
-                yield line
-        finally:
-            self.ended += 1
+            # An interrupt before it serves would end it.
+            async with asyncio.timeout(START_PATIENCE):
+                async for line in process.exchange(["0", "0", ""]):
+                    if line["type"] == "error":
+                        raise RuntimeError(f"{self.language}: {line['value']}")
+        except BaseException:
+            await process.end()
+            raise
+        self.count, self.process = 0, process
 
-    async def run(self, process, request):
-        if not await process.ask(request):
+    async def end(self):
+        if self.process is not None:
+            await self.process.end()
+
+    async def warm_up(self):
+        """It has run something when it has started."""
+
+    async def is_alive(self, process):
+        return process.is_alive()
+
+    async def signal(self, process, number):
+        process.signal(number)
+
+    async def lines(self, process, code, changes, variables):
+        if process is None:
             yield died()
             return
-        while True:
-            if process.is_alive():
-                await ready(process.files(), [])
-            alive = process.is_alive()
-            # Answers are read first: the code has printed all before its worker says that it is done.
-            answers = list(process.answered())
-            if alive and not answers:
-                await asyncio.sleep(GATHERING)
-                answers = list(process.answered())
-            for line in process.printed():
+        self.count += 1
+        yield {"type": "number_of_executions", "execution_count": self.count}
+        request = [str(len(changes)), *changes, str(len(variables)), *variables, code]
+        is_done = False
+        try:
+            async for line in process.exchange(request):
                 yield line
-            for answer in answers:
-                if answer[0] == "done":
-                    return
-                yield line_of(answer)
-            if not alive:
-                yield died()
-                return
+            is_done = True
+        except Exception as problem:
+            if not isinstance(problem, (EOFError, BrokenPipeError)):
+                logging.warning("a worker of %s has answered what is no answer: %r", self.language, problem)
+            process.kill()
+            yield died()
+        finally:
+            self.ended += 1
+            if not is_done:
+                # The answer of this code would be taken for that of the next.
+                process.kill()
 
 
 def line_of(answer):

@@ -6,11 +6,11 @@ eval "exec $1<&- $2>&-"
 set --
 
 _thaw_answer() {
-    printf '%s\0' "$@" >&201
+    builtin printf '%s\0' "$@" >&201
 }
 
 _thaw_read() {
-    IFS= read -r -d '' "$1" <&200
+    IFS= builtin read -r -d '' "$1" <&200
 }
 
 # Reads changes of variables into an array; a name that bash cannot have is left out.
@@ -47,22 +47,41 @@ _thaw_undo() {
     done
 }
 
-# An interrupt leaves it, whatever the code was doing.
+# A copy of the sandbox draws other numbers.
+_thaw_reseed() {
+    local change
+    for change; do
+        if [[ $change == E2B_SANDBOX_ID=* ]]; then RANDOM=${SRANDOM:-$$}; fi
+    done
+}
+
+# Has each function that runs leave before its next command. Those called later do not inherit it.
+_thaw_unwind() {
+    builtin trap '((${#FUNCNAME[@]} == 0)) || builtin return 130' DEBUG
+}
+
 _thaw_run() {
-    trap 'return 130' INT
+    builtin trap '_thaw_unwind; builtin return 130' INT
     eval "$_thaw_code"
 }
 
+# The code may have said `set -x`, which is not about what is done here.
+_thaw_traced=
 trap : INT
-while _thaw_read_changes _thaw_stay && _thaw_read_changes _thaw_lent && _thaw_read _thaw_code; do
-    # A copy of the sandbox draws other numbers.
-    if ((${#_thaw_stay[@]})); then RANDOM=${SRANDOM:-$$}; fi
+while _thaw_read _thaw_length && _thaw_read_changes _thaw_stay && _thaw_read_changes _thaw_lent && _thaw_read _thaw_code; do
     _thaw_change "${_thaw_stay[@]}"
+    _thaw_reseed "${_thaw_stay[@]}"
     _thaw_undo _thaw_before "${_thaw_lent[@]}"
     _thaw_change "${_thaw_lent[@]}"
+    _thaw_code=$_thaw_traced$_thaw_code
     _thaw_run 200<&- 201>&-
-    _thaw_status=$?
-    trap : INT
+    {
+        _thaw_status=$?
+        builtin trap : INT
+        case $- in *x*) _thaw_traced='builtin set -x; ' ;; *) _thaw_traced= ;; esac
+        builtin set +x
+        if ((_thaw_status == 130)); then builtin trap - DEBUG; fi
+    } 2>/dev/null
     _thaw_change "${_thaw_before[@]}"
     if ((_thaw_status)); then
         _thaw_answer error ExitStatus "$_thaw_status" "the code has ended with status $_thaw_status"

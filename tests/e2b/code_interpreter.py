@@ -140,12 +140,39 @@ assert copy.kill()
 # Sandboxes begin as copies, and draw numbers of their own all the same.
 DRAW = {
     "python": "import random, numpy; print(random.random(), numpy.random.rand())",
-    "javascript": "console.log(Math.random(), crypto.randomUUID())",
+    "javascript": "console.log(Math.random())",
+    "js": "const drawn = require('crypto'); console.log(drawn.randomUUID())",
+    "typescript": "console.log(require('crypto').randomInt(2 ** 40))",
+    "ts": "console.log(require('crypto').randomBytes(8).toString('hex'))",
     "bash": "echo $RANDOM $RANDOM $RANDOM",
 }
 other, third = Sandbox.create(), Sandbox.create()
+[fourth] = other.fork()
+for boxes in [(other, third), (other, fourth)]:
+    for language, code in DRAW.items():
+        drawn = {str(each.run_code(code, language=language).logs.stdout) for each in boxes}
+        assert len(drawn) == 2, drawn
+assert fourth.kill() and third.kill()
+# A copy of one that has drawn goes its own way, too.
+[copy] = other.fork()
 for language, code in DRAW.items():
-    drawn = {str(each.run_code(code, language=language).logs.stdout) for each in (other, third)}
+    drawn = {str(each.run_code(code, language=language).logs.stdout) for each in (other, copy)}
     assert len(drawn) == 2, drawn
-assert other.kill() and third.kill() and box.kill()
+assert copy.kill() and other.kill()
+
+# Output that is longer than a pipe comes whole, with the code that prints it; code that does not heed
+# interrupts ends with its context.
+for language, code in {"python": "print('x' * 10 ** 6)", "js": "console.log('x'.repeat(1e6))"}.items():
+    assert printed(code, language=language) == "x" * 10 ** 6
+    assert printed("1", language=language) == "1"
+stubborn = box.create_code_context(language="python")
+try:
+    box.run_code("import time\nwhile True:\n  try: time.sleep(60)\n  except KeyboardInterrupt: pass", context=stubborn, timeout=1)
+    raise AssertionError("it has no end")
+except TimeoutException:
+    pass
+assert box.run_code("1", context=stubborn).error.name == "ContextDied"
+box.restart_code_context(stubborn)
+assert printed("1", context=stubborn) == "1"
+assert box.kill()
 print("code runs")

@@ -181,13 +181,23 @@ fn the_code_interpreter_works_unmodified() {
     assert_eq!(run_within(PATIENCE, &mut program, b"").success(), "code runs\n");
 }
 
-/// Those of languages that need packages or a sandbox are tested by the SDKs.
+/// All are tested by the SDKs, too, if the template has them.
 #[test]
 fn workers_of_the_code_interpreter_keep_state_and_outlive_errors_and_interrupts() {
     let example = repository().join("examples/code-interpreter");
-    for (language, program) in [("bash", "bash"), ("r", "Rscript"), ("java", "java")] {
+    for (language, program) in [
+        ("bash", "bash"),
+        ("r", "Rscript"),
+        ("java", "java"),
+        ("javascript", "node"),
+        ("typescript", "node"),
+    ] {
         if !is_in_path(program) {
             skip(&format!("{program} is not here"));
+            continue;
+        }
+        if program == "node" && !example.join("build/node_modules/acorn").is_dir() {
+            skip("the packages of the code interpreter are not installed");
             continue;
         }
         let mut worker = Command::new("python3");

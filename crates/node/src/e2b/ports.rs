@@ -6,11 +6,12 @@
 //! on: the program inside may be anybody's.
 //!
 //! A server for `run_code` was frozen before the sandbox was made, and so without its environment.
-//! It gets that with each request, in `Thaw-Sandbox-Environment`.
+//! It gets that with each request, in `Thaw-Sandbox-Environment`. Strangers at an open port cause
+//! no such header: whatever listens there may show it to them.
 
 use super::backend::ByteStream;
 use super::problem::{Kind, Problem};
-use super::records::{Record, are_equal};
+use super::records::{Holder, Record, are_equal};
 use super::serve::{admit, header, refused};
 use super::{E2b, PORTS_MAX, StreamPlace};
 use crate::admin::PORT_PROTOCOL;
@@ -28,10 +29,15 @@ use tokio::io::copy_bidirectional;
 
 /// The header with the token.
 const TOKEN_HEADER: &str = "e2b-traffic-access-token";
+/// The header with the token of envd's part, which the SDKs send to the server for code, too.
+const ENVD_TOKEN_HEADER: &str = "x-access-token";
 /// The port at which the SDKs of E2B's code interpreter run code.
 const CODE_PORT: u16 = 49999;
 /// The header with the environment of the sandbox, for that port: a JSON object in Base64.
 const ENVIRONMENT_HEADER: HeaderName = HeaderName::from_static("thaw-sandbox-environment");
+/// Most bytes of its value, about half of what the server in `examples/code-interpreter` takes as a
+/// head.
+const ENVIRONMENT_MAX: usize = 512 << 10;
 /// Headers that are about one connection only (RFC 9110 §7.6.1), those with tokens, and those
 /// that only this node sets.
 const NOT_PASSED: [&str; 10] = [
@@ -44,24 +50,25 @@ const NOT_PASSED: [&str; 10] = [
     "transfer-encoding",
     "thaw-sandbox-environment",
     TOKEN_HEADER,
-    "x-access-token",
+    ENVD_TOKEN_HEADER,
 ];
 
 /// Passes a request on to whatever listens on a port of a sandbox.
 pub(super) async fn pass(e2b: Arc<E2b>, id: String, port: u16, request: Request) -> Response {
-    let shown = header(request.headers(), TOKEN_HEADER).map(str::to_owned);
+    let [shown, of_envd] = [TOKEN_HEADER, ENVD_TOKEN_HEADER]
+        .map(|name| header(request.headers(), name).map(str::to_owned));
     let connected = async {
         let (_, record) = admit(&e2b, &id, |record| {
-            let is_shown = |shown: String| {
-                let is_of = |holder| are_equal(&shown, &e2b.records.traffic_token(&id, holder));
-                e2b.settings.now().holders().any(is_of)
-            };
-            if record.is_open || shown.is_some_and(is_shown) { Ok(()) } else { Err(private()) }
+            let is_shown = is_shown(&e2b, shown, |holder| e2b.records.traffic_token(&id, holder));
+            if record.is_open || is_shown { Ok(()) } else { Err(private()) }
         })
         .await?;
         // Visitors of an open port do not take the places of its owner's commands.
         let place = e2b.ports.enter_below(&id, PORTS_MAX)?;
-        let environment = (port == CODE_PORT).then(|| environment_of(&record, &id));
+        let is_known =
+            !record.is_open || is_shown(&e2b, of_envd, |holder| e2b.records.token(&id, holder));
+        let environment =
+            (port == CODE_PORT && is_known).then(|| environment_of(&record, &id)).transpose()?;
         Ok::<_, Problem>((place, e2b.backend.port(&id, port).await?, environment))
     };
     let (place, stream, environment) = match connected.await {
@@ -76,10 +83,26 @@ pub(super) async fn pass(e2b: Arc<E2b>, id: String, port: u16, request: Request)
     }
 }
 
+/// Whether a token is that of one who may have the sandbox.
+fn is_shown(e2b: &E2b, shown: Option<String>, token: impl Fn(Holder) -> String) -> bool {
+    shown.is_some_and(|shown| {
+        e2b.settings.now().holders().any(|holder| are_equal(&shown, &token(holder)))
+    })
+}
+
 /// The environment of a sandbox as a header.
-fn environment_of(record: &Record, id: &str) -> HeaderValue {
+fn environment_of(record: &Record, id: &str) -> Result<HeaderValue, Problem> {
     let json = serde_json::to_vec(&record.environment(id)).expect("plain data");
-    HeaderValue::try_from(STANDARD.encode(json)).expect("Base64 is a header's text")
+    let text = STANDARD.encode(json);
+    if text.len() > ENVIRONMENT_MAX {
+        let said = format!(
+            "the environment of the sandbox has {} bytes in `{ENVIRONMENT_HEADER}`, and at most \
+             {ENVIRONMENT_MAX} are sent; set less",
+            text.len()
+        );
+        return Err(Problem::new(Kind::TooLarge, said));
+    }
+    Ok(HeaderValue::try_from(text).expect("Base64 is a header's text"))
 }
 
 fn private() -> Problem {

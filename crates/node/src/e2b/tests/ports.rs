@@ -1,6 +1,7 @@
 //! Ports of programs.
 
 use super::*;
+use crate::e2b::records::ENVS_MAX;
 
 #[tokio::test]
 async fn visitors_of_an_open_port_have_a_bound_and_do_not_lock_its_owner_out() {
@@ -64,15 +65,51 @@ async fn the_server_for_code_gets_the_environment_of_the_sandbox_and_other_ports
         "network": {"allowPublicTraffic": true}
     });
     let made = place.make(open).await;
-    let forged = [("Thaw-Sandbox-Environment", "Zm9yZ2Vk")];
-    let head = text_of(at_port(&place, &made, "49999", &forged).await).await;
+    let forged = ("Thaw-Sandbox-Environment", "Zm9yZ2Vk");
+    let owns = ("X-Access-Token", made.token.as_str());
+    let head = text_of(at_port(&place, &made, "49999", &[forged, owns]).await).await;
+    let wanted = json!({"A": "grün", "E2B_SANDBOX": "true", "E2B_SANDBOX_ID": made.id});
+    assert_eq!(environment_in(&head), Some(wanted));
+    assert!(!head.contains("token"), "{head}");
+    let head = text_of(at_port(&place, &made, "8080", &[forged, owns]).await).await;
+    assert!(!head.contains("environment"), "{head}");
+    // Strangers of an open sandbox do not make it show its environment.
+    for wrong in ["", "x"] {
+        let stranger = [forged, ("X-Access-Token", wrong)];
+        let head = text_of(at_port(&place, &made, "49999", &stranger).await).await;
+        assert_eq!(environment_in(&head), None);
+        assert!(!head.contains("environment"), "{head}");
+    }
+    // The token of a private one's ports is enough.
+    let made = json!({"templateID": "base", "envVars": {"A": "b"}});
+    let (_, shown, _) = place.control("secret", "POST /v2/sandboxes", made).await;
+    let id = shown["sandboxID"].as_str().unwrap().to_owned();
+    let traffic = ("E2b-Traffic-Access-Token", shown["trafficAccessToken"].as_str().unwrap());
+    let made = Made { id, token: String::new() };
+    let head = text_of(at_port(&place, &made, "49999", &[traffic]).await).await;
+    assert_eq!(environment_in(&head).unwrap()["A"], "b");
+}
+
+#[tokio::test]
+async fn an_environment_that_no_server_takes_as_a_header_is_refused() {
+    let place = Place::new();
+    // The longest that a sandbox may have: each byte is six in JSON.
+    let long = json!({"templateID": "base", "envVars": {"A": "\u{1}".repeat(ENVS_MAX - 1)}});
+    let (_, shown, _) = place.control("secret", "POST /v2/sandboxes", long).await;
+    let id = shown["sandboxID"].as_str().unwrap().to_owned();
+    let traffic = ("E2b-Traffic-Access-Token", shown["trafficAccessToken"].as_str().unwrap());
+    let made = Made { id, token: String::new() };
+    let refused = at_port(&place, &made, "49999", &[traffic]).await;
+    assert_eq!(refused.status(), StatusCode::PAYLOAD_TOO_LARGE);
+    assert!(text_of(refused).await.contains("set less"));
+    assert_eq!(at_port(&place, &made, "8080", &[traffic]).await.status(), StatusCode::OK);
+}
+
+/// The environment that a server for code is told.
+fn environment_in(head: &str) -> Option<Value> {
     let shown: Vec<_> =
         head.lines().filter_map(|line| line.strip_prefix("thaw-sandbox-environment: ")).collect();
-    let [shown] = shown[..] else { panic!("{head}") };
+    let [shown] = shown[..] else { return None };
     let decoded = base64::Engine::decode(&base64::engine::general_purpose::STANDARD, shown);
-    let environment: Value = serde_json::from_slice(&decoded.unwrap()).unwrap();
-    let wanted = json!({"A": "grün", "E2B_SANDBOX": "true", "E2B_SANDBOX_ID": made.id});
-    assert_eq!(environment, wanted);
-    let head = text_of(at_port(&place, &made, "8080", &forged).await).await;
-    assert!(!head.contains("environment"), "{head}");
+    Some(serde_json::from_slice(&decoded.unwrap()).unwrap())
 }
