@@ -8,8 +8,9 @@ HTTP on port 49999. A context is a process that runs code in one language:
     DELETE /contexts/ID           ends one
     POST /contexts/ID/restart     starts one anew
 
-Each language has a default context. Those of `READY` are started, and their libraries are imported,
-before the server listens: Thaw freezes it then, so that a copy of it runs code at once.
+Each language has a default context. Those of `READY_LANGUAGES` are started, and their libraries are
+imported, before the server listens: Thaw freezes it then, so that a copy of it runs code at once. The
+others start when they are first asked for.
 
 The header `Thaw-Sandbox-Environment`, which the node sets for those who may know them, has the
 variables of the sandbox: a JSON object in Base64. A request without it leaves them as they are.
@@ -32,8 +33,9 @@ PORT = 49999
 CONTEXTS_MAX = 16
 BODY_MAX = 16 << 20
 HEAD_MAX = 1 << 20
-# Languages whose default contexts are frozen with the server, if their programs are here.
-READY = ["python", "javascript", "typescript", "bash"]
+# Languages whose default contexts are frozen with the server, if their programs are here. Each is a
+# process more that every copy has.
+READY = os.environ.get("READY_LANGUAGES", "python").split()
 ALIASES = {"python3": "python", "py": "python", "js": "javascript", "ts": "typescript", "sh": "bash"}
 KINDS = {"python": PythonContext, **dict.fromkeys(worker.COMMANDS, WorkerContext)}
 
