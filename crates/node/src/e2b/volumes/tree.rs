@@ -322,7 +322,7 @@ mod tests {
     use crate::home::Home;
     use crate::volumes::VolumeStore;
     use std::os::unix::fs::symlink;
-    use thaw_sandbox::BoundAccess;
+    use thaw_sandbox::{BoundAccess, VolumeShare};
     use thaw_store::Name;
 
     struct Of {
@@ -335,7 +335,7 @@ mod tests {
         let store = VolumeStore::of(Home::at(directory.path().join("home")).unwrap());
         let name = Name::new("v").unwrap();
         store.create(&name, ByteSize(1 << 20), &[], None).unwrap();
-        let mount = store.of_operator(&name, BoundAccess::Write).unwrap();
+        let mount = store.of_operator(&name, BoundAccess::Write, &VolumeShare::default()).unwrap();
         Of { directory, client: VolumeClient::new(&mount) }
     }
 
