@@ -182,6 +182,10 @@ fn a_sandbox_that_sleeps_has_its_volumes_in_the_next_daemon() {
     let _daemon = Daemon::start(&home, &DaemonOptions::default());
     let lost = refusal(&home, &["exec", "a", "--", "cat", "/tmp/file"]);
     assert!(lost.contains("there is no volume `data`"), "{lost}");
+    // Another one of its name is not its own.
+    ok(&home, &["volume", "create", "data", "--size", "4MiB"]);
+    let lost = refusal(&home, &["exec", "a", "--", "cat", "/tmp/file"]);
+    assert!(lost.contains("is another one by now"), "{lost}");
     ok(&home, &["sandbox", "kill", "a"]);
 }
 

@@ -11,6 +11,7 @@
 //! $THAW_HOME/volumes/NAME/numbers/      inode numbers of files in snapshots of checkpoints, by label
 //! $THAW_HOME/volumes/NAME/inodes-INODE  those that files are shown under which were put back
 //! $THAW_HOME/volumes/.put-back          volumes whose files are being put back
+//! $THAW_HOME/volumes/.gone-NAME         what is left of one that is being removed
 //! ```
 //!
 //! The operator says which functions may use a volume: the author of a function can only name it.
@@ -25,7 +26,7 @@ pub use at_rest::VolumeSnapshot;
 pub(crate) use at_rest::{Purpose, SnapshotsAtRest};
 pub(crate) use host::host_directories;
 pub(crate) use put_back::PutBack;
-use snapshots::remove_tree;
+use snapshots::clear;
 pub use snapshots::{SNAPSHOTS_MAX, Snapshot};
 
 use host::Linkable;
@@ -36,6 +37,7 @@ use crate::config::{
 use crate::home::{Home, HomeError};
 use crate::tenants::TenantName;
 use rustix::fs::{FlockOperation, flock};
+use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -48,6 +50,10 @@ use thaw_store::{Name, StoreError};
 
 /// Most volumes of a state directory.
 pub const VOLUMES_OF_HOME_MAX: usize = 4096;
+/// What names of volumes begin with that clients of E2B's API have made; they are no tenant's own.
+pub(crate) const CLIENTS_PREFIX: &str = "e2b-";
+/// What names of directories begin with whose volumes are being removed; no volume's name begins so.
+const GONE: &str = ".gone-";
 /// Most functions that may use one volume.
 const FUNCTIONS_MAX: usize = 256;
 /// Files of a volume that hold no data of anybody's.
@@ -74,6 +80,22 @@ struct Note {
     /// The domain of the tenant for which it counts; none: functions without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     domain: Option<DomainName>,
+    /// Tells it from an earlier volume of its name; older ones have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    identity: Option<String>,
+}
+
+impl Note {
+    /// That of a new volume.
+    fn new(
+        size: ByteSize,
+        functions: &[FunctionName],
+        domain: Option<&DomainName>,
+    ) -> Result<Self, VolumeError> {
+        let identity = new_identity().map_err(failed("read", Path::new("/dev/random")))?;
+        let (functions, domain) = (functions.to_vec(), domain.cloned());
+        Ok(Self { size, functions, domain, identity: Some(identity) })
+    }
 }
 
 /// A volume, for people.
@@ -105,10 +127,18 @@ pub struct VolumeInfo {
 /// Which volumes a sandbox may use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum MayUse<'a> {
-    /// Any: that was looked at before.
-    Any,
-    /// Those of its function, those of the function's tenant that are no directories of the host, and
-    /// those that were granted to whoever makes it.
+    /// Those that it had before. One of an older Thaw, without an identity, must also be one that it
+    /// may use now.
+    Same {
+        /// The function.
+        function: &'a FunctionName,
+        /// The domain of its tenant.
+        domain: Option<&'a DomainName>,
+        /// The identities of the volumes, in their order.
+        identities: &'a [Option<String>],
+    },
+    /// Those of its function, those of the function's tenant that are neither directories of the host nor
+    /// a client's of E2B's API, and those that were granted to whoever makes it.
     Those {
         /// The function.
         function: &'a FunctionName,
@@ -141,6 +171,12 @@ pub enum VolumeError {
         /// The function.
         function: FunctionName,
     },
+    /// It is another one than a sandbox had.
+    #[error(
+        "volume `{0}` was removed, and is another one by now than the sandbox had; `thaw sandbox kill` \
+         ends the sandbox"
+    )]
+    Another(Name),
     /// Somebody uses it.
     #[error(
         "volume `{0}` is in use; remove the functions that name it, or stop the daemon, and try \
@@ -263,8 +299,36 @@ fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Volume
 }
 
 /// Volumes that this process has open, by their directories: what is counted in one place is
-/// counted once.
-static OPEN: Mutex<Option<HashMap<PathBuf, Weak<Volume>>>> = Mutex::new(None);
+/// counted once. The lock is held for moments.
+static OPEN: Mutex<Option<HashMap<PathBuf, Arc<Opening>>>> = Mutex::new(None);
+
+/// A volume that is open, or is being opened.
+#[derive(Debug, Default)]
+struct Opening {
+    /// Held while it is opened, for which all its files are counted.
+    turn: Mutex<()>,
+    /// Held for moments.
+    volume: Mutex<Weak<Volume>>,
+}
+
+impl Opening {
+    fn opened(&self) -> Option<Arc<Volume>> {
+        self.volume.lock().unwrap_or_else(PoisonError::into_inner).upgrade()
+    }
+
+    /// The same without keeping it from being closed.
+    fn is_open(&self) -> bool {
+        self.volume.lock().unwrap_or_else(PoisonError::into_inner).strong_count() > 0
+    }
+}
+
+/// A volume of a sandbox.
+#[derive(Debug)]
+pub(crate) struct OpenedVolume {
+    pub mount: VolumeMount,
+    /// What tells it from a later volume of its name.
+    pub identity: Option<String>,
+}
 
 impl VolumeStore {
     /// That of a state directory.
@@ -297,8 +361,7 @@ impl VolumeStore {
         functions: &[FunctionName],
         domain: Option<&DomainName>,
     ) -> Result<(), VolumeError> {
-        let (functions, domain) = (functions.to_vec(), domain.cloned());
-        self.make(name, &Note { size, functions, domain }, None)
+        self.make(name, &Note::new(size, functions, domain)?, None)
     }
 
     fn make(&self, name: &Name, note: &Note, host: Option<&Path>) -> Result<(), VolumeError> {
@@ -533,9 +596,28 @@ impl VolumeStore {
         if let Err(error) = self.undo_unfinished() {
             tracing::warn!("not all volumes are as they were before a restore: {error}");
         }
-        let note = directory.join("volume.json");
-        fs::remove_file(&note).map_err(failed("remove", &note))?;
-        remove_tree(&directory).map_err(failed("remove", &directory))
+        // What is removed in part is no volume.
+        let gone = self.all().join(format!("{GONE}{name}"));
+        clear(&gone)?;
+        fs::rename(&directory, &gone).map_err(failed("remove", &directory))?;
+        clear(&gone)
+    }
+
+    /// Removes what is left of volumes whose removal was cut short.
+    fn sweep_gone(&self) -> Result<(), VolumeError> {
+        let _acting = self.home.act()?;
+        let all = self.all();
+        let entries = match fs::read_dir(&all) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            entries => entries.map_err(failed("read", &all))?,
+        };
+        let mut swept = Ok(());
+        for entry in entries.flatten() {
+            if entry.file_name().as_encoded_bytes().starts_with(GONE.as_bytes()) {
+                swept = swept.and(clear(&entry.path()));
+            }
+        }
+        swept
     }
 
     /// The volumes that a function names, in its order, to be mounted within the share of its
@@ -603,27 +685,48 @@ impl VolumeStore {
         volumes: &[VolumeConfig],
         may_use: &MayUse<'_>,
         share: &VolumeShare,
-    ) -> Result<Vec<VolumeMount>, VolumeError> {
+    ) -> Result<Vec<OpenedVolume>, VolumeError> {
         let _acting = self.home.act()?;
-        let open = |wanted: &VolumeConfig| {
+        let open = |(at, wanted): (usize, &VolumeConfig)| {
             let name = &wanted.name;
             let note = self.read_note(name)?;
-            if let MayUse::Those { function, domain, granted } = may_use {
-                // Root says who may use a directory of the host, function by function.
-                let is_own =
-                    || note.domain.as_ref() == *domain && matches!(self.host(name), Ok(None));
-                if !granted.contains(name) && !note.functions.contains(function) && !is_own() {
+            let (MayUse::Those { function, domain, .. } | MayUse::Same { function, domain, .. }) =
+                may_use;
+            let is_of_client = name.as_str().starts_with(CLIENTS_PREFIX);
+            // Root says who may use a directory of the host, function by function.
+            let is_own = || {
+                note.functions.contains(function)
+                    || note.domain.as_ref() == *domain
+                        && !is_of_client
+                        && matches!(self.host(name), Ok(None))
+            };
+            match may_use {
+                MayUse::Those { granted, .. } if granted.contains(name) || is_own() => {}
+                MayUse::Those { .. } => {
                     let function = (*function).clone();
                     return Err(VolumeError::NotFor { name: name.clone(), function });
                 }
+                MayUse::Same { identities, .. } => {
+                    let is_same = identities.get(at) == Some(&note.identity);
+                    // No name of a client's volume is used again.
+                    if !is_same || note.identity.is_none() && !is_of_client && !is_own() {
+                        return Err(VolumeError::Another(name.clone()));
+                    }
+                }
             }
             let access = if wanted.read_only { BoundAccess::Read } else { BoundAccess::Write };
-            self.mount(name, &note, access, share)
+            let mount = self.mount(name, &note, access, share)?;
+            // From now on nobody removes it.
+            if self.read_note(name)?.identity != note.identity {
+                return Err(VolumeError::Another(name.clone()));
+            }
+            Ok(OpenedVolume { mount, identity: note.identity })
         };
-        volumes.iter().map(open).collect()
+        volumes.iter().enumerate().map(open).collect()
     }
 
-    /// A volume for the operator's own program, whichever functions may use it.
+    /// A volume whichever functions may use it, for the operator's own program or whoever has asked for
+    /// leave before, within a share.
     ///
     /// # Errors
     /// There is none, or the host refuses.
@@ -631,20 +734,36 @@ impl VolumeStore {
         &self,
         name: &Name,
         access: BoundAccess,
+        share: &VolumeShare,
     ) -> Result<VolumeMount, VolumeError> {
         let _acting = self.home.act()?;
-        self.mount(name, &self.read_note(name)?, access, &VolumeShare::whole())
+        self.mount(name, &self.read_note(name)?, access, share)
     }
 
-    /// Whether this process uses a volume.
+    /// Whether there is no volume of this name.
+    pub(crate) fn is_missing(&self, name: &Name) -> bool {
+        let Ok(_acting) = self.home.act() else { return false };
+        matches!(self.read_note(name), Err(VolumeError::Missing(_)))
+    }
+
+    /// Whether this process uses a volume. Waits for nobody.
     pub(crate) fn is_open(&self, name: &Name) -> bool {
         self.opened(name).is_some()
     }
 
-    /// A volume that this process uses.
+    /// A volume that this process uses; none while it is being opened.
     fn opened(&self, name: &Name) -> Option<Arc<Volume>> {
         let open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-        open.as_ref()?.get(&self.directory(name)).and_then(Weak::upgrade)
+        open.as_ref()?.get(&self.directory(name))?.opened()
+    }
+
+    /// Where a volume is, or will be, that is open.
+    fn opening(&self, name: &Name) -> Arc<Opening> {
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = open.get_or_insert_default();
+        // Nobody uses them, nor opens them.
+        open.retain(|_, one| Arc::strong_count(one) > 1 || one.is_open());
+        open.entry(self.directory(name)).or_default().clone()
     }
 
     fn mount(
@@ -654,39 +773,57 @@ impl VolumeStore {
         access: BoundAccess,
         share: &VolumeShare,
     ) -> Result<VolumeMount, VolumeError> {
-        let directory = self.directory(name);
-        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-        let open = open.get_or_insert_default();
-        let volume = match open.get(&directory).and_then(Weak::upgrade) {
+        let opening = self.opening(name);
+        let volume = match opening.opened() {
             Some(volume) => volume,
             None => {
-                // Whoever copies its files may take long, and is not waited for.
-                if self.is_unfinished(name)? {
-                    let _copying = self.copying(name)?;
-                    self.undo_unfinished_of(name)?;
+                let _turn = opening.turn.lock().unwrap_or_else(PoisonError::into_inner);
+                match opening.opened() {
+                    Some(volume) => volume,
+                    None => {
+                        let volume = Arc::new(self.open_files(name, note)?);
+                        let weak = Arc::downgrade(&volume);
+                        *opening.volume.lock().unwrap_or_else(PoisonError::into_inner) = weak;
+                        volume
+                    }
                 }
-                let files = self.files(name)?;
-                let copying = open_own(&directory.join("copying"));
-                let copying = copying.map_err(failed("open", &directory))?;
-                flock(&copying, FlockOperation::NonBlockingLockShared)
-                    .map_err(|_| VolumeError::Busy(name.clone()))?;
-                let opened = open_own(&directory.join("usage")).and_then(|usage| {
-                    let users = open_own(&directory.join("users"))?;
-                    // Programs of the host change a directory of the host when they like.
-                    let is_own = files.starts_with(&directory);
-                    let lengths = is_own.then(|| directory.join("lengths"));
-                    let numbers = self.numbers(name, &files)?;
-                    let own = OwnFiles { usage, users, lengths };
-                    Volume::open(&files, own, note.size.bytes(), numbers)
-                });
-                let volume = Arc::new(opened.map_err(failed("open", &files))?);
-                open.retain(|_, volume| volume.strong_count() > 0);
-                open.insert(directory, Arc::downgrade(&volume));
-                volume
             }
         };
         Ok(VolumeMount { volume, access, of_tenant: share.clone() })
     }
+
+    fn open_files(&self, name: &Name, note: &Note) -> Result<Volume, VolumeError> {
+        let directory = self.directory(name);
+        // Whoever copies its files may take long, and is not waited for.
+        if self.is_unfinished(name)? {
+            let _copying = self.copying(name)?;
+            self.undo_unfinished_of(name)?;
+        }
+        let files = self.files(name)?;
+        let copying = open_own(&directory.join("copying"));
+        let copying = copying.map_err(failed("open", &directory))?;
+        flock(&copying, FlockOperation::NonBlockingLockShared)
+            .map_err(|_| VolumeError::Busy(name.clone()))?;
+        let opened = open_own(&directory.join("usage")).and_then(|usage| {
+            let users = open_own(&directory.join("users"))?;
+            // Programs of the host change a directory of the host when they like.
+            let is_own = files.starts_with(&directory);
+            let lengths = is_own.then(|| directory.join("lengths"));
+            let numbers = self.numbers(name, &files)?;
+            let own = OwnFiles { usage, users, lengths };
+            Volume::open(&files, own, note.size.bytes(), numbers)
+        });
+        opened.map_err(failed("open", &files))
+    }
+}
+
+/// What tells a volume from all others.
+fn new_identity() -> io::Result<String> {
+    let mut bytes = [0; 16];
+    if getrandom(&mut bytes, GetRandomFlags::empty())? < bytes.len() {
+        return Err(ErrorKind::UnexpectedEof.into());
+    }
+    Ok(format!("{:032x}", u128::from_ne_bytes(bytes)))
 }
 
 /// Opens a file of the volume's own, or makes it.
@@ -771,7 +908,9 @@ mod tests {
             volumes.of_sandbox(&[wanted], &may_use, &VolumeShare::default()).map(drop)
         };
         let none = BTreeSet::new();
-        let may_use = |granted| MayUse::Those { function: &function, domain: Some(&ours), granted };
+        let domain = Some(&ours);
+        let may_use = |granted| MayUse::Those { function: &function, domain, granted };
+        let unknown = [None];
         for (name, without, with) in [
             ("ours", true, true),
             ("allowed", true, true),
@@ -786,9 +925,91 @@ mod tests {
                     }
                 }
             }
-            opens(name, MayUse::Any).unwrap();
+            let identity = [volumes.read_note(&named(name)).unwrap().identity];
+            assert!(identity[0].is_some());
+            opens(name, MayUse::Same { function: &function, domain, identities: &identity })
+                .unwrap();
         }
-        assert!(matches!(opens("none", MayUse::Any), Err(VolumeError::Missing(_))));
+        let same = MayUse::Same { function: &function, domain, identities: &unknown };
+        assert!(matches!(opens("none", same), Err(VolumeError::Missing(_))));
+        // Those of E2B's API are for whoever they are granted to.
+        volumes.create(&named("e2b-x"), size, &[], Some(&ours)).unwrap();
+        assert!(matches!(opens("e2b-x", may_use(&none)), Err(VolumeError::NotFor { .. })));
+        opens("e2b-x", may_use(&BTreeSet::from([named("e2b-x")]))).unwrap();
+    }
+
+    #[test]
+    fn a_sandbox_does_not_wake_with_another_volume_of_the_same_name() {
+        let (_directory, volumes) = store();
+        let name = Name::new("data").unwrap();
+        let path = "/data".to_owned();
+        let wanted =
+            VolumeConfig { name: name.clone(), path, read_only: false, size: None, host: None };
+        let made = || {
+            volumes.create(&name, ByteSize(1 << 20), &[], None).unwrap();
+            [volumes.read_note(&name).unwrap().identity]
+        };
+        let function: FunctionName = "box".parse().unwrap();
+        let wakes = |identities: &[Option<String>]| {
+            let wanted = std::slice::from_ref(&wanted);
+            let may_use = MayUse::Same { function: &function, domain: None, identities };
+            volumes.of_sandbox(wanted, &may_use, &VolumeShare::default()).map(drop)
+        };
+        let first = made();
+        volumes.allow(&name, &"other".parse().unwrap()).unwrap();
+        wakes(&first).unwrap();
+        volumes.remove(&name).unwrap();
+        let second = made();
+        assert!(matches!(wakes(&first), Err(VolumeError::Another(_))));
+        assert!(matches!(wakes(&[]), Err(VolumeError::Another(_))));
+        wakes(&second).unwrap();
+        // Those of an older Thaw have none, and are its own or another's.
+        let with = |domain: Option<&str>| {
+            let _acting = volumes.home.act().unwrap();
+            let domain = domain.map(|name| name.parse().unwrap());
+            let note =
+                Note { size: ByteSize(1 << 20), functions: Vec::new(), domain, identity: None };
+            volumes.note(&name, &note).unwrap();
+        };
+        with(None);
+        wakes(&[None]).unwrap();
+        assert!(matches!(wakes(&second), Err(VolumeError::Another(_))));
+        with(Some("theirs"));
+        assert!(matches!(wakes(&[None]), Err(VolumeError::Another(_))));
+    }
+
+    #[test]
+    fn what_is_left_of_a_removed_volume_is_swept() {
+        let (_directory, volumes) = store();
+        let name = Name::new("data").unwrap();
+        volumes.create(&name, ByteSize(1 << 20), &[], None).unwrap();
+        let files = volumes.show(&name).unwrap().path;
+        write(files.join("file"), "content").unwrap();
+        let gone = volumes.all().join(".gone-data");
+        // A daemon was killed while it removed it.
+        fs::rename(volumes.directory(&name), &gone).unwrap();
+        assert!(volumes.is_missing(&name) && volumes.list().unwrap().is_empty());
+        volumes.create(&name, ByteSize(1 << 20), &[], None).unwrap();
+        volumes.remove(&name).unwrap();
+        assert!(!gone.exists() && volumes.is_missing(&name));
+        let acting = volumes.home.act().unwrap();
+        fs::create_dir_all(gone.join("files/d")).unwrap();
+        drop(acting);
+        volumes.sweep_gone().unwrap();
+        assert!(!gone.exists());
+    }
+
+    #[test]
+    fn nobody_waits_while_another_volume_is_opened() {
+        let (_directory, volumes) = store();
+        let (one, other) = (config("one", "data"), config("other", "else"));
+        let slow = volumes.opening(&one.volumes[0].name);
+        let _turn = slow.turn.lock().unwrap();
+        let mounts = volumes.of_new_function(&other).unwrap();
+        assert!(volumes.is_open(&other.volumes[0].name));
+        assert!(!volumes.is_open(&one.volumes[0].name));
+        drop(mounts);
+        assert!(!volumes.is_open(&other.volumes[0].name));
     }
 
     #[test]
@@ -808,7 +1029,7 @@ mod tests {
         let (_directory, volumes) = store();
         let one = config("one", "data");
         let name = &one.volumes[0].name;
-        let note = Note { size: ByteSize(1), functions: Vec::new(), domain: None };
+        let note = Note::new(ByteSize(1), &[], None).unwrap();
         // Its host refuses a link to a place with a zero in it.
         let nowhere = Path::new("/no\0where");
         assert!(volumes.make(name, &note, Some(nowhere)).is_err());

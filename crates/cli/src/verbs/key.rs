@@ -62,7 +62,7 @@ struct CreateArguments {
     /// Most templates of its name at a time; 20 without.
     #[arg(long, value_name = "COUNT")]
     templates: Option<u32>,
-    /// Most volumes of its name at a time; 20 without.
+    /// Most volumes of its name at a time; 4 without.
     #[arg(long, value_name = "COUNT")]
     volumes: Option<u32>,
     /// Bytes that each volume may hold; 1GiB without.

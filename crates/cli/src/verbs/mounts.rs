@@ -5,7 +5,7 @@ use std::path::Path;
 use thaw_node::home::Home;
 use thaw_node::sandboxes::SandboxVolume;
 use thaw_node::volumes::{VolumeError, VolumeStore};
-use thaw_sandbox::{BoundAccess, BoundDirectory, HostPolicy, Mount, MountKind};
+use thaw_sandbox::{BoundAccess, BoundDirectory, HostPolicy, Mount, MountKind, VolumeShare};
 use thaw_store::Name;
 
 /// Opens what the options name. Binds come first, in order, so that a file
@@ -90,7 +90,8 @@ where
         let hint = "for a directory of this host, write a path, as in ./data:/data";
         let name = Name::new(name)
             .map_err(|error| Failure::misused(format!("--volume {option}: {error}; {hint}")))?;
-        let volume = volumes.of_operator(&name, access).map_err(|error| {
+        let opened = volumes.of_operator(&name, access, &VolumeShare::whole());
+        let volume = opened.map_err(|error| {
             let hint = format!("; {hint}");
             let hint = if matches!(error, VolumeError::Missing(_)) { &*hint } else { "" };
             Failure::failed(format!("--volume {option}: {error}{hint}"))

@@ -341,6 +341,9 @@ pub trait Backend: Send + Sync {
     /// # Errors
     /// There are none here.
     fn volumes(&self) -> Outcome<VolumeStore>;
+    /// Whether a sandbox has a volume of the node that is not ending: also one that is asleep, and whose
+    /// volumes are not open.
+    fn has_volume(&self, name: &Name) -> bool;
     /// Removes what [`Backend::snapshot`] has written; whether it was there.
     fn remove_snapshot<'a>(&'a self, name: &'a str) -> Later<'a, Outcome<bool>>;
     /// Names of all that it has written and that is there, and that begin so.

@@ -11,6 +11,7 @@ use std::io::Read;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
+use thaw_store::Name;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::watch;
 
@@ -288,6 +289,8 @@ pub(super) struct Fake {
     written_late: Mutex<BTreeMap<String, FakeSandbox>>,
     /// Volumes, if the test has some.
     pub volumes: Mutex<Option<VolumeStore>>,
+    /// Whether some sandbox has each of them.
+    pub has_volumes: AtomicBool,
 }
 
 fn now_ms() -> u64 {
@@ -445,6 +448,10 @@ impl Backend for Fake {
     fn volumes(&self) -> Outcome<VolumeStore> {
         let volumes = self.volumes.lock().unwrap().clone();
         volumes.ok_or_else(|| Problem::unsupported("there are no volumes in this test"))
+    }
+
+    fn has_volume(&self, _name: &Name) -> bool {
+        self.has_volumes.load(Ordering::SeqCst)
     }
 
     fn remove_snapshot<'a>(&'a self, name: &'a str) -> Later<'a, Outcome<bool>> {

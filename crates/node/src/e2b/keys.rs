@@ -38,8 +38,9 @@ pub(super) const SANDBOXES: u32 = 100;
 const SNAPSHOTS: u32 = 20;
 /// Templates of one key, unless the file says otherwise.
 const TEMPLATES: u32 = 20;
-/// Volumes of one key, unless the file says otherwise.
-const VOLUMES: u32 = 20;
+/// Volumes of one key, unless the file says otherwise. They are few: also keys that were made before there
+/// were volumes have as many, and each may fill its size.
+const VOLUMES: u32 = 4;
 /// Bytes of each of them.
 const VOLUME_SIZE: ByteSize = ByteSize::mebibytes(1 << 10);
 /// Random bytes of a key.

@@ -98,7 +98,7 @@ impl E2b {
         let tls = tls.map_err(io::Error::other)?;
         let (streams, ports, watchers, rates, contents) = Default::default();
         let content_turns = Arc::new(Semaphore::new(volumes::CONTENTS_MAX));
-        Ok(Arc::new(Self {
+        let api = Self {
             backend,
             settings,
             records,
@@ -111,7 +111,9 @@ impl E2b {
             content_turns,
             rates,
             tls,
-        }))
+        };
+        api.forget_missing_volumes();
+        Ok(Arc::new(api))
     }
 
     /// The sandboxes of an owner that are there. Forgets those that are not any more.
@@ -145,7 +147,23 @@ impl Streams {
 
     /// The same where others are fewer than `most`, which is not 0.
     fn enter_below(&self, owner: &str, most: usize) -> Result<StreamPlace, Problem> {
+        self.enter_where(owner, |_| most)
+    }
+
+    /// The same where the owner has fewer than `most`, and no more than half of what others leave of
+    /// `of_all`, but one.
+    fn enter_half(&self, owner: &str, most: usize, of_all: usize) -> Result<StreamPlace, Problem> {
+        self.enter_where(owner, |others| (of_all.saturating_sub(others) / 2).clamp(1, most))
+    }
+
+    fn enter_where(
+        &self,
+        owner: &str,
+        most: impl FnOnce(usize) -> usize,
+    ) -> Result<StreamPlace, Problem> {
         let mut counts = self.0.lock().expect("no holder panics");
+        let others = counts.iter().filter(|(other, _)| *other != owner);
+        let most = most(others.map(|(_, count)| count).sum());
         let count = counts.entry(owner.to_owned()).or_default();
         if *count >= most {
             return Err(Problem::new(

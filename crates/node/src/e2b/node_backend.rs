@@ -319,6 +319,12 @@ impl Backend for NodeBackend {
         self.node.volumes().map_err(|why| Problem::new(Kind::Busy, why))
     }
 
+    fn has_volume(&self, name: &Name) -> bool {
+        // What has ended may not be forgotten yet.
+        let users = self.node.own_volumes().users_of(name);
+        users.into_iter().any(|id| self.node.may_have_instance(id))
+    }
+
     fn remove_snapshot<'a>(&'a self, name: &'a str) -> Later<'a, Outcome<bool>> {
         Box::pin(async move {
             let (store, name) = (self.catalog.store().clone(), store_name(name)?);

@@ -100,6 +100,9 @@ pub struct VolumeRecord {
     pub owner: String,
     /// What its owner calls it.
     pub name: String,
+    /// It is not on the node yet. The next daemon looks whether it ever came.
+    #[serde(skip)]
+    pub is_being_made: bool,
 }
 
 impl State for Contents {
@@ -289,7 +292,8 @@ impl Records {
         }
     }
 
-    /// Notes a new volume of an owner who may have `most`; its id.
+    /// Notes a volume that is going to be made, of an owner who may have `most`; its id.
+    /// [`Records::made_volume`] or [`Records::remove_volume`] follows.
     ///
     /// # Errors
     /// The owner has as many already, or one of that name.
@@ -312,10 +316,28 @@ impl Records {
                 ),
             ));
         }
-        contents.volumes.insert(id.clone(), volume);
+        contents.volumes.insert(id.clone(), VolumeRecord { is_being_made: true, ..volume });
         drop(contents);
         self.contents.write_soon();
         Ok(id)
+    }
+
+    /// A volume is on the node now.
+    pub fn made_volume(&self, id: &str) {
+        if let Some(volume) = self.contents.lock().volumes.get_mut(id) {
+            volume.is_being_made = false;
+        }
+    }
+
+    /// Forgets volumes that an earlier daemon has begun to make, and that never came.
+    pub fn forget_volumes(&self, is_missing: impl Fn(&str) -> bool) {
+        let mut contents = self.contents.lock();
+        let before = contents.volumes.len();
+        contents.volumes.retain(|id, _| !is_missing(id));
+        if contents.volumes.len() < before {
+            drop(contents);
+            self.contents.write_soon();
+        }
     }
 
     /// What is known of a volume.
@@ -323,10 +345,11 @@ impl Records {
         self.contents.lock().volumes.get(id).cloned()
     }
 
-    /// The volumes of an owner, by id.
+    /// The volumes of an owner that are made, by id.
     pub fn volumes_of(&self, owner: &str) -> Vec<(String, VolumeRecord)> {
         let contents = self.contents.lock();
-        let own = contents.volumes.iter().filter(|(_, one)| one.owner == owner);
+        let is_own = |one: &VolumeRecord| one.owner == owner && !one.is_being_made;
+        let own = contents.volumes.iter().filter(|(_, one)| is_own(one));
         own.map(|(id, one)| (id.clone(), one.clone())).collect()
     }
 
@@ -454,9 +477,15 @@ mod tests {
     fn volumes_have_names_owners_and_a_bound() {
         let place = tempfile::tempdir().unwrap();
         let records = Records::load(place.path()).unwrap();
-        let volume =
-            |owner: &str, name: &str| VolumeRecord { owner: owner.into(), name: name.into() };
+        let volume = |owner: &str, name: &str| {
+            let (owner, name) = (owner.into(), name.into());
+            VolumeRecord { owner, name, is_being_made: false }
+        };
         let id = records.insert_volume(volume("a", "data"), 2).unwrap();
+        // It counts, and nobody sees it yet.
+        assert!(records.volume(&id).unwrap().is_being_made && records.volumes_of("a").is_empty());
+        records.made_volume(&id);
+        assert_eq!(records.volumes_of("a").len(), 1);
         let taken = records.insert_volume(volume("a", "data"), 2).unwrap_err();
         assert_eq!(taken.kind, Kind::Exists);
         records.insert_volume(volume("b", "data"), 2).unwrap();
@@ -470,6 +499,8 @@ mod tests {
         assert_eq!(records.volume(&id), Some(volume("a", "data")));
         records.remove_volume(&id);
         assert_eq!(records.volumes_of("a").len(), 1);
+        records.forget_volumes(|id| id == other);
+        assert!(records.volumes_of("a").is_empty() && records.volumes_of("b").len() == 1);
     }
 
     #[test]

@@ -16,7 +16,7 @@
 //! sandboxes = 100                # most at a time, paused ones included
 //! snapshots = 20                 # most at a time
 //! templates = 20                 # most at a time
-//! volumes = 20                   # most at a time
+//! volumes = 4                    # most at a time
 //! volume_size = "1GiB"           # of each
 //! role = "user"                  # or "admin", "read-only"
 //! rate = "100 per 1m"            # requests of the control API

@@ -6,6 +6,7 @@
 
 use crate::config::{VolumeConfig, check_mount_point, wrong_volumes};
 use crate::replace::{replace, settle};
+use crate::volumes::OpenedVolume;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -82,16 +83,62 @@ pub(crate) fn configs(
 
 /// Volumes of one instance.
 #[derive(Clone, Debug, Default)]
-struct Own {
-    volumes: Vec<SandboxVolume>,
+pub(crate) struct OwnVolumes {
+    /// In the order of their mounts.
+    pub volumes: Vec<SandboxVolume>,
+    /// What tells each from a later volume of its name, in the same order.
+    pub identities: Vec<Option<String>>,
     /// The same, open: nobody removes a volume of a sandbox that is asleep.
-    kept: Vec<VolumeMount>,
+    pub kept: Vec<VolumeMount>,
+    /// The instance is ending, and wants them no more.
+    is_released: bool,
+}
+
+impl OwnVolumes {
+    /// Those that are open.
+    pub fn opened(volumes: Vec<SandboxVolume>, opened: Vec<OpenedVolume>) -> Self {
+        let opened = opened.into_iter().map(|opened| (opened.identity, opened.mount));
+        let (identities, kept) = opened.unzip();
+        Self { volumes, identities, kept, is_released: false }
+    }
+}
+
+/// A volume as the file says it.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Noted {
+    name: String,
+    path: String,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    read_only: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    identity: Option<String>,
+}
+
+impl Noted {
+    fn of(own: &OwnVolumes) -> Vec<Self> {
+        let identities = own.identities.iter().cloned().chain(std::iter::repeat(None));
+        let noted = |(volume, identity): (&SandboxVolume, _)| {
+            let SandboxVolume { name, path, read_only } = volume.clone();
+            Self { name, path, read_only, identity }
+        };
+        own.volumes.iter().zip(identities).map(noted).collect()
+    }
+
+    fn own(noted: Vec<Self>) -> OwnVolumes {
+        let one = |noted: Self| {
+            let Self { name, path, read_only, identity } = noted;
+            (SandboxVolume { name, path, read_only }, identity)
+        };
+        let (volumes, identities) = noted.into_iter().map(one).unzip();
+        OwnVolumes { volumes, identities, ..OwnVolumes::default() }
+    }
 }
 
 /// The volumes of the instances that have some of their own.
 #[derive(Debug, Default)]
 pub struct VolumesTable {
-    known: Mutex<BTreeMap<u64, Own>>,
+    known: Mutex<BTreeMap<u64, OwnVolumes>>,
     file: OnceLock<PathBuf>,
     /// Held while the file is written, so that it gets what was changed last.
     writing: Mutex<()>,
@@ -105,7 +152,7 @@ impl VolumesTable {
     /// The file is there and cannot be read: some instances would wake without their volumes.
     pub fn keep_in(&self, directory: &Path) -> io::Result<()> {
         let file = directory.join(FILE);
-        let known: BTreeMap<u64, Vec<SandboxVolume>> = match std::fs::read(&file) {
+        let known: BTreeMap<u64, Vec<Noted>> = match std::fs::read(&file) {
             Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| {
                 io::Error::other(format!(
                     "{}: {error}; it says which volumes sandboxes have: restore it, or end all \
@@ -116,7 +163,7 @@ impl VolumesTable {
             Err(error) if error.kind() == io::ErrorKind::NotFound => BTreeMap::new(),
             Err(error) => return Err(error),
         };
-        let own = |(id, volumes)| (id, Own { volumes, kept: Vec::new() });
+        let own = |(id, noted)| (id, Noted::own(noted));
         *self.known() = known.into_iter().map(own).collect();
         // The first one stays.
         let _ = self.file.set(file);
@@ -128,6 +175,19 @@ impl VolumesTable {
         self.known().get(&instance).map(|own| own.volumes.clone()).unwrap_or_default()
     }
 
+    /// The same, with what is known of them.
+    pub(crate) fn all_of(&self, instance: u64) -> OwnVolumes {
+        self.known().get(&instance).cloned().unwrap_or_default()
+    }
+
+    /// The instances that have a volume and are not ending, whether it is open or not.
+    pub(crate) fn users_of(&self, name: &Name) -> Vec<u64> {
+        let has = |own: &OwnVolumes| {
+            !own.is_released && own.volumes.iter().any(|volume| volume.name == name.as_str())
+        };
+        self.known().iter().filter(|(_, own)| has(own)).map(|(id, _)| *id).collect()
+    }
+
     /// Whether an instance has some.
     pub(crate) fn has(&self, instance: u64) -> bool {
         self.known().contains_key(&instance)
@@ -137,18 +197,12 @@ impl VolumesTable {
     ///
     /// # Errors
     /// One sentence: the next daemon would not know; they have none.
-    pub(crate) async fn set(
-        self: &Arc<Self>,
-        ids: &[u64],
-        volumes: &[SandboxVolume],
-        kept: &[VolumeMount],
-    ) -> Result<(), String> {
-        if volumes.is_empty() || ids.is_empty() {
+    pub(crate) async fn set(self: &Arc<Self>, ids: &[u64], own: &OwnVolumes) -> Result<(), String> {
+        if own.volumes.is_empty() || ids.is_empty() {
             return Ok(());
         }
         for id in ids {
-            let own = Own { volumes: volumes.to_vec(), kept: kept.to_vec() };
-            self.known().insert(*id, own);
+            self.known().insert(*id, OwnVolumes { is_released: false, ..own.clone() });
         }
         let table = self.clone();
         let written = spawn_blocking(move || table.write()).await;
@@ -169,14 +223,11 @@ impl VolumesTable {
         }
     }
 
-    /// Those that are open of an instance.
-    pub(crate) fn kept(&self, instance: u64) -> Vec<VolumeMount> {
-        self.known().get(&instance).map(|own| own.kept.clone()).unwrap_or_default()
-    }
-
     /// An instance is ending: its volumes can be removed as soon as it has ended.
     pub(crate) fn release(&self, instance: u64) {
-        self.keep(instance, Vec::new());
+        if let Some(own) = self.known().get_mut(&instance) {
+            (own.kept, own.is_released) = (Vec::new(), true);
+        }
     }
 
     /// The instances that have some.
@@ -193,13 +244,13 @@ impl VolumesTable {
         let Some(file) = self.file.get() else { return Ok(()) };
         // Whoever writes last has read last.
         let _writing = self.writing.lock().expect("no holder panics");
-        let all: BTreeMap<u64, Vec<SandboxVolume>> =
-            self.known().iter().map(|(id, own)| (*id, own.volumes.clone())).collect();
+        let all: BTreeMap<u64, Vec<Noted>> =
+            self.known().iter().map(|(id, own)| (*id, Noted::of(own))).collect();
         replace(file, &serde_json::to_vec(&all)?)?;
         settle(file)
     }
 
-    fn known(&self) -> MutexGuard<'_, BTreeMap<u64, Own>> {
+    fn known(&self) -> MutexGuard<'_, BTreeMap<u64, OwnVolumes>> {
         self.known.lock().expect("no holder panics")
     }
 }
@@ -243,16 +294,30 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let table = Arc::new(VolumesTable::default());
         table.keep_in(directory.path()).unwrap();
-        let own = [volume("a", "/data")];
-        table.set(&[7, 8], &own, &[]).await.unwrap();
+        let volumes = vec![volume("a", "/data")];
+        let identities = vec![Some("one".to_owned())];
+        let own = OwnVolumes { volumes, identities, ..OwnVolumes::default() };
+        table.set(&[7, 8], &own).await.unwrap();
         table.forget(8);
-        table.set(&[9], &own, &[]).await.unwrap();
+        table.set(&[9], &own).await.unwrap();
         let next = VolumesTable::default();
         next.keep_in(directory.path()).unwrap();
-        assert_eq!((next.ids(), next.of(7), next.of(8)), (vec![7, 9], own.to_vec(), Vec::new()));
+        assert_eq!((next.ids(), next.of(7), next.of(8)), (vec![7, 9], own.volumes.clone(), vec![]));
+        assert_eq!(next.all_of(7).identities, own.identities);
+        // Open or not, it is theirs until they end.
+        let a = Name::new("a").unwrap();
+        assert_eq!(next.users_of(&a), [7, 9]);
+        next.release(7);
+        assert_eq!(next.users_of(&a), [9]);
+        // An older Thaw knew no identities.
+        let old = tempfile::tempdir().unwrap();
+        std::fs::write(old.path().join(FILE), r#"{"7":[{"name":"a","path":"/data"}]}"#).unwrap();
+        let next = VolumesTable::default();
+        next.keep_in(old.path()).unwrap();
+        assert_eq!((next.of(7), next.all_of(7).identities), (own.volumes.clone(), vec![None]));
         // Where nothing can be written down there is no such sandbox.
         drop(directory);
-        assert!(table.set(&[10], &own, &[]).await.unwrap_err().contains("make room"));
+        assert!(table.set(&[10], &own).await.unwrap_err().contains("make room"));
         assert!(!table.has(10));
         let damaged = tempfile::tempdir().unwrap();
         std::fs::write(damaged.path().join(FILE), "[").unwrap();

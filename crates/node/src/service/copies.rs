@@ -11,7 +11,7 @@ use crate::instance::{
     LaunchError, Launched, Launcher, Supervisor, VolumesAtRest,
 };
 use crate::sandboxes::limits::OwnLimits;
-use crate::sandboxes::volumes::WantedVolumes;
+use crate::sandboxes::volumes::{OwnVolumes, WantedVolumes};
 use crate::sandboxes::{ExecNote, SandboxVolume};
 use crate::seal::owner::{KeyId, OwnerKey};
 use crate::to_its_end::to_its_end;
@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use thaw_sandbox::{EgressPolicy, VolumeMount};
+use thaw_sandbox::EgressPolicy;
 use thaw_store::Name;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinSet, spawn_blocking};
@@ -104,9 +104,7 @@ pub struct CheckpointOf {
 struct Own {
     egress: Option<Arc<EgressPolicy>>,
     limits: Option<OwnLimits>,
-    volumes: Vec<SandboxVolume>,
-    /// The same, open.
-    kept: Vec<VolumeMount>,
+    volumes: OwnVolumes,
 }
 
 /// How long an instance stays for which no client waits.
@@ -184,8 +182,7 @@ impl Service {
         Own {
             egress: self.shared.egress().copy_of(id),
             limits: limits.of(id),
-            volumes: volumes.of(id),
-            kept: volumes.kept(id),
+            volumes: volumes.all_of(id),
         }
     }
 
@@ -296,8 +293,8 @@ impl Service {
         let places = self.places_for(count, self.config.limits.memory.bytes(), None).await?;
         let wanted = WantedVolumes { mounted: own, ..WantedVolumes::default() };
         // Before that: files are put back of volumes that are open.
-        let Mounting { launcher, own, kept, .. } = self.mounting(launcher, &wanted).await?;
-        let own = Own { volumes: own, kept, ..Own::default() };
+        let Mounting { launcher, own, .. } = self.mounting(launcher, &wanted).await?;
+        let own = Own { volumes: own, ..Own::default() };
         let put_back = self.put_back(snapshots).await?;
         let ids = self.boot_copies(&launcher, places, own, Stays::WhileWanted).await;
         let ids = match ids {
@@ -405,7 +402,7 @@ impl Service {
             failed = self.shared.limits().set(&new).await.err().map(LaunchError);
         }
         if failed.is_none() {
-            let set = self.shared.own_volumes().set(&ids, &original.volumes, &original.kept).await;
+            let set = self.shared.own_volumes().set(&ids, &original.volumes).await;
             failed = set.err().map(LaunchError);
         }
         match failed {

@@ -76,7 +76,7 @@ impl Service {
         let own = own.into_iter().map(|policy| (id, policy)).collect();
         let made = async {
             self.shared().egress().insert(own).await?;
-            self.shared().own_volumes().set(&[id], &mounting.own, &mounting.kept).await?;
+            self.shared().own_volumes().set(&[id], &mounting.own).await?;
             self.mount_own(id, &mounting, &volumes).await
         };
         made.await.inspect_err(|_| self.kill(id)).map(|()| id)

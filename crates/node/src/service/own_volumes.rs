@@ -4,22 +4,23 @@
 use super::Service;
 use crate::instance::Launcher;
 use crate::sandboxes::files::FileProblem;
-use crate::sandboxes::volumes::{SandboxVolume, WantedVolumes, configs};
+use crate::sandboxes::volumes::{OwnVolumes, SandboxVolume, WantedVolumes, configs};
 use crate::volumes::MayUse;
-use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 use thaw_abi::bind::{MOUNT_VOLUME, MOUNT_VOLUME_WRITABLE};
-use thaw_sandbox::VolumeMount;
 use thaw_store::Name;
 use tokio::task::spawn_blocking;
+use tokio::time::timeout;
+
+/// How long all volumes of a sandbox may take to be mounted in it.
+const MOUNT_PATIENCE: Duration = Duration::from_secs(30);
 
 /// What boots instances that have volumes of their own.
 pub(super) struct Mounting {
     pub launcher: Arc<dyn Launcher>,
-    /// Their volumes.
-    pub own: Vec<SandboxVolume>,
-    /// The same, open.
-    pub kept: Vec<VolumeMount>,
+    /// Their volumes, open.
+    pub own: OwnVolumes,
     /// The number of the mount of the first of them.
     first: u32,
 }
@@ -36,11 +37,18 @@ impl Service {
     ) -> Result<Mounting, String> {
         let own = wanted.all();
         if own.is_empty() {
-            return Ok(Mounting { launcher, own, kept: Vec::new(), first: 0 });
+            return Ok(Mounting { launcher, own: OwnVolumes::default(), first: 0 });
         }
         let (service, granted) = (self.clone(), wanted.granted.clone());
-        let opened = spawn_blocking(move || service.open_own(launcher, own, Some(&granted))).await;
-        opened.map_err(|error| error.to_string())?
+        let opened = spawn_blocking(move || {
+            let (function, domain) = (service.name(), service.config.sharing.domain.as_ref());
+            let may_use = MayUse::Those { function, domain, granted: &granted };
+            let own = service.open_volumes(own, &may_use)?;
+            let (launcher, first) =
+                launcher.mounting(&own.kept).map_err(|error| error.to_string())?;
+            Ok(Mounting { launcher, own, first })
+        });
+        opened.await.map_err(|error| error.to_string())?
     }
 
     /// What boots an instance again that has volumes of its own, if it has some. Blocks.
@@ -51,54 +59,41 @@ impl Service {
         &self,
         launcher: Arc<dyn Launcher>,
         id: u64,
+        own: OwnVolumes,
     ) -> Result<Arc<dyn Launcher>, String> {
-        let table = self.shared.own_volumes();
-        let own = table.of(id);
-        if own.is_empty() {
+        if own.volumes.is_empty() {
             return Ok(launcher);
         }
-        // Whether it may use them was asked when it was made.
-        let mounting = self.open_own(launcher, own, None)?;
-        table.keep(id, mounting.kept);
-        Ok(mounting.launcher)
+        let OwnVolumes { kept, .. } = self.open_again(own)?;
+        let (launcher, _) = launcher.mounting(&kept).map_err(|error| error.to_string())?;
+        self.shared.own_volumes().keep(id, kept);
+        Ok(launcher)
     }
 
     /// Opens volumes of an instance that is asleep, so that nobody removes them. Blocks.
     pub(crate) fn keep_own_volumes(&self, id: u64) {
-        let own = self.shared.own_volumes().of(id);
+        let own = self.shared.own_volumes().all_of(id);
         // If they cannot be opened, who wakes it hears why.
-        if let Ok(kept) = self.open_volumes(&own, None) {
+        if let Ok(OwnVolumes { kept, .. }) = self.open_again(own) {
             self.shared.own_volumes().keep(id, kept);
         }
     }
 
-    fn open_own(
-        &self,
-        launcher: Arc<dyn Launcher>,
-        own: Vec<SandboxVolume>,
-        granted: Option<&BTreeSet<Name>>,
-    ) -> Result<Mounting, String> {
-        let kept = self.open_volumes(&own, granted)?;
-        let (launcher, first) = launcher.mounting(&kept).map_err(|error| error.to_string())?;
-        Ok(Mounting { launcher, own, kept, first })
+    /// Opens the volumes that an instance had; others may have their names by now.
+    fn open_again(&self, own: OwnVolumes) -> Result<OwnVolumes, String> {
+        let (function, domain) = (self.name(), self.config.sharing.domain.as_ref());
+        let may_use = MayUse::Same { function, domain, identities: &own.identities };
+        self.open_volumes(own.volumes, &may_use)
     }
 
     fn open_volumes(
         &self,
-        own: &[SandboxVolume],
-        granted: Option<&BTreeSet<Name>>,
-    ) -> Result<Vec<VolumeMount>, String> {
-        let wanted = configs(own, &self.config.volumes)?;
-        let may_use = match granted {
-            None => MayUse::Any,
-            Some(granted) => MayUse::Those {
-                function: self.name(),
-                domain: self.config.sharing.domain.as_ref(),
-                granted,
-            },
-        };
-        let opened = self.shared.volumes()?.of_sandbox(&wanted, &may_use, self.tenant.volumes());
-        opened.map_err(|error| error.to_string())
+        own: Vec<SandboxVolume>,
+        may_use: &MayUse<'_>,
+    ) -> Result<OwnVolumes, String> {
+        let wanted = configs(&own, &self.config.volumes)?;
+        let opened = self.shared.volumes()?.of_sandbox(&wanted, may_use, self.tenant.volumes());
+        Ok(OwnVolumes::opened(own, opened.map_err(|error| error.to_string())?))
     }
 
     /// Mounts volumes in an instance that runs, for all of its processes.
@@ -114,8 +109,21 @@ impl Service {
         if wanted.new.is_empty() {
             return Ok(());
         }
+        let mounted = timeout(MOUNT_PATIENCE, self.mount_all(id, mounting, wanted)).await;
+        mounted.unwrap_or_else(|_| {
+            let seconds = MOUNT_PATIENCE.as_secs();
+            Err(format!("its volumes were not mounted within {seconds} s; try again"))
+        })
+    }
+
+    async fn mount_all(
+        self: &Arc<Self>,
+        id: u64,
+        mounting: &Mounting,
+        wanted: &WantedVolumes,
+    ) -> Result<(), String> {
         let mut session = self.files(id, "").await?;
-        let numbered = (mounting.first..).zip(&mounting.own).skip(wanted.mounted.len());
+        let numbered = (mounting.first..).zip(&mounting.own.volumes).skip(wanted.mounted.len());
         for (number, volume) in numbered {
             let kind = if volume.read_only { MOUNT_VOLUME } else { MOUNT_VOLUME_WRITABLE };
             let mounted = session.mount(&volume.path, number, kind).await;

@@ -158,13 +158,13 @@ impl VolumeStore {
         checkpoints.records.into_iter().find(needs).map(|record| record.name)
     }
 
-    /// Removes what was left of snapshots whose maker was killed, and snapshots of checkpoints that
-    /// are there no more. Volumes that are copied just now are left alone.
+    /// Removes what was left of volumes and snapshots whose remover or maker was killed, and snapshots of
+    /// checkpoints that are there no more. Volumes that are copied just now are left alone.
     ///
     /// # Errors
     /// The host refuses with one of them, when the others are done, or the store cannot be read.
     pub fn sweep(&self, store: &Store) -> Result<(), VolumeError> {
-        let mut swept = self.undo_unfinished();
+        let mut swept = self.undo_unfinished().and(self.sweep_gone());
         for name in self.names()? {
             swept = swept.and(self.sweep_volume(store, &name));
         }

@@ -60,8 +60,7 @@ impl VolumeStore {
                 host.display()
             ));
         }
-        let (functions, domain) = (functions.to_vec(), domain.cloned());
-        self.make(name, &Note { size, functions, domain }, Some(&host))
+        self.make(name, &Note::new(size, functions, domain)?, Some(&host))
     }
 
     /// The directory of the host that has the files of a volume, if it is one.
@@ -123,7 +122,12 @@ impl VolumeStore {
 pub(crate) fn host_directories(home: &Home, user: u32) -> Vec<PathBuf> {
     let volumes = fs::read_dir(home.root().join("volumes")).into_iter().flatten();
     let target = |entry: io::Result<fs::DirEntry>| {
-        let target = link_of_root(&entry.ok()?.path().join("files")).ok()??;
+        let entry = entry.ok()?;
+        // One that is being removed is none any more.
+        if entry.file_name().as_encoded_bytes().starts_with(b".") {
+            return None;
+        }
+        let target = link_of_root(&entry.path().join("files")).ok()??;
         let target = target.canonicalize().ok()?;
         (fs::metadata(&target).ok()?.uid() == user).then_some(target)
     };
@@ -231,12 +235,18 @@ mod tests {
         fs::remove_dir(&files).unwrap();
         std::os::unix::fs::symlink("/etc", &files).unwrap();
         lchown(&files, Some(7), None).unwrap();
-        let refused = volumes.of_operator(&name, BoundAccess::Read).unwrap_err().to_string();
+        let refused = volumes
+            .of_operator(&name, BoundAccess::Read, &VolumeShare::default())
+            .unwrap_err()
+            .to_string();
         assert!(refused.contains("root has not made"), "{refused}");
         // Nor is one of root's to what is another's.
         lchown(&files, Some(0), None).unwrap();
         if volumes.user() != 0 {
-            let refused = volumes.of_operator(&name, BoundAccess::Read).unwrap_err().to_string();
+            let refused = volumes
+                .of_operator(&name, BoundAccess::Read, &VolumeShare::default())
+                .unwrap_err()
+                .to_string();
             assert!(refused.contains("belongs to user 0"), "{refused}");
         }
         assert!(host_directories(&volumes.home, volumes.user() + 1).is_empty());

@@ -1,10 +1,13 @@
 //! Volumes, and files in them, as a client sees them.
 
 use super::*;
+use crate::e2b::Streams;
+use crate::e2b::records::VolumeRecord;
 use crate::home::Home;
 use crate::volumes::VolumeStore;
 use axum::http::header::AUTHORIZATION;
 use std::os::unix::fs::symlink;
+use std::sync::atomic::Ordering;
 
 struct Volumes {
     place: Place,
@@ -91,11 +94,53 @@ async fn volumes_are_their_keys_and_no_more_than_it_may_have() {
     let (_, shown) =
         all.control("secret", &format!("GET /sandboxes/{}", made.id), Value::Null).await;
     assert_eq!(shown["volumeMounts"], json!([{"name": "one", "path": "/v"}]));
+    // One of a sandbox that is asleep stays, open or not.
+    all.place.fake.has_volumes.store(true, Ordering::SeqCst);
+    let (status, _) = all.control("secret", &line("DELETE"), Value::Null).await;
+    assert_eq!(status, StatusCode::CONFLICT);
+    all.place.fake.has_volumes.store(false, Ordering::SeqCst);
     let (status, _) = all.control("secret", &line("DELETE"), Value::Null).await;
     assert_eq!(status, StatusCode::NO_CONTENT);
     let (status, _) = all.control("secret", &line("DELETE"), Value::Null).await;
     assert_eq!(status, StatusCode::NOT_FOUND);
     assert_eq!(all.store.list().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn a_volume_that_is_being_made_is_not_seen_and_not_removed() {
+    let all = Volumes::new();
+    let record = VolumeRecord { owner: "a".into(), name: "new".into(), is_being_made: true };
+    let records = &all.place.api.records;
+    let id = records.insert_volume(record, 4).unwrap();
+    let (_, listed) = all.control("secret", "GET /volumes", Value::Null).await;
+    assert_eq!(listed, json!([]));
+    let body = json!({"templateID": "base", "volumeMounts": [{"name": "new", "path": "/v"}]});
+    let new = Volume { id: id.clone(), token: records.volume_token(&id) };
+    assert_eq!(all.status(&new, "GET dir?path=/", "").await, 401);
+    for (line, body, status) in [
+        (format!("GET /volumes/{id}"), Value::Null, 404),
+        (format!("DELETE /volumes/{id}"), Value::Null, 409),
+        ("POST /v2/sandboxes".to_owned(), body, 404),
+    ] {
+        assert_eq!(all.control("secret", &line, body).await.0.as_u16(), status, "{line}");
+    }
+    // The next daemon finds that it never came.
+    all.place.api.forget_missing_volumes();
+    assert_eq!(records.volume(&id), None);
+}
+
+#[test]
+fn an_owner_has_no_more_than_half_of_what_others_leave() {
+    let streams = Streams::default();
+    let enter = |owner: &str| streams.enter_half(owner, 3, 8);
+    let mut all = Vec::new();
+    for (owner, most) in [("a", 3), ("b", 2), ("c", 1), ("d", 1)] {
+        let own: Vec<_> = (0..8).map_while(|_| enter(owner).ok()).collect();
+        assert_eq!(own.len(), most, "{owner}");
+        all.extend(own);
+    }
+    drop(all);
+    enter("d").unwrap();
 }
 
 #[tokio::test]

@@ -23,7 +23,7 @@ use std::io;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
-use thaw_sandbox::VolumeClient;
+use thaw_sandbox::{ClientFile, VolumeClient};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::time::{Instant, timeout, timeout_at};
@@ -35,8 +35,10 @@ const OF_OWNER_MAX: usize = 16;
 pub(in crate::e2b) const OF_NODE_MAX: usize = 64;
 /// How long a request waits until others have ended.
 const TURN_PATIENCE: Duration = Duration::from_secs(10);
-/// How long a client may say nothing, or take nothing.
+/// How long may be waited for a client in all until it has sent or taken so many bytes: slower ones
+/// would keep a place from others for very little.
 const PATIENCE: Duration = Duration::from_secs(60);
+const LEAST: usize = 128 << 10;
 /// How long a transfer may take, as long as the SDKs wait.
 const TRANSFER_MAX: Duration = Duration::from_secs(3600);
 /// Bytes that are read at once.
@@ -116,8 +118,9 @@ impl Guest {
         let is_right = are_equal(shown, &e2b.records.volume_token(&id));
         // Keys may be taken away.
         let record = e2b.records.volume(&id);
-        let record =
-            record.filter(|record| is_right && e2b.settings.now().has_owner(&record.owner));
+        let record = record.filter(|record| {
+            is_right && !record.is_being_made && e2b.settings.now().has_owner(&record.owner)
+        });
         let record = record.ok_or_else(|| {
             Problem::new(
                 Kind::Unauthenticated,
@@ -125,7 +128,7 @@ impl Guest {
                  `Volume.connect` gets the token",
             )
         })?;
-        let of_owner = e2b.contents.enter_below(&record.owner, OF_OWNER_MAX)?;
+        let of_owner = e2b.contents.enter_half(&record.owner, OF_OWNER_MAX, OF_NODE_MAX)?;
         let turn = timeout(TURN_PATIENCE, e2b.content_turns.clone().acquire_owned()).await;
         let turn = turn.ok().and_then(Result::ok).ok_or_else(|| {
             Problem::new(Kind::Busy, "the node is busy with files of other volumes; try again")
@@ -164,6 +167,105 @@ impl Guest {
     ) -> Result<T, Problem> {
         done(self.begin(work)?).await
     }
+
+    /// Answers with what is opened on a thread, which keeps its place until the client has taken all,
+    /// or is too slow.
+    async fn send<S: Source>(
+        self,
+        kind: &'static str,
+        open: impl FnOnce(&VolumeClient) -> Result<S, Problem> + Send + 'static,
+    ) -> Result<Response, Problem> {
+        let (opened, len) = oneshot::channel();
+        let (pieces, next) = mpsc::channel(PIECES);
+        let runtime = Handle::current();
+        let outcome = self.begin(move |client| {
+            let source = open(client)?;
+            let _ = opened.send(source.len());
+            let (until, mut pace) = (Instant::now() + TRANSFER_MAX, Pace::default());
+            let mut at = 0;
+            while at < source.len() {
+                let mut bytes = vec![0; PIECE.min((source.len() - at) as usize)];
+                let read = source.read_at(&mut bytes, at);
+                let (is_over, count) = (!matches!(read, Ok(1..)), *read.as_ref().unwrap_or(&0));
+                let piece = read.map(|count| {
+                    bytes.truncate(count);
+                    Bytes::from(bytes)
+                });
+                at += count as u64;
+                let sent = runtime.block_on(pace.wait(pieces.send(piece)));
+                if is_over || Instant::now() > until || !matches!(sent, Some(Ok(()))) {
+                    break;
+                }
+                pace.moved(count);
+            }
+            Ok(())
+        })?;
+        let Ok(len) = len.await else {
+            return Err(done(outcome).await.err().unwrap_or_else(|| no_volume("")));
+        };
+        let pieces: ReceiverStream<io::Result<Bytes>> = ReceiverStream::new(next);
+        let headers = [(CONTENT_TYPE, kind.to_owned()), (CONTENT_LENGTH, len.to_string())];
+        Ok((headers, Body::from_stream(pieces)).into_response())
+    }
+}
+
+/// Bytes of an answer that are read as a client takes them.
+trait Source {
+    fn len(&self) -> u64;
+    fn read_at(&self, bytes: &mut [u8], at: u64) -> io::Result<usize>;
+}
+
+impl Source for ClientFile {
+    fn len(&self) -> u64 {
+        self.size()
+    }
+
+    fn read_at(&self, bytes: &mut [u8], at: u64) -> io::Result<usize> {
+        ClientFile::read_at(self, bytes, at)
+    }
+}
+
+impl Source for Vec<u8> {
+    fn len(&self) -> u64 {
+        self.len() as u64
+    }
+
+    fn read_at(&self, bytes: &mut [u8], at: u64) -> io::Result<usize> {
+        let rest = self.get(at as usize..).unwrap_or_default();
+        let count = rest.len().min(bytes.len());
+        bytes[..count].copy_from_slice(&rest[..count]);
+        Ok(count)
+    }
+}
+
+/// How long may still be waited for a client.
+struct Pace {
+    left: Duration,
+    bytes: usize,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self { left: PATIENCE, bytes: 0 }
+    }
+}
+
+impl Pace {
+    /// Waits for something of the client's; nothing: it is too slow.
+    async fn wait<T>(&mut self, next: impl Future<Output = T>) -> Option<T> {
+        let began = Instant::now();
+        let next = timeout(self.left, next).await.ok()?;
+        self.left = self.left.saturating_sub(began.elapsed());
+        Some(next)
+    }
+
+    /// So many bytes have come from it, or gone to it.
+    fn moved(&mut self, bytes: usize) {
+        self.bytes += bytes;
+        if self.bytes >= LEAST {
+            *self = Self::default();
+        }
+    }
 }
 
 async fn done<T>(outcome: oneshot::Receiver<Result<T, Problem>>) -> Result<T, Problem> {
@@ -192,9 +294,10 @@ async fn list((State(e2b), Path(id), Query(at), headers): Asked) -> Response {
     let listed = async {
         let guest = Guest::admit(e2b, id, &headers).await?;
         let (place, depth) = (Place::parse(&at.path)?, at.depth.unwrap_or(1));
-        guest.run(move |client| tree::list(client, &place, depth)).await
+        let listed = move |client: &VolumeClient| tree::list(client, &place, depth);
+        guest.send("application/json", listed).await
     };
-    answer(StatusCode::OK, listed.await)
+    listed.await.unwrap_or_else(IntoResponse::into_response)
 }
 
 async fn make_directory((State(e2b), Path(id), Query(at), headers): Asked) -> Response {
@@ -242,7 +345,8 @@ async fn change(
 
 fn silent() -> Problem {
     let seconds = PATIENCE.as_secs();
-    Problem::new(Kind::Late, format!("nothing has come from the client for {seconds} s"))
+    let message = format!("fewer than {LEAST} bytes have come from the client within {seconds} s");
+    Problem::new(Kind::Late, message)
 }
 
 /// What comes of the body of a request next.
@@ -273,10 +377,12 @@ async fn write(
         })?;
         let until = Instant::now() + TRANSFER_MAX;
         let passed = async {
-            while let Some(frame) = timeout(PATIENCE, body.frame()).await.map_err(|_| silent())? {
+            let mut pace = Pace::default();
+            while let Some(frame) = pace.wait(body.frame()).await.ok_or_else(silent)? {
                 let frame =
                     frame.map_err(|error| Problem::invalid(format!("cut short: {error}")))?;
                 let Some(bytes) = frame.data_ref() else { continue };
+                pace.moved(bytes.len());
                 if parts.send(Part::Bytes(bytes.clone())).await.is_err() {
                     // It could not be written, and the outcome says why.
                     return Ok(());
@@ -301,45 +407,28 @@ async fn read((State(e2b), Path(id), Query(at), headers): Asked) -> Response {
     let opened = async {
         let guest = Guest::admit(e2b, id, &headers).await?;
         let place = Place::parse(&at.path)?;
-        let (opened, size) = oneshot::channel();
-        let (pieces, next) = mpsc::channel(PIECES);
-        let runtime = Handle::current();
-        let outcome = guest.begin(move |client| {
-            let file = client.open(place.bytes()).map_err(|error| tree::failed(&place, &error))?;
-            let _ = opened.send(file.size());
-            let until = Instant::now() + TRANSFER_MAX;
-            let mut at = 0;
-            while at < file.size() {
-                let mut bytes = vec![0; PIECE.min((file.size() - at) as usize)];
-                let read = file.read_at(&mut bytes, at);
-                let is_over = !matches!(read, Ok(1..));
-                let piece = read.map(|count| {
-                    bytes.truncate(count);
-                    at += count as u64;
-                    Bytes::from(bytes)
-                });
-                // A client that takes nothing gives its place back.
-                let sent = runtime.block_on(async { timeout(PATIENCE, pieces.send(piece)).await });
-                if is_over || Instant::now() > until || !matches!(sent, Ok(Ok(()))) {
-                    break;
-                }
-            }
-            Ok(())
-        })?;
-        match size.await {
-            Ok(size) => Ok((size, next)),
-            Err(_) => Err(done(outcome).await.err().unwrap_or_else(|| no_volume(""))),
-        }
+        let opened = move |client: &VolumeClient| {
+            client.open(place.bytes()).map_err(|error| tree::failed(&place, &error))
+        };
+        guest.send("application/octet-stream", opened).await
     };
-    match opened.await {
-        Ok((size, pieces)) => {
-            let pieces: ReceiverStream<io::Result<Bytes>> = ReceiverStream::new(pieces);
-            let headers = [
-                (CONTENT_TYPE, "application/octet-stream".to_owned()),
-                (CONTENT_LENGTH, size.to_string()),
-            ];
-            (headers, Body::from_stream(pieces)).into_response()
-        }
-        Err(problem) => problem.into_response(),
+    opened.await.unwrap_or_else(IntoResponse::into_response)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::future::{pending, ready};
+
+    #[tokio::test]
+    async fn a_client_has_its_time_again_when_it_has_moved_enough() {
+        let mut pace = Pace { left: Duration::ZERO, bytes: 0 };
+        assert!(pace.wait(pending::<()>()).await.is_none());
+        // It is there without being waited for.
+        assert!(pace.wait(ready(())).await.is_some());
+        pace.moved(LEAST - 1);
+        assert!(pace.wait(pending::<()>()).await.is_none());
+        pace.moved(1);
+        assert_eq!((pace.left, pace.bytes), (PATIENCE, 0));
     }
 }

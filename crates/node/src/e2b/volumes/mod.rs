@@ -15,7 +15,7 @@ use super::problem::{Kind, Problem};
 use super::records::VolumeRecord;
 use crate::sandboxes::SandboxVolume;
 use crate::to_its_end::to_its_end;
-use crate::volumes::{VolumeError, VolumeStore};
+use crate::volumes::{CLIENTS_PREFIX, VolumeError, VolumeStore};
 use axum::body::Bytes;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
@@ -33,8 +33,6 @@ use tokio::time::{Instant, sleep};
 
 /// Most bytes of a volume's name.
 const NAME_MAX: usize = 128;
-/// What names of volumes on the node begin with; the id follows.
-const PREFIX: &str = "e2b-";
 /// Most volumes of a sandbox.
 const MOUNTS_MAX: usize = 16;
 /// For so long a volume is not removed that is in use: a sandbox may be just ending.
@@ -63,7 +61,7 @@ pub(super) struct Mount {
 
 /// What a volume is called on the node.
 fn on_node(id: &str) -> Result<Name, Problem> {
-    Name::new(&format!("{PREFIX}{id}")).map_err(Problem::invalid)
+    Name::new(&format!("{CLIENTS_PREFIX}{id}")).map_err(Problem::invalid)
 }
 
 fn no_volume(id: &str) -> Problem {
@@ -90,6 +88,16 @@ async fn with_store<T: Send + 'static>(
 }
 
 impl E2b {
+    /// Forgets volumes that an earlier daemon has begun to make, and that are not on the node.
+    pub(super) fn forget_missing_volumes(&self) {
+        let Ok(store) = self.backend.volumes() else { return };
+        let is_missing = |id: &str| match on_node(id) {
+            Ok(name) => store.is_missing(&name),
+            Err(_) => true,
+        };
+        self.records.forget_volumes(is_missing);
+    }
+
     async fn create_volume(&self, client: &Client, body: &[u8]) -> Result<Value, Problem> {
         let CreateRequest { name } = parse(body)?;
         let is_fine = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
@@ -100,7 +108,8 @@ impl E2b {
         }
         let store = self.backend.volumes()?;
         let (most, size) = client.most_volumes();
-        let record = VolumeRecord { owner: client.owner().to_owned(), name };
+        let owner = client.owner().to_owned();
+        let record = VolumeRecord { owner, name, is_being_made: true };
         let id = self.records.insert_volume(record.clone(), most)?;
         let made = async {
             let on_node = on_node(&id)?;
@@ -109,6 +118,7 @@ impl E2b {
             with_store(store, move |store| store.create(&on_node, size, &[], None)).await
         };
         made.await.inspect_err(|_| self.records.remove_volume(&id))?;
+        self.records.made_volume(&id);
         Ok(self.shown_volume(client, &id, &record))
     }
 
@@ -121,20 +131,29 @@ impl E2b {
         json!({"volumeID": id, "name": record.name, "token": token})
     }
 
-    /// A volume of a client.
+    /// A volume of a client, which may still be being made.
     fn own_volume(&self, client: &Client, id: &str) -> Result<VolumeRecord, Problem> {
         let found = self.records.volume(id);
         found.filter(|record| record.owner == client.owner()).ok_or_else(|| no_volume(id))
     }
 
     async fn remove_volume(&self, client: &Client, id: &str) -> Result<Value, Problem> {
-        self.own_volume(client, id)?;
+        // Without its record nobody would own what comes.
+        if self.own_volume(client, id)?.is_being_made {
+            let text = format!("the volume \"{id}\" is still being made; try again later");
+            return Err(Problem::new(Kind::Exists, text));
+        }
         let (on_node, store) = (on_node(id)?, self.backend.volumes()?);
         let until = Instant::now() + END_PATIENCE;
         loop {
             let name = on_node.clone();
             self.open_volumes.close(&name);
-            match with_store(store.clone(), move |store| store.remove(&name)).await {
+            // Sandboxes that are asleep have some that nobody has open.
+            let removed = match self.backend.has_volume(&name) {
+                true => Err(problem(VolumeError::InUse(name))),
+                false => with_store(store.clone(), move |store| store.remove(&name)).await,
+            };
+            match removed {
                 Err(problem) if problem.kind == Kind::Exists && Instant::now() < until => {
                     sleep(AGAIN).await;
                 }
@@ -186,7 +205,7 @@ impl E2b {
     /// What a sandbox has mounted, as E2B's API names it.
     pub(super) fn shown_mounts(&self, volumes: &[SandboxVolume]) -> Value {
         let shown = |volume: &SandboxVolume| {
-            let record = self.records.volume(volume.name.strip_prefix(PREFIX)?)?;
+            let record = self.records.volume(volume.name.strip_prefix(CLIENTS_PREFIX)?)?;
             Some(json!({"name": record.name, "path": volume.path}))
         };
         Value::Array(volumes.iter().filter_map(shown).collect())
@@ -209,7 +228,10 @@ async fn list(State(e2b): State<Arc<E2b>>, Extension(client): Extension<Client>)
 }
 
 async fn show((State(e2b), Extension(client), Path(id)): Asked<Path<String>>) -> Response {
-    let shown = e2b.own_volume(&client, &id).map(|record| e2b.shown_volume(&client, &id, &record));
+    let shown = e2b.own_volume(&client, &id).and_then(|record| match record.is_being_made {
+        true => Err(no_volume(&id)),
+        false => Ok(e2b.shown_volume(&client, &id, &record)),
+    });
     answer(StatusCode::OK, shown)
 }
 

@@ -5,7 +5,7 @@ use crate::volumes::{VolumeError, VolumeStore};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
-use thaw_sandbox::{BoundAccess, VolumeMount};
+use thaw_sandbox::{BoundAccess, VolumeMount, VolumeShare};
 use thaw_store::Name;
 use tokio::time::sleep;
 
@@ -16,7 +16,11 @@ const OPEN_MAX: usize = 64;
 
 /// Volumes that are open, and when they were wanted last.
 #[derive(Default)]
-pub struct OpenVolumes(Mutex<BTreeMap<Name, (VolumeMount, Instant)>>);
+pub struct OpenVolumes {
+    all: Mutex<BTreeMap<Name, (VolumeMount, Instant)>>,
+    /// What all requests for files may make the node keep: as much as a tenant.
+    share: VolumeShare,
+}
 
 impl OpenVolumes {
     /// One of them, which is opened if it is not. May block.
@@ -25,7 +29,7 @@ impl OpenVolumes {
             *wanted = Instant::now();
             return Ok(mount.clone());
         }
-        let mount = store.of_operator(name, BoundAccess::Write)?;
+        let mount = store.of_operator(name, BoundAccess::Write, &self.share)?;
         let mut all = self.all();
         if all.len() >= OPEN_MAX {
             let oldest = all.iter().min_by_key(|(_, (_, wanted))| *wanted);
@@ -51,6 +55,6 @@ impl OpenVolumes {
     }
 
     fn all(&self) -> MutexGuard<'_, BTreeMap<Name, (VolumeMount, Instant)>> {
-        self.0.lock().expect("no holder panics")
+        self.all.lock().expect("no holder panics")
     }
 }

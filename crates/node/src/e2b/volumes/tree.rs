@@ -15,6 +15,8 @@ const NAME_MAX: usize = 255;
 pub const DEPTH_MAX: u32 = 64;
 /// Most entries of a list.
 const ENTRIES_MAX: usize = 10_000;
+/// Most bytes of a list: JSON writes a control character as six bytes, so names may be long there.
+const LIST_BYTES_MAX: usize = 8 << 20;
 /// How long a list, or the removal of a directory, may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Permissions of new files and directories.
@@ -154,13 +156,26 @@ fn below(place: &Place, name: &[u8]) -> Option<Place> {
     Some(Place(if place.0.is_empty() { name.to_owned() } else { format!("{}/{name}", place.0) }))
 }
 
-/// All that is in a directory, and so many levels below.
-pub fn list(client: &VolumeClient, place: &Place, depth: u32) -> Result<Value, Problem> {
+/// All that is in a directory, and so many levels below, as JSON. Other threads have better things to do
+/// than to write so much text.
+pub fn list(client: &VolumeClient, place: &Place, depth: u32) -> Result<Vec<u8>, Problem> {
+    list_within(client, place, depth, LIST_BYTES_MAX)
+}
+
+fn list_within(
+    client: &VolumeClient,
+    place: &Place,
+    depth: u32,
+    bytes_max: usize,
+) -> Result<Vec<u8>, Problem> {
     if !(1..=DEPTH_MAX).contains(&depth) {
         return Err(Problem::invalid(format!("`depth` is between 1 and {DEPTH_MAX}")));
     }
+    let too_much = |why: String| {
+        Err(Problem::invalid(format!("a list of /{} {why}; list less of it", place.0)))
+    };
     let until = Instant::now() + PATIENCE;
-    let (mut all, mut next) = (Vec::new(), vec![(place.clone(), 1)]);
+    let (mut all, mut len, mut next) = (Vec::new(), 2, vec![(place.clone(), 1)]);
     while let Some((directory, level)) = next.pop() {
         let mut skip = 0;
         loop {
@@ -172,23 +187,36 @@ pub fn list(client: &VolumeClient, place: &Place, depth: u32) -> Result<Value, P
             skip += names.len();
             for found in names.iter().filter_map(|name| below(&directory, name)) {
                 if all.len() >= ENTRIES_MAX || Instant::now() > until {
-                    return Err(Problem::invalid(format!(
-                        "/{} has more entries than the {ENTRIES_MAX} that are listed at once, or \
-                         listing them takes too long; list less",
-                        place.0
-                    )));
+                    return too_much(format!(
+                        "has more entries than the {ENTRIES_MAX} that are listed at once, or takes \
+                         too long"
+                    ));
                 }
                 // What has gone meanwhile is not listed.
                 let Ok(attributes) = client.stat(found.bytes()) else { continue };
-                all.push(shown(client, &found, &attributes)?);
+                let entry = shown(client, &found, &attributes)?.to_string();
+                len += entry.len() + 1;
+                if len > bytes_max {
+                    return too_much(format!("has more than {bytes_max} bytes"));
+                }
+                all.push((found.clone(), entry));
                 if is_directory(&attributes) && level < depth {
                     next.push((found, level + 1));
                 }
             }
         }
     }
-    all.sort_by(|a, b| a["path"].as_str().cmp(&b["path"].as_str()));
-    Ok(Value::Array(all))
+    all.sort_by(|(a, _), (b, _)| a.0.cmp(&b.0));
+    let mut text = Vec::with_capacity(len);
+    text.push(b'[');
+    for (number, (_, entry)) in all.into_iter().enumerate() {
+        if number > 0 {
+            text.push(b',');
+        }
+        text.extend_from_slice(entry.as_bytes());
+    }
+    text.push(b']');
+    Ok(text)
 }
 
 fn make_parents(client: &VolumeClient, place: &Place) -> Result<(), Problem> {
@@ -322,7 +350,7 @@ mod tests {
     use crate::home::Home;
     use crate::volumes::VolumeStore;
     use std::os::unix::fs::symlink;
-    use thaw_sandbox::BoundAccess;
+    use thaw_sandbox::{BoundAccess, VolumeShare};
     use thaw_store::Name;
 
     struct Of {
@@ -335,7 +363,7 @@ mod tests {
         let store = VolumeStore::of(Home::at(directory.path().join("home")).unwrap());
         let name = Name::new("v").unwrap();
         store.create(&name, ByteSize(1 << 20), &[], None).unwrap();
-        let mount = store.of_operator(&name, BoundAccess::Write).unwrap();
+        let mount = store.of_operator(&name, BoundAccess::Write, &VolumeShare::default()).unwrap();
         Of { directory, client: VolumeClient::new(&mount) }
     }
 
@@ -380,7 +408,8 @@ mod tests {
         // What is written again is not longer than it says.
         assert_eq!(of.put("a/b/c.txt", b"short").unwrap()["size"], 5);
         let names = |depth| {
-            let all = list(client, &at("/"), depth).unwrap();
+            let all: Value =
+                serde_json::from_slice(&list(client, &at("/"), depth).unwrap()).unwrap();
             let names = all.as_array().unwrap().iter().map(|one| one["path"].clone());
             names.collect::<Vec<_>>()
         };
@@ -393,6 +422,19 @@ mod tests {
         remove(client, &at("a")).unwrap();
         assert_eq!(remove(client, &at("a")).unwrap_err().kind, Kind::NotFound);
         assert_eq!(names(64), Vec::<Value>::new());
+    }
+
+    #[test]
+    fn a_list_has_a_bound_in_bytes_as_json_writes_them() {
+        let of = volume();
+        // What no name holds is in the target of a link.
+        symlink("\u{1}".repeat(1000), of.files().join("link")).unwrap();
+        let most = |bytes| list_within(&of.client, &at("/"), 1, bytes);
+        let (whole, refused) = (most(7000).unwrap(), most(6000).unwrap_err());
+        assert!((6000..7000).contains(&whole.len()), "{}", whole.len());
+        assert_eq!(refused.kind, Kind::Invalid);
+        let listed: Value = serde_json::from_slice(&whole).unwrap();
+        assert_eq!(listed[0]["target"], "\u{1}".repeat(1000));
     }
 
     #[test]

@@ -10,6 +10,7 @@ use crate::instance::{
 };
 use crate::sandboxes::Execs;
 use crate::sandboxes::exec::NewStreams;
+use crate::sandboxes::volumes::OwnVolumes;
 use crate::service::held::use_egress;
 use crate::service::place::PlaceError;
 use crate::service::{Service, Slot, Slots};
@@ -158,8 +159,8 @@ impl Service {
             Some(_) => Some(self.tenant.unsealer().await),
             None => None,
         };
-        let (egress, own_volumes) = (self.shared.egress().clone(), self.clone());
-        let boot = move |asleep: &Asleep, own: Option<Arc<EgressPolicy>>| {
+        let (egress, opener) = (self.shared.egress().clone(), self.clone());
+        let boot = move |asleep: &Asleep, own: Option<Arc<EgressPolicy>>, volumes: OwnVolumes| {
             let later = |error: &dyn ToString| WakeError::Later(error.to_string());
             let file = asleep.open().map_err(|error| match error.kind() {
                 std::io::ErrorKind::NotFound => WakeError::Lost("its file is gone".to_owned()),
@@ -167,7 +168,7 @@ impl Service {
                 _ => later(&error),
             })?;
             drop(unsealer);
-            let launcher = own_volumes.with_own_volumes(launcher, asleep.id());
+            let launcher = opener.with_own_volumes(launcher, asleep.id(), volumes);
             let launcher = launcher.map_err(WakeError::Later)?.waken(
                 file,
                 asleep.checksum(),
@@ -188,11 +189,12 @@ impl Service {
         let wake = move || {
             let function = service.launcher.egress();
             let own = egress.of(asleep.id(), function.as_deref());
+            let volumes = service.shared.own_volumes().all_of(asleep.id());
             if !service.is_asleep(asleep.id()) {
-                // Its rules may have been forgotten with it.
+                // Its rules and volumes may have been forgotten with it.
                 return Err(PlaceError::CannotWake(ended_asleep(asleep.id())));
             }
-            match own.map_err(WakeError::Later).and_then(|own| boot(&asleep, own)) {
+            match own.map_err(WakeError::Later).and_then(|own| boot(&asleep, own, volumes)) {
                 Ok(launched) => Ok(service.adopt_woken(launched, waking, first, place, streams)),
                 Err(WakeError::Later(why)) => {
                     Err(service.cannot_wake(&waking, &format!("{why}; it sleeps on, try again")))
