@@ -30,6 +30,8 @@ class Context:
         self.process = None
         # The sandbox's variables that the process has. A copy of the sandbox has others.
         self.environment = {}
+        # It is not started anew.
+        self.is_stopped = False
         # How often code has ended, by which one knows whether the same still runs.
         self.ended = 0
 
@@ -43,11 +45,14 @@ class Context:
     async def restart(self):
         """Ends the process, which may have ended already, and starts a new one."""
         async with self.restarts:
+            if self.is_stopped:
+                return
             await self.end()
             self.process, self.environment = None, {}
             await self.launch()
 
     async def stop(self):
+        self.is_stopped = True
         async with self.restarts:
             await self.end()
 

@@ -18,6 +18,7 @@ variables of the sandbox: a JSON object in Base64. A request without it leaves t
 
 import asyncio
 import base64
+import collections
 import json
 import os
 
@@ -72,7 +73,8 @@ class Contexts:
     def __init__(self):
         self.all = {}
         self.defaults = {}
-        self.lock = asyncio.Lock()
+        # Held while a default context is made; nobody waits for another language.
+        self.locks = collections.defaultdict(asyncio.Lock)
 
     def find(self, name):
         context = self.defaults.get("python") if name == "default" else self.all.get(name)
@@ -81,7 +83,9 @@ class Contexts:
         return context
 
     async def default(self, language):
-        async with self.lock:
+        if context := self.defaults.get(language):
+            return context
+        async with self.locks[language]:
             if language not in self.defaults:
                 self.defaults[language] = await self.make(language, HOME)
             return self.defaults[language]
@@ -97,8 +101,14 @@ class Contexts:
         self.all[context.id] = context
         try:
             await context.start()
+            if context.id not in self.all:
+                raise refusal(404, "the context was removed before it was ready")
+        except FileNotFoundError as missing:
+            self.all.pop(context.id, None)
+            raise refusal(400, f"there is no {missing.filename}") from missing
         except BaseException:
             self.all.pop(context.id, None)
+            await context.stop()
             raise
         return context
 

@@ -20,7 +20,7 @@ import signal
 import subprocess
 import time
 
-from context import Context, died, error
+from context import HOME, Context, died, error
 
 PLACE = os.path.dirname(os.path.abspath(__file__))
 # Bytes of one read. A pipe keeps so many, too.
@@ -77,11 +77,13 @@ class Process:
         self.requests = open(ours, "wb", buffering=0)
         passed = requests, self.answers.worker_end
         out, err = (stream.worker_end for stream in self.streams.values())
-        self.child = subprocess.Popen(
-            COMMANDS[language] + [str(fd) for fd in passed], cwd=cwd, pass_fds=passed,
-            stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True)
-        for fd in (*passed, out, err):
-            os.close(fd)
+        try:
+            self.child = subprocess.Popen(
+                COMMANDS[language] + [str(fd) for fd in passed], cwd=cwd, pass_fds=passed,
+                stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True)
+        finally:
+            for fd in (*passed, out, err):
+                os.close(fd)
 
     def is_alive(self):
         return not self.is_killed and self.child.poll() is None and not self.answers.has_ended
@@ -197,6 +199,9 @@ class WorkerContext(Context):
         self.count = 0
 
     async def launch(self):
+        if self.cwd == HOME:
+            # Code may have removed it.
+            os.makedirs(HOME, exist_ok=True)
         process = Process(self.language, self.cwd)
         try:
             # An interrupt before it serves would end it.

@@ -191,6 +191,7 @@ fn workers_of_the_code_interpreter_keep_state_and_outlive_errors_and_interrupts(
         ("java", "java"),
         ("javascript", "node"),
         ("typescript", "node"),
+        ("python", "python3"),
     ] {
         if !is_in_path(program) {
             skip(&format!("{program} is not here"));
@@ -198,6 +199,10 @@ fn workers_of_the_code_interpreter_keep_state_and_outlive_errors_and_interrupts(
         }
         if program == "node" && !example.join("build/node_modules/acorn").is_dir() {
             skip("the packages of the code interpreter are not installed");
+            continue;
+        }
+        if language == "python" && !example.join("build/site/ipykernel").is_dir() {
+            skip("the modules of the code interpreter are not installed");
             continue;
         }
         let mut worker = Command::new("python3");

@@ -57,6 +57,8 @@ const NOT_PASSED: [&str; 10] = [
 pub(super) async fn pass(e2b: Arc<E2b>, id: String, port: u16, request: Request) -> Response {
     let [shown, of_envd] = [TOKEN_HEADER, ENVD_TOKEN_HEADER]
         .map(|name| header(request.headers(), name).map(str::to_owned));
+    let protocol = upgrade_of(request.headers());
+    let is_raw = protocol.is_some_and(|protocol| protocol.eq_ignore_ascii_case(PORT_PROTOCOL));
     let connected = async {
         let (_, record) = admit(&e2b, &id, |record| {
             let is_shown = is_shown(&e2b, shown, |holder| e2b.records.traffic_token(&id, holder));
@@ -67,19 +69,19 @@ pub(super) async fn pass(e2b: Arc<E2b>, id: String, port: u16, request: Request)
         let place = e2b.ports.enter_below(&id, PORTS_MAX)?;
         let is_known =
             !record.is_open || is_shown(&e2b, of_envd, |holder| e2b.records.token(&id, holder));
-        let environment =
-            (port == CODE_PORT && is_known).then(|| environment_of(&record, &id)).transpose()?;
+        let environment = match port == CODE_PORT && !is_raw {
+            true => Some(environment_of(&record, &id, is_known)?),
+            false => None,
+        };
         Ok::<_, Problem>((place, e2b.backend.port(&id, port).await?, environment))
     };
     let (place, stream, environment) = match connected.await {
         Ok(connected) => connected,
         Err(problem) => return refused(request.into_body(), problem.into_response()).await,
     };
-    match upgrade_of(request.headers()) {
-        Some(protocol) if protocol.eq_ignore_ascii_case(PORT_PROTOCOL) => {
-            raw(request, stream, place)
-        }
-        _ => exchange(request, environment, stream, place).await,
+    match is_raw {
+        true => raw(request, stream, place),
+        false => exchange(request, environment, stream, place).await,
     }
 }
 
@@ -90,9 +92,10 @@ fn is_shown(e2b: &E2b, shown: Option<String>, token: impl Fn(Holder) -> String) 
     })
 }
 
-/// The environment of a sandbox as a header.
-fn environment_of(record: &Record, id: &str) -> Result<HeaderValue, Problem> {
-    let json = serde_json::to_vec(&record.environment(id)).expect("plain data");
+/// The environment of a sandbox as a header: for strangers only what tells it from others.
+fn environment_of(record: &Record, id: &str, is_known: bool) -> Result<HeaderValue, Problem> {
+    let environment = if is_known { record.environment(id) } else { Record::identity(id) };
+    let json = serde_json::to_vec(&environment).expect("plain data");
     let text = STANDARD.encode(json);
     if text.len() > ENVIRONMENT_MAX {
         let said = format!(

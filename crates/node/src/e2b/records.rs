@@ -57,9 +57,14 @@ impl Record {
     pub fn environment(&self, id: &str) -> BTreeMap<String, String> {
         let mut envs = self.defaults.envs.clone();
         envs.extend(self.envs.clone());
-        envs.insert("E2B_SANDBOX".to_owned(), "true".to_owned());
-        envs.insert("E2B_SANDBOX_ID".to_owned(), id.to_owned());
+        envs.extend(Self::identity(id));
         envs
+    }
+
+    /// What of that tells the sandbox from others.
+    pub fn identity(id: &str) -> BTreeMap<String, String> {
+        let identity = [("E2B_SANDBOX", "true"), ("E2B_SANDBOX_ID", id)];
+        identity.map(|(name, value)| (name.to_owned(), value.to_owned())).into()
     }
 }
 
@@ -101,7 +106,7 @@ pub struct VolumeRecord {
     /// What its owner calls it.
     pub name: String,
     /// It is not on the node yet. The next daemon looks whether it ever came.
-    #[serde(skip)]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_being_made: bool,
 }
 
@@ -327,17 +332,21 @@ impl Records {
         if let Some(volume) = self.contents.lock().volumes.get_mut(id) {
             volume.is_being_made = false;
         }
+        self.contents.write_soon();
     }
 
-    /// Forgets volumes that an earlier daemon has begun to make, and that never came.
+    /// Forgets volumes that an earlier daemon has begun to make, and that never came. All others stay:
+    /// where they lie may only be away.
     pub fn forget_volumes(&self, is_missing: impl Fn(&str) -> bool) {
         let mut contents = self.contents.lock();
-        let before = contents.volumes.len();
-        contents.volumes.retain(|id, _| !is_missing(id));
-        if contents.volumes.len() < before {
-            drop(contents);
-            self.contents.write_soon();
+        let begun = |one: &VolumeRecord| one.is_being_made;
+        if !contents.volumes.values().any(begun) {
+            return;
         }
+        contents.volumes.retain(|id, one| !begun(one) || !is_missing(id));
+        contents.volumes.values_mut().for_each(|one| one.is_being_made = false);
+        drop(contents);
+        self.contents.write_soon();
     }
 
     /// What is known of a volume.
@@ -498,9 +507,11 @@ mod tests {
         let records = Records::load(place.path()).unwrap();
         assert_eq!(records.volume(&id), Some(volume("a", "data")));
         records.remove_volume(&id);
-        assert_eq!(records.volumes_of("a").len(), 1);
+        assert!(records.volumes_of("a").is_empty(), "the other one was not made yet");
         records.forget_volumes(|id| id == other);
-        assert!(records.volumes_of("a").is_empty() && records.volumes_of("b").len() == 1);
+        assert_eq!((records.volume(&other), records.volumes_of("b").len()), (None, 1));
+        records.forget_volumes(|_| true);
+        assert_eq!(records.volumes_of("b").len(), 1, "it was made");
     }
 
     #[test]

@@ -218,7 +218,8 @@ impl VolumesTable {
 
     /// The volumes of an instance are open.
     pub(crate) fn keep(&self, instance: u64, kept: Vec<VolumeMount>) {
-        if let Some(own) = self.known().get_mut(&instance) {
+        // One that ends meanwhile keeps none.
+        if let Some(own) = self.known().get_mut(&instance).filter(|own| !own.is_released) {
             own.kept = kept;
         }
     }

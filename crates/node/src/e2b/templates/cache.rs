@@ -88,6 +88,8 @@ pub struct StepCache {
     contents: StateFile<Contents>,
     /// Checkpoints that are being written.
     coming: Mutex<BTreeSet<String>>,
+    /// Those on which others stood when they were to go.
+    stood_on: Mutex<BTreeSet<String>>,
 }
 
 impl StepCache {
@@ -112,7 +114,7 @@ impl StepCache {
         });
         let contents = StateFile::new(file, contents);
         contents.write_first()?;
-        Ok(Self { contents, coming: Mutex::default() })
+        Ok(Self { contents, coming: Mutex::default(), stood_on: Mutex::default() })
     }
 
     /// The last one that some of these keys name, with how many steps lead to it.
@@ -140,12 +142,23 @@ impl StepCache {
         self.contents.lock().count(owner) >= most(most_templates)
     }
 
-    /// Those of an owner that may make room, the one first that was not used for longest.
+    /// Others stand on one, which therefore cannot go now.
+    pub fn is_stood_on(&self, checkpoint: &str) {
+        self.stood_on().insert(checkpoint.to_owned());
+    }
+
+    /// Those of an owner that may make room, the one first that was not used for longest. Those on
+    /// which others stood come last.
     pub fn may_go(&self, owner: &str) -> Vec<String> {
         let (contents, now) = (self.contents.lock(), now_ms());
         let may_go = |kept: &&Kept| kept.owner == owner && unused_ms(kept, now) >= IN_USE_MS;
         let mut all: Vec<_> = contents.kept.values().filter(may_go).collect();
-        all.sort_by_key(|kept| kept.used_ms);
+        let mut stood_on = self.stood_on();
+        // Perhaps nobody stands there any more.
+        if all.iter().all(|kept| stood_on.contains(&kept.checkpoint)) {
+            all.iter().for_each(|kept| drop(stood_on.remove(&kept.checkpoint)));
+        }
+        all.sort_by_key(|kept| (stood_on.contains(&kept.checkpoint), kept.used_ms));
         all.into_iter().map(|kept| kept.checkpoint.clone()).collect()
     }
 
@@ -198,11 +211,13 @@ impl StepCache {
 
     /// One is of no use.
     pub fn forget(&self, checkpoint: &str) {
+        self.stood_on().remove(checkpoint);
         self.change(|contents| contents.leave_over(|kept| kept.checkpoint == checkpoint));
     }
 
     /// One is gone.
     pub fn is_gone(&self, checkpoint: &str) {
+        self.stood_on().remove(checkpoint);
         self.change(|contents| {
             contents.kept.retain(|_, kept| kept.checkpoint != checkpoint);
             contents.leftovers.remove(checkpoint);
@@ -275,6 +290,10 @@ impl StepCache {
         if has_changed {
             self.contents.write_soon();
         }
+    }
+
+    fn stood_on(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.stood_on.lock().expect("no holder panics")
     }
 
     fn coming(&self) -> MutexGuard<'_, BTreeSet<String>> {
@@ -382,6 +401,10 @@ mod tests {
         age(&cache, "3", IN_USE_MS);
         age(&cache, "5", 2 * IN_USE_MS);
         assert_eq!(cache.may_go(OWNER), [all[5].clone(), all[3].clone()]);
+        cache.is_stood_on(&all[5]);
+        assert_eq!(cache.may_go(OWNER), [all[3].clone(), all[5].clone()]);
+        cache.is_stood_on(&all[3]);
+        assert_eq!(cache.may_go(OWNER), [all[5].clone(), all[3].clone()], "perhaps it can go now");
         // What stands on one uses it.
         assert_eq!(cache.find(&["5", "6"].map(str::to_owned)).unwrap().0, 2);
         assert_eq!(cache.may_go(OWNER), [all[3].clone()]);

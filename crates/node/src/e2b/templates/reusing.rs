@@ -211,8 +211,9 @@ impl E2b {
     /// Removes a checkpoint of steps, unless others stand on it; whether it was there.
     async fn remove_step(&self, checkpoint: &str) -> bool {
         let removed = self.backend.remove_snapshot(checkpoint).await;
-        if removed.is_ok() {
-            self.templates.cache.is_gone(checkpoint);
+        match removed {
+            Ok(_) => self.templates.cache.is_gone(checkpoint),
+            Err(_) => self.templates.cache.is_stood_on(checkpoint),
         }
         removed.unwrap_or(false)
     }
