@@ -427,4 +427,9 @@ for check in (lives_are_controlled, time_ends_a_sandbox, sandboxes_are_listed,
     except Exception:
         failed.append(check.__name__)
         traceback.print_exc()
-sys.exit(f"failed: {', '.join(failed)}" if failed else 0)
+if failed:
+    print(f"failed: {', '.join(failed)}", file=sys.stderr)
+# Threads of the SDK's HTTP client now and then abort an interpreter that ends in order.
+sys.stdout.flush()
+sys.stderr.flush()
+os._exit(bool(failed))

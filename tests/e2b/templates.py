@@ -318,3 +318,7 @@ def main():
 
 
 main()
+# Threads of the SDK's HTTP client now and then abort an interpreter that ends in order.
+sys.stdout.flush()
+sys.stderr.flush()
+os._exit(0)
