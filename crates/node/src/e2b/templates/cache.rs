@@ -156,7 +156,7 @@ impl StepCache {
         let mut stood_on = self.stood_on();
         // Perhaps nobody stands there any more.
         if all.iter().all(|kept| stood_on.contains(&kept.checkpoint)) {
-            all.iter().for_each(|kept| drop(stood_on.remove(&kept.checkpoint)));
+            stood_on.retain(|name| all.iter().all(|kept| kept.checkpoint != *name));
         }
         all.sort_by_key(|kept| (stood_on.contains(&kept.checkpoint), kept.used_ms));
         all.into_iter().map(|kept| kept.checkpoint.clone()).collect()
