@@ -266,15 +266,16 @@ impl Sandbox {
             State::Condemned => return self.hang_up(),
             State::HungUp => return Progress::Idle,
         }
-        if self.flush().is_err() {
-            return self.hang_up();
-        }
+        // One that takes nothing any more may have said why.
+        let is_deaf = self.flush().is_err();
         for _ in 0..REQUEST_BUDGET {
             let mut buffer = [0; INCOMING_MAX];
             let packet = match message::receive(self.control(), &mut buffer, None) {
                 Ok(packet) => packet,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Progress::Idle,
-                // The process has ended with messages of ours unread.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => match is_deaf {
+                    true => return self.hang_up(),
+                    false => return Progress::Idle,
+                },
                 Err(_) => return self.closed(),
             };
             if packet.len == 0 && !packet.truncated {

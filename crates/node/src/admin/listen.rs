@@ -4,6 +4,7 @@
 use super::access::RemoteAccess;
 use super::address::with_short_path;
 use super::{Admin, routes};
+use crate::http::linger::Lingering;
 use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -190,7 +191,7 @@ async fn serve_connection(
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_PATIENCE)
         .max_buf_size(HEAD_MAX)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
+        .serve_connection(TokioIo::new(Lingering::new(stream)), TowerToHyperService::new(router))
         .with_upgrades()
         .await;
     if let Err(error) = served {

@@ -7,6 +7,7 @@ use super::files::Signature;
 use super::problem::{Kind, Problem};
 use super::records::{Record, are_equal};
 use super::{E2b, control, files, filesystem, ports, process, templates, volumes};
+use crate::http::linger::Lingering;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{DefaultBodyLimit, Request, State};
@@ -229,7 +230,7 @@ where
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_PATIENCE)
         .max_buf_size(HEAD_MAX)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
+        .serve_connection(TokioIo::new(Lingering::new(stream)), TowerToHyperService::new(router))
         .with_upgrades()
         .await;
     if let Err(error) = served {

@@ -2,6 +2,7 @@
 
 use super::client::RoutedClient;
 use crate::edge::Addresses;
+use crate::http::linger::Linger;
 use rustix::net::RecvFlags;
 use std::future::Future;
 use std::io::{self, IoSlice};
@@ -47,19 +48,12 @@ pub(super) struct ClientIo {
     /// Until when the client has to read something.
     stalled: Option<Pin<Box<Sleep>>>,
     /// The gateway has said all.
-    lingering: Option<Lingering>,
-}
-
-/// The end of a connection on which the client may still be sending.
-struct Lingering {
-    until: Pin<Box<Sleep>>,
-    /// Bytes that may still be thrown away.
-    left: usize,
+    linger: Option<Linger>,
 }
 
 impl ClientIo {
     pub fn new(wire: Wire, client: Arc<RoutedClient>) -> Self {
-        Self { wire, client, is_first_read: true, stalled: None, lingering: None }
+        Self { wire, client, is_first_read: true, stalled: None, linger: None }
     }
 
     /// The socket, if its bytes are the client's own.
@@ -156,30 +150,13 @@ impl AsyncWrite for ClientIo {
         }
     }
 
-    /// Closing a socket with unread bytes resets the connection, and the reset overtakes
-    /// the answer (RFC 9112 §9.6): what still comes is thrown away, within limits.
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.lingering.is_none() {
+        if self.linger.is_none() {
             let ended = either!(&mut self.wire, stream => Pin::new(stream).poll_shutdown(context));
             ready!(self.judge(context, ended))?;
-            let until = Box::pin(sleep_until(Instant::now() + LINGER));
-            self.lingering = Some(Lingering { until, left: DISCARD_MAX });
         }
-        let Self { wire, lingering: Some(lingering), .. } = &mut *self else {
-            return Poll::Ready(Ok(()));
-        };
-        let mut bytes = [0; 4096];
-        while lingering.left > 0 && lingering.until.as_mut().poll(context).is_pending() {
-            let mut buffer = ReadBuf::new(&mut bytes);
-            let read =
-                either!(&mut *wire, stream => Pin::new(stream).poll_read(context, &mut buffer));
-            match ready!(read) {
-                Ok(()) if !buffer.filled().is_empty() => {
-                    lingering.left = lingering.left.saturating_sub(buffer.filled().len());
-                }
-                _ => break,
-            }
-        }
-        Poll::Ready(Ok(()))
+        let Self { wire, linger, .. } = &mut *self;
+        let linger = linger.get_or_insert_with(|| Linger::new(LINGER, DISCARD_MAX));
+        either!(wire, stream => linger.poll(stream, context)).map(Ok)
     }
 }

@@ -1,9 +1,10 @@
 //! HTTP on its way through this node: reading heads of HTTP/1.1 (`head`), passing messages
-//! from one hop to the next (`message`), and HTTP/2 with programs that are not trusted (`untrusted`, `frames`, `call`).
+//! from one hop to the next (`message`), ends of connections (`linger`), and HTTP/2 with programs that are not trusted (`untrusted`, `frames`, `call`).
 //! The gateway passes on requests of clients, the proxy of `[[egress.inject]]` those of sandboxes.
 
 pub(crate) mod call;
 mod frames;
 pub mod head;
+pub(crate) mod linger;
 pub(crate) mod message;
 pub(crate) mod untrusted;

@@ -181,11 +181,7 @@ pub enum Received<T> {
 /// Receives a packet that brings no descriptors.
 pub fn receive<T: Pod>(socket: impl AsFd) -> io::Result<Received<T>> {
     let mut packet = T::zeroed();
-    let received = match message::receive(socket, bytes_of_mut(&mut packet), None) {
-        // It was closed before what was sent there was read (unix(7)).
-        Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(Received::End),
-        received => received?,
-    };
+    let received = message::receive(socket, bytes_of_mut(&mut packet), None)?;
     Ok(match received.len {
         0 => Received::End,
         len if len != size_of::<T>() || received.truncated || received.descriptors_dropped => {

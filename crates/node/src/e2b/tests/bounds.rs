@@ -2,6 +2,8 @@
 
 use super::*;
 use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 
 #[tokio::test]
 async fn a_key_has_no_more_streams_than_the_bound() {
@@ -67,6 +69,23 @@ async fn a_refused_request_leaves_the_connection_usable_or_says_that_it_closes()
         assert_eq!(answer.status(), StatusCode::BAD_GATEWAY);
         assert_eq!(answer.headers().contains_key("connection"), closes, "{len}");
     }
+}
+
+#[tokio::test]
+async fn whoever_still_sends_a_file_reads_why_it_is_refused() {
+    let place = Place::new();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let serving = tokio::spawn(place.api.clone().serve(listener));
+    let mut client = TcpStream::connect(address).await.unwrap();
+    // More than the buffers of both sides take.
+    let head = "PUT /volumecontent/none/file?path=/a HTTP/1.1\r\nHost: a\r\nContent-Length: 33554432\r\n\r\n";
+    client.write_all(head.as_bytes()).await.unwrap();
+    client.write_all(&vec![0; 32 << 20]).await.unwrap();
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 40"), "{answer}");
+    serving.abort();
 }
 
 #[tokio::test]
