@@ -30,6 +30,8 @@ pub enum TemplateLanguage {
     Node,
     /// CRuby, 3.1 and later.
     Ruby,
+    /// OpenJDK, 11 and later.
+    Java,
 }
 
 #[derive(Deserialize)]
@@ -56,6 +58,9 @@ impl TemplateConfig {
         if !modules.is_empty() && from.is_none() {
             return Err("`modules` are those of a runtime template; say which with `from`".into());
         }
+        if !modules.is_empty() && from == Some(TemplateLanguage::Java) {
+            return Err("templates of Java load no `modules`; leave them out".into());
+        }
         if modules.len() > MODULES_MAX {
             return Err(format!("a template loads {MODULES_MAX} modules at most; name fewer"));
         }
@@ -76,6 +81,7 @@ impl TemplateLanguage {
             Self::Python3 => is_dotted_name(name),
             Self::Node => is_node_package(name),
             Self::Ruby => is_ruby_feature(name),
+            Self::Java => false,
         };
         name.len() <= 255 && is_path
     }
@@ -86,6 +92,7 @@ impl TemplateLanguage {
             Self::Python3 => "flask.json",
             Self::Node => "express or @scope/package",
             Self::Ruby => "sinatra/base",
+            Self::Java => "none",
         }
     }
 }

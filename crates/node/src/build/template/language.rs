@@ -13,7 +13,7 @@
 //!    the interpreter run the program as if it had been started with it.
 
 use super::fit::Unfit;
-use super::{node, python, ruby};
+use super::{java, node, python, ruby};
 use crate::config::TemplateLanguage;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -33,17 +33,17 @@ pub(super) fn directory_of_bootstrap(uid: u32) -> &'static str {
 /// The argument of an interpreter that is to become a template; modules follow it.
 pub(super) const TEMPLATE_WORD: &str = "thaw-template";
 
+/// A file of a bootstrap: where the interpreter finds it, below [`directory_of_bootstrap`], which is a path
+/// that no function uses, and its content.
+pub(super) type BootstrapFile = (&'static str, &'static [u8]);
+
 /// A language that has runtime templates.
 pub(super) trait Language: Sync {
     /// How templates of it are named, for people.
     fn name(&self) -> &'static str;
 
-    /// The bootstrap.
-    fn bootstrap(&self) -> &'static [u8];
-
-    /// Where the interpreter finds the bootstrap, below [`directory_of_bootstrap`]: a path that no
-    /// function uses.
-    fn bootstrap_path(&self) -> &'static str;
+    /// The files of the bootstrap, all in one directory.
+    fn bootstrap(&self) -> &'static [BootstrapFile];
 
     /// Modules that servers usually load.
     fn usual_modules(&self) -> &'static [&'static str];
@@ -67,9 +67,20 @@ pub(super) trait Language: Sync {
     /// not be repeated.
     fn reads_variable(&self, name: &str, loads_packages: bool) -> bool;
 
-    /// The arguments of an interpreter that is to become a template, in front of
-    /// [`TEMPLATE_WORD`]. `directory` is that of the bootstrap.
-    fn options(&self, directory: &str) -> Vec<String>;
+    /// The command of an interpreter that is to become a template. `function` is that of the
+    /// function, `directory` that of the bootstrap, `modules` what is to be loaded.
+    fn command(&self, function: &[String], directory: &str, modules: &[String]) -> Vec<String> {
+        let mut command = vec![function[0].clone()];
+        command.extend(self.options(directory));
+        command.push(TEMPLATE_WORD.to_owned());
+        command.extend_from_slice(modules);
+        command
+    }
+
+    /// What [`Language::command`] has in front of [`TEMPLATE_WORD`].
+    fn options(&self, _directory: &str) -> Vec<String> {
+        Vec::new()
+    }
 
     /// Changes the environment so that the interpreter loads the bootstrap from `directory`.
     fn load_bootstrap(&self, directory: &str, environment: &mut BTreeMap<String, String>);
@@ -87,6 +98,12 @@ pub(super) trait Language: Sync {
     fn module_arguments(&self, _packages: &[PathBuf]) -> Vec<String> {
         Vec::new()
     }
+
+    /// Whether the interpreter looks at the limits of its sandbox when it starts, so that a template
+    /// is one for functions with the same.
+    fn starts_by_limits(&self) -> bool {
+        false
+    }
 }
 
 /// How templates of a language are made.
@@ -95,6 +112,7 @@ pub(super) fn of(language: TemplateLanguage) -> &'static dyn Language {
         TemplateLanguage::Python3 => &python::Python,
         TemplateLanguage::Node => &node::Node,
         TemplateLanguage::Ruby => &ruby::Ruby,
+        TemplateLanguage::Java => &java::Java,
     }
 }
 

@@ -14,6 +14,7 @@
 //! What is a language's own is in [`language`] and a module for each.
 
 mod fit;
+mod java;
 mod language;
 mod node;
 mod python;
@@ -26,7 +27,7 @@ use crate::config::{ByteSize, EntryKind, FreezeAt, FunctionConfig, Limits, Templ
 use crate::function::StoredFunction;
 use crate::rootfs::StoredRootfs;
 use fit::{Unfit, interpreter_environment};
-use language::{Language, TEMPLATE_WORD, directory_of_bootstrap};
+use language::{Language, directory_of_bootstrap};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -218,10 +219,7 @@ impl Wanted<'_> {
     /// The interpreter on its way to become the template, as a function.
     fn program(&self, function: &StoredFunction) -> StoredFunction {
         let directory = directory_of_bootstrap(function.config.ids().0);
-        let mut command = vec![function.config.command[0].clone()];
-        command.extend(self.language.options(directory));
-        command.push(TEMPLATE_WORD.to_owned());
-        command.extend(self.arguments.clone());
+        let command = self.language.command(&function.config.command, directory, &self.arguments);
         let mut environment = self.environment.clone();
         if self.parent.is_none() {
             self.language.load_bootstrap(directory, &mut environment);
@@ -233,7 +231,7 @@ impl Wanted<'_> {
             port: None,
             workdir: "/".to_owned(),
             env: BTreeMap::new(),
-            limits: Limits { memory: MEMORY, ..Limits::default() },
+            limits: self.limits(function),
             template: TemplateConfig::default(),
             train: None,
             egress: Default::default(),
@@ -246,9 +244,21 @@ impl Wanted<'_> {
         StoredFunction { config, environment, ..function.clone() }
     }
 
+    /// The limits that the interpreter has until it is a template.
+    fn limits(&self, function: &StoredFunction) -> Limits {
+        let given = &function.config.limits;
+        match self.language.starts_by_limits() {
+            true => Limits { memory: given.memory, cpu: given.cpu, ..Limits::default() },
+            false => Limits { memory: MEMORY, ..Limits::default() },
+        }
+    }
+
     /// All that makes a difference to what is in the template's memory.
     fn made_of(&self, program: &StoredFunction, index: IndexId) -> serde_json::Value {
+        let limits = &program.config.limits;
+        let limits = self.language.starts_by_limits().then(|| (limits.memory, limits.cpu));
         serde_json::json!({
+            "limits": limits,
             "parent": self.parent.map(|(name, _)| name.to_string()),
             "command": program.config.command,
             "environment": self.environment,
@@ -302,19 +312,23 @@ fn with_bootstrap(
 ) -> Result<IndexId, StoreError> {
     let mut tree = tree.clone();
     let directory = Path::new(directory_of_bootstrap(uid));
-    let path = directory.join(language.bootstrap_path());
-    let blob = session.put_blob(language.bootstrap(), &Domain::default())?;
-    let attributes = Attributes { uid, gid, ..Attributes::root(0o644) };
-    if let Some(own) = path.parent().filter(|&own| own != directory) {
-        let own = tree.make_directories(own)?;
-        *tree.attributes_mut(own) = Attributes { uid, gid, ..Attributes::root(0o755) };
+    for &(path, bytes) in language.bootstrap() {
+        let path = directory.join(path);
+        let blob = session.put_blob(bytes, &Domain::default())?;
+        let attributes = Attributes { uid, gid, ..Attributes::root(0o644) };
+        if let Some(own) = path.parent().filter(|&own| own != directory) {
+            let own = tree.make_directories(own)?;
+            *tree.attributes_mut(own) = Attributes { uid, gid, ..Attributes::root(0o755) };
+        }
+        tree.add_at(&path, Node { content: Content::Regular(blob), attributes })?;
     }
-    tree.add_at(&path, Node { content: Content::Regular(blob), attributes })?;
     let plain = session.open_index(index)?;
     session.put_index_over(&tree, &plain)
 }
 
 fn name_of(language: &dyn Language, config: &serde_json::Value) -> Name {
     let text = serde_json::to_vec(config).expect("it is plain data");
-    TemplateRecord::name_of(language.name(), &[&text, language.bootstrap()])
+    let bootstrap = language.bootstrap().iter().map(|(_, bytes)| *bytes);
+    let made_of: Vec<&[u8]> = [text.as_slice()].into_iter().chain(bootstrap).collect();
+    TemplateRecord::name_of(language.name(), &made_of)
 }

@@ -1,7 +1,7 @@
 //! Node.js, 20 and later. `node.js` is the bootstrap.
 
 use super::fit::Unfit;
-use super::language::{Language, directories_of};
+use super::language::{BootstrapFile, Language, directories_of};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -16,12 +16,8 @@ impl Language for Node {
         "node"
     }
 
-    fn bootstrap(&self) -> &'static [u8] {
-        include_bytes!("node.js")
-    }
-
-    fn bootstrap_path(&self) -> &'static str {
-        BOOTSTRAP
+    fn bootstrap(&self) -> &'static [BootstrapFile] {
+        &[(BOOTSTRAP, include_bytes!("node.js"))]
     }
 
     fn usual_modules(&self) -> &'static [&'static str] {
@@ -89,10 +85,6 @@ impl Language for Node {
                 beginnings.iter().any(|beginning| name.starts_with(beginning))
             }
         }
-    }
-
-    fn options(&self, _directory: &str) -> Vec<String> {
-        Vec::new()
     }
 
     fn load_bootstrap(&self, directory: &str, environment: &mut BTreeMap<String, String>) {

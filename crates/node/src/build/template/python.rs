@@ -1,7 +1,7 @@
 //! CPython, 3.10 and later. `python.py` is the bootstrap.
 
 use super::fit::Unfit;
-use super::language::{Language, directories_of};
+use super::language::{BootstrapFile, Language, directories_of};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -15,12 +15,8 @@ impl Language for Python {
         "python3"
     }
 
-    fn bootstrap(&self) -> &'static [u8] {
-        include_bytes!("python.py")
-    }
-
-    fn bootstrap_path(&self) -> &'static str {
-        ".thaw-template/sitecustomize.py"
+    fn bootstrap(&self) -> &'static [BootstrapFile] {
+        &[(".thaw-template/sitecustomize.py", include_bytes!("python.py"))]
     }
 
     fn usual_modules(&self) -> &'static [&'static str] {

@@ -1,7 +1,7 @@
 //! CRuby, 3.1 and later. `ruby.rb` is the bootstrap.
 
 use super::fit::Unfit;
-use super::language::{Language, directories_of};
+use super::language::{BootstrapFile, Language, directories_of};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -18,12 +18,8 @@ impl Language for Ruby {
         "ruby"
     }
 
-    fn bootstrap(&self) -> &'static [u8] {
-        include_bytes!("ruby.rb")
-    }
-
-    fn bootstrap_path(&self) -> &'static str {
-        BOOTSTRAP
+    fn bootstrap(&self) -> &'static [BootstrapFile] {
+        &[(BOOTSTRAP, include_bytes!("ruby.rb"))]
     }
 
     fn usual_modules(&self) -> &'static [&'static str] {

@@ -1,0 +1,89 @@
+//! Java functions that are built from a runtime template.
+
+use serde_json::json;
+use thaw_e2e::built_home;
+use thaw_e2e::mirror::{Mirror, ask, templates};
+
+const JAVA: Mirror = Mirror {
+    language: "java",
+    files: &[],
+    packages: &[("java", "/app")],
+    lines: "[build]\ncommand = [\"make\", \"-C\", \"java\"]\n",
+};
+const COMMAND: &str = r#"["java", "-XX:+UseSerialGC", "-cp", "classes:none", "mirror.App"]"#;
+
+#[test]
+fn a_main_class_sees_what_it_would_see_without_a_template() {
+    let home = built_home("templates-java-class", &[]);
+    let command = r#"["java", "-XX:+UseSerialGC", "-ea", "-Da=b", "-cp", "classes", "mirror.App", "--flag", "ä"]"#;
+    let (daemon, name) = JAVA.check(&home, "class", command, "");
+    let seen = ask(&daemon, &name, "/");
+    assert_eq!(seen["assertions"], json!(true));
+    assert!(seen["child"].as_str().expect("text").contains("WHO=somebody"), "{}", seen["child"]);
+}
+
+#[test]
+fn an_archive_sees_what_it_would_see_without_a_template() {
+    let home = built_home("templates-java-archive", &[]);
+    JAVA.check(&home, "archive", r#"["java", "-jar", "app.jar", "-x"]"#, "");
+}
+
+#[test]
+fn functions_share_a_template_and_draw_other_numbers() {
+    let home = built_home("templates-java-shared", &[]);
+    JAVA.check_sharing(&home, COMMAND);
+}
+
+#[test]
+fn each_number_of_arguments_and_each_limit_has_a_template() {
+    let home = built_home("templates-java-several", &[]);
+    let with = |lines: &str| format!("{}{lines}", JAVA.template());
+    let more = COMMAND.replace("\"]", "\", \"more\"]");
+    for (name, command, lines) in [
+        ("one", COMMAND, ""),
+        ("two", more.as_str(), ""),
+        ("three", COMMAND, "[limits]\nmemory = \"300MiB\"\n"),
+        ("four", COMMAND, "[limits]\nconcurrency = 7\n"),
+    ] {
+        JAVA.build(&home, name, command, &with(lines)).success();
+    }
+    assert_eq!(templates(&home).len(), 3);
+}
+
+#[test]
+fn a_program_that_would_notice_is_built_the_ordinary_way_and_says_why() {
+    let home = built_home("templates-java-notice", &[]);
+    let template = JAVA.template();
+    let cases = [
+        (
+            r#"["java", "-Xlog:disable", "-cp", "classes", "mirror.App"]"#,
+            template.as_str(),
+            "gets the option -Xlog:disable",
+        ),
+        (
+            r#"["java", "-cp", "classes", "mirror.App", "--refuse-template"]"#,
+            template.as_str(),
+            "somebody was here before",
+        ),
+    ];
+    JAVA.check_refusals(&home, &cases);
+    let options = format!("{template}[env]\nJAVA_TOOL_OPTIONS = \"-Xint\"\n");
+    let built = JAVA.build(&home, "options", COMMAND, &options);
+    assert!(built.stderr.contains("its environment has JAVA_TOOL_OPTIONS"), "{}", built.stderr);
+}
+
+/// An error that nobody catches ends the program as it does natively.
+#[test]
+fn an_uncaught_error_is_told_and_ends_the_program_alike() {
+    let home = built_home("templates-java-error", &[]);
+    let command = r#"["java", "-cp", "classes", "mirror.App", "--fail"]"#;
+    let natively = JAVA.build(&home, "natively", command, "").stderr;
+    let given = JAVA.build(&home, "given", command, &JAVA.template()).stderr;
+    let told = |text: &str| {
+        let from = text.find("with exit code 1").expect("it says how the program ended");
+        text[from..].lines().take(4).map(str::trim).collect::<Vec<_>>().join("\n")
+    };
+    let expected = told(&natively);
+    assert!(expected.contains("IllegalArgumentException: for nobody to catch"), "{expected}");
+    assert_eq!(told(&given), expected);
+}

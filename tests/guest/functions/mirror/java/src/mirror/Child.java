@@ -1,0 +1,10 @@
+package mirror;
+
+/** Says what a child process gets. */
+final class Child {
+    private Child() {}
+
+    public static void main(String[] words) {
+        System.out.print(System.getenv() + " " + System.getProperty("user.dir"));
+    }
+}
