@@ -122,6 +122,12 @@ async def main():
     for _ in range(3):
         await context.signal(context.process, signal.SIGINT)
         await asyncio.sleep(0.05)
+    # On a busy machine, one of them may come late, and end the code that has come meanwhile.
+    for _ in range(3):
+        lines = await run(code.show)
+        if not [line for line in lines if line["type"] == "error"]:
+            break
+        assert lines[-1].get("name") != "ContextDied", lines
     assert await printed(code.show) == "42 of the sandbox"
 
     # A variable that the sandbox has no more is again that of the server.
