@@ -47,6 +47,9 @@ fn each_number_of_arguments_and_each_limit_has_a_template() {
     ] {
         JAVA.build(&home, name, command, &with(lines)).success();
     }
+    let auto = JAVA.build(&home, "five", COMMAND, "[template]\nfrom = \"auto\"\n");
+    assert!(!auto.stderr.contains("not built from"), "{}", auto.stderr);
+    auto.success();
     assert_eq!(templates(&home).len(), 3);
 }
 

@@ -32,6 +32,8 @@ pub enum TemplateLanguage {
     Ruby,
     /// OpenJDK, 11 and later.
     Java,
+    /// That of the command.
+    Auto,
 }
 
 #[derive(Deserialize)]
@@ -58,8 +60,15 @@ impl TemplateConfig {
         if !modules.is_empty() && from.is_none() {
             return Err("`modules` are those of a runtime template; say which with `from`".into());
         }
-        if !modules.is_empty() && from == Some(TemplateLanguage::Java) {
-            return Err("templates of Java load no `modules`; leave them out".into());
+        match from {
+            _ if modules.is_empty() => {}
+            Some(TemplateLanguage::Java) => {
+                return Err("templates of Java load no `modules`; leave them out".into());
+            }
+            Some(TemplateLanguage::Auto) => {
+                return Err("`modules` are those of a language; say which with `from`".into());
+            }
+            _ => {}
         }
         if modules.len() > MODULES_MAX {
             return Err(format!("a template loads {MODULES_MAX} modules at most; name fewer"));
@@ -81,7 +90,7 @@ impl TemplateLanguage {
             Self::Python3 => is_dotted_name(name),
             Self::Node => is_node_package(name),
             Self::Ruby => is_ruby_feature(name),
-            Self::Java => false,
+            Self::Java | Self::Auto => false,
         };
         name.len() <= 255 && is_path
     }
@@ -92,7 +101,7 @@ impl TemplateLanguage {
             Self::Python3 => "flask.json",
             Self::Node => "express or @scope/package",
             Self::Ruby => "sinatra/base",
-            Self::Java => "none",
+            Self::Java | Self::Auto => "none",
         }
     }
 }
@@ -175,6 +184,15 @@ mod tests {
         assert_eq!(parsed.modules, ["flask", "a.b_1"]);
         let again = toml::Value::try_from(&parsed).unwrap();
         assert_eq!(again.try_into::<TemplateConfig>().unwrap(), parsed);
+    }
+
+    #[test]
+    fn modules_need_a_language_that_loads_some() {
+        assert_eq!(parse("[template]\nfrom = 'auto'").unwrap().from, Some(TemplateLanguage::Auto));
+        for (from, why) in [("auto", "say which"), ("java", "templates of Java load no")] {
+            let refused = parse(&format!("[template]\nfrom = '{from}'\nmodules = ['a']"));
+            assert!(refused.unwrap_err().to_string().contains(why), "{from}");
+        }
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! The probe of Java as a jar: a zip file (APPNOTE.TXT of PKWARE, 4.3) of a manifest and one
-//! class, neither of them compressed. `scripts/java-probe` makes the class.
+//! class, neither of them compressed. `scripts/java-classes` makes the class.
 
 use flate2::Crc;
 
@@ -72,10 +72,10 @@ mod tests {
             return;
         }
         let directory = tempfile::tempdir().unwrap();
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/java-probe");
-        let output = Command::new(script).arg(directory.path()).output().unwrap();
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/java-classes");
+        let output = Command::new(script).arg("probe").arg(directory.path()).output().unwrap();
         assert!(output.status.success(), "{output:?}");
         let made = std::fs::read(directory.path().join("ThawProbe.class")).unwrap();
-        assert!(made == CLASS, "run scripts/java-probe and commit what it writes");
+        assert!(made == CLASS, "run scripts/java-classes probe and commit what it writes");
     }
 }

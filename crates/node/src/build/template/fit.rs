@@ -1,7 +1,7 @@
 //! Whether a program runs in a copy of a runtime template as it would from its start.
 
 use super::Files;
-use super::language::{EVERYBODYS_DIRECTORY, Language};
+use super::language::{EVERYBODYS_DIRECTORY, Language, file_name};
 use crate::function::StoredFunction;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -63,8 +63,7 @@ fn is_interpreter(
     all: &Tree,
     runtime: &Tree,
 ) -> bool {
-    let name = command.rsplit('/').next().unwrap_or(command);
-    if !language.is_interpreter(name) {
+    if !language.is_interpreter(file_name(command)) {
         return false;
     }
     let found = match command.contains('/') {

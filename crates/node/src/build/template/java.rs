@@ -1,4 +1,5 @@
-//! OpenJDK, 11 and later. `java/ThawTemplate.java` is the bootstrap.
+//! OpenJDK, 11 and later. `java/ThawTemplate.java` is the bootstrap; `scripts/java-classes template` compiles
+//! it.
 
 use super::fit::Unfit;
 use super::language::{BootstrapFile, Language};
@@ -202,6 +203,8 @@ impl Language for Java {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
+    use std::process::Command as Process;
 
     fn words(line: &str) -> Vec<String> {
         line.split(' ').map(str::to_owned).collect()
@@ -263,5 +266,27 @@ mod tests {
         let value = "a".repeat(VARIABLES_MAX * VARIABLE_BYTES - 3);
         assert!(check("Main", &[("ab", &value)]).unwrap_err().contains("32768 bytes"));
         assert!(check("Main", &[("a", &value)]).is_ok());
+    }
+
+    /// Another compiler may write other files.
+    #[test]
+    fn the_classes_are_those_of_the_source() {
+        let version = Process::new("javac").arg("-version").output();
+        let version = version.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+        if !version.is_ok_and(|version| version.starts_with("javac 17.")) {
+            eprintln!("skipped: there is no javac 17");
+            return;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/java-classes");
+        let output = Process::new(script).arg("template").arg(directory.path()).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let made = std::fs::read_dir(directory.path()).unwrap().count();
+        assert_eq!(made, Java.bootstrap().len());
+        for (path, bytes) in Java.bootstrap() {
+            let name = Path::new(path).file_name().unwrap();
+            let made = std::fs::read(directory.path().join(name)).unwrap();
+            assert!(made == *bytes, "run scripts/java-classes template and commit what it writes");
+        }
     }
 }

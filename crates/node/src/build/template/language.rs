@@ -106,18 +106,47 @@ pub(super) trait Language: Sync {
     }
 }
 
-/// How templates of a language are made.
-pub(super) fn of(language: TemplateLanguage) -> &'static dyn Language {
+/// How templates of a language are made; `None`: the command is of none that has some.
+pub(super) fn of(language: TemplateLanguage, command: &[String]) -> Option<&'static dyn Language> {
+    const ALL: [&dyn Language; 4] = [&python::Python, &node::Node, &ruby::Ruby, &java::Java];
     match language {
-        TemplateLanguage::Python3 => &python::Python,
-        TemplateLanguage::Node => &node::Node,
-        TemplateLanguage::Ruby => &ruby::Ruby,
-        TemplateLanguage::Java => &java::Java,
+        TemplateLanguage::Python3 => Some(&python::Python),
+        TemplateLanguage::Node => Some(&node::Node),
+        TemplateLanguage::Ruby => Some(&ruby::Ruby),
+        TemplateLanguage::Java => Some(&java::Java),
+        TemplateLanguage::Auto => {
+            let name = file_name(command.first()?);
+            ALL.into_iter().find(|language| language.is_interpreter(name))
+        }
     }
+}
+
+/// The last part of a path.
+pub(super) fn file_name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
 }
 
 /// The absolute directories of a list with colons between them, such as `PATH`.
 pub(super) fn directories_of(list: Option<&String>) -> Vec<PathBuf> {
     let all = list.into_iter().flat_map(|list| list.split(':'));
     all.filter(|path| path.starts_with('/')).map(PathBuf::from).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_language_of_a_command_is_that_of_its_interpreter() {
+        let of = |program: &str| {
+            let found = of(TemplateLanguage::Auto, &[program.to_owned()]);
+            found.map(|language| language.name())
+        };
+        let programs =
+            ["python3", "/usr/local/bin/python3.12", "node", "/opt/jdk/bin/java", "ruby3.1"];
+        let found = programs.map(of);
+        let expected = ["python3", "python3", "node", "java", "ruby"].map(Some);
+        assert_eq!(found, expected);
+        assert_eq!([of("nginx"), of("pythonic"), of("javac")], [None; 3]);
+    }
 }

@@ -103,7 +103,10 @@ pub(super) fn of_function(
     on_event: &mut OnEvent<'_>,
 ) -> Result<Option<(IndexId, Template)>, BuildError> {
     let Some(from) = function.config.template.from else { return Ok(None) };
-    let language = language::of(from);
+    let Some(language) = language::of(from, &function.config.command) else {
+        no_template("its command is of no language that has any", on_event);
+        return Ok(None);
+    };
     if let Err(Unfit(why)) = fit::check(language, function, &files) {
         no_template(&why, on_event);
         return Ok(None);

@@ -29,7 +29,7 @@ import sun.misc.SignalHandler;
 /**
  * Loaded before the program, for a build that compares two copies: at SIGPWR it draws from the
  * generators that static fields of the program lead to, and says what came and which times it
- * found there. scripts/java-probe makes ThawProbe.class of this file.
+ * found there. scripts/java-classes makes ThawProbe.class of this file.
  */
 public final class ThawProbe implements ClassFileTransformer, SignalHandler {
     private static final int LINES_MAX = 128;
