@@ -29,7 +29,7 @@ use crate::tenants::Tenants;
 use crate::traces::{TraceSettings, Tracer};
 use crate::triggers::Triggers;
 use crate::usage::MemoryByState;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
@@ -207,6 +207,20 @@ impl NodeState {
     /// Which volumes sandboxes have beside those of their functions.
     pub(crate) fn own_volumes(&self) -> &Arc<VolumesTable> {
         &self.own_volumes
+    }
+
+    /// The instances that have rules, limits or volumes of their own.
+    pub(crate) fn ids_with_own(&self) -> BTreeSet<u64> {
+        let (rules, limits, volumes) =
+            (self.egress.ids(), self.limits.ids(), self.own_volumes.ids());
+        rules.into_iter().chain(limits).chain(volumes).collect()
+    }
+
+    /// Forgets what an instance that is there no more had of its own.
+    pub(crate) fn forget_own(&self, id: u64) {
+        self.egress.forget(id);
+        self.limits.forget(id);
+        self.own_volumes.forget(id);
     }
 
     /// Counters for the outside.

@@ -65,11 +65,8 @@ pub(super) async fn open(home: &Home, options: &ServeOptions) -> Result<Opened, 
     shared.forget_left_execs();
     shared.forget_left_asleep(|function| catalog.is_gone(function));
     let there = shared.instance_ids();
-    let is_gone = |id: &u64| !there.contains(id);
-    shared.egress().ids().into_iter().filter(is_gone).for_each(|id| shared.egress().forget(id));
-    shared.limits().ids().into_iter().filter(is_gone).for_each(|id| shared.limits().forget(id));
-    let own = shared.own_volumes();
-    own.ids().into_iter().filter(is_gone).for_each(|id| own.forget(id));
+    let gone = shared.ids_with_own().into_iter().filter(|id| !there.contains(id));
+    gone.for_each(|id| shared.forget_own(id));
     let asleep = shared.clone();
     let kept = move || asleep.keep_own_volumes();
     tokio::task::spawn_blocking(kept).await.map_err(io::Error::other)?;

@@ -4,26 +4,29 @@
 //! of its function. The policy outlives the process of an instance that sleeps, and a file keeps
 //! the rules for the next daemon: an instance is never served under other rules meanwhile.
 
+use super::own_file::{OwnFile, Subject};
 use super::usage::NetworkUsage;
 use crate::config::{EgressRule, Inject};
 use crate::inject::OwnHeaders;
-use crate::replace::{replace, settle};
 use crate::to_its_end::to_its_end;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::UNIX_EPOCH;
 use thaw_sandbox::{EgressOutcome, EgressPolicy, EgressRules};
 use tokio::sync::Mutex as AsyncMutex;
-use tokio::task::spawn_blocking;
 
 /// Most rules of a sandbox.
 pub const RULES_MAX: usize = 256;
-/// Name of the file.
-const FILE: &str = "sandbox-egress.json";
+/// The file.
+const ABOUT: Subject = Subject {
+    file: "sandbox-egress.json",
+    of_all: "where sandboxes may connect to",
+    of_one: "where the sandbox may connect to",
+};
 
 /// Where a sandbox may connect to, as the API takes it: rules as in `[egress]` of thaw.toml.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -273,13 +276,19 @@ struct Change {
 }
 
 /// The policies of the instances that have one of their own.
-#[derive(Default)]
 pub struct EgressTable {
     all: Mutex<Known>,
-    file: OnceLock<PathBuf>,
+    file: OwnFile,
     /// Held from a change until the file has it, or it was taken back: one change cannot undo
     /// another one that somebody was told of, and waits without a thread.
     changing: AsyncMutex<()>,
+}
+
+impl Default for EgressTable {
+    fn default() -> Self {
+        let file = OwnFile::about(&ABOUT);
+        Self { all: Mutex::default(), file, changing: AsyncMutex::default() }
+    }
 }
 
 #[derive(Default)]
@@ -338,21 +347,7 @@ impl EgressTable {
     /// # Errors
     /// The file is there and cannot be read: nobody knows where those sandboxes may connect to.
     pub fn keep_in(&self, directory: &Path) -> io::Result<()> {
-        let file = directory.join(FILE);
-        let left = match std::fs::read(&file) {
-            Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| {
-                io::Error::other(format!(
-                    "{}: {error}; it says where sandboxes may connect to: restore it, or end all \
-                     instances and remove it",
-                    file.display()
-                ))
-            })?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => BTreeMap::new(),
-            Err(error) => return Err(error),
-        };
-        self.known().left = left;
-        // The first one stays.
-        let _ = self.file.set(file);
+        self.known().left = self.file.read(directory)?;
         Ok(())
     }
 
@@ -405,7 +400,7 @@ impl EgressTable {
         let _changing = self.changing.lock().await;
         let ids: Vec<u64> = new.iter().map(|(id, _)| *id).collect();
         self.known().policies.extend(new);
-        let written = self.write(Self::write_now).await;
+        let written = self.file.written(self, Self::write_now).await;
         if written.is_err() {
             self.known().policies.retain(|id, _| !ids.contains(id));
         }
@@ -453,7 +448,7 @@ impl EgressTable {
     async fn make_now(self: &Arc<Self>, instance: u64, rules: Change) -> Result<(), String> {
         let _changing = self.changing.lock().await;
         let before = self.known().replace(instance, rules)?;
-        let written = self.write(Self::write_lasting).await;
+        let written = self.file.written(self, Self::write_lasting).await;
         if written.is_err() {
             self.known().replace(instance, before)?;
         }
@@ -496,33 +491,18 @@ impl EgressTable {
         known.left.remove(&id);
     }
 
-    async fn write(self: &Arc<Self>, how: fn(&Self) -> io::Result<()>) -> Result<(), String> {
-        let table = self.clone();
-        let written = spawn_blocking(move || how(&table)).await;
-        let written = written.map_err(|error| error.to_string())?;
-        written.map_err(|error| {
-            format!(
-                "where the sandbox may connect to cannot be written down for the next daemon \
-                 ({error}); make room in THAW_HOME"
-            )
-        })
-    }
-
     fn write_now(&self) -> io::Result<()> {
-        let Some(file) = self.file.get() else { return Ok(()) };
-        let all = {
+        self.file.write(|| {
             let known = self.known();
             let mut all = known.left.clone();
             all.extend(known.policies.iter().map(|(id, policy)| (*id, Saved::of(policy))));
             all
-        };
-        replace(file, &serde_json::to_vec(&all)?)
+        })
     }
 
-    /// The same, and waits for the disk: somebody is told that the rules are these.
     fn write_lasting(&self) -> io::Result<()> {
         self.write_now()?;
-        self.file.get().map_or(Ok(()), |file| settle(file))
+        self.file.settle()
     }
 
     /// Has the rules of an instance survive a loss of power, as only instances that sleep do. Waits
@@ -532,7 +512,7 @@ impl EgressTable {
     /// The host's.
     pub(crate) fn settle(&self, instance: u64) -> io::Result<()> {
         let has_own = self.known().policies.contains_key(&instance);
-        self.file.get().filter(|_| has_own).map_or(Ok(()), |file| settle(file))
+        if has_own { self.file.settle() } else { Ok(()) }
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -635,7 +615,7 @@ mod tests {
     #[test]
     fn a_damaged_file_is_said() {
         let directory = tempfile::tempdir().unwrap();
-        std::fs::write(directory.path().join(FILE), "{").unwrap();
+        std::fs::write(directory.path().join(ABOUT.file), "{").unwrap();
         let error = EgressTable::default().keep_in(directory.path()).unwrap_err().to_string();
         assert!(error.contains("restore it"), "{error}");
     }

@@ -4,21 +4,24 @@
 //! number of its instance, and in a file for the next daemon, which reads it before it takes
 //! instances over: one that uses more than its function's would be ended by the function's limit.
 
+use super::own_file::{OwnFile, Subject};
 use crate::config::{ByteSize, Limits};
-use crate::replace::{replace, settle};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io;
 use std::num::NonZeroU32;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard};
 use thaw_sandbox::ResourceLimits;
 use tokio::sync::MutexGuard as Turn;
-use tokio::task::spawn_blocking;
 
-/// Name of the file.
-const FILE: &str = "sandbox-limits.json";
+/// The file.
+const ABOUT: Subject = Subject {
+    file: "sandbox-limits.json",
+    of_all: "what sandboxes may use",
+    of_one: "what the sandbox may use",
+};
 /// Least memory of a sandbox, as in thaw.toml.
 const MEMORY_MIN: ByteSize = ByteSize::mebibytes(8);
 
@@ -185,14 +188,18 @@ impl LimitsInfo {
 }
 
 /// The limits of the instances that have some of their own.
-#[derive(Default)]
 pub struct LimitsTable {
     known: Mutex<BTreeMap<u64, OwnLimits>>,
-    file: OnceLock<PathBuf>,
+    file: OwnFile,
     /// Held while the limits of an instance change, of one at a time.
     changing: tokio::sync::Mutex<()>,
-    /// Held while the file is written, so that it gets what was changed last.
-    writing: Mutex<()>,
+}
+
+impl Default for LimitsTable {
+    fn default() -> Self {
+        let file = OwnFile::about(&ABOUT);
+        Self { known: Mutex::default(), file, changing: tokio::sync::Mutex::default() }
+    }
 }
 
 impl LimitsTable {
@@ -202,21 +209,7 @@ impl LimitsTable {
     /// # Errors
     /// The file is there and cannot be read: some instances may have more than their function's.
     pub fn keep_in(&self, directory: &Path) -> io::Result<()> {
-        let file = directory.join(FILE);
-        let known = match std::fs::read(&file) {
-            Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| {
-                io::Error::other(format!(
-                    "{}: {error}; it says what sandboxes may use: restore it, or end all \
-                     instances and remove it",
-                    file.display()
-                ))
-            })?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => BTreeMap::new(),
-            Err(error) => return Err(error),
-        };
-        *self.known() = known;
-        // The first one stays.
-        let _ = self.file.set(file);
+        *self.known() = self.file.read(directory)?;
         Ok(())
     }
 
@@ -242,10 +235,8 @@ impl LimitsTable {
             let mut known = self.known();
             new.iter().map(|(id, limits)| (*id, known.insert(*id, *limits))).collect()
         };
-        let table = self.clone();
-        let written = spawn_blocking(move || table.write()).await;
-        let written = written.map_err(io::Error::other).and_then(|written| written);
-        written.map_err(|error| {
+        let written = self.file.written(self, Self::write).await;
+        if written.is_err() {
             let mut known = self.known();
             for (id, limits) in before {
                 match limits {
@@ -253,11 +244,8 @@ impl LimitsTable {
                     None => drop(known.remove(&id)),
                 }
             }
-            format!(
-                "what the sandbox may use cannot be written down for the next daemon ({error}); \
-                 make room in THAW_HOME"
-            )
-        })
+        }
+        written
     }
 
     /// The instances that have some.
@@ -271,12 +259,8 @@ impl LimitsTable {
     }
 
     fn write(&self) -> io::Result<()> {
-        let Some(file) = self.file.get() else { return Ok(()) };
-        // Whoever writes last has read last.
-        let _writing = self.writing.lock().expect("no holder panics");
-        let all = serde_json::to_vec(&*self.known())?;
-        replace(file, &all)?;
-        settle(file)
+        self.file.write(|| self.known().clone())?;
+        self.file.settle()
     }
 
     fn known(&self) -> MutexGuard<'_, BTreeMap<u64, OwnLimits>> {
@@ -351,7 +335,7 @@ mod tests {
         let limits = next.of(7).unwrap().within(&Limits::default());
         assert_eq!((limits.memory, limits.cpus, limits.processes), (65 * MIB, 2, 512));
         // What cannot be written down is not changed.
-        let file = directory.path().join(FILE);
+        let file = directory.path().join(ABOUT.file);
         drop(directory);
         assert!(
             table.set(&[(7, own(MIB)), (9, own(MIB))]).await.unwrap_err().contains("make room")

@@ -9,6 +9,7 @@ pub mod exec;
 pub mod files;
 pub mod limits;
 mod output;
+mod own_file;
 pub mod pace;
 pub(crate) mod ports;
 pub mod registry;

@@ -4,21 +4,24 @@
 //! place in the list. So copies have the same list, and so has the sandbox when it wakes. The list is
 //! in a table by the number of the instance, and in a file for the next daemon.
 
+use super::own_file::{OwnFile, Subject};
 use crate::config::{VolumeConfig, check_mount_point, wrong_volumes};
-use crate::replace::{replace, settle};
 use crate::volumes::OpenedVolume;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard};
 use thaw_sandbox::VolumeMount;
 use thaw_store::Name;
-use tokio::task::spawn_blocking;
 
-/// Name of the file.
-const FILE: &str = "sandbox-volumes.json";
+/// The file.
+const ABOUT: Subject = Subject {
+    file: "sandbox-volumes.json",
+    of_all: "which volumes sandboxes have",
+    of_one: "which volumes the sandbox has",
+};
 
 /// A volume of a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
@@ -136,12 +139,15 @@ impl Noted {
 }
 
 /// The volumes of the instances that have some of their own.
-#[derive(Debug, Default)]
 pub struct VolumesTable {
     known: Mutex<BTreeMap<u64, OwnVolumes>>,
-    file: OnceLock<PathBuf>,
-    /// Held while the file is written, so that it gets what was changed last.
-    writing: Mutex<()>,
+    file: OwnFile,
+}
+
+impl Default for VolumesTable {
+    fn default() -> Self {
+        Self { known: Mutex::default(), file: OwnFile::about(&ABOUT) }
+    }
 }
 
 impl VolumesTable {
@@ -151,22 +157,8 @@ impl VolumesTable {
     /// # Errors
     /// The file is there and cannot be read: some instances would wake without their volumes.
     pub fn keep_in(&self, directory: &Path) -> io::Result<()> {
-        let file = directory.join(FILE);
-        let known: BTreeMap<u64, Vec<Noted>> = match std::fs::read(&file) {
-            Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| {
-                io::Error::other(format!(
-                    "{}: {error}; it says which volumes sandboxes have: restore it, or end all \
-                     instances and remove it",
-                    file.display()
-                ))
-            })?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => BTreeMap::new(),
-            Err(error) => return Err(error),
-        };
-        let own = |(id, noted)| (id, Noted::own(noted));
-        *self.known() = known.into_iter().map(own).collect();
-        // The first one stays.
-        let _ = self.file.set(file);
+        let known = self.file.read(directory)?;
+        *self.known() = known.into_iter().map(|(id, noted)| (id, Noted::own(noted))).collect();
         Ok(())
     }
 
@@ -204,16 +196,11 @@ impl VolumesTable {
         for id in ids {
             self.known().insert(*id, OwnVolumes { is_released: false, ..own.clone() });
         }
-        let table = self.clone();
-        let written = spawn_blocking(move || table.write()).await;
-        let written = written.map_err(io::Error::other).and_then(|written| written);
-        written.map_err(|error| {
+        let written = self.file.written(self, Self::write).await;
+        if written.is_err() {
             ids.iter().for_each(|id| self.forget(*id));
-            format!(
-                "which volumes the sandbox has cannot be written down for the next daemon ({error}); \
-                 make room in THAW_HOME"
-            )
-        })
+        }
+        written
     }
 
     /// The volumes of an instance are open.
@@ -242,13 +229,9 @@ impl VolumesTable {
     }
 
     fn write(&self) -> io::Result<()> {
-        let Some(file) = self.file.get() else { return Ok(()) };
-        // Whoever writes last has read last.
-        let _writing = self.writing.lock().expect("no holder panics");
-        let all: BTreeMap<u64, Vec<Noted>> =
-            self.known().iter().map(|(id, own)| (*id, Noted::of(own))).collect();
-        replace(file, &serde_json::to_vec(&all)?)?;
-        settle(file)
+        let noted = |(id, own): (&u64, &OwnVolumes)| (*id, Noted::of(own));
+        self.file.write(|| self.known().iter().map(noted).collect())?;
+        self.file.settle()
     }
 
     fn known(&self) -> MutexGuard<'_, BTreeMap<u64, OwnVolumes>> {
@@ -312,7 +295,8 @@ mod tests {
         assert_eq!(next.users_of(&a), [9]);
         // An older Thaw knew no identities.
         let old = tempfile::tempdir().unwrap();
-        std::fs::write(old.path().join(FILE), r#"{"7":[{"name":"a","path":"/data"}]}"#).unwrap();
+        std::fs::write(old.path().join(ABOUT.file), r#"{"7":[{"name":"a","path":"/data"}]}"#)
+            .unwrap();
         let next = VolumesTable::default();
         next.keep_in(old.path()).unwrap();
         assert_eq!((next.of(7), next.all_of(7).identities), (own.volumes.clone(), vec![None]));
@@ -321,7 +305,7 @@ mod tests {
         assert!(table.set(&[10], &own).await.unwrap_err().contains("make room"));
         assert!(!table.has(10));
         let damaged = tempfile::tempdir().unwrap();
-        std::fs::write(damaged.path().join(FILE), "[").unwrap();
+        std::fs::write(damaged.path().join(ABOUT.file), "[").unwrap();
         let error = VolumesTable::default().keep_in(damaged.path()).unwrap_err().to_string();
         assert!(error.contains("restore it"), "{error}");
     }

@@ -18,9 +18,7 @@ impl Sandboxes {
     /// instances that there are.
     pub(super) fn forget_gone(self: &Arc<Self>) {
         let mut known: HashSet<u64> = self.all.lock().values().map(|info| info.instance).collect();
-        known.extend(self.node.egress().ids());
-        known.extend(self.node.limits().ids());
-        known.extend(self.node.own_volumes().ids());
+        known.extend(self.node.ids_with_own());
         // Later: a number that is known and not among these is that of none that is being made.
         let there = self.node.instance_ids();
         self.forget(known.into_iter().filter(|id| !there.contains(id)).collect());
@@ -32,9 +30,7 @@ impl Sandboxes {
             match self.node.service_of(id) {
                 Some(service) if !service.tells_of_end(id) => self.node.departs(id),
                 None if !self.node.may_have_instance(id) => {
-                    self.node.egress().forget(id);
-                    self.node.limits().forget(id);
-                    self.node.own_volumes().forget(id);
+                    self.node.forget_own(id);
                     gone.insert(id);
                 }
                 _ => {}
