@@ -1,8 +1,8 @@
 //! Java functions that are built from a runtime template.
 
 use serde_json::json;
-use thaw_e2e::built_home;
-use thaw_e2e::mirror::{Mirror, ask, templates};
+use thaw_e2e::mirror::{Mirror, ask, see_the_same, templates};
+use thaw_e2e::{Daemon, DaemonOptions, built_home};
 
 const JAVA: Mirror = Mirror {
     language: "java",
@@ -15,17 +15,35 @@ const COMMAND: &str = r#"["java", "-XX:+UseSerialGC", "-cp", "classes:none", "mi
 #[test]
 fn a_main_class_sees_what_it_would_see_without_a_template() {
     let home = built_home("templates-java-class", &[]);
-    let command = r#"["java", "-XX:+UseSerialGC", "-ea", "-Da=b", "-cp", "classes", "mirror.App", "--flag", "ä"]"#;
+    let command = r#"["java", "-XX:+UseSerialGC", "-Djdk.attach.allowAttachSelf=true", "-ea", "--add-opens",
+        "java.base/java.lang=ALL-UNNAMED", "-cp", "classes", "mirror.App", "--flag", "", "ä"]"#;
     let (daemon, name) = JAVA.check(&home, "class", command, "");
     let seen = ask(&daemon, &name, "/");
     assert_eq!(seen["assertions"], json!(true));
     assert!(seen["child"].as_str().expect("text").contains("WHO=somebody"), "{}", seen["child"]);
+    for function in ["class-a", "class-b"] {
+        assert_eq!(ask(&daemon, function, "/agent"), json!("loaded by app"), "{function}");
+    }
 }
 
 #[test]
 fn an_archive_sees_what_it_would_see_without_a_template() {
     let home = built_home("templates-java-archive", &[]);
-    JAVA.check(&home, "archive", r#"["java", "-jar", "app.jar", "-x"]"#, "");
+    JAVA.check(&home, "archive", r#"["java", "-jar", "-XX:+UseG1GC", "app.jar", "-x"]"#, "");
+}
+
+#[test]
+fn class_paths_are_those_of_the_launcher() {
+    let home = built_home("templates-java-paths", &[]);
+    JAVA.check(&home, "wild", r#"["java", "-cp", "none:lib/*::*", "mirror/App"]"#, "");
+    let variable = "[env]\nCLASSPATH = \"none:classes\"\n";
+    let command = r#"["java", "mirror.App"]"#;
+    JAVA.build(&home, "path-a", command, variable).success();
+    let given = JAVA.build(&home, "path-b", command, &format!("{}{variable}", JAVA.template()));
+    assert!(!given.stderr.contains("built from"), "{}", given.stderr);
+    given.success();
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    see_the_same(&daemon, "path-a", "path-b");
 }
 
 #[test]
@@ -43,14 +61,15 @@ fn each_number_of_arguments_and_each_limit_has_a_template() {
         ("one", COMMAND, ""),
         ("two", more.as_str(), ""),
         ("three", COMMAND, "[limits]\nmemory = \"300MiB\"\n"),
-        ("four", COMMAND, "[limits]\ntimeout = \"20s\"\n"),
+        ("four", COMMAND, "[limits]\ncpu = 2\n"),
+        ("five", COMMAND, "[limits]\ntimeout = \"20s\"\n"),
     ] {
         JAVA.build(&home, name, command, &with(lines)).success();
     }
-    let auto = JAVA.build(&home, "five", COMMAND, "[template]\nfrom = \"auto\"\n");
+    let auto = JAVA.build(&home, "six", COMMAND, "[template]\nfrom = \"auto\"\n");
     assert!(!auto.stderr.contains("not built from"), "{}", auto.stderr);
     auto.success();
-    assert_eq!(templates(&home).len(), 3);
+    assert_eq!(templates(&home).len(), 4);
 }
 
 #[test]

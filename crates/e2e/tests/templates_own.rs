@@ -168,3 +168,15 @@ fn node_runs_as_another_user() {
     };
     check_nobody(&home, &node, "", r#"["node", "app.js", "--threads"]"#);
 }
+
+#[test]
+fn java_runs_as_another_user() {
+    let home = built_home("templates-own-java", &[]);
+    let java = Mirror {
+        language: "java",
+        files: &[],
+        packages: &[("java", "/app")],
+        lines: "user = \"nobody\"\n[build]\ncommand = [\"make\", \"-C\", \"java\"]\n",
+    };
+    check_nobody(&home, &java, "", r#"["java", "-cp", "classes", "mirror.App"]"#);
+}

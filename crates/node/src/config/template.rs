@@ -30,7 +30,7 @@ pub enum TemplateLanguage {
     Node,
     /// CRuby, 3.1 and later.
     Ruby,
-    /// OpenJDK, 11 and later.
+    /// OpenJDK, 17 and later.
     Java,
     /// That of the command.
     Auto,
@@ -60,15 +60,11 @@ impl TemplateConfig {
         if !modules.is_empty() && from.is_none() {
             return Err("`modules` are those of a runtime template; say which with `from`".into());
         }
-        match from {
-            _ if modules.is_empty() => {}
-            Some(TemplateLanguage::Java) => {
-                return Err("templates of Java load no `modules`; leave them out".into());
-            }
-            Some(TemplateLanguage::Auto) => {
-                return Err("`modules` are those of a language; say which with `from`".into());
-            }
-            _ => {}
+        if !modules.is_empty() && from == Some(TemplateLanguage::Java) {
+            return Err("templates of Java load no `modules`; leave them out".into());
+        }
+        if !modules.is_empty() && from == Some(TemplateLanguage::Auto) {
+            return Err("`modules` are those of a language; say which with `from`".into());
         }
         if modules.len() > MODULES_MAX {
             return Err(format!("a template loads {MODULES_MAX} modules at most; name fewer"));

@@ -1,13 +1,11 @@
-//! OpenJDK, 11 and later. `java/ThawTemplate.java` is the bootstrap; `scripts/java-classes template` compiles
-//! it.
+//! OpenJDK, 17 and later. `java/thaw_template/Bootstrap.java` is the bootstrap; `scripts/java-classes template`
+//! compiles it.
 
 use super::fit::Unfit;
 use super::language::{BootstrapFile, Language};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// The directory of the bootstrap, which is the class path of templates; the bootstrap removes it.
-const DIRECTORY: &str = ".thaw-template";
 /// Bytes of the longest name of a main class, and of the longest argument.
 const WORD_MAX: usize = 1024;
 /// Most arguments of a program. There is a template for each number of them.
@@ -38,20 +36,30 @@ const ALLOWED: [&str; 13] = [
     "-enable",
     "-disable",
 ];
-/// Beginnings of those that name files, or other code that runs before the program.
-const REFUSED: [&str; 11] = [
+/// Beginnings of those that bring other code, say where files are looked for, or print.
+const REFUSED: [&str; 19] = [
     "-Djava.class.path",
-    "-Djava.system.class.loader",
+    "-Djava.nio.file.spi.DefaultFileSystemProvider",
     "-Djava.security.manager",
+    "-Djava.system.class.loader",
+    "-Duser.dir",
+    "-XX:+Log",
+    "-XX:+Print",
     "-XX:AOT",
     "-XX:ArchiveClassesAtExit",
     "-XX:CRaC",
+    "-XX:CompileCommandFile",
     "-XX:CompilerDirectivesFile",
+    "-XX:DumpLoadedClassList",
     "-XX:Flags",
+    "-XX:LogFile",
+    "-XX:ReplayDataFile",
     "-XX:SharedArchiveFile",
     "-XX:StartFlightRecording",
     "-XX:VMOptionsFile",
 ];
+/// Those that name files which the virtual machine writes later.
+const LATER: [&str; 4] = ["-XX:ErrorFile=", "-XX:HeapDumpPath=", "-XX:OnError=", "-XX:OnOutOf"];
 
 pub(super) struct Java;
 
@@ -69,39 +77,39 @@ impl<'a> Command<'a> {
         let mut options = Vec::new();
         loop {
             let word = words.next().ok_or_else(Unfit::no_program)?;
-            match word {
-                "-jar" => break,
-                word if CLASS_PATH.contains(&word) => drop(words.next()),
-                word if word.starts_with("--class-path=") => {}
-                word if WITH_VALUE.contains(&word) => {
-                    options.push(word);
-                    options.extend(words.next());
-                }
-                word if may_start_template(word) => options.push(word),
-                // A file of options, or one of source code.
-                word if word.starts_with(['-', '@']) || word.ends_with(".java") => {
+            let mut value = None;
+            if CLASS_PATH.contains(&word) {
+                value = words.next();
+            } else if WITH_VALUE.contains(&word) {
+                value = words.next();
+                options.push(word);
+                options.extend(value);
+            } else if may_start_template(word) {
+                options.push(word);
+            } else if !word.starts_with('-') {
+                // Files of options, and of source code.
+                if word.starts_with('@') || word.ends_with(".java") {
                     return Err(Unfit::option(word));
                 }
-                word => return Ok(Self { options, program: with_rest(word, words) }),
+                let program = [word].into_iter().chain(words).collect();
+                return Ok(Self { options, program });
+            } else if word != "-jar" && !word.starts_with("--class-path=") {
+                return Err(Unfit::option(word));
+            }
+            if let Some(file) = value.filter(|value| value.starts_with('@')) {
+                return Err(Unfit::option(file));
             }
         }
-        let archive = words.next().ok_or_else(Unfit::no_program)?;
-        Ok(Self { options, program: with_rest(archive, words) })
     }
-}
-
-fn with_rest<'a>(first: &'a str, rest: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
-    [first].into_iter().chain(rest).collect()
 }
 
 fn may_start_template(option: &str) -> bool {
     let begins = |beginnings: &[&str]| beginnings.iter().any(|it| option.starts_with(it));
-    let has_value = WITH_VALUE.iter().any(|it| option.strip_prefix(it).is_some_and(is_value));
-    has_value || begins(&ALLOWED) && !begins(&REFUSED)
-}
-
-fn is_value(rest: &str) -> bool {
-    rest.starts_with('=')
+    let has_value = WITH_VALUE
+        .iter()
+        .any(|it| option.strip_prefix(it).is_some_and(|rest| rest.starts_with('=')));
+    let names_file = option.starts_with("-XX:") && option.contains('/') && !begins(&LATER);
+    has_value || begins(&ALLOWED) && !begins(&REFUSED) && !names_file
 }
 
 /// A word that is like no other, in the place of the main class or of an argument.
@@ -117,15 +125,19 @@ impl Language for Java {
     fn bootstrap(&self) -> &'static [BootstrapFile] {
         macro_rules! class {
             ($name:literal) => {
-                (concat!(".thaw-template/", $name), include_bytes!(concat!("java/", $name)))
+                (
+                    concat!("thaw_template/", $name),
+                    include_bytes!(concat!("java/thaw_template/", $name)),
+                )
             };
         }
         &[
-            class!("ThawTemplate.class"),
-            class!("ThawTemplate$Environment.class"),
-            class!("ThawTemplate$Fields.class"),
-            class!("ThawTemplate$Program.class"),
-            class!("ThawTemplate$Words.class"),
+            class!("Bootstrap.class"),
+            class!("Bootstrap$Environment.class"),
+            class!("Bootstrap$Fields.class"),
+            class!("Bootstrap$Launcher.class"),
+            class!("Bootstrap$Program.class"),
+            class!("Bootstrap$Words.class"),
         ]
     }
 
@@ -167,7 +179,7 @@ impl Language for Java {
     }
 
     fn reads_variable(&self, name: &str, _loads_packages: bool) -> bool {
-        name.starts_with("JAVA_") || name.starts_with("JDK_")
+        name.starts_with("_JAVA_")
     }
 
     /// The launcher has looked at the number of arguments before the template is frozen. It asks
@@ -176,8 +188,8 @@ impl Language for Java {
         let parsed = Command::parse(&function[1..]).expect("it was checked");
         let mut command = vec![function[0].clone()];
         command.extend(parsed.options.into_iter().map(str::to_owned));
-        command.push("-Djava.system.class.loader=ThawTemplate".to_owned());
-        command.extend(["-cp".to_owned(), format!("{directory}{DIRECTORY}")]);
+        command.push("-Djava.system.class.loader=thaw_template.Bootstrap".to_owned());
+        command.extend(["-cp".to_owned(), directory.to_owned()]);
         command.extend((0..parsed.program.len()).map(placeholder));
         command
     }
@@ -221,13 +233,14 @@ mod tests {
         let line = "java -Xmx64m -cp a.jar:b.jar -Da=b --add-opens java.base/java.lang=ALL-UNNAMED Main x y";
         let command = Java.command(&words(line), "/", &[]);
         let options = "java -Xmx64m -Da=b --add-opens java.base/java.lang=ALL-UNNAMED \
-             -Djava.system.class.loader=ThawTemplate -cp /.thaw-template";
+             -Djava.system.class.loader=thaw_template.Bootstrap -cp /";
         let options = words(options);
         assert_eq!(command[..options.len()], options);
         assert_eq!(command.len(), options.len() + 3);
         assert!(command[options.len()..].iter().all(|word| word.len() == WORD_MAX));
-        let archive = Java.command(&words("java -jar -jar.jar x y"), "/", &[]);
-        assert_eq!(archive.len(), 4 + 3);
+        let archive = Java.command(&words("java -jar -ea app.jar x y"), "/", &[]);
+        assert_eq!(archive[..2], ["java", "-ea"]);
+        assert_eq!(archive.len(), 5 + 3);
     }
 
     #[test]
@@ -243,6 +256,12 @@ mod tests {
             ("-m a/b.Main", "-m"),
             ("-XX:SharedArchiveFile=a Main", "-XX:Shared"),
             ("-Djava.system.class.loader=A Main", "-Djava.system"),
+            ("-Duser.dir=/tmp Main", "-Duser.dir"),
+            ("-XX:CompileCommandFile=a Main", "-XX:CompileCommandFile"),
+            ("-XX:AllocateHeapAt=/mnt Main", "-XX:AllocateHeapAt"),
+            ("-cp @path Main", "@path"),
+            ("--add-opens @opens Main", "@opens"),
+            ("-jar @archive", "@archive"),
             ("@options Main", "@options"),
             ("Main.java", "Main.java"),
         ] {
@@ -281,11 +300,10 @@ mod tests {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/java-classes");
         let output = Process::new(script).arg("template").arg(directory.path()).output().unwrap();
         assert!(output.status.success(), "{output:?}");
-        let made = std::fs::read_dir(directory.path()).unwrap().count();
+        let made = std::fs::read_dir(directory.path().join("thaw_template")).unwrap().count();
         assert_eq!(made, Java.bootstrap().len());
         for (path, bytes) in Java.bootstrap() {
-            let name = Path::new(path).file_name().unwrap();
-            let made = std::fs::read(directory.path().join(name)).unwrap();
+            let made = std::fs::read(directory.path().join(path)).unwrap();
             assert!(made == *bytes, "run scripts/java-classes template and commit what it writes");
         }
     }

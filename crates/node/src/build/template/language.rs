@@ -11,6 +11,8 @@
 //! 3. reads `/proc/self/cmdline` in the copy. If that has the word, it goes on at 1 for the
 //!    next template of the chain. If not, it takes over environment and directory, and has
 //!    the interpreter run the program as if it had been started with it.
+//!
+//! Templates of Java load no modules, so they have neither the word nor a chain.
 
 use super::fit::Unfit;
 use super::{java, node, python, ruby};

@@ -258,10 +258,7 @@ impl Wanted<'_> {
 
     /// All that makes a difference to what is in the template's memory.
     fn made_of(&self, program: &StoredFunction, index: IndexId) -> serde_json::Value {
-        let limits = &program.config.limits;
-        let limits = self.language.starts_by_limits().then(|| (limits.memory, limits.cpu));
-        serde_json::json!({
-            "limits": limits,
+        let mut all = serde_json::json!({
             "parent": self.parent.map(|(name, _)| name.to_string()),
             "command": program.config.command,
             "environment": self.environment,
@@ -269,7 +266,12 @@ impl Wanted<'_> {
             // What is in memory is shared with nobody else, either.
             "domain": program.config.sharing.domain,
             "index": index.to_string(),
-        })
+        });
+        if self.language.starts_by_limits() {
+            let limits = &program.config.limits;
+            all["limits"] = serde_json::json!([limits.memory, limits.cpu]);
+        }
+        all
     }
 
     fn freeze(

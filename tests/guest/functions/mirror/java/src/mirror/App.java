@@ -1,6 +1,7 @@
 package mirror;
 
 import com.sun.net.httpserver.HttpServer;
+import com.sun.tools.attach.VirtualMachine;
 import java.io.File;
 import java.io.PrintWriter;
 import java.io.StringWriter;
@@ -105,10 +106,13 @@ public final class App {
         seen.put("source", String.valueOf(App.class.getProtectionDomain().getCodeSource().getLocation()));
         seen.put("resource", String.valueOf(ClassLoader.getSystemResource("mirror/App.class")));
         seen.put("assertions", App.class.desiredAssertionStatus());
-        seen.put("bootstrap", String.valueOf(ClassLoader.getSystemResource("ThawTemplate.class")));
+        seen.put("bootstrap", String.valueOf(ClassLoader.getSystemResource("thaw_template/Bootstrap.class")));
         seen.put("failure", failure(() -> { throw new IllegalStateException("as an example"); }));
         seen.put("locale", List.of(Locale.getDefault(), TimeZone.getDefault().getID(), Charset.defaultCharset().name()));
-        seen.put("memory", Runtime.getRuntime().maxMemory());
+        seen.put("memory", List.of(Runtime.getRuntime().maxMemory(), Runtime.getRuntime().totalMemory()));
+        // A template leaves one.
+        seen.put("packages", Stream.of(App.class.getClassLoader().getDefinedPackages())
+                .map(Package::getName).filter(name -> !name.equals("thaw_template")).collect(Collectors.toList()));
         seen.put("processors", Runtime.getRuntime().availableProcessors());
         seen.put("collectors", ManagementFactory.getGarbageCollectorMXBeans().stream()
                 .map(bean -> bean.getName()).collect(Collectors.toList()));
@@ -117,6 +121,7 @@ public final class App {
         }
         ProcessHandle.Info self = ProcessHandle.current().info();
         seen.put("process", List.of(self.command().orElse(""), Arrays.asList(self.arguments().orElse(new String[0]))));
+        seen.put("ids", failure(() -> Files.getAttribute(Path.of("/proc/self"), "unix:uid")));
         seen.put("root", failure(() -> {
             try (Stream<Path> all = Files.list(Path.of("/"))) {
                 return all.map(Path::toString).sorted().collect(Collectors.toList());
@@ -131,7 +136,7 @@ public final class App {
     /** Whether the bootstrap of a template is among the classes: it is what a template leaves. */
     private static boolean isFromTemplate() {
         try {
-            return Class.forName("ThawTemplate") != null;
+            return Class.forName("thaw_template.Bootstrap") != null;
         } catch (ClassNotFoundException none) {
             return false;
         }
@@ -162,10 +167,20 @@ public final class App {
         return text.append('"').toString();
     }
 
+    /** Has this virtual machine load an agent. */
+    private static Object attached() throws Exception {
+        VirtualMachine machine = VirtualMachine.attach(String.valueOf(ProcessHandle.current().pid()));
+        machine.loadAgent("/app/agent.jar", "loaded");
+        machine.detach();
+        return System.getProperty("mirror.agent");
+    }
+
     private static Object answer(String path, Map<String, Object> seen, List<Double> drawn) throws Exception {
         switch (path) {
             case "/":
                 return seen;
+            case "/agent":
+                return attached();
             case "/drawn":
                 return drawn;
             case "/import":

@@ -1,17 +1,22 @@
 // Turns Java into a runtime template, and its copies into programs.
 //
 // The virtual machine makes an object of this class as its system class loader, when it is up and before its
-// launcher looks at the program. That is where the template is frozen. In a copy, what the launcher goes on
-// with lies in its C memory: the name of the main class and the arguments, which are written there, and the
-// environment. The launcher then runs the program as if it had been started with it: nothing of this file
-// is below it. `docs/decisions/0079-templates-of-java.md` says why it is done so.
+// launcher looks at the program. That is where the template is frozen. In a copy, the launcher finds the
+// main class and the arguments in its C memory, where this class has written them, and the environment
+// likewise. It then runs the program as if it had been started with it: nothing of this file is below it.
+// `docs/decisions/0079-templates-of-java.md` says why it is done so.
+
+package thaw_template;
 
 import java.io.File;
 import java.io.FileInputStream;
 import java.io.FileOutputStream;
 import java.io.IOException;
+import java.lang.invoke.MethodHandle;
 import java.lang.invoke.MethodHandles.Lookup;
 import java.lang.invoke.MethodType;
+import java.lang.management.GarbageCollectorMXBean;
+import java.lang.management.ManagementFactory;
 import java.lang.reflect.Field;
 import java.nio.charset.Charset;
 import java.nio.charset.StandardCharsets;
@@ -21,9 +26,10 @@ import java.util.Collections;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.jar.JarFile;
 import sun.misc.Unsafe;
 
-public final class ThawTemplate extends ClassLoader {
+public final class Bootstrap extends ClassLoader {
     /** The option that has the virtual machine load this class. */
     private static final String LOADER = "java.system.class.loader";
     /** How variables begin that make room for those of programs. */
@@ -68,10 +74,11 @@ public final class ThawTemplate extends ClassLoader {
     private final Unsafe memory;
     /** May look at everything. */
     private final Lookup everything;
-    /** The system class loader that the program is to have. */
+    /** The system class loader that the program is to have, and what sets it. */
     private final ClassLoader own;
+    private final MethodHandle systemClassLoader;
 
-    public ThawTemplate(ClassLoader own) throws Throwable {
+    public Bootstrap(ClassLoader own) throws Throwable {
         super(own);
         this.own = own;
         Field unsafe = Unsafe.class.getDeclaredField("theUnsafe");
@@ -79,12 +86,18 @@ public final class ThawTemplate extends ClassLoader {
         memory = (Unsafe) unsafe.get(null);
         Field lookup = Lookup.class.getDeclaredField("IMPL_LOOKUP");
         everything = (Lookup) memory.getObject(memory.staticFieldBase(lookup), memory.staticFieldOffset(lookup));
+        systemClassLoader = everything.findStaticSetter(ClassLoader.class, "scl", ClassLoader.class);
 
+        if (Runtime.version().feature() < 17) {
+            throw new UnsupportedOperationException("templates need OpenJDK 17 or later");
+        }
         Words words = new Words();
         Environment environment = new Environment();
         Fields fields = new Fields();
+        Launcher launcher = new Launcher();
         loadUsualClasses();
         hideOptions();
+        collectGarbage();
         removeFiles();
         freeze();
         fields.enterDirectory(new File("/proc/self/cwd").getCanonicalPath());
@@ -92,15 +105,14 @@ public final class ThawTemplate extends ClassLoader {
         Program program = new Program(read("/proc/self/cmdline"));
         System.setProperty("sun.java.command", program.command());
         takeClassPath(program.classPath, fields);
-        words.replaceBy(program.mainClass(), program.arguments);
+        words.replaceBy(program.mainClass(launcher), program.arguments);
     }
 
     /** The launcher asks for the main class: from then on the program has its own loader. */
     @Override
     protected Class<?> loadClass(String name, boolean resolve) throws ClassNotFoundException {
         try {
-            MethodType setter = MethodType.methodType(void.class, ClassLoader.class);
-            everything.findStaticSetter(ClassLoader.class, "scl", ClassLoader.class).asType(setter).invokeExact(own);
+            systemClassLoader.invoke(own);
         } catch (Throwable error) {
             throw new ClassNotFoundException("the system class loader cannot be set", error);
         }
@@ -110,11 +122,18 @@ public final class ThawTemplate extends ClassLoader {
         return own.loadClass(name);
     }
 
-    /** Removes the class path of the template, a directory with this class and those within it. */
+    /** The virtual machine keeps this loader, and asks it to add agents to the class path (java.lang.instrument). */
+    @SuppressWarnings("unused")
+    private void appendToClassPathForInstrumentation(String path) throws Throwable {
+        MethodType type = MethodType.methodType(void.class, String.class);
+        everything.findVirtual(own.getClass(), "appendToClassPathForInstrumentation", type).invoke(own, path);
+    }
+
+    /** Removes this class and those within it, which are in a directory of the class path. */
     private static void removeFiles() throws IOException, ClassNotFoundException {
         // It is needed when there is no file of it any more.
-        Class.forName("ThawTemplate$Program");
-        File directory = new File(System.getProperty("java.class.path"));
+        Class.forName("thaw_template.Bootstrap$Program");
+        File directory = new File(System.getProperty("java.class.path"), "thaw_template");
         for (File file : directory.listFiles()) {
             file.delete();
         }
@@ -167,8 +186,20 @@ public final class ThawTemplate extends ClassLoader {
                 .invoke((Map<?, ?>) Collections.unmodifiableMap(changed));
     }
 
+    /** Throws away what nobody refers to, where the heap stays as large as it is. */
+    private static void collectGarbage() {
+        try {
+            for (GarbageCollectorMXBean collector : ManagementFactory.getGarbageCollectorMXBeans()) {
+                if (List.of("MarkSweepCompact", "PS MarkSweep").contains(collector.getName())) {
+                    System.gc();
+                }
+            }
+        } catch (NoClassDefFoundError absent) {
+            // Nobody says which collector it is.
+        }
+    }
+
     private static void freeze() throws IOException {
-        System.gc();
         try (FileOutputStream device = new FileOutputStream("/dev/thaw")) {
             device.write("template".getBytes(StandardCharsets.US_ASCII));
         }
@@ -177,7 +208,7 @@ public final class ThawTemplate extends ClassLoader {
     private void takeClassPath(String path, Fields fields) throws Throwable {
         System.setProperty("java.class.path", path);
         changeSaved("java.class.path", path);
-        fields.put(own, fields.classPath, fields.newClassPath(path));
+        fields.takeClassPath(path);
     }
 
     /** The strings of a file with a NUL behind each. */
@@ -216,7 +247,7 @@ public final class ThawTemplate extends ClassLoader {
         throw new IOException("there is no " + name);
     }
 
-    private boolean is(long address, byte[] bytes) {
+    private boolean holds(long address, byte[] bytes) {
         for (int at = 0; at < bytes.length; at++) {
             if (memory.getByte(address + at) != bytes[at]) {
                 return false;
@@ -234,32 +265,31 @@ public final class ThawTemplate extends ClassLoader {
 
     /** The words of the command line from the main class on, as the launcher has copied them. */
     private final class Words {
-        private final List<long[]> places = new ArrayList<>();
-        private final List<Integer> room = new ArrayList<>();
+        /** The placeholders, each with a NUL behind it, and where malloc(3) has put them. */
+        private final List<byte[]> placeholders = new ArrayList<>();
+        private final List<Long> places = new ArrayList<>();
 
         Words() throws IOException {
             long[] heap = mapping("[heap]");
             for (String word : System.getProperty("sun.java.command").split(" ")) {
                 byte[] bytes = word.getBytes(StandardCharsets.US_ASCII);
-                places.add(find(heap, Arrays.copyOf(bytes, bytes.length + 1)));
-                room.add(bytes.length);
+                byte[] string = Arrays.copyOf(bytes, bytes.length + 1);
+                placeholders.add(string);
+                places.add(find(heap, string));
             }
         }
 
-        /** Where malloc(3) has put a string. */
-        private long[] find(long[] heap, byte[] string) throws IOException {
-            long beginning = 0;
-            for (int at = 7; at >= 0; at--) {
-                beginning = beginning << 8 | string[at] & 0xff;
-            }
-            long[] found = {};
+        private long find(long[] heap, byte[] string) throws IOException {
+            long found = 0;
             for (long at = heap[0]; at <= heap[1] - string.length; at += 16) {
-                if (memory.getLong(at) == beginning && is(at, string)) {
-                    found = Arrays.copyOf(found, found.length + 1);
-                    found[found.length - 1] = at;
+                if (memory.getByte(at) == string[0] && holds(at, string)) {
+                    if (found != 0) {
+                        throw new IOException("the launcher has its arguments in several places");
+                    }
+                    found = at;
                 }
             }
-            if (found.length == 0) {
+            if (found == 0) {
                 throw new IOException("the launcher's arguments are not where they are known to be");
             }
             return found;
@@ -272,12 +302,14 @@ public final class ThawTemplate extends ClassLoader {
                 throw new IOException("the program has another number of arguments than its template");
             }
             for (int word = 0; word < words.size(); word++) {
-                if (words.get(word).length > room.get(word)) {
+                byte[] placeholder = placeholders.get(word);
+                if (words.get(word).length >= placeholder.length) {
                     throw new IOException("an argument is longer than its template has room for");
                 }
-                for (long place : places.get(word)) {
-                    write(place, words.get(word));
+                if (!holds(places.get(word), placeholder)) {
+                    throw new IOException("the launcher has its arguments elsewhere by now");
                 }
+                write(places.get(word), words.get(word));
             }
         }
     }
@@ -322,7 +354,7 @@ public final class ThawTemplate extends ClassLoader {
 
         private long findBackwards(long[] range, byte[] string) throws IOException {
             for (long at = range[1] - string.length; at >= range[0]; at--) {
-                if (memory.getByte(at) == string[0] && is(at, string)) {
+                if (memory.getByte(at) == string[0] && holds(at, string)) {
                     return at;
                 }
             }
@@ -355,21 +387,22 @@ public final class ThawTemplate extends ClassLoader {
 
     /** Places in objects that the class library has made when it started. */
     private final class Fields {
-        final Field classPath;
-        private final Class<?> urlClassPath;
+        private final Field classPath;
+        private final MethodHandle newClassPath;
         private final Object paths;
         private final Field pathsDirectory;
         private final Object files;
         private final Field filesDirectory;
         private final Field directory;
 
-        Fields() throws Exception {
+        Fields() throws ReflectiveOperationException {
             Class<?> loader = Class.forName("jdk.internal.loader.BuiltinClassLoader");
             if (!loader.isInstance(own)) {
                 throw new ClassCastException("the class loader of programs is none of the known ones");
             }
             classPath = loader.getDeclaredField("ucp");
-            urlClassPath = Class.forName("jdk.internal.loader.URLClassPath");
+            newClassPath = everything.findConstructor(Class.forName("jdk.internal.loader.URLClassPath"),
+                    MethodType.methodType(void.class, String.class, boolean.class));
             directory = Class.forName("jdk.internal.util.StaticProperty").getDeclaredField("USER_DIR");
             paths = java.nio.file.FileSystems.getDefault();
             pathsDirectory = Class.forName("sun.nio.fs.UnixFileSystem").getDeclaredField("defaultDirectory");
@@ -378,7 +411,7 @@ public final class ThawTemplate extends ClassLoader {
         }
 
         /** What java.io.File asks. */
-        private Object filesOf() throws Exception {
+        private Object filesOf() throws ReflectiveOperationException {
             for (Field field : File.class.getDeclaredFields()) {
                 if (field.getType().getName().equals("java.io.FileSystem")) {
                     return memory.getObject(memory.staticFieldBase(field), memory.staticFieldOffset(field));
@@ -387,7 +420,7 @@ public final class ThawTemplate extends ClassLoader {
             throw new NoSuchFieldException("the file system of java.io.File");
         }
 
-        void put(Object object, Field field, Object value) {
+        private void put(Object object, Field field, Object value) {
             memory.putObject(object, memory.objectFieldOffset(field), value);
         }
 
@@ -399,9 +432,9 @@ public final class ThawTemplate extends ClassLoader {
             put(files, filesDirectory, path);
         }
 
-        Object newClassPath(String path) throws Throwable {
-            MethodType type = MethodType.methodType(void.class, String.class, boolean.class);
-            return everything.findConstructor(urlClassPath, type).invoke(path, false);
+        /** Nothing was compiled yet that takes the one before for a constant. */
+        void takeClassPath(String path) throws Throwable {
+            put(own, classPath, newClassPath.invoke(path, false));
         }
     }
 
@@ -415,12 +448,17 @@ public final class ThawTemplate extends ClassLoader {
 
         Program(List<byte[]> commandLine) {
             List<String> words = new ArrayList<>();
-            commandLine.forEach(word -> words.add(new String(word, encoding())));
+            for (byte[] word : commandLine) {
+                words.add(new String(word, encoding()));
+            }
             String path = System.getenv("CLASSPATH");
+            boolean hasArchive = false;
             int at = 1;
-            for (; words.get(at).startsWith("-") && !words.get(at).equals("-jar"); at++) {
+            for (; words.get(at).startsWith("-"); at++) {
                 String word = words.get(at);
-                if (CLASS_PATH.contains(word)) {
+                if (word.equals("-jar")) {
+                    hasArchive = true;
+                } else if (CLASS_PATH.contains(word)) {
                     path = words.get(++at);
                 } else if (word.startsWith("--class-path=")) {
                     path = word.substring(word.indexOf('=') + 1);
@@ -428,8 +466,8 @@ public final class ThawTemplate extends ClassLoader {
                     at++;
                 }
             }
-            isArchive = words.get(at).equals("-jar");
-            subject = words.get(isArchive ? ++at : at);
+            isArchive = hasArchive;
+            subject = words.get(at);
             classPath = isArchive ? subject : expanded(path == null ? "." : path);
             arguments = commandLine.subList(at + 1, commandLine.size());
         }
@@ -438,13 +476,9 @@ public final class ThawTemplate extends ClassLoader {
         private String expanded(String path) {
             List<String> elements = new ArrayList<>();
             for (String element : path.split(":", -1)) {
-                String directory = element.equals("*") ? "." : element.substring(0, Math.max(0, element.length() - 2));
-                String[] all = element.equals("*") || element.endsWith("/*") ? new File(directory).list() : null;
                 int before = elements.size();
-                for (String name : all == null ? new String[0] : all) {
-                    if (name.endsWith(".jar") || name.endsWith(".JAR")) {
-                        elements.add(element.substring(0, element.length() - 1) + name);
-                    }
+                for (String name : archivesOf(element)) {
+                    elements.add(element.substring(0, element.length() - 1) + name);
                 }
                 if (elements.size() == before) {
                     elements.add(element);
@@ -453,22 +487,65 @@ public final class ThawTemplate extends ClassLoader {
             return String.join(":", elements);
         }
 
+        /** The archives that `directory/*` stands for, in the order of the directory. */
+        private List<String> archivesOf(String element) {
+            List<String> found = new ArrayList<>();
+            boolean isWildcard = element.equals("*") || element.endsWith("/*");
+            if (!isWildcard || new File(element).exists()) {
+                return found;
+            }
+            String[] all = new File(element.length() == 1 ? "." : element.substring(0, element.length() - 1)).list();
+            for (String name : all == null ? new String[0] : all) {
+                if ((name.endsWith(".jar") || name.endsWith(".JAR")) && !name.contains(":")) {
+                    found.add(name);
+                }
+            }
+            return found;
+        }
+
         /** As the launcher shows it. */
         String command() {
             StringBuilder command = new StringBuilder(subject);
-            arguments.forEach(argument -> command.append(' ').append(new String(argument, encoding())));
+            for (byte[] argument : arguments) {
+                command.append(' ').append(new String(argument, encoding()));
+            }
             return command.toString();
         }
 
-        String mainClass() throws Throwable {
-            if (!isArchive) {
-                return subject;
+        String mainClass(Launcher launcher) throws Throwable {
+            return isArchive ? launcher.mainClassOf(subject) : subject;
+        }
+    }
+
+    /** The part of the launcher that is in Java. */
+    private final class Launcher {
+        private final MethodHandle initOutput;
+        private final MethodHandle mainClass;
+
+        Launcher() throws ReflectiveOperationException {
+            Class<?> helper = Class.forName("sun.launcher.LauncherHelper");
+            initOutput = everything.findStatic(helper, "initOutput", MethodType.methodType(void.class, boolean.class));
+            mainClass = mainClass(helper);
+        }
+
+        /** Takes the archive by its name, or, in later versions, open. */
+        private MethodHandle mainClass(Class<?> helper) throws ReflectiveOperationException {
+            String name = "getMainClassFromJar";
+            try {
+                return everything.findStatic(helper, name, MethodType.methodType(String.class, String.class));
+            } catch (NoSuchMethodException later) {
+                return everything.findStatic(helper, name, MethodType.methodType(String.class, JarFile.class));
             }
-            Class<?> launcher = Class.forName("sun.launcher.LauncherHelper");
-            MethodType oneString = MethodType.methodType(String.class, String.class);
-            MethodType onePrint = MethodType.methodType(void.class, boolean.class);
-            everything.findStatic(launcher, "initOutput", onePrint).invoke(true);
-            return (String) everything.findStatic(launcher, "getMainClassFromJar", oneString).invoke(subject);
+        }
+
+        String mainClassOf(String archive) throws Throwable {
+            initOutput.invoke(true);
+            if (mainClass.type().parameterType(0) == String.class) {
+                return (String) mainClass.invoke(archive);
+            }
+            try (JarFile open = new JarFile(archive)) {
+                return (String) mainClass.invoke(open);
+            }
         }
     }
 }
