@@ -209,7 +209,13 @@ fn load(process: &Arc<Process>, strings: Strings, thread: &Arc<Thread>) -> Resul
     }
     let program = find_program(&context, strings)?;
     let name = program.argv.first().cloned().unwrap_or_default();
-    let frame = match program.prepare(process).and_then(|program| program.load(process)) {
+    let loaded = program.prepare(process).and_then(|program| {
+        // As by execve(2), from the user that was asked for.
+        let credentials = program.credentials(&process.credentials.borrow_mut())?;
+        *process.credentials.borrow_mut() = credentials;
+        program.load(process)
+    });
+    let frame = match loaded {
         Ok(frame) => frame,
         Err(Errno::ENOEXEC) => say(
             b"",

@@ -48,6 +48,8 @@ bitflags! {
         const SYS_RESOURCE = 1 << 24;
         /// Make device nodes.
         const MKNOD = 1 << 27;
+        /// Set the capabilities of files.
+        const SETFCAP = 1 << 31;
         /// Pass over mandatory access control: one of [`Capabilities::OF_FILES`] only.
         const MAC_OVERRIDE = 1 << 32;
         /// All that Linux knows, up to `CAP_CHECKPOINT_RESTORE`.
@@ -272,7 +274,8 @@ impl Credentials {
     /// Whether a program that got these by execve(2) has more rights than its user
     /// (`AT_SECURE`, getauxval(3)).
     pub fn is_secure(&self) -> bool {
-        self.has_other_ids() || self.uid != 0 && self.effective != self.ambient
+        let has_more = self.effective != self.ambient || !self.ambient.contains(self.permitted);
+        self.has_other_ids() || self.uid != 0 && has_more
     }
 
     /// Whether its effective ids are not its own.

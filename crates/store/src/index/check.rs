@@ -1,7 +1,10 @@
 //! Whether an index describes a file system: beyond the checksum, which only
 //! says that the bytes are those once written.
 
+use thaw_abi::extended::{INDEX_MAX, is_kept};
 use thaw_abi::rootfs::{Index, IndexInode, NO_BLOB, ROOT_INODE};
+
+use super::extended::{ExtendedError, Sizes, shown};
 
 /// What is wrong with the structure of an index.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -27,6 +30,12 @@ pub enum StructureError {
     /// The size is not that of the content.
     #[error("inode {0} has a wrong size")]
     Size(u32),
+    /// The extended attributes are not sorted or not different.
+    #[error("the extended attributes of inode {0} are out of order")]
+    ExtendedOrder(u32),
+    /// A file has extended attributes that it cannot have.
+    #[error("inode {0}: {1}")]
+    Extended(u32, ExtendedError),
 }
 
 /// Checks every inode and every entry of an index.
@@ -77,7 +86,41 @@ pub fn check_structure(index: &Index<'_>) -> Result<(), StructureError> {
             return Err(StructureError::Links(number));
         }
     }
+    check_extended(index)?;
     check_reachable(index, is_directory)
+}
+
+/// Whether the files may have their extended attributes.
+fn check_extended(index: &Index<'_>) -> Result<(), StructureError> {
+    let mut previous: Option<(u32, &[u8])> = None;
+    let mut sizes = Sizes::default();
+    let mut whole = 0;
+    for attribute in index.all_extended() {
+        let number = attribute.inode;
+        let refused = |error| StructureError::Extended(number, error);
+        let inode = index.inode(number).ok_or(StructureError::OutOfRange(number))?;
+        let (name, value) = (index.extended_name(attribute), index.extended_value(attribute));
+        let lens = (attribute.name_len as usize, attribute.value_len as usize);
+        if lens != (name.len(), value.len()) {
+            return Err(StructureError::OutOfRange(number));
+        }
+        if previous.is_some_and(|previous| previous >= (number, name)) {
+            return Err(StructureError::ExtendedOrder(number));
+        }
+        if !is_kept(name, inode.mode) {
+            return Err(refused(ExtendedError::NotKept(shown(name))));
+        }
+        if previous.is_none_or(|(before, _)| before != number) {
+            sizes = Sizes::default();
+        }
+        sizes.add(name, value).map_err(refused)?;
+        whole += name.len() + value.len();
+        if whole > INDEX_MAX {
+            return Err(refused(ExtendedError::Index));
+        }
+        previous = Some((number, name));
+    }
+    Ok(())
 }
 
 /// One parent each still allows a ring of directories beside the tree.

@@ -11,7 +11,9 @@ use crate::fs::inotify::Mask;
 use crate::fs::notify;
 use crate::fs::path::Path;
 use crate::fs::walk::Follow;
-use crate::fs::xattr::{Existing, NAME_MAX, SIZE_MAX, Use, attributes};
+use crate::fs::xattr::{
+    CAPABILITY, Existing, LIST_MAX, NAME_MAX, Use, VALUE_MAX, attributes, is_capability_value,
+};
 
 fn read_name(name: UserString) -> Result<Vec<u8>> {
     let name = name.read_string(NAME_MAX + 1).map_err(|error| match error {
@@ -71,7 +73,7 @@ fn set(file: Named, name: UserString, value: UserPtr<u8>, size: usize, flags: u3
         _ => return Err(Errno::EINVAL),
     };
     let name = read_name(name)?;
-    if size > SIZE_MAX {
+    if size > VALUE_MAX {
         return Err(Errno::E2BIG);
     }
     let mut bytes = alloc::vec![0; size];
@@ -80,6 +82,9 @@ fn set(file: Named, name: UserString, value: UserPtr<u8>, size: usize, flags: u3
     }
     let context = Context::current();
     let path = file.place(&context)?;
+    if name == CAPABILITY && !is_capability_value(&bytes) {
+        return Err(Errno::EINVAL);
+    }
     let all = attributes(&context.identity, &**path.inode(), &name, Use::Write)?;
     if flags == XATTR_CREATE | XATTR_REPLACE && all.get(&name).is_ok() {
         return Err(Errno::EEXIST);
@@ -107,7 +112,11 @@ fn list_names(file: Named, list: UserPtr<u8>, size: usize) -> Result<usize> {
     let context = Context::current();
     let path = file.place(&context)?;
     let names = path.inode().extended_attributes().map(|all| all.list(&context.identity));
-    give(&names.unwrap_or_default(), list, size)
+    let names = names.unwrap_or_default();
+    if names.len() > LIST_MAX && size >= LIST_MAX {
+        return Err(Errno::E2BIG);
+    }
+    give(&names, list, size)
 }
 
 /// getxattr(2).
