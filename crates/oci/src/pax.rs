@@ -173,16 +173,12 @@ mod tests {
 
     #[test]
     fn values_have_any_bytes() {
-        let header = b"29 SCHILY.xattr.user.a=1\n2=3\n\n11 mtime=5\n6 a=\n";
+        let mut header = b"30 SCHILY.xattr.user.a=1\n2=3\n\n11 mtime=5\n5 a=\n".to_vec();
         let expected = [
             ("SCHILY.xattr.user.a".to_owned(), b"1\n2=3\n".to_vec()),
             ("mtime".to_owned(), b"5".to_vec()),
             ("a".to_owned(), Vec::new()),
         ];
-        // The first is wrong by one, so the second begins in the middle.
-        assert!(all(header).is_err());
-        let mut header = [&b"30"[..], &header[2..]].concat();
-        header.splice(45..46, *b"5");
         assert_eq!(all(&header).unwrap(), expected);
         let len = header.len();
         without_line_ends(&mut header);

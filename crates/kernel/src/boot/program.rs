@@ -11,7 +11,7 @@ use thaw_abi::cpu::Baseline;
 
 use crate::errno::{Errno, Result};
 use crate::exec::script::Missing;
-use crate::exec::{Program, script};
+use crate::exec::{Program, script, take_credentials};
 use crate::fs::fd_table::OnExec;
 use crate::fs::open::open_program;
 use crate::fs::walk::Follow;
@@ -212,7 +212,7 @@ fn load(process: &Arc<Process>, strings: Strings, thread: &Arc<Thread>) -> Resul
     let loaded = program.prepare(process).and_then(|program| {
         // As by execve(2), from the user that was asked for.
         let credentials = program.credentials(&process.credentials.borrow_mut())?;
-        *process.credentials.borrow_mut() = credentials;
+        take_credentials(process, credentials);
         program.load(process)
     });
     let frame = match loaded {

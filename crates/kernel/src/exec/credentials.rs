@@ -58,6 +58,8 @@ pub fn after_exec(old: &Credentials, file: &Privileges) -> Result<Credentials> {
     if has_capabilities || new.has_other_ids() {
         new.ambient = Capabilities::empty();
     }
+    let has_more = is_effective || !new.ambient.contains(new.permitted);
+    new.is_secure = new.has_other_ids() || new.uid != 0 && has_more;
     new.permitted |= new.ambient;
     new.effective = if is_effective { new.permitted } else { new.ambient };
     new.secure_bits -= SecureBits::KEEP_CAPS;
@@ -113,7 +115,7 @@ mod tests {
         let user = Credentials::of_user(1000, 1000);
         let new = after_exec(&user, &file(0o4755, 0, 0));
         assert_eq!((new.uid, new.euid, new.suid, new.effective), (1000, 0, 0, Capabilities::ALL));
-        assert!(new.is_secure());
+        assert!(new.is_secure);
         let held = Credentials { no_new_privileges: true, ..user };
         assert_eq!(after_exec(&held, &file(0o4755, 0, 0)).euid, 1000);
         assert_eq!(after_exec(&held, &file(0o2745, 0, 5)).egid, 1000);
@@ -130,7 +132,7 @@ mod tests {
         user.raise_ambient(one).expect("permitted and inheritable");
         let new = after_exec(&user, &file(0o755, 0, 0));
         assert_eq!((new.permitted, new.effective, new.ambient), (one, one, one));
-        assert!(!new.is_secure());
+        assert!(!new.is_secure);
         assert!(after_exec(&user, &file(0o4755, 7, 0)).ambient.is_empty());
     }
 
@@ -142,16 +144,16 @@ mod tests {
         let sets = |new: &Credentials| (new.permitted, new.effective);
         let new = after_exec(&user, &capable(kill, none, true));
         assert_eq!(sets(&new), (kill, kill));
-        assert!(new.is_secure() && new.inheritable.is_empty());
+        assert!(new.is_secure && new.inheritable.is_empty());
         // They are those of this program, and not of the next one.
         assert_eq!(sets(&after_exec(&new, &file(0o755, 0, 0))), (none, none));
         let silent = after_exec(&user, &capable(kill, none, false));
         assert_eq!(sets(&silent), (kill, none));
-        assert!(silent.is_secure());
+        assert!(silent.is_secure);
         let held = Credentials { no_new_privileges: true, ..user.clone() };
         let new = after_exec(&held, &capable(kill, none, true));
         assert_eq!(sets(&new), (none, none));
-        assert!(!new.is_secure());
+        assert!(new.is_secure, "it was to have more");
         // Inheritable ones count on both sides only.
         let heir = Credentials { inheritable: kill | chown, ..user.clone() };
         assert_eq!(sets(&after_exec(&heir, &capable(none, kill, true))), (kill, kill));

@@ -147,7 +147,7 @@ pub fn replace_program(program: Program, path: &[u8]) -> Result<u64> {
         host_process::move_to_new_space()?;
     }
     exit::release_memory(process);
-    *process.credentials.borrow_mut() = credentials;
+    take_credentials(process, credentials);
     let frame = match prepared.load(process) {
         Ok(frame) => frame,
         Err(error) => {
@@ -168,6 +168,14 @@ pub fn replace_program(program: Program, path: &[u8]) -> Result<u64> {
     thread.context.reset_fpu();
     thread.frame().set(frame);
     Ok(frame.rax)
+}
+
+/// Gives a process what a program makes of it. Nobody looks into one that has more than before
+/// (`PR_GET_DUMPABLE`, prctl(2)).
+pub fn take_credentials(process: &Process, new: Credentials) {
+    let mut own = process.credentials.borrow_mut();
+    process.dumpable.set(!new.has_other_ids() && own.permitted.contains(new.permitted));
+    *own = new;
 }
 
 /// Ends all other threads of the process; the running one becomes the main
@@ -201,7 +209,6 @@ pub fn reset_thread(thread: &Thread, name: &[u8]) {
     short[..len].copy_from_slice(&base[..len]);
     thread.name.set(short);
     thread.process.family.borrow_mut().has_executed = true;
-    thread.process.dumpable.set(!thread.process.credentials.borrow_mut().is_secure());
     thread.process.signals.borrow_mut().reset_for_exec();
     thread.process.posix_timers.remove_all();
     let mut signals = thread.signals.borrow_mut();

@@ -110,7 +110,7 @@ impl Starter {
         let refused = |error| Refusal::of_program(&name, error);
         let prepared = program.prepare(&process).map_err(refused)?;
         let after = prepared.credentials(&process.credentials.borrow_mut()).map_err(refused)?;
-        *process.credentials.borrow_mut() = after;
+        exec::take_credentials(&process, after);
         let weak = ends.iter().map(Arc::downgrade).collect();
         let relay = open_streams(&exec, &process, ends)?;
         let thread = Thread::new(process.pid.main_thread(), process, TrapFrame::zeroed());

@@ -121,6 +121,8 @@ pub struct Credentials {
     pub secure_bits: SecureBits,
     /// Whether execve(2) gives nothing any more (`PR_SET_NO_NEW_PRIVS`).
     pub no_new_privileges: bool,
+    /// Whether the program has more rights than its user, or was to have (`AT_SECURE`, getauxval(3)).
+    pub is_secure: bool,
 }
 
 impl Credentials {
@@ -269,13 +271,6 @@ impl Credentials {
         }
         self.ambient |= capability;
         Ok(())
-    }
-
-    /// Whether a program that got these by execve(2) has more rights than its user
-    /// (`AT_SECURE`, getauxval(3)).
-    pub fn is_secure(&self) -> bool {
-        let has_more = self.effective != self.ambient || !self.ambient.contains(self.permitted);
-        self.has_other_ids() || self.uid != 0 && has_more
     }
 
     /// Whether its effective ids are not its own.
