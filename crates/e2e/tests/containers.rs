@@ -2,6 +2,7 @@
 //! functions.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::Ordering;
@@ -127,6 +128,7 @@ fn build_capable(workshop: &Workshop, image: &str) {
     let container = workshop.buildah(&["from", "scratch"]);
     for (from, to) in [
         (program.as_path(), "/bin/show"),
+        (&program, "/bin/show-as-root"),
         (Path::new("/bin/busybox"), "/bin/busybox"),
         (&server, "/srv/hello"),
     ] {
@@ -140,6 +142,8 @@ fn build_capable(workshop: &Workshop, image: &str) {
     set("bin/show", "security.capability", &KILL);
     set("bin/show", "user.lines", b"1\n2\n3");
     set("srv", "user.directory", b"yes");
+    let of_root = fs::Permissions::from_mode(0o4755);
+    fs::set_permissions(root.join("bin/show-as-root"), of_root).expect("set-user-ID");
     workshop.buildah(&["umount", &container]);
     workshop.buildah(&["config", "--port", "8080", "--cmd", "/srv/hello", &container]);
     workshop.buildah(&["commit", &container, image]);
@@ -189,6 +193,8 @@ fn check_capable(run: impl Fn(&str, &[&str]) -> String) {
     let held = |sets: &str| format!("Inh 0, Prm {sets}, Eff {sets}, Amb 0");
     let first = run("1000:1000", &["/bin/show", "show", "first"]);
     assert!(first.contains(&held("20")) && first.contains("secure 1"), "{first}");
+    let of_root = run("1000:1000", &["/bin/show-as-root", "show", "first"]);
+    assert!(of_root.contains("user 1000, effective 0, secure 1"), "{of_root}");
     let shell = |user: &str, script: &str| run(user, &["/bin/busybox", "sh", "-c", script]);
     let child = shell("1000:1000", "/bin/show show child");
     assert!(child.contains(&held("20")), "{child}");

@@ -46,9 +46,9 @@ pub fn after_exec(old: &Credentials, file: &Privileges) -> Result<Credentials> {
         return Err(Errno::EPERM);
     }
     // A set-user-ID program of root that has capabilities of its own gives others those alone.
-    let counts_as_root = !old.secure_bits.contains(SecureBits::NO_ROOT)
-        && !(has_capabilities && new.uid != 0 && new.euid == 0);
-    if counts_as_root && (new.uid == 0 || new.euid == 0) {
+    let has_those_alone = has_capabilities && new.uid != 0 && new.euid == 0;
+    let is_without_root = old.secure_bits.contains(SecureBits::NO_ROOT) || has_those_alone;
+    if !is_without_root && (new.uid == 0 || new.euid == 0) {
         new.permitted = new.inheritable | new.bounding;
         is_effective |= new.euid == 0;
     }
