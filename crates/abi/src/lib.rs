@@ -5,6 +5,7 @@
 pub mod bind;
 pub mod control;
 pub mod cpu;
+pub mod extended;
 pub mod filter;
 pub mod freeze;
 pub mod image;

@@ -2,11 +2,17 @@
 //!
 //! ```text
 //! IndexHeader
-//! IndexInode  × inode_count     inode 0 is the root directory
-//! IndexDirent × dirent_count    those of one directory are contiguous, sorted by name bytes
-//! IndexBlob   × blob_count      one per distinct file content
-//! strings                       names and symbolic link targets, no terminators
+//! IndexExtension                    version 2 only
+//! IndexInode     × inode_count      inode 0 is the root directory
+//! IndexDirent    × dirent_count     those of one directory are contiguous, sorted by name bytes
+//! IndexBlob      × blob_count       one per distinct file content
+//! IndexAttribute × attribute_count  version 2 only; sorted by inode, then by name bytes
+//! strings                           names, symbolic link targets, names and values of extended
+//!                                   attributes, no terminators
 //! ```
+//!
+//! An index is written as version 2 only if a file has extended attributes, so indexes without
+//! are the same bytes as ever.
 //!
 //! Every table starts on an 8-byte boundary. File contents are not in the
 //! index: a regular file names a blob, which the host's broker opens on
@@ -17,8 +23,10 @@ use bytemuck::{Pod, Zeroable};
 
 /// First bytes of a rootfs index.
 pub const INDEX_MAGIC: [u8; 8] = *b"THAWIDX\0";
-/// Version of the format described here.
+/// Version of an index without extended attributes.
 pub const INDEX_VERSION: u32 = 1;
+/// Version of an index with extended attributes.
+pub const INDEX_VERSION_EXTENDED: u32 = 2;
 /// Blob number of an empty regular file, which has no blob.
 pub const NO_BLOB: u32 = u32::MAX;
 /// Number of the root directory's inode.
@@ -30,7 +38,7 @@ pub const ROOT_INODE: u32 = 0;
 pub struct IndexHeader {
     /// [`INDEX_MAGIC`].
     pub magic: [u8; 8],
-    /// [`INDEX_VERSION`].
+    /// [`INDEX_VERSION`] or [`INDEX_VERSION_EXTENDED`].
     pub version: u32,
     /// Number of inodes.
     pub inode_count: u32,
@@ -52,6 +60,18 @@ pub struct IndexHeader {
     pub strings_len: u64,
     /// BLAKE3 of everything after the header.
     pub checksum: [u8; 32],
+}
+
+/// What follows the header of an index of version [`INDEX_VERSION_EXTENDED`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct IndexExtension {
+    /// File offset of the extended attributes.
+    pub attributes_offset: u64,
+    /// Number of extended attributes of all files together.
+    pub attribute_count: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// One file, directory, link or special file.
@@ -108,6 +128,22 @@ pub struct IndexBlob {
     pub size: u64,
 }
 
+/// An extended attribute of a file ([`crate::extended`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct IndexAttribute {
+    /// Number of the inode that has it.
+    pub inode: u32,
+    /// Offset of the name in the strings.
+    pub name_offset: u32,
+    /// Bytes of the name.
+    pub name_len: u32,
+    /// Offset of the value in the strings.
+    pub value_offset: u32,
+    /// Bytes of the value.
+    pub value_len: u32,
+}
+
 /// Why bytes are not a usable rootfs index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IndexError {
@@ -127,6 +163,7 @@ pub struct Index<'a> {
     inodes: &'a [IndexInode],
     dirents: &'a [IndexDirent],
     blobs: &'a [IndexBlob],
+    extended: &'a [IndexAttribute],
     strings: &'a [u8],
 }
 
@@ -140,17 +177,22 @@ impl<'a> Index<'a> {
         if header.magic != INDEX_MAGIC {
             return Err(IndexError::NotAnIndex);
         }
-        if header.version != INDEX_VERSION {
+        if !matches!(header.version, INDEX_VERSION | INDEX_VERSION_EXTENDED) {
             return Err(IndexError::Version(header.version));
         }
         if header.total_len != bytes.len() as u64 {
             return Err(IndexError::Truncated);
         }
+        let extended = match header.version {
+            INDEX_VERSION => &[],
+            _ => extended_attributes(bytes)?,
+        };
         Ok(Self {
             header,
             inodes: table(bytes, header.inodes_offset, header.inode_count)?,
             dirents: table(bytes, header.dirents_offset, header.dirent_count)?,
             blobs: table(bytes, header.blobs_offset, header.blob_count)?,
+            extended,
             strings: range(bytes, header.strings_offset, header.strings_len)?,
         })
     }
@@ -168,6 +210,28 @@ impl<'a> Index<'a> {
     /// All inodes, by inode number.
     pub fn inodes(&self) -> &'a [IndexInode] {
         self.inodes
+    }
+
+    /// The extended attributes of all files, by inode and name.
+    pub fn all_extended(&self) -> &'a [IndexAttribute] {
+        self.extended
+    }
+
+    /// The extended attributes of the inode with this number, by name.
+    pub fn extended(&self, inode: u32) -> &'a [IndexAttribute] {
+        let first = self.extended.partition_point(|attribute| attribute.inode < inode);
+        let rest = &self.extended[first..];
+        &rest[..rest.partition_point(|attribute| attribute.inode <= inode)]
+    }
+
+    /// The name of an extended attribute.
+    pub fn extended_name(&self, attribute: &IndexAttribute) -> &'a [u8] {
+        self.string(attribute.name_offset, attribute.name_len)
+    }
+
+    /// The value of an extended attribute.
+    pub fn extended_value(&self, attribute: &IndexAttribute) -> &'a [u8] {
+        self.string(attribute.value_offset, attribute.value_len)
     }
 
     /// The inode with this number.
@@ -189,14 +253,18 @@ impl<'a> Index<'a> {
 
     /// The name of a directory entry.
     pub fn name(&self, entry: &IndexDirent) -> &'a [u8] {
-        let first = entry.name_offset as usize;
-        self.strings.get(first..first + entry.name_len as usize).unwrap_or(&[])
+        self.string(entry.name_offset, entry.name_len.into())
     }
 
     /// The target of a symbolic link.
     pub fn link_target(&self, link: &IndexInode) -> &'a [u8] {
-        let first = link.a as usize;
-        self.strings.get(first..first + link.b as usize).unwrap_or(&[])
+        self.string(link.a, link.b)
+    }
+
+    /// Bytes of the strings; empty outside of them.
+    fn string(&self, offset: u32, len: u32) -> &'a [u8] {
+        let first = offset as usize;
+        self.strings.get(first..first + len as usize).unwrap_or(&[])
     }
 
     /// Finds `name` in a directory by binary search.
@@ -205,6 +273,12 @@ impl<'a> Index<'a> {
         let at = entries.binary_search_by(|entry| self.name(entry).cmp(name)).ok()?;
         entries.get(at)
     }
+}
+
+/// The table that the extension behind the header names.
+fn extended_attributes(bytes: &[u8]) -> Result<&[IndexAttribute], IndexError> {
+    let extension: &[IndexExtension] = table(bytes, size_of::<IndexHeader>() as u64, 1)?;
+    table(bytes, extension[0].attributes_offset, extension[0].attribute_count)
 }
 
 fn range(bytes: &[u8], offset: u64, len: u64) -> Result<&[u8], IndexError> {
@@ -228,6 +302,9 @@ mod tests {
         assert_eq!(size_of::<IndexInode>(), 48);
         assert_eq!(size_of::<IndexDirent>(), 12);
         assert_eq!(size_of::<IndexBlob>(), 40);
+        assert_eq!(INDEX_VERSION_EXTENDED, 2);
+        assert_eq!(size_of::<IndexExtension>(), 16);
+        assert_eq!(size_of::<IndexAttribute>(), 20);
     }
 
     #[test]

@@ -2,12 +2,13 @@
 //! functions.
 
 use std::fs;
-use std::path::Path;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::Ordering;
 use thaw_e2e::{
-    Cut, Daemon, DaemonOptions, Outcome, Registry, Workshop, built_home, cutting_proxy, get,
-    repository, run, thaw,
+    Cut, Daemon, DaemonOptions, Linking, Outcome, Registry, Workshop, built_home, compile,
+    cutting_proxy, get, repository, run, thaw,
 };
 
 /// What a client of `docker login` notes of that: base64 of `thaw:thaw-test`.
@@ -113,6 +114,103 @@ fn a_function_may_be_a_container_image() {
     assert!(elsewhere.stderr.contains("is not in the store"), "{}", elsewhere.stderr);
     let both = build("name = \"other\"\n[runtime]\nkind = \"python3\"\nimage = \"hello\"\n");
     assert!(both.stderr.contains("exclude each other"), "{}", both.stderr);
+}
+
+/// `cap_kill+ep`.
+const KILL: [u8; 20] = [1, 0, 0, 2, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+
+/// An image with a program that has capabilities, and with other extended attributes.
+fn build_capable(workshop: &Workshop, image: &str) {
+    let program = compile("c/file_capabilities", Linking::Static);
+    let server = workshop.path("hello");
+    let source = repository().join("examples/hello-c/hello.c");
+    run(Command::new("cc").args(["-static", "-O1", "-o"]).arg(&server).arg(source)).success();
+    let container = workshop.buildah(&["from", "scratch"]);
+    for (from, to) in [
+        (program.as_path(), "/bin/show"),
+        (&program, "/bin/show-as-root"),
+        (Path::new("/bin/busybox"), "/bin/busybox"),
+        (&server, "/srv/hello"),
+    ] {
+        workshop.buildah(&["copy", &container, from.to_str().expect("UTF-8"), to]);
+    }
+    let root = PathBuf::from(workshop.buildah(&["mount", &container]));
+    let set = |path: &str, name: &str, value: &[u8]| {
+        rustix::fs::lsetxattr(root.join(path), name, value, rustix::fs::XattrFlags::empty())
+            .unwrap_or_else(|error| panic!("{name} of {path}: {error}"));
+    };
+    set("bin/show", "security.capability", &KILL);
+    set("bin/show", "user.lines", b"1\n2\n3");
+    set("srv", "user.directory", b"yes");
+    let of_root = fs::Permissions::from_mode(0o4755);
+    fs::set_permissions(root.join("bin/show-as-root"), of_root).expect("set-user-ID");
+    workshop.buildah(&["umount", &container]);
+    workshop.buildah(&["config", "--port", "8080", "--cmd", "/srv/hello", &container]);
+    workshop.buildah(&["commit", &container, image]);
+}
+
+#[test]
+fn files_of_images_have_capabilities_and_other_attributes() {
+    let workshop = Workshop::new();
+    build_capable(&workshop, "capable:1");
+    let home = built_home("containers-capable", &[]);
+    workshop.import("capable:1", &home, "capable");
+    let archive = workshop.path("capable.tar");
+    let archive = archive.to_str().expect("UTF-8");
+    workshop.buildah(&["push", "capable:1", &format!("docker-archive:{archive}:capable:1")]);
+    let imported = in_home(&home, &["import", archive, "from-archive"]);
+    assert!(!imported.stderr.contains("left out"), "{}", imported.stderr);
+    let registry = Registry::start(workshop.directory(), false);
+    let pushed = registry.image("capable:1");
+    workshop.buildah(&["push", "--tls-verify=false", "capable:1", &format!("docker://{pushed}")]);
+    in_home(&home, &["pull", &pushed, "--name", "pulled"]).success();
+
+    for name in ["capable", "from-archive", "pulled"] {
+        check_capable(|user, arguments| {
+            in_home(&home, &[&["run", "-u", user, name, "--"], arguments].concat()).success()
+        });
+    }
+    // A function has them, and so has its copy on another machine.
+    let directory = workshop.path("function");
+    fs::create_dir(&directory).expect("a directory");
+    fs::write(directory.join("thaw.toml"), "name = \"able\"\n[runtime]\nimage = \"capable\"\n")
+        .expect("thaw.toml");
+    in_home(&home, &["build", directory.to_str().expect("UTF-8")]).success();
+    let artifact = registry.image("able:1");
+    in_home(&home, &["push", "able", &artifact]).success();
+    let elsewhere = built_home("containers-capable-elsewhere", &[]);
+    in_home(&elsewhere, &["pull", &artifact]).success();
+    for home in [&home, &elsewhere] {
+        check_capable(|user, arguments| {
+            let start = ["run", "--rootfs", "able", "-u", user, "--"];
+            in_home(home, &[&start[..], arguments].concat()).success()
+        });
+    }
+}
+
+/// Runs programs of the image of [`build_capable`] by users.
+fn check_capable(run: impl Fn(&str, &[&str]) -> String) {
+    let held = |sets: &str| format!("Inh 0, Prm {sets}, Eff {sets}, Amb 0");
+    let first = run("1000:1000", &["/bin/show", "show", "first"]);
+    assert!(first.contains(&held("20")) && first.contains("secure 1"), "{first}");
+    let of_root = run("1000:1000", &["/bin/show-as-root", "show", "first"]);
+    assert!(of_root.contains("user 1000, effective 0, secure 1"), "{of_root}");
+    let shell = |user: &str, script: &str| run(user, &["/bin/busybox", "sh", "-c", script]);
+    let child = shell("1000:1000", "/bin/show show child");
+    assert!(child.contains(&held("20")), "{child}");
+    let copy =
+        shell("1000:1000", "cat /bin/show > /tmp/show; chmod +x /tmp/show; /tmp/show show copy");
+    assert!(copy.contains(&held("0")) && copy.contains("secure 0"), "{copy}");
+    let listed =
+        run("1000:1000", &["/bin/show", "attributes", "/bin/show", "/srv", "/bin/busybox"]);
+    let expected = "/bin/show: security.capability(20) user.lines=1\n2\n3\n\
+                    /srv: user.directory=yes\n/bin/busybox:\n";
+    assert_eq!(listed, expected);
+    let changed = shell(
+        "0:0",
+        "chown 0:0 /bin/show; touch /bin/show; echo x >> /srv/hello; /bin/show attributes /bin/show",
+    );
+    assert_eq!(changed, "/bin/show: user.lines=1\n2\n3\n");
 }
 
 #[test]

@@ -23,7 +23,7 @@ macro_rules! same {
 }
 
 same! {
-    async_io, clocks, credentials, descriptors, doors, echo, epolls, events, exit_signals, file_at, file_attrs, file_cwd,
+    async_io, clocks, credentials, descriptors, doors, echo, epolls, events, exit_signals, file_at, file_attrs, file_capabilities, file_cwd,
     file_dirs, file_io, file_locks, file_lower, file_many, file_names, file_open, file_seals, file_space,
     file_limits, file_waiting, file_watch, file_xattr, first_fork, flags, fork_beside_threads, forks, futexes, handed_on, hello, interruptions, jobs, late_failures, mem_file, mem_lock, mem_map,
     mem_move, mem_protect, netlinks, parallel, pipes, polls, posix_timers, process_attributes,

@@ -11,7 +11,9 @@ use std::sync::Arc;
 use thaw_abi::rootfs::{Index, IndexInode, NO_BLOB, ROOT_INODE};
 use thaw_sandbox::{BlobSource, HostDirectory, HostPolicy, Rootfs};
 use thaw_store::import::{ImportOptions, ImportReport, Progress};
-use thaw_store::index::{Attributes, Content, DeviceNumber, Node, NodeId, Timestamp, TreeError};
+use thaw_store::index::{
+    Attributes, Content, DeviceNumber, Extended, Node, NodeId, Timestamp, TreeError,
+};
 use thaw_store::{Blob, BlobHash, IndexId, InvalidName, Name, OpenIndex, Store, StoreError, Tree};
 
 /// Why a root file system cannot be used.
@@ -209,6 +211,7 @@ impl StoredRootfs {
         let mut copy = Copy { index, tree: Tree::new(), known: HashMap::new() };
         if let Some(root) = index.inode(ROOT_INODE) {
             *copy.tree.attributes_mut(Tree::ROOT) = attributes(root);
+            copy.extended(ROOT_INODE, Tree::ROOT)?;
             copy.entries(root, Tree::ROOT)?;
         }
         Ok(copy.tree)
@@ -251,6 +254,7 @@ impl Copy<'_> {
             let node = Node { content: self.content(inode), attributes: attributes(inode) };
             let is_directory = matches!(node.content, Content::Directory(_));
             let added = self.tree.add(to, name, node)?;
+            self.extended(entry.inode, added)?;
             if is_directory {
                 self.entries(inode, added)?;
             } else {
@@ -258,6 +262,15 @@ impl Copy<'_> {
             }
         }
         Ok(())
+    }
+
+    fn extended(&mut self, inode: u32, to: NodeId) -> Result<(), TreeError> {
+        let mut all = Extended::default();
+        for attribute in self.index.extended(inode) {
+            let name = self.index.extended_name(attribute);
+            all.insert(name, self.index.extended_value(attribute))?;
+        }
+        self.tree.set_extended(to, all)
     }
 
     fn content(&self, inode: &IndexInode) -> Content {
@@ -313,6 +326,11 @@ mod tests {
         let mut tree = Tree::new();
         let options = Default::default();
         session.import_directory(&mut tree, &source, "/".as_ref(), &options, &mut |_| {}).unwrap();
+        for path in ["/", "/a", "/again"] {
+            let mut extended = Extended::default();
+            extended.insert(b"user.path", path.as_bytes()).unwrap();
+            tree.set_extended(tree.find(path.as_ref()).unwrap(), extended).unwrap();
+        }
         let id = session.put_index(&tree).unwrap();
         let stored = StoredRootfs::open(&store, id).unwrap();
         assert_eq!(session.put_index(&stored.tree().unwrap()).unwrap(), id);

@@ -7,7 +7,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path};
 use thaw_store::Tree;
-use thaw_store::index::{Attributes, Content, Node, NodeId, TreeError};
+use thaw_store::index::{Content, Extended, Node, NodeId, TreeError};
 
 /// Takes away one name of the lower layers: `.wh.NAME`.
 const WHITEOUT: &[u8] = b".wh.";
@@ -20,8 +20,8 @@ const PATH_MAX: usize = 4096;
 
 /// What an entry is.
 pub(crate) enum Kind {
-    /// A file of its own.
-    Node(Node),
+    /// A file of its own, with its extended attributes.
+    Node(Node, Extended),
     /// A further name of another file of the image.
     HardLink(Vec<u8>),
 }
@@ -69,9 +69,10 @@ impl<'a> Layer<'a> {
             return Ok(());
         }
         match kind {
-            Kind::Node(node) => {
+            Kind::Node(node, extended) => {
                 self.make_room(directory, last, matches!(node.content, Content::Directory(_)));
-                self.tree.add(directory, last, node)?;
+                let added = self.tree.add(directory, last, node)?;
+                self.tree.set_extended(added, extended)?;
             }
             Kind::HardLink(target) => {
                 let target = checked(&target)?;
@@ -107,9 +108,9 @@ impl<'a> Layer<'a> {
     /// The root itself has attributes only.
     fn root(&mut self, kind: Kind) -> Result<(), Refusal> {
         match kind {
-            Kind::Node(Node { content: Content::Directory(_), attributes }) => {
+            Kind::Node(Node { content: Content::Directory(_), attributes }, extended) => {
                 *self.tree.attributes_mut(Tree::ROOT) = attributes;
-                Ok(())
+                Ok(self.tree.set_extended(Tree::ROOT, extended)?)
             }
             _ => Err(Refusal::Root),
         }
@@ -182,27 +183,25 @@ fn checked(name: &[u8]) -> Result<std::path::PathBuf, Refusal> {
     Ok(path)
 }
 
-/// A directory that an archive does not mention.
-pub(crate) fn directory(attributes: Attributes) -> Node {
-    Node { content: Content::directory(), attributes }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use thaw_store::index::Attributes;
 
     fn file(permissions: u32) -> Kind {
         let attributes = Attributes::root(permissions);
-        Kind::Node(Node { content: Content::Regular(None), attributes })
+        Kind::Node(Node { content: Content::Regular(None), attributes }, Extended::default())
     }
 
     fn dir() -> Kind {
-        Kind::Node(directory(Attributes::root(0o755)))
+        let attributes = Attributes::root(0o755);
+        Kind::Node(Node { content: Content::directory(), attributes }, Extended::default())
     }
 
     fn link(target: &str) -> Kind {
         let content = Content::Symlink(target.as_bytes().to_vec());
-        Kind::Node(Node { content, attributes: Attributes::root(0o777) })
+        let node = Node { content, attributes: Attributes::root(0o777) };
+        Kind::Node(node, Extended::default())
     }
 
     fn layer(tree: &mut Tree, entries: Vec<(&str, Kind)>) {

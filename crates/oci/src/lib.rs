@@ -17,6 +17,7 @@ pub mod credentials;
 mod error;
 mod layer;
 mod layout;
+mod pax;
 mod reference;
 mod registry;
 mod settings;

@@ -1,15 +1,18 @@
 //! Layers become a tree, and their files blobs of the store.
 
-use crate::apply::{Kind, Layer, directory};
+use crate::apply::{Kind, Layer};
 use crate::error::OciError;
 use crate::layer::{Allowance, Hashing, Metered, uncompressed};
 use crate::layout::{Image, LayerSource};
+use crate::pax::{self, ExtendedHeader, Headers};
 use crate::settings::Settings;
 use crate::sparse::SparseHeader;
 use std::io::{self, Read};
 use std::path::Path;
 use tar::{Archive, Entry, EntryType};
-use thaw_store::index::{Attributes, Content, DeviceNumber, Node, Timestamp};
+use thaw_store::index::{
+    Attributes, Content, DeviceNumber, Extended, ExtendedError, Node, Timestamp,
+};
 use thaw_store::{Domain, Session, StoreError, Tree};
 
 /// Most bytes of the headers of one entry: long names and attributes.
@@ -56,7 +59,7 @@ pub struct UnpackReport {
     pub entries: u64,
     /// Bytes of regular files of all layers.
     pub bytes: u64,
-    /// Files whose extended attributes were left out.
+    /// Files of which extended attributes were left out.
     pub without_attributes: u64,
 }
 
@@ -126,19 +129,23 @@ impl Unpacker<'_> {
         // Some tools leave out the end of the last block and the two empty ones behind it.
         let plain = plain.chain(io::repeat(0).take(3 * BLOCK));
         let allowance = Allowance::new(HEADERS_MAX);
-        let mut archive = Archive::new(Metered::new(plain, allowance.clone()));
+        let extended_header = ExtendedHeader::default();
+        let metered = Metered::new(plain, allowance.clone());
+        let mut archive = Archive::new(Headers::new(metered, extended_header.clone()));
         // Each layer can name what those before it have.
         let mut tree = std::mem::take(&mut self.tree);
         let mut layer = Layer::new(&mut tree, number);
         let mut entries = archive.entries().map_err(unreadable)?;
         loop {
             allowance.set(HEADERS_MAX);
+            extended_header.expect();
             let Some(entry) = entries.next() else { break };
+            let header = extended_header.take();
             let entry = entry.map_err(unreadable)?;
             self.headers = self.headers.saturating_add(HEADERS_MAX - allowance.left());
             self.check_bytes()?;
             allowance.set(HEADERS_MAX);
-            self.entry(&mut layer, entry, &allowance)?;
+            self.entry(&mut layer, entry, &header, &allowance)?;
             // Directories that no entry names count as well.
             if layer.nodes() > self.limits.entries {
                 return Err(self.too_many());
@@ -173,6 +180,7 @@ impl Unpacker<'_> {
         &mut self,
         layer: &mut Layer<'_>,
         mut entry: Entry<'_, R>,
+        header: &[u8],
         allowance: &Allowance,
     ) -> Result<(), OciError> {
         self.report.entries += 1;
@@ -188,20 +196,17 @@ impl Unpacker<'_> {
         let refuse = |layer: &Layer<'_>, name: &[u8], reason: &dyn std::fmt::Display| {
             layer.refuse(name, format!("{reason}; make the image anew"))
         };
-        let mut extra = Extra::of(&mut entry).map_err(|error| refuse(layer, &name, &error))?;
+        let mut extra = Extra::of(header).map_err(|error| refuse(layer, &name, &error))?;
         name = extra.sparse.take_name().unwrap_or(name);
         let refuse =
             |layer: &Layer<'_>, reason: &dyn std::fmt::Display| refuse(layer, &name, reason);
-        self.report.without_attributes += u64::from(extra.has_attributes);
         let attributes = extra.attributes(&entry).map_err(|error| refuse(layer, &error))?;
         let content = match kind {
             EntryType::Link => {
                 let target = entry.link_name_bytes().unwrap_or_default().into_owned();
                 return layer.apply(&name, Kind::HardLink(target));
             }
-            EntryType::Directory => {
-                return layer.apply(&name, Kind::Node(directory(attributes)));
-            }
+            EntryType::Directory => Content::directory(),
             EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
                 let stored = entry.size();
                 let size = match extra.sparse.is_sparse() {
@@ -240,7 +245,10 @@ impl Unpacker<'_> {
                 return Err(refuse(layer, &format!("entries of type {other:?} are not known")));
             }
         };
-        layer.apply(&name, Kind::Node(Node { content, attributes }))?;
+        let (extended, has_others) =
+            kept(&extra.extended, &content).map_err(|error| refuse(layer, &error))?;
+        self.report.without_attributes += u64::from(has_others);
+        layer.apply(&name, Kind::Node(Node { content, attributes }, extended))?;
         (self.progress)(&self.report);
         Ok(())
     }
@@ -256,25 +264,24 @@ fn device<R: Read>(entry: &Entry<'_, R>) -> DeviceNumber {
 #[derive(Default)]
 struct Extra {
     modified: Option<Timestamp>,
-    has_attributes: bool,
+    /// Names and values of extended attributes.
+    extended: Vec<(Vec<u8>, Vec<u8>)>,
     sparse: SparseHeader,
 }
 
 impl Extra {
-    fn of<R: Read>(entry: &mut Entry<'_, R>) -> io::Result<Self> {
+    fn of(header: &[u8]) -> io::Result<Self> {
         let mut extra = Self::default();
-        for extension in entry.pax_extensions()?.into_iter().flatten() {
-            let extension = extension?;
-            match extension.key_bytes() {
-                b"mtime" => extra.modified = extension.value().ok().and_then(timestamp),
-                key if key.starts_with(b"SCHILY.xattr.") => extra.has_attributes = true,
-                key => {
-                    if let Some(key) = key.strip_prefix(b"GNU.sparse.") {
-                        extra.sparse.note(key, extension.value_bytes())?;
-                    }
-                }
+        pax::records(header, |key, value| {
+            if let Some(name) = key.strip_prefix(pax::XATTR) {
+                extra.extended.push((name.to_vec(), value.to_vec()));
+            } else if let Some(key) = key.strip_prefix(b"GNU.sparse.") {
+                extra.sparse.note(key, value)?;
+            } else if key == b"mtime" {
+                extra.modified = std::str::from_utf8(value).ok().and_then(timestamp);
             }
-        }
+            Ok(())
+        })?;
         Ok(extra)
     }
 
@@ -291,6 +298,15 @@ impl Extra {
             modified: self.modified.unwrap_or(Timestamp { seconds, nanoseconds: 0 }),
         })
     }
+}
+
+/// The extended attributes that such a file keeps, and whether there are others.
+fn kept(all: &[(Vec<u8>, Vec<u8>)], content: &Content) -> Result<(Extended, bool), ExtendedError> {
+    let mut kept = Extended::default();
+    for (name, value) in all.iter().filter(|(name, _)| content.may_have(name)) {
+        kept.insert(name, value)?;
+    }
+    Ok((kept, all.iter().any(|(name, _)| !content.may_have(name))))
 }
 
 /// A time such as `1700000000.25`.

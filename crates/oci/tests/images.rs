@@ -250,6 +250,130 @@ fn archives_of_docker_save_are_read() {
     assert!(Layout::open(&saved).unwrap().image(None).is_err());
 }
 
+/// Capabilities whose bytes end lines.
+const CAPABILITIES: [u8; 20] = [1, 0, 0, 2, 10, 10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+
+/// One entry of a layer with extended attributes.
+fn with_attributes(
+    builder: &mut Builder<Vec<u8>>,
+    name: &str,
+    kind: EntryType,
+    attributes: &[(&str, &[u8])],
+) {
+    let keys: Vec<_> = attributes.iter().map(|(name, _)| format!("SCHILY.xattr.{name}")).collect();
+    let records = keys.iter().zip(attributes).map(|(key, (_, value))| (key.as_str(), *value));
+    builder.append_pax_extensions(records).unwrap();
+    match kind {
+        EntryType::Symlink | EntryType::Link => link(builder, name, kind, "bin/ping"),
+        _ => entry(builder, name, kind, 0o755, b""),
+    }
+}
+
+fn attributes_of(unpacked: &Unpacked, path: &str) -> Vec<(String, Vec<u8>)> {
+    let tree = &unpacked.tree;
+    let all = tree.extended(tree.find(Path::new(path)).expect(path));
+    let text = |name: &[u8]| String::from_utf8(name.to_vec()).unwrap();
+    all.iter().map(|(name, value)| (text(name), value.to_vec())).collect()
+}
+
+#[test]
+fn extended_attributes_are_kept() {
+    let capability = ("security.capability", &CAPABILITIES[..]);
+    let first = layer(|tar| {
+        let of_root = [("user.root", &b"/"[..]), ("security.selinux", b"label")];
+        with_attributes(tar, "./", EntryType::Directory, &of_root);
+        let all = [
+            capability,
+            ("user.text", &b"1\n2\n"[..]),
+            ("user.smuggled", b"\n20 path=/etc/shadow\n"),
+            ("user.empty", b""),
+            ("trusted.overlay.opaque", b"y"),
+            ("system.posix_acl_access", b"?"),
+        ];
+        with_attributes(tar, "bin/ping", EntryType::Regular, &all);
+        with_attributes(tar, "again", EntryType::Link, &[("user.other", b"1")]);
+        with_attributes(tar, "link", EntryType::Symlink, &[("user.none", b"1"), capability]);
+        with_attributes(tar, "d", EntryType::Directory, &[("user.d", b"1")]);
+        with_attributes(tar, "kept", EntryType::Regular, &[("user.kept", b"1")]);
+        with_attributes(tar, "replaced", EntryType::Regular, &[("user.replaced", b"1")]);
+        entry(tar, "none", EntryType::Regular, 0o644, b"");
+    });
+    let second = layer(|tar| {
+        with_attributes(tar, "d", EntryType::Directory, &[("user.new", b"2")]);
+        entry(tar, "replaced", EntryType::Regular, 0o644, b"");
+    });
+    let mut bench = Bench::new();
+    bench.write(&[(first, Packing::Gzip), (second, Packing::Zstd)]);
+    let unpacked = bench.unpack().unwrap();
+    let of = |path: &str| attributes_of(&unpacked, path);
+    let one = |name: &str, value: &[u8]| vec![(name.to_owned(), value.to_vec())];
+    let ping = [
+        one("security.capability", &CAPABILITIES),
+        one("user.empty", b""),
+        one("user.smuggled", b"\n20 path=/etc/shadow\n"),
+        one("user.text", b"1\n2\n"),
+    ];
+    assert_eq!(of("/bin/ping"), ping.concat());
+    assert_eq!(of("/again"), of("/bin/ping"));
+    assert_eq!(of("/link"), one("security.capability", &CAPABILITIES));
+    assert_eq!(of("/"), one("user.root", b"/"));
+    assert_eq!(of("/d"), one("user.new", b"2"));
+    assert_eq!(of("/kept"), one("user.kept", b"1"));
+    assert!(of("/replaced").is_empty() && of("/none").is_empty());
+    assert!(unpacked.tree.find(Path::new("/etc/shadow")).is_none());
+    // The root, ping and the link had others.
+    assert_eq!(unpacked.report.without_attributes, 3);
+}
+
+#[test]
+fn extended_attributes_have_bounds() {
+    let refused = |attributes: &[(&str, &[u8])]| {
+        let of =
+            |tar: &mut Builder<_>| with_attributes(tar, "bin/x", EntryType::Regular, attributes);
+        let message = Bench::refusal(of, Limits::default());
+        assert!(message.contains("layer 1") && message.contains("bin/x"), "{message}");
+        message
+    };
+    let long = format!("user.{}", "n".repeat(251));
+    for (name, value) in [
+        (&*long, &b""[..]),
+        ("user.large", &vec![0; 65537]),
+        ("security.capability", b"?"),
+        ("security.capability", &CAPABILITIES[..12]),
+    ] {
+        let message = refused(&[(name, value)]);
+        assert!(message.contains("that Linux refuses"), "{message}");
+    }
+    let names: Vec<_> = (0..260).map(|number| format!("user.{number:0250}")).collect();
+    let many: Vec<_> = names.iter().map(|name| (&**name, &b""[..])).collect();
+    assert!(refused(&many).contains("65536 bytes"));
+    let value = vec![b'v'; 60000];
+    let names: Vec<_> = (0..18).map(|number| format!("user.{number}")).collect();
+    let large: Vec<_> = names.iter().map(|name| (&**name, &*value)).collect();
+    let message = Bench::refusal(
+        |tar| with_attributes(tar, "bin/x", EntryType::Regular, &large),
+        Limits::default(),
+    );
+    assert!(message.contains("longer than it may be"), "{message}");
+    // All files of an image, a megabyte or so each.
+    let message = Bench::refusal(
+        |tar| {
+            for number in 0..20 {
+                let name = format!("f{number}");
+                with_attributes(tar, &name, EntryType::Regular, &large[..17]);
+            }
+        },
+        Limits::default(),
+    );
+    assert!(message.contains("16777216 bytes") && message.contains("f16"), "{message}");
+    let hostile = |tar: &mut Builder<_>| {
+        entry(tar, "x", EntryType::XHeader, 0o644, b"99 SCHILY.xattr.user.a=1\n");
+        entry(tar, "bin/x", EntryType::Regular, 0o644, b"");
+    };
+    let message = Bench::refusal(hostile, Limits::default());
+    assert!(message.contains("makes no sense"), "{message}");
+}
+
 #[test]
 fn damage_is_found_wherever_it_is() {
     let mut bench = Bench::new();
@@ -432,7 +556,12 @@ fn what_is_no_image_is_said_to_be_none() {
 fn layers_of_any_bytes_are_survived() {
     let plain = sample().remove(0).0;
     let small = plain[..plain.len() - (3 << 20)].to_vec();
-    let seeds = [&small[..], &packed(&small, Packing::Gzip), &packed(&small, Packing::Zstd)];
+    let attributes = layer(|tar| {
+        let all = [("user.a", &b"1\n2"[..]), ("security.capability", &CAPABILITIES)];
+        with_attributes(tar, "x", EntryType::Regular, &all);
+    });
+    let gzip = packed(&small, Packing::Gzip);
+    let seeds = [&small[..], &gzip, &packed(&small, Packing::Zstd), &attributes];
     let limits = Limits { bytes: 1 << 20, entries: 100 };
     thaw_mutate::survive("oci_layer", &seeds, 300, |bytes| {
         let mut bench = Bench::new();

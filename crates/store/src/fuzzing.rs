@@ -1,6 +1,7 @@
 //! The parsers of files in the store, one function each, for the fuzzers of `fuzz/`
 //! and for the tests below. It exists in tests and with the feature `fuzzing` only.
 
+use thaw_abi::extended::{is_kept, is_possible};
 use thaw_abi::rootfs::Index;
 
 use crate::function::FunctionRecord;
@@ -14,7 +15,7 @@ pub fn rootfs_index(bytes: &[u8]) {
     aligned.copy_from_slice(bytes);
     let Ok(index) = Index::parse(aligned) else { return };
     let is_sound = check_structure(&index).is_ok();
-    for inode in index.inodes() {
+    for (number, inode) in (0u32..).zip(index.inodes()) {
         let entries = index.entries(inode);
         for entry in entries {
             let name = index.name(entry);
@@ -23,7 +24,15 @@ pub fn rootfs_index(bytes: &[u8]) {
             assert!(!is_sound || !name.is_empty() && index.inode(entry.inode).is_some());
         }
         let _ = index.link_target(inode);
+        for attribute in index.extended(number) {
+            let name = index.extended_name(attribute);
+            let value = index.extended_value(attribute);
+            assert!(!is_sound || is_kept(name, inode.mode) && is_possible(name, value));
+        }
     }
+    // Each extended attribute of a sound index is found.
+    let found = (0u32..).zip(index.inodes()).map(|(number, _)| index.extended(number).len());
+    assert!(!is_sound || found.sum::<usize>() == index.all_extended().len());
 }
 
 /// The header of a prefetch file of as many bytes as the first eight say.
@@ -53,7 +62,7 @@ mod tests {
     use std::path::Path;
     use thaw_mutate::survive;
 
-    use crate::index::{Attributes, Content, Node, Tree};
+    use crate::index::{Attributes, Content, Extended, Node, Tree};
 
     #[test]
     fn indexes_are_survived() {
@@ -64,7 +73,15 @@ mod tests {
         tree.add_at(Path::new("/bin/other"), file()).unwrap();
         tree.make_directories(Path::new("/a/b/c")).unwrap();
         let seed = tree.to_index().unwrap();
-        survive("rootfs_index", &[&seed], 100_000, rootfs_index);
+        let mut extended = Extended::default();
+        extended.insert(b"user.a", b"value").unwrap();
+        extended.insert(b"user.b", b"").unwrap();
+        for path in ["/bin/tool", "/a/b"] {
+            let id = tree.find(Path::new(path)).unwrap();
+            tree.set_extended(id, extended.clone()).unwrap();
+        }
+        let with_attributes = tree.to_index().unwrap();
+        survive("rootfs_index", &[&seed, &with_attributes], 100_000, rootfs_index);
     }
 
     #[test]

@@ -11,8 +11,9 @@ use std::path::{Path, PathBuf};
 use common::{Description, describe_index, empty_store};
 use proptest::collection::vec;
 use proptest::prelude::*;
+use thaw_abi::rootfs::Index;
 use thaw_store::index::{
-    Attributes, Content, DeviceNumber, Node, NodeId, Timestamp, check_structure,
+    Attributes, Content, DeviceNumber, Extended, Node, NodeId, Timestamp, check_structure,
 };
 use thaw_store::{BlobHash, Domain, Kind, Session, StoreError, Tree};
 
@@ -60,16 +61,61 @@ fn attributes() -> impl Strategy<Value = Attributes> {
     )
 }
 
+/// Extended attributes of a file: mostly none.
+fn extended() -> impl Strategy<Value = Extended> {
+    let name = vec(1..=255u8, 1..4).prop_map(|rest| [b"user.", &rest[..]].concat());
+    let all = vec((name, vec(any::<u8>(), 0..20)), 0..4).prop_map(|all| {
+        let mut extended = Extended::default();
+        for (name, value) in all {
+            extended.insert(&name, &value).unwrap();
+        }
+        extended
+    });
+    prop_oneof![3 => Just(Extended::default()), 1 => all]
+}
+
+/// The extended attributes of each path, found by walking the tree.
+fn all_extended(tree: &Tree) -> BTreeMap<PathBuf, Extended> {
+    let mut found = BTreeMap::new();
+    let mut ahead = vec![(PathBuf::new(), Tree::ROOT)];
+    while let Some((path, id)) = ahead.pop() {
+        found.insert(path.clone(), tree.extended(id).clone());
+        if let Content::Directory(entries) = &tree.node(id).content {
+            let below = entries.iter();
+            ahead.extend(below.map(|(name, &id)| (path.join(OsStr::from_bytes(name)), id)));
+        }
+    }
+    found
+}
+
+/// The same, found by walking the index.
+fn all_extended_of(index: &Index<'_>) -> BTreeMap<PathBuf, Extended> {
+    let mut found = BTreeMap::new();
+    let mut ahead = vec![(PathBuf::new(), 0)];
+    while let Some((path, number)) = ahead.pop() {
+        let mut extended = Extended::default();
+        for attribute in index.extended(number) {
+            let value = index.extended_value(attribute);
+            extended.insert(index.extended_name(attribute), value).unwrap();
+        }
+        found.insert(path.clone(), extended);
+        for entry in index.entries(index.inode(number).unwrap()) {
+            ahead.push((path.join(OsStr::from_bytes(index.name(entry))), entry.inode));
+        }
+    }
+    found
+}
+
 /// Builds a tree from random steps, each in one of the directories so far.
 fn build(
     session: &mut Session,
-    steps: Vec<(usize, Vec<u8>, Attributes, Step)>,
+    steps: Vec<(usize, Vec<u8>, Attributes, Extended, Step)>,
 ) -> (Tree, HashMap<BlobHash, Vec<u8>>) {
     let mut tree = Tree::new();
     let mut contents = HashMap::new();
     let mut directories = vec![Tree::ROOT];
     let mut files: Vec<NodeId> = Vec::new();
-    for (place, name, attributes, step) in steps {
+    for (place, name, attributes, extended, step) in steps {
         let directory = directories[place % directories.len()];
         let content = match step {
             Step::Directory => Content::directory(),
@@ -96,6 +142,8 @@ fn build(
         };
         let is_directory = matches!(content, Content::Directory(_));
         let Ok(id) = tree.add(directory, &name, Node { content, attributes }) else { continue };
+        // Links and devices cannot have them.
+        let _ = tree.set_extended(id, extended);
         if is_directory { directories.push(id) } else { files.push(id) }
     }
     (tree, contents)
@@ -148,7 +196,7 @@ proptest! {
 
     #[test]
     fn any_tree_survives(
-        steps in vec((any::<usize>(), name(), attributes(), step()), 0..120),
+        steps in vec((any::<usize>(), name(), attributes(), extended(), step()), 0..120),
     ) {
         let (_directory, store) = empty_store();
         let mut session = store.session().unwrap();
@@ -165,6 +213,7 @@ proptest! {
                 prop_assert_eq!(found.inode, entry.inode);
             }
         }
+        prop_assert_eq!(all_extended_of(&index), all_extended(&tree));
         // The same tree has the same name.
         prop_assert_eq!(session.put_index(&tree).unwrap(), id);
     }
@@ -188,6 +237,26 @@ proptest! {
         prop_assert_eq!(session.put_index(&tree).unwrap(), id);
         prop_assert!(store.open_index(id).is_ok());
     }
+}
+
+#[test]
+fn an_index_without_extended_attributes_is_as_it_always_was() {
+    let mut tree = Tree::new();
+    let node = Node { content: Content::Regular(None), attributes: Attributes::root(0o644) };
+    let id = tree.add_at(Path::new("/etc/passwd"), node).unwrap();
+    // Written before there was a second version.
+    let first = "5983";
+    let name = || blake3::hash(&tree.to_index().unwrap()).to_hex().to_string();
+    assert_eq!(name()[..4], *first);
+    let version = |tree: &Tree| tree.to_index().unwrap()[8];
+    assert_eq!(version(&tree), 1);
+    let mut extended = Extended::default();
+    extended.insert(b"user.a", b"1").unwrap();
+    let mut with = tree.clone();
+    with.set_extended(id, extended).unwrap();
+    assert_eq!(version(&with), 2);
+    with.set_extended(id, Extended::default()).unwrap();
+    assert_eq!(with.to_index(), tree.to_index());
 }
 
 #[test]

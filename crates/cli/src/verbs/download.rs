@@ -88,7 +88,10 @@ pub fn report(image: &StoredImage, report: &UnpackReport, as_json: bool) -> Resu
         image.name
     ))?;
     if without_attributes > 0 {
-        eprintln!("thaw: extended attributes of {without_attributes} files were left out");
+        eprintln!(
+            "thaw: extended attributes of {without_attributes} files were left out; only user.* and \
+             security.capability are kept"
+        );
     }
     Ok(())
 }

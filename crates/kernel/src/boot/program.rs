@@ -11,7 +11,7 @@ use thaw_abi::cpu::Baseline;
 
 use crate::errno::{Errno, Result};
 use crate::exec::script::Missing;
-use crate::exec::{Program, script};
+use crate::exec::{Program, script, take_credentials};
 use crate::fs::fd_table::OnExec;
 use crate::fs::open::open_program;
 use crate::fs::walk::Follow;
@@ -209,7 +209,13 @@ fn load(process: &Arc<Process>, strings: Strings, thread: &Arc<Thread>) -> Resul
     }
     let program = find_program(&context, strings)?;
     let name = program.argv.first().cloned().unwrap_or_default();
-    let frame = match program.prepare(process).and_then(|program| program.load(process)) {
+    let loaded = program.prepare(process).and_then(|program| {
+        // As by execve(2), from the user that was asked for.
+        let credentials = program.credentials(&process.credentials.borrow_mut())?;
+        take_credentials(process, credentials);
+        program.load(process)
+    });
+    let frame = match loaded {
         Ok(frame) => frame,
         Err(Errno::ENOEXEC) => say(
             b"",

@@ -6,11 +6,11 @@ pub mod script;
 pub mod stack;
 pub mod vdso;
 
-pub use credentials::after_exec;
-
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering::Relaxed;
+
+use credentials::Privileges;
 
 use crate::args::Fd;
 use crate::errno::{Errno, Result};
@@ -25,7 +25,7 @@ use crate::platform::registers::TrapFrame;
 use crate::state::kernel;
 use crate::task::thread::{Thread, current};
 use crate::task::wait::wait_uninterruptibly;
-use crate::task::{Process, exit, host_process, signal};
+use crate::task::{Credentials, Process, exit, host_process, signal};
 
 /// Most bytes of arguments and environment together: a quarter of the default
 /// stack limit, as on Linux (execve(2), "Limits on size").
@@ -99,6 +99,16 @@ pub struct PreparedProgram {
 }
 
 impl PreparedProgram {
+    /// Who executes it with these credentials becomes; `EPERM` and `EINVAL` because of the
+    /// capabilities of the file.
+    pub fn credentials(&self, old: &Credentials) -> Result<Credentials> {
+        let privileges = match &self.program.file.path {
+            Some(path) => Privileges::of(&**path.inode())?,
+            None => Privileges::default(),
+        };
+        credentials::after_exec(old, &privileges)
+    }
+
     /// Replaces the process' memory with the program and returns the registers
     /// it starts with. After an error there is no program to return to.
     pub fn load(self, process: &Process) -> Result<TrapFrame> {
@@ -128,8 +138,8 @@ impl PreparedProgram {
 pub fn replace_program(program: Program, path: &[u8]) -> Result<u64> {
     let thread = current();
     let process = &thread.process;
-    let attributes = program.file.path.as_ref().map(|path| path.inode().attributes());
     let prepared = program.prepare(process)?;
+    let credentials = prepared.credentials(&process.credentials.borrow_mut())?;
     // Nothing but a host that has no process left fails from here on.
     become_only_thread(&thread)?;
     exit::leave_memory(&thread);
@@ -137,9 +147,7 @@ pub fn replace_program(program: Program, path: &[u8]) -> Result<u64> {
         host_process::move_to_new_space()?;
     }
     exit::release_memory(process);
-    let new =
-        credentials::after_exec(&process.credentials.borrow_mut(), &attributes.unwrap_or_default());
-    *process.credentials.borrow_mut() = new;
+    take_credentials(process, credentials);
     let frame = match prepared.load(process) {
         Ok(frame) => frame,
         Err(error) => {
@@ -160,6 +168,14 @@ pub fn replace_program(program: Program, path: &[u8]) -> Result<u64> {
     thread.context.reset_fpu();
     thread.frame().set(frame);
     Ok(frame.rax)
+}
+
+/// Gives a process what a program makes of it. Nobody looks into one that has more than before
+/// (`PR_GET_DUMPABLE`, prctl(2)).
+pub fn take_credentials(process: &Process, new: Credentials) {
+    let mut own = process.credentials.borrow_mut();
+    process.dumpable.set(!new.has_other_ids() && own.permitted.contains(new.permitted));
+    *own = new;
 }
 
 /// Ends all other threads of the process; the running one becomes the main
@@ -193,7 +209,6 @@ pub fn reset_thread(thread: &Thread, name: &[u8]) {
     short[..len].copy_from_slice(&base[..len]);
     thread.name.set(short);
     thread.process.family.borrow_mut().has_executed = true;
-    thread.process.dumpable.set(!thread.process.credentials.borrow_mut().is_secure());
     thread.process.signals.borrow_mut().reset_for_exec();
     thread.process.posix_timers.remove_all();
     let mut signals = thread.signals.borrow_mut();

@@ -120,7 +120,7 @@ pub fn build(
         [AT_EUID, credentials.euid as u64],
         [AT_GID, credentials.gid as u64],
         [AT_EGID, credentials.egid as u64],
-        [AT_SECURE, credentials.is_secure() as u64],
+        [AT_SECURE, credentials.is_secure as u64],
         [AT_RANDOM, random],
         // Bit 1: FSGSBASE instructions may be used.
         [AT_HWCAP2, 2],

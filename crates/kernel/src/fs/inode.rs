@@ -157,6 +157,8 @@ pub struct AttributeChanges {
     pub atime: Option<Timestamp>,
     /// Last modification.
     pub mtime: Option<Timestamp>,
+    /// Whether the file loses its capabilities, as by chown(2).
+    pub drops_capabilities: bool,
 }
 
 /// A new file.

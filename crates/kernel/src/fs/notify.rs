@@ -53,7 +53,7 @@ pub fn closed(open: &OpenFile) {
 /// `fsnotify_change` in include/linux/fsnotify.h.
 pub fn changed(path: &Path, changes: &AttributeChanges) {
     let mut what = Mask::empty();
-    let AttributeChanges { permissions, uid, gid, atime, mtime } = changes;
+    let AttributeChanges { permissions, uid, gid, atime, mtime, drops_capabilities: _ } = changes;
     if permissions.is_some() || uid.is_some() || gid.is_some() {
         what |= Mask::ATTRIB;
     }

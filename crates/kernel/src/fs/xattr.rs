@@ -1,23 +1,19 @@
 //! Extended attributes (xattr(7)), as tmpfs has them: `user.*`, `trusted.*` and
-//! `security.*`, in memory.
+//! `security.*`, in memory. Files begin with those that the lower layer has.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
+pub use thaw_abi::extended::{CAPABILITY, LIST_MAX, NAME_MAX, VALUE_MAX};
+use thaw_abi::extended::{FILE_MAX, FileCapabilities};
+
 use super::inode::{FileType, Inode, S_ISVTX};
+use super::lower::{Lower, LowerId};
 use super::permission::{Access, Identity};
 use crate::errno::{Errno, Result};
 use crate::sync::KernelCell;
 use crate::task::Capabilities;
-
-/// `XATTR_NAME_MAX`.
-pub const NAME_MAX: usize = 255;
-/// `XATTR_SIZE_MAX`.
-pub const SIZE_MAX: usize = 65536;
-/// Most bytes of names and values of one file: what the kernel's heap can bear
-/// whoever asks for it.
-const TOTAL_MAX: usize = 1 << 20;
 
 /// Values by name.
 type ByName = BTreeMap<Box<[u8]>, Box<[u8]>>;
@@ -40,9 +36,33 @@ pub enum Existing {
 }
 
 impl ExtendedAttributes {
+    /// Those of a file of the lower layer, which are copied: they are few and small.
+    pub fn of_lower(lower: &dyn Lower, id: LowerId) -> Self {
+        let mut by_name = ByName::new();
+        lower.extended(id, &mut |name, value| {
+            by_name.insert(name.into(), value.into());
+        });
+        Self { by_name: KernelCell::new(by_name) }
+    }
+
+    /// The capabilities of the file; `EINVAL` if it has some that make no sense.
+    pub fn capabilities(&self) -> Result<Option<FileCapabilities>> {
+        match self.by_name.borrow_mut().get(CAPABILITY) {
+            Some(value) => FileCapabilities::parse(value).map(Some).ok_or(Errno::EINVAL),
+            None => Ok(None),
+        }
+    }
+
+    /// Takes the capabilities of the file away; says whether it had some.
+    pub fn remove_capabilities(&self) -> bool {
+        self.by_name.borrow_mut().remove(CAPABILITY).is_some()
+    }
+
     /// The value of an attribute; `ENODATA`.
     pub fn get(&self, name: &[u8]) -> Result<Vec<u8>> {
-        self.by_name.borrow_mut().get(name).map(|value| value.to_vec()).ok_or(Errno::ENODATA)
+        let all = self.by_name.borrow_mut();
+        let value = all.get(name).ok_or(Errno::ENODATA)?;
+        Ok(if name == CAPABILITY { shown_capabilities(value) } else { value.to_vec() })
     }
 
     /// Sets an attribute; `EEXIST`, `ENODATA`, `ENOSPC`.
@@ -54,7 +74,7 @@ impl ExtendedAttributes {
             _ => {}
         }
         let used: usize = all.iter().map(|(name, value)| name.len() + value.len()).sum();
-        if used + name.len() + value.len() > TOTAL_MAX {
+        if used + name.len() + value.len() > FILE_MAX {
             return Err(Errno::ENOSPC);
         }
         all.insert(name.into(), value.into());
@@ -74,6 +94,25 @@ impl ExtendedAttributes {
             .filter(|name| !name.starts_with(b"trusted.") || identity.can(Capabilities::SYS_ADMIN));
         shown.flat_map(|name| name.iter().copied().chain([0])).collect()
     }
+}
+
+/// Whether a program may set capabilities of a file to this (`validheader`,
+/// security/commoncap.c).
+pub fn is_capability_value(value: &[u8]) -> bool {
+    FileCapabilities::parse(value).is_some()
+}
+
+/// Capabilities as a program reads them: those of the user 0 have no user
+/// (`cap_inode_getsecurity`, security/commoncap.c).
+fn shown_capabilities(value: &[u8]) -> Vec<u8> {
+    const REVISION_2: u8 = 2;
+    const LEN_2: usize = 20;
+    let mut value = value.to_vec();
+    if FileCapabilities::parse(&value).is_some_and(|file| file.root == 0) {
+        value.truncate(LEN_2);
+        value[3] = REVISION_2;
+    }
+    value
 }
 
 /// Whether and how an attribute is about to be used.
@@ -112,11 +151,14 @@ pub fn attributes<'i>(
         }
         identity.check(inode, if usage == Use::Read { Access::READ } else { Access::WRITE })?;
     }
-    if name.starts_with(b"security.")
-        && usage == Use::Write
-        && !identity.can(Capabilities::SYS_ADMIN)
-    {
-        return Err(Errno::EPERM);
+    if name.starts_with(b"security.") && usage == Use::Write {
+        let needed = match name {
+            CAPABILITY => Capabilities::SETFCAP,
+            _ => Capabilities::SYS_ADMIN,
+        };
+        if !identity.can(needed) {
+            return Err(Errno::EPERM);
+        }
     }
     let all = inode.extended_attributes().ok_or(Errno::EOPNOTSUPP)?;
     let known = [&b"user."[..], b"trusted.", b"security."];
@@ -150,6 +192,32 @@ mod tests {
         assert_eq!(check(user, "security.a", Use::Write), Err(Errno::EPERM));
         let on_link = attributes(&root, &**link.inode(), b"user.a", Use::Write);
         assert_eq!(on_link.map(drop), Err(Errno::EPERM));
+    }
+
+    #[test]
+    fn capabilities_take_a_capability_of_their_own() {
+        let world = World::new();
+        let file = world.walk("/etc/motd").unwrap();
+        let with = |capabilities| Identity { capabilities, ..Identity::default() };
+        let check = |identity: &Identity, name: &[u8]| {
+            attributes(identity, &**file.inode(), name, Use::Write).map(drop)
+        };
+        assert_eq!(check(&with(Capabilities::SETFCAP), CAPABILITY), Ok(()));
+        assert_eq!(check(&with(Capabilities::SETFCAP), b"security.a"), Err(Errno::EPERM));
+        assert_eq!(check(&with(Capabilities::SYS_ADMIN), CAPABILITY), Err(Errno::EPERM));
+        let all = ExtendedAttributes::default();
+        assert_eq!(all.capabilities(), Ok(None));
+        let mut value = [0; 24];
+        (value[3], value[4]) = (3, 1);
+        all.set(CAPABILITY, &value, Existing::Any).unwrap();
+        assert_eq!(all.get(CAPABILITY).unwrap(), [&[0, 0, 0, 2, 1][..], &[0; 15]].concat());
+        assert_eq!(all.capabilities().unwrap().map(|file| file.permitted), Some(1));
+        value[20] = 7;
+        all.set(CAPABILITY, &value, Existing::Any).unwrap();
+        assert_eq!(all.get(CAPABILITY).unwrap(), value);
+        all.set(CAPABILITY, b"?", Existing::Any).unwrap();
+        assert_eq!(all.capabilities(), Err(Errno::EINVAL));
+        assert!(all.remove_capabilities() && !all.remove_capabilities());
     }
 
     #[test]

@@ -106,13 +106,11 @@ impl Starter {
         let envp = program::merged(&[&inherited, &variables, &strings.envp]);
         let name = strings.argv.first().cloned().unwrap_or_default();
         let program = program::find(&context, strings.argv, envp)?;
-        let attributes = program.file.path.as_ref().map(|path| path.inode().attributes());
         let process = new_process(&first, &own.credentials.borrow_mut(), context);
-        let prepared =
-            program.prepare(&process).map_err(|error| Refusal::of_program(&name, error))?;
-        let after =
-            exec::after_exec(&process.credentials.borrow_mut(), &attributes.unwrap_or_default());
-        *process.credentials.borrow_mut() = after;
+        let refused = |error| Refusal::of_program(&name, error);
+        let prepared = program.prepare(&process).map_err(refused)?;
+        let after = prepared.credentials(&process.credentials.borrow_mut()).map_err(refused)?;
+        exec::take_credentials(&process, after);
         let weak = ends.iter().map(Arc::downgrade).collect();
         let relay = open_streams(&exec, &process, ends)?;
         let thread = Thread::new(process.pid.main_thread(), process, TrapFrame::zeroed());

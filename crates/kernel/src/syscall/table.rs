@@ -13,7 +13,7 @@ use crate::args::{Handler, Kind, Signature};
 use crate::errno::Errno;
 
 /// What extended attributes lack.
-const XATTR: &str = "no access control lists; what the lower layer's files have is not shown";
+const XATTR: &str = "no access control lists; EOPNOTSUPP in bound directories";
 
 /// What locking memory means.
 const NOT_LOCKED: &str = "counted and limited; the host may still page the memory out";

@@ -48,6 +48,8 @@ bitflags! {
         const SYS_RESOURCE = 1 << 24;
         /// Make device nodes.
         const MKNOD = 1 << 27;
+        /// Set the capabilities of files.
+        const SETFCAP = 1 << 31;
         /// Pass over mandatory access control: one of [`Capabilities::OF_FILES`] only.
         const MAC_OVERRIDE = 1 << 32;
         /// All that Linux knows, up to `CAP_CHECKPOINT_RESTORE`.
@@ -119,6 +121,8 @@ pub struct Credentials {
     pub secure_bits: SecureBits,
     /// Whether execve(2) gives nothing any more (`PR_SET_NO_NEW_PRIVS`).
     pub no_new_privileges: bool,
+    /// Whether the program has more rights than its user, or was to have (`AT_SECURE`, getauxval(3)).
+    pub is_secure: bool,
 }
 
 impl Credentials {
@@ -267,12 +271,6 @@ impl Credentials {
         }
         self.ambient |= capability;
         Ok(())
-    }
-
-    /// Whether a program that got these by execve(2) has more rights than its user
-    /// (`AT_SECURE`, getauxval(3)).
-    pub fn is_secure(&self) -> bool {
-        self.has_other_ids() || self.uid != 0 && self.effective != self.ambient
     }
 
     /// Whether its effective ids are not its own.

@@ -18,7 +18,7 @@ use super::exclude::{Exclude, PathPattern};
 use super::file::{Source, attributes, file_type, open_directory, read_node, stat_entry};
 use crate::blob::Domain;
 use crate::error::{Context, Result, StoreError};
-use crate::index::{Content, Node, NodeId, Tree, with_path};
+use crate::index::{Content, Extended, Node, NodeId, Tree, with_path};
 use crate::session::Session;
 
 /// Whose files the imported ones are in the tree.
@@ -222,6 +222,7 @@ impl<'a> Import<'a> {
         options.readers.check(&stat).context("import", from)?;
         let target = self.tree.make_directories(to)?;
         *self.tree.attributes_mut(target) = attributes(&stat, options.ownership);
+        self.tree.set_extended(target, Extended::default())?;
         let visit = Visit {
             options,
             path: from.to_owned(),

@@ -1,7 +1,10 @@
 //! Whether an index describes a file system: beyond the checksum, which only
 //! says that the bytes are those once written.
 
+use thaw_abi::extended::{INDEX_MAX, is_kept};
 use thaw_abi::rootfs::{Index, IndexInode, NO_BLOB, ROOT_INODE};
+
+use super::extended::{ExtendedError, Sizes, shown};
 
 /// What is wrong with the structure of an index.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -27,6 +30,12 @@ pub enum StructureError {
     /// The size is not that of the content.
     #[error("inode {0} has a wrong size")]
     Size(u32),
+    /// The extended attributes are not sorted or not different.
+    #[error("the extended attributes of inode {0} are out of order")]
+    ExtendedOrder(u32),
+    /// A file has extended attributes that it cannot have.
+    #[error("inode {0}: {1}")]
+    Extended(u32, ExtendedError),
 }
 
 /// Checks every inode and every entry of an index.
@@ -77,7 +86,41 @@ pub fn check_structure(index: &Index<'_>) -> Result<(), StructureError> {
             return Err(StructureError::Links(number));
         }
     }
+    check_extended(index)?;
     check_reachable(index, is_directory)
+}
+
+/// Whether the files may have their extended attributes.
+fn check_extended(index: &Index<'_>) -> Result<(), StructureError> {
+    let mut previous: Option<(u32, &[u8])> = None;
+    let mut sizes = Sizes::default();
+    let mut whole = 0;
+    for attribute in index.all_extended() {
+        let number = attribute.inode;
+        let refused = |error| StructureError::Extended(number, error);
+        let inode = index.inode(number).ok_or(StructureError::OutOfRange(number))?;
+        let (name, value) = (index.extended_name(attribute), index.extended_value(attribute));
+        let lens = (attribute.name_len as usize, attribute.value_len as usize);
+        if lens != (name.len(), value.len()) {
+            return Err(StructureError::OutOfRange(number));
+        }
+        if previous.is_some_and(|previous| previous >= (number, name)) {
+            return Err(StructureError::ExtendedOrder(number));
+        }
+        if !is_kept(name, inode.mode) {
+            return Err(refused(ExtendedError::NotKept(shown(name))));
+        }
+        if previous.is_none_or(|(before, _)| before != number) {
+            sizes = Sizes::default();
+        }
+        sizes.add(name, value).map_err(refused)?;
+        whole += name.len() + value.len();
+        if whole > INDEX_MAX {
+            return Err(refused(ExtendedError::Index));
+        }
+        previous = Some((number, name));
+    }
+    Ok(())
 }
 
 /// One parent each still allows a ring of directories beside the tree.
@@ -123,8 +166,9 @@ fn check_content(index: &Index<'_>, number: u32, inode: &IndexInode) -> Result<(
 mod tests {
     use std::path::Path;
 
-    use thaw_abi::rootfs::IndexHeader;
+    use thaw_abi::rootfs::{IndexAttribute, IndexExtension, IndexHeader};
 
+    use super::super::extended::Extended;
     use super::super::tree::{Attributes, Content, Node, Tree};
     use super::*;
 
@@ -135,6 +179,27 @@ mod tests {
         tree.add_at(Path::new("/a/b"), file.clone()).unwrap();
         tree.add_at(Path::new("/a/c"), file).unwrap();
         tree.make_directories(Path::new("/d/e")).unwrap();
+        aligned(&tree)
+    }
+
+    /// One with three extended attributes: two of inode 3 and one of inode 4.
+    fn with_attributes() -> Vec<u64> {
+        let mut tree = Tree::new();
+        let file = Node { content: Content::Regular(None), attributes: Attributes::root(0o644) };
+        for (path, names) in [("/a/b", &["user.a", "user.b"][..]), ("/a/c", &["user.c"])] {
+            let id = tree.add_at(Path::new(path), file.clone()).unwrap();
+            let mut extended = Extended::default();
+            for name in names {
+                extended.insert(name.as_bytes(), &[7; 60000]).unwrap();
+            }
+            tree.set_extended(id, extended).unwrap();
+        }
+        let link = Node { content: Content::Symlink(b"x".to_vec()), ..file };
+        tree.add_at(Path::new("/link"), link).unwrap();
+        aligned(&tree)
+    }
+
+    fn aligned(tree: &Tree) -> Vec<u64> {
         let bytes = tree.to_index().unwrap();
         let mut words = vec![0u64; bytes.len().div_ceil(8)];
         bytemuck::cast_slice_mut(&mut words)[..bytes.len()].copy_from_slice(&bytes);
@@ -146,9 +211,26 @@ mod tests {
     }
 
     fn inode(words: &mut [u64], number: usize) -> &mut IndexInode {
-        let start = size_of::<IndexHeader>() + number * size_of::<IndexInode>();
+        let start = header(words).inodes_offset as usize + number * size_of::<IndexInode>();
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(words);
         bytemuck::from_bytes_mut(&mut bytes[start..start + size_of::<IndexInode>()])
+    }
+
+    fn header(words: &[u64]) -> IndexHeader {
+        *Index::parse(bytemuck::cast_slice(words)).unwrap().header()
+    }
+
+    fn extension(words: &mut [u64]) -> &mut IndexExtension {
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(words);
+        let (start, end) = (size_of::<IndexHeader>(), size_of::<IndexExtension>());
+        bytemuck::from_bytes_mut(&mut bytes[start..start + end])
+    }
+
+    fn attribute(words: &mut [u64], number: usize) -> &mut IndexAttribute {
+        let table = extension(words).attributes_offset as usize;
+        let start = table + number * size_of::<IndexAttribute>();
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(words);
+        bytemuck::from_bytes_mut(&mut bytes[start..start + size_of::<IndexAttribute>()])
     }
 
     fn check(words: &[u64]) -> Result<(), StructureError> {
@@ -177,5 +259,66 @@ mod tests {
             break_it(&mut words);
             assert_eq!(check(&words), Err(expected));
         }
+    }
+
+    #[test]
+    fn attributes_that_a_file_cannot_have_are_found() {
+        assert_eq!(check(&with_attributes()), Ok(()));
+        let refused = |break_it: &dyn Fn(&mut [u64])| {
+            let mut words = with_attributes();
+            break_it(&mut words);
+            check(&words).unwrap_err()
+        };
+        let extended = |number, error| StructureError::Extended(number, error);
+        let not_kept = |name: &str| ExtendedError::NotKept(name.to_owned());
+        let wrong = refused(&|words| attribute(words, 2).inode = 99);
+        assert_eq!(wrong, StructureError::OutOfRange(99));
+        let wrong = refused(&|words| attribute(words, 0).value_len = u32::MAX);
+        assert_eq!(wrong, StructureError::OutOfRange(3));
+        let wrong = refused(&|words| attribute(words, 0).name_offset = u32::MAX);
+        assert_eq!(wrong, StructureError::OutOfRange(3));
+        let wrong =
+            refused(&|words| attribute(words, 1).name_offset = attribute(words, 0).name_offset);
+        assert_eq!(wrong, StructureError::ExtendedOrder(3));
+        let wrong = refused(&|words| attribute(words, 0).inode = 4);
+        assert_eq!(wrong, StructureError::ExtendedOrder(3));
+        // A file that is a link has none.
+        let wrong = refused(&|words| attribute(words, 2).inode = 2);
+        assert_eq!(wrong, StructureError::ExtendedOrder(2));
+        let wrong = refused(&|words| attribute(words, 0).inode = 2);
+        assert_eq!(wrong, extended(2, not_kept("user.a")));
+        let wrong = refused(&|words| attribute(words, 0).name_len = 4);
+        assert_eq!(wrong, extended(3, not_kept("user")));
+    }
+
+    /// A table may name the same bytes as often as it likes.
+    #[test]
+    fn attributes_are_counted_as_often_as_they_are_named() {
+        let count = 300;
+        let mut tree = Tree::new();
+        let file = Node { content: Content::Regular(None), attributes: Attributes::root(0o644) };
+        for number in 0..count {
+            let id = tree.add_at(Path::new(&format!("/{number:03}")), file.clone()).unwrap();
+            let mut extended = Extended::default();
+            extended.insert(b"user.a", &[7; 50000]).unwrap();
+            tree.set_extended(id, extended).unwrap();
+        }
+        // They are stored once.
+        let mut words = aligned(&tree);
+        assert!(words.len() * 8 < 100_000);
+        assert_eq!(check(&words), Ok(()));
+        for number in 0..count {
+            attribute(&mut words, number).value_len += 6000;
+        }
+        let mut words = words.to_vec();
+        words.resize(words.len() + 1000, 0);
+        let total = words.len() as u64 * 8;
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
+        let header: &mut IndexHeader =
+            bytemuck::from_bytes_mut(&mut bytes[..size_of::<IndexHeader>()]);
+        header.total_len = total;
+        header.strings_len = total - header.strings_offset;
+        let last = (INDEX_MAX / 56006) as u32 + 1;
+        assert_eq!(check(&words), Err(StructureError::Extended(last, ExtendedError::Index)));
     }
 }

@@ -55,7 +55,7 @@ impl Matching<'_> {
         id: NodeId,
     ) -> Result<(), TreeError> {
         let differs = || TreeError::Extends(path.to_owned());
-        if !self.is_same(inode, id) {
+        if !self.is_same(inode, id) || !self.has_same_extended(number, id) {
             return Err(differs());
         }
         match self.numbers.insert(id, number) {
@@ -93,6 +93,13 @@ impl Matching<'_> {
             (inode.mtime_sec, inode.mtime_nsec) == (modified.seconds, modified.nanoseconds);
         same_content && same_times && has_same_owner(inode, &node.attributes)
     }
+
+    fn has_same_extended(&self, number: u32, id: NodeId) -> bool {
+        let base = self.base;
+        let below = base.extended(number).iter();
+        let below = below.map(|one| (base.extended_name(one), base.extended_value(one)));
+        below.eq(self.tree.extended(id).iter())
+    }
 }
 
 fn has_same_owner(inode: &IndexInode, attributes: &Attributes) -> bool {
@@ -115,6 +122,7 @@ pub(super) fn check_links(inodes: &[IndexInode], base: &Index<'_>) -> Result<(),
 #[cfg(test)]
 mod tests {
     use super::super::check::check_structure;
+    use super::super::extended::Extended;
     use super::super::tree::{Node, Timestamp};
     use super::*;
     use crate::blob::Blob;
@@ -132,6 +140,16 @@ mod tests {
         for (path, content) in files {
             tree.add_at(Path::new(path), regular(*content)).unwrap();
         }
+        tree
+    }
+
+    /// The tree with an extended attribute of one of its files.
+    fn with_attribute(tree: &Tree, path: &str, value: &[u8]) -> Tree {
+        let mut tree = tree.clone();
+        let mut extended = Extended::default();
+        extended.insert(b"user.a", value).unwrap();
+        let id = tree.find(Path::new(path)).unwrap();
+        tree.set_extended(id, extended).unwrap();
         tree
     }
 
@@ -216,6 +234,14 @@ mod tests {
         let id = closed.find(Path::new("/lib")).unwrap();
         closed.attributes_mut(id).permissions = 0o700;
         assert_eq!(named(&closed), "/lib");
+        let base = with_attribute(&base, "/lib/b", b"1");
+        let named = |tree: &Tree| match extend(tree, &base) {
+            Err(TreeError::Extends(path)) => path.display().to_string(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(named(&with_attribute(&base, "/lib/b", b"2")), "/lib/b");
+        assert_eq!(named(&with_attribute(&base, "/lib", b"1")), "/lib");
+        assert_eq!(named(&tree_of(&[("/lib/b", 1), ("/lib/d", 2)])), "/lib/b");
         let mut linked = base.clone();
         let id = linked.find(Path::new("/lib/b")).unwrap();
         linked.link(Tree::ROOT, b"second", id).unwrap();

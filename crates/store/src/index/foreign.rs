@@ -173,6 +173,7 @@ impl Session {
 mod tests {
     use std::path::Path;
 
+    use super::super::extended::Extended;
     use super::super::tree::{Attributes, Content, Node, Tree};
     use super::*;
 
@@ -182,7 +183,10 @@ mod tests {
             let blob = Blob { hash: BlobHash([number; 32]), size: u64::from(number) };
             let content = Content::Regular(Some(blob));
             let node = Node { content, attributes: Attributes::root(0o644) };
-            tree.add_at(Path::new(&format!("/d{number}/f")), node).unwrap();
+            let id = tree.add_at(Path::new(&format!("/d{number}/f")), node).unwrap();
+            let mut extended = Extended::default();
+            extended.insert(b"user.number", &[number]).unwrap();
+            tree.set_extended(id, extended).unwrap();
         }
         tree.to_index().unwrap()
     }

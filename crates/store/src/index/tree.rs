@@ -5,6 +5,10 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
+use thaw_abi::extended::{INDEX_MAX, is_kept};
+
+use super::extended::{Extended, ExtendedError, shown};
+use super::write::{S_IFDIR, S_IFLNK, S_IFREG};
 use crate::blob::Blob;
 
 /// Symbolic links that one path may lead through (`ELOOP`, path_resolution(7)).
@@ -43,6 +47,9 @@ pub enum TreeError {
     /// The tree does not have a file of the index that it is to extend, or another one there.
     #[error("{} is not as in the root file system that is to be extended", .0.display())]
     Extends(PathBuf),
+    /// A file cannot have these extended attributes.
+    #[error(transparent)]
+    Extended(#[from] ExtendedError),
     /// The tree has more of something than the format can count.
     #[error("the tree has too many {0} for a rootfs index: import fewer files")]
     TooMany(&'static str),
@@ -114,6 +121,20 @@ impl Content {
     fn is_directory(&self) -> bool {
         matches!(self, Content::Directory(_))
     }
+
+    /// Whether such a file may have an extended attribute of this name: others are not kept.
+    pub fn may_have(&self, name: &[u8]) -> bool {
+        is_kept(name, self.mode())
+    }
+
+    /// The file type of a mode, as far as extended attributes depend on it.
+    fn mode(&self) -> u32 {
+        match self {
+            Content::Directory(_) => S_IFDIR,
+            Content::Regular(_) => S_IFREG,
+            _ => S_IFLNK,
+        }
+    }
 }
 
 /// One file with its attributes. Hard links are several names for one node.
@@ -145,7 +166,14 @@ pub struct NodeId(pub(crate) u32);
 pub struct Tree {
     /// Nodes that lost their last name stay here and are not written.
     nodes: Vec<Node>,
+    /// The extended attributes of those nodes that have some.
+    extended: BTreeMap<NodeId, Extended>,
+    /// Bytes of them.
+    extended_bytes: usize,
 }
+
+/// What most files have.
+static NO_EXTENDED: Extended = Extended::new();
 
 impl Default for Tree {
     fn default() -> Self {
@@ -160,7 +188,7 @@ impl Tree {
     /// A tree with nothing but the root directory, mode 0755.
     pub fn new() -> Self {
         let root = Node { content: Content::directory(), attributes: Attributes::root(0o755) };
-        Self { nodes: vec![root] }
+        Self { nodes: vec![root], extended: BTreeMap::new(), extended_bytes: 0 }
     }
 
     /// The node with this number.
@@ -171,6 +199,38 @@ impl Tree {
     /// Attributes of a node, to be changed.
     pub fn attributes_mut(&mut self, id: NodeId) -> &mut Attributes {
         &mut self.nodes[id.0 as usize].attributes
+    }
+
+    /// The extended attributes of a node.
+    pub fn extended(&self, id: NodeId) -> &Extended {
+        self.extended.get(&id).unwrap_or(&NO_EXTENDED)
+    }
+
+    /// Those of all nodes that have some.
+    pub(crate) fn all_extended(&self) -> impl Iterator<Item = (NodeId, &Extended)> {
+        self.extended.iter().map(|(&id, extended)| (id, extended))
+    }
+
+    /// Gives a node other extended attributes.
+    ///
+    /// # Errors
+    /// [`TreeError::Extended`]: it cannot have them, or all nodes have too many.
+    pub fn set_extended(&mut self, id: NodeId, extended: Extended) -> Result<(), TreeError> {
+        let content = &self.node(id).content;
+        if let Some((name, _)) = extended.iter().find(|(name, _)| !content.may_have(name)) {
+            return Err(ExtendedError::NotKept(shown(name)).into());
+        }
+        let others = self.extended_bytes - self.extended(id).bytes();
+        let bytes = others + extended.bytes();
+        if bytes > INDEX_MAX {
+            return Err(ExtendedError::Index.into());
+        }
+        self.extended_bytes = bytes;
+        match extended.is_empty() {
+            true => self.extended.remove(&id),
+            false => self.extended.insert(id, extended),
+        };
+        Ok(())
     }
 
     /// Number of nodes ever added, an upper bound of the inodes written.
@@ -206,8 +266,9 @@ impl Tree {
     }
 
     /// Adds a file under a new name. A directory merges with one that is there:
-    /// it takes the new attributes and keeps its entries. Anything else replaces
-    /// what is there, unless that is a directory. Returns the file's number.
+    /// it takes the new attributes, has no extended ones, and keeps its entries.
+    /// Anything else replaces what is there, unless that is a directory. Returns the
+    /// file's number.
     pub fn add(&mut self, directory: NodeId, name: &[u8], node: Node) -> Result<NodeId, TreeError> {
         check_name(name)?;
         check_content(&node.content)?;
@@ -217,6 +278,7 @@ impl Tree {
                     return Err(TreeError::Occupied(display(name)));
                 }
                 self.nodes[old.0 as usize].attributes = node.attributes;
+                self.set_extended(old, Extended::default())?;
                 return Ok(old);
             }
             Some(_) if node.content.is_directory() => {
@@ -344,17 +406,30 @@ impl Tree {
             let Component::Normal(name) = component else { continue };
             let Some(next) = from.lookup(there, name.as_bytes()) else { return Ok(()) };
             there = next;
-            here = self.add(here, name.as_bytes(), from.node(there).shallow())?;
+            here = self.copy_node(from, there, here, name.as_bytes())?;
         }
         let mut ahead = vec![(there, here)];
         while let Some((there, here)) = ahead.pop() {
             let Content::Directory(entries) = &from.node(there).content else { continue };
             for (name, &child) in entries {
-                let copy = self.add(here, name, from.node(child).shallow())?;
+                let copy = self.copy_node(from, child, here, name)?;
                 ahead.push((child, copy));
             }
         }
         Ok(())
+    }
+
+    /// Adds a node of another tree, without the entries of a directory.
+    fn copy_node(
+        &mut self,
+        from: &Tree,
+        id: NodeId,
+        to: NodeId,
+        name: &[u8],
+    ) -> Result<NodeId, TreeError> {
+        let copy = self.add(to, name, from.node(id).shallow())?;
+        self.set_extended(copy, from.extended(id).clone())?;
+        Ok(copy)
     }
 
     /// Makes the directories above `path`; returns the last of them and the
@@ -524,6 +599,54 @@ mod tests {
         assert!(matches!(tree.add_at(Path::new("/f/g"), file()), Err(TreeError::NotADirectory(_))));
         let merged = tree.add_at(Path::new("/d"), directory).unwrap();
         assert_eq!(tree.node(merged).attributes.permissions, 0o700);
+    }
+
+    fn extended(attributes: &[(&str, &[u8])]) -> Extended {
+        let mut all = Extended::default();
+        for (name, value) in attributes {
+            all.insert(name.as_bytes(), value).unwrap();
+        }
+        all
+    }
+
+    #[test]
+    fn extended_attributes_are_copied_and_go_with_what_replaces_a_file() {
+        let mut tree = Tree::new();
+        let file_id = tree.add_at(Path::new("/d/f"), file()).unwrap();
+        let directory = tree.find(Path::new("/d")).unwrap();
+        tree.set_extended(file_id, extended(&[("user.a", b"1")])).unwrap();
+        tree.set_extended(directory, extended(&[("user.b", b"2")])).unwrap();
+        let mut copy = Tree::new();
+        copy.copy_below(&tree, Path::new("/d")).unwrap();
+        for path in ["/d", "/d/f"] {
+            let of = |tree: &Tree| tree.extended(tree.find(Path::new(path)).unwrap()).clone();
+            assert_eq!(of(&copy), of(&tree));
+            assert!(!of(&copy).is_empty());
+        }
+        let merged = Node { content: Content::directory(), attributes: Attributes::root(0o700) };
+        assert_eq!(tree.add_at(Path::new("/d"), merged), Ok(directory));
+        let replaced = tree.add_at(Path::new("/d/f"), file()).unwrap();
+        assert!(tree.extended(directory).is_empty() && tree.extended(replaced).is_empty());
+    }
+
+    #[test]
+    fn a_tree_has_no_more_extended_attributes_than_an_index() {
+        let mut tree = Tree::new();
+        let link = tree.add_at(Path::new("/link"), symlink("f")).unwrap();
+        let refused = tree.set_extended(link, extended(&[("user.a", b"")])).unwrap_err();
+        assert!(matches!(refused, TreeError::Extended(ExtendedError::NotKept(_))), "{refused}");
+        let large = vec![0; 65536 - 7];
+        let names: Vec<_> = (10..26).map(|number| format!("user.{number}")).collect();
+        let full = extended(&names.iter().map(|name| (&**name, &*large)).collect::<Vec<_>>());
+        for number in 0..16 {
+            let id = tree.add_at(Path::new(&format!("/f{number}")), file()).unwrap();
+            tree.set_extended(id, full.clone()).unwrap();
+            // Those that are replaced do not count.
+            tree.set_extended(id, full.clone()).unwrap();
+        }
+        let last = tree.add_at(Path::new("/last"), file()).unwrap();
+        let refused = tree.set_extended(last, extended(&[("user.a", b"")]));
+        assert_eq!(refused, Err(TreeError::Extended(ExtendedError::Index)));
     }
 
     #[test]

@@ -5,7 +5,8 @@ use std::collections::{HashMap, VecDeque};
 
 use bytemuck::Zeroable;
 use thaw_abi::rootfs::{
-    INDEX_MAGIC, INDEX_VERSION, Index, IndexBlob, IndexDirent, IndexHeader, IndexInode, NO_BLOB,
+    INDEX_MAGIC, INDEX_VERSION, INDEX_VERSION_EXTENDED, Index, IndexAttribute, IndexBlob,
+    IndexDirent, IndexExtension, IndexHeader, IndexInode, NO_BLOB,
 };
 
 use super::extension;
@@ -188,15 +189,49 @@ impl<'t> Writer<'t> {
         Ok(offset)
     }
 
-    fn finish(self) -> Result<Vec<u8>, TreeError> {
-        let mut bytes = vec![0; size_of::<IndexHeader>()];
+    /// The extended attributes of all files that are written, in order.
+    fn extended(&mut self) -> Result<Vec<IndexAttribute>, TreeError> {
+        let tree = self.tree;
+        let number = |id: NodeId| self.numbers[id.0 as usize];
+        let mut files: Vec<_> = tree.all_extended().map(|(id, all)| (number(id), all)).collect();
+        files.retain(|(number, _)| *number != u32::MAX);
+        files.sort_unstable_by_key(|(number, _)| *number);
+        let mut attributes = Vec::new();
+        for (inode, all) in files {
+            for (name, value) in all.iter() {
+                attributes.push(IndexAttribute {
+                    inode,
+                    name_offset: self.add_string(name)?,
+                    name_len: name.len() as u32,
+                    value_offset: self.add_string(value)?,
+                    value_len: value.len() as u32,
+                });
+            }
+        }
+        Ok(attributes)
+    }
+
+    fn finish(mut self) -> Result<Vec<u8>, TreeError> {
+        let attributes = self.extended()?;
+        let is_extended = !attributes.is_empty();
+        let extension_len = if is_extended { size_of::<IndexExtension>() } else { 0 };
+        let mut bytes = vec![0; size_of::<IndexHeader>() + extension_len];
         let inodes_offset = append(&mut bytes, bytemuck::cast_slice(&self.inodes));
         let dirents_offset = append(&mut bytes, bytemuck::cast_slice(&self.dirents));
         let blobs_offset = append(&mut bytes, bytemuck::cast_slice(&self.blobs));
+        if is_extended {
+            let extension = IndexExtension {
+                attributes_offset: append(&mut bytes, bytemuck::cast_slice(&attributes)),
+                attribute_count: count(attributes.len(), "extended attributes")?,
+                reserved: 0,
+            };
+            bytes[size_of::<IndexHeader>()..][..extension_len]
+                .copy_from_slice(bytemuck::bytes_of(&extension));
+        }
         let strings_offset = append(&mut bytes, &self.strings);
         let header = IndexHeader {
             magic: INDEX_MAGIC,
-            version: INDEX_VERSION,
+            version: if is_extended { INDEX_VERSION_EXTENDED } else { INDEX_VERSION },
             inode_count: count(self.inodes.len(), "files")?,
             dirent_count: count(self.dirents.len(), "names")?,
             blob_count: count(self.blobs.len(), "different contents")?,

@@ -84,6 +84,13 @@ impl Lower for IndexLower {
         Ok(self.index().link_target(self.inode(id)?).to_vec())
     }
 
+    fn extended(&self, id: LowerId, emit: &mut dyn FnMut(&[u8], &[u8])) {
+        let index = self.index();
+        for attribute in index.extended(id.0) {
+            emit(index.extended_name(attribute), index.extended_value(attribute));
+        }
+    }
+
     fn read(&self, id: LowerId, sink: &mut Sink<'_>, offset: u64, len: usize) -> Result<usize> {
         let inode = self.inode(id)?;
         let len = len.min(inode.size.saturating_sub(offset).try_into().unwrap_or(usize::MAX));

@@ -51,6 +51,10 @@ pub trait Lower: Saved + Send + Sync {
     /// Target of a symbolic link.
     fn read_link(&self, id: LowerId) -> Result<Vec<u8>>;
 
+    /// Names and values of a file's extended attributes. Of directories of the host, none are
+    /// taken over.
+    fn extended(&self, _id: LowerId, _emit: &mut dyn FnMut(&[u8], &[u8])) {}
+
     /// Makes sure that a regular file can be read: what can fail about that
     /// fails in open(2), not in read(2).
     fn prepare(&self, _id: LowerId) -> Result<()> {

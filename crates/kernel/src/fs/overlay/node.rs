@@ -108,8 +108,8 @@ impl Node {
             btime: now,
             changed: true,
         };
-        let (ino, device) = (fs.new_ino(), fs.device());
-        Self::build(fs, (ino, device), file_type, meta, body)
+        let numbers = (fs.new_ino(), fs.device());
+        Self::build(fs, numbers, file_type, meta, body, ExtendedAttributes::default())
     }
 
     fn build(
@@ -118,6 +118,7 @@ impl Node {
         file_type: FileType,
         meta: Meta,
         body: Body,
+        extended: ExtendedAttributes,
     ) -> Arc<Self> {
         Arc::new(Self {
             fs,
@@ -126,14 +127,15 @@ impl Node {
             file_type,
             meta: KernelCell::new(meta),
             body,
-            extended: ExtendedAttributes::default(),
+            extended,
             uses: Uses::default(),
         })
     }
 
     /// The node of a file of the lower layer.
     pub(super) fn from_lower(fs: Arc<Overlay>, id: LowerId) -> Result<Arc<Self>> {
-        let below = fs.lower.as_ref().ok_or(Errno::EIO)?.0.attributes(id)?;
+        let lower = fs.lower.clone().ok_or(Errno::EIO)?.0;
+        let below = lower.attributes(id)?;
         let file_type = FileType::from_mode(below.mode).ok_or(Errno::EIO)?;
         let body = match file_type {
             FileType::Regular => Body::Regular(KernelCell::new(Content::of_lower(id, below.size))),
@@ -156,8 +158,9 @@ impl Node {
             btime: below.mtime,
             changed: false,
         };
-        let device = device_number(fs.id, below.device);
-        Ok(Self::build(fs, (below.ino, device), file_type, meta, body))
+        let numbers = (below.ino, device_number(fs.id, below.device));
+        let extended = ExtendedAttributes::of_lower(&*lower, id);
+        Ok(Self::build(fs, numbers, file_type, meta, body, extended))
     }
 
     /// Counts an open file description.
@@ -233,8 +236,12 @@ impl Node {
 
     /// The content is about to change. A change by anyone but root takes set-user-ID
     /// and set-group-ID away, and Linux does that before it looks at the bytes
-    /// (write(2), truncate(2), `file_remove_privs`).
+    /// (write(2), truncate(2), `file_remove_privs`). A change by anyone at all takes the file's
+    /// capabilities away (`cap_inode_killpriv`).
     pub(super) fn begin_change(&self) {
+        if self.extended.remove_capabilities() {
+            self.update(|_| ());
+        }
         if self.meta.borrow_mut().permissions & (S_ISUID | S_ISGID) == 0
             || writing::keeps_privilege_bits()
         {
@@ -396,6 +403,9 @@ impl Inode for Node {
             && self.is_sealed(Seals::EXEC)
         {
             return Err(Errno::EPERM);
+        }
+        if changes.drops_capabilities {
+            self.extended.remove_capabilities();
         }
         self.update(|meta| {
             meta.permissions = changes.permissions.map_or(meta.permissions, |bits| bits & 0o7777);

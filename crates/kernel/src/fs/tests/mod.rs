@@ -3,6 +3,7 @@
 mod content;
 mod descriptors;
 mod directories;
+mod extended;
 mod names;
 mod walking;
 
@@ -13,7 +14,8 @@ use std::vec::Vec;
 use alloc::sync::Arc;
 
 use thaw_abi::rootfs::{
-    INDEX_MAGIC, INDEX_VERSION, Index, IndexBlob, IndexDirent, IndexHeader, IndexInode, NO_BLOB,
+    INDEX_MAGIC, INDEX_VERSION, INDEX_VERSION_EXTENDED, Index, IndexAttribute, IndexBlob,
+    IndexDirent, IndexExtension, IndexHeader, IndexInode, NO_BLOB,
 };
 
 use super::context::Context;
@@ -64,8 +66,14 @@ pub fn sample() -> Vec<(&'static str, Lower)> {
     ]
 }
 
+/// An extended attribute of a file: its path, name and value.
+pub type Attribute<'a> = (&'a str, &'a [u8], &'a [u8]);
+
 /// Builds an index by hand and parses it; also returns the blobs that it names.
-pub fn index(files: &[(&'static str, Lower)]) -> (Index<'static>, Vec<Vec<u8>>) {
+pub fn index(
+    files: &[(&'static str, Lower)],
+    attributes: &[Attribute<'_>],
+) -> (Index<'static>, Vec<Vec<u8>>) {
     let mut blobs = Vec::new();
     let mut tree: BTreeMap<String, Vec<(String, Lower)>> = BTreeMap::new();
     tree.insert(String::new(), Vec::new());
@@ -148,11 +156,31 @@ pub fn index(files: &[(&'static str, Lower)]) -> (Index<'static>, Vec<Vec<u8>>) 
             Some(Lower::Same(_)) => continue,
         };
     }
-    (assemble(&inodes, &dirents, &strings), blobs)
+    let mut add = |bytes: &[u8]| {
+        strings.extend_from_slice(bytes);
+        (strings.len() - bytes.len()) as u32
+    };
+    let mut extended: Vec<_> = attributes
+        .iter()
+        .map(|(path, name, value)| IndexAttribute {
+            inode: numbers[*path],
+            name_offset: add(name),
+            name_len: name.len() as u32,
+            value_offset: add(value),
+            value_len: value.len() as u32,
+        })
+        .collect();
+    extended.sort_by_key(|attribute| attribute.inode);
+    (assemble(&inodes, &dirents, &extended, &strings), blobs)
 }
 
-fn assemble(inodes: &[IndexInode], dirents: &[IndexDirent], strings: &[u8]) -> Index<'static> {
-    let mut bytes = std::vec![0u8; size_of::<IndexHeader>()];
+fn assemble(
+    inodes: &[IndexInode],
+    dirents: &[IndexDirent],
+    extended: &[IndexAttribute],
+    strings: &[u8],
+) -> Index<'static> {
+    let mut bytes = std::vec![0u8; size_of::<IndexHeader>() + size_of::<IndexExtension>()];
     let mut table = |content: &[u8]| {
         bytes.resize(bytes.len().next_multiple_of(8), 0);
         let offset = bytes.len() as u64;
@@ -162,10 +190,15 @@ fn assemble(inodes: &[IndexInode], dirents: &[IndexDirent], strings: &[u8]) -> I
     let inodes_offset = table(bytemuck::cast_slice(inodes));
     let dirents_offset = table(bytemuck::cast_slice(dirents));
     let blobs_offset = table(bytemuck::cast_slice::<IndexBlob, u8>(&[]));
+    let extension = IndexExtension {
+        attributes_offset: table(bytemuck::cast_slice(extended)),
+        attribute_count: extended.len() as u32,
+        reserved: 0,
+    };
     let strings_offset = table(strings);
     let header = IndexHeader {
         magic: INDEX_MAGIC,
-        version: INDEX_VERSION,
+        version: if extended.is_empty() { INDEX_VERSION } else { INDEX_VERSION_EXTENDED },
         inode_count: inodes.len() as u32,
         dirent_count: dirents.len() as u32,
         blob_count: 0,
@@ -177,7 +210,8 @@ fn assemble(inodes: &[IndexInode], dirents: &[IndexDirent], strings: &[u8]) -> I
         strings_len: strings.len() as u64,
         checksum: [0; 32],
     };
-    bytes[..size_of::<IndexHeader>()].copy_from_slice(bytemuck::bytes_of(&header));
+    let heads = [bytemuck::bytes_of(&header), bytemuck::bytes_of(&extension)].concat();
+    bytes[..heads.len()].copy_from_slice(&heads);
     // Leaked, and aligned: an index lives as long as the sandbox.
     let mut words = std::vec![0u64; bytes.len().div_ceil(8)];
     bytemuck::cast_slice_mut::<u64, u8>(&mut words)[..bytes.len()].copy_from_slice(&bytes);
@@ -198,7 +232,11 @@ impl World {
     }
 
     pub fn over(files: &[(&'static str, Lower)]) -> Self {
-        let (index, blobs) = index(files);
+        Self::with_attributes(files, &[])
+    }
+
+    pub fn with_attributes(files: &[(&'static str, Lower)], attributes: &[Attribute<'_>]) -> Self {
+        let (index, blobs) = index(files, attributes);
         let lower = LowerLayer(Arc::new(IndexLower::new(index)));
         let sandbox = Sandbox::over(lower, blobs, Credentials::of_user(0, 0));
         Self { fs: &kernel().fs, context: Context::current(), sandbox }

@@ -93,7 +93,10 @@ fn change_owner(context: &Context, path: &Path, uid: u32, gid: u32) -> Result<()
         let cleared = if attributes.mode & 0o010 != 0 { S_ISUID | S_ISGID } else { S_ISUID };
         permissions = Some(attributes.mode & 0o7777 & !cleared);
     }
-    change(path, &AttributeChanges { permissions, uid, gid, ..Default::default() })
+    let drops_capabilities = attributes.file_type() != FileType::Directory;
+    let changes =
+        AttributeChanges { permissions, uid, gid, drops_capabilities, ..Default::default() };
+    change(path, &changes)
 }
 
 /// chown(2).

@@ -11,7 +11,9 @@ use crate::fs::inotify::Mask;
 use crate::fs::notify;
 use crate::fs::path::Path;
 use crate::fs::walk::Follow;
-use crate::fs::xattr::{Existing, NAME_MAX, SIZE_MAX, Use, attributes};
+use crate::fs::xattr::{
+    CAPABILITY, Existing, LIST_MAX, NAME_MAX, Use, VALUE_MAX, attributes, is_capability_value,
+};
 
 fn read_name(name: UserString) -> Result<Vec<u8>> {
     let name = name.read_string(NAME_MAX + 1).map_err(|error| match error {
@@ -71,7 +73,7 @@ fn set(file: Named, name: UserString, value: UserPtr<u8>, size: usize, flags: u3
         _ => return Err(Errno::EINVAL),
     };
     let name = read_name(name)?;
-    if size > SIZE_MAX {
+    if size > VALUE_MAX {
         return Err(Errno::E2BIG);
     }
     let mut bytes = alloc::vec![0; size];
@@ -80,6 +82,9 @@ fn set(file: Named, name: UserString, value: UserPtr<u8>, size: usize, flags: u3
     }
     let context = Context::current();
     let path = file.place(&context)?;
+    if name == CAPABILITY && !is_capability_value(&bytes) {
+        return Err(Errno::EINVAL);
+    }
     let all = attributes(&context.identity, &**path.inode(), &name, Use::Write)?;
     if flags == XATTR_CREATE | XATTR_REPLACE && all.get(&name).is_ok() {
         return Err(Errno::EEXIST);
@@ -107,7 +112,14 @@ fn list_names(file: Named, list: UserPtr<u8>, size: usize) -> Result<usize> {
     let context = Context::current();
     let path = file.place(&context)?;
     let names = path.inode().extended_attributes().map(|all| all.list(&context.identity));
-    give(&names.unwrap_or_default(), list, size)
+    let names = names.unwrap_or_default();
+    check_list(names.len(), size)?;
+    give(&names, list, size)
+}
+
+/// `E2BIG` if so many bytes of names are more than any list (`listxattr`, fs/xattr.c).
+fn check_list(len: usize, size: usize) -> Result<()> {
+    if len > LIST_MAX && size >= LIST_MAX { Err(Errno::E2BIG) } else { Ok(()) }
 }
 
 /// getxattr(2).
@@ -196,4 +208,18 @@ pub fn llistxattr(path: UserString, list: UserPtr<u8>, size: usize) -> Result<us
 /// flistxattr(2).
 pub fn flistxattr(fd: Fd, list: UserPtr<u8>, size: usize) -> Result<usize> {
     list_names(Named::Descriptor(fd), list, size)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_has_a_bound() {
+        assert_eq!(check_list(LIST_MAX, LIST_MAX), Ok(()));
+        assert_eq!(check_list(LIST_MAX + 1, LIST_MAX), Err(Errno::E2BIG));
+        // Those who have less room hear that it is too little, and those who ask how much it is.
+        assert_eq!(check_list(LIST_MAX + 1, LIST_MAX - 1), Ok(()));
+        assert_eq!(check_list(LIST_MAX + 1, 0), Ok(()));
+    }
 }
