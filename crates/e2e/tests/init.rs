@@ -236,6 +236,98 @@ fn modules_of_go_are_fetched() {
     let place = Place::new();
     let main = "package main\n\nimport (\n\t\"net/http\"\n\n\t\"github.com/google/uuid\"\n)\n\n\
                 func main() {\n\thttp.HandleFunc(\"/\", func(w http.ResponseWriter, r *http.Request) {\n\
+/// Says which versions of packages it has.
+const VERSIONS: &str = r"import http.server, importlib.metadata, urllib.parse
+import httpx
+
+def version(name):
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return 'none'
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        names = urllib.parse.urlparse(self.path).query.split(',')
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(' '.join(version(name) for name in names).encode())
+
+http.server.HTTPServer(('', 8080), Handler).serve_forever()
+";
+
+/// How the hashes of socksio begin in the lock file of uv.
+const HASHES_OF_SOCKSIO: [&str; 2] = ["sha256:f88beb3d", "sha256:95dc1f15"];
+
+/// A project that was locked, with a program.
+fn locked(place: &Place, name: &str, lock: &str) -> PathBuf {
+    let directory = place.directory(name, &[("app.py", VERSIONS)]);
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/lock-files");
+    for file in ["pyproject.toml", lock] {
+        fs::copy(fixtures.join(name).join(file), directory.join(file)).expect("a file");
+    }
+    directory
+}
+
+#[test]
+fn packages_of_uv_and_poetry_have_the_locked_versions() {
+    if !has("python3") || !reaches("pypi.org") {
+        return;
+    }
+    let place = Place::new();
+    for (name, lock) in [("uv", "uv.lock"), ("poetry", "poetry.lock"), ("poetry-1", "poetry.lock")]
+    {
+        let directory = locked(&place, name, lock);
+        let report = place.init(&directory, &[]);
+        let found = report["project"]["found"].as_array().expect("a list");
+        assert!(found.iter().any(|found| found == lock), "{report}");
+        // The last two are of an extra of the project and of a group.
+        let answer = place.answer(&directory, "/?httpx,click,socksio,bottle,iniconfig");
+        assert_eq!(answer, "0.27.2 8.1.7 1.0.0 none none", "{name}");
+    }
+}
+
+#[test]
+fn a_lock_file_has_the_last_word() {
+    if !has("python3") || !reaches("pypi.org") {
+        return;
+    }
+    let place = Place::new();
+    let directory = locked(&place, "uv", "uv.lock");
+    place.init(&directory, &[]);
+    let refused = |why: &str| {
+        let outcome = place.thaw(&["build", "--weak-limits", directory.to_str().expect("text")]);
+        assert_eq!(outcome.code, Some(1), "{}", outcome.stderr);
+        assert!(outcome.stderr.contains(why), "{}", outcome.stderr);
+    };
+    let lock = fs::read_to_string(directory.join("uv.lock")).expect("a file");
+    let project = fs::read_to_string(directory.join("pyproject.toml")).expect("a file");
+    // Archives with other hashes than those of the lock file are not installed.
+    let other = HASHES_OF_SOCKSIO
+        .iter()
+        .fold(lock.clone(), |lock, hash| lock.replace(hash, "sha256:00000000"));
+    assert_ne!(other, lock);
+    fs::write(directory.join("uv.lock"), other).expect("a file");
+    refused("DO NOT MATCH THE HASHES");
+    fs::write(directory.join("uv.lock"), &lock).expect("a file");
+    let other = project.replace("click~=8.1", "click~=8.2");
+    fs::write(directory.join("pyproject.toml"), other).expect("a file");
+    refused("it was not made for click~=8.2, which pyproject.toml wants; run `uv lock`");
+    fs::write(directory.join("pyproject.toml"), &project).expect("a file");
+    let other = lock.replace("https://pypi.org/simple", "https://index.example/simple");
+    fs::write(directory.join("uv.lock"), other).expect("a file");
+    refused(
+        "write `egress = [\"files.pythonhosted.org:443\", \"index.example:443\"]` below [build]",
+    );
+    fs::write(directory.join("uv.lock"), &lock).expect("a file");
+    // What an earlier version needed is gone.
+    assert_eq!(place.answer(&directory, "/?httpx,sniffio"), "0.27.2 1.3.1");
+    let without = lock.replace("    { name = \"sniffio\" },\n", "");
+    fs::write(directory.join("uv.lock"), without).expect("a file");
+    fs::write(directory.join("sniffio.py"), "def current_async_library(): pass\n").expect("a file");
+    assert_eq!(place.answer(&directory, "/?httpx,sniffio"), "0.27.2 none");
+}
+
                 \t\tid := uuid.MustParse(r.URL.Query().Get(\"id\"))\n\t\tw.Write([]byte(id.URN()))\n\t})\n\
                 \thttp.ListenAndServe(\":8080\", nil)\n}\n";
     let module = "module x\n\ngo 1.21\n\nrequire github.com/google/uuid v1.6.0\n";

@@ -87,7 +87,7 @@ fn told(directory: &Path, written: &[PathBuf], project: &Project) -> String {
     let mut text = format!("found {}\n", escape(project.evidence().as_bytes()));
     let command = command_line(&project.command);
     let _ = writeln!(text, "it is started by `{command}` and listens on port {}", project.port);
-    if let Some(build) = &project.build {
+    if let Some(build) = project.build.as_ref().filter(|build| !build.command.is_empty()) {
         let command = command_line(&build.command);
         let _ = writeln!(text, "`thaw build` runs `{command}` before, in a sandbox");
     }

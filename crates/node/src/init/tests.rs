@@ -66,12 +66,42 @@ fn applications_of_asgi_are_served_by_uvicorn() {
     assert_eq!(config.runtime.unwrap().requirements.unwrap(), Path::new("pyproject.toml"));
     let toml = "[tool.poetry.dependencies]\npython = \"^3.9\"\n\
                 fastapi = {version = \"^0.115\", extras = [\"standard\"]}\n";
-    let project = found(&[main, ("pyproject.toml", toml), ("poetry.lock", "")]);
+    let project = found(&[main, ("pyproject.toml", toml), ("pdm.lock", "")]);
     assert!(project.command.ends_with(&["main:api".to_owned()]), "{:?}", project.command);
-    assert!(project.notes.len() == 1 && project.notes[0].contains("poetry export"), "{project:?}");
+    assert!(project.notes.len() == 1 && project.notes[0].contains("pdm export"), "{project:?}");
     let toml = "[tool.poetry.dependencies]\nx = {git = \"https://example.org\"}\n";
     let error = refused(&[main, ("pyproject.toml", toml)]);
     assert!(error.contains("poetry export"), "{error}");
+}
+
+/// A lock file is named, and what it locks counts as a dependency.
+#[test]
+fn a_lock_file_says_what_is_installed() {
+    let app = ("app.py", "from flask import Flask\napp = Flask(__name__)\n");
+    let toml = ("pyproject.toml", "[project]\nname = \"x\"\ndependencies = [\"gunicorn\"]\n");
+    let lock = |index: &str| {
+        format!(
+            "version = 1\n[[package]]\nname = \"x\"\nsource = {{ virtual = \".\" }}\n\
+             dependencies = [{{ name = \"gunicorn\" }}]\nmetadata.requires-dist = [{{ name = \"gunicorn\" }}]\n\
+             [[package]]\nname = \"gunicorn\"\nversion = \"23.0.0\"\n\
+             source = {{ registry = \"https://{index}/simple\" }}\nsdist = {{ hash = \"sha256:{}\" }}\n",
+            "0".repeat(64)
+        )
+    };
+    let project = found(&[app, toml, ("uv.lock", &lock("pypi.org")), ("poetry.lock", "")]);
+    assert_eq!(project.command[2], "gunicorn");
+    assert!(project.notes.is_empty() && project.build.is_none(), "{project:?}");
+    let requirements = parsed(&project).runtime.unwrap().requirements.unwrap();
+    assert_eq!(requirements, Path::new("uv.lock"));
+    let project = found(&[app, toml, ("uv.lock", &lock("index.example"))]);
+    let config = parsed(&project);
+    assert_eq!(config.build.unwrap().egress[0].to_string(), "index.example:443");
+    assert!(project.to_toml().contains("# Where pip gets the packages. See docs/building.md.\n"));
+    let error = refused(&[app, toml, ("poetry.lock", "")]);
+    assert!(error.contains("poetry.lock: "), "{error}");
+    // A requirements.txt is asked first.
+    let project = found(&[app, ("requirements.txt", "flask\n"), toml, ("poetry.lock", "")]);
+    assert_eq!(project.found[0], "requirements.txt");
 }
 
 #[test]
