@@ -29,6 +29,14 @@ const EXPRESS: [(&str, &str); 2] = [
     ),
 ];
 
+/// A server in Java with a library.
+const GSON: &str = "package app;\nimport com.google.gson.Gson;\nimport com.sun.net.httpserver.HttpServer;\n\
+        public class Main { public static void main(String[] a) throws Exception {\n\
+        var server = HttpServer.create(new java.net.InetSocketAddress(8080), 0);\n\
+        server.createContext(\"/\", e -> { byte[] b = new Gson().toJson(java.util.List.of(1, 2)).getBytes();\n\
+        e.sendResponseHeaders(200, b.length); e.getResponseBody().write(b); e.close(); });\n\
+        server.start(); } }\n";
+
 /// A home and a directory for functions.
 struct Place {
     all: TempDir,
@@ -228,14 +236,6 @@ fn packages_of_poetry_are_installed() {
     assert_eq!(place.answer(&directory, "/?q=1"), "flask 1");
 }
 
-#[test]
-fn modules_of_go_are_fetched() {
-    if !has("go") || !reaches("proxy.golang.org") {
-        return;
-    }
-    let place = Place::new();
-    let main = "package main\n\nimport (\n\t\"net/http\"\n\n\t\"github.com/google/uuid\"\n)\n\n\
-                func main() {\n\thttp.HandleFunc(\"/\", func(w http.ResponseWriter, r *http.Request) {\n\
 /// Says which versions of packages it has.
 const VERSIONS: &str = r"import http.server, importlib.metadata, urllib.parse
 import httpx
@@ -328,6 +328,14 @@ fn a_lock_file_has_the_last_word() {
     assert_eq!(place.answer(&directory, "/?httpx,sniffio"), "0.27.2 none");
 }
 
+#[test]
+fn modules_of_go_are_fetched() {
+    if !has("go") || !reaches("proxy.golang.org") {
+        return;
+    }
+    let place = Place::new();
+    let main = "package main\n\nimport (\n\t\"net/http\"\n\n\t\"github.com/google/uuid\"\n)\n\n\
+                func main() {\n\thttp.HandleFunc(\"/\", func(w http.ResponseWriter, r *http.Request) {\n\
                 \t\tid := uuid.MustParse(r.URL.Query().Get(\"id\"))\n\t\tw.Write([]byte(id.URN()))\n\t})\n\
                 \thttp.ListenAndServe(\":8080\", nil)\n}\n";
     let module = "module x\n\ngo 1.21\n\nrequire github.com/google/uuid v1.6.0\n";
@@ -366,17 +374,78 @@ fn dependencies_of_a_pom_are_fetched() {
         <project.build.sourceEncoding>UTF-8</project.build.sourceEncoding></properties>\
         <dependencies><dependency><groupId>com.google.code.gson</groupId><artifactId>gson</artifactId>\
         <version>2.11.0</version></dependency></dependencies></project>";
-    let main = "package app;\nimport com.google.gson.Gson;\nimport com.sun.net.httpserver.HttpServer;\n\
-        public class Main { public static void main(String[] a) throws Exception {\n\
-        var server = HttpServer.create(new java.net.InetSocketAddress(8080), 0);\n\
-        server.createContext(\"/\", e -> { byte[] b = new Gson().toJson(java.util.List.of(1, 2)).getBytes();\n\
-        e.sendResponseHeaders(200, b.length); e.getResponseBody().write(b); e.close(); });\n\
-        server.start(); } }\n";
-    let files = [("pom.xml", pom), ("src/main/java/app/Main.java", main)];
+    let files = [("pom.xml", pom), ("src/main/java/app/Main.java", GSON)];
     let directory = place.directory("gson", &files);
     let report = place.init(&directory, &[]);
     assert_eq!(report["project"]["command"][3], "app.Main");
     assert_eq!(place.answer(&directory, "/"), "[1,2]");
+}
+
+#[test]
+fn gradle_makes_the_archives_of_a_project() {
+    if !has("gradle") || !reaches("repo.maven.apache.org") {
+        return;
+    }
+    let place = Place::new();
+    // `compile` is what versions before 7 know, such as that of Debian.
+    let wish = match is_gradle_before_7() {
+        true => "compile",
+        false => "implementation",
+    };
+    let build = format!(
+        "plugins {{ id 'application' }}\nrepositories {{ mavenCentral() }}\n\
+         dependencies {{ {wish} 'com.google.code.gson:gson:2.11.0' }}\n\
+         version = '1'\nmainClassName = 'app.Main'\n"
+    );
+    let source = ("src/main/java/app/Main.java", GSON);
+    let own = place.directory("own", &[("build.gradle", &build), source]);
+    let report = place.init(&own, &[]);
+    assert_eq!(report["project"]["command"][3], "app.Main");
+    assert_eq!(place.answer(&own, "/"), "[1,2]");
+    let below = place.directory(
+        "below",
+        &[
+            ("settings.gradle", "include 'app', 'lib'\n"),
+            ("app/build.gradle", &build),
+            ("app/src/main/java/app/Main.java", GSON),
+            ("lib/build.gradle", "apply plugin: 'java'\n"),
+            // In the place of a wrapper, which would download Gradle.
+            ("gradlew", "exec gradle \"$@\"\n"),
+        ],
+    );
+    place.init(&below, &[]);
+    assert_eq!(place.answer(&below, "/"), "[1,2]");
+}
+
+#[test]
+fn gradle_makes_one_archive() {
+    if !has("gradle") {
+        return;
+    }
+    let place = Place::new();
+    let main = GSON.replace("import com.google.gson.Gson;\n", "");
+    let main = main.replace(
+        "new Gson().toJson(java.util.List.of(1, 2))",
+        "java.util.List.of(1, 2).toString()",
+    );
+    let source = ("src/main/java/app/Main.java", main.as_str());
+    let files = [("build.gradle", "apply plugin: 'java'\nversion = '1'\n"), source];
+    let directory = place.directory("plain", &files);
+    place.init(&directory, &[]);
+    assert_eq!(place.answer(&directory, "/"), "[1, 2]");
+    // The archive of another version takes its place.
+    fs::write(directory.join("build.gradle"), "apply plugin: 'java'\nversion = '2'\n")
+        .expect("a file");
+    assert_eq!(place.answer(&directory, "/"), "[1, 2]");
+}
+
+/// Whether Gradle does not know `compile` any more: it went with version 7.
+fn is_gradle_before_7() -> bool {
+    let output = Command::new("gradle").arg("--version").output().expect("gradle");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let version = text.lines().find_map(|line| line.strip_prefix("Gradle "));
+    let major = version.and_then(|version| version.split('.').next()?.parse::<u32>().ok());
+    major.is_some_and(|major| major < 7)
 }
 
 #[test]

@@ -222,6 +222,73 @@ fn maven_makes_an_archive_and_its_libraries() {
 }
 
 #[test]
+fn gradle_makes_archives() {
+    let main = (
+        "src/main/java/x/y/M.java",
+        "class M { public static void main(String[] a) { s(9090); } }",
+    );
+    let application = "plugins { id 'application' }\ndependencies { implementation 'a:b:1' }\n";
+    let project = found(&[("build.gradle", application), main]);
+    assert_eq!(project.command, ["java", "-cp", "/app/lib/*", "x.y.M"]);
+    assert_eq!(
+        parsed(&project).files[0],
+        FileEntry { from: "build/app-lib".into(), to: Some("/app/lib".into()) }
+    );
+    assert!(build(&project).contains(" gradle --no-daemon --quiet installDist && "), "{project:?}");
+    assert_eq!(project.build.as_ref().unwrap().egress, ["repo.maven.apache.org:443"]);
+    // As `gradle init` makes it.
+    let kotlin = "plugins {\n    application\n    alias(libs.plugins.x)\n}\n\
+                  application {\n    mainClass.set(\"a.B\")\n}\n";
+    let files = [
+        ("settings.gradle.kts", "rootProject.name = \"shop\"\ninclude(\"app\", \"lib\")\n"),
+        ("app/build.gradle.kts", kotlin),
+        ("lib/build.gradle.kts", "plugins { `java-library` }"),
+        ("gradlew", "#!/bin/sh\n"),
+    ];
+    let project = found(&files);
+    assert_eq!(project.command[3], "a.B");
+    let line = build(&project);
+    assert!(line.contains(" sh ./gradlew --no-daemon --quiet :app:installDist && "), "{line}");
+    assert!(line.ends_with("cp -r app/build/install/*/lib build/app-lib"), "{line}");
+    let egress = project.build.unwrap().egress;
+    assert!(egress.contains(&"services.gradle.org:443".to_owned()), "{egress:?}");
+    assert!(egress.contains(&"plugins.gradle.org:443".to_owned()), "{egress:?}");
+    let mirror = (
+        "gradle/wrapper/gradle-wrapper.properties",
+        "distributionUrl=https\\://mirror.example/g.zip\n",
+    );
+    let egress = found(&[&files[..], &[mirror]].concat()).build.unwrap().egress;
+    assert!(egress.contains(&"mirror.example:443".to_owned()), "{egress:?}");
+    assert!(!egress.contains(&"services.gradle.org:443".to_owned()), "{egress:?}");
+    let boot = "plugins {\n id 'java'\n id 'org.springframework.boot' version '3.4.0'\n}\n";
+    let settings = ("src/main/resources/application.properties", "server.port=8085\n");
+    let project = found(&[("build.gradle", boot), settings]);
+    assert_eq!(project.command, ["java", "-jar", "/app/app.jar", "--server.port=8085"]);
+    assert!(
+        build(&project)
+            .ends_with("bootJar && mkdir -p build && cp -r build/libs/*.jar build/app.jar")
+    );
+    let project = found(&[("build.gradle", "apply plugin: 'java'\n"), main]);
+    assert_eq!(project.command, ["java", "-cp", "/app/app.jar", "x.y.M"]);
+}
+
+#[test]
+fn projects_of_gradle_that_do_not_serve_are_said() {
+    let error = refused(&[("build.gradle", "plugins { id 'application' }\n")]);
+    assert!(error.contains("names no main class"), "{error}");
+    let java = "plugins { id 'java' }\ndependencies {\n    implementation 'a:b:1'\n}\n";
+    assert!(refused(&[("build.gradle", java)]).contains("add the plugin `application`"));
+    let kotlin = "plugins { kotlin(\"jvm\") version \"2.0\"\n }\n";
+    assert!(refused(&[("build.gradle.kts", kotlin)]).contains("add the plugin `application`"));
+    assert!(refused(&[("build.gradle", "// id 'application'\n")]).contains("applies none of"));
+    let application = "plugins { id 'application' }\n";
+    let settings = ("settings.gradle", "include 'a', 'b'\n");
+    assert!(refused(&[settings]).contains("none of the projects"));
+    let two = [settings, ("a/build.gradle", application), ("b/build.gradle", application)];
+    assert!(refused(&two).contains("2 of the projects"));
+}
+
+#[test]
 fn rack_needs_a_server() {
     let project =
         found(&[("config.ru", "run App"), ("Gemfile", "gem 'sinatra'\ngem \"puma\", '~> 6'\n")]);
