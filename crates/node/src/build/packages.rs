@@ -49,7 +49,7 @@ pub(super) fn install(
         Some(file) => {
             let locked = locked(commands, file, requirements)?;
             empty(commands, &target).map_err(io_failed)?;
-            locked.is_wanted(commands, &written).map_err(io_failed)?
+            wanted_exactly(commands, &locked, &written).map_err(io_failed)?
         }
         None => wanted(requirements, on_event)?,
     };
@@ -138,11 +138,9 @@ fn locked(commands: &Commands<'_>, file: LockFile, path: &Path) -> Result<Locked
     let project =
         project.map_err(|why| unusable(format!("its {PYPROJECT} is needed, too: {why}")))?;
     let locked = Locked::read(file, &lock, &project).map_err(unusable)?;
-    let settings = commands.settings();
-    let is_allowed = |destination: &str| match settings.egress.is_empty() {
-        true => PYPI_DESTINATIONS.contains(&destination),
-        false => true,
-    };
+    // Of rules of the author's own, the sandbox says which one is missing.
+    let has_rules = !commands.settings().egress.is_empty();
+    let is_allowed = |destination: &str| has_rules || PYPI_DESTINATIONS.contains(&destination);
     let all: Vec<&str> = locked.destinations.iter().map(String::as_str).collect();
     if commands.options.trust == Trust::Untrusted
         && let Some(missing) = all.iter().find(|destination| !is_allowed(destination))
@@ -168,19 +166,21 @@ fn empty(commands: &Commands<'_>, target: &Path) -> io::Result<()> {
     Ok(())
 }
 
-impl Locked {
-    /// The same for what a lock file says. `pip` refuses what has another hash, and installs
-    /// nothing that no line names.
-    fn is_wanted(&self, commands: &Commands<'_>, directory: &Path) -> io::Result<Vec<OsString>> {
-        if self.names.is_empty() {
-            return Ok(Vec::new());
-        }
-        let path = directory.join("requirements.txt");
-        let _acting = commands.home.act().map_err(|error| io::Error::other(error.to_string()))?;
-        fs::write(&path, self.text())?;
-        let options = ["--no-deps", "--require-hashes", "--requirement"].map(OsString::from);
-        Ok(options.into_iter().chain([path.into()]).collect())
+/// Arguments of `pip` for what a lock file says, which is written into `directory`. `pip` refuses
+/// what has another hash, and installs nothing that no line names.
+fn wanted_exactly(
+    commands: &Commands<'_>,
+    locked: &Locked,
+    directory: &Path,
+) -> io::Result<Vec<OsString>> {
+    if locked.names.is_empty() {
+        return Ok(Vec::new());
     }
+    let path = directory.join("requirements.txt");
+    let _acting = commands.home.act().map_err(|error| io::Error::other(error.to_string()))?;
+    fs::write(&path, locked.text())?;
+    let options = ["--no-deps", "--require-hashes", "--requirement"].map(OsString::from);
+    Ok(options.into_iter().chain([path.into()]).collect())
 }
 
 /// The dependencies of a project by the text of its pyproject.toml: those of `[project]` (PEP 621),

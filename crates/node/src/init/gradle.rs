@@ -250,7 +250,7 @@ impl Build {
         let settings = SETTINGS_FILES.iter().filter_map(|name| look.source(name));
         let texts: Vec<String> = settings.map(|text| without_comments(&text)).collect();
         for text in texts.iter().chain([&self.text]) {
-            let with_version = regex(r#"\)?\s+version[\s(]*["']|\balias\s*\("#);
+            let with_version = regex(r#"["'][ \t]*\)?[ \t]+version\b[ \t(]*["']|\balias\s*\("#);
             if with_version.is_match(text) || text.contains("gradlePluginPortal") {
                 add(&PLUGINS);
             }

@@ -268,7 +268,10 @@ fn gradle_makes_archives() {
         build(&project)
             .ends_with("bootJar && mkdir -p build && cp -r build/libs/*.jar build/app.jar")
     );
-    let project = found(&[("build.gradle", "apply plugin: 'java'\n"), main]);
+    assert!(project.build.unwrap().egress.contains(&"plugins.gradle.org:443".to_owned()));
+    let java = "apply plugin: 'java'\ngroup 'a'\nversion '1'\n";
+    let project = found(&[("build.gradle", java), main]);
+    assert_eq!(project.build.as_ref().unwrap().egress, ["repo.maven.apache.org:443"]);
     assert_eq!(project.command, ["java", "-cp", "/app/app.jar", "x.y.M"]);
 }
 
