@@ -29,6 +29,14 @@ const EXPRESS: [(&str, &str); 2] = [
     ),
 ];
 
+/// A server in Java with a library.
+const GSON: &str = "package app;\nimport com.google.gson.Gson;\nimport com.sun.net.httpserver.HttpServer;\n\
+        public class Main { public static void main(String[] a) throws Exception {\n\
+        var server = HttpServer.create(new java.net.InetSocketAddress(8080), 0);\n\
+        server.createContext(\"/\", e -> { byte[] b = new Gson().toJson(java.util.List.of(1, 2)).getBytes();\n\
+        e.sendResponseHeaders(200, b.length); e.getResponseBody().write(b); e.close(); });\n\
+        server.start(); } }\n";
+
 /// A home and a directory for functions.
 struct Place {
     all: TempDir,
@@ -228,6 +236,98 @@ fn packages_of_poetry_are_installed() {
     assert_eq!(place.answer(&directory, "/?q=1"), "flask 1");
 }
 
+/// Says which versions of packages it has.
+const VERSIONS: &str = r"import http.server, importlib.metadata, urllib.parse
+import httpx
+
+def version(name):
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return 'none'
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        names = urllib.parse.urlparse(self.path).query.split(',')
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(' '.join(version(name) for name in names).encode())
+
+http.server.HTTPServer(('', 8080), Handler).serve_forever()
+";
+
+/// How the hashes of socksio begin in the lock file of uv.
+const HASHES_OF_SOCKSIO: [&str; 2] = ["sha256:f88beb3d", "sha256:95dc1f15"];
+
+/// A project that was locked, with a program.
+fn locked(place: &Place, name: &str, lock: &str) -> PathBuf {
+    let directory = place.directory(name, &[("app.py", VERSIONS)]);
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/lock-files");
+    for file in ["pyproject.toml", lock] {
+        fs::copy(fixtures.join(name).join(file), directory.join(file)).expect("a file");
+    }
+    directory
+}
+
+#[test]
+fn packages_of_uv_and_poetry_have_the_locked_versions() {
+    if !has("python3") || !reaches("pypi.org") {
+        return;
+    }
+    let place = Place::new();
+    for (name, lock) in [("uv", "uv.lock"), ("poetry", "poetry.lock"), ("poetry-1", "poetry.lock")]
+    {
+        let directory = locked(&place, name, lock);
+        let report = place.init(&directory, &[]);
+        let found = report["project"]["found"].as_array().expect("a list");
+        assert!(found.iter().any(|found| found == lock), "{report}");
+        // The last two are of an extra of the project and of a group.
+        let answer = place.answer(&directory, "/?httpx,click,socksio,bottle,iniconfig");
+        assert_eq!(answer, "0.27.2 8.1.7 1.0.0 none none", "{name}");
+    }
+}
+
+#[test]
+fn a_lock_file_has_the_last_word() {
+    if !has("python3") || !reaches("pypi.org") {
+        return;
+    }
+    let place = Place::new();
+    let directory = locked(&place, "uv", "uv.lock");
+    place.init(&directory, &[]);
+    let refused = |why: &str| {
+        let outcome = place.thaw(&["build", "--weak-limits", directory.to_str().expect("text")]);
+        assert_eq!(outcome.code, Some(1), "{}", outcome.stderr);
+        assert!(outcome.stderr.contains(why), "{}", outcome.stderr);
+    };
+    let lock = fs::read_to_string(directory.join("uv.lock")).expect("a file");
+    let project = fs::read_to_string(directory.join("pyproject.toml")).expect("a file");
+    // Archives with other hashes than those of the lock file are not installed.
+    let other = HASHES_OF_SOCKSIO
+        .iter()
+        .fold(lock.clone(), |lock, hash| lock.replace(hash, "sha256:00000000"));
+    assert_ne!(other, lock);
+    fs::write(directory.join("uv.lock"), other).expect("a file");
+    refused("DO NOT MATCH THE HASHES");
+    fs::write(directory.join("uv.lock"), &lock).expect("a file");
+    let other = project.replace("click~=8.1", "click~=8.2");
+    fs::write(directory.join("pyproject.toml"), other).expect("a file");
+    refused("it was not made for click~=8.2, which pyproject.toml wants; run `uv lock`");
+    fs::write(directory.join("pyproject.toml"), &project).expect("a file");
+    let other = lock.replace("https://pypi.org/simple", "https://index.example/simple");
+    fs::write(directory.join("uv.lock"), other).expect("a file");
+    refused(
+        "write `egress = [\"files.pythonhosted.org:443\", \"index.example:443\"]` below [build]",
+    );
+    fs::write(directory.join("uv.lock"), &lock).expect("a file");
+    // What an earlier version needed is gone.
+    assert_eq!(place.answer(&directory, "/?httpx,sniffio"), "0.27.2 1.3.1");
+    let without = lock.replace("    { name = \"sniffio\" },\n", "");
+    fs::write(directory.join("uv.lock"), without).expect("a file");
+    fs::write(directory.join("sniffio.py"), "def current_async_library(): pass\n").expect("a file");
+    assert_eq!(place.answer(&directory, "/?httpx,sniffio"), "0.27.2 none");
+}
+
 #[test]
 fn modules_of_go_are_fetched() {
     if !has("go") || !reaches("proxy.golang.org") {
@@ -274,17 +374,78 @@ fn dependencies_of_a_pom_are_fetched() {
         <project.build.sourceEncoding>UTF-8</project.build.sourceEncoding></properties>\
         <dependencies><dependency><groupId>com.google.code.gson</groupId><artifactId>gson</artifactId>\
         <version>2.11.0</version></dependency></dependencies></project>";
-    let main = "package app;\nimport com.google.gson.Gson;\nimport com.sun.net.httpserver.HttpServer;\n\
-        public class Main { public static void main(String[] a) throws Exception {\n\
-        var server = HttpServer.create(new java.net.InetSocketAddress(8080), 0);\n\
-        server.createContext(\"/\", e -> { byte[] b = new Gson().toJson(java.util.List.of(1, 2)).getBytes();\n\
-        e.sendResponseHeaders(200, b.length); e.getResponseBody().write(b); e.close(); });\n\
-        server.start(); } }\n";
-    let files = [("pom.xml", pom), ("src/main/java/app/Main.java", main)];
+    let files = [("pom.xml", pom), ("src/main/java/app/Main.java", GSON)];
     let directory = place.directory("gson", &files);
     let report = place.init(&directory, &[]);
     assert_eq!(report["project"]["command"][3], "app.Main");
     assert_eq!(place.answer(&directory, "/"), "[1,2]");
+}
+
+#[test]
+fn gradle_makes_the_archives_of_a_project() {
+    if !has("gradle") || !reaches("repo.maven.apache.org") {
+        return;
+    }
+    let place = Place::new();
+    // `compile` is what versions before 7 know, such as that of Debian.
+    let wish = match is_gradle_before_7() {
+        true => "compile",
+        false => "implementation",
+    };
+    let build = format!(
+        "plugins {{ id 'application' }}\nrepositories {{ mavenCentral() }}\n\
+         dependencies {{ {wish} 'com.google.code.gson:gson:2.11.0' }}\n\
+         version = '1'\nmainClassName = 'app.Main'\n"
+    );
+    let source = ("src/main/java/app/Main.java", GSON);
+    let own = place.directory("own", &[("build.gradle", &build), source]);
+    let report = place.init(&own, &[]);
+    assert_eq!(report["project"]["command"][3], "app.Main");
+    assert_eq!(place.answer(&own, "/"), "[1,2]");
+    let below = place.directory(
+        "below",
+        &[
+            ("settings.gradle", "include 'app', 'lib'\n"),
+            ("app/build.gradle", &build),
+            ("app/src/main/java/app/Main.java", GSON),
+            ("lib/build.gradle", "apply plugin: 'java'\n"),
+            // In the place of a wrapper, which would download Gradle.
+            ("gradlew", "exec gradle \"$@\"\n"),
+        ],
+    );
+    place.init(&below, &[]);
+    assert_eq!(place.answer(&below, "/"), "[1,2]");
+}
+
+#[test]
+fn gradle_makes_one_archive() {
+    if !has("gradle") {
+        return;
+    }
+    let place = Place::new();
+    let main = GSON.replace("import com.google.gson.Gson;\n", "");
+    let main = main.replace(
+        "new Gson().toJson(java.util.List.of(1, 2))",
+        "java.util.List.of(1, 2).toString()",
+    );
+    let source = ("src/main/java/app/Main.java", main.as_str());
+    let files = [("build.gradle", "apply plugin: 'java'\nversion = '1'\n"), source];
+    let directory = place.directory("plain", &files);
+    place.init(&directory, &[]);
+    assert_eq!(place.answer(&directory, "/"), "[1, 2]");
+    // The archive of another version takes its place.
+    fs::write(directory.join("build.gradle"), "apply plugin: 'java'\nversion = '2'\n")
+        .expect("a file");
+    assert_eq!(place.answer(&directory, "/"), "[1, 2]");
+}
+
+/// Whether Gradle does not know `compile` any more: it went with version 7.
+fn is_gradle_before_7() -> bool {
+    let output = Command::new("gradle").arg("--version").output().expect("gradle");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let version = text.lines().find_map(|line| line.strip_prefix("Gradle "));
+    let major = version.and_then(|version| version.split('.').next()?.parse::<u32>().ok());
+    major.is_some_and(|major| major < 7)
 }
 
 #[test]

@@ -14,8 +14,8 @@ use thaw_sandbox::escape;
 /// Write a thaw.toml for the program in a directory, or a new program with one.
 ///
 /// The language and what it depends on are known by its files: requirements.txt or
-/// pyproject.toml, package.json, go.mod, pom.xml, Gemfile or config.ru, composer.json,
-/// Cargo.toml; or a server in a file of its own, or an executable file. The thaw.toml says
+/// pyproject.toml, package.json, go.mod, pom.xml or build.gradle, Gemfile or config.ru,
+/// composer.json, Cargo.toml; or a server in a file of its own, or an executable file. The thaw.toml says
 /// visibly what `thaw build` will do, such as the command that installs dependencies; change
 /// it as you like. docs/quickstart.md goes on from there.
 #[derive(Debug, Args)]
@@ -87,7 +87,7 @@ fn told(directory: &Path, written: &[PathBuf], project: &Project) -> String {
     let mut text = format!("found {}\n", escape(project.evidence().as_bytes()));
     let command = command_line(&project.command);
     let _ = writeln!(text, "it is started by `{command}` and listens on port {}", project.port);
-    if let Some(build) = &project.build {
+    if let Some(build) = project.build.as_ref().filter(|build| !build.command.is_empty()) {
         let command = command_line(&build.command);
         let _ = writeln!(text, "`thaw build` runs `{command}` before, in a sandbox");
     }

@@ -3,19 +3,20 @@
 use super::OnEvent;
 use super::command::{Commands, Task};
 use super::import::ImportFailure;
-use super::poetry;
+use super::locked::{LOCK_MAX, LockFile, Locked, PYPI_DESTINATIONS};
+use super::{BuildEvent, Trust, poetry};
+use crate::beneath;
 use crate::config::{EgressRule, RuntimeConfig};
 use std::ffi::OsString;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use thaw_sandbox::BoundAccess;
 use thaw_store::collect::{Question, ask_on_host};
 
-/// Destinations of `pip` unless `[build] egress` names others: Python's package index.
-const INDEX: [&str; 2] = ["pypi.org:443", "files.pythonhosted.org:443"];
-
-/// Most bytes of a pyproject.toml that are read.
+/// The file that describes a project.
+const PYPROJECT: &str = "pyproject.toml";
+/// Most bytes of one that are read.
 const PYPROJECT_MAX: u64 = 1 << 20;
 
 /// An interpreter that runs `pip`, and where its installation lies.
@@ -37,18 +38,27 @@ pub(super) fn install(
         failure,
         trust: commands.options.trust,
     };
-    let target = commands.kept("packages").map_err(|error| failed(error.into()))?;
-    let mut interpreter = interpreter(commands, runtime).map_err(|error| failed(error.into()))?;
+    let io_failed = |error: io::Error| failed(error.into());
+    let target = commands.kept("packages").map_err(io_failed)?;
+    let mut interpreter = interpreter(commands, runtime).map_err(io_failed)?;
     if !requirements.starts_with(commands.directory) {
         interpreter.shown.push(requirements.to_owned());
     }
-    let wanted = wanted(requirements)?;
+    let written = commands.kept("locked").map_err(io_failed)?;
+    let wanted = match LockFile::of(requirements) {
+        Some(file) => {
+            let locked = locked(commands, file, requirements)?;
+            empty(commands, &target).map_err(io_failed)?;
+            wanted_exactly(commands, &locked, &written).map_err(io_failed)?
+        }
+        None => wanted(requirements, on_event)?,
+    };
     if wanted.is_empty() {
         return Ok(target);
     }
     let settings = commands.settings();
     let index: Vec<EgressRule> =
-        INDEX.iter().map(|rule| rule.parse().expect("it is a destination")).collect();
+        PYPI_DESTINATIONS.iter().map(|rule| rule.parse().expect("it is a destination")).collect();
     let options =
         ["-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--upgrade"];
     let paths: [OsString; 2] = ["--target".into(), target.clone().into()];
@@ -65,6 +75,7 @@ pub(super) fn install(
         shown: interpreter.shown,
         bound: vec![
             (commands.directory, BoundAccess::Read),
+            (written.as_path(), BoundAccess::Read),
             (target.as_path(), BoundAccess::Write),
         ],
         timeout: settings.timeout.0,
@@ -76,8 +87,8 @@ pub(super) fn install(
 /// Arguments of `pip` that say what to install: a requirements file, or the dependencies of the
 /// project that a pyproject.toml describes, and not the project itself, whose files the function
 /// has anyhow.
-fn wanted(requirements: &Path) -> Result<Vec<OsString>, ImportFailure> {
-    if requirements.file_name() != Some("pyproject.toml".as_ref()) {
+fn wanted(requirements: &Path, on_event: &mut OnEvent<'_>) -> Result<Vec<OsString>, ImportFailure> {
+    if requirements.file_name() != Some(PYPROJECT.as_ref()) {
         return Ok(vec!["--requirement".into(), requirements.into()]);
     }
     let unusable =
@@ -88,12 +99,88 @@ fn wanted(requirements: &Path) -> Result<Vec<OsString>, ImportFailure> {
     });
     let text = read.map_err(|error| unusable(error.to_string()))?;
     let dependencies = dependencies(&text).map_err(unusable)?;
+    let has = |file: &LockFile| requirements.with_file_name(file.name()).is_file();
+    if let Some(file) = LockFile::ALL.into_iter().find(has) {
+        on_event(BuildEvent::Note(&format!(
+            "the versions are those that pyproject.toml allows; set `requirements` in [runtime] to \"{}\" \
+             to have those of that file",
+            file.name()
+        )));
+    }
     // What follows is no option, whatever the file says.
     let all = dependencies.into_iter().map(OsString::from);
     Ok(match all.len() {
         0 => Vec::new(),
         _ => [OsString::from("--")].into_iter().chain(all).collect(),
     })
+}
+
+/// What a lock file of the function's directory has `pip` install, if that may connect to where
+/// it is.
+fn locked(commands: &Commands<'_>, file: LockFile, path: &Path) -> Result<Locked, ImportFailure> {
+    let unusable = |reason: String| ImportFailure::Pyproject { path: path.to_owned(), reason };
+    // The pyproject.toml beside it is read, too, which may be somebody else's.
+    let inside = path.strip_prefix(commands.directory).map_err(|_| {
+        unusable(
+            "it is not in the function's directory; put it there, with its pyproject.toml"
+                .to_owned(),
+        )
+    })?;
+    let directory =
+        beneath::open_directory(commands.directory).map_err(|error| unusable(error.to_string()))?;
+    let text = |path: &Path, max: u64| {
+        let read = beneath::read(&directory, path, max);
+        let read = read.and_then(|bytes| String::from_utf8(bytes).map_err(io::Error::other));
+        read.map_err(|error| error.to_string())
+    };
+    let lock = text(inside, LOCK_MAX).map_err(unusable)?;
+    let project = text(&inside.with_file_name(PYPROJECT), PYPROJECT_MAX);
+    let project =
+        project.map_err(|why| unusable(format!("its {PYPROJECT} is needed, too: {why}")))?;
+    let locked = Locked::read(file, &lock, &project).map_err(unusable)?;
+    // Of rules of the author's own, the sandbox says which one is missing.
+    let has_rules = !commands.settings().egress.is_empty();
+    let is_allowed = |destination: &str| has_rules || PYPI_DESTINATIONS.contains(&destination);
+    let all: Vec<&str> = locked.destinations.iter().map(String::as_str).collect();
+    if commands.options.trust == Trust::Untrusted
+        && let Some(missing) = all.iter().find(|destination| !is_allowed(destination))
+    {
+        return Err(unusable(format!(
+            "it has packages of {missing}, which `pip` may not connect to; write `egress = {all:?}` below \
+             [build] in thaw.toml"
+        )));
+    }
+    Ok(locked)
+}
+
+/// Removes what builds before have installed: a lock file names all that is there.
+fn empty(commands: &Commands<'_>, target: &Path) -> io::Result<()> {
+    let _acting = commands.home.act().map_err(|error| io::Error::other(error.to_string()))?;
+    for entry in fs::read_dir(target)? {
+        let entry = entry?;
+        match entry.file_type()?.is_dir() {
+            true => fs::remove_dir_all(entry.path())?,
+            false => fs::remove_file(entry.path())?,
+        }
+    }
+    Ok(())
+}
+
+/// Arguments of `pip` for what a lock file says, which is written into `directory`. `pip` refuses
+/// what has another hash, and installs nothing that no line names.
+fn wanted_exactly(
+    commands: &Commands<'_>,
+    locked: &Locked,
+    directory: &Path,
+) -> io::Result<Vec<OsString>> {
+    if locked.names.is_empty() {
+        return Ok(Vec::new());
+    }
+    let path = directory.join("requirements.txt");
+    let _acting = commands.home.act().map_err(|error| io::Error::other(error.to_string()))?;
+    fs::write(&path, locked.text())?;
+    let options = ["--no-deps", "--require-hashes", "--requirement"].map(OsString::from);
+    Ok(options.into_iter().chain([path.into()]).collect())
 }
 
 /// The dependencies of a project by the text of its pyproject.toml: those of `[project]` (PEP 621),

@@ -1,5 +1,6 @@
-//! Java: Maven's `pom.xml`, or classes that lie beside each other.
+//! Java: Maven's `pom.xml`, Gradle's build files, or classes that lie beside each other.
 
+use super::gradle;
 use super::look::Look;
 use super::{InitError, Project};
 use roxmltree::{Document, Node};
@@ -20,8 +21,11 @@ pub(super) fn read(look: &Look, project: &mut Project) -> Result<(), InitError> 
     project.kind = "java";
     project.names_interpreter("java");
     project.limits.push(("memory", "\"512MiB\"".to_owned()));
+    let is_of_gradle =
+        || gradle::BUILD_FILES.iter().chain(&gradle::SETTINGS_FILES).any(|name| look.has(name));
     match look.text("pom.xml")? {
         Some(pom) => maven(look, &pom, project),
+        None if is_of_gradle() => gradle::read(look, project),
         None => plain(look, project),
     }
 }
@@ -86,7 +90,14 @@ fn maven(look: &Look, text: &str, project: &mut Project) -> Result<(), InitError
         project.found.push("an archive with all dependencies".to_owned());
         project.command(&["java", "-jar", "/app/app.jar"]);
     } else {
-        let (main, sources) = main_class(look, &pom)?;
+        let named = pom.main_class.clone().filter(|class| !class.contains("${"));
+        let (main, sources) = main_class(look, "src/main/java", named);
+        let main = main.ok_or_else(|| {
+            look.unusable(
+                "pom.xml",
+                "it names no mainClass, and no class below src/main/java has a `static void main`",
+            )
+        })?;
         project.found.push(main.clone());
         project.listens_as(&sources);
         project.file(&lib, "/app/lib");
@@ -160,35 +171,34 @@ fn child(node: Node<'_, '_>, name: &str) -> Option<String> {
     Some(found.text()?.trim().to_owned())
 }
 
-/// The class with `main`: the one that the pom.xml names, or the first in the sources.
-fn main_class(look: &Look, pom: &Pom) -> Result<(String, Vec<(String, String)>), InitError> {
+/// The class with `main`: the one that is named, or the first in the sources below a directory, and
+/// the sources.
+pub(super) fn main_class(
+    look: &Look,
+    below: &str,
+    named: Option<String>,
+) -> (Option<String>, Vec<(String, String)>) {
     let mut sources = Vec::new();
-    let mut main = pom.main_class.clone().filter(|class| !class.contains("${"));
-    let mut directories = vec!["src/main/java".to_owned()];
+    let mut main = named;
+    let mut directories = vec![below.to_owned()];
     let mut seen = 0;
     while let Some(directory) = directories.pop() {
         seen += 1;
         if seen > DIRECTORIES_MAX {
             break;
         }
-        let Ok(below) = Look::at(&look.directory().join(&directory)) else { continue };
-        for (name, text) in below.sources(".java") {
+        let Ok(there) = Look::at(&look.directory().join(&directory)) else { continue };
+        for (name, text) in there.sources(".java") {
             if text.contains("static void main(") && main.is_none() {
                 let path = format!("{directory}/{}", name.trim_end_matches(".java"));
-                main = Some(path.trim_start_matches("src/main/java/").replace('/', "."));
+                main = Some(path[below.len() + 1..].replace('/', "."));
             }
             sources.push((format!("{directory}/{name}"), text));
         }
         directories
             .extend(look.directories(&directory).into_iter().map(|n| format!("{directory}/{n}")));
     }
-    match main {
-        Some(main) => Ok((main, sources)),
-        None => Err(look.unusable(
-            "pom.xml",
-            "it names no mainClass, and no class below src/main/java has a `static void main`",
-        )),
-    }
+    (main, sources)
 }
 
 #[cfg(test)]

@@ -72,7 +72,15 @@ impl Look {
     /// # Errors
     /// It cannot be read, or is too large.
     pub fn text(&self, name: &str) -> Result<Option<String>, InitError> {
-        match beneath::read(&self.opened, Path::new(name), FILE_MAX) {
+        self.text_within(name, FILE_MAX)
+    }
+
+    /// The same for a file of at most `max` bytes.
+    ///
+    /// # Errors
+    /// It cannot be read, or is too large.
+    pub fn text_within(&self, name: &str, max: u64) -> Result<Option<String>, InitError> {
+        match beneath::read(&self.opened, Path::new(name), max) {
             Ok(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             Err(error) => Err(self.unusable(name, &error.to_string())),

@@ -5,6 +5,7 @@
 //! everything visibly: nothing is derived later that the file does not say.
 
 mod go;
+mod gradle;
 mod java;
 mod look;
 mod native;
@@ -40,7 +41,7 @@ pub enum Language {
     Node,
     /// `go.mod`.
     Go,
-    /// `pom.xml`, or classes with a `main` beside each other.
+    /// `pom.xml`, files of Gradle, or classes with a `main` beside each other.
     Java,
     /// `Gemfile`, `config.ru`, or a program in Ruby.
     Ruby,
@@ -110,7 +111,13 @@ impl Language {
             Self::Python => &["requirements.txt", "pyproject.toml", "manage.py"],
             Self::Node => &["package.json"],
             Self::Go => &["go.mod"],
-            Self::Java => &["pom.xml"],
+            Self::Java => &[
+                "pom.xml",
+                gradle::BUILD_FILES[0],
+                gradle::BUILD_FILES[1],
+                gradle::SETTINGS_FILES[0],
+                gradle::SETTINGS_FILES[1],
+            ],
             Self::Ruby => &["Gemfile", "config.ru"],
             Self::Php => &["composer.json"],
             Self::Rust => &["Cargo.toml"],
@@ -218,7 +225,7 @@ pub enum InitError {
     /// Nothing is known about what the directory holds.
     #[error(
         "found no program in {} that it knows: no requirements.txt, pyproject.toml, package.json, go.mod, \
-         pom.xml, Gemfile, config.ru, composer.json, Cargo.toml, no server in Python, JavaScript, Ruby, PHP, \
+         pom.xml, build.gradle, Gemfile, config.ru, composer.json, Cargo.toml, no server in Python, JavaScript, Ruby, PHP, \
          Java, Perl or C, and no executable file; go to the program's own directory, begin with \
          `thaw init --template LANGUAGE NAME`, or write {CONFIG_FILE} by hand (docs/thaw-toml.md)", .0.display()
     )]

@@ -2,7 +2,7 @@
 
 use super::look::Look;
 use super::{InitError, Project, toml_text};
-use crate::build::dependencies;
+use crate::build::{LOCK_MAX, LockFile, Locked, PYPI_DESTINATIONS, dependencies};
 use regex::Regex;
 
 /// Files that usually hold the program, the likeliest first.
@@ -87,6 +87,9 @@ fn packages(look: &Look, project: &mut Project) -> Result<Vec<String>, InitError
     let (file, lines) = if let Some(text) = look.text("requirements.txt")? {
         ("requirements.txt", text.lines().map(str::to_owned).collect::<Vec<_>>())
     } else if let Some(text) = look.text("pyproject.toml")? {
+        if let Some(file) = LockFile::ALL.into_iter().find(|file| look.has(file.name())) {
+            return locked(look, file, &text, project);
+        }
         let file = "pyproject.toml";
         let lines = dependencies(&text).map_err(|reason| look.unusable(file, &reason))?;
         (file, lines)
@@ -94,8 +97,12 @@ fn packages(look: &Look, project: &mut Project) -> Result<Vec<String>, InitError
         return Ok(Vec::new());
     };
     project.found.push(file.to_owned());
-    if file == "pyproject.toml" {
-        project.notes.extend(not_pinned(look));
+    if file == "pyproject.toml" && look.has("pdm.lock") {
+        project.notes.push(
+            "the versions are those that pyproject.toml allows, not those of pdm.lock; run `pdm export \
+             --prod -o requirements.txt` and `thaw init --force` to have these"
+                .to_owned(),
+        );
     }
     let names: Vec<String> = lines.iter().filter_map(|line| package(line)).collect();
     // Options such as `-r other.txt` name packages, too.
@@ -107,19 +114,27 @@ fn packages(look: &Look, project: &mut Project) -> Result<Vec<String>, InitError
     Ok(names)
 }
 
-/// What to do about versions that a lock file fixes, which `pip` does not read.
-fn not_pinned(look: &Look) -> Option<String> {
-    let (lock, export) = [
-        ("uv.lock", "uv export --frozen --no-dev --no-emit-project -o requirements.txt"),
-        ("poetry.lock", "poetry export -o requirements.txt"),
-        ("pdm.lock", "pdm export --prod -o requirements.txt"),
-    ]
-    .into_iter()
-    .find(|(lock, _)| look.has(lock))?;
-    Some(format!(
-        "the versions are those that pyproject.toml allows, not those of {lock}; run `{export}` and \
-         `thaw init --force` to have these"
-    ))
+/// The same for the packages of a lock file, and where `pip` gets them if that is not the usual
+/// index.
+fn locked(
+    look: &Look,
+    file: LockFile,
+    pyproject: &str,
+    project: &mut Project,
+) -> Result<Vec<String>, InitError> {
+    let name = file.name();
+    let text = look.text_within(name, LOCK_MAX)?.unwrap_or_default();
+    let read = Locked::read(file, &text, pyproject);
+    let locked = read.map_err(|reason| look.unusable(name, &reason))?;
+    project.found.push(name.to_owned());
+    if !locked.names.is_empty() {
+        project.runtime.push(("requirements", toml_text::string(name)));
+    }
+    let destinations: Vec<&str> = locked.destinations.iter().map(String::as_str).collect();
+    if destinations.iter().any(|destination| !PYPI_DESTINATIONS.contains(destination)) {
+        project.builds("Where pip gets the packages.", &[], &destinations);
+    }
+    Ok(locked.names.into_iter().collect())
 }
 
 /// The name of the package that a line of a requirements file asks for; PEP 508.

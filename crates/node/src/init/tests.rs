@@ -66,12 +66,42 @@ fn applications_of_asgi_are_served_by_uvicorn() {
     assert_eq!(config.runtime.unwrap().requirements.unwrap(), Path::new("pyproject.toml"));
     let toml = "[tool.poetry.dependencies]\npython = \"^3.9\"\n\
                 fastapi = {version = \"^0.115\", extras = [\"standard\"]}\n";
-    let project = found(&[main, ("pyproject.toml", toml), ("poetry.lock", "")]);
+    let project = found(&[main, ("pyproject.toml", toml), ("pdm.lock", "")]);
     assert!(project.command.ends_with(&["main:api".to_owned()]), "{:?}", project.command);
-    assert!(project.notes.len() == 1 && project.notes[0].contains("poetry export"), "{project:?}");
+    assert!(project.notes.len() == 1 && project.notes[0].contains("pdm export"), "{project:?}");
     let toml = "[tool.poetry.dependencies]\nx = {git = \"https://example.org\"}\n";
     let error = refused(&[main, ("pyproject.toml", toml)]);
     assert!(error.contains("poetry export"), "{error}");
+}
+
+/// A lock file is named, and what it locks counts as a dependency.
+#[test]
+fn a_lock_file_says_what_is_installed() {
+    let app = ("app.py", "from flask import Flask\napp = Flask(__name__)\n");
+    let toml = ("pyproject.toml", "[project]\nname = \"x\"\ndependencies = [\"gunicorn\"]\n");
+    let lock = |index: &str| {
+        format!(
+            "version = 1\n[[package]]\nname = \"x\"\nsource = {{ virtual = \".\" }}\n\
+             dependencies = [{{ name = \"gunicorn\" }}]\nmetadata.requires-dist = [{{ name = \"gunicorn\" }}]\n\
+             [[package]]\nname = \"gunicorn\"\nversion = \"23.0.0\"\n\
+             source = {{ registry = \"https://{index}/simple\" }}\nsdist = {{ hash = \"sha256:{}\" }}\n",
+            "0".repeat(64)
+        )
+    };
+    let project = found(&[app, toml, ("uv.lock", &lock("pypi.org")), ("poetry.lock", "")]);
+    assert_eq!(project.command[2], "gunicorn");
+    assert!(project.notes.is_empty() && project.build.is_none(), "{project:?}");
+    let requirements = parsed(&project).runtime.unwrap().requirements.unwrap();
+    assert_eq!(requirements, Path::new("uv.lock"));
+    let project = found(&[app, toml, ("uv.lock", &lock("index.example"))]);
+    let config = parsed(&project);
+    assert_eq!(config.build.unwrap().egress[0].to_string(), "index.example:443");
+    assert!(project.to_toml().contains("# Where pip gets the packages. See docs/building.md.\n"));
+    let error = refused(&[app, toml, ("poetry.lock", "")]);
+    assert!(error.contains("poetry.lock: "), "{error}");
+    // A requirements.txt is asked first.
+    let project = found(&[app, ("requirements.txt", "flask\n"), toml, ("poetry.lock", "")]);
+    assert_eq!(project.found[0], "requirements.txt");
 }
 
 #[test]
@@ -189,6 +219,76 @@ fn maven_makes_an_archive_and_its_libraries() {
     );
     assert!(build(&project).contains("dependency:copy-dependencies"));
     assert!(refused(&[("pom.xml", pom)]).contains("no class below src/main/java"));
+}
+
+#[test]
+fn gradle_makes_archives() {
+    let main = (
+        "src/main/java/x/y/M.java",
+        "class M { public static void main(String[] a) { s(9090); } }",
+    );
+    let application = "plugins { id 'application' }\ndependencies { implementation 'a:b:1' }\n";
+    let project = found(&[("build.gradle", application), main]);
+    assert_eq!(project.command, ["java", "-cp", "/app/lib/*", "x.y.M"]);
+    assert_eq!(
+        parsed(&project).files[0],
+        FileEntry { from: "build/app-lib".into(), to: Some("/app/lib".into()) }
+    );
+    assert!(build(&project).contains(" gradle --no-daemon --quiet installDist && "), "{project:?}");
+    assert_eq!(project.build.as_ref().unwrap().egress, ["repo.maven.apache.org:443"]);
+    // As `gradle init` makes it.
+    let kotlin = "plugins {\n    application\n    alias(libs.plugins.x)\n}\n\
+                  application {\n    mainClass.set(\"a.B\")\n}\n";
+    let files = [
+        ("settings.gradle.kts", "rootProject.name = \"shop\"\ninclude(\"app\", \"lib\")\n"),
+        ("app/build.gradle.kts", kotlin),
+        ("lib/build.gradle.kts", "plugins { `java-library` }"),
+        ("gradlew", "#!/bin/sh\n"),
+    ];
+    let project = found(&files);
+    assert_eq!(project.command[3], "a.B");
+    let line = build(&project);
+    assert!(line.contains(" sh ./gradlew --no-daemon --quiet :app:installDist && "), "{line}");
+    assert!(line.ends_with("cp -r app/build/install/*/lib build/app-lib"), "{line}");
+    let egress = project.build.unwrap().egress;
+    assert!(egress.contains(&"services.gradle.org:443".to_owned()), "{egress:?}");
+    assert!(egress.contains(&"plugins.gradle.org:443".to_owned()), "{egress:?}");
+    let mirror = (
+        "gradle/wrapper/gradle-wrapper.properties",
+        "distributionUrl=https\\://mirror.example/g.zip\n",
+    );
+    let egress = found(&[&files[..], &[mirror]].concat()).build.unwrap().egress;
+    assert!(egress.contains(&"mirror.example:443".to_owned()), "{egress:?}");
+    assert!(!egress.contains(&"services.gradle.org:443".to_owned()), "{egress:?}");
+    let boot = "plugins {\n id 'java'\n id 'org.springframework.boot' version '3.4.0'\n}\n";
+    let settings = ("src/main/resources/application.properties", "server.port=8085\n");
+    let project = found(&[("build.gradle", boot), settings]);
+    assert_eq!(project.command, ["java", "-jar", "/app/app.jar", "--server.port=8085"]);
+    assert!(
+        build(&project)
+            .ends_with("bootJar && mkdir -p build && cp -r build/libs/*.jar build/app.jar")
+    );
+    assert!(project.build.unwrap().egress.contains(&"plugins.gradle.org:443".to_owned()));
+    let java = "apply plugin: 'java'\ngroup 'a'\nversion '1'\n";
+    let project = found(&[("build.gradle", java), main]);
+    assert_eq!(project.build.as_ref().unwrap().egress, ["repo.maven.apache.org:443"]);
+    assert_eq!(project.command, ["java", "-cp", "/app/app.jar", "x.y.M"]);
+}
+
+#[test]
+fn projects_of_gradle_that_do_not_serve_are_said() {
+    let error = refused(&[("build.gradle", "plugins { id 'application' }\n")]);
+    assert!(error.contains("names no main class"), "{error}");
+    let java = "plugins { id 'java' }\ndependencies {\n    implementation 'a:b:1'\n}\n";
+    assert!(refused(&[("build.gradle", java)]).contains("add the plugin `application`"));
+    let kotlin = "plugins { kotlin(\"jvm\") version \"2.0\"\n }\n";
+    assert!(refused(&[("build.gradle.kts", kotlin)]).contains("add the plugin `application`"));
+    assert!(refused(&[("build.gradle", "// id 'application'\n")]).contains("applies none of"));
+    let application = "plugins { id 'application' }\n";
+    let settings = ("settings.gradle", "include 'a', 'b'\n");
+    assert!(refused(&[settings]).contains("none of the projects"));
+    let two = [settings, ("a/build.gradle", application), ("b/build.gradle", application)];
+    assert!(refused(&two).contains("2 of the projects"));
 }
 
 #[test]

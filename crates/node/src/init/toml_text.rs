@@ -108,10 +108,11 @@ const HINTS: &str = "\n\
 
 fn write_build(text: &mut String, build: &BuildStep) {
     blank(text);
-    comment(
-        text,
-        &format!("{} `thaw build` runs this in a sandbox (docs/building.md).", build.why),
-    );
+    let does = match build.command.is_empty() {
+        true => "See",
+        false => "`thaw build` runs this in a sandbox:",
+    };
+    comment(text, &format!("{} {does} docs/building.md.", build.why));
     let _ = writeln!(text, "[build]");
     if !build.command.is_empty() {
         line(text, "command", &list(&build.command));
