@@ -16,7 +16,6 @@ import java.lang.invoke.MethodHandle;
 import java.lang.invoke.MethodHandles.Lookup;
 import java.lang.invoke.MethodType;
 import java.lang.management.GarbageCollectorMXBean;
-import java.lang.management.ManagementFactory;
 import java.lang.reflect.Field;
 import java.nio.charset.Charset;
 import java.nio.charset.StandardCharsets;
@@ -187,14 +186,18 @@ public final class Bootstrap extends ClassLoader {
     }
 
     /** Throws away what nobody refers to, where the heap stays as large as it is. */
-    private static void collectGarbage() {
+    private void collectGarbage() throws Throwable {
         try {
-            for (GarbageCollectorMXBean collector : ManagementFactory.getGarbageCollectorMXBeans()) {
-                if (List.of("MarkSweepCompact", "PS MarkSweep").contains(collector.getName())) {
+            Class<?> factory = Class.forName("sun.management.ManagementFactoryHelper");
+            List<?> collectors = (List<?>) everything.findStatic(
+                    factory, "getGarbageCollectorMXBeans", MethodType.methodType(List.class)).invoke();
+            for (Object collector : collectors) {
+                String name = ((GarbageCollectorMXBean) collector).getName();
+                if (name.equals("MarkSweepCompact") || name.equals("PS MarkSweep")) {
                     System.gc();
                 }
             }
-        } catch (NoClassDefFoundError absent) {
+        } catch (ClassNotFoundException absent) {
             // Nobody says which collector it is.
         }
     }
