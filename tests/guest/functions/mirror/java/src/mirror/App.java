@@ -109,7 +109,7 @@ public final class App {
         seen.put("bootstrap", String.valueOf(ClassLoader.getSystemResource("thaw_template/Bootstrap.class")));
         seen.put("failure", failure(() -> { throw new IllegalStateException("as an example"); }));
         seen.put("locale", List.of(Locale.getDefault(), TimeZone.getDefault().getID(), Charset.defaultCharset().name()));
-        seen.put("memory", List.of(Runtime.getRuntime().maxMemory(), Runtime.getRuntime().totalMemory()));
+        seen.put("memory", Runtime.getRuntime().maxMemory());
         // A template leaves one.
         seen.put("packages", Stream.of(App.class.getClassLoader().getDefinedPackages())
                 .map(Package::getName).filter(name -> !name.equals("thaw_template")).collect(Collectors.toList()));
