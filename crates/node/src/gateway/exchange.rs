@@ -171,6 +171,8 @@ enum Failure {
     Unasked,
     /// It has said that it did not begin the request (RFC 9113 §8.7).
     Unprocessed(String),
+    /// It has ended the call as one that nobody waits for.
+    Cancelled(String),
     /// The client is to be told.
     Refused(Refusal),
 }
@@ -216,6 +218,14 @@ pub(super) async fn answer(
                 return Err(too_large(service, asked.body_max.unwrap_or_default()));
             }
             Err(Failure::Refused(refusal)) => return Err(refusal),
+            Err(Failure::Cancelled(why)) => {
+                let waited = Duration::from_nanos(monotonic_ns().saturating_sub(asked.since_ns));
+                let is_past = grpc::timeout(&head.headers).is_some_and(|limit| waited >= limit);
+                return Err(match is_past {
+                    true => Refusal::DeadlinePassed { function: service.name().to_string() },
+                    false => bad_response(service, &why),
+                });
+            }
             Err(Failure::Untouched) => {
                 placements += 1;
                 let again = state.again().filter(|_| placements <= PLACEMENTS_MAX);
@@ -504,6 +514,7 @@ fn explain_stream(lease: &mut Lease, error: &hyper::Error) -> Option<Failure> {
             }
             Failure::Unprocessed(error.to_string())
         }
+        (None, Some(error)) if is_cancelled(error) => Failure::Cancelled(error.to_string()),
         (None, Some(error)) if !error.is_io() => bad(&error.to_string()),
         (None, _) => return None,
     };
@@ -521,6 +532,12 @@ fn stream_error(error: &hyper::Error) -> Option<&h2::Error> {
 fn is_unprocessed(error: &h2::Error) -> bool {
     let is_refused = error.is_reset() && error.reason() == Some(h2::Reason::REFUSED_STREAM);
     error.is_remote() && (is_refused || error.is_go_away())
+}
+
+/// Whether an instance has ended a call that nobody waits for any more. Servers of gRPC do so at the deadline that
+/// the client has set, maybe before the client does.
+fn is_cancelled(error: &h2::Error) -> bool {
+    error.is_remote() && error.is_reset() && error.reason() == Some(h2::Reason::CANCEL)
 }
 
 pub(super) fn bad_response(service: &Service, reason: &str) -> Refusal {
@@ -687,7 +704,9 @@ impl Body for InstanceBody {
                     return Poll::Ready(Some(Ok(frame)));
                 }
                 Poll::Ready(Some(Err(error))) => {
-                    this.verdict = this.verdict.and(Some(Verdict::Failed));
+                    if !stream_error(&error).is_some_and(is_cancelled) {
+                        this.verdict = this.verdict.and(Some(Verdict::Failed));
+                    }
                     this.fail(context, io::Error::other(error));
                     return Poll::Pending;
                 }

@@ -5,6 +5,7 @@ use super::refusal::Refusal;
 use hyper::StatusCode;
 use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
+use std::time::Duration;
 
 /// The status of a call, in its trailers, or in its head if it has no others.
 pub(super) const STATUS: HeaderName = HeaderName::from_static("grpc-status");
@@ -54,6 +55,23 @@ pub(super) fn is_grpc(headers: &HeaderMap) -> bool {
     rest.is_some() && matches!(kind.get(16), None | Some(b'+' | b';' | b' '))
 }
 
+/// How long a client waits for its call, if it says so.
+pub(super) fn timeout(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get("grpc-timeout")?.to_str().ok()?;
+    let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    let is_number = (1..=8).contains(&number.len()) && number.bytes().all(|b| b.is_ascii_digit());
+    let number: u64 = if is_number { number.parse().ok()? } else { return None };
+    match unit {
+        "H" => Some(Duration::from_secs(number * 3600)),
+        "M" => Some(Duration::from_secs(number * 60)),
+        "S" => Some(Duration::from_secs(number)),
+        "m" => Some(Duration::from_millis(number)),
+        "u" => Some(Duration::from_micros(number)),
+        "n" => Some(Duration::from_nanos(number)),
+        _ => None,
+    }
+}
+
 /// Says what became of a call.
 pub(super) fn tell(headers: &mut HeaderMap, code: Code, message: &str) {
     headers.insert(STATUS, HeaderValue::from(code as u16));
@@ -77,7 +95,6 @@ pub(super) fn http_status(headers: &HeaderMap) -> Option<StatusCode> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     fn of_kind(kind: &str) -> HeaderMap {
         let value = HeaderValue::from_str(kind).unwrap();
@@ -102,6 +119,21 @@ mod tests {
     }
 
     #[test]
+    fn clients_say_how_long_they_wait() {
+        let of = |text: &str| {
+            let value = HeaderValue::from_str(text).unwrap();
+            timeout(&std::iter::once((HeaderName::from_static("grpc-timeout"), value)).collect())
+        };
+        assert_eq!(of("2S"), Some(Duration::from_secs(2)));
+        assert_eq!([of("3H"), of("180M")], [Some(Duration::from_secs(10_800)); 2]);
+        assert_eq!([of("5m"), of("5000u"), of("5000000n")], [Some(Duration::from_millis(5)); 3]);
+        assert!(of("99999999H").is_some());
+        for text in ["", "S", "2", "2x", "-2S", "+2S", "123456789S", "2 S"] {
+            assert_eq!(of(text), None, "{text}");
+        }
+    }
+
+    #[test]
     fn refusals_have_a_code_and_messages_are_escaped() {
         let timeout = Duration::from_secs(1);
         let function = || "f".to_owned();
@@ -109,6 +141,7 @@ mod tests {
             (Refusal::NodeFull, Code::Unavailable),
             (Refusal::UnknownFunction(None), Code::Unimplemented),
             (Refusal::Timeout { function: function(), timeout }, Code::DeadlineExceeded),
+            (Refusal::DeadlinePassed { function: function() }, Code::DeadlineExceeded),
             (
                 Refusal::TooManyRequests { function: function(), retry_after: timeout },
                 Code::ResourceExhausted,

@@ -131,6 +131,11 @@ pub enum Refusal {
     NodeFull,
     /// 503: the node is going down.
     Draining,
+    /// 504: the deadline that the client has set for its call has passed, as the function has found, too.
+    DeadlinePassed {
+        /// The function.
+        function: String,
+    },
     /// 504: no response byte within the function's timeout.
     Timeout {
         /// The function.
@@ -206,6 +211,7 @@ impl Refusal {
             | Self::NoCapacity { .. }
             | Self::QuotaReached { .. }
             | Self::BackingOff { .. }
+            | Self::DeadlinePassed { .. }
             | Self::Draining => None,
         }
     }
@@ -278,6 +284,9 @@ impl Refusal {
             Self::QueueUnavailable { .. } => unavailable("queue_unavailable"),
             Self::NodeFull => unavailable("node_full"),
             Self::Draining => unavailable("shutting_down"),
+            Self::DeadlinePassed { .. } => {
+                of(504, "deadline_passed", "the deadline of the call has passed")
+            }
             Self::Timeout { .. } => of(504, "timeout", "the service did not answer in time"),
         }
     }
@@ -365,6 +374,7 @@ impl Refusal {
                                the limit of open files"
                 .to_owned(),
             Self::Draining => "the node is shutting down".to_owned(),
+            Self::DeadlinePassed { .. } => "the deadline of the call has passed".to_owned(),
             Self::Timeout { timeout, .. } => {
                 format!("the function did not answer within {} s", timeout.as_secs_f64())
             }
@@ -418,6 +428,7 @@ impl Refusal {
             | Self::Unauthorized { function, .. }
             | Self::BodyTooLarge { function, .. }
             | Self::TooManyRequests { function, .. }
+            | Self::DeadlinePassed { function }
             | Self::Timeout { function, .. }
             | Self::UnknownFunction(Some(function)) => body["function"] = json!(function),
             _ => {}
@@ -519,6 +530,7 @@ mod tests {
             Refusal::QueueFull { function: f(), reason: r() },
             Refusal::QueueUnavailable { function: f(), reason: r() },
             Refusal::TooManyRequests { function: f(), retry_after },
+            Refusal::DeadlinePassed { function: f() },
             Refusal::Timeout { function: f(), timeout },
         ]
     }
