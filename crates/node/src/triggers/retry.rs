@@ -30,7 +30,7 @@ const UNSEEN: [&str; 8] = [
 ];
 
 /// The other errors of the gateway.
-const OTHERS: [&str; 16] = [
+const OTHERS: [&str; 17] = [
     "bad_event",
     "bad_request",
     "bad_response",
@@ -45,6 +45,7 @@ const OTHERS: [&str; 16] = [
     "queue_full",
     "queue_unavailable",
     "timeout",
+    "deadline_passed",
     "too_many_requests",
     "unauthorized",
 ];
