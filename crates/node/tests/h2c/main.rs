@@ -428,6 +428,44 @@ fn a_stream_that_the_function_resets_ends_with_its_reason() {
     });
 }
 
+/// Servers of gRPC cancel a call at the deadline that its client has set.
+#[test]
+fn a_call_that_the_function_cancels_at_its_deadline_has_passed_that() {
+    let node = Node::new(4);
+    serve(&node, &of_eight(""), |mut call| async move {
+        match call.path().as_str() {
+            "/" => echo(call).await,
+            "/begun" => {
+                let mut stream = call.respond.send_response(grpc_answer(), false).unwrap();
+                let _ = stream.send_data("begun".into(), false);
+                sleep(Duration::from_millis(50)).await;
+                stream.send_reset(Reason::CANCEL);
+            }
+            _ => {
+                sleep(Duration::from_millis(50)).await;
+                call.respond.send_reset(Reason::CANCEL);
+            }
+        }
+    });
+    let within = |path: &str, limit: &'static str| {
+        let mut request = grpc(path);
+        request.headers_mut().insert("grpc-timeout", HeaderValue::from_static(limit));
+        request
+    };
+    node.runtime.block_on(async {
+        let sender = client(&node).await;
+        let passed = ask(&sender, within("/late", "20m"), "x").await.unwrap();
+        assert_eq!(passed.code(), "4", "{passed:?}");
+        // It had no reason to, or none that is known.
+        for request in [within("/late", "9H"), grpc("/late")] {
+            assert_eq!(ask(&sender, request, "x").await.unwrap().code(), "14");
+        }
+        let error = ask(&sender, within("/begun", "20m"), "x").await.unwrap_err();
+        assert_eq!(error.reason(), Some(Reason::CANCEL));
+        assert_eq!(ask(&sender, grpc("/"), "on").await.unwrap().body, b"on");
+    });
+}
+
 #[test]
 fn what_the_function_did_not_begin_is_sent_again_a_bounded_number_of_times() {
     let node = Node::new(4);
