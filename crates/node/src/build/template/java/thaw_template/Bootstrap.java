@@ -185,7 +185,7 @@ public final class Bootstrap extends ClassLoader {
                 .invoke((Map<?, ?>) Collections.unmodifiableMap(changed));
     }
 
-    /** Throws away what nobody refers to, where the heap stays as large as it is. */
+    /** Throws away what nobody refers to, where the heap stays about as large. */
     private void collectGarbage() throws Throwable {
         try {
             Class<?> factory = Class.forName("sun.management.ManagementFactoryHelper");
