@@ -183,6 +183,11 @@ impl Instance for FakeInstance {
 
     fn ring_if_unread(&mut self) {}
 
+    fn end_unreachable(&mut self) {
+        // How it has ended is in its last report.
+        let _ = self.guest.sender.send(Report::Gone(End::Exited(GuestExit::Signal(11))));
+    }
+
     fn kill(&mut self) {
         self.guest.sockets.lock().unwrap().clear();
         let _ = self.guest.sender.send(Report::Gone(End::Killed(Some(9))));
@@ -637,6 +642,20 @@ fn a_request_that_was_read_is_not_given_to_another_instance() {
 #[test]
 fn an_instance_that_takes_no_connection_is_replaced() {
     check_second_instance_answers(Behaviour::TakeNoSecond);
+}
+
+#[test]
+fn the_end_of_one_that_was_found_dead_by_a_connection_is_not_taken_for_a_wanted_one() {
+    let limits = format!("{USUAL}\ncrashes = 1");
+    let fixture = fixture(Behaviour::TakeNoSecond, &limits, "instance");
+    assert_eq!(fixture.get("/").body, "instance 1 /");
+    fixture.eventually(|| fixture.service.instances().first().is_some_and(|i| i.connections == 0));
+    // It crashed, which counts.
+    fixture.eventually(|| fixture.get("/").status == 503);
+    assert_eq!(fixture.get("/").error(), "unavailable");
+    let metrics = fixture.shared.metrics().text(&[], 0);
+    let ended = "thaw_instances_ended_total{function=\"f\",expected=\"no\"} 1";
+    assert!(metrics.contains(ended), "{metrics}");
 }
 
 #[test]

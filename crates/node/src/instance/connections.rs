@@ -304,7 +304,11 @@ impl ConnectionTable {
         let client = delivery.client.clone();
         // Its end may be reported before the call has returned.
         self.insert(delivery, placed)?;
-        if self.connector.connect(&client).is_err() {
+        if let Err(error) = self.connector.connect(&client) {
+            if error.kind() == io::ErrorKind::OutOfMemory {
+                let why = "the instance has read none of its messages for too long, ending it";
+                self.tell(Command::EndLate(why.to_owned()));
+            }
             return match self.take(client.id) {
                 Some(OpenConnection { permit: Some(mut permit), done, .. }) => {
                     // Others may have begun to use it meanwhile, and their places are free.

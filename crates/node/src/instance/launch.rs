@@ -375,6 +375,12 @@ pub trait Instance: Send {
     /// Ends the instance at once; [`Report::Gone`] follows.
     fn kill(&mut self);
 
+    /// The same for one that takes no connection, which has mostly ended by itself: then the report
+    /// says how.
+    fn end_unreachable(&mut self) {
+        self.kill();
+    }
+
     /// Asks the program to end. Whoever asks ends the instance if it does not.
     ///
     /// # Errors

@@ -396,6 +396,10 @@ impl Instance for SandboxInstance {
         }
     }
 
+    fn end_unreachable(&mut self) {
+        self.end_process();
+    }
+
     fn poll_report(&mut self, context: &mut Context<'_>) -> Poll<Report> {
         if self.gone {
             return Poll::Pending;

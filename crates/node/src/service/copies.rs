@@ -460,6 +460,7 @@ impl Service {
             was_full: false,
             ending: place.lease.ending(),
             is_unwanted: false,
+            is_lost: false,
         };
         if let Some(execs) = &execs {
             self.have_execs_go_on(id, &table, execs);

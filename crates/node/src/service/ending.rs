@@ -83,12 +83,15 @@ impl Service {
         }
     }
 
-    /// Ends one instance that takes no more connections, if it is not asleep. One that was just woken
-    /// sleeps on, as one that is killed from outside does.
+    /// Ends one instance that did not take a connection, if it is not asleep. Mostly it has just ended
+    /// by itself, and its supervisor has yet to find out why. One that was just woken sleeps on, as one
+    /// that is killed from outside does.
     pub(super) fn end_unreachable(&self, id: u64) {
         if let Some(slot) = self.slots().get_mut(&id) {
+            slot.connections = slot.connections.saturating_sub(1);
+            slot.is_lost |= slot.state.takes_connections();
             slot.end();
-            slot.table.tell(Command::End);
+            slot.table.tell(Command::EndUnreachable);
         }
     }
 

@@ -639,6 +639,7 @@ impl Service {
             was_full: false,
             ending: place.lease.ending(),
             is_unwanted: false,
+            is_lost: false,
         };
         let client = first.client.clone();
         table.adopt(first, placed);
@@ -722,6 +723,7 @@ impl Service {
             was_full: false,
             ending: lease.ending(),
             is_unwanted: false,
+            is_lost: false,
         };
         let mut joined = Vec::new();
         for (inherited, permit) in connections.into_iter().zip(permits) {

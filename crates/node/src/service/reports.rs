@@ -115,7 +115,8 @@ impl Service {
             self.config.entry.kind == EntryKind::Stdin && matches!(end, End::Exited(_));
         // The failures of its connections are counted one by one.
         let is_unnoticed = slot.as_ref().is_none_or(|slot| slot.connections == 0);
-        let expected = slot.is_none_or(|slot| !slot.state.takes_connections()) || has_done_its_work;
+        let was_told = slot.is_none_or(|slot| !slot.state.takes_connections() && !slot.is_lost);
+        let expected = was_told || has_done_its_work;
         let unexpected = (!expected).then(|| end.to_string());
         if let Some(why) = &unexpected {
             tracing::warn!(function = %self.name(), instance = id, "an instance ended: {why}");

@@ -43,6 +43,14 @@ impl Supervisor {
         }
     }
 
+    /// Ends it, as [`Supervisor::kill`], without taking that for the reason if it has ended by itself.
+    pub(super) fn end_unreachable(&mut self) {
+        match self.must_live() {
+            true => self.ends_later = Some(EndLater::Kill),
+            false => self.instance.end_unreachable(),
+        }
+    }
+
     /// Whether its twin, which would end with it, has memory that copies wait for.
     fn must_live(&self) -> bool {
         self.twin.is_some() && self.copies_wait.load(Ordering::Acquire)

@@ -123,7 +123,9 @@ pub(crate) enum Command {
     /// Have the program end by itself, if its function gives it time for that.
     Stop,
     End,
-    /// The same, since it has taken too long, as the text says.
+    /// End, since it takes no connection; if it has ended by itself, that is how it ended.
+    EndUnreachable,
+    /// End, since it has taken too long, as the text says.
     EndLate(String),
 }
 
@@ -383,6 +385,7 @@ impl Supervisor {
                 Step::Command(Some(Command::Leave)) => self.outlive_daemon(),
                 Step::Command(Some(Command::Stop)) => self.stop(Instant::now()),
                 Step::Command(Some(Command::End)) => self.kill(),
+                Step::Command(Some(Command::EndUnreachable)) => self.end_unreachable(),
                 Step::Command(None) => self.instance.kill(),
                 Step::Command(Some(Command::EndLate(why))) => self.end_late(&why),
                 Step::Probed(probed) => self.probed(probed),

@@ -256,6 +256,7 @@ impl Service {
             was_full: false,
             ending: place.lease.ending(),
             is_unwanted: false,
+            is_lost: false,
         };
         let client = first.as_ref().map(|delivery| delivery.client.clone());
         if let Some(first) = first {
