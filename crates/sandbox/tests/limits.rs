@@ -58,7 +58,7 @@ fn reusing() -> Option<Arc<Hierarchy>> {
     let hierarchy = discover();
     let is_reusable = hierarchy.places().iter().any(|place| place.version == Version::V1);
     if !is_reusable {
-        common::skip("no control groups of version 1");
+        thaw_skip::skip("no control groups of version 1");
     }
     is_reusable.then_some(hierarchy)
 }
@@ -106,7 +106,7 @@ fn groups_to_which_much_memory_is_charged_are_not_left_to_others() {
     let Some(memory) = group.directory_of(Controller::Memory).map(Path::to_owned) else { return };
     let wanted = lasting(&group);
     if !wanted.contains(&memory) {
-        return common::skip("control groups for memory have version 2");
+        return thaw_skip::skip("control groups for memory have version 2");
     }
     let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let write = "echo 0 > $0/tasks && head -c 4194304 /dev/zero > $1";
@@ -286,7 +286,7 @@ fn many_processes_share_the_processors_of_one_sandbox() {
         return;
     }
     if std::thread::available_parallelism().unwrap().get() < 2 {
-        return common::skip("this machine has one processor");
+        return thaw_skip::skip("this machine has one processor");
     }
     let mut sandbox = start(&parent, "spinners", "8", |spec| spec.cpus = 1);
     assert_eq!(said(&mut sandbox), "spinning");

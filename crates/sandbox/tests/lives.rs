@@ -110,11 +110,11 @@ fn any_number_of_daemons_may_be_killed_in_a_row() {
         return;
     }
     if !rustix::process::geteuid().is_root() {
-        return common::skip("only root's monitor is tested here");
+        return thaw_skip::skip("only root's monitor is tested here");
     }
     let ids = DaemonIds { uid: 12_345, gid: 12_346 };
     let Some(mut monitor) = Monitor::new(ids, WeakLimits::Accept).unwrap() else {
-        return common::skip("this host has no user namespaces");
+        return thaw_skip::skip("this host has no user namespaces");
     };
     let directory = tempfile::tempdir().unwrap();
     fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();

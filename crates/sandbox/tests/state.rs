@@ -465,7 +465,7 @@ fn it_survives_mutated_reports() {
     let memory = File::options().read(true).write(true).open(proc(sandbox.pid(), "mem"));
     let memory = match memory {
         Ok(memory) => memory,
-        Err(error) => return common::skip(&format!("no access to a sandbox's memory: {error}")),
+        Err(error) => return thaw_skip::skip(&format!("no access to a sandbox's memory: {error}")),
     };
     let mut report = vec![0; entry.report_len as usize];
     memory.read_exact_at(&mut report, entry.report_address).unwrap();

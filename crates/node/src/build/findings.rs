@@ -1,6 +1,7 @@
 //! What a build has found that copies of the program will not like: each in a sentence with the
 //! cause and the way out.
 
+use super::template::{BOOTSTRAP_NAME, file_name};
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -42,8 +43,9 @@ impl Finding {
         found.into_iter().flatten().map(finding).collect()
     }
 
-    /// Of files that live and die with a copy. It is what the sandbox says.
-    pub(super) fn of_written(written: &WrittenFiles) -> Self {
+    /// Of files that live and die with a copy, if there are any. It is what the sandbox says.
+    pub(super) fn of_written(written: &WrittenFiles) -> Option<Self> {
+        let written = &without_bootstrap(written)?;
         let Written { files, directories, is_partial, .. } = written.numbers;
         let count = |count, one: &str, many: &str| match count {
             0 => None,
@@ -64,7 +66,7 @@ impl Finding {
              that, and what it writes there ends with it; files to be kept belong into one of \
              `[[volumes]]` (docs/volumes.md)"
         );
-        Self { kind: FindingKind::File, text }
+        Some(Self { kind: FindingKind::File, text })
     }
 
     /// Of generators that drew the same in two copies.
@@ -109,6 +111,16 @@ impl Finding {
     pub(super) fn is_of_program(&self) -> bool {
         matches!(self.kind, FindingKind::Generator | FindingKind::Time)
     }
+}
+
+/// What the program itself has written: what is left of the bootstrap of a runtime template is
+/// Thaw's. `None`: nothing.
+fn without_bootstrap(written: &WrittenFiles) -> Option<WrittenFiles> {
+    let mut own = written.clone();
+    own.paths.retain(|path| !file_name(path).starts_with(BOOTSTRAP_NAME));
+    let of_thaw = (written.paths.len() - own.paths.len()) as u32;
+    own.numbers.files = own.numbers.files.saturating_sub(of_thaw);
+    (own.numbers.files > 0 || own.numbers.directories > 0).then_some(own)
 }
 
 /// The same text with paths of this machine for helpers of `sdk/entrypoint`, where they are.
@@ -202,11 +214,14 @@ mod tests {
         let text = |files, directories, paths: &[&str]| {
             let numbers = Written { files, directories, ..Written::default() };
             let paths = paths.iter().map(|&path| path.to_owned()).collect();
-            Finding::of_written(&WrittenFiles { numbers, paths }).text
+            Finding::of_written(&WrittenFiles { numbers, paths }).map(|found| found.text)
         };
-        let one = text(1, 0, &["/app/a.db"]);
+        assert_eq!(text(1, 0, &["/tmp/.thaw-template.js"]), None);
+        let besides = text(2, 0, &["/.thaw-template.js", "/app/a.db"]).unwrap();
+        assert!(besides.contains(" wrote a file outside of volumes (/app/a.db): "), "{besides}");
+        let one = text(1, 0, &["/app/a.db"]).unwrap();
         assert!(one.contains(" wrote a file outside of volumes (/app/a.db): "), "{one}");
-        let more = text(9, 1, &["/a", "/b/"]);
+        let more = text(9, 1, &["/a", "/b/"]).unwrap();
         assert!(more.contains("9 files and a new empty directory"), "{more}");
         assert!(more.contains("(/a, /b/ and more): ") && more.contains("`[[volumes]]`"), "{more}");
     }

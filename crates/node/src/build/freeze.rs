@@ -214,7 +214,7 @@ pub(super) fn freeze(
         Err(stop) => return Err(program.fail(stop, on_event)),
     };
     let losses = program.losses().map(Finding::of_losses).unwrap_or_default();
-    let written = program.written().map(Finding::of_written);
+    let written = program.written().and_then(Finding::of_written);
     let findings = losses.into_iter().chain(written).collect();
     let (sandbox, _parent) = program.into_sandbox(on_event);
 

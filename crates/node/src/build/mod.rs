@@ -15,6 +15,8 @@ mod freeze;
 mod ignore;
 mod image;
 mod import;
+#[cfg(test)]
+mod java_classes;
 mod locked;
 mod output;
 mod packages;

@@ -1,7 +1,9 @@
 //! The connections of one instance: whoever accepts a client puts its connection in,
 //! the instance's supervisor takes it out.
 
-use super::launch::{Client, Connector, End, Way};
+use super::end::End;
+use super::launch::{Client, Way};
+use super::live::Connector;
 use super::patience::Patience;
 use super::supervisor::Command;
 use crate::clock::monotonic_ns;

@@ -1,7 +1,8 @@
 //! Copies of a live instance: in memory, for instances that are booted at once, and in the
 //! store, by a name.
 
-use super::launch::{Checkpoint, Checkpointed, Client, Launcher, ReadingStep, Unread};
+use super::launch::{Client, Launcher};
+use super::live::{Checkpoint, Checkpointed, ReadingStep, Unread};
 use super::sandboxed::{Decrypted, ImageBoots, SandboxLauncher};
 use crate::build::{about, store_kernel};
 use crate::seal;

@@ -4,8 +4,10 @@ mod asleep;
 mod cold;
 mod connections;
 mod copies;
+mod end;
 mod hibernation;
 mod launch;
+mod live;
 mod options;
 mod partial;
 mod patience;
@@ -27,12 +29,15 @@ pub(crate) use connections::{
     Leaving, LetGo,
 };
 pub use connections::{Outcome, Placed};
+pub use end::{End, LimitSetting, Overrun};
 pub use hibernation::HibernationTerms;
 pub use launch::{
-    Checkpoint, CheckpointKey, Checkpointed, Client, ComingBack, Connector, End, Finish,
-    FrozenInstance, HibernatedInstance, Instance, LaunchError, Launched, Launcher, LimitSetting,
-    NotNow, Opening, Overrun, Reading, Report, RewindInfo, RewindVerdict, SleepingInstance,
-    StandbyInfo, StandbyState, Unread, WakeError, Way,
+    Client, ComingBack, LaunchError, Launched, Launcher, NotNow, Opening, RewindInfo,
+    RewindVerdict, StandbyInfo, StandbyState, WakeError, Way,
+};
+pub use live::{
+    Checkpoint, CheckpointKey, Checkpointed, Connector, Finish, FrozenInstance, HibernatedInstance,
+    Instance, Reading, Report, SleepingInstance, Unread,
 };
 pub use options::{LaunchOptions, Techniques, WorkingSetUse};
 pub use partial::while_partial;

@@ -2,7 +2,7 @@
 //!
 //! The sandbox is hostile: it may answer never, byte by byte, or without an end.
 
-use super::launch::Connector;
+use super::live::Connector;
 use crate::config::{Liveness, ProbeKind, Protocol};
 use crate::http::call::{CallBody, call};
 use crate::http::message;

@@ -2,9 +2,10 @@
 //! when its room is needed.
 
 use super::launch::{
-    Client, ComingBack, Instance, LaunchError, Launched, Launcher, NotNow, Opening, StandbyInfo,
+    Client, ComingBack, LaunchError, Launched, Launcher, NotNow, Opening, StandbyInfo,
     StandbyState, WakeError,
 };
+use super::live::Instance;
 use super::sandboxed::{Decrypted, SandboxLauncher};
 use crate::tenants::Lease;
 use std::fs::File;

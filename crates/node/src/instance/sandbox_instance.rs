@@ -1,10 +1,12 @@
 //! One live sandbox, as its supervisor sees it.
 
 use super::copies::LastCheckpoint;
+use super::end::{End, Overrun};
 use super::hibernation::{Hibernation, HibernationTerms, Outcome};
-use super::launch::{
-    Checkpoint, Checkpointed, Client, Connector, End, Finish, FrozenInstance, HibernatedInstance,
-    Instance, Launcher, Origin, Overrun, Reading, ReadingStep, Report,
+use super::launch::{Client, Launcher};
+use super::live::{
+    Checkpoint, Checkpointed, Connector, Finish, FrozenInstance, HibernatedInstance, Instance,
+    Origin, Reading, ReadingStep, Report,
 };
 use super::recording::Shows;
 use super::sandboxed::ImageBoots;

@@ -2,9 +2,10 @@
 
 use super::cold::{ColdBoots, Plans, in_background};
 use super::launch::{
-    Client, ComingBack, FrozenInstance, Instance, LaunchError, Launched, Launcher, NotNow,
-    StandbyInfo, StandbyState, WakeError,
+    Client, ComingBack, LaunchError, Launched, Launcher, NotNow, StandbyInfo, StandbyState,
+    WakeError,
 };
+use super::live::{FrozenInstance, Instance};
 use super::options::{LaunchOptions, Techniques, WorkingSetUse};
 use super::recording::{Recordings, Shows, WorkingSetState, stored_working_set};
 use super::sandbox_instance::SandboxInstance;

@@ -161,27 +161,13 @@ pub fn said(sandbox: &mut Sandbox) -> String {
     }
 }
 
-/// Says loudly, and where `make test` counts it, that a test could not be made here.
-/// With `THAW_NO_SKIP` set it fails instead.
-pub fn skip(reason: &str) {
-    let test = std::thread::current().name().unwrap_or("a test").to_owned();
-    assert!(std::env::var_os("THAW_NO_SKIP").is_none(), "{test} cannot be made: {reason}");
-    let line = format!("SKIPPED {test}: {reason}\n");
-    // Not by a macro: the test harness would keep that to itself.
-    let _ = io::Write::write_all(&mut io::stderr(), line.as_bytes());
-    if let Some(list) = std::env::var_os("THAW_SKIPPED") {
-        let list = File::options().create(true).append(true).open(list);
-        list.and_then(|mut list| io::Write::write_all(&mut list, line.as_bytes())).unwrap();
-    }
-}
-
 /// Whether the host enforces all limits of this parent's sandboxes; the test is skipped
 /// if not.
 pub fn has_groups(parent: &ZygoteParent) -> bool {
     match parent.missing_controllers().first() {
         None => true,
         Some(missing) => {
-            skip(&format!("no control groups ({})", missing.reason));
+            thaw_skip::skip(&format!("no control groups ({})", missing.reason));
             false
         }
     }

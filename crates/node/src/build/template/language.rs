@@ -32,6 +32,9 @@ pub(super) fn directory_of_bootstrap(uid: u32) -> &'static str {
     }
 }
 
+/// What the name of each bootstrap begins with, of a file or a directory; those of no function do.
+pub(in crate::build) const BOOTSTRAP_NAME: &str = ".thaw-template";
+
 /// The argument of an interpreter that is to become a template; modules follow it.
 pub(super) const TEMPLATE_WORD: &str = "thaw-template";
 
@@ -124,7 +127,7 @@ pub(super) fn of(language: TemplateLanguage, command: &[String]) -> Option<&'sta
 }
 
 /// The last part of a path.
-pub(super) fn file_name(path: &str) -> &str {
+pub(in crate::build) fn file_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 

@@ -27,6 +27,7 @@ use crate::config::{ByteSize, EntryKind, FreezeAt, FunctionConfig, Limits, Templ
 use crate::function::StoredFunction;
 use crate::rootfs::StoredRootfs;
 use fit::{Unfit, interpreter_environment};
+pub(super) use language::{BOOTSTRAP_NAME, file_name};
 use language::{Language, directory_of_bootstrap};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -294,6 +295,12 @@ impl Wanted<'_> {
         let mut running = match way {
             Way::Start => Program::start(program, &rootfs, options)?,
             Way::Template(parent) => Program::start_in(parent, program, &rootfs, options)?,
+        };
+        // What the interpreter prints is no output of the program; a failure has its last lines.
+        let on_event: &mut OnEvent<'_> = &mut |event: BuildEvent<'_>| {
+            if !matches!(event, BuildEvent::Output { .. }) {
+                on_event(event);
+            }
         };
         let entry = match running.run_to_entry(options.entry_timeout, on_event) {
             Ok(entry) => entry,

@@ -8,7 +8,7 @@ use super::{IDLE_CHECK_MIN, KEEP_AFTER, Sleep, Supervisor};
 use crate::asleep::{Asleep, Going};
 use crate::instance::connections::Outcome;
 use crate::instance::hibernation::SwapStorage;
-use crate::instance::launch::{Report, SleepingInstance};
+use crate::instance::live::{Report, SleepingInstance};
 use std::future::poll_fn;
 use std::io;
 use std::sync::Arc;

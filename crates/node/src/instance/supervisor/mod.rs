@@ -11,8 +11,10 @@ mod sleep;
 pub(crate) use rest::{Copied, Held, Hold};
 
 use super::connections::{ConnectionTable, Due, LetGo, Outcome};
+use super::end::{End, Overrun};
 use super::hibernation::SwapStorage;
-use super::launch::{Checkpoint, Client, End, Instance, Launched, Origin, Overrun, Report};
+use super::launch::{Client, Launched};
+use super::live::{Checkpoint, Instance, Origin, Report};
 use super::patience::{Patience, Verdict};
 use asleep::{SleepReply, Sleepiness};
 use ending::EndLater;

@@ -2,8 +2,9 @@
 
 use super::{Command, Supervisor, keep_time};
 use crate::instance::connections::ConnectionTable;
-use crate::instance::launch::{
-    Checkpoint, Checkpointed, FrozenInstance, Launcher, Reading, ReadingStep, Unread,
+use crate::instance::launch::Launcher;
+use crate::instance::live::{
+    Checkpoint, Checkpointed, FrozenInstance, Reading, ReadingStep, Unread,
 };
 use crate::sandboxes::ExecNote;
 use crate::seal::owner::KeyId;

@@ -2,7 +2,7 @@
 
 use super::{IDLE_CHECK_MIN, Supervisor, idle_check};
 use crate::instance::hibernation::{HibernationTerms, SwapStorage};
-use crate::instance::launch::HibernatedInstance;
+use crate::instance::live::HibernatedInstance;
 use std::time::Duration;
 use thaw_sandbox::{Awake, AwakeCause, Timers};
 use tokio::sync::oneshot;
