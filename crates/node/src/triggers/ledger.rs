@@ -4,33 +4,26 @@
 //! commits; if that fails, the index is built from the file again. That an invocation runs is
 //! in memory only.
 
+mod ends;
 mod results;
+mod turns;
 mod views;
 
 use super::destinations::Ended;
-use super::file::{Change, Content, FileError, Key, KeyRow, NoRequest, QueueFile};
+use super::file::{Change, Content, FileError, Key, KeyRow, QueueFile};
 use super::record::{
-    Death, InvocationId, Job, NewInvocation, NotQueued, OVERHEAD, Outcome, Queued, Record,
-    ResultRow, ScheduleRow, Terms, Unavailable,
+    InvocationId, NewInvocation, NotQueued, OVERHEAD, Queued, Record, ResultRow, ScheduleRow, Terms,
 };
-use super::retry::{chance, wait_ms};
-use crate::config::AsyncConfig;
 use crate::edge::beginning;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+#[cfg(test)]
+pub(super) use turns::Taken;
 
 /// Longest idempotency key, in bytes.
 pub const KEY_MAX: usize = 1024;
-/// How long a dead letter is kept.
-const DEAD_LETTERS_KEPT_MS: u64 = 14 * 24 * 3600 * 1000;
-/// No wait between two attempts is longer: the clock went back.
-const LONGEST_WAIT_MS: u64 = 2 * 3600 * 1000;
 /// Bytes of a method and of a path that are kept beside a request, which has them whole.
 const METHOD_KEPT: usize = 32;
 const PATH_KEPT: usize = 256;
-/// How often a request is tried that the host does not read, before its invocation is given up.
-const UNREAD_MAX: u32 = 5;
-/// How long it is left alone after that; longer each time.
-const UNREAD_WAIT_MS: u64 = 5_000;
 /// Bytes of a reason that are kept.
 const REASON_MAX: usize = 512;
 
@@ -111,34 +104,6 @@ pub enum Which {
     Dead,
     /// Those that wait.
     Queued,
-}
-
-/// What there is to do now.
-#[derive(Debug, Default)]
-pub(super) struct Taken {
-    pub jobs: Vec<Job>,
-    /// When the next one is due for which there is room, in milliseconds since 1970.
-    pub next_due_ms: Option<u64>,
-}
-
-/// Who has the places of attempts.
-#[derive(Debug)]
-struct Places {
-    all: usize,
-    taken: usize,
-    of_tenants: HashMap<Option<String>, usize>,
-}
-
-impl Places {
-    /// Gives a tenant one more; whether it may have that.
-    fn take(&mut self, domain: Option<String>) -> bool {
-        let own = self.of_tenants.entry(domain).or_default();
-        let others = self.taken - *own;
-        let may = *own < (self.all.saturating_sub(others) / 2).max(1);
-        *own += usize::from(may);
-        self.taken += usize::from(may);
-        may
-    }
 }
 
 /// A request that the host has not read.
@@ -495,252 +460,6 @@ impl Ledger {
             ));
         }
         Ok(())
-    }
-
-    /// What is due, one of each function in turn; `room` says how many more of a function may
-    /// be attempted when so many are, and `most` is for all. A tenant gets half of the places that
-    /// the others leave, at least one: attempts may take long.
-    pub fn take(
-        &mut self,
-        now_ms: u64,
-        most: usize,
-        room: impl Fn(&str, usize) -> usize,
-    ) -> Result<Taken, Unavailable> {
-        self.rebase(now_ms);
-        let after =
-            |last: &str| (std::ops::Bound::Excluded(last.to_owned()), std::ops::Bound::Unbounded);
-        let later = self.books.range(after(&self.last_served)).map(|(name, _)| name.clone());
-        let earlier = self.books.range(..=self.last_served.clone()).map(|(name, _)| name.clone());
-        let order: Vec<String> = later.chain(earlier).collect();
-        let mut taken = Taken::default();
-        let waits = order.into_iter().filter_map(|name| {
-            let book = &self.books[&name];
-            let left = if book.due.is_empty() { 0 } else { room(&name, book.running.len()) };
-            (left > 0).then_some((name, left))
-        });
-        let mut waiting: Vec<(String, usize)> = waits.collect();
-        let first = |ledger: &Self, name: &str| {
-            let mut due = ledger.books.get(name)?.due.iter();
-            let is_left_alone = |id: &InvocationId| {
-                ledger.unread.get(id).is_some_and(|unread| unread.again_ms > now_ms)
-            };
-            due.find(|(_, id)| !ledger.fresh.contains(id) && !is_left_alone(id)).copied()
-        };
-        let mut places = self.places(most);
-        let mut found_one = true;
-        while found_one {
-            found_one = false;
-            for (name, left) in waiting.iter_mut().filter(|(_, left)| *left > 0) {
-                if taken.jobs.len() >= most {
-                    return Ok(taken);
-                }
-                let due = first(self, name).filter(|(due, _)| *due <= now_ms);
-                let Some((_, id)) = due else { continue };
-                let domain = self.records.get(&id).and_then(|record| record.domain.clone());
-                if !places.take(domain) {
-                    // It goes on when an attempt of its tenant is over.
-                    *left = 0;
-                    continue;
-                }
-                *left -= 1;
-                found_one = true;
-                if let Some(job) = self.start(id, now_ms)? {
-                    taken.jobs.push(job);
-                    self.last_served.clone_from(name);
-                }
-            }
-        }
-        waiting.retain(|(_, left)| *left > 0);
-        let next = waiting.iter().filter_map(|(name, _)| first(self, name));
-        taken.next_due_ms = next.map(|(due, _)| due).min();
-        Ok(taken)
-    }
-
-    /// All places of attempts, `free` of which nobody has.
-    fn places(&self, free: usize) -> Places {
-        let mut places = Places { all: free, taken: 0, of_tenants: HashMap::new() };
-        for id in self.books.values().flat_map(|book| &book.running) {
-            if let Some(record) = self.records.get(id) {
-                places.all += 1;
-                places.taken += 1;
-                *places.of_tenants.entry(record.domain.clone()).or_default() += 1;
-            }
-        }
-        places
-    }
-
-    /// Begins an attempt. After an error nothing is as it is here: the file is opened anew.
-    fn start(&mut self, id: InvocationId, now_ms: u64) -> Result<Option<Job>, Unavailable> {
-        let Some(file) = &self.file else { return Err(Unavailable("it is closed".to_owned())) };
-        let Some(record) = self.records.get(&id).cloned() else { return Ok(None) };
-        let request = match file.request(id) {
-            Ok(request) => request,
-            Err(NoRequest::Damaged(reason)) => {
-                self.bury(id, reason, now_ms);
-                return Ok(None);
-            }
-            Err(NoRequest::Unread(why)) => return self.does_not_read(id, why, now_ms),
-        };
-        self.unread.remove(&id);
-        if let Some(book) = self.books.get_mut(&record.function) {
-            book.due.remove(&(record.due_ms, id));
-            book.running.insert(id);
-            self.begun.insert(id);
-        }
-        Ok(Some(Job { id, record, request }))
-    }
-
-    /// The host has not read a request. That may be over soon; one that is never read keeps no other
-    /// waiting, and is given up.
-    fn does_not_read(
-        &mut self,
-        id: InvocationId,
-        why: FileError,
-        now_ms: u64,
-    ) -> Result<Option<Job>, Unavailable> {
-        let times = self.unread.get(&id).map_or(1, |unread| unread.times + 1);
-        if times > UNREAD_MAX {
-            self.unread.remove(&id);
-            let reason = format!("its request was not read in {UNREAD_MAX} tries: {why}");
-            self.bury(id, reason, now_ms);
-            return Ok(None);
-        }
-        let again_ms = now_ms.saturating_add(UNREAD_WAIT_MS * u64::from(times));
-        self.unread.insert(id, Unread { times, again_ms });
-        self.failed = Some(why.clone());
-        Err(Unavailable(why))
-    }
-
-    /// No due time lies further ahead than waits are long, unless the clock went back.
-    fn rebase(&mut self, now_ms: u64) {
-        let horizon = now_ms.saturating_add(LONGEST_WAIT_MS);
-        for book in self.books.values_mut() {
-            if book.due.first().is_none_or(|(due, _)| *due <= horizon) {
-                continue;
-            }
-            let late: Vec<_> = std::mem::take(&mut book.due).into_iter().collect();
-            for (_, id) in late {
-                book.due.insert((now_ms, id));
-                if let Some(record) = self.records.get_mut(&id) {
-                    record.due_ms = now_ms;
-                }
-            }
-        }
-    }
-
-    /// An attempt is over.
-    pub fn finish(&mut self, id: InvocationId, outcome: Outcome, terms: &Terms, now_ms: u64) {
-        let Some(record) = self.records.get(&id) else { return };
-        self.finished.insert(id);
-        let (config, function) = (&terms.config, record.function.clone());
-        let (attempts, deferrals) = (record.attempts + 1, record.deferrals.saturating_add(1));
-        match outcome {
-            Outcome::Done(status) => self.succeed(id, status, config, now_ms),
-            Outcome::Refused(reason) => {
-                self.update(id, |record| record.attempts = attempts);
-                self.bury(id, format!("the function refused it: {reason}"), now_ms);
-            }
-            Outcome::Failed { reason, .. } if attempts >= config.attempts.get() => {
-                self.update(id, |record| record.attempts = attempts);
-                self.bury(
-                    id,
-                    format!("attempt {attempts}, the last one, failed: {reason}"),
-                    now_ms,
-                );
-            }
-            Outcome::Failed { reason, retry_after_ms } => {
-                let asked = retry_after_ms.unwrap_or(0).min(milliseconds(config.backoff_max.0));
-                let wait = wait_ms(config, attempts, chance()).max(asked);
-                self.update(id, |record| {
-                    record.attempts = attempts;
-                    record.deferrals = 0;
-                    record.due_ms = now_ms + wait;
-                    record.last = Some(shortened(reason));
-                });
-            }
-            Outcome::Deferred(reason) => {
-                let wait = wait_ms(config, deferrals, chance());
-                self.update(id, |record| {
-                    record.deferrals = deferrals;
-                    record.due_ms = now_ms + wait;
-                    record.last = Some(shortened(reason));
-                });
-            }
-        }
-        self.bound_dead_letters(&function, config);
-    }
-
-    /// Gives an invocation up.
-    fn bury(&mut self, id: InvocationId, reason: String, now_ms: u64) {
-        let reason = shortened(reason);
-        if let Some(record) = self.records.get(&id) {
-            let function = record.function.as_str();
-            tracing::warn!(function, invocation = %id, "gave up an invocation: {reason}");
-        }
-        self.update(id, |record| record.dead = Some(Death { at_ms: now_ms, reason }));
-        if let Some(record) = self.records.get(&id) {
-            self.ended.push(Ended { id, record: record.clone(), status: None });
-        }
-    }
-
-    /// Those that have come to an end since the last call.
-    pub(in crate::triggers) fn take_ended(&mut self) -> Vec<Ended> {
-        std::mem::take(&mut self.ended)
-    }
-
-    /// Forgets the oldest dead letters of a function beyond what it may keep.
-    fn bound_dead_letters(&mut self, function: &str, config: &AsyncConfig) {
-        while let Some(book) = self.books.get(function)
-            && (book.dead.len() > config.dead_letters as usize
-                || book.dead_bytes > config.bytes.bytes())
-            && let Some((_, oldest)) = book.dead.first().copied()
-        {
-            self.remove(oldest);
-        }
-    }
-
-    /// Gives up what is too old, and forgets dead letters and keys that are.
-    /// `config` says how a function's queue is.
-    pub fn expire(&mut self, now_ms: u64, config: impl Fn(&str) -> AsyncConfig) {
-        let is_over = |at: u64| at <= now_ms;
-        let mut old = Vec::new();
-        let mut grown = BTreeSet::new();
-        let mut forgotten = Vec::new();
-        let mut keys = Vec::new();
-        for book in self.books.values() {
-            let expired = book.expiring.iter().take_while(|(at, _)| is_over(*at));
-            // What is being attempted may still come to an end.
-            old.extend(expired.map(|(_, id)| *id).filter(|id| !book.running.contains(id)));
-            let dead = book.dead.iter();
-            let is_kept = |at: u64| at.saturating_add(DEAD_LETTERS_KEPT_MS) > now_ms;
-            forgotten.extend(dead.take_while(|(at, _)| !is_kept(*at)).map(|(_, id)| *id));
-            keys.extend(book.keys.iter().take_while(|(at, _)| is_over(*at)).map(|(_, key)| *key));
-        }
-        for id in old {
-            grown.extend(self.records.get(&id).map(|record| record.function.clone()));
-            let last = self.records.get(&id).and_then(|record| record.last.clone());
-            let last = last.map_or(String::new(), |last| format!("; the last attempt: {last}"));
-            self.bury(id, format!("it was older than `async.max_age`{last}"), now_ms);
-        }
-        grown.iter().for_each(|name| self.bound_dead_letters(name, &config(name)));
-        forgotten.into_iter().for_each(|id| self.remove(id));
-        keys.into_iter().for_each(|key| self.remove_key(key));
-        self.expire_results(now_ms);
-        while (self.dead_bytes > self.bounds().dead_bytes || self.dead > self.bounds().dead)
-            && let Some(oldest) = self.oldest_of_largest(self.dead > self.bounds().dead)
-        {
-            self.remove(oldest);
-        }
-    }
-
-    /// The oldest dead letter of the largest function of the largest tenant, by number or by bytes.
-    fn oldest_of_largest(&self, by_number: bool) -> Option<InvocationId> {
-        let size = |book: &Book| if by_number { book.dead.len() as u64 } else { book.dead_bytes };
-        let of_books = self.books.values().filter_map(|book| {
-            let (_, oldest) = book.dead.first()?;
-            Some((&self.records.get(oldest)?.domain, size(book), *oldest))
-        });
-        of_largest(of_books)
     }
 
     // Schedules.
