@@ -43,7 +43,7 @@ pub(super) fn check(
             "[[egress.inject]] or `egress.authority` adds to its certificates".to_owned(),
         );
     }
-    if !may_remove_bootstrap(function, runtime) {
+    if !language.bootstrap().is_empty() && !may_remove_bootstrap(function, runtime) {
         return unfit(format!("its user may not remove files in {EVERYBODYS_DIRECTORY}"));
     }
     let Some((program, arguments)) = function.config.command.split_first() else {
@@ -52,7 +52,8 @@ pub(super) fn check(
     if !is_interpreter(language, program, function, files.tree, runtime) {
         return unfit(format!("`{program}` is not the interpreter {}", language.name()));
     }
-    language.check(arguments, &function.environment)
+    language.check(arguments, &function.environment)?;
+    language.check_files(arguments, &function.config.workdir, files)
 }
 
 /// Whether a command is the interpreter among the files of the language.
