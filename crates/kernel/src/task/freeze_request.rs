@@ -117,19 +117,21 @@ pub fn awaits_program() -> bool {
     kernel().config.get().flags & BOTH == BOTH
 }
 
-/// An interpreter looks for its program: waits until it was frozen. In a copy, it has one.
+/// An interpreter looks for its program: waits until it was frozen. In a copy, it makes its call again,
+/// by which it finds what is in its memory then.
 ///
-/// # Errors
-/// `EINTR`: the thread has to end.
-pub fn await_program() -> Result<()> {
-    wait_uninterruptibly(happened(), || {
+/// `EINTR`: the thread has to end. Otherwise `ERESTARTNOINTR`.
+pub fn await_program() -> Errno {
+    let waited = wait_uninterruptibly(happened(), || {
         // A copy is frozen at its entry point, and must not take this for that.
         if !awaits_program() {
             return Some(Ok(()));
         }
         let _ = ask();
         None
-    })
+    });
+    super::thread::current().needs_attention();
+    waited.err().unwrap_or(Errno::ERESTARTNOINTR)
 }
 
 /// The program sends `signal`. If that is what it is to be frozen at, waits until
@@ -214,7 +216,7 @@ mod tests {
             assert_eq!(awaits_program(), awaits, "{flags:#x}");
         }
         kernel().config.borrow_mut().flags = FLAG_START_PATH;
-        assert_eq!((await_program(), cause()), (Ok(()), 0));
+        assert_eq!((await_program(), cause()), (Errno::ERESTARTNOINTR, 0));
     }
 
     #[test]

@@ -67,11 +67,7 @@ pub fn missing(directory: &Path, name: &[u8]) -> Result<()> {
     let is_start = name == START_NAME
         && directory.inode().filesystem() == DEV_FS
         && freeze_request::awaits_program();
-    if !is_start {
-        return Ok(());
-    }
-    freeze_request::await_program()?;
-    Err(Errno::ERESTARTNOINTR)
+    if is_start { Err(freeze_request::await_program()) } else { Ok(()) }
 }
 
 /// The file system on `/dev`; returns its root directory.

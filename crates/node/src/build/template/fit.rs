@@ -67,14 +67,18 @@ fn is_interpreter(
     if !language.is_interpreter(file_name(command)) {
         return false;
     }
-    let found = match command.contains('/') {
+    executable(command, function, all).is_some_and(|path| runtime.find(&path).is_some())
+}
+
+/// The path that a sandbox executes for a command.
+pub(super) fn executable(command: &str, function: &StoredFunction, all: &Tree) -> Option<PathBuf> {
+    match command.contains('/') {
         true => command.starts_with('/').then(|| PathBuf::from(command)),
         false => {
             let search = function.environment.get("PATH").map(String::as_str).unwrap_or_default();
             first_program(all, search, &function.config.workdir, command)
         }
-    };
-    found.is_some_and(|path| runtime.find(&path).is_some())
+    }
 }
 
 /// The program that a sandbox starts under this name: the first one of `search`, as the kernel

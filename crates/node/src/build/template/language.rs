@@ -80,6 +80,12 @@ pub(super) trait Language: Sync {
         Ok(())
     }
 
+    /// Bytes that are in the executable of each interpreter that templates are made of; `None`: they are
+    /// made of all.
+    fn mark(&self) -> Option<&'static [u8]> {
+        None
+    }
+
     /// Whether the interpreter looks at this variable when it starts, or, with `loads_packages`,
     /// when it loads the modules that a function names. What is common to all languages need
     /// not be repeated.

@@ -256,10 +256,35 @@ impl<'a> Wanted<'a> {
         if let Some(template) = Template::find(session, &name) {
             return Ok((name, template));
         }
+        self.check_mark(session, &program, tree)?;
         on_event(BuildEvent::Stage(&format!("making the runtime template {name}")));
         let image = self.freeze(session, &program, tree, index, options, on_event)?;
         let record = session.put_template(&name, config, index, image)?;
         Ok((name, Template::open(session, &record)?))
+    }
+
+    /// Checks that the interpreter is one that the language knows.
+    fn check_mark(
+        &self,
+        session: &Session,
+        program: &StoredFunction,
+        tree: &Tree,
+    ) -> Result<(), BuildError> {
+        let Some(mark) = self.language.mark() else { return Ok(()) };
+        let path = fit::executable(&program.config.command[0], program, tree);
+        let found = path.and_then(|path| tree.find_followed(&path));
+        let content = match found.map(|found| &tree.node(found).content) {
+            Some(Content::Regular(Some(blob))) => session.read_blob(blob.hash)?,
+            _ => Vec::new(),
+        };
+        match content.windows(mark.len()).any(|window| window == mark) {
+            true => Ok(()),
+            false => {
+                let reason = "its interpreter is built otherwise than those that are known";
+                let (reason, output) = (reason.to_owned(), Vec::new());
+                Err(FreezeFailure::NotStarted { reason, output }.into())
+            }
+        }
     }
 
     /// The interpreter on its way to become the template, as a function.

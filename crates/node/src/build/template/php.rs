@@ -85,7 +85,7 @@ impl<'a> Command<'a> {
         let program = match (address, program.as_slice()) {
             (Some(address), []) => Program::Server { address, documents, router: None },
             (Some(address), [router]) => {
-                Program::Server { address, documents, router: Some(router) }
+                Program::Server { address, documents, router: Some(*router) }
             }
             (Some(_), _) => {
                 return Err(Unfit("its web server gets more than one script".to_owned()));
@@ -226,6 +226,12 @@ impl Language for Php {
         Ok(())
     }
 
+    /// The end of what extensions are compared with. A build with threads (ZTS) notes the working
+    /// directory when it starts.
+    fn mark(&self) -> Option<&'static [u8]> {
+        Some(b",NTS\0")
+    }
+
     /// What PHP 8.2 and Debian's modules ask for, and some other modules.
     fn reads_variable(&self, name: &str, _loads_packages: bool) -> bool {
         const BEGINNINGS: [&str; 11] = [
@@ -364,7 +370,8 @@ mod tests {
         let of_language = ["/etc/php/8.2/cli/php.ini", "/usr/bin/php8.2", "/var/tmp/x"];
         let runtime = files_of(&of_language);
         let found = |more: &[&str], workdir: &str| {
-            let found = own_settings(&files_of(&[&of_language, more].concat()), &runtime, workdir);
+            let found =
+                own_settings(&files_of(&[&of_language[..], more].concat()), &runtime, workdir);
             found.map(|path| path.display().to_string())
         };
         assert_eq!(found(&["/app/php.ini", "/app/index.php", "/etc/motd"], "/app"), None);

@@ -104,7 +104,7 @@ impl Memory {
     /// The aligned words of each area, and its address, which is a page's.
     fn words(&self) -> impl Iterator<Item = (u64, Vec<u64>)> {
         self.areas.iter().map(|(start, bytes)| {
-            let (words, _) = bytes.as_chunks();
+            let (words, _) = bytes.as_chunks::<8>();
             (*start, words.iter().map(|&word| u64::from_le_bytes(word)).collect())
         })
     }
@@ -291,7 +291,7 @@ mod tests {
 
     /// The memory of an interpreter with these arguments and variables.
     fn memory(arguments: &[String], environment: &BTreeMap<String, String>) -> Memory {
-        let all = [arguments, &variables(environment)].concat();
+        let all = [arguments, &variables(environment)[..]].concat();
         let (on_stack, stack) = place(&all, STACK);
         let (in_heap, heap) = place(&all, HEAP);
         let first = arguments.len();
