@@ -277,7 +277,7 @@ mod tests {
         let spec = spec(&["sh"]);
         let (plain, message) = (encode(&spec).unwrap(), super::encode(&spec, &writes).unwrap());
         let heads = [(0x1000u64, 3u64), (0x2000, 0)].map(|(at, len)| [at, len]);
-        let [first, second] = heads.map(|head| bytemuck::cast::<[u64; 2], [u8; 16]>(head));
+        let [first, second] = heads.map(bytemuck::cast::<[u64; 2], [u8; 16]>);
         assert_eq!(message[plain.len()..], [&first[..], b"ab\0", &second].concat());
     }
 

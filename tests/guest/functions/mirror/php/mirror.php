@@ -10,9 +10,10 @@ function words(string $path): array
     return explode("\0", file_get_contents($path));
 }
 
+// Opcache's file has a name that is drawn.
 function without_numbers(array $texts): array
 {
-    return array_values(preg_replace('/\d+/', 'N', $texts));
+    return array_values(preg_replace(['/(?<=ZendSem\.)\w+/', '/\d+/'], ['X', 'N'], $texts));
 }
 
 function failure(callable $try): array
@@ -41,12 +42,11 @@ function titles(): array
     return [...$seen, cli_set_process_title(''), cli_get_process_title()];
 }
 
-// Settings and variables that differ from one start to the next are left out.
+// Without what differs from one request to the next.
 function server(): array
 {
-    $given = $_SERVER;
-    unset($given['REQUEST_TIME'], $given['REQUEST_TIME_FLOAT'], $given['REMOTE_PORT']);
-    return $given;
+    $own = ['REQUEST_TIME', 'REQUEST_TIME_FLOAT', 'REMOTE_PORT', 'HTTP_TRACEPARENT'];
+    return array_diff_key($_SERVER, array_flip($own));
 }
 
 function mapped(): array
@@ -103,7 +103,7 @@ function seen(array $arguments, array $frames): array
         'signals' => preg_grep('/^(Sig|Shd|Threads)/', file('/proc/self/status')),
         'host' => [gethostname(), php_uname('n')],
         'hosts' => words('/etc/hosts'),
-        'ids' => [getmypid(), posix_getppid(), getmyuid(), posix_getuid(), posix_getgid(), umask()],
+        'ids' => [getmypid(), getmyuid(), umask(), preg_grep('/^(PPid|Uid|Gid|Groups)/', file('/proc/self/status'))],
         'temporary' => sys_get_temp_dir(),
         'root' => scandir('/'),
         'links' => array_map(fn ($path) => stat($path)['nlink'], ['/', '/app', '/usr', '/etc']),
