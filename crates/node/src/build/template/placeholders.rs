@@ -136,11 +136,11 @@ pub(super) fn writes(
 ) -> Result<MemoryWrites, Unfit> {
     let (template, program) = (variables(template), variables(program));
     let places = arrange(&template, &program)?;
-    let arguments: Vec<&str> = words.iter().map(|word| word.placeholder.as_str()).collect();
-    let arguments = find(memory, &arguments);
-    let names: Vec<&str> = template.iter().map(String::as_str).collect();
-    let found = find(memory, &names);
-    let arrays = arrays(memory, &found);
+    let placeholders = words.iter().map(|word| &word.placeholder).chain(&template);
+    let texts: Vec<&str> = placeholders.map(String::as_str).collect();
+    let found = find(memory, &texts);
+    let (arguments, found) = found.split_at(words.len());
+    let arrays = arrays(memory, found);
     let rooms = found.iter().zip(&template).filter(|(_, variable)| is_room(variable));
     let mut rooms = rooms.map(|(places, _)| places);
     let is_known = arguments.iter().all(|places| places.len() == COPIES)
@@ -231,7 +231,14 @@ fn find(memory: &Memory, texts: &[&str]) -> Vec<Vec<u64>> {
     let numbers: HashMap<&[u8], usize> =
         texts.iter().enumerate().map(|(number, text)| (text.as_bytes(), number)).collect();
     let mut found = vec![Vec::new(); texts.len()];
-    for (address, string) in memory.strings().filter(|(_, string)| !string.is_empty()) {
+    // Most strings have a length that none of these has, and need not be hashed.
+    let longest = texts.iter().map(|text| text.len()).max().unwrap_or_default();
+    let mut lengths = vec![false; longest + 1];
+    texts.iter().for_each(|text| lengths[text.len()] = true);
+    for (address, string) in memory.strings() {
+        if lengths.get(string.len()) != Some(&true) {
+            continue;
+        }
         if let Some(&number) = numbers.get(string) {
             found[number].push(address);
         }
@@ -242,13 +249,9 @@ fn find(memory: &Memory, texts: &[&str]) -> Vec<Vec<u64>> {
 /// All arrays of pointers to the variables of a template, in their order, with nothing behind the
 /// last one. `found` is where each variable lies.
 fn arrays(memory: &Memory, found: &[Vec<u64>]) -> Vec<Array> {
-    let numbers: HashMap<u64, usize> = found
-        .iter()
-        .enumerate()
-        .flat_map(|(number, places)| places.iter().map(move |&place| (place, number)))
-        .collect();
     let is_array = |words: &[u64]| {
-        words.iter().enumerate().all(|(number, word)| numbers.get(word) == Some(&number))
+        let mut pairs = words.iter().zip(found);
+        pairs.all(|(word, places)| places.contains(word))
     };
     let mut arrays = Vec::new();
     for (start, words) in memory.words() {
