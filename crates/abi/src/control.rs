@@ -234,6 +234,14 @@ pub const FLAG_ENTRY_STDIN: u32 = 1 << 19;
 /// `/dev/thaw`, [`Start::entry_signal`] and [`MSG_FREEZE`] are.
 pub const FLAG_ENTRY_ASKED: u32 = 1 << 20;
 
+/// The sandbox is to become a runtime template, with [`FLAG_FREEZE_AT_ENTRY`]: who looks for
+/// [`START_PATH`] asks for the freeze, as by a write to `/dev/thaw`. In a copy, the call is made again.
+/// Kernels that do not know of it are not asked for it.
+pub const FLAG_START_PATH: u32 = 1 << 22;
+/// The path of no file. An interpreter that takes the place of its program for this one is frozen
+/// when it first looks for its program.
+pub const START_PATH: &str = "/dev/thaw-start";
+
 /// The sandbox has a directory for secrets ([`SECRETS_DIRECTORY`]), which is empty until a copy
 /// gets some.
 pub const FLAG_SECRETS: u32 = 1 << 21;
@@ -342,7 +350,7 @@ pub struct Written {
 /// program path (empty: look up `argv[0]` in `PATH`), then `argv_count`
 /// arguments, then `env_count` environment strings, then `mount_count` strings,
 /// each a `MOUNT_*` letter of [`crate::bind`] and the absolute path of the mount
-/// point.
+/// point. After [`THAW_AND_START`], each [`MemoryWrite`] follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Start {
@@ -375,6 +383,19 @@ pub struct Start {
     pub entry_signal: u32,
     /// Size of the terminal, if there is one.
     pub window: WindowSize,
+}
+
+/// Bytes that a copy of a runtime template has in its memory when it goes on. They follow, without
+/// anything between them or behind them.
+///
+/// Kernels that do not know of it are not asked for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct MemoryWrite {
+    /// Address of the first, in memory that the program can write to.
+    pub address: u64,
+    /// How many.
+    pub len: u64,
 }
 
 /// Name (`argv[0]`) of a zygote that is to become a template: it has some
@@ -856,6 +877,7 @@ mod tests {
         for size in [
             size_of::<MessageHeader>(),
             size_of::<Start>(),
+            size_of::<MemoryWrite>(),
             size_of::<Thaw>(),
             size_of::<Identity>(),
             size_of::<Fork>(),

@@ -72,6 +72,7 @@ mod tests {
         let sizes = [
             ("MessageHeader", size_of::<MessageHeader>(), 16),
             ("Start", size_of::<Start>(), 96),
+            ("MemoryWrite", size_of::<MemoryWrite>(), 16),
             ("Thaw", size_of::<Thaw>(), 96),
             ("Identity", size_of::<Identity>(), 56),
             ("Secret", size_of::<Secret>(), 8),

@@ -180,3 +180,10 @@ fn java_runs_as_another_user() {
     };
     check_nobody(&home, &java, "", r#"["java", "-cp", "classes", "mirror.App"]"#);
 }
+
+#[test]
+fn php_runs_as_another_user() {
+    let home = built_home("templates-own-php", &[]);
+    let php = Mirror { language: "php", files: &[], packages: &[("php", "/app")], lines: NOBODY };
+    check_nobody(&home, &php, "", r#"["php", "-S", "0.0.0.0:8080"]"#);
+}

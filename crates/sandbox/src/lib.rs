@@ -40,8 +40,8 @@ mod sys;
 mod text;
 
 pub use boot::{
-    AskedContents, BootError, BootFlags, BootPlan, Mount, MountKind, PlanError, PostCopy,
-    RESUMED_MAX, Rootfs, Secrets, StartSpec, ThawOptions, TooManySecrets, connection,
+    AskedContents, BootError, BootFlags, BootPlan, MemoryWrites, Mount, MountKind, PlanError,
+    PostCopy, RESUMED_MAX, Rootfs, Secrets, StartSpec, ThawOptions, TooManySecrets, connection,
 };
 pub use broker::{
     BlobSource, BoundAccess, BoundDirectory, ClientFile, ClosedVolume, Copied, FetchAnswer,

@@ -55,7 +55,7 @@ pub fn start(message: &Message) -> Result<()> {
     heap::create()?;
     let (command, tail) = message.split::<Start>()?;
     let command = *command;
-    let strings = parse_strings(tail, &command).ok_or(Errno::EINVAL)?;
+    let (strings, _) = parse_strings(tail, &command).ok_or(Errno::EINVAL)?;
     let index = message.fds().first().copied();
     take_standard_streams(command.flags)?;
     if let Some(level) = Baseline::from_flags(command.flags) {
@@ -135,16 +135,21 @@ fn map_index(fd: HostFd, len: u64) -> Result<()> {
     blobs::initialize(index.blobs().len() as u32)
 }
 
-pub(super) fn parse_strings(tail: &[u8], command: &Start) -> Option<Strings> {
-    let mut parts = tail.split(|&b| b == 0).map(<[u8]>::to_vec);
-    let (hostname, workdir, path) = (parts.next()?, parts.next()?, parts.next()?);
-    let argv: Vec<_> = parts.by_ref().take(command.argv_count as usize).collect();
-    let envp: Vec<_> = parts.by_ref().take(command.env_count as usize).collect();
-    let mounts: Vec<_> = parts.take(command.mount_count as usize).collect();
-    let complete = argv.len() == command.argv_count as usize
-        && envp.len() == command.env_count as usize
-        && mounts.len() == command.mount_count as usize;
-    complete.then_some(Strings { hostname, workdir, path, argv, envp, mounts })
+/// The strings of a start command, and what follows them.
+pub(super) fn parse_strings<'a>(tail: &'a [u8], command: &Start) -> Option<(Strings, &'a [u8])> {
+    let mut rest = tail;
+    let mut next = || {
+        let end = rest.iter().position(|&byte| byte == 0)?;
+        let string = rest[..end].to_vec();
+        rest = &rest[end + 1..];
+        Some(string)
+    };
+    let (hostname, workdir, path) = (next()?, next()?, next()?);
+    let mut several = |count: u32| (0..count).map(|_| next()).collect::<Option<Vec<_>>>();
+    let argv = several(command.argv_count)?;
+    let envp = several(command.env_count)?;
+    let mounts = several(command.mount_count)?;
+    Some((Strings { hostname, workdir, path, argv, envp, mounts }, rest))
 }
 
 fn first_thread(command: &Start, strings: Strings) -> Result<Arc<Thread>> {

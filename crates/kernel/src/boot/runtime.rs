@@ -3,16 +3,19 @@
 //! A runtime template is an interpreter that was frozen before it has seen a program. The
 //! copy gets what a start command fixes: arguments, environment, working directory, port,
 //! and a root file system with more files. Its interpreter finds the arguments in
-//! `/proc/self/cmdline` and the environment in `/proc/self/environ`, as everybody does.
+//! `/proc/self/cmdline` and the environment in `/proc/self/environ`, as everybody does. One that
+//! cannot look there is frozen when it looks for its program ([`thaw_abi::control::START_PATH`]), and
+//! has both written to its memory.
 
 use alloc::sync::Arc;
 
-use thaw_abi::control::{FLAG_SECRETS, MSG_START, ROOTFS_INDEX, Start};
+use thaw_abi::control::{FLAG_SECRETS, MSG_START, MemoryWrite, ROOTFS_INDEX, Start};
 
 use super::program::{Strings, parse_strings, surroundings};
 use crate::errno::{Errno, Result};
 use crate::exec::stack::joined;
 use crate::host::control::Message;
+use crate::platform::user::UserAddress;
 use crate::state::kernel;
 use crate::task::Process;
 use crate::task::process::FIRST_PID;
@@ -24,7 +27,7 @@ pub fn take_program(message: &Message) -> Result<()> {
         return Err(Errno::EINVAL);
     }
     let (command, tail) = message.split::<Start>()?;
-    let strings = parse_strings(tail, command).ok_or(Errno::EINVAL)?;
+    let (strings, writes) = parse_strings(tail, command).ok_or(Errno::EINVAL)?;
     if command.rootfs != ROOTFS_INDEX || !strings.mounts.is_empty() {
         return Err(Errno::EINVAL);
     }
@@ -34,7 +37,24 @@ pub fn take_program(message: &Message) -> Result<()> {
     if command.flags & FLAG_SECRETS != 0 {
         crate::secrets::mount()?;
     }
-    become_program(&process, &strings)
+    become_program(&process, &strings)?;
+    write_memory(writes)
+}
+
+/// Writes to the memory of the program what the host says, each [`MemoryWrite`] with its bytes.
+fn write_memory(mut said: &[u8]) -> Result<()> {
+    while let Some((write, after)) = said.split_at_checked(size_of::<MemoryWrite>()) {
+        let write: MemoryWrite = bytemuck::pod_read_unaligned(write);
+        let len = usize::try_from(write.len).map_err(|_| Errno::EINVAL)?;
+        let (bytes, rest) = after.split_at_checked(len).ok_or(Errno::EINVAL)?;
+        if UserAddress(write.address).write_bytes(bytes).is_err() {
+            super::fail(
+                b"the program does not fit the memory of its runtime template, which is damaged",
+            );
+        }
+        said = rest;
+    }
+    if said.is_empty() { Ok(()) } else { Err(Errno::EINVAL) }
 }
 
 /// Notes what the start command says of the sandbox as a whole.

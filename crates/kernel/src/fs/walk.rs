@@ -227,7 +227,10 @@ impl<'c> Walk<'c> {
 
     /// The file that `name` stands for in a directory, on top of what is mounted there.
     pub fn child(&self, directory: &Path, name: &[u8]) -> Result<Option<Path>> {
-        let Some(dentry) = directory.dentry().child(name)? else { return Ok(None) };
+        let Some(dentry) = directory.dentry().child(name)? else {
+            super::dev::missing(directory, name)?;
+            return Ok(None);
+        };
         let path = Path::new(dentry);
         if !path.dentry().is_mount_point() {
             return Ok(Some(path));

@@ -4,7 +4,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use thaw_abi::control::{
     CAUSE_ASKED, CAUSE_CHECKPOINT, CAUSE_HOST, CAUSE_SIGNAL, CHECKPOINT_TWIN, Checkpoint,
-    FLAG_ENTRY_ASKED, FLAG_FREEZE_AT_ENTRY, Rest,
+    FLAG_ENTRY_ASKED, FLAG_FREEZE_AT_ENTRY, FLAG_START_PATH, Rest,
 };
 
 use super::signal::Signal;
@@ -111,6 +111,29 @@ fn ask_because(cause: u32) -> Result<()> {
     Err(Errno::EAGAIN)
 }
 
+/// Whether an interpreter is to be frozen when it looks for its program.
+pub fn awaits_program() -> bool {
+    const BOTH: u32 = FLAG_FREEZE_AT_ENTRY | FLAG_START_PATH;
+    kernel().config.get().flags & BOTH == BOTH
+}
+
+/// An interpreter looks for its program: waits until it was frozen. In a copy, it makes its call again,
+/// by which it finds what is in its memory then.
+///
+/// `EINTR`: the thread has to end. Otherwise `ERESTARTNOINTR`.
+pub fn await_program() -> Errno {
+    let waited = wait_uninterruptibly(happened(), || {
+        // A copy is frozen at its entry point, and must not take this for that.
+        if !awaits_program() {
+            return Some(Ok(()));
+        }
+        let _ = ask();
+        None
+    });
+    super::thread::current().needs_attention();
+    waited.err().unwrap_or(Errno::ERESTARTNOINTR)
+}
+
 /// The program sends `signal`. If that is what it is to be frozen at, waits until
 /// it has happened, says so, and the signal is not delivered.
 pub fn takes_signal(signal: Signal) -> bool {
@@ -178,6 +201,22 @@ mod tests {
         assert_eq!((cause(), is_at_once()), (CAUSE_HOST, false));
         done(CAUSE_HOST);
         assert_eq!(cause(), 0);
+    }
+
+    #[test]
+    fn only_what_becomes_a_template_awaits_a_program() {
+        let _sandbox = crate::testing::Sandbox::new();
+        for (flags, awaits) in [
+            (0, false),
+            (FLAG_START_PATH, false),
+            (FLAG_FREEZE_AT_ENTRY | FLAG_ENTRY_ASKED, false),
+            (FLAG_FREEZE_AT_ENTRY | FLAG_START_PATH, true),
+        ] {
+            kernel().config.borrow_mut().flags = flags;
+            assert_eq!(awaits_program(), awaits, "{flags:#x}");
+        }
+        kernel().config.borrow_mut().flags = FLAG_START_PATH;
+        assert_eq!((await_program(), cause()), (Errno::ERESTARTNOINTR, 0));
     }
 
     #[test]

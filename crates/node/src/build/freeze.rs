@@ -154,6 +154,8 @@ impl FreezeFailure {
                 | Self::NotStarted { .. }
                 | Self::Died { .. }
                 | Self::OutOfMemory { .. }
+                // In a copy of a template, its memory is written to besides.
+                | Self::Boot(BootError::TooLong { .. })
                 | Self::Freeze(FreezeError::TooLarge { .. } | FreezeError::TooManyMappings { .. })
         )
     }

@@ -16,10 +16,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc::{self, TrySendError};
 use std::thread;
 use std::time::{Duration, Instant};
-use thaw_abi::control::{EntryPoint, FLAG_FREEZE_AT_ENTRY, FLAG_SAY_LOSSES, Losses};
+use thaw_abi::control::{
+    EntryPoint, FLAG_FREEZE_AT_ENTRY, FLAG_SAY_LOSSES, FLAG_START_PATH, Losses,
+};
 use thaw_sandbox::{
-    Console, ConsoleOutput, Event, GuestExit, LimitReached, Mount, MountKind, Sandbox, StartSpec,
-    WeakLimits, WrittenFiles, ZygoteConfig, ZygoteParent,
+    BootFlags, Console, ConsoleOutput, Event, GuestExit, LimitReached, Mount, MountKind, Sandbox,
+    StartSpec, WeakLimits, WrittenFiles, ZygoteConfig, ZygoteParent,
 };
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -130,7 +132,16 @@ impl Program {
         rootfs: &StoredRootfs,
         options: &BuildOptions,
     ) -> Result<Self, FreezeFailure> {
-        Self::begin(None, function, rootfs, options)
+        Self::begin(None, 0, function, rootfs, options)
+    }
+
+    /// The same with an interpreter that is to become a runtime template.
+    pub(super) fn start_interpreter(
+        function: &StoredFunction,
+        rootfs: &StoredRootfs,
+        options: &BuildOptions,
+    ) -> Result<Self, FreezeFailure> {
+        Self::begin(None, FLAG_START_PATH, function, rootfs, options)
     }
 
     /// The same in a copy of a runtime template, whose files `rootfs` extends.
@@ -140,11 +151,12 @@ impl Program {
         rootfs: &StoredRootfs,
         options: &BuildOptions,
     ) -> Result<Self, FreezeFailure> {
-        Self::begin(Some(template), function, rootfs, options)
+        Self::begin(Some(template), 0, function, rootfs, options)
     }
 
     fn begin(
         template: Option<&Template>,
+        flags: BootFlags,
         function: &StoredFunction,
         rootfs: &StoredRootfs,
         options: &BuildOptions,
@@ -184,7 +196,8 @@ impl Program {
             process_limit: config.limits.processes.get(),
             // The author's limit is for requests, not for the start.
             cpu_time_limit: None,
-            flags: FLAG_FREEZE_AT_ENTRY
+            flags: flags
+                | FLAG_FREEZE_AT_ENTRY
                 | FLAG_SAY_LOSSES
                 | config.entry_flags()
                 | config.entry.freeze.flags()
@@ -204,7 +217,9 @@ impl Program {
         zygote.join(options.cores.as_ref())?;
         let sandbox = match template {
             None => zygote.start(&spec)?,
-            Some(template) => zygote.start_in(&template.plan_over(rootfs)?, &spec)?,
+            Some(template) => {
+                zygote.start_in(&template.plan_over(rootfs)?, &spec, template.writes())?
+            }
         };
         let (flow, awaited) = (Flow::Calm, Awaited::new(config));
         Ok(Self {

@@ -32,6 +32,8 @@ pub enum TemplateLanguage {
     Ruby,
     /// OpenJDK, 17 and later.
     Java,
+    /// The command line interpreter of PHP, 8.2 and later.
+    Php,
     /// That of the command.
     Auto,
 }
@@ -63,6 +65,9 @@ impl TemplateConfig {
         if !modules.is_empty() && from == Some(TemplateLanguage::Java) {
             return Err("templates of Java load no `modules`; leave them out".into());
         }
+        if !modules.is_empty() && from == Some(TemplateLanguage::Php) {
+            return Err("templates of PHP load no `modules`; leave them out".into());
+        }
         if !modules.is_empty() && from == Some(TemplateLanguage::Auto) {
             return Err("`modules` are those of a language; say which with `from`".into());
         }
@@ -86,7 +91,7 @@ impl TemplateLanguage {
             Self::Python3 => is_dotted_name(name),
             Self::Node => is_node_package(name),
             Self::Ruby => is_ruby_feature(name),
-            Self::Java | Self::Auto => false,
+            Self::Java | Self::Php | Self::Auto => false,
         };
         name.len() <= 255 && is_path
     }
@@ -97,7 +102,7 @@ impl TemplateLanguage {
             Self::Python3 => "flask.json",
             Self::Node => "express or @scope/package",
             Self::Ruby => "sinatra/base",
-            Self::Java | Self::Auto => "none",
+            Self::Java | Self::Php | Self::Auto => "none",
         }
     }
 }
@@ -185,7 +190,11 @@ mod tests {
     #[test]
     fn modules_need_a_language_that_loads_some() {
         assert_eq!(parse("[template]\nfrom = 'auto'").unwrap().from, Some(TemplateLanguage::Auto));
-        for (from, why) in [("auto", "say which"), ("java", "templates of Java load no")] {
+        for (from, why) in [
+            ("auto", "say which"),
+            ("java", "templates of Java load no"),
+            ("php", "templates of PHP load no"),
+        ] {
             let refused = parse(&format!("[template]\nfrom = '{from}'\nmodules = ['a']"));
             assert!(refused.unwrap_err().to_string().contains(why), "{from}");
         }

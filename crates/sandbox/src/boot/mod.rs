@@ -11,7 +11,7 @@ pub use asked::AskedContents;
 pub use plan::{BootPlan, PlanError};
 pub use post_copy::PostCopy;
 pub use secrets::{Secrets, TooManySecrets};
-pub use start::{Mount, MountKind, Rootfs, StartSpec};
+pub use start::{MemoryWrites, Mount, MountKind, Rootfs, StartSpec};
 pub use thaw::{RESUMED_MAX, ThawOptions};
 
 pub(crate) use start::encode as encode_start;

@@ -12,7 +12,7 @@ use thaw_abi::bind::{
     MOUNT_BIND, MOUNT_BIND_WRITABLE, MOUNT_TMPFS, MOUNT_VOLUME, MOUNT_VOLUME_WRITABLE,
 };
 use thaw_abi::control::{
-    FLAG_INIT, MESSAGE_MAX, MSG_START, ROOTFS_HOST, ROOTFS_INDEX, Start, WindowSize,
+    FLAG_INIT, MESSAGE_MAX, MSG_START, MemoryWrite, ROOTFS_HOST, ROOTFS_INDEX, Start, WindowSize,
 };
 
 use super::{BootError, BootFlags, fresh_seed};
@@ -127,8 +127,35 @@ impl StartSpec<'_> {
     }
 }
 
-/// The whole message that starts `spec`.
-pub(crate) fn encode(spec: &StartSpec<'_>) -> Result<Vec<u8>, BootError> {
+/// What a copy of a runtime template has in its memory in the place of what the template has there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MemoryWrites(Vec<(u64, Vec<u8>)>);
+
+impl MemoryWrites {
+    /// Adds bytes for an address, in memory that the program can write to.
+    pub fn add(&mut self, address: u64, bytes: Vec<u8>) {
+        self.0.push((address, bytes));
+    }
+
+    /// All of them, each with its address.
+    pub fn all(&self) -> &[(u64, Vec<u8>)] {
+        &self.0
+    }
+
+    /// The end of the tail of a start command.
+    fn said(&self) -> Vec<u8> {
+        let mut said = Vec::new();
+        for (address, bytes) in &self.0 {
+            let head = MemoryWrite { address: *address, len: bytes.len() as u64 };
+            said.extend_from_slice(bytes_of(&head));
+            said.extend_from_slice(bytes);
+        }
+        said
+    }
+}
+
+/// The whole message that starts `spec`, in a copy of a runtime template with `writes`.
+pub(crate) fn encode(spec: &StartSpec<'_>, writes: &MemoryWrites) -> Result<Vec<u8>, BootError> {
     if spec.argv.is_empty() != (spec.flags & FLAG_INIT != 0) {
         return Err(BootError::NoProgram);
     }
@@ -177,6 +204,8 @@ pub(crate) fn encode(spec: &StartSpec<'_>) -> Result<Vec<u8>, BootError> {
         push("a mount point", &text)?;
     }
 
+    strings.append(&mut writes.said());
+
     let len = size_of::<Start>() + strings.len();
     let header = message::header(MSG_START, len, 0);
     let bytes = size_of_val(&header) + len;
@@ -194,6 +223,10 @@ pub(crate) fn encode(spec: &StartSpec<'_>) -> Result<Vec<u8>, BootError> {
 mod tests {
     use super::*;
     use std::os::fd::AsFd;
+
+    fn encode(spec: &StartSpec<'_>) -> Result<Vec<u8>, BootError> {
+        super::encode(spec, &MemoryWrites::default())
+    }
 
     fn spec(argv: &[&str]) -> StartSpec<'static> {
         let directory = HostDirectory::open("/".as_ref()).unwrap();
@@ -234,6 +267,18 @@ mod tests {
         assert_ne!(body.seed, [0; 32]);
         assert_eq!(body.mount_count, 1);
         assert_eq!(tail, b"box\0/tmp\0\0sh\0-c\0true\0A=b\0t/scratch\0");
+    }
+
+    #[test]
+    fn writes_follow_the_strings() {
+        let mut writes = MemoryWrites::default();
+        writes.add(0x1000, b"ab\0".to_vec());
+        writes.add(0x2000, Vec::new());
+        let spec = spec(&["sh"]);
+        let (plain, message) = (encode(&spec).unwrap(), super::encode(&spec, &writes).unwrap());
+        let heads = [(0x1000u64, 3u64), (0x2000, 0)].map(|(at, len)| [at, len]);
+        let [first, second] = heads.map(bytemuck::cast::<[u64; 2], [u8; 16]>);
+        assert_eq!(message[plain.len()..], [&first[..], b"ab\0", &second].concat());
     }
 
     #[test]

@@ -41,7 +41,7 @@ use bytemuck::bytes_of;
 use thaw_abi::control::{Connection, MSG_STDIO, THAW_AND_HOLD, THAW_AND_RUN, THAW_AND_START};
 use thaw_abi::cpu::Baseline;
 
-use crate::boot::{BootError, BootPlan, MountKind, Rootfs, StartSpec, ThawOptions};
+use crate::boot::{BootError, BootPlan, MemoryWrites, MountKind, Rootfs, StartSpec, ThawOptions};
 use crate::broker::{Broker, Directories, VolumeMount};
 pub use crate::console::Console;
 use crate::console::HostEnd;
@@ -243,7 +243,7 @@ impl Zygote {
 
     /// Starts a program.
     pub fn start(self, spec: &StartSpec<'_>) -> Result<Sandbox, BootError> {
-        let message = crate::boot::encode_start(spec)?;
+        let message = crate::boot::encode_start(spec, &MemoryWrites::default())?;
         let limits = ResourceLimits {
             memory: spec.memory_limit,
             cpus: spec.cpus,
@@ -296,15 +296,21 @@ impl Zygote {
 
     /// Becomes a copy of a runtime template and starts a program in it: `plan` is that of the
     /// template's image over the program's own index, which has all inodes and blobs of the
-    /// template's under the same numbers. The program reads nothing from standard input.
+    /// template's under the same numbers. The program reads nothing from standard input. It finds
+    /// `writes` in its memory.
     ///
     /// # Errors
     /// As [`Zygote::start`]; nothing can be mounted.
-    pub fn start_in(self, plan: &BootPlan, spec: &StartSpec<'_>) -> Result<Sandbox, BootError> {
+    pub fn start_in(
+        self,
+        plan: &BootPlan,
+        spec: &StartSpec<'_>,
+        writes: &MemoryWrites,
+    ) -> Result<Sandbox, BootError> {
         if !spec.mounts.is_empty() {
             return Err(BootError::NotPrepared("a copy of a template has no mounts".to_owned()));
         }
-        let message = crate::boot::encode_start(spec)?;
+        let message = crate::boot::encode_start(spec, writes)?;
         let limits = ResourceLimits {
             memory: spec.memory_limit,
             cpus: spec.cpus,

@@ -4,6 +4,9 @@ mod devices;
 
 use alloc::sync::Arc;
 
+use thaw_abi::control::START_PATH;
+
+use super::DEV_FS;
 use super::file::{File, OpenFlags};
 use super::inode::{FilesystemId, Inode, NewInode, NewKind};
 use super::overlay::{Node, Overlay};
@@ -11,6 +14,7 @@ use super::path::Path;
 use super::tty::Controlling;
 use super::tty::pty::Slave;
 use crate::errno::{Errno, Result};
+use crate::task::freeze_request;
 
 pub use devices::{Null, Random, Zero};
 
@@ -49,6 +53,22 @@ const LINKS: &[(&[u8], &[u8])] = &[
     (b"stdout", b"/proc/self/fd/1"),
     (b"stderr", b"/proc/self/fd/2"),
 ];
+
+/// The name of [`START_PATH`] in `/dev`.
+const START_NAME: &[u8] = START_PATH.split_at("/dev/".len()).1.as_bytes();
+
+/// Somebody looks for a name that is not there. If that is [`START_PATH`], and this is to become a
+/// runtime template, it is the freeze.
+///
+/// # Errors
+/// `ERESTARTNOINTR` in a copy: the call has to read its path again, which the host has written over.
+/// `EINTR`: the thread has to end.
+pub fn missing(directory: &Path, name: &[u8]) -> Result<()> {
+    let is_start = name == START_NAME
+        && directory.inode().filesystem() == DEV_FS
+        && freeze_request::awaits_program();
+    if is_start { Err(freeze_request::await_program()) } else { Ok(()) }
+}
 
 /// The file system on `/dev`; returns its root directory.
 pub fn file_system(id: FilesystemId) -> Result<Arc<Node>> {

@@ -1,5 +1,7 @@
 //! Path resolution.
 
+use thaw_abi::control::{FLAG_FREEZE_AT_ENTRY, FLAG_START_PATH, START_PATH};
+
 use super::*;
 use crate::fs::inode::{FileType, NewKind};
 use crate::fs::path::AbsoluteName;
@@ -38,6 +40,22 @@ fn symbolic_links_are_followed() {
     assert_eq!(error(world.walk("/loop/x")), Errno::ELOOP);
     let through = world.walk("/lib/deep/leaf").unwrap();
     assert_eq!(world.name_of(&through), "/usr/lib/deep/leaf");
+}
+
+/// The path at which interpreters are frozen is that of no file.
+#[test]
+fn the_path_of_a_template_is_none_for_others() {
+    let world = World::new();
+    for flags in [0, FLAG_FREEZE_AT_ENTRY, FLAG_START_PATH] {
+        kernel().config.borrow_mut().flags = flags;
+        assert_eq!(error(world.walk(START_PATH)), Errno::ENOENT);
+        assert_eq!(error(world.walk(&std::format!("///{START_PATH}/"))), Errno::ENOENT);
+        assert_eq!(crate::task::freeze_request::cause(), 0);
+    }
+    kernel().config.borrow_mut().flags = FLAG_FREEZE_AT_ENTRY | FLAG_START_PATH;
+    for path in ["/thaw-start", "/tmp/thaw-start", "/dev/thaw-started"] {
+        assert_eq!(error(world.walk(path)), Errno::ENOENT);
+    }
 }
 
 #[test]

@@ -43,7 +43,7 @@ pub(super) fn check(
             "[[egress.inject]] or `egress.authority` adds to its certificates".to_owned(),
         );
     }
-    if !may_remove_bootstrap(function, runtime) {
+    if !language.bootstrap().is_empty() && !may_remove_bootstrap(function, runtime) {
         return unfit(format!("its user may not remove files in {EVERYBODYS_DIRECTORY}"));
     }
     let Some((program, arguments)) = function.config.command.split_first() else {
@@ -52,7 +52,8 @@ pub(super) fn check(
     if !is_interpreter(language, program, function, files.tree, runtime) {
         return unfit(format!("`{program}` is not the interpreter {}", language.name()));
     }
-    language.check(arguments, &function.environment)
+    language.check(arguments, &function.environment)?;
+    language.check_files(arguments, &function.config.workdir, files)
 }
 
 /// Whether a command is the interpreter among the files of the language.
@@ -66,14 +67,18 @@ fn is_interpreter(
     if !language.is_interpreter(file_name(command)) {
         return false;
     }
-    let found = match command.contains('/') {
+    executable(command, function, all).is_some_and(|path| runtime.find(&path).is_some())
+}
+
+/// The path that a sandbox executes for a command.
+pub(super) fn executable(command: &str, function: &StoredFunction, all: &Tree) -> Option<PathBuf> {
+    match command.contains('/') {
         true => command.starts_with('/').then(|| PathBuf::from(command)),
         false => {
             let search = function.environment.get("PATH").map(String::as_str).unwrap_or_default();
             first_program(all, search, &function.config.workdir, command)
         }
-    };
-    found.is_some_and(|path| runtime.find(&path).is_some())
+    }
 }
 
 /// The program that a sandbox starts under this name: the first one of `search`, as the kernel

@@ -12,10 +12,13 @@
 //!    next template of the chain. If not, it takes over environment and directory, and has
 //!    the interpreter run the program as if it had been started with it.
 //!
-//! Templates of Java load no modules, so they have neither the word nor a chain.
+//! Templates of Java load no modules, so they have neither the word nor a chain. PHP has no
+//! bootstrap at all: see [`super::placeholders`].
 
+use super::Files;
 use super::fit::Unfit;
-use super::{java, node, python, ruby};
+use super::placeholders::Replacement;
+use super::{java, node, php, python, ruby};
 use crate::config::TemplateLanguage;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -47,7 +50,7 @@ pub(super) trait Language: Sync {
     /// How templates of it are named, for people.
     fn name(&self) -> &'static str;
 
-    /// The files of the bootstrap, all in one directory.
+    /// The files of the bootstrap, all in one directory; empty: there is none.
     fn bootstrap(&self) -> &'static [BootstrapFile];
 
     /// Modules that servers usually load.
@@ -66,6 +69,25 @@ pub(super) trait Language: Sync {
         arguments: &[String],
         environment: &BTreeMap<String, String>,
     ) -> Result<(), Unfit>;
+
+    /// The same by the files. `workdir` is the function's.
+    ///
+    /// # Errors
+    /// Why not.
+    fn check_files(
+        &self,
+        _arguments: &[String],
+        _workdir: &str,
+        _files: &Files<'_>,
+    ) -> Result<(), Unfit> {
+        Ok(())
+    }
+
+    /// Bytes that are in the executable of each interpreter that templates are made of; `None`: they are
+    /// made of all.
+    fn mark(&self) -> Option<&'static [u8]> {
+        None
+    }
 
     /// Whether the interpreter looks at this variable when it starts, or, with `loads_packages`,
     /// when it loads the modules that a function names. What is common to all languages need
@@ -90,6 +112,12 @@ pub(super) trait Language: Sync {
     /// Changes the environment so that the interpreter loads the bootstrap from `directory`.
     fn load_bootstrap(&self, directory: &str, environment: &mut BTreeMap<String, String>);
 
+    /// What a copy has in the place of placeholders among the arguments of [`Language::command`], where
+    /// an interpreter is frozen that loads no bootstrap. `function` is the command of the function.
+    fn replacements(&self, _function: &[String], _workdir: &str) -> Option<Vec<Replacement>> {
+        None
+    }
+
     /// The directories that hold the modules which functions name. `workdir` is that of the
     /// function.
     fn package_directories(
@@ -113,12 +141,14 @@ pub(super) trait Language: Sync {
 
 /// How templates of a language are made; `None`: the command is of none that has some.
 pub(super) fn of(language: TemplateLanguage, command: &[String]) -> Option<&'static dyn Language> {
-    const ALL: [&dyn Language; 4] = [&python::Python, &node::Node, &ruby::Ruby, &java::Java];
+    const ALL: [&dyn Language; 5] =
+        [&python::Python, &node::Node, &ruby::Ruby, &java::Java, &php::Php];
     match language {
         TemplateLanguage::Python3 => Some(&python::Python),
         TemplateLanguage::Node => Some(&node::Node),
         TemplateLanguage::Ruby => Some(&ruby::Ruby),
         TemplateLanguage::Java => Some(&java::Java),
+        TemplateLanguage::Php => Some(&php::Php),
         TemplateLanguage::Auto => {
             let name = file_name(command.first()?);
             ALL.into_iter().find(|language| language.is_interpreter(name))
@@ -147,11 +177,17 @@ mod tests {
             let found = of(TemplateLanguage::Auto, &[program.to_owned()]);
             found.map(|language| language.name())
         };
-        let programs =
-            ["python3", "/usr/local/bin/python3.12", "node", "/opt/jdk/bin/java", "ruby3.1"];
+        let programs = [
+            "python3",
+            "/usr/local/bin/python3.12",
+            "node",
+            "/opt/jdk/bin/java",
+            "ruby3.1",
+            "php8.2",
+        ];
         let found = programs.map(of);
-        let expected = ["python3", "python3", "node", "java", "ruby"].map(Some);
+        let expected = ["python3", "python3", "node", "java", "ruby", "php"].map(Some);
         assert_eq!(found, expected);
-        assert_eq!([of("nginx"), of("pythonic"), of("javac")], [None; 3]);
+        assert_eq!([of("nginx"), of("pythonic"), of("javac"), of("php-fpm")], [None; 4]);
     }
 }

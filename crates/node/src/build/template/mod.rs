@@ -17,6 +17,8 @@ mod fit;
 mod java;
 mod language;
 mod node;
+mod php;
+mod placeholders;
 mod python;
 mod ruby;
 
@@ -29,10 +31,12 @@ use crate::rootfs::StoredRootfs;
 use fit::{Unfit, interpreter_environment};
 pub(super) use language::{BOOTSTRAP_NAME, file_name};
 use language::{Language, directory_of_bootstrap};
+use placeholders::Memory;
 use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use thaw_sandbox::{BootPlan, Fit, FreezeBase, Image, PlanError, cpu_features};
+use thaw_sandbox::{BootPlan, Fit, FreezeBase, Image, MemoryWrites, PlanError, cpu_features};
 use thaw_store::index::{Attributes, Content, Node, TreeError};
 use thaw_store::{
     Domain, ImageId, IndexId, Name, OpenIndex, Session, StoreError, TemplateRecord, Tree,
@@ -57,6 +61,8 @@ pub(super) struct Template {
     image: Arc<Image>,
     id: ImageId,
     index: OpenIndex,
+    /// What a copy has in its memory in the place of placeholders.
+    writes: MemoryWrites,
 }
 
 impl Template {
@@ -68,6 +74,11 @@ impl Template {
     /// How to boot a copy of it over a root file system that extends its own.
     pub fn plan_over(&self, rootfs: &StoredRootfs) -> Result<BootPlan, PlanError> {
         self.image.plan(rootfs.file(), rootfs.file_len(), rootfs.blobs())
+    }
+
+    /// What is written to the memory of a copy.
+    pub fn writes(&self) -> &MemoryWrites {
+        &self.writes
     }
 
     /// Opens a template that was made before; `None`: there is none that can be used.
@@ -86,7 +97,8 @@ impl Template {
             index_hash: image.header().index,
             cpu_features: cpu_features(),
         })?;
-        Ok(Self { image: Arc::new(image), id: record.image, index })
+        let writes = MemoryWrites::default();
+        Ok(Self { image: Arc::new(image), id: record.image, index, writes })
     }
 }
 
@@ -113,7 +125,7 @@ pub(super) fn of_function(
         return Ok(None);
     }
     on_event(BuildEvent::Stage("looking for its runtime template"));
-    let template = match chain(session, language, function, files, options, on_event) {
+    let mut template = match chain(session, language, function, files, options, on_event) {
         Ok(template) => template,
         Err(BuildError::Freeze(failure)) if failure.is_of_program() => {
             no_template(&format!("none could be made ({failure})"), on_event);
@@ -127,6 +139,14 @@ pub(super) fn of_function(
         }
         Err(error) => return Err(error),
     };
+    match program_writes(language, function, &template) {
+        Ok(Ok(writes)) => template.writes = writes,
+        Ok(Err(Unfit(why))) => {
+            no_template(&why, on_event);
+            return Ok(None);
+        }
+        Err(error) => return Err(FreezeFailure::Io(error).into()),
+    }
     match session.put_index_over(files.tree, &template.index) {
         Ok(index) => Ok(Some((index, template))),
         Err(StoreError::Tree(TreeError::Extends(path))) => {
@@ -143,6 +163,24 @@ fn no_template(why: &str, on_event: &mut OnEvent<'_>) {
     on_event(BuildEvent::Note(&thaw_sandbox::escape(text.as_bytes())));
 }
 
+/// What is written to the memory of a copy so that it has the program.
+///
+/// # Errors
+/// The template's image cannot be read.
+fn program_writes(
+    language: &dyn Language,
+    function: &StoredFunction,
+    template: &Template,
+) -> io::Result<Result<MemoryWrites, Unfit>> {
+    let config = &function.config;
+    let Some(words) = language.replacements(&config.command, &config.workdir) else {
+        return Ok(Ok(MemoryWrites::default()));
+    };
+    let memory = Memory::of(&template.image)?;
+    let started_with = Wanted::interpreter(language, function).program(function).environment;
+    Ok(placeholders::writes(&memory, &words, &started_with, &function.environment))
+}
+
 /// The template at the end of the chain that a function asks for.
 fn chain(
     session: &mut Session,
@@ -153,12 +191,7 @@ fn chain(
     on_event: &mut OnEvent<'_>,
 ) -> Result<Template, BuildError> {
     let runtime = files.runtime.expect("a fitting function has such files");
-    let interpreter = Wanted {
-        language,
-        parent: None,
-        arguments: language.usual_modules().iter().map(|&name| name.to_owned()).collect(),
-        environment: interpreter_environment(language, function, false),
-    };
+    let interpreter = Wanted::interpreter(language, function);
     let (name, template) = interpreter.make(session, function, runtime, options, on_event)?;
     let modules = &function.config.template.modules;
     if modules.is_empty() {
@@ -194,7 +227,17 @@ struct Wanted<'a> {
     environment: BTreeMap<String, String>,
 }
 
-impl Wanted<'_> {
+impl<'a> Wanted<'a> {
+    /// The interpreter, with the usual modules.
+    fn interpreter(language: &'a dyn Language, function: &StoredFunction) -> Self {
+        Self {
+            language,
+            parent: None,
+            arguments: language.usual_modules().iter().map(|&name| name.to_owned()).collect(),
+            environment: interpreter_environment(language, function, false),
+        }
+    }
+
     /// Finds or makes it over the files of `tree`.
     fn make(
         &self,
@@ -214,10 +257,35 @@ impl Wanted<'_> {
         if let Some(template) = Template::find(session, &name) {
             return Ok((name, template));
         }
+        self.check_mark(session, &program, tree)?;
         on_event(BuildEvent::Stage(&format!("making the runtime template {name}")));
         let image = self.freeze(session, &program, tree, index, options, on_event)?;
         let record = session.put_template(&name, config, index, image)?;
         Ok((name, Template::open(session, &record)?))
+    }
+
+    /// Checks that the interpreter is one that the language knows.
+    fn check_mark(
+        &self,
+        session: &Session,
+        program: &StoredFunction,
+        tree: &Tree,
+    ) -> Result<(), BuildError> {
+        let Some(mark) = self.language.mark() else { return Ok(()) };
+        let path = fit::executable(&program.config.command[0], program, tree);
+        let found = path.and_then(|path| tree.find_followed(&path));
+        let content = match found.map(|found| &tree.node(found).content) {
+            Some(Content::Regular(Some(blob))) => session.read_blob(blob.hash)?,
+            _ => Vec::new(),
+        };
+        match content.windows(mark.len()).any(|window| window == mark) {
+            true => Ok(()),
+            false => {
+                let reason = "its interpreter is built otherwise than those that are known";
+                let (reason, output) = (reason.to_owned(), Vec::new());
+                Err(FreezeFailure::NotStarted { reason, output }.into())
+            }
+        }
     }
 
     /// The interpreter on its way to become the template, as a function.
@@ -262,7 +330,7 @@ impl Wanted<'_> {
         let mut all = serde_json::json!({
             "parent": self.parent.map(|(name, _)| name.to_string()),
             "command": program.config.command,
-            "environment": self.environment,
+            "environment": program.environment,
             "user": program.config.ids(),
             // What is in memory is shared with nobody else, either.
             "domain": program.config.sharing.domain,
@@ -293,7 +361,7 @@ impl Wanted<'_> {
         };
         let rootfs = StoredRootfs::open(session, index)?;
         let mut running = match way {
-            Way::Start => Program::start(program, &rootfs, options)?,
+            Way::Start => Program::start_interpreter(program, &rootfs, options)?,
             Way::Template(parent) => Program::start_in(parent, program, &rootfs, options)?,
         };
         // What the interpreter prints is no output of the program; a failure has its last lines.
@@ -322,6 +390,9 @@ fn with_bootstrap(
     tree: &Tree,
     index: IndexId,
 ) -> Result<IndexId, StoreError> {
+    if language.bootstrap().is_empty() {
+        return Ok(index);
+    }
     let mut tree = tree.clone();
     let directory = Path::new(directory_of_bootstrap(uid));
     for &(path, bytes) in language.bootstrap() {
