@@ -234,6 +234,10 @@ pub const FLAG_ENTRY_STDIN: u32 = 1 << 19;
 /// `/dev/thaw`, [`Start::entry_signal`] and [`MSG_FREEZE`] are.
 pub const FLAG_ENTRY_ASKED: u32 = 1 << 20;
 
+/// The sandbox has a directory for secrets ([`SECRETS_DIRECTORY`]), which is empty until a copy
+/// gets some.
+pub const FLAG_SECRETS: u32 = 1 << 21;
+
 /// The sandbox is to become a runtime template, with [`FLAG_FREEZE_AT_ENTRY`]: who looks for
 /// [`START_PATH`] asks for the freeze, as by a write to `/dev/thaw`. In a copy, the call is made again.
 /// Kernels that do not know of it are not asked for it.
@@ -242,9 +246,6 @@ pub const FLAG_START_PATH: u32 = 1 << 22;
 /// when it first looks for its program.
 pub const START_PATH: &str = "/dev/thaw-start";
 
-/// The sandbox has a directory for secrets ([`SECRETS_DIRECTORY`]), which is empty until a copy
-/// gets some.
-pub const FLAG_SECRETS: u32 = 1 << 21;
 /// Where a program finds its secrets, one a file.
 pub const SECRETS_DIRECTORY: &str = "/run/secrets";
 /// Most bytes of the secrets of one copy, as they are said.

@@ -129,6 +129,31 @@ fn workers_are_made_in_the_copy() {
     let daemon = Daemon::start(&home, &DaemonOptions::default());
     for function in ["workers-a", "workers-b"] {
         assert_eq!(ask(&daemon, function, "/import"), "neighbour", "{function}");
+        // The server and its workers.
+        assert_eq!(ask(&daemon, function, "/processes"), 3, "{function}");
+    }
+}
+
+/// What the interpreter says of a program that is not there is the same, and how it ends.
+#[test]
+fn a_program_that_is_not_there_is_told_alike() {
+    let home = built_home("templates-php-none", &[]);
+    for (name, command, said) in [
+        ("none", r#"["php", "none.php"]"#, "Could not open input file: none.php"),
+        (
+            "nowhere",
+            r#"["php", "-S", "0.0.0.0:8080", "-t", "none"]"#,
+            "Directory none does not exist",
+        ),
+        ("address", r#"["php", "-S", "nonsense", "index.php"]"#, "Invalid address: nonsense"),
+    ] {
+        let natively = PHP.build(&home, name, command, "").stderr;
+        let given = PHP.build(&home, name, command, &PHP.template()).stderr;
+        let how = "with exit code 1 ";
+        assert!(natively.contains(said) && natively.contains(how), "{natively}");
+        // In a copy first, and then the ordinary way.
+        assert!(given.matches(said).count() > natively.matches(said).count(), "{given}");
+        assert!(given.matches(how).count() > natively.matches(how).count(), "{given}");
     }
 }
 

@@ -55,7 +55,10 @@ pub fn start(message: &Message) -> Result<()> {
     heap::create()?;
     let (command, tail) = message.split::<Start>()?;
     let command = *command;
-    let (strings, _) = parse_strings(tail, &command).ok_or(Errno::EINVAL)?;
+    let (strings, rest) = parse_strings(tail, &command).ok_or(Errno::EINVAL)?;
+    if !rest.is_empty() {
+        return Err(Errno::EINVAL);
+    }
     let index = message.fds().first().copied();
     take_standard_streams(command.flags)?;
     if let Some(level) = Baseline::from_flags(command.flags) {

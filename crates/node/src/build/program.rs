@@ -135,7 +135,7 @@ impl Program {
         Self::begin(None, 0, function, rootfs, options)
     }
 
-    /// The same with an interpreter that is to become a runtime template.
+    /// The same with an interpreter that is to become a runtime template, at the path where it looks for its program.
     pub(super) fn start_interpreter(
         function: &StoredFunction,
         rootfs: &StoredRootfs,

@@ -53,7 +53,46 @@ pub(super) fn check(
         return unfit(format!("`{program}` is not the interpreter {}", language.name()));
     }
     language.check(arguments, &function.environment)?;
-    language.check_files(arguments, &function.config.workdir, files)
+    check_files_read_at_start(language, function, files.tree, runtime)
+}
+
+/// Checks that the loader, the C library and OpenSSL find the same files when they start in the
+/// template, which has those of the language only.
+fn check_files_read_at_start(
+    language: &dyn Language,
+    function: &StoredFunction,
+    all: &Tree,
+    runtime: &Tree,
+) -> Result<(), Unfit> {
+    const FILES: [&str; 5] = [
+        "/etc/ld.so.preload",
+        "/etc/localtime",
+        "/etc/ssl/openssl.cnf",
+        "/usr/lib/ssl/openssl.cnf",
+        "/usr/share/locale/locale.alias",
+    ];
+    /// Looked for in the working directory unless they begin at the root.
+    const RELATIVE: [&str; 3] = ["LD_LIBRARY_PATH", "LD_PRELOAD", "OPENSSL_CONF"];
+    let is_own = |path: &str| {
+        let found = |tree: &Tree| tree.find_followed(Path::new(path)).is_some();
+        path.starts_with('/') && found(all) && !found(runtime)
+    };
+    if let Some(path) = FILES.iter().find(|path| is_own(path)) {
+        return Err(Unfit(format!("it has {path}, which its language does not have")));
+    }
+    let environment = interpreter_environment(language, function, false);
+    for (name, value) in
+        environment.iter().filter(|(name, _)| !["PATH", "HOME"].contains(&name.as_str()))
+    {
+        let is_relative = |path: &str| RELATIVE.contains(&name.as_str()) && !path.starts_with('/');
+        if value
+            .split([':', ' '])
+            .any(|path| is_own(path) || (is_relative(path) && !value.is_empty()))
+        {
+            return Err(Unfit(format!("its variable {name} leads to files of its own")));
+        }
+    }
+    Ok(())
 }
 
 /// Whether a command is the interpreter among the files of the language.

@@ -22,6 +22,7 @@ use super::{java, node, php, python, ruby};
 use crate::config::TemplateLanguage;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use thaw_store::{Session, StoreError};
 
 /// Where everybody may make files, and remove his own.
 pub(super) const EVERYBODYS_DIRECTORY: &str = "/tmp";
@@ -73,14 +74,14 @@ pub(super) trait Language: Sync {
     /// The same by the files. `workdir` is the function's.
     ///
     /// # Errors
-    /// Why not.
+    /// The store cannot be read. Within: why not.
     fn check_files(
         &self,
-        _arguments: &[String],
+        _session: &Session,
         _workdir: &str,
         _files: &Files<'_>,
-    ) -> Result<(), Unfit> {
-        Ok(())
+    ) -> Result<Result<(), Unfit>, StoreError> {
+        Ok(Ok(()))
     }
 
     /// Bytes that are in the executable of each interpreter that templates are made of; `None`: they are

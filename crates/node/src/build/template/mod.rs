@@ -21,6 +21,7 @@ mod php;
 mod placeholders;
 mod python;
 mod ruby;
+mod settings;
 
 use super::freeze::{ImageOrder, open_ancestor, write_image};
 use super::program::Program;
@@ -124,6 +125,10 @@ pub(super) fn of_function(
         no_template(&why, on_event);
         return Ok(None);
     }
+    if let Err(Unfit(why)) = language.check_files(session, &function.config.workdir, &files)? {
+        no_template(&why, on_event);
+        return Ok(None);
+    }
     on_event(BuildEvent::Stage("looking for its runtime template"));
     let mut template = match chain(session, language, function, files, options, on_event) {
         Ok(template) => template,
@@ -176,7 +181,9 @@ fn program_writes(
     let Some(words) = language.replacements(&config.command, &config.workdir) else {
         return Ok(Ok(MemoryWrites::default()));
     };
-    let memory = Memory::of(&template.image)?;
+    let Some(memory) = Memory::of(&template.image)? else {
+        return Ok(Err(Unfit("its template has too much memory to look through".to_owned())));
+    };
     let started_with = Wanted::interpreter(language, function).program(function).environment;
     Ok(placeholders::writes(&memory, &words, &started_with, &function.environment))
 }
@@ -361,7 +368,11 @@ impl<'a> Wanted<'a> {
         };
         let rootfs = StoredRootfs::open(session, index)?;
         let mut running = match way {
-            Way::Start => Program::start_interpreter(program, &rootfs, options)?,
+            // Without a bootstrap, it is frozen when it looks for its program.
+            Way::Start if self.language.bootstrap().is_empty() => {
+                Program::start_interpreter(program, &rootfs, options)?
+            }
+            Way::Start => Program::start(program, &rootfs, options)?,
             Way::Template(parent) => Program::start_in(parent, program, &rootfs, options)?,
         };
         // What the interpreter prints is no output of the program; a failure has its last lines.

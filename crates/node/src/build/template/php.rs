@@ -8,25 +8,13 @@ use super::Files;
 use super::fit::Unfit;
 use super::language::{BootstrapFile, Language};
 use super::placeholders::{Replacement, WORD_MAX, check_room, room, start_path, word};
+use super::settings;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use thaw_store::Tree;
-use thaw_store::index::Content;
+use std::path::PathBuf;
+use thaw_store::{Session, StoreError};
 
 /// Arguments of a template at most, beside options.
 const ARGUMENTS_MAX: usize = 32;
-/// Settings by which PHP loads files when it starts.
-const STARTS_WITH_FILES: [&str; 9] = [
-    "browscap",
-    "extension",
-    "extension_dir",
-    "ffi.preload",
-    "opcache.blacklist_filename",
-    "opcache.file_cache",
-    "opcache.lockfile_path",
-    "opcache.preload",
-    "zend_extension",
-];
 /// Variables that name files of settings.
 const OPTIONS: [&str; 2] = ["PHPRC", "PHP_INI_SCAN_DIR"];
 
@@ -72,7 +60,7 @@ impl<'a> Command<'a> {
                 "-S" => address.replace(value),
                 "-t" => documents.replace(value),
                 _ => {
-                    check_setting(value)?;
+                    settings::check(value)?;
                     options.extend(["-d", value]);
                     None
                 }
@@ -117,51 +105,10 @@ impl<'a> Command<'a> {
     }
 }
 
-/// Checks a setting of the form `name=value`.
-fn check_setting(setting: &str) -> Result<(), Unfit> {
-    let name = setting.split('=').next().unwrap_or_default().trim();
-    match STARTS_WITH_FILES.contains(&name) {
-        true => Err(Unfit(format!("its interpreter gets the setting {name}"))),
-        false => Ok(()),
-    }
-}
-
-/// A path as getcwd(3) tells it, if no symbolic link is in it.
-fn tidy(path: &str) -> String {
+/// A path without what stands for nothing.
+pub(super) fn tidy(path: &str) -> String {
     let parts: Vec<_> = path.split('/').filter(|part| !["", "."].contains(part)).collect();
     format!("/{}", parts.join("/"))
-}
-
-/// Whether a path leads through a symbolic link, or up.
-fn is_winding(tree: &Tree, path: &str) -> bool {
-    let is_link = |path: &Path| {
-        tree.find(path).is_some_and(|at| matches!(tree.node(at).content, Content::Symlink(_)))
-    };
-    path.split('/').any(|part| part == "..") || Path::new(path).ancestors().any(is_link)
-}
-
-/// A file of settings that the language does not have, where PHP may look for some when it starts: below
-/// a directory at the top that the language has, too, but not below the working directory.
-fn own_settings(all: &Tree, runtime: &Tree, workdir: &str) -> Option<PathBuf> {
-    let own = PathBuf::from(tidy(workdir));
-    let mut ahead = vec![(PathBuf::from("/"), Tree::ROOT)];
-    while let Some((path, directory)) = ahead.pop() {
-        let Content::Directory(entries) = &all.node(directory).content else { continue };
-        for (name, &node) in entries {
-            let name = String::from_utf8_lossy(name);
-            let path = path.join(&*name);
-            let is_missing = || runtime.find(&path).is_none();
-            let is_directory = matches!(all.node(node).content, Content::Directory(_));
-            if !is_directory && name.ends_with(".ini") && is_missing() {
-                return Some(path);
-            }
-            let is_foreign = (directory == Tree::ROOT || path == own) && is_missing();
-            if is_directory && !is_foreign {
-                ahead.push((path, node));
-            }
-        }
-    }
-    None
 }
 
 impl Language for Php {
@@ -207,23 +154,16 @@ impl Language for Php {
 
     fn check_files(
         &self,
-        arguments: &[String],
+        session: &Session,
         workdir: &str,
         files: &Files<'_>,
-    ) -> Result<(), Unfit> {
+    ) -> Result<Result<(), Unfit>, StoreError> {
         let runtime = files.runtime.expect("a fitting function has such files");
-        if let Some(path) = own_settings(files.tree, runtime, workdir) {
-            return Err(Unfit(format!("it has settings of its own, {}", path.display())));
-        }
         // Without a directory of documents, PHP asks for the working directory.
-        let asks =
-            matches!(Command::parse(arguments)?.program, Program::Server { documents: None, .. });
-        if asks && (is_winding(files.tree, workdir) || workdir.len() > WORD_MAX) {
-            return Err(Unfit(
-                "its working directory lies behind a symbolic link; name it with -t".to_owned(),
-            ));
+        if workdir.len() > WORD_MAX {
+            return Ok(Err(Unfit(format!("its working directory has more than {WORD_MAX} bytes"))));
         }
-        Ok(())
+        settings::check_files(session, files.tree, runtime, workdir)
     }
 
     /// The end of what extensions are compared with. A build with threads (ZTS) notes the working
@@ -234,9 +174,25 @@ impl Language for Php {
 
     /// What PHP 8.2 and Debian's modules ask for, and some other modules.
     fn reads_variable(&self, name: &str, _loads_packages: bool) -> bool {
-        const BEGINNINGS: [&str; 11] = [
-            "DD_", "GCONV_", "ICU_", "LOCPATH", "MAGICK_", "OPENSSL_", "SSLEAY_", "USE_",
-            "XDEBUG_", "XML_", "ZEND_",
+        const BEGINNINGS: [&str; 18] = [
+            "DD_",
+            "GCONV_",
+            "GNUTLS_",
+            "GOMP_",
+            "ICU_",
+            "LOCPATH",
+            "MAGICK_",
+            "MIB",
+            "OMP_",
+            "OPENSSL_",
+            "SNMP",
+            "SSLEAY_",
+            "SSLKEYLOGFILE",
+            "TZDIR",
+            "USE_",
+            "XDEBUG_",
+            "XML_",
+            "ZEND_",
         ];
         BEGINNINGS.iter().any(|beginning| name.starts_with(beginning))
     }
@@ -274,7 +230,6 @@ impl Language for Php {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use thaw_store::index::{Attributes, Node};
 
     fn words(line: &str) -> Vec<String> {
         line.split(' ').map(str::to_owned).collect()
@@ -354,43 +309,8 @@ mod tests {
         assert_eq!(check(&long[1..]), Ok(()));
     }
 
-    fn add(tree: &mut Tree, path: &str, content: Content) {
-        let node = Node { content, attributes: Attributes::root(0o755) };
-        tree.add_at(Path::new(path), node).unwrap();
-    }
-
-    fn files_of(paths: &[&str]) -> Tree {
-        let mut tree = Tree::new();
-        paths.iter().for_each(|path| add(&mut tree, path, Content::Regular(None)));
-        tree
-    }
-
     #[test]
-    fn settings_that_the_language_does_not_have_are_found() {
-        let of_language = ["/etc/php/8.2/cli/php.ini", "/usr/bin/php8.2", "/var/tmp/x"];
-        let runtime = files_of(&of_language);
-        let found = |more: &[&str], workdir: &str| {
-            let found =
-                own_settings(&files_of(&[&of_language[..], more].concat()), &runtime, workdir);
-            found.map(|path| path.display().to_string())
-        };
-        assert_eq!(found(&["/app/php.ini", "/app/index.php", "/etc/motd"], "/app"), None);
-        assert_eq!(found(&["/opt/own/a.ini"], "/app"), None);
-        assert_eq!(found(&["/var/www/a.ini"], "/var/www/"), None);
-        for path in ["/etc/php/8.2/cli/conf.d/a.ini", "/usr/bin/php-cli.ini", "/var/www/a.ini"] {
-            assert_eq!(found(&[path], "/app").as_deref(), Some(path));
-        }
-        assert_eq!(found(&["/etc/php/a.ini"], "/etc/php").as_deref(), Some("/etc/php/a.ini"));
-        assert_eq!(found(&["/php.ini"], "/").as_deref(), Some("/php.ini"));
-    }
-
-    #[test]
-    fn a_directory_behind_a_link_is_not_what_php_would_say() {
-        let mut tree = files_of(&["/srv/web/index.php"]);
-        add(&mut tree, "/app", Content::Symlink(b"srv/web".to_vec()));
-        assert!(is_winding(&tree, "/app") && is_winding(&tree, "/app/sub"));
-        assert!(is_winding(&tree, "/srv/../srv/web"));
-        assert!(!is_winding(&tree, "/srv/web") && !is_winding(&tree, "/srv//./web/"));
+    fn the_directory_of_documents_is_the_working_directory() {
         assert_eq!(tidy("//srv/./web/"), "/srv/web");
     }
 }

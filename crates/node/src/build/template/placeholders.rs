@@ -10,7 +10,7 @@
 
 use super::fit::Unfit;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::os::unix::fs::FileExt;
 use thaw_abi::control::START_PATH;
@@ -19,10 +19,17 @@ use thaw_sandbox::{Image, MemoryWrites};
 
 /// Bytes of the longest argument that there is room for.
 pub(super) const WORD_MAX: usize = 1023;
+/// Bytes of memory in which placeholders are looked for.
+const MEMORY_MAX: u64 = 64 << 20;
+/// How often one of the template's own variables may lie in it.
+const PLACES_MAX: usize = 16;
+/// Arrays of pointers to the variables: two in the heap, of which PHP frees by one, and one on the stack.
+const ARRAYS: usize = 3;
 /// Where an interpreter has its arguments and variables: on the stack, and in its heap.
 const COPIES: usize = 2;
-/// How many variables there is room for, and of how many bytes each with its name. All fit into one
-/// start command together with arguments.
+/// How many variables there is room for, and of how many bytes each with its name. All fit into the
+/// start command of the template. That of a copy has each text three times, so not all of this room
+/// can be used at a time.
 const ROOM: [(usize, usize); 3] = [(96, 127), (16, 1023), (4, 8191)];
 /// The beginning of the names of variables that are room.
 const ROOM_NAME: &str = "THAW_TEMPLATE_";
@@ -70,13 +77,17 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// Reads it.
+    /// Reads it; `None`: it is too large.
     ///
     /// # Errors
     /// The image cannot be read.
-    pub fn of(image: &Image) -> io::Result<Self> {
+    pub fn of(image: &Image) -> io::Result<Option<Self>> {
         let mut areas: Vec<(u64, Vec<u8>)> = Vec::new();
-        for mapping in image.mappings().iter().filter(|mapping| is_own(mapping)) {
+        let own = || image.mappings().iter().filter(|mapping| is_own(mapping));
+        if own().map(|mapping| mapping.len).sum::<u64>() > MEMORY_MAX {
+            return Ok(None);
+        }
+        for mapping in own() {
             let mut bytes = vec![0; mapping.len as usize];
             image.file().read_exact_at(&mut bytes, mapping.offset)?;
             match areas.last_mut() {
@@ -86,7 +97,7 @@ impl Memory {
                 _ => areas.push((mapping.start, bytes)),
             }
         }
-        Ok(Self { areas })
+        Ok(Some(Self { areas }))
     }
 
     /// All that lies between two NULs, with its address.
@@ -123,6 +134,12 @@ struct Array {
     pointers: Vec<u64>,
 }
 
+impl Array {
+    fn has(&self, place: u64) -> bool {
+        self.pointers.contains(&place)
+    }
+}
+
 /// What is written to the memory of a copy. `words` are the arguments, `template` is the environment
 /// that the interpreter was started with, and `program` that of the program.
 ///
@@ -140,13 +157,15 @@ pub(super) fn writes(
     let texts: Vec<&str> = placeholders.map(String::as_str).collect();
     let found = find(memory, &texts);
     let (arguments, found) = found.split_at(words.len());
-    let arrays = arrays(memory, found);
     let rooms = found.iter().zip(&template).filter(|(_, variable)| is_room(variable));
-    let mut rooms = rooms.map(|(places, _)| places);
-    let is_known = arguments.iter().all(|places| places.len() == COPIES)
-        && rooms.all(|places| {
-            places.len() == COPIES && places.iter().all(|&place| is_pointed_to(&arrays, place))
-        });
+    let rooms: Vec<_> = rooms.map(|(places, _)| places).collect();
+    let are_known = arguments.iter().chain(rooms.iter().copied()).all(|all| all.len() == COPIES)
+        && found.iter().all(|places| places.len() <= PLACES_MAX);
+    let arrays = if are_known { arrays(memory, found) } else { Vec::new() };
+    let in_arrays = |place: u64| arrays.iter().filter(|array| array.has(place)).count();
+    let is_known = arrays.len() == ARRAYS
+        && rooms.iter().all(|places| places.iter().all(|&place| in_arrays(place) > 0))
+        && runs_of_pointers(memory, &rooms) == ARRAYS;
     if !is_known {
         return Err(Unfit("its interpreter does not keep its arguments as it is known".to_owned()));
     }
@@ -266,8 +285,17 @@ fn arrays(memory: &Memory, found: &[Vec<u64>]) -> Vec<Array> {
     arrays
 }
 
-fn is_pointed_to(arrays: &[Array], address: u64) -> bool {
-    arrays.iter().any(|array| array.pointers.contains(&address))
+/// How often so many pointers to room lie one behind the other that they are an environment, maybe one
+/// that something has changed.
+fn runs_of_pointers(memory: &Memory, rooms: &[&Vec<u64>]) -> usize {
+    /// Fewer are left on the stack by chance.
+    const SHORTEST: usize = 8;
+    let all: HashSet<u64> = rooms.iter().copied().flatten().copied().collect();
+    let in_area = |words: Vec<u64>| {
+        let runs = words.split(|word| !all.contains(word));
+        runs.filter(|run| run.len() >= SHORTEST).count()
+    };
+    memory.words().map(|(_, words)| in_area(words)).sum()
 }
 
 #[cfg(test)]
@@ -387,6 +415,22 @@ mod tests {
         let mut turned = memory(&arguments(), &template);
         turned.areas[4].1.rotate_left(8);
         assert!(refused(&turned));
+        // Something has set a variable meanwhile, or changed one: the C library has another array.
+        let live = memory(&arguments(), &template).areas[1].1.clone();
+        let mut added = memory(&arguments(), &template);
+        let mut longer = live.clone();
+        longer.truncate(live.len() - 8);
+        longer.extend([0x1234_u64, 0].into_iter().flat_map(u64::to_le_bytes));
+        added.areas.push((0x7200_0000, longer));
+        assert!(refused(&added));
+        let mut changed = memory(&arguments(), &template);
+        changed.areas[1].1[8..16].copy_from_slice(&0x1234_u64.to_le_bytes());
+        assert!(refused(&changed));
+        // The name of the last variable comes behind those of the room.
+        let mut last = memory(&arguments(), &template);
+        let end = live.len();
+        last.areas[1].1[end - 16..end - 8].copy_from_slice(&0x1234_u64.to_le_bytes());
+        assert!(refused(&last));
     }
 
     #[test]

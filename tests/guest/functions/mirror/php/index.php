@@ -7,6 +7,7 @@ require __DIR__ . '/mirror.php';
 $answers = [
     '/' => fn () => seen($arguments, $frames),
     '/drawn' => fn () => drawn(),
+    '/processes' => fn () => count(glob('/proc/[0-9]*')),
     '/import' => fn () => require 'neighbour.php',
     '/thaws' => fn () => words('/dev/thaw'),
 ];
