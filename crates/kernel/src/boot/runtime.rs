@@ -82,3 +82,23 @@ fn become_program(process: &Arc<Process>, strings: &Strings) -> Result<()> {
     thread.with_identity(|| drop(surroundings(process, &strings.workdir)));
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::vec::Vec;
+
+    fn said(address: u64, len: u64, bytes: &[u8]) -> Vec<u8> {
+        [bytemuck::bytes_of(&MemoryWrite { address, len }), bytes].concat()
+    }
+
+    #[test]
+    fn writes_that_are_cut_off_or_have_more_behind_them_are_refused() {
+        let _sandbox = crate::testing::Sandbox::new();
+        assert_eq!(write_memory(&[]), Ok(()));
+        assert_eq!(write_memory(&said(0x1000, 2, b"a")), Err(Errno::EINVAL));
+        assert_eq!(write_memory(&said(0x1000, u64::MAX, b"a")), Err(Errno::EINVAL));
+        assert_eq!(write_memory(&said(0x1000, 0, b"")[..15]), Err(Errno::EINVAL));
+        assert_eq!(write_memory(b"a"), Err(Errno::EINVAL));
+    }
+}

@@ -53,14 +53,14 @@ pub(super) fn check(
         return unfit(format!("`{program}` is not the interpreter {}", language.name()));
     }
     language.check(arguments, &function.environment)?;
-    check_files_read_at_start(language, function, files.tree, runtime)
+    let environment = interpreter_environment(language, function, false);
+    check_files_read_at_start(&environment, files.tree, runtime)
 }
 
 /// Checks that the loader, the C library and OpenSSL find the same files when they start in the
-/// template, which has those of the language only.
+/// template, which has those of the language only. `environment` is what the interpreter looks at.
 fn check_files_read_at_start(
-    language: &dyn Language,
-    function: &StoredFunction,
+    environment: &BTreeMap<String, String>,
     all: &Tree,
     runtime: &Tree,
 ) -> Result<(), Unfit> {
@@ -71,23 +71,24 @@ fn check_files_read_at_start(
         "/usr/lib/ssl/openssl.cnf",
         "/usr/share/locale/locale.alias",
     ];
-    /// Looked for in the working directory unless they begin at the root.
+    /// The working directory of a template is another one.
     const RELATIVE: [&str; 3] = ["LD_LIBRARY_PATH", "LD_PRELOAD", "OPENSSL_CONF"];
+    /// Programs and settings below these are not looked for at the start.
+    const DIRECTORIES: [&str; 2] = ["HOME", "PATH"];
     let is_own = |path: &str| {
-        let found = |tree: &Tree| tree.find_followed(Path::new(path)).is_some();
-        path.starts_with('/') && found(all) && !found(runtime)
+        let is_in = |tree: &Tree| tree.find_followed(Path::new(path)).is_some();
+        path.starts_with('/') && is_in(all) && !is_in(runtime)
     };
     if let Some(path) = FILES.iter().find(|path| is_own(path)) {
         return Err(Unfit(format!("it has {path}, which its language does not have")));
     }
-    let environment = interpreter_environment(language, function, false);
-    for (name, value) in
-        environment.iter().filter(|(name, _)| !["PATH", "HOME"].contains(&name.as_str()))
-    {
-        let is_relative = |path: &str| RELATIVE.contains(&name.as_str()) && !path.starts_with('/');
-        if value
-            .split([':', ' '])
-            .any(|path| is_own(path) || (is_relative(path) && !value.is_empty()))
+    for (name, value) in environment {
+        let name = name.as_str();
+        let is_relative = |path: &str| RELATIVE.contains(&name) && !path.starts_with('/');
+        let leads_away = |path: &str| is_own(path) || is_relative(path);
+        if !DIRECTORIES.contains(&name)
+            && !value.is_empty()
+            && value.split([':', ' ']).any(leads_away)
         {
             return Err(Unfit(format!("its variable {name} leads to files of its own")));
         }
@@ -194,5 +195,44 @@ mod tests {
         tree.remove(Tree::ROOT, b"ruby");
         add(&mut tree, "/ruby", Content::Regular(None), 0o755);
         assert_eq!(found(&tree, ":/usr/bin"), Some("/ruby".into()));
+    }
+
+    #[test]
+    fn files_that_are_read_at_the_start_are_those_of_the_language() {
+        let mut runtime = Tree::new();
+        add(&mut runtime, "/usr/lib/libc.so.6", Content::Regular(None), 0o644);
+        let with = |more: &[&str]| {
+            let mut all = Tree::new();
+            for path in ["/usr/lib/libc.so.6"].iter().chain(more) {
+                add(&mut all, path, Content::Regular(None), 0o644);
+            }
+            all
+        };
+        let own = with(&["/app/openssl.cnf", "/app/lib/a.so"]);
+        let check = |name: &str, value: &str, all: &Tree| {
+            let environment = BTreeMap::from([(name.to_owned(), value.to_owned())]);
+            check_files_read_at_start(&environment, all, &runtime).map_err(|Unfit(why)| why)
+        };
+        for (name, value) in [
+            ("PATH", "/app/lib:bin"),
+            ("LANG", "C.UTF-8"),
+            ("LD_LIBRARY_PATH", "/usr/lib:/none"),
+            ("LD_LIBRARY_PATH", ""),
+            ("OPENSSL_CONF", "/none/openssl.cnf"),
+        ] {
+            assert_eq!(check(name, value, &own), Ok(()), "{name}={value}");
+        }
+        for (name, value) in [
+            ("OPENSSL_CONF", "/app/openssl.cnf"),
+            ("OPENSSL_CONF", "openssl.cnf"),
+            ("LD_LIBRARY_PATH", "/usr/lib:/app/lib"),
+            ("LD_LIBRARY_PATH", "/usr/lib:"),
+            ("LD_PRELOAD", "/usr/lib/libc.so.6 /app/lib/a.so"),
+        ] {
+            assert!(check(name, value, &own).unwrap_err().contains(name), "{name}={value}");
+        }
+        for path in ["/etc/ssl/openssl.cnf", "/etc/localtime", "/etc/ld.so.preload"] {
+            assert!(check("LANG", "C", &with(&[path])).unwrap_err().contains(path));
+        }
     }
 }
