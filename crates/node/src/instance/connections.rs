@@ -250,6 +250,26 @@ impl Open {
     }
 }
 
+/// A connection that an instance has not got, untouched.
+pub(crate) struct Refused {
+    pub delivery: Delivery,
+    /// Why it did not get it, as it seems to be alive: a sentence for the operator. `None`: it has ended.
+    pub lives_on: Option<String>,
+}
+
+/// See [`Refused::lives_on`].
+fn why_not_connected(error: &io::Error) -> Option<String> {
+    match error.kind() {
+        io::ErrorKind::BrokenPipe
+        | io::ErrorKind::ConnectionReset
+        | io::ErrorKind::NotConnected => None,
+        io::ErrorKind::OutOfMemory => {
+            Some("the instance reads none of its messages, and no more can wait, ending it".into())
+        }
+        _ => Some(format!("the instance cannot be given a connection ({error}), ending it")),
+    }
+}
+
 impl ConnectionTable {
     pub(crate) fn new(
         connector: Arc<dyn Connector>,
@@ -302,20 +322,17 @@ impl ConnectionTable {
 
     /// Hands a connection to the instance. One that has ended, or does not take what it
     /// is given, leaves the connection untouched.
-    pub(crate) fn hand_over(&self, delivery: Delivery, placed: Placed) -> Result<(), Delivery> {
+    pub(crate) fn hand_over(&self, delivery: Delivery, placed: Placed) -> Result<(), Refused> {
         let client = delivery.client.clone();
         // Its end may be reported before the call has returned.
-        self.insert(delivery, placed)?;
+        self.insert(delivery, placed).map_err(|delivery| Refused { delivery, lives_on: None })?;
         if let Err(error) = self.connector.connect(&client) {
-            if error.kind() == io::ErrorKind::OutOfMemory {
-                let why = "the instance has read none of its messages for too long, ending it";
-                self.tell(Command::EndLate(why.to_owned()));
-            }
             return match self.take(client.id) {
                 Some(OpenConnection { permit: Some(mut permit), done, .. }) => {
                     // Others may have begun to use it meanwhile, and their places are free.
                     let permit = permit.split(1).expect("it has its own");
-                    Err(Delivery { client, permit, done })
+                    let delivery = Delivery { client, permit, done };
+                    Err(Refused { delivery, lives_on: why_not_connected(&error) })
                 }
                 // The instance is gone, and whoever wants to know has been told.
                 _ => Ok(()),

@@ -84,14 +84,14 @@ impl Service {
     }
 
     /// Ends one instance that did not take a connection, if it is not asleep. Mostly it has just ended
-    /// by itself, and its supervisor has yet to find out why. One that was just woken sleeps on, as one
-    /// that is killed from outside does.
-    pub(super) fn end_unreachable(&self, id: u64) {
+    /// by itself, and its supervisor has yet to find out how; `lives_on` says why it is ended if not. One
+    /// that was just woken sleeps on, as one that is killed from outside does.
+    pub(super) fn end_unreachable(&self, id: u64, lives_on: Option<String>) {
         if let Some(slot) = self.slots().get_mut(&id) {
             slot.connections = slot.connections.saturating_sub(1);
-            slot.is_lost |= slot.state.takes_connections();
+            slot.is_lost |= lives_on.is_none() && slot.state.takes_connections();
             slot.end();
-            slot.table.tell(Command::EndUnreachable);
+            slot.table.tell(lives_on.map_or(Command::EndUnreachable, Command::EndLate));
         }
     }
 

@@ -455,8 +455,8 @@ impl Service {
                         return Ok(Found::Placed(placed));
                     };
                     // It has just ended, or reads nothing any more.
-                    self.end_unreachable(instance);
-                    return Err(refused);
+                    self.end_unreachable(instance, refused.lives_on);
+                    return Err(refused.delivery);
                 }
             }
         }
@@ -496,8 +496,8 @@ impl Service {
         };
         drop(crowded_out);
         let delivery = Delivery { client: client.clone(), permit, done };
-        table.hand_over(delivery, Placed { instance: id, waited: true }).map_err(|_| {
-            self.end_unreachable(id);
+        table.hand_over(delivery, Placed { instance: id, waited: true }).map_err(|refused| {
+            self.end_unreachable(id, refused.lives_on);
             format!("instance {id} has just ended")
         })
     }

@@ -604,7 +604,7 @@ mod tests {
         let asked = service.clone();
         let wake = tokio::spawn(async move { asked.wake_if_asleep(Some(7)).await });
         eventually(&service, || service.instance_count() == 1).await;
-        service.end_unreachable(7);
+        service.end_unreachable(7, None);
         wake.await.unwrap().unwrap_err();
         eventually(&service, || taken(&service) == (0, 1, 1)).await;
         assert_eq!(service.asleep_count(), 1);

@@ -53,43 +53,55 @@ pub(super) fn check(
         return unfit(format!("`{program}` is not the interpreter {}", language.name()));
     }
     language.check(arguments, &function.environment)?;
-    let environment = interpreter_environment(language, function, false);
-    check_files_read_at_start(&environment, files.tree, runtime)
+    check_files_read_at_start(&function.environment, files.tree, runtime)
 }
 
 /// Checks that the loader, the C library and OpenSSL find the same files when they start in the
-/// template, which has those of the language only. `environment` is what the interpreter looks at.
+/// template, which has those of the language only.
 fn check_files_read_at_start(
     environment: &BTreeMap<String, String>,
     all: &Tree,
     runtime: &Tree,
 ) -> Result<(), Unfit> {
-    const FILES: [&str; 5] = [
+    const FILES: [&str; 7] = [
+        "/etc/ld.so.cache",
         "/etc/ld.so.preload",
         "/etc/localtime",
         "/etc/ssl/openssl.cnf",
+        "/usr/lib/locale/locale-archive",
         "/usr/lib/ssl/openssl.cnf",
         "/usr/share/locale/locale.alias",
     ];
-    /// The working directory of a template is another one.
-    const RELATIVE: [&str; 3] = ["LD_LIBRARY_PATH", "LD_PRELOAD", "OPENSSL_CONF"];
-    /// Programs and settings below these are not looked for at the start.
-    const DIRECTORIES: [&str; 2] = ["HOME", "PATH"];
+    /// Variables with paths in them.
+    const PATHS: [&str; 8] = [
+        "GCONV_PATH",
+        "LD_AUDIT",
+        "LD_LIBRARY_PATH",
+        "LD_PRELOAD",
+        "LOCPATH",
+        "OPENSSL_CONF",
+        "TZ",
+        "TZDIR",
+    ];
     let is_own = |path: &str| {
         let is_in = |tree: &Tree| tree.find_followed(Path::new(path)).is_some();
-        path.starts_with('/') && is_in(all) && !is_in(runtime)
+        is_in(all) && !is_in(runtime)
     };
     if let Some(path) = FILES.iter().find(|path| is_own(path)) {
         return Err(Unfit(format!("it has {path}, which its language does not have")));
     }
-    for (name, value) in environment {
-        let name = name.as_str();
-        let is_relative = |path: &str| RELATIVE.contains(&name) && !path.starts_with('/');
-        let leads_away = |path: &str| is_own(path) || is_relative(path);
-        if !DIRECTORIES.contains(&name)
-            && !value.is_empty()
-            && value.split([':', ' ']).any(leads_away)
-        {
+    let leads_away = |name: &str, path: &str| match (name, path.starts_with('/')) {
+        (_, true) => is_own(path),
+        ("TZ", false) => is_own(&format!("/usr/share/zoneinfo/{path}")),
+        // The working directory of a template is another one.
+        ("LD_LIBRARY_PATH" | "OPENSSL_CONF", false) => true,
+        (_, false) => path.contains('/'),
+    };
+    for name in PATHS {
+        let value = environment.get(name).map(String::as_str).unwrap_or_default();
+        // ld.so(8) has all three.
+        let mut paths = value.strip_prefix(':').unwrap_or(value).split([':', ';', ' ']);
+        if !value.is_empty() && paths.any(|path| leads_away(name, path)) {
             return Err(Unfit(format!("its variable {name} leads to files of its own")));
         }
     }
@@ -154,8 +166,9 @@ pub(super) fn interpreter_environment(
     loads_packages: bool,
 ) -> BTreeMap<String, String> {
     /// Names, and beginnings of names, that the loader, the C library and OpenSSL know.
-    const NAMES: [&str; 6] = ["PATH", "HOME", "LANG", "LANGUAGE", "TZ", "OPENSSL_CONF"];
-    const BEGINNINGS: [&str; 5] = ["LD_", "LC_", "MALLOC_", "GLIBC_", "SSL_"];
+    const NAMES: [&str; 8] =
+        ["PATH", "HOME", "LANG", "LANGUAGE", "TZ", "TZDIR", "LOCPATH", "OPENSSL_CONF"];
+    const BEGINNINGS: [&str; 6] = ["LD_", "LC_", "MALLOC_", "GLIBC_", "GCONV_", "SSL_"];
     let matters = |name: &str| {
         NAMES.contains(&name)
             || BEGINNINGS.iter().any(|beginning| name.starts_with(beginning))
@@ -208,7 +221,7 @@ mod tests {
             }
             all
         };
-        let own = with(&["/app/openssl.cnf", "/app/lib/a.so"]);
+        let own = with(&["/app/openssl.cnf", "/app/lib/a.so", "/usr/share/zoneinfo/Mars/Base"]);
         let check = |name: &str, value: &str, all: &Tree| {
             let environment = BTreeMap::from([(name.to_owned(), value.to_owned())]);
             check_files_read_at_start(&environment, all, &runtime).map_err(|Unfit(why)| why)
@@ -216,6 +229,12 @@ mod tests {
         for (name, value) in [
             ("PATH", "/app/lib:bin"),
             ("LANG", "C.UTF-8"),
+            ("RUBYLIB", "/app/lib"),
+            ("GEM_HOME", "/app"),
+            ("SSL_CERT_FILE", "/app/openssl.cnf"),
+            ("TZ", "UTC"),
+            ("TZ", ":Europe/Berlin"),
+            ("LD_PRELOAD", "libc.so.6"),
             ("LD_LIBRARY_PATH", "/usr/lib:/none"),
             ("LD_LIBRARY_PATH", ""),
             ("OPENSSL_CONF", "/none/openssl.cnf"),
@@ -227,6 +246,10 @@ mod tests {
             ("OPENSSL_CONF", "openssl.cnf"),
             ("LD_LIBRARY_PATH", "/usr/lib:/app/lib"),
             ("LD_LIBRARY_PATH", "/usr/lib:"),
+            ("LD_LIBRARY_PATH", "/usr/lib;/app/lib"),
+            ("LD_PRELOAD", "lib/a.so"),
+            ("TZ", "Mars/Base"),
+            ("TZ", ":/app/lib/a.so"),
             ("LD_PRELOAD", "/usr/lib/libc.so.6 /app/lib/a.so"),
         ] {
             assert!(check(name, value, &own).unwrap_err().contains(name), "{name}={value}");

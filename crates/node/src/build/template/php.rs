@@ -174,13 +174,11 @@ impl Language for Php {
 
     /// What PHP 8.2 and Debian's modules ask for, and some other modules.
     fn reads_variable(&self, name: &str, _loads_packages: bool) -> bool {
-        const BEGINNINGS: [&str; 18] = [
+        const BEGINNINGS: [&str; 15] = [
             "DD_",
-            "GCONV_",
             "GNUTLS_",
             "GOMP_",
             "ICU_",
-            "LOCPATH",
             "MAGICK_",
             "MIB",
             "OMP_",
@@ -188,7 +186,6 @@ impl Language for Php {
             "SNMP",
             "SSLEAY_",
             "SSLKEYLOGFILE",
-            "TZDIR",
             "USE_",
             "XDEBUG_",
             "XML_",

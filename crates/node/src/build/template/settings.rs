@@ -2,8 +2,10 @@
 
 use super::fit::Unfit;
 use super::php::tidy;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use thaw_store::index::{Content, NodeId};
+use thaw_store::index::Content;
 use thaw_store::{Blob, Session, StoreError, Tree};
 
 /// Settings by which PHP loads files, or runs a program, when it starts; those that end with a dot are
@@ -23,10 +25,10 @@ const STARTS_WITH_FILES: [&str; 13] = [
     "yaconf.",
     "zend_extension",
 ];
-/// The same in files of settings: what extensions these load is in the template.
+/// Those that count in files of settings whatever they lead to.
 const RUNS_PROGRAMS: [&str; 4] = ["browscap", "ffi.preload", "opcache.preload", "phar.cache_list"];
-/// Bytes of a file of settings that is looked at, and how many files are.
-const BYTES_MAX: u64 = 1 << 20;
+/// Bytes of the files of settings that are looked at, and how many there may be.
+const BYTES_MAX: u64 = 4 << 20;
 const FILES_MAX: usize = 1024;
 /// What PHP puts a variable of the environment in the place of.
 const VARIABLE: &str = "${";
@@ -34,11 +36,8 @@ const VARIABLE: &str = "${";
 /// Checks a setting of the command line, of the form `name=value`.
 pub(super) fn check(setting: &str) -> Result<(), Unfit> {
     let name = setting.split('=').next().unwrap_or_default().trim().to_ascii_lowercase();
-    let is_known = |known: &str| match known.ends_with('.') {
-        true => name.starts_with(known),
-        false => name == known,
-    };
-    if STARTS_WITH_FILES.into_iter().any(is_known) {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || ['_', '.', '-'].contains(&c);
+    if is_listed(&name) || !name.chars().all(is_plain) {
         return Err(Unfit(format!("its interpreter gets the setting {name}")));
     }
     if setting.contains(VARIABLE) || setting.contains(char::is_control) {
@@ -64,12 +63,16 @@ pub(super) fn check_files(
     if files.len() > FILES_MAX {
         return Ok(Err(Unfit(format!("it has more than {FILES_MAX} files of settings"))));
     }
+    if files.iter().map(|(_, blob)| blob.size).sum::<u64>() > BYTES_MAX {
+        return Ok(Err(Unfit("its files of settings are large".to_owned())));
+    }
+    let is_own = |path: &str| {
+        let found = |tree: &Tree| tree.find_followed(Path::new(path)).is_some();
+        !path.starts_with('/') || found(all) && !found(runtime)
+    };
     for (path, blob) in files {
-        let text = match blob.size <= BYTES_MAX {
-            true => session.read_blob(blob.hash)?,
-            false => return Ok(Err(Unfit(format!("its settings {} are large", path.display())))),
-        };
-        if let Some(what) = reads_more(&String::from_utf8_lossy(&text)) {
+        let text = session.read_blob(blob.hash)?;
+        if let Some(what) = reads_more(&String::from_utf8_lossy(&text), is_own) {
             let path = path.display();
             return Ok(Err(Unfit(format!("its settings {path} have {what}"))));
         }
@@ -77,42 +80,81 @@ pub(super) fn check_files(
     Ok(Ok(()))
 }
 
-/// What in a file of settings depends on more than the files of the language.
-fn reads_more(text: &str) -> Option<String> {
-    let lines = text.lines().map(str::trim).filter(|line| !line.starts_with([';', '#', '[']));
-    lines.into_iter().find_map(|line| {
-        let (name, value) = line.split_once('=')?;
-        let name = name.trim().to_ascii_lowercase();
-        let value = value.trim().trim_matches('"');
-        let runs = RUNS_PROGRAMS.contains(&name.as_str()) && !value.is_empty();
-        match (runs, line.contains(VARIABLE)) {
-            (true, _) => Some(name),
-            (_, true) => Some("variables of the environment".to_owned()),
-            _ => None,
+/// What in a file of settings depends on more than the files of the language. What PHP's scanner may
+/// understand otherwise than by lines counts as such.
+fn reads_more(text: &str, is_own: impl Fn(&str) -> bool) -> Option<String> {
+    let blank = [' ', '\t'];
+    let lines = text.split(['\r', '\n']).map(|line| line.trim_matches(blank));
+    lines.filter(|line| !line.starts_with(';')).find_map(|line| {
+        let behind = line.strip_prefix('[').map(|section| match section.split_once(']') {
+            Some((_, behind)) => behind.trim_start_matches(blank),
+            None => "no end",
+        });
+        if behind.is_some_and(|behind| !behind.is_empty() && !behind.starts_with(';')) {
+            return Some("a section with more in its line".to_owned());
         }
+        if ['"', '\''].iter().any(|&quote| line.matches(quote).count() % 2 == 1) {
+            return Some("a value of several lines".to_owned());
+        }
+        if line.contains(VARIABLE) {
+            return Some("variables of the environment".to_owned());
+        }
+        let (name, value) = line.split_once('=')?;
+        let name = name.trim_matches(blank).to_ascii_lowercase();
+        let value = value.trim_matches([' ', '\t', '"', '\'']);
+        let is_empty = value.is_empty() || value.starts_with(';');
+        let leads_away = is_listed(&name) && value.contains('/') && is_own(value);
+        let runs = RUNS_PROGRAMS.contains(&name.as_str());
+        (!is_empty && (runs || leads_away)).then_some(name)
     })
 }
 
-/// All files of settings of a language, but for those below the directory of the program.
+/// Whether a setting is one of those by which PHP starts with files.
+fn is_listed(name: &str) -> bool {
+    STARTS_WITH_FILES.into_iter().any(|known| match known.ends_with('.') {
+        true => name.starts_with(known),
+        false => name == known,
+    })
+}
+
+/// All files of settings of a language, but for those below the directory of the program, unless PHP may
+/// have its own there.
 fn settings_below(runtime: &Tree, workdir: &Path) -> Vec<(PathBuf, Blob)> {
+    let is_of_program = |path: &Path| {
+        path == workdir && !["/etc", "/usr"].iter().any(|system| path.starts_with(system))
+    };
     let mut found = Vec::new();
     let mut ahead = vec![(PathBuf::from("/"), Tree::ROOT)];
     while let Some((path, directory)) = ahead.pop() {
         let Content::Directory(entries) = &runtime.node(directory).content else { continue };
         for (name, &node) in entries {
-            let path = path.join(&*String::from_utf8_lossy(name));
-            if matches!(runtime.node(node).content, Content::Directory(_)) {
-                if path != workdir {
-                    ahead.push((path, node));
+            let path = path.join(OsStr::from_bytes(name));
+            match &runtime.node(node).content {
+                Content::Directory(_) if !is_of_program(&path) => ahead.push((path, node)),
+                Content::Directory(_) => {}
+                Content::Symlink(_) if !is_settings(&path) => {
+                    let linked = inside(runtime, &path).into_iter().flatten();
+                    let linked = linked.map(|name| path.join(OsStr::from_bytes(name)));
+                    let settings = linked.filter(|path| is_settings(path));
+                    found
+                        .extend(settings.filter_map(|path| Some((blob_of(runtime, &path)?, path))));
                 }
-            } else if is_settings(&path)
-                && let Some(blob) = blob_of(runtime, &path)
-            {
-                found.push((path, blob));
+                _ if is_settings(&path) => {
+                    found.extend(blob_of(runtime, &path).map(|blob| (blob, path)));
+                }
+                _ => {}
             }
         }
     }
-    found
+    found.into_iter().map(|(blob, path)| (path, blob)).collect()
+}
+
+/// The names in the directory that a symbolic link leads to.
+fn inside<'a>(tree: &'a Tree, link: &Path) -> Option<impl Iterator<Item = &'a [u8]>> {
+    match &tree.node(tree.find_followed(link)?).content {
+        Content::Directory(entries) => Some(entries.keys().map(|name| &name[..])),
+        _ => None,
+    }
 }
 
 fn blob_of(tree: &Tree, path: &Path) -> Option<Blob> {
@@ -123,7 +165,7 @@ fn blob_of(tree: &Tree, path: &Path) -> Option<Blob> {
 }
 
 fn is_settings(path: &Path) -> bool {
-    path.extension().is_some_and(|extension| extension == "ini")
+    path.as_os_str().as_bytes().ends_with(b".ini")
 }
 
 /// A file of settings that the language does not have, where PHP may look for some when it starts: below
@@ -134,7 +176,7 @@ fn own_settings(all: &Tree, runtime: &Tree, workdir: &str) -> Option<PathBuf> {
     while let Some((path, directory)) = ahead.pop() {
         let Content::Directory(entries) = &all.node(directory).content else { continue };
         for (name, &node) in entries {
-            let path = path.join(&*String::from_utf8_lossy(name));
+            let path = path.join(OsStr::from_bytes(name));
             let is_missing = || runtime.find(&path).is_none();
             let is_directory = matches!(all.node(node).content, Content::Directory(_));
             if !is_directory && is_missing() && (is_settings(&path) || leads_to_some(all, &path)) {
@@ -151,12 +193,7 @@ fn own_settings(all: &Tree, runtime: &Tree, workdir: &str) -> Option<PathBuf> {
 
 /// Whether a symbolic link leads to a directory with files of settings.
 fn leads_to_some(all: &Tree, link: &Path) -> bool {
-    let entries = |at: NodeId| match &all.node(at).content {
-        Content::Directory(entries) => Some(entries),
-        _ => None,
-    };
-    let found = all.find_followed(link).and_then(entries);
-    found.is_some_and(|entries| entries.keys().any(|name| name.ends_with(b".ini")))
+    inside(all, link).is_some_and(|mut names| names.any(|name| name.ends_with(b".ini")))
 }
 
 #[cfg(test)]
@@ -186,6 +223,7 @@ mod tests {
             ("apc.preload_path=/a", "apc.preload_path"),
             ("memory_limit=${LIMIT}", "variable"),
             ("a=b\nextension=c", "a with a variable"),
+            ("[x]extension=c", "[x]extension"),
         ] {
             let Unfit(why) = check(setting).unwrap_err();
             assert!(why.contains(word), "{setting:?}: {why}");
@@ -197,12 +235,21 @@ mod tests {
 
     #[test]
     fn files_of_settings_lead_nowhere() {
-        let plain = "[PHP]\n; memory_limit = ${LIMIT}\nextension=curl\nopcache.preload=\nffi.preload = \"\"\n";
-        assert_eq!(reads_more(plain), None);
-        let found = |line: &str| reads_more(&format!("{plain}{line}\n")).unwrap_or_default();
-        assert_eq!(found("memory_limit = ${LIMIT}"), "variables of the environment");
+        let plain = "[PHP]\n; memory_limit = ${LIMIT}\n[curl] ; and more\nextension=curl\n\
+            opcache.preload=\nffi.preload = \"\"\nbrowscap = ; none\n\
+            zend_extension=/usr/lib/opcache.so\nsession.save_path=/app/sessions\n";
+        let reads = |text: &str| reads_more(text, |path| path != "/usr/lib/opcache.so");
+        assert_eq!(reads(plain), None);
+        let found = |line: &str| reads(&format!("{plain}{line}\n")).unwrap_or_default();
+        for line in ["memory_limit = ${LIMIT}", "# a=${X}", ";c\ra=${X}", "${X}"] {
+            assert_eq!(found(line), "variables of the environment", "{line:?}");
+        }
         assert_eq!(found("  Opcache.Preload=/app/a.php"), "opcache.preload");
         assert_eq!(found("browscap = \"/app/b.ini\""), "browscap");
+        assert_eq!(found("extension=/app/x.so"), "extension");
+        assert_eq!(found("extension_dir=./lib"), "extension_dir");
+        assert_eq!(found("[x]browscap=/x"), "a section with more in its line");
+        assert_eq!(found("a=\"l1\n;${X}\""), "a value of several lines");
     }
 
     #[test]
@@ -215,12 +262,15 @@ mod tests {
             add(&mut tree, path, Content::Regular(text));
         }
         add(&mut tree, "/etc/php/conf.d/a.ini", Content::Symlink(b"../mods/a.ini".to_vec()));
+        add(&mut tree, "/etc/php/conf.d/.ini", Content::Symlink(b"../mods/a.ini".to_vec()));
+        add(&mut tree, "/usr/php", Content::Symlink(b"/app".to_vec()));
         let mut found: Vec<_> = settings_below(&tree, Path::new("/app"))
             .into_iter()
             .map(|(path, _)| path.display().to_string())
             .collect();
         found.sort();
-        assert_eq!(found, ["/etc/php/conf.d/a.ini", "/etc/php/mods/a.ini"]);
+        let expected = ["/etc/php/conf.d/.ini", "/etc/php/conf.d/a.ini", "/etc/php/mods/a.ini"];
+        assert_eq!(found, [&expected[..], &["/usr/php/b.ini"]].concat());
         let Err(Unfit(why)) = check_files(&session, &tree, &tree, "/app").unwrap() else {
             panic!("it fits");
         };
