@@ -176,8 +176,8 @@ fn an_instance_that_reads_nothing_does_not_make_what_was_given_up_pile_up() {
             request
         };
         let mut sender = client(&node).await;
-        // It takes ten to thirty seconds on a machine that does nothing else.
-        let until = std::time::Instant::now() + 5 * PATIENCE;
+        // It takes ten to ninety seconds of processors, on a busy machine many times as long.
+        let until = std::time::Instant::now() + 15 * PATIENCE;
         while threads.connections.load(Ordering::SeqCst) < 3 {
             assert!(std::time::Instant::now() < until, "{:?}", threads.connections);
             let mut ready = match timeout(PATIENCE, sender.clone().ready()).await.unwrap() {
