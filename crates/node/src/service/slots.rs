@@ -89,7 +89,7 @@ pub(super) struct Slot {
     pub ending: Ending,
     /// Somebody has told it to end: it does not sleep on.
     pub is_unwanted: bool,
-    /// It took no connection: it has ended by itself, or was ended for that.
+    /// A connection has found that it had ended by itself.
     pub is_lost: bool,
 }
 

@@ -162,6 +162,12 @@ pub(in crate::build) fn file_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 
+/// Whether a file name is that of an interpreter, maybe with a version behind it.
+pub(super) fn is_versioned(file_name: &str, interpreter: &str) -> bool {
+    let version = file_name.strip_prefix(interpreter);
+    version.is_some_and(|rest| rest.chars().all(|c| c.is_ascii_digit() || c == '.'))
+}
+
 /// The absolute directories of a list with colons between them, such as `PATH`.
 pub(super) fn directories_of(list: Option<&String>) -> Vec<PathBuf> {
     let all = list.into_iter().flat_map(|list| list.split(':'));

@@ -6,7 +6,7 @@
 
 use super::Files;
 use super::fit::Unfit;
-use super::language::{BootstrapFile, Language};
+use super::language::{BootstrapFile, Language, is_versioned};
 use super::placeholders::{Replacement, WORD_MAX, check_room, room, start_path, word};
 use super::settings;
 use std::collections::BTreeMap;
@@ -125,8 +125,7 @@ impl Language for Php {
     }
 
     fn is_interpreter(&self, file_name: &str) -> bool {
-        let version = file_name.strip_prefix("php");
-        version.is_some_and(|rest| rest.chars().all(|c| c.is_ascii_digit() || c == '.'))
+        is_versioned(file_name, "php")
     }
 
     fn check(

@@ -1,7 +1,7 @@
 //! CRuby, 3.1 and later. `ruby.rb` is the bootstrap.
 
 use super::fit::Unfit;
-use super::language::{BootstrapFile, Language, directories_of};
+use super::language::{BootstrapFile, Language, directories_of, is_versioned};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -52,8 +52,7 @@ impl Language for Ruby {
     }
 
     fn is_interpreter(&self, file_name: &str) -> bool {
-        let version = file_name.strip_prefix("ruby");
-        version.is_some_and(|rest| rest.chars().all(|c| c.is_ascii_digit() || c == '.'))
+        is_versioned(file_name, "ruby")
     }
 
     fn check(
