@@ -55,6 +55,7 @@ pub fn handle(message: &Kept) {
                 host_process::go_on();
             }
             crate::net::host_renewed();
+            kernel().volumes.renew();
         }
         MSG_REST => freeze_request::request_rest(&body::<Rest>(message)),
         MSG_DESCRIBE => describe(),

@@ -51,6 +51,8 @@ pub struct Kernel {
     pub known_sites: crate::mm::code::KnownSites,
     /// System V semaphores, message queues and shared memory.
     pub system_v: crate::ipc::sysv::SystemV,
+    /// Volumes that are mounted.
+    pub volumes: crate::fs::bind::Volumes,
     /// Futexes that somebody waits on.
     pub futexes: crate::task::futex::Futexes,
     /// Processes that the host has asked for.
@@ -111,6 +113,7 @@ impl Kernel {
             has_shared_arena: KernelCell::new(false),
             known_sites: Default::default(),
             system_v: Default::default(),
+            volumes: Default::default(),
             futexes: Default::default(),
             remote: Default::default(),
             timers: Default::default(),

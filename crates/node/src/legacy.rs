@@ -9,6 +9,7 @@ use crate::node::NodeState;
 use crate::rollout::Served;
 use crate::service::Service;
 use crate::tenants::{Lease, Tenant, TenantName};
+use crate::volumes;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::mem;
@@ -17,9 +18,9 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 use thaw_sandbox::{KeptForSuccessor, Legacy, Orphan, OrphanConnection};
 
-/// Why an instance ends that has volumes.
-pub(crate) const VOLUMES_END: &str =
-    "it has volumes, whose locks have ended with the daemon before this one";
+/// Why an instance with volumes ends.
+const VOLUMES_END: &str = "it has volumes, and the kernel of an earlier Thaw, which does not know how to take \
+                           back what it has open there";
 
 /// Connections, by the number of their instance.
 type Connections = HashMap<u64, Vec<Inherited>>;
@@ -89,10 +90,13 @@ pub fn reserve(shared: &NodeState, legacy: Legacy) -> Waiting {
 fn reserve_one(shared: &NodeState, orphan: Orphan) -> Option<WaitingInstance> {
     let note: InstanceNote = serde_json::from_str(orphan.note()).ok()?;
     shared.note_instance(note.id);
-    if note.has_volumes {
+    if note.has_volumes && !note.renews_volumes {
         // Before volumes are opened: that waits for who may still write there.
         log_end(shared, &note, VOLUMES_END);
         return None;
+    }
+    if note.has_volumes {
+        volumes::expect_left();
     }
     let tenant = shared.tenants().of(TenantName::of(note.domain.as_ref()));
     let own = shared.limits().of(note.id);
@@ -140,15 +144,15 @@ fn by_instance(connections: Vec<OrphanConnection>) -> Connections {
 /// known, and before clients are served.
 pub fn take_over(catalog: &Arc<Catalog>, waiting: Waiting) {
     let Waiting { instances, mut connections } = waiting;
-    if instances.is_empty() {
-        return;
+    if !instances.is_empty() {
+        let all = instances.len();
+        let taken = instances
+            .into_iter()
+            .filter_map(|instance| take_over_one(catalog, &mut connections, instance))
+            .count();
+        tracing::info!("took over {taken} of {all} instances of the daemon before this one");
     }
-    let all = instances.len();
-    let taken = instances
-        .into_iter()
-        .filter_map(|instance| take_over_one(catalog, &mut connections, instance))
-        .count();
-    tracing::info!("took over {taken} of {all} instances of the daemon before this one");
+    volumes::go_on_with_left();
 }
 
 /// `None`: it has ended.

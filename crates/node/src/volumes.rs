@@ -32,7 +32,7 @@ pub(crate) use host::host_directories;
 pub(crate) use put_back::PutBack;
 use snapshots::clear;
 pub use snapshots::{SNAPSHOTS_MAX, Snapshot};
-pub(crate) use using::{MayUse, OpenedVolume};
+pub(crate) use using::{MayUse, OpenedVolume, expect_left, go_on_with_left};
 
 use host::Linkable;
 

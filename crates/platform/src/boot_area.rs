@@ -64,6 +64,8 @@ pub struct OfProcess {
     pub maps_by_page: AtomicBool,
     /// Bit n: number n of [`LENGTHS`] and [`ENDS`] is mapped.
     pub lengths: AtomicU64,
+    /// The host that has given these, by a number of the kernel's.
+    pub lengths_of: AtomicU64,
 }
 
 /// A twin is being forked, whose number nobody knows yet.

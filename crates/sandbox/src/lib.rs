@@ -47,7 +47,7 @@ pub use broker::{
     BlobSource, BoundAccess, BoundDirectory, ClientFile, ClosedVolume, Copied, FetchAnswer,
     FileNumbers, FileRights, FuseAccess, HostDirectory, HostPolicy, NUMBERED_MAX, OwnFiles, Volume,
     VolumeClient, VolumeMount, VolumeShare, copy_snapshot, copy_volume, cut_to_lengths,
-    settle_copy, volume_descriptors,
+    leave_requests_about_volumes, settle_copy, volume_descriptors,
 };
 pub use console::{Console, ConsoleOutput, ConsoleRate};
 pub use cores::{CoreError, CoreGroup, CoreScheduling};

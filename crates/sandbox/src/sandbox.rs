@@ -18,7 +18,7 @@ use thaw_abi::control::{
 use thaw_abi::cpu::Baseline;
 
 use crate::boot::{BootError, BootPlan, Rootfs};
-use crate::broker::{Broker, QueueFull};
+use crate::broker::{Broker, QueueFull, VolumeHolder};
 use crate::console::HostEnd;
 use crate::egress::{EgressEvents, EgressPolicy, open_flags};
 use crate::event::{Event, Incoming, Progress, Violation, parse};
@@ -437,6 +437,11 @@ impl Sandbox {
         let checkpoint = Checkpoint { flags, reserved: 0 };
         self.send(message::message(MSG_CHECKPOINT, &checkpoint), Vec::new())?;
         self.process.ring()
+    }
+
+    /// What tells it from others that have volumes; none: it has no volumes.
+    pub(crate) fn volume_holder(&self) -> Option<VolumeHolder> {
+        self.broker.volume_holder()
     }
 
     /// How many files of a volume it has open.

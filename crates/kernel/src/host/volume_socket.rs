@@ -14,12 +14,12 @@ use super::broker;
 use super::control::{self, Message};
 use crate::errno::{Errno, Result};
 use crate::platform::machine::{Clocks, HostFd, HostFiles, Machine};
-use crate::state::OfBoot;
+use crate::state::{OfBoot, kernel};
 use crate::sync::KernelCell;
 
-/// The socket; `Some` of none: the control socket serves in this boot. The kernel lock is held
-/// from a request to its reply, so that there is one request at a time.
-static SOCKET: KernelCell<Option<OfBoot<Option<HostFd>>>> = KernelCell::new(None);
+/// The socket of a host, by the host's number ([`Asked`]); none: the control socket serves. The kernel lock is
+/// held from a request to its reply, so that there is one request at a time.
+static SOCKET: KernelCell<Option<OfBoot<(u64, Option<HostFd>)>>> = KernelCell::new(None);
 
 /// How long a reply is looked for without sleep, in nanoseconds: to be woken takes as long on a
 /// virtual machine.
@@ -29,56 +29,84 @@ const EAGERNESS_NS: u64 = 100_000;
 const SLEEPS: u32 = 16;
 static SLEEPS_LEFT: AtomicU32 = AtomicU32::new(0);
 
-/// Asks about a volume and waits for the answer, as [`broker::request`].
-///
-/// # Errors
-/// Those that the host answers with; `EIO`: it breaks the protocol.
-pub fn request(request: &BindRequest, tail: &[u8], reply: &mut Vec<u8>) -> Result<Option<HostFd>> {
+/// What became of a request.
+pub struct Asked {
+    /// The answer: a descriptor, if it has one.
+    pub answer: Result<Option<HostFd>>,
+    /// It was asked twice: a host that has read it first is gone without a word, and may have served it.
+    pub may_be_served: bool,
+}
+
+/// Why there is no reply over the socket.
+enum Ended {
+    /// The host has not read the request, or not served it and said so.
+    NotServed,
+    /// It has read it.
+    Perhaps,
+}
+
+/// Asks about a volume and waits for the answer, as [`broker::request`]. Errors are those that the host
+/// answers with; `EIO`: it breaks the protocol.
+pub fn request(request: &BindRequest, tail: &[u8], reply: &mut Vec<u8>) -> Asked {
     let body = bytemuck::bytes_of(request);
-    let asked = socket(request.mount).and_then(|socket| {
-        let asked = ask(socket, request.operation, [body, tail]);
-        // The host ends it in place of a reply only if nobody has served the request.
-        asked.inspect_err(|_| give_up(socket)).ok()
-    });
-    match asked {
-        Some(message) => broker::take_answer(&message?, reply),
-        None => broker::request(MSG_BIND, body, tail, reply),
+    let mut may_be_served = false;
+    if let Some(socket) = socket(request.mount) {
+        match ask(socket, request.operation, [body, tail]) {
+            Ok(message) => {
+                let answer = message.and_then(|message| broker::take_answer(&message, reply));
+                return Asked { answer, may_be_served };
+            }
+            Err(ended) => may_be_served = matches!(ended, Ended::Perhaps),
+        }
+        give_up(socket);
     }
+    Asked { answer: broker::request(MSG_BIND, body, tail, reply), may_be_served }
 }
 
 /// The reply to a request that is sent over the socket; an error within if it is that of another
 /// one.
-///
-/// # Errors
-/// The host has ended the socket.
-fn ask(socket: HostFd, operation: u32, parts: [&[u8]; 2]) -> Result<Result<Message>> {
+fn ask(
+    socket: HostFd,
+    operation: u32,
+    parts: [&[u8]; 2],
+) -> core::result::Result<Result<Message>, Ended> {
     let sequence = broker::next_sequence();
-    control::send_to(socket, MSG_BIND, sequence, parts)?;
+    control::send_to(socket, MSG_BIND, sequence, parts).map_err(|_| Ended::NotServed)?;
     // What waits for a disk takes long for sure.
     let message = match operation == BIND_SYNC {
         true => control::receive_from(socket, false),
         false => wait_for_reply(socket),
-    }?;
+    };
+    let message = message.map_err(|error| match error {
+        // unix(7): what the other end has not read is lost.
+        Errno::ECONNRESET => Ended::NotServed,
+        _ => Ended::Perhaps,
+    })?;
     let is_reply = message.kind == MSG_REPLY && message.sequence == sequence;
     Ok(if is_reply { Ok(message) } else { Err(Errno::EIO) })
 }
 
-/// The socket of this boot. The host is asked for it once, by the number of a volume.
+/// The socket of the host that serves now. It is asked for it once, by the number of a volume.
 fn socket(mount: u32) -> Option<HostFd> {
+    let host = kernel().volumes.host();
     let known = SOCKET.borrow_mut().as_ref().and_then(|socket| socket.get().copied());
-    known.unwrap_or_else(|| {
-        let request = BindRequest { mount, operation: VOLUME_SOCKET, a: 0, b: 0, c: 0 };
-        let body = bytemuck::bytes_of(&request);
-        let asked = broker::request(MSG_BIND, body, &[], &mut Vec::new());
-        let socket = asked.ok().flatten();
-        *SOCKET.borrow_mut() = Some(OfBoot::new(socket));
-        socket
-    })
+    if let Some((_, socket)) = known.filter(|(of, _)| *of == host) {
+        return socket;
+    }
+    known.and_then(|(_, former)| former).into_iter().for_each(Machine::close);
+    // Nobody uses the former one from here on.
+    *SOCKET.borrow_mut() = None;
+    let request = BindRequest { mount, operation: VOLUME_SOCKET, a: 0, b: 0, c: 0 };
+    let body = bytemuck::bytes_of(&request);
+    let asked = broker::request(MSG_BIND, body, &[], &mut Vec::new());
+    let socket = asked.ok().flatten();
+    *SOCKET.borrow_mut() = Some(OfBoot::new((host, socket)));
+    socket
 }
 
-/// Closes the socket: the control socket serves from now on.
+/// Closes the socket: the control socket serves until there is another host.
 fn give_up(socket: HostFd) {
-    *SOCKET.borrow_mut() = Some(OfBoot::new(None));
+    *SOCKET.borrow_mut() = Some(OfBoot::new((kernel().volumes.host(), None)));
     Machine::close(socket);
 }
 

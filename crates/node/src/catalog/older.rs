@@ -197,6 +197,7 @@ mod tests {
             memory: 0,
             origin: Default::default(),
             has_volumes: false,
+            renews_volumes: false,
         };
         note.origin.index = files.map(|files| IndexId([files; 32]));
         note

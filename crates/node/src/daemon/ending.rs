@@ -14,7 +14,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
-use thaw_sandbox::monitor;
+use thaw_sandbox::{leave_requests_about_volumes, monitor};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::{AbortHandle, JoinError};
 
@@ -24,6 +24,8 @@ const TRACES_PATIENCE: Duration = Duration::from_secs(2);
 const LOGS_PATIENCE: Duration = Duration::from_secs(3);
 /// How long the monitor may take to have what it is to keep for the next daemon.
 const MONITOR_PATIENCE: Duration = Duration::from_secs(5);
+/// How long requests about volumes that are being served may take.
+const VOLUMES_PATIENCE: Duration = Duration::from_secs(2);
 
 /// How leaving everything to the next daemon went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,6 +138,7 @@ impl Serving {
         write_last_lines(self.shared.clone(), self.logs.clone()).await;
         tell_monitor().await;
         self.shared.leave_execs().await;
+        leave_volumes().await;
         tracing::info!(instances, "left live instances to the next daemon");
         HandOver::Done
     }
@@ -194,6 +197,14 @@ async fn tell_monitor() {
     let told = tokio::task::spawn_blocking(move || link.leave(MONITOR_PATIENCE)).await;
     if let Ok(Err(error)) = told {
         tracing::warn!("the monitor may not have everything for the next daemon: {error}");
+    }
+}
+
+/// Serves no request about volumes any more: the next daemon does.
+async fn leave_volumes() {
+    let left = tokio::task::spawn_blocking(|| leave_requests_about_volumes(VOLUMES_PATIENCE)).await;
+    if !left.unwrap_or(false) {
+        tracing::warn!("requests about volumes that take long are not answered");
     }
 }
 

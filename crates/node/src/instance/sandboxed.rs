@@ -396,12 +396,9 @@ impl Launcher for SandboxLauncher {
         let failed = |error: &dyn std::fmt::Display| LaunchError(error.to_string());
         let shared = self.shared.clone();
         let (plan, terms) = (shared.plan(), &shared.terms);
-        if terms.has_volumes() {
-            return Err(failed(&crate::legacy::VOLUMES_END));
-        }
         let egress = egress.unwrap_or(&terms.egress);
         let adopted = orphan
-            .adopt(&plan, limits, terms.cpu_time_limit, egress, thawed.map(|id| id.0))
+            .adopt(&plan, limits, terms.cpu_time_limit, egress, terms.volumes()?, thawed.map(|id| id.0))
             .map_err(|error| failed(&error))?;
         let readers = <[OwnedFd; 2]>::try_from(adopted.descriptors)
             .map_err(|_| failed(&"the pipes of its output are missing"))?;

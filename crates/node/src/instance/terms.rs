@@ -171,6 +171,15 @@ impl InstanceTerms {
         }
     }
 
+    /// The volumes that every instance has, by number of the mount.
+    ///
+    /// # Errors
+    /// One cannot be used.
+    pub fn volumes(&self) -> Result<&[VolumeMount], LaunchError> {
+        self.check_volumes()?;
+        Ok(self.mounts())
+    }
+
     fn mounts(&self) -> &[VolumeMount] {
         self.opened_volumes.get().map(Vec::as_slice).unwrap_or_default()
     }

@@ -690,7 +690,10 @@ impl Service {
         let function = self.launcher.egress();
         let own = self.shared.egress().of(note.id, function.as_deref()).map_err(LaunchError)?;
         let limits = self.limits_of(note.id);
-        let instance = self.launcher.take_over(orphan, note.origin.image, own.as_ref(), limits)?;
+        let volumes = self.shared.own_volumes().all_of(note.id);
+        let launcher = self.with_own_volumes(self.launcher.clone(), note.id, volumes);
+        let launcher = launcher.map_err(LaunchError)?;
+        let instance = launcher.take_over(orphan, note.origin.image, own.as_ref(), limits)?;
         // Its daemon was killed when it had just woken, and its files were left.
         self.end_asleep(note.id);
         self.shared.end_left(note.id);

@@ -6,6 +6,7 @@ use crate::config::{DomainName, FunctionConfig, FunctionName, VolumeConfig};
 use rustix::fs::{FlockOperation, flock};
 use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use thaw_sandbox::{BoundAccess, OwnFiles, Volume, VolumeMount, VolumeShare};
 use thaw_store::Name;
@@ -38,6 +39,32 @@ pub(crate) enum MayUse<'a> {
 /// Volumes that this process has open, by their directories: what is counted in one place is
 /// counted once. The lock is held for moments.
 static OPEN: Mutex<Option<HashMap<PathBuf, Arc<Opening>>>> = Mutex::new(None);
+
+/// Whether volumes that are opened now may be in use by sandboxes that the daemon before this one has left.
+static ARE_SOME_LEFT: AtomicBool = AtomicBool::new(false);
+
+/// The daemon before this one has left sandboxes that have volumes. To be called before a volume is
+/// opened.
+pub(crate) fn expect_left() {
+    ARE_SOME_LEFT.store(true, SeqCst);
+}
+
+/// All of these that live on are known to their volumes now. To be called before clients are served.
+pub(crate) fn go_on_with_left() {
+    if !ARE_SOME_LEFT.swap(false, SeqCst) {
+        return;
+    }
+    let open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    for volume in open.iter().flat_map(HashMap::values).filter_map(|opening| opening.opened()) {
+        go_on(&volume);
+    }
+}
+
+fn go_on(volume: &Arc<Volume>) {
+    if let Err(error) = volume.go_on_with_left() {
+        tracing::error!("requests about a volume wait until the daemon is restarted: {error}");
+    }
+}
 
 /// A volume that is open, or is being opened.
 #[derive(Debug, Default)]
@@ -232,6 +259,10 @@ impl VolumeStore {
                         let volume = Arc::new(self.open_files(name, note)?);
                         let weak = Arc::downgrade(&volume);
                         *opening.volume.lock().unwrap_or_else(PoisonError::into_inner) = weak;
+                        if !ARE_SOME_LEFT.load(SeqCst) {
+                            // They were known before this could be found.
+                            go_on(&volume);
+                        }
                         volume
                     }
                 }
@@ -258,7 +289,8 @@ impl VolumeStore {
             let is_own = files.starts_with(&directory);
             let lengths = is_own.then(|| directory.join("lengths"));
             let numbers = self.numbers(name, &files)?;
-            let own = OwnFiles { usage, users, lengths };
+            let are_some_left = ARE_SOME_LEFT.load(SeqCst);
+            let own = OwnFiles { usage, users, lengths, are_some_left };
             Volume::open(&files, own, note.size.bytes(), numbers)
         });
         opened.map_err(failed("open", &files))

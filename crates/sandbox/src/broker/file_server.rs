@@ -8,6 +8,7 @@
 //! Requests come over the control socket, through whoever reads that, or over a socket of the
 //! sandbox' own ([`own_socket`]).
 
+mod leaving;
 mod own_socket;
 
 use std::collections::{HashMap, VecDeque};
@@ -23,6 +24,8 @@ use super::files::{Directories, FileQuestion};
 use super::volume::Volume;
 use super::{Answer, Question};
 use crate::message;
+use leaving::Leaving;
+pub use leaving::leave_requests_about_volumes;
 use own_socket::OwnSocket;
 
 /// How long a request may take.
@@ -34,6 +37,9 @@ const WORKERS_MAX: usize = 4;
 /// Most requests that wait. A sandbox has one at a time for each virtual CPU of each
 /// of its processes, of which it may have 1024.
 const QUEUE_MAX: usize = 2048;
+
+/// Whether this process serves any more.
+static LEAVING: Leaving = Leaving::new();
 
 /// More requests wait than a sandbox can have.
 #[derive(Debug)]
@@ -214,6 +220,11 @@ impl Shared {
             drop(state);
             let Job { sequence, question, since } = job;
             let request = Asked { socket: Socket::Control, sequence };
+            let Some(_served) = LEAVING.begin(&question) else {
+                self.reply(request, Err(Errno::NOTCONN));
+                state = self.state();
+                continue;
+            };
             let number = self.state().begin(request, since);
             let is_about_socket = self.directories.is_about_socket(&question);
             let answer = match is_about_socket {
@@ -249,6 +260,10 @@ impl Shared {
     fn serve_own(&self, own: &OwnSocket) {
         let mut requests = own.requests();
         while let Some((sequence, question)) = requests.next() {
+            let Some(_served) = LEAVING.begin(&question) else {
+                self.reply(Asked { socket: Socket::Own, sequence }, Err(Errno::NOTCONN));
+                continue;
+            };
             // What is still in the socket when it has ended can be received, and must not be served.
             let Some(number) = self.state().begin_own(sequence) else { break };
             let answer = self.directories.answer(&question);

@@ -12,7 +12,7 @@ use thaw_abi::bind::{BindRequest, VOLUME_SOCKET};
 use super::bound::{Bound, BoundAccess, BoundDirectory};
 use super::host_directory::{Description, HostDirectory, Listing};
 use super::rights::FileRights;
-use super::volume::{MountedVolume, Share, Volume, VolumeMount};
+use super::volume::{MountedVolume, Share, Volume, VolumeHolder, VolumeMount};
 use super::{Answer, Question, check_read_only};
 
 /// A question about files, without what it borrowed.
@@ -36,6 +36,22 @@ impl FileQuestion {
             Question::Bind(request, tail) => Self::Bind(request, tail.to_vec()),
             _ => return None,
         })
+    }
+}
+
+/// A sandbox that has volumes.
+#[derive(Clone, Copy, Debug)]
+pub struct VolumeUser<'a> {
+    /// Its number.
+    pub holder: VolumeHolder,
+    /// Its first process, if the daemon before this one has left it.
+    pub left: Option<BorrowedFd<'a>>,
+}
+
+impl VolumeUser<'_> {
+    /// A sandbox that begins.
+    pub fn new(holder: VolumeHolder) -> Self {
+        Self { holder, left: None }
     }
 }
 
@@ -67,12 +83,27 @@ impl Directories {
         self.bound.insert(mount, Bound::new(directory));
     }
 
-    /// Volumes by number of the mount.
-    pub fn of_volumes<'a>(volumes: impl Iterator<Item = (u32, &'a VolumeMount)>) -> Self {
+    /// Volumes of a sandbox by number of the mount.
+    ///
+    /// # Errors
+    /// There are no descriptors left.
+    pub fn of_volumes<'a>(
+        volumes: impl Iterator<Item = (u32, &'a VolumeMount)>,
+        user: &VolumeUser<'_>,
+    ) -> io::Result<Self> {
         let share = Share::default();
-        let volumes =
-            volumes.map(|(number, volume)| (number, MountedVolume::new(volume, share.clone())));
-        Self { volumes: volumes.collect(), ..Self::default() }
+        let mounted = |(number, mount)| {
+            let (share, holder) = (share.clone(), user.holder);
+            let mounted = match user.left {
+                Some(process) => {
+                    MountedVolume::left(mount, share, holder, process.try_clone_to_owned()?)
+                }
+                None => MountedVolume::new(mount, share, holder),
+            };
+            Ok((number, mounted))
+        };
+        let volumes = volumes.map(mounted).collect::<io::Result<_>>()?;
+        Ok(Self { volumes, ..Self::default() })
     }
 
     /// What another process must know to serve them, and their descriptors in the order in

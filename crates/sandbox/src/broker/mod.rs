@@ -31,12 +31,13 @@ pub use host_directory::{FuseAccess, HostDirectory, HostPolicy};
 pub use rights::FileRights;
 pub use volume::{
     ClientFile, ClosedVolume, Copied, FileNumbers, NUMBERED_MAX, OwnFiles, Volume, VolumeClient,
-    VolumeMount, VolumeShare, copy_snapshot, copy_volume, cut_to_lengths, settle_copy,
+    VolumeHolder, VolumeMount, VolumeShare, copy_snapshot, copy_volume, cut_to_lengths, settle_copy,
     volume_descriptors,
 };
 
+pub use file_server::leave_requests_about_volumes;
 pub(crate) use file_server::{FileServer, QueueFull};
-pub(crate) use files::Directories;
+pub(crate) use files::{Directories, VolumeUser};
 pub(crate) use process::main as files_main;
 pub(crate) use request::{Question, Request, socket_address};
 
@@ -121,6 +122,7 @@ pub(crate) struct Broker {
     files: Option<FileProcess>,
     /// Serves volumes, if it uses any.
     volumes: Option<Volumes>,
+    volume_holder: Option<VolumeHolder>,
     /// Answers about blobs that are fetched.
     fetches: Option<Fetches>,
 }
@@ -154,6 +156,7 @@ impl Broker {
             terminal: None,
             files: None,
             volumes: None,
+            volume_holder: None,
             fetches: None,
         }
     }
@@ -175,14 +178,21 @@ impl Broker {
     pub fn serve_volumes<'a>(
         mut self,
         volumes: impl Iterator<Item = (u32, &'a VolumeMount)> + Clone,
+        user: &VolumeUser<'_>,
         control: &OwnedFd,
     ) -> io::Result<Self> {
         let mounts: Vec<u32> = volumes.clone().map(|(number, _)| number).collect();
         if !mounts.is_empty() {
-            let directories = Directories::of_volumes(volumes);
+            let directories = Directories::of_volumes(volumes, user)?;
             self.volumes = Some(Volumes::Unused(mounts, directories, control.try_clone()?));
+            self.volume_holder = Some(user.holder);
         }
         Ok(self)
+    }
+
+    /// What tells the sandbox from others that have volumes; none: it has no volumes.
+    pub fn volume_holder(&self) -> Option<VolumeHolder> {
+        self.volume_holder
     }
 
     /// Passes a request about a volume on; whether it is one.

@@ -12,6 +12,7 @@ mod client;
 mod closed;
 mod copy;
 mod gate;
+mod left;
 mod lengths;
 mod limits;
 mod listings;
@@ -42,6 +43,7 @@ use thaw_abi::control::FileAttributes;
 pub use client::{ClientFile, VolumeClient};
 pub use closed::ClosedVolume;
 pub use copy::{Copied, NUMBERED_MAX, copy_snapshot, copy_volume, settle_copy};
+pub use left::VolumeHolder;
 pub use lengths::cut_to_lengths;
 pub(super) use limits::Share;
 pub use limits::{VolumeShare, volume_descriptors};
@@ -50,6 +52,7 @@ pub use numbers::FileNumbers;
 
 use alone::{Lengths, wait_for_others};
 use gate::Gate;
+use left::Left;
 use open_files::OpenFiles;
 
 use super::bound::{BoundAccess, BoundDirectory};
@@ -63,6 +66,8 @@ pub struct Volume {
     place: RwLock<Arc<Place>>,
     /// Closed while its files are copied or exchanged.
     gate: Gate,
+    /// Who is left of the daemon before this one.
+    left: Left,
     /// To whom files belong that this process makes as root.
     owner: Option<(Uid, Gid)>,
     /// Under whose rights root serves it: those of the owner.
@@ -103,6 +108,9 @@ pub struct OwnFiles {
     /// A directory, made when it is needed, in which sandboxes say how long files are; none: processes of
     /// the host may change files at any time.
     pub lengths: Option<PathBuf>,
+    /// The daemon before this one may have left sandboxes that have the volume: nobody is served before
+    /// [`Volume::go_on_with_left`] is called and these have taken back what they had.
+    pub are_some_left: bool,
 }
 
 impl fmt::Debug for Volume {
@@ -124,7 +132,7 @@ impl Volume {
         quota: u64,
         numbers: FileNumbers,
     ) -> io::Result<Self> {
-        let OwnFiles { usage, users, lengths } = own;
+        let OwnFiles { usage, users, lengths, are_some_left } = own;
         let owner = fs::metadata(directory)?;
         // Who opens it as root may act as the owner of what it lies in just now; requests are
         // served by other threads.
@@ -143,6 +151,7 @@ impl Volume {
             Ok(())
         };
         let is_first = match flock(&users, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) if are_some_left => true,
             Ok(()) => begin().map(|()| true)?,
             Err(Errno::WOULDBLOCK) => false,
             Err(error) => return Err(error.into()),
@@ -160,8 +169,8 @@ impl Volume {
         let lengths = lengths.map(Lengths::new);
         let directory = BoundDirectory::open(directory, BoundAccess::Write)?;
         let place = RwLock::new(Arc::new(Place { directory, numbers }));
-        let (gate, state) = (Gate::default(), Mutex::default());
-        Ok(Self { place, gate, owner, serves_as, quota, usage, users, lengths, state })
+        let (gate, left, state) = (Gate::default(), Left::new(are_some_left), Mutex::default());
+        Ok(Self { place, gate, left, owner, serves_as, quota, usage, users, lengths, state })
     }
 
     fn place(&self) -> Arc<Place> {

@@ -24,8 +24,9 @@ use serde::{Deserialize, Serialize};
 use super::handle::{Alive, Connected, Ids, ParentThread};
 use super::process::{KnownAs, Numbers, Process, own_number_of, pid_of};
 use super::protocol::UserIds;
-use super::{broker, numbered};
+use super::{broker_of, numbered};
 use crate::boot::{BootError, BootPlan};
+use crate::broker::{VolumeHolder, VolumeMount, VolumeUser};
 use crate::console::{Console, HostEnd};
 use crate::egress::{EgressPolicy, LeftSockets};
 use crate::limits::{Hierarchy, Limits, ResourceLimits};
@@ -59,6 +60,9 @@ struct SandboxNote {
     slot: Option<u32>,
     /// One more descriptor follows its own: the file with its outgoing connections.
     has_connections: bool,
+    /// It has volumes, and this number among all who have some. An older daemon leaves no such sandbox.
+    #[serde(default)]
+    volume_holder: Option<VolumeHolder>,
     /// For whoever had it kept.
     note: String,
 }
@@ -109,6 +113,7 @@ impl Sandbox {
             known_as: process.known_as,
             slot: process.slot,
             has_connections: connections.is_some(),
+            volume_holder: self.volume_holder(),
             note: note.to_owned(),
         };
         let text = serde_json::to_vec(&own).expect("plain data");
@@ -216,6 +221,7 @@ pub struct Orphan {
     console: HostEnd,
     connections: Option<LeftSockets>,
     descriptors: Vec<OwnedFd>,
+    volume_holder: Option<VolumeHolder>,
     note: String,
     keep: Keep,
 }
@@ -272,9 +278,10 @@ impl Orphan {
         &self.note
     }
 
-    /// Takes the sandbox over, over the files of `plan`. `thawed` is the checksum of the image that
-    /// it was booted from, if that is known: a freeze of it relies on that. It hears of it, and asks
-    /// again what nobody has answered.
+    /// Takes the sandbox over, over the files of `plan` and with the volumes that it has, in the same order.
+    /// `thawed` is the checksum of the image that it was booted from, if that is known: a freeze of it
+    /// relies on that. It hears of it, asks again what nobody has answered, and takes back what it had
+    /// open in its volumes.
     ///
     /// # Errors
     /// It has ended, or its limits cannot be kept.
@@ -284,12 +291,15 @@ impl Orphan {
         limits: ResourceLimits,
         cpu_time_limit: Option<Duration>,
         egress: &Arc<EgressPolicy>,
+        volumes: &[VolumeMount],
         thawed: Option<[u8; 32]>,
     ) -> Result<Adopted, BootError> {
-        let Self { process, control, console, connections, descriptors, note: _, keep } = self;
+        let Self { process, control, console, connections, descriptors, volume_holder, keep, .. } =
+            self;
         process.set_limits(limits, cpu_time_limit).map_err(BootError::Limits)?;
-        let volumes = numbered(&[]);
-        let broker = broker((&process, &control), plan.rootfs(), egress, volumes)?;
+        let holder = volume_holder.unwrap_or_default();
+        let user = VolumeUser { holder, left: Some(process.pidfd()) };
+        let broker = broker_of(&control, plan.rootfs(), egress, numbered(volumes), &user)?;
         if let Some(left) = connections {
             broker.take_over_connections(left);
         }
@@ -388,7 +398,7 @@ fn orphan(
     let [control, pidfd, read] = exactly(own)?;
     let Numbers { pid, own: own_number } = Numbers::of(pidfd.as_fd())?;
     let limits = Arc::new(Limits::new(parent.groups.adopt(kept.group)));
-    let SandboxNote { known_as, slot, note, .. } = note;
+    let SandboxNote { known_as, slot, volume_holder, note, .. } = note;
     let exit = Arc::default();
     let alive = Alive { slot, exit: Arc::clone(&exit), _limits: limits.clone() };
     match known_as {
@@ -399,7 +409,7 @@ fn orphan(
     let process =
         Process { pid, own_number, pidfd, exit, limits, parent, affinity, known_as, slot };
     let console = console.adopt(read)?;
-    Ok(Orphan { process, control, console, connections, descriptors, note, keep })
+    Ok(Orphan { process, control, console, connections, descriptors, volume_holder, note, keep })
 }
 
 fn connection(keep: Keep, kept: Kept) -> io::Result<OrphanConnection> {

@@ -38,11 +38,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytemuck::bytes_of;
+use rustix::rand::{GetRandomFlags, getrandom};
 use thaw_abi::control::{Connection, MSG_STDIO, THAW_AND_HOLD, THAW_AND_RUN, THAW_AND_START};
 use thaw_abi::cpu::Baseline;
 
 use crate::boot::{BootError, BootPlan, MemoryWrites, MountKind, Rootfs, StartSpec, ThawOptions};
-use crate::broker::{Broker, Directories, VolumeMount};
+use crate::broker::{Broker, Directories, VolumeHolder, VolumeMount, VolumeUser};
 pub use crate::console::Console;
 use crate::console::HostEnd;
 use crate::cores::CoreGroup;
@@ -425,16 +426,31 @@ fn broker<'a>(
     egress: &Arc<EgressPolicy>,
     volumes: impl Iterator<Item = (u32, &'a VolumeMount)> + Clone,
 ) -> Result<Broker, BootError> {
+    let mut holder = [0; size_of::<VolumeHolder>()];
     if volumes.clone().next().is_some() {
         crate::limits::forbid_growing_files(process).map_err(BootError::Limits)?;
+        let filled = getrandom(&mut holder, GetRandomFlags::empty());
+        filled.map_err(|error| BootError::Send(error.into()))?;
     }
+    let user = VolumeUser::new(VolumeHolder::from_ne_bytes(holder));
+    broker_of(control, rootfs, egress, volumes, &user)
+}
+
+/// What serves the requests of a sandbox.
+fn broker_of<'a>(
+    control: &OwnedFd,
+    rootfs: Rootfs,
+    egress: &Arc<EgressPolicy>,
+    volumes: impl Iterator<Item = (u32, &'a VolumeMount)> + Clone,
+    user: &VolumeUser<'_>,
+) -> Result<Broker, BootError> {
     let sockets = if egress.is_closed() && !egress.is_of_sandbox() {
         None
     } else {
         let control = control.try_clone().map_err(BootError::Send)?;
         Some(Sockets::new(egress.clone(), control))
     };
-    Broker::new(rootfs, sockets).serve_volumes(volumes, control).map_err(BootError::Files)
+    Broker::new(rootfs, sockets).serve_volumes(volumes, user, control).map_err(BootError::Files)
 }
 
 fn boot_error(error: io::Error) -> BootError {

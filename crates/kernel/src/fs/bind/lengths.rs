@@ -16,13 +16,13 @@ use thaw_abi::layout::LENGTHS_MOUNTS;
 use super::Bind;
 use crate::platform::boot_area::{ENDS, LENGTHS, of_process};
 use crate::platform::machine::{HostFd, HostFiles, Machine, Memory, PROT_READ, PROT_WRITE};
-use crate::state::OfBoot;
+use crate::state::{self, OfBoot};
 use crate::sync::KernelCell;
 
 /// What the host has given for a volume: lengths and ends. `None`: it gives none in this boot.
 type Given = Option<[HostFd; 2]>;
 
-/// The same by number of the mount, if the host was asked.
+/// The same by number of the mount, if the host that serves now was asked.
 static GIVEN: KernelCell<[Option<OfBoot<Given>>; LENGTHS_MOUNTS]> =
     KernelCell::new([const { None }; LENGTHS_MOUNTS]);
 
@@ -30,6 +30,10 @@ static GIVEN: KernelCell<[Option<OfBoot<Given>>; LENGTHS_MOUNTS]> =
 pub fn are_known(bind: &Bind) -> bool {
     let mount = bind.mount as usize;
     let Some(bit) = 1_u64.checked_shl(bind.mount) else { return false };
+    let host = state::kernel().volumes.host();
+    if of_process().lengths_of.swap(host, Relaxed) != host {
+        of_process().lengths.store(0, Relaxed);
+    }
     if of_process().lengths.load(Relaxed) & bit != 0 {
         return true;
     }
@@ -41,6 +45,15 @@ pub fn are_known(bind: &Bind) -> bool {
         of_process().lengths.fetch_or(bit, Relaxed);
     }
     mapped.is_ok()
+}
+
+/// Forgets what a host has given that is gone: nothing is written by its delegations any more. Host
+/// processes map what the next one gives when they need it.
+pub fn let_go() {
+    for place in GIVEN.borrow_mut().iter_mut() {
+        let given = place.take().and_then(|given| given.get().copied().flatten());
+        given.into_iter().flatten().for_each(Machine::close);
+    }
 }
 
 fn given(bind: &Bind) -> Given {

@@ -9,20 +9,23 @@
 mod file;
 mod lengths;
 mod node;
+mod renewal;
 mod volume;
 
 use alloc::collections::BTreeMap;
-use alloc::sync::Arc;
+use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 
 use bytemuck::Zeroable;
 use thaw_abi::bind::{
     BIND_FSTAT, BIND_LIST, BIND_READLINK, BIND_STAT, BIND_STATFS, BindRequest, BindStatfs,
+    VOLUME_RENEW,
 };
 use thaw_abi::control::{FileAttributes, MSG_BIND};
 
 pub use file::BoundFile;
 pub use node::BoundNode;
+pub use renewal::Volumes;
 pub use volume::VolumeFile;
 
 use super::inode::{FilesystemId, Inode, Statfs};
@@ -32,6 +35,7 @@ use crate::platform::machine::{HostFd, HostFiles, Machine};
 use crate::state;
 use crate::sync::KernelCell;
 use crate::task::host_process;
+use volume::VolumePages;
 
 /// A mounted directory of the host.
 pub struct Bind {
@@ -44,6 +48,8 @@ pub struct Bind {
     sizes: KernelCell<BTreeMap<u64, u64>>,
     /// Requests that may have changed something.
     changes: KernelCell<u64>,
+    /// Files of a volume that are open, some of them no more.
+    open: KernelCell<Vec<Weak<VolumePages>>>,
 }
 
 /// When the host has said something: as long as it is the same, the system call that is handled has
@@ -84,7 +90,11 @@ impl Bind {
             kind,
             sizes: KernelCell::default(),
             changes: KernelCell::new(0),
+            open: KernelCell::default(),
         });
+        if bind.is_volume() {
+            state::kernel().volumes.add(&bind);
+        }
         let attributes = bind.stat(b"")?;
         Ok(BoundNode::new(bind, None, b"", attributes))
     }
@@ -121,10 +131,46 @@ impl Bind {
         let request = BindRequest { mount: self.mount, operation, a, b, c };
         let mut reply = Vec::new();
         let fd = match self.is_volume() {
-            true => volume_socket::request(&request, tail, &mut reply)?,
+            true => self.request_of_volume(&request, tail, &mut reply)?,
             false => broker::request(MSG_BIND, bytemuck::bytes_of(&request), tail, &mut reply)?,
         };
         Ok((fd, reply))
+    }
+
+    /// Asks about a volume; another host that serves meanwhile is asked once more. `ENOTCONN`: it does
+    /// not know the open file that the request names.
+    fn request_of_volume(
+        &self,
+        request: &BindRequest,
+        tail: &[u8],
+        reply: &mut Vec<u8>,
+    ) -> Result<Option<HostFd>> {
+        for _ in 0..renewal::HOSTS_MAX {
+            let asked = volume_socket::request(request, tail, reply);
+            let is_unknown = matches!(asked.answer, Err(Errno::ENOTCONN));
+            if !is_unknown || request.operation == VOLUME_RENEW {
+                return asked.answer;
+            }
+            let is_renewed = state::kernel().volumes.renew();
+            if !is_renewed || asked.may_be_served && !renewal::is_repeatable(request) {
+                return Err(Errno::EIO);
+            }
+            if renewal::names_open_file(request.operation) {
+                return Err(Errno::ENOTCONN);
+            }
+        }
+        Err(Errno::EIO)
+    }
+
+    /// The files of a volume that are open.
+    fn open_files(&self) -> Vec<Arc<VolumePages>> {
+        self.open.borrow_mut().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    fn add_open(&self, file: &Arc<VolumePages>) {
+        let mut open = self.open.borrow_mut();
+        open.retain(|file| file.strong_count() > 0);
+        open.push(Arc::downgrade(file));
     }
 
     /// This moment.
@@ -155,8 +201,7 @@ impl Bind {
 
     /// As [`Bind::ask`], for an answer that is a number.
     fn ask_number(&self, operation: u32, arguments: [u64; 3], tail: &[u8]) -> Result<u64> {
-        let reply = self.ask(operation, arguments, tail)?;
-        Ok(u64::from_ne_bytes(reply.try_into().map_err(|_| Errno::EIO)?))
+        number(self.ask(operation, arguments, tail)?)
     }
 
     fn stat(&self, path: &[u8]) -> Result<FileAttributes> {
@@ -195,6 +240,10 @@ impl Bind {
     }
 }
 
+fn number(reply: Vec<u8>) -> Result<u64> {
+    Ok(u64::from_ne_bytes(reply.try_into().map_err(|_| Errno::EIO)?))
+}
+
 fn parse(reply: &[u8]) -> Result<FileAttributes> {
     let bytes = reply.get(..size_of::<FileAttributes>()).ok_or(Errno::EIO)?;
     Ok(bytemuck::pod_read_unaligned(bytes))
@@ -215,6 +264,7 @@ mod tests {
             kind: Kind::Directory,
             sizes: KernelCell::default(),
             changes: KernelCell::new(0),
+            open: KernelCell::default(),
         };
         let first = bind.moment();
         assert_eq!(bind.moment(), first);

@@ -31,12 +31,14 @@ pub struct BoundNode {
     pub(super) open: KernelCell<Vec<Handle>>,
 }
 
-/// The host's number for an open file. The host counts from 1 again in each boot: a number of
-/// another boot names another file.
+/// The host's number for an open file. The host counts from 1 again in each boot, and so does each host
+/// that takes the sandbox over: a number of another boot or host names another file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Handle {
     /// The boot that it belongs to.
     pub generation: u64,
+    /// See [`Volumes::host`](super::Volumes::host).
+    host: u64,
     /// The host's number.
     pub number: u64,
 }
@@ -44,12 +46,17 @@ pub(super) struct Handle {
 impl Handle {
     /// A number that the host has given in this boot.
     pub fn new(number: u64) -> Self {
-        Self { generation: state::generation(), number }
+        Self { generation: state::generation(), host: state::kernel().volumes.host(), number }
     }
 
-    /// Whether the host knows it.
+    /// Whether the host has given it in this boot. One of before may have.
     pub fn is_of_this_boot(self) -> bool {
         self.generation == state::generation()
+    }
+
+    /// Whether the host that serves volumes now has given it.
+    pub fn is_of_this_host(self) -> bool {
+        self.is_of_this_boot() && self.host == state::kernel().volumes.host()
     }
 }
 
@@ -174,20 +181,28 @@ impl BoundNode {
     }
 
     fn ask_for_attributes(&self) -> Result<FileAttributes> {
-        let (handle, is_open) = {
+        let handle = || {
             let open = self.open.borrow_mut();
-            (open.iter().rfind(|handle| handle.is_of_this_boot()).copied(), !open.is_empty())
+            open.iter().rfind(|handle| self.is_known(**handle)).copied()
         };
-        match handle {
-            Some(handle) => self
-                .bind
-                .ask(BIND_FSTAT, [handle.number, 0, 0], &[])
-                .and_then(|reply| parse(&reply)),
-            None => self.bind.stat(&self.path()).and_then(|found| {
-                // Opened in another boot: the file is there by its name, or not at all.
-                let is_other = is_open && found.inode != self.known.get().0.inode;
-                if is_other { Err(Errno::ESTALE) } else { Ok(found) }
-            }),
+        while let Some(handle) = handle() {
+            match self.bind.ask(BIND_FSTAT, [handle.number, 0, 0], &[]) {
+                // That was another host's.
+                Err(Errno::ENOTCONN) if !self.is_known(handle) => {}
+                reply => return parse(&reply?),
+            }
+        }
+        let found = self.bind.stat(&self.path())?;
+        // Opened in another boot: the file is there by its name, or not at all.
+        let is_other = self.is_open() && found.inode != self.known.get().0.inode;
+        if is_other { Err(Errno::ESTALE) } else { Ok(found) }
+    }
+
+    /// Whether the host knows an open file by this number.
+    fn is_known(&self, handle: Handle) -> bool {
+        match self.bind.is_volume() {
+            true => handle.is_of_this_host(),
+            false => handle.is_of_this_boot(),
         }
     }
 

@@ -14,7 +14,7 @@ use thaw_abi::bind::*;
 
 use super::lengths::{self, Known};
 use super::node::Handle;
-use super::{Bind, BoundNode, parse};
+use super::{Bind, BoundNode, number, parse, renewal};
 use crate::errno::{Errno, Result};
 use crate::fs::file::File;
 use crate::fs::locks::{Family, HeldLock, HostLocks, LockKind, Owner, Range};
@@ -78,7 +78,7 @@ impl Opened {
 
     /// What is known of its length without a question.
     fn known(&self, bind: &Bind) -> Option<Known> {
-        let has_place = self.place > 0 && self.is_of_this_boot();
+        let has_place = self.place > 0 && self.handle.is_of_this_host();
         has_place.then(|| Known::new(bind, self.place)).flatten()
     }
 
@@ -87,18 +87,28 @@ impl Opened {
         self.handle
     }
 
-    fn is_of_this_boot(&self) -> bool {
-        self.handle.is_of_this_boot()
-    }
-
     /// Gives it back; nothing if that belongs to another boot.
     pub fn close(self, bind: &Bind) {
-        if self.is_of_this_boot() {
+        if self.handle.is_of_this_boot() {
             file_parts::forget_file(self.number);
-            // Nobody is left to hear of a failure.
-            let _ = bind.ask(BIND_CLOSE, [self.handle.number, 0, 0], &[]);
+            self.close_handle(bind);
             Machine::close(HostFd::new(self.fd));
         }
+    }
+
+    /// Gives the host's number back, and keeps the descriptor.
+    fn close_handle(self, bind: &Bind) {
+        if self.handle.is_of_this_host() {
+            // Nobody is left to hear of a failure.
+            let _ = bind.ask(BIND_CLOSE, [self.handle.number, 0, 0], &[]);
+        }
+    }
+
+    /// The same file with the descriptor and the mappings of `old`, which has it open, too: its inode
+    /// number is nobody else's as long.
+    fn with_descriptor_of(self, old: &Self) -> Self {
+        Machine::close(HostFd::new(self.fd));
+        Self { fd: old.fd, number: old.number, ..self }
     }
 }
 
@@ -118,7 +128,7 @@ pub struct VolumeFile {
 }
 
 /// What keeps the host's file open: the description, mappings of the file, and locks.
-struct VolumePages {
+pub(super) struct VolumePages {
     node: Arc<BoundNode>,
     writable: bool,
     inode: u64,
@@ -134,7 +144,9 @@ impl VolumeFile {
         node.open.borrow_mut().push(opened.handle);
         let opened = KernelCell::new(Ok(opened));
         let reads_left = KernelCell::new(READS_BEFORE_MAPPING);
-        Self { pages: Arc::new(VolumePages { node, writable, inode, opened, reads_left }) }
+        let pages = Arc::new(VolumePages { node, writable, inode, opened, reads_left });
+        pages.bind().add_open(&pages);
+        Self { pages }
     }
 }
 
@@ -156,18 +168,33 @@ impl VolumePages {
         &self.node.bind
     }
 
-    /// The file, opened in this boot. `ESTALE` if it is not there any more, or another one
-    /// holds locks that this one had when it was frozen.
-    fn opened(&self) -> Result<Opened> {
+    /// The file, opened by the host of this boot that serves now. `ESTALE` if it is not there any more, or
+    /// another sandbox holds locks that this one had when it was frozen, or when its host ended.
+    pub(super) fn opened(&self) -> Result<Opened> {
         let known = self.opened.get();
         match known {
-            Ok(opened) if opened.is_of_this_boot() => return Ok(opened),
+            Ok(opened) if opened.handle.is_of_this_host() => return Ok(opened),
             Err((generation, error)) if generation == state::generation() => return Err(error),
             _ => {}
         }
-        let again = self.open_again(known.map(|opened| opened.handle).ok());
+        let old = known.ok().filter(|old| old.handle.is_of_this_boot());
+        let again = self.open_again(known.ok());
+        // To open it may have found another host, of which all files were taken back.
+        if let Ok(opened) = self.opened.get()
+            && opened.handle.is_of_this_host()
+        {
+            again.into_iter().for_each(|again| match again.fd == opened.fd {
+                true => again.close_handle(self.bind()),
+                false => again.close(self.bind()),
+            });
+            return Ok(opened);
+        }
+        if again.is_err_and(|error| error == Errno::EIO) && state::kernel().volumes.is_renewing() {
+            // Another host has ended; the next one is asked again.
+            return again;
+        }
         self.opened.set(again.map_err(|error| (state::generation(), error)));
-        let opened = again?;
+        let opened = again.inspect_err(|_| old.into_iter().for_each(|old| old.close(self.bind())))?;
         if let Err(error) = state::kernel().fs.locks.take_again(self.file(), self) {
             self.opened.set(Err((state::generation(), error)));
             opened.close(self.bind());
@@ -176,7 +203,7 @@ impl VolumePages {
         Ok(opened)
     }
 
-    fn open_again(&self, old: Option<Handle>) -> Result<Opened> {
+    fn open_again(&self, old: Option<Opened>) -> Result<Opened> {
         let access = if self.writable { 2 } else { 0 };
         let opened = Opened::open(self.bind(), access, 0, &self.node.path());
         let opened = opened.map_err(|error| match error {
@@ -188,14 +215,29 @@ impl VolumePages {
             return Err(Errno::ESTALE);
         }
         let mut open = self.node.open.borrow_mut();
-        open.retain(|&handle| Some(handle) != old);
+        open.retain(|&handle| Some(handle) != old.map(|old| old.handle));
         open.push(opened.handle);
-        Ok(opened)
+        Ok(match old.filter(|old| old.handle.is_of_this_boot()) {
+            Some(old) => opened.with_descriptor_of(&old),
+            None => opened,
+        })
     }
 
+    /// Asks about the file by the host's number for it, which is another one with another host.
+    fn ask(&self, operation: u32, [b, c]: [u64; 2], tail: &[u8]) -> Result<Vec<u8>> {
+        for _ in 0..renewal::HOSTS_MAX {
+            let handle = self.opened()?.handle.number;
+            match self.bind().ask(operation, [handle, b, c], tail) {
+                Err(Errno::ENOTCONN) => {}
+                answer => return answer,
+            }
+        }
+        Err(Errno::EIO)
+    }
+
+    /// As [`VolumePages::ask`], for an answer that is a number.
     fn ask_number(&self, operation: u32, b: u64, c: u64) -> Result<u64> {
-        let handle = self.opened()?.handle.number;
-        self.bind().ask_number(operation, [handle, b, c], &[])
+        number(self.ask(operation, [b, c], &[])?)
     }
 
     fn parts(&self, opened: &Opened) -> Parts {
@@ -208,7 +250,7 @@ impl VolumePages {
         if let Some(length) = opened.known(self.bind()).and_then(Known::length) {
             return Ok(length);
         }
-        let found = parse(&self.bind().ask(BIND_FSTAT, [opened.handle.number, 0, 0], &[])?)?;
+        let found = parse(&self.ask(BIND_FSTAT, [0; 2], &[])?)?;
         self.bind().set_size(self.inode, found.size);
         Ok(found.size)
     }
@@ -266,12 +308,10 @@ impl VolumePages {
     fn write_longer(&self, source: &mut Source<'_>, offset: Option<u64>) -> Result<(u64, usize)> {
         let mut bytes = alloc::vec![0; source.remaining().min(BIND_WRITE_MAX)];
         let count = source.peek(&mut bytes)?;
-        let opened = self.opened()?;
-        let arguments = [opened.handle.number, offset.unwrap_or(VOLUME_END), 0];
-        let written = self.bind().ask_number(VOLUME_WRITE, arguments, &bytes[..count]);
-        let at = match written {
+        let arguments = [offset.unwrap_or(VOLUME_END), 0];
+        let at = match self.ask(VOLUME_WRITE, arguments, &bytes[..count]) {
             Err(Errno::ENOSYS) => return self.fill_longer(source, offset, count as u64),
-            written => written?,
+            written => number(written?)?,
         };
         source.take(&mut bytes[..count])?;
         self.bind().set_size(self.inode, at + count as u64);
@@ -385,10 +425,10 @@ impl VolumePages {
         source: &mut Source<'_>,
         offset: Option<u64>,
     ) -> Result<Option<(u64, core::result::Result<usize, Lost>)>> {
-        let opened = self.opened()?;
-        let Some(known) = opened.known(self.bind()) else { return Ok(None) };
-        let parts = self.parts(&opened);
-        while let Some(granted) = known.granted() {
+        loop {
+            let opened = self.opened()?;
+            let Some(known) = opened.known(self.bind()) else { return Ok(None) };
+            let Some(granted) = known.granted() else { return Ok(None) };
             let at = offset.or_else(|| known.length()).unwrap_or_default();
             if offset.is_none() {
                 limit(source, at)?;
@@ -406,6 +446,11 @@ impl VolumePages {
                 };
             }
             source.touch();
+            // What is known was said by the host that has opened the file.
+            if !opened.handle.is_of_this_host() {
+                continue;
+            }
+            let parts = self.parts(&opened);
             let written = known.write(|length, granted| {
                 let at = offset.unwrap_or(length);
                 let room = granted.saturating_sub(at).min(wanted);
@@ -420,10 +465,9 @@ impl VolumePages {
             match written {
                 Some(Some(written)) => return Ok(Some(written)),
                 Some(None) => {}
-                None => break,
+                None => return Ok(None),
             }
         }
-        Ok(None)
     }
 }
 
@@ -485,15 +529,13 @@ impl File for VolumeFile {
 
     fn truncate(&self, size: u64) -> Result<()> {
         writing::check_size(self.size(), size)?;
-        let handle = self.pages.opened()?.handle.number;
-        self.pages.bind().ask(BIND_FTRUNCATE, [handle, size, 0], &[])?;
+        self.pages.ask(BIND_FTRUNCATE, [size, 0], &[])?;
         self.pages.bind().set_size(self.pages.inode, size);
         Ok(())
     }
 
     fn sync(&self) -> Result<()> {
-        let handle = self.pages.opened()?.handle.number;
-        self.pages.bind().ask(BIND_SYNC, [handle, 0, 0], &[]).map(drop)
+        self.pages.ask(BIND_SYNC, [0; 2], &[]).map(drop)
     }
 
     fn host_locks(&self) -> Option<Arc<dyn HostLocks>> {
@@ -592,12 +634,9 @@ impl HostLocks for VolumePages {
     }
 
     fn test(&self, range: Range, kind: LockKind) -> Result<Option<HeldLock>> {
-        let handle = self.opened()?.handle.number;
         let is_write = u64::from(kind == LockKind::Write);
-        let mut tail = Vec::new();
-        tail.extend_from_slice(&length(range).to_ne_bytes());
-        let arguments = [handle, range.start, is_write];
-        let reply = self.bind().ask(VOLUME_TEST_LOCK, arguments, &tail)?;
+        let tail = length(range).to_ne_bytes();
+        let reply = self.ask(VOLUME_TEST_LOCK, [range.start, is_write], &tail)?;
         let Some(bytes) = reply.get(..size_of::<VolumeLock>()) else { return Ok(None) };
         let found: VolumeLock = bytemuck::pod_read_unaligned(bytes);
         let end = if found.len == 0 { u64::MAX } else { found.start.saturating_add(found.len) };

@@ -38,7 +38,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use thaw_sandbox::monitor::has_monitor;
-use thaw_sandbox::{BootTimes, EgressEvents, MemoryReader, ResourceLimits, Twin};
+use thaw_sandbox::{
+    BootTimes, EgressEvents, MemoryReader, ResourceLimits, Twin, kernel_build_id,
+};
+use thaw_store::KernelId;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::time::{Instant, sleep as wait};
 
@@ -74,6 +77,9 @@ pub(crate) struct InstanceNote {
     /// Its function has volumes.
     #[serde(default)]
     pub has_volumes: bool,
+    /// Its kernel knows how to take back what it has open in volumes.
+    #[serde(default)]
+    pub renews_volumes: bool,
 }
 
 /// What a supervisor can be told.
@@ -490,13 +496,18 @@ impl Supervisor {
         }
     }
 
-    /// Whether the next daemon would take the instance over. Locks of volumes end with this
-    /// daemon; one that is to rest, and does not, would do so unasked in the next one; and one of
-    /// other files than its function's is nobody's.
+    /// Whether the next daemon would take the instance over. The kernel of an earlier build may not know how
+    /// to take back what it has open in volumes; one that is to rest, and does not, would do so unasked in
+    /// the next one; and one of other files than its function's is nobody's.
     fn can_be_taken_over(&self) -> bool {
         let (origin, launcher) = (self.instance.origin(), self.service.launcher());
         let has_other_files = origin.index.is_some() && origin.index != launcher.index();
-        !self.has_volumes() && !has_other_files && !self.sleepiness.is_late
+        let are_volumes_left = !self.has_volumes() || self.renews_volumes();
+        are_volumes_left && !has_other_files && !self.sleepiness.is_late
+    }
+
+    fn renews_volumes(&self) -> bool {
+        self.service.launcher().kernel_build() == Some(KernelId(kernel_build_id()))
     }
 
     fn has_volumes(&self) -> bool {
@@ -514,6 +525,7 @@ impl Supervisor {
             memory: self.place.lease.memory(),
             origin: self.instance.origin(),
             has_volumes: self.has_volumes(),
+            renews_volumes: self.renews_volumes(),
         };
         let note = serde_json::to_string(&note).expect("plain data");
         let kept = self.instance.keep(&note);

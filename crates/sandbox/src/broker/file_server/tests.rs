@@ -2,7 +2,9 @@
 
 use super::*;
 use crate::broker::volume::VolumeMount;
-use crate::broker::{BoundAccess, ClosedVolume, FileNumbers, HostDirectory, OwnFiles, VolumeShare};
+use crate::broker::{
+    BoundAccess, ClosedVolume, FileNumbers, HostDirectory, OwnFiles, VolumeShare, VolumeUser,
+};
 use std::fs::{self, File};
 use std::thread;
 use thaw_abi::bind::{
@@ -69,7 +71,12 @@ impl Guest {
             options.open(all.path().join(name)).unwrap()
         };
         let numbers = FileNumbers::default();
-        let own = OwnFiles { usage: own("usage"), users: own("users"), lengths: None };
+        let own = OwnFiles {
+            usage: own("usage"),
+            users: own("users"),
+            lengths: None,
+            are_some_left: false,
+        };
         let volume = Volume::open(&files, own, 1 << 20, numbers).unwrap();
         let volume = Arc::new(volume);
         let mount = VolumeMount {
@@ -77,7 +84,8 @@ impl Guest {
             access: BoundAccess::Write,
             of_tenant: VolumeShare::whole(),
         };
-        let directories = Directories::of_volumes([(MOUNT, &mount)].into_iter());
+        let user = VolumeUser::new(0);
+        let directories = Directories::of_volumes([(MOUNT, &mount)].into_iter(), &user).unwrap();
         let (host, control) = message::control_pair().unwrap();
         let server = FileServer::start(directories, host).unwrap();
         Self { all, server, control, volume }

@@ -44,7 +44,7 @@ impl ClientFile {
 impl VolumeClient {
     /// A client of a volume.
     pub fn new(mount: &VolumeMount) -> Self {
-        Self(MountedVolume::new(mount, Share::default()))
+        Self(MountedVolume::new(mount, Share::default(), 0))
     }
 
     fn ask(&self, operation: u32, [a, b]: [u64; 2], tail: &[u8]) -> Result<Answer, Errno> {

@@ -28,8 +28,14 @@ impl ClosedVolume {
     /// Files are as long then as their users say, and have the times of what these have written.
     ///
     /// # Errors
-    /// They are not by then, it is closed, or a file cannot be cut.
+    /// They are not by then, it is closed, a file cannot be cut, or not all who are left of the daemon before
+    /// this one have taken their files back.
     pub fn close(volume: &Arc<Volume>, until: Instant) -> io::Result<Self> {
+        if !volume.left.is_over() {
+            let reason = "instances of the daemon before this one take back what they had open; \
+                          try again";
+            return Err(io::Error::new(io::ErrorKind::TimedOut, reason));
+        }
         if !volume.gate.close(until) {
             let reason = "a request of a program takes too long; try again";
             return Err(io::Error::new(io::ErrorKind::TimedOut, reason));

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::mem::{offset_of, size_of};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -24,7 +24,7 @@ use thaw_abi::bind::{
 };
 
 use super::limits::Taken;
-use super::tree;
+use super::{VolumeHolder, tree};
 use crate::sys::{self, SharedLengths};
 
 /// How long a sandbox may be busy. It copies a mebibyte at most meanwhile, and asks nobody for
@@ -41,6 +41,8 @@ const END_MAX: Duration = Duration::from_millis(20);
 const ORPHANS_MAX: Duration = Duration::from_secs(5);
 /// Names of records end with it.
 const RECORD: &str = ".granted";
+/// What follows in the name of a page is the number of its sandbox. An older Thaw does not say it.
+const OF_HOLDER: char = '@';
 
 /// Numbers of pages in this process.
 static LAST: AtomicU64 = AtomicU64::new(0);
@@ -103,9 +105,13 @@ fn new_file(path: &Path, contents: &[u8]) -> io::Result<File> {
 }
 
 impl Pages {
-    /// Pages with files in a directory, which is made if it is missing. `descriptors` are places for
-    /// [`Pages::DESCRIPTORS`].
-    pub fn new(directory: &Path, descriptors: Taken) -> io::Result<Arc<Self>> {
+    /// Pages of a sandbox with files in a directory, which is made if it is missing. `descriptors` are
+    /// places for [`Pages::DESCRIPTORS`].
+    pub fn new(
+        directory: &Path,
+        holder: VolumeHolder,
+        descriptors: Taken,
+    ) -> io::Result<Arc<Self>> {
         DirBuilder::new().mode(0o700).recursive(true).create(directory)?;
         let (lengths, lengths_fd) = SharedLengths::new()?;
         for file in &lengths.get().files {
@@ -113,7 +119,8 @@ impl Pages {
         }
         // Another process may have the same number, in another life of its pid namespace.
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
-        let name = format!("{since:x}-{}-{}", std::process::id(), LAST.fetch_add(1, Relaxed));
+        let (process, number) = (std::process::id(), LAST.fetch_add(1, Relaxed));
+        let name = format!("{since:x}-{process}-{number}{OF_HOLDER}{holder:x}");
         let paths = [directory.join(&name), directory.join(name + RECORD)];
         // Written whole, so that there is room on the disk for what is stored later.
         let ends = new_file(&paths[0], &[0; size_of::<EndsPage>()])?;
@@ -298,6 +305,32 @@ impl Drop for Place {
 /// # Errors
 /// A sandbox of that process does not end, or the host refuses; the next one tries again.
 pub fn cut_to_lengths(files: &Path, directory: &Path) -> io::Result<()> {
+    cut(File::open(files)?.as_fd(), directory, &|_| Holds::UntilItEnds)
+}
+
+/// Whether a sandbox may still say how long files are, by its pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Holds {
+    /// It has let go.
+    Nothing,
+    /// Until it has ended.
+    UntilItEnds,
+    /// Its process lives, whose pages are left alone.
+    OfAnother,
+}
+
+/// The sandbox whose page has this path; 0: none is known.
+fn holder_of(page: &str) -> VolumeHolder {
+    let number = page.rsplit_once(OF_HOLDER).map(|(_, number)| number);
+    number.and_then(|number| VolumeHolder::from_str_radix(number, 16).ok()).unwrap_or_default()
+}
+
+/// As [`cut_to_lengths`], where sandboxes may live on.
+pub(super) fn cut(
+    files: BorrowedFd<'_>,
+    directory: &Path,
+    holds: &dyn Fn(VolumeHolder) -> Holds,
+) -> io::Result<()> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         entries => entries?,
@@ -309,9 +342,15 @@ pub fn cut_to_lengths(files: &Path, directory: &Path) -> io::Result<()> {
             continue;
         }
         let path = entry.path();
-        if let Some(ends) = path.to_str().and_then(|path| path.strip_suffix(RECORD)) {
+        let Some(name) = path.to_str() else { continue };
+        let page = name.strip_suffix(RECORD);
+        let holds = holds(holder_of(page.unwrap_or(name)));
+        if holds == Holds::OfAnother {
+            continue;
+        }
+        if let Some(page) = page {
             // One that was not written to the end grants nothing.
-            match read_cuts(&path, ends.as_ref(), &boot, &mut cuts) {
+            match read_cuts(&path, page.as_ref(), holds, &boot, &mut cuts) {
                 Err(error) if error.kind() == ErrorKind::ResourceBusy => return Err(error),
                 _ => {}
             }
@@ -319,7 +358,7 @@ pub fn cut_to_lengths(files: &Path, directory: &Path) -> io::Result<()> {
         left.push(path);
     }
     if !cuts.is_empty() {
-        tree::cut(File::open(files)?.as_fd(), &mut cuts)?;
+        tree::cut(files, &mut cuts)?;
     }
     left.iter().try_for_each(fs::remove_file)
 }
@@ -336,6 +375,7 @@ pub(super) struct Cut {
 fn read_cuts(
     record: &Path,
     ends: &Path,
+    holds: Holds,
     boot: &[u8; 40],
     cuts: &mut HashMap<u64, Cut>,
 ) -> io::Result<()> {
@@ -348,7 +388,9 @@ fn read_cuts(
     }
     let mut said = [0; size_of::<EndsPage>()];
     let ends = open(ends)?;
-    wait_for_orphan(&ends)?;
+    if holds == Holds::UntilItEnds {
+        wait_for_orphan(&ends)?;
+    }
     ends.read_exact_at(&mut said, 0)?;
     let said = said[offset_of!(EndsPage, ends)..].chunks_exact(8);
     for (granted, end) in record.granted.iter().zip(said).filter(|(granted, _)| granted.inode > 0) {

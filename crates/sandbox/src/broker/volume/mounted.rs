@@ -18,7 +18,9 @@ use thaw_abi::control::FileAttributes;
 use super::lengths::Pages;
 use super::limits::{Share, Taken};
 use super::listings::Listings;
-use super::{NAME_COST, Volume, VolumeMount, VolumeShare, blocks, open_again, size_of};
+use super::{
+    NAME_COST, Volume, VolumeHolder, VolumeMount, VolumeShare, blocks, open_again, size_of,
+};
 use crate::broker::Answer;
 use crate::broker::bound::{Bound, BoundAccess};
 use crate::broker::host_directory::encode;
@@ -31,6 +33,10 @@ use renumber::{renumber, renumber_entries};
 pub(in crate::broker) struct MountedVolume {
     /// Tells it from all others of this process.
     number: u64,
+    /// The sandbox.
+    holder: VolumeHolder,
+    /// The daemon before this one has left it, and it has not let go of what it had there.
+    is_left: AtomicBool,
     volume: Arc<Volume>,
     access: BoundAccess,
     of_tenant: VolumeShare,
@@ -64,13 +70,15 @@ struct OpenFile {
 
 impl MountedVolume {
     /// The volume in a sandbox, whose volumes all have the same share.
-    pub fn new(mount: &VolumeMount, share: Share) -> Self {
+    pub fn new(mount: &VolumeMount, share: Share, holder: VolumeHolder) -> Self {
         let (volume, access) = (mount.volume.clone(), mount.access);
         let (listings, files) = (Listings::default(), Mutex::default());
         let of_tenant = mount.of_tenant.clone();
         let (number, pages) = (LAST_MOUNT.fetch_add(1, Relaxed), OnceLock::new());
         Self {
             number,
+            holder,
+            is_left: AtomicBool::new(false),
             volume,
             access,
             of_tenant,
@@ -80,6 +88,19 @@ impl MountedVolume {
             has_page: Default::default(),
             files,
         }
+    }
+
+    /// The same of a sandbox that the daemon before this one has left, whose first process this is.
+    pub fn left(
+        mount: &VolumeMount,
+        share: Share,
+        holder: VolumeHolder,
+        process: OwnedFd,
+    ) -> Self {
+        mount.volume.left.add(holder, process);
+        let mounted = Self::new(mount, share, holder);
+        mounted.is_left.store(true, Relaxed);
+        mounted
     }
 
     /// The directory of its files, as it is now.
@@ -97,6 +118,7 @@ impl MountedVolume {
 
     /// Closes all files, of which nobody uses one any more: nothing runs in the sandbox.
     pub fn end(&self) {
+        self.volume.left.forget(self.holder);
         let pages = self.pages.get().and_then(Option::as_ref);
         pages.into_iter().for_each(|pages| pages.note_end());
         let open: Vec<u64> = self.files().open.keys().copied().collect();
@@ -113,6 +135,13 @@ impl MountedVolume {
 
     /// Serves a request.
     pub fn serve(&self, request: &BindRequest, tail: &[u8]) -> Result<Answer, Errno> {
+        if request.operation == VOLUME_RENEW {
+            return self.renew(request.a);
+        }
+        if self.is_left.load(Relaxed) {
+            return Err(Errno::NOTCONN);
+        }
+        self.volume.left.pass(self.holder);
         self.volume.take_rights()?;
         // Who gives a file back changes nothing that is copied, and may be a sandbox that ends.
         let _passed = (request.operation != BIND_CLOSE).then(|| self.volume.gate.pass());
@@ -200,6 +229,21 @@ impl MountedVolume {
         }
     }
 
+    /// Says how far the sandbox is with what it had under the daemon before this one.
+    fn renew(&self, step: u64) -> Result<Answer, Errno> {
+        let left = &self.volume.left;
+        match step {
+            RENEW_ASK => return number(self.is_left.load(Relaxed).into()),
+            RENEW_LET_GO => {
+                self.is_left.store(false, Relaxed);
+                left.let_go(self.holder);
+            }
+            RENEW_DONE => left.done(self.holder),
+            _ => return Err(Errno::INVAL),
+        }
+        Ok(Answer::default())
+    }
+
     fn check_writable(&self) -> Result<(), Errno> {
         if self.access == BoundAccess::Write { Ok(()) } else { Err(Errno::ROFS) }
     }
@@ -229,7 +273,7 @@ impl MountedVolume {
             let descriptors = self.of_tenant.descriptors.take(Pages::DESCRIPTORS)?;
             self.volume.watch_lengths().ok()?;
             // On a full disk the sandbox asks.
-            Pages::new(&lengths.directory, descriptors).ok()
+            Pages::new(&lengths.directory, self.holder, descriptors).ok()
         };
         let pages = self.pages.get_or_init(make).as_ref().ok_or(Errno::OPNOTSUPP)?;
         // Descriptors that nobody reads are kept on their way, at the expense of all.

@@ -1,6 +1,7 @@
 //! Volumes, as a hostile sandbox asks for them.
 
 mod delegated;
+mod left;
 
 use super::limits::{LISTING_MAX, OPEN_MAX, RANGES_MAX, Shared};
 use super::tree::DEPTH_MAX;
@@ -37,7 +38,7 @@ impl Tree {
     fn mount_with(&self, access: BoundAccess, share: &Share) -> MountedVolume {
         let (volume, of_tenant) = (self.volume.clone(), self.of_tenant.clone());
         let mount = VolumeMount { volume, access, of_tenant };
-        MountedVolume::new(&mount, share.clone())
+        MountedVolume::new(&mount, share.clone(), 0)
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -51,13 +52,21 @@ impl Tree {
 
 /// Opens a volume by descriptions of its own, as each process does.
 fn open_volume(all: &tempfile::TempDir, quota: u64) -> io::Result<Volume> {
+    open_volume_with(all, quota, false)
+}
+
+fn open_volume_with(
+    all: &tempfile::TempDir,
+    quota: u64,
+    are_some_left: bool,
+) -> io::Result<Volume> {
     let own = |name: &str| {
         let mut options = File::options();
         options.read(true).write(true).create(true).truncate(false);
         options.open(all.path().join(name)).unwrap()
     };
     let lengths = Some(all.path().join("lengths"));
-    let own = OwnFiles { usage: own("usage"), users: own("users"), lengths };
+    let own = OwnFiles { usage: own("usage"), users: own("users"), lengths, are_some_left };
     Volume::open(&all.path().join("files"), own, quota, FileNumbers::default())
 }
 

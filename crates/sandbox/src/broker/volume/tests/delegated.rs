@@ -466,7 +466,7 @@ fn what_processes_append_at_once_is_all_there() {
                 let of_tenant = Shared::new(4096, 64 << 20).of_tenant();
                 let access = BoundAccess::Write;
                 let mount = VolumeMount { volume: volume.clone(), access, of_tenant };
-                let mount = MountedVolume::new(&mount, Share::default());
+                let mount = MountedVolume::new(&mount, Share::default(), 0);
                 let handle = loop {
                     match open(&mount, CREATE, b"log").or_else(|_| open(&mount, 0o2, b"log")) {
                         Ok((handle, _)) => break handle,

@@ -1,0 +1,232 @@
+//! Sandboxes of the daemon before this one that have a volume.
+//!
+//! Only they know which files they have open, which locks these have, and where files end whose length
+//! was delegated. So nobody gets at the volume before they have said so:
+//!
+//! | stage | who is served |
+//! | --- | --- |
+//! | unknown | nobody: who is left is not known yet |
+//! | letting go | nobody: each of them says that it writes by no delegation of the former daemon any more. One that does not for [`LET_GO_MAX`] is killed. Files are cut to their lengths then, and counted |
+//! | reclaiming | those who are left open their files and take their locks again, for [`RECLAIM_MAX`] at most |
+//! | over | everybody |
+//!
+//! NFS servers do the same after a restart (RFC 8881, 8.4.2).
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use rustix::io::pwrite;
+use rustix::process::{Signal, pidfd_send_signal};
+
+use super::lengths::{self, Holds};
+use super::{Volume, tree};
+
+/// How long a sandbox may take to let go.
+const LET_GO_MAX: Duration = Duration::from_secs(4);
+/// How long sandboxes may take to open their files again.
+const RECLAIM_MAX: Duration = Duration::from_secs(4);
+/// The pause before files are cut once more, if that has failed.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// Tells a sandbox from all others of this machine, whichever daemon it has; 0: none.
+pub type VolumeHolder = u64;
+
+/// Who is left of the daemon before this one, and how far they are.
+pub(super) struct Left {
+    /// Nobody is waited for any more.
+    is_over: AtomicBool,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    stage: Stage,
+    holders: BTreeMap<VolumeHolder, LeftHolder>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Stage {
+    #[default]
+    Unknown,
+    LettingGo,
+    Reclaiming,
+    Over,
+}
+
+/// A sandbox that is left.
+struct LeftHolder {
+    has_let_go: bool,
+    /// It has its files again, as far as that can be.
+    is_done: bool,
+    process: OwnedFd,
+}
+
+impl Left {
+    /// Nobody is left; or who is, is said later.
+    pub fn new(are_some_left: bool) -> Self {
+        let stage = if are_some_left { Stage::Unknown } else { Stage::Over };
+        let state = Mutex::new(State { stage, ..State::default() });
+        Self { is_over: AtomicBool::new(!are_some_left), state, changed: Condvar::new() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether everybody is served.
+    pub fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Acquire)
+    }
+
+    /// Notes that a sandbox is left, whose first process this is. Too late when nobody is waited for any
+    /// more, which then do not wait for this one.
+    pub fn add(&self, holder: VolumeHolder, process: OwnedFd) {
+        let mut state = self.state();
+        if state.stage == Stage::Unknown {
+            let left = LeftHolder { has_let_go: false, is_done: false, process };
+            state.holders.insert(holder, left);
+        }
+    }
+
+    fn has_let_go(&self, holder: VolumeHolder) -> bool {
+        self.state().holders.get(&holder).is_some_and(|left| left.has_let_go)
+    }
+
+    /// Notes that a sandbox has let go.
+    pub fn let_go(&self, holder: VolumeHolder) {
+        if let Some(left) = self.state().holders.get_mut(&holder) {
+            left.has_let_go = true;
+        }
+        self.changed.notify_all();
+    }
+
+    /// Notes that a sandbox that has let go has its files again.
+    pub fn done(&self, holder: VolumeHolder) {
+        if let Some(left) = self.state().holders.get_mut(&holder) {
+            left.is_done = left.has_let_go;
+        }
+        self.changed.notify_all();
+    }
+
+    /// Notes that nothing runs in a sandbox any more.
+    pub fn forget(&self, holder: VolumeHolder) {
+        if self.is_over() {
+            return;
+        }
+        self.state().holders.remove(&holder);
+        self.changed.notify_all();
+    }
+
+    /// Waits until a sandbox is served.
+    pub fn pass(&self, holder: VolumeHolder) {
+        if self.is_over() {
+            return;
+        }
+        let has_to_wait = |state: &mut State| match state.stage {
+            Stage::Unknown | Stage::LettingGo => true,
+            Stage::Reclaiming => !state.holders.contains_key(&holder),
+            Stage::Over => false,
+        };
+        let waited = self.changed.wait_while(self.state(), has_to_wait);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+    }
+
+    fn go_to(&self, stage: Stage) {
+        let mut state = self.state();
+        state.stage = stage;
+        if stage == Stage::Over {
+            state.holders.clear();
+            self.is_over.store(true, Ordering::Release);
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Goes to the next stage if all who are left were not known before; whether they were not.
+    fn begin(&self) -> bool {
+        let mut state = self.state();
+        let is_first = state.stage == Stage::Unknown;
+        if is_first {
+            state.stage = Stage::LettingGo;
+        }
+        is_first
+    }
+
+    /// Waits until `is_done` holds of those who are left; whether it does.
+    fn wait_until(&self, patience: Duration, is_done: impl Fn(&State) -> bool) -> bool {
+        let waiting = |state: &mut State| !is_done(state);
+        let waited = self.changed.wait_timeout_while(self.state(), patience, waiting);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+
+    /// Kills those who have not let go.
+    fn kill_silent(&self) {
+        let mut state = self.state();
+        state.holders.retain(|_, left| {
+            if !left.has_let_go {
+                // One that has ended needs no signal.
+                let _ = pidfd_send_signal(&left.process, Signal::KILL);
+            }
+            left.has_let_go
+        });
+    }
+}
+
+impl Volume {
+    /// Goes on with those who are left of the daemon before this one, all of whom are known now. To be
+    /// called for each volume that was opened when that was not so.
+    ///
+    /// # Errors
+    /// There are no threads left.
+    pub fn go_on_with_left(self: &Arc<Self>) -> io::Result<()> {
+        if !self.left.begin() {
+            return Ok(());
+        }
+        let volume = Arc::downgrade(self);
+        let thread = std::thread::Builder::new().name("volume-left".into());
+        thread.spawn(move || wait_for_left(&volume)).map(drop)
+    }
+
+    /// Cuts files to their lengths, and counts what is there: nobody changes the volume.
+    fn begin_after_left(&self) -> io::Result<()> {
+        self.take_rights()?;
+        let place = self.place();
+        let files = place.directory.directory();
+        if let Some(lengths) = &self.lengths {
+            let is_shared = self.is_used_elsewhere()?;
+            lengths::cut(files.as_fd(), &lengths.directory, &|holder| {
+                match self.left.has_let_go(holder) {
+                    true => Holds::Nothing,
+                    false if is_shared => Holds::OfAnother,
+                    false => Holds::UntilItEnds,
+                }
+            })?;
+        }
+        let used = tree::count(files.as_fd(), self.quota);
+        pwrite(&self.usage, &used.to_ne_bytes(), 0)?;
+        Ok(())
+    }
+}
+
+fn wait_for_left(volume: &Weak<Volume>) {
+    let Some(strong) = volume.upgrade() else { return };
+    let have_let_go = |state: &State| state.holders.values().all(|left| left.has_let_go);
+    if !strong.left.wait_until(LET_GO_MAX, have_let_go) {
+        strong.left.kill_silent();
+    }
+    // Without that nobody knows how long files are. Whoever waits hears that it takes too long.
+    while strong.begin_after_left().is_err() {
+        std::thread::sleep(AGAIN);
+        if Arc::strong_count(&strong) == 1 {
+            return;
+        }
+    }
+    strong.left.go_to(Stage::Reclaiming);
+    strong.left.wait_until(RECLAIM_MAX, |state| state.holders.values().all(|left| left.is_done));
+    strong.left.go_to(Stage::Over);
+}
