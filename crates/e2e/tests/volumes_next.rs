@@ -131,7 +131,9 @@ fn what_is_written_meanwhile_is_there_once() {
         let (written, failed) = (&ended[0], &ended[1]);
         let failed: Vec<_> = failed.as_array().expect("a list").iter().collect();
         assert!(failed.len() <= 10, "{failed:?}");
-        for (path, writer) in [(name.to_owned(), name.to_owned()), ("shared".into(), format!("{name}-shared"))] {
+        for (path, writer) in
+            [(name.to_owned(), name.to_owned()), ("shared".into(), format!("{name}-shared"))]
+        {
             let code = format!(
                 "lines = [line.split(' ') for line in open('/data/{path}').read().split('\\n')[:-1]]\n\
                  result = [[int(l[1]) for l in lines if l[0] == '{writer}' and len(l[2]) == int(l[1]) * 37 % 3000],\n\
@@ -142,7 +144,10 @@ fn what_is_written_meanwhile_is_there_once() {
                 found[0].as_array().expect("a list").iter().filter_map(Value::as_u64).collect();
             let last = written[&writer].as_u64().expect("a number");
             assert!(last > 100, "{writer} has written {last}");
-            assert!(numbers.windows(2).all(|pair| pair[0] < pair[1]), "{writer} is in order, and once");
+            assert!(
+                numbers.windows(2).all(|pair| pair[0] < pair[1]),
+                "{writer} is in order, and once"
+            );
             let has_failed =
                 |n: u64| failed.iter().any(|one| one[0] == writer.as_str() && one[1] == n);
             let missing: Vec<u64> = (1..=last)

@@ -398,7 +398,14 @@ impl Launcher for SandboxLauncher {
         let (plan, terms) = (shared.plan(), &shared.terms);
         let egress = egress.unwrap_or(&terms.egress);
         let adopted = orphan
-            .adopt(&plan, limits, terms.cpu_time_limit, egress, terms.volumes()?, thawed.map(|id| id.0))
+            .adopt(
+                &plan,
+                limits,
+                terms.cpu_time_limit,
+                egress,
+                terms.volumes()?,
+                thawed.map(|id| id.0),
+            )
             .map_err(|error| failed(&error))?;
         let readers = <[OwnedFd; 2]>::try_from(adopted.descriptors)
             .map_err(|_| failed(&"the pipes of its output are missing"))?;

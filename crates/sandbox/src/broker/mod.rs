@@ -31,8 +31,8 @@ pub use host_directory::{FuseAccess, HostDirectory, HostPolicy};
 pub use rights::FileRights;
 pub use volume::{
     ClientFile, ClosedVolume, Copied, FileNumbers, NUMBERED_MAX, OwnFiles, Volume, VolumeClient,
-    VolumeHolder, VolumeMount, VolumeShare, copy_snapshot, copy_volume, cut_to_lengths, settle_copy,
-    volume_descriptors,
+    VolumeHolder, VolumeMount, VolumeShare, copy_snapshot, copy_volume, cut_to_lengths,
+    settle_copy, volume_descriptors,
 };
 
 pub use file_server::leave_requests_about_volumes;

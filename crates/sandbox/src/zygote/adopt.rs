@@ -294,8 +294,9 @@ impl Orphan {
         volumes: &[VolumeMount],
         thawed: Option<[u8; 32]>,
     ) -> Result<Adopted, BootError> {
-        let Self { process, control, console, connections, descriptors, volume_holder, keep, .. } =
-            self;
+        let Self {
+            process, control, console, connections, descriptors, volume_holder, keep, ..
+        } = self;
         process.set_limits(limits, cpu_time_limit).map_err(BootError::Limits)?;
         let holder = volume_holder.unwrap_or_default();
         let user = VolumeUser { holder, left: Some(process.pidfd()) };

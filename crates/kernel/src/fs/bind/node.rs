@@ -252,6 +252,21 @@ impl BoundNode {
         Ok(node)
     }
 
+    /// Has another path if it was at `from`, or below it, and that is at `to` now; whether it was.
+    fn follow(&self, from: &[u8], to: &[u8]) -> bool {
+        let path = self.path();
+        let rest = path.strip_prefix(from).filter(|rest| rest.is_empty() || rest[0] == b'/');
+        let Some(rest) = rest else { return false };
+        let name = [to, rest].concat();
+        let mut place = self.place.borrow_mut();
+        let Some(mut root) = place.parent.clone() else { return false };
+        while let Some(parent) = { root.place.borrow_mut().parent.clone() } {
+            root = parent;
+        }
+        *place = Place { parent: Some(root), name };
+        true
+    }
+
     fn command(&self, operation: u32, arguments: [u64; 3]) -> Result<()> {
         self.bind.ask(operation, arguments, &self.path()).map(drop)
     }
@@ -389,7 +404,15 @@ impl Inode for BoundNode {
         let to = bound(new_directory, &self.bind)?;
         let both = [&self.path_of(name)[..], b"\0", &to.path_of(new_name)].concat();
         let flags = if mode == RenameMode::Exchange { 2 } else { 0 };
-        self.bind.ask(BIND_RENAME, [flags, 0, 0], &both).map(drop)
+        self.bind.ask(BIND_RENAME, [flags, 0, 0], &both)?;
+        let (from, to) = (self.path_of(name), to.path_of(new_name));
+        for file in self.bind.open_files() {
+            let is_moved = file.node().follow(&from, &to);
+            if !is_moved && mode == RenameMode::Exchange {
+                file.node().follow(&to, &from);
+            }
+        }
+        Ok(())
     }
 
     fn change(&self, changes: &AttributeChanges) -> Result<()> {

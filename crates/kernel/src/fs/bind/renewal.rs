@@ -119,8 +119,7 @@ mod tests {
 
     #[test]
     fn what_would_be_done_twice_is_not_asked_again() {
-        let request =
-            |operation, a, b| BindRequest { mount: 0, operation, a, b, c: 0 };
+        let request = |operation, a, b| BindRequest { mount: 0, operation, a, b, c: 0 };
         for (operation, a, b) in [
             (BIND_MKDIR, 0o755, 0),
             (BIND_RENAME, 0, 0),

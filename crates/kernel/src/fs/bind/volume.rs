@@ -168,6 +168,10 @@ impl VolumePages {
         &self.node.bind
     }
 
+    pub(super) fn node(&self) -> &BoundNode {
+        &self.node
+    }
+
     /// The file, opened by the host of this boot that serves now. `ESTALE` if it is not there any more, or
     /// another sandbox holds locks that this one had when it was frozen, or when its host ended.
     pub(super) fn opened(&self) -> Result<Opened> {
@@ -194,7 +198,8 @@ impl VolumePages {
             return again;
         }
         self.opened.set(again.map_err(|error| (state::generation(), error)));
-        let opened = again.inspect_err(|_| old.into_iter().for_each(|old| old.close(self.bind())))?;
+        let opened =
+            again.inspect_err(|_| old.into_iter().for_each(|old| old.close(self.bind())))?;
         if let Err(error) = state::kernel().fs.locks.take_again(self.file(), self) {
             self.opened.set(Err((state::generation(), error)));
             opened.close(self.bind());

@@ -38,9 +38,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use thaw_sandbox::monitor::has_monitor;
-use thaw_sandbox::{
-    BootTimes, EgressEvents, MemoryReader, ResourceLimits, Twin, kernel_build_id,
-};
+use thaw_sandbox::{BootTimes, EgressEvents, MemoryReader, ResourceLimits, Twin, kernel_build_id};
 use thaw_store::KernelId;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::time::{Instant, sleep as wait};

@@ -7,7 +7,7 @@
 //! | --- | --- |
 //! | unknown | nobody: who is left is not known yet |
 //! | letting go | nobody: each of them says that it writes by no delegation of the former daemon any more. One that does not for [`LET_GO_MAX`] is killed. Files are cut to their lengths then, and counted |
-//! | reclaiming | those who are left open their files and take their locks again, for [`RECLAIM_MAX`] at most |
+//! | reclaiming | each of those who are left, until it says that it has opened its files and taken its locks again; for [`RECLAIM_MAX`] at most |
 //! | over | everybody |
 //!
 //! NFS servers do the same after a restart (RFC 8881, 8.4.2).
@@ -129,7 +129,8 @@ impl Left {
         }
         let has_to_wait = |state: &mut State| match state.stage {
             Stage::Unknown | Stage::LettingGo => true,
-            Stage::Reclaiming => !state.holders.contains_key(&holder),
+            // One that has its own again may want what others had.
+            Stage::Reclaiming => !state.holders.get(&holder).is_some_and(|left| !left.is_done),
             Stage::Over => false,
         };
         let waited = self.changed.wait_while(self.state(), has_to_wait);
@@ -199,12 +200,13 @@ impl Volume {
         let files = place.directory.directory();
         if let Some(lengths) = &self.lengths {
             let is_shared = self.is_used_elsewhere()?;
-            lengths::cut(files.as_fd(), &lengths.directory, &|holder| {
-                match self.left.has_let_go(holder) {
-                    true => Holds::Nothing,
-                    false if is_shared => Holds::OfAnother,
-                    false => Holds::UntilItEnds,
-                }
+            lengths::cut(files.as_fd(), &lengths.directory, &|holder| match self
+                .left
+                .has_let_go(holder)
+            {
+                true => Holds::Nothing,
+                false if is_shared => Holds::OfAnother,
+                false => Holds::UntilItEnds,
             })?;
         }
         let used = tree::count(files.as_fd(), self.quota);

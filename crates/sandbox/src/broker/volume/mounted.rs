@@ -91,12 +91,7 @@ impl MountedVolume {
     }
 
     /// The same of a sandbox that the daemon before this one has left, whose first process this is.
-    pub fn left(
-        mount: &VolumeMount,
-        share: Share,
-        holder: VolumeHolder,
-        process: OwnedFd,
-    ) -> Self {
+    pub fn left(mount: &VolumeMount, share: Share, holder: VolumeHolder, process: OwnedFd) -> Self {
         mount.volume.left.add(holder, process);
         let mounted = Self::new(mount, share, holder);
         mounted.is_left.store(true, Relaxed);

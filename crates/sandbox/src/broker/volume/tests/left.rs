@@ -94,6 +94,9 @@ fn others_are_served_when_those_who_are_left_have_their_files_again() {
         assert!(is_open.load(SeqCst) && !is_served.load(SeqCst), "locks are taken again first");
         assert!(ClosedVolume::close(&tree.volume, std::time::Instant::now()).is_err());
         renew(&mounts[0], RENEW_DONE);
+        let more = threads.spawn(|| open(&mounts[0], 0o2, b"second"));
+        thread::sleep(Duration::from_millis(100));
+        assert!(!more.is_finished(), "what others had is theirs first");
         // One that ends is waited for no longer.
         mounts[1].end();
     });
