@@ -145,23 +145,34 @@ fn copies_pauses_and_checkpoints_keep_the_volumes_of_a_sandbox() {
 }
 
 #[test]
-fn a_sandbox_with_volumes_ends_with_a_daemon_that_is_killed() {
+fn a_sandbox_with_volumes_goes_on_when_its_daemon_is_killed() {
     let home = home("sandbox-volumes-killed");
     let mut daemon = Daemon::start(&home, &DaemonOptions::default());
     ok(&home, &["volume", "create", "data", "--size", "4MiB"]);
     ok(&home, &["sandbox", "create", "box", "--name", "plain"]);
     ok(&home, &["sandbox", "create", "box", "--name", "a", "-v", "data:/data"]);
-    shell(&home, "a", "echo kept > /data/file");
+    shell(&home, "a", "echo kept > /data/file; echo memory > /tmp/file");
     ok(&home, &["sandbox", "fork", "a", "--name", "b"]);
-    daemon.wait_until_kept("box");
-    daemon.kill_and_await_next();
-    assert_eq!(shell(&home, "plain", "echo lives"), "lives\n");
-    for name in ["a", "b"] {
-        let gone = refusal(&home, &["exec", name, "--", "cat", "/data/file"]);
-        assert!(gone.contains(name), "{gone}");
-        ok(&home, &["sandbox", "create", "box", "--name", name, "-v", "data:/data"]);
-        assert_eq!(shell(&home, name, "cat /data/file"), "kept\n");
+    for round in ["first", "second"] {
+        daemon.wait_until_kept("box");
+        daemon.kill_and_await_next();
+        assert_eq!(shell(&home, "plain", "echo lives"), "lives\n");
+        for name in ["a", "b"] {
+            let line =
+                shell(&home, name, &format!("echo {round} >> /tmp/file; cat /data/file /tmp/file"));
+            assert!(
+                line.starts_with("kept\nmemory\nfirst\n") && line.ends_with(&format!("{round}\n")),
+                "{line}"
+            );
+        }
     }
+    let in_use = refusal(&home, &["volume", "remove", "data"]);
+    assert!(in_use.contains("in use"), "{in_use}");
+    assert_eq!(shell(&home, "b", "echo more >> /data/file; cat /data/file"), "kept\nmore\n");
+    ["a", "b"].iter().for_each(|name| drop(ok(&home, &["sandbox", "kill", name])));
+    wait_until("nobody has the volume", || {
+        call(&home, &["volume", "remove", "data"]).code == Some(0)
+    });
 }
 
 #[test]

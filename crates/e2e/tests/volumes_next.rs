@@ -113,6 +113,11 @@ fn what_is_written_meanwhile_is_there_once() {
              \x20   time.sleep(0.001)\n\
              threads = [threading.Thread(target=write, args=a) for a in\n\
              \x20 [('/data/{who}', '{who}'), ('/data/shared', '{who}-shared')]]\n\
+             if os.fork() == 0:\n\
+             \x20 while not os.path.exists('/data/stop'):\n\
+             \x20   with open('/data/{who}-child', 'a') as file:\n\
+             \x20     for n in range(20): file.write(f'{{n}} line of the child\\n'); file.flush(); time.sleep(0.001)\n\
+             \x20 os._exit(0)\n\
              for thread in threads: thread.start()"
         )
     };
@@ -125,7 +130,14 @@ fn what_is_written_meanwhile_is_there_once() {
         thread::sleep(Duration::from_millis(300));
     }
     assert_eq!(ids(&daemon), before, "{}", daemon.log());
+    ask_volume(&daemon, "first", "os.close(os.open('/data/stop', os.O_CREAT))");
     for name in NAMES {
+        let child = format!(
+            "status = os.wait()[1]\nlines = open('/data/{name}-child').read().split('\\n')\n\
+             result = [status, len(lines) > 100, len(lines) % 20, lines[20 * 3 + 7]]"
+        );
+        let found = ask_volume(&daemon, name, &child);
+        assert_eq!(found, json!([0, true, 1, "7 line of the child"]));
         let end = "over.set()\nfor thread in threads: thread.join()\nresult = [written, failed]";
         let ended = ask_volume(&daemon, name, end);
         let (written, failed) = (&ended[0], &ended[1]);

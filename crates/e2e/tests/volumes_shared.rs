@@ -203,7 +203,7 @@ fn a_volume_that_could_not_be_opened_is_tried_again() {
     wait_until("it is opened", || ask().status == 200);
 }
 
-/// The next daemon ends the instances with volumes that its predecessor has left, before it opens these.
+/// The next daemon serves them, to those that its predecessor has left and to others.
 #[test]
 fn functions_with_volumes_are_served_by_the_next_daemon() {
     let home = home("volumes-next", &NAMES, STAYS, "");

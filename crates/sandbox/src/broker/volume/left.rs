@@ -6,7 +6,7 @@
 //! | stage | who is served |
 //! | --- | --- |
 //! | unknown | nobody: who is left is not known yet |
-//! | letting go | nobody: each of them says that it writes by no delegation of the former daemon any more. One that does not for [`LET_GO_MAX`] is killed. Files are cut to their lengths then, and counted |
+//! | letting go | nobody: each of them says that it writes by no delegation of the former daemon any more, within [`LET_GO_MAX`]. Files are cut to their lengths then, and counted |
 //! | reclaiming | each of those who are left, until it says that it has opened its files and taken its locks again; for [`RECLAIM_MAX`] at most |
 //! | over | everybody |
 //!
@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::pwrite;
 use rustix::process::{Signal, pidfd_send_signal};
 
@@ -26,9 +27,11 @@ use super::lengths::{self, Holds};
 use super::{Volume, tree};
 
 /// How long a sandbox may take to let go.
-const LET_GO_MAX: Duration = Duration::from_secs(4);
+const LET_GO_MAX: Duration = Duration::from_secs(5);
 /// How long sandboxes may take to open their files again.
 const RECLAIM_MAX: Duration = Duration::from_secs(4);
+/// How long one that is killed may still write.
+const END_MAX: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// The pause before files are cut once more, if that has failed.
 const AGAIN: Duration = Duration::from_secs(1);
 
@@ -158,22 +161,23 @@ impl Left {
         is_first
     }
 
-    /// Waits until `is_done` holds of those who are left; whether it does.
-    fn wait_until(&self, patience: Duration, is_done: impl Fn(&State) -> bool) -> bool {
-        let waiting = |state: &mut State| !is_done(state);
-        let waited = self.changed.wait_timeout_while(self.state(), patience, waiting);
-        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    /// Waits until this holds of all who are left, and kills those of whom it does not in time.
+    fn wait_or_kill(&self, patience: Duration, is_done: impl Fn(&LeftHolder) -> bool) {
+        let waits = |state: &mut State| !state.holders.values().all(&is_done);
+        drop(self.changed.wait_timeout_while(self.state(), patience, waits));
+        self.kill_unless(is_done);
     }
 
-    /// Kills those who have not let go.
-    fn kill_silent(&self) {
-        let mut state = self.state();
-        state.holders.retain(|_, left| {
-            if !left.has_let_go {
+    /// Kills those of whom this does not hold.
+    fn kill_unless(&self, is_in_time: impl Fn(&LeftHolder) -> bool) {
+        self.state().holders.retain(|_, left| {
+            if !is_in_time(left) {
                 // One that has ended needs no signal.
                 let _ = pidfd_send_signal(&left.process, Signal::KILL);
+                let mut ended = [PollFd::new(&left.process, PollFlags::IN)];
+                let _ = poll(&mut ended, Some(&END_MAX));
             }
-            left.has_let_go
+            is_in_time(left)
         });
     }
 }
@@ -216,19 +220,18 @@ impl Volume {
 }
 
 fn wait_for_left(volume: &Weak<Volume>) {
-    let Some(strong) = volume.upgrade() else { return };
-    let have_let_go = |state: &State| state.holders.values().all(|left| left.has_let_go);
-    if !strong.left.wait_until(LET_GO_MAX, have_let_go) {
-        strong.left.kill_silent();
-    }
+    let Some(volume) = volume.upgrade() else { return };
+    let left = &volume.left;
+    left.wait_or_kill(LET_GO_MAX, |left| left.has_let_go);
     // Without that nobody knows how long files are. Whoever waits hears that it takes too long.
-    while strong.begin_after_left().is_err() {
+    while volume.begin_after_left().is_err() {
         std::thread::sleep(AGAIN);
-        if Arc::strong_count(&strong) == 1 {
+        if Arc::strong_count(&volume) == 1 {
             return;
         }
     }
-    strong.left.go_to(Stage::Reclaiming);
-    strong.left.wait_until(RECLAIM_MAX, |state| state.holders.values().all(|left| left.is_done));
-    strong.left.go_to(Stage::Over);
+    left.go_to(Stage::Reclaiming);
+    // Others would take locks that it takes itself to have.
+    left.wait_or_kill(RECLAIM_MAX, |left| left.is_done);
+    left.go_to(Stage::Over);
 }
