@@ -171,6 +171,29 @@ fn what_is_written_meanwhile_is_there_once() {
     }
 }
 
+/// Instances that rest hear of the next daemon, too.
+#[test]
+fn who_rests_takes_its_files_back() {
+    let Some(mut daemon) = daemon("volumes-next-rest") else { return };
+    let open = "import fcntl\na = os.open('/data/a', os.O_RDWR | os.O_CREAT | os.O_APPEND)\n\
+        fcntl.flock(a, fcntl.LOCK_EX); os.write(a, b'before ')";
+    ask_volume(&daemon, "first", open);
+    ask_volume(&daemon, "second", "import fcntl");
+    let id = daemon.first_instance("first")["id"].to_string();
+    let mut hibernate = thaw();
+    run(hibernate.env("THAW_HOME", daemon.home()).args(["hibernate", "first", "--instance", &id]))
+        .success();
+    let before = ids(&daemon);
+    kill(&mut daemon);
+    let refused = "f = os.open('/data/a', os.O_RDWR)\n\
+        try: fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB); result = 'taken'\n\
+        except BlockingIOError: result = os.read(f, 100).decode()\nos.close(f)";
+    assert_eq!(ask_volume(&daemon, "second", refused), json!("before "), "{}", daemon.log());
+    let more = "os.write(a, b'after'); result = os.pread(a, 100, 0).decode()";
+    assert_eq!(ask_volume(&daemon, "first", more), json!("before after"));
+    assert_eq!(ids(&daemon), before, "{}", daemon.log());
+}
+
 /// SQLite has the file of its index mapped, and tells files apart by their numbers.
 #[test]
 fn a_database_goes_on_under_the_next_daemon() {
