@@ -19,7 +19,10 @@ use crate::sync::KernelCell;
 
 /// The socket of a host, by the host's number ([`Asked`]); none: the control socket serves. The kernel lock is
 /// held from a request to its reply, so that there is one request at a time.
-static SOCKET: KernelCell<Option<OfBoot<(u64, Option<HostFd>)>>> = KernelCell::new(None);
+static SOCKET: KernelCell<Option<OfBoot<Given>>> = KernelCell::new(None);
+
+/// What a host has given, and its number.
+type Given = (u64, Option<HostFd>);
 
 /// How long a reply is looked for without sleep, in nanoseconds: to be woken takes as long on a
 /// virtual machine.

@@ -133,7 +133,7 @@ impl Left {
         let has_to_wait = |state: &mut State| match state.stage {
             Stage::Unknown | Stage::LettingGo => true,
             // One that has its own again may want what others had.
-            Stage::Reclaiming => !state.holders.get(&holder).is_some_and(|left| !left.is_done),
+            Stage::Reclaiming => state.holders.get(&holder).is_none_or(|left| left.is_done),
             Stage::Over => false,
         };
         let waited = self.changed.wait_while(self.state(), has_to_wait);
