@@ -5,6 +5,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 use thaw_e2e::{Daemon, DaemonOptions, built_home, command, free_port, get, run, thaw, wait_until};
 
 const PROGRAM: &str = r#"
@@ -14,7 +15,8 @@ def end(number, frame):
     print("told to end by", signal.Signals(number).name, flush=True)
     if sys.argv[1] == "stubborn":
         return
-    time.sleep(0.3)
+    if sys.argv[1] == "tidy":
+        time.sleep(0.3)
     print("tidied up", flush=True)
     os._exit(0)
 
@@ -91,6 +93,36 @@ fn programs_have_the_environment_and_the_time_to_end_of_cloud_run() {
     assert_eq!(file.matches("tidied up").count(), 2, "{file}");
 }
 
+#[test]
+fn an_idle_instance_that_ends_for_the_request_of_another_function_gets_its_signal() {
+    let home = built_home("contract-room", &[]);
+    // Much longer than a request waits.
+    let limits = "[limits]\nkeep_alive = \"10m\"\nqueue = \"30s\"\ngrace = \"60s\"";
+    build(&home, "prompt", PROGRAM, limits);
+    build(&home, "stubborn", PROGRAM, limits);
+    let arguments = vec!["--max-instances".to_owned(), "1".to_owned()];
+    let daemon = Daemon::start(&home, &DaemonOptions { arguments });
+    let log = |name: &str| command(&daemon, &["logs", name]).success();
+    let ask = |name: &str, other: &str| {
+        let asked = Instant::now();
+        assert_eq!(get(daemon.gateway(), name, "/").status, 200);
+        assert!(asked.elapsed() < Duration::from_secs(20), "it waited for the grace of {other}");
+        assert!(daemon.instances(other).is_empty(), "there is room for one");
+    };
+    // On a busy machine a program may not get to run within the time that it has.
+    let mut rounds = 0;
+    while !log("prompt").contains("tidied up") || !log("stubborn").contains("told to end by") {
+        assert!(rounds < 20, "{}\n{}", log("prompt"), log("stubborn"));
+        ask("prompt", "stubborn");
+        ask("stubborn", "prompt");
+        rounds += 1;
+    }
+    assert!(log("prompt").contains("told to end by SIGTERM"));
+    let said = "did not end within 0.1 s after SIGTERM";
+    wait_until("it is said of the stubborn one", || daemon.log().contains(said));
+    assert!(!log("stubborn").contains("tidied up"));
+}
+
 const UNWELL: &str = r#"
 import http.server, os, signal, sys
 
@@ -164,7 +196,7 @@ fn probes_keep_no_instance_from_hibernating_and_wake_none() {
     wait_until("it hibernates", || is("hibernated"));
     wait_until("the log has that it was asked", || asked() > 0);
     let before = asked();
-    std::thread::sleep(std::time::Duration::from_secs(3));
+    std::thread::sleep(Duration::from_secs(3));
     assert!(is("hibernated"));
     // What it has said of the last one may have come to the log since.
     assert!(asked() <= before + 1);

@@ -45,18 +45,19 @@ impl NodeState {
         self.idle.notified()
     }
 
-    /// Ends the instance of the node that has been idle longest, if any is idle.
-    pub(crate) fn evict_idlest(&self) {
-        evict_idlest_of(&self.services(), Service::evict);
+    /// Makes room for one more instance: ends the one that has been idle longest, if any is idle;
+    /// whether there was one. First come those that end already, and take their time.
+    pub(crate) fn make_room(&self) -> bool {
+        hurry_one_of(&self.everything()) || evict_idlest_of(&self.services(), Service::evict)
     }
 
-    /// Makes room for one more instance of a tenant: ends one of its own that nobody uses,
-    /// if there is one. First come those that are only kept ready.
-    pub(crate) fn make_room_of(&self, tenant: &Arc<Tenant>) {
+    /// The same for one more instance of a tenant, of its own instances. First of all come those that
+    /// are only kept ready.
+    pub(crate) fn make_room_of(&self, tenant: &Arc<Tenant>) -> bool {
         let services = self.services_of(tenant);
-        if !services.iter().any(|service| service.launcher().give_up_one()) {
-            evict_idlest_of(&services, Service::evict);
-        }
+        services.iter().any(|service| service.launcher().give_up_one())
+            || hurry_one_of(&self.all_of(tenant))
+            || evict_idlest_of(&services, Service::evict)
     }
 
     /// The same for an instance that no client waits for: `spared` stays, and so do those that are being
@@ -66,21 +67,24 @@ impl NodeState {
         tenant: &Arc<Tenant>,
         spared: Option<u64>,
     ) -> bool {
-        let room = tenant.room();
+        let (room, all) = (tenant.room(), self.all_of(tenant));
         let ending = room.ending();
-        if ending >= room.waiting().max(1) {
+        if ending_soon(ending, &all) >= room.waiting().max(1) {
             return true;
         }
         let services = self.services_of(tenant);
         services.iter().any(|service| service.launcher().give_up_one())
+            || hurry_one_of(&all)
             || evict_idlest_of(&services, |service, id| evict_beside_clients(service, id, spared))
             || ending > 0
     }
 
     /// The same for the room of the node.
     pub(crate) fn make_room_beside_clients(&self, spared: Option<u64>) -> bool {
-        let ending: usize = self.tenants.all().iter().map(|tenant| tenant.room().ending()).sum();
-        ending >= self.waiting.load(Ordering::SeqCst).max(1)
+        let all = self.everything();
+        let ending = self.tenants.all().iter().map(|tenant| tenant.room().ending()).sum();
+        ending_soon(ending, &all) >= self.waiting.load(Ordering::SeqCst).max(1)
+            || hurry_one_of(&all)
             || evict_idlest_of(&self.services(), |service, id| {
                 evict_beside_clients(service, id, spared)
             })
@@ -107,9 +111,13 @@ impl NodeState {
 
     /// Ends all instances of a tenant, whatever they do; how many there were.
     pub(crate) fn end_instances_of(&self, tenant: &Arc<Tenant>) -> usize {
+        self.all_of(tenant).iter().map(|service| service.kill_all()).sum()
+    }
+
+    /// All services of a tenant, those included of which only the last instances are left.
+    fn all_of(&self, tenant: &Arc<Tenant>) -> Vec<Arc<Service>> {
         let of_tenant = |service: &Arc<Service>| Arc::ptr_eq(service.tenant(), tenant);
-        let services = self.everything().into_iter().filter(of_tenant);
-        services.map(|service| service.kill_all()).sum()
+        self.everything().into_iter().filter(of_tenant).collect()
     }
 
     /// Asks instances that are idle and have memory to give it up, those first that have been
@@ -142,6 +150,17 @@ impl NodeState {
             self.services().iter().for_each(|service| service.end_old_sleepers());
         }
     }
+}
+
+/// How many of those that are about to end do not take all of their grace.
+fn ending_soon(ending: usize, services: &[Arc<Service>]) -> usize {
+    let in_grace = services.iter().map(|service| service.count_in_grace()).sum();
+    ending.saturating_sub(in_grace)
+}
+
+/// Has an instance end soon that has all of its grace; whether there was one.
+fn hurry_one_of(services: &[Arc<Service>]) -> bool {
+    services.iter().any(|service| service.hurry_one())
 }
 
 /// Ends an instance that is idle, unless it is the one that is spared; whether it was so.

@@ -15,17 +15,41 @@ impl Service {
         idle.filter(|found| after.is_none_or(|after| *found > after)).min()
     }
 
-    /// Ends the instance if it is idle, or puts it to sleep where its function wants that in the
-    /// end; says whether it was.
+    /// Ends the instance for others if it is idle, or puts it to sleep where its function wants that in
+    /// the end; says whether it was. It gets its stop signal, and a part of its grace.
     pub(crate) fn evict(&self, id: u64) -> bool {
         if self.config.limits.sleep_after.is_some() {
             return self.put_to_sleep_or_end(id);
         }
         let retired = self.retire_if_idle(id);
         if retired && let Some(slot) = self.slots().get(&id) {
-            slot.table.tell(Command::End);
+            slot.table.tell(Command::StopForOthers);
         }
         retired
+    }
+
+    /// Has one instance end soon that has all of its grace, since others need its room; whether there
+    /// was one.
+    pub(crate) fn hurry_one(&self) -> bool {
+        self.slots().hurry(1) > 0
+    }
+
+    /// How many instances have all of their grace, and take their time.
+    pub(crate) fn count_in_grace(&self) -> usize {
+        self.slots().in_grace.len()
+    }
+
+    /// An instance has got its stop signal, and all of its grace.
+    pub(crate) fn has_grace(&self, id: u64) {
+        let mut slots = self.slots();
+        if slots.contains_key(&id) {
+            slots.in_grace.insert(id);
+        }
+    }
+
+    /// An instance that has got its stop signal has a part of its grace only.
+    pub(crate) fn is_hurried(&self, id: u64) {
+        self.slots().in_grace.remove(&id);
     }
 
     /// The same if the tenant has more instances than it may, those that are about to end left out.

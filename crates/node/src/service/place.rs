@@ -10,14 +10,19 @@ use crate::instance::{
 };
 use crate::tenants::{Lease, Refused, Unmet};
 use crate::upstream::{Shared, Upstream};
+use std::future::pending;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 use thaw_sandbox::Orphan;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 /// How long a boot waits for an instance that comes back, before it begins elsewhere.
 const COMING_BACK_PATIENCE: Duration = Duration::from_millis(50);
+
+/// How long somebody who waits for room relies on an instance that is about to end, or to sleep, before
+/// another one does.
+const COMING_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Most requests of a version that wait until its image is unpacked.
 pub(super) const WAITING_FOR_IMAGE_MAX: usize = 256;
@@ -89,6 +94,34 @@ pub(crate) enum Reuse {
     Any,
     /// It has to be this one.
     None,
+}
+
+/// What makes room for somebody who waits. To end takes time, in which nothing else is to end for the
+/// same one.
+#[derive(Debug, Default)]
+struct Coming {
+    /// Until when it is waited for.
+    until: Option<Instant>,
+}
+
+impl Coming {
+    /// Something is about to make room.
+    fn begin(&mut self) {
+        self.until = Some(Instant::now() + COMING_PATIENCE);
+    }
+
+    fn is_awaited(&self) -> bool {
+        self.until.is_some_and(|until| Instant::now() < until)
+    }
+
+    /// Resolves when it has been waited for in vain; never if there is nothing.
+    async fn in_vain(&mut self) {
+        match self.until {
+            Some(until) => sleep_until(until).await,
+            None => pending().await,
+        }
+        self.until = None;
+    }
 }
 
 /// A live instance with a free place, and how it is reached.
@@ -348,7 +381,7 @@ impl Service {
             return Err(self.quota_reached(unmet.into(), reason, self.config.limits.queue.0));
         }
         let mut turn = room.queue(memory);
-        let mut may_make_room = true;
+        let (mut may_make_room, mut coming) = (true, Coming::default());
         loop {
             let changed = self.changed.notified();
             let stirred = room.stirred();
@@ -364,14 +397,16 @@ impl Service {
             if let Some(lease) = turn.try_lease().or_else(|| self.spare_room(memory)) {
                 return Ok(Waited::Room(delivery, lease));
             }
-            if may_make_room {
-                self.shared.make_room_of(&self.tenant);
+            let is_coming = coming.is_awaited() && room.is_coming();
+            if may_make_room && !is_coming && self.shared.make_room_of(&self.tenant) {
+                coming.begin();
             }
             tokio::select! {
                 lease = turn.lease() => return Ok(Waited::Room(delivery, lease)),
                 () = changed => may_make_room = false,
                 () = stirred => may_make_room = true,
-                () = tokio::time::sleep_until(deadline) => {
+                () = coming.in_vain() => may_make_room = true,
+                () = sleep_until(deadline) => {
                     return Err(self.quota_used_up(room.unmet(memory), memory));
                 }
             }
@@ -403,6 +438,7 @@ impl Service {
         // It keeps its turn however often something changes meanwhile.
         let room = self.shared.capacity().acquire_owned();
         tokio::pin!(room);
+        let mut coming = Coming::default();
         loop {
             let changed = self.changed.notified();
             let idle = self.shared.idle_instance();
@@ -414,15 +450,19 @@ impl Service {
                 return Ok(Waited::Room(delivery, capacity));
             }
             // Somebody else's idle instance may hold what is wanted here.
-            self.shared.evict_idlest();
+            if !coming.is_awaited() && self.shared.make_room() {
+                coming.begin();
+            }
             tokio::select! {
                 capacity = &mut room => {
                     let capacity = capacity.expect("the semaphore is never closed");
                     return Ok(Waited::Room(delivery, capacity));
                 }
                 () = changed => {}
-                () = idle => {}
-                () = tokio::time::sleep_until(deadline) => {
+                // Others hear of it who have nothing to wait for.
+                () = idle, if !coming.is_awaited() => {}
+                () = coming.in_vain() => {}
+                () = sleep_until(deadline) => {
                     return Err(self.no_capacity(
                         "this node runs as many instances as it may".to_owned(),
                     ));

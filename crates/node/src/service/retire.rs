@@ -100,7 +100,7 @@ impl Service {
         if self.retire_if_idle(id)
             && let Some(slot) = self.slots().get(&id)
         {
-            slot.table.tell(Command::End);
+            slot.table.tell(Command::Stop);
         }
     }
 

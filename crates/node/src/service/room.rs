@@ -226,6 +226,8 @@ impl Service {
         if spare.len() + are_ending < missing {
             return Room::None(slots.count());
         }
+        // These end already, and take their time.
+        slots.hurry(missing);
         for id in spare.into_iter().take(missing.saturating_sub(are_ending)) {
             if let Some(slot) = slots.get_mut(&id) {
                 slot.end_for_others();

@@ -28,6 +28,9 @@ pub(super) struct Slots {
     pub claims: Claims,
     /// Those that are being put to sleep to make room for others.
     pub leaving: BTreeSet<u64>,
+    /// Those that have all of the time to end by themselves that their function gives them: nobody has
+    /// needed their room yet.
+    pub in_grace: BTreeSet<u64>,
     /// Those that are paused and keep their memory, and why that could not be written.
     pub kept: BTreeMap<u64, String>,
 }
@@ -57,11 +60,28 @@ impl Slots {
         Some((id, all.get_mut(&id)?))
     }
 
+    /// Has up to so many instances end soon that have all of their grace and no connection, since others
+    /// need their room; how many there were.
+    pub fn hurry(&mut self, most: usize) -> usize {
+        let Self { all, in_grace, .. } = self;
+        let unused = in_grace.iter().filter_map(|id| Some((*id, all.get(id)?)));
+        let unused = unused.filter(|(_, slot)| slot.connections == 0).take(most);
+        let hurried: Vec<_> = unused
+            .map(|(id, slot)| {
+                slot.table.tell(Command::StopForOthers);
+                id
+            })
+            .collect();
+        in_grace.retain(|id| !hurried.contains(id));
+        hurried.len()
+    }
+
     /// Takes an instance out. Where no instance serves twice, nobody else would ever tidy up
     /// behind it.
     pub fn remove(&mut self, id: &u64) -> Option<Slot> {
         self.perhaps_free.remove(id);
         self.leaving.remove(id);
+        self.in_grace.remove(id);
         self.kept.remove(id);
         self.all.remove(id)
     }
@@ -106,10 +126,10 @@ impl Slot {
         self.ending.announce(true);
     }
 
-    /// It ends at once, since others want its room.
+    /// It ends soon, since others want its room.
     pub fn end_for_others(&mut self) {
         self.end();
-        self.table.tell(Command::End);
+        self.table.tell(Command::StopForOthers);
     }
 
     /// It ends now if it is idle.
@@ -149,7 +169,8 @@ mod tests {
     fn nothing_is_left_of_an_instance_that_is_gone() {
         let mut slots = Slots::default();
         slots.perhaps_free.insert(1);
+        slots.in_grace.insert(1);
         assert!(slots.remove(&1).is_none());
-        assert!(slots.perhaps_free.is_empty());
+        assert!(slots.perhaps_free.is_empty() && slots.in_grace.is_empty());
     }
 }

@@ -13,7 +13,7 @@ use std::task::{Context, Poll};
 use std::thread;
 use std::time::{Duration, Instant};
 use thaw_node::boots::BootKind;
-use thaw_node::config::FunctionConfig;
+use thaw_node::config::{FunctionConfig, StopSignal};
 use thaw_node::edge::Addresses;
 use thaw_node::gateway::{Gateway, GatewayConfig};
 use thaw_node::instance::{
@@ -130,6 +130,10 @@ pub struct Threads {
     pub remarks: Arc<Mutex<Vec<String>>>,
     /// By which the instances say what happens to them, in the order of their boots.
     pub reports: Mutex<Vec<mpsc::UnboundedSender<Report>>>,
+    /// Which instances got which stop signals, in the order of these.
+    pub signals: Arc<Mutex<Vec<(u32, String)>>>,
+    /// Whether instances go on after a stop signal.
+    pub ignores_signals: Arc<AtomicBool>,
     /// Whether instances say that they are booted only when [`Threads::report_boots`] has them do so.
     pub boots_in_silence: AtomicBool,
 }
@@ -154,6 +158,8 @@ struct Thread {
     sockets: Arc<Mutex<HashMap<u64, TcpStream>>>,
     connections: Arc<AtomicU32>,
     remarks: Arc<Mutex<Vec<String>>>,
+    signals: Arc<Mutex<Vec<(u32, String)>>>,
+    ignores_signals: Arc<AtomicBool>,
 }
 
 struct ThreadInstance {
@@ -172,6 +178,8 @@ impl Launcher for Threads {
             sockets: Arc::default(),
             connections: self.connections.clone(),
             remarks: self.remarks.clone(),
+            signals: self.signals.clone(),
+            ignores_signals: self.ignores_signals.clone(),
         });
         self.reports.lock().unwrap().push(thread.sender.clone());
         if let Some(client) = client {
@@ -246,6 +254,14 @@ impl Instance for ThreadInstance {
         self.thread.remarks.lock().unwrap().push(text.to_owned());
     }
 
+    fn terminate(&mut self, signal: StopSignal) -> io::Result<()> {
+        self.thread.signals.lock().unwrap().push((self.thread.number, signal.to_string()));
+        if !self.thread.ignores_signals.load(Ordering::SeqCst) {
+            let _ = self.thread.sender.send(Report::Gone(End::Exited(GuestExit::Code(0))));
+        }
+        Ok(())
+    }
+
     fn kill(&mut self) {
         for (_, socket) in self.thread.sockets.lock().unwrap().drain() {
             let _ = socket.shutdown(Shutdown::Both);
@@ -314,6 +330,8 @@ impl Node {
             connections: Arc::default(),
             remarks: Arc::default(),
             reports: Mutex::default(),
+            signals: Arc::default(),
+            ignores_signals: Arc::default(),
             boots_in_silence: AtomicBool::new(false),
         });
         let service = Service::new(config, "image".into(), launcher.clone(), self.shared.clone());

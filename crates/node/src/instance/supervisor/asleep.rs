@@ -176,9 +176,10 @@ impl Supervisor {
 
     /// Ends it, unless somebody has come meanwhile.
     fn leave(&mut self) {
-        self.sleepiness.ends_otherwise = false;
+        let is_for_others = std::mem::take(&mut self.sleepiness.ends_otherwise);
         match self.service.retire_if_idle(self.id) {
-            true => self.kill(),
+            true if is_for_others => self.stop_for_others(Instant::now()),
+            true => self.stop(Instant::now()),
             false => self.service.stays(self.id),
         }
     }

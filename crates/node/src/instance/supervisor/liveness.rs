@@ -111,7 +111,7 @@ impl Supervisor {
             || !self.hibernate.is_empty()
             || !self.pauses.is_empty()
             || self.sleepiness.is_asked()
-            || self.kill_at.is_some()
+            || self.stopping.is_some()
     }
 
     /// A probe is over.

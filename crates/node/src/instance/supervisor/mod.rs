@@ -17,7 +17,7 @@ use super::launch::{Client, Launched};
 use super::live::{Checkpoint, Instance, Origin, Report};
 use super::patience::{Patience, Verdict};
 use asleep::{SleepReply, Sleepiness};
-use ending::EndLater;
+use ending::{EndLater, Stopping};
 use liveness::{Health, Probed};
 use rest::{CheckpointReply, CopyReply, FreezeReply, Rest};
 use sleep::{HibernateReply, PauseReply, Sleep, WakeReply};
@@ -128,6 +128,8 @@ pub(crate) enum Command {
     Leave,
     /// Have the program end by itself, if its function gives it time for that.
     Stop,
+    /// The same for others who want its room, and wait for a part of that time only.
+    StopForOthers,
     End,
     /// End, since it takes no connection; if it has ended by itself, that is how it ended.
     EndUnreachable,
@@ -204,8 +206,8 @@ pub(crate) struct Supervisor {
     ring_at: Option<Instant>,
     /// When to have it and its connections kept for the next daemon.
     keep_at: Option<Instant>,
-    /// When to end it if it has not ended by itself.
-    kill_at: Option<Instant>,
+    /// It was asked to end by itself.
+    stopping: Option<Stopping>,
     place: Place,
 }
 
@@ -292,7 +294,7 @@ impl Supervisor {
             idle_look,
             ring_at: None,
             keep_at: keep_time(),
-            kill_at: None,
+            stopping: None,
             place,
         }
     }
@@ -390,6 +392,7 @@ impl Supervisor {
                 }
                 Step::Command(Some(Command::Leave)) => self.outlive_daemon(),
                 Step::Command(Some(Command::Stop)) => self.stop(Instant::now()),
+                Step::Command(Some(Command::StopForOthers)) => self.stop_for_others(Instant::now()),
                 Step::Command(Some(Command::End)) => self.kill(),
                 Step::Command(Some(Command::EndUnreachable)) => self.end_unreachable(),
                 Step::Command(None) => self.instance.kill(),
@@ -423,7 +426,7 @@ impl Supervisor {
         let looks = [
             self.ring_at,
             self.keep_at,
-            self.kill_at,
+            self.stopping.as_ref().map(Stopping::kill_at),
             self.idle_look,
             self.hibernate_again,
             self.rests_until,
@@ -448,7 +451,7 @@ impl Supervisor {
         if is_due(self.keep_at) {
             self.keep(KEEP_AFTER);
         }
-        if is_due(self.kill_at) {
+        if is_due(self.stopping.as_ref().map(Stopping::kill_at)) {
             self.out_of_grace();
         }
         if is_due(self.connections.next_look()) {
