@@ -125,7 +125,7 @@ pub const VOLUME_END: u64 = u64::MAX;
 /// The host that has served me before is gone, and this one knows none of my files and locks of this
 /// volume: until I have taken my files back (RFC 8881, 8.4.2, calls it to reclaim), it answers all other
 /// requests about the volume with `ENOTCONN`, and has served none of them. `a` says how far I am:
-/// [`RENEW_ASK`], [`RENEW_LET_GO`], [`RENEW_DONE`]. Each is answered at once. What I ask for in between may
+/// [`RENEW_ASK`], [`RENEW_LET_GO`], [`RENEW_DONE`], [`RENEW_LOST`]. Each is answered at once. What I ask for in between may
 /// wait until all others who had the volume have let go; what others ask for waits until they are done.
 pub const VOLUME_RENEW: u32 = 81;
 /// Is there something to take back? Reply: 1 or 0, a `u64`.
@@ -134,6 +134,8 @@ pub const RENEW_ASK: u64 = 0;
 pub const RENEW_LET_GO: u64 = 1;
 /// My files are open again, with my locks, as far as that can be.
 pub const RENEW_DONE: u64 = 2;
+/// My programs take themselves to have locks that I cannot have again: end me.
+pub const RENEW_LOST: u64 = 3;
 
 /// How long a file of a volume is that a sandbox has open. Stored by the host.
 ///

@@ -22,6 +22,7 @@ use crate::broker::{Broker, QueueFull, VolumeHolder};
 use crate::console::HostEnd;
 use crate::egress::{EgressEvents, EgressPolicy, open_flags};
 use crate::event::{Event, Incoming, Progress, Violation, parse};
+use crate::kernel::kernel_build_id;
 use crate::limits::{LimitReached, Meter, NotChanged, RaisedMemory, ResourceLimits};
 use crate::message::{self, Outbox, OutboxFull};
 use crate::rewind::{Effort, Reason, RewindError, TakenDown};
@@ -492,7 +493,7 @@ impl Sandbox {
     /// The same right before whatever is sent to it next, since each message wakes a sandbox that
     /// rests.
     pub fn tell_limits_later(&self, limits: ResourceLimits) {
-        if self.kernel_build_id() == crate::kernel::kernel_build_id() {
+        if self.kernel_build_id() == kernel_build_id() {
             let limits = Limits { memory: limits.memory, cpus: limits.cpus, reserved: 0 };
             self.line.put_first(message::message(MSG_LIMITS, &limits));
         }
@@ -600,6 +601,12 @@ impl Sandbox {
     /// Build id of the kernel that the sandbox runs.
     pub fn kernel_build_id(&self) -> [u8; 32] {
         self.process.parent.kernel_build_id()
+    }
+
+    /// Whether its kernel knows how to take back what it has open in volumes from the next daemon: it is
+    /// of this build, or has been left by a daemon that knew.
+    pub fn renews_volumes(&self) -> bool {
+        self.broker.is_left() || self.kernel_build_id() == kernel_build_id()
     }
 
     /// The sandbox, for whoever asks the state helper about its memory.

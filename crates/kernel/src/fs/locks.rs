@@ -239,17 +239,27 @@ impl LockTable {
         }
     }
 
-    /// Takes the locks of a file again that were held when the program was frozen; `ESTALE` if
-    /// another sandbox has taken one of them meanwhile.
+    /// Takes the locks of a file again that were held when the program was frozen, or its host ended.
+    ///
+    /// # Errors
+    /// `EAGAIN`: another sandbox has taken one of them meanwhile; the host's.
     pub fn take_again(&self, file: (u64, u64), host: &dyn HostLocks) -> Result<()> {
         for family in [Family::Record, Family::Flock] {
             let key = (file.0, file.1, family);
             let held = self.files.borrow_mut().get(&key).cloned().unwrap_or_default();
             for lock in held {
-                host.set(family, lock.range, Some(lock.kind)).map_err(|_| Errno::ESTALE)?;
+                host.set(family, lock.range, Some(lock.kind))?;
             }
         }
         Ok(())
+    }
+
+    /// Whether somebody holds a lock of a file.
+    pub fn is_locked(&self, file: (u64, u64)) -> bool {
+        let files = self.files.borrow_mut();
+        [Family::Record, Family::Flock].iter().any(|&family| {
+            files.get(&(file.0, file.1, family)).is_some_and(|held| !held.is_empty())
+        })
     }
 
     /// Waits until nothing stands in the way; `EDEADLK` if that would never be.

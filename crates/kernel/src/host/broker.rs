@@ -29,14 +29,25 @@ pub fn next_sequence() -> u64 {
 /// in `reply`; its descriptor, if any, is returned. Errors that the host
 /// answers with come back as such.
 pub fn request(kind: u32, body: &[u8], tail: &[u8], reply: &mut Vec<u8>) -> Result<Option<HostFd>> {
-    let sequence = next_sequence();
+    request_of_all(kind, body, tail, reply).0
+}
+
+/// The same, and whether several hosts were asked, of which all but the last are gone.
+pub fn request_of_all(
+    kind: u32,
+    body: &[u8],
+    tail: &[u8],
+    reply: &mut Vec<u8>,
+) -> (Result<Option<HostFd>>, bool) {
+    let (sequence, mut hosts) = (next_sequence(), 0);
     let message = loop {
         control::send(kind, sequence, body, tail);
+        hosts += 1;
         if let Some(message) = control::receive_reply(sequence..sequence + 1) {
             break message;
         }
     };
-    take_answer(&message, reply)
+    (take_answer(&message, reply), hosts > 1)
 }
 
 /// The descriptor of an answer, whose tail replaces what is in `reply`.

@@ -7,7 +7,7 @@
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use thaw_abi::bind::{BIND_SYNC, BindRequest, VOLUME_SOCKET};
+use thaw_abi::bind::{BIND_SYNC, BindRequest, RENEW_ASK, VOLUME_RENEW, VOLUME_SOCKET};
 use thaw_abi::control::{MSG_BIND, MSG_REPLY};
 
 use super::broker;
@@ -36,7 +36,7 @@ static SLEEPS_LEFT: AtomicU32 = AtomicU32::new(0);
 pub struct Asked {
     /// The answer: a descriptor, if it has one.
     pub answer: Result<Option<HostFd>>,
-    /// It was asked twice: a host that has read it first is gone without a word, and may have served it.
+    /// A host that may have served it is gone without a word.
     pub may_be_served: bool,
 }
 
@@ -48,10 +48,21 @@ enum Ended {
     Perhaps,
 }
 
-/// Asks about a volume and waits for the answer, as [`broker::request`]. Errors are those that the host
-/// answers with; `EIO`: it breaks the protocol.
-pub fn request(request: &BindRequest, tail: &[u8], reply: &mut Vec<u8>) -> Asked {
+/// Asks about a volume and waits for the answer, as [`broker::request`]. One that `is_repeatable` may be
+/// served twice. Errors are those that the host answers with; `ENOTCONN`: nobody has served it since the
+/// last host is gone; `EIO`: it breaks the protocol.
+pub fn request(
+    request: &BindRequest,
+    tail: &[u8],
+    is_repeatable: bool,
+    reply: &mut Vec<u8>,
+) -> Asked {
     let body = bytemuck::bytes_of(request);
+    if request.operation == VOLUME_RENEW {
+        // The socket may be a former host's.
+        let answer = broker::request(MSG_BIND, body, tail, reply);
+        return Asked { answer, may_be_served: false };
+    }
     let mut may_be_served = false;
     if let Some(socket) = socket(request.mount) {
         match ask(socket, request.operation, [body, tail]) {
@@ -63,7 +74,20 @@ pub fn request(request: &BindRequest, tail: &[u8], reply: &mut Vec<u8>) -> Asked
         }
         give_up(socket);
     }
-    Asked { answer: broker::request(MSG_BIND, body, tail, reply), may_be_served }
+    if !is_repeatable && has_another_host(request.mount) {
+        return Asked { answer: Err(Errno::ENOTCONN), may_be_served };
+    }
+    let (answer, is_of_several) = broker::request_of_all(MSG_BIND, body, tail, reply);
+    Asked { answer, may_be_served: may_be_served || is_of_several }
+}
+
+/// Whether the host that serves now is not the one that has served the volume before. A request over the
+/// control socket does not tell whether a host that is gone has read it, so this is asked first.
+fn has_another_host(mount: u32) -> bool {
+    let request = BindRequest { mount, operation: VOLUME_RENEW, a: RENEW_ASK, b: 0, c: 0 };
+    let mut reply = Vec::new();
+    let asked = broker::request(MSG_BIND, bytemuck::bytes_of(&request), &[], &mut reply);
+    asked.is_ok() && reply == 1_u64.to_ne_bytes()
 }
 
 /// The reply to a request that is sent over the socket; an error within if it is that of another

@@ -192,6 +192,11 @@ pub trait Instance: Send {
         false
     }
 
+    /// Whether its kernel takes back from the next daemon what it has open in volumes.
+    fn renews_volumes(&self) -> bool {
+        false
+    }
+
     /// How many files of a volume the instance has open.
     fn open_files_of(&self, _volume: &Volume) -> usize {
         0

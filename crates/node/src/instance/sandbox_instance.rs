@@ -664,6 +664,10 @@ impl Instance for SandboxInstance {
         self.boots.terms.has_volumes()
     }
 
+    fn renews_volumes(&self) -> bool {
+        self.sandbox().renews_volumes()
+    }
+
     fn open_files_of(&self, volume: &Volume) -> usize {
         self.sandbox().open_files_of(volume)
     }

@@ -54,16 +54,12 @@ pub(crate) fn go_on_with_left() {
     if !ARE_SOME_LEFT.swap(false, SeqCst) {
         return;
     }
-    let open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-    for volume in open.iter().flat_map(HashMap::values).filter_map(|opening| opening.opened()) {
-        go_on(&volume);
-    }
-}
-
-fn go_on(volume: &Arc<Volume>) {
-    if let Err(error) = volume.go_on_with_left() {
-        tracing::error!("requests about a volume wait until the daemon is restarted: {error}");
-    }
+    let all = {
+        let open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let opened = open.iter().flat_map(HashMap::values).filter_map(|opening| opening.opened());
+        opened.collect()
+    };
+    Volume::go_on_with_left(all);
 }
 
 /// A volume that is open, or is being opened.
@@ -261,7 +257,7 @@ impl VolumeStore {
                         *opening.volume.lock().unwrap_or_else(PoisonError::into_inner) = weak;
                         if !ARE_SOME_LEFT.load(SeqCst) {
                             // They were known before this could be found.
-                            go_on(&volume);
+                            Volume::go_on_with_left(vec![volume.clone()]);
                         }
                         volume
                     }

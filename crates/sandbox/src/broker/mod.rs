@@ -123,6 +123,8 @@ pub(crate) struct Broker {
     /// Serves volumes, if it uses any.
     volumes: Option<Volumes>,
     volume_holder: Option<VolumeHolder>,
+    /// The daemon before this one has left the sandbox with its volumes.
+    is_left: bool,
     /// Answers about blobs that are fetched.
     fetches: Option<Fetches>,
 }
@@ -157,6 +159,7 @@ impl Broker {
             files: None,
             volumes: None,
             volume_holder: None,
+            is_left: false,
             fetches: None,
         }
     }
@@ -186,6 +189,7 @@ impl Broker {
             let directories = Directories::of_volumes(volumes, user)?;
             self.volumes = Some(Volumes::Unused(mounts, directories, control.try_clone()?));
             self.volume_holder = Some(user.holder);
+            self.is_left = user.left.is_some();
         }
         Ok(self)
     }
@@ -193,6 +197,11 @@ impl Broker {
     /// What tells the sandbox from others that have volumes; none: it has no volumes.
     pub fn volume_holder(&self) -> Option<VolumeHolder> {
         self.volume_holder
+    }
+
+    /// Whether the daemon before this one has left the sandbox with its volumes.
+    pub fn is_left(&self) -> bool {
+        self.is_left
     }
 
     /// Passes a request about a volume on; whether it is one.

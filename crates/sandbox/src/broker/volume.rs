@@ -156,14 +156,20 @@ impl Volume {
             Err(Errno::WOULDBLOCK) => false,
             Err(error) => return Err(error.into()),
         };
-        flock(&users, FlockOperation::LockShared)?;
+        // Nobody else comes in before those who are left have what is theirs.
+        if !(is_first && are_some_left) {
+            flock(&users, FlockOperation::LockShared)?;
+        }
         sys::set_lock(users.as_fd(), RecordLock::Read, 0, 1)?;
         if lengths.is_some() {
             wait_for_others(&users)?;
         }
         // Who was first may have been killed meanwhile. The lock is not exchanged for that, since one that
         // cannot be had is lost (flock(2)).
-        if !is_first && sys::test_lock(users.as_fd(), RecordLock::Write, 0, 1)?.is_none() {
+        if !is_first
+            && !are_some_left
+            && sys::test_lock(users.as_fd(), RecordLock::Write, 0, 1)?.is_none()
+        {
             begin()?;
         }
         let lengths = lengths.map(Lengths::new);

@@ -298,6 +298,9 @@ impl Orphan {
             process, control, console, connections, descriptors, volume_holder, keep, ..
         } = self;
         process.set_limits(limits, cpu_time_limit).map_err(BootError::Limits)?;
+        if volume_holder.is_none() && !volumes.is_empty() {
+            return Err(BootError::NotPrepared("its volumes are new to it".to_owned()));
+        }
         let holder = volume_holder.unwrap_or_default();
         let user = VolumeUser { holder, left: Some(process.pidfd()) };
         let broker = broker_of(&control, plan.rootfs(), egress, numbered(volumes), &user)?;

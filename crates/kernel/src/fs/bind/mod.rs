@@ -146,13 +146,14 @@ impl Bind {
         reply: &mut Vec<u8>,
     ) -> Result<Option<HostFd>> {
         for _ in 0..renewal::HOSTS_MAX {
-            let asked = volume_socket::request(request, tail, reply);
+            let is_repeatable = renewal::is_repeatable(request);
+            let asked = volume_socket::request(request, tail, is_repeatable, reply);
             let is_unknown = matches!(asked.answer, Err(Errno::ENOTCONN));
             if !is_unknown || request.operation == VOLUME_RENEW {
                 return asked.answer;
             }
             let is_renewed = state::kernel().volumes.renew();
-            if !is_renewed || asked.may_be_served && !renewal::is_repeatable(request) {
+            if !is_renewed || asked.may_be_served && !is_repeatable {
                 return Err(Errno::EIO);
             }
             if renewal::names_open_file(request.operation) {

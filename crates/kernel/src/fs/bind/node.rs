@@ -240,6 +240,8 @@ impl BoundNode {
         let found =
             bind.ask(BIND_FSTAT, [fresh.handle(), 0, 0], &[]).and_then(|found| parse(&found));
         let mut attributes = match found {
+            // That was another host's.
+            Err(Errno::ENOTCONN) => bind.stat(path)?,
             Ok(found) => found,
             Err(error) => {
                 fresh.close(bind);

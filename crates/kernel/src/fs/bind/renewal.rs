@@ -42,15 +42,10 @@ impl Volumes {
         mounted.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Whether files are being taken back.
-    pub(super) fn is_renewing(&self) -> bool {
-        self.is_renewing.get()
-    }
-
     /// Takes files back from a host that is gone, if another one serves. False: that is being done
     /// already.
     pub fn renew(&self) -> bool {
-        if self.is_renewing() {
+        if self.is_renewing.get() {
             return false;
         }
         self.is_renewing.set(true);
@@ -73,11 +68,11 @@ impl Volumes {
             let _ = bind.ask(VOLUME_RENEW, [step, 0, 0], &[]);
         };
         all.iter().for_each(|bind| say(bind, RENEW_LET_GO));
-        for file in all.iter().flat_map(|bind| bind.open_files()) {
-            // Whoever uses it hears of an error.
-            let _ = file.opened();
+        for bind in &all {
+            // Whoever uses another one that is not there any more hears of it.
+            let has_its_locks = bind.open_files().iter().all(|file| file.take_back());
+            say(bind, if has_its_locks { RENEW_DONE } else { RENEW_LOST });
         }
-        all.iter().for_each(|bind| say(bind, RENEW_DONE));
     }
 }
 

@@ -35,6 +35,9 @@ use crate::sync::KernelCell;
 const SENT_MAX: usize = 16 << 10;
 /// How often a write looks again how long a file is that another sandbox makes shorter.
 const LOOKS_MAX: u32 = 8;
+/// How often a file is opened again while others are waited for, each time for as long as the host lets a
+/// request take.
+const TIMES_MAX: u32 = 6;
 /// Reads of an open file after which it is read through mappings: one that is read once costs less
 /// without.
 const READS_BEFORE_MAPPING: u32 = 4;
@@ -101,6 +104,14 @@ impl Opened {
         if self.handle.is_of_this_host() {
             // Nobody is left to hear of a failure.
             let _ = bind.ask(BIND_CLOSE, [self.handle.number, 0, 0], &[]);
+        }
+    }
+
+    /// Gives back what is not `other`'s, who has the same file open.
+    fn close_beside(self, other: &Self, bind: &Bind) {
+        match self.fd == other.fd {
+            true => self.close_handle(bind),
+            false => self.close(bind),
         }
     }
 
@@ -175,6 +186,15 @@ impl VolumePages {
     /// The file, opened by the host of this boot that serves now. `ESTALE` if it is not there any more, or
     /// another sandbox holds locks that this one had when it was frozen, or when its host ended.
     pub(super) fn opened(&self) -> Result<Opened> {
+        self.open_now().map_err(|error| match error {
+            Errno::EAGAIN => Errno::ESTALE,
+            other => other,
+        })
+    }
+
+    /// The same; `EAGAIN` when another sandbox is found to hold locks. What else than that and `ESTALE`
+    /// went wrong may not the next time.
+    fn open_now(&self) -> Result<Opened> {
         let known = self.opened.get();
         match known {
             Ok(opened) if opened.handle.is_of_this_host() => return Ok(opened),
@@ -187,25 +207,45 @@ impl VolumePages {
         if let Ok(opened) = self.opened.get()
             && opened.handle.is_of_this_host()
         {
-            again.into_iter().for_each(|again| match again.fd == opened.fd {
-                true => again.close_handle(self.bind()),
-                false => again.close(self.bind()),
-            });
+            again.into_iter().for_each(|again| again.close_beside(&opened, self.bind()));
             return Ok(opened);
         }
-        if again.is_err_and(|error| error == Errno::EIO) && state::kernel().volumes.is_renewing() {
-            // Another host has ended; the next one is asked again.
-            return again;
+        let lost = |error| {
+            if matches!(error, Errno::ESTALE | Errno::EAGAIN) {
+                self.opened.set(Err((state::generation(), Errno::ESTALE)));
+                old.into_iter().for_each(|old| old.close(self.bind()));
+            }
+            Err(error)
+        };
+        let opened = match again {
+            Ok(opened) => opened,
+            Err(error) => return lost(error),
+        };
+        self.opened.set(Ok(opened));
+        let Err(error) = state::kernel().fs.locks.take_again(self.file(), self) else {
+            return Ok(opened);
+        };
+        self.opened.set(known);
+        match &old {
+            Some(old) => opened.close_beside(old, self.bind()),
+            None => opened.close(self.bind()),
         }
-        self.opened.set(again.map_err(|error| (state::generation(), error)));
-        let opened =
-            again.inspect_err(|_| old.into_iter().for_each(|old| old.close(self.bind())))?;
-        if let Err(error) = state::kernel().fs.locks.take_again(self.file(), self) {
-            self.opened.set(Err((state::generation(), error)));
-            opened.close(self.bind());
-            return Err(error);
+        lost(error)
+    }
+
+    /// Opens the file for the next host. False: its programs take themselves to have locks that they
+    /// have not.
+    pub(super) fn take_back(&self) -> bool {
+        for _ in 0..TIMES_MAX {
+            match self.open_now() {
+                // Others are waited for.
+                Err(Errno::ETIMEDOUT) => {}
+                Err(Errno::EAGAIN) => return false,
+                Ok(_) | Err(Errno::ESTALE) => return true,
+                Err(_) => break,
+            }
         }
-        Ok(opened)
+        !state::kernel().fs.locks.is_locked(self.file())
     }
 
     fn open_again(&self, old: Option<Opened>) -> Result<Opened> {

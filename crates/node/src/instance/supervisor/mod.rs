@@ -38,8 +38,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use thaw_sandbox::monitor::has_monitor;
-use thaw_sandbox::{BootTimes, EgressEvents, MemoryReader, ResourceLimits, Twin, kernel_build_id};
-use thaw_store::KernelId;
+use thaw_sandbox::{BootTimes, EgressEvents, MemoryReader, ResourceLimits, Twin};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::time::{Instant, sleep as wait};
 
@@ -503,12 +502,8 @@ impl Supervisor {
     fn can_be_taken_over(&self) -> bool {
         let (origin, launcher) = (self.instance.origin(), self.service.launcher());
         let has_other_files = origin.index.is_some() && origin.index != launcher.index();
-        let are_volumes_left = !self.has_volumes() || self.renews_volumes();
+        let are_volumes_left = !self.has_volumes() || self.instance.renews_volumes();
         are_volumes_left && !has_other_files && !self.sleepiness.is_late
-    }
-
-    fn renews_volumes(&self) -> bool {
-        self.service.launcher().kernel_build() == Some(KernelId(kernel_build_id()))
     }
 
     fn has_volumes(&self) -> bool {
@@ -526,7 +521,7 @@ impl Supervisor {
             memory: self.place.lease.memory(),
             origin: self.instance.origin(),
             has_volumes: self.has_volumes(),
-            renews_volumes: self.renews_volumes(),
+            renews_volumes: self.instance.renews_volumes(),
         };
         let note = serde_json::to_string(&note).expect("plain data");
         let kept = self.instance.keep(&note);

@@ -16,10 +16,11 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FlockOperation, flock};
 use rustix::io::pwrite;
 use rustix::process::{Signal, pidfd_send_signal};
 
@@ -161,49 +162,57 @@ impl Left {
         is_first
     }
 
-    /// Waits until this holds of all who are left, and kills those of whom it does not in time.
-    fn wait_or_kill(&self, patience: Duration, is_done: impl Fn(&LeftHolder) -> bool) {
+    /// Waits until this holds of all who are left, and kills those of whom it does not by then.
+    fn wait_or_kill(&self, until: Instant, is_done: impl Fn(&LeftHolder) -> bool) {
         let waits = |state: &mut State| !state.holders.values().all(&is_done);
+        let patience = until.saturating_duration_since(Instant::now());
         drop(self.changed.wait_timeout_while(self.state(), patience, waits));
-        self.kill_unless(is_done);
+        let late = self.state().holders.extract_if(.., |_, left| !is_done(left)).collect();
+        kill(late);
     }
 
-    /// Kills those of whom this does not hold.
-    fn kill_unless(&self, is_in_time: impl Fn(&LeftHolder) -> bool) {
-        self.state().holders.retain(|_, left| {
-            if !is_in_time(left) {
-                // One that has ended needs no signal.
-                let _ = pidfd_send_signal(&left.process, Signal::KILL);
-                let mut ended = [PollFd::new(&left.process, PollFlags::IN)];
-                let _ = poll(&mut ended, Some(&END_MAX));
-            }
-            is_in_time(left)
-        });
+    /// Kills a sandbox that has not all of what it had.
+    pub fn end(&self, holder: VolumeHolder) {
+        kill(self.state().holders.remove_entry(&holder).into_iter().collect());
+    }
+}
+
+/// Kills sandboxes, and waits until they have ended.
+fn kill(holders: Vec<(VolumeHolder, LeftHolder)>) {
+    for (_, left) in &holders {
+        // One that has ended needs no signal.
+        let _ = pidfd_send_signal(&left.process, Signal::KILL);
+    }
+    for (_, left) in &holders {
+        let _ = poll(&mut [PollFd::new(&left.process, PollFlags::IN)], Some(&END_MAX));
     }
 }
 
 impl Volume {
     /// Goes on with those who are left of the daemon before this one, all of whom are known now. To be
-    /// called for each volume that was opened when that was not so.
-    ///
-    /// # Errors
-    /// There are no threads left.
-    pub fn go_on_with_left(self: &Arc<Self>) -> io::Result<()> {
-        if !self.left.begin() {
-            return Ok(());
+    /// called with all volumes that were opened when that was not so: one sandbox may have several.
+    pub fn go_on_with_left(volumes: Vec<Arc<Self>>) {
+        let mut volumes = volumes;
+        volumes.retain(|volume| volume.left.begin());
+        if volumes.is_empty() {
+            return;
         }
-        let volume = Arc::downgrade(self);
-        let thread = std::thread::Builder::new().name("volume-left".into());
-        thread.spawn(move || wait_for_left(&volume)).map(drop)
+        let waiting = volumes.clone();
+        let thread = std::thread::Builder::new().name("volumes-left".into());
+        if thread.spawn(move || wait_for_left(waiting)).is_err() {
+            // Without a thread the daemon begins later.
+            wait_for_left(volumes);
+        }
     }
 
-    /// Cuts files to their lengths, and counts what is there: nobody changes the volume.
+    /// Cuts files to their lengths, and counts what is there: no sandbox changes the volume.
     fn begin_after_left(&self) -> io::Result<()> {
         self.take_rights()?;
         let place = self.place();
         let files = place.directory.directory();
+        let is_shared = self.is_used_elsewhere()?;
+        let _others = self.lock_others()?;
         if let Some(lengths) = &self.lengths {
-            let is_shared = self.is_used_elsewhere()?;
             lengths::cut(files.as_fd(), &lengths.directory, &|holder| match self
                 .left
                 .has_let_go(holder)
@@ -213,25 +222,46 @@ impl Volume {
                 false => Holds::UntilItEnds,
             })?;
         }
+        if is_shared {
+            // The other process changes what is counted. What was granted stays counted.
+            return Ok(());
+        }
         let used = tree::count(files.as_fd(), self.quota);
         pwrite(&self.usage, &used.to_ne_bytes(), 0)?;
         Ok(())
     }
+
+    /// Lets other processes have the volume, too.
+    fn let_others_in(&self) {
+        // It has the lock already, or waits for nobody but who has just come.
+        let _ = flock(&self.users, FlockOperation::LockShared);
+    }
 }
 
-fn wait_for_left(volume: &Weak<Volume>) {
-    let Some(volume) = volume.upgrade() else { return };
-    let left = &volume.left;
-    left.wait_or_kill(LET_GO_MAX, |left| left.has_let_go);
-    // Without that nobody knows how long files are. Whoever waits hears that it takes too long.
-    while volume.begin_after_left().is_err() {
-        std::thread::sleep(AGAIN);
-        if Arc::strong_count(&volume) == 1 {
-            return;
+fn wait_for_left(mut volumes: Vec<Arc<Volume>>) {
+    let until = Instant::now() + LET_GO_MAX;
+    volumes.iter().for_each(|volume| volume.left.wait_or_kill(until, |left| left.has_let_go));
+    // Without that nobody knows how long files are: who waits hears that it takes too long, and a volume
+    // that nobody has any more is given up.
+    while !volumes.is_empty() {
+        let begun: Vec<_> =
+            volumes.extract_if(.., |volume| volume.begin_after_left().is_ok()).collect();
+        reclaim(&begun);
+        if !volumes.is_empty() {
+            std::thread::sleep(AGAIN);
+            volumes.retain(|volume| Arc::strong_count(volume) > 1);
         }
     }
-    left.go_to(Stage::Reclaiming);
-    // Others would take locks that it takes itself to have.
-    left.wait_or_kill(RECLAIM_MAX, |left| left.is_done);
-    left.go_to(Stage::Over);
+}
+
+/// Serves those who are left, and then everybody.
+fn reclaim(volumes: &[Arc<Volume>]) {
+    volumes.iter().for_each(|volume| volume.left.go_to(Stage::Reclaiming));
+    // Others would take locks that one who is late takes itself to have.
+    let until = Instant::now() + RECLAIM_MAX;
+    for volume in volumes {
+        volume.left.wait_or_kill(until, |left| left.is_done);
+        volume.left.go_to(Stage::Over);
+        volume.let_others_in();
+    }
 }

@@ -234,6 +234,9 @@ impl MountedVolume {
                 left.let_go(self.holder);
             }
             RENEW_DONE => left.done(self.holder),
+            // That was said of a host of before, which has ended meanwhile.
+            RENEW_LOST if self.is_left.load(Relaxed) => {}
+            RENEW_LOST => left.end(self.holder),
             _ => return Err(Errno::INVAL),
         }
         Ok(Answer::default())

@@ -33,13 +33,46 @@ impl Drop for Process {
     }
 }
 
+/// One that has lost its locks is ended at once.
+#[test]
+fn nobody_goes_on_without_the_locks_that_it_had() {
+    let tree = next(&Tree::new(QUOTA));
+    let mut process = Process::new();
+    let mount = left(&tree, 7, &process);
+    Volume::go_on_with_left(vec![tree.volume.clone()]);
+    renew(&mount, RENEW_LET_GO);
+    renew(&mount, RENEW_LOST);
+    assert!(process.has_ended());
+    open(&tree.mount(BoundAccess::Write), CREATE, b"other").unwrap();
+}
+
+/// One sandbox has two volumes, of which another one is slow to let go.
+#[test]
+fn nobody_is_late_for_the_sake_of_others() {
+    let trees = [next(&Tree::new(QUOTA)), next(&Tree::new(QUOTA))];
+    let (mut quick, mut slow) = (Process::new(), Process::new());
+    let mounts = trees.each_ref().map(|tree| left(tree, 7, &quick));
+    let silent = left(&trees[1], 8, &slow);
+    Volume::go_on_with_left(trees.iter().map(|tree| tree.volume.clone()).collect());
+    mounts.iter().for_each(|mount| drop(renew(mount, RENEW_LET_GO)));
+    for mount in &mounts {
+        open(mount, CREATE, b"file").unwrap();
+        renew(mount, RENEW_DONE);
+    }
+    trees
+        .iter()
+        .for_each(|tree| drop(open(&tree.mount(BoundAccess::Write), 0o2, b"file").unwrap()));
+    assert!(!quick.has_ended() && slow.has_ended());
+    drop(silent);
+}
+
 /// A volume of which some are left, as the next daemon opens it.
 fn next(tree: &Tree) -> Tree {
     let all = tempfile::tempdir().unwrap();
     for name in ["files", "lengths"] {
         let mut copy = Command::new("cp");
         // There are no lengths where nobody was told of any.
-        let _ = copy.arg("-a").arg(tree.all.path().join(name)).arg(all.path()).status().unwrap();
+        let _ = copy.arg("-a").arg(tree.all.path().join(name)).arg(all.path()).output().unwrap();
     }
     let volume = Arc::new(open_volume_with(&all, QUOTA, true).unwrap());
     Tree { all, volume, of_tenant: tree.of_tenant.clone() }
@@ -83,7 +116,7 @@ fn others_are_served_when_those_who_are_left_have_their_files_again() {
             open(&mounts[0], CREATE, b"first").unwrap();
             is_open.store(true, SeqCst);
         });
-        tree.volume.go_on_with_left().unwrap();
+        Volume::go_on_with_left(vec![tree.volume.clone()]);
         thread::sleep(Duration::from_millis(100));
         assert!(!is_open.load(SeqCst));
         renew(&mounts[1], RENEW_LET_GO);
@@ -135,7 +168,7 @@ fn a_file_ends_where_its_sandbox_has_said_last() {
     }
     let process = Process::new();
     let mount = left(&tree, 7, &process);
-    tree.volume.go_on_with_left().unwrap();
+    Volume::go_on_with_left(vec![tree.volume.clone()]);
     renew(&mount, RENEW_LET_GO);
     let (_, file) = open(&mount, 0o2, b"file").unwrap();
     assert_eq!(file.metadata().unwrap().len(), 11);
@@ -152,10 +185,35 @@ fn who_does_not_come_on_is_killed() {
     // To be done without having let go is nothing.
     renew(&mounts[0], RENEW_DONE);
     assert_eq!(ask(&mounts[0], VOLUME_RENEW, 9, 0, b"").err(), Some(Errno::INVAL));
+    renew(&mounts[0], RENEW_LOST);
     renew(&mounts[1], RENEW_LET_GO);
-    tree.volume.go_on_with_left().unwrap();
+    assert!(!processes[0].has_ended(), "it has not let go here");
+    Volume::go_on_with_left(vec![tree.volume.clone()]);
     let other = tree.mount(BoundAccess::Write);
     open(&other, CREATE, b"other").unwrap();
     // The second one has let go, and said nothing then.
     assert!(processes.iter_mut().all(Process::has_ended));
+}
+
+/// A program of the operator's, which knows nothing of who is left.
+#[test]
+fn another_process_comes_in_when_all_have_what_is_theirs() {
+    let tree = next(&Tree::new(QUOTA));
+    let process = Process::new();
+    let mount = left(&tree, 7, &process);
+    let has_come = AtomicBool::new(false);
+    thread::scope(|threads| {
+        threads.spawn(|| {
+            let other = open_volume(&tree.all, QUOTA).unwrap();
+            has_come.store(true, SeqCst);
+            assert_eq!(other.used(), Ok(NAME_COST));
+        });
+        Volume::go_on_with_left(vec![tree.volume.clone()]);
+        renew(&mount, RENEW_LET_GO);
+        open(&mount, CREATE, b"file").unwrap();
+        thread::sleep(Duration::from_millis(200));
+        assert!(!has_come.load(SeqCst));
+        renew(&mount, RENEW_DONE);
+    });
+    assert!(has_come.load(SeqCst));
 }
