@@ -254,6 +254,11 @@ impl BoundNode {
         Ok(node)
     }
 
+    /// Forgets an open file.
+    pub(super) fn forget_handle(&self, closed: Handle) {
+        self.open.borrow_mut().retain(|&handle| handle != closed);
+    }
+
     /// Has another path if it was at `from`, or below it, and that is at `to` now; whether it was.
     fn follow(&self, from: &[u8], to: &[u8]) -> bool {
         let path = self.path();

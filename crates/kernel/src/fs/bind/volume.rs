@@ -207,11 +207,15 @@ impl VolumePages {
         if let Ok(opened) = self.opened.get()
             && opened.handle.is_of_this_host()
         {
-            again.into_iter().for_each(|again| again.close_beside(&opened, self.bind()));
+            again.into_iter().for_each(|again| {
+                self.node.forget_handle(again.handle);
+                again.close_beside(&opened, self.bind());
+            });
             return Ok(opened);
         }
         let lost = |error| {
             if matches!(error, Errno::ESTALE | Errno::EAGAIN) {
+                // The node knows by its handle that it was open, and so is no other file of its name.
                 self.opened.set(Err((state::generation(), Errno::ESTALE)));
                 old.into_iter().for_each(|old| old.close(self.bind()));
             }
@@ -223,9 +227,11 @@ impl VolumePages {
         };
         self.opened.set(Ok(opened));
         let Err(error) = state::kernel().fs.locks.take_again(self.file(), self) else {
+            known.into_iter().for_each(|old| self.node.forget_handle(old.handle));
             return Ok(opened);
         };
         self.opened.set(known);
+        self.node.forget_handle(opened.handle);
         match &old {
             Some(old) => opened.close_beside(old, self.bind()),
             None => opened.close(self.bind()),
@@ -233,9 +239,13 @@ impl VolumePages {
         lost(error)
     }
 
-    /// Opens the file for the next host. False: its programs take themselves to have locks that they
-    /// have not.
+    /// Opens the file for the next host, if it was open. False: its programs take themselves to have locks
+    /// that they have not.
     pub(super) fn take_back(&self) -> bool {
+        // A copy opens it when it uses it first, and hears then that others have the locks.
+        if self.opened.get().is_ok_and(|opened| !opened.handle.is_of_this_boot()) {
+            return true;
+        }
         for _ in 0..TIMES_MAX {
             match self.open_now() {
                 // Others are waited for.
@@ -259,9 +269,8 @@ impl VolumePages {
             opened.close(self.bind());
             return Err(Errno::ESTALE);
         }
-        let mut open = self.node.open.borrow_mut();
-        open.retain(|&handle| Some(handle) != old.map(|old| old.handle));
-        open.push(opened.handle);
+        // The old one stays until it is known that the new one does.
+        self.node.open.borrow_mut().push(opened.handle);
         Ok(match old.filter(|old| old.handle.is_of_this_boot()) {
             Some(old) => opened.with_descriptor_of(&old),
             None => opened,
@@ -535,7 +544,7 @@ fn reason(lost: Lost) -> Errno {
 impl Drop for VolumePages {
     fn drop(&mut self) {
         if let Ok(opened) = self.opened.get() {
-            self.node.open.borrow_mut().retain(|&handle| handle != opened.handle);
+            self.node.forget_handle(opened.handle);
             opened.close(&self.node.bind);
         }
     }

@@ -167,7 +167,11 @@ impl Left {
         let waits = |state: &mut State| !state.holders.values().all(&is_done);
         let patience = until.saturating_duration_since(Instant::now());
         drop(self.changed.wait_timeout_while(self.state(), patience, waits));
-        let late = self.state().holders.extract_if(.., |_, left| !is_done(left)).collect();
+        let mut state = self.state();
+        let holders = std::mem::take(&mut state.holders).into_iter();
+        let (in_time, late) = holders.partition(|(_, left)| is_done(left));
+        state.holders = in_time;
+        drop(state);
         kill(late);
     }
 
@@ -178,12 +182,12 @@ impl Left {
 }
 
 /// Kills sandboxes, and waits until they have ended.
-fn kill(holders: Vec<(VolumeHolder, LeftHolder)>) {
-    for (_, left) in &holders {
+fn kill(holders: BTreeMap<VolumeHolder, LeftHolder>) {
+    for left in holders.values() {
         // One that has ended needs no signal.
         let _ = pidfd_send_signal(&left.process, Signal::KILL);
     }
-    for (_, left) in &holders {
+    for left in holders.values() {
         let _ = poll(&mut [PollFd::new(&left.process, PollFlags::IN)], Some(&END_MAX));
     }
 }
