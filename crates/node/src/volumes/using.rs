@@ -59,7 +59,13 @@ pub(crate) fn go_on_with_left() {
         let opened = open.iter().flat_map(HashMap::values).filter_map(|opening| opening.opened());
         opened.collect()
     };
-    Volume::go_on_with_left(all);
+    go_on(all);
+}
+
+fn go_on(volumes: Vec<Arc<Volume>>) {
+    if let Err(error) = Volume::go_on_with_left(volumes) {
+        tracing::error!("requests about volumes wait until the daemon is restarted: {error}");
+    }
 }
 
 /// A volume that is open, or is being opened.
@@ -257,7 +263,7 @@ impl VolumeStore {
                         *opening.volume.lock().unwrap_or_else(PoisonError::into_inner) = weak;
                         if !ARE_SOME_LEFT.load(SeqCst) {
                             // They were known before this could be found.
-                            Volume::go_on_with_left(vec![volume.clone()]);
+                            go_on(vec![volume.clone()]);
                         }
                         volume
                     }

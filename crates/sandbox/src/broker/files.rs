@@ -155,7 +155,8 @@ impl Directories {
     /// Whether a question asks for a socket of the sandbox' own, for its volumes.
     pub fn is_about_socket(&self, question: &FileQuestion) -> bool {
         let FileQuestion::Bind(request, _) = question else { return false };
-        request.operation == VOLUME_SOCKET && self.volumes.contains_key(&request.mount)
+        request.operation == VOLUME_SOCKET
+            && self.volumes.get(&request.mount).is_some_and(|volume| !volume.is_left())
     }
 
     /// How many files of a volume are open.

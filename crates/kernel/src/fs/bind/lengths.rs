@@ -14,6 +14,7 @@ use thaw_abi::bind::{
 use thaw_abi::layout::LENGTHS_MOUNTS;
 
 use super::Bind;
+use crate::errno::{Errno, Result};
 use crate::platform::boot_area::{ENDS, LENGTHS, of_process};
 use crate::platform::machine::{HostFd, HostFiles, Machine, Memory, PROT_READ, PROT_WRITE};
 use crate::state::{self, OfBoot};
@@ -60,17 +61,35 @@ fn given(bind: &Bind) -> Given {
     let mount = bind.mount as usize;
     let known = GIVEN.borrow_mut()[mount].as_ref().and_then(|given| given.get().copied());
     known.unwrap_or_else(|| {
-        let ask = |which| bind.ask_for_file(VOLUME_LENGTHS, [which, 0, 0], &[]).map(|(fd, _)| fd);
-        let given = ask(0).ok().and_then(|lengths| match ask(1) {
-            Ok(ends) => Some([lengths, ends]),
-            Err(_) => {
-                Machine::close(lengths);
-                None
+        let host = state::kernel().volumes.host();
+        let given = ask_for_pages(bind);
+        if state::kernel().volumes.host() != host {
+            // They may be of two hosts, and the new one was asked when files were taken back.
+            given.into_iter().flatten().for_each(Machine::close);
+            return None;
+        }
+        match given {
+            // What is late comes the next time.
+            Err(Errno::ETIMEDOUT | Errno::EIO) => None,
+            given => {
+                GIVEN.borrow_mut()[mount] = Some(OfBoot::new(given.ok()));
+                given.ok()
             }
-        });
-        GIVEN.borrow_mut()[mount] = Some(OfBoot::new(given));
-        given
+        }
     })
+}
+
+/// Asks for both pages of a volume.
+fn ask_for_pages(bind: &Bind) -> Result<[HostFd; 2]> {
+    let ask = |which| bind.ask_for_file(VOLUME_LENGTHS, [which, 0, 0], &[]).map(|(fd, _)| fd);
+    let lengths = ask(0)?;
+    match ask(1) {
+        Ok(ends) => Ok([lengths, ends]),
+        Err(error) => {
+            Machine::close(lengths);
+            Err(error)
+        }
+    }
 }
 
 /// What the host and the kernel tell each other of one open file.

@@ -49,16 +49,23 @@ impl Volumes {
             return false;
         }
         self.is_renewing.set(true);
-        self.take_back();
+        for _ in 0..HOSTS_MAX {
+            if self.take_back() {
+                break;
+            }
+        }
         self.is_renewing.set(false);
         true
     }
 
-    fn take_back(&self) {
+    /// Takes all back from the host that serves now; false: that one has ended meanwhile.
+    fn take_back(&self) -> bool {
         let mut all = self.all();
-        all.retain(|bind| bind.ask_number(VOLUME_RENEW, [RENEW_ASK, 0, 0], &[]) == Ok(1));
+        let is_left =
+            |bind: &Arc<Bind>| bind.ask_number(VOLUME_RENEW, [RENEW_ASK, 0, 0], &[]) == Ok(1);
+        all.retain(is_left);
         if all.is_empty() {
-            return;
+            return true;
         }
         *self.host.borrow_mut() += 1;
         // Of all volumes before the first file is opened: for that, everybody's are waited for.
@@ -68,11 +75,16 @@ impl Volumes {
             let _ = bind.ask(VOLUME_RENEW, [step, 0, 0], &[]);
         };
         all.iter().for_each(|bind| say(bind, RENEW_LET_GO));
+        if all.iter().any(is_left) {
+            // It would wait for itself.
+            return false;
+        }
         for bind in &all {
             // Whoever uses another one that is not there any more hears of it.
             let has_its_locks = bind.open_files().iter().all(|file| file.take_back());
             say(bind, if has_its_locks { RENEW_DONE } else { RENEW_LOST });
         }
+        true
     }
 }
 

@@ -51,7 +51,7 @@ const MAPPED_READ_MAX: u64 = 64 << 10;
 const WINDOW: u64 = 2 << 20;
 
 /// What the host has opened, in this boot.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Opened {
     /// Names it among [`file_parts`].
     number: u64,
@@ -104,14 +104,6 @@ impl Opened {
         if self.handle.is_of_this_host() {
             // Nobody is left to hear of a failure.
             let _ = bind.ask(BIND_CLOSE, [self.handle.number, 0, 0], &[]);
-        }
-    }
-
-    /// Gives back what is not `other`'s, who has the same file open.
-    fn close_beside(self, other: &Self, bind: &Bind) {
-        match self.fd == other.fd {
-            true => self.close_handle(bind),
-            false => self.close(bind),
         }
     }
 
@@ -203,15 +195,10 @@ impl VolumePages {
         }
         let old = known.ok().filter(|old| old.handle.is_of_this_boot());
         let again = self.open_again(known.ok());
-        // To open it may have found another host, of which all files were taken back.
-        if let Ok(opened) = self.opened.get()
-            && opened.handle.is_of_this_host()
-        {
-            again.into_iter().for_each(|again| {
-                self.node.forget_handle(again.handle);
-                again.close_beside(&opened, self.bind());
-            });
-            return Ok(opened);
+        if self.opened.get() != known {
+            // To open it has found another host, of which all files were taken back.
+            again.into_iter().for_each(|again| self.give_back(again, old));
+            return self.opened.get().map_err(|(_, error)| error);
         }
         let lost = |error| {
             if matches!(error, Errno::ESTALE | Errno::EAGAIN) {
@@ -226,17 +213,27 @@ impl VolumePages {
             Err(error) => return lost(error),
         };
         self.opened.set(Ok(opened));
-        let Err(error) = state::kernel().fs.locks.take_again(self.file(), self) else {
+        let locked = state::kernel().fs.locks.take_again(self.file(), self);
+        if self.opened.get() != Ok(opened) {
+            // The same while its locks were taken: this host has ended.
+            return self.opened.get().map_err(|(_, error)| error);
+        }
+        let Err(error) = locked else {
             known.into_iter().for_each(|old| self.node.forget_handle(old.handle));
             return Ok(opened);
         };
         self.opened.set(known);
-        self.node.forget_handle(opened.handle);
-        match &old {
-            Some(old) => opened.close_beside(old, self.bind()),
-            None => opened.close(self.bind()),
-        }
+        self.give_back(opened, old);
         lost(error)
+    }
+
+    /// Gives back what was opened in vain; the descriptor may be that of `old`.
+    fn give_back(&self, opened: Opened, old: Option<Opened>) {
+        self.node.forget_handle(opened.handle);
+        match old {
+            Some(old) if old.fd == opened.fd => opened.close_handle(self.bind()),
+            _ => opened.close(self.bind()),
+        }
     }
 
     /// Opens the file for the next host, if it was open. False: its programs take themselves to have locks

@@ -55,8 +55,11 @@ impl Leaving {
 
 impl Drop for Served<'_> {
     fn drop(&mut self) {
-        self.0.state().under_way -= 1;
-        self.0.changed.notify_all();
+        let mut state = self.0.state();
+        state.under_way -= 1;
+        if state.is_leaving {
+            self.0.changed.notify_all();
+        }
     }
 }
 

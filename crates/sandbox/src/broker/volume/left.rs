@@ -12,7 +12,7 @@
 //!
 //! NFS servers do the same after a restart (RFC 8881, 8.4.2).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -126,12 +126,13 @@ impl Left {
         self.changed.notify_all();
     }
 
-    /// Waits until a sandbox is served.
-    pub fn pass(&self, holder: VolumeHolder) {
+    /// Waits until a sandbox is served, or has ended.
+    pub fn pass(&self, holder: VolumeHolder, has_ended: &AtomicBool) {
         if self.is_over() {
             return;
         }
         let has_to_wait = |state: &mut State| match state.stage {
+            _ if has_ended.load(Ordering::Relaxed) => false,
             Stage::Unknown | Stage::LettingGo => true,
             // One that has its own again may want what others had.
             Stage::Reclaiming => state.holders.get(&holder).is_none_or(|left| left.is_done),
@@ -177,7 +178,9 @@ impl Left {
 
     /// Kills a sandbox that has not all of what it had.
     pub fn end(&self, holder: VolumeHolder) {
-        kill(self.state().holders.remove_entry(&holder).into_iter().collect());
+        let lost = self.state().holders.remove_entry(&holder);
+        kill(lost.into_iter().collect());
+        self.changed.notify_all();
     }
 }
 
@@ -195,18 +198,16 @@ fn kill(holders: BTreeMap<VolumeHolder, LeftHolder>) {
 impl Volume {
     /// Goes on with those who are left of the daemon before this one, all of whom are known now. To be
     /// called with all volumes that were opened when that was not so: one sandbox may have several.
-    pub fn go_on_with_left(volumes: Vec<Arc<Self>>) {
-        let mut volumes = volumes;
-        volumes.retain(|volume| volume.left.begin());
-        if volumes.is_empty() {
-            return;
+    ///
+    /// # Errors
+    /// There are no threads left: some are served by nobody until the daemon is restarted.
+    pub fn go_on_with_left(volumes: Vec<Arc<Self>>) -> io::Result<()> {
+        let begun = volumes.into_iter().filter(|volume| volume.left.begin());
+        for volumes in connected(begun) {
+            let thread = std::thread::Builder::new().name("volumes-left".into());
+            thread.spawn(move || wait_for_left(volumes))?;
         }
-        let waiting = volumes.clone();
-        let thread = std::thread::Builder::new().name("volumes-left".into());
-        if thread.spawn(move || wait_for_left(waiting)).is_err() {
-            // Without a thread the daemon begins later.
-            wait_for_left(volumes);
-        }
+        Ok(())
     }
 
     /// Cuts files to their lengths, and counts what is there: no sandbox changes the volume.
@@ -240,6 +241,21 @@ impl Volume {
         // It has the lock already, or waits for nobody but who has just come.
         let _ = flock(&self.users, FlockOperation::LockShared);
     }
+}
+
+/// Volumes of which one sandbox may wait for another one's, apart from all others.
+fn connected(volumes: impl Iterator<Item = Arc<Volume>>) -> Vec<Vec<Arc<Volume>>> {
+    let mut all: Vec<(BTreeSet<VolumeHolder>, Vec<Arc<Volume>>)> = Vec::new();
+    for volume in volumes {
+        let own: BTreeSet<_> = volume.left.state().holders.keys().copied().collect();
+        let mut one = (own.clone(), vec![volume]);
+        for (holders, volumes) in all.extract_if(.., |(holders, _)| !holders.is_disjoint(&own)) {
+            one.0.extend(holders);
+            one.1.extend(volumes);
+        }
+        all.push(one);
+    }
+    all.into_iter().map(|(_, volumes)| volumes).collect()
 }
 
 fn wait_for_left(mut volumes: Vec<Arc<Volume>>) {

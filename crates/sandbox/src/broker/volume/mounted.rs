@@ -37,6 +37,8 @@ pub(in crate::broker) struct MountedVolume {
     holder: VolumeHolder,
     /// The daemon before this one has left it, and it has not let go of what it had there.
     is_left: AtomicBool,
+    /// Nothing runs in it any more.
+    has_ended: AtomicBool,
     volume: Arc<Volume>,
     access: BoundAccess,
     of_tenant: VolumeShare,
@@ -79,6 +81,7 @@ impl MountedVolume {
             number,
             holder,
             is_left: AtomicBool::new(false),
+            has_ended: AtomicBool::new(false),
             volume,
             access,
             of_tenant,
@@ -113,6 +116,7 @@ impl MountedVolume {
 
     /// Closes all files, of which nobody uses one any more: nothing runs in the sandbox.
     pub fn end(&self) {
+        self.has_ended.store(true, Relaxed);
         self.volume.left.forget(self.holder);
         let pages = self.pages.get().and_then(Option::as_ref);
         pages.into_iter().for_each(|pages| pages.note_end());
@@ -133,10 +137,10 @@ impl MountedVolume {
         if request.operation == VOLUME_RENEW {
             return self.renew(request.a);
         }
-        if self.is_left.load(Relaxed) {
+        if self.is_left() {
             return Err(Errno::NOTCONN);
         }
-        self.volume.left.pass(self.holder);
+        self.volume.left.pass(self.holder, &self.has_ended);
         self.volume.take_rights()?;
         // Who gives a file back changes nothing that is copied, and may be a sandbox that ends.
         let _passed = (request.operation != BIND_CLOSE).then(|| self.volume.gate.pass());
@@ -224,18 +228,23 @@ impl MountedVolume {
         }
     }
 
+    /// Whether the sandbox has not let go of what it had under the daemon before this one.
+    pub fn is_left(&self) -> bool {
+        self.is_left.load(Relaxed)
+    }
+
     /// Says how far the sandbox is with what it had under the daemon before this one.
     fn renew(&self, step: u64) -> Result<Answer, Errno> {
         let left = &self.volume.left;
         match step {
-            RENEW_ASK => return number(self.is_left.load(Relaxed).into()),
+            RENEW_ASK => return number(self.is_left().into()),
             RENEW_LET_GO => {
                 self.is_left.store(false, Relaxed);
                 left.let_go(self.holder);
             }
             RENEW_DONE => left.done(self.holder),
             // That was said of a host of before, which has ended meanwhile.
-            RENEW_LOST if self.is_left.load(Relaxed) => {}
+            RENEW_LOST if self.is_left() => {}
             RENEW_LOST => left.end(self.holder),
             _ => return Err(Errno::INVAL),
         }

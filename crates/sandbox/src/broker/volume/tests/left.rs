@@ -39,7 +39,7 @@ fn nobody_goes_on_without_the_locks_that_it_had() {
     let tree = next(&Tree::new(QUOTA));
     let mut process = Process::new();
     let mount = left(&tree, 7, &process);
-    Volume::go_on_with_left(vec![tree.volume.clone()]);
+    Volume::go_on_with_left(vec![tree.volume.clone()]).unwrap();
     renew(&mount, RENEW_LET_GO);
     renew(&mount, RENEW_LOST);
     assert!(process.has_ended());
@@ -53,7 +53,11 @@ fn nobody_is_late_for_the_sake_of_others() {
     let (mut quick, mut slow) = (Process::new(), Process::new());
     let mounts = trees.each_ref().map(|tree| left(tree, 7, &quick));
     let silent = left(&trees[1], 8, &slow);
-    Volume::go_on_with_left(trees.iter().map(|tree| tree.volume.clone()).collect());
+    let (volumes, apart) = (trees.iter().map(|tree| tree.volume.clone()), next(&Tree::new(QUOTA)));
+    Volume::go_on_with_left(volumes.chain([apart.volume.clone()]).collect()).unwrap();
+    // Nobody who has it is left.
+    open(&apart.mount(BoundAccess::Write), CREATE, b"file").unwrap();
+    assert!(!trees[0].volume.left.is_over());
     mounts.iter().for_each(|mount| drop(renew(mount, RENEW_LET_GO)));
     for mount in &mounts {
         open(mount, CREATE, b"file").unwrap();
@@ -116,7 +120,7 @@ fn others_are_served_when_those_who_are_left_have_their_files_again() {
             open(&mounts[0], CREATE, b"first").unwrap();
             is_open.store(true, SeqCst);
         });
-        Volume::go_on_with_left(vec![tree.volume.clone()]);
+        Volume::go_on_with_left(vec![tree.volume.clone()]).unwrap();
         thread::sleep(Duration::from_millis(100));
         assert!(!is_open.load(SeqCst));
         renew(&mounts[1], RENEW_LET_GO);
@@ -168,7 +172,7 @@ fn a_file_ends_where_its_sandbox_has_said_last() {
     }
     let process = Process::new();
     let mount = left(&tree, 7, &process);
-    Volume::go_on_with_left(vec![tree.volume.clone()]);
+    Volume::go_on_with_left(vec![tree.volume.clone()]).unwrap();
     renew(&mount, RENEW_LET_GO);
     let (_, file) = open(&mount, 0o2, b"file").unwrap();
     assert_eq!(file.metadata().unwrap().len(), 11);
@@ -188,7 +192,7 @@ fn who_does_not_come_on_is_killed() {
     renew(&mounts[0], RENEW_LOST);
     renew(&mounts[1], RENEW_LET_GO);
     assert!(!processes[0].has_ended(), "it has not let go here");
-    Volume::go_on_with_left(vec![tree.volume.clone()]);
+    Volume::go_on_with_left(vec![tree.volume.clone()]).unwrap();
     let other = tree.mount(BoundAccess::Write);
     open(&other, CREATE, b"other").unwrap();
     // The second one has let go, and said nothing then.
@@ -208,7 +212,7 @@ fn another_process_comes_in_when_all_have_what_is_theirs() {
             has_come.store(true, SeqCst);
             assert_eq!(other.used(), Ok(NAME_COST));
         });
-        Volume::go_on_with_left(vec![tree.volume.clone()]);
+        Volume::go_on_with_left(vec![tree.volume.clone()]).unwrap();
         renew(&mount, RENEW_LET_GO);
         open(&mount, CREATE, b"file").unwrap();
         thread::sleep(Duration::from_millis(200));
