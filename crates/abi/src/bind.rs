@@ -125,8 +125,9 @@ pub const VOLUME_END: u64 = u64::MAX;
 /// The host that has served me before is gone, and this one knows none of my files and locks of this
 /// volume: until I have taken my files back (RFC 8881, 8.4.2, calls it to reclaim), it answers all other
 /// requests about the volume with `ENOTCONN`, and has served none of them. `a` says how far I am:
-/// [`RENEW_ASK`], [`RENEW_LET_GO`], [`RENEW_DONE`], [`RENEW_LOST`]. Each is answered at once. What I ask for in between may
-/// wait until all others who had the volume have let go; what others ask for waits until they are done.
+/// [`RENEW_ASK`], [`RENEW_LET_GO`], [`RENEW_DONE`], [`RENEW_LOST`]. Each is answered at once. What I ask
+/// for in between may wait until all others who had the volume have let go; what others ask for waits
+/// until they are done.
 pub const VOLUME_RENEW: u32 = 81;
 /// Is there something to take back? Reply: 1 or 0, a `u64`.
 pub const RENEW_ASK: u64 = 0;
