@@ -309,7 +309,7 @@ fn vacate(own: &Path, unit: Unit) -> io::Result<()> {
 }
 
 /// Makes the group that stands for this process. Its name begins those of its sandboxes.
-fn make_group(own: &Path) -> io::Result<PathBuf> {
+pub(super) fn make_group(own: &Path) -> io::Result<PathBuf> {
     let name = group_name(std::process::id())
         .ok_or_else(|| io::Error::other("cannot read /proc/self/stat"))?;
     // Several in one process: tests, or a pool beside another. No number comes twice, since

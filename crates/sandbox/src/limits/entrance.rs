@@ -136,6 +136,7 @@ fn keep_right_to_kill() -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::discover::make_group;
     use super::super::{Controller, Place};
     use super::*;
     use rustix::event::{PollFd, PollFlags, poll};
@@ -155,8 +156,8 @@ mod tests {
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
         let mut mounts = mounts.lines().filter(|line| line.contains(" - cgroup2 "));
         let mount = Path::new(mounts.next()?.split(' ').nth(4)?);
-        let directory = mount.join(format!("thaw-{}-1-0", std::process::id()));
-        make_directory(&directory).ok()?;
+        // Under another name it would be a leftover, which any daemon that starts meanwhile removes.
+        let directory = make_group(mount).ok()?;
         Some(Place {
             version: Version::V2,
             directory,
