@@ -71,7 +71,7 @@ impl Daemon {
             Failure::failed(match home.hidden_daemon() {
                 Some((path, owner)) => format!(
                     "permission denied on {}, which belongs to user {owner}; run this as the user \
-                     who runs the daemon, {otherwise}",
+                     who runs the daemon or as root, {otherwise}",
                     path.display()
                 ),
                 None => format!(

@@ -242,6 +242,31 @@ fn memory_that_is_refused_is_told_with_the_limit() {
     assert_eq!(complaint.matches(expected).count(), 2, "once shown, and repeated: {complaint}");
 }
 
+/// Once for each copy, also where the program goes on.
+#[test]
+fn memory_that_is_refused_to_a_copy_stands_in_the_daemons_log() {
+    let serve = "import http.server\n\
+        class Handler(http.server.SimpleHTTPRequestHandler):\n    \
+        def do_GET(self):\n        \
+        for _ in range(3):\n            \
+        try: bytearray(400 << 20)\n            \
+        except MemoryError: pass\n        \
+        self.send_error(507)\n\
+        http.server.HTTPServer(('', 8000), Handler).serve_forever()\n";
+    let keys = "port = 8000\nlimits = { memory = \"64MiB\" }";
+    let function = Complaining::python(serve, keys);
+    let home = built_home("complaints-memory", &[]);
+    function.build(&home, &[]).success();
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    for _ in 0..2 {
+        assert_eq!(get(daemon.gateway(), "complaining", "/").status, 507);
+    }
+    let expected = "thaw: an allocation of 409604KiB was refused: it is more than `limits.memory` in \
+                    thaw.toml, which is 64MiB; raise that";
+    wait_until("both copies have said so", || daemon.log().matches(expected).count() >= 2);
+    assert_eq!(daemon.log().matches(expected).count(), 2, "{}", daemon.log());
+}
+
 #[test]
 fn a_memory_limit_that_is_reached_is_named_with_its_value() {
     let grow = "all = []\nwhile True: all.append(bytearray(1 << 20))\n";

@@ -35,7 +35,7 @@ fn build_of(home: &Path, name: &str, keys: &str, argument: &str, names: &str) ->
     );
     fs::write(directory.path().join("thaw.toml"), text).expect("thaw.toml");
     let mut build = thaw();
-    build.env("THAW_HOME", home).args(["build", "--quiet", "--weak-limits"]);
+    build.env("THAW_HOME", home).args(["build", "--weak-limits"]);
     run(build.arg(directory.path()))
 }
 
@@ -68,7 +68,12 @@ fn has(daemon: &Daemon, function: &str, database: &str, api_key: &str) {
 fn each_copy_has_the_values_of_the_moment() {
     let home = built_home("secrets-values", &[]);
     for (name, keys) in [("warm", ""), ("ready", "ready = 2"), ("forked", "template = true")] {
-        build(&home, name, keys).success();
+        let built = build(&home, name, keys);
+        let note = format!(
+            "note: secret `api-key` of `{name}` is not set; `thaw secret set {name} api-key` sets it"
+        );
+        assert!(built.stderr.contains(&note), "{}", built.stderr);
+        built.success();
     }
     for (name, keys) in [("workers", ""), ("readyworkers", "ready = 2")] {
         build_with(&home, name, keys, ", \"worker\"").success();

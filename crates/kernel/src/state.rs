@@ -9,7 +9,7 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::panic::RefUnwindSafe;
-use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use thaw_abi::control::{FLAG_ENTRY_STDIN, FLAG_FREEZE_AT_ENTRY, Limits};
 
@@ -143,7 +143,7 @@ impl Kernel {
         if len <= limit {
             return Ok(());
         }
-        if self.is_first_refusal_of_a_build() {
+        if self.is_first_refusal() {
             crate::console!(
                 "thaw: an allocation of {} was refused: it is more than `limits.memory` in \
                  thaw.toml, which is {}; raise that",
@@ -154,10 +154,9 @@ impl Kernel {
         Err(Errno::ENOMEM)
     }
 
-    /// There is no room for more files beside the `used` bytes of those that are there. Whoever builds the function
-    /// hears of it.
+    /// There is no room for more files beside the `used` bytes of those that are there.
     pub fn files_are_full(&self, used: u64) {
-        if self.is_first_refusal_of_a_build() {
+        if self.is_first_refusal() {
             crate::console!(
                 "thaw: there is no room for what the program writes to files, which take {} of \
                  memory: they may take three quarters of `limits.memory` in thaw.toml, which is \
@@ -168,11 +167,15 @@ impl Kernel {
         }
     }
 
-    /// Whether somebody builds the function who has heard of no refused memory yet.
-    fn is_first_refusal_of_a_build(&self) -> bool {
-        static IS_TOLD: AtomicBool = AtomicBool::new(false);
-        let is_built = self.config.get().flags & FLAG_FREEZE_AT_ENTRY != 0;
-        is_built && !IS_TOLD.swap(true, Ordering::Relaxed)
+    /// Whether somebody reads what the kernel says, and has not heard of refused memory yet: who builds
+    /// the function, and then the log of each copy. On a terminal of `thaw run` it would be between the
+    /// program's own lines.
+    fn is_first_refusal(&self) -> bool {
+        /// One more than the generation in which it was said.
+        static SAID_IN: AtomicU64 = AtomicU64::new(0);
+        let generation = self.generation.get();
+        let is_read = self.config.get().flags & FLAG_FREEZE_AT_ENTRY != 0 || generation > 0;
+        is_read && SAID_IN.swap(generation + 1, Ordering::Relaxed) <= generation
     }
 
     /// Bytes of memory that the guest is told the machine has: the sandbox's

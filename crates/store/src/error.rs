@@ -78,8 +78,8 @@ pub enum StoreError {
     },
     /// It is in a directory of another user's.
     #[error(
-        "permission denied on {}, which belongs to user {owner}; run this as that user, or set \
-         THAW_HOME to a directory of your own",
+        "permission denied on {}, which belongs to user {owner}; run this as that user or as \
+         root, or set THAW_HOME to a directory of your own",
         path.display()
     )]
     OfAnotherUser {

@@ -58,12 +58,19 @@ impl Namer {
 
     /// Adds the bytes at `at`, which are whole pages behind all that were added before.
     pub fn add(&mut self, bytes: &[u8], at: u64) {
+        // Pages without a zero page between them are hashed at once: of 4 KiB at a time BLAKE3 cannot
+        // use the widest instructions, and takes 1.6 times as long.
+        let mut unhashed = 0;
         for (index, page) in bytes.chunks(PAGE_SIZE as usize).enumerate() {
             if page.iter().any(|&byte| byte != 0) {
                 self.runs.push(at / PAGE_SIZE + index as u64);
-                self.content.update(page);
+                continue;
             }
+            let start = index * PAGE_SIZE as usize;
+            self.content.update(&bytes[unhashed..start]);
+            unhashed = start + page.len();
         }
+        self.content.update(&bytes[unhashed..]);
     }
 
     /// The name.
@@ -154,6 +161,29 @@ mod tests {
         bytes[len as usize - 1] = b'x';
         dense.write_all(&bytes).unwrap();
         assert_eq!(image_id(&sparse).unwrap(), image_id(&dense).unwrap());
+    }
+
+    /// Stores keep the names that images have: page by page, as the definition says.
+    #[test]
+    fn a_name_is_that_of_its_definition() {
+        let page = |byte: u8| vec![byte; PAGE_SIZE as usize];
+        let kinds = [1, 2, 0, 3, 0, 0, 4, 5, 6, 7, 8];
+        let bytes: Vec<u8> = kinds.iter().flat_map(|&kind| page(kind)).chain([9; 100]).collect();
+        let mut content = blake3::Hasher::new();
+        for kind in kinds.iter().filter(|kind| **kind != 0) {
+            content.update(&page(*kind));
+        }
+        content.update(&[9; 100]);
+        let mut runs = blake3::Hasher::new();
+        for edge in [0_u64, 2, 3, 4, 6, 12] {
+            runs.update(&edge.to_le_bytes());
+        }
+        let mut name = blake3::Hasher::new_derive_key("Thaw store image name v1");
+        name.update(&(bytes.len() as u64).to_le_bytes());
+        name.update(runs.finalize().as_bytes());
+        name.update(content.finalize().as_bytes());
+        let file = file_with(&[(0, &bytes)], bytes.len() as u64);
+        assert_eq!(image_id(&file).unwrap(), name.finalize().into());
     }
 
     #[test]

@@ -15,6 +15,7 @@ use thaw_node::build::{BuildEvent, BuildOptions, Built, Comparison, Training, Tr
 use thaw_node::catalog::Reload;
 use thaw_node::config::{CpuBaseline, DomainName, TimeSpan};
 use thaw_node::home::Home;
+use thaw_node::secrets::SecretStore;
 use thaw_store::{Activation, Name, parse_label};
 
 /// Build a function: import its files, run it to its entry point, freeze it.
@@ -105,6 +106,10 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let config = &built.function.function.config;
     for finding in &built.frozen.findings {
         display.show(&BuildEvent::Warning(&finding.text));
+    }
+    let secrets = SecretStore::of(home.clone());
+    if let Some(missing) = secrets.missing(&config.name, &config.secrets.names) {
+        display.show(&BuildEvent::Note(&missing.to_string()));
     }
     if arguments.json {
         output::print_json(&as_json(&built, started.elapsed(), &stages))?;

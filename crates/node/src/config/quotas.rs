@@ -28,8 +28,8 @@ const PERIOD_MIN: Duration = Duration::from_secs(1);
 pub enum QuotasError {
     /// They are another user's.
     #[error(
-        "permission denied on {}, which belongs to user {}; run this as that user, or set THAW_HOME \
-         to a directory of your own",
+        "permission denied on {}, which belongs to user {}; run this as that user or as \
+         root, or set THAW_HOME to a directory of your own",
         .0.path.display(), .0.owner
     )]
     OfAnotherUser(Closed),
