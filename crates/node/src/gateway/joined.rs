@@ -106,7 +106,8 @@ struct Half {
 
 impl Half {
     fn new(read_ahead: &[u8]) -> Self {
-        Self { bytes: read_ahead.to_vec(), ..Self::default() }
+        // An earlier daemon may have sealed something that it has not sent.
+        Self { bytes: read_ahead.to_vec(), is_unflushed: true, ..Self::default() }
     }
 
     /// What was read and not written yet.
@@ -213,6 +214,7 @@ impl<C: Side, I: Side> Pair<C, I> {
     /// A side has failed, or there is no memory.
     fn left(&mut self) -> io::Result<Option<LeftFile>> {
         self.to_instance.bytes.append(&mut self.client.settle()?);
+        self.to_client.is_unflushed = true;
         self.to_client.bytes.append(&mut self.instance.settle()?);
         let (there, back) = (self.to_instance.left(), self.to_client.left());
         LeftFile::write(there, back, self.client.tls())
@@ -356,6 +358,7 @@ pub(crate) fn join_inherited(service: &Arc<Service>, orphan: JoinedOrphan) {
 mod tests {
     use super::*;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
     use tokio::time::timeout;
 
     fn pair(
@@ -424,6 +427,20 @@ mod tests {
             timeout(LONG, end.read_exact(&mut heard)).await.unwrap().unwrap();
             assert!(heard == sent[..written]);
         }
+    }
+
+    #[tokio::test]
+    async fn what_was_sealed_and_not_sent_is_sent() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let near = listener.accept().await.unwrap().0;
+        let (far, _instance) = UnixStream::pair().unwrap();
+        let near = Wire::Tls(Tls::inherited(near, State::for_test()));
+        let mut pair = Pair::new(near, far, b"", b"");
+        tokio::spawn(async move { pair.copy(LONG).await });
+        let mut heard = [0; 8];
+        timeout(LONG, client.read_exact(&mut heard)).await.expect("it comes").unwrap();
+        assert_eq!(&heard, b"a record");
     }
 
     async fn fill(end: &mut UnixStream, bytes: &[u8], written: &mut usize) {

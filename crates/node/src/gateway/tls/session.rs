@@ -20,7 +20,7 @@ const USER_CANCELED: u8 = 90;
 /// Makes and reads the records of a connection.
 pub(in crate::gateway) struct Session<S> {
     stream: S,
-    state: State,
+    pub(super) state: State,
     /// What was decrypted.
     plain: Vec<u8>,
     /// So many bytes of it were read.
