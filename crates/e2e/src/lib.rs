@@ -11,6 +11,7 @@ mod http;
 mod lasting;
 mod lines;
 pub mod mirror;
+mod openssl;
 mod outcome;
 mod ports;
 mod processes;
@@ -35,6 +36,7 @@ pub use guest::{Fixture, Linking, compare_c, compare_python, compile, programs, 
 pub use http::{Heard, Raw, Response, get, post, request, request_local};
 pub use lasting::{LASTING_KEYS, count, lasting, lasting_lines};
 pub use lines::Lines;
+pub use openssl::{TlsClient, certify};
 pub use outcome::{Outcome, run, run_with_input, run_within};
 pub use ports::{free_port, free_privileged_port, listening_ports};
 pub use processes::{

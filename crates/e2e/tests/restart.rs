@@ -4,7 +4,7 @@
 
 use rustix::process::Signal;
 use std::fs;
-use std::io::{BufRead, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::process::Command;
@@ -13,9 +13,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 use thaw_e2e::{
-    Apart, Background, LASTING_KEYS, Lines, Raw, built_home, count, descendants, exists, free_port,
-    get, lasting, lasting_lines, repository, request, run, run_with_input, run_within, skip, thaw,
-    wait_until,
+    Apart, Background, LASTING_KEYS, Lines, Raw, TlsClient, built_home, certify, count,
+    descendants, exists, free_port, get, lasting, lasting_lines, repository, request, run,
+    run_with_input, run_within, skip, thaw, wait_until,
 };
 
 /// The address of the function that speaks no HTTP.
@@ -157,6 +157,124 @@ fn no_byte_is_lost_in_a_connection_that_goes_on() {
     let read: Vec<String> = read.join().expect("the reader");
     let expected: Vec<_> = (0..written).map(|line| format!("{} line {line}", line + 1)).collect();
     assert!(read == expected, "{} of {written} lines: {:?}", read.len(), read.last());
+}
+
+/// A node that speaks TLS at the address, as the host `lasting`.
+fn node_with_tls(address: SocketAddr) -> Option<Apart> {
+    let node = node()?;
+    let keys = node.home().join("tls");
+    fs::create_dir_all(&keys).expect("a directory");
+    certify(&keys, &["lasting"]);
+    let text = format!(
+        "[tls]\nlisten = [\"{address}\"]\n\
+         [[tls.certificate]]\nchain = \"tls/node.pem\"\nkey = \"tls/node.key\"\n"
+    );
+    fs::write(node.home().join("gateway.toml"), text).expect("our home");
+    let given = Command::new("chown")
+        .arg("-R")
+        .arg(format!("--reference={}", node.home().display()))
+        .args([&keys, &node.home().join("gateway.toml")])
+        .status();
+    assert!(given.expect("chown").success());
+    Some(node)
+}
+
+fn tls_client(node: &Apart, address: SocketAddr, version: &str) -> TlsClient {
+    TlsClient::connect(address, "lasting", &node.home().join("tls/node.pem"), &[version])
+}
+
+#[test]
+fn connections_of_another_protocol_over_tls_go_on_under_the_next_daemon() {
+    let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
+    let Some(node) = node_with_tls(address) else { return };
+    let _monitor = node.start_monitor();
+    let mut daemon = patient_daemon(&node, "daemon-0.log");
+    let mut clients: Vec<_> = ["-tls1_2", "-tls1_3"]
+        .map(|version| Lines::upgrade_over(tls_client(&node, address, version), "lasting"))
+        .into();
+    let (mut said, long) = (0, "x".repeat(100_000));
+    for number in 1..4 {
+        let began = Instant::now();
+        assert_eq!(daemon.stop(), Some(0), "{}", daemon.log());
+        // Nobody is there to hear it.
+        clients.iter_mut().for_each(|client| client.send("meanwhile"));
+        daemon = patient_daemon(&node, &format!("daemon-{number}.log"));
+        assert!(began.elapsed() < SHORT, "nothing waits for the drain time");
+        let mut numbers: Vec<_> =
+            clients.iter_mut().map(|client| client.hear("meanwhile")).collect();
+        numbers.sort_unstable();
+        assert_eq!(numbers, [said + 1, said + 2], "{}", daemon.log());
+        said += 2;
+        for client in &mut clients {
+            for text in ["short", &long] {
+                said += 1;
+                assert_eq!(client.say(text), said, "{}", daemon.log());
+            }
+        }
+    }
+    drop(clients);
+    wait_until("nobody is connected", || node.instances()[0]["connections"] == 0);
+    // A daemon that is killed takes its keys with it.
+    let mut client = Lines::upgrade_over(tls_client(&node, address, "-tls1_3"), "lasting");
+    assert_eq!(client.say("hello"), said + 1);
+    daemon.signal(Signal::KILL);
+    daemon.wait();
+    assert_eq!(client.read(), "");
+}
+
+/// Bytes are on their way in both directions all the time.
+#[test]
+fn no_byte_is_lost_in_a_connection_over_tls_that_goes_on() {
+    let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
+    let Some(node) = node_with_tls(address) else { return };
+    let _monitor = node.start_monitor();
+    let mut daemon = node.start_daemon("daemon-0.log");
+    let is_over = Arc::new(AtomicBool::new(false));
+    let clients = ["-tls1_2", "-tls1_3"].map(|version| {
+        let client = Lines::upgrade_over(tls_client(&node, address, version), "lasting");
+        let is_over = is_over.clone();
+        thread::spawn(move || answers_until(client, &is_over))
+    });
+    for number in 1..4 {
+        thread::sleep(Duration::from_millis(300));
+        restart(&node, &mut daemon, &format!("daemon-{number}.log"));
+    }
+    is_over.store(true, Ordering::SeqCst);
+    for client in clients {
+        let (written, read) = client.join().expect("a client");
+        let expected: Vec<_> = (0..written).map(|line| format!("line {line}")).collect();
+        assert!(read == expected, "{} of {written} lines: {:?}", read.len(), read.last());
+    }
+}
+
+/// Sends lines all the time. How many, and the answers without their numbers.
+fn answers_until(client: Lines<TlsClient>, is_over: &AtomicBool) -> (usize, Vec<String>) {
+    let mut client = client.0.into_inner();
+    let (stdin, stdout) = (&mut client.stdin, &mut client.stdout);
+    thread::scope(|scope| {
+        let read = scope.spawn(|| {
+            let mut read = Vec::new();
+            for line in BufReader::new(stdout).lines() {
+                let line = line.expect("a line");
+                let (_, text) = line.split_once(' ').expect("its number");
+                if text == "the last" {
+                    break;
+                }
+                read.push(text.to_owned());
+            }
+            read
+        });
+        let mut written = 0;
+        while !is_over.load(Ordering::SeqCst) {
+            stdin.write_all(format!("line {written}\n").as_bytes()).expect("it is sent");
+            written += 1;
+            if written % 64 == 0 {
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+        stdin.write_all(b"the last\n").expect("it is sent");
+        (written, read.join().expect("the reader"))
+    })
 }
 
 /// What is younger than those that are kept in any case.

@@ -2,10 +2,9 @@
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
-use thaw_e2e::{Daemon, DaemonOptions, Function, built_home, free_port, get, wait_until};
+use thaw_e2e::{Daemon, DaemonOptions, Function, built_home, certify, free_port, get, wait_until};
 
 /// `printf %s sesame | sha256sum`
 const SESAME: &str = "sha256:d0c04f4b1951e4aeaaec8223ed2039e542f3aae805a6fa7f6d794e5afff5d272";
@@ -15,20 +14,6 @@ struct Secure {
     daemon: Daemon,
     address: SocketAddr,
     certificate: PathBuf,
-}
-
-fn openssl(directory: &Path) {
-    let subject = "subjectAltName=DNS:one.example,DNS:two.example";
-    let made = Command::new("openssl")
-        .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"])
-        .args(["-subj", "/CN=one.example", "-addext", subject, "-days", "2"])
-        .args(["-keyout", "node.key", "-out", "node.pem"])
-        .current_dir(directory)
-        .output()
-        .expect("openssl");
-    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-    let private = fs::Permissions::from_mode(0o600);
-    fs::set_permissions(directory.join("node.key"), private).expect("our file");
 }
 
 impl Secure {
@@ -41,7 +26,7 @@ impl Secure {
         let home = built_home(name, &functions);
         let keys = home.join("tls");
         fs::create_dir_all(&keys).expect("a directory");
-        openssl(&keys);
+        certify(&keys, &["one.example", "two.example"]);
         let text = format!(
             "[access_log]\nformat = \"json\"\n[tls]\nlisten = [\"{address}\"]
              [[tls.certificate]]\nchain = \"tls/node.pem\"\nkey = \"tls/node.key\"

@@ -87,7 +87,7 @@ impl Certificates {
     }
 
     /// How TLS is spoken with them.
-    pub fn server(self: &Arc<Self>) -> Arc<ServerConfig> {
+    pub fn server(self: &Arc<Self>) -> ServerConfig {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
@@ -95,7 +95,7 @@ impl Certificates {
         let mut config = builder.with_no_client_auth().with_cert_resolver(self.clone());
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         config.session_storage = rustls::server::ServerSessionMemoryCache::new(SESSIONS_MAX);
-        Arc::new(config)
+        config
     }
 }
 

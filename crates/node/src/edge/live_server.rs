@@ -61,7 +61,7 @@ impl Read {
     fn load(directory: &Path, tables: &[CertificateTable]) -> Result<Self, String> {
         let mut reader = Reader::new(directory);
         let certificates = Arc::new(Certificates::load(tables, &mut reader)?);
-        let mut server = (*certificates.server()).clone();
+        let mut server = certificates.server();
         server.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(Self {
             tables: tables.to_vec(),

@@ -210,8 +210,10 @@ impl TlsTable {
             return Err(format!("`listen` of [tls] is 1 to {LISTENERS_MAX} addresses"));
         }
         let certificates = Arc::new(Certificates::load(&self.certificate, reader)?);
-        let server = certificates.server();
-        Ok(Tls { listen: self.listen, certificates, server })
+        let mut server = certificates.server();
+        // A connection of another protocol is left to the next daemon with its keys.
+        server.enable_secret_extraction = true;
+        Ok(Tls { listen: self.listen, certificates, server: Arc::new(server) })
     }
 }
 

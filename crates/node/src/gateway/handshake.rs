@@ -3,6 +3,7 @@
 
 use super::accept::{Arrival, Gateway};
 use super::client::{self, Protocol, Secured};
+use super::tls::{Records, Tls};
 use super::wire::Wire;
 use crate::admission::Entrance;
 use crate::clock::monotonic_ns;
@@ -23,7 +24,7 @@ impl Gateway {
         let displaced = Arc::new(Notify::new());
         let number = self.shared().admission().wait(&entrance, &displaced);
         let deadline = Instant::now() + self.config().head_timeout;
-        let accepting = TlsAcceptor::from(tls.server).accept(stream);
+        let accepting = TlsAcceptor::from(tls.server).accept(Records::new(stream));
         let found = tokio::select! {
             found = timeout_at(deadline, accepting) => found.ok(),
             () = displaced.notified() => None,
@@ -41,7 +42,7 @@ impl Gateway {
         };
         let name = session.server_name().map(str::to_ascii_lowercase);
         let secured = Some(Secured { certificates: tls.certificates, name });
-        let wire = Wire::Tls(Box::new(stream));
+        let wire = Wire::Tls(Tls::agreed(stream));
         let ends = client::Ends { peer, local, accepted_ns: monotonic_ns(), admitted };
         client::serve_wire(self, wire, ends, client::Coming { protocol, secured, entrance }).await;
     }

@@ -1,21 +1,21 @@
 //! Connections of which the gateway only copies the bytes, such as WebSockets. A daemon that ends in
 //! order leaves them to the next one: it reads no more, and has the monitor keep both sockets, and a
 //! file in memory with what it has read and not written yet. To wait until that is written would not
-//! do: an instance may read nothing before somebody takes what it writes. Connections of clients that
-//! speak TLS end with their daemon, which alone has the keys.
+//! do: an instance may read nothing before somebody takes what it writes. If the client speaks TLS, the
+//! file has the keys of the connection, too ([`super::left`]).
 
-use super::wire::ClientIo;
+use super::left::{Left, LeftFile};
+use super::tls::{State, Tls};
+use super::wire::Wire;
 use crate::clock::monotonic_ns;
 use crate::edge::Addresses;
 use crate::instance::{ConnectionNote, JoinedOrphan, LetGo};
 use crate::joined::Moving;
 use crate::service::Service;
 use crate::upstream::Tap;
-use rustix::fs::{MemfdFlags, memfd_create};
-use std::fs::File;
 use std::future::poll_fn;
-use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -28,8 +28,6 @@ use tokio::time::{Instant, sleep_until};
 
 /// Bytes that are read ahead in each direction.
 const BUFFER: usize = 8 << 10;
-/// Most bytes that a daemon takes over in both directions.
-const LEFT_MAX: u64 = 1 << 20;
 
 /// Whose connection it is.
 pub(super) struct Place {
@@ -60,27 +58,29 @@ impl Place {
     }
 }
 
-/// One of the two sockets.
+/// One of the two ends.
 pub(super) trait Side: AsyncRead + AsyncWrite + Unpin {
-    /// Its socket, if the bytes in it are those that are copied.
+    /// Its socket; `None`: it has failed.
     fn socket(&self) -> Option<BorrowedFd<'_>>;
-}
 
-impl Side for ClientIo {
-    fn socket(&self) -> Option<BorrowedFd<'_>> {
-        self.plain_socket()
+    /// Has all of its state where [`Self::tls`] shows it, but for what it returns: what was decrypted
+    /// and not read.
+    ///
+    /// # Errors
+    /// It has failed, and ends.
+    fn settle(&mut self) -> io::Result<Vec<u8>> {
+        Ok(Vec::new())
+    }
+
+    /// What is to be known to go on with its socket if the bytes in it are TLS.
+    fn tls(&self) -> Option<&State> {
+        None
     }
 }
 
 impl Side for Tap {
     fn socket(&self) -> Option<BorrowedFd<'_>> {
         Some(Tap::socket(self))
-    }
-}
-
-impl Side for TcpStream {
-    fn socket(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.as_fd())
     }
 }
 
@@ -106,7 +106,8 @@ struct Half {
 
 impl Half {
     fn new(read_ahead: &[u8]) -> Self {
-        Self { bytes: read_ahead.to_vec(), ..Self::default() }
+        // An earlier daemon may have sealed something that it has not sent.
+        Self { bytes: read_ahead.to_vec(), is_unflushed: true, ..Self::default() }
     }
 
     /// What was read and not written yet.
@@ -206,17 +207,17 @@ impl<C: Side, I: Side> Pair<C, I> {
         }
     }
 
-    /// A file with what was read and not written yet; `None`: there is nothing.
-    fn left(&self) -> io::Result<Option<OwnedFd>> {
+    /// A file with what was read and not written yet, and the keys if there are some; `None`: there is
+    /// nothing.
+    ///
+    /// # Errors
+    /// A side has failed, or there is no memory.
+    fn left(&mut self) -> io::Result<Option<LeftFile>> {
+        self.to_instance.bytes.append(&mut self.client.settle()?);
+        self.to_client.is_unflushed = true;
+        self.to_client.bytes.append(&mut self.instance.settle()?);
         let (there, back) = (self.to_instance.left(), self.to_client.left());
-        if there.is_empty() && back.is_empty() {
-            return Ok(None);
-        }
-        let mut file = File::from(memfd_create("joined", MemfdFlags::CLOEXEC)?);
-        file.write_all(&(there.len() as u64).to_le_bytes())?;
-        file.write_all(there)?;
-        file.write_all(back)?;
-        Ok(Some(file.into()))
+        LeftFile::write(there, back, self.client.tls())
     }
 
     /// Copies until both sides have ended, or nothing has moved for `keep_alive`.
@@ -274,9 +275,12 @@ impl<C: Side, I: Side> Joint<C, I> {
                     false => std::future::pending().await,
                 }
             };
-            tokio::select! {
+            let rested = tokio::select! {
                 ended = self.pair.copy(keep_alive) => break ended,
                 () = is_told => self.rest(&mut leaving).await,
+            };
+            if rested.is_err() {
+                break rested;
             }
         };
         let Self { pair, moving, .. } = self;
@@ -287,52 +291,32 @@ impl<C: Side, I: Side> Joint<C, I> {
         ended
     }
 
-    fn keep(&self) -> io::Result<Option<KeptForSuccessor>> {
-        let Some((client, instance)) = self.pair.sockets() else { return Ok(None) };
-        let left = self.pair.left()?;
-        let others: Vec<_> = [instance].into_iter().chain(left.iter().map(AsFd::as_fd)).collect();
-        self.place.keep(client, &others)
-    }
-
     /// Has the monitor keep both sockets, until the daemon stays after all.
-    async fn rest(&mut self, leaving: &mut watch::Receiver<bool>) {
-        match self.keep() {
+    ///
+    /// # Errors
+    /// The connection cannot go on, here or elsewhere.
+    async fn rest(&mut self, leaving: &mut watch::Receiver<bool>) -> io::Result<()> {
+        let left = self.pair.left()?;
+        let kept = self.keep(left.as_ref());
+        self.moving = None;
+        match kept {
             Ok(Some(kept)) => {
-                self.moving = None;
                 let _ = leaving.wait_for(|is_leaving| !*is_leaving).await;
                 drop(kept);
                 self.moving = Some(Moving::new(self.place.service.shared()));
             }
-            Ok(None) => self.moving = None,
-            Err(error) => {
-                tracing::debug!("a connection ends with this daemon: {error}");
-                self.moving = None;
-            }
+            Ok(None) => {}
+            Err(error) => tracing::debug!("a connection ends with this daemon: {error}"),
         }
+        // From now on bytes are sealed here, under the keys in the file.
+        left.map_or(Ok(()), LeftFile::wipe)
     }
-}
 
-/// What an earlier daemon has read and not written.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Left {
-    to_instance: Vec<u8>,
-    to_client: Vec<u8>,
-}
-
-/// Reads what [`Pair::left`] has written.
-fn read_left(file: OwnedFd) -> io::Result<Left> {
-    let mut file = File::from(file);
-    file.seek(SeekFrom::Start(0))?;
-    let mut count = [0; 8];
-    file.read_exact(&mut count)?;
-    let mut to_instance = Vec::new();
-    file.take(LEFT_MAX + 1).read_to_end(&mut to_instance)?;
-    let count = usize::try_from(u64::from_le_bytes(count)).unwrap_or(usize::MAX);
-    if count > to_instance.len() || to_instance.len() as u64 > LEFT_MAX {
-        return Err(io::ErrorKind::InvalidData.into());
+    fn keep(&self, left: Option<&LeftFile>) -> io::Result<Option<KeptForSuccessor>> {
+        let Some((client, instance)) = self.pair.sockets() else { return Ok(None) };
+        let others: Vec<_> = [instance].into_iter().chain(left.map(AsFd::as_fd)).collect();
+        self.place.keep(client, &others)
     }
-    let to_client = to_instance.split_off(count);
-    Ok(Left { to_instance, to_client })
 }
 
 /// Goes on with a connection whose bytes an earlier daemon has copied. Its instance has it.
@@ -342,11 +326,15 @@ pub(crate) fn join_inherited(service: &Arc<Service>, orphan: JoinedOrphan) {
     let service = service.clone();
     let finish = move || service.let_go(instance, connection, LetGo::Answered);
     let admitted = place.service.shared().admission().admit();
-    let pair = left.map_or(Ok(Left::default()), read_left).and_then(|left| {
+    let pair = left.map_or(Ok(Left::default()), Left::take).and_then(|left| {
         // Whatever the daemon before this one has made of them.
         rustix::io::ioctl_fionbio(&client, true)?;
         rustix::io::ioctl_fionbio(&far, true)?;
         let client = TcpStream::from_std(client.into())?;
+        let client = match left.tls {
+            Some(state) => Wire::Tls(Tls::inherited(client, state)),
+            None => Wire::Plain(client),
+        };
         let far = UnixStream::from_std(far.into())?;
         Ok(Pair::new(client, far, &left.to_instance, &left.to_client))
     });
@@ -370,6 +358,7 @@ pub(crate) fn join_inherited(service: &Arc<Service>, orphan: JoinedOrphan) {
 mod tests {
     use super::*;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
     use tokio::time::timeout;
 
     fn pair(
@@ -428,7 +417,7 @@ mod tests {
             .await;
         }
         let file = first.left().unwrap().expect("both are full");
-        let left = read_left(file).unwrap();
+        let left = Left::take(file.as_fd().try_clone_to_owned().unwrap()).unwrap();
         assert!(!left.to_instance.is_empty() && !left.to_client.is_empty());
         let Pair { client: near, instance: far, .. } = first;
         let mut second = Pair::new(near, far, &left.to_instance, &left.to_client);
@@ -440,29 +429,23 @@ mod tests {
         }
     }
 
+    #[tokio::test]
+    async fn what_was_sealed_and_not_sent_is_sent() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let near = listener.accept().await.unwrap().0;
+        let (far, _instance) = UnixStream::pair().unwrap();
+        let near = Wire::Tls(Tls::inherited(near, State::for_test()));
+        let mut pair = Pair::new(near, far, b"", b"");
+        tokio::spawn(async move { pair.copy(LONG).await });
+        let mut heard = [0; 8];
+        timeout(LONG, client.read_exact(&mut heard)).await.expect("it comes").unwrap();
+        assert_eq!(&heard, b"a record");
+    }
+
     async fn fill(end: &mut UnixStream, bytes: &[u8], written: &mut usize) {
         while let Ok(count) = end.write(&bytes[*written..]).await {
             *written += count;
         }
-    }
-
-    #[test]
-    fn what_is_left_is_read_as_it_was_written_or_not_at_all() {
-        let (there, back) = (b"to the instance".as_slice(), b"to the client".as_slice());
-        let file = |count: u64, bytes: &[u8]| {
-            let mut file = File::from(memfd_create("test", MemfdFlags::CLOEXEC).unwrap());
-            file.write_all(&count.to_le_bytes()).unwrap();
-            file.write_all(bytes).unwrap();
-            OwnedFd::from(file)
-        };
-        let both = [there, back].concat();
-        let left = read_left(file(there.len() as u64, &both)).unwrap();
-        assert_eq!(left, Left { to_instance: there.to_vec(), to_client: back.to_vec() });
-        for count in [both.len() as u64 + 1, u64::MAX] {
-            assert!(read_left(file(count, &both)).is_err(), "{count}");
-        }
-        let long = vec![0; LEFT_MAX as usize + 1];
-        read_left(file(0, &long)).unwrap_err();
-        read_left(file(0, &long[1..])).unwrap();
     }
 }

@@ -19,12 +19,14 @@ mod grpc;
 mod handshake;
 mod intake;
 mod joined;
+mod left;
 mod passing;
 pub mod refusal;
 mod report;
 mod routed;
 mod stdin;
 mod ticket;
+mod tls;
 mod upgrade;
 mod wire;
 

@@ -1,6 +1,8 @@
 //! A client's connection as bytes, plain or within TLS.
 
 use super::client::RoutedClient;
+use super::joined::Side;
+use super::tls::{State, Tls};
 use crate::edge::Addresses;
 use crate::http::linger::Linger;
 use rustix::net::RecvFlags;
@@ -14,7 +16,6 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep, sleep_until};
-use tokio_rustls::server::TlsStream;
 
 /// How long a client may take to end its side after the gateway has ended its own.
 const LINGER: Duration = Duration::from_secs(1);
@@ -23,10 +24,10 @@ const DISCARD_MAX: usize = 1 << 20;
 
 /// A client's socket.
 pub(super) enum Wire {
-    /// Its bytes are HTTP.
+    /// Its bytes are the client's own.
     Plain(TcpStream),
     /// They are TLS.
-    Tls(Box<TlsStream<TcpStream>>),
+    Tls(Tls),
 }
 
 /// Does the same with either.
@@ -37,6 +38,69 @@ macro_rules! either {
             Wire::Tls($stream) => $do,
         }
     };
+}
+
+impl Side for Wire {
+    fn socket(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::Plain(stream) => Some(stream.as_fd()),
+            Self::Tls(tls) => tls.socket(),
+        }
+    }
+
+    fn settle(&mut self) -> io::Result<Vec<u8>> {
+        match self {
+            Self::Plain(_) => Ok(Vec::new()),
+            Self::Tls(tls) => tls.settle(),
+        }
+    }
+
+    fn tls(&self) -> Option<&State> {
+        match self {
+            Self::Plain(_) => None,
+            Self::Tls(tls) => tls.state(),
+        }
+    }
+}
+
+impl AsyncRead for Wire {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        either!(&mut *self, stream => Pin::new(stream).poll_read(context, buffer))
+    }
+}
+
+impl AsyncWrite for Wire {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        either!(&mut *self, stream => Pin::new(stream).poll_write(context, bytes))
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        either!(&mut *self, stream => Pin::new(stream).poll_write_vectored(context, bytes))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        either!(self, stream => stream.is_write_vectored())
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        either!(&mut *self, stream => Pin::new(stream).poll_flush(context))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        either!(&mut *self, stream => Pin::new(stream).poll_shutdown(context))
+    }
 }
 
 /// A client's socket, whose use is noticed.
@@ -54,14 +118,6 @@ pub(super) struct ClientIo {
 impl ClientIo {
     pub fn new(wire: Wire, client: Arc<RoutedClient>) -> Self {
         Self { wire, client, is_first_read: true, stalled: None, linger: None }
-    }
-
-    /// The socket, if its bytes are the client's own.
-    pub fn plain_socket(&self) -> Option<BorrowedFd<'_>> {
-        match &self.wire {
-            Wire::Plain(stream) => Some(stream.as_fd()),
-            Wire::Tls(_) => None,
-        }
     }
 
     /// The two ends of the connection.
@@ -87,6 +143,20 @@ impl ClientIo {
     }
 }
 
+impl Side for ClientIo {
+    fn socket(&self) -> Option<BorrowedFd<'_>> {
+        self.wire.socket()
+    }
+
+    fn settle(&mut self) -> io::Result<Vec<u8>> {
+        self.wire.settle()
+    }
+
+    fn tls(&self) -> Option<&State> {
+        self.wire.tls()
+    }
+}
+
 impl AsyncRead for ClientIo {
     fn poll_read(
         mut self: Pin<&mut Self>,
@@ -105,7 +175,7 @@ impl AsyncRead for ClientIo {
                 return Poll::Ready(Ok(()));
             }
         }
-        let result = either!(&mut self.wire, stream => Pin::new(stream).poll_read(context, buffer));
+        let result = Pin::new(&mut self.wire).poll_read(context, buffer);
         if buffer.filled().len() > before {
             self.client.heard();
         }
@@ -119,8 +189,7 @@ impl AsyncWrite for ClientIo {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let written =
-            either!(&mut self.wire, stream => Pin::new(stream).poll_write(context, bytes));
+        let written = Pin::new(&mut self.wire).poll_write(context, bytes);
         self.judge(context, written)
     }
 
@@ -129,13 +198,12 @@ impl AsyncWrite for ClientIo {
         context: &mut Context<'_>,
         bytes: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let written =
-            either!(&mut self.wire, stream => Pin::new(stream).poll_write_vectored(context, bytes));
+        let written = Pin::new(&mut self.wire).poll_write_vectored(context, bytes);
         self.judge(context, written)
     }
 
     fn is_write_vectored(&self) -> bool {
-        either!(&self.wire, stream => stream.is_write_vectored())
+        self.wire.is_write_vectored()
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -152,11 +220,11 @@ impl AsyncWrite for ClientIo {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.linger.is_none() {
-            let ended = either!(&mut self.wire, stream => Pin::new(stream).poll_shutdown(context));
+            let ended = Pin::new(&mut self.wire).poll_shutdown(context);
             ready!(self.judge(context, ended))?;
         }
         let Self { wire, linger, .. } = &mut *self;
         let linger = linger.get_or_insert_with(|| Linger::new(LINGER, DISCARD_MAX));
-        either!(wire, stream => linger.poll(stream, context)).map(Ok)
+        linger.poll(wire, context).map(Ok)
     }
 }
