@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 use thaw_e2e::{
     Daemon, DaemonOptions, Outcome, VolumeFunction as Function, ask_volume as ask, built_home,
-    post, request, run, thaw,
+    post, request, run, thaw, wait_until,
 };
 
 const DATA: &str = "[[volumes]]\nname = \"data\"\npath = \"/data\"\nsize = \"8MiB\"\n";
@@ -413,6 +413,27 @@ fn a_database_survives_its_writers() {
         );
         assert_eq!(ask(&daemon, name, &read), json!(["ok", committed, 0]));
     }
+}
+
+#[test]
+fn why_a_volume_cannot_be_opened_is_in_the_log_once() {
+    let home = built_home("volumes-unusable", &[]);
+    Function { name: "one", keys: "", volumes: DATA, at_start: "" }.build(&home).success();
+    let users = home.join("volumes/data/users");
+    fs::remove_file(&users).unwrap();
+    fs::create_dir(&users).unwrap();
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let is_about_it = |line: &&str| {
+        line.contains("no instance of `one` begins") && line.contains("volume `data`")
+    };
+    let said = || daemon.log().lines().filter(is_about_it).map(str::to_owned).collect::<Vec<_>>();
+    wait_until("the log says why", || !said().is_empty());
+    for _ in 0..3 {
+        assert_ne!(post(daemon.gateway(), "one", "/", b"result = 1").status, 200);
+    }
+    assert!(said().len() == 1 && said()[0].contains("mend what prevents that"), "{:?}", said());
+    fs::remove_dir(&users).unwrap();
+    wait_until("it is served", || post(daemon.gateway(), "one", "/", b"result = 1").status == 200);
 }
 
 /// `thaw run` in a stored root file system, with a volume.

@@ -91,7 +91,7 @@ impl InstanceTerms {
 
     /// Copies get their secrets from there, and their volumes from beside them.
     pub fn read_secrets_from(&self, store: &Arc<SecretStore>) {
-        // Who boots hears why they cannot be used.
+        // Who boots hears why they cannot be used, and the log says so.
         let _ = self.open_volumes(store);
         self.secret_store.set(store);
     }
@@ -115,9 +115,18 @@ impl InstanceTerms {
                 Ok(())
             }
             Err(error) => {
-                *problem = Some((Instant::now(), error.to_string()));
-                Err(LaunchError(error.to_string()))
+                let why = error.to_string();
+                self.say_volume_problem(problem.replace((Instant::now(), why.clone())), &why);
+                Err(LaunchError(why))
             }
+        }
+    }
+
+    /// Says in the log why volumes cannot be opened, unless that was so when it was tried before.
+    fn say_volume_problem(&self, before: Option<(Instant, String)>, why: &str) {
+        if before.is_none_or(|(_, before)| before != why) {
+            let why = thaw_sandbox::escape(why.as_bytes());
+            tracing::warn!("no instance of `{}` begins without its volumes: {why}", self.function);
         }
     }
 

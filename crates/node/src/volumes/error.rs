@@ -136,6 +136,19 @@ pub enum VolumeError {
     /// There are too many.
     #[error("there can be {0} at most; remove some")]
     TooMany(String),
+    /// It cannot be opened.
+    #[error(
+        "volume `{name}`, whose files lie in {}, cannot be opened: {error}; mend what prevents that, and \
+         try again", files.display()
+    )]
+    Unusable {
+        /// The volume.
+        name: Name,
+        /// Where its files lie.
+        files: PathBuf,
+        /// What the host says.
+        error: io::Error,
+    },
     /// The host refuses.
     #[error("cannot {action} {}: {error}", path.display())]
     Io {

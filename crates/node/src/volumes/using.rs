@@ -5,6 +5,7 @@ use super::{CLIENTS_PREFIX, Note, VolumeError, VolumeStore, open_own};
 use crate::config::{DomainName, FunctionConfig, FunctionName, VolumeConfig};
 use rustix::fs::{FlockOperation, flock};
 use std::collections::{BTreeSet, HashMap};
+use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -63,9 +64,26 @@ pub(crate) fn go_on_with_left() {
 }
 
 fn go_on(volumes: Vec<Arc<Volume>>) {
-    if let Err(error) = Volume::go_on_with_left(volumes) {
+    if let Err(error) = Volume::go_on_with_left(volumes, cannot_begin) {
         tracing::error!("requests about volumes wait until the daemon is restarted: {error}");
     }
+}
+
+fn cannot_begin(volume: &Arc<Volume>, error: &io::Error) {
+    let directory = directory_of(volume).unwrap_or_default();
+    let name = directory.file_name().unwrap_or_default().display();
+    tracing::warn!(
+        "requests about volume `{name}` wait, since its files cannot be cut to their lengths and \
+         counted: {error}; mend what lies in {}, it is tried again every second",
+        directory.display()
+    );
+}
+
+/// The directory of a volume that is open.
+fn directory_of(volume: &Arc<Volume>) -> Option<PathBuf> {
+    let open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut all = open.iter().flatten();
+    all.find(|(_, opening)| opening.is(volume)).map(|(directory, _)| directory.clone())
 }
 
 /// A volume that is open, or is being opened.
@@ -82,7 +100,12 @@ impl Opening {
         self.volume.lock().unwrap_or_else(PoisonError::into_inner).upgrade()
     }
 
-    /// The same without keeping it from being closed.
+    fn is(&self, volume: &Arc<Volume>) -> bool {
+        let opened = self.volume.lock().unwrap_or_else(PoisonError::into_inner);
+        std::ptr::eq(opened.as_ptr(), Arc::as_ptr(volume))
+    }
+
+    /// Whether it is open, without keeping it from being closed.
     fn is_open(&self) -> bool {
         self.volume.lock().unwrap_or_else(PoisonError::into_inner).strong_count() > 0
     }
@@ -295,7 +318,7 @@ impl VolumeStore {
             let own = OwnFiles { usage, users, lengths, are_some_left };
             Volume::open(&files, own, note.size.bytes(), numbers)
         });
-        opened.map_err(failed("open", &files))
+        opened.map_err(|error| VolumeError::Unusable { name: name.clone(), files, error })
     }
 }
 

@@ -36,6 +36,9 @@ const END_MAX: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// The pause before files are cut once more, if that has failed.
 const AGAIN: Duration = Duration::from_secs(1);
 
+/// Is told why a volume cannot begin, once for each cause; that is tried again.
+type CannotBegin = fn(&Arc<Volume>, &io::Error);
+
 /// Tells a sandbox from all others of this machine, whichever daemon it has; 0: none.
 pub type VolumeHolder = u64;
 
@@ -51,6 +54,8 @@ pub(super) struct Left {
 struct State {
     stage: Stage,
     holders: BTreeMap<VolumeHolder, LeftHolder>,
+    /// Why the volume could not begin when that was tried last.
+    problem: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -163,6 +168,15 @@ impl Left {
         is_first
     }
 
+    /// Notes why the volume could not begin; whether that was not so before.
+    pub(super) fn is_new_problem(&self, error: &io::Error) -> bool {
+        let problem = Some(error.to_string());
+        let mut state = self.state();
+        let is_new = state.problem != problem;
+        state.problem = problem;
+        is_new
+    }
+
     /// Waits until this holds of all who are left, and kills those of whom it does not by then.
     fn wait_or_kill(&self, until: Instant, is_done: impl Fn(&LeftHolder) -> bool) {
         let waits = |state: &mut State| !state.holders.values().all(&is_done);
@@ -198,14 +212,15 @@ fn kill(holders: BTreeMap<VolumeHolder, LeftHolder>) {
 impl Volume {
     /// Goes on with those who are left of the daemon before this one, all of whom are known now. To be
     /// called with all volumes that were opened when that was not so: one sandbox may have several.
+    /// One that cannot begin is tried again, and `cannot_begin` is told why.
     ///
     /// # Errors
     /// There are no threads left: some are served by nobody until the daemon is restarted.
-    pub fn go_on_with_left(volumes: Vec<Arc<Self>>) -> io::Result<()> {
+    pub fn go_on_with_left(volumes: Vec<Arc<Self>>, cannot_begin: CannotBegin) -> io::Result<()> {
         let begun = volumes.into_iter().filter(|volume| volume.left.begin());
         for volumes in connected(begun) {
             let thread = std::thread::Builder::new().name("volumes-left".into());
-            thread.spawn(move || wait_for_left(volumes))?;
+            thread.spawn(move || wait_for_left(volumes, cannot_begin))?;
         }
         Ok(())
     }
@@ -258,20 +273,29 @@ fn connected(volumes: impl Iterator<Item = Arc<Volume>>) -> Vec<Vec<Arc<Volume>>
     all.into_iter().map(|(_, volumes)| volumes).collect()
 }
 
-fn wait_for_left(mut volumes: Vec<Arc<Volume>>) {
+fn wait_for_left(mut volumes: Vec<Arc<Volume>>, cannot_begin: CannotBegin) {
     let until = Instant::now() + LET_GO_MAX;
     volumes.iter().for_each(|volume| volume.left.wait_or_kill(until, |left| left.has_let_go));
     // Without that nobody knows how long files are: who waits hears that it takes too long, and a volume
     // that nobody has any more is given up.
     while !volumes.is_empty() {
         let begun: Vec<_> =
-            volumes.extract_if(.., |volume| volume.begin_after_left().is_ok()).collect();
+            volumes.extract_if(.., |volume| has_begun(volume, cannot_begin)).collect();
         reclaim(&begun);
         if !volumes.is_empty() {
             std::thread::sleep(AGAIN);
             volumes.retain(|volume| Arc::strong_count(volume) > 1);
         }
     }
+}
+
+/// Has a volume begin; whether it has.
+fn has_begun(volume: &Arc<Volume>, cannot_begin: CannotBegin) -> bool {
+    let Err(error) = volume.begin_after_left() else { return true };
+    if volume.left.is_new_problem(&error) {
+        cannot_begin(volume, &error);
+    }
+    false
 }
 
 /// Serves those who are left, and then everybody.

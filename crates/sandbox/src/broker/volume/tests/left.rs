@@ -39,7 +39,7 @@ fn nobody_goes_on_without_the_locks_that_it_had() {
     let tree = next(&Tree::new(QUOTA));
     let mut process = Process::new();
     let mount = left(&tree, 7, &process);
-    Volume::go_on_with_left(vec![tree.volume.clone()]).unwrap();
+    go_on(vec![tree.volume.clone()]);
     renew(&mount, RENEW_LET_GO);
     renew(&mount, RENEW_LOST);
     assert!(process.has_ended());
@@ -54,7 +54,7 @@ fn nobody_is_late_for_the_sake_of_others() {
     let mounts = trees.each_ref().map(|tree| left(tree, 7, &quick));
     let silent = left(&trees[1], 8, &slow);
     let (volumes, apart) = (trees.iter().map(|tree| tree.volume.clone()), next(&Tree::new(QUOTA)));
-    Volume::go_on_with_left(volumes.chain([apart.volume.clone()]).collect()).unwrap();
+    go_on(volumes.chain([apart.volume.clone()]).collect());
     // Nobody who has it is left.
     open(&apart.mount(BoundAccess::Write), CREATE, b"file").unwrap();
     assert!(!trees[0].volume.left.is_over());
@@ -68,6 +68,11 @@ fn nobody_is_late_for_the_sake_of_others() {
         .for_each(|tree| drop(open(&tree.mount(BoundAccess::Write), 0o2, b"file").unwrap()));
     assert!(!quick.has_ended() && slow.has_ended());
     drop(silent);
+}
+
+/// Goes on with volumes, all of which can begin.
+fn go_on(volumes: Vec<Arc<Volume>>) {
+    Volume::go_on_with_left(volumes, |_, error| panic!("{error}")).unwrap();
 }
 
 /// A volume of which some are left, as the next daemon opens it.
@@ -120,7 +125,7 @@ fn others_are_served_when_those_who_are_left_have_their_files_again() {
             open(&mounts[0], CREATE, b"first").unwrap();
             is_open.store(true, SeqCst);
         });
-        Volume::go_on_with_left(vec![tree.volume.clone()]).unwrap();
+        go_on(vec![tree.volume.clone()]);
         thread::sleep(Duration::from_millis(100));
         assert!(!is_open.load(SeqCst));
         renew(&mounts[1], RENEW_LET_GO);
@@ -172,7 +177,7 @@ fn a_file_ends_where_its_sandbox_has_said_last() {
     }
     let process = Process::new();
     let mount = left(&tree, 7, &process);
-    Volume::go_on_with_left(vec![tree.volume.clone()]).unwrap();
+    go_on(vec![tree.volume.clone()]);
     renew(&mount, RENEW_LET_GO);
     let (_, file) = open(&mount, 0o2, b"file").unwrap();
     assert_eq!(file.metadata().unwrap().len(), 11);
@@ -192,7 +197,7 @@ fn who_does_not_come_on_is_killed() {
     renew(&mounts[0], RENEW_LOST);
     renew(&mounts[1], RENEW_LET_GO);
     assert!(!processes[0].has_ended(), "it has not let go here");
-    Volume::go_on_with_left(vec![tree.volume.clone()]).unwrap();
+    go_on(vec![tree.volume.clone()]);
     let other = tree.mount(BoundAccess::Write);
     open(&other, CREATE, b"other").unwrap();
     // The second one has let go, and said nothing then.
@@ -212,7 +217,7 @@ fn another_process_comes_in_when_all_have_what_is_theirs() {
             has_come.store(true, SeqCst);
             assert_eq!(other.used(), Ok(NAME_COST));
         });
-        Volume::go_on_with_left(vec![tree.volume.clone()]).unwrap();
+        go_on(vec![tree.volume.clone()]);
         renew(&mount, RENEW_LET_GO);
         open(&mount, CREATE, b"file").unwrap();
         thread::sleep(Duration::from_millis(200));
@@ -220,4 +225,34 @@ fn another_process_comes_in_when_all_have_what_is_theirs() {
         renew(&mount, RENEW_DONE);
     });
     assert!(has_come.load(SeqCst));
+}
+
+#[test]
+fn why_a_volume_cannot_begin_is_said_once_for_each_cause() {
+    static SAID: Mutex<Vec<Option<Errno>>> = Mutex::new(Vec::new());
+    let said = || SAID.lock().unwrap().clone();
+    let wait_until_said = |count: usize| {
+        while said().len() < count {
+            thread::sleep(Duration::from_millis(10));
+        }
+    };
+    let tree = next(&Tree::new(QUOTA));
+    let lengths = tree.all.path().join("lengths");
+    fs::write(&lengths, "no directory").unwrap();
+    let report = |_: &Arc<Volume>, error: &io::Error| {
+        SAID.lock().unwrap().push(Errno::from_io_error(error));
+    };
+    Volume::go_on_with_left(vec![tree.volume.clone()], report).unwrap();
+    wait_until_said(1);
+    let again = io::Error::from(Errno::NOTDIR);
+    assert!(!tree.volume.left.is_new_problem(&again), "it was said before");
+    // At every moment there is something that prevents it.
+    let other = tree.all.path().join("other");
+    std::os::unix::fs::symlink(&lengths, &other).unwrap();
+    fs::rename(&other, &lengths).unwrap();
+    wait_until_said(2);
+    assert!(!tree.volume.left.is_over());
+    fs::remove_file(&lengths).unwrap();
+    open(&tree.mount(BoundAccess::Write), CREATE, b"file").unwrap();
+    assert_eq!(said(), [Some(Errno::NOTDIR), Some(Errno::LOOP)]);
 }
