@@ -77,7 +77,8 @@ int main(int argc, char **argv)
     struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR1,
                              .sigev_value.sival_int = 77};
     if (argc > 1 && !strcmp(argv[1], "executed")) {
-        usleep(20000);
+        /* When the timer of before would have ended it. */
+        usleep(1200000);
         spec = in_ms(1, 0);
         TRY(syscall(SYS_timer_settime, 0, 0, &spec, NULL));
         struct itimerval left;
@@ -321,7 +322,8 @@ int main(int argc, char **argv)
         setitimer(ITIMER_REAL, &long_one, NULL);
         signal(SIGUSR1, SIG_DFL);
         MUST(create(CLOCK_MONOTONIC, &event, &timer));
-        MUST(arm(timer, 5, 5));
+        /* Longer than a busy machine takes from here to the end of execve(2). */
+        MUST(arm(timer, 1000, 1000));
         execl("/proc/self/exe", "posix_timers", "executed", NULL);
         _exit(1);
     }
