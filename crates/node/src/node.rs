@@ -32,6 +32,7 @@ use crate::usage::MemoryByState;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
+use std::time::Duration;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 /// Most liveness probes that are under way at a time on a node.
@@ -44,6 +45,8 @@ pub struct NodeState {
     waiting: AtomicUsize,
     /// An instance has become idle while somebody waits.
     idle: Notify,
+    /// How long those who wait rely on what is about to make room, if not as long as ever.
+    coming_patience: OnceLock<Duration>,
     admission: Arc<Admission>,
     /// Connections of which the gateway only copies the bytes.
     joined: Joined,
@@ -129,6 +132,7 @@ impl NodeState {
             capacity: Arc::new(Semaphore::new(instances.min(Semaphore::MAX_PERMITS))),
             waiting: AtomicUsize::new(0),
             idle: Notify::new(),
+            coming_patience: OnceLock::new(),
             admission,
             joined: Joined::default(),
             probes: Arc::new(Semaphore::new(PROBES_MAX)),

@@ -1,4 +1,6 @@
 //! Instances that end for the room of others: their stop signal, and how long others wait for them.
+//!
+//! Whoever waits hears of everything that matters to it here: nobody looks again after a time.
 
 mod common;
 
@@ -34,8 +36,37 @@ fn ask(node: &Node, host: &str) -> Wire {
     wire
 }
 
+/// A node that runs at most so many instances.
+fn node(instances: usize) -> Node {
+    let node = Node::new(instances);
+    // Longer than any request waits.
+    node.shared.rely_on_coming_room_for(Duration::from_secs(3600));
+    node
+}
+
 /// Serves a function that has so many instances, all idle.
 fn idle(node: &Node, name: &str, limits: &str, count_wanted: usize) -> Arc<common::Threads> {
+    idle_that(OnSignal::End, node, (name, limits), count_wanted)
+}
+
+/// The same with instances that ignore their stop signal.
+fn stubborn(node: &Node, name: &str, limits: &str, count_wanted: usize) -> Arc<common::Threads> {
+    idle_that(OnSignal::GoOn, node, (name, limits), count_wanted)
+}
+
+/// What instances do when they get their stop signal.
+#[derive(PartialEq)]
+enum OnSignal {
+    End,
+    GoOn,
+}
+
+fn idle_that(
+    on_signal: OnSignal,
+    node: &Node,
+    (name, limits): (&str, &str),
+    count_wanted: usize,
+) -> Arc<common::Threads> {
     let open = Arc::new(AtomicBool::new(false));
     let opened = open.clone();
     let (_, threads) = node.serve(name, &keys(limits), move |guest| {
@@ -46,6 +77,7 @@ fn idle(node: &Node, name: &str, limits: &str, count_wanted: usize) -> Arc<commo
             guest.answer("x");
         }
     });
+    threads.ignores_signals.store(on_signal == OnSignal::GoOn, Ordering::SeqCst);
     let wires: Vec<_> = (0..count_wanted).map(|_| ask(node, name)).collect();
     eventually(|| count(node, name) == count_wanted);
     open.store(true, Ordering::SeqCst);
@@ -62,7 +94,7 @@ fn signals(threads: &common::Threads) -> Vec<String> {
 
 #[test]
 fn an_instance_that_ends_for_others_gets_its_stop_signal() {
-    let node = Node::new(2);
+    let node = node(2);
     let threads = idle(&node, "f", "keep_alive = \"1h\"\nstop_signal = \"SIGINT\"", 2);
     node.serve("g", &keys(""), answering);
     assert_eq!(node.connect().get("g", "/").status, 200);
@@ -72,7 +104,7 @@ fn an_instance_that_ends_for_others_gets_its_stop_signal() {
 
 #[test]
 fn one_that_has_no_grace_gets_no_signal() {
-    let node = Node::new(1);
+    let node = node(1);
     let keys = "isolation = \"instance\"\n[limits]\nkeep_alive = \"1h\"";
     let (_, threads) = node.serve("f", keys, answering);
     node.serve("g", keys, answering);
@@ -85,9 +117,8 @@ fn one_that_has_no_grace_gets_no_signal() {
 
 #[test]
 fn nobody_waits_for_the_grace_of_a_program_that_ignores_its_signal_and_no_other_ends() {
-    let node = Node::new(3);
-    let threads = idle(&node, "f", "keep_alive = \"1h\"", 2);
-    threads.ignores_signals.store(true, Ordering::SeqCst);
+    let node = node(3);
+    let threads = stubborn(&node, "f", "keep_alive = \"1h\"", 2);
     // Instances become idle all the time, of which whoever waits hears.
     node.serve("g", &keys(""), answering);
     let done = Arc::new(AtomicBool::new(false));
@@ -109,9 +140,8 @@ fn nobody_waits_for_the_grace_of_a_program_that_ignores_its_signal_and_no_other_
 
 #[test]
 fn one_that_has_been_idle_for_too_long_ends_sooner_when_others_need_its_room() {
-    let node = Node::new(1);
-    let threads = idle(&node, "f", "keep_alive = \"50ms\"", 1);
-    threads.ignores_signals.store(true, Ordering::SeqCst);
+    let node = node(1);
+    let threads = stubborn(&node, "f", "keep_alive = \"50ms\"", 1);
     eventually(|| signals(&threads).len() == 1);
     assert_eq!(count(&node, "f"), 1, "it has its grace");
     node.serve("g", &keys(""), answering);
@@ -123,11 +153,10 @@ fn one_that_has_been_idle_for_too_long_ends_sooner_when_others_need_its_room() {
 #[test]
 fn a_tenant_waits_for_the_grace_of_its_own_instances_no_longer() {
     for quota in ["instances = 2", "memory = \"512MiB\""] {
-        let node = Node::new(100);
+        let node = node(100);
         let quotas = Quotas::parse("tenants.toml".as_ref(), &format!("[shared]\n{quota}"));
         node.shared.tenants().set(quotas.unwrap());
-        let threads = idle(&node, "f", "keep_alive = \"1h\"", 2);
-        threads.ignores_signals.store(true, Ordering::SeqCst);
+        let threads = stubborn(&node, "f", "keep_alive = \"1h\"", 2);
         node.serve("g", &keys(""), answering);
         assert_eq!(node.connect().get("g", "/").status, 200);
         assert_eq!(signals(&threads), ["SIGTERM"], "{quota}");
@@ -136,11 +165,37 @@ fn a_tenant_waits_for_the_grace_of_its_own_instances_no_longer() {
 }
 
 #[test]
+fn who_needs_the_room_of_two_in_their_grace_hurries_one_after_the_other() {
+    let node = node(100);
+    let quotas = Quotas::parse("tenants.toml".as_ref(), "[shared]\nmemory = \"512MiB\"");
+    node.shared.tenants().set(quotas.unwrap());
+    let threads = stubborn(&node, "f", "keep_alive = \"50ms\"", 2);
+    eventually(|| signals(&threads).len() == 2);
+    assert_eq!(count(&node, "f"), 2, "they have their grace");
+    node.serve("g", &keys("memory = \"512MiB\""), answering);
+    assert_eq!(node.connect().get("g", "/").status, 200);
+    assert_eq!((signals(&threads).len(), count(&node, "f")), (2, 0));
+}
+
+#[test]
+fn each_of_two_who_wait_hurries_another_one_in_its_grace() {
+    let node = node(2);
+    let threads = stubborn(&node, "f", "keep_alive = \"50ms\"", 2);
+    eventually(|| signals(&threads).len() == 2);
+    for name in ["g", "h"] {
+        node.serve(name, &keys("keep_alive = \"1h\""), answering);
+    }
+    for mut wire in ["g", "h"].map(|name| ask(&node, name)) {
+        assert_eq!(wire.response().unwrap().status, 200);
+    }
+    assert_eq!((count(&node, "f"), count(&node, "g"), count(&node, "h")), (0, 1, 1));
+}
+
+#[test]
 fn sandboxes_wait_for_the_grace_of_idle_instances_no_longer() {
     for (function, instances) in [("box", 100), ("f", 1)] {
-        let node = Node::new(instances);
-        let threads = idle(&node, function, "keep_alive = \"50ms\"\ninstances = 1", 1);
-        threads.ignores_signals.store(true, Ordering::SeqCst);
+        let node = node(instances);
+        let threads = stubborn(&node, function, "keep_alive = \"50ms\"\ninstances = 1", 1);
         if function != "box" {
             node.serve("box", &keys(""), answering);
         }
@@ -156,7 +211,7 @@ fn sandboxes_wait_for_the_grace_of_idle_instances_no_longer() {
 
 #[test]
 fn an_instance_of_a_replaced_version_gets_its_signal_when_it_has_answered() {
-    let node = Node::new(10);
+    let node = node(10);
     let open = Arc::new(AtomicBool::new(false));
     let opened = open.clone();
     let (_, threads) = node.serve("f", &keys("keep_alive = \"1h\""), move |guest| {

@@ -14,6 +14,9 @@ use tokio::time::sleep;
 
 /// How often it is looked for instances that have been asleep for too long.
 const LOOK_FOR_OLD_SLEEPERS: Duration = Duration::from_secs(1);
+/// How long somebody who waits for room relies on an instance that is about to end, or to sleep, before
+/// another one does.
+const COMING_PATIENCE: Duration = Duration::from_secs(1);
 
 impl NodeState {
     pub(crate) fn capacity(&self) -> Arc<Semaphore> {
@@ -43,6 +46,30 @@ impl NodeState {
     /// Resolves when an instance of any function has become idle.
     pub(crate) fn idle_instance(&self) -> Notified<'_> {
         self.idle.notified()
+    }
+
+    /// An instance takes its time to end, and can be hurried by those who wait for room.
+    pub(crate) fn instance_is_in_grace(&self, tenant: &Tenant) {
+        tenant.room().stir();
+        self.instance_is_idle();
+    }
+
+    /// Has those who wait for room rely for so long on what is about to make some, before they look for
+    /// something else. The first one stays.
+    pub fn rely_on_coming_room_for(&self, patience: Duration) {
+        // The first one stays.
+        let _ = self.coming_patience.set(patience);
+    }
+
+    pub(crate) fn coming_patience(&self) -> Duration {
+        self.coming_patience.get().copied().unwrap_or(COMING_PATIENCE)
+    }
+
+    /// Whether each of those who wait for room of a tenant can hope for an instance that ends soon. Those
+    /// that have all of their grace do not.
+    pub(crate) fn is_room_coming_to(&self, tenant: &Arc<Tenant>) -> bool {
+        let room = tenant.room();
+        ending_soon(room.ending(), &self.all_of(tenant)) >= room.waiting()
     }
 
     /// Makes room for one more instance: ends the one that has been idle longest, if any is idle;

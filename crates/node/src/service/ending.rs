@@ -42,9 +42,13 @@ impl Service {
     /// An instance has got its stop signal, and all of its grace.
     pub(crate) fn has_grace(&self, id: u64) {
         let mut slots = self.slots();
-        if slots.contains_key(&id) {
-            slots.in_grace.insert(id);
+        if !slots.contains_key(&id) {
+            return;
         }
+        slots.in_grace.insert(id);
+        drop(slots);
+        // Until now it was taken for one that ends soon.
+        self.shared.instance_is_in_grace(&self.tenant);
     }
 
     /// An instance that has got its stop signal has a part of its grace only.

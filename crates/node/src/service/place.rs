@@ -20,10 +20,6 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 /// How long a boot waits for an instance that comes back, before it begins elsewhere.
 const COMING_BACK_PATIENCE: Duration = Duration::from_millis(50);
 
-/// How long somebody who waits for room relies on an instance that is about to end, or to sleep, before
-/// another one does.
-const COMING_PATIENCE: Duration = Duration::from_secs(1);
-
 /// Most requests of a version that wait until its image is unpacked.
 pub(super) const WAITING_FOR_IMAGE_MAX: usize = 256;
 
@@ -105,9 +101,9 @@ struct Coming {
 }
 
 impl Coming {
-    /// Something is about to make room.
-    fn begin(&mut self) {
-        self.until = Some(Instant::now() + COMING_PATIENCE);
+    /// Something is about to make room, on which whoever waits relies for so long.
+    fn begin(&mut self, patience: Duration) {
+        self.until = Some(Instant::now() + patience);
     }
 
     fn is_awaited(&self) -> bool {
@@ -397,9 +393,9 @@ impl Service {
             if let Some(lease) = turn.try_lease().or_else(|| self.spare_room(memory)) {
                 return Ok(Waited::Room(delivery, lease));
             }
-            let is_coming = coming.is_awaited() && room.is_coming();
+            let is_coming = coming.is_awaited() && self.shared.is_room_coming_to(&self.tenant);
             if may_make_room && !is_coming && self.shared.make_room_of(&self.tenant) {
-                coming.begin();
+                coming.begin(self.shared.coming_patience());
             }
             tokio::select! {
                 lease = turn.lease() => return Ok(Waited::Room(delivery, lease)),
@@ -451,7 +447,7 @@ impl Service {
             }
             // Somebody else's idle instance may hold what is wanted here.
             if !coming.is_awaited() && self.shared.make_room() {
-                coming.begin();
+                coming.begin(self.shared.coming_patience());
             }
             tokio::select! {
                 capacity = &mut room => {

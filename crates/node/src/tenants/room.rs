@@ -206,11 +206,6 @@ impl Room {
         state.leases.values().filter(|held| held.is_ending && held.taken.instances > 0).count()
     }
 
-    /// Whether each of those who wait can hope for an instance that is about to end.
-    pub(crate) fn is_coming(&self) -> bool {
-        self.ending() >= self.waiting()
-    }
-
     /// How much is taken.
     pub fn taken(&self) -> Taken {
         self.state().taken()

@@ -53,27 +53,37 @@ impl Supervisor {
         if self.must_live() {
             return self.end_later(EndLater::Stop);
         }
-        let grace = self.service.config().limits.grace.0;
-        let is_awake = matches!(self.sleep, Sleep::Awake);
-        let signal = self.stop_signal();
-        if grace.is_zero() || !is_awake || self.instance.terminate(signal).is_err() {
-            return self.kill();
+        if self.ask_to_stop(now) {
+            self.service.has_grace(self.id);
         }
-        self.stopping = Some(Stopping { asked: now, grace });
-        self.service.has_grace(self.id);
     }
 
     /// The same where others wait for its room: it has [`GRACE_FOR_OTHERS`] at most, counted from its
-    /// signal on.
+    /// signal on. Nobody takes it for one that can be hurried.
     pub(super) fn stop_for_others(&mut self, now: Instant) {
         if self.stopping.is_none() && self.must_live() {
             return self.end_later(EndLater::StopForOthers);
         }
-        self.stop(now);
+        if self.stopping.is_none() {
+            self.ask_to_stop(now);
+        }
         if let Some(stopping) = &mut self.stopping {
             stopping.hurry();
             self.service.is_hurried(self.id);
         }
+    }
+
+    /// Sends the signal, or kills it where it gets no time after that; whether it has time.
+    fn ask_to_stop(&mut self, now: Instant) -> bool {
+        let grace = self.service.config().limits.grace.0;
+        let is_awake = matches!(self.sleep, Sleep::Awake);
+        let signal = self.stop_signal();
+        if grace.is_zero() || !is_awake || self.instance.terminate(signal).is_err() {
+            self.kill();
+            return false;
+        }
+        self.stopping = Some(Stopping { asked: now, grace });
+        true
     }
 
     /// Kills it; once the memory of its twin was read, if copies run that wait for that.
