@@ -407,10 +407,11 @@ impl State {
 
     fn answer_due(&mut self, now: Instant) {
         let is_due = |waiting: &Waiting| waiting.due().is_some_and(|due| due <= now);
-        let due = self.questions.extract_if(.., |_, waiting| is_due(waiting));
-        for (number, waiting) in due.collect::<Vec<_>>() {
-            let outcome = Err(waiting.failed.map(|(_, why)| why).unwrap_or_default());
-            self.reply_to(waiting.clients, &Reply { number, outcome });
+        let all = self.questions.iter();
+        let due = all.filter(|(_, waiting)| is_due(waiting)).map(|(number, _)| *number);
+        for number in due.collect::<Vec<_>>() {
+            let failed = self.questions.get(&number).and_then(|waiting| waiting.failed.clone());
+            self.answer(number, &Err(failed.map(|(_, why)| why).unwrap_or_default()));
         }
     }
 
