@@ -18,8 +18,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use thaw_e2e::{
     Daemon, DaemonOptions, Registry, Response, built_home, get, prefetch_file, repository, run,
@@ -77,7 +78,9 @@ fn source() -> &'static Path {
         let home = built_home("afar-source", &[]);
         let directory = tempfile::tempdir().expect("a directory");
         fs::write(directory.path().join("app.py"), PROGRAM).expect("app.py");
+        // Nobody gives a request up but those who fetch what it needs.
         let text = "name = \"far\"\ncommand = [\"python3\", \"app.py\"]\nport = 8080\n\
+                    [limits]\ntimeout = \"10m\"\n\
                     [runtime]\nkind = \"python3\"\ninterpreter = \"/usr/bin/python3\"\n";
         fs::write(directory.path().join("thaw.toml"), text).expect("thaw.toml");
         let mut build = thaw();
@@ -194,6 +197,26 @@ impl Rig {
         self.daemon.explain(&answer)
     }
 
+    /// The text of an answer. What has waited for the registry for too long is asked for again, as clients
+    /// do that are told to try again.
+    #[track_caller]
+    fn get_at_last(&self, path: &str) -> String {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let answer = self.get(path);
+            if answer.status != 503 || answer.json()["error"] != "unavailable" {
+                return answer.text();
+            }
+            assert!(Instant::now() < deadline, "{path}: {}", self.daemon.explain(&answer));
+        }
+    }
+
+    /// The value of a metric, of which some come with what they count first.
+    fn metric(&self, name: &str) -> Option<f64> {
+        let text = self.daemon.admin("/metrics").text();
+        text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
+    }
+
     fn is_partial(&self) -> bool {
         self.home.join("partial/far").exists()
     }
@@ -279,23 +302,25 @@ fn a_function_answers_before_all_of_it_is_here() {
     assert!(rig.is_partial());
     rig.answers("/", "here");
     wait_until("the background waits", || gate.blobs() >= NEEDED + BACKGROUND);
-    // Whoever touches more waits until it is here, and others do not wait for him. Waiting ends after
-    // some 20 s, so that nothing in here may take long.
+    // Whoever touches more waits until it is here, and others do not wait for him.
+    let is_open = AtomicBool::new(false);
     thread::scope(|scope| {
-        let rig = &rig;
-        let blobs = gate.blobs();
-        let waiting = ["/ballast", "/import"].map(|path| scope.spawn(move || rig.get(path).text()));
-        wait_until("something more is asked for", || gate.blobs() > blobs);
-        let other = rig.get("/");
-        assert_eq!((other.status, other.text().as_str()), (200, "here"));
-        assert!(
-            waiting.iter().all(|request| !request.is_finished()),
-            "they have nothing to answer with"
-        );
+        let (rig, is_open) = (&rig, &is_open);
+        let waiting = ["/ballast", "/import"].map(|path| {
+            scope.spawn(move || {
+                let text = rig.get_at_last(path);
+                assert!(is_open.load(SeqCst), "{path} had nothing to answer with: {text}");
+                text
+            })
+        });
+        wait_until("both wait", || rig.metric("thaw_partial_parts_waiting") >= Some(2.0));
+        rig.answers("/", "here");
+        is_open.store(true, SeqCst);
         gate.set(Mode::Pass);
         let texts = waiting.map(|request| request.join().expect("an answer"));
         assert_eq!(texts, ["whole", "far"]);
     });
+    wait_until("nobody waits", || rig.metric("thaw_partial_parts_waiting") == Some(0.0));
     let report = fetcher.report();
     assert_eq!((&report["function"], &report["refrozen"]), (&"far".into(), &Value::Null));
     rig.is_whole();

@@ -58,19 +58,13 @@ fn wait_for_state(rig: &Rig, state: &str) {
 /// Waits until a fetcher that ended so is counted. That comes after the end of its process.
 fn wait_for_fetcher(rig: &Rig, outcome: &str) {
     let name = format!("thaw_pull_fetchers_total{{outcome=\"{outcome}\"}}");
-    let is_counted = || known_metric(rig, &name).is_some_and(|count| count >= 1.0);
+    let is_counted = || rig.metric(&name).is_some_and(|count| count >= 1.0);
     wait_until(&format!("a fetcher is {outcome}"), is_counted);
 }
 
 /// The value of a metric.
 fn metric(rig: &Rig, name: &str) -> f64 {
-    known_metric(rig, name).unwrap_or_else(|| panic!("no {name}"))
-}
-
-/// The value of a metric, of which some come with what they count first.
-fn known_metric(rig: &Rig, name: &str) -> Option<f64> {
-    let text = rig.daemon.admin("/metrics").text();
-    text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
+    rig.metric(name).unwrap_or_else(|| panic!("no {name}"))
 }
 
 #[track_caller]

@@ -1,12 +1,14 @@
 //! Fetches the pieces of one function: those that a daemon asks for first, all others meanwhile.
 //!
-//! All of it is one task: questions come over a Unix socket, pieces come from the registry, up to
-//! [`AT_ONCE`] at a time, each once. A content or segment that was asked for is written to the
-//! function's directory when all of its pieces are here; then the question is answered.
+//! All of it is one task: questions come over a Unix socket, pieces come from the registry, some at a
+//! time, each once. A content or segment that was asked for is written to the function's directory when
+//! all of its pieces are here; then the question is answered. A piece that cannot be had fails the
+//! questions that were asked before its fetch began. It is fetched once more for those that came later,
+//! which wait for that for [`QUESTION_MAX`] at most.
 
 use super::written::{Written, WrittenError};
 use crate::partial::{Question, RECORD_HASH, Reply, Rows, read_question, write_reply};
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,15 +22,22 @@ use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
-/// Pieces that are fetched at a time, of which one place is kept for those that somebody waits for.
-const AT_ONCE: usize = 4;
+/// Pieces that nobody waits for and that are fetched at a time.
+const BACKGROUND_MAX: usize = 3;
+/// Pieces that somebody waits for and that are fetched at a time, beside those.
+const WANTED_MAX: usize = 4;
 /// Most connections: those of daemons, of which there is one at a time, and of those before it.
 const CLIENTS_MAX: usize = 16;
 /// Most answers that a client leaves unread before it is let go.
 const UNREAD_MAX: usize = 4096;
-/// How long the background pauses when a piece has failed, and how often in a row.
+/// How long the background waits from the beginning of a fetch that has failed to the next one. One that
+/// took longer needs no pause after it.
 const PAUSE: Duration = Duration::from_secs(5);
-const FAILURES_MAX: u32 = 12;
+/// How long a question waits for a piece of which a fetch has failed: as long as one that stalls takes.
+/// Requests have longer, so that their clients hear why.
+const QUESTION_MAX: Duration = Duration::from_secs(20);
+/// How long fetches may fail, one after the other.
+const FAILING_MAX: Duration = Duration::from_secs(60);
 
 /// How far it is.
 #[derive(Debug, Default)]
@@ -71,18 +80,48 @@ enum News {
 /// The end of a fetch: the piece, and its bytes if it was moved.
 type Done = (u32, Result<Option<Vec<u8>>, OciError>);
 
+/// For whom a piece is fetched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    Wanted,
+    Background,
+}
+
+/// A fetch that is under way.
+#[derive(Clone, Copy, Debug)]
+struct Fetch {
+    purpose: Purpose,
+    begun: Instant,
+}
+
+/// Who waits for an answer, and since when.
+struct Waiting {
+    since: Instant,
+    clients: BTreeSet<ClientId>,
+    /// Which piece could not be had that is fetched once more, and why.
+    failed: Option<(u32, String)>,
+}
+
+impl Waiting {
+    /// When it is told that it waits in vain; none: not before a fetch has failed.
+    fn due(&self) -> Option<Instant> {
+        self.failed.as_ref().map(|_| self.since + QUESTION_MAX)
+    }
+}
+
 /// All that changes.
 struct State {
     here: Vec<bool>,
-    in_flight: HashSet<u32>,
+    in_flight: HashMap<u32, Fetch>,
     /// Pieces that somebody waits for, in the order in which they were asked for.
     wanted: VecDeque<u32>,
     /// The next piece that nobody waits for.
     background: u32,
     /// Not before then is one of those fetched.
     not_before: Option<Instant>,
-    failures: u32,
-    questions: BTreeMap<Question, BTreeSet<ClientId>>,
+    /// When the first of the fetches in a row began that have failed.
+    failing_since: Option<Instant>,
+    questions: BTreeMap<Question, Waiting>,
     clients: HashMap<ClientId, mpsc::Sender<Vec<u8>>>,
     next_client: ClientId,
 }
@@ -92,34 +131,19 @@ impl Fetcher {
     /// result of `whole`.
     ///
     /// # Errors
-    /// One sentence through `whole`: too many pieces could not be had in a row.
+    /// One sentence through `whole`: no piece could be had for [`FAILING_MAX`].
     pub async fn run(self, whole: tokio::sync::oneshot::Sender<Result<(), String>>) {
         let mut whole = Some(whole);
         let (say, mut news) = mpsc::channel(64);
         let mut fetches: JoinSet<Done> = JoinSet::new();
-        let mut state = State {
-            here: vec![false; self.pieces.len()],
-            in_flight: HashSet::new(),
-            wanted: VecDeque::new(),
-            background: 0,
-            not_before: None,
-            failures: 0,
-            questions: BTreeMap::new(),
-            clients: HashMap::new(),
-            next_client: 0,
-        };
+        let mut state = State::new(self.pieces.len());
         loop {
             self.begin(&mut state, &mut fetches);
-            if state.failures >= FAILURES_MAX || state.here.iter().all(|here| *here) {
-                let outcome = if state.failures >= FAILURES_MAX {
-                    Err("the registry has not sent a piece of it for a minute".to_owned())
-                } else {
-                    Ok(())
-                };
+            if let Some(outcome) = state.outcome(Instant::now()) {
                 // Whoever waited for it may have gone.
                 whole.take().map(|whole| whole.send(outcome));
             }
-            let pause = state.not_before;
+            let (pause, due) = (state.not_before, state.due());
             tokio::select! {
                 accepted = self.listener.accept() => {
                     if let Ok((stream, _)) = accepted {
@@ -137,14 +161,16 @@ impl Fetcher {
                 () = sleep_until(pause.unwrap_or_else(Instant::now)), if pause.is_some() => {
                     state.not_before = None;
                 }
+                () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
+                    state.answer_due(Instant::now());
+                }
             }
         }
     }
 
     /// Begins to fetch as many pieces as may be fetched at a time.
     fn begin(&self, state: &mut State, fetches: &mut JoinSet<Done>) {
-        while let Some(piece) = state.next() {
-            state.in_flight.insert(piece);
+        while let Some(piece) = state.next(Instant::now()) {
             let name = self.pieces[piece as usize].clone();
             let (section, _) = self.rows.piece(piece);
             let (remote, directory) = (self.remote.clone(), self.directory.clone());
@@ -159,7 +185,7 @@ impl Fetcher {
     }
 
     fn arrived(&self, state: &mut State, piece: u32, result: Result<Option<Vec<u8>>, OciError>) {
-        state.in_flight.remove(&piece);
+        let fetch = state.in_flight.remove(&piece).expect("it was under way");
         let name = &self.pieces[piece as usize];
         let kept = match result {
             Ok(None) => Ok(0),
@@ -168,18 +194,15 @@ impl Fetcher {
         };
         match kept {
             Ok(moved) => {
-                state.here[piece as usize] = true;
-                state.failures = 0;
+                state.succeeded(piece);
                 self.fetched.here.fetch_add(name.size, Ordering::Relaxed);
                 self.fetched.moved.fetch_add(moved, Ordering::Relaxed);
                 self.answer_complete(state);
             }
             Err(error) => {
-                state.failures += 1;
                 self.fetched.failed.fetch_add(1, Ordering::Relaxed);
-                state.not_before = Some(Instant::now() + PAUSE);
-                state.background = state.background.min(piece);
-                self.answer_all_that_need(state, piece, &error.to_string());
+                state.failed(piece, fetch.begun);
+                self.answer_all_that_need(state, piece, (fetch.begun, &error.to_string()));
             }
         }
         self.fetched.news.notify_one();
@@ -191,13 +214,10 @@ impl Fetcher {
             let outcome = Err("there is no such part of the function".to_owned());
             return state.reply(client, &Reply { number, outcome });
         };
-        state.questions.entry(number).or_default().insert(client);
-        for piece in needed {
-            let is_coming = state.here[piece as usize] || state.in_flight.contains(&piece);
-            if !is_coming && !state.wanted.contains(&piece) {
-                state.wanted.push_back(piece);
-            }
-        }
+        let since = Instant::now();
+        let waiting = || Waiting { since, clients: BTreeSet::new(), failed: None };
+        state.questions.entry(number).or_insert_with(waiting).clients.insert(client);
+        needed.for_each(|piece| state.want(piece));
         self.answer_complete(state);
     }
 
@@ -226,12 +246,17 @@ impl Fetcher {
         }
     }
 
-    fn answer_all_that_need(&self, state: &mut State, piece: u32, why: &str) {
-        let numbers: Vec<_> = state.questions.keys().copied().collect();
-        for number in numbers {
-            let needed = self.written.needs(&self.rows, number);
-            if needed.is_some_and(|needed| needed.contains(&piece)) {
-                state.answer(number, &Err(why.to_owned()));
+    /// Answers those who waited for a piece when its fetch began, which has failed. It is fetched once
+    /// more for those who came later.
+    fn answer_all_that_need(&self, state: &mut State, piece: u32, (begun, why): (Instant, &str)) {
+        let all = state.questions.iter().map(|(number, waiting)| (*number, waiting.since));
+        let needs = |number: Question| self.written.needs(&self.rows, number);
+        let need_it =
+            all.filter(|(number, _)| needs(*number).is_some_and(|all| all.contains(&piece)));
+        for (number, since) in need_it.collect::<Vec<_>>() {
+            match since <= begun {
+                true => state.answer(number, &Err(why.to_owned())),
+                false => state.want_again(piece, number, why),
             }
         }
     }
@@ -287,43 +312,142 @@ async fn serve(
 }
 
 impl State {
-    /// The next piece to fetch, if one may be.
-    fn next(&mut self) -> Option<u32> {
-        while self.in_flight.len() < AT_ONCE
-            && let Some(piece) = self.wanted.pop_front()
-        {
-            if !self.here[piece as usize] && !self.in_flight.contains(&piece) {
-                return Some(piece);
-            }
+    /// Nothing is here of so many pieces.
+    fn new(pieces: usize) -> Self {
+        Self {
+            here: vec![false; pieces],
+            in_flight: HashMap::new(),
+            wanted: VecDeque::new(),
+            background: 0,
+            not_before: None,
+            failing_since: None,
+            questions: BTreeMap::new(),
+            clients: HashMap::new(),
+            next_client: 0,
         }
-        if self.in_flight.len() + 1 >= AT_ONCE || self.not_before.is_some() {
+    }
+
+    /// Whether all is here, or nothing has come for too long; none: it goes on.
+    fn outcome(&self, now: Instant) -> Option<Result<(), String>> {
+        if self.is_given_up(now) {
+            return Some(Err("the registry has not sent a piece of it for a minute".to_owned()));
+        }
+        self.here.iter().all(|here| *here).then_some(Ok(()))
+    }
+
+    fn is_given_up(&self, now: Instant) -> bool {
+        self.failing_since.is_some_and(|since| now.duration_since(since) >= FAILING_MAX)
+    }
+
+    /// Takes the next piece to fetch, if one may be.
+    fn next(&mut self, now: Instant) -> Option<u32> {
+        let (piece, purpose) = match self.next_wanted() {
+            Some(piece) => (piece, Purpose::Wanted),
+            None => (self.next_of_background(now)?, Purpose::Background),
+        };
+        self.in_flight.insert(piece, Fetch { purpose, begun: now });
+        Some(piece)
+    }
+
+    fn next_wanted(&mut self) -> Option<u32> {
+        if self.count(Purpose::Wanted) >= WANTED_MAX {
             return None;
         }
-        if self.failures >= FAILURES_MAX {
-            return None;
-        }
-        while (self.background as usize) < self.here.len() {
-            let piece = self.background;
-            self.background += 1;
-            if !self.here[piece as usize] && !self.in_flight.contains(&piece) {
+        while let Some(piece) = self.wanted.pop_front() {
+            if self.is_missing(piece) {
                 return Some(piece);
             }
         }
         None
     }
 
+    fn next_of_background(&mut self, now: Instant) -> Option<u32> {
+        let is_full = self.count(Purpose::Background) >= BACKGROUND_MAX;
+        if is_full || self.not_before.is_some() || self.is_given_up(now) {
+            return None;
+        }
+        while (self.background as usize) < self.here.len() {
+            let piece = self.background;
+            self.background += 1;
+            if self.is_missing(piece) {
+                return Some(piece);
+            }
+        }
+        None
+    }
+
+    fn count(&self, purpose: Purpose) -> usize {
+        self.in_flight.values().filter(|fetch| fetch.purpose == purpose).count()
+    }
+
+    /// Whether it is neither here nor on its way.
+    fn is_missing(&self, piece: u32) -> bool {
+        !self.here[piece as usize] && !self.in_flight.contains_key(&piece)
+    }
+
+    /// Has a piece fetched before those that nobody waits for, if it is missing.
+    fn want(&mut self, piece: u32) {
+        if self.is_missing(piece) && !self.wanted.contains(&piece) {
+            self.wanted.push_back(piece);
+        }
+    }
+
+    /// Has a piece fetched once more for a question that was asked while its fetch was under way.
+    fn want_again(&mut self, piece: u32, number: Question, why: &str) {
+        if let Some(waiting) = self.questions.get_mut(&number) {
+            waiting.failed = Some((piece, why.to_owned()));
+        }
+        self.want(piece);
+    }
+
+    /// When the next question is to be told that it waits in vain.
+    fn due(&self) -> Option<Instant> {
+        self.questions.values().filter_map(Waiting::due).min()
+    }
+
+    fn answer_due(&mut self, now: Instant) {
+        let is_due = |waiting: &Waiting| waiting.due().is_some_and(|due| due <= now);
+        let all = self.questions.iter();
+        let due = all.filter(|(_, waiting)| is_due(waiting)).map(|(number, _)| *number);
+        for number in due.collect::<Vec<_>>() {
+            let failed = self.questions.get(&number).and_then(|waiting| waiting.failed.clone());
+            self.answer(number, &Err(failed.map(|(_, why)| why).unwrap_or_default()));
+        }
+    }
+
+    /// A piece is here: whatever was in the way is not there any more.
+    fn succeeded(&mut self, piece: u32) {
+        self.here[piece as usize] = true;
+        (self.failing_since, self.not_before) = (None, None);
+        for waiting in self.questions.values_mut() {
+            waiting.failed.take_if(|(failed, _)| *failed == piece);
+        }
+    }
+
+    /// The fetch of a piece has failed that began then.
+    fn failed(&mut self, piece: u32, begun: Instant) {
+        self.failing_since.get_or_insert(begun);
+        let not_before = begun + PAUSE;
+        self.not_before = Some(self.not_before.map_or(not_before, |at| at.max(not_before)));
+        self.background = self.background.min(piece);
+    }
+
     fn leave(&mut self, client: ClientId) {
         self.clients.remove(&client);
-        self.questions.retain(|_, who| {
-            who.remove(&client);
-            !who.is_empty()
+        self.questions.retain(|_, waiting| {
+            waiting.clients.remove(&client);
+            !waiting.clients.is_empty()
         });
     }
 
     fn answer(&mut self, number: Question, outcome: &Result<(), String>) {
-        let who = self.questions.remove(&number).unwrap_or_default();
+        let clients = self.questions.remove(&number).map(|waiting| waiting.clients);
         let reply = Reply { number, outcome: outcome.clone() };
-        who.into_iter().for_each(|client| self.reply(client, &reply));
+        self.reply_to(clients.unwrap_or_default(), &reply);
+    }
+
+    fn reply_to(&mut self, clients: BTreeSet<ClientId>, reply: &Reply) {
+        clients.into_iter().for_each(|client| self.reply(client, reply));
     }
 
     /// A client that leaves its answers unread is let go.
@@ -339,3 +463,89 @@ impl State {
 
 /// The sections whose pieces are fetched one by one, in the order of their numbers.
 pub const SECTIONS: [Section; 2] = [Section::Image, Section::Files];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fetched(state: &mut State, now: Instant) -> Vec<u32> {
+        std::iter::from_fn(|| state.next(now)).collect()
+    }
+
+    /// A fetch ends.
+    fn end(state: &mut State, piece: u32) -> Instant {
+        state.in_flight.remove(&piece).unwrap().begun
+    }
+
+    fn fail(state: &mut State, piece: u32) {
+        let begun = end(state, piece);
+        state.failed(piece, begun);
+    }
+
+    #[test]
+    fn connections_that_are_held_keep_nobody_from_what_he_waits_for() {
+        let (mut state, now) = (State::new(20), Instant::now());
+        assert_eq!(fetched(&mut state, now), [0, 1, 2]);
+        (10..16).for_each(|piece| state.want(piece));
+        // Those that are on their way are not asked for twice.
+        state.want(1);
+        assert_eq!(fetched(&mut state, now), [10, 11, 12, 13]);
+        end(&mut state, 11);
+        state.succeeded(11);
+        assert_eq!(fetched(&mut state, now), [14]);
+    }
+
+    #[test]
+    fn who_came_later_waits_for_one_more_fetch_and_not_for_long() {
+        let (mut state, since) = (State::new(3), Instant::now());
+        let (to, mut told) = mpsc::channel(2);
+        state.clients.insert(1, to);
+        for number in [7, 8] {
+            let waiting = Waiting { since, clients: BTreeSet::from([1]), failed: None };
+            state.questions.insert(number, waiting);
+        }
+        state.want_again(0, 7, "held");
+        state.want_again(1, 8, "held");
+        assert_eq!((&state.wanted, state.due()), (&[0, 1].into(), Some(since + QUESTION_MAX)));
+        state.succeeded(1);
+        state.answer_due(since + QUESTION_MAX / 2);
+        assert!(told.try_recv().is_err());
+        state.answer_due(since + QUESTION_MAX);
+        let outcome = Err("held".to_owned());
+        let mut reply = Vec::new();
+        write_reply(&Reply { number: 7, outcome }, &mut reply);
+        assert_eq!(told.try_recv().unwrap(), reply);
+        assert!(told.try_recv().is_err() && state.questions.contains_key(&8));
+    }
+
+    #[test]
+    fn a_fetch_that_took_long_is_followed_by_no_pause() {
+        let (mut state, now) = (State::new(9), Instant::now());
+        assert_eq!(fetched(&mut state, now), [0, 1, 2]);
+        fail(&mut state, 1);
+        assert_eq!(state.not_before, Some(now + PAUSE));
+        // Somebody who waits does not wait for that, and what comes for him ends it.
+        state.want(7);
+        assert_eq!(fetched(&mut state, now), [7]);
+        end(&mut state, 7);
+        state.succeeded(7);
+        assert_eq!(fetched(&mut state, now), [1]);
+    }
+
+    #[test]
+    fn it_is_given_up_when_nothing_has_come_for_a_minute_however_often_it_was_tried() {
+        let (mut state, begun) = (State::new(1), Instant::now());
+        for _ in 0..1000 {
+            state.not_before = None;
+            assert_eq!(fetched(&mut state, begun), [0]);
+            fail(&mut state, 0);
+        }
+        assert!(state.outcome(begun + FAILING_MAX / 2).is_none());
+        assert!(state.outcome(begun + FAILING_MAX).unwrap().is_err());
+        state.want(0);
+        assert_eq!(fetched(&mut state, begun), [0]);
+        end(&mut state, 0);
+        state.succeeded(0);
+        assert_eq!(state.outcome(begun + FAILING_MAX), Some(Ok(())));
+    }
+}

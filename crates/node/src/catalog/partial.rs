@@ -137,7 +137,7 @@ impl Catalog {
         let (shared, name) =
             (Arc::downgrade(&self.shared), function.record.function.config.name.clone());
         let problem = move || shared.upgrade()?.pulls().fetching(name.as_str())?.problem;
-        FarContents::new(function, self.shared.metrics().pulls().failed_parts(), Box::new(problem))
+        FarContents::new(function, self.shared.metrics().pulls().parts(), Box::new(problem))
     }
 
     fn launcher_of_partial(

@@ -17,6 +17,7 @@ pub(crate) const NAMES: &[(&str, &str)] = &[
     ("thaw_liveness_failures", "counter"),
     ("thaw_monitor_refusals", "counter"),
     ("thaw_partial_parts_failed", "counter"),
+    ("thaw_partial_parts_waiting", "gauge"),
     ("thaw_pull_fetchers", "counter"),
     ("thaw_pull_fetches_failed", "counter"),
     ("thaw_pull_moved_bytes", "counter"),

@@ -1,5 +1,6 @@
 //! What is counted of pulls that the daemon has begun, and of functions of which only a part is here.
 
+use crate::partial::PartCounters;
 use crate::pulls::PullState;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -12,7 +13,7 @@ use prometheus_client::registry::{Registry, Unit};
 pub struct PullMetrics {
     fetchers: Family<OutcomeLabels, Counter>,
     failed_fetches: Counter,
-    failed_parts: Counter,
+    parts: PartCounters,
     moved: Counter,
     present: Family<StateLabels, Gauge>,
 }
@@ -32,7 +33,7 @@ impl PullMetrics {
         let metrics = Self {
             fetchers: Family::default(),
             failed_fetches: Counter::default(),
-            failed_parts: Counter::default(),
+            parts: PartCounters::default(),
             moved: Counter::default(),
             present: Family::default(),
         };
@@ -49,7 +50,12 @@ impl PullMetrics {
         registry.register(
             "partial_parts_failed",
             "Missing parts that sandboxes have waited for in vain",
-            metrics.failed_parts.clone(),
+            metrics.parts.failed.clone(),
+        );
+        registry.register(
+            "partial_parts_waiting",
+            "Sandboxes that wait for a part that is missing",
+            metrics.parts.waiting.clone(),
         );
         registry.register_with_unit(
             "pull_moved",
@@ -80,9 +86,9 @@ impl PullMetrics {
         self.moved.inc_by(bytes);
     }
 
-    /// Counts parts that sandboxes have waited for in vain.
-    pub(crate) fn failed_parts(&self) -> Counter {
-        self.failed_parts.clone()
+    /// Counts those who wait for parts.
+    pub(crate) fn parts(&self) -> PartCounters {
+        self.parts.clone()
     }
 
     /// Sets how many pulls are in each state.

@@ -10,6 +10,7 @@
 use super::protocol::{self, Reply};
 use super::record::{PartialFunction, parts};
 use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
 use rustix::fs::{Mode, OFlags, openat};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use std::collections::HashMap;
@@ -54,10 +55,34 @@ struct Shared {
     segments: Vec<Segment>,
     /// [`WITHOUT_FETCHER`].
     without_fetcher: Duration,
-    /// Counts those who have waited in vain.
-    failed: Counter,
+    counters: PartCounters,
     problem: Box<Problem>,
     state: Mutex<State>,
+}
+
+/// What is counted of those who wait for parts.
+#[derive(Clone, Debug, Default)]
+pub struct PartCounters {
+    /// Those who wait now.
+    pub waiting: Gauge,
+    /// Those who have waited in vain.
+    pub failed: Counter,
+}
+
+/// Counts somebody who waits, until it is dropped.
+struct Counted(Gauge);
+
+impl Counted {
+    fn new(waiting: &Gauge) -> Self {
+        waiting.inc();
+        Self(waiting.clone())
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
 }
 
 /// Says why nobody fetches, if that is known.
@@ -91,7 +116,7 @@ impl FarContents {
     /// There are no descriptors left.
     pub fn new(
         function: &PartialFunction,
-        failed: Counter,
+        counters: PartCounters,
         problem: Box<Problem>,
     ) -> io::Result<Self> {
         let shared = Shared {
@@ -102,7 +127,7 @@ impl FarContents {
             contents: function.rows.contents(),
             segments: function.layout.segments().to_vec(),
             without_fetcher: WITHOUT_FETCHER,
-            failed,
+            counters,
             problem,
             state: Mutex::default(),
         };
@@ -155,7 +180,11 @@ impl BlobSource for FarContents {
             return Ok(());
         }
         let (_, all) = state.waiting.entry(number).or_insert((Instant::now(), Vec::new()));
-        all.push(answer);
+        let counted = Counted::new(&shared.counters.waiting);
+        all.push(Box::new(move |outcome| {
+            drop(counted);
+            answer(outcome);
+        }));
         let is_first = all.len() == 1;
         let asked = if is_first { shared.ask(&mut state, number) } else { Ok(()) };
         drop(state);
@@ -291,7 +320,7 @@ impl Shared {
             let (_, all) = state.waiting.remove(&number).unwrap_or((Instant::now(), Vec::new()));
             if let Err(why) = &outcome {
                 state.failure = Some((Instant::now(), why.clone()));
-                self.failed.inc_by(all.len() as u64);
+                self.counters.failed.inc_by(all.len() as u64);
             }
             drop(state);
             for answer in all {
@@ -319,7 +348,7 @@ impl Shared {
         }
         drop(state);
         for answer in waiting.into_values().flat_map(|(_, all)| all) {
-            self.failed.inc();
+            self.counters.failed.inc();
             answer(Err(io::Error::other(why.to_owned())));
         }
     }
@@ -479,7 +508,7 @@ mod tests {
             contents: 3,
             segments: vec![image, content],
             without_fetcher,
-            failed: Counter::default(),
+            counters: PartCounters::default(),
             problem: Box::new(|| Some("no network".to_owned())),
             state: Mutex::default(),
         };
@@ -580,7 +609,7 @@ mod tests {
         drop(accept(&listener));
         drop(listener);
         is_known(answer.recv_timeout(SOON).unwrap().unwrap_err());
-        assert_eq!(place.far.shared.failed.get(), 2);
+        assert_eq!(place.far.shared.counters.failed.get(), 2);
         // Another one is found by itself.
         let listener = place.listen();
         let answer = place.ask(3);
@@ -679,6 +708,10 @@ mod tests {
         let error = place.ask(2).recv_timeout(SOON).unwrap().unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::ResourceBusy);
         assert!(waiting[0].try_recv().is_err(), "it still waits");
+        let counted = || place.far.shared.counters.waiting.get();
+        assert_eq!(counted(), WAITING_MAX as i64);
+        place.far.shared.lose(None, "nobody is there");
+        assert_eq!(counted(), 0);
     }
 
     #[test]

@@ -26,7 +26,7 @@ mod rows;
 
 pub use record::kernels_of_partial;
 
-pub(crate) use far::FarContents;
+pub(crate) use far::{FarContents, PartCounters};
 pub(crate) use protocol::{Question, RECORD_HASH, Reply, read_question, write_reply};
 pub(crate) use record::{
     PartialFunction, PartialLength, PartialRecord, PieceSource, RecordIdentity, directory_beside,

@@ -20,7 +20,9 @@
 //! Lock order: `Service::slots` is the only lock here, and no other is taken
 //! while it is held but that of a shared connection's first use (`upstream`), under which none is.
 
+mod adopt;
 mod asleep;
+mod coming;
 mod copies;
 mod crowding;
 mod ending;
@@ -33,14 +35,17 @@ mod place;
 mod reports;
 mod request;
 mod retire;
+mod reuse;
 mod room;
 mod slots;
 mod volumes;
+mod waiting;
 
 pub use copies::{CheckpointOf, CheckpointTaken, Forked, Restored};
 pub(crate) use memory::REST_PATIENCE;
 pub use place::Placement;
-pub(crate) use place::{Found, PlaceError, Reuse};
+pub(crate) use place::{Found, PlaceError};
+pub(crate) use reuse::Reuse;
 pub use volumes::VolumeFiles;
 
 use crate::admission::OUTPUT_SHARE;
