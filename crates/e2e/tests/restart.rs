@@ -332,6 +332,8 @@ fn an_instance_with_a_volume_goes_on_under_the_next_daemon() {
     restart(&node, &mut daemon, "second.log");
     assert_eq!(whole.join().expect("a client"), Some(200), "{}", daemon.log());
     assert!(daemon.log().contains("took over 1 of 1 instances"), "{}", daemon.log());
+    // Otherwise the next request may come before it is seen that the client has gone, and boot another one.
+    wait_until("it is idle again", || is_idle(&node));
     assert_eq!(count(gateway, "stored"), 3);
 }
 
