@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
+use std::thread;
 
 use bytemuck::{Pod, Zeroable};
 use serde::{Deserialize, Serialize};
@@ -14,7 +16,7 @@ use crate::layout::{ImageFile as NamedFile, parse_image_name};
 use crate::lock::lock_shared;
 use crate::session::Session;
 use crate::sparse::image_id;
-use crate::stage::{Existing, SHARED_MODE, publish, seal_as, sync_all, sync_directory};
+use crate::stage::{Existing, SHARED_MODE, publish, seal_as, sync, sync_all, sync_directory};
 use crate::store::{Store, open_existing};
 
 /// First bytes of a working set record.
@@ -127,17 +129,16 @@ impl Session {
     fn commit(&mut self, image: NewImage, ancestors: &[ImageId], mode: u32) -> Result<ImageId> {
         let _acting = self.layout.act()?;
         let NewImage { file, path, kernel } = image;
-        let id = image_id(&file).context("read", &path)?;
-        let mut records = Vec::new();
-        if !ancestors.is_empty() {
-            records.push((self.stage_ancestors(id, ancestors)?, self.layout.ancestors(id)));
-        }
-        if let Some(kernel) = kernel {
-            records.push((self.stage_image_kernel(id, kernel)?, self.layout.image_kernel(id)));
-        }
         seal_as(&file, &path, mode)?;
-        let staged = records.iter().map(|(from, _)| from.as_path()).chain([path.as_path()]);
-        sync_all(&staged.collect::<Vec<_>>())?;
+        // Its bytes go to the disk while they are hashed.
+        let (id, records) = thread::scope(|scope| -> Result<_> {
+            let syncing = scope.spawn(|| sync(&path));
+            let id = image_id(&file).context("read", &path)?;
+            let records = self.stage_records(id, ancestors, kernel)?;
+            sync_all(&records.iter().map(|(from, _)| from.as_path()).collect::<Vec<_>>())?;
+            syncing.join().unwrap_or_else(|panic| resume_unwind(panic))?;
+            Ok((id, records))
+        })?;
         // First: an image without them would lose its ancestors. A function or a template names the
         // image only when all of these names are on disk.
         for (from, to) in &records {
@@ -161,6 +162,23 @@ impl Session {
         }
         sync_directory(&self.layout.images())?;
         Ok(id)
+    }
+
+    /// Writes what the store notes beside an image; each with the place where it belongs.
+    fn stage_records(
+        &mut self,
+        id: ImageId,
+        ancestors: &[ImageId],
+        kernel: Option<KernelId>,
+    ) -> Result<Vec<(PathBuf, PathBuf)>> {
+        let mut records = Vec::new();
+        if !ancestors.is_empty() {
+            records.push((self.stage_ancestors(id, ancestors)?, self.layout.ancestors(id)));
+        }
+        if let Some(kernel) = kernel {
+            records.push((self.stage_image_kernel(id, kernel)?, self.layout.image_kernel(id)));
+        }
+        Ok(records)
     }
 }
 

@@ -223,7 +223,8 @@ pub(crate) fn sync_all(paths: &[&Path]) -> Result<()> {
     })
 }
 
-fn sync(path: &Path) -> Result<()> {
+/// Makes the bytes of a file, or the names in a directory, durable.
+pub(crate) fn sync(path: &Path) -> Result<()> {
     let file = File::open(path).context("open", path)?;
     file.sync_all().context("sync", path)
 }

@@ -261,24 +261,35 @@ pub(super) fn write_image(
     let mut new = session.new_image_file()?;
     new.needs(kernel);
     let report = thaw_sandbox::freeze(sandbox, entry, &spec, new.file())?;
-    let ancestors = ancestors_of(&new, order)?;
-    let id = session.commit_image_over(new, &ancestors)?;
     // What cannot be booted must not be stored as a function.
-    let image = open_image_of_any_build(session, id, rootfs)?;
+    let image = open_new(&new, order)?;
     image.plan(rootfs.file(), rootfs.file_len(), rootfs.blobs())?;
+    let ancestors: Vec<ImageId> = image.ancestors().iter().map(|of| ImageId(of.name)).collect();
+    let id = session.commit_image_over(new, &ancestors)?;
     Ok((id, report))
 }
 
-/// The images that a new one refers to, as its own note says.
-fn ancestors_of(new: &NewImage, order: &ImageOrder<'_>) -> Result<Vec<ImageId>, FreezeFailure> {
-    let Some(base) = &order.base else { return Ok(Vec::new()) };
-    let image = Image::open_with(new.file().try_clone()?, &mut |named| {
-        base.ancestor(&named.name).ok_or_else(|| ImageError::NoAncestor {
+/// Opens an image that was just written, and checks that it can be booted here.
+fn open_new(new: &NewImage, order: &ImageOrder<'_>) -> Result<Image, FreezeFailure> {
+    let file = new.file().try_clone().map_err(ImageError::Read)?;
+    let image = Image::open_with(file, &mut |named| {
+        let found = order.base.as_ref().and_then(|base| base.ancestor(&named.name));
+        found.ok_or_else(|| ImageError::NoAncestor {
             depth: named.depth,
             why: "it is none of those that the image was made from".to_owned(),
         })
     })?;
-    Ok(image.ancestors().iter().map(|of| ImageId(of.name)).collect())
+    check_fit(&image, order.rootfs)?;
+    Ok(image)
+}
+
+/// Checks that an image can be booted over these files on this machine, by the kernel build that it was frozen under.
+fn check_fit(image: &Image, rootfs: &StoredRootfs) -> Result<(), ImageError> {
+    image.check_fit(&Fit {
+        kernel_build: image.header().kernel_build,
+        index_hash: *rootfs.id().as_bytes(),
+        cpu_features: cpu_features(),
+    })
 }
 
 /// Stores the kernel build of a sandbox that is to be frozen, unless it is there: the image can
@@ -399,10 +410,6 @@ pub(crate) fn open_image_file(
     rootfs: &StoredRootfs,
 ) -> Result<Image, FreezeFailure> {
     let image = Image::open_with(file, &mut |ancestor| open_ancestor(store, ancestor))?;
-    image.check_fit(&Fit {
-        kernel_build: image.header().kernel_build,
-        index_hash: *rootfs.id().as_bytes(),
-        cpu_features: cpu_features(),
-    })?;
+    check_fit(&image, rootfs)?;
     Ok(image)
 }

@@ -19,7 +19,6 @@ use super::mate::{Mate, Part};
 use super::report::Report;
 use super::scan::{Scanner, ZEROS};
 use super::{FreezeError, Order};
-use crate::image::checksum;
 use crate::image::elf::{
     CORE_OWNER, EM_X86_64, ET_CORE, FileHeader, IDENT, NT_AUXV, NT_FILE, NT_PRPSINFO, NT_PRSTATUS,
     PT_LOAD, PT_NOTE, ProcessInfo, ProgramHeader, ThreadStatus, push_note,
@@ -84,15 +83,23 @@ pub(crate) fn write(
     image.set_len(0).map_err(failed)?;
     image.set_len(file_len).map_err(failed)?;
     image.write_all_at(&start, 0).map_err(failed)?;
-    let stored = copy_memory(image, &layout.segments, order, memory)?;
+    let mut copying = Copying { image, segments: &layout.segments, mate: None, hasher: None };
+    if order.is_in_memory() {
+        copying.mate = memory.take_mate().map(Mate::new);
+    } else {
+        start.resize(first as usize, 0);
+        copying.hasher.insert(blake3::Hasher::new()).update(&start);
+    }
+    let stored = copying.copy_memory(order, memory)?;
     memory.end_reading()?;
 
-    if order.is_in_memory() {
+    let Some(hasher) = copying.hasher else {
         return Ok(Written { file_len, stored, depth, checksum: header.checksum });
-    }
+    };
+    // It is zero in the bytes that were hashed.
     let checksum_offset =
         notes_offset + (header_offset + std::mem::offset_of!(ImageHeader, checksum)) as u64;
-    let checksum = checksum(image, file_len, checksum_offset).map_err(failed)?;
+    let checksum = *hasher.finalize().as_bytes();
     image.write_all_at(&checksum, checksum_offset).map_err(failed)?;
     Ok(Written { file_len, stored, depth, checksum })
 }
@@ -142,34 +149,34 @@ impl Chunks {
 /// Bytes of other address spaces than the first for which a thaw does not wait.
 const POST_COPY_MIN: u64 = 4 << 20;
 
-/// Copies the stored memory, which the segments cover without a gap; many pages of
-/// zeros in a row become holes.
-fn copy_memory(
-    image: &File,
-    segments: &[Segment],
-    order: &Order<'_>,
-    memory: &mut Scanner<'_>,
-) -> Result<u64, FreezeError> {
-    let mut copying = Copying { image, segments, mate: memory.take_mate().map(Mate::new) };
-    let others = segments.partition_point(|segment| segment.space == 0);
-    let (first, others) = segments.split_at(others);
-    let (first, others) = (Chunks::of(first), Chunks::of(others));
-    if !order.is_post_copy() || others.len() < POST_COPY_MIN {
-        return copying.copy(Chunks::of(segments), memory);
-    }
-    let stored = copying.copy(first, memory)?;
-    memory.end_first()?;
-    Ok(stored + copying.copy(others, memory)?)
-}
-
 /// The copying of memory into an image.
 struct Copying<'a> {
     image: &'a File,
     segments: &'a [Segment],
     mate: Option<Mate>,
+    /// Of all bytes of the file so far, where nobody else copies.
+    hasher: Option<blake3::Hasher>,
 }
 
 impl Copying<'_> {
+    /// Copies the stored memory, which the segments cover without a gap; many pages of
+    /// zeros in a row become holes.
+    fn copy_memory(
+        &mut self,
+        order: &Order<'_>,
+        memory: &mut Scanner<'_>,
+    ) -> Result<u64, FreezeError> {
+        let others = self.segments.partition_point(|segment| segment.space == 0);
+        let (first, others) = self.segments.split_at(others);
+        let (first, others) = (Chunks::of(first), Chunks::of(others));
+        if !order.is_post_copy() || others.len() < POST_COPY_MIN {
+            return self.copy(Chunks::of(self.segments), memory);
+        }
+        let stored = self.copy(first, memory)?;
+        memory.end_first()?;
+        Ok(stored + self.copy(others, memory)?)
+    }
+
     /// Copies what lies in some chunks, from both ends if there is a mate; bytes that are no holes.
     fn copy(&mut self, mut chunks: Chunks, memory: &mut Scanner<'_>) -> Result<u64, FreezeError> {
         let mut buffer = Vec::with_capacity(CHUNK as usize);
@@ -190,6 +197,9 @@ impl Copying<'_> {
                 memory.read(space, part.address, place).map_err(FreezeError::Memory)?;
             }
             stored += write_content(self.image, &buffer, chunk.start)?;
+            if let Some(hasher) = &mut self.hasher {
+                hasher.update(&buffer);
+            }
         }
         Ok(stored + self.mate.as_mut().map_or(Ok(0), Mate::finish)?)
     }
