@@ -309,6 +309,22 @@ async fn new_keys_are_agreed_on_before_and_end_the_connection_afterwards() {
 }
 
 #[tokio::test]
+async fn new_keys_are_not_answered_after_the_end() {
+    let (mut client, mut server) = connected(suite("TLS13_AES_128_GCM_SHA256")).await;
+    server.shutdown().await.unwrap();
+    client.get_mut().1.refresh_traffic_keys().unwrap();
+    client.write_all(b"new").await.unwrap();
+    assert_eq!(read(&mut server, 3).await, b"new");
+    let mut server = taken_over(server);
+    assert_eq!(server.state().unwrap().unsent, b"");
+    // The socket takes nothing more, either.
+    server.flush().await.unwrap();
+    server.shutdown().await.unwrap();
+    client.write_all(b"newer").await.unwrap();
+    assert_eq!(read(&mut server, 5).await, b"newer");
+}
+
+#[tokio::test]
 async fn a_connection_that_has_failed_is_not_left() {
     let (mut client, mut server) = connected(suite("TLS13_AES_128_GCM_SHA256")).await;
     let mut record = sealed(&mut client, b"text");
