@@ -489,6 +489,20 @@ async fn a_record_is_sealed_once_however_often_it_is_sent() {
 }
 
 #[tokio::test]
+async fn a_session_on_which_nothing_moves_needs_no_memory() {
+    let (mut session, mut client, mut theirs) = session(TLS13, 1 << 20);
+    let (text, mut record) = (bytes(PLAIN_MAX), Vec::new());
+    theirs.seal(Kind::DATA, &text, &mut record).unwrap();
+    client.write_all(&record).await.unwrap();
+    assert_eq!(read(&mut session, PLAIN_MAX).await, text);
+    assert!(poll_once(|context| session.poll_open(context)).is_pending());
+    session.write_all(&text).await.unwrap();
+    session.flush().await.unwrap();
+    let unsent = session.state.unsent.capacity();
+    assert_eq!((unsent, session.plain.capacity(), session.state.inbox.capacity()), (0, 0, 0));
+}
+
+#[tokio::test]
 async fn keys_seal_no_more_than_they_may() {
     for (kind, max) in [
         (TLS12, GCM_RECORDS_MAX),
