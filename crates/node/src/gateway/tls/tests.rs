@@ -241,6 +241,13 @@ async fn a_client_that_only_listens_and_one_that_only_speaks_go_on() {
     assert_eq!(read(&mut server, 13).await, b"after the end");
     server.shutdown().await.unwrap();
     server.write_all(b"late").await.unwrap_err();
+    // Nor is it told why something fails afterwards.
+    let mut record = sealed(&mut client, b"text");
+    *record.last_mut().unwrap() ^= 1;
+    send(&mut client, &record).await;
+    server.read(&mut [0]).await.unwrap_err();
+    assert_eq!(server.state().unwrap().unsent, b"");
+    fails(&mut server, "changed on its way").await;
 
     let (mut client, mut server) = connected(suite("TLS13_AES_256_GCM_SHA384")).await;
     client.shutdown().await.unwrap();
