@@ -15,6 +15,9 @@ const LEFT_MAX: u64 = 1 << 20;
 /// What the file of a connection within TLS begins with. A daemon that does not know it takes it for a length
 /// that is too large.
 const TLS: [u8; 8] = *b"thaw-tls";
+/// What overwrites the file. A length that begins with it is too large, so that a file which was wiped out
+/// only in part is not taken for one without TLS: zeros would be.
+const WIPED: u8 = 0xff;
 
 /// The file, whose bytes are wiped out when it is dropped. A daemon that leaves drops nothing.
 #[derive(Debug)]
@@ -71,12 +74,16 @@ impl AsFd for LeftFile {
     }
 }
 
-/// Zeros overwrite the pages before they are given back.
 fn wipe(file: &mut File) -> io::Result<()> {
+    overwrite(file)?;
+    file.set_len(0)
+}
+
+/// The pages have no keys any more when they are given back.
+fn overwrite(file: &mut File) -> io::Result<()> {
     let length = file.metadata()?.len();
     file.seek(SeekFrom::Start(0))?;
-    io::copy(&mut io::repeat(0).take(length), file)?;
-    file.set_len(0)
+    io::copy(&mut io::repeat(WIPED).take(length), file).map(drop)
 }
 
 /// What an earlier daemon has left.
@@ -99,7 +106,9 @@ impl Left {
         let mut file = File::from(file);
         file.seek(SeekFrom::Start(0))?;
         let most = LEFT_MAX + 1 + 3 * 8;
-        let mut bytes = Zeroizing::new(Vec::with_capacity(usize::try_from(most).unwrap_or(0)));
+        // It does not grow, so that no copy of the keys is left where it was.
+        let length = file.metadata()?.len().min(most);
+        let mut bytes = Zeroizing::new(Vec::with_capacity(usize::try_from(length).unwrap_or(0)));
         (&file).take(most).read_to_end(&mut bytes)?;
         wipe(&mut file)?;
         parse(&bytes).ok_or_else(|| io::Error::other("what was left of it is not readable"))
@@ -186,11 +195,28 @@ mod tests {
         Left::take(file(&whole)).unwrap();
     }
 
+    /// As by a daemon that is killed meanwhile.
+    #[test]
+    fn what_is_wiped_out_in_part_is_not_readable() {
+        let mut written = LeftFile::write(b"", BACK, Some(&State::for_test())).unwrap().unwrap();
+        let whole = bytes_of(&written);
+        overwrite(&mut written.0).unwrap();
+        let wiped = bytes_of(&written);
+        assert_eq!(wiped, vec![WIPED; whole.len()]);
+        for length in 1..=whole.len() {
+            let partly = [&wiped[..length], &whole[length..]].concat();
+            assert!(Left::take(file(&partly)).is_err(), "{length}");
+        }
+    }
+
     #[test]
     fn a_daemon_that_stays_leaves_no_keys() {
-        let written = LeftFile::write(b"", b"", Some(&State::for_test())).unwrap().unwrap();
-        let copy = written.as_fd().try_clone_to_owned().unwrap();
-        written.wipe().unwrap();
-        assert_eq!(File::from(copy).metadata().unwrap().len(), 0);
+        let enders: [fn(LeftFile); 2] = [|written| written.wipe().unwrap(), drop];
+        for end in enders {
+            let written = LeftFile::write(b"", b"", Some(&State::for_test())).unwrap().unwrap();
+            let copy = written.as_fd().try_clone_to_owned().unwrap();
+            end(written);
+            assert_eq!(File::from(copy).metadata().unwrap().len(), 0);
+        }
     }
 }

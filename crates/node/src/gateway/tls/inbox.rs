@@ -82,6 +82,11 @@ impl Inbox {
         read.map_ok(|()| count)
     }
 
+    #[cfg(test)]
+    pub fn capacity(&self) -> usize {
+        self.bytes.capacity()
+    }
+
     fn make_room(&mut self) {
         self.bytes.copy_within(self.start..self.end, 0);
         (self.start, self.end) = (0, self.end - self.start);

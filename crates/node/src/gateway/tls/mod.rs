@@ -95,8 +95,11 @@ where
     let now = connection.process_new_packets().map_err(io::Error::other)?;
     let mut unread = vec![0; now.plaintext_bytes_to_read()];
     connection.reader().read_exact(&mut unread)?;
-    // An answer to new keys of the client's is queued only by whatever is sent next.
-    let _ = connection.writer().write(&[])?;
+    if !is_shut {
+        // An answer to new keys of the client's is queued only by whatever is sent next. Nothing is, once
+        // the client was told so.
+        let _ = connection.writer().write(&[])?;
+    }
     let mut unsent = Vec::new();
     while connection.wants_write() {
         connection.write_tls(&mut unsent)?;

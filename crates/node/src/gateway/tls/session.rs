@@ -22,7 +22,7 @@ pub(in crate::gateway) struct Session<S> {
     stream: S,
     pub(super) state: State,
     /// What was decrypted.
-    plain: Vec<u8>,
+    pub(super) plain: Vec<u8>,
     /// So many bytes of it were read.
     read: usize,
     /// Records in a row with nothing in them.
@@ -140,7 +140,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<S> {
     }
 
     /// Opens records until there is something to read; false at the end.
-    fn poll_open(&mut self, context: &mut Context<'_>) -> Poll<io::Result<bool>> {
+    pub(super) fn poll_open(&mut self, context: &mut Context<'_>) -> Poll<io::Result<bool>> {
         self.check()?;
         while self.read == self.plain.len() {
             if self.state.peer_has_ended {
@@ -217,6 +217,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Session<S> {
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(self.poll_send(context))?;
+        // A connection on which nothing goes needs no memory.
+        self.state.unsent = Vec::new();
         Pin::new(&mut self.stream).poll_flush(context)
     }
 

@@ -1,5 +1,5 @@
 use super::inbox::{HEADER, Inbox, RECORD_MAX};
-use super::keys::{Cipher, GCM_RECORDS_MAX, Keys, Kind, PLAIN_MAX, Version};
+use super::keys::{Cipher, Keys, Kind, PLAIN_MAX, Version};
 use super::*;
 use rcgen::{CertifiedKey, generate_simple_self_signed};
 use rustls::crypto::ring::{ALL_CIPHER_SUITES, default_provider};
@@ -154,7 +154,8 @@ async fn exchange(client: Client, mut server: Tls) {
             }
             server.write_all(&buffer[..count]).await.unwrap();
             reads += 1;
-            if reads % 20 == 0 {
+            // A record takes four reads, so that now and then a part of one is not read.
+            if reads % 19 == 0 {
                 let unread = server.settle().unwrap();
                 server = next(server);
                 server.write_all(&unread).await.unwrap();
@@ -238,6 +239,15 @@ async fn a_client_that_only_listens_and_one_that_only_speaks_go_on() {
     assert_eq!(client.read(&mut [0]).await.unwrap(), 0);
     client.write_all(b"after the end").await.unwrap();
     assert_eq!(read(&mut server, 13).await, b"after the end");
+    server.shutdown().await.unwrap();
+    server.write_all(b"late").await.unwrap_err();
+    // Nor is it told why something fails afterwards.
+    let mut record = sealed(&mut client, b"text");
+    *record.last_mut().unwrap() ^= 1;
+    send(&mut client, &record).await;
+    server.read(&mut [0]).await.unwrap_err();
+    assert_eq!(server.state().unwrap().unsent, b"");
+    fails(&mut server, "changed on its way").await;
 
     let (mut client, mut server) = connected(suite("TLS13_AES_256_GCM_SHA384")).await;
     client.shutdown().await.unwrap();
@@ -309,6 +319,22 @@ async fn new_keys_are_agreed_on_before_and_end_the_connection_afterwards() {
 }
 
 #[tokio::test]
+async fn new_keys_are_not_answered_after_the_end() {
+    let (mut client, mut server) = connected(suite("TLS13_AES_128_GCM_SHA256")).await;
+    server.shutdown().await.unwrap();
+    client.get_mut().1.refresh_traffic_keys().unwrap();
+    client.write_all(b"new").await.unwrap();
+    assert_eq!(read(&mut server, 3).await, b"new");
+    let mut server = taken_over(server);
+    assert_eq!(server.state().unwrap().unsent, b"");
+    // The socket takes nothing more, either.
+    server.flush().await.unwrap();
+    server.shutdown().await.unwrap();
+    client.write_all(b"newer").await.unwrap();
+    assert_eq!(read(&mut server, 5).await, b"newer");
+}
+
+#[tokio::test]
 async fn a_connection_that_has_failed_is_not_left() {
     let (mut client, mut server) = connected(suite("TLS13_AES_128_GCM_SHA256")).await;
     let mut record = sealed(&mut client, b"text");
@@ -376,7 +402,10 @@ async fn records_say_what_they_are() {
         assert_eq!(heard(&[text, nothing, text, END]).await.unwrap(), b"texttext");
         let canceled: (Kind, &[u8]) = (Kind::ALERT, &[1, 90]);
         assert_eq!(heard(&[text, canceled, END, text]).await.unwrap(), b"text");
-        assert_eq!(heard(&[nothing; 33]).await.unwrap_err(), broken::Broken::Empty.to_string());
+        for nothing in [nothing, canceled] {
+            let error = heard(&[nothing; 33]).await.unwrap_err();
+            assert_eq!(error, broken::Broken::Empty.to_string());
+        }
         let often: Vec<_> = [&[nothing; 32][..], &[text], &[nothing; 32], &[END]].concat();
         assert_eq!(heard(&often).await.unwrap(), b"text");
         let alert: (Kind, &[u8]) = (Kind::ALERT, &[2, 40]);
@@ -473,12 +502,24 @@ async fn a_record_is_sealed_once_however_often_it_is_sent() {
 }
 
 #[tokio::test]
+async fn a_session_on_which_nothing_moves_needs_no_memory() {
+    let (mut session, mut client, mut theirs) = session(TLS13, 1 << 20);
+    let (text, mut record) = (bytes(PLAIN_MAX), Vec::new());
+    theirs.seal(Kind::DATA, &text, &mut record).unwrap();
+    client.write_all(&record).await.unwrap();
+    assert_eq!(read(&mut session, PLAIN_MAX).await, text);
+    assert!(poll_once(|context| session.poll_open(context)).is_pending());
+    session.write_all(&text).await.unwrap();
+    session.flush().await.unwrap();
+    let unsent = session.state.unsent.capacity();
+    assert_eq!((unsent, session.plain.capacity(), session.state.inbox.capacity()), (0, 0, 0));
+}
+
+#[tokio::test]
 async fn keys_seal_no_more_than_they_may() {
-    for (kind, max) in [
-        (TLS12, GCM_RECORDS_MAX),
-        (TLS13, GCM_RECORDS_MAX),
-        ((Version::Tls13, Cipher::ChaCha20Poly1305), u64::MAX),
-    ] {
+    for (kind, max) in
+        [(TLS12, 1 << 24), (TLS13, 1 << 24), ((Version::Tls13, Cipher::ChaCha20Poly1305), u64::MAX)]
+    {
         let (mut session, mut client, _) = session(kind, 1 << 10);
         session.state.write = keys(kind, max - 2);
         session.write_all(b"last").await.unwrap();
@@ -498,8 +539,10 @@ async fn keys_seal_no_more_than_they_may() {
             records.consume(length);
         }
         assert_eq!(records.held(), b"");
-        let mut keys = keys(kind, max);
-        keys.seal(Kind::ALERT, &[2, 80], &mut Vec::new()).unwrap_err();
+        keys(kind, max).seal(Kind::ALERT, &[2, 80], &mut Vec::new()).unwrap_err();
+        // There is no number for another record of the client's, either.
+        let opened = keys(kind, u64::MAX).open(&mut [23, 3, 3, 0, 0]);
+        assert_eq!(opened, Err(broken::Broken::WornOut));
     }
 }
 
