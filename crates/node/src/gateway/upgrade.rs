@@ -52,7 +52,8 @@ async fn join(mut lease: Lease, client: OnUpgrade, mut instance: OnUpgrade) -> i
         client.downcast::<TokioIo<ClientIo>>().map_err(other)?;
     let Parts { io: instance, read_buf: from_instance, .. } =
         instance.downcast::<TokioIo<Tap>>().map_err(other)?;
-    let (client, instance) = (client.into_inner(), instance.into_inner());
+    let (mut client, instance) = (client.into_inner(), instance.into_inner());
+    client.join();
     let Some((service, number, connection)) = lease.place() else { return Ok(()) };
     let place = Place {
         service: service.clone(),

@@ -113,11 +113,19 @@ pub(super) struct ClientIo {
     stalled: Option<Pin<Box<Sleep>>>,
     /// The gateway has said all.
     linger: Option<Linger>,
+    /// Somebody reads to the client's end all the same.
+    is_joined: bool,
 }
 
 impl ClientIo {
     pub fn new(wire: Wire, client: Arc<RoutedClient>) -> Self {
-        Self { wire, client, is_first_read: true, stalled: None, linger: None }
+        let (stalled, linger) = (None, None);
+        Self { wire, client, is_first_read: true, stalled, linger, is_joined: false }
+    }
+
+    /// What the client says behind the gateway's end is not thrown away any more.
+    pub fn join(&mut self) {
+        self.is_joined = true;
     }
 
     /// The two ends of the connection.
@@ -222,6 +230,9 @@ impl AsyncWrite for ClientIo {
         if self.linger.is_none() {
             let ended = Pin::new(&mut self.wire).poll_shutdown(context);
             ready!(self.judge(context, ended))?;
+        }
+        if self.is_joined {
+            return Poll::Ready(Ok(()));
         }
         let Self { wire, linger, .. } = &mut *self;
         let linger = linger.get_or_insert_with(|| Linger::new(LINGER, DISCARD_MAX));
