@@ -32,10 +32,11 @@ kill $(cat pid) $server; wait $server || true
 
 [ "$(id -u)" = 0 ] || exit 0
 ssh-keygen -q -t ed25519 -N '' -f host; ssh-keygen -q -t ed25519 -N '' -f client
+# Below another shell, bash does not read what root has in .bashrc, which several at once may stumble over.
 mkdir -p /run/sshd
 "$(command -v sshd || echo /usr/sbin/sshd)" -p 18022 -h "$PWD/host" -E "$PWD/log" -o ListenAddress=127.0.0.1 \
     -o PidFile="$PWD/sshd.pid" -o AuthorizedKeysFile="$PWD/client.pub" -o StrictModes=no \
-    -o UsePAM=no -o PermitRootLogin=yes
+    -o UsePAM=no -o PermitRootLogin=yes -o SetEnv=SHLVL=1
 options="-q -i client -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o ConnectionAttempts=20"
 ssh -p 18022 $options root@127.0.0.1 'echo "over ssh $((6 * 7))"; id -u; exit 3' </dev/null || echo "exit $?"
 ssh -tt -p 18022 $options root@127.0.0.1 'test -t 0 && stty size >/dev/null && echo a terminal' </dev/null | tr -d '\r'
