@@ -32,8 +32,8 @@ kill $(cat pid) $server; wait $server || true
 
 [ "$(id -u)" = 0 ] || exit 0
 ssh-keygen -q -t ed25519 -N '' -f host; ssh-keygen -q -t ed25519 -N '' -f client
-# Below another shell, bash does not read what root has in .bashrc, which several at once may stumble over.
 mkdir -p /run/sshd
+# Below another shell (SHLVL), bash does not read what root has in .bashrc, which several at once may stumble over.
 "$(command -v sshd || echo /usr/sbin/sshd)" -p 18022 -h "$PWD/host" -E "$PWD/log" -o ListenAddress=127.0.0.1 \
     -o PidFile="$PWD/sshd.pid" -o AuthorizedKeysFile="$PWD/client.pub" -o StrictModes=no \
     -o UsePAM=no -o PermitRootLogin=yes -o SetEnv=SHLVL=1
