@@ -99,7 +99,7 @@ fn copies_pauses_and_checkpoints_keep_the_volumes_of_a_sandbox() {
     let writer = "exec 3>>/data/log; while :; do echo $HOSTNAME >&3; sleep 0.05; done";
     ok(&home, &["exec", "-d", "a", "--", "bash", "-c", writer]);
     // On the host the file is longer ahead of whoever writes it.
-    let len = |sandbox: &str| shell(&home, sandbox, "cat /data/log").len();
+    let len = |sandbox: &str| shell(&home, sandbox, "touch /data/log; cat /data/log").len();
     let writes = |sandbox: &str| {
         let before = len(sandbox);
         wait_until("the sandbox writes", || len(sandbox) > before);

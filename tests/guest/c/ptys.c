@@ -50,6 +50,19 @@ static void type(const char *text)
     usleep(20000);
 }
 
+/* Waits until what was typed has stopped output, or has it go on. */
+static void await_output(short wanted)
+{
+    struct pollfd request = {slave, POLLOUT, 0};
+    for (int tries = 0; tries < 1000; tries++) {
+        MUST(poll(&request, 1, 0));
+        if ((request.revents & POLLOUT) == wanted)
+            break;
+        usleep(10000);
+    }
+    IS((request.revents & POLLOUT) == wanted);
+}
+
 static void program(size_t room)
 {
     char bytes[4096];
@@ -239,9 +252,11 @@ int main(void)
 
     PART("flow");
     type("\x13");
+    await_output(0);
     MUST(fcntl(slave, F_SETFL, O_RDWR | O_NONBLOCK));
     TRY(write(slave, "x", 1));
     type("\x11");
+    await_output(POLLOUT);
     TRY(write(slave, "x", 1));
     MUST(fcntl(slave, F_SETFL, O_RDWR));
     screen();

@@ -258,7 +258,11 @@ mod tests {
         let space = SwapSpace::begin(directory.path().to_owned()).unwrap();
         let (sealed, swap) = sealed(&space);
         match &sealed.content().as_ref().unwrap().form {
-            Form::Encrypted(file, _) => file.write_all_at(b"x", 0).unwrap(),
+            Form::Encrypted(file, _) => {
+                let mut first = [0];
+                file.read_exact_at(&mut first, 0).unwrap();
+                file.write_all_at(&[!first[0]], 0).unwrap();
+            }
             Form::Verified(_) => panic!("it is encrypted"),
         }
         sealed.empty();

@@ -56,6 +56,8 @@ impl Service {
         slots.perhaps_free.insert(id);
         claim.becomes_instance(&mut slots);
         drop(slots);
+        // Who has waited for it to be made finds its free places.
+        self.freed.notify_waiters();
         self.connected.booted.inc();
         tokio::spawn(supervisor.run());
         placed

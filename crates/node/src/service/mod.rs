@@ -3,9 +3,9 @@
 //!
 //! Capacity is counted by two semaphores. A connection holds a permit of its
 //! function's (`instances × concurrency`), an instance holds one of the node's.
-//! Whoever holds a function permit finds an instance with a free place or may
-//! boot one: the places of the instances that may exist are exactly as many as
-//! the permits. Semaphores are fair, so connections are served as they came.
+//! Whoever holds a function permit finds an instance with a free place, or may
+//! boot one, or waits for one that is being made: the places of the instances that may exist are
+//! exactly as many as the permits. Semaphores are fair, so connections are served as they came.
 //! A request that the gateway routes is such a connection while it is under way; the
 //! connection on which it went to its instance may be kept for the next one, and is then
 //! no share of anything.
@@ -14,8 +14,9 @@
 //! first, and the permit of the node with it in hand: a tenant that waits for itself holds
 //! nothing that others wait for.
 //!
-//! Sandboxes, and others that no client waits for, have no permits of the function. So whoever boots
-//! an instance claims its place among those that there may be, before all else (`room`).
+//! Whoever boots an instance claims its place among those that there may be, before all else (`room`).
+//! Sandboxes, and others that no client waits for, have no permits, and clients that come at once may have
+//! several permits for the places of one instance.
 //!
 //! Lock order: `Service::slots` is the only lock here, and no other is taken
 //! while it is held but that of a shared connection's first use (`upstream`), under which none is.

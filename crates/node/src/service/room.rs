@@ -103,10 +103,12 @@ impl Slots {
         self.all.len() + self.asleep.len() + self.claims.len()
     }
 
-    /// Whether a client may have one more where `most` may be. Those that clients have are bounded by
-    /// their connections, so only sandboxes beside them are in the way.
-    fn has_room_for_client(&self, most: usize) -> bool {
-        if self.held.len() + self.claims.beside_clients == 0 || self.count() < most {
+    /// Whether a client may have one more where `most` may be. Those that end do not count: a client waits
+    /// for no instance that gives it nothing. Where each connection has an instance of its own
+    /// (`are_exclusive`), the permits bound those of clients, and none of them is looked at.
+    fn has_room_for_client(&self, most: usize, are_exclusive: bool) -> bool {
+        let has_others = self.held.len() + self.claims.beside_clients > 0;
+        if self.count() < most || are_exclusive && !has_others {
             return true;
         }
         let are_ending = self.values().filter(|slot| !slot.state.takes_connections()).count();
@@ -132,11 +134,12 @@ impl Slot {
 }
 
 impl Service {
-    /// A place for an instance that is booted for a client; `None`: sandboxes have those that there may
-    /// be.
+    /// A place for an instance that is booted for a client; `None`: there are as many as there may be,
+    /// those included that are being made.
     pub(super) fn claim_for_client(self: &Arc<Self>) -> Option<Claim> {
+        let are_exclusive = true;
         let mut slots = self.slots();
-        let has_room = slots.has_room_for_client(self.instances_max());
+        let has_room = slots.has_room_for_client(self.instances_max(), are_exclusive);
         has_room.then(|| Claim::take(self, &mut slots, Claimant::Client))
     }
 
@@ -484,9 +487,16 @@ mod tests {
 
     /// A service of a node for one instance, and its boots.
     fn served() -> (Arc<Service>, Arc<Boots>) {
-        let node = NodeState::new(1);
-        let text = "name = \"slow\"\ncommand = [\"x\"]\nrootfs = \"./r\"\nport = 80\n\
-                    isolation = \"instance\"\n";
+        served_with(1, "")
+    }
+
+    /// A service with these limits, of a node for so many instances.
+    fn served_with(instances: usize, limits: &str) -> (Arc<Service>, Arc<Boots>) {
+        let node = NodeState::new(instances);
+        let text = &format!(
+            "name = \"slow\"\ncommand = [\"x\"]\nrootfs = \"./r\"\nport = 80\n\
+             isolation = \"instance\"\n{limits}"
+        );
         let config = FunctionConfig::parse("thaw.toml".as_ref(), text).unwrap();
         let launcher = Slow::default();
         let boots = launcher.0.clone();
@@ -515,6 +525,32 @@ mod tests {
         assert_eq!(taken(&service), (1, 0, 1));
         service.kill_all();
         eventually(&service, || taken(&service) == (0, 1, 0)).await;
+    }
+
+    /// Those that come while the only instance is being made wait for its free places.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn clients_at_once_get_no_more_instances_than_there_may_be() {
+        let (service, boots) = served_with(8, "[limits]\nconcurrency = 4\ninstances = 2\n");
+        let mut sockets = Vec::new();
+        let requests: Vec<_> = (0..8)
+            .map(|_| {
+                let (client, theirs) = client();
+                sockets.push(theirs);
+                let asked = service.clone();
+                tokio::spawn(async move {
+                    asked.place(&client, Reuse::None, Box::new(|_, _| {})).await.is_ok()
+                })
+            })
+            .collect();
+        eventually(&service, || service.permits.available_permits() == 0).await;
+        boots.change(|(_, may_end)| *may_end = true);
+        for request in requests {
+            assert!(request.await.unwrap());
+        }
+        assert_eq!((boots.state.lock().unwrap().0, service.instance_count()), (2, 2));
+        let connections: Vec<_> = service.slots().values().map(|slot| slot.connections).collect();
+        assert_eq!(connections, [4, 4]);
+        service.kill_all();
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -22,8 +22,7 @@ pub(super) enum Waited<T> {
 
 impl Service {
     /// Waits until the function may have one more instance, or one that it has gets a free place.
-    /// Without a claim there is one that is asleep and can be woken. Only sandboxes can be in the way:
-    /// instances of clients are bounded by their connections.
+    /// Without a claim there is one that is asleep and can be woken.
     pub(super) async fn wait_for_claim(
         self: &Arc<Self>,
         mut delivery: Delivery,
