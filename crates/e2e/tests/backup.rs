@@ -5,7 +5,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 use thaw_e2e::{
-    Daemon, DaemonOptions, built_home, command, ok, post, repository, run, run_with_input, thaw,
+    Daemon, DaemonOptions, built_home, command, ok, post, prefetch_file, repository, run,
+    run_with_input, thaw, wait_until,
 };
 
 /// The indented lines of the page's section that hold a command, each as one line.
@@ -65,6 +66,8 @@ fn a_backup_has_volumes_secrets_and_checkpoints() {
     command(&daemon, &["checkpoint", &instance, "moment"]).success();
     ok(&home, &["volume", "snapshot", "data", "nightly"]);
 
+    // It is stored in the background, and nothing is to change while files are read.
+    wait_until("its prefetch file is stored", || prefetch_file(&home).is_some());
     let work = tempfile::tempdir().expect("a directory");
     let [save, restore] = &commands_of_the_page()[..] else { panic!("two commands") };
     // Neither quotas nor certificates are there, and the daemon goes on.
