@@ -565,8 +565,11 @@ fn a_recorded_working_set_is_small_whatever_the_guest_touches() {
         let sets = files.filter(|file| file.path().extension().is_some_and(|e| e == "workingset"));
         sets.map(|file| file.metadata().expect("attributes").len()).collect()
     };
-    assert_eq!(get(daemon.gateway(), "sprawling", "/").text(), "0");
-    wait_until("its working set is stored", || !sets().is_empty());
+    // On a busy machine the first one may take too long to show it.
+    wait_until("its working set is stored", || {
+        assert_eq!(get(daemon.gateway(), "sprawling", "/").text(), "0");
+        !sets().is_empty()
+    });
     let sizes = sets();
     assert!(sizes.iter().all(|&size| size <= FRAME + 24 * RUNS_MAX + 4 * BLOBS_MAX), "{sizes:?}");
     // What was left out comes in when it is touched.
@@ -606,8 +609,10 @@ fn a_prefetch_file_needs_room_in_the_store_of_its_tenant() {
     let quota = format!("[default]\nstore = \"{}B\"\n", stored + (256 << 10));
     fs::write(home.join("tenants.toml"), quota).expect("tenants.toml");
     let daemon = Daemon::start(&home, &options);
-    ask(&daemon, "cold");
-    wait_until("the file is refused", || daemon.log().contains("without a prefetch file"));
+    wait_until("the file is refused", || {
+        ask(&daemon, "cold");
+        daemon.log().contains("without a prefetch file")
+    });
     let log = daemon.log();
     assert!(
         log.contains("the quota of functions without a domain") && log.contains("cold"),
@@ -639,8 +644,10 @@ fn a_cold_boot_takes_its_pages_from_the_prefetch_file() {
     let home = built_home("boots-cold", &[function]);
     let options = DaemonOptions::default();
     let daemon = Daemon::start(&home, &options);
-    ask(&daemon, "cold");
-    wait_until("its prefetch file is stored", || prefetch_file(&home).is_some());
+    wait_until("its prefetch file is stored", || {
+        ask(&daemon, "cold");
+        prefetch_file(&home).is_some()
+    });
     let empty = || drop_from_page_cache(&home.join("store"));
     let boots_cold = || {
         empty();
@@ -685,8 +692,10 @@ fn a_working_set_is_the_union_of_what_several_requests_touch() {
         assert_eq!(response.text(), (block + 1).to_string(), "{}", daemon.log());
     };
     let stored = || prefetch_file(&home).map_or(0, |path| path.metadata().expect("a file").len());
-    ask(0);
-    wait_until("its prefetch file is stored", || stored() > 0);
+    wait_until("its prefetch file is stored", || {
+        ask(0);
+        stored() > 0
+    });
     let first = stored();
     wait_until("the file has what a later request touches, too", || {
         ask(7);
