@@ -115,6 +115,7 @@ fn copies_are_booted_as_ever() {
         }
         let images = daemon.home().join("store/images");
         wait_until("a working set is stored", || {
+            assert_eq!(get(daemon.gateway(), "warm", "/").status, 200);
             let mut files = fs::read_dir(&images).expect("images").flatten();
             files.any(|file| file.path().extension().is_some_and(|e| e == "workingset"))
         });
