@@ -4,8 +4,11 @@ use serde_json::Value;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
 use thaw_e2e::{
-    Daemon, DaemonOptions, built_home, command, ok, post, repository, run, run_with_input, thaw,
+    Daemon, DaemonOptions, built_home, command, ok, post, prefetch_file, repository, run,
+    run_with_input, thaw,
 };
 
 /// The indented lines of the page's section that hold a command, each as one line.
@@ -65,6 +68,12 @@ fn a_backup_has_volumes_secrets_and_checkpoints() {
     command(&daemon, &["checkpoint", &instance, "moment"]).success();
     ok(&home, &["volume", "snapshot", "data", "nightly"]);
 
+    // Its prefetch file is stored in the background, or never, where that takes too long; nothing is to
+    // change while files are read.
+    let until = Instant::now() + Duration::from_secs(20);
+    while prefetch_file(&home).is_none() && Instant::now() < until {
+        thread::sleep(Duration::from_millis(50));
+    }
     let work = tempfile::tempdir().expect("a directory");
     let [save, restore] = &commands_of_the_page()[..] else { panic!("two commands") };
     // Neither quotas nor certificates are there, and the daemon goes on.

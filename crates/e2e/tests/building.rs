@@ -221,7 +221,7 @@ fn build_commands_reach_what_their_rules_allow() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("an address").port();
     let script = format!(
-        "import socket\ntry:\n  socket.create_connection(('host.thaw.internal', {port}), 5)\n  \
+        "import socket\ntry:\n  socket.create_connection(('host.thaw.internal', {port}), 60)\n  \
          print('connected')\nexcept OSError as error:\n  print('refused', error)\n"
     );
     fs::write(place.path("function/connect.py"), script).expect("a script");

@@ -7,8 +7,8 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 use tempfile::TempDir;
 use thaw_e2e::{
-    Daemon, DaemonOptions, Function, Outcome, User, built_home, get, has_controller, python, run,
-    skip, thaw, wait_until,
+    Daemon, DaemonOptions, Function, Outcome, User, built_home, free_port, get, has_controller,
+    python, run, skip, thaw, wait_until,
 };
 
 const SERVE: &str = "import http.server\n\
@@ -79,11 +79,14 @@ fn who_listens_elsewhere_without_a_timer_is_not_waited_for() {
 #[test]
 fn a_program_that_seems_to_listen_elsewhere_is_waited_for_with_a_note() {
     let function = Complaining::python(&SERVE.replace("PORT", "9000"), "port = 8000");
-    let complaint = function.complaint(&["--timeout", "7s"]);
+    let complaint = function.complaint(&["--timeout", "20s"]);
     let note = "the program does not wait for a client on port 8000 yet: it listens on port 9000; \
                 set `port = 9000` in thaw.toml";
     assert_eq!(complaint.matches(note).count(), 1, "{complaint}");
-    assert!(complaint.contains("did not wait for a client on port 8000 within 7 s"), "{complaint}");
+    assert!(
+        complaint.contains("did not wait for a client on port 8000 within 20 s"),
+        "{complaint}"
+    );
 }
 
 /// Two ports, with a pause of one thread between them while the other one waits for clients.
@@ -117,7 +120,7 @@ fn a_thread_that_never_rests_is_named() {
         threading.Thread(target=spin, daemon=True).start()\n";
     let function =
         Complaining::python(&format!("{spin}{}", SERVE.replace("PORT", "8000")), "port = 8000");
-    let complaint = function.complaint(&["--timeout", "6s"]);
+    let complaint = function.complaint(&["--timeout", "15s"]);
     assert!(complaint.contains("it listens there, but its thread `"), "{complaint}");
     assert!(complaint.contains("set `freeze = \"program\"` in [entry]"), "{complaint}");
 }
@@ -129,7 +132,7 @@ fn the_system_calls_of_a_thread_that_never_rests_are_named() {
         threading.Thread(target=spin, daemon=True).start()\n";
     let function =
         Complaining::python(&format!("{spin}{}", SERVE.replace("PORT", "8000")), "port = 8000");
-    let complaint = function.complaint(&["--timeout", "6s"]);
+    let complaint = function.complaint(&["--timeout", "15s"]);
     let expected = "(the system calls that it makes most: getppid";
     assert!(complaint.contains(expected), "{complaint}");
 }
@@ -137,7 +140,7 @@ fn the_system_calls_of_a_thread_that_never_rests_are_named() {
 #[test]
 fn what_a_program_waits_for_instead_is_said() {
     let function = Complaining::python("import time; time.sleep(100)\n", "port = 8000");
-    let complaint = function.complaint(&["--timeout", "3s"]);
+    let complaint = function.complaint(&["--timeout", "15s"]);
     assert!(complaint.contains("it listens on no port, and waits for something"), "{complaint}");
     let function = Complaining::python("while True: pass\n", "port = 8000");
     let complaint = function.complaint(&["--timeout", "3s"]);
@@ -285,7 +288,8 @@ fn a_memory_limit_that_is_reached_is_named_with_its_value() {
 
 #[test]
 fn an_address_that_is_taken_fails_the_build() {
-    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    // Nobody else gets it when it is free again.
+    let taken = TcpListener::bind(("127.0.0.1", free_port())).expect("a port");
     let address = taken.local_addr().expect("an address");
     let daemon = Daemon::start(&built_home("complaints", &[]), &DaemonOptions::default());
     let keys = format!("port = 8000\nlisten = \"{address}\"");

@@ -194,8 +194,9 @@ fn calls_come_over_tls() {
     client.arg("--ca").arg(keys.join("node.pem"));
     run_within(PATIENCE, &mut client, b"").success();
     let log = || fs::read_to_string(home.join("logs/access_.log")).unwrap_or_default();
-    wait_until("the access log has a call", || log().contains("/thaw.test.Echo/Echo"));
-    assert!(log().contains("\"version\":\"HTTP/2.0\""));
+    wait_until("the access log has a call", || {
+        log().contains("/thaw.test.Echo/Echo") && log().contains("\"version\":\"HTTP/2.0\"")
+    });
     drop(daemon);
 }
 
@@ -253,7 +254,7 @@ fn the_node_itself_calls_such_functions() {
     let Some(home) = home("itself") else { return };
     let train = "[train]\nrequests = [{ path = \"/thaw.test.Echo/Count\", body = \"\\u0000\\u0000\\u0000\
                  \\u0000\\u0000\", headers = { content-type = \"application/grpc\" }, repeat = 3 }]\n\
-                 [liveness]\nkind = \"grpc\"\nperiod = \"1s\"\ntimeout = \"1s\"";
+                 [liveness]\nkind = \"grpc\"\nperiod = \"4s\"\ntimeout = \"4s\"\nfailures = 2";
     let limits = format!("{LIMITS}\n{train}");
     build_python(&home, "grpc", "trained", SHARED, &limits).expect("it was there").success();
     let wrong = limits.replace("Echo/Count", "Echo/Nothing");
@@ -262,7 +263,8 @@ fn the_node_itself_calls_such_functions() {
 
     let daemon = Daemon::start(&home, &DaemonOptions::default());
     assert_eq!(count(&daemon), (4, "trained".to_owned()));
-    std::thread::sleep(Duration::from_secs(5));
+    // Long enough for it to be ended if it did not answer.
+    std::thread::sleep(Duration::from_secs(14));
     assert_eq!(count(&daemon).0, 5, "it is well: {}", daemon.log());
     // `thaw invoke` by the gateway, and to one instance.
     let invoked = |more: &[&str]| {

@@ -113,11 +113,12 @@ fn an_instance_keeps_its_state_over_three_hibernations() {
     let again = command(&daemon, &["wake", "told", "--instance", "1"]);
     assert_eq!(again.code, Some(0), "{}", again.stderr);
     assert!(again.stdout.contains("is awake"), "{}", again.stdout);
-    let metrics = daemon.admin("/metrics").text();
     for line in
         ["thaw_hibernations_total{function=\"told\"} 3", "thaw_wakes_total{function=\"told\"} 3"]
     {
-        assert!(metrics.contains(line), "{metrics}");
+        wait_until(&format!("the metrics say {line}"), || {
+            daemon.admin("/metrics").text().contains(line)
+        });
     }
 }
 
@@ -157,7 +158,7 @@ fn it_is_woken_by_the_control_plane_before_a_request() {
     let woken = command(&daemon, &["wake", "told"]);
     assert_eq!(woken.code, Some(0), "{}", woken.stderr);
     assert!(woken.stdout.starts_with("woke instance"), "{}", woken.stdout);
-    assert_eq!(instance(&daemon, "told").1, "woken-up");
+    wait_for_state(&daemon, "told", "woken-up");
     let none = command(&daemon, &["wake", "told"]);
     assert!(none.stderr.contains("no such hibernated instance"), "{}", none.stderr);
     assert_eq!(count(&daemon, "told"), 2);
@@ -225,6 +226,8 @@ fn it_outlives_its_daemon() {
     assert_eq!(count(&daemon, "told"), 1);
     daemon.wait_until_kept("told");
     hibernate(&daemon, "told");
+    // It is kept anew, since it rests by now.
+    daemon.wait_until_kept("told");
     let (pid, _) = instance(&daemon, "told");
     daemon.kill_and_await_next();
     wait_until("it is taken over", || daemon.instances("told").len() == 1);
@@ -264,10 +267,12 @@ fn swap_files_have_a_quota() {
     // The file of one that hibernates again takes the place of the one before.
     for round in 4..7 {
         hibernate(&daemon, "told");
-        let used = daemon.admin("/metrics").text();
-        let used = used.lines().find(|line| line.starts_with("thaw_tenant_swap_bytes"));
-        let used = used.and_then(|line| line.rsplit(' ').next()?.parse::<u64>().ok());
-        assert!(used.is_some_and(|used| (24 << 20..48 << 20).contains(&used)), "{used:?}");
+        wait_until("one file counts", || {
+            let used = daemon.admin("/metrics").text();
+            let used = used.lines().find(|line| line.starts_with("thaw_tenant_swap_bytes"));
+            let used = used.and_then(|line| line.rsplit(' ').next()?.parse::<u64>().ok());
+            used.is_some_and(|used| (24 << 20..48 << 20).contains(&used))
+        });
         assert_eq!(count(&daemon, "told"), round);
         wait_for_state(&daemon, "told", "woken-up");
     }
@@ -303,7 +308,7 @@ fn a_swap_file_that_was_replaced_takes_no_disk() {
         assert_eq!(count(&daemon, "told"), round);
         wait_for_state(&daemon, "told", "woken-up");
         hibernate(&daemon, "told");
-        assert_eq!(kept.metadata().expect("metadata").len(), 0);
+        wait_until("it takes no disk", || kept.metadata().expect("metadata").len() == 0);
     }
 }
 

@@ -259,8 +259,15 @@ fn one_process_has_the_shortest_list() {
             assert_eq!(result, "EPERM", "{name} ({number})");
         }
     }
-    let boots = daemon.admin("/functions/hostile").json()["boots"].to_string();
-    assert!(boots.contains("\"ready\""), "{boots}");
+    // On a busy machine, those that come one after the other may find none that is ready.
+    let detail = || daemon.admin("/functions/hostile").json();
+    wait_until("one was booted ahead", || {
+        let is_ready = detail()["standby"]["ready"].as_array().is_some_and(|all| !all.is_empty());
+        if is_ready {
+            attack(&["kernel", "sweep", "0", "1"]);
+        }
+        detail()["boots"].to_string().contains("\"ready\"")
+    });
 }
 
 /// Makes every call in a copy, of which only those on its list may pass, and with no
@@ -535,6 +542,8 @@ fn a_flood_on_the_console_fills_nothing() {
     command.arg("--").arg(hostile()).arg("flood");
     command.stdin(Stdio::null()).stdout(Stdio::null());
     let mut child = command.stderr(log.try_clone().expect("a descriptor")).spawn().expect("thaw");
+    let written = || log.metadata().expect("our file").len();
+    wait_until("it writes more than is passed on", || written() > 1 << 10);
     std::thread::sleep(std::time::Duration::from_secs(2));
     sandboxes_below(child.id()).into_iter().for_each(thaw_e2e::kill);
     wait_until("thaw has ended", || !exists(child.id()));
@@ -593,8 +602,10 @@ fn no_copy_moves_an_offset_that_others_share() {
     (0..4).for_each(|_| attack());
     wait_until("there is a template", || !standby().is_null());
     attack();
-    let boots = daemon.admin("/functions/hostile").json()["boots"].clone();
-    assert_eq!(boots[0]["kind"], "fork", "{boots}");
+    // It may have answered before its boot is noted.
+    wait_until("it was forked", || {
+        daemon.admin("/functions/hostile").json()["boots"][0]["kind"] == "fork"
+    });
 }
 
 #[test]

@@ -115,7 +115,7 @@ fn has(program: &str) -> bool {
 /// Whether a registry can be reached: builds need its own name and port.
 fn reaches(host: &str) -> bool {
     let address = (host, 443).to_socket_addrs().ok().and_then(|mut all| all.next());
-    let patience = Duration::from_secs(10);
+    let patience = Duration::from_secs(30);
     let reached = address.is_some_and(|to| TcpStream::connect_timeout(&to, patience).is_ok());
     if !reached {
         skip(&format!("{host} cannot be reached"));

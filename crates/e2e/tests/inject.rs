@@ -333,7 +333,7 @@ for path in ('/', '/close', '/', '/'):
     print(answer.status, answer.read().split()[0], answer.getheader('Alt-Svc'))
     # The server ends its connection after the answer. What is on its way at that moment is lost, as with
     # any proxy (RFC 9112, 9.3.1), and nobody here sees that moment.
-    if path == '/close': time.sleep(2)
+    if path == '/close': time.sleep(5)
 # The first event is here before there is a second one.
 events = urllib.request.urlopen(url + '/events', timeout=60)
 print(events.readline(), events.readline())

@@ -259,7 +259,7 @@ fn memory_of_all_processes_counts() {
 import os, sys, time
 def child():
     b = bytearray(b'x') * (30 << 20)
-    time.sleep(5)
+    time.sleep(30)
     os._exit(0)
 children = []
 for _ in range(4):
@@ -276,7 +276,7 @@ for _ in range(8):
     if os.fork() == 0:
         for at in range(0, 60 << 20, 4096):
             memory[at] = 1
-        time.sleep(5)
+        time.sleep(30)
         os._exit(0)
 for _ in range(8):
     os.wait()

@@ -77,7 +77,8 @@ impl Secure {
 
 #[test]
 fn an_address_that_somebody_has_is_tried_again() {
-    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    // Nobody else gets it when it is free again.
+    let taken = TcpListener::bind(("127.0.0.1", free_port())).expect("a port");
     let secure = Secure::start_at("tls-taken", taken.local_addr().expect("an address"));
     let said = || secure.daemon.log().matches("cannot listen on").count();
     wait_until("the log says so", || said() == 1);

@@ -109,13 +109,14 @@ fn an_invocation_is_answered_at_once_and_done_later() {
     let json = command(&daemon, &[&asynchronously[..], &["--json"]].concat()).success();
     assert!(json.contains(&format!("\"{id}\"")), "{json}");
     wait_for_counts(&daemon, (0, 0));
-    let metrics = daemon.admin("/metrics").text();
     for line in [
         "thaw_queue_invocations_total{function=\"receiver\",outcome=\"queued\"} 3",
         "thaw_queue_invocations_total{function=\"receiver\",outcome=\"duplicate\"} 3",
         "thaw_queue_attempts_total{function=\"receiver\",outcome=\"done\"} 3",
     ] {
-        assert!(metrics.contains(line), "{line} is missing in\n{metrics}");
+        wait_until(&format!("the metrics say {line}"), || {
+            daemon.admin("/metrics").text().contains(line)
+        });
     }
 }
 
@@ -127,9 +128,13 @@ fn an_answer_that_never_ends_does_not_hold_its_attempt_up() {
     wait_for_counts(&daemon, (0, 1));
     let listed = command(&daemon, &["queue", "list", "receiver"]).success();
     assert!(listed.contains(&id) && listed.contains("async.timeout"), "{listed}");
-    // Its instance is free again, or another one is.
-    let id = queue(&daemon, "/", "", "next");
-    wait_until("the next one was done", || attempts(daemon.home(), &id).len() == 1);
+    // Its instance is free again, or another one is. On a busy machine a second may be too short for it.
+    wait_until("a next one was done", || {
+        let id = queue(&daemon, "/", "", "next");
+        let has_ended = || ["done", "dead"].contains(&state(&daemon, &id).as_str());
+        wait_until("it has ended", has_ended);
+        state(&daemon, &id) == "done"
+    });
 }
 
 #[test]
@@ -153,11 +158,12 @@ fn failures_are_tried_again_and_end_as_dead_letters() {
     for (id, expected) in [(&flaky, 3), (&failing, 3), (&refused, 1)] {
         wait_until("all attempts were made", || attempts(daemon.home(), id).len() == expected);
     }
-    let numbers: Vec<_> = attempts(daemon.home(), &failing)
+    // Each is printed by another instance.
+    let numbers: BTreeSet<_> = attempts(daemon.home(), &failing)
         .iter()
-        .map(|got| got["headers"]["thaw-attempt"].clone())
+        .map(|got| got["headers"]["thaw-attempt"].to_string())
         .collect();
-    assert_eq!(numbers, ["1", "2", "3"]);
+    assert_eq!(numbers, BTreeSet::from(["\"1\"", "\"2\"", "\"3\""].map(str::to_owned)));
 
     let listed = command(&daemon, &["queue", "list", "receiver"]).success();
     assert!(listed.contains(&failing) && listed.contains("status 500"), "{listed}");
@@ -223,7 +229,7 @@ fn a_full_queue_refuses_and_clients_who_wait_are_served() {
     assert_eq!(get(daemon.gateway(), "receiver", "/").status, 200);
     let said = command(&daemon, &["queue", "purge", "receiver", "--queued"]).success();
     assert!(said.contains("removed 2"), "{said}");
-    assert_eq!(counts(&daemon), (1, 0));
+    wait_for_counts(&daemon, (1, 0));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 use thaw_e2e::{
     Daemon, DaemonOptions, Outcome, VolumeFunction as Function, ask_volume as ask, built_home,
-    post, request, run, thaw, wait_until,
+    exists, post, request, run, thaw, wait_until,
 };
 
 const DATA: &str = "[[volumes]]\nname = \"data\"\npath = \"/data\"\nsize = \"8MiB\"\n";
@@ -22,6 +22,13 @@ fn answer(gateway: SocketAddr, function: &str, code: &str) -> Value {
     let response = post(gateway, function, "/", code.as_bytes());
     assert_eq!(response.status, 200, "{code}: {}", response.text());
     response.json()
+}
+
+/// Kills a daemon, and waits until its sandboxes, which have files of volumes open, have ended, too.
+fn end(daemon: &Daemon) {
+    let sandboxes = daemon.sandboxes();
+    daemon.kill();
+    wait_until("its sandboxes have ended", || sandboxes.iter().all(|one| !exists(one.pid)));
 }
 
 fn files_of(home: &Path, volume: &str) -> PathBuf {
@@ -304,7 +311,7 @@ fn a_quota_holds_against_every_way_to_write() {
     assert!(size() < 1 << 20, "{}", size());
     assert_eq!(ask(&format!("held.close()\n{more}")), edquot);
     assert!(size() > 7 << 20, "{}", size());
-    drop(daemon);
+    end(&daemon);
     let counted = command(&home, &["volume", "show", "data"]).success();
     let counted: Value = serde_json::from_str(&counted).unwrap();
     // The next who opens it counts again, and comes to the same.
@@ -395,6 +402,8 @@ fn a_database_survives_its_writers() {
                 let response = post(gateway, name, "/", code.as_bytes());
                 if response.status == 200 && response.json().get("error").is_none() {
                     committed.push(n);
+                    // SQLite's lock is not fair: who writes without a pause keeps the others out.
+                    thread::sleep(Duration::from_millis(10));
                 } else if response.status == 200 {
                     panic!("{}", response.text());
                 }
@@ -609,7 +618,7 @@ fn a_directory_of_the_host_is_served_as_its_owner_sees_it() {
         let made = fs::metadata(made).unwrap();
         assert_eq!(std::os::unix::fs::MetadataExt::uid(&made), owner, "{name}");
     }
-    daemon.kill();
+    end(&daemon);
     // The home is that user's by now, and root acts as its owner when it opens a volume.
     let later = "open('/photos/later', 'w').write('x')";
     Function { at_start: later, ..function }.build(&home).success();

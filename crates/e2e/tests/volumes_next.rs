@@ -132,6 +132,16 @@ fn what_is_written_meanwhile_is_there_once() {
         thread::sleep(Duration::from_millis(300));
     }
     assert_eq!(ids(&daemon), before, "{}", daemon.log());
+    for name in NAMES {
+        let code = format!(
+            "path = '/data/{name}-child'\n\
+             lines = open(path).read().count('\\n') if os.path.exists(path) else 0\n\
+             result = min(written.get('{name}', 0), written.get('{name}-shared', 0), lines)"
+        );
+        wait_until("all have written much", || {
+            ask_volume(&daemon, name, &code).as_u64() > Some(100)
+        });
+    }
     ask_volume(&daemon, "first", "os.close(os.open('/data/stop', os.O_CREAT))");
     for name in NAMES {
         let child = format!(
@@ -182,6 +192,7 @@ fn who_rests_takes_its_files_back() {
     ask_volume(&daemon, "first", open);
     ask_volume(&daemon, "second", "import fcntl");
     let id = daemon.first_instance("first")["id"].to_string();
+    wait_until("it is idle", || daemon.first_instance("first")["state"] == "idle");
     let mut hibernate = thaw();
     run(hibernate.env("THAW_HOME", daemon.home()).args(["hibernate", "first", "--instance", &id]))
         .success();

@@ -290,7 +290,7 @@ fn many_processes_share_the_processors_of_one_sandbox() {
     }
     let mut sandbox = start(&parent, "spinners", "8", |spec| spec.cpus = 1);
     assert_eq!(said(&mut sandbox), "spinning");
-    let (before, began) = (sandbox.cpu_time().unwrap().unwrap(), Instant::now());
+    let (began, before) = (Instant::now(), sandbox.cpu_time().unwrap().unwrap());
     std::thread::sleep(Duration::from_secs(2));
     let used = sandbox.cpu_time().unwrap().unwrap() - before;
     let ratio = used.as_secs_f64() / began.elapsed().as_secs_f64();

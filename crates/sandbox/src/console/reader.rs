@@ -536,7 +536,8 @@ mod tests {
         assert_eq!(passed + dropped, SANDBOXES * LINES);
         let most = NODE_RATE.lines * NODE_RATE.burst + NODE_RATE.lines * seconds as u32;
         assert!(passed <= most as usize, "{passed} lines in {seconds} s");
-        assert!(dropped > 0);
+        // Where it took long, there was time for all of them.
+        assert!(dropped > 0 || most as usize >= SANDBOXES * LINES);
     }
 
     #[test]

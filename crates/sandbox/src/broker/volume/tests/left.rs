@@ -5,7 +5,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::process::{Child, Command};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const QUOTA: u64 = 64 << 20;
 
@@ -132,6 +132,10 @@ fn others_are_served_when_those_who_are_left_have_their_files_again() {
         let (handle, _) = open(&mounts[1], CREATE, b"second").unwrap();
         let locked = ask(&mounts[1], VOLUME_FLOCK, handle, 2, b"");
         assert!(locked.is_ok());
+        let until = Instant::now() + Duration::from_secs(20);
+        while !is_open.load(SeqCst) && Instant::now() < until {
+            thread::sleep(Duration::from_millis(5));
+        }
         thread::sleep(Duration::from_millis(100));
         assert!(is_open.load(SeqCst) && !is_served.load(SeqCst), "locks are taken again first");
         assert!(ClosedVolume::close(&tree.volume, std::time::Instant::now()).is_err());
