@@ -5,7 +5,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use thaw_e2e::{Daemon, DaemonOptions, built_home, command, free_port, get, run, thaw, wait_until};
 
 const PROGRAM: &str = r#"
@@ -61,7 +61,8 @@ fn home() -> PathBuf {
     let home = built_home("contract", &[]);
     let common = "[env]\nK_CONFIGURATION = \"own\"\n[limits]\nkeep_alive = \"1s\"\n";
     build(&home, "tidy", PROGRAM, &format!("{common}grace = \"30s\""));
-    let limits = "grace = \"1s\"\nstop_signal = \"SIGQUIT\"";
+    // On a busy machine a program may not get to run within a second.
+    let limits = "grace = \"15s\"\nstop_signal = \"SIGQUIT\"";
     build(&home, "stubborn", PROGRAM, &format!("{common}{limits}"));
     home
 }
@@ -84,7 +85,7 @@ fn programs_have_the_environment_and_the_time_to_end_of_cloud_run() {
     // This one does not, and is ended.
     wait_until("it was told to", || log("stubborn").contains("told to end by SIGQUIT"));
     wait_until("it has gone", || daemon.instances("stubborn").is_empty());
-    wait_until("it is said", || daemon.log().contains("did not end within 1 s after SIGQUIT"));
+    wait_until("it is said", || daemon.log().contains("did not end within 15 s after SIGQUIT"));
 
     // The same when the node stops.
     assert_eq!(get(daemon.gateway(), "tidy", "/").status, 200);
@@ -104,9 +105,8 @@ fn an_idle_instance_that_ends_for_the_request_of_another_function_gets_its_signa
     let daemon = Daemon::start(&home, &DaemonOptions { arguments });
     let log = |name: &str| command(&daemon, &["logs", name]).success();
     let ask = |name: &str, other: &str| {
-        let asked = Instant::now();
+        // Whoever waits for the grace of the other one is refused before that is over.
         assert_eq!(get(daemon.gateway(), name, "/").status, 200);
-        assert!(asked.elapsed() < Duration::from_secs(20), "it waited for the grace of {other}");
         assert!(daemon.instances(other).is_empty(), "there is room for one");
     };
     // On a busy machine a program may not get to run within the time that it has.
@@ -153,9 +153,9 @@ http.server.HTTPServer(("", int(os.environ["PORT"])), Handler).serve_forever()
 "#;
 
 /// The same of one that is asked whether it is well.
-fn build_probed(home: &Path, name: &str, limits: &str) {
+fn build_probed(home: &Path, name: &str, period: &str, limits: &str) {
     let sections = format!(
-        "[liveness]\npath = \"/healthz\"\nperiod = \"1s\"\n[limits]\nkeep_alive = \"10m\"\n{limits}"
+        "[liveness]\npath = \"/healthz\"\n{period}\n[limits]\nkeep_alive = \"10m\"\n{limits}"
     );
     build(home, name, UNWELL, &sections);
 }
@@ -163,7 +163,9 @@ fn build_probed(home: &Path, name: &str, limits: &str) {
 #[test]
 fn an_instance_that_fails_its_liveness_probes_ends_and_another_one_answers() {
     let home = built_home("liveness", &[]);
-    build_probed(&home, "unwell", "grace = \"30s\"");
+    // An instance that is well has time to say so, on a busy machine, too.
+    let period = "period = \"3s\"\ntimeout = \"3s\"";
+    build_probed(&home, "unwell", period, "grace = \"30s\"");
     let daemon = Daemon::start(&home, &DaemonOptions::default());
     let log = || command(&daemon, &["logs", "unwell"]).success();
     let numbers = || -> Vec<u64> {
@@ -188,7 +190,7 @@ fn an_instance_that_fails_its_liveness_probes_ends_and_another_one_answers() {
 #[test]
 fn probes_keep_no_instance_from_hibernating_and_wake_none() {
     let home = built_home("liveness-hibernated", &[]);
-    build_probed(&home, "rests", "hibernate_after = \"3s\"");
+    build_probed(&home, "rests", "period = \"1s\"", "hibernate_after = \"10s\"");
     let daemon = Daemon::start(&home, &DaemonOptions::default());
     let asked = || command(&daemon, &["logs", "rests"]).success().matches("was asked").count();
     let is = |state: &str| daemon.instances("rests").iter().any(|one| one["state"] == state);

@@ -145,7 +145,7 @@ fn changes_are_built_errors_are_shown_and_the_old_version_goes_on() {
     place.write("two");
     dev.hear("dev: app.py changed");
     dev.hear("serving shop: ");
-    assert_eq!(place.answer(), "two");
+    wait_until("the next version answers", || place.answer() == "two");
     // An error is shown, and does no harm.
     fs::write(place.directory().join("app.py"), "import nothing_like_this\n").expect("a file");
     dev.hear("No module named 'nothing_like_this'");

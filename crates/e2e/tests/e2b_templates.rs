@@ -47,7 +47,7 @@ fn check(label: &str, program: &mut Command, script: &str) -> String {
     use_e2b(program.arg(repository().join("tests/e2b").join(script)), &daemon);
     let printed = run_within(PATIENCE, program, b"").success();
     wait_until("nothing is left of the sandboxes", || daemon.instances("box").is_empty());
-    assert_eq!(left_of_builds(&home), Vec::<String>::new());
+    wait_until("nothing is left of the builds", || left_of_builds(&home).is_empty());
     printed
 }
 

@@ -23,8 +23,9 @@ fn echo_server(ip: IpAddr) -> u16 {
 fn counting_echo_server(ip: IpAddr) -> (u16, Arc<AtomicUsize>) {
     let count = Arc::new(AtomicUsize::new(0));
     let counted = count.clone();
-    let listener = TcpListener::bind((ip, 0)).expect("a port");
-    let port = listener.local_addr().expect("an address").port();
+    // Free for both.
+    let port = free_port();
+    let listener = TcpListener::bind((ip, port)).expect("the port");
     let datagrams = UdpSocket::bind((ip, port)).expect("the same port for UDP");
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
@@ -311,8 +312,9 @@ fn a_thawed_copy_connects_anew() {
 #[test]
 fn a_thawed_copy_makes_its_connections_again_when_it_uses_them() {
     let (port, count) = counting_echo_server(Ipv4Addr::LOCALHOST.into());
-    let passing = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
-    let gone = passing.local_addr().expect("an address").port();
+    // Nobody else gets the port when it is free again.
+    let gone = free_port();
+    let passing = TcpListener::bind((Ipv4Addr::LOCALHOST, gone)).expect("the port");
     let server = thread::spawn(move || echo(passing.accept().expect("a client").0));
     let home = built_home("egress-pool", &[]);
     let env = format!("ECHO_PORT = \"{port}\", GONE_PORT = \"{gone}\"");

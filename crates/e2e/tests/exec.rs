@@ -442,7 +442,7 @@ fn the_time_of_a_sandbox_comes() {
     });
     // A use wakes it.
     assert_eq!(ok(&home, &["exec", "pauses", "--", "sh", "-c", "echo on"]), "on\n");
-    assert_eq!(daemon.instances("box").len(), 1);
+    wait_until("the other one is gone", || daemon.instances("box").len() == 1);
 }
 
 /// What computes all the time takes a minute to refuse a pause.
@@ -469,13 +469,13 @@ fn the_time_of_a_sandbox_waits_for_no_other_one() {
 fn the_next_daemon_knows_when_a_sandbox_was_used() {
     let home = home("exec-used");
     let mut daemon = Daemon::start(&home, &DaemonOptions::default());
-    let create = ["sandbox", "create", "box", "--timeout", "30s", "--on-timeout", "kill", "--name"];
+    let create = ["sandbox", "create", "box", "--timeout", "45s", "--on-timeout", "kill", "--name"];
     ok(&home, &[&create[..], &["one"]].concat());
     let created = Instant::now();
-    std::thread::sleep(Duration::from_secs(20));
+    std::thread::sleep(Duration::from_secs(25));
     ok(&home, &["exec", "one", "--", "sh", "-c", ":"]);
     // The use stands in the file within some seconds, and without it the time is over by then.
-    std::thread::sleep(Duration::from_secs(31).saturating_sub(created.elapsed()));
+    std::thread::sleep(Duration::from_secs(46).saturating_sub(created.elapsed()));
     daemon.wait_until_kept("box");
     daemon.kill_and_await_next();
     assert!(ok(&home, &["sandbox", "list"]).contains("one"));

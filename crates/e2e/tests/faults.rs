@@ -192,7 +192,9 @@ fn killed_instances_and_zygotes_are_replaced() {
     load.wait_for(50);
     load.finish();
     assert!(exists(daemon.pid()));
-    assert_eq!(get(daemon.gateway(), "hello-python", "/").status, 200);
+    wait_until("the other function answers, too", || {
+        get(daemon.gateway(), "hello-python", "/").status == 200
+    });
     assert_eq!(daemon.stop(), Some(0));
 }
 
@@ -267,7 +269,7 @@ fn a_stopping_daemon_finishes_what_it_has_begun() {
     let home = copy_home(home(), "faults-drain");
     let daemon = Daemon::start(&home, &DaemonOptions::default());
     let gateway = daemon.gateway();
-    let slow = thread::spawn(move || get(gateway, "hello-python", "/slow?seconds=6"));
+    let slow = thread::spawn(move || get(gateway, "hello-python", "/slow?seconds=15"));
     wait_until("the request is being served", || {
         daemon.instances("hello-python").iter().any(|i| i["connections"].as_u64() == Some(1))
     });

@@ -257,7 +257,7 @@ fn a_monitor_says_when_its_socket_is_there_and_when_it_is_another_program() {
         assert!(time.is_some_and(|time| time.parse::<u64>().is_ok()), "{reloading:?}");
         let ready = manager.await_line("READY=1", monitor.pid());
         assert_eq!(ready.status(), "A daemon is served", "{}", monitor.log());
-        assert!(monitor.log().contains("goes on in the place of"), "{}", monitor.log());
+        wait_until("its log says so", || monitor.log().contains("goes on in the place of"));
     }
     commands_work(&|| of(&node));
     no_child_has_the_variable(monitor.pid(), true);

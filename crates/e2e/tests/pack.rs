@@ -99,8 +99,11 @@ fn a_daemon_that_is_killed_while_it_unpacks_loses_nothing() {
         let answer = get(daemon.gateway(), NAME, "/");
         assert_eq!(answer.status, 200, "{}", answer.text());
         daemon.stop();
-        command(&home, &["pack"]);
-        assert_eq!(form(&home), "packed");
+        // What the daemon has started may have the image open a moment longer.
+        wait_until("the image is packed", || {
+            command(&home, &["pack"]);
+            form(&home) == "packed"
+        });
     }
     let left = fs::read_dir(home.join("store/tmp")).expect("a directory").count();
     assert_eq!(left, 0);

@@ -299,14 +299,17 @@ fn requests_under_way_are_answered_whichever_way_they_have_come() {
     let mut daemon = patient_daemon(&node, "first.log");
     let gateway = node.gateway(&daemon);
     assert_eq!(count(gateway, "lasting"), 1);
-    let routed = thread::spawn(move || get(gateway, "lasting", "/hold/2").status);
+    let routed = thread::spawn(move || get(gateway, "lasting", "/hold/10").status);
     // Nothing can follow it, so its connection is handed over.
     let whole = thread::spawn(move || {
         let mut client = Raw::connect(gateway);
-        client.send("GET /hold/4 HTTP/1.1\r\nHost: single\r\nConnection: close\r\n\r\n");
+        client.send("GET /hold/20 HTTP/1.1\r\nHost: single\r\nConnection: close\r\n\r\n");
         client.response().map(|response| response.status)
     });
-    wait_until("both have an instance", || node.instances().len() == 2);
+    wait_until("both have an instance", || {
+        let instances = node.instances();
+        instances.len() == 2 && instances.iter().all(|instance| instance["connections"] == 1)
+    });
     let began = Instant::now();
     restart(&node, &mut daemon, "second.log");
     assert_eq!(routed.join().expect("a client"), 200);
@@ -325,7 +328,7 @@ fn an_instance_with_a_volume_goes_on_under_the_next_daemon() {
     wait_until("it is idle", || is_idle(&node));
     let whole = thread::spawn(move || {
         let mut client = Raw::connect(gateway);
-        client.send("GET /hold/3 HTTP/1.1\r\nHost: stored\r\nConnection: close\r\n\r\n");
+        client.send("GET /hold/15 HTTP/1.1\r\nHost: stored\r\nConnection: close\r\n\r\n");
         client.response().map(|response| response.status)
     });
     wait_until("it is under way", || is_busy(&node));
@@ -381,23 +384,26 @@ fn five_restarts_under_clients_cost_none_of_them_a_request() {
 #[test]
 fn nobody_is_refused_at_an_address_of_a_function() {
     let Some((_turn, node)) = node_with_lines() else { return };
-    let mut monitor = node.start_monitor_with(&["--keep-for", "20s"]);
+    let mut monitor = node.start_monitor_with(&["--keep-for", "40s"]);
     let mut daemon = node.start_daemon("daemon-0.log");
     let is_over = Arc::new(AtomicBool::new(false));
+    let served = Arc::new(AtomicUsize::new(0));
     let client = {
-        let is_over = is_over.clone();
+        let (is_over, served) = (is_over.clone(), served.clone());
         thread::spawn(move || {
             let mut last = 0;
             while !is_over.load(Ordering::SeqCst) {
                 let number = Lines::connect(lines_address()).say("hello");
                 assert!(number > last, "the same instance");
                 last = number;
+                served.fetch_add(1, Ordering::SeqCst);
             }
             last
         })
     };
     for number in 1..4 {
-        thread::sleep(Duration::from_millis(200));
+        let before = served.load(Ordering::SeqCst);
+        wait_until("the client is served", || served.load(Ordering::SeqCst) > before + 1);
         restart(&node, &mut daemon, &format!("daemon-{number}.log"));
         assert!(!daemon.log().contains("cannot listen"), "{}", daemon.log());
     }
@@ -419,7 +425,7 @@ fn nobody_is_refused_at_an_address_of_a_function() {
 #[test]
 fn what_no_daemon_comes_for_ends_after_a_while() {
     let Some((_turn, node)) = node_with_lines() else { return };
-    let monitor = node.start_monitor_with(&["--keep-for", "10s"]);
+    let monitor = node.start_monitor_with(&["--keep-for", "20s"]);
     let mut daemon = node.start_daemon("first.log");
     let gateway = node.gateway(&daemon);
     assert_eq!(count(gateway, "lasting"), 1);
@@ -428,7 +434,7 @@ fn what_no_daemon_comes_for_ends_after_a_while() {
     assert_eq!(daemon.stop(), Some(0));
     assert_eq!(raw.say("still here"), 2, "{}", monitor.log());
     wait_until("all sandboxes are gone", || descendants(monitor.pid()).is_empty());
-    assert!(monitor.log().contains("no daemon has come within 10 s"), "{}", monitor.log());
+    wait_until("it is said why", || monitor.log().contains("no daemon has come within 20 s"));
     assert_eq!(raw.read(), "", "its instance has ended");
     // The monitor serves the next daemon all the same.
     let daemon = node.start_daemon("second.log");
@@ -467,18 +473,31 @@ fn idle_instances_that_persist_sleep_meanwhile() {
     assert_eq!(count(node.gateway(&daemon), "sleepy"), 3, "{}", daemon.log());
 }
 
+/// Whoever takes that long for a request may be let go of by a daemon that leaves: it waits half a second
+/// (`CLIENTS_PATIENCE`, crates/node/src/node/ending.rs).
+const LATE: Duration = Duration::from_millis(400);
+
 /// One request after another on a connection, as long as the answers allow it.
 fn keep_asking(gateway: SocketAddr, is_over: &AtomicBool) -> Vec<String> {
     let mut failures = Vec::new();
     let mut connection: Option<Raw> = None;
+    let mut silent_since = Instant::now();
     while !is_over.load(Ordering::SeqCst) {
-        let mut client = connection.take().unwrap_or_else(|| Raw::connect(gateway));
+        let mut client = connection.take().unwrap_or_else(|| {
+            silent_since = Instant::now();
+            Raw::connect(gateway)
+        });
         client.send("GET /count HTTP/1.1\r\nHost: lasting\r\n\r\n");
-        match client.response() {
+        let is_late = silent_since.elapsed() > LATE;
+        let heard = client.response();
+        silent_since = Instant::now();
+        match heard {
             Some(response) if response.status == 200 => {
                 let is_last = response.header("connection") == Some("close");
                 connection = (!is_last).then_some(client);
             }
+            // On a busy machine: the next attempt is to be answered.
+            None if is_late => {}
             other => failures.push(format!("{other:?}")),
         }
     }
@@ -517,7 +536,7 @@ fn clients_of_http_2_do_not_hold_up_a_restart() {
     let mut client = Command::new("node");
     let script = repository().join("tests/guest/host/http2_client.mjs");
     client.arg(script).args([node.gateway(&daemon).to_string(), "4000".to_owned()]);
-    let client = thread::spawn(move || run_within(Duration::from_secs(120), &mut client, b""));
+    let client = thread::spawn(move || run_within(Duration::from_secs(300), &mut client, b""));
     thread::sleep(Duration::from_millis(500));
     let began = Instant::now();
     restart(&node, &mut daemon, "second.log");
@@ -648,7 +667,9 @@ fn sandboxes_go_on_under_the_next_daemon() {
     let running = thread::spawn(move || {
         run(thaw().args(["exec", "one", "--", "sleep", "600"]).env("THAW_HOME", home))
     });
-    thread::sleep(Duration::from_millis(500));
+    // Otherwise it may reach the next daemon.
+    let listed = || call(&["sandbox", "logs", "one", "--list"]).success();
+    wait_until("it runs", || listed().contains("\"sleep\""));
     let began = Instant::now();
     restart(&node, &mut daemon, "second.log");
     assert!(began.elapsed() < SHORT, "{}", daemon.log());
@@ -662,6 +683,7 @@ fn sandboxes_go_on_under_the_next_daemon() {
         wait_until("it counts on", || lines() > before + 2);
         restart(&node, &mut daemon, log);
     }
+    wait_until("this daemon has heard of it", || lines() > 0);
     let printed = call(&["sandbox", "logs", "one", &count]).success();
     let first: u64 = printed.lines().next().map_or(0, |line| line[1..].parse().expect("a number"));
     assert!(first > 6, "it has counted meanwhile: {printed}");
@@ -687,7 +709,7 @@ assert s.recv(100000)
 #[test]
 fn daemons_that_do_not_understand_the_monitor_end_nothing() {
     let Some(node) = node() else { return };
-    let _monitor = node.start_monitor();
+    let _monitor = node.start_monitor_with(&["--keep-for", "5m"]);
     let mut daemon = node.start_daemon("first.log");
     let gateway = node.gateway(&daemon);
     assert_eq!(count(gateway, "lasting"), 1);

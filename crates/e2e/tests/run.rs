@@ -363,15 +363,18 @@ fn a_killed_thaw_leaves_no_sandbox() {
 fn processes_that_the_host_stops_go_on() {
     let mut child = thaw()
         .args(["run", "--as-root", "--rootfs", "/", "--", "sh", "-c"])
-        .arg("(echo ready; sed s/line/seen/; exit 3); echo ended with $?")
+        .arg("(sed -u s/line/seen/; exit 3); echo ended with $?")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
         .expect("thaw");
     let mut stdin = child.stdin.take().expect("piped");
     let mut stdout = child.stdout.take().expect("piped");
-    let mut ready = [0; 6];
-    stdout.read_exact(&mut ready).expect("the program starts");
+    // A program that has answered is in the process in which it stays.
+    stdin.write_all(b"line\n").expect("the program reads");
+    let mut seen = [0; 5];
+    stdout.read_exact(&mut seen).expect("the program starts");
+    assert_eq!(&seen, b"seen\n");
     let last = descendants(child.id()).last().expect("a process for the guest's child").pid;
     let send = |signal| {
         let pid = Pid::from_raw(last as i32).expect("a process id");

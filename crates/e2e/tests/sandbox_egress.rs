@@ -119,14 +119,18 @@ fn the_rules_of_a_sandbox_change_while_it_runs() {
     assert!(program.wait().expect("it ends").success());
     assert_eq!(knock(&home, "one", &[one, other]), ["ENETUNREACH", "ENETUNREACH"]);
 
-    let shown = egress(&home, &["one"]);
-    assert_eq!((shown["reached"].as_u64(), shown["denied"].as_u64()), (Some(3), Some(2)));
-    let log = ok(&home, &["sandbox", "egress", "one", "--log"]);
+    wait_until("all are counted", || {
+        let shown = egress(&home, &["one"]);
+        (shown["reached"].as_u64(), shown["denied"].as_u64()) == (Some(3), Some(2))
+    });
     let line = |word: &str, port: u16| {
         let to = format!("10.0.2.2:{port}");
+        let log = ok(&home, &["sandbox", "egress", "one", "--log"]);
         log.lines().any(|line| line.contains(word) && line.contains(&to))
     };
-    assert!(line("allowed", one) && line("denied", one) && line("denied", other), "{log}");
+    wait_until("they are in its log", || {
+        line("allowed", one) && line("denied", one) && line("denied", other)
+    });
     assert!(ok(&home, &["sandbox", "show", "one"]).contains("allowed 3, denied 2"));
     let shown = ok(&home, &["sandbox", "show", "one", "--json"]);
     let usage = serde_json::from_str::<Value>(&shown).expect("JSON")["usage"].clone();

@@ -18,7 +18,7 @@ use thaw_e2e::{
 };
 
 const KEYS: &str = "isolation = \"instance\"\n[limits]\nconcurrency = 8\nmemory = \"96MiB\"\n\
-                    timeout = \"40s\"\nkeep_alive = \"10m\"\n[egress]\nallow = [\"host.thaw.internal:*\"]";
+                    timeout = \"60s\"\nkeep_alive = \"10m\"\n[egress]\nallow = [\"host.thaw.internal:*\"]";
 
 fn survivor(name: &'static str, keys: &'static str) -> Function {
     Function::PythonVariant { program: "survivor", name, keys }
@@ -40,7 +40,7 @@ fn daemon(label: &str) -> Option<Daemon> {
                 "fork",
                 "isolation = \"instance\"\ntemplate = true\nlimits.keep_alive = \"10m\"",
             ),
-            survivor("single", "isolation = \"request\""),
+            survivor("single", "isolation = \"request\"\nlimits.timeout = \"60s\""),
         ];
         built_home("takeover", &functions)
     });
@@ -132,16 +132,17 @@ fn instances_go_on_under_the_next_daemon() {
 fn connections_that_were_handed_over_outlive_the_daemon() {
     let Some(mut daemon) = daemon("connections") else { return };
     let held: Vec<_> = ["warm", "single", "single"]
-        .map(|function| begin(&daemon, function, "/hold/20"))
+        .map(|function| begin(&daemon, function, "/hold/30"))
         .into_iter()
         .collect();
-    let late = begin(&daemon, "warm", "/hold/60");
+    let late = begin(&daemon, "warm", "/hold/90");
     wait_until_kept(&daemon, "warm", 2);
     wait_until_kept(&daemon, "single", 2);
     daemon.kill_and_await_next();
     // Their instances are busy, and known to be.
-    assert_eq!(daemon.instances("single").len(), 2, "{}", daemon.log());
-    assert_eq!(connections(&daemon, "warm"), 2);
+    wait_until("they are busy", || {
+        daemon.instances("single").len() == 2 && connections(&daemon, "warm") == 2
+    });
     for connection in held {
         assert_eq!(answer(connection).expect("an answer").status, 200, "{}", daemon.log());
     }
@@ -150,7 +151,7 @@ fn connections_that_were_handed_over_outlive_the_daemon() {
     wait_until("one is left", || connections(&daemon, "warm") == 1);
     // The time that a request may take is kept, too.
     assert_eq!(answer(late).expect("an answer").status, 504);
-    assert!(daemon.log().contains("no answer within 40 s"), "{}", daemon.log());
+    assert!(daemon.log().contains("no answer within 60 s"), "{}", daemon.log());
 }
 
 #[test]
@@ -195,12 +196,12 @@ fn questions_that_nobody_has_answered_are_asked_again() {
     assert_eq!(count(&daemon, "warm"), 1);
     wait_until_kept(&daemon, "warm", 0);
     let begun = Instant::now();
-    let connection = begin(&daemon, "warm", &format!("/later/12/{port}"));
+    let connection = begin(&daemon, "warm", &format!("/later/20/{port}"));
     wait_until_kept(&daemon, "warm", 1);
     // It asks while nobody listens, and nobody sees that.
     let pid = rustix::process::Pid::from_raw(daemon.pid() as i32).expect("a process id");
     rustix::process::kill_process(pid, Signal::STOP).expect("the daemon runs");
-    thread::sleep(Duration::from_secs(13).saturating_sub(begun.elapsed()));
+    thread::sleep(Duration::from_secs(22).saturating_sub(begun.elapsed()));
     assert!(heard.try_recv().is_err(), "somebody has connected it");
     daemon.kill_and_await_next();
     assert_eq!(answer(connection).expect("an answer").status, 200, "{}", daemon.log());
@@ -222,7 +223,7 @@ fn instances_keep_their_share_of_a_quota() {
     set_quotas(&daemon, "[default]\ninstances = 2\n");
     let quota = || daemon.admin("/tenants").json()[0]["quota"].clone();
     wait_until("the quota is in force", || quota()["instances"] == 2);
-    let both = [1, 2].map(|_| begin(&daemon, "single", "/hold/25"));
+    let both = [1, 2].map(|_| begin(&daemon, "single", "/hold/40"));
     wait_until("both have an instance", || daemon.instances("single").len() == 2);
     wait_until_kept(&daemon, "single", 2);
     daemon.kill_and_await_next();
@@ -262,11 +263,11 @@ fn outgoing_connections_count_under_the_next_daemon() {
     wait_until_kept(&daemon, "warm", 0);
     assert_eq!(open(&daemon, 1), "made");
     daemon.kill_and_await_next();
-    assert_eq!(used(&daemon), 3, "{}", daemon.log());
+    wait_until("they are counted", || used(&daemon) == 3);
     assert_eq!(open(&daemon, 2), "made EADDRNOTAVAIL");
     // What an instance opens that was taken over is known to the daemon after that.
     daemon.kill_and_await_next();
-    assert_eq!(used(&daemon), 4, "{}", daemon.log());
+    wait_until("all are counted", || used(&daemon) == 4);
     assert_eq!(open(&daemon, 1), "EADDRNOTAVAIL");
     wait_until("those that are closed count no more", || {
         get(daemon.gateway(), "warm", "/close").status == 200
@@ -283,7 +284,7 @@ fn a_monitor_that_is_stopped_holds_up_no_client() {
     wait_until_kept(&daemon, "warm", 0);
     daemon.signal(Signal::STOP);
     // These are to be kept, and forgotten, while the monitor does neither.
-    let held: Vec<_> = (0..6).map(|_| begin(&daemon, "warm", "/hold/12")).collect();
+    let held: Vec<_> = (0..6).map(|_| begin(&daemon, "warm", "/hold/20")).collect();
     wait_until("they have arrived", || connections(&daemon, "warm") == 6);
     // The daemon asks for that some time after they have, and nobody hears of it.
     thread::sleep(Duration::from_millis(600));
@@ -305,7 +306,7 @@ fn a_monitor_that_is_stopped_holds_up_no_client() {
     }
     daemon.signal(Signal::CONT);
     // What was asked of it is done then.
-    let late = begin(&daemon, "warm", "/hold/25");
+    let late = begin(&daemon, "warm", "/hold/40");
     wait_until_kept(&daemon, "warm", 1);
     let pids = |daemon: &Daemon| {
         let of = |instance: &Value| instance["pid"].as_u64().expect("a process id");
@@ -322,6 +323,7 @@ fn a_monitor_that_is_stopped_holds_up_no_client() {
 fn one_that_wakes_keeps_its_files_until_the_monitor_has_it() {
     let Some(mut daemon) = daemon("wakes") else { return };
     assert_eq!(count(&daemon, "warm"), 1);
+    wait_until("it is idle", || daemon.instance("warm").2 == "idle");
     run(thaw().env("THAW_HOME", daemon.home()).args(["sleep", "warm"])).success();
     let files = || fs::read_dir(daemon.home().join("asleep")).expect("a directory").count();
     assert_eq!(files(), 2);
@@ -342,10 +344,10 @@ fn connections_that_were_not_kept_end_no_others() {
     assert_eq!(count(&daemon, "warm"), 1);
     wait_until_kept(&daemon, "warm", 0);
     // Too young to be kept.
-    let young = begin(&daemon, "warm", "/hold/5");
+    let young = begin(&daemon, "warm", "/hold/12");
     wait_until("it has arrived", || connections(&daemon, "warm") == 1);
     daemon.kill_and_await_next();
-    let held: Vec<_> = (0..4).map(|_| begin(&daemon, "warm", "/hold/25")).collect();
+    let held: Vec<_> = (0..4).map(|_| begin(&daemon, "warm", "/hold/40")).collect();
     // The guest has it still, answers, and says then that it has closed it: before it says
     // the same of the next one.
     assert_eq!(answer(young).expect("an answer").status, 200);

@@ -116,7 +116,7 @@ fn a_daemon_that_never_had_rights_serves() {
     assert_eq!(status(daemon.pid(), "Seccomp"), "2");
     // Sandboxes are the monitor's.
     assert_eq!(children(daemon.pid()).len(), 0);
-    assert!(!children(monitor.pid()).is_empty());
+    wait_until("there are some", || !children(monitor.pid()).is_empty());
     assert_eq!(daemon.stop(), Some(0));
     assert_eq!(monitor.stop(), Some(0));
     assert!(!Path::new(&node.socket()).exists());

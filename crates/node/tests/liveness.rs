@@ -91,9 +91,9 @@ fn an_instance_that_says_it_is_unwell_ends_and_another_one_answers() {
     let why = "ended because it failed 3 liveness probes in a row: status 500";
     assert_eq!(*threads.remarks.lock().unwrap(), [why]);
     assert_eq!(probes.load(Ordering::SeqCst), 3);
-    assert!(counted(&node, "thaw_liveness_failures_total{function=\"f\"} 3"));
-    assert!(counted(&node, "thaw_liveness_ends_total{function=\"f\"} 1"));
-    assert!(counted(&node, "thaw_instances_ended_total{function=\"f\",expected=\"yes\"} 1"));
+    eventually(|| counted(&node, "thaw_liveness_failures_total{function=\"f\"} 3"));
+    eventually(|| counted(&node, "thaw_liveness_ends_total{function=\"f\"} 1"));
+    eventually(|| counted(&node, "thaw_instances_ended_total{function=\"f\",expected=\"yes\"} 1"));
     assert_eq!(node.connect().get("f", "/").text(), "2");
 }
 
@@ -134,7 +134,8 @@ fn a_hibernated_instance_is_not_asked() {
     eventually(|| has(InstanceState::Hibernated));
     let before = probes.load(Ordering::SeqCst);
     thread::sleep(Duration::from_millis(3500));
-    assert_eq!(probes.load(Ordering::SeqCst), before);
+    // The instance may hear only now of one that was on its way; three would have come since.
+    assert!(probes.load(Ordering::SeqCst) <= before + 1);
     assert!(has(InstanceState::Hibernated));
 }
 

@@ -229,7 +229,8 @@ fn who_waits_hears_of_an_instance_of_the_tenant_that_becomes_idle() {
     let node = Node::new(100);
     set(&node, "[domain.full]\ninstances = 1");
     let open = Arc::new(AtomicBool::new(false));
-    let limits = "queue = \"15s\"\nkeep_alive = \"60s\"";
+    // Nobody looks again before the time is over, and then the request is refused.
+    let limits = "queue = \"50s\"\nkeep_alive = \"1h\"";
     for name in ["f", "g"] {
         node.serve(name, &of("full", KEPT, limits), gated(&open));
     }
@@ -241,11 +242,9 @@ fn who_waits_hears_of_an_instance_of_the_tenant_that_becomes_idle() {
         eventually(|| {
             node.shared.tenants().all().iter().any(|tenant| tenant.room().waiting() == 1)
         });
-        let begun = Instant::now();
         open.store(true, Ordering::SeqCst);
         assert_eq!(first.response().unwrap().status, 200);
         assert_eq!(second.response().unwrap().status, 200);
-        assert!(begun.elapsed() < Duration::from_secs(10), "it was found by chance");
     }
 }
 

@@ -252,7 +252,7 @@ fn streams_count_as_clients_of_the_node() {
 #[test]
 fn silent_clients_of_tls_make_room_and_end() {
     let shared = NodeState::with_clients(100, 16);
-    let secure = Secure::over(Node::over(shared, Duration::from_millis(1500)), "");
+    let secure = Secure::over(Node::over(shared, Duration::from_secs(10)), "");
     serve_heads(&secure.node, "f", SHARED);
     // Each begins a handshake and says no more.
     let silent: Vec<_> = (0..60)

@@ -130,7 +130,7 @@ mod tests {
         for number in 0..1000 {
             file.add(format!("{number}\n").as_bytes());
         }
-        assert!(file.finish(Duration::from_secs(10)));
+        assert!(file.finish(Duration::from_secs(60)));
         let text = std::fs::read_to_string(access_log_path(directory.path())).unwrap();
         let expected: String = (0..1000).map(|number| format!("{number}\n")).collect();
         assert_eq!(text, expected);

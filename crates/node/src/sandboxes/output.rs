@@ -307,7 +307,7 @@ mod tests {
         let reader = output.reader().unwrap();
         output.put(Stream::Stdout, &[0; KEPT_MAX]).await;
         drop(reader);
-        timeout(Duration::from_secs(5), output.put(Stream::Stdout, &[0; 10])).await.unwrap();
+        timeout(Duration::from_secs(60), output.put(Stream::Stdout, &[0; 10])).await.unwrap();
     }
 
     #[test]

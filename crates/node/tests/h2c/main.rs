@@ -559,15 +559,16 @@ fn the_gateway_refuses_calls_as_their_clients_expect() {
 #[test]
 fn a_call_without_an_answer_ends_alone_or_with_its_instance() {
     let node = Node::new(4);
-    let keys = of_eight("").replace("[limits]", "[limits]\ntimeout = \"1s\"");
+    let keys = of_eight("").replace("[limits]", "[limits]\ntimeout = \"5s\"");
     let (service, threads) = serve(&node, &keys, |mut call| async move {
         if call.path() == "/never" {
             let _ = std::future::poll_fn(|context| call.respond.poll_reset(context)).await;
         } else if call.path() == "/long" {
             let mut stream = call.respond.send_response(grpc_answer(), false).unwrap();
-            for _ in 0..6 {
+            // Each piece comes long before its time is over, and all together take longer than one has.
+            for _ in 0..8 {
                 stream.send_data("x".into(), false).unwrap();
-                sleep(Duration::from_millis(500)).await;
+                sleep(Duration::from_secs(1)).await;
             }
             stream.send_trailers(fields(&[("grpc-status", "0")])).unwrap();
         } else {
@@ -584,7 +585,7 @@ fn a_call_without_an_answer_ends_alone_or_with_its_instance() {
         });
         assert_eq!(late.unwrap().code(), "4");
         let long = long.unwrap();
-        assert_eq!((long.code(), &long.body[..]), ("0", &b"xxxxxx"[..]));
+        assert_eq!((long.code(), &long.body[..]), ("0", &b"xxxxxxxx"[..]));
         // One that stops in the middle ends alone, too.
         let stalled = ask(&sender, grpc("/stalls"), "x").await.unwrap();
         assert_eq!((stalled.code(), &stalled.body[..]), ("4", &b"begun"[..]));
@@ -593,25 +594,35 @@ fn a_call_without_an_answer_ends_alone_or_with_its_instance() {
         assert_eq!(ask(&sender, grpc("/never"), "x").await.unwrap().code(), "4");
     });
     eventually(|| service.instances().is_empty());
-    assert_eq!(*threads.remarks.lock().unwrap(), ["no answer within 1 s, ending the instance"]);
+    assert_eq!(*threads.remarks.lock().unwrap(), ["no answer within 5 s, ending the instance"]);
 }
 
 #[test]
 fn an_instance_that_ends_ends_its_calls_and_others_go_on() {
     let node = Node::new(4);
-    let (service, _) = serve(&node, &of_eight(""), |mut call| async move {
-        if call.path() == "/" {
-            return echo(call).await;
+    let begun = Arc::new(AtomicUsize::new(0));
+    let counted = begun.clone();
+    let (service, _) = serve(&node, &of_eight(""), move |mut call| {
+        let counted = counted.clone();
+        async move {
+            if call.path() == "/" {
+                return echo(call).await;
+            }
+            let mut stream = call.respond.send_response(grpc_answer(), false).unwrap();
+            stream.send_data("begun".into(), false).unwrap();
+            counted.fetch_add(1, Ordering::SeqCst);
+            std::future::pending::<()>().await;
         }
-        let mut stream = call.respond.send_response(grpc_answer(), false).unwrap();
-        stream.send_data("begun".into(), false).unwrap();
-        std::future::pending::<()>().await;
     });
     node.runtime.block_on(async {
         let sender = client(&node).await;
         let ended = ask(&sender, grpc("/held"), "x");
         let kill = async {
-            sleep(Duration::from_millis(200)).await;
+            while begun.load(Ordering::SeqCst) == 0 {
+                sleep(Duration::from_millis(5)).await;
+            }
+            // What it has sent is on its way to the client.
+            sleep(Duration::from_secs(1)).await;
             service.kill_all();
         };
         let (ended, ()) = tokio::join!(ended, kill);
@@ -736,8 +747,8 @@ fn a_body_that_is_too_large_reaches_nobody_when_it_has_waited_for_a_place() {
         node.rule(directory.path(), "[function.f]\nbody_max = \"1KiB\"");
         let seen: Arc<Mutex<Vec<String>>> = Arc::default();
         let noted = seen.clone();
-        let hold = |path: &str| path.contains("/held").then(|| Duration::from_millis(700));
-        let keys = format!("{keys}limits = {{ instances = 1 }}");
+        let hold = |path: &str| path.contains("/held").then(|| Duration::from_secs(4));
+        let keys = format!("{keys}limits = {{ instances = 1, queue = \"60s\" }}");
         match keys.contains("h2c") {
             true => drop(serve(&node, &keys, move |call| {
                 noted.lock().unwrap().push(call.path());

@@ -27,15 +27,16 @@ fn an_instance_that_stops_in_its_answer_ends() {
 #[test]
 fn an_answer_that_goes_on_slowly_is_not_late() {
     let node = Node::new(10);
-    node.serve("f", "[limits]\ntimeout = \"3s\"", |guest| {
+    // Each piece has much more time than it takes, and all together take longer than that.
+    node.serve("f", "[limits]\ntimeout = \"10s\"", |guest| {
         guest.request();
-        guest.send("HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\n");
-        for _ in 0..8 {
-            thread::sleep(Duration::from_millis(500));
+        guest.send("HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n");
+        for _ in 0..12 {
+            thread::sleep(Duration::from_secs(1));
             guest.send("x");
         }
     });
-    assert_eq!(node.connect().get("f", "/").text(), "xxxxxxxx");
+    assert_eq!(node.connect().get("f", "/").text(), "x".repeat(12));
 }
 
 #[test]

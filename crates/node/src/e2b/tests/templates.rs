@@ -401,7 +401,8 @@ async fn a_build_that_was_cut_off_has_failed_for_the_next_daemon() {
 #[tokio::test]
 async fn builds_and_start_commands_have_so_much_time() {
     let mut place = Place::new();
-    let (short, long) = (Duration::from_millis(300), Duration::from_secs(60));
+    // Enough to come to the step that hangs.
+    let (short, long) = (Duration::from_secs(3), Duration::from_secs(60));
     let started = |ready: Value| json!({"fromTemplate": "base", "steps": [], "startCmd": "hang", "readyCmd": ready});
     for (all, ready, request, step, word) in [
         (
