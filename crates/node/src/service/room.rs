@@ -137,7 +137,7 @@ impl Service {
     /// A place for an instance that is booted for a client; `None`: there are as many as there may be,
     /// those included that are being made.
     pub(super) fn claim_for_client(self: &Arc<Self>) -> Option<Claim> {
-        let are_exclusive = true;
+        let are_exclusive = self.config.limits.concurrency.get() == 1;
         let mut slots = self.slots();
         let has_room = slots.has_room_for_client(self.instances_max(), are_exclusive);
         has_room.then(|| Claim::take(self, &mut slots, Claimant::Client))
