@@ -199,3 +199,17 @@ fn a_piece_that_is_not_there_is_asked_for_once() {
     assert!(fetched.unwrap_err().to_string().contains("has no such image"));
     assert_eq!(asked, [0]);
 }
+
+/// Pieces that were not used for long are removed.
+#[test]
+fn a_piece_that_is_looked_for_counts_as_used() {
+    let directory = tempfile::tempdir().unwrap();
+    let piece = PieceName { hex: "00".repeat(32), size: 5 };
+    let path = directory.path().join(&piece.hex);
+    std::fs::write(&path, b"piece").unwrap();
+    let file = std::fs::File::open(&path).unwrap();
+    file.set_modified(std::time::UNIX_EPOCH).unwrap();
+    assert!(thaw_oci::has_piece(directory.path(), &piece));
+    assert!(file.metadata().unwrap().modified().unwrap() > std::time::UNIX_EPOCH);
+    assert!(!thaw_oci::has_piece(directory.path(), &PieceName { size: 4, ..piece }));
+}
