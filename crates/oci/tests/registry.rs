@@ -154,21 +154,35 @@ fn document() -> FunctionDocument {
 
 /// An answer that promises all from this byte on, and breaks off.
 fn part(status: &str, blob: &[u8], from: usize) -> Vec<u8> {
+    part_of(COMES, status, blob, from)
+}
+
+/// The same after so many bytes.
+fn part_of(comes: usize, status: &str, blob: &[u8], from: usize) -> Vec<u8> {
     let left = &blob[from..];
     let head =
         format!("HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", left.len());
-    [head.as_bytes(), &left[..left.len().min(COMES)]].concat()
+    [head.as_bytes(), &left[..left.len().min(comes)]].concat()
+}
+
+/// That of a registry that begins where it is told to.
+fn status(blob: &[u8], from: usize) -> String {
+    match from {
+        0 => "200 OK".to_owned(),
+        from => format!("206 Part\r\nContent-Range: bytes {from}-{0}/{0}", blob.len()),
+    }
+}
+
+#[test]
+fn a_registry_that_drips_over_many_connections_is_given_up() {
+    let (fetched, asked) = fetched(9, |blob, from| part_of(1000, &status(blob, from), blob, from));
+    assert!(fetched.unwrap_err().to_string().contains("broke off"));
+    assert_eq!(asked, [0, 1000, 2000, 3000]);
 }
 
 #[test]
 fn a_link_that_breaks_again_and_again_gets_a_piece_all_the_same() {
-    let (fetched, asked) = fetched(9, |blob, from| {
-        let status = match from {
-            0 => "200 OK".to_owned(),
-            from => format!("206 Part\r\nContent-Range: bytes {from}-{0}/{0}", blob.len()),
-        };
-        part(&status, blob, from)
-    });
+    let (fetched, asked) = fetched(9, |blob, from| part(&status(blob, from), blob, from));
     fetched.unwrap();
     // Nothing comes twice.
     assert!(asked.into_iter().eq((0..9).map(|number| number * COMES)));

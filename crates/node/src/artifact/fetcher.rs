@@ -617,7 +617,7 @@ mod tests {
 
     #[test]
     fn a_fetch_that_fails_late_ends_nothing_if_others_came_meanwhile() {
-        let (mut state, begun) = (State::new(4), Instant::now());
+        let (mut state, begun) = (State::new(3), Instant::now());
         assert_eq!(fetched(&mut state, begun), [0, 1, 2]);
         end(&mut state, 1);
         let came = begun + FAILING_MAX;

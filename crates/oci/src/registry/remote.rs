@@ -13,12 +13,14 @@ use tokio::time::{sleep, timeout};
 
 /// How long a registry may send nothing in the middle of a piece.
 pub const STALL: Duration = Duration::from_secs(5);
-/// How often a piece is tried to be fetched without a byte of progress, and the first pause, which
-/// doubles each time.
+/// How often a piece is tried to be fetched without progress, and the first pause, which doubles each
+/// time.
 const ATTEMPTS: u32 = 4;
 const PAUSE: Duration = Duration::from_millis(100);
 /// How often a piece is tried to be fetched in all.
 const ATTEMPTS_IN_ALL: u32 = 64;
+/// Bytes more that are progress.
+const PROGRESS: usize = 16 << 10;
 
 /// A function of which the manifest and the document were read.
 pub struct RemoteFunction {
@@ -115,14 +117,15 @@ impl RemoteFunction {
         }
         let mut bytes = Vec::new();
         // A registry that begins again and again does not get on, nor does one that only drips.
-        let (mut attempts, mut in_all, mut longest) = (0, 0, 0);
+        let (mut attempts, mut in_all, mut before) = (0, 0, 0);
         loop {
             let ended = self.go_on(section, piece, &mut bytes).await;
             let ended = ended.and_then(|()| check(piece, &bytes).map_err(Ended::Wrong));
-            let gets_on = matches!(ended, Err(Ended::Broken(_))) && bytes.len() > longest;
-            longest = longest.max(bytes.len());
-            attempts = if gets_on { 1 } else { attempts + 1 };
+            attempts += 1;
             in_all += 1;
+            if bytes.len() >= before + PROGRESS {
+                (attempts, before) = (1, bytes.len());
+            }
             let error = match ended {
                 Ok(()) => return Ok(bytes),
                 Err(Ended::Final(error)) => return Err(error),
@@ -131,7 +134,7 @@ impl RemoteFunction {
                     bytes.clear();
                     error
                 }
-                Err(Ended::Broken(error) | Ended::Slow(error)) => error,
+                Err(Ended::Broken(error)) => error,
             };
             if attempts >= ATTEMPTS || in_all >= ATTEMPTS_IN_ALL {
                 return Err(error);
@@ -157,7 +160,7 @@ impl RemoteFunction {
         let opened = timeout(STALL, opened).await.map_err(stalled)?;
         let ended = |broken| match broken {
             Broken::Network(reason) => Ended::Broken(broke_off(reason)),
-            Broken::Slow => Ended::Slow(broke_off(Broke::Slow.to_string())),
+            Broken::Slow => Ended::Broken(broke_off(Broke::Slow.to_string())),
             Broken::Final(error) => Ended::Final(error),
         };
         let mut stream = opened.map_err(ended)?;
@@ -207,10 +210,8 @@ impl RemoteFunction {
 
 /// Why a piece is not whole.
 enum Ended {
-    /// The connection broke off: it is worth going on.
+    /// The connection broke off, or too little came: it is worth going on.
     Broken(OciError),
-    /// Too little comes.
-    Slow(OciError),
     /// What has come is something else.
     Wrong(OciError),
     /// It helps nothing to ask again.
