@@ -493,6 +493,7 @@ fn a_pull_that_is_not_lazy_holds_up_no_lazy_one() {
     let lock = pieces.join("lock");
     let file = fs::File::options().create(true).append(true).open(&lock).expect("a lock");
     let owner = fs::metadata(&pieces).expect("a directory");
+    assert_eq!(owner.mode() & 0o777, 0o700, "nobody else reads them");
     std::os::unix::fs::chown(&lock, Some(owner.uid()), Some(owner.gid())).expect("an owner");
     file.lock().expect("nobody has it");
     gate.set(Mode::Pass);

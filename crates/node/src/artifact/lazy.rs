@@ -23,14 +23,14 @@ use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use thaw_oci::artifact::{FunctionDocument, Section, unpacked, unpacked_run};
 use thaw_oci::{
     Limits, Offer, PieceName, Pull, PullProgress, PulledFunction, Reference, Registries,
-    RemoteFunction, check_piece, has_piece, piece_directory,
+    RemoteFunction, check_piece, has_piece,
 };
 use thaw_sandbox::Kernel;
 use thaw_store::{ForeignIndex, Store, StoreError};
@@ -227,7 +227,7 @@ impl Lazy<'_> {
     ) -> Result<Served, ArtifactError> {
         let document = &self.remote.document;
         self.check_quota(function)?;
-        let directory = self.piece_directory()?;
+        let directory = Pieces::make(self.home, self.domain)?;
         let kernel = with_kernel.then(|| self.kernel(&directory)).transpose()?;
         let run = Run::of(document, self.run()?)?;
         let most = usize::try_from(files_max).unwrap_or(usize::MAX);
@@ -284,7 +284,7 @@ impl Lazy<'_> {
         let document = &self.remote.document;
         let created_ms = partial.record.created_ms;
         let PartialFunction { rows, layout, blobs, hash: record, .. } = partial;
-        let directory = self.piece_directory()?;
+        let directory = Pieces::make(self.home, self.domain)?;
         let segments = layout.segments().to_vec();
         let places = (place.path.clone(), directory, self.home.owner()?);
         let written = Written::new(places, blobs.into_iter(), &document.index.naming, segments);
@@ -353,11 +353,6 @@ impl Lazy<'_> {
             return Err(ArtifactError::refused(reason));
         }
         Ok(())
-    }
-
-    fn piece_directory(&self) -> Result<PathBuf, ArtifactError> {
-        let directory = Pieces::path(self.home, self.domain);
-        Ok(piece_directory(&directory, self.home.owner()?)?)
     }
 
     /// The names of all pieces of image and files.

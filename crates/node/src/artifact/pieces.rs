@@ -52,6 +52,11 @@ impl Pieces {
         }
     }
 
+    /// Where that of a domain lies, made if it is missing.
+    pub fn make(home: &Home, domain: Option<&DomainName>) -> Result<PathBuf, ArtifactError> {
+        Ok(home.pieces(&name_of(domain))?)
+    }
+
     /// Where that of a domain lies, whether it is there or not.
     pub fn path(home: &Home, domain: Option<&DomainName>) -> PathBuf {
         home.root().join("pieces").join(name_of(domain))
@@ -67,7 +72,7 @@ impl Pieces {
 
 /// The directory of a domain, and the file that is locked by whoever uses it.
 fn open_lock(home: &Home, domain: Option<&DomainName>) -> Result<(PathBuf, File), ArtifactError> {
-    let path = home.pieces(&name_of(domain))?;
+    let path = Pieces::make(home, domain)?;
     let _acting = home.act()?;
     let opened = OpenOptions::new().create(true).append(true).open(path.join("lock"));
     let file = opened.map_err(|source| cannot_lock(&path, source))?;

@@ -1,13 +1,13 @@
 //! A function in a registry whose pieces are fetched one by one, in any order.
 
-use super::download::{BlobDirectory, note_use};
+use super::download::note_use;
 use super::pace::Broke;
 use super::pull::{FoundFunction, Pull, PulledFunction};
 use super::source::{Broken, Source, check_digest};
 use crate::artifact::{FunctionDocument, FunctionManifest, Section, packed_max};
 use crate::error::OciError;
 use oci_spec::image::Descriptor;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
@@ -246,13 +246,4 @@ pub fn check(piece: &PieceName, bytes: &[u8]) -> Result<(), OciError> {
             Err(OciError::Digest { what: "a piece of the function".to_owned(), found, wanted })
         }
     }
-}
-
-/// Makes the directory of pieces at `path`, with the rights of `owner`.
-///
-/// # Errors
-/// It cannot be made.
-pub fn piece_directory(path: &Path, owner: thaw_store::Owner) -> Result<PathBuf, OciError> {
-    BlobDirectory::make(path, owner)?;
-    Ok(path.to_owned())
 }
