@@ -15,6 +15,7 @@ use crafted::Crafted;
 use gate::{Gate, Mode};
 use serde_json::{Value, json};
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -479,6 +480,26 @@ fn a_version_that_was_pulled_whole_meanwhile_is_served() {
     wait_until("it is fetched no more", || ended.contains(&&*pull_state(&rig)));
     rig.answers("/ballast", "whole");
     assert_eq!(rig.daemon.admin("/functions/far").json()["version"], 1);
+}
+
+/// One that pulls all of another function uses the pieces of its sharing domain for as long as its registry
+/// likes.
+#[test]
+fn a_pull_that_is_not_lazy_holds_up_no_lazy_one() {
+    let rig = Rig::new("afar-locked");
+    let gate = rig.gate(Mode::Hold);
+    let fetcher = rig.pull(&gate);
+    let pieces = rig.home.join("pieces/shared");
+    let lock = pieces.join("lock");
+    let file = fs::File::options().create(true).append(true).open(&lock).expect("a lock");
+    let owner = fs::metadata(&pieces).expect("a directory");
+    assert_eq!(owner.mode() & 0o777, 0o700, "nobody else reads them");
+    std::os::unix::fs::chown(&lock, Some(owner.uid()), Some(owner.gid())).expect("an owner");
+    file.lock().expect("nobody has it");
+    gate.set(Mode::Pass);
+    fetcher.report();
+    rig.is_whole();
+    file.unlock().expect("it is held until here");
 }
 
 /// Where the last pull of the daemon stands.

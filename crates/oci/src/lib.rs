@@ -32,7 +32,7 @@ pub use reference::{Reference, default_tag};
 pub use registry::{
     Choose, FunctionPull, Offer, PieceName, Pull, PullProgress, Pulled, PulledFunction, Push,
     PushProgress, PushReport, Registries, RegistryRule, RemoteFunction, STALL, Upload,
-    check as check_piece, has as has_piece, piece_directory,
+    check as check_piece, has as has_piece,
 };
 pub use settings::Settings;
 pub use signature::{SigningKey, VerifyKey};

@@ -23,14 +23,14 @@ use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use thaw_oci::artifact::{FunctionDocument, Section, unpacked, unpacked_run};
 use thaw_oci::{
     Limits, Offer, PieceName, Pull, PullProgress, PulledFunction, Reference, Registries,
-    RemoteFunction, check_piece, has_piece, piece_directory,
+    RemoteFunction, check_piece, has_piece,
 };
 use thaw_sandbox::Kernel;
 use thaw_store::{ForeignIndex, Store, StoreError};
@@ -39,6 +39,8 @@ use tokio::runtime::Runtime;
 
 /// How often it is said how far the pull is.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
+/// How long it is waited for another pull that uses the pieces.
+const PIECES_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Is told when something is to be served from now on: the partial function, and then the whole one.
 pub type OnServed<'a> = dyn FnMut(&StoredFunction, Part) + 'a;
@@ -225,7 +227,7 @@ impl Lazy<'_> {
     ) -> Result<Served, ArtifactError> {
         let document = &self.remote.document;
         self.check_quota(function)?;
-        let directory = self.piece_directory()?;
+        let directory = Pieces::make(self.home, self.domain)?;
         let kernel = with_kernel.then(|| self.kernel(&directory)).transpose()?;
         let run = Run::of(document, self.run()?)?;
         let most = usize::try_from(files_max).unwrap_or(usize::MAX);
@@ -282,9 +284,9 @@ impl Lazy<'_> {
         let document = &self.remote.document;
         let created_ms = partial.record.created_ms;
         let PartialFunction { rows, layout, blobs, hash: record, .. } = partial;
-        let directory = self.piece_directory()?;
+        let directory = Pieces::make(self.home, self.domain)?;
         let segments = layout.segments().to_vec();
-        let places = (place.path.clone(), directory.clone(), self.home.owner()?);
+        let places = (place.path.clone(), directory, self.home.owner()?);
         let written = Written::new(places, blobs.into_iter(), &document.index.naming, segments);
         let written = written.map_err(ArtifactError::refused)?;
         let pieces = self.names(&rows)?;
@@ -297,10 +299,9 @@ impl Lazy<'_> {
             UnixListener::from_std(listener).map_err(failed("listen in", &place.path))?;
         let fetcher = Fetcher {
             remote,
-            rows,
-            pieces,
-            written,
-            directory,
+            rows: rows.into(),
+            pieces: pieces.into(),
+            written: written.into(),
             listener,
             record,
             fetched: fetched.clone(),
@@ -321,10 +322,21 @@ impl Lazy<'_> {
         let (accepted, _) = prepared.chosen().expect("it was chosen before");
         on_served(&accepted.function, Part::Run);
         let created_ms = served.created_ms;
-        let moved = self.wait(served, on_event)?;
+        let of = served.of + self.length_of_others(sections)?;
+        let mut last = self.wait(served, of, on_event)?;
         self.check_newest(accepted.function.config.name.as_str(), created_ms)?;
-        let pulled = self.pulled(sections, moved)?;
-        let installed = prepared.install(&pulled, on_event)?;
+        self.complete(sections)?;
+        last.bytes = of;
+        on_event(PullEvent::Progress(ImageProgress::Pulling(last)));
+        // One that pulls all of another function may use the pieces for as long as its registry likes. It
+        // then prunes them. A piece that it prunes before that is fetched by the next try.
+        let pieces = Pieces::open_within(self.home, self.domain, PIECES_PATIENCE)?;
+        let pulled = self.pulled(sections, last.moved)?;
+        let installed = prepared.install(&pulled, on_event);
+        if let Some(pieces) = pieces {
+            pieces.prune(self.home);
+        }
+        let installed = installed?;
         self.end(place)?;
         on_served(&installed.function.function, Part::Whole);
         place.remove(self.home);
@@ -341,11 +353,6 @@ impl Lazy<'_> {
             return Err(ArtifactError::refused(reason));
         }
         Ok(())
-    }
-
-    fn piece_directory(&self) -> Result<PathBuf, ArtifactError> {
-        let directory = Pieces::path(self.home, self.domain);
-        Ok(piece_directory(&directory, self.home.owner()?)?)
     }
 
     /// The names of all pieces of image and files.
@@ -390,9 +397,23 @@ impl Lazy<'_> {
         Ok(elf)
     }
 
-    /// Waits until all is here; how many bytes were moved.
-    fn wait(&self, served: Served, on_event: &mut OnEvent<'_>) -> Result<u64, ArtifactError> {
-        let Served { fetched, mut whole, of, .. } = served;
+    /// Bytes of the pieces that nobody may touch before all is here.
+    fn length_of_others(&self, sections: &[Section]) -> Result<u64, ArtifactError> {
+        let others = sections.iter().filter(|section| !SECTIONS.contains(section));
+        let pieces = others.map(|&section| self.remote.pieces(section));
+        let pieces = pieces.collect::<Result<Vec<_>, _>>()?;
+        Ok(pieces.concat().iter().map(|piece| piece.size).sum())
+    }
+
+    /// Waits until all is here that somebody may touch before that, `of` bytes with the rest; how far the
+    /// pull is then.
+    fn wait(
+        &self,
+        served: Served,
+        of: u64,
+        on_event: &mut OnEvent<'_>,
+    ) -> Result<PullProgress, ArtifactError> {
+        let Served { fetched, mut whole, .. } = served;
         loop {
             let outcome = self
                 .runtime
@@ -404,7 +425,7 @@ impl Lazy<'_> {
             on_event(PullEvent::Progress(ImageProgress::Pulling(progress)));
             match outcome {
                 Err(_) => {}
-                Ok(Ok(Ok(()))) => return Ok(moved),
+                Ok(Ok(Ok(()))) => return Ok(progress),
                 Ok(Ok(Err(why))) => return Err(self.unpulled(&why)),
                 Ok(Err(_)) => return Err(self.unpulled("whoever fetched it has ended")),
             }
@@ -417,18 +438,35 @@ impl Lazy<'_> {
         ArtifactError::Unpulled { name, reason }
     }
 
-    /// The function as a pull has it. A piece that others have removed meanwhile is fetched again.
-    fn pulled(&self, sections: &[Section], moved: u64) -> Result<PulledFunction, ArtifactError> {
+    /// Fetches the pieces that nobody may touch before all is here, and those that others have removed
+    /// meanwhile.
+    fn complete(&self, sections: &[Section]) -> Result<(), ArtifactError> {
         let directory = Pieces::path(self.home, self.domain);
         for &section in sections {
             for piece in self.remote.pieces(section)? {
-                if !has_piece(&directory, &piece) {
+                if !self.has(&directory, &piece)? {
                     let bytes = self.runtime.block_on(self.remote.fetch(section, &piece))?;
                     let _acting = self.home.act()?;
-                    write(&directory.join(&piece.hex), &bytes)?;
+                    let new = directory.join(format!("{}.{}", piece.hex, std::process::id()));
+                    let path = directory.join(&piece.hex);
+                    write(&new, &bytes)?;
+                    fs::rename(&new, &path).map_err(failed("write", &path))?;
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Whether a piece is here, which counts as used.
+    fn has(&self, directory: &Path, piece: &PieceName) -> Result<bool, ArtifactError> {
+        let _acting = self.home.act()?;
+        Ok(has_piece(directory, piece))
+    }
+
+    /// The function as a pull has it.
+    fn pulled(&self, sections: &[Section], moved: u64) -> Result<PulledFunction, ArtifactError> {
+        let _acting = self.home.act()?;
+        let directory = Pieces::path(self.home, self.domain);
         let pulled = self.remote.pulled(sections, &directory, moved)?;
         pulled.ok_or_else(|| self.unpulled("a piece of it was removed"))
     }

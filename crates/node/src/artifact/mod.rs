@@ -75,6 +75,9 @@ pub enum ArtifactError {
         /// Why not, and the way out.
         reason: String,
     },
+    /// A piece that was here is not any more.
+    #[error("a piece of the function was removed while it was stored; pull it again")]
+    Removed,
     /// What the registry sent is not a function that can be stored.
     #[error("the function is refused: {0}; have it pushed anew by somebody whom you trust")]
     Refused(String),

@@ -4,15 +4,19 @@
 use super::ArtifactError;
 use crate::config::DomainName;
 use crate::home::Home;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
 use thaw_store::StoreError;
 
 /// Bytes that are kept for each domain when a pull has ended.
 const KEPT_BYTES: u64 = 4 << 30;
 /// How long a piece is kept that nothing uses.
 const KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
+/// How often it is looked whether another pull uses them still.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// A directory of pieces that nobody else uses at this time.
 #[derive(Debug)]
@@ -25,14 +29,32 @@ pub(super) struct Pieces {
 impl Pieces {
     /// That of a domain; waits until no other pull uses it.
     pub fn open(home: &Home, domain: Option<&DomainName>) -> Result<Self, ArtifactError> {
-        let path = home.pieces(&name_of(domain))?;
-        let _acting = home.act()?;
-        let lock = path.join("lock");
-        let opened = OpenOptions::new().create(true).append(true).open(&lock);
-        let locked = opened.and_then(|file| file.lock().map(|()| file));
-        let locked =
-            locked.map_err(|source| StoreError::Io { action: "lock", path: lock, source })?;
-        Ok(Self { path, _lock: locked })
+        let (path, file) = open_lock(home, domain)?;
+        file.lock().map_err(|source| cannot_lock(&path, source))?;
+        Ok(Self { path, _lock: file })
+    }
+
+    /// That of a domain; `None`: another pull uses it for longer than `patience`.
+    pub fn open_within(
+        home: &Home,
+        domain: Option<&DomainName>,
+        patience: Duration,
+    ) -> Result<Option<Self>, ArtifactError> {
+        let (path, file) = open_lock(home, domain)?;
+        let until = Instant::now() + patience;
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(Some(Self { path, _lock: file })),
+                Err(TryLockError::WouldBlock) if Instant::now() < until => thread::sleep(LOOK),
+                Err(TryLockError::WouldBlock) => return Ok(None),
+                Err(TryLockError::Error(source)) => return Err(cannot_lock(&path, source)),
+            }
+        }
+    }
+
+    /// Where that of a domain lies, made if it is missing.
+    pub fn make(home: &Home, domain: Option<&DomainName>) -> Result<PathBuf, ArtifactError> {
+        Ok(home.pieces(&name_of(domain))?)
     }
 
     /// Where that of a domain lies, whether it is there or not.
@@ -46,6 +68,19 @@ impl Pieces {
             prune(&self.path, KEPT_BYTES);
         }
     }
+}
+
+/// The directory of a domain, and the file that is locked by whoever uses it.
+fn open_lock(home: &Home, domain: Option<&DomainName>) -> Result<(PathBuf, File), ArtifactError> {
+    let path = Pieces::make(home, domain)?;
+    let _acting = home.act()?;
+    let opened = OpenOptions::new().create(true).append(true).open(path.join("lock"));
+    let file = opened.map_err(|source| cannot_lock(&path, source))?;
+    Ok((path, file))
+}
+
+fn cannot_lock(path: &Path, source: io::Error) -> ArtifactError {
+    StoreError::Io { action: "lock", path: path.join("lock"), source }.into()
 }
 
 /// No name of a domain is that of the shared one.
@@ -78,6 +113,17 @@ fn prune(path: &Path, most: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_who_has_no_time_waits_for_no_other_pull() {
+        let directory = tempfile::tempdir().unwrap();
+        let home = Home::at(directory.path().to_owned()).unwrap();
+        let open = || Pieces::open_within(&home, None, 2 * LOOK).unwrap();
+        let whole = Pieces::open(&home, None).unwrap();
+        assert!(open().is_none());
+        drop(whole);
+        assert!(open().is_some());
+    }
 
     #[test]
     fn the_latest_pieces_are_kept_up_to_a_bound() {

@@ -143,7 +143,18 @@ struct Offered<'a> {
 }
 
 impl Offered<'_> {
+    /// Decides what to take of it, and keeps others from its pieces.
     fn choose(&mut self, offer: &Offer<'_>) -> Result<Vec<Section>, String> {
+        let sections = self.decide(offer)?;
+        // A mirror may have offered it before.
+        if self.pieces.is_none() {
+            let pieces = Pieces::open(self.home, self.options.domain.as_ref());
+            self.pieces = Some(pieces.map_err(|error| error.to_string())?);
+        }
+        Ok(sections)
+    }
+
+    fn decide(&mut self, offer: &Offer<'_>) -> Result<Vec<Section>, String> {
         let accepted = accept(offer, self.options)?;
         if self.options.name.is_none() {
             self.check_replaces_its_own(&accepted.function)?;
@@ -158,11 +169,6 @@ impl Offered<'_> {
             }
             let baseline = accepted.function.cpu_baseline.check();
             baseline.map_err(|error| format!("the function cannot be frozen anew: {error}"))?;
-        }
-        // A mirror may have offered it before.
-        if self.pieces.is_none() {
-            let pieces = Pieces::open(self.home, self.options.domain.as_ref());
-            self.pieces = Some(pieces.map_err(|error| error.to_string())?);
         }
         let sections = decision.sections();
         self.chosen = Some((accepted, decision));
@@ -239,12 +245,9 @@ impl<'a> Prepared<'a> {
         Self(Offered { home, store, reference, options, chosen, pieces: None })
     }
 
-    /// Decides what to take of it, as every pull does.
+    /// Decides what to take of it, as every pull does. Others may pull meanwhile.
     pub fn choose(&mut self, offer: &Offer<'_>) -> Result<Vec<Section>, String> {
-        let sections = self.0.choose(offer)?;
-        // Others may pull until it is stored.
-        self.0.pieces = None;
-        Ok(sections)
+        self.0.decide(offer)
     }
 
     /// What was decided.
@@ -260,11 +263,7 @@ impl<'a> Prepared<'a> {
     ) -> Result<Installed, ArtifactError> {
         let Offered { home, store, reference, options, chosen, .. } = &self.0;
         let (accepted, decision) = chosen.clone().expect("it was chosen before");
-        let pieces = Pieces::open(home, options.domain.as_ref())?;
-        let install = Install { home, reference, store, options, pulled };
-        let installed = install.run(accepted, decision, on_event);
-        pieces.prune(home);
-        installed
+        Install { home, reference, store, options, pulled }.run(accepted, decision, on_event)
     }
 }
 

@@ -93,7 +93,7 @@ fn content(
     };
     let mut source = there.naming(reader.take(blob.size));
     let stored = session.put_stream(&mut source, &here).map_err(|error| match error {
-        StoreError::Source(error) => ArtifactError::refused(format!("of its files, {error}")),
+        StoreError::Source(error) => unreadable("its files", &error),
         error => error.into(),
     })?;
     match stored {
@@ -137,7 +137,7 @@ pub(super) fn working_set(pulled: &PulledFunction) -> Result<Option<Vec<u8>>, Ar
     reader
         .take(PIECE_MAX as u64 + 1)
         .read_to_end(&mut bytes)
-        .map_err(|error| ArtifactError::refused(format!("of its working set, {error}")))?;
+        .map_err(|error| unreadable("its working set", &error))?;
     match bytes.len() {
         0 => Ok(None),
         len if len > PIECE_MAX => {
@@ -206,11 +206,20 @@ fn open(
     Ok(image)
 }
 
+/// Why `what` cannot be read. A piece that is not there was removed by another pull: nobody has sent
+/// anything wrong.
+fn unreadable(what: &str, error: &io::Error) -> ArtifactError {
+    match error.kind() {
+        io::ErrorKind::NotFound => ArtifactError::Removed,
+        _ => ArtifactError::refused(format!("of {what}, {error}")),
+    }
+}
+
 /// Reads so many bytes and no fewer.
 fn exactly(reader: &mut PieceReader, size: u64, what: &str) -> Result<Vec<u8>, ArtifactError> {
     let mut bytes = Vec::new();
     let read = reader.take(size).read_to_end(&mut bytes);
-    read.map_err(|error| ArtifactError::refused(format!("of {what}, {error}")))?;
+    read.map_err(|error| unreadable(what, &error))?;
     match bytes.len() as u64 == size {
         true => Ok(bytes),
         false => Err(ArtifactError::refused(format!("{what} is shorter than its document says"))),
@@ -231,7 +240,7 @@ fn copy(reader: &mut PieceReader, file: &File, size: u64) -> Result<(), Artifact
         chunk.clear();
         let want = (size - at).min(CHUNK as u64);
         let read = reader.take(want).read_to_end(&mut chunk);
-        read.map_err(|error| ArtifactError::refused(format!("of its image, {error}")))?;
+        read.map_err(|error| unreadable("its image", &error))?;
         if chunk.len() as u64 != want {
             return Err(ArtifactError::refused("its image is shorter than its document says"));
         }
@@ -243,4 +252,19 @@ fn copy(reader: &mut PieceReader, file: &File, size: u64) -> Result<(), Artifact
         at += want;
     }
     Ok(written(file.set_len(size))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_piece_that_was_removed_meanwhile_is_nobodys_fault() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("piece");
+        let read = || exactly(&mut PieceReader::new(vec![path.clone()]), 5, "the index");
+        assert!(!read().unwrap_err().is_refusal());
+        std::fs::write(&path, b"no piece").unwrap();
+        assert!(read().unwrap_err().is_refusal());
+    }
 }

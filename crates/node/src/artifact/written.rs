@@ -1,6 +1,7 @@
 //! Pieces that were fetched, and what is written of them for sandboxes that wait.
 
 use crate::partial::{Rows, parts};
+use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::ops::Range;
@@ -8,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use thaw_oci::artifact::{Naming, NamingRun, unpacked};
-use thaw_oci::{PieceName, check_piece};
+use thaw_oci::{PieceName, check_piece, has_piece};
 use thaw_sandbox::{MovedFile, Segment};
 use thaw_store::{Blob, Domain, Owner};
 
@@ -35,6 +36,8 @@ pub struct Written {
     segments: Vec<Segment>,
     /// Pieces that were unpacked last, by their digests.
     recent: Mutex<Vec<(String, Arc<Vec<u8>>)>>,
+    /// The numbers of segments that are here.
+    done: Mutex<BTreeSet<u32>>,
 }
 
 impl Written {
@@ -54,9 +57,15 @@ impl Written {
         let contents: Vec<_> = contents.zip(namings.cloned()).collect();
         let named: u64 = naming.iter().map(|run| u64::from(run.count)).sum();
         match contents.len() == count && named == count as u64 {
-            true => {
-                Ok(Self { directory, pieces, owner, contents, segments, recent: Mutex::default() })
-            }
+            true => Ok(Self {
+                directory,
+                pieces,
+                owner,
+                contents,
+                segments,
+                recent: Mutex::default(),
+                done: Mutex::default(),
+            }),
             false => Err("its document counts its contents wrong".to_owned()),
         }
     }
@@ -80,6 +89,14 @@ impl Written {
         rows.pieces_of(of, &range)
     }
 
+    /// Whether a piece is kept, which counts as used.
+    ///
+    /// # Errors
+    /// This process may not look.
+    pub fn has(&self, name: &PieceName) -> Result<bool, WrittenError> {
+        self.acting(|| Ok(has_piece(&self.pieces, name)))
+    }
+
     /// Keeps a piece whose digest is right.
     ///
     /// # Errors
@@ -97,7 +114,8 @@ impl Written {
         })
     }
 
-    /// Writes what was asked for by a number, whose pieces are all kept.
+    /// Writes what was asked for by a number, whose pieces are all kept. It is written once: a guest may
+    /// ask as often as it likes.
     ///
     /// # Errors
     /// A piece is damaged, a content is another one than its name says, or there is no room.
@@ -113,13 +131,21 @@ impl Written {
             (MovedFile::Content(content), None) => (contents.join(format!("{content}.part")), None),
         };
         // A content that is here is whole: it got its name when it was.
-        if whole.is_some() && path.exists() {
+        let is_done = match whole {
+            Some(_) => path.exists(),
+            None => self.done.lock().expect("no holder panics").contains(&number),
+        };
+        if is_done {
             return Ok(());
         }
         self.acting(|| match whole {
             Some((blob, naming)) => self.write_whole((rows, names), of, &path, (*blob, naming)),
             None => self.write_range((rows, names), of, range, &path),
-        })
+        })?;
+        if whole.is_none() {
+            self.done.lock().expect("no holder panics").insert(number);
+        }
+        Ok(())
     }
 
     fn write_whole(
@@ -188,18 +214,22 @@ impl Written {
         Ok(())
     }
 
-    /// What a piece holds. One that is damaged is removed.
+    /// What a piece holds. One that is damaged, or cannot be read, is removed, so that it is fetched anew.
     fn unpack(&self, name: &PieceName, piece: u32, len: u64) -> Result<Arc<Vec<u8>>, WrittenError> {
         let mut recent = self.recent.lock().expect("no holder panics");
         if let Some((_, bytes)) = recent.iter().find(|(hex, _)| *hex == name.hex) {
             return Ok(bytes.clone());
         }
         let path = self.pieces.join(&name.hex);
-        let Ok(packed) = fs::read(&path) else { return Err(WrittenError::Piece(piece)) };
-        if check_piece(name, &packed).is_err() {
-            let _ = fs::remove_file(&path);
-            return Err(WrittenError::Piece(piece));
-        }
+        let read = fs::read(&path);
+        let Some(packed) = read.ok().filter(|packed| check_piece(name, packed).is_ok()) else {
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(cannot("replace the damaged piece", &path, &error));
+                }
+                _ => return Err(WrittenError::Piece(piece)),
+            }
+        };
         let wrong = |why: String| WrittenError::Other(format!("the function is refused: {why}"));
         let bytes = unpacked(&packed[..]).map_err(|error| wrong(error.to_string()))?;
         if bytes.len() as u64 != len {
@@ -234,18 +264,20 @@ fn cannot(action: &str, path: &Path, error: &io::Error) -> WrittenError {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use thaw_oci::artifact::{
         DOCUMENT_VERSION, FunctionDocument, ImagePart, IndexPart, PieceTable, packed,
     };
     use thaw_store::{ImageId, IndexId, KernelId, Name};
 
-    struct Function {
-        directory: tempfile::TempDir,
-        rows: Rows,
-        names: Vec<PieceName>,
-        written: Written,
+    pub struct Function {
+        pub directory: tempfile::TempDir,
+        pub document: FunctionDocument,
+        pub rows: Rows,
+        pub names: Vec<PieceName>,
+        pub written: Written,
+        packed: Vec<Vec<u8>>,
         files: Vec<Vec<u8>>,
     }
 
@@ -257,7 +289,7 @@ mod tests {
 
     /// An image of two pieces; contents of 3000, 20000 and 10 bytes in pieces of 8192 bytes, behind an
     /// index of 100. `lie`: what the index says of the first content is not true.
-    fn function(lie: bool) -> Function {
+    pub fn function(lie: bool) -> Function {
         let directory = tempfile::tempdir().unwrap();
         let fill =
             |len: usize, seed: usize| (0..len).map(|at| (at * 7 + at / 256 + seed) as u8).collect();
@@ -297,19 +329,25 @@ mod tests {
         ];
         let places = (place("function"), place("pieces"), Owner::Caller);
         let written = Written::new(places, blobs.into_iter(), &naming, segments).unwrap();
-        let names = image.iter().chain(&row).map(|piece| {
-            let bytes = packed(piece).unwrap();
-            let digest = thaw_oci::digest(&bytes);
+        let packed: Vec<_> = image.iter().chain(&row).map(|piece| packed(piece).unwrap()).collect();
+        let name = |bytes: &Vec<u8>| {
+            let digest = thaw_oci::digest(bytes);
             let hex = digest.trim_start_matches("sha256:").to_owned();
-            let name = PieceName { hex, size: bytes.len() as u64 };
-            written.keep(&name, &bytes).unwrap();
-            name
-        });
-        let names = names.collect();
-        Function { directory, rows, names, written, files }
+            PieceName { hex, size: bytes.len() as u64 }
+        };
+        let names = packed.iter().map(name).collect();
+        let function = Function { directory, document, rows, names, written, packed, files };
+        function.keep_all();
+        function
     }
 
     impl Function {
+        fn keep_all(&self) {
+            for (name, bytes) in self.names.iter().zip(&self.packed) {
+                self.written.keep(name, bytes).unwrap();
+            }
+        }
+
         fn write(&self, number: u32) -> Result<Vec<u8>, WrittenError> {
             self.written.write(&self.rows, &self.names, number)?;
             let name = match number {
@@ -365,6 +403,31 @@ mod tests {
             matches!(function.write(2), Err(WrittenError::Piece(piece)) if piece as usize == of_files)
         );
         function.write(0).unwrap();
+    }
+
+    #[test]
+    fn a_segment_is_written_once() {
+        let function = function(false);
+        for number in [3, 4] {
+            let written = function.write(number).unwrap();
+            function.written.recent.lock().unwrap().clear();
+            for name in &function.names {
+                let _ = fs::remove_file(function.directory.path().join("pieces").join(&name.hex));
+            }
+            assert_eq!(function.write(number).unwrap(), written, "no piece is read again");
+            function.keep_all();
+        }
+    }
+
+    /// A directory in the place of a piece stands for a file system that removes nothing.
+    #[test]
+    fn a_piece_that_can_neither_be_read_nor_replaced_is_told() {
+        let function = function(false);
+        let path = function.directory.path().join("pieces").join(&function.names[1].hex);
+        fs::remove_file(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        let error = function.write(3).unwrap_err();
+        assert!(matches!(error, WrittenError::Other(_)), "{error}");
     }
 
     #[test]

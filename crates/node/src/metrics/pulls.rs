@@ -71,7 +71,7 @@ impl PullMetrics {
         metrics
     }
 
-    /// A fetcher has ended: `done`, `failed` or `refused`.
+    /// A fetcher has ended: `done`, `failed`, `turn_over` or `refused`.
     pub fn ended(&self, outcome: &'static str) {
         self.fetchers.get_or_create(&OutcomeLabels { outcome }).inc();
     }

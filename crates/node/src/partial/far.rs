@@ -94,13 +94,25 @@ struct State {
     questions: Option<Sender<u32>>,
     /// Which connection that is: an earlier one's end is no news.
     number: u64,
-    /// Who waits for what, and since when.
-    waiting: HashMap<u32, (Instant, Vec<FetchAnswer>)>,
+    /// Who waits for what.
+    waiting: HashMap<u32, Vec<Waiting>>,
     failure: Option<(Instant, String)>,
     /// Since when there is no fetcher that answers, as far as somebody has looked for one.
     alone_since: Option<Instant>,
     /// The whole function, once it is here.
     whole: Option<Whole>,
+}
+
+/// Somebody who waits for an answer.
+struct Waiting {
+    since: Instant,
+    answer: FetchAnswer,
+}
+
+impl Waiting {
+    fn is_late(&self) -> bool {
+        self.since.elapsed() > PATIENCE
+    }
 }
 
 /// A function of which everything is in the store.
@@ -141,27 +153,25 @@ impl FarContents {
         state.failure = None;
         let waiting = mem::take(&mut state.waiting);
         drop(state);
-        for (number, (_, all)) in waiting {
-            all.into_iter().for_each(|answer| answer(self.open_blob(number)));
+        // One who does not read his answer holds up no one who says that the function is whole.
+        let waiting = Arc::new(Mutex::new(waiting));
+        let shared = self.shared.clone();
+        let answer_all = move || {
+            let waiting = mem::take(&mut *waiting.lock().expect("no holder panics"));
+            for (number, all) in waiting {
+                all.into_iter().for_each(|one| (one.answer)(shared.open_whole(number)));
+            }
+        };
+        let name = "thaw-far-whole".to_owned();
+        if std::thread::Builder::new().name(name).spawn(answer_all.clone()).is_err() {
+            answer_all();
         }
     }
 }
 
 impl BlobSource for FarContents {
     fn open_blob(&self, number: u32) -> io::Result<OwnedFd> {
-        let state = self.shared.state();
-        // Whoever cannot wait for it gets it when the function is whole.
-        let whole = state.whole.as_ref().ok_or_else(|| {
-            io::Error::other("the function is being pulled; try again when that is done")
-        })?;
-        let Some(segment) = number.checked_sub(self.shared.contents) else {
-            return whole.contents.open_blob(number);
-        };
-        let segment = self.shared.segments.get(segment as usize).ok_or(io::ErrorKind::NotFound)?;
-        match segment.of {
-            MovedFile::Image => Ok(whole.image.try_clone()?.into()),
-            MovedFile::Content(number) => whole.contents.open_blob(number),
-        }
+        self.shared.open_whole(number)
     }
 
     fn fetch(&self, number: u32, answer: FetchAnswer) -> Result<(), FetchAnswer> {
@@ -174,17 +184,18 @@ impl BlobSource for FarContents {
         if state.whole.is_some() {
             return Err(answer);
         }
-        if state.waiting.values().map(|(_, all)| all.len()).sum::<usize>() >= WAITING_MAX {
+        if state.waiting.values().map(Vec::len).sum::<usize>() >= WAITING_MAX {
             drop(state);
             answer(Err(io::ErrorKind::ResourceBusy.into()));
             return Ok(());
         }
-        let (_, all) = state.waiting.entry(number).or_insert((Instant::now(), Vec::new()));
+        let all = state.waiting.entry(number).or_default();
         let counted = Counted::new(&shared.counters.waiting);
-        all.push(Box::new(move |outcome| {
+        let answer: FetchAnswer = Box::new(move |outcome| {
             drop(counted);
             answer(outcome);
-        }));
+        });
+        all.push(Waiting { since: Instant::now(), answer });
         let is_first = all.len() == 1;
         let asked = if is_first { shared.ask(&mut state, number) } else { Ok(()) };
         drop(state);
@@ -228,6 +239,23 @@ impl Shared {
         }
     }
 
+    /// Opens what is in the store with the whole function.
+    fn open_whole(&self, number: u32) -> io::Result<OwnedFd> {
+        let state = self.state();
+        // Whoever cannot wait for it gets it when the function is whole.
+        let whole = state.whole.as_ref().ok_or_else(|| {
+            io::Error::other("the function is being pulled; try again when that is done")
+        })?;
+        let Some(segment) = number.checked_sub(self.contents) else {
+            return whole.contents.open_blob(number);
+        };
+        let segment = self.segments.get(segment as usize).ok_or(io::ErrorKind::NotFound)?;
+        match segment.of {
+            MovedFile::Image => Ok(whole.image.try_clone()?.into()),
+            MovedFile::Content(number) => whole.contents.open_blob(number),
+        }
+    }
+
     /// Has a number asked for that somebody waits for.
     fn ask(self: &Arc<Self>, state: &mut State, number: u32) -> io::Result<()> {
         if state.questions.as_ref().is_some_and(|questions| questions.send(number).is_ok()) {
@@ -266,13 +294,8 @@ impl Shared {
             // A connection is reset if it ends with questions unread.
             Ok(false) | Err(_) => return Err(End::OfFetcher),
         }
-        match self.is_late() {
-            true => {
-                let why = "what is missing of the function takes too long to come";
-                Err(End::ForGood(why.to_owned()))
-            }
-            false => Ok(()),
-        }
+        self.lose_late();
+        Ok(())
     }
 
     /// Nobody answers. Whether those who wait have waited for a fetcher for too long.
@@ -308,8 +331,27 @@ impl Shared {
         )
     }
 
-    fn is_late(&self) -> bool {
-        self.state().waiting.values().any(|(since, _)| since.elapsed() > PATIENCE)
+    /// Tells those who have waited for too long that they do so in vain. Others wait on.
+    fn lose_late(&self) {
+        let mut state = self.state();
+        let mut late = Vec::new();
+        state.waiting.retain(|_, all| {
+            late.extend(all.extract_if(.., |one| one.is_late()));
+            !all.is_empty()
+        });
+        self.fail(state, late, "what is missing of the function takes too long to come");
+    }
+
+    /// Answers that nothing comes, when the state is free again.
+    fn fail(&self, mut state: MutexGuard<'_, State>, those: Vec<Waiting>, why: &str) {
+        if !those.is_empty() {
+            state.failure = Some((Instant::now(), why.to_owned()));
+        }
+        drop(state);
+        for one in those {
+            self.counters.failed.inc();
+            (one.answer)(Err(io::Error::other(why.to_owned())));
+        }
     }
 
     fn take_replies(&self, received: &mut Vec<u8>) -> Result<(), String> {
@@ -317,14 +359,16 @@ impl Shared {
         while let Some(Reply { number, outcome }) = protocol::take_reply(received).map_err(taken)? {
             let mut state = self.state();
             state.alone_since = None;
-            let (_, all) = state.waiting.remove(&number).unwrap_or((Instant::now(), Vec::new()));
-            if let Err(why) = &outcome {
+            let all = state.waiting.remove(&number).unwrap_or_default();
+            if let Err(why) = &outcome
+                && !all.is_empty()
+            {
                 state.failure = Some((Instant::now(), why.clone()));
                 self.counters.failed.inc_by(all.len() as u64);
             }
             drop(state);
-            for answer in all {
-                answer(match &outcome {
+            for one in all {
+                (one.answer)(match &outcome {
                     Ok(()) => self.open(number),
                     Err(why) => Err(io::Error::other(why.clone())),
                 });
@@ -342,15 +386,8 @@ impl Shared {
         state.questions = None;
         state.number += 1;
         state.alone_since = None;
-        let waiting = mem::take(&mut state.waiting);
-        if !waiting.is_empty() {
-            state.failure = Some((Instant::now(), why.to_owned()));
-        }
-        drop(state);
-        for answer in waiting.into_values().flat_map(|(_, all)| all) {
-            self.counters.failed.inc();
-            answer(Err(io::Error::other(why.to_owned())));
-        }
+        let waiting = mem::take(&mut state.waiting).into_values().flatten().collect();
+        self.fail(state, waiting, why);
     }
 }
 
@@ -383,8 +420,9 @@ impl Asker {
             drop(shared);
             // There may be another fetcher by now, or soon.
             while let Some((shared, error)) = self.try_to_connect() {
+                shared.lose_late();
                 let is_left_alone = shared.is_left_alone(&mut shared.state());
-                if is_left_alone || shared.is_late() {
+                if is_left_alone {
                     return shared.lose(Some(self.number), &shared.nobody_fetches(&error));
                 }
                 drop(shared);
@@ -402,10 +440,7 @@ impl Asker {
 
     /// Asks another fetcher for all that is waited for.
     fn connect(&mut self, shared: &Arc<Shared>) -> io::Result<()> {
-        if let Some(old) = self.connection.take() {
-            // It ends whoever reads from it.
-            let _ = old.shutdown(Shutdown::Both);
-        }
+        self.disconnect();
         let connection = shared.connect()?;
         let mut state = shared.state();
         if state.number != self.number {
@@ -421,9 +456,22 @@ impl Asker {
         let (shared, from) = (self.shared.clone(), connection.try_clone()?);
         let reader = Reader { shared, from, number: self.number };
         std::thread::Builder::new().name("thaw-far-read".to_owned()).spawn(move || reader.run())?;
-        waiting.into_iter().try_for_each(|number| protocol::ask(&connection, number))?;
-        self.connection = Some(connection);
-        Ok(())
+        // From here on it is ended with this, also if it takes no questions.
+        let connection = self.connection.insert(connection);
+        waiting.into_iter().try_for_each(|number| protocol::ask(&*connection, number))
+    }
+
+    /// Ends the connection, and with it whoever reads from it.
+    fn disconnect(&mut self) {
+        if let Some(old) = self.connection.take() {
+            let _ = old.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+impl Drop for Asker {
+    fn drop(&mut self) {
+        self.disconnect();
     }
 }
 
@@ -735,5 +783,56 @@ mod tests {
             place.far.open_blob(number).unwrap();
         }
         assert_eq!(place.far.open_blob(5).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn who_has_waited_for_too_long_goes_alone() {
+        let place = place();
+        let listener = place.listen();
+        let late = place.ask(1);
+        let mut fetcher = accept(&listener);
+        assert_eq!(question(&mut fetcher), 1);
+        let (joined, other) = (place.ask(1), place.ask(3));
+        assert_eq!(question(&mut fetcher), 3);
+        let long_ago = Instant::now() - 2 * PATIENCE;
+        place.far.shared.state().waiting.get_mut(&1).unwrap()[0].since = long_ago;
+        let error = late.recv_timeout(SOON).unwrap().unwrap_err().to_string();
+        assert!(error.contains("takes too long"), "{error}");
+        [3, 1].into_iter().for_each(|number| reply(&mut fetcher, number, Ok(())));
+        assert_eq!(other.recv_timeout(SOON).unwrap().unwrap(), "image");
+        assert_eq!(joined.recv_timeout(SOON).unwrap().unwrap(), "content");
+        assert_eq!(place.far.shared.counters.failed.get(), 1);
+    }
+
+    #[test]
+    fn a_connection_that_is_given_up_ends() {
+        let place = place();
+        let listener = place.listen();
+        let answer = place.ask(1);
+        let mut fetcher = accept(&listener);
+        question(&mut fetcher);
+        place.far.shared.lose(None, "nobody is there");
+        answer.recv_timeout(SOON).unwrap().unwrap_err();
+        fetcher.set_read_timeout(Some(SOON)).unwrap();
+        assert_eq!(fetcher.read(&mut [0]).unwrap(), 0);
+    }
+
+    #[test]
+    fn one_who_does_not_read_holds_up_no_one_who_says_that_all_is_here() {
+        struct Stored;
+        impl BlobSource for Stored {
+            fn open_blob(&self, _: u32) -> io::Result<OwnedFd> {
+                Ok(File::open("/proc/self/stat")?.into())
+            }
+        }
+        let place = place();
+        let _listener = place.listen();
+        let ((go, may_go), (say, answered)) = (channel(), channel());
+        let answer = move |_| say.send(may_go.recv_timeout(SOON)).unwrap();
+        assert!(place.far.fetch(1, Box::new(answer)).is_ok());
+        let image = File::open(place.directory.path().join(parts::IMAGE)).unwrap();
+        place.far.complete(image, Arc::new(Stored));
+        go.send(()).unwrap();
+        assert_eq!(answered.recv().unwrap(), Ok(()));
     }
 }

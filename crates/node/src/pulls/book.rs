@@ -14,6 +14,9 @@ use std::time::{Duration, Instant};
 
 /// Fetchers at a time. Each fetches some pieces at a time.
 pub(super) const FETCHERS_MAX: usize = 4;
+/// How long a pull keeps its fetcher if others wait and all places are taken. Long enough for pieces to
+/// come over a slow link: those that are under way when its turn ends begin anew.
+const TURN: Duration = Duration::from_secs(5 * 60);
 /// Pulls that wait and that a client has asked for.
 const WAITING_MAX: usize = 64;
 /// Pulls that have ended and can be asked for still.
@@ -143,8 +146,10 @@ struct Pull {
     function: Option<String>,
     fetching: Fetching,
     not_before: Option<Instant>,
-    /// When a fetcher began it last.
+    /// When a fetcher began it last, or its turn was over.
     begun: Option<Instant>,
+    /// Its fetcher was ended for one that waits.
+    is_turn_over: bool,
     /// Since when another version of it is served.
     superseded: Option<Instant>,
     digest: Option<String>,
@@ -178,6 +183,7 @@ impl Pull {
             fetching,
             not_before: None,
             begun: None,
+            is_turn_over: false,
             superseded: None,
             digest: None,
             notes: Vec::new(),
@@ -188,6 +194,24 @@ impl Pull {
 
     fn is_active(&self) -> bool {
         matches!(self.fetching.state, PullState::Waiting | PullState::Fetching)
+    }
+
+    /// Whether it may be begun, and has its turn by that.
+    fn is_due(&self, now: Instant) -> bool {
+        self.fetching.state == PullState::Waiting && self.not_before.is_none_or(|at| at <= now)
+    }
+
+    /// Whether its fetcher has had its turn, and may be ended: the next one goes on with the pieces that are
+    /// here. One that has them all stores them, which would begin anew.
+    fn has_had_its_turn(&self, now: Instant) -> bool {
+        let has_begun = self.begun.is_some_and(|begun| now.duration_since(begun) >= TURN);
+        let is_fetching = self.fetching.state == PullState::Fetching && self.socket.is_some();
+        let Fetching { bytes, of, .. } = self.fetching;
+        let can_be_resumed = match self.order {
+            Order::GoOn(_) => bytes < of || of == 0,
+            Order::Pull(_) => bytes < of && bytes > 0,
+        };
+        is_fetching && has_begun && can_be_resumed && !self.is_whole
     }
 
     fn info(&self, id: u64) -> PullInfo {
@@ -313,20 +337,25 @@ impl Pulls {
     }
 
     /// The next pull that may be begun, which counts as begun from now on: the one that was begun longest
-    /// ago, so that those that fail keep no other one from its turn.
+    /// ago, so that those that fail keep no other one from its turn. If all places are taken, a fetcher
+    /// that has had its turn is ended for it.
     pub(super) fn next(&self) -> Option<(u64, Order)> {
+        self.next_at(Instant::now())
+    }
+
+    fn next_at(&self, now: Instant) -> Option<(u64, Order)> {
         let mut state = self.state();
-        let busy = state.pulls.values().filter(|pull| pull.fetching.state == PullState::Fetching);
-        if state.is_stopping || busy.count() >= FETCHERS_MAX {
+        if state.is_stopping {
             return None;
         }
-        let now = Instant::now();
-        let waiting = state.pulls.iter_mut().filter(|(_, pull)| {
-            pull.fetching.state == PullState::Waiting
-                && pull.not_before.is_none_or(|not_before| not_before <= now)
-        });
+        let busy = state.pulls.values().filter(|pull| pull.fetching.state == PullState::Fetching);
+        if busy.count() >= FETCHERS_MAX {
+            state.end_a_turn(now);
+            return None;
+        }
+        let waiting = state.pulls.iter_mut().filter(|(_, pull)| pull.is_due(now));
         let (id, pull) = waiting.min_by_key(|(id, pull)| (pull.begun, **id))?;
-        pull.begun = Some(now);
+        (pull.begun, pull.is_turn_over) = (Some(now), false);
         pull.fetching.state = PullState::Fetching;
         (pull.fetching.moved, pull.fetching.failed_fetches) = (0, 0);
         Some((*id, pull.order.clone()))
@@ -376,7 +405,8 @@ impl Pulls {
         counted
     }
 
-    /// Its fetcher has ended, with this last news. How long until it is tried again, if it is.
+    /// Its fetcher has ended, with this last news. How long until it is tried again, if it is; no time if
+    /// others have their turn first.
     pub(super) fn ended(&self, partial: &Path, id: u64, last: News) -> Option<Duration> {
         let mut state = self.state();
         let pull = state.pulls.get_mut(&id)?;
@@ -395,6 +425,11 @@ impl Pulls {
             News::Failed { reason, is_refusal } => (reason, is_refusal),
             _ => ("its fetcher has ended".to_owned(), false),
         };
+        if pull.is_turn_over && !is_refusal {
+            (pull.begun, pull.not_before) = (Some(Instant::now()), None);
+            pull.fetching.state = PullState::Waiting;
+            return Some(Duration::ZERO);
+        }
         pull.fetching.problem = Some(reason);
         pull.fetching.failed_tries += 1;
         // Of what a client has asked for, nothing is here that could be gone on with.
@@ -451,6 +486,22 @@ impl State {
         self.last += 1;
         self.pulls.insert(self.last, Pull::new(order));
         self.last
+    }
+
+    /// Ends the fetcher that has been at work for longest, if its turn is over and another pull waits. One
+    /// at a time.
+    fn end_a_turn(&mut self, now: Instant) {
+        let is_ending =
+            |pull: &Pull| pull.is_turn_over && pull.fetching.state == PullState::Fetching;
+        let is_wanted = self.pulls.values().any(|pull| pull.is_due(now));
+        if !is_wanted || self.pulls.values().any(is_ending) {
+            return;
+        }
+        let had = self.pulls.values_mut().filter(|pull| pull.has_had_its_turn(now));
+        if let Some(pull) = had.min_by_key(|pull| pull.begun) {
+            pull.is_turn_over = true;
+            end(pull);
+        }
     }
 
     /// The functions of pulls that have not ended.
@@ -616,6 +667,81 @@ mod tests {
         pulls.begin(new("registry.example/other:1")).unwrap();
         pulls.state().pulls.get_mut(&1).unwrap().not_before = None;
         assert_eq!((pulls.next().unwrap().0, pulls.next().unwrap().0), (2, 1));
+    }
+
+    /// Begins the next pull, and has its fetcher connect; its number, and the fetcher's side.
+    fn begin_next(pulls: &Pulls) -> (u64, UnixStream) {
+        let (id, _) = pulls.next().unwrap();
+        let (own, fetcher) = UnixStream::pair().unwrap();
+        assert!(pulls.connected(id, own));
+        (id, fetcher)
+    }
+
+    fn progress(pulls: &Pulls, id: u64, bytes: u64, of: u64) {
+        pulls.note(id, &News::Progress { bytes, of, moved: 0, failed: 0 });
+    }
+
+    #[test]
+    fn slow_pulls_take_turns_with_those_that_wait() {
+        let names = ["a", "b", "c", "d"];
+        let (pulls, directory) = (Pulls::default(), directory(&names));
+        let served = names.map(str::to_owned).into();
+        pulls.adopt(directory.path(), &served);
+        let fetchers: Vec<_> = (0..FETCHERS_MAX).map(|_| begin_next(&pulls)).collect();
+        let is_ended = |id: u64| {
+            let fetcher = &fetchers.iter().find(|(of, _)| *of == id).unwrap().1;
+            fetcher.set_nonblocking(true).unwrap();
+            std::io::Read::read(&mut &*fetcher, &mut [0]).is_ok()
+        };
+        let ended = || (1..=4).filter(|id| is_ended(*id)).collect::<Vec<_>>();
+        progress(&pulls, 2, 5, 9);
+        let now = Instant::now() + TURN;
+        assert_eq!((pulls.next_at(now), ended()), (None, vec![]), "nobody waits");
+        pulls.begin(new("registry.example/other:1")).unwrap();
+        pulls.begin(new("registry.example/third:1")).unwrap();
+        assert_eq!((pulls.next(), ended()), (None, vec![]), "they have time still");
+        // One that has all pieces stores them, and is not disturbed. No other one is ended as long as one ends.
+        progress(&pulls, 1, 9, 9);
+        assert_eq!((pulls.next_at(now), ended()), (None, vec![2]));
+        assert_eq!((pulls.next_at(now), ended()), (None, vec![2]));
+        let gone = News::Note(String::new());
+        assert_eq!(pulls.ended(directory.path(), 2, gone), Some(Duration::ZERO));
+        let waiting = pulls.of(2).unwrap().fetching;
+        assert_eq!((waiting.state, waiting.failed_tries), (PullState::Waiting, 0));
+        assert_eq!(waiting.problem, None);
+        // It is behind those that waited.
+        assert_eq!(pulls.next_at(now).unwrap().0, 5);
+        assert_eq!((pulls.next_at(now), ended()), (None, vec![2, 3]));
+        pulls.ended(directory.path(), 3, failed("no network", false));
+        assert_eq!(pulls.next_at(now).unwrap().0, 6);
+        assert_eq!((pulls.next_at(now), ended()), (None, vec![2, 3, 4]));
+        assert_eq!(pulls.ended(directory.path(), 4, failed("it lies", true)), None);
+        assert_eq!(pulls.next_at(now), Some((2, Order::GoOn("b".to_owned()))));
+        assert_eq!(pulls.next_at(now), None);
+        // It has failed in its next turn, and is tried again after a pause.
+        let pause = pulls.ended(directory.path(), 2, failed("no network", false));
+        assert_eq!(pause, Some(PAUSES.0));
+    }
+
+    #[test]
+    fn pulls_of_clients_have_turns_when_something_of_them_is_kept() {
+        let pulls = Pulls::default();
+        let whole = || NewPull { lazy: false, ..new("registry.example/image:1") };
+        (0..=FETCHERS_MAX).for_each(|_| drop(pulls.begin(whole()).unwrap()));
+        let _fetchers: Vec<_> = (0..FETCHERS_MAX).map(|_| begin_next(&pulls)).collect();
+        let now = Instant::now() + TURN;
+        progress(&pulls, 1, 0, 9);
+        progress(&pulls, 2, 9, 9);
+        pulls.next_at(now);
+        let is_turn_over = |id: u64| pulls.state().pulls[&id].is_turn_over;
+        assert!(!(1..=4).any(is_turn_over));
+        progress(&pulls, 4, 1, 9);
+        pulls.next_at(now);
+        assert!(is_turn_over(4));
+        // It has come to its end all the same.
+        let done = News::Done { name: "shop".to_owned(), digest: None };
+        assert_eq!(pulls.ended(Path::new("/"), 4, done), None);
+        assert_eq!(pulls.next().unwrap().0, 5);
     }
 
     #[test]

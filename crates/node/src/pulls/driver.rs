@@ -16,7 +16,6 @@ use tokio::runtime::Handle;
 /// How often it is looked for functions that nobody fetches.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Called after functions have come or gone.
 /// Called after functions were loaded anew; those that cannot be reached, with the reason.
 pub(crate) type OnReload = Arc<dyn Fn() -> BTreeMap<String, String> + Send + Sync>;
 
@@ -77,10 +76,14 @@ impl Driver {
         };
         let is_done = outcome == "done";
         let again = self.pulls().ended(&self.home.partial(), id, last);
-        metrics.ended(outcome);
+        let is_turn_over = again.is_some_and(|pause| pause.is_zero());
+        metrics.ended(if is_turn_over { "turn_over" } else { outcome });
         let what = thaw_sandbox::escape(what.as_bytes());
         match (is_done, again) {
             (true, _) => tracing::info!(pull = id, "all of {what} is here"),
+            (false, Some(_)) if is_turn_over => {
+                tracing::info!(pull = id, "{what} waits while others are fetched");
+            }
             (false, Some(pause)) => tracing::warn!(
                 pull = id,
                 "{what} is not all here: {reason}; tried again in {} s",

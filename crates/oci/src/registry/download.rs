@@ -81,9 +81,7 @@ impl BlobDirectory {
         if !is_here || verify(&path, &format!("sha256:{hex}")).is_err() {
             return Ok(false);
         }
-        // Pieces that are used are not old. Where it cannot be noted, they are moved again one day.
-        let noted = File::open(&path).and_then(|file| file.set_modified(SystemTime::now()));
-        drop(noted);
+        note_use(&path);
         Ok(true)
     }
 
@@ -111,6 +109,11 @@ impl BlobDirectory {
     fn part(&self, hex: &str) -> PathBuf {
         self.path.join(format!("{hex}.part"))
     }
+}
+
+/// Notes that a piece is used: it is not old. Where that cannot be noted, it is moved again one day.
+pub(crate) fn note_use(path: &Path) {
+    let _ = File::open(path).and_then(|file| file.set_modified(SystemTime::now()));
 }
 
 /// The different blobs among some.

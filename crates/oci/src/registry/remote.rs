@@ -1,21 +1,26 @@
 //! A function in a registry whose pieces are fetched one by one, in any order.
 
-use super::download::BlobDirectory;
+use super::download::note_use;
 use super::pace::Broke;
 use super::pull::{FoundFunction, Pull, PulledFunction};
 use super::source::{Broken, Source, check_digest};
 use crate::artifact::{FunctionDocument, FunctionManifest, Section, packed_max};
 use crate::error::OciError;
 use oci_spec::image::Descriptor;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
 /// How long a registry may send nothing in the middle of a piece.
 pub const STALL: Duration = Duration::from_secs(5);
-/// How often a piece is tried to be fetched, and the first pause, which doubles each time.
+/// How often a piece is tried to be fetched without progress, and the first pause, which doubles each
+/// time.
 const ATTEMPTS: u32 = 4;
 const PAUSE: Duration = Duration::from_millis(100);
+/// How often a piece is tried to be fetched in all.
+const ATTEMPTS_IN_ALL: u32 = 64;
+/// Bytes more that are progress.
+const PROGRESS: usize = 16 << 10;
 
 /// A function of which the manifest and the document were read.
 pub struct RemoteFunction {
@@ -91,14 +96,14 @@ impl RemoteFunction {
     /// # Errors
     /// A digest is of another kind than SHA-256.
     pub fn pieces(&self, section: Section) -> Result<Vec<PieceName>, OciError> {
-        let named = |piece: &Descriptor| {
+        let name = |piece: &Descriptor| {
             let hex = piece.as_digest_sha256().ok_or_else(|| {
                 let digest = crate::error::escaped(piece.digest().to_string().as_bytes());
                 self.source.refused(format!("the digest {digest} is not of kind sha256"))
             })?;
             Ok(PieceName { hex: hex.to_owned(), size: piece.size() })
         };
-        self.manifest.pieces(section).map(named).collect()
+        self.manifest.pieces(section).map(name).collect()
     }
 
     /// Fetches a piece, compressed, of which the digest is right. Goes on after connections that
@@ -107,20 +112,34 @@ impl RemoteFunction {
     /// # Errors
     /// The registry does not send it, or something else.
     pub async fn fetch(&self, section: Section, piece: &PieceName) -> Result<Vec<u8>, OciError> {
+        if piece.size > packed_max(section) {
+            return Err(OciError::document(named(section), "it is longer than any can be"));
+        }
         let mut bytes = Vec::new();
-        let mut attempts = 1;
+        // A registry that begins again and again does not get on, nor does one that only drips.
+        let (mut attempts, mut in_all, mut before) = (0, 0, 0);
         loop {
-            let result = self.go_on(section, piece, &mut bytes).await;
-            let result = result.and_then(|()| check(piece, &bytes));
-            match result {
+            let ended = self.go_on(section, piece, &mut bytes).await;
+            let ended = ended.and_then(|()| check(piece, &bytes).map_err(Ended::Wrong));
+            attempts += 1;
+            in_all += 1;
+            if bytes.len() >= before + PROGRESS {
+                (attempts, before) = (1, bytes.len());
+            }
+            let error = match ended {
                 Ok(()) => return Ok(bytes),
-                Err(error) if attempts >= ATTEMPTS => return Err(error),
+                Err(Ended::Final(error)) => return Err(error),
                 // What is wrong begins anew, what has broken off goes on.
-                Err(OciError::Digest { .. } | OciError::Document { .. }) => bytes.clear(),
-                Err(_) => {}
+                Err(Ended::Wrong(error)) => {
+                    bytes.clear();
+                    error
+                }
+                Err(Ended::Broken(error)) => error,
+            };
+            if attempts >= ATTEMPTS || in_all >= ATTEMPTS_IN_ALL {
+                return Err(error);
             }
             sleep(PAUSE * 2_u32.pow(attempts - 1)).await;
-            attempts += 1;
         }
     }
 
@@ -130,31 +149,32 @@ impl RemoteFunction {
         section: Section,
         piece: &PieceName,
         bytes: &mut Vec<u8>,
-    ) -> Result<(), OciError> {
-        let what = || format!("a piece of the function's {section}");
-        if piece.size > packed_max(section) {
-            return Err(OciError::document(what(), "it is longer than any can be"));
-        }
+    ) -> Result<(), Ended> {
         let (source, host) = (&self.source, self.source.place());
         let digest = format!("sha256:{}", piece.hex);
-        let stalled = |_| source.refused(format!("{host} sends nothing more; try again"));
+        let stalled =
+            |_| Ended::Broken(source.refused(format!("{host} sends nothing more; try again")));
         let broke_off =
             |error: String| source.refused(format!("{host} broke off ({error}); try again"));
         let opened = source.open_blob(&digest, bytes.len() as u64);
         let opened = timeout(STALL, opened).await.map_err(stalled)?;
-        let mut stream = opened.map_err(|broken| match broken {
-            Broken::Network(reason) => broke_off(reason),
-            Broken::Slow => broke_off(Broke::Slow.to_string()),
-            Broken::Final(error) => error,
-        })?;
+        let ended = |broken| match broken {
+            Broken::Network(reason) => Ended::Broken(broke_off(reason)),
+            Broken::Slow => Ended::Broken(broke_off(Broke::Slow.to_string())),
+            Broken::Final(error) => Ended::Final(error),
+        };
+        let mut stream = opened.map_err(ended)?;
         bytes.truncate(stream.from as usize);
         while (bytes.len() as u64) < piece.size {
             let chunk = timeout(STALL, stream.next()).await.map_err(stalled)?;
-            let chunk = chunk.map_err(|broke| broke_off(broke.to_string()))?;
-            let Some(chunk) = chunk else { return Err(broke_off("too early".to_owned())) };
+            let chunk = chunk.map_err(|broke| ended(broke.into()))?;
+            let Some(chunk) = chunk else {
+                return Err(Ended::Broken(broke_off("too early".to_owned())));
+            };
             bytes.extend_from_slice(&chunk);
             if bytes.len() as u64 > piece.size {
-                return Err(OciError::document(what(), "it is longer than the manifest says"));
+                let why = "it is longer than the manifest says";
+                return Err(Ended::Wrong(OciError::document(named(section), why)));
             }
         }
         Ok(())
@@ -188,10 +208,30 @@ impl RemoteFunction {
     }
 }
 
-/// Whether a piece lies in a directory of pieces. Its digest is compared when it is read.
+/// Why a piece is not whole.
+enum Ended {
+    /// The connection broke off, or too little came: it is worth going on.
+    Broken(OciError),
+    /// What has come is something else.
+    Wrong(OciError),
+    /// It helps nothing to ask again.
+    Final(OciError),
+}
+
+/// What errors call a piece.
+fn named(section: Section) -> String {
+    format!("a piece of the function's {section}")
+}
+
+/// Whether a piece lies in a directory of pieces, which counts as used by that. Its digest is compared when
+/// it is read.
 pub fn has(directory: &Path, piece: &PieceName) -> bool {
-    let found = directory.join(&piece.hex).metadata();
-    found.is_ok_and(|found| found.is_file() && found.len() == piece.size)
+    let path = directory.join(&piece.hex);
+    let is_here = path.metadata().is_ok_and(|found| found.is_file() && found.len() == piece.size);
+    if is_here {
+        note_use(&path);
+    }
+    is_here
 }
 
 /// Compares the digest of a piece with its name.
@@ -206,13 +246,4 @@ pub fn check(piece: &PieceName, bytes: &[u8]) -> Result<(), OciError> {
             Err(OciError::Digest { what: "a piece of the function".to_owned(), found, wanted })
         }
     }
-}
-
-/// Makes the directory of pieces at `path`, with the rights of `owner`.
-///
-/// # Errors
-/// It cannot be made.
-pub fn piece_directory(path: &Path, owner: thaw_store::Owner) -> Result<PathBuf, OciError> {
-    BlobDirectory::make(path, owner)?;
-    Ok(path.to_owned())
 }

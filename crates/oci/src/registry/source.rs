@@ -13,7 +13,7 @@ use oci_client::client::{Client, ClientConfig, ClientProtocol};
 use oci_client::errors::{OciDistributionError, OciErrorCode};
 use oci_client::secrets::RegistryAuth;
 use reqwest::StatusCode;
-use reqwest::header::{ACCEPT, HeaderMap, RANGE};
+use reqwest::header::{ACCEPT, CONTENT_RANGE, HeaderMap, RANGE};
 use std::fs;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
@@ -236,11 +236,23 @@ impl Source {
         Ok(Document { bytes, digest: found })
     }
 
-    /// Opens a blob at byte `from`.
+    /// Opens a blob at byte `from`, or at its beginning.
     ///
     /// # Errors
     /// It is not there, or the registry cannot be reached.
     pub async fn open_blob(&self, digest: &str, from: u64) -> Result<OpenBlob, Broken> {
+        if let Some(opened) = self.open_blob_at(digest, from).await? {
+            return Ok(opened);
+        }
+        let opened = self.open_blob_at(digest, 0).await?;
+        opened.ok_or_else(|| {
+            let reason = format!("{} sends other bytes than it was asked for", self.place());
+            Broken::Final(self.refused(reason))
+        })
+    }
+
+    /// The same; `None`: the answer begins at another byte.
+    async fn open_blob_at(&self, digest: &str, from: u64) -> Result<Option<OpenBlob>, Broken> {
         if let Some(bucket) = &self.bucket {
             return match bucket.get(&blob_key(digest), from).await {
                 Ok(Some((response, from))) => Ok(OpenBlob::new(from, response)),
@@ -387,8 +399,13 @@ pub(crate) struct OpenBlob {
 }
 
 impl OpenBlob {
-    fn new(from: u64, body: reqwest::Response) -> Self {
-        Self { from, body, pace: Pace::default() }
+    /// The body of an answer that was to begin at this byte; `None`: it begins at another one.
+    fn new(from: u64, body: reqwest::Response) -> Option<Self> {
+        let is_part = body.status() == StatusCode::PARTIAL_CONTENT;
+        if is_part && first_byte(body.headers()) != Some(from) {
+            return None;
+        }
+        Some(Self { from, body, pace: Pace::default() })
     }
 
     /// The next bytes; `None`: the end.
@@ -398,6 +415,12 @@ impl OpenBlob {
     pub async fn next(&mut self) -> Result<Option<Bytes>, Broke> {
         self.pace.next(&mut self.body).await
     }
+}
+
+/// The byte at which a part of a blob begins (RFC 9110, section 14.4).
+fn first_byte(headers: &HeaderMap) -> Option<u64> {
+    let range = headers.get(CONTENT_RANGE)?.to_str().ok()?.strip_prefix("bytes ")?;
+    range.split_once('-')?.0.parse().ok()
 }
 
 /// The name of a blob in a bucket.

@@ -1,11 +1,13 @@
 //! Blobs of one sandbox that are fetched from elsewhere, and answered when they are here.
 
-use std::io::{self, IoSlice};
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
 
 use super::{BlobSource, QueueFull, check_read_only};
@@ -15,6 +17,8 @@ use crate::message;
 const WAITING_MAX: usize = 64;
 /// How long a sandbox may leave its answers unread.
 const UNREAD_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long it is waited for what the host lacks, before it is tried again.
+const SHORTAGE_PAUSE: Duration = Duration::from_millis(10);
 
 /// What answers a sandbox that waits for blobs.
 pub struct Fetches {
@@ -56,23 +60,38 @@ impl Fetches {
 }
 
 /// Sends a blob. A sandbox whose memory is not to be had is ended: nothing that it could be told
-/// would let it go on as if it had never been frozen. So is one that does not read its answers.
+/// would let it go on as if it had never been frozen. So is one that does not read its answers, and one
+/// to which the host can send nothing.
 fn answer(control: &OwnedFd, sequence: u64, found: io::Result<OwnedFd>) {
     let usable = found.ok().filter(|file| check_read_only(file.as_fd()).is_ok());
     let sent = usable.is_some_and(|file| {
         let reply = message::reply(sequence, 0, &[]);
-        match message::send(control, &[IoSlice::new(&reply)], &[file.as_fd()]) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                let deadline = Instant::now() + UNREAD_TIMEOUT;
-                message::send_until(control, &reply, &[file.as_fd()], deadline).is_ok()
-            }
-            // If it has ended, there is nobody to end.
-            _ => true,
-        }
+        let deadline = Instant::now() + UNREAD_TIMEOUT;
+        retried(deadline, || message::send_until(control, &reply, &[file.as_fd()], deadline))
+            .is_ok()
     });
     if !sent {
         let _ = shutdown(control, Shutdown::Both);
     }
+}
+
+/// Sends again and again while the host lacks what that takes.
+fn retried(deadline: Instant, mut send: impl FnMut() -> io::Result<()>) -> io::Result<()> {
+    loop {
+        match send() {
+            Err(error) if is_shortage(&error) && Instant::now() < deadline => {
+                thread::sleep(SHORTAGE_PAUSE);
+            }
+            result => return result,
+        }
+    }
+}
+
+/// Whether the host lacks memory, or has too many descriptors on their way between processes
+/// (unix(7), `ETOOMANYREFS`).
+fn is_shortage(error: &io::Error) -> bool {
+    let errno = Errno::from_io_error(error);
+    matches!(errno, Some(Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM))
 }
 
 #[cfg(test)]
@@ -153,5 +172,36 @@ mod tests {
         assert!(fetches.begin(&far, 1, 1).is_err(), "one more");
         far.0.lock().unwrap().pop().unwrap()(Ok(File::open("/proc/self/exe").unwrap().into()));
         assert!(fetches.begin(&far, 1, 1).is_ok(), "there is room again");
+    }
+
+    #[test]
+    fn what_the_host_lacks_for_a_moment_ends_nobody() {
+        for errno in [Errno::TOOMANYREFS, Errno::NOBUFS, Errno::NOMEM] {
+            let mut tried = 0;
+            let sent = retried(Instant::now() + Duration::from_secs(60), || {
+                tried += 1;
+                if tried < 3 { Err(errno.into()) } else { Ok(()) }
+            });
+            assert!(sent.is_ok() && tried == 3);
+            let over = retried(Instant::now(), || Err(errno.into()));
+            assert_eq!(over.unwrap_err().raw_os_error(), Some(errno.raw_os_error()));
+        }
+        let mut tried = 0;
+        let ended = retried(Instant::now() + Duration::from_secs(60), || {
+            tried += 1;
+            Err(Errno::PIPE.into())
+        });
+        assert!(ended.is_err() && tried == 1);
+    }
+
+    #[test]
+    fn a_sandbox_that_cannot_be_answered_is_ended() {
+        let ((fetches, guest), far) = (sandbox(), Far::default());
+        assert!(fetches.begin(&far, 1, 7).unwrap_or_else(|_| panic!()));
+        // As a host does that refuses: nobody is at the other end for sending.
+        shutdown(&*fetches.control, Shutdown::Write).unwrap();
+        far.0.lock().unwrap().pop().unwrap()(Ok(File::open("/proc/self/exe").unwrap().into()));
+        let error = message::send(&guest, &[io::IoSlice::new(b"anybody")], &[]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
     }
 }
