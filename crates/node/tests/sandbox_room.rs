@@ -207,6 +207,51 @@ fn idle_instances_make_room_for_sandboxes_and_busy_ones_do_not() {
 }
 
 #[test]
+fn an_instance_that_ends_too_late_is_not_relied_on() {
+    for bound in BOUNDS {
+        let place = bound.place();
+        place.node.shared.rely_on_coming_room_for(Duration::from_millis(100));
+        let open = Arc::new(AtomicBool::new(true));
+        let idle_one = if matches!(bound, Bound::Function) { "box" } else { "idle" };
+        let (service, _) = place.node.serve(idle_one, bound.keys(), gated(&open));
+        if idle_one != "box" {
+            place.node.serve("box", bound.keys(), answering);
+        }
+        idle(&place, idle_one, &open, 3);
+        // Nobody tells it that it ends.
+        let late = place.node.shared.instances()[0].id;
+        service.retire(late);
+        place.create("box").unwrap_or_else(|why| panic!("{bound:?}: {why}"));
+        assert!(place.node.shared.instances().iter().any(|one| one.id == late), "{bound:?}");
+    }
+}
+
+#[test]
+fn who_waits_beside_sandboxes_hears_of_a_busy_instance_that_begins_to_end() {
+    const TWO: &str = "isolation = \"instance\"\n[limits]\nqueue = \"1h\"\ninstances = 2\n";
+    let place = Place::new(100);
+    let open = Arc::new(AtomicBool::new(false));
+    let (service, _) = place.node.serve("box", TWO, gated(&open));
+    let sandbox = place.create("box").unwrap().instance;
+    let busy = place.occupy("box", 1);
+    let find = || {
+        let instances = place.node.shared.instances();
+        instances.iter().find(|one| one.id != sandbox && one.connections == 1).map(|one| one.id)
+    };
+    eventually(|| find().is_some());
+    let waiting = place.occupy("box", 1);
+    // It waits by then, or there is nothing to hear.
+    thread::sleep(Duration::from_millis(200));
+    assert_eq!(place.count("box"), 2);
+    service.retire(find().unwrap());
+    eventually(|| place.count("box") == 3);
+    open.store(true, Ordering::SeqCst);
+    for mut wire in busy.into_iter().chain(waiting) {
+        assert_eq!(wire.response().unwrap().status, 200);
+    }
+}
+
+#[test]
 fn nothing_idle_ends_in_vain() {
     let place = Bound::Function.place();
     let open = Arc::new(AtomicBool::new(true));

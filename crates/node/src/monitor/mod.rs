@@ -360,17 +360,18 @@ impl Watch {
     /// Serves the daemon's requests and passes signals on, until it ends.
     fn serve<D: DaemonProcess>(
         &mut self,
-        mut socket: Option<OwnedFd>,
+        socket: Option<OwnedFd>,
         daemon: &D,
     ) -> io::Result<D::End> {
-        let mut is_known_to_serve = false;
+        let (mut is_heard, mut is_known_to_serve) = (true, false);
         loop {
             let (asked, happened) = {
                 let mut events = vec![PollFd::new(&self.signals.0, PollFlags::IN)];
                 let ends = daemon.watched();
                 events.extend(ends.iter().map(|ends| PollFd::new(ends, PollFlags::IN)));
                 let others = events.len();
-                events.extend(socket.iter().map(|socket| PollFd::new(socket, PollFlags::IN)));
+                let heard = socket.iter().filter(|_| is_heard);
+                events.extend(heard.map(|socket| PollFd::new(socket, PollFlags::IN)));
                 match poll(&mut events, None) {
                     Ok(_) | Err(Errno::INTR) => {}
                     Err(errno) => return Err(errno.into()),
@@ -381,9 +382,10 @@ impl Watch {
             if happened {
                 self.pass_on_signals(daemon);
                 if let Some(end) = daemon.ended() {
+                    socket.iter().for_each(|socket| self.monitor.serve_last(socket));
                     return Ok(end);
                 }
-                let connection = socket.as_ref().map(AsFd::as_fd);
+                let connection = socket.as_ref().filter(|_| is_heard).map(AsFd::as_fd);
                 let present = daemon.watched().map(|process| Present { connection, process });
                 self.heed_wish_for_another(present);
             }
@@ -391,10 +393,10 @@ impl Watch {
                 && let Some(open) = &socket
                 && !self.monitor.serve(open)
             {
-                // It has ended, in which case this changes nothing. Or it sends nonsense, or
-                // does not read: nobody knows whose it is now.
+                // It has ended, in which case this changes nothing, and the rest is read when that is
+                // known. Or it sends nonsense, or does not read: nobody knows whose it is now.
                 daemon.signal(Signal::KILL);
-                socket = None;
+                is_heard = false;
             }
             if !is_known_to_serve && self.monitor.is_serving() {
                 is_known_to_serve = true;

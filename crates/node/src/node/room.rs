@@ -5,7 +5,7 @@ use super::NodeState;
 use crate::pressure::Asked;
 use crate::service::Service;
 use crate::tenants::Tenant;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::Semaphore;
@@ -25,14 +25,17 @@ impl NodeState {
 
     /// Somebody waits until an instance more may run, as long as the value lives.
     pub(crate) fn wait_for_room(&self) -> impl Drop + Send + '_ {
-        struct Waiting<'a>(&'a AtomicUsize);
+        struct Waiting<'a>(&'a NodeState);
         impl Drop for Waiting<'_> {
             fn drop(&mut self) {
-                self.0.fetch_sub(1, Ordering::SeqCst);
+                self.0.waiting.fetch_sub(1, Ordering::SeqCst);
+                // It may have heard of an instance that it does not need, or has got the room on which
+                // another one relies.
+                self.0.instance_is_idle();
             }
         }
         self.waiting.fetch_add(1, Ordering::SeqCst);
-        Waiting(&self.waiting)
+        Waiting(self)
     }
 
     /// An instance has become idle, and can make room for another. One of those who wait
@@ -72,6 +75,16 @@ impl NodeState {
         ending_soon(room.ending(), &self.all_of(tenant)) >= room.waiting()
     }
 
+    /// The same of those who wait for room of the node.
+    pub(crate) fn is_room_coming(&self) -> bool {
+        ending_soon(self.ending(), &self.everything()) >= self.waiting.load(Ordering::SeqCst)
+    }
+
+    /// How many instances are about to give their room back.
+    fn ending(&self) -> usize {
+        self.tenants.all().iter().map(|tenant| tenant.room().ending()).sum()
+    }
+
     /// Makes room for one more instance: ends the one that has been idle longest, if any is idle;
     /// whether there was one. First come those that end already, and take their time.
     pub(crate) fn make_room(&self) -> bool {
@@ -94,28 +107,20 @@ impl NodeState {
         tenant: &Arc<Tenant>,
         spared: Option<u64>,
     ) -> bool {
-        let (room, all) = (tenant.room(), self.all_of(tenant));
-        let ending = room.ending();
-        if ending_soon(ending, &all) >= room.waiting().max(1) {
-            return true;
-        }
         let services = self.services_of(tenant);
         services.iter().any(|service| service.launcher().give_up_one())
-            || hurry_one_of(&all)
+            || hurry_one_of(&self.all_of(tenant))
             || evict_idlest_of(&services, |service, id| evict_beside_clients(service, id, spared))
-            || ending > 0
+            || tenant.room().ending() > 0
     }
 
     /// The same for the room of the node.
     pub(crate) fn make_room_beside_clients(&self, spared: Option<u64>) -> bool {
-        let all = self.everything();
-        let ending = self.tenants.all().iter().map(|tenant| tenant.room().ending()).sum();
-        ending_soon(ending, &all) >= self.waiting.load(Ordering::SeqCst).max(1)
-            || hurry_one_of(&all)
+        hurry_one_of(&self.everything())
             || evict_idlest_of(&self.services(), |service, id| {
                 evict_beside_clients(service, id, spared)
             })
-            || ending > 0
+            || self.ending() > 0
     }
 
     /// Ends what nobody uses of tenants that have more than they may, as after their quotas
@@ -228,5 +233,22 @@ fn evict_idlest_of(services: &[Arc<Service>], evict: impl Fn(&Service, u64) -> b
             tracing::debug!(function = %service.name(), instance = id, "ended an idle instance to make room");
             return true;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::pin::pin;
+
+    #[tokio::test]
+    async fn who_waits_no_more_passes_on_what_it_has_heard() {
+        let node = NodeState::new(1);
+        let (first, _second) = (node.wait_for_room(), node.wait_for_room());
+        node.instance_is_idle();
+        node.idle_instance().await;
+        assert!(!pin!(node.idle_instance()).enable());
+        drop(first);
+        assert!(pin!(node.idle_instance()).enable());
     }
 }

@@ -72,6 +72,8 @@ impl Service {
         if let Some(slot) = self.slots().get_mut(&id) {
             slot.end();
         }
+        // Beside sandboxes a client may have another one from now on.
+        self.freed.notify_waiters();
     }
 
     /// The same, only if it has no connections; says whether it is so.

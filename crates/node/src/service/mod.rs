@@ -18,8 +18,9 @@
 //! Sandboxes, and others that no client waits for, have no permits, and clients that come at once may have
 //! several permits for the places of one instance.
 //!
-//! Lock order: `Service::slots` is the only lock here, and no other is taken
-//! while it is held but that of a shared connection's first use (`upstream`), under which none is.
+//! Lock order: `Service::slots` comes first. Under it those of an instance's connections, of the tenant's
+//! room (an instance that ends says so there) and of a shared connection's first use (`upstream`) are
+//! taken, one at a time.
 
 mod adopt;
 mod asleep;

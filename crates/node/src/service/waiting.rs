@@ -8,6 +8,7 @@ use super::reuse::Reuse;
 use super::room::Claim;
 use crate::instance::Delivery;
 use crate::tenants::{Lease, Refused, Unmet};
+use std::future::ready;
 use std::sync::Arc;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, sleep_until, timeout_at};
@@ -145,21 +146,29 @@ impl Service {
                 Ok(found) => return Ok(Waited::Found(found)),
                 Err(delivery) => delivery,
             };
-            if let Ok(capacity) = self.shared.capacity().try_acquire_owned() {
-                return Ok(Waited::Room(delivery, capacity));
+            // Before it is looked for room: what has just come is room, and not about to come any more.
+            let is_coming = coming.is_awaited() && self.shared.is_room_coming();
+            tokio::select! {
+                biased;
+                capacity = &mut room => {
+                    let capacity = capacity.expect("the semaphore is never closed");
+                    return Ok(Waited::Room(delivery, capacity));
+                }
+                () = ready(()) => {}
             }
             // Somebody else's idle instance may hold what is wanted here.
-            if !coming.is_awaited() && self.shared.make_room() {
+            if !is_coming && self.shared.make_room() {
                 coming.begin(self.shared.coming_patience());
             }
             tokio::select! {
+                // No idle instance is wanted where there is room.
+                biased;
                 capacity = &mut room => {
                     let capacity = capacity.expect("the semaphore is never closed");
                     return Ok(Waited::Room(delivery, capacity));
                 }
                 () = changed => {}
-                // Others hear of it who have nothing to wait for.
-                () = idle, if !coming.is_awaited() => {}
+                () = idle => {}
                 () = coming.in_vain() => {}
                 () = sleep_until(deadline) => {
                     return Err(self.no_capacity(

@@ -247,15 +247,12 @@ impl Room {
 
     fn leave(self: &Arc<Self>, ticket: u64) {
         let mut state = self.state();
-        let before = state.waiting.len();
         state.waiting.retain(|waiting| waiting.ticket != ticket);
-        if state.waiting.len() == before {
-            // It had its turn.
-            return;
-        }
         self.waiting.store(state.waiting.len(), Ordering::SeqCst);
         // It may have been the one that the others waited for.
         self.grant(state);
+        // Or it has heard of what the next one can use.
+        self.stir();
     }
 
     /// Gives room to those who wait, as far as it lasts.
@@ -560,5 +557,18 @@ mod tests {
             room.stir();
             stirred.await;
         });
+    }
+
+    #[tokio::test]
+    async fn who_has_got_room_passes_on_what_it_has_heard() {
+        let room = room(Some(1), None);
+        let held = room.try_enter(MIB).unwrap();
+        let (mut first, _second) = (room.queue(MIB), room.queue(MIB));
+        drop(held);
+        let _lease = first.try_lease().unwrap();
+        room.stirred().await;
+        assert!(!std::pin::pin!(room.stirred()).enable());
+        drop(first);
+        assert!(std::pin::pin!(room.stirred()).enable());
     }
 }

@@ -70,6 +70,9 @@ const KEPT_MAX: usize = 2 * SANDBOXES_MAX as usize;
 const KEPT_SHARE: u64 = 2;
 /// Ports from this one on a daemon binds itself (ip(7)).
 const UNPRIVILEGED_PORT: u16 = 1024;
+/// Requests of a daemon that has ended, at most: more than the buffer of a socket holds. Whoever else has
+/// its end cannot keep the monitor busy.
+const LAST_MAX: usize = 4096;
 /// Sockets that are bound for a daemon, at most, in its life.
 const BOUND_MAX: u32 = 4096;
 
@@ -364,6 +367,32 @@ impl Monitor {
         };
         let attached: Vec<_> = attached.iter().map(AsFd::as_fd).collect();
         send(socket, &Answer::new(errno), &attached).is_ok()
+    }
+
+    /// Heeds what a daemon that has ended has said before of what is kept for the next one, which would
+    /// get it as it is no more. Nothing is made for it, and nobody reads an answer. `socket` does not block
+    /// afterwards.
+    pub fn serve_last(&mut self, socket: &OwnedFd) {
+        if rustix::io::ioctl_fionbio(socket, true).is_err() {
+            return;
+        }
+        for _ in 0..LAST_MAX {
+            let mut descriptors = Vec::new();
+            let Ok(Some((request, note))) = receive_request(socket, &mut descriptors) else {
+                return;
+            };
+            self.has_asked = true;
+            descriptors.iter().for_each(do_not_linger);
+            match request.kind {
+                REQUEST_KEEP => {
+                    // It is refused as it would have been in time.
+                    let _ = self.store.keep(&request, self.life, note, descriptors);
+                }
+                REQUEST_FORGET => self.store.forget(request.number),
+                REQUEST_LEAVE => self.has_left = true,
+                _ => {}
+            }
+        }
     }
 
     /// Makes control groups, and sends their name and entrances.

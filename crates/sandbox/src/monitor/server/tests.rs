@@ -392,6 +392,32 @@ fn what_a_daemon_has_kept_is_there_for_the_next_and_its_groups_are() {
     assert!(receive_kept(&all.2).unwrap().is_none());
 }
 
+/// One that is killed reads no answers.
+#[test]
+fn what_a_daemon_has_said_in_its_last_moment_counts() {
+    let Some((mut monitor, own, daemon)) = monitor() else { return };
+    let null = std::fs::File::open("/dev/null").unwrap();
+    let keep = |key| {
+        let request = Request::keep(key, KeptKind::Sandbox, 0);
+        send(&daemon, &request, &[null.as_fd()]).unwrap();
+    };
+    keep(1);
+    assert!(monitor.serve(&own));
+    [2, 3].into_iter().for_each(keep);
+    for (kind, number) in [(REQUEST_FORGET, 1), (REQUEST_GROUP, 7), (REQUEST_LEAVE, 0)] {
+        send(&daemon, &Request::new(kind, number), &[]).unwrap();
+    }
+    keep(4);
+    drop(daemon);
+    monitor.serve_last(&own);
+    assert_eq!((monitor.kept(), monitor.has_left()), (3, true));
+    assert!(monitor.kept_after(0).is_some_and(|(key, ..)| key == 2));
+    assert!(monitor.made.is_empty(), "nothing is made for it");
+    // Nothing is waited for, also where its end of the socket is open still.
+    let (own, _daemon) = message::control_pair().unwrap();
+    monitor.serve_last(&own);
+}
+
 #[test]
 fn a_daemon_says_once_in_its_life_that_it_serves() {
     let Some((mut monitor, own, daemon)) = monitor() else { return };
