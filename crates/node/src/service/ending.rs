@@ -72,7 +72,7 @@ impl Service {
         if let Some(slot) = self.slots().get_mut(&id) {
             slot.end();
         }
-        // Beside sandboxes a client may have another one from now on.
+        // A client that waits may have another one from now on.
         self.freed.notify_waiters();
     }
 
