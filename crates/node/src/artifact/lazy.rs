@@ -332,11 +332,11 @@ impl Lazy<'_> {
         // then prunes them. A piece that it prunes before that is fetched by the next try.
         let pieces = Pieces::open_within(self.home, self.domain, PIECES_PATIENCE)?;
         let pulled = self.pulled(sections, last.moved)?;
-        let installed = prepared.install(&pulled, on_event);
+        // The next try needs what is here if this one fails.
+        let installed = prepared.install(&pulled, on_event)?;
         if let Some(pieces) = pieces {
             pieces.prune(self.home);
         }
-        let installed = installed?;
         self.end(place)?;
         on_served(&installed.function.function, Part::Whole);
         place.remove(self.home);

@@ -78,6 +78,14 @@ pub enum ArtifactError {
     /// A piece that was here is not any more.
     #[error("a piece of the function was removed while it was stored; pull it again")]
     Removed,
+    /// The host could not read what is here.
+    #[error("{what} of the function cannot be read: {error}; pull it again")]
+    Unread {
+        /// A part of it.
+        what: String,
+        /// Why not.
+        error: std::io::Error,
+    },
     /// What the registry sent is not a function that can be stored.
     #[error("the function is refused: {0}; have it pushed anew by somebody whom you trust")]
     Refused(String),

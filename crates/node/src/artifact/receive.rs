@@ -206,11 +206,15 @@ fn open(
     Ok(image)
 }
 
-/// Why `what` cannot be read. A piece that is not there was removed by another pull: nobody has sent
-/// anything wrong.
+/// Why `what` cannot be read. A piece that is not there was removed by another pull, and what the host
+/// lacks may be there soon: nobody has sent anything wrong.
 fn unreadable(what: &str, error: &io::Error) -> ArtifactError {
-    match error.kind() {
-        io::ErrorKind::NotFound => ArtifactError::Removed,
+    match (error.kind(), error.raw_os_error()) {
+        (io::ErrorKind::NotFound, _) => ArtifactError::Removed,
+        (_, Some(number)) => ArtifactError::Unread {
+            what: what.to_owned(),
+            error: io::Error::from_raw_os_error(number),
+        },
         _ => ArtifactError::refused(format!("of {what}, {error}")),
     }
 }

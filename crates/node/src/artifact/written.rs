@@ -130,9 +130,9 @@ impl Written {
             }
             (MovedFile::Content(content), None) => (contents.join(format!("{content}.part")), None),
         };
-        // A content that is here is whole: it got its name when it was.
+        // A content got its name when it was whole. After a power failure its bytes may be missing.
         let is_done = match whole {
-            Some(_) => path.exists(),
+            Some((blob, _)) => fs::metadata(&path).is_ok_and(|found| found.len() == blob.size),
             None => self.done.lock().expect("no holder panics").contains(&number),
         };
         if is_done {
@@ -217,11 +217,17 @@ impl Written {
     /// What a piece holds. One that is damaged, or cannot be read, is removed, so that it is fetched anew.
     fn unpack(&self, name: &PieceName, piece: u32, len: u64) -> Result<Arc<Vec<u8>>, WrittenError> {
         let mut recent = self.recent.lock().expect("no holder panics");
+        let wrong = |why: String| WrittenError::Other(format!("the function is refused: {why}"));
+        let other_length = || wrong("a piece is not as long as its document says".to_owned());
         if let Some((_, bytes)) = recent.iter().find(|(hex, _)| *hex == name.hex) {
-            return Ok(bytes.clone());
+            return if bytes.len() as u64 == len { Ok(bytes.clone()) } else { Err(other_length()) };
         }
         let path = self.pieces.join(&name.hex);
         let read = fs::read(&path);
+        if read.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+            // Another pull has removed it, and may just keep it anew.
+            return Err(WrittenError::Piece(piece));
+        }
         let Some(packed) = read.ok().filter(|packed| check_piece(name, packed).is_ok()) else {
             match fs::remove_file(&path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -230,10 +236,9 @@ impl Written {
                 _ => return Err(WrittenError::Piece(piece)),
             }
         };
-        let wrong = |why: String| WrittenError::Other(format!("the function is refused: {why}"));
         let bytes = unpacked(&packed[..]).map_err(|error| wrong(error.to_string()))?;
         if bytes.len() as u64 != len {
-            return Err(wrong("a piece is not as long as its document says".to_owned()));
+            return Err(other_length());
         }
         let bytes = Arc::new(bytes);
         recent.truncate(RECENT - 1);

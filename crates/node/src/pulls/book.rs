@@ -146,7 +146,9 @@ struct Pull {
     function: Option<String>,
     fetching: Fetching,
     not_before: Option<Instant>,
-    /// When a fetcher began it last, or its turn was over.
+    /// Since when it has waited for a fetcher, if it waits.
+    waits_since: Instant,
+    /// When a fetcher began it last.
     begun: Option<Instant>,
     /// Its fetcher was ended for one that waits.
     is_turn_over: bool,
@@ -182,6 +184,7 @@ impl Pull {
             function,
             fetching,
             not_before: None,
+            waits_since: Instant::now(),
             begun: None,
             is_turn_over: false,
             superseded: None,
@@ -336,8 +339,8 @@ impl Pulls {
         }
     }
 
-    /// The next pull that may be begun, which counts as begun from now on: the one that was begun longest
-    /// ago, so that those that fail keep no other one from its turn. If all places are taken, a fetcher
+    /// The next pull that may be begun, which counts as begun from now on: the one that has waited longest
+    /// since it came, failed or had its turn, so that none keeps another one from its turn. If all places are taken, a fetcher
     /// that has had its turn is ended for it.
     pub(super) fn next(&self) -> Option<(u64, Order)> {
         self.next_at(Instant::now())
@@ -354,7 +357,7 @@ impl Pulls {
             return None;
         }
         let waiting = state.pulls.iter_mut().filter(|(_, pull)| pull.is_due(now));
-        let (id, pull) = waiting.min_by_key(|(id, pull)| (pull.begun, **id))?;
+        let (id, pull) = waiting.min_by_key(|(id, pull)| (pull.waits_since, **id))?;
         (pull.begun, pull.is_turn_over) = (Some(now), false);
         pull.fetching.state = PullState::Fetching;
         (pull.fetching.moved, pull.fetching.failed_fetches) = (0, 0);
@@ -425,8 +428,9 @@ impl Pulls {
             News::Failed { reason, is_refusal } => (reason, is_refusal),
             _ => ("its fetcher has ended".to_owned(), false),
         };
+        pull.waits_since = Instant::now();
         if pull.is_turn_over && !is_refusal {
-            (pull.begun, pull.not_before) = (Some(Instant::now()), None);
+            pull.not_before = None;
             pull.fetching.state = PullState::Waiting;
             return Some(Duration::ZERO);
         }
@@ -489,12 +493,15 @@ impl State {
     }
 
     /// Ends the fetcher that has been at work for longest, if its turn is over and another pull waits. One
-    /// at a time.
+    /// at a time; for pulls that have just failed none, which may fail for ever.
     fn end_a_turn(&mut self, now: Instant) {
         let is_ending =
             |pull: &Pull| pull.is_turn_over && pull.fetching.state == PullState::Fetching;
-        let is_wanted = self.pulls.values().any(|pull| pull.is_due(now));
-        if !is_wanted || self.pulls.values().any(is_ending) {
+        let is_wanted = |pull: &Pull| {
+            let waits_for = now.saturating_duration_since(pull.waits_since);
+            pull.is_due(now) && (pull.fetching.failed_tries == 0 || waits_for >= TURN)
+        };
+        if !self.pulls.values().any(is_wanted) || self.pulls.values().any(is_ending) {
             return;
         }
         let had = self.pulls.values_mut().filter(|pull| pull.has_had_its_turn(now));
@@ -742,6 +749,30 @@ mod tests {
         let done = News::Done { name: "shop".to_owned(), digest: None };
         assert_eq!(pulls.ended(Path::new("/"), 4, done), None);
         assert_eq!(pulls.next().unwrap().0, 5);
+    }
+
+    #[test]
+    fn turns_end_for_those_that_wait_in_earnest_and_come_again() {
+        let names = ["a", "b", "c", "d", "e"];
+        let (pulls, directory) = (Pulls::default(), directory(&names));
+        let served = names.map(str::to_owned).into();
+        pulls.adopt(directory.path(), &served);
+        let mut fetchers: Vec<_> = (0..FETCHERS_MAX).map(|_| begin_next(&pulls)).collect();
+        let is_turn_over = |id: u64| pulls.state().pulls[&id].is_turn_over;
+        // One that has just failed may fail for ever.
+        pulls.ended(directory.path(), 1, failed("no network", false));
+        fetchers.push(begin_next(&pulls));
+        assert_eq!(fetchers.last().unwrap().0, 5);
+        pulls.state().pulls.get_mut(&1).unwrap().not_before = None;
+        pulls.state().pulls.get_mut(&1).unwrap().waits_since = Instant::now() + TURN / 2;
+        assert_eq!(pulls.next_at(Instant::now() + TURN), None);
+        assert!(!(2..=5).any(is_turn_over));
+        assert_eq!(pulls.next_at(Instant::now() + 2 * TURN), None);
+        assert!(is_turn_over(2));
+        // It waits before whoever comes later.
+        pulls.ended(directory.path(), 2, News::Note(String::new()));
+        pulls.begin(new("registry.example/later:1")).unwrap();
+        assert_eq!(pulls.next(), Some((2, Order::GoOn("b".to_owned()))));
     }
 
     #[test]

@@ -56,8 +56,9 @@ impl Service {
         slots.perhaps_free.insert(id);
         claim.becomes_instance(&mut slots);
         drop(slots);
-        // Who has waited for it to be made finds its free places.
-        self.freed.notify_waiters();
+        if self.config.limits.concurrency.get() > 1 {
+            self.places_came();
+        }
         self.connected.booted.inc();
         tokio::spawn(supervisor.run());
         placed

@@ -474,6 +474,7 @@ impl Service {
         slots.perhaps_free.insert(id);
         claim.becomes_instance(&mut slots);
         drop(slots);
+        self.places_came();
         tokio::spawn(supervisor.run());
         id
     }

@@ -83,6 +83,8 @@ impl Service {
         match slots.get_mut(&id) {
             Some(slot) if !is_held && slot.connections == 0 && slot.state.takes_connections() => {
                 slot.end();
+                drop(slots);
+                self.freed.notify_waiters();
                 true
             }
             _ => false,
@@ -103,6 +105,8 @@ impl Service {
             slot.is_unwanted = true;
             slot.end();
             slot.table.tell(Command::End);
+            drop(slots);
+            self.freed.notify_waiters();
             return;
         }
         let sleeper = slots.asleep.remove(id);
@@ -123,6 +127,7 @@ impl Service {
             slot.end();
             slot.table.tell(lives_on.map_or(Command::EndUnreachable, Command::EndLate));
         }
+        self.freed.notify_waiters();
     }
 
     /// Whether an instance has more than one connection, or request on one.
@@ -136,6 +141,7 @@ impl Service {
             slot.end();
             slot.table.tell(Command::EndLate(why));
         }
+        self.freed.notify_waiters();
     }
 
     /// Ends all instances but those that are asleep, whatever they do; how many there are.

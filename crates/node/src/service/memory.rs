@@ -119,9 +119,12 @@ impl Service {
 
     /// One that was to be frozen stays, if it has not ended.
     fn reprieve(&self, id: u64) {
-        if let Some(slot) = self.slots().get_mut(&id) {
+        let mut slots = self.slots();
+        if let Some(slot) = slots.get_mut(&id) {
             slot.reprieve();
+            slots.perhaps_free.insert(id);
         }
+        drop(slots);
         self.freed.notify_waiters();
     }
 

@@ -90,6 +90,8 @@ pub struct Service {
     /// An instance has a free place, or there may be one more: for all who wait for one in particular, and
     /// for those who claim a place.
     freed: Notify,
+    /// Whose turn it is to find a place, or to claim one, as soon as something is freed.
+    claiming: Semaphore,
     /// Why nobody listens at its own address.
     unreachable: Mutex<Option<String>>,
     /// How its requests go.
@@ -167,6 +169,7 @@ impl Service {
             crowding: Crowding::default(),
             changed: Notify::new(),
             freed: Notify::new(),
+            claiming: Semaphore::new(1),
             waiting_for_image: Semaphore::new(place::WAITING_FOR_IMAGE_MAX),
             unreachable: Mutex::default(),
             health,

@@ -59,6 +59,13 @@ impl Service {
         self.place_freed(id, is_idle);
     }
 
+    /// An instance has come with places that are free: whoever waits for it, or for another one, finds
+    /// them.
+    pub(super) fn places_came(&self) {
+        self.changed.notify_waiters();
+        self.freed.notify_waiters();
+    }
+
     /// A place of an instance is free; perhaps it has no other work.
     pub(super) fn place_freed(&self, id: u64, is_idle: bool) {
         self.changed.notify_one();

@@ -23,18 +23,31 @@ pub(super) enum Waited<T> {
 
 impl Service {
     /// Waits until the function may have one more instance, or one that it has gets a free place.
-    /// Without a claim there is one that is asleep and can be woken.
+    /// Without a claim there is one that is asleep and can be woken. One at a time looks whenever something
+    /// is freed, in the order in which they came: however many wait, what is freed wakes one of them.
     pub(super) async fn wait_for_claim(
         self: &Arc<Self>,
         mut delivery: Delivery,
         reuse: Reuse,
         deadline: Instant,
     ) -> Result<Waited<Option<Claim>>, PlaceError> {
+        let none = || {
+            self.no_capacity(format!(
+                "it may have {} instances, which are sandboxes, busy, or wait for room themselves",
+                self.config.limits.instances
+            ))
+        };
+        let turn = timeout_at(deadline, self.claiming.acquire()).await.map_err(|_| none())?;
+        let _turn = turn.expect("the semaphore is never closed");
         loop {
             let freed = self.freed.notified();
             tokio::pin!(freed);
             // From now on every place that is free counts.
             freed.as_mut().enable();
+            delivery = match self.reuse(delivery, reuse) {
+                Ok(found) => return Ok(Waited::Found(found)),
+                Err(delivery) => delivery,
+            };
             // That one counts already.
             if self.can_wake_one() {
                 return Ok(Waited::Room(delivery, None));
@@ -42,16 +55,7 @@ impl Service {
             if let Some(claim) = self.claim_for_client() {
                 return Ok(Waited::Room(delivery, Some(claim)));
             }
-            delivery = match self.reuse(delivery, reuse) {
-                Ok(found) => return Ok(Waited::Found(found)),
-                Err(delivery) => delivery,
-            };
-            if timeout_at(deadline, freed).await.is_err() {
-                return Err(self.no_capacity(format!(
-                    "it may have {} instances, which are sandboxes or busy",
-                    self.config.limits.instances
-                )));
-            }
+            timeout_at(deadline, freed).await.map_err(|_| none())?;
         }
     }
 

@@ -10,6 +10,7 @@
 //! listed or removed.
 
 use super::settings::Registries;
+use super::source::passes;
 use crate::error::escaped;
 use bytes::Bytes;
 use reqwest::header::{AUTHORIZATION, HOST, HeaderMap, HeaderName, HeaderValue, RANGE};
@@ -193,7 +194,7 @@ fn refused(status: StatusCode) -> BucketError {
         StatusCode::NOT_FOUND => {
             BucketError::Final("there is no such bucket; check its name and endpoint".to_owned())
         }
-        status if status.is_server_error() => BucketError::Passing(format!("it says: {status}")),
+        status if passes(status) => BucketError::Passing(format!("it says: {status}")),
         status => BucketError::Final(format!("it says: {status}")),
     }
 }

@@ -192,7 +192,7 @@ impl Source {
             attempts = if gets_on { 0 } else { attempts + 1 };
             (len, longest) = (now, longest.max(now));
             let broken = match result {
-                Err(Broken::Final(error)) => return Err(error),
+                Err(Broken::Token(error) | Broken::Final(error)) => return Err(error),
                 Err(Broken::Network(reason)) => Some(reason),
                 Err(Broken::Slow) => Some(Broke::Slow.to_string()),
                 Ok(()) if len < blob.size() => Some("it sends no more".to_owned()),
@@ -269,7 +269,7 @@ impl Source {
                 self.place()
             )),
             Broken::Slow => broke_off(Broke::Slow),
-            Broken::Final(error) => error,
+            Broken::Token(error) | Broken::Final(error) => error,
         })?;
         let mut bytes = Vec::new();
         while let Some(chunk) = stream.next().await.map_err(broke_off)? {

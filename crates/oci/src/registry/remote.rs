@@ -161,6 +161,7 @@ impl RemoteFunction {
         let ended = |broken| match broken {
             Broken::Network(reason) => Ended::Broken(broke_off(reason)),
             Broken::Slow => Ended::Broken(broke_off(Broke::Slow.to_string())),
+            Broken::Token(error) => Ended::Broken(error),
             Broken::Final(error) => Ended::Final(error),
         };
         let mut stream = opened.map_err(ended)?;

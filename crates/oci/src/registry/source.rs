@@ -272,7 +272,7 @@ impl Source {
             Err(Asking::Token(OciDistributionError::RequestError(error))) => {
                 return Err(Broken::Network(innermost(&error)));
             }
-            Err(Asking::Token(error)) => return Err(Broken::Final(self.failed(&error))),
+            Err(Asking::Token(error)) => return Err(Broken::Token(self.failed(&error))),
         };
         match response.status() {
             StatusCode::PARTIAL_CONTENT => Ok(OpenBlob::new(from, response)),
@@ -281,9 +281,7 @@ impl Source {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
                 Err(Broken::Final(self.refused(self.not_allowed())))
             }
-            status if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS => {
-                Err(Broken::Network(format!("it says: {status}")))
-            }
+            status if passes(status) => Err(Broken::Network(format!("it says: {status}"))),
             status => Err(Broken::Final(self.refused(format!("{} says: {status}", self.host)))),
         }
     }
@@ -378,7 +376,15 @@ pub(crate) enum Broken {
     Network(String),
     /// Too little comes.
     Slow,
+    /// No token was to be had: it says only that it was refused, perhaps for a moment.
+    Token(OciError),
     Final(OciError),
+}
+
+/// Whether a later answer may be another one (RFC 9110 §15.5.9 and §15.6, RFC 6585 §4).
+pub(super) fn passes(status: StatusCode) -> bool {
+    let asks_to_wait = [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_MANY_REQUESTS];
+    status.is_server_error() || asks_to_wait.contains(&status)
 }
 
 impl From<Broke> for Broken {

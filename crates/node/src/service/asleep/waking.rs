@@ -279,6 +279,7 @@ impl Service {
         } else {
             // Its function was removed meanwhile, or it was to end.
             slot.is_unwanted = true;
+            slot.end();
             table.tell(Command::End);
         }
         slots.insert(id, slot);
@@ -293,7 +294,7 @@ impl Service {
         table.watch();
         self.shared.metrics().woken_from_sleep(self.name());
         tokio::spawn(supervisor.woken_from(asleep).run());
-        self.freed.notify_waiters();
+        self.places_came();
         placed
     }
 

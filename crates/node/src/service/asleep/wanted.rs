@@ -147,6 +147,8 @@ impl Service {
                     let clients = self.slots().asleep.take_clients(id);
                     if let Some(clients) = clients {
                         clients.end(&Outcome::Gone(End::Failed(why)));
+                        // Others may have it woken for them.
+                        self.freed.notify_waiters();
                     }
                     return;
                 }

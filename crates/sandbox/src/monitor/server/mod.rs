@@ -323,11 +323,11 @@ impl Monitor {
     /// has sent something that is no request.
     pub fn serve(&mut self, socket: &OwnedFd) -> bool {
         let mut descriptors = Vec::new();
-        let Ok(Some((request, note))) = receive_request(socket, &mut descriptors) else {
-            return false;
-        };
-        self.has_asked = true;
+        let received = receive_request(socket, &mut descriptors);
+        // They may be closed right now.
         descriptors.iter().for_each(do_not_linger);
+        let Ok(Some((request, note))) = received else { return false };
+        self.has_asked = true;
         let done = match request.kind {
             REQUEST_PARENT => self.start_parent(descriptors).map(|()| Vec::new()),
             REQUEST_STATE_HELPER => {
@@ -378,11 +378,10 @@ impl Monitor {
         }
         for _ in 0..LAST_MAX {
             let mut descriptors = Vec::new();
-            let Ok(Some((request, note))) = receive_request(socket, &mut descriptors) else {
-                return;
-            };
-            self.has_asked = true;
+            let received = receive_request(socket, &mut descriptors);
             descriptors.iter().for_each(do_not_linger);
+            let Ok(Some((request, note))) = received else { return };
+            self.has_asked = true;
             match request.kind {
                 REQUEST_KEEP => {
                     // It is refused as it would have been in time.
