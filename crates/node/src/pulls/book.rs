@@ -670,8 +670,8 @@ mod tests {
         let (pulls, directory) = (Pulls::default(), directory(&["shop"]));
         pulls.adopt(directory.path(), &served());
         assert_eq!(pulls.next().unwrap().0, 1);
-        pulls.ended(directory.path(), 1, failed("no network", false));
         pulls.begin(new("registry.example/other:1")).unwrap();
+        pulls.ended(directory.path(), 1, failed("no network", false));
         pulls.state().pulls.get_mut(&1).unwrap().not_before = None;
         assert_eq!((pulls.next().unwrap().0, pulls.next().unwrap().0), (2, 1));
     }
