@@ -75,7 +75,9 @@ public final class App {
         List<String> found = new ArrayList<>();
         for (File file : new File("/proc/self/fd").listFiles()) {
             Object link = failure(() -> Files.readSymbolicLink(file.toPath()).toString().replaceAll("\\d+", "N"));
-            found.add(file.getName() + " " + (link.toString().startsWith("java.") ? "closed" : link));
+            // Closed meanwhile: that of the listing, and what another thread of the JVM had open for a moment.
+            if (!link.toString().startsWith("java."))
+                found.add(file.getName() + " " + link);
         }
         found.sort(null);
         return found;
