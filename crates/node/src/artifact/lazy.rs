@@ -332,11 +332,13 @@ impl Lazy<'_> {
         // then prunes them. A piece that it prunes before that is fetched by the next try.
         let pieces = Pieces::open_within(self.home, self.domain, PIECES_PATIENCE)?;
         let pulled = self.pulled(sections, last.moved)?;
-        // The next try needs what is here if this one fails.
-        let installed = prepared.install(&pulled, on_event)?;
-        if let Some(pieces) = pieces {
+        let installed = prepared.install(&pulled, on_event);
+        // The next try needs what is here, if there is one.
+        let is_over = installed.as_ref().map_or_else(ArtifactError::is_refusal, |_| true);
+        if let Some(pieces) = pieces.filter(|_| is_over) {
             pieces.prune(self.home);
         }
+        let installed = installed?;
         self.end(place)?;
         on_served(&installed.function.function, Part::Whole);
         place.remove(self.home);

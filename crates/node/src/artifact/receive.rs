@@ -270,5 +270,9 @@ mod tests {
         assert!(!read().unwrap_err().is_refusal());
         std::fs::write(&path, b"no piece").unwrap();
         assert!(read().unwrap_err().is_refusal());
+        // It stands for a disk that cannot be read.
+        std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        assert!(!read().unwrap_err().is_refusal());
     }
 }
