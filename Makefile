@@ -105,10 +105,12 @@ examples: build ## Build all examples, the large ones too (installs npm, maven, 
 
 # `make ci` has run those that are not ignored.
 RUNTIME_TESTS ?= --include-ignored
+# Seconds since the epoch: programs that have not begun by then are left out, and named.
+RUNTIMES_UNTIL ?=
 runtimes: build ## Test every runtime and tool that docs/runtimes.md lists
 	@scripts/setup runtimes
 	@scripts/say "Testing every runtime"
-	@THAW_BIN=$(abspath $(THAW)) CARGO_INCREMENTAL=0 CARGO="$(CARGO)" JOBS=2 scripts/run-tests \
+	@THAW_BIN=$(abspath $(THAW)) CARGO_INCREMENTAL=0 CARGO="$(CARGO)" UNTIL="$(RUNTIMES_UNTIL)" scripts/run-tests \
 		e2e/runtimes e2e/functions e2e/entry e2e/copies e2e/e2b -- $(RUNTIME_TESTS)
 
 bench: build ## Measure boots of the examples, at scale and by technique

@@ -95,6 +95,22 @@ fn source() -> &'static Path {
     })
 }
 
+/// The storage of a registry to which the function was pushed; to be copied.
+fn pushed() -> &'static Path {
+    static PUSHED: OnceLock<PathBuf> = OnceLock::new();
+    PUSHED.get_or_init(|| {
+        let home = source();
+        let directory = home.with_extension("pushed");
+        let _ = fs::remove_dir_all(&directory);
+        fs::create_dir_all(&directory).expect("a directory");
+        let registry = Registry::start(&directory, false);
+        let mut push = thaw();
+        push.env("THAW_HOME", home).args(["push", "far", &registry.image(IMAGE)]);
+        run_within(PATIENCE, &mut push, b"").success();
+        directory.join("registry")
+    })
+}
+
 /// A registry with the function, and an empty home with a daemon.
 struct Rig {
     _directory: TempDir,
@@ -110,10 +126,8 @@ const IMAGE: &str = "team/far:1";
 impl Rig {
     fn new(label: &str) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
+        run(Command::new("cp").arg("-a").arg(pushed()).arg(directory.path())).success();
         let registry = Registry::start(directory.path(), false);
-        let mut push = thaw();
-        push.env("THAW_HOME", source()).args(["push", "far", &registry.image(IMAGE)]);
-        run_within(PATIENCE, &mut push, b"").success();
         let home = built_home(label, &[]);
         let daemon = Daemon::start(&home, &DaemonOptions::default());
         let storage = directory.path().join("registry");

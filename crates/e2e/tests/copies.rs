@@ -10,14 +10,15 @@ use thaw_e2e::{
     run, state_helper_at_work, thaw, wait_until,
 };
 
-/// A store with the server that is never idle, as `alone` and with a second process as `two`; as
-/// `quiet` it is idle.
-fn home(label: &str) -> PathBuf {
+/// A store with the server as `alone`, never idle; as `two`, with a second process; or as `quiet`, idle.
+fn home(label: &str, name: &str) -> PathBuf {
     let home = built_home(label, &[]);
-    let variants = [("alone", ""), ("two", ", \"worker\""), ("quiet", ", \"quiet\"")];
-    for (name, argument) in variants {
-        build(&home, name, argument, "instance", &[]);
-    }
+    let argument = match name {
+        "two" => ", \"worker\"",
+        "quiet" => ", \"quiet\"",
+        _ => "",
+    };
+    build(&home, name, argument, "instance", &[]);
     home
 }
 
@@ -34,8 +35,8 @@ fn build(home: &Path, name: &str, argument: &str, isolation: &str, options: &[&s
     );
     fs::write(directory.path().join("thaw.toml"), text).expect("thaw.toml");
     let mut building = thaw();
-    building.env("THAW_HOME", home).arg("build").args(options).arg(directory.path());
-    run(&mut building).success();
+    building.env("THAW_HOME", home).args(["build", "--no-compare"]);
+    run(building.args(options).arg(directory.path())).success();
 }
 
 #[track_caller]
@@ -68,7 +69,7 @@ fn goes_on(daemon: &Daemon, function: &str, instance: u64) {
 
 #[test]
 fn copies_of_a_busy_program_go_on_where_it_was() {
-    let daemon = Daemon::start(&home("copies"), &DaemonOptions::default());
+    let daemon = Daemon::start(&home("copies", "alone"), &DaemonOptions::default());
     let original = begin(&daemon, "alone");
     goes_on(&daemon, "alone", original);
     let written = ask(&daemon, "alone", original, "/write?before");
@@ -104,7 +105,7 @@ fn copies_of_a_busy_program_go_on_where_it_was() {
 
 #[test]
 fn copies_of_several_processes_talk_to_each_other() {
-    let daemon = Daemon::start(&home("copies-two"), &DaemonOptions::default());
+    let daemon = Daemon::start(&home("copies-two", "two"), &DaemonOptions::default());
     let original = begin(&daemon, "two");
     goes_on(&daemon, "two", original);
     assert_eq!(ask(&daemon, "two", original, "/worker")["asked"], 1);
@@ -119,7 +120,7 @@ fn copies_of_several_processes_talk_to_each_other() {
 
 #[test]
 fn what_cannot_be_copied_is_refused_and_goes_on() {
-    let daemon = Daemon::start(&home("copies-refused"), &DaemonOptions::default());
+    let daemon = Daemon::start(&home("copies-refused", "alone"), &DaemonOptions::default());
     let original = begin(&daemon, "alone");
     let number = original.to_string();
     for (arguments, reason) in [
@@ -156,7 +157,7 @@ fn restore(daemon: &Daemon, name: &str) -> u64 {
 
 #[test]
 fn checkpoints_outlive_their_instance_and_store_what_differs() {
-    let home = home("checkpoints");
+    let home = home("checkpoints", "alone");
     let daemon = Daemon::start(&home, &DaemonOptions::default());
     let original = begin(&daemon, "alone");
     ask(&daemon, "alone", original, "/write?one");
@@ -205,7 +206,7 @@ fn checkpoints_outlive_their_instance_and_store_what_differs() {
 
 #[test]
 fn an_instance_is_checkpointed_again_though_what_it_differs_from_was_collected() {
-    let home = home("checkpoints-collected");
+    let home = home("checkpoints-collected", "alone");
     let daemon = Daemon::start(&home, &DaemonOptions::default());
     let original = begin(&daemon, "alone");
     ask(&daemon, "alone", original, "/write?one");
@@ -230,7 +231,7 @@ fn hibernate(daemon: &Daemon, instance: u64) {
 
 #[test]
 fn hibernated_instances_are_copied_and_go_on() {
-    let daemon = Daemon::start(&home("copies-hibernated"), &DaemonOptions::default());
+    let daemon = Daemon::start(&home("copies-hibernated", "quiet"), &DaemonOptions::default());
     let original = begin(&daemon, "quiet");
     for (round, text) in ["one", "two", "three"].into_iter().enumerate() {
         ask(&daemon, "quiet", original, &format!("/write?{text}"));
@@ -248,7 +249,7 @@ fn hibernated_instances_are_copied_and_go_on() {
 
 #[test]
 fn kills_while_copies_are_made_leave_nothing_behind() {
-    let daemon = Daemon::start(&home("copies-killed"), &DaemonOptions::default());
+    let daemon = Daemon::start(&home("copies-killed", "quiet"), &DaemonOptions::default());
     let mut refused = 0;
     for round in 0..12 {
         // The one that was killed may be listed still, and gone a moment later.
@@ -308,7 +309,7 @@ fn kills_while_copies_are_made_leave_nothing_behind() {
 
 #[test]
 fn checkpoints_count_in_the_quota_of_their_tenant() {
-    let home = home("copies-quota");
+    let home = home("copies-quota", "quiet");
     let quota = |store: &str| {
         let text = format!("[default]\nstore = \"{store}\"\n");
         fs::write(home.join("tenants.toml"), text).expect("writable");
@@ -342,7 +343,7 @@ fn checkpoints_count_in_the_quota_of_their_tenant() {
 
 #[test]
 fn a_checkpoint_is_restored_for_its_own_tenant_and_where_it_can_serve() {
-    let home = home("copies-elsewhere");
+    let home = home("copies-elsewhere", "quiet");
     let daemon = Daemon::start(&home, &DaemonOptions::default());
     let original = begin(&daemon, "quiet");
     checkpoint(&daemon, original, "mine");

@@ -41,7 +41,8 @@ fn at_once(daemon: &Daemon, code: impl Fn(&str) -> String + Sync) -> Vec<serde_j
     })
 }
 
-const STAYS: &str = "isolation = \"instance\"";
+/// One, which is asked again and again: a client may have its answer before its instance is free.
+const STAYS: &str = "isolation = \"instance\"\nlimits.instances = 1";
 
 /// Records of many lengths that a program appends as `who`, for a while; how many.
 fn append(who: &str, reopens: bool) -> String {
